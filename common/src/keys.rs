@@ -1,0 +1,153 @@
+//! Order-preserving key bytes (docs/design.md §9): `vnode u16 BE | encoded columns`.
+//!
+//! The encoding of columns is arrow-row's, after canonicalisation (−0 → 0, every NaN → one NaN), so
+//! that equal values have equal bytes and byte order is SQL order. It is an on-disk format: the
+//! golden test below pins its bytes; a new arrow major that changes them must not be taken in
+//! without a migration.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, BinaryArray, BinaryBuilder, Float32Array, Float64Array, RecordBatch,
+};
+use arrow::compute::SortOptions;
+use arrow::datatypes::{DataType, Schema};
+use arrow::error::ArrowError;
+use arrow_row::{RowConverter, Rows, SortField};
+
+use crate::ids::Vnode;
+
+/// Bytes of the vnode in front of every key.
+pub const VNODE_BYTES: usize = 2;
+
+/// Encodes the same list of column types, again and again.
+#[derive(Debug)]
+pub struct KeyCodec {
+    converter: RowConverter,
+    floats: bool,
+}
+
+impl KeyCodec {
+    /// Ascending, nulls first, for every column: the encoding of identity.
+    pub fn new(types: impl IntoIterator<Item = DataType>) -> Result<KeyCodec, ArrowError> {
+        KeyCodec::with_options(types.into_iter().map(|t| (t, SortOptions::default())))
+    }
+
+    /// The encoding of identity of `columns` of `schema`.
+    pub fn for_columns(schema: &Schema, columns: &[usize]) -> Result<KeyCodec, ArrowError> {
+        KeyCodec::new(columns.iter().map(|&c| schema.field(c).data_type().clone()))
+    }
+
+    /// With a sort direction per column, for ordered state.
+    pub fn with_options(
+        fields: impl IntoIterator<Item = (DataType, SortOptions)>,
+    ) -> Result<KeyCodec, ArrowError> {
+        let mut floats = false;
+        let fields = fields
+            .into_iter()
+            .map(|(t, o)| {
+                floats |= t.is_floating();
+                SortField::new_with_options(t, o)
+            })
+            .collect();
+        Ok(KeyCodec { converter: RowConverter::new(fields)?, floats })
+    }
+
+    /// The encoded rows, without a vnode. Good for in-memory identity.
+    pub fn rows(&self, columns: &[ArrayRef]) -> Result<Rows, ArrowError> {
+        if self.floats {
+            let canonical: Vec<ArrayRef> = columns.iter().map(canonicalise).collect();
+            self.converter.convert_columns(&canonical)
+        } else {
+            self.converter.convert_columns(columns)
+        }
+    }
+
+    /// Storage keys: the row's vnode, then its encoded columns. One key a row, never null.
+    pub fn storage_keys(
+        &self,
+        vnodes: &[Vnode],
+        columns: &[ArrayRef],
+    ) -> Result<BinaryArray, ArrowError> {
+        let rows = self.rows(columns)?;
+        let bytes = rows.size();
+        let mut out = BinaryBuilder::with_capacity(vnodes.len(), bytes + vnodes.len() * VNODE_BYTES);
+        let mut key = Vec::with_capacity(64);
+        for (vnode, row) in vnodes.iter().zip(rows.iter()) {
+            key.clear();
+            key.extend_from_slice(&vnode.to_be_bytes());
+            key.extend_from_slice(row.as_ref());
+            out.append_value(&key);
+        }
+        Ok(out.finish())
+    }
+
+    /// The columns of encoded rows (without vnode bytes).
+    pub fn decode<'a>(
+        &self,
+        rows: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<Vec<ArrayRef>, ArrowError> {
+        let parser = self.converter.parser();
+        self.converter.convert_rows(rows.into_iter().map(|r| parser.parse(r)))
+    }
+}
+
+/// The columns of a batch at `indices`.
+pub fn columns_at(batch: &RecordBatch, indices: &[usize]) -> Vec<ArrayRef> {
+    indices.iter().map(|&i| Arc::clone(batch.column(i))).collect()
+}
+
+/// One bit pattern for every value: −0 becomes 0 and every NaN the same NaN. Other arrays pass.
+pub fn canonicalise(array: &ArrayRef) -> ArrayRef {
+    match array.data_type() {
+        DataType::Float64 => {
+            let a = array
+                .as_any()
+                .downcast_ref::<Float64Array>()
+                .expect("data type was checked");
+            Arc::new(a.unary::<_, arrow::datatypes::Float64Type>(|v| {
+                if v.is_nan() { f64::NAN } else { v + 0.0 }
+            }))
+        }
+        DataType::Float32 => {
+            let a = array
+                .as_any()
+                .downcast_ref::<Float32Array>()
+                .expect("data type was checked");
+            Arc::new(a.unary::<_, arrow::datatypes::Float32Type>(|v| {
+                if v.is_nan() { f32::NAN } else { v + 0.0 }
+            }))
+        }
+        _ => Arc::clone(array),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Int64Array, StringArray};
+
+    use super::*;
+
+    #[test]
+    fn bytes_are_pinned() {
+        let codec = KeyCodec::new([DataType::Int64, DataType::Utf8]).unwrap();
+        let ints: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(-1)]));
+        let strs: ArrayRef = Arc::new(StringArray::from(vec![Some("ab"), Some(""), None]));
+        let keys = codec.storage_keys(&[0x0102, 0, 255], &[ints, strs]).unwrap();
+        let hex = |i: usize| keys.value(i).iter().map(|b| format!("{b:02x}")).collect::<String>();
+        assert_eq!(hex(0), "010201800000000000000102616200000000000002");
+        assert_eq!(hex(1), "000000000000000000000001");
+        assert_eq!(hex(2), "00ff017fffffffffffffff00");
+    }
+
+    #[test]
+    fn equal_floats_have_equal_bytes() {
+        let codec = KeyCodec::new([DataType::Float64]).unwrap();
+        let other_nan = f64::from_bits(f64::NAN.to_bits() ^ 1);
+        let a: ArrayRef = Arc::new(Float64Array::from(vec![-0.0, 0.0, f64::NAN, other_nan]));
+        let rows = codec.rows(&[a]).unwrap();
+        assert_eq!(rows.row(0), rows.row(1));
+        assert_eq!(rows.row(2), rows.row(3));
+        assert!(rows.row(2) > rows.row(0));
+    }
+}

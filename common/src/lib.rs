@@ -1,0 +1,18 @@
+//! What every other crate of Millrace shares: identifiers, the epoch clock's type, Z-set deltas,
+//! key encoding and hashing, SQL types, and errors that read as a sentence to a user.
+//!
+//! Nothing here knows about storage, planning or execution (docs/design.md §13).
+
+pub mod delta;
+pub mod epoch;
+pub mod error;
+pub mod hash;
+pub mod ids;
+pub mod keys;
+
+pub use delta::DeltaChunk;
+pub use epoch::Epoch;
+pub use error::{SqlError, SqlState};
+pub use ids::{Generation, JobId, RelationId, RunId, TableId, VNODE_COUNT, Vnode, WorkerId};
+pub mod types;
+pub use types::SqlType;

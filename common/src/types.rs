@@ -1,0 +1,162 @@
+//! SQL types: PostgreSQL's names and OIDs on one side, Arrow's types on the other.
+
+use std::fmt;
+
+use arrow::datatypes::{DataType, IntervalUnit, TimeUnit};
+use serde::{Deserialize, Serialize};
+
+use crate::error::SqlError;
+
+/// Precision and scale that stand for `numeric` without a typmod: 20 digits before the point, 18
+/// after it. Values print without trailing zeros.
+pub const UNCONSTRAINED_NUMERIC: (u8, i8) = (38, 18);
+
+/// A column type as the user declared it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum SqlType {
+    Boolean,
+    SmallInt,
+    Int,
+    BigInt,
+    Real,
+    Double,
+    /// `None`: without precision and scale.
+    Numeric(Option<(u8, i8)>),
+    Text,
+    /// `varchar(n)`; `None`: without a length.
+    Varchar(Option<u32>),
+    Bytea,
+    Date,
+    Time,
+    Timestamp,
+    Timestamptz,
+    Interval,
+}
+
+impl SqlType {
+    /// The Arrow type that holds values of this type. Strings are `Utf8`, never views;
+    /// times are in microseconds.
+    pub fn to_arrow(self) -> DataType {
+        match self {
+            SqlType::Boolean => DataType::Boolean,
+            SqlType::SmallInt => DataType::Int16,
+            SqlType::Int => DataType::Int32,
+            SqlType::BigInt => DataType::Int64,
+            SqlType::Real => DataType::Float32,
+            SqlType::Double => DataType::Float64,
+            SqlType::Numeric(ps) => {
+                let (p, s) = ps.unwrap_or(UNCONSTRAINED_NUMERIC);
+                if p <= 38 { DataType::Decimal128(p, s) } else { DataType::Decimal256(p, s) }
+            }
+            SqlType::Text | SqlType::Varchar(_) => DataType::Utf8,
+            SqlType::Bytea => DataType::Binary,
+            SqlType::Date => DataType::Date32,
+            SqlType::Time => DataType::Time64(TimeUnit::Microsecond),
+            SqlType::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, None),
+            SqlType::Timestamptz => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+            SqlType::Interval => DataType::Interval(IntervalUnit::MonthDayNano),
+        }
+    }
+
+    /// The SQL type a client sees for an Arrow type (also those that only DataFusion makes).
+    pub fn from_arrow(t: &DataType) -> Result<SqlType, SqlError> {
+        Ok(match t {
+            DataType::Boolean => SqlType::Boolean,
+            DataType::Int8 | DataType::UInt8 | DataType::Int16 => SqlType::SmallInt,
+            DataType::UInt16 | DataType::Int32 => SqlType::Int,
+            DataType::UInt32 | DataType::Int64 | DataType::UInt64 => SqlType::BigInt,
+            DataType::Float16 | DataType::Float32 => SqlType::Real,
+            DataType::Float64 => SqlType::Double,
+            DataType::Decimal32(p, s)
+            | DataType::Decimal64(p, s)
+            | DataType::Decimal128(p, s)
+            | DataType::Decimal256(p, s) => {
+                SqlType::Numeric(((*p, *s) != UNCONSTRAINED_NUMERIC).then_some((*p, *s)))
+            }
+            DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => {
+                SqlType::Text
+            }
+            DataType::Binary
+            | DataType::LargeBinary
+            | DataType::BinaryView
+            | DataType::FixedSizeBinary(_) => SqlType::Bytea,
+            DataType::Date32 | DataType::Date64 => SqlType::Date,
+            DataType::Time32(_) | DataType::Time64(_) => SqlType::Time,
+            DataType::Timestamp(_, None) => SqlType::Timestamp,
+            DataType::Timestamp(_, Some(_)) => SqlType::Timestamptz,
+            DataType::Interval(_) | DataType::Duration(_) => SqlType::Interval,
+            other => return Err(SqlError::unsupported(format!("the type {other}"))),
+        })
+    }
+
+    /// PostgreSQL's OID of the type.
+    pub fn oid(self) -> u32 {
+        match self {
+            SqlType::Boolean => 16,
+            SqlType::Bytea => 17,
+            SqlType::BigInt => 20,
+            SqlType::SmallInt => 21,
+            SqlType::Int => 23,
+            SqlType::Text => 25,
+            SqlType::Real => 700,
+            SqlType::Double => 701,
+            SqlType::Varchar(_) => 1043,
+            SqlType::Date => 1082,
+            SqlType::Time => 1083,
+            SqlType::Timestamp => 1114,
+            SqlType::Timestamptz => 1184,
+            SqlType::Interval => 1186,
+            SqlType::Numeric(_) => 1700,
+        }
+    }
+
+    /// PostgreSQL's `atttypmod`: −1 where there is none.
+    pub fn typmod(self) -> i32 {
+        match self {
+            SqlType::Varchar(Some(n)) => n as i32 + 4,
+            SqlType::Numeric(Some((p, s))) => ((i32::from(p) << 16) | (i32::from(s) & 0x7ff)) + 4,
+            _ => -1,
+        }
+    }
+
+    /// PostgreSQL's `typlen`.
+    pub fn typlen(self) -> i16 {
+        match self {
+            SqlType::Boolean => 1,
+            SqlType::SmallInt => 2,
+            SqlType::Int | SqlType::Real | SqlType::Date => 4,
+            SqlType::BigInt
+            | SqlType::Double
+            | SqlType::Time
+            | SqlType::Timestamp
+            | SqlType::Timestamptz => 8,
+            SqlType::Interval => 16,
+            SqlType::Numeric(_) | SqlType::Text | SqlType::Varchar(_) | SqlType::Bytea => -1,
+        }
+    }
+}
+
+/// As `format_type` prints it.
+impl fmt::Display for SqlType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SqlType::Boolean => f.write_str("boolean"),
+            SqlType::SmallInt => f.write_str("smallint"),
+            SqlType::Int => f.write_str("integer"),
+            SqlType::BigInt => f.write_str("bigint"),
+            SqlType::Real => f.write_str("real"),
+            SqlType::Double => f.write_str("double precision"),
+            SqlType::Numeric(None) => f.write_str("numeric"),
+            SqlType::Numeric(Some((p, s))) => write!(f, "numeric({p},{s})"),
+            SqlType::Text => f.write_str("text"),
+            SqlType::Varchar(None) => f.write_str("character varying"),
+            SqlType::Varchar(Some(n)) => write!(f, "character varying({n})"),
+            SqlType::Bytea => f.write_str("bytea"),
+            SqlType::Date => f.write_str("date"),
+            SqlType::Time => f.write_str("time without time zone"),
+            SqlType::Timestamp => f.write_str("timestamp without time zone"),
+            SqlType::Timestamptz => f.write_str("timestamp with time zone"),
+            SqlType::Interval => f.write_str("interval"),
+        }
+    }
+}

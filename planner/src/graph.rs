@@ -1,0 +1,231 @@
+//! The job graph: what the planner hands to the executor, and what is stored with a relation.
+//!
+//! A job is a list of [`Fragment`]s; a fragment is a tree of [`Node`]s between exchanges, run by one
+//! task or by `parallelism` tasks that own disjoint vnodes. All operators refer to columns of their
+//! inputs by position; expressions other than columns are computed by [`Operator::Project`] and
+//! [`Operator::Filter`], and by the residual of a join.
+
+use std::sync::Arc;
+
+use arrow::compute::SortOptions;
+use arrow::datatypes::{DataType, SchemaRef};
+use arrow::record_batch::RecordBatch;
+use datafusion::physical_expr::PhysicalExpr;
+use millrace_common::RelationId;
+use millrace_rpc::catalog::RowStorage;
+
+/// A compiled scalar expression over a node's input columns.
+pub type ExprRef = Arc<dyn PhysicalExpr>;
+
+/// A whole dataflow that maintains one relation.
+#[derive(Clone, Debug)]
+pub struct JobGraph {
+    /// Producers before consumers; the last one holds the root.
+    pub fragments: Vec<Fragment>,
+    /// State tables; position is the local id. Table 0 is the relation's own rows.
+    pub tables: Vec<StateTable>,
+    pub output: RelationLayout,
+}
+
+/// How the maintained relation lies in table 0.
+#[derive(Clone, Debug)]
+pub struct RelationLayout {
+    /// All stored columns, hidden ones included.
+    pub schema: SchemaRef,
+    pub storage: RowStorage,
+    /// Key columns (storage `Keyed`), in key order.
+    pub key: Vec<usize>,
+    /// Columns whose hash is the vnode; empty: vnode 0 (for `Append`: the vnode of the task).
+    pub distribution: Vec<usize>,
+    pub append_only: bool,
+}
+
+/// A pipeline of operators between exchanges.
+#[derive(Clone, Debug)]
+pub struct Fragment {
+    /// Children before parents; the last node is the fragment's root.
+    pub nodes: Vec<Node>,
+    /// One task however large the job's parallelism.
+    pub singleton: bool,
+    pub output: FragmentOutput,
+}
+
+/// Where a fragment's rows go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FragmentOutput {
+    /// To another fragment's [`Operator::Exchange`], to the task that owns the vnode of the hash of
+    /// these columns; no columns: to its only task.
+    Exchange { to: usize, hash: Vec<usize> },
+    /// The root is [`Operator::Materialize`] or a sink.
+    Relation,
+}
+
+/// One operator.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub op: Operator,
+    /// Positions of the input nodes in the same fragment, in port order.
+    pub inputs: Vec<usize>,
+    /// Schema of the output.
+    pub schema: SchemaRef,
+    /// The output never retracts.
+    pub append_only: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum Operator {
+    /// The snapshot, then the changes of another relation. `columns`: positions in that relation.
+    Subscribe { relation: RelationId, columns: Vec<usize> },
+    /// Reads a source's splits directly. `columns` as above.
+    Source { relation: RelationId, columns: Vec<usize> },
+    /// Rows from another fragment of this job.
+    Exchange { fragment: usize },
+    /// Constant rows, emitted once, in the job's first epoch. Singleton.
+    Values { batch: RecordBatch },
+    Filter { predicate: ExprRef },
+    Project { exprs: Vec<ExprRef> },
+    /// Bag union: one port an input, same schema.
+    Union,
+    /// Appends `window_start` and `window_end` columns; a row goes into `size / slide` windows
+    /// (TUMBLE: slide = size). Microseconds. Rows with a NULL time vanish.
+    Hop { time_column: usize, size_us: i64, slide_us: i64, offset_us: i64 },
+    Aggregate(Aggregate),
+    Join(Join),
+    TopN(TopN),
+    /// Writes the relation's rows to table 0 and its change to subscribers. The root.
+    Materialize,
+    /// Computes all and stores nothing but counts: rows and an order-independent hash. The root.
+    Blackhole,
+}
+
+/// Grouped aggregation. Output: the group columns, then one column a call. With no group columns
+/// there is exactly one output row, also over empty input, and the fragment is a singleton.
+/// With no calls it is DISTINCT.
+#[derive(Clone, Debug)]
+pub struct Aggregate {
+    pub group: Vec<usize>,
+    pub calls: Vec<AggCall>,
+    /// One row a group: count of input rows, then the calls' accumulators.
+    pub table: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct AggCall {
+    pub func: AggFunc,
+    /// Input column; `None` for `count(*)`.
+    pub arg: Option<usize>,
+    pub distinct: bool,
+    /// A boolean input column: only rows where it is true count.
+    pub filter: Option<usize>,
+    pub output_type: DataType,
+    /// MIN/MAX that may be retracted, and DISTINCT calls: state table `group | value → count`.
+    /// Calls over the same (arg, filter) share one.
+    pub value_table: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AggFunc {
+    /// `count(*)` or `count(x)`.
+    Count,
+    /// Integers and numerics exactly, floats by an exact order-independent sum.
+    Sum,
+    Avg,
+    Min,
+    Max,
+    BoolAnd,
+    BoolOr,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum JoinKind {
+    Inner,
+    LeftOuter,
+    RightOuter,
+    FullOuter,
+    LeftSemi,
+    RightSemi,
+    LeftAnti,
+    RightAnti,
+    /// Left rows plus a boolean column: whether a match exists (NULL where NOT IN would not know).
+    LeftMark,
+}
+
+/// How one side of a join keeps its rows: `join key | row identity → row`.
+#[derive(Clone, Debug)]
+pub struct JoinSide {
+    /// Positions of the join key columns in this side's input.
+    pub keys: Vec<usize>,
+    pub table: usize,
+    /// Keyed: the identity is `unique_key`; Multiset: the whole row; Append: a sequence.
+    pub storage: RowStorage,
+    /// Columns of this side's input that make a row unique (beyond the join key), for `Keyed`.
+    pub unique_key: Vec<usize>,
+    /// At most one row a join key: the join key contains a unique key.
+    pub unique_per_key: bool,
+}
+
+/// A hash join on equal keys. No keys: a cross join, singleton. Output: left columns then right
+/// columns (outer), left or right columns (semi, anti), left columns then the mark.
+#[derive(Clone, Debug)]
+pub struct Join {
+    pub kind: JoinKind,
+    pub left: JoinSide,
+    pub right: JoinSide,
+    /// Over left columns then right columns; must be true for a pair to match.
+    pub residual: Option<ExprRef>,
+    /// `NOT IN`: NULL on either side makes the answer unknown (§12, null-aware anti join).
+    pub null_aware: bool,
+    /// NULL keys are equal to each other (`IS NOT DISTINCT FROM`, set operations).
+    pub null_equals_null: bool,
+    /// Positions, in the output described above, of the columns that are kept.
+    pub output: Vec<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankFunction {
+    RowNumber,
+    Rank,
+    DenseRank,
+}
+
+/// The first rows of every group by an order (ORDER BY … LIMIT, DISTINCT ON, row_number() <= n).
+/// Ties are broken by the row's own bytes, so the result is a function of the content.
+#[derive(Clone, Debug)]
+pub struct TopN {
+    pub group: Vec<usize>,
+    pub order: Vec<(usize, SortOptions)>,
+    pub offset: u64,
+    /// `None`: all rows from `offset` (an OFFSET without LIMIT).
+    pub limit: Option<u64>,
+    /// Appends the rank as a BIGINT column and decides what counts toward the limit.
+    pub rank: RankFunction,
+    pub emit_rank: bool,
+    /// `group | order | identity → row`.
+    pub table: usize,
+    pub storage: RowStorage,
+    pub unique_key: Vec<usize>,
+}
+
+/// How a state table is used; chosen from the plan (§2; APSys'18).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AccessClass {
+    PointUpdate,
+    Append,
+    RangeRead,
+    Lookup,
+    Merge,
+}
+
+/// A state table of the job.
+#[derive(Clone, Debug)]
+pub struct StateTable {
+    /// What it is for, as EXPLAIN shows it: `join left`, `aggregate`, `rows` …
+    pub name: String,
+    pub class: AccessClass,
+    /// Columns of a stored value.
+    pub value_schema: SchemaRef,
+    /// Put/delete by key, or weights that add up.
+    pub storage: RowStorage,
+    /// Users scan it: versions are kept for snapshots and blocks favour scans.
+    pub relation: bool,
+}

@@ -1,0 +1,109 @@
+//! The services roles offer each other, as traits. One process serves them by direct calls.
+
+use async_trait::async_trait;
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use prost::bytes::Bytes;
+
+use crate::catalog::Relation;
+use crate::version::{JobCommit, JobVersion, RunMeta, VersionEdit};
+
+/// Everything a worker needs to run a job from its committed version.
+#[derive(Clone, Debug)]
+pub struct StartJob {
+    pub relation: Relation,
+    pub generation: Generation,
+    /// Its state as committed; empty for a new job.
+    pub version: JobVersion,
+    /// The catalog entries of all relations it reads, directly.
+    pub inputs: Vec<Relation>,
+    /// Number of parallel tasks of each fragment that is not a singleton. The vnode map is
+    /// `vnode * parallelism / 256` until meta moves vnodes.
+    pub parallelism: usize,
+}
+
+/// How to end the epoch in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// Derived jobs: process every input through this epoch, then end. While the job backfills this
+    /// is the snapshot epoch: end wherever the scans are. Roots: `Epoch::ZERO`, the log assigns it.
+    pub epoch: Epoch,
+}
+
+/// What became of a job's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Durable at this epoch.
+    Committed(Epoch),
+    /// The fold rejected it: another generation, or another predecessor.
+    Void,
+}
+
+/// Served by a compute worker, called by meta.
+#[async_trait]
+pub trait ComputeService: Send + Sync {
+    /// Builds the job's tasks; they wait for cuts (derived) or statements (tables).
+    async fn start_job(&self, start: StartJob) -> Result<(), SqlError>;
+
+    /// Ends an epoch in all tasks of the job and makes its delta durable (uploads done when this
+    /// returns). The commit's `epoch` and `prev_epoch` are as in the cut and the last commit.
+    /// An error means that the job's tasks failed and have stopped: meta starts a new generation.
+    async fn cut(&self, job: JobId, generation: Generation, cut: Cut) -> Result<JobCommit, SqlError>;
+
+    /// The verdict on the commit that the last `cut` returned. On `Committed` the worker publishes
+    /// the delta to snapshots and subscribers and acknowledges statements.
+    async fn concluded(&self, job: JobId, generation: Generation, verdict: Verdict);
+
+    /// Stops the job's tasks without a barrier; returns when they are gone.
+    async fn stop_job(&self, job: JobId, generation: Generation);
+
+    /// A committed flush or compaction: swap runs.
+    async fn apply_edit(&self, job: JobId, edit: VersionEdit);
+
+    /// No read will ever need versions below this epoch of the relation.
+    async fn set_horizon(&self, job: JobId, horizon: Epoch);
+}
+
+/// A compaction that meta asks for.
+#[derive(Clone, Debug)]
+pub struct CompactionTask {
+    pub task_id: u64,
+    pub job: JobId,
+    pub relation: Relation,
+    pub inputs: Vec<RunMeta>,
+    pub target_level: u32,
+    /// Versions at or below may be merged into one.
+    pub horizon: Epoch,
+    /// Whether nothing older lies below `target_level`: tombstones can go.
+    pub bottom: bool,
+}
+
+/// Served by a compactor, called by meta.
+#[async_trait]
+pub trait CompactorService: Send + Sync {
+    async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError>;
+}
+
+/// Served by meta, called by workers and frontends.
+#[async_trait]
+pub trait MetaService: Send + Sync {
+    /// A waiter wants the job's open epoch to end now (a statement waits for its acknowledgement).
+    fn request_cut(&self, job: JobId);
+
+    /// Commits a flush that a worker made; `false`: void (another generation).
+    async fn commit_edit(
+        &self,
+        job: JobId,
+        generation: Generation,
+        edit: VersionEdit,
+    ) -> Result<bool, SqlError>;
+
+    /// A task of the job failed on its own, between cuts.
+    fn report_failure(&self, job: JobId, generation: Generation, error: SqlError);
+
+    /// The split offsets that the source's content ends at, at an epoch: (split, offset exclusive).
+    /// The newest fixed at or before `epoch`.
+    fn source_offsets(&self, source: RelationId, epoch: Epoch) -> Vec<(u32, u64)>;
+
+    /// Reads a graph of a relation again; for EXPLAIN.
+    fn graph(&self, relation: RelationId) -> Option<Bytes>;
+}

@@ -1,0 +1,165 @@
+//! A job's version: the runs, tail slices and positions that make it up at an epoch (§2, §9).
+
+/// A run: an immutable sorted file of one state table, as a byte range of a segment object.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RunMeta {
+    /// Unique in the cluster, never reused.
+    #[prost(uint64, tag = "1")]
+    pub run_id: u64,
+    #[prost(uint32, tag = "2")]
+    pub table_id: u32,
+    /// Object name below the store's prefix.
+    #[prost(string, tag = "3")]
+    pub object: String,
+    #[prost(uint64, tag = "4")]
+    pub offset: u64,
+    /// Bytes of the whole run in the object, footer included.
+    #[prost(uint64, tag = "5")]
+    pub length: u64,
+    /// Bytes of index, filter and footer at the run's end: what one read fetches to open it.
+    #[prost(uint64, tag = "6")]
+    pub meta_length: u64,
+    /// 0: overlapping, newest last by `sequence`; 1 and up: sorted levels or tiers.
+    #[prost(uint32, tag = "7")]
+    pub level: u32,
+    #[prost(uint64, tag = "8")]
+    pub rows: u64,
+    #[prost(bytes = "bytes", tag = "9")]
+    pub min_key: prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "10")]
+    pub max_key: prost::bytes::Bytes,
+    #[prost(uint64, tag = "11")]
+    pub min_epoch: u64,
+    #[prost(uint64, tag = "12")]
+    pub max_epoch: u64,
+    /// Entries that delete (tombstones, negative weights).
+    #[prost(uint64, tag = "13")]
+    pub tombstones: u64,
+    /// Orders runs of one level: a larger sequence was written later. Breaks ties of equal epochs.
+    #[prost(uint64, tag = "14")]
+    pub sequence: u64,
+}
+
+/// A committed epoch's delta of one job, not yet in runs: a byte range of a tail segment, or, when
+/// very small, the bytes themselves (they ride in the log record).
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SliceRef {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// Empty when `inline` holds the bytes.
+    #[prost(string, tag = "2")]
+    pub object: String,
+    #[prost(uint64, tag = "3")]
+    pub offset: u64,
+    #[prost(uint64, tag = "4")]
+    pub length: u64,
+    #[prost(bytes = "bytes", tag = "5")]
+    pub inline: prost::bytes::Bytes,
+    /// Orders slices of equal epoch (backfill commits share one).
+    #[prost(uint64, tag = "6")]
+    pub sequence: u64,
+}
+
+/// How far a job's first scan of one input has come.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct BackfillPosition {
+    /// Which input of the job's graph.
+    #[prost(uint32, tag = "1")]
+    pub input: u32,
+    #[prost(uint32, tag = "2")]
+    pub vnode: u32,
+    /// The last storage key read; for a source, its offset as big-endian u64. Empty: nothing yet.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub last_key: prost::bytes::Bytes,
+    #[prost(bool, tag = "4")]
+    pub done: bool,
+}
+
+/// Present while a job scans its inputs' snapshots. All inputs are read at one epoch.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct BackfillState {
+    #[prost(uint64, tag = "1")]
+    pub snapshot_epoch: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub positions: Vec<BackfillPosition>,
+    #[prost(uint64, tag = "3")]
+    pub rows_read: u64,
+    /// Rows all snapshots hold together, for progress. 0: not known.
+    #[prost(uint64, tag = "4")]
+    pub rows_total: u64,
+}
+
+/// The committed state of a job.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct JobVersion {
+    /// The epoch through which all inputs are processed (a root: of its last change).
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    #[prost(message, repeated, tag = "3")]
+    pub runs: Vec<RunMeta>,
+    #[prost(message, repeated, tag = "4")]
+    pub tail: Vec<SliceRef>,
+    #[prost(message, optional, tag = "5")]
+    pub backfill: Option<BackfillState>,
+    /// Rows in the relation, kept by its writer.
+    #[prost(int64, tag = "6")]
+    pub row_count: i64,
+    /// Counters a job persists with its epochs, by name (next row id, append sequence per task …).
+    #[prost(map = "string, uint64", tag = "7")]
+    pub counters: std::collections::HashMap<String, u64>,
+}
+
+/// A change to a job's set of runs that changes no content: a flush or a compaction.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct VersionEdit {
+    #[prost(message, repeated, tag = "1")]
+    pub add_runs: Vec<RunMeta>,
+    #[prost(uint64, repeated, tag = "2")]
+    pub remove_runs: Vec<u64>,
+    /// Tail slices with a sequence up to this are now in `add_runs`. 0: none.
+    #[prost(uint64, tag = "3")]
+    pub flushed_sequence: u64,
+}
+
+/// What a job's tasks made of one epoch; becomes the job's entry in a log record.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct JobCommit {
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    /// The job's epoch before this one; a mismatch makes the entry void.
+    #[prost(uint64, tag = "3")]
+    pub prev_epoch: u64,
+    /// 0 for a root: the record's own epoch.
+    #[prost(uint64, tag = "4")]
+    pub epoch: u64,
+    #[prost(message, repeated, tag = "5")]
+    pub slices: Vec<SliceRef>,
+    #[prost(message, optional, tag = "6")]
+    pub edit: Option<VersionEdit>,
+    #[prost(message, optional, tag = "7")]
+    pub backfill: Option<BackfillState>,
+    /// Change of the relation's row count.
+    #[prost(int64, tag = "8")]
+    pub row_count_delta: i64,
+    #[prost(map = "string, uint64", tag = "9")]
+    pub counters: std::collections::HashMap<String, u64>,
+    /// Whether the relation's content changed: its readers have something to do.
+    #[prost(bool, tag = "10")]
+    pub changed: bool,
+    /// Ids of the statements this epoch contains (frontend incarnation, number).
+    #[prost(message, repeated, tag = "11")]
+    pub statements: Vec<StatementId>,
+}
+
+/// Names a DML statement, so that after a failure its fate can be looked up (§4).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+pub struct StatementId {
+    #[prost(uint64, tag = "1")]
+    pub frontend: u64,
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+}
