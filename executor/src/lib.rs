@@ -1,1 +1,14 @@
-//! millrace-executor
+//! Executes jobs on a worker: tasks, exchange, operators, gated batches, caches, table sequencers
+//! (docs/design.md §6, §7).
+//!
+//! The runtime half (tasks, channels, inputs, roots, statements) and the operators meet only in
+//! [`operator`]. Nothing here knows SQL; nothing here decides when an epoch ends: meta does.
+
+pub mod error;
+pub mod error_sink;
+pub mod memory;
+pub mod operator;
+pub mod options;
+pub mod stats;
+
+pub use error::ExecError;

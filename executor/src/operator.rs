@@ -1,0 +1,124 @@
+//! The seam between the task runtime and the operators (docs/design.md §6, §7).
+//!
+//! A task drives a tree of [`Operator`]s: it pushes whole chunks into ports, hands what they emit to
+//! their parents, gives those that wait for state a turn with [`Operator::progress`], and at a barrier
+//! drains each node, in topological order, before [`Operator::barrier`] and [`Operator::seal`].
+//! An operator knows nothing of channels, epochs' numbers or other tasks; the runtime knows nothing
+//! of keys. Rows of different keys may run in any order inside an epoch.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use millrace_common::{DeltaChunk, JobId, Vnode};
+use millrace_storage::{MemRun, TableWriter};
+
+use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
+use crate::memory::MemoryGovernor;
+use crate::options::ExecOptions;
+use crate::stats::OperatorMetrics;
+
+/// What an operator emits in one call: chunks in order. Empty chunks are dropped.
+#[derive(Debug, Default)]
+pub struct Output {
+    chunks: Vec<DeltaChunk>,
+    rows: usize,
+}
+
+impl Output {
+    pub fn push(&mut self, chunk: DeltaChunk) {
+        if !chunk.is_empty() {
+            self.rows += chunk.num_rows();
+            self.chunks.push(chunk);
+        }
+    }
+
+    /// Rows in it so far: an operator that can explode ends its step when this is large.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// All chunks; it is empty afterwards.
+    pub fn take(&mut self) -> Vec<DeltaChunk> {
+        self.rows = 0;
+        std::mem::take(&mut self.chunks)
+    }
+}
+
+/// A node's driver calls. Output goes to `out` in whole chunks. No call but `progress` and
+/// `barrier` awaits anything.
+pub trait Operator: Send {
+    /// A chunk arrived at an input. Never waits: rows whose state is missing are parked.
+    fn push(&mut self, port: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError>;
+
+    /// Rows are parked beyond the bounds, or output is waiting for a further step: the task pulls
+    /// no input until `progress` has made room.
+    fn is_full(&self) -> bool {
+        false
+    }
+
+    /// Fetches are under way, or rows are ready to run that `progress` will run.
+    fn is_pending(&self) -> bool {
+        false
+    }
+
+    /// Completes when some fetch finished and its rows have run (output in `out`). Cancel-safe:
+    /// dropped before completion it loses nothing, and the next call goes on. Called only while
+    /// [`Operator::is_pending`].
+    fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        let _ = out;
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The epoch ends: called after every input's barrier and after `progress` until
+    /// `!is_pending()`. Grouped operators emit old → new; dirty state goes into the table writers.
+    /// May read state, in batches. When it returns the node has nothing parked. Not cancelled,
+    /// except by the end of the job.
+    fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        let _ = out;
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Appends what this epoch wrote, after `barrier`.
+    fn seal(&mut self, sealed: &mut Vec<MemRun>) -> Result<(), ExecError> {
+        let _ = sealed;
+        Ok(())
+    }
+
+    /// Heap bytes held: caches, parked rows, dirty state.
+    fn memory_size(&self) -> usize {
+        0
+    }
+}
+
+/// Gives an operator the writer of one of the job's state tables, by local id. Each table is asked
+/// for once a task.
+pub type TableWriters<'a> = dyn Fn(usize) -> Result<TableWriter, ExecError> + Send + Sync + 'a;
+
+/// What an operator gets when it is built.
+pub struct OperatorContext<'a> {
+    pub job: JobId,
+    /// Which of the fragment's parallel tasks this is.
+    pub task: usize,
+    /// Vnodes the task owns; `0..256` for a singleton.
+    pub vnodes: Range<Vnode>,
+    pub writers: &'a TableWriters<'a>,
+    pub options: Arc<ExecOptions>,
+    /// Where a failing expression is counted; the row's value becomes NULL.
+    pub errors: Arc<ErrorSink>,
+    /// This operator's counters; shared by its parallel instances.
+    pub metrics: Arc<OperatorMetrics>,
+    pub governor: Arc<MemoryGovernor>,
+}
+
+impl OperatorContext<'_> {
+    /// The writer of the job's state table `local`.
+    pub fn writer(&self, local: usize) -> Result<TableWriter, ExecError> {
+        (self.writers)(local)
+    }
+}

@@ -1,0 +1,72 @@
+//! What can be set about execution. One value for the worker; a job takes a copy when it starts.
+
+/// How an operator reads its state (docs/design.md §14, comparison modes).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StateAccess {
+    /// Gated batches: rows wait by key, reads are batched and overlap (§7).
+    #[default]
+    Asynchronous,
+    /// The chunk waits for its reads.
+    Synchronous,
+}
+
+/// What a state cache evicts first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Eviction {
+    /// The entry whose event time, or hinted next use, lies furthest back.
+    #[default]
+    Timestamp,
+    Lru,
+    Clock,
+}
+
+#[derive(Clone, Debug)]
+pub struct ExecOptions {
+    /// Rows one operator may park before its task stops pulling input.
+    pub parked_rows: usize,
+    /// Bytes of them.
+    pub parked_bytes: usize,
+    /// Bytes one state cache (a state table in a task) may hold.
+    pub cache_bytes: usize,
+    pub state_access: StateAccess,
+    pub eviction: Eviction,
+    /// Old values a Grouped operator remembers in an epoch before it emits what it has.
+    pub group_change_bytes: usize,
+    /// Rows of a chunk an operator emits at most; it also ends an exploding step.
+    pub chunk_rows: usize,
+    /// Small chunks are joined up to this many rows before an exchange sends them.
+    pub coalesce_rows: usize,
+    /// Bytes under way in one exchange channel.
+    pub channel_bytes: usize,
+    /// Rows a backfilling leaf reads in one cut.
+    pub backfill_rows: usize,
+    /// Bytes a root consolidates in an epoch before it writes through.
+    pub delta_bytes: usize,
+    /// Bytes of recent deltas a relation keeps for its readers.
+    pub hub_bytes: usize,
+    /// Rows of a source a leaf reads at once.
+    pub source_rows: usize,
+    /// Bytes one statement, or one load's chunk buffer, may hold in the sequencer.
+    pub statement_bytes: usize,
+}
+
+impl Default for ExecOptions {
+    fn default() -> ExecOptions {
+        ExecOptions {
+            parked_rows: 6_000,
+            parked_bytes: 16 << 20,
+            cache_bytes: 64 << 20,
+            state_access: StateAccess::default(),
+            eviction: Eviction::default(),
+            group_change_bytes: 32 << 20,
+            chunk_rows: 8_192,
+            coalesce_rows: 4_096,
+            channel_bytes: 4 << 20,
+            backfill_rows: 256 * 1024,
+            delta_bytes: 64 << 20,
+            hub_bytes: 32 << 20,
+            source_rows: 8_192,
+            statement_bytes: 256 << 20,
+        }
+    }
+}
