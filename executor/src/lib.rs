@@ -8,7 +8,9 @@ pub mod error;
 pub mod error_sink;
 pub mod memory;
 pub mod operator;
+pub mod operators;
 pub mod options;
+pub mod state;
 pub mod stats;
 
 pub use error::ExecError;

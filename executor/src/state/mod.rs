@@ -1,0 +1,1 @@
+//! Gated batches and the timestamp-aware cache (docs/design.md §7).
