@@ -1,0 +1,204 @@
+//! SQL errors inside DataFusion's errors, and back.
+//!
+//! Our functions and planners raise [`SqlError`]s with their SQLSTATE; DataFusion carries them as
+//! `External`. [`sql_error_from_datafusion`] finds them again under whatever context was wrapped
+//! around them, and gives DataFusion's own errors the state and wording that PostgreSQL has.
+
+use datafusion::common::SchemaError;
+use datafusion::error::DataFusionError;
+use datafusion::error::DataFusionError as DfError;
+use millrace_common::{SqlError, SqlState};
+
+/// A [`SqlError`] on its way through DataFusion.
+pub fn external(e: SqlError) -> DataFusionError {
+    DfError::External(Box::new(e))
+}
+
+/// Turns any error of planning or executing with DataFusion into what the client sees.
+pub fn sql_error_from_datafusion(e: DataFusionError) -> SqlError {
+    match e {
+        DfError::External(inner) => from_boxed(inner),
+        DfError::Context(_, inner) | DfError::Diagnostic(_, inner) => {
+            sql_error_from_datafusion(*inner)
+        }
+        DfError::Collection(mut errors) if !errors.is_empty() => {
+            sql_error_from_datafusion(errors.swap_remove(0))
+        }
+        DfError::Shared(shared) => match std::sync::Arc::try_unwrap(shared) {
+            Ok(e) => sql_error_from_datafusion(e),
+            Err(shared) => from_shared(&shared),
+        },
+        DfError::ArrowError(arrow, _) => from_arrow(*arrow),
+        DfError::SchemaError(schema, _) => from_schema(*schema),
+        DfError::ResourcesExhausted(m) => SqlError::new(SqlState::OUT_OF_MEMORY, tidy(&m)),
+        DfError::NotImplemented(m) => {
+            SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, tidy(&m))
+        }
+        DfError::Plan(m) => from_plan_message(&m),
+        DfError::Execution(m) => SqlError::new(SqlState::DATA_EXCEPTION, tidy(&m)),
+        DfError::SQL(parser, _) => SqlError::new(SqlState::SYNTAX_ERROR, tidy(&parser.to_string())),
+        other => {
+            let text = other.strip_backtrace();
+            SqlError::internal(tidy(&text))
+        }
+    }
+}
+
+fn from_boxed(inner: Box<dyn std::error::Error + Send + Sync>) -> SqlError {
+    match inner.downcast::<SqlError>() {
+        Ok(e) => *e,
+        Err(other) => match other.downcast::<DataFusionError>() {
+            Ok(e) => sql_error_from_datafusion(*e),
+            Err(other) => SqlError::internal(tidy(&other.to_string())),
+        },
+    }
+}
+
+/// An error that others hold too: the SQL error is cloned out of it.
+fn from_shared(e: &DataFusionError) -> SqlError {
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(e);
+    while let Some(s) = source {
+        if let Some(sql) = s.downcast_ref::<SqlError>() {
+            return sql.clone();
+        }
+        source = s.source();
+    }
+    SqlError::new(SqlState::DATA_EXCEPTION, tidy(&e.strip_backtrace()))
+}
+
+fn from_arrow(e: arrow::error::ArrowError) -> SqlError {
+    use arrow::error::ArrowError as A;
+    match e {
+        A::ExternalError(inner) => from_boxed(inner),
+        A::DivideByZero => division_by_zero(),
+        A::ArithmeticOverflow(_) => {
+            SqlError::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, "value out of range")
+        }
+        A::CastError(m) => SqlError::new(SqlState::INVALID_TEXT_REPRESENTATION, tidy(&m)),
+        other => SqlError::new(SqlState::DATA_EXCEPTION, tidy(&other.to_string())),
+    }
+}
+
+fn from_schema(e: SchemaError) -> SqlError {
+    match e {
+        SchemaError::FieldNotFound { field, valid_fields } => {
+            let shown = match &field.relation {
+                Some(r) => format!("{}.{}", r.table(), field.name),
+                None => format!("\"{}\"", field.name),
+            };
+            let e = SqlError::new(
+                SqlState::UNDEFINED_COLUMN,
+                format!("column {shown} does not exist"),
+            );
+            let names = valid_fields.iter().map(|c| {
+                let relation = c.relation.as_ref().map(|r| r.table().to_owned());
+                (c.name.as_str(), relation)
+            });
+            match closest(&field.name, names.clone().map(|(n, _)| n)) {
+                Some(name) => {
+                    let relation = names.filter(|(n, _)| *n == name).find_map(|(_, r)| r);
+                    let full = relation.map_or(name.to_owned(), |r| format!("{r}.{name}"));
+                    e.with_hint(format!("Perhaps you meant to reference the column \"{full}\"."))
+                }
+                None => e,
+            }
+        }
+        SchemaError::AmbiguousReference { field } => SqlError::new(
+            SqlState::AMBIGUOUS_COLUMN,
+            format!("column reference \"{}\" is ambiguous", field.name),
+        ),
+        SchemaError::DuplicateQualifiedField { name, .. }
+        | SchemaError::DuplicateUnqualifiedField { name } => SqlError::new(
+            SqlState::DUPLICATE_COLUMN,
+            format!("column \"{name}\" specified more than once"),
+        ),
+    }
+}
+
+/// DataFusion has no codes for planning errors; the few that users meet are told by their words.
+fn from_plan_message(m: &str) -> SqlError {
+    let text = tidy(m);
+    let lower = text.to_lowercase();
+    let state = if lower.contains("must appear in the group by clause")
+        || lower.contains("in the select list must appear")
+        || lower.contains("having clause references")
+    {
+        SqlState::GROUPING_ERROR
+    } else if lower.contains("invalid function") || lower.contains("no function matches") {
+        SqlState::UNDEFINED_FUNCTION
+    } else if lower.contains("types") || lower.contains("coerc") || lower.contains("cannot cast") {
+        SqlState::DATATYPE_MISMATCH
+    } else if lower.contains("not supported") || lower.contains("unsupported") {
+        SqlState::FEATURE_NOT_SUPPORTED
+    } else {
+        SqlState::SYNTAX_ERROR
+    };
+    SqlError::new(state, text)
+}
+
+/// One line, in lower case at the start, without DataFusion's prefixes and the full stop.
+fn tidy(m: &str) -> String {
+    let line = m.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or("unknown error");
+    let line = line
+        .trim_start_matches("Error during planning: ")
+        .trim_start_matches("Execution error: ")
+        .trim_start_matches("This feature is not implemented: ")
+        .trim_end_matches('.');
+    let mut chars = line.chars();
+    match (chars.next(), line.chars().nth(1)) {
+        (Some(a), Some(b)) if a.is_uppercase() && !b.is_uppercase() => {
+            a.to_lowercase().chain(chars).collect()
+        }
+        _ => line.to_owned(),
+    }
+}
+
+pub fn division_by_zero() -> SqlError {
+    SqlError::new(SqlState::DIVISION_BY_ZERO, "division by zero")
+}
+
+/// The candidate that differs least from `name`, if it is close enough to be what was meant.
+pub fn closest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let limit = (name.chars().count() / 2).clamp(1, 3);
+    candidates
+        .map(|c| (edit_distance(name, c), c))
+        .filter(|(d, c)| *d <= limit && *d < c.chars().count())
+        .min_by_key(|(d, _)| *d)
+        .map(|(_, c)| c)
+}
+
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().flat_map(char::to_lowercase).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().flat_map(char::to_lowercase).enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sql_errors_survive_the_way_through_datafusion() {
+        let e = external(division_by_zero()).context("while doing something");
+        let back = sql_error_from_datafusion(e);
+        assert_eq!(back.state, SqlState::DIVISION_BY_ZERO);
+        let shared = std::sync::Arc::new(external(division_by_zero()));
+        let e = DataFusionError::Shared(std::sync::Arc::clone(&shared));
+        assert_eq!(sql_error_from_datafusion(e).state, SqlState::DIVISION_BY_ZERO);
+    }
+
+    #[test]
+    fn suggestions_are_close() {
+        assert_eq!(closest("prise", ["price", "bidder"].into_iter()), Some("price"));
+        assert_eq!(closest("x", ["price"].into_iter()), None);
+    }
+}
