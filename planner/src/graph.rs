@@ -4,6 +4,32 @@
 //! task or by `parallelism` tasks that own disjoint vnodes. All operators refer to columns of their
 //! inputs by position; expressions other than columns are computed by [`Operator::Project`] and
 //! [`Operator::Filter`], and by the residual of a join.
+//!
+//! # State tables: keys and values
+//!
+//! A key is `vnode u16 BE | KeyCodec bytes` (`millrace_common::keys`). The columns of one key are
+//! encoded by one codec; arrow-row encodes columns one after the other, so the bytes of the first
+//! columns are a prefix of the whole: a prefix scan needs only a codec over these first columns.
+//! The vnode is that of the hash of the operator's `vnode` columns, in the order listed (no columns:
+//! vnode 0); the planner places exchanges such that the task owns it. Unless said otherwise columns
+//! are encoded ascending, nulls first (`KeyCodec::new`).
+//!
+//! | table | key columns | value columns | storage |
+//! |---|---|---|---|
+//! | relation rows, `Keyed` | `output.key` | all columns | Keyed |
+//! | relation rows, `Multiset` | all columns | all columns | Multiset |
+//! | relation rows, `Append` | i64 sequence, 8 bytes BE | all columns | Append |
+//! | aggregate | `group` | [`accumulator_schema`](crate::graph_state::accumulator_schema) | Keyed |
+//! | aggregate values | `group`, then the value | the value (not nullable: NULLs are not kept) | Multiset |
+//! | join side, `Keyed` | `keys`, then `unique_key` | all columns of the side's input | Keyed |
+//! | join side, `Multiset` | `keys`, then all other columns in order | all columns of the input | Multiset |
+//! | join side, `Append` | `keys`, then an i64 sequence, 8 bytes BE | all columns of the input | Append |
+//! | top-N | `group`, `order` (with its sort options), then the identity | all columns of the input | `TopN::storage` |
+//!
+//! The identity of a top-N row is `unique_key` (`Keyed`) or all columns that are in neither `group`
+//! nor `order`, ascending by position (`Multiset`). An aggregate value table encodes its value
+//! column ascending or descending ([`AggCall::value_descending`]), so that MIN and MAX are the first
+//! entry of a group's prefix.
 
 use std::sync::Arc;
 
@@ -33,9 +59,10 @@ pub struct RelationLayout {
     /// All stored columns, hidden ones included.
     pub schema: SchemaRef,
     pub storage: RowStorage,
-    /// Key columns (storage `Keyed`), in key order.
+    /// Key columns (storage `Keyed`), in key order. Empty with storage `Keyed`: at most one row.
     pub key: Vec<usize>,
-    /// Columns whose hash is the vnode; empty: vnode 0 (for `Append`: the vnode of the task).
+    /// Columns whose hash is the vnode; empty: vnode 0 (for `Append`: the vnode of the task). The
+    /// root's tasks own the vnodes of their rows: no exchange follows.
     pub distribution: Vec<usize>,
     pub append_only: bool,
 }
@@ -104,6 +131,8 @@ pub enum Operator {
 #[derive(Clone, Debug)]
 pub struct Aggregate {
     pub group: Vec<usize>,
+    /// Input columns, some or all of `group`, whose hash is the vnode of a group's state.
+    pub vnode: Vec<usize>,
     pub calls: Vec<AggCall>,
     /// One row a group: count of input rows, then the calls' accumulators.
     pub table: usize,
@@ -119,8 +148,10 @@ pub struct AggCall {
     pub filter: Option<usize>,
     pub output_type: DataType,
     /// MIN/MAX that may be retracted, and DISTINCT calls: state table `group | value → count`.
-    /// Calls over the same (arg, filter) share one.
+    /// Calls over the same (arg, filter) and direction share one.
     pub value_table: Option<usize>,
+    /// The value table's value column is encoded descending (MAX), else ascending.
+    pub value_descending: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,10 +186,14 @@ pub enum JoinKind {
 pub struct JoinSide {
     /// Positions of the join key columns in this side's input.
     pub keys: Vec<usize>,
+    /// Input columns, some or all of `keys`, whose hash is the vnode; the other side's list names
+    /// the matching keys in the same order. Empty: vnode 0, one task.
+    pub vnode: Vec<usize>,
     pub table: usize,
     /// Keyed: the identity is `unique_key`; Multiset: the whole row; Append: a sequence.
     pub storage: RowStorage,
-    /// Columns of this side's input that make a row unique (beyond the join key), for `Keyed`.
+    /// Columns of this side's input that make a row unique together with `keys`, for `Keyed`.
+    /// Empty when `unique_per_key`.
     pub unique_key: Vec<usize>,
     /// At most one row a join key: the join key contains a unique key.
     pub unique_per_key: bool,
@@ -193,26 +228,38 @@ pub enum RankFunction {
 #[derive(Clone, Debug)]
 pub struct TopN {
     pub group: Vec<usize>,
+    /// Input columns, some or all of `group`, whose hash is the vnode of a group's state. Empty:
+    /// vnode 0, one task.
+    pub vnode: Vec<usize>,
     pub order: Vec<(usize, SortOptions)>,
     pub offset: u64,
     /// `None`: all rows from `offset` (an OFFSET without LIMIT).
     pub limit: Option<u64>,
-    /// Appends the rank as a BIGINT column and decides what counts toward the limit.
+    /// What counts toward offset and limit: a row is kept when its rank by this function is in
+    /// `offset + 1 ..= offset + limit`.
     pub rank: RankFunction,
+    /// Appends the rank (from 1, counted from the group's first row) as a BIGINT NOT NULL column.
     pub emit_rank: bool,
     /// `group | order | identity → row`.
     pub table: usize,
+    /// `Keyed` or `Multiset`.
     pub storage: RowStorage,
+    /// Columns, beyond `group` and `order`, that together with them make a row unique, for `Keyed`.
     pub unique_key: Vec<usize>,
 }
 
 /// How a state table is used; chosen from the plan (§2; APSys'18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessClass {
+    /// Read, changed and written back by whole key: aggregates, a relation's keyed rows.
     PointUpdate,
+    /// Written in arrival order, never read by a key of its own: append-only rows.
     Append,
+    /// Read by prefix in key order: join sides, top-N, values of MIN and MAX.
     RangeRead,
+    /// Read by whole key and written without being read: a join side with unique join keys.
     Lookup,
+    /// Written as operands that the store adds up: weights of multiset rows nobody reads back.
     Merge,
 }
 
