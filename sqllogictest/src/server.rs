@@ -1,0 +1,156 @@
+//! A `millrace` process under test.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio_postgres::NoTls;
+
+/// How long a server may take to print its address (a cold dev binary on a busy machine).
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// How to start a server.
+#[derive(Clone, Debug, Default)]
+pub struct ServerOptions {
+    pub data_dir: PathBuf,
+    /// More flags of `millrace standalone`.
+    pub args: Vec<String>,
+    /// Environment of the process (crash points, S3 credentials …).
+    pub env: HashMap<String, String>,
+}
+
+/// A running child process; killed when dropped.
+pub struct Server {
+    binary: PathBuf,
+    options: ServerOptions,
+    child: Child,
+    pub port: u16,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    /// Starts the binary on a free port and waits until it says where it listens.
+    pub fn start(binary: &Path, options: ServerOptions) -> Result<Server, String> {
+        let (child, port, log) = spawn(binary, &options)?;
+        Ok(Server { binary: binary.to_path_buf(), options, child, port, log })
+    }
+
+    /// `kill -9`, and waits until the process is gone.
+    pub fn kill(&mut self) {
+        // Already gone is fine: a crash point may have got there first.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Whether the process has ended by itself.
+    pub fn has_exited(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(Some(_)))
+    }
+
+    /// Starts the same server again on the same data, with another environment if given.
+    pub fn restart(&mut self, env: Option<HashMap<String, String>>) -> Result<(), String> {
+        self.kill();
+        if let Some(env) = env {
+            self.options.env = env;
+        }
+        let (child, port, log) = spawn(&self.binary, &self.options)?;
+        self.child = child;
+        self.port = port;
+        self.log = log;
+        Ok(())
+    }
+
+    /// Process id, for looking at `/proc`.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the server wrote to its log so far.
+    pub fn log(&self) -> String {
+        self.log.lock().map(|l| l.join("\n")).unwrap_or_default()
+    }
+
+    /// A new connection; its driver runs in the background.
+    pub async fn connect(&self) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
+        connect(self.port).await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Connects to a server on loopback as `root`, database `dev`.
+pub async fn connect(port: u16) -> Result<tokio_postgres::Client, tokio_postgres::Error> {
+    let text = format!("host=127.0.0.1 port={port} user=root dbname=dev");
+    let (client, connection) = tokio_postgres::connect(&text, NoTls).await?;
+    tokio::spawn(async move {
+        // The client's calls report what went wrong.
+        let _ = connection.await;
+    });
+    Ok(client)
+}
+
+type Started = (Child, u16, Arc<Mutex<Vec<String>>>);
+
+fn spawn(binary: &Path, options: &ServerOptions) -> Result<Started, String> {
+    let mut child = Command::new(binary)
+        .arg("standalone")
+        .args(["--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(&options.data_dir)
+        .args(&options.args)
+        .envs(&options.env)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| format!("cannot start {}: {e}", binary.display()))?;
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    if let Some(out) = child.stdout.take() {
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                // Nobody listens any more once the port is known.
+                let _ = sender.send(line);
+            }
+        });
+    }
+    if let Some(err) = child.stderr.take() {
+        let log = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in BufReader::new(err).lines().map_while(Result::ok) {
+                if let Ok(mut log) = log.lock() {
+                    log.push(line);
+                }
+            }
+        });
+    }
+    let started = Instant::now();
+    while started.elapsed() < START_LIMIT {
+        match receiver.recv_timeout(Duration::from_millis(50)) {
+            Ok(line) => {
+                if let Some(port) = port_of(&line) {
+                    return Ok((child, port, log));
+                }
+            }
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+            Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    let text = log.lock().map(|l| l.join("\n")).unwrap_or_default();
+    Err(format!("the server did not start:\n{text}"))
+}
+
+/// The port in the line `psql -h 127.0.0.1 -p 4566 …`.
+fn port_of(line: &str) -> Option<u16> {
+    let mut words = line.split_whitespace().skip_while(|w| *w != "-p");
+    words.next()?;
+    words.next()?.parse().ok()
+}

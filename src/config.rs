@@ -1,0 +1,240 @@
+//! What a person can set about a process: flags, then environment, then the file, then defaults.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use serde::Deserialize;
+
+/// Flags of `millrace standalone`; each can also be given by environment or in the config file.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Options {
+    /// Address for psql and drivers [default: 127.0.0.1:4566]
+    #[arg(long, env = "MILLRACE_LISTEN", value_name = "HOST:PORT")]
+    pub listen: Option<String>,
+
+    /// Directory for the embedded object store, the disk cache and the lock [default: millrace-data]
+    #[arg(long, env = "MILLRACE_DATA_DIR", value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+
+    /// Where all durable data lives: file:///path or s3://bucket/prefix (credentials and endpoint
+    /// from AWS_… variables) [default: a directory in the data directory]
+    #[arg(long, env = "MILLRACE_OBJECT_STORE", value_name = "URL")]
+    pub object_store: Option<String>,
+
+    /// Memory for state, caches and queries, as 512MB or 4GiB [default: half of the machine's]
+    #[arg(long, env = "MILLRACE_MEMORY_LIMIT", value_name = "SIZE")]
+    pub memory_limit: Option<String>,
+
+    /// Local disk for cached blocks; 0 turns it off [default: 0 for a local store, 8GiB for S3]
+    #[arg(long, env = "MILLRACE_DISK_CACHE", value_name = "SIZE")]
+    pub disk_cache: Option<String>,
+
+    /// How long data that nobody waits for may stay uncommitted, as 250ms or 1s [default: 250ms]
+    #[arg(long, env = "MILLRACE_BARRIER_INTERVAL", value_name = "DURATION")]
+    pub barrier_interval: Option<String>,
+
+    /// Parallel tasks a job [default: the number of cores]
+    #[arg(long, env = "MILLRACE_PARALLELISM", value_name = "N")]
+    pub parallelism: Option<usize>,
+
+    /// A TOML file with any of the above (listen = "…", data-dir = "…")
+    #[arg(long, env = "MILLRACE_CONFIG", value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+}
+
+/// Resolved settings of a standalone process.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub listen: String,
+    pub data_dir: PathBuf,
+    pub object_store: String,
+    /// Bytes.
+    pub memory_limit: usize,
+    /// Bytes; 0: no disk cache.
+    pub disk_cache: usize,
+    pub barrier_interval: Duration,
+    pub parallelism: usize,
+}
+
+/// A setting that cannot be understood.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("cannot read the config file {}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("the config file {} is not valid: {message}", path.display())]
+    Parse { path: PathBuf, message: String },
+    #[error("invalid value for {name}: \"{value}\" (expected {expected})")]
+    Invalid { name: &'static str, value: String, expected: &'static str },
+}
+
+const GIB: usize = 1 << 30;
+/// Below this nothing works well enough to be worth starting.
+const MIN_MEMORY: usize = 64 << 20;
+
+impl Options {
+    /// Fills what is not given from the config file, then from defaults.
+    pub fn resolve(self) -> Result<Config, ConfigError> {
+        let file = match &self.config {
+            Some(path) => read_file(path)?,
+            None => Options::default(),
+        };
+        let data_dir =
+            self.data_dir.or(file.data_dir).unwrap_or_else(|| PathBuf::from("millrace-data"));
+        let data_dir = std::path::absolute(&data_dir).unwrap_or(data_dir);
+        let object_store = self
+            .object_store
+            .or(file.object_store)
+            .unwrap_or_else(|| format!("file://{}", data_dir.join("store").display()));
+        let memory_limit = match self.memory_limit.or(file.memory_limit) {
+            Some(text) => size("--memory-limit", &text)?,
+            None => machine_memory() / 2,
+        };
+        if memory_limit < MIN_MEMORY {
+            return Err(ConfigError::Invalid {
+                name: "--memory-limit",
+                value: memory_limit.to_string(),
+                expected: "at least 64MB",
+            });
+        }
+        let disk_cache = match self.disk_cache.or(file.disk_cache) {
+            Some(text) => size("--disk-cache", &text)?,
+            None if object_store.starts_with("s3") => 8 * GIB,
+            None => 0,
+        };
+        let barrier_interval = match self.barrier_interval.or(file.barrier_interval) {
+            Some(text) => duration("--barrier-interval", &text)?,
+            None => Duration::from_millis(250),
+        };
+        let listen = self.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4566".to_string());
+        let parallelism = self.parallelism.or(file.parallelism).unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        });
+        if !(1..=256).contains(&parallelism) {
+            return Err(ConfigError::Invalid {
+                name: "--parallelism",
+                value: parallelism.to_string(),
+                expected: "1 to 256",
+            });
+        }
+        Ok(Config {
+            listen,
+            data_dir,
+            object_store,
+            memory_limit,
+            disk_cache,
+            barrier_interval,
+            parallelism,
+        })
+    }
+}
+
+fn read_file(path: &Path) -> Result<Options, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
+    toml::from_str(&text).map_err(|e| ConfigError::Parse {
+        path: path.to_path_buf(),
+        message: e.message().to_string(),
+    })
+}
+
+/// `512MB`, `4GiB`, `1048576`: decimal and binary suffixes, case-insensitive.
+pub fn size(name: &'static str, text: &str) -> Result<usize, ConfigError> {
+    let bad = || ConfigError::Invalid {
+        name,
+        value: text.to_string(),
+        expected: "a size such as 512MB or 4GiB",
+    };
+    let lower = text.trim().to_ascii_lowercase();
+    let digits = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());
+    let number: f64 = lower[..digits].parse().map_err(|_| bad())?;
+    let factor: f64 = match lower[digits..].trim() {
+        "" | "b" => 1.0,
+        "kb" | "k" => 1e3,
+        "mb" | "m" => 1e6,
+        "gb" | "g" => 1e9,
+        "tb" | "t" => 1e12,
+        "kib" => 1024.0,
+        "mib" => (1u64 << 20) as f64,
+        "gib" => (1u64 << 30) as f64,
+        "tib" => (1u64 << 40) as f64,
+        _ => return Err(bad()),
+    };
+    Ok((number * factor) as usize)
+}
+
+/// `250ms`, `1s`, `1.5s`, `1min`.
+pub fn duration(name: &'static str, text: &str) -> Result<Duration, ConfigError> {
+    let bad = || ConfigError::Invalid {
+        name,
+        value: text.to_string(),
+        expected: "a duration such as 250ms or 1s",
+    };
+    let lower = text.trim().to_ascii_lowercase();
+    let digits = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());
+    let number: f64 = lower[..digits].parse().map_err(|_| bad())?;
+    let seconds = match lower[digits..].trim() {
+        "us" => number / 1e6,
+        "ms" | "" => number / 1e3,
+        "s" => number,
+        "min" => number * 60.0,
+        _ => return Err(bad()),
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| bad())
+}
+
+/// Physical memory, from the kernel; 4 GiB where it does not say.
+fn machine_memory() -> usize {
+    std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|l| l.starts_with("MemTotal:"))?;
+            line.split_whitespace().nth(1)?.parse::<usize>().ok()
+        })
+        .map_or(4 * GIB, |kib| kib * 1024)
+}
+
+/// Whether an address is one that only this machine can reach.
+pub fn is_loopback(address: &SocketAddr) -> bool {
+    address.ip().is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_durations() {
+        assert_eq!(size("x", "256MB").unwrap(), 256_000_000);
+        assert_eq!(size("x", "1.5 GiB").unwrap(), 3 << 29);
+        assert_eq!(size("x", "0").unwrap(), 0);
+        assert!(size("x", "12 parsecs").is_err());
+        assert!(size("x", "").is_err());
+        assert_eq!(duration("x", "250ms").unwrap(), Duration::from_millis(250));
+        assert_eq!(duration("x", "1.5s").unwrap(), Duration::from_millis(1_500));
+        assert!(duration("x", "-1s").is_err());
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("millrace.toml");
+        std::fs::write(&path, "listen = \"127.0.0.1:1\"\nmemory-limit = \"1GB\"\n").unwrap();
+        let config = Options {
+            config: Some(path.clone()),
+            listen: Some("127.0.0.1:2".into()),
+            ..Options::default()
+        }
+        .resolve()
+        .unwrap();
+        assert_eq!(config.listen, "127.0.0.1:2");
+        assert_eq!(config.memory_limit, 1_000_000_000);
+
+        std::fs::write(&path, "lissten = \"127.0.0.1:1\"\n").unwrap();
+        let error = Options { config: Some(path), ..Options::default() }.resolve().unwrap_err();
+        assert!(error.to_string().contains("lissten"), "{error}");
+    }
+}

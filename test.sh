@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Installs what the tests need and runs all of them. The one command of the README.
+#
+# With root (or passwordless sudo) it installs from Debian's packages and PyPI what is missing: a
+# C compiler, PostgreSQL 15 (judges SQL answers), psql, Python with psycopg (driver manners) and moto
+# (an S3-compatible server). Elsewhere it names what it skips. With CI=true nothing is skipped.
+#
+#   ./test.sh              everything
+#   ./test.sh FILTER…      passes the words on to `cargo test`
+set -euo pipefail
+cd "$(dirname "$0")"
+
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/millrace/target}"
+export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-never}"
+tools="$CARGO_TARGET_DIR/../test-tools"
+mkdir -p "$CARGO_TARGET_DIR" "$tools"
+tools="$(cd "$tools" && pwd)"
+scratch="$(mktemp -d)"
+skipped=()
+
+skip() {
+  if [ "${CI:-}" = true ]; then
+    echo "error: $1 is missing and could not be installed; CI skips nothing" >&2
+    exit 1
+  fi
+  skipped+=("$1")
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
+}
+
+apt_updated=
+apt_install() {
+  command -v apt-get >/dev/null || return 1
+  if [ -z "$apt_updated" ]; then as_root apt-get update -qq >/dev/null || return 1; apt_updated=1; fi
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+command -v cc >/dev/null || apt_install gcc libc6-dev || skip "a C compiler"
+command -v psql >/dev/null || apt_install postgresql-client || skip "psql"
+[ -x /usr/lib/postgresql/15/bin/initdb ] || apt_install postgresql-15 || skip "PostgreSQL 15"
+if [ ! -x "$tools/venv/bin/python" ]; then
+  python3 -m venv "$tools/venv" 2>/dev/null ||
+    { apt_install python3 python3-venv && python3 -m venv "$tools/venv"; } || skip "Python"
+fi
+if [ -x "$tools/venv/bin/python" ]; then
+  "$tools/venv/bin/python" -c 'import psycopg, moto.server' 2>/dev/null ||
+    "$tools/venv/bin/pip" install -q --disable-pip-version-check 'psycopg[binary]>=3.1,<4' 'moto[server,s3]>=5,<6' ||
+    skip "psycopg and moto"
+fi
+
+cleanup() {
+  [ -z "${moto_pid:-}" ] || kill "$moto_pid" 2>/dev/null || true
+  if [ -d "$scratch/pg" ]; then pg_ctl_stop || true; fi
+  rm -rf "$scratch"
+}
+trap cleanup EXIT
+
+free_port() { python3 -c 'import socket; s=socket.socket(); s.bind(("127.0.0.1",0)); print(s.getsockname()[1])'; }
+
+# A scratch PostgreSQL; it refuses to run as root, so then it runs as the user `postgres`.
+pg_bin=/usr/lib/postgresql/15/bin
+as_pg() { if [ "$(id -u)" = 0 ]; then runuser -u postgres -- "$@"; else "$@"; fi; }
+pg_ctl_stop() { as_pg "$pg_bin/pg_ctl" -D "$scratch/pg" -m immediate stop >/dev/null 2>&1; }
+if [ -x "$pg_bin/initdb" ]; then
+  chmod 755 "$scratch"
+  mkdir "$scratch/pg"
+  [ "$(id -u)" != 0 ] || chown postgres "$scratch/pg"
+  pg_port="$(free_port)"
+  as_pg "$pg_bin/initdb" -D "$scratch/pg" -A trust -U postgres --locale=C -E UTF8 >/dev/null
+  as_pg "$pg_bin/pg_ctl" -D "$scratch/pg" -w -l "$scratch/pg/log" \
+    -o "-p $pg_port -c listen_addresses=127.0.0.1 -c unix_socket_directories=$scratch/pg -c fsync=off" start >/dev/null
+  export MILLRACE_TEST_POSTGRES="host=127.0.0.1 port=$pg_port user=postgres dbname=postgres"
+fi
+
+if "$tools/venv/bin/python" -c 'import moto.server' 2>/dev/null; then
+  moto_port="$(free_port)"
+  "$tools/venv/bin/python" -m moto.server -H 127.0.0.1 -p "$moto_port" >"$scratch/moto.log" 2>&1 &
+  moto_pid=$!
+  export MILLRACE_TEST_S3="http://127.0.0.1:$moto_port"
+  export MILLRACE_TEST_PYTHON="$tools/venv/bin/python"
+fi
+
+for what in "${skipped[@]:-}"; do
+  [ -z "$what" ] || echo "note: $what is not here; the tests that need it are skipped"
+done
+
+cargo test --workspace --locked "$@"
