@@ -5,5 +5,6 @@
 //! Messages are written as prost structs: field tags are the format and never change meaning.
 
 pub mod catalog;
+pub mod log;
 pub mod services;
 pub mod version;

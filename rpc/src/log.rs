@@ -1,0 +1,308 @@
+//! The meta log's durable formats (docs/design.md §10): numbered records and the snapshots that
+//! cover them.
+//!
+//! A record is one object `meta/log/<n:020>`, created with a conditional put: an 8-byte header
+//! (format version, CRC-32 of the rest), then a [`LogRecord`]. A snapshot `meta/snapshot/<n:020>`
+//! has the same header, then a [`Snapshot`]: the fold of all records up to and including `n`.
+
+use prost::bytes::{BufMut, Bytes, BytesMut};
+
+use crate::catalog::Relation;
+use crate::version::{JobCommit, JobVersion, StatementId, VersionEdit};
+
+/// Version of the header and of the messages below.
+pub const FORMAT_VERSION: u32 = 1;
+const HEADER: usize = 8;
+
+/// One atomic step of the whole cluster's metadata.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct LogRecord {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// Raised by every new leader; the fold ignores records of older terms.
+    #[prost(uint64, tag = "2")]
+    pub term: u64,
+    /// Random, chosen by the leader when it starts: tells its own record from another's.
+    #[prost(fixed64, tag = "3")]
+    pub leader: u64,
+    /// CRC-32 of the predecessor's bytes; 0 before the first.
+    #[prost(fixed32, tag = "4")]
+    pub prev_crc: u32,
+    /// Assigned at the append; larger than all before it. The change epoch of every root in it.
+    #[prost(uint64, tag = "5")]
+    pub epoch: u64,
+    #[prost(message, repeated, tag = "6")]
+    pub entries: Vec<LogEntry>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct LogEntry {
+    #[prost(oneof = "Entry", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    pub entry: Option<Entry>,
+}
+
+/// What a record can say. Each is validated on its own; an invalid one is void and changes nothing.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Entry {
+    #[prost(message, tag = "1")]
+    CreateRelation(CreateRelation),
+    #[prost(message, tag = "2")]
+    DropRelations(DropRelations),
+    #[prost(message, tag = "3")]
+    CreateSchema(CreateSchema),
+    #[prost(message, tag = "4")]
+    DropSchema(DropSchema),
+    #[prost(message, tag = "5")]
+    Commit(JobCommit),
+    #[prost(message, tag = "6")]
+    EditVersion(EditVersion),
+    #[prost(message, tag = "7")]
+    RaiseGenerations(RaiseGenerations),
+    #[prost(message, tag = "8")]
+    SourceAdvance(SourceAdvance),
+    #[prost(message, tag = "9")]
+    SetSetting(SetSetting),
+    #[prost(message, tag = "10")]
+    DeleteObjects(DeleteObjects),
+    #[prost(message, tag = "11")]
+    StartBackfill(StartBackfill),
+}
+
+/// The fold assigns `relation.id`, `first_table_id` and `created_epoch`, and fixes the snapshot
+/// epoch of a derived relation's backfill when its inputs have one.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CreateRelation {
+    #[prost(message, required, tag = "1")]
+    pub relation: Relation,
+    /// A plain view of this name is replaced in place and keeps its id.
+    #[prost(bool, tag = "2")]
+    pub or_replace: bool,
+}
+
+/// All or none: void if a relation outside the list depends on one inside.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DropRelations {
+    #[prost(uint32, repeated, tag = "1")]
+    pub ids: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CreateSchema {
+    #[prost(string, tag = "1")]
+    pub name: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DropSchema {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    /// With everything in it and all that depends on that.
+    #[prost(bool, tag = "2")]
+    pub cascade: bool,
+}
+
+/// A flush or a compaction: other runs, same content.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct EditVersion {
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
+    /// 0: any (compactions are valid while their input runs are there).
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    #[prost(message, required, tag = "3")]
+    pub edit: VersionEdit,
+    /// Versions below this epoch may be gone after the edit. 0: unchanged.
+    #[prost(uint64, tag = "4")]
+    pub horizon: u64,
+}
+
+/// Fences the running tasks of these jobs.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct RaiseGenerations {
+    /// Empty: all jobs (a new leader).
+    #[prost(uint32, repeated, tag = "1")]
+    pub jobs: Vec<u32>,
+}
+
+/// The source's content at the record's epoch ends at these offsets (exclusive).
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SourceAdvance {
+    #[prost(uint32, tag = "1")]
+    pub source: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub offsets: Vec<SplitOffset>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct SplitOffset {
+    #[prost(uint32, tag = "1")]
+    pub split: u32,
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+}
+
+/// An empty value resets to the default.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SetSetting {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, optional, tag = "2")]
+    pub value: Option<String>,
+}
+
+/// These objects are about to be deleted and can never be referenced again.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct DeleteObjects {
+    #[prost(string, repeated, tag = "1")]
+    pub names: Vec<String>,
+}
+
+/// The inputs of a job created over unfinished inputs are ready: fix its snapshot epoch.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StartBackfill {
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+}
+
+/// The fold's whole state.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Snapshot {
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// CRC-32 of record `number`'s bytes.
+    #[prost(fixed32, tag = "2")]
+    pub crc: u32,
+    #[prost(uint64, tag = "3")]
+    pub term: u64,
+    #[prost(fixed64, tag = "4")]
+    pub leader: u64,
+    #[prost(uint64, tag = "5")]
+    pub epoch: u64,
+    #[prost(uint32, tag = "6")]
+    pub next_relation_id: u32,
+    #[prost(uint32, tag = "7")]
+    pub next_table_id: u32,
+    #[prost(string, repeated, tag = "8")]
+    pub schemas: Vec<String>,
+    #[prost(message, repeated, tag = "9")]
+    pub relations: Vec<Relation>,
+    #[prost(message, repeated, tag = "10")]
+    pub jobs: Vec<JobSnapshot>,
+    #[prost(message, repeated, tag = "11")]
+    pub sources: Vec<SourceSnapshot>,
+    #[prost(btree_map = "string, string", tag = "12")]
+    pub settings: std::collections::BTreeMap<String, String>,
+    /// Objects no version names any more, with the epoch since when.
+    #[prost(btree_map = "string, uint64", tag = "13")]
+    pub garbage: std::collections::BTreeMap<String, u64>,
+    /// Names of the current term's incarnation whose deletion is logged.
+    #[prost(message, repeated, tag = "14")]
+    pub deleted: Vec<CounterRange>,
+    /// The newest statements committed, oldest first.
+    #[prost(message, repeated, tag = "15")]
+    pub statements: Vec<CommittedStatement>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct JobSnapshot {
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
+    #[prost(message, required, tag = "2")]
+    pub version: JobVersion,
+    #[prost(message, required, tag = "3")]
+    pub timeline: TimelineSnapshot,
+    #[prost(uint64, tag = "4")]
+    pub horizon: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SourceSnapshot {
+    #[prost(uint32, tag = "1")]
+    pub source: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub history: Vec<SourcePosition>,
+    #[prost(message, required, tag = "3")]
+    pub timeline: TimelineSnapshot,
+}
+
+/// A source's content from an epoch on.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SourcePosition {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub offsets: Vec<SplitOffset>,
+}
+
+/// Segments of constant, exact content: `lo` and `hi` of each, inclusive, ascending; the last `hi`
+/// is not stored (it moves with the log's head).
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TimelineSnapshot {
+    #[prost(uint64, repeated, tag = "1")]
+    pub bounds: Vec<u64>,
+    /// Epoch of the newest change; 0: never.
+    #[prost(uint64, tag = "2")]
+    pub last_change: u64,
+}
+
+/// Object counters `from ..= to` of one incarnation.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct CounterRange {
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+    #[prost(uint64, tag = "2")]
+    pub from: u64,
+    #[prost(uint64, tag = "3")]
+    pub to: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct CommittedStatement {
+    #[prost(message, required, tag = "1")]
+    pub id: StatementId,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+}
+
+/// Why stored bytes are not a record or snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    #[error("the object is shorter than its header")]
+    Short,
+    #[error("format version {0} is not known to this server")]
+    Version(u32),
+    #[error("the checksum does not match")]
+    Checksum,
+    #[error("the message cannot be decoded: {0}")]
+    Decode(String),
+}
+
+/// Header and message as stored. `crc` computes CRC-32 (IEEE).
+pub fn encode_frame<M: prost::Message>(message: &M, crc: impl Fn(&[u8]) -> u32) -> Bytes {
+    let mut out = BytesMut::with_capacity(HEADER + message.encoded_len());
+    out.put_u32(FORMAT_VERSION);
+    out.put_u32(0);
+    // Infallible: a BytesMut grows.
+    let _ = message.encode(&mut out);
+    let sum = crc(&out[HEADER..]);
+    out[4..HEADER].copy_from_slice(&sum.to_be_bytes());
+    out.freeze()
+}
+
+/// The message of stored bytes, after checking header and checksum.
+pub fn decode_frame<M: prost::Message + Default>(
+    bytes: &[u8],
+    crc: impl Fn(&[u8]) -> u32,
+) -> Result<M, FrameError> {
+    let (header, body) = bytes.split_at_checked(HEADER).ok_or(FrameError::Short)?;
+    let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    if word(0) != FORMAT_VERSION {
+        return Err(FrameError::Version(word(0)));
+    }
+    if word(4) != crc(body) {
+        return Err(FrameError::Checksum);
+    }
+    M::decode(body).map_err(|e| FrameError::Decode(e.to_string()))
+}
