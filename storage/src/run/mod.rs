@@ -1,0 +1,55 @@
+//! Runs: immutable sorted files of one state table (docs/design.md §2, §9), as byte ranges of segments.
+//!
+//! ```text
+//! block*  filter  index  footer(40)          the last three are the meta part: one read opens a run
+//!
+//! index:  per block, column by column: length u32 · rows u32 · crc u32 · min epoch u64 · max epoch u64,
+//!         then 2n+1 key offsets u32, then first and last key of each block
+//! footer:  0 u32 crc32 of the meta part without this field   16 u32 index bytes
+//!          4 u32 magic 0x4E55524D ("MRUN")                   20 u32 blocks
+//!          8 u16 version (1)  10 u16 flags: 1 prefixes are   24 u64 rows
+//!            in the filter, 2 there is a filter              32 u64 bytes of all blocks
+//!         12 u32 filter bytes
+//! ```
+//!
+//! All integers are little-endian. Blocks lie back to back from the run's start, so their offsets are
+//! sums of lengths. The checksum of every block is in the index too: a block that was read from the
+//! wrong place, or from a cache of another store, is as corrupt as a damaged one.
+
+mod builder;
+mod index;
+mod reader;
+
+pub use builder::{FinishedRun, PrefixLen, RunBuilder, RunOptions};
+pub use index::RunIndex;
+pub use reader::RunReader;
+
+pub(crate) const FOOTER_BYTES: usize = 40;
+pub(crate) const MAGIC: u32 = 0x4e55_524d;
+pub(crate) const VERSION: u16 = 1;
+pub(crate) const FLAG_PREFIXES: u16 = 1;
+pub(crate) const FLAG_FILTER: u16 = 2;
+/// Bytes of a block's fixed fields in the index.
+pub(crate) const INDEX_FIXED: usize = 4 + 4 + 4 + 8 + 8;
+
+/// How a state table is used (docs/design.md §2); decides block size and filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunKind {
+    /// Point reads: small blocks.
+    Point,
+    /// Range reads and relations that users scan: large blocks.
+    Range,
+}
+
+impl RunKind {
+    /// Uncompressed bytes that a block aims at.
+    pub fn block_bytes(self) -> usize {
+        match self {
+            RunKind::Point => 16 << 10,
+            RunKind::Range => 128 << 10,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! A run that can be read: its description, its schema, and how bytes become blocks.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use millrace_common::Epoch;
+use millrace_rpc::version::RunMeta;
+use object_store::path::Path;
+
+use crate::block::{Block, BlockCodec};
+use crate::error::{Result, StorageError};
+use crate::run::RunIndex;
+
+/// Holds no data and does no I/O: the [`crate::cache::BlockCache`] reads with its help.
+#[derive(Clone, Debug)]
+pub struct RunReader {
+    meta: RunMeta,
+    codec: Arc<BlockCodec>,
+    path: Path,
+}
+
+impl RunReader {
+    pub fn new(meta: RunMeta, codec: Arc<BlockCodec>) -> RunReader {
+        let path = Path::from(meta.object.as_str());
+        RunReader { meta, codec, path }
+    }
+
+    pub fn meta(&self) -> &RunMeta {
+        &self.meta
+    }
+
+    pub fn codec(&self) -> &Arc<BlockCodec> {
+        &self.codec
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The epoch of rows whose epoch was not known when the run was built.
+    fn assigned(&self) -> Epoch {
+        Epoch(self.meta.min_epoch)
+    }
+
+    /// Where index, filter and footer lie in the object.
+    pub fn meta_range(&self) -> Range<u64> {
+        let end = self.meta.offset + self.meta.length;
+        end.saturating_sub(self.meta.meta_length)..end
+    }
+
+    /// Where a block lies in the object.
+    pub fn block_range(&self, index: &RunIndex, block: u32) -> Range<u64> {
+        let range = index.block_range(block);
+        self.meta.offset + range.start..self.meta.offset + range.end
+    }
+
+    /// Opens the run from its meta part.
+    pub fn parse_index(&self, bytes: &Bytes) -> Result<RunIndex> {
+        let at = self.meta_range().start;
+        if bytes.len() as u64 != self.meta.meta_length {
+            let reason = format!("{} of {} bytes were there", bytes.len(), self.meta.meta_length);
+            return Err(StorageError::corrupt(&self.meta.object, at, reason));
+        }
+        let index = RunIndex::parse(bytes, self.assigned())
+            .map_err(|reason| StorageError::corrupt(&self.meta.object, at, reason))?;
+        if index.rows() != self.meta.rows {
+            return Err(StorageError::corrupt(&self.meta.object, at, "another run lies here"));
+        }
+        Ok(index)
+    }
+
+    /// Checks and decodes one block.
+    pub fn decode_block(&self, index: &RunIndex, block: u32, bytes: &[u8]) -> Result<Block> {
+        let offset = self.block_range(index, block).start;
+        let crc = Some(index.block_crc(block));
+        self.codec.decode(bytes, crc, self.assigned(), &self.meta.object, offset)
+    }
+}
