@@ -1,0 +1,99 @@
+//! PostgreSQL's dialect, with the table versions of streaming SQL.
+//!
+//! sqlparser asks a dialect for its `TypeId` in many places; ours answers with PostgreSQL's, and
+//! delegates every method that PostgreSQL's dialect overrides.
+
+use std::any::TypeId;
+
+use sqlparser::dialect::{Dialect, PostgreSqlDialect, Precedence};
+use sqlparser::keywords::Keyword;
+use sqlparser::parser::{Parser, ParserError};
+
+#[derive(Debug, Default)]
+pub struct MillraceDialect {
+    base: PostgreSqlDialect,
+    /// `t FOR SYSTEM_TIME AS OF …`. Only on for text that says SYSTEM_TIME, because it makes
+    /// ordinary aliases (`at`, `before`, `changes`) special.
+    pub table_versions: bool,
+}
+
+macro_rules! delegate_flags {
+    ($($name:ident),* $(,)?) => {
+        $(fn $name(&self) -> bool { self.base.$name() })*
+    };
+}
+
+impl Dialect for MillraceDialect {
+    fn dialect(&self) -> TypeId {
+        self.base.dialect()
+    }
+
+    fn supports_table_versioning(&self) -> bool {
+        self.table_versions
+    }
+
+    fn identifier_quote_style(&self, identifier: &str) -> Option<char> {
+        self.base.identifier_quote_style(identifier)
+    }
+
+    fn is_delimited_identifier_start(&self, ch: char) -> bool {
+        self.base.is_delimited_identifier_start(ch)
+    }
+
+    fn is_identifier_start(&self, ch: char) -> bool {
+        self.base.is_identifier_start(ch)
+    }
+
+    fn is_identifier_part(&self, ch: char) -> bool {
+        self.base.is_identifier_part(ch)
+    }
+
+    fn is_reserved_for_identifier(&self, kw: Keyword) -> bool {
+        self.base.is_reserved_for_identifier(kw)
+    }
+
+    fn is_custom_operator_part(&self, ch: char) -> bool {
+        self.base.is_custom_operator_part(ch)
+    }
+
+    fn get_next_precedence(&self, parser: &Parser) -> Option<Result<u8, ParserError>> {
+        self.base.get_next_precedence(parser)
+    }
+
+    fn prec_value(&self, prec: Precedence) -> u8 {
+        self.base.prec_value(prec)
+    }
+
+    delegate_flags!(
+        supports_unicode_string_literal,
+        supports_filter_during_aggregation,
+        supports_group_by_expr,
+        allow_extract_custom,
+        allow_extract_single_quotes,
+        supports_create_index_with_clause,
+        supports_explain_with_utility_options,
+        supports_listen_notify,
+        supports_factorial_operator,
+        supports_bitwise_shift_operators,
+        supports_comment_on,
+        supports_load_extension,
+        supports_named_fn_args_with_colon_operator,
+        supports_named_fn_args_with_expr_name,
+        supports_empty_projections,
+        supports_nested_comments,
+        supports_string_escape_constant,
+        supports_numeric_literal_underscores,
+        supports_array_typedef_with_brackets,
+        supports_geometric_types,
+        supports_set_names,
+        supports_alter_column_type_using,
+        supports_notnull_operator,
+        supports_interval_options,
+        supports_insert_table_alias,
+        supports_create_table_like_parenthesized,
+        supports_select_wildcard_with_alias,
+        supports_comma_separated_trim,
+        supports_xml_expressions,
+        supports_comment_optimizer_hint,
+    );
+}

@@ -1,0 +1,161 @@
+//! CREATE TABLE and CREATE SOURCE: PostgreSQL's elements, and watermarks, options with dots,
+//! APPEND ONLY, ON CONFLICT and FORMAT … ENCODE ….
+
+use sqlparser::keywords::Keyword;
+use sqlparser::tokenizer::Token;
+
+use super::{Result, SqlParser};
+use crate::ast::{ConflictAction, FormatClause, TableDefinition, WatermarkDefinition};
+
+impl SqlParser<'_> {
+    /// After CREATE [OR REPLACE] TABLE | SOURCE.
+    pub(super) fn table_definition(&mut self, or_replace: bool) -> Result<TableDefinition> {
+        let if_not_exists = self.if_not_exists();
+        let name = self.inner.parse_object_name(false)?;
+        let mut table = TableDefinition {
+            name,
+            or_replace,
+            if_not_exists,
+            columns: Vec::new(),
+            constraints: Vec::new(),
+            watermark: None,
+            append_only: false,
+            on_conflict: None,
+            options: Vec::new(),
+            format: None,
+            query: None,
+        };
+        if self.inner.consume_token(&Token::LParen) {
+            self.table_elements(&mut table)?;
+        }
+        self.table_clauses(&mut table)?;
+        Ok(table)
+    }
+
+    fn table_elements(&mut self, table: &mut TableDefinition) -> Result<()> {
+        if self.inner.consume_token(&Token::RParen) {
+            return Ok(());
+        }
+        loop {
+            if self.peek_words(&["WATERMARK", "FOR"]) {
+                if table.watermark.is_some() {
+                    let next = self.inner.peek_token_ref();
+                    return self.inner.expected_ref("only one watermark", next);
+                }
+                table.watermark = Some(self.watermark()?);
+            } else if let Some(constraint) = self.inner.parse_optional_table_constraint()? {
+                table.constraints.push(constraint);
+            } else {
+                table.columns.push(self.inner.parse_column_def()?);
+            }
+            if self.inner.consume_token(&Token::Comma) {
+                continue;
+            }
+            self.inner.expect_token(&Token::RParen)?;
+            return Ok(());
+        }
+    }
+
+    /// WATERMARK FOR column AS expr
+    fn watermark(&mut self) -> Result<WatermarkDefinition> {
+        self.expect_words(&["WATERMARK", "FOR"])?;
+        let column = self.inner.parse_identifier()?;
+        self.inner.expect_keyword_is(Keyword::AS)?;
+        let (expr, text) = self.expr_text()?;
+        Ok(WatermarkDefinition { column, expr, text })
+    }
+
+    fn table_clauses(&mut self, table: &mut TableDefinition) -> Result<()> {
+        loop {
+            if self.take_words(&["APPEND", "ONLY"]) {
+                table.append_only = true;
+            } else if self.take_words(&["ON", "CONFLICT"]) {
+                table.on_conflict = Some(self.conflict_action()?);
+            } else if self.peek_words(&["WITH"]) {
+                self.inner.advance_token();
+                table.options = self.options()?;
+            } else if self.take_words(&["FORMAT"]) {
+                table.format = Some(self.format_clause()?);
+            } else if self.inner.parse_keyword(Keyword::AS) {
+                table.query = Some(self.query_text()?);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    fn conflict_action(&mut self) -> Result<ConflictAction> {
+        let _ = self.take_words(&["DO"]);
+        if self.take_words(&["OVERWRITE"]) || self.take_words(&["UPDATE", "FULL"]) {
+            Ok(ConflictAction::Overwrite)
+        } else if self.take_words(&["IGNORE"]) || self.take_words(&["NOTHING"]) {
+            Ok(ConflictAction::Ignore)
+        } else {
+            self.inner.expected_ref("OVERWRITE or IGNORE", self.inner.peek_token_ref())
+        }
+    }
+
+    /// FORMAT name ENCODE name [(options)]
+    fn format_clause(&mut self) -> Result<FormatClause> {
+        let format = self.inner.parse_identifier()?.value.to_uppercase();
+        self.expect_words(&["ENCODE"])?;
+        let encode = self.inner.parse_identifier()?.value.to_uppercase();
+        let options = if self.inner.peek_token_ref().token == Token::LParen {
+            self.options()?
+        } else {
+            Vec::new()
+        };
+        Ok(FormatClause { format, encode, options })
+    }
+
+    /// `(dotted.name = value, …)`
+    pub(super) fn options(&mut self) -> Result<Vec<(String, String)>> {
+        self.inner.expect_token(&Token::LParen)?;
+        let mut options: Vec<(String, String)> = Vec::new();
+        while !self.inner.consume_token(&Token::RParen) {
+            if !options.is_empty() {
+                self.inner.expect_token(&Token::Comma)?;
+            }
+            let name = self.option_name()?;
+            if options.iter().any(|(n, _)| *n == name) {
+                let previous = self.inner.get_current_token();
+                return self.inner.expected_ref("each option once", previous);
+            }
+            self.inner.expect_token(&Token::Eq)?;
+            options.push((name, self.option_value()?));
+        }
+        Ok(options)
+    }
+
+    fn option_name(&mut self) -> Result<String> {
+        let mut name = String::new();
+        loop {
+            let next = self.inner.next_token();
+            match next.token {
+                Token::Word(w) if w.quote_style.is_some() => name.push_str(&w.value),
+                Token::Word(w) => name.push_str(&w.value.to_lowercase()),
+                Token::SingleQuotedString(s) if name.is_empty() => name = s,
+                _ => return self.inner.expected("an option name", next),
+            }
+            let separator = match self.inner.peek_token_ref().token {
+                Token::Period => '.',
+                Token::Minus => '-',
+                _ => return Ok(name),
+            };
+            self.inner.advance_token();
+            name.push(separator);
+        }
+    }
+
+    fn option_value(&mut self) -> Result<String> {
+        let next = self.inner.next_token();
+        match next.token {
+            Token::SingleQuotedString(s) | Token::EscapedStringLiteral(s) => Ok(s),
+            Token::DollarQuotedString(s) => Ok(s.value),
+            Token::Number(n, _) => Ok(n),
+            Token::Minus => Ok(format!("-{}", self.option_value()?)),
+            Token::Word(w) => Ok(w.value),
+            _ => self.inner.expected("an option value", next),
+        }
+    }
+}

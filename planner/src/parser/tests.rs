@@ -1,0 +1,159 @@
+use super::*;
+use crate::ast::{ExplainTarget, ObjectKind, Show};
+
+fn one(sql: &str) -> Statement {
+    let mut all = parse(sql).unwrap_or_else(|e| panic!("{sql}: {e} {e:?}"));
+    assert_eq!(all.len(), 1, "{sql}");
+    all.remove(0).statement
+}
+
+/// A short name of what a statement became.
+fn kind(s: &Statement) -> &'static str {
+    match s {
+        Statement::Sql(_) => "sql",
+        Statement::CreateTable(_) => "table",
+        Statement::CreateSource(_) => "source",
+        Statement::CreateView(v) if v.materialized => "mview",
+        Statement::CreateView(_) => "view",
+        Statement::CreateIndex(_) => "index",
+        Statement::CreateSchema { .. } => "schema",
+        Statement::Drop(_) => "drop",
+        Statement::AlterRelation { .. } => "alter",
+        Statement::Truncate { .. } => "truncate",
+        Statement::Show(_) => "show",
+        Statement::Describe { .. } => "describe",
+        Statement::Explain(_) => "explain",
+        Statement::Flush => "flush",
+        Statement::Wait => "wait",
+        Statement::CancelJobs(_) => "cancel",
+    }
+}
+
+#[test]
+fn statements_are_recognised() {
+    let table = [
+        ("SELECT 1", "sql"),
+        ("INSERT INTO t VALUES (1) ON CONFLICT (a) DO UPDATE SET b = excluded.b RETURNING *", "sql"),
+        ("UPDATE t SET a = 1 WHERE b = 2 RETURNING a", "sql"),
+        ("DELETE FROM t USING u WHERE t.a = u.a", "sql"),
+        ("COPY t FROM STDIN WITH (FORMAT csv, HEADER true)", "sql"),
+        ("COPY (SELECT 1) TO STDOUT", "sql"),
+        ("BEGIN", "sql"),
+        ("START TRANSACTION ISOLATION LEVEL SERIALIZABLE", "sql"),
+        ("COMMIT", "sql"),
+        ("ROLLBACK TO SAVEPOINT a", "sql"),
+        ("SAVEPOINT a", "sql"),
+        ("RELEASE SAVEPOINT a", "sql"),
+        ("SET background_ddl = on", "sql"),
+        ("SET TIME ZONE 'UTC'", "sql"),
+        ("RESET ALL", "sql"),
+        ("DISCARD ALL", "sql"),
+        ("DEALLOCATE ALL", "sql"),
+        ("CLOSE ALL", "sql"),
+        ("PREPARE p AS SELECT 1", "sql"),
+        ("EXECUTE p(1)", "sql"),
+        ("DECLARE c CURSOR FOR SELECT 1", "sql"),
+        ("FETCH 10 FROM c", "sql"),
+        ("CREATE TABLE t (a INT PRIMARY KEY, b TEXT NOT NULL DEFAULT 'x') APPEND ONLY", "table"),
+        ("CREATE TABLE IF NOT EXISTS t (a INT) ON CONFLICT OVERWRITE WITH (x.y = 'z')", "table"),
+        ("CREATE TABLE t AS SELECT 1 AS a", "table"),
+        ("CREATE SOURCE s (a INT, WATERMARK FOR a AS a - INTERVAL '4 seconds', PRIMARY KEY (a)) WITH (connector = 'nexmark', event.num = 5) FORMAT PLAIN ENCODE JSON", "source"),
+        ("CREATE OR REPLACE VIEW v (a, b) AS SELECT 1, 2", "view"),
+        ("CREATE MATERIALIZED VIEW v AS SELECT 1 AS a", "mview"),
+        ("CREATE UNIQUE INDEX i ON t (a DESC, b) INCLUDE (c)", "index"),
+        ("CREATE INDEX ON t (a)", "index"),
+        ("CREATE SCHEMA IF NOT EXISTS s", "schema"),
+        ("DROP MATERIALIZED VIEW IF EXISTS a, b CASCADE", "drop"),
+        ("DROP SOURCE s", "drop"),
+        ("ALTER MATERIALIZED VIEW v SET PARALLELISM = 4", "alter"),
+        ("ALTER TABLE t RENAME TO u", "alter"),
+        ("ALTER TABLE t ADD COLUMN x INT", "sql"),
+        ("TRUNCATE t", "truncate"),
+        ("TRUNCATE TABLE t, u RESTART IDENTITY CASCADE", "truncate"),
+        ("SHOW TABLES FROM public", "show"),
+        ("SHOW search_path", "show"),
+        ("DESCRIBE t", "describe"),
+        ("EXPLAIN SELECT 1", "explain"),
+        ("EXPLAIN (ANALYZE, COSTS off) SELECT 1", "explain"),
+        ("EXPLAIN (SELECT 1)", "explain"),
+        ("FLUSH;", "flush"),
+        ("WAIT", "wait"),
+        ("CANCEL JOBS 1, 2", "cancel"),
+        ("SELECT * FROM a JOIN b FOR SYSTEM_TIME AS OF PROCTIME() AS b ON a.x = b.x", "sql"),
+        ("SELECT at.a FROM changes at", "sql"),
+    ];
+    for (sql, expected) in table {
+        assert_eq!(kind(&one(sql)), expected, "{sql}");
+    }
+}
+
+#[test]
+fn options_may_have_dots_and_numbers() {
+    let Statement::CreateSource(s) = one(
+        "CREATE SOURCE bid (price BIGINT, t TIMESTAMP, WATERMARK FOR t AS t - INTERVAL '4 seconds')
+         WITH (connector = 'nexmark', event.num = 1000, \"Odd\" = true)",
+    ) else {
+        panic!("not a source")
+    };
+    let expected = [("connector", "nexmark"), ("event.num", "1000"), ("Odd", "true")];
+    assert_eq!(s.options, expected.map(|(a, b)| (a.to_string(), b.to_string())));
+    assert_eq!(s.watermark.unwrap().text, "t - INTERVAL '4 seconds'");
+    assert_eq!(s.columns.len(), 2);
+}
+
+#[test]
+fn every_statement_keeps_its_text() {
+    let all = parse("  select 'ä;' ;; CREATE VIEW v AS\n SELECT 2 ; flush").unwrap();
+    let texts: Vec<_> = all.iter().map(|s| (s.text.as_str(), s.offset)).collect();
+    assert_eq!(texts, [("select 'ä;'", 2), ("CREATE VIEW v AS\n SELECT 2", 17), ("flush", 46)]);
+    let Statement::CreateView(v) = &all[1].statement else { panic!("not a view") };
+    assert_eq!(v.query.text, "SELECT 2");
+}
+
+#[test]
+fn emit_on_window_close_is_parsed() {
+    let all = parse("CREATE MATERIALIZED VIEW v AS SELECT a FROM t EMIT ON WINDOW CLOSE; SELECT 1").unwrap();
+    let Statement::CreateView(v) = &all[0].statement else { panic!("not a view") };
+    assert!(v.emit_on_window_close);
+    assert_eq!(v.query.text, "SELECT a FROM t");
+    assert!(parse("SELECT a FROM t EMIT ON WINDOW CLOSE").is_err());
+}
+
+#[test]
+fn show_and_explain_have_their_parts() {
+    assert!(matches!(one("SHOW MATERIALIZED VIEWS"), Statement::Show(Show::MaterializedViews(None))));
+    assert!(matches!(
+        one("SHOW CREATE MATERIALIZED VIEW v"),
+        Statement::Show(Show::Create(ObjectKind::MaterializedView, _))
+    ));
+    let Statement::Explain(e) = one("EXPLAIN ANALYZE MATERIALIZED VIEW v") else { panic!() };
+    assert!(e.analyze && matches!(e.target, ExplainTarget::Job(_)));
+    let Statement::Explain(e) = one("EXPLAIN CREATE MATERIALIZED VIEW v AS SELECT 1") else { panic!() };
+    assert!(matches!(e.target, ExplainTarget::Statement(Statement::CreateView(_))));
+}
+
+#[test]
+fn errors_have_postgres_words_and_positions() {
+    let table = [
+        ("SELEC 1", "syntax error at or near \"SELEC\"", 1),
+        ("SELECT 1 FROM", "syntax error at end of input", 14),
+        ("SELECT a b c FROM t", "syntax error at or near \"c\"", 12),
+        ("SELECT 1;\nSELECT )", "syntax error at or near \")\"", 18),
+        ("CREATE TABLE t (a INT,)", "syntax error at or near \")\"", 23),
+        ("SELECT 'ä', FROM WHERE", "syntax error at or near \"WHERE\"", 18),
+        ("CREATE SOURCE s (a INT) WITH (x 1)", "syntax error at or near \"1\"", 33),
+        ("SELECT 'abc", "unterminated quoted string at or near \"'abc\"", 8),
+        ("DROP TABLE", "syntax error at end of input", 11),
+    ];
+    for (sql, message, position) in table {
+        let e = parse(sql).expect_err(sql);
+        assert_eq!(e.state, SqlState::SYNTAX_ERROR, "{sql}");
+        assert_eq!((e.message.as_str(), e.position), (message, Some(position)), "{sql}");
+    }
+}
+
+#[test]
+fn deep_nesting_is_an_error_not_a_crash() {
+    let sql = format!("SELECT {}1{}", "(".repeat(5000), ")".repeat(5000));
+    assert_eq!(parse(&sql).unwrap_err().state, SqlState::STATEMENT_TOO_COMPLEX);
+}
