@@ -1,1 +1,26 @@
-//! millrace-meta
+//! Meta: the catalog, the log, the epoch clock, and a driver for every job (docs/design.md §4, §10).
+//!
+//! Everything durable is in the object store. Metadata is a log of numbered records created with
+//! conditional puts ([`log`]); the state is a pure fold over it ([`state`], [`fold`]); nothing else is
+//! written, and an idle cluster makes no request. Frontiers and exact intervals are derived from the
+//! state ([`exact`]). Each job has a driver of its own ([`driver`]), so that no job waits for another;
+//! what they share is the [`log::LogWriter`], which never waits for a job.
+//!
+//! ```text
+//! drivers, coordinators, DDL ──entries──▶ LogWriter ──one record, one PUT──▶ object store
+//!        ▲                                   │ fold
+//!        └──────────── verdicts ◀────────────┴──▶ state ──▶ catalog, frontiers, waiting reads
+//! ```
+
+pub mod catalog;
+pub mod env;
+pub mod error;
+pub mod meta;
+pub mod settings;
+pub mod status;
+
+pub use catalog::Catalog;
+pub use env::{Env, SystemEnv};
+pub use error::MetaError;
+pub use meta::{CreateOptions, Meta, MetaOptions};
+pub use status::{JobState, JobStatus};

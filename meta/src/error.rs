@@ -1,0 +1,116 @@
+//! What can go wrong with the log, and what a void entry tells its sender.
+
+use millrace_common::{SqlError, SqlState};
+use millrace_rpc::log::FrameError;
+
+/// Why the log cannot be used (any more).
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MetaError {
+    /// Another process leads this store now. Nothing more is acknowledged here.
+    #[error("another server (term {term}) has taken over this object store")]
+    Deposed { term: u64 },
+    /// The store let a second create of one key succeed.
+    #[error("the object store does not support conditional puts: a second create of the same key succeeded")]
+    NoConditionalPut,
+    #[error("object store: {0}")]
+    Store(String),
+    #[error("\"{object}\" is damaged: {error}")]
+    Corrupt { object: String, error: FrameError },
+    /// Records are missing between the snapshot and the head.
+    #[error("log record {number} is missing")]
+    Gap { number: u64 },
+    #[error("the server is shutting down")]
+    Closed,
+}
+
+impl From<object_store::Error> for MetaError {
+    fn from(e: object_store::Error) -> MetaError {
+        MetaError::Store(e.to_string())
+    }
+}
+
+impl From<MetaError> for SqlError {
+    fn from(e: MetaError) -> SqlError {
+        let state = match &e {
+            MetaError::Deposed { .. } | MetaError::Closed => SqlState::ADMIN_SHUTDOWN,
+            MetaError::NoConditionalPut => SqlState::FEATURE_NOT_SUPPORTED,
+            MetaError::Store(_) => SqlState::IO_ERROR,
+            MetaError::Corrupt { .. } | MetaError::Gap { .. } => SqlState::DATA_CORRUPTED,
+        };
+        let error = SqlError::new(state, e.to_string());
+        match e {
+            MetaError::Deposed { .. } => error.with_hint("Connect to the server that leads now, or stop it and restart this one."),
+            MetaError::NoConditionalPut => error.with_hint("Use a store that honours If-None-Match on PUT, such as Amazon S3 or a local directory."),
+            _ => error,
+        }
+    }
+}
+
+/// Why the fold rejected an entry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum VoidReason {
+    /// The record itself is not of the leading term.
+    #[error("the record belongs to an older leader")]
+    OldTerm,
+    #[error("relation {0} does not exist")]
+    UnknownRelation(u32),
+    #[error("another generation of the job runs")]
+    OtherGeneration,
+    #[error("the job's last epoch is another one")]
+    OtherPredecessor,
+    #[error("the epoch is not one the job can commit")]
+    BadEpoch,
+    #[error("an object it refers to has been deleted")]
+    DeletedObject,
+    #[error("a run or slice it replaces is not part of the version")]
+    UnknownRun,
+    #[error("an object is still in use")]
+    ObjectInUse,
+    #[error("source offsets do not advance")]
+    OffsetsGoBack,
+    #[error("relation \"{0}\" already exists")]
+    DuplicateRelation(String),
+    #[error("\"{0}\" is not a view")]
+    NotAView(String),
+    #[error("view \"{0}\" would read itself")]
+    Cycle(String),
+    #[error("schema \"{0}\" does not exist")]
+    UnknownSchema(String),
+    #[error("schema \"{0}\" already exists")]
+    DuplicateSchema(String),
+    #[error("cannot drop {0} because other objects depend on it")]
+    DependentsExist(String),
+    #[error("the inputs of the job have no common version yet")]
+    InputsNotReady,
+    #[error("the entry is empty or of an unknown kind")]
+    Malformed,
+}
+
+impl From<VoidReason> for SqlError {
+    fn from(reason: VoidReason) -> SqlError {
+        let state = match &reason {
+            VoidReason::UnknownRelation(_) => SqlState::UNDEFINED_TABLE,
+            VoidReason::DuplicateRelation(_) => SqlState::DUPLICATE_TABLE,
+            VoidReason::NotAView(_) => SqlState::WRONG_OBJECT_TYPE,
+            VoidReason::Cycle(_) => SqlState::INVALID_OBJECT_DEFINITION,
+            VoidReason::UnknownSchema(_) => SqlState::INVALID_SCHEMA_NAME,
+            VoidReason::DuplicateSchema(_) => SqlState::DUPLICATE_SCHEMA,
+            VoidReason::DependentsExist(_) => SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
+            VoidReason::OldTerm => SqlState::ADMIN_SHUTDOWN,
+            VoidReason::InputsNotReady => SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            _ => SqlState::INTERNAL_ERROR,
+        };
+        let hint = match &reason {
+            VoidReason::DependentsExist(_) => {
+                Some("Use DROP ... CASCADE to drop the dependent objects too.")
+            }
+            VoidReason::NotAView(_) => Some("Drop it first, or choose another name."),
+            _ => None,
+        };
+        let error = SqlError::new(state, reason.to_string());
+        match hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
+    }
+}

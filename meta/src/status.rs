@@ -1,0 +1,101 @@
+//! What SHOW JOBS shows: a job's state and its numbers.
+
+use std::time::Duration;
+
+use millrace_common::{Epoch, Generation, RelationId};
+use parking_lot::Mutex;
+
+/// Where a job is in its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobState {
+    /// Its tasks are being built (first start, restart).
+    Starting,
+    /// Waiting for an input that is itself being created.
+    WaitingForInputs { inputs: Vec<RelationId> },
+    /// Scanning the snapshots of its inputs. `rows_total` 0: not known.
+    Creating { rows_read: u64, rows_total: u64 },
+    Running,
+    /// Its tasks stopped with an error; another generation starts at `retry_at_ms`.
+    Failed { reason: String, retry_at_ms: u64 },
+}
+
+impl JobState {
+    /// One word, for the column `state`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            JobState::Starting => "starting",
+            JobState::WaitingForInputs { .. } => "waiting",
+            JobState::Creating { .. } => "creating",
+            JobState::Running => "running",
+            JobState::Failed { .. } => "failed",
+        }
+    }
+
+    /// `Some(0..=100)` while creating, when the total is known.
+    pub fn progress_percent(&self) -> Option<u8> {
+        match self {
+            JobState::Creating { rows_read, rows_total } if *rows_total > 0 => {
+                Some((u128::from(*rows_read) * 100 / u128::from(*rows_total)).min(100) as u8)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A row of SHOW JOBS.
+#[derive(Clone, Debug)]
+pub struct JobStatus {
+    pub relation: RelationId,
+    pub state: JobState,
+    pub generation: Generation,
+    /// Last committed epoch.
+    pub epoch: Epoch,
+    /// Newest epoch at which the relation is exact; `None` while it is being created.
+    pub frontier: Option<Epoch>,
+    /// How far the frontier is behind the newest change of the inputs, in milliseconds of epochs.
+    pub lag_ms: u64,
+    pub row_count: i64,
+    pub counters: JobCounters,
+}
+
+/// Numbers of one job since the process started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobCounters {
+    pub commits: u64,
+    pub restarts: u64,
+    /// Time from asking for a cut to its commit.
+    pub barrier_p50: Duration,
+    pub barrier_p99: Duration,
+}
+
+/// The newest commit latencies of a job.
+#[derive(Debug, Default)]
+pub struct Latencies {
+    ring: Mutex<(Vec<Duration>, usize)>,
+}
+
+/// Enough for a stable 99th percentile, 16 KB a job.
+const KEPT: usize = 1_024;
+
+impl Latencies {
+    pub fn record(&self, latency: Duration) {
+        let mut guard = self.ring.lock();
+        let (ring, next) = &mut *guard;
+        if ring.len() < KEPT {
+            ring.push(latency);
+        } else {
+            ring[*next] = latency;
+        }
+        *next = (*next + 1) % KEPT;
+    }
+
+    /// The value below which `percent` of the newest latencies lie; zero without any.
+    pub fn percentile(&self, percent: usize) -> Duration {
+        let mut all = self.ring.lock().0.clone();
+        if all.is_empty() {
+            return Duration::ZERO;
+        }
+        let at = (all.len() * percent / 100).min(all.len() - 1);
+        *all.select_nth_unstable(at).1
+    }
+}
