@@ -4,12 +4,42 @@
 //! tests); [`block`]s of sorted entries make up [`run`]s with an index and a [`filter`]; [`segment`]s
 //! are the objects that hold runs; [`cache`] keeps blocks in memory and on local disk.
 //!
+//! On top of these: a task writes through a [`writer`] (open memtable, sealed into a [`memrun`] at a
+//! barrier); a [`job_store`] makes sealed runs durable (tail [`mod@tail`], or runs), publishes them,
+//! flushes and reads them as of an epoch ([`snapshot`], [`changes`]); [`merge`] is the one place where
+//! entries of a key meet; [`compaction`] plans and does the rewriting of runs.
+//!
 //! Storage knows tables, keys, epochs and columns, and nothing of SQL.
 
 pub mod block;
+pub mod cache;
+mod changes;
+mod disk;
+pub mod entry;
 pub mod error;
 pub mod filter;
+mod flush;
+pub mod job_store;
+mod lookup;
+pub mod memrun;
+mod memtable;
+pub mod merge;
 pub mod run;
 pub mod segment;
+mod slice;
+pub mod snapshot;
+pub mod state_store;
+pub mod table;
+mod tail;
+mod tiers;
+mod version;
+pub mod writer;
 
+pub use entry::Found;
 pub use error::StorageError;
+pub use job_store::{JobStats, JobStore, Persisted, TableStats};
+pub use memrun::MemRun;
+pub use snapshot::{KeyRange, ScanBatch, ScanOptions, Snapshot};
+pub use state_store::{StateStore, StoreOptions};
+pub use table::{RowStorage, StateClass, TableDesc};
+pub use writer::{Lookup, TableWriter};

@@ -43,6 +43,12 @@ impl RunReader {
         Epoch(self.meta.min_epoch)
     }
 
+    /// Whether an index was made before the epoch of its rows was known.
+    pub(crate) fn needs_epochs(&self, index: &RunIndex) -> bool {
+        self.assigned() != Epoch::ZERO
+            && (0..index.blocks()).any(|b| index.block_epochs(b).0 == Epoch::ZERO)
+    }
+
     /// Where index, filter and footer lie in the object.
     pub fn meta_range(&self) -> Range<u64> {
         let end = self.meta.offset + self.meta.length;

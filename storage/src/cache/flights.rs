@@ -1,0 +1,117 @@
+//! Reads under way, shared: whoever asks for what another is already reading waits for that.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::Shared;
+use hashbrown::HashMap;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::error::{Result, StorageError};
+
+type Pending<V> = Shared<oneshot::Receiver<Result<V>>>;
+
+pub(super) struct Flights<K: Hash + Eq + Clone, V: Clone> {
+    under_way: Arc<Mutex<HashMap<K, Pending<V>>>>,
+}
+
+/// An answer to wait for.
+pub(super) struct Wait<V: Clone>(Pending<V>);
+
+/// The duty to answer. Dropping it unanswered fails the waiters, never hangs them.
+pub(super) struct Promise<K: Hash + Eq + Clone, V: Clone> {
+    key: K,
+    answer: Option<oneshot::Sender<Result<V>>>,
+    under_way: Arc<Mutex<HashMap<K, Pending<V>>>>,
+}
+
+/// What a caller of [`Flights::join`] got.
+pub(super) enum Joined<K: Hash + Eq + Clone, V: Clone> {
+    /// It is here by now.
+    Here(V),
+    /// Somebody reads it.
+    Follow(Wait<V>),
+    /// The caller must read it.
+    Lead(Promise<K, V>, Wait<V>),
+}
+
+impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
+    pub fn new() -> Flights<K, V> {
+        Flights { under_way: Arc::new(Mutex::new(HashMap::new())) }
+    }
+
+    /// Joins a read under way or starts one. `look` looks once more whether the value has arrived in
+    /// the meantime: an answer enters the cache before its flight ends.
+    pub fn join(&self, key: &K, look: impl FnOnce() -> Option<V>) -> Joined<K, V> {
+        let mut flights = self.under_way.lock();
+        if let Some(pending) = flights.get(key) {
+            return Joined::Follow(Wait(pending.clone()));
+        }
+        if let Some(value) = look() {
+            return Joined::Here(value);
+        }
+        let (answer, pending) = oneshot::channel();
+        let pending = pending.shared();
+        flights.insert(key.clone(), pending.clone());
+        let promise = Promise {
+            key: key.clone(),
+            answer: Some(answer),
+            under_way: Arc::clone(&self.under_way),
+        };
+        Joined::Lead(promise, Wait(pending))
+    }
+}
+
+impl<V: Clone> Wait<V> {
+    pub async fn get(self) -> Result<V> {
+        match self.0.await {
+            Ok(result) => result,
+            Err(_) => Err(StorageError::internal("a shared read was abandoned")),
+        }
+    }
+}
+
+impl<K: Hash + Eq + Clone, V: Clone> Promise<K, V> {
+    pub fn answer(mut self, result: Result<V>) {
+        self.under_way.lock().remove(&self.key);
+        if let Some(answer) = self.answer.take() {
+            // Nobody may be waiting any more.
+            let _ = answer.send(result);
+        }
+    }
+}
+
+impl<K: Hash + Eq + Clone, V: Clone> Drop for Promise<K, V> {
+    fn drop(&mut self) {
+        if self.answer.is_some() {
+            self.under_way.lock().remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_reads_and_all_get_it() {
+        let flights: Flights<u32, u32> = Flights::new();
+        let Joined::Lead(promise, first) = flights.join(&1, || None) else { panic!("nobody else reads") };
+        let Joined::Follow(second) = flights.join(&1, || None) else { panic!("a read is under way") };
+        promise.answer(Ok(7));
+        assert_eq!(first.get().await.unwrap(), 7);
+        assert_eq!(second.get().await.unwrap(), 7);
+        assert!(matches!(flights.join(&1, || Some(8)), Joined::Here(8)));
+    }
+
+    #[tokio::test]
+    async fn an_abandoned_read_fails_its_waiters() {
+        let flights: Flights<u32, u32> = Flights::new();
+        let Joined::Lead(promise, wait) = flights.join(&1, || None) else { panic!("nobody else reads") };
+        drop(promise);
+        assert!(wait.get().await.is_err());
+        assert!(matches!(flights.join(&1, || None), Joined::Lead(..)));
+    }
+}

@@ -1,0 +1,341 @@
+//! The block cache: the only way blocks are read (docs/design.md §7, §9).
+//!
+//! - Two tiers: decoded blocks in memory, encoded blocks on local disk. Indexes and filters have a
+//!   budget of their own, because every read needs them.
+//! - A fetch takes any number of blocks of any number of runs and makes one dependent round of it:
+//!   misses are joined to reads already under way, the rest become as few ranged reads an object as
+//!   the planner can make, all in parallel.
+//! - Memory hits need no future ([`BlockCache::try_get`]).
+//! - Scans and compactions pass `fill_cache: false` and leave no trace; their reads may take only part of the
+//!   read slots, so that demand reads always find one.
+//! - Nothing damaged is served: every block is checked against its own checksum and the index's. A
+//!   damaged disk entry is dropped and read from the store again; a damaged object is an error.
+//!
+//! Reads run as tasks of their own: a caller that goes away does not cut off those who joined it.
+
+mod disk;
+mod flights;
+mod plan;
+mod read;
+mod stats;
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use foyer::{Cache, CacheBuilder, LruConfig, S3FifoConfig};
+use futures::future::try_join_all;
+use object_store::ObjectStore;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+
+use crate::block::Block;
+use crate::error::Result;
+use crate::run::{RunIndex, RunReader};
+
+pub use disk::DiskCacheOptions;
+pub use plan::{Piece, PlannedRead, plan};
+pub use stats::CacheStats;
+
+use disk::DiskTier;
+use flights::{Flights, Joined, Wait};
+use read::{IndexLead, Lead};
+use stats::Counters;
+
+/// Bookkeeping bytes a cached block costs beside its content.
+const BLOCK_OVERHEAD: usize = 512;
+/// Smallest share of the memory tier a shard may have: several blocks must fit.
+const MIN_SHARD_BYTES: usize = 4 << 20;
+
+#[derive(Clone, Debug)]
+pub struct CacheOptions {
+    /// Decoded blocks.
+    pub memory_bytes: usize,
+    /// Indexes and filters.
+    pub index_bytes: usize,
+    pub disk: Option<DiskCacheOptions>,
+    /// Unwanted bytes between two blocks that are cheaper to read than a second request.
+    pub join_gap: u64,
+    /// Largest joined read.
+    pub max_read_bytes: u64,
+    /// Reads in flight, all together.
+    pub reads: usize,
+    /// Of these, what scans may take.
+    pub scan_reads: usize,
+    /// Where reads run; `None`: the caller's runtime.
+    pub runtime: Option<Handle>,
+}
+
+impl Default for CacheOptions {
+    fn default() -> CacheOptions {
+        CacheOptions {
+            memory_bytes: 256 << 20,
+            index_bytes: 64 << 20,
+            disk: None,
+            join_gap: 128 << 10,
+            max_read_bytes: 4 << 20,
+            reads: 64,
+            scan_reads: 24,
+            runtime: None,
+        }
+    }
+}
+
+/// Names a block's content. The checksum is part of the name: see [`disk`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BlockKey {
+    run: u64,
+    block: u32,
+    crc: u32,
+}
+
+/// Who is waiting for a read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priority {
+    /// A row, a statement.
+    #[default]
+    Demand,
+    /// A scan, a compaction, a prefetch.
+    Scan,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct ReadOptions {
+    pub priority: Priority,
+    /// Keep what was read.
+    pub fill_cache: bool,
+}
+
+impl ReadOptions {
+    pub const DEMAND: ReadOptions = ReadOptions { priority: Priority::Demand, fill_cache: true };
+    pub const SCAN: ReadOptions = ReadOptions { priority: Priority::Scan, fill_cache: false };
+}
+
+/// A block to fetch.
+#[derive(Clone, Debug)]
+pub struct BlockRequest {
+    pub run: Arc<RunReader>,
+    pub index: Arc<RunIndex>,
+    pub block: u32,
+}
+
+impl BlockRequest {
+    fn key(&self) -> BlockKey {
+        BlockKey { run: self.run.meta().run_id, block: self.block, crc: self.index.block_crc(self.block) }
+    }
+}
+
+pub struct BlockCache {
+    store: Arc<dyn ObjectStore>,
+    options: CacheOptions,
+    memory: Cache<BlockKey, Arc<Block>>,
+    indexes: Cache<u64, Arc<RunIndex>>,
+    disk: OnceLock<DiskTier>,
+    block_flights: Flights<BlockKey, Arc<Block>>,
+    index_flights: Flights<u64, Arc<RunIndex>>,
+    reads: Semaphore,
+    scan_reads: Semaphore,
+    counters: Counters,
+}
+
+impl BlockCache {
+    /// Returns at once; a disk tier joins when it has recovered its directory.
+    pub fn open(store: Arc<dyn ObjectStore>, options: CacheOptions) -> Arc<BlockCache> {
+        let shards = (options.memory_bytes / MIN_SHARD_BYTES).clamp(1, 32);
+        let memory = CacheBuilder::new(options.memory_bytes.max(1))
+            .with_name("millrace-memory-blocks")
+            .with_shards(shards)
+            .with_eviction_config(S3FifoConfig::default())
+            .with_weighter(|_: &BlockKey, block: &Arc<Block>| BLOCK_OVERHEAD + block.memory)
+            .build();
+        let indexes = CacheBuilder::new(options.index_bytes.max(1))
+            .with_name("millrace-indexes")
+            .with_shards((options.index_bytes / MIN_SHARD_BYTES).clamp(1, 8))
+            .with_eviction_config(LruConfig::default())
+            .with_weighter(|_: &u64, index: &Arc<RunIndex>| index.memory_size())
+            .build();
+        let cache = Arc::new(BlockCache {
+            store,
+            memory,
+            indexes,
+            disk: OnceLock::new(),
+            block_flights: Flights::new(),
+            index_flights: Flights::new(),
+            reads: Semaphore::new(options.reads.max(2)),
+            scan_reads: Semaphore::new(options.scan_reads.clamp(1, options.reads.max(2) - 1)),
+            counters: Counters::default(),
+            options,
+        });
+        cache.open_disk();
+        cache
+    }
+
+    /// Opens the disk tier in the background. A cache that cannot be opened is reported, not fatal.
+    fn open_disk(self: &Arc<Self>) {
+        let Some(options) = self.options.disk.clone() else { return };
+        let Some(runtime) = self.options.runtime.clone().or_else(|| Handle::try_current().ok()) else {
+            tracing::warn!("no runtime to open the disk cache on; going on without it");
+            return;
+        };
+        let cache = Arc::downgrade(self);
+        runtime.spawn(async move {
+            match DiskTier::open(&options).await {
+                Ok(tier) => {
+                    if let Some(cache) = cache.upgrade() {
+                        let _ = cache.disk.set(tier);
+                    }
+                }
+                Err(e) => tracing::warn!(error = %e, "going on without a disk cache"),
+            }
+        });
+    }
+
+    /// Whether the disk tier is open.
+    pub fn has_disk(&self) -> bool {
+        self.disk.get().is_some()
+    }
+
+    /// The run's index, if it is in memory.
+    pub fn try_index(&self, run: &RunReader) -> Option<Arc<RunIndex>> {
+        let entry = self.indexes.get(&run.meta().run_id)?;
+        Counters::add(&self.counters.index_hits, 1);
+        Some(Arc::clone(entry.value()))
+    }
+
+    /// The indexes of runs, in order, with at most one round of reads.
+    pub async fn indexes(self: &Arc<Self>, runs: &[Arc<RunReader>], priority: Priority) -> Result<Vec<Arc<RunIndex>>> {
+        let mut waits = Vec::with_capacity(runs.len());
+        let mut leads: Vec<IndexLead> = Vec::new();
+        for run in runs {
+            let id = run.meta().run_id;
+            if let Some(index) = self.try_index(run) {
+                waits.push(Answer::Here(index));
+                continue;
+            }
+            let look = || self.indexes.get(&id).map(|e| Arc::clone(e.value()));
+            match self.index_flights.join(&id, look) {
+                Joined::Here(index) => waits.push(Answer::Here(index)),
+                Joined::Follow(wait) => waits.push(Answer::Wait(wait)),
+                Joined::Lead(promise, wait) => {
+                    leads.push(IndexLead { run: Arc::clone(run), promise });
+                    waits.push(Answer::Wait(wait));
+                }
+            }
+        }
+        Counters::add(&self.counters.index_misses, leads.len());
+        self.start_index_reads(leads, priority);
+        try_join_all(waits.into_iter().map(Answer::get)).await
+    }
+
+    /// The block, if it is decoded in memory. Takes no future and does no I/O.
+    #[inline]
+    pub fn try_get(&self, run: &RunReader, index: &RunIndex, block: u32) -> Option<Arc<Block>> {
+        let key = BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
+        let entry = self.memory.get(&key)?;
+        Counters::add(&self.counters.hits, 1);
+        Some(Arc::clone(entry.value()))
+    }
+
+    /// The blocks, in the order asked, with one dependent round at most. Duplicates are fine.
+    pub async fn fetch(self: &Arc<Self>, requests: Vec<BlockRequest>, options: ReadOptions) -> Result<Vec<Arc<Block>>> {
+        let mut answers = Vec::with_capacity(requests.len());
+        let mut leads: Vec<Lead> = Vec::new();
+        let mut joined = 0;
+        for request in requests {
+            if let Some(block) = self.try_get(&request.run, &request.index, request.block) {
+                answers.push(Answer::Here(block));
+                continue;
+            }
+            let key = request.key();
+            let look = || self.memory.get(&key).map(|e| Arc::clone(e.value()));
+            match self.block_flights.join(&key, look) {
+                Joined::Here(block) => answers.push(Answer::Here(block)),
+                Joined::Follow(wait) => {
+                    joined += 1;
+                    answers.push(Answer::Wait(wait));
+                }
+                Joined::Lead(promise, wait) => {
+                    leads.push(Lead { request, key, promise });
+                    answers.push(Answer::Wait(wait));
+                }
+            }
+        }
+        Counters::add(&self.counters.misses, leads.len());
+        Counters::add(&self.counters.joined, joined);
+        self.start_block_reads(leads, options);
+        try_join_all(answers.into_iter().map(Answer::get)).await
+    }
+
+    /// Takes in a run that was just built, so that its first readers find it: the index in memory, the
+    /// blocks on disk, and with `memory` decoded in memory too.
+    pub fn admit_run(&self, run: &RunReader, index: Arc<RunIndex>, bytes: &Bytes, memory: bool) -> Result<()> {
+        let index = match run.needs_epochs(&index) {
+            true => Arc::new(run.parse_index(&bytes.slice(bytes.len() - run.meta().meta_length as usize..))?),
+            false => index,
+        };
+        for block in 0..index.blocks() {
+            let range = index.block_range(block);
+            let encoded = bytes.slice(range.start as usize..range.end as usize);
+            let key = BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
+            if memory {
+                self.memory.insert(key, Arc::new(run.decode_block(&index, block, &encoded)?));
+            }
+            if let Some(disk) = self.disk.get() {
+                // The cache must not keep the whole run alive for one block.
+                disk.insert(key, Bytes::copy_from_slice(&encoded));
+            }
+        }
+        self.indexes.insert(run.meta().run_id, index);
+        Ok(())
+    }
+
+    /// Forgets a run that a compaction has replaced.
+    pub fn forget_run(&self, run: &RunReader) {
+        if let Some(entry) = self.indexes.remove(&run.meta().run_id) {
+            let index = entry.value();
+            for block in 0..index.blocks() {
+                let key = BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
+                self.memory.remove(&key);
+                if let Some(disk) = self.disk.get() {
+                    disk.remove(&key);
+                }
+            }
+        }
+    }
+
+    pub fn stats(&self) -> CacheStats {
+        let mut stats = self.counters.snapshot();
+        stats.memory_bytes = self.memory.usage() as u64;
+        stats.index_bytes = self.indexes.usage() as u64;
+        stats
+    }
+
+    /// Drops clean memory; for a memory governor under pressure and for tests.
+    pub fn clear_memory(&self) {
+        self.memory.clear();
+    }
+
+    /// Waits until what is on its way to disk is there. Call before the process ends.
+    pub async fn close(&self) -> Result<()> {
+        match self.disk.get() {
+            Some(disk) => disk.close().await,
+            None => Ok(()),
+        }
+    }
+}
+
+enum Answer<V: Clone> {
+    Here(V),
+    Wait(Wait<V>),
+}
+
+impl<V: Clone> Answer<V> {
+    async fn get(self) -> Result<V> {
+        match self {
+            Answer::Here(value) => Ok(value),
+            Answer::Wait(wait) => wait.get().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
