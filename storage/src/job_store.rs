@@ -1,0 +1,273 @@
+//! The committed state of one job on this worker (docs/design.md §9): durable writes, visibility, and
+//! reads as of an epoch.
+//!
+//! A commit goes persist → (the log decides) → publish. `persist` makes bytes durable and nothing
+//! else; `publish` makes them visible and does no I/O. All changes build a new [`Version`] and swap it
+//! under one short lock; readers load it and go on without.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use millrace_common::{DeltaChunk, Epoch, JobId, TableId, Vnode};
+use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
+use parking_lot::RwLock;
+
+use crate::block::BlockCodec;
+use crate::error::{Result, StorageError};
+use crate::memrun::{MemRun, SealId};
+use crate::snapshot::Snapshot;
+use crate::state_store::Shared;
+use crate::table::TableDesc;
+use crate::version::Version;
+use crate::writer::TableWriter;
+use crate::{changes, flush, slice, tiers};
+
+/// A durable delta that is not visible yet.
+#[derive(Debug, Default)]
+pub struct Persisted {
+    /// For the job's commit; their epoch is still to be filled in.
+    pub slices: Vec<SliceRef>,
+    /// For the job's commit: a large delta went into runs instead. Their epochs are 0.
+    pub edit: Option<VersionEdit>,
+    /// What `publish` makes visible in memory; none where `edit` holds it.
+    pub runs: Vec<MemRun>,
+    pub(crate) sequence: u64,
+    /// Seals that `edit` holds.
+    pub(crate) seals: Vec<(TableId, SealId)>,
+}
+
+/// Numbers about one table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableStats {
+    pub table: TableId,
+    pub name: String,
+    /// Entries, older versions and deletes included.
+    pub mem_rows: u64,
+    pub mem_bytes: u64,
+    pub mem_runs: usize,
+    pub disk_rows: u64,
+    pub disk_bytes: u64,
+    pub disk_runs: usize,
+}
+
+/// Numbers about a job's state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobStats {
+    pub tables: Vec<TableStats>,
+    /// Bytes of committed memory runs.
+    pub memrun_bytes: usize,
+    /// Bytes of open memtables.
+    pub open_bytes: usize,
+}
+
+pub struct JobStore {
+    job: JobId,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) codecs: HashMap<TableId, Arc<BlockCodec>>,
+    version: RwLock<Arc<Version>>,
+    next_sequence: AtomicU64,
+    next_writer: AtomicU64,
+    pub(crate) open_bytes: AtomicUsize,
+    /// One flush at a time.
+    flushing: tokio::sync::Mutex<()>,
+    /// A background merge of memory runs is under way.
+    pub(crate) merging: AtomicBool,
+}
+
+impl std::fmt::Debug for JobStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JobStore").field("job", &self.job).finish_non_exhaustive()
+    }
+}
+
+impl JobStore {
+    /// Opens the committed version: fetches and decodes all tail slices, in one round.
+    pub(crate) async fn open(
+        shared: Arc<Shared>,
+        job: JobId,
+        tables: Vec<TableDesc>,
+        committed: &JobVersion,
+    ) -> Result<Arc<JobStore>> {
+        let mut version = Version::new(tables);
+        version.epoch = Epoch(committed.epoch);
+        let codecs: HashMap<_, _> =
+            version.tables().map(|t| (t.desc.id, Arc::clone(&t.codec))).collect();
+        let mut tail = committed.tail.clone();
+        tail.sort_by_key(|s| s.sequence);
+        let fetches = tail.iter().map(|s| read_slice(&shared, &codecs, s));
+        let slices = futures::future::try_join_all(fetches).await?;
+        version.load(&committed.runs, &tail, slices);
+        let sequence = version.sequence;
+        Ok(Arc::new(JobStore {
+            job,
+            shared,
+            codecs,
+            version: RwLock::new(Arc::new(version)),
+            next_sequence: AtomicU64::new(sequence + 1),
+            next_writer: AtomicU64::new(1),
+            open_bytes: AtomicUsize::new(0),
+            flushing: tokio::sync::Mutex::new(()),
+            merging: AtomicBool::new(false),
+        }))
+    }
+
+    pub fn job(&self) -> JobId {
+        self.job
+    }
+
+    pub(crate) fn version(&self) -> Arc<Version> {
+        Arc::clone(&self.version.read())
+    }
+
+    /// Swaps in a changed copy of the version. `change` does no I/O and little work.
+    pub(crate) fn update<T>(&self, change: impl FnOnce(&mut Version) -> T) -> T {
+        let mut current = self.version.write();
+        let mut next = Version::clone(&current);
+        let result = change(&mut next);
+        *current = Arc::new(next);
+        result
+    }
+
+    /// A task's writer of a table. One per task and table.
+    pub fn writer(self: &Arc<Self>, table: TableId) -> Result<TableWriter> {
+        let desc = Arc::clone(&self.version().table(table)?.desc);
+        let id = self.next_writer.fetch_add(1, Ordering::Relaxed);
+        Ok(TableWriter::new(Arc::clone(self), desc, id))
+    }
+
+    /// The state as of an epoch; `Epoch::MAX`: all that is published. The version stays readable as
+    /// long as the snapshot lives.
+    pub fn snapshot(self: &Arc<Self>, epoch: Epoch) -> Result<Snapshot> {
+        let version = self.version();
+        if epoch < version.horizon {
+            return Err(StorageError::SnapshotTooOld { epoch, horizon: version.horizon });
+        }
+        Ok(Snapshot::new(Arc::clone(self), version, epoch))
+    }
+
+    /// The net change of a table in (from, to] under some vnodes: old rows −1, new rows +1.
+    pub fn changes(
+        self: &Arc<Self>,
+        table: TableId,
+        from: Epoch,
+        to: Epoch,
+        vnodes: Range<Vnode>,
+    ) -> BoxStream<'static, Result<DeltaChunk>> {
+        match self.snapshot(from) {
+            Err(e) => futures::stream::once(futures::future::ready(Err(e))).boxed(),
+            Ok(snapshot) => changes::changes(snapshot, table, to, vnodes),
+        }
+    }
+
+    /// Makes a delta durable. Commits are ordered as `persist` is called, not as it returns.
+    pub fn persist(self: &Arc<Self>, runs: Vec<MemRun>) -> BoxFuture<'static, Result<Persisted>> {
+        let runs: Vec<MemRun> = runs.into_iter().filter(|r| r.num_rows() > 0).collect();
+        let store = Arc::clone(self);
+        if runs.is_empty() {
+            return Box::pin(futures::future::ready(Ok(Persisted::default())));
+        }
+        let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
+        let bytes: usize = runs.iter().map(MemRun::memory_size).sum();
+        if bytes > store.shared.options.direct_run_bytes {
+            return Box::pin(async move { flush::persist_as_runs(&store, runs, sequence).await });
+        }
+        Box::pin(async move {
+            let encoded = slice::encode(&runs, &store.codecs)?;
+            let slice = store.shared.tail.put(encoded, sequence).await?;
+            Ok(Persisted { slices: vec![slice], runs, sequence, ..Persisted::default() })
+        })
+    }
+
+    /// Makes a committed delta visible at its epoch. In commit order.
+    pub fn publish(self: &Arc<Self>, epoch: Epoch, persisted: Persisted) {
+        self.update(|version| {
+            version.epoch = version.epoch.max(epoch);
+            version.sequence = version.sequence.max(persisted.sequence);
+            version.add_runs(epoch, persisted.sequence, &persisted.runs);
+            if let Some(mut edit) = persisted.edit {
+                for run in edit.add_runs.iter_mut().filter(|r| r.max_epoch == 0) {
+                    run.min_epoch = epoch.0;
+                    run.max_epoch = epoch.0;
+                }
+                version.apply(&edit);
+                version.commit_seals(&persisted.seals);
+            }
+        });
+        tiers::compact_memory(self);
+    }
+
+    /// Takes in a committed flush or compaction.
+    pub fn apply_edit(&self, edit: &VersionEdit) {
+        self.update(|version| version.apply(edit));
+    }
+
+    /// Whether memory runs exceed the job's budget.
+    pub fn needs_flush(&self) -> bool {
+        self.version().mem_bytes() > self.shared.options.flush_bytes
+    }
+
+    /// Writes everything published so far as level-0 runs. Nothing changes until the edit is committed
+    /// and applied.
+    pub async fn flush(self: &Arc<Self>) -> Result<VersionEdit> {
+        let _one = self.flushing.lock().await;
+        let version = self.update(|version| {
+            version.seal_groups();
+            version.clone()
+        });
+        flush::flush(self, &version).await
+    }
+
+    /// No read will need versions below this epoch.
+    pub fn set_horizon(&self, horizon: Epoch) {
+        self.update(|version| version.horizon = version.horizon.max(horizon));
+    }
+
+    pub fn horizon(&self) -> Epoch {
+        self.version().horizon
+    }
+
+    /// Heap bytes: memory runs and open memtables.
+    pub fn memory_size(&self) -> usize {
+        self.version().mem_bytes() + self.open_bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn stats(&self) -> JobStats {
+        let version = self.version();
+        let tables = version
+            .tables()
+            .map(|t| TableStats {
+                table: t.desc.id,
+                name: t.desc.name.clone(),
+                mem_rows: t.mem.iter().map(|r| r.num_rows() as u64).sum(),
+                mem_bytes: t.mem_bytes() as u64,
+                mem_runs: t.mem.len(),
+                disk_rows: t.disk.iter().map(|r| r.meta().rows).sum(),
+                disk_bytes: t.disk.iter().map(|r| r.meta().length).sum(),
+                disk_runs: t.disk.len(),
+            })
+            .collect();
+        JobStats {
+            tables,
+            memrun_bytes: version.mem_bytes(),
+            open_bytes: self.open_bytes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+async fn read_slice(
+    shared: &Shared,
+    codecs: &HashMap<TableId, Arc<BlockCodec>>,
+    slice: &SliceRef,
+) -> Result<Vec<MemRun>> {
+    let epoch = Epoch(slice.epoch);
+    if slice.object.is_empty() {
+        return slice::decode(&slice.inline, codecs, epoch, "meta log (inline slice)", 0);
+    }
+    let bytes = shared.read(&slice.object, slice.offset..slice.offset + slice.length).await?;
+    slice::decode(&bytes, codecs, epoch, &slice.object, slice.offset)
+}

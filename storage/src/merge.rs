@@ -1,0 +1,371 @@
+//! K-way merge of sorted sources into consolidated entries: the one place where entries of the same
+//! key meet. Scans, flushes, compactions, in-memory merges and change reads are all this merge under a
+//! different [`Mode`].
+//!
+//! Sources are read in slabs: all rows of the smallest source below the next source's key are handled
+//! together, so disjoint and clustered sources cost one key comparison per slab, and a lone source
+//! none. Output rows are (batch, row) picks, gathered once per output batch.
+
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use arrow::array::UInt64Array;
+use arrow::datatypes::SchemaRef;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use millrace_common::Epoch;
+use millrace_rpc::catalog::RowStorage;
+
+use crate::block::{Entries, Epochs};
+use crate::entry::{Gather};
+use crate::error::StorageError;
+use crate::memtable::weights_of;
+
+/// What the merged entries are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The rows that exist at an epoch: at most one entry a key, weights > 0.
+    AsOf(Epoch),
+    /// What was written in (from, to]: the newest entry a key (`Keyed`, deletes included), the sum of
+    /// weights if not zero (`Multiset`), the arrivals (`Append`).
+    Written { from: Epoch, to: Epoch },
+    /// The entries themselves, with versions at or below `horizon` merged into the newest. `bottom`:
+    /// no older entry of these keys exists elsewhere, so deletes at or below the horizon vanish.
+    Compact { horizon: Epoch, bottom: bool },
+}
+
+impl Mode {
+    /// Whether entries between these epochs can matter.
+    pub fn wants(&self, min: Epoch, max: Epoch) -> bool {
+        match *self {
+            Mode::AsOf(epoch) => min <= epoch,
+            Mode::Written { from, to } => min <= to && max > from,
+            Mode::Compact { .. } => true,
+        }
+    }
+
+    fn wants_entry(&self, epoch: Epoch) -> bool {
+        self.wants(epoch, epoch)
+    }
+}
+
+/// A sorted source of entries.
+pub struct Source {
+    /// Breaks ties of equal key and epoch: the larger was written later.
+    pub rank: u64,
+    pub input: Input,
+}
+
+pub enum Input {
+    Batches(VecDeque<Entries>),
+    Stream(BoxStream<'static, Result<Entries, StorageError>>),
+}
+
+impl Source {
+    pub fn memory(batches: impl IntoIterator<Item = Entries>, rank: u64) -> Source {
+        Source { rank, input: Input::Batches(batches.into_iter().collect()) }
+    }
+}
+
+struct Cursor {
+    source: Source,
+    batch: Entries,
+    position: usize,
+    /// The batch's place in the output being built.
+    slot: Option<usize>,
+}
+
+impl Cursor {
+    fn key(&self) -> &[u8] {
+        self.batch.keys.value(self.position)
+    }
+
+    fn compare(&self, other: &Cursor) -> Ordering {
+        let order = |c: &Cursor| (c.batch.epochs.at(c.position), c.source.rank);
+        self.key().cmp(other.key()).then_with(|| order(self).cmp(&order(other)))
+    }
+
+    /// Loads the next batch that has rows.
+    async fn refill(&mut self) -> Result<bool, StorageError> {
+        loop {
+            let next = match &mut self.source.input {
+                Input::Batches(batches) => batches.pop_front(),
+                Input::Stream(stream) => stream.next().await.transpose()?,
+            };
+            match next {
+                None => return Ok(false),
+                Some(batch) if batch.is_empty() => {}
+                Some(batch) => {
+                    self.batch = batch;
+                    self.position = 0;
+                    self.slot = None;
+                    return Ok(true);
+                }
+            }
+        }
+    }
+}
+
+/// One entry that may become an output row.
+#[derive(Clone, Copy)]
+struct Candidate {
+    pick: (usize, usize),
+    epoch: Epoch,
+    weight: i64,
+}
+
+/// Merges sources of one table.
+pub struct Merger {
+    storage: RowStorage,
+    mode: Mode,
+    /// Of the values, as projected.
+    schema: SchemaRef,
+    batch_rows: usize,
+    waiting: Vec<Source>,
+    cursors: Vec<Cursor>,
+    /// Live cursors, the smallest last.
+    order: Vec<usize>,
+    batches: Vec<Entries>,
+    picks: Vec<(usize, usize)>,
+    weights: Vec<i64>,
+    epochs: Vec<u64>,
+    pending: Option<Candidate>,
+}
+
+impl Merger {
+    pub fn new(
+        storage: RowStorage,
+        mode: Mode,
+        schema: SchemaRef,
+        batch_rows: usize,
+        sources: Vec<Source>,
+    ) -> Merger {
+        Merger {
+            storage,
+            mode,
+            schema,
+            batch_rows: batch_rows.max(1),
+            waiting: sources,
+            cursors: Vec::new(),
+            order: Vec::new(),
+            batches: Vec::new(),
+            picks: Vec::new(),
+            weights: Vec::new(),
+            epochs: Vec::new(),
+            pending: None,
+        }
+    }
+
+    /// The next consolidated entries, in key order; `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Entries>, StorageError> {
+        self.open().await?;
+        while let Some(&at) = self.order.last() {
+            if self.picks.len() >= self.batch_rows {
+                if self.pending.is_some_and(|p| self.key(p.pick) != self.cursors[at].key()) {
+                    self.close();
+                }
+                if self.pending.is_none() {
+                    return self.flush().map(Some);
+                }
+            }
+            self.step(at);
+            if self.cursors[at].position == self.cursors[at].batch.len()
+                && !self.cursors[at].refill().await?
+            {
+                self.order.pop();
+            } else {
+                self.reinsert();
+            }
+        }
+        self.close();
+        if self.picks.is_empty() { Ok(None) } else { self.flush().map(Some) }
+    }
+
+    /// Everything as one list of batches.
+    pub async fn collect(mut self) -> Result<Vec<Entries>, StorageError> {
+        let mut all = Vec::new();
+        while let Some(batch) = self.next().await? {
+            all.push(batch);
+        }
+        Ok(all)
+    }
+
+    /// As a stream.
+    pub fn into_stream(self) -> BoxStream<'static, Result<Entries, StorageError>> {
+        futures::stream::try_unfold(self, |mut merger| async move {
+            Ok(merger.next().await?.map(|batch| (batch, merger)))
+        })
+        .boxed()
+    }
+
+    async fn open(&mut self) -> Result<(), StorageError> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let empty = Entries {
+            keys: arrow::array::BinaryArray::from(Vec::<&[u8]>::new()),
+            weights: None,
+            epochs: Epochs::Uniform(Epoch::ZERO),
+            values: arrow::array::RecordBatch::new_empty(Arc::clone(&self.schema)),
+        };
+        // All sources read their first batch at the same time: one round, not one a source.
+        let opening = std::mem::take(&mut self.waiting).into_iter().map(|source| {
+            let mut cursor = Cursor { source, batch: empty.clone(), position: 0, slot: None };
+            async move { Ok::<_, StorageError>(cursor.refill().await?.then_some(cursor)) }
+        });
+        for cursor in futures::future::try_join_all(opening).await?.into_iter().flatten() {
+            self.order.push(self.cursors.len());
+            self.cursors.push(cursor);
+        }
+        let cursors = &self.cursors;
+        self.order.sort_by(|&a, &b| cursors[b].compare(&cursors[a]));
+        Ok(())
+    }
+
+    /// Puts the cursor that moved, the last in order, where it belongs now.
+    fn reinsert(&mut self) {
+        let Some(moved) = self.order.pop() else { return };
+        let cursors = &self.cursors;
+        let at = self.order.partition_point(|&c| cursors[c].compare(&cursors[moved]).is_gt());
+        self.order.insert(at, moved);
+    }
+
+    /// Handles the rows of the smallest cursor that are below every other cursor's key, at least one.
+    fn step(&mut self, at: usize) {
+        let start = self.cursors[at].position;
+        let rival = self.order.len().checked_sub(2).map(|i| self.order[i]);
+        // Bounded by what the output batch still wants, so that a lone source does not overfill it.
+        let room = self.batch_rows.saturating_sub(self.picks.len()).max(1);
+        let cursor = &self.cursors[at];
+        let limit = cursor.batch.len().min(start + room);
+        let end = match rival {
+            None => limit,
+            Some(r) => cursor.batch.lower_bound(self.cursors[r].key(), start).clamp(start + 1, limit),
+        };
+        let slot = match cursor.slot {
+            Some(slot) => slot,
+            None => {
+                self.batches.push(cursor.batch.clone());
+                self.cursors[at].slot = Some(self.batches.len() - 1);
+                self.batches.len() - 1
+            }
+        };
+        // A rival with the same key: its entries belong to this group, so it stays open.
+        let contested = rival.is_some_and(|r| self.cursors[r].key() == self.cursors[at].key());
+        match self.batches[slot].epochs {
+            // Keys are unique where the epoch is uniform: all but the ends are alone with their key.
+            Epochs::Uniform(epoch) if !contested && end - start > 2 => {
+                self.add(slot, start);
+                self.close();
+                self.add_unique(slot, start + 1, end - 1, epoch);
+                self.add(slot, end - 1);
+            }
+            _ => (start..end).for_each(|row| self.add(slot, row)),
+        }
+        self.cursors[at].position = end;
+    }
+
+    /// Rows that are each alone with their key.
+    fn add_unique(&mut self, slot: usize, start: usize, end: usize, epoch: Epoch) {
+        if !self.mode.wants_entry(epoch) {
+            return;
+        }
+        for row in start..end {
+            let weight = self.batches[slot].weight(row);
+            if keeps(self.storage, self.mode, epoch, weight) {
+                self.picks.push((slot, row));
+                self.weights.push(weight);
+                if matches!(self.mode, Mode::Compact { .. }) {
+                    self.epochs.push(epoch.0);
+                }
+            }
+        }
+    }
+
+    /// One entry, in (key, epoch, rank) order.
+    fn add(&mut self, slot: usize, row: usize) {
+        let epoch = self.batches[slot].epochs.at(row);
+        if !self.mode.wants_entry(epoch) {
+            return;
+        }
+        let weight = self.batches[slot].weight(row);
+        let new = Candidate { pick: (slot, row), epoch, weight };
+        let Some(old) = self.pending else {
+            self.pending = Some(new);
+            return;
+        };
+        let same_key = self.key(old.pick) == self.key(new.pick);
+        if same_key && self.absorbs(old, new) {
+            let sum = match self.storage {
+                RowStorage::Multiset => old.weight.wrapping_add(new.weight),
+                RowStorage::Keyed | RowStorage::Append => new.weight,
+            };
+            self.pending = Some(Candidate { weight: sum, ..new });
+        } else {
+            self.close();
+            self.pending = Some(new);
+        }
+    }
+
+    /// Whether the newer of two neighbouring entries of a key replaces or joins the older.
+    fn absorbs(&self, old: Candidate, new: Candidate) -> bool {
+        match self.mode {
+            Mode::AsOf(_) | Mode::Written { .. } => true,
+            Mode::Compact { horizon, .. } => new.epoch <= horizon || new.epoch == old.epoch,
+        }
+    }
+
+    fn close(&mut self) {
+        let Some(done) = self.pending.take() else { return };
+        if keeps(self.storage, self.mode, done.epoch, done.weight) {
+            self.picks.push(done.pick);
+            self.weights.push(done.weight);
+            if matches!(self.mode, Mode::Compact { .. }) {
+                self.epochs.push(done.epoch.0);
+            }
+        }
+    }
+
+    fn key(&self, pick: (usize, usize)) -> &[u8] {
+        self.batches[pick.0].keys.value(pick.1)
+    }
+
+    fn flush(&mut self) -> Result<Entries, StorageError> {
+        let gather = Gather::new(&self.picks);
+        let epochs = match self.mode {
+            Mode::Compact { .. } => epochs_of(std::mem::take(&mut self.epochs)),
+            Mode::AsOf(_) | Mode::Written { .. } => Epochs::Uniform(Epoch::ZERO),
+        };
+        let out = Entries {
+            keys: gather.keys(&self.batches)?,
+            weights: weights_of(&std::mem::take(&mut self.weights)),
+            epochs,
+            values: gather.values(&self.schema, &self.batches)?,
+        };
+        self.picks.clear();
+        self.batches.clear();
+        for cursor in &mut self.cursors {
+            cursor.slot = None;
+        }
+        Ok(out)
+    }
+}
+
+/// Whether a key's final entry is part of the output.
+fn keeps(storage: RowStorage, mode: Mode, epoch: Epoch, weight: i64) -> bool {
+    match (mode, storage) {
+        (Mode::AsOf(_), _) => weight > 0,
+        (_, RowStorage::Multiset) => weight != 0,
+        (Mode::Compact { horizon, bottom: true }, RowStorage::Keyed) => weight > 0 || epoch > horizon,
+        _ => true,
+    }
+}
+
+/// One epoch for all where that is so.
+fn epochs_of(epochs: Vec<u64>) -> Epochs {
+    match epochs.first() {
+        Some(&first) if epochs.iter().all(|&e| e == first) => Epochs::Uniform(Epoch(first)),
+        _ => Epochs::Each(UInt64Array::from(epochs)),
+    }
+}

@@ -1,0 +1,129 @@
+//! Tail slices: one committed epoch's delta of one job, as bytes (docs/design.md §9).
+//!
+//! ```text
+//!  0 u32 crc32 of everything after this field
+//!  4 u32 magic 0x4C53524D ("MRSL")
+//!  8 u16 version (1)   10 u16 reserved   12 u32 parts
+//! 16 parts: u32 table id, u32 length, then `length` bytes: one block (see `block`)
+//! ```
+//!
+//! All integers are little-endian. Blocks are written before the epoch is known and take that of the
+//! slice's reference when read. The parts of one table follow each other in key order; a table that
+//! two tasks wrote has their parts one after the other, so a reader starts a new run where keys step
+//! back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use millrace_common::{Epoch, TableId};
+
+use crate::block::{BlockCodec, BlockEncoder, Entries};
+use crate::error::{Result, StorageError};
+use crate::memrun::{MemRun, SealId};
+
+const MAGIC: u32 = 0x4c53_524d;
+const VERSION: u16 = 1;
+const HEADER_BYTES: usize = 16;
+/// Rows of one part: bounds what a reader decompresses at a time.
+const PART_ROWS: usize = 1 << 14;
+
+type Codecs = HashMap<TableId, Arc<BlockCodec>>;
+
+/// The slice of these runs.
+pub(crate) fn encode(runs: &[MemRun], codecs: &Codecs) -> Result<Bytes> {
+    let mut out = vec![0u8; HEADER_BYTES];
+    let mut encoder = BlockEncoder::default();
+    let mut parts = 0u32;
+    for run in runs {
+        let codec = codec_of(codecs, run.table())?;
+        for batch in run.batches() {
+            let mut at = 0;
+            while at < batch.len() {
+                let n = PART_ROWS.min(batch.len() - at);
+                append_part(&mut out, run.table(), codec, &batch.slice(at, n), &mut encoder)?;
+                at += n;
+                parts += 1;
+            }
+        }
+    }
+    out[4..8].copy_from_slice(&MAGIC.to_le_bytes());
+    out[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    out[12..16].copy_from_slice(&parts.to_le_bytes());
+    let crc = crc32fast::hash(&out[4..]);
+    out[..4].copy_from_slice(&crc.to_le_bytes());
+    Ok(out.into())
+}
+
+fn append_part(
+    out: &mut Vec<u8>,
+    table: TableId,
+    codec: &BlockCodec,
+    entries: &Entries,
+    encoder: &mut BlockEncoder,
+) -> Result<()> {
+    out.extend_from_slice(&table.0.to_le_bytes());
+    let length_at = out.len();
+    out.extend_from_slice(&[0; 4]);
+    let (length, _) = codec.encode(entries, encoder, out)?;
+    out[length_at..length_at + 4].copy_from_slice(&(length as u32).to_le_bytes());
+    Ok(())
+}
+
+fn codec_of(codecs: &Codecs, table: TableId) -> Result<&Arc<BlockCodec>> {
+    codecs
+        .get(&table)
+        .ok_or_else(|| StorageError::internal(format!("state table {table} is not part of the job")))
+}
+
+/// The runs of a slice that was committed at `epoch`. `object` and `offset` name it in errors.
+pub(crate) fn decode(
+    bytes: &[u8],
+    codecs: &Codecs,
+    epoch: Epoch,
+    object: &str,
+    offset: u64,
+) -> Result<Vec<MemRun>> {
+    let corrupt = |reason: &str| StorageError::corrupt(object, offset, reason);
+    if bytes.len() < HEADER_BYTES || bytes[4..8] != MAGIC.to_le_bytes() {
+        return Err(corrupt("not a tail slice"));
+    }
+    if bytes[8..10] != VERSION.to_le_bytes() {
+        return Err(corrupt("unknown tail slice version"));
+    }
+    if crc32fast::hash(&bytes[4..]).to_le_bytes() != bytes[..4] {
+        return Err(corrupt("checksum mismatch"));
+    }
+    let mut runs: Vec<(TableId, Vec<Entries>)> = Vec::new();
+    let mut at = HEADER_BYTES;
+    for _ in 0..u32_at(bytes, 12).unwrap_or(0) {
+        let table = u32_at(bytes, at).ok_or_else(|| corrupt("part beyond the end"))?;
+        let length = u32_at(bytes, at + 4).ok_or_else(|| corrupt("part beyond the end"))? as usize;
+        let block = bytes.get(at + 8..at + 8 + length).ok_or_else(|| corrupt("part beyond the end"))?;
+        let codec = codec_of(codecs, TableId(table))?;
+        let entries = codec.decode(block, None, epoch, object, offset + at as u64 + 8)?.entries;
+        add_part(&mut runs, TableId(table), entries);
+        at += 8 + length;
+    }
+    let run = |(table, batches): (TableId, Vec<Entries>)| MemRun::sealed(table, batches.into(), SealId::default());
+    Ok(runs.into_iter().map(run).collect())
+}
+
+fn add_part(runs: &mut Vec<(TableId, Vec<Entries>)>, table: TableId, entries: Entries) {
+    if entries.is_empty() {
+        return;
+    }
+    match runs.last_mut() {
+        Some((t, batches)) if *t == table && follows(batches.last(), &entries) => batches.push(entries),
+        _ => runs.push((table, vec![entries])),
+    }
+}
+
+fn follows(last: Option<&Entries>, next: &Entries) -> bool {
+    last.is_none_or(|l| l.keys.value(l.len() - 1) < next.keys.value(0))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let word = bytes.get(at..at + 4)?;
+    Some(u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+}

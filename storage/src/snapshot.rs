@@ -1,0 +1,197 @@
+//! Reads of a job's state as of an epoch. A snapshot holds the version it was made from, so nothing
+//! that happens later (publishes, flushes, compactions) changes what it reads.
+
+use std::ops::{Bound, Range};
+use std::sync::Arc;
+
+use arrow::array::{BinaryArray, Int64Array, RecordBatch};
+use arrow::datatypes::SchemaRef;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use millrace_common::{Epoch, TableId, Vnode};
+
+use crate::block::Entries;
+use crate::disk;
+use crate::entry::{Found, rebuild};
+use crate::error::Result;
+use crate::job_store::JobStore;
+use crate::memrun::MemRun;
+use crate::merge::{Merger, Mode, Source};
+use crate::version::{TableVersion, Version};
+use crate::writer::{Question, ask, memory_sources};
+
+/// Bounds of key bytes.
+pub type KeyRange = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+/// What a scan reads.
+#[derive(Clone, Debug)]
+pub struct ScanOptions {
+    /// Value columns; `None`: all.
+    pub projection: Option<Vec<usize>>,
+    pub with_keys: bool,
+    pub range: Option<KeyRange>,
+    pub vnodes: Option<Range<Vnode>>,
+    pub batch_rows: usize,
+}
+
+impl Default for ScanOptions {
+    fn default() -> ScanOptions {
+        ScanOptions { projection: None, with_keys: false, range: None, vnodes: None, batch_rows: 8192 }
+    }
+}
+
+/// Rows that exist, in key order; weights > 0.
+#[derive(Clone, Debug)]
+pub struct ScanBatch {
+    pub keys: Option<BinaryArray>,
+    pub weights: Int64Array,
+    pub values: RecordBatch,
+}
+
+/// A job's state as of an epoch.
+#[derive(Clone)]
+pub struct Snapshot {
+    store: Arc<JobStore>,
+    version: Arc<Version>,
+    epoch: Epoch,
+}
+
+impl Snapshot {
+    pub(crate) fn new(store: Arc<JobStore>, version: Arc<Version>, epoch: Epoch) -> Snapshot {
+        Snapshot { store, version, epoch }
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The rows of a table, in key order.
+    pub fn scan(&self, table: TableId, options: ScanOptions) -> BoxStream<'static, Result<ScanBatch>> {
+        match self.merger(table, &options) {
+            Err(e) => futures::stream::once(futures::future::ready(Err(e))).boxed(),
+            Ok((merger, schema)) => {
+                let to_batch = move |batch: Result<Entries>| scan_batch(batch?, &schema, options.with_keys);
+                merger.into_stream().map(to_batch).boxed()
+            }
+        }
+    }
+
+    fn merger(&self, id: TableId, options: &ScanOptions) -> Result<(Merger, SchemaRef)> {
+        let table = self.version.table(id)?;
+        let mode = Mode::AsOf(self.epoch);
+        let range = key_range(options.range.as_ref(), options.vnodes.as_ref());
+        let projection = options.projection.as_deref();
+        let sources = table_sources(&self.store, table, mode, &range, projection)?;
+        let project = |schema: &SchemaRef| -> Result<SchemaRef> {
+            Ok(match projection {
+                None => Arc::clone(schema),
+                Some(columns) => Arc::new(schema.project(columns)?),
+            })
+        };
+        let stored = project(table.schema())?;
+        let merger = Merger::new(table.desc.storage, mode, stored, options.batch_rows, sources);
+        Ok((merger, project(&table.desc.value_schema)?))
+    }
+
+    /// The current rows of these keys, sorted by (input, key).
+    pub async fn multi_get(&self, table: TableId, keys: BinaryArray) -> Result<Found> {
+        self.ask(table, Question::Keys(keys)).await
+    }
+
+    /// All rows whose key starts with a prefix, in key order, at most `limit` a prefix.
+    pub async fn multi_scan(&self, table: TableId, prefixes: BinaryArray, limit: Option<usize>) -> Result<Found> {
+        self.ask(table, Question::Prefixes(prefixes, limit)).await
+    }
+
+    async fn ask(&self, table: TableId, question: Question) -> Result<Found> {
+        let table = Arc::clone(self.version.table(table)?);
+        let memory = memory_sources(&table, self.epoch);
+        ask(&self.store, table, memory, self.epoch, question).wait().await
+    }
+
+    pub(crate) fn table(&self, id: TableId) -> Result<&Arc<TableVersion>> {
+        self.version.table(id)
+    }
+
+    pub(crate) fn store(&self) -> &Arc<JobStore> {
+        &self.store
+    }
+}
+
+fn scan_batch(entries: Entries, schema: &SchemaRef, with_keys: bool) -> Result<ScanBatch> {
+    let rows = entries.len();
+    Ok(ScanBatch {
+        weights: entries.weights_array(),
+        values: rebuild(schema, entries.values.columns().to_vec(), rows)?,
+        keys: with_keys.then_some(entries.keys),
+    })
+}
+
+/// Committed memory and disk runs of a table that matter to `mode`, cut to a key range.
+pub(crate) fn table_sources(
+    store: &JobStore,
+    table: &TableVersion,
+    mode: Mode,
+    range: &KeyRange,
+    projection: Option<&[usize]>,
+) -> Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    for run in table.mem.iter().filter(|r| mode.wants(r.min_epoch, r.max_epoch)) {
+        sources.push(Source::memory(run_range(run, range, projection)?, run.max_sequence));
+    }
+    for run in &table.disk {
+        let meta = run.meta();
+        if mode.wants(Epoch(meta.min_epoch), Epoch(meta.max_epoch)) {
+            sources.extend(disk::scan(&store.shared, run, mode, range, projection));
+        }
+    }
+    Ok(sources)
+}
+
+/// The batches of a memory run inside a range, as zero-copy windows.
+fn run_range(run: &MemRun, range: &KeyRange, projection: Option<&[usize]>) -> Result<Vec<Entries>> {
+    let mut cut = Vec::new();
+    for batch in run.batches() {
+        let window = cut_range(batch, range);
+        if !window.is_empty() {
+            cut.push(match projection {
+                None => window,
+                Some(columns) => window.project(columns)?,
+            });
+        }
+    }
+    Ok(cut)
+}
+
+/// The entries of a batch inside a range.
+pub(crate) fn cut_range(batch: &Entries, range: &KeyRange) -> Entries {
+    let after = |key: &[u8]| batch.upper_bound(key, 0);
+    let start = match &range.0 {
+        Bound::Unbounded => 0,
+        Bound::Included(key) => batch.lower_bound(key, 0),
+        Bound::Excluded(key) => after(key),
+    };
+    let end = match &range.1 {
+        Bound::Unbounded => batch.len(),
+        Bound::Included(key) => after(key),
+        Bound::Excluded(key) => batch.lower_bound(key, 0),
+    };
+    batch.slice(start, end.saturating_sub(start))
+}
+
+/// The intersection of a key range and a range of vnodes.
+pub(crate) fn key_range(range: Option<&KeyRange>, vnodes: Option<&Range<Vnode>>) -> KeyRange {
+    let (mut lower, mut upper) = range.cloned().unwrap_or((Bound::Unbounded, Bound::Unbounded));
+    let Some(vnodes) = vnodes else { return (lower, upper) };
+    let first = vnodes.start.to_be_bytes().to_vec();
+    let end = vnodes.end.to_be_bytes().to_vec();
+    match &lower {
+        Bound::Included(k) | Bound::Excluded(k) if *k >= first => {}
+        _ => lower = Bound::Included(first),
+    }
+    match &upper {
+        Bound::Included(k) | Bound::Excluded(k) if *k < end => {}
+        _ => upper = Bound::Excluded(end),
+    }
+    (lower, upper)
+}

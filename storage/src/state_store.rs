@@ -1,0 +1,138 @@
+//! The state store of one worker: what its jobs share (object store, block cache, names, the tail) and
+//! the list of open jobs.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use millrace_common::JobId;
+use millrace_rpc::version::JobVersion;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use parking_lot::Mutex;
+
+use crate::cache::{BlockCache, CacheOptions};
+use crate::error::{Result, StorageError};
+use crate::job_store::JobStore;
+use crate::segment::ObjectNamer;
+use crate::table::TableDesc;
+use crate::tail::Tail;
+
+/// How the store works.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    pub store: Arc<dyn ObjectStore>,
+    /// From the meta log; never given twice.
+    pub incarnation: u64,
+    pub cache: CacheOptions,
+    /// A job's committed memory runs are flushed beyond this.
+    pub flush_bytes: usize,
+    /// A commit larger than this goes into runs of its own instead of the tail.
+    pub direct_run_bytes: usize,
+    /// A slice up to this rides in the log record.
+    pub inline_bytes: usize,
+    /// Blocks of this many bytes instead of the class's; tests make them tiny.
+    pub block_bytes: Option<usize>,
+    /// Compaction output aims at this.
+    pub run_bytes: usize,
+}
+
+impl StoreOptions {
+    pub fn new(store: Arc<dyn ObjectStore>, incarnation: u64) -> StoreOptions {
+        StoreOptions {
+            store,
+            incarnation,
+            cache: CacheOptions::default(),
+            flush_bytes: 64 << 20,
+            direct_run_bytes: 8 << 20,
+            inline_bytes: 16 << 10,
+            block_bytes: None,
+            run_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What all jobs of a worker use.
+pub(crate) struct Shared {
+    pub options: StoreOptions,
+    pub namer: Arc<ObjectNamer>,
+    pub tail: Tail,
+    pub cache: Arc<BlockCache>,
+}
+
+impl Shared {
+    /// A byte range of an object.
+    pub async fn read(&self, object: &str, range: Range<u64>) -> Result<Bytes> {
+        let path = Path::from(object);
+        let got = self.options.store.get_range(&path, range).await;
+        got.map_err(|e| StorageError::from_store("read", object, e))
+    }
+}
+
+/// The state of all jobs of a worker.
+pub struct StateStore {
+    shared: Arc<Shared>,
+    jobs: Mutex<HashMap<JobId, Arc<JobStore>>>,
+}
+
+impl std::fmt::Debug for StateStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StateStore").field("options", &self.shared.options).finish_non_exhaustive()
+    }
+}
+
+impl StateStore {
+    /// Does no I/O on the object store.
+    pub async fn open(options: StoreOptions) -> Result<Arc<StateStore>> {
+        let namer = Arc::new(ObjectNamer::new(options.incarnation));
+        let tail = Tail::new(Arc::clone(&options.store), Arc::clone(&namer), options.inline_bytes);
+        let cache = BlockCache::open(Arc::clone(&options.store), options.cache.clone());
+        let shared = Arc::new(Shared { options, namer, tail, cache });
+        Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::new()) }))
+    }
+
+    pub fn object_store(&self) -> &Arc<dyn ObjectStore> {
+        &self.shared.options.store
+    }
+
+    pub fn incarnation(&self) -> u64 {
+        self.shared.options.incarnation
+    }
+
+    /// Opens a job at its committed version, in place of what was open under its id. Replays the tail
+    /// slices; no other I/O.
+    pub async fn open_job(
+        &self,
+        job: JobId,
+        tables: Vec<TableDesc>,
+        version: &JobVersion,
+    ) -> Result<Arc<JobStore>> {
+        let store = JobStore::open(Arc::clone(&self.shared), job, tables, version).await?;
+        self.jobs.lock().insert(job, Arc::clone(&store));
+        Ok(store)
+    }
+
+    pub fn job(&self, job: JobId) -> Option<Arc<JobStore>> {
+        self.jobs.lock().get(&job).cloned()
+    }
+
+    /// Forgets a job; snapshots that are open stay readable.
+    pub fn close_job(&self, job: JobId) {
+        self.jobs.lock().remove(&job);
+    }
+
+    /// Heap bytes of all jobs' memtables and memory runs, for the memory governor.
+    pub fn memory_size(&self) -> usize {
+        let jobs: Vec<_> = self.jobs.lock().values().cloned().collect();
+        jobs.iter().map(|j| j.memory_size()).sum()
+    }
+
+    pub fn cache(&self) -> &Arc<BlockCache> {
+        &self.shared.cache
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}

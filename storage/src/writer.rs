@@ -1,0 +1,222 @@
+//! One task's hold on one state table: writes of the epoch in flight, and reads that see them.
+//!
+//! A read looks at, newest first: the open memtable, runs sealed but not yet in the shared version
+//! (the barrier has passed, the commit has not), and the version. A sealed run moves from private to
+//! shared when its commit is published; the version names the seals it holds, so one load of it
+//! decides for each private run, and none is counted twice or missed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use arrow::array::{BinaryArray, Int64Array, RecordBatch};
+use futures::future::BoxFuture;
+use millrace_common::Epoch;
+use parking_lot::Mutex;
+
+use crate::block::{Entries, stored_schema};
+use crate::disk;
+use crate::entry::Found;
+use crate::error::{Result, StorageError};
+use crate::job_store::JobStore;
+use crate::lookup::{Lookups, Sorted};
+use crate::memrun::{MemRun, SealId};
+use crate::memtable::Memtable;
+use crate::table::TableDesc;
+use crate::version::TableVersion;
+
+/// The answer to a batched read.
+pub enum Lookup {
+    /// Answered from memory.
+    Ready(Found),
+    /// Needs the store or the local disk. Holds everything it needs; the writer may go on.
+    Pending(BoxFuture<'static, Result<Found>>),
+}
+
+impl Lookup {
+    /// The answer, however long it takes.
+    pub async fn wait(self) -> Result<Found> {
+        match self {
+            Lookup::Ready(found) => Ok(found),
+            Lookup::Pending(fetch) => fetch.await,
+        }
+    }
+
+    fn failed(error: StorageError) -> Lookup {
+        Lookup::Pending(Box::pin(futures::future::ready(Err(error))))
+    }
+}
+
+/// Owned by one task.
+pub struct TableWriter {
+    store: Arc<JobStore>,
+    desc: Arc<TableDesc>,
+    /// Behind a lock only because reads build its index lazily; never contended.
+    open: Mutex<Memtable>,
+    /// Oldest first.
+    sealed: Vec<MemRun>,
+    next_seal: SealId,
+    /// Bytes of `open` that the job's total knows of.
+    counted: usize,
+}
+
+impl TableWriter {
+    pub(crate) fn new(store: Arc<JobStore>, desc: Arc<TableDesc>, writer: u64) -> TableWriter {
+        let open = Memtable::new(desc.storage, stored_schema(&desc.value_schema));
+        let next_seal = SealId { writer, seal: 1 };
+        TableWriter { store, desc, open: Mutex::new(open), sealed: Vec::new(), next_seal, counted: 0 }
+    }
+
+    pub fn desc(&self) -> &Arc<TableDesc> {
+        &self.desc
+    }
+
+    /// Writes into the open epoch. Weights absent: all +1. Keys and weights have no nulls.
+    pub fn write(&mut self, keys: BinaryArray, weights: Option<Int64Array>, values: RecordBatch) {
+        self.open.get_mut().write(keys, weights, values);
+        self.count_open();
+    }
+
+    fn count_open(&mut self) {
+        let bytes = self.open.get_mut().memory_size();
+        let counter = &self.store.open_bytes;
+        counter.fetch_add(bytes, Ordering::Relaxed);
+        counter.fetch_sub(self.counted, Ordering::Relaxed);
+        self.counted = bytes;
+    }
+
+    /// Ends the epoch: what it wrote, sorted and consolidated; `None` if nothing.
+    pub fn seal(&mut self) -> Result<Option<MemRun>> {
+        let batches = self.open.get_mut().seal()?;
+        self.count_open();
+        self.forget_committed()?;
+        if batches.is_empty() {
+            return Ok(None);
+        }
+        let run = MemRun::sealed(self.desc.id, batches, self.next_seal);
+        self.next_seal.seal += 1;
+        self.sealed.push(run.clone());
+        Ok(Some(run))
+    }
+
+    fn forget_committed(&mut self) -> Result<()> {
+        let version = self.store.version();
+        let table = version.table(self.desc.id)?;
+        self.sealed.retain(|run| !table.has_committed(run.seal));
+        Ok(())
+    }
+
+    /// The current entry of each key, own writes included.
+    pub fn multi_get(&self, keys: BinaryArray) -> Lookup {
+        self.lookup(Question::Keys(keys))
+    }
+
+    /// All current entries whose key starts with a prefix, in key order, at most `limit` a prefix.
+    pub fn multi_scan(&self, prefixes: BinaryArray, limit: Option<usize>) -> Lookup {
+        self.lookup(Question::Prefixes(prefixes, limit))
+    }
+
+    fn lookup(&self, question: Question) -> Lookup {
+        let sources = match self.sources(&question) {
+            Ok(sources) => sources,
+            Err(e) => return Lookup::failed(e),
+        };
+        let (table, memory) = sources;
+        ask(&self.store, table, memory, Epoch::MAX, question)
+    }
+
+    /// The version's table and all sources in memory.
+    fn sources(&self, question: &Question) -> Result<(Arc<TableVersion>, Vec<Sorted>)> {
+        let version = self.store.version();
+        let table = Arc::clone(version.table(self.desc.id)?);
+        let mut memory = memory_sources(&table, Epoch::MAX);
+        let private = self.sealed.iter().filter(|run| !table.has_committed(run.seal));
+        memory.extend(private.map(|run| Sorted {
+            batches: Arc::clone(&run.batches),
+            private: true,
+            rank: run.seal.seal,
+        }));
+        let mut open = self.open.lock();
+        if !open.is_empty() {
+            let batches: Arc<[Entries]> = match question {
+                Question::Keys(keys) => open.matching(keys)?,
+                Question::Prefixes(..) => open.sorted()?,
+            };
+            memory.push(Sorted { batches, private: true, rank: u64::MAX });
+        }
+        Ok((table, memory))
+    }
+
+    /// Nothing of this table is on disk: memory alone answers, absence included.
+    pub fn memory_complete(&self) -> bool {
+        self.store.version().table(self.desc.id).is_ok_and(|t| t.disk.is_empty())
+    }
+
+    /// Heap bytes of the open epoch and of runs that only this writer holds.
+    pub fn memory_size(&self) -> usize {
+        self.counted + self.sealed.iter().map(MemRun::memory_size).sum::<usize>()
+    }
+}
+
+impl Drop for TableWriter {
+    fn drop(&mut self) {
+        self.store.open_bytes.fetch_sub(self.counted, Ordering::Relaxed);
+    }
+}
+
+/// What a lookup asks.
+pub(crate) enum Question {
+    Keys(BinaryArray),
+    Prefixes(BinaryArray, Option<usize>),
+}
+
+impl Question {
+    fn answer(&self, lookups: &Lookups) -> Result<Found> {
+        match self {
+            Question::Keys(keys) => lookups.get(keys),
+            Question::Prefixes(prefixes, limit) => lookups.scan(prefixes, *limit),
+        }
+    }
+
+    pub fn strings(&self) -> &BinaryArray {
+        match self {
+            Question::Keys(keys) | Question::Prefixes(keys, _) => keys,
+        }
+    }
+}
+
+/// The committed memory runs that an epoch sees.
+pub(crate) fn memory_sources(table: &TableVersion, as_of: Epoch) -> Vec<Sorted> {
+    let visible = table.mem.iter().filter(|run| run.min_epoch <= as_of);
+    visible
+        .map(|run| Sorted { batches: Arc::clone(&run.batches), private: false, rank: run.max_sequence })
+        .collect()
+}
+
+/// Answers at once where memory can, else returns the one batched fetch that will.
+pub(crate) fn ask(
+    store: &JobStore,
+    table: Arc<TableVersion>,
+    memory: Vec<Sorted>,
+    as_of: Epoch,
+    question: Question,
+) -> Lookup {
+    let mut lookups = Lookups {
+        storage: table.desc.storage,
+        schema: Arc::clone(&table.desc.value_schema),
+        as_of,
+        sources: memory,
+    };
+    match disk::probe(&store.shared, &table, as_of, &question) {
+        disk::Probe::Ready(blocks) => {
+            lookups.sources.extend(blocks);
+            match question.answer(&lookups) {
+                Ok(found) => Lookup::Ready(found),
+                Err(e) => Lookup::failed(e),
+            }
+        }
+        disk::Probe::Fetch(fetch) => Lookup::Pending(Box::pin(async move {
+            lookups.sources.extend(fetch.run(&question).await?);
+            question.answer(&lookups)
+        })),
+    }
+}
