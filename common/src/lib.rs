@@ -3,16 +3,19 @@
 //!
 //! Nothing here knows about storage, planning or execution (docs/design.md §13).
 
+pub mod crash;
 pub mod delta;
 pub mod epoch;
 pub mod error;
 pub mod hash;
 pub mod ids;
 pub mod keys;
+pub mod planted;
+pub mod settings;
+pub mod types;
 
 pub use delta::DeltaChunk;
 pub use epoch::Epoch;
 pub use error::{SqlError, SqlState};
 pub use ids::{Generation, JobId, RelationId, RunId, TableId, VNODE_COUNT, Vnode, WorkerId};
-pub mod types;
 pub use types::SqlType;

@@ -1,0 +1,55 @@
+//! Named crash points (docs/design.md §14): before and after each durable step the process can be
+//! made to die as by `kill -9`, so that a test can prove that nothing acknowledged is lost there.
+//!
+//! `MILLRACE_CRASH_POINT=name` aborts the process at the first pass, `name:n` at the n-th. Without
+//! the variable a point costs one relaxed load.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The registry. A point that code names but this list does not is a bug (checked in debug builds);
+/// a point of this list that no run reaches fails the crash test.
+pub const POINTS: &[&str] = &[
+    "meta-before-append",
+    "meta-after-append",
+    "meta-before-snapshot",
+    "meta-after-snapshot",
+    "meta-before-conclude",
+    "meta-after-conclude",
+    "storage-before-tail-put",
+    "storage-after-tail-put",
+    "storage-before-run-put",
+    "storage-after-run-put",
+    "storage-before-edit-commit",
+    "storage-after-edit-commit",
+    "executor-before-persist",
+    "executor-after-persist",
+    "executor-before-publish",
+    "executor-after-publish",
+    "dml-before-acknowledge",
+];
+
+struct Armed {
+    name: String,
+    left: AtomicU64,
+}
+
+static ARMED: LazyLock<Option<Armed>> = LazyLock::new(|| {
+    let text = std::env::var("MILLRACE_CRASH_POINT").ok()?;
+    let (name, count) = match text.split_once(':') {
+        Some((name, n)) => (name.to_string(), n.parse().unwrap_or(1)),
+        None => (text, 1),
+    };
+    Some(Armed { name, left: AtomicU64::new(count) })
+});
+
+/// Passes a crash point: ends the process at once if it is the armed one.
+pub fn point(name: &'static str) {
+    debug_assert!(POINTS.contains(&name), "crash point {name} is not in the registry");
+    if let Some(armed) = &*ARMED
+        && armed.name == name
+        && armed.left.fetch_sub(1, Ordering::Relaxed) == 1
+    {
+        std::process::abort();
+    }
+}

@@ -1,0 +1,42 @@
+//! Planted bugs: faults that tests switch on to prove that the equivalence harness would notice
+//! them (docs/design.md §14). Compiled to nothing in release builds.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// All bugs that can be planted, with what they break.
+pub const BUGS: &[(&str, &str)] = &[
+    ("drop-retraction", "a join forgets every deletion on its left side"),
+    ("count-pair-twice", "a join emits a pair once from each side when both change in an epoch"),
+    ("lost-parked-row", "the last row parked behind a fetch is dropped"),
+    ("stale-cache-fill", "an evicted dirty entry is refetched as it was before the eviction"),
+    ("minmax-never-retracts", "MIN and MAX keep a deleted extreme"),
+    ("distinct-ignores-weight", "DISTINCT forgets a group with its first deletion"),
+    ("topn-no-refill", "a top-N does not refill after a deletion in its prefix"),
+    ("outer-null-row-stays", "an outer join keeps the NULL row after a match appears"),
+    ("changes-skip-epoch", "a reader skips a relation's change when it falls back to the store"),
+    ("tail-not-replayed", "recovery forgets the newest tail slice"),
+];
+
+static ANY: AtomicBool = AtomicBool::new(false);
+static ACTIVE: Mutex<Option<&'static str>> = Mutex::new(None);
+
+/// Switches one bug on, or all off.
+pub fn plant(bug: Option<&'static str>) {
+    if let Ok(mut active) = ACTIVE.lock() {
+        *active = bug;
+        ANY.store(bug.is_some(), Ordering::SeqCst);
+    }
+}
+
+/// Whether this bug is planted now. Always false in release builds.
+#[inline]
+pub fn is_planted(bug: &'static str) -> bool {
+    cfg!(debug_assertions) && ANY.load(Ordering::Relaxed) && active_is(bug)
+}
+
+#[cold]
+fn active_is(bug: &'static str) -> bool {
+    debug_assert!(BUGS.iter().any(|(name, _)| *name == bug), "{bug} is not in the list");
+    ACTIVE.lock().is_ok_and(|active| *active == Some(bug))
+}

@@ -1,0 +1,323 @@
+//! Every setting a session can SHOW or SET, declared once: name, kind, default, range, meaning.
+//!
+//! Purpose: parser, `SHOW ALL`, `pg_settings` and the manual follow from [`SETTINGS`]. Settings of
+//! PostgreSQL that only affect planning, locking or printing are accepted with the values that
+//! Millrace's behaviour covers; a value that would have to change results is refused, not ignored.
+
+use std::collections::HashMap;
+
+use crate::error::{SqlError, SqlState};
+
+/// What values a setting takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    Bool,
+    /// One of these, without regard to case; the first spelling of each is canonical.
+    Enum(&'static [&'static str]),
+    Int { min: i64, max: i64 },
+    Float,
+    /// Milliseconds, with PostgreSQL's units on input (`us`, `ms`, `s`, `min`, `h`, `d`).
+    Millis { min: i64, max: i64 },
+    /// Kilobytes, with `kB`, `MB`, `GB`, `TB` on input.
+    Memory,
+    Text,
+    /// Cannot be set.
+    ReadOnly,
+}
+
+#[derive(Debug)]
+pub struct Setting {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub default: &'static str,
+    pub doc: &'static str,
+    /// Its value is reported to clients at start and after changes (ParameterStatus).
+    pub report: bool,
+}
+
+const fn s(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
+    Setting { name, kind, default, doc, report: false }
+}
+
+const fn reported(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
+    Setting { name, kind, default, doc, report: true }
+}
+
+const ANY_MS: Kind = Kind::Millis { min: 0, max: i32::MAX as i64 };
+const ANY_INT: Kind = Kind::Int { min: 0, max: i32::MAX as i64 };
+const ISOLATION: Kind =
+    Kind::Enum(&["serializable", "repeatable read", "read committed", "read uncommitted"]);
+
+/// All settings, sorted by name without regard to case.
+pub static SETTINGS: &[Setting] = &[
+    reported("application_name", Kind::Text, "", "Name of the client program, shown in pg_stat_activity."),
+    s("background_ddl", Kind::Bool, "off", "CREATE MATERIALIZED VIEW returns at once instead of when it has caught up."),
+    s("block_size", Kind::ReadOnly, "8192", "Reported for clients that ask; Millrace has no pages."),
+    s("bytea_output", Kind::Enum(&["hex"]), "hex", "How bytea is printed."),
+    s("check_function_bodies", Kind::Bool, "on", "Accepted; there are no function bodies to check."),
+    reported("client_encoding", Kind::Enum(&["UTF8", "UTF-8", "UNICODE"]), "UTF8", "Encoding of the client's text."),
+    s("client_min_messages", Kind::Enum(&["notice", "debug5", "debug4", "debug3", "debug2", "debug1", "debug", "log", "info", "warning", "error"]), "notice", "Least level of messages sent to the client."),
+    s("constraint_exclusion", Kind::Enum(&["partition", "on", "off"]), "partition", "Accepted; has no effect."),
+    s("cursor_tuple_fraction", Kind::Float, "0.1", "Accepted; has no effect."),
+    s("data_checksums", Kind::ReadOnly, "on", "Every stored block carries a checksum."),
+    reported("DateStyle", Kind::Enum(&["ISO, MDY", "ISO", "ISO,MDY", "iso, mdy"]), "ISO, MDY", "How dates are printed."),
+    s("debug_print_plan", Kind::Bool, "off", "Accepted; has no effect."),
+    s("default_table_access_method", Kind::Text, "heap", "Accepted; has no effect."),
+    s("default_tablespace", Kind::Text, "", "Accepted; has no effect."),
+    s("default_transaction_deferrable", Kind::Bool, "off", "Accepted; reads never wait for writes."),
+    s("default_transaction_isolation", ISOLATION, "serializable", "Every level is served by strict serializable reads."),
+    reported("default_transaction_read_only", Kind::Bool, "off", "Refuses writes in new transactions."),
+    s("effective_cache_size", Kind::Memory, "4GB", "Accepted; has no effect."),
+    s("enable_bitmapscan", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_hashagg", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_hashjoin", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_indexonlyscan", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_indexscan", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_material", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_mergejoin", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_nestloop", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_seqscan", Kind::Bool, "on", "Accepted; has no effect."),
+    s("enable_sort", Kind::Bool, "on", "Accepted; has no effect."),
+    s("expression_errors", Kind::Enum(&["error", "null"]), "error", "Whether a failing expression is an error or NULL, as it is in views."),
+    s("extra_float_digits", Kind::Int { min: -15, max: 3 }, "1", "Accepted; floats are always printed with the fewest digits that read back."),
+    s("geqo", Kind::Bool, "on", "Accepted; has no effect."),
+    s("idle_in_transaction_session_timeout", ANY_MS, "0", "Accepted; an idle transaction holds no locks."),
+    s("idle_session_timeout", ANY_MS, "0", "Accepted; has no effect."),
+    reported("in_hot_standby", Kind::ReadOnly, "off", "Reported for clients that ask."),
+    reported("integer_datetimes", Kind::ReadOnly, "on", "Times are integers of microseconds."),
+    reported("IntervalStyle", Kind::Enum(&["postgres"]), "postgres", "How intervals are printed."),
+    reported("is_superuser", Kind::ReadOnly, "on", "Whether the user is a superuser."),
+    s("jit", Kind::Bool, "off", "Accepted; has no effect."),
+    s("lc_collate", Kind::ReadOnly, "C", "Strings are ordered by their bytes."),
+    s("lc_ctype", Kind::ReadOnly, "C.UTF-8", "Classes of characters."),
+    s("lc_messages", Kind::Text, "C", "Accepted; messages are in English."),
+    s("lc_monetary", Kind::Text, "C", "Accepted; has no effect."),
+    s("lc_numeric", Kind::Text, "C", "Accepted; has no effect."),
+    s("lc_time", Kind::Text, "C", "Accepted; has no effect."),
+    s("lock_timeout", ANY_MS, "0", "Accepted; statements do not wait for locks."),
+    s("log_min_messages", Kind::Text, "warning", "Accepted; has no effect."),
+    s("log_statement", Kind::Enum(&["none", "ddl", "mod", "all"]), "none", "Accepted; has no effect."),
+    s("maintenance_work_mem", Kind::Memory, "64MB", "Accepted; has no effect."),
+    s("max_connections", Kind::ReadOnly, "1000", "Most connections at a time."),
+    s("max_identifier_length", Kind::ReadOnly, "63", "Longest identifier."),
+    s("max_index_keys", Kind::ReadOnly, "32", "Most columns of a key."),
+    s("max_parallel_workers_per_gather", ANY_INT, "2", "Accepted; has no effect."),
+    s("password_encryption", Kind::Enum(&["scram-sha-256", "md5"]), "scram-sha-256", "Accepted; has no effect."),
+    s("plan_cache_mode", Kind::Enum(&["auto", "force_custom_plan", "force_generic_plan"]), "auto", "Accepted; has no effect."),
+    s("random_page_cost", Kind::Float, "4", "Accepted; has no effect."),
+    s("read_freshness", Kind::Enum(&["newest", "any"]), "newest", "`newest`: reads see all that was acknowledged before (strict serializable). `any`: reads never wait."),
+    s("read_wait_timeout", Kind::Millis { min: 0, max: 3_600_000 }, "10000", "How long a read waits for the relations it needs."),
+    s("row_security", Kind::Bool, "on", "Accepted; there are no row policies."),
+    s("search_path", Kind::Text, "\"$user\", public", "Schemas searched for names without one."),
+    s("seq_page_cost", Kind::Float, "1", "Accepted; has no effect."),
+    reported("server_encoding", Kind::ReadOnly, "UTF8", "Encoding of stored text."),
+    reported("server_version", Kind::ReadOnly, "15.8", "Version of PostgreSQL whose behaviour is followed."),
+    s("server_version_num", Kind::ReadOnly, "150008", "The same as a number."),
+    reported("session_authorization", Kind::ReadOnly, "root", "The user of the session."),
+    s("session_replication_role", Kind::Enum(&["origin", "local"]), "origin", "Accepted; there are no triggers."),
+    s("ssl", Kind::ReadOnly, "off", "Whether TLS is on."),
+    reported("standard_conforming_strings", Kind::Enum(&["on"]), "on", "Backslashes in strings are ordinary."),
+    s("statement_timeout", ANY_MS, "0", "Ends a statement that runs longer; 0 turns it off."),
+    s("synchronous_commit", Kind::Enum(&["on", "off", "local", "remote_write", "remote_apply"]), "on", "Accepted; a commit is always durable before it is acknowledged."),
+    s("tcp_keepalives_idle", ANY_INT, "0", "Accepted; has no effect."),
+    reported("TimeZone", Kind::Enum(&["UTC", "Etc/UTC", "GMT", "Z", "Zulu", "Etc/GMT", "UCT"]), "UTC", "Zone in which timestamptz is read and printed."),
+    s("transaction_deferrable", Kind::Bool, "off", "Accepted; reads never wait for writes."),
+    s("transaction_isolation", ISOLATION, "serializable", "Every level is served by strict serializable reads."),
+    s("transaction_read_only", Kind::Bool, "off", "Refuses writes in the transaction."),
+    s("wal_level", Kind::ReadOnly, "logical", "Reported for clients that ask."),
+    s("work_mem", Kind::Memory, "4MB", "Accepted; memory is governed for the whole process."),
+    s("xmloption", Kind::Enum(&["content", "document"]), "content", "Accepted; has no effect."),
+];
+
+/// The declaration of a setting, by its name without regard to case.
+pub fn find(name: &str) -> Result<&'static Setting, SqlError> {
+    let name = match name.to_ascii_lowercase().as_str() {
+        "time zone" => "TimeZone".to_owned(),
+        "transaction isolation level" => "transaction_isolation".to_owned(),
+        _ => name.to_owned(),
+    };
+    SETTINGS.iter().find(|s| s.name.eq_ignore_ascii_case(&name)).ok_or_else(|| {
+        SqlError::new(
+            SqlState::UNDEFINED_OBJECT,
+            format!("unrecognized configuration parameter \"{name}\""),
+        )
+    })
+}
+
+impl Setting {
+    /// A value as it is stored and shown, or why it is refused.
+    pub fn check(&self, value: &str) -> Result<String, SqlError> {
+        let invalid = || {
+            SqlError::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!("invalid value for parameter \"{}\": \"{value}\"", self.name),
+            )
+        };
+        let in_range = |v: i64, min: i64, max: i64| {
+            if (min..=max).contains(&v) {
+                Ok(v.to_string())
+            } else {
+                Err(SqlError::new(
+                    SqlState::INVALID_PARAMETER_VALUE,
+                    format!("{v} is outside the valid range for parameter \"{}\" ({min} .. {max})", self.name),
+                ))
+            }
+        };
+        match self.kind {
+            Kind::ReadOnly => Err(SqlError::new(
+                SqlState("55P02"),
+                format!("parameter \"{}\" cannot be changed", self.name),
+            )),
+            Kind::Text => Ok(value.to_owned()),
+            Kind::Bool => parse_bool(value)
+                .map(|b| if b { "on" } else { "off" }.to_owned())
+                .ok_or_else(|| {
+                    SqlError::new(
+                        SqlState::INVALID_PARAMETER_VALUE,
+                        format!("parameter \"{}\" requires a Boolean value", self.name),
+                    )
+                }),
+            Kind::Enum(values) => match values.iter().find(|v| v.eq_ignore_ascii_case(value.trim())) {
+                Some(v) => Ok(self.canonical(v).to_owned()),
+                None => Err(invalid().with_hint(format!("Available values: {}.", values.join(", ")))),
+            },
+            Kind::Int { min, max } => in_range(value.trim().parse().map_err(|_| invalid())?, min, max),
+            Kind::Float => value.trim().parse::<f64>().map(|v| v.to_string()).map_err(|_| invalid()),
+            Kind::Millis { min, max } => in_range(parse_millis(value).ok_or_else(invalid)?, min, max),
+            Kind::Memory => {
+                let t = value.trim();
+                let digits = t.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim();
+                digits.parse::<u64>().map(|_| t.to_owned()).map_err(|_| invalid())
+            }
+        }
+    }
+
+    /// Spellings that mean the same are shown as one.
+    fn canonical(&self, value: &'static str) -> &'static str {
+        match self.name {
+            "client_encoding" | "DateStyle" | "TimeZone" => self.default,
+            _ => value,
+        }
+    }
+
+    pub fn category(&self) -> &'static str {
+        match self.kind {
+            Kind::ReadOnly => "Preset Options",
+            _ if self.doc.starts_with("Accepted") => "Compatibility",
+            _ => "Client Connection Defaults",
+        }
+    }
+}
+
+/// PostgreSQL's spellings of a Boolean.
+pub fn parse_bool(value: &str) -> Option<bool> {
+    match value.trim().to_ascii_lowercase().as_str() {
+        "on" | "true" | "t" | "yes" | "y" | "1" => Some(true),
+        "off" | "false" | "f" | "no" | "n" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+fn parse_millis(value: &str) -> Option<i64> {
+    let t = value.trim();
+    let split = t.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(t.len());
+    let n: f64 = t[..split].trim().parse().ok()?;
+    let scale = match &t[split..] {
+        "" | "ms" => 1.0,
+        "us" => 0.001,
+        "s" => 1e3,
+        "min" => 6e4,
+        "h" => 3.6e6,
+        "d" => 8.64e7,
+        _ => return None,
+    };
+    Some((n * scale).round() as i64)
+}
+
+/// The values of one session: those that differ from the defaults.
+#[derive(Clone, Debug, Default)]
+pub struct SessionSettings {
+    /// Defaults of this connection (startup parameters), which RESET goes back to.
+    base: HashMap<&'static str, String>,
+    values: HashMap<&'static str, String>,
+}
+
+impl SessionSettings {
+    /// Sets a value that RESET returns to.
+    pub fn set_base(&mut self, name: &str, value: &str) -> Result<&'static Setting, SqlError> {
+        let setting = find(name)?;
+        self.base.insert(setting.name, setting.check(value)?);
+        Ok(setting)
+    }
+
+    /// Sets what only the server knows, also for read-only settings.
+    pub fn preset(&mut self, name: &str, value: &str) {
+        if let Ok(setting) = find(name) {
+            self.base.insert(setting.name, value.to_owned());
+        }
+    }
+
+    pub fn set(&mut self, name: &str, value: &str) -> Result<&'static Setting, SqlError> {
+        let setting = find(name)?;
+        self.values.insert(setting.name, setting.check(value)?);
+        Ok(setting)
+    }
+
+    pub fn reset(&mut self, name: &str) -> Result<&'static Setting, SqlError> {
+        let setting = find(name)?;
+        self.values.remove(setting.name);
+        Ok(setting)
+    }
+
+    pub fn reset_all(&mut self) {
+        self.values.clear();
+    }
+
+    pub fn get(&self, name: &str) -> Result<&str, SqlError> {
+        find(name).map(|s| self.value(s))
+    }
+
+    pub fn value(&self, setting: &'static Setting) -> &str {
+        self.values
+            .get(setting.name)
+            .or_else(|| self.base.get(setting.name))
+            .map_or(setting.default, String::as_str)
+    }
+
+    pub fn bool(&self, name: &str) -> bool {
+        self.get(name).is_ok_and(|v| v == "on")
+    }
+
+    /// A duration setting; `None` where it is 0 (off).
+    pub fn millis(&self, name: &str) -> Option<u64> {
+        self.get(name).ok().and_then(|v| v.parse().ok()).filter(|v| *v > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_a_value_of_its_setting() {
+        for s in SETTINGS.iter().filter(|s| s.kind != Kind::ReadOnly) {
+            assert!(s.check(s.default).is_ok(), "{}", s.name);
+            assert!(s.doc.ends_with('.'), "{}", s.name);
+        }
+        assert!(SETTINGS.is_sorted_by_key(|s| s.name.to_ascii_lowercase()));
+    }
+
+    #[test]
+    fn values_are_checked_and_reset() {
+        let mut s = SessionSettings::default();
+        s.set("statement_timeout", "2s").unwrap();
+        assert_eq!(s.millis("STATEMENT_TIMEOUT"), Some(2000));
+        s.reset("statement_timeout").unwrap();
+        assert_eq!(s.millis("statement_timeout"), None);
+        assert_eq!(s.set("nonsense", "1").unwrap_err().state.0, "42704");
+        assert_eq!(s.set("server_version", "16").unwrap_err().state.0, "55P02");
+        assert_eq!(s.set("timezone", "Mars").unwrap_err().state.0, "22023");
+        s.set("background_ddl", "TRUE").unwrap();
+        assert!(s.bool("background_ddl"));
+    }
+}

@@ -1,0 +1,232 @@
+//! One case: a schema, views over it, a history, and a mode to run them in.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::generate::{self, History, Query, Table};
+use crate::node::{Node, NodeOptions};
+use crate::postgres;
+use crate::rng::Rng;
+
+/// What the system is put through while the history runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Plain,
+    /// State caches and memtables of a few kilobytes: everything is evicted and fetched again.
+    TinyCaches,
+    /// A store with random latency: fetches complete in random order.
+    SlowStore,
+    /// Tiny caches over a slow store, synchronous state access.
+    Synchronous,
+    /// The process dies and recovers, several times.
+    Crash,
+    /// Several sessions write at once.
+    Concurrent,
+}
+
+impl Mode {
+    pub const ALL: [Mode; 6] = [
+        Mode::Plain,
+        Mode::TinyCaches,
+        Mode::SlowStore,
+        Mode::Synchronous,
+        Mode::Crash,
+        Mode::Concurrent,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Plain => "plain",
+            Mode::TinyCaches => "tiny caches",
+            Mode::SlowStore => "slow store",
+            Mode::Synchronous => "synchronous",
+            Mode::Crash => "crash",
+            Mode::Concurrent => "concurrent",
+        }
+    }
+}
+
+const STATEMENTS: usize = 14;
+
+pub struct Case {
+    seed: u64,
+    mode: Mode,
+    tables: Vec<Table>,
+    queries: Vec<Query>,
+    history: Vec<String>,
+}
+
+pub struct Report {
+    pub views: usize,
+    pub tags: Vec<&'static str>,
+}
+
+impl Case {
+    pub fn generate(seed: u64, mode: Mode, views: usize) -> Case {
+        let mut rng = Rng::new(seed);
+        let tables = generate::tables(&mut rng);
+        let queries = (0..views).map(|_| generate::query(&mut rng, &tables)).collect();
+        let mut history = History::new(&tables);
+        let history = (0..STATEMENTS).map(|_| history.statement(&mut rng)).collect();
+        Case { seed, mode, tables, queries, history }
+    }
+
+    /// Runs it; the error says what differed. `bug`: a planted bug to run with.
+    pub fn run(&self, bug: Option<&'static str>) -> Result<Report, String> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .map_err(|e| e.to_string())?;
+        millrace_common::planted::plant(bug);
+        let outcome = runtime.block_on(async {
+            // A hang is a failure with a name, not a CI that never ends.
+            tokio::time::timeout(Duration::from_secs(240), self.run_async())
+                .await
+                .unwrap_or_else(|_| Err("the case did not finish in four minutes".to_string()))
+        });
+        millrace_common::planted::plant(None);
+        runtime.shutdown_background();
+        outcome
+    }
+
+    async fn run_async(&self) -> Result<Report, String> {
+        let mut rng = Rng::new(self.seed ^ 0xfeed);
+        let mut node = Node::start(NodeOptions::for_mode(self.mode, self.seed)).await?;
+        let mut client = node.connect().await?;
+        for table in &self.tables {
+            execute(&client, &table.ddl()).await?;
+        }
+        // Half of the views see the history from the start, the others backfill over part of it.
+        let early = self.queries.len() / 2;
+        for i in 0..early {
+            self.create(&client, i).await?;
+        }
+        for (step, statement) in self.history.iter().enumerate() {
+            if step == self.history.len() / 2 {
+                for i in early..self.queries.len() {
+                    self.create(&client, i).await?;
+                }
+            }
+            self.write(&node, &client, statement).await?;
+            if self.mode == Mode::Crash && rng.chance(25) {
+                node = node.crash_and_restart().await?;
+                client = node.connect().await?;
+            }
+            let known = if step >= self.history.len() / 2 { self.queries.len() } else { early };
+            let all = step + 1 == self.history.len();
+            for i in 0..known {
+                if all || rng.chance(40) {
+                    self.check(&client, i)
+                        .await
+                        .map_err(|e| format!("after statement {step} ({statement}): {e}"))?;
+                }
+            }
+        }
+        if self.mode != Mode::Concurrent {
+            self.judge(&client).await?;
+        }
+        node.stop().await;
+        let tags = self.queries.iter().flat_map(|q| q.tags.clone()).collect();
+        Ok(Report { views: self.queries.len(), tags })
+    }
+
+    async fn create(&self, client: &Client, i: usize) -> Result<(), String> {
+        let sql = &self.queries[i].sql;
+        execute(client, &format!("CREATE MATERIALIZED VIEW v{i} AS {sql}")).await
+    }
+
+    /// One statement; in concurrent mode together with two more from other sessions, so that they
+    /// conflict and share epochs.
+    async fn write(&self, node: &Node, client: &Client, statement: &str) -> Result<(), String> {
+        if self.mode != Mode::Concurrent {
+            return execute(client, statement).await;
+        }
+        let (second, third) = (node.connect().await?, node.connect().await?);
+        let bump = match self.tables.iter().find(|t| !t.append_only) {
+            Some(table) => format!("UPDATE {} SET b = b + 1 WHERE b < 5", table.name),
+            None => statement.to_string(),
+        };
+        let (a, b, c) = tokio::join!(
+            execute(client, statement),
+            execute(&second, &bump),
+            execute(&third, statement)
+        );
+        a.and(b).and(c)
+    }
+
+    /// View and query in one statement, hence at one epoch.
+    async fn check(&self, client: &Client, i: usize) -> Result<(), String> {
+        let query = &self.queries[i].sql;
+        let sql = format!(
+            "SELECT 0 AS side__, x.* FROM v{i} AS x UNION ALL SELECT 1 AS side__, y.* FROM ({query}) AS y"
+        );
+        let mut sides: [BTreeMap<Vec<Option<String>>, i64>; 2] = Default::default();
+        for row in rows(client, &sql).await? {
+            let side = usize::from(row[0].as_deref() == Some("1"));
+            *sides[side].entry(row[1..].to_vec()).or_default() += 1;
+        }
+        let [view, batch] = sides;
+        if view == batch {
+            return Ok(());
+        }
+        let extra: Vec<_> = view.iter().filter(|(k, n)| batch.get(*k) != Some(n)).take(5).collect();
+        let missing: Vec<_> =
+            batch.iter().filter(|(k, n)| view.get(*k) != Some(n)).take(5).collect();
+        Err(format!("v{i} = {query}\n  view has {extra:?}\n  batch has {missing:?}"))
+    }
+
+    /// PostgreSQL's answers to the same queries over the same history.
+    async fn judge(&self, client: &Client) -> Result<(), String> {
+        let Some(judge) = postgres::Judge::connect().await? else { return Ok(()) };
+        for table in &self.tables {
+            judge.execute(&table.ddl().replace(" APPEND ONLY", "")).await?;
+        }
+        for statement in &self.history {
+            judge.execute(statement).await?;
+        }
+        for query in &self.queries {
+            if query.sql.contains("TUMBLE(") || query.sql.contains("HOP(") {
+                continue;
+            }
+            let mut ours = rows(client, &query.sql).await?;
+            let mut theirs = judge.rows(&query.sql).await?;
+            for table in [&mut ours, &mut theirs] {
+                table.iter_mut().flatten().for_each(postgres::normalise);
+                table.sort();
+            }
+            if ours != theirs {
+                return Err(format!(
+                    "batch differs from PostgreSQL: {}\n  ours {ours:?}\n  PostgreSQL {theirs:?}",
+                    query.sql
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub async fn execute(client: &Client, sql: &str) -> Result<(), String> {
+    client.batch_execute(sql).await.map_err(|e| format!("{} in: {sql}", describe(&e)))
+}
+
+pub async fn rows(client: &Client, sql: &str) -> Result<Vec<Vec<Option<String>>>, String> {
+    let messages =
+        client.simple_query(sql).await.map_err(|e| format!("{} in: {sql}", describe(&e)))?;
+    Ok(messages
+        .iter()
+        .filter_map(|m| match m {
+            SimpleQueryMessage::Row(r) => {
+                Some((0..r.len()).map(|i| r.get(i).map(str::to_owned)).collect())
+            }
+            _ => None,
+        })
+        .collect())
+}
+
+fn describe(e: &tokio_postgres::Error) -> String {
+    e.as_db_error()
+        .map_or_else(|| e.to_string(), |db| format!("{} ({})", db.message(), db.code().code()))
+}

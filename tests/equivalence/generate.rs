@@ -1,0 +1,500 @@
+//! Random schemas, queries and DML histories, as SQL text.
+//!
+//! Values come from small domains, so that keys collide, groups change and joins match; NULLs are
+//! everywhere. Every LIMIT and row_number orders by a total order, so that batch has one answer.
+
+use std::fmt::Write;
+
+use crate::rng::Rng;
+
+/// A generated table. All have the same value columns: `a`, `b` int, `s` text, `n` numeric(8,2),
+/// `f` double precision, `t` timestamp; keyed ones also `id int PRIMARY KEY`; `o` is a row number
+/// that makes every row of a run distinguishable in orders.
+#[derive(Clone, Debug)]
+pub struct Table {
+    pub name: String,
+    pub keyed: bool,
+    pub append_only: bool,
+}
+
+/// Which operators and state paths a query exercises, for the coverage table.
+pub type Tags = Vec<&'static str>;
+
+#[derive(Clone, Debug)]
+pub struct Query {
+    pub sql: String,
+    pub tags: Tags,
+}
+
+impl Table {
+    pub fn ddl(&self) -> String {
+        let key = if self.keyed { "id int PRIMARY KEY" } else { "id int" };
+        let append = if self.append_only { " APPEND ONLY" } else { "" };
+        format!(
+            "CREATE TABLE {} ({key}, o int NOT NULL, a int, b int, s text, n numeric(8,2), \
+             f double precision, t timestamp){append}",
+            self.name
+        )
+    }
+}
+
+pub fn tables(rng: &mut Rng) -> Vec<Table> {
+    (0..3)
+        .map(|i| {
+            let append_only = rng.chance(20);
+            Table { name: format!("t{i}"), keyed: rng.chance(65), append_only }
+        })
+        .collect()
+}
+
+/// Makes DML over the tables; `o` counts up through a run.
+pub struct History<'a> {
+    tables: &'a [Table],
+    next_order: i64,
+}
+
+impl<'a> History<'a> {
+    pub fn new(tables: &'a [Table]) -> History<'a> {
+        History { tables, next_order: 0 }
+    }
+
+    /// The next statement.
+    pub fn statement(&mut self, rng: &mut Rng) -> String {
+        let table = &self.tables[rng.below(self.tables.len())];
+        let name = &table.name;
+        if table.append_only {
+            return self.insert(rng, table);
+        }
+        match rng.below(10) {
+            0..=4 => self.insert(rng, table),
+            5 => format!("UPDATE {name} SET a = {} WHERE {}", int(rng), condition(rng, "")),
+            6 => format!(
+                "UPDATE {name} SET s = {}, n = n + 1.25, b = {} WHERE {}",
+                text(rng),
+                int(rng),
+                condition(rng, "")
+            ),
+            7 if table.keyed => {
+                let far = rng.between(40, 90);
+                format!("UPDATE {name} SET id = id + {far} WHERE id < {}", rng.between(0, 8))
+            }
+            _ => format!("DELETE FROM {name} WHERE {}", condition(rng, "")),
+        }
+    }
+
+    fn insert(&mut self, rng: &mut Rng, table: &Table) -> String {
+        let rows = 1 + rng.below(if rng.chance(10) { 60 } else { 6 });
+        let mut sql = format!("INSERT INTO {} VALUES ", table.name);
+        for i in 0..rows {
+            if i > 0 {
+                sql.push_str(", ");
+            }
+            self.next_order += 1;
+            let id = rng.between(0, 30);
+            let o = self.next_order;
+            let _ = write!(
+                sql,
+                "({id}, {o}, {}, {}, {}, {}, {}, {})",
+                int(rng),
+                int(rng),
+                text(rng),
+                numeric(rng),
+                float(rng),
+                timestamp(rng)
+            );
+        }
+        if table.keyed {
+            // The same key may stand twice in the statement: DO NOTHING takes the first.
+            sql.push_str(" ON CONFLICT DO NOTHING");
+        }
+        sql
+    }
+}
+
+fn int(rng: &mut Rng) -> String {
+    if rng.chance(12) { "NULL".into() } else { rng.between(-1, 5).to_string() }
+}
+
+fn text(rng: &mut Rng) -> String {
+    rng.pick(&["NULL", "''", "'x'", "'y'", "'yy'", "'zebra'"]).to_string()
+}
+
+fn numeric(rng: &mut Rng) -> String {
+    rng.pick(&["NULL", "0", "1.25", "-3.5", "100.01", "7"]).to_string()
+}
+
+fn float(rng: &mut Rng) -> String {
+    rng.pick(&["NULL", "0", "0.1", "0.2", "-0.3", "1e10", "-1e10", "3"]).to_string()
+}
+
+fn timestamp(rng: &mut Rng) -> String {
+    if rng.chance(10) {
+        return "NULL".into();
+    }
+    let seconds = rng.between(0, 59);
+    format!("'2024-01-01 00:0{}:{seconds:02}'", rng.below(3))
+}
+
+/// A condition over the value columns; `q` qualifies them (`x.`).
+fn condition(rng: &mut Rng, q: &str) -> String {
+    match rng.below(12) {
+        0 => format!("{q}a = {}", rng.between(0, 5)),
+        1 => format!("{q}a > {q}b"),
+        2 => format!("{q}b <= {}", rng.between(0, 5)),
+        3 => format!("{q}s = 'x'"),
+        4 => format!("{q}s IS NULL"),
+        5 => format!("{q}n > 1"),
+        6 => format!("{q}a IN (1, 3) OR {q}b = 2"),
+        7 => format!("NOT ({q}a = 2 AND {q}b > 1)"),
+        8 => format!("{q}id % 3 = {}", rng.below(3)),
+        9 => format!("{q}f < 1 AND {q}a IS NOT NULL"),
+        10 => format!("{q}s LIKE '%y%'"),
+        _ => format!("{q}id < {}", rng.between(2, 25)),
+    }
+}
+
+fn scalar(rng: &mut Rng, q: &str) -> String {
+    match rng.below(9) {
+        0 => format!("{q}a + {q}b"),
+        1 => format!("{q}a * 2 - 1"),
+        2 => format!("coalesce({q}s, 'none')"),
+        3 => format!("CASE WHEN {q}a > 2 THEN {q}s ELSE 'low' END"),
+        4 => format!("{q}n * 2"),
+        5 => format!("{q}s || {q}s"),
+        6 => format!("{q}a IS NULL"),
+        7 => format!("abs({q}b)"),
+        _ => format!("{q}f"),
+    }
+}
+
+fn table_name<'t>(rng: &mut Rng, tables: &'t [Table]) -> &'t str {
+    &tables[rng.below(tables.len())].name
+}
+
+/// The shapes a view can have.
+type Shape = fn(&mut Rng, &[Table]) -> Query;
+const SHAPES: &[Shape] = &[
+    filter, filter, aggregate, aggregate, aggregate, global_aggregate, join, join, join, outer_join, outer_join,
+    outer_residual, semi, anti, not_in, mark, distinct, union_all, union, top_n, row_number,
+    row_number, scalar_subquery, join_of_aggregates, aggregate_of_join, tumble, hop, three_way,
+    theta, having, distinct_aggregate, self_join,
+];
+
+pub fn query(rng: &mut Rng, tables: &[Table]) -> Query {
+    SHAPES[rng.below(SHAPES.len())](rng, tables)
+}
+
+fn tagged(sql: String, tags: &[&'static str]) -> Query {
+    Query { sql, tags: tags.to_vec() }
+}
+
+fn filter(rng: &mut Rng, t: &[Table]) -> Query {
+    let (e1, e2) = (scalar(rng, ""), scalar(rng, ""));
+    tagged(
+        format!("SELECT id, {e1} AS e1, {e2} AS e2 FROM {} WHERE {}", table_name(rng, t), condition(rng, "")),
+        &["filter", "project"],
+    )
+}
+
+fn group_columns(rng: &mut Rng) -> &'static str {
+    rng.pick(&["a", "s", "a, s", "b", "n", "f", "a, b"])
+}
+
+fn aggregates(rng: &mut Rng, q: &str) -> String {
+    let all = [
+        format!("count(*) AS c0"),
+        format!("count({q}a) AS c1"),
+        format!("sum({q}a) AS c2"),
+        format!("sum({q}n) AS c3"),
+        format!("sum({q}f) AS c4"),
+        format!("min({q}b) AS c5"),
+        format!("max({q}s) AS c6"),
+        format!("avg({q}f) AS c7"),
+        format!("min({q}t) AS c8"),
+        format!("max({q}n) AS c9"),
+        format!("count(*) FILTER (WHERE {q}a > 1) AS c10"),
+        format!("sum({q}b) FILTER (WHERE {q}s = 'x') AS c11"),
+        format!("avg({q}a) AS c12"),
+    ];
+    let start = rng.below(all.len());
+    let n = 1 + rng.below(4);
+    (0..n).map(|i| all[(start + i * 3) % all.len()].clone()).collect::<Vec<_>>().join(", ")
+}
+
+fn aggregate(rng: &mut Rng, t: &[Table]) -> Query {
+    let group = group_columns(rng);
+    tagged(
+        format!("SELECT {group}, {} FROM {} GROUP BY {group}", aggregates(rng, ""), table_name(rng, t)),
+        &["aggregate"],
+    )
+}
+
+fn having(rng: &mut Rng, t: &[Table]) -> Query {
+    let group = group_columns(rng);
+    tagged(
+        format!(
+            "SELECT {group}, count(*) AS c FROM {} WHERE {} GROUP BY {group} HAVING count(*) > {}",
+            table_name(rng, t),
+            condition(rng, ""),
+            rng.between(1, 3)
+        ),
+        &["aggregate", "having"],
+    )
+}
+
+fn distinct_aggregate(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT a, count(DISTINCT b) AS d, sum(DISTINCT b) AS sd, count(DISTINCT s) FILTER (WHERE b > 1) AS ds, count(*) AS c FROM {} GROUP BY a",
+            table_name(rng, t)
+        ),
+        &["aggregate distinct"],
+    )
+}
+
+fn global_aggregate(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(format!("SELECT {} FROM {}", aggregates(rng, ""), table_name(rng, t)), &["aggregate global"])
+}
+
+fn join_key(rng: &mut Rng) -> (&'static str, &'static str) {
+    let (l, r) = *rng.pick(&[&("a", "b"), &("a", "a"), &("id", "a"), &("s", "s"), &("id", "id"), &("b", "a")]);
+    (l, r)
+}
+
+fn join(rng: &mut Rng, t: &[Table]) -> Query {
+    let (l, r) = join_key(rng);
+    let residual = if rng.chance(30) { " AND x.b < y.a" } else { "" };
+    let filter = if rng.chance(40) { format!(" WHERE {}", condition(rng, "x.")) } else { String::new() };
+    tagged(
+        format!(
+            "SELECT x.id AS xid, y.id AS yid, x.s AS xs, y.n AS yn FROM {} x JOIN {} y ON x.{l} = y.{r}{residual}{filter}",
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
+        &["join inner"],
+    )
+}
+
+fn self_join(rng: &mut Rng, t: &[Table]) -> Query {
+    let name = table_name(rng, t);
+    tagged(
+        format!("SELECT x.o AS xo, y.o AS yo FROM {name} x JOIN {name} y ON x.a = y.a AND x.o < y.o"),
+        &["join inner", "self join"],
+    )
+}
+
+fn outer_join(rng: &mut Rng, t: &[Table]) -> Query {
+    let (l, r) = join_key(rng);
+    let (kind, tag) = *rng.pick(&[
+        &("LEFT", "join left"),
+        &("RIGHT", "join right"),
+        &("FULL", "join full"),
+    ]);
+    tagged(
+        format!(
+            "SELECT x.id AS xid, x.a AS xa, y.id AS yid, y.s AS ys FROM {} x {kind} JOIN {} y ON x.{l} = y.{r}",
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
+        &[tag],
+    )
+}
+
+fn outer_residual(rng: &mut Rng, t: &[Table]) -> Query {
+    let (l, r) = join_key(rng);
+    let kind = rng.pick(&["LEFT", "RIGHT", "FULL"]);
+    tagged(
+        format!(
+            "SELECT x.id AS xid, y.id AS yid FROM {} x {kind} JOIN {} y ON x.{l} = y.{r} AND x.b > y.b",
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
+        &["join outer residual"],
+    )
+}
+
+fn three_way(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT x.id AS xid, y.o AS yo, z.s AS zs FROM {} x JOIN {} y ON x.a = y.b LEFT JOIN {} z ON y.id = z.id WHERE {}",
+            table_name(rng, t),
+            table_name(rng, t),
+            table_name(rng, t),
+            condition(rng, "x.")
+        ),
+        &["join inner", "join left", "three way"],
+    )
+}
+
+fn theta(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT x.id AS xid, y.id AS yid FROM {} x JOIN {} y ON x.n < y.n AND x.a = 1",
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
+        &["join theta"],
+    )
+}
+
+fn semi(rng: &mut Rng, t: &[Table]) -> Query {
+    let (l, r) = join_key(rng);
+    tagged(
+        format!(
+            "SELECT id, a, s FROM {} x WHERE EXISTS (SELECT 1 FROM {} y WHERE y.{r} = x.{l} AND y.b >= {})",
+            table_name(rng, t),
+            table_name(rng, t),
+            rng.between(0, 3)
+        ),
+        &["join semi"],
+    )
+}
+
+fn anti(rng: &mut Rng, t: &[Table]) -> Query {
+    let (l, r) = join_key(rng);
+    tagged(
+        format!(
+            "SELECT id, b, s FROM {} x WHERE NOT EXISTS (SELECT 1 FROM {} y WHERE y.{r} = x.{l} AND y.n > 0)",
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
+        &["join anti"],
+    )
+}
+
+fn not_in(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT id, a FROM {} WHERE a NOT IN (SELECT b FROM {} WHERE {})",
+            table_name(rng, t),
+            table_name(rng, t),
+            condition(rng, "")
+        ),
+        &["join not in"],
+    )
+}
+
+fn mark(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT id, a, s FROM {} x WHERE a IN (SELECT b FROM {} WHERE n > 0) OR s = 'x'",
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
+        &["join mark"],
+    )
+}
+
+fn distinct(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!("SELECT DISTINCT {} FROM {}", rng.pick(&["a", "a, s", "s, n", "f", "b, a"]), table_name(rng, t)),
+        &["distinct"],
+    )
+}
+
+fn union_all(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT a, s FROM {} WHERE {} UNION ALL SELECT b, s FROM {}",
+            table_name(rng, t),
+            condition(rng, ""),
+            table_name(rng, t)
+        ),
+        &["union all", "multiset rows"],
+    )
+}
+
+fn union(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!("SELECT a, s FROM {} UNION SELECT b, s FROM {}", table_name(rng, t), table_name(rng, t)),
+        &["union all", "distinct"],
+    )
+}
+
+fn top_n(rng: &mut Rng, t: &[Table]) -> Query {
+    let offset = if rng.chance(30) { format!(" OFFSET {}", rng.between(1, 3)) } else { String::new() };
+    let nulls = rng.pick(&["", " NULLS FIRST", " NULLS LAST"]);
+    let direction = rng.pick(&["", " DESC"]);
+    tagged(
+        format!(
+            "SELECT id, a, s, o FROM {} ORDER BY {}{direction}{nulls}, o LIMIT {}{offset}",
+            table_name(rng, t),
+            rng.pick(&["a", "s", "n", "t", "f"]),
+            rng.between(1, 6)
+        ),
+        &["top-n global"],
+    )
+}
+
+fn row_number(rng: &mut Rng, t: &[Table]) -> Query {
+    let rank = rng.chance(50);
+    let direction = rng.pick(&["", " DESC"]);
+    tagged(
+        format!(
+            "SELECT id, a, s, o{} FROM (SELECT *, row_number() OVER (PARTITION BY {} ORDER BY {}{direction}, o) AS rn FROM {}) q WHERE rn <= {}",
+            if rank { ", rn" } else { "" },
+            rng.pick(&["a", "s", "a, b"]),
+            rng.pick(&["b", "n", "t", "s"]),
+            table_name(rng, t),
+            rng.between(1, 3)
+        ),
+        &[if rank { "top-n ranked" } else { "top-n grouped" }],
+    )
+}
+
+fn scalar_subquery(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT id, (SELECT max(b) FROM {} y WHERE y.a = x.a) AS top, (SELECT count(*) FROM {}) AS n FROM {} x",
+            table_name(rng, t),
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
+        &["scalar subquery"],
+    )
+}
+
+fn join_of_aggregates(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT x.a, x.c, y.m FROM (SELECT a, count(*) AS c FROM {} GROUP BY a) x {} JOIN (SELECT b, max(n) AS m FROM {} GROUP BY b) y ON x.a = y.b",
+            table_name(rng, t),
+            rng.pick(&["", "LEFT", "FULL"]),
+            table_name(rng, t)
+        ),
+        &["aggregate", "join over aggregate"],
+    )
+}
+
+fn aggregate_of_join(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT x.s, {} FROM {} x {} JOIN {} y ON x.a = y.a GROUP BY x.s",
+            aggregates(rng, "y."),
+            table_name(rng, t),
+            rng.pick(&["", "LEFT"]),
+            table_name(rng, t)
+        ),
+        &["aggregate over join"],
+    )
+}
+
+fn tumble(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT window_start, window_end, count(*) AS c, sum(a) AS sa FROM TUMBLE({}, t, INTERVAL '20 seconds') GROUP BY window_start, window_end",
+            table_name(rng, t)
+        ),
+        &["tumble", "aggregate"],
+    )
+}
+
+fn hop(rng: &mut Rng, t: &[Table]) -> Query {
+    tagged(
+        format!(
+            "SELECT window_start, a, count(*) AS c FROM HOP({}, t, INTERVAL '10 seconds', INTERVAL '30 seconds') GROUP BY window_start, a",
+            table_name(rng, t)
+        ),
+        &["hop", "aggregate"],
+    )
+}
