@@ -15,6 +15,7 @@ pub mod graph;
 pub mod graph_state;
 pub mod optimizer;
 pub mod parser;
+pub mod passes;
 pub mod stream;
 
 pub use ast::{ParsedStatement, Statement};

@@ -1,18 +1,32 @@
-//! From an optimised logical plan to a job graph.
+//! From an optimised logical plan to a job graph (docs/design.md §5).
+//!
+//! `convert` turns DataFusion's nodes into our algebra (`plan`); the passes in [`crate::passes`]
+//! prune, bound ranks and place exchanges; `fragment` cuts the result into fragments with state
+//! tables. Whatever a view cannot have is refused here with SQLSTATE 0A000 and its name.
 
-use std::sync::Arc;
+mod aggregate;
+mod convert;
+pub mod expr;
+mod fragment;
+mod join;
+mod order;
+pub mod plan;
+mod window_tvf;
 
-use datafusion::common::TableReference;
+use std::collections::HashSet;
+
+use arrow::datatypes::{Field, Schema};
 use datafusion::logical_expr::LogicalPlan;
-use millrace_common::SqlError;
-use millrace_rpc::catalog::Relation;
+use millrace_common::{SqlError, SqlState, SqlType};
 
+use crate::bind::{BoundQuery, check_view_volatility};
+use crate::catalog::CatalogView;
+use crate::error::sql_error_from_datafusion;
 use crate::graph::JobGraph;
+use crate::optimizer::optimize_for_view;
+use crate::passes::{exchange, prune, rank, simplify};
 
-/// Finds the catalog entry behind a table name of a plan.
-pub trait RelationLookup {
-    fn lookup(&self, table: &TableReference) -> Option<Arc<Relation>>;
-}
+use plan::Stream;
 
 /// What becomes of a job's result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,11 +43,56 @@ pub struct JobOptions {
     pub sink: Sink,
 }
 
-/// Plans the job that maintains `plan`'s result.
+/// Plans the job that maintains a query's result: optimises, then [`plan_logical`].
 pub fn plan_job(
-    _plan: &LogicalPlan,
-    _catalog: &dyn RelationLookup,
-    _options: &JobOptions,
+    query: &BoundQuery,
+    catalog: &dyn CatalogView,
+    options: &JobOptions,
 ) -> Result<JobGraph, SqlError> {
-    Err(SqlError::unsupported("a materialized view"))
+    check_view_volatility(&query.plan)?;
+    let optimised = optimize_for_view(query.plan.clone())?;
+    let columns: Vec<(String, SqlType)> =
+        query.names.iter().cloned().zip(query.types.iter().copied()).collect();
+    plan_logical(&optimised, &columns, catalog, options)
+}
+
+/// Plans the job of a logical plan that is already optimised. `columns`: names and types of the
+/// relation, which the plan's own are cast to.
+pub fn plan_logical(
+    plan: &LogicalPlan,
+    columns: &[(String, SqlType)],
+    catalog: &dyn CatalogView,
+    options: &JobOptions,
+) -> Result<JobGraph, SqlError> {
+    let stream = convert::Converter::new(catalog).convert(plan)?;
+    let stream = name_columns(stream, columns)?;
+    let stream = run_passes(stream).map_err(sql_error_from_datafusion)?;
+    let placed = exchange::place(stream);
+    let (stream, layout) = fragment::lay_out(placed);
+    fragment::fragment(stream, layout, options.sink)
+}
+
+fn run_passes(stream: Stream) -> datafusion::common::Result<Stream> {
+    let stream = simplify::simplify(stream)?;
+    let stream = rank::limit_ranks(stream);
+    let stream = prune::prune(stream)?;
+    simplify::simplify(stream)
+}
+
+/// The relation's own column names and types. A name that appears twice is an error.
+fn name_columns(stream: Stream, columns: &[(String, SqlType)]) -> Result<Stream, SqlError> {
+    let mut seen = HashSet::new();
+    for (name, _) in columns {
+        if !seen.insert(name.as_str()) {
+            let message = format!("column \"{name}\" specified more than once");
+            return Err(SqlError::new(SqlState::DUPLICATE_COLUMN, message)
+                .with_hint("Give one of them another name with AS."));
+        }
+    }
+    if columns.len() != stream.width() {
+        return Err(SqlError::internal("the plan and its column names differ in number"));
+    }
+    let fields: Vec<Field> =
+        columns.iter().map(|(name, t)| Field::new(name, t.to_arrow(), true)).collect();
+    convert::cast_to(stream, &Schema::new(fields))
 }

@@ -1,0 +1,351 @@
+//! Derived properties of a stream: unique keys, append-only, equal columns, distribution, size.
+//!
+//! They are facts about every possible content, never guesses: storage layouts rest on them. A
+//! unique key is one under row identity (NULL equals NULL), at every barrier; inside an epoch
+//! transient weights may violate it. "Equal" columns hold the same value in every row.
+
+use std::collections::BTreeSet;
+
+use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
+
+use crate::graph::{JoinKind, RankFunction};
+use crate::stream::expr;
+use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN};
+
+/// More keys than this are not tracked: joins multiply them.
+const MAX_KEYS: usize = 8;
+
+/// Which task holds a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Distribution {
+    /// There is one task.
+    Singleton,
+    /// The task that owns the vnode of the hash of these columns, in this order; never empty.
+    Hash(Vec<usize>),
+    /// Any task, not known by columns.
+    Any,
+}
+
+#[derive(Clone, Debug)]
+pub struct Properties {
+    pub append_only: bool,
+    /// Sets of columns that no two rows agree on. An empty set: at most one row.
+    pub keys: Vec<BTreeSet<usize>>,
+    /// For every column the smallest column that is equal to it.
+    pub equal: Vec<usize>,
+    pub distribution: Distribution,
+    /// No content has more rows.
+    pub max_rows: Option<u64>,
+}
+
+impl Properties {
+    /// The properties of a subtree. The distribution means something only once exchanges are placed.
+    pub fn of(stream: &Stream) -> Properties {
+        let inputs: Vec<Properties> = stream.inputs.iter().map(Properties::of).collect();
+        Properties::derive(&stream.op, stream.width(), &inputs)
+    }
+
+    /// The properties of an operator with `width` output columns over inputs with these properties.
+    pub fn derive(op: &Op, width: usize, inputs: &[Properties]) -> Properties {
+        let mut p = match (op, inputs) {
+            (Op::Scan { relation, columns }, _) => scan(relation, columns),
+            (Op::Values { batch }, _) => Properties {
+                append_only: true,
+                max_rows: Some(batch.num_rows() as u64),
+                ..plain(width, Distribution::Singleton)
+            },
+            (Op::Filter { .. }, [input]) => input.clone(),
+            (Op::Project { exprs }, [input]) => {
+                let columns: Vec<Option<usize>> = exprs.iter().map(expr::as_column).collect();
+                project(input, &columns)
+            }
+            (Op::Union, inputs) => union(width, inputs),
+            (Op::Hop { size_us, slide_us, .. }, [input]) => hop(input, size_us == slide_us),
+            (Op::Aggregate(a), [input]) => aggregate(a, width, input),
+            (Op::Join(j), [left, right]) => join(j, left, right),
+            (Op::TopN(t), [input]) => top_n(t, input),
+            (Op::Exchange { hash }, [input]) => Properties {
+                distribution: if hash.is_empty() {
+                    Distribution::Singleton
+                } else {
+                    Distribution::Hash(hash.clone())
+                },
+                ..input.clone()
+            },
+            _ => plain(width, Distribution::Any),
+        };
+        p.tidy();
+        p
+    }
+
+    /// Whether `a` and `b` always hold the same value.
+    pub fn equals(&self, a: usize, b: usize) -> bool {
+        a == b || self.equal.get(a) == self.equal.get(b)
+    }
+
+    /// Whether the columns contain a unique key, also by way of equal columns.
+    pub fn is_unique(&self, columns: &[usize]) -> bool {
+        self.keys.iter().any(|key| self.covers(columns, key))
+    }
+
+    fn covers(&self, columns: &[usize], key: &BTreeSet<usize>) -> bool {
+        key.iter().all(|&k| columns.iter().any(|&c| self.equals(c, k)))
+    }
+
+    /// The key that adds the fewest columns to `given`, and which columns it adds.
+    pub fn best_key(&self, given: &[usize]) -> Option<Vec<usize>> {
+        let rest = |key: &BTreeSet<usize>| -> Vec<usize> {
+            key.iter().copied().filter(|&k| !given.iter().any(|&g| self.equals(g, k))).collect()
+        };
+        self.keys.iter().map(rest).min_by_key(Vec::len)
+    }
+
+    /// The positions in `wanted` whose columns are, in order, the columns rows are distributed by:
+    /// then all rows that agree on `wanted` are in one task. `None`: they are not.
+    pub fn distributed_within(&self, wanted: &[usize]) -> Option<Vec<usize>> {
+        let Distribution::Hash(columns) = &self.distribution else { return None };
+        columns.iter().map(|&c| wanted.iter().position(|&w| self.equals(w, c))).collect()
+    }
+
+    /// Drops keys that contain other keys.
+    fn tidy(&mut self) {
+        self.keys.sort_by_key(BTreeSet::len);
+        let mut kept: Vec<BTreeSet<usize>> = Vec::new();
+        for key in self.keys.drain(..) {
+            if kept.len() < MAX_KEYS && !kept.iter().any(|k| k.is_subset(&key)) {
+                kept.push(key);
+            }
+        }
+        if kept.first().is_some_and(BTreeSet::is_empty) {
+            self.max_rows = Some(self.max_rows.map_or(1, |n| n.min(1)));
+        } else if self.max_rows.is_some_and(|n| n <= 1) {
+            kept = vec![BTreeSet::new()];
+        }
+        self.keys = kept;
+    }
+}
+
+/// Nothing known but where rows are.
+fn plain(width: usize, distribution: Distribution) -> Properties {
+    Properties {
+        append_only: false,
+        keys: vec![],
+        equal: (0..width).collect(),
+        distribution,
+        max_rows: None,
+    }
+}
+
+fn scan(relation: &Relation, columns: &[usize]) -> Properties {
+    let position = |c: &u32| columns.iter().position(|&have| have == *c as usize);
+    let source = relation.kind() == RelationKind::Source;
+    let all = |list: &[u32]| list.iter().map(position).collect::<Option<Vec<usize>>>();
+    let keyed = source || relation.storage() == RowStorage::Keyed;
+    // A view with at most one row is keyed by no columns; a root always has a key.
+    let empty_key = relation.key.is_empty() && relation.kind() != RelationKind::MaterializedView;
+    let keys = match all(&relation.key) {
+        Some(key) if keyed && !empty_key => vec![key.into_iter().collect()],
+        _ => vec![],
+    };
+    let distribution = match all(&relation.distribution) {
+        Some(hash) if !source && relation.storage() != RowStorage::Append && !hash.is_empty() => {
+            Distribution::Hash(hash)
+        }
+        _ => Distribution::Any,
+    };
+    let append_only = source || relation.append_only;
+    Properties { append_only, keys, ..plain(columns.len(), distribution) }
+}
+
+/// Columns given by their position in the input (`None`: computed).
+fn project(input: &Properties, columns: &[Option<usize>]) -> Properties {
+    let find = |c: usize| {
+        let same = |have: &Option<usize>| have.is_some_and(|have| input.equals(have, c));
+        columns.iter().position(same)
+    };
+    let keys = input.keys.iter().filter_map(|k| k.iter().map(|&c| find(c)).collect()).collect();
+    let equal =
+        columns.iter().enumerate().map(|(i, c)| c.and_then(find).unwrap_or(i)).collect();
+    let distribution = match &input.distribution {
+        Distribution::Hash(hash) => hash
+            .iter()
+            .map(|&c| find(c))
+            .collect::<Option<Vec<_>>>()
+            .map_or(Distribution::Any, Distribution::Hash),
+        other => other.clone(),
+    };
+    Properties {
+        append_only: input.append_only,
+        keys,
+        equal,
+        distribution,
+        max_rows: input.max_rows,
+    }
+}
+
+fn union(width: usize, inputs: &[Properties]) -> Properties {
+    let distribution = match inputs.split_first() {
+        Some((first, rest)) if rest.iter().all(|p| p.distribution == first.distribution) => {
+            first.distribution.clone()
+        }
+        _ => Distribution::Any,
+    };
+    Properties {
+        append_only: inputs.iter().all(|p| p.append_only),
+        max_rows: inputs.iter().map(|p| p.max_rows).sum(),
+        ..plain(width, distribution)
+    }
+}
+
+fn hop(input: &Properties, tumble: bool) -> Properties {
+    let start = input.equal.len();
+    let mut p = input.clone();
+    p.equal.extend([start, start + 1]);
+    if !tumble {
+        p.keys.iter_mut().for_each(|k| {
+            k.insert(start);
+        });
+        p.max_rows = None;
+    }
+    p
+}
+
+fn aggregate(a: &Aggregate, width: usize, input: &Properties) -> Properties {
+    let groups: Vec<Option<usize>> = a.group.iter().map(|&g| Some(g)).collect();
+    let below = project(input, &groups);
+    let distribution = if a.vnode.is_empty() {
+        Distribution::Singleton
+    } else {
+        let find = |c: &usize| a.group.iter().position(|g| g == c);
+        let found = a.vnode.iter().map(find).collect::<Option<Vec<_>>>();
+        found.map_or(Distribution::Any, Distribution::Hash)
+    };
+    let mut keys = below.keys;
+    keys.push((0..a.group.len()).collect());
+    let mut equal = below.equal;
+    equal.extend(a.group.len()..width);
+    Properties {
+        append_only: a.calls.is_empty() && input.append_only,
+        keys,
+        equal,
+        distribution,
+        max_rows: if a.group.is_empty() { Some(1) } else { input.max_rows },
+    }
+}
+
+fn top_n(t: &TopN, input: &Properties) -> Properties {
+    let mut p = input.clone();
+    p.append_only = false;
+    let one_each = t.rank == RankFunction::RowNumber;
+    if one_each && t.limit.is_some_and(|l| l <= 1) {
+        p.keys.push(t.group.iter().copied().collect());
+    }
+    if t.emit_rank {
+        let rank = p.equal.len();
+        p.equal.push(rank);
+        if one_each {
+            p.keys.push(t.group.iter().copied().chain([rank]).collect());
+        }
+    }
+    if one_each && t.group.is_empty() {
+        p.max_rows = match (t.limit, p.max_rows) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+    p
+}
+
+fn join(j: &Join, left: &Properties, right: &Properties) -> Properties {
+    let width = left.equal.len();
+    let one_side = |p: &Properties, keys: Vec<usize>, extra: usize| {
+        let mut p = p.clone();
+        p.equal.extend(width..width + extra);
+        p.append_only = false;
+        p.distribution = by_keys(j, &keys);
+        p
+    };
+    let full = match j.kind {
+        JoinKind::LeftSemi => Properties {
+            append_only: left.append_only && right.append_only,
+            ..one_side(left, j.left_keys(), 0)
+        },
+        JoinKind::RightSemi => Properties {
+            append_only: left.append_only && right.append_only,
+            ..one_side(right, j.right_keys(), 0)
+        },
+        JoinKind::LeftAnti => one_side(left, j.left_keys(), 0),
+        JoinKind::RightAnti => one_side(right, j.right_keys(), 0),
+        JoinKind::LeftMark => one_side(left, j.left_keys(), 1),
+        _ => pairs(j, left, right),
+    };
+    let output: Vec<Option<usize>> = j.output.iter().map(|&c| Some(c)).collect();
+    project(&full, &output)
+}
+
+fn by_keys(j: &Join, keys: &[usize]) -> Distribution {
+    if j.vnode.is_empty() {
+        Distribution::Singleton
+    } else {
+        Distribution::Hash(j.vnode.iter().map(|&k| keys[k]).collect())
+    }
+}
+
+/// Joins whose output has both sides' columns.
+fn pairs(j: &Join, left: &Properties, right: &Properties) -> Properties {
+    let width = left.equal.len();
+    let (left_keys, right_keys) = (j.left_keys(), j.right_keys());
+    let shift = |columns: &BTreeSet<usize>| columns.iter().map(|c| c + width).collect();
+    let right_unique: Vec<BTreeSet<usize>> = right.keys.iter().map(shift).collect();
+    // A side whose rows each meet at most one row of the other side keeps its keys, unless it can
+    // be padded with NULLs.
+    let (pads_left, pads_right) = match j.kind {
+        JoinKind::LeftOuter => (false, true),
+        JoinKind::RightOuter => (true, false),
+        JoinKind::FullOuter => (true, true),
+        _ => (false, false),
+    };
+    let mut keys = Vec::new();
+    if !pads_left && right.is_unique(&right_keys) {
+        keys.extend(left.keys.iter().cloned());
+    }
+    if !pads_right && left.is_unique(&left_keys) {
+        keys.extend(right_unique.iter().cloned());
+    }
+    // A full join pads both: (NULL, NULL) may come from either side.
+    if !(pads_left && pads_right) {
+        for l in &left.keys {
+            keys.extend(right_unique.iter().map(|r| l.union(r).copied().collect()));
+        }
+    }
+    let mut equal = left.equal.clone();
+    equal.extend(right.equal.iter().map(|e| e + width));
+    if j.kind == JoinKind::Inner {
+        j.keys.iter().for_each(|&(l, r)| merge(&mut equal, l, r + width));
+    }
+    let shifted: Vec<usize> = right_keys.iter().map(|k| k + width).collect();
+    let distribution = match j.kind {
+        JoinKind::FullOuter if !j.vnode.is_empty() => Distribution::Any,
+        JoinKind::RightOuter => by_keys(j, &shifted),
+        _ => by_keys(j, &left_keys),
+    };
+    let product = match (left.max_rows, right.max_rows) {
+        (Some(l), Some(r)) if !(pads_left || pads_right) => l.checked_mul(r),
+        (Some(l), Some(r)) => l.checked_mul(r).map(|n| n.max(l).max(r).max(l + r)),
+        _ => None,
+    };
+    Properties {
+        append_only: j.kind == JoinKind::Inner && left.append_only && right.append_only,
+        keys,
+        equal,
+        distribution,
+        max_rows: product,
+    }
+}
+
+/// Puts `a` and `b` into one class; the smallest column stands for it.
+fn merge(equal: &mut [usize], a: usize, b: usize) {
+    let (a, b) = (equal[a], equal[b]);
+    let (low, high) = (a.min(b), a.max(b));
+    equal.iter_mut().filter(|e| **e == high).for_each(|e| *e = low);
+}

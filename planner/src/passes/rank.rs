@@ -1,0 +1,126 @@
+//! Limits from filters on ranks: `row_number() OVER (…) <= n` keeps the first `n` rows a group.
+//!
+//! Windows with a ranking function become unlimited top-Ns that put out the rank. A filter above,
+//! with only projections and other filters between, bounds the rank from one or both sides; the
+//! bounds move into the top-N and the conjuncts that gave them go. (Filters commute, so others may
+//! lie between.)
+
+use std::sync::Arc;
+
+use arrow::datatypes::Schema;
+use datafusion::common::ScalarValue;
+use datafusion::logical_expr::Operator;
+use datafusion::physical_expr::conjunction;
+use datafusion::physical_expr::expressions::BinaryExpr;
+use datafusion::physical_expr::utils::split_conjunction;
+
+use crate::graph::ExprRef;
+use crate::stream::expr;
+use crate::stream::plan::{Op, Stream};
+
+/// Ranks that pass, from 1, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bounds {
+    low: i64,
+    high: Option<i64>,
+}
+
+impl Bounds {
+    const ALL: Bounds = Bounds { low: 1, high: None };
+
+    fn and(self, other: Bounds) -> Bounds {
+        let high = match (self.high, other.high) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        Bounds { low: self.low.max(other.low), high }
+    }
+}
+
+pub fn limit_ranks(stream: Stream) -> Stream {
+    let Stream { op, inputs, schema } = stream;
+    let mut inputs: Vec<Stream> = inputs.into_iter().map(limit_ranks).collect();
+    let Op::Filter { predicate } = &op else { return Stream { op, inputs, schema } };
+    let mut bounds = Bounds::ALL;
+    let mut rest = Vec::new();
+    for conjunct in split_conjunction(predicate) {
+        match inputs.first().and_then(|input| rank_bounds(conjunct, input)) {
+            Some(b) => bounds = bounds.and(b),
+            None => rest.push(Arc::clone(conjunct)),
+        }
+    }
+    if bounds == Bounds::ALL && !rest.is_empty() {
+        return Stream { op, inputs, schema };
+    }
+    let Some(input) = inputs.pop() else { return Stream { op, inputs, schema } };
+    let input = apply(input, bounds);
+    if rest.is_empty() { input } else { input.filter(conjunction(rest)) }
+}
+
+/// The bounds a conjunct puts on the rank of the top-N below, if it is only about that.
+fn rank_bounds(conjunct: &ExprRef, input: &Stream) -> Option<Bounds> {
+    let comparison = conjunct.downcast_ref::<BinaryExpr>()?;
+    let (column, op, literal) = match (integer(comparison.left()), integer(comparison.right())) {
+        (None, Some(n)) => (comparison.left(), *comparison.op(), n),
+        (Some(n), None) => (comparison.right(), comparison.op().swap()?, n),
+        _ => return None,
+    };
+    if !is_rank(column, input) {
+        return None;
+    }
+    let bounds = |low: i64, high| Bounds { low: low.max(1), high };
+    Some(match op {
+        Operator::Eq => bounds(literal, Some(literal)),
+        Operator::Lt => bounds(1, Some(literal.checked_sub(1)?)),
+        Operator::LtEq => bounds(1, Some(literal)),
+        Operator::Gt => bounds(literal.checked_add(1)?, None),
+        Operator::GtEq => bounds(literal, None),
+        _ => return None,
+    })
+}
+
+fn integer(e: &ExprRef) -> Option<i64> {
+    let below = expr::below_integer_casts(e, &Schema::empty());
+    match expr::as_literal(&below)? {
+        ScalarValue::Int8(v) => v.map(i64::from),
+        ScalarValue::Int16(v) => v.map(i64::from),
+        ScalarValue::Int32(v) => v.map(i64::from),
+        ScalarValue::Int64(v) => *v,
+        ScalarValue::UInt8(v) => v.map(i64::from),
+        ScalarValue::UInt16(v) => v.map(i64::from),
+        ScalarValue::UInt32(v) => v.map(i64::from),
+        ScalarValue::UInt64(v) => v.and_then(|v| i64::try_from(v).ok()),
+        _ => None,
+    }
+}
+
+/// Whether an expression over `input`'s columns is the rank of an unlimited top-N below.
+fn is_rank(e: &ExprRef, input: &Stream) -> bool {
+    let e = expr::below_integer_casts(e, &input.schema);
+    let Some(column) = expr::as_column(&e) else { return false };
+    match (&input.op, input.inputs.as_slice()) {
+        (Op::Project { exprs }, [below]) => exprs.get(column).is_some_and(|e| is_rank(e, below)),
+        (Op::Filter { .. }, [below]) => is_rank(&e, below),
+        (Op::TopN(t), _) => {
+            let unlimited = t.limit.is_none() && t.offset == 0;
+            unlimited && t.emit_rank && column + 1 == input.width()
+        }
+        _ => false,
+    }
+}
+
+/// Puts the bounds into the top-N that `is_rank` found.
+fn apply(mut stream: Stream, bounds: Bounds) -> Stream {
+    match &mut stream.op {
+        Op::TopN(t) => {
+            t.offset = (bounds.low - 1).unsigned_abs();
+            t.limit = bounds.high.map(|h| (h - bounds.low + 1).max(0).unsigned_abs());
+            stream
+        }
+        Op::Project { .. } | Op::Filter { .. } => {
+            stream.inputs = stream.inputs.into_iter().map(|i| apply(i, bounds)).collect();
+            stream
+        }
+        _ => stream,
+    }
+}

@@ -1,0 +1,94 @@
+//! Small rewrites that make plans shorter: neighbouring projections become one, projections that
+//! change nothing and unions of one input go, DISTINCT over unique rows goes.
+
+use std::sync::Arc;
+
+use datafusion::common::Result;
+
+use crate::graph::ExprRef;
+use crate::passes::properties::Properties;
+use crate::stream::expr;
+use crate::stream::plan::{Op, Stream};
+
+pub fn simplify(stream: Stream) -> Result<Stream> {
+    let mut stream = stream.map_inputs(simplify)?;
+    stream = drop_distinct(stream);
+    loop {
+        let before = (std::mem::discriminant(&stream.op), stream.inputs.len());
+        let (next, merged) = merge_projections(stream)?;
+        stream = drop_identity(next);
+        let after = (std::mem::discriminant(&stream.op), stream.inputs.len());
+        if !merged && before == after {
+            return Ok(stream);
+        }
+    }
+}
+
+/// Takes the place of a projection whose columns are the input's, in order and by the same names.
+fn drop_identity(mut stream: Stream) -> Stream {
+    let nothing = match (&stream.op, stream.inputs.as_slice()) {
+        (Op::Project { exprs }, [input]) => {
+            let same = |(i, e): (usize, &ExprRef)| {
+                expr::as_column(e) == Some(i)
+                    && stream.schema.field(i).name() == input.schema.field(i).name()
+            };
+            exprs.len() == input.width() && exprs.iter().enumerate().all(same)
+        }
+        (Op::Union, [input]) => stream.schema == input.schema,
+        _ => false,
+    };
+    match stream.inputs.pop() {
+        Some(input) if nothing => input,
+        Some(input) => {
+            stream.inputs.push(input);
+            stream
+        }
+        None => stream,
+    }
+}
+
+/// `Project(Project(x))` as one, unless that computes something twice.
+fn merge_projections(stream: Stream) -> Result<(Stream, bool)> {
+    let Stream { op, mut inputs, schema } = stream;
+    let (outer, inner) = match (&op, inputs.as_slice()) {
+        (Op::Project { exprs }, [Stream { op: Op::Project { exprs: inner }, .. }]) => (exprs, inner),
+        _ => return Ok((Stream { op, inputs, schema }, false)),
+    };
+    let mut uses = vec![0; inner.len()];
+    for e in outer {
+        count_uses(e, &mut uses);
+    }
+    let cheap = |e: &ExprRef| expr::as_column(e).is_some() || expr::as_literal(e).is_some();
+    if inner.iter().zip(&uses).any(|(e, n)| *n > 1 && !cheap(e)) {
+        return Ok((Stream { op, inputs, schema }, false));
+    }
+    let exprs = outer
+        .iter()
+        .map(|e| expr::replace_columns(e, |c| inner.get(c).map(Arc::clone)))
+        .collect::<Result<Vec<_>>>()?;
+    let below = inputs.pop().map(|i| i.inputs).unwrap_or_default();
+    Ok((Stream { op: Op::Project { exprs }, inputs: below, schema }, true))
+}
+
+fn count_uses(e: &ExprRef, uses: &mut [usize]) {
+    match expr::as_column(e) {
+        Some(c) => uses[c] += 1,
+        None => e.children().into_iter().for_each(|child| count_uses(child, uses)),
+    }
+}
+
+/// DISTINCT over columns that contain a unique key is a projection.
+fn drop_distinct(mut stream: Stream) -> Stream {
+    let Op::Aggregate(a) = &stream.op else { return stream };
+    if !a.calls.is_empty() || a.group.is_empty() {
+        return stream;
+    }
+    match stream.inputs.pop() {
+        Some(input) if Properties::of(&input).is_unique(&a.group) => input.select(&a.group),
+        Some(input) => {
+            stream.inputs.push(input);
+            stream
+        }
+        None => stream,
+    }
+}

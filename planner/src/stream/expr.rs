@@ -1,0 +1,150 @@
+//! Compiled expressions: from logical ones, and the few things passes do with them.
+
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, FieldRef, Schema};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::error::DataFusionError;
+use datafusion::logical_expr::execution_props::ExecutionProps;
+use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
+use datafusion::logical_expr::{Expr, Volatility};
+use datafusion::physical_expr::expressions::{CastExpr, Column, Literal, TryCastExpr};
+use millrace_common::SqlError;
+
+use crate::error::sql_error_from_datafusion;
+use crate::graph::ExprRef;
+
+/// Functions that DataFusion calls stable and whose value is the clock's.
+const CLOCK: [&str; 7] = [
+    "now",
+    "current_timestamp",
+    "current_date",
+    "current_time",
+    "localtimestamp",
+    "localtime",
+    "today",
+];
+
+/// Compiles an expression over the columns of `schema`. Volatile functions, the clock, subqueries
+/// that are still expressions, parameters: 0A000.
+pub fn compile(e: &Expr, schema: &DFSchema) -> std::result::Result<ExprRef, SqlError> {
+    check(e)?;
+    datafusion::physical_expr::create_physical_expr(
+        e,
+        schema,
+        &ExecutionProps::new(),
+        &PhysicalPlanningContext::default(),
+    )
+    .map_err(sql_error_from_datafusion)
+}
+
+fn check(e: &Expr) -> std::result::Result<(), SqlError> {
+    let mut refused = None;
+    let walked = e.apply(|e| {
+        refused = refusal(e);
+        Ok(if refused.is_some() { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    });
+    walked.map_err(sql_error_from_datafusion)?;
+    refused.map_or(Ok(()), Err)
+}
+
+fn refusal(e: &Expr) -> Option<SqlError> {
+    match e {
+        Expr::ScalarFunction(f) => {
+            let name = f.func.name();
+            let volatile = f.func.signature().volatility == Volatility::Volatile;
+            (volatile || CLOCK.contains(&name)).then(|| {
+                SqlError::unsupported(format!("the function {name}() in a materialized view"))
+                    .with_hint("Its result changes while the data does not.")
+            })
+        }
+        Expr::ScalarSubquery(_) | Expr::InSubquery(_) | Expr::Exists(_) | Expr::SetComparison(_) => {
+            Some(
+                SqlError::unsupported("this kind of correlated subquery in a materialized view")
+                    .with_hint("Write it as a join."),
+            )
+        }
+        Expr::OuterReferenceColumn(_, c) => Some(
+            SqlError::unsupported(format!("the reference to {} of an outer query", c.name))
+                .with_hint("Write the subquery as a join."),
+        ),
+        Expr::Placeholder(p) => {
+            Some(SqlError::unsupported(format!("the parameter {} in a materialized view", p.id)))
+        }
+        Expr::GroupingSet(_) => Some(SqlError::unsupported(
+            "GROUPING SETS, ROLLUP or CUBE in a materialized view",
+        )),
+        _ => None,
+    }
+}
+
+pub fn column(schema: &Schema, index: usize) -> ExprRef {
+    Arc::new(Column::new(schema.field(index).name(), index))
+}
+
+/// The position, if the expression is a plain column.
+pub fn as_column(e: &ExprRef) -> Option<usize> {
+    e.downcast_ref::<Column>().map(Column::index)
+}
+
+pub fn as_literal(e: &ExprRef) -> Option<&ScalarValue> {
+    e.downcast_ref::<Literal>().map(Literal::value)
+}
+
+pub fn cast(e: ExprRef, to: DataType) -> ExprRef {
+    Arc::new(CastExpr::new(e, to, None))
+}
+
+/// The expression below casts from integer to integer.
+pub fn below_integer_casts(e: &ExprRef, schema: &Schema) -> ExprRef {
+    let (inner, to) = if let Some(c) = e.downcast_ref::<CastExpr>() {
+        (c.expr(), c.cast_type())
+    } else if let Some(c) = e.downcast_ref::<TryCastExpr>() {
+        (c.expr(), c.cast_type())
+    } else {
+        return Arc::clone(e);
+    };
+    match inner.data_type(schema) {
+        Ok(from) if from.is_integer() && to.is_integer() => below_integer_casts(inner, schema),
+        _ => Arc::clone(e),
+    }
+}
+
+/// The field of a projected expression.
+pub fn output_field(e: &ExprRef, input: &Schema, name: &str) -> Result<FieldRef> {
+    if let Some(c) = as_column(e) {
+        return Ok(Arc::new(input.field(c).clone().with_name(name)));
+    }
+    let nullable = as_literal(e).is_none_or(ScalarValue::is_null);
+    Ok(Arc::new(Field::new(name, e.data_type(input)?, nullable)))
+}
+
+/// Positions of the columns an expression reads, ascending, each once.
+pub fn columns_of(e: &ExprRef) -> Vec<usize> {
+    let mut columns: Vec<usize> = datafusion::physical_expr::utils::collect_columns(e)
+        .iter()
+        .map(Column::index)
+        .collect();
+    columns.sort_unstable();
+    columns.dedup();
+    columns
+}
+
+/// Replaces every column by what `f` gives for its position.
+pub fn replace_columns(e: &ExprRef, f: impl Fn(usize) -> Option<ExprRef>) -> Result<ExprRef> {
+    Arc::clone(e)
+        .transform_up(|e| match as_column(&e) {
+            None => Ok(Transformed::no(e)),
+            Some(c) => match f(c) {
+                Some(new) => Ok(Transformed::yes(new)),
+                None => Err(DataFusionError::Internal(format!("column {c} has been pruned"))),
+            },
+        })
+        .data()
+}
+
+/// Moves columns to new positions; names come from the new schema.
+pub fn remap(e: &ExprRef, map: &[Option<usize>], schema: &Schema) -> Result<ExprRef> {
+    replace_columns(e, |c| map.get(c).copied().flatten().map(|new| column(schema, new)))
+}

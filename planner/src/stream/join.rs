@@ -1,0 +1,124 @@
+//! Joins of all kinds, cross joins included.
+
+use std::sync::Arc;
+
+use arrow::datatypes::Schema;
+use datafusion::common::{JoinType, NullEquality};
+use datafusion::logical_expr;
+
+use crate::error::sql_error_from_datafusion;
+use crate::graph::{ExprRef, JoinKind};
+use crate::passes::prune::pair_schema;
+use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
+use crate::stream::expr;
+use crate::stream::plan::{Join, Stream};
+
+impl Converter<'_> {
+    pub(super) fn join(&self, join: &logical_expr::Join) -> Result<Stream> {
+        let left = self.convert(&join.left)?;
+        let right = self.convert(&join.right)?;
+        let (left_schema, right_schema) = (join.left.schema(), join.right.schema());
+        let widths = (left.width(), right.width());
+        let (mut left, mut right) = (Extended::new(left), Extended::new(right));
+        let mut keys = Vec::with_capacity(join.on.len());
+        for (l, r) in &join.on {
+            let l = left.add(expr::compile(l, left_schema)?);
+            let r = right.add(expr::compile(r, right_schema)?);
+            keys.push((l, r));
+        }
+        let (left, right) = (left.finish()?, right.finish()?);
+        check_keys(&left, &right, &keys)?;
+        let residual = match &join.filter {
+            None => None,
+            Some(filter) => {
+                let both = left_schema.join(right_schema).map_err(sql_error_from_datafusion)?;
+                let compiled = expr::compile(filter, &both)?;
+                Some(over_pair(&compiled, widths.0, &left.schema, &right.schema)?)
+            }
+        };
+        if join.null_aware && (keys.len() != 1 || residual.is_some()) {
+            return Err(in_view("a correlated NOT IN over columns that may be NULL")
+                .with_hint("Use NOT EXISTS, or declare the columns NOT NULL."));
+        }
+        let null_equals_null = join.null_equality == NullEquality::NullEqualsNull;
+        let null_aware = join.null_aware;
+        let swapped = join.join_type == JoinType::RightMark;
+        let kind = kind_of(join.join_type);
+        let (left, right, keys, residual, widths) = if swapped {
+            let keys = keys.into_iter().map(|(l, r)| (r, l)).collect();
+            let residual = residual.map(|e| swap(&e, &left, &right)).transpose()?;
+            (right, left, keys, residual, (widths.1, widths.0))
+        } else {
+            (left, right, keys, residual, widths)
+        };
+        let output = output_of(kind, widths, left.width());
+        let vnode = vec![];
+        let j = Join { kind, keys, residual, null_aware, null_equals_null, output, vnode };
+        let stream = left.join(right, j);
+        // Names as the logical plan has them (the mark column is named by its subquery).
+        let columns = join
+            .schema
+            .fields()
+            .iter()
+            .enumerate()
+            .map(|(i, f)| (expr::column(&stream.schema, i), f.name().clone()))
+            .collect();
+        stream.project(columns).map_err(sql_error_from_datafusion)
+    }
+}
+
+fn kind_of(t: JoinType) -> JoinKind {
+    match t {
+        JoinType::Inner => JoinKind::Inner,
+        JoinType::Left => JoinKind::LeftOuter,
+        JoinType::Right => JoinKind::RightOuter,
+        JoinType::Full => JoinKind::FullOuter,
+        JoinType::LeftSemi => JoinKind::LeftSemi,
+        JoinType::RightSemi => JoinKind::RightSemi,
+        JoinType::LeftAnti => JoinKind::LeftAnti,
+        JoinType::RightAnti => JoinKind::RightAnti,
+        JoinType::LeftMark | JoinType::RightMark => JoinKind::LeftMark,
+    }
+}
+
+/// The original columns in the full output of sides that may have grown key columns.
+fn output_of(kind: JoinKind, (left, right): (usize, usize), left_full: usize) -> Vec<usize> {
+    match kind {
+        JoinKind::LeftSemi | JoinKind::LeftAnti => (0..left).collect(),
+        JoinKind::RightSemi | JoinKind::RightAnti => (0..right).collect(),
+        JoinKind::LeftMark => (0..left).chain([left_full]).collect(),
+        _ => (0..left).chain(left_full..left_full + right).collect(),
+    }
+}
+
+/// An expression over the original columns of both sides, over those of the grown sides.
+fn over_pair(e: &ExprRef, left_width: usize, left: &Schema, right: &Schema) -> Result<ExprRef> {
+    let pair = pair_schema(left, right);
+    let grown = left.fields().len() - left_width;
+    let place = |c: usize| if c < left_width { c } else { c + grown };
+    expr::replace_columns(e, |c| Some(expr::column(&pair, place(c))))
+        .map_err(sql_error_from_datafusion)
+}
+
+/// A residual over (left, right) as one over (right, left).
+fn swap(e: &ExprRef, left: &Stream, right: &Stream) -> Result<ExprRef> {
+    let pair = pair_schema(&right.schema, &left.schema);
+    let (l, r) = (left.width(), right.width());
+    let place = |c: usize| if c < l { c + r } else { c - l };
+    expr::replace_columns(e, |c| Some(expr::column(&pair, place(c))))
+        .map_err(sql_error_from_datafusion)
+}
+
+fn check_keys(left: &Stream, right: &Stream, keys: &[(usize, usize)]) -> Result<()> {
+    for &(l, r) in keys {
+        check_key(left, &[l], "joining on")?;
+        check_key(right, &[r], "joining on")?;
+        let (a, b) = (Arc::clone(&left.schema.fields()[l]), Arc::clone(&right.schema.fields()[r]));
+        if a.data_type() != b.data_type() {
+            let (a, b) = (a.data_type(), b.data_type());
+            return Err(in_view(format!("joining a column of type {a} with one of type {b}"))
+                .with_hint("Cast one of them."));
+        }
+    }
+    Ok(())
+}

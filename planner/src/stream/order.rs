@@ -1,0 +1,224 @@
+//! Whatever keeps the first rows of an order: LIMIT, DISTINCT ON, ranking windows.
+//!
+//! ORDER BY alone does nothing in a relation: rows have no order.
+
+use arrow::compute::SortOptions;
+use arrow::datatypes::DataType;
+use datafusion::logical_expr::expr::WindowFunction;
+use datafusion::logical_expr::{
+    DistinctOn, Expr, FetchType, Limit, LogicalPlan, SkipType, Sort, SortExpr, Window,
+    WindowFunctionDefinition,
+};
+
+use crate::error::sql_error_from_datafusion;
+use crate::graph::RankFunction;
+use crate::stream::convert::{self, Converter, Extended, Result, check_key, in_view};
+use crate::stream::expr;
+use crate::stream::plan::{Stream, TopN};
+
+/// `LIMIT` without an order: by the rows' own bytes, so that the result is a function of the content.
+pub(super) fn first_rows(input: Stream, offset: u64, limit: Option<u64>) -> Stream {
+    input.top_n(TopN {
+        group: vec![],
+        order: vec![],
+        offset,
+        limit,
+        rank: RankFunction::RowNumber,
+        emit_rank: false,
+        vnode: vec![],
+    })
+}
+
+impl Converter<'_> {
+    pub(super) fn sort(&self, sort: &Sort) -> Result<Stream> {
+        match sort.fetch {
+            None => self.convert(&sort.input),
+            Some(fetch) => self.sorted(sort, 0, Some(fetch as u64)),
+        }
+    }
+
+    pub(super) fn limit(&self, limit: &Limit) -> Result<Stream> {
+        let skip = limit.get_skip_type().map_err(sql_error_from_datafusion)?;
+        let fetch = limit.get_fetch_type().map_err(sql_error_from_datafusion)?;
+        match (skip, fetch) {
+            (SkipType::Literal(0), FetchType::Literal(None)) => self.convert(&limit.input),
+            (SkipType::Literal(skip), FetchType::Literal(fetch)) => {
+                self.limited(&limit.input, skip as u64, fetch.map(|n| n as u64))
+            }
+            _ => Err(in_view("LIMIT or OFFSET with an expression")),
+        }
+    }
+
+    /// Looks for the sort that the limit means below projections.
+    fn limited(&self, plan: &LogicalPlan, offset: u64, limit: Option<u64>) -> Result<Stream> {
+        match plan {
+            LogicalPlan::Sort(sort) => self.sorted(sort, offset, limit),
+            LogicalPlan::Projection(p) if is_sorted(&p.input) => {
+                convert::project(self.limited(&p.input, offset, limit)?, p)
+            }
+            LogicalPlan::SubqueryAlias(a) if is_sorted(&a.input) => {
+                self.limited(&a.input, offset, limit)
+            }
+            other => Ok(first_rows(self.convert(other)?, offset, limit)),
+        }
+    }
+
+    fn sorted(&self, sort: &Sort, offset: u64, limit: Option<u64>) -> Result<Stream> {
+        let input = self.convert(&sort.input)?;
+        // A fetch that an optimiser put into the sort counts from its first row.
+        let fetch = sort.fetch.map(|n| (n as u64).saturating_sub(offset));
+        let limit = match (limit, fetch) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let width = input.width();
+        let mut input = Extended::new(input);
+        let order = order_of(&sort.expr, &sort.input, &mut input)?;
+        let input = input.finish()?;
+        check_order(&input, &order)?;
+        let grown = input.width() > width;
+        let stream = input.top_n(TopN {
+            group: vec![],
+            order,
+            offset,
+            limit,
+            rank: RankFunction::RowNumber,
+            emit_rank: false,
+            vnode: vec![],
+        });
+        Ok(if grown { stream.select(&(0..width).collect::<Vec<_>>()) } else { stream })
+    }
+
+    pub(super) fn distinct_on(&self, on: &DistinctOn) -> Result<Stream> {
+        let schema = on.input.schema();
+        let mut input = Extended::new(self.convert(&on.input)?);
+        let mut group = Vec::with_capacity(on.on_expr.len());
+        for e in &on.on_expr {
+            group.push(input.add(expr::compile(e, schema)?));
+        }
+        let order = match &on.sort_expr {
+            Some(sort) => order_of(sort, &on.input, &mut input)?,
+            None => vec![],
+        };
+        let order: Vec<_> = order.into_iter().filter(|(c, _)| !group.contains(c)).collect();
+        let input = input.finish()?;
+        check_key(&input, &group, "DISTINCT ON")?;
+        check_order(&input, &order)?;
+        let stream = input.top_n(TopN {
+            group,
+            order,
+            offset: 0,
+            limit: Some(1),
+            rank: RankFunction::RowNumber,
+            emit_rank: false,
+            vnode: vec![],
+        });
+        let columns = on
+            .select_expr
+            .iter()
+            .zip(on.schema.fields())
+            .map(|(e, field)| Ok((expr::compile(e, schema)?, field.name().clone())))
+            .collect::<Result<Vec<_>>>()?;
+        stream.project(columns).map_err(sql_error_from_datafusion)
+    }
+
+    /// Ranking functions become unlimited top-Ns, one over the other; the pass `rank` finds limits.
+    pub(super) fn window(&self, window: &Window) -> Result<Stream> {
+        let mut stream = self.convert(&window.input)?;
+        let fields = &window.schema.fields()[stream.width()..];
+        for (e, field) in window.window_expr.iter().zip(fields) {
+            let width = stream.width();
+            let function = window_function(e)?;
+            let ranked = rank_rows(stream, &window.input, function)?;
+            let rank = ranked.width() - 1;
+            let mut columns: Vec<_> = (0..width)
+                .map(|c| (expr::column(&ranked.schema, c), ranked.schema.field(c).name().clone()))
+                .collect();
+            let mut value = expr::column(&ranked.schema, rank);
+            if field.data_type() != &DataType::Int64 {
+                value = expr::cast(value, field.data_type().clone());
+            }
+            columns.push((value, field.name().clone()));
+            stream = ranked.project(columns).map_err(sql_error_from_datafusion)?;
+        }
+        Ok(stream)
+    }
+}
+
+fn window_function(e: &Expr) -> Result<&WindowFunction> {
+    match e {
+        Expr::WindowFunction(f) => Ok(f),
+        Expr::Alias(alias) => window_function(&alias.expr),
+        other => Err(in_view(format!("the window expression {other}"))),
+    }
+}
+
+fn rank_rows(input: Stream, plan: &LogicalPlan, f: &WindowFunction) -> Result<Stream> {
+    let rank = match &f.fun {
+        WindowFunctionDefinition::WindowUDF(udf) => match udf.name() {
+            "row_number" => RankFunction::RowNumber,
+            "rank" => RankFunction::Rank,
+            "dense_rank" => RankFunction::DenseRank,
+            other => return Err(in_view(format!("the window function {other}"))),
+        },
+        WindowFunctionDefinition::AggregateUDF(udf) => {
+            return Err(in_view(format!("the window function {}", udf.name())));
+        }
+    };
+    let mut input = Extended::new(input);
+    let mut group = Vec::new();
+    for e in &f.params.partition_by {
+        let c = input.add(expr::compile(e, plan.schema())?);
+        if !group.contains(&c) {
+            group.push(c);
+        }
+    }
+    let order = order_of(&f.params.order_by, plan, &mut input)?;
+    let order: Vec<_> = order.into_iter().filter(|(c, _)| !group.contains(c)).collect();
+    let input = input.finish()?;
+    check_key(&input, &group, "PARTITION BY")?;
+    check_order(&input, &order)?;
+    Ok(input.top_n(TopN {
+        group,
+        order,
+        offset: 0,
+        limit: None,
+        rank,
+        emit_rank: true,
+        vnode: vec![],
+    }))
+}
+
+fn order_of(
+    sort: &[SortExpr],
+    plan: &LogicalPlan,
+    input: &mut Extended,
+) -> Result<Vec<(usize, SortOptions)>> {
+    let mut order: Vec<(usize, SortOptions)> = Vec::with_capacity(sort.len());
+    for s in sort {
+        let compiled = expr::compile(&s.expr, plan.schema())?;
+        if expr::as_literal(&compiled).is_some() {
+            continue;
+        }
+        let c = input.add(compiled);
+        // A second mention of a column decides nothing.
+        if order.iter().all(|(have, _)| *have != c) {
+            order.push((c, SortOptions { descending: !s.asc, nulls_first: s.nulls_first }));
+        }
+    }
+    Ok(order)
+}
+
+fn check_order(input: &Stream, order: &[(usize, SortOptions)]) -> Result<()> {
+    let columns: Vec<usize> = order.iter().map(|o| o.0).collect();
+    check_key(input, &columns, "ordering by")
+}
+
+fn is_sorted(plan: &LogicalPlan) -> bool {
+    match plan {
+        LogicalPlan::Sort(_) => true,
+        LogicalPlan::Projection(p) => is_sorted(&p.input),
+        LogicalPlan::SubqueryAlias(a) => is_sorted(&a.input),
+        _ => false,
+    }
+}

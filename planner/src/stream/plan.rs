@@ -1,0 +1,223 @@
+//! The stream algebra: what a logical plan becomes before it is cut into fragments.
+//!
+//! A tree of operators over columns by position, with compiled expressions. It is the graph's
+//! algebra without ids: no tables, no fragments, and exchanges only after the pass that places them.
+//! Every pass takes a tree and gives a tree, so that each can be tested alone.
+
+use std::sync::Arc;
+
+use arrow::compute::SortOptions;
+use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow::record_batch::RecordBatch;
+use millrace_rpc::catalog::Relation;
+
+use crate::graph::{AggFunc, ExprRef, JoinKind, RankFunction};
+use crate::stream::expr;
+
+/// A subtree: an operator, its inputs in port order, and the schema of what it puts out.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    pub op: Op,
+    pub inputs: Vec<Stream>,
+    pub schema: SchemaRef,
+}
+
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// A relation's content and changes; `columns` are positions in the relation.
+    Scan { relation: Arc<Relation>, columns: Vec<usize> },
+    Values { batch: RecordBatch },
+    Filter { predicate: ExprRef },
+    Project { exprs: Vec<ExprRef> },
+    Union,
+    Hop { time_column: usize, size_us: i64, slide_us: i64, offset_us: i64 },
+    Aggregate(Aggregate),
+    Join(Join),
+    TopN(TopN),
+    /// Rows move to the owner of their hash; no columns: to the only task.
+    Exchange { hash: Vec<usize> },
+}
+
+#[derive(Clone, Debug)]
+pub struct Aggregate {
+    pub group: Vec<usize>,
+    pub calls: Vec<Call>,
+    /// Set by exchange placement: the columns of `group` that decide the vnode.
+    pub vnode: Vec<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Call {
+    pub func: AggFunc,
+    pub arg: Option<usize>,
+    pub distinct: bool,
+    pub filter: Option<usize>,
+    pub output: FieldRef,
+}
+
+#[derive(Clone, Debug)]
+pub struct Join {
+    pub kind: JoinKind,
+    /// Pairs of (left column, right column).
+    pub keys: Vec<(usize, usize)>,
+    /// Over left columns, then right columns.
+    pub residual: Option<ExprRef>,
+    pub null_aware: bool,
+    pub null_equals_null: bool,
+    /// Positions in the join's full output (see `graph::Join`).
+    pub output: Vec<usize>,
+    /// Set by exchange placement: which of `keys`, in order, decide the vnode.
+    pub vnode: Vec<usize>,
+}
+
+#[derive(Clone, Debug)]
+pub struct TopN {
+    pub group: Vec<usize>,
+    pub order: Vec<(usize, SortOptions)>,
+    pub offset: u64,
+    pub limit: Option<u64>,
+    pub rank: RankFunction,
+    pub emit_rank: bool,
+    /// Set by exchange placement.
+    pub vnode: Vec<usize>,
+}
+
+impl Join {
+    pub fn left_keys(&self) -> Vec<usize> {
+        self.keys.iter().map(|k| k.0).collect()
+    }
+
+    pub fn right_keys(&self) -> Vec<usize> {
+        self.keys.iter().map(|k| k.1).collect()
+    }
+
+    /// The fields of the join's full output, before `output` selects.
+    pub fn full_output(kind: JoinKind, left: &Schema, right: &Schema) -> Vec<FieldRef> {
+        let side = |schema: &Schema, nullable: bool| -> Vec<FieldRef> {
+            let fields = schema.fields().iter();
+            if nullable {
+                fields.map(|f| Arc::new(f.as_ref().clone().with_nullable(true))).collect()
+            } else {
+                fields.cloned().collect()
+            }
+        };
+        let both = |l, r| [side(left, l), side(right, r)].concat();
+        match kind {
+            JoinKind::Inner => both(false, false),
+            JoinKind::LeftOuter => both(false, true),
+            JoinKind::RightOuter => both(true, false),
+            JoinKind::FullOuter => both(true, true),
+            JoinKind::LeftSemi | JoinKind::LeftAnti => side(left, false),
+            JoinKind::RightSemi | JoinKind::RightAnti => side(right, false),
+            JoinKind::LeftMark => {
+                let mut fields = side(left, false);
+                fields.push(Arc::new(Field::new("mark", DataType::Boolean, true)));
+                fields
+            }
+        }
+    }
+}
+
+/// Constructors compute the output schema.
+impl Stream {
+    pub fn scan(relation: Arc<Relation>, schema: SchemaRef, columns: Vec<usize>) -> Stream {
+        Stream { op: Op::Scan { relation, columns }, inputs: vec![], schema }
+    }
+
+    pub fn values(batch: RecordBatch) -> Stream {
+        let schema = batch.schema();
+        Stream { op: Op::Values { batch }, inputs: vec![], schema }
+    }
+
+    pub fn filter(self, predicate: ExprRef) -> Stream {
+        let schema = Arc::clone(&self.schema);
+        Stream { op: Op::Filter { predicate }, inputs: vec![self], schema }
+    }
+
+    /// A projection with named columns. What is computed may be NULL (a failing expression is), what
+    /// is only passed on keeps its nullability.
+    pub fn project(self, columns: Vec<(ExprRef, String)>) -> datafusion::common::Result<Stream> {
+        let mut exprs = Vec::with_capacity(columns.len());
+        let mut fields = Vec::with_capacity(columns.len());
+        for (e, name) in columns {
+            fields.push(expr::output_field(&e, &self.schema, &name)?);
+            exprs.push(e);
+        }
+        let schema = Arc::new(Schema::new(fields));
+        Ok(Stream { op: Op::Project { exprs }, inputs: vec![self], schema })
+    }
+
+    /// Only some columns, by position.
+    pub fn select(self, columns: &[usize]) -> Stream {
+        let fields: Vec<FieldRef> =
+            columns.iter().map(|&c| Arc::clone(&self.schema.fields()[c])).collect();
+        let exprs = columns.iter().map(|&c| expr::column(&self.schema, c)).collect();
+        let schema = Arc::new(Schema::new(fields));
+        Stream { op: Op::Project { exprs }, inputs: vec![self], schema }
+    }
+
+    pub fn union(inputs: Vec<Stream>, schema: SchemaRef) -> Stream {
+        Stream { op: Op::Union, inputs, schema }
+    }
+
+    pub fn hop(self, time_column: usize, size_us: i64, slide_us: i64, offset_us: i64) -> Stream {
+        let time = self.schema.field(time_column).data_type().clone();
+        let mut fields: Vec<FieldRef> = self.schema.fields().iter().cloned().collect();
+        for name in ["window_start", "window_end"] {
+            fields.push(Arc::new(Field::new(name, time.clone(), false)));
+        }
+        Stream {
+            op: Op::Hop { time_column, size_us, slide_us, offset_us },
+            inputs: vec![self],
+            schema: Arc::new(Schema::new(fields)),
+        }
+    }
+
+    pub fn aggregate(self, group: Vec<usize>, calls: Vec<Call>) -> Stream {
+        let groups = group.iter().map(|&g| Arc::clone(&self.schema.fields()[g]));
+        let fields: Vec<FieldRef> =
+            groups.chain(calls.iter().map(|c| Arc::clone(&c.output))).collect();
+        let schema = Arc::new(Schema::new(fields));
+        let op = Op::Aggregate(Aggregate { group, calls, vnode: vec![] });
+        Stream { op, inputs: vec![self], schema }
+    }
+
+    pub fn join(self, right: Stream, join: Join) -> Stream {
+        let full = Join::full_output(join.kind, &self.schema, &right.schema);
+        let fields: Vec<FieldRef> = join.output.iter().map(|&i| Arc::clone(&full[i])).collect();
+        let schema = Arc::new(Schema::new(fields));
+        Stream { op: Op::Join(join), inputs: vec![self, right], schema }
+    }
+
+    pub fn top_n(self, top: TopN) -> Stream {
+        let mut fields: Vec<FieldRef> = self.schema.fields().iter().cloned().collect();
+        if top.emit_rank {
+            let name = match top.rank {
+                RankFunction::RowNumber => "row_number",
+                RankFunction::Rank => "rank",
+                RankFunction::DenseRank => "dense_rank",
+            };
+            fields.push(Arc::new(Field::new(name, DataType::Int64, false)));
+        }
+        let schema = Arc::new(Schema::new(fields));
+        Stream { op: Op::TopN(top), inputs: vec![self], schema }
+    }
+
+    pub fn exchange(self, hash: Vec<usize>) -> Stream {
+        let schema = Arc::clone(&self.schema);
+        Stream { op: Op::Exchange { hash }, inputs: vec![self], schema }
+    }
+
+    pub fn width(&self) -> usize {
+        self.schema.fields().len()
+    }
+
+    /// The same operator over other inputs, for passes that rebuild from below.
+    pub fn map_inputs<E>(
+        self,
+        mut f: impl FnMut(Stream) -> Result<Stream, E>,
+    ) -> Result<Stream, E> {
+        let inputs = self.inputs.into_iter().map(&mut f).collect::<Result<Vec<_>, E>>()?;
+        Ok(Stream { op: self.op, inputs, schema: self.schema })
+    }
+}
