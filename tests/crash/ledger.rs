@@ -1,0 +1,171 @@
+//! A workload whose outcome after a crash can be judged: batches that are all or nothing, a counter that
+//! several sessions raise, a COPY, and views over all of it.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::SinkExt;
+use millrace_sqllogictest::{Server, suite};
+use tokio_postgres::Client;
+
+/// Rows of one batch.
+const BATCH: i64 = 5;
+const COUNTER_SESSIONS: usize = 3;
+
+pub struct Ledger {
+    next_batch: i64,
+    /// Batches acknowledged, and batches whose fate the client does not know.
+    acknowledged: Vec<i64>,
+    unknown: Vec<i64>,
+    deleted: Vec<i64>,
+    increments: i64,
+    unknown_increments: i64,
+}
+
+const SCHEMA: &str = "
+    CREATE TABLE ledger (id bigint PRIMARY KEY, batch bigint, v int);
+    CREATE TABLE counter (id int PRIMARY KEY, x bigint);
+    INSERT INTO counter VALUES (1, 0), (2, 0);
+    CREATE MATERIALIZED VIEW per_batch AS SELECT batch, count(*) AS n, sum(v) AS s FROM ledger GROUP BY batch;
+    CREATE MATERIALIZED VIEW sizes AS SELECT n, count(*) AS batches FROM per_batch GROUP BY n;
+    CREATE MATERIALIZED VIEW with_counter AS SELECT l.id, c.x FROM ledger l JOIN counter c ON l.v = c.id;
+    CREATE MATERIALIZED VIEW newest AS SELECT id, batch FROM ledger ORDER BY id DESC LIMIT 7";
+
+impl Ledger {
+    pub async fn create(server: &Server) -> Result<Ledger, String> {
+        let client = server.connect().await.map_err(|e| e.to_string())?;
+        for statement in SCHEMA.split(';') {
+            client.batch_execute(statement).await.map_err(|e| format!("{statement}: {e:?}"))?;
+        }
+        Ok(Ledger {
+            next_batch: 1,
+            acknowledged: Vec::new(),
+            unknown: Vec::new(),
+            deleted: Vec::new(),
+            increments: 0,
+            unknown_increments: 0,
+        })
+    }
+
+    /// Writes until the time is over or the server is gone.
+    pub async fn run(&mut self, server: &Server, limit: Duration) {
+        let until = Instant::now() + limit;
+        let increments = AtomicI64::new(0);
+        let unknown_increments = AtomicI64::new(0);
+        let counters = (0..COUNTER_SESSIONS)
+            .map(|_| raise_counter(server, until, &increments, &unknown_increments));
+        let counters = futures::future::join_all(counters);
+        let batches = async {
+            let Ok(client) = server.connect().await else { return };
+            while Instant::now() < until {
+                if !self.batch(&client).await {
+                    return;
+                }
+            }
+        };
+        tokio::join!(counters, batches);
+        self.increments += increments.into_inner();
+        self.unknown_increments += unknown_increments.into_inner();
+    }
+
+    /// One batch by INSERT or COPY, now and then a DELETE; false when the server is gone.
+    async fn batch(&mut self, client: &Client) -> bool {
+        let batch = self.next_batch;
+        self.next_batch += 1;
+        let done = if batch % 4 == 0 { copy(client, batch).await } else { insert(client, batch).await };
+        if done {
+            self.acknowledged.push(batch);
+        } else {
+            self.unknown.push(batch);
+            return false;
+        }
+        if batch % 5 == 0 {
+            let sql = format!("DELETE FROM ledger WHERE batch = {batch}");
+            let deleted = client.batch_execute(&sql).await.is_ok();
+            self.acknowledged.retain(|b| *b != batch);
+            if deleted {
+                self.deleted.push(batch);
+            } else {
+                self.unknown.push(batch);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Compares what is there with what was acknowledged, and every view with its query.
+    pub async fn verify(&mut self, server: &Server) -> Result<(), String> {
+        let client = server.connect().await.map_err(|e| e.to_string())?;
+        let counts = suite::rows(&client, "SELECT batch, count(*) FROM ledger GROUP BY batch").await?;
+        let count = |batch: i64| {
+            let found = counts.iter().find(|r| r[0] == batch.to_string());
+            found.map_or(0, |r| r[1].parse().unwrap_or(-1))
+        };
+        for &batch in &self.acknowledged {
+            let n = count(batch);
+            if n != BATCH {
+                return Err(format!("acknowledged batch {batch} has {n} of {BATCH} rows"));
+            }
+        }
+        for &batch in &self.deleted {
+            if count(batch) != 0 {
+                return Err(format!("batch {batch} is back after its acknowledged deletion"));
+            }
+        }
+        for batch in std::mem::take(&mut self.unknown) {
+            match count(batch) {
+                0 => self.deleted.push(batch),
+                n if n == BATCH => self.acknowledged.push(batch),
+                n => return Err(format!("batch {batch} is torn: {n} of {BATCH} rows")),
+            }
+        }
+        if let Some(row) = counts.iter().find(|r| r[0].parse().is_ok_and(|b: i64| b >= self.next_batch)) {
+            return Err(format!("batch {} was never written", row[0]));
+        }
+        let x = suite::rows(&client, "SELECT x FROM counter WHERE id = 1").await?;
+        let x: i64 = x[0][0].parse().map_err(|_| "the counter is not a number".to_string())?;
+        let range = self.increments..=self.increments + self.unknown_increments;
+        if !range.contains(&x) {
+            return Err(format!("the counter is {x}, acknowledged increments say {range:?}"));
+        }
+        self.increments = x;
+        self.unknown_increments = 0;
+        let views = suite::check_views(&client).await?;
+        if views != 4 {
+            return Err(format!("{views} of 4 views are there"));
+        }
+        Ok(())
+    }
+}
+
+async fn insert(client: &Client, batch: i64) -> bool {
+    let rows: Vec<String> =
+        (0..BATCH).map(|i| format!("({}, {batch}, {})", batch * 100 + i, i % 3)).collect();
+    client.batch_execute(&format!("INSERT INTO ledger VALUES {}", rows.join(", "))).await.is_ok()
+}
+
+async fn copy(client: &Client, batch: i64) -> bool {
+    let Ok(sink) = client.copy_in("COPY ledger FROM STDIN").await else { return false };
+    futures::pin_mut!(sink);
+    let lines: String =
+        (0..BATCH).map(|i| format!("{}\t{batch}\t{}\n", batch * 100 + i, i % 3)).collect();
+    if sink.send(bytes::Bytes::from(lines)).await.is_err() {
+        return false;
+    }
+    sink.finish().await.is_ok_and(|n| n == BATCH as u64)
+}
+
+async fn raise_counter(server: &Server, until: Instant, done: &AtomicI64, unknown: &AtomicI64) {
+    let Ok(client) = server.connect().await else { return };
+    while Instant::now() < until {
+        match client.batch_execute("UPDATE counter SET x = x + 1 WHERE id = 1").await {
+            Ok(()) => done.fetch_add(1, Ordering::Relaxed),
+            // A refused statement was not executed; a broken connection leaves it open.
+            Err(e) if e.as_db_error().is_some_and(|d| d.code().code() == "40001") => 0,
+            Err(_) => {
+                unknown.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        };
+    }
+}
