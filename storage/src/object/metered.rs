@@ -1,0 +1,291 @@
+//! Counts, bounds and repeats requests.
+//!
+//! Every request has a time-out that grows with its payload; a read's includes its body. Requests that
+//! can be repeated without harm are, with jittered exponential back-off, up to a bound; then the error
+//! says what happened. **A create is never repeated**: a lost answer to one that succeeded would come
+//! back as "already exists". It ends as [`UnknownOutcome`] and the caller reads the object to find out.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::{self, BoxStream, StreamExt};
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use tokio::time::{sleep, timeout};
+
+use crate::error::{TimedOut, UnknownOutcome, find, is_disk_full};
+
+const STORE: &str = "object store";
+
+#[derive(Clone, Copy, Debug)]
+pub struct MeterOptions {
+    /// Of a request without payload.
+    pub request_timeout: Duration,
+    /// Payload bytes that earn a request one more second.
+    pub bytes_per_second: u64,
+    /// Attempts of a request that may be repeated.
+    pub attempts: u32,
+    /// Wait before the second attempt; doubles from there.
+    pub backoff: Duration,
+    pub max_backoff: Duration,
+}
+
+impl Default for MeterOptions {
+    fn default() -> MeterOptions {
+        MeterOptions {
+            request_timeout: Duration::from_secs(10),
+            bytes_per_second: 2 << 20,
+            attempts: 4,
+            backoff: Duration::from_millis(50),
+            max_backoff: Duration::from_secs(2),
+        }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        #[derive(Debug, Default)]
+        struct Counters { $($name: AtomicU64),* }
+
+        /// Requests since the store was opened; the difference of two is what happened in between.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct RequestStats { $($(#[$doc])* pub $name: u64),* }
+
+        impl Counters {
+            fn snapshot(&self) -> RequestStats {
+                RequestStats { $($name: self.$name.load(Ordering::Relaxed)),* }
+            }
+        }
+
+        impl std::ops::Sub for RequestStats {
+            type Output = RequestStats;
+            fn sub(self, earlier: RequestStats) -> RequestStats {
+                RequestStats { $($name: self.$name.saturating_sub(earlier.$name)),* }
+            }
+        }
+    };
+}
+
+counters! {
+    puts,
+    gets,
+    lists,
+    deletes,
+    bytes_written,
+    bytes_read,
+    /// Attempts beyond the first; also counted as requests.
+    retries,
+    timeouts,
+    /// Requests that failed for good; "not found" and "already exists" are answers, not failures.
+    errors,
+}
+
+impl RequestStats {
+    pub fn requests(&self) -> u64 {
+        self.puts + self.gets + self.lists + self.deletes
+    }
+}
+
+#[derive(Debug)]
+pub struct Metered {
+    inner: Arc<dyn ObjectStore>,
+    options: MeterOptions,
+    counters: Arc<Counters>,
+}
+
+impl Metered {
+    pub fn wrap(inner: Arc<dyn ObjectStore>, options: MeterOptions) -> Arc<Metered> {
+        Arc::new(Metered { inner, options, counters: Arc::default() })
+    }
+
+    pub fn stats(&self) -> RequestStats {
+        self.counters.snapshot()
+    }
+
+    fn limit(&self, bytes: u64) -> Duration {
+        self.options.request_timeout + Duration::from_secs(bytes / self.options.bytes_per_second.max(1))
+    }
+
+    /// One attempt within its time-out.
+    async fn attempt<T>(&self, limit: Duration, request: impl Future<Output = Result<T>>) -> Result<T> {
+        match timeout(limit, request).await {
+            Ok(result) => result,
+            Err(_) => {
+                add(&self.counters.timeouts, 1);
+                Err(timed_out(limit))
+            }
+        }
+    }
+
+    /// Attempts until one succeeds, fails for good, or there were enough.
+    async fn repeat<T, F>(&self, limit: Duration, mut request: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let mut attempt = 1;
+        loop {
+            let error = match self.attempt(limit, request()).await {
+                Ok(value) => return Ok(value),
+                Err(e) => e,
+            };
+            if attempt >= self.options.attempts || !may_pass(&error) {
+                self.count_failure(&error);
+                return Err(error);
+            }
+            tracing::debug!(%error, attempt, "object store request failed, trying again");
+            sleep(self.backoff(attempt)).await;
+            add(&self.counters.retries, 1);
+            attempt += 1;
+        }
+    }
+
+    /// Doubles a time, halved by chance so that clients do not march in step.
+    fn backoff(&self, attempt: u32) -> Duration {
+        let full = self.options.backoff.saturating_mul(1 << attempt.min(16).saturating_sub(1));
+        full.min(self.options.max_backoff).mul_f64(0.5 + rand::random::<f64>() / 2.0)
+    }
+
+    fn count_failure(&self, error: &Error) {
+        if !is_answer(error) {
+            add(&self.counters.errors, 1);
+        }
+    }
+
+    async fn create(&self, location: &Path, payload: PutPayload, opts: PutOptions, limit: Duration) -> Result<PutResult> {
+        let error = match self.attempt(limit, self.inner.put_opts(location, payload, opts)).await {
+            Ok(result) => return Ok(result),
+            Err(e) => e,
+        };
+        self.count_failure(&error);
+        if !may_pass(&error) || find::<UnknownOutcome>(&error).is_some() {
+            return Err(error);
+        }
+        Err(Error::Generic { store: STORE, source: Box::new(UnknownOutcome { cause: Arc::new(error) }) })
+    }
+}
+
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}
+
+fn timed_out(after: Duration) -> Error {
+    Error::Generic { store: STORE, source: Box::new(TimedOut { after }) }
+}
+
+/// A definite answer of the store about the object.
+fn is_answer(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NotFound { .. } | Error::AlreadyExists { .. } | Error::Precondition { .. } | Error::NotModified { .. }
+    )
+}
+
+/// Whether another attempt may end differently.
+fn may_pass(error: &Error) -> bool {
+    matches!(error, Error::Generic { .. } | Error::JoinError { .. }) && !is_disk_full(error)
+}
+
+impl fmt::Display for Metered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Metered {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let bytes = payload.content_length() as u64;
+        let limit = self.limit(bytes);
+        let result = if opts.mode == PutMode::Overwrite {
+            self.repeat(limit, || {
+                add(&self.counters.puts, 1);
+                self.inner.put_opts(location, payload.clone(), opts.clone())
+            })
+            .await
+        } else {
+            add(&self.counters.puts, 1);
+            self.create(location, payload, opts, limit).await
+        };
+        if result.is_ok() {
+            add(&self.counters.bytes_written, bytes);
+        }
+        result
+    }
+
+    async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        add(&self.counters.puts, 1);
+        self.inner.put_multipart_opts(location, opts).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let expected = match &options.range {
+            Some(GetRange::Bounded(r)) => r.end.saturating_sub(r.start),
+            Some(GetRange::Suffix(n)) => *n,
+            _ => 64 << 20,
+        };
+        self.repeat(self.limit(expected), || async {
+            add(&self.counters.gets, 1);
+            let mut result = self.inner.get_opts(location, options.clone()).await?;
+            if options.head {
+                return Ok(result);
+            }
+            let (meta, range) = (result.meta.clone(), result.range.clone());
+            let attributes = std::mem::take(&mut result.attributes);
+            let bytes: Bytes = result.bytes().await?;
+            add(&self.counters.bytes_read, bytes.len() as u64);
+            let payload = GetResultPayload::Stream(stream::once(async move { Ok(bytes) }).boxed());
+            Ok(GetResult { payload, meta, range, attributes })
+        })
+        .await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        let counters = Arc::clone(&self.counters);
+        let counted = locations.inspect(move |_| add(&counters.deletes, 1));
+        bounded(self.inner.delete_stream(counted.boxed()), self.options.request_timeout)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        add(&self.counters.lists, 1);
+        bounded(self.inner.list(prefix), self.options.request_timeout)
+    }
+
+    fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
+        add(&self.counters.lists, 1);
+        bounded(self.inner.list_with_offset(prefix, offset), self.options.request_timeout)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.repeat(self.options.request_timeout, || {
+            add(&self.counters.lists, 1);
+            self.inner.list_with_delimiter(prefix)
+        })
+        .await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        add(&self.counters.puts, 1);
+        self.attempt(self.limit(64 << 20), self.inner.copy_opts(from, to, options)).await
+    }
+}
+
+/// A stream whose every item must come within `limit`; it ends with the first that does not.
+fn bounded<T: Send + 'static>(stream: BoxStream<'static, Result<T>>, limit: Duration) -> BoxStream<'static, Result<T>> {
+    stream::unfold(Some(stream), move |state| async move {
+        let mut stream = state?;
+        match timeout(limit, stream.next()).await {
+            Ok(Some(item)) => Some((item, Some(stream))),
+            Ok(None) => None,
+            Err(_) => Some((Err(timed_out(limit)), None)),
+        }
+    })
+    .boxed()
+}

@@ -1,0 +1,132 @@
+//! Object stores: opening one by URL, and proving that it can keep our promises (docs/design.md §10).
+//!
+//! Whatever the kind, the same wrapper ([`Metered`]) counts requests, bounds each by a time-out and
+//! repeats those that may be repeated. Local directories go through [`DurableLocal`], because
+//! `object_store`'s own does not sync to disk.
+
+mod local;
+mod metered;
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig};
+use url::Url;
+
+use crate::error::{Result, StorageError};
+
+pub use local::DurableLocal;
+pub use metered::{MeterOptions, Metered, RequestStats};
+
+/// Opens the store at a path, `file:///path`, `s3://bucket/prefix` or (tests) `memory:`.
+///
+/// S3 takes credentials, region and endpoint (`AWS_ENDPOINT`, for S3-compatible servers) from the
+/// environment. Nothing is read or written yet but a missing local directory, which is created.
+pub fn open_object_store(url: &str) -> Result<Arc<Metered>> {
+    open_with(url, MeterOptions::default())
+}
+
+/// [`open_object_store`] with other time-outs.
+pub fn open_with(url: &str, options: MeterOptions) -> Result<Arc<Metered>> {
+    Ok(Metered::wrap(open_raw(url)?, options))
+}
+
+fn open_raw(url: &str) -> Result<Arc<dyn ObjectStore>> {
+    let invalid = |reason: &str| StorageError::InvalidUrl { url: url.to_string(), reason: reason.to_string() };
+    if url.is_empty() {
+        return Err(invalid("it is empty"));
+    }
+    if url == "memory:" {
+        return Ok(Arc::new(InMemory::new()));
+    }
+    if !url.contains("://") {
+        return open_directory(FilePath::new(url));
+    }
+    let parsed = Url::parse(url).map_err(|e| invalid(&e.to_string()))?;
+    match parsed.scheme() {
+        "file" => {
+            let path = parsed.to_file_path().map_err(|()| invalid("a local path is file:///absolute/path"))?;
+            open_directory(&path)
+        }
+        "s3" => open_s3(&parsed).map_err(|reason| invalid(&reason)),
+        other => Err(invalid(&format!("scheme \"{other}\" is not known"))),
+    }
+}
+
+fn open_directory(path: &FilePath) -> Result<Arc<dyn ObjectStore>> {
+    Ok(Arc::new(DurableLocal::open(path)?))
+}
+
+fn open_s3(url: &Url) -> std::result::Result<Arc<dyn ObjectStore>, String> {
+    let bucket = url.host_str().ok_or("the bucket is missing")?;
+    let mut builder = AmazonS3Builder::from_env()
+        .with_bucket_name(bucket)
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
+        // Repeating is `Metered`'s business: it knows which puts may be repeated.
+        .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() });
+    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    if endpoint.is_some_and(|e| e.starts_with("http://")) {
+        builder = builder.with_allow_http(true);
+    }
+    let store = builder.build().map_err(|e| e.to_string())?;
+    match Path::from_url_path(url.path()).map_err(|e| e.to_string())? {
+        prefix if prefix.as_ref().is_empty() => Ok(Arc::new(store)),
+        prefix => Ok(Arc::new(PrefixStore::new(store, prefix))),
+    }
+}
+
+/// Options of a put that must not replace anything.
+pub fn create_only() -> PutOptions {
+    PutOptions { mode: PutMode::Create, ..PutOptions::default() }
+}
+
+/// Creates an object that must not exist yet.
+pub async fn create(store: &dyn ObjectStore, name: &str, payload: PutPayload) -> Result<()> {
+    store
+        .put_opts(&Path::from(name), payload, create_only())
+        .await
+        .map(|_| ())
+        .map_err(|e| StorageError::from_store("write", name, e))
+}
+
+/// Checks that the store refuses to create one key twice, which every commit relies on. A store that
+/// does not is refused. Leaves nothing behind.
+pub async fn probe(store: &dyn ObjectStore) -> Result<()> {
+    let name = format!("meta/probe/{:016x}", rand::random::<u64>());
+    let outcome = probe_object(store, &name).await;
+    if let Err(e) = store.delete(&Path::from(name.as_str())).await {
+        tracing::debug!(error = %e, object = name, "a probe object stays behind");
+    }
+    outcome
+}
+
+async fn probe_object(store: &dyn ObjectStore, name: &str) -> Result<()> {
+    let unsuitable = |reason: &str| StorageError::Unsuitable { store: store.to_string(), reason: reason.to_string() };
+    let path = Path::from(name);
+    let first = store.put_opts(&path, PutPayload::from_static(b"first"), create_only()).await;
+    match first {
+        Ok(_) => {}
+        Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
+            return Err(unsuitable("it has no conditional put (create if absent)"));
+        }
+        Err(e) => return Err(StorageError::from_store("write", name, e)),
+    }
+    let second = store.put_opts(&path, PutPayload::from_static(b"second"), create_only()).await;
+    match second {
+        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+        Ok(_) => return Err(unsuitable("it let an existing object be created again")),
+        Err(e) => return Err(StorageError::from_store("write", name, e)),
+    }
+    let got = store.get_range(&path, 0..5).await.map_err(|e| StorageError::from_store("read", name, e))?;
+    if got[..] != b"first"[..] {
+        return Err(unsuitable("a refused write changed the object"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;
