@@ -1,18 +1,36 @@
 //! Disk runs as sources of reads.
+//!
+//! A lookup asks key ranges first (in memory, from the version), then indexes and filters, then blocks.
+//! If all of these are in memory it is answered at once; else it makes at most two dependent rounds,
+//! one for all indexes that are missing and one for all blocks, whatever the number of keys and runs.
 
+use std::ops::Bound;
 use std::sync::Arc;
 
+use arrow::array::{Array, AsArray, BinaryArray, UInt32Array};
+use arrow::compute;
 use futures::StreamExt;
+use futures::TryStreamExt;
+use futures::stream::BoxStream;
 use millrace_common::Epoch;
 
+use crate::block::{Block, Entries};
+use crate::cache::{BlockCache, BlockRequest, Priority, ReadOptions};
 use crate::error::{Result, StorageError};
-use crate::lookup::Sorted;
+use crate::lookup::{Sorted, sorted_order};
 use crate::merge::{Input, Mode, Source};
-use crate::run::RunReader;
-use crate::snapshot::KeyRange;
+use crate::run::{RunIndex, RunReader};
+use crate::snapshot::{KeyRange, cut_range};
 use crate::state_store::Shared;
 use crate::version::TableVersion;
 use crate::writer::Question;
+
+/// Encoded bytes that one step of a scan reads of a run.
+const SCAN_WINDOW_BYTES: u64 = 1 << 20;
+/// Steps that a scan reads ahead.
+const SCAN_AHEAD: usize = 2;
+/// Scans of runs up to this size may leave their blocks in the cache.
+const SMALL_RUN_BYTES: u64 = 4 << 20;
 
 /// What disk runs add to a lookup.
 pub(crate) enum Probe {
@@ -21,26 +39,230 @@ pub(crate) enum Probe {
     Fetch(Fetch),
 }
 
-pub(crate) struct Fetch {}
+/// The part of a question that a run may answer.
+struct Target {
+    run: Arc<RunReader>,
+    strings: BinaryArray,
+    prefixes: bool,
+}
+
+/// A lookup that needs I/O.
+pub(crate) struct Fetch {
+    cache: Arc<BlockCache>,
+    targets: Vec<Target>,
+    as_of: Epoch,
+}
 
 impl Fetch {
-    pub async fn run(self, _question: &Question) -> Result<Vec<Sorted>> {
-        Err(StorageError::internal("runs cannot be read yet"))
+    pub async fn run(self) -> Result<Vec<Sorted>> {
+        let runs: Vec<Arc<RunReader>> = self.targets.iter().map(|t| Arc::clone(&t.run)).collect();
+        let indexes = self.cache.indexes(&runs, Priority::Demand).await?;
+        let mut requests = Vec::new();
+        let mut counts = Vec::with_capacity(runs.len());
+        for (target, index) in self.targets.iter().zip(&indexes) {
+            let blocks = target.blocks(index, self.as_of);
+            counts.push(blocks.len());
+            requests.extend(blocks.into_iter().map(|block| BlockRequest {
+                run: Arc::clone(&target.run),
+                index: Arc::clone(index),
+                block,
+            }));
+        }
+        let mut blocks = self.cache.fetch(requests, ReadOptions::DEMAND).await?.into_iter();
+        let take = |(target, n): (&Target, usize)| target.sorted(blocks.by_ref().take(n));
+        Ok(self.targets.iter().zip(counts).map(take).collect())
     }
 }
 
-pub(crate) fn probe(_shared: &Shared, table: &TableVersion, _as_of: Epoch, _question: &Question) -> Probe {
-    if table.disk.is_empty() { Probe::Ready(Vec::new()) } else { Probe::Fetch(Fetch {}) }
+impl Target {
+    /// The part of sorted questions that lies between the run's keys.
+    fn of(run: &Arc<RunReader>, sorted: &BinaryArray, prefixes: bool) -> Option<Target> {
+        let meta = run.meta();
+        // A prefix of the smallest key is below it and still matches; none is shorter than `shortest`.
+        let shortest = (0..sorted.len()).map(|i| sorted.value(i).len()).min().unwrap_or(0);
+        let first = match prefixes {
+            true => &meta.min_key[..shortest.min(meta.min_key.len())],
+            false => &meta.min_key[..],
+        };
+        let start = partition(sorted, |s| s < first);
+        let end = partition(sorted, |s| s <= &meta.max_key[..]);
+        (start < end).then(|| Target {
+            run: Arc::clone(run),
+            strings: sorted.slice(start, end - start),
+            prefixes,
+        })
+    }
+
+    /// The blocks that may answer, ascending.
+    fn blocks(&self, index: &RunIndex, as_of: Epoch) -> Vec<u32> {
+        let located = match self.prefixes {
+            true => index.locate_prefixes(&self.strings, None, false),
+            false => index.locate_keys(&self.strings, None),
+        };
+        let mut blocks: Vec<u32> = located.into_iter().map(|(_, block)| block).collect();
+        blocks.sort_unstable();
+        blocks.dedup();
+        blocks.retain(|&b| index.block_epochs(b).0 <= as_of);
+        blocks
+    }
+
+    fn sorted(&self, blocks: impl Iterator<Item = Arc<Block>>) -> Sorted {
+        Sorted {
+            batches: blocks.map(|b| b.entries.clone()).collect(),
+            private: false,
+            rank: self.run.meta().sequence,
+        }
+    }
 }
 
+/// The first position where `below` is false.
+fn partition(sorted: &BinaryArray, below: impl Fn(&[u8]) -> bool) -> usize {
+    let (mut low, mut high) = (0, sorted.len());
+    while low < high {
+        let mid = low + (high - low) / 2;
+        if below(sorted.value(mid)) { low = mid + 1 } else { high = mid }
+    }
+    low
+}
+
+/// Finds out, without I/O, what disk runs have to say.
+pub(crate) fn probe(shared: &Shared, table: &TableVersion, as_of: Epoch, question: &Question) -> Result<Probe> {
+    let visible = table.disk.iter().filter(|r| Epoch(r.meta().min_epoch) <= as_of);
+    let mut visible = visible.peekable();
+    if visible.peek().is_none() || question.strings().is_empty() {
+        return Ok(Probe::Ready(Vec::new()));
+    }
+    let sorted = sorted_strings(question.strings())?;
+    let prefixes = matches!(question, Question::Prefixes(..));
+    let targets: Vec<Target> = visible.filter_map(|run| Target::of(run, &sorted, prefixes)).collect();
+    match probe_memory(&shared.cache, &targets, as_of) {
+        Some(found) => Ok(Probe::Ready(found)),
+        None => Ok(Probe::Fetch(Fetch { cache: Arc::clone(&shared.cache), targets, as_of })),
+    }
+}
+
+/// All blocks that matter, if all are decoded in memory.
+fn probe_memory(cache: &BlockCache, targets: &[Target], as_of: Epoch) -> Option<Vec<Sorted>> {
+    let indexes: Option<Vec<Arc<RunIndex>>> = targets.iter().map(|t| cache.try_index(&t.run)).collect();
+    let one = |(target, index): (&Target, Arc<RunIndex>)| {
+        let blocks: Option<Vec<Arc<Block>>> =
+            target.blocks(&index, as_of).into_iter().map(|b| cache.try_get(&target.run, &index, b)).collect();
+        Some(target.sorted(blocks?.into_iter()))
+    };
+    targets.iter().zip(indexes?).map(one).collect()
+}
+
+fn sorted_strings(strings: &BinaryArray) -> Result<BinaryArray> {
+    let order = sorted_order(strings);
+    if order.iter().enumerate().all(|(i, &o)| i == o as usize) {
+        return Ok(strings.clone());
+    }
+    Ok(compute::take(strings, &UInt32Array::from(order), None)?.as_binary::<i32>().clone())
+}
+
+/// A run as a source of a merge; `None`: it has nothing in the range.
 pub(crate) fn scan(
-    _shared: &Arc<Shared>,
+    shared: &Arc<Shared>,
     run: &Arc<RunReader>,
-    _mode: Mode,
-    _range: &KeyRange,
-    _projection: Option<&[usize]>,
+    mode: Mode,
+    range: &KeyRange,
+    projection: Option<&[usize]>,
 ) -> Option<Source> {
-    let error = StorageError::internal("runs cannot be read yet");
-    let stream = futures::stream::once(futures::future::ready(Err(error))).boxed();
-    Some(Source { rank: run.meta().sequence, input: Input::Stream(stream) })
+    if !overlaps(run, range) {
+        return None;
+    }
+    let fill_cache = !matches!(mode, Mode::Compact { .. }) && run.meta().length <= SMALL_RUN_BYTES;
+    let scan = Scan {
+        cache: Arc::clone(&shared.cache),
+        run: Arc::clone(run),
+        range: range.clone(),
+        projection: projection.map(<[usize]>::to_vec),
+        mode,
+        options: ReadOptions { fill_cache, ..ReadOptions::SCAN },
+    };
+    Some(Source { rank: run.meta().sequence, input: Input::Stream(scan.into_stream()) })
+}
+
+fn overlaps(run: &RunReader, range: &KeyRange) -> bool {
+    let meta = run.meta();
+    let reaches = match &range.0 {
+        Bound::Unbounded => true,
+        Bound::Included(k) => meta.max_key[..] >= k[..],
+        Bound::Excluded(k) => meta.max_key[..] > k[..],
+    };
+    reaches
+        && match &range.1 {
+            Bound::Unbounded => true,
+            Bound::Included(k) => meta.min_key[..] <= k[..],
+            Bound::Excluded(k) => meta.min_key[..] < k[..],
+        }
+}
+
+struct Scan {
+    cache: Arc<BlockCache>,
+    run: Arc<RunReader>,
+    range: KeyRange,
+    projection: Option<Vec<usize>>,
+    mode: Mode,
+    options: ReadOptions,
+}
+
+impl Scan {
+    fn into_stream(self) -> BoxStream<'static, Result<Entries>> {
+        let scan = Arc::new(self);
+        let opening = Arc::clone(&scan);
+        let windows = futures::stream::once(async move { opening.windows().await });
+        let windows = windows.map_ok(|w| futures::stream::iter(w.into_iter().map(Ok::<_, StorageError>)));
+        let blocks = windows.try_flatten().map(move |window| {
+            let scan = Arc::clone(&scan);
+            async move { scan.read(window?).await }
+        });
+        let batches = blocks.buffered(SCAN_AHEAD);
+        batches.map_ok(|b| futures::stream::iter(b.into_iter().map(Ok))).try_flatten().boxed()
+    }
+
+    /// The blocks to read, in groups.
+    async fn windows(&self) -> Result<Vec<Vec<BlockRequest>>> {
+        let runs = [Arc::clone(&self.run)];
+        let Some(index) = self.cache.indexes(&runs, self.options.priority).await?.pop() else {
+            return Ok(Vec::new());
+        };
+        let bound = |b: &Bound<Vec<u8>>| b.clone();
+        let (lower, upper) = (bound(&self.range.0), bound(&self.range.1));
+        let located = index.locate_range(
+            lower.as_ref().map(Vec::as_slice),
+            upper.as_ref().map(Vec::as_slice),
+        );
+        let mut windows: Vec<Vec<BlockRequest>> = Vec::new();
+        let mut bytes = SCAN_WINDOW_BYTES;
+        for block in located {
+            let (min, max) = index.block_epochs(block);
+            if !self.mode.wants(min, max) {
+                continue;
+            }
+            if bytes >= SCAN_WINDOW_BYTES {
+                windows.push(Vec::new());
+                bytes = 0;
+            }
+            let at = index.block_range(block);
+            bytes += at.end - at.start;
+            let request = BlockRequest { run: Arc::clone(&self.run), index: Arc::clone(&index), block };
+            if let Some(window) = windows.last_mut() {
+                window.push(request);
+            }
+        }
+        Ok(windows)
+    }
+
+    async fn read(&self, window: Vec<BlockRequest>) -> Result<Vec<Entries>> {
+        let blocks = self.cache.fetch(window, self.options).await?;
+        let cut = blocks.iter().map(|block| {
+            let entries = cut_range(&block.entries, &self.range);
+            match &self.projection {
+                None => Ok(entries),
+                Some(columns) => Ok(entries.project(columns)?),
+            }
+        });
+        cut.collect()
+    }
 }

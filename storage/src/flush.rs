@@ -1,18 +1,70 @@
 //! Memory runs become level-0 runs: at a flush, or straight away when a commit is large.
+//!
+//! Runs of one group become one sorted stream with the group's newest sequence. Groups stay apart,
+//! because a disk run may lie between them in commit order.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use millrace_common::{Epoch, TableId};
 use millrace_rpc::version::VersionEdit;
 
-use crate::error::{Result, StorageError};
+use crate::error::Result;
 use crate::job_store::{JobStore, Persisted};
-use crate::memrun::MemRun;
-use crate::version::Version;
+use crate::memrun::{MemRun, RUN_BATCH_ROWS};
+use crate::merge::{Merger, Mode, Source};
+use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
+use crate::version::{TableVersion, Version};
 
-pub(crate) async fn persist_as_runs(_store: &Arc<JobStore>, _runs: Vec<MemRun>, _sequence: u64) -> Result<Persisted> {
-    Err(StorageError::internal("runs cannot be written yet"))
+/// Writes one commit's delta as level-0 runs whose epoch is not known yet.
+pub(crate) async fn persist_as_runs(store: &Arc<JobStore>, runs: Vec<MemRun>, sequence: u64) -> Result<Persisted> {
+    let seals = runs.iter().map(|r| (r.table(), r.seal)).collect();
+    let version = store.version();
+    let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Nothing);
+    let add_runs = on_blocking_thread(async move {
+        let mut tables: BTreeMap<TableId, Vec<MemRun>> = BTreeMap::new();
+        for run in runs {
+            tables.entry(run.table()).or_default().push(run);
+        }
+        let mode = Mode::Compact { horizon: Epoch::ZERO, bottom: false };
+        for (id, runs) in tables {
+            write(&mut sink, version.table(id)?, &runs, mode, sequence).await?;
+        }
+        sink.finish().await
+    })
+    .await?;
+    let edit = Some(VersionEdit { add_runs, ..VersionEdit::default() });
+    Ok(Persisted { edit, sequence, seals, ..Persisted::default() })
 }
 
-pub(crate) async fn flush(_store: &Arc<JobStore>, _version: &Version) -> Result<VersionEdit> {
-    Err(StorageError::internal("runs cannot be written yet"))
+/// Writes a version's memory runs as level-0 runs.
+pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<VersionEdit> {
+    let version = version.clone();
+    let flushed_sequence = version.sequence;
+    let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Memory);
+    let add_runs = on_blocking_thread(async move {
+        for table in version.tables() {
+            flush_table(&mut sink, table, version.horizon).await?;
+        }
+        sink.finish().await
+    })
+    .await?;
+    Ok(VersionEdit { add_runs, flushed_sequence, ..VersionEdit::default() })
+}
+
+async fn flush_table(sink: &mut RunSink, table: &TableVersion, relations: Epoch) -> Result<()> {
+    let horizon = table.horizon(relations);
+    for (i, runs) in table.mem.chunk_by(|a, b| a.group == b.group).enumerate() {
+        let bottom = i == 0 && table.disk.is_empty();
+        let sequence = runs.iter().map(|r| r.max_sequence).max().unwrap_or(0);
+        write(sink, table, runs, Mode::Compact { horizon, bottom }, sequence).await?;
+    }
+    Ok(())
+}
+
+async fn write(sink: &mut RunSink, table: &TableVersion, runs: &[MemRun], mode: Mode, sequence: u64) -> Result<()> {
+    let sources = runs.iter().map(|r| Source::memory(r.batches().iter().cloned(), r.max_sequence)).collect();
+    let schema = Arc::clone(table.schema());
+    let merger = Merger::new(table.desc.storage, mode, schema, RUN_BATCH_ROWS / 8, sources);
+    sink.write(&table.desc, &table.codec, Place { level: 0, sequence }, merger).await
 }

@@ -133,6 +133,11 @@ impl JobStore {
         result
     }
 
+    /// What is known of a table of this job.
+    pub fn table(&self, table: TableId) -> Option<Arc<TableDesc>> {
+        self.version().table(table).ok().map(|t| Arc::clone(&t.desc))
+    }
+
     /// A task's writer of a table. One per task and table.
     pub fn writer(self: &Arc<Self>, table: TableId) -> Result<TableWriter> {
         let desc = Arc::clone(&self.version().table(table)?.desc);

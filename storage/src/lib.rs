@@ -14,6 +14,7 @@
 pub mod block;
 pub mod cache;
 mod changes;
+pub mod compaction;
 mod disk;
 pub mod entry;
 pub mod error;
@@ -27,6 +28,7 @@ pub mod merge;
 pub mod object;
 pub mod run;
 pub mod segment;
+pub mod sim;
 mod sink;
 mod slice;
 pub mod snapshot;

@@ -206,7 +206,11 @@ pub(crate) fn ask(
         as_of,
         sources: memory,
     };
-    match disk::probe(&store.shared, &table, as_of, &question) {
+    let probe = match disk::probe(&store.shared, &table, as_of, &question) {
+        Ok(probe) => probe,
+        Err(e) => return Lookup::failed(e),
+    };
+    match probe {
         disk::Probe::Ready(blocks) => {
             lookups.sources.extend(blocks);
             match question.answer(&lookups) {
@@ -215,7 +219,7 @@ pub(crate) fn ask(
             }
         }
         disk::Probe::Fetch(fetch) => Lookup::Pending(Box::pin(async move {
-            lookups.sources.extend(fetch.run(&question).await?);
+            lookups.sources.extend(fetch.run().await?);
             question.answer(&lookups)
         })),
     }

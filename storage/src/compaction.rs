@@ -1,0 +1,196 @@
+//! Compaction: which runs to rewrite ([`pick`], pure) and rewriting them ([`compact`]).
+//!
+//! Operator state and keyed relations are *levelled*: level 0 holds flushed runs that overlap; from
+//! level 1 on a level is sorted, each ten times the one above, so that a key has at most one run a
+//! level. What arrives in order (`Append`) is *tiered*: runs of one level hardly overlap, so they are
+//! only joined into larger ones and never rewritten because of what lies below.
+//!
+//! What decides is overlap per key: the number of runs that a read of one key may have to ask. Ten
+//! disjoint runs are no reason to do anything.
+//!
+//! Order is sacred: of entries with equal key and epoch the larger sequence wins, and a run's
+//! sequence is that of its newest commit. So inputs are always the oldest runs of a level, by
+//! sequence, among those that overlap, and outputs take the newest sequence of the inputs.
+
+use std::sync::Arc;
+
+use millrace_common::Epoch;
+use millrace_rpc::version::{RunMeta, VersionEdit};
+
+use crate::block::BlockCodec;
+use crate::disk;
+use crate::error::Result;
+use crate::merge::{Merger, Mode};
+use crate::run::RunReader;
+use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
+use crate::state_store::StateStore;
+use crate::table::{StateClass, TableDesc};
+
+/// Runs of level 0 that may hold one key before they are merged.
+const L0_OVERLAP: usize = 4;
+/// Level 0 runs that one task takes at most: bounds its memory (one open block a run) and duration.
+const MAX_INPUT_RUNS: usize = 32;
+/// How much larger each level is than the one above.
+const LEVEL_RATIO: u64 = 10;
+/// Bytes of level 1, at which a part of it moves to level 2.
+const LEVEL1_BYTES: u64 = 256 << 20;
+/// Neighbouring runs of a tier that are joined.
+const TIER_FAN_IN: usize = 8;
+/// Runs that are large enough never to be joined again.
+const TIER_DONE_BYTES: u64 = 256 << 20;
+const MAX_LEVEL: u32 = 6;
+
+/// A rewriting of runs of one table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pick {
+    pub table_id: u32,
+    pub inputs: Vec<RunMeta>,
+    pub target_level: u32,
+    /// Nothing older lies outside the inputs where their keys are.
+    pub bottom: bool,
+}
+
+/// The most useful rewriting of a job's runs, if any is worth it. `class` tells a table's class.
+/// Runs in `busy` are inputs of another task.
+pub fn pick(
+    runs: &[RunMeta],
+    class: impl Fn(u32) -> StateClass,
+    busy: impl Fn(u64) -> bool,
+) -> Option<Pick> {
+    let mut tables: Vec<u32> = runs.iter().map(|r| r.table_id).collect();
+    tables.sort_unstable();
+    tables.dedup();
+    let candidates = tables.into_iter().filter_map(|id| {
+        let of_table: Vec<&RunMeta> = runs.iter().filter(|r| r.table_id == id).collect();
+        if of_table.iter().any(|r| busy(r.run_id)) {
+            return None;
+        }
+        pick_of_table(id, &of_table, class(id))
+    });
+    candidates.max_by_key(|(score, _)| *score).map(|(_, pick)| pick)
+}
+
+/// (urgency in per mille, task).
+fn pick_of_table(id: u32, runs: &[&RunMeta], class: StateClass) -> Option<(u64, Pick)> {
+    match class {
+        StateClass::Append => pick_tier(id, runs),
+        _ => pick_level0(id, runs).or_else(|| pick_level(id, runs)),
+    }
+}
+
+/// The largest number of runs that hold one key, by sweeping over their ends.
+pub fn overlap<'a>(runs: impl IntoIterator<Item = &'a RunMeta>) -> usize {
+    // Starts sort before ends of the same key: both bounds are inclusive.
+    let ends = runs.into_iter().flat_map(|r| [(&r.min_key[..], 0), (&r.max_key[..], 1)]);
+    let mut ends: Vec<(&[u8], i32)> = ends.collect();
+    ends.sort_unstable();
+    let mut open = 0usize;
+    let mut most = 0;
+    for (_, end) in ends {
+        if end == 0 { open += 1 } else { open -= 1 }
+        most = most.max(open);
+    }
+    most
+}
+
+fn overlaps(a: &RunMeta, b: &RunMeta) -> bool {
+    a.min_key <= b.max_key && b.min_key <= a.max_key
+}
+
+fn at_level<'a>(runs: &[&'a RunMeta], level: u32) -> Vec<&'a RunMeta> {
+    let mut of_level: Vec<&RunMeta> = runs.iter().copied().filter(|r| r.level == level).collect();
+    of_level.sort_by_key(|r| (r.sequence, r.run_id));
+    of_level
+}
+
+/// The oldest runs of level 0 with all of level 1 that they touch.
+fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+    let level0 = at_level(runs, 0);
+    let depth = overlap(level0.iter().copied());
+    if depth < L0_OVERLAP {
+        return None;
+    }
+    let mut inputs: Vec<&RunMeta> = level0.into_iter().take(MAX_INPUT_RUNS).collect();
+    let below = at_level(runs, 1).into_iter().filter(|r| inputs.iter().any(|i| overlaps(i, r)));
+    let below: Vec<&RunMeta> = below.collect();
+    inputs.extend(below);
+    Some((depth as u64 * 1000 / L0_OVERLAP as u64, task(id, runs, inputs, 1)))
+}
+
+/// One run of a level that has outgrown its size, with what it touches below.
+fn pick_level(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+    let mut limit = LEVEL1_BYTES;
+    for level in 1..MAX_LEVEL {
+        let of_level = at_level(runs, level);
+        let bytes: u64 = of_level.iter().map(|r| r.length).sum();
+        if bytes > limit {
+            let below = at_level(runs, level + 1);
+            let touched = |r: &RunMeta| -> u64 {
+                below.iter().filter(|b| overlaps(r, b)).map(|b| b.length).sum()
+            };
+            // The one that rewrites least for what it moves.
+            let best = of_level.into_iter().min_by_key(|r| (touched(r) * 1000 / r.length.max(1), r.run_id))?;
+            let mut inputs = vec![best];
+            inputs.extend(below.iter().filter(|b| overlaps(best, b)));
+            return Some((bytes * 1000 / limit, task(id, runs, inputs, level + 1)));
+        }
+        limit = limit.saturating_mul(LEVEL_RATIO);
+    }
+    None
+}
+
+/// Neighbours, by sequence, of one size.
+fn pick_tier(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+    let mut sorted: Vec<&RunMeta> = runs.iter().copied().filter(|r| r.length < TIER_DONE_BYTES).collect();
+    sorted.sort_by_key(|r| (r.sequence, r.run_id));
+    let size = |r: &RunMeta| r.length.max(1 << 16).ilog(LEVEL_RATIO);
+    let groups = sorted.chunk_by(|a, b| size(a) == size(b)).filter(|g| g.len() >= TIER_FAN_IN);
+    let group = groups.max_by_key(|g| g.len())?;
+    let inputs: Vec<&RunMeta> = group.iter().copied().take(MAX_INPUT_RUNS).collect();
+    let level = inputs.iter().map(|r| r.level).max()?.clamp(1, MAX_LEVEL);
+    Some((group.len() as u64 * 1000 / TIER_FAN_IN as u64, task(id, runs, inputs, level)))
+}
+
+fn task(id: u32, runs: &[&RunMeta], inputs: Vec<&RunMeta>, target_level: u32) -> Pick {
+    let newest = inputs.iter().map(|r| r.sequence).max().unwrap_or(0);
+    let is_input = |r: &RunMeta| inputs.iter().any(|i| i.run_id == r.run_id);
+    let older = |r: &&&RunMeta| !is_input(r) && (r.level > target_level || r.sequence <= newest);
+    let bottom = !runs.iter().filter(older).any(|r| inputs.iter().any(|i| overlaps(i, r)));
+    Pick { table_id: id, inputs: inputs.into_iter().cloned().collect(), target_level, bottom }
+}
+
+/// Merges runs of one table into new ones at `target_level`, in bounded memory. Nothing changes until
+/// the edit is committed and applied. `horizon`: as for relations; operator state keeps no versions.
+pub async fn compact(
+    store: &StateStore,
+    desc: &TableDesc,
+    inputs: &[RunMeta],
+    target_level: u32,
+    horizon: Epoch,
+    bottom: bool,
+) -> Result<VersionEdit> {
+    let shared = Arc::clone(store.shared());
+    let codec = Arc::new(BlockCodec::new(&desc.value_schema));
+    let horizon = if desc.relation { horizon } else { Epoch::MAX };
+    let mode = Mode::Compact { horizon, bottom };
+    let everything = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
+    let readers = inputs.iter().map(|m| Arc::new(RunReader::new(m.clone(), Arc::clone(&codec))));
+    let sources = readers.filter_map(|run| disk::scan(&shared, &run, mode, &everything, None)).collect();
+    let schema = Arc::clone(codec.value_schema());
+    let merger = Merger::new(desc.storage, mode, schema, 8192, sources);
+    let sequence = inputs.iter().map(|r| r.sequence).max().unwrap_or(0);
+    let place = Place { level: target_level, sequence };
+    let mut sink = RunSink::new(shared, Admit::Disk);
+    let desc = desc.clone();
+    let add_runs = on_blocking_thread(async move {
+        sink.write(&desc, &codec, place, merger).await?;
+        sink.finish().await
+    })
+    .await?;
+    let remove_runs = inputs.iter().map(|r| r.run_id).collect();
+    Ok(VersionEdit { add_runs, remove_runs, flushed_sequence: 0 })
+}
+
+#[cfg(test)]
+#[path = "compaction_tests.rs"]
+mod tests;

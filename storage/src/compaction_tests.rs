@@ -1,0 +1,71 @@
+use super::*;
+
+fn run(run_id: u64, level: u32, sequence: u64, keys: (&str, &str), length: u64) -> RunMeta {
+    RunMeta {
+        run_id,
+        table_id: 1,
+        level,
+        sequence,
+        length,
+        min_key: keys.0.as_bytes().to_vec().into(),
+        max_key: keys.1.as_bytes().to_vec().into(),
+        ..RunMeta::default()
+    }
+}
+
+fn ids(pick: &Pick) -> Vec<u64> {
+    pick.inputs.iter().map(|r| r.run_id).collect()
+}
+
+fn levelled(runs: &[RunMeta]) -> Option<Pick> {
+    pick(runs, |_| StateClass::PointUpdate, |_| false)
+}
+
+#[test]
+fn disjoint_runs_are_no_reason_to_do_anything() {
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let runs: Vec<_> = names.iter().enumerate().map(|(i, k)| run(i as u64, 0, i as u64, (k, k), 100)).collect();
+    assert_eq!(overlap(&runs), 1);
+    assert_eq!(levelled(&runs), None);
+}
+
+#[test]
+fn touching_ends_overlap() {
+    assert_eq!(overlap(&[run(1, 0, 1, ("a", "c"), 1), run(2, 0, 2, ("c", "d"), 1)]), 2);
+}
+
+#[test]
+fn overlapping_runs_go_to_level_one_with_what_they_touch() {
+    let mut runs: Vec<_> = (1..=4).map(|i| run(i, 0, 10 + i, ("c", "f"), 100)).collect();
+    runs.push(run(5, 1, 3, ("a", "b"), 100));
+    runs.push(run(6, 1, 3, ("e", "k"), 100));
+    let task = levelled(&runs).unwrap();
+    assert_eq!(ids(&task), vec![1, 2, 3, 4, 6]);
+    assert_eq!(task.target_level, 1);
+    assert!(task.bottom);
+    runs.push(run(7, 2, 1, ("f", "g"), 100));
+    assert!(!levelled(&runs).unwrap().bottom, "level 2 may hold older entries");
+    assert_eq!(pick(&runs, |_| StateClass::PointUpdate, |id| id == 3), None, "an input is busy");
+}
+
+#[test]
+fn a_level_that_outgrew_its_size_moves_the_cheapest_run_down() {
+    let big = LEVEL1_BYTES / 2 + 1;
+    let runs = [
+        run(1, 1, 9, ("a", "b"), big),
+        run(2, 1, 9, ("c", "d"), big),
+        run(3, 2, 4, ("a", "b"), big),
+    ];
+    let task = levelled(&runs).unwrap();
+    assert_eq!((ids(&task), task.target_level), (vec![2], 2));
+}
+
+#[test]
+fn append_runs_are_joined_by_size_and_left_alone_when_large() {
+    let class = |_| StateClass::Append;
+    let mut runs: Vec<_> = (1..=8).map(|i| run(i, 0, i, ("a", "z"), 1 << 20)).collect();
+    runs.push(run(9, 1, 0, ("a", "z"), TIER_DONE_BYTES));
+    let task = pick(&runs, class, |_| false).unwrap();
+    assert_eq!(ids(&task), (1..=8).collect::<Vec<_>>());
+    assert_eq!(pick(&runs[2..], class, |_| false), None);
+}

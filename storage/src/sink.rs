@@ -1,0 +1,171 @@
+//! Where merged entries become runs: cut at vnode boundaries once large enough (so that ownership can
+//! move without rewriting), packed into segments, uploaded, and pushed into the block cache.
+
+use std::sync::Arc;
+
+use millrace_common::TableId;
+use millrace_rpc::version::RunMeta;
+
+use crate::block::{BlockCodec, Entries};
+use crate::error::Result;
+use crate::merge::Merger;
+use crate::run::{FinishedRun, RunBuilder, RunKind, RunOptions, RunReader};
+use crate::segment::SegmentWriter;
+use crate::state_store::Shared;
+use crate::table::{StateClass, TableDesc};
+
+/// Runs beyond this get a segment of their own; smaller ones share.
+const SHARED_SEGMENT_BYTES: u64 = 8 << 20;
+
+/// What a sink's runs are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub level: u32,
+    pub sequence: u64,
+}
+
+/// Whether new runs go into the cache's memory tier too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Admit {
+    /// Their epoch is not known yet: nowhere.
+    Nothing,
+    /// Index and disk tier.
+    Disk,
+    /// Blocks stay decoded: what was just written is about to be read.
+    Memory,
+}
+
+struct Unwritten {
+    run: FinishedRun,
+    codec: Arc<BlockCodec>,
+    table: TableId,
+    place: Place,
+}
+
+/// Collects runs of any number of tables.
+pub(crate) struct RunSink {
+    shared: Arc<Shared>,
+    admit: Admit,
+    waiting: Vec<Unwritten>,
+    waiting_bytes: u64,
+    written: Vec<RunMeta>,
+}
+
+impl RunSink {
+    pub fn new(shared: Arc<Shared>, admit: Admit) -> RunSink {
+        RunSink { shared, admit, waiting: Vec::new(), waiting_bytes: 0, written: Vec::new() }
+    }
+
+    /// Writes all that a merge gives as runs of a table.
+    pub async fn write(
+        &mut self,
+        desc: &TableDesc,
+        codec: &Arc<BlockCodec>,
+        place: Place,
+        mut merger: Merger,
+    ) -> Result<()> {
+        let options = run_options(desc, self.shared.options.block_bytes);
+        let new_builder = || RunBuilder::new(Arc::clone(codec), options.clone());
+        let target = self.shared.options.run_bytes;
+        let mut builder = new_builder();
+        let mut finished = Vec::new();
+        while let Some(mut entries) = merger.next().await? {
+            while let Some(at) = cut_at(&builder, &entries, target) {
+                builder.push(&entries.slice(0, at))?;
+                entries = entries.slice(at, entries.len() - at);
+                finished.push(std::mem::replace(&mut builder, new_builder()).finish()?);
+            }
+            builder.push(&entries)?;
+            for run in finished.drain(..) {
+                self.add(desc.id, codec, place, run).await?;
+            }
+        }
+        if builder.rows() > 0 {
+            self.add(desc.id, codec, place, builder.finish()?).await?;
+        }
+        Ok(())
+    }
+
+    async fn add(&mut self, table: TableId, codec: &Arc<BlockCodec>, place: Place, run: FinishedRun) -> Result<()> {
+        self.waiting_bytes += run.bytes.len() as u64;
+        self.waiting.push(Unwritten { run, codec: Arc::clone(codec), table, place });
+        if self.waiting_bytes >= SHARED_SEGMENT_BYTES { self.upload().await } else { Ok(()) }
+    }
+
+    async fn upload(&mut self) -> Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
+        }
+        let mut segment = SegmentWriter::new(self.shared.namer.next_segment());
+        let mut built = Vec::new();
+        for Unwritten { run, codec, table, place } in self.waiting.drain(..) {
+            let FinishedRun { bytes, meta, index } = run;
+            let meta = RunMeta {
+                run_id: self.shared.namer.next_run_id(),
+                table_id: table.0,
+                object: segment.name().to_string(),
+                offset: segment.add(bytes.clone()),
+                level: place.level,
+                sequence: place.sequence,
+                ..meta
+            };
+            built.push((RunReader::new(meta, codec), index, bytes));
+        }
+        self.waiting_bytes = 0;
+        segment.finish(&self.shared.options.store).await?;
+        for (reader, index, bytes) in built {
+            if self.admit != Admit::Nothing {
+                self.shared.cache.admit_run(&reader, index, &bytes, self.admit == Admit::Memory)?;
+            }
+            self.written.push(reader.meta().clone());
+        }
+        Ok(())
+    }
+
+    /// Everything is durable when this returns.
+    pub async fn finish(mut self) -> Result<Vec<RunMeta>> {
+        self.upload().await?;
+        Ok(self.written)
+    }
+}
+
+/// Where a run that has grown to `target` ends: before the next vnode, or, far beyond it, anywhere
+/// between two keys.
+fn cut_at(builder: &RunBuilder, entries: &Entries, target: usize) -> Option<usize> {
+    let bytes = builder.estimated_bytes();
+    if bytes < target || entries.is_empty() || builder.rows() == 0 {
+        return None;
+    }
+    let first = entries.keys.value(0);
+    let next = match bytes < target * 2 {
+        true => first.get(..2).and_then(successor).map_or(entries.len(), |next| entries.lower_bound(&next, 0)),
+        false => entries.upper_bound(first, 0),
+    };
+    (next < entries.len()).then_some(next)
+}
+
+/// The first bytes above all keys of a vnode.
+fn successor(vnode: &[u8]) -> Option<[u8; 2]> {
+    let next = u16::from_be_bytes([*vnode.first()?, *vnode.get(1)?]).checked_add(1)?;
+    Some(next.to_be_bytes())
+}
+
+fn run_options(desc: &TableDesc, block_bytes: Option<usize>) -> RunOptions {
+    let kind = match desc.class {
+        StateClass::PointUpdate | StateClass::Lookup | StateClass::Merge if !desc.relation => RunKind::Point,
+        _ => RunKind::Range,
+    };
+    // Relations are scanned, and asked by key for each statement and changed row: they want both.
+    let mut options = RunOptions::new(kind).with_filter(kind == RunKind::Point || desc.relation);
+    options.block_bytes = block_bytes.unwrap_or(options.block_bytes);
+    options
+}
+
+/// Runs a future that computes much on a blocking thread; its I/O stays on the runtime.
+pub(crate) async fn on_blocking_thread<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let runtime = tokio::runtime::Handle::current();
+    let done = tokio::task::spawn_blocking(move || runtime.block_on(work)).await;
+    done.map_err(|e| crate::StorageError::internal(format!("a storage task failed: {e}")))?
+}
