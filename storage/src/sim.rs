@@ -1,0 +1,562 @@
+//! `SimStore`: a slow, faulty and countable object store over any other (docs/design.md §14).
+//!
+//! Latencies are log-normal, drawn from a seed, so that answers come in a random but repeatable order.
+//! It runs on tokio's clock: under a paused clock a test with an S3 profile takes no real time.
+//! Faults: refused requests, lost answers (done, but reported as failed), torn writes (a prefix of
+//! the object stays), short and damaged reads, and a switch that hangs reads.
+//!
+//! **Dependent rounds** are the length of the longest chain of requests in which each began after
+//! another had ended: parallel requests are one round, a read that needed another's result is two.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::{self, BoxStream, StreamExt};
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+const STORE: &str = "simulated store";
+/// z-value of the 99th percentile of a normal distribution.
+const Z99: f64 = 2.326_347_9;
+
+/// How a kind of store behaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Profile {
+    pub p50: Duration,
+    pub p99: Duration,
+    /// Of the store, all requests together. 0: unlimited.
+    pub bytes_per_second: u64,
+    /// 0: unlimited.
+    pub requests_per_second: u64,
+    /// Dollars per million puts and lists, and per million gets.
+    pub put_dollars: f64,
+    pub get_dollars: f64,
+}
+
+impl Profile {
+    const fn new(p50_us: u64, p99_us: u64, megabytes: u64, put_dollars: f64, get_dollars: f64) -> Profile {
+        Profile {
+            p50: Duration::from_micros(p50_us),
+            p99: Duration::from_micros(p99_us),
+            bytes_per_second: megabytes << 20,
+            requests_per_second: 0,
+            put_dollars,
+            get_dollars,
+        }
+    }
+
+    /// No latency, no limits, no cost: only counting and faults.
+    pub const INSTANT: Profile = Profile::new(0, 0, 0, 0.0, 0.0);
+    pub const NVME: Profile = Profile::new(70, 300, 2_000, 0.0, 0.0);
+    pub const DFS: Profile = Profile::new(1_500, 6_000, 1_000, 0.0, 0.0);
+    pub const S3_EXPRESS: Profile = Profile::new(5_000, 15_000, 1_000, 1.13, 0.03);
+    pub const S3: Profile = Profile::new(30_000, 150_000, 800, 5.0, 0.4);
+
+    /// By the name that benchmarks and settings use.
+    pub fn by_name(name: &str) -> Option<Profile> {
+        Some(match name {
+            "instant" => Profile::INSTANT,
+            "nvme" => Profile::NVME,
+            "dfs" => Profile::DFS,
+            "s3-express" => Profile::S3_EXPRESS,
+            "s3" => Profile::S3,
+            _ => return None,
+        })
+    }
+}
+
+/// Probabilities per request, 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// Refused, nothing done.
+    pub error: f64,
+    /// Done, but the answer is an error.
+    pub lost_answer: f64,
+    /// Never answered: the caller's time-out decides.
+    pub hang: f64,
+    /// A write fails and leaves a prefix of the object.
+    pub torn_write: f64,
+    /// A read returns fewer bytes than asked for.
+    pub short_read: f64,
+    /// A read returns a flipped bit.
+    pub damaged_read: f64,
+}
+
+/// What the store has been asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SimStats {
+    pub puts: u64,
+    pub gets: u64,
+    pub lists: u64,
+    pub deletes: u64,
+    pub bytes_written: u64,
+    pub bytes_read: u64,
+    pub dollars: f64,
+    pub faults: u64,
+    /// See the module's description.
+    pub rounds: u64,
+}
+
+impl SimStats {
+    pub fn requests(&self) -> u64 {
+        self.puts + self.gets + self.lists + self.deletes
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Op {
+    Put,
+    Get,
+    List,
+    Delete,
+}
+
+enum Fate {
+    Fine,
+    Refused,
+    AnswerLost,
+    Hung,
+    Torn,
+}
+
+struct State {
+    random: StdRng,
+    stats: SimStats,
+    faults: Faults,
+    /// Longest chain that has ended.
+    depth: u64,
+    /// When the pipe is free again.
+    bandwidth_free: Option<Instant>,
+    requests_free: Option<Instant>,
+}
+
+/// Which reads hang.
+#[derive(Clone, Debug, Default)]
+enum Hang {
+    #[default]
+    None,
+    All,
+    Below(String),
+}
+
+#[derive(Clone)]
+pub struct SimStore {
+    inner: Arc<dyn ObjectStore>,
+    profile: Profile,
+    state: Arc<Mutex<State>>,
+    hang: Arc<watch::Sender<Hang>>,
+}
+
+impl SimStore {
+    pub fn new(inner: Arc<dyn ObjectStore>, profile: Profile, seed: u64) -> SimStore {
+        let state = State {
+            random: StdRng::seed_from_u64(seed),
+            stats: SimStats::default(),
+            faults: Faults::default(),
+            depth: 0,
+            bandwidth_free: None,
+            requests_free: None,
+        };
+        SimStore {
+            inner,
+            profile,
+            state: Arc::new(Mutex::new(state)),
+            hang: Arc::new(watch::Sender::new(Hang::None)),
+        }
+    }
+
+    /// Over memory.
+    pub fn in_memory(profile: Profile, seed: u64) -> SimStore {
+        SimStore::new(Arc::new(object_store::memory::InMemory::new()), profile, seed)
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.state.lock().faults = faults;
+    }
+
+    /// From now on reads wait for [`SimStore::release_reads`]; only those below `prefix` if given.
+    pub fn hang_reads(&self, prefix: Option<&str>) {
+        let hang = prefix.map_or(Hang::All, |p| Hang::Below(p.to_string()));
+        self.hang.send_replace(hang);
+    }
+
+    pub fn release_reads(&self) {
+        self.hang.send_replace(Hang::None);
+    }
+
+    pub fn stats(&self) -> SimStats {
+        let state = self.state.lock();
+        SimStats { rounds: state.depth, ..state.stats }
+    }
+
+    /// Starts counting anew. Requests under way count for what comes.
+    pub fn reset_stats(&self) {
+        let mut state = self.state.lock();
+        state.stats = SimStats::default();
+        state.depth = 0;
+    }
+
+    /// The dependent rounds that `work` takes, with its result. Nothing else should use the store.
+    pub async fn count_rounds<T>(&self, work: impl Future<Output = T>) -> (T, u64) {
+        self.state.lock().depth = 0;
+        let result = work.await;
+        (result, self.state.lock().depth)
+    }
+
+    /// Counts a request and waits as long as it would take. Returns its fate and chain position.
+    async fn begin(&self, op: Op, bytes: u64) -> Begun {
+        let (fate, until, depth) = {
+            let mut state = self.state.lock();
+            state.count(op, bytes, &self.profile);
+            let fate = state.fate(op);
+            let until = state.schedule(bytes, &self.profile);
+            (fate, until, state.depth + 1)
+        };
+        if let Some(until) = until {
+            sleep_until(until).await;
+        }
+        if matches!(fate, Fate::Hung) {
+            std::future::pending::<()>().await;
+        }
+        Begun { fate, depth, state: Arc::clone(&self.state) }
+    }
+
+    /// Waits while the switch hangs reads of `location`.
+    async fn while_hung(&self, location: &Path) {
+        let mut hang = self.hang.subscribe();
+        let free = |hang: &Hang| match hang {
+            Hang::None => true,
+            Hang::All => false,
+            Hang::Below(prefix) => !location.as_ref().starts_with(prefix.as_str()),
+        };
+        // The sender lives as long as the store.
+        let _ = hang.wait_for(free).await;
+    }
+
+    fn spoil(&self, bytes: Bytes) -> Bytes {
+        let mut state = self.state.lock();
+        let faults = state.faults;
+        if bytes.is_empty() {
+            return bytes;
+        }
+        if state.chance(faults.short_read) {
+            let keep = state.random.random_range(0..bytes.len());
+            return bytes.slice(..keep);
+        }
+        if state.chance(faults.damaged_read) {
+            let mut damaged = bytes.to_vec();
+            let at = state.random.random_range(0..damaged.len());
+            damaged[at] ^= 1 << state.random.random_range(0..8u32);
+            return damaged.into();
+        }
+        bytes
+    }
+
+    async fn tear(&self, location: &Path, payload: &PutPayload, opts: PutOptions) {
+        let mut whole: Vec<u8> = payload.iter().flat_map(|b| b.iter().copied()).collect();
+        whole.truncate(whole.len() / 2);
+        let _ = self.inner.put_opts(location, whole.into(), opts).await;
+    }
+}
+
+/// A request under way; its end lengthens the longest chain.
+struct Begun {
+    fate: Fate,
+    depth: u64,
+    state: Arc<Mutex<State>>,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        let mut state = self.state.lock();
+        state.depth = state.depth.max(self.depth);
+    }
+}
+
+impl State {
+    fn chance(&mut self, probability: f64) -> bool {
+        let hit = probability > 0.0 && self.random.random::<f64>() < probability;
+        self.stats.faults += u64::from(hit);
+        hit
+    }
+
+    fn fate(&mut self, op: Op) -> Fate {
+        let faults = self.faults;
+        if self.chance(faults.error) {
+            Fate::Refused
+        } else if self.chance(faults.lost_answer) {
+            Fate::AnswerLost
+        } else if self.chance(faults.hang) {
+            Fate::Hung
+        } else if matches!(op, Op::Put) && self.chance(faults.torn_write) {
+            Fate::Torn
+        } else {
+            Fate::Fine
+        }
+    }
+
+    fn count(&mut self, op: Op, bytes: u64, profile: &Profile) {
+        let stats = &mut self.stats;
+        let (counter, dollars) = match op {
+            Op::Put => (&mut stats.puts, profile.put_dollars),
+            Op::Get => (&mut stats.gets, profile.get_dollars),
+            Op::List => (&mut stats.lists, profile.put_dollars),
+            Op::Delete => (&mut stats.deletes, 0.0),
+        };
+        *counter += 1;
+        stats.dollars += dollars / 1e6;
+        if matches!(op, Op::Put) {
+            stats.bytes_written += bytes;
+        }
+    }
+
+    /// When the request ends; `None`: at once.
+    fn schedule(&mut self, bytes: u64, profile: &Profile) -> Option<Instant> {
+        let now = Instant::now();
+        let mut end = now + self.latency(profile);
+        if profile.requests_per_second > 0 {
+            let every = Duration::from_secs(1) / profile.requests_per_second.min(u64::from(u32::MAX)) as u32;
+            let start = self.requests_free.map_or(now, |free| free.max(now));
+            self.requests_free = Some(start + every);
+            end += start - now;
+        }
+        end = end.max(self.transfer(bytes, profile).unwrap_or(end));
+        (end > now).then_some(end)
+    }
+
+    /// When the pipe has carried these bytes too.
+    fn transfer(&mut self, bytes: u64, profile: &Profile) -> Option<Instant> {
+        if profile.bytes_per_second == 0 || bytes == 0 {
+            return None;
+        }
+        let now = Instant::now();
+        let takes = Duration::from_secs_f64(bytes as f64 / profile.bytes_per_second as f64);
+        let free = self.bandwidth_free.map_or(now, |free| free.max(now)) + takes;
+        self.bandwidth_free = Some(free);
+        Some(free)
+    }
+
+    fn latency(&mut self, profile: &Profile) -> Duration {
+        if profile.p50.is_zero() {
+            return Duration::ZERO;
+        }
+        // Box-Muller: one normal variate of two uniform ones.
+        let (u, v): (f64, f64) = (self.random.random(), self.random.random());
+        let normal = (-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+        let sigma = (profile.p99.as_secs_f64() / profile.p50.as_secs_f64()).ln() / Z99;
+        // Six sigma: the tail is bounded, so that no test waits for an hour.
+        profile.p50.mul_f64((sigma * normal.clamp(-6.0, 6.0)).exp())
+    }
+}
+
+fn refused() -> Error {
+    Error::Generic { store: STORE, source: "injected failure".into() }
+}
+
+impl fmt::Debug for SimStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimStore").field("inner", &self.inner).field("profile", &self.profile).finish()
+    }
+}
+
+impl fmt::Display for SimStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "simulated {}", self.inner)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for SimStore {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        let begun = self.begin(Op::Put, payload.content_length() as u64).await;
+        match begun.fate {
+            Fate::Refused => Err(refused()),
+            Fate::Torn if opts.mode == PutMode::Overwrite => {
+                self.tear(location, &payload, opts).await;
+                Err(refused())
+            }
+            Fate::AnswerLost => {
+                let _ = self.inner.put_opts(location, payload, opts).await;
+                Err(refused())
+            }
+            // Creates are atomic in every store that passes the probe.
+            Fate::Fine | Fate::Torn | Fate::Hung => self.inner.put_opts(location, payload, opts).await,
+        }
+    }
+
+    async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        let _begun = self.begin(Op::Put, 0).await;
+        self.inner.put_multipart_opts(location, opts).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let begun = self.begin(Op::Get, 0).await;
+        self.while_hung(location).await;
+        if matches!(begun.fate, Fate::Refused | Fate::AnswerLost) {
+            return Err(refused());
+        }
+        let head = options.head;
+        let mut result = self.inner.get_opts(location, options).await?;
+        if head {
+            return Ok(result);
+        }
+        let (meta, range) = (result.meta.clone(), result.range.clone());
+        let attributes = std::mem::take(&mut result.attributes);
+        let bytes = result.bytes().await?;
+        let until = {
+            let mut state = self.state.lock();
+            state.stats.bytes_read += bytes.len() as u64;
+            state.transfer(bytes.len() as u64, &self.profile)
+        };
+        if let Some(until) = until {
+            sleep_until(until).await;
+        }
+        let bytes = self.spoil(bytes);
+        let payload = GetResultPayload::Stream(stream::once(async move { Ok(bytes) }).boxed());
+        Ok(GetResult { payload, meta, range, attributes })
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        let store = self.clone();
+        locations
+            .map(move |location| {
+                let store = store.clone();
+                async move {
+                    let location = location?;
+                    let begun = store.begin(Op::Delete, 0).await;
+                    if matches!(begun.fate, Fate::Refused) {
+                        return Err(refused());
+                    }
+                    store.inner.delete(&location).await?;
+                    Ok(location)
+                }
+            })
+            .buffered(16)
+            .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (store, prefix) = (self.clone(), prefix.cloned());
+        stream::once(async move {
+            let _begun = store.begin(Op::List, 0).await;
+            store.inner.list(prefix.as_ref())
+        })
+        .flatten()
+        .boxed()
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        let _begun = self.begin(Op::List, 0).await;
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        let _begun = self.begin(Op::Put, 0).await;
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(name: &str) -> Path {
+        Path::from(name)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn latencies_follow_the_profile_and_the_seed() {
+        async fn times(seed: u64) -> Vec<Duration> {
+            let store = SimStore::in_memory(Profile::S3, seed);
+            store.put(&path("a"), "x".into()).await.unwrap();
+            let mut times = Vec::new();
+            for _ in 0..500 {
+                let start = Instant::now();
+                store.get(&path("a")).await.unwrap();
+                times.push(start.elapsed());
+            }
+            times
+        }
+        let (a, b) = (times(1).await, times(1).await);
+        assert_eq!(a, b, "the same seed gives the same times");
+        let mut sorted = times(2).await;
+        assert_ne!(a, sorted);
+        sorted.sort();
+        let (p50, p99) = (sorted[250].as_millis(), sorted[495].as_millis());
+        assert!((24..38).contains(&p50), "median {p50} ms");
+        assert!((90..300).contains(&p99), "p99 {p99} ms");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn parallel_requests_are_one_round_and_chains_are_many() {
+        let store = SimStore::in_memory(Profile::S3, 1);
+        for i in 0..8 {
+            store.put(&path(&format!("o/{i}")), "x".into()).await.unwrap();
+        }
+        let at_once = futures::future::join_all((0..8).map(|i| {
+            let (store, name) = (store.clone(), path(&format!("o/{i}")));
+            async move { store.get(&name).await.unwrap() }
+        }));
+        assert_eq!(store.count_rounds(at_once).await.1, 1);
+        let chain = async {
+            for i in 0..5 {
+                store.get(&path(&format!("o/{i}"))).await.unwrap();
+            }
+        };
+        assert_eq!(store.count_rounds(chain).await.1, 5);
+        assert_eq!(store.stats().gets, 13);
+        assert!(store.stats().dollars > 0.0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hung_reads_wait_for_the_switch() {
+        let store = SimStore::in_memory(Profile::DFS, 1);
+        store.put(&path("data/a"), "x".into()).await.unwrap();
+        store.put(&path("meta/a"), "x".into()).await.unwrap();
+        store.hang_reads(Some("data/"));
+        store.get(&path("meta/a")).await.unwrap();
+        let read = tokio::spawn({
+            let store = store.clone();
+            async move { store.get(&path("data/a")).await.map(|_| ()) }
+        });
+        sleep(Duration::from_secs(60)).await;
+        assert!(!read.is_finished());
+        store.release_reads();
+        read.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_answer_has_been_done() {
+        let store = SimStore::in_memory(Profile::INSTANT, 1);
+        store.set_faults(Faults { lost_answer: 1.0, ..Faults::default() });
+        assert!(store.put(&path("a"), "x".into()).await.is_err());
+        store.set_faults(Faults::default());
+        assert_eq!(store.get(&path("a")).await.unwrap().bytes().await.unwrap(), "x");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bandwidth_and_rate_are_shared() {
+        let profile = Profile { bytes_per_second: 1 << 20, requests_per_second: 10, ..Profile::INSTANT };
+        let store = SimStore::in_memory(profile, 1);
+        let start = Instant::now();
+        store.put(&path("a"), vec![0; 2 << 20].into()).await.unwrap();
+        assert!(start.elapsed() >= Duration::from_secs(2));
+        let start = Instant::now();
+        for _ in 0..10 {
+            store.head(&path("a")).await.unwrap();
+        }
+        assert!(start.elapsed() >= Duration::from_millis(800), "{:?}", start.elapsed());
+    }
+}
