@@ -7,7 +7,7 @@
 //!  0 u32 crc32 of everything after this field     16 u32 rows
 //!  4 u16 magic 0x4D42 ("BM")                      20 u64 epoch of every row (flag 1)
 //!  6 u8  version (1)                              28 u32 bytes of the record batch message
-//!  7 u8  flags: 1 uniform epoch, 2 weights +1,    32 payload: the message padded to 64, the buffers
+//!  7 u8  flags: 1 uniform epoch, 2 weights +1,    32 payload: the message padded to 16, the buffers
 //!        4 lz4
 //!  8 u32 stored payload bytes   12 u32 payload bytes before compression
 //! ```
@@ -19,7 +19,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, UInt64Array};
+use arrow::array::{
+    Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, UInt64Array,
+};
 use arrow::buffer::{Buffer, MutableBuffer};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt64Type};
 use arrow_ipc::MetadataVersion;
@@ -39,8 +41,9 @@ const VERSION: u8 = 1;
 const FLAG_UNIFORM_EPOCH: u8 = 1;
 const FLAG_UNIT_WEIGHTS: u8 = 2;
 const FLAG_LZ4: u8 = 4;
-/// Buffers inside the payload start at multiples of this.
-const ALIGNMENT: usize = 64;
+/// Buffers inside the payload start at multiples of this: the widest native type (128-bit decimals)
+/// needs it, and more would be padding, which small blocks of many columns have much of.
+const ALIGNMENT: usize = 16;
 /// No block is anywhere near this; a header that says more is damaged.
 const MAX_PAYLOAD_BYTES: usize = 1 << 30;
 
@@ -186,7 +189,12 @@ impl BlockCodec {
     }
 
     /// Appends the encoded block to `out`; returns its length and checksum.
-    pub fn encode(&self, entries: &Entries, encoder: &mut BlockEncoder, out: &mut Vec<u8>) -> Result<(usize, u32)> {
+    pub fn encode(
+        &self,
+        entries: &Entries,
+        encoder: &mut BlockEncoder,
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, u32)> {
         debug_assert!(entries.is_well_formed());
         let epochs = compact_epochs(&entries.epochs);
         let weights = entries.weights.as_ref().filter(|w| w.values().iter().any(|&w| w != 1));
@@ -244,7 +252,14 @@ impl BlockCodec {
 
     /// Decodes a whole block. `object` and `offset` name it in errors; `expected` is the checksum the
     /// index has for it; `assigned` replaces an epoch that was not known when the block was written.
-    pub fn decode(&self, bytes: &[u8], expected: Option<u32>, assigned: Epoch, object: &str, offset: u64) -> Result<Block> {
+    pub fn decode(
+        &self,
+        bytes: &[u8],
+        expected: Option<u32>,
+        assigned: Epoch,
+        object: &str,
+        offset: u64,
+    ) -> Result<Block> {
         let corrupt = |reason: &str| StorageError::corrupt(object, offset, reason);
         let header = Header::parse(bytes).map_err(corrupt)?;
         if expected.is_some_and(|crc| crc != header.crc) {
@@ -263,14 +278,22 @@ impl BlockCodec {
         Ok(Block { entries, memory })
     }
 
-    fn decode_batch(&self, header: &Header, buffer: Buffer) -> std::result::Result<RecordBatch, String> {
+    fn decode_batch(
+        &self,
+        header: &Header,
+        buffer: Buffer,
+    ) -> std::result::Result<RecordBatch, String> {
         let body_at = header.message.next_multiple_of(ALIGNMENT);
         if body_at > buffer.len() {
             return Err("message longer than the payload".to_string());
         }
-        let message = arrow_ipc::root_as_message(&buffer[..header.message]).map_err(|e| e.to_string())?;
+        let message =
+            arrow_ipc::root_as_message(&buffer[..header.message]).map_err(|e| e.to_string())?;
         let batch = message.header_as_record_batch().ok_or("not a record batch")?;
-        let schema = Arc::clone(self.physical(header.flags & FLAG_UNIFORM_EPOCH == 0, header.flags & FLAG_UNIT_WEIGHTS == 0));
+        let schema = Arc::clone(self.physical(
+            header.flags & FLAG_UNIFORM_EPOCH == 0,
+            header.flags & FLAG_UNIT_WEIGHTS == 0,
+        ));
         let body = buffer.slice(body_at);
         let none = HashMap::new();
         RecordBatchDecoder::try_new(&body, batch, schema, &none, &MetadataVersion::V5)
@@ -278,7 +301,12 @@ impl BlockCodec {
             .map_err(|e| e.to_string())
     }
 
-    fn split(&self, header: &Header, batch: RecordBatch, assigned: Epoch) -> std::result::Result<Entries, &'static str> {
+    fn split(
+        &self,
+        header: &Header,
+        batch: RecordBatch,
+        assigned: Epoch,
+    ) -> std::result::Result<Entries, &'static str> {
         let rows = batch.num_rows();
         if rows != header.rows {
             return Err("row count differs from the header");
@@ -297,8 +325,12 @@ impl BlockCodec {
             columns[next - 1].as_primitive::<Int64Type>().clone()
         });
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
-        let values = RecordBatch::try_new_with_options(Arc::clone(&self.values), columns[next..].to_vec(), &options)
-            .map_err(|_| "columns do not fit the schema")?;
+        let values = RecordBatch::try_new_with_options(
+            Arc::clone(&self.values),
+            columns[next..].to_vec(),
+            &options,
+        )
+        .map_err(|_| "columns do not fit the schema")?;
         Ok(Entries { keys, epochs, weights, values })
     }
 }
@@ -346,9 +378,11 @@ impl Default for BlockEncoder {
 
 impl BlockEncoder {
     pub fn new(compress: bool) -> BlockEncoder {
+        let options = IpcWriteOptions::try_new(ALIGNMENT, false, MetadataVersion::V5)
+            .expect("16 is one of the alignments that the format allows");
         BlockEncoder {
             generator: IpcDataGenerator::default(),
-            options: IpcWriteOptions::default(),
+            options,
             context: IpcWriteContext::default(),
             tracker: DictionaryTracker::new(false),
             payload: Vec::new(),
@@ -358,13 +392,17 @@ impl BlockEncoder {
 
     /// Fills `payload`; returns the message's length.
     fn encode_payload(&mut self, batch: &RecordBatch) -> Result<usize> {
-        let (_, data) = self.generator.encode(batch, &mut self.tracker, &self.options, &mut self.context)?;
+        let (_, data) =
+            self.generator.encode(batch, &mut self.tracker, &self.options, &mut self.context)?;
         self.payload.clear();
         self.payload.extend_from_slice(&data.ipc_message);
         self.payload.resize(data.ipc_message.len().next_multiple_of(ALIGNMENT), 0);
         self.payload.extend_from_slice(&data.arrow_data);
         if self.payload.len() > MAX_PAYLOAD_BYTES {
-            return Err(StorageError::internal(format!("a block of {} bytes is too large", self.payload.len())));
+            return Err(StorageError::internal(format!(
+                "a block of {} bytes is too large",
+                self.payload.len()
+            )));
         }
         Ok(data.ipc_message.len())
     }
@@ -402,7 +440,9 @@ impl Header {
         if bytes.len() < HEADER_BYTES {
             return Err("shorter than a block header");
         }
-        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         if bytes[4..6] != MAGIC.to_le_bytes() {
             return Err("not a block");
         }
@@ -418,7 +458,10 @@ impl Header {
             epoch: Epoch(u64::from(u32_at(20)) | u64::from(u32_at(24)) << 32),
             message: u32_at(28) as usize,
         };
-        if header.stored != bytes.len() - HEADER_BYTES || header.raw > MAX_PAYLOAD_BYTES || header.message > header.raw {
+        if header.stored != bytes.len() - HEADER_BYTES
+            || header.raw > MAX_PAYLOAD_BYTES
+            || header.message > header.raw
+        {
             return Err("lengths do not agree");
         }
         Ok(header)
@@ -432,7 +475,8 @@ impl Header {
             }
             buffer.copy_from_slice(payload);
         } else {
-            let n = lz4_flex::block::decompress_into(payload, &mut buffer).map_err(|_| "lz4 stream is damaged")?;
+            let n = lz4_flex::block::decompress_into(payload, &mut buffer)
+                .map_err(|_| "lz4 stream is damaged")?;
             if n != self.raw {
                 return Err("lengths do not agree");
             }

@@ -83,7 +83,11 @@ impl StorageError {
         StorageError::Internal(message.into())
     }
 
-    pub fn corrupt(object: impl Into<String>, offset: u64, reason: impl fmt::Display) -> StorageError {
+    pub fn corrupt(
+        object: impl Into<String>,
+        offset: u64,
+        reason: impl fmt::Display,
+    ) -> StorageError {
         StorageError::Corrupt { object: object.into(), offset, reason: reason.to_string() }
     }
 
@@ -147,8 +151,12 @@ impl StorageError {
                 "Nothing was read from the damaged object; restore it from a copy of the store."
             }
             StorageError::DiskFull { .. } => "Free some space; nothing acknowledged was lost.",
-            StorageError::Timeout { .. } => "Check that the object store is reachable and not overloaded.",
-            StorageError::Denied { .. } => "Check the credentials and permissions of the object store.",
+            StorageError::Timeout { .. } => {
+                "Check that the object store is reachable and not overloaded."
+            }
+            StorageError::Denied { .. } => {
+                "Check the credentials and permissions of the object store."
+            }
             StorageError::Unsuitable { .. } => {
                 "Use a local directory, Amazon S3, or a server that honours If-None-Match."
             }
@@ -186,7 +194,9 @@ pub struct UnknownOutcome {
 }
 
 /// The first cause of type `T` in an error's chain.
-pub(crate) fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
+pub(crate) fn find<'a, T: StdError + 'static>(
+    error: &'a (dyn StdError + 'static),
+) -> Option<&'a T> {
     let mut at = Some(error);
     while let Some(e) = at {
         if let Some(found) = e.downcast_ref::<T>() {

@@ -18,8 +18,9 @@ use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result,
 };
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -46,7 +47,13 @@ pub struct Profile {
 }
 
 impl Profile {
-    const fn new(p50_us: u64, p99_us: u64, megabytes: u64, put_dollars: f64, get_dollars: f64) -> Profile {
+    const fn new(
+        p50_us: u64,
+        p99_us: u64,
+        megabytes: u64,
+        put_dollars: f64,
+        get_dollars: f64,
+    ) -> Profile {
         Profile {
             p50: Duration::from_micros(p50_us),
             p99: Duration::from_micros(p99_us),
@@ -327,7 +334,8 @@ impl State {
         let now = Instant::now();
         let mut end = now + self.latency(profile);
         if profile.requests_per_second > 0 {
-            let every = Duration::from_secs(1) / profile.requests_per_second.min(u64::from(u32::MAX)) as u32;
+            let every = Duration::from_secs(1)
+                / profile.requests_per_second.min(u64::from(u32::MAX)) as u32;
             let start = self.requests_free.map_or(now, |free| free.max(now));
             self.requests_free = Some(start + every);
             end += start - now;
@@ -367,7 +375,10 @@ fn refused() -> Error {
 
 impl fmt::Debug for SimStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimStore").field("inner", &self.inner).field("profile", &self.profile).finish()
+        f.debug_struct("SimStore")
+            .field("inner", &self.inner)
+            .field("profile", &self.profile)
+            .finish()
     }
 }
 
@@ -379,7 +390,12 @@ impl fmt::Display for SimStore {
 
 #[async_trait]
 impl ObjectStore for SimStore {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> Result<PutResult> {
         let begun = self.begin(Op::Put, payload.content_length() as u64).await;
         match begun.fate {
             Fate::Refused => Err(refused()),
@@ -392,11 +408,17 @@ impl ObjectStore for SimStore {
                 Err(refused())
             }
             // Creates are atomic in every store that passes the probe.
-            Fate::Fine | Fate::Torn | Fate::Hung => self.inner.put_opts(location, payload, opts).await,
+            Fate::Fine | Fate::Torn | Fate::Hung => {
+                self.inner.put_opts(location, payload, opts).await
+            }
         }
     }
 
-    async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
         let _begun = self.begin(Op::Put, 0).await;
         self.inner.put_multipart_opts(location, opts).await
     }
@@ -428,7 +450,10 @@ impl ObjectStore for SimStore {
         Ok(GetResult { payload, meta, range, attributes })
     }
 
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
         let store = self.clone();
         locations
             .map(move |location| {
@@ -548,7 +573,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bandwidth_and_rate_are_shared() {
-        let profile = Profile { bytes_per_second: 1 << 20, requests_per_second: 10, ..Profile::INSTANT };
+        let profile =
+            Profile { bytes_per_second: 1 << 20, requests_per_second: 10, ..Profile::INSTANT };
         let store = SimStore::in_memory(profile, 1);
         let start = Instant::now();
         store.put(&path("a"), vec![0; 2 << 20].into()).await.unwrap();

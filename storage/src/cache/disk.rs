@@ -34,7 +34,12 @@ pub struct DiskCacheOptions {
 
 impl DiskCacheOptions {
     pub fn new(directory: PathBuf, capacity_bytes: usize) -> DiskCacheOptions {
-        DiskCacheOptions { directory, capacity_bytes, buffer_bytes: 128 << 20, memory_bytes: 4 << 20 }
+        DiskCacheOptions {
+            directory,
+            capacity_bytes,
+            buffer_bytes: 128 << 20,
+            memory_bytes: 4 << 20,
+        }
     }
 }
 
@@ -53,7 +58,8 @@ impl Code for EncodedBlock {
         reader.read_exact(&mut len).map_err(foyer::Error::io_error)?;
         let len = u32::from_le_bytes(len) as usize;
         if len > MAX_BLOCK_BYTES {
-            let e = std::io::Error::new(std::io::ErrorKind::InvalidData, "block length out of range");
+            let e =
+                std::io::Error::new(std::io::ErrorKind::InvalidData, "block length out of range");
             return Err(foyer::Error::io_error(e));
         }
         let mut bytes = vec![0; len];
@@ -74,7 +80,11 @@ impl Code for BlockKey {
     }
 
     fn decode(reader: &mut impl Read) -> foyer::Result<BlockKey> {
-        Ok(BlockKey { run: u64::decode(reader)?, block: u32::decode(reader)?, crc: u32::decode(reader)? })
+        Ok(BlockKey {
+            run: u64::decode(reader)?,
+            block: u32::decode(reader)?,
+            crc: u32::decode(reader)?,
+        })
     }
 
     fn estimated_size(&self) -> usize {

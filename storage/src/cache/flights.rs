@@ -98,8 +98,12 @@ mod tests {
     #[tokio::test]
     async fn one_reads_and_all_get_it() {
         let flights: Flights<u32, u32> = Flights::new();
-        let Joined::Lead(promise, first) = flights.join(&1, || None) else { panic!("nobody else reads") };
-        let Joined::Follow(second) = flights.join(&1, || None) else { panic!("a read is under way") };
+        let Joined::Lead(promise, first) = flights.join(&1, || None) else {
+            panic!("nobody else reads")
+        };
+        let Joined::Follow(second) = flights.join(&1, || None) else {
+            panic!("a read is under way")
+        };
         promise.answer(Ok(7));
         assert_eq!(first.get().await.unwrap(), 7);
         assert_eq!(second.get().await.unwrap(), 7);
@@ -109,7 +113,9 @@ mod tests {
     #[tokio::test]
     async fn an_abandoned_read_fails_its_waiters() {
         let flights: Flights<u32, u32> = Flights::new();
-        let Joined::Lead(promise, wait) = flights.join(&1, || None) else { panic!("nobody else reads") };
+        let Joined::Lead(promise, wait) = flights.join(&1, || None) else {
+            panic!("nobody else reads")
+        };
         drop(promise);
         assert!(wait.get().await.is_err());
         assert!(matches!(flights.join(&1, || None), Joined::Lead(..)));

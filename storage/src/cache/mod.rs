@@ -120,7 +120,11 @@ pub struct BlockRequest {
 
 impl BlockRequest {
     fn key(&self) -> BlockKey {
-        BlockKey { run: self.run.meta().run_id, block: self.block, crc: self.index.block_crc(self.block) }
+        BlockKey {
+            run: self.run.meta().run_id,
+            block: self.block,
+            crc: self.index.block_crc(self.block),
+        }
     }
 }
 
@@ -172,7 +176,8 @@ impl BlockCache {
     /// Opens the disk tier in the background. A cache that cannot be opened is reported, not fatal.
     fn open_disk(self: &Arc<Self>) {
         let Some(options) = self.options.disk.clone() else { return };
-        let Some(runtime) = self.options.runtime.clone().or_else(|| Handle::try_current().ok()) else {
+        let Some(runtime) = self.options.runtime.clone().or_else(|| Handle::try_current().ok())
+        else {
             tracing::warn!("no runtime to open the disk cache on; going on without it");
             return;
         };
@@ -202,7 +207,11 @@ impl BlockCache {
     }
 
     /// The indexes of runs, in order, with at most one round of reads.
-    pub async fn indexes(self: &Arc<Self>, runs: &[Arc<RunReader>], priority: Priority) -> Result<Vec<Arc<RunIndex>>> {
+    pub async fn indexes(
+        self: &Arc<Self>,
+        runs: &[Arc<RunReader>],
+        priority: Priority,
+    ) -> Result<Vec<Arc<RunIndex>>> {
         let mut waits = Vec::with_capacity(runs.len());
         let mut leads: Vec<IndexLead> = Vec::new();
         for run in runs {
@@ -236,7 +245,11 @@ impl BlockCache {
     }
 
     /// The blocks, in the order asked, with one dependent round at most. Duplicates are fine.
-    pub async fn fetch(self: &Arc<Self>, requests: Vec<BlockRequest>, options: ReadOptions) -> Result<Vec<Arc<Block>>> {
+    pub async fn fetch(
+        self: &Arc<Self>,
+        requests: Vec<BlockRequest>,
+        options: ReadOptions,
+    ) -> Result<Vec<Arc<Block>>> {
         let mut answers = Vec::with_capacity(requests.len());
         let mut leads: Vec<Lead> = Vec::new();
         let mut joined = 0;
@@ -267,9 +280,17 @@ impl BlockCache {
 
     /// Takes in a run that was just built, so that its first readers find it: the index in memory, the
     /// blocks on disk, and with `memory` decoded in memory too.
-    pub fn admit_run(&self, run: &RunReader, index: Arc<RunIndex>, bytes: &Bytes, memory: bool) -> Result<()> {
+    pub fn admit_run(
+        &self,
+        run: &RunReader,
+        index: Arc<RunIndex>,
+        bytes: &Bytes,
+        memory: bool,
+    ) -> Result<()> {
         let index = match run.needs_epochs(&index) {
-            true => Arc::new(run.parse_index(&bytes.slice(bytes.len() - run.meta().meta_length as usize..))?),
+            true => Arc::new(
+                run.parse_index(&bytes.slice(bytes.len() - run.meta().meta_length as usize..))?,
+            ),
             false => index,
         };
         for block in 0..index.blocks() {

@@ -10,7 +10,9 @@ use object_store::path::Path;
 use tokio::sync::SemaphorePermit;
 
 use super::flights::Promise;
-use super::{BlockCache, BlockKey, BlockRequest, Counters, Piece, PlannedRead, Priority, ReadOptions, plan};
+use super::{
+    BlockCache, BlockKey, BlockRequest, Counters, Piece, PlannedRead, Priority, ReadOptions, plan,
+};
 use crate::block::Block;
 use crate::error::{Result, StorageError};
 use crate::run::{RunIndex, RunReader};
@@ -101,7 +103,9 @@ impl BlockCache {
                 let bytes = cache.read(&path, &read, options.priority).await;
                 for (piece, lead) in read.pieces.iter().zip(members) {
                     let block = match &bytes {
-                        Ok(bytes) => cache.take_block(&lead, &bytes.slice(read.within(piece)), options),
+                        Ok(bytes) => {
+                            cache.take_block(&lead, &bytes.slice(read.within(piece)), options)
+                        }
                         Err(e) => Err(e.clone()),
                     };
                     cache.answer(lead, block, options);
@@ -114,14 +118,18 @@ impl BlockCache {
     fn take_block(&self, lead: &Lead, bytes: &Bytes, options: ReadOptions) -> Result<Arc<Block>> {
         let BlockRequest { run, index, block } = &lead.request;
         let decoded = run.decode_block(index, *block, bytes)?;
-        if options.fill_cache && let Some(disk) = self.disk.get() {
+        if options.fill_cache
+            && let Some(disk) = self.disk.get()
+        {
             disk.insert(lead.key, Bytes::copy_from_slice(bytes));
         }
         Ok(Arc::new(decoded))
     }
 
     fn answer(&self, lead: Lead, block: Result<Arc<Block>>, options: ReadOptions) {
-        if options.fill_cache && let Ok(block) = &block {
+        if options.fill_cache
+            && let Ok(block) = &block
+        {
             self.memory.insert(lead.key, Arc::clone(block));
         }
         lead.promise.answer(block);
@@ -140,7 +148,9 @@ impl BlockCache {
                 for (piece, lead) in read.pieces.iter().zip(members) {
                     let index = match &bytes {
                         // Copied: filter and keys are windows that outlive the read.
-                        Ok(bytes) => lead.run.parse_index(&Bytes::copy_from_slice(&bytes[read.within(piece)])),
+                        Ok(bytes) => lead
+                            .run
+                            .parse_index(&Bytes::copy_from_slice(&bytes[read.within(piece)])),
                         Err(e) => Err(e.clone()),
                     };
                     let index = index.map(Arc::new);
@@ -189,7 +199,10 @@ impl BlockCache {
     }
 
     /// A scan needs a scan slot first, so that demand reads always find a free slot.
-    async fn slots(&self, priority: Priority) -> Result<(Option<SemaphorePermit<'_>>, SemaphorePermit<'_>)> {
+    async fn slots(
+        &self,
+        priority: Priority,
+    ) -> Result<(Option<SemaphorePermit<'_>>, SemaphorePermit<'_>)> {
         let closed = |_| StorageError::internal("the block cache is closed");
         let scan = match priority {
             Priority::Demand => None,

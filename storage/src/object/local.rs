@@ -21,9 +21,9 @@ use futures::stream::{self, BoxStream, StreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
-    Attributes, CopyMode, CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
-    UploadPart,
+    Attributes, CopyMode, CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload,
+    ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions,
+    PutPayload, PutResult, Result, UploadPart,
 };
 use parking_lot::Mutex;
 use tokio::task::spawn_blocking;
@@ -42,7 +42,11 @@ impl DurableLocal {
     /// Opens a directory, creating it when missing.
     pub fn open(root: &FilePath) -> crate::error::Result<DurableLocal> {
         let name = root.display().to_string();
-        let io = |cause: io::Error| StorageError::Io { operation: "open", object: name.clone(), cause: Arc::new(cause) };
+        let io = |cause: io::Error| StorageError::Io {
+            operation: "open",
+            object: name.clone(),
+            cause: Arc::new(cause),
+        };
         let absolute = std::path::absolute(root).map_err(io)?;
         create_dirs(&absolute).map_err(io)?;
         let inner = LocalFileSystem::new_with_prefix(&absolute)
@@ -71,7 +75,12 @@ impl fmt::Display for DurableLocal {
 
 #[async_trait]
 impl ObjectStore for DurableLocal {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> Result<PutResult> {
         match opts.mode {
             PutMode::Overwrite => self.write(location, payload, false).await,
             PutMode::Create => self.write(location, payload, true).await,
@@ -82,8 +91,13 @@ impl ObjectStore for DurableLocal {
         }
     }
 
-    async fn put_multipart_opts(&self, location: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let upload = Upload { store: self.clone(), location: location.clone(), parts: Arc::default() };
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        _: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let upload =
+            Upload { store: self.clone(), location: location.clone(), parts: Arc::default() };
         Ok(Box::new(upload))
     }
 
@@ -102,7 +116,10 @@ impl ObjectStore for DurableLocal {
         }
     }
 
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
         self.inner.delete_stream(locations)
     }
 
@@ -110,7 +127,11 @@ impl ObjectStore for DurableLocal {
         self.inner.list(prefix)
     }
 
-    fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
         self.inner.list_with_offset(prefix, offset)
     }
 
@@ -130,7 +151,12 @@ fn generic(source: io::Error) -> Error {
 }
 
 /// Runs on a blocking thread.
-fn write_durably(target: &FilePath, location: &Path, payload: &PutPayload, create: bool) -> Result<()> {
+fn write_durably(
+    target: &FilePath,
+    location: &Path,
+    payload: &PutPayload,
+    create: bool,
+) -> Result<()> {
     let parent = target.parent().ok_or_else(|| generic(io::ErrorKind::InvalidInput.into()))?;
     let (file, temporary) = open_temporary(target, parent).map_err(generic)?;
     let named = fill(file, payload).and_then(|()| match create {
@@ -147,7 +173,10 @@ fn write_durably(target: &FilePath, location: &Path, payload: &PutPayload, creat
             return Err(Error::AlreadyExists { path: location.to_string(), source: Box::new(e) });
         }
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-            return Err(Error::PermissionDenied { path: location.to_string(), source: Box::new(e) });
+            return Err(Error::PermissionDenied {
+                path: location.to_string(),
+                source: Box::new(e),
+            });
         }
         Err(e) => return Err(generic(e)),
     }
@@ -174,7 +203,9 @@ fn open_temporary(target: &FilePath, parent: &FilePath) -> io::Result<(File, Pat
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((file, path)),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound && !parent.exists() => create_dirs(parent)?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !parent.exists() => {
+                create_dirs(parent)?
+            }
             Err(e) => return Err(e),
         }
     }
@@ -202,7 +233,9 @@ fn sync_dir(dir: &FilePath) -> io::Result<()> {
 /// Runs on a blocking thread.
 fn read_range(path: &FilePath, location: Path, range: std::ops::Range<u64>) -> Result<GetResult> {
     let not_found = |source: io::Error| match source.kind() {
-        io::ErrorKind::NotFound => Error::NotFound { path: location.to_string(), source: Box::new(source) },
+        io::ErrorKind::NotFound => {
+            Error::NotFound { path: location.to_string(), source: Box::new(source) }
+        }
         _ => generic(source),
     };
     let file = File::open(path).map_err(not_found)?;

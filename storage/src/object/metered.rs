@@ -16,8 +16,9 @@ use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, Result,
 };
 use tokio::time::{sleep, timeout};
 
@@ -111,11 +112,16 @@ impl Metered {
     }
 
     fn limit(&self, bytes: u64) -> Duration {
-        self.options.request_timeout + Duration::from_secs(bytes / self.options.bytes_per_second.max(1))
+        self.options.request_timeout
+            + Duration::from_secs(bytes / self.options.bytes_per_second.max(1))
     }
 
     /// One attempt within its time-out.
-    async fn attempt<T>(&self, limit: Duration, request: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn attempt<T>(
+        &self,
+        limit: Duration,
+        request: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         match timeout(limit, request).await {
             Ok(result) => result,
             Err(_) => {
@@ -159,7 +165,13 @@ impl Metered {
         }
     }
 
-    async fn create(&self, location: &Path, payload: PutPayload, opts: PutOptions, limit: Duration) -> Result<PutResult> {
+    async fn create(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+        limit: Duration,
+    ) -> Result<PutResult> {
         let error = match self.attempt(limit, self.inner.put_opts(location, payload, opts)).await {
             Ok(result) => return Ok(result),
             Err(e) => e,
@@ -168,7 +180,10 @@ impl Metered {
         if !may_pass(&error) || find::<UnknownOutcome>(&error).is_some() {
             return Err(error);
         }
-        Err(Error::Generic { store: STORE, source: Box::new(UnknownOutcome { cause: Arc::new(error) }) })
+        Err(Error::Generic {
+            store: STORE,
+            source: Box::new(UnknownOutcome { cause: Arc::new(error) }),
+        })
     }
 }
 
@@ -184,7 +199,10 @@ fn timed_out(after: Duration) -> Error {
 fn is_answer(error: &Error) -> bool {
     matches!(
         error,
-        Error::NotFound { .. } | Error::AlreadyExists { .. } | Error::Precondition { .. } | Error::NotModified { .. }
+        Error::NotFound { .. }
+            | Error::AlreadyExists { .. }
+            | Error::Precondition { .. }
+            | Error::NotModified { .. }
     )
 }
 
@@ -201,7 +219,12 @@ impl fmt::Display for Metered {
 
 #[async_trait]
 impl ObjectStore for Metered {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        opts: PutOptions,
+    ) -> Result<PutResult> {
         let bytes = payload.content_length() as u64;
         let limit = self.limit(bytes);
         let result = if opts.mode == PutMode::Overwrite {
@@ -220,7 +243,11 @@ impl ObjectStore for Metered {
         result
     }
 
-    async fn put_multipart_opts(&self, location: &Path, opts: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
         add(&self.counters.puts, 1);
         self.inner.put_multipart_opts(location, opts).await
     }
@@ -247,7 +274,10 @@ impl ObjectStore for Metered {
         .await
     }
 
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
         let counters = Arc::clone(&self.counters);
         let counted = locations.inspect(move |_| add(&counters.deletes, 1));
         bounded(self.inner.delete_stream(counted.boxed()), self.options.request_timeout)
@@ -258,7 +288,11 @@ impl ObjectStore for Metered {
         bounded(self.inner.list(prefix), self.options.request_timeout)
     }
 
-    fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
         add(&self.counters.lists, 1);
         bounded(self.inner.list_with_offset(prefix, offset), self.options.request_timeout)
     }
@@ -278,7 +312,10 @@ impl ObjectStore for Metered {
 }
 
 /// A stream whose every item must come within `limit`; it ends with the first that does not.
-fn bounded<T: Send + 'static>(stream: BoxStream<'static, Result<T>>, limit: Duration) -> BoxStream<'static, Result<T>> {
+fn bounded<T: Send + 'static>(
+    stream: BoxStream<'static, Result<T>>,
+    limit: Duration,
+) -> BoxStream<'static, Result<T>> {
     stream::unfold(Some(stream), move |state| async move {
         let mut stream = state?;
         match timeout(limit, stream.next()).await {

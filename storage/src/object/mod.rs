@@ -36,7 +36,10 @@ pub fn open_with(url: &str, options: MeterOptions) -> Result<Arc<Metered>> {
 }
 
 fn open_raw(url: &str) -> Result<Arc<dyn ObjectStore>> {
-    let invalid = |reason: &str| StorageError::InvalidUrl { url: url.to_string(), reason: reason.to_string() };
+    let invalid = |reason: &str| StorageError::InvalidUrl {
+        url: url.to_string(),
+        reason: reason.to_string(),
+    };
     if url.is_empty() {
         return Err(invalid("it is empty"));
     }
@@ -49,7 +52,9 @@ fn open_raw(url: &str) -> Result<Arc<dyn ObjectStore>> {
     let parsed = Url::parse(url).map_err(|e| invalid(&e.to_string()))?;
     match parsed.scheme() {
         "file" => {
-            let path = parsed.to_file_path().map_err(|()| invalid("a local path is file:///absolute/path"))?;
+            let path = parsed
+                .to_file_path()
+                .map_err(|()| invalid("a local path is file:///absolute/path"))?;
             open_directory(&path)
         }
         "s3" => open_s3(&parsed).map_err(|reason| invalid(&reason)),
@@ -105,23 +110,33 @@ pub async fn probe(store: &dyn ObjectStore) -> Result<()> {
 }
 
 async fn probe_object(store: &dyn ObjectStore, name: &str) -> Result<()> {
-    let unsuitable = |reason: &str| StorageError::Unsuitable { store: store.to_string(), reason: reason.to_string() };
+    let unsuitable = |reason: &str| StorageError::Unsuitable {
+        store: store.to_string(),
+        reason: reason.to_string(),
+    };
     let path = Path::from(name);
     let first = store.put_opts(&path, PutPayload::from_static(b"first"), create_only()).await;
     match first {
         Ok(_) => {}
-        Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
+        Err(
+            object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. },
+        ) => {
             return Err(unsuitable("it has no conditional put (create if absent)"));
         }
         Err(e) => return Err(StorageError::from_store("write", name, e)),
     }
     let second = store.put_opts(&path, PutPayload::from_static(b"second"), create_only()).await;
     match second {
-        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
+        Err(
+            object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. },
+        ) => {}
         Ok(_) => return Err(unsuitable("it let an existing object be created again")),
         Err(e) => return Err(StorageError::from_store("write", name, e)),
     }
-    let got = store.get_range(&path, 0..5).await.map_err(|e| StorageError::from_store("read", name, e))?;
+    let got = store
+        .get_range(&path, 0..5)
+        .await
+        .map_err(|e| StorageError::from_store("read", name, e))?;
     if got[..] != b"first"[..] {
         return Err(unsuitable("a refused write changed the object"));
     }

@@ -1,0 +1,223 @@
+//! Promises of object stores: what may be opened, what is refused, who wins a race, what is repeated.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use millrace_common::{SqlError, SqlState};
+use object_store::GetOptions;
+
+use super::*;
+use crate::sim::{Faults, Profile, SimStore};
+
+fn path(name: &str) -> Path {
+    Path::from(name)
+}
+
+/// Overwrites on create, like servers that ignore If-None-Match.
+#[derive(Debug)]
+struct Careless(InMemory);
+
+impl std::fmt::Display for Careless {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("careless store")
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Careless {
+    async fn put_opts(
+        &self,
+        at: &Path,
+        payload: PutPayload,
+        _: PutOptions,
+    ) -> object_store::Result<object_store::PutResult> {
+        self.0.put_opts(at, payload, PutOptions::default()).await
+    }
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        opts: object_store::PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn object_store::MultipartUpload>> {
+        self.0.put_multipart_opts(at, opts).await
+    }
+    async fn get_opts(
+        &self,
+        at: &Path,
+        options: GetOptions,
+    ) -> object_store::Result<object_store::GetResult> {
+        self.0.get_opts(at, options).await
+    }
+    fn delete_stream(
+        &self,
+        at: futures::stream::BoxStream<'static, object_store::Result<Path>>,
+    ) -> futures::stream::BoxStream<'static, object_store::Result<Path>> {
+        self.0.delete_stream(at)
+    }
+    fn list(
+        &self,
+        prefix: Option<&Path>,
+    ) -> futures::stream::BoxStream<'static, object_store::Result<object_store::ObjectMeta>> {
+        self.0.list(prefix)
+    }
+    async fn list_with_delimiter(
+        &self,
+        prefix: Option<&Path>,
+    ) -> object_store::Result<object_store::ListResult> {
+        self.0.list_with_delimiter(prefix).await
+    }
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: object_store::CopyOptions,
+    ) -> object_store::Result<()> {
+        self.0.copy_opts(from, to, options).await
+    }
+}
+
+async fn names(store: &dyn ObjectStore) -> Vec<String> {
+    let all: Vec<_> = store.list(None).collect().await;
+    all.into_iter().map(|o| o.unwrap().location.to_string()).collect()
+}
+
+#[tokio::test]
+async fn a_store_without_conditional_put_is_refused() {
+    let store = Careless(InMemory::new());
+    let error = probe(&store).await.unwrap_err();
+    assert!(error.to_string().contains("careless store"), "{error}");
+    assert_eq!(SqlError::from(error).state, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
+    assert!(names(&store).await.is_empty());
+}
+
+#[tokio::test]
+async fn good_stores_pass_the_probe_and_keep_nothing_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = format!("file://{}", dir.path().join("a b").display());
+    for url in ["memory:", dir.path().join("new/deep").to_str().unwrap(), &file] {
+        let store = open_object_store(url).unwrap();
+        probe(&*store).await.unwrap();
+        assert!(names(&*store).await.is_empty(), "{url}");
+        assert!(store.stats().puts >= 2);
+    }
+}
+
+#[test]
+fn urls_that_mean_nothing_are_refused() {
+    for url in ["", "ftp://host/x", "s3:///x", "file://host/x"] {
+        let error = open_object_store(url).map(|_| ()).unwrap_err();
+        assert_eq!(SqlError::from(error).state, SqlState::INVALID_PARAMETER_VALUE, "{url}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn exactly_one_of_many_creators_wins() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_object_store(dir.path().to_str().unwrap()).unwrap();
+    for round in 0..20 {
+        let name = format!("meta/log/{round:020}");
+        let racers = (0..16).map(|i| {
+            let (store, name) = (Arc::clone(&store), name.clone());
+            tokio::spawn(async move {
+                let won = create(&*store, &name, format!("writer {i}").into_bytes().into()).await;
+                match won {
+                    Ok(()) => Some(i),
+                    Err(StorageError::AlreadyExists { .. }) => None,
+                    Err(e) => panic!("{e}"),
+                }
+            })
+        });
+        let results = futures::future::join_all(racers).await;
+        let winners: Vec<i32> = results.into_iter().filter_map(|r| r.unwrap()).collect();
+        assert_eq!(winners.len(), 1, "{winners:?}");
+        let content = store.get(&path(&name)).await.unwrap().bytes().await.unwrap();
+        assert_eq!(content, format!("writer {}", winners[0]));
+    }
+    assert_eq!(names(&*store).await.len(), 20, "no temporary files are listed");
+    let files = std::fs::read_dir(dir.path().join("meta/log")).unwrap().count();
+    assert_eq!(files, 20, "no temporary files stay");
+}
+
+#[tokio::test]
+async fn a_local_directory_reads_ranges_and_says_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_object_store(dir.path().to_str().unwrap()).unwrap();
+    store.put(&path("data/1/2.seg"), "0123456789".into()).await.unwrap();
+    store.put(&path("data/1/2.seg"), "abcdefghij".into()).await.unwrap();
+    assert_eq!(store.get_range(&path("data/1/2.seg"), 2..5).await.unwrap(), "cde");
+    assert_eq!(store.get_range(&path("data/1/2.seg"), 8..50).await.unwrap(), "ij");
+    assert!(store.get_range(&path("data/1/2.seg"), 10..12).await.is_err());
+    assert_eq!(store.head(&path("data/1/2.seg")).await.unwrap().size, 10);
+    let missing = store.get_range(&path("data/1/3.seg"), 0..1).await.unwrap_err();
+    assert!(matches!(missing, object_store::Error::NotFound { .. }));
+    store.delete(&path("data/1/2.seg")).await.unwrap();
+    assert!(names(&*store).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_written_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("data"), "a file where a folder should be").unwrap();
+    let store = open_with(
+        dir.path().to_str().unwrap(),
+        MeterOptions { attempts: 2, backoff: Duration::from_millis(1), ..MeterOptions::default() },
+    )
+    .unwrap();
+    let error = store.put(&path("data/1/1.seg"), "x".into()).await.unwrap_err();
+    let error = StorageError::from_store("write", "data/1/1.seg", error);
+    assert_eq!(SqlError::from(error).state, SqlState::IO_ERROR);
+    assert_eq!(store.stats().retries, 1);
+}
+
+fn wrapped(sim: &SimStore) -> Arc<Metered> {
+    Metered::wrap(Arc::new(sim.clone()), MeterOptions::default())
+}
+
+#[tokio::test(start_paused = true)]
+async fn reads_and_writes_of_unique_names_are_repeated() {
+    let sim = SimStore::in_memory(Profile::S3, 3);
+    let store = wrapped(&sim);
+    sim.set_faults(Faults { error: 0.3, lost_answer: 0.1, ..Faults::default() });
+    let mut failed = 0;
+    for i in 0..100 {
+        let name = path(&format!("data/1/{i}.seg"));
+        if store.put(&name, "abc".into()).await.is_err()
+            || store.get_range(&name, 0..3).await.is_err()
+        {
+            failed += 1;
+        }
+    }
+    assert!(store.stats().retries > 50);
+    assert!(failed < 20, "{failed}");
+    assert!(store.stats().errors > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_is_never_repeated_and_an_unknown_outcome_is_told() {
+    let sim = SimStore::in_memory(Profile::S3, 3);
+    let store = wrapped(&sim);
+    sim.set_faults(Faults { lost_answer: 1.0, ..Faults::default() });
+    let error = create(&*store, "meta/log/1", "x".into()).await.unwrap_err();
+    assert!(matches!(error, StorageError::OutcomeUnknown { .. }), "{error}");
+    assert_eq!(store.stats().puts, 1);
+    sim.set_faults(Faults::default());
+    let again = create(&*store, "meta/log/1", "y".into()).await.unwrap_err();
+    assert!(matches!(again, StorageError::AlreadyExists { .. }), "{again}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_is_a_timeout_not_a_wait() {
+    let sim = SimStore::in_memory(Profile::DFS, 3);
+    let store = wrapped(&sim);
+    store.put(&path("data/a"), "x".into()).await.unwrap();
+    sim.hang_reads(None);
+    let error = store.get_range(&path("data/a"), 0..1).await.unwrap_err();
+    let error = StorageError::from_store("read", "data/a", error);
+    assert!(matches!(error, StorageError::Timeout { .. }), "{error}");
+    assert_eq!(store.stats().timeouts, 4);
+
+    sim.set_faults(Faults { hang: 1.0, ..Faults::default() });
+    let error = create(&*store, "meta/log/1", "x".into()).await.unwrap_err();
+    assert!(matches!(error, StorageError::OutcomeUnknown { .. }), "{error}");
+    let listed = store.list(None).next().await.unwrap();
+    assert!(listed.is_err());
+}

@@ -247,8 +247,9 @@ impl RunBuilder {
             tombstones: self.tombstones,
             ..RunMeta::default()
         };
-        let index = RunIndex::parse(&bytes.slice(data_len..), Epoch::ZERO)
-            .map_err(|e| StorageError::internal(format!("a run just built cannot be opened: {e}")))?;
+        let index = RunIndex::parse(&bytes.slice(data_len..), Epoch::ZERO).map_err(|e| {
+            StorageError::internal(format!("a run just built cannot be opened: {e}"))
+        })?;
         Ok(FinishedRun { bytes, meta, index: Arc::new(index) })
     }
 }

@@ -66,7 +66,11 @@ impl RunIndex {
         Ok(run)
     }
 
-    fn parse_blocks(index: &Bytes, blocks: usize, assigned: Epoch) -> Result<RunIndex, &'static str> {
+    fn parse_blocks(
+        index: &Bytes,
+        blocks: usize,
+        assigned: Epoch,
+    ) -> Result<RunIndex, &'static str> {
         let keys_at = blocks * INDEX_FIXED + (2 * blocks + 1) * 4;
         if index.len() < keys_at {
             return Err("index too short");
@@ -81,7 +85,8 @@ impl RunIndex {
             end
         }));
         let known = |e: u64| if e == 0 { assigned } else { Epoch(e) };
-        let epochs = u64s(blocks * 12).zip(u64s(blocks * 20)).map(|(a, b)| (known(a), known(b))).collect();
+        let epochs =
+            u64s(blocks * 12).zip(u64s(blocks * 20)).map(|(a, b)| (known(a), known(b))).collect();
         let key_offsets: Vec<u32> =
             index[blocks * INDEX_FIXED..keys_at].chunks_exact(4).map(|c| u32_at(c, 0)).collect();
         let keys = index.slice(keys_at..);
@@ -191,7 +196,12 @@ impl RunIndex {
 
     /// For each prefix, the blocks that may hold keys that start with it. `exact`: the prefixes are
     /// cut as the writer's `prefix_len` does, so that the filter may be asked.
-    pub fn locate_prefixes(&self, prefixes: &BinaryArray, hashes: Option<&[u64]>, exact: bool) -> Vec<(u32, u32)> {
+    pub fn locate_prefixes(
+        &self,
+        prefixes: &BinaryArray,
+        hashes: Option<&[u64]>,
+        exact: bool,
+    ) -> Vec<(u32, u32)> {
         let mut found = Vec::new();
         let mut cursor = Cursor::default();
         let ask = exact && self.has_prefix_filter();
