@@ -19,6 +19,9 @@ pub enum ExecError {
     Expression(#[from] DataFusionError),
     #[error(transparent)]
     Sql(#[from] SqlError),
+    /// Something it depends on is not there (now).
+    #[error("{0}")]
+    Unavailable(String),
     /// A promise of ours does not hold: a bug.
     #[error("internal error: {0}")]
     Internal(String),
@@ -41,6 +44,9 @@ impl ExecError {
             ExecError::Sql(e) => e,
             ExecError::Storage(e) => e.into(),
             ExecError::Connector(e) => e.into(),
+            ExecError::Unavailable(message) => {
+                SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+            }
             ExecError::Stopped => SqlError::new(SqlState::ADMIN_SHUTDOWN, "the job was stopped"),
             other => SqlError::internal(other.to_string()),
         }

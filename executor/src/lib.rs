@@ -4,13 +4,27 @@
 //! The runtime half (tasks, channels, inputs, roots, statements) and the operators meet only in
 //! [`operator`]. Nothing here knows SQL; nothing here decides when an epoch ends: meta does.
 
+pub mod blackhole;
+pub mod consolidate;
+pub mod dml;
 pub mod error;
 pub mod error_sink;
+pub mod exchange;
+pub mod hub;
+pub mod input;
+pub mod layout;
+pub mod materialize;
 pub mod memory;
 pub mod operator;
 pub mod operators;
 pub mod options;
 pub mod state;
 pub mod stats;
+pub mod task;
+pub mod worker;
 
+pub use blackhole::{Digest, digest};
+pub use dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, Load};
 pub use error::ExecError;
+pub use options::ExecOptions;
+pub use worker::{Worker, WorkerOptions};

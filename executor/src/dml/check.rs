@@ -1,0 +1,240 @@
+//! Checks a statement against the table's rows and reduces it to what is to be written.
+//!
+//! Pure functions over the statement and the rows found at its keys: the sequencer looks up and
+//! applies. Rows are compared by their canonical bytes.
+
+use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute;
+use millrace_common::{DeltaChunk, SqlError, Vnode};
+use millrace_storage::Found;
+
+use super::{DmlError, DmlKind, InsertConflict};
+use crate::consolidate::{group_keys, net_by_key};
+use crate::error::ExecError;
+use crate::layout::RowLayout;
+use crate::materialize::take_binary;
+
+/// A statement with its keys, before it is checked.
+#[derive(Debug)]
+pub struct Keyed {
+    pub delta: DeltaChunk,
+    pub vnodes: Vec<Vnode>,
+    pub keys: BinaryArray,
+    /// The first row of every distinct key.
+    firsts: Vec<u32>,
+    /// Each row's position in `firsts`.
+    group: Vec<u32>,
+}
+
+/// What a statement that passed writes.
+#[derive(Debug)]
+pub struct Writes {
+    /// One entry a key: a new row (+1) or a deletion (−1).
+    pub keys: BinaryArray,
+    pub weights: Option<Int64Array>,
+    pub rows: RecordBatch,
+    /// The table's change, old rows included, with vnodes.
+    pub delta: DeltaChunk,
+    pub vnodes: Vec<Vnode>,
+    pub row_count: i64,
+    pub rows_affected: u64,
+    pub kept: Option<UInt32Array>,
+}
+
+impl Keyed {
+    pub fn new(layout: &RowLayout, delta: DeltaChunk) -> Result<Keyed, ExecError> {
+        let given = delta.batch.schema();
+        let types = |s: &arrow::datatypes::Schema| {
+            s.fields().iter().map(|f| f.data_type().clone()).collect::<Vec<_>>()
+        };
+        if types(&given) != types(&layout.schema) {
+            return Err(ExecError::internal("a statement's rows do not have the table's columns"));
+        }
+        let options =
+            arrow::array::RecordBatchOptions::new().with_row_count(Some(delta.num_rows()));
+        let columns = delta.batch.columns().to_vec();
+        let batch = RecordBatch::try_new_with_options(layout.schema.clone(), columns, &options)?;
+        let delta = DeltaChunk::new(batch, delta.weights);
+        let vnodes = layout.vnodes(&delta.batch)?;
+        let keys = layout.keys(&delta.batch, &vnodes)?;
+        let (firsts, group) = group_keys(&keys);
+        Ok(Keyed { delta, vnodes, keys, firsts, group })
+    }
+
+    /// The distinct keys, to be looked up.
+    pub fn distinct(&self) -> Result<BinaryArray, ExecError> {
+        if self.firsts.len() == self.keys.len() {
+            return Ok(self.keys.clone());
+        }
+        take_binary(&self.keys, &UInt32Array::from(self.firsts.clone()))
+    }
+
+    /// Checks against the rows found at [`Keyed::distinct`] and says what to write.
+    pub fn check(
+        &self,
+        layout: &RowLayout,
+        table: &str,
+        kind: DmlKind,
+        found: &Found,
+    ) -> Result<Writes, DmlError> {
+        let mut existing: Vec<Option<u32>> = vec![None; self.firsts.len()];
+        for (at, &key) in found.input.values().iter().enumerate() {
+            existing[key as usize] = Some(at as u32);
+        }
+        let checker = Checker { statement: self, layout, table, found, existing };
+        match kind {
+            DmlKind::Insert { on_conflict } => checker.insert(on_conflict),
+            DmlKind::Change => checker.change(false),
+            DmlKind::Upsert => checker.change(true),
+        }
+    }
+}
+
+struct Checker<'a> {
+    statement: &'a Keyed,
+    layout: &'a RowLayout,
+    table: &'a str,
+    found: &'a Found,
+    /// By distinct key: the row in `found`.
+    existing: Vec<Option<u32>>,
+}
+
+impl Checker<'_> {
+    fn duplicate(&self, row: usize) -> DmlError {
+        let key = self.layout.describe_key(&self.statement.delta.batch, row);
+        DmlError::UniqueViolation {
+            constraint: format!("{}_pkey", self.table),
+            detail: format!("Key {key} already exists."),
+            row,
+        }
+    }
+
+    fn insert(&self, on_conflict: InsertConflict) -> Result<Writes, DmlError> {
+        let s = self.statement;
+        let rows = s.keys.len();
+        if (0..rows).any(|i| s.delta.weight(i) != 1) {
+            return Err(SqlError::internal("an INSERT that deletes rows").into());
+        }
+        // The row that stands for each key; of several the first, or the last when overwriting.
+        let mut chosen: Vec<Option<u32>> = vec![None; s.firsts.len()];
+        for row in 0..rows {
+            let key = s.group[row] as usize;
+            let (seen, exists) = (chosen[key].is_some(), self.existing[key].is_some());
+            match on_conflict {
+                InsertConflict::Error if seen || exists => return Err(self.duplicate(row)),
+                InsertConflict::Nothing if seen || exists => {}
+                _ => chosen[key] = Some(row as u32),
+            }
+        }
+        let old: Vec<u32> = match on_conflict {
+            InsertConflict::Overwrite => self.existing.iter().flatten().copied().collect(),
+            _ => Vec::new(),
+        };
+        let mut new: Vec<u32> = chosen.into_iter().flatten().collect();
+        new.sort_unstable();
+        let all = new.len() == rows;
+        let affected = match on_conflict {
+            InsertConflict::Overwrite => rows,
+            _ => new.len(),
+        };
+        let kept = (!all).then(|| UInt32Array::from(new.clone()));
+        let writes = self.inserted(new, &old, all).map_err(|e| DmlError::Sql(e.into_sql()))?;
+        Ok(Writes { rows_affected: affected as u64, kept, ..writes })
+    }
+
+    /// New rows, of which some replace `old` rows of `found`.
+    fn inserted(&self, new: Vec<u32>, old: &[u32], all: bool) -> Result<Writes, ExecError> {
+        let s = self.statement;
+        let (keys, vnodes, rows) = if all {
+            (s.keys.clone(), s.vnodes.clone(), s.delta.batch.clone())
+        } else {
+            let indices = UInt32Array::from(new.clone());
+            let vnodes = new.iter().map(|&r| s.vnodes[r as usize]).collect();
+            let rows = compute::take_record_batch(&s.delta.batch, &indices)?;
+            (take_binary(&s.keys, &indices)?, vnodes, rows)
+        };
+        let row_count = new.len() as i64 - old.len() as i64;
+        let inserted = DeltaChunk::inserts(rows.clone());
+        let (delta, vnodes) = if old.is_empty() {
+            (inserted, vnodes)
+        } else {
+            let replaced = self.found_rows(old)?;
+            let mut both = self.layout.vnodes(&replaced.batch)?;
+            both.extend(vnodes);
+            let delta = DeltaChunk::concat(&self.layout.schema, &[replaced, inserted])?;
+            (delta, both)
+        };
+        Ok(Writes { keys, weights: None, rows, delta, vnodes, row_count, rows_affected: 0, kept: None })
+    }
+
+    /// Rows of `found`, retracted.
+    fn found_rows(&self, rows: &[u32]) -> Result<DeltaChunk, ExecError> {
+        let indices = UInt32Array::from(rows.to_vec());
+        let batch = compute::take_record_batch(&self.found.values, &indices)?;
+        let columns: Vec<ArrayRef> = batch.columns().to_vec();
+        let batch = RecordBatch::try_new(self.layout.schema.clone(), columns)?;
+        Ok(DeltaChunk::inserts(batch).negate())
+    }
+
+    fn change(&self, upsert: bool) -> Result<Writes, DmlError> {
+        let failed = |e: ExecError| DmlError::Sql(e.into_sql());
+        self.check_old_rows().map_err(failed)?.then_some(()).ok_or(DmlError::Conflict)?;
+        let s = self.statement;
+        let net = net_by_key(&s.keys, &s.delta, &self.layout.identity).map_err(failed)?;
+        let (mut rows, mut weights, mut row_count) = (Vec::new(), Vec::new(), 0);
+        for key in net.keys() {
+            let (mut old, mut new) = (None, None);
+            for i in key {
+                let row = net.rows[i];
+                match net.weights[i] {
+                    1 if new.is_none() => new = Some(row),
+                    -1 if old.is_none() => old = Some(row),
+                    w if w > 0 => return Err(self.duplicate(row as usize)),
+                    _ => return Err(DmlError::Conflict),
+                }
+            }
+            let Some(row) = new.or(old) else { continue };
+            let taken = self.existing[s.group[row as usize] as usize].is_some();
+            if old.is_none() && taken {
+                return Err(if upsert { DmlError::Conflict } else { self.duplicate(row as usize) });
+            }
+            row_count += i64::from(new.is_some()) - i64::from(old.is_some());
+            rows.push(row);
+            weights.push(if new.is_some() { 1 } else { -1 });
+        }
+        let plus = (0..s.keys.len()).filter(|&i| s.delta.weight(i) > 0).count();
+        let affected = plus.max(s.keys.len() - plus) as u64;
+        let written = UInt32Array::from(rows);
+        let build = || -> Result<Writes, ExecError> {
+            Ok(Writes {
+                keys: take_binary(&s.keys, &written)?,
+                weights: crate::consolidate::weights(&weights),
+                rows: compute::take_record_batch(&s.delta.batch, &written)?,
+                delta: net.apply(&s.delta)?,
+                vnodes: net.rows.iter().map(|&r| s.vnodes[r as usize]).collect(),
+                row_count,
+                rows_affected: affected,
+                kept: None,
+            })
+        };
+        build().map_err(failed)
+    }
+
+    /// Whether every old row is there as the statement saw it.
+    fn check_old_rows(&self) -> Result<bool, ExecError> {
+        let s = self.statement;
+        let old: Vec<u32> = (0..s.keys.len() as u32).filter(|&i| s.delta.weight(i as usize) < 0).collect();
+        let mut found = Vec::with_capacity(old.len());
+        for &row in &old {
+            match self.existing[s.group[row as usize] as usize] {
+                Some(at) => found.push(at),
+                None => return Ok(false),
+            }
+        }
+        let seen = compute::take_record_batch(&s.delta.batch, &UInt32Array::from(old))?;
+        let now = compute::take_record_batch(&self.found.values, &UInt32Array::from(found))?;
+        let identity = &self.layout.identity;
+        let (seen, now) = (identity.rows(seen.columns())?, identity.rows(now.columns())?);
+        Ok(seen.iter().zip(now.iter()).all(|(a, b)| a == b))
+    }
+}

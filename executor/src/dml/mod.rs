@@ -1,0 +1,99 @@
+//! Statements on tables (docs/design.md §4): what a session hands to a table's sequencer, and what
+//! it gets back.
+
+pub mod check;
+pub mod load;
+pub mod sequencer;
+
+use arrow::array::UInt32Array;
+use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState};
+use millrace_rpc::version::StatementId;
+
+pub use load::Load;
+pub use sequencer::Sequencer;
+
+/// What an INSERT does with a key that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InsertConflict {
+    /// PostgreSQL's error 23505.
+    Error,
+    /// ON CONFLICT DO NOTHING: the row is left out.
+    Nothing,
+    /// The new row takes the old one's place.
+    Overwrite,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmlKind {
+    /// New rows only.
+    Insert { on_conflict: InsertConflict },
+    /// UPDATE and DELETE: old rows with −1 as they were read, new rows with +1. A new row whose key
+    /// another row has is a unique violation.
+    Change,
+    /// INSERT … ON CONFLICT DO UPDATE: as `Change`, but a new row whose key has come to exist since
+    /// is a conflict: evaluated again it becomes an update.
+    Upsert,
+}
+
+/// A statement, evaluated.
+#[derive(Clone, Debug)]
+pub struct DmlStatement {
+    pub id: StatementId,
+    /// Full rows of the table, hidden columns included.
+    pub delta: DeltaChunk,
+    pub kind: DmlKind,
+}
+
+/// A statement that is committed.
+#[derive(Clone, Debug)]
+pub struct DmlOutcome {
+    /// The statement's effects are visible from this epoch on.
+    pub epoch: Epoch,
+    /// Rows inserted, updated or deleted.
+    pub rows_affected: u64,
+    /// Positions of the statement's rows that took effect, ascending; `None`: all.
+    pub kept: Option<UInt32Array>,
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DmlError {
+    /// Rows are no longer as the statement saw them, or its epoch was provably not committed: evaluate
+    /// it again at the newest epoch.
+    #[error("the statement's rows have changed meanwhile")]
+    Conflict,
+    #[error("duplicate key value violates unique constraint \"{constraint}\"")]
+    UniqueViolation {
+        constraint: String,
+        /// `Key (id)=(1) already exists.`
+        detail: String,
+        /// The statement's row.
+        row: usize,
+    },
+    #[error(transparent)]
+    Sql(#[from] SqlError),
+}
+
+impl From<DmlError> for SqlError {
+    fn from(e: DmlError) -> SqlError {
+        match e {
+            DmlError::Sql(e) => e,
+            DmlError::Conflict => SqlError::new(
+                SqlState::SERIALIZATION_FAILURE,
+                "could not serialize access due to concurrent update",
+            ),
+            DmlError::UniqueViolation { ref detail, .. } => {
+                let detail = detail.clone();
+                SqlError::new(SqlState::UNIQUE_VIOLATION, e.to_string()).with_detail(detail)
+            }
+        }
+    }
+}
+
+/// Nobody can say whether the statement was committed.
+pub(crate) fn unknown_outcome() -> SqlError {
+    SqlError::new(
+        SqlState::TRANSACTION_RESOLUTION_UNKNOWN,
+        "the table's job failed while the statement was being committed",
+    )
+    .with_detail("The statement may or may not have been committed.")
+}

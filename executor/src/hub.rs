@@ -1,0 +1,195 @@
+//! Recent deltas of the relations made on this worker: a bounded ring a relation (docs/design.md §4).
+//!
+//! Only a cache. The ring of a relation holds every change after `covered_from`, and answers for a
+//! span of epochs exactly or not at all; what it has dropped is read from the relation's state table.
+//! Chunks carry their rows' vnodes, computed once by the writer, so that readers only compare.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::BooleanArray;
+use arrow::buffer::BooleanBuffer;
+use millrace_common::{DeltaChunk, Epoch, RelationId, Vnode};
+use parking_lot::Mutex;
+
+use crate::error::ExecError;
+use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
+
+/// Rows of a relation's change with their vnodes.
+#[derive(Clone, Debug)]
+pub struct HubChunk {
+    chunk: DeltaChunk,
+    vnodes: Arc<[Vnode]>,
+    /// Smallest and largest of `vnodes`.
+    bounds: (Vnode, Vnode),
+}
+
+impl HubChunk {
+    /// `None` for no rows.
+    pub fn new(chunk: DeltaChunk, vnodes: Vec<Vnode>) -> Option<HubChunk> {
+        debug_assert_eq!(chunk.num_rows(), vnodes.len());
+        let bounds = (*vnodes.iter().min()?, *vnodes.iter().max()?);
+        Some(HubChunk { chunk, vnodes: vnodes.into(), bounds })
+    }
+
+    /// The rows in `range` with only `columns`. `None`: there are none.
+    pub fn select(
+        &self,
+        range: &Range<Vnode>,
+        columns: &[usize],
+    ) -> Result<Option<DeltaChunk>, ExecError> {
+        if self.bounds.1 < range.start || self.bounds.0 >= range.end {
+            return Ok(None);
+        }
+        let projected = DeltaChunk {
+            batch: self.chunk.batch.project(columns)?,
+            weights: self.chunk.weights.clone(),
+        };
+        if range.contains(&self.bounds.0) && range.contains(&self.bounds.1) {
+            return Ok(Some(projected));
+        }
+        let mask = BooleanBuffer::collect_bool(self.vnodes.len(), |i| range.contains(&self.vnodes[i]));
+        let own = projected.filter(&BooleanArray::new(mask, None))?;
+        Ok((!own.is_empty()).then_some(own))
+    }
+
+    pub fn memory_size(&self) -> usize {
+        self.chunk.memory_size() + self.vnodes.len() * 2
+    }
+}
+
+/// A relation's change at one epoch.
+#[derive(Debug)]
+pub struct EpochDelta {
+    pub epoch: Epoch,
+    pub chunks: Vec<HubChunk>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    /// All changes after this epoch are in `deltas`.
+    covered_from: Epoch,
+    deltas: VecDeque<Arc<EpochDelta>>,
+    bytes: usize,
+    account: Reservation,
+}
+
+impl Ring {
+    fn drop_oldest(&mut self) {
+        if let Some(oldest) = self.deltas.pop_front() {
+            self.covered_from = oldest.epoch;
+            self.bytes -= oldest.chunks.iter().map(HubChunk::memory_size).sum::<usize>();
+            self.account.set(self.bytes);
+        }
+    }
+}
+
+/// The rings of all relations of the worker.
+#[derive(Debug)]
+pub struct DeltaHub {
+    rings: Mutex<HashMap<RelationId, Ring>>,
+    budget: usize,
+    governor: Arc<MemoryGovernor>,
+}
+
+impl DeltaHub {
+    /// `budget`: bytes one relation's ring may hold.
+    pub fn new(budget: usize, governor: Arc<MemoryGovernor>) -> DeltaHub {
+        DeltaHub { rings: Mutex::default(), budget, governor }
+    }
+
+    /// An empty ring that will hold every change after `from`.
+    pub fn open(&self, relation: RelationId, from: Epoch) {
+        let account = self.governor.account(MemoryClass::Hub);
+        let ring = Ring { covered_from: from, deltas: VecDeque::new(), bytes: 0, account };
+        self.rings.lock().insert(relation, ring);
+    }
+
+    pub fn close(&self, relation: RelationId) {
+        self.rings.lock().remove(&relation);
+    }
+
+    /// The relation changed at `epoch`. `None`: the change is too large to be kept, or was not.
+    pub fn put(&self, relation: RelationId, epoch: Epoch, chunks: Option<Vec<HubChunk>>) {
+        let mut rings = self.rings.lock();
+        let Some(ring) = rings.get_mut(&relation) else { return };
+        let bytes = chunks.iter().flatten().map(HubChunk::memory_size).sum::<usize>();
+        let Some(chunks) = chunks.filter(|_| bytes <= self.budget) else {
+            ring.deltas.clear();
+            ring.bytes = 0;
+            ring.account.set(0);
+            ring.covered_from = epoch;
+            return;
+        };
+        while ring.bytes + bytes > self.budget && !ring.deltas.is_empty() {
+            ring.drop_oldest();
+        }
+        ring.bytes += bytes;
+        ring.account.set(ring.bytes);
+        ring.deltas.push_back(Arc::new(EpochDelta { epoch, chunks }));
+        if self.governor.is_tight() && ring.deltas.len() > 1 {
+            ring.drop_oldest();
+        }
+    }
+
+    /// The changes in `(from, to]`, oldest first; `None`: not all of them are here.
+    pub fn get(&self, relation: RelationId, from: Epoch, to: Epoch) -> Option<Vec<Arc<EpochDelta>>> {
+        let rings = self.rings.lock();
+        let ring = rings.get(&relation)?;
+        if from < ring.covered_from {
+            return None;
+        }
+        let in_span = ring.deltas.iter().filter(|d| d.epoch > from && d.epoch <= to);
+        Some(in_span.cloned().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+
+    use super::*;
+
+    const R: RelationId = RelationId(7);
+
+    fn chunk(rows: i64, vnodes: impl Fn(i64) -> Vnode) -> HubChunk {
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..rows));
+        let batch = RecordBatch::try_from_iter([("a", column)]).unwrap();
+        HubChunk::new(DeltaChunk::inserts(batch), (0..rows).map(vnodes).collect()).unwrap()
+    }
+
+    #[test]
+    fn answers_a_span_exactly_or_not_at_all() {
+        let hub = DeltaHub::new(10_000, MemoryGovernor::new(1 << 30));
+        assert!(hub.get(R, Epoch(0), Epoch(9)).is_none());
+        hub.open(R, Epoch(10));
+        assert!(hub.get(R, Epoch(9), Epoch(20)).is_none());
+        assert!(hub.get(R, Epoch(10), Epoch(20)).unwrap().is_empty());
+        for epoch in [12, 14, 16] {
+            hub.put(R, Epoch(epoch), Some(vec![chunk(4, |_| 0)]));
+        }
+        let epochs = |from, to| {
+            let got = hub.get(R, Epoch(from), Epoch(to)).unwrap();
+            got.iter().map(|d| d.epoch.0).collect::<Vec<_>>()
+        };
+        assert_eq!(epochs(10, 20), [12, 14, 16]);
+        assert_eq!(epochs(12, 14), [14]);
+        // A large change pushes older ones out; one too large empties the ring.
+        hub.put(R, Epoch(18), Some(vec![chunk(900, |_| 0)]));
+        assert!(hub.get(R, Epoch(14), Epoch(18)).is_none());
+        assert_eq!(epochs(16, 18), [18]);
+        hub.put(R, Epoch(20), Some(vec![chunk(90_000, |_| 0)]));
+        assert!(hub.get(R, Epoch(18), Epoch(20)).is_none());
+        assert!(epochs(20, 30).is_empty());
+    }
+
+    #[test]
+    fn a_reader_gets_the_rows_of_its_vnodes() {
+        let c = chunk(10, |i| i as Vnode);
+        assert_eq!(c.select(&(0..256), &[0]).unwrap().unwrap().num_rows(), 10);
+        assert_eq!(c.select(&(3..5), &[0]).unwrap().unwrap().num_rows(), 2);
+        assert!(c.select(&(10..20), &[0]).unwrap().is_none());
+        assert_eq!(c.select(&(0..256), &[]).unwrap().unwrap().num_rows(), 10);
+    }
+}

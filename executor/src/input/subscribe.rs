@@ -1,0 +1,241 @@
+//! The snapshot of another relation, then its changes (docs/design.md §4).
+//!
+//! A task reads the upstream rows of the vnodes it owns. Changes come from the hub's ring, else from
+//! the relation's state table; both give exactly `(prev, epoch]`. The first scan goes through the
+//! snapshot in key order, a bounded number of rows a cut, and commits the last key read.
+
+use std::collections::VecDeque;
+use std::ops::{Bound, Range};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::Array;
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use millrace_common::{DeltaChunk, Epoch, RelationId, TableId, Vnode};
+use millrace_rpc::version::{BackfillPosition, BackfillState};
+use millrace_storage::{JobStore, ScanBatch, ScanOptions, StateStore, StorageError};
+
+use crate::consolidate::vanish;
+use crate::error::ExecError;
+use crate::exchange::Barrier;
+use crate::hub::{DeltaHub, EpochDelta};
+use crate::input::Reader;
+use crate::input::position::{Span, spans};
+
+/// While the upstream job restarts its store is away for a moment: how often to look again.
+const UPSTREAM_POLL: Duration = Duration::from_millis(20);
+/// After which the job fails, to say why it does not move.
+const UPSTREAM_WAIT: Duration = Duration::from_secs(30);
+
+/// What a subscription reads, and with what.
+pub struct Subscription {
+    /// Which of the job's inputs it is.
+    pub input: u32,
+    pub relation: RelationId,
+    /// The upstream's rows.
+    pub table: TableId,
+    /// Positions in the upstream relation.
+    pub columns: Vec<usize>,
+    /// Whether rows that differ may be equal in `columns`.
+    pub narrows: bool,
+    pub vnodes: Range<Vnode>,
+    pub store: Arc<StateStore>,
+    pub hub: Arc<DeltaHub>,
+    /// Rows of one step of the first scan.
+    pub scan_rows: usize,
+    pub chunk_rows: usize,
+}
+
+pub struct SubscribeReader {
+    from: Subscription,
+    state: State,
+    scan: Scan,
+}
+
+enum State {
+    Idle,
+    /// To be opened.
+    Start { prev: Epoch, epoch: Epoch, since: Option<tokio::time::Instant> },
+    Ring(VecDeque<Arc<EpochDelta>>, usize),
+    Store(BoxStream<'static, Result<DeltaChunk, StorageError>>),
+    /// One step of the first scan; rows it may still read.
+    Scan { epoch: Epoch, left: usize, since: Option<tokio::time::Instant> },
+}
+
+struct Scan {
+    spans: Vec<Span>,
+    /// Of the first span that is not done; kept from step to step.
+    stream: Option<BoxStream<'static, Result<ScanBatch, StorageError>>>,
+    rows: u64,
+}
+
+impl SubscribeReader {
+    /// `backfill`: the job's, as committed; `None` when it has caught up.
+    pub fn new(from: Subscription, backfill: Option<&BackfillState>) -> SubscribeReader {
+        let spans = match backfill {
+            Some(state) => spans(&state.positions, from.input, &from.vnodes),
+            None => {
+                vec![Span { vnodes: from.vnodes.clone(), last_key: Bytes::new(), done: true }]
+            }
+        };
+        SubscribeReader { from, state: State::Idle, scan: Scan { spans, stream: None, rows: 0 } }
+    }
+
+    /// The upstream's store; waits for it while the upstream restarts.
+    async fn upstream(
+        from: &Subscription,
+        since: &mut Option<tokio::time::Instant>,
+    ) -> Result<Arc<JobStore>, ExecError> {
+        loop {
+            if let Some(store) = from.store.job(from.relation) {
+                return Ok(store);
+            }
+            let began = *since.get_or_insert_with(tokio::time::Instant::now);
+            if began.elapsed() > UPSTREAM_WAIT {
+                let message = format!("input relation {} is not running", from.relation);
+                return Err(ExecError::Unavailable(message));
+            }
+            tokio::time::sleep(UPSTREAM_POLL).await;
+        }
+    }
+
+    async fn open(&mut self) -> Result<(), ExecError> {
+        let State::Start { prev, epoch, since } = &mut self.state else { return Ok(()) };
+        let (prev, epoch) = (*prev, *epoch);
+        if let Some(deltas) = self.from.hub.get(self.from.relation, prev, epoch) {
+            self.state = State::Ring(deltas.into(), 0);
+            return Ok(());
+        }
+        let store = Self::upstream(&self.from, since).await?;
+        let changes = store.changes(self.from.table, prev, epoch, self.from.vnodes.clone());
+        self.state = State::Store(changes);
+        Ok(())
+    }
+
+    fn next_in_ring(&mut self) -> Result<Option<DeltaChunk>, ExecError> {
+        let State::Ring(deltas, next) = &mut self.state else { return Ok(None) };
+        while let Some(delta) = deltas.front() {
+            let Some(chunk) = delta.chunks.get(*next) else {
+                deltas.pop_front();
+                *next = 0;
+                continue;
+            };
+            *next += 1;
+            if let Some(own) = chunk.select(&self.from.vnodes, &self.from.columns)? {
+                return Ok(Some(own));
+            }
+        }
+        self.state = State::Idle;
+        Ok(None)
+    }
+
+    /// One batch of the first scan; `None` at the end of the step.
+    async fn next_in_scan(&mut self) -> Result<Option<DeltaChunk>, ExecError> {
+        let State::Scan { epoch, left, since } = &mut self.state else { return Ok(None) };
+        loop {
+            let open = self.scan.spans.iter_mut().find(|s| !s.done);
+            let (Some(span), true) = (open, *left > 0) else {
+                self.state = State::Idle;
+                return Ok(None);
+            };
+            let stream = match &mut self.scan.stream {
+                Some(stream) => stream,
+                empty => {
+                    let store = Self::upstream(&self.from, since).await?;
+                    empty.insert(scan_span(&self.from, &store, *epoch, span)?)
+                }
+            };
+            let Some(batch) = stream.next().await.transpose()? else {
+                span.done = true;
+                self.scan.stream = None;
+                continue;
+            };
+            let keys = batch.keys.as_ref().filter(|k| k.len() == batch.values.num_rows());
+            let keys = keys.ok_or_else(|| ExecError::internal("a scan with keys gave none"))?;
+            if keys.is_empty() {
+                continue;
+            }
+            let rows = keys.len();
+            span.last_key = Bytes::copy_from_slice(keys.value(rows - 1));
+            *left = left.saturating_sub(rows);
+            self.scan.rows += rows as u64;
+            return Ok(Some(DeltaChunk::new(batch.values, weights_of(batch.weights))));
+        }
+    }
+}
+
+/// Implied when all are one.
+fn weights_of(weights: arrow::array::Int64Array) -> Option<arrow::array::Int64Array> {
+    (!weights.values().iter().all(|&w| w == 1)).then_some(weights)
+}
+
+fn scan_span(
+    from: &Subscription,
+    store: &Arc<JobStore>,
+    epoch: Epoch,
+    span: &Span,
+) -> Result<BoxStream<'static, Result<ScanBatch, StorageError>>, ExecError> {
+    let range = (!span.last_key.is_empty())
+        .then(|| (Bound::Excluded(span.last_key.to_vec()), Bound::Unbounded));
+    let options = ScanOptions {
+        projection: Some(from.columns.clone()),
+        with_keys: true,
+        range,
+        vnodes: Some(span.vnodes.clone()),
+        batch_rows: from.chunk_rows,
+    };
+    Ok(store.snapshot(epoch)?.scan(from.table, options))
+}
+
+#[async_trait]
+impl Reader for SubscribeReader {
+    fn begin(&mut self, barrier: &Barrier) -> Result<(), ExecError> {
+        self.state = if barrier.backfill {
+            State::Scan { epoch: barrier.epoch, left: self.from.scan_rows, since: None }
+        } else {
+            self.scan.stream = None;
+            State::Start { prev: barrier.prev, epoch: barrier.epoch, since: None }
+        };
+        Ok(())
+    }
+
+    async fn next(&mut self) -> Result<Option<DeltaChunk>, ExecError> {
+        loop {
+            let chunk = match &mut self.state {
+                State::Idle => return Ok(None),
+                State::Start { .. } => {
+                    self.open().await?;
+                    continue;
+                }
+                State::Ring(..) => self.next_in_ring()?,
+                State::Scan { .. } => return self.next_in_scan().await,
+                State::Store(changes) => match changes.next().await.transpose()? {
+                    Some(chunk) => Some(DeltaChunk {
+                        batch: chunk.batch.project(&self.from.columns)?,
+                        weights: chunk.weights,
+                    }),
+                    None => {
+                        self.state = State::Idle;
+                        None
+                    }
+                },
+            };
+            let Some(chunk) = chunk else { continue };
+            let chunk = if self.from.narrows { vanish(chunk)? } else { chunk };
+            if !chunk.is_empty() {
+                return Ok(Some(chunk));
+            }
+        }
+    }
+
+    fn positions(&self, out: &mut Vec<BackfillPosition>) {
+        out.extend(self.scan.spans.iter().map(|s| s.position(self.from.input)));
+    }
+
+    fn take_scanned(&mut self) -> u64 {
+        std::mem::take(&mut self.scan.rows)
+    }
+}

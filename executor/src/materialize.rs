@@ -1,0 +1,335 @@
+//! Roots of a job: rows into table 0 and to subscribers, or into a digest (docs/design.md §3, §4).
+//!
+//! A [`Materialize`] collects the epoch's change, consolidates it at the barrier and writes it once.
+//! `Keyed` rows must net to at most one old and one new row a key, each once; anything else is a bug
+//! and fails the job. `Append` rows are written as they come. A change beyond `delta_bytes` is not
+//! kept for the ring (readers fall back to the state table); `Multiset` rows are then written
+//! through, since the memtable adds their weights up anyway, and `Keyed` rows are consolidated early.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{BinaryArray, UInt32Array};
+use arrow::compute::take_record_batch;
+use millrace_common::{DeltaChunk, VNODE_COUNT, Vnode};
+use millrace_rpc::catalog::RowStorage;
+use millrace_storage::{MemRun, TableWriter};
+
+use crate::blackhole::{Digest, digest};
+use crate::consolidate::{Net, net_by_identity, net_by_key, weights};
+use crate::error::ExecError;
+use crate::hub::HubChunk;
+use crate::layout::RowLayout;
+use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
+
+/// What a root made of an epoch, beyond what it wrote.
+#[derive(Debug, Default)]
+pub struct RootReport {
+    /// Change of the relation's row count.
+    pub row_count: i64,
+    pub changed: bool,
+    /// The consolidated change; `None`: too large to be kept.
+    pub delta: Option<Vec<HubChunk>>,
+    /// Counters to be persisted with the epoch.
+    pub counters: Vec<(String, u64)>,
+    pub digest: Option<Digest>,
+}
+
+/// The last node of a job's last fragment.
+pub enum Root {
+    Materialize(Box<Materialize>),
+    Blackhole(Digest),
+}
+
+impl Root {
+    pub fn push(&mut self, chunk: DeltaChunk) -> Result<(), ExecError> {
+        match self {
+            Root::Materialize(m) => m.push(chunk),
+            Root::Blackhole(sum) => {
+                *sum = sum.add(digest(&chunk)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends the epoch.
+    pub fn barrier(&mut self, sealed: &mut Vec<MemRun>) -> Result<RootReport, ExecError> {
+        match self {
+            Root::Materialize(m) => m.barrier(sealed),
+            Root::Blackhole(sum) => {
+                let sum = std::mem::take(sum);
+                Ok(RootReport {
+                    row_count: sum.rows,
+                    changed: sum != Digest::default(),
+                    delta: Some(Vec::new()),
+                    digest: Some(sum),
+                    ..RootReport::default()
+                })
+            }
+        }
+    }
+
+    pub fn memory_size(&self) -> usize {
+        match self {
+            Root::Materialize(m) => m.account.bytes() + m.writer.memory_size(),
+            Root::Blackhole(_) => 0,
+        }
+    }
+}
+
+/// Name of the counter that holds the next arrival sequence of the rows in a vnode.
+fn sequence_counter(vnode: Vnode) -> String {
+    format!("append.{vnode}")
+}
+
+pub struct Materialize {
+    layout: Arc<RowLayout>,
+    writer: TableWriter,
+    vnodes: Range<Vnode>,
+    /// The epoch's change so far, not written.
+    pending: Vec<DeltaChunk>,
+    /// Written already, for the ring; `None`: too large.
+    written: Option<Vec<HubChunk>>,
+    written_bytes: usize,
+    row_count: i64,
+    changed: bool,
+    /// Next arrival sequence (Append).
+    sequence: u64,
+    budget: usize,
+    /// Consolidate once `pending` holds this much.
+    limit: usize,
+    account: Reservation,
+}
+
+impl Materialize {
+    /// `counters`: the job's, as committed. `budget`: bytes of change one epoch keeps.
+    pub fn new(
+        layout: Arc<RowLayout>,
+        writer: TableWriter,
+        vnodes: Range<Vnode>,
+        counters: &std::collections::HashMap<String, u64>,
+        budget: usize,
+        governor: &Arc<MemoryGovernor>,
+    ) -> Materialize {
+        let sequence = counters.get(&sequence_counter(vnodes.start)).copied().unwrap_or(0);
+        Materialize {
+            layout,
+            writer,
+            vnodes,
+            pending: Vec::new(),
+            written: Some(Vec::new()),
+            written_bytes: 0,
+            row_count: 0,
+            changed: false,
+            sequence,
+            budget,
+            limit: budget,
+            account: governor.account(MemoryClass::Memtable),
+        }
+    }
+
+    fn push(&mut self, chunk: DeltaChunk) -> Result<(), ExecError> {
+        if self.layout.storage == RowStorage::Append {
+            return self.append(chunk);
+        }
+        self.account.grow(chunk.memory_size());
+        self.pending.push(chunk);
+        if self.account.bytes() <= self.limit {
+            return Ok(());
+        }
+        match self.layout.storage {
+            RowStorage::Multiset => self.write_multiset(),
+            _ => self.compact(),
+        }
+    }
+
+    /// Rows by arrival.
+    fn append(&mut self, chunk: DeltaChunk) -> Result<(), ExecError> {
+        let chunk = expand_inserts(chunk)?;
+        let rows = chunk.num_rows();
+        let mut key = [0u8; 10];
+        key[..2].copy_from_slice(&self.vnodes.start.to_be_bytes());
+        let keys = BinaryArray::from_iter_values((0..rows as u64).map(|i| {
+            key[2..].copy_from_slice(&(self.sequence + i).to_be_bytes());
+            key
+        }));
+        self.sequence += rows as u64;
+        self.row_count += rows as i64;
+        self.writer.write(keys, None, chunk.batch.clone());
+        self.remember(chunk, vec![self.vnodes.start; rows]);
+        Ok(())
+    }
+
+    /// Keeps a written change for the ring while there is room.
+    fn remember(&mut self, chunk: DeltaChunk, vnodes: Vec<Vnode>) {
+        self.changed |= !chunk.is_empty();
+        let (Some(kept), Some(new)) = (&mut self.written, HubChunk::new(chunk, vnodes)) else { return };
+        self.written_bytes += new.memory_size();
+        if self.written_bytes > self.budget {
+            self.written = None;
+            return;
+        }
+        kept.push(new);
+    }
+
+    fn take_pending(&mut self) -> Result<Option<DeltaChunk>, ExecError> {
+        if self.pending.is_empty() {
+            return Ok(None);
+        }
+        let whole = DeltaChunk::concat(&self.layout.schema, &std::mem::take(&mut self.pending))?;
+        self.account.set(0);
+        Ok(Some(whole))
+    }
+
+    fn write_multiset(&mut self) -> Result<(), ExecError> {
+        let Some(chunk) = self.take_pending()? else { return Ok(()) };
+        let vnodes = self.layout.vnodes(&chunk.batch)?;
+        let keys = self.layout.keys(&chunk.batch, &vnodes)?;
+        let net = net_by_identity(&keys, &chunk);
+        self.row_count += net.weights.iter().sum::<i64>();
+        let (delta, keys, vnodes) = pick(&net, &chunk, &keys, &vnodes)?;
+        self.writer.write(keys, delta.weights.clone(), delta.batch.clone());
+        self.remember(delta, vnodes);
+        Ok(())
+    }
+
+    /// Frees what cancels; if most of it stays, waits longer until the next time.
+    fn compact(&mut self) -> Result<(), ExecError> {
+        let Some(chunk) = self.take_pending()? else { return Ok(()) };
+        let vnodes = self.layout.vnodes(&chunk.batch)?;
+        let keys = self.layout.keys(&chunk.batch, &vnodes)?;
+        let kept = net_by_key(&keys, &chunk, &self.layout.identity)?.apply(&chunk)?;
+        self.account.set(kept.memory_size());
+        self.limit = self.budget.max(kept.memory_size() * 2);
+        self.pending.push(kept);
+        Ok(())
+    }
+
+    fn write_keyed(&mut self) -> Result<(), ExecError> {
+        let Some(chunk) = self.take_pending()? else { return Ok(()) };
+        let vnodes = self.layout.vnodes(&chunk.batch)?;
+        self.check_owned(&vnodes)?;
+        let keys = self.layout.keys(&chunk.batch, &vnodes)?;
+        let net = net_by_key(&keys, &chunk, &self.layout.identity)?;
+        let puts = KeyedWrites::of(&net, |row| self.layout.describe_key(&chunk.batch, row as usize))?;
+        self.row_count += puts.row_count;
+        let (delta, delta_keys, delta_vnodes) = pick(&net, &chunk, &keys, &vnodes)?;
+        if puts.whole {
+            self.writer.write(delta_keys, delta.weights.clone(), delta.batch.clone());
+        } else {
+            let rows = UInt32Array::from(puts.rows);
+            let keys = take_binary(&keys, &rows)?;
+            self.writer.write(keys, weights(&puts.weights), take_record_batch(&chunk.batch, &rows)?);
+        }
+        self.remember(delta, delta_vnodes);
+        Ok(())
+    }
+
+    /// The planner placed exchanges such that a task writes only its own vnodes.
+    fn check_owned(&self, vnodes: &[Vnode]) -> Result<(), ExecError> {
+        match vnodes.iter().find(|v| !self.vnodes.contains(v)) {
+            Some(v) if usize::from(self.vnodes.end - self.vnodes.start) < VNODE_COUNT => {
+                Err(ExecError::internal(format!(
+                    "a row of vnode {v} reached the task of vnodes {:?}",
+                    self.vnodes
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn barrier(&mut self, sealed: &mut Vec<MemRun>) -> Result<RootReport, ExecError> {
+        match self.layout.storage {
+            RowStorage::Append => {}
+            RowStorage::Multiset => self.write_multiset()?,
+            RowStorage::Keyed => self.write_keyed()?,
+        }
+        sealed.extend(self.writer.seal()?);
+        let counters = match self.layout.storage {
+            RowStorage::Append => vec![(sequence_counter(self.vnodes.start), self.sequence)],
+            _ => Vec::new(),
+        };
+        self.written_bytes = 0;
+        self.limit = self.budget;
+        Ok(RootReport {
+            row_count: std::mem::take(&mut self.row_count),
+            changed: std::mem::take(&mut self.changed),
+            delta: self.written.replace(Vec::new()),
+            counters,
+            digest: None,
+        })
+    }
+}
+
+/// The net rows with their keys and vnodes.
+fn pick(
+    net: &Net,
+    chunk: &DeltaChunk,
+    keys: &BinaryArray,
+    vnodes: &[Vnode],
+) -> Result<(DeltaChunk, BinaryArray, Vec<Vnode>), ExecError> {
+    if net.unchanged {
+        return Ok((chunk.clone(), keys.clone(), vnodes.to_vec()));
+    }
+    let rows = UInt32Array::from(net.rows.clone());
+    let own = net.rows.iter().map(|&r| vnodes[r as usize]).collect();
+    Ok((net.apply(chunk)?, take_binary(keys, &rows)?, own))
+}
+
+pub(crate) fn take_binary(keys: &BinaryArray, rows: &UInt32Array) -> Result<BinaryArray, ExecError> {
+    use arrow::array::AsArray;
+    Ok(arrow::compute::take(keys, rows, None)?.as_binary::<i32>().clone())
+}
+
+/// What a keyed change writes: the new row of a key, or its deletion.
+pub(crate) struct KeyedWrites {
+    pub rows: Vec<u32>,
+    pub weights: Vec<i64>,
+    pub row_count: i64,
+    /// The writes are exactly the net rows: no key has an old and a new one.
+    pub whole: bool,
+}
+
+impl KeyedWrites {
+    /// Checks multiplicities: a key nets to at most one old row and one new row, once each.
+    pub fn of(net: &Net, describe: impl Fn(u32) -> String) -> Result<KeyedWrites, ExecError> {
+        let mut writes =
+            KeyedWrites { rows: Vec::new(), weights: Vec::new(), row_count: 0, whole: true };
+        for key in net.keys() {
+            let (mut old, mut new) = (None, None);
+            for i in key {
+                let place = match net.weights[i] {
+                    1 => &mut new,
+                    -1 => &mut old,
+                    w => return Err(violation(w, describe(net.rows[i]))),
+                };
+                if place.replace(net.rows[i]).is_some() {
+                    return Err(violation(2 * net.weights[i], describe(net.rows[i])));
+                }
+            }
+            writes.whole &= old.is_none() || new.is_none();
+            writes.row_count += i64::from(new.is_some()) - i64::from(old.is_some());
+            if let Some(row) = new.or(old) {
+                writes.rows.push(row);
+                writes.weights.push(if new.is_some() { 1 } else { -1 });
+            }
+        }
+        Ok(writes)
+    }
+}
+
+fn violation(weight: i64, key: String) -> ExecError {
+    ExecError::internal(format!("the rows of key {key} changed by weight {weight} in one epoch"))
+}
+
+/// A row of weight n as n rows; a retraction is a bug.
+fn expand_inserts(chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
+    let Some(weights) = &chunk.weights else { return Ok(chunk) };
+    if let Some(w) = weights.values().iter().find(|w| **w < 0) {
+        return Err(ExecError::internal(format!("weight {w} reached an append-only relation")));
+    }
+    let rows = weights.values().iter().enumerate();
+    let rows: Vec<u32> = rows.flat_map(|(i, &w)| std::iter::repeat_n(i as u32, w as usize)).collect();
+    Ok(DeltaChunk::inserts(take_record_batch(&chunk.batch, &UInt32Array::from(rows))?))
+}
+

@@ -1,0 +1,390 @@
+//! Builds a job's tasks and the channels between them from its graph.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow::datatypes::SchemaRef;
+use millrace_common::{Generation, JobId, RelationId, TableId, Vnode};
+use millrace_connector::create_source;
+use millrace_planner::graph::{Fragment, FragmentOutput, JobGraph, Node, Operator as Op};
+use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::services::MetaService;
+use millrace_rpc::version::JobVersion;
+use millrace_storage::{JobStore, StateStore};
+use tokio::sync::mpsc;
+
+use super::{Kind, Slot, Task, TaskReport};
+use crate::blackhole::Digest;
+use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
+use crate::exchange::{Barrier, ChunkReceiver, ChunkSender, Dispatcher, local_channel, owned_vnodes};
+use crate::hub::DeltaHub;
+use crate::input::exchange::ExchangeLeaf;
+use crate::input::source::{SourceInput, SourceReader};
+use crate::input::subscribe::{SubscribeReader, Subscription};
+use crate::input::values::ValuesReader;
+use crate::input::{CutLeaf, Leaf, Reader};
+use crate::layout::RowLayout;
+use crate::materialize::{Materialize, Root};
+use crate::memory::MemoryGovernor;
+use crate::operator::{OperatorContext, Output};
+use crate::operators;
+use crate::options::ExecOptions;
+use crate::stats::OperatorMetrics;
+
+/// What the tasks of a job are made from.
+pub struct Blueprint<'a> {
+    pub job: JobId,
+    pub generation: Generation,
+    pub graph: &'a JobGraph,
+    pub relation: &'a Relation,
+    pub inputs: &'a [Relation],
+    pub version: &'a JobVersion,
+    pub parallelism: usize,
+    /// The job's own state.
+    pub job_store: Arc<JobStore>,
+    /// Of the inputs.
+    pub store: Arc<StateStore>,
+    pub hub: Arc<DeltaHub>,
+    pub meta: Arc<dyn MetaService>,
+    pub governor: Arc<MemoryGovernor>,
+    pub options: Arc<ExecOptions>,
+    pub errors: Arc<ErrorSink>,
+}
+
+/// A job's tasks, not yet running, and the ends by which the job steers them.
+pub struct Built {
+    pub tasks: Vec<Task>,
+    pub cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
+    pub reports: mpsc::UnboundedReceiver<TaskReport>,
+    pub metrics: Vec<Arc<OperatorMetrics>>,
+}
+
+type Senders = Vec<Box<dyn ChunkSender>>;
+type Receivers = Vec<Box<dyn ChunkReceiver>>;
+
+/// Channels by (sending fragment, task).
+#[derive(Default)]
+struct Channels {
+    senders: HashMap<(usize, usize), Senders>,
+    receivers: HashMap<(usize, usize), Receivers>,
+}
+
+struct Builder<'a> {
+    blueprint: Blueprint<'a>,
+    channels: Channels,
+    cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
+    metrics: HashMap<(usize, usize), Arc<OperatorMetrics>>,
+}
+
+/// One task's place.
+#[derive(Clone)]
+struct Place {
+    fragment: usize,
+    task: usize,
+    parallelism: usize,
+    vnodes: Range<Vnode>,
+    /// Tasks of all fragments that scan together: they share a cut's rows.
+    first_input: u32,
+}
+
+pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
+    let graph = blueprint.graph;
+    let channels = connect(&blueprint)?;
+    let (reports, receiver) = mpsc::unbounded_channel();
+    let mut builder =
+        Builder { blueprint, channels, cuts: Vec::new(), metrics: HashMap::new() };
+    let mut tasks = Vec::new();
+    let mut first_input = 0;
+    for (f, fragment) in graph.fragments.iter().enumerate() {
+        let parallelism = builder.parallelism(fragment);
+        for task in 0..parallelism {
+            let vnodes = owned_vnodes(task, parallelism);
+            let place = Place { fragment: f, task, parallelism, vnodes, first_input };
+            tasks.push(builder.task(fragment, &place, reports.clone())?);
+        }
+        first_input += fragment.nodes.iter().filter(|n| is_input(&n.op)).count() as u32;
+    }
+    let mut metrics: Vec<_> = builder.metrics.into_values().collect();
+    metrics.sort_by_key(|m| (m.fragment, m.node));
+    Ok(Built { tasks, cuts: builder.cuts, reports: receiver, metrics })
+}
+
+fn is_input(op: &Op) -> bool {
+    matches!(op, Op::Subscribe { .. } | Op::Source { .. } | Op::Values { .. })
+}
+
+fn parallelism(fragment: &Fragment, of_job: usize) -> usize {
+    if fragment.singleton { 1 } else { of_job.max(1) }
+}
+
+fn connect(blueprint: &Blueprint<'_>) -> Result<Channels, ExecError> {
+    let mut channels = Channels::default();
+    let fragments = &blueprint.graph.fragments;
+    for (from, fragment) in fragments.iter().enumerate() {
+        let FragmentOutput::Exchange { to, hash } = &fragment.output else { continue };
+        let receiving = fragments
+            .get(*to)
+            .ok_or_else(|| ExecError::internal("an exchange leads to no fragment"))?;
+        let sending_tasks = parallelism(fragment, blueprint.parallelism);
+        let receiving_tasks = parallelism(receiving, blueprint.parallelism);
+        if hash.is_empty() && receiving_tasks > 1 {
+            return Err(ExecError::internal("an exchange without keys leads to several tasks"));
+        }
+        for s in 0..sending_tasks {
+            for r in 0..receiving_tasks {
+                let (tx, rx) =
+                    local_channel(blueprint.options.channel_bytes, &blueprint.governor);
+                channels.senders.entry((from, s)).or_default().push(tx);
+                channels.receivers.entry((from, r)).or_default().push(rx);
+            }
+        }
+    }
+    Ok(channels)
+}
+
+impl Builder<'_> {
+    fn parallelism(&self, fragment: &Fragment) -> usize {
+        parallelism(fragment, self.blueprint.parallelism)
+    }
+
+    fn task(
+        &mut self,
+        fragment: &Fragment,
+        place: &Place,
+        reports: mpsc::UnboundedSender<TaskReport>,
+    ) -> Result<Task, ExecError> {
+        let mut nodes: Vec<Slot> = Vec::with_capacity(fragment.nodes.len());
+        let mut input = place.first_input;
+        for (n, node) in fragment.nodes.iter().enumerate() {
+            let schemas: Vec<SchemaRef> = node
+                .inputs
+                .iter()
+                .map(|&i| fragment.nodes.get(i).filter(|_| i < n).map(|c| c.schema.clone()))
+                .collect::<Option<_>>()
+                .ok_or_else(|| ExecError::internal("a node's input does not precede it"))?;
+            let metrics = self.metrics(place.fragment, n, &node.op);
+            let kind = self.kind(node, &schemas, place, input, &metrics)?;
+            input += u32::from(is_input(&node.op));
+            nodes.push(slot(kind, metrics));
+        }
+        link(fragment, &mut nodes)?;
+        let exit = match &fragment.output {
+            FragmentOutput::Relation => None,
+            FragmentOutput::Exchange { hash, .. } => {
+                let senders = self.channels.senders.remove(&(place.fragment, place.task));
+                let senders = senders.unwrap_or_default();
+                Some(Dispatcher::new(hash.clone(), senders, &self.blueprint.options))
+            }
+        };
+        Ok(Task {
+            nodes,
+            exit,
+            reports,
+            governor: Arc::clone(&self.blueprint.governor),
+            chunk_rows: self.blueprint.options.chunk_rows.max(1),
+            turn: 0,
+            yielded: Instant::now(),
+        })
+    }
+
+    fn metrics(&mut self, fragment: usize, node: usize, op: &Op) -> Arc<OperatorMetrics> {
+        let made = self.metrics.entry((fragment, node));
+        Arc::clone(made.or_insert_with(|| OperatorMetrics::new(fragment, node, name(op))))
+    }
+
+    fn kind(
+        &mut self,
+        node: &Node,
+        schemas: &[SchemaRef],
+        place: &Place,
+        input: u32,
+        metrics: &Arc<OperatorMetrics>,
+    ) -> Result<Kind, ExecError> {
+        let backfill = self.blueprint.version.backfill.as_ref();
+        Ok(match &node.op {
+            Op::Subscribe { relation, columns } => {
+                let from = self.subscription(input, *relation, columns, place)?;
+                Kind::Leaf(self.cut_leaf(SubscribeReader::new(from, backfill)))
+            }
+            Op::Source { relation, columns } => {
+                let from = self.source(input, *relation, columns)?;
+                let (task, of) = (place.task, place.parallelism);
+                Kind::Leaf(self.cut_leaf(SourceReader::new(from, task, of, backfill)?))
+            }
+            Op::Values { batch } => {
+                if place.parallelism > 1 {
+                    return Err(ExecError::internal("constant rows in several tasks"));
+                }
+                Kind::Leaf(self.cut_leaf(ValuesReader::new(input, batch.clone(), backfill)))
+            }
+            Op::Exchange { fragment } => {
+                let receivers = self.channels.receivers.remove(&(*fragment, place.task));
+                let receivers = receivers
+                    .ok_or_else(|| ExecError::internal("an exchange without a sending fragment"))?;
+                Kind::Leaf(Box::new(ExchangeLeaf::new(receivers)))
+            }
+            Op::Materialize => Kind::Root(self.materialize(place)?),
+            Op::Blackhole => Kind::Root(Root::Blackhole(Digest::default())),
+            _ => Kind::Operator(self.operator(node, schemas, place, metrics)?),
+        })
+    }
+
+    fn cut_leaf<R: Reader + 'static>(&mut self, reader: R) -> Box<dyn Leaf> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.cuts.push(sender);
+        Box::new(CutLeaf::new(receiver, reader))
+    }
+
+    fn input_relation(&self, id: RelationId) -> Result<&Relation, ExecError> {
+        let found = self.blueprint.inputs.iter().find(|r| r.id == id.0);
+        found.ok_or_else(|| ExecError::Unavailable(format!("input relation {id} does not exist")))
+    }
+
+    fn subscription(
+        &self,
+        input: u32,
+        relation: RelationId,
+        columns: &[usize],
+        place: &Place,
+    ) -> Result<Subscription, ExecError> {
+        let upstream = self.input_relation(relation)?;
+        let covers = |list: &[u32]| list.iter().all(|c| columns.contains(&(*c as usize)));
+        let distinct = !upstream.key.is_empty() && covers(&upstream.key);
+        let narrows = columns.len() < upstream.columns.len() || !distinct;
+        let b = &self.blueprint;
+        Ok(Subscription {
+            input,
+            relation,
+            table: TableId(upstream.first_table_id),
+            columns: columns.to_vec(),
+            narrows: narrows && !upstream.append_only,
+            vnodes: place.vnodes.clone(),
+            store: Arc::clone(&b.store),
+            hub: Arc::clone(&b.hub),
+            scan_rows: (b.options.backfill_rows / place.parallelism).max(1),
+            chunk_rows: b.options.chunk_rows,
+        })
+    }
+
+    fn source(
+        &self,
+        input: u32,
+        relation: RelationId,
+        columns: &[usize],
+    ) -> Result<SourceInput, ExecError> {
+        let upstream = self.input_relation(relation)?;
+        if upstream.kind != RelationKind::Source as i32 {
+            return Err(ExecError::internal(format!("relation {relation} is not a source")));
+        }
+        let b = &self.blueprint;
+        Ok(SourceInput {
+            input,
+            relation,
+            source: create_source(upstream)?,
+            columns: columns.to_vec(),
+            meta: Arc::clone(&b.meta),
+            scan_rows: b.options.backfill_rows,
+            read_rows: b.options.source_rows,
+        })
+    }
+
+    fn materialize(&self, place: &Place) -> Result<Root, ExecError> {
+        let b = &self.blueprint;
+        let layout = Arc::new(RowLayout::of_output(&b.graph.output)?);
+        let writer = b.job_store.writer(TableId(b.relation.first_table_id))?;
+        Ok(Root::Materialize(Box::new(Materialize::new(
+            layout,
+            writer,
+            place.vnodes.clone(),
+            &b.version.counters,
+            b.options.delta_bytes,
+            &b.governor,
+        ))))
+    }
+
+    fn operator(
+        &self,
+        node: &Node,
+        schemas: &[SchemaRef],
+        place: &Place,
+        metrics: &Arc<OperatorMetrics>,
+    ) -> Result<Box<dyn crate::operator::Operator>, ExecError> {
+        let b = &self.blueprint;
+        let writers = |local: usize| {
+            let id = TableId(b.relation.first_table_id + local as u32);
+            Ok(b.job_store.writer(id)?)
+        };
+        let ctx = OperatorContext {
+            job: b.job,
+            task: place.task,
+            vnodes: place.vnodes.clone(),
+            writers: &writers,
+            options: Arc::clone(&b.options),
+            errors: Arc::clone(&b.errors),
+            metrics: Arc::clone(metrics),
+            governor: Arc::clone(&b.governor),
+        };
+        operators::build(node, schemas, &ctx)
+    }
+}
+
+fn slot(kind: Kind, metrics: Arc<OperatorMetrics>) -> Slot {
+    Slot {
+        kind,
+        parent: None,
+        ancestors: Vec::new(),
+        out: Output::default(),
+        queue: Default::default(),
+        barrier: None,
+        metrics,
+        state_bytes: 0,
+    }
+}
+
+/// Sets parents and ancestors; a node feeds one parent, the last node none.
+fn link(fragment: &Fragment, nodes: &mut [Slot]) -> Result<(), ExecError> {
+    for (n, node) in fragment.nodes.iter().enumerate() {
+        for (port, &input) in node.inputs.iter().enumerate() {
+            if nodes[input].parent.replace((n, port)).is_some() {
+                return Err(ExecError::internal("a node has two parents"));
+            }
+        }
+    }
+    let last = nodes.len().checked_sub(1);
+    for n in 0..nodes.len() {
+        let mut at = n;
+        while let Some((parent, _)) = nodes[at].parent {
+            nodes[n].ancestors.push(parent);
+            at = parent;
+        }
+        if Some(at) != last {
+            return Err(ExecError::internal("a node's output goes nowhere"));
+        }
+    }
+    let is_root = last.is_some_and(|l| matches!(nodes[l].kind, Kind::Root(_)));
+    if is_root != (fragment.output == FragmentOutput::Relation) {
+        return Err(ExecError::internal("a fragment without a root, or a root in the middle"));
+    }
+    Ok(())
+}
+
+fn name(op: &Op) -> &'static str {
+    match op {
+        Op::Subscribe { .. } => "Subscribe",
+        Op::Source { .. } => "Source",
+        Op::Exchange { .. } => "Exchange",
+        Op::Values { .. } => "Values",
+        Op::Filter { .. } => "Filter",
+        Op::Project { .. } => "Project",
+        Op::Union => "Union",
+        Op::Hop { .. } => "Hop",
+        Op::Aggregate(_) => "Aggregate",
+        Op::Join(_) => "Join",
+        Op::TopN(_) => "TopN",
+        Op::Materialize => "Materialize",
+        Op::Blackhole => "Blackhole",
+    }
+}

@@ -1,0 +1,322 @@
+//! A task: one parallel instance of a fragment, one async function (docs/design.md §6).
+//!
+//! It pulls from its leaves and drives its tree of nodes, children before parents in `nodes`. State
+//! that has arrived is worked off before new input is pulled; while a node is full, nothing below it
+//! moves. A leaf that has delivered the barrier rests until all have. Then every node, in order, is
+//! drained, gets the barrier, and its last output is passed on, so that when the root's turn comes
+//! the epoch's rows have all reached it. The barrier goes downstream, and what the epoch wrote is
+//! sealed and reported.
+//!
+//! Every wait may be cut off by the end of the job; none holds a lock.
+
+pub mod build;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::{BoxFuture, FutureExt, select_all};
+use millrace_common::DeltaChunk;
+use millrace_rpc::version::BackfillPosition;
+use millrace_storage::MemRun;
+use tokio::sync::mpsc;
+
+use crate::error::ExecError;
+use crate::exchange::{Barrier, Dispatcher, Message};
+use crate::input::Leaf;
+use crate::materialize::{Root, RootReport};
+use crate::memory::MemoryGovernor;
+use crate::operator::{Operator, Output};
+use crate::stats::OperatorMetrics;
+
+/// Longest stretch of work without giving other tasks a turn.
+const STRETCH: Duration = Duration::from_millis(2);
+/// Longest wait of a leaf for memory.
+const MEMORY_PAUSE: Duration = Duration::from_millis(10);
+
+/// What a task made of an epoch.
+#[derive(Debug, Default)]
+pub struct TaskReport {
+    pub runs: Vec<MemRun>,
+    pub positions: Vec<BackfillPosition>,
+    /// Rows its first scans read.
+    pub scanned: u64,
+    /// Of the job's root, where this task has it.
+    pub root: Option<RootReport>,
+}
+
+enum Kind {
+    Leaf(Box<dyn Leaf>),
+    Operator(Box<dyn Operator>),
+    Root(Root),
+}
+
+struct Slot {
+    kind: Kind,
+    /// The node that takes its output, and at which port.
+    parent: Option<(usize, usize)>,
+    /// Parent, grandparent … root.
+    ancestors: Vec<usize>,
+    /// Output not passed on yet.
+    out: Output,
+    /// Of a leaf: parts of a large chunk.
+    queue: VecDeque<DeltaChunk>,
+    /// Of a leaf: it has delivered this one.
+    barrier: Option<Arc<Barrier>>,
+    metrics: Arc<OperatorMetrics>,
+    state_bytes: u64,
+}
+
+impl Slot {
+    /// Full, and able to do something about it.
+    fn is_full(&self) -> bool {
+        matches!(&self.kind, Kind::Operator(op) if op.is_full() && op.is_pending())
+    }
+
+    async fn next(&mut self) -> Result<Message, ExecError> {
+        if let Some(part) = self.queue.pop_front() {
+            return Ok(Message::Chunk(part));
+        }
+        match &mut self.kind {
+            Kind::Leaf(leaf) => leaf.next().await,
+            _ => Err(ExecError::internal("only leaves have a next chunk")),
+        }
+    }
+}
+
+enum Event {
+    Input(usize, Message),
+    /// A node has output.
+    Progress(usize),
+}
+
+pub struct Task {
+    nodes: Vec<Slot>,
+    /// `None`: the last node is the job's root.
+    exit: Option<Dispatcher>,
+    reports: mpsc::UnboundedSender<TaskReport>,
+    governor: Arc<MemoryGovernor>,
+    chunk_rows: usize,
+    /// Leaf to be asked first, so that none starves another.
+    turn: usize,
+    yielded: Instant,
+}
+
+impl Task {
+    /// Runs until the job ends or something fails.
+    pub async fn run(mut self) -> Result<(), ExecError> {
+        loop {
+            let barrier = self.process_epoch().await?;
+            self.finish_epoch(&barrier).await?;
+        }
+    }
+
+    /// Works until all leaves have delivered the barrier.
+    async fn process_epoch(&mut self) -> Result<Arc<Barrier>, ExecError> {
+        loop {
+            if let Some(barrier) = self.aligned()? {
+                return Ok(barrier);
+            }
+            match self.next_event().await? {
+                Event::Progress(node) => self.pass_on(node)?,
+                Event::Input(node, Message::Barrier(barrier)) => {
+                    self.nodes[node].barrier = Some(barrier);
+                }
+                Event::Input(node, Message::Chunk(chunk)) => self.input(node, chunk)?,
+            }
+            self.flush().await?;
+            self.breathe().await;
+        }
+    }
+
+    /// The barrier, once all leaves have it.
+    fn aligned(&mut self) -> Result<Option<Arc<Barrier>>, ExecError> {
+        let leaves = || self.nodes.iter().filter(|s| matches!(s.kind, Kind::Leaf(_)));
+        if !leaves().all(|s| s.barrier.is_some()) {
+            return Ok(None);
+        }
+        let mut barriers = self.nodes.iter_mut().filter_map(|s| s.barrier.take());
+        let Some(first) = barriers.next() else {
+            return Err(ExecError::internal("a fragment has no leaf"));
+        };
+        match barriers.find(|b| **b != *first) {
+            Some(other) => {
+                Err(ExecError::internal(format!("barriers {first:?} and {other:?} met in a task")))
+            }
+            None => Ok(Some(first)),
+        }
+    }
+
+    /// Waits for state that arrives, first, and for input that may be taken.
+    async fn next_event(&mut self) -> Result<Event, ExecError> {
+        let full: Vec<bool> = self.nodes.iter().map(Slot::is_full).collect();
+        let mut pending: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
+        let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
+        let tight = self.governor.is_tight();
+        for (i, slot) in self.nodes.iter_mut().enumerate() {
+            if slot.ancestors.iter().any(|&a| full[a]) {
+                continue;
+            }
+            if matches!(slot.kind, Kind::Leaf(_)) {
+                if slot.barrier.is_none() {
+                    inputs.push(async move { Ok(Event::Input(i, slot.next().await?)) }.boxed());
+                }
+            } else if let Kind::Operator(op) = &mut slot.kind
+                && op.is_pending()
+            {
+                let progress = op.progress(&mut slot.out);
+                pending.push(async move { progress.await.map(|()| Event::Progress(i)) }.boxed());
+            }
+        }
+        if !inputs.is_empty() {
+            self.turn = (self.turn + 1) % inputs.len();
+            inputs.rotate_left(self.turn);
+            if tight && pending.is_empty() {
+                self.governor.wait_for_room(MEMORY_PAUSE).await;
+            }
+        }
+        pending.append(&mut inputs);
+        if pending.is_empty() {
+            return Err(ExecError::internal("a task has nothing to wait for"));
+        }
+        select_all(pending).await.0
+    }
+
+    /// A chunk of a leaf; a large one goes in parts.
+    fn input(&mut self, node: usize, chunk: DeltaChunk) -> Result<(), ExecError> {
+        let rows = chunk.num_rows();
+        if rows <= self.chunk_rows * 2 {
+            return self.emit(node, chunk);
+        }
+        let part = rows.div_ceil(rows.div_ceil(self.chunk_rows));
+        let parts = (0..rows).step_by(part).map(|at| chunk.slice(at, part.min(rows - at)));
+        // In front: the chunk itself may have been one of several.
+        for (i, part) in parts.enumerate() {
+            self.nodes[node].queue.insert(i, part);
+        }
+        Ok(())
+    }
+
+    /// Passes a node's output on.
+    fn pass_on(&mut self, node: usize) -> Result<(), ExecError> {
+        for chunk in self.nodes[node].out.take() {
+            self.emit(node, chunk)?;
+        }
+        Ok(())
+    }
+
+    /// Pushes a chunk into the parent, and what comes of it further up. Depth first.
+    fn emit(&mut self, node: usize, chunk: DeltaChunk) -> Result<(), ExecError> {
+        let mut work = vec![(node, chunk)];
+        while let Some((from, chunk)) = work.pop() {
+            let rows = chunk.num_rows() as u64;
+            self.nodes[from].metrics.rows_out.add(rows);
+            let Some((parent, port)) = self.nodes[from].parent else {
+                match &mut self.exit {
+                    Some(exit) => exit.push(chunk)?,
+                    None => return Err(ExecError::internal("the root has output")),
+                }
+                continue;
+            };
+            let slot = &mut self.nodes[parent];
+            slot.metrics.rows_in.add(rows);
+            match &mut slot.kind {
+                Kind::Operator(op) => {
+                    op.push(port, chunk, &mut slot.out)?;
+                    work.extend(slot.out.take().into_iter().rev().map(|c| (parent, c)));
+                }
+                Kind::Root(root) => root.push(chunk)?,
+                Kind::Leaf(_) => return Err(ExecError::internal("a leaf has an input")),
+            }
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), ExecError> {
+        match &mut self.exit {
+            Some(exit) => exit.flush().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn breathe(&mut self) {
+        if self.yielded.elapsed() > STRETCH {
+            tokio::task::yield_now().await;
+            self.yielded = Instant::now();
+        }
+    }
+
+    /// Lets one pending node go on and passes its output on.
+    async fn progress(&mut self, node: usize) -> Result<(), ExecError> {
+        let slot = &mut self.nodes[node];
+        if let Kind::Operator(op) = &mut slot.kind {
+            op.progress(&mut slot.out).await?;
+        }
+        self.pass_on(node)?;
+        self.flush().await?;
+        self.breathe().await;
+        Ok(())
+    }
+
+    /// Makes room above a node: while an ancestor is full, the topmost such goes on.
+    async fn relieve(&mut self, node: usize) -> Result<(), ExecError> {
+        loop {
+            let full = self.nodes[node].ancestors.iter().rfind(|&&a| self.nodes[a].is_full());
+            match full.copied() {
+                Some(ancestor) => self.progress(ancestor).await?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn is_pending(&self, node: usize) -> bool {
+        matches!(&self.nodes[node].kind, Kind::Operator(op) if op.is_pending())
+    }
+
+    /// Ends one node's epoch: drained, told, and its last output passed on.
+    async fn finish_node(&mut self, node: usize) -> Result<(), ExecError> {
+        while self.is_pending(node) {
+            self.relieve(node).await?;
+            self.progress(node).await?;
+        }
+        let slot = &mut self.nodes[node];
+        let Kind::Operator(op) = &mut slot.kind else { return Ok(()) };
+        op.barrier(&mut slot.out).await?;
+        for chunk in slot.out.take() {
+            self.relieve(node).await?;
+            self.emit(node, chunk)?;
+            self.flush().await?;
+            self.breathe().await;
+        }
+        Ok(())
+    }
+
+    async fn finish_epoch(&mut self, barrier: &Arc<Barrier>) -> Result<(), ExecError> {
+        for node in 0..self.nodes.len() {
+            self.finish_node(node).await?;
+        }
+        if let Some(exit) = &mut self.exit {
+            exit.barrier(barrier).await?;
+        }
+        let mut report = TaskReport::default();
+        for slot in &mut self.nodes {
+            let bytes = match &mut slot.kind {
+                Kind::Leaf(leaf) => {
+                    leaf.positions(&mut report.positions);
+                    report.scanned += leaf.take_scanned();
+                    0
+                }
+                Kind::Operator(op) => {
+                    op.seal(&mut report.runs)?;
+                    op.memory_size()
+                }
+                Kind::Root(root) => {
+                    report.root = Some(root.barrier(&mut report.runs)?);
+                    root.memory_size()
+                }
+            };
+            slot.metrics.state_bytes.replace(&mut slot.state_bytes, bytes as u64);
+        }
+        self.reports.send(report).map_err(|_| ExecError::Stopped)
+    }
+}

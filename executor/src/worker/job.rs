@@ -1,0 +1,199 @@
+//! A job on this worker: what it is, how it ends, how it fails.
+//!
+//! Failure is the job's own affair: the first task that fails or panics stops the others and is told
+//! to meta, by the cut that waits or, between cuts, by itself. Stopping aborts the tasks wherever they
+//! wait, so a store that hangs delays nobody.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use futures::FutureExt;
+use millrace_common::{Generation, JobId, SqlError};
+use millrace_rpc::catalog::Relation;
+use millrace_rpc::services::MetaService;
+use millrace_storage::JobStore;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::derived::Derived;
+use super::table::Table;
+use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
+use crate::stats::{BarrierLog, Counter, JobStats, OperatorMetrics};
+use crate::task::Task;
+
+/// What a job runs.
+pub enum Kind {
+    /// A source: its readers regenerate its rows.
+    Nothing,
+    Table(Table),
+    Derived(Derived),
+}
+
+#[derive(Default)]
+struct Failure {
+    error: Option<SqlError>,
+    /// A cut will report it.
+    cutting: usize,
+}
+
+pub struct Job {
+    pub id: JobId,
+    pub generation: Generation,
+    pub relation: Relation,
+    pub store: Option<Arc<JobStore>>,
+    pub kind: Kind,
+    pub meta: Arc<dyn MetaService>,
+    pub metrics: Vec<Arc<OperatorMetrics>>,
+    pub barriers: BarrierLog,
+    pub epochs: Counter,
+    pub errors: Arc<ErrorSink>,
+    /// A flush is under way.
+    pub flushing: AtomicBool,
+    stop: CancellationToken,
+    failure: Mutex<Failure>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Job {
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        relation: Relation,
+        generation: Generation,
+        store: Option<Arc<JobStore>>,
+        kind: Kind,
+        meta: Arc<dyn MetaService>,
+        metrics: Vec<Arc<OperatorMetrics>>,
+        errors: Arc<ErrorSink>,
+    ) -> Arc<Job> {
+        Arc::new(Job {
+            id: millrace_common::RelationId(relation.id),
+            generation,
+            relation,
+            store,
+            kind,
+            meta,
+            metrics,
+            barriers: BarrierLog::default(),
+            epochs: Counter::default(),
+            errors,
+            flushing: AtomicBool::new(false),
+            stop: CancellationToken::new(),
+            failure: Mutex::default(),
+            handles: Mutex::default(),
+        })
+    }
+
+    /// Runs the job's tasks.
+    pub fn spawn(self: &Arc<Self>, tasks: Vec<Task>, runtime: &tokio::runtime::Handle) {
+        let mut handles = self.handles.lock();
+        for task in tasks {
+            // Weak: the tasks must not keep the job, nor its channels, alive.
+            let job = Arc::downgrade(self);
+            let stop = self.stop.clone();
+            handles.push(runtime.spawn(async move {
+                let run = AssertUnwindSafe(task.run()).catch_unwind();
+                let ended = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    ended = run => ended,
+                };
+                let error = match ended {
+                    Ok(Ok(())) => ExecError::internal("a task ended by itself"),
+                    Ok(Err(e)) => e,
+                    Err(panic) => ExecError::Panic(panic_text(panic.as_ref())),
+                };
+                if let Some(job) = job.upgrade() {
+                    job.fail(error);
+                }
+            }));
+        }
+    }
+
+    /// A task failed. Only the first failure counts; the others follow from it.
+    pub fn fail(&self, error: ExecError) {
+        if matches!(error, ExecError::Stopped) {
+            return;
+        }
+        let error = error.into_sql();
+        tracing::warn!(job = %self.id, generation = self.generation.0, %error, "job failed");
+        let report = {
+            let mut failure = self.failure.lock();
+            let first = failure.error.is_none();
+            failure.error.get_or_insert_with(|| error.clone());
+            first && failure.cutting == 0
+        };
+        self.end();
+        if report {
+            self.meta.report_failure(self.id, self.generation, error);
+        }
+    }
+
+    fn end(&self) {
+        self.stop.cancel();
+        if let Kind::Table(table) = &self.kind {
+            table.sequencer.stop();
+        }
+    }
+
+    /// Awaits a step of a cut; the job's end interrupts it. Its failure is this step's.
+    pub async fn guard<T>(
+        &self,
+        step: impl Future<Output = Result<T, ExecError>>,
+    ) -> Result<T, SqlError> {
+        self.failure.lock().cutting += 1;
+        let result = tokio::select! {
+            biased;
+            result = step => result,
+            () = self.stop.cancelled() => Err(ExecError::Stopped),
+        };
+        let first = {
+            let mut failure = self.failure.lock();
+            failure.cutting -= 1;
+            failure.error.clone()
+        };
+        let result = match (result, first) {
+            (Ok(value), None) => Ok(value),
+            (_, Some(error)) => Err(error),
+            (Err(error), None) => Err(error.into_sql()),
+        };
+        if result.is_err() {
+            self.end();
+        }
+        result
+    }
+
+    /// Ends the tasks, wherever they are, and waits until they are gone.
+    pub async fn stop(&self) {
+        self.end();
+        let handles = std::mem::take(&mut *self.handles.lock());
+        for handle in &handles {
+            handle.abort();
+        }
+        for handle in handles {
+            // Cancelled, most likely: that is what was asked for.
+            let _ = handle.await;
+        }
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    pub fn stats(&self) -> JobStats {
+        JobStats {
+            operators: self.metrics.iter().map(|m| m.read()).collect(),
+            barrier_micros: self.barriers.micros(),
+            epochs: self.epochs.get(),
+            expression_errors: self.errors.total(),
+        }
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_string())
+}

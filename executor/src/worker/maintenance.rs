@@ -1,0 +1,88 @@
+//! Background work of a worker: flushes memory runs to the store, closes the state of jobs that are
+//! gone, and keeps the governor's account of memtables.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use millrace_common::JobId;
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use super::job::Job;
+use crate::error::ExecError;
+use crate::memory::{MemoryClass, Reservation};
+
+const PERIOD: Duration = Duration::from_millis(100);
+/// How long a stopped job stays readable: longer than meta's longest pause before a restart.
+const CLOSE_AFTER: Duration = Duration::from_secs(60);
+/// Under memory pressure, jobs with this much in memory are flushed early.
+const WORTH_FLUSHING: usize = 4 << 20;
+/// After a flush that failed.
+const FLUSH_PAUSE: Duration = Duration::from_secs(1);
+
+pub fn spawn(shared: &Arc<Shared>, stop: CancellationToken) {
+    let weak = Arc::downgrade(shared);
+    let memtables = shared.governor.account(MemoryClass::Memtable);
+    shared.runtime.spawn(stop.run_until_cancelled_owned(async move {
+        let mut memtables = memtables;
+        let mut ticks = tokio::time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let Some(shared) = weak.upgrade() else { return };
+            round(&shared, &mut memtables);
+        }
+    }));
+}
+
+fn round(shared: &Arc<Shared>, memtables: &mut Reservation) {
+    memtables.set(shared.store.memory_size());
+    close_stopped(shared);
+    let jobs: Vec<Arc<Job>> = shared.jobs.read().values().cloned().collect();
+    let tight = shared.governor.is_tight();
+    let largest = jobs.iter().filter_map(|j| Some(j.store.as_ref()?.memory_size())).max();
+    for job in jobs {
+        let Some(store) = job.store.as_ref().filter(|_| !job.is_stopped()) else { continue };
+        let early = tight && Some(store.memory_size()) == largest;
+        let due = store.needs_flush() || (early && store.stats().memrun_bytes > WORTH_FLUSHING);
+        if due && !job.flushing.swap(true, Ordering::AcqRel) {
+            shared.runtime.spawn(async move {
+                if let Err(error) = flush(&job).await {
+                    // The rows are safe in the tail; the next round tries again.
+                    tracing::warn!(job = %job.id, %error, "flush failed");
+                    tokio::time::sleep(FLUSH_PAUSE).await;
+                }
+                job.flushing.store(false, Ordering::Release);
+            });
+        }
+    }
+}
+
+/// Writes the job's memory runs to the store, and has the log take note.
+async fn flush(job: &Job) -> Result<(), ExecError> {
+    let Some(store) = &job.store else { return Ok(()) };
+    let edit = store.flush().await?;
+    if edit.add_runs.is_empty() && edit.remove_runs.is_empty() && edit.flushed_sequence == 0 {
+        return Ok(());
+    }
+    if job.meta.commit_edit(job.id, job.generation, edit.clone()).await? {
+        store.apply_edit(&edit);
+    }
+    Ok(())
+}
+
+fn close_stopped(shared: &Shared) {
+    let gone = |since: &std::time::Instant| since.elapsed() > CLOSE_AFTER;
+    let due: Vec<JobId> = {
+        let stopped = shared.stopped.read();
+        stopped.iter().filter(|(_, since)| gone(since)).map(|(id, _)| *id).collect()
+    };
+    for id in due {
+        shared.stopped.write().remove(&id);
+        if shared.job(id).is_none() {
+            shared.store.close_job(id);
+            shared.hub.close(id);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! A compute worker: the jobs that run on it, as meta asks (docs/design.md §6, §11).
+//!
+//! Every call names a job and its generation; calls of another generation are ignored or refused. A
+//! job that has been stopped stays readable for a while, since a failed job is stopped and started
+//! again and its readers should not notice; then its state is closed.
+
+mod derived;
+mod job;
+mod maintenance;
+mod start;
+mod statements;
+mod table;
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
+use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob, Verdict};
+use millrace_rpc::version::{JobCommit, VersionEdit};
+use millrace_storage::StateStore;
+use parking_lot::RwLock;
+use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::job::{Job, Kind};
+use crate::blackhole::Digest;
+use crate::error_sink::ErrorKind;
+use crate::hub::DeltaHub;
+use crate::memory::MemoryGovernor;
+use crate::options::ExecOptions;
+use crate::stats::JobStats;
+
+/// What a worker is made of.
+pub struct WorkerOptions {
+    pub store: Arc<StateStore>,
+    pub exec: ExecOptions,
+    /// Bytes for caches, memtables, channels and statements together.
+    pub memory_limit: usize,
+    /// Where tasks run; `None`: the runtime the worker is made on.
+    pub runtime: Option<Handle>,
+}
+
+impl WorkerOptions {
+    pub fn new(store: Arc<StateStore>) -> WorkerOptions {
+        WorkerOptions { store, exec: ExecOptions::default(), memory_limit: 1 << 30, runtime: None }
+    }
+}
+
+/// Shared by the worker and its background work.
+struct Shared {
+    store: Arc<StateStore>,
+    options: Arc<ExecOptions>,
+    governor: Arc<MemoryGovernor>,
+    hub: Arc<DeltaHub>,
+    runtime: Handle,
+    meta: OnceLock<Arc<dyn MetaService>>,
+    jobs: RwLock<HashMap<JobId, Arc<Job>>>,
+    /// Stopped jobs whose state is still open, and since when.
+    stopped: RwLock<HashMap<JobId, Instant>>,
+    /// A job was started.
+    started: tokio::sync::Notify,
+}
+
+pub struct Worker {
+    shared: Arc<Shared>,
+    _maintenance: DropGuard,
+}
+
+impl Worker {
+    /// Must be called on a runtime, or be given one.
+    pub fn new(options: WorkerOptions) -> Arc<Worker> {
+        let runtime = options.runtime.unwrap_or_else(Handle::current);
+        let governor = MemoryGovernor::new(options.memory_limit);
+        let hub = Arc::new(DeltaHub::new(options.exec.hub_bytes, Arc::clone(&governor)));
+        let shared = Arc::new(Shared {
+            store: options.store,
+            options: Arc::new(options.exec),
+            governor,
+            hub,
+            runtime,
+            meta: OnceLock::new(),
+            jobs: RwLock::default(),
+            stopped: RwLock::default(),
+            started: tokio::sync::Notify::new(),
+        });
+        let stop = CancellationToken::new();
+        maintenance::spawn(&shared, stop.clone());
+        Arc::new(Worker { shared, _maintenance: stop.drop_guard() })
+    }
+
+    /// The meta service that the worker reports to; the first one given stays.
+    pub fn set_meta(&self, meta: Arc<dyn MetaService>) {
+        let _ = self.shared.meta.set(meta);
+    }
+
+    pub fn store(&self) -> &Arc<StateStore> {
+        &self.shared.store
+    }
+
+    pub fn governor(&self) -> &Arc<MemoryGovernor> {
+        &self.shared.governor
+    }
+
+    /// Counters of a running job.
+    pub fn stats(&self, job: JobId) -> Option<JobStats> {
+        self.shared.job(job).map(|j| j.stats())
+    }
+
+    /// Failed expressions of a job since it started here.
+    pub fn errors(&self, job: JobId) -> Vec<ErrorKind> {
+        self.shared.job(job).map(|j| j.errors.kinds()).unwrap_or_default()
+    }
+
+    /// What a job with a blackhole has computed, as committed.
+    pub fn blackhole_result(&self, job: JobId) -> Option<Digest> {
+        match &self.shared.job(job)?.kind {
+            Kind::Derived(derived) => derived.digest(),
+            _ => None,
+        }
+    }
+}
+
+impl Shared {
+    fn job(&self, id: JobId) -> Option<Arc<Job>> {
+        self.jobs.read().get(&id).cloned()
+    }
+
+    /// The job if it is of this generation.
+    fn job_of(&self, id: JobId, generation: Generation) -> Option<Arc<Job>> {
+        self.job(id).filter(|j| j.generation == generation)
+    }
+
+    fn meta(&self) -> Result<Arc<dyn MetaService>, SqlError> {
+        let meta = self.meta.get().cloned();
+        meta.ok_or_else(|| SqlError::internal("a worker without a meta service"))
+    }
+
+    /// Takes the job off the list, if `leave` says so, and ends it.
+    async fn remove(&self, id: JobId, leave: impl FnOnce(&Job) -> bool) {
+        let job = {
+            let mut jobs = self.jobs.write();
+            match jobs.get(&id) {
+                Some(job) if leave(job) => jobs.remove(&id),
+                _ => None,
+            }
+        };
+        if let Some(job) = job {
+            self.stopped.write().insert(id, Instant::now());
+            job.stop().await;
+        }
+    }
+}
+
+fn not_running(job: JobId) -> SqlError {
+    SqlError::new(
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("job {job} is not running in this generation"),
+    )
+}
+
+#[async_trait]
+impl ComputeService for Worker {
+    async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
+        let (id, generation) = (millrace_common::RelationId(start.relation.id), start.generation);
+        if self.shared.job(id).is_some_and(|j| j.generation > generation) {
+            return Err(not_running(id));
+        }
+        self.shared.remove(id, |_| true).await;
+        let job = start::start(&self.shared, start).await.map_err(|e| e.into_sql())?;
+        self.shared.stopped.write().remove(&id);
+        self.shared.jobs.write().insert(id, job);
+        self.shared.started.notify_waiters();
+        Ok(())
+    }
+
+    async fn cut(
+        &self,
+        job: JobId,
+        generation: Generation,
+        cut: Cut,
+    ) -> Result<JobCommit, SqlError> {
+        let job = self.shared.job_of(job, generation).ok_or_else(|| not_running(job))?;
+        let began = Instant::now();
+        let commit = match &job.kind {
+            Kind::Nothing => Err(SqlError::internal("a source has nothing to cut")),
+            Kind::Table(table) => job.guard(table.cut()).await,
+            Kind::Derived(derived) => job.guard(derived.cut(cut.epoch)).await,
+        }?;
+        job.barriers.record(began.elapsed());
+        job.epochs.add(1);
+        Ok(commit)
+    }
+
+    async fn concluded(&self, job: JobId, generation: Generation, verdict: Verdict) {
+        let Some(job) = self.shared.job_of(job, generation) else { return };
+        match (verdict, &job.kind) {
+            (Verdict::Committed(epoch), Kind::Table(table)) => table.committed(epoch),
+            (Verdict::Committed(epoch), Kind::Derived(derived)) => derived.committed(epoch),
+            (Verdict::Void, Kind::Table(table)) => {
+                table.sequencer.void();
+                job.stop().await;
+            }
+            (Verdict::Void, _) => job.stop().await,
+            (_, Kind::Nothing) => {}
+        }
+    }
+
+    async fn stop_job(&self, job: JobId, generation: Generation) {
+        self.shared.remove(job, |j| j.generation <= generation).await;
+    }
+
+    async fn apply_edit(&self, job: JobId, edit: VersionEdit) {
+        if let Some(store) = self.shared.store.job(job) {
+            store.apply_edit(&edit);
+        }
+    }
+
+    async fn set_horizon(&self, job: JobId, horizon: Epoch) {
+        if let Some(store) = self.shared.store.job(job) {
+            store.set_horizon(horizon);
+        }
+    }
+}

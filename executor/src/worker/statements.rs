@@ -1,0 +1,73 @@
+//! Statements on the tables of this worker, as sessions call them.
+//!
+//! A table whose job is being started again is waited for: to a session a recovery is a pause.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_common::{JobId, SqlError, SqlState};
+use millrace_rpc::version::StatementId;
+
+use super::{Shared, Worker};
+use crate::dml::{DmlError, DmlOutcome, DmlStatement, InsertConflict, Load, Sequencer};
+use crate::worker::job::Kind;
+
+/// How long a statement waits for its table's job to run.
+const TABLE_WAIT: Duration = Duration::from_secs(10);
+
+impl Worker {
+    /// Checks a statement, commits it, and returns when it is visible and durable.
+    pub async fn apply_dml(
+        &self,
+        job: JobId,
+        statement: DmlStatement,
+    ) -> Result<DmlOutcome, DmlError> {
+        self.shared.table(job).await?.apply(statement).await
+    }
+
+    /// A statement whose rows come in pieces. Nothing is visible before [`Load::finish`].
+    pub async fn begin_load(
+        &self,
+        job: JobId,
+        id: StatementId,
+        on_conflict: InsertConflict,
+    ) -> Result<Load, DmlError> {
+        let table = self.shared.table(job).await?;
+        let limit = self.shared.options.statement_bytes;
+        Ok(Load::new(table, id, on_conflict, &self.shared.governor, limit))
+    }
+
+    /// The first of `n` consecutive hidden row ids that no row of the table has or will get.
+    pub async fn allocate_row_ids(&self, job: JobId, n: u64) -> Result<i64, SqlError> {
+        Ok(self.shared.table(job).await?.allocate_row_ids(n))
+    }
+}
+
+impl Shared {
+    async fn table(&self, id: JobId) -> Result<Arc<Sequencer>, SqlError> {
+        let running = async {
+            loop {
+                let mut started = std::pin::pin!(self.started.notified());
+                started.as_mut().enable();
+                if let Some(found) = self.running_table(id) {
+                    return found;
+                }
+                started.await;
+            }
+        };
+        tokio::time::timeout(TABLE_WAIT, running).await.unwrap_or_else(|_| {
+            Err(SqlError::new(SqlState::CANNOT_CONNECT_NOW, "the table's job is not running")
+                .with_hint("SHOW JOBS tells why; the job is retried."))
+        })
+    }
+
+    /// `None`: not now.
+    fn running_table(&self, id: JobId) -> Option<Result<Arc<Sequencer>, SqlError>> {
+        let job = self.job(id)?;
+        match &job.kind {
+            Kind::Table(table) if job.is_stopped() || table.sequencer.is_stopped() => None,
+            Kind::Table(table) => Some(Ok(Arc::clone(&table.sequencer))),
+            _ => Some(Err(SqlError::internal("a statement on a relation that is not a table"))),
+        }
+    }
+}

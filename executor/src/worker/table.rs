@@ -1,0 +1,73 @@
+//! The epochs of a table: its sequencer's statements, made durable.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use millrace_common::{Epoch, Generation, JobId};
+use millrace_rpc::version::JobCommit;
+use millrace_storage::{JobStore, Persisted};
+use parking_lot::Mutex;
+
+use crate::dml::Sequencer;
+use crate::error::ExecError;
+use crate::hub::DeltaHub;
+
+pub struct Table {
+    pub job: JobId,
+    pub generation: Generation,
+    pub sequencer: Arc<Sequencer>,
+    pub store: Arc<JobStore>,
+    pub hub: Arc<DeltaHub>,
+    last: Mutex<Epoch>,
+    /// Durable, not concluded; oldest first.
+    in_flight: Mutex<VecDeque<Persisted>>,
+}
+
+impl Table {
+    pub fn new(
+        job: JobId,
+        generation: Generation,
+        sequencer: Arc<Sequencer>,
+        store: Arc<JobStore>,
+        hub: Arc<DeltaHub>,
+        last: Epoch,
+    ) -> Table {
+        let (last, in_flight) = (Mutex::new(last), Mutex::default());
+        Table { job, generation, sequencer, store, hub, last, in_flight }
+    }
+
+    /// Ends the epoch and makes its rows durable.
+    pub async fn cut(&self) -> Result<JobCommit, ExecError> {
+        let sealed = self.sequencer.seal()?;
+        fail::fail_point!("executor.sealed");
+        let persisted = self.store.persist(sealed.run.into_iter().collect()).await?;
+        fail::fail_point!("executor.persisted");
+        let commit = JobCommit {
+            job: self.job.0,
+            generation: self.generation.0,
+            prev_epoch: self.last.lock().0,
+            epoch: 0,
+            slices: persisted.slices.clone(),
+            edit: persisted.edit.clone(),
+            row_count_delta: sealed.row_count,
+            counters: sealed.counters,
+            changed: sealed.changed,
+            statements: sealed.statements,
+            ..JobCommit::default()
+        };
+        self.in_flight.lock().push_back(persisted);
+        self.sequencer.handed_over();
+        Ok(commit)
+    }
+
+    pub fn committed(&self, epoch: Epoch) {
+        let Some(persisted) = self.in_flight.lock().pop_front() else { return };
+        self.store.publish(epoch, persisted);
+        {
+            let mut last = self.last.lock();
+            *last = epoch.max(*last);
+        }
+        // The ring before the acknowledgement: who is acknowledged may read at once.
+        self.sequencer.committed(epoch, |delta| self.hub.put(self.job, epoch, delta));
+    }
+}
