@@ -1,16 +1,86 @@
-//! TUMBLE and HOP: the shapes the binder gives them become the hop operator.
+//! HOP: the `Unnest` of a call of `hop_windows` that the binder makes of it (see
+//! `bind::window_tvf`) becomes the hop operator. TUMBLE is a plain projection and needs nothing.
 
-use datafusion::logical_expr::{Extension, Unnest};
+use datafusion::common::ScalarValue;
+use datafusion::logical_expr::expr::ScalarFunction;
+use datafusion::logical_expr::{Expr, Extension, LogicalPlan, Projection, Unnest};
 
-use crate::stream::convert::{Converter, Result, in_view};
+use crate::error::sql_error_from_datafusion;
+use crate::stream::convert::{Converter, Extended, Result, in_view};
+use crate::stream::expr;
 use crate::stream::plan::Stream;
 
+/// The function whose unnested result is the starts of a row's windows.
+const HOP_WINDOWS: &str = "hop_windows";
+
+/// A recognised HOP: the projection below the unnest, which of its columns is the list of starts.
+struct Hop<'a> {
+    projection: &'a Projection,
+    starts: usize,
+    time: &'a Expr,
+    slide_us: i64,
+    size_us: i64,
+    offset_us: i64,
+}
+
 impl Converter<'_> {
-    pub(super) fn unnest(&self, _unnest: &Unnest) -> Result<Stream> {
-        Err(in_view("unnest"))
+    pub(super) fn unnest(&self, unnest: &Unnest) -> Result<Stream> {
+        let Some(hop) = recognise(unnest) else { return Err(in_view("unnest")) };
+        let schema = hop.projection.input.schema();
+        let mut input = Extended::new(self.convert(&hop.projection.input)?);
+        let time = input.add(expr::compile(hop.time, schema)?);
+        let input = input.finish()?;
+        let start = input.width();
+        let stream = input.hop(time, hop.size_us, hop.slide_us, hop.offset_us);
+        let mut columns = Vec::with_capacity(unnest.dependency_indices.len());
+        for (&from, field) in unnest.dependency_indices.iter().zip(unnest.schema.fields()) {
+            let e = match hop.projection.expr.get(from) {
+                Some(_) if from == hop.starts => expr::column(&stream.schema, start),
+                Some(e) => expr::compile(e, schema)?,
+                None => return Err(in_view("unnest")),
+            };
+            columns.push((e, field.name().clone()));
+        }
+        stream.project(columns).map_err(sql_error_from_datafusion)
     }
 
     pub(super) fn extension(&self, extension: &Extension) -> Result<Stream> {
         Err(in_view(format!("the operator {}", extension.node.name())))
+    }
+}
+
+fn recognise(unnest: &Unnest) -> Option<Hop<'_>> {
+    let LogicalPlan::Projection(projection) = unnest.input.as_ref() else { return None };
+    let [(starts, _)] = unnest.list_type_columns.as_slice() else { return None };
+    if !unnest.struct_type_columns.is_empty() {
+        return None;
+    }
+    let call = scalar_function(projection.expr.get(*starts)?)?;
+    if call.func.name() != HOP_WINDOWS {
+        return None;
+    }
+    let [time, slide, size, offset] = call.args.as_slice() else { return None };
+    Some(Hop {
+        projection,
+        starts: *starts,
+        time,
+        slide_us: literal(slide)?,
+        size_us: literal(size)?,
+        offset_us: literal(offset)?,
+    })
+}
+
+fn scalar_function(e: &Expr) -> Option<&ScalarFunction> {
+    match e {
+        Expr::ScalarFunction(f) => Some(f),
+        Expr::Alias(alias) => scalar_function(&alias.expr),
+        _ => None,
+    }
+}
+
+fn literal(e: &Expr) -> Option<i64> {
+    match e {
+        Expr::Literal(ScalarValue::Int64(v), _) => *v,
+        _ => None,
     }
 }

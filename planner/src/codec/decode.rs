@@ -1,0 +1,223 @@
+//! Messages → graph. Every position is checked against what it points into, so that a damaged graph
+//! is an error here and not a panic in an operator.
+
+use std::sync::Arc;
+
+use arrow::compute::SortOptions;
+use arrow::datatypes::{DataType, SchemaRef};
+use millrace_common::RelationId;
+use millrace_rpc::catalog::RowStorage;
+
+use crate::codec::expr::{decode_batch, decode_expr, decode_schema};
+use crate::codec::names::Numbered;
+use crate::codec::{CodecError, proto};
+use crate::graph::{
+    AccessClass, AggCall, AggFunc, Aggregate, Fragment, FragmentOutput, JobGraph, Join, JoinKind,
+    JoinSide, Node, Operator, RankFunction, RelationLayout, StateTable, TopN,
+};
+use crate::passes::prune::pair_schema;
+
+type Result<T> = std::result::Result<T, CodecError>;
+
+fn damaged(what: impl Into<String>) -> CodecError {
+    CodecError::Damaged(what.into())
+}
+
+/// A position below `bound`.
+fn position(p: u32, bound: usize, what: &str) -> Result<usize> {
+    let p = p as usize;
+    if p < bound { Ok(p) } else { Err(damaged(format!("{what} {p} of {bound}"))) }
+}
+
+fn positions(list: &[u32], bound: usize, what: &str) -> Result<Vec<usize>> {
+    list.iter().map(|&p| position(p, bound, what)).collect()
+}
+
+fn columns(list: &[u32], schema: &SchemaRef) -> Result<Vec<usize>> {
+    positions(list, schema.fields().len(), "column")
+}
+
+pub fn graph(g: &proto::JobGraph) -> Result<JobGraph> {
+    let output = g.output.as_ref().ok_or_else(|| damaged("no layout"))?;
+    let tables = g.tables.iter().map(table).collect::<Result<Vec<_>>>()?;
+    if tables.is_empty() || g.fragments.is_empty() {
+        return Err(damaged("no tables or fragments"));
+    }
+    let sizes = Sizes { tables: tables.len(), fragments: g.fragments.len() };
+    let fragments = g.fragments.iter().map(|f| fragment(f, sizes)).collect::<Result<_>>()?;
+    Ok(JobGraph { fragments, tables, output: layout(output)? })
+}
+
+/// What positions of tables and fragments are checked against.
+#[derive(Clone, Copy)]
+struct Sizes {
+    tables: usize,
+    fragments: usize,
+}
+
+impl Sizes {
+    fn table(self, t: u32) -> Result<usize> {
+        position(t, self.tables, "state table")
+    }
+}
+
+fn layout(l: &proto::RelationLayout) -> Result<RelationLayout> {
+    let schema = decode_schema(&l.schema)?;
+    Ok(RelationLayout {
+        storage: RowStorage::from_number(l.storage)?,
+        key: columns(&l.key, &schema)?,
+        distribution: columns(&l.distribution, &schema)?,
+        append_only: l.append_only,
+        schema,
+    })
+}
+
+fn table(t: &proto::StateTable) -> Result<StateTable> {
+    Ok(StateTable {
+        name: t.name.clone(),
+        class: AccessClass::from_number(t.class)?,
+        value_schema: decode_schema(&t.value_schema)?,
+        storage: RowStorage::from_number(t.storage)?,
+        relation: t.relation,
+    })
+}
+
+fn fragment(f: &proto::Fragment, sizes: Sizes) -> Result<Fragment> {
+    let mut nodes: Vec<Node> = Vec::with_capacity(f.nodes.len());
+    for n in &f.nodes {
+        let next = node(n, &nodes, sizes)?;
+        nodes.push(next);
+    }
+    let root = nodes.last().ok_or_else(|| damaged("a fragment without nodes"))?;
+    let output = match &f.exchange {
+        None => FragmentOutput::Relation,
+        Some(e) => FragmentOutput::Exchange {
+            to: position(e.to, sizes.fragments, "fragment")?,
+            hash: columns(&e.hash, &root.schema)?,
+        },
+    };
+    Ok(Fragment { nodes, singleton: f.singleton, output })
+}
+
+fn node(n: &proto::Node, before: &[Node], sizes: Sizes) -> Result<Node> {
+    let inputs = positions(&n.inputs, before.len(), "input")?;
+    let schemas: Vec<&SchemaRef> = inputs.iter().map(|&i| &before[i].schema).collect();
+    let op = n.op.as_ref().ok_or_else(|| damaged("a node without an operator"))?;
+    let op = operator(op, &schemas, sizes)?;
+    Ok(Node { op, inputs, schema: decode_schema(&n.schema)?, append_only: n.append_only })
+}
+
+fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result<Operator> {
+    use proto::Operator as In;
+    let leaf = |l: &proto::Leaf| {
+        (RelationId(l.relation), l.columns.iter().map(|&c| c as usize).collect())
+    };
+    Ok(match (op, inputs) {
+        (In::Subscribe(l), []) => {
+            let (relation, columns) = leaf(l);
+            Operator::Subscribe { relation, columns }
+        }
+        (In::Source(l), []) => {
+            let (relation, columns) = leaf(l);
+            Operator::Source { relation, columns }
+        }
+        (In::Exchange(f), []) => {
+            Operator::Exchange { fragment: position(*f, sizes.fragments, "fragment")? }
+        }
+        (In::Values(bytes), []) => Operator::Values { batch: decode_batch(bytes)? },
+        (In::Filter(e), [input]) => match e.exprs.as_slice() {
+            [one] => Operator::Filter { predicate: decode_expr(one, input)? },
+            _ => return Err(damaged("a filter without one predicate")),
+        },
+        (In::Project(e), [input]) => Operator::Project {
+            exprs: e.exprs.iter().map(|e| decode_expr(e, input)).collect::<Result<_>>()?,
+        },
+        (In::Union(_), _) => Operator::Union,
+        (In::Hop(h), [input]) => Operator::Hop {
+            time_column: position(h.time_column, input.fields().len(), "column")?,
+            size_us: h.size_us,
+            slide_us: h.slide_us,
+            offset_us: h.offset_us,
+        },
+        (In::Aggregate(a), [input]) => Operator::Aggregate(aggregate(a, input, sizes)?),
+        (In::Join(j), [left, right]) => Operator::Join(join(j, left, right, sizes)?),
+        (In::TopN(t), [input]) => Operator::TopN(top_n(t, input, sizes)?),
+        (In::Materialize(_), [_]) => Operator::Materialize,
+        (In::Blackhole(_), [_]) => Operator::Blackhole,
+        _ => return Err(damaged("an operator with the wrong number of inputs")),
+    })
+}
+
+fn aggregate(a: &proto::Aggregate, input: &SchemaRef, sizes: Sizes) -> Result<Aggregate> {
+    Ok(Aggregate {
+        group: columns(&a.group, input)?,
+        vnode: columns(&a.vnode, input)?,
+        calls: a.calls.iter().map(|c| call(c, input, sizes)).collect::<Result<_>>()?,
+        table: sizes.table(a.table)?,
+    })
+}
+
+fn call(c: &proto::AggCall, input: &SchemaRef, sizes: Sizes) -> Result<AggCall> {
+    let column = |c: u32| position(c, input.fields().len(), "column");
+    Ok(AggCall {
+        func: AggFunc::from_number(c.func)?,
+        arg: c.arg.map(column).transpose()?,
+        distinct: c.distinct,
+        filter: c.filter.map(column).transpose()?,
+        output_type: data_type(&c.output_type)?,
+        value_table: c.value_table.map(|t| sizes.table(t)).transpose()?,
+        value_descending: c.value_descending,
+    })
+}
+
+fn data_type(bytes: &[u8]) -> Result<DataType> {
+    let schema = decode_schema(bytes)?;
+    let field = schema.fields().first().ok_or_else(|| damaged("no output type"))?;
+    Ok(field.data_type().clone())
+}
+
+fn side(s: Option<&proto::JoinSide>, input: &SchemaRef, sizes: Sizes) -> Result<JoinSide> {
+    let s = s.ok_or_else(|| damaged("a join without a side"))?;
+    Ok(JoinSide {
+        keys: columns(&s.keys, input)?,
+        vnode: columns(&s.vnode, input)?,
+        table: sizes.table(s.table)?,
+        storage: RowStorage::from_number(s.storage)?,
+        unique_key: columns(&s.unique_key, input)?,
+        unique_per_key: s.unique_per_key,
+    })
+}
+
+fn join(j: &proto::Join, left: &SchemaRef, right: &SchemaRef, sizes: Sizes) -> Result<Join> {
+    let pair = Arc::new(pair_schema(left, right));
+    // The mark column lies behind the left ones, so the pair's width bounds every kind's output.
+    let bound = pair.fields().len().max(left.fields().len() + 1);
+    Ok(Join {
+        kind: JoinKind::from_number(j.kind)?,
+        left: side(j.left.as_ref(), left, sizes)?,
+        right: side(j.right.as_ref(), right, sizes)?,
+        residual: j.residual.as_ref().map(|e| decode_expr(e, &pair)).transpose()?,
+        null_aware: j.null_aware,
+        null_equals_null: j.null_equals_null,
+        output: positions(&j.output, bound, "join column")?,
+    })
+}
+
+fn top_n(t: &proto::TopN, input: &SchemaRef, sizes: Sizes) -> Result<TopN> {
+    let order = |o: &proto::Order| {
+        let column = position(o.column, input.fields().len(), "column")?;
+        Ok((column, SortOptions { descending: o.descending, nulls_first: o.nulls_first }))
+    };
+    Ok(TopN {
+        group: columns(&t.group, input)?,
+        vnode: columns(&t.vnode, input)?,
+        order: t.order.iter().map(order).collect::<Result<_>>()?,
+        offset: t.offset,
+        limit: t.limit,
+        rank: RankFunction::from_number(t.rank)?,
+        emit_rank: t.emit_rank,
+        table: sizes.table(t.table)?,
+        storage: RowStorage::from_number(t.storage)?,
+        unique_key: columns(&t.unique_key, input)?,
+    })
+}

@@ -1,0 +1,176 @@
+//! Graph → messages.
+
+use arrow::datatypes::{DataType, Field, Schema};
+
+use crate::codec::expr::{encode_batch, encode_expr, encode_schema};
+use crate::codec::names::Numbered;
+use crate::codec::{CodecError, proto};
+use crate::graph::{
+    AggCall, Aggregate, Fragment, FragmentOutput, Join, JobGraph, JoinSide, Node, Operator,
+    RelationLayout, StateTable, TopN,
+};
+
+type Result<T> = std::result::Result<T, CodecError>;
+
+pub fn graph(g: &JobGraph) -> Result<proto::JobGraph> {
+    Ok(proto::JobGraph {
+        fragments: g.fragments.iter().map(fragment).collect::<Result<_>>()?,
+        tables: g.tables.iter().map(table).collect::<Result<_>>()?,
+        output: Some(layout(&g.output)?),
+    })
+}
+
+fn position(p: usize) -> Result<u32> {
+    u32::try_from(p).map_err(|_| CodecError::Encode(format!("position {p}")))
+}
+
+fn positions(list: &[usize]) -> Result<Vec<u32>> {
+    list.iter().map(|&p| position(p)).collect()
+}
+
+fn optional(p: Option<usize>) -> Result<Option<u32>> {
+    p.map(position).transpose()
+}
+
+fn layout(l: &RelationLayout) -> Result<proto::RelationLayout> {
+    Ok(proto::RelationLayout {
+        schema: encode_schema(&l.schema)?,
+        storage: l.storage.number()?,
+        key: positions(&l.key)?,
+        distribution: positions(&l.distribution)?,
+        append_only: l.append_only,
+    })
+}
+
+fn table(t: &StateTable) -> Result<proto::StateTable> {
+    Ok(proto::StateTable {
+        name: t.name.clone(),
+        class: t.class.number()?,
+        value_schema: encode_schema(&t.value_schema)?,
+        storage: t.storage.number()?,
+        relation: t.relation,
+    })
+}
+
+fn fragment(f: &Fragment) -> Result<proto::Fragment> {
+    let exchange = match &f.output {
+        FragmentOutput::Relation => None,
+        FragmentOutput::Exchange { to, hash } => {
+            Some(proto::ExchangeOutput { to: position(*to)?, hash: positions(hash)? })
+        }
+    };
+    let nodes = f.nodes.iter().map(node).collect::<Result<_>>()?;
+    Ok(proto::Fragment { nodes, singleton: f.singleton, exchange })
+}
+
+fn node(n: &Node) -> Result<proto::Node> {
+    Ok(proto::Node {
+        inputs: positions(&n.inputs)?,
+        schema: encode_schema(&n.schema)?,
+        append_only: n.append_only,
+        op: Some(operator(&n.op)?),
+    })
+}
+
+fn operator(op: &Operator) -> Result<proto::Operator> {
+    use proto::Operator as Out;
+    let nothing = proto::Nothing {};
+    Ok(match op {
+        Operator::Subscribe { relation, columns } => {
+            Out::Subscribe(proto::Leaf { relation: relation.0, columns: positions(columns)? })
+        }
+        Operator::Source { relation, columns } => {
+            Out::Source(proto::Leaf { relation: relation.0, columns: positions(columns)? })
+        }
+        Operator::Exchange { fragment } => Out::Exchange(position(*fragment)?),
+        Operator::Values { batch } => Out::Values(encode_batch(batch)?),
+        Operator::Filter { predicate } => {
+            Out::Filter(proto::Expressions { exprs: vec![encode_expr(predicate)?] })
+        }
+        Operator::Project { exprs } => Out::Project(proto::Expressions {
+            exprs: exprs.iter().map(encode_expr).collect::<Result<_>>()?,
+        }),
+        Operator::Union => Out::Union(nothing),
+        Operator::Hop { time_column, size_us, slide_us, offset_us } => Out::Hop(proto::Hop {
+            time_column: position(*time_column)?,
+            size_us: *size_us,
+            slide_us: *slide_us,
+            offset_us: *offset_us,
+        }),
+        Operator::Aggregate(a) => Out::Aggregate(aggregate(a)?),
+        Operator::Join(j) => Out::Join(join(j)?),
+        Operator::TopN(t) => Out::TopN(top_n(t)?),
+        Operator::Materialize => Out::Materialize(nothing),
+        Operator::Blackhole => Out::Blackhole(nothing),
+    })
+}
+
+fn aggregate(a: &Aggregate) -> Result<proto::Aggregate> {
+    Ok(proto::Aggregate {
+        group: positions(&a.group)?,
+        vnode: positions(&a.vnode)?,
+        calls: a.calls.iter().map(call).collect::<Result<_>>()?,
+        table: position(a.table)?,
+    })
+}
+
+fn call(c: &AggCall) -> Result<proto::AggCall> {
+    Ok(proto::AggCall {
+        func: c.func.number()?,
+        arg: optional(c.arg)?,
+        distinct: c.distinct,
+        filter: optional(c.filter)?,
+        output_type: data_type(&c.output_type)?,
+        value_table: optional(c.value_table)?,
+        value_descending: c.value_descending,
+    })
+}
+
+fn data_type(t: &DataType) -> Result<prost::bytes::Bytes> {
+    encode_schema(&Schema::new(vec![Field::new("", t.clone(), true)]))
+}
+
+fn side(s: &JoinSide) -> Result<proto::JoinSide> {
+    Ok(proto::JoinSide {
+        keys: positions(&s.keys)?,
+        vnode: positions(&s.vnode)?,
+        table: position(s.table)?,
+        storage: s.storage.number()?,
+        unique_key: positions(&s.unique_key)?,
+        unique_per_key: s.unique_per_key,
+    })
+}
+
+fn join(j: &Join) -> Result<proto::Join> {
+    Ok(proto::Join {
+        kind: j.kind.number()?,
+        left: Some(side(&j.left)?),
+        right: Some(side(&j.right)?),
+        residual: j.residual.as_ref().map(encode_expr).transpose()?,
+        null_aware: j.null_aware,
+        null_equals_null: j.null_equals_null,
+        output: positions(&j.output)?,
+    })
+}
+
+fn top_n(t: &TopN) -> Result<proto::TopN> {
+    let order = |(column, options): &(usize, arrow::compute::SortOptions)| {
+        Ok(proto::Order {
+            column: position(*column)?,
+            descending: options.descending,
+            nulls_first: options.nulls_first,
+        })
+    };
+    Ok(proto::TopN {
+        group: positions(&t.group)?,
+        vnode: positions(&t.vnode)?,
+        order: t.order.iter().map(order).collect::<Result<_>>()?,
+        offset: t.offset,
+        limit: t.limit,
+        rank: t.rank.number()?,
+        emit_rank: t.emit_rank,
+        table: position(t.table)?,
+        storage: t.storage.number()?,
+        unique_key: positions(&t.unique_key)?,
+    })
+}

@@ -1,0 +1,122 @@
+//! The stream planner as a whole: SQL in, pinned plans out; stored graphs load as they were.
+
+mod common;
+
+use common::{compare, explain, plan, tests_dir};
+use millrace_common::SqlState;
+use millrace_planner::codec::{CodecError, decode_graph, encode_graph};
+use millrace_planner::graph::JobGraph;
+
+const NEXMARK: [&str; 12] =
+    ["q0", "q1", "q2", "q3", "q4", "q5", "q7", "q8", "q9", "q18", "q19", "q20"];
+
+fn nexmark(query: &str) -> String {
+    let file = tests_dir().join(format!("nexmark/{query}.sql"));
+    std::fs::read_to_string(&file).expect("the query's text")
+}
+
+/// The named queries of `shapes.sql`.
+fn shapes() -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(tests_dir().join("shapes.sql")).expect("shapes.sql");
+    let mut shapes = Vec::new();
+    let mut lines = text.lines();
+    while let (Some(name), Some(sql)) = (lines.next(), lines.next()) {
+        shapes.push((name.trim_start_matches("-- ").to_owned(), sql.to_owned()));
+    }
+    shapes
+}
+
+fn all_graphs() -> Vec<(String, JobGraph)> {
+    let queries = NEXMARK.iter().map(|q| ((*q).to_owned(), nexmark(q)));
+    let planned = queries.chain(shapes()).map(|(name, sql)| {
+        let graph = plan(&sql).unwrap_or_else(|e| panic!("{name}: {e}"));
+        (name, graph)
+    });
+    planned.collect()
+}
+
+#[test]
+fn nexmark_plans_are_pinned() {
+    let mut failures = Vec::new();
+    for query in NEXMARK {
+        let text = match plan(&nexmark(query)) {
+            Ok(graph) => explain(&graph),
+            Err(e) => format!("error: {e:?}\n"),
+        };
+        failures.extend(compare(&format!("snapshots/nexmark/{query}.txt"), &text).err());
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn shapes_are_pinned() {
+    let mut text = String::new();
+    for (name, sql) in shapes() {
+        let plan = match plan(&sql) {
+            Ok(graph) => explain(&graph),
+            Err(e) => format!("error: {e:?}\n"),
+        };
+        text.push_str(&format!("-- {name}\n{sql}\n\n{plan}\n"));
+    }
+    compare("snapshots/shapes.txt", &text).unwrap();
+}
+
+#[test]
+fn a_stored_graph_loads_as_it_was() {
+    for (name, graph) in all_graphs() {
+        let bytes = encode_graph(&graph).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let loaded = decode_graph(&bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(explain(&graph), explain(&loaded), "{name}");
+        assert_eq!(format!("{graph:?}"), format!("{loaded:?}"), "{name}");
+        assert_eq!(bytes, encode_graph(&loaded).unwrap(), "{name}: encoding again differs");
+    }
+}
+
+/// Every format version that ever was loads for ever. Version 1 is q9's graph.
+#[test]
+fn golden_graphs_load() {
+    let graph = plan(&nexmark("q9")).unwrap();
+    let file = tests_dir().join("golden/graph_v1.bin");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&file, encode_graph(&graph).unwrap()).unwrap();
+    }
+    let loaded = decode_graph(&std::fs::read(&file).unwrap()).unwrap();
+    compare("golden/graph_v1.txt", &explain(&loaded)).unwrap();
+}
+
+#[test]
+fn damaged_graphs_are_errors() {
+    let bytes = encode_graph(&plan(&nexmark("q4")).unwrap()).unwrap();
+    assert!(matches!(decode_graph(&[8, 99]), Err(CodecError::Version(99))));
+    let mut damaged = bytes.to_vec();
+    for i in (0..damaged.len()).step_by(13) {
+        assert!(decode_graph(&damaged[..i]).is_err(), "cut at {i}");
+        damaged[i] ^= 0x55;
+        assert!(decode_graph(&damaged).is_err(), "byte {i}");
+        damaged[i] ^= 0x55;
+    }
+}
+
+/// What a view cannot have says so by name.
+#[test]
+fn refusals_name_the_feature() {
+    let cases = [
+        ("SELECT id, now() FROM item", "now()"),
+        ("SELECT id, random() FROM item", "random()"),
+        ("SELECT id, lag(amount) OVER (ORDER BY id) FROM orders", "lag"),
+        ("SELECT id, sum(amount) OVER (PARTITION BY item_id) AS s FROM orders", "sum"),
+        ("SELECT item_id, stddev(rate) FROM orders GROUP BY item_id", "stddev"),
+        ("SELECT item_id, count(*) FROM orders GROUP BY ROLLUP (item_id)", "ROLLUP"),
+    ];
+    for (sql, name) in cases {
+        let e = plan(sql).expect_err(sql);
+        assert_eq!(e.state, SqlState::FEATURE_NOT_SUPPORTED, "{sql}: {e}");
+        assert!(e.message.contains(name), "{sql}: {e}");
+    }
+}
+
+#[test]
+fn a_view_cannot_have_two_columns_of_one_name() {
+    let e = plan("SELECT id, name AS id FROM item").unwrap_err();
+    assert_eq!(e.state, SqlState::DUPLICATE_COLUMN);
+}
