@@ -24,13 +24,16 @@ impl Catalog {
         relations: BTreeMap<RelationId, Arc<Relation>>,
         schemas: BTreeSet<String>,
         settings: BTreeMap<String, String>,
+        inputs: impl Fn(RelationId) -> Vec<RelationId>,
     ) -> Catalog {
         let mut names: HashMap<String, HashMap<String, RelationId>> = HashMap::new();
         let mut dependants: HashMap<RelationId, Vec<RelationId>> = HashMap::new();
         for (id, relation) in &relations {
             names.entry(relation.schema.clone()).or_default().insert(relation.name.clone(), *id);
-            for dep in &relation.depends_on {
-                dependants.entry(RelationId(*dep)).or_default().push(*id);
+            let named = relation.depends_on.iter().copied().map(RelationId);
+            let all: BTreeSet<RelationId> = named.chain(inputs(*id)).collect();
+            for dep in all {
+                dependants.entry(dep).or_default().push(*id);
             }
         }
         Catalog { version, relations, names, schemas, dependants, settings }
@@ -62,7 +65,7 @@ impl Catalog {
         self.schemas.contains(name)
     }
 
-    /// Relations that name this one directly.
+    /// Relations that name this one directly, or read it through a plain view.
     pub fn dependants(&self, id: RelationId) -> &[RelationId] {
         self.dependants.get(&id).map_or(&[], Vec::as_slice)
     }

@@ -13,11 +13,27 @@
 //! ```
 
 pub mod catalog;
+mod compact;
+mod driver;
 pub mod env;
 pub mod error;
+pub mod exact;
+pub mod fold;
+mod gc;
+pub mod invariants;
+mod job;
+pub mod log;
 pub mod meta;
+pub mod objects;
+mod read;
+pub mod schedule;
 pub mod settings;
+mod shared;
+mod source;
+pub mod state;
 pub mod status;
+pub mod timeline;
+mod waits;
 
 pub use catalog::Catalog;
 pub use env::{Env, SystemEnv};

@@ -1,21 +1,32 @@
-//! The handle everybody holds.
+//! The handle everybody holds: opening, DDL, reads, and the service workers call.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
-use millrace_rpc::catalog::Relation;
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::log::{
+    CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry, RaiseGenerations,
+    SetSetting,
+};
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
-use millrace_rpc::version::{StatementId, VersionEdit};
+use millrace_rpc::version::{JobVersion, StatementId, VersionEdit};
+use millrace_storage::table::StateClass;
 use object_store::ObjectStore;
 use prost::bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
+use crate::compact::{Scheduler, TableClass};
 use crate::env::{Env, SystemEnv};
-use crate::settings::Settings;
-use crate::status::JobStatus;
+use crate::error::VoidReason;
+use crate::gc::Collector;
+use crate::log::{LogStore, LogWriter, SnapshotPolicy, WriterOptions};
+use crate::read;
+use crate::settings::{self, Settings};
+use crate::shared::{Follower, Services, Shared};
+use crate::status::{JobState, JobStatus};
 
 /// How to open the log.
 pub struct MetaOptions {
@@ -25,11 +36,24 @@ pub struct MetaOptions {
     pub parallelism: usize,
     /// Settings of the command line, below those set by SQL.
     pub settings: BTreeMap<String, String>,
+    pub snapshots: SnapshotPolicy,
+    /// How a state table is used. Standalone asks the state store; the default treats all alike.
+    pub table_class: TableClass,
+    /// Whether a local reader still holds an object that the log has given up.
+    pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
 impl MetaOptions {
     pub fn new(store: Arc<dyn ObjectStore>) -> MetaOptions {
-        MetaOptions { store, env: Arc::new(SystemEnv), parallelism: 2, settings: BTreeMap::new() }
+        MetaOptions {
+            store,
+            env: Arc::new(SystemEnv),
+            parallelism: 2,
+            settings: BTreeMap::new(),
+            snapshots: SnapshotPolicy::default(),
+            table_class: Arc::new(|_, _| StateClass::PointUpdate),
+            pinned: Arc::new(|_| false),
+        }
     }
 }
 
@@ -42,78 +66,158 @@ pub struct CreateOptions {
     pub if_not_exists: bool,
 }
 
-pub struct Meta {}
+/// How long a CREATE TABLE waits for the table's tasks; the table exists whatever comes of it.
+const TABLE_START_LIMIT: Duration = Duration::from_secs(10);
+/// How long `start` waits for the jobs' first start.
+const START_LIMIT: Duration = Duration::from_secs(5);
 
-fn missing() -> SqlError {
-    SqlError::unsupported("this build of meta")
+/// Leads one object store, until dropped or deposed.
+pub struct Meta {
+    shared: Arc<Shared>,
+    store: LogStore,
+    term: u64,
+    table_class: TableClass,
+    pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
 impl Meta {
-    /// Probes the store, reads the log and takes the lead.
+    /// Probes the store, reads the log and takes the lead: one record raises the term, fences every
+    /// earlier process and all its jobs' generations.
     pub async fn open(options: MetaOptions) -> Result<Arc<Meta>, SqlError> {
-        let _ = options;
-        Err(missing())
+        let store = LogStore::new(options.store);
+        let (opened, ()) = futures::try_join!(store.open(), store.probe(options.env.random()))?;
+        let shared = Shared::new(Arc::clone(&options.env), options.parallelism, options.settings);
+        let retention = Arc::downgrade(&shared);
+        let writer = WriterOptions {
+            env: options.env,
+            policy: options.snapshots,
+            log_retention: Box::new(move || {
+                retention.upgrade().map_or(Duration::MAX, |s| s.settings().log_retention)
+            }),
+            observer: Arc::new(Follower(Arc::downgrade(&shared))),
+        };
+        let raise = Entry::RaiseGenerations(RaiseGenerations { jobs: Vec::new() });
+        let state = Arc::clone(&shared.state);
+        let (log, term) = LogWriter::lead(store.clone(), opened, state, vec![raise], writer).await?;
+        shared.set_log(log);
+        shared.refresh();
+        let (table_class, pinned) = (options.table_class, options.pinned);
+        Ok(Arc::new(Meta { shared, store, term, table_class, pinned }))
     }
 
-    /// Names this process's objects: `data/<incarnation>/…`.
+    /// Names this process's objects: `data/<incarnation>/…`. It is the leader's term.
     pub fn incarnation(&self) -> u64 {
-        0
+        self.term
     }
 
-    /// Starts a driver for every job. Returns when the tables' tasks run (or failed to start).
+    /// Starts a driver for every job, from its committed version and stored graph. Returns when all have
+    /// started or failed to, or after a few seconds: a job that hangs holds nobody up.
     pub async fn start(
         self: &Arc<Self>,
         compute: Arc<dyn ComputeService>,
         compactor: Arc<dyn CompactorService>,
     ) -> Result<(), SqlError> {
-        let _ = (compute, compactor);
-        Err(missing())
+        if self.shared.services.set(Services { compute, compactor }).is_err() {
+            return Err(SqlError::internal("meta was started twice"));
+        }
+        self.shared.sync_tasks();
+        let collector = Collector {
+            shared: Arc::clone(&self.shared),
+            store: self.store.clone(),
+            incarnation: self.term,
+            pinned: Arc::clone(&self.pinned),
+        };
+        let scheduler = Scheduler::new(Arc::clone(&self.shared), Arc::clone(&self.table_class));
+        let shutdown = &self.shared.shutdown;
+        tokio::spawn(shutdown.clone().run_until_cancelled_owned(collector.run()));
+        tokio::spawn(shutdown.clone().run_until_cancelled_owned(scheduler.run()));
+        let ids: Vec<JobId> = self.shared.state.read().jobs.keys().copied().collect();
+        let handles = ids.into_iter().filter_map(|id| self.shared.job(id)).collect::<Vec<_>>();
+        futures::future::join_all(handles.iter().map(|h| h.wait_attempted(START_LIMIT))).await;
+        Ok(())
     }
 
     /// Stops all drivers; nothing durable needs it.
-    pub async fn shutdown(&self) {}
+    pub async fn shutdown(&self) {
+        self.shared.shutdown.cancel();
+        self.shared.bump();
+    }
 
     /// The catalog after the newest record.
     pub fn catalog(&self) -> Arc<Catalog> {
-        Arc::default()
+        self.shared.catalog()
     }
 
     pub fn settings(&self) -> Settings {
-        Settings::resolve(&BTreeMap::new(), &BTreeMap::new())
+        self.shared.settings()
     }
 
     /// Durable when it returns; the job starts by itself (a table's is running when this returns).
     /// `relation.id`, `first_table_id`, `table_count` and `created_epoch` are filled in here.
     pub async fn create_relation(
         &self,
-        relation: Relation,
+        mut relation: Relation,
         options: CreateOptions,
     ) -> Result<RelationId, SqlError> {
-        let _ = (relation, options);
-        Err(missing())
+        if options.if_not_exists
+            && let Some(found) = self.catalog().by_name(&relation.schema, &relation.name)
+        {
+            return Ok(RelationId(found.id));
+        }
+        relation.table_count = options.table_count;
+        let (schema, name) = (relation.schema.clone(), relation.name.clone());
+        let is_table = relation.kind() == RelationKind::Table;
+        let entry = CreateRelation { relation, or_replace: options.or_replace };
+        let verdict = self.shared.log()?.append(Entry::CreateRelation(entry)).await?;
+        let id = match verdict {
+            Ok(applied) => applied.relation.ok_or_else(|| SqlError::internal("a creation without an id"))?,
+            Err(VoidReason::DuplicateRelation(_)) if options.if_not_exists => {
+                let catalog = self.catalog();
+                let found = catalog.by_name(&schema, &name);
+                return found.map(|r| RelationId(r.id)).ok_or_else(|| {
+                    SqlError::new(SqlState::SERIALIZATION_FAILURE, format!("\"{name}\" was dropped concurrently"))
+                });
+            }
+            Err(void) => return Err(void.into()),
+        };
+        if is_table && let Some(handle) = self.shared.job(id) {
+            handle.wait_attempted(TABLE_START_LIMIT).await;
+        }
+        Ok(id)
     }
 
     /// All or none; error 2BP01 when something outside the list depends on one inside
-    /// (see `Catalog::cascade`). Never waits for a barrier.
+    /// (see `Catalog::cascade`). Never waits for a barrier or a job.
     pub async fn drop_relations(&self, ids: &[RelationId]) -> Result<(), SqlError> {
-        let _ = ids;
-        Err(missing())
+        self.apply(Entry::DropRelations(DropRelations { ids: ids.iter().map(|i| i.0).collect() })).await
     }
 
     pub async fn create_schema(&self, name: &str, if_not_exists: bool) -> Result<(), SqlError> {
-        let _ = (name, if_not_exists);
-        Err(missing())
+        let entry = Entry::CreateSchema(CreateSchema { name: name.to_owned() });
+        match self.shared.log()?.append(entry).await? {
+            Err(VoidReason::DuplicateSchema(_)) if if_not_exists => Ok(()),
+            Err(void) => Err(void.into()),
+            Ok(_) => Ok(()),
+        }
     }
 
+    /// `cascade`: with all relations in it and everything that depends on them.
     pub async fn drop_schema(&self, name: &str, cascade: bool) -> Result<(), SqlError> {
-        let _ = (name, cascade);
-        Err(missing())
+        self.apply(Entry::DropSchema(DropSchema { name: name.to_owned(), cascade })).await
     }
 
     /// A cluster-wide setting; `None` resets it.
     pub async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError> {
-        let _ = (name, value);
-        Err(missing())
+        match value {
+            Some(value) => drop(settings::parse(name, value)?),
+            None => drop(settings::find(name)?),
+        }
+        let value = value.map(str::to_owned);
+        self.apply(Entry::SetSetting(SetSetting { name: name.to_owned(), value })).await
+    }
+
+    async fn apply(&self, entry: Entry) -> Result<(), SqlError> {
+        self.shared.log()?.apply(entry).await.map(drop)
     }
 
     /// Returns when the relation has caught up for the first time, or with the error that its job
@@ -123,64 +227,91 @@ impl Meta {
         id: RelationId,
         cancel: &CancellationToken,
     ) -> Result<(), SqlError> {
-        let _ = (id, cancel);
-        Err(missing())
+        read::wait_created(&self.shared, id, cancel).await
     }
 
     /// The newest epoch at which all these relations (no plain views) are exact and, if `fresh`, that
-    /// is not older than anything acknowledged before the call. `timeout`: default
-    /// `read_wait_timeout`. Dropping the future cancels.
+    /// misses nothing acknowledged before the call. `timeout`: default `read_wait_timeout`. Dropping the
+    /// future cancels.
     pub async fn read_epoch(
         &self,
         relations: &[RelationId],
         timeout: Option<Duration>,
         fresh: bool,
     ) -> Result<Epoch, SqlError> {
-        let _ = (relations, timeout, fresh);
-        Err(missing())
+        read::read_epoch(&self.shared, relations, timeout, fresh).await
     }
 
     /// Returns when every running job has committed everything acknowledged before the call.
     pub async fn flush(&self) -> Result<(), SqlError> {
-        Err(missing())
+        read::flush(&self.shared).await
     }
 
     pub fn job_statuses(&self) -> Vec<JobStatus> {
-        Vec::new()
+        let ids: Vec<RelationId> = self.shared.state.read().jobs.keys().copied().collect();
+        ids.into_iter().filter_map(|id| self.job_status(id)).collect()
     }
 
     pub fn job_status(&self, id: RelationId) -> Option<JobStatus> {
-        let _ = id;
-        None
+        let handle = self.shared.job(id);
+        let state = self.shared.state.read();
+        let job = state.jobs.get(&id)?;
+        let frontier = state.frontier(id);
+        let newest = state.newest_root_change(&state.closure(&[id]));
+        let lag_ms = newest.millis().saturating_sub(frontier.unwrap_or(newest).millis());
+        Some(JobStatus {
+            relation: id,
+            state: handle.as_ref().map_or(JobState::Starting, |h| h.state()),
+            generation: Generation(job.version.generation),
+            epoch: Epoch(job.version.epoch),
+            frontier,
+            lag_ms,
+            row_count: job.version.row_count,
+            counters: handle.map(|h| h.counters()).unwrap_or_default(),
+        })
     }
 
     /// The newest epoch at which the relation is exact; `None`: none yet, or no such relation.
     pub fn frontier(&self, id: RelationId) -> Option<Epoch> {
-        let _ = id;
-        None
+        self.shared.state.read().frontier(id)
     }
 
     /// The log's head: the newest durable epoch.
     pub fn head(&self) -> Epoch {
-        Epoch::ZERO
+        self.shared.head()
     }
 
     /// The epoch a statement was committed at, if it is among the newest that were.
     pub fn statement_epoch(&self, id: StatementId) -> Option<Epoch> {
-        let _ = id;
-        None
+        self.shared.state.read().statements.get(id)
+    }
+
+    /// The committed version of a job, for EXPLAIN ANALYZE and tests.
+    pub fn version(&self, id: JobId) -> Option<Arc<JobVersion>> {
+        self.shared.state.read().jobs.get(&id).map(|j| Arc::clone(&j.version))
     }
 
     /// Completes when another server has taken over this store: nothing is acknowledged any more.
     pub async fn deposed(&self) -> SqlError {
-        missing()
+        match self.shared.log() {
+            Ok(log) => log.deposed().await.into(),
+            Err(error) => error,
+        }
+    }
+}
+
+impl Drop for Meta {
+    fn drop(&mut self) {
+        self.shared.shutdown.cancel();
     }
 }
 
 #[async_trait::async_trait]
 impl MetaService for Meta {
     fn request_cut(&self, job: JobId) {
-        let _ = job;
+        if let Some(handle) = self.shared.job(job) {
+            handle.request_cut();
+        }
     }
 
     async fn commit_edit(
@@ -189,21 +320,23 @@ impl MetaService for Meta {
         generation: Generation,
         edit: VersionEdit,
     ) -> Result<bool, SqlError> {
-        let _ = (job, generation, edit);
-        Err(missing())
+        let entry = EditVersion { job: job.0, generation: generation.0, edit, horizon: 0 };
+        Ok(self.shared.log()?.append(Entry::EditVersion(entry)).await?.is_ok())
     }
 
     fn report_failure(&self, job: JobId, generation: Generation, error: SqlError) {
-        let _ = (job, generation, error);
+        if let Some(handle) = self.shared.job(job) {
+            handle.report_failure(generation, error);
+        }
     }
 
     fn source_offsets(&self, source: RelationId, epoch: Epoch) -> Vec<(u32, u64)> {
-        let _ = (source, epoch);
-        Vec::new()
+        let state = self.shared.state.read();
+        let Some(record) = state.sources.get(&source) else { return Vec::new() };
+        record.offsets_at(epoch).iter().map(|o| (o.split, o.offset)).collect()
     }
 
     fn graph(&self, relation: RelationId) -> Option<Bytes> {
-        let _ = relation;
-        None
+        self.shared.state.read().relations.get(&relation).map(|r| r.graph.clone())
     }
 }

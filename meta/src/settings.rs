@@ -92,14 +92,19 @@ impl Settings {
     }
 }
 
-/// Checks a value of the setting `name`.
-pub fn parse(name: &str, value: &str) -> Result<Duration, SqlError> {
-    let setting = SETTINGS.iter().find(|s| s.name == name).ok_or_else(|| {
+/// The setting of this name.
+pub fn find(name: &str) -> Result<&'static Setting, SqlError> {
+    SETTINGS.iter().find(|s| s.name == name).ok_or_else(|| {
         SqlError::new(
             SqlState::UNDEFINED_OBJECT,
             format!("unrecognized configuration parameter \"{name}\""),
         )
-    })?;
+    })
+}
+
+/// Checks a value of the setting `name`.
+pub fn parse(name: &str, value: &str) -> Result<Duration, SqlError> {
+    let setting = find(name)?;
     let duration = parse_duration(value).ok_or_else(|| {
         SqlError::new(
             SqlState::INVALID_PARAMETER_VALUE,

@@ -215,6 +215,9 @@ pub struct JobSnapshot {
     pub timeline: TimelineSnapshot,
     #[prost(uint64, tag = "4")]
     pub horizon: u64,
+    /// The relations it reads, as they were when it was created.
+    #[prost(uint32, repeated, tag = "5")]
+    pub inputs: Vec<u32>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

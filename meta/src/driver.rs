@@ -1,0 +1,288 @@
+//! One task per job: starts its tasks, cuts its epochs, commits them, and starts it again when it fails.
+//!
+//! A driver shares with other drivers only the log writer and the state's lock, neither of which ever
+//! waits for a job: a job that hangs or fails delays nobody. A cancelled driver (DROP) stops at its next
+//! await, whatever it awaits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_common::{Epoch, Generation, SqlError, SqlState};
+use millrace_rpc::log::{Entry, RaiseGenerations, StartBackfill};
+use millrace_rpc::services::{ComputeService, Cut, StartJob, Verdict};
+use millrace_rpc::version::JobCommit;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::env::Env;
+use crate::error::VoidReason;
+use crate::job::{JobHandle, Sealed};
+use crate::schedule::{Step, next_step};
+use crate::shared::Shared;
+use crate::status::JobState;
+
+const BACKOFF_MIN: Duration = Duration::from_millis(200);
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// How long a failed generation may take to stop before the next one starts all the same: what it
+/// still does is fenced by its generation.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// How long a job waits for its inputs' first start.
+const INPUT_START_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a generation ended.
+enum Ended {
+    Failed(SqlError),
+    /// The log is closed: another leader.
+    Closed(SqlError),
+}
+
+impl From<SqlError> for Ended {
+    fn from(error: SqlError) -> Ended {
+        Ended::Failed(error)
+    }
+}
+
+pub struct Driver {
+    pub shared: Arc<Shared>,
+    pub handle: Arc<JobHandle>,
+    pub compute: Arc<dyn ComputeService>,
+}
+
+impl Driver {
+    /// Runs until the job is dropped or the server stops.
+    pub async fn run(self) {
+        let cancel = self.handle.cancel.clone();
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => {}
+            () = self.supervise() => {}
+        }
+        self.handle.set_attempted();
+        if let Some(generation) = self.handle.generation() {
+            self.compute.stop_job(self.handle.id, generation).await;
+        }
+    }
+
+    /// Generation after generation.
+    async fn supervise(&self) {
+        self.await_inputs_started().await;
+        let mut failures = 0;
+        loop {
+            let Some(generation) = self.shared.generation(self.handle.id) else { return };
+            let commits = self.handle.counters().commits;
+            let error = match self.run_generation(generation).await {
+                Ended::Failed(error) => error,
+                Ended::Closed(error) => {
+                    let reason = error.to_string();
+                    self.set_state(JobState::Failed { reason, retry_at_ms: u64::MAX });
+                    return;
+                }
+            };
+            failures = if self.handle.counters().commits > commits { 1 } else { failures + 1 };
+            let pause = backoff(failures, self.shared.env.as_ref());
+            warn!(job = %self.handle.id, %error, pause_ms = pause.as_millis() as u64, "job failed");
+            let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
+            self.set_state(JobState::Failed { reason: error.to_string(), retry_at_ms });
+            self.handle.set_attempted();
+            self.handle.set_sealed(None);
+            let stop = self.compute.stop_job(self.handle.id, generation);
+            let _ = tokio::join!(tokio::time::timeout(STOP_LIMIT, stop), tokio::time::sleep(pause));
+            if self.raise_generation().await.is_err() {
+                return;
+            }
+            self.handle.restarted();
+        }
+    }
+
+    /// Dependency order: inputs have tried to start before this job does.
+    async fn await_inputs_started(&self) {
+        let inputs = self.shared.state.read().inputs(self.handle.id).to_vec();
+        for handle in inputs.iter().filter_map(|i| self.shared.job(*i)) {
+            handle.wait_attempted(INPUT_START_LIMIT).await;
+        }
+    }
+
+    async fn raise_generation(&self) -> Result<(), SqlError> {
+        let jobs = vec![self.handle.id.0];
+        self.shared.log()?.apply(Entry::RaiseGenerations(RaiseGenerations { jobs })).await.map(drop)
+    }
+
+    /// Ends only with an error; a failure reported by the tasks interrupts whatever is awaited.
+    async fn run_generation(&self, generation: Generation) -> Ended {
+        tokio::select! {
+            biased;
+            error = self.handle.failed(generation) => Ended::Failed(error),
+            ended = self.serve(generation) => match ended {
+                Ok(()) => Ended::Failed(SqlError::internal("the job's driver returned")),
+                Err(ended) => ended,
+            },
+        }
+    }
+
+    async fn serve(&self, generation: Generation) -> Result<(), Ended> {
+        self.handle.set_generation(generation);
+        self.await_snapshot_epoch(generation).await?;
+        let Some(start) = self.start_message(generation) else {
+            return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
+        };
+        self.set_state(JobState::Starting);
+        self.compute.start_job(start).await?;
+        info!(job = %self.handle.id, generation = generation.0, "job started");
+        self.publish_state();
+        self.handle.set_attempted();
+        let mut last_cut: Option<Instant> = None;
+        loop {
+            let since = last_cut.map_or(Duration::MAX, |at| at.elapsed());
+            match self.step(since) {
+                Step::Cut(epoch) => {
+                    last_cut = Some(Instant::now());
+                    self.cut(generation, epoch).await?;
+                }
+                Step::Wait | Step::AwaitInputs | Step::StartBackfill => {
+                    self.handle.notify.notified().await;
+                }
+                Step::WaitFor(pause) => {
+                    let _ = tokio::time::timeout(pause, self.handle.notify.notified()).await;
+                }
+            }
+            self.publish_state();
+        }
+    }
+
+    fn start_message(&self, generation: Generation) -> Option<StartJob> {
+        let state = self.shared.state.read();
+        let id = self.handle.id;
+        let job = state.jobs.get(&id)?;
+        Some(StartJob {
+            relation: state.relations.get(&id)?.as_ref().clone(),
+            generation,
+            version: job.version.as_ref().clone(),
+            inputs: job.inputs.iter().filter_map(|i| Some(state.relations.get(i)?.as_ref().clone())).collect(),
+            parallelism: self.shared.parallelism,
+        })
+    }
+
+    fn step(&self, since_cut: Duration) -> Step {
+        let mut wants = self.shared.waits.wants(self.handle.id);
+        wants.cut = self.handle.is_cut_requested();
+        let interval = self.shared.settings().barrier_interval;
+        next_step(&self.shared.state.read(), self.handle.id, &wants, since_cut, interval)
+    }
+
+    /// A job created over inputs that are themselves being created starts when all have content: one
+    /// record then fixes the epoch of all their snapshots.
+    async fn await_snapshot_epoch(&self, generation: Generation) -> Result<(), Ended> {
+        loop {
+            match self.step(Duration::MAX) {
+                Step::StartBackfill => {
+                    let entry = StartBackfill { job: self.handle.id.0, generation: generation.0 };
+                    let log = self.shared.log().map_err(Ended::Closed)?;
+                    match log.append(Entry::StartBackfill(entry)).await {
+                        // An input was lost in between: look again when something changes.
+                        Ok(Ok(_) | Err(VoidReason::InputsNotReady)) => {}
+                        Ok(Err(void)) => return Err(Ended::Failed(void.into())),
+                        Err(closed) => return Err(Ended::Closed(closed.into())),
+                    }
+                }
+                Step::AwaitInputs => {
+                    self.publish_state();
+                    self.handle.set_attempted();
+                    self.handle.notify.notified().await;
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// One epoch: cut, log, tell.
+    async fn cut(&self, generation: Generation, epoch: Epoch) -> Result<(), Ended> {
+        let id = self.handle.id;
+        let begun = Instant::now();
+        let from = self.committed_epoch();
+        self.handle.take_cut_request();
+        let commit = self.compute.cut(id, generation, Cut { epoch }).await?;
+        self.handle.set_sealed(Some(Sealed { from, to: epoch, took: begun.elapsed() }));
+        self.shared.notify_sources_of(id);
+        if epoch == Epoch::ZERO && is_empty(&commit) {
+            self.compute.concluded(id, generation, Verdict::Committed(from)).await;
+            return Ok(());
+        }
+        fail::fail_point!("meta.commit.before");
+        let log = self.shared.log().map_err(Ended::Closed)?;
+        let verdict = log.append(Entry::Commit(commit)).await;
+        fail::fail_point!("meta.commit.after");
+        match verdict {
+            Ok(Ok(applied)) => {
+                self.handle.committed(begun.elapsed());
+                self.compute.concluded(id, generation, Verdict::Committed(applied.epoch)).await;
+                Ok(())
+            }
+            Ok(Err(reason)) => {
+                self.compute.concluded(id, generation, Verdict::Void).await;
+                let error = SqlError::internal(format!("the commit at epoch {epoch} is void: {reason}"));
+                Err(Ended::Failed(error))
+            }
+            Err(closed) => Err(Ended::Closed(closed.into())),
+        }
+    }
+
+    fn committed_epoch(&self) -> Epoch {
+        let state = self.shared.state.read();
+        state.jobs.get(&self.handle.id).map_or(Epoch::ZERO, |j| Epoch(j.version.epoch))
+    }
+
+    fn set_state(&self, state: JobState) {
+        if self.handle.set_state(state) {
+            self.shared.bump();
+        }
+    }
+
+    /// Running, creating or waiting, as the version says.
+    fn publish_state(&self) {
+        let next = {
+            let state = self.shared.state.read();
+            let Some(job) = state.jobs.get(&self.handle.id) else { return };
+            match &job.version.backfill {
+                None => JobState::Running,
+                Some(b) if b.snapshot_epoch == 0 => {
+                    let unready = |i: &&_| state.frontier(**i).is_none();
+                    JobState::WaitingForInputs { inputs: job.inputs.iter().filter(unready).copied().collect() }
+                }
+                Some(b) => JobState::Creating { rows_read: b.rows_read, rows_total: b.rows_total },
+            }
+        };
+        self.set_state(next);
+    }
+}
+
+/// Nothing to log: the tasks had nothing open.
+fn is_empty(commit: &JobCommit) -> bool {
+    !commit.changed
+        && commit.slices.is_empty()
+        && commit.edit.is_none()
+        && commit.statements.is_empty()
+        && commit.counters.is_empty()
+        && commit.row_count_delta == 0
+}
+
+/// Doubles with every failure in a row; half of it is jitter, so that many jobs do not retry together.
+fn backoff(failures: u32, env: &dyn Env) -> Duration {
+    let full = BACKOFF_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(BACKOFF_MAX);
+    let half_ms = (full.as_millis() as u64 / 2).max(1);
+    Duration::from_millis(half_ms + env.random() % half_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::SystemEnv;
+
+    #[test]
+    fn backoff_grows_and_is_bounded() {
+        for failures in 1..100 {
+            let pause = backoff(failures, &SystemEnv);
+            assert!(pause >= BACKOFF_MIN / 2 && pause <= BACKOFF_MAX, "{failures}: {pause:?}");
+        }
+        assert!(backoff(20, &SystemEnv) >= BACKOFF_MAX / 2);
+    }
+}

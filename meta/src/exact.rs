@@ -1,0 +1,139 @@
+//! Frontiers and exactness, derived from the state alone (docs/design.md §4).
+//!
+//! A root is exact at every epoch up to the log's head. A derived relation that committed at epoch `c`
+//! is exact from `c` for as long as every input is known to have kept the content it had at `c`; where
+//! no input changes that reaches the head by itself. Two busy views have common exact epochs because a
+//! job that skips epochs does so onto one grid ([`coarsest_grid_point`]).
+
+use std::time::Duration;
+
+use millrace_common::{Epoch, RelationId};
+
+use crate::state::MetaState;
+use crate::timeline::Timeline;
+
+impl MetaState {
+    fn timeline(&self, id: RelationId) -> Option<&Timeline> {
+        match self.jobs.get(&id) {
+            Some(job) => Some(&job.timeline),
+            None => self.sources.get(&id).map(|s| &s.timeline),
+        }
+    }
+
+    /// Epoch of the relation's newest change.
+    pub fn last_change(&self, id: RelationId) -> Epoch {
+        self.timeline(id).map_or(Epoch::ZERO, Timeline::last_change)
+    }
+
+    /// The last epoch through which the relation is known to keep the content it has at `at`, given
+    /// that it is exact there. At least `at`.
+    pub fn stable_until(&self, id: RelationId, at: Epoch) -> Epoch {
+        let Some(timeline) = self.timeline(id) else { return at };
+        match timeline.segment_at(at) {
+            Some((segment, true)) => self.open_hi(id, segment.lo).max(at),
+            Some((segment, false)) => segment.hi.max(at),
+            None => at,
+        }
+    }
+
+    /// Where the open segment that begins at `lo` ends now.
+    fn open_hi(&self, id: RelationId, lo: Epoch) -> Epoch {
+        let inputs = self.inputs(id);
+        inputs.iter().map(|i| self.stable_until(*i, lo)).min().unwrap_or(self.epoch).min(self.epoch).max(lo)
+    }
+
+    /// The newest epoch `≤ limit` at which the relation is exact; `None`: none is known.
+    pub fn exact_at_most(&self, id: RelationId, limit: Epoch) -> Option<Epoch> {
+        let (segment, open) = self.timeline(id)?.segment_at(limit)?;
+        let hi = if open { self.open_hi(id, segment.lo) } else { segment.hi };
+        Some(hi.min(limit))
+    }
+
+    /// The newest epoch `≤ limit` and `≤` the head at which all of them are exact.
+    pub fn exact_common(&self, ids: &[RelationId], limit: Epoch) -> Option<Epoch> {
+        let mut at = limit.min(self.epoch);
+        // Every round that does not settle moves to an older segment of some relation.
+        loop {
+            let mut settled = true;
+            for id in ids {
+                let exact = self.exact_at_most(*id, at)?;
+                if exact < at {
+                    at = exact;
+                    settled = false;
+                }
+            }
+            if settled {
+                return Some(at);
+            }
+        }
+    }
+
+    /// The newest epoch at which the relation is exact.
+    pub fn frontier(&self, id: RelationId) -> Option<Epoch> {
+        self.exact_at_most(id, self.epoch)
+    }
+
+    /// `ids` and everything they are derived from, inputs first.
+    pub fn closure(&self, ids: &[RelationId]) -> Vec<RelationId> {
+        let mut order = Vec::new();
+        for id in ids {
+            self.visit_inputs(*id, &mut order);
+        }
+        order
+    }
+
+    fn visit_inputs(&self, id: RelationId, order: &mut Vec<RelationId>) {
+        if order.contains(&id) {
+            return;
+        }
+        for input in self.inputs(id) {
+            self.visit_inputs(*input, order);
+        }
+        order.push(id);
+    }
+
+    /// The newest change of any root that `closure` contains: at this epoch and later, up to the
+    /// head, nothing acknowledged is missing.
+    pub fn newest_root_change(&self, closure: &[RelationId]) -> Epoch {
+        let roots = closure.iter().filter(|id| self.inputs(**id).is_empty());
+        roots.map(|id| self.last_change(*id)).max().unwrap_or(Epoch::ZERO)
+    }
+
+    /// Whether an input of the job has changed in `(own, at]`.
+    pub fn input_changed(&self, inputs: &[RelationId], own: Epoch, at: Epoch) -> bool {
+        inputs.iter().any(|i| self.stable_until(*i, own) < at)
+    }
+}
+
+/// The grid of cuts, coarsest first, in milliseconds. The barrier interval may be a third, finest one.
+const GRIDS_MS: [u64; 2] = [10_000, 1_000];
+/// A late job goes forward in steps of at most this, so that it never skips a point of the coarsest
+/// grid, and an epoch's work stays bounded.
+pub const LONGEST_STEP: Duration = Duration::from_secs(10);
+
+/// The newest point of the coarsest grid that has one in `(after, upto]`. Whatever the speed of two
+/// jobs, they meet at the coarse points.
+pub fn coarsest_grid_point(after: Epoch, upto: Epoch, finest: Option<Duration>) -> Option<Epoch> {
+    let finest = finest.map(|d| (d.as_millis() as u64).max(1));
+    GRIDS_MS.into_iter().chain(finest).find_map(|step| {
+        let point = Epoch::from_millis(upto.millis() / step * step);
+        (point > after && point <= upto).then_some(point)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grid_prefers_coarse_points() {
+        let at = |s: u64, ms: u64| Epoch::from_millis(s * 1_000 + ms);
+        let quarter = Some(Duration::from_millis(250));
+        let point = |a, b| coarsest_grid_point(a, b, quarter);
+        assert_eq!(point(at(100, 10), at(100, 700)), Some(at(100, 500)));
+        assert_eq!(point(at(100, 10), at(102, 700)), Some(at(102, 0)));
+        assert_eq!(point(at(108, 0), at(113, 700)), Some(at(110, 0)));
+        assert_eq!(point(at(110, 0), at(113, 700)), Some(at(113, 0)));
+        assert_eq!(point(at(100, 510), at(100, 700)), None);
+    }
+}

@@ -1,0 +1,158 @@
+//! The fold: state × record → state, and a verdict for every entry (docs/design.md §10).
+//!
+//! It reads nothing but its arguments: no clock, no randomness, no I/O. Every entry is validated on its
+//! own, before it changes anything; a void entry changes nothing and the rest stand. A record of an
+//! older term moves only the position in the log.
+
+mod catalog;
+mod job;
+
+use millrace_common::{Epoch, RelationId};
+use millrace_rpc::log::{DeleteObjects, Entry, LogRecord, SetSetting, SourceAdvance};
+
+use crate::error::VoidReason;
+use crate::objects;
+use crate::state::MetaState;
+
+/// What became of an entry.
+pub type Verdict = Result<Applied, VoidReason>;
+
+/// An entry took effect at the record's epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The record's epoch; of a job's commit, the epoch committed.
+    pub epoch: Epoch,
+    /// What was created, replaced or found.
+    pub relation: Option<RelationId>,
+}
+
+/// Positions of a source kept at least, for `AS OF` reads; more while a reader needs them.
+const SOURCE_HISTORY: usize = 8_192;
+
+/// Folds a record whose bytes have the checksum `crc`. The caller has checked that it is the next one.
+pub fn apply(state: &mut MetaState, record: &LogRecord, crc: u32) -> Vec<Verdict> {
+    state.number = record.number;
+    state.crc = crc;
+    let stale = record.term < state.term
+        || (record.term == state.term && record.leader != state.leader)
+        || record.epoch <= state.epoch.0;
+    if stale {
+        return record.entries.iter().map(|_| Err(VoidReason::OldTerm)).collect();
+    }
+    if record.term > state.term {
+        state.term = record.term;
+        state.leader = record.leader;
+        state.objects.forget_deleted_before(record.term);
+    }
+    state.epoch = Epoch(record.epoch);
+    let mut created = Vec::new();
+    let verdicts = record
+        .entries
+        .iter()
+        .map(|e| match &e.entry {
+            Some(entry) => apply_entry(state, entry, &mut created),
+            None => Err(VoidReason::Malformed),
+        })
+        .collect();
+    // Last, so that what the record's commits made exact counts.
+    for id in created {
+        job::fix_snapshot_epoch(state, id);
+    }
+    #[cfg(debug_assertions)]
+    if let Err(broken) = crate::invariants::check(state) {
+        debug_assert!(false, "after record {}: {broken}", record.number);
+    }
+    verdicts
+}
+
+fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationId>) -> Verdict {
+    match entry {
+        Entry::CreateRelation(e) => catalog::create_relation(state, e, created),
+        Entry::DropRelations(e) => catalog::drop_relations(state, e),
+        Entry::CreateSchema(e) => catalog::create_schema(state, e),
+        Entry::DropSchema(e) => catalog::drop_schema(state, e),
+        Entry::Commit(e) => job::commit(state, e),
+        Entry::EditVersion(e) => job::edit_version(state, e),
+        Entry::RaiseGenerations(e) => job::raise_generations(state, e),
+        Entry::StartBackfill(e) => job::start_backfill(state, e),
+        Entry::SourceAdvance(e) => advance_source(state, e),
+        Entry::SetSetting(e) => Ok(set_setting(state, e)),
+        Entry::DeleteObjects(e) => delete_objects(state, e),
+    }
+}
+
+/// Applied at the record's epoch.
+fn applied(state: &MetaState) -> Applied {
+    Applied { epoch: state.epoch, relation: None }
+}
+
+fn set_setting(state: &mut MetaState, entry: &SetSetting) -> Applied {
+    match &entry.value {
+        Some(value) => drop(state.settings.insert(entry.name.clone(), value.clone())),
+        None => drop(state.settings.remove(&entry.name)),
+    }
+    state.catalog_version += 1;
+    applied(state)
+}
+
+/// Several advances of one source in one record would share an epoch: the later one wins it.
+fn advance_source(state: &mut MetaState, entry: &SourceAdvance) -> Verdict {
+    let id = RelationId(entry.source);
+    let epoch = state.epoch;
+    let needed = oldest_reader(state, id);
+    let source = state.sources.get_mut(&id).ok_or(VoidReason::UnknownRelation(entry.source))?;
+    let mut next = source.newest().to_vec();
+    let mut moved = false;
+    for new in &entry.offsets {
+        match next.iter_mut().find(|o| o.split == new.split) {
+            Some(old) if new.offset < old.offset => return Err(VoidReason::OffsetsGoBack),
+            Some(old) => {
+                moved |= new.offset > old.offset;
+                old.offset = new.offset;
+            }
+            None => {
+                moved = true;
+                next.push(*new);
+            }
+        }
+    }
+    if !moved {
+        return Err(VoidReason::OffsetsGoBack);
+    }
+    if source.history.back().is_some_and(|(e, _)| *e == epoch) {
+        source.history.pop_back();
+    } else {
+        source.timeline.advance(epoch.prev(), epoch, true);
+    }
+    source.history.push_back((epoch, next));
+    while source.history.len() > SOURCE_HISTORY
+        && source.history.get(1).is_some_and(|(second, _)| *second <= needed)
+    {
+        source.history.pop_front();
+    }
+    Ok(applied(state))
+}
+
+/// The oldest epoch that a reader of the source stands at.
+fn oldest_reader(state: &MetaState, source: RelationId) -> Epoch {
+    let readers = state.jobs.values().filter(|j| j.inputs.contains(&source));
+    readers.map(job::position).min().unwrap_or(Epoch::MAX)
+}
+
+/// Only what nothing names: garbage, or an object of an incarnation before this leader's.
+fn delete_objects(state: &mut MetaState, entry: &DeleteObjects) -> Verdict {
+    let deletable = |name: &String| {
+        !state.objects.is_referenced(name)
+            && (state.objects.is_garbage(name)
+                || objects::parse(name).is_some_and(|(incarnation, _)| incarnation < state.term))
+    };
+    if !entry.names.iter().all(deletable) {
+        return Err(VoidReason::ObjectInUse);
+    }
+    for name in &entry.names {
+        state.objects.mark_deleted(name);
+    }
+    let term = state.term;
+    state.objects.forget_deleted_before(term);
+    Ok(applied(state))
+}

@@ -1,0 +1,197 @@
+//! Catalog entries: what may be created, replaced and dropped.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use millrace_common::{Epoch, RelationId};
+use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::log::{CreateRelation, CreateSchema, DropRelations, DropSchema};
+use millrace_rpc::version::{BackfillState, JobVersion};
+
+use super::{Applied, Verdict, applied};
+use crate::error::VoidReason;
+use crate::objects::names_of;
+use crate::state::{DEFAULT_SCHEMA, JobRecord, MetaState, SourceRecord, has_job, is_derived};
+use crate::timeline::Timeline;
+
+pub fn create_relation(
+    state: &mut MetaState,
+    entry: &CreateRelation,
+    created: &mut Vec<RelationId>,
+) -> Verdict {
+    let mut relation = entry.relation.clone();
+    if !state.schemas.contains(&relation.schema) {
+        return Err(VoidReason::UnknownSchema(relation.schema));
+    }
+    if let Some(missing) =
+        relation.depends_on.iter().find(|d| !state.relations.contains_key(&RelationId(**d)))
+    {
+        return Err(VoidReason::UnknownRelation(*missing));
+    }
+    if let Some(existing) = state.relation_named(&relation.schema, &relation.name).cloned() {
+        return replace_view(state, relation, &existing, entry.or_replace);
+    }
+    let id = RelationId(state.next_relation_id);
+    relation.id = id.0;
+    relation.created_epoch = state.epoch.0;
+    if has_job(&relation) {
+        relation.table_count = relation.table_count.max(1);
+        relation.first_table_id = state.next_table_id;
+        state.next_table_id += relation.table_count;
+        let job = new_job(state, &relation);
+        state.jobs.insert(id, job);
+        created.push(id);
+    } else {
+        relation.table_count = 0;
+        relation.first_table_id = 0;
+    }
+    if relation.kind() == RelationKind::Source {
+        let source = SourceRecord {
+            history: Default::default(),
+            timeline: Timeline::since(state.epoch),
+        };
+        state.sources.insert(id, source);
+    }
+    state.next_relation_id += 1;
+    state.relations.insert(id, Arc::new(relation));
+    state.catalog_version += 1;
+    Ok(Applied { epoch: state.epoch, relation: Some(id) })
+}
+
+/// A table begins empty and exact. A derived relation has no content until its backfill is done.
+fn new_job(state: &MetaState, relation: &Relation) -> JobRecord {
+    let mut version = JobVersion { generation: 1, ..JobVersion::default() };
+    let mut inputs = Vec::new();
+    let mut timeline = Timeline::default();
+    if is_derived(relation) {
+        version.backfill = Some(BackfillState::default());
+        inputs = state.expand_views(&relation.depends_on);
+    } else {
+        timeline = Timeline::since(state.epoch);
+    }
+    JobRecord { version: Arc::new(version), timeline, inputs, horizon: Epoch::ZERO }
+}
+
+/// CREATE OR REPLACE VIEW: same id, so what reads it by name goes on.
+fn replace_view(
+    state: &mut MetaState,
+    mut relation: Relation,
+    existing: &Relation,
+    or_replace: bool,
+) -> Verdict {
+    if !or_replace {
+        return Err(VoidReason::DuplicateRelation(relation.name));
+    }
+    if existing.kind() != RelationKind::View || relation.kind() != RelationKind::View {
+        return Err(VoidReason::NotAView(relation.name));
+    }
+    let id = RelationId(existing.id);
+    if reaches(state, &relation.depends_on, id) {
+        return Err(VoidReason::Cycle(relation.name));
+    }
+    relation.id = existing.id;
+    relation.created_epoch = existing.created_epoch;
+    relation.first_table_id = 0;
+    relation.table_count = 0;
+    state.relations.insert(id, Arc::new(relation));
+    state.catalog_version += 1;
+    Ok(Applied { epoch: state.epoch, relation: Some(id) })
+}
+
+/// Whether `target` is among `from` or what they depend on.
+fn reaches(state: &MetaState, from: &[u32], target: RelationId) -> bool {
+    let mut seen = BTreeSet::new();
+    let mut todo: Vec<RelationId> = from.iter().copied().map(RelationId).collect();
+    while let Some(id) = todo.pop() {
+        if id == target {
+            return true;
+        }
+        if seen.insert(id)
+            && let Some(relation) = state.relations.get(&id)
+        {
+            todo.extend(relation.depends_on.iter().copied().map(RelationId));
+        }
+    }
+    false
+}
+
+pub fn drop_relations(state: &mut MetaState, entry: &DropRelations) -> Verdict {
+    let ids: BTreeSet<RelationId> = entry.ids.iter().copied().map(RelationId).collect();
+    if let Some(missing) = ids.iter().find(|id| !state.relations.contains_key(id)) {
+        return Err(VoidReason::UnknownRelation(missing.0));
+    }
+    for (id, relation) in &state.relations {
+        if ids.contains(id) {
+            continue;
+        }
+        let named = relation.depends_on.iter().copied().map(RelationId);
+        if let Some(dep) = named.chain(state.inputs(*id).iter().copied()).find(|d| ids.contains(d)) {
+            let name = state.relations.get(&dep).map_or_else(String::new, |r| format!("\"{}\"", r.name));
+            return Err(VoidReason::DependentsExist(name));
+        }
+    }
+    remove(state, &ids);
+    Ok(applied(state))
+}
+
+fn remove(state: &mut MetaState, ids: &BTreeSet<RelationId>) {
+    for id in ids {
+        state.relations.remove(id);
+        state.sources.remove(id);
+        if let Some(job) = state.jobs.remove(id) {
+            for name in names_of(&job.version) {
+                state.objects.remove(name, state.epoch);
+            }
+        }
+    }
+    state.catalog_version += 1;
+}
+
+pub fn create_schema(state: &mut MetaState, entry: &CreateSchema) -> Verdict {
+    if !state.schemas.insert(entry.name.clone()) {
+        return Err(VoidReason::DuplicateSchema(entry.name.clone()));
+    }
+    state.catalog_version += 1;
+    Ok(applied(state))
+}
+
+pub fn drop_schema(state: &mut MetaState, entry: &DropSchema) -> Verdict {
+    if !state.schemas.contains(&entry.name) {
+        return Err(VoidReason::UnknownSchema(entry.name.clone()));
+    }
+    let mut ids: BTreeSet<RelationId> =
+        state.relations.iter().filter(|(_, r)| r.schema == entry.name).map(|(id, _)| *id).collect();
+    if !ids.is_empty() {
+        if !entry.cascade {
+            return Err(VoidReason::DependentsExist(format!("schema \"{}\"", entry.name)));
+        }
+        add_dependants(state, &mut ids);
+        remove(state, &ids);
+    }
+    // The default schema stays, empty.
+    if entry.name != DEFAULT_SCHEMA {
+        state.schemas.remove(&entry.name);
+    }
+    state.catalog_version += 1;
+    Ok(applied(state))
+}
+
+/// Ids grow with creation except for replaced views, so a few passes close the set.
+fn add_dependants(state: &MetaState, ids: &mut BTreeSet<RelationId>) {
+    loop {
+        let more: Vec<RelationId> = state
+            .relations
+            .iter()
+            .filter(|(id, r)| {
+                !ids.contains(id)
+                    && (r.depends_on.iter().any(|d| ids.contains(&RelationId(*d)))
+                        || state.inputs(**id).iter().any(|d| ids.contains(d)))
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        if more.is_empty() {
+            return;
+        }
+        ids.extend(more);
+    }
+}

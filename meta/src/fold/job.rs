@@ -1,0 +1,227 @@
+//! Entries that change a job's version: commits, run edits, generations, the start of a backfill.
+
+use std::sync::Arc;
+
+use millrace_common::{Epoch, RelationId};
+use millrace_rpc::log::{EditVersion, RaiseGenerations, StartBackfill};
+use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, VersionEdit};
+
+use super::{Applied, Verdict, applied};
+use crate::error::VoidReason;
+use crate::objects::Objects;
+use crate::state::{JobRecord, MetaState, is_derived};
+
+/// The epoch of its inputs that a job stands at.
+pub fn position(job: &JobRecord) -> Epoch {
+    match &job.version.backfill {
+        Some(b) if b.snapshot_epoch > 0 => Epoch(b.snapshot_epoch),
+        Some(_) => Epoch::MAX,
+        None => Epoch(job.version.epoch),
+    }
+}
+
+pub fn commit(state: &mut MetaState, entry: &JobCommit) -> Verdict {
+    let id = RelationId(entry.job);
+    let head = state.epoch;
+    let job = state.jobs.get(&id).ok_or(VoidReason::UnknownRelation(entry.job))?;
+    let version = &job.version;
+    if version.generation != entry.generation {
+        return Err(VoidReason::OtherGeneration);
+    }
+    if version.epoch != entry.prev_epoch {
+        return Err(VoidReason::OtherPredecessor);
+    }
+    let root = state.relations.get(&id).is_some_and(|r| !is_derived(r));
+    if root && entry.epoch != 0 {
+        return Err(VoidReason::BadEpoch);
+    }
+    let epoch = if root { head } else { Epoch(entry.epoch) };
+    check_epoch(version, epoch, head, root)?;
+    check_references(state, version, entry)?;
+
+    // What the inputs did after the previous commit ends the exact segment that began with it.
+    let lo = job.timeline.open_lo();
+    let was_exact_until = lo.map(|lo| match root {
+        true => epoch.prev(),
+        false => stable_inputs(state, &job.inputs, lo).min(epoch.prev()),
+    });
+
+    let Some(job) = state.jobs.get_mut(&id) else { return Err(VoidReason::UnknownRelation(entry.job)) };
+    let finished = absorb(Arc::make_mut(&mut job.version), entry, epoch, &mut state.objects, head);
+    if finished {
+        match was_exact_until {
+            Some(hi) => job.timeline.advance(hi, epoch, entry.changed),
+            // The backfill's result: content from its snapshot epoch on.
+            None => job.timeline.advance(epoch.prev(), epoch, true),
+        }
+    }
+    for statement in &entry.statements {
+        state.statements.insert(*statement, epoch);
+    }
+    Ok(Applied { epoch, relation: Some(id) })
+}
+
+fn stable_inputs(state: &MetaState, inputs: &[RelationId], at: Epoch) -> Epoch {
+    inputs.iter().map(|i| state.stable_until(*i, at)).min().unwrap_or(state.epoch)
+}
+
+fn check_epoch(version: &JobVersion, epoch: Epoch, head: Epoch, root: bool) -> Result<(), VoidReason> {
+    let fits = match &version.backfill {
+        Some(b) => b.snapshot_epoch > 0 && epoch.0 == b.snapshot_epoch,
+        // A derived job ends at an epoch that is over: before this record's.
+        None => epoch.0 > version.epoch && (root || epoch < head),
+    };
+    if fits { Ok(()) } else { Err(VoidReason::BadEpoch) }
+}
+
+/// New objects must not have been deleted; replaced runs must be there.
+fn check_references(
+    state: &MetaState,
+    version: &JobVersion,
+    entry: &JobCommit,
+) -> Result<(), VoidReason> {
+    if entry.slices.iter().any(|s| state.objects.is_deleted(&s.object)) {
+        return Err(VoidReason::DeletedObject);
+    }
+    entry.edit.as_ref().map_or(Ok(()), |edit| check_edit(state, version, edit))
+}
+
+fn check_edit(state: &MetaState, version: &JobVersion, edit: &VersionEdit) -> Result<(), VoidReason> {
+    if edit.add_runs.iter().any(|r| state.objects.is_deleted(&r.object)) {
+        return Err(VoidReason::DeletedObject);
+    }
+    let known = |id: &u64| version.runs.iter().any(|r| r.run_id == *id);
+    if !edit.remove_runs.iter().all(known) || edit.add_runs.iter().any(|r| known(&r.run_id)) {
+        return Err(VoidReason::UnknownRun);
+    }
+    Ok(())
+}
+
+/// Puts a valid commit into the version. Returns whether the version is one of full content: not in
+/// the middle of a backfill.
+fn absorb(
+    version: &mut JobVersion,
+    entry: &JobCommit,
+    epoch: Epoch,
+    objects: &mut Objects,
+    head: Epoch,
+) -> bool {
+    for slice in &entry.slices {
+        let mut slice = slice.clone();
+        if slice.epoch == 0 {
+            slice.epoch = epoch.0;
+        }
+        objects.add(&slice.object);
+        version.tail.push(slice);
+    }
+    if let Some(edit) = &entry.edit {
+        absorb_edit(version, edit, epoch, objects, head);
+    }
+    version.epoch = epoch.0;
+    version.row_count += entry.row_count_delta;
+    version.counters.extend(entry.counters.iter().map(|(k, v)| (k.clone(), *v)));
+    if let Some(before) = version.backfill.take() {
+        version.backfill = backfill_after(&before, entry.backfill.as_ref());
+    }
+    version.backfill.is_none()
+}
+
+/// A commit that brings no positions, or only finished ones, ends the backfill.
+fn backfill_after(before: &BackfillState, after: Option<&BackfillState>) -> Option<BackfillState> {
+    let after = after?;
+    let done = !after.positions.is_empty() && after.positions.iter().all(|p| p.done);
+    (!done).then(|| BackfillState { snapshot_epoch: before.snapshot_epoch, ..after.clone() })
+}
+
+fn absorb_edit(
+    version: &mut JobVersion,
+    edit: &VersionEdit,
+    epoch: Epoch,
+    objects: &mut Objects,
+    head: Epoch,
+) {
+    // Additions first: an object that both loses and gains a reference never becomes garbage.
+    for run in &edit.add_runs {
+        let mut run = run.clone();
+        if run.min_epoch == 0 && run.max_epoch == 0 {
+            run.min_epoch = epoch.0;
+            run.max_epoch = epoch.0;
+        }
+        objects.add(&run.object);
+        version.runs.push(run);
+    }
+    version.runs.retain(|run| {
+        let gone = edit.remove_runs.contains(&run.run_id);
+        if gone {
+            objects.remove(&run.object, head);
+        }
+        !gone
+    });
+    if edit.flushed_sequence > 0 {
+        version.tail.retain(|slice| {
+            let gone = slice.sequence <= edit.flushed_sequence;
+            if gone {
+                objects.remove(&slice.object, head);
+            }
+            !gone
+        });
+    }
+}
+
+pub fn edit_version(state: &mut MetaState, entry: &EditVersion) -> Verdict {
+    let id = RelationId(entry.job);
+    let head = state.epoch;
+    let job = state.jobs.get(&id).ok_or(VoidReason::UnknownRelation(entry.job))?;
+    if entry.generation != 0 && entry.generation != job.version.generation {
+        return Err(VoidReason::OtherGeneration);
+    }
+    check_edit(state, &job.version, &entry.edit)?;
+    let Some(job) = state.jobs.get_mut(&id) else { return Err(VoidReason::UnknownRelation(entry.job)) };
+    let version = Arc::make_mut(&mut job.version);
+    let epoch = Epoch(version.epoch);
+    absorb_edit(version, &entry.edit, epoch, &mut state.objects, head);
+    job.horizon = job.horizon.max(Epoch(entry.horizon));
+    Ok(applied(state))
+}
+
+pub fn raise_generations(state: &mut MetaState, entry: &RaiseGenerations) -> Verdict {
+    if let Some(missing) = entry.jobs.iter().find(|j| !state.jobs.contains_key(&RelationId(**j))) {
+        return Err(VoidReason::UnknownRelation(*missing));
+    }
+    for (id, job) in &mut state.jobs {
+        if entry.jobs.is_empty() || entry.jobs.contains(&id.0) {
+            Arc::make_mut(&mut job.version).generation += 1;
+        }
+    }
+    Ok(applied(state))
+}
+
+pub fn start_backfill(state: &mut MetaState, entry: &StartBackfill) -> Verdict {
+    let id = RelationId(entry.job);
+    let job = state.jobs.get(&id).ok_or(VoidReason::UnknownRelation(entry.job))?;
+    if job.version.generation != entry.generation {
+        return Err(VoidReason::OtherGeneration);
+    }
+    if !job.version.backfill.as_ref().is_some_and(|b| b.snapshot_epoch == 0) {
+        return Err(VoidReason::BadEpoch);
+    }
+    if !fix_snapshot_epoch(state, id) {
+        return Err(VoidReason::InputsNotReady);
+    }
+    Ok(applied(state))
+}
+
+/// One epoch for all inputs, the newest at which all are exact; `false`: there is none yet. The epoch
+/// is before this record's, so whatever else the record commits does not matter.
+pub fn fix_snapshot_epoch(state: &mut MetaState, id: RelationId) -> bool {
+    let Some(job) = state.jobs.get(&id) else { return false };
+    if !job.version.backfill.as_ref().is_some_and(|b| b.snapshot_epoch == 0) {
+        return false;
+    }
+    let Some(epoch) = state.exact_common(&job.inputs, state.epoch.prev()) else { return false };
+    let Some(job) = state.jobs.get_mut(&id) else { return false };
+    if let Some(backfill) = &mut Arc::make_mut(&mut job.version).backfill {
+        backfill.snapshot_epoch = epoch.0;
+    }
+    true
+}

@@ -1,0 +1,144 @@
+//! Garbage collection and horizons (docs/design.md §9).
+//!
+//! An object is deleted when the log says that nothing names it: it lost its last reference longer ago
+//! than any snapshot is kept, or it belongs to a fenced incarnation that never committed it. The deletion
+//! is logged first, so that its name can never be referenced again, and then done; what a crash leaves
+//! undeleted is found by the sweep at the next start. Objects that this incarnation has written and not
+//! (yet) committed are never touched.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_common::{Epoch, JobId};
+use millrace_rpc::log::{DeleteObjects, Entry};
+use object_store::path::Path;
+use tracing::{info, warn};
+
+use crate::error::MetaError;
+use crate::log::LogStore;
+use crate::objects::{DATA_PREFIX, parse};
+use crate::shared::Shared;
+use crate::state::MetaState;
+
+/// How often garbage and horizons are looked at, while anything changes.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Names in one log entry.
+const BATCH: usize = 1_000;
+/// Readers that pinned a version just before it was replaced get at least this long.
+const MIN_GRACE: Duration = Duration::from_secs(60);
+
+pub struct Collector {
+    pub shared: Arc<Shared>,
+    pub store: LogStore,
+    /// This process's incarnation.
+    pub incarnation: u64,
+    /// Objects that local readers still hold, whatever the log says.
+    pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+}
+
+impl Collector {
+    /// Until the server stops. An idle server makes no request: nothing is looked at while no record
+    /// was appended.
+    pub async fn run(self) {
+        if let Err(error) = self.sweep().await {
+            warn!(%error, "objects of earlier incarnations were not swept; the next start tries again");
+        }
+        let mut horizons = HashMap::new();
+        let mut events = self.shared.events();
+        loop {
+            if events.changed().await.is_err() {
+                return;
+            }
+            tokio::time::sleep(PERIOD).await;
+            events.borrow_and_update();
+            self.move_horizons(&mut horizons).await;
+            if let Err(error) = self.collect().await {
+                warn!(%error, "garbage was not collected this time");
+            }
+        }
+    }
+
+    /// Deletes what lost its last reference long enough ago.
+    async fn collect(&self) -> Result<(), MetaError> {
+        let retention = self.shared.settings().snapshot_retention.max(MIN_GRACE);
+        let limit = before(self.shared.env.now_ms(), retention);
+        let mut garbage = self.shared.state.read().objects.garbage_before(limit);
+        garbage.retain(|name| !(self.pinned)(name));
+        self.delete(garbage).await
+    }
+
+    /// Deletes what earlier incarnations wrote and no version names. They are fenced by our term: nothing
+    /// of theirs can be committed any more.
+    async fn sweep(&self) -> Result<(), MetaError> {
+        let names = self.store.list_names(DATA_PREFIX).await?;
+        let orphans: Vec<String> = {
+            let state = self.shared.state.read();
+            let is_orphan = |name: &String| {
+                parse(name).is_some_and(|(incarnation, _)| incarnation < self.incarnation)
+                    && !state.objects.is_referenced(name)
+                    && !state.objects.is_garbage(name)
+            };
+            names.into_iter().filter(is_orphan).collect()
+        };
+        if !orphans.is_empty() {
+            info!(count = orphans.len(), "deleting objects that earlier incarnations left uncommitted");
+        }
+        self.delete(orphans).await
+    }
+
+    async fn delete(&self, names: Vec<String>) -> Result<(), MetaError> {
+        let Ok(log) = self.shared.log() else { return Err(MetaError::Closed) };
+        for batch in names.chunks(BATCH) {
+            let entry = Entry::DeleteObjects(DeleteObjects { names: batch.to_vec() });
+            if log.append(entry).await?.is_err() {
+                // One of them is in use again: look at all of them anew next time.
+                continue;
+            }
+            fail::fail_point!("meta.gc.logged");
+            let failed = self.store.delete(batch.iter().map(|n| Path::from(n.as_str())).collect()).await;
+            if failed > 0 {
+                warn!(failed, "objects could not be deleted; the next start tries again");
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the workers which versions no read needs any more.
+    async fn move_horizons(&self, known: &mut HashMap<JobId, Epoch>) {
+        let Some(services) = self.shared.services.get() else { return };
+        let limit = before(self.shared.env.now_ms(), self.shared.settings().snapshot_retention);
+        let horizons = horizons(&self.shared.state.read(), limit);
+        known.retain(|job, _| horizons.contains_key(job));
+        for (job, horizon) in horizons {
+            let old = known.insert(job, horizon).unwrap_or_default();
+            if horizon > old {
+                services.compute.set_horizon(job, horizon).await;
+            }
+        }
+    }
+}
+
+/// The epoch that lies `age` before now.
+pub fn before(now_ms: u64, age: Duration) -> Epoch {
+    Epoch::from_millis(now_ms.saturating_sub(age.as_millis() as u64))
+}
+
+/// Per job the epoch below which no version is needed: `limit`, or less where a reader of the relation
+/// stands further back.
+pub fn horizons(state: &MetaState, limit: Epoch) -> HashMap<JobId, Epoch> {
+    let mut out: HashMap<JobId, Epoch> = state.jobs.keys().map(|id| (*id, limit)).collect();
+    for job in state.jobs.values() {
+        let position = match &job.version.backfill {
+            Some(b) if b.snapshot_epoch == 0 => continue,
+            Some(b) => Epoch(b.snapshot_epoch),
+            None => Epoch(job.version.epoch),
+        };
+        for input in &job.inputs {
+            if let Some(horizon) = out.get_mut(input) {
+                *horizon = (*horizon).min(position);
+            }
+        }
+    }
+    out
+}

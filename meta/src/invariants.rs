@@ -1,0 +1,65 @@
+//! What holds of every state, as a function: called after every record in debug builds and by the
+//! property tests.
+
+use millrace_common::RelationId;
+
+use crate::state::{MetaState, has_job, is_derived};
+
+/// The first broken invariant, in words.
+pub fn check(state: &MetaState) -> Result<(), String> {
+    check_catalog(state)?;
+    for (id, job) in &state.jobs {
+        let Some(relation) = state.relations.get(id).filter(|r| has_job(r)) else {
+            return Err(format!("job {id} has no relation"));
+        };
+        let tables = relation.first_table_id..relation.first_table_id + relation.table_count;
+        if tables.end > state.next_table_id || tables.is_empty() {
+            return Err(format!("state tables {tables:?} of {id} were never handed out"));
+        }
+        if let Some(run) = job.version.runs.iter().find(|r| !tables.contains(&r.table_id)) {
+            return Err(format!("run {} of {id} is of table {}", run.run_id, run.table_id));
+        }
+        if !is_derived(relation) && (!job.inputs.is_empty() || job.version.backfill.is_some()) {
+            return Err(format!("root {id} has inputs"));
+        }
+        if job.version.epoch > state.epoch.0 {
+            return Err(format!("job {id} is ahead of the log"));
+        }
+        job.timeline.check().map_err(|e| format!("timeline of {id}: {e}"))?;
+        if job.version.backfill.is_some() && job.timeline.open_lo().is_some() {
+            return Err(format!("job {id} is readable before its backfill is done"));
+        }
+    }
+    for (id, source) in &state.sources {
+        source.timeline.check().map_err(|e| format!("timeline of {id}: {e}"))?;
+        let history = source.history.iter().zip(source.history.iter().skip(1));
+        if history.into_iter().any(|(a, b)| a.0 >= b.0) {
+            return Err(format!("history of source {id} does not ascend"));
+        }
+    }
+    state.objects.check(state.jobs.values().map(|j| j.version.as_ref()))
+}
+
+fn check_catalog(state: &MetaState) -> Result<(), String> {
+    let mut names = std::collections::HashSet::new();
+    for (id, relation) in &state.relations {
+        if relation.id != id.0 || relation.id >= state.next_relation_id {
+            return Err(format!("relation {id} is filed under another id"));
+        }
+        if !names.insert((&relation.schema, &relation.name)) {
+            return Err(format!("two relations are called \"{}\"", relation.name));
+        }
+        if !state.schemas.contains(&relation.schema) {
+            return Err(format!("relation {id} is in no schema"));
+        }
+        if has_job(relation) != state.jobs.contains_key(id) {
+            return Err(format!("relation {id} has lost its job"));
+        }
+        let named = relation.depends_on.iter().copied().map(RelationId);
+        let read = state.inputs(*id).iter().copied();
+        if let Some(dep) = named.chain(read).find(|d| !state.relations.contains_key(d)) {
+            return Err(format!("relation {id} depends on {dep}, which is gone"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! What the rest of meta knows of a running job: the handle between a driver and everybody else.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use millrace_common::{Epoch, Generation, JobId, SqlError};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::status::{JobCounters, JobState, Latencies};
+
+/// The last cut that a job's tasks finished; its speed paces the sources.
+#[derive(Clone, Copy, Debug)]
+pub struct Sealed {
+    pub from: Epoch,
+    pub to: Epoch,
+    pub took: Duration,
+}
+
+/// Shared by the driver (which alone acts) and those who ask.
+pub struct JobHandle {
+    pub id: JobId,
+    /// Wakes the driver; holds one permit, so no wake-up is lost.
+    pub notify: Notify,
+    /// Fired by a drop or shutdown: the driver stops at once.
+    pub cancel: CancellationToken,
+    /// Set by `request_cut`, taken by the driver when it cuts.
+    cut_requested: Mutex<bool>,
+    failure: watch::Sender<Option<(Generation, SqlError)>>,
+    state: Mutex<JobState>,
+    /// Whether the first start has succeeded or failed.
+    attempted: watch::Sender<bool>,
+    sealed: Mutex<Option<Sealed>>,
+    /// The generation last started; what a stop must name.
+    generation: Mutex<Option<Generation>>,
+    latencies: Latencies,
+    commits: AtomicU64,
+    restarts: AtomicU64,
+}
+
+impl JobHandle {
+    pub fn new(id: JobId, cancel: CancellationToken) -> JobHandle {
+        JobHandle {
+            id,
+            notify: Notify::new(),
+            cancel,
+            cut_requested: Mutex::new(false),
+            failure: watch::Sender::new(None),
+            state: Mutex::new(JobState::Starting),
+            attempted: watch::Sender::new(false),
+            sealed: Mutex::new(None),
+            generation: Mutex::new(None),
+            latencies: Latencies::default(),
+            commits: AtomicU64::new(0),
+            restarts: AtomicU64::new(0),
+        }
+    }
+
+    pub fn request_cut(&self) {
+        *self.cut_requested.lock() = true;
+        self.notify.notify_one();
+    }
+
+    pub fn is_cut_requested(&self) -> bool {
+        *self.cut_requested.lock()
+    }
+
+    /// The cut that starts now serves everybody who asked so far.
+    pub fn take_cut_request(&self) {
+        *self.cut_requested.lock() = false;
+    }
+
+    pub fn report_failure(&self, generation: Generation, error: SqlError) {
+        self.failure.send_replace(Some((generation, error)));
+    }
+
+    /// Completes when this generation's tasks have reported a failure.
+    pub async fn failed(&self, generation: Generation) -> SqlError {
+        let mut failure = self.failure.subscribe();
+        let reported = failure.wait_for(|f| f.as_ref().is_some_and(|(g, _)| *g == generation)).await;
+        match reported.as_deref() {
+            Ok(Some((_, error))) => error.clone(),
+            _ => SqlError::internal("the job's handle is gone"),
+        }
+    }
+
+    pub fn state(&self) -> JobState {
+        self.state.lock().clone()
+    }
+
+    /// Returns whether it is another state than before.
+    pub fn set_state(&self, state: JobState) -> bool {
+        let mut current = self.state.lock();
+        let changed = *current != state;
+        *current = state;
+        changed
+    }
+
+    pub fn set_attempted(&self) {
+        self.attempted.send_replace(true);
+    }
+
+    /// Waits for the first start to succeed or fail, at most `limit`.
+    pub async fn wait_attempted(&self, limit: Duration) {
+        let mut attempted = self.attempted.subscribe();
+        let _ = tokio::time::timeout(limit, attempted.wait_for(|a| *a)).await;
+    }
+
+    pub fn sealed(&self) -> Option<Sealed> {
+        *self.sealed.lock()
+    }
+
+    pub fn set_sealed(&self, sealed: Option<Sealed>) {
+        *self.sealed.lock() = sealed;
+    }
+
+    pub fn generation(&self) -> Option<Generation> {
+        *self.generation.lock()
+    }
+
+    pub fn set_generation(&self, generation: Generation) {
+        *self.generation.lock() = Some(generation);
+    }
+
+    pub fn committed(&self, latency: Duration) {
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        self.latencies.record(latency);
+    }
+
+    pub fn restarted(&self) {
+        self.restarts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn counters(&self) -> JobCounters {
+        JobCounters {
+            commits: self.commits.load(Ordering::Relaxed),
+            restarts: self.restarts.load(Ordering::Relaxed),
+            barrier_p50: self.latencies.percentile(50),
+            barrier_p99: self.latencies.percentile(99),
+        }
+    }
+}

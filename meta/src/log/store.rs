@@ -1,0 +1,211 @@
+//! Names, frames and single requests: what the log asks of an object store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use millrace_rpc::log::{LogRecord, Snapshot, decode_frame, encode_frame};
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use prost::bytes::Bytes;
+
+use crate::error::MetaError;
+use crate::state::MetaState;
+
+const LOG: &str = "meta/log";
+const SNAPSHOT: &str = "meta/snapshot";
+const PROBE: &str = "meta/probe";
+/// Records fetched at a time when opening.
+const OPEN_PARALLEL: usize = 64;
+/// A request that takes longer is given up and its outcome looked up.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// CRC-32 (IEEE), as in frames.
+pub fn crc(bytes: &[u8]) -> u32 {
+    crc32fast::hash(bytes)
+}
+
+/// What a conditional put is known to have done.
+#[derive(Debug)]
+pub enum Created {
+    Yes,
+    Exists,
+    /// Time-out or error: it may have happened, or may still happen.
+    Unknown(String),
+}
+
+/// The log as found.
+#[derive(Debug)]
+pub struct Opened {
+    pub state: MetaState,
+    /// Bytes of the snapshot and of the records after it, for the snapshot policy.
+    pub snapshot_bytes: u64,
+    pub tail_bytes: u64,
+    pub tail_records: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct LogStore {
+    store: Arc<dyn ObjectStore>,
+}
+
+impl LogStore {
+    pub fn new(store: Arc<dyn ObjectStore>) -> LogStore {
+        LogStore { store }
+    }
+
+    fn record_path(number: u64) -> Path {
+        Path::from(format!("{LOG}/{number:020}"))
+    }
+
+    fn snapshot_path(number: u64) -> Path {
+        Path::from(format!("{SNAPSHOT}/{number:020}"))
+    }
+
+    /// Refuses a store where a second create of one key succeeds.
+    pub async fn probe(&self, nonce: u64) -> Result<(), MetaError> {
+        let path = Path::from(format!("{PROBE}/{nonce:016x}"));
+        let create = || {
+            self.store.put_opts(&path, PutPayload::from_static(b"probe"), PutMode::Create.into())
+        };
+        create().await?;
+        let second = create().await;
+        // A key left behind is harmless: the nonce is not used again.
+        let _ = self.store.delete(&path).await;
+        match second {
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
+            Ok(_) => Err(MetaError::NoConditionalPut),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Reads the newest snapshot and everything after it.
+    pub async fn open(&self) -> Result<Opened, MetaError> {
+        let (records, snapshots) = futures::try_join!(self.list(LOG), self.list(SNAPSHOT))?;
+        let newest = snapshots.iter().map(|(n, _)| *n).max();
+        let covered = newest.unwrap_or(0);
+        let mut numbers: Vec<u64> = records.iter().map(|(n, _)| *n).filter(|n| *n > covered).collect();
+        numbers.sort_unstable();
+        let snapshot = async {
+            match newest {
+                Some(n) => self.get(&LogStore::snapshot_path(n)).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        let tail = stream::iter(numbers.clone())
+            .map(|n| async move { self.get(&LogStore::record_path(n)).await })
+            .buffered(OPEN_PARALLEL)
+            .try_collect::<Vec<Bytes>>();
+        let (snapshot, tail) = futures::try_join!(snapshot, tail)?;
+        let snapshot_bytes = snapshot.as_ref().map_or(0, |b| b.len() as u64);
+        let mut state = match snapshot {
+            Some(bytes) => {
+                MetaState::from_snapshot(decode::<Snapshot>(&LogStore::snapshot_path(covered), &bytes)?)
+            }
+            None => MetaState::default(),
+        };
+        let tail_bytes = tail.iter().map(|b| b.len() as u64).sum();
+        for (number, bytes) in numbers.iter().zip(&tail) {
+            fold_next(&mut state, *number, bytes)?;
+        }
+        Ok(Opened { state, snapshot_bytes, tail_bytes, tail_records: tail.len() as u64 })
+    }
+
+    async fn get(&self, path: &Path) -> Result<Bytes, MetaError> {
+        Ok(self.store.get(path).await?.bytes().await?)
+    }
+
+    /// Number and description of every object below `prefix`.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<(u64, ObjectMeta)>, MetaError> {
+        let prefix = Path::from(prefix);
+        let all: Vec<ObjectMeta> = self.store.list(Some(&prefix)).try_collect().await?;
+        let numbered = |m: ObjectMeta| Some((m.location.filename()?.parse().ok()?, m));
+        Ok(all.into_iter().filter_map(numbered).collect())
+    }
+
+    pub async fn list_records(&self) -> Result<Vec<(u64, ObjectMeta)>, MetaError> {
+        self.list(LOG).await
+    }
+
+    pub async fn list_snapshots(&self) -> Result<Vec<(u64, ObjectMeta)>, MetaError> {
+        self.list(SNAPSHOT).await
+    }
+
+    /// Creates record `number`.
+    pub async fn create(&self, number: u64, bytes: &Bytes) -> Created {
+        let path = LogStore::record_path(number);
+        let put = self.store.put_opts(&path, bytes.clone().into(), PutMode::Create.into());
+        match tokio::time::timeout(REQUEST_TIMEOUT, put).await {
+            Ok(Ok(_)) => Created::Yes,
+            Ok(Err(object_store::Error::AlreadyExists { .. })) => Created::Exists,
+            Ok(Err(e)) => Created::Unknown(e.to_string()),
+            Err(_) => Created::Unknown(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())),
+        }
+    }
+
+    /// Record `number`'s bytes; `None`: there is none now.
+    pub async fn read(&self, number: u64) -> Result<Option<Bytes>, MetaError> {
+        let path = LogStore::record_path(number);
+        match tokio::time::timeout(REQUEST_TIMEOUT, self.get_optional(&path)).await {
+            Ok(result) => result,
+            Err(_) => Err(MetaError::Store(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()))),
+        }
+    }
+
+    async fn get_optional(&self, path: &Path) -> Result<Option<Bytes>, MetaError> {
+        match self.store.get(path).await {
+            Ok(found) => Ok(Some(found.bytes().await?)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Writes the snapshot of `state`; returns its size. One that is already there is the same.
+    pub async fn put_snapshot(&self, state: &MetaState) -> Result<u64, MetaError> {
+        let bytes = encode_frame(&state.to_snapshot(), crc);
+        let size = bytes.len() as u64;
+        let path = LogStore::snapshot_path(state.number);
+        match self.store.put_opts(&path, bytes.into(), PutMode::Create.into()).await {
+            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => Ok(size),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Deletes objects; those already gone count as deleted. Returns how many failed.
+    pub async fn delete(&self, paths: Vec<Path>) -> usize {
+        let results = stream::iter(paths)
+            .map(|path| async move { self.store.delete(&path).await })
+            .buffer_unordered(8)
+            .collect::<Vec<_>>()
+            .await;
+        let failed = |r: &&object_store::Result<()>| {
+            !matches!(r, Ok(()) | Err(object_store::Error::NotFound { .. }))
+        };
+        results.iter().filter(failed).count()
+    }
+
+    /// Every object below `prefix`, by name.
+    pub async fn list_names(&self, prefix: &str) -> Result<Vec<String>, MetaError> {
+        let prefix = Path::from(prefix);
+        let all: Vec<ObjectMeta> = self.store.list(Some(&prefix)).try_collect().await?;
+        Ok(all.into_iter().map(|m| m.location.to_string()).collect())
+    }
+}
+
+fn decode<M: prost::Message + Default>(path: &Path, bytes: &[u8]) -> Result<M, MetaError> {
+    decode_frame(bytes, crc)
+        .map_err(|error| MetaError::Corrupt { object: path.to_string(), error })
+}
+
+/// Checks that `bytes` are the record after `state`, and folds it.
+pub fn fold_next(state: &mut MetaState, number: u64, bytes: &[u8]) -> Result<LogRecord, MetaError> {
+    if number != state.number + 1 {
+        return Err(MetaError::Gap { number: state.number + 1 });
+    }
+    let record: LogRecord = decode(&LogStore::record_path(number), bytes)?;
+    if record.number != number || record.prev_crc != state.crc {
+        return Err(MetaError::Gap { number });
+    }
+    crate::fold::apply(state, &record, crc(bytes));
+    Ok(record)
+}

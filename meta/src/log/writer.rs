@@ -1,0 +1,316 @@
+//! The only writer of the log: one append in flight, everything that waits in the next record.
+//!
+//! An entry is acknowledged after its record is durable *and* folded. What a put did is never guessed:
+//! "already exists" and unknown outcomes are resolved by reading the record back. If the bytes are ours
+//! it happened; if another leader's record is there, it is folded, and the fold says whether we still
+//! lead. A deposed writer answers everything with [`MetaError::Deposed`]; entries whose record is in
+//! doubt are not answered before they are resolved.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_rpc::log::{Entry, LogEntry, LogRecord, encode_frame};
+use parking_lot::RwLock;
+use prost::Message;
+use prost::bytes::Bytes;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
+use tracing::{error, warn};
+
+use super::snapshot::{self, SnapshotPolicy};
+use super::store::{Created, LogStore, Opened, crc, fold_next};
+use crate::env::Env;
+use crate::error::{MetaError, VoidReason};
+use crate::fold::{self, Applied, Verdict};
+use crate::state::MetaState;
+
+/// Entries waiting at most; senders wait beyond.
+const QUEUE: usize = 4_096;
+/// A record stops taking entries at this size, so that a large one does not delay small ones.
+const RECORD_BYTES: usize = 4 << 20;
+/// Pauses between attempts to resolve an append.
+const RETRY_MIN: Duration = Duration::from_millis(20);
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// Told about every record after it is folded, before its entries are answered. Must not block.
+pub trait Observer: Send + Sync + 'static {
+    fn folded(&self, record: &LogRecord, verdicts: &[Verdict]);
+}
+
+pub struct WriterOptions {
+    pub env: Arc<dyn Env>,
+    pub policy: SnapshotPolicy,
+    /// Read at every snapshot and for the rule of late appends.
+    pub log_retention: Box<dyn Fn() -> Duration + Send + Sync>,
+    pub observer: Arc<dyn Observer>,
+}
+
+struct Waiting {
+    entry: Entry,
+    answer: oneshot::Sender<Result<Verdict, MetaError>>,
+}
+
+/// A handle; clones share the writer. The writer ends when the last handle is gone.
+#[derive(Clone)]
+pub struct LogWriter {
+    queue: mpsc::Sender<Waiting>,
+    deposed: watch::Receiver<Option<MetaError>>,
+}
+
+impl LogWriter {
+    /// Takes the lead: appends a record of the next term that holds `entries`, then serves. The state is
+    /// kept up to date behind `state`. Returns the term.
+    pub async fn lead(
+        store: LogStore,
+        opened: Opened,
+        state: Arc<RwLock<MetaState>>,
+        entries: Vec<Entry>,
+        options: WriterOptions,
+    ) -> Result<(LogWriter, u64), MetaError> {
+        let nonce = options.env.random();
+        let (deposed_tx, deposed) = watch::channel(None);
+        *state.write() = opened.state;
+        let mut writer = Writer {
+            store,
+            state,
+            term: 0,
+            nonce,
+            last_success: Instant::now(),
+            records_since: opened.tail_records,
+            bytes_since: opened.tail_bytes,
+            snapshot_bytes: opened.snapshot_bytes,
+            snapshot_task: None,
+            options,
+        };
+        writer.take_lead(entries).await?;
+        let term = writer.term;
+        let (queue, receiver) = mpsc::channel(QUEUE);
+        tokio::spawn(writer.run(receiver, deposed_tx));
+        Ok((LogWriter { queue, deposed }, term))
+    }
+
+    /// Durable and folded when it returns; the verdict is the fold's.
+    pub async fn append(&self, entry: Entry) -> Result<Verdict, MetaError> {
+        let (answer, verdict) = oneshot::channel();
+        if self.queue.send(Waiting { entry, answer }).await.is_err() {
+            return Err(self.why_closed());
+        }
+        verdict.await.unwrap_or_else(|_| Err(self.why_closed()))
+    }
+
+    /// As `append`, with a void entry as an error.
+    pub async fn apply(&self, entry: Entry) -> Result<Applied, millrace_common::SqlError> {
+        Ok(self.append(entry).await??)
+    }
+
+    fn why_closed(&self) -> MetaError {
+        self.deposed.borrow().clone().unwrap_or(MetaError::Closed)
+    }
+
+    /// Completes when this writer has lost the lead.
+    pub async fn deposed(&self) -> MetaError {
+        let mut deposed = self.deposed.clone();
+        match deposed.wait_for(Option::is_some).await {
+            Ok(reason) => reason.clone().unwrap_or(MetaError::Closed),
+            Err(_) => MetaError::Closed,
+        }
+    }
+}
+
+struct Writer {
+    store: LogStore,
+    state: Arc<RwLock<MetaState>>,
+    term: u64,
+    nonce: u64,
+    last_success: Instant,
+    records_since: u64,
+    bytes_since: u64,
+    snapshot_bytes: u64,
+    snapshot_task: Option<tokio::task::JoinHandle<Option<u64>>>,
+    options: WriterOptions,
+}
+
+impl Writer {
+    async fn run(
+        mut self,
+        mut queue: mpsc::Receiver<Waiting>,
+        deposed: watch::Sender<Option<MetaError>>,
+    ) {
+        while let Some(first) = queue.recv().await {
+            let (entries, answers) = gather(first, &mut queue);
+            match self.append(entries).await {
+                Ok(verdicts) => {
+                    for (answer, verdict) in answers.into_iter().zip(verdicts) {
+                        // The sender may have been dropped: a cancelled statement.
+                        let _ = answer.send(Ok(verdict));
+                    }
+                }
+                Err(reason) => {
+                    error!(%reason, "the log is closed");
+                    deposed.send_replace(Some(reason.clone()));
+                    for answer in answers {
+                        let _ = answer.send(Err(reason.clone()));
+                    }
+                    return;
+                }
+            }
+            self.maybe_snapshot().await;
+        }
+    }
+
+    /// Appends term + 1, after folding whatever others append meanwhile.
+    async fn take_lead(&mut self, entries: Vec<Entry>) -> Result<(), MetaError> {
+        let entries: Vec<LogEntry> = entries.into_iter().map(wrap).collect();
+        loop {
+            self.term = self.state.read().term + 1;
+            let record = self.next_record(entries.clone());
+            let bytes = encode_frame(&record, crc);
+            if self.resolve(record.number, &bytes).await?.is_none() {
+                self.fold(&record, &bytes);
+                return Ok(());
+            }
+        }
+    }
+
+    fn next_record(&self, entries: Vec<LogEntry>) -> LogRecord {
+        let state = self.state.read();
+        LogRecord {
+            number: state.number + 1,
+            term: self.term,
+            leader: self.nonce,
+            prev_crc: state.crc,
+            epoch: state.epoch.next(self.options.env.now_ms()).0,
+            entries,
+        }
+    }
+
+    /// One record with these entries, durable and folded. An error: deposed, or the log is damaged.
+    async fn append(&mut self, entries: Vec<LogEntry>) -> Result<Vec<Verdict>, MetaError> {
+        loop {
+            let record = self.next_record(entries.clone());
+            let bytes = encode_frame(&record, crc);
+            let before = self.last_success;
+            if self.resolve(record.number, &bytes).await?.is_some() {
+                // Somebody else's record took the number and did not depose us (an older leader's late
+                // one): ours goes behind it.
+                continue;
+            }
+            if before.elapsed() > (self.options.log_retention)() / 4 {
+                self.confirm_head(record.number).await?;
+            }
+            self.last_success = Instant::now();
+            self.records_since += 1;
+            self.bytes_since += bytes.len() as u64;
+            return Ok(self.fold(&record, &bytes));
+        }
+    }
+
+    /// Puts `bytes` as record `number` until it is known who wrote that record. `None`: we did.
+    /// Otherwise the foreign record, already folded; an error if it deposed us.
+    async fn resolve(&mut self, number: u64, bytes: &Bytes) -> Result<Option<LogRecord>, MetaError> {
+        let mut pause = RETRY_MIN;
+        loop {
+            match self.store.create(number, bytes).await {
+                Created::Yes => return Ok(None),
+                Created::Exists => {}
+                Created::Unknown(reason) => warn!(number, reason, "append in doubt, reading it back"),
+            }
+            match self.store.read(number).await {
+                Ok(Some(found)) if found == *bytes => return Ok(None),
+                Ok(Some(found)) => return self.fold_foreign(number, &found).map(Some),
+                // Not there yet; a put under way may still land, but it has the same bytes.
+                Ok(None) => {}
+                Err(reason) => warn!(number, %reason, "record cannot be read back, trying again"),
+            }
+            let jitter = self.options.env.random() % (pause.as_millis() as u64).max(1);
+            tokio::time::sleep(pause + Duration::from_millis(jitter)).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
+    fn fold_foreign(&mut self, number: u64, bytes: &[u8]) -> Result<LogRecord, MetaError> {
+        let mut state = self.state.write();
+        let leading = state.leader == self.nonce;
+        let record = fold_next(&mut state, number, bytes)?;
+        let term = state.term;
+        drop(state);
+        let verdicts = vec![Err(VoidReason::OldTerm); record.entries.len()];
+        self.options.observer.folded(&record, &verdicts);
+        match leading && term > self.term {
+            true => Err(MetaError::Deposed { term }),
+            false => Ok(record),
+        }
+    }
+
+    /// The rule of late appends (§10): after a long silence our number may have been used, covered and
+    /// deleted meanwhile. We lead only if our record is the head of what is there.
+    async fn confirm_head(&self, number: u64) -> Result<(), MetaError> {
+        let mut pause = RETRY_MIN;
+        loop {
+            match futures::try_join!(self.store.list_records(), self.store.list_snapshots()) {
+                Ok((records, snapshots)) => {
+                    let beyond = records.iter().any(|(n, _)| *n > number)
+                        || snapshots.iter().any(|(n, _)| *n >= number);
+                    return if beyond { Err(MetaError::Deposed { term: self.term + 1 }) } else { Ok(()) };
+                }
+                Err(reason) => warn!(%reason, "the log cannot be listed, trying again"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+    }
+
+    fn fold(&mut self, record: &LogRecord, bytes: &[u8]) -> Vec<Verdict> {
+        let verdicts = fold::apply(&mut self.state.write(), record, crc(bytes));
+        self.options.observer.folded(record, &verdicts);
+        verdicts
+    }
+
+    /// Starts a snapshot in the background when one is due and none is being written.
+    async fn maybe_snapshot(&mut self) {
+        if self.snapshot_task.as_ref().is_some_and(|t| t.is_finished())
+            && let Some(task) = self.snapshot_task.take()
+            && let Ok(Some(size)) = task.await
+        {
+            self.snapshot_bytes = size;
+        }
+        let due = self.options.policy.is_due(self.records_since, self.bytes_since, self.snapshot_bytes);
+        if !due || self.snapshot_task.is_some() {
+            return;
+        }
+        self.records_since = 0;
+        self.bytes_since = 0;
+        let state = self.state.read().clone();
+        let store = self.store.clone();
+        let retention = (self.options.log_retention)();
+        let now_ms = self.options.env.now_ms();
+        self.snapshot_task = Some(tokio::spawn(async move {
+            snapshot::take(&store, &state, retention, now_ms)
+                .await
+                .inspect_err(|e| warn!(error = %e, "no snapshot this time; the log stays longer"))
+                .ok()
+        }));
+    }
+}
+
+type Answers = Vec<oneshot::Sender<Result<Verdict, MetaError>>>;
+
+/// Everything that waits, up to the size of a record.
+fn gather(first: Waiting, queue: &mut mpsc::Receiver<Waiting>) -> (Vec<LogEntry>, Answers) {
+    let mut entries = Vec::new();
+    let mut answers = Vec::new();
+    let mut bytes = 0;
+    let mut next = Some(first);
+    while let Some(Waiting { entry, answer }) = next {
+        let entry = wrap(entry);
+        bytes += entry.encoded_len();
+        entries.push(entry);
+        answers.push(answer);
+        next = if bytes < RECORD_BYTES { queue.try_recv().ok() } else { None };
+    }
+    (entries, answers)
+}
+
+fn wrap(entry: Entry) -> LogEntry {
+    LogEntry { entry: Some(entry) }
+}

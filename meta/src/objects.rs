@@ -1,0 +1,192 @@
+//! Which data objects are alive (docs/design.md §9, garbage collection).
+//!
+//! Reference counts follow from the versions and are rebuilt from them; only two things are state of
+//! their own: *garbage* (objects that lost their last reference, and when) and *deleted* names of the
+//! running incarnation, which can never be referenced again. Age alone deletes nothing: an object must
+//! have lost its last reference in the log, or belong to a fenced incarnation without one.
+
+use std::collections::{BTreeMap, HashMap};
+
+use millrace_common::Epoch;
+use millrace_rpc::log::CounterRange;
+use millrace_rpc::version::JobVersion;
+
+/// Prefix of all data objects.
+pub const DATA_PREFIX: &str = "data";
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Objects {
+    refs: HashMap<String, u32>,
+    garbage: BTreeMap<String, Epoch>,
+    deleted: BTreeMap<(u64, u64), u64>,
+}
+
+impl Objects {
+    pub fn from_snapshot<'a>(
+        versions: impl Iterator<Item = &'a JobVersion>,
+        garbage: &BTreeMap<String, u64>,
+        deleted: &[CounterRange],
+    ) -> Objects {
+        let mut objects = Objects {
+            refs: HashMap::new(),
+            garbage: garbage.iter().map(|(n, e)| (n.clone(), Epoch(*e))).collect(),
+            deleted: deleted.iter().map(|r| ((r.incarnation, r.from), r.to)).collect(),
+        };
+        for name in versions.flat_map(names_of) {
+            objects.add(name);
+        }
+        objects
+    }
+
+    pub fn add(&mut self, name: &str) {
+        if name.is_empty() {
+            return;
+        }
+        self.garbage.remove(name);
+        match self.refs.get_mut(name) {
+            Some(count) => *count += 1,
+            None => drop(self.refs.insert(name.to_owned(), 1)),
+        }
+    }
+
+    /// One reference less; with the last one the object is garbage since `epoch`.
+    pub fn remove(&mut self, name: &str, epoch: Epoch) {
+        let Some(count) = self.refs.get_mut(name) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.refs.remove(name);
+            self.garbage.insert(name.to_owned(), epoch);
+        }
+    }
+
+    pub fn is_referenced(&self, name: &str) -> bool {
+        self.refs.contains_key(name)
+    }
+
+    pub fn is_garbage(&self, name: &str) -> bool {
+        self.garbage.contains_key(name)
+    }
+
+    /// Objects that have been garbage since before `epoch`.
+    pub fn garbage_before(&self, epoch: Epoch) -> Vec<String> {
+        self.garbage.iter().filter(|(_, since)| **since < epoch).map(|(n, _)| n.clone()).collect()
+    }
+
+    /// Its deletion is logged.
+    pub fn mark_deleted(&mut self, name: &str) {
+        self.garbage.remove(name);
+        let Some((incarnation, counter)) = parse(name) else { return };
+        if self.covers(incarnation, counter) {
+            return;
+        }
+        let mut from = counter;
+        let mut to = counter;
+        if let Some(next) = self.deleted.remove(&(incarnation, counter.saturating_add(1))) {
+            to = next;
+        }
+        let before = self.deleted.range(..(incarnation, counter)).next_back().map(|(k, v)| (*k, *v));
+        if let Some((key, end)) = before
+            && key.0 == incarnation
+            && end.checked_add(1) == Some(counter)
+        {
+            self.deleted.remove(&key);
+            from = key.1;
+        }
+        self.deleted.insert((incarnation, from), to);
+    }
+
+    /// Whether the name was deleted and must not come back.
+    pub fn is_deleted(&self, name: &str) -> bool {
+        parse(name).is_some_and(|(incarnation, counter)| self.covers(incarnation, counter))
+    }
+
+    fn covers(&self, incarnation: u64, counter: u64) -> bool {
+        self.deleted
+            .range(..=(incarnation, counter))
+            .next_back()
+            .is_some_and(|(k, end)| k.0 == incarnation && counter <= *end)
+    }
+
+    /// A new leader fences all earlier incarnations: nothing of theirs can be committed any more, so
+    /// their deleted names need no memory.
+    pub fn forget_deleted_before(&mut self, incarnation: u64) {
+        self.deleted.retain(|k, _| k.0 >= incarnation);
+    }
+
+    pub fn garbage_snapshot(&self) -> BTreeMap<String, u64> {
+        self.garbage.iter().map(|(n, e)| (n.clone(), e.0)).collect()
+    }
+
+    pub fn deleted_snapshot(&self) -> Vec<CounterRange> {
+        let range = |(k, to): (&(u64, u64), &u64)| CounterRange { incarnation: k.0, from: k.1, to: *to };
+        self.deleted.iter().map(range).collect()
+    }
+
+    /// The counts are those of `versions`, and nothing is both alive and garbage or deleted.
+    pub fn check<'a>(&self, versions: impl Iterator<Item = &'a JobVersion>) -> Result<(), String> {
+        let mut counts: HashMap<&str, u32> = HashMap::new();
+        for name in versions.flat_map(names_of).filter(|n| !n.is_empty()) {
+            *counts.entry(name).or_default() += 1;
+        }
+        if counts.len() != self.refs.len()
+            || counts.iter().any(|(name, count)| self.refs.get(*name) != Some(count))
+        {
+            return Err("reference counts differ from the versions".to_owned());
+        }
+        match self.refs.keys().find(|n| self.garbage.contains_key(*n) || self.is_deleted(n)) {
+            Some(name) => Err(format!("\"{name}\" is in use and yet garbage or deleted")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The objects a version names, empty names (inline slices) included.
+pub fn names_of(version: &JobVersion) -> impl Iterator<Item = &str> {
+    let runs = version.runs.iter().map(|r| r.object.as_str());
+    runs.chain(version.tail.iter().map(|s| s.object.as_str()))
+}
+
+/// Incarnation and counter of `data/<incarnation>/<counter>.<extension>`.
+pub fn parse(name: &str) -> Option<(u64, u64)> {
+    let mut parts = name.rsplit('/');
+    let counter = parts.next()?.split('.').next()?;
+    let incarnation = parts.next()?;
+    Some((incarnation.parse().ok()?, counter.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(counter: u64) -> String {
+        format!("data/3/{counter}.seg")
+    }
+
+    #[test]
+    fn deleted_names_join_into_ranges_and_stay_deleted() {
+        let mut objects = Objects::default();
+        for counter in [5, 7, 6, 1, 9, 6] {
+            objects.mark_deleted(&name(counter));
+        }
+        let ranges: Vec<_> = objects.deleted_snapshot().iter().map(|r| (r.from, r.to)).collect();
+        assert_eq!(ranges, [(1, 1), (5, 7), (9, 9)]);
+        assert!([1, 5, 6, 7, 9].into_iter().all(|c| objects.is_deleted(&name(c))));
+        assert!([0, 2, 4, 8, 10].into_iter().all(|c| !objects.is_deleted(&name(c))));
+        objects.forget_deleted_before(4);
+        assert!(!objects.is_deleted(&name(5)));
+    }
+
+    #[test]
+    fn the_last_reference_makes_garbage_and_a_new_one_takes_it_back() {
+        let mut objects = Objects::default();
+        objects.add(&name(1));
+        objects.add(&name(1));
+        objects.remove(&name(1), Epoch(5));
+        assert!(objects.garbage_before(Epoch::MAX).is_empty());
+        objects.remove(&name(1), Epoch(6));
+        assert_eq!(objects.garbage_before(Epoch(6)), Vec::<String>::new());
+        assert_eq!(objects.garbage_before(Epoch(7)), [name(1)]);
+        objects.add(&name(1));
+        assert!(objects.garbage_before(Epoch::MAX).is_empty());
+    }
+}

@@ -1,0 +1,252 @@
+//! Waiting for epochs: reads, FLUSH, and the end of a backfill (docs/design.md §4, reads).
+//!
+//! A fresh read needs an epoch at which all its relations are exact and that misses nothing acknowledged
+//! before it began. What was acknowledged is at most the newest change of the roots behind it: at any
+//! later epoch up to the head the content is the same. Where that epoch is not reached yet, the drivers of
+//! all views in between are asked for it; views that must meet are asked for that very epoch.
+
+use std::time::Duration;
+
+use millrace_common::{Epoch, RelationId, SqlError, SqlState};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::shared::Shared;
+use crate::state::MetaState;
+use crate::status::JobState;
+
+/// FLUSH gives up after this many read timeouts.
+const FLUSH_TIMEOUTS: u32 = 30;
+
+/// What a wait is after.
+struct Goal {
+    relations: Vec<RelationId>,
+    /// Derived relations on the way, inputs first.
+    path: Vec<RelationId>,
+    target: Epoch,
+    aligned: bool,
+}
+
+impl Goal {
+    fn new(state: &MetaState, relations: &[RelationId]) -> Goal {
+        let closure = state.closure(relations);
+        let target = state.newest_root_change(&closure);
+        let is_derived = |id: &RelationId| !state.inputs(*id).is_empty();
+        let combined = |ids: &[RelationId]| ids.iter().filter(|i| is_derived(i)).count() > 1;
+        let path: Vec<RelationId> = closure.into_iter().filter(is_derived).collect();
+        let aligned = combined(relations) || path.iter().any(|id| combined(state.inputs(*id)));
+        Goal { relations: relations.to_vec(), path, target, aligned }
+    }
+}
+
+/// See `Meta::read_epoch`.
+pub async fn read_epoch(
+    shared: &Shared,
+    relations: &[RelationId],
+    timeout: Option<Duration>,
+    fresh: bool,
+) -> Result<Epoch, SqlError> {
+    let goal = {
+        let state = shared.state.read();
+        if let Some(missing) = relations.iter().find(|id| !state.relations.contains_key(id)) {
+            return Err(undefined(*missing));
+        }
+        let goal = Goal::new(&state, relations);
+        let floor = if fresh { goal.target } else { Epoch::ZERO };
+        match state.exact_common(relations, Epoch::MAX) {
+            Some(epoch) if epoch >= floor => return Ok(epoch),
+            _ => goal,
+        }
+    };
+    let timeout = timeout.unwrap_or(shared.settings().read_wait_timeout);
+    let reached = |state: &MetaState| {
+        let epoch = state.exact_common(&goal.relations, Epoch::MAX)?;
+        (epoch >= goal.target).then_some(epoch)
+    };
+    wait(shared, &goal, timeout, reached).await
+}
+
+/// See `Meta::flush`. Jobs that fail or are being created do not count.
+pub async fn flush(shared: &Shared) -> Result<(), SqlError> {
+    let goal = {
+        let state = shared.state.read();
+        let running: Vec<RelationId> =
+            state.jobs.keys().copied().filter(|id| is_fed(shared, &state, *id)).collect();
+        Goal { aligned: true, ..Goal::new(&state, &running) }
+    };
+    let timeout = shared.settings().read_wait_timeout.saturating_mul(FLUSH_TIMEOUTS);
+    let reached = |state: &MetaState| {
+        let behind = |id: &&RelationId| {
+            state.jobs.contains_key(id)
+                && is_fed(shared, state, **id)
+                && state.frontier(**id).is_none_or(|f| f < goal.target)
+        };
+        goal.relations.iter().find(behind).is_none().then_some(())
+    };
+    let asked = Goal { relations: Vec::new(), path: goal.path.clone(), ..goal };
+    wait(shared, &asked, timeout, reached).await
+}
+
+/// Whether the job and every job behind it run.
+fn is_fed(shared: &Shared, state: &MetaState, id: RelationId) -> bool {
+    let runs = |id: &RelationId| {
+        !state.jobs.contains_key(id) || shared.job(*id).is_some_and(|h| h.state() == JobState::Running)
+    };
+    state.closure(&[id]).iter().all(runs)
+}
+
+/// Registers the goal with the drivers and waits until `reached`.
+async fn wait<T>(
+    shared: &Shared,
+    goal: &Goal,
+    timeout: Duration,
+    reached: impl Fn(&MetaState) -> Option<T>,
+) -> Result<T, SqlError> {
+    let deadline = Instant::now() + timeout;
+    let mut events = shared.events();
+    let _guard = shared.waits.register(goal.path.clone(), goal.target, goal.aligned);
+    shared.wake(goal.path.iter().copied());
+    loop {
+        events.borrow_and_update();
+        {
+            let state = shared.state.read();
+            if let Some(result) = reached(&state) {
+                return Ok(result);
+            }
+            if let Some(error) = hopeless(shared, &state, goal) {
+                return Err(error);
+            }
+        }
+        tokio::select! {
+            changed = events.changed() => {
+                if changed.is_err() {
+                    return Err(SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down"));
+                }
+            }
+            () = tokio::time::sleep_until(deadline) => return Err(too_late(shared, goal, timeout)),
+            () = shared.shutdown.cancelled() => {
+                return Err(SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down"));
+            }
+        }
+    }
+}
+
+/// Why no waiting will help: a relation is gone, not created yet, or its job has failed.
+fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError> {
+    if let Some(gone) = goal.relations.iter().find(|id| !state.relations.contains_key(id)) {
+        return Some(undefined(*gone));
+    }
+    if goal.relations.is_empty() {
+        return None;
+    }
+    let behind = |id: &&RelationId| state.frontier(**id).is_none_or(|f| f < goal.target);
+    for id in goal.path.iter().filter(behind) {
+        let name = name_of(state, *id);
+        match shared.job(*id).map(|h| h.state()) {
+            Some(JobState::Failed { reason, .. }) => {
+                let message = format!("relation \"{name}\" is not up to date: its job has failed");
+                return Some(
+                    not_ready(message)
+                        .with_detail(reason)
+                        .with_hint("See SHOW JOBS. SET read_freshness = 'any' reads its last consistent content."),
+                );
+            }
+            Some(JobState::Creating { .. } | JobState::WaitingForInputs { .. }) => {
+                return Some(being_created(shared, &name, *id));
+            }
+            Some(JobState::Starting) if state.frontier(*id).is_none() => {
+                return Some(being_created(shared, &name, *id));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+fn being_created(shared: &Shared, name: &str, id: RelationId) -> SqlError {
+    let progress = shared.job(id).map(|h| h.state()).map_or_else(String::new, |s| match s {
+        JobState::Creating { rows_read, rows_total: 0 } => format!("{rows_read} rows have been read so far."),
+        JobState::Creating { rows_read, rows_total } => {
+            format!("{rows_read} of about {rows_total} rows have been read.")
+        }
+        JobState::WaitingForInputs { .. } => "It waits for an input that is being created.".to_owned(),
+        _ => "Its job is starting.".to_owned(),
+    });
+    not_ready(format!("relation \"{name}\" is still being created"))
+        .with_detail(progress)
+        .with_hint("Wait for it with WAIT, or watch it in SHOW JOBS.")
+}
+
+/// Names the first laggard in dependency order: it holds the others back.
+fn too_late(shared: &Shared, goal: &Goal, timeout: Duration) -> SqlError {
+    let state = shared.state.read();
+    let behind = |id: &&RelationId| state.frontier(**id).is_none_or(|f| f < goal.target);
+    let laggard = goal.path.iter().find(behind).or(goal.path.first());
+    let (name, what, lag) = match laggard {
+        Some(id) => {
+            let job = shared.job(*id).map_or("stopped", |h| h.state().name());
+            let lag = goal.target.millis().saturating_sub(state.frontier(*id).map_or(0, Epoch::millis));
+            (name_of(&state, *id), job, lag)
+        }
+        None => ("?".to_owned(), "unknown", 0),
+    };
+    SqlError::new(
+        SqlState::QUERY_CANCELED,
+        format!("relation \"{name}\" did not catch up within {} ms", timeout.as_millis()),
+    )
+    .with_detail(format!("Its job is {what} and {lag} ms behind."))
+    .with_hint("Raise read_wait_timeout, or SET read_freshness = 'any' to read older content.")
+}
+
+/// See `Meta::wait_created`.
+pub async fn wait_created(
+    shared: &Shared,
+    id: RelationId,
+    cancel: &CancellationToken,
+) -> Result<(), SqlError> {
+    let mut events = shared.events();
+    loop {
+        events.borrow_and_update();
+        {
+            let state = shared.state.read();
+            let Some(relation) = state.relations.get(&id) else { return Err(undefined(id)) };
+            let Some(job) = state.jobs.get(&id) else { return Ok(()) };
+            match shared.job(id).map(|h| h.state()) {
+                Some(JobState::Failed { reason, .. }) => {
+                    return Err(not_ready(format!("creating \"{}\" failed: {reason}", relation.name)));
+                }
+                Some(JobState::Starting) | None => {}
+                Some(_) if job.version.backfill.is_none() => return Ok(()),
+                Some(_) => {}
+            }
+        }
+        tokio::select! {
+            changed = events.changed() => {
+                if changed.is_err() {
+                    return Err(SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down"));
+                }
+            }
+            () = cancel.cancelled() => {
+                return Err(SqlError::new(
+                    SqlState::QUERY_CANCELED,
+                    "canceling statement due to user request",
+                ));
+            }
+            () = shared.shutdown.cancelled() => {
+                return Err(SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down"));
+            }
+        }
+    }
+}
+
+fn not_ready(message: String) -> SqlError {
+    SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+}
+
+fn undefined(id: RelationId) -> SqlError {
+    SqlError::new(SqlState::UNDEFINED_TABLE, format!("relation with id {id} does not exist"))
+}
+
+fn name_of(state: &MetaState, id: RelationId) -> String {
+    state.relations.get(&id).map_or_else(|| id.to_string(), |r| r.name.clone())
+}

@@ -1,0 +1,99 @@
+//! When a job cuts, and where: a pure decision over the state (docs/design.md §4, barriers).
+//!
+//! A waiter cuts at once; otherwise data nobody waits for is cut `barrier_interval` after the last cut.
+//! Waiters that need several views at one epoch name that epoch, and the views cut exactly there.
+//! A late job, and one whose readers combine several views, cuts on the grid.
+
+use std::time::Duration;
+
+use millrace_common::{Epoch, RelationId};
+
+use crate::exact::{LONGEST_STEP, coarsest_grid_point};
+use crate::state::{MetaState, is_derived};
+
+/// What others want of a job now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wants {
+    /// Somebody asked for the open epoch to end (DML of a table).
+    pub cut: bool,
+    /// Epochs at which the relation must be exact, ascending: several views are read there together.
+    pub aligned: Vec<Epoch>,
+    /// Epochs that the relation must reach; any later one does.
+    pub reach: Vec<Epoch>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing to do until something changes.
+    Wait,
+    /// The same, or until this time has passed.
+    WaitFor(Duration),
+    /// End the epoch here (`ZERO`: the log assigns it).
+    Cut(Epoch),
+    /// The snapshot epoch can be fixed now.
+    StartBackfill,
+    /// An input has no content yet.
+    AwaitInputs,
+}
+
+/// The next step of a job whose last cut began `since_cut` ago.
+pub fn next_step(
+    state: &MetaState,
+    id: RelationId,
+    wants: &Wants,
+    since_cut: Duration,
+    interval: Duration,
+) -> Step {
+    let Some(job) = state.jobs.get(&id) else { return Step::Wait };
+    if !state.relations.get(&id).is_some_and(|r| is_derived(r)) {
+        return if wants.cut { Step::Cut(Epoch::ZERO) } else { Step::Wait };
+    }
+    if let Some(backfill) = &job.version.backfill {
+        return match backfill.snapshot_epoch {
+            0 if state.exact_common(&job.inputs, Epoch::MAX).is_some() => Step::StartBackfill,
+            0 => Step::AwaitInputs,
+            epoch => Step::Cut(Epoch(epoch)),
+        };
+    }
+    let own = Epoch(job.version.epoch);
+    let unmet = |target: &&Epoch| **target > own && state.exact_at_most(id, **target) != Some(**target);
+    let aligned = wants.aligned.iter().find(unmet).copied();
+    let limit = aligned.unwrap_or(Epoch::MAX);
+    let Some(newest) = state.exact_common(&job.inputs, limit) else { return Step::Wait };
+    if newest <= own || !state.input_changed(&job.inputs, own, newest) {
+        return Step::Wait;
+    }
+    if aligned == Some(newest) {
+        return Step::Cut(newest);
+    }
+    let asked = wants.cut || wants.reach.iter().any(|t| unmet(&t));
+    if !asked && since_cut < interval {
+        return Step::WaitFor(interval - since_cut);
+    }
+    Step::Cut(choose(state, id, own, newest, interval))
+}
+
+/// The epoch to cut at, in `(own, newest]`.
+fn choose(state: &MetaState, id: RelationId, own: Epoch, newest: Epoch, interval: Duration) -> Epoch {
+    let inputs = state.inputs(id);
+    // Nothing happened up to here: the grid matters only from here on.
+    let quiet = inputs.iter().map(|i| state.stable_until(*i, own)).min().unwrap_or(own);
+    let late_ms = newest.millis().saturating_sub(quiet.millis());
+    let combined = feeds_combination(state, id);
+    if late_ms < 1_000 && !combined {
+        return newest;
+    }
+    let step_end = Epoch::from_millis(quiet.millis() + LONGEST_STEP.as_millis() as u64);
+    let upto = newest.min(step_end.max(quiet.next(0)));
+    let on_grid = coarsest_grid_point(quiet, upto, combined.then_some(interval));
+    let usable = |e: &Epoch| state.exact_common(inputs, *e) == Some(*e);
+    on_grid.filter(usable).unwrap_or(newest)
+}
+
+/// Whether some derived relation reads several views of which this is one, or comes from one.
+fn feeds_combination(state: &MetaState, id: RelationId) -> bool {
+    state.jobs.iter().any(|(_, job)| {
+        let derived = job.inputs.iter().filter(|i| !state.inputs(**i).is_empty()).count();
+        derived >= 2 && state.closure(&job.inputs).contains(&id)
+    })
+}

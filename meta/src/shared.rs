@@ -1,0 +1,280 @@
+//! What drivers, coordinators and sessions share: the folded state and ways to wake each other.
+//!
+//! Locks here are held for lookups only, never across an await. The state's lock is written by the log
+//! writer alone.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, OnceLock, Weak};
+
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_rpc::log::{Entry, LogRecord};
+use millrace_rpc::services::{CompactorService, ComputeService};
+use parking_lot::RwLock;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::catalog::Catalog;
+use crate::driver::Driver;
+use crate::env::Env;
+use crate::error::MetaError;
+use crate::fold::Verdict;
+use crate::job::JobHandle;
+use crate::log::{LogWriter, Observer};
+use crate::settings::Settings;
+use crate::source;
+use crate::state::MetaState;
+use crate::waits::Waits;
+
+/// The services a started meta calls.
+#[derive(Clone)]
+pub struct Services {
+    pub compute: Arc<dyn ComputeService>,
+    pub compactor: Arc<dyn CompactorService>,
+}
+
+/// A running source coordinator.
+struct SourceHandle {
+    notify: Arc<Notify>,
+    cancel: CancellationToken,
+}
+
+pub struct Shared {
+    me: Weak<Shared>,
+    pub env: Arc<dyn Env>,
+    pub state: Arc<RwLock<MetaState>>,
+    pub parallelism: usize,
+    base_settings: BTreeMap<String, String>,
+    settings: RwLock<Settings>,
+    catalog: RwLock<Arc<Catalog>>,
+    log: OnceLock<LogWriter>,
+    pub services: OnceLock<Services>,
+    jobs: RwLock<HashMap<JobId, Arc<JobHandle>>>,
+    sources: RwLock<HashMap<RelationId, SourceHandle>>,
+    pub waits: Waits,
+    /// Rises whenever something that a waiter may watch has changed.
+    events: watch::Sender<u64>,
+    /// Jobs whose runs may need compaction.
+    pub compaction: Notify,
+    /// Stops everything.
+    pub shutdown: CancellationToken,
+}
+
+impl Shared {
+    pub fn new(
+        env: Arc<dyn Env>,
+        parallelism: usize,
+        base_settings: BTreeMap<String, String>,
+    ) -> Arc<Shared> {
+        Arc::new_cyclic(|me| Shared {
+            me: me.clone(),
+            env,
+            state: Arc::default(),
+            parallelism: parallelism.max(1),
+            settings: RwLock::new(Settings::resolve(&base_settings, &BTreeMap::new())),
+            base_settings,
+            catalog: RwLock::default(),
+            log: OnceLock::new(),
+            services: OnceLock::new(),
+            jobs: RwLock::default(),
+            sources: RwLock::default(),
+            waits: Waits::default(),
+            events: watch::Sender::new(0),
+            compaction: Notify::new(),
+            shutdown: CancellationToken::new(),
+        })
+    }
+
+    pub fn set_log(&self, log: LogWriter) {
+        let _ = self.log.set(log);
+    }
+
+    pub fn log(&self) -> Result<&LogWriter, SqlError> {
+        self.log.get().ok_or_else(|| MetaError::Closed.into())
+    }
+
+    pub fn settings(&self) -> Settings {
+        *self.settings.read()
+    }
+
+    pub fn catalog(&self) -> Arc<Catalog> {
+        Arc::clone(&self.catalog.read())
+    }
+
+    pub fn job(&self, id: JobId) -> Option<Arc<JobHandle>> {
+        self.jobs.read().get(&id).cloned()
+    }
+
+    /// The generation in the log; `None`: dropped.
+    pub fn generation(&self, id: JobId) -> Option<Generation> {
+        self.state.read().jobs.get(&id).map(|j| Generation(j.version.generation))
+    }
+
+    pub fn events(&self) -> watch::Receiver<u64> {
+        self.events.subscribe()
+    }
+
+    pub fn bump(&self) {
+        self.events.send_modify(|n| *n += 1);
+    }
+
+    /// Wakes the drivers of these jobs.
+    pub fn wake(&self, jobs: impl IntoIterator<Item = JobId>) {
+        let handles = self.jobs.read();
+        for id in jobs {
+            if let Some(handle) = handles.get(&id) {
+                handle.notify.notify_one();
+            }
+        }
+    }
+
+    /// A reader of these sources has made progress.
+    pub fn notify_sources_of(&self, job: JobId) {
+        let sources = self.sources.read();
+        for input in self.state.read().inputs(job) {
+            if let Some(source) = sources.get(input) {
+                source.notify.notify_one();
+            }
+        }
+    }
+
+    /// Everything derived from the state, once it has been read.
+    pub fn refresh(&self) {
+        self.refresh_catalog();
+        self.sync_tasks();
+        self.bump();
+    }
+
+    fn refresh_catalog(&self) {
+        let state = self.state.read();
+        let catalog = Catalog::new(
+            state.catalog_version,
+            state.relations.clone(),
+            state.schemas.clone(),
+            state.settings.clone(),
+            |id| state.inputs(id).to_vec(),
+        );
+        *self.settings.write() = Settings::resolve(&self.base_settings, &state.settings);
+        drop(state);
+        *self.catalog.write() = Arc::new(catalog);
+    }
+
+    /// One driver per job and one coordinator per source: starts and stops what the catalog says.
+    pub fn sync_tasks(&self) {
+        let (Some(services), Some(me)) = (self.services.get(), self.me.upgrade()) else { return };
+        if self.shutdown.is_cancelled() {
+            return;
+        }
+        let (jobs, sources): (Vec<JobId>, BTreeSet<RelationId>) = {
+            let state = self.state.read();
+            (state.jobs.keys().copied().collect(), state.sources.keys().copied().collect())
+        };
+        self.sync_jobs(&me, services, &jobs);
+        let mut running = self.sources.write();
+        running.retain(|id, handle| {
+            let stays = sources.contains(id);
+            if !stays {
+                handle.cancel.cancel();
+            }
+            stays
+        });
+        for id in sources {
+            running.entry(id).or_insert_with(|| {
+                let (notify, cancel) = (Arc::new(Notify::new()), self.shutdown.child_token());
+                let coordinator = source::Coordinator::new(Arc::clone(&me), id, Arc::clone(&notify));
+                tokio::spawn(cancel.clone().run_until_cancelled_owned(coordinator.run()));
+                SourceHandle { notify, cancel }
+            });
+        }
+    }
+
+    fn sync_jobs(&self, me: &Arc<Shared>, services: &Services, jobs: &[JobId]) {
+        let mut running = self.jobs.write();
+        running.retain(|id, handle| {
+            let stays = jobs.contains(id);
+            if !stays {
+                handle.cancel.cancel();
+            }
+            stays
+        });
+        let new: Vec<Arc<JobHandle>> = jobs
+            .iter()
+            .filter(|id| !running.contains_key(id))
+            .map(|id| Arc::new(JobHandle::new(*id, self.shutdown.child_token())))
+            .collect();
+        running.extend(new.iter().map(|h| (h.id, Arc::clone(h))));
+        drop(running);
+        for handle in new {
+            let compute = Arc::clone(&services.compute);
+            tokio::spawn(Driver { shared: Arc::clone(me), handle, compute }.run());
+        }
+    }
+
+    /// Drivers that may have something to do after this record: of the jobs it names and of what reads
+    /// the relations it changed.
+    fn wake_after(&self, record: &LogRecord, verdicts: &[Verdict]) {
+        let touched: BTreeSet<RelationId> = record
+            .entries
+            .iter()
+            .zip(verdicts)
+            .filter_map(|(e, v)| {
+                let verdict = v.as_ref().ok()?;
+                Some(match e.entry.as_ref()? {
+                    Entry::Commit(c) => RelationId(c.job),
+                    Entry::SourceAdvance(a) => RelationId(a.source),
+                    Entry::StartBackfill(b) => RelationId(b.job),
+                    Entry::CreateRelation(_) => verdict.relation?,
+                    _ => return None,
+                })
+            })
+            .collect();
+        let state = self.state.read();
+        let readers = state.jobs.iter().filter(|(id, job)| {
+            touched.contains(id) || job.inputs.iter().any(|i| touched.contains(i))
+        });
+        let woken: Vec<JobId> = readers.map(|(id, _)| *id).collect();
+        drop(state);
+        self.wake(woken);
+        let sources = self.sources.read();
+        for id in &touched {
+            let inputs = self.state.read().inputs(*id).to_vec();
+            for source in inputs.iter().chain([id]).filter_map(|i| sources.get(i)) {
+                source.notify.notify_one();
+            }
+        }
+    }
+}
+
+/// What the log writer holds: not `Shared` itself, which holds the writer's handle.
+pub struct Follower(pub Weak<Shared>);
+
+impl Observer for Follower {
+    fn folded(&self, record: &LogRecord, verdicts: &[Verdict]) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.folded(record, verdicts);
+        }
+    }
+}
+
+impl Shared {
+    fn folded(&self, record: &LogRecord, verdicts: &[Verdict]) {
+        let catalog_changed = self.state.read().catalog_version != self.catalog.read().version;
+        if catalog_changed {
+            self.refresh_catalog();
+            self.sync_tasks();
+        }
+        self.wake_after(record, verdicts);
+        let edits = |e: &Entry| match e {
+            Entry::EditVersion(_) => true,
+            Entry::Commit(c) => c.edit.is_some(),
+            _ => false,
+        };
+        if record.entries.iter().filter_map(|e| e.entry.as_ref()).any(edits) {
+            self.compaction.notify_one();
+        }
+        self.bump();
+    }
+
+    pub fn head(&self) -> Epoch {
+        self.state.read().epoch
+    }
+}

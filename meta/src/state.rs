@@ -1,0 +1,280 @@
+//! The state that the log folds to (docs/design.md §10): catalog, versions, positions, settings.
+//!
+//! It is a value: two folds of the same records are equal, and a [`Snapshot`] is the same state in
+//! bytes. Large parts sit behind `Arc`, so that a clone for a snapshot or a reader is cheap.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use millrace_common::{Epoch, RelationId};
+use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::log::{
+    CommittedStatement, JobSnapshot, Snapshot, SourcePosition, SourceSnapshot, SplitOffset,
+};
+use millrace_rpc::version::{JobVersion, StatementId};
+
+use crate::objects::Objects;
+use crate::timeline::Timeline;
+
+/// First id of a user's relation, as in PostgreSQL.
+pub const FIRST_RELATION_ID: u32 = 16_384;
+/// State table 0 is nobody's.
+const FIRST_TABLE_ID: u32 = 1;
+/// Statements whose fate can be looked up.
+const STATEMENTS_KEPT: usize = 4_096;
+/// Schemas that are always there.
+pub const DEFAULT_SCHEMA: &str = "public";
+
+/// The committed state of one job and what is known of its content over time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobRecord {
+    pub version: Arc<JobVersion>,
+    pub timeline: Timeline,
+    /// The relations with content of their own that it reads: fixed at its creation, plain views
+    /// expanded. Replacing a view does not change the jobs planned over it. Roots: none.
+    pub inputs: Vec<RelationId>,
+    /// Versions below may be gone.
+    pub horizon: Epoch,
+}
+
+/// Where a source's content ends, over time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SourceRecord {
+    pub history: VecDeque<(Epoch, Vec<SplitOffset>)>,
+    pub timeline: Timeline,
+}
+
+impl SourceRecord {
+    /// The offsets fixed at or before `epoch`; none before the first.
+    pub fn offsets_at(&self, epoch: Epoch) -> &[SplitOffset] {
+        let after = self.history.partition_point(|(e, _)| *e <= epoch);
+        match after.checked_sub(1).and_then(|at| self.history.get(at)) {
+            Some((_, offsets)) => offsets,
+            None => &[],
+        }
+    }
+
+    pub fn newest(&self) -> &[SplitOffset] {
+        self.history.back().map_or(&[], |(_, offsets)| offsets)
+    }
+}
+
+/// The newest statements and their epochs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Statements {
+    order: VecDeque<(StatementId, Epoch)>,
+    by_id: HashMap<StatementId, Epoch>,
+}
+
+impl Statements {
+    pub fn insert(&mut self, id: StatementId, epoch: Epoch) {
+        if self.by_id.insert(id, epoch).is_some() {
+            return;
+        }
+        self.order.push_back((id, epoch));
+        if self.order.len() > STATEMENTS_KEPT
+            && let Some((old, _)) = self.order.pop_front()
+        {
+            self.by_id.remove(&old);
+        }
+    }
+
+    pub fn get(&self, id: StatementId) -> Option<Epoch> {
+        self.by_id.get(&id).copied()
+    }
+}
+
+/// The fold of all records up to `number`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetaState {
+    /// Number of the last record folded; 0: none.
+    pub number: u64,
+    /// CRC-32 of that record's bytes.
+    pub crc: u32,
+    pub term: u64,
+    pub leader: u64,
+    /// The head: epoch of the last record.
+    pub epoch: Epoch,
+    pub next_relation_id: u32,
+    pub next_table_id: u32,
+    pub schemas: BTreeSet<String>,
+    pub relations: BTreeMap<RelationId, Arc<Relation>>,
+    pub jobs: BTreeMap<RelationId, JobRecord>,
+    pub sources: BTreeMap<RelationId, SourceRecord>,
+    pub settings: BTreeMap<String, String>,
+    pub objects: Objects,
+    pub statements: Statements,
+    /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
+    pub catalog_version: u64,
+}
+
+impl Default for MetaState {
+    fn default() -> MetaState {
+        MetaState {
+            number: 0,
+            crc: 0,
+            term: 0,
+            leader: 0,
+            epoch: Epoch::ZERO,
+            next_relation_id: FIRST_RELATION_ID,
+            next_table_id: FIRST_TABLE_ID,
+            schemas: BTreeSet::from([DEFAULT_SCHEMA.to_owned()]),
+            relations: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            sources: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            objects: Objects::default(),
+            statements: Statements::default(),
+            catalog_version: 0,
+        }
+    }
+}
+
+/// Whether the relation has a job (tasks, a version).
+pub fn has_job(relation: &Relation) -> bool {
+    matches!(
+        relation.kind(),
+        RelationKind::Table | RelationKind::MaterializedView | RelationKind::Index | RelationKind::Sink
+    )
+}
+
+/// Whether the relation's content follows from other relations.
+pub fn is_derived(relation: &Relation) -> bool {
+    has_job(relation) && relation.kind() != RelationKind::Table
+}
+
+impl MetaState {
+    /// What a derived relation reads; nothing for roots.
+    pub fn inputs(&self, id: RelationId) -> &[RelationId] {
+        self.jobs.get(&id).map_or(&[], |job| &job.inputs)
+    }
+
+    /// These relations with plain views replaced by what they read.
+    pub fn expand_views(&self, ids: &[u32]) -> Vec<RelationId> {
+        let mut out = BTreeSet::new();
+        let mut todo: Vec<RelationId> = ids.iter().copied().map(RelationId).collect();
+        // Views cannot be cyclic (the fold refuses it), so this ends.
+        while let Some(id) = todo.pop() {
+            match self.relations.get(&id) {
+                Some(r) if r.kind() == RelationKind::View => {
+                    todo.extend(r.depends_on.iter().copied().map(RelationId));
+                }
+                Some(_) => drop(out.insert(id)),
+                None => {}
+            }
+        }
+        out.into_iter().collect()
+    }
+
+    /// Derived relations that read `id` directly.
+    pub fn readers(&self, id: RelationId) -> Vec<RelationId> {
+        self.jobs.iter().filter(|(_, job)| job.inputs.contains(&id)).map(|(job, _)| *job).collect()
+    }
+
+    pub fn relation_named(&self, schema: &str, name: &str) -> Option<&Arc<Relation>> {
+        self.relations.values().find(|r| r.schema == schema && r.name == name)
+    }
+
+    /// The same state as bytes to be.
+    pub fn to_snapshot(&self) -> Snapshot {
+        Snapshot {
+            number: self.number,
+            crc: self.crc,
+            term: self.term,
+            leader: self.leader,
+            epoch: self.epoch.0,
+            next_relation_id: self.next_relation_id,
+            next_table_id: self.next_table_id,
+            schemas: self.schemas.iter().cloned().collect(),
+            relations: self.relations.values().map(|r| r.as_ref().clone()).collect(),
+            jobs: self.jobs.iter().map(|(id, job)| job_snapshot(*id, job)).collect(),
+            sources: self.sources.iter().map(|(id, s)| source_snapshot(*id, s)).collect(),
+            settings: self.settings.clone(),
+            garbage: self.objects.garbage_snapshot(),
+            deleted: self.objects.deleted_snapshot(),
+            statements: self
+                .statements
+                .order
+                .iter()
+                .map(|(id, epoch)| CommittedStatement { id: *id, epoch: epoch.0 })
+                .collect(),
+        }
+    }
+
+    pub fn from_snapshot(snapshot: Snapshot) -> MetaState {
+        let jobs: BTreeMap<RelationId, JobRecord> =
+            snapshot.jobs.into_iter().map(|j| (RelationId(j.job), job_record(j))).collect();
+        let objects = Objects::from_snapshot(
+            jobs.values().map(|j| j.version.as_ref()),
+            &snapshot.garbage,
+            &snapshot.deleted,
+        );
+        let mut statements = Statements::default();
+        for s in &snapshot.statements {
+            statements.insert(s.id, Epoch(s.epoch));
+        }
+        MetaState {
+            number: snapshot.number,
+            crc: snapshot.crc,
+            term: snapshot.term,
+            leader: snapshot.leader,
+            epoch: Epoch(snapshot.epoch),
+            next_relation_id: snapshot.next_relation_id,
+            next_table_id: snapshot.next_table_id,
+            schemas: snapshot.schemas.into_iter().collect(),
+            relations: snapshot
+                .relations
+                .into_iter()
+                .map(|r| (RelationId(r.id), Arc::new(r)))
+                .collect(),
+            jobs,
+            sources: snapshot
+                .sources
+                .into_iter()
+                .map(|s| (RelationId(s.source), source_record(s)))
+                .collect(),
+            settings: snapshot.settings,
+            objects,
+            statements,
+            catalog_version: 0,
+        }
+    }
+}
+
+fn job_snapshot(id: RelationId, job: &JobRecord) -> JobSnapshot {
+    JobSnapshot {
+        job: id.0,
+        version: job.version.as_ref().clone(),
+        timeline: job.timeline.to_snapshot(),
+        horizon: job.horizon.0,
+        inputs: job.inputs.iter().map(|i| i.0).collect(),
+    }
+}
+
+fn job_record(snapshot: JobSnapshot) -> JobRecord {
+    JobRecord {
+        version: Arc::new(snapshot.version),
+        timeline: Timeline::from_snapshot(&snapshot.timeline),
+        horizon: Epoch(snapshot.horizon),
+        inputs: snapshot.inputs.into_iter().map(RelationId).collect(),
+    }
+}
+
+fn source_snapshot(id: RelationId, source: &SourceRecord) -> SourceSnapshot {
+    let position = |(epoch, offsets): &(Epoch, Vec<SplitOffset>)| SourcePosition {
+        epoch: epoch.0,
+        offsets: offsets.clone(),
+    };
+    SourceSnapshot {
+        source: id.0,
+        history: source.history.iter().map(position).collect(),
+        timeline: source.timeline.to_snapshot(),
+    }
+}
+
+fn source_record(snapshot: SourceSnapshot) -> SourceRecord {
+    SourceRecord {
+        history: snapshot.history.into_iter().map(|p| (Epoch(p.epoch), p.offsets)).collect(),
+        timeline: Timeline::from_snapshot(&snapshot.timeline),
+    }
+}

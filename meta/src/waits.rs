@@ -1,0 +1,68 @@
+//! Who waits for which job to reach which epoch.
+
+use std::collections::{BTreeMap, HashMap};
+
+use millrace_common::{Epoch, JobId};
+use parking_lot::Mutex;
+
+use crate::schedule::Wants;
+
+#[derive(Debug, Default)]
+struct Counts {
+    aligned: usize,
+    reach: usize,
+}
+
+/// All waits in force. Bounded by the number of waiting statements.
+#[derive(Debug, Default)]
+pub struct Waits {
+    targets: Mutex<HashMap<JobId, BTreeMap<Epoch, Counts>>>,
+}
+
+/// Holds a wait; dropping it ends it (also when the statement is cancelled).
+pub struct WaitGuard<'a> {
+    waits: &'a Waits,
+    jobs: Vec<JobId>,
+    target: Epoch,
+    aligned: bool,
+}
+
+impl Waits {
+    /// The jobs are to reach `target`; `aligned`: to be exact just there.
+    pub fn register(&self, jobs: Vec<JobId>, target: Epoch, aligned: bool) -> WaitGuard<'_> {
+        let mut targets = self.targets.lock();
+        for job in &jobs {
+            let counts = targets.entry(*job).or_default().entry(target).or_default();
+            *(if aligned { &mut counts.aligned } else { &mut counts.reach }) += 1;
+        }
+        drop(targets);
+        WaitGuard { waits: self, jobs, target, aligned }
+    }
+
+    pub fn wants(&self, job: JobId) -> Wants {
+        let targets = self.targets.lock();
+        let Some(epochs) = targets.get(&job) else { return Wants::default() };
+        let pick = |f: fn(&Counts) -> usize| {
+            epochs.iter().filter(|(_, c)| f(c) > 0).map(|(e, _)| *e).collect()
+        };
+        Wants { cut: false, aligned: pick(|c| c.aligned), reach: pick(|c| c.reach) }
+    }
+}
+
+impl Drop for WaitGuard<'_> {
+    fn drop(&mut self) {
+        let mut targets = self.waits.targets.lock();
+        for job in &self.jobs {
+            let Some(epochs) = targets.get_mut(job) else { continue };
+            if let Some(counts) = epochs.get_mut(&self.target) {
+                *(if self.aligned { &mut counts.aligned } else { &mut counts.reach }) -= 1;
+                if counts.aligned == 0 && counts.reach == 0 {
+                    epochs.remove(&self.target);
+                }
+            }
+            if epochs.is_empty() {
+                targets.remove(job);
+            }
+        }
+    }
+}
