@@ -10,12 +10,13 @@
 //!
 //! Order is sacred: of entries with equal key and epoch the larger sequence wins, and a run's
 //! sequence is that of its newest commit. So inputs are always the oldest runs of a level, by
-//! sequence, among those that overlap, and outputs take the newest sequence of the inputs.
+//! sequence, and outputs take the newest sequence of the inputs. Nor may a commit that is still in the
+//! tail lie between them: only runs older than every tail slice take part.
 
 use std::sync::Arc;
 
 use millrace_common::Epoch;
-use millrace_rpc::version::{RunMeta, VersionEdit};
+use millrace_rpc::version::{RunMeta, SliceRef, VersionEdit};
 
 use crate::block::BlockCodec;
 use crate::disk;
@@ -50,18 +51,21 @@ pub struct Pick {
     pub bottom: bool,
 }
 
-/// The most useful rewriting of a job's runs, if any is worth it. `class` tells a table's class.
-/// Runs in `busy` are inputs of another task.
+/// The most useful rewriting of a job's runs, if any is worth it. `tail`: the job's slices that no
+/// flush has retired yet. `class` tells a table's class. Tables with a run in `busy` are left alone.
 pub fn pick(
     runs: &[RunMeta],
+    tail: &[SliceRef],
     class: impl Fn(u32) -> StateClass,
     busy: impl Fn(u64) -> bool,
 ) -> Option<Pick> {
     let mut tables: Vec<u32> = runs.iter().map(|r| r.table_id).collect();
     tables.sort_unstable();
     tables.dedup();
+    let oldest_slice = tail.iter().map(|s| s.sequence).min().unwrap_or(u64::MAX);
     let candidates = tables.into_iter().filter_map(|id| {
-        let of_table: Vec<&RunMeta> = runs.iter().filter(|r| r.table_id == id).collect();
+        let of_table: Vec<&RunMeta> =
+            runs.iter().filter(|r| r.table_id == id && r.sequence < oldest_slice).collect();
         if of_table.iter().any(|r| busy(r.run_id)) {
             return None;
         }

@@ -18,7 +18,7 @@ fn ids(pick: &Pick) -> Vec<u64> {
 }
 
 fn levelled(runs: &[RunMeta]) -> Option<Pick> {
-    pick(runs, |_| StateClass::PointUpdate, |_| false)
+    pick(runs, &[], |_| StateClass::PointUpdate, |_| false)
 }
 
 #[test]
@@ -45,7 +45,10 @@ fn overlapping_runs_go_to_level_one_with_what_they_touch() {
     assert!(task.bottom);
     runs.push(run(7, 2, 1, ("f", "g"), 100));
     assert!(!levelled(&runs).unwrap().bottom, "level 2 may hold older entries");
-    assert_eq!(pick(&runs, |_| StateClass::PointUpdate, |id| id == 3), None, "an input is busy");
+    assert_eq!(pick(&runs, &[], |_| StateClass::PointUpdate, |id| id == 3), None, "an input is busy");
+    let slice = SliceRef { sequence: 12, ..SliceRef::default() };
+    let held_back = pick(&runs, &[slice], |_| StateClass::PointUpdate, |_| false);
+    assert_eq!(held_back, None, "a slice of the tail lies between the inputs");
 }
 
 #[test]
@@ -65,7 +68,7 @@ fn append_runs_are_joined_by_size_and_left_alone_when_large() {
     let class = |_| StateClass::Append;
     let mut runs: Vec<_> = (1..=8).map(|i| run(i, 0, i, ("a", "z"), 1 << 20)).collect();
     runs.push(run(9, 1, 0, ("a", "z"), TIER_DONE_BYTES));
-    let task = pick(&runs, class, |_| false).unwrap();
+    let task = pick(&runs, &[], class, |_| false).unwrap();
     assert_eq!(ids(&task), (1..=8).collect::<Vec<_>>());
-    assert_eq!(pick(&runs[2..], class, |_| false), None);
+    assert_eq!(pick(&runs[2..], &[], class, |_| false), None);
 }

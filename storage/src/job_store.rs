@@ -27,6 +27,9 @@ use crate::version::Version;
 use crate::writer::TableWriter;
 use crate::{changes, flush, slice, tiers};
 
+/// Level-0 runs of one table that memory runs keep from being compacted, at most.
+const HELD_BACK_RUNS: usize = 8;
+
 /// A durable delta that is not visible yet.
 #[derive(Debug, Default)]
 pub struct Persisted {
@@ -211,9 +214,10 @@ impl JobStore {
         self.update(|version| version.apply(edit));
     }
 
-    /// Whether memory runs exceed the job's budget.
+    /// Whether memory runs exceed the job's budget, or keep disk runs from being compacted.
     pub fn needs_flush(&self) -> bool {
-        self.version().mem_bytes() > self.shared.options.flush_bytes
+        let version = self.version();
+        version.mem_bytes() > self.shared.options.flush_bytes || version.held_back_runs() >= HELD_BACK_RUNS
     }
 
     /// Writes everything published so far as level-0 runs. Nothing changes until the edit is committed

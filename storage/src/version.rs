@@ -102,6 +102,17 @@ impl Version {
         self.tables().map(|t| t.mem_bytes()).sum()
     }
 
+    /// Level-0 runs of a table that are newer than some memory run, at most: compaction must wait for
+    /// that to be flushed, because it lies between them.
+    pub fn held_back_runs(&self) -> usize {
+        let mem = self.tables().filter_map(|t| Some(t.mem.first()?.min_sequence));
+        let Some(oldest) = mem.min() else { return 0 };
+        let newer = |t: &Arc<TableVersion>| {
+            t.disk.iter().filter(|r| r.meta().level == 0 && r.meta().sequence > oldest).count()
+        };
+        self.tables().map(newer).max().unwrap_or(0)
+    }
+
     /// Adds a commit's memory runs, visible at `epoch`.
     pub fn add_runs(&mut self, epoch: Epoch, sequence: u64, runs: &[MemRun]) {
         for run in runs {

@@ -249,16 +249,14 @@ impl World {
         let mut inputs = of_table(0);
         // Runs that one flush cut apart share a sequence and stay together.
         let cut = inputs.get(n).map(|r| r.sequence);
-        inputs.retain(|r| cut.is_none_or(|c| r.sequence < c));
+        let oldest_slice = self.committed.tail.iter().map(|s| s.sequence).min().unwrap_or(u64::MAX);
+        inputs.retain(|r| cut.is_none_or(|c| r.sequence < c) && r.sequence < oldest_slice);
         inputs.extend(of_table(1));
         if inputs.is_empty() {
             return;
         }
-        let oldest_mem = self.committed.tail.iter().map(|s| s.sequence).min().unwrap_or(u64::MAX);
-        let newest = inputs.iter().map(|r| r.sequence).max().unwrap();
         let desc = self.job.table(TableId(table)).unwrap();
-        let bottom = newest < oldest_mem;
-        let edit = compaction::compact(&self.store, &desc, &inputs, 1, Epoch(self.horizon), bottom).await.unwrap();
+        let edit = compaction::compact(&self.store, &desc, &inputs, 1, Epoch(self.horizon), true).await.unwrap();
         self.edit(edit);
     }
 
@@ -406,6 +404,8 @@ fn run(ops: Vec<Op>) {
             world.apply(op).await;
         }
         world.check(3, 200).await;
+        world.reopen().await;
+        world.check(7, 100).await;
     });
 }
 
