@@ -96,3 +96,7 @@ SELECT auction, window_start, window_end FROM TUMBLE(bid, date_time, INTERVAL '1
 SELECT i.id, i.name, count(*) AS n FROM item AS i JOIN orders AS o ON o.item_id = i.id GROUP BY i.id, i.name
 -- top of groups of a small result
 SELECT item_id, n FROM (SELECT item_id, count(*) AS n FROM orders GROUP BY item_id) AS g ORDER BY n DESC LIMIT 3
+-- correlated not in
+SELECT i.id FROM item AS i WHERE i.price NOT IN (SELECT o.amount FROM orders AS o WHERE o.item_id = i.id)
+-- top-n over a join of rows without keys
+SELECT x.c, y.c AS d FROM entry AS x JOIN entry AS y ON x.a = y.b ORDER BY x.b LIMIT 5

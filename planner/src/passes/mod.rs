@@ -3,6 +3,7 @@
 
 pub mod classes;
 pub mod exchange;
+pub mod identity;
 pub mod properties;
 pub mod prune;
 pub mod rank;

@@ -188,11 +188,13 @@ fn prune_top_n(mut t: TopN, input: Stream, required: &BTreeSet<usize>) -> Result
     let rank_read = required.contains(&width);
     let below = required.iter().copied().filter(|&c| c < width).collect();
     let order = t.order.iter().map(|o| o.0);
-    let needed = with(&with(&below, t.group.iter().copied()), order);
+    let own = t.group.iter().chain(&t.identity).copied().chain(order);
+    let needed = with(&below, own);
     let (input, mut map) = prune_exact(input, &needed)?;
     t.emit_rank = t.emit_rank && rank_read;
     t.group = all_kept(&map, &t.group)?;
     t.vnode = all_kept(&map, &t.vnode)?;
+    t.identity = all_kept(&map, &t.identity)?;
     for o in &mut t.order {
         o.0 = kept_at(&map, o.0)?;
     }

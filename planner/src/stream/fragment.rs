@@ -24,8 +24,8 @@ use crate::stream::plan::{self, Op, Stream};
 /// Decides how the relation's rows lie and brings them to the tasks that own them.
 ///
 /// Keyed if a unique key is known, preferably one that needs no exchange; else under an arrival
-/// sequence if nothing is ever retracted; else a multiset.
-pub fn lay_out(root: Placed) -> (Stream, RelationLayout) {
+/// sequence if nothing is ever retracted; else a multiset. A blackhole takes rows wherever they are.
+pub fn lay_out(root: Placed, sink: Sink) -> (Stream, RelationLayout) {
     let p = &root.1;
     let key = p
         .keys
@@ -41,6 +41,7 @@ pub fn lay_out(root: Placed) -> (Stream, RelationLayout) {
     let meeting = if storage == RowStorage::Keyed { key.clone() } else { all };
     let (root, distribution) = match (&p.distribution, storage) {
         (Distribution::Singleton, _) | (_, RowStorage::Append) => (root, vec![]),
+        _ if sink == Sink::Blackhole => (root, vec![]),
         _ => match p.distributed_within(&meeting) {
             Some(at) => (root, at.into_iter().map(|i| meeting[i]).collect()),
             None => (exchange(root, meeting.clone()), meeting),

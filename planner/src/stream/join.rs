@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use arrow::datatypes::Schema;
 use datafusion::common::{JoinType, NullEquality};
-use datafusion::logical_expr;
+use datafusion::logical_expr::{self, Operator};
+use datafusion::physical_expr::expressions::{BinaryExpr, IsNullExpr};
 
 use crate::error::sql_error_from_datafusion;
 use crate::graph::{ExprRef, JoinKind};
@@ -36,12 +37,22 @@ impl Converter<'_> {
                 Some(over_pair(&compiled, widths.0, &left.schema, &right.schema)?)
             }
         };
-        if join.null_aware && (keys.len() != 1 || residual.is_some()) {
-            return Err(in_view("a correlated NOT IN over columns that may be NULL")
-                .with_hint("Use NOT EXISTS, or declare the columns NOT NULL."));
-        }
+        let mut null_aware = join.null_aware;
+        let residual = match (null_aware, keys.len(), residual) {
+            (false, _, residual) => residual,
+            (true, 1, None) => None,
+            // Correlated. DataFusion puts the pair of IN before those of the correlation.
+            (true, 2.., None) => {
+                null_aware = false;
+                let (l, r) = keys.remove(0);
+                Some(may_equal(&pair_schema(&left.schema, &right.schema), l, left.width() + r))
+            }
+            _ => {
+                return Err(in_view("this correlated NOT IN over columns that may be NULL")
+                    .with_hint("Use NOT EXISTS, or declare the columns NOT NULL."));
+            }
+        };
         let null_equals_null = join.null_equality == NullEquality::NullEqualsNull;
-        let null_aware = join.null_aware;
         let swapped = join.join_type == JoinType::RightMark;
         let kind = kind_of(join.join_type);
         let (left, right, keys, residual, widths) = if swapped {
@@ -65,6 +76,16 @@ impl Converter<'_> {
             .collect();
         stream.project(columns).map_err(sql_error_from_datafusion)
     }
+}
+
+/// `l = r OR l IS NULL OR r IS NULL`: what must never hold of a pair for `l NOT IN (… r …)`. Under
+/// an anti join this is exactly NOT IN's logic, per group of the other keys.
+fn may_equal(pair: &Schema, l: usize, r: usize) -> ExprRef {
+    let binary = |a: ExprRef, op, b: ExprRef| -> ExprRef { Arc::new(BinaryExpr::new(a, op, b)) };
+    let column = |c| expr::column(pair, c);
+    let null = |c| -> ExprRef { Arc::new(IsNullExpr::new(column(c))) };
+    let either_null = binary(null(l), Operator::Or, null(r));
+    binary(binary(column(l), Operator::Eq, column(r)), Operator::Or, either_null)
 }
 
 fn kind_of(t: JoinType) -> JoinKind {

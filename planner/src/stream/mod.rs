@@ -24,7 +24,7 @@ use crate::catalog::CatalogView;
 use crate::error::sql_error_from_datafusion;
 use crate::graph::JobGraph;
 use crate::optimizer::optimize_for_view;
-use crate::passes::{exchange, prune, rank, simplify};
+use crate::passes::{exchange, identity, prune, rank, simplify};
 
 use plan::Stream;
 
@@ -68,13 +68,14 @@ pub fn plan_logical(
     let stream = name_columns(stream, columns)?;
     let stream = run_passes(stream).map_err(sql_error_from_datafusion)?;
     let placed = exchange::place(stream);
-    let (stream, layout) = fragment::lay_out(placed);
+    let (stream, layout) = fragment::lay_out(placed, options.sink);
     fragment::fragment(stream, layout, options.sink)
 }
 
 fn run_passes(stream: Stream) -> datafusion::common::Result<Stream> {
     let stream = simplify::simplify(stream)?;
     let stream = rank::limit_ranks(stream);
+    let stream = identity::add_identities(stream)?;
     let stream = prune::prune(stream)?;
     simplify::simplify(stream)
 }

@@ -25,6 +25,7 @@ pub(super) fn first_rows(input: Stream, offset: u64, limit: Option<u64>) -> Stre
         limit,
         rank: RankFunction::RowNumber,
         emit_rank: false,
+        identity: vec![],
         vnode: vec![],
     })
 }
@@ -84,6 +85,7 @@ impl Converter<'_> {
             limit,
             rank: RankFunction::RowNumber,
             emit_rank: false,
+        identity: vec![],
             vnode: vec![],
         });
         Ok(if grown { stream.select(&(0..width).collect::<Vec<_>>()) } else { stream })
@@ -111,6 +113,7 @@ impl Converter<'_> {
             limit: Some(1),
             rank: RankFunction::RowNumber,
             emit_rank: false,
+        identity: vec![],
             vnode: vec![],
         });
         let columns = on
@@ -185,6 +188,7 @@ fn rank_rows(input: Stream, plan: &LogicalPlan, f: &WindowFunction) -> Result<St
         limit: None,
         rank,
         emit_rank: true,
+        identity: vec![],
         vnode: vec![],
     }))
 }

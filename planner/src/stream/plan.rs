@@ -78,6 +78,8 @@ pub struct TopN {
     pub limit: Option<u64>,
     pub rank: RankFunction,
     pub emit_rank: bool,
+    /// Set by the pass `identity`: columns that, with group and order, make a row unique.
+    pub identity: Vec<usize>,
     /// Set by exchange placement.
     pub vnode: Vec<usize>,
 }

@@ -1,0 +1,146 @@
+//! Short identities for top-N rows: brings a unique key to every top-N whose input has lost its own.
+//!
+//! A top-N orders rows of equal rank by an identity and keeps them under it. Without a unique key
+//! that is the whole row: every column twice, once encoded. Most inputs have a key that a projection
+//! below dropped (a hidden row id, above all), and carrying it is far cheaper. With a row id, rows
+//! of equal rank are also in order of arrival. The key is carried through filters, projections,
+//! hops and inner joins; behind anything else the whole row stays the identity.
+
+use std::sync::Arc;
+
+use arrow::datatypes::{FieldRef, Schema};
+use datafusion::common::Result;
+use millrace_rpc::catalog::{RelationKind, RowStorage};
+
+use crate::graph::JoinKind;
+use crate::passes::properties::Properties;
+use crate::passes::prune::pair_schema;
+use crate::stream::expr;
+use crate::stream::plan::{Join, Op, Stream};
+
+pub fn add_identities(stream: Stream) -> Result<Stream> {
+    let mut stream = stream.map_inputs(add_identities)?;
+    let Op::TopN(t) = &stream.op else { return Ok(stream) };
+    let (mut t, Some(input)) = (t.clone(), stream.inputs.first()) else { return Ok(stream) };
+    let p = Properties::of(input);
+    let given: Vec<usize> = t.group.iter().copied().chain(t.order.iter().map(|o| o.0)).collect();
+    if let Some(key) = p.best_key(&given) {
+        t.identity = key;
+        stream.op = Op::TopN(t);
+        return Ok(stream);
+    }
+    let width = input.width();
+    let Some((keyed, key)) = with_key(input)? else { return Ok(stream) };
+    t.identity = key;
+    // The output as it was: the input's columns, then the rank.
+    let rank = t.emit_rank.then_some(keyed.width());
+    let columns: Vec<usize> = (0..width).chain(rank).collect();
+    Ok(keyed.top_n(t).select(&columns))
+}
+
+/// The stream with a unique key: its columns stay where they are, more may follow.
+fn with_key(stream: &Stream) -> Result<Option<(Stream, Vec<usize>)>> {
+    if let Some(key) = Properties::of(stream).keys.first() {
+        return Ok(Some((stream.clone(), key.iter().copied().collect())));
+    }
+    match (&stream.op, stream.inputs.as_slice()) {
+        (Op::Scan { .. }, _) => Ok(scan(stream)),
+        (Op::Filter { predicate }, [input]) => {
+            let found = with_key(input)?;
+            Ok(found.map(|(input, key)| (input.filter(Arc::clone(predicate)), key)))
+        }
+        (Op::Project { .. }, [input]) => {
+            let found = with_key(input)?;
+            Ok(found.map(|(input, key)| project(stream, input, &key)))
+        }
+        (Op::Hop { .. }, [input]) => Ok(with_key(input)?.map(|(input, key)| hop(stream, input, &key))),
+        (Op::Join(j), [left, right]) if j.kind == JoinKind::Inner => {
+            match (with_key(left)?, with_key(right)?) {
+                (Some(l), Some(r)) => join(j, (left.width(), l), r).map(Some),
+                _ => Ok(None),
+            }
+        }
+        _ => Ok(None),
+    }
+}
+
+fn scan(stream: &Stream) -> Option<(Stream, Vec<usize>)> {
+    let Op::Scan { relation, columns } = &stream.op else { return None };
+    let keyed = relation.storage() == RowStorage::Keyed || relation.kind() == RelationKind::Source;
+    if relation.key.is_empty() || !keyed {
+        return None;
+    }
+    let all = relation.arrow_schema().ok()?;
+    let mut columns = columns.clone();
+    let mut fields: Vec<FieldRef> = stream.schema.fields().iter().cloned().collect();
+    let mut key = Vec::with_capacity(relation.key.len());
+    for &k in &relation.key {
+        let k = k as usize;
+        let at = columns.iter().position(|&c| c == k);
+        key.push(at.unwrap_or(columns.len()));
+        if at.is_none() {
+            columns.push(k);
+            fields.push(Arc::clone(all.fields().get(k)?));
+        }
+    }
+    let schema = Arc::new(Schema::new(fields));
+    Some((Stream::scan(Arc::clone(relation), schema, columns), key))
+}
+
+/// A projection that passes the key on behind its own columns.
+fn project(stream: &Stream, input: Stream, key: &[usize]) -> (Stream, Vec<usize>) {
+    let Op::Project { exprs } = &stream.op else { return (stream.clone(), vec![]) };
+    let mut exprs = exprs.clone();
+    let mut fields: Vec<FieldRef> = stream.schema.fields().iter().cloned().collect();
+    let mut at = Vec::with_capacity(key.len());
+    for &k in key {
+        let have = exprs.iter().position(|e| expr::as_column(e) == Some(k));
+        at.push(have.unwrap_or(exprs.len()));
+        if have.is_none() {
+            exprs.push(expr::column(&input.schema, k));
+            fields.push(Arc::clone(&input.schema.fields()[k]));
+        }
+    }
+    let schema = Arc::new(Schema::new(fields));
+    (Stream { op: Op::Project { exprs }, inputs: vec![input], schema }, at)
+}
+
+/// The windows come behind the input's columns, and a grown input moves them: they move back.
+fn hop(stream: &Stream, input: Stream, key: &[usize]) -> (Stream, Vec<usize>) {
+    let Op::Hop { time_column, size_us, slide_us, offset_us } = stream.op else {
+        return (stream.clone(), vec![]);
+    };
+    let (own, grown) = (stream.width() - 2, input.width());
+    let hop = input.hop(time_column, size_us, slide_us, offset_us);
+    let columns: Vec<usize> = (0..own).chain([grown, grown + 1]).chain(own..grown).collect();
+    let place = |k: usize| if k < own { k } else { k + 2 };
+    let mut key: Vec<usize> = key.iter().map(|&k| place(k)).collect();
+    key.push(own);
+    (hop.select(&columns), key)
+}
+
+/// An inner join's rows are pairs: both keys together are unique.
+fn join(
+    j: &Join,
+    (left_width, (left, left_key)): (usize, (Stream, Vec<usize>)),
+    (right, right_key): (Stream, Vec<usize>),
+) -> Result<(Stream, Vec<usize>)> {
+    let grown = left.width();
+    let place = |c: usize| if c < left_width { c } else { c - left_width + grown };
+    let mut j = j.clone();
+    if let Some(residual) = &j.residual {
+        let pair = pair_schema(&left.schema, &right.schema);
+        j.residual = Some(expr::replace_columns(residual, |c| Some(expr::column(&pair, place(c))))?);
+    }
+    j.output = j.output.iter().map(|&c| place(c)).collect();
+    let full = left_key.into_iter().chain(right_key.into_iter().map(|k| k + grown));
+    let mut key = Vec::new();
+    for k in full {
+        let have = j.output.iter().position(|&c| c == k);
+        key.push(have.unwrap_or(j.output.len()));
+        if have.is_none() {
+            j.output.push(k);
+        }
+    }
+    Ok((left.join(right, j), key))
+}
