@@ -6,6 +6,7 @@
 pub mod crash;
 pub mod delta;
 pub mod epoch;
+pub mod exact_sum;
 pub mod error;
 pub mod hash;
 pub mod ids;
