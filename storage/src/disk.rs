@@ -96,7 +96,7 @@ impl Target {
     /// The blocks that may answer, ascending.
     fn blocks(&self, index: &RunIndex, as_of: Epoch) -> Vec<u32> {
         let located = match self.prefixes {
-            true => index.locate_prefixes(&self.strings, None, false),
+            true => index.locate_prefixes(&self.strings),
             false => index.locate_keys(&self.strings, None),
         };
         let mut blocks: Vec<u32> = located.into_iter().map(|(_, block)| block).collect();

@@ -1,6 +1,5 @@
 //! Builds a run from entries in key order.
 
-use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt64Array};
@@ -13,31 +12,17 @@ use crate::block::{BlockCodec, BlockEncoder, Entries, Epochs};
 use crate::error::{Result, StorageError};
 use crate::filter;
 use crate::run::index::IndexBuilder;
-use crate::run::{FLAG_FILTER, FLAG_PREFIXES, FOOTER_BYTES, MAGIC, RunIndex, RunKind, VERSION};
+use crate::run::{FLAG_FILTER, FOOTER_BYTES, MAGIC, RunIndex, RunKind, VERSION};
 
-/// The length of a key's prefix that `multi_scan` asks for.
-pub type PrefixLen = Arc<dyn Fn(&[u8]) -> usize + Send + Sync>;
-
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct RunOptions {
     /// Uncompressed bytes a block aims at.
     pub block_bytes: usize,
     /// Filter on whole keys.
     pub filter: bool,
-    /// Filter on prefixes too.
-    pub prefix_len: Option<PrefixLen>,
+    /// Filter on prefixes of these lengths too.
+    pub prefix_lengths: Vec<u16>,
     pub compress: bool,
-}
-
-impl fmt::Debug for RunOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RunOptions")
-            .field("block_bytes", &self.block_bytes)
-            .field("filter", &self.filter)
-            .field("prefixes", &self.prefix_len.is_some())
-            .field("compress", &self.compress)
-            .finish()
-    }
 }
 
 impl RunOptions {
@@ -46,7 +31,7 @@ impl RunOptions {
         RunOptions {
             block_bytes: kind.block_bytes(),
             filter: kind == RunKind::Point,
-            prefix_len: None,
+            prefix_lengths: Vec::new(),
             compress: true,
         }
     }
@@ -56,9 +41,10 @@ impl RunOptions {
         self
     }
 
-    pub fn with_prefix_len(mut self, prefix_len: PrefixLen) -> RunOptions {
-        self.prefix_len = Some(prefix_len);
-        self.filter = true;
+    /// A filter that answers for prefixes of these lengths too; none: no change.
+    pub fn with_prefix_lengths(mut self, lengths: Vec<u16>) -> RunOptions {
+        self.filter |= !lengths.is_empty();
+        self.prefix_lengths = lengths;
         self
     }
 }
@@ -148,41 +134,57 @@ impl RunBuilder {
         }
         // Equal neighbours (versions of a key, rows of one join key) are hashed once.
         let mut last: Option<&[u8]> = None;
-        let mut last_prefix: Option<&[u8]> = None;
+        let lengths = &self.options.prefix_lengths;
         for key in keys.iter().flatten() {
             if last == Some(key) {
                 continue;
             }
-            last = Some(key);
             self.hashes.push(filter::filter_hash(key));
-            if let Some(prefix_len) = &self.options.prefix_len {
-                let prefix = &key[..prefix_len(key).min(key.len())];
-                if last_prefix != Some(prefix) {
-                    last_prefix = Some(prefix);
+            for &length in lengths {
+                let prefix = match key.get(..usize::from(length)) {
+                    Some(prefix) if prefix.len() < key.len() => prefix,
+                    // The key is its own prefix, or too short to have one.
+                    _ => continue,
+                };
+                if !last.is_some_and(|l| l.len() > prefix.len() && l.starts_with(prefix)) {
                     self.hashes.push(filter::filter_hash(prefix));
                 }
             }
+            last = Some(key);
         }
     }
 
     /// Cuts pending entries into blocks; all of them, or leaving less than one block.
     fn cut_blocks(&mut self, all: bool) -> Result<()> {
-        let Some(entries) = concat(std::mem::take(&mut self.pending))? else {
-            return Ok(());
-        };
+        let mut parts = std::mem::take(&mut self.pending);
+        let Some(mut last) = parts.pop() else { return Ok(()) };
+        let mut last_bytes = slice_bytes(&last)?;
+        if !parts.is_empty() {
+            // Only as much of the last part is copied as completes a block with those before it.
+            let wanted = self.options.block_bytes.saturating_sub(self.pending_bytes - last_bytes);
+            let rows = (last.len() * wanted).div_ceil(last_bytes.max(1)).clamp(1, last.len());
+            parts.push(last.slice(0, rows));
+            last = last.slice(rows, last.len() - rows);
+            last_bytes = slice_bytes(&last)?;
+            if let Some(head) = concat(parts)? {
+                self.write_block(&head)?;
+            }
+        }
+        self.pending_bytes = 0;
+        self.cut_slice(last, last_bytes, all)
+    }
+
+    /// Cuts one piece into blocks of equal row counts.
+    fn cut_slice(&mut self, entries: Entries, bytes: usize, all: bool) -> Result<()> {
         let rows = entries.len();
-        let blocks = (self.pending_bytes / self.options.block_bytes).max(1);
+        let blocks = (bytes / self.options.block_bytes).max(1);
         let per_block = rows.div_ceil(blocks);
         let mut at = 0;
-        while at < rows {
+        while at < rows && (all || rows - at >= per_block && bytes >= self.options.block_bytes) {
             let n = per_block.min(rows - at);
-            if !all && at > 0 && rows - at < per_block {
-                break;
-            }
             self.write_block(&entries.slice(at, n))?;
             at += n;
         }
-        self.pending_bytes = 0;
         if at < rows {
             let rest = entries.slice(at, rows - at);
             self.pending_bytes = slice_bytes(&rest)?;
@@ -212,11 +214,8 @@ impl RunBuilder {
             flags |= FLAG_FILTER;
             self.out.extend_from_slice(&filter::build(&self.hashes));
         }
-        if self.options.prefix_len.is_some() {
-            flags |= FLAG_PREFIXES;
-        }
         let filter_len = self.out.len() - data_len;
-        self.index.write(&mut self.out);
+        self.index.write(&self.options.prefix_lengths, &mut self.out);
         let index_len = self.out.len() - data_len - filter_len;
 
         let mut footer = [0u8; FOOTER_BYTES];

@@ -8,7 +8,7 @@ use millrace_common::Epoch;
 
 use crate::block::Entries;
 use crate::filter::{KeyFilter, filter_hash};
-use crate::run::{FLAG_FILTER, FLAG_PREFIXES, FOOTER_BYTES, INDEX_FIXED, MAGIC, VERSION};
+use crate::run::{FLAG_FILTER, FOOTER_BYTES, INDEX_FIXED, MAGIC, VERSION};
 
 /// An opened run. Small (about 0.5 % of the run plus the filter) and kept apart from blocks, because
 /// every read of the run needs it.
@@ -23,7 +23,8 @@ pub struct RunIndex {
     key_offsets: Vec<u32>,
     keys: Bytes,
     filter: Option<KeyFilter>,
-    prefixes: bool,
+    /// Lengths of prefixes that the filter knows.
+    prefix_lengths: Vec<u16>,
     total_rows: u64,
 }
 
@@ -61,7 +62,6 @@ impl RunIndex {
             return Err("block lengths do not agree");
         }
         run.filter = filter;
-        run.prefixes = flags & FLAG_PREFIXES != 0;
         run.total_rows = u64_at(footer, 24);
         Ok(run)
     }
@@ -89,11 +89,14 @@ impl RunIndex {
             u64s(blocks * 12).zip(u64s(blocks * 20)).map(|(a, b)| (known(a), known(b))).collect();
         let key_offsets: Vec<u32> =
             index[blocks * INDEX_FIXED..keys_at].chunks_exact(4).map(|c| u32_at(c, 0)).collect();
-        let keys = index.slice(keys_at..);
+        let keys_len = key_offsets.last().map_or(0, |&end| end as usize);
         let ordered = key_offsets.windows(2).all(|w| w[0] <= w[1]);
-        if !ordered || key_offsets.last().copied() != Some(keys.len() as u32) {
+        if !ordered || keys_len > index.len() - keys_at {
             return Err("damaged key offsets");
         }
+        let keys = index.slice(keys_at..keys_at + keys_len);
+        let lengths = index[keys_at + keys_len..].chunks_exact(2);
+        let prefix_lengths = lengths.map(|l| u16::from_le_bytes([l[0], l[1]])).collect();
         Ok(RunIndex {
             offsets,
             rows: u32s(blocks * 4).collect(),
@@ -102,7 +105,7 @@ impl RunIndex {
             key_offsets,
             keys,
             filter: None,
-            prefixes: false,
+            prefix_lengths,
             total_rows: 0,
         })
     }
@@ -149,9 +152,9 @@ impl RunIndex {
         self.filter.is_some()
     }
 
-    /// Whether prefixes can be asked of the filter.
-    pub fn has_prefix_filter(&self) -> bool {
-        self.prefixes && self.filter.is_some()
+    /// Lengths of prefixes that can be asked of the filter.
+    pub fn prefix_lengths(&self) -> &[u16] {
+        &self.prefix_lengths
     }
 
     /// Heap bytes, for the index cache's budget.
@@ -169,10 +172,10 @@ impl RunIndex {
         self.filter.as_ref().is_none_or(|f| f.may_contain(hash))
     }
 
-    /// False: certainly no key has this prefix (as the writer's `prefix_len` cuts it).
+    /// Whether the filter knows prefixes of this length.
     #[inline]
-    pub fn may_contain_prefix(&self, hash: u64) -> bool {
-        !self.prefixes || self.may_contain_key(hash)
+    fn knows_prefixes_of(&self, length: usize) -> bool {
+        self.filter.is_some() && self.prefix_lengths.iter().any(|&l| usize::from(l) == length)
     }
 
     /// For each key that may be in the run, the blocks that may hold it: (position in `keys`, block).
@@ -194,20 +197,14 @@ impl RunIndex {
         found
     }
 
-    /// For each prefix, the blocks that may hold keys that start with it. `exact`: the prefixes are
-    /// cut as the writer's `prefix_len` does, so that the filter may be asked.
-    pub fn locate_prefixes(
-        &self,
-        prefixes: &BinaryArray,
-        hashes: Option<&[u64]>,
-        exact: bool,
-    ) -> Vec<(u32, u32)> {
+    /// For each prefix, the blocks that may hold keys that start with it. Of prefixes whose length the
+    /// filter knows, those that are not there cost nothing.
+    pub fn locate_prefixes(&self, prefixes: &BinaryArray) -> Vec<(u32, u32)> {
         let mut found = Vec::new();
         let mut cursor = Cursor::default();
-        let ask = exact && self.has_prefix_filter();
         for i in 0..prefixes.len() {
             let prefix = prefixes.value(i);
-            if ask && !self.may_contain_prefix(hash_of(hashes, i, prefix)) {
+            if self.knows_prefixes_of(prefix.len()) && !self.may_contain_key(filter_hash(prefix)) {
                 continue;
             }
             let mut block = self.first_block_reaching(prefix, &mut cursor);
@@ -323,7 +320,7 @@ impl IndexBuilder {
         (min, max)
     }
 
-    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write(&self, prefix_lengths: &[u16], out: &mut Vec<u8>) {
         for column in [&self.lengths, &self.rows, &self.crcs] {
             out.extend(column.iter().flat_map(|v| v.to_le_bytes()));
         }
@@ -332,5 +329,6 @@ impl IndexBuilder {
         out.extend(self.key_offsets.iter().flat_map(|v| v.to_le_bytes()));
         out.extend_from_slice(&(self.keys.len() as u32).to_le_bytes());
         out.extend_from_slice(&self.keys);
+        out.extend(prefix_lengths.iter().flat_map(|l| l.to_le_bytes()));
     }
 }

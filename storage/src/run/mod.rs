@@ -4,30 +4,37 @@
 //! block*  filter  index  footer(40)          the last three are the meta part: one read opens a run
 //!
 //! index:  per block, column by column: length u32 · rows u32 · crc u32 · min epoch u64 · max epoch u64,
-//!         then 2n+1 key offsets u32, then first and last key of each block
+//!         then 2n+1 key offsets u32, then first and last key of each block, then the lengths (u16) of
+//!         prefixes that are in the filter
 //! footer:  0 u32 crc32 of the meta part without this field   16 u32 index bytes
 //!          4 u32 magic 0x4E55524D ("MRUN")                   20 u32 blocks
-//!          8 u16 version (1)  10 u16 flags: 1 prefixes are   24 u64 rows
-//!            in the filter, 2 there is a filter              32 u64 bytes of all blocks
+//!          8 u16 version (1)  10 u16 flags: 2 there is a     24 u64 rows
+//!            filter                                          32 u64 bytes of all blocks
 //!         12 u32 filter bytes
 //! ```
 //!
 //! All integers are little-endian. Blocks lie back to back from the run's start, so their offsets are
 //! sums of lengths. The checksum of every block is in the index too: a block that was read from the
 //! wrong place, or from a cache of another store, is as corrupt as a damaged one.
+//!
+//! The filter holds the hashes of all keys and, so that lookups by prefix can ask it too, of their
+//! prefixes of a few lengths. Which lengths are asked for is learned from the lookups themselves (see
+//! [`PrefixLengths`]): the store need not know what a key is made of, and encoded key columns have
+//! few distinct lengths.
 
 mod builder;
 mod index;
+mod prefixes;
 mod reader;
 
-pub use builder::{FinishedRun, PrefixLen, RunBuilder, RunOptions};
+pub use builder::{FinishedRun, RunBuilder, RunOptions};
 pub use index::RunIndex;
+pub use prefixes::PrefixLengths;
 pub use reader::RunReader;
 
 pub(crate) const FOOTER_BYTES: usize = 40;
 pub(crate) const MAGIC: u32 = 0x4e55_524d;
 pub(crate) const VERSION: u16 = 1;
-pub(crate) const FLAG_PREFIXES: u16 = 1;
 pub(crate) const FLAG_FILTER: u16 = 2;
 /// Bytes of a block's fixed fields in the index.
 pub(crate) const INDEX_FIXED: usize = 4 + 4 + 4 + 8 + 8;
