@@ -1,0 +1,235 @@
+//! All roles in one process.
+//!
+//! Start order: the store is opened and probed, meta reads the log and takes the lead (which fences an
+//! earlier process and names this one's objects), then the state store, the worker, the drivers of all
+//! jobs, and last the listener, so that a client that gets in finds everything there.
+
+use std::collections::BTreeMap;
+use std::fs::{File, TryLockError};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use millrace_common::{JobId, SqlError, TableId};
+use millrace_compactor::Compactor;
+use millrace_executor::options::ExecOptions;
+use millrace_executor::worker::{Worker, WorkerOptions};
+use millrace_frontend::direct::DirectCluster;
+use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
+use millrace_meta::{Meta, MetaOptions};
+use millrace_rpc::services::{ComputeService, MetaService};
+use millrace_storage::cache::{CacheOptions, DiskCacheOptions};
+use millrace_storage::object::{Metered, open_object_store};
+use millrace_storage::{StateClass, StateStore, StorageError, StoreOptions};
+use object_store::ObjectStore;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+
+/// Why a process did not start. Each reads as a sentence and says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot create the data directory {}: {source}", path.display())]
+    DataDir { path: PathBuf, source: std::io::Error },
+    #[error(
+        "the data directory {} is used by another process; stop it, or give another --data-dir",
+        path.display()
+    )]
+    Locked { path: PathBuf },
+    #[error("cannot lock the data directory {}: {source}", path.display())]
+    Lock { path: PathBuf, source: std::io::Error },
+    #[error("cannot open the object store: {0}")]
+    Store(#[from] StorageError),
+    #[error("cannot start: {}", described(.0))]
+    Meta(#[from] SqlError),
+    #[error("cannot listen on {address}: {source}; is a server running there? give another --listen")]
+    Listen { address: String, source: std::io::Error },
+    #[error("cannot start the frontend: {0}")]
+    Frontend(#[from] FrontendError),
+}
+
+fn described(error: &SqlError) -> String {
+    let extra = [&error.detail, &error.hint].into_iter().flatten();
+    extra.fold(error.message.clone(), |text, part| format!("{text}. {part}"))
+}
+
+/// What a test or benchmark changes about a process beyond its [`Config`].
+#[derive(Clone, Default)]
+pub struct Overrides {
+    /// Instead of opening `config.object_store`.
+    pub object_store: Option<Arc<dyn ObjectStore>>,
+    pub exec: Option<ExecOptions>,
+    /// Bytes of a block; tests make them tiny.
+    pub block_bytes: Option<usize>,
+    /// Committed memory runs of a job beyond which they are flushed.
+    pub flush_bytes: Option<usize>,
+}
+
+/// A running process. Dropping it stops it without ceremony, as a crash would.
+pub struct Standalone {
+    pub meta: Arc<Meta>,
+    pub worker: Arc<Worker>,
+    pub store: Arc<StateStore>,
+    /// Request counters of the object store, where it was opened from the configuration.
+    pub requests: Option<Arc<Metered>>,
+    pub address: SocketAddr,
+    serving: JoinHandle<Result<(), FrontendError>>,
+    shutdown: CancellationToken,
+    _lock: Option<File>,
+}
+
+impl Standalone {
+    /// Starts all roles and listens.
+    pub async fn start(config: Config, overrides: Overrides) -> Result<Standalone, StartError> {
+        let lock = if overrides.object_store.is_some() { None } else { Some(lock(&config.data_dir)?) };
+        let listener = TcpListener::bind(&config.listen)
+            .await
+            .map_err(|source| StartError::Listen { address: config.listen.clone(), source })?;
+        let address = listener
+            .local_addr()
+            .map_err(|source| StartError::Listen { address: config.listen.clone(), source })?;
+        let (object_store, requests) = open_store(&config, &overrides)?;
+
+        let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
+        let meta = Meta::open(meta_options(&config, Arc::clone(&object_store), &late_store)).await?;
+        let store =
+            StateStore::open(store_options(&config, &overrides, object_store, meta.incarnation()))
+                .await?;
+        // Set once, here: nobody else holds the cell yet.
+        let _ = late_store.set(Arc::clone(&store));
+
+        let worker = Worker::new(WorkerOptions {
+            exec: overrides.exec.clone().unwrap_or_else(|| exec_options(&config)),
+            memory_limit: config.memory_limit,
+            ..WorkerOptions::new(Arc::clone(&store))
+        });
+        worker.set_meta(Arc::clone(&meta) as Arc<dyn MetaService>);
+        let compactor = Arc::new(Compactor::new(Arc::clone(&store)));
+        meta.start(Arc::clone(&worker) as Arc<dyn ComputeService>, compactor).await?;
+
+        let cluster =
+            Arc::new(DirectCluster::new(Arc::clone(&meta), Arc::clone(&store), Arc::clone(&worker)));
+        let frontend = Frontend::new(
+            cluster,
+            FrontendConfig {
+                query_memory: config.memory_limit / 4,
+                incarnation: meta.incarnation(),
+                ..FrontendConfig::default()
+            },
+        )?;
+        let shutdown = CancellationToken::new();
+        let stop = shutdown.clone();
+        let serving = tokio::spawn(async move { frontend.serve(listener, stop).await });
+        Ok(Standalone { meta, worker, store, requests, address, serving, shutdown, _lock: lock })
+    }
+
+    /// Completes when this process may no longer lead: another has taken over the store.
+    pub async fn deposed(&self) -> SqlError {
+        self.meta.deposed().await
+    }
+
+    /// Ends sessions and jobs. Nothing durable needs it: a kill loses nothing either.
+    pub async fn shutdown(mut self) {
+        self.shutdown.cancel();
+        if let Ok(Err(e)) = (&mut self.serving).await {
+            tracing::warn!(error = %e, "the frontend ended with an error");
+        }
+        self.meta.shutdown().await;
+        if let Err(e) = self.store.close().await {
+            tracing::warn!(error = %e, "the cache was not closed cleanly");
+        }
+    }
+}
+
+impl Drop for Standalone {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+        self.serving.abort();
+    }
+}
+
+/// Takes the data directory for this process; the kernel releases it when the process ends.
+fn lock(data_dir: &Path) -> Result<File, StartError> {
+    let path = data_dir.to_path_buf();
+    std::fs::create_dir_all(data_dir)
+        .map_err(|source| StartError::DataDir { path: path.clone(), source })?;
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(data_dir.join("lock"))
+        .map_err(|source| StartError::Lock { path: path.clone(), source })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StartError::Locked { path }),
+        Err(TryLockError::Error(source)) => Err(StartError::Lock { path, source }),
+    }
+}
+
+type OpenedStore = (Arc<dyn ObjectStore>, Option<Arc<Metered>>);
+
+fn open_store(config: &Config, overrides: &Overrides) -> Result<OpenedStore, StartError> {
+    if let Some(given) = &overrides.object_store {
+        return Ok((Arc::clone(given), None));
+    }
+    let metered = open_object_store(&config.object_store)?;
+    Ok((Arc::clone(&metered) as Arc<dyn ObjectStore>, Some(metered)))
+}
+
+fn meta_options(
+    config: &Config,
+    store: Arc<dyn ObjectStore>,
+    late_store: &Arc<OnceLock<Arc<StateStore>>>,
+) -> MetaOptions {
+    let interval = format!("{}us", config.barrier_interval.as_micros());
+    let classes = Arc::clone(late_store);
+    MetaOptions {
+        parallelism: config.parallelism,
+        settings: BTreeMap::from([("barrier_interval".to_string(), interval)]),
+        table_class: Arc::new(move |job: JobId, table: u32| {
+            let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));
+            table.map_or(StateClass::PointUpdate, |t| t.class)
+        }),
+        ..MetaOptions::new(store)
+    }
+}
+
+/// How the memory limit is dealt out: a quarter each for blocks, state caches and queries; the rest
+/// for memory runs, channels and what the allocator keeps.
+fn store_options(
+    config: &Config,
+    overrides: &Overrides,
+    store: Arc<dyn ObjectStore>,
+    incarnation: u64,
+) -> StoreOptions {
+    let limit = config.memory_limit;
+    let disk = (config.disk_cache > 0)
+        .then(|| DiskCacheOptions::new(config.data_dir.join("cache"), config.disk_cache));
+    let defaults = StoreOptions::new(store, incarnation);
+    StoreOptions {
+        cache: CacheOptions {
+            memory_bytes: limit / 4,
+            index_bytes: limit / 16,
+            disk,
+            ..CacheOptions::default()
+        },
+        flush_bytes: overrides.flush_bytes.unwrap_or((limit / 16).clamp(4 << 20, 64 << 20)),
+        block_bytes: overrides.block_bytes,
+        ..defaults
+    }
+}
+
+fn exec_options(config: &Config) -> ExecOptions {
+    let limit = config.memory_limit;
+    let defaults = ExecOptions::default();
+    ExecOptions {
+        cache_bytes: limit / 16,
+        delta_bytes: (limit / 16).min(defaults.delta_bytes),
+        group_change_bytes: (limit / 16).min(defaults.group_change_bytes),
+        hub_bytes: (limit / 16).min(defaults.hub_bytes),
+        statement_bytes: (limit / 8).min(defaults.statement_bytes),
+        ..defaults
+    }
+}

@@ -1,0 +1,120 @@
+//! A server inside the test process, over a store that the test owns, so that it can die and come back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace::{Config, Overrides, Standalone};
+use millrace_executor::options::{ExecOptions, StateAccess};
+use millrace_storage::sim::{Profile, SimStore};
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+use tokio::runtime::Runtime;
+use tokio_postgres::Client;
+
+use crate::case::Mode;
+
+/// How to run a node.
+#[derive(Clone)]
+pub struct NodeOptions {
+    overrides: Overrides,
+}
+
+impl NodeOptions {
+    pub fn for_mode(mode: Mode, seed: u64) -> NodeOptions {
+        let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let slow = matches!(mode, Mode::SlowStore | Mode::Synchronous);
+        let store: Arc<dyn ObjectStore> = if slow {
+            // Random latencies complete fetches in random order; a fast profile keeps the run short.
+            Arc::new(SimStore::new(memory, Profile::NVME, seed))
+        } else {
+            memory
+        };
+        let tiny = !matches!(mode, Mode::Plain | Mode::Concurrent);
+        let exec = if tiny {
+            ExecOptions {
+                cache_bytes: 2 << 10,
+                backfill_rows: 7,
+                group_change_bytes: 4 << 10,
+                hub_bytes: if mode == Mode::TinyCaches { 0 } else { 1 << 20 },
+                chunk_rows: 16,
+                state_access: if mode == Mode::Synchronous {
+                    StateAccess::Synchronous
+                } else {
+                    StateAccess::Asynchronous
+                },
+                ..ExecOptions::default()
+            }
+        } else {
+            ExecOptions::default()
+        };
+        let overrides = Overrides {
+            object_store: Some(store),
+            exec: Some(exec),
+            block_bytes: tiny.then_some(256),
+            flush_bytes: tiny.then_some(4 << 10),
+        };
+        NodeOptions { overrides }
+    }
+}
+
+/// A running node, on a runtime of its own that can be thrown away.
+pub struct Node {
+    options: NodeOptions,
+    server: Option<Standalone>,
+    runtime: Option<Runtime>,
+    port: u16,
+}
+
+fn config() -> Config {
+    Config {
+        listen: "127.0.0.1:0".to_string(),
+        data_dir: std::env::temp_dir(),
+        object_store: String::new(),
+        memory_limit: 256 << 20,
+        disk_cache: 0,
+        barrier_interval: Duration::from_millis(20),
+        parallelism: 2,
+    }
+}
+
+impl Node {
+    pub async fn start(options: NodeOptions) -> Result<Node, String> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .map_err(|e| e.to_string())?;
+        let overrides = options.overrides.clone();
+        let started = runtime.spawn(Standalone::start(config(), overrides));
+        let server = started.await.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
+        let port = server.address.port();
+        Ok(Node { options, server: Some(server), runtime: Some(runtime), port })
+    }
+
+    pub async fn connect(&self) -> Result<Client, String> {
+        millrace_sqllogictest::server::connect(self.port).await.map_err(|e| e.to_string())
+    }
+
+    /// Everything the process knew is gone at once; only the store remains.
+    pub async fn crash_and_restart(mut self) -> Result<Node, String> {
+        self.discard();
+        Node::start(self.options.clone()).await
+    }
+
+    pub async fn stop(mut self) {
+        self.discard();
+    }
+
+    fn discard(&mut self) {
+        self.server = None;
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.discard();
+    }
+}
