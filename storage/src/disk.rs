@@ -12,14 +12,14 @@ use arrow::compute;
 use futures::StreamExt;
 use futures::TryStreamExt;
 use futures::stream::BoxStream;
-use millrace_common::Epoch;
+use millrace_common::{Epoch, TableId};
 
 use crate::block::{Block, Entries};
 use crate::cache::{BlockCache, BlockRequest, Priority, ReadOptions};
 use crate::error::{Result, StorageError};
 use crate::lookup::{Sorted, sorted_order};
 use crate::merge::{Input, Mode, Source};
-use crate::run::{RunIndex, RunReader};
+use crate::run::{PrefixLengths, RunIndex, RunReader};
 use crate::snapshot::{KeyRange, cut_range};
 use crate::state_store::Shared;
 use crate::version::TableVersion;
@@ -127,6 +127,9 @@ fn partition(sorted: &BinaryArray, below: impl Fn(&[u8]) -> bool) -> usize {
 
 /// Finds out, without I/O, what disk runs have to say.
 pub(crate) fn probe(shared: &Shared, table: &TableVersion, as_of: Epoch, question: &Question) -> Result<Probe> {
+    if let Question::Prefixes(asked, _) = question {
+        shared.prefixes(table.desc.id).note(asked);
+    }
     let visible = table.disk.iter().filter(|r| Epoch(r.meta().min_epoch) <= as_of);
     let mut visible = visible.peekable();
     if visible.peek().is_none() || question.strings().is_empty() {
@@ -174,6 +177,7 @@ pub(crate) fn scan(
     let fill_cache = !matches!(mode, Mode::Compact { .. }) && run.meta().length <= SMALL_RUN_BYTES;
     let scan = Scan {
         cache: Arc::clone(&shared.cache),
+        prefixes: shared.prefixes(TableId(run.meta().table_id)),
         run: Arc::clone(run),
         range: range.clone(),
         projection: projection.map(<[usize]>::to_vec),
@@ -200,6 +204,7 @@ fn overlaps(run: &RunReader, range: &KeyRange) -> bool {
 
 struct Scan {
     cache: Arc<BlockCache>,
+    prefixes: Arc<PrefixLengths>,
     run: Arc<RunReader>,
     range: KeyRange,
     projection: Option<Vec<usize>>,
@@ -227,6 +232,10 @@ impl Scan {
         let Some(index) = self.cache.indexes(&runs, self.options.priority).await?.pop() else {
             return Ok(Vec::new());
         };
+        if matches!(self.mode, Mode::Compact { .. }) {
+            // What filters of the inputs can answer, the output's shall answer too.
+            index.prefix_lengths().iter().for_each(|&l| self.prefixes.note_length(l.into()));
+        }
         let bound = |b: &Bound<Vec<u8>>| b.clone();
         let (lower, upper) = (bound(&self.range.0), bound(&self.range.1));
         let located = index.locate_range(

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep_until};
 
 const STORE: &str = "simulated store";
 /// z-value of the 99th percentile of a normal distribution.
@@ -495,6 +495,8 @@ impl ObjectStore for SimStore {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep;
+
     use super::*;
 
     fn path(name: &str) -> Path {

@@ -3,13 +3,15 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use millrace_common::TableId;
 use millrace_rpc::version::RunMeta;
 
 use crate::block::{BlockCodec, Entries};
+use crate::cache::BlockCache;
 use crate::error::Result;
 use crate::merge::Merger;
-use crate::run::{FinishedRun, RunBuilder, RunKind, RunOptions, RunReader};
+use crate::run::{FinishedRun, RunBuilder, RunIndex, RunKind, RunOptions, RunReader};
 use crate::segment::SegmentWriter;
 use crate::state_store::Shared;
 use crate::table::{StateClass, TableDesc};
@@ -27,12 +29,29 @@ pub(crate) struct Place {
 /// Whether new runs go into the cache's memory tier too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admit {
-    /// Their epoch is not known yet: nowhere.
-    Nothing,
+    /// Their epoch is not known yet: they are handed to the caller.
+    Later,
     /// Index and disk tier.
     Disk,
     /// Blocks stay decoded: what was just written is about to be read.
     Memory,
+}
+
+/// A run that is durable, with all that the cache wants to know of it.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub meta: RunMeta,
+    index: Arc<RunIndex>,
+    bytes: Bytes,
+    codec: Arc<BlockCodec>,
+}
+
+impl Built {
+    /// Into the cache; `meta` has its epochs now.
+    pub fn admit(&self, cache: &BlockCache, memory: bool) -> Result<()> {
+        let reader = RunReader::new(self.meta.clone(), Arc::clone(&self.codec));
+        cache.admit_run(&reader, Arc::clone(&self.index), &self.bytes, memory)
+    }
 }
 
 struct Unwritten {
@@ -49,11 +68,12 @@ pub(crate) struct RunSink {
     waiting: Vec<Unwritten>,
     waiting_bytes: u64,
     written: Vec<RunMeta>,
+    built: Vec<Built>,
 }
 
 impl RunSink {
     pub fn new(shared: Arc<Shared>, admit: Admit) -> RunSink {
-        RunSink { shared, admit, waiting: Vec::new(), waiting_bytes: 0, written: Vec::new() }
+        RunSink { shared, admit, waiting: Vec::new(), waiting_bytes: 0, written: Vec::new(), built: Vec::new() }
     }
 
     /// Writes all that a merge gives as runs of a table.
@@ -64,12 +84,15 @@ impl RunSink {
         place: Place,
         mut merger: Merger,
     ) -> Result<()> {
-        let options = run_options(desc, self.shared.options.block_bytes);
+        // Opens all sources; disk runs among them say which prefixes their filters know.
+        let mut next = merger.next().await?;
+        let prefixes = self.shared.prefixes(desc.id).lengths();
+        let options = run_options(desc, self.shared.options.block_bytes).with_prefix_lengths(prefixes);
         let new_builder = || RunBuilder::new(Arc::clone(codec), options.clone());
         let target = self.shared.options.run_bytes;
         let mut builder = new_builder();
         let mut finished = Vec::new();
-        while let Some(mut entries) = merger.next().await? {
+        while let Some(mut entries) = next {
             while let Some(at) = cut_at(&builder, &entries, target) {
                 builder.push(&entries.slice(0, at))?;
                 entries = entries.slice(at, entries.len() - at);
@@ -79,6 +102,7 @@ impl RunSink {
             for run in finished.drain(..) {
                 self.add(desc.id, codec, place, run).await?;
             }
+            next = merger.next().await?;
         }
         if builder.rows() > 0 {
             self.add(desc.id, codec, place, builder.finish()?).await?;
@@ -109,23 +133,23 @@ impl RunSink {
                 sequence: place.sequence,
                 ..meta
             };
-            built.push((RunReader::new(meta, codec), index, bytes));
+            built.push(Built { meta, index, bytes, codec });
         }
         self.waiting_bytes = 0;
         segment.finish(&self.shared.options.store).await?;
-        for (reader, index, bytes) in built {
-            if self.admit != Admit::Nothing {
-                self.shared.cache.admit_run(&reader, index, &bytes, self.admit == Admit::Memory)?;
-            }
-            self.written.push(reader.meta().clone());
+        self.written.extend(built.iter().map(|b| b.meta.clone()));
+        match self.admit {
+            Admit::Later => self.built.extend(built),
+            Admit::Disk => built.iter().try_for_each(|b| b.admit(&self.shared.cache, false))?,
+            Admit::Memory => built.iter().try_for_each(|b| b.admit(&self.shared.cache, true))?,
         }
         Ok(())
     }
 
-    /// Everything is durable when this returns.
-    pub async fn finish(mut self) -> Result<Vec<RunMeta>> {
+    /// Everything is durable when this returns. The second list is what [`Admit::Later`] leaves to do.
+    pub async fn finish(mut self) -> Result<(Vec<RunMeta>, Vec<Built>)> {
         self.upload().await?;
-        Ok(self.written)
+        Ok((self.written, self.built))
     }
 }
 
@@ -153,6 +177,7 @@ fn successor(vnode: &[u8]) -> Option<[u8; 2]> {
 fn run_options(desc: &TableDesc, block_bytes: Option<usize>) -> RunOptions {
     let kind = match desc.class {
         StateClass::PointUpdate | StateClass::Lookup | StateClass::Merge if !desc.relation => RunKind::Point,
+        StateClass::RangeRead if !desc.relation => RunKind::Prefix,
         _ => RunKind::Range,
     };
     // Relations are scanned, and asked by key for each statement and changed row: they want both.

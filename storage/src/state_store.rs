@@ -6,15 +6,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use millrace_common::JobId;
+use millrace_common::{JobId, TableId};
 use millrace_rpc::version::JobVersion;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::cache::{BlockCache, CacheOptions};
 use crate::error::{Result, StorageError};
 use crate::job_store::JobStore;
+use crate::run::PrefixLengths;
 use crate::segment::ObjectNamer;
 use crate::table::TableDesc;
 use crate::tail::Tail;
@@ -59,9 +60,18 @@ pub(crate) struct Shared {
     pub namer: Arc<ObjectNamer>,
     pub tail: Tail,
     pub cache: Arc<BlockCache>,
+    prefixes: RwLock<HashMap<TableId, Arc<PrefixLengths>>>,
 }
 
 impl Shared {
+    /// The prefix lengths that lookups of a table ask for.
+    pub fn prefixes(&self, table: TableId) -> Arc<PrefixLengths> {
+        if let Some(known) = self.prefixes.read().get(&table) {
+            return Arc::clone(known);
+        }
+        Arc::clone(self.prefixes.write().entry(table).or_default())
+    }
+
     /// A byte range of an object.
     pub async fn read(&self, object: &str, range: Range<u64>) -> Result<Bytes> {
         let path = Path::from(object);
@@ -88,7 +98,7 @@ impl StateStore {
         let namer = Arc::new(ObjectNamer::new(options.incarnation));
         let tail = Tail::new(Arc::clone(&options.store), Arc::clone(&namer), options.inline_bytes);
         let cache = BlockCache::open(Arc::clone(&options.store), options.cache.clone());
-        let shared = Arc::new(Shared { options, namer, tail, cache });
+        let shared = Arc::new(Shared { options, namer, tail, cache, prefixes: RwLock::default() });
         Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::new()) }))
     }
 
@@ -130,6 +140,11 @@ impl StateStore {
 
     pub fn cache(&self) -> &Arc<BlockCache> {
         &self.shared.cache
+    }
+
+    /// Waits until what is on its way to the local cache is there. Call before the process ends.
+    pub async fn close(&self) -> Result<()> {
+        self.shared.cache.close().await
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -44,6 +44,8 @@ pub(crate) const INDEX_FIXED: usize = 4 + 4 + 4 + 8 + 8;
 pub enum RunKind {
     /// Point reads: small blocks.
     Point,
+    /// Reads by prefix: the rows of a group lie together, and a group is rarely large.
+    Prefix,
     /// Range reads and relations that users scan: large blocks.
     Range,
 }
@@ -53,6 +55,7 @@ impl RunKind {
     pub fn block_bytes(self) -> usize {
         match self {
             RunKind::Point => 16 << 10,
+            RunKind::Prefix => 32 << 10,
             RunKind::Range => 128 << 10,
         }
     }
