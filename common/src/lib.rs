@@ -6,8 +6,8 @@
 pub mod crash;
 pub mod delta;
 pub mod epoch;
-pub mod exact_sum;
 pub mod error;
+pub mod exact_sum;
 pub mod hash;
 pub mod ids;
 pub mod keys;
@@ -18,5 +18,6 @@ pub mod types;
 pub use delta::DeltaChunk;
 pub use epoch::Epoch;
 pub use error::{SqlError, SqlState};
+pub use exact_sum::ExactSum;
 pub use ids::{Generation, JobId, RelationId, RunId, TableId, VNODE_COUNT, Vnode, WorkerId};
 pub use types::SqlType;
