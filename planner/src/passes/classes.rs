@@ -77,3 +77,29 @@ pub fn relation_class(storage: RowStorage) -> AccessClass {
         RowStorage::Append => AccessClass::Append,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::tests::table;
+
+    #[test]
+    fn the_cheapest_layout_that_is_right() {
+        let mut p = Properties::of(&table());
+        assert_eq!(join_side(&p, &[0]).class, AccessClass::Lookup);
+        let side = join_side(&p, &[1]);
+        assert_eq!((side.storage, side.unique_key), (RowStorage::Keyed, vec![0]));
+        p.append_only = true;
+        assert_eq!(join_side(&p, &[1]).storage, RowStorage::Append);
+        p.append_only = false;
+        p.keys.clear();
+        assert_eq!(join_side(&p, &[1]).storage, RowStorage::Multiset);
+    }
+
+    #[test]
+    fn an_append_only_extreme_needs_no_values() {
+        assert_eq!(value_order(AggFunc::Max, false, true), None);
+        assert_eq!(value_order(AggFunc::Max, false, false), Some(true));
+        assert_eq!(value_order(AggFunc::Count, true, true), Some(false));
+    }
+}

@@ -135,3 +135,46 @@ fn place_union(inputs: Vec<Placed>) -> Vec<Placed> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::tests::{count, join, table};
+
+    fn exchanges(stream: &Stream) -> usize {
+        let own = usize::from(matches!(stream.op, Op::Exchange { .. }));
+        own + stream.inputs.iter().map(exchanges).sum::<usize>()
+    }
+
+    #[test]
+    fn a_group_that_contains_the_distribution_stays() {
+        let (plan, p) = place(table().aggregate(vec![1, 0], vec![count()]));
+        assert_eq!(exchanges(&plan), 0);
+        let Op::Aggregate(a) = &plan.op else { panic!("{plan:?}") };
+        assert_eq!(a.vnode, vec![0]);
+        assert_eq!(p.distribution, Distribution::Hash(vec![1]));
+        assert_eq!(exchanges(&place(table().aggregate(vec![1], vec![count()])).0), 1);
+    }
+
+    #[test]
+    fn a_join_moves_only_the_side_that_is_elsewhere() {
+        assert_eq!(exchanges(&place(join(JoinKind::Inner, (0, 0))).0), 0);
+        assert_eq!(exchanges(&place(join(JoinKind::Inner, (1, 0))).0), 1);
+        assert_eq!(exchanges(&place(join(JoinKind::Inner, (1, 1))).0), 2);
+    }
+
+    /// After a join on a.b = b.a, rows lie by either name.
+    #[test]
+    fn equal_columns_count_as_the_same() {
+        let by_left = join(JoinKind::Inner, (1, 0)).aggregate(vec![1], vec![count()]);
+        let by_right = join(JoinKind::Inner, (1, 0)).aggregate(vec![3], vec![count()]);
+        assert_eq!(exchanges(&place(by_left).0), 1);
+        assert_eq!(exchanges(&place(by_right).0), 1);
+    }
+
+    #[test]
+    fn few_rows_are_not_spread() {
+        let one = table().aggregate(vec![], vec![count()]);
+        assert_eq!(exchanges(&place(one.aggregate(vec![0], vec![count()])).0), 1);
+    }
+}

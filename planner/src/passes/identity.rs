@@ -144,3 +144,33 @@ fn join(
     }
     Ok((left.join(right, j), key))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::tests::{ranked, table};
+
+    fn identity(stream: &Stream) -> Vec<usize> {
+        match &stream.op {
+            Op::TopN(t) => t.identity.clone(),
+            _ => identity(&stream.inputs[0]),
+        }
+    }
+
+    #[test]
+    fn a_key_that_was_dropped_comes_back() {
+        // (b, c): the key a is gone; group by c, order by b.
+        let plan = ranked(table().select(&[1, 2]));
+        let fields = plan.schema.clone();
+        let plan = add_identities(plan).unwrap();
+        assert_eq!(identity(&plan), vec![2]);
+        assert_eq!(plan.schema, fields, "the output is as before");
+    }
+
+    #[test]
+    fn a_key_that_is_there_is_used() {
+        let plan = add_identities(ranked(table())).unwrap();
+        // It is part of the order already: nothing more is needed.
+        assert_eq!(identity(&plan), Vec::<usize>::new());
+    }
+}

@@ -8,3 +8,6 @@ pub mod properties;
 pub mod prune;
 pub mod rank;
 pub mod simplify;
+
+#[cfg(test)]
+mod tests;

@@ -349,3 +349,60 @@ fn merge(equal: &mut [usize], a: usize, b: usize) {
     let (low, high) = (a.min(b), a.max(b));
     equal.iter_mut().filter(|e| **e == high).for_each(|e| *e = low);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::exchange::place;
+    use crate::passes::tests::{join, ranked, table};
+
+    fn set(columns: &[usize]) -> BTreeSet<usize> {
+        columns.iter().copied().collect()
+    }
+
+    #[test]
+    fn a_table_is_keyed_and_distributed_by_its_key() {
+        let p = Properties::of(&table());
+        assert_eq!(p.keys, vec![set(&[0])]);
+        assert_eq!(p.distribution, Distribution::Hash(vec![0]));
+        assert_eq!(Properties::of(&table().select(&[1])).keys, Vec::<BTreeSet<usize>>::new());
+    }
+
+    /// a JOIN b ON a.b = b.a (its key): each row of a meets at most one of b.
+    #[test]
+    fn a_lookup_join_keeps_the_left_key() {
+        let p = Properties::of(&join(JoinKind::Inner, (1, 0)));
+        assert!(p.is_unique(&[0]));
+        assert!(p.equals(1, 3));
+        assert!(!p.is_unique(&[3]));
+        let p = Properties::of(&join(JoinKind::LeftOuter, (1, 0)));
+        assert!(p.is_unique(&[0]));
+        assert!(!p.equals(1, 3), "the right side may be padded");
+    }
+
+    #[test]
+    fn padding_takes_keys_away() {
+        assert!(!Properties::of(&join(JoinKind::RightOuter, (1, 0))).is_unique(&[0]));
+        assert!(Properties::of(&join(JoinKind::RightOuter, (1, 0))).is_unique(&[0, 3]));
+        assert!(!Properties::of(&join(JoinKind::FullOuter, (1, 0))).is_unique(&[0, 3]));
+    }
+
+    #[test]
+    fn the_first_row_of_a_group_is_unique_in_it() {
+        let mut top = ranked(table());
+        if let Op::TopN(t) = &mut top.op {
+            t.limit = Some(1);
+        }
+        let p = Properties::of(&top);
+        assert!(p.is_unique(&[1]));
+        assert!(!p.append_only);
+    }
+
+    #[test]
+    fn one_row_has_the_empty_key() {
+        let (_, p) = place(table().aggregate(vec![], vec![crate::passes::tests::count()]));
+        assert_eq!(p.keys, vec![set(&[])]);
+        assert_eq!(p.max_rows, Some(1));
+        assert_eq!(p.distribution, Distribution::Singleton);
+    }
+}

@@ -259,3 +259,31 @@ fn prune_join(mut j: Join, inputs: Vec<Stream>, required: &BTreeSet<usize>) -> R
 pub fn pair_schema(left: &Schema, right: &Schema) -> Schema {
     Schema::new(left.fields().iter().chain(right.fields()).cloned().collect::<Vec<_>>())
 }
+
+#[cfg(test)]
+mod tests {
+    use datafusion::logical_expr::Operator;
+
+    use super::*;
+    use crate::passes::tests::{filter, ranked, scanned, table};
+
+    #[test]
+    fn scans_read_what_is_needed_and_no_more() {
+        let plan = prune(filter(table(), &[("b", Operator::Gt, 1)]).select(&[0])).unwrap();
+        assert_eq!(plan.width(), 1);
+        assert_eq!(scanned(&plan), vec![0, 1]);
+    }
+
+    #[test]
+    fn a_plan_that_needs_no_column_reads_the_cheapest() {
+        let count = table().aggregate(vec![], vec![crate::passes::tests::count()]);
+        assert_eq!(scanned(&prune(count).unwrap()), vec![0]);
+    }
+
+    #[test]
+    fn a_rank_that_nobody_reads_is_not_put_out() {
+        let plan = prune(ranked(table()).select(&[0, 1])).unwrap();
+        let Op::TopN(t) = &plan.inputs[0].op else { panic!("{plan:?}") };
+        assert!(!t.emit_rank);
+    }
+}

@@ -124,3 +124,47 @@ fn apply(mut stream: Stream, bounds: Bounds) -> Stream {
         _ => stream,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::tests::{filter, ranked, table};
+
+    fn limits(sql_like: &[(&str, Operator, i64)]) -> (u64, Option<u64>, bool) {
+        let plan = limit_ranks(filter(ranked(table()), sql_like));
+        let filtered = matches!(plan.op, Op::Filter { .. });
+        let mut at = &plan;
+        loop {
+            if let Op::TopN(t) = &at.op {
+                return (t.offset, t.limit, filtered);
+            }
+            at = &at.inputs[0];
+        }
+    }
+
+    #[test]
+    fn comparisons_with_the_rank_become_limits() {
+        let rank = "row_number";
+        assert_eq!(limits(&[(rank, Operator::LtEq, 3)]), (0, Some(3), false));
+        assert_eq!(limits(&[(rank, Operator::Lt, 3)]), (0, Some(2), false));
+        assert_eq!(limits(&[(rank, Operator::Eq, 1)]), (0, Some(1), false));
+        let between = [(rank, Operator::GtEq, 2), (rank, Operator::LtEq, 4)];
+        assert_eq!(limits(&between), (1, Some(3), false));
+        assert_eq!(limits(&[(rank, Operator::Gt, 5)]), (5, None, false));
+    }
+
+    #[test]
+    fn nothing_fits_an_empty_range() {
+        let rank = "row_number";
+        assert_eq!(limits(&[(rank, Operator::Lt, 1)]), (0, Some(0), false));
+        let none = [(rank, Operator::Gt, 5), (rank, Operator::Lt, 3)];
+        assert_eq!(limits(&none).1, Some(0));
+    }
+
+    #[test]
+    fn other_conjuncts_stay() {
+        assert_eq!(limits(&[("a", Operator::Gt, 7)]), (0, None, true));
+        let both = [("a", Operator::Gt, 7), ("row_number", Operator::LtEq, 2)];
+        assert_eq!(limits(&both), (0, Some(2), true));
+    }
+}

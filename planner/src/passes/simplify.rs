@@ -67,6 +67,12 @@ fn merge_projections(stream: Stream) -> Result<(Stream, bool)> {
         .map(|e| expr::replace_columns(e, |c| inner.get(c).map(Arc::clone)))
         .collect::<Result<Vec<_>>>()?;
     let below = inputs.pop().map(|i| i.inputs).unwrap_or_default();
+    let exprs = match below.first() {
+        None => exprs,
+        Some(input) => {
+            exprs.into_iter().map(|e| expr::without_rank_casts(e, &input.schema)).collect()
+        }
+    };
     Ok((Stream { op: Op::Project { exprs }, inputs: below, schema }, true))
 }
 
@@ -90,5 +96,27 @@ fn drop_distinct(mut stream: Stream) -> Stream {
             stream
         }
         None => stream,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::tests::table;
+
+    #[test]
+    fn projections_merge_and_vanish() {
+        let plan = simplify(table().select(&[2, 1, 0]).select(&[2, 1, 0])).unwrap();
+        assert!(matches!(plan.op, Op::Scan { .. }), "{plan:?}");
+        let plan = simplify(table().select(&[2, 1, 0]).select(&[1])).unwrap();
+        assert!(matches!(plan.inputs[0].op, Op::Scan { .. }), "{plan:?}");
+    }
+
+    #[test]
+    fn distinct_over_a_key_is_a_projection() {
+        let plan = simplify(table().aggregate(vec![0, 2], vec![])).unwrap();
+        assert!(matches!(plan.op, Op::Project { .. }), "{plan:?}");
+        let plan = simplify(table().aggregate(vec![1, 2], vec![])).unwrap();
+        assert!(matches!(plan.op, Op::Aggregate(_)), "{plan:?}");
     }
 }

@@ -9,6 +9,7 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::execution_props::ExecutionProps;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
 use datafusion::logical_expr::{Expr, Volatility};
+use datafusion::physical_expr::ScalarFunctionExpr;
 use datafusion::physical_expr::expressions::{CastExpr, Column, Literal, TryCastExpr};
 use millrace_common::SqlError;
 
@@ -96,19 +97,39 @@ pub fn cast(e: ExprRef, to: DataType) -> ExprRef {
     Arc::new(CastExpr::new(e, to, None))
 }
 
+/// What a cast casts, and to what: DataFusion's casts and those by our functions.
+fn as_cast(e: &ExprRef) -> Option<(&ExprRef, &DataType)> {
+    if let Some(c) = e.downcast_ref::<CastExpr>() {
+        return Some((c.expr(), c.cast_type()));
+    }
+    if let Some(c) = e.downcast_ref::<TryCastExpr>() {
+        return Some((c.expr(), c.cast_type()));
+    }
+    let call = e.downcast_ref::<ScalarFunctionExpr>()?;
+    let cast = call.fun().name().starts_with("cast_to_");
+    call.args().first().filter(|_| cast).map(|arg| (arg, call.return_type()))
+}
+
 /// The expression below casts from integer to integer.
 pub fn below_integer_casts(e: &ExprRef, schema: &Schema) -> ExprRef {
-    let (inner, to) = if let Some(c) = e.downcast_ref::<CastExpr>() {
-        (c.expr(), c.cast_type())
-    } else if let Some(c) = e.downcast_ref::<TryCastExpr>() {
-        (c.expr(), c.cast_type())
-    } else {
-        return Arc::clone(e);
-    };
+    let Some((inner, to)) = as_cast(e) else { return Arc::clone(e) };
     match inner.data_type(schema) {
         Ok(from) if from.is_integer() && to.is_integer() => below_integer_casts(inner, schema),
         _ => Arc::clone(e),
     }
+}
+
+/// A rank that was cast to DataFusion's type of it and back is the rank itself.
+pub fn without_rank_casts(e: ExprRef, schema: &Schema) -> ExprRef {
+    if as_cast(&e).is_none_or(|(_, to)| to != &DataType::Int64) {
+        return e;
+    }
+    let below = below_integer_casts(&e, schema);
+    let wide = as_column(&below).is_some_and(|c| schema.field(c).data_type() == &DataType::Int64);
+    let unsigned = as_cast(&e)
+        .and_then(|(inner, _)| as_cast(inner))
+        .is_some_and(|(inner, to)| to == &DataType::UInt64 && as_column(inner).is_some());
+    if wide && unsigned { below } else { e }
 }
 
 /// The field of a projected expression.

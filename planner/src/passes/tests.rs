@@ -1,0 +1,97 @@
+//! Small plans for the passes' tests: a table `(a BIGINT key, b BIGINT, c TEXT)`.
+
+use std::sync::Arc;
+
+use arrow::compute::SortOptions;
+use arrow::datatypes::{DataType, Field};
+use datafusion::logical_expr::Operator;
+use datafusion::physical_expr::conjunction;
+use datafusion::physical_expr::expressions::{BinaryExpr, lit};
+use millrace_common::SqlType;
+use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
+
+use crate::graph::{AggFunc, ExprRef, JoinKind, RankFunction};
+use crate::stream::expr;
+use crate::stream::plan::{Call, Join, Op, Stream, TopN};
+
+pub fn table() -> Stream {
+    let column = |name: &str, t: SqlType, nullable| Column {
+        name: name.into(),
+        sql_type: t.into(),
+        nullable,
+        ..Column::default()
+    };
+    let relation = Arc::new(Relation {
+        id: 16384,
+        name: "t".into(),
+        kind: RelationKind::Table as i32,
+        columns: vec![
+            column("a", SqlType::BigInt, false),
+            column("b", SqlType::BigInt, true),
+            column("c", SqlType::Text, true),
+        ],
+        key: vec![0],
+        distribution: vec![0],
+        storage: RowStorage::Keyed as i32,
+        ..Relation::default()
+    });
+    let schema = relation.arrow_schema().unwrap();
+    Stream::scan(relation, schema, vec![0, 1, 2])
+}
+
+/// `row_number() OVER (PARTITION BY b ORDER BY a)`, unlimited.
+pub fn ranked(input: Stream) -> Stream {
+    input.top_n(TopN {
+        group: vec![1],
+        order: vec![(0, SortOptions::default())],
+        offset: 0,
+        limit: None,
+        rank: RankFunction::RowNumber,
+        emit_rank: true,
+        identity: vec![],
+        vnode: vec![],
+    })
+}
+
+/// Comparisons of columns with numbers, all of them.
+pub fn filter(input: Stream, comparisons: &[(&str, Operator, i64)]) -> Stream {
+    let compare = |(name, op, n): &(&str, Operator, i64)| -> ExprRef {
+        let column = expr::column(&input.schema, input.schema.index_of(name).unwrap());
+        Arc::new(BinaryExpr::new(column, *op, lit(*n)))
+    };
+    let predicate = conjunction(comparisons.iter().map(compare).collect::<Vec<_>>());
+    input.filter(predicate)
+}
+
+/// The table with itself.
+pub fn join(kind: JoinKind, key: (usize, usize)) -> Stream {
+    let output = (0..6).collect();
+    let join = Join {
+        kind,
+        keys: vec![key],
+        residual: None,
+        null_aware: false,
+        null_equals_null: false,
+        output,
+        vnode: vec![],
+    };
+    table().join(table(), join)
+}
+
+pub fn count() -> Call {
+    Call {
+        func: AggFunc::Count,
+        arg: None,
+        distinct: false,
+        filter: None,
+        output: Arc::new(Field::new("count", DataType::Int64, false)),
+    }
+}
+
+/// The columns that the plan's only scan reads.
+pub fn scanned(stream: &Stream) -> Vec<usize> {
+    match &stream.op {
+        Op::Scan { columns, .. } => columns.clone(),
+        _ => scanned(&stream.inputs[0]),
+    }
+}
