@@ -74,7 +74,8 @@ impl Scheduler {
         let mut busy = self.busy.lock();
         let (job, relation, picked) = state.jobs.iter().find_map(|(id, job)| {
             let class = |table| (self.class)(*id, table);
-            let picked = pick(&job.version.runs, class, |run| busy.contains(&run))?;
+            let version = &job.version;
+            let picked = pick(&version.runs, &version.tail, class, |run| busy.contains(&run))?;
             Some((*id, state.relations.get(id)?, picked))
         })?;
         let Pick { inputs, target_level, bottom, .. } = picked;

@@ -32,6 +32,8 @@ mod shared;
 mod source;
 pub mod state;
 pub mod status;
+#[cfg(test)]
+mod tests;
 pub mod timeline;
 mod waits;
 

@@ -168,11 +168,11 @@ mod tests {
     fn logged_values_beat_the_command_line_and_both_beat_defaults() {
         let map = |v: &str| BTreeMap::from([("barrier_interval".to_owned(), v.to_owned())]);
         let none = BTreeMap::new();
-        let of = |a, b| Settings::resolve(a, b).barrier_interval.as_millis();
-        assert_eq!(of(&none, &none), 250);
-        assert_eq!(of(&map("1s"), &none), 1_000);
-        assert_eq!(of(&map("1s"), &map("2s")), 2_000);
-        assert_eq!(of(&map("1s"), &map("nonsense")), 1_000);
+        let of = |a: &BTreeMap<_, _>, b: &BTreeMap<_, _>| Settings::resolve(a, b).barrier_interval;
+        assert_eq!(of(&none, &none), Duration::from_millis(250));
+        assert_eq!(of(&map("1s"), &none), Duration::from_secs(1));
+        assert_eq!(of(&map("1s"), &map("2s")), Duration::from_secs(2));
+        assert_eq!(of(&map("1s"), &map("nonsense")), Duration::from_secs(1));
     }
 
     #[test]

@@ -53,6 +53,8 @@ impl Timeline {
             self.last_change = lo;
         }
         match self.segments.back_mut() {
+            // Created by the very record that changes it.
+            Some(open) if open.lo >= lo => return,
             Some(_) if !changed && hi >= lo.prev() => return,
             Some(open) => open.hi = hi.max(open.lo),
             None => {}

@@ -1,0 +1,268 @@
+//! A compute service without dataflows: a relation's content is one number. A table's is how many rows
+//! were inserted, a view's the sum of its inputs' at the same epoch, so every exact read can be checked.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::services::{
+    CompactionTask, CompactorService, ComputeService, Cut, MetaService, StartJob, Verdict,
+};
+use millrace_rpc::version::{BackfillState, JobCommit, VersionEdit};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::TestEnv;
+use super::store::TestStore;
+use crate::meta::{CreateOptions, Meta, MetaOptions};
+
+/// How a job behaves.
+#[derive(Clone, Debug, Default)]
+pub struct Behaviour {
+    pub hang: bool,
+    pub fail_start: Option<String>,
+    pub fail_cut: Option<String>,
+    pub cut_takes: Duration,
+    /// Cuts a backfill takes.
+    pub backfill_steps: u64,
+}
+
+#[derive(Debug)]
+struct FakeJob {
+    generation: Generation,
+    last: Epoch,
+    is_table: bool,
+    inputs: Vec<RelationId>,
+    backfill: Option<BackfillState>,
+    waiting: Vec<oneshot::Sender<Epoch>>,
+    /// Sealed by the cut in flight: acknowledgements and the content to be.
+    sealed: (Vec<oneshot::Sender<Epoch>>, i64),
+}
+
+#[derive(Default)]
+struct World {
+    jobs: HashMap<JobId, FakeJob>,
+    behaviours: HashMap<JobId, Behaviour>,
+    /// Committed content of every relation over time; survives restarts, as the store would.
+    content: HashMap<RelationId, Vec<(Epoch, i64)>>,
+    cuts: Vec<(JobId, Generation, Epoch)>,
+    stopped: HashSet<(JobId, Generation)>,
+}
+
+#[derive(Default)]
+pub struct Fake {
+    world: Mutex<World>,
+    meta: Mutex<Weak<Meta>>,
+}
+
+impl Fake {
+    pub fn behave(&self, job: JobId, behaviour: Behaviour) {
+        self.world.lock().behaviours.insert(job, behaviour);
+    }
+
+    pub fn cuts_of(&self, job: JobId) -> Vec<Epoch> {
+        self.world.lock().cuts.iter().filter(|(j, _, _)| *j == job).map(|(_, _, e)| *e).collect()
+    }
+
+    pub fn is_stopped(&self, job: JobId) -> bool {
+        self.world.lock().stopped.iter().any(|(j, _)| *j == job)
+    }
+
+    pub fn value_at(&self, id: RelationId, epoch: Epoch) -> i64 {
+        value_at(&self.world.lock().content, id, epoch)
+    }
+
+    /// Inserts a row; returns when it is acknowledged.
+    pub async fn insert(&self, table: JobId) -> Result<Epoch, SqlError> {
+        let (done, acknowledged) = oneshot::channel();
+        {
+            let mut world = self.world.lock();
+            let job = world.jobs.get_mut(&table).ok_or_else(|| SqlError::internal("no such table"))?;
+            job.waiting.push(done);
+        }
+        let meta = self.meta.lock().upgrade();
+        if let Some(meta) = meta {
+            meta.request_cut(table);
+        }
+        acknowledged.await.map_err(|_| SqlError::internal("the table's tasks are gone"))
+    }
+}
+
+fn value_at(content: &HashMap<RelationId, Vec<(Epoch, i64)>>, id: RelationId, epoch: Epoch) -> i64 {
+    let history = content.get(&id).map_or(&[][..], Vec::as_slice);
+    history.iter().rev().find(|(e, _)| *e <= epoch).map_or(0, |(_, v)| *v)
+}
+
+#[async_trait]
+impl ComputeService for Fake {
+    async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
+        let id = RelationId(start.relation.id);
+        let mut world = self.world.lock();
+        if let Some(reason) = world.behaviours.get(&id).and_then(|b| b.fail_start.clone()) {
+            return Err(SqlError::internal(reason));
+        }
+        let job = FakeJob {
+            generation: start.generation,
+            last: Epoch(start.version.epoch),
+            is_table: start.relation.kind() == RelationKind::Table,
+            inputs: start.inputs.iter().map(|r| RelationId(r.id)).collect(),
+            backfill: start.version.backfill,
+            waiting: Vec::new(),
+            sealed: Default::default(),
+        };
+        world.jobs.insert(id, job);
+        Ok(())
+    }
+
+    async fn cut(&self, id: JobId, generation: Generation, cut: Cut) -> Result<JobCommit, SqlError> {
+        let behaviour = self.world.lock().behaviours.get(&id).cloned().unwrap_or_default();
+        tokio::time::sleep(behaviour.cut_takes).await;
+        if behaviour.hang {
+            std::future::pending::<()>().await;
+        }
+        if let Some(reason) = behaviour.fail_cut {
+            return Err(SqlError::internal(reason));
+        }
+        let mut world = self.world.lock();
+        world.cuts.push((id, generation, cut.epoch));
+        let World { jobs, content, .. } = &mut *world;
+        let job = jobs.get_mut(&id).ok_or_else(|| SqlError::internal("not started"))?;
+        if job.generation != generation {
+            return Err(SqlError::internal("another generation runs"));
+        }
+        let mut commit = JobCommit {
+            job: id.0,
+            generation: generation.0,
+            prev_epoch: job.last.0,
+            epoch: cut.epoch.0,
+            ..JobCommit::default()
+        };
+        if job.is_table {
+            let acks = std::mem::take(&mut job.waiting);
+            let value = value_at(content, id, Epoch::MAX) + acks.len() as i64;
+            commit.changed = !acks.is_empty();
+            commit.row_count_delta = acks.len() as i64;
+            job.sealed = (acks, value);
+            return Ok(commit);
+        }
+        if let Some(backfill) = &job.backfill {
+            if Epoch(backfill.snapshot_epoch) != cut.epoch && backfill.snapshot_epoch != 0 {
+                return Err(SqlError::internal("a backfill is cut at its snapshot epoch"));
+            }
+            let rows_read = backfill.rows_read + 1;
+            let more = rows_read < behaviour.backfill_steps;
+            commit.backfill = more.then(|| BackfillState { rows_read, rows_total: behaviour.backfill_steps, ..backfill.clone() });
+        }
+        let value = job.inputs.iter().map(|i| value_at(content, *i, cut.epoch)).sum();
+        commit.changed = value != value_at(content, id, Epoch::MAX);
+        job.sealed = (Vec::new(), value);
+        Ok(commit)
+    }
+
+    async fn concluded(&self, id: JobId, generation: Generation, verdict: Verdict) {
+        let mut world = self.world.lock();
+        let World { jobs, content, behaviours, .. } = &mut *world;
+        let Some(job) = jobs.get_mut(&id).filter(|j| j.generation == generation) else { return };
+        let Verdict::Committed(epoch) = verdict else { return };
+        let (acks, value) = std::mem::take(&mut job.sealed);
+        if job.last != epoch || job.backfill.is_some() {
+            content.entry(id).or_default().push((epoch, value));
+        }
+        job.last = epoch;
+        if let Some(backfill) = &mut job.backfill {
+            backfill.snapshot_epoch = epoch.0;
+            backfill.rows_read += 1;
+            if backfill.rows_read >= behaviours.get(&id).map_or(0, |b| b.backfill_steps) {
+                job.backfill = None;
+            }
+        }
+        for ack in acks {
+            let _ = ack.send(epoch);
+        }
+    }
+
+    async fn stop_job(&self, id: JobId, generation: Generation) {
+        let hang = {
+            let mut world = self.world.lock();
+            world.stopped.insert((id, generation));
+            if world.jobs.get(&id).is_some_and(|j| j.generation == generation) {
+                world.jobs.remove(&id);
+            }
+            world.behaviours.get(&id).is_some_and(|b| b.hang)
+        };
+        if hang {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    async fn apply_edit(&self, _: JobId, _: VersionEdit) {}
+
+    async fn set_horizon(&self, _: JobId, _: Epoch) {}
+}
+
+/// Compacts nothing; nothing here has runs.
+pub struct NoCompactor;
+
+#[async_trait]
+impl CompactorService for NoCompactor {
+    async fn compact(&self, _: CompactionTask) -> Result<VersionEdit, SqlError> {
+        Err(SqlError::unsupported("compaction"))
+    }
+}
+
+/// A meta, its store and its fake workers.
+pub struct Cluster {
+    pub meta: Arc<Meta>,
+    pub fake: Arc<Fake>,
+    pub store: Arc<TestStore>,
+}
+
+impl Cluster {
+    pub async fn new() -> Cluster {
+        Cluster::on(TestStore::new(), Arc::default()).await
+    }
+
+    /// Opens (again) what a store holds.
+    pub async fn on(store: Arc<TestStore>, fake: Arc<Fake>) -> Cluster {
+        let seed = store.requests() + 1;
+        let env = Arc::new(TestEnv::new(seed));
+        let options = MetaOptions { env, ..MetaOptions::new(Arc::clone(&store) as _) };
+        let meta = Meta::open(options).await.unwrap();
+        *fake.meta.lock() = Arc::downgrade(&meta);
+        fake.world.lock().jobs.clear();
+        meta.start(Arc::clone(&fake) as _, Arc::new(NoCompactor)).await.unwrap();
+        Cluster { meta, fake, store }
+    }
+
+    /// Stops, and opens the store again with what the fake workers had made durable.
+    pub async fn restart(self) -> Cluster {
+        self.meta.shutdown().await;
+        let Cluster { meta, fake, store } = self;
+        drop(meta);
+        Cluster::on(store, fake).await
+    }
+
+    pub async fn create(&self, relation: Relation) -> RelationId {
+        let options = CreateOptions { table_count: 1, ..CreateOptions::default() };
+        self.meta.create_relation(relation, options).await.unwrap()
+    }
+
+    pub async fn created(&self, relation: Relation) -> RelationId {
+        let id = self.create(relation).await;
+        self.meta.wait_created(id, &Default::default()).await.unwrap();
+        id
+    }
+
+    pub async fn insert(&self, table: RelationId) -> Epoch {
+        self.fake.insert(table).await.unwrap()
+    }
+
+    /// A fresh read of all of them, at one epoch.
+    pub async fn read(&self, ids: &[RelationId]) -> Vec<i64> {
+        let epoch = self.meta.read_epoch(ids, None, true).await.unwrap();
+        ids.iter().map(|id| self.fake.value_at(*id, epoch)).collect()
+    }
+}

@@ -1,0 +1,359 @@
+//! The fold is a pure function that validates every entry on its own.
+
+use millrace_common::RelationId;
+use millrace_rpc::catalog::RelationKind;
+use millrace_rpc::log::{
+    CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, LogEntry, LogRecord,
+    RaiseGenerations, SetSetting, Snapshot, SourceAdvance, SplitOffset, StartBackfill, decode_frame,
+    encode_frame,
+};
+use millrace_rpc::version::{JobCommit, RunMeta, SliceRef, VersionEdit};
+use proptest::prelude::*;
+
+use super::{relation, table, view};
+use crate::error::VoidReason;
+use crate::fold::{Verdict, apply};
+use crate::log::crc;
+use crate::state::{FIRST_RELATION_ID, MetaState};
+use crate::invariants;
+
+/// A random entry, as numbers; what they mean depends on the state it meets.
+#[derive(Clone, Debug)]
+enum Op {
+    Create { kind: u8, name: u8, dep: u8 },
+    Drop { which: u8 },
+    /// `off` ≠ 0 makes it invalid in one way or another.
+    Commit { which: u8, off: u8, changed: bool, object: u8, finish: bool },
+    Edit { which: u8, object: u8 },
+    Raise { which: u8 },
+    Advance { which: u8, by: u8 },
+    Setting { value: u8 },
+    Delete { object: u8 },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => (0u8..5, 0u8..12, any::<u8>()).prop_map(|(kind, name, dep)| Op::Create { kind, name, dep }),
+        1 => any::<u8>().prop_map(|which| Op::Drop { which }),
+        10 => (any::<u8>(), prop_oneof![4 => Just(0u8), 1 => 1u8..4], any::<bool>(), any::<u8>(), any::<bool>())
+            .prop_map(|(which, off, changed, object, finish)| Op::Commit { which, off, changed, object, finish }),
+        2 => (any::<u8>(), any::<u8>()).prop_map(|(which, object)| Op::Edit { which, object }),
+        1 => any::<u8>().prop_map(|which| Op::Raise { which }),
+        2 => (any::<u8>(), 0u8..3).prop_map(|(which, by)| Op::Advance { which, by }),
+        1 => any::<u8>().prop_map(|value| Op::Setting { value }),
+        1 => any::<u8>().prop_map(|object| Op::Delete { object }),
+    ]
+}
+
+fn history() -> impl Strategy<Value = Vec<Vec<Op>>> {
+    prop::collection::vec(prop::collection::vec(op(), 1..5), 1..40)
+}
+
+fn object(n: u8) -> String {
+    format!("data/1/{n}.seg")
+}
+
+fn nth<T: Copy>(items: impl Iterator<Item = T>, n: u8) -> Option<T> {
+    let all: Vec<T> = items.collect();
+    if all.is_empty() { None } else { Some(all[usize::from(n) % all.len()]) }
+}
+
+/// The entry that an op means in a state.
+fn entry(state: &MetaState, op: &Op) -> Entry {
+    let job = |which: u8| nth(state.jobs.keys().copied(), which).unwrap_or(RelationId(1));
+    match op {
+        Op::Create { kind, name, dep } => {
+            let dep = nth(state.relations.keys().copied(), *dep);
+            let deps: Vec<RelationId> = dep.into_iter().collect();
+            let name = format!("r{name}");
+            let relation = match kind {
+                0 => table(&name),
+                1 => relation(&name, RelationKind::Source, &[]),
+                2 => relation(&name, RelationKind::View, &deps),
+                _ => view(&name, &deps),
+            };
+            Entry::CreateRelation(CreateRelation { relation, or_replace: *kind == 2 })
+        }
+        Op::Drop { which } => {
+            let ids = nth(state.relations.keys().copied(), *which).map(|i| i.0).into_iter().collect();
+            Entry::DropRelations(DropRelations { ids })
+        }
+        Op::Commit { which, off, changed, object: n, finish } => {
+            Entry::Commit(commit(state, job(*which), *off, *changed, *n, *finish))
+        }
+        Op::Edit { which, object: n } => Entry::EditVersion(edit(state, job(*which), *n)),
+        Op::Raise { which } => {
+            Entry::RaiseGenerations(RaiseGenerations { jobs: vec![job(*which).0] })
+        }
+        Op::Advance { which, by } => {
+            let source = nth(state.sources.keys().copied(), *which).unwrap_or(RelationId(1));
+            let now = state.sources.get(&source).and_then(|s| s.newest().first()).map_or(0, |o| o.offset);
+            let offsets = vec![SplitOffset { split: 0, offset: (now + u64::from(*by)).saturating_sub(1) }];
+            Entry::SourceAdvance(SourceAdvance { source: source.0, offsets })
+        }
+        Op::Setting { value } => Entry::SetSetting(SetSetting {
+            name: "barrier_interval".to_owned(),
+            value: (value % 3 > 0).then(|| value.to_string()),
+        }),
+        Op::Delete { object: n } => Entry::DeleteObjects(DeleteObjects { names: vec![object(*n)] }),
+    }
+}
+
+fn commit(state: &MetaState, id: RelationId, off: u8, changed: bool, n: u8, finish: bool) -> JobCommit {
+    let Some(job) = state.jobs.get(&id) else { return JobCommit { job: id.0, ..JobCommit::default() } };
+    let derived = state.relations[&id].kind() != RelationKind::Table;
+    let version = &job.version;
+    let epoch = match &version.backfill {
+        Some(b) => b.snapshot_epoch,
+        None if derived => state.exact_common(&job.inputs, state.epoch).map_or(1, |e| e.0),
+        None => 0,
+    };
+    JobCommit {
+        job: id.0,
+        generation: version.generation + u64::from(off == 1),
+        prev_epoch: version.epoch + u64::from(off == 2),
+        epoch: epoch + if off == 3 { 1 << 40 } else { 0 },
+        changed,
+        slices: vec![SliceRef {
+            object: object(n),
+            sequence: version.tail.last().map_or(1, |s| s.sequence + 1),
+            ..SliceRef::default()
+        }],
+        backfill: if finish { None } else { version.backfill.clone() },
+        row_count_delta: 1,
+        ..JobCommit::default()
+    }
+}
+
+/// A flush of the whole tail, or a compaction of all runs.
+fn edit(state: &MetaState, id: RelationId, n: u8) -> EditVersion {
+    let Some(job) = state.jobs.get(&id) else { return EditVersion { job: id.0, ..EditVersion::default() } };
+    let add = RunMeta {
+        run_id: job.version.runs.iter().map(|r| r.run_id).max().unwrap_or(0) + 1,
+        table_id: state.relations[&id].first_table_id,
+        object: object(n),
+        ..RunMeta::default()
+    };
+    let edit = VersionEdit {
+        add_runs: vec![add],
+        remove_runs: job.version.runs.iter().map(|r| r.run_id).collect(),
+        flushed_sequence: job.version.tail.last().map_or(0, |s| s.sequence),
+    };
+    EditVersion { job: id.0, generation: 0, edit, horizon: 0 }
+}
+
+fn record(state: &MetaState, entries: Vec<Entry>) -> LogRecord {
+    LogRecord {
+        number: state.number + 1,
+        term: state.term.max(1),
+        leader: 7,
+        prev_crc: state.crc,
+        epoch: state.epoch.next(1_000_000 + state.number * 37).0,
+        entries: entries.into_iter().map(|e| LogEntry { entry: Some(e) }).collect(),
+    }
+}
+
+fn step(state: &mut MetaState, entries: Vec<Entry>) -> Vec<Verdict> {
+    let record = record(state, entries);
+    let bytes = encode_frame(&record, crc);
+    apply(state, &record, crc(&bytes))
+}
+
+/// All records of a history, and the state after each.
+fn run(history: &[Vec<Op>]) -> (Vec<LogRecord>, Vec<MetaState>) {
+    let mut state = MetaState::default();
+    let mut records = Vec::new();
+    let mut states = vec![state.clone()];
+    for ops in history {
+        let record = record(&state, ops.iter().map(|op| entry(&state, op)).collect());
+        apply(&mut state, &record, crc(&encode_frame(&record, crc)));
+        records.push(record);
+        states.push(state.clone());
+    }
+    (records, states)
+}
+
+fn through_bytes(state: &MetaState) -> MetaState {
+    let bytes = encode_frame(&state.to_snapshot(), crc);
+    MetaState::from_snapshot(decode_frame::<Snapshot>(&bytes, crc).unwrap())
+}
+
+/// The same state, whatever its path there; a snapshot does not carry the process's catalog counter.
+fn canonical(state: &MetaState) -> MetaState {
+    MetaState { catalog_version: 0, ..through_bytes(state) }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// A snapshot anywhere in between changes nothing.
+    #[test]
+    fn a_prefix_a_snapshot_and_the_rest_fold_to_the_same(history in history(), cut in any::<prop::sample::Index>()) {
+        let (records, states) = run(&history);
+        let at = cut.index(states.len());
+        let mut state = through_bytes(&states[at]);
+        for record in &records[at..] {
+            apply(&mut state, record, crc(&encode_frame(record, crc)));
+        }
+        prop_assert_eq!(canonical(&state), canonical(states.last().unwrap()));
+    }
+
+    #[test]
+    fn invariants_hold_after_every_record(history in history()) {
+        for state in run(&history).1 {
+            prop_assert_eq!(invariants::check(&state), Ok(()));
+            prop_assert_eq!(invariants::check(&through_bytes(&state)), Ok(()));
+        }
+    }
+
+    /// A void entry changes nothing: folding only the valid ones gives the same state.
+    #[test]
+    fn void_entries_change_nothing(history in history()) {
+        let mut with = MetaState::default();
+        let mut without = MetaState::default();
+        for ops in &history {
+            let all = record(&with, ops.iter().map(|op| entry(&with, op)).collect());
+            let verdicts = apply(&mut with, &all, 1);
+            let valid = all.entries.iter().zip(&verdicts).filter(|(_, v)| v.is_ok());
+            let only = LogRecord { entries: valid.map(|(e, _)| e.clone()).collect(), ..all.clone() };
+            let again = apply(&mut without, &only, 1);
+            prop_assert!(again.iter().all(Result::is_ok));
+            prop_assert_eq!(canonical(&with), canonical(&without));
+        }
+    }
+
+    /// Frontiers never go back, and what was exact stays exact (until its history is trimmed).
+    #[test]
+    fn exactness_is_never_taken_back(history in history()) {
+        let (_, states) = run(&history);
+        for pair in states.windows(2) {
+            for id in pair[0].jobs.keys().filter(|id| pair[1].jobs.contains_key(id)) {
+                let Some(before) = pair[0].frontier(*id) else { continue };
+                prop_assert_eq!(pair[1].exact_at_most(*id, before), Some(before));
+            }
+        }
+    }
+
+    /// A record of an older term, or of another leader of this term, moves only the position.
+    #[test]
+    fn older_terms_are_ignored(history in history(), ops in prop::collection::vec(op(), 1..4), other in any::<bool>()) {
+        let (_, states) = run(&history);
+        let mut state = states.last().unwrap().clone();
+        let before = canonical(&state);
+        let entries = ops.iter().map(|op| entry(&state, op)).collect();
+        let mut stale = record(&state, entries);
+        if other { stale.leader += 1 } else { stale.term -= 1 }
+        let verdicts = apply(&mut state, &stale, 99);
+        prop_assert!(verdicts.iter().all(|v| *v == Err(VoidReason::OldTerm)));
+        let after = canonical(&state);
+        prop_assert_eq!(MetaState { number: before.number, crc: before.crc, ..after }, before);
+    }
+}
+
+/// Table, view over it; the view backfilled to the table's epoch.
+fn table_and_view() -> (MetaState, RelationId, RelationId) {
+    let mut state = MetaState::default();
+    let (t, v) = (RelationId(FIRST_RELATION_ID), RelationId(FIRST_RELATION_ID + 1));
+    let create = |r| Entry::CreateRelation(CreateRelation { relation: r, or_replace: false });
+    assert!(step(&mut state, vec![create(table("t"))])[0].is_ok());
+    assert!(step(&mut state, vec![create(view("v", &[t]))])[0].is_ok());
+    let done = commit(&state, v, 0, true, 1, true);
+    assert!(step(&mut state, vec![Entry::Commit(done)])[0].is_ok());
+    (state, t, v)
+}
+
+fn change(state: &mut MetaState, id: RelationId) -> Verdict {
+    let commit = commit(state, id, 0, true, 2, true);
+    step(state, vec![Entry::Commit(commit)]).remove(0)
+}
+
+#[test]
+fn a_roots_commit_takes_the_records_epoch_everywhere() {
+    let (mut state, t, _) = table_and_view();
+    let mut commit = commit(&state, t, 0, true, 3, true);
+    commit.edit = Some(edit(&state, t, 4).edit);
+    let verdict = step(&mut state, vec![Entry::Commit(commit)]).remove(0).unwrap();
+    let version = &state.jobs[&t].version;
+    assert_eq!(verdict.epoch, state.epoch);
+    assert_eq!(version.epoch, state.epoch.0);
+    assert_eq!(version.tail[0].epoch, state.epoch.0);
+    assert_eq!((version.runs[0].min_epoch, version.runs[0].max_epoch), (state.epoch.0, state.epoch.0));
+}
+
+#[test]
+fn an_idle_view_follows_the_head_and_a_change_holds_it_until_it_commits() {
+    let (mut state, t, v) = table_and_view();
+    step(&mut state, vec![]);
+    assert_eq!(state.frontier(v), Some(state.epoch));
+    change(&mut state, t).unwrap();
+    let changed_at = state.epoch;
+    step(&mut state, vec![]);
+    assert_eq!(state.frontier(v), Some(changed_at.prev()));
+    assert_eq!(state.exact_common(&[t, v], state.epoch), Some(changed_at.prev()));
+    change(&mut state, v).unwrap();
+    assert_eq!(state.frontier(v), Some(state.epoch));
+    assert_eq!(state.last_change(v), changed_at.max(state.last_change(v)));
+}
+
+#[test]
+fn a_backfill_reads_all_inputs_at_one_epoch_before_its_record() {
+    let (mut state, t, v) = table_and_view();
+    let create = Entry::CreateRelation(CreateRelation { relation: view("w", &[t, v]), or_replace: false });
+    let commit = commit(&state, t, 0, true, 5, true);
+    let before = state.epoch;
+    assert!(step(&mut state, vec![create, Entry::Commit(commit)]).iter().all(Result::is_ok));
+    let w = &state.jobs[&RelationId(v.0 + 1)];
+    let snapshot = w.version.backfill.as_ref().unwrap().snapshot_epoch;
+    assert!(snapshot >= before.0 && snapshot < state.epoch.0);
+    assert_eq!(state.frontier(RelationId(v.0 + 1)), None);
+}
+
+#[test]
+fn a_view_over_an_unfinished_view_gets_its_snapshot_epoch_later() {
+    let (mut state, t, v) = table_and_view();
+    let create = |name: &str, deps: &[RelationId]| {
+        Entry::CreateRelation(CreateRelation { relation: view(name, deps), or_replace: false })
+    };
+    let (a, b) = (RelationId(v.0 + 1), RelationId(v.0 + 2));
+    step(&mut state, vec![create("a", &[t])]);
+    step(&mut state, vec![create("b", &[a])]);
+    let start = Entry::StartBackfill(StartBackfill { job: b.0, generation: 1 });
+    assert_eq!(step(&mut state, vec![start.clone()]), [Err(VoidReason::InputsNotReady)]);
+    change(&mut state, a).unwrap();
+    assert!(step(&mut state, vec![start.clone()])[0].is_ok());
+    assert_eq!(step(&mut state, vec![start]), [Err(VoidReason::BadEpoch)]);
+}
+
+#[test]
+fn drops_are_all_or_none_and_respect_dependants() {
+    let (mut state, t, v) = table_and_view();
+    let drop = |ids: &[RelationId]| Entry::DropRelations(DropRelations { ids: ids.iter().map(|i| i.0).collect() });
+    assert!(matches!(step(&mut state, vec![drop(&[t])])[0], Err(VoidReason::DependentsExist(_))));
+    assert!(step(&mut state, vec![drop(&[t, v])])[0].is_ok());
+    assert!(state.relations.is_empty() && state.jobs.is_empty());
+    assert_eq!(state.objects.garbage_before(millrace_common::Epoch::MAX).len(), 1);
+}
+
+#[test]
+fn a_deleted_name_can_never_be_referenced_again() {
+    let (mut state, t, v) = table_and_view();
+    step(&mut state, vec![Entry::DropRelations(DropRelations { ids: vec![v.0] })]);
+    let delete = Entry::DeleteObjects(DeleteObjects { names: vec![object(1)] });
+    assert!(step(&mut state, vec![delete])[0].is_ok());
+    let late = commit(&state, t, 0, true, 1, true);
+    assert_eq!(step(&mut state, vec![Entry::Commit(late)]), [Err(VoidReason::DeletedObject)]);
+}
+
+#[test]
+fn a_view_cannot_be_replaced_by_one_that_reads_itself() {
+    let mut state = MetaState::default();
+    let ids = [0, 1, 2].map(|n| RelationId(FIRST_RELATION_ID + n));
+    let create = |relation| Entry::CreateRelation(CreateRelation { relation, or_replace: true });
+    let plain = |name: &str, deps: &[RelationId]| create(relation(name, RelationKind::View, deps));
+    step(&mut state, vec![create(table("t"))]);
+    step(&mut state, vec![plain("a", &[ids[0]])]);
+    step(&mut state, vec![plain("b", &[ids[1]])]);
+    assert!(matches!(step(&mut state, vec![plain("a", &[ids[2]])])[0], Err(VoidReason::Cycle(_))));
+    assert!(step(&mut state, vec![plain("a", &[])])[0].is_ok());
+    assert_eq!(state.relation_named("public", "a").unwrap().id, ids[1].0);
+}

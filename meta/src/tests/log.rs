@@ -1,0 +1,189 @@
+//! What the store does to an append, and two leaders on one bucket.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_rpc::log::{Entry, SetSetting};
+use parking_lot::RwLock;
+
+use super::TestEnv;
+use super::store::{Fault, TestStore};
+use crate::error::MetaError;
+use crate::fold::Verdict;
+use crate::log::{LogStore, LogWriter, Observer, SnapshotPolicy, WriterOptions};
+use crate::state::MetaState;
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn folded(&self, _: &millrace_rpc::log::LogRecord, _: &[Verdict]) {}
+}
+
+struct Leader {
+    log: LogWriter,
+    state: Arc<RwLock<MetaState>>,
+}
+
+async fn lead(store: &Arc<TestStore>, seed: u64) -> Leader {
+    lead_with(store, seed, SnapshotPolicy::default()).await
+}
+
+async fn lead_with(store: &Arc<TestStore>, seed: u64, policy: SnapshotPolicy) -> Leader {
+    let log_store = LogStore::new(Arc::clone(store) as _);
+    let opened = log_store.open().await.unwrap();
+    let state = Arc::new(RwLock::new(MetaState::default()));
+    let options = WriterOptions {
+        env: Arc::new(TestEnv::new(seed)),
+        policy,
+        log_retention: Box::new(|| Duration::from_secs(86_400)),
+        observer: Arc::new(Nobody),
+    };
+    let (log, _) = LogWriter::lead(log_store, opened, Arc::clone(&state), vec![], options).await.unwrap();
+    Leader { log, state }
+}
+
+fn set(name: &str, value: &str) -> Entry {
+    Entry::SetSetting(SetSetting { name: name.to_owned(), value: Some(value.to_owned()) })
+}
+
+/// What a fresh reader of the bucket finds.
+async fn reread(store: &Arc<TestStore>) -> MetaState {
+    LogStore::new(Arc::clone(store) as _).open().await.unwrap().state
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_fault_of_a_put_is_resolved_and_nothing_is_lost_or_doubled() {
+    use Fault::*;
+    let store = TestStore::new();
+    let leader = lead(&store, 1).await;
+    let faults = [ExistsAfterSuccess, LostAnswer, NotDone, HangAfterSuccess, NotDone, LostAnswer];
+    for (i, fault) in faults.into_iter().enumerate() {
+        store.inject(fault);
+        let verdict = leader.log.append(set(&format!("s{i}"), "1")).await.unwrap();
+        assert!(verdict.is_ok(), "{fault:?}");
+    }
+    assert_eq!(store.faults_left(), 0);
+    let found = reread(&store).await;
+    assert_eq!(found.settings.len(), faults.len());
+    assert_eq!(found.number, 1 + faults.len() as u64);
+    assert_eq!(found.epoch, leader.state.read().epoch);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_shares_a_record() {
+    let store = TestStore::new();
+    let leader = lead(&store, 1).await;
+    let before = leader.state.read().number;
+    let names: Vec<String> = (0..100).map(|i| format!("s{i}")).collect();
+    let appends = names.iter().map(|n| leader.log.append(set(n, "1")));
+    let verdicts = futures::future::join_all(appends).await;
+    assert!(verdicts.iter().all(|v| matches!(v, Ok(Ok(_)))));
+    assert!(leader.state.read().number - before <= 3, "a hundred entries took many records");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_leader_fences_the_first() {
+    let store = TestStore::new();
+    let first = lead(&store, 1).await;
+    first.log.append(set("a", "1")).await.unwrap().unwrap();
+    let second = lead(&store, 2).await;
+    let refused = first.log.append(set("b", "1")).await.unwrap_err();
+    assert!(matches!(refused, MetaError::Deposed { .. }), "{refused}");
+    assert!(matches!(first.log.append(set("c", "1")).await, Err(MetaError::Deposed { .. })));
+    assert!(matches!(first.log.deposed().await, MetaError::Deposed { .. }));
+    second.log.append(set("d", "1")).await.unwrap().unwrap();
+    let names: Vec<String> = reread(&store).await.settings.into_keys().collect();
+    assert_eq!(names, ["a", "d"]);
+}
+
+/// Leaders take over from each other while all of them append: what was acknowledged is there, exactly
+/// once, and in an order that every reader agrees on.
+#[tokio::test(start_paused = true)]
+async fn racing_leaders_lose_nothing_they_acknowledged() {
+    for seed in 0..8 {
+        let store = TestStore::new();
+        let mut tasks = Vec::new();
+        for l in 0..4u64 {
+            let store = Arc::clone(&store);
+            tasks.push(tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(l * (seed % 3))).await;
+                let leader = lead(&store, seed * 100 + l).await;
+                let mut acknowledged = Vec::new();
+                for i in 0..20 {
+                    if (seed + i + l) % 7 == 0 {
+                        store.inject(Fault::LostAnswer);
+                    }
+                    let name = format!("{l}-{i}");
+                    match leader.log.append(set(&name, "1")).await {
+                        Ok(Ok(applied)) => acknowledged.push((name, applied.epoch)),
+                        Ok(Err(void)) => panic!("{void}"),
+                        Err(_) => break,
+                    }
+                    tokio::task::yield_now().await;
+                }
+                acknowledged
+            }));
+        }
+        let mut acknowledged = BTreeMap::new();
+        for task in tasks {
+            acknowledged.extend(task.await.unwrap());
+        }
+        let found = reread(&store).await;
+        for name in acknowledged.keys() {
+            assert!(found.settings.contains_key(name), "seed {seed}: {name} was acknowledged and is gone");
+        }
+        let mut epochs: Vec<_> = acknowledged.values().collect();
+        epochs.sort();
+        assert!(epochs.len() >= 20, "the last leader finishes");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshots_cover_the_log_and_opening_reads_little() {
+    let store = TestStore::new();
+    let policy = SnapshotPolicy { min_records: 8, size_divisor: 1_000, max_records: 16 };
+    let leader = lead_with(&store, 1, policy).await;
+    for i in 0..50 {
+        leader.log.append(set(&format!("s{}", i % 5), &i.to_string())).await.unwrap().unwrap();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let before = store.requests();
+    let found = LogStore::new(Arc::clone(&store) as _).open().await.unwrap();
+    assert!(found.tail_records <= 16, "{} records after the snapshot", found.tail_records);
+    assert!(store.requests() - before <= 3 + found.tail_records);
+    assert_eq!(found.state.to_snapshot(), leader.state.read().to_snapshot());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_append_after_a_long_silence_counts_only_at_the_head() {
+    let store = TestStore::new();
+    let first = lead(&store, 1).await;
+    tokio::time::advance(Duration::from_secs(40_000)).await;
+    first.log.append(set("a", "1")).await.unwrap().unwrap();
+    // Another leader comes, and the log's retention deletes the number that the first would use.
+    let policy = SnapshotPolicy { min_records: 1, size_divisor: 1_000, max_records: 1 };
+    let second = lead_with(&store, 2, policy).await;
+    for i in 0..3 {
+        second.log.append(set("b", &i.to_string())).await.unwrap().unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let log_store = LogStore::new(Arc::clone(&store) as _);
+    let next = log_store.list_records().await.unwrap().into_iter().find(|(n, _)| *n == 3).unwrap();
+    log_store.delete(vec![next.1.location]).await;
+    tokio::time::advance(Duration::from_secs(40_000)).await;
+    let late = first.log.append(set("c", "1")).await;
+    assert!(matches!(late, Err(MetaError::Deposed { .. })), "{late:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_damaged_record_is_named_and_never_folded() {
+    use object_store::{ObjectStore, ObjectStoreExt, PutPayload, path::Path};
+    let store = TestStore::new();
+    lead(&store, 1).await;
+    let dynamic: Arc<dyn ObjectStore> = Arc::clone(&store) as _;
+    let path = Path::from(format!("meta/log/{:020}", 2));
+    dynamic.put(&path, PutPayload::from_static(b"\0\0\0\x01 this is not a record")).await.unwrap();
+    let error = LogStore::new(dynamic).open().await.unwrap_err();
+    assert!(error.to_string().contains(path.as_ref()), "{error}");
+}
