@@ -1,1 +1,27 @@
-//! millrace-frontend
+//! The PostgreSQL side of Millrace: sessions, definitions, DML, COPY, batch queries, system catalogs.
+//!
+//! A connection is one task ([`connection`]) that owns its socket and its [`session::Session`]; it
+//! speaks the protocol ([`wire`]), turns text into statements (the planner), and hands them to
+//! [`ddl`], [`dml`], [`copy`] or [`query`]. Everything below is behind one trait, [`cluster::Cluster`].
+//!
+//! Trade-off: parameters become literals before planning, so a prepared statement is planned at each
+//! execution; in return every plan sees its values and point reads need no second mechanism.
+
+pub mod catalog;
+pub mod cluster;
+pub mod connection;
+pub mod copy;
+pub mod ddl;
+pub mod direct;
+pub mod dml;
+pub mod encoding;
+pub mod error;
+pub mod query;
+pub mod server;
+pub mod session;
+pub mod statements;
+pub mod wire;
+
+pub use direct::Direct;
+pub use error::FrontendError;
+pub use server::{Frontend, FrontendConfig};

@@ -1,0 +1,145 @@
+//! What a frontend needs of the rest of the system, as one trait.
+//!
+//! Purpose: sessions, DDL, DML and batch queries are written against [`Cluster`] and know neither
+//! meta, worker nor store. The process serves it by direct calls ([`crate::direct`]); tests serve it
+//! from memory; a cluster will serve it over the network.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
+use millrace_rpc::catalog::Relation;
+use millrace_rpc::version::StatementId;
+use tokio_util::sync::CancellationToken;
+
+/// An immutable copy of the catalog.
+#[derive(Debug, Default)]
+pub struct CatalogSnapshot {
+    pub schemas: Vec<String>,
+    relations: Vec<Arc<Relation>>,
+    by_name: HashMap<(String, String), usize>,
+    by_id: HashMap<u32, usize>,
+}
+
+impl CatalogSnapshot {
+    pub fn new(schemas: Vec<String>, mut relations: Vec<Arc<Relation>>) -> CatalogSnapshot {
+        relations.sort_by_key(|r| r.id);
+        let by_name = relations.iter().enumerate().map(|(i, r)| ((r.schema.clone(), r.name.clone()), i)).collect();
+        let by_id = relations.iter().enumerate().map(|(i, r)| (r.id, i)).collect();
+        CatalogSnapshot { schemas, relations, by_name, by_id }
+    }
+
+    /// All relations, by ascending id.
+    pub fn relations(&self) -> &[Arc<Relation>] {
+        &self.relations
+    }
+
+    pub fn get(&self, schema: &str, name: &str) -> Option<&Arc<Relation>> {
+        self.by_name.get(&(schema.to_owned(), name.to_owned())).map(|i| &self.relations[*i])
+    }
+
+    pub fn by_id(&self, id: u32) -> Option<&Arc<Relation>> {
+        self.by_id.get(&id).map(|i| &self.relations[*i])
+    }
+
+    /// Relations that read `id` or belong to it, directly.
+    pub fn dependants(&self, id: u32) -> impl Iterator<Item = &Arc<Relation>> {
+        self.relations.iter().filter(move |r| r.depends_on.contains(&id))
+    }
+}
+
+/// What a scan reads.
+#[derive(Clone, Debug, Default)]
+pub struct ScanRequest {
+    /// Positions in [`Relation::columns`].
+    pub columns: Vec<usize>,
+    /// Stop after about this many rows.
+    pub limit: Option<usize>,
+    /// Storage keys, when only these rows are wanted (relations stored by key).
+    pub keys: Option<BinaryArray>,
+}
+
+pub type BatchStream = BoxStream<'static, Result<RecordBatch, SqlError>>;
+
+/// What a statement does to a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmlKind {
+    /// An existing key is an error.
+    Insert,
+    /// Rows whose key exists are left out.
+    InsertOrIgnore,
+    /// Rows whose key exists replace the old row.
+    InsertOrOverwrite,
+    /// Old rows −1, new rows +1; old rows must still be as given.
+    Change,
+    /// As `Change`, but a new row whose key has come to exist since is a conflict.
+    Upsert,
+}
+
+/// What came of a statement.
+#[derive(Debug)]
+pub enum DmlResult {
+    Applied { rows: u64 },
+    /// The rows it was evaluated on have changed: evaluate it again.
+    Conflict,
+}
+
+/// One line of SHOW JOBS.
+#[derive(Clone, Debug, Default)]
+pub struct JobRow {
+    pub relation: u32,
+    pub state: String,
+    pub progress: Option<String>,
+    pub reason: Option<String>,
+    pub epoch: u64,
+    pub lag_ms: Option<u64>,
+    /// Further lines for EXPLAIN ANALYZE.
+    pub details: Vec<String>,
+}
+
+#[async_trait]
+pub trait Cluster: Send + Sync + 'static {
+    fn catalog(&self) -> Arc<CatalogSnapshot>;
+
+    /// Durable when it returns; the job starts by itself.
+    async fn create_relation(
+        &self,
+        relation: Relation,
+        table_count: u32,
+        or_replace: bool,
+    ) -> Result<RelationId, SqlError>;
+    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<(), SqlError>;
+    async fn create_schema(&self, name: &str) -> Result<(), SqlError>;
+    async fn drop_schema(&self, name: &str) -> Result<(), SqlError>;
+
+    /// Returns when the relation is readable, or has failed.
+    async fn wait_created(&self, id: RelationId, cancel: CancellationToken) -> Result<(), SqlError>;
+    /// One epoch at which all are exact; `fresh`: nothing acknowledged before is missing.
+    async fn read_epoch(&self, ids: &[RelationId], timeout: Duration, fresh: bool) -> Result<Epoch, SqlError>;
+    async fn flush(&self) -> Result<(), SqlError>;
+    fn jobs(&self) -> Vec<JobRow>;
+
+    /// Rows of a relation at an epoch; a row of multiplicity n comes n times.
+    async fn scan(&self, relation: &Relation, epoch: Epoch, request: ScanRequest) -> Result<BatchStream, SqlError>;
+    /// Rows of a keyed relation by storage key: positions in `keys`, ascending, and all columns.
+    async fn multi_get(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        keys: BinaryArray,
+    ) -> Result<(UInt32Array, RecordBatch), SqlError>;
+
+    async fn apply_dml(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        delta: DeltaChunk,
+        kind: DmlKind,
+    ) -> Result<DmlResult, SqlError>;
+    /// The first of `n` new row ids.
+    async fn allocate_row_ids(&self, table: RelationId, n: u64) -> Result<u64, SqlError>;
+}

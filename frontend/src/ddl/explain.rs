@@ -1,0 +1,116 @@
+//! EXPLAIN of queries, of CREATE MATERIALIZED VIEW, and of running jobs.
+
+use millrace_common::{RelationId, SqlError, SqlState};
+use millrace_planner::Statement;
+use millrace_planner::ast::{Explain, ExplainTarget};
+use millrace_planner::codec::decode_graph;
+use millrace_planner::explain::explain_graph;
+use millrace_rpc::catalog::RelationKind;
+use sqlparser::ast::{Query, Statement as Sql};
+
+use super::view;
+use crate::cluster::CatalogSnapshot;
+use crate::dml;
+use crate::session::{RowSet, Session};
+
+pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet, SqlError> {
+    let catalog = session.cluster().catalog();
+    let lines = match &explain.target {
+        ExplainTarget::Job(name) => {
+            let relation = session.catalog_view().resolve(name)?;
+            if relation.kind != RelationKind::MaterializedView as i32 {
+                return Err(SqlError::new(
+                    SqlState::WRONG_OBJECT_TYPE,
+                    format!("\"{}\" is not a materialized view", relation.name),
+                ));
+            }
+            let graph = decode_graph(&relation.graph)?;
+            let mut lines = explain_graph(&graph, &|id| relation_name(&catalog, id));
+            lines.extend(job_lines(session, relation.id));
+            lines
+        }
+        ExplainTarget::Statement(Statement::CreateView(def)) if def.materialized => {
+            let view_catalog = session.catalog_view();
+            let (bound, names) = view::bind(session, &view_catalog, def)?;
+            let graph = view::plan(&view_catalog, &bound, &names, def)?;
+            explain_graph(&graph, &|id| relation_name(&catalog, id))
+        }
+        ExplainTarget::Statement(Statement::Sql(sql)) => explain_sql(session, sql, explain.analyze).await?,
+        ExplainTarget::Statement(_) => return Err(SqlError::unsupported("EXPLAIN of this statement")),
+    };
+    RowSet::text(&["QUERY PLAN"], lines.into_iter().map(|l| vec![Some(l)]).collect(), "EXPLAIN")
+}
+
+fn relation_name(catalog: &CatalogSnapshot, id: RelationId) -> Option<String> {
+    catalog.by_id(id.0).map(|r| r.name.clone())
+}
+
+/// What the running job does.
+fn job_lines(session: &Session, id: u32) -> Vec<String> {
+    let Some(job) = session.cluster().jobs().into_iter().find(|j| j.relation == id) else { return vec![] };
+    let mut lines = vec![format!("State: {}", job.state), format!("Epoch: {}", job.epoch)];
+    lines.extend(job.progress.map(|p| format!("Progress: {p}")));
+    lines.extend(job.lag_ms.map(|l| format!("Lag: {l} ms")));
+    lines.extend(job.reason.map(|r| format!("Reason: {r}")));
+    lines.extend(job.details);
+    lines
+}
+
+async fn explain_sql(session: &mut Session, sql: &Sql, analyze: bool) -> Result<Vec<String>, SqlError> {
+    let catalog = session.catalog_view();
+    let plan;
+    let (head, query): (Option<String>, &Query) = match sql {
+        Sql::Query(query) => (None, query),
+        Sql::Update(update) => {
+            plan = dml::update::plan_update(&catalog, update)?;
+            (Some(format!("Update on {}", plan.table.name)), &plan.query)
+        }
+        Sql::Delete(delete) => {
+            plan = dml::update::plan_delete(&catalog, delete)?;
+            (Some(format!("Delete on {}", plan.table.name)), &plan.query)
+        }
+        Sql::Insert(insert) => {
+            let table = dml::insert::table_of(&catalog, insert)?;
+            let head = format!("Insert on {}", table.name);
+            match &insert.source {
+                Some(query) => (Some(head), query.as_ref()),
+                None => return Ok(vec![head]),
+            }
+        }
+        _ => return Err(SqlError::unsupported("EXPLAIN of this statement")),
+    };
+    if analyze {
+        if head.is_some() {
+            return Err(SqlError::unsupported("EXPLAIN ANALYZE of a write"));
+        }
+        return explain_analyze(session, query).await;
+    }
+    let (bound, _) = session.bind(&catalog, query, &[])?;
+    let plan = session.engine().optimize(bound.plan)?;
+    let depth = usize::from(head.is_some());
+    let mut lines: Vec<String> = head.into_iter().collect();
+    lines.extend(plan.display_indent().to_string().lines().map(|l| format!("{}{l}", "  ".repeat(depth))));
+    Ok(lines)
+}
+
+/// Runs the query and shows the physical plan with its metrics.
+async fn explain_analyze(session: &Session, query: &Query) -> Result<Vec<String>, SqlError> {
+    use datafusion::physical_plan::display::DisplayableExecutionPlan;
+    use futures::StreamExt;
+    let catalog = session.catalog_view();
+    let (bound, _) = session.bind(&catalog, query, &[])?;
+    session.fix_epoch(&catalog, &bound).await?;
+    let plan = session.engine().optimize(bound.plan)?;
+    let physical = session.engine().physical(&plan).await?;
+    let started = std::time::Instant::now();
+    let mut stream = session.engine().execute(physical.clone());
+    let mut rows = 0;
+    while let Some(batch) = stream.next().await {
+        rows += batch?.num_rows();
+    }
+    let shown = DisplayableExecutionPlan::with_metrics(physical.as_ref()).indent(false).to_string();
+    let mut lines: Vec<String> = shown.lines().map(str::to_owned).collect();
+    lines.push(format!("Rows: {rows}"));
+    lines.push(format!("Execution Time: {:.3} ms", started.elapsed().as_secs_f64() * 1000.0));
+    Ok(lines)
+}

@@ -1,0 +1,166 @@
+//! Definitions: what CREATE, DROP, TRUNCATE and the statements about jobs do.
+
+pub mod drop;
+pub mod explain;
+pub mod show;
+pub mod table;
+pub mod types;
+pub mod view;
+
+use millrace_common::{RelationId, SqlError, SqlState};
+use millrace_planner::Statement;
+use millrace_rpc::catalog::{Relation, RelationKind};
+use tokio_util::sync::CancellationToken;
+
+use crate::dml;
+use crate::query::SessionCatalog;
+use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
+use crate::session::{Outcome, Session};
+
+/// Runs a statement of ours.
+pub async fn execute(session: &mut Session, statement: &Statement, text: &str) -> Result<Outcome, SqlError> {
+    let tag = match statement {
+        Statement::CreateTable(def) => table::create_table(session, def, text).await?,
+        Statement::CreateSource(def) => table::create_source(session, def, text).await?,
+        Statement::CreateView(def) => view::create_view(session, def, text).await?,
+        Statement::CreateIndex(_) => {
+            return Err(SqlError::unsupported("CREATE INDEX")
+                .with_hint("Use CREATE MATERIALIZED VIEW with the columns to look up by."));
+        }
+        Statement::CreateSchema { name, if_not_exists } => {
+            create_schema(session, &fold(name), *if_not_exists).await?
+        }
+        Statement::Drop(def) => drop::drop_objects(session, def).await?,
+        Statement::AlterRelation { kind, .. } => {
+            return Err(SqlError::unsupported(format!("ALTER {}", kind.noun().to_uppercase()))
+                .with_hint("Drop the object and create it anew."));
+        }
+        Statement::Truncate { tables, .. } => {
+            for name in tables {
+                let relation = session.catalog_view().resolve(name)?;
+                dml::update::truncate(session, relation).await?;
+            }
+            "TRUNCATE TABLE".to_owned()
+        }
+        Statement::Flush => {
+            session.cluster().flush().await?;
+            "FLUSH".to_owned()
+        }
+        Statement::Wait => {
+            wait_for_all(session).await?;
+            "WAIT".to_owned()
+        }
+        Statement::CancelJobs(ids) => cancel_jobs(session, ids).await?,
+        _ => return Err(SqlError::unsupported("this statement")),
+    };
+    Ok(Outcome::Command(tag))
+}
+
+async fn create_schema(session: &mut Session, name: &str, if_not_exists: bool) -> Result<String, SqlError> {
+    if name.starts_with("pg_") || SYSTEM_SCHEMAS.contains(&name) {
+        return Err(SqlError::new(SqlState("42939"), format!("unacceptable schema name \"{name}\""))
+            .with_detail("The prefix \"pg_\" is reserved for system schemas."));
+    }
+    if session.cluster().catalog().schemas.iter().any(|s| s == name) {
+        let message = format!("schema \"{name}\" already exists");
+        if !if_not_exists {
+            return Err(SqlError::new(SqlState::DUPLICATE_SCHEMA, message));
+        }
+        session.notice("NOTICE", SqlState::DUPLICATE_SCHEMA, format!("{message}, skipping"));
+    } else {
+        session.cluster().create_schema(name).await?;
+    }
+    Ok("CREATE SCHEMA".to_owned())
+}
+
+/// Jobs that are being created.
+fn creating(session: &Session) -> Vec<u32> {
+    session.cluster().jobs().into_iter().filter(|j| j.progress.is_some()).map(|j| j.relation).collect()
+}
+
+async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
+    for id in creating(session) {
+        session.cluster().wait_created(RelationId(id), session.cancel.clone()).await?;
+    }
+    Ok(())
+}
+
+/// Cancelling a job under creation removes its relation.
+async fn cancel_jobs(session: &Session, ids: &[u32]) -> Result<String, SqlError> {
+    let creating = creating(session);
+    for id in ids {
+        if !creating.contains(id) {
+            return Err(SqlError::new(SqlState::UNDEFINED_OBJECT, format!("job {id} is not being created"))
+                .with_hint("SHOW JOBS lists jobs; a running view is ended by DROP MATERIALIZED VIEW."));
+        }
+    }
+    let ids = ids.iter().copied().map(RelationId).collect();
+    session.cluster().drop_relations(ids).await?;
+    Ok("CANCEL JOBS".to_owned())
+}
+
+/// What a CREATE finds under its name.
+pub enum Existing {
+    None,
+    /// IF NOT EXISTS: nothing to do.
+    Skip,
+    Replace,
+}
+
+pub fn check_name(
+    session: &mut Session,
+    view: &SessionCatalog,
+    schema: &str,
+    name: &str,
+    kind: RelationKind,
+    if_not_exists: bool,
+    or_replace: bool,
+) -> Result<Existing, SqlError> {
+    let Some(found) = view.snapshot.get(schema, name) else { return Ok(Existing::None) };
+    if or_replace && found.kind == kind as i32 {
+        return Ok(Existing::Replace);
+    }
+    let message = format!("relation \"{name}\" already exists");
+    if if_not_exists {
+        session.notice("NOTICE", SqlState::DUPLICATE_TABLE, format!("{message}, skipping"));
+        return Ok(Existing::Skip);
+    }
+    Err(SqlError::new(SqlState::DUPLICATE_TABLE, message))
+}
+
+/// Creates a relation and waits until it can be read. A wait that is cut off, however, drops it.
+pub async fn create_and_wait(
+    session: &mut Session,
+    relation: Relation,
+    table_count: u32,
+    or_replace: bool,
+) -> Result<(), SqlError> {
+    let background = session.settings.bool("background_ddl");
+    let cluster = session.cluster().clone();
+    let id = cluster.create_relation(relation, table_count, or_replace).await?;
+    if background {
+        return Ok(());
+    }
+    let mut undo = Undo { cluster: Some((cluster.clone(), id)) };
+    let cancel = CancellationToken::new();
+    cluster.wait_created(id, cancel).await?;
+    undo.cluster = None;
+    Ok(())
+}
+
+/// Drops a relation whose creation was not waited for to the end: Ctrl-C, time-out, a lost client.
+struct Undo {
+    cluster: Option<(std::sync::Arc<dyn crate::cluster::Cluster>, RelationId)>,
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let (Some((cluster, id)), Ok(handle)) = (self.cluster.take(), tokio::runtime::Handle::try_current()) {
+            handle.spawn(async move {
+                if let Err(e) = cluster.drop_relations(vec![id]).await {
+                    tracing::warn!(relation = %id, error = %e, "a cancelled creation could not be removed");
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! CREATE TABLE, CREATE TABLE AS, CREATE SOURCE.
+
+use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_planner::ast::{ConflictAction, TableDefinition};
+use millrace_rpc::catalog::{
+    Column, OnConflict, OptionEntry, Relation, RelationKind, RowStorage, Watermark,
+};
+use sqlparser::ast::{ColumnDef, ColumnOption, Expr, IndexColumn, TableConstraint};
+
+use super::{Existing, check_name};
+use crate::dml::rewrite;
+use crate::query::catalog_view::fold;
+use crate::session::Session;
+
+/// The hidden key of relations without one.
+pub const ROW_ID: &str = "_row_id";
+
+pub async fn create_table(session: &mut Session, def: &TableDefinition, text: &str) -> Result<String, SqlError> {
+    if !def.options.is_empty() || def.format.is_some() {
+        return Err(SqlError::unsupported("CREATE TABLE … WITH a connector")
+            .with_hint("Use CREATE SOURCE and a materialized view over it."));
+    }
+    if let Some(query) = &def.query {
+        return create_table_as(session, def, query, text).await;
+    }
+    let Some(relation) = build(session, def, RelationKind::Table, text)? else {
+        return Ok("CREATE TABLE".to_owned());
+    };
+    check_defaults(session, &relation)?;
+    session.cluster().create_relation(relation, 1, def.or_replace).await?;
+    Ok("CREATE TABLE".to_owned())
+}
+
+pub async fn create_source(session: &mut Session, def: &TableDefinition, text: &str) -> Result<String, SqlError> {
+    let Some(relation) = build(session, def, RelationKind::Source, text)? else {
+        return Ok("CREATE SOURCE".to_owned());
+    };
+    millrace_connector::validate(&relation)?;
+    session.cluster().create_relation(relation, 0, def.or_replace).await?;
+    Ok("CREATE SOURCE".to_owned())
+}
+
+/// The table of a query's columns, then its rows. The table stays only if the rows got in.
+async fn create_table_as(
+    session: &mut Session,
+    def: &TableDefinition,
+    query: &millrace_planner::ast::QueryText,
+    text: &str,
+) -> Result<String, SqlError> {
+    let view = session.catalog_view();
+    let (bound, _) = session.bind(&view, &query.query, &[])?;
+    let mut names = bound.relation_names()?;
+    for (name, column) in names.iter_mut().zip(&def.columns) {
+        *name = fold(&column.name);
+    }
+    let columns = names
+        .into_iter()
+        .zip(&bound.types)
+        .map(|(name, t)| plain_column(name, *t))
+        .collect::<Vec<_>>();
+    let with_columns = TableDefinition { columns: Vec::new(), query: None, ..def.clone() };
+    let Some(relation) = build_with(session, &with_columns, RelationKind::Table, text, columns, Vec::new())? else {
+        return Ok("CREATE TABLE AS".to_owned());
+    };
+    let target = format!("{}.{}", rewrite::quote_ident(&relation.schema), rewrite::quote_ident(&relation.name));
+    let id = session.cluster().create_relation(relation, 1, false).await?;
+    let insert = crate::statements::parse(&format!("INSERT INTO {target} {}", query.query))?;
+    let filled = match insert.first().map(|s| &s.statement) {
+        Some(millrace_planner::Statement::Sql(sql)) => crate::dml::execute(session, sql).await,
+        _ => Err(SqlError::internal("CREATE TABLE AS made no INSERT")),
+    };
+    match filled {
+        Ok(done) => Ok(done.tag.replace("INSERT 0", "SELECT")),
+        Err(e) => {
+            session.cluster().drop_relations(vec![id]).await?;
+            Err(e)
+        }
+    }
+}
+
+pub fn plain_column(name: String, t: SqlType) -> Column {
+    Column { name, sql_type: t.into(), nullable: true, default_sql: None, hidden: false }
+}
+
+fn build(
+    session: &mut Session,
+    def: &TableDefinition,
+    kind: RelationKind,
+    text: &str,
+) -> Result<Option<Relation>, SqlError> {
+    let mut key: Vec<String> = Vec::new();
+    let mut columns = Vec::with_capacity(def.columns.len() + 1);
+    for column in &def.columns {
+        columns.push(column_of(column, &mut key)?);
+    }
+    for constraint in &def.constraints {
+        table_constraint(constraint, &mut key)?;
+    }
+    build_with(session, def, kind, text, columns, key)
+}
+
+/// `None`: it exists and that is fine.
+fn build_with(
+    session: &mut Session,
+    def: &TableDefinition,
+    kind: RelationKind,
+    text: &str,
+    mut columns: Vec<Column>,
+    key: Vec<String>,
+) -> Result<Option<Relation>, SqlError> {
+    let view = session.catalog_view();
+    let (schema, name) = view.target(&def.name)?;
+    let existing = check_name(session, &view, &schema, &name, kind, def.if_not_exists, def.or_replace)?;
+    if matches!(existing, Existing::Skip) {
+        return Ok(None);
+    }
+    check_columns(&columns)?;
+    let mut positions = key_positions(&mut columns, &key)?;
+    let primary_key = !positions.is_empty();
+    if !primary_key {
+        positions = vec![columns.len() as u32];
+        columns.push(Column {
+            name: ROW_ID.to_owned(),
+            sql_type: SqlType::BigInt.into(),
+            nullable: false,
+            default_sql: None,
+            hidden: true,
+        });
+    }
+    let mut options: Vec<OptionEntry> =
+        def.options.iter().map(|(name, value)| OptionEntry { name: name.clone(), value: value.clone() }).collect();
+    options.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(Some(Relation {
+        watermark: watermark(def, &columns)?,
+        schema,
+        name,
+        kind: kind as i32,
+        distribution: positions.clone(),
+        key: positions,
+        primary_key,
+        append_only: def.append_only || kind == RelationKind::Source,
+        definition: text.to_owned(),
+        options,
+        on_conflict: match def.on_conflict {
+            None => OnConflict::Error,
+            Some(ConflictAction::Overwrite) => OnConflict::Overwrite,
+            Some(ConflictAction::Ignore) => OnConflict::Ignore,
+        } as i32,
+        owner: session.user.clone(),
+        storage: RowStorage::Keyed as i32,
+        columns,
+        ..Relation::default()
+    }))
+}
+
+fn watermark(def: &TableDefinition, columns: &[Column]) -> Result<Option<Watermark>, SqlError> {
+    let Some(w) = &def.watermark else { return Ok(None) };
+    let name = fold(&w.column);
+    let column = columns.iter().position(|c| c.name == name).ok_or_else(|| no_column(&name))?;
+    Ok(Some(Watermark { column: column as u32, expr_sql: w.text.clone() }))
+}
+
+fn no_column(name: &str) -> SqlError {
+    SqlError::new(SqlState::UNDEFINED_COLUMN, format!("column \"{name}\" does not exist"))
+}
+
+fn check_columns(columns: &[Column]) -> Result<(), SqlError> {
+    for (i, column) in columns.iter().enumerate() {
+        if columns[..i].iter().any(|c| c.name == column.name) {
+            return Err(SqlError::new(
+                SqlState::DUPLICATE_COLUMN,
+                format!("column \"{}\" specified more than once", column.name),
+            ));
+        }
+        if column.name == ROW_ID {
+            return Err(SqlError::new(
+                SqlState::DUPLICATE_COLUMN,
+                format!("column name \"{ROW_ID}\" conflicts with a system column name"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Positions of the key's columns, which become NOT NULL.
+fn key_positions(columns: &mut [Column], key: &[String]) -> Result<Vec<u32>, SqlError> {
+    let mut positions = Vec::with_capacity(key.len());
+    for name in key {
+        let position = columns.iter().position(|c| c.name == *name).ok_or_else(|| {
+            SqlError::new(SqlState::UNDEFINED_COLUMN, format!("column \"{name}\" named in key does not exist"))
+        })?;
+        if positions.contains(&(position as u32)) {
+            return Err(SqlError::new(
+                SqlState::DUPLICATE_COLUMN,
+                format!("column \"{name}\" appears twice in primary key constraint"),
+            ));
+        }
+        columns[position].nullable = false;
+        positions.push(position as u32);
+    }
+    Ok(positions)
+}
+
+fn column_of(def: &ColumnDef, key: &mut Vec<String>) -> Result<Column, SqlError> {
+    let mut column = plain_column(fold(&def.name), super::types::sql_type(&def.data_type)?);
+    for option in &def.options {
+        match &option.option {
+            ColumnOption::Null => {}
+            ColumnOption::NotNull => column.nullable = false,
+            ColumnOption::Default(expr) => column.default_sql = Some(expr.to_string()),
+            ColumnOption::PrimaryKey(_) => add_key(key, vec![column.name.clone()])?,
+            other => {
+                let what = other.to_string();
+                let what = what.split('(').next().unwrap_or_default().trim().to_owned();
+                return Err(SqlError::unsupported(format!("the column option {what}")));
+            }
+        }
+    }
+    Ok(column)
+}
+
+fn add_key(key: &mut Vec<String>, columns: Vec<String>) -> Result<(), SqlError> {
+    if !key.is_empty() {
+        return Err(SqlError::new(
+            SqlState::INVALID_TABLE_DEFINITION,
+            "multiple primary keys for a table are not allowed",
+        ));
+    }
+    *key = columns;
+    Ok(())
+}
+
+fn table_constraint(constraint: &TableConstraint, key: &mut Vec<String>) -> Result<(), SqlError> {
+    match constraint {
+        TableConstraint::PrimaryKey(pk) => {
+            let names = pk.columns.iter().map(index_column).collect::<Result<_, _>>()?;
+            add_key(key, names)
+        }
+        other => {
+            let text = other.to_string();
+            let what = if text.contains("UNIQUE") {
+                "a UNIQUE constraint beside the primary key"
+            } else if text.contains("FOREIGN KEY") {
+                "a FOREIGN KEY constraint"
+            } else if text.contains("CHECK") {
+                "a CHECK constraint"
+            } else {
+                "this table constraint"
+            };
+            Err(SqlError::unsupported(what))
+        }
+    }
+}
+
+fn index_column(column: &IndexColumn) -> Result<String, SqlError> {
+    match &column.column.expr {
+        Expr::Identifier(ident) => Ok(fold(ident)),
+        other => Err(SqlError::unsupported(format!("the expression {other} in a key"))),
+    }
+}
+
+/// A DEFAULT must bind by itself and fit its column.
+fn check_defaults(session: &Session, relation: &Relation) -> Result<(), SqlError> {
+    for column in &relation.columns {
+        let Some(default) = &column.default_sql else { continue };
+        let to = column.sql_type()?;
+        let expr = rewrite::type_unknown(rewrite::parse_expr(default)?, to)?;
+        let query = rewrite::parse_query(&format!("SELECT {expr}"))?;
+        let (bound, _) = session.bind(&session.catalog_view(), &query, &[])?;
+        if let Some(from) = bound.types.first() {
+            crate::dml::assign::check(*from, &column.name, to)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! CREATE VIEW and CREATE MATERIALIZED VIEW.
+
+use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_planner::ast::CreateView;
+use millrace_planner::codec::encode_graph;
+use millrace_planner::graph::JobGraph;
+use millrace_planner::stream::{JobOptions, Sink, plan_job};
+use millrace_planner::{Binder, BoundQuery};
+use millrace_rpc::catalog::{Column, Relation, RelationKind};
+
+use super::table::plain_column;
+use super::{Existing, check_name, create_and_wait};
+use crate::query::SessionCatalog;
+use crate::query::catalog_view::fold;
+use crate::session::Session;
+
+pub async fn create_view(session: &mut Session, def: &CreateView, text: &str) -> Result<String, SqlError> {
+    let (kind, tag) = if def.materialized {
+        (RelationKind::MaterializedView, "CREATE MATERIALIZED VIEW")
+    } else {
+        (RelationKind::View, "CREATE VIEW")
+    };
+    let view = session.catalog_view();
+    let (schema, name) = view.target(&def.name)?;
+    let existing = check_name(session, &view, &schema, &name, kind, def.if_not_exists, def.or_replace)?;
+    if matches!(existing, Existing::Skip) {
+        return Ok(tag.to_owned());
+    }
+    if def.emit_on_window_close {
+        return Err(SqlError::unsupported("EMIT ON WINDOW CLOSE"));
+    }
+    let (bound, names) = bind(session, &view, def)?;
+    let relation = Relation {
+        schema,
+        name,
+        kind: kind as i32,
+        definition: text.to_owned(),
+        query: def.query.text.clone(),
+        depends_on: depends_on(&bound),
+        owner: session.user.clone(),
+        ..Relation::default()
+    };
+    let replace = matches!(existing, Existing::Replace);
+    if def.materialized {
+        let graph = plan(&view, &bound, &names, def)?;
+        let relation = with_graph(relation, &graph, &bound, &names)?;
+        create_and_wait(session, relation, graph.tables.len().max(1) as u32, replace).await?;
+    } else {
+        let columns = names.into_iter().zip(&bound.types).map(|(n, t)| plain_column(n, *t)).collect();
+        session.cluster().create_relation(Relation { columns, ..relation }, 0, replace).await?;
+    }
+    Ok(tag.to_owned())
+}
+
+/// Binds a view's query; the names of its columns.
+pub fn bind(session: &Session, view: &SessionCatalog, def: &CreateView) -> Result<(BoundQuery, Vec<String>), SqlError> {
+    let mut bound = Binder::new(view, session.info(def.materialized)).query(&def.query.query, &[])?;
+    if def.columns.len() > bound.names.len() {
+        return Err(SqlError::new(SqlState::SYNTAX_ERROR, "CREATE VIEW specifies more column names than columns"));
+    }
+    for (name, given) in bound.names.iter_mut().zip(&def.columns) {
+        *name = fold(given);
+    }
+    let names = bound.relation_names()?;
+    Ok((bound, names))
+}
+
+/// Relations a definition names, without what its views read in turn.
+fn depends_on(bound: &BoundQuery) -> Vec<u32> {
+    let mut ids: Vec<u32> = bound.relations.iter().map(|r| r.id).filter(|id| *id != 0).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}
+
+pub fn plan(
+    view: &SessionCatalog,
+    bound: &BoundQuery,
+    _names: &[String],
+    def: &CreateView,
+) -> Result<JobGraph, SqlError> {
+    let sink = match def.options.iter().find(|(n, _)| n == "sink") {
+        Some((_, v)) if v == "blackhole" => Sink::Blackhole,
+        Some((_, v)) => {
+            return Err(SqlError::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                format!("invalid value for option \"sink\": \"{v}\""),
+            ));
+        }
+        None => Sink::Materialize,
+    };
+    if let Some((name, _)) = def.options.iter().find(|(n, _)| n != "sink") {
+        return Err(SqlError::new(
+            SqlState::INVALID_PARAMETER_VALUE,
+            format!("unrecognized materialized view option \"{name}\""),
+        ));
+    }
+    plan_job(bound, view, &JobOptions { sink })
+}
+
+/// The catalog entry of a job: its stored columns, layout and graph.
+fn with_graph(
+    relation: Relation,
+    graph: &JobGraph,
+    bound: &BoundQuery,
+    names: &[String],
+) -> Result<Relation, SqlError> {
+    let layout = &graph.output;
+    let positions = |list: &[usize]| list.iter().map(|i| *i as u32).collect();
+    let columns = layout
+        .schema
+        .fields()
+        .iter()
+        .enumerate()
+        .map(|(i, field)| {
+            let hidden = i >= names.len();
+            let t = match bound.types.get(i) {
+                Some(t) => *t,
+                None => SqlType::from_arrow(field.data_type())?,
+            };
+            let name = names.get(i).cloned().unwrap_or_else(|| field.name().clone());
+            Ok(Column { nullable: field.is_nullable(), hidden, ..plain_column(name, t) })
+        })
+        .collect::<Result<_, SqlError>>()?;
+    Ok(Relation {
+        columns,
+        key: positions(&layout.key),
+        distribution: positions(&layout.distribution),
+        storage: layout.storage as i32,
+        append_only: layout.append_only,
+        graph: encode_graph(graph)?,
+        ..relation
+    })
+}

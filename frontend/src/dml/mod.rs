@@ -1,0 +1,124 @@
+//! INSERT, UPDATE, DELETE, TRUNCATE: a statement is a query whose rows become a net delta.
+//!
+//! Every statement is evaluated at one epoch, the newest committed, to full rows: −1 the old, +1 the
+//! new. The table's sequencer takes the delta only if the old rows are still what they were, else it
+//! reports a conflict and the statement is evaluated again ([`MAX_ATTEMPTS`], then 40001). So
+//! concurrent `SET x = x + 1` lose nothing without locks (docs/design.md §4, "Statements").
+
+pub mod assign;
+pub mod insert;
+pub mod rewrite;
+pub mod rows;
+pub mod update;
+
+use arrow::array::RecordBatch;
+use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
+use millrace_rpc::catalog::{Relation, RelationKind};
+use sqlparser::ast::{SelectItem, Statement as Sql};
+
+use crate::cluster::{DmlKind, DmlResult};
+use crate::session::Session;
+use crate::wire::Field;
+
+/// Evaluations of one statement before it is given up for a conflict.
+pub const MAX_ATTEMPTS: usize = 32;
+
+/// What a statement did.
+#[derive(Debug)]
+pub struct Done {
+    pub tag: String,
+    pub returning: Option<(Vec<Field>, Vec<RecordBatch>)>,
+}
+
+/// One evaluation of a statement.
+pub struct Evaluated {
+    pub delta: DeltaChunk,
+    pub kind: DmlKind,
+    /// Rows for the command tag; `None`: what the sequencer counts.
+    pub rows: Option<u64>,
+    /// Rows for RETURNING.
+    pub output: RecordBatch,
+}
+
+pub async fn execute(session: &Session, statement: &Sql) -> Result<Done, SqlError> {
+    match statement {
+        Sql::Insert(insert) => insert::execute(session, insert).await,
+        Sql::Update(update) => update::execute_update(session, update).await,
+        Sql::Delete(delete) => update::execute_delete(session, delete).await,
+        other => Err(SqlError::unsupported(format!("the statement {other}"))),
+    }
+}
+
+/// Sends a delta to the table; `None`: evaluate again.
+pub async fn apply(
+    session: &Session,
+    table: &Relation,
+    evaluated: &Evaluated,
+) -> Result<Option<u64>, SqlError> {
+    if evaluated.delta.is_empty() {
+        return Ok(Some(evaluated.rows.unwrap_or(0)));
+    }
+    let id = session.shared.next_statement();
+    let result =
+        session.cluster().apply_dml(RelationId(table.id), id, evaluated.delta.clone(), evaluated.kind).await?;
+    Ok(match result {
+        DmlResult::Applied { rows } => Some(evaluated.rows.unwrap_or(rows)),
+        DmlResult::Conflict => None,
+    })
+}
+
+pub fn too_many_conflicts() -> SqlError {
+    SqlError::new(
+        SqlState::SERIALIZATION_FAILURE,
+        "could not serialize access due to concurrent update",
+    )
+    .with_hint("The transaction might succeed if retried.")
+}
+
+/// Only tables take DML.
+pub fn check_table(relation: &Relation, verb: &str) -> Result<(), SqlError> {
+    let kind = match RelationKind::try_from(relation.kind) {
+        Ok(RelationKind::Table) => return Ok(()),
+        Ok(RelationKind::MaterializedView) => "materialized view",
+        Ok(RelationKind::View) => "view",
+        Ok(RelationKind::Source) => "source",
+        Ok(RelationKind::Index) => "index",
+        _ => "relation",
+    };
+    Err(SqlError::new(
+        SqlState::WRONG_OBJECT_TYPE,
+        format!("cannot {verb} {kind} \"{}\"", relation.name),
+    ))
+}
+
+/// Evaluates RETURNING over the rows a statement touched.
+pub async fn returning(
+    session: &Session,
+    table: &Relation,
+    alias: &str,
+    items: Option<&[SelectItem]>,
+    rows: RecordBatch,
+) -> Result<Option<(Vec<Field>, Vec<RecordBatch>)>, SqlError> {
+    let Some(items) = items else { return Ok(None) };
+    let mut query = rewrite::empty_query()?;
+    let select = rewrite::select_of(&mut query)?;
+    select.projection = items.to_vec();
+    select.from = vec![rewrite::table_ref(None, alias)];
+    let mut view = session.catalog_view();
+    view.add_temporary(rows::renamed(table, alias), rows::mem_table(rows)?);
+    let (fields, batches) = session.collect(&view, &query).await?;
+    Ok(Some((fields, batches)))
+}
+
+/// The columns RETURNING will have, without running the statement.
+pub fn describe_returning(
+    session: &Session,
+    table: &Relation,
+    items: &[SelectItem],
+) -> Result<Vec<Field>, SqlError> {
+    let mut query = rewrite::empty_query()?;
+    let select = rewrite::select_of(&mut query)?;
+    select.projection = items.to_vec();
+    select.from = vec![rewrite::table_ref(Some(&table.schema), &table.name)];
+    Ok(session.bind(&session.catalog_view(), &query, &[])?.1)
+}

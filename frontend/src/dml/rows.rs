@@ -1,0 +1,137 @@
+//! Rows on their way into a table: constraints, keys, temporary tables of them.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::compute;
+use arrow::datatypes::{Schema, SchemaRef};
+use bytes::BytesMut;
+use datafusion::catalog::TableProvider;
+use datafusion::datasource::MemTable;
+use millrace_common::keys::KeyCodec;
+use millrace_common::{SqlError, SqlState};
+use millrace_planner::sql_error_from_datafusion;
+use millrace_rpc::catalog::{Column as CatalogColumn, Relation};
+
+use crate::encoding::Column;
+use crate::query::snapshot_table::encode_keys;
+
+pub fn arrow_error(e: arrow::error::ArrowError) -> SqlError {
+    SqlError::internal(format!("rows could not be put together: {e}"))
+}
+
+/// A batch of all of a table's columns.
+pub fn batch(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch, SqlError> {
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(arrow_error)
+}
+
+/// The table's schema with every column nullable, so that violations are found by us.
+pub fn nullable(schema: &Schema) -> SchemaRef {
+    let fields: Vec<_> = schema.fields().iter().map(|f| f.as_ref().clone().with_nullable(true)).collect();
+    Arc::new(Schema::new(fields))
+}
+
+/// 23502 with the failing row, as PostgreSQL words it.
+pub fn check_not_null(table: &Relation, columns: &[ArrayRef]) -> Result<(), SqlError> {
+    for (i, column) in table.columns.iter().enumerate() {
+        if column.nullable || columns[i].null_count() == 0 {
+            continue;
+        }
+        let row = (0..columns[i].len()).find(|r| columns[i].is_null(*r)).unwrap_or(0);
+        return Err(SqlError::new(
+            SqlState::NOT_NULL_VIOLATION,
+            format!(
+                "null value in column \"{}\" of relation \"{}\" violates not-null constraint",
+                column.name, table.name
+            ),
+        )
+        .with_detail(format!("Failing row contains ({}).", show_row(table, columns, row)?)));
+    }
+    Ok(())
+}
+
+fn show_row(table: &Relation, columns: &[ArrayRef], row: usize) -> Result<String, SqlError> {
+    let mut parts = Vec::new();
+    for (column, array) in table.columns.iter().zip(columns).filter(|(c, _)| !c.hidden) {
+        let _ = column;
+        let values = Column::new(&array.slice(row, 1))?;
+        if values.is_null(0) {
+            parts.push("null".to_owned());
+            continue;
+        }
+        let mut text = BytesMut::new();
+        values.put_text(0, &mut text)?;
+        parts.push(String::from_utf8_lossy(&text).into_owned());
+    }
+    Ok(parts.join(", "))
+}
+
+/// Storage keys of full rows.
+pub fn storage_keys(table: &Relation, rows: &RecordBatch) -> Result<arrow::array::BinaryArray, SqlError> {
+    let key: Vec<ArrayRef> = table.key.iter().map(|k| rows.column(*k as usize).clone()).collect();
+    encode_keys(table, &key)
+}
+
+/// Positions of the first row of each key, ascending.
+pub fn first_of_each_key(table: &Relation, rows: &RecordBatch) -> Result<UInt32Array, SqlError> {
+    let key: Vec<ArrayRef> = table.key.iter().map(|k| rows.column(*k as usize).clone()).collect();
+    let codec = KeyCodec::new(key.iter().map(|c| c.data_type().clone())).map_err(arrow_error)?;
+    let encoded = codec.rows(&key).map_err(arrow_error)?;
+    let mut seen = HashSet::with_capacity(rows.num_rows());
+    Ok((0..rows.num_rows()).filter(|i| seen.insert(encoded.row(*i))).map(|i| i as u32).collect())
+}
+
+pub fn take(rows: &RecordBatch, indices: &UInt32Array) -> Result<RecordBatch, SqlError> {
+    compute::take_record_batch(rows, indices).map_err(arrow_error)
+}
+
+pub fn filter(rows: &RecordBatch, mask: &BooleanArray) -> Result<RecordBatch, SqlError> {
+    compute::filter_record_batch(rows, mask).map_err(arrow_error)
+}
+
+pub fn concat(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<RecordBatch, SqlError> {
+    let columns = (0..schema.fields().len())
+        .map(|i| {
+            let parts: Vec<&dyn Array> = batches.iter().map(|b| b.column(i).as_ref()).collect();
+            if parts.is_empty() {
+                Ok(arrow::array::new_empty_array(schema.field(i).data_type()))
+            } else {
+                compute::concat(&parts).map_err(arrow_error)
+            }
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    batch(schema, columns, batches.iter().map(RecordBatch::num_rows).sum())
+}
+
+/// A table over rows in memory.
+pub fn mem_table(rows: RecordBatch) -> Result<Arc<dyn TableProvider>, SqlError> {
+    let table = MemTable::try_new(rows.schema(), vec![vec![rows]]).map_err(sql_error_from_datafusion)?;
+    Ok(Arc::new(table))
+}
+
+/// The catalog entry of such a table: the real one's columns under another name.
+pub fn renamed(table: &Relation, name: &str) -> Relation {
+    Relation { name: name.to_owned(), ..table.clone() }
+}
+
+/// A hidden column that numbers rows.
+pub fn with_row_number(table: &Relation, name: &str, rows: &RecordBatch, numbers: UInt32Array) -> Result<(Relation, RecordBatch), SqlError> {
+    let mut relation = renamed(table, name);
+    relation.columns.push(CatalogColumn {
+        name: ROW_NUMBER.to_owned(),
+        sql_type: millrace_common::SqlType::BigInt.into(),
+        nullable: false,
+        default_sql: None,
+        hidden: true,
+    });
+    let numbers: ArrayRef = Arc::new(numbers.iter().map(|n| n.map(i64::from)).collect::<arrow::array::Int64Array>());
+    let mut columns = rows.columns().to_vec();
+    columns.push(numbers);
+    let schema = nullable(relation.arrow_schema()?.as_ref());
+    let rows = batch(&schema, columns, rows.num_rows())?;
+    Ok((relation, rows))
+}
+
+pub const ROW_NUMBER: &str = "_row_number";

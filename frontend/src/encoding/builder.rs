@@ -1,0 +1,354 @@
+//! Text and binary input into Arrow builders, one per column: parameters, COPY and casts of literals.
+
+use std::sync::Arc;
+
+use arrow::array::{
+    ArrayRef, BinaryBuilder, BooleanBuilder, Date32Builder, Decimal128Builder, Decimal256Builder,
+    Float32Builder, Float64Builder, Int16Builder, Int32Builder, Int64Builder, IntervalMonthDayNanoBuilder,
+    StringBuilder, Time64MicrosecondBuilder, TimestampMicrosecondBuilder,
+};
+use arrow::datatypes::{IntervalMonthDayNano, DataType, i256};
+use millrace_common::{SqlError, SqlState, SqlType};
+
+use super::interval::{Interval, parse_interval};
+use super::{datetime, invalid_text, numeric, out_of_range};
+
+enum Inner {
+    Bool(BooleanBuilder),
+    Int16(Int16Builder),
+    Int32(Int32Builder),
+    Int64(Int64Builder),
+    Float32(Float32Builder),
+    Float64(Float64Builder),
+    Decimal128(Decimal128Builder),
+    Decimal256(Decimal256Builder),
+    Text(StringBuilder),
+    Bytes(BinaryBuilder),
+    Date(Date32Builder),
+    Time(Time64MicrosecondBuilder),
+    Timestamp(TimestampMicrosecondBuilder),
+    Interval(IntervalMonthDayNanoBuilder),
+}
+
+/// Builds a column of one SQL type from text or binary values.
+pub struct ColumnBuilder {
+    sql: SqlType,
+    precision: (u8, i8),
+    inner: Inner,
+}
+
+impl ColumnBuilder {
+    pub fn new(sql: SqlType, capacity: usize) -> ColumnBuilder {
+        let mut precision = (0, 0);
+        let inner = match sql {
+            SqlType::Boolean => Inner::Bool(BooleanBuilder::with_capacity(capacity)),
+            SqlType::SmallInt => Inner::Int16(Int16Builder::with_capacity(capacity)),
+            SqlType::Int => Inner::Int32(Int32Builder::with_capacity(capacity)),
+            SqlType::BigInt => Inner::Int64(Int64Builder::with_capacity(capacity)),
+            SqlType::Real => Inner::Float32(Float32Builder::with_capacity(capacity)),
+            SqlType::Double => Inner::Float64(Float64Builder::with_capacity(capacity)),
+            SqlType::Numeric(_) => match sql.to_arrow() {
+                DataType::Decimal256(p, s) => {
+                    precision = (p, s);
+                    Inner::Decimal256(Decimal256Builder::with_capacity(capacity).with_data_type(sql.to_arrow()))
+                }
+                t => {
+                    if let DataType::Decimal128(p, s) = t {
+                        precision = (p, s);
+                    }
+                    Inner::Decimal128(Decimal128Builder::with_capacity(capacity).with_data_type(t))
+                }
+            },
+            SqlType::Text | SqlType::Varchar(_) => Inner::Text(StringBuilder::with_capacity(capacity, capacity * 16)),
+            SqlType::Bytea => Inner::Bytes(BinaryBuilder::with_capacity(capacity, capacity * 16)),
+            SqlType::Date => Inner::Date(Date32Builder::with_capacity(capacity)),
+            SqlType::Time => Inner::Time(Time64MicrosecondBuilder::with_capacity(capacity)),
+            SqlType::Timestamp | SqlType::Timestamptz => Inner::Timestamp(
+                TimestampMicrosecondBuilder::with_capacity(capacity).with_data_type(sql.to_arrow()),
+            ),
+            SqlType::Interval => Inner::Interval(IntervalMonthDayNanoBuilder::with_capacity(capacity)),
+        };
+        ColumnBuilder { sql, precision, inner }
+    }
+
+    pub fn append_null(&mut self) {
+        match &mut self.inner {
+            Inner::Bool(b) => b.append_null(),
+            Inner::Int16(b) => b.append_null(),
+            Inner::Int32(b) => b.append_null(),
+            Inner::Int64(b) => b.append_null(),
+            Inner::Float32(b) => b.append_null(),
+            Inner::Float64(b) => b.append_null(),
+            Inner::Decimal128(b) => b.append_null(),
+            Inner::Decimal256(b) => b.append_null(),
+            Inner::Text(b) => b.append_null(),
+            Inner::Bytes(b) => b.append_null(),
+            Inner::Date(b) => b.append_null(),
+            Inner::Time(b) => b.append_null(),
+            Inner::Timestamp(b) => b.append_null(),
+            Inner::Interval(b) => b.append_null(),
+        }
+    }
+
+    /// Appends a value from PostgreSQL's text form.
+    pub fn append_text(&mut self, text: &str) -> Result<(), SqlError> {
+        let (precision, scale) = self.precision;
+        match &mut self.inner {
+            Inner::Bool(b) => b.append_value(parse_bool(text)?),
+            Inner::Int16(b) => b.append_value(parse_int(text, "smallint")?),
+            Inner::Int32(b) => b.append_value(parse_int(text, "integer")?),
+            Inner::Int64(b) => b.append_value(parse_int(text, "bigint")?),
+            Inner::Float32(b) => b.append_value(numeric::parse_f32(text)?),
+            Inner::Float64(b) => b.append_value(numeric::parse_f64(text)?),
+            Inner::Decimal128(b) => {
+                let v: i256 = numeric::parse_decimal(text, precision, scale)?;
+                b.append_value(v.to_i128().ok_or_else(|| numeric::field_overflow(precision, scale))?);
+            }
+            Inner::Decimal256(b) => b.append_value(numeric::parse_decimal(text, precision, scale)?),
+            Inner::Text(b) => b.append_value(fit_varchar(text, self.sql)?),
+            Inner::Bytes(b) => b.append_value(parse_bytea(text)?),
+            Inner::Date(b) => b.append_value(datetime::parse_date(text)?),
+            Inner::Time(b) => b.append_value(datetime::parse_time(text)?),
+            Inner::Timestamp(b) => b.append_value(if self.sql == SqlType::Timestamptz {
+                datetime::parse_timestamptz(text)?
+            } else {
+                datetime::parse_timestamp(text)?
+            }),
+            Inner::Interval(_) => self.push_interval(parse_interval(text)?)?,
+        }
+        Ok(())
+    }
+
+    pub fn append_binary(&mut self, bytes: &[u8]) -> Result<(), SqlError> {
+        let sql = self.sql;
+        super::binary::append(self, sql, bytes)
+    }
+
+    pub(super) fn push_bool(&mut self, v: bool) {
+        if let Inner::Bool(b) = &mut self.inner {
+            b.append_value(v);
+        }
+    }
+
+    pub(super) fn push_int(&mut self, v: i64, t: SqlType) -> Result<(), SqlError> {
+        let over = || out_of_range(&t.to_string(), &v.to_string());
+        match &mut self.inner {
+            Inner::Int16(b) => b.append_value(i16::try_from(v).map_err(|_| over())?),
+            Inner::Int32(b) => b.append_value(i32::try_from(v).map_err(|_| over())?),
+            Inner::Int64(b) => b.append_value(v),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn push_f32(&mut self, v: f32) {
+        if let Inner::Float32(b) = &mut self.inner {
+            b.append_value(v);
+        }
+    }
+
+    pub(super) fn push_f64(&mut self, v: f64) {
+        if let Inner::Float64(b) = &mut self.inner {
+            b.append_value(v);
+        }
+    }
+
+    pub(super) fn push_bytes(&mut self, v: &[u8]) {
+        if let Inner::Bytes(b) = &mut self.inner {
+            b.append_value(v);
+        }
+    }
+
+    pub(super) fn push_date(&mut self, days: i32) {
+        if let Inner::Date(b) = &mut self.inner {
+            b.append_value(days);
+        }
+    }
+
+    pub(super) fn push_micros(&mut self, us: i64) {
+        match &mut self.inner {
+            Inner::Time(b) => b.append_value(us),
+            Inner::Timestamp(b) => b.append_value(us),
+            _ => {}
+        }
+    }
+
+    pub(super) fn push_interval(&mut self, v: Interval) -> Result<(), SqlError> {
+        let nanoseconds = v.us.checked_mul(1000).ok_or_else(|| {
+            SqlError::new(SqlState::DATETIME_FIELD_OVERFLOW, "interval out of range")
+        })?;
+        if let Inner::Interval(b) = &mut self.inner {
+            b.append_value(IntervalMonthDayNano::new(v.months, v.days, nanoseconds));
+        }
+        Ok(())
+    }
+
+    pub fn finish(&mut self) -> ArrayRef {
+        match &mut self.inner {
+            Inner::Bool(b) => Arc::new(b.finish()),
+            Inner::Int16(b) => Arc::new(b.finish()),
+            Inner::Int32(b) => Arc::new(b.finish()),
+            Inner::Int64(b) => Arc::new(b.finish()),
+            Inner::Float32(b) => Arc::new(b.finish()),
+            Inner::Float64(b) => Arc::new(b.finish()),
+            Inner::Decimal128(b) => Arc::new(b.finish()),
+            Inner::Decimal256(b) => Arc::new(b.finish()),
+            Inner::Text(b) => Arc::new(b.finish()),
+            Inner::Bytes(b) => Arc::new(b.finish()),
+            Inner::Date(b) => Arc::new(b.finish()),
+            Inner::Time(b) => Arc::new(b.finish()),
+            Inner::Timestamp(b) => Arc::new(b.finish()),
+            Inner::Interval(b) => Arc::new(b.finish()),
+        }
+    }
+}
+
+/// One value of a type from a client's parameter, as a one-row column.
+pub fn parameter(t: &DataType, format: i16, value: Option<&[u8]>) -> Result<ArrayRef, SqlError> {
+    let sql = SqlType::from_arrow(t)?;
+    let mut builder = ColumnBuilder::new(sql, 1);
+    match value {
+        None => builder.append_null(),
+        Some(bytes) if format == 1 => builder.append_binary(bytes)?,
+        Some(bytes) => {
+            builder.append_text(std::str::from_utf8(bytes).map_err(|_| super::binary::invalid_utf8())?)?;
+        }
+    }
+    Ok(builder.finish())
+}
+
+fn parse_int<T: std::str::FromStr<Err = std::num::ParseIntError>>(text: &str, name: &str) -> Result<T, SqlError> {
+    use std::num::IntErrorKind::{NegOverflow, PosOverflow};
+    text.trim().parse().map_err(|e: std::num::ParseIntError| match e.kind() {
+        PosOverflow | NegOverflow => out_of_range(name, text.trim()),
+        _ => invalid_text(name, text),
+    })
+}
+
+fn parse_bool(text: &str) -> Result<bool, SqlError> {
+    let t = text.trim();
+    if t == "t" || t == "f" {
+        return Ok(t == "t");
+    }
+    let is = |word: &str, least: usize| {
+        t.len() >= least && t.len() <= word.len() && word.as_bytes()[..t.len()].eq_ignore_ascii_case(t.as_bytes())
+    };
+    if is("true", 1) || is("yes", 1) || is("on", 2) || t == "1" {
+        Ok(true)
+    } else if is("false", 1) || is("no", 1) || is("off", 2) || t == "0" {
+        Ok(false)
+    } else {
+        Err(invalid_text("boolean", text))
+    }
+}
+
+/// Checks a length; spaces beyond it are dropped, as the standard wants.
+pub fn fit_varchar(text: &str, sql: SqlType) -> Result<&str, SqlError> {
+    let SqlType::Varchar(Some(n)) = sql else { return Ok(text) };
+    match text.char_indices().nth(n as usize) {
+        None => Ok(text),
+        Some((cut, _)) if text[cut..].bytes().all(|b| b == b' ') => Ok(&text[..cut]),
+        Some(_) => Err(SqlError::new(
+            SqlState::STRING_DATA_RIGHT_TRUNCATION,
+            format!("value too long for type character varying({n})"),
+        )),
+    }
+}
+
+fn parse_bytea(text: &str) -> Result<Vec<u8>, SqlError> {
+    let invalid = || invalid_text("bytea", text);
+    if let Some(hex) = text.strip_prefix("\\x") {
+        let digits: Vec<u8> = hex
+            .chars()
+            .filter(|c| !c.is_ascii_whitespace())
+            .map(|c| c.to_digit(16).map(|d| d as u8).ok_or_else(|| {
+                SqlError::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid hexadecimal digit: \"{c}\""))
+            }))
+            .collect::<Result<_, _>>()?;
+        if digits.len() % 2 == 1 {
+            return Err(SqlError::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                "invalid hexadecimal data: odd number of digits",
+            ));
+        }
+        return Ok(digits.chunks_exact(2).map(|d| d[0] << 4 | d[1]).collect());
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(b) = bytes.next() {
+        if b != b'\\' {
+            out.push(b);
+            continue;
+        }
+        match bytes.next().ok_or_else(invalid)? {
+            b'\\' => out.push(b'\\'),
+            a @ b'0'..=b'3' => {
+                let mut octal = || bytes.next().filter(|b| (b'0'..=b'7').contains(b)).ok_or_else(invalid);
+                let (b, c) = (octal()?, octal()?);
+                out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+            }
+            _ => return Err(invalid()),
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+
+    use super::*;
+    use crate::encoding::Column;
+
+    fn through(sql: SqlType, text: &str) -> Result<String, SqlError> {
+        let mut b = ColumnBuilder::new(sql, 1);
+        b.append_text(text)?;
+        let column = Column::new(&b.finish())?;
+        let mut out = BytesMut::new();
+        column.put_text(0, &mut out)?;
+        // Binary out and in again must be the same value.
+        let mut binary = BytesMut::new();
+        column.put_binary(0, &mut binary)?;
+        let again = Column::new(&parameter(&sql.to_arrow(), 1, Some(&binary))?)?;
+        let mut text = BytesMut::new();
+        again.put_text(0, &mut text)?;
+        assert_eq!(out, text, "{sql}");
+        Ok(String::from_utf8(out.to_vec()).unwrap())
+    }
+
+    #[test]
+    fn every_type_round_trips_in_text_and_binary() {
+        for (sql, input, output) in [
+            (SqlType::Boolean, "yes", "t"),
+            (SqlType::SmallInt, " -5 ", "-5"),
+            (SqlType::Int, "2147483647", "2147483647"),
+            (SqlType::BigInt, "-9223372036854775808", "-9223372036854775808"),
+            (SqlType::Real, "1.1", "1.1"),
+            (SqlType::Double, "1e20", "1e+20"),
+            (SqlType::Numeric(Some((10, 2))), "3.14159", "3.14"),
+            (SqlType::Numeric(None), "3.14159", "3.14159"),
+            (SqlType::Numeric(Some((60, 5))), "-1234567890123456789012345678901234567890.5", "-1234567890123456789012345678901234567890.50000"),
+            (SqlType::Text, "a\tb", "a\tb"),
+            (SqlType::Varchar(Some(3)), "abc  ", "abc"),
+            (SqlType::Bytea, "\\xDEadbeef", "\\xdeadbeef"),
+            (SqlType::Bytea, "a\\\\b\\001", "\\x615c6201"),
+            (SqlType::Date, "1999-12-31", "1999-12-31"),
+            (SqlType::Time, "23:59:59.5", "23:59:59.5"),
+            (SqlType::Timestamp, "2000-01-01 00:00:00", "2000-01-01 00:00:00"),
+            (SqlType::Timestamptz, "2000-01-01 02:00:00+02", "2000-01-01 00:00:00+00"),
+            (SqlType::Interval, "1 mon -2 days", "1 mon -2 days"),
+        ] {
+            assert_eq!(through(sql, input).unwrap(), output, "{sql} {input}");
+        }
+    }
+
+    #[test]
+    fn bad_text_names_type_and_value() {
+        let e = through(SqlType::Int, "abc").unwrap_err();
+        assert_eq!((e.state.0, e.message.as_str()), ("22P02", "invalid input syntax for type integer: \"abc\""));
+        let e = through(SqlType::SmallInt, "40000").unwrap_err();
+        assert_eq!((e.state.0, e.message.as_str()), ("22003", "value \"40000\" is out of range for type smallint"));
+        assert_eq!(through(SqlType::Varchar(Some(2)), "abc").unwrap_err().state.0, "22001");
+        assert_eq!(through(SqlType::Boolean, "maybe").unwrap_err().state.0, "22P02");
+    }
+}

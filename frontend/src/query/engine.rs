@@ -1,0 +1,160 @@
+//! Runs plans: one memory pool for all queries, a runtime of their own, streams of batches back.
+
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_plan::{ExecutionPlan, execute_stream};
+use datafusion::prelude::SessionConfig;
+use futures::StreamExt;
+use millrace_common::SqlError;
+use millrace_planner::optimizer::{config_options, optimize_for_batch};
+use millrace_planner::sql_error_from_datafusion;
+use tokio::sync::mpsc;
+
+use crate::cluster::BatchStream;
+use crate::error::FrontendError;
+
+/// Batches on their way to a client: enough to overlap computing with sending.
+const CHANNEL_BATCHES: usize = 2;
+
+pub struct QueryEngine {
+    runtime: Option<tokio::runtime::Runtime>,
+    handle: tokio::runtime::Handle,
+    environment: Arc<RuntimeEnv>,
+    state: SessionState,
+}
+
+impl Drop for QueryEngine {
+    /// A runtime must not be waited for on another runtime's thread.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl QueryEngine {
+    pub fn new(threads: usize, memory_bytes: usize) -> Result<QueryEngine, FrontendError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads.max(1))
+            .thread_name("millrace-query")
+            .enable_all()
+            .build()
+            .map_err(FrontendError::Runtime)?;
+        let environment = RuntimeEnvBuilder::new()
+            .with_memory_pool(Arc::new(FairSpillPool::new(memory_bytes)))
+            .build_arc()
+            .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
+        let config = SessionConfig::from(config_options()).with_target_partitions(threads.max(1));
+        let mut state = SessionStateBuilder::new_with_default_features()
+            .with_config(config)
+            .with_runtime_env(environment.clone())
+            .build();
+        millrace_planner::functions::register_all(&mut state)
+            .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
+        let handle = runtime.handle().clone();
+        Ok(QueryEngine { runtime: Some(runtime), handle, environment, state })
+    }
+
+    /// Bytes that running queries have reserved.
+    pub fn memory_used(&self) -> usize {
+        self.environment.memory_pool.reserved()
+    }
+
+    pub fn optimize(&self, plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+        optimize_for_batch(plan)
+    }
+
+    /// The physical plan of an optimised logical plan.
+    pub async fn physical(&self, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>, SqlError> {
+        let planner = self.state.query_planner().clone();
+        planner.create_physical_plan(plan, &self.state).await.map_err(sql_error_from_datafusion)
+    }
+
+    /// Starts a plan; its batches come through the stream, which aborts the plan when dropped.
+    pub async fn run(&self, plan: LogicalPlan) -> Result<BatchStream, SqlError> {
+        let plan = self.optimize(plan)?;
+        let physical = self.physical(&plan).await?;
+        Ok(self.execute(physical))
+    }
+
+    pub fn execute(&self, physical: Arc<dyn ExecutionPlan>) -> BatchStream {
+        let (sender, receiver) = mpsc::channel(CHANNEL_BATCHES);
+        let context = self.state.task_ctx();
+        let task = self.handle.spawn(drive(physical, context, sender));
+        let stream = Running { receiver, task, ended: false };
+        Box::pin(futures::stream::unfold(stream, |mut s| async move {
+            let item = s.next().await?;
+            Some((item, s))
+        }))
+    }
+
+    /// All rows of a plan, for statements that need them together.
+    pub async fn collect(&self, plan: LogicalPlan) -> Result<Vec<RecordBatch>, SqlError> {
+        let mut stream = self.run(plan).await?;
+        let mut batches = Vec::new();
+        while let Some(batch) = stream.next().await {
+            batches.push(batch?);
+        }
+        Ok(batches)
+    }
+}
+
+/// A query under way; aborted when its reader is gone.
+struct Running {
+    receiver: mpsc::Receiver<Result<RecordBatch, SqlError>>,
+    task: tokio::task::JoinHandle<()>,
+    ended: bool,
+}
+
+impl Running {
+    /// The next batch. A query that died must not look like one that ended.
+    async fn next(&mut self) -> Option<Result<RecordBatch, SqlError>> {
+        if self.ended {
+            return None;
+        }
+        if let Some(batch) = self.receiver.recv().await {
+            return Some(batch);
+        }
+        self.ended = true;
+        match (&mut self.task).await {
+            Ok(()) => None,
+            Err(e) if e.is_panic() => Some(Err(SqlError::internal("the query's task panicked"))),
+            Err(_) => Some(Err(SqlError::new(
+                millrace_common::SqlState::ADMIN_SHUTDOWN,
+                "the server is shutting down",
+            ))),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn drive(
+    physical: Arc<dyn ExecutionPlan>,
+    context: Arc<datafusion::execution::TaskContext>,
+    sender: mpsc::Sender<Result<RecordBatch, SqlError>>,
+) {
+    let mut stream = match execute_stream(physical, context) {
+        Ok(stream) => stream,
+        Err(e) => {
+            let _ = sender.send(Err(sql_error_from_datafusion(e))).await;
+            return;
+        }
+    };
+    while let Some(batch) = stream.next().await {
+        let failed = batch.is_err();
+        if sender.send(batch.map_err(sql_error_from_datafusion)).await.is_err() || failed {
+            return;
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! A relation as a DataFusion table: scans of its snapshot at the statement's epoch.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use arrow::array::{ArrayRef, BinaryArray, RecordBatch};
+use arrow::datatypes::{Schema, SchemaRef};
+use async_trait::async_trait;
+use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::Result as DfResult;
+use datafusion::error::DataFusionError;
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::{BinaryExpr, Expr, Operator, TableProviderFilterPushDown, TableType};
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
+use datafusion::scalar::ScalarValue;
+use futures::{StreamExt, TryStreamExt};
+use millrace_common::hash::{hash_columns, vnodes};
+use millrace_common::keys::KeyCodec;
+use millrace_common::{Epoch, SqlError};
+use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
+
+use crate::cluster::{Cluster, ScanRequest};
+
+/// The epoch a statement reads at; filled once its relations are known.
+pub type EpochCell = Arc<OnceLock<Epoch>>;
+
+/// Scans a relation.
+pub struct SnapshotTable {
+    cluster: Arc<dyn Cluster>,
+    relation: Arc<Relation>,
+    schema: SchemaRef,
+    epoch: EpochCell,
+}
+
+impl fmt::Debug for SnapshotTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SnapshotTable({}.{})", self.relation.schema, self.relation.name)
+    }
+}
+
+impl SnapshotTable {
+    pub fn new(
+        cluster: Arc<dyn Cluster>,
+        relation: Arc<Relation>,
+        epoch: EpochCell,
+    ) -> Result<SnapshotTable, SqlError> {
+        let schema = relation.arrow_schema()?;
+        Ok(SnapshotTable { cluster, relation, schema, epoch })
+    }
+
+    /// Rows have a storage key that literals can be encoded to.
+    fn keyed(&self) -> bool {
+        self.relation.storage == RowStorage::Keyed as i32
+            && self.relation.kind != RelationKind::Source as i32
+            && !self.relation.key.is_empty()
+            && self.relation.distribution.iter().all(|d| self.relation.key.contains(d))
+    }
+
+    /// The one storage key that conjuncts of equality on all key columns name.
+    fn point(&self, filters: &[Expr]) -> Option<BinaryArray> {
+        if !self.keyed() {
+            return None;
+        }
+        let mut values: Vec<Option<ScalarValue>> = vec![None; self.relation.columns.len()];
+        for filter in filters {
+            self.collect_equalities(filter, &mut values);
+        }
+        let mut columns: Vec<Option<ArrayRef>> = vec![None; values.len()];
+        for &k in &self.relation.key {
+            let value = values.get_mut(k as usize)?.take()?;
+            columns[k as usize] = Some(value.to_array_of_size(1).ok()?);
+        }
+        let batch: Vec<ArrayRef> = self.relation.key.iter().map(|&k| columns[k as usize].clone()).collect::<Option<_>>()?;
+        encode_keys(&self.relation, &batch).ok()
+    }
+
+    fn collect_equalities(&self, filter: &Expr, values: &mut [Option<ScalarValue>]) {
+        let Expr::BinaryExpr(BinaryExpr { left, op, right }) = filter else { return };
+        match op {
+            Operator::And => {
+                self.collect_equalities(left, values);
+                self.collect_equalities(right, values);
+            }
+            Operator::Eq => {
+                let (column, value) = match (left.as_ref(), right.as_ref()) {
+                    (Expr::Column(c), Expr::Literal(v, _)) | (Expr::Literal(v, _), Expr::Column(c)) => (c, v),
+                    _ => return,
+                };
+                let Ok(i) = self.schema.index_of(&column.name) else { return };
+                if !value.is_null() && value.data_type() == *self.schema.field(i).data_type() {
+                    values[i] = Some(value.clone());
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Storage keys of rows given by their key columns, in key order.
+pub fn encode_keys(relation: &Relation, key_columns: &[ArrayRef]) -> Result<BinaryArray, SqlError> {
+    let internal = |e: arrow::error::ArrowError| SqlError::internal(format!("a key could not be encoded: {e}"));
+    let rows = key_columns.first().map_or(0, |c| c.len());
+    let codec = KeyCodec::new(key_columns.iter().map(|c| c.data_type().clone())).map_err(internal)?;
+    let distribution: Vec<ArrayRef> = relation
+        .distribution
+        .iter()
+        .filter_map(|d| relation.key.iter().position(|k| k == d))
+        .map(|i| key_columns[i].clone())
+        .collect();
+    let nodes = if relation.distribution.is_empty() {
+        vec![0; rows]
+    } else {
+        vnodes(&hash_columns(&distribution, rows).map_err(internal)?)
+    };
+    codec.storage_keys(&nodes, key_columns).map_err(internal)
+}
+
+#[async_trait]
+impl TableProvider for SnapshotTable {
+    fn schema(&self) -> SchemaRef {
+        self.schema.clone()
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::Base
+    }
+
+    /// Point reads only narrow the scan; the filter stays in the plan.
+    fn supports_filters_pushdown(&self, filters: &[&Expr]) -> DfResult<Vec<TableProviderFilterPushDown>> {
+        let kind = if self.keyed() {
+            TableProviderFilterPushDown::Inexact
+        } else {
+            TableProviderFilterPushDown::Unsupported
+        };
+        Ok(vec![kind; filters.len()])
+    }
+
+    async fn scan(
+        &self,
+        _state: &dyn Session,
+        projection: Option<&Vec<usize>>,
+        filters: &[Expr],
+        limit: Option<usize>,
+    ) -> DfResult<Arc<dyn ExecutionPlan>> {
+        let columns: Vec<usize> = projection.cloned().unwrap_or_else(|| (0..self.schema.fields().len()).collect());
+        let schema = Arc::new(self.schema.project(&columns)?);
+        let keys = self.point(filters);
+        // With filters above it a limit would cut before they ran.
+        let limit = if filters.is_empty() { limit } else { None };
+        let partition = Arc::new(SnapshotScan {
+            cluster: self.cluster.clone(),
+            relation: self.relation.clone(),
+            epoch: self.epoch.clone(),
+            request: ScanRequest { columns, limit, keys },
+            schema: schema.clone(),
+        });
+        Ok(Arc::new(StreamingTableExec::try_new(schema, vec![partition], None, vec![], false, limit)?))
+    }
+}
+
+struct SnapshotScan {
+    cluster: Arc<dyn Cluster>,
+    relation: Arc<Relation>,
+    epoch: EpochCell,
+    request: ScanRequest,
+    schema: SchemaRef,
+}
+
+impl fmt::Debug for SnapshotScan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = if self.request.keys.is_some() { "point read" } else { "scan" };
+        write!(f, "{how} of {}.{}", self.relation.schema, self.relation.name)
+    }
+}
+
+impl PartitionStream for SnapshotScan {
+    fn schema(&self) -> &SchemaRef {
+        &self.schema
+    }
+
+    fn execute(&self, _ctx: Arc<TaskContext>) -> SendableRecordBatchStream {
+        let (cluster, relation) = (self.cluster.clone(), self.relation.clone());
+        let (request, epoch) = (self.request.clone(), self.epoch.get().copied());
+        let schema = self.schema.clone();
+        let open = async move {
+            let epoch = epoch.ok_or_else(|| SqlError::internal("a scan ran before its epoch was chosen")).map_err(external)?;
+            let batches = cluster.scan(&relation, epoch, request).await.map_err(external)?;
+            Ok::<_, DataFusionError>(batches.map(move |b| b.map_err(external).and_then(|b| conform(&schema, &b))))
+        };
+        let stream = futures::stream::once(open).try_flatten();
+        Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), stream))
+    }
+}
+
+pub fn external(e: SqlError) -> DataFusionError {
+    DataFusionError::External(Box::new(e))
+}
+
+/// The same columns under the names and nullability the plan knows.
+fn conform(schema: &SchemaRef, batch: &RecordBatch) -> DfResult<RecordBatch> {
+    let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let relaxed = Arc::new(Schema::new(
+        schema.fields().iter().map(|f| f.as_ref().clone()).collect::<Vec<_>>(),
+    ));
+    Ok(RecordBatch::try_new_with_options(relaxed, batch.columns().to_vec(), &options)?)
+}

@@ -1,0 +1,167 @@
+//! One statement: to whom it goes.
+
+use arrow::array::ArrayRef;
+use millrace_common::{SqlError, SqlState};
+use millrace_planner::ast::Show;
+use millrace_planner::{ParsedStatement, Statement};
+use sqlparser::ast::{DiscardObject, Expr, Statement as Sql};
+
+use super::{Block, Outcome, RowSet, Session, params, transaction};
+use crate::query::catalog_view::fold;
+use crate::{copy, ddl, dml};
+
+impl Session {
+    /// Runs a statement with its parameters.
+    pub async fn execute(&mut self, parsed: &ParsedStatement, values: &[ArrayRef]) -> Result<Outcome, SqlError> {
+        if matches!(self.block, Block::Failed { .. }) && !ends_block(&parsed.statement) {
+            return Err(transaction::aborted());
+        }
+        match &parsed.statement {
+            Statement::Sql(sql) => {
+                let mut sql = sql.as_ref().clone();
+                if params::count(&sql) > values.len() {
+                    return Err(params::undefined(values.len() + 1));
+                }
+                params::substitute(&mut sql, values)?;
+                self.execute_sql(&sql, &parsed.text).await
+            }
+            Statement::Show(Show::Setting(name)) => Ok(Outcome::Rows(self.show(name)?)),
+            Statement::Show(Show::AllSettings) => Ok(Outcome::Rows(self.show_all()?)),
+            Statement::Show(show) => Ok(Outcome::Rows(ddl::show::show(self, show)?)),
+            Statement::Describe { name } => Ok(Outcome::Rows(ddl::show::describe(self, name)?)),
+            Statement::Explain(explain) => Ok(Outcome::Rows(ddl::explain::explain(self, explain).await?)),
+            statement => {
+                self.refuse_in_block(noun(statement))?;
+                ddl::execute(self, statement, &parsed.text).await
+            }
+        }
+    }
+
+    async fn execute_sql(&mut self, sql: &Sql, text: &str) -> Result<Outcome, SqlError> {
+        let done = |tag: &str| Ok(Outcome::Command(tag.to_owned()));
+        match sql {
+            Sql::Query(query) => Ok(Outcome::Rows(self.query(query).await?)),
+            Sql::Insert(_) | Sql::Update(_) | Sql::Delete(_) => {
+                self.refuse_in_block("a write")?;
+                let result = dml::execute(self, sql).await?;
+                Ok(match result.returning {
+                    Some((fields, batches)) => Outcome::Rows(RowSet::ready(fields, batches, result.tag)),
+                    None => Outcome::Command(result.tag),
+                })
+            }
+            Sql::Copy { .. } => copy::plan(self, sql).await,
+            Sql::StartTransaction { .. } => Ok(Outcome::Command(self.begin())),
+            Sql::Commit { .. } => Ok(Outcome::Command(self.commit())),
+            Sql::Rollback { savepoint: None, .. } => Ok(Outcome::Command(self.rollback())),
+            Sql::Rollback { savepoint: Some(name), .. } => Ok(Outcome::Command(self.rollback_to(&fold(name))?)),
+            Sql::Savepoint { name } => Ok(Outcome::Command(self.savepoint(fold(name))?)),
+            Sql::ReleaseSavepoint { name } => Ok(Outcome::Command(self.release(&fold(name))?)),
+            Sql::Set(set) => {
+                self.set(set)?;
+                done("SET")
+            }
+            Sql::Reset(reset) => {
+                let name = reset.to_string();
+                let name = name.trim_start_matches("RESET ").trim().to_owned();
+                if name.eq_ignore_ascii_case("all") { self.reset_all() } else { self.reset(&name.replace('"', ""))? }
+                done("RESET")
+            }
+            Sql::Discard { object_type } => {
+                if matches!(object_type, DiscardObject::ALL) {
+                    self.discard_all()?;
+                }
+                Ok(Outcome::Command(format!("DISCARD {object_type}")))
+            }
+            Sql::Declare { stmts } => match stmts.as_slice() {
+                [declare] => Ok(Outcome::Command(self.declare(declare).await?)),
+                _ => Err(SqlError::unsupported("this form of DECLARE")),
+            },
+            Sql::Fetch { name, direction, .. } => Ok(Outcome::Rows(self.fetch(&fold(name), direction).await?)),
+            Sql::Close { cursor } => Ok(Outcome::Command(self.close(cursor)?)),
+            Sql::Prepare { name, statement, data_types } => {
+                let oids: Vec<u32> = data_types.iter().map(|t| ddl::types::sql_type(t).map(|t| t.oid())).collect::<Result<_, _>>()?;
+                let parsed = ParsedStatement {
+                    statement: Statement::Sql(statement.clone()),
+                    text: text.to_owned(),
+                    offset: 0,
+                };
+                let name = fold(name);
+                if self.prepared.contains_key(&name) {
+                    return Err(SqlError::new(SqlState("42P05"), format!("prepared statement \"{name}\" already exists")));
+                }
+                let prepared = self.describe(parsed, &oids)?;
+                self.prepared.insert(name, std::sync::Arc::new(prepared));
+                done("PREPARE")
+            }
+            Sql::Execute { name: Some(name), parameters, .. } => {
+                Box::pin(self.execute_prepared(&name.to_string(), parameters)).await
+            }
+            Sql::Deallocate { name, .. } => {
+                if name.quote_style.is_none() && name.value.eq_ignore_ascii_case("all") {
+                    self.prepared.clear();
+                    return done("DEALLOCATE ALL");
+                }
+                let name = fold(name);
+                self.prepared.remove(&name).ok_or_else(|| no_statement(&name))?;
+                done("DEALLOCATE")
+            }
+            Sql::UNLISTEN { .. } => done("UNLISTEN"),
+            Sql::LISTEN { .. } | Sql::NOTIFY { .. } => Err(SqlError::unsupported("LISTEN/NOTIFY")),
+            Sql::Analyze(_) => done("ANALYZE"),
+            Sql::Vacuum(_) => done("VACUUM"),
+            other => Err(SqlError::unsupported(format!(
+                "the statement {}",
+                other.to_string().split_whitespace().take(2).collect::<Vec<_>>().join(" ").to_uppercase()
+            ))),
+        }
+    }
+
+    /// EXECUTE name (expr, …).
+    async fn execute_prepared(&mut self, name: &str, parameters: &[Expr]) -> Result<Outcome, SqlError> {
+        let prepared = self.prepared.get(name).cloned().ok_or_else(|| no_statement(name))?;
+        let Some(parsed) = &prepared.statement else { return Ok(Outcome::Empty) };
+        if parameters.len() != prepared.param_types.len() {
+            return Err(SqlError::new(
+                SqlState::SYNTAX_ERROR,
+                format!("wrong number of parameters for prepared statement \"{name}\""),
+            )
+            .with_detail(format!(
+                "Expected {} parameters but got {}.",
+                prepared.param_types.len(),
+                parameters.len()
+            )));
+        }
+        let mut values = Vec::with_capacity(parameters.len());
+        for (expr, t) in parameters.iter().zip(&prepared.param_types) {
+            let to = millrace_common::SqlType::from_arrow(t)?;
+            let expr = dml::rewrite::type_unknown(expr.clone(), to)?;
+            let query = dml::rewrite::parse_query(&format!("SELECT {expr}"))?;
+            let (_, batches) = self.collect(&self.catalog_view(), &query).await?;
+            let value = batches.iter().find(|b| b.num_rows() > 0).map(|b| b.column(0).slice(0, 1));
+            let value = value.ok_or_else(|| SqlError::internal("a parameter has no value"))?;
+            values.push(dml::assign::assign(&value, name, to)?);
+        }
+        self.execute(parsed, &values).await
+    }
+}
+
+pub fn no_statement(name: &str) -> SqlError {
+    SqlError::new(
+        SqlState::INVALID_SQL_STATEMENT_NAME,
+        format!("prepared statement \"{name}\" does not exist"),
+    )
+}
+
+fn ends_block(statement: &Statement) -> bool {
+    matches!(statement, Statement::Sql(s) if matches!(s.as_ref(), Sql::Commit { .. } | Sql::Rollback { .. }))
+}
+
+fn noun(statement: &Statement) -> &'static str {
+    match statement {
+        Statement::Flush => "FLUSH",
+        Statement::Wait => "WAIT",
+        Statement::CancelJobs(_) => "CANCEL JOBS",
+        Statement::Truncate { .. } => "TRUNCATE",
+        _ => "a definition",
+    }
+}

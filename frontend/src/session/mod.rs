@@ -1,0 +1,209 @@
+//! A session: what lives between two statements of one connection, and running one statement.
+//!
+//! Invariants: a statement reads one epoch; in BEGIN … COMMIT writes are refused (0A000), never
+//! committed silently; after an error in a block everything but its end is refused (25P02). The
+//! session never holds a lock across an await.
+
+pub mod cursor;
+pub mod execute;
+pub mod outcome;
+pub mod params;
+pub mod prepare;
+pub mod set;
+pub mod transaction;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::DataType;
+use futures::StreamExt;
+use millrace_common::settings::SessionSettings;
+use millrace_common::{Epoch, RelationId, SqlError, SqlState, SqlType};
+use millrace_planner::{Binder, BoundQuery, SessionInfo};
+use millrace_rpc::catalog::RelationKind;
+use sqlparser::ast::Query;
+use tokio_util::sync::CancellationToken;
+
+pub use outcome::{Outcome, RowSet};
+pub use prepare::{Portal, Prepared};
+pub use transaction::Block;
+
+use crate::catalog::SystemTables;
+use crate::cluster::Cluster;
+use crate::query::{QueryEngine, SessionCatalog};
+use crate::server::Shared;
+use crate::wire::{Field, TransactionStatus};
+
+pub struct Session {
+    pub shared: Arc<Shared>,
+    pub pid: i32,
+    pub user: String,
+    pub database: String,
+    pub settings: SessionSettings,
+    pub block: Block,
+    pub prepared: HashMap<String, Arc<Prepared>>,
+    pub portals: HashMap<String, Portal>,
+    /// Notices of the statement under way: severity and text.
+    pub notices: Vec<(&'static str, SqlError)>,
+    /// Settings that clients are told about when they change.
+    pub changed: Vec<&'static str>,
+    /// Cancels the statement under way.
+    pub cancel: CancellationToken,
+}
+
+impl Session {
+    pub fn new(shared: Arc<Shared>, pid: i32, user: String, database: String) -> Session {
+        Session {
+            shared,
+            pid,
+            user,
+            database,
+            settings: SessionSettings::default(),
+            block: Block::None,
+            prepared: HashMap::new(),
+            portals: HashMap::new(),
+            notices: Vec::new(),
+            changed: Vec::new(),
+            cancel: CancellationToken::new(),
+        }
+    }
+
+    pub fn cluster(&self) -> &Arc<dyn Cluster> {
+        &self.shared.cluster
+    }
+
+    pub fn engine(&self) -> &QueryEngine {
+        &self.shared.engine
+    }
+
+    pub fn status(&self) -> TransactionStatus {
+        match self.block {
+            Block::None => TransactionStatus::Idle,
+            Block::Open { .. } => TransactionStatus::Block,
+            Block::Failed { .. } => TransactionStatus::Failed,
+        }
+    }
+
+    pub fn notice(&mut self, severity: &'static str, state: SqlState, message: impl Into<String>) {
+        self.notices.push((severity, SqlError::new(state, message)));
+    }
+
+    /// `search_path` with `"$user"` resolved and quotes taken off.
+    pub fn search_path(&self) -> Vec<String> {
+        let path = self.settings.get("search_path").unwrap_or("public");
+        path.split(',')
+            .map(|s| s.trim())
+            .map(|s| s.strip_prefix('"').and_then(|s| s.strip_suffix('"')).map_or_else(|| s.to_lowercase(), str::to_owned))
+            .map(|s| if s == "$user" { self.user.clone() } else { s })
+            .filter(|s| !s.is_empty())
+            .collect()
+    }
+
+    /// The catalog for one statement.
+    pub fn catalog_view(&self) -> SessionCatalog {
+        SessionCatalog::new(self.cluster().clone(), self.search_path(), SystemTables::new(self))
+    }
+
+    pub fn info(&self, for_view: bool) -> SessionInfo {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        SessionInfo {
+            database: self.database.clone(),
+            user: self.user.clone(),
+            now_us: i64::try_from(now.as_micros()).unwrap_or(i64::MAX),
+            for_view,
+        }
+    }
+
+    /// Binds a query; its output columns as a client sees them.
+    pub fn bind(
+        &self,
+        view: &SessionCatalog,
+        query: &Query,
+        params: &[Option<DataType>],
+    ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
+        let query = crate::catalog::rewrite::for_clients(query, self)?;
+        let bound = Binder::new(view, self.info(false)).query(&query, params)?;
+        let fields = fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
+        Ok((bound, fields))
+    }
+
+    /// The newest epoch at which the relations are exact, as `read_freshness` asks.
+    pub async fn read_epoch(&self, ids: &[RelationId]) -> Result<Epoch, SqlError> {
+        let timeout = Duration::from_millis(self.settings.millis("read_wait_timeout").unwrap_or(0));
+        let fresh = self.settings.get("read_freshness")? != "any";
+        self.cluster().read_epoch(ids, timeout, fresh).await
+    }
+
+    /// Fixes the epoch of a bound query's scans.
+    pub async fn fix_epoch(&self, view: &SessionCatalog, bound: &BoundQuery) -> Result<(), SqlError> {
+        let mut ids: Vec<RelationId> = bound
+            .relations
+            .iter()
+            .filter(|r| r.kind != RelationKind::View as i32 && view.snapshot.by_id(r.id).is_some())
+            .map(|r| RelationId(r.id))
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let epoch = if ids.is_empty() { Epoch::ZERO } else { self.read_epoch(&ids).await? };
+        let _ = view.epoch.set(epoch);
+        Ok(())
+    }
+
+    /// Starts a query; rows come through the set's stream.
+    pub async fn query(&self, query: &Query) -> Result<RowSet, SqlError> {
+        let view = self.catalog_view();
+        let (bound, fields) = self.bind(&view, query, &[])?;
+        self.fix_epoch(&view, &bound).await?;
+        let stream = self.engine().run(bound.plan).await?;
+        Ok(RowSet::select(fields, stream))
+    }
+
+    /// All rows of a query that a statement is made of.
+    pub async fn collect(
+        &self,
+        view: &SessionCatalog,
+        query: &Query,
+    ) -> Result<(Vec<Field>, Vec<RecordBatch>), SqlError> {
+        let (bound, fields) = self.bind(view, query, &[])?;
+        self.fix_epoch(view, &bound).await?;
+        let mut stream = self.engine().run(bound.plan).await?;
+        let mut batches = Vec::new();
+        while let Some(batch) = stream.next().await {
+            batches.push(batch?);
+        }
+        Ok((fields, batches))
+    }
+}
+
+/// Output columns: the planner's SQL types, except where only Arrow tells (arrays, OIDs).
+pub fn fields_of(
+    names: &[String],
+    types: &[SqlType],
+    schema: Option<&arrow::datatypes::Schema>,
+) -> Vec<Field> {
+    names
+        .iter()
+        .zip(types)
+        .enumerate()
+        .map(|(i, (name, t))| {
+            let arrow = schema.and_then(|s| s.fields().get(i)).map(|f| f.data_type());
+            if let Some(special @ (DataType::List(_) | DataType::LargeList(_) | DataType::UInt32)) = arrow
+                && let Ok(field) = crate::encoding::describe_column(name, special)
+            {
+                return field;
+            }
+            Field { name: name.clone(), type_oid: t.oid(), type_len: t.typlen(), typmod: t.typmod() }
+        })
+        .collect()
+}
+
+/// The error of a statement that was asked to stop.
+pub fn canceled() -> SqlError {
+    SqlError::new(SqlState::QUERY_CANCELED, "canceling statement due to user request")
+}
+
+pub fn timed_out() -> SqlError {
+    SqlError::new(SqlState::QUERY_CANCELED, "canceling statement due to statement timeout")
+}

@@ -1,0 +1,111 @@
+//! SET, RESET, DISCARD, SHOW of settings.
+
+use millrace_common::settings::{SETTINGS, Setting};
+use millrace_common::{SqlError, SqlState};
+use sqlparser::ast::{ContextModifier, Expr, Set, Value};
+
+use super::{Block, RowSet, Session};
+
+impl Session {
+    pub fn set(&mut self, set: &Set) -> Result<(), SqlError> {
+        match set {
+            Set::SingleAssignment { scope, variable, values, .. } => {
+                let name = variable.to_string().replace('"', "");
+                if matches!(scope, Some(ContextModifier::Local)) && !self.in_block() {
+                    self.notice("WARNING", SqlState::NO_ACTIVE_SQL_TRANSACTION, "SET LOCAL can only be used in transaction blocks");
+                    return Ok(());
+                }
+                if let [Expr::Identifier(i)] = values.as_slice()
+                    && i.quote_style.is_none()
+                    && i.value.eq_ignore_ascii_case("default")
+                {
+                    return self.reset(&name);
+                }
+                let parts = values.iter().map(value_text).collect::<Result<Vec<_>, _>>()?;
+                self.set_value(&name, &parts.join(", "))
+            }
+            Set::SetTimeZone { value, .. } => {
+                let zone = value_text(value)?;
+                if zone.eq_ignore_ascii_case("default") || zone.eq_ignore_ascii_case("local") {
+                    return self.reset("TimeZone");
+                }
+                self.set_value("TimeZone", &zone)
+            }
+            Set::SetNames { charset_name, .. } => self.set_value("client_encoding", &charset_name.to_string()),
+            Set::SetNamesDefault {} => self.reset("client_encoding"),
+            // Every isolation level is served by strict serializable reads.
+            Set::SetTransaction { .. } => Ok(()),
+            Set::SetRole { role_name, .. } => match role_name {
+                None => Ok(()),
+                Some(role) if role.value == self.user => Ok(()),
+                Some(_) => Err(SqlError::unsupported("SET ROLE to another user")),
+            },
+            Set::SetSessionAuthorization(_) => Err(SqlError::unsupported("SET SESSION AUTHORIZATION")),
+            other => Err(SqlError::unsupported(format!("{other}"))),
+        }
+    }
+
+    pub fn set_value(&mut self, name: &str, value: &str) -> Result<(), SqlError> {
+        let setting = self.settings.set(name, value)?;
+        self.note_change(setting);
+        Ok(())
+    }
+
+    pub fn reset(&mut self, name: &str) -> Result<(), SqlError> {
+        let setting = self.settings.reset(name)?;
+        self.note_change(setting);
+        Ok(())
+    }
+
+    pub fn reset_all(&mut self) {
+        self.settings.reset_all();
+        SETTINGS.iter().for_each(|s| self.note_change(s));
+    }
+
+    fn note_change(&mut self, setting: &'static Setting) {
+        if setting.report && !self.changed.contains(&setting.name) {
+            self.changed.push(setting.name);
+        }
+    }
+
+    pub fn show(&self, name: &str) -> Result<RowSet, SqlError> {
+        let setting = millrace_common::settings::find(name)?;
+        RowSet::text(&[setting.name], vec![vec![Some(self.settings.value(setting).to_owned())]], "SHOW")
+    }
+
+    pub fn show_all(&self) -> Result<RowSet, SqlError> {
+        let rows = SETTINGS
+            .iter()
+            .map(|s| vec![Some(s.name.to_owned()), Some(self.settings.value(s).to_owned()), Some(s.doc.to_owned())])
+            .collect();
+        RowSet::text(&["name", "setting", "description"], rows, "SHOW")
+    }
+
+    /// DISCARD ALL: the session as it was when it began.
+    pub fn discard_all(&mut self) -> Result<(), SqlError> {
+        if self.in_block() {
+            return Err(SqlError::new(
+                SqlState::ACTIVE_SQL_TRANSACTION,
+                "DISCARD ALL cannot run inside a transaction block",
+            ));
+        }
+        self.portals.clear();
+        self.prepared.clear();
+        self.block = Block::None;
+        self.reset_all();
+        Ok(())
+    }
+}
+
+/// A value in SET as text: a name, a string, a number.
+fn value_text(e: &Expr) -> Result<String, SqlError> {
+    Ok(match e {
+        Expr::Identifier(i) => i.value.clone(),
+        Expr::Value(v) => match &v.value {
+            Value::SingleQuotedString(s) | Value::DoubleQuotedString(s) | Value::EscapedStringLiteral(s) => s.clone(),
+            other => other.to_string(),
+        },
+        Expr::Interval(i) => return value_text(&i.value),
+        other => other.to_string(),
+    })
+}
