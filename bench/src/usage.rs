@@ -1,0 +1,65 @@
+//! What a run costs: processor time and memory of this process, as the kernel counts them.
+
+use std::time::{Duration, Instant};
+
+/// A moment in a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    at: Instant,
+    user: Duration,
+    system: Duration,
+}
+
+/// What passed between two marks.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    pub wall: Duration,
+    pub user: Duration,
+    pub system: Duration,
+}
+
+impl Usage {
+    /// User and system seconds of all threads.
+    pub fn cpu_s(&self) -> f64 {
+        (self.user + self.system).as_secs_f64()
+    }
+}
+
+impl Mark {
+    pub fn now() -> Mark {
+        let (user, system) = processor_times().unwrap_or_default();
+        Mark { at: Instant::now(), user, system }
+    }
+
+    pub fn elapsed(&self) -> Usage {
+        let now = Mark::now();
+        Usage {
+            wall: now.at - self.at,
+            user: now.user.saturating_sub(self.user),
+            system: now.system.saturating_sub(self.system),
+        }
+    }
+}
+
+/// The kernel counts in hundredths of a second (USER_HZ is 100 on every Linux we run on).
+const TICK: Duration = Duration::from_millis(10);
+
+fn processor_times() -> Option<(Duration, Duration)> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field is the name in parentheses and may hold spaces.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let user: u32 = fields.next()?.parse().ok()?;
+    let system: u32 = fields.next()?.parse().ok()?;
+    Some((TICK * user, TICK * system))
+}
+
+/// The largest resident set so far, in megabytes.
+pub fn peak_rss_mb() -> f64 {
+    std::fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|l| l.starts_with("VmHWM:"))?;
+            line.split_whitespace().nth(1)?.parse::<f64>().ok()
+        })
+        .map_or(0.0, |kib| kib / 1024.0)
+}
