@@ -29,7 +29,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use crate::block::Block;
-use crate::error::Result;
+use crate::error::{Result, StorageError};
 use crate::run::{RunIndex, RunReader};
 
 pub use disk::DiskCacheOptions;
@@ -328,6 +328,13 @@ impl BlockCache {
         stats.memory_bytes = self.memory.usage() as u64;
         stats.index_bytes = self.indexes.usage() as u64;
         stats
+    }
+
+    /// Gives the memory tier another budget; what exceeds it goes at once. For a memory governor.
+    pub fn set_memory_bytes(&self, bytes: usize) -> Result<()> {
+        self.memory
+            .resize(bytes.max(1))
+            .map_err(|e| StorageError::Cache(format!("cannot resize the memory tier: {e}")))
     }
 
     /// Drops clean memory; for a memory governor under pressure and for tests.

@@ -11,7 +11,6 @@ use object_store::path::Path;
 
 use super::*;
 use crate::block::{BlockCodec, Entries, Epochs};
-use crate::error::StorageError;
 use crate::run::{RunBuilder, RunKind, RunOptions};
 use crate::sim::{Faults, Profile, SimStore};
 
@@ -210,6 +209,8 @@ async fn memory_stays_within_its_budget() {
         cache.fetch(all(run, index), ReadOptions::DEMAND).await.unwrap();
     }
     assert!(cache.stats().memory_bytes <= 64 << 10, "{:?}", cache.stats());
+    cache.set_memory_bytes(16 << 10).unwrap();
+    assert!(cache.stats().memory_bytes <= 16 << 10, "{:?}", cache.stats());
 }
 
 async fn with_disk(sim: &SimStore, directory: &std::path::Path) -> Arc<BlockCache> {
@@ -299,4 +300,72 @@ async fn a_run_just_built_needs_no_reading() {
     assert_eq!(sim.stats().gets, gets);
     cache.forget_run(&runs[0]);
     assert!(cache.try_get(&runs[0], &index, 0).is_none());
+}
+
+/// Whatever goes wrong below and however small the tiers: right rows or an error, and a retry helps.
+#[tokio::test(start_paused = true)]
+async fn under_faults_and_eviction_blocks_are_right_or_an_error() {
+    for seed in 0..20u64 {
+        let sim = SimStore::in_memory(Profile::S3, seed);
+        let runs = runs(&sim, 3).await;
+        let options = CacheOptions {
+            memory_bytes: 40 << 10,
+            index_bytes: 4 << 10,
+            join_gap: seed % 3 * 3_000,
+            max_read_bytes: 1 + seed % 5 * 4_000,
+            ..CacheOptions::default()
+        };
+        let cache = open(&sim, options);
+        let faults =
+            Faults { error: 0.05, short_read: 0.03, damaged_read: 0.03, ..Faults::default() };
+        let readers = (0..6u32).map(|reader| {
+            let (cache, runs, sim) = (Arc::clone(&cache), runs.clone(), sim.clone());
+            async move {
+                let (mut right, mut wrong) = (0, 0);
+                for step in 0..20u32 {
+                    sim.set_faults(faults);
+                    let Ok(indexes) = cache.indexes(&runs, Priority::Demand).await else {
+                        wrong += 1;
+                        continue;
+                    };
+                    let wanted: Vec<BlockRequest> = (0..12u32)
+                        .map(|i| {
+                            let run = ((reader + i * step) % 3) as usize;
+                            let block = (i * 7 + step * 5 + reader) % indexes[run].blocks();
+                            request(&runs[run], &indexes[run], block)
+                        })
+                        .collect();
+                    let options =
+                        if step % 4 == 0 { ReadOptions::SCAN } else { ReadOptions::DEMAND };
+                    match cache.fetch(wanted.clone(), options).await {
+                        Ok(blocks) => {
+                            right += 1;
+                            for (block, asked) in blocks.iter().zip(&wanted) {
+                                assert_eq!(
+                                    block.entries.keys.value(0),
+                                    asked.index.first_key(asked.block)
+                                );
+                                assert_eq!(
+                                    block.entries.len(),
+                                    asked.index.block_rows(asked.block) as usize
+                                );
+                            }
+                        }
+                        Err(_) => wrong += 1,
+                    }
+                }
+                (right, wrong)
+            }
+        });
+        let results = futures::future::join_all(readers).await;
+        assert!(results.iter().map(|r| r.0).sum::<i32>() > 10, "{results:?}");
+        sim.set_faults(Faults::default());
+        let indexes = cache.indexes(&runs, Priority::Demand).await.unwrap();
+        for (run, index) in runs.iter().zip(&indexes) {
+            assert_eq!(
+                cache.fetch(all(run, index), ReadOptions::DEMAND).await.unwrap().len(),
+                index.blocks() as usize
+            );
+        }
+    }
 }

@@ -233,6 +233,27 @@ proptest! {
     }
 }
 
+#[test]
+fn absent_prefixes_of_a_known_length_cost_no_block() {
+    // Two rows for each even group.
+    let key = |i: u32| [&(i / 2 * 2).to_be_bytes()[..], &[i as u8 % 2]].concat();
+    let rows: Vec<Row> = (0..2_000).map(|i| (key(i), 5, 1, Some(i64::from(i)))).collect();
+    let (run, _) = build(
+        &[entries(&rows, Some(5), true)],
+        small_blocks(2_000).with_prefix_lengths(vec![4, 5]),
+    );
+    assert_eq!(run.index.prefix_lengths(), [4, 5]);
+    let groups = |odd: u32| {
+        BinaryArray::from_iter_values((0..1_000u32).map(|i| (i * 2 + odd).to_be_bytes()))
+    };
+    assert!(run.index.locate_prefixes(&groups(0)).len() >= 1_000);
+    let lies = run.index.locate_prefixes(&groups(1)).len();
+    assert!(lies < 30, "{lies} of 1000 absent prefixes would be read");
+    let unknown =
+        BinaryArray::from_iter_values((0..1_000u32).map(|i| i.to_be_bytes()[..3].to_vec()));
+    assert!(run.index.locate_prefixes(&unknown).len() >= 1_000);
+}
+
 fn numbered(n: usize) -> Vec<Row> {
     (0..n).map(|i| ((i as u32).to_be_bytes().to_vec(), 5, 1, Some(i as i64))).collect()
 }
