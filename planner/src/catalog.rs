@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use datafusion::logical_expr::TableSource;
+use datafusion::logical_expr::{ScalarUDF, TableSource};
 use millrace_common::SqlError;
 use millrace_rpc::catalog::Relation;
 
@@ -19,6 +19,11 @@ pub trait CatalogView: Send + Sync {
 
     /// A system table (`pg_catalog`, `information_schema`, `millrace_catalog`), if there is one.
     fn system_table(&self, _schema: Option<&str>, _name: &str) -> Option<Arc<dyn TableSource>> {
+        None
+    }
+
+    /// A function that only this catalog knows (`pg_get_viewdef` and the like).
+    fn function(&self, _name: &str) -> Option<Arc<ScalarUDF>> {
         None
     }
 

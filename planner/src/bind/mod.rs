@@ -1,14 +1,37 @@
 //! Names and types: AST to a logical plan.
-use std::sync::Arc;
+//!
+//! A query's AST is rewritten ([`desugar`]) so that everything whose meaning depends on types goes
+//! through one hook ([`operators`]); `SqlToRel` does the rest with our [`provider`]. Views are
+//! expanded from their stored text; window functions in FROM become plain plans ([`window_tvf`]).
+//! The result runs under DataFusion as it is, and the stream planner takes the same plan.
+
+pub mod ddl;
+pub mod desugar;
+pub mod locate;
+pub mod names;
+pub mod operators;
+pub mod provider;
+pub mod relations;
+pub mod types;
+pub mod volatility;
+pub mod window_tvf;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::logical_expr::{Expr, LogicalPlan};
-use datafusion::common::DFSchema;
-use millrace_common::{SqlError, SqlType};
+use datafusion::common::{DFSchema, ScalarValue};
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder};
+use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
+use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast;
 
 use crate::catalog::CatalogView;
+use crate::error::sql_error_from_datafusion;
+use operators::Parameters;
+use provider::{Provider, Seen};
+pub use volatility::check_view_volatility;
 
 /// What of the session a statement's meaning depends on.
 #[derive(Clone, Debug)]
@@ -30,51 +53,221 @@ impl Default for SessionInfo {
 /// A query with its names and types resolved.
 #[derive(Clone, Debug)]
 pub struct BoundQuery {
-    /// Not yet optimised, except that views are expanded and PostgreSQL's semantics are in.
-    /// Its own column names may carry a suffix that makes them unique; use `names`.
+    /// Not yet optimised (see [`crate::optimizer`]); views are expanded and PostgreSQL's semantics
+    /// are in. Its own column names may carry a suffix that makes them unique; use `names`.
     pub plan: LogicalPlan,
     /// Output names as PostgreSQL gives them; duplicates are possible.
     pub names: Vec<String>,
     pub types: Vec<SqlType>,
-    /// Types of `$1…`, by position; given ones and inferred ones.
+    /// Types of `$1…`, by position; given ones and inferred ones, text where nothing tells.
     pub param_types: Vec<DataType>,
-    /// Relations named by the query, plain views and what they read included.
+    /// Relations named by the query, plain views and what they read included, by id.
     pub relations: Vec<Arc<Relation>>,
 }
 
+impl BoundQuery {
+    /// The names as those of a relation: an error (42701) when one is repeated, 42P16 for `?column?`.
+    pub fn relation_names(&self) -> Result<Vec<String>, SqlError> {
+        for (i, name) in self.names.iter().enumerate() {
+            if self.names[..i].contains(name) {
+                return Err(SqlError::new(
+                    SqlState::DUPLICATE_COLUMN,
+                    format!("column \"{name}\" specified more than once"),
+                ));
+            }
+        }
+        Ok(self.names.clone())
+    }
+}
+
 pub struct Binder<'a> {
-    pub(crate) catalog: &'a dyn CatalogView,
-    pub(crate) session: SessionInfo,
+    catalog: &'a dyn CatalogView,
+    session: SessionInfo,
+    source: Option<&'a str>,
 }
 
 impl<'a> Binder<'a> {
     pub fn new(catalog: &'a dyn CatalogView, session: SessionInfo) -> Binder<'a> {
-        Binder { catalog, session }
+        Binder { catalog, session, source: None }
+    }
+
+    /// The whole string that was parsed: errors get positions in it.
+    pub fn with_source(mut self, sql: &'a str) -> Binder<'a> {
+        self.source = Some(sql);
+        self
     }
 
     /// Binds a query. `params`: types of `$1…` as far as the client gave them.
     pub fn query(
         &self,
-        _query: &ast::Query,
-        _params: &[Option<DataType>],
+        query: &ast::Query,
+        params: &[Option<DataType>],
     ) -> Result<BoundQuery, SqlError> {
-        let _ = (self.catalog, &self.session);
-        Err(SqlError::unsupported("binding"))
+        self.bind(query, params).map_err(|e| self.place(e, query))
     }
 
-    /// Binds a scalar expression over the columns of `schema` and casts it to `target` by
-    /// PostgreSQL's assignment rules, if one is given.
+    fn bind(
+        &self,
+        query: &ast::Query,
+        params: &[Option<DataType>],
+    ) -> Result<BoundQuery, SqlError> {
+        let parameters = Arc::new(Parameters::new(params));
+        let relations: Seen = Arc::new(Mutex::new(BTreeMap::new()));
+        let plan = plan_query(
+            query,
+            self.catalog,
+            &self.session,
+            Arc::clone(&parameters),
+            Arc::clone(&relations),
+            0,
+        )?;
+        let plan = type_nulls(plan)?;
+        let fields = plan.schema().fields();
+        let names = fields.iter().map(|f| names::shown(f.name()).to_owned()).collect();
+        let types = fields
+            .iter()
+            .map(|f| SqlType::from_arrow(f.data_type()))
+            .collect::<Result<Vec<_>, _>>()
+            .unwrap_or_else(|_| fields.iter().map(|f| output_type(f.data_type())).collect());
+        let param_types = parameter_types(&plan, &parameters)?;
+        let relations = relations.lock().unwrap_or_else(|e| e.into_inner());
+        let relations = relations.values().cloned().collect();
+        Ok(BoundQuery { plan, names, types, param_types, relations })
+    }
+
+    /// Binds a scalar expression over the columns of `schema`. With a target, the result has that
+    /// type, by PostgreSQL's assignment casts.
     pub fn expr(
         &self,
-        _expr: &ast::Expr,
-        _schema: &DFSchema,
-        _target: Option<SqlType>,
+        expr: &ast::Expr,
+        schema: &DFSchema,
+        target: Option<SqlType>,
     ) -> Result<Expr, SqlError> {
-        Err(SqlError::unsupported("binding"))
+        self.bind_expr(expr, schema, target).map_err(|e| self.place(e, expr))
+    }
+
+    fn bind_expr(
+        &self,
+        expr: &ast::Expr,
+        schema: &DFSchema,
+        target: Option<SqlType>,
+    ) -> Result<Expr, SqlError> {
+        let mut expr = expr.clone();
+        desugar::desugar_expr(&mut expr, &self.session)?;
+        let parameters = Arc::new(Parameters::default());
+        let relations: Seen = Arc::new(Mutex::new(BTreeMap::new()));
+        let provider =
+            Provider::new(self.catalog, &self.session, parameters, relations, true, 0);
+        let planner = SqlToRel::new_with_options(&provider, parser_options());
+        let bound = planner
+            .sql_to_expr(expr, schema, &mut PlannerContext::new())
+            .map_err(sql_error_from_datafusion)?;
+        match target {
+            Some(t) => self.assign(bound, schema, t),
+            None => Ok(bound),
+        }
+    }
+
+    /// An assignment cast (INSERT, UPDATE, DEFAULT) of a bound expression: anything to text, numbers
+    /// among each other, literals of unknown type; else error 42804.
+    pub fn assign(
+        &self,
+        expr: Expr,
+        schema: &DFSchema,
+        target: SqlType,
+    ) -> Result<Expr, SqlError> {
+        if let Expr::Literal(ScalarValue::Utf8(Some(text)), _) = &expr {
+            let value = crate::functions::cast::fold_assigned(text, target)?;
+            return Ok(Expr::Literal(value, None));
+        }
+        let from = expr.get_type(schema).map_err(sql_error_from_datafusion)?;
+        if from == DataType::Null {
+            let null = ScalarValue::try_from(&target.to_arrow()).map_err(sql_error_from_datafusion)?;
+            return Ok(Expr::Literal(null, None));
+        }
+        if !crate::functions::cast::assignable(&from, target) {
+            return Err(SqlError::new(
+                SqlState::DATATYPE_MISMATCH,
+                format!(
+                    "column is of type {target} but expression is of type {}",
+                    operators::type_name(&Some(from))
+                ),
+            )
+            .with_hint("You will need to rewrite or cast the expression."));
+        }
+        operators::cast_expr(expr, &from, target)
+    }
+
+    fn place<T: ast::Visit>(&self, e: SqlError, node: &T) -> SqlError {
+        match self.source {
+            Some(sql) if e.position.is_none() => locate::with_position(e, node, sql),
+            _ => e,
+        }
     }
 }
 
-/// Refuses (0A000) functions in a view whose result changes from call to call.
-pub fn check_view_volatility(_plan: &LogicalPlan) -> Result<(), SqlError> {
-    Ok(())
+/// What `SqlToRel` reads of its own options.
+fn parser_options() -> ParserOptions {
+    ParserOptions::new()
+        .with_parse_float_as_decimal(true)
+        .with_map_string_types_to_utf8view(false)
 }
+
+/// Plans one query (a statement's, or a view's stored one).
+fn plan_query(
+    query: &ast::Query,
+    catalog: &dyn CatalogView,
+    session: &SessionInfo,
+    parameters: Arc<Parameters>,
+    relations: Seen,
+    depth: usize,
+) -> Result<LogicalPlan, SqlError> {
+    let hidden = locate::names_identifier(query, ROW_ID);
+    let mut query = query.clone();
+    desugar::desugar_query(&mut query, session)?;
+    let provider = Provider::new(catalog, session, parameters, relations, hidden, depth);
+    let planner = SqlToRel::new_with_options(&provider, parser_options());
+    let statement = ast::Statement::Query(Box::new(query));
+    planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion)
+}
+
+/// The hidden row id of relations without a key.
+const ROW_ID: &str = "_row_id";
+
+/// `SELECT NULL` has type text.
+fn type_nulls(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+    let schema = Arc::clone(plan.schema());
+    if !schema.fields().iter().any(|f| *f.data_type() == DataType::Null) {
+        return Ok(plan);
+    }
+    let exprs = schema.iter().map(|(qualifier, field)| {
+        let column = Expr::Column((qualifier, field).into());
+        match field.data_type() {
+            DataType::Null => {
+                let cast = datafusion::logical_expr::Cast::new(Box::new(column), DataType::Utf8);
+                Expr::Cast(cast).alias(field.name())
+            }
+            _ => column,
+        }
+    });
+    LogicalPlanBuilder::from(plan)
+        .project(exprs.collect::<Vec<_>>())
+        .and_then(|b| b.build())
+        .map_err(sql_error_from_datafusion)
+}
+
+/// Lists and structs, which only system queries return, are shown as text.
+fn output_type(t: &DataType) -> SqlType {
+    SqlType::from_arrow(t).unwrap_or(SqlType::Text)
+}
+
+fn parameter_types(plan: &LogicalPlan, parameters: &Parameters) -> Result<Vec<DataType>, SqlError> {
+    let fields = plan.get_parameter_fields().map_err(sql_error_from_datafusion)?;
+    for (id, field) in fields {
+        parameters.note(&id, field.map(|f| f.data_type().clone()));
+    }
+    Ok(parameters.all().into_iter().map(|t| t.unwrap_or(DataType::Utf8)).collect())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,125 @@
 //! PostgreSQL's functions and operators where DataFusion's differ.
+//!
+//! One set for batch and views: the binder resolves names in [`functions`], a session registers them
+//! with [`register_all`], and a stored job graph finds them again by name.
+
+pub mod aggregates;
+pub mod arith;
+pub mod cast;
+pub mod datetime;
+pub mod extract;
+pub mod kernels;
+pub mod parse;
+pub mod text;
+pub mod window_fn;
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
 use datafusion::common::Result;
 use datafusion::execution::FunctionRegistry;
+use datafusion::logical_expr::{AggregateUDF, ScalarUDF, WindowUDF};
+
+/// Functions of DataFusion that PostgreSQL does not have and whose name would hide a mistake.
+const HIDDEN: [&str; 3] = ["union_extract", "union_tag", "arrow_cast"];
+
+/// Every function by name and alias.
+pub struct Functions {
+    scalars: HashMap<String, Arc<ScalarUDF>>,
+    aggregates: HashMap<String, Arc<AggregateUDF>>,
+    windows: HashMap<String, Arc<WindowUDF>>,
+}
+
+impl Functions {
+    pub fn scalar(&self, name: &str) -> Option<Arc<ScalarUDF>> {
+        self.scalars.get(name).cloned()
+    }
+
+    pub fn aggregate(&self, name: &str) -> Option<Arc<AggregateUDF>> {
+        self.aggregates.get(name).cloned()
+    }
+
+    pub fn window(&self, name: &str) -> Option<Arc<WindowUDF>> {
+        self.windows.get(name).cloned()
+    }
+
+    pub fn scalar_names(&self) -> Vec<String> {
+        self.scalars.keys().cloned().collect()
+    }
+
+    pub fn aggregate_names(&self) -> Vec<String> {
+        self.aggregates.keys().cloned().collect()
+    }
+
+    pub fn window_names(&self) -> Vec<String> {
+        self.windows.keys().cloned().collect()
+    }
+}
+
+/// Our own scalar functions.
+fn own_scalars() -> Vec<Arc<ScalarUDF>> {
+    use arith::ArithOp as A;
+    let mut all: Vec<Arc<ScalarUDF>> =
+        [A::Add, A::Sub, A::Mul, A::Div, A::Mod].iter().map(|op| op.function()).collect();
+    all.extend([arith::negate_function(), arith::abs_function()]);
+    all.extend(cast::cast_functions().iter().cloned());
+    all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
+    all.extend(extract::functions());
+    all
+}
+
+/// All functions; ours replace DataFusion's of the same name.
+pub fn functions() -> &'static Functions {
+    static ALL: OnceLock<Functions> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let mut f = Functions {
+            scalars: HashMap::new(),
+            aggregates: HashMap::new(),
+            windows: HashMap::new(),
+        };
+        let theirs = datafusion::functions::all_default_functions();
+        let nested = datafusion::functions_nested::all_default_nested_functions();
+        for udf in theirs.into_iter().chain(nested).chain(own_scalars()) {
+            for alias in udf.aliases() {
+                f.scalars.insert(alias.clone(), Arc::clone(&udf));
+            }
+            f.scalars.insert(udf.name().to_owned(), udf);
+        }
+        HIDDEN.iter().for_each(|name| drop(f.scalars.remove(*name)));
+        let theirs = datafusion::functions_aggregate::all_default_aggregate_functions();
+        for udf in theirs.into_iter().chain(aggregates::functions()) {
+            for alias in udf.aliases() {
+                f.aggregates.insert(alias.clone(), Arc::clone(&udf));
+            }
+            f.aggregates.insert(udf.name().to_owned(), udf);
+        }
+        for udf in datafusion::functions_window::all_default_window_functions() {
+            for alias in udf.aliases() {
+                f.windows.insert(alias.clone(), Arc::clone(&udf));
+            }
+            f.windows.insert(udf.name().to_owned(), udf);
+        }
+        f
+    })
+}
 
 /// Registers every function that a plan of ours may hold.
-pub fn register_all(_registry: &mut dyn FunctionRegistry) -> Result<()> {
+pub fn register_all(registry: &mut dyn FunctionRegistry) -> Result<()> {
+    let all = functions();
+    for udf in all.scalars.values() {
+        registry.register_udf(Arc::clone(udf))?;
+    }
+    for udf in own_scalars() {
+        registry.register_udf(udf)?;
+    }
+    for udf in all.aggregates.values() {
+        registry.register_udaf(Arc::clone(udf))?;
+    }
+    for udf in aggregates::functions() {
+        registry.register_udaf(udf)?;
+    }
+    for udf in all.windows.values() {
+        registry.register_udwf(Arc::clone(udf))?;
+    }
     Ok(())
 }

@@ -1,0 +1,456 @@
+//! A rewrite of the AST before planning, so that PostgreSQL's rules for literals, casts and
+//! operators can be applied where types are known.
+//!
+//! `SqlToRel` has one hook that sees the types of an expression's parts: binary operators. So
+//! everything that needs types becomes one, with a custom operator ([`Op`]) that
+//! [`super::operators`] resolves: casts, numbers, parameters, unary minus, elements of IN lists. BETWEEN,
+//! simple CASE, EXTRACT and their like are spelled out as comparisons and functions. Numbers that are not
+//! values (LIMIT, ORDER BY 1, window frames) keep their form.
+
+use std::ops::ControlFlow;
+
+use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_rpc::catalog::ColumnType;
+use sqlparser::ast::*;
+
+use super::SessionInfo;
+use super::names::{fold, name_items};
+use super::types::sql_type;
+use crate::functions::text::timestamptz_text;
+
+/// Our operators, as they travel in `BinaryOperator::Custom`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// A number's text (left operand).
+    Number,
+    /// A cast of the left operand.
+    Cast(SqlType),
+    /// Unary minus of the left operand.
+    Negate,
+    Distinct,
+    NotDistinct,
+    /// The right operand, as an element of a list that is compared with the left one.
+    Element,
+    /// A parameter (right operand) whose type is looked up or remembered.
+    Parameter,
+}
+
+impl Op {
+    fn encode(self) -> BinaryOperator {
+        BinaryOperator::Custom(match self {
+            Op::Number => "#number".into(),
+            Op::Cast(t) => {
+                let t = ColumnType::from(t);
+                format!("#cast:{}:{}", t.oid, t.typmod)
+            }
+            Op::Negate => "#negate".into(),
+            Op::Distinct => "#distinct".into(),
+            Op::NotDistinct => "#notdistinct".into(),
+            Op::Element => "#element".into(),
+            Op::Parameter => "#parameter".into(),
+        })
+    }
+
+    pub fn decode(op: &BinaryOperator) -> Option<Op> {
+        let BinaryOperator::Custom(text) = op else { return None };
+        Some(match text.as_str() {
+            "#number" => Op::Number,
+            "#negate" => Op::Negate,
+            "#distinct" => Op::Distinct,
+            "#notdistinct" => Op::NotDistinct,
+            "#element" => Op::Element,
+            "#parameter" => Op::Parameter,
+            _ => {
+                let (oid, typmod) = text.strip_prefix("#cast:")?.split_once(':')?;
+                let t = ColumnType { oid: oid.parse().ok()?, typmod: typmod.parse().ok()? };
+                Op::Cast(t.to_sql().ok()?)
+            }
+        })
+    }
+}
+
+/// Rewrites a query in place.
+pub fn desugar_query(query: &mut Query, session: &SessionInfo) -> Result<(), SqlError> {
+    run(query, session)
+}
+
+/// Rewrites a scalar expression in place.
+pub fn desugar_expr(expr: &mut Expr, session: &SessionInfo) -> Result<(), SqlError> {
+    run(expr, session)
+}
+
+fn run<T: VisitMut>(node: &mut T, session: &SessionInfo) -> Result<(), SqlError> {
+    match node.visit(&mut Desugar { session }) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(e) => Err(*e),
+    }
+}
+
+struct Desugar<'a> {
+    session: &'a SessionInfo,
+}
+
+type Flow = ControlFlow<Box<SqlError>>;
+
+impl VisitorMut for Desugar<'_> {
+    type Break = Box<SqlError>;
+
+    fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
+        name_items(&mut select.projection);
+        match refuse_select(select) {
+            Some(e) => ControlFlow::Break(Box::new(e)),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    fn pre_visit_query(&mut self, query: &mut Query) -> Flow {
+        match refuse_query(query) {
+            Some(e) => ControlFlow::Break(Box::new(e)),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    fn post_visit_select(&mut self, select: &mut Select) -> Flow {
+        if let GroupByExpr::Expressions(exprs, _) = &mut select.group_by {
+            exprs.iter_mut().for_each(unwrap_number);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_query(&mut self, query: &mut Query) -> Flow {
+        if let Some(OrderBy { kind: OrderByKind::Expressions(exprs), .. }) = &mut query.order_by {
+            exprs.iter_mut().for_each(|o| unwrap_number(&mut o.expr));
+        }
+        if let Some(LimitClause::LimitOffset { limit, offset, .. }) = &mut query.limit_clause {
+            limit.iter_mut().for_each(unwrap_limit);
+            offset.iter_mut().for_each(|o| unwrap_limit(&mut o.value));
+        }
+        if let Some(Fetch { quantity: Some(q), .. }) = &mut query.fetch {
+            unwrap_limit(q);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> Flow {
+        match self.rewrite(expr) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(e) => ControlFlow::Break(Box::new(e)),
+        }
+    }
+}
+
+/// Clauses that would otherwise be ignored or computed wrongly.
+fn refuse_select(select: &Select) -> Option<SqlError> {
+    if select.into.is_some() {
+        return Some(SqlError::unsupported("SELECT INTO").with_hint("Use CREATE TABLE … AS."));
+    }
+    (select.top.is_some() || !select.lateral_views.is_empty() || select.prewhere.is_some())
+        .then(|| SqlError::unsupported("this SELECT clause"))
+}
+
+fn refuse_query(query: &Query) -> Option<SqlError> {
+    if let SetExpr::SetOperation {
+        op: op @ (SetOperator::Except | SetOperator::Intersect),
+        set_quantifier: SetQuantifier::All,
+        ..
+    } = query.body.as_ref()
+    {
+        return Some(SqlError::unsupported(format!("{op} ALL")));
+    }
+    None
+}
+
+fn null() -> Box<Expr> {
+    Box::new(Expr::value(Value::Null))
+}
+
+fn string(text: impl Into<String>) -> Expr {
+    Expr::value(Value::SingleQuotedString(text.into()))
+}
+
+fn ours(op: Op, left: Expr, right: Box<Expr>) -> Expr {
+    Expr::BinaryOp { left: Box::new(left), op: op.encode(), right }
+}
+
+fn binary(left: Expr, op: BinaryOperator, right: Expr) -> Expr {
+    Expr::BinaryOp { left: Box::new(left), op, right: Box::new(right) }
+}
+
+fn cast(e: Expr, t: SqlType) -> Expr {
+    ours(Op::Cast(t), e, null())
+}
+
+/// A call of a function, by a name that needs no folding.
+fn call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
+    let args = args.into_iter().map(|a| FunctionArg::Unnamed(FunctionArgExpr::Expr(a))).collect();
+    Expr::Function(Function {
+        name: ObjectName::from(vec![Ident::with_quote('"', name)]),
+        uses_odbc_syntax: false,
+        parameters: FunctionArguments::None,
+        args: FunctionArguments::List(FunctionArgumentList {
+            duplicate_treatment: None,
+            args,
+            clauses: Vec::new(),
+        }),
+        filter: None,
+        null_treatment: None,
+        over: None,
+        within_group: Vec::new(),
+    })
+}
+
+fn take(e: &mut Expr) -> Expr {
+    std::mem::replace(e, Expr::value(Value::Null))
+}
+
+/// The text of a number that was rewritten.
+fn number_text(e: &Expr) -> Option<&str> {
+    match e {
+        Expr::BinaryOp { left, op, .. } if Op::decode(op) == Some(Op::Number) => match &**left {
+            Expr::Value(v) => match &v.value {
+                Value::SingleQuotedString(s) => Some(s),
+                _ => None,
+            },
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Gives a number back its plain form.
+fn unwrap_number(e: &mut Expr) {
+    if let Some(text) = number_text(e) {
+        *e = Expr::value(Value::Number(text.to_owned(), false));
+    }
+}
+
+fn unwrap_limit(e: &mut Expr) {
+    unwrap_number(e);
+    if let Expr::BinaryOp { op, right, .. } = e
+        && Op::decode(op) == Some(Op::Parameter)
+    {
+        // LIMIT counts in bigint.
+        *e = ours(Op::Cast(SqlType::BigInt), take(right), null());
+    }
+}
+
+impl Desugar<'_> {
+    fn rewrite(&self, expr: &mut Expr) -> Result<(), SqlError> {
+        let new = match expr {
+            Expr::Value(v) => match &v.value {
+                Value::Number(n, _) => ours(Op::Number, string(n.replace('_', "")), null()),
+                Value::Placeholder(_) => {
+                    let p = take(expr);
+                    ours(Op::Parameter, Expr::value(Value::Null), Box::new(p))
+                }
+                Value::EscapedStringLiteral(s) | Value::UnicodeStringLiteral(s) => {
+                    string(s.clone())
+                }
+                Value::DollarQuotedString(s) => string(s.value.clone()),
+                _ => return Ok(()),
+            },
+            Expr::UnaryOp { op: UnaryOperator::Minus, expr: e } => match number_text(e) {
+                Some(text) if !text.starts_with('-') => {
+                    ours(Op::Number, string(format!("-{text}")), null())
+                }
+                _ => ours(Op::Negate, take(e), null()),
+            },
+            Expr::UnaryOp { op: UnaryOperator::Plus, expr: e } => take(e),
+            Expr::Cast { kind: CastKind::Cast | CastKind::DoubleColon, expr: e, data_type, .. } => {
+                cast(take(e), sql_type(data_type)?)
+            }
+            Expr::TypedString(t) => {
+                let text = t.value.clone().into_string().unwrap_or_default();
+                cast(string(text), sql_type(&t.data_type)?)
+            }
+            Expr::Interval(i) => cast(string(interval_text(i)?), SqlType::Interval),
+            Expr::Between { expr: e, negated, low, high } => {
+                let e = take(e);
+                let lower = binary(e.clone(), BinaryOperator::GtEq, take(low));
+                let upper = binary(e, BinaryOperator::LtEq, take(high));
+                negate_if(*negated, binary(lower, BinaryOperator::And, upper))
+            }
+            Expr::IsDistinctFrom(a, b) => ours(Op::Distinct, take(a), Box::new(take(b))),
+            Expr::IsNotDistinctFrom(a, b) => ours(Op::NotDistinct, take(a), Box::new(take(b))),
+            Expr::InList { expr: e, list, .. } => {
+                let left = e.as_ref().clone();
+                for item in list.iter_mut() {
+                    *item = ours(Op::Element, left.clone(), Box::new(take(item)));
+                }
+                return Ok(());
+            }
+            Expr::BinaryOp { left, op: BinaryOperator::Eq, right } => match (&**left, &**right) {
+                (Expr::Tuple(a), Expr::Tuple(b)) if a.len() == b.len() && !a.is_empty() => {
+                    let pairs = a.iter().zip(b);
+                    let equal = pairs.map(|(a, b)| binary(a.clone(), BinaryOperator::Eq, b.clone()));
+                    match equal.reduce(|x, y| binary(x, BinaryOperator::And, y)) {
+                        Some(all) => Expr::Nested(Box::new(all)),
+                        None => return Ok(()),
+                    }
+                }
+                _ => return Ok(()),
+            },
+            Expr::Case { operand, conditions, .. } if operand.is_some() => {
+                if let Some(o) = operand.take() {
+                    for when in conditions {
+                        let value = take(&mut when.condition);
+                        when.condition = binary(o.as_ref().clone(), BinaryOperator::Eq, value);
+                    }
+                }
+                return Ok(());
+            }
+            Expr::Extract { field, expr: e, .. } => {
+                let field = field.to_string().trim_matches('\'').to_lowercase();
+                call("extract", [string(field), take(e)])
+            }
+            Expr::Position { expr: e, r#in } => call("strpos", [take(r#in), take(e)]),
+            Expr::Substring { expr: e, substring_from, substring_for, .. } => {
+                let from = substring_from.as_mut().map(|f| take(f));
+                let from = from.unwrap_or_else(|| ours(Op::Number, string("1"), null()));
+                let length = substring_for.as_mut().map(|f| take(f));
+                call("substr", [take(e), from].into_iter().chain(length))
+            }
+            Expr::Overlay { expr: e, overlay_what, overlay_from, overlay_for } => {
+                let length = overlay_for.as_mut().map(|f| take(f));
+                let args = [take(e), take(overlay_what), take(overlay_from)];
+                call("overlay", args.into_iter().chain(length))
+            }
+            Expr::Floor { expr: e, field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime) } => {
+                call("floor", [take(e)])
+            }
+            Expr::Ceil { expr: e, field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime) } => {
+                call("ceil", [take(e)])
+            }
+            Expr::AtTimeZone { timestamp, time_zone } => {
+                call("timezone", [take(time_zone), take(timestamp)])
+            }
+            Expr::Collate { expr: e, .. } => take(e),
+            Expr::Function(f) => match self.function(f)? {
+                Some(new) => new,
+                None => return Ok(()),
+            },
+            _ => return Ok(()),
+        };
+        *expr = new;
+        Ok(())
+    }
+
+    /// Functions that are operators, or constants of the statement.
+    fn function(&self, f: &mut Function) -> Result<Option<Expr>, SqlError> {
+        let parts: Vec<String> = f.name.0.iter().filter_map(|p| p.as_ident()).map(fold).collect();
+        let name = match parts.as_slice() {
+            [name] => name.as_str(),
+            [schema, name] if schema == "pg_catalog" => {
+                f.name = ObjectName::from(vec![Ident::with_quote('"', name.clone())]);
+                name.as_str()
+            }
+            _ => {
+                let name = f.name.to_string();
+                return Err(SqlError::new(
+                    SqlState::UNDEFINED_FUNCTION,
+                    format!("function {name} does not exist"),
+                ));
+            }
+        };
+        if f.over.is_some() {
+            unwrap_window(f);
+        }
+        let now = || cast(string(timestamptz_text(self.session.now_us)), SqlType::Timestamptz);
+        let fixed = !self.session.for_view;
+        Ok(match name {
+            "mod" => arguments(f).and_then(<[Expr; 2]>::try_from_vec).map(|[a, b]| {
+                let (a, b) = (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
+                Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
+            }),
+            "now" | "current_timestamp" | "transaction_timestamp" | "statement_timestamp"
+                if fixed =>
+            {
+                Some(now())
+            }
+            "localtimestamp" if fixed => Some(cast(now(), SqlType::Timestamp)),
+            "current_date" if fixed => Some(cast(now(), SqlType::Date)),
+            "localtime" | "current_time" if fixed => {
+                Some(cast(cast(now(), SqlType::Timestamp), SqlType::Time))
+            }
+            "transaction_timestamp" | "statement_timestamp" | "current_timestamp"
+            | "localtimestamp" => Some(call("now", [])),
+            "current_user" | "session_user" | "user" | "current_role" if fixed => {
+                Some(string(self.session.user.clone()))
+            }
+            "current_database" | "current_catalog" if fixed => {
+                Some(string(self.session.database.clone()))
+            }
+            _ => None,
+        })
+    }
+}
+
+fn negate_if(negated: bool, e: Expr) -> Expr {
+    let nested = Expr::Nested(Box::new(e));
+    match negated {
+        true => Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(nested) },
+        false => nested,
+    }
+}
+
+/// Window frames and the plain arguments of window functions want plain numbers.
+fn unwrap_window(f: &mut Function) {
+    if let FunctionArguments::List(list) = &mut f.args {
+        for arg in list.args.iter_mut().skip(1) {
+            if let FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) = arg {
+                unwrap_number(e);
+            }
+        }
+    }
+    let Some(WindowType::WindowSpec(spec)) = &mut f.over else { return };
+    let Some(frame) = &mut spec.window_frame else { return };
+    for bound in [Some(&mut frame.start_bound), frame.end_bound.as_mut()].into_iter().flatten() {
+        if let WindowFrameBound::Preceding(Some(e)) | WindowFrameBound::Following(Some(e)) = bound {
+            unwrap_number(e);
+        }
+    }
+}
+
+/// The unnamed arguments of a plain call.
+fn arguments(f: &mut Function) -> Option<Vec<Expr>> {
+    let FunctionArguments::List(list) = &mut f.args else { return None };
+    if f.over.is_some() || list.duplicate_treatment.is_some() {
+        return None;
+    }
+    list.args
+        .iter()
+        .map(|a| match a {
+            FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) => Some(e.clone()),
+            _ => None,
+        })
+        .collect()
+}
+
+trait TryFromVec: Sized {
+    fn try_from_vec(v: Vec<Expr>) -> Option<Self>;
+}
+
+impl<const N: usize> TryFromVec for [Expr; N] {
+    fn try_from_vec(v: Vec<Expr>) -> Option<Self> {
+        v.try_into().ok()
+    }
+}
+
+/// The text of an interval literal, its unit after the number.
+fn interval_text(i: &Interval) -> Result<String, SqlError> {
+    let text = match i.value.as_ref() {
+        Expr::Value(v) => match &v.value {
+            Value::SingleQuotedString(s) => s.clone(),
+            Value::Number(n, _) => n.clone(),
+            _ => return Err(SqlError::unsupported("an interval of an expression")),
+        },
+        e => match number_text(e) {
+            Some(n) => n.to_owned(),
+            None => return Err(SqlError::unsupported("an interval of an expression")),
+        },
+    };
+    Ok(match (&i.leading_field, text.trim().parse::<f64>()) {
+        (Some(unit), Ok(_)) => format!("{text} {}", unit.to_string().to_lowercase()),
+        _ => text,
+    })
+}

@@ -1,0 +1,125 @@
+//! Output column names, by PostgreSQL's rules (FigureColname).
+//!
+//! DataFusion wants the names of one projection unique; PostgreSQL does not. A repeated name gets
+//! an invisible suffix here, which [`shown`] takes off again.
+
+use std::collections::HashMap;
+
+use sqlparser::ast::{Expr, Ident, ObjectName, Query, SelectItem, SetExpr, UnaryOperator, Value};
+
+use super::types::{sql_type, type_column_name};
+
+/// Starts the suffix of a repeated name; no identifier of a user contains it.
+const MARK: char = '\u{1f}';
+
+/// A name as the user sees it.
+pub fn shown(name: &str) -> &str {
+    name.split(MARK).next().unwrap_or(name)
+}
+
+/// Gives every expression of a SELECT list the alias that PostgreSQL would, unique in the list.
+pub fn name_items(items: &mut [SelectItem]) {
+    let mut seen: HashMap<String, usize> = HashMap::new();
+    for item in items {
+        let (name, plain) = match &*item {
+            SelectItem::UnnamedExpr(e) => (column_name(e), is_column(e)),
+            SelectItem::ExprWithAlias { alias, .. } => (fold(alias), true),
+            _ => continue,
+        };
+        let count = seen.entry(name.clone()).or_insert(0);
+        *count += 1;
+        if *count == 1 && plain {
+            continue;
+        }
+        let unique = match *count {
+            1 => name,
+            n => format!("{name}{MARK}{n}"),
+        };
+        let alias = Ident::with_quote('"', unique);
+        match item {
+            SelectItem::UnnamedExpr(e) => {
+                let expr = std::mem::replace(e, Expr::value(Value::Null));
+                *item = SelectItem::ExprWithAlias { expr, alias };
+            }
+            SelectItem::ExprWithAlias { alias: a, .. } => *a = alias,
+            _ => {}
+        }
+    }
+}
+
+fn is_column(e: &Expr) -> bool {
+    matches!(e, Expr::Identifier(_) | Expr::CompoundIdentifier(_))
+}
+
+/// An identifier as PostgreSQL folds it.
+pub fn fold(ident: &Ident) -> String {
+    match ident.quote_style {
+        Some(_) => ident.value.clone(),
+        None => ident.value.to_ascii_lowercase(),
+    }
+}
+
+fn last_part(name: &ObjectName) -> String {
+    name.0.last().and_then(|p| p.as_ident()).map(fold).unwrap_or_default()
+}
+
+/// The name of an expression without an alias.
+pub fn column_name(e: &Expr) -> String {
+    figure(e).map_or_else(|| "?column?".to_owned(), |(name, _)| name)
+}
+
+/// A name and whether it is a strong one (a cast's type name and CASE are weak).
+fn figure(e: &Expr) -> Option<(String, bool)> {
+    let strong = |s: &str| Some((s.to_owned(), true));
+    let weak = |s: &str| Some((s.to_owned(), false));
+    match e {
+        Expr::Identifier(i) => Some((fold(i), true)),
+        Expr::CompoundIdentifier(parts) => parts.last().map(|i| (fold(i), true)),
+        Expr::Nested(inner) | Expr::Collate { expr: inner, .. } => figure(inner),
+        Expr::Function(f) => Some((last_part(&f.name), true)),
+        Expr::Cast { expr, data_type, .. } => match figure(expr) {
+            Some((name, true)) => Some((name, true)),
+            _ => weak(sql_type(data_type).map_or("text", type_column_name)),
+        },
+        Expr::TypedString(t) => weak(sql_type(&t.data_type).map_or("text", type_column_name)),
+        Expr::Interval(_) => weak("interval"),
+        Expr::Case { else_result, .. } => match else_result.as_deref().and_then(figure) {
+            Some((name, true)) => Some((name, true)),
+            _ => weak("case"),
+        },
+        Expr::Value(v) => match v.value {
+            Value::Boolean(_) => weak("bool"),
+            _ => None,
+        },
+        Expr::UnaryOp { op: UnaryOperator::Plus, .. } => None,
+        Expr::Exists { .. } => strong("exists"),
+        Expr::Subquery(q) => subquery_name(q).map(|n| (n, true)),
+        Expr::Extract { .. } => strong("extract"),
+        Expr::Substring { .. } => strong("substring"),
+        Expr::Position { .. } => strong("position"),
+        Expr::Overlay { .. } => strong("overlay"),
+        Expr::Ceil { .. } => strong("ceil"),
+        Expr::Floor { .. } => strong("floor"),
+        Expr::Trim { trim_where, .. } => strong(match trim_where {
+            Some(sqlparser::ast::TrimWhereField::Leading) => "ltrim",
+            Some(sqlparser::ast::TrimWhereField::Trailing) => "rtrim",
+            _ => "btrim",
+        }),
+        Expr::AtTimeZone { .. } => strong("timezone"),
+        Expr::Array(_) => strong("array"),
+        Expr::Tuple(_) => strong("row"),
+        _ => None,
+    }
+}
+
+fn subquery_name(q: &Query) -> Option<String> {
+    match q.body.as_ref() {
+        SetExpr::Select(s) => match s.projection.first()? {
+            SelectItem::UnnamedExpr(e) => Some(column_name(e)),
+            SelectItem::ExprWithAlias { alias, .. } => Some(shown(&fold(alias)).to_owned()),
+            _ => None,
+        },
+        SetExpr::Query(q) => subquery_name(q),
+        _ => None,
+    }
+}

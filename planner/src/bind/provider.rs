@@ -1,0 +1,274 @@
+//! What `SqlToRel` asks: relations, functions, options.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use datafusion::arrow::datatypes::{DataType, Schema, SchemaRef};
+use datafusion::catalog::cte_worktable::CteWorkTable;
+use datafusion::common::{Column, Result, TableReference};
+use datafusion::config::ConfigOptions;
+use datafusion::datasource::provider_as_source;
+use datafusion::execution::SessionStateDefaults;
+use datafusion::logical_expr::planner::{ContextProvider, ExprPlanner, RelationPlanner};
+use datafusion::logical_expr::{
+    AggregateUDF, Expr, HigherOrderUDF, LogicalPlan, LogicalPlanBuilder, ScalarUDF, TableSource,
+    TableType, WindowUDF,
+};
+use millrace_common::{SqlError, SqlState};
+use millrace_rpc::catalog::{Relation, RelationKind};
+
+use super::SessionInfo;
+use super::operators::{OperatorPlanner, Parameters};
+use super::relations::FromPlanner;
+use crate::catalog::CatalogView;
+use crate::error::{closest, external};
+use crate::functions::functions;
+use crate::optimizer::config_options;
+
+/// Relations that a statement has named so far, by id.
+pub type Seen = Arc<Mutex<BTreeMap<u32, Arc<Relation>>>>;
+
+pub struct Provider<'a> {
+    catalog: &'a dyn CatalogView,
+    session: &'a SessionInfo,
+    options: ConfigOptions,
+    expr_planners: Vec<Arc<dyn ExprPlanner>>,
+    relation_planners: Vec<Arc<dyn RelationPlanner>>,
+    relations: Seen,
+    /// The query names a hidden column, so scans show them.
+    show_hidden: bool,
+    /// Views within views.
+    depth: usize,
+}
+
+/// Views may nest this deep: bounds the stack while binding.
+const MAX_VIEW_DEPTH: usize = 32;
+
+impl<'a> Provider<'a> {
+    pub fn new(
+        catalog: &'a dyn CatalogView,
+        session: &'a SessionInfo,
+        parameters: Arc<Parameters>,
+        relations: Seen,
+        show_hidden: bool,
+        depth: usize,
+    ) -> Provider<'a> {
+        let mut expr_planners: Vec<Arc<dyn ExprPlanner>> =
+            vec![Arc::new(OperatorPlanner { parameters })];
+        expr_planners.extend(SessionStateDefaults::default_expr_planners());
+        Provider {
+            catalog,
+            session,
+            options: config_options(),
+            expr_planners,
+            relation_planners: vec![Arc::new(FromPlanner { for_view: session.for_view })],
+            relations,
+            show_hidden,
+            depth,
+        }
+    }
+
+    fn source(&self, name: &TableReference) -> Result<Arc<dyn TableSource>, SqlError> {
+        if let Some(catalog) = name.catalog()
+            && catalog != self.session.database
+        {
+            return Err(SqlError::unsupported("a reference to another database"));
+        }
+        if let Some(relation) = self.catalog.relation(name.schema(), name.table()) {
+            return self.relation(relation);
+        }
+        match self.catalog.system_table(name.schema(), name.table()) {
+            Some(source) => Ok(source),
+            None => Err(self.undefined(name)),
+        }
+    }
+
+    fn relation(&self, relation: Arc<Relation>) -> Result<Arc<dyn TableSource>, SqlError> {
+        let seen = Arc::clone(&relation);
+        self.relations.lock().unwrap_or_else(|e| e.into_inner()).insert(relation.id, seen);
+        match RelationKind::try_from(relation.kind).unwrap_or(RelationKind::Unspecified) {
+            RelationKind::View => self.view(&relation),
+            RelationKind::Table | RelationKind::Source | RelationKind::MaterializedView => {
+                let source = self.catalog.table_source(&relation)?;
+                if self.show_hidden || !relation.columns.iter().any(|c| c.hidden) {
+                    return Ok(source);
+                }
+                hide_columns(&relation, source)
+            }
+            _ => Err(SqlError::new(
+                SqlState::WRONG_OBJECT_TYPE,
+                format!("cannot open relation \"{}\"", relation.name),
+            )),
+        }
+    }
+
+    /// A plain view's query in place of a scan.
+    fn view(&self, view: &Relation) -> Result<Arc<dyn TableSource>, SqlError> {
+        if self.depth >= MAX_VIEW_DEPTH {
+            return Err(SqlError::new(
+                SqlState::STATEMENT_TOO_COMPLEX,
+                format!("views are nested more than {MAX_VIEW_DEPTH} deep"),
+            ));
+        }
+        let query = crate::parser::parse_query(&view.query)?;
+        let plan = super::plan_query(
+            &query,
+            self.catalog,
+            self.session,
+            Arc::new(Parameters::default()),
+            Arc::clone(&self.relations),
+            self.depth + 1,
+        )?;
+        let fields = plan.schema().columns();
+        if fields.len() != view.columns.len() {
+            let message = format!("view \"{}\" no longer has its columns", view.name);
+            return Err(SqlError::internal(message));
+        }
+        let named = fields
+            .into_iter()
+            .zip(&view.columns)
+            .map(|(f, c)| Expr::Column(f).alias(c.name.clone()));
+        let plan = LogicalPlanBuilder::from(plan)
+            .project(named)
+            .and_then(|b| b.build())
+            .map_err(crate::sql_error_from_datafusion)?;
+        Ok(Arc::new(PlanSource::new(plan)))
+    }
+
+    fn undefined(&self, name: &TableReference) -> SqlError {
+        if let Some(schema) = name.schema()
+            && !self.catalog.schemas().iter().any(|s| s == schema)
+        {
+            return SqlError::new(
+                SqlState::UNDEFINED_TABLE,
+                format!("relation \"{schema}.{}\" does not exist", name.table()),
+            )
+            .with_detail(format!("There is no schema \"{schema}\"."));
+        }
+        let shown = match name.schema() {
+            Some(schema) => format!("{schema}.{}", name.table()),
+            None => name.table().to_owned(),
+        };
+        let e = SqlError::new(
+            SqlState::UNDEFINED_TABLE,
+            format!("relation \"{shown}\" does not exist"),
+        );
+        let names = self.catalog.names();
+        match closest(name.table(), names.iter().map(String::as_str)) {
+            Some(near) => e.with_hint(format!("Perhaps you meant the relation \"{near}\".")),
+            None => e,
+        }
+    }
+}
+
+/// A scan of the columns that `*` shows.
+fn hide_columns(
+    relation: &Relation,
+    source: Arc<dyn TableSource>,
+) -> Result<Arc<dyn TableSource>, SqlError> {
+    let visible = (0..relation.columns.len()).filter(|&i| !relation.columns[i].hidden).collect();
+    let name = TableReference::partial(relation.schema.as_str(), relation.name.as_str());
+    let scan = LogicalPlanBuilder::scan(name, source, Some(visible))
+        .and_then(|b| b.build())
+        .map_err(crate::sql_error_from_datafusion)?;
+    Ok(Arc::new(PlanSource::new(scan)))
+}
+
+/// A relation that is a plan: it is put in the place of its scan.
+#[derive(Debug)]
+struct PlanSource {
+    plan: LogicalPlan,
+    schema: SchemaRef,
+}
+
+impl PlanSource {
+    fn new(plan: LogicalPlan) -> PlanSource {
+        let schema = Arc::new(Schema::clone(plan.schema().as_arrow()));
+        PlanSource { plan, schema }
+    }
+}
+
+impl TableSource for PlanSource {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    fn table_type(&self) -> TableType {
+        TableType::View
+    }
+
+    fn get_logical_plan(&self) -> Option<Cow<'_, LogicalPlan>> {
+        Some(Cow::Borrowed(&self.plan))
+    }
+}
+
+/// The columns of a plan, qualified.
+pub fn columns_of(plan: &LogicalPlan) -> Vec<Expr> {
+    plan.schema().iter().map(|field| Expr::Column(Column::from(field))).collect()
+}
+
+impl ContextProvider for Provider<'_> {
+    fn get_table_source(&self, name: TableReference) -> Result<Arc<dyn TableSource>> {
+        self.source(&name).map_err(external)
+    }
+
+    fn create_cte_work_table(
+        &self,
+        name: &str,
+        schema: SchemaRef,
+    ) -> Result<Arc<dyn TableSource>> {
+        if self.session.for_view {
+            return Err(external(SqlError::unsupported("WITH RECURSIVE in a view")));
+        }
+        Ok(provider_as_source(Arc::new(CteWorkTable::new(name, schema))))
+    }
+
+    fn get_expr_planners(&self) -> &[Arc<dyn ExprPlanner>] {
+        &self.expr_planners
+    }
+
+    fn get_relation_planners(&self) -> &[Arc<dyn RelationPlanner>] {
+        &self.relation_planners
+    }
+
+    fn get_function_meta(&self, name: &str) -> Option<Arc<ScalarUDF>> {
+        self.catalog.function(name).or_else(|| functions().scalar(name))
+    }
+
+    fn get_higher_order_meta(&self, _name: &str) -> Option<Arc<HigherOrderUDF>> {
+        None
+    }
+
+    fn get_aggregate_meta(&self, name: &str) -> Option<Arc<AggregateUDF>> {
+        functions().aggregate(name)
+    }
+
+    fn get_window_meta(&self, name: &str) -> Option<Arc<WindowUDF>> {
+        functions().window(name)
+    }
+
+    fn get_variable_type(&self, _names: &[String]) -> Option<DataType> {
+        None
+    }
+
+    fn options(&self) -> &ConfigOptions {
+        &self.options
+    }
+
+    fn udf_names(&self) -> Vec<String> {
+        functions().scalar_names()
+    }
+
+    fn higher_order_function_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn udaf_names(&self) -> Vec<String> {
+        functions().aggregate_names()
+    }
+
+    fn udwf_names(&self) -> Vec<String> {
+        functions().window_names()
+    }
+}

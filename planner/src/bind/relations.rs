@@ -1,0 +1,195 @@
+//! Table functions in FROM: TUMBLE, HOP and generate_series; and what of FROM is refused.
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::logical_expr::planner::{
+    PlannedRelation, RelationPlanner, RelationPlannerContext, RelationPlanning,
+};
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, col, lit};
+use millrace_common::{SqlError, SqlState};
+use sqlparser::ast::{
+    FunctionArg, FunctionArgExpr, Ident, ObjectName, TableAlias, TableAliasColumnDef, TableFactor,
+};
+
+use super::names::fold;
+use super::window_tvf;
+use crate::error::external;
+use crate::functions::functions;
+
+#[derive(Debug)]
+pub struct FromPlanner {
+    pub for_view: bool,
+}
+
+impl RelationPlanner for FromPlanner {
+    fn plan_relation(
+        &self,
+        relation: TableFactor,
+        context: &mut dyn RelationPlannerContext,
+    ) -> Result<RelationPlanning> {
+        let (name, args, alias) = match relation {
+            TableFactor::Table { ref version, ref sample, with_ordinality, .. }
+                if version.is_some() || sample.is_some() || with_ordinality =>
+            {
+                return Err(external(refused(version.is_some(), sample.is_some())));
+            }
+            TableFactor::Table { name, args: Some(args), alias, .. } => (name, args.args, alias),
+            TableFactor::Function { lateral: false, name, args, alias, .. } => (name, args, alias),
+            other => return Ok(RelationPlanning::Original(Box::new(other))),
+        };
+        let function = function_name(&name);
+        let args = plain_args(args).map_err(external)?;
+        let planned = match function.as_str() {
+            "tumble" | "hop" => window_tvf::plan(&function, args, alias, context)?,
+            "generate_series" => self.series(args, alias, context)?,
+            _ => {
+                let message = format!("function {function} does not exist");
+                return Err(external(SqlError::new(SqlState::UNDEFINED_FUNCTION, message)
+                    .with_hint("Functions in FROM are TUMBLE, HOP and generate_series.")));
+            }
+        };
+        Ok(RelationPlanning::Planned(Box::new(planned)))
+    }
+}
+
+fn refused(version: bool, sample: bool) -> SqlError {
+    SqlError::unsupported(match (version, sample) {
+        (true, _) => "FOR SYSTEM_TIME AS OF",
+        (_, true) => "TABLESAMPLE",
+        _ => "WITH ORDINALITY",
+    })
+}
+
+fn function_name(name: &ObjectName) -> String {
+    name.0.last().and_then(|p| p.as_ident()).map(fold).unwrap_or_default()
+}
+
+fn plain_args(args: Vec<FunctionArg>) -> Result<Vec<sqlparser::ast::Expr>, SqlError> {
+    args.into_iter()
+        .map(|a| match a {
+            FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) => Ok(e),
+            _ => Err(SqlError::unsupported("a named argument")),
+        })
+        .collect()
+}
+
+/// More rows than this in a constant relation of a view would not belong into its plan.
+const MAX_CONSTANT_ROWS: i64 = 100_000;
+
+impl FromPlanner {
+    /// `generate_series(start, stop [, step])`: in batch a list that is unnested, in a view constant
+    /// rows.
+    fn series(
+        &self,
+        args: Vec<sqlparser::ast::Expr>,
+        alias: Option<TableAlias>,
+        context: &mut dyn RelationPlannerContext,
+    ) -> Result<PlannedRelation> {
+        let empty = DFSchema::empty();
+        let args = args
+            .into_iter()
+            .map(|a| context.sql_to_expr(a, &empty))
+            .collect::<Result<Vec<_>>>()?;
+        if !(2..=3).contains(&args.len()) {
+            return Err(external(SqlError::new(
+                SqlState::UNDEFINED_FUNCTION,
+                format!("function generate_series with {} arguments does not exist", args.len()),
+            )));
+        }
+        let plan = if self.for_view {
+            constant_series(&args)?
+        } else {
+            let t = args[0].get_type(&empty)?;
+            let integer = t.is_integer();
+            let int4 = args.iter().all(|a| {
+                matches!(a.get_type(&empty), Ok(DataType::Int32 | DataType::Int16))
+            });
+            let Some(list) = functions().scalar("generate_series") else {
+                return Err(external(SqlError::internal("generate_series is not registered")));
+            };
+            let args = match integer {
+                true => args
+                    .into_iter()
+                    .map(|a| a.cast_to(&DataType::Int64, &empty))
+                    .collect::<Result<Vec<_>>>()?,
+                false => args,
+            };
+            let plan = LogicalPlanBuilder::empty(true)
+                .project([list.call(args).alias("generate_series")])?
+                .unnest_column("generate_series")?
+                .build()?;
+            if int4 {
+                let c = col("generate_series").cast_to(&DataType::Int32, plan.schema())?;
+                LogicalPlanBuilder::from(plan).project([c.alias("generate_series")])?.build()?
+            } else {
+                plan
+            }
+        };
+        Ok(PlannedRelation::new(plan, Some(series_alias(alias))))
+    }
+}
+
+/// PostgreSQL names the column after the alias of the function.
+fn series_alias(alias: Option<TableAlias>) -> TableAlias {
+    match alias {
+        Some(alias) if alias.columns.is_empty() => TableAlias {
+            columns: vec![TableAliasColumnDef { name: alias.name.clone(), data_type: None }],
+            ..alias
+        },
+        Some(alias) => alias,
+        None => TableAlias {
+            explicit: false,
+            name: Ident::new("generate_series"),
+            columns: Vec::new(),
+            at: None,
+        },
+    }
+}
+
+fn constant_series(args: &[Expr]) -> Result<LogicalPlan> {
+    let integers: Option<Vec<i64>> = args
+        .iter()
+        .map(|a| match a {
+            Expr::Literal(ScalarValue::Int16(Some(v)), _) => Some(i64::from(*v)),
+            Expr::Literal(ScalarValue::Int32(Some(v)), _) => Some(i64::from(*v)),
+            Expr::Literal(ScalarValue::Int64(Some(v)), _) => Some(*v),
+            _ => None,
+        })
+        .collect();
+    let Some(integers) = integers else {
+        return Err(external(SqlError::unsupported(
+            "generate_series in a view over other than integer constants",
+        )));
+    };
+    let wide = args.iter().any(|a| matches!(a, Expr::Literal(ScalarValue::Int64(_), _)));
+    let (start, stop, step) = (integers[0], integers[1], integers.get(2).copied().unwrap_or(1));
+    if step == 0 {
+        return Err(external(SqlError::new(
+            SqlState::INVALID_PARAMETER_VALUE,
+            "step size cannot equal zero",
+        )));
+    }
+    let value = |v: i64| match wide {
+        true => lit(v),
+        false => lit(v as i32),
+    };
+    let mut rows = Vec::new();
+    let mut next = Some(start);
+    while let Some(v) = next.filter(|v| if step > 0 { *v <= stop } else { *v >= stop }) {
+        rows.push(vec![value(v)]);
+        if rows.len() as i64 > MAX_CONSTANT_ROWS {
+            return Err(external(SqlError::unsupported(format!(
+                "generate_series of more than {MAX_CONSTANT_ROWS} rows in a view"
+            ))));
+        }
+        next = v.checked_add(step);
+    }
+    let name = |c: Expr| c.alias("generate_series");
+    if rows.is_empty() {
+        let one = LogicalPlanBuilder::values(vec![vec![value(start)]])?;
+        return one.project([name(col("column1"))])?.filter(lit(false))?.build();
+    }
+    let plan = LogicalPlanBuilder::values(rows)?.build()?;
+    let column = Expr::Column(plan.schema().columns().swap_remove(0));
+    LogicalPlanBuilder::from(plan).project([name(column)])?.build()
+}

@@ -1,0 +1,1 @@
+//! Binder tests over a small catalog, and the functions evaluated in batch.

@@ -1,0 +1,120 @@
+//! Type names: sqlparser's data types to [`SqlType`].
+
+use millrace_common::{SqlError, SqlState, SqlType};
+use sqlparser::ast::{CharacterLength, DataType, ExactNumberInfo, ObjectName, TimezoneInfo};
+
+/// The type a user wrote.
+pub fn sql_type(t: &DataType) -> Result<SqlType, SqlError> {
+    use DataType as D;
+    Ok(match t {
+        D::Boolean | D::Bool => SqlType::Boolean,
+        D::SmallInt(_) | D::Int2(_) => SqlType::SmallInt,
+        D::Int(_) | D::Integer(_) | D::Int4(_) => SqlType::Int,
+        D::BigInt(_) | D::Int8(_) => SqlType::BigInt,
+        D::Real | D::Float4 => SqlType::Real,
+        D::Double(_) | D::DoublePrecision | D::Float8 => SqlType::Double,
+        D::Float(ExactNumberInfo::Precision(1..=24)) => SqlType::Real,
+        D::Float(_) => SqlType::Double,
+        D::Numeric(n) | D::Decimal(n) | D::Dec(n) => numeric(n)?,
+        D::Text | D::String(None) => SqlType::Text,
+        D::Varchar(n) | D::CharacterVarying(n) | D::CharVarying(n) => SqlType::Varchar(length(n)?),
+        D::Bytea => SqlType::Bytea,
+        D::Date => SqlType::Date,
+        D::Time(_, TimezoneInfo::None | TimezoneInfo::WithoutTimeZone) => SqlType::Time,
+        D::Timestamp(_, TimezoneInfo::None | TimezoneInfo::WithoutTimeZone) => SqlType::Timestamp,
+        D::Timestamp(_, TimezoneInfo::WithTimeZone | TimezoneInfo::Tz) => SqlType::Timestamptz,
+        D::Interval { .. } => SqlType::Interval,
+        D::Character(_) | D::Char(_) => {
+            return Err(SqlError::unsupported(format!("the type {t}"))
+                .with_hint("Use text or varchar(n)."));
+        }
+        D::Custom(name, args) if args.is_empty() => custom(name)?,
+        D::Regclass => SqlType::BigInt,
+        D::JSON | D::JSONB | D::Uuid | D::Array(_) => {
+            return Err(SqlError::unsupported(format!("the type {}", t.to_string().to_lowercase())));
+        }
+        other => return Err(unknown(&other.to_string())),
+    })
+}
+
+fn custom(name: &ObjectName) -> Result<SqlType, SqlError> {
+    let text = name.to_string().to_lowercase();
+    let last = text.rsplit('.').next().unwrap_or(&text).trim_matches('"');
+    Ok(match last {
+        "timestamptz" => SqlType::Timestamptz,
+        "name" | "char" | "bpchar" | "unknown" => SqlType::Text,
+        "oid" | "regclass" | "regtype" | "regproc" | "regnamespace" => SqlType::BigInt,
+        "bool" => SqlType::Boolean,
+        "int2" => SqlType::SmallInt,
+        "int4" => SqlType::Int,
+        "int8" => SqlType::BigInt,
+        "float4" => SqlType::Real,
+        "float8" => SqlType::Double,
+        "text" => SqlType::Text,
+        "varchar" => SqlType::Varchar(None),
+        "numeric" => SqlType::Numeric(None),
+        "json" | "jsonb" | "uuid" => {
+            return Err(SqlError::unsupported(format!("the type {last}")));
+        }
+        _ => return Err(unknown(&text)),
+    })
+}
+
+fn unknown(name: &str) -> SqlError {
+    let name = name.to_lowercase();
+    SqlError::new(SqlState::UNDEFINED_OBJECT, format!("type \"{name}\" does not exist"))
+}
+
+fn length(n: &Option<CharacterLength>) -> Result<Option<u32>, SqlError> {
+    match n {
+        None | Some(CharacterLength::Max) => Ok(None),
+        Some(CharacterLength::IntegerLength { length, .. }) => match u32::try_from(*length) {
+            Ok(n) if (1..=10_485_760).contains(&n) => Ok(Some(n)),
+            _ => Err(SqlError::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                "length for type varchar must be between 1 and 10485760",
+            )),
+        },
+    }
+}
+
+fn numeric(n: &ExactNumberInfo) -> Result<SqlType, SqlError> {
+    let (p, s) = match *n {
+        ExactNumberInfo::None => return Ok(SqlType::Numeric(None)),
+        ExactNumberInfo::Precision(p) => (p, 0),
+        ExactNumberInfo::PrecisionAndScale(p, s) => (p, s),
+    };
+    let invalid = |m: String| Err(SqlError::new(SqlState::INVALID_PARAMETER_VALUE, m));
+    if !(1..=1000).contains(&p) {
+        return invalid(format!("NUMERIC precision {p} must be between 1 and 1000"));
+    }
+    if p > 38 {
+        return Err(SqlError::unsupported(format!("numeric with precision {p}"))
+            .with_hint("The largest precision is 38."));
+    }
+    if !(0..=p as i64).contains(&s) {
+        return invalid(format!("NUMERIC scale {s} must be between 0 and precision {p}"));
+    }
+    Ok(SqlType::Numeric(Some((p as u8, s as i8))))
+}
+
+/// The short internal name that PostgreSQL gives an unnamed cast's column.
+pub fn type_column_name(t: SqlType) -> &'static str {
+    match t {
+        SqlType::Boolean => "bool",
+        SqlType::SmallInt => "int2",
+        SqlType::Int => "int4",
+        SqlType::BigInt => "int8",
+        SqlType::Real => "float4",
+        SqlType::Double => "float8",
+        SqlType::Numeric(_) => "numeric",
+        SqlType::Text => "text",
+        SqlType::Varchar(_) => "varchar",
+        SqlType::Bytea => "bytea",
+        SqlType::Date => "date",
+        SqlType::Time => "time",
+        SqlType::Timestamp => "timestamp",
+        SqlType::Timestamptz => "timestamptz",
+        SqlType::Interval => "interval",
+    }
+}

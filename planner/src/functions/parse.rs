@@ -1,0 +1,389 @@
+//! Text as PostgreSQL reads it into each type, with its errors.
+
+use millrace_common::{SqlError, SqlState, SqlType};
+
+use super::text::{days_from_civil, days_in_month};
+
+const DAY_US: i64 = 86_400_000_000;
+
+/// `invalid input syntax for type integer: "x"`
+pub fn invalid(t: SqlType, text: &str) -> SqlError {
+    let state = match t {
+        SqlType::Date | SqlType::Time | SqlType::Timestamp | SqlType::Timestamptz
+        | SqlType::Interval => SqlState::INVALID_DATETIME_FORMAT,
+        _ => SqlState::INVALID_TEXT_REPRESENTATION,
+    };
+    SqlError::new(state, format!("invalid input syntax for type {}: \"{text}\"", base_name(t)))
+}
+
+/// A type's name without its modifiers.
+pub fn base_name(t: SqlType) -> String {
+    match t {
+        SqlType::Numeric(_) => "numeric".into(),
+        SqlType::Varchar(_) => "character varying".into(),
+        t => t.to_string(),
+    }
+}
+
+pub fn out_of_range(t: SqlType, text: &str) -> SqlError {
+    let message = match t {
+        SqlType::Real | SqlType::Double => format!("\"{text}\" is out of range for type {t}"),
+        _ => format!("value \"{text}\" is out of range for type {t}"),
+    };
+    SqlError::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, message)
+}
+
+pub fn boolean(text: &str) -> Result<bool, SqlError> {
+    let t = text.trim().to_ascii_lowercase();
+    let prefix = |word: &str, least: usize| t.len() >= least && word.starts_with(&t);
+    if t == "1" || prefix("true", 1) || prefix("yes", 1) || prefix("on", 2) {
+        Ok(true)
+    } else if t == "0" || prefix("false", 1) || prefix("no", 1) || prefix("off", 2) {
+        Ok(false)
+    } else {
+        Err(invalid(SqlType::Boolean, text))
+    }
+}
+
+/// An integer in the range of `t`.
+pub fn integer(text: &str, t: SqlType) -> Result<i64, SqlError> {
+    let trimmed = text.trim_matches(|c: char| c.is_ascii_whitespace());
+    let digits = trimmed.strip_prefix(['+', '-']).unwrap_or(trimmed);
+    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(invalid(t, text));
+    }
+    let (low, high) = match t {
+        SqlType::SmallInt => (i64::from(i16::MIN), i64::from(i16::MAX)),
+        SqlType::Int => (i64::from(i32::MIN), i64::from(i32::MAX)),
+        _ => (i64::MIN, i64::MAX),
+    };
+    match trimmed.strip_prefix('+').unwrap_or(trimmed).parse::<i64>() {
+        Ok(v) if (low..=high).contains(&v) => Ok(v),
+        _ => Err(out_of_range(t, text)),
+    }
+}
+
+pub fn float(text: &str, t: SqlType) -> Result<f64, SqlError> {
+    let trimmed = text.trim();
+    let unsigned = trimmed.strip_prefix(['+', '-']).unwrap_or(trimmed);
+    let negative = trimmed.starts_with('-');
+    match unsigned.to_ascii_lowercase().as_str() {
+        "nan" => return Ok(f64::NAN),
+        "inf" | "infinity" => {
+            return Ok(if negative { f64::NEG_INFINITY } else { f64::INFINITY });
+        }
+        _ => {}
+    }
+    let plain = unsigned.bytes().all(|b| b.is_ascii_digit() || b".eE+-".contains(&b));
+    let v = match trimmed.parse::<f64>() {
+        Ok(v) if plain && !unsigned.is_empty() => v,
+        _ => return Err(invalid(t, text)),
+    };
+    let narrow = t == SqlType::Real;
+    let infinite = if narrow { (v as f32).is_infinite() } else { v.is_infinite() };
+    let vanished = if narrow { v as f32 == 0.0 } else { v == 0.0 };
+    let zero = !unsigned.split(['e', 'E']).next().unwrap_or("").bytes().any(|b| (b'1'..=b'9').contains(&b));
+    if infinite || (vanished && !zero) {
+        return Err(out_of_range(t, trimmed));
+    }
+    Ok(v)
+}
+
+/// Digits and scale of a number: `-1.50e1` is (-150, 1).
+pub fn numeric(text: &str) -> Result<(i128, i32), SqlError> {
+    let t = SqlType::Numeric(None);
+    let trimmed = text.trim();
+    let (negative, rest) = match trimmed.as_bytes().first() {
+        Some(b'-') => (true, &trimmed[1..]),
+        Some(b'+') => (false, &trimmed[1..]),
+        _ => (false, trimmed),
+    };
+    if matches!(rest.to_ascii_lowercase().as_str(), "nan" | "inf" | "infinity") {
+        return Err(SqlError::unsupported(format!("numeric \"{trimmed}\"")));
+    }
+    let (mantissa, exponent) = match rest.split_once(['e', 'E']) {
+        Some((m, e)) => (m, e.parse::<i32>().map_err(|_| invalid(t, text))?),
+        None => (rest, 0),
+    };
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = || whole.bytes().chain(fraction.bytes());
+    if whole.len() + fraction.len() == 0 || !digits().all(|b| b.is_ascii_digit()) {
+        return Err(invalid(t, text));
+    }
+    let overflow = || numeric_overflow();
+    let mut value: i128 = 0;
+    for b in digits() {
+        value = value
+            .checked_mul(10)
+            .and_then(|v| v.checked_add(i128::from(b - b'0')))
+            .ok_or_else(overflow)?;
+    }
+    let mut scale = fraction.len() as i32 - exponent;
+    while scale < 0 {
+        value = value.checked_mul(10).ok_or_else(overflow)?;
+        scale += 1;
+    }
+    Ok((if negative { -value } else { value }, scale))
+}
+
+pub fn numeric_overflow() -> SqlError {
+    SqlError::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, "value overflows numeric format")
+        .with_detail("Numeric values have at most 38 digits.")
+}
+
+fn field_range(text: &str) -> SqlError {
+    SqlError::new(
+        SqlState::DATETIME_FIELD_OVERFLOW,
+        format!("date/time field value out of range: \"{text}\""),
+    )
+}
+
+/// Day number of `YYYY-MM-DD` (also `/`, and `YYYYMMDD`).
+fn date_part(part: &str, text: &str, t: SqlType) -> Result<i64, SqlError> {
+    let bad = || invalid(t, text);
+    let pieces: Vec<&str> = part.split(['-', '/']).collect();
+    let (y, m, d) = match pieces.as_slice() {
+        [y, m, d] => (*y, *m, *d),
+        [all] if all.len() == 8 && all.is_ascii() => (&all[..4], &all[4..6], &all[6..]),
+        _ => return Err(bad()),
+    };
+    let number = |s: &str| -> Result<i64, SqlError> {
+        match s.bytes().all(|b| b.is_ascii_digit()) && (1..=6).contains(&s.len()) {
+            true => s.parse().map_err(|_| bad()),
+            false => Err(bad()),
+        }
+    };
+    let (y, m, d) = (number(y)?, number(m)?, number(d)?);
+    if pieces.len() == 3 && pieces[0].len() < 3 {
+        return Err(field_range(text).with_hint("Dates are written year-month-day."));
+    }
+    if !(1..=12).contains(&m) || d < 1 || d > i64::from(days_in_month(y, m as u32)) || y < 1 {
+        return Err(field_range(text));
+    }
+    Ok(days_from_civil(y, m as u32, d as u32))
+}
+
+/// Microseconds of `HH:MM[:SS[.ffffff]]`.
+fn time_part(part: &str, text: &str, t: SqlType) -> Result<i64, SqlError> {
+    let bad = || invalid(t, text);
+    let mut pieces = part.split(':');
+    let mut number = || -> Result<Option<&str>, SqlError> {
+        match pieces.next() {
+            Some(p) if !p.is_empty() => Ok(Some(p)),
+            Some(_) => Err(bad()),
+            None => Ok(None),
+        }
+    };
+    let (h, m, s) = (number()?.ok_or_else(bad)?, number()?.ok_or_else(bad)?, number()?);
+    if pieces.next().is_some() {
+        return Err(bad());
+    }
+    let whole = |s: &str| -> Result<i64, SqlError> {
+        match s.len() <= 2 && s.bytes().all(|b| b.is_ascii_digit()) {
+            true => s.parse().map_err(|_| bad()),
+            false => Err(bad()),
+        }
+    };
+    let (h, m) = (whole(h)?, whole(m)?);
+    let (s, us) = match s {
+        None => (0, 0),
+        Some(s) => {
+            let (s, fraction) = s.split_once('.').unwrap_or((s, ""));
+            (whole(s)?, fraction_us(fraction).ok_or_else(bad)?)
+        }
+    };
+    if h > 24 || m > 59 || s > 60 || (h == 24 && (m, s, us) != (0, 0, 0)) {
+        return Err(field_range(text));
+    }
+    Ok(((h * 60 + m) * 60 + s) * 1_000_000 + us)
+}
+
+/// Microseconds of the digits after the point, rounded.
+fn fraction_us(digits: &str) -> Option<i64> {
+    if digits.is_empty() {
+        return Some(0);
+    }
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let padded = format!("{digits:0<7}");
+    let seven: i64 = padded[..7].parse().ok()?;
+    Some((seven + 5) / 10)
+}
+
+pub fn date(text: &str) -> Result<i32, SqlError> {
+    let trimmed = text.trim();
+    if trimmed.eq_ignore_ascii_case("epoch") {
+        return Ok(0);
+    }
+    let part = trimmed.split([' ', 'T']).next().unwrap_or(trimmed);
+    if part.len() < trimmed.len() {
+        // A time of day is read and dropped.
+        let us = timestamp(trimmed, false).map_err(|_| invalid(SqlType::Date, text))?;
+        return Ok(us.div_euclid(DAY_US) as i32);
+    }
+    Ok(date_part(part, text, SqlType::Date)? as i32)
+}
+
+pub fn time(text: &str) -> Result<i64, SqlError> {
+    time_part(text.trim(), text, SqlType::Time)
+}
+
+/// Microseconds since 1970. With `tz`, an offset counts (default UTC); without, it is read and dropped.
+pub fn timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
+    let t = if tz { SqlType::Timestamptz } else { SqlType::Timestamp };
+    let trimmed = text.trim();
+    if trimmed.eq_ignore_ascii_case("epoch") {
+        return Ok(0);
+    }
+    let (date, rest) = match trimmed.find([' ', 'T', 't']) {
+        Some(i) => (&trimmed[..i], trimmed[i + 1..].trim()),
+        None => (trimmed, ""),
+    };
+    let days = date_part(date, text, t)?;
+    let (clock, zone) = match rest.find(|c: char| !(c.is_ascii_digit() || c == ':' || c == '.')) {
+        Some(i) => (rest[..i].trim(), rest[i..].trim()),
+        None => (rest, ""),
+    };
+    let us = if clock.is_empty() { 0 } else { time_part(clock, text, t)? };
+    let offset = zone_us(zone).ok_or_else(|| invalid(t, text))?;
+    let local = days
+        .checked_mul(DAY_US)
+        .and_then(|d| d.checked_add(us))
+        .ok_or_else(|| field_range(text))?;
+    Ok(if tz { local - offset } else { local })
+}
+
+/// Microseconds east of UTC.
+fn zone_us(zone: &str) -> Option<i64> {
+    if zone.is_empty() || ["z", "utc", "gmt"].contains(&zone.to_ascii_lowercase().as_str()) {
+        return Some(0);
+    }
+    let sign = match zone.as_bytes()[0] {
+        b'+' => 1,
+        b'-' => -1,
+        _ => return None,
+    };
+    let digits: String = zone[1..].chars().filter(|c| *c != ':').collect();
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let (h, m) = match digits.len() {
+        1 | 2 => (digits.parse::<i64>().ok()?, 0),
+        4 => (digits[..2].parse().ok()?, digits[2..].parse().ok()?),
+        _ => return None,
+    };
+    (h <= 15 && m < 60).then_some(sign * (h * 60 + m) * 60_000_000)
+}
+
+/// Months, days and microseconds of an interval.
+pub fn interval(text: &str) -> Result<(i32, i32, i64), SqlError> {
+    let bad = || invalid(SqlType::Interval, text);
+    let lower = text.trim().to_ascii_lowercase();
+    let mut words: Vec<String> = Vec::new();
+    for word in lower.split_whitespace().filter(|w| *w != "@") {
+        // `4seconds` is `4 seconds`.
+        match word.find(|c: char| c.is_ascii_alphabetic()) {
+            Some(i) if i > 0 => words.extend([word[..i].to_owned(), word[i..].to_owned()]),
+            _ => words.push(word.to_owned()),
+        }
+    }
+    let ago = words.last().is_some_and(|w| w == "ago");
+    if ago {
+        words.pop();
+    }
+    if words.is_empty() {
+        return Err(bad());
+    }
+    let (mut months, mut days, mut us) = (0f64, 0f64, 0f64);
+    let mut i = 0;
+    while i < words.len() {
+        let word = &words[i];
+        if word.contains(':') {
+            let (sign, clock) = match word.strip_prefix('-') {
+                Some(c) => (-1.0, c),
+                None => (1.0, word.strip_prefix('+').unwrap_or(word)),
+            };
+            us += sign * interval_clock(clock).ok_or_else(bad)? as f64;
+            i += 1;
+            continue;
+        }
+        let n: f64 = word.parse().ok().filter(|n: &f64| n.is_finite()).ok_or_else(bad)?;
+        let unit = words.get(i + 1).map_or("second", String::as_str);
+        match unit.trim_end_matches('s') {
+            "year" | "yr" | "y" => months += n * 12.0,
+            "mon" | "month" => months += n,
+            "week" | "w" => days += n * 7.0,
+            "day" | "d" => days += n,
+            "hour" | "hr" | "h" => us += n * 3.6e9,
+            "minute" | "min" | "m" => us += n * 6e7,
+            "second" | "sec" | "" => us += n * 1e6,
+            "millisecond" | "msec" => us += n * 1e3,
+            "microsecond" | "usec" => us += n,
+            "decade" => months += n * 120.0,
+            "century" | "centurie" => months += n * 1200.0,
+            _ => return Err(bad()),
+        }
+        i += 2;
+    }
+    let sign = if ago { -1.0 } else { 1.0 };
+    // Fractions go down to the next field: 30 days a month, 24 hours a day.
+    days += months.fract() * 30.0;
+    us += days.fract() * DAY_US as f64;
+    let (months, days, us) = (sign * months.trunc(), sign * days.trunc(), sign * us.round());
+    if months.abs() > f64::from(i32::MAX) || days.abs() > f64::from(i32::MAX) || us.abs() > 9e15 {
+        return Err(SqlError::new(
+            SqlState::DATETIME_FIELD_OVERFLOW,
+            format!("interval field value out of range: \"{text}\""),
+        ));
+    }
+    Ok((months as i32, days as i32, us as i64))
+}
+
+fn interval_clock(clock: &str) -> Option<i64> {
+    let pieces: Vec<&str> = clock.split(':').collect();
+    let number = |s: &str| s.parse::<i64>().ok().filter(|n| *n >= 0);
+    let (h, m, s) = match pieces.as_slice() {
+        [h, m] => (number(h)?, number(m)?, "0"),
+        [h, m, s] => (number(h)?, number(m)?, *s),
+        _ => return None,
+    };
+    let (s, fraction) = s.split_once('.').unwrap_or((s, ""));
+    Some(((h * 60 + m) * 60 + number(s)?) * 1_000_000 + fraction_us(fraction)?)
+}
+
+pub fn bytea(text: &str) -> Result<Vec<u8>, SqlError> {
+    let bad = || invalid(SqlType::Bytea, text);
+    if let Some(hex) = text.strip_prefix("\\x") {
+        let digits: Vec<u8> = hex.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
+        if digits.len() % 2 != 0 {
+            return Err(SqlError::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                "invalid hexadecimal data: odd number of digits",
+            ));
+        }
+        let nibble = |b: u8| (b as char).to_digit(16).ok_or_else(bad);
+        return digits
+            .chunks_exact(2)
+            .map(|p| Ok((nibble(p[0])? * 16 + nibble(p[1])?) as u8))
+            .collect();
+    }
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(b) = bytes.next() {
+        if b != b'\\' {
+            out.push(b);
+            continue;
+        }
+        match bytes.next() {
+            Some(b'\\') => out.push(b'\\'),
+            Some(a @ b'0'..=b'3') => {
+                let mut octal = || bytes.next().filter(|b| (b'0'..=b'7').contains(b));
+                let (b, c) = (octal().ok_or_else(bad)?, octal().ok_or_else(bad)?);
+                out.push((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'));
+            }
+            _ => return Err(bad()),
+        }
+    }
+    Ok(out)
+}

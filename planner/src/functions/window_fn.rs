@@ -1,0 +1,146 @@
+//! The functions that TUMBLE and HOP are made of; see [`crate::bind::window_tvf`] for the plans.
+
+use std::sync::{Arc, OnceLock};
+
+use arrow::array::*;
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::*;
+use datafusion::common::{Result, ScalarValue};
+use datafusion::logical_expr::{
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+};
+use millrace_common::{SqlError, SqlState};
+
+use crate::error::external;
+
+/// `hop_windows(time, slide, size, offset)` → list of starts, ascending.
+pub fn hop_windows() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Hop, "hop_windows"))))
+}
+
+/// `tumble_start(time, size, offset)` → start of the only window.
+pub fn tumble_start() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Tumble, "tumble_start"))))
+}
+
+/// `window_end(start, size)`.
+pub fn window_end() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::End, "window_end"))))
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Hop,
+    Tumble,
+    End,
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct WindowFn {
+    kind: Kind,
+    name: &'static str,
+    signature: Signature,
+}
+
+impl WindowFn {
+    fn udf(kind: Kind, name: &'static str) -> ScalarUDF {
+        let signature = Signature::variadic_any(Volatility::Immutable);
+        ScalarUDF::from(WindowFn { kind, name, signature })
+    }
+}
+
+fn constant(v: Option<&ColumnarValue>) -> Result<i64> {
+    match v {
+        Some(ColumnarValue::Scalar(ScalarValue::Int64(Some(v)))) => Ok(*v),
+        _ => Err(external(SqlError::internal("window arguments must be bigint literals"))),
+    }
+}
+
+fn out_of_range() -> SqlError {
+    SqlError::new(SqlState::DATETIME_FIELD_OVERFLOW, "timestamp out of range")
+}
+
+/// The last start at or before `time`.
+fn last_start(time: i64, step: i64, offset: i64) -> Option<i64> {
+    let since = time.checked_sub(offset)?;
+    time.checked_sub(since.rem_euclid(step))
+}
+
+impl ScalarUDFImpl for WindowFn {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
+        let time = args.first().cloned().unwrap_or(DataType::Null);
+        Ok(match self.kind {
+            Kind::Hop => DataType::List(Arc::new(Field::new_list_field(time, true))),
+            Kind::Tumble | Kind::End => time,
+        })
+    }
+
+    fn is_strict(&self) -> bool {
+        true
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let rows = args.number_rows;
+        let scalar = matches!(args.args.first(), Some(ColumnarValue::Scalar(_)));
+        let times = args.args[0].to_array(if scalar { 1 } else { rows })?;
+        let us = times.as_primitive_opt::<TimestampMicrosecondType>().ok_or_else(|| {
+            external(SqlError::internal("window functions take timestamps in microseconds"))
+        })?;
+        let numbers: Vec<i64> = (1..args.args.len())
+            .map(|i| constant(args.args.get(i)))
+            .collect::<Result<_>>()?;
+        let overflow = || external(out_of_range());
+        let out: ArrayRef = match (self.kind, numbers.as_slice()) {
+            (Kind::Tumble, [size, offset]) => Arc::new(
+                us.try_unary::<_, TimestampMicrosecondType, _>(|t| {
+                    last_start(t, *size, *offset).ok_or_else(overflow)
+                })?
+                .with_data_type(us.data_type().clone()),
+            ),
+            (Kind::End, [size]) => Arc::new(
+                us.try_unary::<_, TimestampMicrosecondType, _>(|t| {
+                    t.checked_add(*size).ok_or_else(overflow)
+                })?
+                .with_data_type(us.data_type().clone()),
+            ),
+            (Kind::Hop, [slide, size, offset]) => hop(us, *slide, *size, *offset)?,
+            _ => return Err(external(SqlError::internal("wrong number of window arguments"))),
+        };
+        match scalar {
+            true => Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?)),
+            false => Ok(ColumnarValue::Array(out)),
+        }
+    }
+}
+
+fn hop(us: &TimestampMicrosecondArray, slide: i64, size: i64, offset: i64) -> Result<ArrayRef> {
+    let windows = (size / slide) as usize;
+    let mut starts = Vec::with_capacity(us.len() * windows);
+    let mut lengths = Vec::with_capacity(us.len());
+    for i in 0..us.len() {
+        if us.is_null(i) {
+            lengths.push(0);
+            continue;
+        }
+        let last = last_start(us.value(i), slide, offset);
+        let first = last.and_then(|l| l.checked_sub(size - slide));
+        let Some(first) = first else { return Err(external(out_of_range())) };
+        starts.extend((0..windows as i64).map(|k| first + k * slide));
+        lengths.push(windows);
+    }
+    let values = TimestampMicrosecondArray::from(starts).with_data_type(us.data_type().clone());
+    let field = Arc::new(Field::new_list_field(us.data_type().clone(), true));
+    let offsets = OffsetBuffer::from_lengths(lengths);
+    Ok(Arc::new(ListArray::new(field, offsets, Arc::new(values), us.nulls().cloned())))
+}
