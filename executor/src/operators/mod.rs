@@ -1,10 +1,41 @@
 //! The operators of the job graph; see [`build`].
+//!
+//! [`linear`] ones keep no state. [`aggregate`], [`join`] and [`topn`] are built from
+//! [`crate::state`]: a key table with columns of state by slot, a gate for rows whose state is
+//! missing, and batched reads under way. All emit whole chunks and all of their results are
+//! independent of the order in which rows of different keys, or reads, complete.
 
-use arrow::datatypes::SchemaRef;
-use millrace_planner::graph::Node;
+pub mod aggregate;
+pub mod expr;
+pub mod join;
+pub mod linear;
+#[cfg(test)]
+mod tests {}
+pub mod topn;
 
+use std::sync::Arc;
+
+use arrow::datatypes::{Field, Schema, SchemaRef};
+use millrace_common::DeltaChunk;
+use millrace_planner::graph::{Node, Operator as Op};
+
+use self::expr::SafeExpr;
 use crate::error::ExecError;
-use crate::operator::{Operator, OperatorContext};
+use crate::error_sink::ErrorSink;
+use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
+use crate::operator::{Operator, OperatorContext, Output};
+use crate::options::{ExecOptions, StateAccess};
+use crate::state::{KeyGate, StateTable};
+use crate::stats::OperatorMetrics;
+
+/// What every operator with state shares.
+#[derive(Clone)]
+pub struct Env {
+    pub options: Arc<ExecOptions>,
+    pub errors: Arc<ErrorSink>,
+    pub metrics: Arc<OperatorMetrics>,
+    pub governor: Arc<MemoryGovernor>,
+}
 
 /// Builds the instance of a node that one task drives. Leaves and roots are the runtime's.
 pub fn build(
@@ -12,6 +43,111 @@ pub fn build(
     input_schemas: &[SchemaRef],
     ctx: &OperatorContext<'_>,
 ) -> Result<Box<dyn Operator>, ExecError> {
-    let _ = (input_schemas, ctx);
-    Err(ExecError::internal(format!("no operator for {:?}", node.op)))
+    let env = Env {
+        options: Arc::clone(&ctx.options),
+        errors: Arc::clone(&ctx.errors),
+        metrics: Arc::clone(&ctx.metrics),
+        governor: Arc::clone(&ctx.governor),
+    };
+    build_with(node, input_schemas, env, &mut |local| Ok(Box::new(ctx.writer(local)?)))
+}
+
+/// [`build`], with state tables of any kind.
+pub fn build_with(
+    node: &Node,
+    input_schemas: &[SchemaRef],
+    env: Env,
+    tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
+) -> Result<Box<dyn Operator>, ExecError> {
+    let input = |port: usize| {
+        let missing = || ExecError::internal("the graph gives a node too few inputs");
+        input_schemas.get(port).ok_or_else(missing)
+    };
+    Ok(match &node.op {
+        Op::Filter { predicate } => {
+            let predicate = SafeExpr::new(Arc::clone(predicate), "Filter", env.errors);
+            Box::new(linear::Filter { predicate })
+        }
+        Op::Project { exprs } => {
+            let safe = |e| SafeExpr::new(Arc::clone(e), "Project", Arc::clone(&env.errors));
+            Box::new(linear::Project::new(exprs.iter().map(safe).collect(), &node.schema))
+        }
+        Op::Union => Box::new(linear::Union { schema: nullable(&node.schema) }),
+        Op::Hop { time_column, size_us, slide_us, offset_us } => {
+            if *slide_us <= 0 || *size_us <= 0 {
+                return Err(ExecError::internal("a window without a length"));
+            }
+            Box::new(linear::Hop {
+                time_column: *time_column,
+                size_us: *size_us,
+                slide_us: *slide_us,
+                offset_us: *offset_us,
+                schema: nullable(&node.schema),
+            })
+        }
+        Op::Aggregate(a) => Box::new(aggregate::Aggregate::new(node, a, input(0)?, env, tables)?),
+        Op::Join(j) => Box::new(join::HashJoin::new(node, j, input(0)?, input(1)?, env, tables)?),
+        Op::TopN(t) => Box::new(topn::TopNOperator::new(node, t, input(0)?, env, tables)?),
+        Op::Subscribe { .. }
+        | Op::Source { .. }
+        | Op::Exchange { .. }
+        | Op::Values { .. }
+        | Op::Materialize
+        | Op::Blackhole => {
+            return Err(ExecError::internal("leaves and roots are built by the runtime"));
+        }
+    })
+}
+
+/// A failed expression is NULL whatever the plan derived about its column.
+pub(crate) fn nullable(schema: &Schema) -> SchemaRef {
+    let fields: Vec<Field> =
+        schema.fields().iter().map(|f| f.as_ref().clone().with_nullable(true)).collect();
+    Arc::new(Schema::new(fields))
+}
+
+/// Emits a chunk in pieces of at most `rows`.
+pub(crate) fn emit_sliced(chunk: DeltaChunk, rows: usize, out: &mut Output) {
+    if chunk.num_rows() <= rows {
+        out.push(chunk);
+        return;
+    }
+    let mut at = 0;
+    while at < chunk.num_rows() {
+        let len = rows.min(chunk.num_rows() - at);
+        out.push(chunk.slice(at, len));
+        at += len;
+    }
+}
+
+/// Budgets of one operator with state.
+pub(crate) struct Limits {
+    cache: Reservation,
+}
+
+impl Limits {
+    pub fn new(env: &Env) -> Limits {
+        Limits { cache: env.governor.account(MemoryClass::Cache) }
+    }
+
+    /// What the cache may hold, told what it holds.
+    pub fn cache_budget(&mut self, env: &Env, held: usize) -> usize {
+        self.cache.set(held);
+        env.governor.share(env.options.cache_bytes)
+    }
+
+    pub fn account(&mut self, held: usize) {
+        self.cache.set(held);
+    }
+
+    /// Whether to stop pulling input. Parked rows go beyond the bound by at most one chunk.
+    pub fn is_full(&self, env: &Env, gate: &KeyGate, idle: bool) -> bool {
+        match env.options.state_access {
+            StateAccess::Synchronous => !idle,
+            StateAccess::Asynchronous => {
+                gate.rows() >= env.options.parked_rows.max(1)
+                    || (!gate.is_empty() && gate.bytes() >= env.options.parked_bytes)
+            }
+        }
+    }
 }

@@ -1,1 +1,31 @@
-//! Gated batches and the timestamp-aware cache (docs/design.md §7).
+//! Gated batches and the timestamp-aware cache (docs/design.md §7): what every operator with keyed
+//! state is built from.
+//!
+//! - [`keys`]: a chunk's keys, hashed and encoded once, and small owned key bytes;
+//! - [`cache`]: key → slot, residency, age, completeness; what a slot holds is the operator's;
+//! - [`gate`]: rows waiting for their key's state, first in first out by key;
+//! - [`fetch`]: batched reads under way;
+//! - [`arena`]: rows kept column-wise and referred to by (chunk, row);
+//! - [`table`]: the state table behind it all, as a trait, so that tests choose when reads complete.
+//!
+//! Together: `probe` gives every row of a chunk its slot in one pass. Rows of resident slots run at
+//! once; a chunk of only such rows allocates no future. The others are parked by reference and their
+//! missing keys join one batched read; when it completes, all rows it frees run as one batch.
+//!
+//! Invariants (checked in tests): a slot with parked rows is `FETCHING`; a `FETCHING` slot belongs to
+//! exactly one read under way; at a barrier nothing is parked and nothing is under way; admitted rows
+//! = run rows + parked rows.
+
+pub mod arena;
+pub mod cache;
+pub mod fetch;
+pub mod gate;
+pub mod keys;
+pub mod table;
+
+pub use arena::RowArena;
+pub use cache::{KeyTable, Slot};
+pub use fetch::Fetches;
+pub use gate::KeyGate;
+pub use keys::KeyBytes;
+pub use table::StateTable;

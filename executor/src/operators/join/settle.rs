@@ -1,0 +1,242 @@
+//! Outer, semi, anti and mark joins: bringing what was emitted for rows of preserved sides up to date.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, BooleanArray, Int64Array};
+use millrace_common::DeltaChunk;
+use millrace_planner::graph::JoinKind;
+
+use super::pairs::{Matched, PairColumns, Pairs, padded};
+use super::side::{END, Mark};
+use super::{HashJoin, add_degree};
+use crate::error::ExecError;
+use crate::operator::Output;
+use crate::state::Slot;
+use crate::state::arena::{RowRef, new_batch};
+
+/// Rows of one side on their way out.
+#[derive(Default)]
+struct Emission {
+    rows: Vec<RowRef>,
+    weights: Vec<i64>,
+    marks: Vec<Option<bool>>,
+}
+
+impl Emission {
+    fn push(&mut self, row: RowRef, weight: i64, mark: Option<bool>) {
+        if weight != 0 {
+            self.rows.push(row);
+            self.weights.push(weight);
+            self.marks.push(mark);
+        }
+    }
+}
+
+/// What a row contributes: how often, and with which mark.
+fn contribution(kind: JoinKind, weight: i64, matched: bool, unknown: bool) -> (i64, Option<bool>) {
+    let times = |visible: bool| (if visible { weight } else { 0 }, None);
+    match kind {
+        JoinKind::Inner => times(false),
+        JoinKind::LeftOuter | JoinKind::RightOuter | JoinKind::FullOuter => times(!matched),
+        JoinKind::LeftSemi | JoinKind::RightSemi => times(matched),
+        JoinKind::LeftAnti | JoinKind::RightAnti => times(!matched && !unknown),
+        JoinKind::LeftMark if matched => (weight, Some(true)),
+        JoinKind::LeftMark => (weight, (!unknown).then_some(false)),
+    }
+}
+
+impl HashJoin {
+    /// Emits old → new for everything touched since the last time.
+    pub(super) fn settle(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        let mut emissions: [Emission; 2] = Default::default();
+        for slot in std::mem::take(&mut self.touched_keys) {
+            self.entries[slot as usize].touched = false;
+            for side in 0..2 {
+                let matched = self.entries[slot as usize].sides[1 - side].total > 0;
+                if self.preserved[side] && self.entries[slot as usize].matched[side] != matched {
+                    self.entries[slot as usize].matched[side] = matched;
+                    let mut node = self.entries[slot as usize].sides[side].head;
+                    while node != END {
+                        self.settle_row(side, node, &mut emissions[side]);
+                        node = self.sides[side].nodes[node as usize].next;
+                        self.emit_large(side, &mut emissions[side], out)?;
+                    }
+                }
+            }
+        }
+        for side in 0..2 {
+            let mut gone = Vec::new();
+            for node in std::mem::take(&mut self.touched_rows[side]) {
+                self.sides[side].marks[node as usize].touched = false;
+                self.settle_row(side, node, &mut emissions[side]);
+                if self.sides[side].nodes[node as usize].weight == 0 {
+                    gone.push(node);
+                }
+                self.emit_large(side, &mut emissions[side], out)?;
+            }
+            self.emit_rows(side, &mut emissions[side], out)?;
+            for node in gone {
+                let slot = self.sides[side].nodes[node as usize].slot;
+                self.sides[side].unlink(&mut self.entries[slot as usize].sides[side], node);
+                self.resize(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// The contribution of a row as things are.
+    fn wanted(&self, side: usize, node: u32) -> (i64, Option<bool>) {
+        let row = &self.sides[side].nodes[node as usize];
+        let mark = &self.sides[side].marks[node as usize];
+        let matched = match self.condition {
+            Some(_) => mark.degree > 0,
+            None => self.entries[row.slot as usize].sides[1 - side].total > 0,
+        };
+        contribution(self.kind, row.weight, matched, mark.unknown > 0)
+    }
+
+    fn settle_row(&mut self, side: usize, node: u32, emission: &mut Emission) {
+        let (weight, as_mark) = self.wanted(side, node);
+        let at = self.sides[side].nodes[node as usize].at;
+        let mark = &mut self.sides[side].marks[node as usize];
+        if mark.emitted_as == as_mark {
+            emission.push(at, weight - mark.emitted, as_mark);
+        } else {
+            emission.push(at, -mark.emitted, mark.emitted_as);
+            emission.push(at, weight, as_mark);
+        }
+        mark.emitted = weight;
+        mark.emitted_as = as_mark;
+    }
+
+    fn emit_large(&self, side: usize, emission: &mut Emission, out: &mut Output) -> Result<(), ExecError> {
+        if emission.rows.len() >= self.env.options.chunk_rows.max(1) {
+            self.emit_rows(side, emission, out)?;
+        }
+        Ok(())
+    }
+
+    fn emit_rows(&self, side: usize, emission: &mut Emission, out: &mut Output) -> Result<(), ExecError> {
+        if emission.rows.is_empty() {
+            return Ok(());
+        }
+        let Emission { rows, weights, marks } = std::mem::take(emission);
+        let batch = self.sides[side].arena.batch(&rows)?;
+        let columns = self.alone(side, batch.columns(), BooleanArray::from(marks), rows.len());
+        let weights = weights.iter().any(|&w| w != 1).then(|| Int64Array::from(weights));
+        out.push(DeltaChunk::new(new_batch(&self.schema, columns, rows.len())?, weights));
+        Ok(())
+    }
+
+    /// Output columns of rows of one side without the other.
+    fn alone(&self, side: usize, columns: &[ArrayRef], marks: BooleanArray, rows: usize) -> Vec<ArrayRef> {
+        match self.kind {
+            JoinKind::LeftSemi | JoinKind::RightSemi | JoinKind::LeftAnti | JoinKind::RightAnti => {
+                self.output.iter().map(|&c| Arc::clone(&columns[c])).collect()
+            }
+            JoinKind::LeftMark => {
+                let marks: ArrayRef = Arc::new(marks);
+                self.output.iter().map(|&c| Arc::clone(columns.get(c).unwrap_or(&marks))).collect()
+            }
+            _ => padded(side, columns, self.left_width, &self.output, &self.schema, rows),
+        }
+    }
+
+    /// Rows whose key is NULL: they never match and need no state.
+    pub(super) fn emit_unmatched(
+        &self,
+        side: usize,
+        chunk: &DeltaChunk,
+        out: &mut Output,
+    ) -> Result<(), ExecError> {
+        let rows = chunk.num_rows();
+        let marks = BooleanArray::from(vec![false; rows]);
+        let columns = self.alone(side, chunk.batch.columns(), marks, rows);
+        out.push(DeltaChunk::new(new_batch(&self.schema, columns, rows)?, chunk.weights.clone()));
+        Ok(())
+    }
+
+    /// Keys just loaded: what their rows had contributed when they were last written.
+    pub(super) fn restore_marks(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
+        if self.condition.is_some() {
+            for &slot in slots {
+                self.restore_degrees(slot)?;
+            }
+        }
+        for &slot in slots {
+            for side in 0..2 {
+                if !self.preserved[side] {
+                    continue;
+                }
+                let entry = &mut self.entries[slot as usize];
+                entry.matched[side] = entry.sides[1 - side].total > 0;
+                let mut node = entry.sides[side].head;
+                while node != END {
+                    let (emitted, emitted_as) = self.wanted(side, node);
+                    let mark = &mut self.sides[side].marks[node as usize];
+                    *mark = Mark { emitted, emitted_as, ..*mark };
+                    node = self.sides[side].nodes[node as usize].next;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Degrees of a key's rows from all of its pairs.
+    fn restore_degrees(&mut self, slot: Slot) -> Result<(), ExecError> {
+        let [left, right] = self.entries[slot as usize].sides;
+        if left.len == 0 || right.len == 0 {
+            return Ok(());
+        }
+        let (mut rows, mut left_nodes) = (Vec::new(), Vec::new());
+        let mut node = left.head;
+        while node != END {
+            rows.push(self.sides[0].nodes[node as usize].at);
+            left_nodes.push(node);
+            node = self.sides[0].nodes[node as usize].next;
+        }
+        let batch = self.sides[0].arena.batch(&rows)?;
+        let mut pairs = Pairs::default();
+        for (row, _) in left_nodes.iter().enumerate() {
+            let mut node = right.head;
+            while node != END {
+                let n = &self.sides[1].nodes[node as usize];
+                pairs.push(row as u32, n.at, node, 1);
+                node = n.next;
+                if pairs.len() >= self.env.options.chunk_rows.max(1) {
+                    self.add_pairs(&batch, &left_nodes, &mut pairs)?;
+                }
+            }
+        }
+        self.add_pairs(&batch, &left_nodes, &mut pairs)
+    }
+
+    fn add_pairs(
+        &mut self,
+        batch: &arrow::array::RecordBatch,
+        left_nodes: &[u32],
+        pairs: &mut Pairs,
+    ) -> Result<(), ExecError> {
+        if pairs.len() == 0 {
+            return Ok(());
+        }
+        let columns = PairColumns::new(0, batch, &self.sides[1], pairs, self.left_width);
+        if let Matched::Some { matches, unknown } = columns.test(self.condition.as_ref())? {
+            for (bits, is_match) in [(Some(matches), true), (unknown, false)] {
+                for i in bits.iter().flat_map(|b| b.set_indices()) {
+                    let (l, r) = (left_nodes[pairs.probe[i] as usize], pairs.nodes[i]);
+                    let (lw, rw) =
+                        (self.sides[0].nodes[l as usize].weight, self.sides[1].nodes[r as usize].weight);
+                    if self.preserved[0] {
+                        add_degree(&mut self.sides[0], l, rw, is_match);
+                    }
+                    if self.preserved[1] {
+                        add_degree(&mut self.sides[1], r, lw, is_match);
+                    }
+                }
+            }
+        }
+        pairs.clear();
+        Ok(())
+    }
+}

@@ -1,0 +1,421 @@
+//! One side of a join: its rows in memory by join key, and how they are stored.
+//!
+//! In memory a row is a node (chunk, row, weight) in a doubly linked list of its key; rows stay in
+//! the chunks they came in. An index by row hash finds the row that a retraction takes back; equality
+//! is then checked for the whole chunk at once. A retraction that finds nothing (it overtook its insertion)
+//! is a node of negative weight, which the insertion cancels.
+//!
+//! Stored: `join key | identity → row`. Append: identity is a sequence, written at once. Multiset: the
+//! whole row, weights written at once and added up by the store. Keyed: the unique key; within an
+//! epoch +new may overtake −old of one key, so changes are consolidated and written at the barrier.
+//!
+//! Rows that only add may be written without their key's rows being in memory (read avoidance);
+//! retractions, and everything on a Keyed side that may retract, need them there: the store hides
+//! what is negative for a moment, and an overwritten row is gone.
+
+use std::collections::HashMap;
+
+use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, Int64Array, UInt32Array};
+use arrow::compute;
+use arrow::compute::kernels::cmp::distinct;
+use hashbrown::HashTable;
+use millrace_common::DeltaChunk;
+use millrace_common::hash::hash_columns;
+use millrace_common::keys::{KeyCodec, canonicalise, columns_at};
+use millrace_planner::graph::JoinSide;
+use millrace_rpc::catalog::RowStorage;
+use arrow::datatypes::SchemaRef;
+
+use crate::error::ExecError;
+use crate::state::arena::{RowArena, RowRef, gather_batch, new_batch};
+use crate::state::keys::append_storage_key;
+use crate::state::{Slot, StateTable};
+
+/// End of a list; no node.
+pub const END: u32 = u32::MAX;
+
+/// A row in memory.
+#[derive(Clone, Copy)]
+pub struct Node {
+    pub at: RowRef,
+    pub next: u32,
+    prev: u32,
+    pub slot: Slot,
+    pub weight: i64,
+    hash: u64,
+}
+
+/// What has been emitted for a row of a preserved side.
+#[derive(Clone, Copy, Default)]
+pub struct Mark {
+    /// Weight of matching rows of the other side (with a residual).
+    pub degree: i64,
+    /// Weight of rows for which the match is unknown (null-aware).
+    pub unknown: i64,
+    pub emitted: i64,
+    /// The mark it was emitted with.
+    pub emitted_as: Option<bool>,
+    pub touched: bool,
+}
+
+/// The rows of one key.
+#[derive(Clone, Copy)]
+pub struct List {
+    pub head: u32,
+    pub len: u32,
+    /// All rows of the key are here.
+    pub loaded: bool,
+    /// Sum of weights.
+    pub total: i64,
+}
+
+impl Default for List {
+    fn default() -> List {
+        List { head: END, len: 0, loaded: false, total: 0 }
+    }
+}
+
+/// Bytes of a node, with its share of the index.
+pub const NODE_BYTES: usize = size_of::<Node>() + 8;
+
+/// See the module.
+pub struct Side {
+    pub table: Box<dyn StateTable>,
+    pub arena: RowArena,
+    pub nodes: Vec<Node>,
+    /// Parallel to `nodes` on a preserved side.
+    pub marks: Vec<Mark>,
+    free: u32,
+    preserved: bool,
+    storage: RowStorage,
+    /// Rows may be retracted: the index is kept.
+    index: Option<HashTable<u32>>,
+    /// Nodes of negative weight.
+    negatives: usize,
+    identity: Vec<usize>,
+    identity_codec: KeyCodec,
+    row_codec: KeyCodec,
+    sequence: u64,
+    /// Changes of the epoch of a Keyed side, with their storage keys.
+    pending: Vec<(BinaryArray, DeltaChunk)>,
+    pending_bytes: usize,
+}
+
+impl Side {
+    pub fn new(
+        side: &JoinSide,
+        schema: &SchemaRef,
+        table: Box<dyn StateTable>,
+        preserved: bool,
+        append_only: bool,
+    ) -> Result<Side, ExecError> {
+        let all: Vec<usize> = (0..schema.fields().len()).collect();
+        let identity = match side.storage {
+            RowStorage::Keyed => side.unique_key.clone(),
+            RowStorage::Multiset => all.clone(),
+            RowStorage::Append => Vec::new(),
+        };
+        let indexed = side.storage != RowStorage::Append && !append_only;
+        Ok(Side {
+            table,
+            arena: RowArena::new(super::super::nullable(schema)),
+            nodes: Vec::new(),
+            marks: Vec::new(),
+            free: END,
+            preserved,
+            storage: side.storage,
+            index: indexed.then(HashTable::new),
+            negatives: 0,
+            identity_codec: KeyCodec::for_columns(schema, &identity)?,
+            row_codec: KeyCodec::for_columns(schema, &all)?,
+            identity,
+            sequence: first_sequence(),
+            pending: Vec::new(),
+            pending_bytes: 0,
+        })
+    }
+
+    /// Whether rows of this weight may be written while their key's rows are not in memory.
+    pub fn may_write_blind(&self, weight: i64) -> bool {
+        weight > 0 && (self.storage != RowStorage::Keyed || self.index.is_none())
+    }
+
+    pub fn row_bytes(&self) -> usize {
+        NODE_BYTES + self.arena.row_bytes() + if self.preserved { size_of::<Mark>() } else { 0 }
+    }
+
+    pub fn memory_size(&self) -> usize {
+        self.arena.bytes()
+            + self.nodes.capacity() * NODE_BYTES
+            + self.marks.capacity() * size_of::<Mark>()
+            + self.pending_bytes
+    }
+
+    /// Writes a chunk to the state table; `rows[i]` is the place of row `i` in `keys`.
+    pub fn store(&mut self, chunk: &DeltaChunk, keys: &[(u64, &[u8])]) -> Result<(), ExecError> {
+        let mut out = BinaryBuilder::with_capacity(keys.len(), keys.len() * 32);
+        let mut scratch = Vec::with_capacity(64);
+        if self.storage == RowStorage::Append {
+            for (hash, key) in keys {
+                self.sequence += 1;
+                let sequence = self.sequence.to_be_bytes();
+                append_storage_key(&mut out, &mut scratch, *hash, &[key, &sequence]);
+            }
+        } else if self.identity.is_empty() {
+            for (hash, key) in keys {
+                append_storage_key(&mut out, &mut scratch, *hash, &[key]);
+            }
+        } else {
+            let rows = self.identity_codec.rows(&columns_at(&chunk.batch, &self.identity))?;
+            for (i, (hash, key)) in keys.iter().enumerate() {
+                append_storage_key(&mut out, &mut scratch, *hash, &[key, rows.row(i).data()]);
+            }
+        }
+        let keys = out.finish();
+        match self.storage {
+            RowStorage::Keyed => {
+                self.pending_bytes += crate::state::arena::batch_bytes(&chunk.batch);
+                self.pending.push((keys, chunk.clone()));
+                Ok(())
+            }
+            RowStorage::Append if chunk.weights.as_ref().is_some_and(|w| w.values().iter().any(|&w| w != 1)) => {
+                self.store_append(keys, chunk)
+            }
+            _ => self.write(keys, chunk.weights.clone(), chunk.batch.columns()),
+        }
+    }
+
+    /// Append: a row of weight n is n rows.
+    fn store_append(&mut self, keys: BinaryArray, chunk: &DeltaChunk) -> Result<(), ExecError> {
+        let mut rows = Vec::new();
+        let mut out = BinaryBuilder::new();
+        for i in 0..chunk.num_rows() {
+            let weight = chunk.weight(i);
+            if weight < 0 {
+                return Err(ExecError::internal("an append-only side of a join got a retraction"));
+            }
+            let key = keys.value(i);
+            for _ in 0..weight {
+                self.sequence += 1;
+                let mut one = key[..key.len() - 8].to_vec();
+                one.extend_from_slice(&self.sequence.to_be_bytes());
+                out.append_value(&one);
+                rows.push(i as u32);
+            }
+        }
+        let batch = compute::take_record_batch(&chunk.batch, &UInt32Array::from(rows))?;
+        self.write(out.finish(), None, batch.columns())
+    }
+
+    fn write(&mut self, keys: BinaryArray, weights: Option<Int64Array>, columns: &[ArrayRef]) -> Result<(), ExecError> {
+        let rows = keys.len();
+        let values = new_batch(&super::super::nullable(&self.table.value_schema()), columns.to_vec(), rows)?;
+        self.table.write(keys, weights, values)
+    }
+
+    /// The barrier: writes what was held back.
+    pub fn flush(&mut self) -> Result<(), ExecError> {
+        let pending = std::mem::take(&mut self.pending);
+        self.pending_bytes = 0;
+        if pending.iter().all(|(_, c)| c.weights.is_none()) {
+            for (keys, chunk) in pending {
+                self.write(keys, None, chunk.batch.columns())?;
+            }
+            return Ok(());
+        }
+        self.flush_consolidated(&pending)
+    }
+
+    /// One put or delete a key: rows equal in full cancel; of what is left, a row to insert wins.
+    fn flush_consolidated(&mut self, pending: &[(BinaryArray, DeltaChunk)]) -> Result<(), ExecError> {
+        let mut encoded = Vec::with_capacity(pending.len());
+        for (_, chunk) in pending {
+            encoded.push(self.row_codec.rows(chunk.batch.columns())?);
+        }
+        let mut by_key: HashMap<&[u8], Vec<(usize, usize, i64)>> = HashMap::new();
+        for (c, (keys, chunk)) in pending.iter().enumerate() {
+            for i in 0..keys.len() {
+                let rows = by_key.entry(keys.value(i)).or_default();
+                let weight = chunk.weight(i);
+                let row = encoded[c].row(i);
+                match rows.iter_mut().find(|(oc, oi, _)| encoded[*oc].row(*oi) == row) {
+                    Some(same) => same.2 += weight,
+                    None => rows.push((c, i, weight)),
+                }
+            }
+        }
+        let mut keys = BinaryBuilder::new();
+        let (mut picks, mut weights) = (Vec::new(), Vec::new());
+        for (key, rows) in by_key {
+            let inserted = rows.iter().find(|r| r.2 > 0);
+            let deleted = rows.iter().find(|r| r.2 < 0);
+            if let Some(&(c, i, _)) = inserted.or(deleted) {
+                keys.append_value(key);
+                picks.push((c, i));
+                weights.push(i64::from(inserted.is_some()));
+            }
+        }
+        if picks.is_empty() {
+            return Ok(());
+        }
+        let batches: Vec<_> = pending.iter().map(|(_, c)| &c.batch).collect();
+        let batch = gather_batch(self.arena.schema(), &batches, &picks)?;
+        self.write(keys.finish(), Some(weights.into()), batch.columns())
+    }
+
+    /// The hash of whole rows, for the index.
+    fn row_hashes(&self, chunk: &DeltaChunk) -> Result<Vec<u64>, ExecError> {
+        match self.index {
+            Some(_) => Ok(hash_columns(chunk.batch.columns(), chunk.num_rows())?),
+            None => Ok(vec![0; chunk.num_rows()]),
+        }
+    }
+
+    /// Links a new node in front of a list.
+    pub fn link(&mut self, list: &mut List, slot: Slot, at: RowRef, weight: i64, hash: u64) -> u32 {
+        let node = Node { at, next: list.head, prev: END, slot, weight, hash };
+        let id = if self.free == END {
+            self.nodes.push(node);
+            if self.preserved {
+                self.marks.push(Mark::default());
+            }
+            (self.nodes.len() - 1) as u32
+        } else {
+            let id = self.free;
+            self.free = self.nodes[id as usize].next;
+            self.nodes[id as usize] = node;
+            if self.preserved {
+                self.marks[id as usize] = Mark::default();
+            }
+            id
+        };
+        if list.head != END {
+            self.nodes[list.head as usize].prev = id;
+        }
+        list.head = id;
+        list.len += 1;
+        list.total += weight;
+        self.negatives += usize::from(weight < 0);
+        let nodes = &self.nodes;
+        if let Some(index) = &mut self.index {
+            index.insert_unique(hash, id, |&n| nodes[n as usize].hash);
+        }
+        id
+    }
+
+    /// Takes a node out of its list and lets go of its row.
+    pub fn unlink(&mut self, list: &mut List, id: u32) {
+        let node = self.nodes[id as usize];
+        if node.prev == END {
+            list.head = node.next;
+        } else {
+            self.nodes[node.prev as usize].next = node.next;
+        }
+        if node.next != END {
+            self.nodes[node.next as usize].prev = node.prev;
+        }
+        list.len -= 1;
+        list.total -= node.weight;
+        self.negatives -= usize::from(node.weight < 0);
+        if let Some(index) = &mut self.index
+            && let Ok(entry) = index.find_entry(node.hash, |&n| n == id)
+        {
+            entry.remove();
+        }
+        self.arena.release(node.at);
+        self.nodes[id as usize].next = self.free;
+        self.nodes[id as usize].slot = Slot::MAX;
+        self.free = id;
+    }
+
+    /// Adds to a node's weight.
+    pub fn add_weight(&mut self, list: &mut List, id: u32, weight: i64) {
+        let node = &mut self.nodes[id as usize];
+        self.negatives -= usize::from(node.weight < 0);
+        node.weight += weight;
+        self.negatives += usize::from(node.weight < 0);
+        list.total += weight;
+    }
+
+    /// Whether rows of a chunk may have counterparts here to cancel.
+    pub fn may_cancel(&self, chunk: &DeltaChunk) -> bool {
+        self.index.is_some()
+            && (self.negatives > 0
+                || chunk.weights.as_ref().is_some_and(|w| w.values().iter().any(|&w| w < 0)))
+    }
+
+    /// For rows (chunk row, slot, weight): a node with the same row and opposite sign, if there is
+    /// one. Every node is given to one row at most.
+    pub fn find_opposites(
+        &self,
+        chunk: &DeltaChunk,
+        hashes: &[u64],
+        rows: &[(u32, Slot)],
+    ) -> Result<Vec<u32>, ExecError> {
+        let mut found = vec![END; rows.len()];
+        let Some(index) = &self.index else { return Ok(found) };
+        let mut left: HashMap<u32, i64> = HashMap::new();
+        let mut candidates: Vec<usize> = Vec::new();
+        for (i, &(row, slot)) in rows.iter().enumerate() {
+            let weight = chunk.weight(row as usize);
+            let hash = hashes[row as usize];
+            let opposite = index.find(hash, |&n| {
+                let node = &self.nodes[n as usize];
+                let remaining = *left.get(&n).unwrap_or(&node.weight);
+                node.hash == hash && node.slot == slot && remaining.signum() == -weight.signum()
+            });
+            if let Some(&n) = opposite {
+                *left.entry(n).or_insert(self.nodes[n as usize].weight) += weight;
+                found[i] = n;
+                candidates.push(i);
+            }
+        }
+        self.verify(chunk, rows, &candidates, &mut found)?;
+        Ok(found)
+    }
+
+    /// Drops candidates that are not equal in full (a hash collision).
+    fn verify(
+        &self,
+        chunk: &DeltaChunk,
+        rows: &[(u32, Slot)],
+        candidates: &[usize],
+        found: &mut [u32],
+    ) -> Result<(), ExecError> {
+        if candidates.is_empty() {
+            return Ok(());
+        }
+        let here: Vec<RowRef> = candidates.iter().map(|&i| self.nodes[found[i] as usize].at).collect();
+        let stored = self.arena.batch(&here)?;
+        let indices = UInt32Array::from_iter_values(candidates.iter().map(|&i| rows[i].0));
+        for (c, stored) in stored.columns().iter().enumerate() {
+            let new = compute::take(chunk.batch.column(c), &indices, None)?;
+            let differ = distinct(&canonicalise(&new), &canonicalise(stored))?;
+            for i in differ.values().set_indices() {
+                found[candidates[i]] = END;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn hashes(&self, chunk: &DeltaChunk) -> Result<Vec<u64>, ExecError> {
+        self.row_hashes(chunk)
+    }
+
+    /// Rewrites the arena when it is mostly dead.
+    pub fn compact(&mut self) -> Result<(), ExecError> {
+        if self.arena.wants_compaction() {
+            let live = self.nodes.iter_mut().filter(|n| n.slot != Slot::MAX);
+            let mut refs: Vec<&mut RowRef> = live.map(|n| &mut n.at).collect();
+            self.arena.compact(&mut refs)?;
+        }
+        Ok(())
+    }
+}
+
+/// Append sequences start beyond all of earlier instances of the task: nanoseconds of the wall
+/// clock. (A row takes longer than a nanosecond.)
+fn first_sequence() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |d| d.as_nanos() as u64)
+}

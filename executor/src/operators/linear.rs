@@ -1,0 +1,148 @@
+//! The linear operators: filter, project, union, hop. They keep no state and pass weights through.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::{cast, take};
+use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
+use millrace_common::DeltaChunk;
+
+use super::expr::SafeExpr;
+use super::nullable;
+use crate::error::ExecError;
+use crate::operator::{Operator, Output};
+use crate::state::arena::new_batch;
+
+/// Keeps rows for which the predicate is true; a row on which it fails is dropped and counted.
+pub struct Filter {
+    pub predicate: SafeExpr,
+}
+
+impl Operator for Filter {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        let mask = self.predicate.evaluate_mask(&chunk.batch)?;
+        if mask.null_count() == 0 && mask.true_count() == mask.len() {
+            out.push(chunk);
+        } else if mask.true_count() > 0 {
+            out.push(chunk.filter(&mask)?);
+        }
+        Ok(())
+    }
+}
+
+/// Computes columns; plain column references cost nothing.
+pub struct Project {
+    exprs: Vec<SafeExpr>,
+    schema: SchemaRef,
+}
+
+impl Project {
+    pub fn new(exprs: Vec<SafeExpr>, schema: &SchemaRef) -> Project {
+        Project { exprs, schema: nullable(schema) }
+    }
+}
+
+impl Operator for Project {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        let columns = self
+            .exprs
+            .iter()
+            .zip(self.schema.fields())
+            .map(|(e, field)| conform(e.evaluate(&chunk.batch)?, field))
+            .collect::<Result<Vec<_>, ExecError>>()?;
+        out.push(chunk.with_columns(Arc::clone(&self.schema), columns)?);
+        Ok(())
+    }
+}
+
+
+/// The planner types every expression; only a difference in kind of string or the like is mended.
+fn conform(array: ArrayRef, field: &Field) -> Result<ArrayRef, ExecError> {
+    if array.data_type() == field.data_type() {
+        Ok(array)
+    } else {
+        Ok(cast(&array, field.data_type())?)
+    }
+}
+
+/// Bag union.
+pub struct Union {
+    pub schema: SchemaRef,
+}
+
+impl Operator for Union {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        let columns = chunk.batch.columns().to_vec();
+        let schema = Arc::clone(&self.schema);
+        out.push(chunk.with_columns(schema, columns)?);
+        Ok(())
+    }
+}
+
+/// Puts every row into the windows its time lies in.
+pub struct Hop {
+    pub time_column: usize,
+    pub size_us: i64,
+    pub slide_us: i64,
+    pub offset_us: i64,
+    pub schema: SchemaRef,
+}
+
+impl Operator for Hop {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        let times = cast(chunk.batch.column(self.time_column), &self.time_type())?;
+        let times = cast(&times, &DataType::Int64)?;
+        let times = times.as_primitive::<Int64Type>();
+        let (rows, starts) = self.windows(times);
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let whole = rows.len() == chunk.num_rows() && rows.iter().enumerate().all(|(i, &r)| i == r as usize);
+        let indices = UInt32Array::from(rows);
+        let mut columns: Vec<ArrayRef> = if whole {
+            chunk.batch.columns().to_vec()
+        } else {
+            let taken = chunk.batch.columns().iter().map(|c| take(c, &indices, None));
+            taken.collect::<Result<_, _>>()?
+        };
+        let ends = Int64Array::from_iter_values(starts.iter().map(|s| s + self.size_us));
+        let edge = self.schema.field(columns.len()).data_type();
+        columns.push(cast(&Int64Array::from(starts), edge)?);
+        columns.push(cast(&ends, edge)?);
+        let weights = chunk
+            .weights
+            .as_ref()
+            .map(|w| Int64Array::from_iter_values(indices.values().iter().map(|&r| w.value(r as usize))));
+        let rows = indices.len();
+        let batch: RecordBatch = new_batch(&self.schema, columns, rows)?;
+        out.push(DeltaChunk::new(batch, weights));
+        Ok(())
+    }
+}
+
+impl Hop {
+    /// The type of the windows' edges: microseconds.
+    fn time_type(&self) -> DataType {
+        self.schema.field(self.schema.fields().len() - 1).data_type().clone()
+    }
+
+    /// (row, window start), rows in order; a window contains its start, not its end.
+    fn windows(&self, times: &Int64Array) -> (Vec<u32>, Vec<i64>) {
+        let per_row = ((self.size_us + self.slide_us - 1) / self.slide_us).max(1);
+        let mut rows = Vec::with_capacity(times.len() * per_row as usize);
+        let mut starts = Vec::with_capacity(rows.capacity());
+        for (row, time) in times.iter().enumerate() {
+            let Some(time) = time else { continue };
+            let shifted = time.wrapping_sub(self.offset_us);
+            let last = time.wrapping_sub(shifted.rem_euclid(self.slide_us));
+            for back in (0..per_row).rev() {
+                let start = last.wrapping_sub(back * self.slide_us);
+                if start.wrapping_add(self.size_us) > time {
+                    rows.push(row as u32);
+                    starts.push(start);
+                }
+            }
+        }
+        (rows, starts)
+    }
+}

@@ -1,0 +1,162 @@
+//! A state table in memory whose reads complete when the test's scheduler says so, in any order.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arrow::array::{Array, BinaryArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::datatypes::SchemaRef;
+use millrace_rpc::catalog::RowStorage;
+use millrace_storage::{Found, Lookup, MemRun};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::error::ExecError;
+use crate::state::StateTable;
+use crate::state::arena::gather_batch;
+
+type Entries = BTreeMap<Vec<u8>, (i64, RecordBatch)>;
+
+/// What all readers and writers of one table share; survives the operator.
+#[derive(Clone)]
+pub struct FakeTable {
+    pub schema: SchemaRef,
+    storage: RowStorage,
+    entries: Arc<Mutex<Entries>>,
+    delays: Arc<Mutex<Option<StdRng>>>,
+    pub rounds: Arc<Mutex<usize>>,
+}
+
+impl FakeTable {
+    /// `delay`: reads take a random number of polls; otherwise all are answered at once.
+    pub fn new(schema: SchemaRef, storage: RowStorage, delay: Option<u64>) -> FakeTable {
+        FakeTable {
+            schema,
+            storage,
+            entries: Arc::default(),
+            delays: Arc::new(Mutex::new(delay.map(StdRng::seed_from_u64))),
+            rounds: Arc::default(),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.lock().values().filter(|e| e.0 > 0).count()
+    }
+
+    fn answer(&self, found: Vec<(u32, Vec<u8>, i64, RecordBatch)>) -> Lookup {
+        *self.rounds.lock() += 1;
+        let batches: Vec<&RecordBatch> = found.iter().map(|f| &f.3).collect();
+        let picks: Vec<(usize, usize)> = (0..found.len()).map(|i| (i, 0)).collect();
+        let values = gather_batch(&self.schema, &batches, &picks).unwrap();
+        let answer = Found {
+            input: UInt32Array::from_iter_values(found.iter().map(|f| f.0)),
+            keys: BinaryArray::from_iter_values(found.iter().map(|f| &f.1)),
+            weights: Int64Array::from_iter_values(found.iter().map(|f| f.2)),
+            values,
+        };
+        match &mut *self.delays.lock() {
+            None => Lookup::Ready(answer),
+            Some(rng) => {
+                let polls = rng.random_range(0..6);
+                Lookup::Pending(Box::pin(Delayed { polls, answer: Some(answer) }))
+            }
+        }
+    }
+}
+
+struct Delayed {
+    polls: usize,
+    answer: Option<Found>,
+}
+
+impl Future for Delayed {
+    type Output = Result<Found, millrace_storage::StorageError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.polls > 0 {
+            self.polls -= 1;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(self.answer.take().expect("polled after completion")))
+    }
+}
+
+impl StateTable for FakeTable {
+    fn write(
+        &mut self,
+        keys: BinaryArray,
+        weights: Option<Int64Array>,
+        values: RecordBatch,
+    ) -> Result<(), ExecError> {
+        assert_eq!(keys.len(), values.num_rows());
+        assert_eq!(values.num_columns(), self.schema.fields().len());
+        let mut entries = self.entries.lock();
+        for i in 0..keys.len() {
+            let weight = weights.as_ref().map_or(1, |w| w.value(i));
+            let key = keys.value(i).to_vec();
+            let row = values.slice(i, 1);
+            match self.storage {
+                RowStorage::Multiset => {
+                    let entry = entries.entry(key.clone()).or_insert((0, row));
+                    entry.0 += weight;
+                    if entry.0 == 0 {
+                        entries.remove(&key);
+                    }
+                }
+                RowStorage::Keyed if weight <= 0 => drop(entries.remove(&key)),
+                RowStorage::Keyed => drop(entries.insert(key, (weight, row))),
+                RowStorage::Append => {
+                    assert!(weight == 1 && entries.insert(key, (1, row)).is_none());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn multi_get(&self, keys: BinaryArray) -> Lookup {
+        let entries = self.entries.lock();
+        let mut found = Vec::new();
+        for (i, key) in keys.iter().enumerate() {
+            let key = key.unwrap();
+            if let Some((weight, row)) = entries.get(key).filter(|e| e.0 > 0) {
+                found.push((i as u32, key.to_vec(), *weight, row.clone()));
+            }
+        }
+        self.answer(found)
+    }
+
+    fn multi_scan(&self, prefixes: BinaryArray, limit: Option<usize>) -> Lookup {
+        let entries = self.entries.lock();
+        let mut found = Vec::new();
+        for (i, prefix) in prefixes.iter().enumerate() {
+            let prefix = prefix.unwrap();
+            let rows = entries
+                .range(prefix.to_vec()..)
+                .take_while(|(k, _)| k.starts_with(prefix))
+                .filter(|(_, e)| e.0 > 0)
+                .take(limit.unwrap_or(usize::MAX));
+            for (key, (weight, row)) in rows {
+                found.push((i as u32, key.clone(), *weight, row.clone()));
+            }
+        }
+        self.answer(found)
+    }
+
+    fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
+        assert!(self.entries.lock().values().all(|e| e.0 > 0), "negative weights at a barrier");
+        Ok(None)
+    }
+
+    fn value_schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    /// Delayed tables never claim to be empty, so that their reads are exercised.
+    fn is_empty(&self) -> bool {
+        self.delays.lock().is_none() && self.entries.lock().is_empty()
+    }
+}

@@ -1,0 +1,7 @@
+//! Promises of the operators with state, as properties: for random histories, chunkings, epochs,
+//! cache sizes and orders of completion, the output accumulated at every barrier is the query over the
+//! input accumulated so far; synchronous and asynchronous state access agree; nothing stays behind.
+
+mod fake;
+mod history;
+mod stateful;

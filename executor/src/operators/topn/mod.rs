@@ -1,0 +1,645 @@
+//! The first rows of every group by an order (docs/design.md §3, §7).
+//!
+//! Stored: `group | order | identity → row`, every row of the group, so that a prefix scan with a
+//! limit reads the first ones; ties are broken by the identity's bytes. In memory a group has a prefix of its
+//! rows in order: enough for the window and some more. A row beyond the prefix is written without
+//! looking. When retractions leave too few rows, the prefix is read again at the barrier, one batched
+//! scan for all such groups.
+//!
+//! Over append-only input (storage Append) a row that has left the window never comes back: only the
+//! window is kept, in memory and in the store, and a row that sorts behind a full window is dropped on arrival.
+//!
+//! Emission is at the barrier, old window → new window, differences only (with ranks, rows whose rank changed). Invariant:
+//! what was shown at the last barrier is the window of the stored rows.
+//!
+//! Keyed input may update a row without changing its place; in an epoch its old and new version are
+//! both here. The in-memory key therefore ends in a hash of the whole row.
+
+mod group;
+
+use std::collections::HashMap;
+
+use arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt32Array};
+use arrow::datatypes::SchemaRef;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_common::DeltaChunk;
+use millrace_common::hash::hash_columns;
+use millrace_common::keys::{KeyCodec, columns_at};
+use millrace_planner::graph;
+use millrace_rpc::catalog::RowStorage;
+use millrace_storage::{Found, MemRun};
+
+use self::group::{Group, Ranked, Shown, Window};
+use super::{Env, Limits};
+use crate::error::ExecError;
+use crate::operator::{Operator, Output};
+use crate::state::arena::{RowRef, new_batch};
+use crate::state::cache::Probe;
+use crate::state::fetch::wait;
+use crate::state::gate::Ready;
+use crate::state::keys::{KeyReader, append_storage_key, storage_keys};
+use crate::state::{Fetches, KeyBytes, KeyGate, KeyTable, RowArena, Slot, StateTable};
+
+/// Rows remembered beyond twice the window.
+const SLACK: usize = 16;
+/// Bytes of the whole-row hash at the end of an in-memory key of Keyed input.
+const ROW_HASH: usize = 8;
+
+/// A row's change in this epoch; `at` is held for it.
+struct Change {
+    weight: i64,
+    at: RowRef,
+}
+
+/// See the module.
+pub struct TopNOperator {
+    reader: KeyReader,
+    order_columns: Vec<usize>,
+    order: KeyCodec,
+    identity_columns: Vec<usize>,
+    identity: KeyCodec,
+    window: Window,
+    append_only: bool,
+    keyed: bool,
+    emit_rank: bool,
+    table: Box<dyn StateTable>,
+    schema: SchemaRef,
+    keys: KeyTable,
+    groups: Vec<Group>,
+    arena: RowArena,
+    pending: HashMap<(Slot, KeyBytes), Change>,
+    gate: KeyGate,
+    fetches: Fetches<Vec<Slot>>,
+    stamp: u64,
+    limits: Limits,
+    env: Env,
+}
+
+impl TopNOperator {
+    pub fn new(
+        node: &graph::Node,
+        top: &graph::TopN,
+        input: &SchemaRef,
+        env: Env,
+        tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
+    ) -> Result<TopNOperator, ExecError> {
+        let table = tables(top.table)?;
+        let keyed = top.storage == RowStorage::Keyed && !top.unique_key.is_empty();
+        let identity_columns =
+            if keyed { top.unique_key.clone() } else { (0..input.fields().len()).collect() };
+        let offset = i64::try_from(top.offset).unwrap_or(i64::MAX);
+        let window = Window {
+            offset,
+            end: top.limit.map(|l| offset.saturating_add(i64::try_from(l).unwrap_or(i64::MAX))),
+            rank: top.rank,
+            emit_rank: top.emit_rank,
+        };
+        let order = top.order.iter().map(|&(c, o)| (input.field(c).data_type().clone(), o));
+        Ok(TopNOperator {
+            reader: KeyReader::new(input, &top.group)?,
+            order: KeyCodec::with_options(order)?,
+            order_columns: top.order.iter().map(|o| o.0).collect(),
+            identity: KeyCodec::for_columns(input, &identity_columns)?,
+            identity_columns,
+            window,
+            append_only: top.storage == RowStorage::Append,
+            keyed,
+            emit_rank: top.emit_rank,
+            schema: super::nullable(&node.schema),
+            keys: KeyTable::new(env.options.eviction, table.is_empty()),
+            table,
+            groups: Vec::new(),
+            arena: RowArena::new(super::nullable(input)),
+            pending: HashMap::new(),
+            gate: KeyGate::new(),
+            fetches: Fetches::default(),
+            stamp: 0,
+            limits: Limits::new(&env),
+            env,
+        })
+    }
+
+    /// Rows to read for a window, and to keep after trimming.
+    fn prefix_rows(&self) -> Option<usize> {
+        let end = usize::try_from(self.window.end?).ok()?;
+        Some(end.saturating_mul(2).saturating_add(SLACK))
+    }
+
+    /// In-memory keys of a batch's rows, with the lengths of their order parts.
+    fn row_keys(&self, batch: &RecordBatch) -> Result<RowKeys, ExecError> {
+        let hashes = if self.keyed {
+            hash_columns(batch.columns(), batch.num_rows())?
+        } else {
+            Vec::new()
+        };
+        Ok(RowKeys {
+            order: encode(&self.order, &columns_at(batch, &self.order_columns))?,
+            identity: encode(&self.identity, &columns_at(batch, &self.identity_columns))?,
+            hashes,
+        })
+    }
+
+    /// Takes in rows of resident groups.
+    fn run(&mut self, chunk: &DeltaChunk, slots: &[Slot]) -> Result<(), ExecError> {
+        let keys = self.row_keys(&chunk.batch)?;
+        let rows: Vec<u32> = if self.append_only {
+            let wanted = (0..slots.len()).filter(|&i| self.may_enter(slots[i], &keys, i));
+            wanted.map(|i| i as u32).collect()
+        } else {
+            (0..slots.len() as u32).collect()
+        };
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let batch = if rows.len() == slots.len() {
+            chunk.batch.clone()
+        } else {
+            arrow::compute::take_record_batch(&chunk.batch, &UInt32Array::from(rows.clone()))?
+        };
+        // One reference a row for now, handed over to the row's entry in `pending`.
+        let id = self.arena.insert(batch, rows.len());
+        let mut scratch = Vec::with_capacity(64);
+        for (place, &row) in rows.iter().enumerate() {
+            let slot = slots[row as usize];
+            let weight = chunk.weight(row as usize);
+            let order = keys.write(row as usize, &mut scratch);
+            let at = RowRef { chunk: id, row: place as u32 };
+            self.touch(slot);
+            self.apply(slot, Ranked { key: KeyBytes::new(&scratch), order, at, weight })?;
+            // Large groups are measured at the barrier.
+            if self.groups[slot as usize].rows.len() <= 4 * SLACK {
+                self.resize(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a row of append-only input can be in its group's window.
+    fn may_enter(&self, slot: Slot, keys: &RowKeys, row: usize) -> bool {
+        let group = &self.groups[slot as usize];
+        match group.cut(&self.window) {
+            Some(0) => false,
+            Some(cut) => {
+                let last = &group.rows[cut - 1];
+                keys.cmp_order(row, &last.key[..last.order as usize]).is_le()
+            }
+            None => true,
+        }
+    }
+
+    /// The group changes in this epoch: remembers what it showed.
+    fn touch(&mut self, slot: Slot) {
+        self.keys.mark_dirty(slot);
+        let group = &mut self.groups[slot as usize];
+        if group.old.is_none() {
+            let shown = group.shown(&self.window);
+            for row in &shown {
+                self.arena.retain(row.at);
+            }
+            group.old = Some(shown);
+        }
+    }
+
+    /// A row's change, for the group's prefix and for the store.
+    fn apply(&mut self, slot: Slot, row: Ranked) -> Result<(), ExecError> {
+        if self.append_only && row.weight < 0 {
+            return Err(ExecError::internal("an append-only top-N got a retraction"));
+        }
+        let group = &mut self.groups[slot as usize];
+        match group.rows.binary_search_by(|r| r.key.cmp(&row.key)) {
+            Ok(at) => {
+                group.rows[at].weight += row.weight;
+                if group.rows[at].weight == 0 {
+                    let gone = group.rows.remove(at);
+                    self.arena.release(gone.at);
+                }
+            }
+            Err(at) if at < group.rows.len() || group.complete => {
+                self.arena.retain(row.at);
+                group.rows.insert(at, row.clone());
+            }
+            Err(_) => {}
+        }
+        self.note(slot, row.key, row.weight, row.at);
+        self.trim(slot);
+        Ok(())
+    }
+
+    /// Adds to what will be written; takes over the reference to `at`.
+    fn note(&mut self, slot: Slot, key: KeyBytes, weight: i64, at: RowRef) {
+        match self.pending.entry((slot, key)) {
+            std::collections::hash_map::Entry::Occupied(mut entry) => {
+                entry.get_mut().weight += weight;
+                self.arena.release(at);
+            }
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(Change { weight, at });
+            }
+        }
+    }
+
+    /// Forgets rows that are not needed; of append-only input, for good.
+    fn trim(&mut self, slot: Slot) {
+        let group = &mut self.groups[slot as usize];
+        let keep = if self.append_only {
+            group.cut(&self.window).unwrap_or(usize::MAX)
+        } else {
+            match (self.window.end, group.rows.len()) {
+                (Some(end), len) if len > (end as usize).saturating_mul(4).saturating_add(4 * SLACK) => {
+                    let cut = group.cut(&self.window).unwrap_or(len);
+                    cut.saturating_mul(2).saturating_add(SLACK)
+                }
+                _ => usize::MAX,
+            }
+        };
+        if group.rows.len() <= keep {
+            return;
+        }
+        let dropped = group.rows.split_off(keep);
+        if self.append_only {
+            for row in dropped {
+                self.note(slot, row.key, -row.weight, row.at);
+            }
+        } else {
+            group.complete = false;
+            for row in dropped {
+                self.arena.release(row.at);
+            }
+        }
+    }
+
+    fn resize(&mut self, slot: Slot) {
+        let group = &self.groups[slot as usize];
+        let keys: usize = group.rows.iter().map(|r| r.key.heap_size()).sum();
+        let row = size_of::<Ranked>() + self.arena.row_bytes();
+        self.keys.set_size(slot, size_of::<Group>() + group.rows.len() * row + keys);
+    }
+
+    /// Writes the epoch's net changes.
+    fn write(&mut self) -> Result<(), ExecError> {
+        let mut changes: Vec<((Slot, KeyBytes), Change)> = self.pending.drain().collect();
+        changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let suffix = if self.keyed { ROW_HASH } else { 0 };
+        let mut keys = BinaryBuilder::with_capacity(changes.len(), changes.len() * 32);
+        let (mut rows, mut weights) = (Vec::new(), Vec::new());
+        let mut scratch = Vec::with_capacity(64);
+        let stored = |key: &KeyBytes| key.len() - suffix;
+        let mut i = 0;
+        while i < changes.len() {
+            // Versions of one stored row lie side by side; the one that is put wins.
+            let (slot, key) = &changes[i].0;
+            let same = changes[i..].iter().take_while(|((s, k), _)| {
+                s == slot && (suffix > 0 || k == key) && k[..stored(k)] == key[..stored(key)]
+            });
+            let versions = &changes[i..i + same.count()];
+            i += versions.len();
+            let put = versions.iter().find(|v| v.1.weight > 0);
+            let chosen = put.or_else(|| versions.iter().find(|v| v.1.weight < 0));
+            if let Some((_, change)) = chosen {
+                let parts: [&[u8]; 2] = [self.keys.key(*slot), &key[..stored(key)]];
+                append_storage_key(&mut keys, &mut scratch, self.keys.hash(*slot), &parts);
+                rows.push(change.at);
+                weights.push(if self.keyed { i64::from(put.is_some()) } else { change.weight });
+            }
+        }
+        if !rows.is_empty() {
+            let batch = self.arena.batch(&rows)?;
+            self.table.write(keys.finish(), Some(weights.into()), batch)?;
+        }
+        for (_, change) in changes {
+            self.arena.release(change.at);
+        }
+        Ok(())
+    }
+
+    /// Reads the prefixes of groups; the whole groups when there is no limit.
+    fn scan(&self, slots: &[Slot], limit: Option<usize>) -> millrace_storage::Lookup {
+        let prefixes = storage_keys(slots.iter().map(|&s| (self.keys.hash(s), self.keys.key(s))));
+        self.table.multi_scan(prefixes, limit)
+    }
+
+    /// Groups' rows as read; replaces what was remembered.
+    fn arrived(&mut self, slots: &[Slot], found: &Found, limit: Option<usize>) -> Result<(), ExecError> {
+        for &slot in slots {
+            for row in std::mem::take(&mut self.groups[slot as usize].rows) {
+                self.arena.release(row.at);
+            }
+        }
+        let mut counts = vec![0usize; slots.len()];
+        if !found.is_empty() {
+            let keys = self.row_keys(&found.values)?;
+            let chunk = self.arena.insert(found.values.clone(), found.len());
+            let mut scratch = Vec::with_capacity(64);
+            for (row, &input) in found.input.values().iter().enumerate() {
+                counts[input as usize] += 1;
+                let order = keys.write(row, &mut scratch);
+                let at = RowRef { chunk, row: row as u32 };
+                let weight = found.weights.value(row);
+                let group = &mut self.groups[slots[input as usize] as usize];
+                group.rows.push(Ranked { key: KeyBytes::new(&scratch), order, at, weight });
+            }
+        }
+        for (&slot, count) in slots.iter().zip(counts) {
+            self.groups[slot as usize].complete = self.append_only || limit.is_none_or(|l| count < l);
+            self.keys.set_resident(slot);
+            self.resize(slot);
+        }
+        Ok(())
+    }
+
+    fn absent(&mut self, slot: Slot) {
+        self.groups[slot as usize] = Group { complete: true, ..Group::default() };
+        self.keys.set_resident(slot);
+        self.resize(slot);
+    }
+
+    fn fetch_limit(&self) -> Option<usize> {
+        if self.append_only { None } else { self.prefix_rows() }
+    }
+
+    fn admit(&mut self, chunk: DeltaChunk, slots: Vec<Slot>) -> Result<(), ExecError> {
+        let mut missing = Vec::new();
+        for &slot in &slots {
+            if !self.keys.is_resident(slot) && !self.keys.is_fetching(slot) {
+                if self.keys.is_complete() {
+                    self.absent(slot);
+                } else {
+                    self.keys.set_fetching(slot);
+                    missing.push(slot);
+                }
+            }
+        }
+        if !missing.is_empty() {
+            self.env.metrics.cache_misses.add(missing.len() as u64);
+            let lookup = self.scan(&missing, self.fetch_limit());
+            match self.fetches.submit(missing, lookup)? {
+                Some((slots, found)) => self.arrived(&slots, &found, self.fetch_limit())?,
+                None => self.env.metrics.fetch_rounds.add(1),
+            }
+        }
+        let (mut run, mut run_slots, mut park, mut park_slots) = (vec![], vec![], vec![], vec![]);
+        for (row, &slot) in slots.iter().enumerate() {
+            let resident = self.keys.is_resident(slot);
+            let (rows, row_slots) =
+                if resident { (&mut run, &mut run_slots) } else { (&mut park, &mut park_slots) };
+            rows.push(row as u32);
+            row_slots.push(slot);
+        }
+        if park.is_empty() {
+            return self.run(&chunk, &slots);
+        }
+        self.env.metrics.parked_rows.add(park.len() as u64);
+        self.gate.park(0, &chunk, &park, &park_slots);
+        if run.is_empty() {
+            return Ok(());
+        }
+        self.run(&chunk.take(&UInt32Array::from(run))?, &run_slots)
+    }
+
+    async fn complete_fetches(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        let done = self.fetches.completed().await?;
+        let mut slots = Vec::new();
+        for (asked, found) in done {
+            self.arrived(&asked, &found, self.fetch_limit())?;
+            slots.extend(asked);
+        }
+        for Ready { chunk, slots, .. } in self.gate.take(slots)? {
+            self.run(&chunk, &slots)?;
+        }
+        self.make_room(out)
+    }
+
+    /// Makes every dirty group's window known, reading in rounds over all of them together.
+    async fn refill(&mut self) -> Result<(), ExecError> {
+        let mut limit = self.prefix_rows();
+        loop {
+            let short: Vec<Slot> = self
+                .keys
+                .dirty()
+                .iter()
+                .copied()
+                .filter(|&s| !self.groups[s as usize].is_sufficient(&self.window))
+                .collect();
+            if short.is_empty() {
+                return Ok(());
+            }
+            let found = wait(self.scan(&short, limit)).await?;
+            self.arrived(&short, &found, limit)?;
+            // Peers of one rank can be many: the next round reads more.
+            limit = limit.map(|l| l.saturating_mul(8));
+        }
+    }
+
+    /// Emits what changed in the windows of all dirty groups.
+    fn emit(&mut self, barrier: bool, out: &mut Output) -> Result<(), ExecError> {
+        let mut diff = Diff::default();
+        for slot in self.keys.take_dirty() {
+            let group = &mut self.groups[slot as usize];
+            if barrier && group.rows.iter().any(|r| r.weight < 0) {
+                return Err(ExecError::internal("a group has more retractions than rows"));
+            }
+            let old = group.old.take().unwrap_or_default();
+            let new = group.shown(&self.window);
+            diff.add(&old, &new);
+            if diff.rows.len() >= self.env.options.chunk_rows.max(1) {
+                self.emit_rows(&mut diff, out)?;
+            }
+            // Released once emitted: the arena may hold the only copy.
+            diff.release.extend(old.into_iter().map(|s| s.at));
+            self.resize(slot);
+        }
+        self.emit_rows(&mut diff, out)
+    }
+
+    fn emit_rows(&mut self, diff: &mut Diff, out: &mut Output) -> Result<(), ExecError> {
+        let Diff { rows, weights, ranks, release } = std::mem::take(diff);
+        if !rows.is_empty() {
+            let mut columns: Vec<ArrayRef> = self.arena.batch(&rows)?.columns().to_vec();
+            if self.emit_rank {
+                columns.push(std::sync::Arc::new(Int64Array::from(ranks)));
+            }
+            let batch = new_batch(&self.schema, columns, rows.len())?;
+            let weights = weights.iter().any(|&w| w != 1).then(|| Int64Array::from(weights));
+            super::emit_sliced(DeltaChunk::new(batch, weights), self.env.options.chunk_rows, out);
+        }
+        release.into_iter().for_each(|at| self.arena.release(at));
+        Ok(())
+    }
+
+    /// Keeps within the cache's budget; early emission only where no read is needed for it.
+    fn make_room(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        let held = self.held();
+        let budget = self.limits.cache_budget(&self.env, held);
+        if held <= budget {
+            return Ok(());
+        }
+        let certain = self.keys.dirty().iter().all(|&s| {
+            let group = &self.groups[s as usize];
+            group.is_sufficient(&self.window) && group.rows.iter().all(|r| r.weight > 0)
+        });
+        if self.append_only && certain {
+            self.write()?;
+            self.emit(false, out)?;
+        }
+        let target = self.keys.bytes() as f64 * (budget - budget / 8) as f64 / held as f64;
+        let (groups, arena) = (&mut self.groups, &mut self.arena);
+        self.keys.evict(target as usize, |slot| {
+            let group = std::mem::take(&mut groups[slot as usize]);
+            let any = !group.rows.is_empty() || !group.complete;
+            group.rows.iter().for_each(|r| arena.release(r.at));
+            any
+        });
+        self.compact()?;
+        let held = self.held();
+        self.limits.account(held);
+        Ok(())
+    }
+
+    fn held(&self) -> usize {
+        self.keys.bytes().max(self.arena.bytes()) + self.pending.capacity() * 64
+    }
+
+    /// Rewrites the rows in memory densely; only when nothing else refers to them.
+    fn compact(&mut self) -> Result<(), ExecError> {
+        let only_groups = self.pending.is_empty() && self.keys.dirty().is_empty();
+        if only_groups && self.arena.wants_compaction() {
+            let rows = self.groups.iter_mut().flat_map(|g| g.rows.iter_mut());
+            let mut refs: Vec<&mut RowRef> = rows.map(|r| &mut r.at).collect();
+            self.arena.compact(&mut refs)?;
+        }
+        Ok(())
+    }
+}
+
+impl Operator for TopNOperator {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        if chunk.is_empty() {
+            return Ok(());
+        }
+        self.stamp += 1;
+        let keys = self.reader.read(&chunk.batch)?;
+        let mut slots = Vec::with_capacity(chunk.num_rows());
+        let probe = self.keys.probe(&keys, None, self.stamp, &mut slots);
+        if self.groups.len() < self.keys.capacity() {
+            self.groups.resize(self.keys.capacity().next_power_of_two(), Group::default());
+        }
+        if probe == Probe::AllResident {
+            self.env.metrics.cache_hits.add(slots.len() as u64);
+            self.run(&chunk, &slots)?;
+        } else {
+            self.admit(chunk, slots)?;
+        }
+        self.make_room(out)
+    }
+
+    fn is_full(&self) -> bool {
+        self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty())
+    }
+
+    fn is_pending(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        self.complete_fetches(out).boxed()
+    }
+
+    fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        async move {
+            debug_assert!(self.gate.is_empty() && self.fetches.is_empty());
+            self.write()?;
+            self.refill().await?;
+            self.emit(true, out)?;
+            self.compact()?;
+            self.make_room(out)
+        }
+        .boxed()
+    }
+
+    fn seal(&mut self, sealed: &mut Vec<MemRun>) -> Result<(), ExecError> {
+        sealed.extend(self.table.seal()?);
+        Ok(())
+    }
+
+    fn memory_size(&self) -> usize {
+        self.held() + self.gate.bytes()
+    }
+}
+
+/// Encoded keys of a batch.
+struct RowKeys {
+    order: Option<arrow_row::Rows>,
+    identity: Option<arrow_row::Rows>,
+    /// Of whole rows; empty where the identity is the whole row.
+    hashes: Vec<u64>,
+}
+
+fn encode(codec: &KeyCodec, columns: &[ArrayRef]) -> Result<Option<arrow_row::Rows>, ExecError> {
+    if columns.is_empty() { Ok(None) } else { Ok(Some(codec.rows(columns)?)) }
+}
+
+impl RowKeys {
+    /// Writes a row's key; returns the length of its order part.
+    fn write(&self, row: usize, out: &mut Vec<u8>) -> u32 {
+        out.clear();
+        if let Some(order) = &self.order {
+            out.extend_from_slice(order.row(row).data());
+        }
+        let order = out.len() as u32;
+        if let Some(identity) = &self.identity {
+            out.extend_from_slice(identity.row(row).data());
+        }
+        if let Some(hash) = self.hashes.get(row) {
+            out.extend_from_slice(&hash.to_be_bytes());
+        }
+        order
+    }
+
+    fn cmp_order(&self, row: usize, other: &[u8]) -> std::cmp::Ordering {
+        let order: &[u8] = self.order.as_ref().map_or(&[], |o| o.row(row).data());
+        order.cmp(other)
+    }
+}
+
+/// Rows on their way out.
+#[derive(Default)]
+struct Diff {
+    rows: Vec<RowRef>,
+    weights: Vec<i64>,
+    ranks: Vec<i64>,
+    release: Vec<RowRef>,
+}
+
+impl Diff {
+    /// old → new of one group; both are in order.
+    fn add(&mut self, old: &[Shown], new: &[Shown]) {
+        let (mut o, mut n) = (old.iter().peekable(), new.iter().peekable());
+        loop {
+            let order = match (o.peek(), n.peek()) {
+                (None, None) => return,
+                (Some(_), None) => std::cmp::Ordering::Less,
+                (None, Some(_)) => std::cmp::Ordering::Greater,
+                (Some(a), Some(b)) => (&a.key, a.rank).cmp(&(&b.key, b.rank)),
+            };
+            let (mut weight, mut row) = (0, None);
+            if order.is_le() {
+                if let Some(a) = o.next() {
+                    weight -= a.weight;
+                    row = Some(a);
+                }
+            }
+            if order.is_ge() {
+                if let Some(b) = n.next() {
+                    weight += b.weight;
+                    row = Some(b);
+                }
+            }
+            if let Some(row) = row.filter(|_| weight != 0) {
+                self.rows.push(row.at);
+                self.weights.push(weight);
+                self.ranks.push(row.rank);
+            }
+        }
+    }
+}
