@@ -14,6 +14,10 @@ use foyer::{
     HybridCachePolicy, RecoverMode,
 };
 
+use mixtrics::metrics::BoxedRegistry;
+use mixtrics::registry::noop::NoopMetricsRegistry;
+use mixtrics::registry::prometheus_0_14::PrometheusMetricsRegistry;
+
 use super::BlockKey;
 use crate::error::{Result, StorageError};
 
@@ -30,6 +34,8 @@ pub struct DiskCacheOptions {
     pub buffer_bytes: usize,
     /// Memory of the staging part.
     pub memory_bytes: usize,
+    /// Where the tier's own counters go, dropped writes (`buffer_overflow`) among them.
+    pub metrics: Option<prometheus::Registry>,
 }
 
 impl DiskCacheOptions {
@@ -39,6 +45,7 @@ impl DiskCacheOptions {
             capacity_bytes,
             buffer_bytes: 128 << 20,
             memory_bytes: 4 << 20,
+            metrics: None,
         }
     }
 }
@@ -111,8 +118,13 @@ impl DiskTier {
             .with_flushers(2)
             .with_reclaimers(2)
             .with_buffer_pool_size(options.buffer_bytes);
+        let metrics: BoxedRegistry = match &options.metrics {
+            Some(registry) => Box::new(PrometheusMetricsRegistry::new(registry.clone())),
+            None => Box::new(NoopMetricsRegistry),
+        };
         let cache = HybridCacheBuilder::new()
             .with_name("millrace-blocks")
+            .with_metrics_registry(metrics)
             .with_policy(HybridCachePolicy::WriteOnInsertion)
             .memory(options.memory_bytes.max(1))
             .with_shards(4)
