@@ -176,8 +176,8 @@ mod tests {
         assert_eq!(epochs(10, 20), [12, 14, 16]);
         assert_eq!(epochs(12, 14), [14]);
         // A large change pushes older ones out; one too large empties the ring.
-        hub.put(R, Epoch(18), Some(vec![chunk(900, |_| 0)]));
-        assert!(hub.get(R, Epoch(14), Epoch(18)).is_none());
+        hub.put(R, Epoch(18), Some(vec![chunk(990, |_| 0)]));
+        assert!(hub.get(R, Epoch(10), Epoch(18)).is_none());
         assert_eq!(epochs(16, 18), [18]);
         hub.put(R, Epoch(20), Some(vec![chunk(90_000, |_| 0)]));
         assert!(hub.get(R, Epoch(18), Epoch(20)).is_none());

@@ -10,6 +10,8 @@ mod maintenance;
 mod start;
 mod statements;
 mod table;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -137,6 +139,12 @@ impl Shared {
         meta.ok_or_else(|| SqlError::internal("a worker without a meta service"))
     }
 
+    fn add(&self, job: Arc<Job>) {
+        self.stopped.write().remove(&job.id);
+        self.jobs.write().insert(job.id, job);
+        self.started.notify_waiters();
+    }
+
     /// Takes the job off the list, if `leave` says so, and ends it.
     async fn remove(&self, id: JobId, leave: impl FnOnce(&Job) -> bool) {
         let job = {
@@ -169,9 +177,7 @@ impl ComputeService for Worker {
         }
         self.shared.remove(id, |_| true).await;
         let job = start::start(&self.shared, start).await.map_err(|e| e.into_sql())?;
-        self.shared.stopped.write().remove(&id);
-        self.shared.jobs.write().insert(id, job);
-        self.shared.started.notify_waiters();
+        self.shared.add(job);
         Ok(())
     }
 

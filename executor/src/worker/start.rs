@@ -111,22 +111,30 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
 }
 
 async fn start_derived(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
-    let meta = shared.meta()?;
-    let id = RelationId(start.relation.id);
-    let graph = match decode_graph(&start.relation.graph) {
-        Ok(graph) => graph,
+    match decode_graph(&start.relation.graph) {
+        Ok(graph) => start_graph(shared, start, &graph).await,
         Err(e) => {
             // Its rows stay readable.
             open(shared, &start, vec![rows_table(&start.relation)?]).await?;
-            return Err(ExecError::Sql(e.into()));
+            Err(ExecError::Sql(e.into()))
         }
-    };
-    let store = open(shared, &start, tables(&start.relation, &graph)).await?;
+    }
+}
+
+/// Starts a derived job with its graph decoded.
+pub async fn start_graph(
+    shared: &Arc<Shared>,
+    start: StartJob,
+    graph: &JobGraph,
+) -> Result<Arc<Job>, ExecError> {
+    let meta = shared.meta()?;
+    let id = RelationId(start.relation.id);
+    let store = open(shared, &start, tables(&start.relation, graph)).await?;
     let errors = Arc::new(ErrorSink::default());
     let built = build(Blueprint {
         job: id,
         generation: start.generation,
-        graph: &graph,
+        graph,
         relation: &start.relation,
         inputs: &start.inputs,
         version: &start.version,

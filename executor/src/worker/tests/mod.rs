@@ -1,0 +1,355 @@
+//! A worker on an in-memory store, with a meta service that fits in a page: an epoch counter, each
+//! job's version, and cuts on request.
+
+mod tables;
+mod views;
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, Weak};
+
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::TryStreamExt;
+use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId};
+use millrace_planner::graph::{
+    AccessClass, Fragment, FragmentOutput, JobGraph, Node, Operator as Op, RelationLayout, StateTable,
+};
+use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
+use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob, Verdict};
+use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, StatementId, VersionEdit};
+use millrace_storage::sim::{Profile, SimStore};
+use millrace_storage::{ScanOptions, StateStore, StoreOptions};
+use parking_lot::Mutex;
+
+use super::{Worker, WorkerOptions, start};
+use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict};
+use crate::options::ExecOptions;
+
+/// (id, value, weight)
+pub type Row = (i64, i64, i64);
+
+struct FakeJob {
+    start: StartJob,
+    graph: Option<Arc<JobGraph>>,
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+#[derive(Default)]
+pub struct FakeMeta {
+    worker: OnceLock<Weak<Worker>>,
+    epoch: Mutex<u64>,
+    jobs: Mutex<HashMap<JobId, FakeJob>>,
+    pub failures: Mutex<Vec<(JobId, SqlError)>>,
+    pub offsets: Mutex<Vec<(u64, Vec<(u32, u64)>)>>,
+    statements: Mutex<u64>,
+}
+
+impl FakeMeta {
+    pub fn next_epoch(&self) -> Epoch {
+        let mut epoch = self.epoch.lock();
+        *epoch += 1;
+        Epoch(*epoch)
+    }
+
+    fn worker(&self) -> Arc<Worker> {
+        self.worker.get().unwrap().upgrade().unwrap()
+    }
+
+    /// What the log's fold makes of a commit.
+    fn fold(&self, id: JobId, commit: &JobCommit) -> Epoch {
+        let epoch = match commit.epoch {
+            0 => self.next_epoch(),
+            e => Epoch(e),
+        };
+        let mut jobs = self.jobs.lock();
+        let version = &mut jobs.get_mut(&id).unwrap().start.version;
+        assert_eq!(version.epoch, commit.prev_epoch);
+        version.tail.extend(commit.slices.iter().cloned().map(|mut s| {
+            s.epoch = epoch.0;
+            s
+        }));
+        for mut run in commit.edit.iter().flat_map(|e| e.add_runs.iter().cloned()) {
+            run.min_epoch = epoch.0;
+            run.max_epoch = epoch.0;
+            version.runs.push(run);
+        }
+        version.epoch = epoch.0;
+        version.row_count += commit.row_count_delta;
+        version.counters.extend(commit.counters.clone());
+        version.backfill = commit.backfill.clone();
+        epoch
+    }
+
+    /// Cuts and commits one epoch.
+    pub async fn cut(&self, id: JobId, epoch: Epoch) -> Result<JobCommit, SqlError> {
+        let (turn, generation) = {
+            let jobs = self.jobs.lock();
+            let job = &jobs[&id];
+            (Arc::clone(&job.turn), job.start.generation)
+        };
+        let _turn = turn.lock().await;
+        let worker = self.worker();
+        let commit = worker.cut(id, generation, Cut { epoch }).await?;
+        let committed = self.fold(id, &commit);
+        worker.concluded(id, generation, Verdict::Committed(committed)).await;
+        Ok(commit)
+    }
+}
+
+/// A handle that can be cloned into background cuts.
+pub struct Meta(pub Arc<FakeMeta>);
+
+#[async_trait]
+impl MetaService for Meta {
+    fn request_cut(&self, job: JobId) {
+        let meta = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            // A cut of a job that stops meanwhile fails; its statements are told by the worker.
+            let _ = meta.cut(job, Epoch::ZERO).await;
+        });
+    }
+
+    async fn commit_edit(
+        &self,
+        job: JobId,
+        _: Generation,
+        edit: VersionEdit,
+    ) -> Result<bool, SqlError> {
+        let mut jobs = self.0.jobs.lock();
+        let version = &mut jobs.get_mut(&job).unwrap().start.version;
+        version.runs.extend(edit.add_runs.clone());
+        version.runs.retain(|r| !edit.remove_runs.contains(&r.run_id));
+        version.tail.retain(|s| s.sequence > edit.flushed_sequence);
+        Ok(true)
+    }
+
+    fn report_failure(&self, job: JobId, _: Generation, error: SqlError) {
+        self.0.failures.lock().push((job, error));
+    }
+
+    fn source_offsets(&self, _: RelationId, epoch: Epoch) -> Vec<(u32, u64)> {
+        let fixed = self.0.offsets.lock();
+        let last = fixed.iter().rev().find(|(e, _)| *e <= epoch.0);
+        last.map(|(_, o)| o.clone()).unwrap_or_default()
+    }
+
+    fn graph(&self, _: RelationId) -> Option<Bytes> {
+        None
+    }
+}
+
+pub struct Cluster {
+    pub worker: Arc<Worker>,
+    pub meta: Arc<FakeMeta>,
+    pub store: Arc<StateStore>,
+    pub sim: Arc<SimStore>,
+}
+
+impl Cluster {
+    pub async fn new(exec: ExecOptions) -> Cluster {
+        Cluster::with(exec, |_| {}).await
+    }
+
+    pub async fn with(exec: ExecOptions, set: impl FnOnce(&mut StoreOptions)) -> Cluster {
+        let profile = Profile::by_name("instant").unwrap();
+        let sim = Arc::new(SimStore::in_memory(profile, 1));
+        let mut options = StoreOptions::new(Arc::clone(&sim) as _, 1);
+        set(&mut options);
+        let store = StateStore::open(options).await.unwrap();
+        let mut options = WorkerOptions::new(Arc::clone(&store));
+        options.exec = exec;
+        let worker = Worker::new(options);
+        let meta = Arc::new(FakeMeta::default());
+        meta.worker.set(Arc::downgrade(&worker)).unwrap();
+        worker.set_meta(Arc::new(Meta(Arc::clone(&meta))));
+        Cluster { worker, meta, store, sim }
+    }
+
+    /// Starts a job, or starts it again from its committed version in the next generation.
+    pub async fn start(&self, id: JobId) -> Result<(), SqlError> {
+        let (start, graph) = {
+            let mut jobs = self.meta.jobs.lock();
+            let job = jobs.get_mut(&id).unwrap();
+            job.start.generation.0 += 1;
+            job.turn = Arc::default();
+            (job.start.clone(), job.graph.clone())
+        };
+        let Some(graph) = graph else { return self.worker.start_job(start).await };
+        let shared = &self.worker.shared;
+        shared.remove(id, |_| true).await;
+        let job = start::start_graph(shared, start, &graph).await.map_err(SqlError::from)?;
+        shared.add(job);
+        Ok(())
+    }
+
+    fn register(&self, start: StartJob, graph: Option<Arc<JobGraph>>) -> JobId {
+        let id = RelationId(start.relation.id);
+        let turn = Arc::default();
+        self.meta.jobs.lock().insert(id, FakeJob { start, graph, turn });
+        id
+    }
+
+    /// `CREATE TABLE (id BIGINT PRIMARY KEY, v BIGINT)`
+    pub async fn table(&self, id: u32) -> JobId {
+        let mut relation = relation(id, RelationKind::Table);
+        relation.key = vec![0];
+        relation.primary_key = true;
+        relation.distribution = vec![0];
+        let version = JobVersion { epoch: self.meta.next_epoch().0, ..JobVersion::default() };
+        let start = start_job(relation, version, Vec::new(), 1);
+        let id = self.register(start, None);
+        self.start(id).await.unwrap();
+        id
+    }
+
+    /// A view over `input`, scanning it as of now; the first cut is still to be made.
+    pub async fn view(&self, id: u32, input: JobId, graph: JobGraph, parallelism: usize) -> JobId {
+        let mut relation = relation(id, RelationKind::MaterializedView);
+        relation.key = graph.output.key.iter().map(|&k| k as u32).collect();
+        relation.distribution = graph.output.distribution.iter().map(|&k| k as u32).collect();
+        relation.storage = graph.output.storage as i32;
+        let inputs = vec![self.meta.jobs.lock()[&input].start.relation.clone()];
+        let snapshot_epoch = self.meta.jobs.lock()[&input].start.version.epoch;
+        let backfill = Some(BackfillState { snapshot_epoch, ..BackfillState::default() });
+        let version = JobVersion { backfill, ..JobVersion::default() };
+        let id = self.register(start_job(relation, version, inputs, parallelism), Some(Arc::new(graph)));
+        self.start(id).await.unwrap();
+        id
+    }
+
+    pub fn version(&self, id: JobId) -> JobVersion {
+        self.meta.jobs.lock()[&id].start.version.clone()
+    }
+
+    /// Cuts until the first scan is done; how many cuts that took.
+    pub async fn catch_up(&self, id: JobId) -> usize {
+        let mut cuts = 0;
+        while let Some(backfill) = self.version(id).backfill {
+            self.meta.cut(id, Epoch(backfill.snapshot_epoch)).await.unwrap();
+            cuts += 1;
+        }
+        cuts
+    }
+
+    /// Cuts a view at its input's newest epoch.
+    pub async fn follow(&self, view: JobId, input: JobId) {
+        let epoch = Epoch(self.version(input).epoch);
+        if self.version(view).epoch < epoch.0 {
+            self.meta.cut(view, epoch).await.unwrap();
+        }
+    }
+
+    /// What is committed.
+    pub async fn rows(&self, id: JobId) -> Vec<Row> {
+        let store = self.store.job(id).unwrap();
+        let scan = store.snapshot(Epoch::MAX).unwrap().scan(TableId(id.0 * 10), ScanOptions::default());
+        let batches: Vec<_> = scan.try_collect().await.unwrap();
+        let mut rows = Vec::new();
+        for b in batches {
+            rows.extend(listed(&DeltaChunk::new(b.values, Some(b.weights))));
+        }
+        rows.sort_unstable();
+        rows
+    }
+
+    pub async fn dml(&self, table: JobId, rows: &[Row], kind: DmlKind) -> Result<DmlOutcome, DmlError> {
+        let number = {
+            let mut statements = self.meta.statements.lock();
+            *statements += 1;
+            *statements
+        };
+        let id = StatementId { frontend: 1, number };
+        self.worker.apply_dml(table, DmlStatement { id, delta: delta(rows), kind }).await
+    }
+
+    pub async fn insert(&self, table: JobId, rows: impl IntoIterator<Item = (i64, i64)>) {
+        let rows: Vec<Row> = rows.into_iter().map(|(id, v)| (id, v, 1)).collect();
+        self.dml(table, &rows, INSERT).await.unwrap();
+    }
+}
+
+pub const INSERT: DmlKind = DmlKind::Insert { on_conflict: InsertConflict::Error };
+
+fn start_job(
+    relation: Relation,
+    version: JobVersion,
+    inputs: Vec<Relation>,
+    parallelism: usize,
+) -> StartJob {
+    StartJob { relation, generation: Generation(0), version, inputs, parallelism }
+}
+
+fn relation(id: u32, kind: RelationKind) -> Relation {
+    let column = |name: &str| Column {
+        name: name.to_string(),
+        sql_type: SqlType::BigInt.into(),
+        nullable: name != "id",
+        default_sql: None,
+        hidden: false,
+    };
+    Relation {
+        id,
+        name: format!("r{id}"),
+        kind: kind as i32,
+        columns: vec![column("id"), column("v")],
+        first_table_id: id * 10,
+        table_count: 1,
+        ..Relation::default()
+    }
+}
+
+pub fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![
+        Field::new("id", DataType::Int64, false),
+        Field::new("v", DataType::Int64, true),
+    ]))
+}
+
+pub fn delta(rows: &[Row]) -> DeltaChunk {
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|r| r.0)));
+    let values: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|r| r.1)));
+    let batch = RecordBatch::try_new(schema(), vec![ids, values]).unwrap();
+    DeltaChunk::new(batch, Some(Int64Array::from_iter_values(rows.iter().map(|r| r.2))))
+}
+
+pub fn listed(chunk: &DeltaChunk) -> Vec<Row> {
+    let column = |i: usize| chunk.batch.column(i).as_primitive::<Int64Type>().values().to_vec();
+    let (ids, values) = (column(0), column(1));
+    (0..ids.len()).map(|i| (ids[i], values[i], chunk.weight(i))).collect()
+}
+
+pub fn node(op: Op, inputs: Vec<usize>) -> Node {
+    Node { op, inputs, schema: schema(), append_only: false }
+}
+
+pub fn layout(storage: RowStorage, distribution: Vec<usize>) -> RelationLayout {
+    let key = if storage == RowStorage::Keyed { vec![0] } else { Vec::new() };
+    RelationLayout { schema: schema(), storage, key, distribution, append_only: false }
+}
+
+pub fn subscribe(input: JobId) -> Node {
+    node(Op::Subscribe { relation: input, columns: vec![0, 1] }, vec![])
+}
+
+/// The graph of one fragment, or of several, producers first.
+pub fn graph(fragments: Vec<Vec<Node>>, outputs: Vec<FragmentOutput>, output: RelationLayout) -> JobGraph {
+    let rows = StateTable {
+        name: "rows".to_string(),
+        class: AccessClass::PointUpdate,
+        value_schema: schema(),
+        storage: output.storage,
+        relation: true,
+    };
+    let fragments = fragments.into_iter().zip(outputs);
+    let fragments =
+        fragments.map(|(nodes, output)| Fragment { nodes, singleton: false, output }).collect();
+    JobGraph { fragments, tables: vec![rows], output }
+}
+
+/// `SELECT * FROM input`, keyed as the input is.
+pub fn copy_of(input: JobId) -> JobGraph {
+    let nodes = vec![subscribe(input), node(Op::Materialize, vec![0])];
+    graph(vec![nodes], vec![FragmentOutput::Relation], layout(RowStorage::Keyed, vec![0]))
+}

@@ -1,0 +1,180 @@
+//! What a table promises to its statements.
+
+use std::sync::Arc;
+
+use millrace_common::SqlState;
+
+use super::*;
+
+const CHANGE: DmlKind = DmlKind::Change;
+
+fn insert(on_conflict: InsertConflict) -> DmlKind {
+    DmlKind::Insert { on_conflict }
+}
+
+#[tokio::test]
+async fn an_acknowledged_insert_is_visible_and_survives_a_restart() {
+    let c = Cluster::new(ExecOptions::default()).await;
+    let t = c.table(1).await;
+    let done = c.dml(t, &[(1, 10, 1), (2, 20, 1)], INSERT).await.unwrap();
+    assert_eq!(done.rows_affected, 2);
+    assert_eq!(c.rows(t).await, [(1, 10, 1), (2, 20, 1)]);
+    assert_eq!(c.version(t).row_count, 2);
+    c.start(t).await.unwrap();
+    assert_eq!(c.rows(t).await, [(1, 10, 1), (2, 20, 1)]);
+    let duplicate = c.dml(t, &[(2, 9, 1)], INSERT).await;
+    assert!(matches!(duplicate, Err(DmlError::UniqueViolation { .. })));
+}
+
+#[tokio::test]
+async fn a_duplicate_key_is_named_and_nothing_of_its_statement_stays() {
+    let c = Cluster::new(ExecOptions::default()).await;
+    let t = c.table(1).await;
+    c.insert(t, [(1, 10)]).await;
+    for rows in [[(5, 0, 1), (1, 0, 1)], [(1, 0, 1), (5, 0, 1)]] {
+        let error = SqlError::from(c.dml(t, &rows, INSERT).await.unwrap_err());
+        assert_eq!(error.state, SqlState::UNIQUE_VIOLATION);
+        assert_eq!(error.message, "duplicate key value violates unique constraint \"r1_pkey\"");
+        assert_eq!(error.detail.as_deref(), Some("Key (id)=(1) already exists."));
+    }
+    let twice = c.dml(t, &[(7, 1, 1), (7, 2, 1)], INSERT).await;
+    assert!(matches!(twice, Err(DmlError::UniqueViolation { row: 1, .. })));
+    assert_eq!(c.rows(t).await, [(1, 10, 1)]);
+}
+
+#[tokio::test]
+async fn on_conflict_keeps_or_overwrites() {
+    let c = Cluster::new(ExecOptions::default()).await;
+    let t = c.table(1).await;
+    c.insert(t, [(1, 10), (2, 20)]).await;
+    let rows = [(2, 99, 1), (3, 30, 1), (3, 31, 1)];
+    let done = c.dml(t, &rows, insert(InsertConflict::Nothing)).await.unwrap();
+    assert_eq!(done.rows_affected, 1);
+    assert_eq!(done.kept.unwrap().values().to_vec(), [1]);
+    assert_eq!(c.rows(t).await, [(1, 10, 1), (2, 20, 1), (3, 30, 1)]);
+    c.dml(t, &rows, insert(InsertConflict::Overwrite)).await.unwrap();
+    assert_eq!(c.rows(t).await, [(1, 10, 1), (2, 99, 1), (3, 31, 1)]);
+    assert_eq!(c.version(t).row_count, 3);
+}
+
+#[tokio::test]
+async fn updates_may_swap_keys_and_must_have_seen_the_rows_they_change() {
+    let c = Cluster::new(ExecOptions::default()).await;
+    let t = c.table(1).await;
+    c.insert(t, [(1, 10), (2, 20), (3, 30)]).await;
+    // UPDATE SET id = id + 1
+    let shift = [(1, 10, -1), (2, 10, 1), (2, 20, -1), (3, 20, 1), (3, 30, -1), (4, 30, 1)];
+    assert_eq!(c.dml(t, &shift, CHANGE).await.unwrap().rows_affected, 3);
+    assert_eq!(c.rows(t).await, [(2, 10, 1), (3, 20, 1), (4, 30, 1)]);
+    let stale = c.dml(t, &[(2, 11, -1), (2, 12, 1)], CHANGE).await;
+    assert!(matches!(stale, Err(DmlError::Conflict)));
+    let gone = c.dml(t, &[(1, 10, -1)], CHANGE).await;
+    assert!(matches!(gone, Err(DmlError::Conflict)));
+    let taken = [(2, 10, -1), (3, 10, 1)];
+    assert!(matches!(c.dml(t, &taken, CHANGE).await, Err(DmlError::UniqueViolation { .. })));
+    assert!(matches!(c.dml(t, &taken, DmlKind::Upsert).await, Err(DmlError::Conflict)));
+    c.dml(t, &[(2, 10, -1), (4, 30, -1)], CHANGE).await.unwrap();
+    assert_eq!(c.rows(t).await, [(3, 20, 1)]);
+    assert_eq!(c.version(t).row_count, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_counters_lose_nothing() {
+    let c = Arc::new(Cluster::new(ExecOptions::default()).await);
+    let t = c.table(1).await;
+    c.insert(t, [(1, 0)]).await;
+    let session = |c: Arc<Cluster>| async move {
+        for _ in 0..20 {
+            loop {
+                let old = c.rows(t).await[0].1;
+                match c.dml(t, &[(1, old, -1), (1, old + 1, 1)], CHANGE).await {
+                    Ok(_) => break,
+                    Err(DmlError::Conflict) => {}
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        }
+    };
+    let sessions: Vec<_> = (0..4).map(|_| tokio::spawn(session(Arc::clone(&c)))).collect();
+    for s in sessions {
+        s.await.unwrap();
+    }
+    assert_eq!(c.rows(t).await, [(1, 80, 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_concurrent_inserts_of_a_key_one_wins() {
+    let c = Arc::new(Cluster::new(ExecOptions::default()).await);
+    let t = c.table(1).await;
+    let tries = (0..16).map(|i| {
+        let c = Arc::clone(&c);
+        tokio::spawn(async move { c.dml(t, &[(i / 4, i, 1)], INSERT).await.is_ok() })
+    });
+    let won = futures::future::join_all(tries).await;
+    assert_eq!(won.into_iter().filter(|w| *w.as_ref().unwrap()).count(), 4);
+    assert_eq!(c.rows(t).await.len(), 4);
+}
+
+#[tokio::test]
+async fn a_load_shows_nothing_before_it_is_finished() {
+    let c = Cluster::new(ExecOptions::default()).await;
+    let t = c.table(1).await;
+    let id = |number| StatementId { frontend: 2, number };
+    let mut load = c.worker.begin_load(t, id(1), InsertConflict::Error).await.unwrap();
+    load.append(delta(&[(1, 1, 1)])).unwrap();
+    load.append(delta(&[(2, 2, 1)])).unwrap();
+    c.insert(t, [(3, 3)]).await;
+    assert_eq!(c.rows(t).await.len(), 1);
+    assert_eq!(load.finish().await.unwrap().rows_affected, 2);
+    assert_eq!(c.rows(t).await.len(), 3);
+    let mut aborted = c.worker.begin_load(t, id(2), InsertConflict::Error).await.unwrap();
+    aborted.append(delta(&[(9, 9, 1)])).unwrap();
+    aborted.abort();
+    assert_eq!(c.rows(t).await.len(), 3);
+}
+
+#[tokio::test]
+async fn row_ids_of_committed_rows_are_never_given_again() {
+    let c = Cluster::new(ExecOptions::default()).await;
+    let t = c.table(1).await;
+    let first = c.worker.allocate_row_ids(t, 10).await.unwrap();
+    assert_eq!(c.worker.allocate_row_ids(t, 1).await.unwrap(), first + 10);
+    c.insert(t, [(first, 0)]).await;
+    c.start(t).await.unwrap();
+    assert!(c.worker.allocate_row_ids(t, 1).await.unwrap() > first + 10);
+}
+
+#[tokio::test]
+async fn statements_of_a_table_that_stops_are_told() {
+    let c = Arc::new(Cluster::with(ExecOptions::default(), |s| s.inline_bytes = 0).await);
+    let t = c.table(1).await;
+    c.insert(t, [(1, 1)]).await;
+    // Sealed and handed over, never concluded: nobody knows.
+    let waiting = {
+        let c = Arc::clone(&c);
+        // The cut that the statement asks for waits for this turn.
+        let turn = Arc::clone(&c.meta.jobs.lock()[&t].turn);
+        let held = turn.lock_owned().await;
+        let statement = tokio::spawn({
+            let c = Arc::clone(&c);
+            async move { c.dml(t, &[(2, 2, 1)], INSERT).await }
+        });
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        c.worker.cut(t, Generation(1), Cut { epoch: Epoch::ZERO }).await.unwrap();
+        (statement, held)
+    };
+    c.worker.stop_job(t, Generation(1)).await;
+    let Err(DmlError::Sql(error)) = waiting.0.await.unwrap() else { panic!("not unknown") };
+    assert_eq!(error.state, SqlState::TRANSACTION_RESOLUTION_UNKNOWN);
+    // Never sealed: certainly not committed, to be evaluated again.
+    c.start(t).await.unwrap();
+    let turn = Arc::clone(&c.meta.jobs.lock()[&t].turn);
+    let _held = turn.lock_owned().await;
+    let statement = tokio::spawn({
+        let c = Arc::clone(&c);
+        async move { c.dml(t, &[(3, 3, 1)], INSERT).await }
+    });
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    c.worker.stop_job(t, Generation(2)).await;
+    assert!(matches!(statement.await.unwrap(), Err(DmlError::Conflict)));
+}
