@@ -186,7 +186,7 @@ pub async fn compact(
     let place = Place { level: target_level, sequence };
     let mut sink = RunSink::new(shared, Admit::Disk);
     let desc = desc.clone();
-    let add_runs = on_blocking_thread(async move {
+    let (add_runs, _) = on_blocking_thread(async move {
         sink.write(&desc, &codec, place, merger).await?;
         sink.finish().await
     })

@@ -13,15 +13,15 @@ use crate::error::Result;
 use crate::job_store::{JobStore, Persisted};
 use crate::memrun::{MemRun, RUN_BATCH_ROWS};
 use crate::merge::{Merger, Mode, Source};
-use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
+use crate::sink::{Admit, Built, Place, RunSink, on_blocking_thread};
 use crate::version::{TableVersion, Version};
 
 /// Writes one commit's delta as level-0 runs whose epoch is not known yet.
 pub(crate) async fn persist_as_runs(store: &Arc<JobStore>, runs: Vec<MemRun>, sequence: u64) -> Result<Persisted> {
     let seals = runs.iter().map(|r| (r.table(), r.seal)).collect();
     let version = store.version();
-    let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Nothing);
-    let add_runs = on_blocking_thread(async move {
+    let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Later);
+    let (add_runs, built) = on_blocking_thread(async move {
         let mut tables: BTreeMap<TableId, Vec<MemRun>> = BTreeMap::new();
         for run in runs {
             tables.entry(run.table()).or_default().push(run);
@@ -34,7 +34,27 @@ pub(crate) async fn persist_as_runs(store: &Arc<JobStore>, runs: Vec<MemRun>, se
     })
     .await?;
     let edit = Some(VersionEdit { add_runs, ..VersionEdit::default() });
-    Ok(Persisted { edit, sequence, seals, ..Persisted::default() })
+    Ok(Persisted { edit, sequence, seals, built, ..Persisted::default() })
+}
+
+/// Pushes a commit's own runs into the block cache, now that their epoch is known; in the background.
+pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) {
+    if built.is_empty() {
+        return;
+    }
+    let cache = Arc::clone(&store.shared.cache);
+    let mut work = move || {
+        for run in &mut built {
+            (run.meta.min_epoch, run.meta.max_epoch) = (epoch.0, epoch.0);
+            if let Err(error) = run.admit(&cache, true) {
+                tracing::warn!(%error, "a new run could not be cached");
+            }
+        }
+    };
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn_blocking(work)),
+        Err(_) => work(),
+    }
 }
 
 /// Writes a version's memory runs as level-0 runs.
@@ -42,7 +62,7 @@ pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<Ve
     let version = version.clone();
     let flushed_sequence = version.sequence;
     let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Memory);
-    let add_runs = on_blocking_thread(async move {
+    let (add_runs, _) = on_blocking_thread(async move {
         for table in version.tables() {
             flush_table(&mut sink, table, version.horizon).await?;
         }

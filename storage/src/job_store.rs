@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use futures::StreamExt;
+use futures::{StreamExt, TryStreamExt};
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use millrace_common::{DeltaChunk, Epoch, JobId, TableId, Vnode};
@@ -20,6 +20,7 @@ use parking_lot::RwLock;
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
 use crate::memrun::{MemRun, SealId};
+use crate::sink::Built;
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
 use crate::table::TableDesc;
@@ -27,6 +28,8 @@ use crate::version::Version;
 use crate::writer::TableWriter;
 use crate::{changes, flush, slice, tiers};
 
+/// Tail slices read at the same time when a job is opened.
+const OPEN_READS: usize = 64;
 /// Level-0 runs of one table that memory runs keep from being compacted, at most.
 const HELD_BACK_RUNS: usize = 8;
 
@@ -42,6 +45,8 @@ pub struct Persisted {
     pub(crate) sequence: u64,
     /// Seals that `edit` holds.
     pub(crate) seals: Vec<(TableId, SealId)>,
+    /// The runs of `edit`, for the cache.
+    pub(crate) built: Vec<Built>,
 }
 
 /// Numbers about one table.
@@ -76,8 +81,8 @@ pub struct JobStore {
     next_sequence: AtomicU64,
     next_writer: AtomicU64,
     pub(crate) open_bytes: AtomicUsize,
-    /// One flush at a time.
-    flushing: tokio::sync::Mutex<()>,
+    /// The edit of the last flush, applied or not. Held while one is being made.
+    flushed: tokio::sync::Mutex<VersionEdit>,
     /// A background merge of memory runs is under way.
     pub(crate) merging: AtomicBool,
 }
@@ -102,8 +107,9 @@ impl JobStore {
             version.tables().map(|t| (t.desc.id, Arc::clone(&t.codec))).collect();
         let mut tail = committed.tail.clone();
         tail.sort_by_key(|s| s.sequence);
-        let fetches = tail.iter().map(|s| read_slice(&shared, &codecs, s));
-        let slices = futures::future::try_join_all(fetches).await?;
+        // Collected first: a closure held across an await would not be `Send` for every lifetime.
+        let fetches: Vec<_> = tail.iter().map(|s| read_slice(&shared, &codecs, s)).collect();
+        let slices = futures::stream::iter(fetches).buffered(OPEN_READS).try_collect().await?;
         version.load(&committed.runs, &tail, slices);
         let sequence = version.sequence;
         Ok(Arc::new(JobStore {
@@ -114,7 +120,7 @@ impl JobStore {
             next_sequence: AtomicU64::new(sequence + 1),
             next_writer: AtomicU64::new(1),
             open_bytes: AtomicUsize::new(0),
-            flushing: tokio::sync::Mutex::new(()),
+            flushed: tokio::sync::Mutex::default(),
             merging: AtomicBool::new(false),
         }))
     }
@@ -206,6 +212,7 @@ impl JobStore {
                 version.commit_seals(&persisted.seals);
             }
         });
+        flush::admit(self, epoch, persisted.built);
         tiers::compact_memory(self);
     }
 
@@ -214,21 +221,35 @@ impl JobStore {
         self.update(|version| version.apply(edit));
     }
 
-    /// Whether memory runs exceed the job's budget, or keep disk runs from being compacted.
+    /// Whether memory runs exceed the job's budget, or keep disk runs from being compacted, and no
+    /// flush is under way.
     pub fn needs_flush(&self) -> bool {
         let version = self.version();
+        // Locked: one is being made.
+        if self.flushed.try_lock().map_or(true, |e| e.flushed_sequence > version.flushed_sequence) {
+            return false;
+        }
         version.mem_bytes() > self.shared.options.flush_bytes || version.held_back_runs() >= HELD_BACK_RUNS
     }
 
     /// Writes everything published so far as level-0 runs. Nothing changes until the edit is committed
-    /// and applied.
+    /// and applied; until then a repeated call returns the same edit, because another one would hold
+    /// the same entries again.
     pub async fn flush(self: &Arc<Self>) -> Result<VersionEdit> {
-        let _one = self.flushing.lock().await;
+        let mut flushed = self.flushed.lock().await;
+        if flushed.flushed_sequence > self.version().flushed_sequence {
+            return Ok(flushed.clone());
+        }
         let version = self.update(|version| {
             version.seal_groups();
             version.clone()
         });
-        flush::flush(self, &version).await
+        if version.mem_bytes() == 0 {
+            return Ok(VersionEdit::default());
+        }
+        let edit = flush::flush(self, &version).await?;
+        *flushed = edit.clone();
+        Ok(edit)
     }
 
     /// No read will need versions below this epoch.

@@ -127,3 +127,52 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let word = bytes.get(at..at + 4)?;
     Some(u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{BinaryArray, Int64Array, RecordBatch};
+    use arrow::datatypes::{DataType, Field, Schema};
+
+    use super::*;
+    use crate::block::Epochs;
+
+    fn codecs() -> Codecs {
+        let schema = Schema::new(vec![Field::new("n", DataType::Int64, false)]);
+        HashMap::from([(TableId(7), Arc::new(BlockCodec::new(&schema)))])
+    }
+
+    fn run(keys: &[&str]) -> MemRun {
+        let schema = Arc::clone(codecs()[&TableId(7)].value_schema());
+        let n = Int64Array::from_iter_values(0..keys.len() as i64);
+        let entries = Entries {
+            keys: BinaryArray::from_iter_values(keys),
+            epochs: Epochs::Uniform(Epoch::ZERO),
+            weights: None,
+            values: RecordBatch::try_new(schema, vec![Arc::new(n)]).unwrap(),
+        };
+        MemRun::sealed(TableId(7), Arc::from([entries]), SealId::default())
+    }
+
+    #[test]
+    fn a_slice_reads_back_at_its_epoch() {
+        let bytes = encode(&[run(&["a", "b"]), run(&["a2"])], &codecs()).unwrap();
+        let runs = decode(&bytes, &codecs(), Epoch(5), "data/1/1.seg", 0).unwrap();
+        // Keys step back between the parts, so they are two runs.
+        assert_eq!(runs.iter().map(MemRun::num_rows).collect::<Vec<_>>(), vec![2, 1]);
+        assert!(matches!(runs[0].batches()[0].epochs, Epochs::Uniform(Epoch(5))));
+    }
+
+    #[test]
+    fn any_damaged_byte_names_the_object_and_yields_no_rows() {
+        let bytes = encode(&[run(&["a", "b", "c"])], &codecs()).unwrap();
+        for at in 0..bytes.len() {
+            let mut damaged = bytes.to_vec();
+            damaged[at] ^= 0x10;
+            let error = decode(&damaged, &codecs(), Epoch(5), "data/1/1.seg", 64).unwrap_err();
+            let named = matches!(&error, StorageError::Corrupt { object, .. } if object == "data/1/1.seg");
+            assert!(named, "byte {at}: {error}");
+        }
+        let cut = &bytes[..bytes.len() - 1];
+        assert!(decode(cut, &codecs(), Epoch(5), "data/1/1.seg", 64).is_err());
+    }
+}

@@ -66,6 +66,8 @@ pub(crate) struct Version {
     pub epoch: Epoch,
     /// Of the last published commit.
     pub sequence: u64,
+    /// Commits up to this are in disk runs.
+    pub flushed_sequence: u64,
     /// Snapshots below this may miss versions.
     pub horizon: Epoch,
     tables: BTreeMap<TableId, Arc<TableVersion>>,
@@ -77,7 +79,7 @@ impl Version {
             .into_iter()
             .map(|desc| (desc.id, Arc::new(TableVersion::new(Arc::new(desc)))))
             .collect();
-        Version { epoch: Epoch::ZERO, sequence: 0, horizon: Epoch::ZERO, tables }
+        Version { epoch: Epoch::ZERO, sequence: 0, flushed_sequence: 0, horizon: Epoch::ZERO, tables }
     }
 
     pub fn table(&self, id: TableId) -> Result<&Arc<TableVersion>, StorageError> {
@@ -153,6 +155,7 @@ impl Version {
 
     /// Swaps runs; drops memory runs that the edit's runs now hold.
     pub fn apply(&mut self, edit: &VersionEdit) {
+        self.flushed_sequence = self.flushed_sequence.max(edit.flushed_sequence);
         for table in self.tables_mut() {
             table.mem.retain(|m| m.max_sequence > edit.flushed_sequence);
             table.disk.retain(|r| !edit.remove_runs.contains(&r.meta().run_id));

@@ -57,6 +57,8 @@ enum Op {
     /// Whether at a new epoch (else at the last one, as in a backfill).
     Publish(bool),
     Flush,
+    /// Starts a flush, or lets the one that was started take effect.
+    SlowFlush,
     Compact(u32, usize),
     Horizon(u8),
     Reopen,
@@ -70,6 +72,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => Just(Op::Seal),
         4 => prop::bool::weighted(0.75).prop_map(Op::Publish),
         1 => Just(Op::Flush),
+        2 => Just(Op::SlowFlush),
         1 => (prop::sample::select(&TABLES[..]), 1usize..5).prop_map(|(t, n)| Op::Compact(t, n)),
         1 => any::<u8>().prop_map(Op::Horizon),
         1 => Just(Op::Reopen),
@@ -93,6 +96,7 @@ struct World {
     open: Vec<(u32, Key, i64, Row)>,
     sealed: Vec<Vec<(u32, Key, i64, Row)>>,
     next_append: i64,
+    flushing: Option<VersionEdit>,
     epoch: u64,
     horizon: u64,
 }
@@ -125,6 +129,7 @@ impl World {
             open: Vec::new(),
             sealed: Vec::new(),
             next_append: 0,
+            flushing: None,
             epoch: 0,
             horizon: 0,
         };
@@ -143,8 +148,13 @@ impl World {
             Op::Publish(advance) => self.publish(advance),
             Op::Flush => {
                 let edit = self.job.flush().await.unwrap();
+                self.flushing = None;
                 self.edit(edit);
             }
+            Op::SlowFlush => match self.flushing.take() {
+                None => self.flushing = Some(self.job.flush().await.unwrap()),
+                Some(edit) => self.edit(edit),
+            },
             Op::Compact(table, n) => self.compact(table, n).await,
             Op::Horizon(h) => {
                 self.horizon = self.horizon.max(u64::from(h) % (self.epoch + 1));
@@ -263,6 +273,7 @@ impl World {
     async fn reopen(&mut self) {
         self.writers.clear();
         self.pending.clear();
+        self.flushing = None;
         self.open.clear();
         self.sealed.clear();
         self.store.close_job(JOB);

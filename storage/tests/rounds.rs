@@ -1,0 +1,169 @@
+//! What state access costs in store requests and dependent rounds, whatever the number of keys: the
+//! hardware-independent form of "never one key at a time" (docs/design.md §14).
+
+use std::sync::Arc;
+
+use arrow::array::{BinaryArray, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use futures::TryStreamExt;
+use millrace_common::{Epoch, JobId, RelationId, TableId};
+use millrace_rpc::version::{JobVersion, SliceRef};
+use millrace_storage::sim::{Profile, SimStore};
+use millrace_storage::{
+    JobStore, Lookup, RowStorage, ScanOptions, StateClass, StateStore, StoreOptions, TableDesc, TableWriter,
+};
+
+const TABLE: TableId = TableId(1);
+
+fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]))
+}
+
+fn desc() -> TableDesc {
+    TableDesc {
+        id: TABLE,
+        name: "aggregate".into(),
+        value_schema: schema(),
+        storage: RowStorage::Keyed,
+        class: StateClass::PointUpdate,
+        relation: false,
+    }
+}
+
+fn keys(from: u64, to: u64) -> BinaryArray {
+    let key = |i: u64| [&[0, (i % 256) as u8][..], &i.to_be_bytes()].concat();
+    BinaryArray::from_iter_values((from..to).map(key))
+}
+
+fn write(writer: &mut TableWriter, from: u64, to: u64) {
+    let n = Int64Array::from_iter_values(from as i64..to as i64);
+    let values = RecordBatch::try_new(schema(), vec![Arc::new(n)]).unwrap();
+    writer.write(keys(from, to), None, values);
+}
+
+/// Slow enough that parallel requests overlap.
+fn sim() -> Arc<SimStore> {
+    Arc::new(SimStore::in_memory(Profile::DFS, 1))
+}
+
+async fn open(store: &Arc<SimStore>, incarnation: u64) -> Arc<StateStore> {
+    let options = StoreOptions::new(Arc::clone(store) as _, incarnation);
+    StateStore::open(options).await.unwrap()
+}
+
+async fn open_job(store: &StateStore, job: u32, version: &JobVersion) -> Arc<JobStore> {
+    let job: JobId = RelationId(job);
+    store.open_job(job, vec![desc()], version).await.unwrap()
+}
+
+/// Writes, commits and publishes some keys; the slices, as the log would keep them.
+async fn commit(job: &Arc<JobStore>, writer: &mut TableWriter, epoch: u64, keys: (u64, u64)) -> Vec<SliceRef> {
+    write(writer, keys.0, keys.1);
+    let run = writer.seal().unwrap().unwrap();
+    let persisted = job.persist(vec![run]).await.unwrap();
+    let at_epoch = |s: &SliceRef| SliceRef { epoch, ..s.clone() };
+    let slices = persisted.slices.iter().map(at_epoch).collect();
+    job.publish(Epoch(epoch), persisted);
+    slices
+}
+
+#[tokio::test]
+async fn a_cold_read_of_thousands_of_keys_costs_two_rounds() {
+    let sim = sim();
+    let store = open(&sim, 1).await;
+    let job = open_job(&store, 20000, &JobVersion::default()).await;
+    let mut writer = job.writer(TABLE).unwrap();
+    let mut version = JobVersion::default();
+    for i in 0..6 {
+        commit(&job, &mut writer, i + 1, (i * 20_000, (i + 1) * 20_000)).await;
+        let edit = job.flush().await.unwrap();
+        job.apply_edit(&edit);
+        version.runs.extend(edit.add_runs);
+    }
+    assert!(version.runs.len() >= 6);
+
+    let cold = open(&sim, 2).await;
+    let job = open_job(&cold, 20000, &version).await;
+    let writer = job.writer(TABLE).unwrap();
+    let before = sim.stats();
+    let asked = BinaryArray::from_iter_values((0..4_000u64).map(|i| {
+        let key = i * 31;
+        [&[0, (key % 256) as u8][..], &key.to_be_bytes()].concat()
+    }));
+    let found = writer.multi_get(asked.clone()).wait().await.unwrap();
+    assert_eq!(found.len(), 120_000usize.div_ceil(31));
+    let cost = sim.stats();
+    assert!(cost.rounds - before.rounds <= 2, "{} rounds", cost.rounds - before.rounds);
+    assert!(cost.gets - before.gets <= 40, "{} requests for 4000 keys", cost.gets - before.gets);
+
+    let again = writer.multi_get(asked);
+    assert!(matches!(again, Lookup::Ready(_)), "all blocks are in memory now");
+    assert_eq!(sim.stats().gets, cost.gets);
+}
+
+#[tokio::test]
+async fn small_state_never_touches_the_store() {
+    let sim = sim();
+    let store = open(&sim, 1).await;
+    let job = open_job(&store, 20000, &JobVersion::default()).await;
+    let mut writer = job.writer(TABLE).unwrap();
+    for epoch in 1..40 {
+        commit(&job, &mut writer, epoch, (epoch * 10, epoch * 10 + 20)).await;
+        assert!(writer.memory_complete());
+        assert!(matches!(writer.multi_get(keys(0, 500)), Lookup::Ready(_)));
+    }
+    assert_eq!(sim.stats().requests(), 0, "small commits ride in the log record");
+    assert!(job.stats().tables[0].mem_runs < 16, "memory runs are merged as they come");
+}
+
+#[tokio::test]
+async fn commits_of_many_jobs_share_puts() {
+    let sim = sim();
+    let store = open(&sim, 1).await;
+    let mut commits = Vec::new();
+    for id in 0..20 {
+        let job = open_job(&store, 20000 + id, &JobVersion::default()).await;
+        let mut writer = job.writer(TABLE).unwrap();
+        write(&mut writer, 0, 10_000);
+        let run = writer.seal().unwrap().unwrap();
+        commits.push(job.persist(vec![run]));
+    }
+    let persisted = futures::future::try_join_all(commits).await.unwrap();
+    assert!(persisted.iter().all(|p| !p.slices[0].object.is_empty()));
+    assert!(sim.stats().puts <= 2, "{} puts", sim.stats().puts);
+}
+
+#[tokio::test]
+async fn recovery_reads_the_tail_in_one_round_and_nothing_else() {
+    let sim = sim();
+    let store = open(&sim, 1).await;
+    let job = open_job(&store, 20000, &JobVersion::default()).await;
+    let mut writer = job.writer(TABLE).unwrap();
+    let mut version = JobVersion::default();
+    for epoch in 1..=8 {
+        let slices = commit(&job, &mut writer, epoch, (epoch * 5_000, (epoch + 1) * 5_000)).await;
+        version.tail.extend(slices);
+    }
+    let before = sim.stats();
+    let job = open_job(&*open(&sim, 2).await, 20000, &version).await;
+    let cost = sim.stats();
+    assert_eq!((cost.rounds - before.rounds, cost.gets - before.gets), (1, 8));
+
+    let scan = job.snapshot(Epoch(8)).unwrap().scan(TABLE, ScanOptions::default());
+    let batches: Vec<_> = scan.try_collect().await.unwrap();
+    assert_eq!(batches.iter().map(|b| b.values.num_rows()).sum::<usize>(), 40_000);
+    assert_eq!(sim.stats().gets, cost.gets);
+}
+
+#[tokio::test]
+async fn a_damaged_tail_slice_stops_the_job_and_names_the_object() {
+    let sim = sim();
+    let store = open(&sim, 1).await;
+    let job = open_job(&store, 20000, &JobVersion::default()).await;
+    let mut writer = job.writer(TABLE).unwrap();
+    let mut slices = commit(&job, &mut writer, 1, (0, 10_000)).await;
+    slices[0].length -= 1;
+    let version = JobVersion { tail: slices.clone(), ..JobVersion::default() };
+    let error = store.open_job(RelationId(20000), vec![desc()], &version).await.unwrap_err();
+    assert!(error.to_string().contains(&slices[0].object), "{error}");
+}
