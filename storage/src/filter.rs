@@ -63,7 +63,7 @@ pub struct KeyFilter {
 impl KeyFilter {
     /// `None` when the length cannot be a filter's.
     pub fn new(bytes: Bytes) -> Option<KeyFilter> {
-        (bytes.len() % BLOCK_BYTES == 0).then_some(KeyFilter { bytes })
+        bytes.len().is_multiple_of(BLOCK_BYTES).then_some(KeyFilter { bytes })
     }
 
     /// False: certainly no entry with this hash.

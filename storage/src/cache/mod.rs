@@ -43,6 +43,8 @@ use stats::Counters;
 
 /// Bookkeeping bytes a cached block costs beside its content.
 const BLOCK_OVERHEAD: usize = 512;
+/// Below this the disk tier would drop most of what a burst of reads brings.
+const MIN_DISK_BUFFER_BYTES: usize = 16 << 20;
 /// Smallest share of the memory tier a shard may have: several blocks must fit.
 const MIN_SHARD_BYTES: usize = 4 << 20;
 
@@ -175,7 +177,10 @@ impl BlockCache {
 
     /// Opens the disk tier in the background. A cache that cannot be opened is reported, not fatal.
     fn open_disk(self: &Arc<Self>) {
-        let Some(options) = self.options.disk.clone() else { return };
+        let Some(mut options) = self.options.disk.clone() else { return };
+        // Blocks on their way to disk are memory too.
+        let share = (self.options.memory_bytes / 2).max(MIN_DISK_BUFFER_BYTES);
+        options.buffer_bytes = options.buffer_bytes.min(share);
         let Some(runtime) = self.options.runtime.clone().or_else(|| Handle::try_current().ok())
         else {
             tracing::warn!("no runtime to open the disk cache on; going on without it");
