@@ -127,6 +127,8 @@ impl Driver {
         };
         self.set_state(JobState::Starting);
         self.compute.start_job(start).await?;
+        // A worker starts with everything that is committed.
+        self.shared.published(self.handle.id);
         info!(job = %self.handle.id, generation = generation.0, "job started");
         self.publish_state();
         self.handle.set_attempted();
@@ -201,6 +203,9 @@ impl Driver {
         let from = self.committed_epoch();
         self.handle.take_cut_request();
         let commit = self.compute.cut(id, generation, Cut { epoch }).await?;
+        if commit.job != id.0 || commit.generation != generation.0 || commit.epoch != epoch.0 {
+            return Err(SqlError::internal(format!("a cut at {epoch} was answered by another commit")).into());
+        }
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took: begun.elapsed() }));
         self.shared.notify_sources_of(id);
         if epoch == Epoch::ZERO && is_empty(&commit) {
@@ -215,6 +220,7 @@ impl Driver {
             Ok(Ok(applied)) => {
                 self.handle.committed(begun.elapsed());
                 self.compute.concluded(id, generation, Verdict::Committed(applied.epoch)).await;
+                self.shared.published(id);
                 Ok(())
             }
             Ok(Err(reason)) => {
@@ -245,7 +251,7 @@ impl Driver {
             match &job.version.backfill {
                 None => JobState::Running,
                 Some(b) if b.snapshot_epoch == 0 => {
-                    let unready = |i: &&_| state.frontier(**i).is_none();
+                    let unready = |i: &&_| state.readable_frontier(**i).is_none();
                     JobState::WaitingForInputs { inputs: job.inputs.iter().filter(unready).copied().collect() }
                 }
                 Some(b) => JobState::Creating { rows_read: b.rows_read, rows_total: b.rows_total },

@@ -51,21 +51,24 @@ impl MetaState {
 
     /// The newest epoch `≤ limit` and `≤` the head at which all of them are exact.
     pub fn exact_common(&self, ids: &[RelationId], limit: Epoch) -> Option<Epoch> {
-        let mut at = limit.min(self.epoch);
-        // Every round that does not settle moves to an older segment of some relation.
-        loop {
-            let mut settled = true;
-            for id in ids {
-                let exact = self.exact_at_most(*id, at)?;
-                if exact < at {
-                    at = exact;
-                    settled = false;
-                }
-            }
-            if settled {
-                return Some(at);
-            }
-        }
+        common(ids, limit.min(self.epoch), |id, at| self.exact_at_most(id, at))
+    }
+
+    /// As `exact_at_most`, of what workers have published: a commit is readable only after its worker
+    /// has been told of it. Not for the fold, which knows the log alone.
+    pub fn readable_at_most(&self, id: RelationId, limit: Epoch) -> Option<Epoch> {
+        let published = self.unpublished.get(&id).map_or(Epoch::MAX, |e| e.prev());
+        self.exact_at_most(id, limit.min(published))
+    }
+
+    /// As `exact_common`, of what workers have published.
+    pub fn readable_common(&self, ids: &[RelationId], limit: Epoch) -> Option<Epoch> {
+        common(ids, limit.min(self.epoch), |id, at| self.readable_at_most(id, at))
+    }
+
+    /// The newest epoch at which the relation can be read.
+    pub fn readable_frontier(&self, id: RelationId) -> Option<Epoch> {
+        self.readable_at_most(id, self.epoch)
     }
 
     /// The newest epoch at which the relation is exact.
@@ -102,6 +105,26 @@ impl MetaState {
     /// Whether an input of the job has changed in `(own, at]`.
     pub fn input_changed(&self, inputs: &[RelationId], own: Epoch, at: Epoch) -> bool {
         inputs.iter().any(|i| self.stable_until(*i, own) < at)
+    }
+}
+
+/// Goes back from `at` until all agree. Every round that does not settle moves to an older segment of
+/// some relation, so this ends.
+fn common(
+    ids: &[RelationId],
+    mut at: Epoch,
+    exact_at_most: impl Fn(RelationId, Epoch) -> Option<Epoch>,
+) -> Option<Epoch> {
+    loop {
+        let mut settled = true;
+        for id in ids {
+            let exact = exact_at_most(*id, at)?;
+            settled &= exact == at;
+            at = exact;
+        }
+        if settled {
+            return Some(at);
+        }
     }
 }
 

@@ -100,6 +100,8 @@ impl Meta {
         let state = Arc::clone(&shared.state);
         let (log, term) = LogWriter::lead(store.clone(), opened, state, vec![raise], writer).await?;
         shared.set_log(log);
+        // No worker runs yet; each begins with everything committed.
+        shared.state.write().unpublished.clear();
         shared.refresh();
         let (table_class, pinned) = (options.table_class, options.pinned);
         Ok(Arc::new(Meta { shared, store, term, table_class, pinned }))
@@ -256,7 +258,7 @@ impl Meta {
         let handle = self.shared.job(id);
         let state = self.shared.state.read();
         let job = state.jobs.get(&id)?;
-        let frontier = state.frontier(id);
+        let frontier = state.readable_frontier(id);
         let newest = state.newest_root_change(&state.closure(&[id]));
         let lag_ms = newest.millis().saturating_sub(frontier.unwrap_or(newest).millis());
         Some(JobStatus {
@@ -273,7 +275,7 @@ impl Meta {
 
     /// The newest epoch at which the relation is exact; `None`: none yet, or no such relation.
     pub fn frontier(&self, id: RelationId) -> Option<Epoch> {
-        self.shared.state.read().frontier(id)
+        self.shared.state.read().readable_frontier(id)
     }
 
     /// The log's head: the newest durable epoch.

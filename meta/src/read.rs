@@ -21,7 +21,7 @@ const FLUSH_TIMEOUTS: u32 = 30;
 /// What a wait is after.
 struct Goal {
     relations: Vec<RelationId>,
-    /// Derived relations on the way, inputs first.
+    /// The jobs on the way, inputs first.
     path: Vec<RelationId>,
     target: Epoch,
     aligned: bool,
@@ -33,7 +33,8 @@ impl Goal {
         let target = state.newest_root_change(&closure);
         let is_derived = |id: &RelationId| !state.inputs(*id).is_empty();
         let combined = |ids: &[RelationId]| ids.iter().filter(|i| is_derived(i)).count() > 1;
-        let path: Vec<RelationId> = closure.into_iter().filter(is_derived).collect();
+        let path: Vec<RelationId> =
+            closure.into_iter().filter(|id| state.jobs.contains_key(id)).collect();
         let aligned = combined(relations) || path.iter().any(|id| combined(state.inputs(*id)));
         Goal { relations: relations.to_vec(), path, target, aligned }
     }
@@ -53,14 +54,14 @@ pub async fn read_epoch(
         }
         let goal = Goal::new(&state, relations);
         let floor = if fresh { goal.target } else { Epoch::ZERO };
-        match state.exact_common(relations, Epoch::MAX) {
+        match state.readable_common(relations, Epoch::MAX) {
             Some(epoch) if epoch >= floor => return Ok(epoch),
             _ => goal,
         }
     };
     let timeout = timeout.unwrap_or(shared.settings().read_wait_timeout);
     let reached = |state: &MetaState| {
-        let epoch = state.exact_common(&goal.relations, Epoch::MAX)?;
+        let epoch = state.readable_common(&goal.relations, Epoch::MAX)?;
         (epoch >= goal.target).then_some(epoch)
     };
     wait(shared, &goal, timeout, reached).await
@@ -79,7 +80,7 @@ pub async fn flush(shared: &Shared) -> Result<(), SqlError> {
         let behind = |id: &&RelationId| {
             state.jobs.contains_key(id)
                 && is_fed(shared, state, **id)
-                && state.frontier(**id).is_none_or(|f| f < goal.target)
+                && state.readable_frontier(**id).is_none_or(|f| f < goal.target)
         };
         goal.relations.iter().find(behind).is_none().then_some(())
     };
@@ -139,7 +140,7 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
     if goal.relations.is_empty() {
         return None;
     }
-    let behind = |id: &&RelationId| state.frontier(**id).is_none_or(|f| f < goal.target);
+    let behind = |id: &&RelationId| state.readable_frontier(**id).is_none_or(|f| f < goal.target);
     for id in goal.path.iter().filter(behind) {
         let name = name_of(state, *id);
         match shared.job(*id).map(|h| h.state()) {
@@ -154,7 +155,7 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
             Some(JobState::Creating { .. } | JobState::WaitingForInputs { .. }) => {
                 return Some(being_created(shared, &name, *id));
             }
-            Some(JobState::Starting) if state.frontier(*id).is_none() => {
+            Some(JobState::Starting) if state.readable_frontier(*id).is_none() => {
                 return Some(being_created(shared, &name, *id));
             }
             _ => {}
@@ -180,12 +181,12 @@ fn being_created(shared: &Shared, name: &str, id: RelationId) -> SqlError {
 /// Names the first laggard in dependency order: it holds the others back.
 fn too_late(shared: &Shared, goal: &Goal, timeout: Duration) -> SqlError {
     let state = shared.state.read();
-    let behind = |id: &&RelationId| state.frontier(**id).is_none_or(|f| f < goal.target);
+    let behind = |id: &&RelationId| state.readable_frontier(**id).is_none_or(|f| f < goal.target);
     let laggard = goal.path.iter().find(behind).or(goal.path.first());
     let (name, what, lag) = match laggard {
         Some(id) => {
             let job = shared.job(*id).map_or("stopped", |h| h.state().name());
-            let lag = goal.target.millis().saturating_sub(state.frontier(*id).map_or(0, Epoch::millis));
+            let lag = goal.target.millis().saturating_sub(state.readable_frontier(*id).map_or(0, Epoch::millis));
             (name_of(&state, *id), job, lag)
         }
         None => ("?".to_owned(), "unknown", 0),

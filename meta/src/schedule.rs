@@ -50,16 +50,17 @@ pub fn next_step(
     }
     if let Some(backfill) = &job.version.backfill {
         return match backfill.snapshot_epoch {
-            0 if state.exact_common(&job.inputs, Epoch::MAX).is_some() => Step::StartBackfill,
+            0 if state.readable_common(&job.inputs, Epoch::MAX).is_some() => Step::StartBackfill,
             0 => Step::AwaitInputs,
-            epoch => Step::Cut(Epoch(epoch)),
+            epoch if is_readable(state, &job.inputs, Epoch(epoch)) => Step::Cut(Epoch(epoch)),
+            _ => Step::Wait,
         };
     }
     let own = Epoch(job.version.epoch);
     let unmet = |target: &&Epoch| **target > own && state.exact_at_most(id, **target) != Some(**target);
     let aligned = wants.aligned.iter().find(unmet).copied();
     let limit = aligned.unwrap_or(Epoch::MAX);
-    let Some(newest) = state.exact_common(&job.inputs, limit) else { return Step::Wait };
+    let Some(newest) = state.readable_common(&job.inputs, limit) else { return Step::Wait };
     if newest <= own || !state.input_changed(&job.inputs, own, newest) {
         return Step::Wait;
     }
@@ -86,8 +87,13 @@ fn choose(state: &MetaState, id: RelationId, own: Epoch, newest: Epoch, interval
     let step_end = Epoch::from_millis(quiet.millis() + LONGEST_STEP.as_millis() as u64);
     let upto = newest.min(step_end.max(quiet.next(0)));
     let on_grid = coarsest_grid_point(quiet, upto, combined.then_some(interval));
-    let usable = |e: &Epoch| state.exact_common(inputs, *e) == Some(*e);
-    on_grid.filter(usable).unwrap_or(newest)
+    on_grid.filter(|e| state.readable_common(inputs, *e) == Some(*e)).unwrap_or(newest)
+}
+
+/// Whether the inputs' snapshots at this epoch are there. That they are exact was settled when it was
+/// chosen.
+fn is_readable(state: &MetaState, inputs: &[RelationId], epoch: Epoch) -> bool {
+    inputs.iter().all(|i| state.unpublished.get(i).is_none_or(|e| *e > epoch))
 }
 
 /// Whether some derived relation reads several views of which this is one, or comes from one.

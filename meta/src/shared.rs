@@ -1,7 +1,7 @@
 //! What drivers, coordinators and sessions share: the folded state and ways to wake each other.
 //!
-//! Locks here are held for lookups only, never across an await. The state's lock is written by the log
-//! writer alone.
+//! Locks here are held for lookups only, never across an await. The folded state is written by the log
+//! writer alone; drivers only take published jobs out of `unpublished`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
@@ -125,6 +125,19 @@ impl Shared {
                 handle.notify.notify_one();
             }
         }
+    }
+
+    /// The job's worker has published everything committed.
+    pub fn published(&self, id: JobId) {
+        let readers = {
+            let mut state = self.state.write();
+            if state.unpublished.remove(&id).is_none() {
+                return;
+            }
+            state.readers(id)
+        };
+        self.wake(readers);
+        self.bump();
     }
 
     /// A reader of these sources has made progress.

@@ -106,6 +106,9 @@ pub struct MetaState {
     pub statements: Statements,
     /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
     pub catalog_version: u64,
+    /// Jobs whose newest commit their worker has perhaps not published yet, and that commit's epoch. Set
+    /// by the fold, taken out by the drivers; the fold never reads it. Not part of a snapshot.
+    pub unpublished: BTreeMap<RelationId, Epoch>,
 }
 
 impl Default for MetaState {
@@ -126,6 +129,7 @@ impl Default for MetaState {
             objects: Objects::default(),
             statements: Statements::default(),
             catalog_version: 0,
+            unpublished: BTreeMap::new(),
         }
     }
 }
@@ -237,6 +241,7 @@ impl MetaState {
             objects,
             statements,
             catalog_version: 0,
+            unpublished: BTreeMap::new(),
         }
     }
 }

@@ -138,6 +138,7 @@ fn remove(state: &mut MetaState, ids: &BTreeSet<RelationId>) {
     for id in ids {
         state.relations.remove(id);
         state.sources.remove(id);
+        state.unpublished.remove(id);
         if let Some(job) = state.jobs.remove(id) {
             for name in names_of(&job.version) {
                 state.objects.remove(name, state.epoch);

@@ -55,6 +55,7 @@ pub fn commit(state: &mut MetaState, entry: &JobCommit) -> Verdict {
             None => job.timeline.advance(epoch.prev(), epoch, true),
         }
     }
+    state.unpublished.insert(id, epoch);
     for statement in &entry.statements {
         state.statements.insert(*statement, epoch);
     }

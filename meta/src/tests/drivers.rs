@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_common::SqlError;
+use millrace_common::{RelationId, SqlError};
 use millrace_rpc::services::MetaService;
 
 use super::fake::{Behaviour, Cluster};
@@ -56,9 +56,10 @@ async fn a_backfill_resumes_where_it_was_after_a_restart() {
     let c = Cluster::new().await;
     let t = c.created(table("t")).await;
     c.insert(t).await;
-    let v = c.create(view("v", &[t])).await;
+    let v = RelationId(t.0 + 1);
     let steps = Behaviour { backfill_steps: 10, cut_takes: Duration::from_millis(100), ..Behaviour::default() };
     c.fake.behave(v, steps);
+    assert_eq!(c.create(view("v", &[t])).await, v);
     tokio::time::sleep(Duration::from_millis(550)).await;
     let JobState::Creating { rows_read, rows_total: 10 } = c.meta.job_status(v).unwrap().state else {
         panic!("{:?}", c.meta.job_status(v))
@@ -94,8 +95,9 @@ async fn a_view_over_a_view_being_created_waits_for_it() {
     let c = Cluster::new().await;
     let t = c.created(table("t")).await;
     c.insert(t).await;
-    let a = c.create(view("a", &[t])).await;
+    let a = RelationId(t.0 + 1);
     c.fake.behave(a, Behaviour { backfill_steps: 5, cut_takes: Duration::from_millis(200), ..Behaviour::default() });
+    assert_eq!(c.create(view("a", &[t])).await, a);
     let b = c.create(view("b", &[a])).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(c.meta.job_status(b).unwrap().state, JobState::WaitingForInputs { inputs: vec![a] });

@@ -1,6 +1,6 @@
 //! The fold is a pure function that validates every entry on its own.
 
-use millrace_common::RelationId;
+use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{
     CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, LogEntry, LogRecord,
@@ -108,6 +108,11 @@ fn commit(state: &MetaState, id: RelationId, off: u8, changed: bool, n: u8, fini
         None if derived => state.exact_common(&job.inputs, state.epoch).map_or(1, |e| e.0),
         None => 0,
     };
+    // A worker's content cannot change where no input did.
+    let changed = changed
+        && (!derived
+            || version.backfill.is_some()
+            || state.input_changed(&job.inputs, Epoch(version.epoch), Epoch(epoch)));
     JobCommit {
         job: id.0,
         generation: version.generation + u64::from(off == 1),
@@ -331,7 +336,7 @@ fn drops_are_all_or_none_and_respect_dependants() {
     assert!(matches!(step(&mut state, vec![drop(&[t])])[0], Err(VoidReason::DependentsExist(_))));
     assert!(step(&mut state, vec![drop(&[t, v])])[0].is_ok());
     assert!(state.relations.is_empty() && state.jobs.is_empty());
-    assert_eq!(state.objects.garbage_before(millrace_common::Epoch::MAX).len(), 1);
+    assert_eq!(state.objects.garbage_before(Epoch::MAX).len(), 1);
 }
 
 #[test]

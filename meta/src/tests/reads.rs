@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, SqlState};
+use millrace_common::{Epoch, RelationId, SqlState};
 use millrace_rpc::catalog::RelationKind;
 
 use super::fake::{Behaviour, Cluster};
@@ -108,8 +108,9 @@ async fn a_relation_being_created_is_not_readable_and_says_how_far_it_is() {
     let c = Cluster::new().await;
     let t = c.created(table("t")).await;
     c.insert(t).await;
-    let v = c.create(view("v", &[t])).await;
+    let v = RelationId(t.0 + 1);
     c.fake.behave(v, Behaviour { backfill_steps: 100, ..slow(100) });
+    assert_eq!(c.create(view("v", &[t])).await, v);
     tokio::time::sleep(Duration::from_millis(500)).await;
     for fresh in [true, false] {
         let error = c.meta.read_epoch(&[v], None, fresh).await.unwrap_err();
