@@ -90,3 +90,80 @@ impl CompactorService for Compactor {
         Ok(self.run(task).await?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{BinaryArray, RecordBatch, RecordBatchOptions};
+    use arrow::datatypes::{Schema, SchemaRef};
+    use futures::TryStreamExt;
+    use millrace_common::{Epoch, JobId, RelationId};
+    use millrace_rpc::catalog::Relation;
+    use millrace_rpc::version::{JobVersion, RunMeta};
+    use millrace_storage::{JobStore, RowStorage, ScanOptions, StateClass, StoreOptions};
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    const JOB: JobId = RelationId(20000);
+    const TABLE: TableId = TableId(3);
+
+    async fn open() -> (Arc<StateStore>, Arc<JobStore>) {
+        let store = StateStore::open(StoreOptions::new(Arc::new(InMemory::new()), 1)).await.unwrap();
+        let desc = TableDesc {
+            id: TABLE,
+            name: "rows".into(),
+            value_schema: SchemaRef::new(Schema::empty()),
+            storage: RowStorage::Keyed,
+            class: StateClass::PointUpdate,
+            relation: true,
+        };
+        let job = store.open_job(JOB, vec![desc], &JobVersion::default()).await.unwrap();
+        (store, job)
+    }
+
+    /// One flushed commit that writes some keys.
+    async fn flushed(job: &Arc<JobStore>, epoch: u64, keys: &[&str]) -> Vec<RunMeta> {
+        let options = RecordBatchOptions::new().with_row_count(Some(keys.len()));
+        let no_columns = SchemaRef::new(Schema::empty());
+        let values = RecordBatch::try_new_with_options(no_columns, vec![], &options).unwrap();
+        let mut writer = job.writer(TABLE).unwrap();
+        writer.write(BinaryArray::from_iter_values(keys), None, values);
+        let run = writer.seal().unwrap().unwrap();
+        job.publish(Epoch(epoch), job.persist(vec![run]).await.unwrap());
+        let edit = job.flush().await.unwrap();
+        job.apply_edit(&edit);
+        edit.add_runs
+    }
+
+    fn task(inputs: Vec<RunMeta>) -> CompactionTask {
+        let relation = Relation::default();
+        let (horizon, bottom) = (Epoch::ZERO, true);
+        CompactionTask { task_id: 1, job: JOB, relation, inputs, target_level: 1, horizon, bottom }
+    }
+
+    #[tokio::test]
+    async fn runs_are_swapped_and_rows_stay() {
+        let (store, job) = open().await;
+        let mut inputs = flushed(&job, 1, &["aaa", "bbb"]).await;
+        inputs.extend(flushed(&job, 2, &["bbb", "ccc"]).await);
+        let edit = Compactor::new(Arc::clone(&store)).compact(task(inputs.clone())).await.unwrap();
+        assert_eq!(edit.remove_runs, inputs.iter().map(|r| r.run_id).collect::<Vec<_>>());
+        assert_eq!(edit.add_runs.len(), 1);
+        assert_eq!((edit.add_runs[0].level, edit.add_runs[0].rows), (1, 4), "both versions of bbb stay");
+
+        job.apply_edit(&edit);
+        let scan = job.snapshot(Epoch(2)).unwrap().scan(TABLE, ScanOptions::default());
+        let batches: Vec<_> = scan.try_collect().await.unwrap();
+        assert_eq!(batches.iter().map(|b| b.values.num_rows()).sum::<usize>(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_task_that_makes_no_sense_is_refused() {
+        let (store, job) = open().await;
+        let compactor = Compactor::new(Arc::clone(&store));
+        assert!(compactor.compact(task(vec![])).await.is_err());
+        let runs = flushed(&job, 1, &["aaa"]).await;
+        store.close_job(JOB);
+        assert!(compactor.compact(task(runs)).await.is_err());
+    }
+}
