@@ -11,10 +11,10 @@ use arrow::array::RecordBatch;
 use arrow::compute::SortOptions;
 use arrow::datatypes::Schema;
 use datafusion::physical_expr::expressions::Column;
-use datafusion::physical_expr_common::physical_expr::fmt_sql;
 use millrace_common::RelationId;
 use millrace_rpc::catalog::RowStorage;
 
+use crate::explain_expr::expr_text;
 use crate::graph::{
     AccessClass, AggCall, AggFunc, Aggregate, ExprRef, FragmentOutput, JobGraph, Join, JoinKind,
     JoinSide, Node, Operator, RankFunction, StateTable, TopN,
@@ -25,11 +25,6 @@ use crate::stream::expr::replace_columns;
 
 /// More constant rows than this are only counted.
 const SHOWN_ROWS: usize = 4;
-
-/// An expression with its columns' own names, as SQL.
-pub fn expr_text(e: &ExprRef) -> String {
-    fmt_sql(e.as_ref()).to_string()
-}
 
 /// One line an operator, inputs indented below; then the state tables. `names` gives the name of a
 /// relation.

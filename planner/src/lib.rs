@@ -11,6 +11,7 @@ pub mod error;
 pub mod functions;
 pub mod codec;
 pub mod explain;
+mod explain_expr;
 pub mod graph;
 pub mod graph_state;
 pub mod optimizer;

@@ -39,14 +39,15 @@ pub fn config_options() -> ConfigOptions {
 ///   top-N for every input;
 /// - `single_distinct_aggregation_to_group_by`: our aggregates keep distinct values themselves, with
 ///   less state than two aggregations;
+/// - `replace_distinct_aggregate`: the stream planner has operators for DISTINCT and DISTINCT ON (and
+///   the rule panics on the latter without a function registry);
 /// - `propagate_empty_relation` stays: an empty relation in a plan is constant, not a table that
 ///   happens to be empty.
-const VIEW_RULES: [&str; 22] = [
+const VIEW_RULES: [&str; 21] = [
     // `x IN (SELECT …)` twice or in UNION branches of one table: fewer joins to maintain.
     "rewrite_set_comparison",
     // Filters and projections become simpler to evaluate; errors stay where they are.
     "simplify_expressions",
-    "replace_distinct_aggregate",
     "eliminate_join",
     // Subqueries into joins: a stream has nothing else.
     "decorrelate_predicate_subquery",

@@ -1,18 +1,19 @@
 //! Small rewrites that make plans shorter: neighbouring projections become one, projections that
-//! change nothing and unions of one input go, DISTINCT over unique rows goes.
+//! change nothing and unions of one input go, DISTINCT over unique rows goes, and a semi join whose
+//! other side is unique on the keys is an inner join, which needs no barrier to answer.
 
 use std::sync::Arc;
 
 use datafusion::common::Result;
 
-use crate::graph::ExprRef;
+use crate::graph::{ExprRef, JoinKind};
 use crate::passes::properties::Properties;
 use crate::stream::expr;
 use crate::stream::plan::{Op, Stream};
 
 pub fn simplify(stream: Stream) -> Result<Stream> {
     let mut stream = stream.map_inputs(simplify)?;
-    stream = drop_distinct(stream);
+    stream = semi_to_inner(drop_distinct(stream));
     loop {
         let before = (std::mem::discriminant(&stream.op), stream.inputs.len());
         let (next, merged) = merge_projections(stream)?;
@@ -83,6 +84,25 @@ fn count_uses(e: &ExprRef, uses: &mut [usize]) {
     }
 }
 
+/// A row that meets at most one other: whether it meets any is an inner join.
+fn semi_to_inner(mut stream: Stream) -> Stream {
+    let (Op::Join(j), [left, right]) = (&mut stream.op, stream.inputs.as_slice()) else {
+        return stream;
+    };
+    match j.kind {
+        JoinKind::LeftSemi if Properties::of(right).is_unique(&j.right_keys()) => {
+            j.kind = JoinKind::Inner;
+        }
+        JoinKind::RightSemi if Properties::of(left).is_unique(&j.left_keys()) => {
+            let width = left.width();
+            j.output.iter_mut().for_each(|c| *c += width);
+            j.kind = JoinKind::Inner;
+        }
+        _ => {}
+    }
+    stream
+}
+
 /// DISTINCT over columns that contain a unique key is a projection.
 fn drop_distinct(mut stream: Stream) -> Stream {
     let Op::Aggregate(a) = &stream.op else { return stream };
@@ -102,7 +122,7 @@ fn drop_distinct(mut stream: Stream) -> Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::passes::tests::table;
+    use crate::passes::tests::{join, table};
 
     #[test]
     fn projections_merge_and_vanish() {
@@ -110,6 +130,17 @@ mod tests {
         assert!(matches!(plan.op, Op::Scan { .. }), "{plan:?}");
         let plan = simplify(table().select(&[2, 1, 0]).select(&[1])).unwrap();
         assert!(matches!(plan.inputs[0].op, Op::Scan { .. }), "{plan:?}");
+    }
+
+    #[test]
+    fn a_semi_join_with_unique_rows_is_an_inner_join() {
+        let kind = |kind, key| {
+            let Op::Join(j) = simplify(join(kind, key)).unwrap().op else { panic!("not a join") };
+            j.kind
+        };
+        assert_eq!(kind(JoinKind::LeftSemi, (1, 0)), JoinKind::Inner);
+        assert_eq!(kind(JoinKind::LeftSemi, (0, 1)), JoinKind::LeftSemi);
+        assert_eq!(kind(JoinKind::LeftAnti, (1, 0)), JoinKind::LeftAnti);
     }
 
     #[test]

@@ -65,7 +65,8 @@ pub fn filter(input: Stream, comparisons: &[(&str, Operator, i64)]) -> Stream {
 
 /// The table with itself.
 pub fn join(kind: JoinKind, key: (usize, usize)) -> Stream {
-    let output = (0..6).collect();
+    let one_side = matches!(kind, JoinKind::LeftSemi | JoinKind::LeftAnti);
+    let output = (0..if one_side { 3 } else { 6 }).collect();
     let join = Join {
         kind,
         keys: vec![key],

@@ -4,11 +4,13 @@
 use datafusion::common::ScalarValue;
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, Projection, Unnest};
+use datafusion::physical_expr::expressions::IsNotNullExpr;
 
 use crate::error::sql_error_from_datafusion;
+use crate::graph::ExprRef;
 use crate::stream::convert::{Converter, Extended, Result, in_view};
 use crate::stream::expr;
-use crate::stream::plan::Stream;
+use crate::stream::plan::{Op, Stream};
 
 /// The function whose unnested result is the starts of a row's windows.
 const HOP_WINDOWS: &str = "hop_windows";
@@ -27,8 +29,10 @@ impl Converter<'_> {
     pub(super) fn unnest(&self, unnest: &Unnest) -> Result<Stream> {
         let Some(hop) = recognise(unnest) else { return Err(in_view("unnest")) };
         let schema = hop.projection.input.schema();
-        let mut input = Extended::new(self.convert(&hop.projection.input)?);
-        let time = input.add(expr::compile(hop.time, schema)?);
+        let time = expr::compile(hop.time, schema)?;
+        let input = without_null_check(self.convert(&hop.projection.input)?, &time);
+        let mut input = Extended::new(input);
+        let time = input.add(time);
         let input = input.finish()?;
         let start = input.width();
         let stream = input.hop(time, hop.size_us, hop.slide_us, hop.offset_us);
@@ -46,6 +50,20 @@ impl Converter<'_> {
 
     pub(super) fn extension(&self, extension: &Extension) -> Result<Stream> {
         Err(in_view(format!("the operator {}", extension.node.name())))
+    }
+}
+
+/// The hop operator drops rows without a time itself.
+fn without_null_check(mut stream: Stream, time: &ExprRef) -> Stream {
+    let Op::Filter { predicate } = &stream.op else { return stream };
+    let only_that = predicate.downcast_ref::<IsNotNullExpr>().is_some_and(|e| e.arg() == time);
+    match stream.inputs.pop() {
+        Some(input) if only_that => input,
+        Some(input) => {
+            stream.inputs.push(input);
+            stream
+        }
+        None => stream,
     }
 }
 
