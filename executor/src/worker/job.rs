@@ -11,7 +11,6 @@ use std::sync::atomic::AtomicBool;
 
 use futures::FutureExt;
 use millrace_common::{Generation, JobId, SqlError};
-use millrace_rpc::catalog::Relation;
 use millrace_rpc::services::MetaService;
 use millrace_storage::JobStore;
 use parking_lot::Mutex;
@@ -43,7 +42,6 @@ struct Failure {
 pub struct Job {
     pub id: JobId,
     pub generation: Generation,
-    pub relation: Relation,
     pub store: Option<Arc<JobStore>>,
     pub kind: Kind,
     pub meta: Arc<dyn MetaService>,
@@ -59,9 +57,8 @@ pub struct Job {
 }
 
 impl Job {
-    #[allow(clippy::too_many_arguments)]
     pub fn new(
-        relation: Relation,
+        id: JobId,
         generation: Generation,
         store: Option<Arc<JobStore>>,
         kind: Kind,
@@ -70,9 +67,8 @@ impl Job {
         errors: Arc<ErrorSink>,
     ) -> Arc<Job> {
         Arc::new(Job {
-            id: millrace_common::RelationId(relation.id),
+            id,
             generation,
-            relation,
             store,
             kind,
             meta,

@@ -25,9 +25,8 @@ pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, Ex
         RelationKind::Source => {
             let meta = shared.meta()?;
             let errors = Arc::new(ErrorSink::default());
-            let generation = start.generation;
-            let none = (None, Kind::Nothing);
-            Ok(Job::new(start.relation, generation, none.0, none.1, meta, Vec::new(), errors))
+            let id = RelationId(start.relation.id);
+            Ok(Job::new(id, start.generation, None, Kind::Nothing, meta, Vec::new(), errors))
         }
         RelationKind::Table => start_table(shared, start).await,
         RelationKind::MaterializedView | RelationKind::Index | RelationKind::Sink => {
@@ -107,7 +106,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     );
     let errors = Arc::new(ErrorSink::default());
     let kind = Kind::Table(table);
-    Ok(Job::new(start.relation, start.generation, Some(store), kind, meta, Vec::new(), errors))
+    Ok(Job::new(id, start.generation, Some(store), kind, meta, Vec::new(), errors))
 }
 
 async fn start_derived(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
@@ -163,8 +162,7 @@ pub async fn start_graph(
         built.tasks.len(),
     );
     let kind = Kind::Derived(derived);
-    let job =
-        Job::new(start.relation, start.generation, Some(store), kind, meta, built.metrics, errors);
+    let job = Job::new(id, start.generation, Some(store), kind, meta, built.metrics, errors);
     job.spawn(built.tasks, &shared.runtime);
     Ok(job)
 }

@@ -144,7 +144,6 @@ pub struct Cluster {
     pub worker: Arc<Worker>,
     pub meta: Arc<FakeMeta>,
     pub store: Arc<StateStore>,
-    pub sim: Arc<SimStore>,
 }
 
 impl Cluster {
@@ -155,7 +154,7 @@ impl Cluster {
     pub async fn with(exec: ExecOptions, set: impl FnOnce(&mut StoreOptions)) -> Cluster {
         let profile = Profile::by_name("instant").unwrap();
         let sim = Arc::new(SimStore::in_memory(profile, 1));
-        let mut options = StoreOptions::new(Arc::clone(&sim) as _, 1);
+        let mut options = StoreOptions::new(sim, 1);
         set(&mut options);
         let store = StateStore::open(options).await.unwrap();
         let mut options = WorkerOptions::new(Arc::clone(&store));
@@ -164,7 +163,7 @@ impl Cluster {
         let meta = Arc::new(FakeMeta::default());
         meta.worker.set(Arc::downgrade(&worker)).unwrap();
         worker.set_meta(Arc::new(Meta(Arc::clone(&meta))));
-        Cluster { worker, meta, store, sim }
+        Cluster { worker, meta, store }
     }
 
     /// Starts a job, or starts it again from its committed version in the next generation.

@@ -128,19 +128,15 @@ async fn a_blackhole_sums_up_to_what_a_view_holds_also_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_stops_at_once_while_its_store_hangs_and_others_go_on() {
+async fn a_job_stops_at_once_while_its_input_hangs_and_others_go_on() {
     let exec = ExecOptions { hub_bytes: 0, ..ExecOptions::default() };
-    let direct = |s: &mut StoreOptions| {
-        s.direct_run_bytes = 1_000;
-        s.cache.memory_bytes = 0;
-    };
-    let c = Arc::new(Cluster::with(exec, direct).await);
+    let c = Arc::new(Cluster::new(exec).await);
     let (t, other) = (c.table(1).await, c.table(2).await);
     let v = c.view(3, t, copy_of(t), 2).await;
     c.catch_up(v).await;
-    // Large enough for a run of its own, which the view then has to read.
     c.insert(t, (0..5_000).map(|i| (i, i))).await;
-    c.sim.hang_reads(None);
+    // The input's state is away: the view's read waits for it.
+    c.store.close_job(t);
     let cut = tokio::spawn({
         let (c, epoch) = (Arc::clone(&c), Epoch(c.version(t).epoch));
         async move { c.meta.cut(v, epoch).await }
@@ -151,7 +147,7 @@ async fn a_job_stops_at_once_while_its_store_hangs_and_others_go_on() {
     let stopped = tokio::time::timeout(Duration::from_secs(1), c.worker.stop_job(v, Generation(1)));
     stopped.await.expect("a stop that waits for the store");
     assert!(cut.await.unwrap().is_err());
-    c.sim.release_reads();
+    c.start(t).await.unwrap();
     c.start(v).await.unwrap();
     c.follow(v, t).await;
     assert_eq!(c.rows(v).await.len(), 5_000);
