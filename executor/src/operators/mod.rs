@@ -10,7 +10,7 @@ pub mod expr;
 pub mod join;
 pub mod linear;
 #[cfg(test)]
-mod tests {}
+mod tests;
 pub mod topn;
 
 use std::sync::Arc;

@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashTable;
+use millrace_common::Vnode;
 
 use super::keys::{ChunkKeys, KeyBytes};
 use crate::options::Eviction;
@@ -41,6 +42,7 @@ const ENTRY_BYTES: usize = 80;
 pub struct KeyTable {
     table: HashTable<Slot>,
     hashes: Vec<u64>,
+    vnodes: Vec<Vnode>,
     keys: Vec<KeyBytes>,
     flags: Vec<u8>,
     stamps: Vec<u64>,
@@ -70,6 +72,7 @@ impl KeyTable {
         KeyTable {
             table: HashTable::new(),
             hashes: Vec::new(),
+            vnodes: Vec::new(),
             keys: Vec::new(),
             flags: Vec::new(),
             stamps: Vec::new(),
@@ -109,8 +112,8 @@ impl KeyTable {
         &self.keys[slot as usize]
     }
 
-    pub fn hash(&self, slot: Slot) -> u64 {
-        self.hashes[slot as usize]
+    pub fn vnode(&self, slot: Slot) -> Vnode {
+        self.vnodes[slot as usize]
     }
 
     #[inline]
@@ -140,7 +143,7 @@ impl KeyTable {
         out.clear();
         let mut all = RESIDENT;
         let mut one = |this: &mut KeyTable, row: usize| {
-            let slot = this.find_or_insert(keys.hashes[row], keys.key(row), stamp);
+            let slot = this.find_or_insert(keys.hashes[row], keys.vnode(row), keys.key(row), stamp);
             all &= this.flags[slot as usize];
             out.push(slot);
         };
@@ -153,7 +156,7 @@ impl KeyTable {
 
     /// The slot of a key, made if new (then neither resident nor being fetched).
     #[inline]
-    pub fn find_or_insert(&mut self, hash: u64, key: &[u8], stamp: u64) -> Slot {
+    pub fn find_or_insert(&mut self, hash: u64, vnode: Vnode, key: &[u8], stamp: u64) -> Slot {
         let found = self.table.find(hash, |&s| {
             self.hashes[s as usize] == hash && &*self.keys[s as usize] == key
         });
@@ -162,17 +165,18 @@ impl KeyTable {
             self.flags[slot as usize] |= REFERENCED;
             return slot;
         }
-        self.insert(hash, key, stamp)
+        self.insert(hash, vnode, key, stamp)
     }
 
     #[cold]
-    fn insert(&mut self, hash: u64, key: &[u8], stamp: u64) -> Slot {
+    fn insert(&mut self, hash: u64, vnode: Vnode, key: &[u8], stamp: u64) -> Slot {
         let key = KeyBytes::new(key);
         self.bytes += ENTRY_BYTES + key.heap_size();
         let slot = match self.free.pop() {
             Some(slot) => {
                 let s = slot as usize;
                 self.hashes[s] = hash;
+                self.vnodes[s] = vnode;
                 self.keys[s] = key;
                 self.flags[s] = LIVE | (self.flags[s] & QUEUED);
                 self.stamps[s] = stamp;
@@ -181,6 +185,7 @@ impl KeyTable {
             }
             None => {
                 self.hashes.push(hash);
+                self.vnodes.push(vnode);
                 self.keys.push(key);
                 self.flags.push(LIVE);
                 self.stamps.push(stamp);

@@ -8,7 +8,8 @@ use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, RecordBatch};
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::Schema;
 use arrow_row::Rows;
-use millrace_common::hash::{hash_columns, vnode_of};
+use millrace_common::Vnode;
+use millrace_common::hash::{hash_columns, vnodes};
 use millrace_common::keys::{KeyCodec, VNODE_BYTES, columns_at};
 
 use crate::error::ExecError;
@@ -98,20 +99,24 @@ impl fmt::Debug for KeyBytes {
 #[derive(Debug)]
 pub struct KeyReader {
     columns: Vec<usize>,
+    /// Columns whose hash is the vnode; none: vnode 0.
+    vnode: Vec<usize>,
     codec: KeyCodec,
 }
 
 /// The keys of one chunk.
 pub struct ChunkKeys {
     pub hashes: Vec<u64>,
+    /// Of the vnode columns; empty: all in vnode 0.
+    pub vnodes: Vec<Vnode>,
     pub rows: Rows,
     /// The key columns themselves.
     pub columns: Vec<ArrayRef>,
 }
 
 impl KeyReader {
-    pub fn new(schema: &Schema, columns: &[usize]) -> Result<KeyReader, ExecError> {
-        Ok(KeyReader { columns: columns.to_vec(), codec: KeyCodec::for_columns(schema, columns)? })
+    pub fn new(schema: &Schema, columns: &[usize], vnode: &[usize]) -> Result<KeyReader, ExecError> {
+        Ok(KeyReader { columns: columns.to_vec(), vnode: vnode.to_vec(), codec: KeyCodec::for_columns(schema, columns)? })
     }
 
     pub fn codec(&self) -> &KeyCodec {
@@ -136,16 +141,28 @@ impl KeyReader {
     pub fn read(&self, batch: &RecordBatch) -> Result<ChunkKeys, ExecError> {
         let columns = columns_at(batch, &self.columns);
         let hashes = hash_columns(&columns, batch.num_rows())?;
+        let vnodes = if self.vnode.is_empty() {
+            Vec::new()
+        } else if self.vnode == self.columns {
+            vnodes(&hashes)
+        } else {
+            vnodes(&hash_columns(&columns_at(batch, &self.vnode), batch.num_rows())?)
+        };
         let rows = if columns.is_empty() {
             self.codec.rows(&[])?
         } else {
             self.codec.rows(&columns)?
         };
-        Ok(ChunkKeys { hashes, rows, columns })
+        Ok(ChunkKeys { hashes, vnodes, rows, columns })
     }
 }
 
 impl ChunkKeys {
+    #[inline]
+    pub fn vnode(&self, row: usize) -> Vnode {
+        self.vnodes.get(row).copied().unwrap_or(0)
+    }
+
     /// The encoded key of a row, without vnode.
     #[inline]
     pub fn key(&self, row: usize) -> &[u8] {
@@ -154,21 +171,21 @@ impl ChunkKeys {
 }
 
 /// Appends `vnode | parts…` as one storage key.
-pub fn append_storage_key(out: &mut BinaryBuilder, scratch: &mut Vec<u8>, hash: u64, parts: &[&[u8]]) {
+pub fn append_storage_key(out: &mut BinaryBuilder, scratch: &mut Vec<u8>, vnode: Vnode, parts: &[&[u8]]) {
     scratch.clear();
-    scratch.extend_from_slice(&vnode_of(hash).to_be_bytes());
+    scratch.extend_from_slice(&vnode.to_be_bytes());
     for part in parts {
         scratch.extend_from_slice(part);
     }
     out.append_value(&scratch);
 }
 
-/// Storage keys (or prefixes) of keys given as (hash, bytes).
-pub fn storage_keys<'a>(keys: impl ExactSizeIterator<Item = (u64, &'a [u8])>) -> BinaryArray {
+/// Storage keys (or prefixes) of keys given as (vnode, bytes).
+pub fn storage_keys<'a>(keys: impl ExactSizeIterator<Item = (Vnode, &'a [u8])>) -> BinaryArray {
     let mut out = BinaryBuilder::with_capacity(keys.len(), keys.len() * (VNODE_BYTES + 16));
     let mut scratch = Vec::with_capacity(64);
-    for (hash, key) in keys {
-        append_storage_key(&mut out, &mut scratch, hash, &[key]);
+    for (vnode, key) in keys {
+        append_storage_key(&mut out, &mut scratch, vnode, &[key]);
     }
     out.finish()
 }

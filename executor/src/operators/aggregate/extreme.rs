@@ -43,10 +43,6 @@ impl Extreme {
         Ok(Extreme { max, retractable: value_table.is_some(), data_type: t.clone(), values })
     }
 
-    pub fn is_max(&self) -> bool {
-        self.max
-    }
-
     pub fn ensure(&mut self, capacity: usize) {
         match &mut self.values {
             Values::Ints { values, valid } => {

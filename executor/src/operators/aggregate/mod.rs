@@ -93,7 +93,7 @@ impl Aggregate {
         let slot_bytes = 9 + accumulators.iter().map(Accumulator::slot_bytes).sum::<usize>();
         let keys = KeyTable::new(env.options.eviction, table.is_empty());
         Ok(Aggregate {
-            reader: KeyReader::new(input, &aggregate.group)?,
+            reader: KeyReader::new(input, &aggregate.group, &aggregate.vnode)?,
             group_width: aggregate.group.len(),
             state_schema: table.value_schema(),
             output_schema: super::nullable(&node.schema),
@@ -280,7 +280,7 @@ impl Aggregate {
         }
         let keys = storage_keys(kept.iter().map(|&i| {
             let slot = slots[i as usize];
-            (self.keys.hash(slot), self.keys.key(slot))
+            (self.keys.vnode(slot), self.keys.key(slot))
         }));
         let mut values = new_batch(&self.state_schema, columns, slots.len())?;
         if kept.len() < slots.len() {
@@ -323,7 +323,7 @@ impl Aggregate {
         }
         self.env.metrics.cache_misses.add(missing.len() as u64);
         missing.iter().for_each(|&s| self.keys.set_fetching(s));
-        let keys = storage_keys(missing.iter().map(|&s| (self.keys.hash(s), self.keys.key(s))));
+        let keys = storage_keys(missing.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
         let lookup = self.table.multi_get(keys);
         match self.fetches.submit(missing, lookup)? {
             Some((slots, found)) => self.arrived(&slots, &found),
@@ -441,7 +441,7 @@ impl Aggregate {
             return Ok(());
         }
         let hash = millrace_common::hash::hash_columns(&[], 1)?[0];
-        let slot = self.keys.find_or_insert(hash, &[], self.stamp);
+        let slot = self.keys.find_or_insert(hash, 0, &[], self.stamp);
         self.ensure();
         if !self.keys.is_resident(slot) {
             if self.keys.is_complete() {
@@ -532,13 +532,12 @@ fn value_tables(
             Some(at) => at,
             None => {
                 let t = input.field(arg).data_type();
-                values.push((local, ValueTable::new(tables(local)?, arg, call.filter, t)?));
+                values.push((local, ValueTable::new(tables(local)?, arg, call.filter, t, call.value_descending)?));
                 values.len() - 1
             }
         };
         match call.func {
-            graph::AggFunc::Min => values[at].1.add_extreme(i, false),
-            graph::AggFunc::Max => values[at].1.add_extreme(i, true),
+            graph::AggFunc::Min | graph::AggFunc::Max => values[at].1.add_extreme(i),
             _ => values[at].1.add_distinct(i),
         }
     }

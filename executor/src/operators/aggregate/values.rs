@@ -1,9 +1,8 @@
 //! Value tables: `group | value → count`, for DISTINCT calls and for MIN/MAX over rows that may be
-//! retracted. Calls over the same (argument, filter) share one.
+//! retracted. Calls over the same (argument, filter, direction) share one.
 //!
-//! Storage is Multiset: an epoch's consolidated count changes are written blind. Keys are
-//! `group | tag | value`: tag 0 ascending (MIN and DISTINCT), tag 1 descending (MAX), so that the
-//! smallest or largest value is a prefix scan with a limit.
+//! Storage is Multiset: an epoch's consolidated count changes are written blind. Values are encoded
+//! ascending or (MAX) descending, so that the result is the first entry of the group's prefix.
 //!
 //! All reads happen at the barrier, in at most two batched rounds for all groups together: the old
 //! counts of changed DISTINCT values (a value that appears or vanishes counts once), and a refill of the few smallest values
@@ -15,7 +14,7 @@ use std::collections::HashMap;
 
 use arrow::array::{Array, ArrayRef, BinaryBuilder, Int64Array, RecordBatch, new_empty_array};
 use arrow::compute::SortOptions;
-use arrow::datatypes::{DataType, Schema, SchemaRef};
+use arrow::datatypes::{DataType, SchemaRef};
 use millrace_common::keys::{KeyCodec, VNODE_BYTES};
 
 use super::accumulator::{Accumulator, Rows};
@@ -27,10 +26,6 @@ use crate::state::{KeyBytes, KeyTable, Slot, StateTable};
 
 /// Values read in one refill; twice as many are remembered at most.
 const REFILL: usize = 64;
-
-const ASCENDING: usize = 0;
-const DESCENDING: usize = 1;
-const TAGS: [[u8; 1]; 2] = [[0], [1]];
 
 /// The best values of a group with their counts, best first.
 #[derive(Default)]
@@ -46,14 +41,13 @@ pub struct ValueTable {
     pub arg: usize,
     pub filter: Option<usize>,
     data_type: DataType,
-    /// Of both tags.
-    codecs: [KeyCodec; 2],
+    codec: KeyCodec,
     distinct: Vec<usize>,
-    /// Calls that are MIN, MAX.
-    extremes: [Vec<usize>; 2],
+    /// Calls that are MIN or MAX.
+    extremes: Vec<usize>,
     pending: HashMap<(Slot, KeyBytes), i64>,
-    best: [HashMap<Slot, Best>; 2],
-    empty: SchemaRef,
+    best: HashMap<Slot, Best>,
+    schema: SchemaRef,
 }
 
 /// A consolidated change of one value's count.
@@ -69,22 +63,20 @@ impl ValueTable {
         arg: usize,
         filter: Option<usize>,
         data_type: &DataType,
+        descending: bool,
     ) -> Result<ValueTable, ExecError> {
-        let descending = SortOptions { descending: true, nulls_first: true };
+        let options = SortOptions { descending, nulls_first: true };
         Ok(ValueTable {
+            schema: table.value_schema(),
             table,
             arg,
             filter,
             data_type: data_type.clone(),
-            codecs: [
-                KeyCodec::new([data_type.clone()])?,
-                KeyCodec::with_options([(data_type.clone(), descending)])?,
-            ],
+            codec: KeyCodec::with_options([(data_type.clone(), options)])?,
             distinct: Vec::new(),
-            extremes: [Vec::new(), Vec::new()],
+            extremes: Vec::new(),
             pending: HashMap::new(),
-            best: [HashMap::new(), HashMap::new()],
-            empty: SchemaRef::new(Schema::empty()),
+            best: HashMap::new(),
         })
     }
 
@@ -92,8 +84,8 @@ impl ValueTable {
         self.distinct.push(call);
     }
 
-    pub fn add_extreme(&mut self, call: usize, max: bool) {
-        self.extremes[usize::from(max)].push(call);
+    pub fn add_extreme(&mut self, call: usize) {
+        self.extremes.push(call);
     }
 
     pub fn table(&mut self) -> &mut dyn StateTable {
@@ -106,7 +98,7 @@ impl ValueTable {
 
     /// Rows of the epoch: only remembered, consolidated.
     pub fn update(&mut self, rows: &Rows<'_>, arg: &ArrayRef) -> Result<(), ExecError> {
-        let values = self.codecs[ASCENDING].rows(std::slice::from_ref(arg))?;
+        let values = self.codec.rows(std::slice::from_ref(arg))?;
         rows.for_each(|i, s, w| {
             *self.pending.entry((s as Slot, KeyBytes::new(values.row(i).data()))).or_insert(0) += w;
         });
@@ -115,23 +107,19 @@ impl ValueTable {
 
     /// A group that has no state yet: it has no values.
     pub fn created(&mut self, slot: Slot) {
-        for tag in [ASCENDING, DESCENDING] {
-            if !self.extremes[tag].is_empty() {
-                self.best[tag].insert(slot, Best { entries: Vec::new(), complete: true });
-            }
+        if !self.extremes.is_empty() {
+            self.best.insert(slot, Best { entries: Vec::new(), complete: true });
         }
     }
 
     pub fn forget(&mut self, slot: Slot) {
-        self.best.iter_mut().for_each(|b| {
-            b.remove(&slot);
-        });
+        self.best.remove(&slot);
     }
 
     pub fn memory_size(&self) -> usize {
         let entry = size_of::<KeyBytes>() + 16;
         let best: usize =
-            self.best.iter().flat_map(HashMap::values).map(|b| 48 + b.entries.capacity() * entry).sum();
+            self.best.values().map(|b| 48 + b.entries.capacity() * entry).sum();
         self.pending.capacity() * (entry + 16) + best
     }
 
@@ -151,56 +139,42 @@ impl ValueTable {
             return Ok(());
         }
         changes.sort_unstable_by(|a, b| (a.slot, &a.value).cmp(&(b.slot, &b.value)));
-        let values = self.decode(ASCENDING, changes.iter().map(|c| &*c.value))?;
+        let values = self.decode(changes.iter().map(|c| &*c.value))?;
         if !self.distinct.is_empty() {
             self.resolve_distinct(keys, accumulators, &changes, &values).await?;
         }
-        if !self.distinct.is_empty() || !self.extremes[ASCENDING].is_empty() {
-            self.write(keys, ASCENDING, &changes)?;
-        }
-        if !self.extremes[DESCENDING].is_empty() {
-            let rows = self.codecs[DESCENDING].rows(std::slice::from_ref(&values))?;
-            let mut turned: Vec<Change> = changes
-                .iter()
-                .enumerate()
-                .map(|(i, c)| Change { value: KeyBytes::new(rows.row(i).data()), ..*c })
-                .collect();
-            turned.sort_unstable_by(|a, b| (a.slot, &a.value).cmp(&(b.slot, &b.value)));
-            self.write(keys, DESCENDING, &turned)?;
-            self.resolve_extreme(keys, accumulators, DESCENDING, &turned).await?;
-        }
-        if !self.extremes[ASCENDING].is_empty() {
-            self.resolve_extreme(keys, accumulators, ASCENDING, &changes).await?;
+        self.write(keys, &changes, values)?;
+        if !self.extremes.is_empty() {
+            self.resolve_extreme(keys, accumulators, &changes).await?;
         }
         Ok(())
     }
 
     fn decode<'a>(
         &self,
-        tag: usize,
         values: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> Result<ArrayRef, ExecError> {
         if values.len() == 0 {
             return Ok(new_empty_array(&self.data_type));
         }
-        let mut columns = self.codecs[tag].decode(values)?;
+        let mut columns = self.codec.decode(values)?;
         columns.pop().ok_or_else(|| ExecError::internal("a value decodes to no column"))
     }
 
-    fn storage_keys(&self, keys: &KeyTable, tag: usize, changes: &[Change]) -> arrow::array::BinaryArray {
+    fn storage_keys(&self, keys: &KeyTable, changes: &[Change]) -> arrow::array::BinaryArray {
         let mut out = BinaryBuilder::with_capacity(changes.len(), changes.len() * 24);
         let mut scratch = Vec::new();
         for c in changes {
-            let parts: [&[u8]; 3] = [keys.key(c.slot), &TAGS[tag], &c.value];
-            append_storage_key(&mut out, &mut scratch, keys.hash(c.slot), &parts);
+            let parts: [&[u8]; 2] = [keys.key(c.slot), &c.value];
+            append_storage_key(&mut out, &mut scratch, keys.vnode(c.slot), &parts);
         }
         out.finish()
     }
 
-    fn write(&mut self, keys: &KeyTable, tag: usize, changes: &[Change]) -> Result<(), ExecError> {
-        let storage_keys = self.storage_keys(keys, tag, changes);
+    fn write(&mut self, keys: &KeyTable, changes: &[Change], values: ArrayRef) -> Result<(), ExecError> {
+        let storage_keys = self.storage_keys(keys, changes);
         let weights = Int64Array::from_iter_values(changes.iter().map(|c| c.delta));
-        let values: RecordBatch = new_batch(&self.empty, Vec::new(), changes.len())?;
+        let values: RecordBatch = new_batch(&self.schema, vec![values], changes.len())?;
         self.table.write(storage_keys, Some(weights), values)
     }
 
@@ -212,7 +186,7 @@ impl ValueTable {
         changes: &[Change],
         values: &ArrayRef,
     ) -> Result<(), ExecError> {
-        let found = wait(self.table.multi_get(self.storage_keys(keys, ASCENDING, changes))).await?;
+        let found = wait(self.table.multi_get(self.storage_keys(keys, changes))).await?;
         let mut old = vec![0i64; changes.len()];
         for (i, &input) in found.input.values().iter().enumerate() {
             old[input as usize] = found.weights.value(i);
@@ -243,7 +217,6 @@ impl ValueTable {
         &mut self,
         keys: &KeyTable,
         accumulators: &mut [Accumulator],
-        tag: usize,
         changes: &[Change],
     ) -> Result<(), ExecError> {
         let mut groups: Vec<(Slot, std::ops::Range<usize>)> = Vec::new();
@@ -254,12 +227,12 @@ impl ValueTable {
             }
         }
         let slots: Vec<Slot> = groups.iter().map(|g| g.0).collect();
-        let current = self.current(accumulators, tag, &slots)?;
+        let current = self.current(accumulators, &slots)?;
         let mut results: BTreeMap<Slot, Option<KeyBytes>> = BTreeMap::new();
         let mut refill: Vec<Slot> = Vec::new();
         for ((slot, range), current) in groups.into_iter().zip(current) {
             let changes = &changes[range];
-            let known = match self.best[tag].get_mut(&slot) {
+            let known = match self.best.get_mut(&slot) {
                 Some(best) => best.apply(changes)?,
                 None => improve(current, changes),
             };
@@ -268,29 +241,27 @@ impl ValueTable {
                 None => refill.push(slot),
             }
         }
-        self.refill(keys, tag, &refill, &mut results).await?;
-        self.set(accumulators, tag, &results)
+        self.refill(keys, &refill, &mut results).await?;
+        self.set(accumulators, &results)
     }
 
     /// The current result of slots, encoded.
     fn current(
         &self,
         accumulators: &[Accumulator],
-        tag: usize,
         slots: &[Slot],
     ) -> Result<Vec<Option<KeyBytes>>, ExecError> {
-        let Accumulator::Extreme(extreme) = &accumulators[self.extremes[tag][0]] else {
+        let Accumulator::Extreme(extreme) = &accumulators[self.extremes[0]] else {
             return Err(ExecError::internal("a value table serves another call"));
         };
         let array = extreme.result(slots)?;
-        let rows = self.codecs[tag].rows(std::slice::from_ref(&array))?;
+        let rows = self.codec.rows(std::slice::from_ref(&array))?;
         Ok((0..slots.len()).map(|i| array.is_valid(i).then(|| KeyBytes::new(rows.row(i).data()))).collect())
     }
 
     async fn refill(
         &mut self,
         keys: &KeyTable,
-        tag: usize,
         slots: &[Slot],
         results: &mut BTreeMap<Slot, Option<KeyBytes>>,
     ) -> Result<(), ExecError> {
@@ -301,9 +272,9 @@ impl ValueTable {
         let mut scratch = Vec::new();
         let mut skip = Vec::with_capacity(slots.len());
         for &slot in slots {
-            let parts: [&[u8]; 2] = [keys.key(slot), &TAGS[tag]];
-            append_storage_key(&mut prefixes, &mut scratch, keys.hash(slot), &parts);
-            skip.push(VNODE_BYTES + keys.key(slot).len() + 1);
+            let parts: [&[u8]; 1] = [keys.key(slot)];
+            append_storage_key(&mut prefixes, &mut scratch, keys.vnode(slot), &parts);
+            skip.push(VNODE_BYTES + keys.key(slot).len());
         }
         let found = wait(self.table.multi_scan(prefixes.finish(), Some(REFILL))).await?;
         let mut best: Vec<Best> = slots.iter().map(|_| Best::default()).collect();
@@ -314,7 +285,7 @@ impl ValueTable {
         for (&slot, mut best) in slots.iter().zip(best) {
             best.complete = best.entries.len() < REFILL;
             results.insert(slot, best.entries.first().map(|e| e.0.clone()));
-            self.best[tag].insert(slot, best);
+            self.best.insert(slot, best);
         }
         Ok(())
     }
@@ -322,14 +293,13 @@ impl ValueTable {
     fn set(
         &self,
         accumulators: &mut [Accumulator],
-        tag: usize,
         results: &BTreeMap<Slot, Option<KeyBytes>>,
     ) -> Result<(), ExecError> {
         let some: Vec<(Slot, &[u8])> =
             results.iter().filter_map(|(s, v)| Some((*s, &**v.as_ref()?))).collect();
         let slots: Vec<Slot> = some.iter().map(|s| s.0).collect();
-        let values = self.decode(tag, some.iter().map(|s| s.1))?;
-        for &call in &self.extremes[tag] {
+        let values = self.decode(some.iter().map(|s| s.1))?;
+        for &call in &self.extremes {
             let accumulator = &mut accumulators[call];
             for (&slot, value) in results {
                 if value.is_none() {

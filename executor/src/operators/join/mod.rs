@@ -28,7 +28,7 @@ use arrow::array::{BooleanArray, UInt32Array};
 use arrow::datatypes::{Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_common::DeltaChunk;
+use millrace_common::{DeltaChunk, Vnode};
 use millrace_planner::graph::{self, JoinKind};
 use millrace_storage::{Found, MemRun};
 
@@ -42,8 +42,8 @@ use crate::state::gate::Ready;
 use crate::state::keys::{KeyReader, storage_keys};
 use crate::state::{Fetches, KeyGate, KeyTable, Slot, StateTable};
 
-/// Output rows of one step before the rest is put aside.
-const STEP_ROWS: usize = 64 * 1024;
+/// Full chunks one step emits before the rest is put aside.
+const STEP_CHUNKS: usize = 8;
 
 /// State of a join key.
 #[derive(Clone, Copy, Default)]
@@ -93,7 +93,10 @@ pub struct HashJoin {
     entries: Vec<Entry>,
     gate: KeyGate,
     fetches: Fetches<Request>,
-    work: VecDeque<Work>,
+    /// The chunk being paired; while there is one nothing else is taken in.
+    work: Option<Work>,
+    /// Chunks that wait for it, with their rows' slots, in order.
+    inbox: VecDeque<(usize, DeltaChunk, Vec<Slot>)>,
     pairs: Pairs,
     /// Keys whose match state may have changed.
     touched_keys: Vec<Slot>,
@@ -122,18 +125,22 @@ impl HashJoin {
         } else {
             Vec::new()
         };
-        let key = |side: &graph::JoinSide| if join.null_aware { Vec::new() } else { side.keys.clone() };
+        let keys = [&join.left, &join.right]
+            .map(|side| if join.null_aware { Vec::new() } else { side.keys.clone() });
+        let reader = |side: &graph::JoinSide, keys: &[usize], schema: &SchemaRef| {
+            KeyReader::new(schema, keys, if join.null_aware { &[] } else { &side.vnode })
+        };
         let append_only = node.append_only && join.kind == JoinKind::Inner;
         let sides = [
-            Side::new(&join.left, left, tables(join.left.table)?, preserved[0], append_only)?,
-            Side::new(&join.right, right, tables(join.right.table)?, preserved[1], append_only)?,
+            Side::new(&join.left, &keys[0], left, tables(join.left.table)?, preserved[0], append_only)?,
+            Side::new(&join.right, &keys[1], right, tables(join.right.table)?, preserved[1], append_only)?,
         ];
         let complete = sides.iter().all(|s| s.table.is_empty());
         Ok(HashJoin {
             kind: join.kind,
             null_equals_null: join.null_equals_null,
             null_aware: join.null_aware,
-            readers: [KeyReader::new(left, &key(&join.left))?, KeyReader::new(right, &key(&join.right))?],
+            readers: [reader(&join.left, &keys[0], left)?, reader(&join.right, &keys[1], right)?],
             sides,
             preserved,
             emits_pairs: matches!(
@@ -148,7 +155,8 @@ impl HashJoin {
             entries: Vec::new(),
             gate: KeyGate::new(),
             fetches: Fetches::default(),
-            work: VecDeque::new(),
+            work: None,
+            inbox: VecDeque::new(),
             pairs: Pairs::default(),
             touched_keys: Vec::new(),
             touched_rows: [Vec::new(), Vec::new()],
@@ -156,6 +164,10 @@ impl HashJoin {
             limits: Limits::new(&env),
             env,
         })
+    }
+
+    fn is_busy(&self) -> bool {
+        self.work.is_some() || !self.inbox.is_empty()
     }
 
     fn is_inner(&self) -> bool {
@@ -175,8 +187,26 @@ impl HashJoin {
         Ok(chunk.filter(&BooleanArray::new(valid, None))?)
     }
 
+    /// Continues what was put aside, then takes in what waits, one chunk after the other: a row must
+    /// not enter its side while another's pairs are half made.
+    fn drain(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        let limit = out.rows() + STEP_CHUNKS * self.env.options.chunk_rows.max(1);
+        loop {
+            if let Some(mut work) = self.work.take()
+                && !self.pair(&mut work, limit, out)?
+            {
+                self.work = Some(work);
+                return Ok(());
+            }
+            match self.inbox.pop_front() {
+                Some((port, chunk, slots)) => self.admit(port, chunk, slots)?,
+                None => return self.make_room(),
+            }
+        }
+    }
+
     /// Sorts a chunk's rows into those that can run and those that wait; asks for what is missing.
-    fn admit(&mut self, port: usize, chunk: DeltaChunk, slots: Vec<Slot>, out: &mut Output) -> Result<(), ExecError> {
+    fn admit(&mut self, port: usize, chunk: DeltaChunk, slots: Vec<Slot>) -> Result<(), ExecError> {
         let mut missing: [Vec<Slot>; 2] = Default::default();
         for (row, &slot) in slots.iter().enumerate() {
             if self.entries[slot as usize].outstanding == 0 {
@@ -204,8 +234,7 @@ impl HashJoin {
                 self.start(port, chunk.take(&UInt32Array::from(run))?, run_slots)?;
             }
         }
-        self.step(out)?;
-        self.make_room()
+        Ok(())
     }
 
     /// Which sides of a key a row needs that are not loaded.
@@ -236,7 +265,7 @@ impl HashJoin {
                 continue;
             }
             self.env.metrics.cache_misses.add(slots.len() as u64);
-            let prefixes = storage_keys(slots.iter().map(|&s| (self.keys.hash(s), self.keys.key(s))));
+            let prefixes = storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
             let lookup = self.sides[side].table.multi_scan(prefixes, None);
             match self.fetches.submit(Request { side, slots }, lookup)? {
                 Some(answer) => ready.push(answer),
@@ -290,13 +319,13 @@ impl HashJoin {
         self.keys.set_size(slot, bytes + size_of::<Entry>());
     }
 
-    /// Puts rows into their own side, in the store and in memory, and queues them for pairing.
+    /// Puts rows into their own side, in the store and in memory, and begins to pair them.
     fn start(&mut self, port: usize, chunk: DeltaChunk, slots: Vec<Slot>) -> Result<(), ExecError> {
-        let keys: Vec<(u64, &[u8])> =
-            slots.iter().map(|&s| (self.keys.hash(s), self.keys.key(s))).collect();
+        let keys: Vec<(Vnode, &[u8])> =
+            slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))).collect();
         self.sides[port].store(&chunk, &keys)?;
         let nodes = self.insert(port, &chunk, &slots)?;
-        self.work.push_back(Work { port, chunk, slots, nodes, row: 0, cursor: END, started: false });
+        self.work = Some(Work { port, chunk, slots, nodes, row: 0, cursor: END, started: false });
         Ok(())
     }
 
@@ -380,19 +409,6 @@ impl HashJoin {
         }
         for &(_, slot) in rows {
             self.resize(slot);
-        }
-        Ok(())
-    }
-
-    /// Pairs queued rows, until done or the step's output is large.
-    fn step(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        let limit = out.rows() + STEP_ROWS;
-        while let Some(mut work) = self.work.pop_front() {
-            let finished = self.pair(&mut work, limit, out)?;
-            if !finished {
-                self.work.push_front(work);
-                return Ok(());
-            }
         }
         Ok(())
     }
@@ -485,7 +501,7 @@ impl HashJoin {
     fn make_room(&mut self) -> Result<(), ExecError> {
         let held = self.cached_bytes();
         let budget = self.limits.cache_budget(&self.env, held);
-        if held <= budget || !self.work.is_empty() {
+        if held <= budget {
             return Ok(());
         }
         // Bytes by key do not count waste in chunks: scale the target by what is really held.
@@ -517,21 +533,14 @@ impl HashJoin {
     }
 
     async fn advance(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        if !self.work.is_empty() {
-            self.step(out)?;
-            return if self.work.is_empty() { self.make_room() } else { Ok(()) };
+        if self.work.is_none() && self.inbox.is_empty() {
+            let done = self.fetches.completed().await?;
+            let slots = self.arrived(done)?;
+            // A later row of a key may still need a side that the first one did not.
+            let ready = self.gate.take(slots)?;
+            self.inbox.extend(ready.into_iter().map(|Ready { port, chunk, slots }| (port, chunk, slots)));
         }
-        let done = self.fetches.completed().await?;
-        let slots = self.arrived(done)?;
-        for Ready { port, chunk, slots } in self.gate.take(slots)? {
-            self.rerun(port, chunk, slots, out)?;
-        }
-        self.make_room()
-    }
-
-    /// Rows that were parked; a later one may need the side that an earlier one did not.
-    fn rerun(&mut self, port: usize, chunk: DeltaChunk, slots: Vec<Slot>, out: &mut Output) -> Result<(), ExecError> {
-        self.admit(port, chunk, slots, out)
+        self.drain(out)
     }
 }
 
@@ -553,15 +562,16 @@ impl Operator for HashJoin {
                 self.keys.set_resident(slot);
             }
         }
-        self.admit(port, chunk, slots, out)
+        self.inbox.push_back((port, chunk, slots));
+        self.drain(out)
     }
 
     fn is_full(&self) -> bool {
-        !self.work.is_empty() || self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty())
+        self.is_busy() || self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty())
     }
 
     fn is_pending(&self) -> bool {
-        !self.work.is_empty() || !self.fetches.is_empty()
+        self.is_busy() || !self.fetches.is_empty()
     }
 
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
@@ -570,7 +580,7 @@ impl Operator for HashJoin {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            debug_assert!(self.gate.is_empty() && self.fetches.is_empty() && self.work.is_empty());
+            debug_assert!(self.gate.is_empty() && self.fetches.is_empty() && !self.is_busy());
             self.settle(out)?;
             for side in &mut self.sides {
                 side.flush()?;

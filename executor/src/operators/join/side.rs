@@ -7,7 +7,8 @@
 //!
 //! Stored: `join key | identity → row`. Append: identity is a sequence, written at once. Multiset: the
 //! whole row, weights written at once and added up by the store. Keyed: the unique key; within an
-//! epoch +new may overtake −old of one key, so changes are consolidated and written at the barrier.
+//! epoch +new may overtake −old of one key, so changes are consolidated and written at the barrier
+//! (at once where the join's inputs are append-only).
 //!
 //! Rows that only add may be written without their key's rows being in memory (read avoidance);
 //! retractions, and everything on a Keyed side that may retract, need them there: the store hides
@@ -19,7 +20,7 @@ use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, Int64Array, UInt
 use arrow::compute;
 use arrow::compute::kernels::cmp::distinct;
 use hashbrown::HashTable;
-use millrace_common::DeltaChunk;
+use millrace_common::{DeltaChunk, Vnode};
 use millrace_common::hash::hash_columns;
 use millrace_common::keys::{KeyCodec, canonicalise, columns_at};
 use millrace_planner::graph::JoinSide;
@@ -104,6 +105,7 @@ pub struct Side {
 impl Side {
     pub fn new(
         side: &JoinSide,
+        keys: &[usize],
         schema: &SchemaRef,
         table: Box<dyn StateTable>,
         preserved: bool,
@@ -112,7 +114,7 @@ impl Side {
         let all: Vec<usize> = (0..schema.fields().len()).collect();
         let identity = match side.storage {
             RowStorage::Keyed => side.unique_key.clone(),
-            RowStorage::Multiset => all.clone(),
+            RowStorage::Multiset => all.iter().copied().filter(|c| !keys.contains(c)).collect(),
             RowStorage::Append => Vec::new(),
         };
         let indexed = side.storage != RowStorage::Append && !append_only;
@@ -152,28 +154,28 @@ impl Side {
     }
 
     /// Writes a chunk to the state table; `rows[i]` is the place of row `i` in `keys`.
-    pub fn store(&mut self, chunk: &DeltaChunk, keys: &[(u64, &[u8])]) -> Result<(), ExecError> {
+    pub fn store(&mut self, chunk: &DeltaChunk, keys: &[(Vnode, &[u8])]) -> Result<(), ExecError> {
         let mut out = BinaryBuilder::with_capacity(keys.len(), keys.len() * 32);
         let mut scratch = Vec::with_capacity(64);
         if self.storage == RowStorage::Append {
-            for (hash, key) in keys {
+            for (vnode, key) in keys {
                 self.sequence += 1;
                 let sequence = self.sequence.to_be_bytes();
-                append_storage_key(&mut out, &mut scratch, *hash, &[key, &sequence]);
+                append_storage_key(&mut out, &mut scratch, *vnode, &[key, &sequence]);
             }
         } else if self.identity.is_empty() {
-            for (hash, key) in keys {
-                append_storage_key(&mut out, &mut scratch, *hash, &[key]);
+            for (vnode, key) in keys {
+                append_storage_key(&mut out, &mut scratch, *vnode, &[key]);
             }
         } else {
             let rows = self.identity_codec.rows(&columns_at(&chunk.batch, &self.identity))?;
-            for (i, (hash, key)) in keys.iter().enumerate() {
-                append_storage_key(&mut out, &mut scratch, *hash, &[key, rows.row(i).data()]);
+            for (i, (vnode, key)) in keys.iter().enumerate() {
+                append_storage_key(&mut out, &mut scratch, *vnode, &[key, rows.row(i).data()]);
             }
         }
         let keys = out.finish();
         match self.storage {
-            RowStorage::Keyed => {
+            RowStorage::Keyed if self.index.is_some() => {
                 self.pending_bytes += crate::state::arena::batch_bytes(&chunk.batch);
                 self.pending.push((keys, chunk.clone()));
                 Ok(())

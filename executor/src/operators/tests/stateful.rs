@@ -158,8 +158,11 @@ fn aggregates_equal_a_naive_evaluation() {
         let rng = &mut rng;
         let kind = kind(rng);
         let group = if rng.random_bool(0.2) { vec![] } else { vec![0] };
-        let value = |v: bool, distinct: bool, c: usize| {
-            (distinct || (v && kind != Kind::Append)).then_some(if c == 1 { 1 } else { 2 })
+        let value = |func, distinct: bool, c: usize| match func {
+            AggFunc::Min | AggFunc::Max if kind == Kind::Append => None,
+            AggFunc::Min => Some(2 * c - 1),
+            AggFunc::Max => Some(2 * c),
+            _ => distinct.then_some(1),
         };
         let call = |func, arg: Option<usize>, distinct, output_type| AggCall {
             func,
@@ -167,7 +170,8 @@ fn aggregates_equal_a_naive_evaluation() {
             distinct,
             filter: None,
             output_type,
-            value_table: value(matches!(func, AggFunc::Min | AggFunc::Max), distinct, arg.unwrap_or(1)),
+            value_table: value(func, distinct, arg.unwrap_or(1)),
+            value_descending: func == AggFunc::Max,
         };
         let calls = vec![
             call(AggFunc::Count, None, false, DataType::Int64),
@@ -187,16 +191,25 @@ fn aggregates_equal_a_naive_evaluation() {
         }));
         let state = accumulator_schema(&group, &calls, &schema());
         let delay = delay(rng);
-        let values = || FakeTable::new(Arc::new(Schema::empty()), RowStorage::Multiset, delay);
+        let values = |c: usize| {
+            let value = Schema::new(vec![schema().field(c).clone()]);
+            FakeTable::new(Arc::new(value), RowStorage::Multiset, delay)
+        };
         let subject = Subject {
             node: Node {
-                op: Op::Aggregate(Aggregate { group: group.clone(), calls, table: 0 }),
+                op: Op::Aggregate(Aggregate { vnode: group.clone(), group: group.clone(), calls, table: 0 }),
                 inputs: vec![0],
                 schema: Arc::new(Schema::new(fields)),
                 append_only: false,
             },
             inputs: vec![schema()],
-            tables: vec![FakeTable::new(state, RowStorage::Keyed, delay), values(), values()],
+            tables: vec![
+                FakeTable::new(state, RowStorage::Keyed, delay),
+                values(1),
+                values(1),
+                values(2),
+                values(2),
+            ],
             options: random_options(rng),
         };
         let mut history = [History::new(kind, 4)];
@@ -267,6 +280,7 @@ fn joins_equal_a_naive_evaluation() {
         let null_aware = rng.random_bool(0.3) && matches!(join, JoinKind::LeftAnti | JoinKind::LeftMark);
         let side = |table: usize| JoinSide {
             keys: vec![0],
+            vnode: vec![0],
             table,
             storage: storage(kinds[table]),
             unique_key: if kinds[table] == Kind::Keyed { vec![3] } else { vec![] },
@@ -386,6 +400,7 @@ fn top_n_equals_a_naive_evaluation() {
         let rank = [RankFunction::RowNumber, RankFunction::Rank, RankFunction::DenseRank][rng.random_range(0..3)];
         let top = TopN {
             group: group.clone(),
+            vnode: group.clone(),
             order: vec![(1, SortOptions { descending: rng.random_bool(0.5), nulls_first: rng.random_bool(0.5) })],
             offset: if rank == RankFunction::RowNumber { rng.random_range(0..3) } else { 0 },
             limit: rng.random_bool(0.9).then(|| rng.random_range(0..5)),

@@ -85,9 +85,10 @@ impl TopNOperator {
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
     ) -> Result<TopNOperator, ExecError> {
         let table = tables(top.table)?;
-        let keyed = top.storage == RowStorage::Keyed && !top.unique_key.is_empty();
+        let keyed = top.storage == RowStorage::Keyed;
+        let given = |c: &usize| top.group.contains(c) || top.order.iter().any(|o| o.0 == *c);
         let identity_columns =
-            if keyed { top.unique_key.clone() } else { (0..input.fields().len()).collect() };
+            if keyed { top.unique_key.clone() } else { (0..input.fields().len()).filter(|c| !given(c)).collect() };
         let offset = i64::try_from(top.offset).unwrap_or(i64::MAX);
         let window = Window {
             offset,
@@ -97,7 +98,7 @@ impl TopNOperator {
         };
         let order = top.order.iter().map(|&(c, o)| (input.field(c).data_type().clone(), o));
         Ok(TopNOperator {
-            reader: KeyReader::new(input, &top.group)?,
+            reader: KeyReader::new(input, &top.group, &top.vnode)?,
             order: KeyCodec::with_options(order)?,
             order_columns: top.order.iter().map(|o| o.0).collect(),
             identity: KeyCodec::for_columns(input, &identity_columns)?,
@@ -298,7 +299,7 @@ impl TopNOperator {
             let chosen = put.or_else(|| versions.iter().find(|v| v.1.weight < 0));
             if let Some((_, change)) = chosen {
                 let parts: [&[u8]; 2] = [self.keys.key(*slot), &key[..stored(key)]];
-                append_storage_key(&mut keys, &mut scratch, self.keys.hash(*slot), &parts);
+                append_storage_key(&mut keys, &mut scratch, self.keys.vnode(*slot), &parts);
                 rows.push(change.at);
                 weights.push(if self.keyed { i64::from(put.is_some()) } else { change.weight });
             }
@@ -315,7 +316,7 @@ impl TopNOperator {
 
     /// Reads the prefixes of groups; the whole groups when there is no limit.
     fn scan(&self, slots: &[Slot], limit: Option<usize>) -> millrace_storage::Lookup {
-        let prefixes = storage_keys(slots.iter().map(|&s| (self.keys.hash(s), self.keys.key(s))));
+        let prefixes = storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
         self.table.multi_scan(prefixes, limit)
     }
 
