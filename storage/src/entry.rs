@@ -25,7 +25,7 @@ impl Entries {
 
     /// Heap bytes that the entries' own content takes (shared buffers count only by the slice).
     pub fn content_bytes(&self) -> usize {
-        let columns: usize = self.values.columns().iter().map(|c| array_bytes(c)).sum();
+        let columns: usize = self.values.columns().iter().map(array_bytes).sum();
         binary_bytes(&self.keys) + self.len() * 16 + columns
     }
 

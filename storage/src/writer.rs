@@ -24,7 +24,8 @@ use crate::memtable::Memtable;
 use crate::table::TableDesc;
 use crate::version::TableVersion;
 
-/// The answer to a batched read.
+/// The answer to a batched read. Not boxed: the usual case, all in memory, allocates nothing more.
+#[allow(clippy::large_enum_variant)]
 pub enum Lookup {
     /// Answered from memory.
     Ready(Found),
