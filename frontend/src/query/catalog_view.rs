@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use datafusion::catalog::TableProvider;
-use datafusion::common::TableReference;
 use datafusion::datasource::provider_as_source;
 use datafusion::logical_expr::TableSource;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::CatalogView;
-use millrace_planner::stream::RelationLookup;
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{ObjectName, ObjectNamePart};
 
@@ -162,11 +160,5 @@ impl CatalogView for SessionCatalog {
             .filter(|r| self.search_path.contains(&r.schema))
             .map(|r| r.name.clone())
             .collect()
-    }
-}
-
-impl RelationLookup for SessionCatalog {
-    fn lookup(&self, table: &TableReference) -> Option<Arc<Relation>> {
-        self.relation(table.schema(), table.table())
     }
 }
