@@ -1,9 +1,11 @@
 //! Small rewrites that make plans shorter: neighbouring projections become one, projections that
 //! change nothing and unions of one input go, DISTINCT over unique rows goes, and a semi join whose
-//! other side is unique on the keys is an inner join, which needs no barrier to answer.
+//! other side is unique on the keys is an inner join, which needs no barrier to answer. Projections
+//! of constant rows are computed here.
 
 use std::sync::Arc;
 
+use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::Result;
 
 use crate::graph::{ExprRef, JoinKind};
@@ -17,7 +19,7 @@ pub fn simplify(stream: Stream) -> Result<Stream> {
     loop {
         let before = (std::mem::discriminant(&stream.op), stream.inputs.len());
         let (next, merged) = merge_projections(stream)?;
-        stream = drop_identity(next);
+        stream = fold_values(drop_identity(next));
         let after = (std::mem::discriminant(&stream.op), stream.inputs.len());
         if !merged && before == after {
             return Ok(stream);
@@ -101,6 +103,24 @@ fn semi_to_inner(mut stream: Stream) -> Stream {
         _ => {}
     }
     stream
+}
+
+/// A projection of constant rows is constant rows, unless an expression fails: that is NULL at run
+/// time, and counted.
+fn fold_values(stream: Stream) -> Stream {
+    let (Op::Project { exprs }, [Stream { op: Op::Values { batch }, .. }]) =
+        (&stream.op, stream.inputs.as_slice())
+    else {
+        return stream;
+    };
+    let rows = batch.num_rows();
+    let evaluate = |e: &ExprRef| e.evaluate(batch).and_then(|v| v.into_array(rows));
+    let Ok(columns) = exprs.iter().map(evaluate).collect::<Result<Vec<_>>>() else { return stream };
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    match RecordBatch::try_new_with_options(Arc::clone(&stream.schema), columns, &options) {
+        Ok(batch) => Stream::values(batch),
+        Err(_) => stream,
+    }
 }
 
 /// DISTINCT over columns that contain a unique key is a projection.
