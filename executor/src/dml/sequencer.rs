@@ -23,6 +23,7 @@ use millrace_rpc::version::{JobVersion, StatementId};
 use millrace_storage::{Found, JobStore, MemRun, TableWriter};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 use super::check::{Keyed, Writes};
 use super::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, unknown_outcome};
@@ -108,6 +109,8 @@ pub struct Sequencer {
     /// Held by one statement at a time; fair.
     turn: tokio::sync::Mutex<()>,
     state: Mutex<State>,
+    /// Fired by `stop`.
+    ended: CancellationToken,
     next_row_id: AtomicI64,
 }
 
@@ -150,6 +153,7 @@ impl Sequencer {
                 committed: Epoch(version.epoch),
                 stopped: false,
             }),
+            ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(i64::try_from(next).unwrap_or(i64::MAX)),
         })
     }
@@ -173,7 +177,12 @@ impl Sequencer {
         let (entered, fate) = {
             let _turn = self.turn.lock().await;
             self.wait_for_room().await?;
-            let checked = self.check(&statement).await;
+            // The table's end interrupts a lookup that hangs; nothing has been written.
+            let checked = tokio::select! {
+                biased;
+                checked = self.check(&statement) => checked,
+                () = self.ended.cancelled() => return Err(DmlError::Conflict),
+            };
             self.enter(statement.id, checked)?
         };
         let epoch = match fate {
@@ -331,6 +340,7 @@ impl Sequencer {
             state.stopped = true;
             (std::mem::take(&mut state.open), std::mem::take(&mut state.in_flight))
         };
+        self.ended.cancel();
         for (statements, handed_over) in in_flight {
             statements.conclude(if handed_over { Fate::Unknown } else { Fate::NotCommitted });
         }
