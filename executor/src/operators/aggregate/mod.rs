@@ -27,7 +27,7 @@ use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBat
 use arrow::buffer::BooleanBuffer;
 use arrow::compute;
 use arrow::compute::kernels::cmp::distinct;
-use arrow::datatypes::{DataType, Int64Type, SchemaRef};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
@@ -53,6 +53,8 @@ pub struct Aggregate {
     table: Box<dyn StateTable>,
     state_schema: SchemaRef,
     output_schema: SchemaRef,
+    /// The calls' results, and whether the group was there.
+    old_schema: SchemaRef,
     keys: KeyTable,
     /// Input rows of each group.
     rows: Vec<i64>,
@@ -97,6 +99,7 @@ impl Aggregate {
             group_width: aggregate.group.len(),
             state_schema: table.value_schema(),
             output_schema: super::nullable(&node.schema),
+            old_schema: old_schema(&aggregate.calls),
             values: value_tables(&aggregate.calls, input, tables)?,
             calls: aggregate.calls.clone(),
             table,
@@ -153,9 +156,7 @@ impl Aggregate {
         let (mut columns, _) = self.results(fresh)?;
         let exists = fresh.iter().map(|&s| Some(self.emitted[s as usize])).collect::<BooleanArray>();
         columns.push(Arc::new(exists));
-        let batch = RecordBatch::try_from_iter(
-            columns.into_iter().enumerate().map(|(i, c)| (i.to_string(), c)),
-        )?;
+        let batch = new_batch(&self.old_schema, columns, fresh.len())?;
         self.old_bytes += batch.get_array_memory_size();
         self.old.push(batch);
         Ok(())
@@ -179,7 +180,7 @@ impl Aggregate {
         if dirty.is_empty() {
             return Ok(());
         }
-        let old = compute::concat_batches(&self.old[0].schema(), &self.old)?;
+        let old = compute::concat_batches(&self.old_schema, &self.old)?;
         self.old.clear();
         self.old_bytes = 0;
         let (new, overflows) = self.results(&dirty)?;
@@ -516,6 +517,12 @@ impl Operator for Aggregate {
             + self.gate.bytes()
             + self.values.iter().map(ValueTable::memory_size).sum::<usize>()
     }
+}
+
+fn old_schema(calls: &[graph::AggCall]) -> SchemaRef {
+    let results = calls.iter().map(|c| Field::new("", c.output_type.clone(), true));
+    let fields: Vec<Field> = results.chain([Field::new("exists", DataType::Boolean, true)]).collect();
+    SchemaRef::new(Schema::new(fields))
 }
 
 /// One value table for each that the calls name.

@@ -266,7 +266,7 @@ impl HashJoin {
             }
             self.env.metrics.cache_misses.add(slots.len() as u64);
             let prefixes = storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
-            let lookup = self.sides[side].table.multi_scan(prefixes, None);
+            let lookup = self.sides[side].read(prefixes);
             match self.fetches.submit(Request { side, slots }, lookup)? {
                 Some(answer) => ready.push(answer),
                 None => self.env.metrics.fetch_rounds.add(1),

@@ -110,7 +110,8 @@ impl HashJoin {
     }
 
     fn emit_large(&self, side: usize, emission: &mut Emission, out: &mut Output) -> Result<(), ExecError> {
-        if emission.rows.len() >= self.env.options.chunk_rows.max(1) {
+        // A row may add two: its old mark out, its new one in.
+        if emission.rows.len() + 1 >= self.env.options.chunk_rows {
             self.emit_rows(side, emission, out)?;
         }
         Ok(())

@@ -25,6 +25,7 @@ use millrace_common::hash::hash_columns;
 use millrace_common::keys::{KeyCodec, canonicalise, columns_at};
 use millrace_planner::graph::JoinSide;
 use millrace_rpc::catalog::RowStorage;
+use millrace_storage::Lookup;
 use arrow::datatypes::SchemaRef;
 
 use crate::error::ExecError;
@@ -89,6 +90,8 @@ pub struct Side {
     free: u32,
     preserved: bool,
     storage: RowStorage,
+    /// At most one row a key, stored under the key itself: read with a point lookup.
+    point: bool,
     /// Rows may be retracted: the index is kept.
     index: Option<HashTable<u32>>,
     /// Nodes of negative weight.
@@ -126,6 +129,7 @@ impl Side {
             free: END,
             preserved,
             storage: side.storage,
+            point: side.storage == RowStorage::Keyed && identity.is_empty() && !keys.is_empty(),
             index: indexed.then(HashTable::new),
             negatives: 0,
             identity_codec: KeyCodec::for_columns(schema, &identity)?,
@@ -140,6 +144,11 @@ impl Side {
     /// Whether rows of this weight may be written while their key's rows are not in memory.
     pub fn may_write_blind(&self, weight: i64) -> bool {
         weight > 0 && (self.storage != RowStorage::Keyed || self.index.is_none())
+    }
+
+    /// Reads the rows of join keys.
+    pub fn read(&self, keys: BinaryArray) -> Lookup {
+        if self.point { self.table.multi_get(keys) } else { self.table.multi_scan(keys, None) }
     }
 
     pub fn row_bytes(&self) -> usize {
