@@ -21,6 +21,7 @@ use crate::catalog::Catalog;
 use crate::compact::{Scheduler, TableClass};
 use crate::env::{Env, SystemEnv};
 use crate::error::VoidReason;
+use crate::fold::Verdict;
 use crate::gc::Collector;
 use crate::log::{LogStore, LogWriter, SnapshotPolicy, WriterOptions};
 use crate::read;
@@ -68,6 +69,8 @@ pub struct CreateOptions {
 
 /// How long a CREATE TABLE waits for the table's tasks; the table exists whatever comes of it.
 const TABLE_START_LIMIT: Duration = Duration::from_secs(10);
+/// How long a DDL statement waits for its record.
+const DDL_LIMIT: Duration = Duration::from_secs(30);
 /// How long `start` waits for the jobs' first start.
 const START_LIMIT: Duration = Duration::from_secs(5);
 
@@ -170,7 +173,7 @@ impl Meta {
         let (schema, name) = (relation.schema.clone(), relation.name.clone());
         let is_table = relation.kind() == RelationKind::Table;
         let entry = CreateRelation { relation, or_replace: options.or_replace };
-        let verdict = self.shared.log()?.append(Entry::CreateRelation(entry)).await?;
+        let verdict = self.append(Entry::CreateRelation(entry)).await?;
         let id = match verdict {
             Ok(applied) => applied.relation.ok_or_else(|| SqlError::internal("a creation without an id"))?,
             Err(VoidReason::DuplicateRelation(_)) if options.if_not_exists => {
@@ -196,7 +199,7 @@ impl Meta {
 
     pub async fn create_schema(&self, name: &str, if_not_exists: bool) -> Result<(), SqlError> {
         let entry = Entry::CreateSchema(CreateSchema { name: name.to_owned() });
-        match self.shared.log()?.append(entry).await? {
+        match self.append(entry).await? {
             Err(VoidReason::DuplicateSchema(_)) if if_not_exists => Ok(()),
             Err(void) => Err(void.into()),
             Ok(_) => Ok(()),
@@ -219,7 +222,22 @@ impl Meta {
     }
 
     async fn apply(&self, entry: Entry) -> Result<(), SqlError> {
-        self.shared.log()?.apply(entry).await.map(drop)
+        self.append(entry).await?.map(drop).map_err(SqlError::from)
+    }
+
+    /// A statement does not wait for ever for a store that does not answer; what became of it is then
+    /// not known, and the error says so.
+    async fn append(&self, entry: Entry) -> Result<Verdict, SqlError> {
+        let append = self.shared.log()?.append(entry);
+        match tokio::time::timeout(DDL_LIMIT, append).await {
+            Ok(verdict) => Ok(verdict?),
+            Err(_) => Err(SqlError::new(
+                SqlState::TRANSACTION_RESOLUTION_UNKNOWN,
+                format!("the object store has not confirmed the statement within {} s", DDL_LIMIT.as_secs()),
+            )
+            .with_detail("It takes effect if the store still confirms it.")
+            .with_hint("Check the object store and the server's log, then whether the object exists.")),
+        }
     }
 
     /// Returns when the relation has caught up for the first time, or with the error that its job

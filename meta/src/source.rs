@@ -200,3 +200,74 @@ fn next_offsets(
         (true, true) => Next::Finished,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow::datatypes::{Schema, SchemaRef};
+    use millrace_connector::{ConnectorError, SplitReader};
+
+    use super::*;
+
+    /// Two splits of `total` events each, `per_second` of them a second.
+    struct Clocked {
+        total: u64,
+        per_second: u64,
+    }
+
+    impl Source for Clocked {
+        fn schema(&self) -> SchemaRef {
+            Arc::new(Schema::empty())
+        }
+
+        fn splits(&self) -> Vec<u32> {
+            vec![0, 1]
+        }
+
+        fn available(&self, _: u32, started_ms: u64, now_ms: u64) -> u64 {
+            ((now_ms - started_ms) * self.per_second / 1_000).min(self.total)
+        }
+
+        fn reader(&self, _: u32, _: u64, _: &[usize]) -> Result<Box<dyn SplitReader>, ConnectorError> {
+            unreachable!("a coordinator reads no rows")
+        }
+    }
+
+    fn offsets(of: u64) -> Vec<SplitOffset> {
+        [0, 1].map(|split| SplitOffset { split, offset: of }).to_vec()
+    }
+
+    #[test]
+    fn a_source_with_a_rate_is_followed_by_the_clock_to_its_end() {
+        let source = Clocked { total: 1_000, per_second: 100 };
+        let next = |from, now_ms| next_offsets(&source, &offsets(from), 0, now_ms, 200);
+        assert_eq!(next(0, 500), Next::Offsets { offsets: offsets(50), at_clock: true });
+        assert_eq!(next(50, 500), Next::Later);
+        assert_eq!(next(0, 5_000), Next::Offsets { offsets: offsets(100), at_clock: false });
+        assert_eq!(next(950, 60_000), Next::Offsets { offsets: offsets(1_000), at_clock: false });
+        assert_eq!(next(1_000, 60_000), Next::Finished);
+    }
+
+    #[test]
+    fn an_epoch_grows_with_the_readers_speed_but_not_at_once() {
+        assert_eq!(next_amount(1_000_000, 1_000_000.0), 500_000);
+        assert_eq!(next_amount(16_384, 1e9), 16_384 * MAX_GROWTH);
+        assert_eq!(next_amount(MAX_EVENTS, 1e12), MAX_EVENTS);
+        assert_eq!(next_amount(2_048, 0.5), MIN_EVENTS);
+    }
+
+    #[test]
+    fn at_most_two_epochs_lie_ahead_of_the_fastest_reader() {
+        let id = RelationId(1);
+        let mut state = MetaState::default();
+        let history = (1..=3).map(|e| (Epoch(e * 10), offsets(e * 100))).collect();
+        let timeline = crate::timeline::Timeline::since(Epoch(1));
+        state.sources.insert(id, crate::state::SourceRecord { history, timeline });
+        let sealed = |from, to| Some(Sealed { from: Epoch(from), to: Epoch(to), took: EPOCH_WORK });
+        assert_eq!(demand(&state, id, &[]), Demand::None);
+        assert_eq!(demand(&state, id, &[(Epoch(10), None)]), Demand::None);
+        assert_eq!(demand(&state, id, &[(Epoch(20), None)]), Demand::Next { speed: None });
+        // The slow reader does not matter, and a sealed epoch counts before it is committed.
+        let readers = [(Epoch(0), None), (Epoch(10), sealed(10, 20))];
+        assert_eq!(demand(&state, id, &readers), Demand::Next { speed: Some(400.0) });
+    }
+}
