@@ -498,7 +498,7 @@ impl Connection {
                 Outcome::CopyIn(copy) => self.copy_in(*copy).await?,
                 Outcome::CopyOut(copy) => self.copy_out(*copy).await?,
                 Outcome::Rows(rows) => {
-                    portal.state = PortalState::Running(Box::new(Running { rows, current: None, sent: 0 }));
+                    portal.state = PortalState::Running(Box::new(parking_lot::Mutex::new(Running { rows, current: None, sent: 0 })));
                 }
             }
             if matches!(portal.state, PortalState::Done) {
@@ -509,6 +509,7 @@ impl Connection {
             self.complete("SELECT 0");
             return Ok(());
         };
+        let running = running.get_mut();
         let limit = if max_rows == 0 { usize::MAX } else { max_rows };
         let before = running.sent;
         if self.send_rows(running, &portal.formats, limit).await? {

@@ -18,7 +18,6 @@ use crate::session::Session;
 /// Builds system tables for one statement.
 pub struct SystemTables {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) user: String,
     pub(crate) settings: millrace_common::settings::SessionSettings,
 }
 
@@ -26,7 +25,6 @@ impl SystemTables {
     pub fn new(session: &Session) -> SystemTables {
         SystemTables {
             shared: session.shared.clone(),
-            user: session.user.clone(),
             settings: session.settings.clone(),
         }
     }

@@ -113,7 +113,6 @@ fn base_name(t: SqlType) -> String {
 /// Whether an expression is the keyword DEFAULT.
 pub fn is_default(expr: &Expr) -> bool {
     matches!(expr, Expr::Identifier(i) if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("default"))
-        || matches!(expr, Expr::Default)
 }
 
 /// The text of a plain literal, if `expr` is one: `Some(None)` is NULL.

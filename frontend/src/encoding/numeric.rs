@@ -219,10 +219,15 @@ fn write_float(out: &mut impl Write, v: f64, shortest: &std::fmt::Arguments<'_>,
 }
 
 /// A stack buffer for one number's text.
-#[derive(Default)]
 pub struct SmallText {
     bytes: [u8; 96],
     len: usize,
+}
+
+impl Default for SmallText {
+    fn default() -> SmallText {
+        SmallText { bytes: [0; 96], len: 0 }
+    }
 }
 
 impl SmallText {

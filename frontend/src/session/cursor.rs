@@ -6,6 +6,7 @@ use arrow::array::RecordBatch;
 use futures::StreamExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::{ParsedStatement, Statement};
+use parking_lot::Mutex;
 use sqlparser::ast::{CloseCursor, Declare, FetchDirection, Statement as Sql, Value};
 
 use super::prepare::{Portal, PortalState, Running};
@@ -41,7 +42,7 @@ impl Session {
             prepared,
             values: Vec::new(),
             formats: Vec::new(),
-            state: PortalState::Running(Box::new(running)),
+            state: PortalState::Running(Box::new(Mutex::new(running))),
             hold,
         };
         self.portals.insert(name, portal);
@@ -61,6 +62,7 @@ impl Session {
         let PortalState::Running(running) = &mut portal.state else {
             return Ok(RowSet::ready(fields, vec![], "FETCH {n}"));
         };
+        let running = running.get_mut();
         let mut batches: Vec<RecordBatch> = Vec::new();
         let mut left = wanted;
         while left > 0 {

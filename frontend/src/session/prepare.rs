@@ -6,6 +6,7 @@ use arrow::array::ArrayRef;
 use arrow::datatypes::DataType;
 use bytes::Bytes;
 use millrace_common::{SqlError, SqlState};
+use parking_lot::Mutex;
 use millrace_planner::ast::Show;
 use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::Statement as Sql;
@@ -38,8 +39,8 @@ pub struct Portal {
 
 pub enum PortalState {
     Ready,
-    /// Rows not yet sent.
-    Running(Box<Running>),
+    /// Rows not yet sent. The lock only makes a stream shareable; it is never waited for.
+    Running(Box<Mutex<Running>>),
     Done,
 }
 
