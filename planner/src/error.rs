@@ -118,6 +118,12 @@ fn from_schema(e: SchemaError) -> SqlError {
 /// DataFusion has no codes for planning errors; the few that users meet are told by their words.
 fn from_plan_message(m: &str) -> SqlError {
     let text = tidy(m);
+    if let Some(name) = text.strip_prefix("invalid function '").and_then(|t| t.split('\'').next()) {
+        return SqlError::new(
+            SqlState::UNDEFINED_FUNCTION,
+            format!("function {name} does not exist"),
+        );
+    }
     let lower = text.to_lowercase();
     let state = if lower.contains("must appear in the group by clause")
         || lower.contains("in the select list must appear")

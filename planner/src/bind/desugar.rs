@@ -362,6 +362,10 @@ impl Desugar<'_> {
                 let (a, b) = (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
                 Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
             }),
+            "to_char" => {
+                translate_pattern(f)?;
+                None
+            }
             "now" | "current_timestamp" | "transaction_timestamp" | "statement_timestamp"
                 if fixed =>
             {
@@ -391,6 +395,40 @@ fn negate_if(negated: bool, e: Expr) -> Expr {
         true => Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(nested) },
         false => nested,
     }
+}
+
+/// `to_char`'s template patterns in the form that DataFusion's function takes.
+fn translate_pattern(f: &mut Function) -> Result<(), SqlError> {
+    const PATTERNS: [(&str, &str); 16] = [
+        ("YYYY", "%Y"), ("HH24", "%H"), ("HH12", "%I"), ("Month", "%B"), ("Mon", "%b"),
+        ("Day", "%A"), ("DDD", "%j"), ("Dy", "%a"), ("MM", "%m"), ("DD", "%d"), ("MI", "%M"),
+        ("SS", "%S"), ("MS", "%3f"), ("US", "%6f"), ("HH", "%I"), ("YY", "%y"),
+    ];
+    let FunctionArguments::List(list) = &mut f.args else { return Ok(()) };
+    let Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(v)))) = list.args.get_mut(1)
+    else {
+        return Err(SqlError::unsupported("to_char with a pattern that is not a constant"));
+    };
+    let Value::SingleQuotedString(pattern) = &v.value else { return Ok(()) };
+    let mut out = String::new();
+    let mut rest = pattern.as_str();
+    while let Some(c) = rest.chars().next() {
+        match PATTERNS.iter().find(|(name, _)| rest.starts_with(name) || rest.starts_with(&name.to_lowercase())) {
+            Some((name, code)) => {
+                out.push_str(code);
+                rest = &rest[name.len()..];
+            }
+            None if c.is_alphabetic() && c != 'T' => {
+                return Err(SqlError::unsupported(format!("the to_char pattern \"{pattern}\"")));
+            }
+            None => {
+                out.push_str(if c == '%' { "%%" } else { &rest[..c.len_utf8()] });
+                rest = &rest[c.len_utf8()..];
+            }
+        }
+    }
+    v.value = Value::SingleQuotedString(out);
+    Ok(())
 }
 
 /// Window frames and the plain arguments of window functions want plain numbers.

@@ -151,6 +151,14 @@ fn values_are_those_of_postgres() {
     assert!(wrong.is_empty(), "{}\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Where PostgreSQL's answer depends on the order of rows, ours is the exact one.
+#[test]
+fn float_sums_are_exact() {
+    let sum = |v: &str| run(&format!("SELECT sum(x) FROM (VALUES {v}) t(x)")).unwrap();
+    assert_eq!(sum("(0.1::float8), (0.2::float8), (0.3::float8)"), ["0.6"]);
+    assert_eq!(sum("(1e308::float8), (1::float8), (-1e308::float8)"), ["1"]);
+}
+
 #[test]
 fn output_names_and_types_are_those_of_postgres() {
     let cases = [

@@ -6,7 +6,7 @@ use arrow::array::*;
 use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 use millrace_common::{SqlError, SqlState};
 
@@ -112,7 +112,21 @@ fn iso_week(days: i64) -> (i64, i64) {
     (year, (thursday - days_from_civil(year, 1, 1)) / 7 + 1)
 }
 
+/// Fields whose numeric has six digits after the point; the others are whole.
+fn fractional(name: &str) -> bool {
+    let short = name.trim_end_matches('s');
+    matches!(short, "" | "second" | "sec" | "millisecond" | "m" | "msec" | "epoch" | "julian")
+        && name != "m"
+}
+
 impl Extract {
+    fn result_type(&self, name: &str) -> DataType {
+        match (&self.output, fractional(name)) {
+            (DataType::Decimal128(p, _), false) => DataType::Decimal128(*p, 0),
+            (t, _) => t.clone(),
+        }
+    }
+
     fn compute(&self, name: &str, array: &ArrayRef) -> Result<ArrayRef> {
         let unknown = |t: &str| {
             external(SqlError::new(
@@ -137,7 +151,7 @@ impl Extract {
             DataType::Interval(IntervalUnit::MonthDayNano) => array
                 .as_primitive::<IntervalMonthDayNanoType>()
                 .try_unary(|i| get(of_interval(i)))?,
-            DataType::Null => return Ok(new_null_array(&self.output, array.len())),
+            DataType::Null => return Ok(new_null_array(&self.result_type(name), array.len())),
             _ => {
                 return Err(external(SqlError::new(
                     SqlState::UNDEFINED_FUNCTION,
@@ -149,7 +163,12 @@ impl Extract {
             DataType::Float64 => {
                 Arc::new(values.unary::<_, Float64Type>(|v| v as f64 / 1e6)) as ArrayRef
             }
-            _ => Arc::new(values.with_precision_and_scale(38, 6)?),
+            _ if fractional(name) => Arc::new(values.with_precision_and_scale(38, 6)?),
+            _ => Arc::new(
+                values
+                    .unary::<_, Decimal128Type>(|v| v / 1_000_000)
+                    .with_precision_and_scale(38, 0)?,
+            ),
         })
     }
 }
@@ -165,6 +184,14 @@ impl ScalarUDFImpl for Extract {
 
     fn return_type(&self, _args: &[DataType]) -> Result<DataType> {
         Ok(self.output.clone())
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
+        let t = match args.scalar_arguments.first() {
+            Some(Some(ScalarValue::Utf8(Some(name)))) => self.result_type(&name.to_lowercase()),
+            _ => self.output.clone(),
+        };
+        Ok(Arc::new(Field::new(self.name(), t, true)))
     }
 
     fn is_strict(&self) -> bool {

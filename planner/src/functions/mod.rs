@@ -10,6 +10,7 @@ pub mod datetime;
 pub mod extract;
 pub mod kernels;
 pub mod parse;
+pub mod round;
 pub mod text;
 pub mod window_fn;
 
@@ -65,6 +66,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend(cast::cast_functions().iter().cloned());
     all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
     all.extend(extract::functions());
+    all.extend(round::functions());
     all
 }
 

@@ -13,7 +13,16 @@ pub fn invalid(t: SqlType, text: &str) -> SqlError {
         | SqlType::Interval => SqlState::INVALID_DATETIME_FORMAT,
         _ => SqlState::INVALID_TEXT_REPRESENTATION,
     };
-    SqlError::new(state, format!("invalid input syntax for type {}: \"{text}\"", base_name(t)))
+    SqlError::new(state, format!("invalid input syntax for type {}: \"{text}\"", input_name(t)))
+}
+
+/// A type's name in a syntax error, where PostgreSQL leaves "without time zone" out.
+fn input_name(t: SqlType) -> String {
+    match t {
+        SqlType::Timestamp => "timestamp".into(),
+        SqlType::Time => "time".into(),
+        t => base_name(t),
+    }
 }
 
 /// A type's name without its modifiers.
