@@ -124,6 +124,15 @@ fn from_plan_message(m: &str) -> SqlError {
             format!("function {name} does not exist"),
         );
     }
+    // An error of ours that DataFusion wrapped into words while it resolved a function.
+    if let Some(inner) = text.split("coercion failed with: External error: ").nth(1) {
+        let message = inner.split(" No function matches").next().unwrap_or(inner);
+        let message = message.trim_end().trim_end_matches('.');
+        return SqlError::new(SqlState::UNDEFINED_FUNCTION, message).with_hint(
+            "No function matches the given name and argument types. You might need to add \
+             explicit type casts.",
+        );
+    }
     let lower = text.to_lowercase();
     let state = if lower.contains("must appear in the group by clause")
         || lower.contains("in the select list must appear")

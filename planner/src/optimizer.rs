@@ -41,10 +41,14 @@ pub fn config_options() -> ConfigOptions {
 ///   less state than two aggregations;
 /// - `replace_distinct_aggregate`: the stream planner has operators for DISTINCT and DISTINCT ON (and
 ///   the rule panics on the latter without a function registry);
-/// - `propagate_empty_relation` stays: an empty relation in a plan is constant, not a table that
-///   happens to be empty.
+/// - `unions_to_filter`: merges branches of one table by `OR`, and loses duplicates' origin for the
+///   properties (append-only, keys) that views derive;
+/// - `extract_leaf_expressions`, `push_down_leaf_projections`: for nested file columns.
+///
+/// `propagate_empty_relation` stays: an empty relation in a plan is constant, not a table that
+/// happens to be empty.
 const VIEW_RULES: [&str; 21] = [
-    // `x IN (SELECT …)` twice or in UNION branches of one table: fewer joins to maintain.
+    // `= ANY (SELECT …)` and `<> ALL (…)` into IN and EXISTS, which the next rules know.
     "rewrite_set_comparison",
     // Filters and projections become simpler to evaluate; errors stay where they are.
     "simplify_expressions",
@@ -69,9 +73,8 @@ const VIEW_RULES: [&str; 21] = [
     "common_sub_expression_eliminate",
     // State holds only columns that can matter.
     "optimize_projections",
-    "eliminate_one_union",
+    // A union of unions is one operator.
     "optimize_unions",
-    "eliminate_nested_union",
 ];
 
 fn view_rules() -> Vec<Rule> {

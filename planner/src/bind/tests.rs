@@ -201,7 +201,7 @@ fn errors_have_state_position_and_hint() {
         ("SELECT a IN (1, 'x') FROM t", "22P02", "invalid input syntax for type integer: \"x\"", None),
         ("SELECT ok::date FROM t", "42846", "cannot cast type boolean to date", None),
         ("SELECT a::nope FROM t", "42704", "type \"nope\" does not exist", None),
-        ("SELECT sum(c) FROM t", "42883", "function sum(text) does not exist", None),
+        ("SELECT sum(c) FROM t", "42883", "function sum(text) does not exist", Some(8)),
         ("SELECT a FROM t EXCEPT ALL SELECT a FROM t", "0A000", "EXCEPT ALL is not supported", None),
         ("SELECT * FROM t FOR SYSTEM_TIME AS OF PROCTIME()", "0A000", "FOR SYSTEM_TIME AS OF is not supported", None),
         ("SELECT * FROM tumble(t, c, interval '1 s')", "42804", "the time column of TUMBLE must be a timestamp, not text", None),
