@@ -123,11 +123,13 @@ pub(crate) fn emit_sliced(chunk: DeltaChunk, rows: usize, out: &mut Output) {
 /// Budgets of one operator with state.
 pub(crate) struct Limits {
     cache: Reservation,
+    /// Eviction could not reach its target: the rest is pinned. Not tried again below this.
+    retry_at: usize,
 }
 
 impl Limits {
     pub fn new(env: &Env) -> Limits {
-        Limits { cache: env.governor.account(MemoryClass::Cache) }
+        Limits { cache: env.governor.account(MemoryClass::Cache), retry_at: 0 }
     }
 
     /// What the cache may hold, told what it holds.
@@ -136,8 +138,20 @@ impl Limits {
         env.governor.share(env.options.cache_bytes)
     }
 
-    pub fn account(&mut self, held: usize) {
+    /// Whether to evict now.
+    pub fn is_over(&self, held: usize, budget: usize) -> bool {
+        held > budget.max(self.retry_at)
+    }
+
+    /// What eviction has left.
+    pub fn evicted(&mut self, held: usize, budget: usize) {
         self.cache.set(held);
+        self.retry_at = if held > budget { held + budget / 8 } else { 0 };
+    }
+
+    /// Nothing is pinned any more.
+    pub fn unpinned(&mut self) {
+        self.retry_at = 0;
     }
 
     /// Whether to stop pulling input. Parked rows go beyond the bound by at most one chunk.

@@ -402,7 +402,7 @@ impl Aggregate {
             self.flush_early(out)?;
         }
         let budget = self.limits.cache_budget(&self.env, self.keys.bytes());
-        if self.keys.bytes() <= budget {
+        if !self.limits.is_over(self.keys.bytes(), budget) {
             return Ok(());
         }
         self.flush_early(out)?;
@@ -411,7 +411,7 @@ impl Aggregate {
             values.iter_mut().for_each(|v| v.forget(slot));
             written[slot as usize]
         });
-        self.limits.account(self.keys.bytes());
+        self.limits.evicted(self.keys.bytes(), budget);
         Ok(())
     }
 
@@ -498,6 +498,7 @@ impl Operator for Aggregate {
                 table.resolve(&self.keys, &mut self.accumulators).await?;
             }
             self.flush(true, out)?;
+            self.limits.unpinned();
             self.make_room(out)
         }
         .boxed()

@@ -501,7 +501,7 @@ impl HashJoin {
     fn make_room(&mut self) -> Result<(), ExecError> {
         let held = self.cached_bytes();
         let budget = self.limits.cache_budget(&self.env, held);
-        if held <= budget {
+        if !self.limits.is_over(held, budget) {
             return Ok(());
         }
         // Bytes by key do not count waste in chunks: scale the target by what is really held.
@@ -524,7 +524,7 @@ impl HashJoin {
             side.compact()?;
         }
         let held = self.cached_bytes();
-        self.limits.account(held);
+        self.limits.evicted(held, budget);
         Ok(())
     }
 
@@ -587,6 +587,7 @@ impl Operator for HashJoin {
                 side.compact()?;
             }
             self.keys.take_dirty();
+            self.limits.unpinned();
             self.make_room()
         }
         .boxed()

@@ -472,7 +472,7 @@ impl TopNOperator {
     fn make_room(&mut self, out: &mut Output) -> Result<(), ExecError> {
         let held = self.held();
         let budget = self.limits.cache_budget(&self.env, held);
-        if held <= budget {
+        if !self.limits.is_over(held, budget) {
             return Ok(());
         }
         let certain = self.keys.dirty().iter().all(|&s| {
@@ -493,7 +493,7 @@ impl TopNOperator {
         });
         self.compact()?;
         let held = self.held();
-        self.limits.account(held);
+        self.limits.evicted(held, budget);
         Ok(())
     }
 
@@ -553,6 +553,7 @@ impl Operator for TopNOperator {
             self.refill().await?;
             self.emit(true, out)?;
             self.compact()?;
+            self.limits.unpinned();
             self.make_room(out)
         }
         .boxed()
