@@ -47,7 +47,7 @@ pub fn config_options() -> ConfigOptions {
 ///
 /// `propagate_empty_relation` stays: an empty relation in a plan is constant, not a table that
 /// happens to be empty.
-const VIEW_RULES: [&str; 21] = [
+const VIEW_RULES: [&str; 19] = [
     // `= ANY (SELECT …)` and `<> ALL (…)` into IN and EXISTS, which the next rules know.
     "rewrite_set_comparison",
     // Filters and projections become simpler to evaluate; errors stay where they are.
