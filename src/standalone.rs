@@ -14,7 +14,7 @@ use millrace_common::{JobId, SqlError, TableId};
 use millrace_compactor::Compactor;
 use millrace_executor::options::ExecOptions;
 use millrace_executor::worker::{Worker, WorkerOptions};
-use millrace_frontend::direct::DirectCluster;
+use millrace_frontend::direct::Direct;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
 use millrace_meta::{Meta, MetaOptions};
 use millrace_rpc::services::{ComputeService, MetaService};
@@ -110,7 +110,7 @@ impl Standalone {
         meta.start(Arc::clone(&worker) as Arc<dyn ComputeService>, compactor).await?;
 
         let cluster =
-            Arc::new(DirectCluster::new(Arc::clone(&meta), Arc::clone(&store), Arc::clone(&worker)));
+            Arc::new(Direct::new(Arc::clone(&meta), Arc::clone(&store), Arc::clone(&worker)));
         let frontend = Frontend::new(
             cluster,
             FrontendConfig {
