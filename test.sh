@@ -61,7 +61,7 @@ free_port() { python3 -c 'import socket; s=socket.socket(); s.bind(("127.0.0.1",
 
 # A scratch PostgreSQL; it refuses to run as root, so then it runs as the user `postgres`.
 pg_bin=/usr/lib/postgresql/15/bin
-as_pg() { if [ "$(id -u)" = 0 ]; then runuser -u postgres -- "$@"; else "$@"; fi; }
+as_pg() { if [ "$(id -u)" = 0 ]; then (cd / && runuser -u postgres -- "$@"); else "$@"; fi; }
 pg_ctl_stop() { as_pg "$pg_bin/pg_ctl" -D "$scratch/pg" -m immediate stop >/dev/null 2>&1; }
 if [ -x "$pg_bin/initdb" ]; then
   chmod 755 "$scratch"
