@@ -10,18 +10,36 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The registry. A point that code names but this list does not is a bug (checked in debug builds);
 /// a point of this list that no run reaches fails the crash test.
 pub const POINTS: &[&str] = &[
+    // Taking the lead: the record of the new term.
+    "meta-before-lead",
+    "meta-after-lead",
+    // A record of the log.
     "meta-before-append",
     "meta-after-append",
+    // A snapshot of the folded log.
     "meta-before-snapshot",
     "meta-after-snapshot",
+    // A commit, between the log and the worker.
     "meta-before-conclude",
     "meta-after-conclude",
+    // Deletion of garbage: planned, logged, done.
+    "gc-before-log",
+    "gc-after-log",
+    "gc-after-delete",
+    // A compaction: written, logged, told to the worker.
+    "compaction-before-commit",
+    "compaction-after-commit",
+    "compaction-after-apply",
+    // A flush of memory runs: written, logged, applied.
+    "flush-before-commit",
+    "flush-after-commit",
+    "flush-after-apply",
+    // Objects: a tail segment, a segment of runs.
     "storage-before-tail-put",
     "storage-after-tail-put",
     "storage-before-run-put",
     "storage-after-run-put",
-    "storage-before-edit-commit",
-    "storage-after-edit-commit",
+    // An epoch in the worker: sealed, durable, committed, visible, acknowledged.
     "executor-before-persist",
     "executor-after-persist",
     "executor-before-publish",

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, Generation, SqlError, SqlState};
+use millrace_common::{Epoch, Generation, SqlError, SqlState, crash};
 use millrace_rpc::log::{Entry, RaiseGenerations, StartBackfill};
 use millrace_rpc::services::{ComputeService, Cut, StartJob, Verdict};
 use millrace_rpc::version::JobCommit;
@@ -219,7 +219,9 @@ impl Driver {
         match verdict {
             Ok(Ok(applied)) => {
                 self.handle.committed(begun.elapsed());
+                crash::point("meta-before-conclude");
                 self.compute.concluded(id, generation, Verdict::Committed(applied.epoch)).await;
+                crash::point("meta-after-conclude");
                 self.shared.published(id);
                 Ok(())
             }

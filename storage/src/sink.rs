@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use millrace_common::TableId;
+use millrace_common::{TableId, crash};
 use millrace_rpc::version::RunMeta;
 
 use crate::block::{BlockCodec, Entries};
@@ -136,7 +136,9 @@ impl RunSink {
             built.push(Built { meta, index, bytes, codec });
         }
         self.waiting_bytes = 0;
+        crash::point("storage-before-run-put");
         segment.finish(&self.shared.options.store).await?;
+        crash::point("storage-after-run-put");
         self.written.extend(built.iter().map(|b| b.meta.clone()));
         match self.admit {
             Admit::Later => self.built.extend(built),

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use millrace_common::crash;
 use millrace_rpc::version::SliceRef;
 use object_store::ObjectStore;
 use parking_lot::Mutex;
@@ -101,7 +102,9 @@ async fn put_segment(inner: &Inner, batch: Vec<Waiting>) {
             (slice, w)
         })
         .collect();
+    crash::point("storage-before-tail-put");
     let written = segment.finish(&inner.store).await;
+    crash::point("storage-after-tail-put");
     for (slice, waiting) in slices {
         // A receiver that is gone no longer wants to know.
         let _ = waiting.done.send(written.as_ref().map(|_| slice).map_err(StorageError::clone));

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow::array::{Array, UInt32Array};
 use arrow::datatypes::SchemaRef;
-use millrace_common::{Epoch, JobId, TableId};
+use millrace_common::{Epoch, JobId, TableId, crash};
 use millrace_rpc::catalog::{Relation, RowStorage};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{JobVersion, StatementId};
@@ -321,6 +321,7 @@ impl Sequencer {
             let delta = std::mem::take(&mut statements.delta);
             before_acknowledging((!statements.overflow).then_some(delta));
         }
+        crash::point("dml-before-acknowledge");
         statements.conclude(Fate::Committed(epoch));
     }
 

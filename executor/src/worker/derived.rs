@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use millrace_common::{Epoch, Generation, JobId};
+use millrace_common::{Epoch, Generation, JobId, crash};
 use millrace_rpc::version::{BackfillPosition, BackfillState, JobCommit, JobVersion};
 use millrace_storage::{JobStore, MemRun, Persisted};
 use parking_lot::Mutex;
@@ -123,6 +123,7 @@ impl Derived {
             all.add(control.reports.recv().await.ok_or(ExecError::Stopped)?);
         }
         fail::fail_point!("executor.sealed");
+        crash::point("executor-before-persist");
         let runs = std::mem::take(&mut all.runs);
         let (mut commit, number) = self.seal(&mut control, &barrier, all);
         // Ordered by the call; awaited without holding up the next epoch.
@@ -130,6 +131,7 @@ impl Derived {
         drop(control);
         let persisted = persist.await?;
         fail::fail_point!("executor.persisted");
+        crash::point("executor-after-persist");
         commit.slices = persisted.slices.clone();
         commit.edit = persisted.edit.clone();
         let mut in_flight = self.in_flight.lock();
@@ -185,7 +187,9 @@ impl Derived {
             tracing::error!(job = %self.job, %epoch, "committed before it was durable");
             return;
         };
+        crash::point("executor-before-publish");
         self.store.publish(epoch, persisted);
+        crash::point("executor-after-publish");
         *self.digest.lock() = own.digest;
         if own.caught_up {
             self.hub.open(self.job, epoch);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use millrace_common::JobId;
+use millrace_common::{JobId, crash};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
@@ -66,8 +66,11 @@ async fn flush(job: &Job) -> Result<(), ExecError> {
     if edit.add_runs.is_empty() && edit.remove_runs.is_empty() && edit.flushed_sequence == 0 {
         return Ok(());
     }
+    crash::point("flush-before-commit");
     if job.meta.commit_edit(job.id, job.generation, edit.clone()).await? {
+        crash::point("flush-after-commit");
         store.apply_edit(&edit);
+        crash::point("flush-after-apply");
     }
     Ok(())
 }

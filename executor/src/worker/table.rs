@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use millrace_common::{Epoch, Generation, JobId};
+use millrace_common::{Epoch, Generation, JobId, crash};
 use millrace_rpc::version::JobCommit;
 use millrace_storage::{JobStore, Persisted};
 use parking_lot::Mutex;
@@ -40,8 +40,10 @@ impl Table {
     pub async fn cut(&self) -> Result<JobCommit, ExecError> {
         let sealed = self.sequencer.seal()?;
         fail::fail_point!("executor.sealed");
+        crash::point("executor-before-persist");
         let persisted = self.store.persist(sealed.run.into_iter().collect()).await?;
         fail::fail_point!("executor.persisted");
+        crash::point("executor-after-persist");
         let commit = JobCommit {
             job: self.job.0,
             generation: self.generation.0,
@@ -62,7 +64,9 @@ impl Table {
 
     pub fn committed(&self, epoch: Epoch) {
         let Some(persisted) = self.in_flight.lock().pop_front() else { return };
+        crash::point("executor-before-publish");
         self.store.publish(epoch, persisted);
+        crash::point("executor-after-publish");
         {
             let mut last = self.last.lock();
             *last = epoch.max(*last);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millrace_common::crash;
 use object_store::path::Path;
 use tracing::{debug, warn};
 
@@ -44,7 +45,9 @@ pub async fn take(
     retention: Duration,
     now_ms: u64,
 ) -> Result<u64, MetaError> {
+    crash::point("meta-before-snapshot");
     let size = store.put_snapshot(state).await?;
+    crash::point("meta-after-snapshot");
     debug!(number = state.number, size, "snapshot written");
     let expired = expired(store, state.number, retention, now_ms).await?;
     let count = expired.len();

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_common::crash;
 use millrace_rpc::log::{Entry, LogEntry, LogRecord, encode_frame};
 use parking_lot::RwLock;
 use prost::Message;
@@ -165,7 +166,9 @@ impl Writer {
             self.term = self.state.read().term + 1;
             let record = self.next_record(entries.clone());
             let bytes = encode_frame(&record, crc);
+            crash::point("meta-before-lead");
             if self.resolve(record.number, &bytes).await?.is_none() {
+                crash::point("meta-after-lead");
                 self.fold(&record, &bytes);
                 return Ok(());
             }
@@ -190,6 +193,7 @@ impl Writer {
             let record = self.next_record(entries.clone());
             let bytes = encode_frame(&record, crc);
             let before = self.last_success;
+            crash::point("meta-before-append");
             if self.resolve(record.number, &bytes).await?.is_some() {
                 // Somebody else's record took the number and did not depose us (an older leader's late
                 // one): ours goes behind it.
@@ -198,6 +202,7 @@ impl Writer {
             if before.elapsed() > (self.options.log_retention)() / 4 {
                 self.confirm_head(record.number).await?;
             }
+            crash::point("meta-after-append");
             self.last_success = Instant::now();
             self.records_since += 1;
             self.bytes_since += bytes.len() as u64;
