@@ -183,7 +183,7 @@ fn meta_options(
     store: Arc<dyn ObjectStore>,
     late_store: &Arc<OnceLock<Arc<StateStore>>>,
 ) -> MetaOptions {
-    let interval = format!("{}us", config.barrier_interval.as_micros());
+    let interval = format!("{}ms", config.barrier_interval.as_millis().max(1));
     let classes = Arc::clone(late_store);
     MetaOptions {
         parallelism: config.parallelism,

@@ -1,6 +1,7 @@
-//! Every setting a session can SHOW or SET, declared once: name, kind, default, range, meaning.
+//! Every setting that can be SHOWn or SET, declared once: name, scope, kind, default, range, meaning.
 //!
-//! Purpose: parser, `SHOW ALL`, `pg_settings` and the manual follow from [`SETTINGS`]. Settings of
+//! Purpose: parser, `SHOW ALL`, `pg_settings`, the cluster's own settings and the manual's table follow
+//! from [`SETTINGS`]. Settings of
 //! PostgreSQL that only affect planning, locking or printing are accepted with the values that
 //! Millrace's behaviour covers; a value that would have to change results is refused, not ignored.
 
@@ -25,9 +26,21 @@ pub enum Kind {
     ReadOnly,
 }
 
+/// Whose value it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// SET changes it for the session.
+    Session,
+    /// Kept in the metadata log; ALTER SYSTEM SET changes it for everybody.
+    Cluster,
+    /// SET changes it for the session, ALTER SYSTEM SET the value that new sessions begin with.
+    Both,
+}
+
 #[derive(Debug)]
 pub struct Setting {
     pub name: &'static str,
+    pub scope: Scope,
     pub kind: Kind,
     pub default: &'static str,
     pub doc: &'static str,
@@ -36,12 +49,26 @@ pub struct Setting {
 }
 
 const fn s(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
-    Setting { name, kind, default, doc, report: false }
+    Setting { name, scope: Scope::Session, kind, default, doc, report: false }
 }
 
 const fn reported(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
-    Setting { name, kind, default, doc, report: true }
+    Setting { name, scope: Scope::Session, kind, default, doc, report: true }
 }
+
+/// A duration in milliseconds that the cluster keeps.
+const fn cluster(
+    name: &'static str,
+    scope: Scope,
+    (min, max): (i64, i64),
+    default: &'static str,
+    doc: &'static str,
+) -> Setting {
+    Setting { name, scope, kind: Kind::Millis { min, max }, default, doc, report: false }
+}
+
+const SECOND: i64 = 1_000;
+const DAY: i64 = 24 * 3_600 * SECOND;
 
 const ANY_MS: Kind = Kind::Millis { min: 0, max: i32::MAX as i64 };
 const ANY_INT: Kind = Kind::Int { min: 0, max: i32::MAX as i64 };
@@ -52,6 +79,7 @@ const ISOLATION: Kind =
 pub static SETTINGS: &[Setting] = &[
     reported("application_name", Kind::Text, "", "Name of the client program, shown in pg_stat_activity."),
     s("background_ddl", Kind::Bool, "off", "CREATE MATERIALIZED VIEW returns at once instead of when it has caught up."),
+    cluster("barrier_interval", Scope::Cluster, (1, 3_600 * SECOND), "250", "Longest time that data nobody waits for stays uncommitted in a view."),
     s("block_size", Kind::ReadOnly, "8192", "Reported for clients that ask; Millrace has no pages."),
     s("bytea_output", Kind::Enum(&["hex"]), "hex", "How bytea is printed."),
     s("check_function_bodies", Kind::Bool, "on", "Accepted; there are no function bodies to check."),
@@ -96,6 +124,7 @@ pub static SETTINGS: &[Setting] = &[
     s("lc_time", Kind::Text, "C", "Accepted; has no effect."),
     s("lock_timeout", ANY_MS, "0", "Accepted; statements do not wait for locks."),
     s("log_min_messages", Kind::Text, "warning", "Accepted; has no effect."),
+    cluster("log_retention", Scope::Cluster, (600 * SECOND, 365 * DAY), "86400000", "How long records of the metadata log stay after a snapshot covers them."),
     s("log_statement", Kind::Enum(&["none", "ddl", "mod", "all"]), "none", "Accepted; has no effect."),
     s("maintenance_work_mem", Kind::Memory, "64MB", "Accepted; has no effect."),
     s("max_connections", Kind::ReadOnly, "1000", "Most connections at a time."),
@@ -106,7 +135,7 @@ pub static SETTINGS: &[Setting] = &[
     s("plan_cache_mode", Kind::Enum(&["auto", "force_custom_plan", "force_generic_plan"]), "auto", "Accepted; has no effect."),
     s("random_page_cost", Kind::Float, "4", "Accepted; has no effect."),
     s("read_freshness", Kind::Enum(&["newest", "any"]), "newest", "`newest`: reads see all that was acknowledged before (strict serializable). `any`: reads never wait."),
-    s("read_wait_timeout", Kind::Millis { min: 0, max: 3_600_000 }, "10000", "How long a read waits for the relations it needs."),
+    cluster("read_wait_timeout", Scope::Both, (0, DAY), "10000", "How long a read waits for a view to catch up before it fails naming the view."),
     s("row_security", Kind::Bool, "on", "Accepted; there are no row policies."),
     s("search_path", Kind::Text, "\"$user\", public", "Schemas searched for names without one."),
     s("seq_page_cost", Kind::Float, "1", "Accepted; has no effect."),
@@ -116,6 +145,7 @@ pub static SETTINGS: &[Setting] = &[
     reported("session_authorization", Kind::ReadOnly, "root", "The user of the session."),
     s("session_replication_role", Kind::Enum(&["origin", "local"]), "origin", "Accepted; there are no triggers."),
     s("ssl", Kind::ReadOnly, "off", "Whether TLS is on."),
+    cluster("snapshot_retention", Scope::Cluster, (30 * SECOND, 30 * DAY), "600000", "How long old versions of rows stay readable."),
     reported("standard_conforming_strings", Kind::Enum(&["on"]), "on", "Backslashes in strings are ordinary."),
     s("statement_timeout", ANY_MS, "0", "Ends a statement that runs longer; 0 turns it off."),
     s("synchronous_commit", Kind::Enum(&["on", "off", "local", "remote_write", "remote_apply"]), "on", "Accepted; a commit is always durable before it is acknowledged."),
@@ -200,6 +230,40 @@ impl Setting {
         }
     }
 
+    /// A stored value as SHOW prints it: times in their largest whole unit, as PostgreSQL does.
+    pub fn show(&self, value: &str) -> String {
+        match (self.kind, value.parse::<i64>()) {
+            (Kind::Millis { .. }, Ok(ms)) if ms > 0 => {
+                let units = [(DAY, "d"), (3_600 * SECOND, "h"), (60 * SECOND, "min"), (SECOND, "s"), (1, "ms")];
+                let unit = units.into_iter().find(|(size, _)| ms % size == 0);
+                unit.map_or_else(|| value.to_owned(), |(size, unit)| format!("{}{unit}", ms / size))
+            }
+            _ => value.to_owned(),
+        }
+    }
+
+    /// Whether it only satisfies clients that ask.
+    fn is_compatibility(&self) -> bool {
+        self.kind == Kind::ReadOnly || self.doc.starts_with("Accepted")
+    }
+
+    /// The values it takes, for people.
+    fn values(&self) -> String {
+        match self.kind {
+            Kind::Bool => "`on`, `off`".to_owned(),
+            Kind::Enum(values) => {
+                let values: Vec<String> = values.iter().map(|v| format!("`{v}`")).collect();
+                values.join(", ")
+            }
+            Kind::Int { min, max } => format!("{min} to {max}"),
+            Kind::Float => "a number".to_owned(),
+            Kind::Millis { min, max } => format!("{} to {}", self.show(&min.to_string()), self.show(&max.to_string())),
+            Kind::Memory => "a size".to_owned(),
+            Kind::Text => "text".to_owned(),
+            Kind::ReadOnly => "read only".to_owned(),
+        }
+    }
+
     pub fn category(&self) -> &'static str {
         match self.kind {
             Kind::ReadOnly => "Preset Options",
@@ -207,6 +271,27 @@ impl Setting {
             _ => "Client Connection Defaults",
         }
     }
+}
+
+/// The manual's table of the settings that change what Millrace does, and the names of the others.
+pub fn settings_table() -> String {
+    let mut table = String::from("| setting | scope | default | values | meaning |\n|---|---|---|---|---|\n");
+    for s in SETTINGS.iter().filter(|s| !s.is_compatibility()) {
+        let scope = match s.scope {
+            Scope::Session => "session",
+            Scope::Cluster => "cluster",
+            Scope::Both => "both",
+        };
+        let default = match s.show(s.default) {
+            d if d.is_empty() => "empty".to_owned(),
+            d => format!("`{d}`"),
+        };
+        table.push_str(&format!("| `{}` | {scope} | {default} | {} | {} |\n", s.name, s.values(), s.doc));
+    }
+    let others: Vec<String> =
+        SETTINGS.iter().filter(|s| s.is_compatibility()).map(|s| format!("`{}`", s.name)).collect();
+    table.push_str(&format!("\nFor clients that ask for them, without effect or read only: {}.\n", others.join(", ")));
+    table
 }
 
 /// PostgreSQL's spellings of a Boolean.
@@ -259,6 +344,13 @@ impl SessionSettings {
 
     pub fn set(&mut self, name: &str, value: &str) -> Result<&'static Setting, SqlError> {
         let setting = find(name)?;
+        if setting.scope == Scope::Cluster {
+            return Err(SqlError::new(
+                SqlState("55P02"),
+                format!("parameter \"{}\" cannot be changed in a session", setting.name),
+            )
+            .with_hint(format!("Use ALTER SYSTEM SET {} = ….", setting.name)));
+        }
         self.values.insert(setting.name, setting.check(value)?);
         Ok(setting)
     }
@@ -271,6 +363,11 @@ impl SessionSettings {
 
     pub fn reset_all(&mut self) {
         self.values.clear();
+    }
+
+    /// Whether this session has a value of its own.
+    pub fn is_set(&self, setting: &'static Setting) -> bool {
+        self.values.contains_key(setting.name) || self.base.contains_key(setting.name)
     }
 
     pub fn get(&self, name: &str) -> Result<&str, SqlError> {
@@ -317,6 +414,10 @@ mod tests {
         assert_eq!(s.set("nonsense", "1").unwrap_err().state.0, "42704");
         assert_eq!(s.set("server_version", "16").unwrap_err().state.0, "55P02");
         assert_eq!(s.set("timezone", "Mars").unwrap_err().state.0, "22023");
+        assert_eq!(s.set("barrier_interval", "1s").unwrap_err().state.0, "55P02");
+        assert_eq!(find("barrier_interval").unwrap().check("250000us").unwrap(), "250");
+        assert_eq!(find("statement_timeout").unwrap().show("90000"), "90s");
+        assert_eq!(find("statement_timeout").unwrap().show("0"), "0");
         s.set("background_ddl", "TRUE").unwrap();
         assert!(s.bool("background_ddl"));
     }

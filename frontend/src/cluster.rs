@@ -121,6 +121,10 @@ pub trait Cluster: Send + Sync + 'static {
     /// One epoch at which all are exact; `fresh`: nothing acknowledged before is missing.
     async fn read_epoch(&self, ids: &[RelationId], timeout: Duration, fresh: bool) -> Result<Epoch, SqlError>;
     async fn flush(&self) -> Result<(), SqlError>;
+    /// The stored value of a setting that the cluster keeps.
+    fn setting(&self, name: &str) -> Option<String>;
+    /// Changes it for everybody; `None`: back to the default.
+    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError>;
     fn jobs(&self) -> Vec<JobRow>;
 
     /// Rows of a relation at an epoch; a row of multiplicity n comes n times.

@@ -121,6 +121,14 @@ impl Cluster for Direct {
         self.meta.flush().await
     }
 
+    fn setting(&self, name: &str) -> Option<String> {
+        self.meta.settings().stored(name)
+    }
+
+    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError> {
+        self.meta.set_setting(name, value).await
+    }
+
     fn jobs(&self) -> Vec<JobRow> {
         self.meta
             .job_statuses()

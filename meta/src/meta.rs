@@ -213,12 +213,9 @@ impl Meta {
 
     /// A cluster-wide setting; `None` resets it.
     pub async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError> {
-        match value {
-            Some(value) => drop(settings::parse(name, value)?),
-            None => drop(settings::find(name)?),
-        }
-        let value = value.map(str::to_owned);
-        self.apply(Entry::SetSetting(SetSetting { name: name.to_owned(), value })).await
+        let setting = settings::find(name)?;
+        let value = value.map(|v| setting.check(v)).transpose()?;
+        self.apply(Entry::SetSetting(SetSetting { name: setting.name.to_owned(), value })).await
     }
 
     async fn apply(&self, entry: Entry) -> Result<(), SqlError> {

@@ -152,7 +152,8 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
                         .with_hint("See SHOW JOBS. SET read_freshness = 'any' reads its last consistent content."),
                 );
             }
-            Some(JobState::Creating { .. } | JobState::WaitingForInputs { .. }) => {
+            // The driver's state lags behind the version: a finished backfill is only not published yet.
+            Some(JobState::Creating { .. } | JobState::WaitingForInputs { .. }) if is_filling(state, *id) => {
                 return Some(being_created(shared, &name, *id));
             }
             Some(JobState::Starting) if state.readable_frontier(*id).is_none() => {
@@ -162,6 +163,10 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
         }
     }
     None
+}
+
+fn is_filling(state: &MetaState, id: RelationId) -> bool {
+    state.jobs.get(&id).is_some_and(|j| j.version.backfill.is_some())
 }
 
 fn being_created(shared: &Shared, name: &str, id: RelationId) -> SqlError {
@@ -217,7 +222,10 @@ pub async fn wait_created(
                     return Err(not_ready(format!("creating \"{}\" failed: {reason}", relation.name)));
                 }
                 Some(JobState::Starting) | None => {}
-                Some(_) if job.version.backfill.is_none() => return Ok(()),
+                // Committed is not enough: its worker publishes it after that.
+                Some(_) if job.version.backfill.is_none() && state.readable_frontier(id).is_some() => {
+                    return Ok(());
+                }
                 Some(_) => {}
             }
         }

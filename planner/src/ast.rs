@@ -30,6 +30,8 @@ pub enum Statement {
     CreateSchema { name: Ident, if_not_exists: bool },
     Drop(Drop),
     AlterRelation { kind: ObjectKind, name: ObjectName, if_exists: bool, action: AlterAction },
+    /// ALTER SYSTEM SET name = value, or RESET name.
+    AlterSystem { name: String, value: Option<String> },
     Truncate { tables: Vec<ObjectName>, cascade: bool },
     Show(Show),
     Describe { name: ObjectName },

@@ -35,6 +35,10 @@ pub async fn execute(session: &mut Session, statement: &Statement, text: &str) -
             return Err(SqlError::unsupported(format!("ALTER {}", kind.noun().to_uppercase()))
                 .with_hint("Drop the object and create it anew."));
         }
+        Statement::AlterSystem { name, value } => {
+            session.cluster().set_setting(name, value.as_deref()).await?;
+            "ALTER SYSTEM".to_owned()
+        }
         Statement::Truncate { tables, .. } => {
             for name in tables {
                 let relation = session.catalog_view().resolve(name)?;

@@ -19,10 +19,13 @@ impl Session {
         match &parsed.statement {
             Statement::Sql(sql) => {
                 let mut sql = sql.as_ref().clone();
-                if params::count(&sql) > values.len() {
-                    return Err(params::undefined(values.len() + 1));
+                // The parameters of PREPARE are given at EXECUTE.
+                if !matches!(sql, Sql::Prepare { .. }) {
+                    if params::count(&sql) > values.len() {
+                        return Err(params::undefined(values.len() + 1));
+                    }
+                    params::substitute(&mut sql, values)?;
                 }
-                params::substitute(&mut sql, values)?;
                 self.execute_sql(&sql, &parsed.text).await
             }
             Statement::Show(Show::Setting(name)) => Ok(Outcome::Rows(self.show(name)?)),
@@ -162,6 +165,7 @@ fn noun(statement: &Statement) -> &'static str {
         Statement::Wait => "WAIT",
         Statement::CancelJobs(_) => "CANCEL JOBS",
         Statement::Truncate { .. } => "TRUNCATE",
+        Statement::AlterSystem { .. } => "ALTER SYSTEM",
         _ => "a definition",
     }
 }

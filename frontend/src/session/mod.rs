@@ -131,7 +131,13 @@ impl Session {
 
     /// The newest epoch at which the relations are exact, as `read_freshness` asks.
     pub async fn read_epoch(&self, ids: &[RelationId]) -> Result<Epoch, SqlError> {
-        let timeout = Duration::from_millis(self.settings.millis("read_wait_timeout").unwrap_or(0));
+        let setting = millrace_common::settings::find("read_wait_timeout")?;
+        let millis = match self.settings.is_set(setting) {
+            true => None,
+            false => self.cluster().setting(setting.name).and_then(|v| v.parse().ok()),
+        };
+        let timeout =
+            Duration::from_millis(millis.or_else(|| self.settings.millis(setting.name)).unwrap_or(0));
         let fresh = self.settings.get("read_freshness")? != "any";
         self.cluster().read_epoch(ids, timeout, fresh).await
     }

@@ -70,13 +70,22 @@ impl Session {
 
     pub fn show(&self, name: &str) -> Result<RowSet, SqlError> {
         let setting = millrace_common::settings::find(name)?;
-        RowSet::text(&[setting.name], vec![vec![Some(self.settings.value(setting).to_owned())]], "SHOW")
+        RowSet::text(&[setting.name], vec![vec![Some(self.shown(setting))]], "SHOW")
+    }
+
+    /// A setting's value here, as people read it.
+    fn shown(&self, setting: &'static Setting) -> String {
+        let kept = match self.settings.is_set(setting) {
+            true => None,
+            false => self.cluster().setting(setting.name),
+        };
+        setting.show(kept.as_deref().unwrap_or_else(|| self.settings.value(setting)))
     }
 
     pub fn show_all(&self) -> Result<RowSet, SqlError> {
         let rows = SETTINGS
             .iter()
-            .map(|s| vec![Some(s.name.to_owned()), Some(self.settings.value(s).to_owned()), Some(s.doc.to_owned())])
+            .map(|s| vec![Some(s.name.to_owned()), Some(self.shown(s)), Some(s.doc.to_owned())])
             .collect();
         RowSet::text(&["name", "setting", "description"], rows, "SHOW")
     }

@@ -193,6 +193,10 @@ impl SqlParser<'_> {
     /// ALTER of what sqlparser cannot parse or what has one meaning for all kinds; the rest of
     /// ALTER TABLE falls through.
     fn alter(&mut self) -> Result<Option<Statement>> {
+        if self.peek_words(&["ALTER", "SYSTEM"]) {
+            self.take(2);
+            return Ok(Some(self.alter_system()?));
+        }
         let Some((kind, words)) = self.peek_kind(1) else { return Ok(None) };
         let start = self.inner.get_current_index();
         self.take(1 + words);
@@ -220,6 +224,22 @@ impl SqlParser<'_> {
             return self.inner.expected_ref("RENAME TO, SET or OWNER TO", next);
         };
         Ok(Some(Statement::AlterRelation { kind, name, if_exists, action }))
+    }
+
+    fn alter_system(&mut self) -> Result<Statement> {
+        if self.take_words(&["RESET"]) {
+            return Ok(Statement::AlterSystem { name: self.option_name()?, value: None });
+        }
+        self.expect_words(&["SET"])?;
+        let name = self.option_name()?;
+        if !self.inner.consume_token(&Token::Eq) {
+            self.expect_words(&["TO"])?;
+        }
+        let value = match self.take_words(&["DEFAULT"]) {
+            true => None,
+            false => Some(self.option_value()?),
+        };
+        Ok(Statement::AlterSystem { name, value })
     }
 
     fn truncate(&mut self) -> Result<Statement> {

@@ -127,7 +127,7 @@ impl SqlParser<'_> {
         Ok(options)
     }
 
-    fn option_name(&mut self) -> Result<String> {
+    pub(super) fn option_name(&mut self) -> Result<String> {
         let mut name = String::new();
         loop {
             let next = self.inner.next_token();
@@ -147,7 +147,7 @@ impl SqlParser<'_> {
         }
     }
 
-    fn option_value(&mut self) -> Result<String> {
+    pub(super) fn option_value(&mut self) -> Result<String> {
         let next = self.inner.next_token();
         match next.token {
             Token::SingleQuotedString(s) | Token::EscapedStringLiteral(s) => Ok(s),
