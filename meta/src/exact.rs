@@ -30,22 +30,23 @@ impl MetaState {
     pub fn stable_until(&self, id: RelationId, at: Epoch) -> Epoch {
         let Some(timeline) = self.timeline(id) else { return at };
         match timeline.segment_at(at) {
-            Some((segment, true)) => self.open_hi(id, segment.lo).max(at),
+            Some((segment, true)) => self.open_hi(id, segment.hi).max(at),
             Some((segment, false)) => segment.hi.max(at),
             None => at,
         }
     }
 
-    /// Where the open segment that begins at `lo` ends now.
-    fn open_hi(&self, id: RelationId, lo: Epoch) -> Epoch {
+    /// Where the open segment whose newest commit was at `anchor` ends now.
+    fn open_hi(&self, id: RelationId, anchor: Epoch) -> Epoch {
         let inputs = self.inputs(id);
-        inputs.iter().map(|i| self.stable_until(*i, lo)).min().unwrap_or(self.epoch).min(self.epoch).max(lo)
+        let stable = inputs.iter().map(|i| self.stable_until(*i, anchor)).min();
+        stable.unwrap_or(self.epoch).min(self.epoch).max(anchor)
     }
 
     /// The newest epoch `≤ limit` at which the relation is exact; `None`: none is known.
     pub fn exact_at_most(&self, id: RelationId, limit: Epoch) -> Option<Epoch> {
         let (segment, open) = self.timeline(id)?.segment_at(limit)?;
-        let hi = if open { self.open_hi(id, segment.lo) } else { segment.hi };
+        let hi = if open { self.open_hi(id, segment.hi) } else { segment.hi };
         Some(hi.min(limit))
     }
 

@@ -26,7 +26,7 @@ pub fn check(state: &MetaState) -> Result<(), String> {
             return Err(format!("job {id} is ahead of the log"));
         }
         job.timeline.check().map_err(|e| format!("timeline of {id}: {e}"))?;
-        if job.version.backfill.is_some() && job.timeline.open_lo().is_some() {
+        if job.version.backfill.is_some() && job.timeline.anchor().is_some() {
             return Err(format!("job {id} is readable before its backfill is done"));
         }
     }

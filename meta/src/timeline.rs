@@ -16,7 +16,8 @@ use millrace_rpc::log::TimelineSnapshot;
 /// Segments kept: at four commits a second, half an hour.
 const KEPT: usize = 8_192;
 
-/// Inclusive bounds. Of the last segment of a timeline `hi` is meaningless.
+/// Inclusive bounds. Of the last segment of a timeline, which is open, `hi` is its anchor: the newest
+/// commit that left the content as it was. From there on the inputs tell how far it reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub lo: Epoch,
@@ -40,13 +41,13 @@ impl Timeline {
         self.last_change
     }
 
-    /// Where the open segment begins; `None`: nothing is known yet.
-    pub fn open_lo(&self) -> Option<Epoch> {
-        self.segments.back().map(|s| s.lo)
+    /// The newest commit in the open segment; `None`: nothing is known yet.
+    pub fn anchor(&self) -> Option<Epoch> {
+        self.segments.back().map(|s| s.hi)
     }
 
     /// Ends the open segment at `hi` and begins another at `lo` (`hi < lo`). Without a change and
-    /// without a gap the open segment just continues.
+    /// without a gap the open segment just continues, anchored at `lo`.
     pub fn advance(&mut self, hi: Epoch, lo: Epoch, changed: bool) {
         debug_assert!(hi < lo);
         if changed {
@@ -55,8 +56,11 @@ impl Timeline {
         match self.segments.back_mut() {
             // Created by the very record that changes it.
             Some(open) if open.lo >= lo => return,
-            Some(_) if !changed && hi >= lo.prev() => return,
-            Some(open) => open.hi = hi.max(open.lo),
+            Some(open) if !changed && hi >= lo.prev() => {
+                open.hi = lo;
+                return;
+            }
+            Some(open) => open.hi = hi.max(open.hi),
             None => {}
         }
         self.segments.push_back(Segment { lo, hi: lo });
@@ -73,8 +77,7 @@ impl Timeline {
     }
 
     pub fn to_snapshot(&self) -> TimelineSnapshot {
-        let mut bounds: Vec<u64> = self.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).collect();
-        bounds.pop();
+        let bounds = self.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).collect();
         TimelineSnapshot { bounds, last_change: self.last_change.0 }
     }
 
@@ -108,11 +111,11 @@ mod tests {
     fn changes_split_and_idle_commits_merge() {
         let mut t = Timeline::since(Epoch(10));
         t.advance(Epoch(19), Epoch(20), false);
-        assert_eq!(t.open_lo(), Some(Epoch(10)));
+        assert_eq!(t.segment_at(Epoch(20)), Some((Segment { lo: Epoch(10), hi: Epoch(20) }, true)));
         t.advance(Epoch(24), Epoch(30), false);
         assert_eq!(t.segment_at(Epoch(29)), Some((Segment { lo: Epoch(10), hi: Epoch(24) }, false)));
         t.advance(Epoch(39), Epoch(40), true);
-        assert_eq!((t.last_change(), t.open_lo()), (Epoch(40), Some(Epoch(40))));
+        assert_eq!((t.last_change(), t.anchor()), (Epoch(40), Some(Epoch(40))));
         assert_eq!(t.segment_at(Epoch(9)), None);
         t.check().unwrap();
     }

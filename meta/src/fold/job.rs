@@ -40,10 +40,10 @@ pub fn commit(state: &mut MetaState, entry: &JobCommit) -> Verdict {
     check_references(state, version, entry)?;
 
     // What the inputs did after the previous commit ends the exact segment that began with it.
-    let lo = job.timeline.open_lo();
-    let was_exact_until = lo.map(|lo| match root {
+    let anchor = job.timeline.anchor();
+    let was_exact_until = anchor.map(|anchor| match root {
         true => epoch.prev(),
-        false => stable_inputs(state, &job.inputs, lo).min(epoch.prev()),
+        false => stable_inputs(state, &job.inputs, anchor).min(epoch.prev()),
     });
 
     let Some(job) = state.jobs.get_mut(&id) else { return Err(VoidReason::UnknownRelation(entry.job)) };
