@@ -9,11 +9,12 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use millrace_common::settings::SETTINGS;
 use millrace_common::{SqlError, SqlState};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -629,7 +630,8 @@ fn no_portal(name: &str) -> SqlError {
     SqlError::new(SqlState::INVALID_CURSOR_NAME, format!("portal \"{name}\" does not exist"))
 }
 
-/// Awaits under the statement's cancellation, its timeout and the client's presence.
+/// Awaits under the statement's cancellation, its timeout and the client's presence. A panic, which may
+/// come from a library, is an error of the statement and leaves the connection.
 async fn guarded<T>(
     gone: &CancellationToken,
     cancel: &CancellationToken,
@@ -646,7 +648,10 @@ async fn guarded<T>(
         biased;
         () = cancel.cancelled() => Err(canceled()),
         () = gone.cancelled() => Err(canceled()),
-        result = work => result,
+        result = AssertUnwindSafe(work).catch_unwind() => result.unwrap_or_else(|_| {
+            Err(SqlError::internal("the statement panicked")
+                .with_detail("Only this statement is affected. The server's log says where."))
+        }),
         () = expired => Err(timed_out()),
     }
 }

@@ -6,16 +6,22 @@
 //! plan subqueries and types in the same way. `NOT IN` stays null-aware: decorrelation marks the join, and no rule
 //! after it changes an anti join's kind.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use chrono::{DateTime, Utc};
+use datafusion::common::alias::AliasGenerator;
 
 use datafusion::config::ConfigOptions;
+use datafusion::execution::FunctionRegistry;
 use datafusion::logical_expr::LogicalPlan;
+use datafusion::logical_expr::registry::MemoryFunctionRegistry;
 use datafusion::optimizer::analyzer::Analyzer;
 use datafusion::optimizer::optimizer::Optimizer;
-use datafusion::optimizer::{OptimizerContext, OptimizerRule};
+use datafusion::optimizer::{OptimizerConfig, OptimizerContext, OptimizerRule};
 use millrace_common::SqlError;
 
 use crate::error::sql_error_from_datafusion;
+use crate::functions::register_all;
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 
@@ -102,11 +108,40 @@ fn optimize(plan: LogicalPlan, rules: Vec<Rule>) -> Result<LogicalPlan, SqlError
     let run = || {
         let plan = Analyzer::new().execute_and_check(plan, &options, |_, _| {})?;
         // Without a start time `now()` is not folded to a constant.
-        let config = OptimizerContext::new_with_config_options(Arc::new(options.clone()))
-            .without_query_execution_start_time();
+        let config = Context(
+            OptimizerContext::new_with_config_options(Arc::new(options.clone()))
+                .without_query_execution_start_time(),
+        );
         Optimizer::with_rules(rules).optimize(plan, &config, |_, _| {})
     };
     run().map_err(sql_error_from_datafusion)
+}
+
+/// DataFusion's context with our functions: its rule for DISTINCT ON looks one up, and panics where
+/// there is no registry.
+struct Context(OptimizerContext);
+
+impl OptimizerConfig for Context {
+    fn query_execution_start_time(&self) -> Option<DateTime<Utc>> {
+        self.0.query_execution_start_time()
+    }
+
+    fn alias_generator(&self) -> &Arc<AliasGenerator> {
+        self.0.alias_generator()
+    }
+
+    fn options(&self) -> Arc<ConfigOptions> {
+        self.0.options()
+    }
+
+    fn function_registry(&self) -> Option<&dyn FunctionRegistry> {
+        static REGISTRY: OnceLock<Option<MemoryFunctionRegistry>> = OnceLock::new();
+        let registry = REGISTRY.get_or_init(|| {
+            let mut registry = MemoryFunctionRegistry::new();
+            register_all(&mut registry).ok().map(|()| registry)
+        });
+        registry.as_ref().map(|r| r as &dyn FunctionRegistry)
+    }
 }
 
 #[cfg(test)]

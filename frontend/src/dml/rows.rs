@@ -116,7 +116,7 @@ pub fn renamed(table: &Relation, name: &str) -> Relation {
     Relation { name: name.to_owned(), ..table.clone() }
 }
 
-/// A hidden column that numbers rows.
+/// The table under a name, with a column that numbers its rows (not hidden: the query must see it).
 pub fn with_row_number(table: &Relation, name: &str, rows: &RecordBatch, numbers: UInt32Array) -> Result<(Relation, RecordBatch), SqlError> {
     let mut relation = renamed(table, name);
     relation.columns.push(CatalogColumn {
@@ -124,7 +124,7 @@ pub fn with_row_number(table: &Relation, name: &str, rows: &RecordBatch, numbers
         sql_type: millrace_common::SqlType::BigInt.into(),
         nullable: false,
         default_sql: None,
-        hidden: true,
+        hidden: false,
     });
     let numbers: ArrayRef = Arc::new(numbers.iter().map(|n| n.map(i64::from)).collect::<arrow::array::Int64Array>());
     let mut columns = rows.columns().to_vec();

@@ -118,15 +118,15 @@ impl VisitorMut for Desugar<'_> {
     }
 
     fn post_visit_query(&mut self, query: &mut Query) -> Flow {
+        if let Err(e) = fetch_to_limit(query) {
+            return ControlFlow::Break(Box::new(e));
+        }
         if let Some(OrderBy { kind: OrderByKind::Expressions(exprs), .. }) = &mut query.order_by {
             exprs.iter_mut().for_each(|o| unwrap_number(&mut o.expr));
         }
         if let Some(LimitClause::LimitOffset { limit, offset, .. }) = &mut query.limit_clause {
             limit.iter_mut().for_each(unwrap_limit);
             offset.iter_mut().for_each(|o| unwrap_limit(&mut o.value));
-        }
-        if let Some(Fetch { quantity: Some(q), .. }) = &mut query.fetch {
-            unwrap_limit(q);
         }
         ControlFlow::Continue(())
     }
@@ -158,6 +158,29 @@ fn refuse_query(query: &Query) -> Option<SqlError> {
         return Some(SqlError::unsupported(format!("{op} ALL")));
     }
     None
+}
+
+/// FETCH FIRST n ROWS ONLY is the standard's LIMIT n.
+fn fetch_to_limit(query: &mut Query) -> Result<(), SqlError> {
+    let Some(fetch) = query.fetch.take() else { return Ok(()) };
+    if fetch.with_ties || fetch.percent {
+        let what = if fetch.percent { "FETCH FIRST … PERCENT" } else { "FETCH FIRST … WITH TIES" };
+        return Err(SqlError::unsupported(what));
+    }
+    let one = || Expr::value(Value::Number("1".into(), false));
+    let quantity = fetch.quantity.unwrap_or_else(one);
+    match &mut query.limit_clause {
+        None => {
+            let limit = Some(quantity);
+            query.limit_clause =
+                Some(LimitClause::LimitOffset { limit, offset: None, limit_by: Vec::new() });
+        }
+        Some(LimitClause::LimitOffset { limit: limit @ None, .. }) => *limit = Some(quantity),
+        Some(_) => {
+            return Err(SqlError::new(SqlState::SYNTAX_ERROR, "multiple LIMIT clauses not allowed"));
+        }
+    }
+    Ok(())
 }
 
 fn null() -> Box<Expr> {
