@@ -3,7 +3,9 @@
 //! Every result is a table row and a JSON line. Compare modes of one run with each other, not seconds
 //! across machines.
 
+mod micro;
 mod nexmark;
+mod one_row;
 mod report;
 mod usage;
 
@@ -26,6 +28,10 @@ struct Cli {
 enum Command {
     /// A Nexmark query from the generator to a view (or a blackhole), state durable in a local object store
     Nexmark(nexmark::Args),
+    /// Inner loops by themselves, in rows a second of one thread
+    Micro(micro::Args),
+    /// A one-row change under a view, over a large and over a small table
+    OneRow(one_row::Args),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +45,8 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Nexmark(args) => runtime.block_on(nexmark::run(&args)),
+        Command::Micro(args) => runtime.block_on(micro::run(&args)),
+        Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -133,6 +133,7 @@ async fn measure(args: &Args, name: &str, sql: &str) -> Result<NexmarkResult, St
         disk_cache: 0,
         barrier_interval,
         parallelism: args.parallelism,
+        tuning: millrace::Tuning::default(),
     };
     let overrides = Overrides { exec: Some(exec_options(args, memory_limit)), ..Overrides::default() };
     let server = Standalone::start(config, overrides).await.map_err(|e| e.to_string())?;
@@ -159,7 +160,7 @@ fn exec_options(args: &Args, memory_limit: usize) -> ExecOptions {
     }
 }
 
-async fn connect(port: u16) -> Result<Client, String> {
+pub async fn connect(port: u16) -> Result<Client, String> {
     let text = format!("host=127.0.0.1 port={port} user=root dbname=dev");
     let (client, connection) =
         tokio_postgres::connect(&text, NoTls).await.map_err(|e| e.to_string())?;
@@ -167,7 +168,7 @@ async fn connect(port: u16) -> Result<Client, String> {
     Ok(client)
 }
 
-async fn execute(client: &Client, sql: &str) -> Result<(), String> {
+pub async fn execute(client: &Client, sql: &str) -> Result<(), String> {
     client.batch_execute(sql).await.map_err(|e| match e.as_db_error() {
         Some(db) => format!("{} in: {sql}", db.message()),
         None => e.to_string(),
@@ -258,7 +259,8 @@ async fn drive(
 
 /// Until the sources the view reads are fixed at their ends and the view has committed through that.
 async fn wait_for_end(args: &Args, server: &Standalone, view: RelationId) -> Result<(), String> {
-    let relation = server.meta.catalog().relation(view).ok_or("the view is gone")?;
+    let catalog = server.meta.catalog();
+    let relation = catalog.relation(view).ok_or("the view is gone")?;
     let give_up = std::time::Instant::now() + LIMIT;
     while std::time::Instant::now() < give_up {
         if let Some(status) = server.meta.job_status(view)
@@ -284,7 +286,8 @@ async fn wait_for_end(args: &Args, server: &Standalone, view: RelationId) -> Res
 
 /// The same digest a blackhole computes, over the stored rows.
 async fn digest_of_view(server: &Standalone, view: RelationId) -> Result<Digest, String> {
-    let relation = server.meta.catalog().relation(view).ok_or("the view is gone")?;
+    let catalog = server.meta.catalog();
+    let relation = catalog.relation(view).ok_or("the view is gone")?;
     let epoch = server.meta.frontier(view).ok_or("the view has no frontier")?;
     let job = server.store.job(view).ok_or("the view has no state")?;
     let snapshot = job.snapshot(epoch).map_err(|e| e.to_string())?;

@@ -243,6 +243,9 @@ impl Explain<'_> {
         if t.emit_rank {
             line.push_str(", with rank");
         }
+        if t.append_only_input {
+            line.push_str(", window only");
+        }
         let mut key: Vec<String> = vec![];
         for columns in [list(input, &t.group), order, list(input, &t.unique_key)] {
             key.extend((!columns.is_empty()).then_some(columns));

@@ -246,6 +246,9 @@ pub struct TopN {
     pub storage: RowStorage,
     /// Columns, beyond `group` and `order`, that together with them make a row unique, for `Keyed`.
     pub unique_key: Vec<usize>,
+    /// The input never retracts: a row that has left the window never comes back, so only the
+    /// window's rows are kept. Fixed for the life of the job: it decides what the table holds.
+    pub append_only_input: bool,
 }
 
 /// How a state table is used; chosen from the plan (§2; APSys'18).

@@ -17,9 +17,12 @@ use millrace_common::hash::hash_bytes;
 use millrace_rpc::catalog::RowStorage;
 
 use crate::block::{Entries, Epochs};
-use crate::entry::{Gather, compare_rest, key_head};
+use crate::entry::{Gather, compare_rest, key_head, rebuild};
 use crate::lookup::sorted_order;
 use crate::memrun::RUN_BATCH_ROWS;
+
+/// Chunks of at least this many rows on average need not be joined into larger ones.
+const WHOLE_CHUNK_ROWS: usize = 512;
 
 /// Where an entry lies.
 type Place = (u32, u32);
@@ -153,7 +156,39 @@ impl Memtable {
         Ok(sorted)
     }
 
+    /// Whether the chunks, one after the other, already are what sorting would make of them.
+    fn is_ascending(&self) -> bool {
+        if self.storage == RowStorage::Multiset
+            && self.chunks.iter().filter_map(|c| c.weights.as_ref()).any(|w| w.values().contains(&0))
+        {
+            return false;
+        }
+        let mut last: Option<&[u8]> = None;
+        self.chunks.iter().all(|chunk| {
+            (0..chunk.len()).all(|row| {
+                let key = chunk.keys.value(row);
+                last.replace(key).is_none_or(|l| l < key)
+            })
+        })
+    }
+
+    /// Rows that came in key order, as arrivals do, are taken as they are.
+    fn as_written(&self) -> Result<Vec<Entries>, ArrowError> {
+        self.chunks
+            .iter()
+            .map(|chunk| {
+                let columns = chunk.values.columns().to_vec();
+                let values = rebuild(&self.schema, columns, chunk.len())?;
+                let weights = chunk.weights.as_ref().and_then(|w| weights_of(w.values()));
+                Ok(Entries { values, weights, ..chunk.clone() })
+            })
+            .collect()
+    }
+
     fn sort(&self) -> Result<Vec<Entries>, ArrowError> {
+        if self.rows >= self.chunks.len() * WHOLE_CHUNK_ROWS && self.is_ascending() {
+            return self.as_written();
+        }
         let order = self.sorted_places();
         let mut picks: Vec<(usize, usize)> = Vec::with_capacity(order.len());
         let mut weights: Vec<i64> = Vec::with_capacity(order.len());

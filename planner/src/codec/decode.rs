@@ -219,5 +219,6 @@ fn top_n(t: &proto::TopN, input: &SchemaRef, sizes: Sizes) -> Result<TopN> {
         table: sizes.table(t.table)?,
         storage: RowStorage::from_number(t.storage)?,
         unique_key: columns(&t.unique_key, input)?,
+        append_only_input: t.append_only_input,
     })
 }

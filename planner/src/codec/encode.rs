@@ -172,5 +172,6 @@ fn top_n(t: &TopN) -> Result<proto::TopN> {
         table: position(t.table)?,
         storage: t.storage.number()?,
         unique_key: positions(&t.unique_key)?,
+        append_only_input: t.append_only_input,
     })
 }

@@ -236,6 +236,8 @@ pub struct TopN {
     pub storage: u32,
     #[prost(uint32, repeated, tag = "10")]
     pub unique_key: Vec<u32>,
+    #[prost(bool, tag = "11")]
+    pub append_only_input: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

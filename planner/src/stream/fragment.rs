@@ -290,6 +290,7 @@ impl Builder {
             table,
             storage,
             unique_key,
+            append_only_input: p.append_only,
         })
     }
 }

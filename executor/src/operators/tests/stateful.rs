@@ -413,8 +413,9 @@ fn top_n_equals_a_naive_evaluation() {
             rank,
             emit_rank: rank != RankFunction::RowNumber || rng.random_bool(0.5),
             table: 0,
-            storage: storage(kind),
+            storage: if kind == Kind::Keyed { RowStorage::Keyed } else { RowStorage::Multiset },
             unique_key: if kind == Kind::Keyed { vec![3] } else { vec![] },
+            append_only_input: kind == Kind::Append,
         };
         let mut fields: Vec<Field> = schema().fields().iter().map(|f| f.as_ref().clone()).collect();
         if top.emit_rank {

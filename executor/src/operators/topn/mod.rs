@@ -6,7 +6,7 @@
 //! looking. When retractions leave too few rows, the prefix is read again at the barrier, one batched
 //! scan for all such groups.
 //!
-//! Over append-only input (storage Append) a row that has left the window never comes back: only the
+//! Over append-only input a row that has left the window never comes back: only the
 //! window is kept, in memory and in the store, and a row that sorts behind a full window is dropped on arrival.
 //!
 //! Emission is at the barrier, old window → new window, differences only (with ranks, rows whose rank changed). Invariant:
@@ -104,7 +104,7 @@ impl TopNOperator {
             identity: KeyCodec::for_columns(input, &identity_columns)?,
             identity_columns,
             window,
-            append_only: top.storage == RowStorage::Append,
+            append_only: top.append_only_input,
             keyed,
             emit_rank: top.emit_rank,
             schema: super::nullable(&node.schema),
