@@ -40,6 +40,27 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_PARALLELISM", value_name = "N")]
     pub parallelism: Option<usize>,
 
+    /// Committed rows of a job that stay in memory before they are written as runs
+    /// [default: a sixteenth of the memory limit, 4MiB to 64MiB]
+    #[arg(long, env = "MILLRACE_FLUSH_SIZE", value_name = "SIZE", help_heading = "Tuning")]
+    pub flush_size: Option<String>,
+
+    /// A commit larger than this is written as runs at once [default: 8MiB]
+    #[arg(long, env = "MILLRACE_DIRECT_RUN_SIZE", value_name = "SIZE", help_heading = "Tuning")]
+    pub direct_run_size: Option<String>,
+
+    /// A commit up to this rides in its log record [default: 16KiB]
+    #[arg(long, env = "MILLRACE_INLINE_SIZE", value_name = "SIZE", help_heading = "Tuning")]
+    pub inline_size: Option<String>,
+
+    /// Log records after which a snapshot of the log may be written [default: 256]
+    #[arg(long, env = "MILLRACE_SNAPSHOT_RECORDS", value_name = "N", help_heading = "Tuning")]
+    pub snapshot_records: Option<u64>,
+
+    /// How often unused objects are deleted; they stay six times as long at least [default: 10s]
+    #[arg(long, env = "MILLRACE_GC_INTERVAL", value_name = "DURATION", help_heading = "Tuning")]
+    pub gc_interval: Option<String>,
+
     /// A TOML file with any of the above (listen = "…", data-dir = "…")
     #[arg(long, env = "MILLRACE_CONFIG", value_name = "FILE")]
     #[serde(skip)]
@@ -58,6 +79,17 @@ pub struct Config {
     pub disk_cache: usize,
     pub barrier_interval: Duration,
     pub parallelism: usize,
+    pub tuning: Tuning,
+}
+
+/// Thresholds of background work; `None`: what suits the memory limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    pub flush_bytes: Option<usize>,
+    pub direct_run_bytes: Option<usize>,
+    pub inline_bytes: Option<usize>,
+    pub snapshot_records: Option<u64>,
+    pub gc_interval: Option<Duration>,
 }
 
 /// A setting that cannot be understood.
@@ -120,6 +152,20 @@ impl Options {
                 expected: "1 to 256",
             });
         }
+        let bytes = |name, flag: Option<String>, file: Option<String>| {
+            flag.or(file).map(|text| size(name, &text)).transpose()
+        };
+        let tuning = Tuning {
+            flush_bytes: bytes("--flush-size", self.flush_size, file.flush_size)?,
+            direct_run_bytes: bytes("--direct-run-size", self.direct_run_size, file.direct_run_size)?,
+            inline_bytes: bytes("--inline-size", self.inline_size, file.inline_size)?,
+            snapshot_records: self.snapshot_records.or(file.snapshot_records),
+            gc_interval: self
+                .gc_interval
+                .or(file.gc_interval)
+                .map(|text| duration("--gc-interval", &text))
+                .transpose()?,
+        };
         Ok(Config {
             listen,
             data_dir,
@@ -128,6 +174,7 @@ impl Options {
             disk_cache,
             barrier_interval,
             parallelism,
+            tuning,
         })
     }
 }

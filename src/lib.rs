@@ -6,5 +6,5 @@
 pub mod config;
 pub mod standalone;
 
-pub use config::{Config, ConfigError, Options};
+pub use config::{Config, ConfigError, Options, Tuning};
 pub use standalone::{Overrides, Standalone, StartError};

@@ -16,10 +16,11 @@ use millrace_executor::options::ExecOptions;
 use millrace_executor::worker::{Worker, WorkerOptions};
 use millrace_frontend::direct::Direct;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
-use millrace_meta::{Meta, MetaOptions};
+use millrace_meta::{GcOptions, Meta, MetaOptions};
 use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions};
 use millrace_storage::object::{Metered, open_object_store};
+use millrace_storage::prefetch::TailPrefetch;
 use millrace_storage::{StateClass, StateStore, StorageError, StoreOptions};
 use object_store::ObjectStore;
 use tokio::net::TcpListener;
@@ -93,10 +94,14 @@ impl Standalone {
         let (object_store, requests) = open_store(&config, &overrides)?;
 
         let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
-        let meta = Meta::open(meta_options(&config, Arc::clone(&object_store), &late_store)).await?;
-        let store =
-            StateStore::open(store_options(&config, &overrides, object_store, meta.incarnation()))
-                .await?;
+        let tail: Arc<OnceLock<Arc<TailPrefetch>>> = Arc::default();
+        let meta =
+            Meta::open(meta_options(&config, Arc::clone(&object_store), &late_store, &tail)).await?;
+        let options = StoreOptions {
+            prefetch: tail.get().cloned(),
+            ..store_options(&config, &overrides, object_store, meta.incarnation())
+        };
+        let store = StateStore::open(options).await?;
         // Set once, here: nobody else holds the cell yet.
         let _ = late_store.set(Arc::clone(&store));
 
@@ -182,9 +187,18 @@ fn meta_options(
     config: &Config,
     store: Arc<dyn ObjectStore>,
     late_store: &Arc<OnceLock<Arc<StateStore>>>,
+    tail: &Arc<OnceLock<Arc<TailPrefetch>>>,
 ) -> MetaOptions {
     let interval = format!("{}ms", config.barrier_interval.as_millis().max(1));
-    let classes = Arc::clone(late_store);
+    let (classes, readers) = (Arc::clone(late_store), Arc::clone(late_store));
+    let (tail, object_store) = (Arc::clone(tail), Arc::clone(&store));
+    let defaults = MetaOptions::new(store);
+    let mut snapshots = defaults.snapshots;
+    if let Some(records) = config.tuning.snapshot_records {
+        snapshots.min_records = records;
+        snapshots.max_records = snapshots.max_records.min(records.saturating_mul(8));
+    }
+    let gc = config.tuning.gc_interval.map_or(defaults.gc, |period| GcOptions { period, grace: period * 6 });
     MetaOptions {
         parallelism: config.parallelism,
         settings: BTreeMap::from([("barrier_interval".to_string(), interval)]),
@@ -192,7 +206,13 @@ fn meta_options(
             let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));
             table.map_or(StateClass::PointUpdate, |t| t.class)
         }),
-        ..MetaOptions::new(store)
+        pinned: Arc::new(move |object| readers.get().is_some_and(|s| s.holds_object(object))),
+        recovering: Some(Box::new(move |slices| {
+            let _ = tail.set(Arc::new(TailPrefetch::start(&object_store, slices)));
+        })),
+        snapshots,
+        gc,
+        ..defaults
     }
 }
 
@@ -215,7 +235,12 @@ fn store_options(
             disk,
             ..CacheOptions::default()
         },
-        flush_bytes: overrides.flush_bytes.unwrap_or((limit / 16).clamp(4 << 20, 64 << 20)),
+        flush_bytes: overrides
+            .flush_bytes
+            .or(config.tuning.flush_bytes)
+            .unwrap_or((limit / 16).clamp(4 << 20, 64 << 20)),
+        direct_run_bytes: config.tuning.direct_run_bytes.unwrap_or(defaults.direct_run_bytes),
+        inline_bytes: config.tuning.inline_bytes.unwrap_or(defaults.inline_bytes),
         block_bytes: overrides.block_bytes,
         ..defaults
     }

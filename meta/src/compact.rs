@@ -1,16 +1,18 @@
 //! Compaction scheduling: which job's runs to rewrite next, on whatever compactor there is
 //! (docs/design.md §9).
 //!
-//! A compaction is valid while its input runs are part of the version, whatever generation the job has;
-//! its result takes effect by a record in the log and is then told to the worker. A task that fails is
-//! tried again after a pause; nothing it wrote is referenced.
+//! A compaction is valid while its input runs are part of the version and the job has the generation it
+//! was planned in; its result takes effect by a record in the log and is then told to the worker. Only
+//! jobs whose worker has opened their state are compacted, so that no worker misses an edit between
+//! reading a version and opening it. A task that fails is tried again after a pause; nothing it wrote is
+//! referenced.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_common::{Epoch, JobId, SqlError};
+use millrace_common::{Epoch, Generation, JobId, SqlError, crash};
 use millrace_rpc::log::{EditVersion, Entry};
 use millrace_rpc::services::CompactionTask;
 use millrace_storage::compaction::{Pick, pick};
@@ -53,9 +55,9 @@ impl Scheduler {
     pub async fn run(self) {
         let Some(services) = self.shared.services.get().cloned() else { return };
         loop {
-            while let Some(task) = self.next() {
+            while let Some((task, generation)) = self.next() {
                 let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
-                let run = run(Arc::clone(&self.shared), services.clone(), task, Arc::clone(&self.busy));
+                let run = run(Arc::clone(&self.shared), services.clone(), task, generation, Arc::clone(&self.busy));
                 let shared = Arc::clone(&self.shared);
                 tokio::spawn(async move {
                     run.await;
@@ -68,19 +70,23 @@ impl Scheduler {
     }
 
     /// The most useful compaction of the first job that needs one; its runs are busy from now on.
-    fn next(&self) -> Option<CompactionTask> {
+    fn next(&self) -> Option<(CompactionTask, Generation)> {
         let limit = before(self.shared.env.now_ms(), self.shared.settings().snapshot_retention);
         let state = self.shared.state.read();
         let mut busy = self.busy.lock();
-        let (job, relation, picked) = state.jobs.iter().find_map(|(id, job)| {
+        let (job, relation, picked, generation) = state.jobs.iter().find_map(|(id, job)| {
+            let generation = Generation(job.version.generation);
+            if self.shared.job(*id)?.started() != Some(generation) {
+                return None;
+            }
             let class = |table| (self.class)(*id, table);
             let version = &job.version;
             let picked = pick(&version.runs, &version.tail, class, |run| busy.contains(&run))?;
-            Some((*id, state.relations.get(id)?, picked))
+            Some((*id, state.relations.get(id)?, picked, generation))
         })?;
         let Pick { inputs, target_level, bottom, .. } = picked;
         busy.extend(inputs.iter().map(|r| r.run_id));
-        Some(CompactionTask {
+        let task = CompactionTask {
             task_id: self.next_task.fetch_add(1, Ordering::Relaxed),
             job,
             relation: relation.as_ref().clone(),
@@ -88,7 +94,8 @@ impl Scheduler {
             target_level,
             horizon: horizons(&state, limit).get(&job).copied().unwrap_or(Epoch::ZERO),
             bottom,
-        })
+        };
+        Some((task, generation))
     }
 }
 
@@ -97,11 +104,12 @@ async fn run(
     shared: Arc<Shared>,
     services: Services,
     task: CompactionTask,
+    generation: Generation,
     busy: Arc<Mutex<HashSet<u64>>>,
 ) {
     let runs: Vec<u64> = task.inputs.iter().map(|r| r.run_id).collect();
     let job = task.job;
-    if let Err(error) = compact(&shared, &services, task).await {
+    if let Err(error) = compact(&shared, &services, task, generation).await {
         warn!(%job, %error, "compaction failed, trying again");
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
@@ -114,14 +122,23 @@ async fn run(
     }
 }
 
-async fn compact(shared: &Shared, services: &Services, task: CompactionTask) -> Result<(), SqlError> {
+async fn compact(
+    shared: &Shared,
+    services: &Services,
+    task: CompactionTask,
+    generation: Generation,
+) -> Result<(), SqlError> {
     let (job, horizon, inputs) = (task.job, task.horizon, task.inputs.len());
     let edit = services.compactor.compact(task).await?;
-    let entry = EditVersion { job: job.0, generation: 0, edit: edit.clone(), horizon: horizon.0 };
+    let entry =
+        EditVersion { job: job.0, generation: generation.0, edit: edit.clone(), horizon: horizon.0 };
+    crash::point("compaction-before-commit");
     match shared.log()?.append(Entry::EditVersion(entry)).await? {
         Ok(_) => {
+            crash::point("compaction-after-commit");
             debug!(%job, inputs, outputs = edit.add_runs.len(), "compacted");
             services.compute.apply_edit(job, edit).await;
+            crash::point("compaction-after-apply");
         }
         // Dropped, or its runs were replaced: the result is nobody's.
         Err(void) => debug!(%job, %void, "a compaction came too late"),

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::env::Env;
-use crate::error::VoidReason;
+use crate::error::{MetaError, VoidReason};
 use crate::job::{JobHandle, Sealed};
 use crate::schedule::{Step, next_step};
 use crate::shared::Shared;
@@ -23,6 +23,8 @@ use crate::status::JobState;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// How long a job waits before it looks whether a full store has space again.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
 /// How long a failed generation may take to stop before the next one starts all the same: what it
 /// still does is fenced by its generation.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
@@ -74,7 +76,7 @@ impl Driver {
                 Ended::Failed(error) => error,
                 Ended::Closed(error) => {
                     let reason = error.to_string();
-                    self.set_state(JobState::Failed { reason, retry_at_ms: u64::MAX });
+                    self.set_state(JobState::Failed { code: error.state, reason, retry_at_ms: u64::MAX });
                     return;
                 }
             };
@@ -82,7 +84,8 @@ impl Driver {
             let pause = backoff(failures, self.shared.env.as_ref());
             warn!(job = %self.handle.id, %error, pause_ms = pause.as_millis() as u64, "job failed");
             let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
-            self.set_state(JobState::Failed { reason: error.to_string(), retry_at_ms });
+            self.set_state(JobState::Failed { code: error.state, reason: error.to_string(), retry_at_ms });
+            self.handle.set_cutting(None);
             self.handle.set_attempted();
             self.handle.set_sealed(None);
             let stop = self.compute.stop_job(self.handle.id, generation);
@@ -102,9 +105,19 @@ impl Driver {
         }
     }
 
+    /// Waits for space in a store that has none.
     async fn raise_generation(&self) -> Result<(), SqlError> {
-        let jobs = vec![self.handle.id.0];
-        self.shared.log()?.apply(Entry::RaiseGenerations(RaiseGenerations { jobs })).await.map(drop)
+        loop {
+            let jobs = vec![self.handle.id.0];
+            let raised =
+                self.shared.log()?.apply(Entry::RaiseGenerations(RaiseGenerations { jobs })).await;
+            match raised {
+                Err(full) if full.state == SqlState::DISK_FULL => {
+                    tokio::time::sleep(FULL_PAUSE).await;
+                }
+                other => return other.map(drop),
+            }
+        }
     }
 
     /// Ends only with an error; a failure reported by the tasks interrupts whatever is awaited.
@@ -126,7 +139,12 @@ impl Driver {
             return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
         };
         self.set_state(JobState::Starting);
+        let horizon = self.shared.state.read().jobs.get(&self.handle.id).map(|j| j.horizon);
         self.compute.start_job(start).await?;
+        // Compactions have dropped versions below: nobody may read there.
+        self.compute.set_horizon(self.handle.id, horizon.unwrap_or_default()).await;
+        self.handle.set_started(generation);
+        self.shared.compaction.notify_one();
         // A worker starts with everything that is committed.
         self.shared.published(self.handle.id);
         info!(job = %self.handle.id, generation = generation.0, "job started");
@@ -183,6 +201,7 @@ impl Driver {
                         // An input was lost in between: look again when something changes.
                         Ok(Ok(_) | Err(VoidReason::InputsNotReady)) => {}
                         Ok(Err(void)) => return Err(Ended::Failed(void.into())),
+                        Err(full @ MetaError::Full(_)) => return Err(Ended::Failed(full.into())),
                         Err(closed) => return Err(Ended::Closed(closed.into())),
                     }
                 }
@@ -202,7 +221,9 @@ impl Driver {
         let begun = Instant::now();
         let from = self.committed_epoch();
         self.handle.take_cut_request();
+        self.handle.set_cutting(Some(begun));
         let commit = self.compute.cut(id, generation, Cut { epoch }).await?;
+        self.handle.set_cutting(None);
         if commit.job != id.0 || commit.generation != generation.0 || commit.epoch != epoch.0 {
             return Err(SqlError::internal(format!("a cut at {epoch} was answered by another commit")).into());
         }
@@ -228,6 +249,11 @@ impl Driver {
             Ok(Err(reason)) => {
                 self.compute.concluded(id, generation, Verdict::Void).await;
                 let error = SqlError::internal(format!("the commit at epoch {epoch} is void: {reason}"));
+                Err(Ended::Failed(error))
+            }
+            Err(full @ MetaError::Full(_)) => {
+                let error = SqlError::from(full);
+                self.compute.refused(id, generation, error.clone()).await;
                 Err(Ended::Failed(error))
             }
             Err(closed) => Err(Ended::Closed(closed.into())),

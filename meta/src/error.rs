@@ -14,6 +14,9 @@ pub enum MetaError {
     NoConditionalPut,
     #[error("object store: {0}")]
     Store(String),
+    /// The store has no space; the entry is not in the log and never will be.
+    #[error("{0}")]
+    Full(String),
     #[error("\"{object}\" is damaged: {error}")]
     Corrupt { object: String, error: FrameError },
     /// Records are missing between the snapshot and the head.
@@ -35,12 +38,14 @@ impl From<MetaError> for SqlError {
             MetaError::Deposed { .. } | MetaError::Closed => SqlState::ADMIN_SHUTDOWN,
             MetaError::NoConditionalPut => SqlState::FEATURE_NOT_SUPPORTED,
             MetaError::Store(_) => SqlState::IO_ERROR,
+            MetaError::Full(_) => SqlState::DISK_FULL,
             MetaError::Corrupt { .. } | MetaError::Gap { .. } => SqlState::DATA_CORRUPTED,
         };
         let error = SqlError::new(state, e.to_string());
         match e {
             MetaError::Deposed { .. } => error.with_hint("Connect to the server that leads now, or stop it and restart this one."),
             MetaError::NoConditionalPut => error.with_hint("Use a store that honours If-None-Match on PUT, such as Amazon S3 or a local directory."),
+            MetaError::Full(_) => error.with_hint("Free some space; nothing acknowledged was lost."),
             _ => error,
         }
     }

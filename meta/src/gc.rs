@@ -1,7 +1,7 @@
 //! Garbage collection and horizons (docs/design.md §9).
 //!
-//! An object is deleted when the log says that nothing names it: it lost its last reference longer ago
-//! than any snapshot is kept, or it belongs to a fenced incarnation that never committed it. The deletion
+//! An object is deleted when the log says that nothing names it and no reader holds it: it lost its last
+//! reference some time ago (old versions of rows live on in the runs that replaced it), or it belongs to a fenced incarnation that never committed it. The deletion
 //! is logged first, so that its name can never be referenced again, and then done; what a crash leaves
 //! undeleted is found by the sweep at the next start. Objects that this incarnation has written and not
 //! (yet) committed are never touched.
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, JobId};
+use millrace_common::{Epoch, JobId, crash};
 use millrace_rpc::log::{DeleteObjects, Entry};
 use object_store::path::Path;
 use tracing::{info, warn};
@@ -21,12 +21,24 @@ use crate::objects::{DATA_PREFIX, parse};
 use crate::shared::Shared;
 use crate::state::MetaState;
 
-/// How often garbage and horizons are looked at, while anything changes.
-const PERIOD: Duration = Duration::from_secs(10);
 /// Names in one log entry.
 const BATCH: usize = 1_000;
-/// Readers that pinned a version just before it was replaced get at least this long.
-const MIN_GRACE: Duration = Duration::from_secs(60);
+
+/// When garbage is collected.
+#[derive(Clone, Copy, Debug)]
+pub struct GcOptions {
+    /// How often garbage and horizons are looked at, while anything changes.
+    pub period: Duration,
+    /// How long an object stays after its last reference is gone, for requests that are on their way
+    /// to it. Readers that hold it are asked apart (`MetaOptions::pinned`).
+    pub grace: Duration,
+}
+
+impl Default for GcOptions {
+    fn default() -> GcOptions {
+        GcOptions { period: Duration::from_secs(10), grace: Duration::from_secs(60) }
+    }
+}
 
 pub struct Collector {
     pub shared: Arc<Shared>,
@@ -35,12 +47,15 @@ pub struct Collector {
     pub incarnation: u64,
     /// Objects that local readers still hold, whatever the log says.
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    pub options: GcOptions,
 }
 
 impl Collector {
     /// Until the server stops. An idle server makes no request: nothing is looked at while no record
     /// was appended.
     pub async fn run(self) {
+        // Recovery has the store to itself.
+        tokio::time::sleep(self.options.period).await;
         if let Err(error) = self.sweep().await {
             warn!(%error, "objects of earlier incarnations were not swept; the next start tries again");
         }
@@ -50,7 +65,7 @@ impl Collector {
             if events.changed().await.is_err() {
                 return;
             }
-            tokio::time::sleep(PERIOD).await;
+            tokio::time::sleep(self.options.period).await;
             events.borrow_and_update();
             self.move_horizons(&mut horizons).await;
             if let Err(error) = self.collect().await {
@@ -61,8 +76,7 @@ impl Collector {
 
     /// Deletes what lost its last reference long enough ago.
     async fn collect(&self) -> Result<(), MetaError> {
-        let retention = self.shared.settings().snapshot_retention.max(MIN_GRACE);
-        let limit = before(self.shared.env.now_ms(), retention);
+        let limit = before(self.shared.env.now_ms(), self.options.grace);
         let mut garbage = self.shared.state.read().objects.garbage_before(limit);
         garbage.retain(|name| !(self.pinned)(name));
         self.delete(garbage).await
@@ -91,12 +105,15 @@ impl Collector {
         let Ok(log) = self.shared.log() else { return Err(MetaError::Closed) };
         for batch in names.chunks(BATCH) {
             let entry = Entry::DeleteObjects(DeleteObjects { names: batch.to_vec() });
+            crash::point("gc-before-log");
             if log.append(entry).await?.is_err() {
                 // One of them is in use again: look at all of them anew next time.
                 continue;
             }
+            crash::point("gc-after-log");
             fail::fail_point!("meta.gc.logged");
             let failed = self.store.delete(batch.iter().map(|n| Path::from(n.as_str())).collect()).await;
+            crash::point("gc-after-delete");
             if failed > 0 {
                 warn!(failed, "objects could not be deleted; the next start tries again");
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use millrace_common::{Epoch, Generation, JobId, SqlError};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::status::{JobCounters, JobState, Latencies};
@@ -32,8 +33,12 @@ pub struct JobHandle {
     /// Whether the first start has succeeded or failed.
     attempted: watch::Sender<bool>,
     sealed: Mutex<Option<Sealed>>,
+    /// Since when the tasks have been at the cut that is under way.
+    cutting: Mutex<Option<Instant>>,
     /// The generation last started; what a stop must name.
     generation: Mutex<Option<Generation>>,
+    /// The generation whose state is open in the worker.
+    started: Mutex<Option<Generation>>,
     latencies: Latencies,
     commits: AtomicU64,
     restarts: AtomicU64,
@@ -50,7 +55,9 @@ impl JobHandle {
             state: Mutex::new(JobState::Starting),
             attempted: watch::Sender::new(false),
             sealed: Mutex::new(None),
+            cutting: Mutex::new(None),
             generation: Mutex::new(None),
+            started: Mutex::new(None),
             latencies: Latencies::default(),
             commits: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
@@ -115,12 +122,31 @@ impl JobHandle {
         *self.sealed.lock() = sealed;
     }
 
+    /// How long the cut under way has taken so far.
+    pub fn cutting_for(&self) -> Option<Duration> {
+        self.cutting.lock().map(|since| since.elapsed())
+    }
+
+    pub fn set_cutting(&self, since: Option<Instant>) {
+        *self.cutting.lock() = since;
+    }
+
     pub fn generation(&self) -> Option<Generation> {
         *self.generation.lock()
     }
 
     pub fn set_generation(&self, generation: Generation) {
         *self.generation.lock() = Some(generation);
+    }
+
+    /// The generation that the worker has opened. Runs of another are not compacted: the worker might
+    /// open the version from before the compaction and then be told only of what follows.
+    pub fn started(&self) -> Option<Generation> {
+        *self.started.lock()
+    }
+
+    pub fn set_started(&self, generation: Generation) {
+        *self.started.lock() = Some(generation);
     }
 
     pub fn committed(&self, latency: Duration) {

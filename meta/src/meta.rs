@@ -11,7 +11,7 @@ use millrace_rpc::log::{
     SetSetting,
 };
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
-use millrace_rpc::version::{JobVersion, StatementId, VersionEdit};
+use millrace_rpc::version::{JobVersion, SliceRef, StatementId, VersionEdit};
 use millrace_storage::table::StateClass;
 use object_store::ObjectStore;
 use prost::bytes::Bytes;
@@ -22,12 +22,12 @@ use crate::compact::{Scheduler, TableClass};
 use crate::env::{Env, SystemEnv};
 use crate::error::VoidReason;
 use crate::fold::Verdict;
-use crate::gc::Collector;
+use crate::gc::{Collector, GcOptions};
 use crate::log::{LogStore, LogWriter, SnapshotPolicy, WriterOptions};
 use crate::read;
 use crate::settings::{self, Settings};
 use crate::shared::{Follower, Services, Shared};
-use crate::status::{JobState, JobStatus};
+use crate::status::{JobState, JobStatus, STALL_AFTER};
 
 /// How to open the log.
 pub struct MetaOptions {
@@ -42,6 +42,10 @@ pub struct MetaOptions {
     pub table_class: TableClass,
     /// Whether a local reader still holds an object that the log has given up.
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    pub gc: GcOptions,
+    /// Told which tail slices all jobs will replay, as soon as the log is read: they can be fetched while
+    /// the lead is taken.
+    pub recovering: Option<Box<dyn FnOnce(Vec<SliceRef>) + Send>>,
 }
 
 impl MetaOptions {
@@ -54,6 +58,8 @@ impl MetaOptions {
             snapshots: SnapshotPolicy::default(),
             table_class: Arc::new(|_, _| StateClass::PointUpdate),
             pinned: Arc::new(|_| false),
+            gc: GcOptions::default(),
+            recovering: None,
         }
     }
 }
@@ -81,6 +87,7 @@ pub struct Meta {
     term: u64,
     table_class: TableClass,
     pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    gc: GcOptions,
 }
 
 impl Meta {
@@ -89,6 +96,10 @@ impl Meta {
     pub async fn open(options: MetaOptions) -> Result<Arc<Meta>, SqlError> {
         let store = LogStore::new(options.store);
         let (opened, ()) = futures::try_join!(store.open(), store.probe(options.env.random()))?;
+        if let Some(recovering) = options.recovering {
+            let jobs = opened.state.jobs.values();
+            recovering(jobs.flat_map(|j| j.version.tail.iter().cloned()).collect());
+        }
         let shared = Shared::new(Arc::clone(&options.env), options.parallelism, options.settings);
         let retention = Arc::downgrade(&shared);
         let writer = WriterOptions {
@@ -106,8 +117,8 @@ impl Meta {
         // No worker runs yet; each begins with everything committed.
         shared.state.write().unpublished.clear();
         shared.refresh();
-        let (table_class, pinned) = (options.table_class, options.pinned);
-        Ok(Arc::new(Meta { shared, store, term, table_class, pinned }))
+        let (table_class, pinned, gc) = (options.table_class, options.pinned, options.gc);
+        Ok(Arc::new(Meta { shared, store, term, table_class, pinned, gc }))
     }
 
     /// Names this process's objects: `data/<incarnation>/…`. It is the leader's term.
@@ -131,6 +142,7 @@ impl Meta {
             store: self.store.clone(),
             incarnation: self.term,
             pinned: Arc::clone(&self.pinned),
+            options: self.gc,
         };
         let scheduler = Scheduler::new(Arc::clone(&self.shared), Arc::clone(&self.table_class));
         let shutdown = &self.shared.shutdown;
@@ -284,6 +296,7 @@ impl Meta {
             frontier,
             lag_ms,
             row_count: job.version.row_count,
+            stalled: handle.as_ref().and_then(|h| h.cutting_for()).filter(|d| *d > STALL_AFTER),
             counters: handle.map(|h| h.counters()).unwrap_or_default(),
         })
     }

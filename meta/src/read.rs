@@ -144,10 +144,10 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
     for id in goal.path.iter().filter(behind) {
         let name = name_of(state, *id);
         match shared.job(*id).map(|h| h.state()) {
-            Some(JobState::Failed { reason, .. }) => {
+            Some(JobState::Failed { code, reason, .. }) => {
                 let message = format!("relation \"{name}\" is not up to date: its job has failed");
                 return Some(
-                    not_ready(message)
+                    failed(code, message)
                         .with_detail(reason)
                         .with_hint("See SHOW JOBS. SET read_freshness = 'any' reads its last consistent content."),
                 );
@@ -218,8 +218,8 @@ pub async fn wait_created(
             let Some(relation) = state.relations.get(&id) else { return Err(undefined(id)) };
             let Some(job) = state.jobs.get(&id) else { return Ok(()) };
             match shared.job(id).map(|h| h.state()) {
-                Some(JobState::Failed { reason, .. }) => {
-                    return Err(not_ready(format!("creating \"{}\" failed: {reason}", relation.name)));
+                Some(JobState::Failed { code, reason, .. }) => {
+                    return Err(failed(code, format!("creating \"{}\" failed: {reason}", relation.name)));
                 }
                 Some(JobState::Starting) | None => {}
                 // Committed is not enough: its worker publishes it after that.
@@ -250,6 +250,15 @@ pub async fn wait_created(
 
 fn not_ready(message: String) -> SqlError {
     SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+}
+
+/// Damaged or lost storage keeps its own code; to a reader any other cause is a job that does not run.
+fn failed(code: SqlState, message: String) -> SqlError {
+    const STORAGE: [SqlState; 3] = [SqlState::DATA_CORRUPTED, SqlState::DISK_FULL, SqlState::IO_ERROR];
+    match STORAGE.contains(&code) {
+        true => SqlError::new(code, message),
+        false => not_ready(message),
+    }
 }
 
 fn undefined(id: RelationId) -> SqlError {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_common::{Epoch, Generation, RelationId};
+use millrace_common::{Epoch, Generation, RelationId, SqlState};
 use parking_lot::Mutex;
 
 /// Where a job is in its life.
@@ -16,7 +16,7 @@ pub enum JobState {
     Creating { rows_read: u64, rows_total: u64 },
     Running,
     /// Its tasks stopped with an error; another generation starts at `retry_at_ms`.
-    Failed { reason: String, retry_at_ms: u64 },
+    Failed { code: SqlState, reason: String, retry_at_ms: u64 },
 }
 
 impl JobState {
@@ -42,6 +42,9 @@ impl JobState {
     }
 }
 
+/// An epoch that takes longer is shown as a stall; nothing else comes of it.
+pub const STALL_AFTER: Duration = Duration::from_secs(5);
+
 /// A row of SHOW JOBS.
 #[derive(Clone, Debug)]
 pub struct JobStatus {
@@ -55,6 +58,8 @@ pub struct JobStatus {
     /// How far the frontier is behind the newest change of the inputs, in milliseconds of epochs.
     pub lag_ms: u64,
     pub row_count: i64,
+    /// For how long its tasks have been at one epoch, once that is suspiciously long.
+    pub stalled: Option<Duration>,
     pub counters: JobCounters,
 }
 

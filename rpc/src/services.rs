@@ -53,6 +53,13 @@ pub trait ComputeService: Send + Sync {
     /// the delta to snapshots and subscribers and acknowledges statements.
     async fn concluded(&self, job: JobId, generation: Generation, verdict: Verdict);
 
+    /// In place of a verdict: the commit that the last `cut` returned is not in the log and never will
+    /// be, for this reason. The job's generation ends with it.
+    async fn refused(&self, job: JobId, generation: Generation, error: SqlError) {
+        drop(error);
+        self.concluded(job, generation, Verdict::Void).await;
+    }
+
     /// Stops the job's tasks without a barrier; returns when they are gone.
     async fn stop_job(&self, job: JobId, generation: Generation);
 

@@ -178,7 +178,7 @@ pub async fn compact(
     let horizon = if desc.relation { horizon } else { Epoch::MAX };
     let mode = Mode::Compact { horizon, bottom };
     let everything = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
-    let readers = inputs.iter().map(|m| Arc::new(RunReader::new(m.clone(), Arc::clone(&codec))));
+    let readers = inputs.iter().map(|m| Arc::new(RunReader::pinned(m.clone(), Arc::clone(&codec), &shared.pins)));
     let sources = readers.filter_map(|run| disk::scan(&shared, &run, mode, &everything, None)).collect();
     let schema = Arc::clone(codec.value_schema());
     let merger = Merger::new(desc.storage, mode, schema, 8192, sources);

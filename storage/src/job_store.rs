@@ -101,7 +101,7 @@ impl JobStore {
         tables: Vec<TableDesc>,
         committed: &JobVersion,
     ) -> Result<Arc<JobStore>> {
-        let mut version = Version::new(tables);
+        let mut version = Version::new(tables, Arc::clone(&shared.pins));
         version.epoch = Epoch(committed.epoch);
         let codecs: HashMap<_, _> =
             version.tables().map(|t| (t.desc.id, Arc::clone(&t.codec))).collect();
@@ -218,7 +218,18 @@ impl JobStore {
 
     /// Takes in a committed flush or compaction.
     pub fn apply_edit(&self, edit: &VersionEdit) {
-        self.update(|version| version.apply(edit));
+        let replaced = self.update(|version| {
+            let replaced = version.runs(&edit.remove_runs);
+            // A compaction that the version was opened with already: what it added may be gone again.
+            if edit.remove_runs.is_empty() || !replaced.is_empty() {
+                version.apply(edit);
+            }
+            replaced
+        });
+        // Who still reads them reads past the cache.
+        for run in replaced {
+            self.shared.cache.forget_run(&run);
+        }
     }
 
     /// Whether memory runs exceed the job's budget, or keep disk runs from being compacted, and no
@@ -298,6 +309,13 @@ async fn read_slice(
     if slice.object.is_empty() {
         return slice::decode(&slice.inline, codecs, epoch, "meta log (inline slice)", 0);
     }
-    let bytes = shared.read(&slice.object, slice.offset..slice.offset + slice.length).await?;
+    let read_ahead = match &shared.options.prefetch {
+        Some(prefetch) => prefetch.take(slice).await,
+        None => None,
+    };
+    let bytes = match read_ahead {
+        Some(bytes) => bytes,
+        None => shared.read(&slice.object, slice.offset..slice.offset + slice.length).await?,
+    };
     slice::decode(&bytes, codecs, epoch, &slice.object, slice.offset)
 }

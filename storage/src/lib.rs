@@ -26,6 +26,8 @@ pub mod memrun;
 mod memtable;
 pub mod merge;
 pub mod object;
+mod pins;
+pub mod prefetch;
 pub mod run;
 pub mod segment;
 pub mod sim;

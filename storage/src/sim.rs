@@ -3,7 +3,7 @@
 //! Latencies are log-normal, drawn from a seed, so that answers come in a random but repeatable order.
 //! It runs on tokio's clock: under a paused clock a test with an S3 profile takes no real time.
 //! Faults: refused requests, lost answers (done, but reported as failed), torn writes (a prefix of
-//! the object stays), short and damaged reads, and a switch that hangs reads.
+//! the object stays), a full disk, short and damaged reads, and a switch that hangs reads.
 //!
 //! **Dependent rounds** are the length of the longest chain of requests in which each began after
 //! another had ended: parallel requests are one round, a read that needed another's result is two.
@@ -95,6 +95,8 @@ pub struct Faults {
     pub hang: f64,
     /// A write fails and leaves a prefix of the object.
     pub torn_write: f64,
+    /// A write finds no space; nothing done.
+    pub disk_full: f64,
     /// A read returns fewer bytes than asked for.
     pub short_read: f64,
     /// A read returns a flipped bit.
@@ -136,6 +138,7 @@ enum Fate {
     AnswerLost,
     Hung,
     Torn,
+    Full,
 }
 
 struct State {
@@ -309,6 +312,8 @@ impl State {
             Fate::Hung
         } else if matches!(op, Op::Put) && self.chance(faults.torn_write) {
             Fate::Torn
+        } else if matches!(op, Op::Put) && self.chance(faults.disk_full) {
+            Fate::Full
         } else {
             Fate::Fine
         }
@@ -399,6 +404,10 @@ impl ObjectStore for SimStore {
         let begun = self.begin(Op::Put, payload.content_length() as u64).await;
         match begun.fate {
             Fate::Refused => Err(refused()),
+            Fate::Full => {
+                let source = Box::new(std::io::Error::from(std::io::ErrorKind::StorageFull));
+                Err(Error::Generic { store: STORE, source })
+            }
             Fate::Torn if opts.mode == PutMode::Overwrite => {
                 self.tear(location, &payload, opts).await;
                 Err(refused())

@@ -15,6 +15,8 @@ use parking_lot::{Mutex, RwLock};
 use crate::cache::{BlockCache, CacheOptions};
 use crate::error::{Result, StorageError};
 use crate::job_store::JobStore;
+use crate::pins::ObjectPins;
+use crate::prefetch::TailPrefetch;
 use crate::run::PrefixLengths;
 use crate::segment::ObjectNamer;
 use crate::table::TableDesc;
@@ -37,6 +39,8 @@ pub struct StoreOptions {
     pub block_bytes: Option<usize>,
     /// Compaction output aims at this.
     pub run_bytes: usize,
+    /// Tail slices that are being read already.
+    pub prefetch: Option<Arc<TailPrefetch>>,
 }
 
 impl StoreOptions {
@@ -50,6 +54,7 @@ impl StoreOptions {
             inline_bytes: 16 << 10,
             block_bytes: None,
             run_bytes: 64 << 20,
+            prefetch: None,
         }
     }
 }
@@ -60,6 +65,7 @@ pub(crate) struct Shared {
     pub namer: Arc<ObjectNamer>,
     pub tail: Tail,
     pub cache: Arc<BlockCache>,
+    pub pins: Arc<ObjectPins>,
     prefixes: RwLock<HashMap<TableId, Arc<PrefixLengths>>>,
 }
 
@@ -98,7 +104,7 @@ impl StateStore {
         let namer = Arc::new(ObjectNamer::new(options.incarnation));
         let tail = Tail::new(Arc::clone(&options.store), Arc::clone(&namer), options.inline_bytes);
         let cache = BlockCache::open(Arc::clone(&options.store), options.cache.clone());
-        let shared = Arc::new(Shared { options, namer, tail, cache, prefixes: RwLock::default() });
+        let shared = Arc::new(Shared { options, namer, tail, cache, pins: Arc::default(), prefixes: RwLock::default() });
         Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::new()) }))
     }
 
@@ -136,6 +142,11 @@ impl StateStore {
     pub fn memory_size(&self) -> usize {
         let jobs: Vec<_> = self.jobs.lock().values().cloned().collect();
         jobs.iter().map(|j| j.memory_size()).sum()
+    }
+
+    /// Whether some reader (an open version, scan or compaction) may still read an object.
+    pub fn holds_object(&self, name: &str) -> bool {
+        self.shared.pins.holds(name)
     }
 
     pub fn cache(&self) -> &Arc<BlockCache> {

@@ -16,6 +16,7 @@ use millrace_rpc::version::{RunMeta, SliceRef, VersionEdit};
 use crate::block::BlockCodec;
 use crate::error::StorageError;
 use crate::memrun::{MemRun, SealId};
+use crate::pins::ObjectPins;
 use crate::run::RunReader;
 use crate::table::TableDesc;
 
@@ -71,15 +72,16 @@ pub(crate) struct Version {
     /// Snapshots below this may miss versions.
     pub horizon: Epoch,
     tables: BTreeMap<TableId, Arc<TableVersion>>,
+    pins: Arc<ObjectPins>,
 }
 
 impl Version {
-    pub fn new(tables: impl IntoIterator<Item = TableDesc>) -> Version {
+    pub fn new(tables: impl IntoIterator<Item = TableDesc>, pins: Arc<ObjectPins>) -> Version {
         let tables = tables
             .into_iter()
             .map(|desc| (desc.id, Arc::new(TableVersion::new(Arc::new(desc)))))
             .collect();
-        Version { epoch: Epoch::ZERO, sequence: 0, flushed_sequence: 0, horizon: Epoch::ZERO, tables }
+        Version { epoch: Epoch::ZERO, sequence: 0, flushed_sequence: 0, horizon: Epoch::ZERO, tables, pins }
     }
 
     pub fn table(&self, id: TableId) -> Result<&Arc<TableVersion>, StorageError> {
@@ -153,8 +155,15 @@ impl Version {
         }
     }
 
+    /// Those of these disk runs that are here.
+    pub fn runs(&self, ids: &[u64]) -> Vec<Arc<RunReader>> {
+        let disk = self.tables().flat_map(|t| &t.disk);
+        disk.filter(|r| ids.contains(&r.meta().run_id)).cloned().collect()
+    }
+
     /// Swaps runs; drops memory runs that the edit's runs now hold.
     pub fn apply(&mut self, edit: &VersionEdit) {
+        let pins = Arc::clone(&self.pins);
         self.flushed_sequence = self.flushed_sequence.max(edit.flushed_sequence);
         for table in self.tables_mut() {
             table.mem.retain(|m| m.max_sequence > edit.flushed_sequence);
@@ -164,7 +173,7 @@ impl Version {
             if let Some(table) = self.table_mut(TableId(run.table_id))
                 && table.disk.iter().all(|r| r.meta().run_id != run.run_id)
             {
-                table.disk.push(Arc::new(RunReader::new(run.clone(), Arc::clone(&table.codec))));
+                table.disk.push(Arc::new(RunReader::pinned(run.clone(), Arc::clone(&table.codec), &pins)));
                 table.group += 1;
             }
         }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow::array::{Array, UInt32Array};
 use arrow::datatypes::SchemaRef;
-use millrace_common::{Epoch, JobId, TableId, crash};
+use millrace_common::{Epoch, JobId, SqlError, SqlState, TableId, crash};
 use millrace_rpc::catalog::{Relation, RowStorage};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{JobVersion, StatementId};
@@ -36,11 +36,13 @@ use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 const ROW_ID_COUNTER: &str = "next_row_id";
 
 /// What became of an epoch.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Fate {
     Committed(Epoch),
     /// Provably not in the log.
     NotCommitted,
+    /// The same, for a reason that evaluating the statement again would meet again.
+    Refused(SqlError),
     Unknown,
 }
 
@@ -70,7 +72,7 @@ impl Statements {
     fn conclude(self, fate: Fate) {
         for waiter in self.waiters {
             // A session that went away does not wait.
-            let _ = waiter.send(fate);
+            let _ = waiter.send(fate.clone());
         }
     }
 }
@@ -197,6 +199,7 @@ impl Sequencer {
                 Ok(DmlOutcome { epoch, rows_affected, kept })
             }
             (Ok(_), Fate::Unknown) => Err(unknown_outcome().into()),
+            (_, Fate::Refused(error)) => Err(error.into()),
             (_, Fate::NotCommitted) => Err(DmlError::Conflict),
             (Err(e), _) => Err(e),
         }
@@ -326,16 +329,17 @@ impl Sequencer {
     }
 
     /// The oldest sealed epoch is void in the log. Later ones are built on it.
-    pub fn void(&self) {
+    pub fn void(&self, reason: Option<&SqlError>) {
         let voided: Vec<_> = self.state.lock().in_flight.drain(..).collect();
         for (statements, _) in voided {
-            statements.conclude(Fate::NotCommitted);
+            statements.conclude(not_committed(reason));
         }
-        self.stop();
+        self.stop(reason);
     }
 
-    /// The table's job has ended: nothing is accepted any more, and everyone waiting is told.
-    pub fn stop(&self) {
+    /// The table's job has ended, perhaps for a reason worth telling: nothing is accepted any more, and
+    /// everyone waiting is told.
+    pub fn stop(&self, reason: Option<&SqlError>) {
         let (open, in_flight) = {
             let mut state = self.state.lock();
             state.stopped = true;
@@ -343,9 +347,9 @@ impl Sequencer {
         };
         self.ended.cancel();
         for (statements, handed_over) in in_flight {
-            statements.conclude(if handed_over { Fate::Unknown } else { Fate::NotCommitted });
+            statements.conclude(if handed_over { Fate::Unknown } else { not_committed(reason) });
         }
-        open.conclude(Fate::NotCommitted);
+        open.conclude(not_committed(reason));
     }
 
     pub fn is_stopped(&self) -> bool {
@@ -370,8 +374,19 @@ impl State {
     }
 }
 
+/// What became of statements that a failed job leaves uncommitted: a store that has no space, refuses
+/// or does not answer would do the same to the next attempt; anything else is worth one.
+fn not_committed(reason: Option<&SqlError>) -> Fate {
+    const TOLD: [SqlState; 3] =
+        [SqlState::DISK_FULL, SqlState::IO_ERROR, SqlState::INSUFFICIENT_PRIVILEGE];
+    match reason {
+        Some(error) if TOLD.contains(&error.state) => Fate::Refused(error.clone()),
+        _ => Fate::NotCommitted,
+    }
+}
+
 impl Drop for Sequencer {
     fn drop(&mut self) {
-        self.stop();
+        self.stop(None);
     }
 }

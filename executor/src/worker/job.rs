@@ -122,16 +122,16 @@ impl Job {
             failure.error.get_or_insert_with(|| error.clone());
             first && failure.cutting == 0
         };
-        self.end();
+        self.end(Some(&error));
         if report {
             self.meta.report_failure(self.id, self.generation, error);
         }
     }
 
-    fn end(&self) {
+    fn end(&self, reason: Option<&SqlError>) {
         self.stop.cancel();
         if let Kind::Table(table) = &self.kind {
-            table.sequencer.stop();
+            table.sequencer.stop(reason);
         }
     }
 
@@ -156,15 +156,16 @@ impl Job {
             (_, Some(error)) => Err(error),
             (Err(error), None) => Err(error.into_sql()),
         };
-        if result.is_err() {
-            self.end();
+        if let Err(error) = &result {
+            self.failure.lock().error.get_or_insert_with(|| error.clone());
+            self.end(Some(error));
         }
         result
     }
 
     /// Ends the tasks, wherever they are, and waits until they are gone.
     pub async fn stop(&self) {
-        self.end();
+        self.end(None);
         let handles = std::mem::take(&mut *self.handles.lock());
         for handle in &handles {
             handle.abort();
@@ -173,6 +174,16 @@ impl Job {
             // Cancelled, most likely: that is what was asked for.
             let _ = handle.await;
         }
+    }
+
+    /// Why it failed, if it did.
+    pub fn failure(&self) -> Option<SqlError> {
+        self.failure.lock().error.clone()
+    }
+
+    /// Ends it for a reason found elsewhere.
+    pub fn set_failure(&self, error: SqlError) {
+        self.failure.lock().error.get_or_insert(error);
     }
 
     pub fn is_stopped(&self) -> bool {

@@ -76,10 +76,10 @@ async fn flush(job: &Job) -> Result<(), ExecError> {
 }
 
 fn close_stopped(shared: &Shared) {
-    let gone = |since: &std::time::Instant| since.elapsed() > CLOSE_AFTER;
     let due: Vec<JobId> = {
         let stopped = shared.stopped.read();
-        stopped.iter().filter(|(_, since)| gone(since)).map(|(id, _)| *id).collect()
+        let gone = stopped.iter().filter(|(_, job)| job.since.elapsed() > CLOSE_AFTER);
+        gone.map(|(id, _)| *id).collect()
     };
     for id in due {
         shared.stopped.write().remove(&id);

@@ -60,9 +60,15 @@ struct Shared {
     meta: OnceLock<Arc<dyn MetaService>>,
     jobs: RwLock<HashMap<JobId, Arc<Job>>>,
     /// Stopped jobs whose state is still open, and since when.
-    stopped: RwLock<HashMap<JobId, Instant>>,
+    stopped: RwLock<HashMap<JobId, Stopped>>,
     /// A job was started.
     started: tokio::sync::Notify,
+}
+
+/// A job that was stopped and may be started again.
+struct Stopped {
+    since: Instant,
+    why: Option<SqlError>,
 }
 
 pub struct Worker {
@@ -155,7 +161,7 @@ impl Shared {
             }
         };
         if let Some(job) = job {
-            self.stopped.write().insert(id, Instant::now());
+            self.stopped.write().insert(id, Stopped { since: Instant::now(), why: job.failure() });
             job.stop().await;
         }
     }
@@ -205,12 +211,21 @@ impl ComputeService for Worker {
             (Verdict::Committed(epoch), Kind::Table(table)) => table.committed(epoch),
             (Verdict::Committed(epoch), Kind::Derived(derived)) => derived.committed(epoch),
             (Verdict::Void, Kind::Table(table)) => {
-                table.sequencer.void();
+                table.sequencer.void(None);
                 job.stop().await;
             }
             (Verdict::Void, _) => job.stop().await,
             (_, Kind::Nothing) => {}
         }
+    }
+
+    async fn refused(&self, job: JobId, generation: Generation, error: SqlError) {
+        let Some(job) = self.shared.job_of(job, generation) else { return };
+        if let Kind::Table(table) = &job.kind {
+            table.sequencer.void(Some(&error));
+        }
+        job.set_failure(error);
+        job.stop().await;
     }
 
     async fn stop_job(&self, job: JobId, generation: Generation) {

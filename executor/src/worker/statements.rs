@@ -55,9 +55,17 @@ impl Shared {
                 started.await;
             }
         };
-        tokio::time::timeout(TABLE_WAIT, running).await.unwrap_or_else(|_| {
-            Err(SqlError::new(SqlState::CANNOT_CONNECT_NOW, "the table's job is not running")
-                .with_hint("SHOW JOBS tells why; the job is retried."))
+        let found = tokio::time::timeout(TABLE_WAIT, running).await;
+        found.unwrap_or_else(|_| Err(self.why_not_running(id)))
+    }
+
+    /// What the job failed of, if it did.
+    fn why_not_running(&self, id: JobId) -> SqlError {
+        let failure = self.stopped.read().get(&id).and_then(|job| job.why.clone());
+        let failure = failure.or_else(|| self.job(id).and_then(|job| job.failure()));
+        failure.unwrap_or_else(|| {
+            SqlError::new(SqlState::CANNOT_CONNECT_NOW, "the table's job is not running")
+                .with_hint("SHOW JOBS tells why; the job is retried.")
         })
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_rpc::log::{LogRecord, Snapshot, decode_frame, encode_frame};
+use millrace_storage::StorageError;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use prost::bytes::Bytes;
@@ -15,8 +16,8 @@ use crate::state::MetaState;
 const LOG: &str = "meta/log";
 const SNAPSHOT: &str = "meta/snapshot";
 const PROBE: &str = "meta/probe";
-/// Records fetched at a time when opening.
-const OPEN_PARALLEL: usize = 64;
+/// Records fetched at a time when opening: all there usually are, so that they cost one round.
+const OPEN_PARALLEL: usize = 512;
 /// A request that takes longer is given up and its outcome looked up.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -30,6 +31,8 @@ pub fn crc(bytes: &[u8]) -> u32 {
 pub enum Created {
     Yes,
     Exists,
+    /// There was no space: it has not happened and will not.
+    Full(String),
     /// Time-out or error: it may have happened, or may still happen.
     Unknown(String),
 }
@@ -70,8 +73,11 @@ impl LogStore {
         };
         create().await?;
         let second = create().await;
-        // A key left behind is harmless: the nonce is not used again.
-        let _ = self.store.delete(&path).await;
+        let store = Arc::clone(&self.store);
+        // Nobody waits for it: a key left behind is harmless, the nonce is not used again.
+        tokio::spawn(async move {
+            let _ = store.delete(&path).await;
+        });
         match second {
             Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
             Ok(_) => Err(MetaError::NoConditionalPut),
@@ -138,7 +144,10 @@ impl LogStore {
         match tokio::time::timeout(REQUEST_TIMEOUT, put).await {
             Ok(Ok(_)) => Created::Yes,
             Ok(Err(object_store::Error::AlreadyExists { .. })) => Created::Exists,
-            Ok(Err(e)) => Created::Unknown(e.to_string()),
+            Ok(Err(e)) => match StorageError::from_store("write", path.as_ref(), e) {
+                full @ StorageError::DiskFull { .. } => Created::Full(full.to_string()),
+                other => Created::Unknown(other.to_string()),
+            },
             Err(_) => Created::Unknown(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())),
         }
     }

@@ -90,7 +90,8 @@ impl LogWriter {
         Ok((LogWriter { queue, deposed }, term))
     }
 
-    /// Durable and folded when it returns; the verdict is the fold's.
+    /// Durable and folded when it returns; the verdict is the fold's. After [`MetaError::Full`] nothing
+    /// has happened and the writer goes on; every other error is the end of this writer.
     pub async fn append(&self, entry: Entry) -> Result<Verdict, MetaError> {
         let (answer, verdict) = oneshot::channel();
         if self.queue.send(Waiting { entry, answer }).await.is_err() {
@@ -145,6 +146,13 @@ impl Writer {
                         // The sender may have been dropped: a cancelled statement.
                         let _ = answer.send(Ok(verdict));
                     }
+                }
+                Err(full @ MetaError::Full(_)) => {
+                    error!(error = %full, "nothing was written");
+                    for answer in answers {
+                        let _ = answer.send(Err(full.clone()));
+                    }
+                    continue;
                 }
                 Err(reason) => {
                     error!(%reason, "the log is closed");
@@ -214,10 +222,14 @@ impl Writer {
     /// Otherwise the foreign record, already folded; an error if it deposed us.
     async fn resolve(&mut self, number: u64, bytes: &Bytes) -> Result<Option<LogRecord>, MetaError> {
         let mut pause = RETRY_MIN;
+        let mut in_doubt = false;
         loop {
             match self.store.create(number, bytes).await {
                 Created::Yes => return Ok(None),
                 Created::Exists => {}
+                // No earlier attempt can still succeed: the number is free for another record.
+                Created::Full(reason) if !in_doubt => return Err(MetaError::Full(reason)),
+                Created::Full(reason) => warn!(number, reason, "append in doubt, trying again"),
                 Created::Unknown(reason) => warn!(number, reason, "append in doubt, reading it back"),
             }
             match self.store.read(number).await {
@@ -227,6 +239,7 @@ impl Writer {
                 Ok(None) => {}
                 Err(reason) => warn!(number, %reason, "record cannot be read back, trying again"),
             }
+            in_doubt = true;
             let jitter = self.options.env.random() % (pause.as_millis() as u64).max(1);
             tokio::time::sleep(pause + Duration::from_millis(jitter)).await;
             pause = (pause * 2).min(RETRY_MAX);

@@ -10,6 +10,7 @@ use object_store::path::Path;
 
 use crate::block::{Block, BlockCodec};
 use crate::error::{Result, StorageError};
+use crate::pins::{ObjectPins, Pin};
 use crate::run::RunIndex;
 
 /// Holds no data and does no I/O: the [`crate::cache::BlockCache`] reads with its help.
@@ -18,12 +19,20 @@ pub struct RunReader {
     meta: RunMeta,
     codec: Arc<BlockCodec>,
     path: Path,
+    /// Keeps the object from being collected as garbage.
+    _pin: Option<Pin>,
 }
 
 impl RunReader {
     pub fn new(meta: RunMeta, codec: Arc<BlockCodec>) -> RunReader {
         let path = Path::from(meta.object.as_str());
-        RunReader { meta, codec, path }
+        RunReader { meta, codec, path, _pin: None }
+    }
+
+    /// One whose object stays as long as the reader does.
+    pub(crate) fn pinned(meta: RunMeta, codec: Arc<BlockCodec>, pins: &Arc<ObjectPins>) -> RunReader {
+        let pin = Some(pins.pin(&meta.object));
+        RunReader { _pin: pin, ..RunReader::new(meta, codec) }
     }
 
     pub fn meta(&self) -> &RunMeta {
