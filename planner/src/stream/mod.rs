@@ -8,6 +8,7 @@ mod aggregate;
 mod convert;
 pub mod expr;
 mod fragment;
+mod index;
 mod join;
 mod order;
 pub mod plan;
@@ -27,6 +28,8 @@ use crate::optimizer::optimize_for_view;
 use crate::passes::{exchange, identity, prune, rank, simplify};
 
 use plan::Stream;
+
+pub use index::plan_index;
 
 /// What becomes of a job's result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
