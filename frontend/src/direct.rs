@@ -1,5 +1,6 @@
 //! [`Cluster`] by direct calls: meta, worker and store in this process.
 
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ use crate::cluster::{BatchStream, CatalogSnapshot, Cluster, DmlKind, DmlResult, 
 
 /// Rows of a source made at a time.
 const SOURCE_BATCH: usize = 8192;
+/// Key ranges of one scan read at the same time.
+const RANGES_AT_ONCE: usize = 16;
 
 /// All roles in one process.
 pub struct Direct {
@@ -141,8 +144,15 @@ impl Cluster for Direct {
                 };
                 let reason = match &s.state {
                     JobState::Failed { reason, .. } => Some(reason.clone()),
-                    _ => None,
+                    JobState::WaitingForInputs { .. } => Some("an input is still being created".to_owned()),
+                    _ => s.stalled.map(|d| {
+                        format!(
+                            "its tasks have been at one epoch for {} s; the object store may not answer",
+                            d.as_secs()
+                        )
+                    }),
                 };
+                let word = if s.stalled.is_some() { "stalled" } else { s.state.name() };
                 let details = vec![
                     format!("Rows: {}", s.row_count),
                     format!("Commits: {}", s.counters.commits),
@@ -151,7 +161,7 @@ impl Cluster for Direct {
                 ];
                 JobRow {
                     relation: s.relation.0,
-                    state: s.state.name().to_owned(),
+                    state: word.to_owned(),
                     progress,
                     reason,
                     epoch: s.epoch.0,
@@ -178,11 +188,17 @@ impl Cluster for Direct {
             batch_rows: request.limit.map_or(8192, |l| l.clamp(1, 8192)),
             ..ScanOptions::default()
         };
-        let batches: BoxStream<'static, _> = snapshot
-            .scan(table, options)
-            .map(|b| b.map_err(SqlError::from).and_then(|b| repeat(b.values, &b.weights)))
-            .boxed();
-        Ok(batches)
+        let batches: BoxStream<'static, _> = match request.ranges {
+            None => snapshot.scan(table, options),
+            Some(ranges) => futures::stream::iter(ranges)
+                .map(move |r| {
+                    let range = Some((Bound::Included(r.from), Bound::Excluded(r.until)));
+                    snapshot.scan(table, ScanOptions { range, ..options.clone() })
+                })
+                .flatten_unordered(RANGES_AT_ONCE)
+                .boxed(),
+        };
+        Ok(batches.map(|b| b.map_err(SqlError::from).and_then(|b| repeat(b.values, &b.weights))).boxed())
     }
 
     async fn multi_get(

@@ -35,6 +35,8 @@ pub struct MetaOptions {
     pub env: Arc<dyn Env>,
     /// Parallel tasks of a job's fragments.
     pub parallelism: usize,
+    /// Events a source's epoch may hold: a reader keeps what it writes of one in memory.
+    pub source_epoch_events: u64,
     /// Settings of the command line, below those set by SQL.
     pub settings: BTreeMap<String, String>,
     pub snapshots: SnapshotPolicy,
@@ -54,6 +56,7 @@ impl MetaOptions {
             store,
             env: Arc::new(SystemEnv),
             parallelism: 2,
+            source_epoch_events: crate::source::MAX_EVENTS,
             settings: BTreeMap::new(),
             snapshots: SnapshotPolicy::default(),
             table_class: Arc::new(|_, _| StateClass::PointUpdate),
@@ -101,6 +104,8 @@ impl Meta {
             recovering(jobs.flat_map(|j| j.version.tail.iter().cloned()).collect());
         }
         let shared = Shared::new(Arc::clone(&options.env), options.parallelism, options.settings);
+        // Set once, here.
+        let _ = shared.source_epoch_events.set(options.source_epoch_events);
         let retention = Arc::downgrade(&shared);
         let writer = WriterOptions {
             env: options.env,

@@ -1,0 +1,131 @@
+//! A server inside the test process over a store that the test can slow, break and count.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millrace::{Config, Overrides, Standalone, StartError};
+use millrace_sqllogictest::{server, suite};
+use object_store::ObjectStore;
+use tokio::runtime::Runtime;
+use tokio_postgres::Client;
+
+/// A running server, on a runtime of its own that can be thrown away as by a crash.
+pub struct Node {
+    server: Option<Standalone>,
+    runtime: Option<Runtime>,
+    pub port: u16,
+}
+
+#[derive(Clone)]
+pub struct NodeOptions {
+    pub store: Arc<dyn ObjectStore>,
+    /// Committed memory of a job beyond which it goes into runs.
+    pub flush_bytes: usize,
+    pub block_bytes: Option<usize>,
+}
+
+impl NodeOptions {
+    pub fn new(store: Arc<dyn ObjectStore>) -> NodeOptions {
+        NodeOptions { store, flush_bytes: 16 << 20, block_bytes: None }
+    }
+}
+
+fn config() -> Config {
+    Config {
+        listen: "127.0.0.1:0".to_string(),
+        data_dir: std::env::temp_dir(),
+        object_store: String::new(),
+        memory_limit: 256 << 20,
+        disk_cache: 0,
+        barrier_interval: Duration::from_millis(20),
+        parallelism: 2,
+    }
+}
+
+impl Node {
+    pub async fn try_start(options: &NodeOptions) -> Result<Node, StartError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("threads");
+        let overrides = Overrides {
+            object_store: Some(Arc::clone(&options.store)),
+            block_bytes: options.block_bytes,
+            flush_bytes: Some(options.flush_bytes),
+            ..Overrides::default()
+        };
+        let started = runtime.spawn(Standalone::start(config(), overrides)).await.expect("no panic");
+        match started {
+            Ok(server) => {
+                let port = server.address.port();
+                Ok(Node { server: Some(server), runtime: Some(runtime), port })
+            }
+            Err(e) => {
+                runtime.shutdown_background();
+                Err(e)
+            }
+        }
+    }
+
+    pub async fn start(options: &NodeOptions) -> Node {
+        Node::try_start(options).await.expect("the server starts")
+    }
+
+    pub fn server(&self) -> &Standalone {
+        self.server.as_ref().expect("running")
+    }
+
+    pub async fn connect(&self) -> Client {
+        server::connect(self.port).await.expect("a connection")
+    }
+
+    /// A new connection that runs these statements one by one.
+    pub async fn run(&self, sql: &str) -> Client {
+        let client = self.connect().await;
+        run(&client, sql).await;
+        client
+    }
+
+    /// SHOW JOBS: state and reason of a relation.
+    pub async fn job(&self, name: &str) -> Option<(String, String)> {
+        let client = self.connect().await;
+        let jobs = suite::rows(&client, "SHOW JOBS").await.expect("SHOW JOBS answers");
+        let job = jobs.into_iter().find(|j| j[1] == format!("public.{name}"))?;
+        Some((job[3].clone(), job[6].clone()))
+    }
+
+    /// Waits until SHOW JOBS shows the job in this state, and returns the reason it shows.
+    pub async fn wait_for_state(&self, name: &str, state: &str) -> String {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let job = self.job(name).await;
+            match job {
+                Some((found, reason)) if found == state => return reason,
+                other => assert!(Instant::now() < until, "{name} is {other:?}, not {state}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.server = None;
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Runs statements that must succeed, one by one.
+pub async fn run(client: &Client, sql: &str) {
+    for statement in sql.split(';').filter(|s| !s.trim().is_empty()) {
+        client.batch_execute(statement).await.unwrap_or_else(|e| panic!("{statement}: {e:?}"));
+    }
+}
+
+/// The only value of a query's only row.
+pub async fn one(client: &Client, sql: &str) -> String {
+    suite::rows(client, sql).await.unwrap_or_else(|e| panic!("{e}"))[0][0].clone()
+}
