@@ -201,6 +201,7 @@ fn meta_options(
     let gc = config.tuning.gc_interval.map_or(defaults.gc, |period| GcOptions { period, grace: period * 6 });
     MetaOptions {
         parallelism: config.parallelism,
+        source_epoch_events: (config.memory_limit / EVENT_MEMORY) as u64,
         settings: BTreeMap::from([("barrier_interval".to_string(), interval)]),
         table_class: Arc::new(move |job: JobId, table: u32| {
             let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));
@@ -215,6 +216,12 @@ fn meta_options(
         ..defaults
     }
 }
+
+/// Memory limit for each row that an epoch takes in: it may be wide, written in several state tables,
+/// and there in several stages of a commit.
+const EVENT_MEMORY: usize = 8 << 10;
+/// Rows of a backfill's step, at least.
+const MIN_STEP: usize = 4 << 10;
 
 /// How the memory limit is dealt out: a quarter each for blocks, state caches and queries; the rest
 /// for memory runs, channels and what the allocator keeps.
@@ -251,6 +258,7 @@ fn exec_options(config: &Config) -> ExecOptions {
     let defaults = ExecOptions::default();
     ExecOptions {
         cache_bytes: limit / 16,
+        backfill_rows: (limit / EVENT_MEMORY).clamp(MIN_STEP, defaults.backfill_rows),
         delta_bytes: (limit / 16).min(defaults.delta_bytes),
         group_change_bytes: (limit / 16).min(defaults.group_change_bytes),
         hub_bytes: (limit / 16).min(defaults.hub_bytes),

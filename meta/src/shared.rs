@@ -43,6 +43,8 @@ pub struct Shared {
     pub env: Arc<dyn Env>,
     pub state: Arc<RwLock<MetaState>>,
     pub parallelism: usize,
+    /// See `MetaOptions`.
+    pub source_epoch_events: OnceLock<u64>,
     base_settings: BTreeMap<String, String>,
     settings: RwLock<Settings>,
     catalog: RwLock<Arc<Catalog>>,
@@ -70,6 +72,7 @@ impl Shared {
             env,
             state: Arc::default(),
             parallelism: parallelism.max(1),
+            source_epoch_events: OnceLock::new(),
             settings: RwLock::new(Settings::resolve(&base_settings, &BTreeMap::new())),
             base_settings,
             catalog: RwLock::default(),

@@ -28,7 +28,7 @@ const EPOCH_WORK: Duration = Duration::from_millis(500);
 const FIRST_EVENTS: u64 = 16_384;
 /// One epoch's bounds.
 const MIN_EVENTS: u64 = 1_024;
-const MAX_EVENTS: u64 = 8 << 20;
+pub const MAX_EVENTS: u64 = 8 << 20;
 /// An epoch is at most this many times the one before: one lucky measurement does not flood a reader.
 const MAX_GROWTH: u64 = 4;
 /// Pause after a failure to open the source.
@@ -57,7 +57,8 @@ impl Coordinator {
     /// Until cancelled.
     pub async fn run(self) {
         let Some((source, started_ms)) = self.open().await else { return };
-        let mut amount = FIRST_EVENTS;
+        let most = self.shared.source_epoch_events.get().copied().unwrap_or(MAX_EVENTS).max(MIN_EVENTS);
+        let mut amount = FIRST_EVENTS.min(most);
         let mut last_advance: Option<Instant> = None;
         loop {
             let Demand::Next { speed } = self.demand() else {
@@ -65,7 +66,7 @@ impl Coordinator {
                 continue;
             };
             if let Some(speed) = speed {
-                amount = next_amount(amount, speed);
+                amount = next_amount(amount, speed).min(most);
             }
             let now_ms = self.shared.env.now_ms();
             match self.next_offsets(source.as_ref(), started_ms, now_ms, amount) {
