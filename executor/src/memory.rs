@@ -4,6 +4,10 @@
 //! outright; holders of what can be shed ask [`MemoryGovernor::share`] for what they may keep, and
 //! those that can wait ask [`MemoryGovernor::is_tight`] before they take in more. So a worker over its
 //! limit first shrinks caches and then slows down. Counters only: no lock.
+//!
+//! Not everything is reported: decoding, encoding, queries and what the allocator keeps back are not.
+//! So the process's resident memory is observed too, and what it holds beyond the limit and a margin
+//! counts like memory in use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -36,6 +40,8 @@ pub struct MemoryGovernor {
     used: [AtomicI64; MEMORY_CLASSES.len()],
     /// State caches that exist; they share what is left evenly.
     caches: AtomicUsize,
+    /// Resident bytes beyond the limit and its margin.
+    excess: AtomicUsize,
     released: Notify,
 }
 
@@ -45,6 +51,7 @@ impl MemoryGovernor {
             limit,
             used: Default::default(),
             caches: AtomicUsize::new(0),
+            excess: AtomicUsize::new(0),
             released: Notify::new(),
         })
     }
@@ -72,8 +79,19 @@ impl MemoryGovernor {
 
     /// Whether holders that can wait should: everything but caches fills three quarters.
     pub fn is_tight(&self) -> bool {
-        let pinned = self.used().saturating_sub(self.used_by(MemoryClass::Cache));
-        pinned > self.limit / 4 * 3
+        self.pinned() > self.limit / 4 * 3
+    }
+
+    /// Takes note of what the process holds in all.
+    pub fn observe(&self, resident: usize) {
+        let excess = resident.saturating_sub(self.limit + self.limit / 4);
+        self.excess.store(excess, Ordering::Relaxed);
+    }
+
+    /// What cannot be shed at once.
+    fn pinned(&self) -> usize {
+        let held = self.used().saturating_sub(self.used_by(MemoryClass::Cache));
+        held + self.excess.load(Ordering::Relaxed)
     }
 
     /// What one cache may hold now, at most `wanted`: an even share of what others leave, never
@@ -81,8 +99,7 @@ impl MemoryGovernor {
     pub fn share(&self, wanted: usize) -> usize {
         const FLOOR: usize = 256 << 10;
         let caches = self.caches.load(Ordering::Relaxed).max(1);
-        let pinned = self.used().saturating_sub(self.used_by(MemoryClass::Cache));
-        let left = (self.limit / 10 * 9).saturating_sub(pinned);
+        let left = (self.limit / 10 * 9).saturating_sub(self.pinned());
         (left / caches).clamp(FLOOR.min(wanted), wanted)
     }
 
@@ -142,9 +159,31 @@ impl Drop for Reservation {
     }
 }
 
+/// Resident bytes of this process; `None` where the system does not tell.
+pub fn resident_bytes() -> Option<usize> {
+    const PAGE: usize = 4096;
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    Some(statm.split_ascii_whitespace().nth(1)?.parse::<usize>().ok()? * PAGE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_process_holds_beyond_the_limit_is_taken_from_the_caches() {
+        let governor = MemoryGovernor::new(100 << 20);
+        let _cache = governor.account(MemoryClass::Cache);
+        governor.observe(120 << 20);
+        assert_eq!(governor.share(usize::MAX) >> 20, 90);
+        governor.observe(165 << 20);
+        assert_eq!(governor.share(usize::MAX) >> 20, 50);
+        assert!(!governor.is_tight());
+        governor.observe(205 << 20);
+        assert!(governor.is_tight());
+        governor.observe(0);
+        assert!(!governor.is_tight());
+    }
 
     #[test]
     fn dropped_accounts_give_back_and_caches_share_what_is_left() {

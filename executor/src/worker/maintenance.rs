@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Shared;
 use super::job::Job;
 use crate::error::ExecError;
-use crate::memory::{MemoryClass, Reservation};
+use crate::memory::{MemoryClass, Reservation, resident_bytes};
 
 const PERIOD: Duration = Duration::from_millis(100);
 /// How long a stopped job stays readable: longer than meta's longest pause before a restart.
@@ -38,6 +38,9 @@ pub fn spawn(shared: &Arc<Shared>, stop: CancellationToken) {
 
 fn round(shared: &Arc<Shared>, memtables: &mut Reservation) {
     memtables.set(shared.store.memory_size());
+    if let Some(resident) = resident_bytes() {
+        shared.governor.observe(resident);
+    }
     close_stopped(shared);
     let jobs: Vec<Arc<Job>> = shared.jobs.read().values().cloned().collect();
     let tight = shared.governor.is_tight();
