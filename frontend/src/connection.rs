@@ -554,7 +554,10 @@ impl Connection {
             match guarded(&self.gone, &cancel, rest, next).await? {
                 None => return Ok(true),
                 Some(batch) if batch.num_rows() == 0 => {}
-                Some(batch) => running.current = Some((columns_of(&batch)?, 0, batch.num_rows())),
+                Some(batch) => {
+                    let columns = columns_of(&batch, &running.rows.fields)?;
+                    running.current = Some((columns, 0, batch.num_rows()));
+                }
             }
         }
     }
@@ -603,7 +606,7 @@ impl Connection {
         loop {
             let next = async { stream.next().await.transpose() };
             let Some(batch) = guarded(&self.gone, &cancel, timeout, next).await? else { break };
-            let columns = columns_of(&batch)?;
+            let columns = columns_of(&batch, &fields)?;
             for row in 0..batch.num_rows() {
                 line.clear();
                 copy::writer::row(&columns, row, &format, &mut text, &mut line)?;

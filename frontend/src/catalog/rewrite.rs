@@ -1,11 +1,394 @@
-//! What clients write that only the system catalogs give a meaning: rewritten before planning.
+//! What clients write beyond our SQL, in words that the planner knows.
+//!
+//! `OPERATOR(pg_catalog.~)`, casts to `regclass` and its like, array literals, `= ANY (array)`,
+//! `ARRAY(SELECT …)`. PostgreSQL's output names are fixed before anything changes. Sub-selects over
+//! system tables, which DataFusion cannot decorrelate, are in [`super::subquery`].
+
+use std::ops::ControlFlow;
 
 use millrace_common::SqlError;
-use sqlparser::ast::Query;
+use millrace_planner::bind::names::column_name;
+use sqlparser::ast::*;
 
+use super::subquery;
+use crate::query::catalog_view::fold;
 use crate::session::Session;
 
 /// The query as our planner takes it.
-pub fn for_clients(query: &Query, _session: &Session) -> Result<Query, SqlError> {
-    Ok(query.clone())
+pub fn for_clients(query: &Query, session: &Session) -> Result<Query, SqlError> {
+    let mut query = query.clone();
+    let catalog = session.cluster().catalog();
+    let path = session.search_path();
+    let is_user = |name: &str| path.iter().any(|s| catalog.get(s, name).is_some());
+    let mut rewrite = Rewrite { is_user: &is_user, names: Vec::new(), joins: 0 };
+    match VisitMut::visit(&mut query, &mut rewrite) {
+        ControlFlow::Continue(()) => Ok(query),
+        ControlFlow::Break(e) => Err(*e),
+    }
+}
+
+pub(super) struct Rewrite<'a> {
+    /// Whether an unqualified name is a user's relation (which hides a system table).
+    pub is_user: &'a dyn Fn(&str) -> bool,
+    /// Output names of the SELECTs under way.
+    names: Vec<Vec<(Expr, String)>>,
+    /// Joins made of sub-selects so far.
+    pub joins: usize,
+}
+
+type Flow = ControlFlow<Box<SqlError>>;
+
+impl VisitorMut for Rewrite<'_> {
+    type Break = Box<SqlError>;
+
+    fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
+        let name = |item: &SelectItem| match item {
+            SelectItem::UnnamedExpr(e) => (e.clone(), item_name(e)),
+            _ => (null(), String::new()),
+        };
+        self.names.push(select.projection.iter().map(name).collect());
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_select(&mut self, select: &mut Select) -> Flow {
+        subquery::select(select, self);
+        let names = self.names.pop().unwrap_or_default();
+        for (item, (before, name)) in select.projection.iter_mut().zip(names) {
+            if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item {
+                show_registered(e);
+            }
+            if let SelectItem::UnnamedExpr(e) = item
+                && *e != before
+                && !matches!(e, Expr::Subquery(_))
+            {
+                *item = SelectItem::ExprWithAlias { expr: take(e), alias: Ident::with_quote('"', name) };
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> Flow {
+        if let Some(new) = self.expression(expr) {
+            *expr = new;
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+pub(super) fn null() -> Expr {
+    Expr::value(Value::Null)
+}
+
+pub(super) fn take(e: &mut Expr) -> Expr {
+    std::mem::replace(e, null())
+}
+
+pub(super) fn boolean(b: bool) -> Expr {
+    Expr::value(Value::Boolean(b))
+}
+
+/// A call of one of our functions.
+pub(super) fn call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
+    let args = args.into_iter().map(|a| FunctionArg::Unnamed(FunctionArgExpr::Expr(a))).collect();
+    Expr::Function(Function {
+        name: ObjectName::from(vec![Ident::with_quote('"', name)]),
+        uses_odbc_syntax: false,
+        parameters: FunctionArguments::None,
+        args: FunctionArguments::List(FunctionArgumentList {
+            duplicate_treatment: None,
+            args,
+            clauses: Vec::new(),
+        }),
+        filter: None,
+        null_treatment: None,
+        over: None,
+        within_group: Vec::new(),
+    })
+}
+
+/// The unqualified name of a function.
+pub(super) fn function_name(f: &Function) -> String {
+    f.name.0.last().and_then(|p| p.as_ident()).map(fold).unwrap_or_default()
+}
+
+/// The last part of a type's name, and whether it is an array's.
+fn type_name(t: &DataType) -> (String, bool) {
+    match t {
+        DataType::Custom(name, _) => {
+            let name = name.0.last().and_then(|p| p.as_ident()).map(fold).unwrap_or_default();
+            match name.strip_suffix("[]") {
+                Some(item) => (item.to_owned(), true),
+                None => (name, false),
+            }
+        }
+        DataType::Regclass => ("regclass".to_owned(), false),
+        DataType::Array(ArrayElemTypeDef::SquareBracket(item, _)) => (type_name(item).0, true),
+        DataType::Array(_) => (String::new(), true),
+        other => (other.to_string().to_lowercase(), false),
+    }
+}
+
+const REGISTERED: [&str; 5] = ["regclass", "regtype", "regnamespace", "regrole", "regproc"];
+
+/// PostgreSQL's name of an expression; casts to types that only catalogs know are named after them.
+fn item_name(e: &Expr) -> String {
+    if let Expr::Cast { expr, data_type, .. } = e {
+        let (name, array) = type_name(data_type);
+        let inner = item_name(expr);
+        let weak = inner == "?column?" || matches!(**expr, Expr::Cast { .. }) && !is_named(expr);
+        if array || REGISTERED.contains(&name.as_str()) || matches!(name.as_str(), "oid" | "name" | "char") {
+            return if weak { name } else { inner };
+        }
+    }
+    column_name(e)
+}
+
+/// Whether a chain of casts begins at something that has a name.
+fn is_named(e: &Expr) -> bool {
+    match e {
+        Expr::Cast { expr, .. } | Expr::Nested(expr) => is_named(expr),
+        e => column_name(e) != "?column?",
+    }
+}
+
+fn string_of(e: &Expr) -> Option<&str> {
+    match e {
+        Expr::Value(v) => match &v.value {
+            Value::SingleQuotedString(s) | Value::EscapedStringLiteral(s) => Some(s),
+            _ => None,
+        },
+        Expr::Cast { expr, data_type: DataType::Text, .. } | Expr::Nested(expr) => string_of(expr),
+        _ => None,
+    }
+}
+
+fn called(e: &Expr) -> Option<String> {
+    match e {
+        Expr::Function(f) => Some(function_name(f)).filter(|n| n.starts_with('#')),
+        Expr::Nested(e) => called(e),
+        _ => None,
+    }
+}
+
+fn first_argument(e: &mut Expr) -> Option<Expr> {
+    match e {
+        Expr::Nested(e) => first_argument(e),
+        Expr::Function(Function { args: FunctionArguments::List(list), .. }) => match list.args.first_mut() {
+            Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(e))) => Some(take(e)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// `'t'::regclass` in a SELECT list is shown as a name.
+fn show_registered(e: &mut Expr) {
+    if let Some(name) = called(e)
+        && let Some(kind) = name.strip_suffix("_in")
+    {
+        let inner = take(e);
+        *e = call(&format!("{kind}_out"), [inner]);
+    }
+}
+
+impl Rewrite<'_> {
+    fn expression(&mut self, expr: &mut Expr) -> Option<Expr> {
+        match expr {
+            Expr::BinaryOp { op, .. } => {
+                if let BinaryOperator::PGCustomBinaryOperator(parts) = op {
+                    *op = operator(parts.last()?)?;
+                }
+                None
+            }
+            Expr::Cast { expr: inner, data_type, .. } => cast(inner, data_type),
+            Expr::AnyOp { left, compare_op: BinaryOperator::Eq, right, .. } => any(left, right),
+            Expr::AllOp { left, compare_op: BinaryOperator::NotEq, right } => {
+                let any = any(left, right)?;
+                Some(Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(Expr::Nested(Box::new(any))) })
+            }
+            Expr::Function(f) if function_name(f) == "array" => match &mut f.args {
+                FunctionArguments::Subquery(query) => Some(subquery::array(query)),
+                _ => None,
+            },
+            Expr::Identifier(i) if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("current_schema") => {
+                Some(call("current_schema", []))
+            }
+            Expr::Subquery(query) if subquery::is_empty(query) => Some(null()),
+            Expr::Exists { subquery: query, negated } if subquery::is_empty(query) => Some(boolean(*negated)),
+            Expr::InSubquery { subquery: query, negated, .. } if subquery::is_empty(query) => {
+                Some(boolean(*negated))
+            }
+            Expr::CompoundFieldAccess { root, access_chain } => vector_element(root, access_chain),
+            _ => None,
+        }
+    }
+}
+
+/// `OPERATOR(pg_catalog.…)`.
+fn operator(symbol: &str) -> Option<BinaryOperator> {
+    use BinaryOperator as B;
+    Some(match symbol {
+        "~" => B::PGRegexMatch,
+        "~*" => B::PGRegexIMatch,
+        "!~" => B::PGRegexNotMatch,
+        "!~*" => B::PGRegexNotIMatch,
+        "~~" => B::PGLikeMatch,
+        "~~*" => B::PGILikeMatch,
+        "!~~" => B::PGNotLikeMatch,
+        "!~~*" => B::PGNotILikeMatch,
+        "=" => B::Eq,
+        "<>" | "!=" => B::NotEq,
+        "<" => B::Lt,
+        "<=" => B::LtEq,
+        ">" => B::Gt,
+        ">=" => B::GtEq,
+        "+" => B::Plus,
+        "-" => B::Minus,
+        "*" => B::Multiply,
+        "/" => B::Divide,
+        "||" => B::StringConcat,
+        _ => return None,
+    })
+}
+
+fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
+    let (name, array) = type_name(t);
+    if array {
+        return match string_of(inner) {
+            Some(text) => {
+                let items = array_items(text)?;
+                if items.is_empty() {
+                    return Some(call("#no_texts", []));
+                }
+                let DataType::Array(ArrayElemTypeDef::SquareBracket(item, _)) = t else { return None };
+                let plain = matches!(name.as_str(), "name" | "oid" | "char");
+                let item = if plain { DataType::Text } else { item.as_ref().clone() };
+                let element = |value: Option<String>| Expr::Cast {
+                    kind: CastKind::DoubleColon,
+                    expr: Box::new(Expr::value(value.map_or(Value::Null, Value::SingleQuotedString))),
+                    data_type: item.clone(),
+                    array: false,
+                    format: None,
+                };
+                Some(Expr::Array(Array { elem: items.into_iter().map(element).collect(), named: true }))
+            }
+            None => Some(take(inner)),
+        };
+    }
+    let registered = REGISTERED.contains(&name.as_str());
+    if let Some(done) = called(inner).filter(|d| d.ends_with("_in") || d.ends_with("_out")) {
+        let wanted = format!("#{name}");
+        return match name.as_str() {
+            // The number behind the name.
+            "oid" | "int8" | "int4" | "bigint" | "integer" | "int" if done.ends_with("_out") => first_argument(inner),
+            "oid" | "int8" | "bigint" => Some(take(inner)),
+            "text" | "name" | "varchar" if done.ends_with("_in") => {
+                let kind = done.trim_end_matches("_in").to_owned();
+                Some(call(&format!("{kind}_out"), [take(inner)]))
+            }
+            "text" | "name" | "varchar" => Some(take(inner)),
+            _ if registered && done.starts_with(&wanted) => Some(take(inner)),
+            _ => None,
+        };
+    }
+    if registered {
+        let text = matches!(inner, Expr::Cast { data_type: DataType::Text, .. })
+            || string_of(inner).is_some()
+            || matches!(inner, Expr::Value(v) if matches!(v.value, Value::Placeholder(_)));
+        let suffix = if text { "in" } else { "out" };
+        return Some(call(&format!("#{name}_{suffix}"), [take(inner)]));
+    }
+    None
+}
+
+/// Items of `{a,"b c",NULL}`; `None`: not a one-dimensional array.
+pub fn array_items(text: &str) -> Option<Vec<Option<String>>> {
+    let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;
+    if inner.trim().is_empty() {
+        return Some(vec![]);
+    }
+    let (mut items, mut item, mut quoted, mut was_quoted) = (vec![], String::new(), false, false);
+    let mut chars = inner.chars();
+    let finish = |item: &mut String, was_quoted: &mut bool| {
+        let text = std::mem::take(item);
+        let text = if *was_quoted { text } else { text.trim().to_owned() };
+        let null = !*was_quoted && text.eq_ignore_ascii_case("null");
+        *was_quoted = false;
+        (!null).then_some(text)
+    };
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => item.push(chars.next()?),
+            '"' => {
+                quoted = !quoted;
+                was_quoted = true;
+            }
+            ',' if !quoted => items.push(finish(&mut item, &mut was_quoted)),
+            '{' | '}' if !quoted => return None,
+            c => item.push(c),
+        }
+    }
+    items.push(finish(&mut item, &mut was_quoted));
+    Some(items)
+}
+
+/// `left = ANY (right)`: a list stays a list; functions and catalog columns go through ours.
+fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
+    let mut array = &mut *right;
+    while let Expr::Nested(inner) = array {
+        array = inner;
+    }
+    match array {
+        Expr::Array(items) => {
+            let list = std::mem::take(&mut items.elem);
+            if list.is_empty() {
+                return Some(boolean(false));
+            }
+            Some(Expr::InList { expr: Box::new(take(left)), list, negated: false })
+        }
+        Expr::Value(v) => {
+            let Value::SingleQuotedString(text) = &v.value else { return None };
+            let items = array_items(text)?;
+            if items.is_empty() {
+                return Some(boolean(false));
+            }
+            let value = |i: Option<String>| Expr::value(i.map_or(Value::Null, Value::SingleQuotedString));
+            let list = items.into_iter().map(value).collect();
+            Some(Expr::InList { expr: Box::new(take(left)), list, negated: false })
+        }
+        Expr::Function(f) if function_name(f) == "#no_texts" => Some(boolean(false)),
+        Expr::Function(_) => Some(call("#any_eq", [take(left), take(right)])),
+        Expr::Identifier(_) | Expr::CompoundIdentifier(_) if subquery::is_catalog_array(array) => {
+            Some(call("#any_eq", [take(left), take(right)]))
+        }
+        _ => None,
+    }
+}
+
+/// Elements of an `int2vector` count from 0.
+fn vector_element(root: &mut Expr, access: &mut [AccessExpr]) -> Option<Expr> {
+    if !subquery::is_vector(root) {
+        return None;
+    }
+    match access {
+        [AccessExpr::Subscript(Subscript::Index { index })] => Some(call("#vector_get", [take(root), take(index)])),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn array_literals_are_taken_apart() {
+        let some = |items: &[&str]| Some(items.iter().map(|i| Some((*i).to_owned())).collect::<Vec<_>>());
+        assert_eq!(array_items("{}"), Some(vec![]));
+        assert_eq!(array_items("{1, 2}"), some(&["1", "2"]));
+        assert_eq!(array_items(r#"{"a,b","c\"d"}"#), some(&["a,b", "c\"d"]));
+        assert_eq!(array_items("{NULL}"), Some(vec![None]));
+        assert_eq!(array_items("{\"NULL\"}"), some(&["NULL"]));
+        assert_eq!(array_items("{{1}}"), None);
+        assert_eq!(array_items("1"), None);
+    }
 }

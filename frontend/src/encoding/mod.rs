@@ -32,6 +32,16 @@ pub fn describe_type(t: &DataType) -> Result<(u32, i16, i32), SqlError> {
     Ok((t.oid(), t.typlen(), t.typmod()))
 }
 
+/// `typlen` of the types that only system tables have.
+pub fn catalog_type_len(oid: u32) -> i16 {
+    match oid {
+        18 => 1,
+        19 => 64,
+        26 => 4,
+        _ => -1,
+    }
+}
+
 /// The RowDescription of columns. `types` are the SQL types as the planner knows them, where it does.
 pub fn describe_column(name: &str, t: &DataType) -> Result<Field, SqlError> {
     let (type_oid, type_len, typmod) = describe_type(t)?;

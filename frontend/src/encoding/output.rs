@@ -34,6 +34,8 @@ pub enum Column {
     Decimal128 { values: Decimal128Array, scale: i8, trim: bool },
     Decimal256 { values: Decimal256Array, scale: i8 },
     List { values: ListArray, item: Box<Column>, item_oid: u32 },
+    /// `int2vector`, `oidvector`: an array that is printed as `1 2`.
+    Vector(Box<Column>),
 }
 
 impl Column {
@@ -74,6 +76,15 @@ impl Column {
         })
     }
 
+    /// Takes a column that a client is told to be of a type.
+    pub fn of_type(array: &ArrayRef, oid: u32) -> Result<Column, SqlError> {
+        match (oid, array.data_type()) {
+            (26, DataType::Int64) => Column::new(&arrow::compute::cast(array, &DataType::UInt32).map_err(crate::dml::rows::arrow_error)?),
+            (22 | 30, DataType::List(_)) => Ok(Column::Vector(Box::new(Column::new(array)?))),
+            _ => Column::new(array),
+        }
+    }
+
     fn array(&self) -> &dyn Array {
         match self {
             Column::Bool(a) => a,
@@ -92,6 +103,7 @@ impl Column {
             Column::Decimal128 { values, .. } => values,
             Column::Decimal256 { values, .. } => values,
             Column::List { values, .. } => values,
+            Column::Vector(list) => list.array(),
         }
     }
 
@@ -122,6 +134,17 @@ impl Column {
         if let Column::List { values, item, .. } = self {
             let (from, to) = (values.value_offsets()[row] as usize, values.value_offsets()[row + 1] as usize);
             return item.put_array_text(from, to, buf);
+        }
+        if let Column::Vector(list) = self {
+            let start = buf.len();
+            list.put_text(row, buf)?;
+            // `{1,2}` without its braces, separated by blanks: elements are numbers.
+            buf[start..].iter_mut().for_each(|c| *c = if *c == b',' { b' ' } else { *c });
+            buf.truncate(buf.len() - 1);
+            let inner = buf.split_off(start + 1);
+            buf.truncate(start);
+            buf.put_slice(&inner);
+            return Ok(());
         }
         self.format_text(row, buf).map_err(|_| SqlError::internal("a value could not be printed"))
     }
@@ -157,7 +180,7 @@ impl Column {
                 write!(digits, "{}", values.value(row))?;
                 write_decimal(buf, digits.as_str(), *scale, false)
             }
-            Column::Text(_) | Column::List { .. } => Ok(()),
+            Column::Text(_) | Column::List { .. } | Column::Vector(_) => Ok(()),
         }
     }
 
@@ -224,6 +247,7 @@ impl Column {
                 self.put_text(row, &mut text)?;
                 put_binary(buf, std::str::from_utf8(&text).unwrap_or("0"), *scale);
             }
+            Column::Vector(list) => list.put_binary(row, buf)?,
             Column::List { values, item, item_oid } => {
                 let (from, to) = (values.value_offsets()[row] as usize, values.value_offsets()[row + 1] as usize);
                 buf.put_i32(i32::from(from < to));

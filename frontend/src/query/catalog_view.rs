@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use datafusion::catalog::TableProvider;
 use datafusion::datasource::provider_as_source;
-use datafusion::logical_expr::TableSource;
+use datafusion::logical_expr::{ScalarUDF, TableSource};
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::CatalogView;
 use millrace_rpc::catalog::Relation;
@@ -23,7 +23,7 @@ pub struct SessionCatalog {
     pub epoch: EpochCell,
     cluster: Arc<dyn Cluster>,
     search_path: Vec<String>,
-    system: SystemTables,
+    system: Arc<SystemTables>,
     /// Tables that exist for this statement only (rows in conflict, `excluded`).
     temporary: Vec<(String, Arc<dyn TableProvider>, Arc<Relation>)>,
 }
@@ -35,7 +35,7 @@ impl SessionCatalog {
             epoch: EpochCell::default(),
             cluster,
             search_path,
-            system,
+            system: Arc::new(system),
             temporary: Vec::new(),
         }
     }
@@ -138,6 +138,10 @@ impl CatalogView for SessionCatalog {
 
     fn system_table(&self, schema: Option<&str>, name: &str) -> Option<Arc<dyn TableSource>> {
         self.system.table(schema, name).map(provider_as_source)
+    }
+
+    fn function(&self, name: &str) -> Option<Arc<ScalarUDF>> {
+        self.system.function(name)
     }
 
     fn search_path(&self) -> Vec<String> {

@@ -13,6 +13,7 @@ use super::prepare::{Portal, PortalState, Running};
 use super::{RowSet, Session};
 use crate::encoding::Column;
 use crate::query::catalog_view::fold;
+use crate::wire::Field;
 
 impl Session {
     pub async fn declare(&mut self, declare: &Declare) -> Result<String, SqlError> {
@@ -96,8 +97,9 @@ impl Session {
 }
 
 /// Columns of a batch, ready to be written.
-pub fn columns_of(batch: &RecordBatch) -> Result<Vec<Column>, SqlError> {
-    batch.columns().iter().map(Column::new).collect()
+pub fn columns_of(batch: &RecordBatch, fields: &[Field]) -> Result<Vec<Column>, SqlError> {
+    let oid = |i: usize| fields.get(i).map_or(0, |f| f.type_oid);
+    batch.columns().iter().enumerate().map(|(i, c)| Column::of_type(c, oid(i))).collect()
 }
 
 fn no_cursor(name: &str) -> SqlError {

@@ -31,8 +31,9 @@ pub use prepare::{Portal, Prepared};
 pub use transaction::Block;
 
 use crate::catalog::SystemTables;
+use crate::catalog::rows::TYPE_OID;
 use crate::cluster::Cluster;
-use crate::query::{QueryEngine, SessionCatalog};
+use crate::query::{ExpressionErrors, QueryEngine, SessionCatalog};
 use crate::server::Shared;
 use crate::wire::{Field, TransactionStatus};
 
@@ -51,6 +52,8 @@ pub struct Session {
     pub changed: Vec<&'static str>,
     /// Cancels the statement under way.
     pub cancel: CancellationToken,
+    /// The text that positions in the statement under way count in; empty where it is not known.
+    pub source: String,
 }
 
 impl Session {
@@ -67,6 +70,7 @@ impl Session {
             notices: Vec::new(),
             changed: Vec::new(),
             cancel: CancellationToken::new(),
+            source: String::new(),
         }
     }
 
@@ -123,8 +127,23 @@ impl Session {
         query: &Query,
         params: &[Option<DataType>],
     ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
+        self.bind_text(view, query, params, "")
+    }
+
+    /// Binds a query that was parsed from `source`, where its errors get their positions.
+    pub fn bind_text(
+        &self,
+        view: &SessionCatalog,
+        query: &Query,
+        params: &[Option<DataType>],
+        source: &str,
+    ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
         let query = crate::catalog::rewrite::for_clients(query, self)?;
-        let bound = Binder::new(view, self.info(false)).query(&query, params)?;
+        let mut binder = Binder::new(view, self.info(false));
+        if !source.is_empty() {
+            binder = binder.with_source(source);
+        }
+        let bound = binder.query(&query, params)?;
         let fields = fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
         Ok((bound, fields))
     }
@@ -160,9 +179,13 @@ impl Session {
     /// Starts a query; rows come through the set's stream.
     pub async fn query(&self, query: &Query) -> Result<RowSet, SqlError> {
         let view = self.catalog_view();
-        let (bound, fields) = self.bind(&view, query, &[])?;
+        let (bound, fields) = self.bind_text(&view, query, &[], &self.source)?;
         self.fix_epoch(&view, &bound).await?;
-        let stream = self.engine().run(bound.plan).await?;
+        let errors = match self.settings.get("expression_errors")? {
+            "null" => ExpressionErrors::Null,
+            _ => ExpressionErrors::Raised,
+        };
+        let stream = self.engine().run_with(bound.plan, errors).await?;
         Ok(RowSet::select(fields, stream))
     }
 
@@ -194,7 +217,13 @@ pub fn fields_of(
         .zip(types)
         .enumerate()
         .map(|(i, (name, t))| {
-            let arrow = schema.and_then(|s| s.fields().get(i)).map(|f| f.data_type());
+            let arrow_field = schema.and_then(|s| s.fields().get(i));
+            let told = arrow_field.and_then(|f| f.metadata().get(TYPE_OID)).and_then(|oid| oid.parse().ok());
+            if let Some(type_oid) = told {
+                let type_len = crate::encoding::catalog_type_len(type_oid);
+                return Field { name: name.clone(), type_oid, type_len, typmod: -1 };
+            }
+            let arrow = arrow_field.map(|f| f.data_type());
             if let Some(special @ (DataType::List(_) | DataType::LargeList(_) | DataType::UInt32)) = arrow
                 && let Ok(field) = crate::encoding::describe_column(name, special)
             {

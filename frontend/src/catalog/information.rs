@@ -1,0 +1,191 @@
+//! The content of `information_schema` and of `millrace_catalog`.
+
+use arrow::array::RecordBatch;
+use millrace_common::SqlType;
+use millrace_common::settings::SETTINGS;
+use millrace_rpc::catalog::Relation;
+
+use super::SystemTables;
+use super::objects::{TYPES, columns, indexes, namespaces, relkind, system_table};
+use super::pg::view_text;
+use super::rows::{Cell, Rows, row};
+
+/// What [`table`] fills; every other view of `information_schema` is empty.
+const FILLED: [&str; 9] = [
+    "tables", "columns", "schemata", "views", "table_constraints", "key_column_usage",
+    "constraint_column_usage", "information_schema_catalog_name", "enabled_roles",
+];
+
+pub fn always_empty(name: &str) -> bool {
+    system_table("information_schema", name).is_some() && !FILLED.contains(&name)
+}
+
+fn yes_no(yes: bool) -> &'static str {
+    if yes { "YES" } else { "NO" }
+}
+
+pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
+    let mut rows = Rows::new(system_table("information_schema", name)?.4);
+    let database = t.database.as_str();
+    let catalog = t.catalog();
+    // As in PostgreSQL, the standard has no word for a materialized view: `millrace_catalog.relations` has.
+    let listed = || catalog.relations().iter().filter(|r| matches!(relkind(r), "r" | "v" | "f"));
+    match name {
+        "tables" => {
+            for r in listed() {
+                let (kind, table) = match relkind(r) {
+                    "v" => ("VIEW", false),
+                    "f" => ("FOREIGN", false),
+                    _ => ("BASE TABLE", true),
+                };
+                row!(rows; table_catalog: database, table_schema: &r.schema, table_name: &r.name, table_type: kind,
+                    is_insertable_into: yes_no(table), is_typed: "NO");
+            }
+        }
+        "columns" => {
+            for r in listed() {
+                information_columns(t, r, &mut rows);
+            }
+        }
+        "schemata" => {
+            for (_, name) in namespaces(catalog) {
+                row!(rows; catalog_name: database, schema_name: name, schema_owner: "postgres");
+            }
+        }
+        "views" => {
+            for r in listed().filter(|r| relkind(r) == "v") {
+                row!(rows; table_catalog: database, table_schema: &r.schema, table_name: &r.name,
+                    view_definition: view_text(r), check_option: "NONE", is_updatable: "NO", is_insertable_into: "NO",
+                    is_trigger_updatable: "NO", is_trigger_deletable: "NO", is_trigger_insertable_into: "NO");
+            }
+        }
+        "table_constraints" => {
+            for i in indexes(catalog).iter().filter(|i| i.primary) {
+                let r = &i.table;
+                row!(rows; constraint_catalog: database, constraint_schema: &r.schema, constraint_name: &i.name,
+                    table_catalog: database, table_schema: &r.schema, table_name: &r.name,
+                    constraint_type: "PRIMARY KEY", is_deferrable: "NO", initially_deferred: "NO", enforced: "YES");
+            }
+        }
+        "key_column_usage" | "constraint_column_usage" => {
+            for i in indexes(catalog).iter().filter(|i| i.primary) {
+                let r = &i.table;
+                for (n, c) in i.key.iter().filter_map(|k| r.columns.get(*k)).enumerate() {
+                    if name == "key_column_usage" {
+                        row!(rows; constraint_catalog: database, constraint_schema: &r.schema,
+                            constraint_name: &i.name, table_catalog: database, table_schema: &r.schema,
+                            table_name: &r.name, column_name: &c.name, ordinal_position: n as i64 + 1,
+                            position_in_unique_constraint: Cell::Null);
+                    } else {
+                        row!(rows; table_catalog: database, table_schema: &r.schema, table_name: &r.name,
+                            column_name: &c.name, constraint_catalog: database, constraint_schema: &r.schema,
+                            constraint_name: &i.name);
+                    }
+                }
+            }
+        }
+        "information_schema_catalog_name" => row!(rows; catalog_name: database),
+        "enabled_roles" => row!(rows; role_name: t.user.as_str()),
+        _ => {}
+    }
+    rows.finish()
+}
+
+fn information_columns(t: &SystemTables, r: &Relation, rows: &mut Rows) {
+    let database = t.database.as_str();
+    let table = relkind(r) == "r";
+    for (number, c) in columns(r) {
+        let Ok(sql) = c.sql_type() else { continue };
+        let name = sql.to_string();
+        let (precision, scale): (Option<i64>, Option<i64>) = match sql {
+            SqlType::Numeric(Some((p, s))) => (Some(p.into()), Some(s.into())),
+            SqlType::SmallInt => (Some(16), Some(0)),
+            SqlType::Int => (Some(32), Some(0)),
+            SqlType::BigInt => (Some(64), Some(0)),
+            SqlType::Real => (Some(24), None),
+            SqlType::Double => (Some(53), None),
+            _ => (None, None),
+        };
+        let radix = match sql {
+            SqlType::Numeric(_) => Some(10i64),
+            _ => precision.map(|_| 2),
+        };
+        let length = if let SqlType::Varchar(Some(n)) = sql { Some(i64::from(n)) } else { None };
+        let text = matches!(sql, SqlType::Text | SqlType::Varchar(_));
+        let time = match sql {
+            SqlType::Date => Some(0i64),
+            SqlType::Time | SqlType::Timestamp | SqlType::Timestamptz | SqlType::Interval => Some(6),
+            _ => None,
+        };
+        let udt = TYPES.iter().find(|t| t.0 == i64::from(sql.oid())).map(|t| t.1);
+        row!(rows; table_catalog: database, table_schema: &r.schema, table_name: &r.name, column_name: &c.name,
+            ordinal_position: number, column_default: c.default_sql.clone(),
+            is_nullable: yes_no(!table || c.nullable), data_type: name.split('(').next().unwrap_or(&name),
+            character_maximum_length: length, character_octet_length: text.then(|| length.map_or(1 << 30, |n| n * 4)),
+            numeric_precision: precision, numeric_precision_radix: radix, numeric_scale: scale,
+            datetime_precision: time, interval_precision: Cell::Null, maximum_cardinality: Cell::Null,
+            udt_catalog: database, udt_schema: "pg_catalog", udt_name: udt, dtd_identifier: number.to_string(),
+            is_self_referencing: "NO", is_identity: "NO", identity_cycle: "NO", is_generated: "NEVER",
+            is_updatable: yes_no(table));
+    }
+}
+
+/// Names of the tables in `millrace_catalog`.
+pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
+    let catalog = t.catalog();
+    let named = |id: u32| catalog.by_id(id);
+    let mut rows;
+    match name {
+        "jobs" => {
+            rows = Rows::new("id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i");
+            for j in t.shared.cluster.jobs() {
+                let r = named(j.relation);
+                row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()), name: r.map(|r| r.name.as_str()),
+                    state: j.state, progress: j.progress, reason: j.reason, epoch: j.epoch as i64,
+                    lag_ms: j.lag_ms.map(|l| l as i64));
+            }
+        }
+        "errors" => {
+            rows = Rows::new("id:o schema_name:n name:n state:t reason:t");
+            for j in t.shared.cluster.jobs().into_iter().filter(|j| j.reason.is_some()) {
+                let r = named(j.relation);
+                row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()), name: r.map(|r| r.name.as_str()),
+                    state: j.state, reason: j.reason);
+            }
+        }
+        "settings" => {
+            rows = Rows::new("name:t value:t default_value:t description:t");
+            for s in SETTINGS {
+                row!(rows; name: s.name, value: t.settings.value(s), default_value: s.default, description: s.doc);
+            }
+        }
+        "state_tables" => {
+            rows = Rows::new("table_id:i relation_id:o schema_name:n relation_name:n is_result:b");
+            for r in catalog.relations() {
+                for id in r.first_table_id..r.first_table_id + r.table_count {
+                    row!(rows; table_id: id, relation_id: r.id, schema_name: &r.schema, relation_name: &r.name,
+                        is_result: id == r.first_table_id);
+                }
+            }
+        }
+        "relations" => {
+            rows = Rows::new("id:o schema_name:n name:n kind:t owner:n append_only:b primary_key:a definition:t depends_on:w");
+            for r in catalog.relations() {
+                let kind = match relkind(r) {
+                    "v" => "view",
+                    "m" => "materialized view",
+                    "f" => "source",
+                    "i" => "index",
+                    _ => "table",
+                };
+                let key = r.key.iter().filter_map(|k| r.columns.get(*k as usize));
+                let key: Vec<String> = key.filter(|c| !c.hidden).map(|c| c.name.clone()).collect();
+                let reads: Vec<i64> = r.depends_on.iter().map(|d| i64::from(*d)).collect();
+                row!(rows; id: r.id, schema_name: &r.schema, name: &r.name, kind: kind, owner: "postgres",
+                    append_only: r.append_only, primary_key: key, definition: &r.definition, depends_on: reads);
+            }
+        }
+        _ => return None,
+    }
+    rows.finish()
+}

@@ -1,0 +1,192 @@
+//! What the system tables are about: relations, indexes, schemas, types, roles, with their OIDs.
+
+use std::sync::Arc;
+
+use millrace_rpc::catalog::{Relation, RelationKind};
+
+use super::columns::{SYSTEM_TABLES, SystemTable};
+use crate::cluster::CatalogSnapshot;
+use crate::query::catalog_view::SYSTEM_SCHEMAS;
+
+pub const PG_CATALOG: i64 = 11;
+pub const OWNER: i64 = 10;
+
+/// Roles; all of them may do everything.
+pub const ROLES: [(i64, &str); 2] = [(OWNER, "postgres"), (16_383, "root")];
+
+/// OIDs of the schemas: PostgreSQL's for its own, numbers in order of name for the others.
+pub fn namespaces(catalog: &CatalogSnapshot) -> Vec<(i64, String)> {
+    let mut all = vec![(PG_CATALOG, "pg_catalog".to_owned()), (2200, "public".to_owned())];
+    all.push((13_000, "information_schema".to_owned()));
+    all.push((13_001, "millrace_catalog".to_owned()));
+    let system = |s: &String| s == "public" || SYSTEM_SCHEMAS.contains(&s.as_str());
+    let mut others: Vec<&String> = catalog.schemas.iter().filter(|s| !system(s)).collect();
+    others.sort();
+    all.extend(others.into_iter().enumerate().map(|(i, s)| (13_100 + i as i64, s.clone())));
+    all
+}
+
+pub fn namespace_oid(all: &[(i64, String)], name: &str) -> i64 {
+    all.iter().find(|(_, n)| n == name).map_or(0, |(oid, _)| *oid)
+}
+
+/// `relkind`: sources look like foreign tables.
+pub fn relkind(r: &Relation) -> &'static str {
+    match RelationKind::try_from(r.kind) {
+        Ok(RelationKind::Source | RelationKind::Sink) => "f",
+        Ok(RelationKind::View) => "v",
+        Ok(RelationKind::MaterializedView) => "m",
+        Ok(RelationKind::Index) => "i",
+        _ => "r",
+    }
+}
+
+/// Columns that `*` shows, with their positions from 1.
+pub fn columns(r: &Relation) -> impl Iterator<Item = (i64, &millrace_rpc::catalog::Column)> {
+    r.columns.iter().enumerate().filter(|(_, c)| !c.hidden).map(|(i, c)| (i as i64 + 1, c))
+}
+
+/// An index: of a primary key, or one that was created.
+pub struct Index {
+    pub oid: i64,
+    pub name: String,
+    pub table: Arc<Relation>,
+    /// Positions in the table's columns.
+    pub key: Vec<usize>,
+    pub primary: bool,
+}
+
+impl Index {
+    fn key_names(&self) -> Vec<String> {
+        let name = |k: &usize| self.table.columns.get(*k).map(|c| quote_ident(&c.name));
+        self.key.iter().filter_map(name).collect()
+    }
+
+    /// `CREATE [UNIQUE] INDEX …`, or the name of key column `column` when it is not 0.
+    pub fn definition(&self, column: i64) -> String {
+        if column > 0 {
+            return self.key_names().get(column as usize - 1).cloned().unwrap_or_default();
+        }
+        format!(
+            "CREATE {unique}INDEX {name} ON {schema}.{table} USING btree ({key})",
+            unique = if self.primary { "UNIQUE " } else { "" },
+            name = quote_ident(&self.name),
+            schema = quote_ident(&self.table.schema),
+            table = quote_ident(&self.table.name),
+            key = self.key_names().join(", ")
+        )
+    }
+
+    pub fn constraint(&self) -> String {
+        format!("PRIMARY KEY ({})", self.key_names().join(", "))
+    }
+}
+
+pub fn indexes(catalog: &CatalogSnapshot) -> Vec<Index> {
+    let mut all = Vec::new();
+    for r in catalog.relations() {
+        if r.primary_key {
+            all.push(Index {
+                oid: i64::from(r.id) + 1_000_000_000,
+                name: format!("{}_pkey", r.name),
+                table: r.clone(),
+                key: r.key.iter().map(|k| *k as usize).collect(),
+                primary: true,
+            });
+        } else if r.kind == RelationKind::Index as i32
+            && let Some(table) = r.depends_on.first().and_then(|id| catalog.by_id(*id))
+        {
+            let position = |name: &str| table.columns.iter().position(|c| c.name == name);
+            let key = columns(r).filter_map(|(_, c)| position(&c.name)).collect();
+            let (oid, name) = (i64::from(r.id), r.name.clone());
+            all.push(Index { oid, name, table: table.clone(), key, primary: false });
+        }
+    }
+    all
+}
+
+/// A system table's entry.
+pub fn system_table(schema: &str, name: &str) -> Option<&'static SystemTable> {
+    SYSTEM_TABLES.iter().find(|t| t.0 == schema && t.1 == name)
+}
+
+/// oid, name, length, category, array type.
+pub type TypeRow = (i64, &'static str, i64, &'static str, i64);
+
+pub fn type_named(name: &str) -> Option<&'static TypeRow> {
+    const SPELLED: [(&str, &str); 14] = [
+        ("boolean", "bool"), ("smallint", "int2"), ("integer", "int4"), ("int", "int4"),
+        ("bigint", "int8"), ("real", "float4"), ("double precision", "float8"),
+        ("character varying", "varchar"), ("decimal", "numeric"), ("character", "bpchar"),
+        ("timestamp without time zone", "timestamp"), ("timestamp with time zone", "timestamptz"),
+        ("time without time zone", "time"), ("\"char\"", "char"),
+    ];
+    let short = SPELLED.iter().find(|(long, _)| *long == name).map_or(name, |(_, s)| s);
+    TYPES.iter().find(|t| t.1 == short)
+}
+
+/// `format_type(oid, typmod)`.
+pub fn format_type(oid: i64, typmod: Option<i64>) -> String {
+    let sql = millrace_rpc::catalog::ColumnType {
+        oid: u32::try_from(oid).unwrap_or(0),
+        typmod: typmod.and_then(|m| i32::try_from(m).ok()).unwrap_or(-1),
+    };
+    if let Ok(sql) = sql.to_sql() {
+        return sql.to_string();
+    }
+    match TYPES.iter().find(|t| t.0 == oid || (t.4 == oid && oid != 0)) {
+        Some((18, ..)) if oid == 18 => "\"char\"".to_owned(),
+        Some((1042, ..)) if oid == 1042 => "character".to_owned(),
+        Some(t) if t.0 == oid => t.1.to_owned(),
+        Some(t) => format!("{}[]", format_type(t.0, typmod)),
+        None if oid == 0 => "-".to_owned(),
+        None => "???".to_owned(),
+    }
+}
+
+/// An identifier as it has to be written.
+pub fn quote_ident(name: &str) -> String {
+    let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    let reserved = || {
+        use sqlparser::keywords::{ALL_KEYWORDS, RESERVED_FOR_COLUMN_ALIAS, RESERVED_FOR_TABLE_ALIAS};
+        let upper = name.to_ascii_uppercase();
+        ALL_KEYWORDS.binary_search(&upper.as_str()).is_ok_and(|i| {
+            let keyword = sqlparser::keywords::ALL_KEYWORDS_INDEX[i];
+            RESERVED_FOR_COLUMN_ALIAS.contains(&keyword) && RESERVED_FOR_TABLE_ALIAS.contains(&keyword)
+        })
+    };
+    if plain && !reserved() { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
+}
+
+/// Types that clients may meet.
+pub static TYPES: [TypeRow; 28] = [
+    (16, "bool", 1, "B", 1000),
+    (17, "bytea", -1, "U", 1001),
+    (18, "char", 1, "Z", 1002),
+    (19, "name", 64, "S", 1003),
+    (20, "int8", 8, "N", 1016),
+    (21, "int2", 2, "N", 1005),
+    (23, "int4", 4, "N", 1007),
+    (24, "regproc", 4, "N", 1008),
+    (25, "text", -1, "S", 1009),
+    (26, "oid", 4, "N", 1028),
+    (114, "json", -1, "U", 199),
+    (700, "float4", 4, "N", 1021),
+    (701, "float8", 8, "N", 1022),
+    (705, "unknown", -2, "X", 0),
+    (1042, "bpchar", -1, "S", 1014),
+    (1043, "varchar", -1, "S", 1015),
+    (1082, "date", 4, "D", 1182),
+    (1083, "time", 8, "D", 1183),
+    (1114, "timestamp", 8, "D", 1115),
+    (1184, "timestamptz", 8, "D", 1185),
+    (1186, "interval", 16, "T", 1187),
+    (1700, "numeric", -1, "N", 1231),
+    (2205, "regclass", 4, "N", 2210),
+    (2950, "uuid", 16, "U", 2951),
+    (22, "int2vector", -1, "A", 1006),
+    (30, "oidvector", -1, "A", 1013),
+    (2206, "regtype", 4, "N", 2211),
+    (3802, "jsonb", -1, "U", 3807),
+];

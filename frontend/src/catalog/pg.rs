@@ -1,0 +1,270 @@
+//! The content of `pg_catalog`.
+
+use arrow::array::RecordBatch;
+use millrace_common::settings::SETTINGS;
+use millrace_rpc::catalog::{Column, Relation};
+
+use super::SystemTables;
+use super::columns::SYSTEM_TABLES;
+use super::objects::{
+    OWNER, PG_CATALOG, ROLES, TYPES, columns, indexes, namespace_oid, namespaces, relkind, system_table,
+};
+use super::rows::{Cell, Rows, row};
+
+/// What [`table`] fills; every other table of `pg_catalog` is empty.
+const FILLED: [&str; 26] = [
+    "pg_namespace", "pg_class", "pg_attribute", "pg_attrdef", "pg_index", "pg_constraint", "pg_type",
+    "pg_database", "pg_roles", "pg_authid", "pg_user", "pg_settings", "pg_am", "pg_tables", "pg_views",
+    "pg_matviews", "pg_indexes", "pg_stat_activity", "pg_collation", "pg_tablespace",
+    "pg_foreign_table", "pg_foreign_server", "pg_foreign_data_wrapper", "pg_language",
+    "pg_prepared_statements", "pg_description",
+];
+
+/// Whether a table of `pg_catalog` never has a row.
+pub fn always_empty(name: &str) -> bool {
+    system_table("pg_catalog", name).is_some() && !FILLED.contains(&name) || name == "pg_description"
+}
+
+/// OID of the foreign server that stands for a connector.
+fn server_oid(connector: &str) -> i64 {
+    14_000 + connector.bytes().fold(0, |h: i64, b| (h * 31 + i64::from(b)) % 1000)
+}
+
+fn connectors(relations: &[std::sync::Arc<Relation>]) -> Vec<&str> {
+    let mut all: Vec<&str> = relations.iter().filter_map(|r| r.option("connector")).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
+    let mut rows = Rows::new(system_table("pg_catalog", name)?.4);
+    let catalog = t.catalog();
+    let relations = catalog.relations();
+    let spaces = namespaces(catalog);
+    let relations_of = |kind: &'static str| relations.iter().filter(move |r| relkind(r) == kind);
+    match name {
+        "pg_namespace" => {
+            for (oid, name) in &spaces {
+                row!(rows; oid: *oid, nspname: name, nspowner: OWNER);
+            }
+        }
+        "pg_class" => classes(t, &mut rows),
+        "pg_attribute" => attributes(t, &mut rows),
+        "pg_attrdef" => {
+            for r in relations {
+                for (number, c) in columns(r) {
+                    if let Some(default) = default_text(c) {
+                        let oid = i64::from(r.id) * 2000 + number;
+                        row!(rows; oid: oid, adrelid: r.id, adnum: number, adbin: default);
+                    }
+                }
+            }
+        }
+        "pg_index" => {
+            for i in indexes(catalog) {
+                let n = i.key.len() as i64;
+                let key: Vec<i64> = i.key.iter().map(|k| *k as i64 + 1).collect();
+                let zeros = vec![0i64; i.key.len()];
+                row!(rows; indexrelid: i.oid, indrelid: i.table.id, indnatts: n, indnkeyatts: n,
+                    indisunique: i.primary, indisprimary: i.primary, indimmediate: true, indisvalid: true,
+                    indisready: true, indislive: true, indkey: key, indcollation: zeros.clone(),
+                    indclass: zeros.clone(), indoption: zeros);
+            }
+        }
+        "pg_constraint" => {
+            for i in indexes(catalog).iter().filter(|i| i.primary) {
+                let key: Vec<i64> = i.key.iter().map(|k| *k as i64 + 1).collect();
+                row!(rows; oid: i.oid, conname: &i.name, connamespace: namespace_oid(&spaces, &i.table.schema),
+                    contype: "p", convalidated: true, conrelid: i.table.id, conindid: i.oid, confupdtype: " ",
+                    confdeltype: " ", confmatchtype: " ", conislocal: true, connoinherit: true, conkey: key);
+            }
+        }
+        "pg_type" => types(&mut rows),
+        "pg_database" => {
+            row!(rows; oid: 5i64, datname: t.database.as_str(), datdba: OWNER, encoding: 6i64, datlocprovider: "c",
+                datallowconn: true, datconnlimit: -1i64, dattablespace: 1663i64, datcollate: "C", datctype: "C.UTF-8");
+        }
+        "pg_roles" | "pg_authid" => {
+            for (oid, name) in ROLES {
+                row!(rows; oid: oid, rolname: name, rolsuper: true, rolinherit: true, rolcreaterole: true,
+                    rolcreatedb: true, rolcanlogin: true, rolreplication: true, rolbypassrls: true, rolconnlimit: -1i64);
+            }
+        }
+        "pg_user" => {
+            for (oid, name) in ROLES {
+                row!(rows; usename: name, usesysid: oid, usecreatedb: true, usesuper: true, userepl: true,
+                    usebypassrls: true, passwd: "********");
+            }
+        }
+        "pg_settings" => {
+            for s in SETTINGS {
+                row!(rows; name: s.name, setting: t.settings.value(s), category: s.category(), short_desc: s.doc,
+                    context: "user", vartype: "string", source: "default", boot_val: s.default,
+                    reset_val: s.default, sourceline: Cell::Null);
+            }
+        }
+        "pg_am" => {
+            row!(rows; oid: 2i64, amname: "heap", amhandler: 3i64, amtype: "t");
+            row!(rows; oid: 403i64, amname: "btree", amhandler: 330i64, amtype: "i");
+        }
+        "pg_tables" => {
+            for r in relations_of("r") {
+                row!(rows; schemaname: &r.schema, tablename: &r.name, tableowner: "postgres", hasindexes: r.primary_key);
+            }
+        }
+        "pg_views" => {
+            for r in relations_of("v") {
+                row!(rows; schemaname: &r.schema, viewname: &r.name, viewowner: "postgres", definition: view_text(r));
+            }
+        }
+        "pg_matviews" => {
+            for r in relations_of("m") {
+                row!(rows; schemaname: &r.schema, matviewname: &r.name, matviewowner: "postgres",
+                    hasindexes: r.primary_key, ispopulated: true, definition: view_text(r));
+            }
+        }
+        "pg_indexes" => {
+            for i in indexes(catalog) {
+                row!(rows; schemaname: &i.table.schema, tablename: &i.table.name, indexname: &i.name,
+                    indexdef: i.definition(0));
+            }
+        }
+        "pg_stat_activity" => {
+            for a in t.shared.activity() {
+                let state = if a.active { "active" } else { "idle" };
+                let address = a.address.rsplit_once(':').map(|(host, _)| host.to_owned());
+                row!(rows; datid: 5i64, datname: a.database, pid: a.pid, usesysid: OWNER, usename: a.user,
+                    application_name: a.application, client_addr: address, state: state, query: a.query,
+                    backend_type: "client backend");
+            }
+        }
+        "pg_collation" => {
+            for (oid, name, provider) in [(100i64, "default", "d"), (950, "C", "c")] {
+                row!(rows; oid: oid, collname: name, collnamespace: PG_CATALOG, collowner: OWNER,
+                    collprovider: provider, collisdeterministic: true, collencoding: -1i64);
+            }
+        }
+        "pg_tablespace" => row!(rows; oid: 1663i64, spcname: "pg_default", spcowner: OWNER),
+        "pg_foreign_data_wrapper" => row!(rows; oid: 13_900i64, fdwname: "millrace", fdwowner: OWNER),
+        "pg_foreign_server" => {
+            for connector in connectors(relations) {
+                row!(rows; oid: server_oid(connector), srvname: connector, srvowner: OWNER, srvfdw: 13_900i64);
+            }
+        }
+        "pg_foreign_table" => {
+            for r in relations_of("f") {
+                let options = r.options.iter().filter(|o| o.name != "connector");
+                let options: Vec<String> = options.map(|o| format!("{}={}", o.name, o.value)).collect();
+                let server = r.option("connector").map_or(0, server_oid);
+                row!(rows; ftrelid: r.id, ftserver: server, ftoptions: options);
+            }
+        }
+        "pg_language" => row!(rows; oid: 14i64, lanname: "sql", lanowner: OWNER, lanpltrusted: true),
+        "pg_prepared_statements" => {
+            for (name, statement) in &t.prepared {
+                row!(rows; name: name, statement: statement);
+            }
+        }
+        _ => {}
+    }
+    rows.finish()
+}
+
+/// A view's query as `pg_get_viewdef` gives it.
+pub fn view_text(r: &Relation) -> String {
+    format!(" {};", r.query.trim().trim_end_matches(';').trim_end())
+}
+
+/// A default as PostgreSQL stores it: a string literal carries its type.
+fn default_text(c: &Column) -> Option<String> {
+    let text = c.default_sql.as_ref()?;
+    let literal = text.starts_with('\'') && text.ends_with('\'') && !text[1..text.len().max(2) - 1].contains('\'');
+    match c.sql_type() {
+        Ok(t) if literal => {
+            let name = t.to_string();
+            Some(format!("{text}::{}", name.split('(').next().unwrap_or(&name)))
+        }
+        _ => Some(text.clone()),
+    }
+}
+
+fn classes(t: &SystemTables, rows: &mut Rows) {
+    let spaces = namespaces(t.catalog());
+    for (schema, name, oid, kind, spec) in SYSTEM_TABLES {
+        row!(rows; oid: *oid, relname: *name, relnamespace: namespace_oid(&spaces, schema), relowner: OWNER,
+            relam: if *kind == "r" { 2i64 } else { 0 }, reltuples: -1i64, relpersistence: "p", relkind: *kind,
+            relnatts: spec.split_whitespace().count() as i64, relispopulated: true, relreplident: "n");
+    }
+    let indexes = indexes(t.catalog());
+    for r in t.catalog().relations().iter().filter(|r| relkind(r) != "i") {
+        let kind = relkind(r);
+        row!(rows; oid: r.id, relname: &r.name, relnamespace: namespace_oid(&spaces, &r.schema), relowner: OWNER,
+            relam: if matches!(kind, "r" | "m") { 2i64 } else { 0 }, relfilenode: r.id, reltuples: -1i64,
+            relhasindex: indexes.iter().any(|i| i.table.id == r.id), relpersistence: "p", relkind: kind,
+            relnatts: columns(r).count() as i64, relispopulated: true, relreplident: "d");
+    }
+    for i in &indexes {
+        row!(rows; oid: i.oid, relname: &i.name, relnamespace: namespace_oid(&spaces, &i.table.schema),
+            relowner: OWNER, relam: 403i64, relfilenode: i.oid, reltuples: -1i64, relpersistence: "p", relkind: "i",
+            relnatts: i.key.len() as i64, relispopulated: true, relreplident: "n");
+    }
+}
+
+fn attributes(t: &SystemTables, rows: &mut Rows) {
+    let mut attribute = |relid: i64, number: i64, c: &Column, not_null: bool| {
+        let len = c.sql_type().map_or(-1, |t| i64::from(t.typlen()));
+        let collation = if matches!(c.sql_type.oid, 25 | 1043) { 100i64 } else { 0 };
+        let storage = match c.sql_type.oid {
+            1700 => "m",
+            _ if len < 0 => "x",
+            _ => "p",
+        };
+        row!(rows; attrelid: relid, attname: &c.name, atttypid: c.sql_type.oid, attstattarget: -1i64,
+            attlen: len, attnum: number, attcacheoff: -1i64, atttypmod: c.sql_type.typmod,
+            attbyval: (1..=8).contains(&len), attalign: "i", attstorage: storage, attnotnull: not_null,
+            atthasdef: c.default_sql.is_some(), attislocal: true, attcollation: collation);
+    };
+    for r in t.catalog().relations().iter().filter(|r| relkind(r) != "i") {
+        let table = matches!(relkind(r), "r" | "f");
+        for (number, c) in columns(r) {
+            attribute(i64::from(r.id), number, c, table && !c.nullable);
+        }
+    }
+    for i in indexes(t.catalog()) {
+        for (n, c) in i.key.iter().filter_map(|k| i.table.columns.get(*k)).enumerate() {
+            let plain = Column { default_sql: None, ..c.clone() };
+            attribute(i.oid, n as i64 + 1, &plain, false);
+        }
+    }
+    for (_, _, oid, _, spec) in SYSTEM_TABLES {
+        for (n, column) in spec.split_whitespace().enumerate() {
+            let (name, kind) = column.split_once(':').unwrap_or((column, "t"));
+            let (t, len) = match kind {
+                "b" => (16i64, 1i64), "s" => (21, 2), "d" => (23, 4), "i" => (20, 8), "f" => (700, 4),
+                "g" => (701, 8), "o" => (26, 4), "n" => (19, 64), "c" => (18, 1), "a" => (1009, -1),
+                "v" => (22, -1), "w" => (30, -1), _ => (25, -1),
+            };
+            row!(rows; attrelid: *oid, attname: name, atttypid: t, attstattarget: -1i64, attlen: len,
+                attnum: n as i64 + 1, attcacheoff: -1i64, atttypmod: -1i64, attalign: "i",
+                attstorage: if len < 0 { "x" } else { "p" }, attislocal: true);
+        }
+    }
+}
+
+fn types(rows: &mut Rows) {
+    for (oid, name, len, category, array) in TYPES {
+        let collation = if matches!(oid, 25 | 1042 | 1043) { 100i64 } else { 0 };
+        row!(rows; oid: oid, typname: name, typnamespace: PG_CATALOG, typowner: OWNER, typlen: len,
+            typbyval: (1..=8).contains(&len), typtype: "b", typcategory: category, typisdefined: true,
+            typispreferred: matches!(name, "bool" | "text" | "float8" | "oid" | "timestamptz" | "interval"),
+            typdelim: ",", typarray: array, typinput: 1242i64, typoutput: 1243i64, typalign: "i",
+            typstorage: "p", typtypmod: -1i64, typcollation: collation);
+        if array > 0 {
+            row!(rows; oid: array, typname: format!("_{name}"), typnamespace: PG_CATALOG, typowner: OWNER,
+                typlen: -1i64, typtype: "b", typcategory: "A", typisdefined: true, typdelim: ",", typelem: oid,
+                typinput: 750i64, typoutput: 751i64, typalign: "i", typstorage: "x", typtypmod: -1i64,
+                typcollation: collation);
+        }
+    }
+}
