@@ -174,6 +174,19 @@ pub fn find(name: &str) -> Result<&'static Setting, SqlError> {
     })
 }
 
+/// A setting that a session may change.
+fn find_of_session(name: &str) -> Result<&'static Setting, SqlError> {
+    let setting = find(name)?;
+    if setting.scope == Scope::Cluster {
+        return Err(SqlError::new(
+            SqlState("55P02"),
+            format!("parameter \"{}\" cannot be changed in a session", setting.name),
+        )
+        .with_hint(format!("Use ALTER SYSTEM SET {} = ….", setting.name)));
+    }
+    Ok(setting)
+}
+
 impl Setting {
     /// A value as it is stored and shown, or why it is refused.
     pub fn check(&self, value: &str) -> Result<String, SqlError> {
@@ -330,7 +343,7 @@ pub struct SessionSettings {
 impl SessionSettings {
     /// Sets a value that RESET returns to.
     pub fn set_base(&mut self, name: &str, value: &str) -> Result<&'static Setting, SqlError> {
-        let setting = find(name)?;
+        let setting = find_of_session(name)?;
         self.base.insert(setting.name, setting.check(value)?);
         Ok(setting)
     }
@@ -343,14 +356,7 @@ impl SessionSettings {
     }
 
     pub fn set(&mut self, name: &str, value: &str) -> Result<&'static Setting, SqlError> {
-        let setting = find(name)?;
-        if setting.scope == Scope::Cluster {
-            return Err(SqlError::new(
-                SqlState("55P02"),
-                format!("parameter \"{}\" cannot be changed in a session", setting.name),
-            )
-            .with_hint(format!("Use ALTER SYSTEM SET {} = ….", setting.name)));
-        }
+        let setting = find_of_session(name)?;
         self.values.insert(setting.name, setting.check(value)?);
         Ok(setting)
     }
