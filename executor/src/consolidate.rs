@@ -1,9 +1,12 @@
 //! Consolidation: equal rows' weights summed, zeros dropped (docs/design.md §3).
 //!
 //! Rows are grouped by key bytes first; only where a key occurs more than once are whole rows
-//! encoded and compared. So a change that touches every key once costs one hash a row.
+//! compared, and encoded only where it occurs more than twice. So a change that touches every key once costs one hash a row.
 
-use arrow::array::{Array, BinaryArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{
+    Array, BinaryArray, DynComparator, Int64Array, RecordBatch, UInt32Array, make_comparator,
+};
+use arrow::compute::SortOptions;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use millrace_common::DeltaChunk;
@@ -121,7 +124,14 @@ pub fn net_by_key(keys: &BinaryArray, chunk: &DeltaChunk, identity: &KeyCodec) -
         }
         return Ok(net);
     }
-    let several = |first: u32| chains.next[first as usize] != END;
+    // An old and a new row of a key, the usual case, are compared in place.
+    let columns = chunk.batch.columns().iter();
+    let comparators = columns.map(|c| make_comparator(c.as_ref(), c.as_ref(), SortOptions::default()));
+    // `None`: a type that cannot be compared in place.
+    let comparators: Option<Vec<DynComparator>> = comparators.collect::<Result<_, _>>().ok();
+    let second = |first: u32| Some(chains.next[first as usize]).filter(|&n| n != END);
+    let pair = |first: u32| comparators.as_ref().filter(|_| second(first).is_some_and(|s| second(s).is_none()));
+    let several = |first: u32| second(first).is_some() && pair(first).is_none();
     let shared: Vec<u32> =
         chains.firsts.iter().filter(|&&f| several(f)).flat_map(|&f| chains.of(f)).collect();
     let taken = arrow::compute::take_record_batch(&chunk.batch, &UInt32Array::from(shared))?;
@@ -129,6 +139,16 @@ pub fn net_by_key(keys: &BinaryArray, chunk: &DeltaChunk, identity: &KeyCodec) -
     let mut at = 0;
     let mut group: Vec<(usize, u32)> = Vec::new();
     for &first in &chains.firsts {
+        if let Some(comparators) = pair(first) {
+            let other = chains.next[first as usize];
+            let (a, b) = (first as usize, other as usize);
+            if comparators.iter().all(|compare| compare(a, b).is_eq()) {
+                net.push_key([(first, chunk.weight(a).wrapping_add(chunk.weight(b)))]);
+            } else {
+                net.push_key([(first, chunk.weight(a)), (other, chunk.weight(b))]);
+            }
+            continue;
+        }
         if !several(first) {
             net.push_key([(first, chunk.weight(first as usize))]);
             continue;

@@ -60,7 +60,7 @@ impl Default for ExecOptions {
             eviction: Eviction::default(),
             group_change_bytes: 32 << 20,
             chunk_rows: 8_192,
-            coalesce_rows: 4_096,
+            coalesce_rows: 2_048,
             channel_bytes: 4 << 20,
             backfill_rows: 256 * 1024,
             delta_bytes: 64 << 20,

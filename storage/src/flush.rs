@@ -43,10 +43,14 @@ pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) 
         return;
     }
     let cache = Arc::clone(&store.shared.cache);
+    let version = store.version();
     let mut work = move || {
         for run in &mut built {
             (run.meta.min_epoch, run.meta.max_epoch) = (epoch.0, epoch.0);
-            if let Err(error) = run.admit(&cache, true) {
+            // A relation's rows go to subscribers through the ring; decoding them here would be for
+            // readers that may never come.
+            let decoded = version.table(TableId(run.meta.table_id)).is_ok_and(|t| !t.desc.relation);
+            if let Err(error) = run.admit(&cache, decoded) {
                 tracing::warn!(%error, "a new run could not be cached");
             }
         }

@@ -18,6 +18,9 @@ pub struct RowRef {
     pub row: u32,
 }
 
+/// Batches, and rows as (batch, row).
+pub type Located<'a> = (Vec<&'a RecordBatch>, Vec<(usize, usize)>);
+
 struct Chunk {
     batch: RecordBatch,
     live: u32,
@@ -120,7 +123,7 @@ impl RowArena {
     }
 
     /// The chunks that `rows` lie in, and every row's place in that list.
-    fn locate(&self, rows: &[RowRef]) -> Result<(Vec<&RecordBatch>, Vec<(usize, usize)>), ExecError> {
+    pub fn locate(&self, rows: &[RowRef]) -> Result<Located<'_>, ExecError> {
         let mut place = vec![u32::MAX; self.chunks.len()];
         let mut batches = Vec::new();
         let mut picks = Vec::with_capacity(rows.len());

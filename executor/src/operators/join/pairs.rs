@@ -1,6 +1,7 @@
 //! Matching pairs in bounded steps: gathered by reference, then built, tested and emitted as whole
 //! arrays.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array, new_null_array};
@@ -18,7 +19,7 @@ use super::side::Side;
 use crate::error::ExecError;
 use crate::operators::Env;
 use crate::operators::expr::SafeExpr;
-use crate::state::arena::{RowRef, new_batch};
+use crate::state::arena::{Located, RowRef, gather_column, new_batch};
 
 /// Pairs of a probing chunk's rows with rows in memory of the other side.
 #[derive(Default)]
@@ -42,6 +43,15 @@ impl Pairs {
         self.other.clear();
         self.nodes.clear();
         self.weights.clear();
+    }
+
+    /// Those of them whose bit is set.
+    fn only(&self, bits: &BooleanBuffer) -> Pairs {
+        let mut kept = Pairs::default();
+        for i in bits.set_indices() {
+            kept.push(self.probe[i], self.other[i], self.nodes[i], self.weights[i]);
+        }
+        kept
     }
 
     #[inline]
@@ -146,6 +156,8 @@ pub struct PairColumns<'a> {
     indices: UInt32Array,
     /// Every row of the chunk once, in order: its columns are used as they are.
     identity: bool,
+    /// Where the other side's rows lie; found once for all columns.
+    located: OnceCell<Located<'a>>,
 }
 
 impl<'a> PairColumns<'a> {
@@ -159,15 +171,22 @@ impl<'a> PairColumns<'a> {
         let identity = pairs.len() == chunk.num_rows()
             && pairs.probe.iter().enumerate().all(|(i, &r)| i == r as usize);
         let indices = UInt32Array::from(pairs.probe.clone());
-        PairColumns { port, chunk, other, pairs, left_width, indices, identity }
+        let located = OnceCell::new();
+        PairColumns { port, chunk, other, pairs, left_width, indices, identity, located }
     }
 
     /// Column `c` of left columns then right columns.
     fn column(&self, c: usize) -> Result<ArrayRef, ExecError> {
         let (side, c) = if c < self.left_width { (0, c) } else { (1, c - self.left_width) };
         if side != self.port {
-            let mut columns = self.other.arena.gather(&self.pairs.other, &[c])?;
-            return columns.pop().ok_or_else(|| ExecError::internal("a gathered column is missing"));
+            let (batches, picks) = match self.located.get() {
+                Some(located) => located,
+                None => {
+                    let located = self.other.arena.locate(&self.pairs.other)?;
+                    self.located.get_or_init(|| located)
+                }
+            };
+            return gather_column(batches, picks, c);
         }
         if self.identity {
             return Ok(Arc::clone(self.chunk.column(c)));
@@ -182,27 +201,35 @@ impl<'a> PairColumns<'a> {
         }
     }
 
-    /// The matching pairs as output rows.
+    /// The matching pairs as output rows. Only these are gathered.
     pub fn output(
         &self,
         output: &[usize],
         schema: &SchemaRef,
         matched: &Matched,
     ) -> Result<DeltaChunk, ExecError> {
+        match matched {
+            Matched::Some { matches, .. } if matches.count_set_bits() < matches.len() => {
+                let kept = self.pairs.only(matches);
+                if kept.len() == 0 {
+                    return Ok(DeltaChunk::empty(SchemaRef::clone(schema)));
+                }
+                PairColumns::new(self.port, self.chunk, self.other, &kept, self.left_width)
+                    .rows(output, schema)
+            }
+            _ => self.rows(output, schema),
+        }
+    }
+
+    /// All pairs as output rows.
+    fn rows(&self, output: &[usize], schema: &SchemaRef) -> Result<DeltaChunk, ExecError> {
         let mut columns = Vec::with_capacity(output.len());
         for &c in output {
             columns.push(self.column(c)?);
         }
         let plain = self.pairs.weights.iter().all(|&w| w == 1);
         let weights = (!plain).then(|| Int64Array::from(self.pairs.weights.clone()));
-        let chunk = DeltaChunk::new(new_batch(schema, columns, self.pairs.len())?, weights);
-        match matched {
-            Matched::All => Ok(chunk),
-            Matched::Some { matches, .. } if matches.count_set_bits() == matches.len() => Ok(chunk),
-            Matched::Some { matches, .. } => {
-                Ok(chunk.filter(&BooleanArray::new(matches.clone(), None))?)
-            }
-        }
+        Ok(DeltaChunk::new(new_batch(schema, columns, self.pairs.len())?, weights))
     }
 }
 

@@ -131,11 +131,11 @@ impl Ranks {
     }
 
     fn next(&mut self, row: &Ranked, previous: Option<&Ranked>) -> i64 {
-        let peers = previous.is_some_and(|p| p.key[..p.order as usize] == row.key[..row.order as usize]);
+        let peers = || previous.is_some_and(|p| p.key[..p.order as usize] == row.key[..row.order as usize]);
         match self.rank {
             RankFunction::RowNumber => self.current = self.count + 1,
-            RankFunction::Rank if !peers => self.current = self.count + 1,
-            RankFunction::DenseRank if !peers => self.current += 1,
+            RankFunction::Rank if !peers() => self.current = self.count + 1,
+            RankFunction::DenseRank if !peers() => self.current += 1,
             _ => {}
         }
         self.count += row.weight.max(0);

@@ -62,6 +62,10 @@ pub struct TopNOperator {
     window: Window,
     append_only: bool,
     keyed: bool,
+    /// A row's old and new version may both be here: whole-row hashes tell them apart.
+    versioned: bool,
+    /// The stored rows are exactly those shown: what to write follows from old and new window.
+    stores_window: bool,
     emit_rank: bool,
     table: Box<dyn StateTable>,
     schema: SchemaRef,
@@ -106,6 +110,8 @@ impl TopNOperator {
             window,
             append_only: top.append_only_input,
             keyed,
+            versioned: keyed && !top.append_only_input,
+            stores_window: keyed && top.append_only_input && offset == 0,
             emit_rank: top.emit_rank,
             schema: super::nullable(&node.schema),
             keys: KeyTable::new(env.options.eviction, table.is_empty()),
@@ -129,7 +135,7 @@ impl TopNOperator {
 
     /// In-memory keys of a batch's rows, with the lengths of their order parts.
     fn row_keys(&self, batch: &RecordBatch) -> Result<RowKeys, ExecError> {
-        let hashes = if self.keyed {
+        let hashes = if self.versioned {
             hash_columns(batch.columns(), batch.num_rows())?
         } else {
             Vec::new()
@@ -229,6 +235,10 @@ impl TopNOperator {
 
     /// Adds to what will be written; takes over the reference to `at`.
     fn note(&mut self, slot: Slot, key: KeyBytes, weight: i64, at: RowRef) {
+        if self.stores_window {
+            self.arena.release(at);
+            return;
+        }
         match self.pending.entry((slot, key)) {
             std::collections::hash_map::Entry::Occupied(mut entry) => {
                 entry.get_mut().weight += weight;
@@ -277,11 +287,50 @@ impl TopNOperator {
         self.keys.set_size(slot, size_of::<Group>() + group.rows.len() * row + keys);
     }
 
+    /// Writes what entered and what left the windows since they were last shown.
+    fn write_windows(&mut self) -> Result<(), ExecError> {
+        let mut keys = BinaryBuilder::new();
+        let (mut rows, mut weights) = (Vec::new(), Vec::new());
+        let mut scratch = Vec::with_capacity(64);
+        for &slot in self.keys.dirty() {
+            let group = &self.groups[slot as usize];
+            let mut old = group.old.iter().flatten().peekable();
+            let mut new = group.rows.iter().peekable();
+            loop {
+                let order = match (old.peek(), new.peek()) {
+                    (None, None) => break,
+                    (Some(_), None) => std::cmp::Ordering::Less,
+                    (None, Some(_)) => std::cmp::Ordering::Greater,
+                    (Some(o), Some(n)) => o.key.cmp(&n.key),
+                };
+                let gone = if order.is_le() { old.next() } else { None };
+                let come = if order.is_ge() { new.next() } else { None };
+                let (key, at, weight) = match (gone, come) {
+                    (Some(o), None) => (&o.key, o.at, 0),
+                    (None, Some(n)) => (&n.key, n.at, 1),
+                    _ => continue,
+                };
+                let parts: [&[u8]; 2] = [self.keys.key(slot), key];
+                append_storage_key(&mut keys, &mut scratch, self.keys.vnode(slot), &parts);
+                rows.push(at);
+                weights.push(weight);
+            }
+        }
+        if !rows.is_empty() {
+            let batch = self.arena.batch(&rows)?;
+            self.table.write(keys.finish(), Some(weights.into()), batch)?;
+        }
+        Ok(())
+    }
+
     /// Writes the epoch's net changes.
     fn write(&mut self) -> Result<(), ExecError> {
+        if self.stores_window {
+            return self.write_windows();
+        }
         let mut changes: Vec<((Slot, KeyBytes), Change)> = self.pending.drain().collect();
         changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        let suffix = if self.keyed { ROW_HASH } else { 0 };
+        let suffix = if self.versioned { ROW_HASH } else { 0 };
         let mut keys = BinaryBuilder::with_capacity(changes.len(), changes.len() * 32);
         let (mut rows, mut weights) = (Vec::new(), Vec::new());
         let mut scratch = Vec::with_capacity(64);
