@@ -35,6 +35,12 @@ pub fn sql_error_from_datafusion(e: DataFusionError) -> SqlError {
             SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, tidy(&m))
         }
         DfError::Plan(m) => from_plan_message(&m),
+        DfError::Execution(m) if m.to_lowercase().contains("scalar subquery returned more than one row") => {
+            SqlError::new(
+                SqlState("21000"),
+                "more than one row returned by a subquery used as an expression",
+            )
+        }
         DfError::Execution(m) => SqlError::new(SqlState::DATA_EXCEPTION, tidy(&m)),
         DfError::SQL(parser, _) => SqlError::new(SqlState::SYNTAX_ERROR, tidy(&parser.to_string())),
         other => {
@@ -81,6 +87,16 @@ fn from_arrow(e: arrow::error::ArrowError) -> SqlError {
 
 fn from_schema(e: SchemaError) -> SqlError {
     match e {
+        SchemaError::FieldNotFound { field, valid_fields }
+            if field.relation.as_ref().is_some_and(|r| {
+                let tables = valid_fields.iter().filter_map(|c| c.relation.as_ref());
+                !tables.into_iter().any(|t| t.table() == r.table())
+            }) =>
+        {
+            let table = field.relation.as_ref().map_or("", |r| r.table());
+            let message = format!("missing FROM-clause entry for table \"{table}\"");
+            SqlError::new(SqlState::UNDEFINED_TABLE, message)
+        }
         SchemaError::FieldNotFound { field, valid_fields } => {
             let shown = match &field.relation {
                 Some(r) => format!("{}.{}", r.table(), field.name),
@@ -107,8 +123,11 @@ fn from_schema(e: SchemaError) -> SqlError {
             SqlState::AMBIGUOUS_COLUMN,
             format!("column reference \"{}\" is ambiguous", field.name),
         ),
-        SchemaError::DuplicateQualifiedField { name, .. }
-        | SchemaError::DuplicateUnqualifiedField { name } => SqlError::new(
+        SchemaError::DuplicateQualifiedField { qualifier, .. } => SqlError::new(
+            SqlState("42712"),
+            format!("table name \"{}\" specified more than once", qualifier.table()),
+        ),
+        SchemaError::DuplicateUnqualifiedField { name } => SqlError::new(
             SqlState::DUPLICATE_COLUMN,
             format!("column \"{name}\" specified more than once"),
         ),
@@ -133,6 +152,9 @@ fn from_plan_message(m: &str) -> SqlError {
              explicit type casts.",
         );
     }
+    if let Some(e) = in_postgres_words(&text) {
+        return e;
+    }
     let lower = text.to_lowercase();
     let state = if lower.contains("must appear in the group by clause")
         || lower.contains("in the select list must appear")
@@ -149,6 +171,98 @@ fn from_plan_message(m: &str) -> SqlError {
         SqlState::SYNTAX_ERROR
     };
     SqlError::new(state, text)
+}
+
+/// PostgreSQL's error for what DataFusion's planner says in other words.
+fn in_postgres_words(text: &str) -> Option<SqlError> {
+    let some = |state, message: String| Some(SqlError::new(state, message));
+    let after = |mark: &str| text.split_once(mark).map(|(_, rest)| rest);
+    let word = |rest: &str| rest.split([' ', ',', '\'']).next().unwrap_or(rest).to_owned();
+    if let Some(call) = after("argument types '").and_then(|t| t.split('\'').next()) {
+        return Some(undefined_function(&call_in_sql(call)));
+    }
+    if let Some(t) = after("non-boolean predicate '").and_then(|_| after("returning ")) {
+        let aggregate = ["count(", "sum(", "min(", "max(", "avg("].iter().any(|f| text.contains(f));
+        let clause = if aggregate { "HAVING" } else { "WHERE" };
+        let message =
+            format!("argument of {clause} must be type boolean, not type {}", type_in_sql(&word(t)));
+        return some(SqlState::DATATYPE_MISMATCH, message);
+    }
+    if let Some(t) = after("'NOT' requires a boolean expression, got ") {
+        let t = type_in_sql(&word(t));
+        let message = format!("argument of NOT must be type boolean, not type {t}");
+        return some(SqlState::DATATYPE_MISMATCH, message);
+    }
+    if let Some(column) = after("SELECT must be in GROUP BY").and_then(|_| text.split('"').nth(1)) {
+        return some(
+            SqlState::GROUPING_ERROR,
+            format!(
+                "column \"{column}\" must appear in the GROUP BY clause or be used in an aggregate \
+                 function"
+            ),
+        );
+    }
+    if text.starts_with("aggregate functions are not allowed in the WHERE clause") {
+        return some(SqlState::GROUPING_ERROR, "aggregate functions are not allowed in WHERE".into());
+    }
+    if text.starts_with("aggregate function calls cannot be nested") {
+        let message = "aggregate function calls cannot be nested";
+        return some(SqlState::GROUPING_ERROR, message.into());
+    }
+    if text.starts_with("too many columns! The subquery") {
+        return some(SqlState::SYNTAX_ERROR, "subquery must return only one column".into());
+    }
+    if text.contains("names given as column alias") && text.contains("only 1") {
+        return some(SqlState::SYNTAX_ERROR, "subquery has too many columns".into());
+    }
+    if text.starts_with("inconsistent data length across values list") {
+        return some(SqlState::SYNTAX_ERROR, "VALUES lists must all be the same length".into());
+    }
+    if text.contains("queries have different number of columns") {
+        let operator = text.split(' ').next().unwrap_or("UNION");
+        let message = format!("each {operator} query must have the same number of columns");
+        return some(SqlState::SYNTAX_ERROR, message);
+    }
+    if text.starts_with("LIMIT must be >= 0") {
+        return some(SqlState("2201W"), "LIMIT must not be negative".into());
+    }
+    if text.starts_with("OFFSET must be >= 0") {
+        return some(SqlState("2201X"), "OFFSET must not be negative".into());
+    }
+    if let Some(n) = after("column out of bounds, specified: ") {
+        let message = format!("ORDER BY position {} is not in select list", word(n));
+        return some(SqlState("42P10"), message);
+    }
+    if let Some(n) = after("cannot find column with position ") {
+        let message = format!("GROUP BY position {} is not in select list", word(n));
+        return some(SqlState("42P10"), message);
+    }
+    None
+}
+
+/// 42883 for a call written with its argument types.
+pub fn undefined_function(call: &str) -> SqlError {
+    SqlError::new(SqlState::UNDEFINED_FUNCTION, format!("function {call} does not exist")).with_hint(
+        "No function matches the given name and argument types. You might need to add explicit type \
+         casts.",
+    )
+}
+
+/// `upper(Int32)` as `upper(integer)`.
+fn call_in_sql(call: &str) -> String {
+    let Some((name, args)) = call.strip_suffix(')').and_then(|c| c.split_once('(')) else {
+        return call.to_owned();
+    };
+    let args: Vec<String> = args.split(", ").map(type_in_sql).collect();
+    format!("{name}({})", args.join(", "))
+}
+
+/// The SQL name of an Arrow type's name.
+fn type_in_sql(name: &str) -> String {
+    match name.parse() {
+        Ok(t) => crate::bind::operators::type_name(&Some(t)),
+        Err(_) => name.to_owned(),
+    }
 }
 
 /// One line, in lower case at the start, without DataFusion's prefixes and the full stop.

@@ -95,16 +95,30 @@ pub fn batch_rules() -> Vec<Rule> {
 
 /// The plan a view's stream plan is made of.
 pub fn optimize_for_view(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-    optimize(plan, view_rules())
+    optimize(plan, view_rules(), config_options())
+}
+
+/// The options of a batch session: [`config_options`], and uncorrelated scalar subqueries are computed
+/// by themselves, so that more than one row of them is an error.
+pub fn batch_options() -> ConfigOptions {
+    let mut o = config_options();
+    o.optimizer.enable_physical_uncorrelated_scalar_subquery = true;
+    o
 }
 
 /// The plan a batch query runs as.
 pub fn optimize_for_batch(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-    optimize(plan, batch_rules())
+    optimize(plan, batch_rules(), batch_options())
 }
 
-fn optimize(plan: LogicalPlan, rules: Vec<Rule>) -> Result<LogicalPlan, SqlError> {
-    let options = config_options();
+/// A view's plan in a form that runs in batch: the expressions stay where the view computes them.
+pub fn optimize_like_view(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+    let plan = optimize(plan, view_rules(), config_options())?;
+    let distinct = |r: &Rule| r.name() == "replace_distinct_aggregate";
+    optimize(plan, batch_rules().into_iter().filter(distinct).collect(), config_options())
+}
+
+fn optimize(plan: LogicalPlan, rules: Vec<Rule>, options: ConfigOptions) -> Result<LogicalPlan, SqlError> {
     let run = || {
         let plan = Analyzer::new().execute_and_check(plan, &options, |_, _| {})?;
         // Without a start time `now()` is not folded to a constant.

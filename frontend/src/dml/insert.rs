@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
-use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
+use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState, SqlType};
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{
     AssignmentTarget, ConflictTarget, DoUpdate, Expr, Ident, Insert, OnConflict, OnConflictAction, OnInsert,
@@ -47,7 +47,8 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
     let conflict = conflict_of(&table, insert)?;
     let alias = insert.table_alias.as_ref().map_or_else(|| table.name.clone(), |a| fold(&a.alias));
     for _ in 0..MAX_ATTEMPTS {
-        let rows = full_rows(session, &table, insert.source.as_deref(), &targets).await?;
+        let named = !insert.columns.is_empty();
+        let rows = full_rows(session, &table, insert.source.as_deref(), &targets, named).await?;
         let evaluated = resolve_conflicts(session, &table, &alias, rows, &conflict).await?;
         let applied = match apply(session, &table, &evaluated).await {
             // The key was inserted after the statement looked: look again.
@@ -149,10 +150,11 @@ async fn full_rows(
     table: &Relation,
     source: Option<&Query>,
     targets: &[usize],
+    named: bool,
 ) -> Result<RecordBatch, SqlError> {
     let (given, count) = match source {
         None => (Vec::new(), 1),
-        Some(query) => source_rows(session, table, query, targets).await?,
+        Some(query) => source_rows(session, table, query, targets, named).await?,
     };
     complete_rows(session, table, targets, given, count).await
 }
@@ -224,11 +226,18 @@ async fn source_rows(
     table: &Relation,
     query: &Query,
     targets: &[usize],
+    named: bool,
 ) -> Result<(Vec<ArrayRef>, usize), SqlError> {
     let query = match query.body.as_ref() {
         SetExpr::Values(values) if query.order_by.is_none() && query.limit_clause.is_none() => {
+            if values.rows.windows(2).any(|pair| pair[0].len() != pair[1].len()) {
+                return Err(SqlError::new(
+                    SqlState::SYNTAX_ERROR,
+                    "VALUES lists must all be the same length",
+                ));
+            }
             for row in &values.rows {
-                check_width(row.len(), targets.len())?;
+                check_width(row.len(), targets.len(), named)?;
             }
             if let Some(done) = literal_rows(table, values, targets)? {
                 return Ok(done);
@@ -238,7 +247,7 @@ async fn source_rows(
         _ => query.clone(),
     };
     let (fields, batches) = session.collect(&session.catalog_view(), &query).await?;
-    check_width(fields.len(), targets.len())?;
+    check_width(fields.len(), targets.len(), named)?;
     let count = batches.iter().map(RecordBatch::num_rows).sum();
     let mut columns = Vec::with_capacity(targets.len());
     for (i, target) in targets.iter().enumerate().take(fields.len()) {
@@ -254,8 +263,14 @@ async fn source_rows(
     Ok((columns, count))
 }
 
-/// Fewer values than columns leave the rest to their defaults, as PostgreSQL allows.
-fn check_width(values: usize, targets: usize) -> Result<(), SqlError> {
+/// Fewer values than columns leave the rest to their defaults, unless the columns are named.
+fn check_width(values: usize, targets: usize, named: bool) -> Result<(), SqlError> {
+    if named && values < targets {
+        return Err(SqlError::new(
+            SqlState::SYNTAX_ERROR,
+            "INSERT has more target columns than expressions",
+        ));
+    }
     if values > targets {
         return Err(SqlError::new(
             SqlState::SYNTAX_ERROR,
@@ -284,14 +299,30 @@ fn literal_rows(
     let mut builders: Vec<ColumnBuilder> =
         types.iter().map(|t| ColumnBuilder::new(*t, values.rows.len())).collect();
     for row in &values.rows {
-        for (builder, expr) in builders.iter_mut().zip(row.iter()) {
+        for ((builder, expr), to) in builders.iter_mut().zip(row.iter()).zip(&types) {
             match literal(expr).flatten() {
-                Some(text) => builder.append_text(&text)?,
+                Some(text) => builder.append_text(&text).map_err(|e| number_range(e, expr, *to))?,
                 None => builder.append_null(),
             }
         }
     }
     Ok(Some((builders.iter_mut().map(ColumnBuilder::finish).collect(), values.rows.len())))
+}
+
+/// A number that does not fit is a failed cast of a number, not text that is no number.
+fn number_range(e: SqlError, expr: &Expr, to: SqlType) -> SqlError {
+    let number = match expr {
+        Expr::UnaryOp { expr, .. } => expr.as_ref(),
+        e => e,
+    };
+    match number {
+        Expr::Value(v) if matches!(v.value, sqlparser::ast::Value::Number(_, _)) => {}
+        _ => return e,
+    }
+    match e.state == SqlState::NUMERIC_VALUE_OUT_OF_RANGE && e.message.starts_with("value ") {
+        true => SqlError::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("{to} out of range")),
+        false => e,
+    }
 }
 
 /// VALUES with DEFAULT replaced and literals of unknown type given their column's.

@@ -3,21 +3,25 @@
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use datafusion::config::ConfigOptions;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::LogicalPlan;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionConfig;
 use futures::StreamExt;
 use millrace_common::SqlError;
-use millrace_planner::optimizer::{config_options, optimize_for_batch};
+use millrace_planner::optimizer::{batch_options, config_options, optimize_for_batch, optimize_like_view};
 use millrace_planner::sql_error_from_datafusion;
 use tokio::sync::mpsc;
 
 use crate::cluster::BatchStream;
 use crate::error::FrontendError;
+use crate::query::null_errors::NullOnErrorRule;
 
 /// Batches on their way to a client: enough to overlap computing with sending.
 const CHANNEL_BATCHES: usize = 2;
@@ -27,6 +31,17 @@ pub struct QueryEngine {
     handle: tokio::runtime::Handle,
     environment: Arc<RuntimeEnv>,
     state: SessionState,
+    /// For queries whose failing expressions are NULL.
+    null_state: SessionState,
+}
+
+/// What a failing expression does to a query (the setting `expression_errors`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpressionErrors {
+    #[default]
+    Raised,
+    /// As in views.
+    Null,
 }
 
 impl Drop for QueryEngine {
@@ -50,15 +65,26 @@ impl QueryEngine {
             .with_memory_pool(Arc::new(FairSpillPool::new(memory_bytes)))
             .build_arc()
             .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
-        let config = SessionConfig::from(config_options()).with_target_partitions(threads.max(1));
-        let mut state = SessionStateBuilder::new_with_default_features()
-            .with_config(config)
-            .with_runtime_env(environment.clone())
-            .build();
-        millrace_planner::functions::register_all(&mut state)
-            .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
+        let build = |options: ConfigOptions, errors: ExpressionErrors| {
+            let config = SessionConfig::from(options).with_target_partitions(threads.max(1));
+            let mut builder = SessionStateBuilder::new_with_default_features()
+                .with_config(config)
+                .with_runtime_env(environment.clone());
+            if errors == ExpressionErrors::Null {
+                let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
+                    vec![Arc::new(NullOnErrorRule)];
+                rules.extend(PhysicalOptimizer::new().rules);
+                builder = builder.with_physical_optimizer_rules(rules);
+            }
+            let mut state = builder.build();
+            millrace_planner::functions::register_all(&mut state)
+                .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
+            Ok::<_, FrontendError>(state)
+        };
+        let state = build(batch_options(), ExpressionErrors::Raised)?;
+        let null_state = build(config_options(), ExpressionErrors::Null)?;
         let handle = runtime.handle().clone();
-        Ok(QueryEngine { runtime: Some(runtime), handle, environment, state })
+        Ok(QueryEngine { runtime: Some(runtime), handle, environment, state, null_state })
     }
 
     /// Bytes that running queries have reserved.
@@ -74,6 +100,20 @@ impl QueryEngine {
     pub async fn physical(&self, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>, SqlError> {
         let planner = self.state.query_planner().clone();
         planner.create_physical_plan(plan, &self.state).await.map_err(sql_error_from_datafusion)
+    }
+
+    /// Starts a plan under either treatment of failing expressions.
+    pub async fn run_with(&self, plan: LogicalPlan, errors: ExpressionErrors) -> Result<BatchStream, SqlError> {
+        if errors == ExpressionErrors::Raised {
+            return self.run(plan).await;
+        }
+        let plan = optimize_like_view(plan)?;
+        let planner = self.null_state.query_planner().clone();
+        let physical = planner
+            .create_physical_plan(&plan, &self.null_state)
+            .await
+            .map_err(sql_error_from_datafusion)?;
+        Ok(self.execute(physical))
     }
 
     /// Starts a plan; its batches come through the stream, which aborts the plan when dropped.

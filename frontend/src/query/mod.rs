@@ -8,7 +8,9 @@
 
 pub mod catalog_view;
 pub mod engine;
+pub mod index;
+pub mod null_errors;
 pub mod snapshot_table;
 
 pub use catalog_view::SessionCatalog;
-pub use engine::QueryEngine;
+pub use engine::{ExpressionErrors, QueryEngine};

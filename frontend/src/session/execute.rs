@@ -16,6 +16,8 @@ impl Session {
         if matches!(self.block, Block::Failed { .. }) && !ends_block(&parsed.statement) {
             return Err(transaction::aborted());
         }
+        // Positions count in the whole string that was parsed, which begins with its first statement.
+        self.source = if parsed.offset == 0 { parsed.text.clone() } else { String::new() };
         match &parsed.statement {
             Statement::Sql(sql) => {
                 let mut sql = sql.as_ref().clone();

@@ -15,6 +15,7 @@ use sqlparser::ast::*;
 
 use super::SessionInfo;
 use super::names::{fold, name_items};
+use super::predicates::spell_out_predicates;
 use super::types::sql_type;
 use crate::functions::text::timestamptz_text;
 
@@ -33,7 +34,16 @@ pub enum Op {
     Element,
     /// A parameter (right operand) whose type is looked up or remembered.
     Parameter,
+    /// The right operand, as a result of the named construct that has the left one as another result.
+    Common(&'static str),
+    /// The left operand, as a condition of CASE.
+    Condition,
+    /// The left operand, as the text argument of the function that the right one names.
+    Text,
 }
+
+/// Constructs whose results need a common type.
+const COMMON: [&str; 4] = ["CASE", "COALESCE", "GREATEST", "LEAST"];
 
 impl Op {
     fn encode(self) -> BinaryOperator {
@@ -48,6 +58,9 @@ impl Op {
             Op::NotDistinct => "#notdistinct".into(),
             Op::Element => "#element".into(),
             Op::Parameter => "#parameter".into(),
+            Op::Common(construct) => format!("#common:{construct}"),
+            Op::Condition => "#condition".into(),
+            Op::Text => "#text".into(),
         })
     }
 
@@ -60,6 +73,11 @@ impl Op {
             "#notdistinct" => Op::NotDistinct,
             "#element" => Op::Element,
             "#parameter" => Op::Parameter,
+            "#condition" => Op::Condition,
+            "#text" => Op::Text,
+            _ if text.starts_with("#common:") => {
+                Op::Common(COMMON.iter().find(|c| text.ends_with(**c))?)
+            }
             _ => {
                 let (oid, typmod) = text.strip_prefix("#cast:")?.split_once(':')?;
                 let t = ColumnType { oid: oid.parse().ok()?, typmod: typmod.parse().ok()? };
@@ -97,6 +115,9 @@ impl VisitorMut for Desugar<'_> {
 
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
         name_items(&mut select.projection);
+        if let Err(e) = spell_out_predicates(&mut select.projection) {
+            return ControlFlow::Break(Box::new(e));
+        }
         match refuse_select(select) {
             Some(e) => ControlFlow::Break(Box::new(e)),
             None => ControlFlow::Continue(()),
@@ -313,14 +334,23 @@ impl Desugar<'_> {
                 }
                 _ => return Ok(()),
             },
-            Expr::Case { operand, conditions, .. } if operand.is_some() => {
-                if let Some(o) = operand.take() {
-                    for when in conditions {
-                        let value = take(&mut when.condition);
-                        when.condition = binary(o.as_ref().clone(), BinaryOperator::Eq, value);
-                    }
+            Expr::Case { operand, conditions, else_result, .. } => {
+                let operand = operand.take();
+                for when in conditions.iter_mut() {
+                    let value = take(&mut when.condition);
+                    when.condition = match &operand {
+                        Some(o) => binary(o.as_ref().clone(), BinaryOperator::Eq, value),
+                        None => ours(Op::Condition, value, null()),
+                    };
                 }
+                let results = conditions.iter_mut().map(|when| &mut when.result);
+                let others = else_result.iter_mut().map(|e| e.as_mut());
+                with_common_type("CASE", others.chain(results).collect());
                 return Ok(());
+            }
+            Expr::UnaryOp { op: UnaryOperator::BitwiseNot, expr: e } => {
+                let ones = ours(Op::Number, string("-1"), null());
+                Expr::Nested(Box::new(binary(take(e), BinaryOperator::PGBitwiseXor, ones)))
             }
             Expr::Extract { field, expr: e, .. } => {
                 let field = field.to_string().trim_matches('\'').to_lowercase();
@@ -385,6 +415,25 @@ impl Desugar<'_> {
                 let (a, b) = (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
                 Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
             }),
+            "coalesce" | "greatest" | "least" if f.over.is_none() => {
+                let construct = COMMON.iter().find(|c| c.eq_ignore_ascii_case(name));
+                with_common_type(construct.copied().unwrap_or("COALESCE"), arguments_mut(f));
+                None
+            }
+            "nullif" => {
+                if let [a, b] = arguments_mut(f).as_mut_slice() {
+                    **b = ours(Op::Element, a.clone(), Box::new(take(b)));
+                }
+                None
+            }
+            text if OF_TEXT.contains(&text) => {
+                let text = string(text);
+                if let [argument] = arguments_mut(f).as_mut_slice() {
+                    **argument = ours(Op::Text, take(argument), Box::new(text));
+                }
+                None
+            }
+            "version" => Some(string(VERSION)),
             "to_char" => {
                 translate_pattern(f)?;
                 None
@@ -411,6 +460,44 @@ impl Desugar<'_> {
         })
     }
 }
+
+/// Results of one construct: literals of unknown type take the others' type, and types that have no
+/// common one are refused. All are held against the first whose type is known.
+fn with_common_type(construct: &'static str, mut results: Vec<&mut Expr>) {
+    let unknown = |e: &Expr| match e {
+        Expr::Value(v) => matches!(v.value, Value::SingleQuotedString(_) | Value::Null),
+        _ => false,
+    };
+    // A result that is a CASE again would be repeated at every level.
+    let fit = |e: &Expr| !unknown(e) && !matches!(e, Expr::Case { .. });
+    let Some(first) = results.iter().position(|e| fit(e)) else { return };
+    let model = results[first].clone();
+    for (i, e) in results.iter_mut().enumerate() {
+        if i != first {
+            **e = ours(Op::Common(construct), model.clone(), Box::new(take(e)));
+        }
+    }
+}
+
+/// The unnamed arguments of a plain call, in place.
+fn arguments_mut(f: &mut Function) -> Vec<&mut Expr> {
+    let FunctionArguments::List(list) = &mut f.args else { return Vec::new() };
+    let unnamed = list.args.iter_mut().filter_map(|a| match a {
+        FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) => Some(e),
+        _ => None,
+    });
+    unnamed.collect()
+}
+
+/// Functions of one text, to which PostgreSQL does not convert anything else by itself.
+const OF_TEXT: [&str; 12] = [
+    "upper", "lower", "initcap", "reverse", "ascii", "length", "char_length", "character_length",
+    "btrim", "ltrim", "rtrim", "trim",
+];
+
+/// What clients that look at the version expect, and whose it is.
+const VERSION: &str =
+    concat!("PostgreSQL 15.8 (Millrace ", env!("CARGO_PKG_VERSION"), "), compiled by rustc, 64-bit");
 
 fn negate_if(negated: bool, e: Expr) -> Expr {
     let nested = Expr::Nested(Box::new(e));

@@ -10,9 +10,11 @@ pub mod desugar;
 pub mod locate;
 pub mod names;
 pub mod operators;
+pub mod predicates;
 pub mod provider;
 pub mod relations;
 pub mod types;
+pub mod unions;
 pub mod volatility;
 pub mod window_tvf;
 
@@ -121,6 +123,7 @@ impl<'a> Binder<'a> {
             Arc::clone(&relations),
             0,
         )?;
+        unions::check(&plan)?;
         let plan = type_nulls(plan)?;
         let fields = plan.schema().fields();
         let names = fields.iter().map(|f| names::shown(f.name()).to_owned()).collect();

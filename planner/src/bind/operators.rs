@@ -81,6 +81,11 @@ impl ExprPlanner for OperatorPlanner {
                 Some(Plain::Arith(a)) => self.arithmetic(a, left, right, schema)?,
                 Some(Plain::Compare(c)) => self.comparison(c, left, right, schema)?,
                 Some(Plain::Concat) => self.concat(left, right, schema)?,
+                Some(Plain::Logic(op, name)) => {
+                    let left = self.boolean(left, name, schema)?;
+                    let right = self.boolean(right, name, schema)?;
+                    Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right)))
+                }
                 None => {
                     return Ok(PlannerResult::Original(RawBinaryExpr { op, left, right }));
                 }
@@ -94,6 +99,7 @@ enum Plain {
     Arith(ArithOp),
     Compare(Operator),
     Concat,
+    Logic(Operator, &'static str),
 }
 
 fn plain(op: &BinaryOperator) -> Option<Plain> {
@@ -111,6 +117,8 @@ fn plain(op: &BinaryOperator) -> Option<Plain> {
         B::Gt => Plain::Compare(Operator::Gt),
         B::GtEq => Plain::Compare(Operator::GtEq),
         B::StringConcat => Plain::Concat,
+        B::And => Plain::Logic(Operator::And, "AND"),
+        B::Or => Plain::Logic(Operator::Or, "OR"),
         _ => return None,
     })
 }
@@ -154,6 +162,19 @@ impl OperatorPlanner {
                 let (_, element) = self.comparable(Operator::Eq, left, right, schema)?;
                 Ok(element)
             }
+            Op::Common(construct) => self.common(construct, &left, right, schema),
+            Op::Condition => self.boolean(left, "CASE/WHEN", schema),
+            Op::Text => match self.seen(&left, schema)? {
+                Some(t) if !is_text(&t) && t != DataType::Binary => {
+                    let function = match &right {
+                        Expr::Literal(ScalarValue::Utf8(Some(name)), _) => name.as_str(),
+                        _ => "",
+                    };
+                    let call = format!("{function}({})", type_name(&Some(t)));
+                    Err(external(crate::error::undefined_function(&call)))
+                }
+                _ => Ok(left),
+            },
             Op::Parameter => match right {
                 Expr::Placeholder(p) => {
                     self.parameters.note(&p.id, None);
@@ -164,6 +185,42 @@ impl OperatorPlanner {
                 }
                 other => Ok(other),
             },
+        }
+    }
+
+    /// A result of CASE and its like, whose type `like` is a result too.
+    fn common(&self, construct: &str, like: &Expr, e: Expr, schema: &DFSchema) -> Result<Expr> {
+        let (model, own) = (self.seen(like, schema)?, self.seen(&e, schema)?);
+        match (&model, &own) {
+            (Some(a), None) if SqlType::from_arrow(a).is_ok() => self.coerce_unknown_like(e, a),
+            (Some(a), Some(b)) if !compare(a, b) => {
+                let (a, b) = (type_name(&model), type_name(&own));
+                Err(external(SqlError::new(
+                    SqlState::DATATYPE_MISMATCH,
+                    format!("{construct} types {a} and {b} cannot be matched"),
+                )))
+            }
+            _ => Ok(e),
+        }
+    }
+
+    /// An operand that has to be boolean.
+    fn boolean(&self, e: Expr, place: &str, schema: &DFSchema) -> Result<Expr> {
+        match self.seen(&e, schema)? {
+            Some(DataType::Boolean) => Ok(e),
+            None => match e {
+                Expr::Literal(_, _) | Expr::Placeholder(_) => {
+                    self.coerce_unknown(e, SqlType::Boolean)
+                }
+                e => Ok(e),
+            },
+            Some(t) => {
+                let message = format!(
+                    "argument of {place} must be type boolean, not type {}",
+                    type_name(&Some(t))
+                );
+                Err(external(SqlError::new(SqlState::DATATYPE_MISMATCH, message)))
+            }
         }
     }
 
@@ -353,7 +410,7 @@ pub fn type_name(t: &Seen) -> String {
 }
 
 /// Whether PostgreSQL has comparisons of two known types.
-fn compare(a: &DataType, b: &DataType) -> bool {
+pub fn compare(a: &DataType, b: &DataType) -> bool {
     use DataType as D;
     let datetime = |t: &D| matches!(t, D::Date32 | D::Timestamp(_, _));
     let simple = |t: &D| SqlType::from_arrow(t).is_ok();

@@ -233,7 +233,15 @@ impl ContextProvider for Provider<'_> {
     }
 
     fn get_function_meta(&self, name: &str) -> Option<Arc<ScalarUDF>> {
-        self.catalog.function(name).or_else(|| functions().scalar(name))
+        let known = self.catalog.function(name).or_else(|| functions().scalar(name));
+        if known.is_some()
+            || functions().aggregate(name).is_some()
+            || functions().window(name).is_some()
+            || name == "unnest"
+        {
+            return known;
+        }
+        Some(crate::functions::missing::missing_function(name))
     }
 
     fn get_higher_order_meta(&self, _name: &str) -> Option<Arc<HigherOrderUDF>> {

@@ -9,9 +9,12 @@ pub mod cast;
 pub mod datetime;
 pub mod extract;
 pub mod kernels;
+pub mod missing;
 pub mod parse;
 pub mod round;
+pub mod sign;
 pub mod text;
+pub mod timezone;
 pub mod window_fn;
 
 use std::collections::HashMap;
@@ -67,6 +70,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
     all.extend(extract::functions());
     all.extend(round::functions());
+    all.extend([sign::sign_function(), timezone::timezone_function()]);
     all
 }
 

@@ -26,6 +26,7 @@ fn kind(s: &Statement) -> &'static str {
         Statement::Flush => "flush",
         Statement::Wait => "wait",
         Statement::CancelJobs(_) => "cancel",
+        Statement::AlterSystem { .. } => "alter system",
     }
 }
 

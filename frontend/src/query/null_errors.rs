@@ -1,0 +1,158 @@
+//! `SET expression_errors = 'null'`: a query computes what a view of it would hold.
+//!
+//! Views go on where an expression fails on a row: its value is NULL there. Under this setting a batch
+//! query is optimised by the views' rules and its projections, filters and aggregate arguments are
+//! evaluated in the same way: at once, and only when that fails in halves, down to the failing rows.
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, RecordBatch, new_null_array};
+use arrow::datatypes::{DataType, FieldRef, Schema};
+use datafusion::common::Result;
+use datafusion::common::config::ConfigOptions;
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::logical_expr::ColumnarValue;
+use datafusion::physical_expr::expressions::{Column, Literal};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
+use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
+
+/// NULL where the inner expression fails.
+#[derive(Debug, Eq, Hash)]
+struct NullOnError {
+    inner: Arc<dyn PhysicalExpr>,
+}
+
+impl PartialEq for NullOnError {
+    fn eq(&self, other: &NullOnError) -> bool {
+        self.inner.eq(&other.inner)
+    }
+}
+
+fn wrap(expr: &Arc<dyn PhysicalExpr>) -> Arc<dyn PhysicalExpr> {
+    let safe = expr.downcast_ref::<Column>().is_some() || expr.downcast_ref::<Literal>().is_some();
+    match safe {
+        true => expr.clone(),
+        false => Arc::new(NullOnError { inner: expr.clone() }),
+    }
+}
+
+impl NullOnError {
+    fn halves(&self, batch: &RecordBatch) -> Result<ArrayRef> {
+        let rows = batch.num_rows();
+        match self.inner.evaluate(batch).and_then(|v| v.into_array(rows)) {
+            Ok(array) => Ok(array),
+            Err(_) if rows <= 1 => Ok(new_null_array(&self.inner.data_type(&batch.schema())?, rows)),
+            Err(_) => {
+                let left = self.halves(&batch.slice(0, rows / 2))?;
+                let right = self.halves(&batch.slice(rows / 2, rows - rows / 2))?;
+                Ok(arrow::compute::concat(&[left.as_ref() as &dyn Array, right.as_ref()])?)
+            }
+        }
+    }
+}
+
+impl fmt::Display for NullOnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "null_on_error({})", self.inner)
+    }
+}
+
+impl PhysicalExpr for NullOnError {
+    fn data_type(&self, schema: &Schema) -> Result<DataType> {
+        self.inner.data_type(schema)
+    }
+
+    fn nullable(&self, _: &Schema) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn return_field(&self, schema: &Schema) -> Result<FieldRef> {
+        Ok(Arc::new(self.inner.return_field(schema)?.as_ref().clone().with_nullable(true)))
+    }
+
+    fn evaluate(&self, batch: &RecordBatch) -> Result<ColumnarValue> {
+        match self.inner.evaluate(batch) {
+            Ok(value) => Ok(value),
+            Err(_) => self.halves(batch).map(ColumnarValue::Array),
+        }
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
+        vec![&self.inner]
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn PhysicalExpr>>,
+    ) -> Result<Arc<dyn PhysicalExpr>> {
+        let inner = children.pop().unwrap_or_else(|| self.inner.clone());
+        Ok(Arc::new(NullOnError { inner }))
+    }
+
+    fn fmt_sql(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt_sql(f)
+    }
+}
+
+/// Wraps the expressions of a plan. Runs before DataFusion's rules, which merge projections: what
+/// one projection makes NULL stays NULL for the next.
+#[derive(Debug)]
+pub struct NullOnErrorRule;
+
+impl PhysicalOptimizerRule for NullOnErrorRule {
+    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
+        plan.transform_up(|node| {
+            if let Some(p) = node.downcast_ref::<ProjectionExec>() {
+                return projection(p).map(Transformed::yes);
+            }
+            if let Some(f) = node.downcast_ref::<FilterExec>()
+                && f.projection().is_none()
+            {
+                let filter = FilterExec::try_new(wrap(f.predicate()), f.input().clone())?;
+                return Ok(Transformed::yes(Arc::new(filter)));
+            }
+            if let Some(a) = node.downcast_ref::<AggregateExec>()
+                && matches!(
+                    a.mode(),
+                    AggregateMode::Partial | AggregateMode::Single | AggregateMode::SinglePartitioned
+                )
+            {
+                return Ok(Transformed::yes(aggregate(a)));
+            }
+            Ok(Transformed::no(node))
+        })
+        .data()
+    }
+
+    fn name(&self) -> &str {
+        "null_on_error"
+    }
+
+    /// Columns become nullable.
+    fn schema_check(&self) -> bool {
+        false
+    }
+}
+
+fn projection(p: &ProjectionExec) -> Result<Arc<dyn ExecutionPlan>> {
+    let exprs = p.expr().iter().map(|e| ProjectionExpr { expr: wrap(&e.expr), alias: e.alias.clone() });
+    Ok(Arc::new(ProjectionExec::try_new(exprs.collect::<Vec<_>>(), p.input().clone())?))
+}
+
+fn aggregate(a: &AggregateExec) -> Arc<dyn ExecutionPlan> {
+    let functions: Vec<_> = a
+        .aggr_expr()
+        .iter()
+        .map(|f| {
+            let args = f.expressions().iter().map(wrap).collect();
+            let order = f.order_bys().iter().map(|o| o.expr.clone()).collect();
+            f.with_new_expressions(args, order).map_or_else(|| f.clone(), Arc::new)
+        })
+        .collect();
+    Arc::new(a.with_new_aggr_exprs(functions))
+}

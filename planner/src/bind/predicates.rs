@@ -1,0 +1,124 @@
+//! EXISTS and IN with a subquery as values of a SELECT list, spelled out as scalar subqueries.
+//!
+//! DataFusion decorrelates such predicates in filters only. As a value, EXISTS is `count(*) > 0` of the
+//! subquery; IN has three results, so its NULLs are asked for one by one: it is NULL where nothing
+//! matches and either side has a NULL to compare with.
+
+use std::ops::ControlFlow;
+
+use millrace_common::SqlError;
+use sqlparser::ast::*;
+
+const EXISTS: &str = r##"SELECT (SELECT count(*) > 0 FROM (SELECT 1) AS "#s")"##;
+
+const IN: &str = r##"SELECT CASE
+    WHEN (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v") WHERE "#v" = "#x") THEN true
+    WHEN "#x" IS NULL AND (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v")) THEN NULL
+    WHEN (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v") WHERE "#v" IS NULL) THEN NULL
+    ELSE false END"##;
+
+/// Rewrites the predicates of a SELECT list; those of its subqueries are left for their own turn.
+pub fn spell_out_predicates(items: &mut [SelectItem]) -> Result<(), SqlError> {
+    for item in items {
+        let (SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. }) = item else {
+            continue;
+        };
+        if let ControlFlow::Break(e) = e.visit(&mut SpellOut { depth: 0 }) {
+            return Err(*e);
+        }
+    }
+    Ok(())
+}
+
+struct SpellOut {
+    /// Subqueries that the visitor is in.
+    depth: usize,
+}
+
+impl VisitorMut for SpellOut {
+    type Break = Box<SqlError>;
+
+    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
+        self.depth += 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
+        self.depth -= 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Box<SqlError>> {
+        if self.depth > 0 {
+            return ControlFlow::Continue(());
+        }
+        match spelled_out(expr) {
+            Ok(Some(new)) => *expr = new,
+            Ok(None) => {}
+            Err(e) => return ControlFlow::Break(Box::new(e)),
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+fn spelled_out(expr: &Expr) -> Result<Option<Expr>, SqlError> {
+    Ok(match expr {
+        Expr::Exists { subquery, negated } => Some(negate(*negated, fill(EXISTS, subquery, None)?)),
+        Expr::InSubquery { expr, subquery, negated } if !matches!(**expr, Expr::Tuple(_)) => {
+            Some(negate(*negated, fill(IN, subquery, Some(expr))?))
+        }
+        Expr::AnyOp { left, compare_op: BinaryOperator::Eq, right, .. } => match &**right {
+            Expr::Subquery(q) => Some(fill(IN, q, Some(left))?),
+            _ => None,
+        },
+        Expr::AllOp { left, compare_op: BinaryOperator::NotEq, right } => match &**right {
+            Expr::Subquery(q) => Some(negate(true, fill(IN, q, Some(left))?)),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
+fn negate(negated: bool, e: Expr) -> Expr {
+    let nested = Expr::Nested(Box::new(e));
+    match negated {
+        true => Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(nested) },
+        false => nested,
+    }
+}
+
+/// A template with its subquery and the value that is looked for put in.
+fn fill(template: &str, subquery: &Query, value: Option<&Expr>) -> Result<Expr, SqlError> {
+    let bad = || SqlError::internal("a template of the binder does not parse");
+    let mut query = crate::parser::parse_query(template)?;
+    let SetExpr::Select(select) = query.body.as_mut() else { return Err(bad()) };
+    let Some(SelectItem::UnnamedExpr(expr)) = select.projection.pop() else { return Err(bad()) };
+    let mut expr = expr;
+    let _ = VisitMut::visit(&mut expr, &mut Fill { subquery, value });
+    Ok(expr)
+}
+
+struct Fill<'a> {
+    subquery: &'a Query,
+    value: Option<&'a Expr>,
+}
+
+impl VisitorMut for Fill<'_> {
+    type Break = ();
+
+    fn post_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
+        if let TableFactor::Derived { subquery, .. } = factor {
+            **subquery = self.subquery.clone();
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        if let (Expr::Identifier(i), Some(value)) = (&*expr, self.value)
+            && i.value == "#x"
+        {
+            *expr = Expr::Nested(Box::new(value.clone()));
+        }
+        ControlFlow::Continue(())
+    }
+}
