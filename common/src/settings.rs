@@ -106,7 +106,7 @@ pub static SETTINGS: &[Setting] = &[
     s("enable_nestloop", Kind::Bool, "on", "Accepted; has no effect."),
     s("enable_seqscan", Kind::Bool, "on", "Accepted; has no effect."),
     s("enable_sort", Kind::Bool, "on", "Accepted; has no effect."),
-    s("expression_errors", Kind::Enum(&["error", "null"]), "error", "Whether a failing expression is an error or NULL, as it is in views; `null` has no effect on queries yet."),
+    s("expression_errors", Kind::Enum(&["error", "null"]), "error", "Whether a failing expression is an error or NULL, as it is in views."),
     s("extra_float_digits", Kind::Int { min: -15, max: 3 }, "1", "Accepted; floats are always printed with the fewest digits that read back."),
     s("geqo", Kind::Bool, "on", "Accepted; has no effect."),
     s("idle_in_transaction_session_timeout", ANY_MS, "0", "Accepted; an idle transaction holds no locks."),
