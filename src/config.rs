@@ -105,7 +105,7 @@ pub enum ConfigError {
 
 const GIB: usize = 1 << 30;
 /// Below this nothing works well enough to be worth starting.
-const MIN_MEMORY: usize = 64 << 20;
+const MIN_MEMORY: usize = 64_000_000;
 
 impl Options {
     /// Fills what is not given from the config file, then from defaults.
