@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// All bugs that can be planted, with what they break.
 pub const BUGS: &[(&str, &str)] = &[
     ("drop-retraction", "a join forgets every deletion on its left side"),
-    ("count-pair-twice", "a join emits a pair once from each side when both change in an epoch"),
+    ("count-pair-twice", "a join counts the pairs that its right side completes twice"),
+    ("null-keys-match", "a join takes NULL keys to be equal"),
     ("lost-parked-row", "the last row parked behind a fetch is dropped"),
-    ("stale-cache-fill", "an evicted dirty entry is refetched as it was before the eviction"),
+    ("stale-cache-fill", "an aggregate's evicted dirty group is refetched as it was before the epoch"),
     ("minmax-never-retracts", "MIN and MAX keep a deleted extreme"),
     ("distinct-ignores-weight", "DISTINCT forgets a group with its first deletion"),
-    ("topn-no-refill", "a top-N does not refill after a deletion in its prefix"),
+    ("topn-no-refill", "a top-N shows no successor for a row that leaves its window"),
     ("outer-null-row-stays", "an outer join keeps the NULL row after a match appears"),
     ("changes-skip-epoch", "a reader skips a relation's change when it falls back to the store"),
     ("tail-not-replayed", "recovery forgets the newest tail slice"),

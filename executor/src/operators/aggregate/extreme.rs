@@ -9,6 +9,7 @@ use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type};
 use millrace_common::keys::KeyCodec;
+use millrace_common::planted::is_planted;
 
 use super::accumulator::Rows;
 use crate::error::ExecError;
@@ -109,6 +110,17 @@ impl Extreme {
                 let column = cast(column, &DataType::Int64)?;
                 let column = column.as_primitive::<Int64Type>();
                 for (i, &s) in slots.iter().enumerate() {
+                    if valid[s as usize] && column.is_null(i) && is_planted("minmax-never-retracts") {
+                        continue;
+                    }
+                    let worse = if self.max {
+                        column.value(i) < values[s as usize]
+                    } else {
+                        column.value(i) > values[s as usize]
+                    };
+                    if valid[s as usize] && worse && is_planted("minmax-never-retracts") {
+                        continue;
+                    }
                     values[s as usize] = column.value(i);
                     valid[s as usize] = column.is_valid(i);
                 }

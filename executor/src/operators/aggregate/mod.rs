@@ -30,6 +30,7 @@ use arrow::compute::kernels::cmp::distinct;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
 use millrace_planner::graph;
 use millrace_storage::{Found, MemRun};
@@ -127,6 +128,10 @@ impl Aggregate {
         let weights = chunk.weights.as_ref().map(|w| &w.values()[..]);
         match weights {
             None => slots.iter().for_each(|&s| self.rows[s as usize] += 1),
+            Some(w) if self.calls.is_empty() && is_planted("distinct-ignores-weight") => slots
+                .iter()
+                .zip(w)
+                .for_each(|(&s, &w)| self.rows[s as usize] = if w < 0 { 0 } else { self.rows[s as usize] + w }),
             Some(w) => slots.iter().zip(w).for_each(|(&s, &w)| self.rows[s as usize] += w),
         }
         for (call, accumulator) in self.calls.iter().zip(&mut self.accumulators) {
@@ -278,6 +283,9 @@ impl Aggregate {
             }
             self.written[slot as usize] = put;
             self.emitted[slot as usize] = exists.value(i);
+        }
+        if !barrier && is_planted("stale-cache-fill") {
+            return Ok(());
         }
         let keys = storage_keys(kept.iter().map(|&i| {
             let slot = slots[i as usize];

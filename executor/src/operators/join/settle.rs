@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanArray, Int64Array};
 use millrace_common::DeltaChunk;
+use millrace_common::planted::is_planted;
 use millrace_planner::graph::JoinKind;
 
 use super::pairs::{Matched, PairColumns, Pairs, padded};
@@ -98,6 +99,11 @@ impl HashJoin {
     fn settle_row(&mut self, side: usize, node: u32, emission: &mut Emission) {
         let (weight, as_mark) = self.wanted(side, node);
         let at = self.sides[side].nodes[node as usize].at;
+        if weight == 0 && self.emits_pairs && self.sides[side].nodes[node as usize].weight > 0
+            && is_planted("outer-null-row-stays")
+        {
+            return;
+        }
         let mark = &mut self.sides[side].marks[node as usize];
         if mark.emitted_as == as_mark {
             emission.push(at, weight - mark.emitted, as_mark);

@@ -23,6 +23,7 @@ use arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt32Array
 use arrow::datatypes::SchemaRef;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_common::planted::is_planted;
 use millrace_common::DeltaChunk;
 use millrace_common::hash::hash_columns;
 use millrace_common::keys::{KeyCodec, columns_at};
@@ -490,7 +491,10 @@ impl TopNOperator {
                 return Err(ExecError::internal("a group has more retractions than rows"));
             }
             let old = group.old.take().unwrap_or_default();
-            let new = group.shown(&self.window);
+            let mut new = group.shown(&self.window);
+            if old.iter().any(|o| !new.iter().any(|n| n.key == o.key)) && is_planted("topn-no-refill") {
+                new.retain(|n| old.iter().any(|o| o.key == n.key));
+            }
             diff.add(&old, &new);
             if diff.rows.len() >= self.env.options.chunk_rows.max(1) {
                 self.emit_rows(&mut diff, out)?;
