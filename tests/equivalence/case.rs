@@ -36,6 +36,10 @@ impl Mode {
         Mode::Concurrent,
     ];
 
+    pub fn of_seed(seed: u64) -> Mode {
+        Mode::ALL[(seed % Mode::ALL.len() as u64) as usize]
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Mode::Plain => "plain",
@@ -164,7 +168,14 @@ impl Case {
             "SELECT 0 AS side__, x.* FROM v{i} AS x UNION ALL SELECT 1 AS side__, y.* FROM ({query}) AS y"
         );
         let mut sides: [BTreeMap<Vec<Option<String>>, i64>; 2] = Default::default();
-        for row in rows(client, &sql).await? {
+        let read = match rows(client, &sql).await {
+            Ok(read) => read,
+            Err(e) => {
+                let jobs = rows(client, "SHOW JOBS").await.unwrap_or_default();
+                return Err(format!("{e}\n  jobs {jobs:?}"));
+            }
+        };
+        for row in read {
             let side = usize::from(row[0].as_deref() == Some("1"));
             *sides[side].entry(row[1..].to_vec()).or_default() += 1;
         }
@@ -228,5 +239,8 @@ pub async fn rows(client: &Client, sql: &str) -> Result<Vec<Vec<Option<String>>>
 
 fn describe(e: &tokio_postgres::Error) -> String {
     e.as_db_error()
-        .map_or_else(|| e.to_string(), |db| format!("{} ({})", db.message(), db.code().code()))
+        .map_or_else(|| e.to_string(), |db| {
+        let detail = db.detail().unwrap_or_default();
+        format!("{} ({}) {detail}", db.message(), db.code().code())
+    })
 }

@@ -83,7 +83,8 @@ impl<'a> History<'a> {
     }
 
     fn insert(&mut self, rng: &mut Rng, table: &Table) -> String {
-        let rows = 1 + rng.below(if rng.chance(10) { 60 } else { 6 });
+        let most = if rng.chance(10) { 60 } else { 6 };
+        let rows = 1 + rng.below(most);
         let mut sql = format!("INSERT INTO {} VALUES ", table.name);
         for i in 0..rows {
             if i > 0 {

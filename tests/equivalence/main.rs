@@ -16,12 +16,17 @@ mod postgres;
 mod rng;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use case::{Case, Mode};
 
 const DEFAULT_CASES: u64 = 50;
 const VIEWS_A_CASE: usize = 10;
+
+/// Cases that once found a bug; they always run.
+const SEEDS: &[(u64, Mode)] = &[];
 
 fn env_number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
@@ -38,23 +43,59 @@ fn views_equal_their_queries() {
     let _alone = alone();
     let first = env_number("MILLRACE_EQUIVALENCE_SEED", 1);
     let cases = env_number("MILLRACE_EQUIVALENCE_CASES", DEFAULT_CASES);
-    let mut coverage: BTreeMap<(&'static str, &'static str), usize> = BTreeMap::new();
-    let mut pairs = 0;
-    for seed in first..first + cases {
-        let mode = Mode::ALL[seed as usize % Mode::ALL.len()];
-        let case = Case::generate(seed, mode, VIEWS_A_CASE);
-        match case.run(None) {
-            Ok(report) => {
-                pairs += report.views;
-                for tag in report.tags {
-                    *coverage.entry((tag, mode.name())).or_default() += 1;
+    let fixed = if std::env::var("MILLRACE_EQUIVALENCE_SEED").is_ok() { &[] } else { SEEDS };
+    let plan: Vec<(u64, Mode)> =
+        fixed.iter().copied().chain((first..first + cases).map(|s| (s, Mode::of_seed(s)))).collect();
+    let outcome = run_all(&plan);
+    print_coverage(&outcome.coverage);
+    println!("{} (query, history) pairs, seeds {first}..{}, {} fixed seeds", outcome.pairs, first + cases, fixed.len());
+    assert!(
+        outcome.failures.is_empty(),
+        "{} of {} cases failed:\n{}",
+        outcome.failures.len(),
+        plan.len(),
+        outcome.failures.join("\n")
+    );
+}
+
+#[derive(Default)]
+struct Outcome {
+    coverage: BTreeMap<(&'static str, &'static str), usize>,
+    pairs: usize,
+    failures: Vec<String>,
+}
+
+/// Runs the cases on two threads; each is a node of its own.
+fn run_all(plan: &[(u64, Mode)]) -> Outcome {
+    let outcome = Mutex::new(Outcome::default());
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(&(seed, mode)) = plan.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let started = Instant::now();
+                    let result = Case::generate(seed, mode, VIEWS_A_CASE).run(None);
+                    let took = started.elapsed().as_millis();
+                    let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+                    match result {
+                        Ok(report) => {
+                            println!("seed {seed} ({}): {took} ms", mode.name());
+                            outcome.pairs += report.views;
+                            for tag in report.tags {
+                                *outcome.coverage.entry((tag, mode.name())).or_default() += 1;
+                            }
+                        }
+                        Err(failure) => {
+                            let line = format!("seed {seed} ({}): {failure}", mode.name());
+                            println!("FAILED {line}");
+                            outcome.failures.push(line);
+                        }
+                    }
                 }
-            }
-            Err(failure) => panic!("seed {seed}, mode {}: {failure}", mode.name()),
+            });
         }
-    }
-    print_coverage(&coverage);
-    println!("{pairs} (query, history) pairs, seeds {first}..{}", first + cases);
+    });
+    outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Operator × state path: how many views of each kind ran in each mode.
