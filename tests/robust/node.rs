@@ -39,6 +39,7 @@ fn config() -> Config {
         disk_cache: 0,
         barrier_interval: Duration::from_millis(20),
         parallelism: 2,
+        tuning: millrace::Tuning::default(),
     }
 }
 
