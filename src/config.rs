@@ -95,7 +95,7 @@ pub struct Tuning {
 /// A setting that cannot be understood.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("cannot read the config file {}", path.display())]
+    #[error("cannot read the config file {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("the config file {} is not valid: {message}", path.display())]
     Parse { path: PathBuf, message: String },

@@ -41,7 +41,7 @@ pub enum StartError {
     Locked { path: PathBuf },
     #[error("cannot lock the data directory {}: {source}", path.display())]
     Lock { path: PathBuf, source: std::io::Error },
-    #[error("cannot open the object store: {0}")]
+    #[error("cannot open the object store: {}", described(&SqlError::from(.0.clone())))]
     Store(#[from] StorageError),
     #[error("cannot start: {}", described(.0))]
     Meta(#[from] SqlError),

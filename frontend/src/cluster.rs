@@ -61,6 +61,15 @@ pub struct ScanRequest {
     pub limit: Option<usize>,
     /// Storage keys, when only these rows are wanted (relations stored by key).
     pub keys: Option<BinaryArray>,
+    /// Ranges of storage keys, when only rows in them are wanted.
+    pub ranges: Option<Vec<KeyBounds>>,
+}
+
+/// Storage keys from one (inclusive) to another (exclusive).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyBounds {
+    pub from: Vec<u8>,
+    pub until: Vec<u8>,
 }
 
 pub type BatchStream = BoxStream<'static, Result<RecordBatch, SqlError>>;
@@ -101,6 +110,16 @@ pub struct JobRow {
     pub details: Vec<String>,
 }
 
+/// A line of `millrace_catalog.errors`: failures of one expression of a view with one SQLSTATE.
+#[derive(Clone, Debug)]
+pub struct ExpressionError {
+    pub place: String,
+    pub sqlstate: &'static str,
+    pub count: u64,
+    /// The first messages.
+    pub samples: Vec<String>,
+}
+
 #[async_trait]
 pub trait Cluster: Send + Sync + 'static {
     fn catalog(&self) -> Arc<CatalogSnapshot>;
@@ -126,6 +145,8 @@ pub trait Cluster: Send + Sync + 'static {
     /// Changes it for everybody; `None`: back to the default.
     async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError>;
     fn jobs(&self) -> Vec<JobRow>;
+    /// Expressions of a running job that failed on rows: their values are NULL.
+    fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError>;
 
     /// Rows of a relation at an epoch; a row of multiplicity n comes n times.
     async fn scan(&self, relation: &Relation, epoch: Epoch, request: ScanRequest) -> Result<BatchStream, SqlError>;

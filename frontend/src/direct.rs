@@ -20,7 +20,9 @@ use millrace_storage::{ScanOptions, Snapshot, StateStore};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{BatchStream, CatalogSnapshot, Cluster, DmlKind, DmlResult, JobRow, ScanRequest};
+use crate::cluster::{
+    BatchStream, CatalogSnapshot, Cluster, DmlKind, DmlResult, ExpressionError, JobRow, ScanRequest,
+};
 
 /// Rows of a source made at a time.
 const SOURCE_BATCH: usize = 8192;
@@ -170,6 +172,11 @@ impl Cluster for Direct {
                 }
             })
             .collect()
+    }
+
+    fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError> {
+        let all = self.worker.errors(id).into_iter();
+        all.map(|e| ExpressionError { place: e.place, sqlstate: e.state, count: e.count, samples: e.samples }).collect()
     }
 
     async fn scan(&self, relation: &Relation, epoch: Epoch, request: ScanRequest) -> Result<BatchStream, SqlError> {

@@ -79,7 +79,7 @@ fn fails_to_start(args: &[&str], env: &[(&str, &str)]) -> String {
 fn malformed_sql_says_where() {
     let (_dir, server) = server();
     refused(server.port, "SELECT 1 FORM t", "42601", &["LINE 1: SELECT 1 FORM t", "                      ^"]);
-    refused(server.port, "SELECT *\nFROM\nWHERE x", "42601", &["LINE 3: WHERE x"]);
+    refused(server.port, "SELECT 1\nFROM t\nWHER x = 1", "42601", &["LINE 3: WHER x = 1"]);
     refused(server.port, "CREATE TABEL t (a int)", "42601", &["\"TABEL\""]);
     refused(server.port, "SELECT 'abc", "42601", &[]);
 }
@@ -278,7 +278,7 @@ fn bad_flags_and_files_are_said() {
     };
     let said = with(&["--memory-limit", "lots"]);
     assert!(said.contains("--memory-limit") && said.contains("lots"), "{said}");
-    let said = with(&["--barrier-interval", "-5s"]);
+    let said = with(&["--barrier-interval=-5s"]);
     assert!(said.contains("--barrier-interval"), "{said}");
     assert!(with(&["--memori-limit", "1GB"]).contains("--memory-limit"), "a similar flag is suggested");
     let said = with(&["--object-store", "ftp://somewhere/else"]);

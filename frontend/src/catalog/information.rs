@@ -1,7 +1,7 @@
 //! The content of `information_schema` and of `millrace_catalog`.
 
 use arrow::array::RecordBatch;
-use millrace_common::SqlType;
+use millrace_common::{RelationId, SqlType};
 use millrace_common::settings::SETTINGS;
 use millrace_rpc::catalog::Relation;
 
@@ -146,11 +146,12 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
             }
         }
         "errors" => {
-            rows = Rows::new("id:o schema_name:n name:n state:t reason:t");
-            for j in t.shared.cluster.jobs().into_iter().filter(|j| j.reason.is_some()) {
-                let r = named(j.relation);
-                row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()), name: r.map(|r| r.name.as_str()),
-                    state: j.state, reason: j.reason);
+            rows = Rows::new("id:o schema_name:n name:n place:t sqlstate:t count:i message:t");
+            for r in catalog.relations() {
+                for e in t.shared.cluster.expression_errors(RelationId(r.id)) {
+                    row!(rows; id: r.id, schema_name: &r.schema, name: &r.name, place: e.place,
+                        sqlstate: e.sqlstate, count: e.count as i64, message: e.samples.into_iter().next());
+                }
             }
         }
         "settings" => {
