@@ -61,13 +61,14 @@ static ARMED: LazyLock<Option<Armed>> = LazyLock::new(|| {
     Some(Armed { name, left: AtomicU64::new(count) })
 });
 
-/// Passes a crash point: ends the process at once if it is the armed one.
+/// Passes a crash point: says so on standard error and ends the process at once if it is the armed one.
 pub fn point(name: &'static str) {
     debug_assert!(POINTS.contains(&name), "crash point {name} is not in the registry");
     if let Some(armed) = &*ARMED
         && armed.name == name
         && armed.left.fetch_sub(1, Ordering::Relaxed) == 1
     {
+        eprintln!("crash point {name}");
         std::process::abort();
     }
 }

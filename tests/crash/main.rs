@@ -3,19 +3,35 @@
 
 mod ledger;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use ledger::Ledger;
 use millrace_common::crash::POINTS;
 use millrace_sqllogictest::{Server, ServerOptions, suite};
 
+/// Cases that run at the same time.
+const PARALLEL: usize = 2;
+/// How long a case may take to reach its point.
+const RUN_LIMIT: Duration = Duration::from_secs(5);
+/// Small thresholds, so that a short run also flushes, compacts, collects garbage and writes snapshots.
+const TUNING: &[&str] = &[
+    "--memory-limit=64MB",
+    "--flush-size=4KB",
+    "--direct-run-size=32KB",
+    "--inline-size=256",
+    "--snapshot-records=16",
+    "--gc-interval=100ms",
+    "--parallelism=2",
+];
+
 fn start(dir: &Path, env: HashMap<String, String>) -> Server {
     let options = ServerOptions {
         data_dir: dir.to_path_buf(),
-        // Small thresholds, so that a short run also flushes, compacts and writes snapshots.
-        args: vec!["--memory-limit".into(), "64MB".into()],
+        args: TUNING.iter().map(|a| (*a).to_string()).collect(),
         env,
     };
     Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts")
@@ -25,34 +41,79 @@ fn armed(point: &str, pass: u32) -> HashMap<String, String> {
     HashMap::from([("MILLRACE_CRASH_POINT".to_string(), format!("{point}:{pass}"))])
 }
 
-#[tokio::test(flavor = "multi_thread")]
+/// A data directory with some history, to be copied for every case.
+struct Base {
+    dir: tempfile::TempDir,
+    ledger: Ledger,
+}
+
+async fn base() -> Base {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut server = start(dir.path(), HashMap::new());
+    let mut ledger = Ledger::create(&server).await.expect("tables and views are created");
+    ledger.run(&server, Duration::from_millis(500)).await;
+    ledger.verify(&server).await.expect("without a crash");
+    server.kill();
+    Base { dir, ledger }
+}
+
+fn copy_of(from: &Path) -> tempfile::TempDir {
+    let to = tempfile::tempdir().expect("a temporary directory");
+    let copied = std::process::Command::new("cp").arg("-r").arg(from.join(".")).arg(to.path()).status();
+    assert!(copied.is_ok_and(|s| s.success()), "the data directory is copied");
+    to
+}
+
+/// Runs a copy of the base until it dies at a point, starts it again and compares. Whether it was reached.
+async fn case(base: &Base, point: &'static str, pass: u32) -> bool {
+    let dir = copy_of(base.dir.path());
+    let mut ledger = base.ledger.clone();
+    let options = ServerOptions {
+        data_dir: dir.path().to_path_buf(),
+        args: TUNING.iter().map(|a| (*a).to_string()).collect(),
+        env: armed(point, pass),
+    };
+    let said = format!("crash point {point}");
+    let reached = match Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options) {
+        Ok(mut server) => {
+            ledger.run(&server, RUN_LIMIT).await;
+            server.kill();
+            server.log().contains(&said)
+        }
+        // The point may lie on the way up.
+        Err(log) => {
+            assert!(log.contains(&said), "before {point}:{pass}: {log}");
+            true
+        }
+    };
+    let server = start(dir.path(), HashMap::new());
+    ledger
+        .verify(&server)
+        .await
+        .unwrap_or_else(|e| panic!("after {point}:{pass}: {e}\n{}", server.log()));
+    reached
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn killed_at_every_crash_point() {
-    let mut reached = 0;
-    let mut never = Vec::new();
-    for point in POINTS {
-        let mut hit = false;
-        for pass in [1, 7] {
-            let dir = tempfile::tempdir().expect("a temporary directory");
-            let mut server = start(dir.path(), HashMap::new());
-            let mut ledger = Ledger::create(&server).await.expect("tables and views are created");
-            server.restart(Some(armed(point, pass))).unwrap_or_else(|e| {
-                // The point may lie on the way up; what was acknowledged before must still be there.
-                assert!(!e.is_empty());
-            });
-            if !server.has_exited() {
-                ledger.run(&server, Duration::from_secs(4)).await;
+    let base = Arc::new(base().await);
+    // A start passes the points of taking the lead once.
+    let passes = |point: &str| if point.ends_with("-lead") { vec![1] } else { vec![1, 7] };
+    let cases = POINTS.iter().flat_map(|p| passes(p).into_iter().map(move |pass| (*p, pass)));
+    let results: Vec<(&str, bool)> = futures::stream::iter(cases)
+        .map(|(point, pass)| {
+            let base = Arc::clone(&base);
+            async move {
+                let run = tokio::spawn(async move { case(&base, point, pass).await });
+                (point, run.await.expect("the case holds"))
             }
-            hit |= server.has_exited();
-            server.restart(Some(HashMap::new())).expect("the server starts after a crash");
-            ledger.verify(&server).await.unwrap_or_else(|e| panic!("after {point}:{pass}: {e}"));
-        }
-        if hit {
-            reached += 1;
-        } else {
-            never.push(*point);
-        }
-    }
-    println!("{reached} of {} crash points reached", POINTS.len());
+        })
+        .buffer_unordered(PARALLEL)
+        .collect()
+        .await;
+    let reached: BTreeSet<&str> = results.iter().filter(|(_, hit)| *hit).map(|(p, _)| *p).collect();
+    let never: Vec<_> = POINTS.iter().filter(|p| !reached.contains(**p)).collect();
+    println!("{} of {} crash points reached, {} crashes", reached.len(), POINTS.len(), results.len());
     assert!(never.is_empty(), "crash points that no run reached: {never:?}");
 }
 

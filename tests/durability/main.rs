@@ -1,0 +1,219 @@
+//! What durability costs and how long it lasts (docs/design.md §9–§11): recovery in a few dependent rounds
+//! and without planning, a bucket that does not grow with the number of updates, readers that never lose
+//! an object to compaction, and a store without space.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::TryStreamExt;
+use millrace::{Config, Overrides, Standalone, Tuning};
+use millrace_sqllogictest::{server, suite};
+use millrace_storage::sim::{Faults, Profile, SimStore};
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use tokio::runtime::Runtime;
+use tokio_postgres::Client;
+
+/// A server on a runtime of its own; dropping it is a crash.
+struct Node {
+    server: Option<Standalone>,
+    runtime: Option<Runtime>,
+}
+
+impl Node {
+    async fn start(store: &Arc<dyn ObjectStore>, tuning: Tuning) -> Node {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(4)
+            .enable_all()
+            .build()
+            .expect("threads");
+        let config = Config {
+            listen: "127.0.0.1:0".to_string(),
+            data_dir: std::env::temp_dir(),
+            object_store: String::new(),
+            memory_limit: 256 << 20,
+            disk_cache: 0,
+            barrier_interval: Duration::from_millis(20),
+            parallelism: 2,
+            tuning,
+        };
+        let overrides = Overrides { object_store: Some(Arc::clone(store)), ..Overrides::default() };
+        let started = runtime.spawn(Standalone::start(config, overrides)).await;
+        let server = started.expect("no panic").expect("the server starts");
+        Node { server: Some(server), runtime: Some(runtime) }
+    }
+
+    fn server(&self) -> &Standalone {
+        self.server.as_ref().expect("running")
+    }
+
+    async fn connect(&self) -> Client {
+        server::connect(self.server().address.port()).await.expect("a connection")
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.server = None;
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn run(client: &Client, sql: &str) {
+    client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+}
+
+async fn one(client: &Client, sql: &str) -> String {
+    suite::rows(client, sql).await.unwrap_or_else(|e| panic!("{sql}: {e}"))[0][0].clone()
+}
+
+/// Every request takes the same time, so that parallel requests end together and count as one round.
+const STEADY: Profile = Profile {
+    p50: Duration::from_millis(150),
+    p99: Duration::from_millis(150),
+    bytes_per_second: 0,
+    requests_per_second: 0,
+    put_dollars: 0.0,
+    get_dollars: 0.0,
+};
+
+/// Thirty views, with tails in objects, over one memory.
+async fn thirty_views(memory: &Arc<dyn ObjectStore>) -> Vec<(u32, Vec<u8>)> {
+    let node = Node::start(memory, Tuning { inline_bytes: Some(64), ..Tuning::default() }).await;
+    let client = node.connect().await;
+    run(&client, "CREATE TABLE t (k int PRIMARY KEY, v bigint)").await;
+    for i in 0..30 {
+        let sql = format!(
+            "CREATE MATERIALIZED VIEW v{i} AS SELECT k % {} AS g, count(*) AS n, sum(v) AS s FROM t GROUP BY k % {}",
+            i + 1,
+            i + 1
+        );
+        run(&client, &sql).await;
+    }
+    run(&client, "INSERT INTO t SELECT x, x FROM generate_series(1, 1000) AS s(x)").await;
+    run(&client, "FLUSH").await;
+    graphs(&node)
+}
+
+/// The stored plans.
+fn graphs(node: &Node) -> Vec<(u32, Vec<u8>)> {
+    let meta = &node.server().meta;
+    let jobs = meta.job_statuses().into_iter();
+    let graph = |id| millrace_rpc::services::MetaService::graph(meta.as_ref(), id).unwrap_or_default();
+    jobs.map(|j| (j.relation.0, graph(j.relation).to_vec())).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn recovery_of_thirty_views_takes_three_rounds_and_no_planning() {
+    let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let before = thirty_views(&memory).await;
+    let slow = SimStore::new(Arc::clone(&memory), STEADY, 1);
+    let store: Arc<dyn ObjectStore> = Arc::new(slow.clone());
+    let began = Instant::now();
+    let (node, rounds) = slow.count_rounds(Node::start(&store, Tuning::default())).await;
+    let client = node.connect().await;
+    assert_eq!(one(&client, "SELECT sum(s) FROM v29").await, "500500");
+    let took = began.elapsed();
+    println!("30 views: {rounds} dependent rounds of 150 ms, first read after {} ms", took.as_millis());
+    assert!(rounds <= 3, "{rounds} rounds");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert_eq!(graphs(&node), before, "recovery runs the stored plans");
+}
+
+async fn object_bytes(store: &Arc<dyn ObjectStore>) -> u64 {
+    let objects: Vec<_> =
+        store.list(Some(&Path::from("data"))).try_collect().await.expect("the store lists");
+    objects.iter().map(|o| o.size).sum()
+}
+
+const BUSY: Tuning = Tuning {
+    flush_bytes: Some(64 << 10),
+    direct_run_bytes: None,
+    inline_bytes: Some(256),
+    snapshot_records: Some(64),
+    gc_interval: Some(Duration::from_millis(100)),
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() {
+    const ROWS: u64 = 500;
+    const SECONDS: u64 = 8;
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let node = Node::start(&store, BUSY).await;
+    let client = node.connect().await;
+    run(&client, "CREATE TABLE t (k int PRIMARY KEY, v bigint, pad varchar)").await;
+    run(&client, "CREATE MATERIALIZED VIEW s AS SELECT count(*) AS n, min(v) AS lo, max(v) AS hi FROM t").await;
+    let insert = "INSERT INTO t SELECT x, 0, 'padding of the row ' || x FROM generate_series(1, 500) AS s(x)";
+    run(&client, insert).await;
+    let until = Instant::now() + Duration::from_secs(SECONDS);
+    let scanner = node.connect().await;
+    let scans = tokio::spawn(async move {
+        let mut scans = 0;
+        while Instant::now() < until {
+            // A statement is all or nothing: every row has been updated equally often.
+            let row = &suite::rows(&scanner, "SELECT count(*), max(v) - min(v) FROM t").await.expect("a scan")[0];
+            assert_eq!((row[0].as_str(), row[1].as_str()), ("500", "0"));
+            scans += 1;
+        }
+        scans
+    });
+    let mut updates: u64 = 0;
+    while Instant::now() < until {
+        run(&client, "UPDATE t SET v = v + 1").await;
+        updates += 1;
+    }
+    let scans = scans.await.expect("scans never fail");
+    // Garbage waits for its grace and for something to happen.
+    for _ in 0..12 {
+        run(&client, "UPDATE t SET v = v + 0 WHERE k = 1").await;
+        run(&client, "UPDATE t SET v = v WHERE k = 1").await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(one(&client, "SELECT lo || ' ' || hi FROM s").await, format!("{updates} {updates}"));
+    let version = |name: &str| {
+        let meta = &node.server().meta;
+        let id = meta.catalog().by_name("public", name).map(|r| millrace_common::RelationId(r.id));
+        meta.version(id.expect("it exists")).expect("it has a version")
+    };
+    let named: u64 = ["t", "s"].into_iter().map(version).map(|v| {
+        v.runs.iter().map(|r| r.length).sum::<u64>() + v.tail.iter().map(|s| s.length).sum::<u64>()
+    }).sum();
+    let bytes = object_bytes(&store).await;
+    println!("{updates} updates of {ROWS} rows, {scans} scans: {bytes} bytes in objects, {named} of them in versions");
+    // Old versions of rows stay as long as `snapshot_retention` says; what no version names must go.
+    assert!(bytes <= 4 * named + (1 << 20), "{bytes} bytes for {named}");
+    let runs = version("t").runs.len();
+    assert!(runs < 60, "{runs} runs are not compacted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_store_refuses_statements_and_serves_again_when_there_is_space() {
+    let sim = SimStore::in_memory(Profile::INSTANT, 1);
+    let store: Arc<dyn ObjectStore> = Arc::new(sim.clone());
+    let node = Node::start(&store, Tuning { inline_bytes: Some(4 << 10), ..Tuning::default() }).await;
+    let client = node.connect().await;
+    run(&client, "CREATE TABLE t (k int PRIMARY KEY, v varchar)").await;
+    run(&client, "CREATE MATERIALIZED VIEW c AS SELECT count(*) AS n FROM t").await;
+    run(&client, "INSERT INTO t VALUES (1, 'one')").await;
+    // Refused by the log, and by the tail.
+    let statements = [
+        "INSERT INTO t VALUES (2, 'two')",
+        "INSERT INTO t SELECT x, 'row ' || x FROM generate_series(100, 1000) AS s(x)",
+    ];
+    for statement in statements {
+        sim.set_faults(Faults { disk_full: 1.0, ..Faults::default() });
+        let began = Instant::now();
+        let error = client.batch_execute(statement).await.expect_err("no space");
+        let code = error.as_db_error().map(|e| e.code().code().to_string());
+        assert_eq!(code.as_deref(), Some("53100"), "{error:?}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert_eq!(one(&client, "SET read_freshness = any; SELECT count(*) FROM t").await, "1");
+        sim.set_faults(Faults::default());
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    }
+    run(&client, "INSERT INTO t VALUES (2, 'two')").await;
+    assert_eq!(one(&client, "SELECT n FROM c").await, "2");
+}
