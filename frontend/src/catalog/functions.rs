@@ -231,6 +231,8 @@ static FUNCTIONS: &[(&str, char, Body)] = &[
     ("inet_server_port", 'd', NULL),
     ("inet_client_port", 'd', NULL),
     ("pg_advisory_unlock_all", 't', |_, _| Ok("".into())),
+    // It is a statement of its own that waits; here is only its type.
+    ("pg_sleep", 't', |_, _| Err(SqlError::unsupported("pg_sleep within a query"))),
     ("quote_ident", 't', |_, a| Ok(text(a, 0).map(quote_ident).into())),
     ("quote_literal", 't', |_, a| Ok(text(a, 0).map(quote_literal).into())),
     ("quote_nullable", 't', |_, a| Ok(text(a, 0).map_or("NULL".to_owned(), quote_literal).into())),

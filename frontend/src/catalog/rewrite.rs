@@ -27,6 +27,18 @@ pub fn for_clients(query: &Query, session: &Session) -> Result<Query, SqlError> 
     }
 }
 
+/// `SELECT pg_sleep(seconds)`: how long. A session waits without a thread, so that it can be canceled.
+pub fn sleeps(query: &Query) -> Option<std::time::Duration> {
+    let SetExpr::Select(select) = query.body.as_ref() else { return None };
+    let [SelectItem::UnnamedExpr(Expr::Function(f))] = select.projection.as_slice() else { return None };
+    let FunctionArguments::List(list) = &f.args else { return None };
+    let [FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(v)))] = list.args.as_slice() else { return None };
+    let Value::Number(seconds, _) = &v.value else { return None };
+    let plain = select.from.is_empty() && function_name(f) == "pg_sleep";
+    let seconds = seconds.parse::<f64>().ok().filter(|_| plain)?;
+    std::time::Duration::try_from_secs_f64(seconds.min(1e9)).ok()
+}
+
 pub(super) struct Rewrite<'a> {
     /// Whether an unqualified name is a user's relation (which hides a system table).
     pub is_user: &'a dyn Fn(&str) -> bool,

@@ -205,6 +205,9 @@ impl ColumnBuilder {
 
 /// One value of a type from a client's parameter, as a one-row column.
 pub fn parameter(t: &DataType, format: i16, value: Option<&[u8]>) -> Result<ArrayRef, SqlError> {
+    if let DataType::List(item) = t {
+        return super::array::parameter(item, format, value);
+    }
     let sql = SqlType::from_arrow(t)?;
     let mut builder = ColumnBuilder::new(sql, 1);
     match value {

@@ -5,6 +5,7 @@
 //! 15's with its default settings (DateStyle ISO, IntervalStyle postgres, bytea_output hex,
 //! extra_float_digits 1).
 
+pub mod array;
 pub mod binary;
 pub mod builder;
 pub mod datetime;

@@ -50,6 +50,8 @@ pub struct Session {
     pub notices: Vec<(&'static str, SqlError)>,
     /// Settings that clients are told about when they change.
     pub changed: Vec<&'static str>,
+    /// Settings that SET LOCAL hides until the block ends: name and value before.
+    pub locals: Vec<(String, String)>,
     /// Cancels the statement under way.
     pub cancel: CancellationToken,
     /// The text that positions in the statement under way count in; empty where it is not known.
@@ -69,6 +71,7 @@ impl Session {
             portals: HashMap::new(),
             notices: Vec::new(),
             changed: Vec::new(),
+            locals: Vec::new(),
             cancel: CancellationToken::new(),
             source: String::new(),
         }
@@ -178,6 +181,10 @@ impl Session {
 
     /// Starts a query; rows come through the set's stream.
     pub async fn query(&self, query: &Query) -> Result<RowSet, SqlError> {
+        if let Some(pause) = crate::catalog::rewrite::sleeps(query) {
+            tokio::time::sleep(pause).await;
+            return RowSet::text(&["pg_sleep"], vec![vec![Some(String::new())]], "SELECT {n}");
+        }
         let view = self.catalog_view();
         let (bound, fields) = self.bind_text(&view, query, &[], &self.source)?;
         self.fix_epoch(&view, &bound).await?;

@@ -5,7 +5,7 @@
 
 use std::ops::ControlFlow;
 
-use arrow::array::{Array, ArrayRef};
+use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::DataType;
 use bytes::BytesMut;
 use millrace_common::{SqlError, SqlState, SqlType};
@@ -73,6 +73,14 @@ pub fn undefined(n: usize) -> SqlError {
 
 /// A one-row column as a literal of its type.
 fn literal_of(value: &ArrayRef) -> Result<Expr, SqlError> {
+    if let Some(list) = value.as_list_opt::<i32>() {
+        if list.is_null(0) {
+            return typed_literal(None, "text");
+        }
+        let items = list.value(0);
+        let elem = (0..items.len()).map(|i| literal_of(&items.slice(i, 1))).collect::<Result<Vec<_>, _>>()?;
+        return Ok(Expr::Array(sqlparser::ast::Array { elem, named: true }));
+    }
     let sql = SqlType::from_arrow(value.data_type())?;
     let name = match sql {
         SqlType::Varchar(_) => "text".to_owned(),

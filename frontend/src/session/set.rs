@@ -15,6 +15,14 @@ impl Session {
                     self.notice("WARNING", SqlState::NO_ACTIVE_SQL_TRANSACTION, "SET LOCAL can only be used in transaction blocks");
                     return Ok(());
                 }
+                if self.in_block() {
+                    // A plain SET in the same block lasts longer than a SET LOCAL before it.
+                    self.locals.retain(|(n, _)| !n.eq_ignore_ascii_case(&name));
+                    if matches!(scope, Some(ContextModifier::Local)) {
+                        let before = self.settings.get(&name)?.to_owned();
+                        self.locals.push((name.clone(), before));
+                    }
+                }
                 if let [Expr::Identifier(i)] = values.as_slice()
                     && i.quote_style.is_none()
                     && i.value.eq_ignore_ascii_case("default")
@@ -55,6 +63,16 @@ impl Session {
         let setting = self.settings.reset(name)?;
         self.note_change(setting);
         Ok(())
+    }
+
+    /// Ends what SET LOCAL set.
+    pub fn end_locals(&mut self) {
+        for (name, before) in std::mem::take(&mut self.locals) {
+            // The value was this setting's before, so it is one it takes.
+            if let Ok(setting) = self.settings.set(&name, &before) {
+                self.note_change(setting);
+            }
+        }
     }
 
     pub fn reset_all(&mut self) {

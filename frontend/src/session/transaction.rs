@@ -33,6 +33,7 @@ impl Session {
                 "COMMIT".to_owned()
             }
             Block::Open { .. } => {
+                self.end_locals();
                 self.end_block();
                 "COMMIT".to_owned()
             }
@@ -59,6 +60,7 @@ impl Session {
 
     /// Portals and cursors without HOLD end with their transaction.
     fn end_block(&mut self) {
+        self.locals.clear();
         self.portals.retain(|_, p| p.hold);
     }
 

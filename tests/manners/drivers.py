@@ -1,0 +1,86 @@
+"""psycopg 3 with its defaults against the server on the port given."""
+
+import datetime
+import decimal
+import sys
+
+import psycopg
+
+port = sys.argv[1]
+conn = psycopg.connect(f"host=127.0.0.1 port={port} user=root dbname=dev", autocommit=True)
+cur = conn.cursor()
+
+cur.execute(
+    "CREATE TABLE p (id int PRIMARY KEY, v text, n numeric(10,2), d date, ts timestamptz, b bytea, f double precision)"
+)
+now = datetime.datetime(2024, 5, 6, 7, 8, 9, tzinfo=datetime.timezone.utc)
+row = (1, "a'b", decimal.Decimal("1.50"), datetime.date(2024, 1, 2), now, b"\x00\xff", 2.5)
+cur.execute("INSERT INTO p VALUES (%s, %s, %s, %s, %s, %s, %s)", row)
+cur.execute("SELECT * FROM p WHERE id = %s", (1,))
+assert cur.fetchone() == row
+
+# The same statement again and again becomes a prepared one.
+for i in range(2, 12):
+    cur.execute("INSERT INTO p (id, v) VALUES (%s, %s)", (i, str(i)))
+assert conn.execute("SELECT count(*) FROM p").fetchone() == (11,)
+
+# Binary in and out.
+binary = conn.cursor(binary=True)
+assert binary.execute("SELECT * FROM p WHERE id = %b", (1,)).fetchone() == row
+
+# Many in one pipeline.
+cur.executemany("INSERT INTO p (id, v) VALUES (%s, %s)", [(i, None) for i in range(100, 150)])
+assert conn.execute("SELECT count(*) FROM p WHERE v IS NULL").fetchone() == (50,)
+with conn.pipeline():
+    one = conn.execute("SELECT 1")
+    two = conn.execute("SELECT %s::text", ("two",))
+assert one.fetchone() == (1,) and two.fetchone() == ("two",)
+
+# A list as a parameter.
+got = conn.execute("SELECT id FROM p WHERE id = ANY(%s) ORDER BY id", ([1, 3, 999],)).fetchall()
+assert got == [(1,), (3,)], got
+
+# Transactions and nested savepoints.
+with conn.transaction():
+    assert conn.execute("SELECT 1").fetchone() == (1,)
+    try:
+        with conn.transaction():
+            conn.execute("SELECT 1 / (id - 1) FROM p")
+        raise AssertionError("no error")
+    except psycopg.errors.DivisionByZero:
+        pass
+    assert conn.execute("SELECT 2").fetchone() == (2,)
+
+# COPY both ways.
+with cur.copy("COPY p (id, v) FROM STDIN") as copy:
+    for i in range(1000, 1100):
+        copy.write_row((i, f"row\t{i}"))
+with cur.copy("COPY (SELECT id, v FROM p WHERE id >= 1000 ORDER BY id) TO STDOUT") as copy:
+    rows = list(copy.rows())
+assert len(rows) == 100 and rows[0] == ("1000", "row\t1000"), rows[:2]
+
+# Errors tell their state.
+try:
+    cur.execute("INSERT INTO p (id) VALUES (1)")
+    raise AssertionError("no error")
+except psycopg.errors.UniqueViolation:
+    pass
+
+# A server-side cursor.
+with conn.transaction():
+    with conn.cursor(name="c") as named:
+        named.execute("SELECT id FROM p ORDER BY id")
+        assert named.fetchmany(2) == [(1,), (2,)]
+
+# What SQLAlchemy asks when it connects.
+assert conn.execute("select pg_catalog.version()").fetchone()[0].startswith("PostgreSQL 15")
+assert conn.execute("select current_schema()").fetchone() == ("public",)
+assert conn.execute("show standard_conforming_strings").fetchone() == ("on",)
+assert conn.execute(
+    "SELECT t.oid, typarray FROM pg_type t JOIN pg_namespace ns ON typnamespace = ns.oid WHERE typname = 'hstore'"
+).fetchone() is None
+
+# Types by name.
+info = psycopg.types.TypeInfo.fetch(conn, "text")
+assert info.oid == 25 and info.array_oid == 1009, info
+print("ok")
