@@ -32,6 +32,9 @@ use super::provider::columns_of;
 use crate::error::external;
 use crate::functions::window_fn::{hop_windows, tumble_start, window_end};
 
+/// Windows of one row: each is a copy of it.
+const MAX_WINDOWS: i64 = 10_000;
+
 pub fn plan(
     function: &str,
     args: Vec<SqlExpr>,
@@ -68,6 +71,13 @@ pub fn plan(
     let offset = if has_offset { interval("offset", false)? } else { 0 };
     if slide.is_some_and(|slide| size % slide != 0) {
         return Err(external(SqlError::unsupported("a HOP size that is no multiple of its slide")));
+    }
+    if let Some(windows) = slide.map(|slide| size / slide).filter(|n| *n > MAX_WINDOWS) {
+        let e = SqlError::new(
+            SqlState::INVALID_PARAMETER_VALUE,
+            format!("each row would be in {windows} windows of HOP, more than {MAX_WINDOWS}"),
+        );
+        return Err(external(e.with_hint("Make the slide longer or the size shorter.")));
     }
     let plan = windows(input, time, slide, size, offset)?;
     Ok(PlannedRelation::new(plan, alias))

@@ -5,6 +5,7 @@
 
 pub mod aggregates;
 pub mod arith;
+pub mod bounded;
 pub mod cast;
 pub mod datetime;
 pub mod extract;
@@ -85,7 +86,7 @@ pub fn functions() -> &'static Functions {
         };
         let theirs = datafusion::functions::all_default_functions();
         let nested = datafusion::functions_nested::all_default_nested_functions();
-        for udf in theirs.into_iter().chain(nested).chain(own_scalars()) {
+        for udf in theirs.into_iter().chain(nested).map(bounded::bounded).chain(own_scalars()) {
             for alias in udf.aliases() {
                 f.scalars.insert(alias.clone(), Arc::clone(&udf));
             }
