@@ -9,6 +9,7 @@ use sqlparser::ast::{ColumnDef, ColumnOption, Expr, IndexColumn, TableConstraint
 
 use super::{Existing, check_name};
 use crate::dml::rewrite;
+use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
 use crate::session::Session;
 
@@ -91,10 +92,10 @@ fn build(
     let mut key: Vec<String> = Vec::new();
     let mut columns = Vec::with_capacity(def.columns.len() + 1);
     for column in &def.columns {
-        columns.push(column_of(column, &mut key)?);
+        columns.push(column_of(column, &mut key).map_err(|e| of_table(e, &def.name))?);
     }
     for constraint in &def.constraints {
-        table_constraint(constraint, &mut key)?;
+        table_constraint(constraint, &mut key).map_err(|e| of_table(e, &def.name))?;
     }
     build_with(session, def, kind, text, columns, key)
 }
@@ -252,6 +253,14 @@ fn table_constraint(constraint: &TableConstraint, key: &mut Vec<String>) -> Resu
     }
 }
 
+/// The error with the table's name in it.
+fn of_table(mut e: SqlError, table: &sqlparser::ast::ObjectName) -> SqlError {
+    if let Ok((_, name)) = SessionCatalog::split_name(table) {
+        e.message = e.message.replace("for a table are", &format!("for table \"{name}\" are"));
+    }
+    e
+}
+
 fn index_column(column: &IndexColumn) -> Result<String, SqlError> {
     match &column.column.expr {
         Expr::Identifier(ident) => Ok(fold(ident)),
@@ -268,7 +277,10 @@ fn check_defaults(session: &Session, relation: &Relation) -> Result<(), SqlError
         let query = rewrite::parse_query(&format!("SELECT {expr}"))?;
         let (bound, _) = session.bind(&session.catalog_view(), &query, &[])?;
         if let Some(from) = bound.types.first() {
-            crate::dml::assign::check(*from, &column.name, to)?;
+            crate::dml::assign::check(*from, &column.name, to).map_err(|mut e| {
+                e.message = e.message.replace(" but expression is", " but default expression is");
+                e
+            })?;
         }
     }
     Ok(())

@@ -170,6 +170,10 @@ fn refuse_select(select: &Select) -> Option<SqlError> {
 }
 
 fn refuse_query(query: &Query) -> Option<SqlError> {
+    if !query.locks.is_empty() {
+        return Some(SqlError::unsupported("a row lock (FOR UPDATE, FOR SHARE)")
+            .with_hint("Leave it out: statements that write check that what they read has not changed."));
+    }
     if let SetExpr::SetOperation {
         op: op @ (SetOperator::Except | SetOperator::Intersect),
         set_quantifier: SetQuantifier::All,
@@ -308,6 +312,17 @@ impl Desugar<'_> {
                 cast(string(text), sql_type(&t.data_type)?)
             }
             Expr::Interval(i) => cast(string(interval_text(i)?), SqlType::Interval),
+            Expr::InSubquery { expr: e, subquery, .. } => {
+                let width = match subquery.body.as_ref() {
+                    SetExpr::Select(s) => s.projection.len(),
+                    _ => 1,
+                };
+                if width > 1 && !matches!(**e, Expr::Tuple(_)) {
+                    let message = "subquery has too many columns";
+                    return Err(SqlError::new(SqlState::SYNTAX_ERROR, message));
+                }
+                return Ok(());
+            }
             Expr::Between { expr: e, negated, low, high } => {
                 let e = take(e);
                 let lower = binary(e.clone(), BinaryOperator::GtEq, take(low));

@@ -63,7 +63,13 @@ impl VisitorMut for SpellOut {
 
 fn spelled_out(expr: &Expr) -> Result<Option<Expr>, SqlError> {
     Ok(match expr {
-        Expr::Exists { subquery, negated } => Some(negate(*negated, fill(EXISTS, subquery, None)?)),
+        Expr::Exists { subquery, negated } => {
+            let exists = match counted(subquery)? {
+                Some(count) => Expr::Subquery(Box::new(count)),
+                None => fill(EXISTS, subquery, None)?,
+            };
+            Some(negate(*negated, exists))
+        }
         Expr::InSubquery { expr, subquery, negated } if !matches!(**expr, Expr::Tuple(_)) => {
             Some(negate(*negated, fill(IN, subquery, Some(expr))?))
         }
@@ -77,6 +83,29 @@ fn spelled_out(expr: &Expr) -> Result<Option<Expr>, SqlError> {
         },
         _ => None,
     })
+}
+
+/// A plain SELECT with its list replaced by `count(*) > 0`: a form that decorrelates.
+fn counted(subquery: &Query) -> Result<Option<Query>, SqlError> {
+    let SetExpr::Select(select) = subquery.body.as_ref() else { return Ok(None) };
+    let grouped = !matches!(&select.group_by, GroupByExpr::Expressions(e, _) if e.is_empty());
+    let calls = select.projection.iter().any(|item| item.to_string().contains('('));
+    if grouped
+        || calls
+        || select.having.is_some()
+        || select.distinct.is_some()
+        || subquery.limit_clause.is_some()
+        || subquery.fetch.is_some()
+    {
+        return Ok(None);
+    }
+    let mut count = crate::parser::parse_query("SELECT count(*) > 0")?;
+    let mut query = subquery.clone();
+    query.order_by = None;
+    if let (SetExpr::Select(to), SetExpr::Select(from)) = (query.body.as_mut(), count.body.as_mut()) {
+        to.projection = std::mem::take(&mut from.projection);
+    }
+    Ok(Some(query))
 }
 
 fn negate(negated: bool, e: Expr) -> Expr {

@@ -96,6 +96,18 @@ impl FromPlanner {
                 format!("function generate_series with {} arguments does not exist", args.len()),
             )));
         }
+        let zero = |e: &Expr| match e {
+            Expr::Literal(v, _) => {
+                matches!(v.cast_to(&DataType::Int64), Ok(ScalarValue::Int64(Some(0))))
+            }
+            _ => false,
+        };
+        if args.get(2).is_some_and(zero) {
+            return Err(external(SqlError::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                "step size cannot equal zero",
+            )));
+        }
         let plan = if self.for_view {
             constant_series(&args)?
         } else {

@@ -13,7 +13,7 @@ use millrace_rpc::catalog::{Column, Relation, RelationKind};
 use super::*;
 use crate::ast::Statement;
 use crate::functions::{cast::to_text, register_all};
-use crate::optimizer::{config_options, optimize_for_batch, optimize_for_view};
+use crate::optimizer::{batch_options, optimize_for_batch, optimize_for_view};
 
 /// Tables and views by name; tables are empty.
 #[derive(Default)]
@@ -112,7 +112,7 @@ fn run(sql: &str) -> Result<Vec<String>, SqlError> {
     let plan = optimize_for_batch(bound.plan)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let batches: Result<Vec<RecordBatch>, _> = runtime.block_on(async {
-        let mut context = SessionContext::new_with_config(SessionConfig::from(config_options()));
+        let mut context = SessionContext::new_with_config(SessionConfig::from(batch_options()));
         register_all(&mut context)?;
         let plan = context.state().query_planner().create_physical_plan(&plan, &context.state()).await?;
         datafusion::physical_plan::collect(plan, context.task_ctx()).await
@@ -194,7 +194,7 @@ fn errors_have_state_position_and_hint() {
         ("SELECT 1 FROM nope", "42P01", "relation \"nope\" does not exist", Some(15)),
         ("SELECT 1 FROM s.nope", "42P01", "relation \"s.nope\" does not exist", Some(15)),
         ("SELECT id FROM k, person", "42702", "column reference \"id\" is ambiguous", Some(8)),
-        ("SELECT nope(1)", "42883", "function nope does not exist", Some(8)),
+        ("SELECT nope(1)", "42883", "function nope(integer) does not exist", Some(8)),
         ("SELECT a + c FROM t", "42883", "operator does not exist: integer + text", None),
         ("SELECT a = c FROM t", "42883", "operator does not exist: integer = text", None),
         ("SELECT a = 'x' FROM t", "22P02", "invalid input syntax for type integer: \"x\"", None),
