@@ -9,6 +9,26 @@ use millrace::{Options, Overrides, Standalone};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// The allocator's option of that name (mimalloc.h, `mi_option_e`), and what it is set to.
+const PURGE_DELAY: std::ffi::c_int = 15;
+const PURGE_DELAY_MS: std::ffi::c_long = 5_000;
+
+unsafe extern "C" {
+    fn mi_option_set(option: std::ffi::c_int, value: std::ffi::c_long);
+}
+
+/// With less memory than this, what is freed goes back to the system at once.
+const ROOMY: usize = 2 << 30;
+
+/// Freed memory goes back to the system only after some seconds: the next epoch needs as much again,
+/// and the first touch of a page costs the kernel more than most work on it. Under a small limit it
+/// would be what breaks the limit.
+fn keep_freed_memory(limit: usize) {
+    let delay = if limit >= ROOMY { PURGE_DELAY_MS } else { 0 };
+    // SAFETY: sets a number in the allocator linked above; no other thread runs yet.
+    unsafe { mi_option_set(PURGE_DELAY, delay) }
+}
+
 /// A streaming SQL database: materialized views that stay right and fresh.
 #[derive(Parser)]
 #[command(version, about, args_conflicts_with_subcommands = true)]
@@ -48,11 +68,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// How long a thread for flushes, compactions and file access waits for more work.
+const IDLE_THREAD: std::time::Duration = std::time::Duration::from_secs(1);
+
 fn run(options: Options) -> Result<(), String> {
     let config = options.resolve().map_err(|e| e.to_string())?;
+    keep_freed_memory(config.memory_limit);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("millrace")
+        // Each keeps some memory of its own.
+        .thread_keep_alive(IDLE_THREAD)
         .build()
         .map_err(|e| format!("cannot start threads: {e}"))?;
     runtime.block_on(serve(config))

@@ -249,6 +249,8 @@ fn store_options(
         direct_run_bytes: config.tuning.direct_run_bytes.unwrap_or(defaults.direct_run_bytes),
         inline_bytes: config.tuning.inline_bytes.unwrap_or(defaults.inline_bytes),
         block_bytes: overrides.block_bytes,
+        // A compaction holds a run or two until they are written.
+        run_bytes: (limit / 64).clamp(4 << 20, defaults.run_bytes),
         ..defaults
     }
 }

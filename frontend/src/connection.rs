@@ -13,7 +13,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use futures::{FutureExt, StreamExt};
 use millrace_common::settings::SETTINGS;
 use millrace_common::{SqlError, SqlState};
@@ -570,7 +570,7 @@ impl Connection {
         loop {
             let next = async { Ok(self.messages.recv().await) };
             match guarded(&CancellationToken::new(), &cancel, timeout, next).await? {
-                Some(Ok(FrontendMessage::CopyData(data))) => take(&mut copy, data)?,
+                Some(Ok(FrontendMessage::CopyData(data))) => copy.push(&data)?,
                 Some(Ok(FrontendMessage::CopyDone)) => break,
                 Some(Ok(FrontendMessage::CopyFail(reason))) => {
                     let e = SqlError::new(SqlState::QUERY_CANCELED, format!("COPY from stdin failed: {reason}"));
@@ -623,10 +623,6 @@ impl Connection {
         self.complete(&format!("COPY {count}"));
         Ok(())
     }
-}
-
-fn take(copy: &mut CopyIn, data: Bytes) -> Result<(), SqlError> {
-    copy.reader.push(&data)
 }
 
 fn no_portal(name: &str) -> SqlError {

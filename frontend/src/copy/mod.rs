@@ -34,6 +34,9 @@ pub struct CopyIn {
     pub table: Arc<Relation>,
     pub targets: Vec<usize>,
     pub reader: Reader,
+    /// Bytes of input so far, and how many there may be.
+    bytes: usize,
+    limit: usize,
 }
 
 /// A COPY TO about to send.
@@ -58,7 +61,8 @@ pub async fn plan(session: &mut Session, copy: &Sql) -> Result<Outcome, SqlError
             dml::check_table(&table, "copy to")?;
             let targets = insert::target_columns(&table, columns)?;
             let reader = Reader::new(&table, &targets, format)?;
-            Ok(Outcome::CopyIn(Box::new(CopyIn { table, targets, reader })))
+            let limit = session.shared.config.query_memory;
+            Ok(Outcome::CopyIn(Box::new(CopyIn { table, targets, reader, bytes: 0, limit })))
         }
         (true, CopyTarget::Stdout) => {
             let query = match source {
@@ -78,9 +82,20 @@ pub async fn plan(session: &mut Session, copy: &Sql) -> Result<Outcome, SqlError
 }
 
 impl CopyIn {
+    /// Takes the next bytes of input. All rows wait in memory for the last line.
+    pub fn push(&mut self, data: &[u8]) -> Result<(), SqlError> {
+        self.bytes += data.len();
+        if self.bytes > self.limit {
+            let message = format!("the rows of one COPY exceed {} MB", self.limit >> 20);
+            return Err(SqlError::new(SqlState::STATEMENT_TOO_COMPLEX, message)
+                .with_hint("Split the file, or give the server a larger --memory-limit."));
+        }
+        self.reader.push(data)
+    }
+
     /// All lines have been read: the rows enter the table as one statement.
     pub async fn finish(self, session: &Session) -> Result<String, SqlError> {
-        let CopyIn { table, targets, reader } = self;
+        let CopyIn { table, targets, reader, .. } = self;
         let (columns, count): (Vec<ArrayRef>, usize) = reader.finish()?;
         let batch = insert::complete_rows(session, &table, &targets, columns, count).await?;
         let kind = match OnConflict::try_from(table.on_conflict) {

@@ -82,7 +82,10 @@ async fn drop_with_dependants(
         let Some(parent) = snapshot.by_id(id) else { continue };
         for child in snapshot.dependants(id) {
             if all.insert(child.id) {
-                lines.push((child.clone(), parent.clone()));
+                // An index is part of what it belongs to.
+                if child.kind != RelationKind::Index as i32 {
+                    lines.push((child.clone(), parent.clone()));
+                }
                 queue.push(child.id);
             }
         }

@@ -1,5 +1,10 @@
 //! EXPLAIN of queries, of CREATE MATERIALIZED VIEW, and of running jobs.
 
+use std::any::Any;
+
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::datasource::source_as_provider;
+use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::Statement;
 use millrace_planner::ast::{Explain, ExplainTarget};
@@ -11,6 +16,7 @@ use sqlparser::ast::{Query, Statement as Sql};
 use super::view;
 use crate::cluster::CatalogSnapshot;
 use crate::dml;
+use crate::query::snapshot_table::SnapshotTable;
 use crate::session::{RowSet, Session};
 
 pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet, SqlError> {
@@ -89,8 +95,31 @@ async fn explain_sql(session: &mut Session, sql: &Sql, analyze: bool) -> Result<
     let plan = session.engine().optimize(bound.plan)?;
     let depth = usize::from(head.is_some());
     let mut lines: Vec<String> = head.into_iter().collect();
-    lines.extend(plan.display_indent().to_string().lines().map(|l| format!("{}{l}", "  ".repeat(depth))));
+    let shown = plan.display_indent().to_string();
+    let mut accesses = accesses(&plan).into_iter();
+    lines.extend(shown.lines().map(|line| {
+        let scan = line.trim_start().starts_with("TableScan:");
+        let access = if scan { accesses.next().flatten() } else { None };
+        let access = access.map_or(String::new(), |a| format!(", {a}"));
+        format!("{}{line}{access}", "  ".repeat(depth))
+    }));
     Ok(lines)
+}
+
+/// How each scan of a plan gets at its rows, in the order the plan is printed.
+fn accesses(plan: &LogicalPlan) -> Vec<Option<String>> {
+    let mut found = Vec::new();
+    let mut visit = |node: &LogicalPlan| {
+        if let LogicalPlan::TableScan(scan) = node {
+            let provider = source_as_provider(&scan.source).ok();
+            let table = provider.as_ref().and_then(|p| (p.as_ref() as &dyn Any).downcast_ref::<SnapshotTable>());
+            found.push(table.and_then(|t| t.access(scan.projection.as_ref(), &scan.filters)));
+        }
+        Ok(TreeNodeRecursion::Continue)
+    };
+    // The visitor never fails.
+    let _ = plan.apply(&mut visit);
+    found
 }
 
 /// Runs the query and shows the physical plan with its metrics.

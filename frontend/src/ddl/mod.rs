@@ -2,6 +2,7 @@
 
 pub mod drop;
 pub mod explain;
+pub mod index;
 pub mod show;
 pub mod table;
 pub mod types;
@@ -23,10 +24,7 @@ pub async fn execute(session: &mut Session, statement: &Statement, text: &str) -
         Statement::CreateTable(def) => table::create_table(session, def, text).await?,
         Statement::CreateSource(def) => table::create_source(session, def, text).await?,
         Statement::CreateView(def) => view::create_view(session, def, text).await?,
-        Statement::CreateIndex(_) => {
-            return Err(SqlError::unsupported("CREATE INDEX")
-                .with_hint("Use CREATE MATERIALIZED VIEW with the columns to look up by."));
-        }
+        Statement::CreateIndex(def) => index::create_index(session, def, text).await?,
         Statement::CreateSchema { name, if_not_exists } => {
             create_schema(session, &fold(name), *if_not_exists).await?
         }

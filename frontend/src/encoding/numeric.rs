@@ -175,8 +175,23 @@ pub fn binary_to_text(bytes: &[u8]) -> Option<String> {
 
 /// A double as PostgreSQL prints it: the shortest digits that read back, `%g`-like layout.
 pub fn write_f64(out: &mut impl Write, v: f64) -> std::fmt::Result {
-    write_float(out, v, &format_args!("{v:e}"), 15)
+    let mut shortest = SmallText::default();
+    write!(shortest, "{v:e}")?;
+    let digits = shortest.as_str().split('e').next().map_or(0, |m| m.bytes().filter(u8::is_ascii_digit).count());
+    // Of two equally short and equally near texts PostgreSQL takes the even one, Rust the upper. There
+    // are two only where the last digit is finer than a double's.
+    if digits >= TIED_DIGITS {
+        let mut nearest = SmallText::default();
+        write!(nearest, "{v:.*e}", digits - 1)?;
+        if nearest.as_str() != shortest.as_str() && nearest.as_str().parse() == Ok(v) {
+            shortest = nearest;
+        }
+    }
+    write_float(out, v, &format_args!("{}", shortest.as_str()), 15)
 }
+
+/// Fewer digits than these never tie.
+const TIED_DIGITS: usize = 16;
 
 pub fn write_f32(out: &mut impl Write, v: f32) -> std::fmt::Result {
     write_float(out, f64::from(v), &format_args!("{v:e}"), 6)
@@ -292,6 +307,7 @@ mod tests {
             (1.0, "1"), (0.1, "0.1"), (-0.0, "-0"), (1e15, "1e+15"), (1e14, "100000000000000"),
             (123456.789, "123456.789"), (1e-4, "0.0001"), (1e-5, "1e-05"), (1.5e300, "1.5e+300"),
             (f64::NAN, "NaN"), (f64::NEG_INFINITY, "-Infinity"), (0.30000000000000004, "0.30000000000000004"),
+            (-25080735.477539063, "-25080735.477539062"),
         ] {
             assert_eq!(f64_text(v), text);
         }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use arrow::array::{ArrayRef, BinaryArray, RecordBatch};
 use arrow::datatypes::{Schema, SchemaRef};
@@ -18,13 +19,17 @@ use datafusion::scalar::ScalarValue;
 use futures::{StreamExt, TryStreamExt};
 use millrace_common::hash::{hash_columns, vnodes};
 use millrace_common::keys::KeyCodec;
-use millrace_common::{Epoch, SqlError};
+use millrace_common::{Epoch, RelationId, SqlError};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 
+use super::index::{self, IndexRead};
 use crate::cluster::{Cluster, ScanRequest};
 
 /// The epoch a statement reads at; filled once its relations are known.
 pub type EpochCell = Arc<OnceLock<Epoch>>;
+
+/// How long a read waits for an index to be exact at its epoch before it scans the relation.
+const INDEX_WAIT: Duration = Duration::from_millis(500);
 
 /// Scans a relation.
 pub struct SnapshotTable {
@@ -56,6 +61,38 @@ impl SnapshotTable {
             && self.relation.kind != RelationKind::Source as i32
             && !self.relation.key.is_empty()
             && self.relation.distribution.iter().all(|d| self.relation.key.contains(d))
+    }
+
+    /// The index that a scan with these filters reads instead, if it is exact at the epoch.
+    async fn usable_index(&self, columns: &[usize], filters: &[Expr]) -> Option<IndexRead> {
+        let read = self.index_for(columns, filters)?;
+        if self.epoch.get().is_some() {
+            // It has been asked for everything the statement's epoch can hold.
+            let id = RelationId(read.index.id);
+            self.cluster.read_epoch(&[id], INDEX_WAIT, true).await.ok()?;
+        }
+        Some(read)
+    }
+
+    fn index_for(&self, columns: &[usize], filters: &[Expr]) -> Option<IndexRead> {
+        if self.point(filters).is_some() {
+            return None;
+        }
+        index::choose(&self.cluster.catalog(), &self.relation, &self.schema, columns, filters)
+    }
+
+    /// What EXPLAIN says of a scan beyond its filters.
+    pub fn access(&self, projection: Option<&Vec<usize>>, filters: &[Expr]) -> Option<String> {
+        if self.point(filters).is_some() {
+            return Some("point read".to_owned());
+        }
+        let columns = self.columns(projection);
+        let read = self.index_for(&columns, filters)?;
+        Some(format!("index={}", read.index.name))
+    }
+
+    fn columns(&self, projection: Option<&Vec<usize>>) -> Vec<usize> {
+        projection.cloned().unwrap_or_else(|| (0..self.schema.fields().len()).collect())
     }
 
     /// The one storage key that conjuncts of equality on all key columns name.
@@ -129,7 +166,8 @@ impl TableProvider for SnapshotTable {
 
     /// Point reads only narrow the scan; the filter stays in the plan.
     fn supports_filters_pushdown(&self, filters: &[&Expr]) -> DfResult<Vec<TableProviderFilterPushDown>> {
-        let kind = if self.keyed() {
+        let indexed = index::indexes(&self.cluster.catalog(), self.relation.id).next().is_some();
+        let kind = if indexed || self.keyed() {
             TableProviderFilterPushDown::Inexact
         } else {
             TableProviderFilterPushDown::Unsupported
@@ -144,16 +182,22 @@ impl TableProvider for SnapshotTable {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> DfResult<Arc<dyn ExecutionPlan>> {
-        let columns: Vec<usize> = projection.cloned().unwrap_or_else(|| (0..self.schema.fields().len()).collect());
+        let columns = self.columns(projection);
         let schema = Arc::new(self.schema.project(&columns)?);
         let keys = self.point(filters);
         // With filters above it a limit would cut before they ran.
         let limit = if filters.is_empty() { limit } else { None };
+        let (relation, request) = match self.usable_index(&columns, filters).await {
+            Some(IndexRead { index, columns, ranges, .. }) => {
+                (index, ScanRequest { columns, limit, keys: None, ranges: Some(ranges) })
+            }
+            None => (self.relation.clone(), ScanRequest { columns, limit, keys, ranges: None }),
+        };
         let partition = Arc::new(SnapshotScan {
             cluster: self.cluster.clone(),
-            relation: self.relation.clone(),
+            relation,
             epoch: self.epoch.clone(),
-            request: ScanRequest { columns, limit, keys },
+            request,
             schema: schema.clone(),
         });
         Ok(Arc::new(StreamingTableExec::try_new(schema, vec![partition], None, vec![], false, limit)?))
@@ -170,7 +214,11 @@ struct SnapshotScan {
 
 impl fmt::Debug for SnapshotScan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let how = if self.request.keys.is_some() { "point read" } else { "scan" };
+        let how = match (&self.request.keys, &self.request.ranges) {
+            (Some(_), _) => "point read",
+            (None, Some(_)) => "range scan",
+            (None, None) => "scan",
+        };
         write!(f, "{how} of {}.{}", self.relation.schema, self.relation.name)
     }
 }
