@@ -29,12 +29,14 @@ use crate::table::{StateClass, TableDesc};
 
 /// Runs of level 0 that may hold one key before they are merged.
 const L0_OVERLAP: usize = 4;
+/// As many of them may, while they are small against what a merge would rewrite below.
+const L0_OVERLAP_LIMIT: usize = 12;
 /// Level 0 runs that one task takes at most: bounds its memory (one open block a run) and duration.
 const MAX_INPUT_RUNS: usize = 32;
 /// How much larger each level is than the one above.
 const LEVEL_RATIO: u64 = 10;
 /// Bytes of level 1, at which a part of it moves to level 2.
-const LEVEL1_BYTES: u64 = 256 << 20;
+const LEVEL1_BYTES: u64 = 512 << 20;
 /// Neighbouring runs of a tier that are joined.
 const TIER_FAN_IN: usize = 8;
 /// Runs that are large enough never to be joined again.
@@ -117,6 +119,10 @@ fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
     let mut inputs: Vec<&RunMeta> = level0.into_iter().take(MAX_INPUT_RUNS).collect();
     let below = at_level(runs, 1).into_iter().filter(|r| inputs.iter().any(|i| overlaps(i, r)));
     let below: Vec<&RunMeta> = below.collect();
+    let bytes = |runs: &[&RunMeta]| runs.iter().map(|r| r.length).sum::<u64>();
+    if depth < L0_OVERLAP_LIMIT && bytes(&inputs) * 2 < bytes(&below) {
+        return None;
+    }
     inputs.extend(below);
     Some((depth as u64 * 1000 / L0_OVERLAP as u64, task(id, runs, inputs, 1)))
 }

@@ -52,6 +52,17 @@ fn overlapping_runs_go_to_level_one_with_what_they_touch() {
 }
 
 #[test]
+fn few_small_runs_wait_before_much_is_rewritten_for_them() {
+    let with = |n: u64| {
+        let mut runs: Vec<_> = (1..=n).map(|i| run(i, 0, 10 + i, ("c", "f"), 100)).collect();
+        runs.push(run(99, 1, 3, ("a", "k"), 10_000));
+        levelled(&runs)
+    };
+    assert_eq!(with(L0_OVERLAP_LIMIT as u64 - 1), None);
+    assert_eq!(with(L0_OVERLAP_LIMIT as u64).map(|task| task.inputs.len()), Some(L0_OVERLAP_LIMIT + 1));
+}
+
+#[test]
 fn a_level_that_outgrew_its_size_moves_the_cheapest_run_down() {
     let big = LEVEL1_BYTES / 2 + 1;
     let runs = [
