@@ -206,6 +206,15 @@ fn show_registered(e: &mut Expr) {
 impl Rewrite<'_> {
     fn expression(&mut self, expr: &mut Expr) -> Option<Expr> {
         match expr {
+            Expr::BinaryOp { left, op: BinaryOperator::StringConcat, right } => {
+                // Nothing is appended to an array.
+                let empty = |e: &Expr| called(e).is_some_and(|n| n == "#no_texts");
+                match (empty(left), empty(right)) {
+                    (_, true) => Some(take(left)),
+                    (true, _) => Some(take(right)),
+                    _ => None,
+                }
+            }
             Expr::BinaryOp { op, .. } => {
                 if let BinaryOperator::PGCustomBinaryOperator(parts) = op {
                     *op = operator(parts.last()?)?;

@@ -146,8 +146,11 @@ pub(super) fn select(select: &mut Select, rewrite: &mut Rewrite) {
     let mut joins = Vec::new();
     for item in &mut select.projection {
         if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item {
-            lookups(e, rewrite, &mut joins);
+            lookups(e, true, rewrite, &mut joins);
         }
+    }
+    if let Some(e) = &mut select.selection {
+        lookups(e, false, rewrite, &mut joins);
     }
     if joins.is_empty() {
         return;
@@ -197,12 +200,12 @@ fn one_from(from: Vec<TableWithJoins>) -> Vec<TableWithJoins> {
     vec![first]
 }
 
-/// Turns the lookups of an expression into joins.
-fn lookups(e: &mut Expr, rewrite: &mut Rewrite, joins: &mut Vec<Join>) {
+/// Turns the lookups of an expression into joins; EXISTS in WHERE is left to DataFusion.
+fn lookups(e: &mut Expr, tests: bool, rewrite: &mut Rewrite, joins: &mut Vec<Join>) {
     let _ = visit_expressions_mut(e, |e| {
         let (query, exists) = match e {
             Expr::Subquery(q) => (q, None),
-            Expr::Exists { subquery, negated } => (subquery, Some(*negated)),
+            Expr::Exists { subquery, negated } if tests => (subquery, Some(*negated)),
             _ => return ControlFlow::<()>::Continue(()),
         };
         if let Some((value, join)) = lookup(query, exists.is_some(), rewrite) {
