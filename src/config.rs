@@ -1,6 +1,5 @@
 //! What a person can set about a process: flags, then environment, then the file, then defaults.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -242,11 +241,6 @@ fn machine_memory() -> usize {
             line.split_whitespace().nth(1)?.parse::<usize>().ok()
         })
         .map_or(4 * GIB, |kib| kib * 1024)
-}
-
-/// Whether an address is one that only this machine can reach.
-pub fn is_loopback(address: &SocketAddr) -> bool {
-    address.ip().is_loopback()
 }
 
 #[cfg(test)]
