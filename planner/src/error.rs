@@ -35,13 +35,7 @@ pub fn sql_error_from_datafusion(e: DataFusionError) -> SqlError {
             SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, tidy(&m))
         }
         DfError::Plan(m) => from_plan_message(&m),
-        DfError::Execution(m) if m.to_lowercase().contains("scalar subquery returned more than one row") => {
-            SqlError::new(
-                SqlState("21000"),
-                "more than one row returned by a subquery used as an expression",
-            )
-        }
-        DfError::Execution(m) => SqlError::new(SqlState::DATA_EXCEPTION, tidy(&m)),
+        DfError::Execution(m) => from_execution_message(&m),
         DfError::SQL(parser, _) => SqlError::new(SqlState::SYNTAX_ERROR, tidy(&parser.to_string())),
         other => {
             let text = other.strip_backtrace();
@@ -69,7 +63,15 @@ fn from_shared(e: &DataFusionError) -> SqlError {
         }
         source = s.source();
     }
-    SqlError::new(SqlState::DATA_EXCEPTION, tidy(&e.strip_backtrace()))
+    from_execution_message(&e.strip_backtrace())
+}
+
+fn from_execution_message(m: &str) -> SqlError {
+    if m.to_lowercase().contains("scalar subquery returned more than one row") {
+        let message = "more than one row returned by a subquery used as an expression";
+        return SqlError::new(SqlState("21000"), message);
+    }
+    SqlError::new(SqlState::DATA_EXCEPTION, tidy(m))
 }
 
 fn from_arrow(e: arrow::error::ArrowError) -> SqlError {
