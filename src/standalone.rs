@@ -240,6 +240,9 @@ fn store_options(
             memory_bytes: limit / 4,
             index_bytes: limit / 16,
             disk,
+            // Scans and compactions read ahead: all of it together stays a small part.
+            max_read_bytes: (limit as u64 / 256).clamp(256 << 10, 4 << 20),
+            scan_reads: (limit / (16 << 20)).clamp(4, 24),
             ..CacheOptions::default()
         },
         flush_bytes: overrides

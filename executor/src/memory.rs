@@ -69,6 +69,11 @@ impl MemoryGovernor {
         self.used[class as usize].load(Ordering::Relaxed).max(0) as usize
     }
 
+    /// Bytes held, in the order of [`MEMORY_CLASSES`].
+    pub fn by_class(&self) -> [usize; MEMORY_CLASSES.len()] {
+        std::array::from_fn(|i| self.used[i].load(Ordering::Relaxed).max(0) as usize)
+    }
+
     /// An account of `class` that gives back what it holds when dropped.
     pub fn account(self: &Arc<Self>, class: MemoryClass) -> Reservation {
         if class == MemoryClass::Cache {

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Shared;
 use super::job::Job;
 use crate::error::ExecError;
-use crate::memory::{MemoryClass, Reservation, resident_bytes};
+use crate::memory::{MEMORY_CLASSES, MemoryClass, Reservation, resident_bytes};
 
 const PERIOD: Duration = Duration::from_millis(100);
 /// How long a stopped job stays readable: longer than meta's longest pause before a restart.
@@ -40,6 +40,15 @@ fn round(shared: &Arc<Shared>, memtables: &mut Reservation) {
     memtables.set(shared.store.memory_size());
     if let Some(resident) = resident_bytes() {
         shared.governor.observe(resident);
+        let by_class = MEMORY_CLASSES.iter().zip(shared.governor.by_class());
+        let text: Vec<String> = by_class.map(|(name, bytes)| format!("{name} {}", bytes >> 20)).collect();
+        let blocks = shared.store.cache().stats();
+        tracing::trace!(
+            resident_mb = resident >> 20,
+            accounted_mb = %text.join(", "),
+            blocks_mb = (blocks.memory_bytes + blocks.index_bytes) >> 20,
+            "memory"
+        );
     }
     close_stopped(shared);
     let jobs: Vec<Arc<Job>> = shared.jobs.read().values().cloned().collect();
