@@ -84,7 +84,7 @@ Indexes:
         ("\\dv", "public | w    | view | postgres"),
         ("\\dm", "public | mv   | materialized view | postgres"),
         ("\\di", "public | t_pkey | index | postgres | t"),
-        ("\\dn", "other  | postgres"),
+        ("\\dn", " other            | postgres"),
         ("\\du", "root      | Superuser, Create role, Create DB, Replication, Bypass RLS | {}"),
         ("\\l", "dev  | postgres | UTF8     | C       | C.UTF-8 |"),
         ("\\d mv", "Materialized view \"public.mv\""),

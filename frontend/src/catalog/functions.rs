@@ -240,6 +240,7 @@ static FUNCTIONS: &[(&str, char, Body)] = &[
     ("to_regtype", 'o', |_, a| Ok(text(a, 0).and_then(type_oid).into())),
     ("to_regnamespace", 'o', |t, a| Ok(text(a, 0).and_then(|n| schema_oid(t, n)).into())),
     ("to_regrole", 'o', |_, a| Ok(text(a, 0).and_then(role_oid).into())),
+    ("#oid", 'o', |_, a| Ok(int(a, 0).into())),
     ("#regclass_in", 'o', |t, a| known(relation_oid(t, text(a, 0).unwrap_or_default()), "relation", a)),
     ("#regtype_in", 'o', |_, a| known(type_oid(text(a, 0).unwrap_or_default()), "type", a)),
     ("#regnamespace_in", 'o', |t, a| known(schema_oid(t, text(a, 0).unwrap_or_default()), "schema", a)),

@@ -144,18 +144,27 @@ pub fn format_type(oid: i64, typmod: Option<i64>) -> String {
     }
 }
 
+/// Keywords of PostgreSQL that cannot be any name without quotes.
+const RESERVED: &str = "\
+    all analyse analyze and any array as asc asymmetric authorization between bigint binary bit \
+    boolean both case cast char character check coalesce collate collation column concurrently \
+    constraint create cross current_catalog current_date current_role current_schema current_time \
+    current_timestamp current_user dec decimal default deferrable desc distinct do else end except \
+    exists extract false fetch float for foreign freeze from full grant greatest group grouping \
+    having ilike in initially inner inout int integer intersect interval into is isnull join \
+    lateral leading least left like limit localtime localtimestamp national natural nchar none \
+    normalize not notnull null nullif numeric offset on only or order out outer overlaps overlay \
+    placing position precision primary real references returning right row select session_user \
+    setof similar smallint some substring symmetric table tablesample then time timestamp to \
+    trailing treat trim true union unique user using values varchar variadic verbose when where \
+    window with xmlattributes xmlconcat xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi \
+    xmlroot xmlserialize xmltable";
+
 /// An identifier as it has to be written.
 pub fn quote_ident(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-    let reserved = || {
-        use sqlparser::keywords::{ALL_KEYWORDS, RESERVED_FOR_COLUMN_ALIAS, RESERVED_FOR_TABLE_ALIAS};
-        let upper = name.to_ascii_uppercase();
-        ALL_KEYWORDS.binary_search(&upper.as_str()).is_ok_and(|i| {
-            let keyword = sqlparser::keywords::ALL_KEYWORDS_INDEX[i];
-            RESERVED_FOR_COLUMN_ALIAS.contains(&keyword) && RESERVED_FOR_TABLE_ALIAS.contains(&keyword)
-        })
-    };
+    let reserved = || RESERVED.split_whitespace().any(|word| word == name);
     if plain && !reserved() { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
 }
 

@@ -302,7 +302,7 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
         return match name.as_str() {
             // The number behind the name.
             "oid" | "int8" | "int4" | "bigint" | "integer" | "int" if done.ends_with("_out") => first_argument(inner),
-            "oid" | "int8" | "bigint" => Some(take(inner)),
+            "oid" | "int8" | "bigint" => Some(call("#oid", [take(inner)])),
             "text" | "name" | "varchar" if done.ends_with("_in") => {
                 let kind = done.trim_end_matches("_in").to_owned();
                 Some(call(&format!("{kind}_out"), [take(inner)]))
