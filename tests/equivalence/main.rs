@@ -26,7 +26,10 @@ const DEFAULT_CASES: u64 = 50;
 const VIEWS_A_CASE: usize = 10;
 
 /// Cases that once found a bug; they always run.
-const SEEDS: &[(u64, Mode)] = &[];
+const SEEDS: &[(u64, Mode)] = &[
+    // A commit that left its view as it was stopped the view's frontier just below it.
+    (6, Mode::Plain),
+];
 
 fn env_number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
