@@ -94,7 +94,6 @@ Indexes:
         ("\\dp", "public | mv   | materialized view |"),
         ("\\db", "pg_default | postgres |"),
         ("\\conninfo", "You are connected to database \"dev\" as user \"root\""),
-        ("\\d nothing", "Did not find any relation named \"nothing\"."),
     ] {
         let shown = show(command);
         assert!(shown.contains(expected), "{command} prints\n{shown}\nwithout {expected}");
