@@ -44,13 +44,11 @@ impl Broken {
         self.memory.list(Some(&prefix)).map_ok(|m| m.location).try_collect().await.expect("a listing")
     }
 
-    /// Flips a byte in the middle and near the start of each object.
+    /// Flips bytes in every block of each object.
     async fn damage(&self, objects: &BTreeSet<Path>) {
         for path in objects {
             let mut bytes = self.memory.get(path).await.expect("there").bytes().await.expect("bytes").to_vec();
-            for at in [bytes.len() / 2, bytes.len() / 5] {
-                bytes[at] ^= 0x55;
-            }
+            bytes.iter_mut().step_by(512).for_each(|b| *b ^= 0x55);
             self.memory.put(path, bytes.into()).await.expect("written");
         }
     }
@@ -99,27 +97,41 @@ async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
              CREATE MATERIALIZED VIEW vc AS SELECT g, count(*) AS n FROM c GROUP BY g;
              CREATE TABLE a (g int, v int);
              CREATE MATERIALIZED VIEW va AS SELECT g, count(*) AS n, sum(v) AS s FROM a GROUP BY g;
-             CREATE TABLE b (id int, t varchar);
-             CREATE MATERIALIZED VIEW vb AS SELECT id, t FROM b WHERE id % 2 = 0;
              INSERT INTO a SELECT g, g FROM generate_series(1, 20000) AS t(g)",
         )
         .await;
     assert_eq!(one(&client, "SELECT count(*) FROM va").await, "20000");
     settle(&broken.store).await;
+    drop(client);
+    drop(node);
+
+    // The next process names its objects apart, so that one job's can hang and another's be damaged.
+    let node = Node::start(&broken.options).await;
+    settle(&broken.store).await;
     let before = broken.data_objects().await;
-    run(&client, "INSERT INTO b SELECT g, 'some text ' || g FROM generate_series(1, 9000) AS t(g)").await;
-    assert_eq!(one(&client, "SELECT count(*) FROM vb").await, "4500");
+    let client = node
+        .run(
+            "CREATE TABLE b (id int, t varchar);
+             CREATE MATERIALIZED VIEW vb AS SELECT id, max(t) AS t FROM b GROUP BY id;
+             INSERT INTO b SELECT g, 'some text ' || g FROM generate_series(1, 9000) AS t(g)",
+        )
+        .await;
+    assert_eq!(one(&client, "SELECT count(*) FROM vb").await, "9000");
     settle(&broken.store).await;
     let objects: BTreeSet<Path> = broken.data_objects().await.difference(&before).cloned().collect();
     assert!(!objects.is_empty(), "b's rows are in objects of their own");
     drop(client);
     drop(node);
 
-    // The source of vb fails: its rows are damaged. The state of va is cold and cannot be read.
+    // What b and vb read is damaged: they fail. The state of va is cold and cannot be read: it hangs.
     broken.damage(&objects).await;
     let node = Node::start(&broken.options).await;
-    broken.store.hang_reads(Some("data/"));
-    let client = node.run("INSERT INTO a SELECT g, 1 FROM generate_series(1, 3000) AS t(g)").await;
+    broken.store.hang_reads(Some("data/1/"));
+    let client = node.connect().await;
+    let _ = client.batch_execute("INSERT INTO b SELECT g, 'zzz' FROM generate_series(1, 9000) AS t(g)").await;
+    let reason = node.wait_for_state("vb", "failed").await;
+    assert!(reason.contains("data/2/"), "the reason names the object: {reason}");
+    run(&client, "INSERT INTO a SELECT g, 1 FROM generate_series(1, 3000) AS t(g)").await;
     run(&client, "INSERT INTO c VALUES (0, 0)").await;
     let reason = node.wait_for_state("va", "stalled").await;
     assert!(reason.contains("object store"), "{reason}");

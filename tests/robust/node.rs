@@ -73,10 +73,6 @@ impl Node {
         Node::try_start(options).await.expect("the server starts")
     }
 
-    pub fn server(&self) -> &Standalone {
-        self.server.as_ref().expect("running")
-    }
-
     pub async fn connect(&self) -> Client {
         server::connect(self.port).await.expect("a connection")
     }
