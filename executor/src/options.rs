@@ -29,6 +29,9 @@ pub struct ExecOptions {
     /// Bytes one state cache (a state table in a task) may hold.
     pub cache_bytes: usize,
     pub state_access: StateAccess,
+    /// For tests: state caches start out knowing nothing, and every read of state completes later and
+    /// out of order.
+    pub delay_reads: bool,
     pub eviction: Eviction,
     /// Old values a Grouped operator remembers in an epoch before it emits what it has.
     pub group_change_bytes: usize,
@@ -57,6 +60,7 @@ impl Default for ExecOptions {
             parked_bytes: 16 << 20,
             cache_bytes: 64 << 20,
             state_access: StateAccess::default(),
+            delay_reads: false,
             eviction: Eviction::default(),
             group_change_bytes: 32 << 20,
             chunk_rows: 8_192,

@@ -37,6 +37,7 @@ impl NodeOptions {
                 group_change_bytes: 4 << 10,
                 hub_bytes: if mode == Mode::TinyCaches { 0 } else { 1 << 20 },
                 chunk_rows: 16,
+                delay_reads: mode != Mode::Crash,
                 state_access: if mode == Mode::Synchronous {
                     StateAccess::Synchronous
                 } else {

@@ -25,7 +25,7 @@ use crate::error_sink::ErrorSink;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::operator::{Operator, OperatorContext, Output};
 use crate::options::{ExecOptions, StateAccess};
-use crate::state::{KeyGate, StateTable};
+use crate::state::{Delayed, KeyGate, StateTable};
 use crate::stats::OperatorMetrics;
 
 /// What every operator with state shares.
@@ -49,7 +49,11 @@ pub fn build(
         metrics: Arc::clone(&ctx.metrics),
         governor: Arc::clone(&ctx.governor),
     };
-    build_with(node, input_schemas, env, &mut |local| Ok(Box::new(ctx.writer(local)?)))
+    let delayed = ctx.options.delay_reads;
+    build_with(node, input_schemas, env, &mut |local| {
+        let writer = ctx.writer(local)?;
+        Ok(if delayed { Box::new(Delayed::new(writer)) } else { Box::new(writer) })
+    })
 }
 
 /// [`build`], with state tables of any kind.

@@ -6,6 +6,7 @@
 //! - [`gate`]: rows waiting for their key's state, first in first out by key;
 //! - [`fetch`]: batched reads under way;
 //! - [`arena`]: rows kept column-wise and referred to by (chunk, row);
+//! - [`delayed`]: a table whose reads all complete later, for tests;
 //! - [`table`]: the state table behind it all, as a trait, so that tests choose when reads complete.
 //!
 //! Together: `probe` gives every row of a chunk its slot in one pass. Rows of resident slots run at
@@ -18,6 +19,7 @@
 
 pub mod arena;
 pub mod cache;
+pub mod delayed;
 pub mod fetch;
 pub mod gate;
 pub mod keys;
@@ -25,6 +27,7 @@ pub mod table;
 
 pub use arena::RowArena;
 pub use cache::{KeyTable, Slot};
+pub use delayed::Delayed;
 pub use fetch::Fetches;
 pub use gate::KeyGate;
 pub use keys::KeyBytes;
