@@ -32,10 +32,10 @@ impl NodeOptions {
         let tiny = !matches!(mode, Mode::Plain | Mode::Concurrent);
         let exec = if tiny {
             ExecOptions {
-                cache_bytes: 2 << 10,
+                cache_bytes: if mode == Mode::TinyCaches { 300 } else { 2 << 10 },
                 backfill_rows: 7,
                 group_change_bytes: 4 << 10,
-                hub_bytes: if mode == Mode::TinyCaches { 0 } else { 1 << 20 },
+                hub_bytes: if mode == Mode::TinyCaches { 300 } else { 1 << 20 },
                 chunk_rows: 16,
                 delay_reads: mode != Mode::Crash,
                 state_access: if mode == Mode::Synchronous {
