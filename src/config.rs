@@ -156,7 +156,11 @@ impl Options {
         };
         let tuning = Tuning {
             flush_bytes: bytes("--flush-size", self.flush_size, file.flush_size)?,
-            direct_run_bytes: bytes("--direct-run-size", self.direct_run_size, file.direct_run_size)?,
+            direct_run_bytes: bytes(
+                "--direct-run-size",
+                self.direct_run_size,
+                file.direct_run_size,
+            )?,
             inline_bytes: bytes("--inline-size", self.inline_size, file.inline_size)?,
             snapshot_records: self.snapshot_records.or(file.snapshot_records),
             gc_interval: self

@@ -86,7 +86,8 @@ fn run(options: Options) -> Result<(), String> {
 
 async fn serve(config: millrace::Config) -> Result<(), String> {
     let store = config.object_store.clone();
-    let server = Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+    let server =
+        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
     let address = server.address;
     println!("Millrace is ready; data in {store}");
     println!("psql -h {} -p {} -U root dev", address.ip(), address.port());

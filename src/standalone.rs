@@ -45,7 +45,9 @@ pub enum StartError {
     Store(#[from] StorageError),
     #[error("cannot start: {}", described(.0))]
     Meta(#[from] SqlError),
-    #[error("cannot listen on {address}: {source}; is a server running there? give another --listen")]
+    #[error(
+        "cannot listen on {address}: {source}; is a server running there? give another --listen"
+    )]
     Listen { address: String, source: std::io::Error },
     #[error("cannot start the frontend: {0}")]
     Frontend(#[from] FrontendError),
@@ -84,7 +86,8 @@ pub struct Standalone {
 impl Standalone {
     /// Starts all roles and listens.
     pub async fn start(config: Config, overrides: Overrides) -> Result<Standalone, StartError> {
-        let lock = if overrides.object_store.is_some() { None } else { Some(lock(&config.data_dir)?) };
+        let lock =
+            if overrides.object_store.is_some() { None } else { Some(lock(&config.data_dir)?) };
         let listener = TcpListener::bind(&config.listen)
             .await
             .map_err(|source| StartError::Listen { address: config.listen.clone(), source })?;
@@ -95,8 +98,8 @@ impl Standalone {
 
         let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
         let tail: Arc<OnceLock<Arc<TailPrefetch>>> = Arc::default();
-        let meta =
-            Meta::open(meta_options(&config, Arc::clone(&object_store), &late_store, &tail)).await?;
+        let meta = Meta::open(meta_options(&config, Arc::clone(&object_store), &late_store, &tail))
+            .await?;
         let options = StoreOptions {
             prefetch: tail.get().cloned(),
             ..store_options(&config, &overrides, object_store, meta.incarnation())
@@ -198,7 +201,10 @@ fn meta_options(
         snapshots.min_records = records;
         snapshots.max_records = snapshots.max_records.min(records.saturating_mul(8));
     }
-    let gc = config.tuning.gc_interval.map_or(defaults.gc, |period| GcOptions { period, grace: period * 6 });
+    let gc = config
+        .tuning
+        .gc_interval
+        .map_or(defaults.gc, |period| GcOptions { period, grace: period * 6 });
     MetaOptions {
         parallelism: config.parallelism,
         source_epoch_events: (config.memory_limit / EVENT_MEMORY) as u64,

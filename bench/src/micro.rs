@@ -18,7 +18,9 @@ use millrace_planner::graph::{self, AggCall, AggFunc, JoinKind, JoinSide, Node};
 use millrace_planner::graph_state::accumulator_schema;
 use millrace_rpc::version::JobVersion;
 use millrace_storage::object::open_object_store;
-use millrace_storage::{JobStore, Lookup, RowStorage, StateClass, StateStore, StoreOptions, TableDesc};
+use millrace_storage::{
+    JobStore, Lookup, RowStorage, StateClass, StateStore, StoreOptions, TableDesc,
+};
 use serde::Serialize;
 
 /// Rows of a chunk, as sources make them.
@@ -53,7 +55,11 @@ pub async fn run(args: &Args) -> Result<(), String> {
 }
 
 /// Runs `work` (which says how many rows it did) until the time is up.
-fn measure(args: &Args, name: &str, mut work: impl FnMut() -> Result<usize, String>) -> Result<(), String> {
+fn measure(
+    args: &Args,
+    name: &str,
+    mut work: impl FnMut() -> Result<usize, String>,
+) -> Result<(), String> {
     let limit = Duration::from_secs_f64(args.seconds);
     work()?;
     let started = Instant::now();
@@ -92,9 +98,13 @@ fn chunks(keys: i64) -> Result<Vec<DeltaChunk>, arrow::error::ArrowError> {
     };
     (0..EPOCH_CHUNKS)
         .map(|_| {
-            let key = Int64Array::from_iter_values((0..CHUNK_ROWS).map(|_| (draw() % keys as u64) as i64));
-            let amount = Int64Array::from_iter_values((0..CHUNK_ROWS).map(|_| (draw() % 10_000) as i64));
-            let text = StringArray::from_iter_values((0..CHUNK_ROWS).map(|_| format!("{:016x}", draw())));
+            let key = Int64Array::from_iter_values(
+                (0..CHUNK_ROWS).map(|_| (draw() % keys as u64) as i64),
+            );
+            let amount =
+                Int64Array::from_iter_values((0..CHUNK_ROWS).map(|_| (draw() % 10_000) as i64));
+            let text =
+                StringArray::from_iter_values((0..CHUNK_ROWS).map(|_| format!("{:016x}", draw())));
             let columns: Vec<ArrayRef> = vec![Arc::new(key), Arc::new(amount), Arc::new(text)];
             Ok(DeltaChunk::inserts(RecordBatch::try_new(schema(), columns)?))
         })
@@ -105,7 +115,9 @@ fn hashing(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
     let columns = |c: &DeltaChunk| c.batch.columns().to_vec();
     measure(args, "hash one BIGINT", || {
         for chunk in chunks {
-            std::hint::black_box(hash_columns(&columns(chunk)[..1], chunk.num_rows()).map_err(text)?);
+            std::hint::black_box(
+                hash_columns(&columns(chunk)[..1], chunk.num_rows()).map_err(text)?,
+            );
         }
         Ok(chunks.len() * CHUNK_ROWS)
     })?;
@@ -137,19 +149,26 @@ fn keys_of(codec: &KeyCodec, chunk: &DeltaChunk) -> Result<BinaryArray, String> 
 async fn store(tables: Vec<(SchemaRef, RowStorage, StateClass)>) -> Result<Arc<JobStore>, String> {
     let objects = open_object_store("memory:").map_err(text)?;
     let store = StateStore::open(StoreOptions::new(objects, 1)).await.map_err(text)?;
-    let describe = |(i, (value_schema, storage, class)): (usize, (SchemaRef, RowStorage, StateClass))| TableDesc {
-        id: TableId(i as u32),
-        name: format!("table {i}"),
-        value_schema,
-        storage,
-        class,
-        relation: false,
-    };
+    let describe =
+        |(i, (value_schema, storage, class)): (usize, (SchemaRef, RowStorage, StateClass))| {
+            TableDesc {
+                id: TableId(i as u32),
+                name: format!("table {i}"),
+                value_schema,
+                storage,
+                class,
+                relation: false,
+            }
+        };
     let tables = tables.into_iter().enumerate().map(describe).collect();
     store.open_job(RelationId(1), tables, &JobVersion::default()).await.map_err(text)
 }
 
-fn operator(node: &Node, inputs: &[SchemaRef], job: &Arc<JobStore>) -> Result<Box<dyn Operator>, String> {
+fn operator(
+    node: &Node,
+    inputs: &[SchemaRef],
+    job: &Arc<JobStore>,
+) -> Result<Box<dyn Operator>, String> {
     let writers = |local: usize| Ok(job.writer(TableId(local as u32))?);
     let context = OperatorContext {
         job: RelationId(1),
@@ -207,13 +226,20 @@ async fn aggregate(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
         value_table: None,
         value_descending: false,
     };
-    let calls =
-        vec![call(AggFunc::Count, None, DataType::Int64), call(AggFunc::Max, Some(1), DataType::Int64)];
+    let calls = vec![
+        call(AggFunc::Count, None, DataType::Int64),
+        call(AggFunc::Max, Some(1), DataType::Int64),
+    ];
     let state = accumulator_schema(&[0], &calls, &schema());
     let job = store(vec![(state, RowStorage::Keyed, StateClass::PointUpdate)]).await?;
     let fields = ["key", "count", "max"].map(|n| Field::new(n, DataType::Int64, true));
     let node = Node {
-        op: graph::Operator::Aggregate(graph::Aggregate { group: vec![0], vnode: vec![0], calls, table: 0 }),
+        op: graph::Operator::Aggregate(graph::Aggregate {
+            group: vec![0],
+            vnode: vec![0],
+            calls,
+            table: 0,
+        }),
         inputs: vec![0],
         schema: Arc::new(Schema::new(fields.to_vec())),
         append_only: false,
@@ -301,8 +327,10 @@ async fn multi_get(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
         writer.write(keys_of(&codec, chunk)?, None, chunk.batch.clone());
     }
     std::hint::black_box(writer.seal().map_err(text)?);
-    let questions =
-        chunks.iter().map(|c| keys_of(&codec, &c.slice(0, 1_024))).collect::<Result<Vec<_>, _>>()?;
+    let questions = chunks
+        .iter()
+        .map(|c| keys_of(&codec, &c.slice(0, 1_024)))
+        .collect::<Result<Vec<_>, _>>()?;
     measure(args, "multi_get of 1024, memory", || {
         for keys in &questions {
             match writer.multi_get(keys.clone()) {

@@ -147,8 +147,8 @@ async fn measure(args: &Args, name: &str, sql: &str) -> Result<NexmarkResult, St
         None => tempfile::tempdir(),
     }
     .map_err(|e| format!("cannot make a temporary directory: {e}"))?;
-    let memory_limit = millrace::config::size("--memory-limit", &args.memory_limit)
-        .map_err(|e| e.to_string())?;
+    let memory_limit =
+        millrace::config::size("--memory-limit", &args.memory_limit).map_err(|e| e.to_string())?;
     let barrier_interval = millrace::config::duration("--barrier-interval", &args.barrier_interval)
         .map_err(|e| e.to_string())?;
     let config = Config {
@@ -161,7 +161,8 @@ async fn measure(args: &Args, name: &str, sql: &str) -> Result<NexmarkResult, St
         parallelism: args.parallelism,
         tuning: millrace::Tuning::default(),
     };
-    let overrides = Overrides { exec: Some(exec_options(args, memory_limit)), ..Overrides::default() };
+    let overrides =
+        Overrides { exec: Some(exec_options(args, memory_limit)), ..Overrides::default() };
     let server = Standalone::start(config, overrides).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;
     let result = drive(args, name, sql, &server, &client).await;

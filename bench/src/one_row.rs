@@ -87,7 +87,8 @@ async fn measure(args: &Args, rows: u64) -> Result<Cost, String> {
         parallelism: 2,
         tuning: millrace::Tuning::default(),
     };
-    let server = Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+    let server =
+        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;
     let cost = drive(args, rows, &server, &client).await;
     drop(client);
@@ -95,9 +96,15 @@ async fn measure(args: &Args, rows: u64) -> Result<Cost, String> {
     cost
 }
 
-async fn drive(args: &Args, rows: u64, server: &Standalone, client: &Client) -> Result<Cost, String> {
+async fn drive(
+    args: &Args,
+    rows: u64,
+    server: &Standalone,
+    client: &Client,
+) -> Result<Cost, String> {
     let started = Instant::now();
-    execute(client, "CREATE TABLE items (id BIGINT PRIMARY KEY, grp BIGINT, amount BIGINT)").await?;
+    execute(client, "CREATE TABLE items (id BIGINT PRIMARY KEY, grp BIGINT, amount BIGINT)")
+        .await?;
     for from in (0..rows).step_by(LOAD_ROWS as usize) {
         load(client, from, (from + LOAD_ROWS).min(rows)).await?;
     }

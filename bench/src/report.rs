@@ -30,8 +30,20 @@ impl NexmarkResult {
     pub fn print_header() {
         println!(
             "{:5} {:9} {:>10} {:>8} {:>8} {:>11} {:>11} {:>8} {:>6} {:>6} {:>9} {:>8} {:>8} {:>10} output_hash",
-            "query", "sink", "events", "wall_s", "cpu_s", "events/s", "events/cpu", "rss_mb", "puts", "gets",
-            "written", "b_p50ms", "b_p99ms", "rows"
+            "query",
+            "sink",
+            "events",
+            "wall_s",
+            "cpu_s",
+            "events/s",
+            "events/cpu",
+            "rss_mb",
+            "puts",
+            "gets",
+            "written",
+            "b_p50ms",
+            "b_p99ms",
+            "rows"
         );
     }
 

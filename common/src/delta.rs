@@ -26,7 +26,9 @@ impl DeltaChunk {
     }
 
     pub fn new(batch: RecordBatch, weights: Option<Int64Array>) -> DeltaChunk {
-        debug_assert!(weights.as_ref().is_none_or(|w| w.len() == batch.num_rows() && w.null_count() == 0));
+        debug_assert!(
+            weights.as_ref().is_none_or(|w| w.len() == batch.num_rows() && w.null_count() == 0)
+        );
         DeltaChunk { batch, weights }
     }
 
@@ -53,9 +55,7 @@ impl DeltaChunk {
 
     /// The weights as an array, made where they are implied.
     pub fn weights_array(&self) -> Int64Array {
-        self.weights
-            .clone()
-            .unwrap_or_else(|| Int64Array::from_value(1, self.num_rows()))
+        self.weights.clone().unwrap_or_else(|| Int64Array::from_value(1, self.num_rows()))
     }
 
     /// The rows where `mask` is true (NULL counts as false), with their weights.

@@ -324,8 +324,20 @@ mod tests {
     #[test]
     fn single_values_come_back() {
         let cases = [
-            0.0, 1.0, -1.0, 0.1, 1e300, -1e-300, f64::MAX, f64::MIN, f64::MIN_POSITIVE, 5e-324,
-            -5e-324, 2.2250738585072011e-308, 4.4e-308, 9007199254740993.0,
+            0.0,
+            1.0,
+            -1.0,
+            0.1,
+            1e300,
+            -1e-300,
+            f64::MAX,
+            f64::MIN,
+            f64::MIN_POSITIVE,
+            5e-324,
+            -5e-324,
+            2.2250738585072011e-308,
+            4.4e-308,
+            9007199254740993.0,
         ];
         for v in cases {
             assert_eq!(sum(&[v]).value(), v, "{v:e}");

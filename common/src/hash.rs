@@ -6,6 +6,7 @@
 //! decimals are hashed by value (canonicalised; a column has one scale).
 
 use arrow::array::{Array, ArrayRef, AsArray};
+use arrow::datatypes::{ArrowPrimitiveType, IntervalUnit};
 use arrow::datatypes::{
     DataType, Date32Type, Date64Type, Decimal128Type, Decimal256Type, Float32Type, Float64Type,
     Int8Type, Int16Type, Int32Type, Int64Type, IntervalDayTimeType, IntervalMonthDayNanoType,
@@ -13,7 +14,6 @@ use arrow::datatypes::{
     Time64NanosecondType, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType,
     TimestampNanosecondType, TimestampSecondType, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
-use arrow::datatypes::{ArrowPrimitiveType, IntervalUnit};
 use arrow::error::ArrowError;
 
 use crate::ids::{VNODE_COUNT, Vnode};
@@ -92,10 +92,7 @@ fn primitive<T: ArrowPrimitiveType>(
     }
 }
 
-fn bytes_like<'a>(
-    values: impl Iterator<Item = Option<&'a [u8]>>,
-    hashes: &mut [u64],
-) {
+fn bytes_like<'a>(values: impl Iterator<Item = Option<&'a [u8]>>, hashes: &mut [u64]) {
     for (h, v) in hashes.iter_mut().zip(values) {
         *h = match v {
             Some(v) => mix_bytes(*h, v),
@@ -139,7 +136,9 @@ fn hash_column(column: &ArrayRef, h: &mut [u64]) -> Result<(), ArrowError> {
         }),
         DataType::Date32 => primitive::<Date32Type>(column, h, |v| i64::from(v) as u64),
         DataType::Date64 => primitive::<Date64Type>(column, h, |v| v as u64),
-        DataType::Time32(TimeUnit::Second) => primitive::<Time32SecondType>(column, h, |v| v as u64),
+        DataType::Time32(TimeUnit::Second) => {
+            primitive::<Time32SecondType>(column, h, |v| v as u64)
+        }
         DataType::Time32(_) => primitive::<Time32MillisecondType>(column, h, |v| v as u64),
         DataType::Time64(TimeUnit::Nanosecond) => {
             primitive::<Time64NanosecondType>(column, h, |v| v as u64);
@@ -161,10 +160,7 @@ fn hash_column(column: &ArrayRef, h: &mut [u64]) -> Result<(), ArrowError> {
         }
         DataType::Interval(IntervalUnit::MonthDayNano) => {
             primitive::<IntervalMonthDayNanoType>(column, h, |v| {
-                fold(
-                    (v.months as u64) << 32 ^ v.days as u64 ^ K1,
-                    v.nanoseconds as u64 ^ K2,
-                )
+                fold((v.months as u64) << 32 ^ v.days as u64 ^ K1, v.nanoseconds as u64 ^ K2)
             });
         }
         DataType::Utf8 => {

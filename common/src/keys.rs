@@ -71,7 +71,8 @@ impl KeyCodec {
     ) -> Result<BinaryArray, ArrowError> {
         let rows = self.rows(columns)?;
         let bytes = rows.size();
-        let mut out = BinaryBuilder::with_capacity(vnodes.len(), bytes + vnodes.len() * VNODE_BYTES);
+        let mut out =
+            BinaryBuilder::with_capacity(vnodes.len(), bytes + vnodes.len() * VNODE_BYTES);
         let mut key = Vec::with_capacity(64);
         for (vnode, row) in vnodes.iter().zip(rows.iter()) {
             key.clear();
@@ -101,19 +102,13 @@ pub fn columns_at(batch: &RecordBatch, indices: &[usize]) -> Vec<ArrayRef> {
 pub fn canonicalise(array: &ArrayRef) -> ArrayRef {
     match array.data_type() {
         DataType::Float64 => {
-            let a = array
-                .as_any()
-                .downcast_ref::<Float64Array>()
-                .expect("data type was checked");
+            let a = array.as_any().downcast_ref::<Float64Array>().expect("data type was checked");
             Arc::new(a.unary::<_, arrow::datatypes::Float64Type>(|v| {
                 if v.is_nan() { f64::NAN } else { v + 0.0 }
             }))
         }
         DataType::Float32 => {
-            let a = array
-                .as_any()
-                .downcast_ref::<Float32Array>()
-                .expect("data type was checked");
+            let a = array.as_any().downcast_ref::<Float32Array>().expect("data type was checked");
             Arc::new(a.unary::<_, arrow::datatypes::Float32Type>(|v| {
                 if v.is_nan() { f32::NAN } else { v + 0.0 }
             }))

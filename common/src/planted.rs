@@ -10,7 +10,10 @@ pub const BUGS: &[(&str, &str)] = &[
     ("count-pair-twice", "a join counts the pairs that its right side completes twice"),
     ("null-keys-match", "a join takes NULL keys to be equal"),
     ("lost-parked-row", "the last row parked behind a fetch is dropped"),
-    ("stale-cache-fill", "an aggregate's evicted dirty group is refetched as it was before the epoch"),
+    (
+        "stale-cache-fill",
+        "an aggregate's evicted dirty group is refetched as it was before the epoch",
+    ),
     ("minmax-never-retracts", "MIN and MAX keep a deleted extreme"),
     ("distinct-ignores-weight", "DISTINCT forgets a group with its first deletion"),
     ("topn-no-refill", "a top-N shows no successor for a row that leaves its window"),

@@ -15,10 +15,16 @@ pub enum Kind {
     Bool,
     /// One of these, without regard to case; the first spelling of each is canonical.
     Enum(&'static [&'static str]),
-    Int { min: i64, max: i64 },
+    Int {
+        min: i64,
+        max: i64,
+    },
     Float,
     /// Milliseconds, with PostgreSQL's units on input (`us`, `ms`, `s`, `min`, `h`, `d`).
-    Millis { min: i64, max: i64 },
+    Millis {
+        min: i64,
+        max: i64,
+    },
     /// Kilobytes, with `kB`, `MB`, `GB`, `TB` on input.
     Memory,
     Text,
@@ -52,7 +58,12 @@ const fn s(name: &'static str, kind: Kind, default: &'static str, doc: &'static 
     Setting { name, scope: Scope::Session, kind, default, doc, report: false }
 }
 
-const fn reported(name: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Setting {
+const fn reported(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    doc: &'static str,
+) -> Setting {
     Setting { name, scope: Scope::Session, kind, default, doc, report: true }
 }
 
@@ -77,24 +88,88 @@ const ISOLATION: Kind =
 
 /// All settings, sorted by name without regard to case.
 pub static SETTINGS: &[Setting] = &[
-    reported("application_name", Kind::Text, "", "Name of the client program, shown in pg_stat_activity."),
-    s("background_ddl", Kind::Bool, "off", "CREATE MATERIALIZED VIEW returns at once instead of when it has caught up."),
-    cluster("barrier_interval", Scope::Cluster, (1, 3_600 * SECOND), "250", "Longest time that data nobody waits for stays uncommitted in a view."),
-    s("block_size", Kind::ReadOnly, "8192", "Reported for clients that ask; Millrace has no pages."),
+    reported(
+        "application_name",
+        Kind::Text,
+        "",
+        "Name of the client program, shown in pg_stat_activity.",
+    ),
+    s(
+        "background_ddl",
+        Kind::Bool,
+        "off",
+        "CREATE MATERIALIZED VIEW returns at once instead of when it has caught up.",
+    ),
+    cluster(
+        "barrier_interval",
+        Scope::Cluster,
+        (1, 3_600 * SECOND),
+        "250",
+        "Longest time that data nobody waits for stays uncommitted in a view.",
+    ),
+    s(
+        "block_size",
+        Kind::ReadOnly,
+        "8192",
+        "Reported for clients that ask; Millrace has no pages.",
+    ),
     s("bytea_output", Kind::Enum(&["hex"]), "hex", "How bytea is printed."),
-    s("check_function_bodies", Kind::Bool, "on", "Accepted; there are no function bodies to check."),
-    reported("client_encoding", Kind::Enum(&["UTF8", "UTF-8", "UNICODE"]), "UTF8", "Encoding of the client's text."),
-    s("client_min_messages", Kind::Enum(&["notice", "debug5", "debug4", "debug3", "debug2", "debug1", "debug", "log", "info", "warning", "error"]), "notice", "Least level of messages sent to the client."),
-    s("constraint_exclusion", Kind::Enum(&["partition", "on", "off"]), "partition", "Accepted; has no effect."),
+    s(
+        "check_function_bodies",
+        Kind::Bool,
+        "on",
+        "Accepted; there are no function bodies to check.",
+    ),
+    reported(
+        "client_encoding",
+        Kind::Enum(&["UTF8", "UTF-8", "UNICODE"]),
+        "UTF8",
+        "Encoding of the client's text.",
+    ),
+    s(
+        "client_min_messages",
+        Kind::Enum(&[
+            "notice", "debug5", "debug4", "debug3", "debug2", "debug1", "debug", "log", "info",
+            "warning", "error",
+        ]),
+        "notice",
+        "Least level of messages sent to the client.",
+    ),
+    s(
+        "constraint_exclusion",
+        Kind::Enum(&["partition", "on", "off"]),
+        "partition",
+        "Accepted; has no effect.",
+    ),
     s("cursor_tuple_fraction", Kind::Float, "0.1", "Accepted; has no effect."),
     s("data_checksums", Kind::ReadOnly, "on", "Every stored block carries a checksum."),
-    reported("DateStyle", Kind::Enum(&["ISO, MDY", "ISO", "ISO,MDY", "iso, mdy"]), "ISO, MDY", "How dates are printed."),
+    reported(
+        "DateStyle",
+        Kind::Enum(&["ISO, MDY", "ISO", "ISO,MDY", "iso, mdy"]),
+        "ISO, MDY",
+        "How dates are printed.",
+    ),
     s("debug_print_plan", Kind::Bool, "off", "Accepted; has no effect."),
     s("default_table_access_method", Kind::Text, "heap", "Accepted; has no effect."),
     s("default_tablespace", Kind::Text, "", "Accepted; has no effect."),
-    s("default_transaction_deferrable", Kind::Bool, "off", "Accepted; reads never wait for writes."),
-    s("default_transaction_isolation", ISOLATION, "serializable", "Every level is served by strict serializable reads."),
-    reported("default_transaction_read_only", Kind::Bool, "off", "Refuses writes in new transactions."),
+    s(
+        "default_transaction_deferrable",
+        Kind::Bool,
+        "off",
+        "Accepted; reads never wait for writes.",
+    ),
+    s(
+        "default_transaction_isolation",
+        ISOLATION,
+        "serializable",
+        "Every level is served by strict serializable reads.",
+    ),
+    reported(
+        "default_transaction_read_only",
+        Kind::Bool,
+        "off",
+        "Refuses writes in new transactions.",
+    ),
     s("effective_cache_size", Kind::Memory, "4GB", "Accepted; has no effect."),
     s("enable_bitmapscan", Kind::Bool, "on", "Accepted; has no effect."),
     s("enable_hashagg", Kind::Bool, "on", "Accepted; has no effect."),
@@ -106,10 +181,25 @@ pub static SETTINGS: &[Setting] = &[
     s("enable_nestloop", Kind::Bool, "on", "Accepted; has no effect."),
     s("enable_seqscan", Kind::Bool, "on", "Accepted; has no effect."),
     s("enable_sort", Kind::Bool, "on", "Accepted; has no effect."),
-    s("expression_errors", Kind::Enum(&["error", "null"]), "error", "Whether a failing expression is an error or NULL, as it is in views."),
-    s("extra_float_digits", Kind::Int { min: -15, max: 3 }, "1", "Accepted; floats are always printed with the fewest digits that read back."),
+    s(
+        "expression_errors",
+        Kind::Enum(&["error", "null"]),
+        "error",
+        "Whether a failing expression is an error or NULL, as it is in views.",
+    ),
+    s(
+        "extra_float_digits",
+        Kind::Int { min: -15, max: 3 },
+        "1",
+        "Accepted; floats are always printed with the fewest digits that read back.",
+    ),
     s("geqo", Kind::Bool, "on", "Accepted; has no effect."),
-    s("idle_in_transaction_session_timeout", ANY_MS, "0", "Accepted; an idle transaction holds no locks."),
+    s(
+        "idle_in_transaction_session_timeout",
+        ANY_MS,
+        "0",
+        "Accepted; an idle transaction holds no locks.",
+    ),
     s("idle_session_timeout", ANY_MS, "0", "Accepted; has no effect."),
     reported("in_hot_standby", Kind::ReadOnly, "off", "Reported for clients that ask."),
     reported("integer_datetimes", Kind::ReadOnly, "on", "Times are integers of microseconds."),
@@ -124,35 +214,103 @@ pub static SETTINGS: &[Setting] = &[
     s("lc_time", Kind::Text, "C", "Accepted; has no effect."),
     s("lock_timeout", ANY_MS, "0", "Accepted; statements do not wait for locks."),
     s("log_min_messages", Kind::Text, "warning", "Accepted; has no effect."),
-    cluster("log_retention", Scope::Cluster, (600 * SECOND, 365 * DAY), "86400000", "How long records of the metadata log stay after a snapshot covers them."),
-    s("log_statement", Kind::Enum(&["none", "ddl", "mod", "all"]), "none", "Accepted; has no effect."),
+    cluster(
+        "log_retention",
+        Scope::Cluster,
+        (600 * SECOND, 365 * DAY),
+        "86400000",
+        "How long records of the metadata log stay after a snapshot covers them.",
+    ),
+    s(
+        "log_statement",
+        Kind::Enum(&["none", "ddl", "mod", "all"]),
+        "none",
+        "Accepted; has no effect.",
+    ),
     s("maintenance_work_mem", Kind::Memory, "64MB", "Accepted; has no effect."),
     s("max_connections", Kind::ReadOnly, "1000", "Most connections at a time."),
     s("max_identifier_length", Kind::ReadOnly, "63", "Longest identifier."),
     s("max_index_keys", Kind::ReadOnly, "32", "Most columns of a key."),
     s("max_parallel_workers_per_gather", ANY_INT, "2", "Accepted; has no effect."),
-    s("password_encryption", Kind::Enum(&["scram-sha-256", "md5"]), "scram-sha-256", "Accepted; has no effect."),
-    s("plan_cache_mode", Kind::Enum(&["auto", "force_custom_plan", "force_generic_plan"]), "auto", "Accepted; has no effect."),
+    s(
+        "password_encryption",
+        Kind::Enum(&["scram-sha-256", "md5"]),
+        "scram-sha-256",
+        "Accepted; has no effect.",
+    ),
+    s(
+        "plan_cache_mode",
+        Kind::Enum(&["auto", "force_custom_plan", "force_generic_plan"]),
+        "auto",
+        "Accepted; has no effect.",
+    ),
     s("random_page_cost", Kind::Float, "4", "Accepted; has no effect."),
-    s("read_freshness", Kind::Enum(&["newest", "any"]), "newest", "`newest`: reads see all that was acknowledged before (strict serializable). `any`: reads never wait."),
-    cluster("read_wait_timeout", Scope::Both, (0, DAY), "10000", "How long a read waits for a view to catch up before it fails naming the view."),
+    s(
+        "read_freshness",
+        Kind::Enum(&["newest", "any"]),
+        "newest",
+        "`newest`: reads see all that was acknowledged before (strict serializable). `any`: reads never wait.",
+    ),
+    cluster(
+        "read_wait_timeout",
+        Scope::Both,
+        (0, DAY),
+        "10000",
+        "How long a read waits for a view to catch up before it fails naming the view.",
+    ),
     s("row_security", Kind::Bool, "on", "Accepted; there are no row policies."),
     s("search_path", Kind::Text, "\"$user\", public", "Schemas searched for names without one."),
     s("seq_page_cost", Kind::Float, "1", "Accepted; has no effect."),
     reported("server_encoding", Kind::ReadOnly, "UTF8", "Encoding of stored text."),
-    reported("server_version", Kind::ReadOnly, "15.8", "Version of PostgreSQL whose behaviour is followed."),
+    reported(
+        "server_version",
+        Kind::ReadOnly,
+        "15.8",
+        "Version of PostgreSQL whose behaviour is followed.",
+    ),
     s("server_version_num", Kind::ReadOnly, "150008", "The same as a number."),
     reported("session_authorization", Kind::ReadOnly, "root", "The user of the session."),
-    s("session_replication_role", Kind::Enum(&["origin", "local"]), "origin", "Accepted; there are no triggers."),
-    cluster("snapshot_retention", Scope::Cluster, (30 * SECOND, 30 * DAY), "600000", "How long old versions of rows stay readable."),
+    s(
+        "session_replication_role",
+        Kind::Enum(&["origin", "local"]),
+        "origin",
+        "Accepted; there are no triggers.",
+    ),
+    cluster(
+        "snapshot_retention",
+        Scope::Cluster,
+        (30 * SECOND, 30 * DAY),
+        "600000",
+        "How long old versions of rows stay readable.",
+    ),
     s("ssl", Kind::ReadOnly, "off", "Whether TLS is on."),
-    reported("standard_conforming_strings", Kind::Enum(&["on"]), "on", "Backslashes in strings are ordinary."),
+    reported(
+        "standard_conforming_strings",
+        Kind::Enum(&["on"]),
+        "on",
+        "Backslashes in strings are ordinary.",
+    ),
     s("statement_timeout", ANY_MS, "0", "Ends a statement that runs longer; 0 turns it off."),
-    s("synchronous_commit", Kind::Enum(&["on", "off", "local", "remote_write", "remote_apply"]), "on", "Accepted; a commit is always durable before it is acknowledged."),
+    s(
+        "synchronous_commit",
+        Kind::Enum(&["on", "off", "local", "remote_write", "remote_apply"]),
+        "on",
+        "Accepted; a commit is always durable before it is acknowledged.",
+    ),
     s("tcp_keepalives_idle", ANY_INT, "0", "Accepted; has no effect."),
-    reported("TimeZone", Kind::Enum(&["UTC", "Etc/UTC", "GMT", "Z", "Zulu", "Etc/GMT", "UCT"]), "UTC", "Zone in which timestamptz is read and printed."),
+    reported(
+        "TimeZone",
+        Kind::Enum(&["UTC", "Etc/UTC", "GMT", "Z", "Zulu", "Etc/GMT", "UCT"]),
+        "UTC",
+        "Zone in which timestamptz is read and printed.",
+    ),
     s("transaction_deferrable", Kind::Bool, "off", "Accepted; reads never wait for writes."),
-    s("transaction_isolation", ISOLATION, "serializable", "Every level is served by strict serializable reads."),
+    s(
+        "transaction_isolation",
+        ISOLATION,
+        "serializable",
+        "Every level is served by strict serializable reads.",
+    ),
     s("transaction_read_only", Kind::Bool, "off", "Refuses writes in the transaction."),
     s("wal_level", Kind::ReadOnly, "logical", "Reported for clients that ask."),
     s("work_mem", Kind::Memory, "4MB", "Accepted; memory is governed for the whole process."),
@@ -202,7 +360,10 @@ impl Setting {
             } else {
                 Err(SqlError::new(
                     SqlState::INVALID_PARAMETER_VALUE,
-                    format!("{v} is outside the valid range for parameter \"{}\" ({min} .. {max})", self.name),
+                    format!(
+                        "{v} is outside the valid range for parameter \"{}\" ({min} .. {max})",
+                        self.name
+                    ),
                 ))
             }
         };
@@ -220,13 +381,24 @@ impl Setting {
                         format!("parameter \"{}\" requires a Boolean value", self.name),
                     )
                 }),
-            Kind::Enum(values) => match values.iter().find(|v| v.eq_ignore_ascii_case(value.trim())) {
-                Some(v) => Ok(self.canonical(v).to_owned()),
-                None => Err(invalid().with_hint(format!("Available values: {}.", values.join(", ")))),
-            },
-            Kind::Int { min, max } => in_range(value.trim().parse().map_err(|_| invalid())?, min, max),
-            Kind::Float => value.trim().parse::<f64>().map(|v| v.to_string()).map_err(|_| invalid()),
-            Kind::Millis { min, max } => in_range(parse_millis(value).ok_or_else(invalid)?, min, max),
+            Kind::Enum(values) => {
+                match values.iter().find(|v| v.eq_ignore_ascii_case(value.trim())) {
+                    Some(v) => Ok(self.canonical(v).to_owned()),
+                    None => {
+                        Err(invalid()
+                            .with_hint(format!("Available values: {}.", values.join(", "))))
+                    }
+                }
+            }
+            Kind::Int { min, max } => {
+                in_range(value.trim().parse().map_err(|_| invalid())?, min, max)
+            }
+            Kind::Float => {
+                value.trim().parse::<f64>().map(|v| v.to_string()).map_err(|_| invalid())
+            }
+            Kind::Millis { min, max } => {
+                in_range(parse_millis(value).ok_or_else(invalid)?, min, max)
+            }
             Kind::Memory => {
                 let t = value.trim();
                 let digits = t.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim();
@@ -247,7 +419,13 @@ impl Setting {
     pub fn show(&self, value: &str) -> String {
         match (self.kind, value.parse::<i64>()) {
             (Kind::Millis { .. }, Ok(ms)) if ms > 0 => {
-                let units = [(DAY, "d"), (3_600 * SECOND, "h"), (60 * SECOND, "min"), (SECOND, "s"), (1, "ms")];
+                let units = [
+                    (DAY, "d"),
+                    (3_600 * SECOND, "h"),
+                    (60 * SECOND, "min"),
+                    (SECOND, "s"),
+                    (1, "ms"),
+                ];
                 let unit = units.into_iter().find(|(size, _)| ms % size == 0);
                 unit.map_or_else(|| value.to_owned(), |(size, unit)| format!("{}{unit}", ms / size))
             }
@@ -270,7 +448,9 @@ impl Setting {
             }
             Kind::Int { min, max } => format!("{min} to {max}"),
             Kind::Float => "a number".to_owned(),
-            Kind::Millis { min, max } => format!("{} to {}", self.show(&min.to_string()), self.show(&max.to_string())),
+            Kind::Millis { min, max } => {
+                format!("{} to {}", self.show(&min.to_string()), self.show(&max.to_string()))
+            }
             Kind::Memory => "a size".to_owned(),
             Kind::Text => "text".to_owned(),
             Kind::ReadOnly => "read only".to_owned(),
@@ -288,7 +468,8 @@ impl Setting {
 
 /// The manual's table of the settings that change what Millrace does, and the names of the others.
 pub fn settings_table() -> String {
-    let mut table = String::from("| setting | scope | default | values | meaning |\n|---|---|---|---|---|\n");
+    let mut table =
+        String::from("| setting | scope | default | values | meaning |\n|---|---|---|---|---|\n");
     for s in SETTINGS.iter().filter(|s| !s.is_compatibility()) {
         let scope = match s.scope {
             Scope::Session => "session",
@@ -299,11 +480,19 @@ pub fn settings_table() -> String {
             d if d.is_empty() => "empty".to_owned(),
             d => format!("`{d}`"),
         };
-        table.push_str(&format!("| `{}` | {scope} | {default} | {} | {} |\n", s.name, s.values(), s.doc));
+        table.push_str(&format!(
+            "| `{}` | {scope} | {default} | {} | {} |\n",
+            s.name,
+            s.values(),
+            s.doc
+        ));
     }
     let others: Vec<String> =
         SETTINGS.iter().filter(|s| s.is_compatibility()).map(|s| format!("`{}`", s.name)).collect();
-    table.push_str(&format!("\nFor clients that ask for them, without effect or read only: {}.\n", others.join(", ")));
+    table.push_str(&format!(
+        "\nFor clients that ask for them, without effect or read only: {}.\n",
+        others.join(", ")
+    ));
     table
 }
 

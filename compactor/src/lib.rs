@@ -60,7 +60,8 @@ impl Compactor {
         let desc = self.table(&task)?;
         let CompactionTask { inputs, target_level, horizon, bottom, .. } = &task;
         let edit =
-            compaction::compact(&self.store, &desc, inputs, *target_level, *horizon, *bottom).await?;
+            compaction::compact(&self.store, &desc, inputs, *target_level, *horizon, *bottom)
+                .await?;
         tracing::debug!(
             task = task.task_id,
             job = %task.job,
@@ -108,7 +109,8 @@ mod tests {
     const TABLE: TableId = TableId(3);
 
     async fn open() -> (Arc<StateStore>, Arc<JobStore>) {
-        let store = StateStore::open(StoreOptions::new(Arc::new(InMemory::new()), 1)).await.unwrap();
+        let store =
+            StateStore::open(StoreOptions::new(Arc::new(InMemory::new()), 1)).await.unwrap();
         let desc = TableDesc {
             id: TABLE,
             name: "rows".into(),
@@ -149,7 +151,11 @@ mod tests {
         let edit = Compactor::new(Arc::clone(&store)).compact(task(inputs.clone())).await.unwrap();
         assert_eq!(edit.remove_runs, inputs.iter().map(|r| r.run_id).collect::<Vec<_>>());
         assert_eq!(edit.add_runs.len(), 1);
-        assert_eq!((edit.add_runs[0].level, edit.add_runs[0].rows), (1, 4), "both versions of bbb stay");
+        assert_eq!(
+            (edit.add_runs[0].level, edit.add_runs[0].rows),
+            (1, 4),
+            "both versions of bbb stay"
+        );
 
         job.apply_edit(&edit);
         let scan = job.snapshot(Epoch(2)).unwrap().scan(TABLE, ScanOptions::default());

@@ -77,7 +77,8 @@ fn chain(keys: &BinaryArray) -> Chains {
     for row in 0..keys.len() {
         let key = keys.value(row);
         let hash = hash_bytes(key);
-        let same = |(h, k): &(u64, u32)| *h == hash && keys.value(firsts[*k as usize] as usize) == key;
+        let same =
+            |(h, k): &(u64, u32)| *h == hash && keys.value(firsts[*k as usize] as usize) == key;
         match table.entry(hash, same, |(h, _)| *h) {
             Entry::Occupied(at) => {
                 let last = &mut lasts[at.get().1 as usize];
@@ -114,7 +115,11 @@ pub fn net_by_identity(keys: &BinaryArray, chunk: &DeltaChunk) -> Net {
 }
 
 /// Nets a chunk by key, then by row among the rows of a key. `identity` encodes whole rows.
-pub fn net_by_key(keys: &BinaryArray, chunk: &DeltaChunk, identity: &KeyCodec) -> Result<Net, ExecError> {
+pub fn net_by_key(
+    keys: &BinaryArray,
+    chunk: &DeltaChunk,
+    identity: &KeyCodec,
+) -> Result<Net, ExecError> {
     let chains = chain(keys);
     let mut net = Net::default();
     if chains.firsts.len() == keys.len() {
@@ -126,11 +131,14 @@ pub fn net_by_key(keys: &BinaryArray, chunk: &DeltaChunk, identity: &KeyCodec) -
     }
     // An old and a new row of a key, the usual case, are compared in place.
     let columns = chunk.batch.columns().iter();
-    let comparators = columns.map(|c| make_comparator(c.as_ref(), c.as_ref(), SortOptions::default()));
+    let comparators =
+        columns.map(|c| make_comparator(c.as_ref(), c.as_ref(), SortOptions::default()));
     // `None`: a type that cannot be compared in place.
     let comparators: Option<Vec<DynComparator>> = comparators.collect::<Result<_, _>>().ok();
     let second = |first: u32| Some(chains.next[first as usize]).filter(|&n| n != END);
-    let pair = |first: u32| comparators.as_ref().filter(|_| second(first).is_some_and(|s| second(s).is_none()));
+    let pair = |first: u32| {
+        comparators.as_ref().filter(|_| second(first).is_some_and(|s| second(s).is_none()))
+    };
     let several = |first: u32| second(first).is_some() && pair(first).is_none();
     let shared: Vec<u32> =
         chains.firsts.iter().filter(|&&f| several(f)).flat_map(|&f| chains.of(f)).collect();
@@ -161,7 +169,8 @@ pub fn net_by_key(keys: &BinaryArray, chunk: &DeltaChunk, identity: &KeyCodec) -
         group.sort_by(|a, b| encoded.row(a.0).cmp(&encoded.row(b.0)));
         let equal = group.chunk_by(|a, b| encoded.row(a.0) == encoded.row(b.0));
         net.push_key(equal.map(|rows| {
-            let sum = rows.iter().map(|(_, r)| chunk.weight(*r as usize)).fold(0, i64::wrapping_add);
+            let sum =
+                rows.iter().map(|(_, r)| chunk.weight(*r as usize)).fold(0, i64::wrapping_add);
             (rows[0].1, sum)
         }));
     }
@@ -231,7 +240,15 @@ mod tests {
 
     #[test]
     fn rows_that_come_and_go_vanish_and_keys_stay_together() {
-        let (keys, c) = chunk(&[(1, 10, -1), (2, 5, 1), (1, 11, 1), (2, 5, -1), (3, 1, 1), (1, 11, -1), (1, 12, 1)]);
+        let (keys, c) = chunk(&[
+            (1, 10, -1),
+            (2, 5, 1),
+            (1, 11, 1),
+            (2, 5, -1),
+            (3, 1, 1),
+            (1, 11, -1),
+            (1, 12, 1),
+        ]);
         let identity = KeyCodec::for_columns(&c.batch.schema(), &[0, 1]).unwrap();
         let net = net_by_key(&keys, &c, &identity).unwrap();
         assert_eq!(listed(&net.apply(&c).unwrap()), [(1, 10, -1), (1, 12, 1), (3, 1, 1)]);

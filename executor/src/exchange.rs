@@ -288,8 +288,7 @@ mod tests {
             dispatcher.flush().await.unwrap();
         }
         dispatcher.push(ints(1_000..3_000)).unwrap();
-        let barrier =
-            Arc::new(Barrier { prev: Epoch(0), epoch: Epoch(1), backfill: false });
+        let barrier = Arc::new(Barrier { prev: Epoch(0), epoch: Epoch(1), backfill: false });
         dispatcher.barrier(&barrier).await.unwrap();
         let mut seen = Vec::new();
         for (task, receiver) in receivers.iter_mut().enumerate() {

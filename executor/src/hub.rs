@@ -49,7 +49,8 @@ impl HubChunk {
         if range.contains(&self.bounds.0) && range.contains(&self.bounds.1) {
             return Ok(Some(projected));
         }
-        let mask = BooleanBuffer::collect_bool(self.vnodes.len(), |i| range.contains(&self.vnodes[i]));
+        let mask =
+            BooleanBuffer::collect_bool(self.vnodes.len(), |i| range.contains(&self.vnodes[i]));
         let own = projected.filter(&BooleanArray::new(mask, None))?;
         Ok((!own.is_empty()).then_some(own))
     }
@@ -134,7 +135,12 @@ impl DeltaHub {
     }
 
     /// The changes in `(from, to]`, oldest first; `None`: not all of them are here.
-    pub fn get(&self, relation: RelationId, from: Epoch, to: Epoch) -> Option<Vec<Arc<EpochDelta>>> {
+    pub fn get(
+        &self,
+        relation: RelationId,
+        from: Epoch,
+        to: Epoch,
+    ) -> Option<Vec<Arc<EpochDelta>>> {
         let rings = self.rings.lock();
         let ring = rings.get(&relation)?;
         if from < ring.covered_from {

@@ -93,8 +93,7 @@ impl RowLayout {
     pub fn describe_key(&self, batch: &RecordBatch, row: usize) -> String {
         let names: Vec<&str> =
             self.key.iter().map(|&c| self.schema.field(c).name().as_str()).collect();
-        let values: Vec<String> =
-            self.key.iter().map(|&c| display(batch.column(c), row)).collect();
+        let values: Vec<String> = self.key.iter().map(|&c| display(batch.column(c), row)).collect();
         format!("({})=({})", names.join(", "), values.join(", "))
     }
 }

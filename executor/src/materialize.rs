@@ -163,7 +163,9 @@ impl Materialize {
     /// Keeps a written change for the ring while there is room.
     fn remember(&mut self, chunk: DeltaChunk, vnodes: Vec<Vnode>) {
         self.changed |= !chunk.is_empty();
-        let (Some(kept), Some(new)) = (&mut self.written, HubChunk::new(chunk, vnodes)) else { return };
+        let (Some(kept), Some(new)) = (&mut self.written, HubChunk::new(chunk, vnodes)) else {
+            return;
+        };
         self.written_bytes += new.memory_size();
         if self.written_bytes > self.budget {
             self.written = None;
@@ -211,7 +213,8 @@ impl Materialize {
         self.check_owned(&vnodes)?;
         let keys = self.layout.keys(&chunk.batch, &vnodes)?;
         let net = net_by_key(&keys, &chunk, &self.layout.identity)?;
-        let puts = KeyedWrites::of(&net, |row| self.layout.describe_key(&chunk.batch, row as usize))?;
+        let puts =
+            KeyedWrites::of(&net, |row| self.layout.describe_key(&chunk.batch, row as usize))?;
         self.row_count += puts.row_count;
         let (delta, delta_keys, delta_vnodes) = pick(&net, &chunk, &keys, &vnodes)?;
         if puts.whole {
@@ -219,7 +222,11 @@ impl Materialize {
         } else {
             let rows = UInt32Array::from(puts.rows);
             let keys = take_binary(&keys, &rows)?;
-            self.writer.write(keys, weights(&puts.weights), take_record_batch(&chunk.batch, &rows)?);
+            self.writer.write(
+                keys,
+                weights(&puts.weights),
+                take_record_batch(&chunk.batch, &rows)?,
+            );
         }
         self.remember(delta, delta_vnodes);
         Ok(())
@@ -276,7 +283,10 @@ fn pick(
     Ok((net.apply(chunk)?, take_binary(keys, &rows)?, own))
 }
 
-pub(crate) fn take_binary(keys: &BinaryArray, rows: &UInt32Array) -> Result<BinaryArray, ExecError> {
+pub(crate) fn take_binary(
+    keys: &BinaryArray,
+    rows: &UInt32Array,
+) -> Result<BinaryArray, ExecError> {
     use arrow::array::AsArray;
     Ok(arrow::compute::take(keys, rows, None)?.as_binary::<i32>().clone())
 }
@@ -329,7 +339,7 @@ fn expand_inserts(chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
         return Err(ExecError::internal(format!("weight {w} reached an append-only relation")));
     }
     let rows = weights.values().iter().enumerate();
-    let rows: Vec<u32> = rows.flat_map(|(i, &w)| std::iter::repeat_n(i as u32, w as usize)).collect();
+    let rows: Vec<u32> =
+        rows.flat_map(|(i, &w)| std::iter::repeat_n(i as u32, w as usize)).collect();
     Ok(DeltaChunk::inserts(take_record_batch(&chunk.batch, &UInt32Array::from(rows))?))
 }
-

@@ -32,7 +32,8 @@ pub enum MemoryClass {
 }
 
 /// Names of the classes, in order, for metrics.
-pub const MEMORY_CLASSES: [&str; 6] = ["cache", "memtable", "parked", "channel", "hub", "statement"];
+pub const MEMORY_CLASSES: [&str; 6] =
+    ["cache", "memtable", "parked", "channel", "hub", "statement"];
 
 #[derive(Debug)]
 pub struct MemoryGovernor {

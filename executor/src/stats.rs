@@ -47,7 +47,12 @@ pub struct OperatorMetrics {
 
 impl OperatorMetrics {
     pub fn new(fragment: usize, node: usize, name: impl Into<String>) -> Arc<OperatorMetrics> {
-        Arc::new(OperatorMetrics { fragment, node, name: name.into(), ..OperatorMetrics::default() })
+        Arc::new(OperatorMetrics {
+            fragment,
+            node,
+            name: name.into(),
+            ..OperatorMetrics::default()
+        })
     }
 
     pub fn read(&self) -> OperatorStats {

@@ -28,7 +28,11 @@ pub struct CatalogSnapshot {
 impl CatalogSnapshot {
     pub fn new(schemas: Vec<String>, mut relations: Vec<Arc<Relation>>) -> CatalogSnapshot {
         relations.sort_by_key(|r| r.id);
-        let by_name = relations.iter().enumerate().map(|(i, r)| ((r.schema.clone(), r.name.clone()), i)).collect();
+        let by_name = relations
+            .iter()
+            .enumerate()
+            .map(|(i, r)| ((r.schema.clone(), r.name.clone()), i))
+            .collect();
         let by_id = relations.iter().enumerate().map(|(i, r)| (r.id, i)).collect();
         CatalogSnapshot { schemas, relations, by_name, by_id }
     }
@@ -92,7 +96,9 @@ pub enum DmlKind {
 /// What came of a statement.
 #[derive(Debug)]
 pub enum DmlResult {
-    Applied { rows: u64 },
+    Applied {
+        rows: u64,
+    },
     /// The rows it was evaluated on have changed: evaluate it again.
     Conflict,
 }
@@ -136,9 +142,15 @@ pub trait Cluster: Send + Sync + 'static {
     async fn drop_schema(&self, name: &str) -> Result<(), SqlError>;
 
     /// Returns when the relation is readable, or has failed.
-    async fn wait_created(&self, id: RelationId, cancel: CancellationToken) -> Result<(), SqlError>;
+    async fn wait_created(&self, id: RelationId, cancel: CancellationToken)
+    -> Result<(), SqlError>;
     /// One epoch at which all are exact; `fresh`: nothing acknowledged before is missing.
-    async fn read_epoch(&self, ids: &[RelationId], timeout: Duration, fresh: bool) -> Result<Epoch, SqlError>;
+    async fn read_epoch(
+        &self,
+        ids: &[RelationId],
+        timeout: Duration,
+        fresh: bool,
+    ) -> Result<Epoch, SqlError>;
     async fn flush(&self) -> Result<(), SqlError>;
     /// The stored value of a setting that the cluster keeps.
     fn setting(&self, name: &str) -> Option<String>;
@@ -149,7 +161,12 @@ pub trait Cluster: Send + Sync + 'static {
     fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError>;
 
     /// Rows of a relation at an epoch; a row of multiplicity n comes n times.
-    async fn scan(&self, relation: &Relation, epoch: Epoch, request: ScanRequest) -> Result<BatchStream, SqlError>;
+    async fn scan(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        request: ScanRequest,
+    ) -> Result<BatchStream, SqlError>;
     /// Rows of a keyed relation by storage key: positions in `keys`, ascending, and all columns.
     async fn multi_get(
         &self,

@@ -31,7 +31,9 @@ use crate::session::execute::no_statement;
 use crate::session::prepare::{PortalState, Running};
 use crate::session::{Outcome, Portal, RowSet, Session, canceled, timed_out};
 use crate::wire::frontend::Bind;
-use crate::wire::{Backend, FrontendMessage, ProtocolError, Startup, decode_message, decode_startup};
+use crate::wire::{
+    Backend, FrontendMessage, ProtocolError, Startup, decode_message, decode_startup,
+};
 
 /// Bytes gathered before they are sent.
 const SEND_BYTES: usize = 64 << 10;
@@ -43,7 +45,12 @@ const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 type Message = Result<FrontendMessage, ProtocolError>;
 
 /// Runs a connection to its end.
-pub async fn run(shared: Arc<Shared>, socket: TcpStream, address: SocketAddr, stop: CancellationToken) {
+pub async fn run(
+    shared: Arc<Shared>,
+    socket: TcpStream,
+    address: SocketAddr,
+    stop: CancellationToken,
+) {
     let _ = socket.set_nodelay(true);
     if let Err(e) = serve(shared, socket, address, stop).await {
         tracing::debug!(%address, error = %e, "connection ended");
@@ -74,7 +81,8 @@ async fn serve(
     let gone = CancellationToken::new();
     let (sender, messages) = mpsc::channel(READ_AHEAD);
     let reader = tokio::spawn(read_messages(read, buffer, sender, gone.clone()));
-    let mut connection = Connection { session, out, write, messages, gone, stop, skip_to_sync: false };
+    let mut connection =
+        Connection { session, out, write, messages, gone, stop, skip_to_sync: false };
     connection.greet(secret, minor, &parameters);
     let result = connection.serve().await;
     shared.unregister(pid);
@@ -104,7 +112,9 @@ async fn start(
                 shared.cancel(pid, secret);
                 return Ok(None);
             }
-            Ok(Some(Startup::Parameters { minor, parameters })) => return Ok(Some((minor, parameters))),
+            Ok(Some(Startup::Parameters { minor, parameters })) => {
+                return Ok(Some((minor, parameters)));
+            }
             Err(e) => {
                 let mut out = Backend::default();
                 out.error("FATAL", &protocol_violation(&e));
@@ -131,7 +141,10 @@ fn open_session(
 ) -> Result<(Session, i32), SqlError> {
     let get = |name: &str| parameters.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
     let user = get("user").ok_or_else(|| {
-        SqlError::new(SqlState::INVALID_AUTHORIZATION, "no PostgreSQL user name specified in startup packet")
+        SqlError::new(
+            SqlState::INVALID_AUTHORIZATION,
+            "no PostgreSQL user name specified in startup packet",
+        )
     })?;
     if !address.ip().is_loopback() {
         return Err(SqlError::new(
@@ -141,8 +154,11 @@ fn open_session(
         .with_hint("Connections without a password are accepted from this machine only."));
     }
     if !shared.config.users.contains(&user) {
-        return Err(SqlError::new(SqlState::INVALID_AUTHORIZATION, format!("role \"{user}\" does not exist"))
-            .with_hint(format!("Connect as one of: {}.", shared.config.users.join(", "))));
+        return Err(SqlError::new(
+            SqlState::INVALID_AUTHORIZATION,
+            format!("role \"{user}\" does not exist"),
+        )
+        .with_hint(format!("Connect as one of: {}.", shared.config.users.join(", "))));
     }
     let database = get("database").filter(|d| !d.is_empty()).unwrap_or_else(|| user.clone());
     if database != shared.config.database {
@@ -349,8 +365,17 @@ impl Connection {
         Ok(())
     }
 
-    async fn run_statement(&mut self, parsed: &millrace_planner::ParsedStatement) -> Result<(), Failure> {
-        let outcome = guarded(&self.gone, &self.session.cancel.clone(), self.timeout(), self.session.execute(parsed, &[])).await?;
+    async fn run_statement(
+        &mut self,
+        parsed: &millrace_planner::ParsedStatement,
+    ) -> Result<(), Failure> {
+        let outcome = guarded(
+            &self.gone,
+            &self.session.cancel.clone(),
+            self.timeout(),
+            self.session.execute(parsed, &[]),
+        )
+        .await?;
         self.flush_notices();
         match outcome {
             Outcome::Empty => self.out.empty_query(),
@@ -405,7 +430,9 @@ impl Connection {
             FrontendMessage::Parse { name, sql, types } => self.parse(name, &sql, &types)?,
             FrontendMessage::Bind(bind) => self.bind(bind)?,
             FrontendMessage::Describe { portal, name } => self.describe(portal, &name)?,
-            FrontendMessage::Execute { portal, max_rows } => self.execute(&portal, max_rows).await?,
+            FrontendMessage::Execute { portal, max_rows } => {
+                self.execute(&portal, max_rows).await?
+            }
             FrontendMessage::Close { portal, name } => {
                 if portal {
                     self.session.portals.remove(&name);
@@ -444,14 +471,26 @@ impl Connection {
     }
 
     fn bind(&mut self, bind: Bind) -> Result<(), SqlError> {
-        let prepared =
-            self.session.prepared.get(&bind.statement).cloned().ok_or_else(|| no_statement(&bind.statement))?;
+        let prepared = self
+            .session
+            .prepared
+            .get(&bind.statement)
+            .cloned()
+            .ok_or_else(|| no_statement(&bind.statement))?;
         if !bind.portal.is_empty() && self.session.portals.contains_key(&bind.portal) {
-            return Err(SqlError::new(SqlState("42P03"), format!("portal \"{}\" already exists", bind.portal)));
+            return Err(SqlError::new(
+                SqlState("42P03"),
+                format!("portal \"{}\" already exists", bind.portal),
+            ));
         }
         let values = Session::bind_values(&prepared, &bind.formats, &bind.params)?;
-        let portal =
-            Portal { prepared, values, formats: bind.result_formats, state: PortalState::Ready, hold: false };
+        let portal = Portal {
+            prepared,
+            values,
+            formats: bind.result_formats,
+            state: PortalState::Ready,
+            hold: false,
+        };
         self.session.portals.insert(bind.portal, portal);
         self.out.bind_complete();
         Ok(())
@@ -483,7 +522,11 @@ impl Connection {
         result
     }
 
-    async fn execute_portal(&mut self, portal: &mut Portal, max_rows: usize) -> Result<(), Failure> {
+    async fn execute_portal(
+        &mut self,
+        portal: &mut Portal,
+        max_rows: usize,
+    ) -> Result<(), Failure> {
         if matches!(portal.state, PortalState::Ready) {
             let Some(parsed) = portal.prepared.statement.clone() else {
                 self.out.empty_query();
@@ -491,7 +534,13 @@ impl Connection {
             };
             portal.state = PortalState::Done;
             let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
-            let outcome = guarded(&self.gone, &cancel, timeout, self.session.execute(&parsed, &portal.values)).await?;
+            let outcome = guarded(
+                &self.gone,
+                &cancel,
+                timeout,
+                self.session.execute(&parsed, &portal.values),
+            )
+            .await?;
             self.flush_notices();
             match outcome {
                 Outcome::Empty => self.out.empty_query(),
@@ -499,7 +548,12 @@ impl Connection {
                 Outcome::CopyIn(copy) => self.copy_in(*copy).await?,
                 Outcome::CopyOut(copy) => self.copy_out(*copy).await?,
                 Outcome::Rows(rows) => {
-                    portal.state = PortalState::Running(Box::new(parking_lot::Mutex::new(Running { rows, current: None, sent: 0 })));
+                    portal.state =
+                        PortalState::Running(Box::new(parking_lot::Mutex::new(Running {
+                            rows,
+                            current: None,
+                            sent: 0,
+                        })));
                 }
             }
             if matches!(portal.state, PortalState::Done) {
@@ -525,7 +579,12 @@ impl Connection {
     }
 
     /// Sends at most `limit` rows; whether that was all there are.
-    async fn send_rows(&mut self, running: &mut Running, formats: &[i16], limit: usize) -> Result<bool, Failure> {
+    async fn send_rows(
+        &mut self,
+        running: &mut Running,
+        formats: &[i16],
+        limit: usize,
+    ) -> Result<bool, Failure> {
         let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
         let deadline = timeout.map(|t| tokio::time::Instant::now() + t);
         let mut left = limit;
@@ -540,7 +599,8 @@ impl Connection {
                     running.current = None;
                 }
                 if self.out.buf.len() >= SEND_BYTES {
-                    let rest = deadline.map(|d| d.saturating_duration_since(tokio::time::Instant::now()));
+                    let rest =
+                        deadline.map(|d| d.saturating_duration_since(tokio::time::Instant::now()));
                     let (write, buf) = (&mut self.write, &mut self.out.buf);
                     let send = async { Ok(write.write_all_buf(buf).await) };
                     guarded(&self.gone, &cancel, rest, send).await??;
@@ -566,14 +626,18 @@ impl Connection {
     async fn copy_in(&mut self, mut copy: CopyIn) -> Result<(), Failure> {
         self.out.copy_in_response(copy.reader.columns());
         self.flush().await?;
-        let (cancel, timeout, gone) = (self.session.cancel.clone(), self.timeout(), self.gone.clone());
+        let (cancel, timeout, gone) =
+            (self.session.cancel.clone(), self.timeout(), self.gone.clone());
         loop {
             let next = async { Ok(self.messages.recv().await) };
             match guarded(&CancellationToken::new(), &cancel, timeout, next).await? {
                 Some(Ok(FrontendMessage::CopyData(data))) => copy.push(&data)?,
                 Some(Ok(FrontendMessage::CopyDone)) => break,
                 Some(Ok(FrontendMessage::CopyFail(reason))) => {
-                    let e = SqlError::new(SqlState::QUERY_CANCELED, format!("COPY from stdin failed: {reason}"));
+                    let e = SqlError::new(
+                        SqlState::QUERY_CANCELED,
+                        format!("COPY from stdin failed: {reason}"),
+                    );
                     return Err(e.into());
                 }
                 Some(Ok(FrontendMessage::Flush | FrontendMessage::Sync)) => {}

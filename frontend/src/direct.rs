@@ -45,13 +45,21 @@ impl Direct {
 
     fn snapshot(&self, relation: &Relation, epoch: Epoch) -> Result<Snapshot, SqlError> {
         let job = self.store.job(RelationId(relation.id)).ok_or_else(|| {
-            SqlError::new(SqlState::CANNOT_CONNECT_NOW, format!("relation \"{}\" is not being served", relation.name))
-                .with_hint("SHOW JOBS tells why; the job is retried.")
+            SqlError::new(
+                SqlState::CANNOT_CONNECT_NOW,
+                format!("relation \"{}\" is not being served", relation.name),
+            )
+            .with_hint("SHOW JOBS tells why; the job is retried.")
         })?;
         job.snapshot(epoch).map_err(SqlError::from)
     }
 
-    fn scan_source(&self, relation: &Relation, epoch: Epoch, request: ScanRequest) -> Result<BatchStream, SqlError> {
+    fn scan_source(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        request: ScanRequest,
+    ) -> Result<BatchStream, SqlError> {
         let source = millrace_connector::create_source(relation)?;
         let offsets = self.meta.source_offsets(RelationId(relation.id), epoch);
         let columns = request.columns;
@@ -113,11 +121,20 @@ impl Cluster for Direct {
         self.meta.drop_schema(name, false).await
     }
 
-    async fn wait_created(&self, id: RelationId, cancel: CancellationToken) -> Result<(), SqlError> {
+    async fn wait_created(
+        &self,
+        id: RelationId,
+        cancel: CancellationToken,
+    ) -> Result<(), SqlError> {
         self.meta.wait_created(id, &cancel).await
     }
 
-    async fn read_epoch(&self, ids: &[RelationId], timeout: Duration, fresh: bool) -> Result<Epoch, SqlError> {
+    async fn read_epoch(
+        &self,
+        ids: &[RelationId],
+        timeout: Duration,
+        fresh: bool,
+    ) -> Result<Epoch, SqlError> {
         let timeout = (!timeout.is_zero()).then_some(timeout);
         self.meta.read_epoch(ids, timeout, fresh).await
     }
@@ -176,10 +193,21 @@ impl Cluster for Direct {
 
     fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError> {
         let all = self.worker.errors(id).into_iter();
-        all.map(|e| ExpressionError { place: e.place, sqlstate: e.state, count: e.count, samples: e.samples }).collect()
+        all.map(|e| ExpressionError {
+            place: e.place,
+            sqlstate: e.state,
+            count: e.count,
+            samples: e.samples,
+        })
+        .collect()
     }
 
-    async fn scan(&self, relation: &Relation, epoch: Epoch, request: ScanRequest) -> Result<BatchStream, SqlError> {
+    async fn scan(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        request: ScanRequest,
+    ) -> Result<BatchStream, SqlError> {
         if relation.kind == RelationKind::Source as i32 {
             return self.scan_source(relation, epoch, request);
         }
@@ -187,7 +215,8 @@ impl Cluster for Direct {
         let table = TableId(relation.first_table_id);
         if let Some(keys) = request.keys {
             let found = snapshot.multi_get(table, keys).await.map_err(SqlError::from)?;
-            let batch = found.values.project(&request.columns).map_err(crate::dml::rows::arrow_error)?;
+            let batch =
+                found.values.project(&request.columns).map_err(crate::dml::rows::arrow_error)?;
             return Ok(futures::stream::iter([Ok(batch)]).boxed());
         }
         let options = ScanOptions {
@@ -205,7 +234,9 @@ impl Cluster for Direct {
                 .flatten_unordered(RANGES_AT_ONCE)
                 .boxed(),
         };
-        Ok(batches.map(|b| b.map_err(SqlError::from).and_then(|b| repeat(b.values, &b.weights))).boxed())
+        Ok(batches
+            .map(|b| b.map_err(SqlError::from).and_then(|b| repeat(b.values, &b.weights)))
+            .boxed())
     }
 
     async fn multi_get(
@@ -215,7 +246,10 @@ impl Cluster for Direct {
         keys: BinaryArray,
     ) -> Result<(UInt32Array, RecordBatch), SqlError> {
         let snapshot = self.snapshot(relation, epoch)?;
-        let found = snapshot.multi_get(TableId(relation.first_table_id), keys).await.map_err(SqlError::from)?;
+        let found = snapshot
+            .multi_get(TableId(relation.first_table_id), keys)
+            .await
+            .map_err(SqlError::from)?;
         Ok((found.input, found.values))
     }
 

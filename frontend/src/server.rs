@@ -120,7 +120,8 @@ impl Shared {
     }
 
     pub fn activity(&self) -> Vec<Activity> {
-        let mut all: Vec<_> = self.connections.lock().values().map(|c| c.activity.clone()).collect();
+        let mut all: Vec<_> =
+            self.connections.lock().values().map(|c| c.activity.clone()).collect();
         all.sort_by_key(|a| a.pid);
         all
     }
@@ -132,7 +133,10 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    pub fn new(cluster: Arc<dyn Cluster>, config: FrontendConfig) -> Result<Frontend, FrontendError> {
+    pub fn new(
+        cluster: Arc<dyn Cluster>,
+        config: FrontendConfig,
+    ) -> Result<Frontend, FrontendError> {
         let engine = QueryEngine::new(config.query_threads, config.query_memory)?;
         Ok(Frontend {
             shared: Arc::new(Shared {
@@ -147,7 +151,11 @@ impl Frontend {
     }
 
     /// Serves connections until `shutdown`; sessions then end with 57P01.
-    pub async fn serve(&self, listener: TcpListener, shutdown: CancellationToken) -> Result<(), FrontendError> {
+    pub async fn serve(
+        &self,
+        listener: TcpListener,
+        shutdown: CancellationToken,
+    ) -> Result<(), FrontendError> {
         let sessions = tokio_util::sync::CancellationToken::new();
         let mut tasks = tokio::task::JoinSet::new();
         loop {

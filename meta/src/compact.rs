@@ -57,7 +57,13 @@ impl Scheduler {
         loop {
             while let Some((task, generation)) = self.next() {
                 let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
-                let run = run(Arc::clone(&self.shared), services.clone(), task, generation, Arc::clone(&self.busy));
+                let run = run(
+                    Arc::clone(&self.shared),
+                    services.clone(),
+                    task,
+                    generation,
+                    Arc::clone(&self.busy),
+                );
                 let shared = Arc::clone(&self.shared);
                 tokio::spawn(async move {
                     run.await;
@@ -130,8 +136,12 @@ async fn compact(
 ) -> Result<(), SqlError> {
     let (job, horizon, inputs) = (task.job, task.horizon, task.inputs.len());
     let edit = services.compactor.compact(task).await?;
-    let entry =
-        EditVersion { job: job.0, generation: generation.0, edit: edit.clone(), horizon: horizon.0 };
+    let entry = EditVersion {
+        job: job.0,
+        generation: generation.0,
+        edit: edit.clone(),
+        horizon: horizon.0,
+    };
     crash::point("compaction-before-commit");
     match shared.log()?.append(Entry::EditVersion(entry)).await? {
         Ok(_) => {

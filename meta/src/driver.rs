@@ -76,7 +76,11 @@ impl Driver {
                 Ended::Failed(error) => error,
                 Ended::Closed(error) => {
                     let reason = error.to_string();
-                    self.set_state(JobState::Failed { code: error.state, reason, retry_at_ms: u64::MAX });
+                    self.set_state(JobState::Failed {
+                        code: error.state,
+                        reason,
+                        retry_at_ms: u64::MAX,
+                    });
                     return;
                 }
             };
@@ -84,7 +88,11 @@ impl Driver {
             let pause = backoff(failures, self.shared.env.as_ref());
             warn!(job = %self.handle.id, %error, pause_ms = pause.as_millis() as u64, "job failed");
             let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
-            self.set_state(JobState::Failed { code: error.state, reason: error.to_string(), retry_at_ms });
+            self.set_state(JobState::Failed {
+                code: error.state,
+                reason: error.to_string(),
+                retry_at_ms,
+            });
             self.handle.set_cutting(None);
             self.handle.set_attempted();
             self.handle.set_sealed(None);
@@ -177,7 +185,11 @@ impl Driver {
             relation: state.relations.get(&id)?.as_ref().clone(),
             generation,
             version: job.version.as_ref().clone(),
-            inputs: job.inputs.iter().filter_map(|i| Some(state.relations.get(i)?.as_ref().clone())).collect(),
+            inputs: job
+                .inputs
+                .iter()
+                .filter_map(|i| Some(state.relations.get(i)?.as_ref().clone()))
+                .collect(),
             parallelism: self.shared.parallelism,
         })
     }
@@ -225,7 +237,10 @@ impl Driver {
         let commit = self.compute.cut(id, generation, Cut { epoch }).await?;
         self.handle.set_cutting(None);
         if commit.job != id.0 || commit.generation != generation.0 || commit.epoch != epoch.0 {
-            return Err(SqlError::internal(format!("a cut at {epoch} was answered by another commit")).into());
+            return Err(SqlError::internal(format!(
+                "a cut at {epoch} was answered by another commit"
+            ))
+            .into());
         }
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took: begun.elapsed() }));
         self.shared.notify_sources_of(id);
@@ -248,7 +263,8 @@ impl Driver {
             }
             Ok(Err(reason)) => {
                 self.compute.concluded(id, generation, Verdict::Void).await;
-                let error = SqlError::internal(format!("the commit at epoch {epoch} is void: {reason}"));
+                let error =
+                    SqlError::internal(format!("the commit at epoch {epoch} is void: {reason}"));
                 Err(Ended::Failed(error))
             }
             Err(full @ MetaError::Full(_)) => {
@@ -285,7 +301,9 @@ impl Driver {
                 None => JobState::Running,
                 Some(b) if b.snapshot_epoch == 0 => {
                     let unready = |i: &&_| state.readable_frontier(**i).is_none();
-                    JobState::WaitingForInputs { inputs: job.inputs.iter().filter(unready).copied().collect() }
+                    JobState::WaitingForInputs {
+                        inputs: job.inputs.iter().filter(unready).copied().collect(),
+                    }
                 }
                 Some(b) => JobState::Creating { rows_read: b.rows_read, rows_total: b.rows_total },
             }

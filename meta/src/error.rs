@@ -10,7 +10,9 @@ pub enum MetaError {
     #[error("another server (term {term}) has taken over this object store")]
     Deposed { term: u64 },
     /// The store let a second create of one key succeed.
-    #[error("the object store does not support conditional puts: a second create of the same key succeeded")]
+    #[error(
+        "the object store does not support conditional puts: a second create of the same key succeeded"
+    )]
     NoConditionalPut,
     #[error("object store: {0}")]
     Store(String),

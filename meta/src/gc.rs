@@ -96,7 +96,10 @@ impl Collector {
             names.into_iter().filter(is_orphan).collect()
         };
         if !orphans.is_empty() {
-            info!(count = orphans.len(), "deleting objects that earlier incarnations left uncommitted");
+            info!(
+                count = orphans.len(),
+                "deleting objects that earlier incarnations left uncommitted"
+            );
         }
         self.delete(orphans).await
     }
@@ -112,7 +115,8 @@ impl Collector {
             }
             crash::point("gc-after-log");
             fail::fail_point!("meta.gc.logged");
-            let failed = self.store.delete(batch.iter().map(|n| Path::from(n.as_str())).collect()).await;
+            let failed =
+                self.store.delete(batch.iter().map(|n| Path::from(n.as_str())).collect()).await;
             crash::point("gc-after-delete");
             if failed > 0 {
                 warn!(failed, "objects could not be deleted; the next start tries again");

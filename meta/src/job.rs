@@ -85,7 +85,8 @@ impl JobHandle {
     /// Completes when this generation's tasks have reported a failure.
     pub async fn failed(&self, generation: Generation) -> SqlError {
         let mut failure = self.failure.subscribe();
-        let reported = failure.wait_for(|f| f.as_ref().is_some_and(|(g, _)| *g == generation)).await;
+        let reported =
+            failure.wait_for(|f| f.as_ref().is_some_and(|(g, _)| *g == generation)).await;
         match reported.as_deref() {
             Ok(Some((_, error))) => error.clone(),
             _ => SqlError::internal("the job's handle is gone"),

@@ -39,7 +39,7 @@ mod waits;
 
 pub use catalog::Catalog;
 pub use env::{Env, SystemEnv};
-pub use gc::GcOptions;
 pub use error::MetaError;
+pub use gc::GcOptions;
 pub use meta::{CreateOptions, Meta, MetaOptions};
 pub use status::{JobState, JobStatus};

@@ -117,7 +117,8 @@ impl Meta {
         };
         let raise = Entry::RaiseGenerations(RaiseGenerations { jobs: Vec::new() });
         let state = Arc::clone(&shared.state);
-        let (log, term) = LogWriter::lead(store.clone(), opened, state, vec![raise], writer).await?;
+        let (log, term) =
+            LogWriter::lead(store.clone(), opened, state, vec![raise], writer).await?;
         shared.set_log(log);
         // No worker runs yet; each begins with everything committed.
         shared.state.write().unpublished.clear();
@@ -192,12 +193,17 @@ impl Meta {
         let entry = CreateRelation { relation, or_replace: options.or_replace };
         let verdict = self.append(Entry::CreateRelation(entry)).await?;
         let id = match verdict {
-            Ok(applied) => applied.relation.ok_or_else(|| SqlError::internal("a creation without an id"))?,
+            Ok(applied) => {
+                applied.relation.ok_or_else(|| SqlError::internal("a creation without an id"))?
+            }
             Err(VoidReason::DuplicateRelation(_)) if options.if_not_exists => {
                 let catalog = self.catalog();
                 let found = catalog.by_name(&schema, &name);
                 return found.map(|r| RelationId(r.id)).ok_or_else(|| {
-                    SqlError::new(SqlState::SERIALIZATION_FAILURE, format!("\"{name}\" was dropped concurrently"))
+                    SqlError::new(
+                        SqlState::SERIALIZATION_FAILURE,
+                        format!("\"{name}\" was dropped concurrently"),
+                    )
                 });
             }
             Err(void) => return Err(void.into()),
@@ -211,7 +217,8 @@ impl Meta {
     /// All or none; error 2BP01 when something outside the list depends on one inside
     /// (see `Catalog::cascade`). Never waits for a barrier or a job.
     pub async fn drop_relations(&self, ids: &[RelationId]) -> Result<(), SqlError> {
-        self.apply(Entry::DropRelations(DropRelations { ids: ids.iter().map(|i| i.0).collect() })).await
+        self.apply(Entry::DropRelations(DropRelations { ids: ids.iter().map(|i| i.0).collect() }))
+            .await
     }
 
     pub async fn create_schema(&self, name: &str, if_not_exists: bool) -> Result<(), SqlError> {
@@ -247,10 +254,15 @@ impl Meta {
             Ok(verdict) => Ok(verdict?),
             Err(_) => Err(SqlError::new(
                 SqlState::TRANSACTION_RESOLUTION_UNKNOWN,
-                format!("the object store has not confirmed the statement within {} s", DDL_LIMIT.as_secs()),
+                format!(
+                    "the object store has not confirmed the statement within {} s",
+                    DDL_LIMIT.as_secs()
+                ),
             )
             .with_detail("It takes effect if the store still confirms it.")
-            .with_hint("Check the object store and the server's log, then whether the object exists.")),
+            .with_hint(
+                "Check the object store and the server's log, then whether the object exists.",
+            )),
         }
     }
 

@@ -84,7 +84,8 @@ impl Objects {
         if let Some(next) = self.deleted.remove(&(incarnation, counter.saturating_add(1))) {
             to = next;
         }
-        let before = self.deleted.range(..(incarnation, counter)).next_back().map(|(k, v)| (*k, *v));
+        let before =
+            self.deleted.range(..(incarnation, counter)).next_back().map(|(k, v)| (*k, *v));
         if let Some((key, end)) = before
             && key.0 == incarnation
             && end.checked_add(1) == Some(counter)
@@ -118,7 +119,8 @@ impl Objects {
     }
 
     pub fn deleted_snapshot(&self) -> Vec<CounterRange> {
-        let range = |(k, to): (&(u64, u64), &u64)| CounterRange { incarnation: k.0, from: k.1, to: *to };
+        let range =
+            |(k, to): (&(u64, u64), &u64)| CounterRange { incarnation: k.0, from: k.1, to: *to };
         self.deleted.iter().map(range).collect()
     }
 

@@ -91,7 +91,8 @@ pub async fn flush(shared: &Shared) -> Result<(), SqlError> {
 /// Whether the job and every job behind it run.
 fn is_fed(shared: &Shared, state: &MetaState, id: RelationId) -> bool {
     let runs = |id: &RelationId| {
-        !state.jobs.contains_key(id) || shared.job(*id).is_some_and(|h| h.state() == JobState::Running)
+        !state.jobs.contains_key(id)
+            || shared.job(*id).is_some_and(|h| h.state() == JobState::Running)
     };
     state.closure(&[id]).iter().all(runs)
 }
@@ -146,14 +147,14 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
         match shared.job(*id).map(|h| h.state()) {
             Some(JobState::Failed { code, reason, .. }) => {
                 let message = format!("relation \"{name}\" is not up to date: its job has failed");
-                return Some(
-                    failed(code, message)
-                        .with_detail(reason)
-                        .with_hint("See SHOW JOBS. SET read_freshness = 'any' reads its last consistent content."),
-                );
+                return Some(failed(code, message).with_detail(reason).with_hint(
+                    "See SHOW JOBS. SET read_freshness = 'any' reads its last consistent content.",
+                ));
             }
             // The driver's state lags behind the version: a finished backfill is only not published yet.
-            Some(JobState::Creating { .. } | JobState::WaitingForInputs { .. }) if is_filling(state, *id) => {
+            Some(JobState::Creating { .. } | JobState::WaitingForInputs { .. })
+                if is_filling(state, *id) =>
+            {
                 return Some(being_created(shared, &name, *id));
             }
             Some(JobState::Starting) if state.readable_frontier(*id).is_none() => {
@@ -171,11 +172,15 @@ fn is_filling(state: &MetaState, id: RelationId) -> bool {
 
 fn being_created(shared: &Shared, name: &str, id: RelationId) -> SqlError {
     let progress = shared.job(id).map(|h| h.state()).map_or_else(String::new, |s| match s {
-        JobState::Creating { rows_read, rows_total: 0 } => format!("{rows_read} rows have been read so far."),
+        JobState::Creating { rows_read, rows_total: 0 } => {
+            format!("{rows_read} rows have been read so far.")
+        }
         JobState::Creating { rows_read, rows_total } => {
             format!("{rows_read} of about {rows_total} rows have been read.")
         }
-        JobState::WaitingForInputs { .. } => "It waits for an input that is being created.".to_owned(),
+        JobState::WaitingForInputs { .. } => {
+            "It waits for an input that is being created.".to_owned()
+        }
         _ => "Its job is starting.".to_owned(),
     });
     not_ready(format!("relation \"{name}\" is still being created"))
@@ -191,7 +196,10 @@ fn too_late(shared: &Shared, goal: &Goal, timeout: Duration) -> SqlError {
     let (name, what, lag) = match laggard {
         Some(id) => {
             let job = shared.job(*id).map_or("stopped", |h| h.state().name());
-            let lag = goal.target.millis().saturating_sub(state.readable_frontier(*id).map_or(0, Epoch::millis));
+            let lag = goal
+                .target
+                .millis()
+                .saturating_sub(state.readable_frontier(*id).map_or(0, Epoch::millis));
             (name_of(&state, *id), job, lag)
         }
         None => ("?".to_owned(), "unknown", 0),
@@ -219,11 +227,16 @@ pub async fn wait_created(
             let Some(job) = state.jobs.get(&id) else { return Ok(()) };
             match shared.job(id).map(|h| h.state()) {
                 Some(JobState::Failed { code, reason, .. }) => {
-                    return Err(failed(code, format!("creating \"{}\" failed: {reason}", relation.name)));
+                    return Err(failed(
+                        code,
+                        format!("creating \"{}\" failed: {reason}", relation.name),
+                    ));
                 }
                 Some(JobState::Starting) | None => {}
                 // Committed is not enough: its worker publishes it after that.
-                Some(_) if job.version.backfill.is_none() && state.readable_frontier(id).is_some() => {
+                Some(_)
+                    if job.version.backfill.is_none() && state.readable_frontier(id).is_some() =>
+                {
                     return Ok(());
                 }
                 Some(_) => {}
@@ -254,7 +267,8 @@ fn not_ready(message: String) -> SqlError {
 
 /// Damaged or lost storage keeps its own code; to a reader any other cause is a job that does not run.
 fn failed(code: SqlState, message: String) -> SqlError {
-    const STORAGE: [SqlState; 3] = [SqlState::DATA_CORRUPTED, SqlState::DISK_FULL, SqlState::IO_ERROR];
+    const STORAGE: [SqlState; 3] =
+        [SqlState::DATA_CORRUPTED, SqlState::DISK_FULL, SqlState::IO_ERROR];
     match STORAGE.contains(&code) {
         true => SqlError::new(code, message),
         false => not_ready(message),

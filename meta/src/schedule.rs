@@ -57,7 +57,8 @@ pub fn next_step(
         };
     }
     let own = Epoch(job.version.epoch);
-    let unmet = |target: &&Epoch| **target > own && state.exact_at_most(id, **target) != Some(**target);
+    let unmet =
+        |target: &&Epoch| **target > own && state.exact_at_most(id, **target) != Some(**target);
     let aligned = wants.aligned.iter().find(unmet).copied();
     let limit = aligned.unwrap_or(Epoch::MAX);
     let Some(newest) = state.readable_common(&job.inputs, limit) else { return Step::Wait };
@@ -75,7 +76,13 @@ pub fn next_step(
 }
 
 /// The epoch to cut at, in `(own, newest]`.
-fn choose(state: &MetaState, id: RelationId, own: Epoch, newest: Epoch, interval: Duration) -> Epoch {
+fn choose(
+    state: &MetaState,
+    id: RelationId,
+    own: Epoch,
+    newest: Epoch,
+    interval: Duration,
+) -> Epoch {
     let inputs = state.inputs(id);
     // Nothing happened up to here: the grid matters only from here on.
     let quiet = inputs.iter().map(|i| state.stable_until(*i, own)).min().unwrap_or(own);

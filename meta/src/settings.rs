@@ -22,7 +22,11 @@ impl Settings {
         let get = |name: &str| {
             let given = [logged, base].into_iter().filter_map(|m| m.get(name));
             let default = settings::find(name).map_or("0", |s| s.default);
-            given.map(String::as_str).chain([default]).find_map(|v| parse(name, v).ok()).unwrap_or_default()
+            given
+                .map(String::as_str)
+                .chain([default])
+                .find_map(|v| parse(name, v).ok())
+                .unwrap_or_default()
         };
         Settings {
             barrier_interval: get("barrier_interval"),
@@ -61,7 +65,9 @@ pub fn find(name: &str) -> Result<&'static Setting, SqlError> {
 /// Checks a value of the setting `name`.
 pub fn parse(name: &str, value: &str) -> Result<Duration, SqlError> {
     let stored = find(name)?.check(value)?;
-    let millis = stored.parse().map_err(|_| SqlError::internal("a setting of the cluster is no duration"))?;
+    let millis = stored
+        .parse()
+        .map_err(|_| SqlError::internal("a setting of the cluster is no duration"))?;
     Ok(Duration::from_millis(millis))
 }
 
@@ -92,8 +98,14 @@ mod tests {
     #[test]
     fn bad_values_are_refused_by_name() {
         assert_eq!(parse("barrier", "1s").unwrap_err().state, SqlState::UNDEFINED_OBJECT);
-        assert_eq!(parse("barrier_interval", "x").unwrap_err().state, SqlState::INVALID_PARAMETER_VALUE);
-        assert_eq!(parse("log_retention", "1s").unwrap_err().state, SqlState::INVALID_PARAMETER_VALUE);
+        assert_eq!(
+            parse("barrier_interval", "x").unwrap_err().state,
+            SqlState::INVALID_PARAMETER_VALUE
+        );
+        assert_eq!(
+            parse("log_retention", "1s").unwrap_err().state,
+            SqlState::INVALID_PARAMETER_VALUE
+        );
         assert_eq!(parse("work_mem", "1MB").unwrap_err().state.0, "55P02");
     }
 }

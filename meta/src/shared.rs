@@ -196,7 +196,8 @@ impl Shared {
         for id in sources {
             running.entry(id).or_insert_with(|| {
                 let (notify, cancel) = (Arc::new(Notify::new()), self.shutdown.child_token());
-                let coordinator = source::Coordinator::new(Arc::clone(&me), id, Arc::clone(&notify));
+                let coordinator =
+                    source::Coordinator::new(Arc::clone(&me), id, Arc::clone(&notify));
                 tokio::spawn(cancel.clone().run_until_cancelled_owned(coordinator.run()));
                 SourceHandle { notify, cancel }
             });

@@ -57,7 +57,8 @@ impl Coordinator {
     /// Until cancelled.
     pub async fn run(self) {
         let Some((source, started_ms)) = self.open().await else { return };
-        let most = self.shared.source_epoch_events.get().copied().unwrap_or(MAX_EVENTS).max(MIN_EVENTS);
+        let most =
+            self.shared.source_epoch_events.get().copied().unwrap_or(MAX_EVENTS).max(MIN_EVENTS);
         let mut amount = FIRST_EVENTS.min(most);
         let mut last_advance: Option<Instant> = None;
         loop {
@@ -138,11 +139,11 @@ impl Coordinator {
 /// `readers`: committed epoch and last sealed cut of every running reader.
 fn demand(state: &MetaState, id: RelationId, readers: &[(Epoch, Option<Sealed>)]) -> Demand {
     let Some(source) = state.sources.get(&id) else { return Demand::None };
-    let reached = |(epoch, sealed): &(Epoch, Option<Sealed>)| {
-        sealed.map_or(*epoch, |s| s.to.max(*epoch))
-    };
+    let reached =
+        |(epoch, sealed): &(Epoch, Option<Sealed>)| sealed.map_or(*epoch, |s| s.to.max(*epoch));
     let Some(fastest) = readers.iter().map(reached).max() else { return Demand::None };
-    let ahead = source.history.iter().rev().take_while(|(e, _)| *e > fastest).take(OUTSTANDING).count();
+    let ahead =
+        source.history.iter().rev().take_while(|(e, _)| *e > fastest).take(OUTSTANDING).count();
     if ahead >= OUTSTANDING {
         return Demand::None;
     }
@@ -157,7 +158,9 @@ fn demand(state: &MetaState, id: RelationId, readers: &[(Epoch, Option<Sealed>)]
 
 fn next_amount(previous: u64, speed: f64) -> u64 {
     let wanted = (speed * EPOCH_WORK.as_secs_f64()) as u64;
-    wanted.clamp(previous / MAX_GROWTH, previous.saturating_mul(MAX_GROWTH)).clamp(MIN_EVENTS, MAX_EVENTS)
+    wanted
+        .clamp(previous / MAX_GROWTH, previous.saturating_mul(MAX_GROWTH))
+        .clamp(MIN_EVENTS, MAX_EVENTS)
 }
 
 #[derive(Debug, PartialEq)]
@@ -228,7 +231,12 @@ mod tests {
             ((now_ms - started_ms) * self.per_second / 1_000).min(self.total)
         }
 
-        fn reader(&self, _: u32, _: u64, _: &[usize]) -> Result<Box<dyn SplitReader>, ConnectorError> {
+        fn reader(
+            &self,
+            _: u32,
+            _: u64,
+            _: &[usize],
+        ) -> Result<Box<dyn SplitReader>, ConnectorError> {
             unreachable!("a coordinator reads no rows")
         }
     }

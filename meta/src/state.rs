@@ -138,7 +138,10 @@ impl Default for MetaState {
 pub fn has_job(relation: &Relation) -> bool {
     matches!(
         relation.kind(),
-        RelationKind::Table | RelationKind::MaterializedView | RelationKind::Index | RelationKind::Sink
+        RelationKind::Table
+            | RelationKind::MaterializedView
+            | RelationKind::Index
+            | RelationKind::Sink
     )
 }
 

@@ -11,12 +11,21 @@ pub enum JobState {
     /// Its tasks are being built (first start, restart).
     Starting,
     /// Waiting for an input that is itself being created.
-    WaitingForInputs { inputs: Vec<RelationId> },
+    WaitingForInputs {
+        inputs: Vec<RelationId>,
+    },
     /// Scanning the snapshots of its inputs. `rows_total` 0: not known.
-    Creating { rows_read: u64, rows_total: u64 },
+    Creating {
+        rows_read: u64,
+        rows_total: u64,
+    },
     Running,
     /// Its tasks stopped with an error; another generation starts at `retry_at_ms`.
-    Failed { code: SqlState, reason: String, retry_at_ms: u64 },
+    Failed {
+        code: SqlState,
+        reason: String,
+        retry_at_ms: u64,
+    },
 }
 
 impl JobState {

@@ -82,7 +82,8 @@ impl Timeline {
     }
 
     pub fn from_snapshot(snapshot: &TimelineSnapshot) -> Timeline {
-        let segment = |c: &[u64]| Segment { lo: Epoch(c[0]), hi: Epoch(*c.get(1).unwrap_or(&c[0])) };
+        let segment =
+            |c: &[u64]| Segment { lo: Epoch(c[0]), hi: Epoch(*c.get(1).unwrap_or(&c[0])) };
         Timeline {
             segments: snapshot.bounds.chunks(2).map(segment).collect(),
             last_change: Epoch(snapshot.last_change),
@@ -113,7 +114,10 @@ mod tests {
         t.advance(Epoch(19), Epoch(20), false);
         assert_eq!(t.segment_at(Epoch(20)), Some((Segment { lo: Epoch(10), hi: Epoch(20) }, true)));
         t.advance(Epoch(24), Epoch(30), false);
-        assert_eq!(t.segment_at(Epoch(29)), Some((Segment { lo: Epoch(10), hi: Epoch(24) }, false)));
+        assert_eq!(
+            t.segment_at(Epoch(29)),
+            Some((Segment { lo: Epoch(10), hi: Epoch(24) }, false))
+        );
         t.advance(Epoch(39), Epoch(40), true);
         assert_eq!((t.last_change(), t.anchor()), (Epoch(40), Some(Epoch(40))));
         assert_eq!(t.segment_at(Epoch(9)), None);

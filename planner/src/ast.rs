@@ -27,14 +27,30 @@ pub enum Statement {
     /// CREATE VIEW and CREATE MATERIALIZED VIEW.
     CreateView(Box<CreateView>),
     CreateIndex(Box<CreateIndex>),
-    CreateSchema { name: Ident, if_not_exists: bool },
+    CreateSchema {
+        name: Ident,
+        if_not_exists: bool,
+    },
     Drop(Drop),
-    AlterRelation { kind: ObjectKind, name: ObjectName, if_exists: bool, action: AlterAction },
+    AlterRelation {
+        kind: ObjectKind,
+        name: ObjectName,
+        if_exists: bool,
+        action: AlterAction,
+    },
     /// ALTER SYSTEM SET name = value, or RESET name.
-    AlterSystem { name: String, value: Option<String> },
-    Truncate { tables: Vec<ObjectName>, cascade: bool },
+    AlterSystem {
+        name: String,
+        value: Option<String>,
+    },
+    Truncate {
+        tables: Vec<ObjectName>,
+        cascade: bool,
+    },
     Show(Show),
-    Describe { name: ObjectName },
+    Describe {
+        name: ObjectName,
+    },
     Explain(Box<Explain>),
     /// Waits until every running job has committed what was acknowledged before.
     Flush,

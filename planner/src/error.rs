@@ -31,9 +31,7 @@ pub fn sql_error_from_datafusion(e: DataFusionError) -> SqlError {
         DfError::ArrowError(arrow, _) => from_arrow(*arrow),
         DfError::SchemaError(schema, _) => from_schema(*schema),
         DfError::ResourcesExhausted(m) => SqlError::new(SqlState::OUT_OF_MEMORY, tidy(&m)),
-        DfError::NotImplemented(m) => {
-            SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, tidy(&m))
-        }
+        DfError::NotImplemented(m) => SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, tidy(&m)),
         DfError::Plan(m) => from_plan_message(&m),
         DfError::Execution(m) => from_execution_message(&m),
         DfError::SQL(parser, _) => SqlError::new(SqlState::SYNTAX_ERROR, tidy(&parser.to_string())),
@@ -104,10 +102,8 @@ fn from_schema(e: SchemaError) -> SqlError {
                 Some(r) => format!("{}.{}", r.table(), field.name),
                 None => format!("\"{}\"", field.name),
             };
-            let e = SqlError::new(
-                SqlState::UNDEFINED_COLUMN,
-                format!("column {shown} does not exist"),
-            );
+            let e =
+                SqlError::new(SqlState::UNDEFINED_COLUMN, format!("column {shown} does not exist"));
             let names = valid_fields.iter().map(|c| {
                 let relation = c.relation.as_ref().map(|r| r.table().to_owned());
                 (c.name.as_str(), relation)
@@ -186,8 +182,10 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
     if let Some(t) = after("non-boolean predicate '").and_then(|_| after("returning ")) {
         let aggregate = ["count(", "sum(", "min(", "max(", "avg("].iter().any(|f| text.contains(f));
         let clause = if aggregate { "HAVING" } else { "WHERE" };
-        let message =
-            format!("argument of {clause} must be type boolean, not type {}", type_in_sql(&word(t)));
+        let message = format!(
+            "argument of {clause} must be type boolean, not type {}",
+            type_in_sql(&word(t))
+        );
         return some(SqlState::DATATYPE_MISMATCH, message);
     }
     if let Some(t) = after("'NOT' requires a boolean expression, got ") {
@@ -205,7 +203,10 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
         );
     }
     if text.starts_with("aggregate functions are not allowed in the WHERE clause") {
-        return some(SqlState::GROUPING_ERROR, "aggregate functions are not allowed in WHERE".into());
+        return some(
+            SqlState::GROUPING_ERROR,
+            "aggregate functions are not allowed in WHERE".into(),
+        );
     }
     if text.starts_with("aggregate function calls cannot be nested") {
         let message = "aggregate function calls cannot be nested";

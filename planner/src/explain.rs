@@ -32,7 +32,8 @@ pub fn explain_graph(
     graph: &JobGraph,
     names: &dyn Fn(RelationId) -> Option<String>,
 ) -> Vec<String> {
-    let mut out = Explain { graph, names, lines: vec![], keys: vec![String::new(); graph.tables.len()] };
+    let mut out =
+        Explain { graph, names, lines: vec![], keys: vec![String::new(); graph.tables.len()] };
     if let Some(root) = graph.fragments.len().checked_sub(1) {
         out.fragment(root, 0);
     }
@@ -122,11 +123,14 @@ impl Explain<'_> {
     fn materialize(&mut self) -> String {
         let layout = &self.graph.output;
         let key = list(&layout.schema, &layout.key);
-        self.note(0, match layout.storage {
-            RowStorage::Keyed => format!("({key})"),
-            RowStorage::Multiset => "(all columns)".into(),
-            RowStorage::Append => "(sequence)".into(),
-        });
+        self.note(
+            0,
+            match layout.storage {
+                RowStorage::Keyed => format!("({key})"),
+                RowStorage::Multiset => "(all columns)".into(),
+                RowStorage::Append => "(sequence)".into(),
+            },
+        );
         let how = match layout.storage {
             RowStorage::Keyed => format!("key ({key})"),
             RowStorage::Multiset => "multiset".into(),
@@ -214,8 +218,12 @@ impl Explain<'_> {
         let mut key = list(input, &columns);
         match side.storage {
             RowStorage::Keyed => {}
-            RowStorage::Multiset => key.push_str(if key.is_empty() { "all" } else { ", all others" }),
-            RowStorage::Append => key.push_str(if key.is_empty() { "sequence" } else { ", sequence" }),
+            RowStorage::Multiset => {
+                key.push_str(if key.is_empty() { "all" } else { ", all others" })
+            }
+            RowStorage::Append => {
+                key.push_str(if key.is_empty() { "sequence" } else { ", sequence" })
+            }
         }
         self.note(side.table, format!("({key})"));
     }
@@ -231,7 +239,9 @@ impl Explain<'_> {
         match (t.offset, t.limit) {
             (0, Some(limit)) => drop(write!(line, " <= {limit}")),
             (0, None) => {}
-            (offset, Some(limit)) => drop(write!(line, " in {}..{}", offset + 1, offset.saturating_add(limit))),
+            (offset, Some(limit)) => {
+                drop(write!(line, " in {}..{}", offset + 1, offset.saturating_add(limit)))
+            }
             (offset, None) => drop(write!(line, " > {offset}")),
         }
         if !t.group.is_empty() {
@@ -309,7 +319,8 @@ fn order_list(schema: &Schema, order: &[(usize, SortOptions)]) -> String {
 }
 
 fn text(e: &ExprRef, input: &Schema) -> String {
-    let named = replace_columns(e, |c| Some(Arc::new(Column::new(&column(input, c), c)) as ExprRef));
+    let named =
+        replace_columns(e, |c| Some(Arc::new(Column::new(&column(input, c), c)) as ExprRef));
     expr_text(named.as_ref().unwrap_or(e))
 }
 

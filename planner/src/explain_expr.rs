@@ -88,8 +88,7 @@ fn cast(out: &mut String, e: &ExprRef, to: &str) {
 
 fn function(out: &mut String, f: &ScalarFunctionExpr, outer: u8) {
     let name = f.fun().name();
-    if let (Some((_, op, own)), [left, right]) =
-        (INFIX.iter().find(|(n, ..)| *n == name), f.args())
+    if let (Some((_, op, own)), [left, right]) = (INFIX.iter().find(|(n, ..)| *n == name), f.args())
     {
         return infix(out, [left, right], op, *own, outer);
     }
@@ -111,7 +110,9 @@ fn type_name(t: &arrow::datatypes::DataType) -> String {
 
 fn literal(value: &ScalarValue) -> String {
     match value {
-        ScalarValue::Utf8(Some(s)) | ScalarValue::LargeUtf8(Some(s)) | ScalarValue::Utf8View(Some(s)) => {
+        ScalarValue::Utf8(Some(s))
+        | ScalarValue::LargeUtf8(Some(s))
+        | ScalarValue::Utf8View(Some(s)) => {
             format!("'{}'", s.replace('\'', "''"))
         }
         ScalarValue::IntervalMonthDayNano(Some(i)) => interval(i.months, i.days, i.nanoseconds),

@@ -102,20 +102,39 @@ pub struct Node {
 #[derive(Clone, Debug)]
 pub enum Operator {
     /// The snapshot, then the changes of another relation. `columns`: positions in that relation.
-    Subscribe { relation: RelationId, columns: Vec<usize> },
+    Subscribe {
+        relation: RelationId,
+        columns: Vec<usize>,
+    },
     /// Reads a source's splits directly. `columns` as above.
-    Source { relation: RelationId, columns: Vec<usize> },
+    Source {
+        relation: RelationId,
+        columns: Vec<usize>,
+    },
     /// Rows from another fragment of this job.
-    Exchange { fragment: usize },
+    Exchange {
+        fragment: usize,
+    },
     /// Constant rows, emitted once, in the job's first epoch. Singleton.
-    Values { batch: RecordBatch },
-    Filter { predicate: ExprRef },
-    Project { exprs: Vec<ExprRef> },
+    Values {
+        batch: RecordBatch,
+    },
+    Filter {
+        predicate: ExprRef,
+    },
+    Project {
+        exprs: Vec<ExprRef>,
+    },
     /// Bag union: one port an input, same schema.
     Union,
     /// Appends `window_start` and `window_end` columns; a row goes into `size / slide` windows
     /// (TUMBLE: slide = size). Microseconds. Rows with a NULL time vanish.
-    Hop { time_column: usize, size_us: i64, slide_us: i64, offset_us: i64 },
+    Hop {
+        time_column: usize,
+        size_us: i64,
+        slide_us: i64,
+        offset_us: i64,
+    },
     Aggregate(Aggregate),
     Join(Join),
     TopN(TopN),

@@ -7,11 +7,11 @@
 pub mod ast;
 pub mod bind;
 pub mod catalog;
-pub mod error;
-pub mod functions;
 pub mod codec;
+pub mod error;
 pub mod explain;
 mod explain_expr;
+pub mod functions;
 pub mod graph;
 pub mod graph_state;
 pub mod optimizer;

@@ -118,7 +118,11 @@ pub fn optimize_like_view(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
     optimize(plan, batch_rules().into_iter().filter(distinct).collect(), config_options())
 }
 
-fn optimize(plan: LogicalPlan, rules: Vec<Rule>, options: ConfigOptions) -> Result<LogicalPlan, SqlError> {
+fn optimize(
+    plan: LogicalPlan,
+    rules: Vec<Rule>,
+    options: ConfigOptions,
+) -> Result<LogicalPlan, SqlError> {
     let run = || {
         let plan = Analyzer::new().execute_and_check(plan, &options, |_, _| {})?;
         // Without a start time `now()` is not folded to a constant.

@@ -300,7 +300,9 @@ pub fn decode_frame<M: prost::Message + Default>(
     crc: impl Fn(&[u8]) -> u32,
 ) -> Result<M, FrameError> {
     let (header, body) = bytes.split_at_checked(HEADER).ok_or(FrameError::Short)?;
-    let word = |at: usize| u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    let word = |at: usize| {
+        u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
     if word(0) != FORMAT_VERSION {
         return Err(FrameError::Version(word(0)));
     }

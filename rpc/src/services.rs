@@ -47,7 +47,12 @@ pub trait ComputeService: Send + Sync {
     /// Ends an epoch in all tasks of the job and makes its delta durable (uploads done when this
     /// returns). The commit's `epoch` and `prev_epoch` are as in the cut and the last commit.
     /// An error means that the job's tasks failed and have stopped: meta starts a new generation.
-    async fn cut(&self, job: JobId, generation: Generation, cut: Cut) -> Result<JobCommit, SqlError>;
+    async fn cut(
+        &self,
+        job: JobId,
+        generation: Generation,
+        cut: Cut,
+    ) -> Result<JobCommit, SqlError>;
 
     /// The verdict on the commit that the last `cut` returned. On `Committed` the worker publishes
     /// the delta to snapshots and subscribers and acknowledges statements.

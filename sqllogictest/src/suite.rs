@@ -91,7 +91,10 @@ pub fn files(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// Runs one file; an error says which record failed and how.
 pub async fn run_file(port: u16, path: &Path) -> Result<usize, String> {
     let mut runner = Runner::new(|| async {
-        connect(port).await.map(|client| Connection { client, judge: false }).map_err(QueryError::from)
+        connect(port)
+            .await
+            .map(|client| Connection { client, judge: false })
+            .map_err(QueryError::from)
     });
     let outcome = runner.run_file_async(path).await.map_err(|e| e.display(false).to_string());
     runner.shutdown_async().await;
@@ -106,7 +109,9 @@ pub async fn run_file(port: u16, path: &Path) -> Result<usize, String> {
 
 /// What PostgreSQL runs in place of a streaming statement: a plain view is always up to date.
 fn for_postgres(sql: &str) -> String {
-    sql.replace("MATERIALIZED VIEW", "VIEW").replace(" APPEND ONLY", "").replace("FLUSH", "SELECT 1 WHERE false")
+    sql.replace("MATERIALIZED VIEW", "VIEW")
+        .replace(" APPEND ONLY", "")
+        .replace("FLUSH", "SELECT 1 WHERE false")
 }
 
 /// Runs one file on PostgreSQL (`address` as tokio-postgres takes it) in a schema of its own: the
@@ -117,8 +122,9 @@ pub async fn judge_file(address: &str, path: &Path) -> Result<(), String> {
         "DROP SCHEMA IF EXISTS {schema} CASCADE; CREATE SCHEMA {schema}; SET search_path = {schema}; SET timezone = 'UTC'"
     );
     let mut runner = Runner::new(|| async {
-        let (client, connection) =
-            tokio_postgres::connect(address, tokio_postgres::NoTls).await.map_err(QueryError::from)?;
+        let (client, connection) = tokio_postgres::connect(address, tokio_postgres::NoTls)
+            .await
+            .map_err(QueryError::from)?;
         tokio::spawn(connection);
         client.batch_execute(&prepare).await.map_err(QueryError::from)?;
         Ok(Connection { client, judge: true })
@@ -160,10 +166,8 @@ pub async fn check_views(client: &Client) -> Result<usize, String> {
 
 /// All rows of a query as text.
 pub async fn rows(client: &Client, sql: &str) -> Result<Vec<Vec<String>>, String> {
-    let messages = client
-        .simple_query(sql)
-        .await
-        .map_err(|e| format!("{} in: {sql}", QueryError::from(e)))?;
+    let messages =
+        client.simple_query(sql).await.map_err(|e| format!("{} in: {sql}", QueryError::from(e)))?;
     Ok(messages
         .iter()
         .filter_map(|m| match m {

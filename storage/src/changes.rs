@@ -8,7 +8,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BinaryArray, BooleanArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{
+    Array, ArrayRef, BinaryArray, BooleanArray, Int64Array, RecordBatch, UInt32Array,
+};
 use arrow::compute;
 use arrow::compute::kernels::cmp;
 use futures::StreamExt;
@@ -35,16 +37,18 @@ pub(crate) fn changes(
 ) -> BoxStream<'static, Result<DeltaChunk>> {
     match written(&at, id, to, &vnodes) {
         Err(e) => futures::stream::once(futures::future::ready(Err(e))).boxed(),
-        Ok(merger) => futures::stream::try_unfold((merger, at), move |(mut merger, at)| async move {
-            while let Some(entries) = merger.next().await? {
-                let chunk = to_delta(&at, id, entries).await?;
-                if !chunk.is_empty() {
-                    return Ok(Some((chunk, (merger, at))));
+        Ok(merger) => {
+            futures::stream::try_unfold((merger, at), move |(mut merger, at)| async move {
+                while let Some(entries) = merger.next().await? {
+                    let chunk = to_delta(&at, id, entries).await?;
+                    if !chunk.is_empty() {
+                        return Ok(Some((chunk, (merger, at))));
+                    }
                 }
-            }
-            Ok(None)
-        })
-        .boxed(),
+                Ok(None)
+            })
+            .boxed()
+        }
     }
 }
 
@@ -104,7 +108,10 @@ fn keyed_delta(
 }
 
 /// For each old row, whether the new row of its key is the same.
-fn unchanged(old: &Found, new: &Entries) -> std::result::Result<BooleanArray, arrow::error::ArrowError> {
+fn unchanged(
+    old: &Found,
+    new: &Entries,
+) -> std::result::Result<BooleanArray, arrow::error::ArrowError> {
     let inputs: &UInt32Array = &old.input;
     let kept = inputs.values().iter().map(|&i| new.weight(i as usize) > 0);
     let mut same = BooleanArray::from_iter(kept.map(Some));

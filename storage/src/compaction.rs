@@ -93,7 +93,11 @@ pub fn overlap<'a>(runs: impl IntoIterator<Item = &'a RunMeta>) -> usize {
     let mut open = 0usize;
     let mut most = 0;
     for (_, end) in ends {
-        if end == 0 { open += 1 } else { open -= 1 }
+        if end == 0 {
+            open += 1
+        } else {
+            open -= 1
+        }
         most = most.max(open);
     }
     most
@@ -139,7 +143,9 @@ fn pick_level(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
                 below.iter().filter(|b| overlaps(r, b)).map(|b| b.length).sum()
             };
             // The one that rewrites least for what it moves.
-            let best = of_level.into_iter().min_by_key(|r| (touched(r) * 1000 / r.length.max(1), r.run_id))?;
+            let best = of_level
+                .into_iter()
+                .min_by_key(|r| (touched(r) * 1000 / r.length.max(1), r.run_id))?;
             let mut inputs = vec![best];
             inputs.extend(below.iter().filter(|b| overlaps(best, b)));
             return Some((bytes * 1000 / limit, task(id, runs, inputs, level + 1)));
@@ -151,7 +157,8 @@ fn pick_level(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
 
 /// Neighbours, by sequence, of one size.
 fn pick_tier(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
-    let mut sorted: Vec<&RunMeta> = runs.iter().copied().filter(|r| r.length < TIER_DONE_BYTES).collect();
+    let mut sorted: Vec<&RunMeta> =
+        runs.iter().copied().filter(|r| r.length < TIER_DONE_BYTES).collect();
     sorted.sort_by_key(|r| (r.sequence, r.run_id));
     let size = |r: &RunMeta| r.length.max(1 << 16).ilog(LEVEL_RATIO);
     let groups = sorted.chunk_by(|a, b| size(a) == size(b)).filter(|g| g.len() >= TIER_FAN_IN);
@@ -184,8 +191,11 @@ pub async fn compact(
     let horizon = if desc.relation { horizon } else { Epoch::MAX };
     let mode = Mode::Compact { horizon, bottom };
     let everything = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
-    let readers = inputs.iter().map(|m| Arc::new(RunReader::pinned(m.clone(), Arc::clone(&codec), &shared.pins)));
-    let sources = readers.filter_map(|run| disk::scan(&shared, &run, mode, &everything, None)).collect();
+    let readers = inputs
+        .iter()
+        .map(|m| Arc::new(RunReader::pinned(m.clone(), Arc::clone(&codec), &shared.pins)));
+    let sources =
+        readers.filter_map(|run| disk::scan(&shared, &run, mode, &everything, None)).collect();
     let schema = Arc::clone(codec.value_schema());
     let merger = Merger::new(desc.storage, mode, schema, 8192, sources);
     let sequence = inputs.iter().map(|r| r.sequence).max().unwrap_or(0);

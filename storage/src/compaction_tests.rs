@@ -24,7 +24,8 @@ fn levelled(runs: &[RunMeta]) -> Option<Pick> {
 #[test]
 fn disjoint_runs_are_no_reason_to_do_anything() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h"];
-    let runs: Vec<_> = names.iter().enumerate().map(|(i, k)| run(i as u64, 0, i as u64, (k, k), 100)).collect();
+    let runs: Vec<_> =
+        names.iter().enumerate().map(|(i, k)| run(i as u64, 0, i as u64, (k, k), 100)).collect();
     assert_eq!(overlap(&runs), 1);
     assert_eq!(levelled(&runs), None);
 }
@@ -45,7 +46,11 @@ fn overlapping_runs_go_to_level_one_with_what_they_touch() {
     assert!(task.bottom);
     runs.push(run(7, 2, 1, ("f", "g"), 100));
     assert!(!levelled(&runs).unwrap().bottom, "level 2 may hold older entries");
-    assert_eq!(pick(&runs, &[], |_| StateClass::PointUpdate, |id| id == 3), None, "an input is busy");
+    assert_eq!(
+        pick(&runs, &[], |_| StateClass::PointUpdate, |id| id == 3),
+        None,
+        "an input is busy"
+    );
     let slice = SliceRef { sequence: 12, ..SliceRef::default() };
     let held_back = pick(&runs, &[slice], |_| StateClass::PointUpdate, |_| false);
     assert_eq!(held_back, None, "a slice of the tail lies between the inputs");
@@ -59,7 +64,10 @@ fn few_small_runs_wait_before_much_is_rewritten_for_them() {
         levelled(&runs)
     };
     assert_eq!(with(L0_OVERLAP_LIMIT as u64 - 1), None);
-    assert_eq!(with(L0_OVERLAP_LIMIT as u64).map(|task| task.inputs.len()), Some(L0_OVERLAP_LIMIT + 1));
+    assert_eq!(
+        with(L0_OVERLAP_LIMIT as u64).map(|task| task.inputs.len()),
+        Some(L0_OVERLAP_LIMIT + 1)
+    );
 }
 
 #[test]

@@ -126,7 +126,12 @@ fn partition(sorted: &BinaryArray, below: impl Fn(&[u8]) -> bool) -> usize {
 }
 
 /// Finds out, without I/O, what disk runs have to say.
-pub(crate) fn probe(shared: &Shared, table: &TableVersion, as_of: Epoch, question: &Question) -> Result<Probe> {
+pub(crate) fn probe(
+    shared: &Shared,
+    table: &TableVersion,
+    as_of: Epoch,
+    question: &Question,
+) -> Result<Probe> {
     if let Question::Prefixes(asked, _) = question {
         shared.prefixes(table.desc.id).note(asked);
     }
@@ -137,7 +142,8 @@ pub(crate) fn probe(shared: &Shared, table: &TableVersion, as_of: Epoch, questio
     }
     let sorted = sorted_strings(question.strings())?;
     let prefixes = matches!(question, Question::Prefixes(..));
-    let targets: Vec<Target> = visible.filter_map(|run| Target::of(run, &sorted, prefixes)).collect();
+    let targets: Vec<Target> =
+        visible.filter_map(|run| Target::of(run, &sorted, prefixes)).collect();
     match probe_memory(&shared.cache, &targets, as_of) {
         Some(found) => Ok(Probe::Ready(found)),
         None => Ok(Probe::Fetch(Fetch { cache: Arc::clone(&shared.cache), targets, as_of })),
@@ -146,10 +152,14 @@ pub(crate) fn probe(shared: &Shared, table: &TableVersion, as_of: Epoch, questio
 
 /// All blocks that matter, if all are decoded in memory.
 fn probe_memory(cache: &BlockCache, targets: &[Target], as_of: Epoch) -> Option<Vec<Sorted>> {
-    let indexes: Option<Vec<Arc<RunIndex>>> = targets.iter().map(|t| cache.try_index(&t.run)).collect();
+    let indexes: Option<Vec<Arc<RunIndex>>> =
+        targets.iter().map(|t| cache.try_index(&t.run)).collect();
     let one = |(target, index): (&Target, Arc<RunIndex>)| {
-        let blocks: Option<Vec<Arc<Block>>> =
-            target.blocks(&index, as_of).into_iter().map(|b| cache.try_get(&target.run, &index, b)).collect();
+        let blocks: Option<Vec<Arc<Block>>> = target
+            .blocks(&index, as_of)
+            .into_iter()
+            .map(|b| cache.try_get(&target.run, &index, b))
+            .collect();
         Some(target.sorted(blocks?.into_iter()))
     };
     targets.iter().zip(indexes?).map(one).collect()
@@ -217,7 +227,8 @@ impl Scan {
         let scan = Arc::new(self);
         let opening = Arc::clone(&scan);
         let windows = futures::stream::once(async move { opening.windows().await });
-        let windows = windows.map_ok(|w| futures::stream::iter(w.into_iter().map(Ok::<_, StorageError>)));
+        let windows =
+            windows.map_ok(|w| futures::stream::iter(w.into_iter().map(Ok::<_, StorageError>)));
         let blocks = windows.try_flatten().map(move |window| {
             let scan = Arc::clone(&scan);
             async move { scan.read(window?).await }
@@ -238,10 +249,8 @@ impl Scan {
         }
         let bound = |b: &Bound<Vec<u8>>| b.clone();
         let (lower, upper) = (bound(&self.range.0), bound(&self.range.1));
-        let located = index.locate_range(
-            lower.as_ref().map(Vec::as_slice),
-            upper.as_ref().map(Vec::as_slice),
-        );
+        let located = index
+            .locate_range(lower.as_ref().map(Vec::as_slice), upper.as_ref().map(Vec::as_slice));
         let mut windows: Vec<Vec<BlockRequest>> = Vec::new();
         let mut bytes = SCAN_WINDOW_BYTES;
         for block in located {
@@ -255,7 +264,8 @@ impl Scan {
             }
             let at = index.block_range(block);
             bytes += at.end - at.start;
-            let request = BlockRequest { run: Arc::clone(&self.run), index: Arc::clone(&index), block };
+            let request =
+                BlockRequest { run: Arc::clone(&self.run), index: Arc::clone(&index), block };
             if let Some(window) = windows.last_mut() {
                 window.push(request);
             }

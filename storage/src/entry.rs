@@ -8,8 +8,8 @@
 use std::cmp::Ordering;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, UInt32Array,
-    new_empty_array,
+    Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions,
+    UInt32Array, new_empty_array,
 };
 use arrow::compute;
 use arrow::datatypes::{DataType, SchemaRef};

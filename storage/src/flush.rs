@@ -17,7 +17,11 @@ use crate::sink::{Admit, Built, Place, RunSink, on_blocking_thread};
 use crate::version::{TableVersion, Version};
 
 /// Writes one commit's delta as level-0 runs whose epoch is not known yet.
-pub(crate) async fn persist_as_runs(store: &Arc<JobStore>, runs: Vec<MemRun>, sequence: u64) -> Result<Persisted> {
+pub(crate) async fn persist_as_runs(
+    store: &Arc<JobStore>,
+    runs: Vec<MemRun>,
+    sequence: u64,
+) -> Result<Persisted> {
     let seals = runs.iter().map(|r| (r.table(), r.seal)).collect();
     let version = store.version();
     let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Later);
@@ -86,8 +90,15 @@ async fn flush_table(sink: &mut RunSink, table: &TableVersion, relations: Epoch)
     Ok(())
 }
 
-async fn write(sink: &mut RunSink, table: &TableVersion, runs: &[MemRun], mode: Mode, sequence: u64) -> Result<()> {
-    let sources = runs.iter().map(|r| Source::memory(r.batches().iter().cloned(), r.max_sequence)).collect();
+async fn write(
+    sink: &mut RunSink,
+    table: &TableVersion,
+    runs: &[MemRun],
+    mode: Mode,
+    sequence: u64,
+) -> Result<()> {
+    let sources =
+        runs.iter().map(|r| Source::memory(r.batches().iter().cloned(), r.max_sequence)).collect();
     let schema = Arc::clone(table.schema());
     let merger = Merger::new(table.desc.storage, mode, schema, RUN_BATCH_ROWS / 8, sources);
     sink.write(&table.desc, &table.codec, Place { level: 0, sequence }, merger).await

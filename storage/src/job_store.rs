@@ -10,9 +10,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use futures::{StreamExt, TryStreamExt};
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use millrace_common::{DeltaChunk, Epoch, JobId, TableId, Vnode};
 use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
 use parking_lot::RwLock;
@@ -243,7 +243,8 @@ impl JobStore {
         if self.flushed.try_lock().map_or(true, |e| e.flushed_sequence > version.flushed_sequence) {
             return false;
         }
-        version.mem_bytes() > self.shared.options.flush_bytes || version.held_back_runs() >= HELD_BACK_RUNS
+        version.mem_bytes() > self.shared.options.flush_bytes
+            || version.held_back_runs() >= HELD_BACK_RUNS
     }
 
     /// Writes everything published so far as level-0 runs. Nothing changes until the edit is committed

@@ -129,7 +129,11 @@ impl Lookups {
     }
 
     /// The entries that exist under each prefix, at most `limit` a prefix.
-    pub fn scan(&self, prefixes: &BinaryArray, limit: Option<usize>) -> Result<Found, StorageError> {
+    pub fn scan(
+        &self,
+        prefixes: &BinaryArray,
+        limit: Option<usize>,
+    ) -> Result<Found, StorageError> {
         let mut out = Picked::default();
         for input in 0..prefixes.len() {
             self.scan_prefix(input as u32, prefixes.value(input), limit, &mut out);
@@ -208,11 +212,8 @@ impl Picked {
         let mut used: Vec<(usize, usize)> = self.picks.iter().map(|p| (p.0, p.1)).collect();
         used.sort_unstable();
         used.dedup();
-        let picks: Vec<(usize, usize)> = self
-            .picks
-            .iter()
-            .map(|p| (used.partition_point(|u| *u < (p.0, p.1)), p.2))
-            .collect();
+        let picks: Vec<(usize, usize)> =
+            self.picks.iter().map(|p| (used.partition_point(|u| *u < (p.0, p.1)), p.2)).collect();
         let batches: Vec<Entries> =
             used.iter().map(|&(s, b)| lookups.sources[s].batches[b].clone()).collect();
         let gather = Gather::new(&picks);

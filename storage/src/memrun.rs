@@ -51,7 +51,11 @@ impl MemRun {
     }
 
     /// The merge of these neighbours. `None`: their entries cancelled out.
-    pub(crate) fn merged(table: TableId, batches: Vec<Entries>, inputs: &[MemRun]) -> Option<MemRun> {
+    pub(crate) fn merged(
+        table: TableId,
+        batches: Vec<Entries>,
+        inputs: &[MemRun],
+    ) -> Option<MemRun> {
         let (first, last) = (inputs.first()?, inputs.last()?);
         if batches.is_empty() {
             return None;
@@ -66,8 +70,11 @@ impl MemRun {
     fn sorted(table: TableId, batches: Arc<[Entries]>, min: Epoch, max: Epoch) -> MemRun {
         let rows = batches.iter().map(Entries::len).sum();
         let bytes = batches.iter().map(Entries::content_bytes).sum();
-        let tombstones =
-            batches.iter().filter_map(|b| b.weights.as_ref()).map(|w| w.values().iter().filter(|w| **w <= 0).count()).sum();
+        let tombstones = batches
+            .iter()
+            .filter_map(|b| b.weights.as_ref())
+            .map(|w| w.values().iter().filter(|w| **w <= 0).count())
+            .sum();
         MemRun {
             table,
             batches,
@@ -121,9 +128,10 @@ impl MemRun {
 
     /// Invariant: keys ascend, and `(key, epoch)` is unique. For debug builds and tests.
     pub fn is_sorted(&self) -> bool {
-        let entries = self.batches.iter().flat_map(|b| {
-            (0..b.len()).map(move |i| (b.keys.value(i), b.epochs.at(i)))
-        });
+        let entries = self
+            .batches
+            .iter()
+            .flat_map(|b| (0..b.len()).map(move |i| (b.keys.value(i), b.epochs.at(i))));
         entries.clone().zip(entries.skip(1)).all(|(a, b)| a < b)
     }
 }

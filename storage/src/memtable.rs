@@ -125,7 +125,9 @@ impl Memtable {
                     Entry::Occupied(at) => {
                         let slot = &mut slots[*at.get() as usize];
                         match storage {
-                            RowStorage::Multiset => slot.weight = slot.weight.wrapping_add(new.weight),
+                            RowStorage::Multiset => {
+                                slot.weight = slot.weight.wrapping_add(new.weight)
+                            }
                             RowStorage::Keyed | RowStorage::Append => *slot = new,
                         }
                     }
@@ -159,7 +161,11 @@ impl Memtable {
     /// Whether the chunks, one after the other, already are what sorting would make of them.
     fn is_ascending(&self) -> bool {
         if self.storage == RowStorage::Multiset
-            && self.chunks.iter().filter_map(|c| c.weights.as_ref()).any(|w| w.values().contains(&0))
+            && self
+                .chunks
+                .iter()
+                .filter_map(|c| c.weights.as_ref())
+                .any(|w| w.values().contains(&0))
         {
             return false;
         }
@@ -240,13 +246,19 @@ impl Memtable {
         items.sort_unstable_by(|a, b| {
             a.head
                 .cmp(&b.head)
-                .then_with(|| compare_rest(key_at(&self.chunks, a.place), key_at(&self.chunks, b.place)))
+                .then_with(|| {
+                    compare_rest(key_at(&self.chunks, a.place), key_at(&self.chunks, b.place))
+                })
                 .then_with(|| a.place.cmp(&b.place))
         });
         items.into_iter().map(|i| i.place).collect()
     }
 
-    fn gather(&self, picks: &[(usize, usize)], weights: &[i64]) -> Result<Vec<Entries>, ArrowError> {
+    fn gather(
+        &self,
+        picks: &[(usize, usize)],
+        weights: &[i64],
+    ) -> Result<Vec<Entries>, ArrowError> {
         picks
             .chunks(RUN_BATCH_ROWS)
             .zip(weights.chunks(RUN_BATCH_ROWS))

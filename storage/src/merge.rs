@@ -18,7 +18,7 @@ use millrace_common::Epoch;
 use millrace_rpc::catalog::RowStorage;
 
 use crate::block::{Entries, Epochs};
-use crate::entry::{Gather};
+use crate::entry::Gather;
 use crate::error::StorageError;
 use crate::memtable::weights_of;
 
@@ -241,7 +241,9 @@ impl Merger {
         let limit = cursor.batch.len().min(start + room);
         let end = match rival {
             None => limit,
-            Some(r) => cursor.batch.lower_bound(self.cursors[r].key(), start).clamp(start + 1, limit),
+            Some(r) => {
+                cursor.batch.lower_bound(self.cursors[r].key(), start).clamp(start + 1, limit)
+            }
         };
         let slot = match cursor.slot {
             Some(slot) => slot,
@@ -357,7 +359,9 @@ fn keeps(storage: RowStorage, mode: Mode, epoch: Epoch, weight: i64) -> bool {
     match (mode, storage) {
         (Mode::AsOf(_), _) => weight > 0,
         (_, RowStorage::Multiset) => weight != 0,
-        (Mode::Compact { horizon, bottom: true }, RowStorage::Keyed) => weight > 0 || epoch > horizon,
+        (Mode::Compact { horizon, bottom: true }, RowStorage::Keyed) => {
+            weight > 0 || epoch > horizon
+        }
         _ => true,
     }
 }

@@ -30,7 +30,10 @@ pub struct TailPrefetch {
 
 impl TailPrefetch {
     /// Starts reading. Must be called on a runtime.
-    pub fn start(store: &Arc<dyn ObjectStore>, slices: impl IntoIterator<Item = SliceRef>) -> TailPrefetch {
+    pub fn start(
+        store: &Arc<dyn ObjectStore>,
+        slices: impl IntoIterator<Item = SliceRef>,
+    ) -> TailPrefetch {
         let slots = Arc::new(Semaphore::new(PARALLEL));
         let mut bytes = 0;
         let fits = |slice: &SliceRef| {

@@ -73,7 +73,14 @@ pub(crate) struct RunSink {
 
 impl RunSink {
     pub fn new(shared: Arc<Shared>, admit: Admit) -> RunSink {
-        RunSink { shared, admit, waiting: Vec::new(), waiting_bytes: 0, written: Vec::new(), built: Vec::new() }
+        RunSink {
+            shared,
+            admit,
+            waiting: Vec::new(),
+            waiting_bytes: 0,
+            written: Vec::new(),
+            built: Vec::new(),
+        }
     }
 
     /// Writes all that a merge gives as runs of a table.
@@ -87,7 +94,8 @@ impl RunSink {
         // Opens all sources; disk runs among them say which prefixes their filters know.
         let mut next = merger.next().await?;
         let prefixes = self.shared.prefixes(desc.id).lengths();
-        let options = run_options(desc, self.shared.options.block_bytes).with_prefix_lengths(prefixes);
+        let options =
+            run_options(desc, self.shared.options.block_bytes).with_prefix_lengths(prefixes);
         let new_builder = || RunBuilder::new(Arc::clone(codec), options.clone());
         let target = self.shared.options.run_bytes;
         let mut builder = new_builder();
@@ -110,7 +118,13 @@ impl RunSink {
         Ok(())
     }
 
-    async fn add(&mut self, table: TableId, codec: &Arc<BlockCodec>, place: Place, run: FinishedRun) -> Result<()> {
+    async fn add(
+        &mut self,
+        table: TableId,
+        codec: &Arc<BlockCodec>,
+        place: Place,
+        run: FinishedRun,
+    ) -> Result<()> {
         self.waiting_bytes += run.bytes.len() as u64;
         self.waiting.push(Unwritten { run, codec: Arc::clone(codec), table, place });
         if self.waiting_bytes >= SHARED_SEGMENT_BYTES { self.upload().await } else { Ok(()) }
@@ -164,7 +178,10 @@ fn cut_at(builder: &RunBuilder, entries: &Entries, target: usize) -> Option<usiz
     }
     let first = entries.keys.value(0);
     let next = match bytes < target * 2 {
-        true => first.get(..2).and_then(successor).map_or(entries.len(), |next| entries.lower_bound(&next, 0)),
+        true => first
+            .get(..2)
+            .and_then(successor)
+            .map_or(entries.len(), |next| entries.lower_bound(&next, 0)),
         false => entries.upper_bound(first, 0),
     };
     (next < entries.len()).then_some(next)
@@ -178,7 +195,9 @@ fn successor(vnode: &[u8]) -> Option<[u8; 2]> {
 
 fn run_options(desc: &TableDesc, block_bytes: Option<usize>) -> RunOptions {
     let kind = match desc.class {
-        StateClass::PointUpdate | StateClass::Lookup | StateClass::Merge if !desc.relation => RunKind::Point,
+        StateClass::PointUpdate | StateClass::Lookup | StateClass::Merge if !desc.relation => {
+            RunKind::Point
+        }
         StateClass::RangeRead if !desc.relation => RunKind::Prefix,
         _ => RunKind::Range,
     };

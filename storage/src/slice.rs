@@ -71,9 +71,9 @@ fn append_part(
 }
 
 fn codec_of(codecs: &Codecs, table: TableId) -> Result<&Arc<BlockCodec>> {
-    codecs
-        .get(&table)
-        .ok_or_else(|| StorageError::internal(format!("state table {table} is not part of the job")))
+    codecs.get(&table).ok_or_else(|| {
+        StorageError::internal(format!("state table {table} is not part of the job"))
+    })
 }
 
 /// The runs of a slice that was committed at `epoch`. `object` and `offset` name it in errors.
@@ -99,13 +99,16 @@ pub(crate) fn decode(
     for _ in 0..u32_at(bytes, 12).unwrap_or(0) {
         let table = u32_at(bytes, at).ok_or_else(|| corrupt("part beyond the end"))?;
         let length = u32_at(bytes, at + 4).ok_or_else(|| corrupt("part beyond the end"))? as usize;
-        let block = bytes.get(at + 8..at + 8 + length).ok_or_else(|| corrupt("part beyond the end"))?;
+        let block =
+            bytes.get(at + 8..at + 8 + length).ok_or_else(|| corrupt("part beyond the end"))?;
         let codec = codec_of(codecs, TableId(table))?;
         let entries = codec.decode(block, None, epoch, object, offset + at as u64 + 8)?.entries;
         add_part(&mut runs, TableId(table), entries);
         at += 8 + length;
     }
-    let run = |(table, batches): (TableId, Vec<Entries>)| MemRun::sealed(table, batches.into(), SealId::default());
+    let run = |(table, batches): (TableId, Vec<Entries>)| {
+        MemRun::sealed(table, batches.into(), SealId::default())
+    };
     Ok(runs.into_iter().map(run).collect())
 }
 
@@ -114,7 +117,9 @@ fn add_part(runs: &mut Vec<(TableId, Vec<Entries>)>, table: TableId, entries: En
         return;
     }
     match runs.last_mut() {
-        Some((t, batches)) if *t == table && follows(batches.last(), &entries) => batches.push(entries),
+        Some((t, batches)) if *t == table && follows(batches.last(), &entries) => {
+            batches.push(entries)
+        }
         _ => runs.push((table, vec![entries])),
     }
 }
@@ -169,7 +174,8 @@ mod tests {
             let mut damaged = bytes.to_vec();
             damaged[at] ^= 0x10;
             let error = decode(&damaged, &codecs(), Epoch(5), "data/1/1.seg", 64).unwrap_err();
-            let named = matches!(&error, StorageError::Corrupt { object, .. } if object == "data/1/1.seg");
+            let named =
+                matches!(&error, StorageError::Corrupt { object, .. } if object == "data/1/1.seg");
             assert!(named, "byte {at}: {error}");
         }
         let cut = &bytes[..bytes.len() - 1];

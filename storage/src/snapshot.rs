@@ -36,7 +36,13 @@ pub struct ScanOptions {
 
 impl Default for ScanOptions {
     fn default() -> ScanOptions {
-        ScanOptions { projection: None, with_keys: false, range: None, vnodes: None, batch_rows: 8192 }
+        ScanOptions {
+            projection: None,
+            with_keys: false,
+            range: None,
+            vnodes: None,
+            batch_rows: 8192,
+        }
     }
 }
 
@@ -66,11 +72,16 @@ impl Snapshot {
     }
 
     /// The rows of a table, in key order.
-    pub fn scan(&self, table: TableId, options: ScanOptions) -> BoxStream<'static, Result<ScanBatch>> {
+    pub fn scan(
+        &self,
+        table: TableId,
+        options: ScanOptions,
+    ) -> BoxStream<'static, Result<ScanBatch>> {
         match self.merger(table, &options) {
             Err(e) => futures::stream::once(futures::future::ready(Err(e))).boxed(),
             Ok((merger, schema)) => {
-                let to_batch = move |batch: Result<Entries>| scan_batch(batch?, &schema, options.with_keys);
+                let to_batch =
+                    move |batch: Result<Entries>| scan_batch(batch?, &schema, options.with_keys);
                 merger.into_stream().map(to_batch).boxed()
             }
         }
@@ -99,7 +110,12 @@ impl Snapshot {
     }
 
     /// All rows whose key starts with a prefix, in key order, at most `limit` a prefix.
-    pub async fn multi_scan(&self, table: TableId, prefixes: BinaryArray, limit: Option<usize>) -> Result<Found> {
+    pub async fn multi_scan(
+        &self,
+        table: TableId,
+        prefixes: BinaryArray,
+        limit: Option<usize>,
+    ) -> Result<Found> {
         self.ask(table, Question::Prefixes(prefixes, limit)).await
     }
 

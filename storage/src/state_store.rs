@@ -104,7 +104,14 @@ impl StateStore {
         let namer = Arc::new(ObjectNamer::new(options.incarnation));
         let tail = Tail::new(Arc::clone(&options.store), Arc::clone(&namer), options.inline_bytes);
         let cache = BlockCache::open(Arc::clone(&options.store), options.cache.clone());
-        let shared = Arc::new(Shared { options, namer, tail, cache, pins: Arc::default(), prefixes: RwLock::default() });
+        let shared = Arc::new(Shared {
+            options,
+            namer,
+            tail,
+            cache,
+            pins: Arc::default(),
+            prefixes: RwLock::default(),
+        });
         Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::new()) }))
     }
 

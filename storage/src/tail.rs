@@ -62,7 +62,8 @@ impl Tail {
             // A task of its own: a caller that goes away must not take the others' put with it.
             tokio::spawn(put_all(Arc::clone(&self.inner)));
         }
-        let stopped = |_| StorageError::internal("the tail writer stopped before the slice was written");
+        let stopped =
+            |_| StorageError::internal("the tail writer stopped before the slice was written");
         let slice = slice.await.map_err(stopped)??;
         Ok(SliceRef { sequence, ..slice })
     }

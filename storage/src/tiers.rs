@@ -36,7 +36,12 @@ pub(crate) fn compact_memory(store: &Arc<JobStore>) {
     }
 }
 
-fn merge_in_background(store: &Arc<JobStore>, table: Arc<TableVersion>, version: Arc<Version>, inputs: Vec<MemRun>) {
+fn merge_in_background(
+    store: &Arc<JobStore>,
+    table: Arc<TableVersion>,
+    version: Arc<Version>,
+    inputs: Vec<MemRun>,
+) {
     let store = Arc::clone(store);
     let work = move || {
         merge_and_swap(&store, &table, &version, &inputs);
@@ -55,7 +60,8 @@ fn pick(runs: &[MemRun]) -> Option<&[MemRun]> {
     let mut rows = newest.num_rows();
     while start > 0 {
         let older = &runs[start - 1];
-        let similar = older.num_rows() <= rows.max(64) || runs.len() - start < FAN_IN && older.num_rows() <= rows * 2;
+        let similar = older.num_rows() <= rows.max(64)
+            || runs.len() - start < FAN_IN && older.num_rows() <= rows * 2;
         if older.group != newest.group || !similar {
             break;
         }
@@ -71,15 +77,19 @@ fn merge_and_swap(store: &JobStore, table: &TableVersion, version: &Version, inp
             store.update(|v| v.replace_mem(table.desc.id, inputs, merged));
         }
         // Reads still see the inputs: nothing is lost but the saving.
-        Err(error) => tracing::warn!(table = %table.desc.id, %error, "memory runs could not be merged"),
+        Err(error) => {
+            tracing::warn!(table = %table.desc.id, %error, "memory runs could not be merged")
+        }
     }
 }
 
 /// One run with the entries of all. `None`: they cancelled out.
 fn merge(table: &TableVersion, horizon: Epoch, inputs: &[MemRun]) -> Result<Option<MemRun>> {
     let horizon = table.horizon(horizon);
-    let sources =
-        inputs.iter().map(|r| Source::memory(r.batches().iter().cloned(), r.max_sequence)).collect();
+    let sources = inputs
+        .iter()
+        .map(|r| Source::memory(r.batches().iter().cloned(), r.max_sequence))
+        .collect();
     // Older runs may hold these keys, unless there are none at all.
     let oldest = inputs.first().map(|r| r.min_sequence);
     let bottom = table.disk.is_empty() && table.mem.first().map(|r| r.min_sequence) == oldest;
@@ -104,7 +114,10 @@ impl Version {
     fn replace_mem(&mut self, id: TableId, inputs: &[MemRun], merged: Option<MemRun>) {
         let Some(table) = self.table_mut(id) else { return };
         let same = |a: &MemRun, b: &MemRun| Arc::ptr_eq(&a.batches, &b.batches);
-        let Some(at) = table.mem.iter().position(|r| inputs.first().is_some_and(|i| same(r, i))) else { return };
+        let Some(at) = table.mem.iter().position(|r| inputs.first().is_some_and(|i| same(r, i)))
+        else {
+            return;
+        };
         let there = table.mem[at..].iter().zip(inputs).filter(|(a, b)| same(a, b)).count();
         if there == inputs.len() {
             table.mem.splice(at..at + inputs.len(), merged);

@@ -36,7 +36,14 @@ pub(crate) struct TableVersion {
 impl TableVersion {
     pub fn new(desc: Arc<TableDesc>) -> TableVersion {
         let codec = Arc::new(BlockCodec::new(&desc.value_schema));
-        TableVersion { desc, codec, mem: Vec::new(), disk: Vec::new(), committed: Vec::new(), group: 0 }
+        TableVersion {
+            desc,
+            codec,
+            mem: Vec::new(),
+            disk: Vec::new(),
+            committed: Vec::new(),
+            group: 0,
+        }
     }
 
     /// The value schema as stored: every field nullable.
@@ -81,13 +88,20 @@ impl Version {
             .into_iter()
             .map(|desc| (desc.id, Arc::new(TableVersion::new(Arc::new(desc)))))
             .collect();
-        Version { epoch: Epoch::ZERO, sequence: 0, flushed_sequence: 0, horizon: Epoch::ZERO, tables, pins }
+        Version {
+            epoch: Epoch::ZERO,
+            sequence: 0,
+            flushed_sequence: 0,
+            horizon: Epoch::ZERO,
+            tables,
+            pins,
+        }
     }
 
     pub fn table(&self, id: TableId) -> Result<&Arc<TableVersion>, StorageError> {
-        self.tables
-            .get(&id)
-            .ok_or_else(|| StorageError::internal(format!("state table {id} is not part of the job")))
+        self.tables.get(&id).ok_or_else(|| {
+            StorageError::internal(format!("state table {id} is not part of the job"))
+        })
     }
 
     pub fn tables(&self) -> impl Iterator<Item = &Arc<TableVersion>> {
@@ -173,7 +187,11 @@ impl Version {
             if let Some(table) = self.table_mut(TableId(run.table_id))
                 && table.disk.iter().all(|r| r.meta().run_id != run.run_id)
             {
-                table.disk.push(Arc::new(RunReader::pinned(run.clone(), Arc::clone(&table.codec), &pins)));
+                table.disk.push(Arc::new(RunReader::pinned(
+                    run.clone(),
+                    Arc::clone(&table.codec),
+                    &pins,
+                )));
                 table.group += 1;
             }
         }

@@ -64,7 +64,14 @@ impl TableWriter {
     pub(crate) fn new(store: Arc<JobStore>, desc: Arc<TableDesc>, writer: u64) -> TableWriter {
         let open = Memtable::new(desc.storage, stored_schema(&desc.value_schema));
         let next_seal = SealId { writer, seal: 1 };
-        TableWriter { store, desc, open: Mutex::new(open), sealed: Vec::new(), next_seal, counted: 0 }
+        TableWriter {
+            store,
+            desc,
+            open: Mutex::new(open),
+            sealed: Vec::new(),
+            next_seal,
+            counted: 0,
+        }
     }
 
     pub fn desc(&self) -> &Arc<TableDesc> {
@@ -189,7 +196,11 @@ impl Question {
 pub(crate) fn memory_sources(table: &TableVersion, as_of: Epoch) -> Vec<Sorted> {
     let visible = table.mem.iter().filter(|run| run.min_epoch <= as_of);
     visible
-        .map(|run| Sorted { batches: Arc::clone(&run.batches), private: false, rank: run.max_sequence })
+        .map(|run| Sorted {
+            batches: Arc::clone(&run.batches),
+            private: false,
+            rank: run.max_sequence,
+        })
         .collect()
 }
 

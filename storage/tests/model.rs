@@ -12,8 +12,8 @@ use millrace_common::{Epoch, JobId, TableId};
 use millrace_rpc::version::{JobVersion, VersionEdit};
 use millrace_storage::cache::CacheOptions;
 use millrace_storage::{
-    Found, JobStore, Persisted, RowStorage, ScanOptions, StateClass, StateStore, StoreOptions, TableDesc,
-    TableWriter, compaction,
+    Found, JobStore, Persisted, RowStorage, ScanOptions, StateClass, StateStore, StoreOptions,
+    TableDesc, TableWriter, compaction,
 };
 use object_store::memory::InMemory;
 use proptest::prelude::*;
@@ -103,7 +103,11 @@ struct World {
 
 fn options(store: Arc<InMemory>, incarnation: u64) -> StoreOptions {
     StoreOptions {
-        cache: CacheOptions { memory_bytes: 1 << 15, index_bytes: 1 << 14, ..CacheOptions::default() },
+        cache: CacheOptions {
+            memory_bytes: 1 << 15,
+            index_bytes: 1 << 14,
+            ..CacheOptions::default()
+        },
         block_bytes: Some(160),
         run_bytes: 700,
         inline_bytes: 300,
@@ -220,7 +224,9 @@ impl World {
         self.epoch += u64::from(advance || self.epoch == 0);
         self.committed.epoch = self.epoch;
         for slice in &persisted.slices {
-            self.committed.tail.push(millrace_rpc::version::SliceRef { epoch: self.epoch, ..slice.clone() });
+            self.committed
+                .tail
+                .push(millrace_rpc::version::SliceRef { epoch: self.epoch, ..slice.clone() });
         }
         if let Some(edit) = &persisted.edit {
             let mut edit = edit.clone();
@@ -251,8 +257,13 @@ impl World {
     /// Merges the oldest `n` runs of level 0 and all of level 1.
     async fn compact(&mut self, table: u32, n: usize) {
         let of_table = |level: u32| {
-            let mut runs: Vec<_> =
-                self.committed.runs.iter().filter(|r| r.table_id == table && r.level == level).cloned().collect();
+            let mut runs: Vec<_> = self
+                .committed
+                .runs
+                .iter()
+                .filter(|r| r.table_id == table && r.level == level)
+                .cloned()
+                .collect();
             runs.sort_by_key(|r| r.sequence);
             runs
         };
@@ -266,7 +277,9 @@ impl World {
             return;
         }
         let desc = self.job.table(TableId(table)).unwrap();
-        let edit = compaction::compact(&self.store, &desc, &inputs, 1, Epoch(self.horizon), true).await.unwrap();
+        let edit = compaction::compact(&self.store, &desc, &inputs, 1, Epoch(self.horizon), true)
+            .await
+            .unwrap();
         self.edit(edit);
     }
 
@@ -294,7 +307,8 @@ impl World {
         }
         let mut rows = BTreeMap::new();
         for (key, entries) in history {
-            let seen: Vec<_> = entries.iter().filter(|e| at.is_none_or(|at| e.0 <= Some(at))).collect();
+            let seen: Vec<_> =
+                entries.iter().filter(|e| at.is_none_or(|at| e.0 <= Some(at))).collect();
             let Some(last) = seen.last() else { continue };
             let weight = if table == MULTISET { seen.iter().map(|e| e.1).sum() } else { last.1 };
             if weight > 0 {
@@ -323,13 +337,18 @@ impl World {
         keys.extend(self.open.iter().map(|w| w.1.clone()));
         let turn = usize::from(seed) % keys.len();
         keys.rotate_left(turn);
-        let found = self.writers[&table].multi_get(BinaryArray::from_iter_values(&keys)).wait().await.unwrap();
+        let found = self.writers[&table]
+            .multi_get(BinaryArray::from_iter_values(&keys))
+            .wait()
+            .await
+            .unwrap();
         let want = keys.iter().enumerate().filter_map(|(i, k)| {
             expected.get(k).map(|(w, row)| (i as u32, k.clone(), *w, row.clone()))
         });
         assert_eq!(found_rows(&found), want.collect::<Vec<_>>(), "multi_get of table {table}");
 
-        let prefixes: Vec<Key> = vec![vec![0, 2], vec![], vec![0, 1, b'k', 1], vec![0, 0, b'k', 2, 16], vec![9]];
+        let prefixes: Vec<Key> =
+            vec![vec![0, 2], vec![], vec![0, 1, b'k', 1], vec![0, 0, b'k', 2, 16], vec![9]];
         let limit = (seed % 3 > 0).then_some(usize::from(seed % 5));
         let asked = BinaryArray::from_iter_values(&prefixes);
         let found = self.writers[&table].multi_scan(asked, limit).wait().await.unwrap();
@@ -346,7 +365,12 @@ impl World {
         let snapshot = self.job.snapshot(Epoch(at)).unwrap();
         let lower = vec![0, seed % 4];
         let range = (seed % 2 == 0).then(|| (Bound::Excluded(lower.clone()), Bound::Unbounded));
-        let options = ScanOptions { with_keys: true, batch_rows: 7, range: range.clone(), ..ScanOptions::default() };
+        let options = ScanOptions {
+            with_keys: true,
+            batch_rows: 7,
+            range: range.clone(),
+            ..ScanOptions::default()
+        };
         let batches: Vec<_> = snapshot.scan(TableId(table), options).try_collect().await.unwrap();
         let mut got = Vec::new();
         for batch in &batches {
@@ -355,10 +379,12 @@ impl World {
                 (keys.value(i).to_vec(), (batch.weights.value(i), row_at(&batch.values, i)))
             }));
         }
-        let want = self.rows(table, Some(at)).into_iter().filter(|(k, _)| range.is_none() || *k > lower);
+        let want =
+            self.rows(table, Some(at)).into_iter().filter(|(k, _)| range.is_none() || *k > lower);
         assert_eq!(got, want.collect::<Vec<_>>(), "scan of table {table} at {at}");
 
-        let vnodes = ScanOptions { projection: Some(vec![1]), vnodes: Some(1..3), ..ScanOptions::default() };
+        let vnodes =
+            ScanOptions { projection: Some(vec![1]), vnodes: Some(1..3), ..ScanOptions::default() };
         let batches: Vec<_> = snapshot.scan(TableId(table), vnodes).try_collect().await.unwrap();
         let want = self.rows(table, Some(at)).keys().filter(|k| k[1] == 1 || k[1] == 2).count();
         assert_eq!(batches.iter().map(|b| b.values.num_rows()).sum::<usize>(), want);

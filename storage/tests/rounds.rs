@@ -10,7 +10,8 @@ use millrace_common::{Epoch, JobId, RelationId, TableId};
 use millrace_rpc::version::{JobVersion, SliceRef};
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{
-    JobStore, Lookup, RowStorage, ScanOptions, StateClass, StateStore, StoreOptions, TableDesc, TableWriter,
+    JobStore, Lookup, RowStorage, ScanOptions, StateClass, StateStore, StoreOptions, TableDesc,
+    TableWriter,
 };
 
 const TABLE: TableId = TableId(1);
@@ -57,7 +58,12 @@ async fn open_job(store: &StateStore, job: u32, version: &JobVersion) -> Arc<Job
 }
 
 /// Writes, commits and publishes some keys; the slices, as the log would keep them.
-async fn commit(job: &Arc<JobStore>, writer: &mut TableWriter, epoch: u64, keys: (u64, u64)) -> Vec<SliceRef> {
+async fn commit(
+    job: &Arc<JobStore>,
+    writer: &mut TableWriter,
+    epoch: u64,
+    keys: (u64, u64),
+) -> Vec<SliceRef> {
     write(writer, keys.0, keys.1);
     let run = writer.seal().unwrap().unwrap();
     let persisted = job.persist(vec![run]).await.unwrap();

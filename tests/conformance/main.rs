@@ -16,7 +16,8 @@ fn suites() -> Vec<PathBuf> {
 }
 
 async fn run_all(options: ServerOptions) {
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts");
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
     let mut failures = Vec::new();
     let (mut files, mut views) = (0, 0);
     for path in suites() {
@@ -41,7 +42,10 @@ async fn suites_pass_on_a_local_store() {
 #[tokio::test(flavor = "multi_thread")]
 async fn suites_agree_with_postgres() {
     let Ok(address) = std::env::var("MILLRACE_TEST_POSTGRES") else {
-        assert!(!std::env::var("CI").is_ok_and(|v| v == "true"), "MILLRACE_TEST_POSTGRES is not set");
+        assert!(
+            !std::env::var("CI").is_ok_and(|v| v == "true"),
+            "MILLRACE_TEST_POSTGRES is not set"
+        );
         return;
     };
     let mut failures = Vec::new();

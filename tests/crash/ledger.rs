@@ -73,7 +73,8 @@ impl Ledger {
     async fn batch(&mut self, client: &Client) -> bool {
         let batch = self.next_batch;
         self.next_batch += 1;
-        let done = if batch % 4 == 0 { copy(client, batch).await } else { insert(client, batch).await };
+        let done =
+            if batch % 4 == 0 { copy(client, batch).await } else { insert(client, batch).await };
         if done {
             self.acknowledged.push(batch);
         } else {
@@ -97,7 +98,8 @@ impl Ledger {
     /// Compares what is there with what was acknowledged, and every view with its query.
     pub async fn verify(&mut self, server: &Server) -> Result<(), String> {
         let client = server.connect().await.map_err(|e| e.to_string())?;
-        let counts = suite::rows(&client, "SELECT batch, count(*) FROM ledger GROUP BY batch").await?;
+        let counts =
+            suite::rows(&client, "SELECT batch, count(*) FROM ledger GROUP BY batch").await?;
         let count = |batch: i64| {
             let found = counts.iter().find(|r| r[0] == batch.to_string());
             found.map_or(0, |r| r[1].parse().unwrap_or(-1))
@@ -120,7 +122,9 @@ impl Ledger {
                 n => return Err(format!("batch {batch} is torn: {n} of {BATCH} rows")),
             }
         }
-        if let Some(row) = counts.iter().find(|r| r[0].parse().is_ok_and(|b: i64| b >= self.next_batch)) {
+        if let Some(row) =
+            counts.iter().find(|r| r[0].parse().is_ok_and(|b: i64| b >= self.next_batch))
+        {
             return Err(format!("batch {} was never written", row[0]));
         }
         let x = suite::rows(&client, "SELECT x FROM counter WHERE id = 1").await?;
@@ -172,7 +176,8 @@ async fn create_and_drop(server: &Server, until: Instant) {
     const CREATE: &str = "CREATE MATERIALIZED VIEW fleeting AS \
         SELECT v, count(*) AS n, max(id) AS newest FROM ledger GROUP BY v";
     while Instant::now() < until {
-        if client.batch_execute(DROP).await.is_err() || client.batch_execute(CREATE).await.is_err() {
+        if client.batch_execute(DROP).await.is_err() || client.batch_execute(CREATE).await.is_err()
+        {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -59,7 +59,8 @@ async fn base() -> Base {
 
 fn copy_of(from: &Path) -> tempfile::TempDir {
     let to = tempfile::tempdir().expect("a temporary directory");
-    let copied = std::process::Command::new("cp").arg("-r").arg(from.join(".")).arg(to.path()).status();
+    let copied =
+        std::process::Command::new("cp").arg("-r").arg(from.join(".")).arg(to.path()).status();
     assert!(copied.is_ok_and(|s| s.success()), "the data directory is copied");
     to
 }
@@ -113,7 +114,12 @@ async fn killed_at_every_crash_point() {
         .await;
     let reached: BTreeSet<&str> = results.iter().filter(|(_, hit)| *hit).map(|(p, _)| *p).collect();
     let never: Vec<_> = POINTS.iter().filter(|p| !reached.contains(**p)).collect();
-    println!("{} of {} crash points reached, {} crashes", reached.len(), POINTS.len(), results.len());
+    println!(
+        "{} of {} crash points reached, {} crashes",
+        reached.len(),
+        POINTS.len(),
+        results.len()
+    );
     assert!(never.is_empty(), "crash points that no run reached: {never:?}");
 }
 

@@ -31,8 +31,11 @@ pub fn sql_blocks(text: &str) -> Vec<Block> {
             (Some(_), "```") => {
                 if let Some((fails, first, lines)) = open.take() {
                     let transcript = lines.first().is_some_and(|l| l.starts_with(PROMPT));
-                    let examples =
-                        if transcript { transcript_of(&lines, first) } else { script(&lines, first) };
+                    let examples = if transcript {
+                        transcript_of(&lines, first)
+                    } else {
+                        script(&lines, first)
+                    };
                     blocks.push(Block { fails, transcript, examples });
                 }
             }

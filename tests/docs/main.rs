@@ -50,7 +50,10 @@ async fn check(client: &Client, block: &Block, example: &Example) -> Result<(), 
         },
         (Ok(rows), false) => {
             if (example.checked || block.transcript) && rows != example.expected {
-                return Err(format!("{place}\n  answered {rows:#?}\n  not {:#?}", example.expected));
+                return Err(format!(
+                    "{place}\n  answered {rows:#?}\n  not {:#?}",
+                    example.expected
+                ));
             }
             Ok(())
         }
@@ -60,7 +63,8 @@ async fn check(client: &Client, block: &Block, example: &Example) -> Result<(), 
 async fn run_document(path: &str, at_least: usize) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let options = ServerOptions { data_dir: dir.path().to_path_buf(), ..ServerOptions::default() };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts");
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
     let client = server.connect().await.expect("a connection");
     let mut failures = Vec::new();
     let mut run = 0;
@@ -74,7 +78,12 @@ async fn run_document(path: &str, at_least: usize) {
     }
     println!("{path}: {run} statements");
     assert!(run >= at_least, "{path}: only {run} statements were found");
-    assert!(failures.is_empty(), "{path}\n{}\n\nserver log:\n{}", failures.join("\n"), server.log());
+    assert!(
+        failures.is_empty(),
+        "{path}\n{}\n\nserver log:\n{}",
+        failures.join("\n"),
+        server.log()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,7 +132,13 @@ fn every_option_of_the_command_line_is_in_the_manual() {
 #[test]
 fn links_between_documents_lead_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for file in ["README.md", "docs/architecture.md", "docs/sql.md", "docs/operations.md", "docs/development.md"] {
+    for file in [
+        "README.md",
+        "docs/architecture.md",
+        "docs/sql.md",
+        "docs/operations.md",
+        "docs/development.md",
+    ] {
         let text = read(file);
         for (at, opening) in text.match_indices("](") {
             let target = text[at + opening.len()..].split([')', '#']).next().unwrap_or_default();

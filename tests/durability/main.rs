@@ -102,7 +102,8 @@ async fn thirty_views(memory: &Arc<dyn ObjectStore>) -> Vec<(u32, Vec<u8>)> {
 fn graphs(node: &Node) -> Vec<(u32, Vec<u8>)> {
     let meta = &node.server().meta;
     let jobs = meta.job_statuses().into_iter();
-    let graph = |id| millrace_rpc::services::MetaService::graph(meta.as_ref(), id).unwrap_or_default();
+    let graph =
+        |id| millrace_rpc::services::MetaService::graph(meta.as_ref(), id).unwrap_or_default();
     jobs.map(|j| (j.relation.0, graph(j.relation).to_vec())).collect()
 }
 
@@ -117,7 +118,10 @@ async fn recovery_of_thirty_views_takes_three_rounds_and_no_planning() {
     let client = node.connect().await;
     assert_eq!(one(&client, "SELECT sum(s) FROM v29").await, "500500");
     let took = began.elapsed();
-    println!("30 views: {rounds} dependent rounds of 150 ms, first read after {} ms", took.as_millis());
+    println!(
+        "30 views: {rounds} dependent rounds of 150 ms, first read after {} ms",
+        took.as_millis()
+    );
     assert!(rounds <= 3, "{rounds} rounds");
     assert!(took < Duration::from_secs(5), "{took:?}");
     assert_eq!(graphs(&node), before, "recovery runs the stored plans");
@@ -145,7 +149,11 @@ async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() 
     let node = Node::start(&store, BUSY).await;
     let client = node.connect().await;
     run(&client, "CREATE TABLE t (k int PRIMARY KEY, v bigint, pad varchar)").await;
-    run(&client, "CREATE MATERIALIZED VIEW s AS SELECT count(*) AS n, min(v) AS lo, max(v) AS hi FROM t").await;
+    run(
+        &client,
+        "CREATE MATERIALIZED VIEW s AS SELECT count(*) AS n, min(v) AS lo, max(v) AS hi FROM t",
+    )
+    .await;
     let insert = "INSERT INTO t SELECT x, 0, 'padding of the row ' || x FROM generate_series(1, 500) AS s(x)";
     run(&client, insert).await;
     let until = Instant::now() + Duration::from_secs(SECONDS);
@@ -154,7 +162,9 @@ async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() 
         let mut scans = 0;
         while Instant::now() < until {
             // A statement is all or nothing: every row has been updated equally often.
-            let row = &suite::rows(&scanner, "SELECT count(*), max(v) - min(v) FROM t").await.expect("a scan")[0];
+            let row = &suite::rows(&scanner, "SELECT count(*), max(v) - min(v) FROM t")
+                .await
+                .expect("a scan")[0];
             assert_eq!((row[0].as_str(), row[1].as_str()), ("500", "0"));
             scans += 1;
         }
@@ -178,11 +188,18 @@ async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() 
         let id = meta.catalog().by_name("public", name).map(|r| millrace_common::RelationId(r.id));
         meta.version(id.expect("it exists")).expect("it has a version")
     };
-    let named: u64 = ["t", "s"].into_iter().map(version).map(|v| {
-        v.runs.iter().map(|r| r.length).sum::<u64>() + v.tail.iter().map(|s| s.length).sum::<u64>()
-    }).sum();
+    let named: u64 = ["t", "s"]
+        .into_iter()
+        .map(version)
+        .map(|v| {
+            v.runs.iter().map(|r| r.length).sum::<u64>()
+                + v.tail.iter().map(|s| s.length).sum::<u64>()
+        })
+        .sum();
     let bytes = object_bytes(&store).await;
-    println!("{updates} updates of {ROWS} rows, {scans} scans: {bytes} bytes in objects, {named} of them in versions");
+    println!(
+        "{updates} updates of {ROWS} rows, {scans} scans: {bytes} bytes in objects, {named} of them in versions"
+    );
     // Old versions of rows stay as long as `snapshot_retention` says; what no version names must go.
     assert!(bytes <= 4 * named + (1 << 20), "{bytes} bytes for {named}");
     let runs = version("t").runs.len();
@@ -193,7 +210,8 @@ async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() 
 async fn a_full_store_refuses_statements_and_serves_again_when_there_is_space() {
     let sim = SimStore::in_memory(Profile::INSTANT, 1);
     let store: Arc<dyn ObjectStore> = Arc::new(sim.clone());
-    let node = Node::start(&store, Tuning { inline_bytes: Some(4 << 10), ..Tuning::default() }).await;
+    let node =
+        Node::start(&store, Tuning { inline_bytes: Some(4 << 10), ..Tuning::default() }).await;
     let client = node.connect().await;
     run(&client, "CREATE TABLE t (k int PRIMARY KEY, v varchar)").await;
     run(&client, "CREATE MATERIALIZED VIEW c AS SELECT count(*) AS n FROM t").await;

@@ -241,9 +241,11 @@ pub async fn rows(client: &Client, sql: &str) -> Result<Vec<Vec<Option<String>>>
 }
 
 fn describe(e: &tokio_postgres::Error) -> String {
-    e.as_db_error()
-        .map_or_else(|| e.to_string(), |db| {
-        let detail = db.detail().unwrap_or_default();
-        format!("{} ({}) {detail}", db.message(), db.code().code())
-    })
+    e.as_db_error().map_or_else(
+        || e.to_string(),
+        |db| {
+            let detail = db.detail().unwrap_or_default();
+            format!("{} ({}) {detail}", db.message(), db.code().code())
+        },
+    )
 }

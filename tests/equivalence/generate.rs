@@ -175,10 +175,38 @@ fn table_name<'t>(rng: &mut Rng, tables: &'t [Table]) -> &'t str {
 /// The shapes a view can have.
 type Shape = fn(&mut Rng, &[Table]) -> Query;
 const SHAPES: &[Shape] = &[
-    filter, filter, aggregate, aggregate, aggregate, global_aggregate, join, join, join, outer_join, outer_join,
-    outer_residual, semi, anti, not_in, mark, distinct, union_all, union, top_n, row_number,
-    row_number, scalar_subquery, join_of_aggregates, aggregate_of_join, tumble, hop, three_way,
-    theta, having, distinct_aggregate, self_join,
+    filter,
+    filter,
+    aggregate,
+    aggregate,
+    aggregate,
+    global_aggregate,
+    join,
+    join,
+    join,
+    outer_join,
+    outer_join,
+    outer_residual,
+    semi,
+    anti,
+    not_in,
+    mark,
+    distinct,
+    union_all,
+    union,
+    top_n,
+    row_number,
+    row_number,
+    scalar_subquery,
+    join_of_aggregates,
+    aggregate_of_join,
+    tumble,
+    hop,
+    three_way,
+    theta,
+    having,
+    distinct_aggregate,
+    self_join,
 ];
 
 pub fn query(rng: &mut Rng, tables: &[Table]) -> Query {
@@ -192,7 +220,11 @@ fn tagged(sql: String, tags: &[&'static str]) -> Query {
 fn filter(rng: &mut Rng, t: &[Table]) -> Query {
     let (e1, e2) = (scalar(rng, ""), scalar(rng, ""));
     tagged(
-        format!("SELECT id, {e1} AS e1, {e2} AS e2 FROM {} WHERE {}", table_name(rng, t), condition(rng, "")),
+        format!(
+            "SELECT id, {e1} AS e1, {e2} AS e2 FROM {} WHERE {}",
+            table_name(rng, t),
+            condition(rng, "")
+        ),
         &["filter", "project"],
     )
 }
@@ -225,7 +257,11 @@ fn aggregates(rng: &mut Rng, q: &str) -> String {
 fn aggregate(rng: &mut Rng, t: &[Table]) -> Query {
     let group = group_columns(rng);
     tagged(
-        format!("SELECT {group}, {} FROM {} GROUP BY {group}", aggregates(rng, ""), table_name(rng, t)),
+        format!(
+            "SELECT {group}, {} FROM {} GROUP BY {group}",
+            aggregates(rng, ""),
+            table_name(rng, t)
+        ),
         &["aggregate"],
     )
 }
@@ -254,18 +290,29 @@ fn distinct_aggregate(rng: &mut Rng, t: &[Table]) -> Query {
 }
 
 fn global_aggregate(rng: &mut Rng, t: &[Table]) -> Query {
-    tagged(format!("SELECT {} FROM {}", aggregates(rng, ""), table_name(rng, t)), &["aggregate global"])
+    tagged(
+        format!("SELECT {} FROM {}", aggregates(rng, ""), table_name(rng, t)),
+        &["aggregate global"],
+    )
 }
 
 fn join_key(rng: &mut Rng) -> (&'static str, &'static str) {
-    let (l, r) = *rng.pick(&[&("a", "b"), &("a", "a"), &("id", "a"), &("s", "s"), &("id", "id"), &("b", "a")]);
+    let (l, r) = *rng.pick(&[
+        &("a", "b"),
+        &("a", "a"),
+        &("id", "a"),
+        &("s", "s"),
+        &("id", "id"),
+        &("b", "a"),
+    ]);
     (l, r)
 }
 
 fn join(rng: &mut Rng, t: &[Table]) -> Query {
     let (l, r) = join_key(rng);
     let residual = if rng.chance(30) { " AND x.b < y.a" } else { "" };
-    let filter = if rng.chance(40) { format!(" WHERE {}", condition(rng, "x.")) } else { String::new() };
+    let filter =
+        if rng.chance(40) { format!(" WHERE {}", condition(rng, "x.")) } else { String::new() };
     tagged(
         format!(
             "SELECT x.id AS xid, y.id AS yid, x.s AS xs, y.n AS yn FROM {} x JOIN {} y ON x.{l} = y.{r}{residual}{filter}",
@@ -279,18 +326,17 @@ fn join(rng: &mut Rng, t: &[Table]) -> Query {
 fn self_join(rng: &mut Rng, t: &[Table]) -> Query {
     let name = table_name(rng, t);
     tagged(
-        format!("SELECT x.o AS xo, y.o AS yo FROM {name} x JOIN {name} y ON x.a = y.a AND x.o < y.o"),
+        format!(
+            "SELECT x.o AS xo, y.o AS yo FROM {name} x JOIN {name} y ON x.a = y.a AND x.o < y.o"
+        ),
         &["join inner", "self join"],
     )
 }
 
 fn outer_join(rng: &mut Rng, t: &[Table]) -> Query {
     let (l, r) = join_key(rng);
-    let (kind, tag) = *rng.pick(&[
-        &("LEFT", "join left"),
-        &("RIGHT", "join right"),
-        &("FULL", "join full"),
-    ]);
+    let (kind, tag) =
+        *rng.pick(&[&("LEFT", "join left"), &("RIGHT", "join right"), &("FULL", "join full")]);
     tagged(
         format!(
             "SELECT x.id AS xid, x.a AS xa, y.id AS yid, y.s AS ys FROM {} x {kind} JOIN {} y ON x.{l} = y.{r}",
@@ -388,7 +434,11 @@ fn mark(rng: &mut Rng, t: &[Table]) -> Query {
 
 fn distinct(rng: &mut Rng, t: &[Table]) -> Query {
     tagged(
-        format!("SELECT DISTINCT {} FROM {}", rng.pick(&["a", "a, s", "s, n", "f", "b, a"]), table_name(rng, t)),
+        format!(
+            "SELECT DISTINCT {} FROM {}",
+            rng.pick(&["a", "a, s", "s, n", "f", "b, a"]),
+            table_name(rng, t)
+        ),
         &["distinct"],
     )
 }
@@ -407,13 +457,18 @@ fn union_all(rng: &mut Rng, t: &[Table]) -> Query {
 
 fn union(rng: &mut Rng, t: &[Table]) -> Query {
     tagged(
-        format!("SELECT a, s FROM {} UNION SELECT b, s FROM {}", table_name(rng, t), table_name(rng, t)),
+        format!(
+            "SELECT a, s FROM {} UNION SELECT b, s FROM {}",
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
         &["union all", "distinct"],
     )
 }
 
 fn top_n(rng: &mut Rng, t: &[Table]) -> Query {
-    let offset = if rng.chance(30) { format!(" OFFSET {}", rng.between(1, 3)) } else { String::new() };
+    let offset =
+        if rng.chance(30) { format!(" OFFSET {}", rng.between(1, 3)) } else { String::new() };
     let nulls = rng.pick(&["", " NULLS FIRST", " NULLS LAST"]);
     let direction = rng.pick(&["", " DESC"]);
     tagged(

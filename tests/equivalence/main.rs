@@ -47,11 +47,19 @@ fn views_equal_their_queries() {
     let first = env_number("MILLRACE_EQUIVALENCE_SEED", 1);
     let cases = env_number("MILLRACE_EQUIVALENCE_CASES", DEFAULT_CASES);
     let fixed = if std::env::var("MILLRACE_EQUIVALENCE_SEED").is_ok() { &[] } else { SEEDS };
-    let plan: Vec<(u64, Mode)> =
-        fixed.iter().copied().chain((first..first + cases).map(|s| (s, Mode::of_seed(s)))).collect();
+    let plan: Vec<(u64, Mode)> = fixed
+        .iter()
+        .copied()
+        .chain((first..first + cases).map(|s| (s, Mode::of_seed(s))))
+        .collect();
     let outcome = run_all(&plan);
     print_coverage(&outcome.coverage);
-    println!("{} (query, history) pairs, seeds {first}..{}, {} fixed seeds", outcome.pairs, first + cases, fixed.len());
+    println!(
+        "{} (query, history) pairs, seeds {first}..{}, {} fixed seeds",
+        outcome.pairs,
+        first + cases,
+        fixed.len()
+    );
     assert!(
         outcome.failures.is_empty(),
         "{} of {} cases failed:\n{}",

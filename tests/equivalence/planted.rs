@@ -25,7 +25,11 @@ fn caught(bug: &'static str) -> bool {
             _ => Mode::Plain,
         };
         if let Err(difference) = Case::generate(10_000 + seed, mode, 10).run(Some(bug)) {
-            println!("{bug}: caught by seed {} ({})", 10_000 + seed, difference.lines().next().unwrap_or(""));
+            println!(
+                "{bug}: caught by seed {} ({})",
+                10_000 + seed,
+                difference.lines().next().unwrap_or("")
+            );
             return true;
         }
     }

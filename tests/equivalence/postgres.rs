@@ -27,7 +27,9 @@ impl Judge {
             format!("case_{}_{}", std::process::id(), SCHEMAS.fetch_add(1, Ordering::Relaxed));
         let judge = Judge { client };
         judge
-            .execute(&format!("CREATE SCHEMA {schema}; SET search_path = {schema}; SET timezone = 'UTC'"))
+            .execute(&format!(
+                "CREATE SCHEMA {schema}; SET search_path = {schema}; SET timezone = 'UTC'"
+            ))
             .await?;
         Ok(Some(judge))
     }
@@ -52,5 +54,6 @@ pub fn normalise(cell: &mut Option<String>) {
     }
     let fraction = &fraction[..fraction.len().min(12)];
     let fraction = fraction.trim_end_matches('0');
-    *cell = Some(if fraction.is_empty() { whole.to_string() } else { format!("{whole}.{fraction}") });
+    *cell =
+        Some(if fraction.is_empty() { whole.to_string() } else { format!("{whole}.{fraction}") });
 }

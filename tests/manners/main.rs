@@ -19,7 +19,8 @@ struct Running {
 fn start() -> Running {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let options = ServerOptions { data_dir: dir.path().to_path_buf(), ..Default::default() };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts");
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
     Running { server, _dir: dir }
 }
 
@@ -31,13 +32,15 @@ fn skip(what: &str) {
 
 fn psql(port: u16, commands: &[&str]) -> Option<String> {
     let mut psql = Command::new("psql");
-    psql.args(["-X", "-q", "-h", "127.0.0.1", "-U", "root", "-d", "dev", "-p"]).arg(port.to_string());
+    psql.args(["-X", "-q", "-h", "127.0.0.1", "-U", "root", "-d", "dev", "-p"])
+        .arg(port.to_string());
     psql.env("PGCLIENTENCODING", "UTF8").env("LC_ALL", "C.UTF-8");
     for command in commands {
         psql.args(["-c", command]);
     }
     let output = psql.output().ok()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     Some(text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n"))
 }
 
@@ -133,11 +136,20 @@ async fn catalog_queries_of_drivers_work() {
         ("SELECT 23::regtype", "integer"),
         ("SELECT current_schema()", "public"),
         ("SELECT 'public' = ANY (current_schemas(true))", "t"),
-        ("SELECT array_to_string(ARRAY(SELECT nspname FROM pg_namespace WHERE nspname IN ('other', 'public') ORDER BY 1), ',')", "other,public"),
+        (
+            "SELECT array_to_string(ARRAY(SELECT nspname FROM pg_namespace WHERE nspname IN ('other', 'public') ORDER BY 1), ',')",
+            "other,public",
+        ),
         ("SELECT pg_size_pretty(10240::bigint)", "10 kB"),
         ("SELECT indkey FROM pg_index WHERE indrelid = 't'::regclass", "1"),
-        ("SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) WHERE i.indrelid = 't'::regclass AND i.indisprimary", "id"),
-        ("SELECT data_type FROM information_schema.columns WHERE table_name = 't' AND column_name = 'ts'", "timestamp with time zone"),
+        (
+            "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) WHERE i.indrelid = 't'::regclass AND i.indisprimary",
+            "id",
+        ),
+        (
+            "SELECT data_type FROM information_schema.columns WHERE table_name = 't' AND column_name = 'ts'",
+            "timestamp with time zone",
+        ),
         ("SELECT count(*) FROM pg_catalog.pg_trigger", "0"),
         ("SELECT kind FROM millrace_catalog.relations WHERE name = 'mv'", "materialized view"),
         ("SELECT name FROM millrace_catalog.jobs WHERE name = 'mv'", "mv"),
@@ -159,7 +171,10 @@ async fn typed_parameters_and_binary_results() {
         .batch_execute("CREATE TABLE k (id int PRIMARY KEY, s smallint, b bigint, r real, d double precision, t text, x bytea, o boolean)")
         .await
         .expect("a table");
-    let insert = client.prepare("INSERT INTO k VALUES ($1,$2,$3,$4,$5,$6,$7,$8)").await.expect("types are inferred");
+    let insert = client
+        .prepare("INSERT INTO k VALUES ($1,$2,$3,$4,$5,$6,$7,$8)")
+        .await
+        .expect("types are inferred");
     let bytes: &[u8] = &[0, 1, 255];
     let n = client
         .execute(&insert, &[&1i32, &2i16, &3i64, &1.5f32, &2.5f64, &"text", &bytes, &true])
@@ -168,23 +183,45 @@ async fn typed_parameters_and_binary_results() {
     assert_eq!(n, 1);
     let none: Option<&str> = None;
     client
-        .execute(&insert, &[&2i32, &None::<i16>, &None::<i64>, &None::<f32>, &None::<f64>, &none, &None::<&[u8]>, &None::<bool>])
+        .execute(
+            &insert,
+            &[
+                &2i32,
+                &None::<i16>,
+                &None::<i64>,
+                &None::<f32>,
+                &None::<f64>,
+                &none,
+                &None::<&[u8]>,
+                &None::<bool>,
+            ],
+        )
         .await
         .expect("NULLs");
     let row = client.query_one("SELECT * FROM k WHERE id = $1", &[&1i32]).await.expect("a row");
-    let values: (i32, i16, i64, f32, f64) = (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
+    let values: (i32, i16, i64, f32, f64) =
+        (row.get(0), row.get(1), row.get(2), row.get(3), row.get(4));
     assert_eq!(values, (1, 2, 3, 1.5, 2.5));
-    assert_eq!((row.get::<_, &str>(5), row.get::<_, &[u8]>(6), row.get::<_, bool>(7)), ("text", bytes, true));
+    assert_eq!(
+        (row.get::<_, &str>(5), row.get::<_, &[u8]>(6), row.get::<_, bool>(7)),
+        ("text", bytes, true)
+    );
     let cast = client.query_one("SELECT $1::int + 1", &[&41i32]).await.expect("a cast");
     assert_eq!(cast.get::<_, i32>(0), 42);
     // An error in a pipeline skips to the Sync; the connection goes on.
     assert!(client.query("SELECT 1 / (id - 1) FROM k", &[]).await.is_err());
     assert_eq!(client.query("SELECT id FROM k", &[]).await.expect("rows").len(), 2);
-    let oid = client.query_one("SELECT oid, relname FROM pg_class WHERE relname = 'k'", &[]).await.expect("a class");
+    let oid = client
+        .query_one("SELECT oid, relname FROM pg_class WHERE relname = 'k'", &[])
+        .await
+        .expect("a class");
     assert!(oid.get::<_, u32>(0) >= 16_384);
     // Portals give their rows in parts.
     let transaction = client.transaction().await.expect("a block");
-    let portal = transaction.bind("SELECT g FROM generate_series(1, 10) AS t(g)", &[]).await.expect("a portal");
+    let portal = transaction
+        .bind("SELECT g FROM generate_series(1, 10) AS t(g)", &[])
+        .await
+        .expect("a portal");
     let first = transaction.query_portal(&portal, 4).await.expect("four rows");
     let rest = transaction.query_portal(&portal, 0).await.expect("the rest");
     assert_eq!((first.len(), rest.len()), (4, 6));
@@ -201,7 +238,8 @@ async fn copy_goes_in_and_out() {
     futures::pin_mut!(sink);
     sink.send(bytes::Bytes::from_static(b"1\ta\n2\t\\N\n")).await.expect("data");
     assert_eq!(sink.finish().await.expect("COPY ends"), 2);
-    let out = client.copy_out("COPY (SELECT * FROM c ORDER BY id) TO STDOUT").await.expect("COPY out");
+    let out =
+        client.copy_out("COPY (SELECT * FROM c ORDER BY id) TO STDOUT").await.expect("COPY out");
     let parts: Vec<bytes::Bytes> = out.try_collect().await.expect("data");
     assert_eq!(parts.concat(), b"1\ta\n2\t\\N\n");
 }
@@ -222,10 +260,14 @@ async fn statements_can_be_canceled_and_time_out() {
     assert_eq!(error.code().map(|c| c.code()), Some("57014"));
     client.batch_execute("SET statement_timeout = '200ms'").await.expect("a setting");
     let error = client.batch_execute("SELECT pg_sleep(30)").await.expect_err("it timed out");
-    assert!(error.as_db_error().is_some_and(|e| e.message().contains("statement timeout")), "{error:?}");
+    assert!(
+        error.as_db_error().is_some_and(|e| e.message().contains("statement timeout")),
+        "{error:?}"
+    );
     assert!(started.elapsed() < Duration::from_secs(20));
     client.batch_execute("BEGIN; SET LOCAL statement_timeout = 0; COMMIT").await.expect("a block");
-    let row = client.query_one("SELECT current_setting('statement_timeout')", &[]).await.expect("a row");
+    let row =
+        client.query_one("SELECT current_setting('statement_timeout')", &[]).await.expect("a row");
     assert!(row.get::<_, &str>(0).starts_with("200"));
 }
 
@@ -241,6 +283,7 @@ fn psycopg_works_with_its_defaults() {
         .arg(running.server.port.to_string())
         .output()
         .expect("Python runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
 }

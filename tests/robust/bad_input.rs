@@ -15,8 +15,8 @@ use millrace_storage::sim::{Faults, Profile, SimStore};
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
 use tempfile::TempDir;
 
@@ -78,7 +78,12 @@ fn fails_to_start(args: &[&str], env: &[(&str, &str)]) -> String {
 #[test]
 fn malformed_sql_says_where() {
     let (_dir, server) = server();
-    refused(server.port, "SELECT 1 FORM t", "42601", &["LINE 1: SELECT 1 FORM t", "                      ^"]);
+    refused(
+        server.port,
+        "SELECT 1 FORM t",
+        "42601",
+        &["LINE 1: SELECT 1 FORM t", "                      ^"],
+    );
     refused(server.port, "SELECT 1\nFROM t\nWHER x = 1", "42601", &["LINE 3: WHER x = 1"]);
     refused(server.port, "CREATE TABEL t (a int)", "42601", &["\"TABEL\""]);
     refused(server.port, "SELECT 'abc", "42601", &[]);
@@ -88,7 +93,12 @@ fn malformed_sql_says_where() {
 fn unknown_names_come_with_a_suggestion() {
     let (_dir, server) = server();
     psql(server.port, "CREATE TABLE customers (id int, full_name varchar)");
-    refused(server.port, "SELECT * FROM custmers", "42P01", &["\"custmers\" does not exist", "customers"]);
+    refused(
+        server.port,
+        "SELECT * FROM custmers",
+        "42P01",
+        &["\"custmers\" does not exist", "customers"],
+    );
     refused(server.port, "SELECT ful_name FROM customers", "42703", &["\"ful_name\"", "full_name"]);
     refused(server.port, "SELECT upperr(full_name) FROM customers", "42883", &["upperr"]);
     refused(server.port, "INSERT INTO custmers VALUES (1)", "42P01", &["custmers"]);
@@ -101,7 +111,12 @@ fn type_errors_are_named() {
     let (_dir, server) = server();
     psql(server.port, "CREATE TABLE t (k int, name varchar, at timestamp)");
     refused(server.port, "SELECT name + 1 FROM t", "42883", &["operator does not exist"]);
-    refused(server.port, "SELECT k = 'abc' FROM t", "22P02", &["invalid input syntax for type integer: \"abc\""]);
+    refused(
+        server.port,
+        "SELECT k = 'abc' FROM t",
+        "22P02",
+        &["invalid input syntax for type integer: \"abc\""],
+    );
     refused(server.port, "INSERT INTO t VALUES ('x')", "22P02", &["integer"]);
     refused(server.port, "INSERT INTO t VALUES (1, 'a', '2024-13-45')", "22008", &["2024-13-45"]);
     refused(server.port, "SELECT 1 FROM t WHERE k", "42804", &["boolean"]);
@@ -126,7 +141,12 @@ fn a_duplicate_key_is_named_and_nothing_is_inserted() {
     let port = server.port;
     psql(port, "CREATE TABLE t (k int PRIMARY KEY, v int)");
     psql(port, "INSERT INTO t VALUES (1, 1)");
-    refused(port, "INSERT INTO t VALUES (7, 7), (1, 2)", "23505", &["t_pkey", "Key (k)=(1) already exists"]);
+    refused(
+        port,
+        "INSERT INTO t VALUES (7, 7), (1, 2)",
+        "23505",
+        &["t_pkey", "Key (k)=(1) already exists"],
+    );
     refused(port, "INSERT INTO t VALUES (8, 7), (8, 2)", "23505", &["Key (k)=(8)"]);
     refused(port, "INSERT INTO t VALUES (NULL, 2)", "23502", &["\"k\""]);
     assert_eq!(psql(port, "SELECT * FROM t").trim(), "1|1");
@@ -137,8 +157,18 @@ fn a_source_option_that_is_missing_or_unknown_is_named() {
     let (_dir, server) = server();
     let port = server.port;
     refused(port, "CREATE SOURCE s (auction bigint)", "22023", &["\"connector\""]);
-    refused(port, "CREATE SOURCE s (auction bigint) WITH (connector = 'nexmark')", "22023", &["missing option", "table"]);
-    refused(port, "CREATE SOURCE s (auction bigint) WITH (connector = 'kafkaa')", "22023", &["kafkaa", "nexmark"]);
+    refused(
+        port,
+        "CREATE SOURCE s (auction bigint) WITH (connector = 'nexmark')",
+        "22023",
+        &["missing option", "table"],
+    );
+    refused(
+        port,
+        "CREATE SOURCE s (auction bigint) WITH (connector = 'kafkaa')",
+        "22023",
+        &["kafkaa", "nexmark"],
+    );
     let unknown = "CREATE SOURCE s (auction bigint) WITH (connector = 'nexmark', table = 'bid', colour = 'red')";
     refused(port, unknown, "22023", &["unknown option \"colour\"", "event.num"]);
     let value = "CREATE SOURCE s (auction bigint) WITH (connector = 'nexmark', table = 'bid', event.num = 'many')";
@@ -164,7 +194,10 @@ fn a_corrupt_block_is_named_and_other_tables_are_served() {
     psql(server.port, "CREATE TABLE good (k int PRIMARY KEY)");
     psql(server.port, "CREATE TABLE bad (k int PRIMARY KEY, filler varchar)");
     psql(server.port, "INSERT INTO good VALUES (1), (2)");
-    let loaded = psql(server.port, "INSERT INTO bad SELECT x, repeat('x', 300) || x FROM generate_series(1, 50000) AS s(x)");
+    let loaded = psql(
+        server.port,
+        "INSERT INTO bad SELECT x, repeat('x', 300) || x FROM generate_series(1, 50000) AS s(x)",
+    );
     assert_eq!(loaded.trim(), "INSERT 0 50000");
     server.kill();
     let mut files = Vec::new();
@@ -208,7 +241,9 @@ impl Drop for SmallDisk {
 #[test]
 fn a_full_disk_refuses_writes_and_loses_nothing() {
     let Some(disk) = SmallDisk::mount() else {
-        println!("skipped: no file system can be mounted here; the store's own tests cover a full disk");
+        println!(
+            "skipped: no file system can be mounted here; the store's own tests cover a full disk"
+        );
         return;
     };
     let ballast = disk.0.path().join("ballast");
@@ -280,7 +315,10 @@ fn bad_flags_and_files_are_said() {
     assert!(said.contains("--memory-limit") && said.contains("lots"), "{said}");
     let said = with(&["--barrier-interval=-5s"]);
     assert!(said.contains("--barrier-interval"), "{said}");
-    assert!(with(&["--memori-limit", "1GB"]).contains("--memory-limit"), "a similar flag is suggested");
+    assert!(
+        with(&["--memori-limit", "1GB"]).contains("--memory-limit"),
+        "a similar flag is suggested"
+    );
     let said = with(&["--object-store", "ftp://somewhere/else"]);
     assert!(said.contains("ftp") && said.contains("s3://"), "{said}");
     let said = with(&["--config", "/does/not/exist.toml"]);
@@ -289,7 +327,8 @@ fn bad_flags_and_files_are_said() {
     fs::write(&file, "memory-limt = \"1GB\"\n").expect("written");
     let said = with(&["--config", &file.display().to_string()]);
     assert!(said.contains("memory-limt") && said.contains("millrace.toml"), "{said}");
-    let said = fails_to_start(&["standalone", "--data-dir", &data], &[("MILLRACE_PARALLELISM", "many")]);
+    let said =
+        fails_to_start(&["standalone", "--data-dir", &data], &[("MILLRACE_PARALLELISM", "many")]);
     assert!(said.contains("many"), "{said}");
     let said = with(&["--listen", "nowhere"]);
     assert!(said.contains("listen"), "{said}");
@@ -322,7 +361,11 @@ async fn survives(faults: Faults) {
     let output = psql_to(&node, "SET statement_timeout = '3s'; INSERT INTO t VALUES (2)").await;
     let codes = ["57014", "58030", "08007", "40003", "57P03", "40001"];
     assert!(codes.iter().any(|c| output.contains(&format!("ERROR:  {c}:"))), "{output}");
-    assert_eq!(psql_to(&node, "SELECT count(*) FROM t WHERE k = 1").await.trim(), "1", "what is in memory is read");
+    assert_eq!(
+        psql_to(&node, "SELECT count(*) FROM t WHERE k = 1").await.trim(),
+        "1",
+        "what is in memory is read"
+    );
     store.set_faults(Faults::default());
     let until = Instant::now() + Duration::from_secs(60);
     loop {
@@ -356,7 +399,10 @@ async fn a_store_that_times_out_at_the_start_is_said() {
         panic!("a server started without a store");
     };
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    assert!(error.to_string().contains("no answer") || error.to_string().contains("did not answer"), "{error}");
+    assert!(
+        error.to_string().contains("no answer") || error.to_string().contains("did not answer"),
+        "{error}"
+    );
 }
 
 /// A store that has forgotten what create-if-absent means.
@@ -389,7 +435,11 @@ impl ObjectStore for Careless {
         self.0.put_multipart_opts(location, opts).await
     }
 
-    async fn get_opts(&self, location: &ObjectPath, options: GetOptions) -> object_store::Result<GetResult> {
+    async fn get_opts(
+        &self,
+        location: &ObjectPath,
+        options: GetOptions,
+    ) -> object_store::Result<GetResult> {
         self.0.get_opts(location, options).await
     }
 
@@ -400,15 +450,26 @@ impl ObjectStore for Careless {
         self.0.delete_stream(locations)
     }
 
-    fn list(&self, prefix: Option<&ObjectPath>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
+    fn list(
+        &self,
+        prefix: Option<&ObjectPath>,
+    ) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
         self.0.list(prefix)
     }
 
-    async fn list_with_delimiter(&self, prefix: Option<&ObjectPath>) -> object_store::Result<ListResult> {
+    async fn list_with_delimiter(
+        &self,
+        prefix: Option<&ObjectPath>,
+    ) -> object_store::Result<ListResult> {
         self.0.list_with_delimiter(prefix).await
     }
 
-    async fn copy_opts(&self, from: &ObjectPath, to: &ObjectPath, options: CopyOptions) -> object_store::Result<()> {
+    async fn copy_opts(
+        &self,
+        from: &ObjectPath,
+        to: &ObjectPath,
+        options: CopyOptions,
+    ) -> object_store::Result<()> {
         self.0.copy_opts(from, to, options).await
     }
 }

@@ -32,22 +32,26 @@ impl Broken {
     fn new(profile: Profile) -> Broken {
         let memory = Arc::new(InMemory::new());
         let store = SimStore::new(Arc::clone(&memory) as Arc<dyn ObjectStore>, profile, 7);
-        let options = NodeOptions {
-            flush_bytes: 256 << 10,
-            ..NodeOptions::new(Arc::new(store.clone()))
-        };
+        let options =
+            NodeOptions { flush_bytes: 256 << 10, ..NodeOptions::new(Arc::new(store.clone())) };
         Broken { store, memory, options }
     }
 
     async fn data_objects(&self) -> BTreeSet<Path> {
         let prefix = Path::from("data");
-        self.memory.list(Some(&prefix)).map_ok(|m| m.location).try_collect().await.expect("a listing")
+        self.memory
+            .list(Some(&prefix))
+            .map_ok(|m| m.location)
+            .try_collect()
+            .await
+            .expect("a listing")
     }
 
     /// Flips bytes in every block of each object.
     async fn damage(&self, objects: &BTreeSet<Path>) {
         for path in objects {
-            let mut bytes = self.memory.get(path).await.expect("there").bytes().await.expect("bytes").to_vec();
+            let mut bytes =
+                self.memory.get(path).await.expect("there").bytes().await.expect("bytes").to_vec();
             bytes.iter_mut().step_by(512).for_each(|b| *b ^= 0x55);
             self.memory.put(path, bytes.into()).await.expect("written");
         }
@@ -118,7 +122,8 @@ async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
         .await;
     assert_eq!(one(&client, "SELECT count(*) FROM vb").await, "9000");
     settle(&broken.store).await;
-    let objects: BTreeSet<Path> = broken.data_objects().await.difference(&before).cloned().collect();
+    let objects: BTreeSet<Path> =
+        broken.data_objects().await.difference(&before).cloned().collect();
     assert!(!objects.is_empty(), "b's rows are in objects of their own");
     drop(client);
     drop(node);
@@ -128,7 +133,9 @@ async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
     let node = Node::start(&broken.options).await;
     broken.store.hang_reads(Some("data/1/"));
     let client = node.connect().await;
-    let _ = client.batch_execute("INSERT INTO b SELECT g, 'zzz' FROM generate_series(1, 9000) AS t(g)").await;
+    let _ = client
+        .batch_execute("INSERT INTO b SELECT g, 'zzz' FROM generate_series(1, 9000) AS t(g)")
+        .await;
     let reason = node.wait_for_state("vb", "failed").await;
     assert!(reason.contains("data/2/"), "the reason names the object: {reason}");
     run(&client, "INSERT INTO a SELECT g, 1 FROM generate_series(1, 3000) AS t(g)").await;
@@ -150,7 +157,9 @@ async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
     assert!(late.message().contains("\"va\""), "{late}");
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
 
-    for sql in ["DROP MATERIALIZED VIEW va", "DROP MATERIALIZED VIEW vb", "DROP TABLE a", "DROP TABLE b"] {
+    for sql in
+        ["DROP MATERIALIZED VIEW va", "DROP MATERIALIZED VIEW vb", "DROP TABLE a", "DROP TABLE b"]
+    {
         let begun = Instant::now();
         client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
         assert!(begun.elapsed() < Duration::from_secs(1), "{sql} took {:?}", begun.elapsed());
@@ -184,7 +193,9 @@ async fn a_failing_job_shows_its_reason_and_others_go_on() {
     let node = Node::start(&broken.options).await;
     let client = node.run("INSERT INTO good VALUES (1), (2)").await;
     // Either the table itself could not be opened, or the view fails when it needs its state.
-    let _ = client.batch_execute("INSERT INTO bad SELECT g, 'zzz' FROM generate_series(1, 9000) AS t(g)").await;
+    let _ = client
+        .batch_execute("INSERT INTO bad SELECT g, 'zzz' FROM generate_series(1, 9000) AS t(g)")
+        .await;
     let reason = node.wait_for_state("v", "failed").await;
     assert!(reason.contains("data/"), "the reason names the object: {reason}");
     assert_eq!(one(&client, "SELECT count(*) FROM good").await, "2");
@@ -214,7 +225,8 @@ async fn a_creation_can_be_cancelled_or_left_in_the_background() {
     // As Ctrl-C in psql does.
     let client = node.connect().await;
     let cancel = client.cancel_token();
-    let create = client.batch_execute("CREATE MATERIALIZED VIEW v AS SELECT g, sum(v) AS s FROM a GROUP BY g");
+    let create = client
+        .batch_execute("CREATE MATERIALIZED VIEW v AS SELECT g, sum(v) AS s FROM a GROUP BY g");
     let (created, _) = tokio::join!(create, async {
         node.wait_for_state("v", "creating").await;
         cancel.cancel_query(NoTls).await.expect("the request is taken");

@@ -56,7 +56,8 @@ impl Node {
             flush_bytes: Some(options.flush_bytes),
             ..Overrides::default()
         };
-        let started = runtime.spawn(Standalone::start(config(), overrides)).await.expect("no panic");
+        let started =
+            runtime.spawn(Standalone::start(config(), overrides)).await.expect("no panic");
         match started {
             Ok(server) => {
                 let port = server.address.port();

@@ -81,7 +81,9 @@ async fn a_small_commit_costs_at_most_two_rounds_and_idleness_none() {
     let client = node.run("CREATE TABLE t (k int PRIMARY KEY, v int)").await;
     settle(&store).await;
     for (rows, bound) in [(1, 1), (3000, 2)] {
-        let statement = format!("INSERT INTO t SELECT {rows} * 10000 + x, x FROM generate_series(1, {rows}) AS s(x)");
+        let statement = format!(
+            "INSERT INTO t SELECT {rows} * 10000 + x, x FROM generate_series(1, {rows}) AS s(x)"
+        );
         let ((), rounds) = store.count_rounds(run(&client, &statement)).await;
         assert!(rounds <= bound, "{rows} rows: {rounds} rounds");
     }

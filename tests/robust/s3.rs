@@ -28,7 +28,9 @@ fn endpoint() -> Option<String> {
 fn create_bucket(endpoint: &str, bucket: &str) {
     let host = endpoint.trim_start_matches("http://");
     let mut stream = TcpStream::connect(host).expect("the S3 server answers");
-    let request = format!("PUT /{bucket} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+    let request = format!(
+        "PUT /{bucket} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    );
     stream.write_all(request.as_bytes()).expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
@@ -44,7 +46,14 @@ fn options(endpoint: &str, bucket: &str, data_dir: &Path) -> ServerOptions {
         ("AWS_REGION", "us-east-1"),
         ("AWS_ALLOW_HTTP", "true"),
     ];
-    let args = ["--object-store", &format!("s3://{bucket}/some/prefix"), "--memory-limit", "64MB", "--disk-cache", "64MB"];
+    let args = [
+        "--object-store",
+        &format!("s3://{bucket}/some/prefix"),
+        "--memory-limit",
+        "64MB",
+        "--disk-cache",
+        "64MB",
+    ];
     ServerOptions {
         data_dir: data_dir.to_path_buf(),
         args: args.iter().map(|a| (*a).to_string()).collect(),
@@ -89,7 +98,10 @@ async fn killed_under_load_over_s3() {
             assert!(status.is_ok_and(|s| s.success()), "kill -9 {pid}");
         });
         server.restart(None).expect("the server starts after a kill");
-        ledger.verify(&server).await.unwrap_or_else(|e| panic!("round {round}: {e}\n{}", server.log()));
+        ledger
+            .verify(&server)
+            .await
+            .unwrap_or_else(|e| panic!("round {round}: {e}\n{}", server.log()));
     }
     // A new machine: nothing but the bucket is left.
     let fresh = tempfile::tempdir().expect("a temporary directory");
@@ -97,5 +109,8 @@ async fn killed_under_load_over_s3() {
     let _ = std::fs::remove_dir_all(dir.path().join("cache"));
     drop(fresh);
     server.restart(None).expect("the server starts without its cache");
-    ledger.verify(&server).await.unwrap_or_else(|e| panic!("without the cache: {e}\n{}", server.log()));
+    ledger
+        .verify(&server)
+        .await
+        .unwrap_or_else(|e| panic!("without the cache: {e}\n{}", server.log()));
 }

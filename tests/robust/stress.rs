@@ -36,7 +36,9 @@ async fn write(client: &Client, sql: &str, tally: &mut Tally) {
     loop {
         match client.batch_execute(sql).await {
             Ok(()) => return,
-            Err(e) if e.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => tally.conflicts += 1,
+            Err(e) if e.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
+                tally.conflicts += 1
+            }
             Err(e) => panic!("{sql}: {e:?}"),
         }
     }
@@ -58,14 +60,29 @@ async fn session(server: &Server, owner: usize, until: Instant) -> Tally {
         write(&client, &format!("INSERT INTO item VALUES ({id}, {owner}, {n})"), &mut tally).await;
         match tally.items % 4 {
             // Another session, started after the acknowledgement, by way of a view of a view.
-            0 => expect(server, &format!("SELECT items FROM per_owner WHERE owner = {owner}"), &tally.items.to_string()).await,
+            0 => {
+                expect(
+                    server,
+                    &format!("SELECT items FROM per_owner WHERE owner = {owner}"),
+                    &tally.items.to_string(),
+                )
+                .await
+            }
             1 => {
-                write(&client, &format!("INSERT INTO event VALUES ({owner}, {id}, 'made')"), &mut tally).await;
-                expect(server, &format!("SELECT n FROM joined WHERE item = {id}"), &n.to_string()).await;
+                write(
+                    &client,
+                    &format!("INSERT INTO event VALUES ({owner}, {id}, 'made')"),
+                    &mut tally,
+                )
+                .await;
+                expect(server, &format!("SELECT n FROM joined WHERE item = {id}"), &n.to_string())
+                    .await;
             }
             2 => {
                 let other = (owner + 1) % SESSIONS;
-                let sql = format!("UPDATE account SET balance = balance + CASE owner WHEN {owner} THEN -1 ELSE 1 END WHERE owner IN ({owner}, {other})");
+                let sql = format!(
+                    "UPDATE account SET balance = balance + CASE owner WHEN {owner} THEN -1 ELSE 1 END WHERE owner IN ({owner}, {other})"
+                );
                 write(&client, &sql, &mut tally).await;
                 tally.transfers += 1;
             }
@@ -84,11 +101,13 @@ async fn session(server: &Server, owner: usize, until: Instant) -> Tally {
 async fn sessions_see_what_others_were_told() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let options = ServerOptions { data_dir: dir.path().to_path_buf(), ..ServerOptions::default() };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts");
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
     let client = server.connect().await.expect("a connection");
     run(&client, SCHEMA).await;
     let until = Instant::now() + TIME;
-    let all = futures::future::join_all((0..SESSIONS).map(|owner| session(&server, owner, until))).await;
+    let all =
+        futures::future::join_all((0..SESSIONS).map(|owner| session(&server, owner, until))).await;
     let items: i64 = all.iter().map(|t| t.items).sum();
     let conflicts: u64 = all.iter().map(|t| t.conflicts).sum();
     let reads: u64 = all.iter().map(|t| t.reads).sum();

@@ -18,7 +18,9 @@ fn setting(name: &str, default: u64) -> u64 {
 }
 
 fn definitions(events: u64) -> String {
-    let source = |table: &str| format!("WITH (connector = 'nexmark', table = '{table}', event.num = {events})");
+    let source = |table: &str| {
+        format!("WITH (connector = 'nexmark', table = '{table}', event.num = {events})")
+    };
     format!(
         "CREATE SOURCE bid (auction BIGINT, bidder BIGINT, price BIGINT, channel VARCHAR, url VARCHAR, \
              date_time TIMESTAMP, extra VARCHAR) {}; \
@@ -68,7 +70,8 @@ async fn follow(client: &Client, events: u64) {
 fn status_mb(pid: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the server runs");
     let line = status.lines().find(|l| l.starts_with(field)).expect("the kernel tells");
-    line.split_ascii_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).expect("a number") >> 10
+    line.split_ascii_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).expect("a number")
+        >> 10
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,7 +85,8 @@ async fn a_join_larger_than_memory_stays_exact_and_within_its_limit() {
         args: vec![format!("--memory-limit={limit}MiB")],
         ..ServerOptions::default()
     };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts");
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
     let client = server.connect().await.expect("a connection");
     client.batch_execute("SET read_wait_timeout = '600s'").await.expect("a setting");
     let begun = Instant::now();
@@ -93,8 +97,14 @@ async fn a_join_larger_than_memory_stays_exact_and_within_its_limit() {
 
     // Updates reach rows that have long left memory.
     let auctions = "SELECT id, 'note ' || id FROM auction WHERE id % 97 = 0";
-    client.batch_execute(&format!("INSERT INTO watch {auctions}")).await.expect("rows are inserted");
-    client.batch_execute("UPDATE watch SET note = note || '!' WHERE id % 2 = 0").await.expect("an update");
+    client
+        .batch_execute(&format!("INSERT INTO watch {auctions}"))
+        .await
+        .expect("rows are inserted");
+    client
+        .batch_execute("UPDATE watch SET note = note || '!' WHERE id % 2 = 0")
+        .await
+        .expect("an update");
     client.batch_execute("DELETE FROM watch WHERE id % 5 = 0").await.expect("a delete");
     let view = one_row(&client, &fingerprint("joined")).await;
     let updated = begun.elapsed();

@@ -33,8 +33,16 @@ const CHANNELS: u32 = 10_000;
 
 const STATES: [&str; 6] = ["az", "ca", "id", "or", "wa", "wy"];
 const CITIES: [&str; 10] = [
-    "phoenix", "los angeles", "san francisco", "boise", "portland", "bend", "redmond", "seattle",
-    "kent", "cheyenne",
+    "phoenix",
+    "los angeles",
+    "san francisco",
+    "boise",
+    "portland",
+    "bend",
+    "redmond",
+    "seattle",
+    "kent",
+    "cheyenne",
 ];
 const FIRST_NAMES: [&str; 11] = [
     "peter", "paul", "luke", "john", "saul", "vicky", "kate", "julie", "sarah", "deiter", "walter",

@@ -83,7 +83,8 @@ impl NexmarkSource {
             1,
             "nanoseconds of event time between two events",
         )?;
-        let splits = options::number(relation, "splits", 1u32, 1, "a number of splits, at least 1")?;
+        let splits =
+            options::number(relation, "splits", 1u32, 1, "a number of splits, at least 1")?;
         let seed = options::number(relation, "seed", DEFAULT_SEED, 0, "a number")?;
         let (columns, schema) = resolve_columns(relation, kind)?;
         Ok(NexmarkSource {
@@ -169,7 +170,11 @@ fn resolve_columns(relation: &Relation, kind: Kind) -> Result<(Vec<usize>, Schem
         if declared.to_arrow() != expected.to_arrow() {
             return Err(SqlError::new(
                 SqlState::DATATYPE_MISMATCH,
-                format!("column \"{}\" of nexmark {} is {expected}, not {declared}", column.name, kind.name()),
+                format!(
+                    "column \"{}\" of nexmark {} is {expected}, not {declared}",
+                    column.name,
+                    kind.name()
+                ),
             ));
         }
         positions.push(at);

@@ -10,8 +10,8 @@ use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use async_trait::async_trait;
 use millrace_common::SqlType;
 
-use super::events::{self, Kind, Sink};
 use super::StreamConfig;
+use super::events::{self, Kind, Sink};
 use crate::{ConnectorError, SplitReader};
 
 /// A reader passes at most this many events a call, so that a rare kind does not hold its task.
@@ -151,7 +151,11 @@ impl Columns {
         if self.is_text(column) {
             let text = std::mem::take(&mut self.texts[column]);
             let offsets = OffsetBuffer::new(ScalarBuffer::from(text.offsets));
-            return Ok(Arc::new(StringArray::try_new(offsets, Buffer::from_vec(text.bytes), None)?));
+            return Ok(Arc::new(StringArray::try_new(
+                offsets,
+                Buffer::from_vec(text.bytes),
+                None,
+            )?));
         }
         let ints = std::mem::take(&mut self.ints[column]);
         let is_time =

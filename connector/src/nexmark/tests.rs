@@ -44,7 +44,12 @@ fn reference() -> impl Iterator<Item = Event> {
     .take(EVENTS as usize)
 }
 
-async fn read_all(source: &NexmarkSource, split: u32, columns: &[usize], step: usize) -> Vec<RecordBatch> {
+async fn read_all(
+    source: &NexmarkSource,
+    split: u32,
+    columns: &[usize],
+    step: usize,
+) -> Vec<RecordBatch> {
     let until = source.available(split, 0, 0);
     let mut reader = source.reader(split, 0, columns).unwrap();
     let mut batches = Vec::new();
@@ -91,16 +96,35 @@ fn fields(event: &Event) -> Vec<Value> {
     let text = |v: &str| Value::Text(v.to_string());
     match event {
         Event::Person(p) => vec![
-            int(p.id), text(&p.name), text(&p.email_address), text(&p.credit_card), text(&p.city),
-            text(&p.state), time(p.date_time), text(&p.extra),
+            int(p.id),
+            text(&p.name),
+            text(&p.email_address),
+            text(&p.credit_card),
+            text(&p.city),
+            text(&p.state),
+            time(p.date_time),
+            text(&p.extra),
         ],
         Event::Auction(a) => vec![
-            int(a.id), text(&a.item_name), text(&a.description), int(a.initial_bid), int(a.reserve),
-            time(a.date_time), time(a.expires), int(a.seller), int(a.category), text(&a.extra),
+            int(a.id),
+            text(&a.item_name),
+            text(&a.description),
+            int(a.initial_bid),
+            int(a.reserve),
+            time(a.date_time),
+            time(a.expires),
+            int(a.seller),
+            int(a.category),
+            text(&a.extra),
         ],
         Event::Bid(b) => vec![
-            int(b.auction), int(b.bidder), int(b.price), text(&b.channel), text(&b.url),
-            time(b.date_time), text(&b.extra),
+            int(b.auction),
+            int(b.bidder),
+            int(b.price),
+            text(&b.channel),
+            text(&b.url),
+            time(b.date_time),
+            text(&b.extra),
         ],
     }
 }

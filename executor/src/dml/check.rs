@@ -164,7 +164,16 @@ impl Checker<'_> {
             let delta = DeltaChunk::concat(&self.layout.schema, &[replaced, inserted])?;
             (delta, both)
         };
-        Ok(Writes { keys, weights: None, rows, delta, vnodes, row_count, rows_affected: 0, kept: None })
+        Ok(Writes {
+            keys,
+            weights: None,
+            rows,
+            delta,
+            vnodes,
+            row_count,
+            rows_affected: 0,
+            kept: None,
+        })
     }
 
     /// Rows of `found`, retracted.
@@ -223,7 +232,8 @@ impl Checker<'_> {
     /// Whether every old row is there as the statement saw it.
     fn check_old_rows(&self) -> Result<bool, ExecError> {
         let s = self.statement;
-        let old: Vec<u32> = (0..s.keys.len() as u32).filter(|&i| s.delta.weight(i as usize) < 0).collect();
+        let old: Vec<u32> =
+            (0..s.keys.len() as u32).filter(|&i| s.delta.weight(i as usize) < 0).collect();
         let mut found = Vec::with_capacity(old.len());
         for &row in &old {
             match self.existing[s.group[row as usize] as usize] {

@@ -315,7 +315,11 @@ impl Sequencer {
     }
 
     /// The oldest sealed epoch is committed, and published. `before_acknowledging` gets its change.
-    pub fn committed(&self, epoch: Epoch, before_acknowledging: impl FnOnce(Option<Vec<HubChunk>>)) {
+    pub fn committed(
+        &self,
+        epoch: Epoch,
+        before_acknowledging: impl FnOnce(Option<Vec<HubChunk>>),
+    ) {
         let mut state = self.state.lock();
         state.committed = state.committed.max(epoch);
         let Some((mut statements, _)) = state.in_flight.pop_front() else { return };
@@ -355,7 +359,6 @@ impl Sequencer {
     pub fn is_stopped(&self) -> bool {
         self.state.lock().stopped
     }
-
 }
 
 impl State {

@@ -61,11 +61,12 @@ impl ExchangeLeaf {
     fn aligned(&mut self) -> Result<Message, ExecError> {
         self.waiting = self.channels.len();
         let mut barriers = self.channels.iter_mut().filter_map(|c| c.aligned.take());
-        let first = barriers.next().ok_or_else(|| ExecError::internal("an exchange has no channel"))?;
+        let first =
+            barriers.next().ok_or_else(|| ExecError::internal("an exchange has no channel"))?;
         match barriers.find(|b| **b != *first) {
-            Some(other) => {
-                Err(ExecError::internal(format!("barriers {first:?} and {other:?} met in an exchange")))
-            }
+            Some(other) => Err(ExecError::internal(format!(
+                "barriers {first:?} and {other:?} met in an exchange"
+            ))),
             None => Ok(Message::Barrier(first)),
         }
     }

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use millrace_common::{VNODE_COUNT, Vnode};
 use millrace_rpc::version::BackfillPosition;
-use bytes::Bytes;
 
 /// A part of the key space that one task scans in order.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -67,7 +67,8 @@ impl SourceReader {
     ) -> Result<SourceReader, ExecError> {
         let numbers = from.source.splits();
         let own = numbers.into_iter().filter(|&s| s as usize % parallelism == task);
-        let splits = own.map(|s| Split::resume(s, from.input, backfill)).collect::<Result<_, _>>()?;
+        let splits =
+            own.map(|s| Split::resume(s, from.input, backfill)).collect::<Result<_, _>>()?;
         Ok(SourceReader { from, splits, turn: 0, rows: 0, scanning: false })
     }
 
@@ -112,7 +113,11 @@ impl SourceReader {
 }
 
 impl Split {
-    fn resume(number: u32, input: u32, backfill: Option<&BackfillState>) -> Result<Split, ExecError> {
+    fn resume(
+        number: u32,
+        input: u32,
+        backfill: Option<&BackfillState>,
+    ) -> Result<Split, ExecError> {
         let (offset, scanned) = match backfill {
             None => (None, true),
             Some(state) => {
@@ -251,7 +256,12 @@ mod tests {
     impl MetaService for Offsets {
         fn request_cut(&self, _: JobId) {}
 
-        async fn commit_edit(&self, _: JobId, _: Generation, _: VersionEdit) -> Result<bool, SqlError> {
+        async fn commit_edit(
+            &self,
+            _: JobId,
+            _: Generation,
+            _: VersionEdit,
+        ) -> Result<bool, SqlError> {
             Ok(true)
         }
 

@@ -59,11 +59,19 @@ pub struct SubscribeReader {
 enum State {
     Idle,
     /// To be opened.
-    Start { prev: Epoch, epoch: Epoch, since: Option<tokio::time::Instant> },
+    Start {
+        prev: Epoch,
+        epoch: Epoch,
+        since: Option<tokio::time::Instant>,
+    },
     Ring(VecDeque<Arc<EpochDelta>>, usize),
     Store(BoxStream<'static, Result<DeltaChunk, StorageError>>),
     /// One step of the first scan; rows it may still read.
-    Scan { epoch: Epoch, left: usize, since: Option<tokio::time::Instant> },
+    Scan {
+        epoch: Epoch,
+        left: usize,
+        since: Option<tokio::time::Instant>,
+    },
 }
 
 struct Scan {

@@ -1,10 +1,10 @@
 //! Constant rows: once, in the job's first epoch.
 
-use async_trait::async_trait;
 use arrow::record_batch::RecordBatch;
+use async_trait::async_trait;
+use bytes::Bytes;
 use millrace_common::DeltaChunk;
 use millrace_rpc::version::{BackfillPosition, BackfillState};
-use bytes::Bytes;
 
 use crate::error::ExecError;
 use crate::exchange::Barrier;

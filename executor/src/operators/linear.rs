@@ -55,7 +55,6 @@ impl Operator for Project {
     }
 }
 
-
 /// The planner types every expression; only a difference in kind of string or the like is mended.
 fn conform(array: ArrayRef, field: &Field) -> Result<ArrayRef, ExecError> {
     if array.data_type() == field.data_type() {
@@ -97,7 +96,8 @@ impl Operator for Hop {
         if rows.is_empty() {
             return Ok(());
         }
-        let whole = rows.len() == chunk.num_rows() && rows.iter().enumerate().all(|(i, &r)| i == r as usize);
+        let whole = rows.len() == chunk.num_rows()
+            && rows.iter().enumerate().all(|(i, &r)| i == r as usize);
         let indices = UInt32Array::from(rows);
         let mut columns: Vec<ArrayRef> = if whole {
             chunk.batch.columns().to_vec()
@@ -109,10 +109,9 @@ impl Operator for Hop {
         let edge = self.schema.field(columns.len()).data_type();
         columns.push(cast(&Int64Array::from(starts), edge)?);
         columns.push(cast(&ends, edge)?);
-        let weights = chunk
-            .weights
-            .as_ref()
-            .map(|w| Int64Array::from_iter_values(indices.values().iter().map(|&r| w.value(r as usize))));
+        let weights = chunk.weights.as_ref().map(|w| {
+            Int64Array::from_iter_values(indices.values().iter().map(|&r| w.value(r as usize)))
+        });
         let rows = indices.len();
         let batch: RecordBatch = new_batch(&self.schema, columns, rows)?;
         out.push(DeltaChunk::new(batch, weights));

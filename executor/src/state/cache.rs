@@ -157,9 +157,9 @@ impl KeyTable {
     /// The slot of a key, made if new (then neither resident nor being fetched).
     #[inline]
     pub fn find_or_insert(&mut self, hash: u64, vnode: Vnode, key: &[u8], stamp: u64) -> Slot {
-        let found = self.table.find(hash, |&s| {
-            self.hashes[s as usize] == hash && &*self.keys[s as usize] == key
-        });
+        let found = self
+            .table
+            .find(hash, |&s| self.hashes[s as usize] == hash && &*self.keys[s as usize] == key);
         if let Some(&slot) = found {
             self.stamps[slot as usize] = stamp;
             self.flags[slot as usize] |= REFERENCED;

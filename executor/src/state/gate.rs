@@ -149,15 +149,18 @@ impl KeyGate {
             let at = *place.entry(id).or_insert(chunks.len());
             if at == chunks.len() {
                 let parked = self.chunks[id as usize].as_ref();
-                chunks.push(&parked.ok_or_else(|| ExecError::internal("a parked chunk is gone"))?.chunk);
+                chunks.push(
+                    &parked.ok_or_else(|| ExecError::internal("a parked chunk is gone"))?.chunk,
+                );
             }
             picks.push((at, row as usize));
         }
         let batches: Vec<&RecordBatch> = chunks.iter().map(|c| &c.batch).collect();
         let batch = gather_batch(batches[0].schema_ref(), &batches, &picks)?;
-        let weights = chunks.iter().any(|c| c.weights.is_some()).then(|| {
-            Int64Array::from_iter_values(picks.iter().map(|&(c, r)| chunks[c].weight(r)))
-        });
+        let weights = chunks
+            .iter()
+            .any(|c| c.weights.is_some())
+            .then(|| Int64Array::from_iter_values(picks.iter().map(|&(c, r)| chunks[c].weight(r))));
         self.rows -= rows.len();
         for &(id, _) in rows {
             let place = &mut self.chunks[id as usize];

@@ -115,8 +115,16 @@ pub struct ChunkKeys {
 }
 
 impl KeyReader {
-    pub fn new(schema: &Schema, columns: &[usize], vnode: &[usize]) -> Result<KeyReader, ExecError> {
-        Ok(KeyReader { columns: columns.to_vec(), vnode: vnode.to_vec(), codec: KeyCodec::for_columns(schema, columns)? })
+    pub fn new(
+        schema: &Schema,
+        columns: &[usize],
+        vnode: &[usize],
+    ) -> Result<KeyReader, ExecError> {
+        Ok(KeyReader {
+            columns: columns.to_vec(),
+            vnode: vnode.to_vec(),
+            codec: KeyCodec::for_columns(schema, columns)?,
+        })
     }
 
     pub fn codec(&self) -> &KeyCodec {
@@ -148,11 +156,8 @@ impl KeyReader {
         } else {
             vnodes(&hash_columns(&columns_at(batch, &self.vnode), batch.num_rows())?)
         };
-        let rows = if columns.is_empty() {
-            self.codec.rows(&[])?
-        } else {
-            self.codec.rows(&columns)?
-        };
+        let rows =
+            if columns.is_empty() { self.codec.rows(&[])? } else { self.codec.rows(&columns)? };
         Ok(ChunkKeys { hashes, vnodes, rows, columns })
     }
 }
@@ -171,7 +176,12 @@ impl ChunkKeys {
 }
 
 /// Appends `vnode | parts…` as one storage key.
-pub fn append_storage_key(out: &mut BinaryBuilder, scratch: &mut Vec<u8>, vnode: Vnode, parts: &[&[u8]]) {
+pub fn append_storage_key(
+    out: &mut BinaryBuilder,
+    scratch: &mut Vec<u8>,
+    vnode: Vnode,
+    parts: &[&[u8]],
+) {
     scratch.clear();
     scratch.extend_from_slice(&vnode.to_be_bytes());
     for part in parts {

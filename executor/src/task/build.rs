@@ -19,7 +19,9 @@ use super::{Kind, Slot, Task, TaskReport};
 use crate::blackhole::Digest;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
-use crate::exchange::{Barrier, ChunkReceiver, ChunkSender, Dispatcher, local_channel, owned_vnodes};
+use crate::exchange::{
+    Barrier, ChunkReceiver, ChunkSender, Dispatcher, local_channel, owned_vnodes,
+};
 use crate::hub::DeltaHub;
 use crate::input::exchange::ExchangeLeaf;
 use crate::input::source::{SourceInput, SourceReader};
@@ -94,8 +96,7 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     let graph = blueprint.graph;
     let channels = connect(&blueprint)?;
     let (reports, receiver) = mpsc::unbounded_channel();
-    let mut builder =
-        Builder { blueprint, channels, cuts: Vec::new(), metrics: HashMap::new() };
+    let mut builder = Builder { blueprint, channels, cuts: Vec::new(), metrics: HashMap::new() };
     let mut tasks = Vec::new();
     let mut first_input = 0;
     for (f, fragment) in graph.fragments.iter().enumerate() {
@@ -135,8 +136,7 @@ fn connect(blueprint: &Blueprint<'_>) -> Result<Channels, ExecError> {
         }
         for s in 0..sending_tasks {
             for r in 0..receiving_tasks {
-                let (tx, rx) =
-                    local_channel(blueprint.options.channel_bytes, &blueprint.governor);
+                let (tx, rx) = local_channel(blueprint.options.channel_bytes, &blueprint.governor);
                 channels.senders.entry((from, s)).or_default().push(tx);
                 channels.receivers.entry((from, r)).or_default().push(rx);
             }

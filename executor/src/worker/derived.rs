@@ -216,11 +216,7 @@ impl Control {
 }
 
 /// The state of the backfill after a step; `None`: done.
-fn advance(
-    before: BackfillState,
-    barrier: &Barrier,
-    all: &mut Collected,
-) -> Option<BackfillState> {
+fn advance(before: BackfillState, barrier: &Barrier, all: &mut Collected) -> Option<BackfillState> {
     if all.positions.iter().all(|p| p.done) {
         return None;
     }

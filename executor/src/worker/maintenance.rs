@@ -41,7 +41,8 @@ fn round(shared: &Arc<Shared>, memtables: &mut Reservation) {
     if let Some(resident) = resident_bytes() {
         shared.governor.observe(resident);
         let by_class = MEMORY_CLASSES.iter().zip(shared.governor.by_class());
-        let text: Vec<String> = by_class.map(|(name, bytes)| format!("{name} {}", bytes >> 20)).collect();
+        let text: Vec<String> =
+            by_class.map(|(name, bytes)| format!("{name} {}", bytes >> 20)).collect();
         let blocks = shared.store.cache().stats();
         tracing::trace!(
             resident_mb = resident >> 20,

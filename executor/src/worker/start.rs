@@ -92,8 +92,14 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         delta_bytes: shared.options.delta_bytes,
     };
     let governor = Arc::clone(&shared.governor);
-    let sequencer =
-        Sequencer::new(&start.relation, &store, &start.version, Arc::clone(&meta), governor, limits)?;
+    let sequencer = Sequencer::new(
+        &start.relation,
+        &store,
+        &start.version,
+        Arc::clone(&meta),
+        governor,
+        limits,
+    )?;
     let last = Epoch(start.version.epoch);
     shared.hub.open(id, last);
     let table = Table::new(

@@ -11,16 +11,18 @@ use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::{DataType, FieldRef, Int64Type};
 use datafusion::common::Result as DfResult;
 use datafusion::logical_expr::{
-    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, TypeSignature, Volatility,
+    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+    TypeSignature, Volatility,
 };
 use millrace_common::{SqlError, SqlState};
 
 use super::SystemTables;
+use super::columns::SYSTEM_TABLES;
 use super::objects::{
-    ROLES, TYPES, columns, format_type, indexes, namespaces, quote_ident, relkind, system_table, type_named,
+    ROLES, TYPES, columns, format_type, indexes, namespaces, quote_ident, relkind, system_table,
+    type_named,
 };
 use super::pg::view_text;
-use super::columns::SYSTEM_TABLES;
 use super::rows::{Cell, array, field};
 use crate::query::snapshot_table::external;
 
@@ -92,15 +94,20 @@ impl ScalarUDFImpl for CatalogFunction {
 
 /// A column as cells.
 fn cells(column: &ArrayRef) -> Result<Vec<Cell>, SqlError> {
-    let cast = |t: &DataType| arrow::compute::cast(column, t).map_err(crate::dml::rows::arrow_error);
+    let cast =
+        |t: &DataType| arrow::compute::cast(column, t).map_err(crate::dml::rows::arrow_error);
     Ok(match column.data_type() {
         DataType::Null => vec![Cell::Null; column.len()],
         DataType::Boolean => column.as_boolean().iter().map(Cell::from).collect(),
-        t if t.is_integer() => cast(&DataType::Int64)?.as_primitive::<Int64Type>().iter().map(Cell::from).collect(),
+        t if t.is_integer() => {
+            cast(&DataType::Int64)?.as_primitive::<Int64Type>().iter().map(Cell::from).collect()
+        }
         DataType::List(_) | DataType::LargeList(_) => {
             let item = arrow::datatypes::Field::new("item", DataType::Utf8, true);
             let list = cast(&DataType::List(Arc::new(item)))?;
-            let texts = |a: ArrayRef| a.as_string::<i32>().iter().flatten().map(str::to_owned).collect::<Vec<_>>();
+            let texts = |a: ArrayRef| {
+                a.as_string::<i32>().iter().flatten().map(str::to_owned).collect::<Vec<_>>()
+            };
             list.as_list::<i32>().iter().map(|v| v.map(texts).into()).collect()
         }
         _ => cast(&DataType::Utf8)?.as_string::<i32>().iter().map(Cell::from).collect(),
@@ -125,7 +132,10 @@ fn text(args: &[Cell], i: usize) -> Option<&str> {
 /// The function of a name; its description is its body.
 pub fn lookup(tables: &Arc<SystemTables>, name: &str) -> Option<Arc<ScalarUDF>> {
     let (name, kind, body) = *FUNCTIONS.iter().find(|f| f.0 == name)?;
-    let signature = Signature::one_of(vec![TypeSignature::VariadicAny, TypeSignature::Nullary], Volatility::Stable);
+    let signature = Signature::one_of(
+        vec![TypeSignature::VariadicAny, TypeSignature::Nullary],
+        Volatility::Stable,
+    );
     let function = CatalogFunction { name, kind, body, signature, tables: tables.clone() };
     Some(Arc::new(ScalarUDF::new_from_impl(function)))
 }
@@ -173,11 +183,13 @@ static FUNCTIONS: &[(&str, char, Body)] = &[
         Ok(oid.and_then(|oid| view_of(t, oid)).into())
     }),
     ("pg_get_indexdef", 't', |t, a| {
-        let index = int(a, 0).and_then(|oid| indexes(t.catalog()).into_iter().find(|i| i.oid == oid));
+        let index =
+            int(a, 0).and_then(|oid| indexes(t.catalog()).into_iter().find(|i| i.oid == oid));
         Ok(index.map(|i| i.definition(int(a, 1).unwrap_or(0))).into())
     }),
     ("pg_get_constraintdef", 't', |t, a| {
-        let index = int(a, 0).and_then(|oid| indexes(t.catalog()).into_iter().find(|i| i.oid == oid && i.primary));
+        let index = int(a, 0)
+            .and_then(|oid| indexes(t.catalog()).into_iter().find(|i| i.oid == oid && i.primary));
         Ok(index.map(|i| i.constraint()).into())
     }),
     ("pg_get_ruledef", 't', NULL),
@@ -196,9 +208,13 @@ static FUNCTIONS: &[(&str, char, Body)] = &[
     ("col_description", 't', NULL),
     ("shobj_description", 't', NULL),
     ("pg_tablespace_location", 't', |_, _| Ok("".into())),
-    ("pg_encoding_to_char", 'n', |_, a| Ok(int(a, 0).map(|e| if e == 6 { "UTF8" } else { "" }).into())),
+    ("pg_encoding_to_char", 'n', |_, a| {
+        Ok(int(a, 0).map(|e| if e == 6 { "UTF8" } else { "" }).into())
+    }),
     ("pg_char_to_encoding", 'd', |_, a| {
-        Ok(text(a, 0).map(|e| if e.replace('-', "").eq_ignore_ascii_case("utf8") { 6i64 } else { -1 }).into())
+        Ok(text(a, 0)
+            .map(|e| if e.replace('-', "").eq_ignore_ascii_case("utf8") { 6i64 } else { -1 })
+            .into())
     }),
     ("pg_client_encoding", 'n', |_, _| Ok("UTF8".into())),
     ("getdatabaseencoding", 'n', |_, _| Ok("UTF8".into())),
@@ -214,15 +230,27 @@ static FUNCTIONS: &[(&str, char, Body)] = &[
     }),
     ("version", 't', |t, _| {
         let pg = t.settings.get("server_version").unwrap_or_default();
-        Ok(format!("PostgreSQL {pg} (Millrace {}), compiled by rustc, 64-bit", env!("CARGO_PKG_VERSION")).into())
+        Ok(format!(
+            "PostgreSQL {pg} (Millrace {}), compiled by rustc, 64-bit",
+            env!("CARGO_PKG_VERSION")
+        )
+        .into())
     }),
     ("pg_backend_pid", 'd', |t, _| Ok(t.pid.into())),
     ("pg_size_pretty", 't', |_, a| Ok(int(a, 0).map(size_pretty).into())),
-    ("pg_relation_size", 'i', |_, a| Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())),
+    ("pg_relation_size", 'i', |_, a| {
+        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())
+    }),
     ("pg_table_size", 'i', |_, a| Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())),
-    ("pg_indexes_size", 'i', |_, a| Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())),
-    ("pg_total_relation_size", 'i', |_, a| Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())),
-    ("pg_database_size", 'i', |_, a| Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())),
+    ("pg_indexes_size", 'i', |_, a| {
+        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())
+    }),
+    ("pg_total_relation_size", 'i', |_, a| {
+        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())
+    }),
+    ("pg_database_size", 'i', |_, a| {
+        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())
+    }),
     ("txid_current", 'i', |t, _| Ok((t.shared.next_statement().number as i64).into())),
     ("txid_current_if_assigned", 'i', NULL),
     ("pg_my_temp_schema", 'o', |_, _| Ok(0i64.into())),
@@ -241,9 +269,13 @@ static FUNCTIONS: &[(&str, char, Body)] = &[
     ("to_regnamespace", 'o', |t, a| Ok(text(a, 0).and_then(|n| schema_oid(t, n)).into())),
     ("to_regrole", 'o', |_, a| Ok(text(a, 0).and_then(role_oid).into())),
     ("#oid", 'o', |_, a| Ok(int(a, 0).into())),
-    ("#regclass_in", 'o', |t, a| known(relation_oid(t, text(a, 0).unwrap_or_default()), "relation", a)),
+    ("#regclass_in", 'o', |t, a| {
+        known(relation_oid(t, text(a, 0).unwrap_or_default()), "relation", a)
+    }),
     ("#regtype_in", 'o', |_, a| known(type_oid(text(a, 0).unwrap_or_default()), "type", a)),
-    ("#regnamespace_in", 'o', |t, a| known(schema_oid(t, text(a, 0).unwrap_or_default()), "schema", a)),
+    ("#regnamespace_in", 'o', |t, a| {
+        known(schema_oid(t, text(a, 0).unwrap_or_default()), "schema", a)
+    }),
     ("#regrole_in", 'o', |_, a| known(role_oid(text(a, 0).unwrap_or_default()), "role", a)),
     ("#regproc_in", 'o', |_, a| known(None, "function", a)),
     ("#regclass_out", 't', |t, a| Ok(int(a, 0).map(|oid| relation_name(t, oid)).into())),
@@ -301,7 +333,10 @@ fn known(oid: Option<i64>, what: &str, args: &[Cell]) -> Result<Cell, SqlError> 
 }
 
 fn user_name(oid: i64) -> String {
-    ROLES.iter().find(|r| r.0 == oid).map_or_else(|| format!("unknown (OID={oid})"), |r| r.1.to_owned())
+    ROLES
+        .iter()
+        .find(|r| r.0 == oid)
+        .map_or_else(|| format!("unknown (OID={oid})"), |r| r.1.to_owned())
 }
 
 fn role_oid(name: &str) -> Option<i64> {
@@ -358,7 +393,8 @@ fn relation_oid(t: &SystemTables, name: &str) -> Option<i64> {
     let indexes = indexes(t.catalog());
     let in_schema = |schema: &str| {
         let relation = t.catalog().get(schema, name).map(|r| i64::from(r.id));
-        let index = || indexes.iter().find(|i| i.name == name && i.table.schema == schema).map(|i| i.oid);
+        let index =
+            || indexes.iter().find(|i| i.name == name && i.table.schema == schema).map(|i| i.oid);
         let system = || system_table(schema, name).map(|s| i64::from(s.2));
         relation.or_else(index).or_else(system)
     };
@@ -410,7 +446,10 @@ fn relation_argument(t: &SystemTables, args: &[Cell]) -> Result<Option<i64>, Sql
     match args.first() {
         Some(Cell::Text(name)) => match relation_oid(t, name) {
             Some(oid) => Ok(Some(oid)),
-            None => Err(SqlError::new(SqlState::UNDEFINED_TABLE, format!("relation \"{name}\" does not exist"))),
+            None => Err(SqlError::new(
+                SqlState::UNDEFINED_TABLE,
+                format!("relation \"{name}\" does not exist"),
+            )),
         },
         _ => Ok(int(args, 0)),
     }
@@ -439,14 +478,20 @@ fn any_eq(args: &[Cell]) -> Option<bool> {
     };
     match args.get(1)? {
         Cell::Texts(v) => Some(v.contains(&left)),
-        Cell::Text(t) => Some(super::rewrite::array_items(t)?.into_iter().flatten().any(|i| i == left)),
+        Cell::Text(t) => {
+            Some(super::rewrite::array_items(t)?.into_iter().flatten().any(|i| i == left))
+        }
         _ => None,
     }
 }
 
 pub fn quote_literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
-    if quoted.contains('\\') { format!("E'{}'", quoted.replace('\\', "\\\\")) } else { format!("'{quoted}'") }
+    if quoted.contains('\\') {
+        format!("E'{}'", quoted.replace('\\', "\\\\"))
+    } else {
+        format!("'{quoted}'")
+    }
 }
 
 /// PostgreSQL's rounding: a unit is used up to ten thousand of it. Beyond bytes twice the size is

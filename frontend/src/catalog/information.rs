@@ -1,8 +1,8 @@
 //! The content of `information_schema` and of `millrace_catalog`.
 
 use arrow::array::RecordBatch;
-use millrace_common::{RelationId, SqlType};
 use millrace_common::settings::SETTINGS;
+use millrace_common::{RelationId, SqlType};
 use millrace_rpc::catalog::Relation;
 
 use super::SystemTables;
@@ -12,8 +12,15 @@ use super::rows::{Cell, Rows, row};
 
 /// What [`table`] fills; every other view of `information_schema` is empty.
 const FILLED: [&str; 9] = [
-    "tables", "columns", "schemata", "views", "table_constraints", "key_column_usage",
-    "constraint_column_usage", "information_schema_catalog_name", "enabled_roles",
+    "tables",
+    "columns",
+    "schemata",
+    "views",
+    "table_constraints",
+    "key_column_usage",
+    "constraint_column_usage",
+    "information_schema_catalog_name",
+    "enabled_roles",
 ];
 
 pub fn always_empty(name: &str) -> bool {
@@ -114,7 +121,9 @@ fn information_columns(t: &SystemTables, r: &Relation, rows: &mut Rows) {
         let text = matches!(sql, SqlType::Text | SqlType::Varchar(_));
         let time = match sql {
             SqlType::Date => Some(0i64),
-            SqlType::Time | SqlType::Timestamp | SqlType::Timestamptz | SqlType::Interval => Some(6),
+            SqlType::Time | SqlType::Timestamp | SqlType::Timestamptz | SqlType::Interval => {
+                Some(6)
+            }
             _ => None,
         };
         let udt = TYPES.iter().find(|t| t.0 == i64::from(sql.oid())).map(|t| t.1);
@@ -137,7 +146,8 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
     let mut rows;
     match name {
         "jobs" => {
-            rows = Rows::new("id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i");
+            rows =
+                Rows::new("id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i");
             for j in t.shared.cluster.jobs() {
                 let r = named(j.relation);
                 row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()), name: r.map(|r| r.name.as_str()),
@@ -170,7 +180,9 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
             }
         }
         "relations" => {
-            rows = Rows::new("id:o schema_name:n name:n kind:t owner:n append_only:b primary_key:a definition:t depends_on:w");
+            rows = Rows::new(
+                "id:o schema_name:n name:n kind:t owner:n append_only:b primary_key:a definition:t depends_on:w",
+            );
             for r in catalog.relations() {
                 let kind = match relkind(r) {
                     "v" => "view",

@@ -39,7 +39,9 @@ pub struct SystemTables {
 
 impl SystemTables {
     pub fn new(session: &Session) -> SystemTables {
-        let text = |p: &crate::session::Prepared| p.statement.as_ref().map(|s| s.text.clone()).unwrap_or_default();
+        let text = |p: &crate::session::Prepared| {
+            p.statement.as_ref().map(|s| s.text.clone()).unwrap_or_default()
+        };
         let named = session.prepared.iter().filter(|(name, _)| !name.is_empty());
         SystemTables {
             shared: session.shared.clone(),

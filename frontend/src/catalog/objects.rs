@@ -115,11 +115,20 @@ pub type TypeRow = (i64, &'static str, i64, &'static str, i64);
 
 pub fn type_named(name: &str) -> Option<&'static TypeRow> {
     const SPELLED: [(&str, &str); 14] = [
-        ("boolean", "bool"), ("smallint", "int2"), ("integer", "int4"), ("int", "int4"),
-        ("bigint", "int8"), ("real", "float4"), ("double precision", "float8"),
-        ("character varying", "varchar"), ("decimal", "numeric"), ("character", "bpchar"),
-        ("timestamp without time zone", "timestamp"), ("timestamp with time zone", "timestamptz"),
-        ("time without time zone", "time"), ("\"char\"", "char"),
+        ("boolean", "bool"),
+        ("smallint", "int2"),
+        ("integer", "int4"),
+        ("int", "int4"),
+        ("bigint", "int8"),
+        ("real", "float4"),
+        ("double precision", "float8"),
+        ("character varying", "varchar"),
+        ("decimal", "numeric"),
+        ("character", "bpchar"),
+        ("timestamp without time zone", "timestamp"),
+        ("timestamp with time zone", "timestamptz"),
+        ("time without time zone", "time"),
+        ("\"char\"", "char"),
     ];
     let short = SPELLED.iter().find(|(long, _)| *long == name).map_or(name, |(_, s)| s);
     TYPES.iter().find(|t| t.1 == short)
@@ -165,7 +174,11 @@ pub fn quote_ident(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
         && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
     let reserved = || RESERVED.split_whitespace().any(|word| word == name);
-    if plain && !reserved() { name.to_owned() } else { format!("\"{}\"", name.replace('"', "\"\"")) }
+    if plain && !reserved() {
+        name.to_owned()
+    } else {
+        format!("\"{}\"", name.replace('"', "\"\""))
+    }
 }
 
 /// Types that clients may meet.

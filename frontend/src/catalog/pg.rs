@@ -7,22 +7,45 @@ use millrace_rpc::catalog::{Column, Relation};
 use super::SystemTables;
 use super::columns::SYSTEM_TABLES;
 use super::objects::{
-    OWNER, PG_CATALOG, ROLES, TYPES, columns, indexes, namespace_oid, namespaces, relkind, system_table,
+    OWNER, PG_CATALOG, ROLES, TYPES, columns, indexes, namespace_oid, namespaces, relkind,
+    system_table,
 };
 use super::rows::{Cell, Rows, row};
 
 /// What [`table`] fills; every other table of `pg_catalog` is empty.
 const FILLED: [&str; 26] = [
-    "pg_namespace", "pg_class", "pg_attribute", "pg_attrdef", "pg_index", "pg_constraint", "pg_type",
-    "pg_database", "pg_roles", "pg_authid", "pg_user", "pg_settings", "pg_am", "pg_tables", "pg_views",
-    "pg_matviews", "pg_indexes", "pg_stat_activity", "pg_collation", "pg_tablespace",
-    "pg_foreign_table", "pg_foreign_server", "pg_foreign_data_wrapper", "pg_language",
-    "pg_prepared_statements", "pg_description",
+    "pg_namespace",
+    "pg_class",
+    "pg_attribute",
+    "pg_attrdef",
+    "pg_index",
+    "pg_constraint",
+    "pg_type",
+    "pg_database",
+    "pg_roles",
+    "pg_authid",
+    "pg_user",
+    "pg_settings",
+    "pg_am",
+    "pg_tables",
+    "pg_views",
+    "pg_matviews",
+    "pg_indexes",
+    "pg_stat_activity",
+    "pg_collation",
+    "pg_tablespace",
+    "pg_foreign_table",
+    "pg_foreign_server",
+    "pg_foreign_data_wrapper",
+    "pg_language",
+    "pg_prepared_statements",
+    "pg_description",
 ];
 
 /// Whether a table of `pg_catalog` never has a row.
 pub fn always_empty(name: &str) -> bool {
-    system_table("pg_catalog", name).is_some() && !FILLED.contains(&name) || name == "pg_description"
+    system_table("pg_catalog", name).is_some() && !FILLED.contains(&name)
+        || name == "pg_description"
 }
 
 /// OID of the foreign server that stands for a connector.
@@ -146,7 +169,9 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
             }
         }
         "pg_tablespace" => row!(rows; oid: 1663i64, spcname: "pg_default", spcowner: OWNER),
-        "pg_foreign_data_wrapper" => row!(rows; oid: 13_900i64, fdwname: "millrace", fdwowner: OWNER),
+        "pg_foreign_data_wrapper" => {
+            row!(rows; oid: 13_900i64, fdwname: "millrace", fdwowner: OWNER)
+        }
         "pg_foreign_server" => {
             for connector in connectors(relations) {
                 row!(rows; oid: server_oid(connector), srvname: connector, srvowner: OWNER, srvfdw: 13_900i64);
@@ -155,12 +180,15 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         "pg_foreign_table" => {
             for r in relations_of("f") {
                 let options = r.options.iter().filter(|o| o.name != "connector");
-                let options: Vec<String> = options.map(|o| format!("{}={}", o.name, o.value)).collect();
+                let options: Vec<String> =
+                    options.map(|o| format!("{}={}", o.name, o.value)).collect();
                 let server = r.option("connector").map_or(0, server_oid);
                 row!(rows; ftrelid: r.id, ftserver: server, ftoptions: options);
             }
         }
-        "pg_language" => row!(rows; oid: 14i64, lanname: "sql", lanowner: OWNER, lanpltrusted: true),
+        "pg_language" => {
+            row!(rows; oid: 14i64, lanname: "sql", lanowner: OWNER, lanpltrusted: true)
+        }
         "pg_prepared_statements" => {
             for (name, statement) in &t.prepared {
                 row!(rows; name: name, statement: statement);
@@ -179,7 +207,9 @@ pub fn view_text(r: &Relation) -> String {
 /// A default as PostgreSQL stores it: a string literal carries its type.
 fn default_text(c: &Column) -> Option<String> {
     let text = c.default_sql.as_ref()?;
-    let literal = text.starts_with('\'') && text.ends_with('\'') && !text[1..text.len().max(2) - 1].contains('\'');
+    let literal = text.starts_with('\'')
+        && text.ends_with('\'')
+        && !text[1..text.len().max(2) - 1].contains('\'');
     match c.sql_type() {
         Ok(t) if literal => {
             let name = t.to_string();
@@ -241,9 +271,19 @@ fn attributes(t: &SystemTables, rows: &mut Rows) {
         for (n, column) in spec.split_whitespace().enumerate() {
             let (name, kind) = column.split_once(':').unwrap_or((column, "t"));
             let (t, len) = match kind {
-                "b" => (16i64, 1i64), "s" => (21, 2), "d" => (23, 4), "i" => (20, 8), "f" => (700, 4),
-                "g" => (701, 8), "o" => (26, 4), "n" => (19, 64), "c" => (18, 1), "a" => (1009, -1),
-                "v" => (22, -1), "w" => (30, -1), _ => (25, -1),
+                "b" => (16i64, 1i64),
+                "s" => (21, 2),
+                "d" => (23, 4),
+                "i" => (20, 8),
+                "f" => (700, 4),
+                "g" => (701, 8),
+                "o" => (26, 4),
+                "n" => (19, 64),
+                "c" => (18, 1),
+                "a" => (1009, -1),
+                "v" => (22, -1),
+                "w" => (30, -1),
+                _ => (25, -1),
             };
             row!(rows; attrelid: *oid, attname: name, atttypid: t, attstattarget: -1i64, attlen: len,
                 attnum: n as i64 + 1, attcacheoff: -1i64, atttypmod: -1i64, attalign: "i",

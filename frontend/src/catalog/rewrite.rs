@@ -30,9 +30,13 @@ pub fn for_clients(query: &Query, session: &Session) -> Result<Query, SqlError> 
 /// `SELECT pg_sleep(seconds)`: how long. A session waits without a thread, so that it can be canceled.
 pub fn sleeps(query: &Query) -> Option<std::time::Duration> {
     let SetExpr::Select(select) = query.body.as_ref() else { return None };
-    let [SelectItem::UnnamedExpr(Expr::Function(f))] = select.projection.as_slice() else { return None };
+    let [SelectItem::UnnamedExpr(Expr::Function(f))] = select.projection.as_slice() else {
+        return None;
+    };
     let FunctionArguments::List(list) = &f.args else { return None };
-    let [FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(v)))] = list.args.as_slice() else { return None };
+    let [FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(v)))] = list.args.as_slice() else {
+        return None;
+    };
     let Value::Number(seconds, _) = &v.value else { return None };
     let plain = select.from.is_empty() && function_name(f) == "pg_sleep";
     let seconds = seconds.parse::<f64>().ok().filter(|_| plain)?;
@@ -73,7 +77,10 @@ impl VisitorMut for Rewrite<'_> {
                 && *e != before
                 && !matches!(e, Expr::Subquery(_))
             {
-                *item = SelectItem::ExprWithAlias { expr: take(e), alias: Ident::with_quote('"', name) };
+                *item = SelectItem::ExprWithAlias {
+                    expr: take(e),
+                    alias: Ident::with_quote('"', name),
+                };
             }
         }
         ControlFlow::Continue(())
@@ -148,7 +155,10 @@ fn item_name(e: &Expr) -> String {
         let (name, array) = type_name(data_type);
         let inner = item_name(expr);
         let weak = inner == "?column?" || matches!(**expr, Expr::Cast { .. }) && !is_named(expr);
-        if array || REGISTERED.contains(&name.as_str()) || matches!(name.as_str(), "oid" | "name" | "char") {
+        if array
+            || REGISTERED.contains(&name.as_str())
+            || matches!(name.as_str(), "oid" | "name" | "char")
+        {
             return if weak { name } else { inner };
         }
     }
@@ -185,10 +195,12 @@ fn called(e: &Expr) -> Option<String> {
 fn first_argument(e: &mut Expr) -> Option<Expr> {
     match e {
         Expr::Nested(e) => first_argument(e),
-        Expr::Function(Function { args: FunctionArguments::List(list), .. }) => match list.args.first_mut() {
-            Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(e))) => Some(take(e)),
-            _ => None,
-        },
+        Expr::Function(Function { args: FunctionArguments::List(list), .. }) => {
+            match list.args.first_mut() {
+                Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(e))) => Some(take(e)),
+                _ => None,
+            }
+        }
         _ => None,
     }
 }
@@ -225,17 +237,24 @@ impl Rewrite<'_> {
             Expr::AnyOp { left, compare_op: BinaryOperator::Eq, right, .. } => any(left, right),
             Expr::AllOp { left, compare_op: BinaryOperator::NotEq, right } => {
                 let any = any(left, right)?;
-                Some(Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(Expr::Nested(Box::new(any))) })
+                Some(Expr::UnaryOp {
+                    op: UnaryOperator::Not,
+                    expr: Box::new(Expr::Nested(Box::new(any))),
+                })
             }
             Expr::Function(f) if function_name(f) == "array" => match &mut f.args {
                 FunctionArguments::Subquery(query) => Some(subquery::array(query)),
                 _ => None,
             },
-            Expr::Identifier(i) if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("current_schema") => {
+            Expr::Identifier(i)
+                if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("current_schema") =>
+            {
                 Some(call("current_schema", []))
             }
             Expr::Subquery(query) if subquery::is_empty(query) => Some(null()),
-            Expr::Exists { subquery: query, negated } if subquery::is_empty(query) => Some(boolean(*negated)),
+            Expr::Exists { subquery: query, negated } if subquery::is_empty(query) => {
+                Some(boolean(*negated))
+            }
             Expr::InSubquery { subquery: query, negated, .. } if subquery::is_empty(query) => {
                 Some(boolean(*negated))
             }
@@ -281,17 +300,24 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
                 if items.is_empty() {
                     return Some(call("#no_texts", []));
                 }
-                let DataType::Array(ArrayElemTypeDef::SquareBracket(item, _)) = t else { return None };
+                let DataType::Array(ArrayElemTypeDef::SquareBracket(item, _)) = t else {
+                    return None;
+                };
                 let plain = matches!(name.as_str(), "name" | "oid" | "char");
                 let item = if plain { DataType::Text } else { item.as_ref().clone() };
                 let element = |value: Option<String>| Expr::Cast {
                     kind: CastKind::DoubleColon,
-                    expr: Box::new(Expr::value(value.map_or(Value::Null, Value::SingleQuotedString))),
+                    expr: Box::new(Expr::value(
+                        value.map_or(Value::Null, Value::SingleQuotedString),
+                    )),
                     data_type: item.clone(),
                     array: false,
                     format: None,
                 };
-                Some(Expr::Array(Array { elem: items.into_iter().map(element).collect(), named: true }))
+                Some(Expr::Array(Array {
+                    elem: items.into_iter().map(element).collect(),
+                    named: true,
+                }))
             }
             None => Some(take(inner)),
         };
@@ -301,7 +327,9 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
         let wanted = format!("#{name}");
         return match name.as_str() {
             // The number behind the name.
-            "oid" | "int8" | "int4" | "bigint" | "integer" | "int" if done.ends_with("_out") => first_argument(inner),
+            "oid" | "int8" | "int4" | "bigint" | "integer" | "int" if done.ends_with("_out") => {
+                first_argument(inner)
+            }
             "oid" | "int8" | "bigint" => Some(call("#oid", [take(inner)])),
             "text" | "name" | "varchar" if done.ends_with("_in") => {
                 let kind = done.trim_end_matches("_in").to_owned();
@@ -373,7 +401,8 @@ fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
             if items.is_empty() {
                 return Some(boolean(false));
             }
-            let value = |i: Option<String>| Expr::value(i.map_or(Value::Null, Value::SingleQuotedString));
+            let value =
+                |i: Option<String>| Expr::value(i.map_or(Value::Null, Value::SingleQuotedString));
             let list = items.into_iter().map(value).collect();
             Some(Expr::InList { expr: Box::new(take(left)), list, negated: false })
         }
@@ -392,7 +421,9 @@ fn vector_element(root: &mut Expr, access: &mut [AccessExpr]) -> Option<Expr> {
         return None;
     }
     match access {
-        [AccessExpr::Subscript(Subscript::Index { index })] => Some(call("#vector_get", [take(root), take(index)])),
+        [AccessExpr::Subscript(Subscript::Index { index })] => {
+            Some(call("#vector_get", [take(root), take(index)]))
+        }
         _ => None,
     }
 }
@@ -403,7 +434,8 @@ mod tests {
 
     #[test]
     fn array_literals_are_taken_apart() {
-        let some = |items: &[&str]| Some(items.iter().map(|i| Some((*i).to_owned())).collect::<Vec<_>>());
+        let some =
+            |items: &[&str]| Some(items.iter().map(|i| Some((*i).to_owned())).collect::<Vec<_>>());
         assert_eq!(array_items("{}"), Some(vec![]));
         assert_eq!(array_items("{1, 2}"), some(&["1", "2"]));
         assert_eq!(array_items(r#"{"a,b","c\"d"}"#), some(&["a,b", "c\"d"]));

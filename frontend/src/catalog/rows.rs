@@ -80,13 +80,21 @@ pub fn field(name: &str, kind: char) -> Field {
 /// A column of cells; a cell of another kind is NULL.
 pub fn array(kind: char, cells: &[Cell]) -> ArrayRef {
     let ints = || cells.iter().map(|c| if let Cell::Int(i) = c { Some(*i) } else { None });
-    let texts = || cells.iter().map(|c| if let Cell::Text(t) = c { Some(t.as_str()) } else { None });
+    let texts =
+        || cells.iter().map(|c| if let Cell::Text(t) = c { Some(t.as_str()) } else { None });
     match kind {
         'b' => Arc::new(
-            cells.iter().map(|c| if let Cell::Bool(b) = c { Some(*b) } else { None }).collect::<BooleanArray>(),
+            cells
+                .iter()
+                .map(|c| if let Cell::Bool(b) = c { Some(*b) } else { None })
+                .collect::<BooleanArray>(),
         ),
-        's' => Arc::new(ints().map(|i| i.and_then(|i| i16::try_from(i).ok())).collect::<Int16Array>()),
-        'd' => Arc::new(ints().map(|i| i.and_then(|i| i32::try_from(i).ok())).collect::<Int32Array>()),
+        's' => {
+            Arc::new(ints().map(|i| i.and_then(|i| i16::try_from(i).ok())).collect::<Int16Array>())
+        }
+        'd' => {
+            Arc::new(ints().map(|i| i.and_then(|i| i32::try_from(i).ok())).collect::<Int32Array>())
+        }
         'i' | 'o' => Arc::new(ints().collect::<Int64Array>()),
         'f' => Arc::new(ints().map(|i| i.map(|i| i as f32)).collect::<Float32Array>()),
         'g' => Arc::new(ints().map(|i| i.map(|i| i as f64)).collect::<Float64Array>()),
@@ -165,7 +173,8 @@ impl Rows {
     }
 
     pub fn finish(self) -> Option<RecordBatch> {
-        let fields: Vec<Field> = self.names.iter().zip(&self.kinds).map(|(n, k)| field(n, *k)).collect();
+        let fields: Vec<Field> =
+            self.names.iter().zip(&self.kinds).map(|(n, k)| field(n, *k)).collect();
         let arrays = self.columns.iter().zip(&self.kinds).map(|(c, k)| array(*k, c)).collect();
         RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).ok()
     }

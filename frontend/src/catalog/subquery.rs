@@ -20,21 +20,57 @@ use super::{information, pg};
 use crate::query::catalog_view::fold;
 
 const AGGREGATES: [&str; 12] = [
-    "count", "sum", "min", "max", "avg", "array_agg", "string_agg", "bool_and", "bool_or", "every",
-    "json_agg", "json_object_agg",
+    "count",
+    "sum",
+    "min",
+    "max",
+    "avg",
+    "array_agg",
+    "string_agg",
+    "bool_and",
+    "bool_or",
+    "every",
+    "json_agg",
+    "json_object_agg",
 ];
 
 /// Columns of catalogs that are arrays.
 const ARRAYS: [&str; 19] = [
-    "indkey", "indoption", "indclass", "indcollation", "conkey", "confkey", "polroles", "prattrs",
-    "stxkind", "stxkeys", "proargtypes", "reloptions", "datacl", "relacl", "nspacl", "attacl",
-    "ftoptions", "rolconfig", "depends_on",
+    "indkey",
+    "indoption",
+    "indclass",
+    "indcollation",
+    "conkey",
+    "confkey",
+    "polroles",
+    "prattrs",
+    "stxkind",
+    "stxkeys",
+    "proargtypes",
+    "reloptions",
+    "datacl",
+    "relacl",
+    "nspacl",
+    "attacl",
+    "ftoptions",
+    "rolconfig",
+    "depends_on",
 ];
 
 /// Those that Millrace always leaves NULL.
 const NULL_ARRAYS: [&str; 12] = [
-    "reloptions", "datacl", "relacl", "nspacl", "attacl", "polroles", "prattrs", "stxkeys", "spcoptions",
-    "attoptions", "attfdwoptions", "rolconfig",
+    "reloptions",
+    "datacl",
+    "relacl",
+    "nspacl",
+    "attacl",
+    "polroles",
+    "prattrs",
+    "stxkeys",
+    "spcoptions",
+    "attoptions",
+    "attfdwoptions",
+    "rolconfig",
 ];
 
 fn last_name(e: &Expr) -> Option<String> {
@@ -64,7 +100,9 @@ pub(super) fn is_empty(query: &Query) -> bool {
 }
 
 fn any_expression<V: Visit>(node: &V, mut test: impl FnMut(&Expr) -> bool) -> bool {
-    let flow = visit_expressions(node, |e| if test(e) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) });
+    let flow = visit_expressions(node, |e| {
+        if test(e) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
     flow.is_break()
 }
 
@@ -113,7 +151,9 @@ fn never_has_rows(factor: &TableFactor, rewrite: &Rewrite) -> bool {
         TableFactor::NestedJoin { table_with_joins, .. } => empty_from(table_with_joins, rewrite),
         factor => match table_name(factor) {
             Some((Some(schema), name)) if schema == "pg_catalog" => pg::always_empty(&name),
-            Some((Some(schema), name)) if schema == "information_schema" => information::always_empty(&name),
+            Some((Some(schema), name)) if schema == "information_schema" => {
+                information::always_empty(&name)
+            }
             Some((None, name)) => !(rewrite.is_user)(&name) && pg::always_empty(&name),
             _ => false,
         },
@@ -123,13 +163,19 @@ fn never_has_rows(factor: &TableFactor, rewrite: &Rewrite) -> bool {
 /// Whether a FROM item returns nothing: its first table, or one that is joined to be there.
 fn empty_from(from: &TableWithJoins, rewrite: &Rewrite) -> bool {
     let outer = |j: &Join| {
-        matches!(j.join_operator, JoinOperator::Right(_) | JoinOperator::RightOuter(_) | JoinOperator::FullOuter(_))
+        matches!(
+            j.join_operator,
+            JoinOperator::Right(_) | JoinOperator::RightOuter(_) | JoinOperator::FullOuter(_)
+        )
     };
     if from.joins.iter().any(outer) {
         return false;
     }
     let inner = |j: &Join| {
-        matches!(j.join_operator, JoinOperator::Join(_) | JoinOperator::Inner(_) | JoinOperator::CrossJoin(_))
+        matches!(
+            j.join_operator,
+            JoinOperator::Join(_) | JoinOperator::Inner(_) | JoinOperator::CrossJoin(_)
+        )
     };
     never_has_rows(&from.relation, rewrite)
         || from.joins.iter().any(|j| inner(j) && never_has_rows(&j.relation, rewrite))
@@ -165,8 +211,13 @@ pub(super) fn select(select: &mut Select, rewrite: &mut Rewrite) {
 fn hard(e: &Expr) -> bool {
     matches!(
         e,
-        Expr::Subquery(_) | Expr::Exists { .. } | Expr::InSubquery { .. } | Expr::AnyOp { .. } | Expr::AllOp { .. }
-            | Expr::CompoundFieldAccess { .. } | Expr::Function(Function { args: FunctionArguments::Subquery(_), .. })
+        Expr::Subquery(_)
+            | Expr::Exists { .. }
+            | Expr::InSubquery { .. }
+            | Expr::AnyOp { .. }
+            | Expr::AllOp { .. }
+            | Expr::CompoundFieldAccess { .. }
+            | Expr::Function(Function { args: FunctionArguments::Subquery(_), .. })
     )
 }
 
@@ -224,7 +275,11 @@ fn lookups(e: &mut Expr, tests: bool, rewrite: &mut Rewrite, joins: &mut Vec<Joi
 /// A sub-select as a value and the join that provides it.
 fn lookup(query: &Query, exists: bool, rewrite: &mut Rewrite) -> Option<(Expr, Join)> {
     let SetExpr::Select(select) = query.body.as_ref() else { return None };
-    if query.with.is_some() || query.limit_clause.is_some() || query.fetch.is_some() || aggregates(select) {
+    if query.with.is_some()
+        || query.limit_clause.is_some()
+        || query.fetch.is_some()
+        || aggregates(select)
+    {
         return None;
     }
     let mut select = select.clone();
@@ -351,7 +406,9 @@ fn options_of(select: &mut Select) -> Option<Expr> {
     };
     let name = name.0.last().and_then(|p| p.as_ident()).map(fold)?;
     match args.first_mut() {
-        Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(e))) if name == "pg_options_to_table" && joins.is_empty() => {
+        Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(e)))
+            if name == "pg_options_to_table" && joins.is_empty() =>
+        {
             Some(take(e))
         }
         _ => None,

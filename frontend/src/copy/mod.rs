@@ -11,7 +11,9 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef};
 use millrace_common::{DeltaChunk, SqlError, SqlState};
 use millrace_rpc::catalog::{OnConflict, Relation};
-use sqlparser::ast::{CopyLegacyCsvOption, CopyLegacyOption, CopyOption, CopySource, CopyTarget, Statement as Sql};
+use sqlparser::ast::{
+    CopyLegacyCsvOption, CopyLegacyOption, CopyOption, CopySource, CopyTarget, Statement as Sql,
+};
 
 use crate::cluster::{DmlKind, DmlResult};
 use crate::dml::{self, insert, rewrite};
@@ -68,7 +70,8 @@ pub async fn plan(session: &mut Session, copy: &Sql) -> Result<Outcome, SqlError
             let query = match source {
                 CopySource::Query(query) => query.as_ref().clone(),
                 CopySource::Table { table_name, columns } => {
-                    let list = columns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                    let list =
+                        columns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                     let list = if list.is_empty() { "*".to_owned() } else { list };
                     rewrite::parse_query(&format!("SELECT {list} FROM {table_name}"))?
                 }
@@ -104,7 +107,12 @@ impl CopyIn {
             _ => DmlKind::Insert,
         };
         debug_assert!(batch.columns().iter().all(|c| c.len() == count));
-        let evaluated = dml::Evaluated { delta: DeltaChunk::inserts(batch.clone()), kind, rows: None, output: batch };
+        let evaluated = dml::Evaluated {
+            delta: DeltaChunk::inserts(batch.clone()),
+            kind,
+            rows: None,
+            output: batch,
+        };
         if evaluated.delta.is_empty() {
             return Ok("COPY 0".to_owned());
         }
@@ -122,7 +130,9 @@ impl CopyIn {
 }
 
 fn format_of(options: &[CopyOption], legacy: &[CopyLegacyOption]) -> Result<Format, SqlError> {
-    let csv = options.iter().any(|o| matches!(o, CopyOption::Format(f) if f.value.eq_ignore_ascii_case("csv")))
+    let csv = options
+        .iter()
+        .any(|o| matches!(o, CopyOption::Format(f) if f.value.eq_ignore_ascii_case("csv")))
         || legacy.iter().any(|o| matches!(o, CopyLegacyOption::Csv(_)));
     let mut f = Format {
         csv,
@@ -151,7 +161,8 @@ fn format_of(options: &[CopyOption], legacy: &[CopyLegacyOption]) -> Result<Form
             CopyOption::Quote(c) => f.quote = single_byte("quote", *c)?,
             CopyOption::Escape(c) => escape = Some(single_byte("escape", *c)?),
             CopyOption::Freeze(_) => {}
-            CopyOption::Encoding(name) if name.eq_ignore_ascii_case("utf8") || name.eq_ignore_ascii_case("utf-8") => {}
+            CopyOption::Encoding(name)
+                if name.eq_ignore_ascii_case("utf8") || name.eq_ignore_ascii_case("utf-8") => {}
             other => return Err(SqlError::unsupported(format!("COPY option {other}"))),
         }
     }

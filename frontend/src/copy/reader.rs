@@ -84,7 +84,8 @@ impl Reader {
             let rest = std::mem::take(&mut self.pending);
             if self.quoted {
                 self.line += 1;
-                let e = SqlError::new(SqlState::BAD_COPY_FILE_FORMAT, "unterminated CSV quoted field");
+                let e =
+                    SqlError::new(SqlState::BAD_COPY_FILE_FORMAT, "unterminated CSV quoted field");
                 return Err(self.at_line(e, Some(&rest)));
             }
             self.take_line(rest.strip_suffix(b"\r").unwrap_or(&rest))?;
@@ -170,7 +171,13 @@ impl Reader {
         self.check_complete(column, line)
     }
 
-    fn text_field(&mut self, column: usize, field: &[u8], escaped: bool, line: &[u8]) -> Result<(), SqlError> {
+    fn text_field(
+        &mut self,
+        column: usize,
+        field: &[u8],
+        escaped: bool,
+        line: &[u8],
+    ) -> Result<(), SqlError> {
         if column >= self.builders.len() {
             return Err(self.extra(line));
         }
@@ -208,7 +215,9 @@ impl Reader {
                 quoted = true;
                 i += 1;
                 while i < line.len() {
-                    if line[i] == escape && line.get(i + 1).is_some_and(|n| *n == quote || *n == escape) {
+                    if line[i] == escape
+                        && line.get(i + 1).is_some_and(|n| *n == quote || *n == escape)
+                    {
                         scratch.push(line[i + 1]);
                         i += 2;
                     } else if line[i] == quote {
@@ -273,7 +282,8 @@ impl Reader {
     }
 
     fn extra(&self, line: &[u8]) -> SqlError {
-        let e = SqlError::new(SqlState::BAD_COPY_FILE_FORMAT, "extra data after last expected column");
+        let e =
+            SqlError::new(SqlState::BAD_COPY_FILE_FORMAT, "extra data after last expected column");
         self.at_line(e, Some(line))
     }
 
@@ -355,11 +365,25 @@ mod tests {
     }
 
     fn text() -> Format {
-        Format { csv: false, header: false, delimiter: b'\t', null: "\\N".into(), quote: b'"', escape: b'"' }
+        Format {
+            csv: false,
+            header: false,
+            delimiter: b'\t',
+            null: "\\N".into(),
+            quote: b'"',
+            escape: b'"',
+        }
     }
 
     fn csv() -> Format {
-        Format { csv: true, header: true, delimiter: b',', null: String::new(), quote: b'"', escape: b'"' }
+        Format {
+            csv: true,
+            header: true,
+            delimiter: b',',
+            null: String::new(),
+            quote: b'"',
+            escape: b'"',
+        }
     }
 
     /// Feeds the input in pieces of every size: the result must not depend on them.
@@ -368,11 +392,22 @@ mod tests {
         for size in 1..=input.len().max(1) {
             let mut reader = Reader::new(&table(), &[0, 1], format.clone())?;
             let fed = input.as_bytes().chunks(size).try_for_each(|c| reader.push(c));
-            results.push(fed.and_then(|()| reader.finish()).map(|(columns, n)| {
-                let a: &Int32Array = columns[0].as_primitive();
-                let b = columns[1].as_string::<i32>();
-                (0..n).map(|i| (a.is_valid(i).then(|| a.value(i)), b.is_valid(i).then(|| b.value(i).to_owned()))).collect::<Vec<_>>()
-            }).map_err(|e| (e.message.clone(), e)));
+            results.push(
+                fed.and_then(|()| reader.finish())
+                    .map(|(columns, n)| {
+                        let a: &Int32Array = columns[0].as_primitive();
+                        let b = columns[1].as_string::<i32>();
+                        (0..n)
+                            .map(|i| {
+                                (
+                                    a.is_valid(i).then(|| a.value(i)),
+                                    b.is_valid(i).then(|| b.value(i).to_owned()),
+                                )
+                            })
+                            .collect::<Vec<_>>()
+                    })
+                    .map_err(|e| (e.message.clone(), e)),
+            );
         }
         let first = results.remove(0);
         for other in results {
@@ -390,7 +425,11 @@ mod tests {
         let rows = read(&text(), "1\tx\n\\N\ta\\tb\\\\\\x41\\101\n3\t\r\n\\.\n").unwrap();
         assert_eq!(
             rows,
-            vec![(Some(1), Some("x".into())), (None, Some("a\tb\\AA".into())), (Some(3), Some(String::new()))]
+            vec![
+                (Some(1), Some("x".into())),
+                (None, Some("a\tb\\AA".into())),
+                (Some(3), Some(String::new()))
+            ]
         );
     }
 
@@ -417,6 +456,9 @@ mod tests {
         assert_eq!((e.state.0, e.message.as_str()), ("22P04", "missing data for column \"b\""));
         assert_eq!(e.context.as_deref(), Some("COPY t, line 1: \"1\""));
         assert_eq!(read(&text(), "1\t2\t3\n").unwrap_err().state.0, "22P04");
-        assert_eq!(read(&csv(), "a,b\n1,\"open\n").unwrap_err().message, "unterminated CSV quoted field");
+        assert_eq!(
+            read(&csv(), "a,b\n1,\"open\n").unwrap_err().message,
+            "unterminated CSV quoted field"
+        );
     }
 }

@@ -19,7 +19,13 @@ pub fn header(fields: &[Field], format: &Format, out: &mut BytesMut) {
 }
 
 /// One row, with its newline.
-pub fn row(columns: &[Column], row: usize, format: &Format, text: &mut BytesMut, out: &mut BytesMut) -> Result<(), SqlError> {
+pub fn row(
+    columns: &[Column],
+    row: usize,
+    format: &Format,
+    text: &mut BytesMut,
+    out: &mut BytesMut,
+) -> Result<(), SqlError> {
     for (i, column) in columns.iter().enumerate() {
         if i > 0 {
             out.put_u8(format.delimiter);
@@ -41,7 +47,8 @@ fn put_value(value: &[u8], format: &Format, out: &mut BytesMut) {
 }
 
 fn put_csv(value: &[u8], format: &Format, out: &mut BytesMut) {
-    let special = |b: &u8| *b == format.delimiter || *b == format.quote || *b == b'\n' || *b == b'\r';
+    let special =
+        |b: &u8| *b == format.delimiter || *b == format.quote || *b == b'\n' || *b == b'\r';
     if value != format.null.as_bytes() && value != b"\\." && !value.iter().any(special) {
         out.put_slice(value);
         return;

@@ -35,7 +35,11 @@ pub async fn drop_objects(session: &mut Session, def: &Drop) -> Result<String, S
 
 fn missing(session: &mut Session, def: &Drop, name: &str) -> Result<(), SqlError> {
     let message = format!("{} \"{name}\" does not exist", def.kind.noun());
-    let state = if def.kind == ObjectKind::Schema { SqlState::INVALID_SCHEMA_NAME } else { SqlState::UNDEFINED_TABLE };
+    let state = if def.kind == ObjectKind::Schema {
+        SqlState::INVALID_SCHEMA_NAME
+    } else {
+        SqlState::UNDEFINED_TABLE
+    };
     if !def.if_exists {
         return Err(SqlError::new(state, message));
     }
@@ -65,7 +69,11 @@ fn check_kind(relation: &Relation, kind: ObjectKind) -> Result<(), SqlError> {
         SqlState::WRONG_OBJECT_TYPE,
         format!("\"{}\" is not {} {}", relation.name, article(kind.noun()), kind.noun()),
     )
-    .with_hint(format!("Use DROP {} to remove {} {actual}.", actual.to_uppercase(), article(actual))))
+    .with_hint(format!(
+        "Use DROP {} to remove {} {actual}.",
+        actual.to_uppercase(),
+        article(actual)
+    )))
 }
 
 /// Drops relations; what depends on them goes too with CASCADE, else it is an error that lists it.

@@ -41,8 +41,12 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
             let graph = view::plan(&view_catalog, &bound, &names, def)?;
             explain_graph(&graph, &|id| relation_name(&catalog, id))
         }
-        ExplainTarget::Statement(Statement::Sql(sql)) => explain_sql(session, sql, explain.analyze).await?,
-        ExplainTarget::Statement(_) => return Err(SqlError::unsupported("EXPLAIN of this statement")),
+        ExplainTarget::Statement(Statement::Sql(sql)) => {
+            explain_sql(session, sql, explain.analyze).await?
+        }
+        ExplainTarget::Statement(_) => {
+            return Err(SqlError::unsupported("EXPLAIN of this statement"));
+        }
     };
     RowSet::text(&["QUERY PLAN"], lines.into_iter().map(|l| vec![Some(l)]).collect(), "EXPLAIN")
 }
@@ -53,7 +57,9 @@ fn relation_name(catalog: &CatalogSnapshot, id: RelationId) -> Option<String> {
 
 /// What the running job does.
 fn job_lines(session: &Session, id: u32) -> Vec<String> {
-    let Some(job) = session.cluster().jobs().into_iter().find(|j| j.relation == id) else { return vec![] };
+    let Some(job) = session.cluster().jobs().into_iter().find(|j| j.relation == id) else {
+        return vec![];
+    };
     let mut lines = vec![format!("State: {}", job.state), format!("Epoch: {}", job.epoch)];
     lines.extend(job.progress.map(|p| format!("Progress: {p}")));
     lines.extend(job.lag_ms.map(|l| format!("Lag: {l} ms")));
@@ -62,7 +68,11 @@ fn job_lines(session: &Session, id: u32) -> Vec<String> {
     lines
 }
 
-async fn explain_sql(session: &mut Session, sql: &Sql, analyze: bool) -> Result<Vec<String>, SqlError> {
+async fn explain_sql(
+    session: &mut Session,
+    sql: &Sql,
+    analyze: bool,
+) -> Result<Vec<String>, SqlError> {
     let catalog = session.catalog_view();
     let plan;
     let (head, query): (Option<String>, &Query) = match sql {
@@ -112,7 +122,9 @@ fn accesses(plan: &LogicalPlan) -> Vec<Option<String>> {
     let mut visit = |node: &LogicalPlan| {
         if let LogicalPlan::TableScan(scan) = node {
             let provider = source_as_provider(&scan.source).ok();
-            let table = provider.as_ref().and_then(|p| (p.as_ref() as &dyn Any).downcast_ref::<SnapshotTable>());
+            let table = provider
+                .as_ref()
+                .and_then(|p| (p.as_ref() as &dyn Any).downcast_ref::<SnapshotTable>());
             found.push(table.and_then(|t| t.access(scan.projection.as_ref(), &scan.filters)));
         }
         Ok(TreeNodeRecursion::Continue)

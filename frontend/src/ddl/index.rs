@@ -24,27 +24,45 @@ pub const KEY_COLUMNS: &str = "key_columns";
 const MAX_COLUMNS: usize = 32;
 const TAG: &str = "CREATE INDEX";
 
-pub async fn create_index(session: &mut Session, def: &CreateIndex, text: &str) -> Result<String, SqlError> {
+pub async fn create_index(
+    session: &mut Session,
+    def: &CreateIndex,
+    text: &str,
+) -> Result<String, SqlError> {
     if def.unique {
-        return Err(SqlError::unsupported("CREATE UNIQUE INDEX")
-            .with_hint("Declare a PRIMARY KEY with the table, or create the index without UNIQUE."));
+        return Err(SqlError::unsupported("CREATE UNIQUE INDEX").with_hint(
+            "Declare a PRIMARY KEY with the table, or create the index without UNIQUE.",
+        ));
     }
     let view = session.catalog_view();
     let relation = view.resolve(&def.table)?;
     check_indexable(&relation)?;
-    let keys = def.columns.iter().map(|(e, ..)| key_column(&relation, e)).collect::<Result<Vec<_>, _>>()?;
+    let keys = def
+        .columns
+        .iter()
+        .map(|(e, ..)| key_column(&relation, e))
+        .collect::<Result<Vec<_>, _>>()?;
     let keys = without_repeats(keys);
     if keys.len() > MAX_COLUMNS {
         let message = format!("cannot use more than {MAX_COLUMNS} columns in an index");
         return Err(SqlError::new(SqlState("54011"), message));
     }
-    let include = def.include.iter().map(|c| column(&relation, c)).collect::<Result<Vec<_>, _>>()?;
+    let include =
+        def.include.iter().map(|c| column(&relation, c)).collect::<Result<Vec<_>, _>>()?;
     let name = match &def.name {
         Some(name) => fold(name),
         None => free_name(&view.snapshot, &relation, &keys),
     };
     let (schema, kind) = (relation.schema.clone(), RelationKind::Index);
-    let found = check_name(session, &view, &schema, &name, kind, def.if_not_exists && def.name.is_some(), false)?;
+    let found = check_name(
+        session,
+        &view,
+        &schema,
+        &name,
+        kind,
+        def.if_not_exists && def.name.is_some(),
+        false,
+    )?;
     if matches!(found, Existing::Skip) {
         return Ok(TAG.to_owned());
     }
@@ -57,7 +75,9 @@ pub async fn create_index(session: &mut Session, def: &CreateIndex, text: &str) 
 
 fn check_indexable(relation: &Relation) -> Result<(), SqlError> {
     let what = match RelationKind::try_from(relation.kind) {
-        Ok(RelationKind::Table | RelationKind::MaterializedView | RelationKind::Source) => return Ok(()),
+        Ok(RelationKind::Table | RelationKind::MaterializedView | RelationKind::Source) => {
+            return Ok(());
+        }
         Ok(RelationKind::View) => "views",
         Ok(RelationKind::Index) => "indexes",
         _ => "such relations",
@@ -94,16 +114,22 @@ fn without_repeats(list: Vec<usize>) -> Vec<usize> {
 }
 
 /// The index as the catalog keeps it, and how many state tables it has.
-fn plan(relation: &Arc<Relation>, keys: &[usize], include: &[usize]) -> Result<(Relation, u32), SqlError> {
+fn plan(
+    relation: &Arc<Relation>,
+    keys: &[usize],
+    include: &[usize],
+) -> Result<(Relation, u32), SqlError> {
     let keyed = relation.storage == RowStorage::Keyed as i32 && !relation.key.is_empty();
-    let key: Vec<usize> = if keyed { relation.key.iter().map(|c| *c as usize).collect() } else { vec![] };
+    let key: Vec<usize> =
+        if keyed { relation.key.iter().map(|c| *c as usize).collect() } else { vec![] };
     let rest: Vec<usize> = match include {
         [] => (0..relation.columns.len()).collect(),
         some => some.iter().chain(&key).copied().collect(),
     };
     let columns = without_repeats(keys.iter().copied().chain(rest).collect());
     // All key columns are among them.
-    let unique: Vec<usize> = key.iter().filter_map(|k| columns.iter().position(|c| c == k)).collect();
+    let unique: Vec<usize> =
+        key.iter().filter_map(|k| columns.iter().position(|c| c == k)).collect();
     let graph = plan_index(relation, &columns, keys.len(), &unique)?;
     let positions = |list: &[usize]| list.iter().map(|c| *c as u32).collect();
     let described = |c: &usize| Column { default_sql: None, ..relation.columns[*c].clone() };

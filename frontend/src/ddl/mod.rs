@@ -19,7 +19,11 @@ use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
 use crate::session::{Outcome, Session};
 
 /// Runs a statement of ours.
-pub async fn execute(session: &mut Session, statement: &Statement, text: &str) -> Result<Outcome, SqlError> {
+pub async fn execute(
+    session: &mut Session,
+    statement: &Statement,
+    text: &str,
+) -> Result<Outcome, SqlError> {
     let tag = match statement {
         Statement::CreateTable(def) => table::create_table(session, def, text).await?,
         Statement::CreateSource(def) => table::create_source(session, def, text).await?,
@@ -58,10 +62,17 @@ pub async fn execute(session: &mut Session, statement: &Statement, text: &str) -
     Ok(Outcome::Command(tag))
 }
 
-async fn create_schema(session: &mut Session, name: &str, if_not_exists: bool) -> Result<String, SqlError> {
+async fn create_schema(
+    session: &mut Session,
+    name: &str,
+    if_not_exists: bool,
+) -> Result<String, SqlError> {
     if name.starts_with("pg_") || SYSTEM_SCHEMAS.contains(&name) {
-        return Err(SqlError::new(SqlState("42939"), format!("unacceptable schema name \"{name}\""))
-            .with_detail("The prefix \"pg_\" is reserved for system schemas."));
+        return Err(SqlError::new(
+            SqlState("42939"),
+            format!("unacceptable schema name \"{name}\""),
+        )
+        .with_detail("The prefix \"pg_\" is reserved for system schemas."));
     }
     if session.cluster().catalog().schemas.iter().any(|s| s == name) {
         let message = format!("schema \"{name}\" already exists");
@@ -77,7 +88,13 @@ async fn create_schema(session: &mut Session, name: &str, if_not_exists: bool) -
 
 /// Jobs that are being created.
 fn creating(session: &Session) -> Vec<u32> {
-    session.cluster().jobs().into_iter().filter(|j| j.progress.is_some()).map(|j| j.relation).collect()
+    session
+        .cluster()
+        .jobs()
+        .into_iter()
+        .filter(|j| j.progress.is_some())
+        .map(|j| j.relation)
+        .collect()
 }
 
 async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
@@ -92,8 +109,13 @@ async fn cancel_jobs(session: &Session, ids: &[u32]) -> Result<String, SqlError>
     let creating = creating(session);
     for id in ids {
         if !creating.contains(id) {
-            return Err(SqlError::new(SqlState::UNDEFINED_OBJECT, format!("job {id} is not being created"))
-                .with_hint("SHOW JOBS lists jobs; a running view is ended by DROP MATERIALIZED VIEW."));
+            return Err(SqlError::new(
+                SqlState::UNDEFINED_OBJECT,
+                format!("job {id} is not being created"),
+            )
+            .with_hint(
+                "SHOW JOBS lists jobs; a running view is ended by DROP MATERIALIZED VIEW.",
+            ));
         }
     }
     let ids = ids.iter().copied().map(RelationId).collect();
@@ -157,7 +179,9 @@ struct Undo {
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        if let (Some((cluster, id)), Ok(handle)) = (self.cluster.take(), tokio::runtime::Handle::try_current()) {
+        if let (Some((cluster, id)), Ok(handle)) =
+            (self.cluster.take(), tokio::runtime::Handle::try_current())
+        {
             handle.spawn(async move {
                 if let Err(e) = cluster.drop_relations(vec![id]).await {
                     tracing::warn!(relation = %id, error = %e, "a cancelled creation could not be removed");

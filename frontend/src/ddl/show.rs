@@ -16,7 +16,11 @@ const JOBS: &[&str] = &["id", "name", "kind", "state", "progress", "lag_ms", "re
 /// The columns a SHOW returns.
 pub fn columns(show: &Show) -> &'static [&'static str] {
     match show {
-        Show::Tables(_) | Show::Sources(_) | Show::Views(_) | Show::MaterializedViews(_) | Show::Indexes(_) => &["Name"],
+        Show::Tables(_)
+        | Show::Sources(_)
+        | Show::Views(_)
+        | Show::MaterializedViews(_)
+        | Show::Indexes(_) => &["Name"],
         Show::Schemas => &["Schema"],
         Show::Databases => &["Database"],
         Show::Jobs => JOBS,
@@ -54,13 +58,20 @@ pub fn show(session: &Session, show: &Show) -> Result<RowSet, SqlError> {
     RowSet::text(names, rows, "SHOW")
 }
 
-fn relations(session: &Session, schema: Option<&Ident>, kind: RelationKind) -> Result<Vec<String>, SqlError> {
+fn relations(
+    session: &Session,
+    schema: Option<&Ident>,
+    kind: RelationKind,
+) -> Result<Vec<String>, SqlError> {
     let catalog = session.cluster().catalog();
     let schemas = match schema {
         Some(s) => {
             let s = fold(s);
             if !catalog.schemas.contains(&s) {
-                return Err(SqlError::new(SqlState::INVALID_SCHEMA_NAME, format!("schema \"{s}\" does not exist")));
+                return Err(SqlError::new(
+                    SqlState::INVALID_SCHEMA_NAME,
+                    format!("schema \"{s}\" does not exist"),
+                ));
             }
             vec![s]
         }
@@ -97,7 +108,11 @@ fn jobs(session: &Session) -> Vec<Vec<Option<String>>> {
         .collect()
 }
 
-fn create_text(session: &Session, kind: ObjectKind, name: &ObjectName) -> Result<Vec<Option<String>>, SqlError> {
+fn create_text(
+    session: &Session,
+    kind: ObjectKind,
+    name: &ObjectName,
+) -> Result<Vec<Option<String>>, SqlError> {
     let relation = session.catalog_view().resolve(name)?;
     if noun(&relation) != kind.noun() {
         return Err(SqlError::new(
@@ -105,7 +120,10 @@ fn create_text(session: &Session, kind: ObjectKind, name: &ObjectName) -> Result
             format!("\"{}\" is not a {}", relation.name, kind.noun()),
         ));
     }
-    Ok(vec![Some(format!("{}.{}", relation.schema, relation.name)), Some(relation.definition.clone())])
+    Ok(vec![
+        Some(format!("{}.{}", relation.schema, relation.name)),
+        Some(relation.definition.clone()),
+    ])
 }
 
 pub fn describe(session: &Session, name: &ObjectName) -> Result<RowSet, SqlError> {

@@ -16,7 +16,11 @@ use crate::session::Session;
 /// The hidden key of relations without one.
 pub const ROW_ID: &str = "_row_id";
 
-pub async fn create_table(session: &mut Session, def: &TableDefinition, text: &str) -> Result<String, SqlError> {
+pub async fn create_table(
+    session: &mut Session,
+    def: &TableDefinition,
+    text: &str,
+) -> Result<String, SqlError> {
     if !def.options.is_empty() || def.format.is_some() {
         return Err(SqlError::unsupported("CREATE TABLE … WITH a connector")
             .with_hint("Use CREATE SOURCE and a materialized view over it."));
@@ -32,7 +36,11 @@ pub async fn create_table(session: &mut Session, def: &TableDefinition, text: &s
     Ok("CREATE TABLE".to_owned())
 }
 
-pub async fn create_source(session: &mut Session, def: &TableDefinition, text: &str) -> Result<String, SqlError> {
+pub async fn create_source(
+    session: &mut Session,
+    def: &TableDefinition,
+    text: &str,
+) -> Result<String, SqlError> {
     let Some(relation) = build(session, def, RelationKind::Source, text)? else {
         return Ok("CREATE SOURCE".to_owned());
     };
@@ -60,10 +68,16 @@ async fn create_table_as(
         .map(|(name, t)| plain_column(name, *t))
         .collect::<Vec<_>>();
     let with_columns = TableDefinition { columns: Vec::new(), query: None, ..def.clone() };
-    let Some(relation) = build_with(session, &with_columns, RelationKind::Table, text, columns, Vec::new())? else {
+    let Some(relation) =
+        build_with(session, &with_columns, RelationKind::Table, text, columns, Vec::new())?
+    else {
         return Ok("CREATE TABLE AS".to_owned());
     };
-    let target = format!("{}.{}", rewrite::quote_ident(&relation.schema), rewrite::quote_ident(&relation.name));
+    let target = format!(
+        "{}.{}",
+        rewrite::quote_ident(&relation.schema),
+        rewrite::quote_ident(&relation.name)
+    );
     let id = session.cluster().create_relation(relation, 1, false).await?;
     let insert = crate::statements::parse(&format!("INSERT INTO {target} {}", query.query))?;
     let filled = match insert.first().map(|s| &s.statement) {
@@ -111,7 +125,8 @@ fn build_with(
 ) -> Result<Option<Relation>, SqlError> {
     let view = session.catalog_view();
     let (schema, name) = view.target(&def.name)?;
-    let existing = check_name(session, &view, &schema, &name, kind, def.if_not_exists, def.or_replace)?;
+    let existing =
+        check_name(session, &view, &schema, &name, kind, def.if_not_exists, def.or_replace)?;
     if matches!(existing, Existing::Skip) {
         return Ok(None);
     }
@@ -128,8 +143,11 @@ fn build_with(
             hidden: true,
         });
     }
-    let mut options: Vec<OptionEntry> =
-        def.options.iter().map(|(name, value)| OptionEntry { name: name.clone(), value: value.clone() }).collect();
+    let mut options: Vec<OptionEntry> = def
+        .options
+        .iter()
+        .map(|(name, value)| OptionEntry { name: name.clone(), value: value.clone() })
+        .collect();
     options.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(Some(Relation {
         watermark: watermark(def, &columns)?,
@@ -188,7 +206,10 @@ fn key_positions(columns: &mut [Column], key: &[String]) -> Result<Vec<u32>, Sql
     let mut positions = Vec::with_capacity(key.len());
     for name in key {
         let position = columns.iter().position(|c| c.name == *name).ok_or_else(|| {
-            SqlError::new(SqlState::UNDEFINED_COLUMN, format!("column \"{name}\" named in key does not exist"))
+            SqlError::new(
+                SqlState::UNDEFINED_COLUMN,
+                format!("column \"{name}\" named in key does not exist"),
+            )
         })?;
         if positions.contains(&(position as u32)) {
             return Err(SqlError::new(

@@ -6,7 +6,10 @@ use sqlparser::ast::DataType;
 /// The SQL type a column is declared with.
 pub fn sql_type(t: &DataType) -> Result<SqlType, SqlError> {
     let name = t.to_string().to_lowercase();
-    if matches!(name.as_str(), "serial" | "bigserial" | "smallserial" | "serial4" | "serial8" | "serial2") {
+    if matches!(
+        name.as_str(),
+        "serial" | "bigserial" | "smallserial" | "serial4" | "serial8" | "serial2"
+    ) {
         return Err(SqlError::unsupported(format!("the type {name}"))
             .with_hint("Use bigint; a table without a primary key has a hidden row id."));
     }

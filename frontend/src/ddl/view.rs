@@ -14,7 +14,11 @@ use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
 use crate::session::Session;
 
-pub async fn create_view(session: &mut Session, def: &CreateView, text: &str) -> Result<String, SqlError> {
+pub async fn create_view(
+    session: &mut Session,
+    def: &CreateView,
+    text: &str,
+) -> Result<String, SqlError> {
     let (kind, tag) = if def.materialized {
         (RelationKind::MaterializedView, "CREATE MATERIALIZED VIEW")
     } else {
@@ -22,7 +26,8 @@ pub async fn create_view(session: &mut Session, def: &CreateView, text: &str) ->
     };
     let view = session.catalog_view();
     let (schema, name) = view.target(&def.name)?;
-    let existing = check_name(session, &view, &schema, &name, kind, def.if_not_exists, def.or_replace)?;
+    let existing =
+        check_name(session, &view, &schema, &name, kind, def.if_not_exists, def.or_replace)?;
     if matches!(existing, Existing::Skip) {
         return Ok(tag.to_owned());
     }
@@ -46,17 +51,26 @@ pub async fn create_view(session: &mut Session, def: &CreateView, text: &str) ->
         let relation = with_graph(relation, &graph, &bound, &names)?;
         create_and_wait(session, relation, graph.tables.len().max(1) as u32, replace).await?;
     } else {
-        let columns = names.into_iter().zip(&bound.types).map(|(n, t)| plain_column(n, *t)).collect();
+        let columns =
+            names.into_iter().zip(&bound.types).map(|(n, t)| plain_column(n, *t)).collect();
         session.cluster().create_relation(Relation { columns, ..relation }, 0, replace).await?;
     }
     Ok(tag.to_owned())
 }
 
 /// Binds a view's query; the names of its columns.
-pub fn bind(session: &Session, view: &SessionCatalog, def: &CreateView) -> Result<(BoundQuery, Vec<String>), SqlError> {
-    let mut bound = Binder::new(view, session.info(def.materialized)).query(&def.query.query, &[])?;
+pub fn bind(
+    session: &Session,
+    view: &SessionCatalog,
+    def: &CreateView,
+) -> Result<(BoundQuery, Vec<String>), SqlError> {
+    let mut bound =
+        Binder::new(view, session.info(def.materialized)).query(&def.query.query, &[])?;
     if def.columns.len() > bound.names.len() {
-        return Err(SqlError::new(SqlState::SYNTAX_ERROR, "CREATE VIEW specifies more column names than columns"));
+        return Err(SqlError::new(
+            SqlState::SYNTAX_ERROR,
+            "CREATE VIEW specifies more column names than columns",
+        ));
     }
     for (name, given) in bound.names.iter_mut().zip(&def.columns) {
         *name = fold(given);

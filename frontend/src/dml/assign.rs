@@ -98,7 +98,9 @@ fn round_floats(array: &Float64Array, to: SqlType) -> Result<ArrayRef, SqlError>
     for v in array {
         match v {
             None => out.append_null(),
-            Some(v) if (-limit..limit).contains(&v.round_ties_even()) => out.append_value(v.round_ties_even() as i64),
+            Some(v) if (-limit..limit).contains(&v.round_ties_even()) => {
+                out.append_value(v.round_ties_even() as i64)
+            }
             Some(_) => {
                 return Err(SqlError::new(
                     SqlState::NUMERIC_VALUE_OUT_OF_RANGE,
@@ -125,7 +127,8 @@ fn to_text(array: &ArrayRef, to: SqlType) -> Result<ArrayRef, SqlError> {
         }
         text.clear();
         column.put_text(row, &mut text)?;
-        let text = std::str::from_utf8(&text).map_err(|_| SqlError::internal("text is not UTF-8"))?;
+        let text =
+            std::str::from_utf8(&text).map_err(|_| SqlError::internal("text is not UTF-8"))?;
         let text = match (array.data_type(), text) {
             (DataType::Boolean, "t") => "true",
             (DataType::Boolean, "f") => "false",
@@ -146,7 +149,10 @@ mod tests {
     fn numbers_narrow_with_postgres_rounding_and_errors() {
         let floats: ArrayRef = Arc::new(Float64Array::from(vec![Some(2.5), Some(3.5), None]));
         let ints = assign(&floats, "a", SqlType::Int).unwrap();
-        assert_eq!(ints.as_any().downcast_ref(), Some(&Int32Array::from(vec![Some(2), Some(4), None])));
+        assert_eq!(
+            ints.as_any().downcast_ref(),
+            Some(&Int32Array::from(vec![Some(2), Some(4), None]))
+        );
         let decimals: ArrayRef =
             Arc::new(Decimal128Array::from(vec![25, -25]).with_precision_and_scale(5, 1).unwrap());
         let ints = assign(&decimals, "a", SqlType::Int).unwrap();

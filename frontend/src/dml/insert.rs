@@ -11,12 +11,14 @@ use arrow::datatypes::DataType;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState, SqlType};
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{
-    AssignmentTarget, ConflictTarget, DoUpdate, Expr, Ident, Insert, OnConflict, OnConflictAction, OnInsert,
-    Query, SetExpr, TableObject,
+    AssignmentTarget, ConflictTarget, DoUpdate, Expr, Ident, Insert, OnConflict, OnConflictAction,
+    OnInsert, Query, SetExpr, TableObject,
 };
 
 use super::rewrite::{self, is_default, literal, literal_fits, type_unknown};
-use super::{Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rows, too_many_conflicts};
+use super::{
+    Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rows, too_many_conflicts,
+};
 use crate::cluster::DmlKind;
 use crate::dml::assign::assign;
 use crate::encoding::ColumnBuilder;
@@ -43,7 +45,10 @@ pub fn table_of(view: &SessionCatalog, insert: &Insert) -> Result<Arc<Relation>,
 pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlError> {
     let view = session.catalog_view();
     let table = table_of(&view, insert)?;
-    let targets = target_columns(&table, &insert.columns.iter().map(last_ident).collect::<Result<Vec<_>, _>>()?)?;
+    let targets = target_columns(
+        &table,
+        &insert.columns.iter().map(last_ident).collect::<Result<Vec<_>, _>>()?,
+    )?;
     let conflict = conflict_of(&table, insert)?;
     let alias = insert.table_alias.as_ref().map_or_else(|| table.name.clone(), |a| fold(&a.alias));
     for _ in 0..MAX_ATTEMPTS {
@@ -52,12 +57,18 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
         let evaluated = resolve_conflicts(session, &table, &alias, rows, &conflict).await?;
         let applied = match apply(session, &table, &evaluated).await {
             // The key was inserted after the statement looked: look again.
-            Err(e) if e.state == SqlState::UNIQUE_VIOLATION && !matches!(conflict, Conflict::Declared) => None,
+            Err(e)
+                if e.state == SqlState::UNIQUE_VIOLATION
+                    && !matches!(conflict, Conflict::Declared) =>
+            {
+                None
+            }
             other => other?,
         };
         if let Some(count) = applied {
             let returning =
-                returning(session, &table, &alias, insert.returning.as_deref(), evaluated.output).await?;
+                returning(session, &table, &alias, insert.returning.as_deref(), evaluated.output)
+                    .await?;
             return Ok(Done { tag: format!("INSERT 0 {count}"), returning });
         }
     }
@@ -103,7 +114,8 @@ pub fn column_position(table: &Relation, name: &str) -> Result<usize, SqlError> 
 fn conflict_of<'a>(table: &Relation, insert: &'a Insert) -> Result<Conflict<'a>, SqlError> {
     let Some(on) = &insert.on else { return Ok(Conflict::Declared) };
     let OnInsert::OnConflict(OnConflict { conflict_target, action }) = on else {
-        return Err(SqlError::unsupported("ON DUPLICATE KEY UPDATE").with_hint("Use ON CONFLICT … DO UPDATE."));
+        return Err(SqlError::unsupported("ON DUPLICATE KEY UPDATE")
+            .with_hint("Use ON CONFLICT … DO UPDATE."));
     };
     match conflict_target {
         Some(ConflictTarget::Columns(columns)) => {
@@ -122,7 +134,9 @@ fn conflict_of<'a>(table: &Relation, insert: &'a Insert) -> Result<Conflict<'a>,
             }
         }
         Some(ConflictTarget::OnConstraint(name)) => {
-            if !table.primary_key || name.to_string().to_lowercase() != format!("{}_pkey", table.name) {
+            if !table.primary_key
+                || name.to_string().to_lowercase() != format!("{}_pkey", table.name)
+            {
                 return Err(SqlError::new(
                     SqlState::UNDEFINED_OBJECT,
                     format!("constraint \"{name}\" for table \"{}\" does not exist", table.name),
@@ -177,7 +191,9 @@ pub async fn complete_rows(
             continue;
         }
         let array = if column.hidden {
-            let first = session.cluster().allocate_row_ids(RelationId(table.id), count as u64).await? as i64;
+            let first =
+                session.cluster().allocate_row_ids(RelationId(table.id), count as u64).await?
+                    as i64;
             Arc::new(Int64Array::from_iter_values(first..first + count as i64)) as ArrayRef
         } else if let Some(default) = &column.default_sql {
             default_values(session, table, i, default, count).await?
@@ -292,7 +308,9 @@ fn literal_rows(
         .take(width)
         .map(|t| table.columns[*t].sql_type())
         .collect::<Result<Vec<_>, _>>()?;
-    let plain = |row: &[Expr]| row.len() == width && row.iter().zip(&types).all(|(e, t)| literal_fits(e, *t));
+    let plain = |row: &[Expr]| {
+        row.len() == width && row.iter().zip(&types).all(|(e, t)| literal_fits(e, *t))
+    };
     if !values.rows.iter().all(|row| plain(row)) {
         return Ok(None);
     }
@@ -344,13 +362,23 @@ fn typed_values(table: &Relation, query: &Query, targets: &[usize]) -> Result<Qu
 }
 
 /// Parameter types a VALUES list says: `$n` alone in a column has the column's type.
-pub fn infer_parameters(table: &Relation, insert: &Insert, types: &mut Vec<Option<DataType>>) -> Result<(), SqlError> {
+pub fn infer_parameters(
+    table: &Relation,
+    insert: &Insert,
+    types: &mut Vec<Option<DataType>>,
+) -> Result<(), SqlError> {
     let names = insert.columns.iter().map(last_ident).collect::<Result<Vec<_>, _>>()?;
     let targets = target_columns(table, &names)?;
-    let Some(SetExpr::Values(values)) = insert.source.as_ref().map(|q| q.body.as_ref()) else { return Ok(()) };
+    let Some(SetExpr::Values(values)) = insert.source.as_ref().map(|q| q.body.as_ref()) else {
+        return Ok(());
+    };
     for row in &values.rows {
         for (expr, target) in row.iter().zip(&targets) {
-            crate::session::params::note_type(expr, table.columns[*target].sql_type()?.to_arrow(), types);
+            crate::session::params::note_type(
+                expr,
+                table.columns[*target].sql_type()?.to_arrow(),
+                types,
+            );
         }
     }
     Ok(())
@@ -381,7 +409,12 @@ async fn resolve_conflicts(
             existing.values().iter().for_each(|i| fresh[*i as usize] = false);
             let new = rows::filter(&new, &BooleanArray::from(fresh))?;
             let rows = Some(new.num_rows() as u64);
-            Ok(Evaluated { delta: DeltaChunk::inserts(new.clone()), kind: DmlKind::Insert, rows, output: new })
+            Ok(Evaluated {
+                delta: DeltaChunk::inserts(new.clone()),
+                kind: DmlKind::Insert,
+                rows,
+                output: new,
+            })
         }
         Conflict::Update(update) => upsert(session, table, alias, new, update).await,
     }
@@ -427,7 +460,11 @@ async fn upsert(
     let output = rows::concat(&schema, &[inserted.clone(), updated.clone()])?;
     let delta = DeltaChunk::concat(
         &schema,
-        &[DeltaChunk::inserts(old).negate(), DeltaChunk::inserts(updated), DeltaChunk::inserts(inserted)],
+        &[
+            DeltaChunk::inserts(old).negate(),
+            DeltaChunk::inserts(updated),
+            DeltaChunk::inserts(inserted),
+        ],
     )
     .map_err(rows::arrow_error)?;
     let rows = Some(output.num_rows() as u64);
@@ -446,7 +483,8 @@ async fn set_over_conflicts(
 ) -> Result<(RecordBatch, RecordBatch), SqlError> {
     let numbers = UInt32Array::from_iter_values(0..old.num_rows() as u32);
     let (relation, pairs) = rows::with_row_number(table, alias, &old, numbers.clone())?;
-    let (excluded_relation, excluded) = rows::with_row_number(table, "excluded", &excluded, numbers)?;
+    let (excluded_relation, excluded) =
+        rows::with_row_number(table, "excluded", &excluded, numbers)?;
     let mut query = rewrite::empty_query()?;
     let select = rewrite::select_of(&mut query)?;
     select.projection = vec![rewrite::item(rewrite::column(alias, rows::ROW_NUMBER), "n")];
@@ -469,7 +507,8 @@ async fn set_over_conflicts(
     view.add_temporary(excluded_relation, rows::mem_table(excluded)?);
     let (_, batches) = session.collect(&view, &query).await?;
     let Some(first) = batches.first() else { return Ok((old.slice(0, 0), old.slice(0, 0))) };
-    let result = arrow::compute::concat_batches(&first.schema(), &batches).map_err(rows::arrow_error)?;
+    let result =
+        arrow::compute::concat_batches(&first.schema(), &batches).map_err(rows::arrow_error)?;
     let which = cast(result.column(0), &DataType::UInt32).map_err(rows::arrow_error)?;
     let which: &UInt32Array = arrow::array::AsArray::as_primitive(&which);
     let old = rows::take(&old, which)?;
@@ -487,8 +526,10 @@ async fn set_over_conflicts(
 pub fn assignment_position(table: &Relation, target: &AssignmentTarget) -> Result<usize, SqlError> {
     match target {
         AssignmentTarget::ColumnName(name) => column_position(table, &fold(&last_ident(name)?)),
-        AssignmentTarget::Tuple(_) => Err(SqlError::unsupported("SET of several columns from a row")
-            .with_hint("Set each column by its own expression.")),
+        AssignmentTarget::Tuple(_) => {
+            Err(SqlError::unsupported("SET of several columns from a row")
+                .with_hint("Set each column by its own expression."))
+        }
     }
 }
 

@@ -59,8 +59,10 @@ pub async fn apply(
         return Ok(Some(evaluated.rows.unwrap_or(0)));
     }
     let id = session.shared.next_statement();
-    let result =
-        session.cluster().apply_dml(RelationId(table.id), id, evaluated.delta.clone(), evaluated.kind).await?;
+    let result = session
+        .cluster()
+        .apply_dml(RelationId(table.id), id, evaluated.delta.clone(), evaluated.kind)
+        .await?;
     Ok(match result {
         DmlResult::Applied { rows } => Some(evaluated.rows.unwrap_or(rows)),
         DmlResult::Conflict => None,

@@ -2,8 +2,8 @@
 
 use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::{
-    Expr, Ident, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr, TableFactor, TableWithJoins,
-    Value,
+    Expr, Ident, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr, TableFactor,
+    TableWithJoins, Value,
 };
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::parser::Parser;
@@ -51,7 +51,8 @@ pub fn item(expr: Expr, alias: &str) -> SelectItem {
 }
 
 pub fn table_ref(schema: Option<&str>, name: &str) -> TableWithJoins {
-    let parts = schema.into_iter().chain([name]).map(|p| ObjectNamePart::Identifier(quoted(p))).collect();
+    let parts =
+        schema.into_iter().chain([name]).map(|p| ObjectNamePart::Identifier(quoted(p))).collect();
     TableWithJoins {
         relation: TableFactor::Table {
             name: ObjectName(parts),

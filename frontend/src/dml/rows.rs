@@ -22,14 +22,19 @@ pub fn arrow_error(e: arrow::error::ArrowError) -> SqlError {
 }
 
 /// A batch of all of a table's columns.
-pub fn batch(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> Result<RecordBatch, SqlError> {
+pub fn batch(
+    schema: &SchemaRef,
+    columns: Vec<ArrayRef>,
+    rows: usize,
+) -> Result<RecordBatch, SqlError> {
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
     RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(arrow_error)
 }
 
 /// The table's schema with every column nullable, so that violations are found by us.
 pub fn nullable(schema: &Schema) -> SchemaRef {
-    let fields: Vec<_> = schema.fields().iter().map(|f| f.as_ref().clone().with_nullable(true)).collect();
+    let fields: Vec<_> =
+        schema.fields().iter().map(|f| f.as_ref().clone().with_nullable(true)).collect();
     Arc::new(Schema::new(fields))
 }
 
@@ -69,7 +74,10 @@ fn show_row(table: &Relation, columns: &[ArrayRef], row: usize) -> Result<String
 }
 
 /// Storage keys of full rows.
-pub fn storage_keys(table: &Relation, rows: &RecordBatch) -> Result<arrow::array::BinaryArray, SqlError> {
+pub fn storage_keys(
+    table: &Relation,
+    rows: &RecordBatch,
+) -> Result<arrow::array::BinaryArray, SqlError> {
     let key: Vec<ArrayRef> = table.key.iter().map(|k| rows.column(*k as usize).clone()).collect();
     encode_keys(table, &key)
 }
@@ -107,7 +115,8 @@ pub fn concat(schema: &SchemaRef, batches: &[RecordBatch]) -> Result<RecordBatch
 
 /// A table over rows in memory.
 pub fn mem_table(rows: RecordBatch) -> Result<Arc<dyn TableProvider>, SqlError> {
-    let table = MemTable::try_new(rows.schema(), vec![vec![rows]]).map_err(sql_error_from_datafusion)?;
+    let table =
+        MemTable::try_new(rows.schema(), vec![vec![rows]]).map_err(sql_error_from_datafusion)?;
     Ok(Arc::new(table))
 }
 
@@ -117,7 +126,12 @@ pub fn renamed(table: &Relation, name: &str) -> Relation {
 }
 
 /// The table under a name, with a column that numbers its rows (not hidden: the query must see it).
-pub fn with_row_number(table: &Relation, name: &str, rows: &RecordBatch, numbers: UInt32Array) -> Result<(Relation, RecordBatch), SqlError> {
+pub fn with_row_number(
+    table: &Relation,
+    name: &str,
+    rows: &RecordBatch,
+    numbers: UInt32Array,
+) -> Result<(Relation, RecordBatch), SqlError> {
     let mut relation = renamed(table, name);
     relation.columns.push(CatalogColumn {
         name: ROW_NUMBER.to_owned(),
@@ -126,7 +140,8 @@ pub fn with_row_number(table: &Relation, name: &str, rows: &RecordBatch, numbers
         default_sql: None,
         hidden: false,
     });
-    let numbers: ArrayRef = Arc::new(numbers.iter().map(|n| n.map(i64::from)).collect::<arrow::array::Int64Array>());
+    let numbers: ArrayRef =
+        Arc::new(numbers.iter().map(|n| n.map(i64::from)).collect::<arrow::array::Int64Array>());
     let mut columns = rows.columns().to_vec();
     columns.push(numbers);
     let schema = nullable(relation.arrow_schema()?.as_ref());

@@ -12,7 +12,9 @@ use sqlparser::ast::{
 
 use super::assign::assign;
 use super::insert::{assigned_value, assignment_position};
-use super::{Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rewrite, rows, too_many_conflicts};
+use super::{
+    Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rewrite, rows, too_many_conflicts,
+};
 use crate::cluster::DmlKind;
 use crate::query::catalog_view::{SessionCatalog, fold};
 use crate::session::Session;
@@ -27,15 +29,22 @@ pub struct Plan {
 }
 
 /// The table an UPDATE or DELETE names, and the name its columns go by.
-fn target(view: &SessionCatalog, from: &TableWithJoins, verb: &str) -> Result<(Arc<Relation>, String), SqlError> {
+fn target(
+    view: &SessionCatalog,
+    from: &TableWithJoins,
+    verb: &str,
+) -> Result<(Arc<Relation>, String), SqlError> {
     let TableFactor::Table { name, alias, .. } = &from.relation else {
         return Err(SqlError::unsupported(format!("{verb} of something else than a table")));
     };
     let table = view.resolve(name)?;
     check_table(&table, if verb == "DELETE" { "delete from" } else { "update" })?;
     if table.append_only {
-        return Err(SqlError::unsupported(format!("{verb} of append-only table \"{}\"", table.name))
-            .with_hint("Create the table without APPEND ONLY."));
+        return Err(SqlError::unsupported(format!(
+            "{verb} of append-only table \"{}\"",
+            table.name
+        ))
+        .with_hint("Create the table without APPEND ONLY."));
     }
     let alias = alias.as_ref().map_or_else(|| table.name.clone(), |a| fold(&a.name));
     Ok((table, alias))
@@ -63,7 +72,9 @@ fn base_query(
 pub fn plan_update(view: &SessionCatalog, update: &Update) -> Result<Plan, SqlError> {
     let (table, alias) = target(view, &update.table, "UPDATE")?;
     let mut from = vec![update.table.clone()];
-    if let Some(UpdateTableFromKind::BeforeSet(tables) | UpdateTableFromKind::AfterSet(tables)) = &update.from {
+    if let Some(UpdateTableFromKind::BeforeSet(tables) | UpdateTableFromKind::AfterSet(tables)) =
+        &update.from
+    {
         from.extend(tables.iter().cloned());
     }
     let mut query = base_query(&table, &alias, from, update.selection.clone())?;
@@ -97,7 +108,11 @@ pub fn plan_delete(view: &SessionCatalog, delete: &Delete) -> Result<Plan, SqlEr
 }
 
 /// Types that `SET column = $n` says.
-pub fn infer_parameters(table: &Relation, update: &Update, types: &mut Vec<Option<DataType>>) -> Result<(), SqlError> {
+pub fn infer_parameters(
+    table: &Relation,
+    update: &Update,
+    types: &mut Vec<Option<DataType>>,
+) -> Result<(), SqlError> {
     for assignment in &update.assignments {
         let position = assignment_position(table, &assignment.target)?;
         let t = table.columns[position].sql_type()?.to_arrow();
@@ -120,8 +135,11 @@ pub async fn execute_delete(session: &Session, delete: &Delete) -> Result<Done, 
 pub async fn truncate(session: &Session, table: Arc<Relation>) -> Result<(), SqlError> {
     check_table(&table, "truncate")?;
     let alias = table.name.clone();
-    let query = base_query(&table, &alias, vec![rewrite::table_ref(Some(&table.schema), &alias)], None)?;
-    run(session, "TRUNCATE", &Plan { table, alias, query, positions: Vec::new() }, None).await.map(|_| ())
+    let query =
+        base_query(&table, &alias, vec![rewrite::table_ref(Some(&table.schema), &alias)], None)?;
+    run(session, "TRUNCATE", &Plan { table, alias, query, positions: Vec::new() }, None)
+        .await
+        .map(|_| ())
 }
 
 async fn run(
@@ -133,7 +151,8 @@ async fn run(
     for _ in 0..MAX_ATTEMPTS {
         let evaluated = evaluate(session, plan).await?;
         if let Some(count) = apply(session, &plan.table, &evaluated).await? {
-            let returning = returning(session, &plan.table, &plan.alias, items, evaluated.output).await?;
+            let returning =
+                returning(session, &plan.table, &plan.alias, items, evaluated.output).await?;
             return Ok(Done { tag: format!("{verb} {count}"), returning });
         }
     }
@@ -147,7 +166,9 @@ async fn evaluate(session: &Session, plan: &Plan) -> Result<Evaluated, SqlError>
     let (_, batches) = session.collect(&session.catalog_view(), &plan.query).await?;
     let all = match batches.first() {
         None => RecordBatch::new_empty(schema.clone()),
-        Some(first) => arrow::compute::concat_batches(&first.schema(), &batches).map_err(rows::arrow_error)?,
+        Some(first) => {
+            arrow::compute::concat_batches(&first.schema(), &batches).map_err(rows::arrow_error)?
+        }
     };
     let old = rows::batch(&schema, all.columns()[..width].to_vec(), all.num_rows())?;
     // A row that several rows of FROM match is changed once, by the first.
@@ -168,6 +189,7 @@ async fn evaluate(session: &Session, plan: &Plan) -> Result<Evaluated, SqlError>
     }
     rows::check_not_null(table, &columns)?;
     let new = rows::batch(&schema, columns, old.num_rows())?;
-    let delta = DeltaChunk::concat(&schema, &[removed, DeltaChunk::inserts(new.clone())]).map_err(rows::arrow_error)?;
+    let delta = DeltaChunk::concat(&schema, &[removed, DeltaChunk::inserts(new.clone())])
+        .map_err(rows::arrow_error)?;
     Ok(Evaluated { delta, kind: DmlKind::Change, rows: count, output: new })
 }

@@ -7,7 +7,10 @@ use super::interval::Interval;
 use super::{datetime, numeric};
 
 fn wrong() -> SqlError {
-    SqlError::new(SqlState::INVALID_BINARY_REPRESENTATION, "incorrect binary data format in bind parameter")
+    SqlError::new(
+        SqlState::INVALID_BINARY_REPRESENTATION,
+        "incorrect binary data format in bind parameter",
+    )
 }
 
 fn fixed<const N: usize>(bytes: &[u8]) -> Result<[u8; N], SqlError> {
@@ -19,7 +22,9 @@ fn fixed<const N: usize>(bytes: &[u8]) -> Result<[u8; N], SqlError> {
 pub fn append(builder: &mut ColumnBuilder, t: SqlType, bytes: &[u8]) -> Result<(), SqlError> {
     match t {
         SqlType::Boolean => builder.push_bool(fixed::<1>(bytes)?[0] != 0),
-        SqlType::SmallInt | SqlType::Int | SqlType::BigInt => builder.push_int(integer(bytes)?, t)?,
+        SqlType::SmallInt | SqlType::Int | SqlType::BigInt => {
+            builder.push_int(integer(bytes)?, t)?
+        }
         SqlType::Real => builder.push_f32(match bytes.len() {
             8 => f64::from_be_bytes(fixed(bytes)?) as f32,
             _ => f32::from_be_bytes(fixed(bytes)?),
@@ -28,7 +33,9 @@ pub fn append(builder: &mut ColumnBuilder, t: SqlType, bytes: &[u8]) -> Result<(
             4 => f64::from(f32::from_be_bytes(fixed(bytes)?)),
             _ => f64::from_be_bytes(fixed(bytes)?),
         }),
-        SqlType::Numeric(_) => builder.append_text(&numeric::binary_to_text(bytes).ok_or_else(wrong)?)?,
+        SqlType::Numeric(_) => {
+            builder.append_text(&numeric::binary_to_text(bytes).ok_or_else(wrong)?)?
+        }
         SqlType::Text | SqlType::Varchar(_) => {
             builder.append_text(std::str::from_utf8(bytes).map_err(|_| invalid_utf8())?)?;
         }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use arrow::array::{
     ArrayRef, BinaryBuilder, BooleanBuilder, Date32Builder, Decimal128Builder, Decimal256Builder,
-    Float32Builder, Float64Builder, Int16Builder, Int32Builder, Int64Builder, IntervalMonthDayNanoBuilder,
-    StringBuilder, Time64MicrosecondBuilder, TimestampMicrosecondBuilder,
+    Float32Builder, Float64Builder, Int16Builder, Int32Builder, Int64Builder,
+    IntervalMonthDayNanoBuilder, StringBuilder, Time64MicrosecondBuilder,
+    TimestampMicrosecondBuilder,
 };
-use arrow::datatypes::{IntervalMonthDayNano, DataType, i256};
+use arrow::datatypes::{DataType, IntervalMonthDayNano, i256};
 use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::interval::{Interval, parse_interval};
@@ -50,7 +51,9 @@ impl ColumnBuilder {
             SqlType::Numeric(_) => match sql.to_arrow() {
                 DataType::Decimal256(p, s) => {
                     precision = (p, s);
-                    Inner::Decimal256(Decimal256Builder::with_capacity(capacity).with_data_type(sql.to_arrow()))
+                    Inner::Decimal256(
+                        Decimal256Builder::with_capacity(capacity).with_data_type(sql.to_arrow()),
+                    )
                 }
                 t => {
                     if let DataType::Decimal128(p, s) = t {
@@ -59,14 +62,18 @@ impl ColumnBuilder {
                     Inner::Decimal128(Decimal128Builder::with_capacity(capacity).with_data_type(t))
                 }
             },
-            SqlType::Text | SqlType::Varchar(_) => Inner::Text(StringBuilder::with_capacity(capacity, capacity * 16)),
+            SqlType::Text | SqlType::Varchar(_) => {
+                Inner::Text(StringBuilder::with_capacity(capacity, capacity * 16))
+            }
             SqlType::Bytea => Inner::Bytes(BinaryBuilder::with_capacity(capacity, capacity * 16)),
             SqlType::Date => Inner::Date(Date32Builder::with_capacity(capacity)),
             SqlType::Time => Inner::Time(Time64MicrosecondBuilder::with_capacity(capacity)),
             SqlType::Timestamp | SqlType::Timestamptz => Inner::Timestamp(
                 TimestampMicrosecondBuilder::with_capacity(capacity).with_data_type(sql.to_arrow()),
             ),
-            SqlType::Interval => Inner::Interval(IntervalMonthDayNanoBuilder::with_capacity(capacity)),
+            SqlType::Interval => {
+                Inner::Interval(IntervalMonthDayNanoBuilder::with_capacity(capacity))
+            }
         };
         ColumnBuilder { sql, precision, inner }
     }
@@ -102,7 +109,9 @@ impl ColumnBuilder {
             Inner::Float64(b) => b.append_value(numeric::parse_f64(text)?),
             Inner::Decimal128(b) => {
                 let v: i256 = numeric::parse_decimal(text, precision, scale)?;
-                b.append_value(v.to_i128().ok_or_else(|| numeric::field_overflow(precision, scale))?);
+                b.append_value(
+                    v.to_i128().ok_or_else(|| numeric::field_overflow(precision, scale))?,
+                );
             }
             Inner::Decimal256(b) => b.append_value(numeric::parse_decimal(text, precision, scale)?),
             Inner::Text(b) => b.append_value(fit_varchar(text, self.sql)?),
@@ -214,13 +223,18 @@ pub fn parameter(t: &DataType, format: i16, value: Option<&[u8]>) -> Result<Arra
         None => builder.append_null(),
         Some(bytes) if format == 1 => builder.append_binary(bytes)?,
         Some(bytes) => {
-            builder.append_text(std::str::from_utf8(bytes).map_err(|_| super::binary::invalid_utf8())?)?;
+            builder.append_text(
+                std::str::from_utf8(bytes).map_err(|_| super::binary::invalid_utf8())?,
+            )?;
         }
     }
     Ok(builder.finish())
 }
 
-fn parse_int<T: std::str::FromStr<Err = std::num::ParseIntError>>(text: &str, name: &str) -> Result<T, SqlError> {
+fn parse_int<T: std::str::FromStr<Err = std::num::ParseIntError>>(
+    text: &str,
+    name: &str,
+) -> Result<T, SqlError> {
     use std::num::IntErrorKind::{NegOverflow, PosOverflow};
     text.trim().parse().map_err(|e: std::num::ParseIntError| match e.kind() {
         PosOverflow | NegOverflow => out_of_range(name, text.trim()),
@@ -234,7 +248,9 @@ fn parse_bool(text: &str) -> Result<bool, SqlError> {
         return Ok(t == "t");
     }
     let is = |word: &str, least: usize| {
-        t.len() >= least && t.len() <= word.len() && word.as_bytes()[..t.len()].eq_ignore_ascii_case(t.as_bytes())
+        t.len() >= least
+            && t.len() <= word.len()
+            && word.as_bytes()[..t.len()].eq_ignore_ascii_case(t.as_bytes())
     };
     if is("true", 1) || is("yes", 1) || is("on", 2) || t == "1" {
         Ok(true)
@@ -264,9 +280,14 @@ fn parse_bytea(text: &str) -> Result<Vec<u8>, SqlError> {
         let digits: Vec<u8> = hex
             .chars()
             .filter(|c| !c.is_ascii_whitespace())
-            .map(|c| c.to_digit(16).map(|d| d as u8).ok_or_else(|| {
-                SqlError::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid hexadecimal digit: \"{c}\""))
-            }))
+            .map(|c| {
+                c.to_digit(16).map(|d| d as u8).ok_or_else(|| {
+                    SqlError::new(
+                        SqlState::INVALID_PARAMETER_VALUE,
+                        format!("invalid hexadecimal digit: \"{c}\""),
+                    )
+                })
+            })
             .collect::<Result<_, _>>()?;
         if digits.len() % 2 == 1 {
             return Err(SqlError::new(
@@ -286,7 +307,8 @@ fn parse_bytea(text: &str) -> Result<Vec<u8>, SqlError> {
         match bytes.next().ok_or_else(invalid)? {
             b'\\' => out.push(b'\\'),
             a @ b'0'..=b'3' => {
-                let mut octal = || bytes.next().filter(|b| (b'0'..=b'7').contains(b)).ok_or_else(invalid);
+                let mut octal =
+                    || bytes.next().filter(|b| (b'0'..=b'7').contains(b)).ok_or_else(invalid);
                 let (b, c) = (octal()?, octal()?);
                 out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
             }
@@ -330,7 +352,11 @@ mod tests {
             (SqlType::Double, "1e20", "1e+20"),
             (SqlType::Numeric(Some((10, 2))), "3.14159", "3.14"),
             (SqlType::Numeric(None), "3.14159", "3.14159"),
-            (SqlType::Numeric(Some((60, 5))), "-1234567890123456789012345678901234567890.5", "-1234567890123456789012345678901234567890.50000"),
+            (
+                SqlType::Numeric(Some((60, 5))),
+                "-1234567890123456789012345678901234567890.5",
+                "-1234567890123456789012345678901234567890.50000",
+            ),
             (SqlType::Text, "a\tb", "a\tb"),
             (SqlType::Varchar(Some(3)), "abc  ", "abc"),
             (SqlType::Bytea, "\\xDEadbeef", "\\xdeadbeef"),
@@ -348,9 +374,15 @@ mod tests {
     #[test]
     fn bad_text_names_type_and_value() {
         let e = through(SqlType::Int, "abc").unwrap_err();
-        assert_eq!((e.state.0, e.message.as_str()), ("22P02", "invalid input syntax for type integer: \"abc\""));
+        assert_eq!(
+            (e.state.0, e.message.as_str()),
+            ("22P02", "invalid input syntax for type integer: \"abc\"")
+        );
         let e = through(SqlType::SmallInt, "40000").unwrap_err();
-        assert_eq!((e.state.0, e.message.as_str()), ("22003", "value \"40000\" is out of range for type smallint"));
+        assert_eq!(
+            (e.state.0, e.message.as_str()),
+            ("22003", "value \"40000\" is out of range for type smallint")
+        );
         assert_eq!(through(SqlType::Varchar(Some(2)), "abc").unwrap_err().state.0, "22001");
         assert_eq!(through(SqlType::Boolean, "maybe").unwrap_err().state.0, "22P02");
     }

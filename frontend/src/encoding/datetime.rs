@@ -179,7 +179,10 @@ fn parse_moment(text: &str, kind: &str, zone: bool) -> Result<i64, SqlError> {
         .and_then(|d| d.checked_add(p.us))
         .and_then(|t| t.checked_sub(shift))
         .ok_or_else(|| {
-            SqlError::new(SqlState::DATETIME_FIELD_OVERFLOW, format!("timestamp out of range: \"{text}\""))
+            SqlError::new(
+                SqlState::DATETIME_FIELD_OVERFLOW,
+                format!("timestamp out of range: \"{text}\""),
+            )
         })
 }
 
@@ -232,7 +235,9 @@ fn parse_ymd(date: &str, bc: bool) -> Result<i64, Fault> {
     } else {
         let separator = if date.contains('/') { '/' } else { '-' };
         let mut parts = date.split(separator);
-        let (Some(a), Some(b), Some(c), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+        let (Some(a), Some(b), Some(c), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
             return Err(Fault::Syntax);
         };
         if !(digits(a) && digits(b) && digits(c)) {
@@ -246,7 +251,11 @@ fn parse_ymd(date: &str, bc: bool) -> Result<i64, Fault> {
         }
     };
     let year = if bc { 1 - i64::from(year) } else { i64::from(year) };
-    if !(1..=12).contains(&month) || day == 0 || day > days_in_month(year, month) || (year == 0 && !bc) {
+    if !(1..=12).contains(&month)
+        || day == 0
+        || day > days_in_month(year, month)
+        || (year == 0 && !bc)
+    {
         return Err(Fault::Range);
     }
     if !(-4713..=294_276).contains(&year) {

@@ -29,7 +29,13 @@ pub fn write_interval(out: &mut impl Write, v: Interval) -> std::fmt::Result {
     }
     if v.us != 0 || first {
         let space = if first { "" } else { " " };
-        let sign = if v.us < 0 { "-" } else if before_negative { "+" } else { "" };
+        let sign = if v.us < 0 {
+            "-"
+        } else if before_negative {
+            "+"
+        } else {
+            ""
+        };
         let us = v.us.unsigned_abs();
         let s = us / 1_000_000;
         write!(out, "{space}{sign}{:02}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60)?;
@@ -185,7 +191,9 @@ fn parse_clock(word: &str) -> Option<f64> {
         _ => (1.0, word),
     };
     let mut parts = body.split(':');
-    let digits = |p: &str| p.bytes().all(|b| b.is_ascii_digit() || b == b'.').then(|| p.parse::<f64>().ok())?;
+    let digits = |p: &str| {
+        p.bytes().all(|b| b.is_ascii_digit() || b == b'.').then(|| p.parse::<f64>().ok())?
+    };
     let h = digits(parts.next()?)?;
     let m = digits(parts.next()?)?;
     let s = parts.next().map_or(Some(0.0), digits)?;

@@ -79,7 +79,11 @@ pub fn type_of_oid(oid: u32) -> Result<Option<DataType>, SqlError> {
         // name, "char", bpchar, json, jsonb, uuid arrive as their text
         18 | 19 | 1042 | 114 | 3802 | 2950 => Some(DataType::Utf8),
         1000..=1231 if scalar_of_array(oid).is_some() => scalar_of_array(oid).map(|t| {
-            DataType::List(std::sync::Arc::new(arrow::datatypes::Field::new("item", t.to_arrow(), true)))
+            DataType::List(std::sync::Arc::new(arrow::datatypes::Field::new(
+                "item",
+                t.to_arrow(),
+                true,
+            )))
         }),
         _ => {
             let sql = millrace_rpc::catalog::ColumnType { oid, typmod: -1 }
@@ -94,8 +98,21 @@ pub fn type_of_oid(oid: u32) -> Result<Option<DataType>, SqlError> {
 pub fn scalar_of_array(oid: u32) -> Option<SqlType> {
     use SqlType::*;
     [
-        Boolean, Bytea, SmallInt, Int, Text, Varchar(None), BigInt, Real, Double, Timestamp, Date, Time,
-        Timestamptz, Interval, Numeric(None),
+        Boolean,
+        Bytea,
+        SmallInt,
+        Int,
+        Text,
+        Varchar(None),
+        BigInt,
+        Real,
+        Double,
+        Timestamp,
+        Date,
+        Time,
+        Timestamptz,
+        Interval,
+        Numeric(None),
     ]
     .into_iter()
     .find(|t| array_oid(*t) == oid)

@@ -15,7 +15,12 @@ pub fn is_unconstrained(precision: u8, scale: i8) -> bool {
 }
 
 /// Writes the digits of an unscaled value with its point.
-pub fn write_decimal(out: &mut impl Write, digits: &str, scale: i8, trim: bool) -> std::fmt::Result {
+pub fn write_decimal(
+    out: &mut impl Write,
+    digits: &str,
+    scale: i8,
+    trim: bool,
+) -> std::fmt::Result {
     let (sign, digits) = match digits.strip_prefix('-') {
         Some(rest) => ("-", rest),
         None => ("", digits),
@@ -177,7 +182,11 @@ pub fn binary_to_text(bytes: &[u8]) -> Option<String> {
 pub fn write_f64(out: &mut impl Write, v: f64) -> std::fmt::Result {
     let mut shortest = SmallText::default();
     write!(shortest, "{v:e}")?;
-    let digits = shortest.as_str().split('e').next().map_or(0, |m| m.bytes().filter(u8::is_ascii_digit).count());
+    let digits = shortest
+        .as_str()
+        .split('e')
+        .next()
+        .map_or(0, |m| m.bytes().filter(u8::is_ascii_digit).count());
     // Of two equally short and equally near texts PostgreSQL takes the even one, Rust the upper. There
     // are two only where the last digit is finer than a double's.
     if digits >= TIED_DIGITS {
@@ -198,7 +207,12 @@ pub fn write_f32(out: &mut impl Write, v: f32) -> std::fmt::Result {
 }
 
 /// Rust's `{:e}` gives the shortest round-trip digits as `d.ddde±x`; only the layout differs.
-fn write_float(out: &mut impl Write, v: f64, shortest: &std::fmt::Arguments<'_>, max_exp: i32) -> std::fmt::Result {
+fn write_float(
+    out: &mut impl Write,
+    v: f64,
+    shortest: &std::fmt::Arguments<'_>,
+    max_exp: i32,
+) -> std::fmt::Result {
     if v.is_nan() {
         return out.write_str("NaN");
     }
@@ -304,9 +318,18 @@ mod tests {
     #[test]
     fn floats_print_as_postgres_does() {
         for (v, text) in [
-            (1.0, "1"), (0.1, "0.1"), (-0.0, "-0"), (1e15, "1e+15"), (1e14, "100000000000000"),
-            (123456.789, "123456.789"), (1e-4, "0.0001"), (1e-5, "1e-05"), (1.5e300, "1.5e+300"),
-            (f64::NAN, "NaN"), (f64::NEG_INFINITY, "-Infinity"), (0.30000000000000004, "0.30000000000000004"),
+            (1.0, "1"),
+            (0.1, "0.1"),
+            (-0.0, "-0"),
+            (1e15, "1e+15"),
+            (1e14, "100000000000000"),
+            (123456.789, "123456.789"),
+            (1e-4, "0.0001"),
+            (1e-5, "1e-05"),
+            (1.5e300, "1.5e+300"),
+            (f64::NAN, "NaN"),
+            (f64::NEG_INFINITY, "-Infinity"),
+            (0.30000000000000004, "0.30000000000000004"),
             (-25080735.477539063, "-25080735.477539062"),
         ] {
             assert_eq!(f64_text(v), text);
@@ -338,7 +361,17 @@ mod tests {
 
     #[test]
     fn binary_numerics_round_trip() {
-        for text in ["0", "1", "-1", "10000", "12345678.9", "0.00001234", "0.5", "-99999999.99999999", "1.0000001"] {
+        for text in [
+            "0",
+            "1",
+            "-1",
+            "10000",
+            "12345678.9",
+            "0.00001234",
+            "0.5",
+            "-99999999.99999999",
+            "1.0000001",
+        ] {
             let mut buf = BytesMut::new();
             let scale = text.split_once('.').map_or(0, |(_, f)| f.len() as i8);
             put_binary(&mut buf, text, scale);

@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Date32Array, Decimal128Array, Decimal256Array,
-    Float32Array, Float64Array, Int16Array, Int32Array, Int64Array, IntervalMonthDayNanoArray, ListArray,
-    StringArray, Time64MicrosecondArray, TimestampMicrosecondArray, UInt32Array,
+    Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Date32Array, Decimal128Array,
+    Decimal256Array, Float32Array, Float64Array, Int16Array, Int32Array, Int64Array,
+    IntervalMonthDayNanoArray, ListArray, StringArray, Time64MicrosecondArray,
+    TimestampMicrosecondArray, UInt32Array,
 };
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, IntervalUnit, TimeUnit};
@@ -13,7 +14,9 @@ use bytes::{BufMut, BytesMut};
 use millrace_common::SqlError;
 
 use super::interval::{Interval, write_interval};
-use super::numeric::{SmallText, is_unconstrained, put_binary, write_decimal, write_f32, write_f64};
+use super::numeric::{
+    SmallText, is_unconstrained, put_binary, write_decimal, write_f32, write_f64,
+};
 use super::{datetime, describe_type};
 
 /// A column, downcast once a batch.
@@ -29,11 +32,25 @@ pub enum Column {
     Bytes(BinaryArray),
     Date(Date32Array),
     Time(Time64MicrosecondArray),
-    Timestamp { values: TimestampMicrosecondArray, zone: bool },
+    Timestamp {
+        values: TimestampMicrosecondArray,
+        zone: bool,
+    },
     Interval(IntervalMonthDayNanoArray),
-    Decimal128 { values: Decimal128Array, scale: i8, trim: bool },
-    Decimal256 { values: Decimal256Array, scale: i8 },
-    List { values: ListArray, item: Box<Column>, item_oid: u32 },
+    Decimal128 {
+        values: Decimal128Array,
+        scale: i8,
+        trim: bool,
+    },
+    Decimal256 {
+        values: Decimal256Array,
+        scale: i8,
+    },
+    List {
+        values: ListArray,
+        item: Box<Column>,
+        item_oid: u32,
+    },
     /// `int2vector`, `oidvector`: an array that is printed as `1 2`.
     Vector(Box<Column>),
 }
@@ -57,7 +74,9 @@ impl Column {
             DataType::Timestamp(TimeUnit::Microsecond, zone) => {
                 Column::Timestamp { zone: zone.is_some(), values: plain.as_primitive().clone() }
             }
-            DataType::Interval(IntervalUnit::MonthDayNano) => Column::Interval(plain.as_primitive().clone()),
+            DataType::Interval(IntervalUnit::MonthDayNano) => {
+                Column::Interval(plain.as_primitive().clone())
+            }
             DataType::Decimal128(p, s) => Column::Decimal128 {
                 values: plain.as_primitive().clone(),
                 scale: *s,
@@ -79,7 +98,10 @@ impl Column {
     /// Takes a column that a client is told to be of a type.
     pub fn of_type(array: &ArrayRef, oid: u32) -> Result<Column, SqlError> {
         match (oid, array.data_type()) {
-            (26, DataType::Int64) => Column::new(&arrow::compute::cast(array, &DataType::UInt32).map_err(crate::dml::rows::arrow_error)?),
+            (26, DataType::Int64) => Column::new(
+                &arrow::compute::cast(array, &DataType::UInt32)
+                    .map_err(crate::dml::rows::arrow_error)?,
+            ),
             (22 | 30, DataType::List(_)) => Ok(Column::Vector(Box::new(Column::new(array)?))),
             _ => Column::new(array),
         }
@@ -119,7 +141,11 @@ impl Column {
         }
         let start = buf.len();
         buf.put_i32(0);
-        if format == 0 { self.put_text(row, buf)? } else { self.put_binary(row, buf)? }
+        if format == 0 {
+            self.put_text(row, buf)?
+        } else {
+            self.put_binary(row, buf)?
+        }
         let length = (buf.len() - start - 4) as i32;
         buf[start..start + 4].copy_from_slice(&length.to_be_bytes());
         Ok(())
@@ -132,7 +158,8 @@ impl Column {
             return Ok(());
         }
         if let Column::List { values, item, .. } = self {
-            let (from, to) = (values.value_offsets()[row] as usize, values.value_offsets()[row + 1] as usize);
+            let (from, to) =
+                (values.value_offsets()[row] as usize, values.value_offsets()[row + 1] as usize);
             return item.put_array_text(from, to, buf);
         }
         if let Column::Vector(list) = self {
@@ -168,7 +195,9 @@ impl Column {
             }
             Column::Date(a) => datetime::write_date(buf, a.value(row)),
             Column::Time(a) => datetime::write_time(buf, a.value(row)),
-            Column::Timestamp { values, zone } => datetime::write_timestamp(buf, values.value(row), *zone),
+            Column::Timestamp { values, zone } => {
+                datetime::write_timestamp(buf, values.value(row), *zone)
+            }
             Column::Interval(a) => write_interval(buf, interval_at(a, row)),
             Column::Decimal128 { values, scale, trim } => {
                 let mut digits = SmallText::default();
@@ -197,7 +226,8 @@ impl Column {
             }
             text.clear();
             self.put_text(row, &mut text)?;
-            let special = |c: &u8| matches!(c, b'{' | b'}' | b',' | b'"' | b'\\') || c.is_ascii_whitespace();
+            let special =
+                |c: &u8| matches!(c, b'{' | b'}' | b',' | b'"' | b'\\') || c.is_ascii_whitespace();
             if text.is_empty() || text.iter().any(special) || text.eq_ignore_ascii_case(b"null") {
                 buf.put_u8(b'"');
                 for c in &text {
@@ -249,7 +279,10 @@ impl Column {
             }
             Column::Vector(list) => list.put_binary(row, buf)?,
             Column::List { values, item, item_oid } => {
-                let (from, to) = (values.value_offsets()[row] as usize, values.value_offsets()[row + 1] as usize);
+                let (from, to) = (
+                    values.value_offsets()[row] as usize,
+                    values.value_offsets()[row + 1] as usize,
+                );
                 buf.put_i32(i32::from(from < to));
                 buf.put_i32(i32::from((from..to).any(|i| item.is_null(i))));
                 buf.put_u32(*item_oid);
@@ -280,9 +313,13 @@ fn normalise(array: &ArrayRef) -> Result<ArrayRef, SqlError> {
         DataType::Float16 => DataType::Float32,
         DataType::Decimal32(p, s) | DataType::Decimal64(p, s) => DataType::Decimal128(*p, *s),
         DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => DataType::Utf8,
-        DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => DataType::Binary,
+        DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
+            DataType::Binary
+        }
         DataType::Date64 => DataType::Date32,
-        DataType::Time32(_) | DataType::Time64(TimeUnit::Nanosecond) => DataType::Time64(TimeUnit::Microsecond),
+        DataType::Time32(_) | DataType::Time64(TimeUnit::Nanosecond) => {
+            DataType::Time64(TimeUnit::Microsecond)
+        }
         DataType::Timestamp(unit, zone) if *unit != TimeUnit::Microsecond => {
             DataType::Timestamp(TimeUnit::Microsecond, zone.clone())
         }
@@ -294,8 +331,9 @@ fn normalise(array: &ArrayRef) -> Result<ArrayRef, SqlError> {
         DataType::Dictionary(_, value) => value.as_ref().clone(),
         _ => return Ok(array.clone()),
     };
-    let plain = cast(array, &target)
-        .map_err(|e| SqlError::internal(format!("a result of type {} could not be cast: {e}", array.data_type())))?;
+    let plain = cast(array, &target).map_err(|e| {
+        SqlError::internal(format!("a result of type {} could not be cast: {e}", array.data_type()))
+    })?;
     normalise(&plain)
 }
 

@@ -29,7 +29,11 @@ pub struct SessionCatalog {
 }
 
 impl SessionCatalog {
-    pub fn new(cluster: Arc<dyn Cluster>, search_path: Vec<String>, system: SystemTables) -> SessionCatalog {
+    pub fn new(
+        cluster: Arc<dyn Cluster>,
+        search_path: Vec<String>,
+        system: SystemTables,
+    ) -> SessionCatalog {
         SessionCatalog {
             snapshot: cluster.catalog(),
             epoch: EpochCell::default(),
@@ -51,7 +55,9 @@ impl SessionCatalog {
             .iter()
             .map(|p| match p {
                 ObjectNamePart::Identifier(i) => Ok(fold(i)),
-                other => Err(SqlError::new(SqlState::SYNTAX_ERROR, format!("invalid name \"{other}\""))),
+                other => {
+                    Err(SqlError::new(SqlState::SYNTAX_ERROR, format!("invalid name \"{other}\"")))
+                }
             })
             .collect::<Result<_, _>>()?;
         match parts.as_slice() {
@@ -71,7 +77,8 @@ impl SessionCatalog {
             return Ok(relation);
         }
         let full = schema.map_or(table.clone(), |s| format!("{s}.{table}"));
-        let e = SqlError::new(SqlState::UNDEFINED_TABLE, format!("relation \"{full}\" does not exist"));
+        let e =
+            SqlError::new(SqlState::UNDEFINED_TABLE, format!("relation \"{full}\" does not exist"));
         let names = self.names();
         Err(match millrace_planner::error::closest(&table, names.iter().map(String::as_str)) {
             Some(close) => e.with_hint(format!("Perhaps you meant \"{close}\".")),
@@ -103,7 +110,10 @@ impl SessionCatalog {
                 .find(|s| self.snapshot.schemas.contains(s))
                 .cloned()
                 .ok_or_else(|| {
-                    SqlError::new(SqlState::INVALID_SCHEMA_NAME, "no schema has been selected to create in")
+                    SqlError::new(
+                        SqlState::INVALID_SCHEMA_NAME,
+                        "no schema has been selected to create in",
+                    )
                 })?,
         };
         Ok((schema, name))
@@ -129,7 +139,9 @@ impl CatalogView for SessionCatalog {
     }
 
     fn table_source(&self, relation: &Arc<Relation>) -> Result<Arc<dyn TableSource>, SqlError> {
-        if let Some((_, provider, _)) = self.temporary.iter().find(|(.., r)| Arc::ptr_eq(r, relation)) {
+        if let Some((_, provider, _)) =
+            self.temporary.iter().find(|(.., r)| Arc::ptr_eq(r, relation))
+        {
             return Ok(provider_as_source(provider.clone()));
         }
         let table = SnapshotTable::new(self.cluster.clone(), relation.clone(), self.epoch.clone())?;

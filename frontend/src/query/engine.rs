@@ -15,7 +15,9 @@ use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionConfig;
 use futures::StreamExt;
 use millrace_common::SqlError;
-use millrace_planner::optimizer::{batch_options, config_options, optimize_for_batch, optimize_like_view};
+use millrace_planner::optimizer::{
+    batch_options, config_options, optimize_for_batch, optimize_like_view,
+};
 use millrace_planner::sql_error_from_datafusion;
 use tokio::sync::mpsc;
 
@@ -103,7 +105,11 @@ impl QueryEngine {
     }
 
     /// Starts a plan under either treatment of failing expressions.
-    pub async fn run_with(&self, plan: LogicalPlan, errors: ExpressionErrors) -> Result<BatchStream, SqlError> {
+    pub async fn run_with(
+        &self,
+        plan: LogicalPlan,
+        errors: ExpressionErrors,
+    ) -> Result<BatchStream, SqlError> {
         if errors == ExpressionErrors::Raised {
             return self.run(plan).await;
         }

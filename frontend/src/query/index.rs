@@ -88,7 +88,13 @@ fn collect(filter: &Expr, schema: &SchemaRef, bounds: &mut [Bounds]) {
     }
 }
 
-fn bound(schema: &SchemaRef, column: &str, op: Operator, value: &ScalarValue, bounds: &mut [Bounds]) {
+fn bound(
+    schema: &SchemaRef,
+    column: &str,
+    op: Operator,
+    value: &ScalarValue,
+    bounds: &mut [Bounds],
+) {
     let Ok(i) = schema.index_of(column) else { return };
     if value.is_null() || value.data_type() != *schema.field(i).data_type() {
         return;
@@ -172,7 +178,8 @@ fn encode(values: &[ScalarValue]) -> Option<Vec<u8>> {
     if values.is_empty() {
         return Some(Vec::new());
     }
-    let columns: Vec<ArrayRef> = values.iter().map(|v| v.to_array_of_size(1)).collect::<Result<_, _>>().ok()?;
+    let columns: Vec<ArrayRef> =
+        values.iter().map(|v| v.to_array_of_size(1)).collect::<Result<_, _>>().ok()?;
     let codec = KeyCodec::new(columns.iter().map(|c| c.data_type().clone())).ok()?;
     let rows = codec.rows(&columns).ok()?;
     Some(rows.row(0).as_ref().to_vec())
@@ -201,11 +208,13 @@ mod tests {
     fn a_fixed_first_column_reads_one_vnode_and_a_range_reads_all() {
         let one = ranges(&[int(7)], None).unwrap();
         assert_eq!(one.len(), 1);
-        let bounds = Bounds { lower: Some(int(-5)), upper: Some((int(5), true)), ..Bounds::default() };
+        let bounds =
+            Bounds { lower: Some(int(-5)), upper: Some((int(5), true)), ..Bounds::default() };
         let all = ranges(&[], Some(&bounds)).unwrap();
         assert_eq!(all.len(), VNODE_COUNT);
         for (v, range) in all.iter().enumerate() {
-            let key = |i: i32| [&(v as u16).to_be_bytes()[..], &encode(&[int(i)]).unwrap()].concat();
+            let key =
+                |i: i32| [&(v as u16).to_be_bytes()[..], &encode(&[int(i)]).unwrap()].concat();
             let inside = |i| range.from <= key(i) && key(i) < range.until;
             assert_eq!([-6, -5, 0, 5, 6].map(inside), [false, true, true, true, false]);
         }
@@ -220,7 +229,9 @@ mod tests {
             let key = [vnode, &encode(&[int(a), int(b)]).unwrap()].concat();
             range.from <= key && key < range.until
         };
-        assert!(inside(1, 3) && inside(1, i32::MAX) && !inside(1, 2) && !inside(2, 3) && !inside(0, 9));
+        assert!(
+            inside(1, 3) && inside(1, i32::MAX) && !inside(1, 2) && !inside(2, 3) && !inside(0, 9)
+        );
     }
 
     #[test]

@@ -13,8 +13,8 @@ use datafusion::common::Result;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
 use datafusion::logical_expr::ColumnarValue;
-use datafusion::physical_expr::expressions::{Column, Literal};
 use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::{Column, Literal};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
@@ -46,7 +46,9 @@ impl NullOnError {
         let rows = batch.num_rows();
         match self.inner.evaluate(batch).and_then(|v| v.into_array(rows)) {
             Ok(array) => Ok(array),
-            Err(_) if rows <= 1 => Ok(new_null_array(&self.inner.data_type(&batch.schema())?, rows)),
+            Err(_) if rows <= 1 => {
+                Ok(new_null_array(&self.inner.data_type(&batch.schema())?, rows))
+            }
             Err(_) => {
                 let left = self.halves(&batch.slice(0, rows / 2))?;
                 let right = self.halves(&batch.slice(rows / 2, rows - rows / 2))?;
@@ -105,7 +107,11 @@ impl PhysicalExpr for NullOnError {
 pub struct NullOnErrorRule;
 
 impl PhysicalOptimizerRule for NullOnErrorRule {
-    fn optimize(&self, plan: Arc<dyn ExecutionPlan>, _: &ConfigOptions) -> Result<Arc<dyn ExecutionPlan>> {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
         plan.transform_up(|node| {
             if let Some(p) = node.downcast_ref::<ProjectionExec>() {
                 return projection(p).map(Transformed::yes);
@@ -119,7 +125,9 @@ impl PhysicalOptimizerRule for NullOnErrorRule {
             if let Some(a) = node.downcast_ref::<AggregateExec>()
                 && matches!(
                     a.mode(),
-                    AggregateMode::Partial | AggregateMode::Single | AggregateMode::SinglePartitioned
+                    AggregateMode::Partial
+                        | AggregateMode::Single
+                        | AggregateMode::SinglePartitioned
                 )
             {
                 return Ok(Transformed::yes(aggregate(a)));
@@ -140,7 +148,8 @@ impl PhysicalOptimizerRule for NullOnErrorRule {
 }
 
 fn projection(p: &ProjectionExec) -> Result<Arc<dyn ExecutionPlan>> {
-    let exprs = p.expr().iter().map(|e| ProjectionExpr { expr: wrap(&e.expr), alias: e.alias.clone() });
+    let exprs =
+        p.expr().iter().map(|e| ProjectionExpr { expr: wrap(&e.expr), alias: e.alias.clone() });
     Ok(Arc::new(ProjectionExec::try_new(exprs.collect::<Vec<_>>(), p.input().clone())?))
 }
 

@@ -11,7 +11,9 @@ use datafusion::catalog::{Session, TableProvider};
 use datafusion::common::Result as DfResult;
 use datafusion::error::DataFusionError;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::logical_expr::{BinaryExpr, Expr, Operator, TableProviderFilterPushDown, TableType};
+use datafusion::logical_expr::{
+    BinaryExpr, Expr, Operator, TableProviderFilterPushDown, TableType,
+};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::{PartitionStream, StreamingTableExec};
@@ -109,7 +111,12 @@ impl SnapshotTable {
             let value = values.get_mut(k as usize)?.take()?;
             columns[k as usize] = Some(value.to_array_of_size(1).ok()?);
         }
-        let batch: Vec<ArrayRef> = self.relation.key.iter().map(|&k| columns[k as usize].clone()).collect::<Option<_>>()?;
+        let batch: Vec<ArrayRef> = self
+            .relation
+            .key
+            .iter()
+            .map(|&k| columns[k as usize].clone())
+            .collect::<Option<_>>()?;
         encode_keys(&self.relation, &batch).ok()
     }
 
@@ -122,7 +129,8 @@ impl SnapshotTable {
             }
             Operator::Eq => {
                 let (column, value) = match (left.as_ref(), right.as_ref()) {
-                    (Expr::Column(c), Expr::Literal(v, _)) | (Expr::Literal(v, _), Expr::Column(c)) => (c, v),
+                    (Expr::Column(c), Expr::Literal(v, _))
+                    | (Expr::Literal(v, _), Expr::Column(c)) => (c, v),
                     _ => return,
                 };
                 let Ok(i) = self.schema.index_of(&column.name) else { return };
@@ -137,9 +145,12 @@ impl SnapshotTable {
 
 /// Storage keys of rows given by their key columns, in key order.
 pub fn encode_keys(relation: &Relation, key_columns: &[ArrayRef]) -> Result<BinaryArray, SqlError> {
-    let internal = |e: arrow::error::ArrowError| SqlError::internal(format!("a key could not be encoded: {e}"));
+    let internal = |e: arrow::error::ArrowError| {
+        SqlError::internal(format!("a key could not be encoded: {e}"))
+    };
     let rows = key_columns.first().map_or(0, |c| c.len());
-    let codec = KeyCodec::new(key_columns.iter().map(|c| c.data_type().clone())).map_err(internal)?;
+    let codec =
+        KeyCodec::new(key_columns.iter().map(|c| c.data_type().clone())).map_err(internal)?;
     let distribution: Vec<ArrayRef> = relation
         .distribution
         .iter()
@@ -165,7 +176,10 @@ impl TableProvider for SnapshotTable {
     }
 
     /// Point reads only narrow the scan; the filter stays in the plan.
-    fn supports_filters_pushdown(&self, filters: &[&Expr]) -> DfResult<Vec<TableProviderFilterPushDown>> {
+    fn supports_filters_pushdown(
+        &self,
+        filters: &[&Expr],
+    ) -> DfResult<Vec<TableProviderFilterPushDown>> {
         let indexed = index::indexes(&self.cluster.catalog(), self.relation.id).next().is_some();
         let kind = if indexed || self.keyed() {
             TableProviderFilterPushDown::Inexact
@@ -200,7 +214,14 @@ impl TableProvider for SnapshotTable {
             request,
             schema: schema.clone(),
         });
-        Ok(Arc::new(StreamingTableExec::try_new(schema, vec![partition], None, vec![], false, limit)?))
+        Ok(Arc::new(StreamingTableExec::try_new(
+            schema,
+            vec![partition],
+            None,
+            vec![],
+            false,
+            limit,
+        )?))
     }
 }
 
@@ -233,9 +254,13 @@ impl PartitionStream for SnapshotScan {
         let (request, epoch) = (self.request.clone(), self.epoch.get().copied());
         let schema = self.schema.clone();
         let open = async move {
-            let epoch = epoch.ok_or_else(|| SqlError::internal("a scan ran before its epoch was chosen")).map_err(external)?;
+            let epoch = epoch
+                .ok_or_else(|| SqlError::internal("a scan ran before its epoch was chosen"))
+                .map_err(external)?;
             let batches = cluster.scan(&relation, epoch, request).await.map_err(external)?;
-            Ok::<_, DataFusionError>(batches.map(move |b| b.map_err(external).and_then(|b| conform(&schema, &b))))
+            Ok::<_, DataFusionError>(
+                batches.map(move |b| b.map_err(external).and_then(|b| conform(&schema, &b))),
+            )
         };
         let stream = futures::stream::once(open).try_flatten();
         Box::pin(RecordBatchStreamAdapter::new(self.schema.clone(), stream))

@@ -32,11 +32,15 @@ impl Session {
         }
         let name = fold(name);
         if self.portals.contains_key(&name) {
-            return Err(SqlError::new(SqlState("42P03"), format!("cursor \"{name}\" already exists")));
+            return Err(SqlError::new(
+                SqlState("42P03"),
+                format!("cursor \"{name}\" already exists"),
+            ));
         }
         let text = query.to_string();
         let statement = Statement::Sql(Box::new(Sql::Query(query.clone())));
-        let prepared = Arc::new(self.describe(ParsedStatement { statement, text, offset: 0 }, &[])?);
+        let prepared =
+            Arc::new(self.describe(ParsedStatement { statement, text, offset: 0 }, &[])?);
         let rows = self.query(query).await?;
         let running = Running { rows, current: None, sent: 0 };
         let portal = Portal {
@@ -50,11 +54,17 @@ impl Session {
         Ok("DECLARE CURSOR".to_owned())
     }
 
-    pub async fn fetch(&mut self, name: &str, direction: &FetchDirection) -> Result<RowSet, SqlError> {
+    pub async fn fetch(
+        &mut self,
+        name: &str,
+        direction: &FetchDirection,
+    ) -> Result<RowSet, SqlError> {
         let count = |v: &Value| v.to_string().parse::<usize>().map_err(|_| backward());
         let wanted = match direction {
             FetchDirection::Next | FetchDirection::Forward { limit: None } => 1,
-            FetchDirection::Count { limit } | FetchDirection::Forward { limit: Some(limit) } => count(&limit.value)?,
+            FetchDirection::Count { limit } | FetchDirection::Forward { limit: Some(limit) } => {
+                count(&limit.value)?
+            }
             FetchDirection::All | FetchDirection::ForwardAll => usize::MAX,
             _ => return Err(backward()),
         };
@@ -74,8 +84,10 @@ impl Session {
             batches.push(batch.slice(0, n));
             if n < batch.num_rows() {
                 let rest = batch.slice(n, batch.num_rows() - n);
-                let stream = std::mem::replace(&mut running.rows.stream, futures::stream::empty().boxed());
-                running.rows.stream = futures::stream::once(async { Ok(rest) }).chain(stream).boxed();
+                let stream =
+                    std::mem::replace(&mut running.rows.stream, futures::stream::empty().boxed());
+                running.rows.stream =
+                    futures::stream::once(async { Ok(rest) }).chain(stream).boxed();
             }
         }
         Ok(RowSet::ready(fields, batches, "FETCH {n}"))

@@ -12,7 +12,11 @@ use crate::{copy, ddl, dml};
 
 impl Session {
     /// Runs a statement with its parameters.
-    pub async fn execute(&mut self, parsed: &ParsedStatement, values: &[ArrayRef]) -> Result<Outcome, SqlError> {
+    pub async fn execute(
+        &mut self,
+        parsed: &ParsedStatement,
+        values: &[ArrayRef],
+    ) -> Result<Outcome, SqlError> {
         if matches!(self.block, Block::Failed { .. }) && !ends_block(&parsed.statement) {
             return Err(transaction::aborted());
         }
@@ -34,7 +38,9 @@ impl Session {
             Statement::Show(Show::AllSettings) => Ok(Outcome::Rows(self.show_all()?)),
             Statement::Show(show) => Ok(Outcome::Rows(ddl::show::show(self, show)?)),
             Statement::Describe { name } => Ok(Outcome::Rows(ddl::show::describe(self, name)?)),
-            Statement::Explain(explain) => Ok(Outcome::Rows(ddl::explain::explain(self, explain).await?)),
+            Statement::Explain(explain) => {
+                Ok(Outcome::Rows(ddl::explain::explain(self, explain).await?))
+            }
             statement => {
                 self.refuse_in_block(noun(statement))?;
                 ddl::execute(self, statement, &parsed.text).await
@@ -50,7 +56,9 @@ impl Session {
                 self.refuse_in_block("a write")?;
                 let result = dml::execute(self, sql).await?;
                 Ok(match result.returning {
-                    Some((fields, batches)) => Outcome::Rows(RowSet::ready(fields, batches, result.tag)),
+                    Some((fields, batches)) => {
+                        Outcome::Rows(RowSet::ready(fields, batches, result.tag))
+                    }
                     None => Outcome::Command(result.tag),
                 })
             }
@@ -58,7 +66,9 @@ impl Session {
             Sql::StartTransaction { .. } => Ok(Outcome::Command(self.begin())),
             Sql::Commit { .. } => Ok(Outcome::Command(self.commit())),
             Sql::Rollback { savepoint: None, .. } => Ok(Outcome::Command(self.rollback())),
-            Sql::Rollback { savepoint: Some(name), .. } => Ok(Outcome::Command(self.rollback_to(&fold(name))?)),
+            Sql::Rollback { savepoint: Some(name), .. } => {
+                Ok(Outcome::Command(self.rollback_to(&fold(name))?))
+            }
             Sql::Savepoint { name } => Ok(Outcome::Command(self.savepoint(fold(name))?)),
             Sql::ReleaseSavepoint { name } => Ok(Outcome::Command(self.release(&fold(name))?)),
             Sql::Set(set) => {
@@ -68,7 +78,11 @@ impl Session {
             Sql::Reset(reset) => {
                 let name = reset.to_string();
                 let name = name.trim_start_matches("RESET ").trim().to_owned();
-                if name.eq_ignore_ascii_case("all") { self.reset_all() } else { self.reset(&name.replace('"', ""))? }
+                if name.eq_ignore_ascii_case("all") {
+                    self.reset_all()
+                } else {
+                    self.reset(&name.replace('"', ""))?
+                }
                 done("RESET")
             }
             Sql::Discard { object_type } => {
@@ -81,10 +95,15 @@ impl Session {
                 [declare] => Ok(Outcome::Command(self.declare(declare).await?)),
                 _ => Err(SqlError::unsupported("this form of DECLARE")),
             },
-            Sql::Fetch { name, direction, .. } => Ok(Outcome::Rows(self.fetch(&fold(name), direction).await?)),
+            Sql::Fetch { name, direction, .. } => {
+                Ok(Outcome::Rows(self.fetch(&fold(name), direction).await?))
+            }
             Sql::Close { cursor } => Ok(Outcome::Command(self.close(cursor)?)),
             Sql::Prepare { name, statement, data_types } => {
-                let oids: Vec<u32> = data_types.iter().map(|t| ddl::types::sql_type(t).map(|t| t.oid())).collect::<Result<_, _>>()?;
+                let oids: Vec<u32> = data_types
+                    .iter()
+                    .map(|t| ddl::types::sql_type(t).map(|t| t.oid()))
+                    .collect::<Result<_, _>>()?;
                 let parsed = ParsedStatement {
                     statement: Statement::Sql(statement.clone()),
                     text: text.to_owned(),
@@ -92,7 +111,10 @@ impl Session {
                 };
                 let name = fold(name);
                 if self.prepared.contains_key(&name) {
-                    return Err(SqlError::new(SqlState("42P05"), format!("prepared statement \"{name}\" already exists")));
+                    return Err(SqlError::new(
+                        SqlState("42P05"),
+                        format!("prepared statement \"{name}\" already exists"),
+                    ));
                 }
                 let prepared = self.describe(parsed, &oids)?;
                 self.prepared.insert(name, std::sync::Arc::new(prepared));
@@ -116,13 +138,23 @@ impl Session {
             Sql::Vacuum(_) => done("VACUUM"),
             other => Err(SqlError::unsupported(format!(
                 "the statement {}",
-                other.to_string().split_whitespace().take(2).collect::<Vec<_>>().join(" ").to_uppercase()
+                other
+                    .to_string()
+                    .split_whitespace()
+                    .take(2)
+                    .collect::<Vec<_>>()
+                    .join(" ")
+                    .to_uppercase()
             ))),
         }
     }
 
     /// EXECUTE name (expr, …).
-    async fn execute_prepared(&mut self, name: &str, parameters: &[Expr]) -> Result<Outcome, SqlError> {
+    async fn execute_prepared(
+        &mut self,
+        name: &str,
+        parameters: &[Expr],
+    ) -> Result<Outcome, SqlError> {
         let prepared = self.prepared.get(name).cloned().ok_or_else(|| no_statement(name))?;
         let Some(parsed) = &prepared.statement else { return Ok(Outcome::Empty) };
         if parameters.len() != prepared.param_types.len() {

@@ -102,7 +102,11 @@ impl Session {
         let path = self.settings.get("search_path").unwrap_or("public");
         path.split(',')
             .map(|s| s.trim())
-            .map(|s| s.strip_prefix('"').and_then(|s| s.strip_suffix('"')).map_or_else(|| s.to_lowercase(), str::to_owned))
+            .map(|s| {
+                s.strip_prefix('"')
+                    .and_then(|s| s.strip_suffix('"'))
+                    .map_or_else(|| s.to_lowercase(), str::to_owned)
+            })
             .map(|s| if s == "$user" { self.user.clone() } else { s })
             .filter(|s| !s.is_empty())
             .collect()
@@ -158,14 +162,19 @@ impl Session {
             true => None,
             false => self.cluster().setting(setting.name).and_then(|v| v.parse().ok()),
         };
-        let timeout =
-            Duration::from_millis(millis.or_else(|| self.settings.millis(setting.name)).unwrap_or(0));
+        let timeout = Duration::from_millis(
+            millis.or_else(|| self.settings.millis(setting.name)).unwrap_or(0),
+        );
         let fresh = self.settings.get("read_freshness")? != "any";
         self.cluster().read_epoch(ids, timeout, fresh).await
     }
 
     /// Fixes the epoch of a bound query's scans.
-    pub async fn fix_epoch(&self, view: &SessionCatalog, bound: &BoundQuery) -> Result<(), SqlError> {
+    pub async fn fix_epoch(
+        &self,
+        view: &SessionCatalog,
+        bound: &BoundQuery,
+    ) -> Result<(), SqlError> {
         let mut ids: Vec<RelationId> = bound
             .relations
             .iter()
@@ -225,18 +234,26 @@ pub fn fields_of(
         .enumerate()
         .map(|(i, (name, t))| {
             let arrow_field = schema.and_then(|s| s.fields().get(i));
-            let told = arrow_field.and_then(|f| f.metadata().get(TYPE_OID)).and_then(|oid| oid.parse().ok());
+            let told = arrow_field
+                .and_then(|f| f.metadata().get(TYPE_OID))
+                .and_then(|oid| oid.parse().ok());
             if let Some(type_oid) = told {
                 let type_len = crate::encoding::catalog_type_len(type_oid);
                 return Field { name: name.clone(), type_oid, type_len, typmod: -1 };
             }
             let arrow = arrow_field.map(|f| f.data_type());
-            if let Some(special @ (DataType::List(_) | DataType::LargeList(_) | DataType::UInt32)) = arrow
+            if let Some(special @ (DataType::List(_) | DataType::LargeList(_) | DataType::UInt32)) =
+                arrow
                 && let Ok(field) = crate::encoding::describe_column(name, special)
             {
                 return field;
             }
-            Field { name: name.clone(), type_oid: t.oid(), type_len: t.typlen(), typmod: t.typmod() }
+            Field {
+                name: name.clone(),
+                type_oid: t.oid(),
+                type_len: t.typlen(),
+                typmod: t.typmod(),
+            }
         })
         .collect()
 }

@@ -40,13 +40,23 @@ impl RowSet {
     }
 
     /// Rows of text under the given column names.
-    pub fn text(names: &[&str], rows: Vec<Vec<Option<String>>>, tag: &str) -> Result<RowSet, SqlError> {
+    pub fn text(
+        names: &[&str],
+        rows: Vec<Vec<Option<String>>>,
+        tag: &str,
+    ) -> Result<RowSet, SqlError> {
         let fields = names.iter().map(|n| text_field(n)).collect();
         let columns: Vec<ArrayRef> = (0..names.len())
-            .map(|c| Arc::new(rows.iter().map(|r| r.get(c).cloned().flatten()).collect::<StringArray>()) as ArrayRef)
+            .map(|c| {
+                Arc::new(rows.iter().map(|r| r.get(c).cloned().flatten()).collect::<StringArray>())
+                    as ArrayRef
+            })
             .collect();
-        let schema = Schema::new(names.iter().map(|n| ArrowField::new(*n, DataType::Utf8, true)).collect::<Vec<_>>());
-        let batch = RecordBatch::try_new(Arc::new(schema), columns).map_err(crate::dml::rows::arrow_error)?;
+        let schema = Schema::new(
+            names.iter().map(|n| ArrowField::new(*n, DataType::Utf8, true)).collect::<Vec<_>>(),
+        );
+        let batch = RecordBatch::try_new(Arc::new(schema), columns)
+            .map_err(crate::dml::rows::arrow_error)?;
         Ok(RowSet::ready(fields, vec![batch], tag))
     }
 }

@@ -18,7 +18,9 @@ use crate::encoding::Column;
 fn placeholder(expr: &Expr) -> Option<usize> {
     match expr {
         Expr::Value(v) => match &v.value {
-            Value::Placeholder(p) => p.strip_prefix('$')?.parse().ok().filter(|n| (1..=65_535).contains(n)),
+            Value::Placeholder(p) => {
+                p.strip_prefix('$')?.parse().ok().filter(|n| (1..=65_535).contains(n))
+            }
             _ => None,
         },
         Expr::Nested(inner) => placeholder(inner),
@@ -78,7 +80,9 @@ fn literal_of(value: &ArrayRef) -> Result<Expr, SqlError> {
             return typed_literal(None, "text");
         }
         let items = list.value(0);
-        let elem = (0..items.len()).map(|i| literal_of(&items.slice(i, 1))).collect::<Result<Vec<_>, _>>()?;
+        let elem = (0..items.len())
+            .map(|i| literal_of(&items.slice(i, 1)))
+            .collect::<Result<Vec<_>, _>>()?;
         return Ok(Expr::Array(sqlparser::ast::Array { elem, named: true }));
     }
     let sql = SqlType::from_arrow(value.data_type())?;

@@ -6,9 +6,9 @@ use arrow::array::ArrayRef;
 use arrow::datatypes::DataType;
 use bytes::Bytes;
 use millrace_common::{SqlError, SqlState};
-use parking_lot::Mutex;
 use millrace_planner::ast::Show;
 use millrace_planner::{ParsedStatement, Statement};
+use parking_lot::Mutex;
 use sqlparser::ast::Statement as Sql;
 
 use super::{RowSet, Session, outcome::text_field, params};
@@ -62,7 +62,12 @@ impl Session {
             ));
         }
         let Some(parsed) = statements.pop() else {
-            return Ok(Prepared { statement: None, param_oids: vec![], param_types: vec![], fields: None });
+            return Ok(Prepared {
+                statement: None,
+                param_oids: vec![],
+                param_types: vec![],
+                fields: None,
+            });
         };
         self.describe(parsed, given)
     }
@@ -75,7 +80,8 @@ impl Session {
             _ => 0,
         };
         types.resize(types.len().max(highest), None);
-        let param_types: Vec<DataType> = types.into_iter().map(|t| t.unwrap_or(DataType::Utf8)).collect();
+        let param_types: Vec<DataType> =
+            types.into_iter().map(|t| t.unwrap_or(DataType::Utf8)).collect();
         let param_oids = param_types
             .iter()
             .enumerate()
@@ -105,7 +111,11 @@ impl Session {
         })
     }
 
-    fn describe_sql(&self, sql: &Sql, types: &mut Vec<Option<DataType>>) -> Result<Option<Vec<Field>>, SqlError> {
+    fn describe_sql(
+        &self,
+        sql: &Sql,
+        types: &mut Vec<Option<DataType>>,
+    ) -> Result<Option<Vec<Field>>, SqlError> {
         let view = self.catalog_view();
         match sql {
             Sql::Query(query) => {
@@ -121,20 +131,34 @@ impl Session {
                 {
                     merge(types, self.bind(&view, source, types)?.0.param_types);
                 }
-                insert.returning.as_deref().map(|items| dml::describe_returning(self, &table, items)).transpose()
+                insert
+                    .returning
+                    .as_deref()
+                    .map(|items| dml::describe_returning(self, &table, items))
+                    .transpose()
             }
             Sql::Update(update) => {
                 let plan = dml::update::plan_update(&view, update)?;
                 dml::update::infer_parameters(&plan.table, update, types)?;
                 merge(types, self.bind(&view, &plan.query, types)?.0.param_types);
-                update.returning.as_deref().map(|items| dml::describe_returning(self, &plan.table, items)).transpose()
+                update
+                    .returning
+                    .as_deref()
+                    .map(|items| dml::describe_returning(self, &plan.table, items))
+                    .transpose()
             }
             Sql::Delete(delete) => {
                 let plan = dml::update::plan_delete(&view, delete)?;
                 merge(types, self.bind(&view, &plan.query, types)?.0.param_types);
-                delete.returning.as_deref().map(|items| dml::describe_returning(self, &plan.table, items)).transpose()
+                delete
+                    .returning
+                    .as_deref()
+                    .map(|items| dml::describe_returning(self, &plan.table, items))
+                    .transpose()
             }
-            Sql::Fetch { name, .. } => Ok(self.portals.get(&name.value).and_then(|p| p.prepared.fields.clone())),
+            Sql::Fetch { name, .. } => {
+                Ok(self.portals.get(&name.value).and_then(|p| p.prepared.fields.clone()))
+            }
             Sql::Execute { name: Some(name), .. } => {
                 Ok(self.prepared.get(&name.to_string()).and_then(|p| p.fields.clone()))
             }

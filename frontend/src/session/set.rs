@@ -12,7 +12,11 @@ impl Session {
             Set::SingleAssignment { scope, variable, values, .. } => {
                 let name = variable.to_string().replace('"', "");
                 if matches!(scope, Some(ContextModifier::Local)) && !self.in_block() {
-                    self.notice("WARNING", SqlState::NO_ACTIVE_SQL_TRANSACTION, "SET LOCAL can only be used in transaction blocks");
+                    self.notice(
+                        "WARNING",
+                        SqlState::NO_ACTIVE_SQL_TRANSACTION,
+                        "SET LOCAL can only be used in transaction blocks",
+                    );
                     return Ok(());
                 }
                 if self.in_block() {
@@ -39,7 +43,9 @@ impl Session {
                 }
                 self.set_value("TimeZone", &zone)
             }
-            Set::SetNames { charset_name, .. } => self.set_value("client_encoding", &charset_name.to_string()),
+            Set::SetNames { charset_name, .. } => {
+                self.set_value("client_encoding", &charset_name.to_string())
+            }
             Set::SetNamesDefault {} => self.reset("client_encoding"),
             // Every isolation level is served by strict serializable reads.
             Set::SetTransaction { .. } => Ok(()),
@@ -48,7 +54,9 @@ impl Session {
                 Some(role) if role.value == self.user => Ok(()),
                 Some(_) => Err(SqlError::unsupported("SET ROLE to another user")),
             },
-            Set::SetSessionAuthorization(_) => Err(SqlError::unsupported("SET SESSION AUTHORIZATION")),
+            Set::SetSessionAuthorization(_) => {
+                Err(SqlError::unsupported("SET SESSION AUTHORIZATION"))
+            }
             other => Err(SqlError::unsupported(format!("{other}"))),
         }
     }
@@ -129,7 +137,9 @@ fn value_text(e: &Expr) -> Result<String, SqlError> {
     Ok(match e {
         Expr::Identifier(i) => i.value.clone(),
         Expr::Value(v) => match &v.value {
-            Value::SingleQuotedString(s) | Value::DoubleQuotedString(s) | Value::EscapedStringLiteral(s) => s.clone(),
+            Value::SingleQuotedString(s)
+            | Value::DoubleQuotedString(s)
+            | Value::EscapedStringLiteral(s) => s.clone(),
             other => other.to_string(),
         },
         Expr::Interval(i) => return value_text(&i.value),

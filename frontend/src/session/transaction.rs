@@ -19,9 +19,16 @@ impl Session {
     pub fn begin(&mut self) -> String {
         match self.block {
             Block::None => {
-                self.block = Block::Open { settings: Box::new(self.settings.clone()), savepoints: Vec::new() };
+                self.block = Block::Open {
+                    settings: Box::new(self.settings.clone()),
+                    savepoints: Vec::new(),
+                };
             }
-            _ => self.notice("WARNING", SqlState::ACTIVE_SQL_TRANSACTION, "there is already a transaction in progress"),
+            _ => self.notice(
+                "WARNING",
+                SqlState::ACTIVE_SQL_TRANSACTION,
+                "there is already a transaction in progress",
+            ),
         }
         "BEGIN".to_owned()
     }
@@ -29,7 +36,11 @@ impl Session {
     pub fn commit(&mut self) -> String {
         match std::mem::replace(&mut self.block, Block::None) {
             Block::None => {
-                self.notice("WARNING", SqlState::NO_ACTIVE_SQL_TRANSACTION, "there is no transaction in progress");
+                self.notice(
+                    "WARNING",
+                    SqlState::NO_ACTIVE_SQL_TRANSACTION,
+                    "there is no transaction in progress",
+                );
                 "COMMIT".to_owned()
             }
             Block::Open { .. } => {
@@ -48,7 +59,11 @@ impl Session {
     pub fn rollback(&mut self) -> String {
         match std::mem::replace(&mut self.block, Block::None) {
             Block::None => {
-                self.notice("WARNING", SqlState::NO_ACTIVE_SQL_TRANSACTION, "there is no transaction in progress");
+                self.notice(
+                    "WARNING",
+                    SqlState::NO_ACTIVE_SQL_TRANSACTION,
+                    "there is no transaction in progress",
+                );
             }
             Block::Open { settings, .. } | Block::Failed { settings, .. } => {
                 self.settings = *settings;
@@ -101,7 +116,8 @@ impl Session {
     pub fn rollback_to(&mut self, name: &str) -> Result<String, SqlError> {
         match std::mem::replace(&mut self.block, Block::None) {
             Block::None => Err(needs_block("ROLLBACK TO SAVEPOINT")),
-            Block::Open { settings, mut savepoints } | Block::Failed { settings, mut savepoints } => {
+            Block::Open { settings, mut savepoints }
+            | Block::Failed { settings, mut savepoints } => {
                 let found = find(&savepoints, name);
                 if let Ok(at) = found {
                     self.settings = savepoints[at].1.clone();
@@ -118,8 +134,9 @@ impl Session {
     /// Refuses what would write inside a block.
     pub fn refuse_in_block(&self, what: &str) -> Result<(), SqlError> {
         if self.in_block() {
-            return Err(SqlError::unsupported(format!("{what} in a transaction block"))
-                .with_hint("Run it outside BEGIN … COMMIT; there every statement commits by itself."));
+            return Err(SqlError::unsupported(format!("{what} in a transaction block")).with_hint(
+                "Run it outside BEGIN … COMMIT; there every statement commits by itself.",
+            ));
         }
         for name in ["transaction_read_only", "default_transaction_read_only"] {
             if self.settings.bool(name) {
@@ -140,7 +157,10 @@ fn find(savepoints: &[(String, SessionSettings)], name: &str) -> Result<usize, S
 }
 
 fn needs_block(what: &str) -> SqlError {
-    SqlError::new(SqlState::NO_ACTIVE_SQL_TRANSACTION, format!("{what} can only be used in transaction blocks"))
+    SqlError::new(
+        SqlState::NO_ACTIVE_SQL_TRANSACTION,
+        format!("{what} can only be used in transaction blocks"),
+    )
 }
 
 /// 25P02, for everything but the end of a failed block.

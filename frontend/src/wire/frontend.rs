@@ -62,7 +62,9 @@ pub fn decode_startup(buf: &mut BytesMut) -> Result<Option<Startup>, ProtocolErr
     match body.get_i32() {
         SSL_REQUEST => Ok(Some(Startup::Ssl)),
         GSS_REQUEST => Ok(Some(Startup::GssEnc)),
-        CANCEL_REQUEST => Ok(Some(Startup::Cancel { pid: int32(&mut body)?, secret: int32(&mut body)? })),
+        CANCEL_REQUEST => {
+            Ok(Some(Startup::Cancel { pid: int32(&mut body)?, secret: int32(&mut body)? }))
+        }
         version => {
             let (major, minor) = ((version >> 16) as u16, version as u16);
             if major != 3 {
@@ -198,13 +200,21 @@ mod tests {
         let mut buf = BytesMut::from(&b"Q\0\0\0\x0dselect 1"[..]);
         assert!(decode_message(&mut buf).unwrap().is_none());
         buf.extend_from_slice(b"\0");
-        assert!(matches!(decode_message(&mut buf).unwrap(), Some(FrontendMessage::Query(q)) if q == "select 1"));
+        assert!(
+            matches!(decode_message(&mut buf).unwrap(), Some(FrontendMessage::Query(q)) if q == "select 1")
+        );
         assert!(buf.is_empty());
     }
 
     #[test]
     fn malformed_messages_are_errors() {
-        for bytes in [&b"Q\0\0\0\x06ab"[..], b"B\0\0\0\x05a", b"Q\0\0\0\x01", b"?\0\0\0\x04", b"Q\xff\xff\xff\xff"] {
+        for bytes in [
+            &b"Q\0\0\0\x06ab"[..],
+            b"B\0\0\0\x05a",
+            b"Q\0\0\0\x01",
+            b"?\0\0\0\x04",
+            b"Q\xff\xff\xff\xff",
+        ] {
             assert!(decode_message(&mut BytesMut::from(bytes)).is_err(), "{bytes:?}");
         }
     }

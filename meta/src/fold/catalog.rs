@@ -46,10 +46,8 @@ pub fn create_relation(
         relation.first_table_id = 0;
     }
     if relation.kind() == RelationKind::Source {
-        let source = SourceRecord {
-            history: Default::default(),
-            timeline: Timeline::since(state.epoch),
-        };
+        let source =
+            SourceRecord { history: Default::default(), timeline: Timeline::since(state.epoch) };
         state.sources.insert(id, source);
     }
     state.next_relation_id += 1;
@@ -125,8 +123,10 @@ pub fn drop_relations(state: &mut MetaState, entry: &DropRelations) -> Verdict {
             continue;
         }
         let named = relation.depends_on.iter().copied().map(RelationId);
-        if let Some(dep) = named.chain(state.inputs(*id).iter().copied()).find(|d| ids.contains(d)) {
-            let name = state.relations.get(&dep).map_or_else(String::new, |r| format!("\"{}\"", r.name));
+        if let Some(dep) = named.chain(state.inputs(*id).iter().copied()).find(|d| ids.contains(d))
+        {
+            let name =
+                state.relations.get(&dep).map_or_else(String::new, |r| format!("\"{}\"", r.name));
             return Err(VoidReason::DependentsExist(name));
         }
     }

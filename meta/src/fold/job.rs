@@ -46,7 +46,9 @@ pub fn commit(state: &mut MetaState, entry: &JobCommit) -> Verdict {
         false => stable_inputs(state, &job.inputs, anchor).min(epoch.prev()),
     });
 
-    let Some(job) = state.jobs.get_mut(&id) else { return Err(VoidReason::UnknownRelation(entry.job)) };
+    let Some(job) = state.jobs.get_mut(&id) else {
+        return Err(VoidReason::UnknownRelation(entry.job));
+    };
     let finished = absorb(Arc::make_mut(&mut job.version), entry, epoch, &mut state.objects, head);
     if finished {
         match was_exact_until {
@@ -66,7 +68,12 @@ fn stable_inputs(state: &MetaState, inputs: &[RelationId], at: Epoch) -> Epoch {
     inputs.iter().map(|i| state.stable_until(*i, at)).min().unwrap_or(state.epoch)
 }
 
-fn check_epoch(version: &JobVersion, epoch: Epoch, head: Epoch, root: bool) -> Result<(), VoidReason> {
+fn check_epoch(
+    version: &JobVersion,
+    epoch: Epoch,
+    head: Epoch,
+    root: bool,
+) -> Result<(), VoidReason> {
     let fits = match &version.backfill {
         Some(b) => b.snapshot_epoch > 0 && epoch.0 == b.snapshot_epoch,
         // A derived job ends at an epoch that is over: before this record's.
@@ -87,7 +94,11 @@ fn check_references(
     entry.edit.as_ref().map_or(Ok(()), |edit| check_edit(state, version, edit))
 }
 
-fn check_edit(state: &MetaState, version: &JobVersion, edit: &VersionEdit) -> Result<(), VoidReason> {
+fn check_edit(
+    state: &MetaState,
+    version: &JobVersion,
+    edit: &VersionEdit,
+) -> Result<(), VoidReason> {
     if edit.add_runs.iter().any(|r| state.objects.is_deleted(&r.object)) {
         return Err(VoidReason::DeletedObject);
     }
@@ -177,7 +188,9 @@ pub fn edit_version(state: &mut MetaState, entry: &EditVersion) -> Verdict {
         return Err(VoidReason::OtherGeneration);
     }
     check_edit(state, &job.version, &entry.edit)?;
-    let Some(job) = state.jobs.get_mut(&id) else { return Err(VoidReason::UnknownRelation(entry.job)) };
+    let Some(job) = state.jobs.get_mut(&id) else {
+        return Err(VoidReason::UnknownRelation(entry.job));
+    };
     let version = Arc::make_mut(&mut job.version);
     let epoch = Epoch(version.epoch);
     absorb_edit(version, &entry.edit, epoch, &mut state.objects, head);

@@ -31,7 +31,8 @@ impl Default for SnapshotPolicy {
 impl SnapshotPolicy {
     pub fn is_due(&self, records: u64, bytes: u64, last_snapshot_bytes: u64) -> bool {
         records >= self.max_records
-            || (records >= self.min_records && bytes >= last_snapshot_bytes / self.size_divisor.max(1))
+            || (records >= self.min_records
+                && bytes >= last_snapshot_bytes / self.size_divisor.max(1))
     }
 }
 
@@ -53,7 +54,10 @@ pub async fn take(
     let count = expired.len();
     let failed = store.delete(expired).await;
     if failed > 0 {
-        warn!(count, failed, "covered log records could not be deleted; the next snapshot tries again");
+        warn!(
+            count,
+            failed, "covered log records could not be deleted; the next snapshot tries again"
+        );
     }
     Ok(size)
 }
@@ -66,7 +70,8 @@ async fn expired(
     retention: Duration,
     now_ms: u64,
 ) -> Result<Vec<Path>, MetaError> {
-    let (records, mut snapshots) = futures::try_join!(store.list_records(), store.list_snapshots())?;
+    let (records, mut snapshots) =
+        futures::try_join!(store.list_records(), store.list_snapshots())?;
     snapshots.retain(|(n, _)| *n <= number);
     snapshots.sort_unstable_by_key(|(n, _)| std::cmp::Reverse(*n));
     let limit_ms = now_ms.saturating_sub(retention.as_millis() as u64) as i64;

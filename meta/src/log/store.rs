@@ -90,7 +90,8 @@ impl LogStore {
         let (records, snapshots) = futures::try_join!(self.list(LOG), self.list(SNAPSHOT))?;
         let newest = snapshots.iter().map(|(n, _)| *n).max();
         let covered = newest.unwrap_or(0);
-        let mut numbers: Vec<u64> = records.iter().map(|(n, _)| *n).filter(|n| *n > covered).collect();
+        let mut numbers: Vec<u64> =
+            records.iter().map(|(n, _)| *n).filter(|n| *n > covered).collect();
         numbers.sort_unstable();
         let snapshot = async {
             match newest {
@@ -105,9 +106,10 @@ impl LogStore {
         let (snapshot, tail) = futures::try_join!(snapshot, tail)?;
         let snapshot_bytes = snapshot.as_ref().map_or(0, |b| b.len() as u64);
         let mut state = match snapshot {
-            Some(bytes) => {
-                MetaState::from_snapshot(decode::<Snapshot>(&LogStore::snapshot_path(covered), &bytes)?)
-            }
+            Some(bytes) => MetaState::from_snapshot(decode::<Snapshot>(
+                &LogStore::snapshot_path(covered),
+                &bytes,
+            )?),
             None => MetaState::default(),
         };
         let tail_bytes = tail.iter().map(|b| b.len() as u64).sum();
@@ -157,7 +159,9 @@ impl LogStore {
         let path = LogStore::record_path(number);
         match tokio::time::timeout(REQUEST_TIMEOUT, self.get_optional(&path)).await {
             Ok(result) => result,
-            Err(_) => Err(MetaError::Store(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()))),
+            Err(_) => {
+                Err(MetaError::Store(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())))
+            }
         }
     }
 
@@ -202,8 +206,7 @@ impl LogStore {
 }
 
 fn decode<M: prost::Message + Default>(path: &Path, bytes: &[u8]) -> Result<M, MetaError> {
-    decode_frame(bytes, crc)
-        .map_err(|error| MetaError::Corrupt { object: path.to_string(), error })
+    decode_frame(bytes, crc).map_err(|error| MetaError::Corrupt { object: path.to_string(), error })
 }
 
 /// Checks that `bytes` are the record after `state`, and folds it.

@@ -220,7 +220,11 @@ impl Writer {
 
     /// Puts `bytes` as record `number` until it is known who wrote that record. `None`: we did.
     /// Otherwise the foreign record, already folded; an error if it deposed us.
-    async fn resolve(&mut self, number: u64, bytes: &Bytes) -> Result<Option<LogRecord>, MetaError> {
+    async fn resolve(
+        &mut self,
+        number: u64,
+        bytes: &Bytes,
+    ) -> Result<Option<LogRecord>, MetaError> {
         let mut pause = RETRY_MIN;
         let mut in_doubt = false;
         loop {
@@ -230,7 +234,9 @@ impl Writer {
                 // No earlier attempt can still succeed: the number is free for another record.
                 Created::Full(reason) if !in_doubt => return Err(MetaError::Full(reason)),
                 Created::Full(reason) => warn!(number, reason, "append in doubt, trying again"),
-                Created::Unknown(reason) => warn!(number, reason, "append in doubt, reading it back"),
+                Created::Unknown(reason) => {
+                    warn!(number, reason, "append in doubt, reading it back")
+                }
             }
             match self.store.read(number).await {
                 Ok(Some(found)) if found == *bytes => return Ok(None),
@@ -269,7 +275,11 @@ impl Writer {
                 Ok((records, snapshots)) => {
                     let beyond = records.iter().any(|(n, _)| *n > number)
                         || snapshots.iter().any(|(n, _)| *n >= number);
-                    return if beyond { Err(MetaError::Deposed { term: self.term + 1 }) } else { Ok(()) };
+                    return if beyond {
+                        Err(MetaError::Deposed { term: self.term + 1 })
+                    } else {
+                        Ok(())
+                    };
                 }
                 Err(reason) => warn!(%reason, "the log cannot be listed, trying again"),
             }
@@ -292,7 +302,8 @@ impl Writer {
         {
             self.snapshot_bytes = size;
         }
-        let due = self.options.policy.is_due(self.records_since, self.bytes_since, self.snapshot_bytes);
+        let due =
+            self.options.policy.is_due(self.records_since, self.bytes_since, self.snapshot_bytes);
         if !due || self.snapshot_task.is_some() {
             return;
         }

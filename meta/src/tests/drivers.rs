@@ -57,11 +57,16 @@ async fn a_backfill_resumes_where_it_was_after_a_restart() {
     let t = c.created(table("t")).await;
     c.insert(t).await;
     let v = RelationId(t.0 + 1);
-    let steps = Behaviour { backfill_steps: 10, cut_takes: Duration::from_millis(100), ..Behaviour::default() };
+    let steps = Behaviour {
+        backfill_steps: 10,
+        cut_takes: Duration::from_millis(100),
+        ..Behaviour::default()
+    };
     c.fake.behave(v, steps);
     assert_eq!(c.create(view("v", &[t])).await, v);
     tokio::time::sleep(Duration::from_millis(550)).await;
-    let JobState::Creating { rows_read, rows_total: 10 } = c.meta.job_status(v).unwrap().state else {
+    let JobState::Creating { rows_read, rows_total: 10 } = c.meta.job_status(v).unwrap().state
+    else {
         panic!("{:?}", c.meta.job_status(v))
     };
     assert!((2..10).contains(&rows_read), "{rows_read}");
@@ -81,7 +86,8 @@ async fn a_restart_brings_everything_back_with_new_generations() {
     for _ in 0..3 {
         c.insert(t).await;
     }
-    let (incarnation, generation) = (c.meta.incarnation(), c.meta.job_status(w).unwrap().generation);
+    let (incarnation, generation) =
+        (c.meta.incarnation(), c.meta.job_status(w).unwrap().generation);
     let c = c.restart().await;
     assert!(c.meta.incarnation() > incarnation);
     assert!(c.meta.job_status(w).unwrap().generation > generation);
@@ -96,7 +102,14 @@ async fn a_view_over_a_view_being_created_waits_for_it() {
     let t = c.created(table("t")).await;
     c.insert(t).await;
     let a = RelationId(t.0 + 1);
-    c.fake.behave(a, Behaviour { backfill_steps: 5, cut_takes: Duration::from_millis(200), ..Behaviour::default() });
+    c.fake.behave(
+        a,
+        Behaviour {
+            backfill_steps: 5,
+            cut_takes: Duration::from_millis(200),
+            ..Behaviour::default()
+        },
+    );
     assert_eq!(c.create(view("a", &[t])).await, a);
     let b = c.create(view("b", &[a])).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -113,7 +126,9 @@ async fn a_failure_reported_between_cuts_starts_a_new_generation() {
     let before = c.meta.job_status(v).unwrap().generation;
     c.meta.report_failure(v, before, SqlError::internal("out of luck"));
     tokio::time::sleep(Duration::from_millis(10)).await;
-    let JobState::Failed { reason, .. } = c.meta.job_status(v).unwrap().state else { panic!("not failed") };
+    let JobState::Failed { reason, .. } = c.meta.job_status(v).unwrap().state else {
+        panic!("not failed")
+    };
     assert_eq!(reason, "out of luck");
     tokio::time::sleep(Duration::from_secs(1)).await;
     let status = c.meta.job_status(v).unwrap();

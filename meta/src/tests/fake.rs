@@ -80,7 +80,8 @@ impl Fake {
         let (done, acknowledged) = oneshot::channel();
         {
             let mut world = self.world.lock();
-            let job = world.jobs.get_mut(&table).ok_or_else(|| SqlError::internal("no such table"))?;
+            let job =
+                world.jobs.get_mut(&table).ok_or_else(|| SqlError::internal("no such table"))?;
             job.waiting.push(done);
         }
         let meta = self.meta.lock().upgrade();
@@ -117,7 +118,12 @@ impl ComputeService for Fake {
         Ok(())
     }
 
-    async fn cut(&self, id: JobId, generation: Generation, cut: Cut) -> Result<JobCommit, SqlError> {
+    async fn cut(
+        &self,
+        id: JobId,
+        generation: Generation,
+        cut: Cut,
+    ) -> Result<JobCommit, SqlError> {
         let behaviour = self.world.lock().behaviours.get(&id).cloned().unwrap_or_default();
         tokio::time::sleep(behaviour.cut_takes).await;
         if behaviour.hang {
@@ -154,7 +160,11 @@ impl ComputeService for Fake {
             }
             let rows_read = backfill.rows_read + 1;
             let more = rows_read < behaviour.backfill_steps;
-            commit.backfill = more.then(|| BackfillState { rows_read, rows_total: behaviour.backfill_steps, ..backfill.clone() });
+            commit.backfill = more.then(|| BackfillState {
+                rows_read,
+                rows_total: behaviour.backfill_steps,
+                ..backfill.clone()
+            });
         }
         let value = job.inputs.iter().map(|i| value_at(content, *i, cut.epoch)).sum();
         commit.changed = value != value_at(content, id, Epoch::MAX);

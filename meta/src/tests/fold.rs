@@ -4,8 +4,8 @@ use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{
     CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, LogEntry, LogRecord,
-    RaiseGenerations, SetSetting, Snapshot, SourceAdvance, SplitOffset, StartBackfill, decode_frame,
-    encode_frame,
+    RaiseGenerations, SetSetting, Snapshot, SourceAdvance, SplitOffset, StartBackfill,
+    decode_frame, encode_frame,
 };
 use millrace_rpc::version::{JobCommit, RunMeta, SliceRef, VersionEdit};
 use proptest::prelude::*;
@@ -13,22 +13,46 @@ use proptest::prelude::*;
 use super::{relation, table, view};
 use crate::error::VoidReason;
 use crate::fold::{Verdict, apply};
+use crate::invariants;
 use crate::log::crc;
 use crate::state::{FIRST_RELATION_ID, MetaState};
-use crate::invariants;
 
 /// A random entry, as numbers; what they mean depends on the state it meets.
 #[derive(Clone, Debug)]
 enum Op {
-    Create { kind: u8, name: u8, dep: u8 },
-    Drop { which: u8 },
+    Create {
+        kind: u8,
+        name: u8,
+        dep: u8,
+    },
+    Drop {
+        which: u8,
+    },
     /// `off` ≠ 0 makes it invalid in one way or another.
-    Commit { which: u8, off: u8, changed: bool, object: u8, finish: bool },
-    Edit { which: u8, object: u8 },
-    Raise { which: u8 },
-    Advance { which: u8, by: u8 },
-    Setting { value: u8 },
-    Delete { object: u8 },
+    Commit {
+        which: u8,
+        off: u8,
+        changed: bool,
+        object: u8,
+        finish: bool,
+    },
+    Edit {
+        which: u8,
+        object: u8,
+    },
+    Raise {
+        which: u8,
+    },
+    Advance {
+        which: u8,
+        by: u8,
+    },
+    Setting {
+        value: u8,
+    },
+    Delete {
+        object: u8,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -75,7 +99,8 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
             Entry::CreateRelation(CreateRelation { relation, or_replace: *kind == 2 })
         }
         Op::Drop { which } => {
-            let ids = nth(state.relations.keys().copied(), *which).map(|i| i.0).into_iter().collect();
+            let ids =
+                nth(state.relations.keys().copied(), *which).map(|i| i.0).into_iter().collect();
             Entry::DropRelations(DropRelations { ids })
         }
         Op::Commit { which, off, changed, object: n, finish } => {
@@ -87,8 +112,10 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
         }
         Op::Advance { which, by } => {
             let source = nth(state.sources.keys().copied(), *which).unwrap_or(RelationId(1));
-            let now = state.sources.get(&source).and_then(|s| s.newest().first()).map_or(0, |o| o.offset);
-            let offsets = vec![SplitOffset { split: 0, offset: (now + u64::from(*by)).saturating_sub(1) }];
+            let now =
+                state.sources.get(&source).and_then(|s| s.newest().first()).map_or(0, |o| o.offset);
+            let offsets =
+                vec![SplitOffset { split: 0, offset: (now + u64::from(*by)).saturating_sub(1) }];
             Entry::SourceAdvance(SourceAdvance { source: source.0, offsets })
         }
         Op::Setting { value } => Entry::SetSetting(SetSetting {
@@ -99,8 +126,17 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
     }
 }
 
-fn commit(state: &MetaState, id: RelationId, off: u8, changed: bool, n: u8, finish: bool) -> JobCommit {
-    let Some(job) = state.jobs.get(&id) else { return JobCommit { job: id.0, ..JobCommit::default() } };
+fn commit(
+    state: &MetaState,
+    id: RelationId,
+    off: u8,
+    changed: bool,
+    n: u8,
+    finish: bool,
+) -> JobCommit {
+    let Some(job) = state.jobs.get(&id) else {
+        return JobCommit { job: id.0, ..JobCommit::default() };
+    };
     let derived = state.relations[&id].kind() != RelationKind::Table;
     let version = &job.version;
     let epoch = match &version.backfill {
@@ -132,7 +168,9 @@ fn commit(state: &MetaState, id: RelationId, off: u8, changed: bool, n: u8, fini
 
 /// A flush of the whole tail, or a compaction of all runs.
 fn edit(state: &MetaState, id: RelationId, n: u8) -> EditVersion {
-    let Some(job) = state.jobs.get(&id) else { return EditVersion { job: id.0, ..EditVersion::default() } };
+    let Some(job) = state.jobs.get(&id) else {
+        return EditVersion { job: id.0, ..EditVersion::default() };
+    };
     let add = RunMeta {
         run_id: job.version.runs.iter().map(|r| r.run_id).max().unwrap_or(0) + 1,
         table_id: state.relations[&id].first_table_id,
@@ -282,7 +320,10 @@ fn a_roots_commit_takes_the_records_epoch_everywhere() {
     assert_eq!(verdict.epoch, state.epoch);
     assert_eq!(version.epoch, state.epoch.0);
     assert_eq!(version.tail[0].epoch, state.epoch.0);
-    assert_eq!((version.runs[0].min_epoch, version.runs[0].max_epoch), (state.epoch.0, state.epoch.0));
+    assert_eq!(
+        (version.runs[0].min_epoch, version.runs[0].max_epoch),
+        (state.epoch.0, state.epoch.0)
+    );
 }
 
 #[test]
@@ -303,7 +344,8 @@ fn an_idle_view_follows_the_head_and_a_change_holds_it_until_it_commits() {
 #[test]
 fn a_backfill_reads_all_inputs_at_one_epoch_before_its_record() {
     let (mut state, t, v) = table_and_view();
-    let create = Entry::CreateRelation(CreateRelation { relation: view("w", &[t, v]), or_replace: false });
+    let create =
+        Entry::CreateRelation(CreateRelation { relation: view("w", &[t, v]), or_replace: false });
     let commit = commit(&state, t, 0, true, 5, true);
     let before = state.epoch;
     assert!(step(&mut state, vec![create, Entry::Commit(commit)]).iter().all(Result::is_ok));
@@ -332,7 +374,9 @@ fn a_view_over_an_unfinished_view_gets_its_snapshot_epoch_later() {
 #[test]
 fn drops_are_all_or_none_and_respect_dependants() {
     let (mut state, t, v) = table_and_view();
-    let drop = |ids: &[RelationId]| Entry::DropRelations(DropRelations { ids: ids.iter().map(|i| i.0).collect() });
+    let drop = |ids: &[RelationId]| {
+        Entry::DropRelations(DropRelations { ids: ids.iter().map(|i| i.0).collect() })
+    };
     assert!(matches!(step(&mut state, vec![drop(&[t])])[0], Err(VoidReason::DependentsExist(_))));
     assert!(step(&mut state, vec![drop(&[t, v])])[0].is_ok());
     assert!(state.relations.is_empty() && state.jobs.is_empty());

@@ -22,7 +22,8 @@ fn failing(reason: &str) -> Behaviour {
 async fn hanging_and_failing_views_do_not_delay_a_third() {
     let c = Cluster::new().await;
     let t = c.created(table("t")).await;
-    let (stuck, broken) = (c.created(view("stuck", &[t])).await, c.created(view("broken", &[t])).await);
+    let (stuck, broken) =
+        (c.created(view("stuck", &[t])).await, c.created(view("broken", &[t])).await);
     let good = c.created(view("good", &[t])).await;
     c.fake.behave(stuck, hang());
     c.fake.behave(broken, failing("bad row"));
@@ -33,7 +34,9 @@ async fn hanging_and_failing_views_do_not_delay_a_third() {
         assert!(begun.elapsed() < Duration::from_millis(50));
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert!(matches!(c.meta.job_status(broken).unwrap().state, JobState::Failed { reason, .. } if reason == "bad row"));
+    assert!(
+        matches!(c.meta.job_status(broken).unwrap().state, JobState::Failed { reason, .. } if reason == "bad row")
+    );
     assert!(c.meta.job_status(stuck).unwrap().lag_ms > 1_000);
     c.meta.flush().await.unwrap_err();
 }

@@ -39,7 +39,8 @@ async fn lead_with(store: &Arc<TestStore>, seed: u64, policy: SnapshotPolicy) ->
         log_retention: Box::new(|| Duration::from_secs(86_400)),
         observer: Arc::new(Nobody),
     };
-    let (log, _) = LogWriter::lead(log_store, opened, Arc::clone(&state), vec![], options).await.unwrap();
+    let (log, _) =
+        LogWriter::lead(log_store, opened, Arc::clone(&state), vec![], options).await.unwrap();
     Leader { log, state }
 }
 
@@ -131,7 +132,10 @@ async fn racing_leaders_lose_nothing_they_acknowledged() {
         }
         let found = reread(&store).await;
         for name in acknowledged.keys() {
-            assert!(found.settings.contains_key(name), "seed {seed}: {name} was acknowledged and is gone");
+            assert!(
+                found.settings.contains_key(name),
+                "seed {seed}: {name} was acknowledged and is gone"
+            );
         }
         let mut epochs: Vec<_> = acknowledged.values().collect();
         epochs.sort();

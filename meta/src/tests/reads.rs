@@ -96,7 +96,8 @@ async fn a_laggard_is_named_when_time_is_up() {
     let w = c.created(view("w", &[v])).await;
     c.fake.behave(v, Behaviour { hang: true, ..Behaviour::default() });
     c.insert(t).await;
-    let error = c.meta.read_epoch(&[w, t], Some(Duration::from_millis(300)), true).await.unwrap_err();
+    let error =
+        c.meta.read_epoch(&[w, t], Some(Duration::from_millis(300)), true).await.unwrap_err();
     assert_eq!(error.state, SqlState::QUERY_CANCELED);
     assert!(error.message.contains("\"v\"") && error.message.contains("300 ms"), "{error}");
     assert_eq!(c.read(&[t]).await, [1]);

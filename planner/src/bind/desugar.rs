@@ -171,8 +171,9 @@ fn refuse_select(select: &Select) -> Option<SqlError> {
 
 fn refuse_query(query: &Query) -> Option<SqlError> {
     if !query.locks.is_empty() {
-        return Some(SqlError::unsupported("a row lock (FOR UPDATE, FOR SHARE)")
-            .with_hint("Leave it out: statements that write check that what they read has not changed."));
+        return Some(SqlError::unsupported("a row lock (FOR UPDATE, FOR SHARE)").with_hint(
+            "Leave it out: statements that write check that what they read has not changed.",
+        ));
     }
     if let SetExpr::SetOperation {
         op: op @ (SetOperator::Except | SetOperator::Intersect),
@@ -189,7 +190,8 @@ fn refuse_query(query: &Query) -> Option<SqlError> {
 fn fetch_to_limit(query: &mut Query) -> Result<(), SqlError> {
     let Some(fetch) = query.fetch.take() else { return Ok(()) };
     if fetch.with_ties || fetch.percent {
-        let what = if fetch.percent { "FETCH FIRST … PERCENT" } else { "FETCH FIRST … WITH TIES" };
+        let what =
+            if fetch.percent { "FETCH FIRST … PERCENT" } else { "FETCH FIRST … WITH TIES" };
         return Err(SqlError::unsupported(what));
     }
     let one = || Expr::value(Value::Number("1".into(), false));
@@ -202,7 +204,10 @@ fn fetch_to_limit(query: &mut Query) -> Result<(), SqlError> {
         }
         Some(LimitClause::LimitOffset { limit: limit @ None, .. }) => *limit = Some(quantity),
         Some(_) => {
-            return Err(SqlError::new(SqlState::SYNTAX_ERROR, "multiple LIMIT clauses not allowed"));
+            return Err(SqlError::new(
+                SqlState::SYNTAX_ERROR,
+                "multiple LIMIT clauses not allowed",
+            ));
         }
     }
     Ok(())
@@ -304,9 +309,9 @@ impl Desugar<'_> {
                 _ => ours(Op::Negate, take(e), null()),
             },
             Expr::UnaryOp { op: UnaryOperator::Plus, expr: e } => take(e),
-            Expr::Cast { kind: CastKind::Cast | CastKind::DoubleColon, expr: e, data_type, .. } => {
-                cast(take(e), sql_type(data_type)?)
-            }
+            Expr::Cast {
+                kind: CastKind::Cast | CastKind::DoubleColon, expr: e, data_type, ..
+            } => cast(take(e), sql_type(data_type)?),
             Expr::TypedString(t) => {
                 let text = t.value.clone().into_string().unwrap_or_default();
                 cast(string(text), sql_type(&t.data_type)?)
@@ -341,7 +346,8 @@ impl Desugar<'_> {
             Expr::BinaryOp { left, op: BinaryOperator::Eq, right } => match (&**left, &**right) {
                 (Expr::Tuple(a), Expr::Tuple(b)) if a.len() == b.len() && !a.is_empty() => {
                     let pairs = a.iter().zip(b);
-                    let equal = pairs.map(|(a, b)| binary(a.clone(), BinaryOperator::Eq, b.clone()));
+                    let equal =
+                        pairs.map(|(a, b)| binary(a.clone(), BinaryOperator::Eq, b.clone()));
                     match equal.reduce(|x, y| binary(x, BinaryOperator::And, y)) {
                         Some(all) => Expr::Nested(Box::new(all)),
                         None => return Ok(()),
@@ -383,12 +389,14 @@ impl Desugar<'_> {
                 let args = [take(e), take(overlay_what), take(overlay_from)];
                 call("overlay", args.into_iter().chain(length))
             }
-            Expr::Floor { expr: e, field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime) } => {
-                call("floor", [take(e)])
-            }
-            Expr::Ceil { expr: e, field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime) } => {
-                call("ceil", [take(e)])
-            }
+            Expr::Floor {
+                expr: e,
+                field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime),
+            } => call("floor", [take(e)]),
+            Expr::Ceil {
+                expr: e,
+                field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime),
+            } => call("ceil", [take(e)]),
             Expr::AtTimeZone { timestamp, time_zone } => {
                 call("timezone", [take(time_zone), take(timestamp)])
             }
@@ -427,7 +435,8 @@ impl Desugar<'_> {
         let fixed = !self.session.for_view;
         Ok(match name {
             "mod" => arguments(f).and_then(<[Expr; 2]>::try_from_vec).map(|[a, b]| {
-                let (a, b) = (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
+                let (a, b) =
+                    (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
                 Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
             }),
             "coalesce" | "greatest" | "least" if f.over.is_none() => {
@@ -463,7 +472,9 @@ impl Desugar<'_> {
             "localtime" | "current_time" if fixed => {
                 Some(cast(cast(now(), SqlType::Timestamp), SqlType::Time))
             }
-            "transaction_timestamp" | "statement_timestamp" | "current_timestamp"
+            "transaction_timestamp"
+            | "statement_timestamp"
+            | "current_timestamp"
             | "localtimestamp" => Some(call("now", [])),
             "current_user" | "session_user" | "user" | "current_role" if fixed => {
                 Some(string(self.session.user.clone()))
@@ -506,13 +517,26 @@ fn arguments_mut(f: &mut Function) -> Vec<&mut Expr> {
 
 /// Functions of one text, to which PostgreSQL does not convert anything else by itself.
 const OF_TEXT: [&str; 12] = [
-    "upper", "lower", "initcap", "reverse", "ascii", "length", "char_length", "character_length",
-    "btrim", "ltrim", "rtrim", "trim",
+    "upper",
+    "lower",
+    "initcap",
+    "reverse",
+    "ascii",
+    "length",
+    "char_length",
+    "character_length",
+    "btrim",
+    "ltrim",
+    "rtrim",
+    "trim",
 ];
 
 /// What clients that look at the version expect, and whose it is.
-const VERSION: &str =
-    concat!("PostgreSQL 15.8 (Millrace ", env!("CARGO_PKG_VERSION"), "), compiled by rustc, 64-bit");
+const VERSION: &str = concat!(
+    "PostgreSQL 15.8 (Millrace ",
+    env!("CARGO_PKG_VERSION"),
+    "), compiled by rustc, 64-bit"
+);
 
 fn negate_if(negated: bool, e: Expr) -> Expr {
     let nested = Expr::Nested(Box::new(e));
@@ -525,9 +549,22 @@ fn negate_if(negated: bool, e: Expr) -> Expr {
 /// `to_char`'s template patterns in the form that DataFusion's function takes.
 fn translate_pattern(f: &mut Function) -> Result<(), SqlError> {
     const PATTERNS: [(&str, &str); 16] = [
-        ("YYYY", "%Y"), ("HH24", "%H"), ("HH12", "%I"), ("Month", "%B"), ("Mon", "%b"),
-        ("Day", "%A"), ("DDD", "%j"), ("Dy", "%a"), ("MM", "%m"), ("DD", "%d"), ("MI", "%M"),
-        ("SS", "%S"), ("MS", "%3f"), ("US", "%6f"), ("HH", "%I"), ("YY", "%y"),
+        ("YYYY", "%Y"),
+        ("HH24", "%H"),
+        ("HH12", "%I"),
+        ("Month", "%B"),
+        ("Mon", "%b"),
+        ("Day", "%A"),
+        ("DDD", "%j"),
+        ("Dy", "%a"),
+        ("MM", "%m"),
+        ("DD", "%d"),
+        ("MI", "%M"),
+        ("SS", "%S"),
+        ("MS", "%3f"),
+        ("US", "%6f"),
+        ("HH", "%I"),
+        ("YY", "%y"),
     ];
     let FunctionArguments::List(list) = &mut f.args else { return Ok(()) };
     let Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(v)))) = list.args.get_mut(1)
@@ -538,7 +575,10 @@ fn translate_pattern(f: &mut Function) -> Result<(), SqlError> {
     let mut out = String::new();
     let mut rest = pattern.as_str();
     while let Some(c) = rest.chars().next() {
-        match PATTERNS.iter().find(|(name, _)| rest.starts_with(name) || rest.starts_with(&name.to_lowercase())) {
+        match PATTERNS
+            .iter()
+            .find(|(name, _)| rest.starts_with(name) || rest.starts_with(&name.to_lowercase()))
+        {
             Some((name, code)) => {
                 out.push_str(code);
                 rest = &rest[name.len()..];

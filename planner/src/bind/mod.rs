@@ -159,8 +159,7 @@ impl<'a> Binder<'a> {
         desugar::desugar_expr(&mut expr, &self.session)?;
         let parameters = Arc::new(Parameters::default());
         let relations: Seen = Arc::new(Mutex::new(BTreeMap::new()));
-        let provider =
-            Provider::new(self.catalog, &self.session, parameters, relations, true, 0);
+        let provider = Provider::new(self.catalog, &self.session, parameters, relations, true, 0);
         let planner = SqlToRel::new_with_options(&provider, parser_options());
         let bound = planner
             .sql_to_expr(expr, schema, &mut PlannerContext::new())
@@ -173,19 +172,15 @@ impl<'a> Binder<'a> {
 
     /// An assignment cast (INSERT, UPDATE, DEFAULT) of a bound expression: anything to text, numbers
     /// among each other, literals of unknown type; else error 42804.
-    pub fn assign(
-        &self,
-        expr: Expr,
-        schema: &DFSchema,
-        target: SqlType,
-    ) -> Result<Expr, SqlError> {
+    pub fn assign(&self, expr: Expr, schema: &DFSchema, target: SqlType) -> Result<Expr, SqlError> {
         if let Expr::Literal(ScalarValue::Utf8(Some(text)), _) = &expr {
             let value = crate::functions::cast::fold_assigned(text, target)?;
             return Ok(Expr::Literal(value, None));
         }
         let from = expr.get_type(schema).map_err(sql_error_from_datafusion)?;
         if from == DataType::Null {
-            let null = ScalarValue::try_from(&target.to_arrow()).map_err(sql_error_from_datafusion)?;
+            let null =
+                ScalarValue::try_from(&target.to_arrow()).map_err(sql_error_from_datafusion)?;
             return Ok(Expr::Literal(null, None));
         }
         if !crate::functions::cast::assignable(&from, target) {
@@ -211,9 +206,7 @@ impl<'a> Binder<'a> {
 
 /// What `SqlToRel` reads of its own options.
 fn parser_options() -> ParserOptions {
-    ParserOptions::new()
-        .with_parse_float_as_decimal(true)
-        .with_map_string_types_to_utf8view(false)
+    ParserOptions::new().with_parse_float_as_decimal(true).with_map_string_types_to_utf8view(false)
 }
 
 /// Plans one query (a statement's, or a view's stored one).

@@ -238,9 +238,7 @@ impl OperatorPlanner {
             Expr::Literal(ScalarValue::Utf8(Some(text)), _) => {
                 Ok(Expr::Literal(fold_literal(&text, to).map_err(external)?, None))
             }
-            Expr::Literal(_, _) => {
-                Ok(Expr::Literal(ScalarValue::try_from(&to.to_arrow())?, None))
-            }
+            Expr::Literal(_, _) => Ok(Expr::Literal(ScalarValue::try_from(&to.to_arrow())?, None)),
             Expr::Placeholder(p) => {
                 self.parameters.note(&p.id, Some(to.to_arrow()));
                 Ok(placeholder(p.id, to.to_arrow()))
@@ -293,11 +291,13 @@ impl OperatorPlanner {
                 (left, right, a, b.clone())
             }
             (None, None) => {
-                return Err(external(SqlError::new(
-                    SqlState(AMBIGUOUS_FUNCTION),
-                    format!("operator is not unique: {}", describe(op.symbol(), &lt, &rt)),
-                )
-                .with_hint(CAST_HINT)));
+                return Err(external(
+                    SqlError::new(
+                        SqlState(AMBIGUOUS_FUNCTION),
+                        format!("operator is not unique: {}", describe(op.symbol(), &lt, &rt)),
+                    )
+                    .with_hint(CAST_HINT),
+                ));
             }
         };
         let Operands { left: lc, right: rc, .. } = operands(op, &lt2, &rt2).ok_or_else(missing)?;
@@ -358,7 +358,9 @@ impl OperatorPlanner {
         }
         let texty = |t: &Seen| t.as_ref().is_none_or(is_text);
         let bytes = |t: &Seen| matches!(t, Some(DataType::Binary));
-        if (bytes(&lt) || bytes(&rt)) && (bytes(&lt) || lt.is_none()) && (bytes(&rt) || rt.is_none())
+        if (bytes(&lt) || bytes(&rt))
+            && (bytes(&lt) || lt.is_none())
+            && (bytes(&rt) || rt.is_none())
         {
             return Err(external(SqlError::unsupported("|| of bytea")));
         }

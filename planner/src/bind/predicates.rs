@@ -102,7 +102,8 @@ fn counted(subquery: &Query) -> Result<Option<Query>, SqlError> {
     let mut count = crate::parser::parse_query("SELECT count(*) > 0")?;
     let mut query = subquery.clone();
     query.order_by = None;
-    if let (SetExpr::Select(to), SetExpr::Select(from)) = (query.body.as_mut(), count.body.as_mut()) {
+    if let (SetExpr::Select(to), SetExpr::Select(from)) = (query.body.as_mut(), count.body.as_mut())
+    {
         to.projection = std::mem::take(&mut from.projection);
     }
     Ok(Some(query))

@@ -213,11 +213,7 @@ impl ContextProvider for Provider<'_> {
         self.source(&name).map_err(external)
     }
 
-    fn create_cte_work_table(
-        &self,
-        name: &str,
-        schema: SchemaRef,
-    ) -> Result<Arc<dyn TableSource>> {
+    fn create_cte_work_table(&self, name: &str, schema: SchemaRef) -> Result<Arc<dyn TableSource>> {
         if self.session.for_view {
             return Err(external(SqlError::unsupported("WITH RECURSIVE in a view")));
         }

@@ -44,8 +44,10 @@ impl RelationPlanner for FromPlanner {
             "generate_series" => self.series(args, alias, context)?,
             _ => {
                 let message = format!("function {function} does not exist");
-                return Err(external(SqlError::new(SqlState::UNDEFINED_FUNCTION, message)
-                    .with_hint("Functions in FROM are TUMBLE, HOP and generate_series.")));
+                return Err(external(
+                    SqlError::new(SqlState::UNDEFINED_FUNCTION, message)
+                        .with_hint("Functions in FROM are TUMBLE, HOP and generate_series."),
+                ));
             }
         };
         Ok(RelationPlanning::Planned(Box::new(planned)))
@@ -86,10 +88,8 @@ impl FromPlanner {
         context: &mut dyn RelationPlannerContext,
     ) -> Result<PlannedRelation> {
         let empty = DFSchema::empty();
-        let args = args
-            .into_iter()
-            .map(|a| context.sql_to_expr(a, &empty))
-            .collect::<Result<Vec<_>>>()?;
+        let args =
+            args.into_iter().map(|a| context.sql_to_expr(a, &empty)).collect::<Result<Vec<_>>>()?;
         if !(2..=3).contains(&args.len()) {
             return Err(external(SqlError::new(
                 SqlState::UNDEFINED_FUNCTION,
@@ -113,9 +113,9 @@ impl FromPlanner {
         } else {
             let t = args[0].get_type(&empty)?;
             let integer = t.is_integer();
-            let int4 = args.iter().all(|a| {
-                matches!(a.get_type(&empty), Ok(DataType::Int32 | DataType::Int16))
-            });
+            let int4 = args
+                .iter()
+                .all(|a| matches!(a.get_type(&empty), Ok(DataType::Int32 | DataType::Int16)));
             let Some(list) = functions().scalar("generate_series") else {
                 return Err(external(SqlError::internal("generate_series is not registered")));
             };

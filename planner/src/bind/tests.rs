@@ -57,7 +57,13 @@ impl TestCatalog {
             });
         }
         let kind = RelationKind::Table as i32;
-        self.add(Relation { name: table.name.to_string(), kind, columns, key, ..Default::default() });
+        self.add(Relation {
+            name: table.name.to_string(),
+            kind,
+            columns,
+            key,
+            ..Default::default()
+        });
     }
 
     fn view(&mut self, name: &str, query: &str) {
@@ -114,7 +120,8 @@ fn run(sql: &str) -> Result<Vec<String>, SqlError> {
     let batches: Result<Vec<RecordBatch>, _> = runtime.block_on(async {
         let mut context = SessionContext::new_with_config(SessionConfig::from(batch_options()));
         register_all(&mut context)?;
-        let plan = context.state().query_planner().create_physical_plan(&plan, &context.state()).await?;
+        let plan =
+            context.state().query_planner().create_physical_plan(&plan, &context.state()).await?;
         datafusion::physical_plan::collect(plan, context.task_ctx()).await
     });
     let mut rows = Vec::new();
@@ -162,20 +169,39 @@ fn float_sums_are_exact() {
 #[test]
 fn output_names_and_types_are_those_of_postgres() {
     let cases = [
-        ("SELECT 1, 'x', a, t.b, count(*), sum(a), a+1 FROM t GROUP BY a, b",
-         "?column? ?column? a b count sum ?column?", "int4 text int4 int8 int8 int8 int4"),
-        ("SELECT a::text, 5::bigint, CASE WHEN ok THEN 1 ELSE 2 END, coalesce(c, 'x'), true FROM t",
-         "a int8 case coalesce bool", "text int8 int4 text bool"),
+        (
+            "SELECT 1, 'x', a, t.b, count(*), sum(a), a+1 FROM t GROUP BY a, b",
+            "?column? ?column? a b count sum ?column?",
+            "int4 text int4 int8 int8 int8 int4",
+        ),
+        (
+            "SELECT a::text, 5::bigint, CASE WHEN ok THEN 1 ELSE 2 END, coalesce(c, 'x'), true FROM t",
+            "a int8 case coalesce bool",
+            "text int8 int4 text bool",
+        ),
         ("SELECT * FROM t", "a b c d f ts ok", "int4 int8 text numeric float8 timestamp bool"),
         ("SELECT _row_id, a FROM t", "_row_id a", "int8 int4"),
         ("SELECT a, a, 1, 1 FROM t", "a a ?column? ?column?", "int4 int4 int4 int4"),
-        ("SELECT avg(a), avg(f), sum(b), sum(f), min(c), avg(d), sum(d) FROM t",
-         "avg avg sum sum min avg sum", "numeric float8 numeric float8 text numeric numeric"),
-        ("SELECT extract(year FROM ts), date_trunc('day', ts), (SELECT max(a) FROM t), EXISTS (SELECT 1) FROM t",
-         "extract date_trunc max exists", "numeric timestamp int4 bool"),
-        ("SELECT NULL, date '2020-01-01' - date '2019-01-01', interval '1 day' * 2, 0.5 * b FROM t",
-         "?column? ?column? ?column? ?column?", "text int4 interval numeric"),
-        ("SELECT row_number() OVER (ORDER BY a), length(c), upper(c) FROM t", "row_number length upper", "int8 int4 text"),
+        (
+            "SELECT avg(a), avg(f), sum(b), sum(f), min(c), avg(d), sum(d) FROM t",
+            "avg avg sum sum min avg sum",
+            "numeric float8 numeric float8 text numeric numeric",
+        ),
+        (
+            "SELECT extract(year FROM ts), date_trunc('day', ts), (SELECT max(a) FROM t), EXISTS (SELECT 1) FROM t",
+            "extract date_trunc max exists",
+            "numeric timestamp int4 bool",
+        ),
+        (
+            "SELECT NULL, date '2020-01-01' - date '2019-01-01', interval '1 day' * 2, 0.5 * b FROM t",
+            "?column? ?column? ?column? ?column?",
+            "text int4 interval numeric",
+        ),
+        (
+            "SELECT row_number() OVER (ORDER BY a), length(c), upper(c) FROM t",
+            "row_number length upper",
+            "int8 int4 text",
+        ),
     ];
     let catalog = TestCatalog::new();
     for (sql, names, types) in cases {
@@ -198,14 +224,39 @@ fn errors_have_state_position_and_hint() {
         ("SELECT a + c FROM t", "42883", "operator does not exist: integer + text", None),
         ("SELECT a = c FROM t", "42883", "operator does not exist: integer = text", None),
         ("SELECT a = 'x' FROM t", "22P02", "invalid input syntax for type integer: \"x\"", None),
-        ("SELECT a IN (1, 'x') FROM t", "22P02", "invalid input syntax for type integer: \"x\"", None),
+        (
+            "SELECT a IN (1, 'x') FROM t",
+            "22P02",
+            "invalid input syntax for type integer: \"x\"",
+            None,
+        ),
         ("SELECT ok::date FROM t", "42846", "cannot cast type boolean to date", None),
         ("SELECT a::nope FROM t", "42704", "type \"nope\" does not exist", None),
         ("SELECT sum(c) FROM t", "42883", "function sum(text) does not exist", Some(8)),
-        ("SELECT a FROM t EXCEPT ALL SELECT a FROM t", "0A000", "EXCEPT ALL is not supported", None),
-        ("SELECT * FROM t FOR SYSTEM_TIME AS OF PROCTIME()", "0A000", "FOR SYSTEM_TIME AS OF is not supported", None),
-        ("SELECT * FROM tumble(t, c, interval '1 s')", "42804", "the time column of TUMBLE must be a timestamp, not text", None),
-        ("SELECT * FROM tumble(t, ts, interval '1 month')", "22023", "the window size must be a positive interval of days or less", None),
+        (
+            "SELECT a FROM t EXCEPT ALL SELECT a FROM t",
+            "0A000",
+            "EXCEPT ALL is not supported",
+            None,
+        ),
+        (
+            "SELECT * FROM t FOR SYSTEM_TIME AS OF PROCTIME()",
+            "0A000",
+            "FOR SYSTEM_TIME AS OF is not supported",
+            None,
+        ),
+        (
+            "SELECT * FROM tumble(t, c, interval '1 s')",
+            "42804",
+            "the time column of TUMBLE must be a timestamp, not text",
+            None,
+        ),
+        (
+            "SELECT * FROM tumble(t, ts, interval '1 month')",
+            "22023",
+            "the window size must be a positive interval of days or less",
+            None,
+        ),
     ];
     let catalog = TestCatalog::new();
     for (sql, state, message, position) in cases {
@@ -259,7 +310,8 @@ fn nexmark_binds_and_optimises() {
         let bound = bind(&catalog, &statement.text, true)
             .unwrap_or_else(|e| panic!("{}: {e:?}", statement.text));
         check_view_volatility(&bound.plan).unwrap();
-        let plan = optimize_for_view(bound.plan).unwrap_or_else(|e| panic!("{}: {e:?}", statement.text));
+        let plan =
+            optimize_for_view(bound.plan).unwrap_or_else(|e| panic!("{}: {e:?}", statement.text));
         assert!(!plan.to_string().contains("_row_id"), "{plan}");
         println!("{}\n{}", statement.text, plan.display_indent());
         count += 1;

@@ -25,13 +25,17 @@ pub fn sql_type(t: &DataType) -> Result<SqlType, SqlError> {
         D::Timestamp(_, TimezoneInfo::WithTimeZone | TimezoneInfo::Tz) => SqlType::Timestamptz,
         D::Interval { .. } => SqlType::Interval,
         D::Character(_) | D::Char(_) => {
-            return Err(SqlError::unsupported(format!("the type {t}"))
-                .with_hint("Use text or varchar(n)."));
+            return Err(
+                SqlError::unsupported(format!("the type {t}")).with_hint("Use text or varchar(n).")
+            );
         }
         D::Custom(name, args) if args.is_empty() => custom(name)?,
         D::Regclass => SqlType::BigInt,
         D::JSON | D::JSONB | D::Uuid | D::Array(_) => {
-            return Err(SqlError::unsupported(format!("the type {}", t.to_string().to_lowercase())));
+            return Err(SqlError::unsupported(format!(
+                "the type {}",
+                t.to_string().to_lowercase()
+            )));
         }
         other => return Err(unknown(&other.to_string())),
     })

@@ -109,9 +109,8 @@ fn node(n: &proto::Node, before: &[Node], sizes: Sizes) -> Result<Node> {
 
 fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result<Operator> {
     use proto::Operator as In;
-    let leaf = |l: &proto::Leaf| {
-        (RelationId(l.relation), l.columns.iter().map(|&c| c as usize).collect())
-    };
+    let leaf =
+        |l: &proto::Leaf| (RelationId(l.relation), l.columns.iter().map(|&c| c as usize).collect());
     Ok(match (op, inputs) {
         (In::Subscribe(l), []) => {
             let (relation, columns) = leaf(l);

@@ -6,7 +6,7 @@ use crate::codec::expr::{encode_batch, encode_expr, encode_schema};
 use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::graph::{
-    AggCall, Aggregate, Fragment, FragmentOutput, Join, JobGraph, JoinSide, Node, Operator,
+    AggCall, Aggregate, Fragment, FragmentOutput, JobGraph, Join, JoinSide, Node, Operator,
     RelationLayout, StateTable, TopN,
 };
 

@@ -20,8 +20,10 @@ use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::functions_aggregate::bool_and_or::{bool_and_udaf, bool_or_udaf};
 use datafusion::logical_expr::function::{AccumulatorArgs, StateFieldsArgs};
-use datafusion::logical_expr::{Accumulator, AggregateUDF, AggregateUDFImpl, Signature, Volatility};
 use datafusion::logical_expr::utils::AggregateOrderSensitivity;
+use datafusion::logical_expr::{
+    Accumulator, AggregateUDF, AggregateUDFImpl, Signature, Volatility,
+};
 use millrace_common::types::UNCONSTRAINED_NUMERIC;
 use millrace_common::{ExactSum, SqlError, SqlState};
 
@@ -180,7 +182,11 @@ enum Number {
     /// Integers and the digits of numerics. 64 bits more than any value: a sum cannot wrap.
     Integer(i256),
     Float(ExactSum),
-    Interval { months: i64, days: i64, us: i128 },
+    Interval {
+        months: i64,
+        days: i64,
+        us: i128,
+    },
 }
 
 impl Number {
@@ -236,9 +242,10 @@ impl Number {
                     DataType::Int64 => small_sum(array.as_primitive::<Int64Type>()),
                     DataType::Decimal128(_, _) => {
                         let values = array.as_primitive::<Decimal128Type>();
-                        values.iter().flatten().fold(i256::ZERO, |sum, v| {
-                            sum.wrapping_add(i256::from_i128(v))
-                        })
+                        values
+                            .iter()
+                            .flatten()
+                            .fold(i256::ZERO, |sum, v| sum.wrapping_add(i256::from_i128(v)))
                     }
                     other => return Err(unexpected(other)),
                 };
@@ -351,7 +358,9 @@ impl SumState {
                     _ => 0,
                 };
                 let v = match self.average {
-                    true => super::kernels::divide(total?, i128::from(self.count), i32::from(s - from))?,
+                    true => {
+                        super::kernels::divide(total?, i128::from(self.count), i32::from(s - from))?
+                    }
                     false => fit(total?, i32::from(from), p, s)?,
                 };
                 Ok(ScalarValue::Decimal128(Some(v), p, s))

@@ -70,8 +70,13 @@ impl ScalarUDFImpl for Bounded {
         if let [text, count, ..] = args.args.as_slice()
             && result_bytes(self.name() == "repeat", text, count, args.number_rows)? > MAX_BYTES
         {
-            let e = SqlError::new(SqlState("54000"), "requested length too large")
-                .with_detail(format!("A batch of {} rows may make {} MB of text.", args.number_rows, MAX_BYTES >> 20));
+            let e = SqlError::new(SqlState("54000"), "requested length too large").with_detail(
+                format!(
+                    "A batch of {} rows may make {} MB of text.",
+                    args.number_rows,
+                    MAX_BYTES >> 20
+                ),
+            );
             return Err(external(e));
         }
         self.inner.invoke_with_args(args)
@@ -79,7 +84,12 @@ impl ScalarUDFImpl for Bounded {
 }
 
 /// At least this many bytes will be made.
-fn result_bytes(repeat: bool, text: &ColumnarValue, count: &ColumnarValue, rows: usize) -> Result<i64> {
+fn result_bytes(
+    repeat: bool,
+    text: &ColumnarValue,
+    count: &ColumnarValue,
+    rows: usize,
+) -> Result<i64> {
     let constant = matches!((text, count), (ColumnarValue::Scalar(_), ColumnarValue::Scalar(_)));
     let rows = if constant { 1 } else { rows };
     let counts = cast(&count.to_array(rows)?, &DataType::Int64)?;

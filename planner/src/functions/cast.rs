@@ -42,9 +42,7 @@ const TARGETS: [SqlType; 15] = [
 
 pub fn cast_functions() -> &'static [Arc<ScalarUDF>] {
     static ALL: OnceLock<Vec<Arc<ScalarUDF>>> = OnceLock::new();
-    ALL.get_or_init(|| {
-        TARGETS.iter().map(|&t| Arc::new(ScalarUDF::from(Cast::new(t)))).collect()
-    })
+    ALL.get_or_init(|| TARGETS.iter().map(|&t| Arc::new(ScalarUDF::from(Cast::new(t)))).collect())
 }
 
 /// The function for a cast, or error 42846.
@@ -295,8 +293,7 @@ pub fn convert(array: &ArrayRef, to: SqlType) -> Result<ArrayRef, SqlError> {
         (K::Interval, K::Time) => {
             let i = normal(array, &target_interval())?;
             let i = i.as_primitive::<IntervalMonthDayNanoType>();
-            let t: Time64MicrosecondArray =
-                i.unary(|v| (v.nanoseconds / 1000).rem_euclid(DAY_US));
+            let t: Time64MicrosecondArray = i.unary(|v| (v.nanoseconds / 1000).rem_euclid(DAY_US));
             Ok(Arc::new(t))
         }
         _ => normal(array, &target),
@@ -477,12 +474,12 @@ fn integers(array: &ArrayRef, to: SqlType) -> Result<ArrayRef, SqlError> {
 fn narrow(wide: &Int64Array, to: SqlType) -> Result<ArrayRef, SqlError> {
     let error = || too_large(to);
     Ok(match to {
-        SqlType::SmallInt => Arc::new(try_map::<_, Int16Type>(wide, |v| {
-            i16::try_from(v).map_err(|_| error())
-        })?),
-        SqlType::Int => Arc::new(try_map::<_, Int32Type>(wide, |v| {
-            i32::try_from(v).map_err(|_| error())
-        })?),
+        SqlType::SmallInt => {
+            Arc::new(try_map::<_, Int16Type>(wide, |v| i16::try_from(v).map_err(|_| error()))?)
+        }
+        SqlType::Int => {
+            Arc::new(try_map::<_, Int32Type>(wide, |v| i32::try_from(v).map_err(|_| error()))?)
+        }
         _ => Arc::new(wide.clone()),
     })
 }

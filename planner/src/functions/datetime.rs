@@ -41,12 +41,13 @@ pub fn binary(
 ) -> Result<ArrayRef> {
     use DataType as D;
     let negative = op == ArithOp::Sub;
-    let with_zone = |a: TimestampMicrosecondArray| -> ArrayRef {
-        Arc::new(a.with_data_type(output.clone()))
-    };
+    let with_zone =
+        |a: TimestampMicrosecondArray| -> ArrayRef { Arc::new(a.with_data_type(output.clone())) };
     Ok(match (lt, rt) {
         (D::Date32, D::Int32) => {
-            Arc::new(map2::<Date32Type, Int32Type, Date32Type>(l, r, |d, n| add_days(d, n, negative))?)
+            Arc::new(map2::<Date32Type, Int32Type, Date32Type>(l, r, |d, n| {
+                add_days(d, n, negative)
+            })?)
         }
         (D::Int32, D::Date32) => {
             Arc::new(map2::<Int32Type, Date32Type, Date32Type>(l, r, |n, d| add_days(d, n, false))?)
@@ -65,12 +66,10 @@ pub fn binary(
         (D::Time64(_), D::Timestamp(_, _)) => {
             with_zone(map2::<Tm, Ts, Ts>(l, r, |us, t| add_time(t, us))?)
         }
-        (D::Timestamp(_, _), D::Timestamp(_, _)) => {
-            Arc::new(map2::<Ts, Ts, Iv>(l, r, |a, b| {
-                let us = a.checked_sub(b).ok_or_else(interval_range)?;
-                interval(0, us / DAY_US, us % DAY_US)
-            })?)
-        }
+        (D::Timestamp(_, _), D::Timestamp(_, _)) => Arc::new(map2::<Ts, Ts, Iv>(l, r, |a, b| {
+            let us = a.checked_sub(b).ok_or_else(interval_range)?;
+            interval(0, us / DAY_US, us % DAY_US)
+        })?),
         (D::Time64(_), D::Time64(_)) => {
             Arc::new(map2::<Tm, Tm, Iv>(l, r, |a, b| interval(0, 0, a - b))?)
         }

@@ -6,7 +6,8 @@ use arrow::array::*;
 use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{
-    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+    Volatility,
 };
 use millrace_common::{SqlError, SqlState};
 
@@ -23,10 +24,7 @@ pub fn functions() -> Vec<Arc<ScalarUDF>> {
             Arc::new(ScalarUDF::from(Extract { name, output, signature }))
         };
         // EXTRACT is numeric; seconds have six digits after the point.
-        vec![
-            udf("extract", DataType::Decimal128(38, 6)),
-            udf("date_part", DataType::Float64),
-        ]
+        vec![udf("extract", DataType::Decimal128(38, 6)), udf("date_part", DataType::Float64)]
     })
     .clone()
 }
@@ -86,7 +84,9 @@ fn field(parts: &Parts, name: &str) -> Option<i128> {
         "day" | "days" | "d" => whole(parts.day),
         "month" | "months" | "mon" => whole(parts.month),
         "quarter" => whole((parts.month - 1).max(0) / 3 + 1),
-        "year" | "years" | "y" => whole(if parts.date.is_some() && year <= 0 { year - 1 } else { year }),
+        "year" | "years" | "y" => {
+            whole(if parts.date.is_some() && year <= 0 { year - 1 } else { year })
+        }
         "decade" => whole(year.div_euclid(10)),
         "century" => whole(if year > 0 { (year + 99) / 100 } else { year / 100 - 1 }),
         "millennium" => whole(if year > 0 { (year + 999) / 1000 } else { year / 1000 - 1 }),

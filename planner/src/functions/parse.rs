@@ -9,7 +9,10 @@ const DAY_US: i64 = 86_400_000_000;
 /// `invalid input syntax for type integer: "x"`
 pub fn invalid(t: SqlType, text: &str) -> SqlError {
     let state = match t {
-        SqlType::Date | SqlType::Time | SqlType::Timestamp | SqlType::Timestamptz
+        SqlType::Date
+        | SqlType::Time
+        | SqlType::Timestamp
+        | SqlType::Timestamptz
         | SqlType::Interval => SqlState::INVALID_DATETIME_FORMAT,
         _ => SqlState::INVALID_TEXT_REPRESENTATION,
     };
@@ -91,7 +94,12 @@ pub fn float(text: &str, t: SqlType) -> Result<f64, SqlError> {
     let narrow = t == SqlType::Real;
     let infinite = if narrow { (v as f32).is_infinite() } else { v.is_infinite() };
     let vanished = if narrow { v as f32 == 0.0 } else { v == 0.0 };
-    let zero = !unsigned.split(['e', 'E']).next().unwrap_or("").bytes().any(|b| (b'1'..=b'9').contains(&b));
+    let zero = !unsigned
+        .split(['e', 'E'])
+        .next()
+        .unwrap_or("")
+        .bytes()
+        .any(|b| (b'1'..=b'9').contains(&b));
     if infinite || (vanished && !zero) {
         return Err(out_of_range(t, trimmed));
     }

@@ -70,13 +70,12 @@ impl Round {
             _ => {
                 let array = arrow::compute::cast(array, &DataType::Float64)?;
                 let kind = self.kind;
-                let values = array.as_primitive::<Float64Type>().unary::<_, Float64Type>(|v| {
-                    match kind {
+                let values =
+                    array.as_primitive::<Float64Type>().unary::<_, Float64Type>(|v| match kind {
                         Kind::Round => v.round_ties_even(),
                         Kind::Floor => v.floor(),
                         Kind::Ceil => v.ceil(),
-                    }
-                });
+                    });
                 Arc::new(values)
             }
         })

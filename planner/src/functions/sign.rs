@@ -14,7 +14,9 @@ use crate::error::{external, undefined_function};
 pub fn sign_function() -> Arc<ScalarUDF> {
     static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
     Arc::clone(F.get_or_init(|| {
-        Arc::new(ScalarUDF::from(Sign { signature: Signature::user_defined(Volatility::Immutable) }))
+        Arc::new(ScalarUDF::from(Sign {
+            signature: Signature::user_defined(Volatility::Immutable),
+        }))
     }))
 }
 

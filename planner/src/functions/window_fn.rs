@@ -97,9 +97,8 @@ impl ScalarUDFImpl for WindowFn {
         let us = times.as_primitive_opt::<TimestampMicrosecondType>().ok_or_else(|| {
             external(SqlError::internal("window functions take timestamps in microseconds"))
         })?;
-        let numbers: Vec<i64> = (1..args.args.len())
-            .map(|i| constant(args.args.get(i)))
-            .collect::<Result<_>>()?;
+        let numbers: Vec<i64> =
+            (1..args.args.len()).map(|i| constant(args.args.get(i))).collect::<Result<_>>()?;
         let overflow = || external(out_of_range());
         let out: ArrayRef = match (self.kind, numbers.as_slice()) {
             (Kind::Tumble, [size, offset]) => Arc::new(

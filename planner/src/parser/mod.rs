@@ -30,9 +30,8 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     let mut tokens = tokenize(&dialect, &source)?;
     dialect.table_versions = tokens.iter().any(|t| is_word(&t.token, "SYSTEM_TIME"));
     let emits = take_emit_clauses(&mut tokens);
-    let inner = Parser::new(&dialect)
-        .with_recursion_limit(MAX_DEPTH)
-        .with_tokens_with_locations(tokens);
+    let inner =
+        Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source };
     let mut statements = Vec::new();
     loop {
@@ -61,9 +60,8 @@ pub fn parse_expr(sql: &str) -> Result<sqlparser::ast::Expr, SqlError> {
     let source = Source::new(sql);
     let dialect = MillraceDialect::default();
     let tokens = tokenize(&dialect, &source)?;
-    let inner = Parser::new(&dialect)
-        .with_recursion_limit(MAX_DEPTH)
-        .with_tokens_with_locations(tokens);
+    let inner =
+        Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source };
     parser
         .inner
@@ -112,7 +110,10 @@ pub fn position_of(sql: &str, at: Location) -> Option<u32> {
     (at.line > 0).then(|| Source::new(sql).chars_before(at) as u32 + 1)
 }
 
-fn tokenize(dialect: &MillraceDialect, source: &Source<'_>) -> Result<Vec<TokenWithSpan>, SqlError> {
+fn tokenize(
+    dialect: &MillraceDialect,
+    source: &Source<'_>,
+) -> Result<Vec<TokenWithSpan>, SqlError> {
     Tokenizer::new(dialect, source.sql).tokenize_with_location().map_err(|e| {
         let message = match e.message.as_str() {
             m if m.contains("string literal") => "unterminated quoted string",
@@ -134,9 +135,8 @@ fn is_word(token: &Token, word: &str) -> bool {
 /// Blanks every `EMIT ON WINDOW CLOSE` (sqlparser would take EMIT for an alias) and returns where
 /// each began.
 fn take_emit_clauses(tokens: &mut [TokenWithSpan]) -> Vec<Location> {
-    let words: Vec<usize> = (0..tokens.len())
-        .filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_)))
-        .collect();
+    let words: Vec<usize> =
+        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
     let mut found = Vec::new();
     for four in words.windows(4) {
         let clause = ["EMIT", "ON", "WINDOW", "CLOSE"];
@@ -165,7 +165,9 @@ impl SqlParser<'_> {
         }
         let end = self.inner.get_current_token().span.end;
         let upto = if next.token == Token::EOF { end } else { next.span.start };
-        if let Some(&at) = emits.iter().find(|&&e| start < e && (e < upto || next.token == Token::EOF)) {
+        if let Some(&at) =
+            emits.iter().find(|&&e| start < e && (e < upto || next.token == Token::EOF))
+        {
             match &mut statement {
                 Statement::CreateView(v) if v.materialized => {
                     v.emit_on_window_close = true;
@@ -237,8 +239,11 @@ impl SqlParser<'_> {
     fn error(&self, e: ParserError) -> SqlError {
         let text = match e {
             ParserError::RecursionLimitExceeded => {
-                return SqlError::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
-                    .with_hint(format!("Expressions and subqueries may nest {MAX_DEPTH} levels."));
+                return SqlError::new(
+                    SqlState::STATEMENT_TOO_COMPLEX,
+                    "stack depth limit exceeded",
+                )
+                .with_hint(format!("Expressions and subqueries may nest {MAX_DEPTH} levels."));
             }
             ParserError::TokenizerError(m) | ParserError::ParserError(m) => m,
         };

@@ -47,11 +47,8 @@ impl SqlParser<'_> {
     }
 
     fn create(&mut self) -> Result<Option<Statement>> {
-        let (or_replace, skip) = if self.peek_words(&["CREATE", "OR", "REPLACE"]) {
-            (true, 3)
-        } else {
-            (false, 1)
-        };
+        let (or_replace, skip) =
+            if self.peek_words(&["CREATE", "OR", "REPLACE"]) { (true, 3) } else { (false, 1) };
         let word = |i: usize| match &self.inner.peek_nth_token_ref(skip + i).token {
             Token::Word(w) => w.value.to_ascii_uppercase(),
             _ => String::new(),
@@ -247,8 +244,8 @@ impl SqlParser<'_> {
         let _ = self.take_words(&["TABLE"]);
         let _ = self.take_words(&["ONLY"]);
         let tables = self.inner.parse_comma_separated(|p| p.parse_object_name(false))?;
-        let _ = self.take_words(&["RESTART", "IDENTITY"])
-            || self.take_words(&["CONTINUE", "IDENTITY"]);
+        let _ =
+            self.take_words(&["RESTART", "IDENTITY"]) || self.take_words(&["CONTINUE", "IDENTITY"]);
         Ok(Statement::Truncate { tables, cascade: self.cascade() })
     }
 
@@ -321,7 +318,9 @@ impl SqlParser<'_> {
         if self.inner.peek_token_ref().token == Token::LParen && !self.parenthesised_query(1) {
             options = self.explain_options()?;
             let on = |name: &str| {
-                options.iter().any(|(n, v)| n == name && !matches!(v.as_str(), "false" | "off" | "0"))
+                options
+                    .iter()
+                    .any(|(n, v)| n == name && !matches!(v.as_str(), "false" | "off" | "0"))
             };
             (analyze, verbose) = (on("analyze"), on("verbose"));
         }

@@ -34,7 +34,10 @@ fn kind(s: &Statement) -> &'static str {
 fn statements_are_recognised() {
     let table = [
         ("SELECT 1", "sql"),
-        ("INSERT INTO t VALUES (1) ON CONFLICT (a) DO UPDATE SET b = excluded.b RETURNING *", "sql"),
+        (
+            "INSERT INTO t VALUES (1) ON CONFLICT (a) DO UPDATE SET b = excluded.b RETURNING *",
+            "sql",
+        ),
         ("UPDATE t SET a = 1 WHERE b = 2 RETURNING a", "sql"),
         ("DELETE FROM t USING u WHERE t.a = u.a", "sql"),
         ("COPY t FROM STDIN WITH (FORMAT csv, HEADER true)", "sql"),
@@ -58,7 +61,10 @@ fn statements_are_recognised() {
         ("CREATE TABLE t (a INT PRIMARY KEY, b TEXT NOT NULL DEFAULT 'x') APPEND ONLY", "table"),
         ("CREATE TABLE IF NOT EXISTS t (a INT) ON CONFLICT OVERWRITE WITH (x.y = 'z')", "table"),
         ("CREATE TABLE t AS SELECT 1 AS a", "table"),
-        ("CREATE SOURCE s (a INT, WATERMARK FOR a AS a - INTERVAL '4 seconds', PRIMARY KEY (a)) WITH (connector = 'nexmark', event.num = 5) FORMAT PLAIN ENCODE JSON", "source"),
+        (
+            "CREATE SOURCE s (a INT, WATERMARK FOR a AS a - INTERVAL '4 seconds', PRIMARY KEY (a)) WITH (connector = 'nexmark', event.num = 5) FORMAT PLAIN ENCODE JSON",
+            "source",
+        ),
         ("CREATE OR REPLACE VIEW v (a, b) AS SELECT 1, 2", "view"),
         ("CREATE MATERIALIZED VIEW v AS SELECT 1 AS a", "mview"),
         ("CREATE UNIQUE INDEX i ON t (a DESC, b) INCLUDE (c)", "index"),
@@ -113,7 +119,8 @@ fn every_statement_keeps_its_text() {
 
 #[test]
 fn emit_on_window_close_is_parsed() {
-    let all = parse("CREATE MATERIALIZED VIEW v AS SELECT a FROM t EMIT ON WINDOW CLOSE; SELECT 1").unwrap();
+    let all = parse("CREATE MATERIALIZED VIEW v AS SELECT a FROM t EMIT ON WINDOW CLOSE; SELECT 1")
+        .unwrap();
     let Statement::CreateView(v) = &all[0].statement else { panic!("not a view") };
     assert!(v.emit_on_window_close);
     assert_eq!(v.query.text, "SELECT a FROM t");
@@ -122,14 +129,19 @@ fn emit_on_window_close_is_parsed() {
 
 #[test]
 fn show_and_explain_have_their_parts() {
-    assert!(matches!(one("SHOW MATERIALIZED VIEWS"), Statement::Show(Show::MaterializedViews(None))));
+    assert!(matches!(
+        one("SHOW MATERIALIZED VIEWS"),
+        Statement::Show(Show::MaterializedViews(None))
+    ));
     assert!(matches!(
         one("SHOW CREATE MATERIALIZED VIEW v"),
         Statement::Show(Show::Create(ObjectKind::MaterializedView, _))
     ));
     let Statement::Explain(e) = one("EXPLAIN ANALYZE MATERIALIZED VIEW v") else { panic!() };
     assert!(e.analyze && matches!(e.target, ExplainTarget::Job(_)));
-    let Statement::Explain(e) = one("EXPLAIN CREATE MATERIALIZED VIEW v AS SELECT 1") else { panic!() };
+    let Statement::Explain(e) = one("EXPLAIN CREATE MATERIALIZED VIEW v AS SELECT 1") else {
+        panic!()
+    };
     assert!(matches!(e.target, ExplainTarget::Statement(Statement::CreateView(_))));
 }
 

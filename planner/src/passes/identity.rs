@@ -53,7 +53,9 @@ fn with_key(stream: &Stream) -> Result<Option<(Stream, Vec<usize>)>> {
             let found = with_key(input)?;
             Ok(found.map(|(input, key)| project(stream, input, &key)))
         }
-        (Op::Hop { .. }, [input]) => Ok(with_key(input)?.map(|(input, key)| hop(stream, input, &key))),
+        (Op::Hop { .. }, [input]) => {
+            Ok(with_key(input)?.map(|(input, key)| hop(stream, input, &key)))
+        }
         (Op::Join(j), [left, right]) if j.kind == JoinKind::Inner => {
             match (with_key(left)?, with_key(right)?) {
                 (Some(l), Some(r)) => join(j, (left.width(), l), r).map(Some),
@@ -130,7 +132,8 @@ fn join(
     let mut j = j.clone();
     if let Some(residual) = &j.residual {
         let pair = pair_schema(&left.schema, &right.schema);
-        j.residual = Some(expr::replace_columns(residual, |c| Some(expr::column(&pair, place(c))))?);
+        j.residual =
+            Some(expr::replace_columns(residual, |c| Some(expr::column(&pair, place(c))))?);
     }
     j.output = j.output.iter().map(|&c| place(c)).collect();
     let full = left_key.into_iter().chain(right_key.into_iter().map(|k| k + grown));

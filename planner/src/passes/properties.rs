@@ -164,8 +164,7 @@ fn project(input: &Properties, columns: &[Option<usize>]) -> Properties {
         columns.iter().position(same)
     };
     let keys = input.keys.iter().filter_map(|k| k.iter().map(|&c| find(c)).collect()).collect();
-    let equal =
-        columns.iter().enumerate().map(|(i, c)| c.and_then(find).unwrap_or(i)).collect();
+    let equal = columns.iter().enumerate().map(|(i, c)| c.and_then(find).unwrap_or(i)).collect();
     let distribution = match &input.distribution {
         Distribution::Hash(hash) => hash
             .iter()

@@ -202,7 +202,11 @@ fn prune_top_n(mut t: TopN, input: Stream, required: &BTreeSet<usize>) -> Result
     Ok((input.top_n(t), map))
 }
 
-fn prune_join(mut j: Join, inputs: Vec<Stream>, required: &BTreeSet<usize>) -> Result<(Stream, Map)> {
+fn prune_join(
+    mut j: Join,
+    inputs: Vec<Stream>,
+    required: &BTreeSet<usize>,
+) -> Result<(Stream, Map)> {
     let Ok([left, right]) = <[Stream; 2]>::try_from(inputs) else {
         return datafusion::common::internal_err!("a join has not exactly two inputs");
     };
@@ -217,7 +221,8 @@ fn prune_join(mut j: Join, inputs: Vec<Stream>, required: &BTreeSet<usize>) -> R
     let mark = |c: usize| j.kind == JoinKind::LeftMark && c == width;
     let mut needed_left: BTreeSet<usize> = j.keys.iter().map(|k| k.0).collect();
     let mut needed_right: BTreeSet<usize> = j.keys.iter().map(|k| k.1).collect();
-    let read = output.iter().filter(|c| !mark(**c)).map(|&c| c + if right_only { width } else { 0 });
+    let read =
+        output.iter().filter(|c| !mark(**c)).map(|&c| c + if right_only { width } else { 0 });
     for c in read.chain(j.residual.iter().flat_map(expr::columns_of)) {
         if c < width {
             needed_left.insert(c);

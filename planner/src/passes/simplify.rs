@@ -54,7 +54,9 @@ fn drop_identity(mut stream: Stream) -> Stream {
 fn merge_projections(stream: Stream) -> Result<(Stream, bool)> {
     let Stream { op, mut inputs, schema } = stream;
     let (outer, inner) = match (&op, inputs.as_slice()) {
-        (Op::Project { exprs }, [Stream { op: Op::Project { exprs: inner }, .. }]) => (exprs, inner),
+        (Op::Project { exprs }, [Stream { op: Op::Project { exprs: inner }, .. }]) => {
+            (exprs, inner)
+        }
         _ => return Ok((Stream { op, inputs, schema }, false)),
     };
     let mut uses = vec![0; inner.len()];

@@ -23,7 +23,8 @@ impl Converter<'_> {
             group.push(input.add(expr::compile(e, schema)?));
         }
         let mut calls = Vec::with_capacity(aggregate.aggr_expr.len());
-        for (e, field) in aggregate.aggr_expr.iter().zip(&aggregate.schema.fields()[group.len()..]) {
+        for (e, field) in aggregate.aggr_expr.iter().zip(&aggregate.schema.fields()[group.len()..])
+        {
             calls.push(call(e, field, schema, &mut input)?);
         }
         let input = input.finish()?;

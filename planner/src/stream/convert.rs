@@ -125,10 +125,8 @@ impl<'a> Converter<'a> {
             })
             .collect();
         let schema = Arc::new(Schema::new(fields));
-        let inputs = inputs
-            .into_iter()
-            .map(|input| cast_to(input, &schema))
-            .collect::<Result<Vec<_>>>()?;
+        let inputs =
+            inputs.into_iter().map(|input| cast_to(input, &schema)).collect::<Result<Vec<_>>>()?;
         Ok(Stream::union(inputs, schema))
     }
 
@@ -274,9 +272,12 @@ fn position(relation: &Relation, name: &str) -> Result<usize> {
 }
 
 fn relation_fields(relation: &Relation, columns: &[usize]) -> Result<SchemaRef> {
-    Ok(Arc::new(relation.arrow_schema()?.project(columns).map_err(|e| {
-        SqlError::internal(format!("columns of {}: {e}", relation.name))
-    })?))
+    Ok(Arc::new(
+        relation
+            .arrow_schema()?
+            .project(columns)
+            .map_err(|e| SqlError::internal(format!("columns of {}: {e}", relation.name)))?,
+    ))
 }
 
 fn plain_schema(schema: &Schema) -> SchemaRef {

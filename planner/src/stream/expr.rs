@@ -60,12 +60,13 @@ fn refusal(e: &Expr) -> Option<SqlError> {
                     .with_hint("Its result changes while the data does not.")
             })
         }
-        Expr::ScalarSubquery(_) | Expr::InSubquery(_) | Expr::Exists(_) | Expr::SetComparison(_) => {
-            Some(
-                SqlError::unsupported("this kind of correlated subquery in a materialized view")
-                    .with_hint("Write it as a join."),
-            )
-        }
+        Expr::ScalarSubquery(_)
+        | Expr::InSubquery(_)
+        | Expr::Exists(_)
+        | Expr::SetComparison(_) => Some(
+            SqlError::unsupported("this kind of correlated subquery in a materialized view")
+                .with_hint("Write it as a join."),
+        ),
         Expr::OuterReferenceColumn(_, c) => Some(
             SqlError::unsupported(format!("the reference to {} of an outer query", c.name))
                 .with_hint("Write the subquery as a join."),
@@ -73,9 +74,9 @@ fn refusal(e: &Expr) -> Option<SqlError> {
         Expr::Placeholder(p) => {
             Some(SqlError::unsupported(format!("the parameter {} in a materialized view", p.id)))
         }
-        Expr::GroupingSet(_) => Some(SqlError::unsupported(
-            "GROUPING SETS, ROLLUP or CUBE in a materialized view",
-        )),
+        Expr::GroupingSet(_) => {
+            Some(SqlError::unsupported("GROUPING SETS, ROLLUP or CUBE in a materialized view"))
+        }
         _ => None,
     }
 }
@@ -143,10 +144,8 @@ pub fn output_field(e: &ExprRef, input: &Schema, name: &str) -> Result<FieldRef>
 
 /// Positions of the columns an expression reads, ascending, each once.
 pub fn columns_of(e: &ExprRef) -> Vec<usize> {
-    let mut columns: Vec<usize> = datafusion::physical_expr::utils::collect_columns(e)
-        .iter()
-        .map(Column::index)
-        .collect();
+    let mut columns: Vec<usize> =
+        datafusion::physical_expr::utils::collect_columns(e).iter().map(Column::index).collect();
     columns.sort_unstable();
     columns.dedup();
     columns

@@ -16,8 +16,8 @@ use crate::graph::{
 };
 use crate::graph_state::accumulator_schema;
 use crate::passes::classes::{self, SideLayout};
-use crate::passes::properties::{Distribution, Properties};
 use crate::passes::exchange::{Placed, exchange};
+use crate::passes::properties::{Distribution, Properties};
 use crate::stream::Sink;
 use crate::stream::plan::{self, Op, Stream};
 
@@ -109,7 +109,13 @@ impl Builder {
         index
     }
 
-    fn table(&mut self, name: &str, class: AccessClass, storage: RowStorage, schema: SchemaRef) -> usize {
+    fn table(
+        &mut self,
+        name: &str,
+        class: AccessClass,
+        storage: RowStorage,
+        schema: SchemaRef,
+    ) -> usize {
         self.tables.push(StateTable {
             name: name.into(),
             class,
@@ -219,15 +225,18 @@ impl Builder {
                     }
                 });
             }
-            calls.push((i, AggCall {
-                func: call.func,
-                arg: call.arg,
-                distinct: call.distinct,
-                filter: call.filter,
-                output_type: call.output.data_type().clone(),
-                value_table: value.map(|v| v.0),
-                value_descending: value.is_some_and(|v| v.1),
-            }));
+            calls.push((
+                i,
+                AggCall {
+                    func: call.func,
+                    arg: call.arg,
+                    distinct: call.distinct,
+                    filter: call.filter,
+                    output_type: call.output.data_type().clone(),
+                    value_table: value.map(|v| v.0),
+                    value_descending: value.is_some_and(|v| v.1),
+                },
+            ));
         }
         calls.sort_by_key(|(i, _)| *i);
         let calls: Vec<AggCall> = calls.into_iter().map(|(_, call)| call).collect();

@@ -11,9 +11,9 @@ use arrow::datatypes::Schema;
 use millrace_common::SqlError;
 use millrace_rpc::catalog::{Relation, RowStorage};
 
+use super::Sink;
 use super::fragment;
 use super::plan::Stream;
-use super::Sink;
 use crate::graph::{JobGraph, RelationLayout};
 use crate::passes::exchange;
 

@@ -85,7 +85,7 @@ impl Converter<'_> {
             limit,
             rank: RankFunction::RowNumber,
             emit_rank: false,
-        identity: vec![],
+            identity: vec![],
             vnode: vec![],
         });
         Ok(if grown { stream.select(&(0..width).collect::<Vec<_>>()) } else { stream })
@@ -113,7 +113,7 @@ impl Converter<'_> {
             limit: Some(1),
             rank: RankFunction::RowNumber,
             emit_rank: false,
-        identity: vec![],
+            identity: vec![],
             vnode: vec![],
         });
         let columns = on

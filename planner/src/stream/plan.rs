@@ -25,17 +25,33 @@ pub struct Stream {
 #[derive(Clone, Debug)]
 pub enum Op {
     /// A relation's content and changes; `columns` are positions in the relation.
-    Scan { relation: Arc<Relation>, columns: Vec<usize> },
-    Values { batch: RecordBatch },
-    Filter { predicate: ExprRef },
-    Project { exprs: Vec<ExprRef> },
+    Scan {
+        relation: Arc<Relation>,
+        columns: Vec<usize>,
+    },
+    Values {
+        batch: RecordBatch,
+    },
+    Filter {
+        predicate: ExprRef,
+    },
+    Project {
+        exprs: Vec<ExprRef>,
+    },
     Union,
-    Hop { time_column: usize, size_us: i64, slide_us: i64, offset_us: i64 },
+    Hop {
+        time_column: usize,
+        size_us: i64,
+        slide_us: i64,
+        offset_us: i64,
+    },
     Aggregate(Aggregate),
     Join(Join),
     TopN(TopN),
     /// Rows move to the owner of their hash; no columns: to the only task.
-    Exchange { hash: Vec<usize> },
+    Exchange {
+        hash: Vec<usize>,
+    },
 }
 
 #[derive(Clone, Debug)]

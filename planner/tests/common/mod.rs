@@ -66,8 +66,20 @@ impl TestCatalog {
         catalog.add("item", table, "id bigint!, name text, price numeric", &["id"], false);
         let orders = "id bigint!, item_id bigint, amount int, note text, paid boolean, rate double";
         catalog.add("orders", table, orders, &["id"], false);
-        catalog.add("entry", table, "a bigint, b bigint, c text, _row_id bigint!", &["_row_id"], false);
-        catalog.add("log", table, "at timestamp, level int, line text, _row_id bigint!", &["_row_id"], true);
+        catalog.add(
+            "entry",
+            table,
+            "a bigint, b bigint, c text, _row_id bigint!",
+            &["_row_id"],
+            false,
+        );
+        catalog.add(
+            "log",
+            table,
+            "at timestamp, level int, line text, _row_id bigint!",
+            &["_row_id"],
+            true,
+        );
         catalog
     }
 

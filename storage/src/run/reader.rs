@@ -30,7 +30,11 @@ impl RunReader {
     }
 
     /// One whose object stays as long as the reader does.
-    pub(crate) fn pinned(meta: RunMeta, codec: Arc<BlockCodec>, pins: &Arc<ObjectPins>) -> RunReader {
+    pub(crate) fn pinned(
+        meta: RunMeta,
+        codec: Arc<BlockCodec>,
+        pins: &Arc<ObjectPins>,
+    ) -> RunReader {
         let pin = Some(pins.pin(&meta.object));
         RunReader { _pin: pin, ..RunReader::new(meta, codec) }
     }

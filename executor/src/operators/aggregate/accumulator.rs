@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BooleanArray, Decimal128Array, Float64Array, Int64Array, PrimitiveArray,
+    Array, ArrayRef, AsArray, BooleanArray, Decimal128Array, Float64Array, Int64Array,
+    PrimitiveArray,
 };
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::cast;
@@ -98,10 +99,26 @@ fn unpack(packed: i64) -> (i64, i64) {
 pub enum Accumulator {
     Count(Vec<i64>),
     /// Integers (scale 0) and decimals.
-    Sum { sums: Vec<WideSum>, counts: Vec<i64>, scale: i8, avg: bool },
-    Float { sums: FloatSums, counts: Vec<i64>, avg: bool },
-    Interval { parts: [Vec<WideSum>; 3], counts: Vec<i64> },
-    Bool { trues: Vec<i64>, falses: Vec<i64>, and: bool },
+    Sum {
+        sums: Vec<WideSum>,
+        counts: Vec<i64>,
+        scale: i8,
+        avg: bool,
+    },
+    Float {
+        sums: FloatSums,
+        counts: Vec<i64>,
+        avg: bool,
+    },
+    Interval {
+        parts: [Vec<WideSum>; 3],
+        counts: Vec<i64>,
+    },
+    Bool {
+        trues: Vec<i64>,
+        falses: Vec<i64>,
+        and: bool,
+    },
     Extreme(Extreme),
 }
 
@@ -197,7 +214,9 @@ impl Accumulator {
         let need = || arg.ok_or_else(|| ExecError::internal("the aggregate's argument is missing"));
         match self {
             Accumulator::Count(counts) => rows.for_each(|_, s, w| counts[s] += w),
-            Accumulator::Sum { sums, counts, scale, .. } => add_wide(sums, counts, *scale, rows, need()?)?,
+            Accumulator::Sum { sums, counts, scale, .. } => {
+                add_wide(sums, counts, *scale, rows, need()?)?
+            }
             Accumulator::Float { sums, counts, .. } => {
                 let values = cast(need()?, &DataType::Float64)?;
                 let values = values.as_primitive::<Float64Type>().values();
@@ -209,9 +228,11 @@ impl Accumulator {
             Accumulator::Interval { parts, counts } => add_intervals(parts, counts, rows, need()?)?,
             Accumulator::Bool { trues, falses, .. } => {
                 let values = need()?.as_boolean();
-                rows.for_each(|i, s, w| {
-                    if values.value(i) { trues[s] += w } else { falses[s] += w }
-                });
+                rows.for_each(
+                    |i, s, w| {
+                        if values.value(i) { trues[s] += w } else { falses[s] += w }
+                    },
+                );
             }
             Accumulator::Extreme(e) => e.update(rows, need()?)?,
         }
@@ -233,8 +254,12 @@ impl Accumulator {
         Ok(match self {
             Accumulator::Count(c) => vec![ints(c)],
             Accumulator::Sum { sums, counts, .. } => {
-                let packed = slots.iter().map(|&s| pack(counts[s as usize], sums[s as usize].carry));
-                vec![store_wide(sums, slots, &types[0])?, Arc::new(Int64Array::from_iter_values(packed))]
+                let packed =
+                    slots.iter().map(|&s| pack(counts[s as usize], sums[s as usize].carry));
+                vec![
+                    store_wide(sums, slots, &types[0])?,
+                    Arc::new(Int64Array::from_iter_values(packed)),
+                ]
             }
             Accumulator::Float { sums, counts, .. } => vec![sums.store(slots), ints(counts)],
             Accumulator::Interval { parts, counts } => {

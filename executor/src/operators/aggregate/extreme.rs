@@ -34,7 +34,11 @@ impl Extreme {
     pub fn new(t: &DataType, max: bool, value_table: Option<usize>) -> Result<Extreme, ExecError> {
         let ints = matches!(
             t,
-            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 | DataType::Timestamp(_, _)
+            DataType::Int8
+                | DataType::Int16
+                | DataType::Int32
+                | DataType::Int64
+                | DataType::Timestamp(_, _)
         );
         let values = if ints {
             Values::Ints { values: Vec::new(), valid: Vec::new() }
@@ -110,7 +114,8 @@ impl Extreme {
                 let column = cast(column, &DataType::Int64)?;
                 let column = column.as_primitive::<Int64Type>();
                 for (i, &s) in slots.iter().enumerate() {
-                    if valid[s as usize] && column.is_null(i) && is_planted("minmax-never-retracts") {
+                    if valid[s as usize] && column.is_null(i) && is_planted("minmax-never-retracts")
+                    {
                         continue;
                     }
                     let worse = if self.max {

@@ -23,7 +23,9 @@ mod values;
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt32Array, new_empty_array};
+use arrow::array::{
+    Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt32Array, new_empty_array,
+};
 use arrow::buffer::BooleanBuffer;
 use arrow::compute;
 use arrow::compute::kernels::cmp::distinct;
@@ -128,10 +130,11 @@ impl Aggregate {
         let weights = chunk.weights.as_ref().map(|w| &w.values()[..]);
         match weights {
             None => slots.iter().for_each(|&s| self.rows[s as usize] += 1),
-            Some(w) if self.calls.is_empty() && is_planted("distinct-ignores-weight") => slots
-                .iter()
-                .zip(w)
-                .for_each(|(&s, &w)| self.rows[s as usize] = if w < 0 { 0 } else { self.rows[s as usize] + w }),
+            Some(w) if self.calls.is_empty() && is_planted("distinct-ignores-weight") => {
+                slots.iter().zip(w).for_each(|(&s, &w)| {
+                    self.rows[s as usize] = if w < 0 { 0 } else { self.rows[s as usize] + w }
+                })
+            }
             Some(w) => slots.iter().zip(w).for_each(|(&s, &w)| self.rows[s as usize] += w),
         }
         for (call, accumulator) in self.calls.iter().zip(&mut self.accumulators) {
@@ -142,7 +145,8 @@ impl Aggregate {
             accumulator.update(&rows, call.arg.map(|a| chunk.batch.column(a)))?;
         }
         for table in &mut self.values {
-            let rows = Rows { slots, weights, mask: mask(&chunk.batch, Some(table.arg), table.filter) };
+            let rows =
+                Rows { slots, weights, mask: mask(&chunk.batch, Some(table.arg), table.filter) };
             table.update(&rows, chunk.batch.column(table.arg))?;
         }
         Ok(())
@@ -159,7 +163,8 @@ impl Aggregate {
             return Ok(());
         }
         let (mut columns, _) = self.results(fresh)?;
-        let exists = fresh.iter().map(|&s| Some(self.emitted[s as usize])).collect::<BooleanArray>();
+        let exists =
+            fresh.iter().map(|&s| Some(self.emitted[s as usize])).collect::<BooleanArray>();
         columns.push(Arc::new(exists));
         let batch = new_batch(&self.old_schema, columns, fresh.len())?;
         self.old_bytes += batch.get_array_memory_size();
@@ -229,7 +234,9 @@ impl Aggregate {
         for (old, new) in old.columns().iter().zip(new) {
             changed = &changed | distinct(old, new)?.values();
         }
-        let picks = |mask: BooleanBuffer| UInt32Array::from_iter_values(mask.set_indices().map(|i| i as u32));
+        let picks = |mask: BooleanBuffer| {
+            UInt32Array::from_iter_values(mask.set_indices().map(|i| i as u32))
+        };
         let minus = picks(&changed & existed);
         let plus = picks(&changed & exists);
         let rows = minus.len() + plus.len();
@@ -261,7 +268,9 @@ impl Aggregate {
         barrier: bool,
     ) -> Result<(), ExecError> {
         let mut columns = groups;
-        columns.push(Arc::new(Int64Array::from_iter_values(slots.iter().map(|&s| self.rows[s as usize]))));
+        columns.push(Arc::new(Int64Array::from_iter_values(
+            slots.iter().map(|&s| self.rows[s as usize]),
+        )));
         for accumulator in &self.accumulators {
             let from = columns.len();
             let types: Vec<DataType> = (from..from + accumulator.width())
@@ -371,7 +380,12 @@ impl Aggregate {
     }
 
     /// Makes every slot of a chunk resident, or parks its rows; runs what can run.
-    fn admit(&mut self, chunk: DeltaChunk, slots: Vec<Slot>, out: &mut Output) -> Result<(), ExecError> {
+    fn admit(
+        &mut self,
+        chunk: DeltaChunk,
+        slots: Vec<Slot>,
+        out: &mut Output,
+    ) -> Result<(), ExecError> {
         let mut missing = Vec::new();
         for &slot in &slots {
             if !self.keys.is_resident(slot) && !self.keys.is_fetching(slot) {
@@ -530,7 +544,8 @@ impl Operator for Aggregate {
 
 fn old_schema(calls: &[graph::AggCall]) -> SchemaRef {
     let results = calls.iter().map(|c| Field::new("", c.output_type.clone(), true));
-    let fields: Vec<Field> = results.chain([Field::new("exists", DataType::Boolean, true)]).collect();
+    let fields: Vec<Field> =
+        results.chain([Field::new("exists", DataType::Boolean, true)]).collect();
     SchemaRef::new(Schema::new(fields))
 }
 
@@ -543,12 +558,16 @@ fn value_tables(
     let mut values: Vec<(usize, ValueTable)> = Vec::new();
     for (i, call) in calls.iter().enumerate() {
         let Some(local) = call.value_table else { continue };
-        let arg = call.arg.ok_or_else(|| ExecError::internal("a DISTINCT call without an argument"))?;
+        let arg =
+            call.arg.ok_or_else(|| ExecError::internal("a DISTINCT call without an argument"))?;
         let at = match values.iter().position(|v| v.0 == local) {
             Some(at) => at,
             None => {
                 let t = input.field(arg).data_type();
-                values.push((local, ValueTable::new(tables(local)?, arg, call.filter, t, call.value_descending)?));
+                values.push((
+                    local,
+                    ValueTable::new(tables(local)?, arg, call.filter, t, call.value_descending)?,
+                ));
                 values.len() - 1
             }
         };

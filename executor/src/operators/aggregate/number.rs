@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Decimal128Array, Float64Array, Int64Array, IntervalMonthDayNanoArray};
+use arrow::array::{
+    ArrayRef, Decimal128Array, Float64Array, Int64Array, IntervalMonthDayNanoArray,
+};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, IntervalMonthDayNano, i256};
 
@@ -113,7 +115,8 @@ pub fn interval(
             .value()
             .and_then(|v| v.checked_mul(1_000))
             .and_then(|v| i64::try_from(v).ok());
-        let value = months.zip(days).zip(nanos).map(|((m, d), n)| IntervalMonthDayNano::new(m, d, n));
+        let value =
+            months.zip(days).zip(nanos).map(|((m, d), n)| IntervalMonthDayNano::new(m, d, n));
         *overflows += u64::from(value.is_none());
         value
     });

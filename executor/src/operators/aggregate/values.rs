@@ -118,8 +118,7 @@ impl ValueTable {
 
     pub fn memory_size(&self) -> usize {
         let entry = size_of::<KeyBytes>() + 16;
-        let best: usize =
-            self.best.values().map(|b| 48 + b.entries.capacity() * entry).sum();
+        let best: usize = self.best.values().map(|b| 48 + b.entries.capacity() * entry).sum();
         self.pending.capacity() * (entry + 16) + best
     }
 
@@ -171,7 +170,12 @@ impl ValueTable {
         out.finish()
     }
 
-    fn write(&mut self, keys: &KeyTable, changes: &[Change], values: ArrayRef) -> Result<(), ExecError> {
+    fn write(
+        &mut self,
+        keys: &KeyTable,
+        changes: &[Change],
+        values: ArrayRef,
+    ) -> Result<(), ExecError> {
         let storage_keys = self.storage_keys(keys, changes);
         let weights = Int64Array::from_iter_values(changes.iter().map(|c| c.delta));
         let values: RecordBatch = new_batch(&self.schema, vec![values], changes.len())?;
@@ -196,7 +200,9 @@ impl ValueTable {
         for (i, c) in changes.iter().enumerate() {
             let new = old[i] + c.delta;
             if new < 0 {
-                return Err(ExecError::internal("a distinct value is retracted more often than it came"));
+                return Err(ExecError::internal(
+                    "a distinct value is retracted more often than it came",
+                ));
             }
             let weight = i64::from(new > 0) - i64::from(old[i] > 0);
             if weight != 0 {
@@ -256,7 +262,9 @@ impl ValueTable {
         };
         let array = extreme.result(slots)?;
         let rows = self.codec.rows(std::slice::from_ref(&array))?;
-        Ok((0..slots.len()).map(|i| array.is_valid(i).then(|| KeyBytes::new(rows.row(i).data()))).collect())
+        Ok((0..slots.len())
+            .map(|i| array.is_valid(i).then(|| KeyBytes::new(rows.row(i).data())))
+            .collect())
     }
 
     async fn refill(

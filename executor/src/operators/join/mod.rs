@@ -118,7 +118,8 @@ impl HashJoin {
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
     ) -> Result<HashJoin, ExecError> {
         let preserved = preserved(join.kind);
-        let both = Schema::new(left.fields().iter().chain(right.fields()).cloned().collect::<Vec<_>>());
+        let both =
+            Schema::new(left.fields().iter().chain(right.fields()).cloned().collect::<Vec<_>>());
         let left_width = left.fields().len();
         let pairs = join.left.keys.iter().zip(&join.right.keys);
         let null_keys = if join.null_aware {
@@ -133,8 +134,22 @@ impl HashJoin {
         };
         let append_only = node.append_only && join.kind == JoinKind::Inner;
         let sides = [
-            Side::new(&join.left, &keys[0], left, tables(join.left.table)?, preserved[0], append_only)?,
-            Side::new(&join.right, &keys[1], right, tables(join.right.table)?, preserved[1], append_only)?,
+            Side::new(
+                &join.left,
+                &keys[0],
+                left,
+                tables(join.left.table)?,
+                preserved[0],
+                append_only,
+            )?,
+            Side::new(
+                &join.right,
+                &keys[1],
+                right,
+                tables(join.right.table)?,
+                preserved[1],
+                append_only,
+            )?,
         ];
         let complete = sides.iter().all(|s| s.table.is_empty());
         Ok(HashJoin {
@@ -176,12 +191,20 @@ impl HashJoin {
     }
 
     /// Takes out rows with a NULL in their key: they match nothing.
-    fn split_nulls(&mut self, port: usize, chunk: DeltaChunk, out: &mut Output) -> Result<DeltaChunk, ExecError> {
+    fn split_nulls(
+        &mut self,
+        port: usize,
+        chunk: DeltaChunk,
+        out: &mut Output,
+    ) -> Result<DeltaChunk, ExecError> {
         if self.null_equals_null || self.null_aware || is_planted("null-keys-match") {
             return Ok(chunk);
         }
         let Some(valid) = self.readers[port].non_null(&chunk.batch) else { return Ok(chunk) };
-        if self.preserved[port] && self.kind != JoinKind::LeftSemi && self.kind != JoinKind::RightSemi {
+        if self.preserved[port]
+            && self.kind != JoinKind::LeftSemi
+            && self.kind != JoinKind::RightSemi
+        {
             let nulls = chunk.filter(&BooleanArray::new(!&valid, None))?;
             self.emit_unmatched(port, &nulls, out)?;
         }
@@ -266,7 +289,8 @@ impl HashJoin {
                 continue;
             }
             self.env.metrics.cache_misses.add(slots.len() as u64);
-            let prefixes = storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
+            let prefixes =
+                storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
             let lookup = self.sides[side].read(prefixes);
             match self.fetches.submit(Request { side, slots }, lookup)? {
                 Some(answer) => ready.push(answer),
@@ -331,7 +355,12 @@ impl HashJoin {
     }
 
     /// The in-memory half of `start`: new nodes, or weights of existing ones.
-    fn insert(&mut self, port: usize, chunk: &DeltaChunk, slots: &[Slot]) -> Result<Vec<u32>, ExecError> {
+    fn insert(
+        &mut self,
+        port: usize,
+        chunk: &DeltaChunk,
+        slots: &[Slot],
+    ) -> Result<Vec<u32>, ExecError> {
         let mut nodes = vec![END; slots.len()];
         let loaded: Vec<(u32, Slot)> = slots
             .iter()
@@ -437,7 +466,12 @@ impl HashJoin {
                 let node = &self.sides[other].nodes[work.cursor as usize];
                 if node.weight != 0 {
                     let times = 1 + i64::from(work.port == 1 && is_planted("count-pair-twice"));
-                    self.pairs.push(work.row as u32, node.at, work.cursor, weight * node.weight * times);
+                    self.pairs.push(
+                        work.row as u32,
+                        node.at,
+                        work.cursor,
+                        weight * node.weight * times,
+                    );
                 }
                 work.cursor = node.next;
             }
@@ -463,8 +497,13 @@ impl HashJoin {
         }
         let mut pairs = std::mem::take(&mut self.pairs);
         let other = 1 - work.port;
-        let columns =
-            PairColumns::new(work.port, &work.chunk.batch, &self.sides[other], &pairs, self.left_width);
+        let columns = PairColumns::new(
+            work.port,
+            &work.chunk.batch,
+            &self.sides[other],
+            &pairs,
+            self.left_width,
+        );
         let matched = columns.test(self.condition.as_ref())?;
         if self.emits_pairs {
             out.push(columns.output(&self.output, &self.schema, &matched)?);
@@ -540,7 +579,8 @@ impl HashJoin {
             let slots = self.arrived(done)?;
             // A later row of a key may still need a side that the first one did not.
             let ready = self.gate.take(slots)?;
-            self.inbox.extend(ready.into_iter().map(|Ready { port, chunk, slots }| (port, chunk, slots)));
+            self.inbox
+                .extend(ready.into_iter().map(|Ready { port, chunk, slots }| (port, chunk, slots)));
         }
         self.drain(out)
     }
@@ -615,7 +655,9 @@ impl Operator for HashJoin {
 fn preserved(kind: JoinKind) -> [bool; 2] {
     match kind {
         JoinKind::Inner => [false, false],
-        JoinKind::LeftOuter | JoinKind::LeftSemi | JoinKind::LeftAnti | JoinKind::LeftMark => [true, false],
+        JoinKind::LeftOuter | JoinKind::LeftSemi | JoinKind::LeftAnti | JoinKind::LeftMark => {
+            [true, false]
+        }
         JoinKind::RightOuter | JoinKind::RightSemi | JoinKind::RightAnti => [false, true],
         JoinKind::FullOuter => [true, true],
     }

@@ -4,7 +4,9 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array, new_null_array};
+use arrow::array::{
+    Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array, new_null_array,
+};
 use arrow::buffer::BooleanBuffer;
 use arrow::compute;
 use arrow::compute::kernels::cmp::eq;
@@ -67,7 +69,10 @@ impl Pairs {
 pub enum Matched {
     All,
     /// Matches, and pairs for which NOT IN would not know.
-    Some { matches: BooleanBuffer, unknown: Option<BooleanBuffer> },
+    Some {
+        matches: BooleanBuffer,
+        unknown: Option<BooleanBuffer>,
+    },
 }
 
 /// The condition beyond the hash key.
@@ -107,7 +112,8 @@ impl Condition {
             })?;
             compact = Some(SafeExpr::new(rewritten.data, "Join", Arc::clone(&env.errors)));
         }
-        let fields: Vec<_> = columns.iter().map(|&c| both.field(c).clone().with_nullable(true)).collect();
+        let fields: Vec<_> =
+            columns.iter().map(|&c| both.field(c).clone().with_nullable(true)).collect();
         let schema = Arc::new(Schema::new(fields));
         Ok(Some(Condition { residual: compact, schema, columns, keys: null_aware_keys }))
     }
@@ -123,7 +129,8 @@ impl Condition {
         if self.keys.is_empty() {
             return Ok(Matched::Some { matches, unknown: None });
         }
-        let (mut equal, mut possible) = (BooleanBuffer::new_set(rows), BooleanBuffer::new_set(rows));
+        let (mut equal, mut possible) =
+            (BooleanBuffer::new_set(rows), BooleanBuffer::new_set(rows));
         for &(left, right) in &self.keys {
             let same = eq(&builder.column(left)?, &builder.column(right)?)?;
             equal = &equal & &truth(&same);
@@ -247,7 +254,11 @@ pub fn padded(
         .zip(schema.fields())
         .map(|(&c, field)| {
             let (of, c) = if c < left_width { (0, c) } else { (1, c - left_width) };
-            if of == side { Arc::clone(&columns[c]) } else { new_null_array(field.data_type(), rows) }
+            if of == side {
+                Arc::clone(&columns[c])
+            } else {
+                new_null_array(field.data_type(), rows)
+            }
         })
         .collect()
 }

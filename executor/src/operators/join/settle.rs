@@ -99,7 +99,9 @@ impl HashJoin {
     fn settle_row(&mut self, side: usize, node: u32, emission: &mut Emission) {
         let (weight, as_mark) = self.wanted(side, node);
         let at = self.sides[side].nodes[node as usize].at;
-        if weight == 0 && self.emits_pairs && self.sides[side].nodes[node as usize].weight > 0
+        if weight == 0
+            && self.emits_pairs
+            && self.sides[side].nodes[node as usize].weight > 0
             && is_planted("outer-null-row-stays")
         {
             return;
@@ -115,7 +117,12 @@ impl HashJoin {
         mark.emitted_as = as_mark;
     }
 
-    fn emit_large(&self, side: usize, emission: &mut Emission, out: &mut Output) -> Result<(), ExecError> {
+    fn emit_large(
+        &self,
+        side: usize,
+        emission: &mut Emission,
+        out: &mut Output,
+    ) -> Result<(), ExecError> {
         // A row may add two: its old mark out, its new one in.
         if emission.rows.len() + 1 >= self.env.options.chunk_rows {
             self.emit_rows(side, emission, out)?;
@@ -123,7 +130,12 @@ impl HashJoin {
         Ok(())
     }
 
-    fn emit_rows(&self, side: usize, emission: &mut Emission, out: &mut Output) -> Result<(), ExecError> {
+    fn emit_rows(
+        &self,
+        side: usize,
+        emission: &mut Emission,
+        out: &mut Output,
+    ) -> Result<(), ExecError> {
         if emission.rows.is_empty() {
             return Ok(());
         }
@@ -136,7 +148,13 @@ impl HashJoin {
     }
 
     /// Output columns of rows of one side without the other.
-    fn alone(&self, side: usize, columns: &[ArrayRef], marks: BooleanArray, rows: usize) -> Vec<ArrayRef> {
+    fn alone(
+        &self,
+        side: usize,
+        columns: &[ArrayRef],
+        marks: BooleanArray,
+        rows: usize,
+    ) -> Vec<ArrayRef> {
         match self.kind {
             JoinKind::LeftSemi | JoinKind::RightSemi | JoinKind::LeftAnti | JoinKind::RightAnti => {
                 self.output.iter().map(|&c| Arc::clone(&columns[c])).collect()
@@ -232,8 +250,10 @@ impl HashJoin {
             for (bits, is_match) in [(Some(matches), true), (unknown, false)] {
                 for i in bits.iter().flat_map(|b| b.set_indices()) {
                     let (l, r) = (left_nodes[pairs.probe[i] as usize], pairs.nodes[i]);
-                    let (lw, rw) =
-                        (self.sides[0].nodes[l as usize].weight, self.sides[1].nodes[r as usize].weight);
+                    let (lw, rw) = (
+                        self.sides[0].nodes[l as usize].weight,
+                        self.sides[1].nodes[r as usize].weight,
+                    );
                     if self.preserved[0] {
                         add_degree(&mut self.sides[0], l, rw, is_match);
                     }

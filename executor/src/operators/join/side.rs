@@ -19,14 +19,14 @@ use std::collections::HashMap;
 use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, Int64Array, UInt32Array};
 use arrow::compute;
 use arrow::compute::kernels::cmp::distinct;
+use arrow::datatypes::SchemaRef;
 use hashbrown::HashTable;
-use millrace_common::{DeltaChunk, Vnode};
 use millrace_common::hash::hash_columns;
 use millrace_common::keys::{KeyCodec, canonicalise, columns_at};
+use millrace_common::{DeltaChunk, Vnode};
 use millrace_planner::graph::JoinSide;
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::Lookup;
-use arrow::datatypes::SchemaRef;
 
 use crate::error::ExecError;
 use crate::state::arena::{RowArena, RowRef, gather_batch, new_batch};
@@ -189,7 +189,9 @@ impl Side {
                 self.pending.push((keys, chunk.clone()));
                 Ok(())
             }
-            RowStorage::Append if chunk.weights.as_ref().is_some_and(|w| w.values().iter().any(|&w| w != 1)) => {
+            RowStorage::Append
+                if chunk.weights.as_ref().is_some_and(|w| w.values().iter().any(|&w| w != 1)) =>
+            {
                 self.store_append(keys, chunk)
             }
             _ => self.write(keys, chunk.weights.clone(), chunk.batch.columns()),
@@ -218,9 +220,15 @@ impl Side {
         self.write(out.finish(), None, batch.columns())
     }
 
-    fn write(&mut self, keys: BinaryArray, weights: Option<Int64Array>, columns: &[ArrayRef]) -> Result<(), ExecError> {
+    fn write(
+        &mut self,
+        keys: BinaryArray,
+        weights: Option<Int64Array>,
+        columns: &[ArrayRef],
+    ) -> Result<(), ExecError> {
         let rows = keys.len();
-        let values = new_batch(&super::super::nullable(&self.table.value_schema()), columns.to_vec(), rows)?;
+        let values =
+            new_batch(&super::super::nullable(&self.table.value_schema()), columns.to_vec(), rows)?;
         self.table.write(keys, weights, values)
     }
 
@@ -238,7 +246,10 @@ impl Side {
     }
 
     /// One put or delete a key: rows equal in full cancel; of what is left, a row to insert wins.
-    fn flush_consolidated(&mut self, pending: &[(BinaryArray, DeltaChunk)]) -> Result<(), ExecError> {
+    fn flush_consolidated(
+        &mut self,
+        pending: &[(BinaryArray, DeltaChunk)],
+    ) -> Result<(), ExecError> {
         let mut encoded = Vec::with_capacity(pending.len());
         for (_, chunk) in pending {
             encoded.push(self.row_codec.rows(chunk.batch.columns())?);
@@ -396,7 +407,8 @@ impl Side {
         if candidates.is_empty() {
             return Ok(());
         }
-        let here: Vec<RowRef> = candidates.iter().map(|&i| self.nodes[found[i] as usize].at).collect();
+        let here: Vec<RowRef> =
+            candidates.iter().map(|&i| self.nodes[found[i] as usize].at).collect();
         let stored = self.arena.batch(&here)?;
         let indices = UInt32Array::from_iter_values(candidates.iter().map(|&i| rows[i].0));
         for (c, stored) in stored.columns().iter().enumerate() {

@@ -110,11 +110,13 @@ impl History {
         let mut deltas = Vec::new();
         for _ in 0..rng.random_range(0..30) {
             let existing: Vec<Row> = self.content.keys().cloned().collect();
-            let pick = (!existing.is_empty()).then(|| existing[rng.random_range(0..existing.len())]);
+            let pick =
+                (!existing.is_empty()).then(|| existing[rng.random_range(0..existing.len())]);
             match (self.kind, rng.random_range(0..4), pick) {
                 (Kind::Append, _, _) | (_, 0 | 1, _) | (_, _, None) => {
                     let row = self.row(rng);
-                    let weight = if self.kind == Kind::Multiset { rng.random_range(1..4) } else { 1 };
+                    let weight =
+                        if self.kind == Kind::Multiset { rng.random_range(1..4) } else { 1 };
                     deltas.push((row, weight));
                     add(&mut self.content, row, weight);
                 }

@@ -40,7 +40,8 @@ impl Subject {
             metrics: OperatorMetrics::new(0, 0, "test"),
             governor: MemoryGovernor::new(1 << 30),
         };
-        build_with(&self.node, &self.inputs, env, &mut |t| Ok(Box::new(self.tables[t].clone()))).unwrap()
+        build_with(&self.node, &self.inputs, env, &mut |t| Ok(Box::new(self.tables[t].clone())))
+            .unwrap()
     }
 }
 
@@ -83,7 +84,11 @@ fn check(
         }
         futures::executor::block_on(run_epoch(op.as_mut(), deltas, rng, &mut actual, subject));
         let expected = expected(histories);
-        assert_eq!(actual, expected, "seed {seed} epoch {epoch} {:?} {:?}", subject.node.op, subject.options);
+        assert_eq!(
+            actual, expected,
+            "seed {seed} epoch {epoch} {:?} {:?}",
+            subject.node.op, subject.options
+        );
         if rng.random_bool(0.3) {
             op = subject.build();
         }
@@ -186,9 +191,12 @@ fn aggregates_equal_a_naive_evaluation() {
             call(AggFunc::Avg, Some(1), false, DataType::Decimal128(38, 6)),
         ];
         let mut fields: Vec<Field> = group.iter().map(|&g| schema().field(g).clone()).collect();
-        fields.extend(calls.iter().enumerate().map(|(i, c)| {
-            Field::new(format!("c{i}"), c.output_type.clone(), true)
-        }));
+        fields.extend(
+            calls
+                .iter()
+                .enumerate()
+                .map(|(i, c)| Field::new(format!("c{i}"), c.output_type.clone(), true)),
+        );
         let state = accumulator_schema(&group, &calls, &schema());
         let delay = delay(rng);
         let values = |c: usize| {
@@ -197,7 +205,12 @@ fn aggregates_equal_a_naive_evaluation() {
         };
         let subject = Subject {
             node: Node {
-                op: Op::Aggregate(Aggregate { vnode: group.clone(), group: group.clone(), calls, table: 0 }),
+                op: Op::Aggregate(Aggregate {
+                    vnode: group.clone(),
+                    group: group.clone(),
+                    calls,
+                    table: 0,
+                }),
                 inputs: vec![0],
                 schema: Arc::new(Schema::new(fields)),
                 append_only: false,
@@ -213,7 +226,9 @@ fn aggregates_equal_a_naive_evaluation() {
             options: random_options(rng),
         };
         let mut history = [History::new(kind, 4)];
-        check(seed, &subject, rng, &mut history, |h| naive_aggregate(&h[0].content, !group.is_empty()));
+        check(seed, &subject, rng, &mut history, |h| {
+            naive_aggregate(&h[0].content, !group.is_empty())
+        });
     }
 }
 
@@ -277,7 +292,8 @@ fn joins_equal_a_naive_evaluation() {
         let join = JOINS[rng.random_range(0..JOINS.len())];
         let nulls = rng.random_bool(0.3);
         let residual = rng.random_bool(0.5);
-        let null_aware = rng.random_bool(0.3) && matches!(join, JoinKind::LeftAnti | JoinKind::LeftMark);
+        let null_aware =
+            rng.random_bool(0.3) && matches!(join, JoinKind::LeftAnti | JoinKind::LeftMark);
         // Joined by the unique id instead.
         let unique = kinds == [Kind::Keyed; 2] && !null_aware && rng.random_bool(0.5);
         let side = |table: usize| JoinSide {
@@ -354,7 +370,9 @@ impl Naive {
 
     fn evaluate(&self, left: &ZSet<Row>, right: &ZSet<Row>) -> ZSet<Vec<String>> {
         let mut result = ZSet::new();
-        let line = |r: &Row| vec![show(r.0), show(r.1), text(r.2).unwrap_or("NULL".into()), r.3.to_string()];
+        let line = |r: &Row| {
+            vec![show(r.0), show(r.1), text(r.2).unwrap_or("NULL".into()), r.3.to_string()]
+        };
         let none = || vec!["NULL".to_string(); 4];
         let pairs = matches!(
             self.join,
@@ -375,7 +393,13 @@ impl Naive {
                 JoinKind::LeftSemi if any => add(&mut result, line(l), *lw),
                 JoinKind::LeftAnti if !any && !unknown => add(&mut result, line(l), *lw),
                 JoinKind::LeftMark => {
-                    let mark = if any { "true" } else if unknown { "NULL" } else { "false" };
+                    let mark = if any {
+                        "true"
+                    } else if unknown {
+                        "NULL"
+                    } else {
+                        "false"
+                    };
                     add(&mut result, [line(l), vec![mark.to_string()]].concat(), *lw);
                 }
                 _ => {}
@@ -403,11 +427,15 @@ fn top_n_equals_a_naive_evaluation() {
         let rng = &mut rng;
         let kind = kind(rng);
         let group = if rng.random_bool(0.3) { vec![] } else { vec![0] };
-        let rank = [RankFunction::RowNumber, RankFunction::Rank, RankFunction::DenseRank][rng.random_range(0..3)];
+        let rank = [RankFunction::RowNumber, RankFunction::Rank, RankFunction::DenseRank]
+            [rng.random_range(0..3)];
         let top = TopN {
             group: group.clone(),
             vnode: group.clone(),
-            order: vec![(1, SortOptions { descending: rng.random_bool(0.5), nulls_first: rng.random_bool(0.5) })],
+            order: vec![(
+                1,
+                SortOptions { descending: rng.random_bool(0.5), nulls_first: rng.random_bool(0.5) },
+            )],
             offset: if rank == RankFunction::RowNumber { rng.random_range(0..3) } else { 0 },
             limit: rng.random_bool(0.9).then(|| rng.random_range(0..5)),
             rank,
@@ -421,7 +449,8 @@ fn top_n_equals_a_naive_evaluation() {
         if top.emit_rank {
             fields.push(Field::new("rank", DataType::Int64, false));
         }
-        let table_storage = if kind == Kind::Keyed { RowStorage::Keyed } else { RowStorage::Multiset };
+        let table_storage =
+            if kind == Kind::Keyed { RowStorage::Keyed } else { RowStorage::Multiset };
         let subject = Subject {
             node: Node {
                 op: Op::TopN(top.clone()),
@@ -446,7 +475,10 @@ fn naive_top_n(content: &ZSet<Row>, top: &TopN) -> ZSet<Vec<String>> {
     };
     let mut groups: BTreeMap<Option<i64>, Vec<(Row, i64)>> = BTreeMap::new();
     for (&row, &weight) in content {
-        groups.entry(if top.group.is_empty() { None } else { row.0 }).or_default().push((row, weight));
+        groups
+            .entry(if top.group.is_empty() { None } else { row.0 })
+            .or_default()
+            .push((row, weight));
     }
     let mut result = ZSet::new();
     for rows in groups.values_mut() {
@@ -471,8 +503,12 @@ fn naive_top_n(content: &ZSet<Row>, top: &TopN) -> ZSet<Vec<String>> {
                 };
                 let offset = top.offset as i64;
                 if n > offset && top.limit.is_none_or(|l| n <= offset + l as i64) {
-                    let mut line =
-                        vec![show(row.0), show(row.1), text(row.2).unwrap_or("NULL".into()), row.3.to_string()];
+                    let mut line = vec![
+                        show(row.0),
+                        show(row.1),
+                        text(row.2).unwrap_or("NULL".into()),
+                        row.3.to_string(),
+                    ];
                     if top.emit_rank {
                         line.push(n.to_string());
                     }

@@ -131,7 +131,8 @@ impl Ranks {
     }
 
     fn next(&mut self, row: &Ranked, previous: Option<&Ranked>) -> i64 {
-        let peers = || previous.is_some_and(|p| p.key[..p.order as usize] == row.key[..row.order as usize]);
+        let peers =
+            || previous.is_some_and(|p| p.key[..p.order as usize] == row.key[..row.order as usize]);
         match self.rank {
             RankFunction::RowNumber => self.current = self.count + 1,
             RankFunction::Rank if !peers() => self.current = self.count + 1,

@@ -23,10 +23,10 @@ use arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt32Array
 use arrow::datatypes::SchemaRef;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_common::planted::is_planted;
 use millrace_common::DeltaChunk;
 use millrace_common::hash::hash_columns;
 use millrace_common::keys::{KeyCodec, columns_at};
+use millrace_common::planted::is_planted;
 use millrace_planner::graph;
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, MemRun};
@@ -92,8 +92,11 @@ impl TopNOperator {
         let table = tables(top.table)?;
         let keyed = top.storage == RowStorage::Keyed;
         let given = |c: &usize| top.group.contains(c) || top.order.iter().any(|o| o.0 == *c);
-        let identity_columns =
-            if keyed { top.unique_key.clone() } else { (0..input.fields().len()).filter(|c| !given(c)).collect() };
+        let identity_columns = if keyed {
+            top.unique_key.clone()
+        } else {
+            (0..input.fields().len()).filter(|c| !given(c)).collect()
+        };
         let offset = i64::try_from(top.offset).unwrap_or(i64::MAX);
         let window = Window {
             offset,
@@ -258,7 +261,9 @@ impl TopNOperator {
             group.cut(&self.window).unwrap_or(usize::MAX)
         } else {
             match (self.window.end, group.rows.len()) {
-                (Some(end), len) if len > (end as usize).saturating_mul(4).saturating_add(4 * SLACK) => {
+                (Some(end), len)
+                    if len > (end as usize).saturating_mul(4).saturating_add(4 * SLACK) =>
+                {
                     let cut = group.cut(&self.window).unwrap_or(len);
                     cut.saturating_mul(2).saturating_add(SLACK)
                 }
@@ -371,7 +376,12 @@ impl TopNOperator {
     }
 
     /// Groups' rows as read; replaces what was remembered.
-    fn arrived(&mut self, slots: &[Slot], found: &Found, limit: Option<usize>) -> Result<(), ExecError> {
+    fn arrived(
+        &mut self,
+        slots: &[Slot],
+        found: &Found,
+        limit: Option<usize>,
+    ) -> Result<(), ExecError> {
         for &slot in slots {
             for row in std::mem::take(&mut self.groups[slot as usize].rows) {
                 self.arena.release(row.at);
@@ -392,7 +402,8 @@ impl TopNOperator {
             }
         }
         for (&slot, count) in slots.iter().zip(counts) {
-            self.groups[slot as usize].complete = self.append_only || limit.is_none_or(|l| count < l);
+            self.groups[slot as usize].complete =
+                self.append_only || limit.is_none_or(|l| count < l);
             self.keys.set_resident(slot);
             self.resize(slot);
         }
@@ -492,7 +503,9 @@ impl TopNOperator {
             }
             let old = group.old.take().unwrap_or_default();
             let mut new = group.shown(&self.window);
-            if old.iter().any(|o| !new.iter().any(|n| n.key == o.key)) && is_planted("topn-no-refill") {
+            if old.iter().any(|o| !new.iter().any(|n| n.key == o.key))
+                && is_planted("topn-no-refill")
+            {
                 new.retain(|n| old.iter().any(|o| o.key == n.key));
             }
             diff.add(&old, &new);

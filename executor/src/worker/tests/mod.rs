@@ -12,9 +12,12 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::TryStreamExt;
-use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId};
+use millrace_common::{
+    DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId,
+};
 use millrace_planner::graph::{
-    AccessClass, Fragment, FragmentOutput, JobGraph, Node, Operator as Op, RelationLayout, StateTable,
+    AccessClass, Fragment, FragmentOutput, JobGraph, Node, Operator as Op, RelationLayout,
+    StateTable,
 };
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob, Verdict};
@@ -213,7 +216,8 @@ impl Cluster {
         let snapshot_epoch = self.meta.jobs.lock()[&input].start.version.epoch;
         let backfill = Some(BackfillState { snapshot_epoch, ..BackfillState::default() });
         let version = JobVersion { backfill, ..JobVersion::default() };
-        let id = self.register(start_job(relation, version, inputs, parallelism), Some(Arc::new(graph)));
+        let id =
+            self.register(start_job(relation, version, inputs, parallelism), Some(Arc::new(graph)));
         self.start(id).await.unwrap();
         id
     }
@@ -243,7 +247,8 @@ impl Cluster {
     /// What is committed.
     pub async fn rows(&self, id: JobId) -> Vec<Row> {
         let store = self.store.job(id).unwrap();
-        let scan = store.snapshot(Epoch::MAX).unwrap().scan(TableId(id.0 * 10), ScanOptions::default());
+        let scan =
+            store.snapshot(Epoch::MAX).unwrap().scan(TableId(id.0 * 10), ScanOptions::default());
         let batches: Vec<_> = scan.try_collect().await.unwrap();
         let mut rows = Vec::new();
         for b in batches {
@@ -253,7 +258,12 @@ impl Cluster {
         rows
     }
 
-    pub async fn dml(&self, table: JobId, rows: &[Row], kind: DmlKind) -> Result<DmlOutcome, DmlError> {
+    pub async fn dml(
+        &self,
+        table: JobId,
+        rows: &[Row],
+        kind: DmlKind,
+    ) -> Result<DmlOutcome, DmlError> {
         let number = {
             let mut statements = self.meta.statements.lock();
             *statements += 1;
@@ -333,7 +343,11 @@ pub fn subscribe(input: JobId) -> Node {
 }
 
 /// The graph of one fragment, or of several, producers first.
-pub fn graph(fragments: Vec<Vec<Node>>, outputs: Vec<FragmentOutput>, output: RelationLayout) -> JobGraph {
+pub fn graph(
+    fragments: Vec<Vec<Node>>,
+    outputs: Vec<FragmentOutput>,
+    output: RelationLayout,
+) -> JobGraph {
     let rows = StateTable {
         name: "rows".to_string(),
         class: AccessClass::PointUpdate,

@@ -10,7 +10,11 @@ fn exchanged(input: JobId, storage: RowStorage) -> JobGraph {
     graph(
         vec![
             vec![subscribe(input)],
-            vec![node(Op::Exchange { fragment: 0 }, vec![]), node(Op::Union, vec![0]), node(Op::Materialize, vec![1])],
+            vec![
+                node(Op::Exchange { fragment: 0 }, vec![]),
+                node(Op::Union, vec![0]),
+                node(Op::Materialize, vec![1]),
+            ],
         ],
         vec![
             FragmentOutput::Exchange { to: 1, hash: distribution.clone() },
@@ -100,7 +104,8 @@ async fn parallelism_does_not_change_the_result() {
         for v in views {
             c.catch_up(v).await;
         }
-        let shift: Vec<Row> = (0..1_000).flat_map(|i| [(i, i % 10, -1), (i, i % 10 + 1, 1)]).collect();
+        let shift: Vec<Row> =
+            (0..1_000).flat_map(|i| [(i, i % 10, -1), (i, i % 10 + 1, 1)]).collect();
         c.dml(t, &shift, DmlKind::Change).await.unwrap();
         for v in views {
             c.follow(v, t).await;
@@ -116,7 +121,8 @@ async fn a_blackhole_sums_up_to_what_a_view_holds_also_after_a_restart() {
     let t = c.table(1).await;
     c.insert(t, (0..100).map(|i| (i, i))).await;
     let nodes = vec![subscribe(t), node(Op::Blackhole, vec![0])];
-    let g = graph(vec![nodes], vec![FragmentOutput::Relation], layout(RowStorage::Multiset, vec![]));
+    let g =
+        graph(vec![nodes], vec![FragmentOutput::Relation], layout(RowStorage::Multiset, vec![]));
     let v = c.view(2, t, g, 2).await;
     c.catch_up(v).await;
     c.start(v).await.unwrap();
