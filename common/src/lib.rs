@@ -5,6 +5,7 @@
 
 pub mod crash;
 pub mod delta;
+pub mod encoding;
 pub mod epoch;
 pub mod error;
 pub mod exact_sum;

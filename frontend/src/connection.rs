@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::copy::{self, CopyIn, CopyOut};
-use crate::encoding::output::put_rows;
+use crate::encoding::put_rows;
 use crate::server::{Activity, Shared};
 use crate::session::cursor::columns_of;
 use crate::session::execute::no_statement;

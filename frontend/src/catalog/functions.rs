@@ -479,7 +479,7 @@ fn any_eq(args: &[Cell]) -> Option<bool> {
     match args.get(1)? {
         Cell::Texts(v) => Some(v.contains(&left)),
         Cell::Text(t) => {
-            Some(super::rewrite::array_items(t)?.into_iter().flatten().any(|i| i == left))
+            Some(crate::encoding::array::array_items(t)?.into_iter().flatten().any(|i| i == left))
         }
         _ => None,
     }

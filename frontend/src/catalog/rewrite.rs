@@ -11,6 +11,7 @@ use millrace_planner::bind::names::column_name;
 use sqlparser::ast::*;
 
 use super::subquery;
+use crate::encoding;
 use crate::query::catalog_view::fold;
 use crate::session::Session;
 
@@ -296,7 +297,7 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
     if array {
         return match string_of(inner) {
             Some(text) => {
-                let items = array_items(text)?;
+                let items = encoding::array::array_items(text)?;
                 if items.is_empty() {
                     return Some(call("#no_texts", []));
                 }
@@ -350,37 +351,6 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
     None
 }
 
-/// Items of `{a,"b c",NULL}`; `None`: not a one-dimensional array.
-pub fn array_items(text: &str) -> Option<Vec<Option<String>>> {
-    let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;
-    if inner.trim().is_empty() {
-        return Some(vec![]);
-    }
-    let (mut items, mut item, mut quoted, mut was_quoted) = (vec![], String::new(), false, false);
-    let mut chars = inner.chars();
-    let finish = |item: &mut String, was_quoted: &mut bool| {
-        let text = std::mem::take(item);
-        let text = if *was_quoted { text } else { text.trim().to_owned() };
-        let null = !*was_quoted && text.eq_ignore_ascii_case("null");
-        *was_quoted = false;
-        (!null).then_some(text)
-    };
-    while let Some(c) = chars.next() {
-        match c {
-            '\\' => item.push(chars.next()?),
-            '"' => {
-                quoted = !quoted;
-                was_quoted = true;
-            }
-            ',' if !quoted => items.push(finish(&mut item, &mut was_quoted)),
-            '{' | '}' if !quoted => return None,
-            c => item.push(c),
-        }
-    }
-    items.push(finish(&mut item, &mut was_quoted));
-    Some(items)
-}
-
 /// `left = ANY (right)`: a list stays a list; functions and catalog columns go through ours.
 fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
     let mut array = &mut *right;
@@ -397,7 +367,7 @@ fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
         }
         Expr::Value(v) => {
             let Value::SingleQuotedString(text) = &v.value else { return None };
-            let items = array_items(text)?;
+            let items = encoding::array::array_items(text)?;
             if items.is_empty() {
                 return Some(boolean(false));
             }
@@ -425,23 +395,5 @@ fn vector_element(root: &mut Expr, access: &mut [AccessExpr]) -> Option<Expr> {
             Some(call("#vector_get", [take(root), take(index)]))
         }
         _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn array_literals_are_taken_apart() {
-        let some =
-            |items: &[&str]| Some(items.iter().map(|i| Some((*i).to_owned())).collect::<Vec<_>>());
-        assert_eq!(array_items("{}"), Some(vec![]));
-        assert_eq!(array_items("{1, 2}"), some(&["1", "2"]));
-        assert_eq!(array_items(r#"{"a,b","c\"d"}"#), some(&["a,b", "c\"d"]));
-        assert_eq!(array_items("{NULL}"), Some(vec![None]));
-        assert_eq!(array_items("{\"NULL\"}"), some(&["NULL"]));
-        assert_eq!(array_items("{{1}}"), None);
-        assert_eq!(array_items("1"), None);
     }
 }

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
+use crate::types::UNCONSTRAINED_NUMERIC;
+use crate::{SqlError, SqlState};
 use arrow::datatypes::i256;
 use bytes::{BufMut, BytesMut};
-use millrace_common::types::UNCONSTRAINED_NUMERIC;
-use millrace_common::{SqlError, SqlState};
 
 use super::{invalid_text, out_of_range};
 

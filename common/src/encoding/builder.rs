@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::{SqlError, SqlState, SqlType};
 use arrow::array::{
     ArrayRef, BinaryBuilder, BooleanBuilder, Date32Builder, Decimal128Builder, Decimal256Builder,
     Float32Builder, Float64Builder, Int16Builder, Int32Builder, Int64Builder,
@@ -9,7 +10,6 @@ use arrow::array::{
     TimestampMicrosecondBuilder,
 };
 use arrow::datatypes::{DataType, IntervalMonthDayNano, i256};
-use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::interval::{Interval, parse_interval};
 use super::{datetime, invalid_text, numeric, out_of_range};

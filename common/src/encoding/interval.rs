@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use millrace_common::{SqlError, SqlState};
+use crate::{SqlError, SqlState};
 
 use super::datetime::{DAY_US, write_fraction};
 

@@ -1,6 +1,6 @@
 //! Binary parameters.
 
-use millrace_common::{SqlError, SqlState, SqlType};
+use crate::{SqlError, SqlState, SqlType};
 
 use super::builder::ColumnBuilder;
 use super::interval::Interval;

@@ -1,4 +1,5 @@
-//! Values on the wire: PostgreSQL's text and binary forms of every SQL type, in and out.
+//! Values as text and bytes: PostgreSQL's text and binary forms of every SQL type, in and out. Used on
+//! the wire, by COPY, and by sources and sinks.
 //!
 //! Output goes from an Arrow column into a byte buffer ([`Column`]), input from bytes into an Arrow
 //! builder ([`ColumnBuilder`]), both without an allocation a value. The text forms are PostgreSQL
@@ -16,10 +17,13 @@ pub mod output;
 pub use builder::ColumnBuilder;
 pub use output::Column;
 
+use crate::{SqlError, SqlState, SqlType};
 use arrow::datatypes::DataType;
-use millrace_common::{SqlError, SqlState, SqlType};
 
-use crate::wire::Field;
+/// Rows could not be put together: an internal error.
+pub(crate) fn arrow_error(e: arrow::error::ArrowError) -> SqlError {
+    SqlError::internal(format!("rows could not be put together: {e}"))
+}
 
 /// OID, `typlen` and typmod that describe an Arrow type to a client; arrays of scalars included.
 pub fn describe_type(t: &DataType) -> Result<(u32, i16, i32), SqlError> {
@@ -43,12 +47,6 @@ pub fn catalog_type_len(oid: u32) -> i16 {
     }
 }
 
-/// The RowDescription of columns. `types` are the SQL types as the planner knows them, where it does.
-pub fn describe_column(name: &str, t: &DataType) -> Result<Field, SqlError> {
-    let (type_oid, type_len, typmod) = describe_type(t)?;
-    Ok(Field { name: name.to_owned(), type_oid, type_len, typmod })
-}
-
 /// PostgreSQL's OID of the array type over a scalar type.
 pub fn array_oid(t: SqlType) -> u32 {
     match t {
@@ -68,30 +66,6 @@ pub fn array_oid(t: SqlType) -> u32 {
         SqlType::Interval => 1187,
         SqlType::Numeric(_) => 1231,
     }
-}
-
-/// The Arrow type of a parameter that a client declared by OID; `None`: to be inferred.
-pub fn type_of_oid(oid: u32) -> Result<Option<DataType>, SqlError> {
-    Ok(match oid {
-        0 | 705 => None,
-        // oid, xid, cid, regclass, regtype, regproc
-        26 | 28 | 29 | 2205 | 2206 | 24 => Some(DataType::Int64),
-        // name, "char", bpchar, json, jsonb, uuid arrive as their text
-        18 | 19 | 1042 | 114 | 3802 | 2950 => Some(DataType::Utf8),
-        1000..=1231 if scalar_of_array(oid).is_some() => scalar_of_array(oid).map(|t| {
-            DataType::List(std::sync::Arc::new(arrow::datatypes::Field::new(
-                "item",
-                t.to_arrow(),
-                true,
-            )))
-        }),
-        _ => {
-            let sql = millrace_rpc::catalog::ColumnType { oid, typmod: -1 }
-                .to_sql()
-                .map_err(|_| SqlError::unsupported(format!("a parameter of type oid {oid}")))?;
-            Some(sql.to_arrow())
-        }
-    })
 }
 
 /// The element type of an array type's OID.

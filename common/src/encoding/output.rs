@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use crate::SqlError;
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Date32Array, Decimal128Array,
     Decimal256Array, Float32Array, Float64Array, Int16Array, Int32Array, Int64Array,
@@ -11,7 +12,6 @@ use arrow::array::{
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, IntervalUnit, TimeUnit};
 use bytes::{BufMut, BytesMut};
-use millrace_common::SqlError;
 
 use super::interval::{Interval, write_interval};
 use super::numeric::{
@@ -99,8 +99,7 @@ impl Column {
     pub fn of_type(array: &ArrayRef, oid: u32) -> Result<Column, SqlError> {
         match (oid, array.data_type()) {
             (26, DataType::Int64) => Column::new(
-                &arrow::compute::cast(array, &DataType::UInt32)
-                    .map_err(crate::dml::rows::arrow_error)?,
+                &arrow::compute::cast(array, &DataType::UInt32).map_err(super::arrow_error)?,
             ),
             (22 | 30, DataType::List(_)) => Ok(Column::Vector(Box::new(Column::new(array)?))),
             _ => Column::new(array),
@@ -335,22 +334,4 @@ fn normalise(array: &ArrayRef) -> Result<ArrayRef, SqlError> {
         SqlError::internal(format!("a result of type {} could not be cast: {e}", array.data_type()))
     })?;
     normalise(&plain)
-}
-
-/// Appends the DataRow messages of rows `from..to`.
-pub fn put_rows(
-    columns: &[Column],
-    formats: &[i16],
-    rows: std::ops::Range<usize>,
-    out: &mut crate::wire::Backend,
-) -> Result<(), SqlError> {
-    for row in rows {
-        let start = out.begin(b'D');
-        out.buf.put_u16(columns.len() as u16);
-        for (i, column) in columns.iter().enumerate() {
-            column.put_field(row, crate::wire::backend::format_of(formats, i), &mut out.buf)?;
-        }
-        out.end(start);
-    }
-    Ok(())
 }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use crate::{SqlError, SqlState, SqlType};
 use arrow::array::{ArrayRef, ListArray, new_null_array};
 use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, FieldRef};
 use bytes::Buf;
-use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::builder::ColumnBuilder;
 
@@ -24,8 +24,8 @@ pub fn parameter(item: &FieldRef, format: i16, value: Option<&[u8]>) -> Result<A
     }
     let items = builder.finish();
     let offsets = OffsetBuffer::from_lengths([items.len()]);
-    let list = ListArray::try_new(item.clone(), offsets, items, None)
-        .map_err(crate::dml::rows::arrow_error)?;
+    let list =
+        ListArray::try_new(item.clone(), offsets, items, None).map_err(super::arrow_error)?;
     Ok(Arc::new(list))
 }
 
@@ -33,7 +33,7 @@ fn text(builder: &mut ColumnBuilder, bytes: &[u8]) -> Result<(), SqlError> {
     let text = std::str::from_utf8(bytes).map_err(|_| super::binary::invalid_utf8())?;
     let malformed =
         || SqlError::new(SqlState("22P02"), format!("malformed array literal: \"{text}\""));
-    for item in crate::catalog::rewrite::array_items(text).ok_or_else(malformed)? {
+    for item in array_items(text).ok_or_else(malformed)? {
         match item {
             Some(item) => builder.append_text(&item)?,
             None => builder.append_null(),
@@ -73,4 +73,53 @@ fn binary(builder: &mut ColumnBuilder, mut b: &[u8]) -> Result<(), SqlError> {
         }
     }
     Ok(())
+}
+
+/// Items of `{a,"b c",NULL}`; `None`: not a one-dimensional array.
+pub fn array_items(text: &str) -> Option<Vec<Option<String>>> {
+    let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;
+    if inner.trim().is_empty() {
+        return Some(vec![]);
+    }
+    let (mut items, mut item, mut quoted, mut was_quoted) = (vec![], String::new(), false, false);
+    let mut chars = inner.chars();
+    let finish = |item: &mut String, was_quoted: &mut bool| {
+        let text = std::mem::take(item);
+        let text = if *was_quoted { text } else { text.trim().to_owned() };
+        let null = !*was_quoted && text.eq_ignore_ascii_case("null");
+        *was_quoted = false;
+        (!null).then_some(text)
+    };
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => item.push(chars.next()?),
+            '"' => {
+                quoted = !quoted;
+                was_quoted = true;
+            }
+            ',' if !quoted => items.push(finish(&mut item, &mut was_quoted)),
+            '{' | '}' if !quoted => return None,
+            c => item.push(c),
+        }
+    }
+    items.push(finish(&mut item, &mut was_quoted));
+    Some(items)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn array_literals_are_taken_apart() {
+        let some =
+            |items: &[&str]| Some(items.iter().map(|i| Some((*i).to_owned())).collect::<Vec<_>>());
+        assert_eq!(array_items("{}"), Some(vec![]));
+        assert_eq!(array_items("{1, 2}"), some(&["1", "2"]));
+        assert_eq!(array_items(r#"{"a,b","c\"d"}"#), some(&["a,b", "c\"d"]));
+        assert_eq!(array_items("{NULL}"), Some(vec![None]));
+        assert_eq!(array_items("{\"NULL\"}"), some(&["NULL"]));
+        assert_eq!(array_items("{{1}}"), None);
+        assert_eq!(array_items("1"), None);
+    }
 }

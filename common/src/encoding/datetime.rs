@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use millrace_common::{SqlError, SqlState};
+use crate::{SqlError, SqlState};
 
 pub const DAY_US: i64 = 86_400_000_000;
 /// Days from 1970-01-01 to 2000-01-01, PostgreSQL's own origin.
