@@ -19,6 +19,9 @@ pub const POINTS: &[&str] = &[
     // A snapshot of the folded log.
     "meta-before-snapshot",
     "meta-after-snapshot",
+    // The record of a transaction over several tables.
+    "meta-before-transaction",
+    "meta-after-transaction",
     // A commit, between the log and the worker.
     "meta-before-conclude",
     "meta-after-conclude",

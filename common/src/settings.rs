@@ -158,12 +158,7 @@ pub static SETTINGS: &[Setting] = &[
         "off",
         "Accepted; reads never wait for writes.",
     ),
-    s(
-        "default_transaction_isolation",
-        ISOLATION,
-        "serializable",
-        "Every level is served by strict serializable reads.",
-    ),
+    s("default_transaction_isolation", ISOLATION, "read committed", "Level of new transactions."),
     reported(
         "default_transaction_read_only",
         Kind::Bool,
@@ -308,8 +303,8 @@ pub static SETTINGS: &[Setting] = &[
     s(
         "transaction_isolation",
         ISOLATION,
-        "serializable",
-        "Every level is served by strict serializable reads.",
+        "read committed",
+        "READ COMMITTED: each statement of a block reads the newest epoch. REPEATABLE READ: all read the first one's.",
     ),
     s("transaction_read_only", Kind::Bool, "off", "Refuses writes in the transaction."),
     s("wal_level", Kind::ReadOnly, "logical", "Reported for clients that ask."),

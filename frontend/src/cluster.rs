@@ -93,6 +93,20 @@ pub enum DmlKind {
     Upsert,
 }
 
+impl From<DmlKind> for millrace_executor::dml::DmlKind {
+    fn from(kind: DmlKind) -> Self {
+        use millrace_executor::dml::{DmlKind as Worker, InsertConflict};
+        let insert = |on_conflict| Worker::Insert { on_conflict };
+        match kind {
+            DmlKind::Insert => insert(InsertConflict::Error),
+            DmlKind::InsertOrIgnore => insert(InsertConflict::Nothing),
+            DmlKind::InsertOrOverwrite => insert(InsertConflict::Overwrite),
+            DmlKind::Change => Worker::Change,
+            DmlKind::Upsert => Worker::Upsert,
+        }
+    }
+}
+
 /// What came of a statement.
 #[derive(Debug)]
 pub enum DmlResult {
@@ -182,6 +196,14 @@ pub trait Cluster: Send + Sync + 'static {
         delta: DeltaChunk,
         kind: DmlKind,
     ) -> Result<DmlResult, SqlError>;
+    /// Net changes of several tables at one epoch, or none of them.
+    async fn apply_transaction(
+        &self,
+        id: StatementId,
+        changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
+    ) -> Result<DmlResult, SqlError>;
+    /// Whether all of these are exact, and readable, at an epoch.
+    fn exact_at(&self, ids: &[RelationId], epoch: Epoch) -> bool;
     /// The first of `n` new row ids.
     async fn allocate_row_ids(&self, table: RelationId, n: u64) -> Result<u64, SqlError>;
 }

@@ -81,8 +81,16 @@ async fn serve(
     let gone = CancellationToken::new();
     let (sender, messages) = mpsc::channel(READ_AHEAD);
     let reader = tokio::spawn(read_messages(read, buffer, sender, gone.clone()));
-    let mut connection =
-        Connection { session, out, write, messages, gone, stop, skip_to_sync: false };
+    let mut connection = Connection {
+        session,
+        out,
+        write,
+        messages,
+        gone,
+        stop,
+        skip_to_sync: false,
+        ends_string: false,
+    };
     connection.greet(secret, minor, &parameters);
     let result = connection.serve().await;
     shared.unregister(pid);
@@ -220,6 +228,8 @@ struct Connection {
     stop: CancellationToken,
     /// An extended message failed: the rest up to Sync is ignored.
     skip_to_sync: bool,
+    /// The statement under way is the last of a query string.
+    ends_string: bool,
 }
 
 /// A statement's failure: reported to the client, or the connection is broken.
@@ -356,12 +366,27 @@ impl Connection {
         if statements.is_empty() {
             self.out.empty_query();
         }
-        for parsed in &statements {
+        for (i, parsed) in statements.iter().enumerate() {
             self.begin_statement(&parsed.text);
+            if statements.len() > 1 {
+                self.session.begin_implicit();
+            }
+            self.ends_string = i + 1 == statements.len();
             let result = self.run_statement(parsed).await;
+            self.ends_string = false;
             self.end_statement();
             result?;
         }
+        Ok(())
+    }
+
+    /// The command tag. The last statement of a string is complete when all of them are committed.
+    async fn conclude(&mut self, tag: &str) -> Result<(), Failure> {
+        if self.ends_string {
+            let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
+            guarded(&self.gone, &cancel, timeout, self.session.commit_implicit()).await?;
+        }
+        self.complete(tag);
         Ok(())
     }
 
@@ -379,12 +404,13 @@ impl Connection {
         self.flush_notices();
         match outcome {
             Outcome::Empty => self.out.empty_query(),
-            Outcome::Command(tag) => self.complete(&tag),
+            Outcome::Command(tag) => self.conclude(&tag).await?,
             Outcome::Rows(rows) => {
                 self.out.row_description(&rows.fields, &[]);
                 let mut running = Running { rows, current: None, sent: 0 };
                 self.send_rows(&mut running, &[], usize::MAX).await?;
-                self.complete(&running.rows.tag.replace("{n}", &running.sent.to_string()));
+                let tag = running.rows.tag.replace("{n}", &running.sent.to_string());
+                self.conclude(&tag).await?;
             }
             Outcome::CopyIn(copy) => self.copy_in(*copy).await?,
             Outcome::CopyOut(copy) => self.copy_out(*copy).await?,
@@ -653,8 +679,7 @@ impl Connection {
             }
         }
         let tag = guarded(&gone, &cancel, timeout, copy.finish(&self.session)).await?;
-        self.complete(&tag);
-        Ok(())
+        self.conclude(&tag).await
     }
 
     async fn copy_out(&mut self, copy: CopyOut) -> Result<(), Failure> {
@@ -684,8 +709,7 @@ impl Connection {
             count += batch.num_rows() as u64;
         }
         self.out.copy_done();
-        self.complete(&format!("COPY {count}"));
-        Ok(())
+        self.conclude(&format!("COPY {count}")).await
     }
 }
 

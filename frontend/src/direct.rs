@@ -11,7 +11,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState, TableId};
 use millrace_executor::Worker;
-use millrace_executor::dml::{DmlError, DmlKind as WorkerKind, DmlStatement, InsertConflict};
+use millrace_executor::dml::{DmlError, DmlOutcome, DmlStatement};
 use millrace_meta::{Catalog, CreateOptions, JobState, Meta};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::MetaService;
@@ -260,23 +260,34 @@ impl Cluster for Direct {
         delta: DeltaChunk,
         kind: DmlKind,
     ) -> Result<DmlResult, SqlError> {
-        let insert = |on_conflict| WorkerKind::Insert { on_conflict };
-        let kind = match kind {
-            DmlKind::Insert => insert(InsertConflict::Error),
-            DmlKind::InsertOrIgnore => insert(InsertConflict::Nothing),
-            DmlKind::InsertOrOverwrite => insert(InsertConflict::Overwrite),
-            DmlKind::Change => WorkerKind::Change,
-            DmlKind::Upsert => WorkerKind::Upsert,
-        };
-        match self.worker.apply_dml(table, DmlStatement { id, delta, kind }).await {
-            Ok(outcome) => Ok(DmlResult::Applied { rows: outcome.rows_affected }),
-            Err(DmlError::Conflict) => Ok(DmlResult::Conflict),
-            Err(e) => Err(e.into()),
-        }
+        let statement = DmlStatement { id, delta, kind: kind.into() };
+        result_of(self.worker.apply_dml(table, statement).await)
+    }
+
+    async fn apply_transaction(
+        &self,
+        id: StatementId,
+        changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
+    ) -> Result<DmlResult, SqlError> {
+        let parts =
+            changes.into_iter().map(|(table, delta, kind)| (table, delta, kind.into())).collect();
+        result_of(self.worker.apply_transaction(id, parts).await)
+    }
+
+    fn exact_at(&self, ids: &[RelationId], epoch: Epoch) -> bool {
+        self.meta.exact_at(ids, epoch)
     }
 
     async fn allocate_row_ids(&self, table: RelationId, n: u64) -> Result<u64, SqlError> {
         Ok(self.worker.allocate_row_ids(table, n).await? as u64)
+    }
+}
+
+fn result_of(outcome: Result<DmlOutcome, DmlError>) -> Result<DmlResult, SqlError> {
+    match outcome {
+        Ok(outcome) => Ok(DmlResult::Applied { rows: outcome.rows_affected }),
+        Err(DmlError::Conflict) => Ok(DmlResult::Conflict),
+        Err(e) => Err(e.into()),
     }
 }
 

@@ -60,6 +60,7 @@ impl Driver {
             () = self.supervise() => {}
         }
         self.handle.set_attempted();
+        self.shared.groups.abort(self.handle.id, Generation(u64::MAX));
         if let Some(generation) = self.handle.generation() {
             self.compute.stop_job(self.handle.id, generation).await;
         }
@@ -84,6 +85,8 @@ impl Driver {
                     return;
                 }
             };
+            // Nobody waits for this generation's part of a transaction.
+            self.shared.groups.abort(self.handle.id, generation);
             failures = if self.handle.counters().commits > commits { 1 } else { failures + 1 };
             let pause = backoff(failures, self.shared.env.as_ref());
             warn!(job = %self.handle.id, %error, pause_ms = pause.as_millis() as u64, "job failed");
@@ -234,7 +237,7 @@ impl Driver {
         let from = self.committed_epoch();
         self.handle.take_cut_request();
         self.handle.set_cutting(Some(begun));
-        let commit = self.compute.cut(id, generation, Cut { epoch }).await?;
+        let mut commit = self.compute.cut(id, generation, Cut { epoch }).await?;
         self.handle.set_cutting(None);
         if commit.job != id.0 || commit.generation != generation.0 || commit.epoch != epoch.0 {
             return Err(SqlError::internal(format!(
@@ -250,7 +253,10 @@ impl Driver {
         }
         fail::fail_point!("meta.commit.before");
         let log = self.shared.log().map_err(Ended::Closed)?;
-        let verdict = log.append(Entry::Commit(commit)).await;
+        let verdict = match commit.group.take() {
+            None => log.append(Entry::Commit(commit)).await,
+            Some(group) => self.shared.groups.commit(log, group, commit).await,
+        };
         fail::fail_point!("meta.commit.after");
         match verdict {
             Ok(Ok(applied)) => {

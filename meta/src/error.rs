@@ -89,6 +89,8 @@ pub enum VoidReason {
     DependentsExist(String),
     #[error("the inputs of the job have no common version yet")]
     InputsNotReady,
+    #[error("another table of the same transaction has failed")]
+    PartLost,
     #[error("the entry is empty or of an unknown kind")]
     Malformed,
 }

@@ -72,6 +72,7 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
         Entry::CreateSchema(e) => catalog::create_schema(state, e),
         Entry::DropSchema(e) => catalog::drop_schema(state, e),
         Entry::Commit(e) => job::commit(state, e),
+        Entry::Transaction(e) => job::transaction(state, e),
         Entry::EditVersion(e) => job::edit_version(state, e),
         Entry::RaiseGenerations(e) => job::raise_generations(state, e),
         Entry::StartBackfill(e) => job::start_backfill(state, e),

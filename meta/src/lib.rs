@@ -20,6 +20,7 @@ pub mod error;
 pub mod exact;
 pub mod fold;
 mod gc;
+mod groups;
 pub mod invariants;
 mod job;
 pub mod log;

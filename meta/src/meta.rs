@@ -288,6 +288,12 @@ impl Meta {
         read::read_epoch(&self.shared, relations, timeout, fresh).await
     }
 
+    /// Whether all these relations are exact, and published, at an epoch.
+    pub fn exact_at(&self, relations: &[RelationId], epoch: Epoch) -> bool {
+        relations.is_empty()
+            || self.shared.state.read().readable_common(relations, epoch) == Some(epoch)
+    }
+
     /// Returns when every running job has committed everything acknowledged before the call.
     pub async fn flush(&self) -> Result<(), SqlError> {
         read::flush(&self.shared).await

@@ -18,6 +18,7 @@ use crate::driver::Driver;
 use crate::env::Env;
 use crate::error::MetaError;
 use crate::fold::Verdict;
+use crate::groups::Groups;
 use crate::job::JobHandle;
 use crate::log::{LogWriter, Observer};
 use crate::settings::Settings;
@@ -53,6 +54,8 @@ pub struct Shared {
     jobs: RwLock<HashMap<JobId, Arc<JobHandle>>>,
     sources: RwLock<HashMap<RelationId, SourceHandle>>,
     pub waits: Waits,
+    /// Transactions over several tables on their way to the log.
+    pub groups: Groups,
     /// Rises whenever something that a waiter may watch has changed.
     events: watch::Sender<u64>,
     /// Jobs whose runs may need compaction.
@@ -81,6 +84,7 @@ impl Shared {
             jobs: RwLock::default(),
             sources: RwLock::default(),
             waits: Waits::default(),
+            groups: Groups::default(),
             events: watch::Sender::new(0),
             compaction: Notify::new(),
             shutdown: CancellationToken::new(),
@@ -229,21 +233,20 @@ impl Shared {
     /// Drivers that may have something to do after this record: of the jobs it names and of what reads
     /// the relations it changed.
     fn wake_after(&self, record: &LogRecord, verdicts: &[Verdict]) {
-        let touched: BTreeSet<RelationId> = record
-            .entries
-            .iter()
-            .zip(verdicts)
-            .filter_map(|(e, v)| {
-                let verdict = v.as_ref().ok()?;
-                Some(match e.entry.as_ref()? {
-                    Entry::Commit(c) => RelationId(c.job),
-                    Entry::SourceAdvance(a) => RelationId(a.source),
-                    Entry::StartBackfill(b) => RelationId(b.job),
-                    Entry::CreateRelation(_) => verdict.relation?,
-                    _ => return None,
-                })
-            })
-            .collect();
+        let mut touched: BTreeSet<RelationId> = BTreeSet::new();
+        for (entry, verdict) in record.entries.iter().zip(verdicts) {
+            let (Some(entry), Ok(verdict)) = (entry.entry.as_ref(), verdict) else { continue };
+            match entry {
+                Entry::Commit(c) => drop(touched.insert(RelationId(c.job))),
+                Entry::Transaction(t) => {
+                    touched.extend(t.commits.iter().map(|c| RelationId(c.job)));
+                }
+                Entry::SourceAdvance(a) => drop(touched.insert(RelationId(a.source))),
+                Entry::StartBackfill(b) => drop(touched.insert(RelationId(b.job))),
+                Entry::CreateRelation(_) => touched.extend(verdict.relation),
+                _ => {}
+            }
+        }
         let state = self.state.read();
         let readers = state.jobs.iter().filter(|(id, job)| {
             touched.contains(id) || job.inputs.iter().any(|i| touched.contains(i))
@@ -283,6 +286,7 @@ impl Shared {
         let edits = |e: &Entry| match e {
             Entry::EditVersion(_) => true,
             Entry::Commit(c) => c.edit.is_some(),
+            Entry::Transaction(t) => t.commits.iter().any(|c| c.edit.is_some()),
             _ => false,
         };
         if record.entries.iter().filter_map(|e| e.entry.as_ref()).any(edits) {

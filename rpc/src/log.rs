@@ -37,7 +37,7 @@ pub struct LogRecord {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LogEntry {
-    #[prost(oneof = "Entry", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "Entry", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub entry: Option<Entry>,
 }
 
@@ -66,6 +66,16 @@ pub enum Entry {
     DeleteObjects(DeleteObjects),
     #[prost(message, tag = "11")]
     StartBackfill(StartBackfill),
+    #[prost(message, tag = "12")]
+    Transaction(Transaction),
+}
+
+/// Epochs of several tables that hold parts of one transaction: all of them are valid and take effect,
+/// or none does.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Transaction {
+    #[prost(message, repeated, tag = "1")]
+    pub commits: Vec<JobCommit>,
 }
 
 /// The fold assigns `relation.id`, `first_table_id` and `created_epoch`, and fixes the snapshot

@@ -153,6 +153,28 @@ pub struct JobCommit {
     /// Ids of the statements this epoch contains (frontend incarnation, number).
     #[prost(message, repeated, tag = "11")]
     pub statements: Vec<StatementId>,
+    /// The epoch holds parts of transactions over several tables: it is committed with the epochs of
+    /// these jobs, by one entry, or not at all. Between worker and meta only, never in the log.
+    #[prost(message, optional, tag = "12")]
+    pub group: Option<CommitGroup>,
+}
+
+/// Epochs of several tables that are committed together.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CommitGroup {
+    /// Unique among the groups of the worker's life.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub members: Vec<GroupMember>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct GroupMember {
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
 }
 
 /// Names a DML statement, so that after a failure its fate can be looked up (§4).

@@ -4,6 +4,8 @@
 pub mod check;
 pub mod load;
 pub mod sequencer;
+pub mod staged;
+pub mod transaction;
 
 use arrow::array::UInt32Array;
 use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState};
@@ -11,6 +13,7 @@ use millrace_rpc::version::StatementId;
 
 pub use load::Load;
 pub use sequencer::Sequencer;
+pub use staged::StagedTable;
 
 /// What an INSERT does with a key that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,16 +10,16 @@
 //! A failed check answers only when what it was checked against is committed: nobody is told of a row
 //! that later turns out never to have been.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Weak};
 
 use arrow::array::{Array, UInt32Array};
 use arrow::datatypes::SchemaRef;
-use millrace_common::{Epoch, JobId, SqlError, SqlState, TableId, crash};
+use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState, TableId, crash};
 use millrace_rpc::catalog::{Relation, RowStorage};
 use millrace_rpc::services::MetaService;
-use millrace_rpc::version::{JobVersion, StatementId};
+use millrace_rpc::version::{CommitGroup, GroupMember, JobVersion, StatementId};
 use millrace_storage::{Found, JobStore, MemRun, TableWriter};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -37,7 +37,7 @@ const ROW_ID_COUNTER: &str = "next_row_id";
 
 /// What became of an epoch.
 #[derive(Clone, Debug)]
-enum Fate {
+pub(super) enum Fate {
     Committed(Epoch),
     /// Provably not in the log.
     NotCommitted,
@@ -52,7 +52,7 @@ type Waiter = oneshot::Sender<Fate>;
 type Entered = Result<(u64, Option<UInt32Array>), DmlError>;
 
 /// The epoch at which everything so far is committed, or where to wait for it.
-type Settled = Result<Epoch, oneshot::Receiver<Fate>>;
+pub(super) type Settled = Result<Epoch, oneshot::Receiver<Fate>>;
 
 /// Statements of one epoch.
 #[derive(Default)]
@@ -66,6 +66,8 @@ struct Statements {
     row_count: i64,
     changed: bool,
     account: Option<Reservation>,
+    /// Tables that hold other parts of transactions in this epoch: they end theirs together with it.
+    ties: BTreeMap<JobId, Weak<Sequencer>>,
 }
 
 impl Statements {
@@ -77,11 +79,13 @@ impl Statements {
     }
 }
 
-struct State {
+pub(super) struct State {
     writer: TableWriter,
     open: Statements,
     /// Sealed epochs, oldest first, and whether the commit may have reached the log.
     in_flight: VecDeque<(Statements, bool)>,
+    /// Those of them that another table's seal made, and no cut has taken yet.
+    ahead: VecDeque<SealedEpoch>,
     committed: Epoch,
     stopped: bool,
 }
@@ -94,23 +98,34 @@ pub struct SealedEpoch {
     pub row_count: i64,
     pub changed: bool,
     pub counters: HashMap<String, u64>,
+    /// The epochs of other tables that this one is committed with.
+    pub group: Option<CommitGroup>,
+}
+
+/// What all sequencers of a worker share: held while an epoch ends and while a transaction enters its
+/// tables, so that no epoch ends with a part of one.
+#[derive(Debug, Default)]
+pub struct Ties {
+    groups: Mutex<u64>,
 }
 
 pub struct Sequencer {
-    job: JobId,
+    pub(super) job: JobId,
+    generation: Generation,
+    ties: Arc<Ties>,
     name: String,
     /// A key the user declared, not hidden row ids.
     primary_key: bool,
     layout: RowLayout,
-    meta: Arc<dyn MetaService>,
+    pub(super) meta: Arc<dyn MetaService>,
     governor: Arc<MemoryGovernor>,
     /// Bytes of statements an open epoch may hold before further ones wait.
     limit: usize,
     /// Bytes of change kept for the ring.
     delta_limit: usize,
     /// Held by one statement at a time; fair.
-    turn: tokio::sync::Mutex<()>,
-    state: Mutex<State>,
+    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
+    pub(super) state: Mutex<State>,
     /// Fired by `stop`.
     ended: CancellationToken,
     next_row_id: AtomicI64,
@@ -130,6 +145,7 @@ impl Sequencer {
         version: &JobVersion,
         meta: Arc<dyn MetaService>,
         governor: Arc<MemoryGovernor>,
+        ties: Arc<Ties>,
         limits: Limits,
     ) -> Result<Sequencer, ExecError> {
         let layout = RowLayout::of_relation(relation)?;
@@ -140,6 +156,8 @@ impl Sequencer {
         let next = version.counters.get(ROW_ID_COUNTER).copied().unwrap_or(1);
         Ok(Sequencer {
             job: millrace_common::RelationId(relation.id),
+            generation: Generation(version.generation),
+            ties,
             name: relation.name.clone(),
             primary_key: relation.primary_key,
             layout,
@@ -147,11 +165,12 @@ impl Sequencer {
             governor,
             limit: limits.statement_bytes,
             delta_limit: limits.delta_bytes,
-            turn: tokio::sync::Mutex::new(()),
+            turn: Arc::default(),
             state: Mutex::new(State {
                 writer,
                 open: Statements::default(),
                 in_flight: VecDeque::new(),
+                ahead: VecDeque::new(),
                 committed: Epoch(version.epoch),
                 stopped: false,
             }),
@@ -179,12 +198,7 @@ impl Sequencer {
         let (entered, fate) = {
             let _turn = self.turn.lock().await;
             self.wait_for_room().await?;
-            // The table's end interrupts a lookup that hangs; nothing has been written.
-            let checked = tokio::select! {
-                biased;
-                checked = self.check(&statement) => checked,
-                () = self.ended.cancelled() => return Err(DmlError::Conflict),
-            };
+            let checked = self.check_until_ended(&statement).await?;
             self.enter(statement.id, checked)?
         };
         let epoch = match fate {
@@ -202,6 +216,19 @@ impl Sequencer {
             (_, Fate::Refused(error)) => Err(error.into()),
             (_, Fate::NotCommitted) => Err(DmlError::Conflict),
             (Err(e), _) => Err(e),
+        }
+    }
+
+    /// The outcome of a check. `Err`: the table has ended; that interrupts a lookup that hangs, and
+    /// nothing has been written.
+    pub(super) async fn check_until_ended(
+        &self,
+        statement: &DmlStatement,
+    ) -> Result<Result<Writes, DmlError>, DmlError> {
+        tokio::select! {
+            biased;
+            checked = self.check(statement) => Ok(checked),
+            () = self.ended.cancelled() => Err(DmlError::Conflict),
         }
     }
 
@@ -240,11 +267,21 @@ impl Sequencer {
             Err(e) => return Ok((Err(e), state.settled())),
         };
         let entered = (writes.rows_affected, writes.kept.clone());
+        let receiver = self.write_statement(&mut state, id, writes);
+        Ok((Ok(entered), Err(receiver)))
+    }
+
+    pub(super) fn write_statement(
+        &self,
+        state: &mut State,
+        id: StatementId,
+        writes: Writes,
+    ) -> oneshot::Receiver<Fate> {
         let (sender, receiver) = oneshot::channel();
         state.open.waiters.push(sender);
         state.open.ids.push(id);
-        self.write(&mut state, writes);
-        Ok((Ok(entered), Err(receiver)))
+        self.write(state, writes);
+        receiver
     }
 
     fn write(&self, state: &mut State, writes: Writes) {
@@ -266,7 +303,7 @@ impl Sequencer {
     }
 
     /// Waits while the open epoch is full.
-    async fn wait_for_room(&self) -> Result<(), DmlError> {
+    pub(super) async fn wait_for_room(&self) -> Result<(), DmlError> {
         loop {
             let waiting = {
                 let mut state = self.state.lock();
@@ -286,11 +323,59 @@ impl Sequencer {
         }
     }
 
-    /// Ends the open epoch. It stays in flight until it is concluded.
+    /// The next epoch to commit: the open one is ended, unless another table's seal has ended one
+    /// already. It stays in flight until it is concluded.
     pub fn seal(&self) -> Result<SealedEpoch, ExecError> {
+        let mut groups = self.ties.groups.lock();
         let mut state = self.state.lock();
+        if let Some(sealed) = state.ahead.pop_front() {
+            let more = !state.ahead.is_empty() || !state.open.ids.is_empty();
+            drop(state);
+            if more {
+                // One request may have stood for both.
+                self.meta.request_cut(self.job);
+            }
+            return Ok(sealed);
+        }
+        if state.open.ties.is_empty() {
+            return self.seal_open(&mut state, None);
+        }
+        let mut others = std::mem::take(&mut state.open.ties);
+        others.remove(&self.job);
+        let own = state;
+        let others = tied(self.job, others)?;
+        *groups += 1;
+        let member = |job: JobId, generation: Generation| GroupMember {
+            job: job.0,
+            generation: generation.0,
+        };
+        let mut members = vec![member(self.job, self.generation)];
+        members.extend(others.iter().map(|o| member(o.job, o.generation)));
+        let group = CommitGroup { id: *groups, members };
+        let mut own = own;
+        let sealed = self.seal_open(&mut own, Some(group.clone()))?;
+        drop(own);
+        for other in &others {
+            let mut state = other.state.lock();
+            if state.stopped {
+                return Err(failed_member());
+            }
+            let part = other.seal_open(&mut state, Some(group.clone()))?;
+            state.ahead.push_back(part);
+            drop(state);
+            other.meta.request_cut(other.job);
+        }
+        Ok(sealed)
+    }
+
+    fn seal_open(
+        &self,
+        state: &mut State,
+        group: Option<CommitGroup>,
+    ) -> Result<SealedEpoch, ExecError> {
         let run = state.writer.seal()?;
-        let statements = std::mem::take(&mut state.open);
+        let mut statements = std::mem::take(&mut state.open);
+        statements.ties.clear();
         // Nothing in it: nothing to log.
         let counters = match statements.changed {
             true => HashMap::from([(ROW_ID_COUNTER.to_string(), self.next_row_id())]),
@@ -302,14 +387,21 @@ impl Sequencer {
             row_count: statements.row_count,
             changed: statements.changed,
             counters,
+            group,
         };
         state.in_flight.push_back((statements, false));
         Ok(sealed)
     }
 
-    /// From now on the newest sealed epoch may be in the log.
+    /// Lets no epoch of this worker end; for a transaction that enters several tables.
+    pub(super) fn hold_seals(&self) -> parking_lot::MutexGuard<'_, u64> {
+        self.ties.groups.lock()
+    }
+
+    /// From now on the oldest sealed epoch that was not handed over may be in the log.
     pub fn handed_over(&self) {
-        if let Some((_, handed_over)) = self.state.lock().in_flight.back_mut() {
+        let mut state = self.state.lock();
+        if let Some((_, handed_over)) = state.in_flight.iter_mut().find(|(_, over)| !over) {
             *handed_over = true;
         }
     }
@@ -347,6 +439,7 @@ impl Sequencer {
         let (open, in_flight) = {
             let mut state = self.state.lock();
             state.stopped = true;
+            state.ahead.clear();
             (std::mem::take(&mut state.open), std::mem::take(&mut state.in_flight))
         };
         self.ended.cancel();
@@ -361,9 +454,51 @@ impl Sequencer {
     }
 }
 
+/// All tables that the ties lead to, whose epochs must end together; none of them has stopped.
+fn tied(
+    from: JobId,
+    ties: BTreeMap<JobId, Weak<Sequencer>>,
+) -> Result<Vec<Arc<Sequencer>>, ExecError> {
+    let mut found: BTreeMap<JobId, Arc<Sequencer>> = BTreeMap::new();
+    let mut todo: Vec<(JobId, Weak<Sequencer>)> = ties.into_iter().collect();
+    while let Some((job, table)) = todo.pop() {
+        if job == from || found.contains_key(&job) {
+            continue;
+        }
+        let table = table.upgrade().ok_or_else(failed_member)?;
+        {
+            let state = table.state.lock();
+            if state.stopped {
+                return Err(failed_member());
+            }
+            todo.extend(state.open.ties.iter().map(|(job, table)| (*job, Weak::clone(table))));
+        }
+        found.insert(job, table);
+    }
+    Ok(found.into_values().collect())
+}
+
+/// A part of a transaction is lost, so the others must not be committed.
+fn failed_member() -> ExecError {
+    SqlError::new(
+        SqlState::SERIALIZATION_FAILURE,
+        "another table of the same transaction has failed",
+    )
+    .into()
+}
+
 impl State {
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// The open epoch ends together with these tables'.
+    pub(super) fn tie(&mut self, tables: &[Arc<Sequencer>]) {
+        self.open.ties.extend(tables.iter().map(|t| (t.job, Arc::downgrade(t))));
+    }
+
     /// When everything written so far is committed: `Ok` if it is.
-    fn settled(&mut self) -> Settled {
+    pub(super) fn settled(&mut self) -> Settled {
         let statements = if !self.open.ids.is_empty() {
             &mut self.open
         } else if let Some((last, _)) = self.in_flight.back_mut() {

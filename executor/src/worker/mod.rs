@@ -28,6 +28,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::job::{Job, Kind};
 use crate::blackhole::Digest;
+use crate::dml::sequencer::Ties;
 use crate::error_sink::ErrorKind;
 use crate::hub::DeltaHub;
 use crate::memory::MemoryGovernor;
@@ -56,6 +57,7 @@ struct Shared {
     options: Arc<ExecOptions>,
     governor: Arc<MemoryGovernor>,
     hub: Arc<DeltaHub>,
+    ties: Arc<Ties>,
     runtime: Handle,
     meta: OnceLock<Arc<dyn MetaService>>,
     jobs: RwLock<HashMap<JobId, Arc<Job>>>,
@@ -87,6 +89,7 @@ impl Worker {
             options: Arc::new(options.exec),
             governor,
             hub,
+            ties: Arc::default(),
             runtime,
             meta: OnceLock::new(),
             jobs: RwLock::default(),

@@ -98,6 +98,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         &start.version,
         Arc::clone(&meta),
         governor,
+        Arc::clone(&shared.ties),
         limits,
     )?;
     let last = Epoch(start.version.epoch);

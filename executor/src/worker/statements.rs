@@ -5,11 +5,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{JobId, SqlError, SqlState};
+use millrace_common::{DeltaChunk, JobId, SqlError, SqlState};
 use millrace_rpc::version::StatementId;
 
 use super::{Shared, Worker};
-use crate::dml::{DmlError, DmlOutcome, DmlStatement, InsertConflict, Load, Sequencer};
+use crate::dml::transaction::{self, Part};
+use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, Load, Sequencer};
 use crate::worker::job::Kind;
 
 /// How long a statement waits for its table's job to run.
@@ -23,6 +24,20 @@ impl Worker {
         statement: DmlStatement,
     ) -> Result<DmlOutcome, DmlError> {
         self.shared.table(job).await?.apply(statement).await
+    }
+
+    /// Commits a transaction's net changes of several tables at one epoch, or none of them.
+    pub async fn apply_transaction(
+        &self,
+        id: StatementId,
+        parts: Vec<(JobId, DeltaChunk, DmlKind)>,
+    ) -> Result<DmlOutcome, DmlError> {
+        let mut found = Vec::with_capacity(parts.len());
+        for (job, delta, kind) in parts {
+            let table = self.shared.table(job).await?;
+            found.push(Part { table, statement: DmlStatement { id, delta, kind } });
+        }
+        transaction::commit(id, found).await
     }
 
     /// A statement whose rows come in pieces. Nothing is visible before [`Load::finish`].

@@ -55,6 +55,7 @@ impl Table {
             counters: sealed.counters,
             changed: sealed.changed,
             statements: sealed.statements,
+            group: sealed.group,
             ..JobCommit::default()
         };
         self.in_flight.lock().push_back(persisted);

@@ -15,7 +15,7 @@ use sqlparser::ast::{
     CopyLegacyCsvOption, CopyLegacyOption, CopyOption, CopySource, CopyTarget, Statement as Sql,
 };
 
-use crate::cluster::{DmlKind, DmlResult};
+use crate::cluster::DmlKind;
 use crate::dml::{self, insert, rewrite};
 use crate::session::{Outcome, RowSet, Session};
 pub use reader::Reader;
@@ -55,7 +55,7 @@ pub async fn plan(session: &mut Session, copy: &Sql) -> Result<Outcome, SqlError
     let format = format_of(options, legacy_options)?;
     match (to, target) {
         (false, CopyTarget::Stdin) => {
-            session.refuse_in_block("COPY FROM")?;
+            session.check_writable("COPY FROM")?;
             let CopySource::Table { table_name, columns } = source else {
                 return Err(SqlError::new(SqlState::SYNTAX_ERROR, "COPY FROM needs a table"));
             };
@@ -112,16 +112,13 @@ impl CopyIn {
             kind,
             rows: None,
             output: batch,
+            resolves_conflicts: false,
         };
         if evaluated.delta.is_empty() {
             return Ok("COPY 0".to_owned());
         }
         for _ in 0..dml::MAX_ATTEMPTS {
-            let id = session.shared.next_statement();
-            let table = millrace_common::RelationId(table.id);
-            if let DmlResult::Applied { rows } =
-                session.cluster().apply_dml(table, id, evaluated.delta.clone(), kind).await?
-            {
+            if let Some(rows) = dml::apply(session, &table, &evaluated).await? {
                 return Ok(format!("COPY {rows}"));
             }
         }

@@ -400,7 +400,13 @@ async fn resolve_conflicts(
                 _ => DmlKind::Insert,
             };
             let rows = (kind != DmlKind::InsertOrIgnore).then_some(count);
-            Ok(Evaluated { delta: DeltaChunk::inserts(new.clone()), kind, rows, output: new })
+            Ok(Evaluated {
+                delta: DeltaChunk::inserts(new.clone()),
+                kind,
+                rows,
+                output: new,
+                resolves_conflicts: false,
+            })
         }
         Conflict::Nothing => {
             let new = rows::take(&new, &rows::first_of_each_key(table, &new)?)?;
@@ -414,6 +420,7 @@ async fn resolve_conflicts(
                 kind: DmlKind::Insert,
                 rows,
                 output: new,
+                resolves_conflicts: true,
             })
         }
         Conflict::Update(update) => upsert(session, table, alias, new, update).await,
@@ -426,8 +433,7 @@ async fn existing_rows(
     table: &Relation,
     new: &RecordBatch,
 ) -> Result<(UInt32Array, RecordBatch), SqlError> {
-    let epoch = session.read_epoch(&[RelationId(table.id)]).await?;
-    session.cluster().multi_get(table, epoch, rows::storage_keys(table, new)?).await
+    session.rows_at(table, rows::storage_keys(table, new)?).await
 }
 
 /// ON CONFLICT DO UPDATE: rows without a partner are inserted, the others updated by the SET list.
@@ -468,7 +474,7 @@ async fn upsert(
     )
     .map_err(rows::arrow_error)?;
     let rows = Some(output.num_rows() as u64);
-    Ok(Evaluated { delta, kind: DmlKind::Upsert, rows, output })
+    Ok(Evaluated { delta, kind: DmlKind::Upsert, rows, output, resolves_conflicts: true })
 }
 
 /// Evaluates `SET … WHERE …` over pairs of existing and excluded rows; returns the pairs' old rows

@@ -38,6 +38,8 @@ pub struct Evaluated {
     pub rows: Option<u64>,
     /// Rows for RETURNING.
     pub output: RecordBatch,
+    /// ON CONFLICT has been resolved against the rows that were there.
+    pub resolves_conflicts: bool,
 }
 
 pub async fn execute(session: &Session, statement: &Sql) -> Result<Done, SqlError> {
@@ -57,6 +59,10 @@ pub async fn apply(
 ) -> Result<Option<u64>, SqlError> {
     if evaluated.delta.is_empty() {
         return Ok(Some(evaluated.rows.unwrap_or(0)));
+    }
+    if session.stages_writes() {
+        let staged = session.stage(table, evaluated).await?;
+        return Ok(staged.map(|rows| evaluated.rows.unwrap_or(rows)));
     }
     let id = session.shared.next_statement();
     let result = session

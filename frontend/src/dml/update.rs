@@ -177,7 +177,13 @@ async fn evaluate(session: &Session, plan: &Plan) -> Result<Evaluated, SqlError>
     let count = Some(old.num_rows() as u64);
     let removed = DeltaChunk::inserts(old.clone()).negate();
     if plan.positions.is_empty() {
-        return Ok(Evaluated { delta: removed, kind: DmlKind::Change, rows: count, output: old });
+        return Ok(Evaluated {
+            delta: removed,
+            kind: DmlKind::Change,
+            rows: count,
+            output: old,
+            resolves_conflicts: false,
+        });
     }
     let mut columns: Vec<ArrayRef> = old.columns().to_vec();
     if old.num_rows() > 0 {
@@ -191,5 +197,11 @@ async fn evaluate(session: &Session, plan: &Plan) -> Result<Evaluated, SqlError>
     let new = rows::batch(&schema, columns, old.num_rows())?;
     let delta = DeltaChunk::concat(&schema, &[removed, DeltaChunk::inserts(new.clone())])
         .map_err(rows::arrow_error)?;
-    Ok(Evaluated { delta, kind: DmlKind::Change, rows: count, output: new })
+    Ok(Evaluated {
+        delta,
+        kind: DmlKind::Change,
+        rows: count,
+        output: new,
+        resolves_conflicts: false,
+    })
 }

@@ -8,11 +8,13 @@ use datafusion::logical_expr::{ScalarUDF, TableSource};
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::CatalogView;
 use millrace_rpc::catalog::Relation;
+use parking_lot::Mutex;
 use sqlparser::ast::{ObjectName, ObjectNamePart};
 
 use super::snapshot_table::{EpochCell, SnapshotTable};
 use crate::catalog::SystemTables;
 use crate::cluster::{CatalogSnapshot, Cluster};
+use crate::session::StagedWrites;
 
 /// Schemas that exist without having been created.
 pub const SYSTEM_SCHEMAS: [&str; 3] = ["pg_catalog", "information_schema", "millrace_catalog"];
@@ -26,6 +28,8 @@ pub struct SessionCatalog {
     system: Arc<SystemTables>,
     /// Tables that exist for this statement only (rows in conflict, `excluded`).
     temporary: Vec<(String, Arc<dyn TableProvider>, Arc<Relation>)>,
+    /// Uncommitted writes of the session's block.
+    writes: Arc<Mutex<StagedWrites>>,
 }
 
 impl SessionCatalog {
@@ -41,7 +45,14 @@ impl SessionCatalog {
             search_path,
             system: Arc::new(system),
             temporary: Vec::new(),
+            writes: Arc::default(),
         }
+    }
+
+    /// Tables are read with these writes laid over them.
+    pub fn with_writes(mut self, writes: Arc<Mutex<StagedWrites>>) -> SessionCatalog {
+        self.writes = writes;
+        self
     }
 
     pub fn add_temporary(&mut self, relation: Relation, provider: Arc<dyn TableProvider>) {
@@ -144,7 +155,9 @@ impl CatalogView for SessionCatalog {
         {
             return Ok(provider_as_source(provider.clone()));
         }
-        let table = SnapshotTable::new(self.cluster.clone(), relation.clone(), self.epoch.clone())?;
+        let staged = self.writes.lock().table(relation.id);
+        let table = SnapshotTable::new(self.cluster.clone(), relation.clone(), self.epoch.clone())?
+            .with_staged(staged);
         Ok(provider_as_source(Arc::new(table)))
     }
 

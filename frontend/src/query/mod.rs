@@ -10,6 +10,7 @@ pub mod catalog_view;
 pub mod engine;
 pub mod index;
 pub mod null_errors;
+pub mod overlay;
 pub mod snapshot_table;
 
 pub use catalog_view::SessionCatalog;

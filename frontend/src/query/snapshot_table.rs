@@ -22,9 +22,11 @@ use futures::{StreamExt, TryStreamExt};
 use millrace_common::hash::{hash_columns, vnodes};
 use millrace_common::keys::KeyCodec;
 use millrace_common::{Epoch, RelationId, SqlError};
+use millrace_executor::dml::StagedTable;
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 
 use super::index::{self, IndexRead};
+use super::overlay::Overlay;
 use crate::cluster::{Cluster, ScanRequest};
 
 /// The epoch a statement reads at; filled once its relations are known.
@@ -39,6 +41,8 @@ pub struct SnapshotTable {
     relation: Arc<Relation>,
     schema: SchemaRef,
     epoch: EpochCell,
+    /// What the session's block has written: it sees that instead of what is committed.
+    staged: Option<Arc<StagedTable>>,
 }
 
 impl fmt::Debug for SnapshotTable {
@@ -54,7 +58,12 @@ impl SnapshotTable {
         epoch: EpochCell,
     ) -> Result<SnapshotTable, SqlError> {
         let schema = relation.arrow_schema()?;
-        Ok(SnapshotTable { cluster, relation, schema, epoch })
+        Ok(SnapshotTable { cluster, relation, schema, epoch, staged: None })
+    }
+
+    pub fn with_staged(mut self, staged: Option<Arc<StagedTable>>) -> SnapshotTable {
+        self.staged = staged;
+        self
     }
 
     /// Rows have a storage key that literals can be encoded to.
@@ -68,16 +77,19 @@ impl SnapshotTable {
     /// The index that a scan with these filters reads instead, if it is exact at the epoch.
     async fn usable_index(&self, columns: &[usize], filters: &[Expr]) -> Option<IndexRead> {
         let read = self.index_for(columns, filters)?;
-        if self.epoch.get().is_some() {
-            // It has been asked for everything the statement's epoch can hold.
+        if let Some(epoch) = self.epoch.get() {
             let id = RelationId(read.index.id);
-            self.cluster.read_epoch(&[id], INDEX_WAIT, true).await.ok()?;
+            if !self.cluster.exact_at(&[id], *epoch) {
+                // It is asked for everything the statement's epoch can hold.
+                self.cluster.read_epoch(&[id], INDEX_WAIT, true).await.ok()?;
+                self.cluster.exact_at(&[id], *epoch).then_some(())?;
+            }
         }
         Some(read)
     }
 
     fn index_for(&self, columns: &[usize], filters: &[Expr]) -> Option<IndexRead> {
-        if self.point(filters).is_some() {
+        if self.point(filters).is_some() || self.staged.is_some() {
             return None;
         }
         index::choose(&self.cluster.catalog(), &self.relation, &self.schema, columns, filters)
@@ -207,11 +219,19 @@ impl TableProvider for SnapshotTable {
             }
             None => (self.relation.clone(), ScanRequest { columns, limit, keys, ranges: None }),
         };
+        let mut request = request;
+        let overlay = self.staged.clone().map(|staged| {
+            // Rows of the snapshot that the block has written are left out: no limit before that, and
+            // their keys are read with them.
+            request.limit = None;
+            Overlay::new(staged, &self.relation, &mut request)
+        });
         let partition = Arc::new(SnapshotScan {
             cluster: self.cluster.clone(),
             relation,
             epoch: self.epoch.clone(),
             request,
+            overlay,
             schema: schema.clone(),
         });
         Ok(Arc::new(StreamingTableExec::try_new(
@@ -230,6 +250,7 @@ struct SnapshotScan {
     relation: Arc<Relation>,
     epoch: EpochCell,
     request: ScanRequest,
+    overlay: Option<Overlay>,
     schema: SchemaRef,
 }
 
@@ -253,11 +274,18 @@ impl PartitionStream for SnapshotScan {
         let (cluster, relation) = (self.cluster.clone(), self.relation.clone());
         let (request, epoch) = (self.request.clone(), self.epoch.get().copied());
         let schema = self.schema.clone();
+        let overlay = self.overlay.clone();
         let open = async move {
             let epoch = epoch
                 .ok_or_else(|| SqlError::internal("a scan ran before its epoch was chosen"))
                 .map_err(external)?;
-            let batches = cluster.scan(&relation, epoch, request).await.map_err(external)?;
+            let keys = request.keys.clone();
+            let mut batches = cluster.scan(&relation, epoch, request).await.map_err(external)?;
+            if let Some(overlay) = overlay {
+                let own = overlay.rows(keys.as_ref()).map_err(external)?;
+                let rest = batches.map(move |b| overlay.unwritten(&relation, &b?));
+                batches = futures::stream::iter([Ok(own)]).chain(rest).boxed();
+            }
             Ok::<_, DataFusionError>(
                 batches.map(move |b| b.map_err(external).and_then(|b| conform(&schema, &b))),
             )

@@ -43,6 +43,7 @@ impl Session {
             }
             statement => {
                 self.refuse_in_block(noun(statement))?;
+                self.commit_implicit().await?;
                 ddl::execute(self, statement, &parsed.text).await
             }
         }
@@ -53,7 +54,7 @@ impl Session {
         match sql {
             Sql::Query(query) => Ok(Outcome::Rows(self.query(query).await?)),
             Sql::Insert(_) | Sql::Update(_) | Sql::Delete(_) => {
-                self.refuse_in_block("a write")?;
+                self.check_writable("a write")?;
                 let result = dml::execute(self, sql).await?;
                 Ok(match result.returning {
                     Some((fields, batches)) => {
@@ -63,8 +64,8 @@ impl Session {
                 })
             }
             Sql::Copy { .. } => copy::plan(self, sql).await,
-            Sql::StartTransaction { .. } => Ok(Outcome::Command(self.begin())),
-            Sql::Commit { .. } => Ok(Outcome::Command(self.commit())),
+            Sql::StartTransaction { modes, .. } => Ok(Outcome::Command(self.begin(modes)?)),
+            Sql::Commit { .. } => Ok(Outcome::Command(self.commit().await?)),
             Sql::Rollback { savepoint: None, .. } => Ok(Outcome::Command(self.rollback())),
             Sql::Rollback { savepoint: Some(name), .. } => {
                 Ok(Outcome::Command(self.rollback_to(&fold(name))?))

@@ -1,7 +1,6 @@
 //! A session: what lives between two statements of one connection, and running one statement.
 //!
-//! Invariants: a statement reads one epoch; in BEGIN … COMMIT writes are refused (0A000), never
-//! committed silently; after an error in a block everything but its end is refused (25P02). The
+//! Invariants: a statement reads one epoch; in BEGIN … COMMIT writes are staged and committed as one; after an error in a block everything but its end is refused (25P02). The
 //! session never holds a lock across an await.
 
 pub mod cursor;
@@ -11,6 +10,7 @@ pub mod params;
 pub mod prepare;
 pub mod set;
 pub mod transaction;
+pub mod writes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,12 +23,14 @@ use millrace_common::settings::SessionSettings;
 use millrace_common::{Epoch, RelationId, SqlError, SqlState, SqlType};
 use millrace_planner::{Binder, BoundQuery, SessionInfo};
 use millrace_rpc::catalog::RelationKind;
+use parking_lot::Mutex;
 use sqlparser::ast::Query;
 use tokio_util::sync::CancellationToken;
 
 pub use outcome::{Outcome, RowSet};
 pub use prepare::{Portal, Prepared};
 pub use transaction::Block;
+pub use writes::StagedWrites;
 
 use crate::catalog::SystemTables;
 use crate::catalog::rows::TYPE_OID;
@@ -56,6 +58,10 @@ pub struct Session {
     pub cancel: CancellationToken,
     /// The text that positions in the statement under way count in; empty where it is not known.
     pub source: String,
+    /// Writes of the block. Shared with the catalogs of its statements, whose reads see them.
+    pub writes: Arc<Mutex<StagedWrites>>,
+    /// The epoch that all reads of the block use, once the first has chosen it.
+    pub frozen: Mutex<Option<Epoch>>,
 }
 
 impl Session {
@@ -74,6 +80,8 @@ impl Session {
             locals: Vec::new(),
             cancel: CancellationToken::new(),
             source: String::new(),
+            writes: Arc::default(),
+            frozen: Mutex::default(),
         }
     }
 
@@ -87,7 +95,7 @@ impl Session {
 
     pub fn status(&self) -> TransactionStatus {
         match self.block {
-            Block::None => TransactionStatus::Idle,
+            Block::None | Block::Implicit => TransactionStatus::Idle,
             Block::Open { .. } => TransactionStatus::Block,
             Block::Failed { .. } => TransactionStatus::Failed,
         }
@@ -115,6 +123,7 @@ impl Session {
     /// The catalog for one statement.
     pub fn catalog_view(&self) -> SessionCatalog {
         SessionCatalog::new(self.cluster().clone(), self.search_path(), SystemTables::new(self))
+            .with_writes(Arc::clone(&self.writes))
     }
 
     pub fn info(&self, for_view: bool) -> SessionInfo {
@@ -157,6 +166,28 @@ impl Session {
 
     /// The newest epoch at which the relations are exact, as `read_freshness` asks.
     pub async fn read_epoch(&self, ids: &[RelationId]) -> Result<Epoch, SqlError> {
+        if !self.freezes_snapshot() {
+            return self.newest_epoch(ids).await;
+        }
+        let frozen = *self.frozen.lock();
+        if let Some(epoch) = frozen {
+            return match self.cluster().exact_at(ids, epoch) {
+                true => Ok(epoch),
+                false => Err(SqlError::new(
+                    SqlState::SERIALIZATION_FAILURE,
+                    "a relation has no version at the transaction's snapshot",
+                )
+                .with_hint(
+                    "Retry the transaction, reading its views first, or use READ COMMITTED.",
+                )),
+            };
+        }
+        let epoch = self.newest_epoch(ids).await?;
+        *self.frozen.lock() = Some(epoch);
+        Ok(epoch)
+    }
+
+    async fn newest_epoch(&self, ids: &[RelationId]) -> Result<Epoch, SqlError> {
         let setting = millrace_common::settings::find("read_wait_timeout")?;
         let millis = match self.settings.is_set(setting) {
             true => None,

@@ -2,7 +2,7 @@
 
 use millrace_common::settings::{SETTINGS, Setting};
 use millrace_common::{SqlError, SqlState};
-use sqlparser::ast::{ContextModifier, Expr, Set, Value};
+use sqlparser::ast::{ContextModifier, Expr, Set, TransactionAccessMode, TransactionMode, Value};
 
 use super::{Block, RowSet, Session};
 
@@ -47,8 +47,7 @@ impl Session {
                 self.set_value("client_encoding", &charset_name.to_string())
             }
             Set::SetNamesDefault {} => self.reset("client_encoding"),
-            // Every isolation level is served by strict serializable reads.
-            Set::SetTransaction { .. } => Ok(()),
+            Set::SetTransaction { modes, session, .. } => self.set_transaction(modes, *session),
             Set::SetRole { role_name, .. } => match role_name {
                 None => Ok(()),
                 Some(role) if role.value == self.user => Ok(()),
@@ -59,6 +58,38 @@ impl Session {
             }
             other => Err(SqlError::unsupported(format!("{other}"))),
         }
+    }
+
+    fn set_transaction(
+        &mut self,
+        modes: &[TransactionMode],
+        session: bool,
+    ) -> Result<(), SqlError> {
+        if !session {
+            if !self.in_block() {
+                self.notice(
+                    "WARNING",
+                    SqlState::NO_ACTIVE_SQL_TRANSACTION,
+                    "SET TRANSACTION can only be used in transaction blocks",
+                );
+                return Ok(());
+            }
+            return self.set_modes(modes);
+        }
+        for mode in modes {
+            match mode {
+                TransactionMode::IsolationLevel(level) => self.set_value(
+                    "default_transaction_isolation",
+                    &level.to_string().to_lowercase(),
+                )?,
+                TransactionMode::AccessMode(access) => {
+                    let read_only = matches!(access, TransactionAccessMode::ReadOnly);
+                    let value = if read_only { "on" } else { "off" };
+                    self.set_value("default_transaction_read_only", value)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     pub fn set_value(&mut self, name: &str, value: &str) -> Result<(), SqlError> {

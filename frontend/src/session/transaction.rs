@@ -1,28 +1,55 @@
 //! BEGIN, COMMIT, ROLLBACK, savepoints.
 //!
-//! A block groups reads; each of its statements reads the newest epoch. SET inside it is undone by
-//! ROLLBACK. Writes in a block are refused until they can be committed as one.
+//! Writes of a block are staged (see [`super::writes`]) and committed as one. Under READ COMMITTED each
+//! statement of a block reads the newest epoch; under REPEATABLE READ all of them read the epoch of the
+//! first one. Either way a row that another session has changed since the block read it fails the
+//! COMMIT with 40001, so that no update is lost to a stale row. SET inside a block is undone by ROLLBACK.
+//!
+//! The statements of one query string are an implicit block; a definition among them commits what came
+//! before it.
 
 use millrace_common::settings::SessionSettings;
 use millrace_common::{SqlError, SqlState};
+use sqlparser::ast::{TransactionAccessMode, TransactionMode};
 
 use super::Session;
+use super::writes::Marks;
+
+/// A savepoint: what ROLLBACK TO goes back to.
+pub struct Savepoint {
+    name: String,
+    settings: SessionSettings,
+    writes: Marks,
+}
 
 /// The transaction block of a session.
 pub enum Block {
     None,
-    Open { settings: Box<SessionSettings>, savepoints: Vec<(String, SessionSettings)> },
-    Failed { settings: Box<SessionSettings>, savepoints: Vec<(String, SessionSettings)> },
+    /// Statements of one string, without BEGIN.
+    Implicit,
+    Open {
+        settings: Box<SessionSettings>,
+        savepoints: Vec<Savepoint>,
+    },
+    Failed {
+        settings: Box<SessionSettings>,
+        savepoints: Vec<Savepoint>,
+    },
 }
 
 impl Session {
-    pub fn begin(&mut self) -> String {
+    pub fn begin(&mut self, modes: &[TransactionMode]) -> Result<String, SqlError> {
         match self.block {
-            Block::None => {
+            Block::None | Block::Implicit => {
                 self.block = Block::Open {
                     settings: Box::new(self.settings.clone()),
                     savepoints: Vec::new(),
                 };
+                let level = self.settings.get("default_transaction_isolation")?.to_owned();
+                if self.settings.get("transaction_isolation")? != level {
+                    self.set_local("transaction_isolation", &level)?;
+                }
+                self.set_modes(modes)?;
             }
             _ => self.notice(
                 "WARNING",
@@ -30,52 +57,96 @@ impl Session {
                 "there is already a transaction in progress",
             ),
         }
-        "BEGIN".to_owned()
+        Ok("BEGIN".to_owned())
     }
 
-    pub fn commit(&mut self) -> String {
+    /// What BEGIN and SET TRANSACTION say of the block.
+    pub fn set_modes(&mut self, modes: &[TransactionMode]) -> Result<(), SqlError> {
+        for mode in modes {
+            match mode {
+                TransactionMode::IsolationLevel(level) => {
+                    let level = level.to_string().to_lowercase();
+                    if self.frozen.lock().is_some() || !self.writes.lock().marks().is_empty() {
+                        return Err(SqlError::new(
+                            SqlState::ACTIVE_SQL_TRANSACTION,
+                            "SET TRANSACTION ISOLATION LEVEL must be called before any query",
+                        ));
+                    }
+                    self.set_local("transaction_isolation", &level)?;
+                }
+                TransactionMode::AccessMode(access) => {
+                    let read_only = matches!(access, TransactionAccessMode::ReadOnly);
+                    let value = if read_only { "on" } else { "off" };
+                    self.set_local("transaction_read_only", value)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_local(&mut self, name: &str, value: &str) -> Result<(), SqlError> {
+        if !self.locals.iter().any(|(n, _)| n == name) {
+            let before = self.settings.get(name)?.to_owned();
+            self.locals.push((name.to_owned(), before));
+        }
+        self.set_value(name, value)
+    }
+
+    /// Ends the block, committing its writes. On an error nothing of it is committed, unless the error
+    /// says that the outcome is unknown.
+    pub async fn commit(&mut self) -> Result<String, SqlError> {
         match std::mem::replace(&mut self.block, Block::None) {
-            Block::None => {
+            block @ (Block::None | Block::Implicit) => {
                 self.notice(
                     "WARNING",
                     SqlState::NO_ACTIVE_SQL_TRANSACTION,
                     "there is no transaction in progress",
                 );
-                "COMMIT".to_owned()
+                if matches!(block, Block::Implicit) {
+                    self.commit_writes().await?;
+                }
+                Ok("COMMIT".to_owned())
             }
             Block::Open { .. } => {
                 self.end_locals();
                 self.end_block();
-                "COMMIT".to_owned()
+                self.commit_writes().await?;
+                Ok("COMMIT".to_owned())
             }
             Block::Failed { settings, .. } => {
-                self.settings = *settings;
-                self.end_block();
-                "ROLLBACK".to_owned()
+                self.roll_back_to(*settings);
+                Ok("ROLLBACK".to_owned())
             }
         }
     }
 
     pub fn rollback(&mut self) -> String {
         match std::mem::replace(&mut self.block, Block::None) {
-            Block::None => {
+            Block::None | Block::Implicit => {
                 self.notice(
                     "WARNING",
                     SqlState::NO_ACTIVE_SQL_TRANSACTION,
                     "there is no transaction in progress",
                 );
+                self.writes.lock().clear();
             }
             Block::Open { settings, .. } | Block::Failed { settings, .. } => {
-                self.settings = *settings;
-                self.end_block();
+                self.roll_back_to(*settings);
             }
         }
         "ROLLBACK".to_owned()
     }
 
+    fn roll_back_to(&mut self, settings: SessionSettings) {
+        self.settings = settings;
+        self.writes.lock().clear();
+        self.end_block();
+    }
+
     /// Portals and cursors without HOLD end with their transaction.
     fn end_block(&mut self) {
         self.locals.clear();
+        *self.frozen.lock() = None;
         self.portals.retain(|_, p| p.hold);
     }
 
@@ -83,19 +154,52 @@ impl Session {
     pub fn fail_block(&mut self) {
         self.block = match std::mem::replace(&mut self.block, Block::None) {
             Block::Open { settings, savepoints } => Block::Failed { settings, savepoints },
+            Block::Implicit => {
+                self.writes.lock().clear();
+                Block::None
+            }
             other => other,
         };
     }
 
+    /// Between BEGIN and its end.
     pub fn in_block(&self) -> bool {
-        !matches!(self.block, Block::None)
+        matches!(self.block, Block::Open { .. } | Block::Failed { .. })
+    }
+
+    /// Whether writes wait for a commit.
+    pub fn stages_writes(&self) -> bool {
+        matches!(self.block, Block::Open { .. } | Block::Implicit)
+    }
+
+    /// The next statement belongs to a string of several.
+    pub fn begin_implicit(&mut self) {
+        if matches!(self.block, Block::None) {
+            self.block = Block::Implicit;
+        }
+    }
+
+    /// Commits what statements of a string have written so far, if no BEGIN holds it.
+    pub async fn commit_implicit(&mut self) -> Result<(), SqlError> {
+        if matches!(self.block, Block::Implicit) {
+            self.block = Block::None;
+            self.commit_writes().await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the block reads one epoch throughout.
+    pub fn freezes_snapshot(&self) -> bool {
+        let level = self.settings.get("transaction_isolation").unwrap_or_default();
+        self.in_block() && matches!(level, "repeatable read" | "serializable")
     }
 
     pub fn savepoint(&mut self, name: String) -> Result<String, SqlError> {
-        let settings = self.settings.clone();
+        let savepoint =
+            Savepoint { name, settings: self.settings.clone(), writes: self.writes.lock().marks() };
         match &mut self.block {
             Block::Open { savepoints, .. } => {
-                savepoints.push((name, settings));
+                savepoints.push(savepoint);
                 Ok("SAVEPOINT".to_owned())
             }
             _ => Err(needs_block("SAVEPOINT")),
@@ -115,12 +219,16 @@ impl Session {
 
     pub fn rollback_to(&mut self, name: &str) -> Result<String, SqlError> {
         match std::mem::replace(&mut self.block, Block::None) {
-            Block::None => Err(needs_block("ROLLBACK TO SAVEPOINT")),
+            other @ (Block::None | Block::Implicit) => {
+                self.block = other;
+                Err(needs_block("ROLLBACK TO SAVEPOINT"))
+            }
             Block::Open { settings, mut savepoints }
             | Block::Failed { settings, mut savepoints } => {
                 let found = find(&savepoints, name);
                 if let Ok(at) = found {
-                    self.settings = savepoints[at].1.clone();
+                    self.settings = savepoints[at].settings.clone();
+                    self.writes.lock().rewind(&savepoints[at].writes);
                     savepoints.truncate(at + 1);
                     self.block = Block::Open { settings, savepoints };
                 } else {
@@ -131,13 +239,18 @@ impl Session {
         }
     }
 
-    /// Refuses what would write inside a block.
+    /// Refuses what cannot be rolled back inside a block.
     pub fn refuse_in_block(&self, what: &str) -> Result<(), SqlError> {
         if self.in_block() {
             return Err(SqlError::unsupported(format!("{what} in a transaction block")).with_hint(
                 "Run it outside BEGIN … COMMIT; there every statement commits by itself.",
             ));
         }
+        self.check_writable(what)
+    }
+
+    /// Refuses writes where they are not allowed.
+    pub fn check_writable(&self, what: &str) -> Result<(), SqlError> {
         for name in ["transaction_read_only", "default_transaction_read_only"] {
             if self.settings.bool(name) {
                 return Err(SqlError::new(
@@ -146,12 +259,16 @@ impl Session {
                 ));
             }
         }
+        if self.in_block() && self.settings.get("transaction_isolation")? == "serializable" {
+            return Err(SqlError::unsupported("a write in a SERIALIZABLE transaction")
+                .with_hint("Use REPEATABLE READ, and retry on SQLSTATE 40001."));
+        }
         Ok(())
     }
 }
 
-fn find(savepoints: &[(String, SessionSettings)], name: &str) -> Result<usize, SqlError> {
-    savepoints.iter().rposition(|(n, _)| n == name).ok_or_else(|| {
+fn find(savepoints: &[Savepoint], name: &str) -> Result<usize, SqlError> {
+    savepoints.iter().rposition(|s| s.name == name).ok_or_else(|| {
         SqlError::new(SqlState::INVALID_SAVEPOINT, format!("savepoint \"{name}\" does not exist"))
     })
 }

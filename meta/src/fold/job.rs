@@ -1,9 +1,10 @@
 //! Entries that change a job's version: commits, run edits, generations, the start of a backfill.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId};
-use millrace_rpc::log::{EditVersion, RaiseGenerations, StartBackfill};
+use millrace_rpc::log::{EditVersion, RaiseGenerations, StartBackfill, Transaction};
 use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, VersionEdit};
 
 use super::{Applied, Verdict, applied};
@@ -21,6 +22,28 @@ pub fn position(job: &JobRecord) -> Epoch {
 }
 
 pub fn commit(state: &mut MetaState, entry: &JobCommit) -> Verdict {
+    let epoch = check_commit(state, entry)?;
+    take_commit(state, entry, epoch)
+}
+
+/// All tables of a transaction, or none: nothing is taken before everything is checked.
+pub fn transaction(state: &mut MetaState, entry: &Transaction) -> Verdict {
+    let mut jobs = BTreeSet::new();
+    for commit in &entry.commits {
+        let root = state.relations.get(&RelationId(commit.job)).is_some_and(|r| !is_derived(r));
+        if !root || !jobs.insert(commit.job) {
+            return Err(VoidReason::Malformed);
+        }
+        check_commit(state, commit)?;
+    }
+    for commit in &entry.commits {
+        take_commit(state, commit, state.epoch)?;
+    }
+    Ok(applied(state))
+}
+
+/// The epoch that a commit is of, if it is valid.
+fn check_commit(state: &MetaState, entry: &JobCommit) -> Result<Epoch, VoidReason> {
     let id = RelationId(entry.job);
     let head = state.epoch;
     let job = state.jobs.get(&id).ok_or(VoidReason::UnknownRelation(entry.job))?;
@@ -38,7 +61,15 @@ pub fn commit(state: &mut MetaState, entry: &JobCommit) -> Verdict {
     let epoch = if root { head } else { Epoch(entry.epoch) };
     check_epoch(version, epoch, head, root)?;
     check_references(state, version, entry)?;
+    Ok(epoch)
+}
 
+/// Puts a checked commit into the state.
+fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdict {
+    let id = RelationId(entry.job);
+    let head = state.epoch;
+    let root = state.relations.get(&id).is_some_and(|r| !is_derived(r));
+    let job = state.jobs.get(&id).ok_or(VoidReason::UnknownRelation(entry.job))?;
     // What the inputs did after the previous commit ends the exact segment that began with it.
     let anchor = job.timeline.anchor();
     let was_exact_until = anchor.map(|anchor| match root {
