@@ -1,5 +1,6 @@
 //! A workload whose outcome after a crash can be judged: batches that are all or nothing, a counter that
-//! several sessions raise, a COPY, and views over all of it.
+//! several sessions raise, a COPY, transactions that move money between two tables, and views over all
+//! of it.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,6 +12,9 @@ use tokio_postgres::Client;
 /// Rows of one batch.
 const BATCH: i64 = 5;
 const COUNTER_SESSIONS: usize = 3;
+/// Accounts of each of the two tables that transactions move money between, and what they hold at first.
+const ACCOUNTS: i64 = 4;
+const BALANCE: i64 = 1000;
 
 #[derive(Clone)]
 pub struct Ledger {
@@ -21,12 +25,21 @@ pub struct Ledger {
     deleted: Vec<i64>,
     increments: i64,
     unknown_increments: i64,
+    /// Money moved from one table to the other, acknowledged and perhaps.
+    moved: i64,
+    unknown_moved: i64,
 }
 
 const SCHEMA: &str = "
     CREATE TABLE ledger (id bigint PRIMARY KEY, batch bigint, v int);
     CREATE TABLE counter (id int PRIMARY KEY, x bigint);
     INSERT INTO counter VALUES (1, 0), (2, 0);
+    CREATE TABLE cash (id int PRIMARY KEY, n bigint);
+    CREATE TABLE bank (id int PRIMARY KEY, n bigint);
+    INSERT INTO cash SELECT g, 1000 FROM generate_series(1, 4) AS t(g);
+    INSERT INTO bank SELECT g, 1000 FROM generate_series(1, 4) AS t(g);
+    CREATE MATERIALIZED VIEW money AS SELECT sum(n) AS n FROM
+        (SELECT n FROM cash UNION ALL SELECT n FROM bank) AS both_tables;
     CREATE MATERIALIZED VIEW per_batch AS SELECT batch, count(*) AS n, sum(v) AS s FROM ledger GROUP BY batch;
     CREATE MATERIALIZED VIEW sizes AS SELECT n, count(*) AS batches FROM per_batch GROUP BY n;
     CREATE MATERIALIZED VIEW with_counter AS SELECT l.id, c.x FROM ledger l JOIN counter c ON l.v = c.id;
@@ -45,6 +58,8 @@ impl Ledger {
             deleted: Vec::new(),
             increments: 0,
             unknown_increments: 0,
+            moved: 0,
+            unknown_moved: 0,
         })
     }
 
@@ -56,6 +71,10 @@ impl Ledger {
         let counters = (0..COUNTER_SESSIONS)
             .map(|_| raise_counter(server, until, &increments, &unknown_increments));
         let counters = futures::future::join_all(counters);
+        let (moved, unknown_moved) = (AtomicI64::new(0), AtomicI64::new(0));
+        let movers =
+            [1, 2].map(|first| move_money(server, until, first, &moved, &unknown_moved));
+        let movers = futures::future::join_all(movers);
         let batches = async {
             let Ok(client) = server.connect().await else { return };
             while Instant::now() < until {
@@ -64,9 +83,11 @@ impl Ledger {
                 }
             }
         };
-        tokio::join!(counters, batches, create_and_drop(server, until));
+        tokio::join!(counters, batches, movers, create_and_drop(server, until));
         self.increments += increments.into_inner();
         self.unknown_increments += unknown_increments.into_inner();
+        self.moved += moved.into_inner();
+        self.unknown_moved += unknown_moved.into_inner();
     }
 
     /// One batch by INSERT or COPY, now and then a DELETE; false when the server is gone.
@@ -135,19 +156,39 @@ impl Ledger {
         }
         self.increments = x;
         self.unknown_increments = 0;
-        // The fifth comes and goes.
+        self.verify_money(&client).await?;
+        // The sixth comes and goes.
         let views = suite::check_views(&client).await?;
-        if !(4..=5).contains(&views) {
-            return Err(format!("{views} of 4 views are there"));
+        if !(5..=6).contains(&views) {
+            return Err(format!("{views} of 5 views are there"));
         }
         // It goes on from there.
         if !self.batch(&client).await {
             return Err("a statement after the restart failed".to_string());
         }
         let views = suite::check_views(&client).await?;
-        if views < 4 {
-            return Err(format!("{views} of 4 views are there after a statement"));
+        if views < 5 {
+            return Err(format!("{views} of 5 views are there after a statement"));
         }
+        Ok(())
+    }
+
+    /// A transaction over two tables is in both or in neither.
+    async fn verify_money(&mut self, client: &Client) -> Result<(), String> {
+        let sql = "SELECT (SELECT sum(n) FROM cash), (SELECT sum(n) FROM bank), (SELECT n FROM money)";
+        let rows = suite::rows(client, sql).await?;
+        let number = |i: usize| rows[0][i].parse::<i64>().map_err(|_| format!("{rows:?}"));
+        let (cash, bank, both) = (number(0)?, number(1)?, number(2)?);
+        let all = 2 * ACCOUNTS * BALANCE;
+        if cash + bank != all || both != all {
+            return Err(format!("{cash} in cash and {bank} in the bank, {both} together, not {all}"));
+        }
+        let moved = bank - ACCOUNTS * BALANCE;
+        let range = self.moved..=self.moved + self.unknown_moved;
+        if !range.contains(&moved) {
+            return Err(format!("{moved} was moved, acknowledged transactions say {range:?}"));
+        }
+        (self.moved, self.unknown_moved) = (moved, 0);
         Ok(())
     }
 }
@@ -181,6 +222,44 @@ async fn create_and_drop(server: &Server, until: Instant) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Moves money from one table to the other, one coin a transaction. Sessions begin at different
+/// tables and meet at the same rows, so some are told to try again.
+async fn move_money(
+    server: &Server,
+    until: Instant,
+    first: i64,
+    done: &AtomicI64,
+    unknown: &AtomicI64,
+) {
+    let Ok(client) = server.connect().await else { return };
+    let mut id = first;
+    while Instant::now() < until {
+        id = id % ACCOUNTS + 1;
+        let take = format!("UPDATE cash SET n = n - 1 WHERE id = {id}");
+        let give = format!("UPDATE bank SET n = n + 1 WHERE id = {id}");
+        let (one, two) = if first == 1 { (take, give) } else { (give, take) };
+        let transaction = async {
+            client.batch_execute("BEGIN").await?;
+            client.batch_execute(&one).await?;
+            client.batch_execute(&two).await?;
+            client.batch_execute("COMMIT").await
+        };
+        match transaction.await {
+            Ok(()) => done.fetch_add(1, Ordering::Relaxed),
+            Err(e) if e.as_db_error().is_some_and(|d| d.code().code() == "40001") => {
+                if client.batch_execute("ROLLBACK").await.is_err() {
+                    return;
+                }
+                0
+            }
+            Err(_) => {
+                unknown.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        };
     }
 }
 

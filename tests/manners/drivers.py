@@ -84,3 +84,69 @@ assert conn.execute(
 info = psycopg.types.TypeInfo.fetch(conn, "text")
 assert info.oid == 25 and info.array_oid == 1009, info
 print("ok")
+
+# Its default: every statement opens a transaction, which commit() ends.
+plain = psycopg.connect(f"host=127.0.0.1 port={port} user=root dbname=dev")
+other = psycopg.connect(f"host=127.0.0.1 port={port} user=root dbname=dev")
+conn.execute("CREATE TABLE acct (id int PRIMARY KEY, n bigint NOT NULL)")
+conn.execute("CREATE TABLE moves (src int, dst int, n bigint)")
+conn.execute("CREATE MATERIALIZED VIEW total AS SELECT sum(n) AS n FROM acct")
+plain.execute("INSERT INTO acct SELECT g, 100 FROM generate_series(1, 10) AS t(g)")
+assert plain.execute("SELECT sum(n) FROM acct").fetchone() == (1000,)
+assert conn.execute("SELECT count(*) FROM acct").fetchone() == (0,)
+plain.commit()
+assert conn.execute("SELECT n FROM total").fetchone() == (1000,)
+plain.execute("DELETE FROM acct")
+plain.rollback()
+assert plain.execute("SELECT count(*) FROM acct").fetchone() == (10,)
+plain.commit()
+with plain.cursor() as c:
+    c.executemany("INSERT INTO moves VALUES (%s, %s, %s)", [(i, i, 0) for i in range(500)])
+    c.execute("UPDATE acct SET n = n - 5 WHERE id = %s RETURNING n", (1,))
+    assert c.fetchone() == (95,)
+    with c.copy("COPY moves FROM STDIN") as copy:
+        copy.write_row((1, 2, 5))
+    assert c.execute("SELECT count(*) FROM moves").fetchone() == (501,)
+plain.rollback()
+assert plain.execute("SELECT count(*) FROM moves").fetchone() == (0,)
+plain.rollback()
+
+# Two transactions change the same row: the second to commit is told to try again.
+plain.execute("UPDATE acct SET n = n - 1 WHERE id = 1")
+other.execute("UPDATE acct SET n = n + 1 WHERE id = 1")
+plain.execute("INSERT INTO moves VALUES (1, 1, 1)")
+other.execute("INSERT INTO moves VALUES (2, 2, 2)")
+plain.commit()
+try:
+    other.commit()
+    raise AssertionError("no conflict")
+except psycopg.errors.SerializationFailure:
+    pass
+assert conn.execute("SELECT src FROM moves").fetchall() == [(1,)]
+assert conn.execute("SELECT n FROM acct WHERE id = 1").fetchone() == (99,)
+
+# Both insert one key: the second is a duplicate, and nothing of its transaction stays.
+plain.execute("INSERT INTO acct VALUES (50, 0)")
+other.execute("INSERT INTO moves VALUES (3, 3, 3)")
+other.execute("INSERT INTO acct VALUES (50, 1)")
+plain.commit()
+try:
+    other.commit()
+    raise AssertionError("no duplicate")
+except psycopg.errors.UniqueViolation:
+    pass
+assert conn.execute("SELECT count(*) FROM moves").fetchone() == (1,)
+
+# One snapshot for a whole block.
+plain.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+before = plain.execute("SELECT n FROM acct WHERE id = 2").fetchone()
+conn.execute("UPDATE acct SET n = n + 1 WHERE id = 2")
+assert plain.execute("SELECT n FROM acct WHERE id = 2").fetchone() == before
+plain.execute("UPDATE acct SET n = 0 WHERE id = 2")
+try:
+    plain.commit()
+    raise AssertionError("no conflict")
+except psycopg.errors.SerializationFailure:
+    pass
+assert plain.execute("SELECT n FROM acct WHERE id = 2").fetchone() == (before[0] + 1,)
+plain.rollback()
