@@ -72,8 +72,7 @@ impl Ledger {
             .map(|_| raise_counter(server, until, &increments, &unknown_increments));
         let counters = futures::future::join_all(counters);
         let (moved, unknown_moved) = (AtomicI64::new(0), AtomicI64::new(0));
-        let movers =
-            [1, 2].map(|first| move_money(server, until, first, &moved, &unknown_moved));
+        let movers = [1, 2].map(|first| move_money(server, until, first, &moved, &unknown_moved));
         let movers = futures::future::join_all(movers);
         let batches = async {
             let Ok(client) = server.connect().await else { return };
@@ -175,13 +174,16 @@ impl Ledger {
 
     /// A transaction over two tables is in both or in neither.
     async fn verify_money(&mut self, client: &Client) -> Result<(), String> {
-        let sql = "SELECT (SELECT sum(n) FROM cash), (SELECT sum(n) FROM bank), (SELECT n FROM money)";
+        let sql =
+            "SELECT (SELECT sum(n) FROM cash), (SELECT sum(n) FROM bank), (SELECT n FROM money)";
         let rows = suite::rows(client, sql).await?;
         let number = |i: usize| rows[0][i].parse::<i64>().map_err(|_| format!("{rows:?}"));
         let (cash, bank, both) = (number(0)?, number(1)?, number(2)?);
         let all = 2 * ACCOUNTS * BALANCE;
         if cash + bank != all || both != all {
-            return Err(format!("{cash} in cash and {bank} in the bank, {both} together, not {all}"));
+            return Err(format!(
+                "{cash} in cash and {bank} in the bank, {both} together, not {all}"
+            ));
         }
         let moved = bank - ACCOUNTS * BALANCE;
         let range = self.moved..=self.moved + self.unknown_moved;
