@@ -240,7 +240,7 @@ impl Explain<'_> {
             (0, Some(limit)) => drop(write!(line, " <= {limit}")),
             (0, None) => {}
             (offset, Some(limit)) => {
-                drop(write!(line, " in {}..{}", offset + 1, offset.saturating_add(limit)))
+                let _ = write!(line, " in {}..{}", offset + 1, offset.saturating_add(limit));
             }
             (offset, None) => drop(write!(line, " > {offset}")),
         }

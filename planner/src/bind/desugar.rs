@@ -34,16 +34,27 @@ pub enum Op {
     Element,
     /// A parameter (right operand) whose type is looked up or remembered.
     Parameter,
-    /// The right operand, as a result of the named construct that has the left one as another result.
-    Common(&'static str),
-    /// The left operand, as a condition of CASE.
-    Condition,
-    /// The left operand, as the text argument of the function that the right one names.
-    Text,
+    /// The left operand's list of arguments and one more.
+    Argument,
+    /// A call of the named function or construct with the left operand's list of arguments.
+    Call(&'static str),
 }
 
-/// Constructs whose results need a common type.
-const COMMON: [&str; 4] = ["CASE", "COALESCE", "GREATEST", "LEAST"];
+/// Constructs that are resolved as calls: their results need a common type.
+const CONSTRUCTS: [&str; 5] = ["case", "coalesce", "greatest", "least", "pg_typeof"];
+
+/// The name of a call that [`super::operators`] resolves by types.
+fn resolved_name(name: &str) -> Option<&'static str> {
+    let name = match name {
+        "pow" => "power",
+        name => name,
+    };
+    CONSTRUCTS
+        .iter()
+        .find(|c| **c == name)
+        .copied()
+        .or_else(|| crate::functions::call::defs().get_key_value(name).map(|(k, _)| *k))
+}
 
 impl Op {
     fn encode(self) -> BinaryOperator {
@@ -58,9 +69,8 @@ impl Op {
             Op::NotDistinct => "#notdistinct".into(),
             Op::Element => "#element".into(),
             Op::Parameter => "#parameter".into(),
-            Op::Common(construct) => format!("#common:{construct}"),
-            Op::Condition => "#condition".into(),
-            Op::Text => "#text".into(),
+            Op::Argument => "#argument".into(),
+            Op::Call(name) => format!("#call:{name}"),
         })
     }
 
@@ -73,11 +83,8 @@ impl Op {
             "#notdistinct" => Op::NotDistinct,
             "#element" => Op::Element,
             "#parameter" => Op::Parameter,
-            "#condition" => Op::Condition,
-            "#text" => Op::Text,
-            _ if text.starts_with("#common:") => {
-                Op::Common(COMMON.iter().find(|c| text.ends_with(**c))?)
-            }
+            "#argument" => Op::Argument,
+            _ if text.starts_with("#call:") => Op::Call(resolved_name(&text[6..])?),
             _ => {
                 let (oid, typmod) = text.strip_prefix("#cast:")?.split_once(':')?;
                 let t = ColumnType { oid: oid.parse().ok()?, typmod: typmod.parse().ok()? };
@@ -115,6 +122,7 @@ impl VisitorMut for Desugar<'_> {
 
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
         name_items(&mut select.projection);
+        select.projection.iter_mut().for_each(spread_series);
         if let Err(e) = spell_out_predicates(&mut select.projection) {
             return ControlFlow::Break(Box::new(e));
         }
@@ -157,6 +165,17 @@ impl VisitorMut for Desugar<'_> {
             Ok(()) => ControlFlow::Continue(()),
             Err(e) => ControlFlow::Break(Box::new(e)),
         }
+    }
+}
+
+/// `generate_series` in a SELECT list is a set of rows.
+fn spread_series(item: &mut SelectItem) {
+    if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item
+        && let Expr::Function(f) = e
+        && f.name.to_string().eq_ignore_ascii_case("generate_series")
+    {
+        let series = take(e);
+        *e = call("unnest", [series]);
     }
 }
 
@@ -233,8 +252,26 @@ fn cast(e: Expr, t: SqlType) -> Expr {
     ours(Op::Cast(t), e, null())
 }
 
+fn digits_of(n: u64) -> Expr {
+    ours(Op::Number, string(n.min(6).to_string()), null())
+}
+
+/// A cast to a type as written: a precision of seconds rounds.
+fn cast_to(e: Expr, t: &DataType) -> Result<Expr, SqlError> {
+    let value = cast(e, sql_type(t)?);
+    Ok(match t {
+        DataType::Timestamp(Some(n), _) | DataType::Time(Some(n), _) if *n < 6 => {
+            call("round_seconds", [value, digits_of(*n)])
+        }
+        _ => value,
+    })
+}
+
 /// A call of a function, by a name that needs no folding.
 fn call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
+    if let Some(name) = resolved_name(name) {
+        return resolved(name, args);
+    }
     let args = args.into_iter().map(|a| FunctionArg::Unnamed(FunctionArgExpr::Expr(a))).collect();
     Expr::Function(Function {
         name: ObjectName::from(vec![Ident::with_quote('"', name)]),
@@ -250,6 +287,14 @@ fn call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
         over: None,
         within_group: Vec::new(),
     })
+}
+
+/// A call that is resolved by the types of its arguments.
+fn resolved(name: &'static str, args: impl IntoIterator<Item = Expr>) -> Expr {
+    let list = args
+        .into_iter()
+        .fold(Expr::value(Value::Null), |list, arg| ours(Op::Argument, list, Box::new(arg)));
+    ours(Op::Call(name), list, null())
 }
 
 fn take(e: &mut Expr) -> Expr {
@@ -311,12 +356,43 @@ impl Desugar<'_> {
             Expr::UnaryOp { op: UnaryOperator::Plus, expr: e } => take(e),
             Expr::Cast {
                 kind: CastKind::Cast | CastKind::DoubleColon, expr: e, data_type, ..
-            } => cast(take(e), sql_type(data_type)?),
+            } => cast_to(take(e), data_type)?,
             Expr::TypedString(t) => {
                 let text = t.value.clone().into_string().unwrap_or_default();
-                cast(string(text), sql_type(&t.data_type)?)
+                cast_to(string(text), &t.data_type)?
             }
-            Expr::Interval(i) => cast(string(interval_text(i)?), SqlType::Interval),
+            Expr::Interval(i) => {
+                let value = cast(string(interval_text(i)?), SqlType::Interval);
+                match i.fractional_seconds_precision.or(i.leading_precision) {
+                    Some(digits) => call("round_seconds", [value, digits_of(digits)]),
+                    None => value,
+                }
+            }
+            Expr::UnaryOp { op: UnaryOperator::PGSquareRoot, expr: e } => call("sqrt", [take(e)]),
+            Expr::UnaryOp { op: UnaryOperator::PGCubeRoot, expr: e } => call("cbrt", [take(e)]),
+            Expr::UnaryOp { op: UnaryOperator::PGAbs, expr: e } => call("abs", [take(e)]),
+            Expr::SimilarTo { negated, expr: e, pattern, escape_char } => {
+                let args = [take(e), take(pattern)].into_iter();
+                let escape = escape_char.take().map(Expr::Value);
+                negate_if(*negated, call("similar_to", args.chain(escape)))
+            }
+            Expr::Like { negated, any: false, expr: e, pattern, escape_char: Some(c) } => {
+                let args = [take(e), take(pattern), Expr::Value(c.clone())];
+                negate_if(*negated, call("like_escape", args))
+            }
+            Expr::ILike { negated, any: false, expr: e, pattern, escape_char: Some(c) } => {
+                let args = [take(e), take(pattern), Expr::Value(c.clone())];
+                negate_if(*negated, call("ilike_escape", args))
+            }
+            Expr::Trim { expr: e, trim_where, trim_what, trim_characters: None } => {
+                let name = match trim_where {
+                    Some(TrimWhereField::Leading) => "ltrim",
+                    Some(TrimWhereField::Trailing) => "rtrim",
+                    _ => "btrim",
+                };
+                let what = trim_what.as_mut().map(|w| take(w));
+                call(name, [take(e)].into_iter().chain(what))
+            }
             Expr::InSubquery { expr: e, subquery, .. } => {
                 let width = match subquery.body.as_ref() {
                     SetExpr::Select(s) => s.projection.len(),
@@ -334,8 +410,30 @@ impl Desugar<'_> {
                 let upper = binary(e, BinaryOperator::LtEq, take(high));
                 negate_if(*negated, binary(lower, BinaryOperator::And, upper))
             }
+            Expr::IsDistinctFrom(a, b) | Expr::IsNotDistinctFrom(a, b)
+                if row_items(a).is_some() && row_items(b).is_some() =>
+            {
+                let (x, y) = (row_items(a).unwrap_or_default(), row_items(b).unwrap_or_default());
+                check_widths(&x, &y)?;
+                let differ = x.into_iter().zip(y).map(|(x, y)| ours(Op::Distinct, x, Box::new(y)));
+                let any = differ.reduce(|x, y| binary(x, BinaryOperator::Or, y)).unwrap_or_else(no);
+                negate_if(matches!(expr, Expr::IsNotDistinctFrom(_, _)), any)
+            }
             Expr::IsDistinctFrom(a, b) => ours(Op::Distinct, take(a), Box::new(take(b))),
             Expr::IsNotDistinctFrom(a, b) => ours(Op::NotDistinct, take(a), Box::new(take(b))),
+            Expr::InList { expr: e, list, negated } if row_items(e).is_some() => {
+                let row = row_items(e).unwrap_or_default();
+                let mut any: Option<Expr> = None;
+                for item in list.iter() {
+                    let other = row_items(item).unwrap_or_else(|| vec![item.clone()]);
+                    let equal = compare_rows(&row, &BinaryOperator::Eq, &other)?;
+                    any = match (any, equal) {
+                        (Some(a), Some(b)) => Some(binary(a, BinaryOperator::Or, b)),
+                        (a, b) => a.or(b),
+                    };
+                }
+                negate_if(*negated, any.unwrap_or_else(no))
+            }
             Expr::InList { expr: e, list, .. } => {
                 let left = e.as_ref().clone();
                 for item in list.iter_mut() {
@@ -343,31 +441,26 @@ impl Desugar<'_> {
                 }
                 return Ok(());
             }
-            Expr::BinaryOp { left, op: BinaryOperator::Eq, right } => match (&**left, &**right) {
-                (Expr::Tuple(a), Expr::Tuple(b)) if a.len() == b.len() && !a.is_empty() => {
-                    let pairs = a.iter().zip(b);
-                    let equal =
-                        pairs.map(|(a, b)| binary(a.clone(), BinaryOperator::Eq, b.clone()));
-                    match equal.reduce(|x, y| binary(x, BinaryOperator::And, y)) {
-                        Some(all) => Expr::Nested(Box::new(all)),
-                        None => return Ok(()),
-                    }
-                }
+            Expr::BinaryOp { left, op, right } => match (row_items(left), row_items(right)) {
+                (Some(a), Some(b)) => match compare_rows(&a, op, &b)? {
+                    Some(new) => new,
+                    None => return Ok(()),
+                },
                 _ => return Ok(()),
             },
             Expr::Case { operand, conditions, else_result, .. } => {
                 let operand = operand.take();
+                let mut parts = Vec::with_capacity(conditions.len() * 2 + 1);
                 for when in conditions.iter_mut() {
                     let value = take(&mut when.condition);
-                    when.condition = match &operand {
+                    parts.push(match &operand {
                         Some(o) => binary(o.as_ref().clone(), BinaryOperator::Eq, value),
-                        None => ours(Op::Condition, value, null()),
-                    };
+                        None => value,
+                    });
+                    parts.push(take(&mut when.result));
                 }
-                let results = conditions.iter_mut().map(|when| &mut when.result);
-                let others = else_result.iter_mut().map(|e| e.as_mut());
-                with_common_type("CASE", others.chain(results).collect());
-                return Ok(());
+                parts.extend(else_result.take().map(|e| *e));
+                resolved("case", parts)
             }
             Expr::UnaryOp { op: UnaryOperator::BitwiseNot, expr: e } => {
                 let ones = ours(Op::Number, string("-1"), null());
@@ -377,12 +470,12 @@ impl Desugar<'_> {
                 let field = field.to_string().trim_matches('\'').to_lowercase();
                 call("extract", [string(field), take(e)])
             }
-            Expr::Position { expr: e, r#in } => call("strpos", [take(r#in), take(e)]),
+            Expr::Position { expr: e, r#in } => call("position", [take(r#in), take(e)]),
             Expr::Substring { expr: e, substring_from, substring_for, .. } => {
                 let from = substring_from.as_mut().map(|f| take(f));
                 let from = from.unwrap_or_else(|| ours(Op::Number, string("1"), null()));
                 let length = substring_for.as_mut().map(|f| take(f));
-                call("substr", [take(e), from].into_iter().chain(length))
+                call("substring", [take(e), from].into_iter().chain(length))
             }
             Expr::Overlay { expr: e, overlay_what, overlay_from, overlay_for } => {
                 let length = overlay_for.as_mut().map(|f| take(f));
@@ -439,29 +532,13 @@ impl Desugar<'_> {
                     (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
                 Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
             }),
-            "coalesce" | "greatest" | "least" if f.over.is_none() => {
-                let construct = COMMON.iter().find(|c| c.eq_ignore_ascii_case(name));
-                with_common_type(construct.copied().unwrap_or("COALESCE"), arguments_mut(f));
-                None
-            }
             "nullif" => {
                 if let [a, b] = arguments_mut(f).as_mut_slice() {
                     **b = ours(Op::Element, a.clone(), Box::new(take(b)));
                 }
                 None
             }
-            text if OF_TEXT.contains(&text) => {
-                let text = string(text);
-                if let [argument] = arguments_mut(f).as_mut_slice() {
-                    **argument = ours(Op::Text, take(argument), Box::new(text));
-                }
-                None
-            }
             "version" => Some(string(VERSION)),
-            "to_char" => {
-                translate_pattern(f)?;
-                None
-            }
             "now" | "current_timestamp" | "transaction_timestamp" | "statement_timestamp"
                 if fixed =>
             {
@@ -482,27 +559,141 @@ impl Desugar<'_> {
             "current_database" | "current_catalog" if fixed => {
                 Some(string(self.session.database.clone()))
             }
-            _ => None,
+            "make_interval" => positional(f, &INTERVAL_PARTS)?.map(|args| call(name, args)),
+            "age" => match arguments(f) {
+                // The age of one time is counted from today's midnight.
+                Some(args) if args.len() == 1 && fixed => {
+                    let today = cast(cast(now(), SqlType::Date), SqlType::Timestamp);
+                    Some(call(name, [today].into_iter().chain(args)))
+                }
+                args => args.map(|args| call(name, args)),
+            },
+            _ => match (resolved_name(name), plain_call(f)) {
+                (Some(name), true) => arguments(f).map(|args| resolved(name, args)),
+                _ => None,
+            },
         })
     }
 }
 
-/// Results of one construct: literals of unknown type take the others' type, and types that have no
-/// common one are refused. All are held against the first whose type is known.
-fn with_common_type(construct: &'static str, mut results: Vec<&mut Expr>) {
-    let unknown = |e: &Expr| match e {
-        Expr::Value(v) => matches!(v.value, Value::SingleQuotedString(_) | Value::Null),
-        _ => false,
+fn no() -> Expr {
+    Expr::value(Value::Boolean(false))
+}
+
+/// The columns of a row value.
+fn row_items(e: &Expr) -> Option<Vec<Expr>> {
+    match e {
+        Expr::Tuple(items) if !items.is_empty() => Some(items.clone()),
+        Expr::Nested(inner) => row_items(inner),
+        Expr::Function(f) if f.name.to_string().eq_ignore_ascii_case("row") => {
+            let FunctionArguments::List(list) = &f.args else { return None };
+            list.args
+                .iter()
+                .map(|a| match a {
+                    FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) => Some(e.clone()),
+                    _ => None,
+                })
+                .collect()
+        }
+        _ => None,
+    }
+}
+
+fn check_widths(a: &[Expr], b: &[Expr]) -> Result<(), SqlError> {
+    match a.len() == b.len() {
+        true => Ok(()),
+        false => Err(SqlError::new(
+            SqlState::SYNTAX_ERROR,
+            "unequal number of entries in row expressions",
+        )),
+    }
+}
+
+/// A comparison of row values, column by column from the left.
+fn compare_rows(a: &[Expr], op: &BinaryOperator, b: &[Expr]) -> Result<Option<Expr>, SqlError> {
+    use BinaryOperator as B;
+    if *op == B::Overlaps {
+        let (Ok(a), Ok(b)) = (<[Expr; 2]>::try_from(a.to_vec()), <[Expr; 2]>::try_from(b.to_vec()))
+        else {
+            let message = "wrong number of parameters on one side of OVERLAPS expression";
+            return Err(SqlError::new(SqlState::SYNTAX_ERROR, message));
+        };
+        return Ok(Some(call("overlaps", a.into_iter().chain(b))));
+    }
+    let strict = match op {
+        B::Eq | B::NotEq => op.clone(),
+        B::Lt | B::LtEq => B::Lt,
+        B::Gt | B::GtEq => B::Gt,
+        _ => return Ok(None),
     };
-    // A result that is a CASE again would be repeated at every level.
-    let fit = |e: &Expr| !unknown(e) && !matches!(e, Expr::Case { .. });
-    let Some(first) = results.iter().position(|e| fit(e)) else { return };
-    let model = results[first].clone();
-    for (i, e) in results.iter_mut().enumerate() {
-        if i != first {
-            **e = ours(Op::Common(construct), model.clone(), Box::new(take(e)));
+    check_widths(a, b)?;
+    let pairs: Vec<(Expr, Expr)> = a.iter().cloned().zip(b.iter().cloned()).collect();
+    let all = |op: B, with: B| {
+        let parts = pairs.iter().map(|(a, b)| binary(a.clone(), op.clone(), b.clone()));
+        parts.reduce(|x, y| binary(x, with.clone(), y))
+    };
+    let new = match op {
+        B::Eq => all(B::Eq, B::And),
+        B::NotEq => all(B::NotEq, B::Or),
+        _ => {
+            // a1 < b1 OR (a1 = b1 AND (a2 < b2 OR …)); the last column decides about equality.
+            let mut rest: Option<Expr> = None;
+            for (a, b) in pairs.iter().rev() {
+                rest = Some(match rest {
+                    None => binary(a.clone(), op.clone(), b.clone()),
+                    Some(rest) => {
+                        let equal = binary(a.clone(), B::Eq, b.clone());
+                        let less = binary(a.clone(), strict.clone(), b.clone());
+                        let rest = binary(equal, B::And, Expr::Nested(Box::new(rest)));
+                        binary(less, B::Or, Expr::Nested(Box::new(rest)))
+                    }
+                });
+            }
+            rest
+        }
+    };
+    Ok(new.map(|e| Expr::Nested(Box::new(e))))
+}
+
+const INTERVAL_PARTS: [&str; 7] = ["years", "months", "weeks", "days", "hours", "mins", "secs"];
+
+/// Arguments by position or by name, zero where one is left out.
+fn positional(f: &mut Function, names: &[&str]) -> Result<Option<Vec<Expr>>, SqlError> {
+    let FunctionArguments::List(list) = &mut f.args else { return Ok(None) };
+    let named = list.args.iter().any(|a| !matches!(a, FunctionArg::Unnamed(_)));
+    if !named {
+        return Ok(arguments(f));
+    }
+    let zero = || ours(Op::Number, string("0"), null());
+    let mut out: Vec<Expr> = names.iter().map(|_| zero()).collect();
+    for (i, arg) in list.args.iter().enumerate() {
+        let (at, e) = match arg {
+            FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) => (Some(i), e),
+            FunctionArg::Named { name, arg: FunctionArgExpr::Expr(e), .. }
+            | FunctionArg::ExprNamed {
+                name: Expr::Identifier(name),
+                arg: FunctionArgExpr::Expr(e),
+                ..
+            } => (names.iter().position(|n| *n == fold(name)), e),
+            _ => return Ok(None),
+        };
+        match at.and_then(|at| out.get_mut(at)) {
+            Some(slot) => *slot = e.clone(),
+            None => return Err(crate::error::undefined_function(&f.to_string())),
         }
     }
+    Ok(Some(out))
+}
+
+/// A call without any clause of aggregates or windows.
+fn plain_call(f: &Function) -> bool {
+    let FunctionArguments::List(list) = &f.args else { return false };
+    f.over.is_none()
+        && f.filter.is_none()
+        && f.within_group.is_empty()
+        && f.null_treatment.is_none()
+        && list.duplicate_treatment.is_none()
+        && list.clauses.is_empty()
 }
 
 /// The unnamed arguments of a plain call, in place.
@@ -514,22 +705,6 @@ fn arguments_mut(f: &mut Function) -> Vec<&mut Expr> {
     });
     unnamed.collect()
 }
-
-/// Functions of one text, to which PostgreSQL does not convert anything else by itself.
-const OF_TEXT: [&str; 12] = [
-    "upper",
-    "lower",
-    "initcap",
-    "reverse",
-    "ascii",
-    "length",
-    "char_length",
-    "character_length",
-    "btrim",
-    "ltrim",
-    "rtrim",
-    "trim",
-];
 
 /// What clients that look at the version expect, and whose it is.
 const VERSION: &str = concat!(
@@ -544,56 +719,6 @@ fn negate_if(negated: bool, e: Expr) -> Expr {
         true => Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(nested) },
         false => nested,
     }
-}
-
-/// `to_char`'s template patterns in the form that DataFusion's function takes.
-fn translate_pattern(f: &mut Function) -> Result<(), SqlError> {
-    const PATTERNS: [(&str, &str); 16] = [
-        ("YYYY", "%Y"),
-        ("HH24", "%H"),
-        ("HH12", "%I"),
-        ("Month", "%B"),
-        ("Mon", "%b"),
-        ("Day", "%A"),
-        ("DDD", "%j"),
-        ("Dy", "%a"),
-        ("MM", "%m"),
-        ("DD", "%d"),
-        ("MI", "%M"),
-        ("SS", "%S"),
-        ("MS", "%3f"),
-        ("US", "%6f"),
-        ("HH", "%I"),
-        ("YY", "%y"),
-    ];
-    let FunctionArguments::List(list) = &mut f.args else { return Ok(()) };
-    let Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(v)))) = list.args.get_mut(1)
-    else {
-        return Err(SqlError::unsupported("to_char with a pattern that is not a constant"));
-    };
-    let Value::SingleQuotedString(pattern) = &v.value else { return Ok(()) };
-    let mut out = String::new();
-    let mut rest = pattern.as_str();
-    while let Some(c) = rest.chars().next() {
-        match PATTERNS
-            .iter()
-            .find(|(name, _)| rest.starts_with(name) || rest.starts_with(&name.to_lowercase()))
-        {
-            Some((name, code)) => {
-                out.push_str(code);
-                rest = &rest[name.len()..];
-            }
-            None if c.is_alphabetic() && c != 'T' => {
-                return Err(SqlError::unsupported(format!("the to_char pattern \"{pattern}\"")));
-            }
-            None => {
-                out.push_str(if c == '%' { "%%" } else { &rest[..c.len_utf8()] });
-                rest = &rest[c.len_utf8()..];
-            }
-        }
-    }
-    v.value = Value::SingleQuotedString(out);
-    Ok(())
 }
 
 /// Window frames and the plain arguments of window functions want plain numbers.

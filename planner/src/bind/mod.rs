@@ -124,7 +124,7 @@ impl<'a> Binder<'a> {
             0,
         )?;
         unions::check(&plan)?;
-        let plan = type_nulls(plan)?;
+        let plan = type_nulls(unions::unify(plan)?)?;
         let fields = plan.schema().fields();
         let names = fields.iter().map(|f| names::shown(f.name()).to_owned()).collect();
         let types = fields

@@ -95,7 +95,9 @@ fn figure(e: &Expr) -> Option<(String, bool)> {
         Expr::Exists { .. } => strong("exists"),
         Expr::Subquery(q) => subquery_name(q).map(|n| (n, true)),
         Expr::Extract { .. } => strong("extract"),
-        Expr::Substring { .. } => strong("substring"),
+        Expr::Substring { shorthand, .. } => {
+            strong(if *shorthand { "substr" } else { "substring" })
+        }
         Expr::Position { .. } => strong("position"),
         Expr::Overlay { .. } => strong("overlay"),
         Expr::Ceil { .. } => strong("ceil"),

@@ -5,11 +5,12 @@
 //! as PostgreSQL does. Comparisons stay DataFusion's, so that joins and filters are recognised, with
 //! literals and parameters of unknown type turned into the other operand's type first.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::arrow::datatypes::{DataType, Field, IntervalUnit};
 use datafusion::common::{DFSchema, Result, ScalarValue};
-use datafusion::logical_expr::expr::Placeholder;
+use datafusion::error::DataFusionError;
+use datafusion::logical_expr::expr::{Case, Placeholder, ScalarFunction};
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
 use datafusion::logical_expr::{BinaryExpr, Expr, ExprSchemable, Operator, ScalarUDF, lit};
 use millrace_common::{SqlError, SqlState, SqlType};
@@ -18,7 +19,10 @@ use sqlparser::ast::BinaryOperator;
 use super::desugar::Op;
 use crate::error::external;
 use crate::functions::arith::{ArithOp, Operands, operands};
+use crate::functions::call;
 use crate::functions::cast::{cast_function, fold_literal, parse_number};
+use crate::functions::functions;
+use crate::functions::numeric::Num;
 
 /// Types of `$1…` as far as known: given by the client, or by the first use that told.
 #[derive(Debug, Default)]
@@ -81,6 +85,10 @@ impl ExprPlanner for OperatorPlanner {
                 Some(Plain::Arith(a)) => self.arithmetic(a, left, right, schema)?,
                 Some(Plain::Compare(c)) => self.comparison(c, left, right, schema)?,
                 Some(Plain::Concat) => self.concat(left, right, schema)?,
+                Some(Plain::Call(name)) => self.call(name, vec![left, right], schema)?,
+                Some(Plain::NotCall(name)) => {
+                    Expr::Not(Box::new(self.call(name, vec![left, right], schema)?))
+                }
                 Some(Plain::Logic(op, name)) => {
                     let left = self.boolean(left, name, schema)?;
                     let right = self.boolean(right, name, schema)?;
@@ -99,6 +107,8 @@ enum Plain {
     Arith(ArithOp),
     Compare(Operator),
     Concat,
+    Call(&'static str),
+    NotCall(&'static str),
     Logic(Operator, &'static str),
 }
 
@@ -117,6 +127,12 @@ fn plain(op: &BinaryOperator) -> Option<Plain> {
         B::Gt => Plain::Compare(Operator::Gt),
         B::GtEq => Plain::Compare(Operator::GtEq),
         B::StringConcat => Plain::Concat,
+        B::PGExp => Plain::Call("power"),
+        B::PGStartsWith => Plain::Call("starts_with"),
+        B::PGRegexMatch => Plain::Call("regex_match"),
+        B::PGRegexIMatch => Plain::Call("regex_imatch"),
+        B::PGRegexNotMatch => Plain::NotCall("regex_match"),
+        B::PGRegexNotIMatch => Plain::NotCall("regex_imatch"),
         B::And => Plain::Logic(Operator::And, "AND"),
         B::Or => Plain::Logic(Operator::Or, "OR"),
         _ => return None,
@@ -162,19 +178,8 @@ impl OperatorPlanner {
                 let (_, element) = self.comparable(Operator::Eq, left, right, schema)?;
                 Ok(element)
             }
-            Op::Common(construct) => self.common(construct, &left, right, schema),
-            Op::Condition => self.boolean(left, "CASE/WHEN", schema),
-            Op::Text => match self.seen(&left, schema)? {
-                Some(t) if !is_text(&t) && t != DataType::Binary => {
-                    let function = match &right {
-                        Expr::Literal(ScalarValue::Utf8(Some(name)), _) => name.as_str(),
-                        _ => "",
-                    };
-                    let call = format!("{function}({})", type_name(&Some(t)));
-                    Err(external(crate::error::undefined_function(&call)))
-                }
-                _ => Ok(left),
-            },
+            Op::Argument => self.argument(left, right),
+            Op::Call(name) => self.call(name, arguments_of(left), schema),
             Op::Parameter => match right {
                 Expr::Placeholder(p) => {
                     self.parameters.note(&p.id, None);
@@ -188,20 +193,143 @@ impl OperatorPlanner {
         }
     }
 
-    /// A result of CASE and its like, whose type `like` is a result too.
-    fn common(&self, construct: &str, like: &Expr, e: Expr, schema: &DFSchema) -> Result<Expr> {
-        let (model, own) = (self.seen(like, schema)?, self.seen(&e, schema)?);
-        match (&model, &own) {
-            (Some(a), None) if SqlType::from_arrow(a).is_ok() => self.coerce_unknown_like(e, a),
-            (Some(a), Some(b)) if !compare(a, b) => {
-                let (a, b) = (type_name(&model), type_name(&own));
-                Err(external(SqlError::new(
-                    SqlState::DATATYPE_MISMATCH,
-                    format!("{construct} types {a} and {b} cannot be matched"),
-                )))
+    fn argument(&self, list: Expr, argument: Expr) -> Result<Expr> {
+        let mut args = arguments_of(list);
+        args.push(argument);
+        Ok(Expr::ScalarFunction(ScalarFunction::new_udf(argument_list(), args)))
+    }
+
+    /// A call, resolved by the types of its arguments.
+    fn call(&self, name: &'static str, args: Vec<Expr>, schema: &DFSchema) -> Result<Expr> {
+        let seen = args.iter().map(|a| self.seen(a, schema)).collect::<Result<Vec<_>>>()?;
+        match name {
+            "case" => return self.case(args, &seen, schema),
+            "coalesce" | "greatest" | "least" => {
+                let (construct, function) = (name.to_uppercase(), functions().scalar(name));
+                let function = function
+                    .ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
+                let args = self.to_common(&construct, args, &seen)?;
+                return Ok(function.call(args));
             }
-            _ => Ok(e),
+            "pg_typeof" => {
+                let [t] = seen.as_slice() else {
+                    return Err(external(crate::error::undefined_function("pg_typeof()")));
+                };
+                return Ok(lit(type_name(t)));
+            }
+            _ => {}
         }
+        let udf = call::defs().get(name).cloned().or_else(|| functions().scalar(name));
+        let udf = udf.ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
+        let udf = &udf;
+        let overload = call::resolve(udf, &seen).map_err(external)?;
+        let types = overload.types(args.len()).unwrap_or_default();
+        let mut taken = Vec::with_capacity(args.len());
+        for ((arg, seen), t) in args.into_iter().zip(&seen).zip(types) {
+            taken.push(match seen {
+                _ if call::takes_any(udf) && seen.is_some() => arg,
+                None if matches!(t, SqlType::Numeric(_)) => {
+                    self.coerce_unknown_like(arg, &t.to_arrow())?
+                }
+                None => self.coerce_unknown(arg, t)?,
+                Some(from) => self.implicit_to(arg, from, t)?,
+            });
+        }
+        if matches!(overload.returns, SqlType::Numeric(None)) {
+            let constants: Option<Vec<ScalarValue>> = taken
+                .iter()
+                .map(|e| match e {
+                    Expr::Literal(v, _) => Some(v.clone()),
+                    _ => None,
+                })
+                .collect();
+            // What fails stays a call, and fails when it runs.
+            if let Some(constants) = constants
+                && let Ok(value) = call::fold(overload, &constants, call::is_strict(udf))
+            {
+                return Ok(Expr::Literal(value, None));
+            }
+        }
+        Ok(udf.call(taken))
+    }
+
+    /// An implicit cast of an argument; a numeric keeps its scale.
+    fn implicit_to(&self, e: Expr, from: &DataType, to: SqlType) -> Result<Expr> {
+        match (from, to) {
+            (DataType::Decimal128(_, _), SqlType::Numeric(None)) => Ok(e),
+            (t, SqlType::Numeric(None)) if t.is_integer() => {
+                implicit(e, from, &DataType::Decimal128(38, 0))
+            }
+            (t, SqlType::Text) if is_text(t) => Ok(e),
+            (from, to) if *from == to.to_arrow() => Ok(e),
+            (DataType::Decimal128(_, _), _) => cast_expr(e, from, to).map_err(external),
+            (from, to) => implicit(e, from, &to.to_arrow()),
+        }
+    }
+
+    /// CASE: conditions and results in turn, then ELSE.
+    fn case(&self, args: Vec<Expr>, seen: &[Seen], schema: &DFSchema) -> Result<Expr> {
+        let is_condition = |i: usize| i % 2 == 0 && i + 1 < args.len();
+        let (mut conditions, mut results, mut types) = (Vec::new(), Vec::new(), Vec::new());
+        let count = args.len();
+        let flags: Vec<bool> = (0..count).map(is_condition).collect();
+        for (i, arg) in args.into_iter().enumerate() {
+            match flags[i] {
+                true => conditions.push(Box::new(self.boolean(arg, "CASE/WHEN", schema)?)),
+                false => {
+                    results.push(arg);
+                    types.push(seen[i].clone());
+                }
+            }
+        }
+        // PostgreSQL looks at ELSE first.
+        let has_else = results.len() > conditions.len();
+        if has_else {
+            results.rotate_right(1);
+            types.rotate_right(1);
+        }
+        let mut results = self.to_common("CASE", results, &types)?;
+        let otherwise = has_else.then(|| Box::new(results.remove(0)));
+        let when_then = conditions.into_iter().zip(results.into_iter().map(Box::new)).collect();
+        Ok(Expr::Case(Case { expr: None, when_then_expr: when_then, else_expr: otherwise }))
+    }
+
+    /// Values of one construct, as the type that they have in common.
+    fn to_common(&self, construct: &str, args: Vec<Expr>, seen: &[Seen]) -> Result<Vec<Expr>> {
+        let mut common: Seen = None;
+        for t in seen.iter().flatten() {
+            common = Some(match common {
+                None => t.clone(),
+                Some(c) => match common_type(&c, t) {
+                    Some(c) => c,
+                    None => {
+                        let (a, b) = (type_name(&Some(c)), type_name(&Some(t.clone())));
+                        return Err(external(SqlError::new(
+                            SqlState::DATATYPE_MISMATCH,
+                            format!("{construct} types {a} and {b} cannot be matched"),
+                        )));
+                    }
+                },
+            });
+        }
+        let common = common.unwrap_or(DataType::Utf8);
+        let Ok(target) = SqlType::from_arrow(&common) else { return Ok(args) };
+        args.into_iter()
+            .zip(seen)
+            .map(|(e, t)| match t {
+                None => self.coerce_unknown_like(e, &common).and_then(|e| match &e {
+                    Expr::Literal(v, _) if v.data_type() != common => {
+                        implicit(e.clone(), &v.data_type(), &common)
+                    }
+                    _ => Ok(e),
+                }),
+                Some(t) if *t == common => Ok(e),
+                Some(t) => match target {
+                    SqlType::Numeric(_) => implicit(e, t, &common),
+                    _ => cast_expr(e, t, target).map_err(external),
+                },
+            })
+            .collect()
     }
 
     /// An operand that has to be boolean.
@@ -227,6 +355,7 @@ impl OperatorPlanner {
     /// An explicit cast.
     fn cast(&self, e: Expr, to: SqlType, schema: &DFSchema) -> Result<Expr> {
         match self.seen(&e, schema)? {
+            None if to == SqlType::Numeric(None) => self.coerce_unknown_like(e, &to.to_arrow()),
             None => self.coerce_unknown(e, to),
             Some(from) => cast_expr(e, &from, to).map_err(external),
         }
@@ -253,7 +382,7 @@ impl OperatorPlanner {
         // A literal keeps its own scale: it is compared or computed by value.
         if let (SqlType::Numeric(_), Expr::Literal(ScalarValue::Utf8(Some(text)), _)) = (to, &e)
             && let Ok(number) = parse_number(text.trim())
-            && !matches!(number, ScalarValue::Float64(_))
+            && let Some(number) = exact(number)
         {
             return Ok(Expr::Literal(number, None));
         }
@@ -301,6 +430,14 @@ impl OperatorPlanner {
             }
         };
         let Operands { left: lc, right: rc, .. } = operands(op, &lt2, &rt2).ok_or_else(missing)?;
+        if op == ArithOp::Div
+            && let (Some(a), Some(b)) = (constant(&left), constant(&right))
+            && (lt2.is_decimal() || rt2.is_decimal())
+            && let Some(value) = a.div(&b).ok().and_then(|q| q.to_scalar().ok())
+        {
+            // A quotient of constants has PostgreSQL's scale for these values.
+            return Ok(Expr::Literal(value, None));
+        }
         let left = implicit(left, &lt2, &lc)?;
         let right = implicit(right, &rt2, &rc)?;
         Ok(op.function().call(vec![left, right]))
@@ -308,6 +445,15 @@ impl OperatorPlanner {
 
     fn comparison(&self, op: Operator, left: Expr, right: Expr, schema: &DFSchema) -> Result<Expr> {
         let (left, right) = self.comparable(op, left, right, schema)?;
+        let is_interval = |e: &Expr| Ok::<_, DataFusionError>(e.get_type(schema)? == INTERVAL);
+        let (left, right) = match is_interval(&left)? && is_interval(&right)? {
+            // Compared by length: 24 hours are a day, 30 days a month.
+            true => (
+                self.call("interval_span", vec![left], schema)?,
+                self.call("interval_span", vec![right], schema)?,
+            ),
+            false => (left, right),
+        };
         Ok(Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right))))
     }
 
@@ -362,7 +508,7 @@ impl OperatorPlanner {
             && (bytes(&lt) || lt.is_none())
             && (bytes(&rt) || rt.is_none())
         {
-            return Err(external(SqlError::unsupported("|| of bytea")));
+            return self.call("bytea_concat", vec![left, right], schema);
         }
         if !texty(&lt) && !texty(&rt) {
             return Err(external(no_operator(&describe("||", &lt, &rt))));
@@ -381,9 +527,77 @@ impl OperatorPlanner {
     }
 }
 
+const INTERVAL: DataType = DataType::Interval(IntervalUnit::MonthDayNano);
+
+/// The type of two that values of both can be given: the wider one.
+pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
+    use DataType as D;
+    if a == b {
+        return Some(a.clone());
+    }
+    let whole = |t: &D| match t {
+        D::Int16 => Some((5u8, 0i8)),
+        D::Int32 => Some((10, 0)),
+        D::Int64 => Some((19, 0)),
+        D::Decimal128(p, s) => Some((*p, *s)),
+        _ => None,
+    };
+    match (a, b) {
+        (D::Decimal128(_, _), _) | (_, D::Decimal128(_, _))
+            if let (Some((p1, s1)), Some((p2, s2))) = (whole(a), whole(b)) =>
+        {
+            let scale = s1.max(s2);
+            let digits = (p1 as i8 - s1).max(p2 as i8 - s2) + scale;
+            Some(D::Decimal128(digits.clamp(1, 38) as u8, scale.min(38)))
+        }
+        _ => {
+            let (x, y) = (SqlType::from_arrow(a).ok()?, SqlType::from_arrow(b).ok()?);
+            match (call::implicit_cast(x, y), call::implicit_cast(y, x)) {
+                (true, _) => Some(b.clone()),
+                (_, true) => Some(a.clone()),
+                _ => None,
+            }
+        }
+    }
+}
+
+/// Carries the arguments of a call to where it is resolved; never in a plan.
+fn argument_list() -> Arc<ScalarUDF> {
+    static LIST: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(LIST.get_or_init(|| crate::functions::missing::missing_function("#arguments")))
+}
+
+fn arguments_of(list: Expr) -> Vec<Expr> {
+    match list {
+        Expr::ScalarFunction(f) if f.func.name() == "#arguments" => f.args,
+        _ => Vec::new(),
+    }
+}
+
 const AMBIGUOUS_FUNCTION: &str = "42725";
 const CAST_HINT: &str = "No operator matches the given name and argument types. You might need to \
                          add explicit type casts.";
+
+/// A number as a numeric with the digits that it has.
+fn exact(number: ScalarValue) -> Option<ScalarValue> {
+    match number {
+        ScalarValue::Int32(Some(v)) => Num::new(v.into(), 0).to_scalar().ok(),
+        ScalarValue::Int64(Some(v)) => Num::new(v.into(), 0).to_scalar().ok(),
+        v @ ScalarValue::Decimal128(_, _, _) => Some(v),
+        _ => None,
+    }
+}
+
+/// The number of an exact literal.
+fn constant(e: &Expr) -> Option<Num> {
+    match e {
+        Expr::Literal(ScalarValue::Int16(Some(v)), _) => Some(Num::new((*v).into(), 0)),
+        Expr::Literal(ScalarValue::Int32(Some(v)), _) => Some(Num::new((*v).into(), 0)),
+        Expr::Literal(ScalarValue::Int64(Some(v)), _) => Some(Num::new((*v).into(), 0)),
+        Expr::Literal(ScalarValue::Decimal128(Some(v), _, s), _) => Some(Num::new(*v, *s)),
+        _ => None,
+    }
+}
 
 fn placeholder(id: String, t: DataType) -> Expr {
     let field = Arc::new(Field::new(&id, t, true));
@@ -435,6 +649,9 @@ fn implicit(e: Expr, from: &DataType, to: &DataType) -> Result<Expr> {
     }
     match e {
         Expr::Placeholder(p) => Ok(placeholder(p.id, to.clone())),
+        e if matches!((from, to), (DataType::Time64(_), DataType::Interval(_))) => {
+            cast_expr(e, from, SqlType::Interval).map_err(external)
+        }
         Expr::Literal(v, _) => Ok(lit(v.cast_to(to)?)),
         e => Ok(Expr::Cast(datafusion::logical_expr::Cast::new(Box::new(e), to.clone()))),
     }

@@ -165,6 +165,8 @@ fn datetime_operands(op: ArithOp, l: &DataType, r: &DataType) -> Option<Operands
             out(&plain, &interval(), &plain)
         }
         (ArithOp::Add, i, D::Date32) if is_interval(i) => out(&interval(), &plain, &plain),
+        (ArithOp::Add, D::Timestamp(_, _), D::Time64(_)) => out(l, r, l),
+        (ArithOp::Add, D::Time64(_), D::Timestamp(_, _)) => out(l, r, r),
         (ArithOp::Add, D::Date32, D::Time64(_)) => out(&plain, r, &plain),
         (ArithOp::Add, D::Time64(_), D::Date32) => out(l, &plain, &plain),
         (ArithOp::Add | ArithOp::Sub, D::Timestamp(_, _) | D::Time64(_), i) if is_interval(i) => {

@@ -1,4 +1,4 @@
-//! `extract` and `date_part` with PostgreSQL's fields and types; `timezone` for UTC and offsets.
+//! `extract` and `date_part` with PostgreSQL's fields and types.
 
 use std::sync::{Arc, OnceLock};
 
@@ -106,24 +106,37 @@ fn field(parts: &Parts, name: &str) -> Option<i128> {
 }
 
 /// ISO year and week of a day: the week belongs to the year of its Thursday.
-fn iso_week(days: i64) -> (i64, i64) {
+pub fn iso_week(days: i64) -> (i64, i64) {
     let thursday = days - (days + 3).rem_euclid(7) + 3;
     let year = civil_from_days(thursday).0;
     (year, (thursday - days_from_civil(year, 1, 1)) / 7 + 1)
 }
 
-/// Fields whose numeric has six digits after the point; the others are whole.
-fn fractional(name: &str) -> bool {
-    let short = name.trim_end_matches('s');
-    matches!(short, "" | "second" | "sec" | "millisecond" | "m" | "msec" | "epoch" | "julian")
-        && name != "m"
+/// Digits after the point of a field's numeric.
+fn digits(name: &str, date: bool) -> i8 {
+    match name {
+        "second" | "seconds" | "sec" | "secs" | "s" => 6,
+        "millisecond" | "milliseconds" | "ms" | "msec" | "msecs" => 3,
+        "epoch" if !date => 6,
+        "julian" if !date => 20,
+        _ => 0,
+    }
+}
+
+/// Fields of a time of day, which a date does not have.
+fn is_time_field(name: &str) -> bool {
+    let names = ["micro", "milli", "us", "ms", "sec", "s", "min", "m", "hour", "h", "timezone"];
+    names.iter().any(|n| if n.len() > 2 { name.starts_with(n) } else { name == *n })
+        && !name.starts_with("millenn")
 }
 
 impl Extract {
-    fn result_type(&self, name: &str) -> DataType {
-        match (&self.output, fractional(name)) {
-            (DataType::Decimal128(p, _), false) => DataType::Decimal128(*p, 0),
-            (t, _) => t.clone(),
+    fn result_type(&self, name: &str, of: &DataType) -> DataType {
+        match &self.output {
+            DataType::Decimal128(p, _) => {
+                DataType::Decimal128(*p, digits(name, matches!(of, DataType::Date32)))
+            }
+            t => t.clone(),
         }
     }
 
@@ -135,6 +148,18 @@ impl Extract {
             ))
         };
         let kind = crate::bind::operators::type_name(&Some(array.data_type().clone()));
+        let unsupported = match array.data_type() {
+            // PostgreSQL computes date_part of a date from its midnight.
+            DataType::Date32 => self.name == "extract" && is_time_field(name),
+            DataType::Time64(_) => !is_time_field(name) && name != "epoch",
+            _ => false,
+        };
+        if unsupported && field(&of_timestamp(0), name).is_some() {
+            return Err(external(SqlError::new(
+                SqlState::FEATURE_NOT_SUPPORTED,
+                format!("unit \"{name}\" not supported for type {kind}"),
+            )));
+        }
         let get = |p: Parts| field(&p, name).ok_or_else(|| unknown(&kind));
         let values: Decimal128Array = match array.data_type() {
             DataType::Timestamp(TimeUnit::Microsecond, _) => array
@@ -151,7 +176,9 @@ impl Extract {
             DataType::Interval(IntervalUnit::MonthDayNano) => array
                 .as_primitive::<IntervalMonthDayNanoType>()
                 .try_unary(|i| get(of_interval(i)))?,
-            DataType::Null => return Ok(new_null_array(&self.result_type(name), array.len())),
+            DataType::Null => {
+                return Ok(new_null_array(&self.result_type(name, array.data_type()), array.len()));
+            }
             _ => {
                 return Err(external(SqlError::new(
                     SqlState::UNDEFINED_FUNCTION,
@@ -163,12 +190,12 @@ impl Extract {
             DataType::Float64 => {
                 Arc::new(values.unary::<_, Float64Type>(|v| v as f64 / 1e6)) as ArrayRef
             }
-            _ if fractional(name) => Arc::new(values.with_precision_and_scale(38, 6)?),
-            _ => Arc::new(
-                values
-                    .unary::<_, Decimal128Type>(|v| v / 1_000_000)
-                    .with_precision_and_scale(38, 0)?,
-            ),
+            _ => {
+                let digits = digits(name, matches!(array.data_type(), DataType::Date32));
+                let scaled = values
+                    .try_unary::<_, Decimal128Type, _>(|v| super::cast::fit(v, 6, 38, digits));
+                Arc::new(scaled.map_err(external)?.with_precision_and_scale(38, digits)?)
+            }
         })
     }
 }
@@ -188,7 +215,10 @@ impl ScalarUDFImpl for Extract {
 
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
         let t = match args.scalar_arguments.first() {
-            Some(Some(ScalarValue::Utf8(Some(name)))) => self.result_type(&name.to_lowercase()),
+            Some(Some(ScalarValue::Utf8(Some(name)))) => {
+                let of = args.arg_fields.get(1).map_or(&DataType::Null, |f| f.data_type());
+                self.result_type(&name.to_lowercase(), of)
+            }
             _ => self.output.clone(),
         };
         Ok(Arc::new(Field::new(self.name(), t, true)))

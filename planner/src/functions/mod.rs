@@ -6,16 +6,25 @@
 pub mod aggregates;
 pub mod arith;
 pub mod bounded;
+pub mod call;
 pub mod cast;
 pub mod datetime;
+pub mod datetime_text;
 pub mod extract;
+pub mod interval_text;
 pub mod kernels;
+pub mod math;
 pub mod missing;
+pub mod number_format;
+pub mod numeric;
 pub mod parse;
+pub mod patterns;
 pub mod round;
 pub mod sign;
+pub mod strings;
 pub mod text;
-pub mod timezone;
+pub mod time_format;
+pub mod times;
 pub mod window_fn;
 
 use std::collections::HashMap;
@@ -71,7 +80,8 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
     all.extend(extract::functions());
     all.extend(round::functions());
-    all.extend([sign::sign_function(), timezone::timezone_function()]);
+    all.push(sign::sign_function());
+    all.extend(call::defs().values().cloned());
     all
 }
 

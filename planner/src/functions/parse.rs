@@ -2,6 +2,8 @@
 
 use millrace_common::{SqlError, SqlState, SqlType};
 
+use super::datetime_text;
+pub use super::interval_text::interval;
 use super::text::{days_from_civil, days_in_month};
 
 const DAY_US: i64 = 86_400_000_000;
@@ -216,7 +218,7 @@ fn time_part(part: &str, text: &str, t: SqlType) -> Result<i64, SqlError> {
 }
 
 /// Microseconds of the digits after the point, rounded.
-fn fraction_us(digits: &str) -> Option<i64> {
+pub fn fraction_us(digits: &str) -> Option<i64> {
     if digits.is_empty() {
         return Some(0);
     }
@@ -229,6 +231,14 @@ fn fraction_us(digits: &str) -> Option<i64> {
 }
 
 pub fn date(text: &str) -> Result<i32, SqlError> {
+    plain_date(text).or_else(|e| match datetime_text::parse(text) {
+        Some(Some(read)) => Ok(read.days as i32),
+        Some(None) => Err(field_range(text)),
+        None => Err(e),
+    })
+}
+
+fn plain_date(text: &str) -> Result<i32, SqlError> {
     let trimmed = text.trim();
     if trimmed.eq_ignore_ascii_case("epoch") {
         return Ok(0);
@@ -236,7 +246,7 @@ pub fn date(text: &str) -> Result<i32, SqlError> {
     let part = trimmed.split([' ', 'T']).next().unwrap_or(trimmed);
     if part.len() < trimmed.len() {
         // A time of day is read and dropped.
-        let us = timestamp(trimmed, false).map_err(|_| invalid(SqlType::Date, text))?;
+        let us = plain_timestamp(trimmed, false).map_err(|_| invalid(SqlType::Date, text))?;
         return Ok(us.div_euclid(DAY_US) as i32);
     }
     Ok(date_part(part, text, SqlType::Date)? as i32)
@@ -244,10 +254,25 @@ pub fn date(text: &str) -> Result<i32, SqlError> {
 
 pub fn time(text: &str) -> Result<i64, SqlError> {
     time_part(text.trim(), text, SqlType::Time)
+        .or_else(|e| datetime_text::time_of_day(text).ok_or(e))
 }
 
 /// Microseconds since 1970. With `tz`, an offset counts (default UTC); without, it is read and dropped.
 pub fn timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
+    plain_timestamp(text, tz).or_else(|e| match datetime_text::parse(text) {
+        Some(None) => Err(field_range(text)),
+        Some(Some(local)) => {
+            let us = local.days * DAY_US + local.us;
+            Ok(match local.zone {
+                Some(zone) if tz => zone.instant(us),
+                _ => us,
+            })
+        }
+        None => Err(e),
+    })
+}
+
+fn plain_timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
     let t = if tz { SqlType::Timestamptz } else { SqlType::Timestamp };
     let trimmed = text.trim();
     if trimmed.eq_ignore_ascii_case("epoch") {
@@ -272,7 +297,7 @@ pub fn timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
 }
 
 /// Microseconds east of UTC.
-fn zone_us(zone: &str) -> Option<i64> {
+pub fn zone_us(zone: &str) -> Option<i64> {
     if zone.is_empty() || ["z", "utc", "gmt"].contains(&zone.to_ascii_lowercase().as_str()) {
         return Some(0);
     }
@@ -293,82 +318,6 @@ fn zone_us(zone: &str) -> Option<i64> {
     (h <= 15 && m < 60).then_some(sign * (h * 60 + m) * 60_000_000)
 }
 
-/// Months, days and microseconds of an interval.
-pub fn interval(text: &str) -> Result<(i32, i32, i64), SqlError> {
-    let bad = || invalid(SqlType::Interval, text);
-    let lower = text.trim().to_ascii_lowercase();
-    let mut words: Vec<String> = Vec::new();
-    for word in lower.split_whitespace().filter(|w| *w != "@") {
-        // `4seconds` is `4 seconds`.
-        match word.find(|c: char| c.is_ascii_alphabetic()) {
-            Some(i) if i > 0 => words.extend([word[..i].to_owned(), word[i..].to_owned()]),
-            _ => words.push(word.to_owned()),
-        }
-    }
-    let ago = words.last().is_some_and(|w| w == "ago");
-    if ago {
-        words.pop();
-    }
-    if words.is_empty() {
-        return Err(bad());
-    }
-    let (mut months, mut days, mut us) = (0f64, 0f64, 0f64);
-    let mut i = 0;
-    while i < words.len() {
-        let word = &words[i];
-        if word.contains(':') {
-            let (sign, clock) = match word.strip_prefix('-') {
-                Some(c) => (-1.0, c),
-                None => (1.0, word.strip_prefix('+').unwrap_or(word)),
-            };
-            us += sign * interval_clock(clock).ok_or_else(bad)? as f64;
-            i += 1;
-            continue;
-        }
-        let n: f64 = word.parse().ok().filter(|n: &f64| n.is_finite()).ok_or_else(bad)?;
-        let unit = words.get(i + 1).map_or("second", String::as_str);
-        match unit.trim_end_matches('s') {
-            "year" | "yr" | "y" => months += n * 12.0,
-            "mon" | "month" => months += n,
-            "week" | "w" => days += n * 7.0,
-            "day" | "d" => days += n,
-            "hour" | "hr" | "h" => us += n * 3.6e9,
-            "minute" | "min" | "m" => us += n * 6e7,
-            "second" | "sec" | "" => us += n * 1e6,
-            "millisecond" | "msec" => us += n * 1e3,
-            "microsecond" | "usec" => us += n,
-            "decade" => months += n * 120.0,
-            "century" | "centurie" => months += n * 1200.0,
-            _ => return Err(bad()),
-        }
-        i += 2;
-    }
-    let sign = if ago { -1.0 } else { 1.0 };
-    // Fractions go down to the next field: 30 days a month, 24 hours a day.
-    days += months.fract() * 30.0;
-    us += days.fract() * DAY_US as f64;
-    let (months, days, us) = (sign * months.trunc(), sign * days.trunc(), sign * us.round());
-    if months.abs() > f64::from(i32::MAX) || days.abs() > f64::from(i32::MAX) || us.abs() > 9e15 {
-        return Err(SqlError::new(
-            SqlState::DATETIME_FIELD_OVERFLOW,
-            format!("interval field value out of range: \"{text}\""),
-        ));
-    }
-    Ok((months as i32, days as i32, us as i64))
-}
-
-fn interval_clock(clock: &str) -> Option<i64> {
-    let pieces: Vec<&str> = clock.split(':').collect();
-    let number = |s: &str| s.parse::<i64>().ok().filter(|n| *n >= 0);
-    let (h, m, s) = match pieces.as_slice() {
-        [h, m] => (number(h)?, number(m)?, "0"),
-        [h, m, s] => (number(h)?, number(m)?, *s),
-        _ => return None,
-    };
-    let (s, fraction) = s.split_once('.').unwrap_or((s, ""));
-    Some(((h * 60 + m) * 60 + number(s)?) * 1_000_000 + fraction_us(fraction)?)
-}
-
 pub fn bytea(text: &str) -> Result<Vec<u8>, SqlError> {
     let bad = || invalid(SqlType::Bytea, text);
     if let Some(hex) = text.strip_prefix("\\x") {
@@ -385,6 +334,12 @@ pub fn bytea(text: &str) -> Result<Vec<u8>, SqlError> {
             .map(|p| Ok((nibble(p[0])? * 16 + nibble(p[1])?) as u8))
             .collect();
     }
+    bytea_escape(text)
+}
+
+/// Bytes in the escape format: `\\000` is a byte, a double backslash one.
+pub fn bytea_escape(text: &str) -> Result<Vec<u8>, SqlError> {
+    let bad = || invalid(SqlType::Bytea, text);
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(b) = bytes.next() {

@@ -1,4 +1,4 @@
-//! `round`, `floor` and `ceil`: numerics lose their digits, floats round ties to even.
+//! `floor` and `ceil`: numerics lose their digits.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,18 +6,17 @@ use arrow::array::*;
 use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{
-    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
-    Volatility,
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 use millrace_common::SqlError;
 
-use super::cast::{div_round, fit};
+use super::cast::fit;
 use crate::error::external;
 
 pub fn functions() -> Vec<Arc<ScalarUDF>> {
     static ALL: OnceLock<Vec<Arc<ScalarUDF>>> = OnceLock::new();
     ALL.get_or_init(|| {
-        [Kind::Round, Kind::Floor, Kind::Ceil]
+        [Kind::Floor, Kind::Ceil]
             .map(|kind| {
                 let signature = Signature::user_defined(Volatility::Immutable);
                 let aliases = match kind {
@@ -33,7 +32,6 @@ pub fn functions() -> Vec<Arc<ScalarUDF>> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
-    Round,
     Floor,
     Ceil,
 }
@@ -45,34 +43,23 @@ struct Round {
     aliases: Vec<String>,
 }
 
-/// Digits to keep, from a constant second argument.
-fn digits(v: Option<&ScalarValue>) -> Option<i32> {
-    match v {
-        Some(ScalarValue::Int32(Some(n))) => Some(*n),
-        Some(ScalarValue::Int64(Some(n))) => i32::try_from(*n).ok(),
-        _ => None,
-    }
-}
-
 impl Round {
-    fn apply(&self, array: &ArrayRef, keep: i32) -> Result<ArrayRef> {
+    fn apply(&self, array: &ArrayRef) -> Result<ArrayRef> {
         Ok(match array.data_type() {
             DataType::Decimal128(_, scale) => {
                 let scale = i32::from(*scale);
-                let out = keep.clamp(0, 38) as i8;
                 let kind = self.kind;
                 let values: Decimal128Array = array
                     .as_primitive::<Decimal128Type>()
-                    .try_unary(|v| to_digits(v, scale, keep, out, kind))
+                    .try_unary(|v| whole(v, scale, kind))
                     .map_err(external)?;
-                Arc::new(values.with_precision_and_scale(38, out)?)
+                Arc::new(values.with_precision_and_scale(38, 0)?)
             }
             _ => {
                 let array = arrow::compute::cast(array, &DataType::Float64)?;
                 let kind = self.kind;
                 let values =
                     array.as_primitive::<Float64Type>().unary::<_, Float64Type>(|v| match kind {
-                        Kind::Round => v.round_ties_even(),
                         Kind::Floor => v.floor(),
                         Kind::Ceil => v.ceil(),
                     });
@@ -82,29 +69,21 @@ impl Round {
     }
 }
 
-/// `v / 10^scale` rounded to `keep` digits after the point (before it, if negative), at scale `out`.
-fn to_digits(v: i128, scale: i32, keep: i32, out: i8, kind: Kind) -> Result<i128, SqlError> {
-    let drop = scale - keep;
-    let (value, scale) = match drop {
-        39.. => return Ok(0),
-        1..=38 => {
-            let unit = 10i128.pow(drop as u32);
-            let kept = match kind {
-                Kind::Round => div_round(v, unit),
-                Kind::Floor => v.div_euclid(unit),
-                Kind::Ceil => -(-v).div_euclid(unit),
-            };
-            (kept, keep)
-        }
-        _ => (v, scale),
+/// `v / 10^scale` without digits after the point.
+fn whole(v: i128, scale: i32, kind: Kind) -> Result<i128, SqlError> {
+    let kept = match 10i128.checked_pow(scale.max(0) as u32) {
+        Some(unit) => match kind {
+            Kind::Floor => v.div_euclid(unit),
+            Kind::Ceil => -(-v).div_euclid(unit),
+        },
+        None => 0,
     };
-    fit(value, scale, 38, out)
+    fit(kept, 0, 38, 0)
 }
 
 impl ScalarUDFImpl for Round {
     fn name(&self) -> &str {
         match self.kind {
-            Kind::Round => "round",
             Kind::Floor => "floor",
             Kind::Ceil => "ceil",
         }
@@ -118,17 +97,11 @@ impl ScalarUDFImpl for Round {
         &self.signature
     }
 
-    /// Two arguments: a numeric. One: a numeric stays, everything else is a float.
+    /// A numeric stays, everything else is a float.
     fn coerce_types(&self, args: &[DataType]) -> Result<Vec<DataType>> {
-        match (self.kind, args) {
-            (_, [t @ DataType::Decimal128(_, _)]) => Ok(vec![t.clone()]),
-            (_, [t]) if t.is_numeric() || *t == DataType::Null => Ok(vec![DataType::Float64]),
-            (Kind::Round, [t @ DataType::Decimal128(_, _), n]) if n.is_integer() => {
-                Ok(vec![t.clone(), n.clone()])
-            }
-            (Kind::Round, [t, n]) if t.is_integer() && n.is_integer() => {
-                Ok(vec![DataType::Decimal128(38, 0), n.clone()])
-            }
+        match args {
+            [t @ DataType::Decimal128(_, _)] => Ok(vec![t.clone()]),
+            [t] if t.is_numeric() || *t == DataType::Null => Ok(vec![DataType::Float64]),
             _ => {
                 let names: Vec<String> = args
                     .iter()
@@ -149,34 +122,15 @@ impl ScalarUDFImpl for Round {
         })
     }
 
-    fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
-        let t = match args.arg_fields.first().map(|f| f.data_type()) {
-            Some(DataType::Decimal128(_, _)) => {
-                let keep = digits(args.scalar_arguments.get(1).copied().flatten()).unwrap_or(0);
-                DataType::Decimal128(38, keep.clamp(0, 38) as i8)
-            }
-            _ => DataType::Float64,
-        };
-        Ok(Arc::new(Field::new(self.name(), t, true)))
-    }
-
     fn is_strict(&self) -> bool {
         true
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let keep = match args.args.get(1) {
-            None => 0,
-            Some(ColumnarValue::Scalar(s)) => digits(Some(s)).unwrap_or(0),
-            Some(ColumnarValue::Array(_)) => {
-                let what = "round() to a number of digits that is not a constant";
-                return Err(external(SqlError::unsupported(what)));
-            }
-        };
         Ok(match &args.args[0] {
-            ColumnarValue::Array(a) => ColumnarValue::Array(self.apply(a, keep)?),
+            ColumnarValue::Array(a) => ColumnarValue::Array(self.apply(a)?),
             ColumnarValue::Scalar(s) => {
-                let one = self.apply(&s.to_array()?, keep)?;
+                let one = self.apply(&s.to_array()?)?;
                 ColumnarValue::Scalar(ScalarValue::try_from_array(&one, 0)?)
             }
         })

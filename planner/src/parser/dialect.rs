@@ -5,9 +5,11 @@
 
 use std::any::TypeId;
 
+use sqlparser::ast::{BinaryOperator, Expr, UnaryOperator};
 use sqlparser::dialect::{Dialect, PostgreSqlDialect, Precedence};
 use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
+use sqlparser::tokenizer::Token;
 
 #[derive(Debug, Default)]
 pub struct MillraceDialect {
@@ -15,6 +17,34 @@ pub struct MillraceDialect {
     /// `t FOR SYSTEM_TIME AS OF …`. Only on for text that says SYSTEM_TIME, because it makes
     /// ordinary aliases (`at`, `before`, `changes`) special.
     pub table_versions: bool,
+}
+
+fn parse_symmetric(
+    parser: &mut Parser,
+    e: &Expr,
+    negated: bool,
+    precedence: u8,
+) -> Result<Expr, ParserError> {
+    let low = parser.parse_subexpr(precedence)?;
+    parser.expect_keyword(Keyword::AND)?;
+    let high = parser.parse_subexpr(precedence)?;
+    let between = |low: &Expr, high: &Expr| {
+        Box::new(Expr::Nested(Box::new(Expr::Between {
+            expr: Box::new(e.clone()),
+            negated: false,
+            low: Box::new(low.clone()),
+            high: Box::new(high.clone()),
+        })))
+    };
+    let either = Expr::Nested(Box::new(Expr::BinaryOp {
+        left: between(&low, &high),
+        op: BinaryOperator::Or,
+        right: between(&high, &low),
+    }));
+    Ok(match negated {
+        true => Expr::UnaryOp { op: UnaryOperator::Not, expr: Box::new(either) },
+        false => either,
+    })
 }
 
 macro_rules! delegate_flags {
@@ -46,6 +76,25 @@ impl Dialect for MillraceDialect {
 
     fn is_identifier_part(&self, ch: char) -> bool {
         self.base.is_identifier_part(ch)
+    }
+
+    /// `x [NOT] BETWEEN SYMMETRIC a AND b`: the bounds in either order.
+    fn parse_infix(
+        &self,
+        parser: &mut Parser,
+        expr: &Expr,
+        _precedence: u8,
+    ) -> Option<Result<Expr, ParserError>> {
+        let word = |t: &Token, text: &str| matches!(t, Token::Word(w) if w.quote_style.is_none() && w.value.eq_ignore_ascii_case(text));
+        let negated = word(&parser.peek_nth_token(0).token, "NOT");
+        let at = usize::from(negated);
+        if !word(&parser.peek_nth_token(at).token, "BETWEEN")
+            || !word(&parser.peek_nth_token(at + 1).token, "SYMMETRIC")
+        {
+            return None;
+        }
+        (0..at + 2).for_each(|_| drop(parser.next_token()));
+        Some(parse_symmetric(parser, expr, negated, self.prec_value(Precedence::Between)))
     }
 
     fn is_reserved_for_identifier(&self, kw: Keyword) -> bool {

@@ -1,0 +1,237 @@
+//! Dates and times in the forms that people write: month names, `AM` and `PM`, zones by name, `BC`, month/day/year.
+//!
+//! The ISO forms are read by [`super::parse`]; this is what is tried when they do not fit.
+
+use super::parse::fraction_us;
+use super::text::{days_from_civil, days_in_month};
+use super::time_format::MONTHS;
+use super::times::{DAY_US, Zone, zone};
+
+/// A date and time of day, with the zone it named.
+pub struct Local {
+    pub days: i64,
+    pub us: i64,
+    pub zone: Option<Zone>,
+}
+
+#[derive(Default)]
+struct Reader {
+    numbers: Vec<String>,
+    month: Option<u32>,
+    date: Option<(i64, u32, u32)>,
+    us: Option<i64>,
+    pm: Option<bool>,
+    bc: bool,
+    zone: Option<Zone>,
+}
+
+const DAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
+
+fn month(word: &str) -> Option<u32> {
+    let at = MONTHS.iter().position(|m| {
+        word.eq_ignore_ascii_case(m)
+            || word.eq_ignore_ascii_case(&m[..3])
+            || (word.eq_ignore_ascii_case("sept") && m.starts_with("Sep"))
+    });
+    at.map(|m| m as u32 + 1)
+}
+
+/// Microseconds of `h:mm[:ss[.f]]`.
+fn clock(text: &str) -> Option<i64> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let whole = |s: &str| s.parse::<u32>().ok().filter(|_| s.len() <= 2).map(i64::from);
+    let (h, m, s) = match parts.as_slice() {
+        [h, m] => (whole(h)?, whole(m)?, "0"),
+        [h, m, s] => (whole(h)?, whole(m)?, *s),
+        _ => return None,
+    };
+    let (s, fraction) = s.split_once('.').unwrap_or((s, ""));
+    let s = whole(s)?;
+    (h < 24 && m < 60 && s <= 60)
+        .then_some(((h * 60 + m) * 60 + s) * 1_000_000 + fraction_us(fraction)?)
+}
+
+/// `hhmm[ss]`.
+fn compact_clock(digits: &str) -> Option<i64> {
+    match digits.len() {
+        4 => clock(&format!("{}:{}", &digits[..2], &digits[2..])),
+        6 => clock(&format!("{}:{}:{}", &digits[..2], &digits[2..4], &digits[4..])),
+        _ => None,
+    }
+}
+
+/// `None`: not a date in these forms. `Some(None)`: one that does not exist.
+pub fn parse(text: &str) -> Option<Option<Local>> {
+    if !text.is_ascii() {
+        return None;
+    }
+    let mut r = Reader::default();
+    for word in text.split(|c: char| c.is_whitespace() || c == ',').filter(|w| !w.is_empty()) {
+        r.word(word)?;
+    }
+    r.finish()
+}
+
+pub fn time_of_day(text: &str) -> Option<i64> {
+    let trimmed = text.trim();
+    if trimmed.bytes().all(|b| b.is_ascii_digit()) {
+        return compact_clock(trimmed);
+    }
+    let mut r = Reader::default();
+    for word in trimmed.split_whitespace() {
+        r.word(word)?;
+    }
+    let none = r.numbers.is_empty() && r.month.is_none() && r.date.is_none();
+    if none { r.clock_us() } else { None }
+}
+
+impl Reader {
+    fn word(&mut self, word: &str) -> Option<()> {
+        let lower = word.to_ascii_lowercase();
+        match lower.as_str() {
+            "am" | "pm" => {
+                self.pm = Some(lower == "pm");
+                return Some(());
+            }
+            "bc" | "ad" => {
+                self.bc = lower == "bc";
+                return Some(());
+            }
+            _ => {}
+        }
+        if let Some(m) = month(&lower) {
+            self.month = Some(m);
+            return Some(());
+        }
+        if lower.bytes().all(|b| b.is_ascii_alphabetic()) && lower.len() >= 3 {
+            if DAYS.iter().any(|d| lower.starts_with(d)) && lower.len() <= 9 {
+                return Some(());
+            }
+            self.zone = Some(zone(word).ok()?);
+            return Some(());
+        }
+        if lower.contains(':') {
+            return self.time(word);
+        }
+        if let Some((date, time)) = lower.split_once('t')
+            && date.bytes().all(|b| b.is_ascii_digit() || b == b'-')
+            && !date.is_empty()
+        {
+            self.word(date)?;
+            self.us = Some(compact_clock(time)?);
+            return Some(());
+        }
+        if (lower.starts_with(['+', '-'])) && self.us.is_some() {
+            self.zone = Some(Zone::Fixed(super::parse::zone_us(&lower)?));
+            return Some(());
+        }
+        if lower.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            self.zone = Some(zone(word).ok()?);
+            return Some(());
+        }
+        self.date_word(&lower)
+    }
+
+    /// A time, with an offset, a zone or half of a day that may follow at once.
+    fn time(&mut self, word: &str) -> Option<()> {
+        let end = word
+            .find(|c: char| !(c.is_ascii_digit() || c == ':' || c == '.'))
+            .unwrap_or(word.len());
+        self.us = Some(clock(&word[..end])?);
+        match &word[end..] {
+            "" => Some(()),
+            offset if offset.starts_with(['+', '-']) => {
+                self.zone = Some(Zone::Fixed(super::parse::zone_us(offset)?));
+                Some(())
+            }
+            rest => self.word(rest),
+        }
+    }
+
+    fn date_word(&mut self, word: &str) -> Option<()> {
+        let parts: Vec<&str> = word.split(['-', '/', '.']).collect();
+        let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
+        match parts.as_slice() {
+            [n] if digits(n) && n.len() == 8 => {
+                self.date =
+                    Some((n[..4].parse().ok()?, n[4..6].parse().ok()?, n[6..].parse().ok()?));
+            }
+            [n] if digits(n) => self.numbers.push((*n).to_owned()),
+            // Year and day of it.
+            [y, d] if digits(y) && y.len() == 4 && digits(d) && d.len() == 3 => {
+                let doy: i64 = d.parse().ok().filter(|d| (1..=366).contains(d))?;
+                let year = y.parse().ok()?;
+                let day = days_from_civil(year, 1, 1) + doy - 1;
+                let (y, m, d) = super::text::civil_from_days(day);
+                self.date = Some((y, m, d));
+            }
+            [a, b, c] => {
+                if let Some(m) = month(b) {
+                    self.month = Some(m);
+                    self.numbers.extend([(*a).to_owned(), (*c).to_owned()]);
+                } else if digits(a) && digits(b) && digits(c) {
+                    let (a_n, b_n, c_n) = (integer(a)?, integer(b)?, integer(c)?);
+                    self.date = Some(match a.len() > 2 {
+                        true => (a_n, b_n as u32, c_n as u32),
+                        // Month, day, year.
+                        false => (year(c, c_n), a_n as u32, b_n as u32),
+                    });
+                } else {
+                    return None;
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn clock_us(&self) -> Option<i64> {
+        let us = self.us?;
+        const HOUR: i64 = 3_600_000_000;
+        match self.pm {
+            None => Some(us),
+            Some(_) if us / HOUR > 12 || us / HOUR == 0 => None,
+            Some(pm) => Some(us % (12 * HOUR) + if pm { 12 * HOUR } else { 0 }),
+        }
+    }
+
+    fn finish(&self) -> Option<Option<Local>> {
+        let (mut y, m, d) = match (self.date, self.month) {
+            (Some(date), None) if self.numbers.is_empty() => date,
+            (None, Some(month)) => {
+                let [a, b] = self.numbers.as_slice() else { return None };
+                let (a_n, b_n): (i64, i64) = (a.parse().ok()?, b.parse().ok()?);
+                match a.len() > 2 {
+                    true => (a_n, month, b_n as u32),
+                    false => (year(b, b_n), month, a_n as u32),
+                }
+            }
+            _ => return None,
+        };
+        if self.bc {
+            y = 1 - y;
+        }
+        if !(1..=12).contains(&m) || d < 1 || d > days_in_month(y, m) {
+            return Some(None);
+        }
+        let us = match self.us {
+            Some(_) => self.clock_us()?,
+            None => 0,
+        };
+        debug_assert!(us <= DAY_US);
+        Some(Some(Local { days: days_from_civil(y, m, d), us, zone: self.zone }))
+    }
+}
+
+/// Two digits are a year near 2000.
+fn year(text: &str, n: i64) -> i64 {
+    match (text.len(), n) {
+        (..=2, 0..70) => n + 2000,
+        (..=2, _) => n + 1900,
+        _ => n,
+    }
+}
+
+fn integer(digits: &str) -> Option<i64> {
+    digits.parse().ok()
+}

@@ -1,0 +1,381 @@
+//! PostgreSQL's functions of numbers.
+
+use millrace_common::{SqlError, SqlState, SqlType as T};
+
+use super::call::{Args, Def, Out, Overload, over};
+use super::kernels::out_of_range;
+use super::numeric::Num;
+use super::parse::numeric_overflow;
+
+const NUM: T = T::Numeric(None);
+
+fn error(state: &'static str, message: &str) -> SqlError {
+    SqlError::new(SqlState(state), message)
+}
+
+fn range(what: &str) -> SqlError {
+    SqlError::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, what)
+}
+
+/// A float result: infinite or zero where no argument was is an error.
+fn checked(out: &mut Out, v: f64, from_infinite: bool) -> Result<(), SqlError> {
+    match v.is_infinite() && !from_infinite {
+        true => Err(range("value out of range: overflow")),
+        false => out.float(v),
+    }
+}
+
+/// A function of a float that fails on NaN results of numbers and on overflow.
+macro_rules! float_fn {
+    ($name:literal, $f:expr) => {
+        Def::new(
+            $name,
+            &[over(&[T::Double], T::Double, |a, out| {
+                let x = a.float(0);
+                let f: fn(f64) -> f64 = $f;
+                let v = f(x);
+                if v.is_nan() && !x.is_nan() {
+                    return Err(range("input is out of range"));
+                }
+                checked(out, v, x.is_infinite())
+            })],
+        )
+    };
+}
+
+fn log_domain(x: f64) -> Result<(), SqlError> {
+    match x {
+        0.0 => Err(error("2201E", "cannot take logarithm of zero")),
+        x if x < 0.0 => Err(error("2201E", "cannot take logarithm of a negative number")),
+        _ => Ok(()),
+    }
+}
+
+fn power(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (x, y) = (a.float(0), a.float(1));
+    if x == 0.0 && y < 0.0 {
+        return Err(error("2201F", "zero raised to a negative power is undefined"));
+    }
+    if x < 0.0 && y.is_finite() && y.fract() != 0.0 {
+        let message = "a negative number raised to a non-integer power yields a complex result";
+        return Err(error("2201F", message));
+    }
+    let v = x.powf(y);
+    if v == 0.0 && x != 0.0 && x.is_finite() && y.is_finite() {
+        return Err(range("value out of range: underflow"));
+    }
+    checked(out, v, x.is_infinite() || y.is_infinite())
+}
+
+fn gcd(mut a: i128, mut b: i128) -> i128 {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a.abs()
+}
+
+fn lcm(a: i128, b: i128) -> i128 {
+    match gcd(a, b) {
+        0 => 0,
+        g => (a / g * b).abs(),
+    }
+}
+
+fn to_int(out: &mut Out, v: i128) -> Result<(), SqlError> {
+    out.int(i32::try_from(v).map_err(|_| out_of_range("integer"))?)
+}
+
+fn to_big(out: &mut Out, v: i128) -> Result<(), SqlError> {
+    out.big(i64::try_from(v).map_err(|_| out_of_range("bigint"))?)
+}
+
+fn factorial(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let n = a.big(0);
+    if n < 0 {
+        return Err(range("factorial of a negative number is undefined"));
+    }
+    if n > 33 {
+        return Err(numeric_overflow());
+    }
+    out.numeric(Num::new((1..=i128::from(n)).product(), 0))
+}
+
+/// The bucket of a value among `count` of equal width between two bounds.
+fn width_bucket(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (x, low, high, count) = (a.numeric(0), a.numeric(1), a.numeric(2), a.int(3));
+    if count <= 0 {
+        return Err(error("2201G", "count must be greater than zero"));
+    }
+    if low == high || low.cmp(&high).is_eq() {
+        return Err(error("2201G", "lower bound cannot equal upper bound"));
+    }
+    let up = low.cmp(&high).is_lt();
+    let (before, after) = match up {
+        true => (x.cmp(&low).is_lt(), x.cmp(&high).is_ge()),
+        false => (x.cmp(&low).is_gt(), x.cmp(&high).is_le()),
+    };
+    let bucket = match (before, after) {
+        (true, _) => 0,
+        (_, true) => i64::from(count) + 1,
+        _ => {
+            let (n, d) = (x.sub(&low), high.sub(&low));
+            let scaled = n.mul(&Num::new(count.into(), 0));
+            scaled.div_trunc(&d)?.to_i64().unwrap_or(0) + 1
+        }
+    };
+    to_int(out, bucket.into())
+}
+
+fn width_bucket_float(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (x, low, high, count) = (a.float(0), a.float(1), a.float(2), a.int(3));
+    if count <= 0 {
+        return Err(error("2201G", "count must be greater than zero"));
+    }
+    if x.is_nan() || low.is_nan() || high.is_nan() {
+        return Err(error("2201G", "operand, lower bound, and upper bound cannot be NaN"));
+    }
+    if low == high {
+        return Err(error("2201G", "lower bound cannot equal upper bound"));
+    }
+    let (before, after) = match low < high {
+        true => (x < low, x >= high),
+        false => (x > low, x <= high),
+    };
+    let bucket = match (before, after) {
+        (true, _) => 0,
+        (_, true) => i128::from(count) + 1,
+        _ => ((x - low) / (high - low) * f64::from(count)) as i128 + 1,
+    };
+    to_int(out, bucket)
+}
+
+/// `sin` and `cos` of degrees, exact where the result is.
+fn sin_degrees(x: f64) -> f64 {
+    let r = x.rem_euclid(360.0);
+    let (r, sign) = if r >= 180.0 { (r - 180.0, -1.0) } else { (r, 1.0) };
+    let r = if r > 90.0 { 180.0 - r } else { r };
+    let v = match r {
+        0.0 => 0.0,
+        30.0 => 0.5,
+        90.0 => 1.0,
+        r if r > 60.0 => (90.0 - r).to_radians().cos(),
+        r => r.to_radians().sin(),
+    };
+    sign * v
+}
+
+fn cos_degrees(x: f64) -> f64 {
+    sin_degrees(90.0 - x)
+}
+
+fn tan_degrees(x: f64) -> f64 {
+    let r = x.rem_euclid(180.0);
+    match r {
+        45.0 => 1.0,
+        135.0 => -1.0,
+        _ => sin_degrees(x) / cos_degrees(x),
+    }
+}
+
+fn inverse_degrees(radians: f64) -> f64 {
+    // Exact at the multiples of 30 and 45 degrees.
+    let degrees = radians.to_degrees();
+    let near = (degrees / 15.0).round() * 15.0;
+    if (degrees - near).abs() < 1e-13 { near } else { degrees }
+}
+
+fn overloads_of_sqrt() -> [Overload; 2] {
+    [
+        over(&[T::Double], T::Double, |a, out| match a.float(0) {
+            x if x < 0.0 => Err(error("2201F", "cannot take square root of a negative number")),
+            x => out.float(x.sqrt()),
+        }),
+        over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).sqrt()?)),
+    ]
+}
+
+fn transcendental() -> Vec<Def> {
+    vec![
+        Def::new("sqrt", &overloads_of_sqrt()),
+        Def::new(
+            "exp",
+            &[
+                over(&[T::Double], T::Double, |a, out| {
+                    let x = a.float(0);
+                    let v = x.exp();
+                    if v == 0.0 && x.is_finite() {
+                        return Err(range("value out of range: underflow"));
+                    }
+                    checked(out, v, x.is_infinite())
+                }),
+                over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).exp()?)),
+            ],
+        ),
+        Def::new(
+            "ln",
+            &[
+                over(&[T::Double], T::Double, |a, out| {
+                    log_domain(a.float(0))?;
+                    out.float(a.float(0).ln())
+                }),
+                over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).ln()?)),
+            ],
+        ),
+        Def::new("log", &[LOG10[0], LOG10[1], LOG_BASE]),
+        Def::new("log10", &LOG10),
+        Def::new(
+            "power",
+            &[
+                over(&[T::Double, T::Double], T::Double, power),
+                over(&[NUM, NUM], NUM, |a, out| out.numeric(a.numeric(0).power(&a.numeric(1))?)),
+            ],
+        ),
+        float_fn!("cbrt", cbrt),
+        float_fn!("sin", f64::sin),
+        float_fn!("cos", f64::cos),
+        float_fn!("tan", f64::tan),
+        Def::new(
+            "cot",
+            &[over(&[T::Double], T::Double, |a, out| out.float(1.0 / a.float(0).tan()))],
+        ),
+        float_fn!("asin", f64::asin),
+        float_fn!("acos", f64::acos),
+        float_fn!("atan", f64::atan),
+        float_fn!("sinh", f64::sinh),
+        float_fn!("cosh", f64::cosh),
+        float_fn!("tanh", f64::tanh),
+        float_fn!("asinh", f64::asinh),
+        float_fn!("acosh", f64::acosh),
+        Def::new(
+            "atanh",
+            &[over(&[T::Double], T::Double, |a, out| match a.float(0) {
+                x if !(-1.0..=1.0).contains(&x) => Err(range("input is out of range")),
+                x => out.float(x.atanh()),
+            })],
+        ),
+        float_fn!("sind", sin_degrees),
+        float_fn!("cosd", cos_degrees),
+        float_fn!("tand", tan_degrees),
+        Def::new(
+            "cotd",
+            &[over(&[T::Double], T::Double, |a, out| out.float(1.0 / tan_degrees(a.float(0))))],
+        ),
+        float_fn!("asind", |x| inverse_degrees(x.asin())),
+        float_fn!("acosd", |x| inverse_degrees(x.acos())),
+        float_fn!("atand", |x| inverse_degrees(x.atan())),
+        Def::new(
+            "atan2d",
+            &[over(&[T::Double, T::Double], T::Double, |a, out| {
+                out.float(inverse_degrees(a.float(0).atan2(a.float(1))))
+            })],
+        ),
+        Def::new(
+            "degrees",
+            &[over(&[T::Double], T::Double, |a, out| {
+                checked(out, a.float(0) / (std::f64::consts::PI / 180.0), a.float(0).is_infinite())
+            })],
+        ),
+        Def::new(
+            "radians",
+            &[over(&[T::Double], T::Double, |a, out| {
+                out.float(a.float(0) * (std::f64::consts::PI / 180.0))
+            })],
+        ),
+    ]
+}
+
+const LOG10: [Overload; 2] = [
+    over(&[T::Double], T::Double, |a, out| {
+        log_domain(a.float(0))?;
+        out.float(a.float(0).log10())
+    }),
+    over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).log(&Num::new(10, 0))?)),
+];
+
+const LOG_BASE: Overload = over(&[NUM, NUM], NUM, |a, out| {
+    let v = a.numeric(1).log(&a.numeric(0))?;
+    out.numeric(v)
+});
+
+fn cbrt(x: f64) -> f64 {
+    x.cbrt()
+}
+
+pub fn defs() -> Vec<Def> {
+    let mut all = transcendental();
+    all.extend([
+        Def::new(
+            "round",
+            &[
+                over(&[T::Double], T::Double, |a, out| out.float(a.float(0).round_ties_even())),
+                over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).round(0))),
+                over(&[NUM, T::Int], NUM, |a, out| out.numeric(a.numeric(0).round(a.int(1)))),
+            ],
+        ),
+        Def::new(
+            "trunc",
+            &[
+                over(&[T::Double], T::Double, |a, out| out.float(a.float(0).trunc())),
+                over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).trunc(0))),
+                over(&[NUM, T::Int], NUM, |a, out| out.numeric(a.numeric(0).trunc(a.int(1)))),
+            ],
+        ),
+        Def::new(
+            "div",
+            &[over(&[NUM, NUM], NUM, |a, out| out.numeric(a.numeric(0).div_trunc(&a.numeric(1))?))],
+        ),
+        Def::new(
+            "gcd",
+            &[
+                over(&[T::Int, T::Int], T::Int, |a, out| {
+                    to_int(out, gcd(a.int(0).into(), a.int(1).into()))
+                }),
+                over(&[T::BigInt, T::BigInt], T::BigInt, |a, out| {
+                    to_big(out, gcd(a.big(0).into(), a.big(1).into()))
+                }),
+                over(&[NUM, NUM], NUM, |a, out| out.numeric(a.numeric(0).gcd(&a.numeric(1)))),
+            ],
+        ),
+        Def::new(
+            "lcm",
+            &[
+                over(&[T::Int, T::Int], T::Int, |a, out| {
+                    to_int(out, lcm(a.int(0).into(), a.int(1).into()))
+                }),
+                over(&[T::BigInt, T::BigInt], T::BigInt, |a, out| {
+                    to_big(out, lcm(a.big(0).into(), a.big(1).into()))
+                }),
+                over(&[NUM, NUM], NUM, |a, out| {
+                    let (x, y) = (a.numeric(0), a.numeric(1));
+                    let g = x.gcd(&y);
+                    match g.is_zero() {
+                        true => out.numeric(g),
+                        false => out.numeric(x.div_trunc(&g)?.mul(&y).abs()),
+                    }
+                }),
+            ],
+        ),
+        Def::new("factorial", &[over(&[T::BigInt], NUM, factorial)]),
+        Def::new(
+            "width_bucket",
+            &[
+                over(&[T::Double, T::Double, T::Double, T::Int], T::Int, width_bucket_float),
+                over(&[NUM, NUM, NUM, T::Int], T::Int, width_bucket),
+            ],
+        ),
+        Def::new("scale", &[over(&[NUM], T::Int, |a, out| out.int(a.numeric(0).scale()))]),
+        Def::new(
+            "min_scale",
+            &[over(&[NUM], T::Int, |a, out| out.int(a.numeric(0).trimmed().scale()))],
+        ),
+        Def::new("trim_scale", &[over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).trimmed()))]),
+        Def::new(
+            "to_hex",
+            &[
+                over(&[T::Int], T::Text, |a, out| out.text(&format!("{:x}", a.int(0)))),
+                over(&[T::BigInt], T::Text, |a, out| out.text(&format!("{:x}", a.big(0)))),
+            ],
+        ),
+    ]);
+    all
+}

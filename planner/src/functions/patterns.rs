@@ -1,0 +1,455 @@
+//! Regular expressions and patterns: PostgreSQL's functions and operators over the `regex` crate.
+//!
+//! PostgreSQL's advanced regular expressions are translated: `.` and classes match newlines, `\m`, `\M`, `\y` and
+//! `\Y` are word boundaries. Back references and look-around have no equivalent in linear time: 0A000.
+
+use std::sync::Arc;
+
+use millrace_common::{SqlError, SqlState, SqlType as T};
+use regex::{Regex, RegexBuilder};
+
+use super::call::{Args, Def, Out, Overload, over};
+
+fn invalid(message: impl Into<String>) -> SqlError {
+    SqlError::new(SqlState::INVALID_PARAMETER_VALUE, message)
+}
+
+/// Options of a regular expression: `g` is for replacing.
+#[derive(Clone, Copy, Default)]
+struct Flags {
+    global: bool,
+    insensitive: bool,
+    lines: bool,
+    expanded: bool,
+    literal: bool,
+}
+
+fn flags(text: &str) -> Result<Flags, SqlError> {
+    let mut f = Flags::default();
+    for c in text.chars() {
+        match c {
+            'g' => f.global = true,
+            'i' => f.insensitive = true,
+            'c' => f.insensitive = false,
+            'n' | 'm' => f.lines = true,
+            's' => f.lines = false,
+            'x' => f.expanded = true,
+            't' | 'e' | 'b' => {}
+            'q' => f.literal = true,
+            c => return Err(invalid(format!("invalid regular expression option: \"{c}\""))),
+        }
+    }
+    Ok(f)
+}
+
+fn compile(pattern: &str, flags: Flags) -> Result<Regex, SqlError> {
+    let bad = |e: &dyn std::fmt::Display| {
+        SqlError::new(SqlState("2201B"), format!("invalid regular expression: {e}"))
+    };
+    let (pattern, insensitive) = match pattern.strip_prefix("(?i)") {
+        Some(rest) => (rest, true),
+        None => (pattern, flags.insensitive),
+    };
+    let translated = match flags.literal {
+        true => regex::escape(pattern),
+        false => translate(pattern)?,
+    };
+    RegexBuilder::new(&translated)
+        .case_insensitive(insensitive)
+        .dot_matches_new_line(!flags.lines)
+        .multi_line(flags.lines)
+        .ignore_whitespace(flags.expanded)
+        .build()
+        .map_err(|e| match e {
+            regex::Error::Syntax(text) => bad(&text.lines().last().unwrap_or("").trim()),
+            e => bad(&e),
+        })
+}
+
+/// PostgreSQL's escapes in the crate's syntax.
+fn translate(pattern: &str) -> Result<String, SqlError> {
+    let unsupported = |what: &str| SqlError::unsupported(format!("{what} in a regular expression"));
+    if pattern.contains("(?=") || pattern.contains("(?!") || pattern.contains("(?<") {
+        return Err(unsupported("look-around"));
+    }
+    let mut out = String::with_capacity(pattern.len());
+    let mut chars = pattern.chars().peekable();
+    let mut in_class = false;
+    while let Some(c) = chars.next() {
+        match (c, in_class) {
+            ('\\', _) => match chars.next() {
+                Some('y') => out.push_str(r"\b"),
+                Some('Y') => out.push_str(r"\B"),
+                Some('m') => out.push_str(r"\b{start}"),
+                Some('M') => out.push_str(r"\b{end}"),
+                Some('Z') => out.push_str(r"\z"),
+                Some(d @ '1'..='9') if !in_class => {
+                    return Err(unsupported(&format!("the back reference \\{d}")));
+                }
+                Some(other) if other.is_alphanumeric() || other.is_ascii_punctuation() => {
+                    out.push('\\');
+                    out.push(other);
+                }
+                Some(other) => out.push(other),
+                None => {
+                    let message = "invalid regular expression: invalid escape \\ sequence";
+                    return Err(SqlError::new(SqlState("2201B"), message));
+                }
+            },
+            ('[', false) => {
+                in_class = true;
+                out.push('[');
+                if chars.peek() == Some(&'^') {
+                    out.push('^');
+                    chars.next();
+                }
+                if chars.peek() == Some(&']') {
+                    out.push_str("\\]");
+                    chars.next();
+                }
+            }
+            ('[', true) => match chars.peek() {
+                // [:alpha:] and its like.
+                Some(':') => {
+                    out.push('[');
+                    for c in chars.by_ref() {
+                        out.push(c);
+                        if c == ']' {
+                            break;
+                        }
+                    }
+                }
+                _ => out.push_str("\\["),
+            },
+            (']', true) => {
+                in_class = false;
+                out.push(']');
+            }
+            ('&' | '~', true) => {
+                out.push('\\');
+                out.push(c);
+            }
+            (c, _) => out.push(c),
+        }
+    }
+    Ok(out)
+}
+
+fn regex(a: &Args, pattern: usize, options: &str) -> Result<(Arc<Regex>, Flags), SqlError> {
+    let flags = flags(options)?;
+    let pattern = a.text(pattern);
+    let key = format!("{options}\u{1f}{pattern}");
+    let regex = a.regex(&key, || compile(pattern, flags))?;
+    Ok((regex, flags))
+}
+
+fn matches(a: &Args, out: &mut Out, options: &str, wanted: bool) -> Result<(), SqlError> {
+    let (regex, _) = regex(a, 1, options)?;
+    out.boolean(regex.is_match(a.text(0)) == wanted)
+}
+
+/// `\1`, `\&` and `\\` of a replacement.
+fn push_replacement(out: &mut String, template: &str, found: &regex::Captures<'_>) {
+    let mut chars = template.chars();
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('&') => out.push_str(&found[0]),
+            Some(d @ '1'..='9') => {
+                let group = found.get(d as usize - '0' as usize);
+                out.push_str(group.map_or("", |m| m.as_str()));
+            }
+            Some('\\') | None => out.push('\\'),
+            Some(other) => out.extend(['\\', other]),
+        }
+    }
+}
+
+/// Replaces the `nth` match from a byte on, or all of them (0).
+fn replace(text: &str, from: usize, regex: &Regex, template: &str, nth: usize) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut last = 0;
+    for (i, found) in regex.captures_iter(&text[from..]).enumerate() {
+        if nth > 0 && i + 1 != nth {
+            continue;
+        }
+        let Some(whole) = found.get(0) else { continue };
+        result.push_str(&text[last..from + whole.start()]);
+        push_replacement(&mut result, template, &found);
+        last = from + whole.end();
+        if nth > 0 {
+            break;
+        }
+    }
+    result.push_str(&text[last..]);
+    result
+}
+
+/// The byte where the `start`-th character is, for functions with a start position.
+fn start_at(text: &str, start: i32) -> Result<usize, SqlError> {
+    if start < 1 {
+        return Err(invalid(format!("invalid value for parameter \"start\": {start}")));
+    }
+    Ok(text.char_indices().nth(start as usize - 1).map_or(text.len(), |(i, _)| i))
+}
+
+fn positive(name: &str, n: i32) -> Result<usize, SqlError> {
+    match n {
+        1.. => Ok(n as usize),
+        n => Err(invalid(format!("invalid value for parameter \"{name}\": {n}"))),
+    }
+}
+
+fn regexp_replace(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let options = if a.len() > 3 { a.text(3) } else { "" };
+    let (regex, flags) = regex(a, 1, options)?;
+    out.text(&replace(a.text(0), 0, &regex, a.text(2), usize::from(!flags.global)))
+}
+
+fn regexp_replace_nth(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let options = if a.len() > 5 { a.text(5) } else { "" };
+    let (regex, flags) = regex(a, 1, options)?;
+    let from = start_at(a.text(0), a.int(3))?;
+    let nth = match a.len() {
+        4 => usize::from(!flags.global),
+        _ => match a.int(4) {
+            n @ 0.. => n as usize,
+            n => return Err(invalid(format!("invalid value for parameter \"n\": {n}"))),
+        },
+    };
+    out.text(&replace(a.text(0), from, &regex, a.text(2), nth))
+}
+
+fn regexp_count(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let options = if a.len() > 3 { a.text(3) } else { "" };
+    let (regex, _) = regex(a, 1, options)?;
+    let from = start_at(a.text(0), if a.len() > 2 { a.int(2) } else { 1 })?;
+    out.int(regex.find_iter(&a.text(0)[from..]).count() as i32)
+}
+
+/// The `nth` match from a start, as a range of bytes; of a group, if asked for.
+fn nth_match(
+    a: &Args,
+    options: usize,
+    group: usize,
+) -> Result<Option<std::ops::Range<usize>>, SqlError> {
+    let text = a.text(0);
+    let (regex, _) = regex(a, 1, if a.len() > options { a.text(options) } else { "" })?;
+    let from = start_at(text, if a.len() > 2 { a.int(2) } else { 1 })?;
+    let nth = positive("n", if a.len() > 3 { a.int(3) } else { 1 })?;
+    let group = if a.len() > group { a.int(group).max(0) as usize } else { 0 };
+    let found = regex.captures_iter(&text[from..]).nth(nth - 1);
+    Ok(found.and_then(|f| f.get(group)).map(|m| from + m.start()..from + m.end()))
+}
+
+fn regexp_substr(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    match nth_match(a, 4, 5)? {
+        Some(range) => out.text(&a.text(0)[range]),
+        None => {
+            out.null();
+            Ok(())
+        }
+    }
+}
+
+fn regexp_instr(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let end = a.len() > 4 && a.int(4) == 1;
+    let found = nth_match(a, 5, 6)?.map(|r| if end { r.end } else { r.start });
+    out.int(found.map_or(0, |at| a.text(0)[..at].chars().count() as i32 + 1))
+}
+
+/// `substring(text from pattern)`: the first group, or the whole match.
+pub fn substring(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (regex, _) = regex(a, 1, "")?;
+    let found =
+        regex.captures(a.text(0)).and_then(|f| if f.len() > 1 { f.get(1) } else { f.get(0) });
+    match found {
+        Some(m) => out.text(m.as_str()),
+        None => {
+            out.null();
+            Ok(())
+        }
+    }
+}
+
+/// The regular expression of a SIMILAR TO pattern, anchored at both ends.
+fn similar(pattern: &str, escape: Option<char>) -> String {
+    let mut out = String::from("^(?:");
+    let mut chars = pattern.chars();
+    let (mut in_class, mut parts) = (false, 0);
+    while let Some(c) = chars.next() {
+        if Some(c) == escape {
+            match chars.next() {
+                Some('"') if !in_class => {
+                    // Parts of `substring … similar`: the middle one is the result.
+                    out.push_str(match parts {
+                        0 => "){1,1}?(",
+                        1 => "){1,1}(?:",
+                        _ => "\"",
+                    });
+                    parts += 1;
+                }
+                Some(c) => out.push_str(&regex::escape(&c.to_string())),
+                None => {}
+            }
+            continue;
+        }
+        match (c, in_class) {
+            ('[', false) => {
+                in_class = true;
+                out.push('[');
+            }
+            (']', true) => {
+                in_class = false;
+                out.push(']');
+            }
+            (c, true) => out.push(c),
+            ('%', _) => out.push_str(".*"),
+            ('_', _) => out.push('.'),
+            ('(', _) => out.push_str("(?:"),
+            ('.' | '^' | '$', _) => {
+                out.push('\\');
+                out.push(c);
+            }
+            (c, _) => out.push(c),
+        }
+    }
+    out.push_str(")$");
+    out
+}
+
+fn escape_of(a: &Args, i: usize) -> Result<Option<char>, SqlError> {
+    if a.len() <= i {
+        return Ok(Some('\\'));
+    }
+    let mut chars = a.text(i).chars();
+    match (chars.next(), chars.next()) {
+        (c, None) => Ok(c),
+        _ => Err(SqlError::new(SqlState("22025"), "invalid escape string")
+            .with_hint("Escape string must be empty or one character.")),
+    }
+}
+
+fn similar_to(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let escape = escape_of(a, 2)?;
+    let pattern = a.text(1);
+    let regex = a.regex(pattern, || compile(&similar(pattern, escape), Flags::default()))?;
+    out.boolean(regex.is_match(a.text(0)))
+}
+
+pub fn substring_similar(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let escape = escape_of(a, 2)?;
+    let pattern = a.text(1);
+    let regex = a.regex(pattern, || compile(&similar(pattern, escape), Flags::default()))?;
+    let found = regex.captures(a.text(0));
+    match found.as_ref().and_then(|f| if f.len() > 1 { f.get(1) } else { f.get(0) }) {
+        Some(m) => out.text(m.as_str()),
+        None => {
+            out.null();
+            Ok(())
+        }
+    }
+}
+
+/// LIKE with an escape character of one's own.
+fn like(a: &Args, out: &mut Out, insensitive: bool) -> Result<(), SqlError> {
+    let escape = escape_of(a, 2)?;
+    let pattern = a.text(1);
+    let regex = a.regex(pattern, || {
+        let mut text = String::from("^");
+        let mut chars = pattern.chars();
+        while let Some(c) = chars.next() {
+            match c {
+                c if Some(c) == escape => match chars.next() {
+                    Some(c) => text.push_str(&regex::escape(&c.to_string())),
+                    None => {
+                        let message = "LIKE pattern must not end with escape character";
+                        return Err(SqlError::new(SqlState("22025"), message));
+                    }
+                },
+                '%' => text.push_str(".*"),
+                '_' => text.push('.'),
+                c => text.push_str(&regex::escape(&c.to_string())),
+            }
+        }
+        text.push('$');
+        RegexBuilder::new(&text)
+            .case_insensitive(insensitive)
+            .dot_matches_new_line(true)
+            .build()
+            .map_err(|e| SqlError::new(SqlState("2201B"), e.to_string()))
+    })?;
+    out.boolean(regex.is_match(a.text(0)))
+}
+
+const TEXTS: [&[T]; 7] = [
+    &[],
+    &[T::Text],
+    &[T::Text, T::Text],
+    &[T::Text, T::Text, T::Text],
+    &[T::Text, T::Text, T::Text, T::Text],
+    &[T::Text, T::Text, T::Int],
+    &[T::Text, T::Text, T::Int, T::Text],
+];
+
+const REPLACE: [Overload; 5] = [
+    over(TEXTS[3], T::Text, regexp_replace),
+    over(TEXTS[4], T::Text, regexp_replace),
+    over(&[T::Text, T::Text, T::Text, T::Int], T::Text, regexp_replace_nth),
+    over(&[T::Text, T::Text, T::Text, T::Int, T::Int], T::Text, regexp_replace_nth),
+    over(&[T::Text, T::Text, T::Text, T::Int, T::Int, T::Text], T::Text, regexp_replace_nth),
+];
+
+const SUBSTR: [Overload; 5] = [
+    over(TEXTS[2], T::Text, regexp_substr),
+    over(TEXTS[5], T::Text, regexp_substr),
+    over(&[T::Text, T::Text, T::Int, T::Int], T::Text, regexp_substr),
+    over(&[T::Text, T::Text, T::Int, T::Int, T::Text], T::Text, regexp_substr),
+    over(&[T::Text, T::Text, T::Int, T::Int, T::Text, T::Int], T::Text, regexp_substr),
+];
+
+const INSTR: [Overload; 6] = [
+    over(TEXTS[2], T::Int, regexp_instr),
+    over(TEXTS[5], T::Int, regexp_instr),
+    over(&[T::Text, T::Text, T::Int, T::Int], T::Int, regexp_instr),
+    over(&[T::Text, T::Text, T::Int, T::Int, T::Int], T::Int, regexp_instr),
+    over(&[T::Text, T::Text, T::Int, T::Int, T::Int, T::Text], T::Int, regexp_instr),
+    over(&[T::Text, T::Text, T::Int, T::Int, T::Int, T::Text, T::Int], T::Int, regexp_instr),
+];
+
+pub fn defs() -> Vec<Def> {
+    vec![
+        Def::new("regexp_replace", &REPLACE),
+        Def::new("regexp_substr", &SUBSTR),
+        Def::new("regexp_instr", &INSTR),
+        Def::new(
+            "regexp_count",
+            &[
+                over(TEXTS[2], T::Int, regexp_count),
+                over(TEXTS[5], T::Int, regexp_count),
+                over(TEXTS[6], T::Int, regexp_count),
+            ],
+        ),
+        Def::new(
+            "regexp_like",
+            &[
+                over(TEXTS[2], T::Boolean, |a, out| matches(a, out, "", true)),
+                over(TEXTS[3], T::Boolean, |a, out| matches(a, out, a.text(2), true)),
+            ],
+        ),
+        Def::new("regex_match", &[over(TEXTS[2], T::Boolean, |a, out| matches(a, out, "", true))]),
+        Def::new(
+            "regex_imatch",
+            &[over(TEXTS[2], T::Boolean, |a, out| matches(a, out, "i", true))],
+        ),
+        Def::new(
+            "similar_to",
+            &[over(TEXTS[2], T::Boolean, similar_to), over(TEXTS[3], T::Boolean, similar_to)],
+        ),
+        Def::new("like_escape", &[over(TEXTS[3], T::Boolean, |a, out| like(a, out, false))]),
+        Def::new("ilike_escape", &[over(TEXTS[3], T::Boolean, |a, out| like(a, out, true))]),
+    ]
+}

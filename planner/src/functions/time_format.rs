@@ -1,0 +1,549 @@
+//! Template patterns of dates and times, both ways: `to_char`, `to_timestamp`, `to_date`.
+
+use std::fmt::Write;
+
+use arrow::datatypes::IntervalMonthDayNano;
+use millrace_common::{SqlError, SqlState};
+
+use super::extract::iso_week;
+use super::text::{civil_from_days, days_from_civil, days_in_month};
+use super::times::{DAY_US, field_range, invalid};
+
+pub const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+const DAYS: [&str; 7] =
+    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const ROMAN: [&str; 12] =
+    ["I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X", "XI", "XII"];
+
+/// Pattern words, longer ones before their beginnings. Case matters in the names of months and days only.
+const WORDS: [&str; 57] = [
+    "SSSSS", "Y,YYY", "HH24", "HH12", "SSSS", "YYYY", "IYYY", "IDDD", "MONTH", "A.M.", "P.M.",
+    "B.C.", "A.D.", "YYY", "IYY", "DDD", "DAY", "MON", "TZH", "TZM", "FF1", "FF2", "FF3", "FF4",
+    "FF5", "FF6", "HH", "MI", "SS", "MS", "US", "AM", "PM", "BC", "AD", "YY", "IY", "MM", "DD",
+    "ID", "DY", "WW", "IW", "CC", "RM", "TZ", "OF", "FM", "FX", "TM", "Y", "I", "D", "W", "Q", "J",
+    "TH",
+];
+
+enum Part<'a> {
+    Word { word: &'static str, text: &'a str, fill: bool, suffix: Option<&'a str> },
+    Quoted(String),
+    Char(char),
+}
+
+fn parts(pattern: &str) -> Vec<Part<'_>> {
+    let mut out = Vec::new();
+    let mut rest = pattern;
+    let mut fill = true;
+    while let Some(c) = rest.chars().next() {
+        if c == '"' {
+            let mut text = String::new();
+            let mut chars = rest[1..].char_indices();
+            let mut end = rest.len();
+            while let Some((i, c)) = chars.next() {
+                match c {
+                    '\\' => text.extend(chars.next().map(|(_, c)| c)),
+                    '"' => {
+                        end = i + 2;
+                        break;
+                    }
+                    c => text.push(c),
+                }
+            }
+            out.push(Part::Quoted(text));
+            rest = &rest[end.min(rest.len())..];
+            continue;
+        }
+        let starts = |word: &&&str| {
+            rest.is_char_boundary(word.len())
+                && rest.len() >= word.len()
+                && rest[..word.len()].eq_ignore_ascii_case(word)
+        };
+        let Some(word) = WORDS.iter().find(starts) else {
+            out.push(Part::Char(c));
+            rest = &rest[c.len_utf8()..];
+            continue;
+        };
+        let text = &rest[..word.len()];
+        rest = &rest[word.len()..];
+        match *word {
+            "FM" => {
+                fill = false;
+                continue;
+            }
+            "FX" | "TM" => continue,
+            "TH" => {
+                out.extend(text.chars().map(Part::Char));
+                continue;
+            }
+            _ => {}
+        }
+        let suffix = rest.get(..2).filter(|s| s.eq_ignore_ascii_case("th"));
+        if suffix.is_some() {
+            rest = &rest[2..];
+        }
+        out.push(Part::Word { word, text, fill, suffix });
+        fill = true;
+    }
+    out
+}
+
+/// A time in its fields. Of an interval, hours may be many and there is no date.
+pub struct Moment {
+    year: i64,
+    month: i64,
+    day: i64,
+    us: i64,
+    days: Option<i64>,
+    zone: bool,
+}
+
+impl Moment {
+    pub fn of_timestamp(us: i64, zone: bool) -> Moment {
+        let days = us.div_euclid(DAY_US);
+        let (year, month, day) = civil_from_days(days);
+        let (month, day) = (month.into(), day.into());
+        Moment { year, month, day, us: us.rem_euclid(DAY_US), days: Some(days), zone }
+    }
+
+    pub fn of_interval(i: IntervalMonthDayNano) -> Moment {
+        let (year, month) = (i64::from(i.months / 12), i64::from(i.months % 12));
+        let us = i.nanoseconds / 1000;
+        Moment { year, month, day: i.days.into(), us, days: None, zone: false }
+    }
+}
+
+/// A name in the case of its pattern word, padded unless told not to.
+fn push_name(out: &mut String, name: &str, word: &str, pad: usize) {
+    let mut letters = word.chars();
+    let first_upper = letters.next().is_some_and(char::is_uppercase);
+    let second_upper = letters.next().is_some_and(char::is_uppercase);
+    let text = match (first_upper, second_upper) {
+        (true, true) => name.to_uppercase(),
+        (true, false) => name.to_owned(),
+        _ => name.to_lowercase(),
+    };
+    let _ = write!(out, "{text:<pad$}");
+}
+
+pub fn ordinal(n: i64, suffix: &str) -> String {
+    let n = n.abs();
+    let text = match (n % 10, n % 100) {
+        (_, 11..=13) => "th",
+        (1, _) => "st",
+        (2, _) => "nd",
+        (3, _) => "rd",
+        _ => "th",
+    };
+    match suffix.starts_with('T') {
+        true => text.to_uppercase(),
+        false => text.to_owned(),
+    }
+}
+
+pub fn print(t: &Moment, pattern: &str) -> Result<String, SqlError> {
+    let mut out = String::new();
+    for part in parts(pattern) {
+        match part {
+            Part::Quoted(text) => out.push_str(&text),
+            Part::Char(c) => out.push(c),
+            Part::Word { word, text, fill, suffix } => {
+                let start = out.len();
+                print_word(&mut out, t, word, text, fill)?;
+                if let Some(suffix) = suffix
+                    && let Ok(n) = out[start..].trim().parse::<i64>()
+                {
+                    out.push_str(&ordinal(n, suffix));
+                }
+            }
+        }
+    }
+    Ok(out)
+}
+
+fn print_word(
+    out: &mut String,
+    t: &Moment,
+    word: &str,
+    text: &str,
+    fill: bool,
+) -> Result<(), SqlError> {
+    let mut number = |n: i64, width: usize| {
+        let width = if fill { width + usize::from(n < 0) } else { 0 };
+        let _ = write!(out, "{n:0width$}");
+    };
+    let (hour, minute) = (t.us / 3_600_000_000, t.us / 60_000_000 % 60);
+    let (second, us) = (t.us / 1_000_000 % 60, t.us % 1_000_000);
+    let shown_year = if t.days.is_some() && t.year <= 0 { 1 - t.year } else { t.year };
+    let date = || {
+        t.days.ok_or_else(|| {
+            invalid("invalid format specification for an interval value")
+                .with_hint("Intervals are not tied to specific calendar dates.")
+        })
+    };
+    match word {
+        "HH24" => number(hour, 2),
+        "HH12" | "HH" => number(if hour % 12 == 0 { 12 } else { hour % 12 }, 2),
+        "MI" => number(minute, 2),
+        "SS" => number(second, 2),
+        "SSSS" | "SSSSS" => number(t.us / 1_000_000, 1),
+        "MS" | "FF3" => number(us / 1000, 3),
+        "US" | "FF6" => number(us, 6),
+        "FF1" => number(us / 100_000, 1),
+        "FF2" => number(us / 10_000, 2),
+        "FF4" => number(us / 100, 4),
+        "FF5" => number(us / 10, 5),
+        "YYYY" => number(shown_year, 4),
+        "Y,YYY" => {
+            let _ = write!(out, "{},{:03}", shown_year / 1000, shown_year % 1000);
+        }
+        "YYY" => number(shown_year % 1000, 3),
+        "YY" => number(shown_year % 100, 2),
+        "Y" => number(shown_year % 10, 1),
+        "IYYY" => number(iso_week(date()?).0, 4),
+        "IYY" => number(iso_week(date()?).0 % 1000, 3),
+        "IY" => number(iso_week(date()?).0 % 100, 2),
+        "I" => number(iso_week(date()?).0 % 10, 1),
+        "MM" => number(t.month, 2),
+        "DD" => number(t.day, 2),
+        "DDD" => number(date()? - days_from_civil(t.year, 1, 1) + 1, 3),
+        "IDDD" => {
+            let (week, day) = (iso_week(date()?).1, (date()? + 3).rem_euclid(7) + 1);
+            number((week - 1) * 7 + day, 3);
+        }
+        "D" => number((date()? + 4).rem_euclid(7) + 1, 1),
+        "ID" => number((date()? + 3).rem_euclid(7) + 1, 1),
+        "WW" => number((date()? - days_from_civil(t.year, 1, 1)) / 7 + 1, 2),
+        "W" => number((t.day - 1) / 7 + 1, 1),
+        "IW" => number(iso_week(date()?).1, 2),
+        "Q" => number((t.month - 1) / 3 + 1, 1),
+        "CC" => number(if t.year > 0 { (t.year + 99) / 100 } else { t.year / 100 - 1 }, 2),
+        "J" => number(date()? + 2_440_588, 1),
+        "TZH" => out.push_str("+00"),
+        "TZM" => out.push_str("00"),
+        "OF" => out.push_str("+00"),
+        "TZ" if t.zone => out.push_str(if text.starts_with('t') { "utc" } else { "UTC" }),
+        "TZ" => {}
+        "MONTH" => push_name(out, month_name(t)?, text, if fill { 9 } else { 0 }),
+        "MON" => push_name(out, &month_name(t)?[..3], text, 0),
+        "DAY" => {
+            let name = DAYS[(date()? + 4).rem_euclid(7) as usize];
+            push_name(out, name, text, if fill { 9 } else { 0 });
+        }
+        "DY" => push_name(out, &DAYS[(date()? + 4).rem_euclid(7) as usize][..3], text, 0),
+        "RM" => {
+            let name = ROMAN[((t.month - 1).clamp(0, 11)) as usize];
+            let pad = if fill { 4 } else { 0 };
+            let name = if text.starts_with('r') { name.to_lowercase() } else { name.to_owned() };
+            let _ = write!(out, "{name:<pad$}");
+        }
+        "AM" | "PM" | "A.M." | "P.M." => {
+            let half = if hour % 24 < 12 { 'A' } else { 'P' };
+            let full = if text.len() == 2 { format!("{half}M") } else { format!("{half}.M.") };
+            let lower = text.starts_with(char::is_lowercase);
+            out.push_str(&if lower { full.to_lowercase() } else { full });
+        }
+        "BC" | "AD" | "B.C." | "A.D." => {
+            let full = match (t.year <= 0, text.len() == 2) {
+                (true, true) => "BC",
+                (true, false) => "B.C.",
+                (false, true) => "AD",
+                (false, false) => "A.D.",
+            };
+            let lower = text.starts_with(char::is_lowercase);
+            out.push_str(&if lower { full.to_lowercase() } else { full.to_owned() });
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn month_name(t: &Moment) -> Result<&'static str, SqlError> {
+    let name = usize::try_from(t.month - 1).ok().and_then(|m| MONTHS.get(m).copied());
+    name.ok_or_else(|| invalid("invalid format specification for an interval value"))
+}
+
+/// What `to_timestamp` has read so far.
+#[derive(Default)]
+struct Read {
+    year: Option<i64>,
+    month: Option<i64>,
+    day: Option<i64>,
+    day_of_year: Option<i64>,
+    julian: Option<i64>,
+    hour: i64,
+    minute: i64,
+    second: i64,
+    us: i64,
+    half_day: Option<bool>,
+    twelve: bool,
+    bc: bool,
+    offset: i64,
+}
+
+fn is_number(word: &str) -> bool {
+    !matches!(
+        word,
+        "MONTH"
+            | "MON"
+            | "DAY"
+            | "DY"
+            | "AM"
+            | "PM"
+            | "A.M."
+            | "P.M."
+            | "BC"
+            | "AD"
+            | "B.C."
+            | "A.D."
+            | "TZ"
+            | "OF"
+            | "RM"
+    )
+}
+
+/// The digits that a word takes at most.
+fn width(word: &str) -> usize {
+    match word {
+        "YYYY" | "IYYY" | "Y,YYY" => 4,
+        "YYY" | "DDD" | "MS" | "IYY" | "IDDD" | "FF3" => 3,
+        "US" | "FF6" => 6,
+        "SSSS" | "SSSSS" => 5,
+        "J" => 7,
+        "Y" | "I" | "D" | "ID" | "W" | "Q" | "FF1" => 1,
+        "FF4" => 4,
+        "FF5" => 5,
+        _ => 2,
+    }
+}
+
+fn bad_value(value: &str, word: &str) -> SqlError {
+    let state = SqlState::INVALID_DATETIME_FORMAT;
+    SqlError::new(state, format!("invalid value \"{value}\" for \"{word}\""))
+}
+
+/// Microseconds of a text in a pattern, as UTC.
+pub fn parse(text: &str, pattern: &str) -> Result<i64, SqlError> {
+    let parts = parts(pattern);
+    let mut read = Read::default();
+    let mut rest = text;
+    for (i, part) in parts.iter().enumerate() {
+        match part {
+            Part::Quoted(quoted) => {
+                let skip = rest.char_indices().nth(quoted.chars().count());
+                rest = skip.map_or("", |(at, _)| &rest[at..]);
+            }
+            Part::Char(c) if c.is_whitespace() => rest = rest.trim_start(),
+            Part::Char(c) if c.is_alphanumeric() => {
+                rest = rest.chars().next().map_or("", |c| &rest[c.len_utf8()..]);
+            }
+            Part::Char(_) => {
+                rest = rest.trim_start();
+                if let Some(c) = rest.chars().next()
+                    && !c.is_alphanumeric()
+                    && !matches!(c, '+' | '-') | matches!(parts[i], Part::Char('-' | '+'))
+                {
+                    rest = &rest[c.len_utf8()..];
+                } else if rest.starts_with('-') {
+                    rest = &rest[1..];
+                }
+            }
+            Part::Word { word, fill, .. } => {
+                rest = rest.trim_start();
+                // Separators in front of a field that the pattern does not have.
+                let loose = rest
+                    .trim_start_matches(|c: char| !c.is_alphanumeric() && !(c == '-' || c == '+'));
+                if !matches!(*word, "TZH" | "OF") {
+                    rest = loose;
+                }
+                let next_number = matches!(
+                    parts.get(i + 1),
+                    Some(Part::Word { word, .. }) if is_number(word)
+                ) || matches!(parts.get(i + 1), Some(Part::Char(c)) if c.is_ascii_digit());
+                rest = read_word(&mut read, word, rest, next_number && *fill)?;
+            }
+        }
+    }
+    finish(&read, text)
+}
+
+fn read_word<'a>(
+    read: &mut Read,
+    word: &'static str,
+    rest: &'a str,
+    fixed: bool,
+) -> Result<&'a str, SqlError> {
+    if is_number(word) {
+        let sign = usize::from(rest.starts_with(['-', '+']));
+        let digits = rest[sign..].bytes().take_while(u8::is_ascii_digit).count();
+        let digits = if fixed { digits.min(width(word)) } else { digits };
+        if digits == 0 {
+            let shown: String = rest.chars().take(width(word)).collect();
+            return Err(bad_value(&shown, word).with_detail("Value must be an integer."));
+        }
+        let taken = &rest[..sign + digits];
+        let n: i64 = taken.trim_start_matches('+').parse().map_err(|_| bad_value(taken, word))?;
+        number(read, word, n, digits)?;
+        let mut after = &rest[sign + digits..];
+        if word == "Y,YYY"
+            && let Some(more) = after.strip_prefix(',')
+            && let Some(low) = more.get(..3).and_then(|l| l.parse::<i64>().ok())
+        {
+            read.year = Some(n * 1000 + low);
+            after = &more[3..];
+        }
+        return Ok(after);
+    }
+    let prefix = |name: &str| rest.get(..name.len()).is_some_and(|r| r.eq_ignore_ascii_case(name));
+    let shown = || rest.chars().take(word.len().max(3)).collect::<String>();
+    match word {
+        "MONTH" | "MON" => {
+            let found = MONTHS.iter().enumerate().find_map(|(i, name)| {
+                let full = word == "MONTH" && prefix(name);
+                match (full, prefix(&name[..3])) {
+                    (true, _) => Some((i, name.len())),
+                    (_, true) => Some((i, 3)),
+                    _ => None,
+                }
+            });
+            let (i, len) = found.ok_or_else(|| bad_value(&shown(), word))?;
+            read.month = Some(i as i64 + 1);
+            Ok(&rest[len..])
+        }
+        "DAY" | "DY" => {
+            let found = DAYS.iter().find_map(|name| {
+                let full = word == "DAY" && prefix(name);
+                if full { Some(name.len()) } else { prefix(&name[..3]).then_some(3) }
+            });
+            let len = found.ok_or_else(|| bad_value(&shown(), word))?;
+            Ok(&rest[len..])
+        }
+        "AM" | "PM" | "A.M." | "P.M." => {
+            for (text, pm) in [("A.M.", false), ("P.M.", true), ("AM", false), ("PM", true)] {
+                if prefix(text) {
+                    read.half_day = Some(pm);
+                    return Ok(&rest[text.len()..]);
+                }
+            }
+            Err(bad_value(&shown(), word))
+        }
+        "BC" | "AD" | "B.C." | "A.D." => {
+            for (text, bc) in [("B.C.", true), ("A.D.", false), ("BC", true), ("AD", false)] {
+                if prefix(text) {
+                    read.bc = bc;
+                    return Ok(&rest[text.len()..]);
+                }
+            }
+            Err(bad_value(&shown(), word))
+        }
+        "RM" => {
+            let len = rest.bytes().take_while(|b| b"IVXivx".contains(b)).count();
+            let found = ROMAN.iter().position(|r| r.eq_ignore_ascii_case(&rest[..len]));
+            read.month = Some(found.ok_or_else(|| bad_value(&shown(), word))? as i64 + 1);
+            Ok(&rest[len..])
+        }
+        _ => {
+            let message = "formatting field \"TZ\" is only supported in to_char";
+            Err(SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message))
+        }
+    }
+}
+
+fn number(read: &mut Read, word: &str, n: i64, digits: usize) -> Result<(), SqlError> {
+    let fraction = |n: i64, width: usize| n * 10i64.pow(6) / 10i64.pow(width.min(9) as u32);
+    match word {
+        "YYYY" | "Y,YYY" => read.year = Some(n),
+        "YYY" | "YY" | "Y" => {
+            // The year nearest to 2020, as PostgreSQL does.
+            read.year = Some(match digits {
+                ..=2 if n < 70 => n + 2000,
+                ..=2 => n + 1900,
+                3 if n < 520 => n + 2000,
+                3 => n + 1000,
+                _ => n,
+            });
+        }
+        "MM" => read.month = Some(n),
+        "DD" => read.day = Some(n),
+        "DDD" => read.day_of_year = Some(n),
+        "J" => read.julian = Some(n),
+        "HH24" => read.hour = n,
+        "HH" | "HH12" => {
+            read.hour = n;
+            read.twelve = true;
+        }
+        "MI" => read.minute = n,
+        "SS" => read.second = n,
+        "SSSS" | "SSSSS" => {
+            read.hour = n / 3600;
+            read.minute = n / 60 % 60;
+            read.second = n % 60;
+        }
+        "MS" | "US" | "FF1" | "FF2" | "FF3" | "FF4" | "FF5" | "FF6" => {
+            read.us += fraction(n, digits);
+        }
+        "TZH" => read.offset += n * 3_600_000_000,
+        "TZM" => read.offset += n * 60_000_000,
+        "D" | "ID" | "Q" | "W" | "WW" | "CC" => {}
+        _ => return Err(SqlError::unsupported(format!("the template pattern {word} in input"))),
+    }
+    Ok(())
+}
+
+fn finish(read: &Read, text: &str) -> Result<i64, SqlError> {
+    let out_of_range = || field_range(format!("date/time field value out of range: \"{text}\""));
+    let mut hour = read.hour;
+    if read.twelve || read.half_day.is_some() {
+        if !(1..=12).contains(&hour) {
+            let message = format!("hour \"{hour}\" is invalid for the 12-hour clock");
+            return Err(SqlError::new(SqlState::INVALID_DATETIME_FORMAT, message)
+                .with_hint("Use the 24-hour clock, or give an hour between 1 and 12."));
+        }
+        hour = hour % 12 + if read.half_day == Some(true) { 12 } else { 0 };
+    }
+    if !(0..=24).contains(&hour)
+        || !(0..60).contains(&read.minute)
+        || !(0..=60).contains(&read.second)
+    {
+        return Err(out_of_range());
+    }
+    let mut year = read.year.unwrap_or(0);
+    if read.bc && year > 0 {
+        year = 1 - year;
+    }
+    let days = match (read.julian, read.day_of_year) {
+        (Some(julian), _) => julian - 2_440_588,
+        (_, Some(doy)) => {
+            if !(1..=366).contains(&doy) {
+                return Err(out_of_range());
+            }
+            days_from_civil(year, 1, 1) + doy - 1
+        }
+        _ => {
+            let (month, day) = (read.month.unwrap_or(1), read.day.unwrap_or(1));
+            if !(1..=12).contains(&month)
+                || day < 1
+                || day > i64::from(days_in_month(year, month as u32))
+            {
+                return Err(out_of_range());
+            }
+            days_from_civil(year, month as u32, day as u32)
+        }
+    };
+    let clock = ((hour * 60 + read.minute) * 60 + read.second) * 1_000_000 + read.us;
+    days.checked_mul(DAY_US)
+        .and_then(|d| d.checked_add(clock - read.offset))
+        .ok_or_else(out_of_range)
+}

@@ -1,0 +1,582 @@
+//! PostgreSQL's functions of dates, times and intervals.
+
+use arrow::datatypes::IntervalMonthDayNano as Interval;
+use chrono::{LocalResult, NaiveDateTime, Offset, TimeZone};
+use chrono_tz::Tz;
+use millrace_common::{SqlError, SqlState, SqlType as T};
+
+use super::call::{Args, Def, Out, over};
+use super::datetime::interval;
+use super::text::{civil_from_days, days_from_civil, days_in_month};
+use super::{number_format, time_format};
+
+pub const DAY_US: i64 = 86_400_000_000;
+const NUM: T = T::Numeric(None);
+
+pub fn invalid(message: impl Into<String>) -> SqlError {
+    SqlError::new(SqlState::INVALID_PARAMETER_VALUE, message)
+}
+
+pub fn field_range(message: impl Into<String>) -> SqlError {
+    SqlError::new(SqlState::DATETIME_FIELD_OVERFLOW, message)
+}
+
+fn us_of(i: Interval) -> i64 {
+    i.nanoseconds / 1000
+}
+
+/// A zone by its name or offset: the microseconds to add to UTC at an instant.
+#[derive(Clone, Copy)]
+pub enum Zone {
+    Fixed(i64),
+    Named(Tz),
+}
+
+/// Abbreviations that PostgreSQL knows by default, in hours east of UTC.
+const ABBREVIATIONS: [(&str, i64); 22] = [
+    ("utc", 0),
+    ("gmt", 0),
+    ("z", 0),
+    ("zulu", 0),
+    ("uct", 0),
+    ("est", -5),
+    ("edt", -4),
+    ("cst", -6),
+    ("cdt", -5),
+    ("mst", -7),
+    ("mdt", -6),
+    ("pst", -8),
+    ("pdt", -7),
+    ("cet", 1),
+    ("cest", 2),
+    ("bst", 1),
+    ("wet", 0),
+    ("west", 1),
+    ("eet", 2),
+    ("eest", 3),
+    ("msk", 3),
+    ("jst", 9),
+];
+
+pub fn zone(name: &str) -> Result<Zone, SqlError> {
+    let unknown = || invalid(format!("time zone \"{name}\" not recognized"));
+    let lower = name.trim().to_ascii_lowercase();
+    if let Some((_, hours)) = ABBREVIATIONS.iter().find(|(n, _)| *n == lower) {
+        return Ok(Zone::Fixed(hours * 3_600_000_000));
+    }
+    if lower.starts_with(['+', '-']) || lower.starts_with(|c: char| c.is_ascii_digit()) {
+        // POSIX: a positive number is west of Greenwich.
+        let signed = if lower.starts_with(['+', '-']) { lower } else { format!("+{lower}") };
+        return super::parse::zone_us(&signed).map(|us| Zone::Fixed(-us)).ok_or_else(unknown);
+    }
+    let name = name.trim();
+    let insensitive =
+        || chrono_tz::TZ_VARIANTS.iter().find(|tz| tz.name().eq_ignore_ascii_case(name)).copied();
+    name.parse::<Tz>().ok().or_else(insensitive).map(Zone::Named).ok_or_else(unknown)
+}
+
+impl Zone {
+    /// The local time of an instant.
+    pub fn local(self, us: i64) -> i64 {
+        match self {
+            Zone::Fixed(offset) => us + offset,
+            Zone::Named(tz) => match chrono::DateTime::from_timestamp_micros(us) {
+                Some(t) => {
+                    let offset = tz.offset_from_utc_datetime(&t.naive_utc()).fix();
+                    us + i64::from(offset.local_minus_utc()) * 1_000_000
+                }
+                None => us,
+            },
+        }
+    }
+
+    /// The instant of a local time; the standard one where there are two, the earlier offset in a gap.
+    pub fn instant(self, local: i64) -> i64 {
+        let Zone::Named(tz) = self else {
+            let Zone::Fixed(offset) = self else { return local };
+            return local - offset;
+        };
+        let Some(naive) = chrono::DateTime::from_timestamp_micros(local).map(|t| t.naive_utc())
+        else {
+            return local;
+        };
+        let offset_at = |n: NaiveDateTime| match tz.offset_from_local_datetime(&n) {
+            LocalResult::Single(o) => Some(o.fix().local_minus_utc()),
+            LocalResult::Ambiguous(a, b) => {
+                Some(a.fix().local_minus_utc().min(b.fix().local_minus_utc()))
+            }
+            LocalResult::None => None,
+        };
+        let before = || offset_at(naive - chrono::Duration::hours(3));
+        let offset = offset_at(naive).or_else(before).unwrap_or(0);
+        local - i64::from(offset) * 1_000_000
+    }
+}
+
+/// `age`: the difference in years, months, days and time.
+fn age_of(later: i64, earlier: i64) -> Result<Interval, SqlError> {
+    let negative = later < earlier;
+    let (a, b) = if negative { (earlier, later) } else { (later, earlier) };
+    let split = |t: i64| {
+        let (y, m, d) = civil_from_days(t.div_euclid(DAY_US));
+        (y, i64::from(m), i64::from(d), t.rem_euclid(DAY_US))
+    };
+    let ((y1, m1, d1, t1), (y2, m2, d2, t2)) = (split(a), split(b));
+    let (mut months, mut days, mut us) = ((y1 - y2) * 12 + m1 - m2, d1 - d2, t1 - t2);
+    if us < 0 {
+        us += DAY_US;
+        days -= 1;
+    }
+    if days < 0 {
+        // A month of the length of the earlier date's; of the later's predecessor when negative.
+        let length = days_in_month(y2, m2 as u32);
+        days += i64::from(length);
+        months -= 1;
+    }
+    let sign = if negative { -1 } else { 1 };
+    interval(sign * months, sign * days, sign * us)
+}
+
+fn justify_hours(i: Interval) -> (i64, i64, i64) {
+    let (mut days, mut us) = (i64::from(i.days), us_of(i));
+    days += us / DAY_US;
+    us %= DAY_US;
+    if days > 0 && us < 0 {
+        us += DAY_US;
+        days -= 1;
+    } else if days < 0 && us > 0 {
+        us -= DAY_US;
+        days += 1;
+    }
+    (i64::from(i.months), days, us)
+}
+
+fn justify_days(i: Interval) -> (i64, i64, i64) {
+    let (mut months, mut days) = (i64::from(i.months), i64::from(i.days));
+    months += days / 30;
+    days %= 30;
+    if months > 0 && days < 0 {
+        days += 30;
+        months -= 1;
+    } else if months < 0 && days > 0 {
+        days -= 30;
+        months += 1;
+    }
+    (months, days, us_of(i))
+}
+
+fn justify_interval(i: Interval) -> (i64, i64, i64) {
+    let (mut months, mut days, mut us) = (i64::from(i.months), i64::from(i.days), us_of(i));
+    days += us / DAY_US;
+    us %= DAY_US;
+    months += days / 30;
+    days %= 30;
+    if months > 0 && (days < 0 || (days == 0 && us < 0)) {
+        days += 30;
+        months -= 1;
+    } else if months < 0 && (days > 0 || (days == 0 && us > 0)) {
+        days -= 30;
+        months += 1;
+    }
+    if days > 0 && us < 0 {
+        us += DAY_US;
+        days -= 1;
+    } else if days < 0 && us > 0 {
+        us -= DAY_US;
+        days += 1;
+    }
+    (months, days, us)
+}
+
+fn justified(out: &mut Out, (months, days, us): (i64, i64, i64)) -> Result<(), SqlError> {
+    out.interval(interval(months, days, us)?)
+}
+
+fn make_interval(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let n = |i: usize| if a.len() > i { i64::from(a.int(i)) } else { 0 };
+    let seconds = if a.len() > 6 { a.float(6) } else { 0.0 };
+    let us = (n(4) * 60 + n(5)) * 60_000_000 + (seconds * 1e6).round() as i64;
+    out.interval(interval(n(0) * 12 + n(1), n(2) * 7 + n(3), us)?)
+}
+
+fn civil(y: i32, m: i32, d: i32) -> Result<i64, SqlError> {
+    // A negative year is BC.
+    let year = if y < 0 { i64::from(y) + 1 } else { i64::from(y) };
+    let bad = || field_range(format!("date field value out of range: {y}-{m:02}-{d:02}"));
+    let month = u32::try_from(m).ok().filter(|m| (1..=12).contains(m)).ok_or_else(bad)?;
+    let day = u32::try_from(d).ok().filter(|d| *d >= 1 && *d <= days_in_month(year, month));
+    if y == 0 || !(-4712..=294_276).contains(&y) {
+        return Err(bad());
+    }
+    Ok(days_from_civil(year, month, day.ok_or_else(bad)?))
+}
+
+fn clock(h: i32, m: i32, s: f64) -> Result<i64, SqlError> {
+    let bad = || field_range(format!("time field value out of range: {h}:{m:02}:{s:02}"));
+    let whole = h == 24 && m == 0 && s == 0.0;
+    if !whole && (!(0..24).contains(&h) || !(0..60).contains(&m) || !(0.0..=60.0).contains(&s)) {
+        return Err(bad());
+    }
+    Ok((i64::from(h) * 60 + i64::from(m)) * 60_000_000 + (s * 1e6).round() as i64)
+}
+
+fn make_timestamp(a: &Args) -> Result<i64, SqlError> {
+    let days = civil(a.int(0), a.int(1), a.int(2))?;
+    Ok(days * DAY_US + clock(a.int(3), a.int(4), a.float(5))?)
+}
+
+/// `date_trunc` of a local time.
+pub fn truncate(unit: &str, t: i64, kind: &str) -> Result<i64, SqlError> {
+    let unknown = || invalid(format!("unit \"{unit}\" not recognized for type {kind}"));
+    let days = t.div_euclid(DAY_US);
+    let (year, month, _) = civil_from_days(days);
+    let first = |y: i64, m: u32| days_from_civil(y, m, 1) * DAY_US;
+    // Centuries and millennia begin with their year 1.
+    let group = |n: i64| if year > 0 { (year - 1) / n * n + 1 } else { -((-year) / n * n + n - 1) };
+    Ok(match unit.to_ascii_lowercase().as_str() {
+        "microseconds" | "microsecond" | "us" | "usec" | "usecs" => t,
+        "milliseconds" | "millisecond" | "ms" | "msec" | "msecs" => t - t.rem_euclid(1000),
+        "second" | "seconds" | "sec" | "secs" | "s" => t - t.rem_euclid(1_000_000),
+        "minute" | "minutes" | "min" | "mins" | "m" => t - t.rem_euclid(60_000_000),
+        "hour" | "hours" | "hr" | "hrs" | "h" => t - t.rem_euclid(3_600_000_000),
+        "day" | "days" | "d" => days * DAY_US,
+        "week" | "weeks" | "w" => (days - (days + 3).rem_euclid(7)) * DAY_US,
+        "month" | "months" | "mon" | "mons" => first(year, month),
+        "quarter" => first(year, (month - 1) / 3 * 3 + 1),
+        "year" | "years" | "yr" | "yrs" | "y" => first(year, 1),
+        "decade" | "decades" | "dec" | "decs" => first(year.div_euclid(10) * 10, 1),
+        "century" | "centuries" | "c" | "cent" => first(group(100), 1),
+        "millennium" | "millennia" | "mil" | "mils" => first(group(1000), 1),
+        _ => return Err(unknown()),
+    })
+}
+
+fn truncate_interval(unit: &str, i: Interval) -> Result<Interval, SqlError> {
+    let us = us_of(i);
+    let keep = |unit: i64| interval(i.months.into(), i.days.into(), us - us % unit);
+    let months = |n: i32| interval((i.months - i.months % n).into(), 0, 0);
+    match unit.to_ascii_lowercase().as_str() {
+        "microseconds" | "microsecond" | "us" => Ok(i),
+        "milliseconds" | "millisecond" | "ms" => keep(1000),
+        "second" | "seconds" | "sec" | "s" => keep(1_000_000),
+        "minute" | "minutes" | "min" | "m" => keep(60_000_000),
+        "hour" | "hours" | "hr" | "h" => keep(3_600_000_000),
+        "day" | "days" | "d" => interval(i.months.into(), i.days.into(), 0),
+        "month" | "months" | "mon" => months(1),
+        "quarter" => months(3),
+        "year" | "years" | "y" => months(12),
+        "decade" | "decades" => months(120),
+        "century" | "centuries" => months(1200),
+        "millennium" | "millennia" => months(12_000),
+        "week" | "weeks" => Err(SqlError::new(
+            SqlState::FEATURE_NOT_SUPPORTED,
+            format!("unit \"{unit}\" not supported for type interval"),
+        )),
+        _ => Err(invalid(format!("unit \"{unit}\" not recognized for type interval"))),
+    }
+}
+
+fn date_bin(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (stride, t, origin) = (a.interval(0), a.timestamp(1), a.timestamp(2));
+    if stride.months != 0 {
+        let message = "timestamps cannot be binned into intervals containing months or years";
+        return Err(SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message));
+    }
+    let step = i64::from(stride.days) * DAY_US + us_of(stride);
+    if step <= 0 {
+        return Err(field_range("stride must be greater than zero"));
+    }
+    let diff = t.checked_sub(origin).ok_or_else(|| field_range("interval out of range"))?;
+    out.timestamp(origin + diff.div_euclid(step) * step)
+}
+
+/// Whether two spans of time have an instant in common.
+fn overlaps(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    if (0..4).any(|i| a.is_null(i)) {
+        out.null();
+        return Ok(());
+    }
+    let span = |i: usize| {
+        let (x, y) = (a.timestamp(i), a.timestamp(i + 1));
+        (x.min(y), x.max(y))
+    };
+    let ((s1, e1), (s2, e2)) = (span(0), span(2));
+    out.boolean(match s1.cmp(&s2) {
+        std::cmp::Ordering::Greater => s1 < e2,
+        std::cmp::Ordering::Less => s2 < e1,
+        std::cmp::Ordering::Equal => true,
+    })
+}
+
+fn overlaps_until(a: &Args, i: usize) -> Result<i64, SqlError> {
+    super::datetime::shift(a.timestamp(i), a.interval(i + 1), false)
+}
+
+fn overlaps_interval(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    if (0..4).any(|i| a.is_null(i)) {
+        out.null();
+        return Ok(());
+    }
+    let span = |i: usize| -> Result<(i64, i64), SqlError> {
+        let (x, y) = (a.timestamp(i), overlaps_until(a, i)?);
+        Ok((x.min(y), x.max(y)))
+    };
+    let ((s1, e1), (s2, e2)) = (span(0)?, span(2)?);
+    out.boolean(match s1.cmp(&s2) {
+        std::cmp::Ordering::Greater => s1 < e2,
+        std::cmp::Ordering::Less => s2 < e1,
+        std::cmp::Ordering::Equal => true,
+    })
+}
+
+fn conversions() -> Vec<Def> {
+    const TS: T = T::Timestamp;
+    const TZ: T = T::Timestamptz;
+    vec![
+        Def::new(
+            "timezone",
+            &[
+                over(&[T::Text, TS], TZ, |a, out| {
+                    out.timestamp(zone(a.text(0))?.instant(a.timestamp(1)))
+                }),
+                over(&[T::Text, TZ], TS, |a, out| {
+                    out.timestamp(zone(a.text(0))?.local(a.timestamp(1)))
+                }),
+                over(&[T::Interval, TS], TZ, |a, out| {
+                    out.timestamp(a.timestamp(1) - us_of(a.interval(0)))
+                }),
+                over(&[T::Interval, TZ], TS, |a, out| {
+                    out.timestamp(a.timestamp(1) + us_of(a.interval(0)))
+                }),
+            ],
+        ),
+        Def::new(
+            "to_timestamp",
+            &[
+                over(&[T::Double], TZ, |a, out| match a.float(0) {
+                    s if s.is_nan() => Err(field_range("timestamp cannot be NaN")),
+                    s if s.abs() > 9e12 => {
+                        Err(field_range(format!("timestamp out of range: \"{s}\"")))
+                    }
+                    s => out.timestamp((s * 1e6).round() as i64),
+                }),
+                over(&[T::Text, T::Text], TZ, |a, out| {
+                    out.timestamp(time_format::parse(a.text(0), a.text(1))?)
+                }),
+            ],
+        ),
+        Def::new(
+            "to_date",
+            &[over(&[T::Text, T::Text], T::Date, |a, out| {
+                let us = time_format::parse(a.text(0), a.text(1))?;
+                out.date(us.div_euclid(DAY_US) as i32)
+            })],
+        ),
+        Def::new(
+            "to_char",
+            &[
+                over(&[TZ, T::Text], T::Text, |a, out| {
+                    let t = time_format::Moment::of_timestamp(a.timestamp(0), true);
+                    out.text(&time_format::print(&t, a.text(1))?)
+                }),
+                over(&[TS, T::Text], T::Text, |a, out| {
+                    let t = time_format::Moment::of_timestamp(a.timestamp(0), false);
+                    out.text(&time_format::print(&t, a.text(1))?)
+                }),
+                over(&[T::Interval, T::Text], T::Text, |a, out| {
+                    let t = time_format::Moment::of_interval(a.interval(0));
+                    out.text(&time_format::print(&t, a.text(1))?)
+                }),
+                over(&[T::Int, T::Text], T::Text, |a, out| {
+                    let n = super::numeric::Num::new(a.int(0).into(), 0);
+                    out.text(&number_format::print(&n, a.text(1))?)
+                }),
+                over(&[T::BigInt, T::Text], T::Text, |a, out| {
+                    let n = super::numeric::Num::new(a.big(0).into(), 0);
+                    out.text(&number_format::print(&n, a.text(1))?)
+                }),
+                over(&[NUM, T::Text], T::Text, |a, out| {
+                    out.text(&number_format::print(&a.numeric(0), a.text(1))?)
+                }),
+                over(&[T::Real, T::Text], T::Text, |a, out| {
+                    out.text(&number_format::print_float(f64::from(a.real(0)), 6, a.text(1))?)
+                }),
+                over(&[T::Double, T::Text], T::Text, |a, out| {
+                    out.text(&number_format::print_float(a.float(0), 15, a.text(1))?)
+                }),
+            ],
+        ),
+        Def::new(
+            "to_number",
+            &[over(&[T::Text, T::Text], NUM, |a, out| {
+                out.numeric(number_format::parse(a.text(0), a.text(1))?)
+            })],
+        ),
+    ]
+}
+
+fn truncations() -> Vec<Def> {
+    const TS: T = T::Timestamp;
+    const TZ: T = T::Timestamptz;
+    vec![
+        Def::new(
+            "date_trunc",
+            &[
+                over(&[T::Text, TS], TS, |a, out| {
+                    let kind = "timestamp without time zone";
+                    out.timestamp(truncate(a.text(0), a.timestamp(1), kind)?)
+                }),
+                over(&[T::Text, TZ], TZ, |a, out| {
+                    let kind = "timestamp with time zone";
+                    out.timestamp(truncate(a.text(0), a.timestamp(1), kind)?)
+                }),
+                over(&[T::Text, T::Interval], T::Interval, |a, out| {
+                    out.interval(truncate_interval(a.text(0), a.interval(1))?)
+                }),
+                over(&[T::Text, TZ, T::Text], TZ, |a, out| {
+                    let zone = zone(a.text(2))?;
+                    let kind = "timestamp with time zone";
+                    let local = truncate(a.text(0), zone.local(a.timestamp(1)), kind)?;
+                    out.timestamp(zone.instant(local))
+                }),
+            ],
+        ),
+        Def::new(
+            "date_bin",
+            &[
+                over(&[T::Interval, TS, TS], TS, date_bin),
+                over(&[T::Interval, TZ, TZ], TZ, date_bin),
+            ],
+        ),
+    ]
+}
+
+pub fn defs() -> Vec<Def> {
+    const TS: T = T::Timestamp;
+    const TZ: T = T::Timestamptz;
+    let age = |a: &Args, out: &mut Out| out.interval(age_of(a.timestamp(0), a.timestamp(1))?);
+    let mut all = conversions();
+    all.extend(truncations());
+    all.extend([
+        Def::new("age", &[over(&[TS, TS], T::Interval, age), over(&[TZ, TZ], T::Interval, age)]),
+        Def::new(
+            "justify_hours",
+            &[over(&[T::Interval], T::Interval, |a, out| {
+                justified(out, justify_hours(a.interval(0)))
+            })],
+        ),
+        Def::new(
+            "justify_days",
+            &[over(&[T::Interval], T::Interval, |a, out| {
+                justified(out, justify_days(a.interval(0)))
+            })],
+        ),
+        Def::new(
+            "justify_interval",
+            &[over(&[T::Interval], T::Interval, |a, out| {
+                justified(out, justify_interval(a.interval(0)))
+            })],
+        ),
+        Def::new(
+            "make_interval",
+            &[
+                over(&[], T::Interval, make_interval),
+                over(&[T::Int], T::Interval, make_interval),
+                over(&[T::Int; 2], T::Interval, make_interval),
+                over(&[T::Int; 3], T::Interval, make_interval),
+                over(&[T::Int; 4], T::Interval, make_interval),
+                over(&[T::Int; 5], T::Interval, make_interval),
+                over(&[T::Int; 6], T::Interval, make_interval),
+                over(
+                    &[T::Int, T::Int, T::Int, T::Int, T::Int, T::Int, T::Double],
+                    T::Interval,
+                    make_interval,
+                ),
+            ],
+        ),
+        Def::new(
+            "make_date",
+            &[over(&[T::Int, T::Int, T::Int], T::Date, |a, out| {
+                out.date(civil(a.int(0), a.int(1), a.int(2))? as i32)
+            })],
+        ),
+        Def::new(
+            "make_time",
+            &[over(&[T::Int, T::Int, T::Double], T::Time, |a, out| {
+                out.time(clock(a.int(0), a.int(1), a.float(2))?)
+            })],
+        ),
+        Def::new(
+            "make_timestamp",
+            &[over(&[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double], TS, |a, out| {
+                out.timestamp(make_timestamp(a)?)
+            })],
+        ),
+        Def::new(
+            "make_timestamptz",
+            &[
+                over(&[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double], TZ, |a, out| {
+                    out.timestamp(make_timestamp(a)?)
+                }),
+                over(
+                    &[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double, T::Text],
+                    TZ,
+                    |a, out| out.timestamp(zone(a.text(6))?.instant(make_timestamp(a)?)),
+                ),
+            ],
+        ),
+        Def::new(
+            "isfinite",
+            &[
+                over(&[T::Date], T::Boolean, |_, out| out.boolean(true)),
+                over(&[TS], T::Boolean, |_, out| out.boolean(true)),
+                over(&[TZ], T::Boolean, |_, out| out.boolean(true)),
+                over(&[T::Interval], T::Boolean, |_, out| out.boolean(true)),
+            ],
+        ),
+        Def::new(
+            "clock_timestamp",
+            &[over(&[], TZ, |_, out| out.timestamp(chrono::Utc::now().timestamp_micros()))],
+        )
+        .volatile(),
+        Def::new(
+            "overlaps",
+            &[
+                over(&[TS, TS, TS, TS], T::Boolean, overlaps),
+                over(&[TZ, TZ, TZ, TZ], T::Boolean, overlaps),
+                over(&[TS, T::Interval, TS, T::Interval], T::Boolean, overlaps_interval),
+                over(&[TZ, T::Interval, TZ, T::Interval], T::Boolean, overlaps_interval),
+            ],
+        )
+        .takes_nulls(),
+        Def::new(
+            "interval_span",
+            &[over(&[T::Interval], T::Numeric(Some((38, 0))), |a, out| {
+                let i = a.interval(0);
+                let days = i128::from(i.months) * 30 + i128::from(i.days);
+                let us = days * i128::from(DAY_US) + i128::from(us_of(i));
+                out.numeric(super::numeric::Num::new(us, 0))
+            })],
+        ),
+        Def::new(
+            "round_seconds",
+            &[
+                over(&[TS, T::Int], TS, |a, out| out.timestamp(rounded(a.timestamp(0), a.int(1)))),
+                over(&[TZ, T::Int], TZ, |a, out| out.timestamp(rounded(a.timestamp(0), a.int(1)))),
+                over(&[T::Time, T::Int], T::Time, |a, out| out.time(rounded(a.time(0), a.int(1)))),
+                over(&[T::Interval, T::Int], T::Interval, |a, out| {
+                    let i = a.interval(0);
+                    let us = rounded(us_of(i), a.int(1));
+                    out.interval(interval(i.months.into(), i.days.into(), us)?)
+                }),
+            ],
+        ),
+    ]);
+    all
+}
+
+/// Microseconds rounded to a number of digits of a second.
+fn rounded(us: i64, digits: i32) -> i64 {
+    let unit = 10i64.pow(6 - digits.clamp(0, 6) as u32);
+    (us + unit / 2).div_euclid(unit) * unit
+}
