@@ -1,33 +1,11 @@
 //! `millrace`: the command line.
 
+mod allocator;
+
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use millrace::{Options, Overrides, Standalone};
-
-/// Freed memory goes back faster and fragments less than with the system's allocator.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// The allocator's option of that name (mimalloc.h, `mi_option_e`), and what it is set to.
-const PURGE_DELAY: std::ffi::c_int = 15;
-const PURGE_DELAY_MS: std::ffi::c_long = 5_000;
-
-unsafe extern "C" {
-    fn mi_option_set(option: std::ffi::c_int, value: std::ffi::c_long);
-}
-
-/// With less memory than this, what is freed goes back to the system at once.
-const ROOMY: usize = 2 << 30;
-
-/// Freed memory goes back to the system only after some seconds: the next epoch needs as much again,
-/// and the first touch of a page costs the kernel more than most work on it. Under a small limit it
-/// would be what breaks the limit.
-fn keep_freed_memory(limit: usize) {
-    let delay = if limit >= ROOMY { PURGE_DELAY_MS } else { 0 };
-    // SAFETY: sets a number in the allocator linked above; no other thread runs yet.
-    unsafe { mi_option_set(PURGE_DELAY, delay) }
-}
 
 /// A streaming SQL database: materialized views that stay right and fresh.
 #[derive(Parser)]
@@ -71,14 +49,22 @@ fn main() -> ExitCode {
 /// How long a thread for flushes, compactions and file access waits for more work.
 const IDLE_THREAD: std::time::Duration = std::time::Duration::from_secs(1);
 
+/// Threads for flushes, compactions and file access, at most. Each keeps pages of its own for every size
+/// that it has ever asked for. Few are enough: only a flush and a compaction wait on one for another.
+fn blocking_threads(limit: usize) -> usize {
+    (limit / (32 << 20)).clamp(8, 512)
+}
+
 fn run(options: Options) -> Result<(), String> {
     let config = options.resolve().map_err(|e| e.to_string())?;
-    keep_freed_memory(config.memory_limit);
+    allocator::tune(config.memory_limit);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_name("millrace")
         // Each keeps some memory of its own.
         .thread_keep_alive(IDLE_THREAD)
+        .max_blocking_threads(blocking_threads(config.memory_limit))
+        .on_thread_stop(millrace_common::heap::report)
         .build()
         .map_err(|e| format!("cannot start threads: {e}"))?;
     runtime.block_on(serve(config))

@@ -207,7 +207,7 @@ fn meta_options(
         .map_or(defaults.gc, |period| GcOptions { period, grace: period * 6 });
     MetaOptions {
         parallelism: config.parallelism,
-        source_epoch_events: (config.memory_limit / EVENT_MEMORY) as u64,
+        source_epoch_events: (config.memory_limit / event_memory(config.memory_limit)) as u64,
         settings: BTreeMap::from([("barrier_interval".to_string(), interval)]),
         table_class: Arc::new(move |job: JobId, table: u32| {
             let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));
@@ -224,8 +224,12 @@ fn meta_options(
 }
 
 /// Memory limit for each row that an epoch takes in: it may be wide, written in several state tables,
-/// and there in several stages of a commit.
-const EVENT_MEMORY: usize = 8 << 10;
+/// and there in several stages of a commit. Under a small limit, where caches and buffers leave less of
+/// it, more.
+fn event_memory(limit: usize) -> usize {
+    if limit < 1 << 30 { 24 << 10 } else { 8 << 10 }
+}
+
 /// Rows of a backfill's step, at least.
 const MIN_STEP: usize = 4 << 10;
 
@@ -260,6 +264,7 @@ fn store_options(
         block_bytes: overrides.block_bytes,
         // A compaction holds a run or two until they are written.
         run_bytes: (limit / 64).clamp(4 << 20, defaults.run_bytes),
+        scan_bytes: (limit / 16).clamp(4 << 20, defaults.scan_bytes),
         ..defaults
     }
 }
@@ -269,7 +274,7 @@ fn exec_options(config: &Config) -> ExecOptions {
     let defaults = ExecOptions::default();
     ExecOptions {
         cache_bytes: limit / 16,
-        backfill_rows: (limit / EVENT_MEMORY).clamp(MIN_STEP, defaults.backfill_rows),
+        backfill_rows: (limit / event_memory(limit)).clamp(MIN_STEP, defaults.backfill_rows),
         delta_bytes: (limit / 16).min(defaults.delta_bytes),
         group_change_bytes: (limit / 16).min(defaults.group_change_bytes),
         hub_bytes: (limit / 16).min(defaults.hub_bytes),

@@ -10,6 +10,7 @@ pub mod epoch;
 pub mod error;
 pub mod exact_sum;
 pub mod hash;
+pub mod heap;
 pub mod ids;
 pub mod keys;
 pub mod planted;

@@ -5,13 +5,16 @@
 //! those that can wait ask [`MemoryGovernor::is_tight`] before they take in more. So a worker over its
 //! limit first shrinks caches and then slows down. Counters only: no lock.
 //!
-//! Not everything is reported: decoding, encoding, queries and what the allocator keeps back are not.
-//! So the process's resident memory is observed too, and what it holds beyond the limit and a margin
-//! counts like memory in use.
+//! Not everything is reported: decoding, encoding, queries and rows between two holders are not. So
+//! what is in use is taken from the allocator, which counts every byte
+//! ([`millrace_common::heap`]), and reports only say how much of it could be shed. What the process
+//! holds beyond that (memory freed and kept, mapped files, stacks) is observed a few times a second and
+//! taken off what the heap may use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
+use millrace_common::heap;
 use tokio::sync::Notify;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +32,13 @@ pub enum MemoryClass {
     Hub = 4,
     /// Statements not yet committed.
     Statement = 5,
+    /// Decoded blocks, indexes and filters that can be read again.
+    Blocks = 6,
 }
 
 /// Names of the classes, in order, for metrics.
-pub const MEMORY_CLASSES: [&str; 6] =
-    ["cache", "memtable", "parked", "channel", "hub", "statement"];
+pub const MEMORY_CLASSES: [&str; 7] =
+    ["cache", "memtable", "parked", "channel", "hub", "statement", "blocks"];
 
 #[derive(Debug)]
 pub struct MemoryGovernor {
@@ -41,8 +46,10 @@ pub struct MemoryGovernor {
     used: [AtomicI64; MEMORY_CLASSES.len()],
     /// State caches that exist; they share what is left evenly.
     caches: AtomicUsize,
-    /// Resident bytes beyond the limit and its margin.
-    excess: AtomicUsize,
+    /// What the heap may use, so that the process stays within its limit and a margin.
+    heap: AtomicUsize,
+    /// The allocator's count, or in its absence what was resident when last observed; 0: unknown.
+    resident: AtomicUsize,
     released: Notify,
 }
 
@@ -52,7 +59,8 @@ impl MemoryGovernor {
             limit,
             used: Default::default(),
             caches: AtomicUsize::new(0),
-            excess: AtomicUsize::new(0),
+            heap: AtomicUsize::new(limit / 10 * 9),
+            resident: AtomicUsize::new(0),
             released: Notify::new(),
         })
     }
@@ -61,7 +69,7 @@ impl MemoryGovernor {
         self.limit
     }
 
-    /// Bytes held in all.
+    /// Bytes reported in all.
     pub fn used(&self) -> usize {
         self.used.iter().map(|u| u.load(Ordering::Relaxed)).sum::<i64>().max(0) as usize
     }
@@ -70,7 +78,7 @@ impl MemoryGovernor {
         self.used[class as usize].load(Ordering::Relaxed).max(0) as usize
     }
 
-    /// Bytes held, in the order of [`MEMORY_CLASSES`].
+    /// Bytes reported, in the order of [`MEMORY_CLASSES`].
     pub fn by_class(&self) -> [usize; MEMORY_CLASSES.len()] {
         std::array::from_fn(|i| self.used[i].load(Ordering::Relaxed).max(0) as usize)
     }
@@ -83,21 +91,49 @@ impl MemoryGovernor {
         Reservation { governor: Arc::clone(self), class, bytes: 0 }
     }
 
-    /// Whether holders that can wait should: everything but caches fills three quarters.
+    /// Whether holders that can wait should: what cannot be shed fills three quarters.
     pub fn is_tight(&self) -> bool {
-        self.pinned() > self.limit / 4 * 3
+        self.pinned() > self.heap_limit() / 4 * 3
     }
 
-    /// Takes note of what the process holds in all.
-    pub fn observe(&self, resident: usize) {
-        let excess = resident.saturating_sub(self.limit + self.limit / 4);
-        self.excess.store(excess, Ordering::Relaxed);
+    /// Takes note of what the process holds in all (`resident`) and of what the allocator has given out,
+    /// where it counts.
+    pub fn observe(&self, resident: usize, live: Option<usize>) {
+        let Some(live) = live else {
+            // The margin is for what the allocator keeps.
+            self.resident.store(resident.saturating_sub(self.limit / 4), Ordering::Relaxed);
+            return;
+        };
+        self.resident.store(0, Ordering::Relaxed);
+        let beyond = resident.saturating_sub(live);
+        let most = self.limit / 10 * 9;
+        let heap = (self.limit / 20 * 27).saturating_sub(beyond).clamp(self.limit / 5 * 2, most);
+        self.heap.store(heap, Ordering::Relaxed);
+    }
+
+    /// What the heap may use now.
+    pub fn heap_limit(&self) -> usize {
+        self.heap.load(Ordering::Relaxed)
+    }
+
+    /// Bytes in use, reported or not.
+    pub fn in_use(&self) -> usize {
+        let observed = match heap::live_bytes() {
+            Some(live) if cfg!(not(test)) => live,
+            _ => self.resident.load(Ordering::Relaxed),
+        };
+        observed.max(self.used())
     }
 
     /// What cannot be shed at once.
     fn pinned(&self) -> usize {
-        let held = self.used().saturating_sub(self.used_by(MemoryClass::Cache));
-        held + self.excess.load(Ordering::Relaxed)
+        let shed = self.used_by(MemoryClass::Cache) + self.used_by(MemoryClass::Blocks);
+        self.in_use().saturating_sub(shed)
+    }
+
+    /// What is left for caches of all kinds.
+    fn room(&self) -> usize {
+        self.heap_limit().saturating_sub(self.pinned())
     }
 
     /// What one cache may hold now, at most `wanted`: an even share of what others leave, never
@@ -105,8 +141,13 @@ impl MemoryGovernor {
     pub fn share(&self, wanted: usize) -> usize {
         const FLOOR: usize = 256 << 10;
         let caches = self.caches.load(Ordering::Relaxed).max(1);
-        let left = (self.limit / 10 * 9).saturating_sub(self.pinned());
+        let left = self.room().saturating_sub(self.used_by(MemoryClass::Blocks));
         (left / caches).clamp(FLOOR.min(wanted), wanted)
+    }
+
+    /// What the cache of decoded blocks may hold now, at most `wanted`: half of what caches may.
+    pub fn block_share(&self, wanted: usize) -> usize {
+        (self.room() / 2).clamp(wanted / 8, wanted)
     }
 
     /// Waits until memory is not tight, at most `at_most`: back-pressure must slow a producer down,
@@ -177,17 +218,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_process_holds_beyond_the_limit_is_taken_from_the_caches() {
+    fn what_the_process_holds_beyond_its_heap_is_taken_off_what_the_heap_may_use() {
         let governor = MemoryGovernor::new(100 << 20);
         let _cache = governor.account(MemoryClass::Cache);
-        governor.observe(120 << 20);
+        governor.observe(60 << 20, Some(50 << 20));
         assert_eq!(governor.share(usize::MAX) >> 20, 90);
-        governor.observe(165 << 20);
-        assert_eq!(governor.share(usize::MAX) >> 20, 50);
+        // Of 135 MB in all, 75 are not heap.
+        governor.observe(95 << 20, Some(20 << 20));
+        assert_eq!(governor.share(usize::MAX) >> 20, 60);
+        // However much that is, the heap keeps a part.
+        governor.observe(300 << 20, Some(20 << 20));
+        assert_eq!(governor.share(usize::MAX) >> 20, 40);
+    }
+
+    #[test]
+    fn without_a_count_what_is_resident_is_what_is_in_use() {
+        let governor = MemoryGovernor::new(100 << 20);
+        let mut blocks = governor.account(MemoryClass::Blocks);
+        blocks.set(20 << 20);
+        governor.observe(105 << 20, None);
+        // 80 less a quarter of the limit, of which 20 can be shed.
+        assert_eq!(governor.block_share(usize::MAX) >> 20, 15);
         assert!(!governor.is_tight());
-        governor.observe(205 << 20);
+        governor.observe(135 << 20, None);
         assert!(governor.is_tight());
-        governor.observe(0);
+        governor.observe(0, None);
         assert!(!governor.is_tight());
     }
 

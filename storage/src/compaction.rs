@@ -20,7 +20,7 @@ use millrace_rpc::version::{RunMeta, SliceRef, VersionEdit};
 
 use crate::block::BlockCodec;
 use crate::disk;
-use crate::error::Result;
+use crate::error::{Result, StorageError};
 use crate::merge::{Merger, Mode};
 use crate::run::RunReader;
 use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
@@ -187,6 +187,8 @@ pub async fn compact(
     bottom: bool,
 ) -> Result<VersionEdit> {
     let shared = Arc::clone(store.shared());
+    let closed = |_| StorageError::internal("the state store is closed");
+    let _turn = shared.compacting.acquire().await.map_err(closed)?;
     let codec = Arc::new(BlockCodec::new(&desc.value_schema));
     let horizon = if desc.relation { horizon } else { Epoch::MAX };
     let mode = Mode::Compact { horizon, bottom };
@@ -194,13 +196,12 @@ pub async fn compact(
     let readers = inputs
         .iter()
         .map(|m| Arc::new(RunReader::pinned(m.clone(), Arc::clone(&codec), &shared.pins)));
-    let sources =
-        readers.filter_map(|run| disk::scan(&shared, &run, mode, &everything, None)).collect();
+    let sources = disk::scan_all(&shared, readers, mode, &everything, None);
     let schema = Arc::clone(codec.value_schema());
     let merger = Merger::new(desc.storage, mode, schema, 8192, sources);
     let sequence = inputs.iter().map(|r| r.sequence).max().unwrap_or(0);
     let place = Place { level: target_level, sequence };
-    let mut sink = RunSink::new(shared, Admit::Disk);
+    let mut sink = RunSink::new(Arc::clone(&shared), Admit::Disk);
     let desc = desc.clone();
     let (add_runs, _) = on_blocking_thread(async move {
         sink.write(&desc, &codec, place, merger).await?;

@@ -6,6 +6,7 @@
 
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use arrow::array::{Array, AsArray, BinaryArray, UInt32Array};
 use arrow::compute;
@@ -25,10 +26,14 @@ use crate::state_store::Shared;
 use crate::version::TableVersion;
 use crate::writer::Question;
 
-/// Encoded bytes that one step of a scan reads of a run.
+/// Encoded bytes that one step of a scan reads of a run, at most.
 const SCAN_WINDOW_BYTES: u64 = 1 << 20;
+/// With less than this a step, reading ahead makes reads small and gains nothing.
+const MIN_WINDOW_BYTES: u64 = 64 << 10;
 /// Steps that a scan reads ahead.
 const SCAN_AHEAD: usize = 2;
+/// What decoded blocks take against encoded ones, roughly.
+const DECODED: u64 = 4;
 /// Scans of runs up to this size may leave their blocks in the cache.
 const SMALL_RUN_BYTES: u64 = 4 << 20;
 
@@ -173,28 +178,92 @@ fn sorted_strings(strings: &BinaryArray) -> Result<BinaryArray> {
     Ok(compute::take(strings, &UInt32Array::from(order), None)?.as_binary::<i32>().clone())
 }
 
-/// A run as a source of a merge; `None`: it has nothing in the range.
-pub(crate) fn scan(
+/// Runs as sources of one merge, within a share of the budget that all scans have together. Where it
+/// does not suffice to read all runs at once, those that do not overlap are read one after the other.
+pub(crate) fn scan_all(
     shared: &Arc<Shared>,
-    run: &Arc<RunReader>,
+    runs: impl IntoIterator<Item = Arc<RunReader>>,
     mode: Mode,
     range: &KeyRange,
     projection: Option<&[usize]>,
-) -> Option<Source> {
-    if !overlaps(run, range) {
-        return None;
+) -> Vec<Source> {
+    let runs: Vec<Arc<RunReader>> = runs.into_iter().filter(|r| overlaps(r, range)).collect();
+    if runs.is_empty() {
+        return Vec::new();
     }
-    let fill_cache = !matches!(mode, Mode::Compact { .. }) && run.meta().length <= SMALL_RUN_BYTES;
-    let scan = Scan {
-        cache: Arc::clone(&shared.cache),
-        prefixes: shared.prefixes(TableId(run.meta().table_id)),
-        run: Arc::clone(run),
-        range: range.clone(),
-        projection: projection.map(<[usize]>::to_vec),
-        mode,
-        options: ReadOptions { fill_cache, ..ReadOptions::SCAN },
+    let lease = Arc::new(ScanLease::new(shared));
+    let budget = lease.bytes / DECODED;
+    let most = SCAN_WINDOW_BYTES * (SCAN_AHEAD as u64 + 1);
+    let wanted: u64 = runs.iter().map(|r| r.meta().length.min(most)).sum();
+    let chains = match wanted <= budget {
+        true => runs.into_iter().map(|r| vec![r]).collect(),
+        false => disjoint_chains(runs),
     };
-    Some(Source { rank: run.meta().sequence, input: Input::Stream(scan.into_stream()) })
+    let share = budget / chains.len() as u64;
+    let ahead = if share / (SCAN_AHEAD as u64 + 1) < MIN_WINDOW_BYTES { 1 } else { SCAN_AHEAD };
+    let window = (share / (ahead as u64 + 1)).min(SCAN_WINDOW_BYTES);
+    let source = |run: Arc<RunReader>| {
+        let fill_cache =
+            !matches!(mode, Mode::Compact { .. }) && run.meta().length <= SMALL_RUN_BYTES;
+        let rank = run.meta().sequence;
+        let scan = Scan {
+            cache: Arc::clone(&shared.cache),
+            prefixes: shared.prefixes(TableId(run.meta().table_id)),
+            run,
+            range: range.clone(),
+            projection: projection.map(<[usize]>::to_vec),
+            mode,
+            options: ReadOptions { fill_cache, ..ReadOptions::SCAN },
+            window,
+            ahead,
+            _lease: Arc::clone(&lease),
+        };
+        Source::new(rank, Input::Stream(scan.into_stream()))
+    };
+    let chain = |runs: Vec<Arc<RunReader>>| {
+        let mut sources = runs.into_iter().map(source);
+        let first = sources.next()?;
+        Some(Source { then: sources.collect(), ..first })
+    };
+    chains.into_iter().filter_map(chain).collect()
+}
+
+/// As few lists as possible of runs that ascend without overlapping.
+fn disjoint_chains(mut runs: Vec<Arc<RunReader>>) -> Vec<Vec<Arc<RunReader>>> {
+    runs.sort_by(|a, b| a.meta().min_key.cmp(&b.meta().min_key));
+    let mut chains: Vec<Vec<Arc<RunReader>>> = Vec::new();
+    for run in runs {
+        let ends_below = |chain: &&mut Vec<Arc<RunReader>>| {
+            chain.last().is_some_and(|last| last.meta().max_key < run.meta().min_key)
+        };
+        match chains.iter_mut().find(ends_below) {
+            Some(chain) => chain.push(run),
+            None => chains.push(vec![run]),
+        }
+    }
+    chains
+}
+
+/// A scan's part of the memory that all scans may fill with blocks read ahead. The first takes what it
+/// wants of it, later ones an even share: so the sum grows with the logarithm of their number only.
+struct ScanLease {
+    shared: Arc<Shared>,
+    /// Decoded bytes.
+    bytes: u64,
+}
+
+impl ScanLease {
+    fn new(shared: &Arc<Shared>) -> ScanLease {
+        let others = shared.scans.fetch_add(1, Ordering::Relaxed);
+        let bytes = shared.options.scan_bytes as u64 / (others as u64 + 1);
+        ScanLease { shared: Arc::clone(shared), bytes }
+    }
+}
+
+impl Drop for ScanLease {
+    fn drop(&mut self) {
+        self.shared.scans.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 fn overlaps(run: &RunReader, range: &KeyRange) -> bool {
@@ -220,10 +289,16 @@ struct Scan {
     projection: Option<Vec<usize>>,
     mode: Mode,
     options: ReadOptions,
+    /// Encoded bytes of a step, at least one block.
+    window: u64,
+    /// Steps read ahead.
+    ahead: usize,
+    _lease: Arc<ScanLease>,
 }
 
 impl Scan {
     fn into_stream(self) -> BoxStream<'static, Result<Entries>> {
+        let ahead = self.ahead;
         let scan = Arc::new(self);
         let opening = Arc::clone(&scan);
         let windows = futures::stream::once(async move { opening.windows().await });
@@ -233,7 +308,7 @@ impl Scan {
             let scan = Arc::clone(&scan);
             async move { scan.read(window?).await }
         });
-        let batches = blocks.buffered(SCAN_AHEAD);
+        let batches = blocks.buffered(ahead);
         batches.map_ok(|b| futures::stream::iter(b.into_iter().map(Ok))).try_flatten().boxed()
     }
 
@@ -252,13 +327,13 @@ impl Scan {
         let located = index
             .locate_range(lower.as_ref().map(Vec::as_slice), upper.as_ref().map(Vec::as_slice));
         let mut windows: Vec<Vec<BlockRequest>> = Vec::new();
-        let mut bytes = SCAN_WINDOW_BYTES;
+        let mut bytes = self.window;
         for block in located {
             let (min, max) = index.block_epochs(block);
             if !self.mode.wants(min, max) {
                 continue;
             }
-            if bytes >= SCAN_WINDOW_BYTES {
+            if bytes >= self.window {
                 windows.push(Vec::new());
                 bytes = 0;
             }

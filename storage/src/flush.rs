@@ -9,7 +9,9 @@ use std::sync::Arc;
 use millrace_common::{Epoch, TableId};
 use millrace_rpc::version::VersionEdit;
 
-use crate::error::Result;
+use tokio::sync::SemaphorePermit;
+
+use crate::error::{Result, StorageError};
 use crate::job_store::{JobStore, Persisted};
 use crate::memrun::{MemRun, RUN_BATCH_ROWS};
 use crate::merge::{Merger, Mode, Source};
@@ -24,6 +26,7 @@ pub(crate) async fn persist_as_runs(
 ) -> Result<Persisted> {
     let seals = runs.iter().map(|r| (r.table(), r.seal)).collect();
     let version = store.version();
+    let _turn = turn(store).await?;
     let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Later);
     let (add_runs, built) = on_blocking_thread(async move {
         let mut tables: BTreeMap<TableId, Vec<MemRun>> = BTreeMap::new();
@@ -69,6 +72,7 @@ pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) 
 pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<VersionEdit> {
     let version = version.clone();
     let flushed_sequence = version.sequence;
+    let _turn = turn(store).await?;
     let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Memory);
     let (add_runs, _) = on_blocking_thread(async move {
         for table in version.tables() {
@@ -78,6 +82,12 @@ pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<Ve
     })
     .await?;
     Ok(VersionEdit { add_runs, flushed_sequence, ..VersionEdit::default() })
+}
+
+/// Waits until few enough others build runs.
+async fn turn(store: &JobStore) -> Result<SemaphorePermit<'_>> {
+    let closed = |_| StorageError::internal("the state store is closed");
+    store.shared.flushing.acquire().await.map_err(closed)
 }
 
 async fn flush_table(sink: &mut RunSink, table: &TableVersion, relations: Epoch) -> Result<()> {

@@ -7,15 +7,15 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use millrace_common::{DeltaChunk, Epoch, JobId, TableId, Vnode};
 use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
@@ -25,7 +25,7 @@ use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
 use crate::table::TableDesc;
 use crate::version::Version;
-use crate::writer::TableWriter;
+use crate::writer::{SealedRuns, TableWriter};
 use crate::{changes, flush, slice, tiers};
 
 /// Tail slices read at the same time when a job is opened.
@@ -81,6 +81,8 @@ pub struct JobStore {
     next_sequence: AtomicU64,
     next_writer: AtomicU64,
     pub(crate) open_bytes: AtomicUsize,
+    /// Of the job's writers.
+    sealed: Mutex<Vec<Weak<Mutex<Vec<MemRun>>>>>,
     /// The edit of the last flush, applied or not. Held while one is being made.
     flushed: tokio::sync::Mutex<VersionEdit>,
     /// A background merge of memory runs is under way.
@@ -123,6 +125,7 @@ impl JobStore {
             next_sequence: AtomicU64::new(sequence + 1),
             next_writer: AtomicU64::new(1),
             open_bytes: AtomicUsize::new(0),
+            sealed: Mutex::default(),
             flushed: tokio::sync::Mutex::default(),
             merging: AtomicBool::new(false),
         }))
@@ -215,8 +218,32 @@ impl JobStore {
                 version.commit_seals(&persisted.seals);
             }
         });
+        self.forget_published();
         flush::admit(self, epoch, persisted.built);
         tiers::compact_memory(self);
+    }
+
+    /// Keeps track of what a new writer seals.
+    pub(crate) fn watch_sealed(&self, sealed: &SealedRuns) {
+        let mut watched = self.sealed.lock();
+        watched.retain(|w| w.strong_count() > 0);
+        watched.push(Arc::downgrade(sealed));
+    }
+
+    /// Takes what the version holds from the writers that sealed it.
+    fn forget_published(&self) {
+        let version = self.version();
+        let committed = |run: &MemRun| {
+            version.table(run.table()).is_ok_and(|table| table.has_committed(run.seal))
+        };
+        for sealed in self.sealed.lock().iter().filter_map(Weak::upgrade) {
+            sealed.lock().retain(|run| !committed(run));
+        }
+    }
+
+    fn sealed_bytes(&self) -> usize {
+        let bytes = |runs: SealedRuns| runs.lock().iter().map(MemRun::memory_size).sum::<usize>();
+        self.sealed.lock().iter().filter_map(Weak::upgrade).map(bytes).sum()
     }
 
     /// Takes in a committed flush or compaction.
@@ -276,9 +303,9 @@ impl JobStore {
         self.version().horizon
     }
 
-    /// Heap bytes: memory runs and open memtables.
+    /// Heap bytes: memory runs, runs on their way there, and open memtables.
     pub fn memory_size(&self) -> usize {
-        self.version().mem_bytes() + self.open_bytes.load(Ordering::Relaxed)
+        self.version().mem_bytes() + self.sealed_bytes() + self.open_bytes.load(Ordering::Relaxed)
     }
 
     pub fn stats(&self) -> JobStats {

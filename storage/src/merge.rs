@@ -55,6 +55,9 @@ pub struct Source {
     /// Breaks ties of equal key and epoch: the larger was written later.
     pub rank: u64,
     pub input: Input,
+    /// Sources whose keys all lie above, read one after the other when this one has ended: only one of
+    /// a chain holds memory.
+    pub then: VecDeque<Source>,
 }
 
 pub enum Input {
@@ -64,7 +67,11 @@ pub enum Input {
 
 impl Source {
     pub fn memory(batches: impl IntoIterator<Item = Entries>, rank: u64) -> Source {
-        Source { rank, input: Input::Batches(batches.into_iter().collect()) }
+        Source::new(rank, Input::Batches(batches.into_iter().collect()))
+    }
+
+    pub fn new(rank: u64, input: Input) -> Source {
+        Source { rank, input, then: VecDeque::new() }
     }
 }
 
@@ -74,6 +81,8 @@ struct Cursor {
     position: usize,
     /// The batch's place in the output being built.
     slot: Option<usize>,
+    /// Of the batch, on average.
+    row_bytes: usize,
 }
 
 impl Cursor {
@@ -94,9 +103,16 @@ impl Cursor {
                 Input::Stream(stream) => stream.next().await.transpose()?,
             };
             match next {
-                None => return Ok(false),
+                None => match self.source.then.pop_front() {
+                    None => return Ok(false),
+                    Some(next) => {
+                        let then = std::mem::take(&mut self.source.then);
+                        self.source = Source { then, ..next };
+                    }
+                },
                 Some(batch) if batch.is_empty() => {}
                 Some(batch) => {
+                    self.row_bytes = batch.content_bytes() / batch.len();
                     self.batch = batch;
                     self.position = 0;
                     self.slot = None;
@@ -115,6 +131,9 @@ struct Candidate {
     weight: i64,
 }
 
+/// Rows of one output batch take at most about this, however few that are.
+const BATCH_BYTES: usize = 4 << 20;
+
 /// Merges sources of one table.
 pub struct Merger {
     storage: RowStorage,
@@ -128,6 +147,8 @@ pub struct Merger {
     order: Vec<usize>,
     batches: Vec<Entries>,
     picks: Vec<(usize, usize)>,
+    /// Bytes of the rows looked at for the output batch.
+    taken_bytes: usize,
     weights: Vec<i64>,
     epochs: Vec<u64>,
     pending: Option<Candidate>,
@@ -151,6 +172,7 @@ impl Merger {
             order: Vec::new(),
             batches: Vec::new(),
             picks: Vec::new(),
+            taken_bytes: 0,
             weights: Vec::new(),
             epochs: Vec::new(),
             pending: None,
@@ -161,7 +183,7 @@ impl Merger {
     pub async fn next(&mut self) -> Result<Option<Entries>, StorageError> {
         self.open().await?;
         while let Some(&at) = self.order.last() {
-            if self.picks.len() >= self.batch_rows {
+            if self.is_full() {
                 if self.pending.is_some_and(|p| self.key(p.pick) != self.cursors[at].key()) {
                     self.close();
                 }
@@ -180,6 +202,11 @@ impl Merger {
         }
         self.close();
         if self.picks.is_empty() { Ok(None) } else { self.flush().map(Some) }
+    }
+
+    fn is_full(&self) -> bool {
+        !self.picks.is_empty()
+            && (self.picks.len() >= self.batch_rows || self.taken_bytes >= BATCH_BYTES)
     }
 
     /// Everything as one list of batches.
@@ -211,7 +238,8 @@ impl Merger {
         };
         // All sources read their first batch at the same time: one round, not one a source.
         let opening = std::mem::take(&mut self.waiting).into_iter().map(|source| {
-            let mut cursor = Cursor { source, batch: empty.clone(), position: 0, slot: None };
+            let mut cursor =
+                Cursor { source, batch: empty.clone(), position: 0, slot: None, row_bytes: 0 };
             async move { Ok::<_, StorageError>(cursor.refill().await?.then_some(cursor)) }
         });
         for cursor in futures::future::try_join_all(opening).await?.into_iter().flatten() {
@@ -236,8 +264,10 @@ impl Merger {
         let start = self.cursors[at].position;
         let rival = self.order.len().checked_sub(2).map(|i| self.order[i]);
         // Bounded by what the output batch still wants, so that a lone source does not overfill it.
-        let room = self.batch_rows.saturating_sub(self.picks.len()).max(1);
         let cursor = &self.cursors[at];
+        let bytes_left = BATCH_BYTES.saturating_sub(self.taken_bytes);
+        let room = self.batch_rows.saturating_sub(self.picks.len());
+        let room = room.min(bytes_left / cursor.row_bytes.max(1)).max(1);
         let limit = cursor.batch.len().min(start + room);
         let end = match rival {
             None => limit,
@@ -245,6 +275,7 @@ impl Merger {
                 cursor.batch.lower_bound(self.cursors[r].key(), start).clamp(start + 1, limit)
             }
         };
+        self.taken_bytes += (end - start) * cursor.row_bytes;
         let slot = match cursor.slot {
             Some(slot) => slot,
             None => {
@@ -346,6 +377,7 @@ impl Merger {
             values: gather.values(&self.schema, &self.batches)?,
         };
         self.picks.clear();
+        self.taken_bytes = 0;
         self.batches.clear();
         for cursor in &mut self.cursors {
             cursor.slot = None;

@@ -17,7 +17,9 @@ use crate::state_store::Shared;
 use crate::table::{StateClass, TableDesc};
 
 /// Runs beyond this get a segment of their own; smaller ones share.
-const SHARED_SEGMENT_BYTES: u64 = 8 << 20;
+const SHARED_SEGMENT_BYTES: usize = 8 << 20;
+/// Bytes of a large commit's own runs that are kept until the commit is published, for the cache.
+const KEPT_BYTES: usize = 16 << 20;
 
 /// What a sink's runs are.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +129,9 @@ impl RunSink {
     ) -> Result<()> {
         self.waiting_bytes += run.bytes.len() as u64;
         self.waiting.push(Unwritten { run, codec: Arc::clone(codec), table, place });
-        if self.waiting_bytes >= SHARED_SEGMENT_BYTES { self.upload().await } else { Ok(()) }
+        // Memory that allows small runs only does not allow for many of them to wait either.
+        let most = SHARED_SEGMENT_BYTES.min(self.shared.options.run_bytes);
+        if self.waiting_bytes >= most as u64 { self.upload().await } else { Ok(()) }
     }
 
     async fn upload(&mut self) -> Result<()> {
@@ -155,11 +159,21 @@ impl RunSink {
         crash::point("storage-after-run-put");
         self.written.extend(built.iter().map(|b| b.meta.clone()));
         match self.admit {
-            Admit::Later => self.built.extend(built),
+            Admit::Later => self.keep(built),
             Admit::Disk => built.iter().try_for_each(|b| b.admit(&self.shared.cache, false))?,
             Admit::Memory => built.iter().try_for_each(|b| b.admit(&self.shared.cache, true))?,
         }
         Ok(())
+    }
+
+    /// Keeps what a commit's publication may push into the cache, while that is little.
+    fn keep(&mut self, built: Vec<Built>) {
+        let most = KEPT_BYTES.min(self.shared.options.run_bytes * 2);
+        let mut kept: usize = self.built.iter().map(|b| b.bytes.len()).sum();
+        self.built.extend(built.into_iter().take_while(|b| {
+            kept += b.bytes.len();
+            kept <= most
+        }));
     }
 
     /// Everything is durable when this returns. The second list is what [`Admit::Later`] leaves to do.

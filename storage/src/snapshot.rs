@@ -155,12 +155,11 @@ pub(crate) fn table_sources(
     for run in table.mem.iter().filter(|r| mode.wants(r.min_epoch, r.max_epoch)) {
         sources.push(Source::memory(run_range(run, range, projection)?, run.max_sequence));
     }
-    for run in &table.disk {
+    let wanted = table.disk.iter().filter(|run| {
         let meta = run.meta();
-        if mode.wants(Epoch(meta.min_epoch), Epoch(meta.max_epoch)) {
-            sources.extend(disk::scan(&store.shared, run, mode, range, projection));
-        }
-    }
+        mode.wants(Epoch(meta.min_epoch), Epoch(meta.max_epoch))
+    });
+    sources.extend(disk::scan_all(&store.shared, wanted.cloned(), mode, range, projection));
     Ok(sources)
 }
 

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use bytes::Bytes;
 use millrace_common::{JobId, TableId};
@@ -11,6 +12,7 @@ use millrace_rpc::version::JobVersion;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Semaphore;
 
 use crate::cache::{BlockCache, CacheOptions};
 use crate::error::{Result, StorageError};
@@ -21,6 +23,9 @@ use crate::run::PrefixLengths;
 use crate::segment::ObjectNamer;
 use crate::table::TableDesc;
 use crate::tail::Tail;
+
+/// Where runs are made smaller than this, memory is scarce: one is written at a time.
+const LARGE_RUN_BYTES: usize = 16 << 20;
 
 /// How the store works.
 #[derive(Clone, Debug)]
@@ -39,6 +44,8 @@ pub struct StoreOptions {
     pub block_bytes: Option<usize>,
     /// Compaction output aims at this.
     pub run_bytes: usize,
+    /// Blocks that scans and compactions hold, decoded, before their rows are asked for.
+    pub scan_bytes: usize,
     /// Tail slices that are being read already.
     pub prefetch: Option<Arc<TailPrefetch>>,
 }
@@ -54,6 +61,7 @@ impl StoreOptions {
             inline_bytes: 16 << 10,
             block_bytes: None,
             run_bytes: 64 << 20,
+            scan_bytes: 256 << 20,
             prefetch: None,
         }
     }
@@ -66,6 +74,12 @@ pub(crate) struct Shared {
     pub tail: Tail,
     pub cache: Arc<BlockCache>,
     pub pins: Arc<ObjectPins>,
+    /// Scans under way, which share `scan_bytes`.
+    pub scans: AtomicUsize,
+    /// Held while memory runs become runs of the store: their blocks, filter and index are in memory.
+    pub flushing: Semaphore,
+    /// Held while runs are rewritten.
+    pub compacting: Semaphore,
     prefixes: RwLock<HashMap<TableId, Arc<PrefixLengths>>>,
 }
 
@@ -104,12 +118,16 @@ impl StateStore {
         let namer = Arc::new(ObjectNamer::new(options.incarnation));
         let tail = Tail::new(Arc::clone(&options.store), Arc::clone(&namer), options.inline_bytes);
         let cache = BlockCache::open(Arc::clone(&options.store), options.cache.clone());
+        let writers = if options.run_bytes < LARGE_RUN_BYTES { 1 } else { 2 };
         let shared = Arc::new(Shared {
             options,
             namer,
             tail,
             cache,
             pins: Arc::default(),
+            scans: AtomicUsize::new(0),
+            flushing: Semaphore::new(writers),
+            compacting: Semaphore::new(writers),
             prefixes: RwLock::default(),
         });
         Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::new()) }))

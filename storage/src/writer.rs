@@ -47,6 +47,10 @@ impl Lookup {
     }
 }
 
+/// Runs sealed by a writer and not yet in the shared version. Shared with the job's store, which takes out
+/// what it publishes: a writer may be idle from then on.
+pub(crate) type SealedRuns = Arc<Mutex<Vec<MemRun>>>;
+
 /// Owned by one task.
 pub struct TableWriter {
     store: Arc<JobStore>,
@@ -54,7 +58,7 @@ pub struct TableWriter {
     /// Behind a lock only because reads build its index lazily; never contended.
     open: Mutex<Memtable>,
     /// Oldest first.
-    sealed: Vec<MemRun>,
+    sealed: SealedRuns,
     next_seal: SealId,
     /// Bytes of `open` that the job's total knows of.
     counted: usize,
@@ -64,14 +68,9 @@ impl TableWriter {
     pub(crate) fn new(store: Arc<JobStore>, desc: Arc<TableDesc>, writer: u64) -> TableWriter {
         let open = Memtable::new(desc.storage, stored_schema(&desc.value_schema));
         let next_seal = SealId { writer, seal: 1 };
-        TableWriter {
-            store,
-            desc,
-            open: Mutex::new(open),
-            sealed: Vec::new(),
-            next_seal,
-            counted: 0,
-        }
+        let sealed = SealedRuns::default();
+        store.watch_sealed(&sealed);
+        TableWriter { store, desc, open: Mutex::new(open), sealed, next_seal, counted: 0 }
     }
 
     pub fn desc(&self) -> &Arc<TableDesc> {
@@ -96,21 +95,13 @@ impl TableWriter {
     pub fn seal(&mut self) -> Result<Option<MemRun>> {
         let batches = self.open.get_mut().seal()?;
         self.count_open();
-        self.forget_committed()?;
         if batches.is_empty() {
             return Ok(None);
         }
         let run = MemRun::sealed(self.desc.id, batches, self.next_seal);
         self.next_seal.seal += 1;
-        self.sealed.push(run.clone());
+        self.sealed.lock().push(run.clone());
         Ok(Some(run))
-    }
-
-    fn forget_committed(&mut self) -> Result<()> {
-        let version = self.store.version();
-        let table = version.table(self.desc.id)?;
-        self.sealed.retain(|run| !table.has_committed(run.seal));
-        Ok(())
     }
 
     /// The current entry of each key, own writes included.
@@ -134,10 +125,12 @@ impl TableWriter {
 
     /// The version's table and all sources in memory.
     fn sources(&self, question: &Question) -> Result<(Arc<TableVersion>, Vec<Sorted>)> {
+        // Before the version: what is published in between is in both, and told apart by its seal.
+        let sealed: Vec<MemRun> = self.sealed.lock().clone();
         let version = self.store.version();
         let table = Arc::clone(version.table(self.desc.id)?);
         let mut memory = memory_sources(&table, Epoch::MAX);
-        let private = self.sealed.iter().filter(|run| !table.has_committed(run.seal));
+        let private = sealed.iter().filter(|run| !table.has_committed(run.seal));
         memory.extend(private.map(|run| Sorted {
             batches: Arc::clone(&run.batches),
             private: true,
@@ -161,7 +154,7 @@ impl TableWriter {
 
     /// Heap bytes of the open epoch and of runs that only this writer holds.
     pub fn memory_size(&self) -> usize {
-        self.counted + self.sealed.iter().map(MemRun::memory_size).sum::<usize>()
+        self.counted + self.sealed.lock().iter().map(MemRun::memory_size).sum::<usize>()
     }
 }
 

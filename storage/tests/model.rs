@@ -110,6 +110,7 @@ fn options(store: Arc<InMemory>, incarnation: u64) -> StoreOptions {
         },
         block_bytes: Some(160),
         run_bytes: 700,
+        scan_bytes: 4000,
         inline_bytes: 300,
         direct_run_bytes: 900,
         ..StoreOptions::new(store, incarnation)

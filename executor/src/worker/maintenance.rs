@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use millrace_common::{JobId, crash};
+use millrace_common::{JobId, crash, heap};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
@@ -23,31 +23,63 @@ const FLUSH_PAUSE: Duration = Duration::from_secs(1);
 
 pub fn spawn(shared: &Arc<Shared>, stop: CancellationToken) {
     let weak = Arc::downgrade(shared);
-    let memtables = shared.governor.account(MemoryClass::Memtable);
+    let mut accounts = Accounts {
+        memtables: shared.governor.account(MemoryClass::Memtable),
+        blocks: shared.governor.account(MemoryClass::Blocks),
+        most_blocks: shared.store.cache().memory_budget(),
+        blocks_budget: shared.store.cache().memory_budget(),
+    };
     shared.runtime.spawn(stop.run_until_cancelled_owned(async move {
-        let mut memtables = memtables;
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             let Some(shared) = weak.upgrade() else { return };
-            round(&shared, &mut memtables);
+            round(&shared, &mut accounts);
         }
     }));
 }
 
-fn round(shared: &Arc<Shared>, memtables: &mut Reservation) {
-    memtables.set(shared.store.memory_size());
+/// What the worker as a whole reports, rather than one holder.
+struct Accounts {
+    memtables: Reservation,
+    blocks: Reservation,
+    /// Decoded blocks that the cache may hold, as configured, and at present.
+    most_blocks: usize,
+    blocks_budget: usize,
+}
+
+impl Accounts {
+    /// Brings accounts up to date, and the block cache to the size that the rest leaves it.
+    fn update(&mut self, shared: &Shared) {
+        let cache = shared.store.cache();
+        let held = cache.stats();
+        self.memtables.set(shared.store.memory_size());
+        self.blocks.set((held.memory_bytes + held.index_bytes) as usize);
+        let share = shared.governor.block_share(self.most_blocks);
+        // Small corrections are not worth an eviction round.
+        if share.abs_diff(self.blocks_budget) > self.most_blocks / 16 {
+            match cache.set_memory_bytes(share) {
+                Ok(()) => self.blocks_budget = share,
+                Err(error) => tracing::warn!(%error, "the block cache keeps its size"),
+            }
+        }
+    }
+}
+
+fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
+    accounts.update(shared);
     if let Some(resident) = resident_bytes() {
-        shared.governor.observe(resident);
+        let live = heap::live_bytes();
+        shared.governor.observe(resident, live);
         let by_class = MEMORY_CLASSES.iter().zip(shared.governor.by_class());
         let text: Vec<String> =
             by_class.map(|(name, bytes)| format!("{name} {}", bytes >> 20)).collect();
-        let blocks = shared.store.cache().stats();
         tracing::trace!(
             resident_mb = resident >> 20,
+            live_mb = live.map(|bytes| bytes >> 20),
+            heap_limit_mb = shared.governor.heap_limit() >> 20,
             accounted_mb = %text.join(", "),
-            blocks_mb = (blocks.memory_bytes + blocks.index_bytes) >> 20,
             "memory"
         );
     }

@@ -293,9 +293,10 @@ impl BlockCache {
         memory: bool,
     ) -> Result<()> {
         let index = match run.needs_epochs(&index) {
-            true => Arc::new(
-                run.parse_index(&bytes.slice(bytes.len() - run.meta().meta_length as usize..))?,
-            ),
+            true => {
+                let meta_at = bytes.len() - run.meta().meta_length as usize;
+                Arc::new(run.parse_index(&Bytes::copy_from_slice(&bytes[meta_at..]))?)
+            }
             false => index,
         };
         for block in 0..index.blocks() {
@@ -333,6 +334,11 @@ impl BlockCache {
         stats.memory_bytes = self.memory.usage() as u64;
         stats.index_bytes = self.indexes.usage() as u64;
         stats
+    }
+
+    /// The memory tier's budget, as opened.
+    pub fn memory_budget(&self) -> usize {
+        self.options.memory_bytes
     }
 
     /// Gives the memory tier another budget; what exceeds it goes at once. For a memory governor.

@@ -246,7 +246,9 @@ impl RunBuilder {
             tombstones: self.tombstones,
             ..RunMeta::default()
         };
-        let index = RunIndex::parse(&bytes.slice(data_len..), Epoch::ZERO).map_err(|e| {
+        // A copy: the index outlives the blocks, and windows of the whole would keep them in memory.
+        let own = Bytes::copy_from_slice(&bytes[data_len..]);
+        let index = RunIndex::parse(&own, Epoch::ZERO).map_err(|e| {
             StorageError::internal(format!("a run just built cannot be opened: {e}"))
         })?;
         Ok(FinishedRun { bytes, meta, index: Arc::new(index) })
