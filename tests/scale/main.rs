@@ -81,6 +81,7 @@ fn status_mb(pid: u32, field: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(feature = "jemalloc"), ignore = "the bound holds with the feature jemalloc only")]
 async fn a_join_larger_than_memory_stays_exact_and_within_its_limit() {
     let events = setting("MILLRACE_SCALE_EVENTS", 60_000);
     let limit = setting("MILLRACE_SCALE_LIMIT_MB", 160);
