@@ -40,8 +40,8 @@ mod jemalloc {
     pub static CONFIGURATION: &[u8; 44] = b"narenas:4,dirty_decay_ms:0,muzzy_decay_ms:0\0";
 
     pub fn keep_freed(milliseconds: isize) {
-        // The first is for arenas to come, the second for those that exist (4096: all of them).
-        for name in [c"arenas.dirty_decay_ms", c"arena.4096.dirty_decay_ms"] {
+        // The first is for arenas to come, the second for the one that exists.
+        for name in [c"arenas.dirty_decay_ms", c"arena.0.dirty_decay_ms"] {
             let mut value = milliseconds;
             // SAFETY: both options take an `ssize_t`; a name that is unknown is refused, no more.
             let refused = unsafe {
