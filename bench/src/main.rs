@@ -8,6 +8,7 @@ mod nexmark;
 mod one_row;
 mod report;
 mod usage;
+mod window;
 
 use std::process::ExitCode;
 
@@ -47,6 +48,8 @@ enum Command {
     Micro(micro::Args),
     /// A one-row change under a view, over a large and over a small table
     OneRow(one_row::Args),
+    /// A one-row change under window functions, over groups of growing size
+    Window(window::Args),
 }
 
 fn main() -> ExitCode {
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Nexmark(args) => runtime.block_on(nexmark::run(&args)),
         Command::Micro(args) => runtime.block_on(micro::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
+        Command::Window(args) => runtime.block_on(window::run(&args)),
     };
     let code = match outcome {
         Ok(()) => 0,

@@ -16,12 +16,14 @@ use millrace_rpc::catalog::RowStorage;
 
 use crate::explain_expr::expr_text;
 use crate::graph::{
-    AccessClass, AggCall, AggFunc, Aggregate, ExprRef, FragmentOutput, JobGraph, Join, JoinKind,
-    JoinSide, Node, Operator, RankFunction, StateTable, TopN,
+    AccessClass, AggCall, AggFunc, Aggregate, Expand, ExprRef, FragmentOutput, GroupingSet,
+    JobGraph, Join, JoinKind, JoinSide, Node, Operator, RankFunction, StateTable, TopN, Window,
+    WindowCall,
 };
 use crate::graph_state::ROWS_COLUMN;
 use crate::passes::prune::pair_schema;
 use crate::stream::expr::replace_columns;
+use crate::window_call::follows_frame;
 
 /// More constant rows than this are only counted.
 const SHOWN_ROWS: usize = 4;
@@ -91,10 +93,15 @@ impl Explain<'_> {
             (Operator::Hop { time_column, size_us, slide_us, offset_us }, Some(input)) => {
                 hop(&column(input, *time_column), *size_us, *slide_us, *offset_us)
             }
+            (Operator::Repeat { times_column }, Some(input)) => {
+                format!("Repeat {} times", column(input, *times_column))
+            }
+            (Operator::Expand(e), Some(input)) => expand(e, input),
             (Operator::Aggregate(a), Some(input)) => self.aggregate(a, input),
             (Operator::Join(j), Some(left)) => {
                 self.join(j, left, inputs.get(1).copied().unwrap_or(left), &node.schema)
             }
+            (Operator::Window(w), Some(input)) => self.window(w, input),
             (Operator::TopN(t), Some(input)) => self.top_n(t, input),
             (Operator::Materialize, _) => self.materialize(),
             (Operator::Blackhole, _) => "Blackhole".into(),
@@ -267,6 +274,27 @@ impl Explain<'_> {
         line + &vnode(input, &t.vnode, &t.group) + &state(&[t.table])
     }
 
+    fn window(&mut self, w: &Window, input: &Schema) -> String {
+        let calls: Vec<String> = w.calls.iter().map(|c| window_call(c, input)).collect();
+        let mut line = format!("Window {}", calls.join(", "));
+        if !w.group.is_empty() {
+            let _ = write!(line, " by ({})", list(input, &w.group));
+        }
+        let order = order_list(input, &w.order);
+        if !w.order.is_empty() {
+            let _ = write!(line, " order ({order})");
+        }
+        let mut key: Vec<String> = vec![];
+        for columns in [list(input, &w.group), order, list(input, &w.unique_key)] {
+            key.extend((!columns.is_empty()).then_some(columns));
+        }
+        if w.storage == RowStorage::Multiset {
+            key.push("all others".into());
+        }
+        self.note(w.table, format!("({})", key.join(", ")));
+        line + &vnode(input, &w.vnode, &w.group) + &state(&[w.table])
+    }
+
     fn tables(&mut self) {
         for (i, t) in self.graph.tables.iter().enumerate() {
             let key = self.keys.get(i).cloned().unwrap_or_default();
@@ -351,6 +379,23 @@ fn call(c: &AggCall, input: &Schema) -> String {
     format!("{name}({distinct}{arg}){filter}")
 }
 
+fn window_call(c: &WindowCall, input: &Schema) -> String {
+    let args: Vec<String> = c.args.iter().map(|e| text(e, input)).collect();
+    let distinct = if c.distinct { "distinct " } else { "" };
+    let mut call = format!("{}({distinct}{})", c.function, args.join(", "));
+    if c.ignore_nulls {
+        call.push_str(" ignore nulls");
+    }
+    if let Some(filter) = &c.filter {
+        let _ = write!(call, " filter ({})", text(filter, input));
+    }
+    if follows_frame(c) {
+        let frame = c.frame.to_string().to_lowercase();
+        let _ = write!(call, " {frame}");
+    }
+    call
+}
+
 fn hop(time: &str, size_us: i64, slide_us: i64, offset_us: i64) -> String {
     let mut line = if size_us == slide_us {
         format!("Tumble {time} size {}", duration(size_us))
@@ -361,6 +406,15 @@ fn hop(time: &str, size_us: i64, slide_us: i64, offset_us: i64) -> String {
         let _ = write!(line, " offset {}", duration(offset_us));
     }
     line
+}
+
+fn expand(e: &Expand, input: &Schema) -> String {
+    let set = |s: &GroupingSet| {
+        let kept = e.columns.iter().zip(&s.keep).filter(|(_, keep)| **keep).map(|(c, _)| *c);
+        format!("({})", list(input, &kept.collect::<Vec<_>>()))
+    };
+    let sets: Vec<String> = e.sets.iter().map(set).collect();
+    format!("Expand grouping sets {}", sets.join(", "))
 }
 
 fn duration(us: i64) -> String {

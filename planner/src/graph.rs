@@ -24,9 +24,9 @@
 //! | join side, `Keyed` | `keys`, then `unique_key` | all columns of the side's input | Keyed |
 //! | join side, `Multiset` | `keys`, then all other columns in order | all columns of the input | Multiset |
 //! | join side, `Append` | `keys`, then an i64 sequence, 8 bytes BE | all columns of the input | Append |
-//! | top-N | `group`, `order` (with its sort options), then the identity | all columns of the input | `TopN::storage` |
+//! | top-N, window | `group`, `order` (with its sort options), then the identity | all columns of the input | `storage` |
 //!
-//! The identity of a top-N row is `unique_key` (`Keyed`) or all columns that are in neither `group`
+//! The identity of a top-N's or window's row is `unique_key` (`Keyed`) or all columns that are in neither `group`
 //! nor `order`, ascending by position (`Multiset`). An aggregate value table encodes its value
 //! column ascending or descending ([`AggCall::value_descending`]), so that MIN and MAX are the first
 //! entry of a group's prefix.
@@ -36,6 +36,7 @@ use std::sync::Arc;
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, SchemaRef};
 use arrow::record_batch::RecordBatch;
+use datafusion::logical_expr::WindowFrame;
 use datafusion::physical_expr::PhysicalExpr;
 use millrace_common::RelationId;
 use millrace_rpc::catalog::RowStorage;
@@ -135,13 +136,37 @@ pub enum Operator {
         slide_us: i64,
         offset_us: i64,
     },
+    /// A row as many times as a BIGINT column of it says; not at all where that is NULL or below one.
+    /// Passes all columns on.
+    Repeat {
+        times_column: usize,
+    },
+    /// Every row once for each grouping set.
+    Expand(Expand),
     Aggregate(Aggregate),
     Join(Join),
     TopN(TopN),
+    Window(Window),
     /// Writes the relation's rows to table 0 and its change to subscribers. The root.
     Materialize,
     /// Computes all and stores nothing but counts: rows and an order-independent hash. The root.
     Blackhole,
+}
+
+/// GROUPING SETS: a row leaves once for each set, with the input's columns, then a copy of each of
+/// `columns` that is NULL where the set does not group by it, then the set's id (BIGINT NOT NULL).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expand {
+    /// Input columns that some set groups by.
+    pub columns: Vec<usize>,
+    pub sets: Vec<GroupingSet>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupingSet {
+    /// Parallel to [`Expand::columns`]: whether the set groups by it.
+    pub keep: Vec<bool>,
+    pub id: i64,
 }
 
 /// Grouped aggregation. Output: the group columns, then one column a call. With no group columns
@@ -268,6 +293,40 @@ pub struct TopN {
     /// The input never retracts: a row that has left the window never comes back, so only the
     /// window's rows are kept. Fixed for the life of the job: it decides what the table holds.
     pub append_only_input: bool,
+}
+
+/// Window functions over the rows of each group in an order. Output: the input's columns, then one
+/// column a call. Rows that are level are in the order of their own bytes.
+#[derive(Clone, Debug)]
+pub struct Window {
+    pub group: Vec<usize>,
+    /// As in [`TopN`].
+    pub vnode: Vec<usize>,
+    pub order: Vec<(usize, SortOptions)>,
+    pub calls: Vec<WindowCall>,
+    /// `group | order | identity → row`, every row.
+    pub table: usize,
+    /// `Keyed` or `Multiset`.
+    pub storage: RowStorage,
+    /// As in [`TopN`].
+    pub unique_key: Vec<usize>,
+}
+
+#[derive(Clone, Debug)]
+pub struct WindowCall {
+    /// The window or aggregate function, by the name it is registered under.
+    pub function: String,
+    pub aggregate: bool,
+    /// Columns and literals.
+    pub args: Vec<ExprRef>,
+    /// A boolean input column: only rows where it is true are aggregated.
+    pub filter: Option<ExprRef>,
+    pub distinct: bool,
+    pub ignore_nulls: bool,
+    pub frame: WindowFrame,
+    /// `row_number`, `rank` and `dense_rank`, which follow from places alone.
+    pub numbering: Option<RankFunction>,
+    pub output_type: DataType,
 }
 
 /// How a state table is used; chosen from the plan (§2; APSys'18).

@@ -18,6 +18,7 @@ pub mod optimizer;
 pub mod parser;
 pub mod passes;
 pub mod stream;
+pub mod window_call;
 
 pub use ast::{ParsedStatement, Statement};
 pub use bind::{Binder, BoundQuery, SessionInfo, check_view_volatility};

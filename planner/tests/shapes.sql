@@ -100,3 +100,13 @@ SELECT item_id, n FROM (SELECT item_id, count(*) AS n FROM orders GROUP BY item_
 SELECT i.id FROM item AS i WHERE i.price NOT IN (SELECT o.amount FROM orders AS o WHERE o.item_id = i.id)
 -- top-n over a join of rows without keys
 SELECT x.c, y.c AS d FROM entry AS x JOIN entry AS y ON x.a = y.b ORDER BY x.b LIMIT 5
+-- except all
+SELECT a, b FROM entry EXCEPT ALL SELECT item_id, id FROM orders
+-- rollup
+SELECT item_id, amount, count(*) AS n, sum(id) AS s, grouping(amount) AS g FROM orders GROUP BY ROLLUP (item_id, amount)
+-- first rows with ties
+SELECT id, amount FROM orders ORDER BY amount OFFSET 1 FETCH FIRST 3 ROWS WITH TIES
+-- window functions
+SELECT id, lag(amount) OVER w AS l, sum(amount) OVER (w ROWS 2 PRECEDING) AS s, rank() OVER w AS r FROM orders WINDOW w AS (PARTITION BY item_id ORDER BY amount DESC)
+-- windows over an aggregate
+SELECT item_id, n, sum(n) OVER (ORDER BY item_id) AS so_far FROM (SELECT item_id, count(*) AS n FROM orders GROUP BY item_id) AS g

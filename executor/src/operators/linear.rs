@@ -1,11 +1,14 @@
-//! The linear operators: filter, project, union, hop. They keep no state and pass weights through.
+//! The linear operators: filter, project, union, hop, repeat, expand. They keep no state and pass weights through.
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array};
-use arrow::compute::{cast, take};
+use arrow::array::{
+    Array, ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array, new_null_array,
+};
+use arrow::compute::{cast, take, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
 use millrace_common::DeltaChunk;
+use millrace_planner::graph;
 
 use super::expr::SafeExpr;
 use super::nullable;
@@ -143,5 +146,58 @@ impl Hop {
             }
         }
         (rows, starts)
+    }
+}
+
+/// Multiplies the weight of a row by a column of it.
+pub struct Repeat {
+    pub times_column: usize,
+}
+
+impl Operator for Repeat {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        let times = cast(chunk.batch.column(self.times_column), &DataType::Int64)?;
+        let times = times.as_primitive::<Int64Type>();
+        let (mut rows, mut weights) = (Vec::new(), Vec::new());
+        for (row, n) in times.iter().enumerate() {
+            let Some(n) = n.filter(|n| *n > 0) else { continue };
+            let weight = chunk.weight(row).checked_mul(n);
+            weights.push(weight.ok_or_else(|| ExecError::internal("a row has too many copies"))?);
+            rows.push(row as u32);
+        }
+        let batch = if rows.len() == chunk.num_rows() {
+            chunk.batch
+        } else {
+            take_record_batch(&chunk.batch, &UInt32Array::from(rows))?
+        };
+        out.push(DeltaChunk::new(batch, Some(weights.into())));
+        Ok(())
+    }
+}
+
+/// Puts out every row once for each grouping set.
+pub struct Expand {
+    pub expand: graph::Expand,
+    pub schema: SchemaRef,
+}
+
+impl Operator for Expand {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        let rows = chunk.num_rows();
+        for set in &self.expand.sets {
+            let mut columns = chunk.batch.columns().to_vec();
+            for (&c, keep) in self.expand.columns.iter().zip(&set.keep) {
+                let column = chunk.batch.column(c);
+                columns.push(if *keep {
+                    Arc::clone(column)
+                } else {
+                    new_null_array(column.data_type(), rows)
+                });
+            }
+            columns.push(Arc::new(Int64Array::from_value(set.id, rows)));
+            let batch = new_batch(&self.schema, columns, rows)?;
+            out.push(DeltaChunk::new(batch, chunk.weights.clone()));
+        }
+        Ok(())
     }
 }

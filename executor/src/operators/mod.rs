@@ -1,6 +1,6 @@
 //! The operators of the job graph; see [`build`].
 //!
-//! [`linear`] ones keep no state. [`aggregate`], [`join`] and [`topn`] are built from
+//! [`linear`] ones keep no state. [`aggregate`], [`join`], [`topn`] and [`window`] are built from
 //! [`crate::state`]: a key table with columns of state by slot, a gate for rows whose state is
 //! missing, and batched reads under way. All emit whole chunks and all of their results are
 //! independent of the order in which rows of different keys, or reads, complete.
@@ -9,9 +9,11 @@ pub mod aggregate;
 pub mod expr;
 pub mod join;
 pub mod linear;
+mod ordered;
 #[cfg(test)]
 mod tests;
 pub mod topn;
+pub mod window;
 
 use std::sync::Arc;
 
@@ -89,9 +91,14 @@ pub fn build_with(
                 schema: nullable(&node.schema),
             })
         }
+        Op::Repeat { times_column } => Box::new(linear::Repeat { times_column: *times_column }),
+        Op::Expand(e) => {
+            Box::new(linear::Expand { expand: e.clone(), schema: nullable(&node.schema) })
+        }
         Op::Aggregate(a) => Box::new(aggregate::Aggregate::new(node, a, input(0)?, env, tables)?),
         Op::Join(j) => Box::new(join::HashJoin::new(node, j, input(0)?, input(1)?, env, tables)?),
         Op::TopN(t) => Box::new(topn::TopNOperator::new(node, t, input(0)?, env, tables)?),
+        Op::Window(w) => Box::new(window::WindowOperator::new(node, w, input(0)?, env, tables)?),
         Op::Subscribe { .. }
         | Op::Source { .. }
         | Op::Exchange { .. }

@@ -381,9 +381,12 @@ fn name(op: &Op) -> &'static str {
         Op::Project { .. } => "Project",
         Op::Union => "Union",
         Op::Hop { .. } => "Hop",
+        Op::Repeat { .. } => "Repeat",
+        Op::Expand(_) => "Expand",
         Op::Aggregate(_) => "Aggregate",
         Op::Join(_) => "Join",
         Op::TopN(_) => "TopN",
+        Op::Window(_) => "Window",
         Op::Materialize => "Materialize",
         Op::Blackhole => "Blackhole",
     }

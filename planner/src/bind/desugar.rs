@@ -18,6 +18,7 @@ use super::names::{fold, name_items};
 use super::predicates::spell_out_predicates;
 use super::types::sql_type;
 use crate::functions::text::timestamptz_text;
+use crate::functions::window_fn::WITH_TIES;
 
 /// Our operators, as they travel in `BinaryOperator::Custom`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -126,6 +127,9 @@ impl VisitorMut for Desugar<'_> {
         if let Err(e) = spell_out_predicates(&mut select.projection) {
             return ControlFlow::Break(Box::new(e));
         }
+        if let Err(e) = super::windows::write_out(select) {
+            return ControlFlow::Break(Box::new(e));
+        }
         match refuse_select(select) {
             Some(e) => ControlFlow::Break(Box::new(e)),
             None => ControlFlow::Continue(()),
@@ -194,27 +198,21 @@ fn refuse_query(query: &Query) -> Option<SqlError> {
             "Leave it out: statements that write check that what they read has not changed.",
         ));
     }
-    if let SetExpr::SetOperation {
-        op: op @ (SetOperator::Except | SetOperator::Intersect),
-        set_quantifier: SetQuantifier::All,
-        ..
-    } = query.body.as_ref()
-    {
-        return Some(SqlError::unsupported(format!("{op} ALL")));
-    }
     None
 }
 
 /// FETCH FIRST n ROWS ONLY is the standard's LIMIT n.
 fn fetch_to_limit(query: &mut Query) -> Result<(), SqlError> {
     let Some(fetch) = query.fetch.take() else { return Ok(()) };
-    if fetch.with_ties || fetch.percent {
-        let what =
-            if fetch.percent { "FETCH FIRST … PERCENT" } else { "FETCH FIRST … WITH TIES" };
-        return Err(SqlError::unsupported(what));
+    if fetch.percent {
+        return Err(SqlError::unsupported("FETCH FIRST … PERCENT"));
     }
     let one = || Expr::value(Value::Number("1".into(), false));
-    let quantity = fetch.quantity.unwrap_or_else(one);
+    let mut quantity = fetch.quantity.unwrap_or_else(one);
+    if fetch.with_ties {
+        unwrap_limit(&mut quantity);
+        quantity = call(WITH_TIES, [quantity]);
+    }
     match &mut query.limit_clause {
         None => {
             let limit = Some(quantity);

@@ -13,10 +13,13 @@ pub mod operators;
 pub mod predicates;
 pub mod provider;
 pub mod relations;
+pub mod set_operations;
+pub mod ties;
 pub mod types;
 pub mod unions;
 pub mod volatility;
 pub mod window_tvf;
+pub mod windows;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -224,7 +227,8 @@ fn plan_query(
     let provider = Provider::new(catalog, session, parameters, relations, hidden, depth);
     let planner = SqlToRel::new_with_options(&provider, parser_options());
     let statement = ast::Statement::Query(Box::new(query));
-    planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion)
+    let plan = planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion)?;
+    ties::rewrite(set_operations::rewrite(plan)?)
 }
 
 /// The hidden row id of relations without a key.

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use arrow::compute::SortOptions;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{DataType, Schema, SchemaRef};
+use datafusion::logical_expr::{WindowFrame, WindowFrameBound, WindowFrameUnits};
 use millrace_common::RelationId;
 use millrace_rpc::catalog::RowStorage;
 
@@ -12,10 +13,12 @@ use crate::codec::expr::{decode_batch, decode_expr, decode_schema};
 use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::graph::{
-    AccessClass, AggCall, AggFunc, Aggregate, Fragment, FragmentOutput, JobGraph, Join, JoinKind,
-    JoinSide, Node, Operator, RankFunction, RelationLayout, StateTable, TopN,
+    AccessClass, AggCall, AggFunc, Aggregate, Expand, Fragment, FragmentOutput, GroupingSet,
+    JobGraph, Join, JoinKind, JoinSide, Node, Operator, RankFunction, RelationLayout, StateTable,
+    TopN, Window, WindowCall,
 };
 use crate::passes::prune::pair_schema;
+use crate::stream::expr::as_literal;
 
 type Result<T> = std::result::Result<T, CodecError>;
 
@@ -138,13 +141,26 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
             slide_us: h.slide_us,
             offset_us: h.offset_us,
         },
+        (In::Repeat(c), [input]) => {
+            Operator::Repeat { times_column: position(*c, input.fields().len(), "column")? }
+        }
+        (In::Expand(e), [input]) => Operator::Expand(expand(e, input)?),
         (In::Aggregate(a), [input]) => Operator::Aggregate(aggregate(a, input, sizes)?),
         (In::Join(j), [left, right]) => Operator::Join(join(j, left, right, sizes)?),
+        (In::Window(w), [input]) => Operator::Window(window(w, input, sizes)?),
         (In::TopN(t), [input]) => Operator::TopN(top_n(t, input, sizes)?),
         (In::Materialize(_), [_]) => Operator::Materialize,
         (In::Blackhole(_), [_]) => Operator::Blackhole,
         _ => return Err(damaged("an operator with the wrong number of inputs")),
     })
+}
+
+fn expand(e: &proto::Expand, input: &SchemaRef) -> Result<Expand> {
+    if e.sets.iter().any(|s| s.keep.len() != e.columns.len()) {
+        return Err(damaged("a grouping set over other columns"));
+    }
+    let set = |s: &proto::GroupingSet| GroupingSet { keep: s.keep.clone(), id: s.id };
+    Ok(Expand { columns: columns(&e.columns, input)?, sets: e.sets.iter().map(set).collect() })
 }
 
 fn aggregate(a: &proto::Aggregate, input: &SchemaRef, sizes: Sizes) -> Result<Aggregate> {
@@ -202,15 +218,56 @@ fn join(j: &proto::Join, left: &SchemaRef, right: &SchemaRef, sizes: Sizes) -> R
     })
 }
 
+fn order(o: &proto::Order, input: &SchemaRef) -> Result<(usize, SortOptions)> {
+    let column = position(o.column, input.fields().len(), "column")?;
+    Ok((column, SortOptions { descending: o.descending, nulls_first: o.nulls_first }))
+}
+
+fn window(w: &proto::Window, input: &SchemaRef, sizes: Sizes) -> Result<Window> {
+    Ok(Window {
+        group: columns(&w.group, input)?,
+        vnode: columns(&w.vnode, input)?,
+        order: w.order.iter().map(|o| order(o, input)).collect::<Result<_>>()?,
+        calls: w.calls.iter().map(|c| window_call(c, input)).collect::<Result<_>>()?,
+        table: sizes.table(w.table)?,
+        storage: RowStorage::from_number(w.storage)?,
+        unique_key: columns(&w.unique_key, input)?,
+    })
+}
+
+fn window_call(c: &proto::WindowCall, input: &SchemaRef) -> Result<WindowCall> {
+    let units = WindowFrameUnits::from_number(c.units)?;
+    let (start, end) = (bound(c.start.as_ref())?, bound(c.end.as_ref())?);
+    Ok(WindowCall {
+        function: c.function.clone(),
+        aggregate: c.aggregate,
+        args: c.args.iter().map(|e| decode_expr(e, input)).collect::<Result<_>>()?,
+        filter: c.filter.as_ref().map(|e| decode_expr(e, input)).transpose()?,
+        distinct: c.distinct,
+        ignore_nulls: c.ignore_nulls,
+        frame: WindowFrame::new_bounds(units, start, end),
+        numbering: c.numbering.map(RankFunction::from_number).transpose()?,
+        output_type: data_type(&c.output_type)?,
+    })
+}
+
+fn bound(b: Option<&proto::Bound>) -> Result<WindowFrameBound> {
+    let b = b.ok_or_else(|| damaged("a window frame without an end"))?;
+    let offset = b.offset.as_ref().map(|e| decode_expr(e, &Schema::empty())).transpose()?;
+    let offset = offset.as_ref().and_then(as_literal).cloned();
+    match (b.kind, offset) {
+        (1, Some(offset)) => Ok(WindowFrameBound::Preceding(offset)),
+        (2, None) => Ok(WindowFrameBound::CurrentRow),
+        (3, Some(offset)) => Ok(WindowFrameBound::Following(offset)),
+        (kind, _) => Err(damaged(format!("a window frame's end of kind {kind}"))),
+    }
+}
+
 fn top_n(t: &proto::TopN, input: &SchemaRef, sizes: Sizes) -> Result<TopN> {
-    let order = |o: &proto::Order| {
-        let column = position(o.column, input.fields().len(), "column")?;
-        Ok((column, SortOptions { descending: o.descending, nulls_first: o.nulls_first }))
-    };
     Ok(TopN {
         group: columns(&t.group, input)?,
         vnode: columns(&t.vnode, input)?,
-        order: t.order.iter().map(order).collect::<Result<_>>()?,
+        order: t.order.iter().map(|o| order(o, input)).collect::<Result<_>>()?,
         offset: t.offset,
         limit: t.limit,
         rank: RankFunction::from_number(t.rank)?,

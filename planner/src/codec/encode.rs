@@ -1,14 +1,18 @@
 //! Graph → messages.
 
+use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, Schema};
+use datafusion::logical_expr::WindowFrameBound;
 
 use crate::codec::expr::{encode_batch, encode_expr, encode_schema};
 use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::graph::{
-    AggCall, Aggregate, Fragment, FragmentOutput, JobGraph, Join, JoinSide, Node, Operator,
-    RelationLayout, StateTable, TopN,
+    AggCall, Aggregate, Expand, Fragment, FragmentOutput, GroupingSet, JobGraph, Join, JoinSide,
+    Node, Operator, RelationLayout, StateTable, TopN, Window, WindowCall,
 };
+
+use crate::stream::expr::literal;
 
 type Result<T> = std::result::Result<T, CodecError>;
 
@@ -97,12 +101,20 @@ fn operator(op: &Operator) -> Result<proto::Operator> {
             slide_us: *slide_us,
             offset_us: *offset_us,
         }),
+        Operator::Repeat { times_column } => Out::Repeat(position(*times_column)?),
+        Operator::Expand(e) => Out::Expand(expand(e)?),
         Operator::Aggregate(a) => Out::Aggregate(aggregate(a)?),
         Operator::Join(j) => Out::Join(join(j)?),
         Operator::TopN(t) => Out::TopN(top_n(t)?),
+        Operator::Window(w) => Out::Window(window(w)?),
         Operator::Materialize => Out::Materialize(nothing),
         Operator::Blackhole => Out::Blackhole(nothing),
     })
+}
+
+fn expand(e: &Expand) -> Result<proto::Expand> {
+    let set = |s: &GroupingSet| proto::GroupingSet { keep: s.keep.clone(), id: s.id };
+    Ok(proto::Expand { columns: positions(&e.columns)?, sets: e.sets.iter().map(set).collect() })
 }
 
 fn aggregate(a: &Aggregate) -> Result<proto::Aggregate> {
@@ -153,14 +165,53 @@ fn join(j: &Join) -> Result<proto::Join> {
     })
 }
 
-fn top_n(t: &TopN) -> Result<proto::TopN> {
-    let order = |(column, options): &(usize, arrow::compute::SortOptions)| {
-        Ok(proto::Order {
-            column: position(*column)?,
-            descending: options.descending,
-            nulls_first: options.nulls_first,
-        })
+fn order((column, options): &(usize, SortOptions)) -> Result<proto::Order> {
+    Ok(proto::Order {
+        column: position(*column)?,
+        descending: options.descending,
+        nulls_first: options.nulls_first,
+    })
+}
+
+fn window(w: &Window) -> Result<proto::Window> {
+    Ok(proto::Window {
+        group: positions(&w.group)?,
+        vnode: positions(&w.vnode)?,
+        order: w.order.iter().map(order).collect::<Result<_>>()?,
+        calls: w.calls.iter().map(window_call).collect::<Result<_>>()?,
+        table: position(w.table)?,
+        storage: w.storage.number()?,
+        unique_key: positions(&w.unique_key)?,
+    })
+}
+
+fn window_call(c: &WindowCall) -> Result<proto::WindowCall> {
+    Ok(proto::WindowCall {
+        function: c.function.clone(),
+        aggregate: c.aggregate,
+        args: c.args.iter().map(encode_expr).collect::<Result<_>>()?,
+        filter: c.filter.as_ref().map(encode_expr).transpose()?,
+        distinct: c.distinct,
+        ignore_nulls: c.ignore_nulls,
+        units: c.frame.units.number()?,
+        start: Some(bound(&c.frame.start_bound)?),
+        end: Some(bound(&c.frame.end_bound)?),
+        numbering: c.numbering.map(Numbered::number).transpose()?,
+        output_type: data_type(&c.output_type)?,
+    })
+}
+
+fn bound(b: &WindowFrameBound) -> Result<proto::Bound> {
+    let (kind, offset) = match b {
+        WindowFrameBound::Preceding(offset) => (1, Some(offset)),
+        WindowFrameBound::CurrentRow => (2, None),
+        WindowFrameBound::Following(offset) => (3, Some(offset)),
     };
+    let offset = offset.map(|o| encode_expr(&literal(o.clone()))).transpose()?;
+    Ok(proto::Bound { kind, offset })
+}
+
+fn top_n(t: &TopN) -> Result<proto::TopN> {
     Ok(proto::TopN {
         group: positions(&t.group)?,
         vnode: positions(&t.vnode)?,

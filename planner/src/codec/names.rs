@@ -1,5 +1,6 @@
 //! Our enumerations as the numbers of the stored format. Numbers are never reused.
 
+use datafusion::logical_expr::WindowFrameUnits;
 use millrace_rpc::catalog::RowStorage;
 
 use crate::codec::CodecError;
@@ -67,3 +68,4 @@ numbered!(
     LeftMark = 9,
 );
 numbered!(RankFunction, "ranking function", RowNumber = 1, Rank = 2, DenseRank = 3);
+numbered!(WindowFrameUnits, "window frame units", Rows = 1, Range = 2, Groups = 3);

@@ -85,7 +85,10 @@ pub struct Node {
     pub schema: Bytes,
     #[prost(bool, tag = "3")]
     pub append_only: bool,
-    #[prost(oneof = "Operator", tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22")]
+    #[prost(
+        oneof = "Operator",
+        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42"
+    )]
     pub op: Option<Operator>,
 }
 
@@ -118,6 +121,13 @@ pub enum Operator {
     Materialize(Nothing),
     #[prost(message, tag = "22")]
     Blackhole(Nothing),
+    /// The column that says how often.
+    #[prost(uint32, tag = "40")]
+    Repeat(u32),
+    #[prost(message, tag = "41")]
+    Expand(Expand),
+    #[prost(message, tag = "42")]
+    Window(Window),
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -248,4 +258,77 @@ pub struct Order {
     pub descending: bool,
     #[prost(bool, tag = "3")]
     pub nulls_first: bool,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Expand {
+    #[prost(uint32, repeated, tag = "1")]
+    pub columns: Vec<u32>,
+    #[prost(message, repeated, tag = "2")]
+    pub sets: Vec<GroupingSet>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct GroupingSet {
+    #[prost(bool, repeated, tag = "1")]
+    pub keep: Vec<bool>,
+    #[prost(int64, tag = "2")]
+    pub id: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Window {
+    #[prost(uint32, repeated, tag = "1")]
+    pub group: Vec<u32>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub vnode: Vec<u32>,
+    #[prost(message, repeated, tag = "3")]
+    pub order: Vec<Order>,
+    #[prost(message, repeated, tag = "4")]
+    pub calls: Vec<WindowCall>,
+    #[prost(uint32, tag = "5")]
+    pub table: u32,
+    #[prost(uint32, tag = "6")]
+    pub storage: u32,
+    #[prost(uint32, repeated, tag = "7")]
+    pub unique_key: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct WindowCall {
+    #[prost(string, tag = "1")]
+    pub function: String,
+    #[prost(bool, tag = "2")]
+    pub aggregate: bool,
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub args: Vec<Bytes>,
+    #[prost(bytes = "bytes", optional, tag = "4")]
+    pub filter: Option<Bytes>,
+    #[prost(bool, tag = "5")]
+    pub distinct: bool,
+    #[prost(bool, tag = "6")]
+    pub ignore_nulls: bool,
+    #[prost(uint32, tag = "7")]
+    pub units: u32,
+    #[prost(message, optional, tag = "8")]
+    pub start: Option<Bound>,
+    #[prost(message, optional, tag = "9")]
+    pub end: Option<Bound>,
+    /// A ranking function, for calls that are computed from places alone.
+    #[prost(uint32, optional, tag = "10")]
+    pub numbering: Option<u32>,
+    /// A schema of one column, of the output's type.
+    #[prost(bytes = "bytes", tag = "11")]
+    pub output_type: Bytes,
+}
+
+/// An end of a window frame.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Bound {
+    /// 1 preceding, 2 current row, 3 following.
+    #[prost(uint32, tag = "1")]
+    pub kind: u32,
+    /// A literal; NULL: unbounded. Absent for the current row.
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub offset: Option<Bytes>,
 }

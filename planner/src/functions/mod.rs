@@ -78,6 +78,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([arith::negate_function(), arith::abs_function()]);
     all.extend(cast::cast_functions().iter().cloned());
     all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
+    all.extend([window_fn::copies(), window_fn::with_ties()]);
     all.extend(extract::functions());
     all.extend(round::functions());
     all.push(sign::sign_function());

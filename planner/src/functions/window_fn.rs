@@ -1,4 +1,5 @@
-//! The functions that TUMBLE and HOP are made of; see [`crate::bind::window_tvf`] for the plans.
+//! The functions that TUMBLE and HOP are made of (see [`crate::bind::window_tvf`] for the plans), and
+//! the one that repeats rows (see [`crate::bind::set_operations`]).
 
 use std::sync::{Arc, OnceLock};
 
@@ -31,11 +32,30 @@ pub fn window_end() -> Arc<ScalarUDF> {
     Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::End, "window_end"))))
 }
 
+/// `copies(n)` → a list of `n` elements, for rows that are in a result `n` times.
+pub fn copies() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Copies, COPIES))))
+}
+
+/// The name of [`copies`]; not one that SQL text can contain unquoted.
+pub const COPIES: &str = "#copies";
+
+/// Marks the number of rows of a limit with ties, for [`crate::bind::ties`]; never computed.
+pub const WITH_TIES: &str = "#with_ties";
+
+pub fn with_ties() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::WithTies, WITH_TIES))))
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
     Hop,
     Tumble,
     End,
+    Copies,
+    WithTies,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -83,6 +103,10 @@ impl ScalarUDFImpl for WindowFn {
         Ok(match self.kind {
             Kind::Hop => DataType::List(Arc::new(Field::new_list_field(time, true))),
             Kind::Tumble | Kind::End => time,
+            Kind::WithTies => DataType::Int64,
+            Kind::Copies => {
+                DataType::List(Arc::new(Field::new_list_field(DataType::Boolean, true)))
+            }
         })
     }
 
@@ -94,6 +118,13 @@ impl ScalarUDFImpl for WindowFn {
         let rows = args.number_rows;
         let scalar = matches!(args.args.first(), Some(ColumnarValue::Scalar(_)));
         let times = args.args[0].to_array(if scalar { 1 } else { rows })?;
+        if self.kind == Kind::Copies {
+            let out = repeated(&times)?;
+            return match scalar {
+                true => Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?)),
+                false => Ok(ColumnarValue::Array(out)),
+            };
+        }
         let us = times.as_primitive_opt::<TimestampMicrosecondType>().ok_or_else(|| {
             external(SqlError::internal("window functions take timestamps in microseconds"))
         })?;
@@ -121,6 +152,22 @@ impl ScalarUDFImpl for WindowFn {
             false => Ok(ColumnarValue::Array(out)),
         }
     }
+}
+
+/// Lists of as many elements as each count says.
+fn repeated(counts: &ArrayRef) -> Result<ArrayRef> {
+    let counts = counts.as_primitive_opt::<Int64Type>();
+    let counts = counts.ok_or_else(|| external(SqlError::internal("copies takes a bigint")))?;
+    let lengths: Vec<usize> =
+        counts.iter().map(|n| usize::try_from(n.unwrap_or(0)).unwrap_or(0)).collect();
+    let total: usize = lengths.iter().sum();
+    if total > i32::MAX as usize {
+        let message = "a set operation gives too many copies of a row";
+        return Err(external(SqlError::new(SqlState("54000"), message)));
+    }
+    let field = Arc::new(Field::new_list_field(DataType::Boolean, true));
+    let elements = Arc::new(BooleanArray::from(vec![true; total]));
+    Ok(Arc::new(ListArray::new(field, OffsetBuffer::from_lengths(lengths), elements, None)))
 }
 
 fn hop(us: &TimestampMicrosecondArray, slide: i64, size: i64, offset: i64) -> Result<ArrayRef> {

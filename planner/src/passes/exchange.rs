@@ -7,7 +7,7 @@
 
 use crate::graph::JoinKind;
 use crate::passes::properties::{Distribution, Properties};
-use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN};
+use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
 
 /// Inputs of at most this many rows stay in one task.
 const FEW_ROWS: u64 = 4096;
@@ -21,6 +21,7 @@ pub fn place(stream: Stream) -> Placed {
     let (op, inputs) = match op {
         Op::Aggregate(a) => place_aggregate(a, inputs),
         Op::TopN(t) => place_top_n(t, inputs),
+        Op::Window(w) => place_window(w, inputs),
         Op::Join(j) => place_join(j, inputs),
         Op::Union => (Op::Union, place_union(inputs)),
         other => (other, inputs),
@@ -77,6 +78,15 @@ fn place_top_n(mut t: TopN, mut inputs: Vec<Placed>) -> (Op, Vec<Placed>) {
         inputs.push(input);
     }
     (Op::TopN(t), inputs)
+}
+
+fn place_window(mut w: Window, mut inputs: Vec<Placed>) -> (Op, Vec<Placed>) {
+    if let Some(input) = inputs.pop() {
+        let (input, vnode) = meet(input, &w.group);
+        w.vnode = vnode;
+        inputs.push(input);
+    }
+    (Op::Window(w), inputs)
 }
 
 fn place_join(mut j: Join, inputs: Vec<Placed>) -> (Op, Vec<Placed>) {

@@ -1,4 +1,5 @@
-//! Short identities for top-N rows: brings a unique key to every top-N whose input has lost its own.
+//! Short identities for rows in order: brings a unique key to every top-N and window whose input has
+//! lost its own.
 //!
 //! A top-N orders rows of equal rank by an identity and keeps them under it. Without a unique key
 //! that is the whole row: every column twice, once encoded. Most inputs have a key that a projection
@@ -20,22 +21,38 @@ use crate::stream::plan::{Join, Op, Stream};
 
 pub fn add_identities(stream: Stream) -> Result<Stream> {
     let mut stream = stream.map_inputs(add_identities)?;
-    let Op::TopN(t) = &stream.op else { return Ok(stream) };
-    let (mut t, Some(input)) = (t.clone(), stream.inputs.first()) else { return Ok(stream) };
+    let (group, order) = match &stream.op {
+        Op::TopN(t) => (&t.group, &t.order),
+        Op::Window(w) => (&w.group, &w.order),
+        _ => return Ok(stream),
+    };
+    let Some(input) = stream.inputs.first() else { return Ok(stream) };
     let p = Properties::of(input);
-    let given: Vec<usize> = t.group.iter().copied().chain(t.order.iter().map(|o| o.0)).collect();
+    let given: Vec<usize> = group.iter().copied().chain(order.iter().map(|o| o.0)).collect();
     if let Some(key) = p.best_key(&given) {
-        t.identity = key;
-        stream.op = Op::TopN(t);
+        identify(&mut stream.op, key);
         return Ok(stream);
     }
     let width = input.width();
     let Some((keyed, key)) = with_key(input)? else { return Ok(stream) };
-    t.identity = key;
-    // The output as it was: the input's columns, then the rank.
-    let rank = t.emit_rank.then_some(keyed.width());
-    let columns: Vec<usize> = (0..width).chain(rank).collect();
-    Ok(keyed.top_n(t).select(&columns))
+    // The output as it was: the input's columns, then the operator's own.
+    let (grown, own) = (keyed.width(), stream.width() - width);
+    let columns: Vec<usize> = (0..width).chain(grown..grown + own).collect();
+    let mut op = stream.op;
+    identify(&mut op, key);
+    Ok(match op {
+        Op::TopN(t) => keyed.top_n(t).select(&columns),
+        Op::Window(w) => keyed.window(w).select(&columns),
+        op => Stream { op, inputs: vec![keyed], schema: stream.schema },
+    })
+}
+
+fn identify(op: &mut Op, key: Vec<usize>) {
+    match op {
+        Op::TopN(t) => t.identity = key,
+        Op::Window(w) => w.identity = key,
+        _ => {}
+    }
 }
 
 /// The stream with a unique key: its columns stay where they are, more may follow.

@@ -10,7 +10,7 @@ use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 
 use crate::graph::{JoinKind, RankFunction};
 use crate::stream::expr;
-use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN};
+use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
 
 /// More keys than this are not tracked: joins multiply them.
 const MAX_KEYS: usize = 8;
@@ -61,9 +61,14 @@ impl Properties {
             }
             (Op::Union, inputs) => union(width, inputs),
             (Op::Hop { size_us, slide_us, .. }, [input]) => hop(input, size_us == slide_us),
+            (Op::Repeat { .. }, [input]) => {
+                Properties { keys: vec![], max_rows: None, ..input.clone() }
+            }
+            (Op::Expand(e), [input]) => expand(e.sets.len() as u64, width, input),
             (Op::Aggregate(a), [input]) => aggregate(a, width, input),
             (Op::Join(j), [left, right]) => join(j, left, right),
             (Op::TopN(t), [input]) => top_n(t, input),
+            (Op::Window(w), [input]) => window(w, input),
             (Op::Exchange { hash }, [input]) => Properties {
                 distribution: if hash.is_empty() {
                     Distribution::Singleton
@@ -209,6 +214,17 @@ fn hop(input: &Properties, tumble: bool) -> Properties {
     p
 }
 
+/// The id behind all columns tells a row's copies apart.
+fn expand(sets: u64, width: usize, input: &Properties) -> Properties {
+    let mut p = input.clone();
+    p.equal.extend(input.equal.len()..width);
+    p.keys.iter_mut().for_each(|k| {
+        k.insert(width - 1);
+    });
+    p.max_rows = p.max_rows.map(|n| n.saturating_mul(sets));
+    p
+}
+
 fn aggregate(a: &Aggregate, width: usize, input: &Properties) -> Properties {
     let groups: Vec<Option<usize>> = a.group.iter().map(|&g| Some(g)).collect();
     let below = project(input, &groups);
@@ -251,6 +267,19 @@ fn top_n(t: &TopN, input: &Properties) -> Properties {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
+    }
+    p
+}
+
+fn window(w: &Window, input: &Properties) -> Properties {
+    let mut p = input.clone();
+    p.append_only = false;
+    for call in &w.calls {
+        let column = p.equal.len();
+        p.equal.push(column);
+        if call.numbering == Some(RankFunction::RowNumber) {
+            p.keys.push(w.group.iter().copied().chain([column]).collect());
+        }
     }
     p
 }

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use datafusion::common::Result;
 
-use crate::graph::JoinKind;
+use crate::graph::{Expand, JoinKind};
 use crate::stream::expr;
-use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN};
+use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
 
 /// Old position → new position, for the columns that are left.
 type Map = Vec<Option<usize>>;
@@ -78,8 +78,15 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
             map.extend([Some(input.width()), Some(input.width() + 1)]);
             Ok((input.hop(time, size_us, slide_us, offset_us), map))
         }
+        Op::Repeat { times_column } => {
+            let (input, map) = prune_columns(only(inputs)?, &with(required, [times_column]))?;
+            let times = kept_at(&map, times_column)?;
+            Ok((input.repeat(times), map))
+        }
+        Op::Expand(e) => prune_expand(e, only(inputs)?, required),
         Op::Aggregate(a) => prune_aggregate(a, only(inputs)?, required),
         Op::TopN(t) => prune_top_n(t, only(inputs)?, required),
+        Op::Window(w) => prune_window(w, only(inputs)?, required),
         Op::Join(j) => prune_join(j, inputs, required),
         Op::Exchange { hash } => {
             let needed = with(required, hash.iter().copied());
@@ -151,6 +158,16 @@ fn prune_union(
     Ok((Stream::union(inputs, schema), map))
 }
 
+fn prune_expand(mut e: Expand, input: Stream, required: &BTreeSet<usize>) -> Result<(Stream, Map)> {
+    let width = input.width();
+    let below = required.iter().copied().filter(|&c| c < width).collect();
+    let (input, mut map) = prune_columns(input, &with(&below, e.columns.iter().copied()))?;
+    e.columns = all_kept(&map, &e.columns)?;
+    let grown = input.width();
+    map.extend((0..=e.columns.len()).map(|i| Some(grown + i)));
+    Ok((input.expand(e), map))
+}
+
 fn prune_aggregate(
     a: Aggregate,
     input: Stream,
@@ -200,6 +217,41 @@ fn prune_top_n(mut t: TopN, input: Stream, required: &BTreeSet<usize>) -> Result
     }
     map.push(t.emit_rank.then(|| input.width()));
     Ok((input.top_n(t), map))
+}
+
+/// Calls that nobody reads are not computed; without any the rows are the input's.
+fn prune_window(mut w: Window, input: Stream, required: &BTreeSet<usize>) -> Result<(Stream, Map)> {
+    let width = input.width();
+    let below: BTreeSet<usize> = required.iter().copied().filter(|&c| c < width).collect();
+    let read: Vec<bool> = (0..w.calls.len()).map(|i| required.contains(&(width + i))).collect();
+    let mut reads = read.iter();
+    w.calls.retain(|_| reads.next() == Some(&true));
+    if w.calls.is_empty() {
+        let (input, mut map) = prune_columns(input, &below)?;
+        map.extend(read.iter().map(|_| None));
+        return Ok((input, map));
+    }
+    let order = w.order.iter().map(|o| o.0);
+    let args =
+        w.calls.iter().flat_map(|c| c.args.iter().chain(&c.filter)).flat_map(expr::columns_of);
+    let own: Vec<usize> =
+        w.group.iter().chain(&w.identity).copied().chain(order).chain(args).collect();
+    let (input, mut map) = prune_exact(input, &with(&below, own))?;
+    w.group = all_kept(&map, &w.group)?;
+    w.vnode = all_kept(&map, &w.vnode)?;
+    w.identity = all_kept(&map, &w.identity)?;
+    for o in &mut w.order {
+        o.0 = kept_at(&map, o.0)?;
+    }
+    for e in w.calls.iter_mut().flat_map(|c| c.args.iter_mut().chain(&mut c.filter)) {
+        *e = expr::remap(e, &map, &input.schema)?;
+    }
+    let mut next = input.width();
+    for kept in read {
+        map.push(kept.then_some(next));
+        next += usize::from(kept);
+    }
+    Ok((input.window(w), map))
 }
 
 fn prune_join(

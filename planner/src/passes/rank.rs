@@ -16,7 +16,8 @@ use datafusion::physical_expr::utils::split_conjunction;
 
 use crate::graph::ExprRef;
 use crate::stream::expr;
-use crate::stream::plan::{Op, Stream};
+use crate::stream::plan::{Op, Stream, Window};
+use crate::window_call;
 
 /// Ranks that pass, from 1, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +56,25 @@ pub fn limit_ranks(stream: Stream) -> Stream {
     let Some(input) = inputs.pop() else { return Stream { op, inputs, schema } };
     let input = apply(input, bounds);
     if rest.is_empty() { input } else { input.filter(conjunction(rest)) }
+}
+
+/// Rankings that nothing limits are window functions: a change emits the rows whose rank it moves,
+/// without a look at the rest of their group.
+pub fn number_rows(stream: Stream) -> Stream {
+    let Stream { op, inputs, schema } = stream;
+    let mut inputs: Vec<Stream> = inputs.into_iter().map(number_rows).collect();
+    match (op, inputs.pop()) {
+        (Op::TopN(t), Some(input)) if t.emit_rank && t.limit.is_none() && t.offset == 0 => {
+            let (group, order) = (t.group, t.order);
+            let calls = vec![window_call::numbering(t.rank)];
+            let op = Op::Window(Window { group, order, calls, identity: vec![], vnode: vec![] });
+            Stream { op, inputs: vec![input], schema }
+        }
+        (op, input) => {
+            inputs.extend(input);
+            Stream { op, inputs, schema }
+        }
+    }
 }
 
 /// The bounds a conjunct puts on the rank of the top-N below, if it is only about that.

@@ -1,20 +1,24 @@
-//! GROUP BY, aggregate functions and plain DISTINCT.
+//! GROUP BY, also with grouping sets, aggregate functions and plain DISTINCT.
 
 use std::sync::Arc;
 
-use arrow::datatypes::Field;
-use datafusion::common::DFSchema;
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, new_null_array};
+use arrow::datatypes::{Field, Schema};
+use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::logical_expr::expr::AggregateFunction;
-use datafusion::logical_expr::{Aggregate, Distinct, Expr};
+use datafusion::logical_expr::{Aggregate, Distinct, Expr, GroupingSet};
 
 use crate::error::sql_error_from_datafusion;
-use crate::graph::AggFunc;
+use crate::graph::{self, AggFunc, Expand};
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
 use crate::stream::expr;
 use crate::stream::plan::{Call, Stream};
 
 impl Converter<'_> {
     pub(super) fn aggregate(&self, aggregate: &Aggregate) -> Result<Stream> {
+        if let [Expr::GroupingSet(sets)] = aggregate.group_expr.as_slice() {
+            return self.grouping_sets(aggregate, sets);
+        }
         let input = self.convert(&aggregate.input)?;
         let schema = aggregate.input.schema();
         let mut input = Extended::new(input);
@@ -45,6 +49,63 @@ impl Converter<'_> {
         stream.project(columns).map_err(sql_error_from_datafusion)
     }
 
+    /// Every row once for each set, then one aggregation by the copies of the columns and the set's id.
+    ///
+    /// The set `()` has a row over no input as well: a row that no call counts, by a filter on a
+    /// column that is true for the input's rows only, keeps its group alive.
+    fn grouping_sets(&self, aggregate: &Aggregate, sets: &GroupingSet) -> Result<Stream> {
+        let input = self.convert(&aggregate.input)?;
+        let schema = aggregate.input.schema();
+        let mut input = Extended::new(input);
+        let exprs = sets.distinct_expr();
+        if exprs.len() > MAX_GROUPING_COLUMNS {
+            return Err(in_view(format!(
+                "GROUPING SETS over more than {MAX_GROUPING_COLUMNS} columns"
+            )));
+        }
+        let mut keys = Vec::with_capacity(exprs.len());
+        for &e in &exprs {
+            keys.push(input.add(expr::compile(e, schema)?));
+        }
+        let masks = masks(sets, &exprs)?;
+        let sets = numbered(&masks);
+        let outputs = &aggregate.schema.fields()[exprs.len() + 1..];
+        let mut calls = Vec::with_capacity(aggregate.aggr_expr.len());
+        for (e, field) in aggregate.aggr_expr.iter().zip(outputs) {
+            calls.push(call(e, field, schema, &mut input)?);
+        }
+        let totals: Vec<i64> =
+            sets.iter().filter(|s| !s.keep.contains(&true)).map(|s| s.id).collect();
+        if !totals.is_empty() {
+            let real = input.add(expr::literal(ScalarValue::Boolean(Some(true))));
+            calls.iter_mut().for_each(|c| c.filter = c.filter.or(Some(real)));
+        }
+        let input = input.finish()?;
+        check_key(&input, &keys, "grouping by")?;
+        check_values(&input, &calls)?;
+        let width = input.width();
+        let mut stream = input.expand(Expand { columns: keys, sets });
+        if !totals.is_empty() {
+            stream = with_totals(stream, &totals)?;
+        }
+        let group: Vec<usize> = (width..=width + exprs.len()).collect();
+        let (calls, call_at) = dedup_calls(calls);
+        let stream = stream.aggregate(group, calls);
+        let groups = exprs.len() + 1;
+        let output = (0..groups).chain(call_at.into_iter().map(|c| c + groups));
+        let columns = output
+            .zip(aggregate.schema.fields())
+            .map(|(c, field)| {
+                let mut column = expr::column(&stream.schema, c);
+                if field.data_type() != stream.schema.field(c).data_type() {
+                    column = expr::cast(column, field.data_type().clone());
+                }
+                (column, field.name().clone())
+            })
+            .collect();
+        stream.project(columns).map_err(sql_error_from_datafusion)
+    }
+
     pub(super) fn distinct(&self, distinct: &Distinct) -> Result<Stream> {
         match distinct {
             Distinct::All(input) => {
@@ -56,6 +117,55 @@ impl Converter<'_> {
             Distinct::On(on) => self.distinct_on(on),
         }
     }
+}
+
+/// An id has a bit a column, and room for a number that tells equal sets apart.
+const MAX_GROUPING_COLUMNS: usize = 48;
+
+/// Which of the distinct expressions each set groups by.
+fn masks(sets: &GroupingSet, exprs: &[&Expr]) -> Result<Vec<Vec<bool>>> {
+    let mask = |kept: &[Expr]| exprs.iter().map(|e| kept.contains(e)).collect::<Vec<_>>();
+    Ok(match sets {
+        GroupingSet::GroupingSets(sets) => sets.iter().map(|s| mask(s)).collect(),
+        GroupingSet::Rollup(all) => (0..=all.len()).rev().map(|n| mask(&all[..n])).collect(),
+        GroupingSet::Cube(all) => {
+            if all.len() > MAX_CUBE_COLUMNS {
+                return Err(in_view(format!("CUBE over more than {MAX_CUBE_COLUMNS} columns")));
+            }
+            let kept = |bits: u32| {
+                let kept = all.iter().enumerate().filter(|(i, _)| bits & (1 << i) != 0);
+                kept.map(|(_, e)| e.clone()).collect::<Vec<_>>()
+            };
+            (0..1u32 << all.len()).map(|bits| mask(&kept(bits))).collect()
+        }
+    })
+}
+
+/// A row leaves once for each set of a cube.
+const MAX_CUBE_COLUMNS: usize = 12;
+
+/// Sets with DataFusion's ids, which `grouping()` is computed of: a bit for each column that is left out,
+/// the last column's lowest; above them how many equal sets came before.
+fn numbered(masks: &[Vec<bool>]) -> Vec<graph::GroupingSet> {
+    let id = |keep: &[bool]| keep.iter().fold(0i64, |id, kept| (id << 1) | i64::from(!kept));
+    let one = |(i, keep): (usize, &Vec<bool>)| {
+        let before = masks[..i].iter().filter(|m| *m == keep).count() as i64;
+        graph::GroupingSet { keep: keep.clone(), id: id(keep) | (before << keep.len()) }
+    };
+    masks.iter().enumerate().map(one).collect()
+}
+
+/// Adds a row to each set `()`: NULLs, and the set's id in the last column.
+fn with_totals(stream: Stream, ids: &[i64]) -> Result<Stream> {
+    let fields = stream.schema.fields().iter();
+    let nullable = fields.map(|f| f.as_ref().clone().with_nullable(true)).collect::<Vec<_>>();
+    let schema = Arc::new(Schema::new(nullable));
+    let last = stream.width() - 1;
+    let nulls = schema.fields()[..last].iter().map(|f| new_null_array(f.data_type(), ids.len()));
+    let columns = nulls.chain([Arc::new(Int64Array::from(ids.to_vec())) as ArrayRef]).collect();
+    let batch = RecordBatch::try_new(Arc::clone(&schema), columns)
+        .map_err(|e| sql_error_from_datafusion(e.into()))?;
+    Ok(Stream::union(vec![stream, Stream::values(batch)], schema))
 }
 
 fn dedup(columns: &[usize]) -> (Vec<usize>, Vec<usize>) {

@@ -94,6 +94,15 @@ pub fn as_literal(e: &ExprRef) -> Option<&ScalarValue> {
     e.downcast_ref::<Literal>().map(Literal::value)
 }
 
+/// A column of a schema that is still to be made.
+pub fn placeholder(index: usize) -> ExprRef {
+    Arc::new(Column::new("", index))
+}
+
+pub fn literal(value: ScalarValue) -> ExprRef {
+    Arc::new(Literal::new(value))
+}
+
 pub fn cast(e: ExprRef, to: DataType) -> ExprRef {
     Arc::new(CastExpr::new(e, to, None))
 }

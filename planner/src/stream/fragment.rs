@@ -193,9 +193,12 @@ impl Builder {
             (Op::Hop { time_column, size_us, slide_us, offset_us }, ..) => {
                 Operator::Hop { time_column, size_us, slide_us, offset_us }
             }
+            (Op::Repeat { times_column }, ..) => Operator::Repeat { times_column },
+            (Op::Expand(e), ..) => Operator::Expand(e),
             (Op::Aggregate(a), [schema], [p]) => self.aggregate(a, schema, p),
             (Op::Join(j), [left, right], [l, r]) => self.join(j, [left, right], [l, r]),
             (Op::TopN(t), [schema], [p]) => self.top_n(t, schema, p),
+            (Op::Window(w), [schema], [p]) => self.window(w, schema, p),
             _ => return Err(SqlError::internal("an operator has the wrong number of inputs")),
         })
     }
@@ -281,6 +284,15 @@ impl Builder {
         let table = self.table(name, class, storage, Arc::clone(schema));
         let vnode = vnode.iter().map(|&k| keys[k]).collect();
         JoinSide { keys, vnode, table, storage, unique_key, unique_per_key }
+    }
+
+    fn window(&mut self, w: plan::Window, schema: &SchemaRef, p: &Properties) -> Operator {
+        let given: Vec<usize> =
+            w.group.iter().copied().chain(w.order.iter().map(|o| o.0)).collect();
+        let (storage, unique_key) = classes::top_n_rows(p, &given);
+        let table = self.table("window", AccessClass::RangeRead, storage, Arc::clone(schema));
+        let plan::Window { group, order, calls, vnode, .. } = w;
+        Operator::Window(graph::Window { group, vnode, order, calls, table, storage, unique_key })
     }
 
     fn top_n(&mut self, t: plan::TopN, schema: &SchemaRef, p: &Properties) -> Operator {

@@ -12,6 +12,7 @@ mod index;
 mod join;
 mod order;
 pub mod plan;
+mod window;
 mod window_tvf;
 
 use std::collections::HashSet;
@@ -77,7 +78,7 @@ pub fn plan_logical(
 
 fn run_passes(stream: Stream) -> datafusion::common::Result<Stream> {
     let stream = simplify::simplify(stream)?;
-    let stream = rank::limit_ranks(stream);
+    let stream = rank::number_rows(rank::limit_ranks(stream));
     let stream = identity::add_identities(stream)?;
     let stream = prune::prune(stream)?;
     simplify::simplify(stream)

@@ -1,13 +1,10 @@
-//! Whatever keeps the first rows of an order: LIMIT, DISTINCT ON, ranking windows.
+//! Whatever keeps the first rows of an order: LIMIT, DISTINCT ON.
 //!
 //! ORDER BY alone does nothing in a relation: rows have no order.
 
 use arrow::compute::SortOptions;
-use arrow::datatypes::DataType;
-use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::{
-    DistinctOn, Expr, FetchType, Limit, LogicalPlan, SkipType, Sort, SortExpr, Window,
-    WindowFunctionDefinition,
+    DistinctOn, FetchType, Limit, LogicalPlan, SkipType, Sort, SortExpr,
 };
 
 use crate::error::sql_error_from_datafusion;
@@ -124,76 +121,9 @@ impl Converter<'_> {
             .collect::<Result<Vec<_>>>()?;
         stream.project(columns).map_err(sql_error_from_datafusion)
     }
-
-    /// Ranking functions become unlimited top-Ns, one over the other; the pass `rank` finds limits.
-    pub(super) fn window(&self, window: &Window) -> Result<Stream> {
-        let mut stream = self.convert(&window.input)?;
-        let fields = &window.schema.fields()[stream.width()..];
-        for (e, field) in window.window_expr.iter().zip(fields) {
-            let width = stream.width();
-            let function = window_function(e)?;
-            let ranked = rank_rows(stream, &window.input, function)?;
-            let rank = ranked.width() - 1;
-            let mut columns: Vec<_> = (0..width)
-                .map(|c| (expr::column(&ranked.schema, c), ranked.schema.field(c).name().clone()))
-                .collect();
-            let mut value = expr::column(&ranked.schema, rank);
-            if field.data_type() != &DataType::Int64 {
-                value = expr::cast(value, field.data_type().clone());
-            }
-            columns.push((value, field.name().clone()));
-            stream = ranked.project(columns).map_err(sql_error_from_datafusion)?;
-        }
-        Ok(stream)
-    }
 }
 
-fn window_function(e: &Expr) -> Result<&WindowFunction> {
-    match e {
-        Expr::WindowFunction(f) => Ok(f),
-        Expr::Alias(alias) => window_function(&alias.expr),
-        other => Err(in_view(format!("the window expression {other}"))),
-    }
-}
-
-fn rank_rows(input: Stream, plan: &LogicalPlan, f: &WindowFunction) -> Result<Stream> {
-    let rank = match &f.fun {
-        WindowFunctionDefinition::WindowUDF(udf) => match udf.name() {
-            "row_number" => RankFunction::RowNumber,
-            "rank" => RankFunction::Rank,
-            "dense_rank" => RankFunction::DenseRank,
-            other => return Err(in_view(format!("the window function {other}"))),
-        },
-        WindowFunctionDefinition::AggregateUDF(udf) => {
-            return Err(in_view(format!("the window function {}", udf.name())));
-        }
-    };
-    let mut input = Extended::new(input);
-    let mut group = Vec::new();
-    for e in &f.params.partition_by {
-        let c = input.add(expr::compile(e, plan.schema())?);
-        if !group.contains(&c) {
-            group.push(c);
-        }
-    }
-    let order = order_of(&f.params.order_by, plan, &mut input)?;
-    let order: Vec<_> = order.into_iter().filter(|(c, _)| !group.contains(c)).collect();
-    let input = input.finish()?;
-    check_key(&input, &group, "PARTITION BY")?;
-    check_order(&input, &order)?;
-    Ok(input.top_n(TopN {
-        group,
-        order,
-        offset: 0,
-        limit: None,
-        rank,
-        emit_rank: true,
-        identity: vec![],
-        vnode: vec![],
-    }))
-}
-
-fn order_of(
+pub(super) fn order_of(
     sort: &[SortExpr],
     plan: &LogicalPlan,
     input: &mut Extended,
@@ -213,7 +143,7 @@ fn order_of(
     Ok(order)
 }
 
-fn check_order(input: &Stream, order: &[(usize, SortOptions)]) -> Result<()> {
+pub(super) fn check_order(input: &Stream, order: &[(usize, SortOptions)]) -> Result<()> {
     let columns: Vec<usize> = order.iter().map(|o| o.0).collect();
     check_key(input, &columns, "ordering by")
 }

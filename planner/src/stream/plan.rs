@@ -11,7 +11,7 @@ use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
 use millrace_rpc::catalog::Relation;
 
-use crate::graph::{AggFunc, ExprRef, JoinKind, RankFunction};
+use crate::graph::{AggFunc, Expand, ExprRef, JoinKind, RankFunction, WindowCall};
 use crate::stream::expr;
 
 /// A subtree: an operator, its inputs in port order, and the schema of what it puts out.
@@ -45,9 +45,14 @@ pub enum Op {
         slide_us: i64,
         offset_us: i64,
     },
+    Repeat {
+        times_column: usize,
+    },
+    Expand(Expand),
     Aggregate(Aggregate),
     Join(Join),
     TopN(TopN),
+    Window(Window),
     /// Rows move to the owner of their hash; no columns: to the only task.
     Exchange {
         hash: Vec<usize>,
@@ -95,6 +100,17 @@ pub struct TopN {
     pub rank: RankFunction,
     pub emit_rank: bool,
     /// Set by the pass `identity`: columns that, with group and order, make a row unique.
+    pub identity: Vec<usize>,
+    /// Set by exchange placement.
+    pub vnode: Vec<usize>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Window {
+    pub group: Vec<usize>,
+    pub order: Vec<(usize, SortOptions)>,
+    pub calls: Vec<WindowCall>,
+    /// As in [`TopN`].
     pub identity: Vec<usize>,
     /// Set by exchange placement.
     pub vnode: Vec<usize>,
@@ -191,6 +207,21 @@ impl Stream {
         }
     }
 
+    pub fn repeat(self, times_column: usize) -> Stream {
+        let schema = Arc::clone(&self.schema);
+        Stream { op: Op::Repeat { times_column }, inputs: vec![self], schema }
+    }
+
+    pub fn expand(self, expand: Expand) -> Stream {
+        let own = self.schema.fields();
+        let copies =
+            expand.columns.iter().map(|&c| Arc::new(own[c].as_ref().clone().with_nullable(true)));
+        let id = Arc::new(Field::new("grouping_id", DataType::Int64, false));
+        let fields: Vec<FieldRef> = own.iter().cloned().chain(copies).chain([id]).collect();
+        let schema = Arc::new(Schema::new(fields));
+        Stream { op: Op::Expand(expand), inputs: vec![self], schema }
+    }
+
     pub fn aggregate(self, group: Vec<usize>, calls: Vec<Call>) -> Stream {
         let groups = group.iter().map(|&g| Arc::clone(&self.schema.fields()[g]));
         let fields: Vec<FieldRef> =
@@ -219,6 +250,16 @@ impl Stream {
         }
         let schema = Arc::new(Schema::new(fields));
         Stream { op: Op::TopN(top), inputs: vec![self], schema }
+    }
+
+    pub fn window(self, window: Window) -> Stream {
+        let mut fields: Vec<FieldRef> = self.schema.fields().iter().cloned().collect();
+        for call in &window.calls {
+            let (name, output) = (&call.function, call.output_type.clone());
+            fields.push(Arc::new(Field::new(name, output, call.numbering.is_none())));
+        }
+        let schema = Arc::new(Schema::new(fields));
+        Stream { op: Op::Window(window), inputs: vec![self], schema }
     }
 
     pub fn exchange(self, hash: Vec<usize>) -> Stream {

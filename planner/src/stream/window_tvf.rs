@@ -1,4 +1,4 @@
-//! HOP: the `Unnest` of a call of `hop_windows` that the binder makes of it (see
+//! The `Unnest`s that a view can have. HOP: that of a call of `hop_windows` that the binder makes of it (see
 //! `bind::window_tvf`) becomes the hop operator. TUMBLE is a plain projection and needs nothing.
 
 use datafusion::common::ScalarValue;
@@ -7,6 +7,7 @@ use datafusion::logical_expr::{Expr, Extension, LogicalPlan, Projection, Unnest}
 use datafusion::physical_expr::expressions::IsNotNullExpr;
 
 use crate::error::sql_error_from_datafusion;
+use crate::functions::window_fn::COPIES;
 use crate::graph::ExprRef;
 use crate::stream::convert::{Converter, Extended, Result, in_view};
 use crate::stream::expr;
@@ -27,6 +28,9 @@ struct Hop<'a> {
 
 impl Converter<'_> {
     pub(super) fn unnest(&self, unnest: &Unnest) -> Result<Stream> {
+        if let Some((projection, copies)) = recognise_copies(unnest) {
+            return self.copies(unnest, projection, copies);
+        }
         let Some(hop) = recognise(unnest) else { return Err(in_view("unnest")) };
         let schema = hop.projection.input.schema();
         let time = expr::compile(hop.time, schema)?;
@@ -40,6 +44,27 @@ impl Converter<'_> {
         for (&from, field) in unnest.dependency_indices.iter().zip(unnest.schema.fields()) {
             let e = match hop.projection.expr.get(from) {
                 Some(_) if from == hop.starts => expr::column(&stream.schema, start),
+                Some(e) => expr::compile(e, schema)?,
+                None => return Err(in_view("unnest")),
+            };
+            columns.push((e, field.name().clone()));
+        }
+        stream.project(columns).map_err(sql_error_from_datafusion)
+    }
+
+    /// `copies(n)` that is unnested: rows that are there `n` times. See `bind::set_operations`.
+    fn copies(&self, unnest: &Unnest, projection: &Projection, list: usize) -> Result<Stream> {
+        let schema = projection.input.schema();
+        let times =
+            projection.expr.get(list).and_then(scalar_function).and_then(|f| f.args.first());
+        let Some(times) = times else { return Err(in_view("unnest")) };
+        let mut input = Extended::new(self.convert(&projection.input)?);
+        let times = input.add(expr::compile(times, schema)?);
+        let stream = input.finish()?.repeat(times);
+        let mut columns = Vec::with_capacity(unnest.dependency_indices.len());
+        for (&from, field) in unnest.dependency_indices.iter().zip(unnest.schema.fields()) {
+            let e = match projection.expr.get(from) {
+                Some(_) if from == list => expr::literal(ScalarValue::Boolean(Some(true))),
                 Some(e) => expr::compile(e, schema)?,
                 None => return Err(in_view("unnest")),
             };
@@ -86,6 +111,15 @@ fn recognise(unnest: &Unnest) -> Option<Hop<'_>> {
         size_us: literal(size)?,
         offset_us: literal(offset)?,
     })
+}
+
+/// The projection with a call of `copies`, and which of its columns that is.
+fn recognise_copies(unnest: &Unnest) -> Option<(&Projection, usize)> {
+    let LogicalPlan::Projection(projection) = unnest.input.as_ref() else { return None };
+    let [(list, _)] = unnest.list_type_columns.as_slice() else { return None };
+    let call = scalar_function(projection.expr.get(*list)?)?;
+    (call.func.name() == COPIES && unnest.struct_type_columns.is_empty())
+        .then_some((projection, *list))
 }
 
 fn scalar_function(e: &Expr) -> Option<&ScalarFunction> {

@@ -2,19 +2,9 @@
 
 use millrace_planner::graph::RankFunction;
 
+use crate::operators::ordered::Ranked;
 use crate::state::KeyBytes;
 use crate::state::arena::RowRef;
-
-/// A row in order.
-#[derive(Clone, Debug)]
-pub struct Ranked {
-    /// Order bytes, then identity bytes.
-    pub key: KeyBytes,
-    /// Length of the order bytes.
-    pub order: u32,
-    pub at: RowRef,
-    pub weight: i64,
-}
 
 /// A row of the result.
 #[derive(Clone, Debug)]

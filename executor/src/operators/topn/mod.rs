@@ -11,27 +11,20 @@
 //!
 //! Emission is at the barrier, old window → new window, differences only (with ranks, rows whose rank changed). Invariant:
 //! what was shown at the last barrier is the window of the stored rows.
-//!
-//! Keyed input may update a row without changing its place; in an epoch its old and new version are
-//! both here. The in-memory key therefore ends in a hash of the whole row.
 
 mod group;
 
-use std::collections::HashMap;
-
-use arrow::array::{ArrayRef, BinaryBuilder, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{ArrayRef, BinaryBuilder, Int64Array, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
-use millrace_common::hash::hash_columns;
-use millrace_common::keys::{KeyCodec, columns_at};
 use millrace_common::planted::is_planted;
 use millrace_planner::graph;
-use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, MemRun};
 
-use self::group::{Group, Ranked, Shown, Window};
+use self::group::{Group, Shown, Window};
+use super::ordered::{Change, Changes, Ranked, RowKeys, RowOrder};
 use super::{Env, Limits};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
@@ -44,27 +37,12 @@ use crate::state::{Fetches, KeyBytes, KeyGate, KeyTable, RowArena, Slot, StateTa
 
 /// Rows remembered beyond twice the window.
 const SLACK: usize = 16;
-/// Bytes of the whole-row hash at the end of an in-memory key of Keyed input.
-const ROW_HASH: usize = 8;
-
-/// A row's change in this epoch; `at` is held for it.
-struct Change {
-    weight: i64,
-    at: RowRef,
-}
-
 /// See the module.
 pub struct TopNOperator {
     reader: KeyReader,
-    order_columns: Vec<usize>,
-    order: KeyCodec,
-    identity_columns: Vec<usize>,
-    identity: KeyCodec,
+    rows: RowOrder,
     window: Window,
     append_only: bool,
-    keyed: bool,
-    /// A row's old and new version may both be here: whole-row hashes tell them apart.
-    versioned: bool,
     /// The stored rows are exactly those shown: what to write follows from old and new window.
     stores_window: bool,
     emit_rank: bool,
@@ -73,7 +51,7 @@ pub struct TopNOperator {
     keys: KeyTable,
     groups: Vec<Group>,
     arena: RowArena,
-    pending: HashMap<(Slot, KeyBytes), Change>,
+    pending: Changes,
     gate: KeyGate,
     fetches: Fetches<Vec<Slot>>,
     stamp: u64,
@@ -90,13 +68,15 @@ impl TopNOperator {
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
     ) -> Result<TopNOperator, ExecError> {
         let table = tables(top.table)?;
-        let keyed = top.storage == RowStorage::Keyed;
-        let given = |c: &usize| top.group.contains(c) || top.order.iter().any(|o| o.0 == *c);
-        let identity_columns = if keyed {
-            top.unique_key.clone()
-        } else {
-            (0..input.fields().len()).filter(|c| !given(c)).collect()
-        };
+        let append_only = top.append_only_input;
+        let rows = RowOrder::new(
+            &top.group,
+            &top.order,
+            top.storage,
+            &top.unique_key,
+            append_only,
+            input,
+        )?;
         let offset = i64::try_from(top.offset).unwrap_or(i64::MAX);
         let window = Window {
             offset,
@@ -104,25 +84,19 @@ impl TopNOperator {
             rank: top.rank,
             emit_rank: top.emit_rank,
         };
-        let order = top.order.iter().map(|&(c, o)| (input.field(c).data_type().clone(), o));
         Ok(TopNOperator {
             reader: KeyReader::new(input, &top.group, &top.vnode)?,
-            order: KeyCodec::with_options(order)?,
-            order_columns: top.order.iter().map(|o| o.0).collect(),
-            identity: KeyCodec::for_columns(input, &identity_columns)?,
-            identity_columns,
+            stores_window: rows.keyed && append_only && offset == 0,
+            rows,
             window,
-            append_only: top.append_only_input,
-            keyed,
-            versioned: keyed && !top.append_only_input,
-            stores_window: keyed && top.append_only_input && offset == 0,
+            append_only,
             emit_rank: top.emit_rank,
             schema: super::nullable(&node.schema),
             keys: KeyTable::new(env.options.eviction, table.is_empty()),
             table,
             groups: Vec::new(),
             arena: RowArena::new(super::nullable(input)),
-            pending: HashMap::new(),
+            pending: Changes::new(),
             gate: KeyGate::new(),
             fetches: Fetches::default(),
             stamp: 0,
@@ -137,23 +111,9 @@ impl TopNOperator {
         Some(end.saturating_mul(2).saturating_add(SLACK))
     }
 
-    /// In-memory keys of a batch's rows, with the lengths of their order parts.
-    fn row_keys(&self, batch: &RecordBatch) -> Result<RowKeys, ExecError> {
-        let hashes = if self.versioned {
-            hash_columns(batch.columns(), batch.num_rows())?
-        } else {
-            Vec::new()
-        };
-        Ok(RowKeys {
-            order: encode(&self.order, &columns_at(batch, &self.order_columns))?,
-            identity: encode(&self.identity, &columns_at(batch, &self.identity_columns))?,
-            hashes,
-        })
-    }
-
     /// Takes in rows of resident groups.
     fn run(&mut self, chunk: &DeltaChunk, slots: &[Slot]) -> Result<(), ExecError> {
-        let keys = self.row_keys(&chunk.batch)?;
+        let keys = self.rows.keys(&chunk.batch)?;
         let rows: Vec<u32> = if self.append_only {
             let wanted = (0..slots.len()).filter(|&i| self.may_enter(slots[i], &keys, i));
             wanted.map(|i| i as u32).collect()
@@ -232,13 +192,14 @@ impl TopNOperator {
             }
             Err(_) => {}
         }
-        self.note(slot, row.key, row.weight, row.at);
+        self.note(slot, row);
         self.trim(slot);
         Ok(())
     }
 
     /// Adds to what will be written; takes over the reference to `at`.
-    fn note(&mut self, slot: Slot, key: KeyBytes, weight: i64, at: RowRef) {
+    fn note(&mut self, slot: Slot, row: Ranked) {
+        let Ranked { key, order, at, weight } = row;
         if self.stores_window {
             self.arena.release(at);
             return;
@@ -249,7 +210,7 @@ impl TopNOperator {
                 self.arena.release(at);
             }
             std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(Change { weight, at });
+                entry.insert(Change { weight, order, at });
             }
         }
     }
@@ -276,7 +237,7 @@ impl TopNOperator {
         let dropped = group.rows.split_off(keep);
         if self.append_only {
             for row in dropped {
-                self.note(slot, row.key, -row.weight, row.at);
+                self.note(slot, Ranked { weight: -row.weight, ..row });
             }
         } else {
             group.complete = false;
@@ -336,33 +297,7 @@ impl TopNOperator {
         }
         let mut changes: Vec<((Slot, KeyBytes), Change)> = self.pending.drain().collect();
         changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        let suffix = if self.versioned { ROW_HASH } else { 0 };
-        let mut keys = BinaryBuilder::with_capacity(changes.len(), changes.len() * 32);
-        let (mut rows, mut weights) = (Vec::new(), Vec::new());
-        let mut scratch = Vec::with_capacity(64);
-        let stored = |key: &KeyBytes| key.len() - suffix;
-        let mut i = 0;
-        while i < changes.len() {
-            // Versions of one stored row lie side by side; the one that is put wins.
-            let (slot, key) = &changes[i].0;
-            let same = changes[i..].iter().take_while(|((s, k), _)| {
-                s == slot && (suffix > 0 || k == key) && k[..stored(k)] == key[..stored(key)]
-            });
-            let versions = &changes[i..i + same.count()];
-            i += versions.len();
-            let put = versions.iter().find(|v| v.1.weight > 0);
-            let chosen = put.or_else(|| versions.iter().find(|v| v.1.weight < 0));
-            if let Some((_, change)) = chosen {
-                let parts: [&[u8]; 2] = [self.keys.key(*slot), &key[..stored(key)]];
-                append_storage_key(&mut keys, &mut scratch, self.keys.vnode(*slot), &parts);
-                rows.push(change.at);
-                weights.push(if self.keyed { i64::from(put.is_some()) } else { change.weight });
-            }
-        }
-        if !rows.is_empty() {
-            let batch = self.arena.batch(&rows)?;
-            self.table.write(keys.finish(), Some(weights.into()), batch)?;
-        }
+        self.rows.write(&changes, &self.keys, &self.arena, self.table.as_mut())?;
         for (_, change) in changes {
             self.arena.release(change.at);
         }
@@ -389,7 +324,7 @@ impl TopNOperator {
         }
         let mut counts = vec![0usize; slots.len()];
         if !found.is_empty() {
-            let keys = self.row_keys(&found.values)?;
+            let keys = self.rows.keys(&found.values)?;
             let chunk = self.arena.insert(found.values.clone(), found.len());
             let mut scratch = Vec::with_capacity(64);
             for (row, &input) in found.input.values().iter().enumerate() {
@@ -632,41 +567,6 @@ impl Operator for TopNOperator {
 
     fn memory_size(&self) -> usize {
         self.held() + self.gate.bytes()
-    }
-}
-
-/// Encoded keys of a batch.
-struct RowKeys {
-    order: Option<arrow_row::Rows>,
-    identity: Option<arrow_row::Rows>,
-    /// Of whole rows; empty where the identity is the whole row.
-    hashes: Vec<u64>,
-}
-
-fn encode(codec: &KeyCodec, columns: &[ArrayRef]) -> Result<Option<arrow_row::Rows>, ExecError> {
-    if columns.is_empty() { Ok(None) } else { Ok(Some(codec.rows(columns)?)) }
-}
-
-impl RowKeys {
-    /// Writes a row's key; returns the length of its order part.
-    fn write(&self, row: usize, out: &mut Vec<u8>) -> u32 {
-        out.clear();
-        if let Some(order) = &self.order {
-            out.extend_from_slice(order.row(row).data());
-        }
-        let order = out.len() as u32;
-        if let Some(identity) = &self.identity {
-            out.extend_from_slice(identity.row(row).data());
-        }
-        if let Some(hash) = self.hashes.get(row) {
-            out.extend_from_slice(&hash.to_be_bytes());
-        }
-        order
-    }
-
-    fn cmp_order(&self, row: usize, other: &[u8]) -> std::cmp::Ordering {
-        let order: &[u8] = self.order.as_ref().map_or(&[], |o| o.row(row).data());
-        order.cmp(other)
     }
 }
 

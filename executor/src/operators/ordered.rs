@@ -1,0 +1,179 @@
+//! Rows of groups in an order (docs/design.md §3): their keys, in memory and in the store, and how an
+//! epoch's changes to them are written. Top-N and window functions keep their rows so.
+//!
+//! Stored: `group | order | identity → row`. Keyed input may update a row without changing its place;
+//! in an epoch its old and new version are both in memory. The in-memory key therefore ends in a hash
+//! of the whole row.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use arrow::array::{ArrayRef, BinaryBuilder, RecordBatch};
+use arrow::compute::SortOptions;
+use arrow::datatypes::SchemaRef;
+use millrace_common::hash::hash_columns;
+use millrace_common::keys::{KeyCodec, columns_at};
+use millrace_rpc::catalog::RowStorage;
+
+use crate::error::ExecError;
+use crate::state::arena::RowRef;
+use crate::state::keys::append_storage_key;
+use crate::state::{KeyBytes, KeyTable, RowArena, Slot, StateTable};
+
+/// Bytes of the whole-row hash at the end of an in-memory key of Keyed input.
+const ROW_HASH: usize = 8;
+
+/// A row in order.
+#[derive(Clone, Debug)]
+pub struct Ranked {
+    /// Order bytes, then identity bytes.
+    pub key: KeyBytes,
+    /// Length of the order bytes.
+    pub order: u32,
+    pub at: RowRef,
+    pub weight: i64,
+}
+
+impl Ranked {
+    pub fn order_bytes(&self) -> &[u8] {
+        &self.key[..self.order as usize]
+    }
+}
+
+/// A row's change in this epoch; `at` is held for it.
+pub struct Change {
+    pub weight: i64,
+    /// Length of the order bytes.
+    pub order: u32,
+    pub at: RowRef,
+}
+
+/// The open epoch's changes.
+pub type Changes = HashMap<(Slot, KeyBytes), Change>;
+
+/// How rows are ordered and told apart.
+pub struct RowOrder {
+    order_columns: Vec<usize>,
+    order: KeyCodec,
+    identity_columns: Vec<usize>,
+    identity: KeyCodec,
+    pub keyed: bool,
+    /// A row's old and new version may both be here: whole-row hashes tell them apart.
+    versioned: bool,
+}
+
+impl RowOrder {
+    /// `unique_key`: what tells rows apart within group and order, of `Keyed` storage.
+    pub fn new(
+        group: &[usize],
+        order: &[(usize, SortOptions)],
+        storage: RowStorage,
+        unique_key: &[usize],
+        append_only: bool,
+        input: &SchemaRef,
+    ) -> Result<RowOrder, ExecError> {
+        let keyed = storage == RowStorage::Keyed;
+        let given = |c: &usize| group.contains(c) || order.iter().any(|o| o.0 == *c);
+        let identity_columns = if keyed {
+            unique_key.to_vec()
+        } else {
+            (0..input.fields().len()).filter(|c| !given(c)).collect()
+        };
+        let sorted = order.iter().map(|&(c, o)| (input.field(c).data_type().clone(), o));
+        Ok(RowOrder {
+            order: KeyCodec::with_options(sorted)?,
+            order_columns: order.iter().map(|o| o.0).collect(),
+            identity: KeyCodec::for_columns(input, &identity_columns)?,
+            identity_columns,
+            keyed,
+            versioned: keyed && !append_only,
+        })
+    }
+
+    /// In-memory keys of a batch's rows, with the lengths of their order parts.
+    pub fn keys(&self, batch: &RecordBatch) -> Result<RowKeys, ExecError> {
+        let hashes = if self.versioned {
+            hash_columns(batch.columns(), batch.num_rows())?
+        } else {
+            Vec::new()
+        };
+        Ok(RowKeys {
+            order: encode(&self.order, &columns_at(batch, &self.order_columns))?,
+            identity: encode(&self.identity, &columns_at(batch, &self.identity_columns))?,
+            hashes,
+        })
+    }
+
+    /// Writes an epoch's net changes, given in order.
+    pub fn write(
+        &self,
+        changes: &[((Slot, KeyBytes), Change)],
+        groups: &KeyTable,
+        arena: &RowArena,
+        table: &mut dyn StateTable,
+    ) -> Result<(), ExecError> {
+        let suffix = if self.versioned { ROW_HASH } else { 0 };
+        let mut keys = BinaryBuilder::with_capacity(changes.len(), changes.len() * 32);
+        let (mut rows, mut weights) = (Vec::new(), Vec::new());
+        let mut scratch = Vec::with_capacity(64);
+        let stored = |key: &KeyBytes| key.len() - suffix;
+        let mut i = 0;
+        while i < changes.len() {
+            // Versions of one stored row lie side by side; the one that is put wins.
+            let (slot, key) = &changes[i].0;
+            let same = changes[i..].iter().take_while(|((s, k), _)| {
+                s == slot && (suffix > 0 || k == key) && k[..stored(k)] == key[..stored(key)]
+            });
+            let versions = &changes[i..i + same.count()];
+            i += versions.len();
+            let put = versions.iter().find(|v| v.1.weight > 0);
+            let chosen = put.or_else(|| versions.iter().find(|v| v.1.weight < 0));
+            if let Some((_, change)) = chosen {
+                let parts: [&[u8]; 2] = [groups.key(*slot), &key[..stored(key)]];
+                append_storage_key(&mut keys, &mut scratch, groups.vnode(*slot), &parts);
+                rows.push(change.at);
+                weights.push(if self.keyed { i64::from(put.is_some()) } else { change.weight });
+            }
+        }
+        if !rows.is_empty() {
+            let batch = arena.batch(&rows)?;
+            table.write(keys.finish(), Some(weights.into()), batch)?;
+        }
+        Ok(())
+    }
+}
+
+/// Encoded keys of a batch.
+pub struct RowKeys {
+    order: Option<arrow_row::Rows>,
+    identity: Option<arrow_row::Rows>,
+    /// Of whole rows; empty where the identity is the whole row.
+    hashes: Vec<u64>,
+}
+
+fn encode(codec: &KeyCodec, columns: &[ArrayRef]) -> Result<Option<arrow_row::Rows>, ExecError> {
+    if columns.is_empty() { Ok(None) } else { Ok(Some(codec.rows(columns)?)) }
+}
+
+impl RowKeys {
+    /// Writes a row's key; returns the length of its order part.
+    pub fn write(&self, row: usize, out: &mut Vec<u8>) -> u32 {
+        out.clear();
+        if let Some(order) = &self.order {
+            out.extend_from_slice(order.row(row).data());
+        }
+        let order = out.len() as u32;
+        if let Some(identity) = &self.identity {
+            out.extend_from_slice(identity.row(row).data());
+        }
+        if let Some(hash) = self.hashes.get(row) {
+            out.extend_from_slice(&hash.to_be_bytes());
+        }
+        order
+    }
+
+    pub fn cmp_order(&self, row: usize, other: &[u8]) -> Ordering {
+        let order: &[u8] = self.order.as_ref().map_or(&[], |o| o.row(row).data());
+        order.cmp(other)
+    }
+}

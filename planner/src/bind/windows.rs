@@ -1,0 +1,110 @@
+//! Named windows: `OVER w` and `OVER (w …)` are written out, because DataFusion forgets the window that
+//! a longer definition starts from.
+
+use std::ops::ControlFlow;
+
+use millrace_common::{SqlError, SqlState};
+use sqlparser::ast::*;
+
+use super::names::fold;
+
+/// Writes out the windows that a SELECT list names; subqueries have windows of their own.
+pub fn write_out(select: &mut Select) -> Result<(), SqlError> {
+    let windows = std::mem::take(&mut select.named_window);
+    let mut writer = Writer { windows: &windows, depth: 0 };
+    for item in &mut select.projection {
+        if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item
+            && let ControlFlow::Break(e) = e.visit(&mut writer)
+        {
+            return Err(*e);
+        }
+    }
+    if let Some(e) = &mut select.qualify
+        && let ControlFlow::Break(e) = e.visit(&mut writer)
+    {
+        return Err(*e);
+    }
+    Ok(())
+}
+
+struct Writer<'a> {
+    windows: &'a [NamedWindowDefinition],
+    /// Subqueries that the visitor is in.
+    depth: usize,
+}
+
+impl VisitorMut for Writer<'_> {
+    type Break = Box<SqlError>;
+
+    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
+        self.depth += 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
+        self.depth -= 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Box<SqlError>> {
+        let Expr::Function(Function { over: Some(over), .. }) = expr else {
+            return ControlFlow::Continue(());
+        };
+        if self.depth > 0 {
+            return ControlFlow::Continue(());
+        }
+        let whole = match over {
+            WindowType::NamedWindow(name) => find(self.windows, name),
+            WindowType::WindowSpec(spec) if spec.window_name.is_some() => {
+                extended(self.windows, spec)
+            }
+            WindowType::WindowSpec(_) => return ControlFlow::Continue(()),
+        };
+        match whole {
+            Ok(spec) => {
+                *over = WindowType::WindowSpec(spec);
+                ControlFlow::Continue(())
+            }
+            Err(e) => ControlFlow::Break(Box::new(e)),
+        }
+    }
+}
+
+/// The definition of a name, which may start from one before it.
+fn find(windows: &[NamedWindowDefinition], name: &Ident) -> Result<WindowSpec, SqlError> {
+    let wanted = fold(name);
+    let Some(at) = windows.iter().position(|w| fold(&w.0) == wanted) else {
+        let message = format!("window \"{wanted}\" does not exist");
+        return Err(SqlError::new(SqlState::UNDEFINED_OBJECT, message));
+    };
+    match &windows[at].1 {
+        NamedWindowExpr::NamedWindow(other) => find(&windows[..at], other),
+        NamedWindowExpr::WindowSpec(spec) => extended(&windows[..at], spec),
+    }
+}
+
+/// A definition with what the window it starts from says.
+fn extended(windows: &[NamedWindowDefinition], spec: &WindowSpec) -> Result<WindowSpec, SqlError> {
+    let Some(name) = &spec.window_name else { return Ok(spec.clone()) };
+    let base = find(windows, name)?;
+    let refused = |what: &str| {
+        let message = format!("cannot {what} of window \"{}\"", fold(name));
+        Err(SqlError::new(SqlState("42P20"), message))
+    };
+    if !spec.partition_by.is_empty() {
+        return refused("override PARTITION BY clause");
+    }
+    if !spec.order_by.is_empty() && !base.order_by.is_empty() {
+        return refused("override ORDER BY clause");
+    }
+    if base.window_frame.is_some() {
+        return refused("copy the frame clause");
+    }
+    let order_by = if spec.order_by.is_empty() { base.order_by } else { spec.order_by.clone() };
+    Ok(WindowSpec {
+        window_name: None,
+        partition_by: base.partition_by,
+        order_by,
+        window_frame: spec.window_frame.clone(),
+    })
+}

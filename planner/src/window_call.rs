@@ -1,0 +1,159 @@
+//! What the executor needs to know of a window function: how to compute it, and how far a change of
+//! one row reaches.
+
+use std::sync::Arc;
+
+use arrow::compute::SortOptions;
+use arrow::datatypes::{DataType, SchemaRef};
+use datafusion::common::{Result, ScalarValue};
+use datafusion::logical_expr::{
+    WindowFrame, WindowFrameBound, WindowFrameUnits, WindowFunctionDefinition,
+};
+use datafusion::physical_expr::PhysicalSortExpr;
+use datafusion::physical_expr::expressions::Column;
+use datafusion::physical_expr::window::WindowExpr;
+use datafusion::physical_plan::windows::create_window_expr;
+
+use crate::functions::functions;
+use crate::graph::{ExprRef, RankFunction, WindowCall};
+use crate::stream::expr::as_literal;
+
+/// The function over rows of one group that lie in order, as batch computes it.
+pub fn compile(
+    call: &WindowCall,
+    order: &[(usize, SortOptions)],
+    input: &SchemaRef,
+) -> Result<Arc<dyn WindowExpr>> {
+    let name = &call.function;
+    let found = if call.aggregate {
+        functions().aggregate(name).map(WindowFunctionDefinition::AggregateUDF)
+    } else {
+        functions().window(name).map(WindowFunctionDefinition::WindowUDF)
+    };
+    let Some(function) = found else {
+        return datafusion::common::plan_err!("the window function {name} does not exist");
+    };
+    let sort = |(c, options): &(usize, SortOptions)| {
+        let column: ExprRef = Arc::new(Column::new(input.field(*c).name(), *c));
+        PhysicalSortExpr::new(column, *options)
+    };
+    create_window_expr(
+        &function,
+        name.clone(),
+        &call.args,
+        &[],
+        &order.iter().map(sort).collect::<Vec<_>>(),
+        Arc::new(call.frame.clone()),
+        Arc::clone(input),
+        call.ignore_nulls,
+        call.distinct,
+        call.filter.clone(),
+    )
+}
+
+/// How far from a changed row other rows' results may change: so many before it and after it in the
+/// order, `None`: all. By the same numbers a row's result needs `after` before it and `before` after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Counted in rows.
+    Rows { before: Option<u64>, after: Option<u64> },
+    /// Counted in groups of rows that are level.
+    Peers { before: Option<u64>, after: Option<u64> },
+    /// A row number or a rank: rows after it, by the change in the number of rows. A rank is level for
+    /// peers, wherever among them the change is.
+    Shift { peers: bool },
+}
+
+/// Anything may change.
+const ALL: Reach = Reach::Peers { before: None, after: None };
+
+impl Reach {
+    pub fn of(call: &WindowCall) -> Reach {
+        match call.numbering {
+            Some(RankFunction::DenseRank) => {
+                return Reach::Peers { before: Some(0), after: None };
+            }
+            Some(rank) => return Reach::Shift { peers: rank == RankFunction::Rank },
+            None => {}
+        }
+        if follows_frame(call) {
+            return frame(call);
+        }
+        match call.function.as_str() {
+            "lag" => distance(call, 1),
+            "lead" => distance(call, -1),
+            _ => ALL,
+        }
+    }
+}
+
+/// Whether the call computes over its frame; others look at places only.
+pub fn follows_frame(call: &WindowCall) -> bool {
+    let framed = ["first_value", "last_value", "nth_value"];
+    call.aggregate || framed.contains(&call.function.as_str())
+}
+
+/// `lag`, or with sign −1 `lead`, by a constant number of rows.
+fn distance(call: &WindowCall, sign: i64) -> Reach {
+    let rows = match call.args.get(1) {
+        None => Some(1),
+        Some(e) => match as_literal(e).map(|v| v.cast_to(&DataType::Int64)) {
+            Some(Ok(ScalarValue::Int64(n))) => n,
+            _ => None,
+        },
+    };
+    match rows.and_then(|n| n.checked_mul(sign)) {
+        Some(n) if !call.ignore_nulls => Reach::Rows {
+            before: Some(n.min(0).unsigned_abs()),
+            after: Some(n.max(0).unsigned_abs()),
+        },
+        _ => ALL,
+    }
+}
+
+fn frame(call: &WindowCall) -> Reach {
+    let frame = &call.frame;
+    let range = frame.units == WindowFrameUnits::Range;
+    let count = |offset: &ScalarValue| match offset {
+        // By distance in value, which is not told from places.
+        _ if range => None,
+        ScalarValue::UInt64(n) => *n,
+        _ => None,
+    };
+    // A bound on the other side of the current row reaches no row on this one.
+    let other = |offset: &ScalarValue| if range { count(offset) } else { Some(0) };
+    let after = match &frame.start_bound {
+        WindowFrameBound::Preceding(offset) => count(offset),
+        WindowFrameBound::CurrentRow => Some(0),
+        WindowFrameBound::Following(offset) => other(offset),
+    };
+    let before = match &frame.end_bound {
+        WindowFrameBound::Following(offset) => count(offset),
+        WindowFrameBound::CurrentRow => Some(0),
+        WindowFrameBound::Preceding(offset) => other(offset),
+    };
+    match frame.units {
+        WindowFrameUnits::Rows => Reach::Rows { before, after },
+        WindowFrameUnits::Range | WindowFrameUnits::Groups => Reach::Peers { before, after },
+    }
+}
+
+/// A ranking function, over the whole group.
+pub fn numbering(rank: RankFunction) -> WindowCall {
+    WindowCall {
+        function: match rank {
+            RankFunction::RowNumber => "row_number",
+            RankFunction::Rank => "rank",
+            RankFunction::DenseRank => "dense_rank",
+        }
+        .into(),
+        aggregate: false,
+        args: vec![],
+        filter: None,
+        distinct: false,
+        ignore_nulls: false,
+        frame: WindowFrame::new(None),
+        numbering: Some(rank),
+        output_type: DataType::Int64,
+    }
+}
