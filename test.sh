@@ -2,8 +2,8 @@
 # Installs what the tests need and runs all of them. The one command of the README.
 #
 # With root (or passwordless sudo) it installs from Debian's packages and PyPI what is missing: a
-# C compiler, PostgreSQL 15 (judges SQL answers), psql, Python with psycopg (driver manners) and moto
-# (an S3-compatible server). Elsewhere it names what it skips. With CI=true nothing is skipped.
+# C compiler, PostgreSQL 15 (judges SQL answers), psql, Chromium (the web console), Python with psycopg
+# (driver manners) and moto (an S3-compatible server). Elsewhere it names what it skips. With CI=true nothing is skipped.
 #
 #   ./test.sh              everything
 #   ./test.sh FILTER…      passes the words on to `cargo test`
@@ -38,6 +38,8 @@ apt_install() {
 }
 
 command -v cc >/dev/null || apt_install gcc libc6-dev || skip "a C compiler"
+command -v make >/dev/null || apt_install make || skip "make"
+command -v chromium >/dev/null || apt_install chromium || skip "Chromium"
 command -v psql >/dev/null || apt_install postgresql-client || skip "psql"
 [ -x /usr/lib/postgresql/15/bin/initdb ] || apt_install postgresql-15 || skip "PostgreSQL 15"
 if [ ! -x "$tools/venv/bin/python" ]; then

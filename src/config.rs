@@ -14,6 +14,25 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_LISTEN", value_name = "HOST:PORT")]
     pub listen: Option<String>,
 
+    /// Address of the web console, /metrics and /health; `off`: none [default: the port 1125 above
+    /// --listen's on the same host, 127.0.0.1:5691, if it is free]
+    #[arg(long, env = "MILLRACE_HTTP", value_name = "HOST:PORT")]
+    pub http: Option<String>,
+
+    /// Certificate chain (PEM) with which connections of clients that ask for TLS are encrypted
+    #[arg(long, env = "MILLRACE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Private key (PEM) of --tls-cert
+    #[arg(long, env = "MILLRACE_TLS_KEY", value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Asks for a password on this machine too; clients of other machines always need one
+    /// (CREATE USER name PASSWORD '…')
+    #[arg(long, env = "MILLRACE_REQUIRE_PASSWORD")]
+    #[serde(default)]
+    pub require_password: bool,
+
     /// Directory for the embedded object store, the disk cache and the lock [default: millrace-data]
     #[arg(long, env = "MILLRACE_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -70,6 +89,8 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: String,
+    pub http: Http,
+    pub access: Access,
     pub data_dir: PathBuf,
     pub object_store: String,
     /// Bytes.
@@ -79,6 +100,55 @@ pub struct Config {
     pub barrier_interval: Duration,
     pub parallelism: usize,
     pub tuning: Tuning,
+}
+
+/// How clients prove who they are, and who else can listen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Files of certificate chain and key.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    pub require_password: bool,
+}
+
+/// Where the HTTP port listens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Http {
+    #[default]
+    Off,
+    /// Somebody asked for it: the process does not start without.
+    At(String),
+    /// The default: the process starts without where the port is taken.
+    IfFree(String),
+}
+
+impl Http {
+    /// `None`: it is off.
+    pub fn address(&self) -> Option<&str> {
+        match self {
+            Http::Off => None,
+            Http::At(address) | Http::IfFree(address) => Some(address),
+        }
+    }
+
+    fn from_option(given: Option<String>, listen: &str) -> Http {
+        match given {
+            Some(text) if matches!(text.as_str(), "off" | "none" | "") => Http::Off,
+            Some(address) => Http::At(address),
+            None => beside(listen).map_or(Http::Off, Http::IfFree),
+        }
+    }
+}
+
+/// From psql's port to the console's: 4566 and 5691.
+const HTTP_OFFSET: u16 = 1125;
+
+/// The default address beside one for SQL.
+fn beside(listen: &str) -> Option<String> {
+    let (host, port) = listen.rsplit_once(':')?;
+    match port.parse::<u16>().ok()? {
+        0 => Some(format!("{host}:0")),
+        port => port.checked_add(HTTP_OFFSET).map(|p| format!("{host}:{p}")),
+    }
 }
 
 /// Thresholds of background work; `None`: what suits the memory limit.
@@ -169,8 +239,15 @@ impl Options {
                 .map(|text| duration("--gc-interval", &text))
                 .transpose()?,
         };
+        let access = Access {
+            tls: self.tls_cert.or(file.tls_cert).zip(self.tls_key.or(file.tls_key)),
+            require_password: self.require_password || file.require_password,
+        };
+        let http = Http::from_option(self.http.or(file.http), &listen);
         Ok(Config {
             listen,
+            http,
+            access,
             data_dir,
             object_store,
             memory_limit,
@@ -277,6 +354,10 @@ mod tests {
         .unwrap();
         assert_eq!(config.listen, "127.0.0.1:2");
         assert_eq!(config.memory_limit, 1_000_000_000);
+        assert_eq!(config.http, Http::IfFree("127.0.0.1:1127".into()));
+        assert_eq!(Http::from_option(Some("off".into()), "127.0.0.1:1"), Http::Off);
+        assert_eq!(beside("127.0.0.1:4566").as_deref(), Some("127.0.0.1:5691"));
+        assert_eq!(beside("127.0.0.1:65000"), None);
 
         std::fs::write(&path, "lissten = \"127.0.0.1:1\"\n").unwrap();
         let error = Options { config: Some(path), ..Options::default() }.resolve().unwrap_err();

@@ -4,7 +4,9 @@
 //! a cluster serves over the network.
 
 pub mod config;
+pub mod demo;
+pub mod http;
 pub mod standalone;
 
-pub use config::{Config, ConfigError, Options, Tuning};
+pub use config::{Access, Config, ConfigError, Http, Options, Tuning};
 pub use standalone::{Overrides, Standalone, StartError};

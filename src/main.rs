@@ -22,28 +22,107 @@ struct Cli {
 enum Command {
     /// Runs all roles in one process (the default)
     Standalone(Options),
+    /// Runs a server with a Nexmark stream and five views, and shows what they do
+    ///
+    /// Its data goes into a temporary directory and away with it, unless --data-dir or --object-store
+    /// says otherwise.
+    Demo(Demo),
+}
+
+#[derive(clap::Args)]
+struct Demo {
+    #[command(flatten)]
+    options: Options,
+    /// Events a second, of all three kinds
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    rate: u64,
+    /// Ends by itself after so many seconds
+    #[arg(long)]
+    seconds: Option<u64>,
 }
 
 fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // The demo draws on the terminal: only what matters may come between.
+    let level = if matches!(cli.command, Some(Command::Demo(_))) { "warn" } else { "info" };
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("MILLRACE_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level)),
         )
         .init();
-    let cli = Cli::parse();
-    let options = match cli.command {
-        Some(Command::Standalone(options)) => options,
-        None => cli.options,
+    let result = match cli.command {
+        Some(Command::Standalone(options)) => run(options, serve),
+        Some(Command::Demo(demo)) => run_demo(demo),
+        None => run(cli.options, serve),
     };
-    match run(options) {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             eprintln!("millrace: {message}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run_demo(demo: Demo) -> Result<(), String> {
+    let Demo { mut options, rate, seconds } = demo;
+    let mut scratch = None;
+    if options.data_dir.is_none() && options.object_store.is_none() && options.config.is_none() {
+        let dir = tempfile::Builder::new()
+            .prefix("millrace-demo-")
+            .tempdir()
+            .map_err(|e| format!("cannot make a temporary directory: {e}"))?;
+        options.data_dir = Some(dir.path().to_path_buf());
+        scratch = Some(dir);
+    }
+    let result = run(options, move |config| show_demo(config, rate, seconds));
+    drop(scratch);
+    result
+}
+
+async fn show_demo(
+    config: millrace::Config,
+    rate: u64,
+    seconds: Option<u64>,
+) -> Result<(), String> {
+    let server =
+        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+    let until = async {
+        match seconds {
+            Some(seconds) => tokio::time::sleep(std::time::Duration::from_secs(seconds)).await,
+            None => std::future::pending().await,
+        }
+    };
+    let stop = async {
+        tokio::select! {
+            () = stop_signal() => {}
+            () = until => {}
+        }
+    };
+    tokio::pin!(stop);
+    let created = tokio::select! {
+        created = millrace::demo::create(&server, rate) => Some(created),
+        () = &mut stop => None,
+    };
+    if let Some(Ok(())) = created {
+        greet(&server);
+        println!("Try: SELECT * FROM sellers ORDER BY bids DESC LIMIT 5;\n");
+        millrace::demo::show(&server, stop).await;
+        println!("\nThe demo has ended.");
+    }
+    server.shutdown().await;
+    created.unwrap_or(Ok(()))
+}
+
+/// Where to connect.
+fn greet(server: &Standalone) {
+    let address = server.address;
+    if let Some(http) = server.http {
+        println!("Console: http://{http}/");
+    }
+    println!("psql -h {} -p {} -U root dev", address.ip(), address.port());
 }
 
 /// How long a thread for flushes, compactions and file access waits for more work.
@@ -55,7 +134,10 @@ fn blocking_threads(limit: usize) -> usize {
     (limit / (32 << 20)).clamp(8, 512)
 }
 
-fn run(options: Options) -> Result<(), String> {
+fn run<F: Future<Output = Result<(), String>>>(
+    options: Options,
+    serve: impl FnOnce(millrace::Config) -> F,
+) -> Result<(), String> {
     let config = options.resolve().map_err(|e| e.to_string())?;
     allocator::tune(config.memory_limit);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -74,9 +156,8 @@ async fn serve(config: millrace::Config) -> Result<(), String> {
     let store = config.object_store.clone();
     let server =
         Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
-    let address = server.address;
     println!("Millrace is ready; data in {store}");
-    println!("psql -h {} -p {} -U root dev", address.ip(), address.port());
+    greet(&server);
     tokio::select! {
         () = stop_signal() => {
             tracing::info!("stopping");

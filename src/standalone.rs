@@ -9,12 +9,15 @@ use std::fs::{File, TryLockError};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use millrace_common::{JobId, SqlError, TableId};
 use millrace_compactor::Compactor;
 use millrace_executor::options::ExecOptions;
 use millrace_executor::worker::{Worker, WorkerOptions};
+use millrace_frontend::auth::Tls;
 use millrace_frontend::direct::Direct;
+use millrace_frontend::server::Shared;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
 use millrace_meta::{GcOptions, Meta, MetaOptions};
 use millrace_rpc::services::{ComputeService, MetaService};
@@ -27,7 +30,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
+use crate::config::{Access, Config, Http};
+use crate::http;
 
 /// Why a process did not start. Each reads as a sentence and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +53,10 @@ pub enum StartError {
         "cannot listen on {address}: {source}; is a server running there? give another --listen"
     )]
     Listen { address: String, source: std::io::Error },
+    #[error("cannot listen on {address}: {source}; give another --http, or --http off")]
+    ListenHttp { address: String, source: std::io::Error },
+    #[error("cannot encrypt connections: {reason}; check --tls-cert and --tls-key")]
+    Tls { reason: String },
     #[error("cannot start the frontend: {0}")]
     Frontend(#[from] FrontendError),
 }
@@ -78,7 +86,12 @@ pub struct Standalone {
     /// Request counters of the object store, where it was opened from the configuration.
     pub requests: Option<Arc<Metered>>,
     pub address: SocketAddr,
+    /// Of the HTTP port, where there is one.
+    pub http: Option<SocketAddr>,
+    /// What sessions and the console share.
+    pub shared: Arc<Shared>,
     serving: JoinHandle<Result<(), FrontendError>>,
+    http_serving: Option<JoinHandle<std::io::Result<()>>>,
     shutdown: CancellationToken,
     _lock: Option<File>,
 }
@@ -94,6 +107,8 @@ impl Standalone {
         let address = listener
             .local_addr()
             .map_err(|source| StartError::Listen { address: config.listen.clone(), source })?;
+        let tls = load_tls(&config.access)?;
+        let http_listener = bind_http(&config.http).await?;
         let (object_store, requests) = open_store(&config, &overrides)?;
 
         let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
@@ -124,13 +139,41 @@ impl Standalone {
             FrontendConfig {
                 query_memory: config.memory_limit / 4,
                 incarnation: meta.incarnation(),
+                tls,
+                require_password: config.access.require_password,
                 ..FrontendConfig::default()
             },
         )?;
         let shutdown = CancellationToken::new();
+        let shared = Arc::clone(frontend.shared());
+        let sources = http::Sources {
+            frontend: Arc::clone(&shared),
+            worker: Arc::clone(&worker),
+            store: Arc::clone(&store),
+            requests: requests.clone(),
+            memory_limit: config.memory_limit,
+            started: Instant::now(),
+            host: http::without_port(config.http.address().unwrap_or_default()).to_owned(),
+        };
+        let http = http_listener.as_ref().and_then(|l| l.local_addr().ok());
+        let stop = shutdown.clone();
+        let http_serving =
+            http_listener.map(|l| tokio::spawn(http::serve(l, Arc::new(sources), stop)));
         let stop = shutdown.clone();
         let serving = tokio::spawn(async move { frontend.serve(listener, stop).await });
-        Ok(Standalone { meta, worker, store, requests, address, serving, shutdown, _lock: lock })
+        Ok(Standalone {
+            meta,
+            worker,
+            store,
+            requests,
+            address,
+            http,
+            shared,
+            serving,
+            http_serving,
+            shutdown,
+            _lock: lock,
+        })
     }
 
     /// Completes when this process may no longer lead: another has taken over the store.
@@ -144,6 +187,11 @@ impl Standalone {
         if let Ok(Err(e)) = (&mut self.serving).await {
             tracing::warn!(error = %e, "the frontend ended with an error");
         }
+        if let Some(serving) = &mut self.http_serving
+            && let Ok(Err(e)) = serving.await
+        {
+            tracing::warn!(error = %e, "the HTTP port ended with an error");
+        }
         self.meta.shutdown().await;
         if let Err(e) = self.store.close().await {
             tracing::warn!(error = %e, "the cache was not closed cleanly");
@@ -155,6 +203,31 @@ impl Drop for Standalone {
     fn drop(&mut self) {
         self.shutdown.cancel();
         self.serving.abort();
+        if let Some(serving) = &self.http_serving {
+            serving.abort();
+        }
+    }
+}
+
+fn load_tls(access: &Access) -> Result<Option<Tls>, StartError> {
+    let Some((cert, key)) = &access.tls else { return Ok(None) };
+    let read = |path: &PathBuf| {
+        std::fs::read(path)
+            .map_err(|e| StartError::Tls { reason: format!("cannot read {}: {e}", path.display()) })
+    };
+    let tls = Tls::from_pem(&read(cert)?, &read(key)?);
+    tls.map(Some).map_err(|e| StartError::Tls { reason: e.to_string() })
+}
+
+async fn bind_http(http: &Http) -> Result<Option<TcpListener>, StartError> {
+    let Some(address) = http.address() else { return Ok(None) };
+    match (TcpListener::bind(address).await, http) {
+        (Ok(listener), _) => Ok(Some(listener)),
+        (Err(e), Http::IfFree(_)) => {
+            tracing::warn!(address, error = %e, "no web console and metrics; --http gives another address");
+            Ok(None)
+        }
+        (Err(source), _) => Err(StartError::ListenHttp { address: address.to_owned(), source }),
     }
 }
 
@@ -279,6 +352,7 @@ fn exec_options(config: &Config) -> ExecOptions {
         group_change_bytes: (limit / 16).min(defaults.group_change_bytes),
         hub_bytes: (limit / 16).min(defaults.hub_bytes),
         statement_bytes: (limit / 8).min(defaults.statement_bytes),
+        load_bytes: config.tuning.direct_run_bytes.unwrap_or((limit / 16).clamp(8 << 20, 32 << 20)),
         ..defaults
     }
 }

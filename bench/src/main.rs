@@ -3,6 +3,7 @@
 //! Every result is a table row and a JSON line. Compare modes of one run with each other, not seconds
 //! across machines.
 
+mod freshness;
 mod micro;
 mod nexmark;
 mod one_row;
@@ -50,6 +51,8 @@ enum Command {
     OneRow(one_row::Args),
     /// A one-row change under window functions, over groups of growing size
     Window(window::Args),
+    /// From a row sent until it can be read, is streamed, and is in a sink, behind chains of views
+    Freshness(freshness::Args),
 }
 
 fn main() -> ExitCode {
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Nexmark(args) => runtime.block_on(nexmark::run(&args)),
         Command::Micro(args) => runtime.block_on(micro::run(&args)),
+        Command::Freshness(args) => runtime.block_on(freshness::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
         Command::Window(args) => runtime.block_on(window::run(&args)),
     };

@@ -158,6 +158,7 @@ async fn store(tables: Vec<(SchemaRef, RowStorage, StateClass)>) -> Result<Arc<J
                 storage,
                 class,
                 relation: false,
+                retention: None,
             }
         };
     let tables = tables.into_iter().enumerate().map(describe).collect();
@@ -243,6 +244,7 @@ async fn aggregate(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
         inputs: vec![0],
         schema: Arc::new(Schema::new(fields.to_vec())),
         append_only: false,
+        marks: vec![],
     };
     let mut op = operator(&node, &[schema()], &job)?;
     let input: Vec<_> = chunks.iter().map(|c| (0, c)).collect();
@@ -274,6 +276,7 @@ async fn join(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
         inputs: vec![0, 1],
         schema: Arc::new(Schema::new(both)),
         append_only: true,
+        marks: vec![],
     };
     let mut op = operator(&node, &[schema(), schema()], &job)?;
     // One row in sixteen on the left, so that pairs stay about as many as rows.

@@ -153,6 +153,8 @@ async fn measure(args: &Args, name: &str, sql: &str) -> Result<NexmarkResult, St
         .map_err(|e| e.to_string())?;
     let config = Config {
         listen: "127.0.0.1:0".to_string(),
+        http: millrace::Http::Off,
+        access: millrace::Access::default(),
         data_dir: temporary.path().to_path_buf(),
         object_store: format!("file://{}", temporary.path().join("store").display()),
         memory_limit,

@@ -50,6 +50,8 @@ async fn measure(args: &Args, rows: u64) -> Result<Cost, String> {
         tempfile::tempdir().map_err(|e| format!("cannot make a temporary directory: {e}"))?;
     let config = Config {
         listen: "127.0.0.1:0".to_string(),
+        http: millrace::Http::Off,
+        access: millrace::Access::default(),
         data_dir: folder.path().to_path_buf(),
         object_store: format!("file://{}", folder.path().join("store").display()),
         memory_limit: 4 << 30,

@@ -42,12 +42,20 @@ pub const POINTS: &[&str] = &[
     "storage-after-tail-put",
     "storage-before-run-put",
     "storage-after-run-put",
+    // A load: all rows staged, none linked.
+    "load-before-link",
     // An epoch in the worker: sealed, durable, committed, visible, acknowledged.
     "executor-before-persist",
     "executor-after-persist",
     "executor-before-publish",
     "executor-after-publish",
     "dml-before-acknowledge",
+    // A sink: its change staged, brought to the target, and that logged.
+    "sink-before-stage",
+    "sink-after-stage",
+    "sink-before-publish",
+    "sink-after-publish",
+    "sink-before-mark",
 ];
 
 struct Armed {

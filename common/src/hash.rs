@@ -175,6 +175,20 @@ fn hash_column(column: &ArrayRef, h: &mut [u64]) -> Result<(), ArrowError> {
         DataType::Binary => bytes_like(column.as_binary::<i32>().iter(), h),
         DataType::LargeBinary => bytes_like(column.as_binary::<i64>().iter(), h),
         DataType::FixedSizeBinary(_) => bytes_like(column.as_fixed_size_binary().iter(), h),
+        DataType::List(_) => {
+            let list = column.as_list::<i32>();
+            let mut items = vec![SEED; list.values().len()];
+            hash_column(list.values(), &mut items)?;
+            for (row, x) in h.iter_mut().enumerate() {
+                if list.is_null(row) {
+                    *x = mix(*x, NULL_HASH);
+                    continue;
+                }
+                let (from, to) = (list.value_offsets()[row], list.value_offsets()[row + 1]);
+                *x = mix(*x, (to - from) as u64);
+                items[from as usize..to as usize].iter().for_each(|item| *x = mix(*x, *item));
+            }
+        }
         other => {
             return Err(ArrowError::NotYetImplemented(format!(
                 "a column of type {other} cannot be a key"

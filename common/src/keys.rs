@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, BinaryArray, BinaryBuilder, Float32Array, Float64Array, RecordBatch,
+    Array, ArrayRef, BinaryArray, BinaryBuilder, Float32Array, Float64Array, ListArray, RecordBatch,
 };
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Schema};
@@ -46,7 +46,7 @@ impl KeyCodec {
         let fields = fields
             .into_iter()
             .map(|(t, o)| {
-                floats |= t.is_floating();
+                floats |= holds_floats(&t);
                 SortField::new_with_options(t, o)
             })
             .collect();
@@ -93,6 +93,13 @@ impl KeyCodec {
     }
 }
 
+fn holds_floats(t: &DataType) -> bool {
+    match t {
+        DataType::List(item) => item.data_type().is_floating(),
+        t => t.is_floating(),
+    }
+}
+
 /// The columns of a batch at `indices`.
 pub fn columns_at(batch: &RecordBatch, indices: &[usize]) -> Vec<ArrayRef> {
     indices.iter().map(|&i| Arc::clone(batch.column(i))).collect()
@@ -112,6 +119,15 @@ pub fn canonicalise(array: &ArrayRef) -> ArrayRef {
             Arc::new(a.unary::<_, arrow::datatypes::Float32Type>(|v| {
                 if v.is_nan() { f32::NAN } else { v + 0.0 }
             }))
+        }
+        DataType::List(item) if item.data_type().is_floating() => {
+            let list = array.as_any().downcast_ref::<ListArray>().expect("data type was checked");
+            Arc::new(ListArray::new(
+                Arc::clone(item),
+                list.offsets().clone(),
+                canonicalise(list.values()),
+                list.nulls().cloned(),
+            ))
         }
         _ => Arc::clone(array),
     }

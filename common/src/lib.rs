@@ -12,6 +12,7 @@ pub mod exact_sum;
 pub mod hash;
 pub mod heap;
 pub mod ids;
+pub mod json;
 pub mod keys;
 pub mod planted;
 pub mod settings;

@@ -44,3 +44,26 @@ fn active_is(bug: &'static str) -> bool {
     debug_assert!(BUGS.iter().any(|(name, _)| *name == bug), "{bug} is not in the list");
     ACTIVE.lock().is_ok_and(|active| *active == Some(bug))
 }
+
+static PANIC: Mutex<Option<&'static str>> = Mutex::new(None);
+static ANY_PANIC: AtomicBool = AtomicBool::new(false);
+
+/// Makes statements that contain this text panic while they are parsed, or stops that: proves that a
+/// panic ends one statement and not its connection or the server.
+pub fn plant_panic(text: Option<&'static str>) {
+    if let Ok(mut planted) = PANIC.lock() {
+        *planted = text;
+        ANY_PANIC.store(text.is_some(), Ordering::SeqCst);
+    }
+}
+
+/// Panics if a panic is planted for this statement. Nothing in release builds.
+#[inline]
+pub fn panic_if_planted(sql: &str) {
+    if cfg!(debug_assertions) && ANY_PANIC.load(Ordering::Relaxed) {
+        let planted = PANIC.lock().ok().and_then(|p| *p);
+        if planted.is_some_and(|text| sql.contains(text)) {
+            panic!("a planted panic");
+        }
+    }
+}

@@ -500,6 +500,39 @@ pub fn parse_bool(value: &str) -> Option<bool> {
     }
 }
 
+/// A length of time in an option: `10s`, `500 ms`, `1 day`, `1 hour 30 min`.
+pub fn parse_duration(value: &str) -> Result<std::time::Duration, SqlError> {
+    let invalid = || {
+        SqlError::new(SqlState::INVALID_PARAMETER_VALUE, format!("invalid duration: \"{value}\""))
+            .with_hint(
+                "Give a number and a unit, such as '500ms', '10s', '5 min', '1 hour' or '1 day'.",
+            )
+    };
+    let mut rest = value.trim();
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(rest.len());
+        let n: f64 = rest[..digits].parse().map_err(|_| invalid())?;
+        rest = rest[digits..].trim_start();
+        let letters = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
+        seconds += n * match rest[..letters].to_ascii_lowercase().as_str() {
+            "us" => 1e-6,
+            "ms" | "millisecond" | "milliseconds" => 1e-3,
+            "s" | "sec" | "second" | "seconds" => 1.0,
+            "min" | "m" | "minute" | "minutes" => 60.0,
+            "h" | "hour" | "hours" => 3_600.0,
+            "d" | "day" | "days" => 86_400.0,
+            "week" | "weeks" => 604_800.0,
+            _ => return Err(invalid()),
+        };
+        rest = rest[letters..].trim_start();
+    }
+    if value.trim().is_empty() {
+        return Err(invalid());
+    }
+    std::time::Duration::try_from_secs_f64(seconds).map_err(|_| invalid())
+}
+
 fn parse_millis(value: &str) -> Option<i64> {
     let t = value.trim();
     let split = t.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(t.len());

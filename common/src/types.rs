@@ -1,8 +1,9 @@
 //! SQL types: PostgreSQL's names and OIDs on one side, Arrow's types on the other.
 
 use std::fmt;
+use std::sync::Arc;
 
-use arrow::datatypes::{DataType, IntervalUnit, TimeUnit};
+use arrow::datatypes::{DataType, Field, IntervalUnit, TimeUnit};
 use serde::{Deserialize, Serialize};
 
 use crate::error::SqlError;
@@ -31,7 +32,114 @@ pub enum SqlType {
     Timestamp,
     Timestamptz,
     Interval,
+    Uuid,
+    /// Documents in their canonical text.
+    Jsonb,
+    /// One dimension, numbered from 1.
+    Array(Element),
 }
+
+/// The scalar types, as elements of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Element {
+    Boolean,
+    SmallInt,
+    Int,
+    BigInt,
+    Real,
+    Double,
+    Numeric(Option<(u8, i8)>),
+    Text,
+    Varchar(Option<u32>),
+    Bytea,
+    Date,
+    Time,
+    Timestamp,
+    Timestamptz,
+    Interval,
+    Uuid,
+    Jsonb,
+}
+
+impl Element {
+    /// Every element type, without modifiers.
+    pub const ALL: [Element; 17] = [
+        Element::Boolean,
+        Element::SmallInt,
+        Element::Int,
+        Element::BigInt,
+        Element::Real,
+        Element::Double,
+        Element::Numeric(None),
+        Element::Text,
+        Element::Varchar(None),
+        Element::Bytea,
+        Element::Date,
+        Element::Time,
+        Element::Timestamp,
+        Element::Timestamptz,
+        Element::Interval,
+        Element::Uuid,
+        Element::Jsonb,
+    ];
+
+    pub fn scalar(self) -> SqlType {
+        match self {
+            Element::Boolean => SqlType::Boolean,
+            Element::SmallInt => SqlType::SmallInt,
+            Element::Int => SqlType::Int,
+            Element::BigInt => SqlType::BigInt,
+            Element::Real => SqlType::Real,
+            Element::Double => SqlType::Double,
+            Element::Numeric(ps) => SqlType::Numeric(ps),
+            Element::Text => SqlType::Text,
+            Element::Varchar(n) => SqlType::Varchar(n),
+            Element::Bytea => SqlType::Bytea,
+            Element::Date => SqlType::Date,
+            Element::Time => SqlType::Time,
+            Element::Timestamp => SqlType::Timestamp,
+            Element::Timestamptz => SqlType::Timestamptz,
+            Element::Interval => SqlType::Interval,
+            Element::Uuid => SqlType::Uuid,
+            Element::Jsonb => SqlType::Jsonb,
+        }
+    }
+
+    /// A scalar type as an element; `None` for an array.
+    pub fn of(t: SqlType) -> Option<Element> {
+        Some(match t {
+            SqlType::Numeric(ps) => Element::Numeric(ps),
+            SqlType::Varchar(n) => Element::Varchar(n),
+            t => return Element::ALL.into_iter().find(|e| e.scalar() == t),
+        })
+    }
+
+    /// PostgreSQL's OID of the array type.
+    pub fn array_oid(self) -> u32 {
+        match self {
+            Element::Boolean => 1000,
+            Element::Bytea => 1001,
+            Element::SmallInt => 1005,
+            Element::Int => 1007,
+            Element::Text => 1009,
+            Element::Varchar(_) => 1015,
+            Element::BigInt => 1016,
+            Element::Real => 1021,
+            Element::Double => 1022,
+            Element::Timestamp => 1115,
+            Element::Date => 1182,
+            Element::Time => 1183,
+            Element::Timestamptz => 1185,
+            Element::Interval => 1187,
+            Element::Numeric(_) => 1231,
+            Element::Uuid => 2951,
+            Element::Jsonb => 3807,
+        }
+    }
+}
+
+/// Bytes of a `uuid`.
+pub const UUID_BYTES: i32 = 16;
 
 impl SqlType {
     /// The Arrow type that holds values of this type. Strings are `Utf8`, never views;
@@ -55,6 +163,11 @@ impl SqlType {
             SqlType::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, None),
             SqlType::Timestamptz => DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
             SqlType::Interval => DataType::Interval(IntervalUnit::MonthDayNano),
+            SqlType::Uuid => DataType::FixedSizeBinary(UUID_BYTES),
+            SqlType::Jsonb => DataType::LargeUtf8,
+            SqlType::Array(e) => {
+                DataType::List(Arc::new(Field::new_list_field(e.scalar().to_arrow(), true)))
+            }
         }
     }
 
@@ -73,9 +186,18 @@ impl SqlType {
             | DataType::Decimal256(p, s) => {
                 SqlType::Numeric(((*p, *s) != UNCONSTRAINED_NUMERIC).then_some((*p, *s)))
             }
-            DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => {
-                SqlType::Text
+            DataType::Utf8 | DataType::Utf8View | DataType::Null => SqlType::Text,
+            DataType::LargeUtf8 => SqlType::Jsonb,
+            DataType::List(item) | DataType::LargeList(item) => {
+                match Element::of(SqlType::from_arrow(item.data_type())?) {
+                    Some(element) => SqlType::Array(element),
+                    None => {
+                        let what = "an array of more than one dimension";
+                        return Err(SqlError::unsupported(what));
+                    }
+                }
             }
+            DataType::FixedSizeBinary(UUID_BYTES) => SqlType::Uuid,
             DataType::Binary
             | DataType::LargeBinary
             | DataType::BinaryView
@@ -107,6 +229,9 @@ impl SqlType {
             SqlType::Timestamptz => 1184,
             SqlType::Interval => 1186,
             SqlType::Numeric(_) => 1700,
+            SqlType::Uuid => 2950,
+            SqlType::Jsonb => 3802,
+            SqlType::Array(e) => e.array_oid(),
         }
     }
 
@@ -115,6 +240,7 @@ impl SqlType {
         match self {
             SqlType::Varchar(Some(n)) => n as i32 + 4,
             SqlType::Numeric(Some((p, s))) => ((i32::from(p) << 16) | (i32::from(s) & 0x7ff)) + 4,
+            SqlType::Array(e) => e.scalar().typmod(),
             _ => -1,
         }
     }
@@ -130,8 +256,13 @@ impl SqlType {
             | SqlType::Time
             | SqlType::Timestamp
             | SqlType::Timestamptz => 8,
-            SqlType::Interval => 16,
-            SqlType::Numeric(_) | SqlType::Text | SqlType::Varchar(_) | SqlType::Bytea => -1,
+            SqlType::Interval | SqlType::Uuid => 16,
+            SqlType::Numeric(_)
+            | SqlType::Text
+            | SqlType::Varchar(_)
+            | SqlType::Bytea
+            | SqlType::Jsonb
+            | SqlType::Array(_) => -1,
         }
     }
 }
@@ -157,6 +288,9 @@ impl fmt::Display for SqlType {
             SqlType::Timestamp => f.write_str("timestamp without time zone"),
             SqlType::Timestamptz => f.write_str("timestamp with time zone"),
             SqlType::Interval => f.write_str("interval"),
+            SqlType::Uuid => f.write_str("uuid"),
+            SqlType::Jsonb => f.write_str("jsonb"),
+            SqlType::Array(e) => write!(f, "{}[]", e.scalar()),
         }
     }
 }

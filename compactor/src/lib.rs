@@ -58,10 +58,18 @@ impl Compactor {
     async fn run(&self, task: CompactionTask) -> Result<VersionEdit, CompactorError> {
         let _slot = self.slots.acquire().await.map_err(|_| CompactorError::ShuttingDown)?;
         let desc = self.table(&task)?;
+        let bound = self.store.job(task.job).and_then(|job| job.bound(desc.id));
         let CompactionTask { inputs, target_level, horizon, bottom, .. } = &task;
-        let edit =
-            compaction::compact(&self.store, &desc, inputs, *target_level, *horizon, *bottom)
-                .await?;
+        let edit = compaction::compact(
+            &self.store,
+            &desc,
+            bound,
+            inputs,
+            *target_level,
+            *horizon,
+            *bottom,
+        )
+        .await?;
         tracing::debug!(
             task = task.task_id,
             job = %task.job,
@@ -118,6 +126,7 @@ mod tests {
             storage: RowStorage::Keyed,
             class: StateClass::PointUpdate,
             relation: true,
+            retention: None,
         };
         let job = store.open_job(JOB, vec![desc], &JobVersion::default()).await.unwrap();
         (store, job)

@@ -21,6 +21,7 @@ use millrace_common::{DeltaChunk, Epoch, VNODE_COUNT};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::ExecError;
+use crate::marks::Marks;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::options::ExecOptions;
 
@@ -38,7 +39,8 @@ pub struct Barrier {
 #[derive(Debug)]
 pub enum Message {
     Chunk(DeltaChunk),
-    Barrier(Arc<Barrier>),
+    /// The end of an epoch, and what the sender knows of the watermarks at it.
+    Barrier(Arc<Barrier>, Arc<Marks>),
 }
 
 #[async_trait]
@@ -82,7 +84,7 @@ pub fn local_channel(
 impl ChunkSender for LocalSender {
     async fn send(&mut self, message: Message) -> Result<(), ExecError> {
         let held = match &message {
-            Message::Barrier(_) => None,
+            Message::Barrier(..) => None,
             Message::Chunk(chunk) => {
                 let bytes = chunk.memory_size();
                 let credit = bytes.clamp(1, self.budget) as u32;
@@ -207,13 +209,18 @@ impl Dispatcher {
     }
 
     /// Sends all there is, then the barrier, to every target.
-    pub async fn barrier(&mut self, barrier: &Arc<Barrier>) -> Result<(), ExecError> {
+    pub async fn barrier(
+        &mut self,
+        barrier: &Arc<Barrier>,
+        marks: &Arc<Marks>,
+    ) -> Result<(), ExecError> {
         for target in &mut self.targets {
             target.complete(self.chunk_rows)?;
         }
         self.flush().await?;
         for target in &mut self.targets {
-            target.sender.send(Message::Barrier(Arc::clone(barrier))).await?;
+            let message = Message::Barrier(Arc::clone(barrier), Arc::clone(marks));
+            target.sender.send(message).await?;
         }
         Ok(())
     }
@@ -289,7 +296,7 @@ mod tests {
         }
         dispatcher.push(ints(1_000..3_000)).unwrap();
         let barrier = Arc::new(Barrier { prev: Epoch(0), epoch: Epoch(1), backfill: false });
-        dispatcher.barrier(&barrier).await.unwrap();
+        dispatcher.barrier(&barrier, &Arc::default()).await.unwrap();
         let mut seen = Vec::new();
         for (task, receiver) in receivers.iter_mut().enumerate() {
             let mut chunks = 0;

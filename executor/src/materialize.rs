@@ -21,6 +21,7 @@ use crate::error::ExecError;
 use crate::hub::HubChunk;
 use crate::layout::RowLayout;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
+use crate::publish::SinkRoot;
 
 /// What a root made of an epoch, beyond what it wrote.
 #[derive(Debug, Default)]
@@ -33,12 +34,15 @@ pub struct RootReport {
     /// Counters to be persisted with the epoch.
     pub counters: Vec<(String, u64)>,
     pub digest: Option<Digest>,
+    /// Of a sink: the epoch's net rows, in the order in which they apply.
+    pub staged: Vec<DeltaChunk>,
 }
 
 /// The last node of a job's last fragment.
 pub enum Root {
     Materialize(Box<Materialize>),
     Blackhole(Digest),
+    Sink(Box<SinkRoot>),
 }
 
 impl Root {
@@ -49,6 +53,7 @@ impl Root {
                 *sum = sum.add(digest(&chunk)?);
                 Ok(())
             }
+            Root::Sink(sink) => sink.push(chunk),
         }
     }
 
@@ -66,6 +71,7 @@ impl Root {
                     ..RootReport::default()
                 })
             }
+            Root::Sink(sink) => sink.barrier(),
         }
     }
 
@@ -73,6 +79,7 @@ impl Root {
         match self {
             Root::Materialize(m) => m.account.bytes() + m.writer.memory_size(),
             Root::Blackhole(_) => 0,
+            Root::Sink(sink) => sink.memory_size(),
         }
     }
 }
@@ -264,6 +271,7 @@ impl Materialize {
             delta: self.written.replace(Vec::new()),
             counters,
             digest: None,
+            staged: Vec::new(),
         })
     }
 }

@@ -10,7 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use millrace_common::{DeltaChunk, JobId, Vnode};
+use millrace_common::{DeltaChunk, Epoch, JobId, Vnode};
+use millrace_planner::graph::RetentionBy;
 use millrace_storage::{MemRun, TableWriter};
 
 use crate::error::ExecError;
@@ -73,6 +74,28 @@ pub trait Operator: Send {
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         let _ = out;
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The epoch's watermarks of an input: (column, microseconds), of the columns that have one by now.
+    /// They never fall. Called before `barrier`, when all rows of the epoch are in.
+    fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
+        let _ = (port, columns);
+    }
+
+    /// Rows of one of its state tables whose time is below the bound (microseconds) are never reached
+    /// again: they may leave its caches, as they leave the store. Called before `barrier`.
+    fn retain(&mut self, table: usize, by: RetentionBy, bound: i64) {
+        let _ = (table, by, bound);
+    }
+
+    /// The epoch that ends: its wall-clock part is `now()`. Called before `barrier`.
+    fn time(&mut self, epoch: Epoch) {
+        let _ = epoch;
+    }
+
+    /// The epoch at which its output changes by itself next, as of the last barrier.
+    fn due(&self) -> Option<Epoch> {
+        None
     }
 
     /// The epoch ends: called after every input's barrier and after `progress` until

@@ -49,8 +49,10 @@ pub struct ExecOptions {
     pub hub_bytes: usize,
     /// Rows of a source a leaf reads at once.
     pub source_rows: usize,
-    /// Bytes one statement, or one load's chunk buffer, may hold in the sequencer.
+    /// Bytes one statement may hold in the sequencer.
     pub statement_bytes: usize,
+    /// Bytes of a load kept in memory before its rows are written as runs.
+    pub load_bytes: usize,
 }
 
 impl Default for ExecOptions {
@@ -71,6 +73,7 @@ impl Default for ExecOptions {
             hub_bytes: 32 << 20,
             source_rows: 8_192,
             statement_bytes: 256 << 20,
+            load_bytes: 16 << 20,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! meta, worker nor store. The process serves it by direct calls ([`crate::direct`]); tests serve it
 //! from memory; a cluster will serve it over the network.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,9 @@ use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_rpc::catalog::Relation;
+use millrace_executor::dml::{Load, LoadKind};
+use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+use millrace_rpc::log::UserChange;
 use millrace_rpc::version::StatementId;
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +23,8 @@ use tokio_util::sync::CancellationToken;
 pub struct CatalogSnapshot {
     pub schemas: Vec<String>,
     relations: Vec<Arc<Relation>>,
+    /// Those that users see as relations: neither subscriptions nor what ends with a session.
+    listed: Vec<Arc<Relation>>,
     by_name: HashMap<(String, String), usize>,
     by_id: HashMap<u32, usize>,
 }
@@ -34,11 +38,19 @@ impl CatalogSnapshot {
             .map(|(i, r)| ((r.schema.clone(), r.name.clone()), i))
             .collect();
         let by_id = relations.iter().enumerate().map(|(i, r)| (r.id, i)).collect();
-        CatalogSnapshot { schemas, relations, by_name, by_id }
+        let is_listed =
+            |r: &&Arc<Relation>| r.ephemeral == 0 && r.kind != RelationKind::Subscription as i32;
+        let listed = relations.iter().filter(is_listed).cloned().collect();
+        CatalogSnapshot { schemas, relations, listed, by_name, by_id }
     }
 
-    /// All relations, by ascending id.
+    /// The relations that users see as such, by ascending id.
     pub fn relations(&self) -> &[Arc<Relation>] {
+        &self.listed
+    }
+
+    /// Everything with a name, by ascending id.
+    pub fn all(&self) -> &[Arc<Relation>] {
         &self.relations
     }
 
@@ -52,7 +64,7 @@ impl CatalogSnapshot {
 
     /// Relations that read `id` or belong to it, directly.
     pub fn dependants(&self, id: u32) -> impl Iterator<Item = &Arc<Relation>> {
-        self.relations.iter().filter(move |r| r.depends_on.contains(&id))
+        self.relations.iter().filter(move |r| r.depends_on.contains(&id) || r.target == id)
     }
 }
 
@@ -112,12 +124,15 @@ impl From<DmlKind> for millrace_executor::dml::DmlKind {
 pub enum DmlResult {
     Applied {
         rows: u64,
+        /// Rows older than the table's watermark: left out.
+        late: u64,
     },
     /// The rows it was evaluated on have changed: evaluate it again.
     Conflict,
 }
 
-/// One line of SHOW JOBS.
+/// A job as SHOW JOBS, EXPLAIN ANALYZE, the metrics and the console show it. Counters count since the
+/// process (operators: the job's last start) began.
 #[derive(Clone, Debug, Default)]
 pub struct JobRow {
     pub relation: u32,
@@ -126,8 +141,104 @@ pub struct JobRow {
     pub reason: Option<String>,
     pub epoch: u64,
     pub lag_ms: Option<u64>,
-    /// Further lines for EXPLAIN ANALYZE.
-    pub details: Vec<String>,
+    /// Rows that came too late.
+    pub late_rows: u64,
+    /// (column, microseconds).
+    pub watermarks: Vec<(u32, i64)>,
+    /// From when on rows of state tables are kept: (table, microseconds).
+    pub cleaned: Vec<(u32, i64)>,
+    /// Rows of the relation.
+    pub rows: i64,
+    pub commits: u64,
+    pub restarts: u64,
+    /// From asking for a cut to its commit.
+    pub barrier_p50: Duration,
+    pub barrier_p99: Duration,
+    pub operators: Vec<OperatorRow>,
+    pub tables: Vec<TableRow>,
+    /// Of a sink: changes its target has, and changes staged that it does not have yet.
+    pub published: u64,
+    pub staged: usize,
+}
+
+impl TableRow {
+    /// In memory and in the store.
+    pub fn bytes(&self) -> u64 {
+        self.memory_bytes + self.stored_bytes
+    }
+}
+
+impl JobRow {
+    /// State in memory (committed and open) and in the store.
+    pub fn state_bytes(&self) -> u64 {
+        self.tables.iter().map(TableRow::bytes).sum()
+    }
+
+    /// Reads of keyed state that a cache answered, of all: (hits, reads).
+    pub fn cache(&self) -> (u64, u64) {
+        let add = |f: fn(&OperatorRow) -> u64| self.operators.iter().map(f).sum::<u64>();
+        let hits = add(|o| o.cache_hits);
+        (hits, hits + add(|o| o.cache_misses))
+    }
+}
+
+/// One operator of a running job, all its tasks together.
+#[derive(Clone, Debug, Default)]
+pub struct OperatorRow {
+    /// Its place in the job graph.
+    pub fragment: usize,
+    pub node: usize,
+    pub name: String,
+    pub rows_in: u64,
+    pub rows_out: u64,
+    /// Bytes of its state in caches.
+    pub state_bytes: u64,
+    pub cache_hits: u64,
+    pub cache_misses: u64,
+    /// Rows that wait for state now.
+    pub parked_rows: u64,
+    /// Dependent rounds of reads that went below its caches.
+    pub fetch_rounds: u64,
+}
+
+/// One state table of a job.
+#[derive(Clone, Debug, Default)]
+pub struct TableRow {
+    pub id: u32,
+    pub name: String,
+    pub memory_bytes: u64,
+    pub stored_bytes: u64,
+    /// Entries, older versions and deletes included.
+    pub entries: u64,
+}
+
+/// A source, or the connector of a table.
+#[derive(Clone, Debug, Default)]
+pub struct SourceRow {
+    pub state: &'static str,
+    pub reason: Option<String>,
+    pub splits: Vec<SplitRow>,
+    /// Files found.
+    pub files: usize,
+}
+
+/// How far a split is.
+#[derive(Clone, Debug, Default)]
+pub struct SplitRow {
+    pub split: u32,
+    pub name: String,
+    /// Where it begins, and where its content ends.
+    pub start: u64,
+    pub offset: u64,
+    /// How far it could go; `None`: not known, or without end.
+    pub available: Option<u64>,
+}
+
+impl SplitRow {
+    /// Offsets that are there and not taken in.
+    pub fn lag(&self) -> Option<u64> {
+        self.available.map(|end| end.saturating_sub(self.offset))
+    }
 }
 
 /// A line of `millrace_catalog.errors`: failures of one expression of a view with one SQLSTATE.
@@ -139,6 +250,18 @@ pub struct ExpressionError {
     /// The first messages.
     pub samples: Vec<String>,
 }
+
+/// What comes next of a relation's changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FollowStep {
+    /// It changed at this epoch.
+    Change(Epoch),
+    /// It did not change up to here.
+    Unchanged(Epoch),
+}
+
+/// Net rows with weights.
+pub type ChangeStream = BoxStream<'static, Result<DeltaChunk, SqlError>>;
 
 #[async_trait]
 pub trait Cluster: Send + Sync + 'static {
@@ -152,6 +275,21 @@ pub trait Cluster: Send + Sync + 'static {
         or_replace: bool,
     ) -> Result<RelationId, SqlError>;
     async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<(), SqlError>;
+    /// Replaces options of a relation, or pauses and resumes what feeds it.
+    async fn alter_relation(
+        &self,
+        id: RelationId,
+        options: Vec<OptionEntry>,
+        paused: Option<bool>,
+    ) -> Result<(), SqlError> {
+        let _ = (id, options, paused);
+        Err(SqlError::unsupported("ALTER"))
+    }
+    /// How far a source, or a table's connector, is.
+    fn source_report(&self, id: RelationId) -> Option<SourceRow> {
+        let _ = id;
+        None
+    }
     async fn create_schema(&self, name: &str) -> Result<(), SqlError>;
     async fn drop_schema(&self, name: &str) -> Result<(), SqlError>;
 
@@ -170,6 +308,14 @@ pub trait Cluster: Send + Sync + 'static {
     fn setting(&self, name: &str) -> Option<String>;
     /// Changes it for everybody; `None`: back to the default.
     async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError>;
+    /// Users that were created or changed, and their SCRAM verifiers (`None`: no password).
+    fn users(&self) -> BTreeMap<String, Option<String>>;
+    async fn set_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        verifier: Option<String>,
+    ) -> Result<(), SqlError>;
     fn jobs(&self) -> Vec<JobRow>;
     /// Expressions of a running job that failed on rows: their values are NULL.
     fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError>;
@@ -189,6 +335,23 @@ pub trait Cluster: Send + Sync + 'static {
         keys: BinaryArray,
     ) -> Result<(UInt32Array, RecordBatch), SqlError>;
 
+    /// What comes after `seen` of a relation's changes; `None`: nothing yet.
+    fn follow_now(&self, id: RelationId, seen: Epoch) -> Option<FollowStep>;
+    /// Waits for it. With `progress`, also returns when nothing has changed for that long.
+    async fn follow(
+        &self,
+        id: RelationId,
+        seen: Epoch,
+        progress: Option<Duration>,
+    ) -> Result<FollowStep, SqlError>;
+    /// The net change of a relation after one epoch through another, all columns.
+    async fn changes(
+        &self,
+        relation: &Relation,
+        from: Epoch,
+        to: Epoch,
+    ) -> Result<ChangeStream, SqlError>;
+
     async fn apply_dml(
         &self,
         table: RelationId,
@@ -196,6 +359,13 @@ pub trait Cluster: Send + Sync + 'static {
         delta: DeltaChunk,
         kind: DmlKind,
     ) -> Result<DmlResult, SqlError>;
+    /// A statement whose rows come in pieces; nothing is visible before it is finished.
+    async fn begin_load(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        kind: LoadKind,
+    ) -> Result<Load, SqlError>;
     /// Net changes of several tables at one epoch, or none of them.
     async fn apply_transaction(
         &self,

@@ -1,5 +1,6 @@
 //! [`Cluster`] by direct calls: meta, worker and store in this process.
 
+use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,19 +10,28 @@ use arrow::compute::take_record_batch;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState, TableId};
-use millrace_executor::Worker;
-use millrace_executor::dml::{DmlError, DmlOutcome, DmlStatement};
+use millrace_common::{
+    DeltaChunk, Epoch, RelationId, SqlError, SqlState, TableId, VNODE_COUNT, Vnode,
+};
+use millrace_connector::{ReadFrom, SplitReader};
+use millrace_executor::dml::{DmlError, DmlOutcome, DmlStatement, Load, LoadKind};
+use millrace_executor::input::watermark::{LATE, SourceWatermark, SplitWatermark};
+use millrace_executor::stats::OperatorStats;
+use millrace_executor::worker::RETAIN;
+use millrace_executor::{ExecError, Worker};
+use millrace_meta::feed::Follow;
 use millrace_meta::{Catalog, CreateOptions, JobState, Meta};
-use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+use millrace_rpc::log::UserChange;
 use millrace_rpc::services::MetaService;
-use millrace_rpc::version::StatementId;
-use millrace_storage::{ScanOptions, Snapshot, StateStore};
+use millrace_rpc::version::{JobVersion, StatementId};
+use millrace_storage::{JobStore, ScanOptions, Snapshot, StateStore, TableStats};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{
-    BatchStream, CatalogSnapshot, Cluster, DmlKind, DmlResult, ExpressionError, JobRow, ScanRequest,
+    BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlKind, DmlResult, ExpressionError,
+    FollowStep, JobRow, OperatorRow, ScanRequest, SourceRow, SplitRow, TableRow,
 };
 
 /// Rows of a source made at a time.
@@ -44,14 +54,28 @@ impl Direct {
     }
 
     fn snapshot(&self, relation: &Relation, epoch: Epoch) -> Result<Snapshot, SqlError> {
-        let job = self.store.job(RelationId(relation.id)).ok_or_else(|| {
+        self.serving(relation)?.snapshot(epoch).map_err(SqlError::from)
+    }
+
+    fn serving(&self, relation: &Relation) -> Result<Arc<JobStore>, SqlError> {
+        self.store.job(RelationId(relation.id)).ok_or_else(|| {
             SqlError::new(
                 SqlState::CANNOT_CONNECT_NOW,
                 format!("relation \"{}\" is not being served", relation.name),
             )
             .with_hint("SHOW JOBS tells why; the job is retried.")
-        })?;
-        job.snapshot(epoch).map_err(SqlError::from)
+        })
+    }
+
+    /// What is wrong with a source that a job reads, or with its own connector.
+    fn failing_input(&self, job: RelationId) -> Option<String> {
+        let inputs = self.meta.inputs(job).into_iter().chain([job]);
+        inputs.into_iter().find_map(|id| {
+            let reason = self.meta.source_report(id)?.reason?;
+            let catalog = self.meta.catalog();
+            let name = catalog.relation(id).map(|r| r.name.clone()).unwrap_or_default();
+            Some(format!("source \"{name}\": {reason}"))
+        })
     }
 
     fn scan_source(
@@ -62,23 +86,78 @@ impl Direct {
     ) -> Result<BatchStream, SqlError> {
         let source = millrace_connector::create_source(relation)?;
         let offsets = self.meta.source_offsets(RelationId(relation.id), epoch);
-        let columns = request.columns;
+        let id = RelationId(relation.id);
+        let parts = self.meta.source_parts(id);
+        let marks = self.meta.source_marks(id, epoch);
+        let watermark =
+            SourceWatermark::of(relation, &request.columns).map_err(ExecError::into_sql)?;
+        let columns = watermark.as_ref().map_or(&request.columns, |w| &w.columns).clone();
         let splits = futures::stream::iter(offsets.into_iter().map(move |(split, until)| {
-            let reader = source.reader(split, 0, &columns).map_err(SqlError::from);
-            futures::stream::unfold(Some((reader, until)), |state| async move {
-                let (reader, until) = state?;
-                let mut reader = match reader {
-                    Ok(reader) => reader,
-                    Err(e) => return Some((Err(e), None)),
-                };
-                match reader.read(until, SOURCE_BATCH).await {
-                    Ok(Some((batch, _))) => Some((Ok(batch), Some((Ok(reader), until)))),
-                    Ok(None) => None,
-                    Err(e) => Some((Err(SqlError::from(e)), None)),
-                }
-            })
+            let parts = parts.clone();
+            let start = parts.start(split);
+            let at = ReadFrom { split, offset: start, position: None, parts };
+            let reader = source.open(at, &columns).map_err(SqlError::from);
+            let mut progress = SplitWatermark::default();
+            progress.set_floors(split, &marks);
+            let watermark = watermark.clone();
+            let scan = SplitScan { reader, until, at: start, watermark, progress };
+            futures::stream::unfold(Some(scan), |scan| async move { scan?.next().await })
         }));
         Ok(splits.flatten().boxed())
+    }
+}
+
+/// Rows that were too late for the job's inputs, or for the table.
+fn late_rows(version: &JobVersion) -> u64 {
+    version.counters.iter().filter(|(name, _)| name.starts_with(LATE)).map(|(_, n)| n).sum()
+}
+
+/// From when on rows of state tables are kept: (table, microseconds).
+fn cleaned(version: &JobVersion) -> Vec<(u32, i64)> {
+    let bound =
+        |(name, v): (&String, &u64)| Some((name.strip_prefix(RETAIN)?.parse().ok()?, *v as i64));
+    version.counters.iter().filter_map(bound).collect()
+}
+
+/// A query's way through one split: the same rows that jobs see, late ones left out.
+struct SplitScan {
+    reader: Result<Box<dyn SplitReader>, SqlError>,
+    until: u64,
+    at: u64,
+    watermark: Option<SourceWatermark>,
+    progress: SplitWatermark,
+}
+
+impl SplitScan {
+    async fn next(mut self) -> Option<(Result<RecordBatch, SqlError>, Option<SplitScan>)> {
+        let reader = match &mut self.reader {
+            Ok(reader) => reader,
+            Err(e) => return Some((Err(e.clone()), None)),
+        };
+        let until = self.until.min(self.progress.raise(self.at));
+        let (batch, after) = match reader.read(until, SOURCE_BATCH).await {
+            Ok(Some(read)) => read,
+            Ok(None) => return None,
+            Err(e) => return Some((Err(SqlError::from(e)), None)),
+        };
+        self.at = after;
+        match self.on_time(batch) {
+            Ok(batch) => Some((Ok(batch), Some(self))),
+            Err(e) => Some((Err(e), None)),
+        }
+    }
+
+    fn on_time(&mut self, batch: RecordBatch) -> Result<RecordBatch, SqlError> {
+        let Some(w) = &self.watermark else { return Ok(batch) };
+        let advanced = w.expr.advance(&batch, &mut self.progress.running);
+        let (stays, _) = advanced.map_err(ExecError::into_sql)?;
+        let asked: Vec<usize> = (0..w.width).collect();
+        let arrow = |e: arrow::error::ArrowError| SqlError::internal(e.to_string());
+        let batch = batch.project(&asked).map_err(arrow)?;
+        match stays {
+            None => Ok(batch),
+            Some(mask) => arrow::compute::filter_record_batch(&batch, &mask).map_err(arrow),
+        }
     }
 }
 
@@ -111,6 +190,33 @@ impl Cluster for Direct {
 
     async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<(), SqlError> {
         self.meta.drop_relations(&ids).await
+    }
+
+    async fn alter_relation(
+        &self,
+        id: RelationId,
+        options: Vec<OptionEntry>,
+        paused: Option<bool>,
+    ) -> Result<(), SqlError> {
+        self.meta.alter_relation(id, options, paused).await
+    }
+
+    fn source_report(&self, id: RelationId) -> Option<SourceRow> {
+        let report = self.meta.source_report(id)?;
+        let feed = self.worker.feed_error(id);
+        let splits = report.splits.into_iter().map(|s| SplitRow {
+            split: s.split,
+            name: s.name,
+            start: s.start,
+            offset: s.taken.unwrap_or(s.offset),
+            available: s.available.map(|end| end.max(s.offset)).or(s.taken.map(|_| s.offset)),
+        });
+        Some(SourceRow {
+            state: if feed.is_some() { "failing" } else { report.state.name() },
+            reason: feed.map(|e| e.message).or(report.reason),
+            splits: splits.collect(),
+            files: report.files,
+        })
     }
 
     async fn create_schema(&self, name: &str) -> Result<(), SqlError> {
@@ -151,6 +257,19 @@ impl Cluster for Direct {
         self.meta.set_setting(name, value).await
     }
 
+    fn users(&self) -> BTreeMap<String, Option<String>> {
+        self.meta.catalog().users().clone()
+    }
+
+    async fn set_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        verifier: Option<String>,
+    ) -> Result<(), SqlError> {
+        self.meta.set_user(name, change, verifier).await
+    }
+
     fn jobs(&self) -> Vec<JobRow> {
         self.meta
             .job_statuses()
@@ -158,11 +277,13 @@ impl Cluster for Direct {
             .map(|s| {
                 let progress = match &s.state {
                     JobState::Running => None,
-                    JobState::Failed { .. } if s.frontier.is_some() => None,
+                    JobState::Stalled { .. } | JobState::Failed { .. } if s.frontier.is_some() => None,
                     state => Some(state.progress_percent().map_or("0%".to_owned(), |p| format!("{p}%"))),
                 };
                 let reason = match &s.state {
-                    JobState::Failed { reason, .. } => Some(reason.clone()),
+                    JobState::Failed { reason, .. } | JobState::Stalled { reason, .. } => {
+                        Some(reason.clone())
+                    }
                     JobState::WaitingForInputs { .. } => Some("an input is still being created".to_owned()),
                     _ => s.stalled.map(|d| {
                         format!(
@@ -171,13 +292,17 @@ impl Cluster for Direct {
                         )
                     }),
                 };
+                // A table goes on without its connector.
+                let feed = self.worker.feed_error(s.relation);
+                let feed = feed.map(|e| format!("its connector fails: {}", e.message));
+                let reason = reason.or(feed).or_else(|| self.failing_input(s.relation));
                 let word = if s.stalled.is_some() { "stalled" } else { s.state.name() };
-                let details = vec![
-                    format!("Rows: {}", s.row_count),
-                    format!("Commits: {}", s.counters.commits),
-                    format!("Restarts: {}", s.counters.restarts),
-                    format!("Barrier p50: {:?}, p99: {:?}", s.counters.barrier_p50, s.counters.barrier_p99),
-                ];
+                let operators = self.worker.stats(s.relation).map_or(vec![], |stats| {
+                    stats.operators.into_iter().map(operator_row).collect()
+                });
+                let tables = self.store.job(s.relation).map_or(vec![], |job| {
+                    job.stats().tables.into_iter().map(table_row).collect()
+                });
                 JobRow {
                     relation: s.relation.0,
                     state: word.to_owned(),
@@ -185,7 +310,18 @@ impl Cluster for Direct {
                     reason,
                     epoch: s.epoch.0,
                     lag_ms: Some(s.lag_ms),
-                    details,
+                    late_rows: late_rows(&s.version),
+                    watermarks: s.version.watermarks.iter().map(|w| (w.column, w.value)).collect(),
+                    cleaned: cleaned(&s.version),
+                    rows: s.row_count,
+                    commits: s.counters.commits,
+                    restarts: s.counters.restarts,
+                    barrier_p50: s.counters.barrier_p50,
+                    barrier_p99: s.counters.barrier_p99,
+                    operators,
+                    tables,
+                    published: s.published,
+                    staged: s.staged,
                 }
             })
             .collect()
@@ -253,6 +389,31 @@ impl Cluster for Direct {
         Ok((found.input, found.values))
     }
 
+    fn follow_now(&self, id: RelationId, seen: Epoch) -> Option<FollowStep> {
+        self.meta.follow_now(id, seen).map(step)
+    }
+
+    async fn follow(
+        &self,
+        id: RelationId,
+        seen: Epoch,
+        progress: Option<Duration>,
+    ) -> Result<FollowStep, SqlError> {
+        self.meta.follow(id, seen, progress).await.map(step)
+    }
+
+    async fn changes(
+        &self,
+        relation: &Relation,
+        from: Epoch,
+        to: Epoch,
+    ) -> Result<ChangeStream, SqlError> {
+        let job = self.serving(relation)?;
+        let vnodes = 0..VNODE_COUNT as Vnode;
+        let changes = job.changes(TableId(relation.first_table_id), from, to, vnodes);
+        Ok(changes.map(|c| c.map_err(SqlError::from)).boxed())
+    }
+
     async fn apply_dml(
         &self,
         table: RelationId,
@@ -260,8 +421,17 @@ impl Cluster for Direct {
         delta: DeltaChunk,
         kind: DmlKind,
     ) -> Result<DmlResult, SqlError> {
-        let statement = DmlStatement { id, delta, kind: kind.into() };
+        let statement = DmlStatement { id, delta, kind: kind.into(), mark: None };
         result_of(self.worker.apply_dml(table, statement).await)
+    }
+
+    async fn begin_load(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        kind: LoadKind,
+    ) -> Result<Load, SqlError> {
+        Ok(self.worker.begin_load(table, id, kind).await?)
     }
 
     async fn apply_transaction(
@@ -285,9 +455,41 @@ impl Cluster for Direct {
 
 fn result_of(outcome: Result<DmlOutcome, DmlError>) -> Result<DmlResult, SqlError> {
     match outcome {
-        Ok(outcome) => Ok(DmlResult::Applied { rows: outcome.rows_affected }),
+        Ok(outcome) => Ok(DmlResult::Applied { rows: outcome.rows_affected, late: outcome.late }),
         Err(DmlError::Conflict) => Ok(DmlResult::Conflict),
         Err(e) => Err(e.into()),
+    }
+}
+
+fn operator_row(o: OperatorStats) -> OperatorRow {
+    OperatorRow {
+        fragment: o.fragment,
+        node: o.node,
+        name: o.name,
+        rows_in: o.rows_in,
+        rows_out: o.rows_out,
+        state_bytes: o.state_bytes,
+        cache_hits: o.cache_hits,
+        cache_misses: o.cache_misses,
+        parked_rows: o.parked_rows,
+        fetch_rounds: o.fetch_rounds,
+    }
+}
+
+fn table_row(t: TableStats) -> TableRow {
+    TableRow {
+        id: t.table.0,
+        name: t.name,
+        memory_bytes: t.mem_bytes,
+        stored_bytes: t.disk_bytes,
+        entries: t.mem_rows + t.disk_rows,
+    }
+}
+
+fn step(follow: Follow) -> FollowStep {
+    match follow {
+        Follow::Change(epoch) => FollowStep::Change(epoch),
+        Follow::Unchanged(epoch) => FollowStep::Unchanged(epoch),
     }
 }
 

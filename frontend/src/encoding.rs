@@ -3,7 +3,6 @@
 pub use millrace_common::encoding::*;
 
 use arrow::datatypes::DataType;
-use bytes::BufMut;
 use millrace_common::SqlError;
 
 use crate::wire::Field;
@@ -20,9 +19,9 @@ pub fn type_of_oid(oid: u32) -> Result<Option<DataType>, SqlError> {
         0 | 705 => None,
         // oid, xid, cid, regclass, regtype, regproc
         26 | 28 | 29 | 2205 | 2206 | 24 => Some(DataType::Int64),
-        // name, "char", bpchar, json, jsonb, uuid arrive as their text
-        18 | 19 | 1042 | 114 | 3802 | 2950 => Some(DataType::Utf8),
-        1000..=1231 if scalar_of_array(oid).is_some() => scalar_of_array(oid).map(|t| {
+        // name, "char", bpchar, json arrive as their text
+        18 | 19 | 1042 | 114 => Some(DataType::Utf8),
+        _ if scalar_of_array(oid).is_some() => scalar_of_array(oid).map(|t| {
             DataType::List(std::sync::Arc::new(arrow::datatypes::Field::new(
                 "item",
                 t.to_arrow(),
@@ -46,12 +45,12 @@ pub fn put_rows(
     out: &mut crate::wire::Backend,
 ) -> Result<(), SqlError> {
     for row in rows {
-        let start = out.begin(b'D');
-        out.buf.put_u16(columns.len() as u16);
-        for (i, column) in columns.iter().enumerate() {
-            column.put_field(row, crate::wire::backend::format_of(formats, i), &mut out.buf)?;
-        }
-        out.end(start);
+        out.data_row(columns.len(), |data| {
+            for (i, column) in columns.iter().enumerate() {
+                column.put_field(row, crate::wire::format_of(formats, i), data)?;
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }

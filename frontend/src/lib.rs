@@ -7,15 +7,18 @@
 //! Trade-off: parameters become literals before planning, so a prepared statement is planned at each
 //! execution; in return every plan sees its values and point reads need no second mechanism.
 
+pub mod auth;
 pub mod catalog;
 pub mod cluster;
 pub mod connection;
+pub mod console;
 pub mod copy;
 pub mod ddl;
 pub mod direct;
 pub mod dml;
 pub mod encoding;
 pub mod error;
+pub mod human;
 pub mod query;
 pub mod server;
 pub mod session;

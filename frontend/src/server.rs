@@ -25,6 +25,10 @@ pub struct FrontendConfig {
     pub query_memory: usize,
     /// Names this frontend's statements; unique among incarnations.
     pub incarnation: u64,
+    /// Encrypts connections of clients that ask for it.
+    pub tls: Option<crate::auth::Tls>,
+    /// Asks for a password on loopback too. Clients of other machines always need one.
+    pub require_password: bool,
 }
 
 impl Default for FrontendConfig {
@@ -36,6 +40,8 @@ impl Default for FrontendConfig {
             query_threads: std::thread::available_parallelism().map_or(2, usize::from),
             query_memory: 1 << 30,
             incarnation: 0,
+            tls: None,
+            require_password: false,
         }
     }
 }
@@ -74,6 +80,11 @@ impl Shared {
             frontend: self.config.incarnation,
             number: self.next_statement.fetch_add(1, Ordering::Relaxed),
         }
+    }
+
+    /// Whether somebody of that name may come in at all.
+    pub fn has_user(&self, name: &str) -> bool {
+        self.config.users.iter().any(|u| u == name) || self.cluster.users().contains_key(name)
     }
 
     /// A place in the registry: process id and secret; `None` when there are too many.
@@ -119,6 +130,17 @@ impl Shared {
         }
     }
 
+    /// pg_cancel_backend: whether there was a statement to cancel.
+    pub(crate) fn cancel_pid(&self, pid: i64) -> bool {
+        let connections = self.connections.lock();
+        let found = i32::try_from(pid).ok().and_then(|pid| connections.get(&pid));
+        let active = found.filter(|c| c.activity.active);
+        if let Some(c) = active {
+            c.cancel.cancel();
+        }
+        active.is_some()
+    }
+
     pub fn activity(&self) -> Vec<Activity> {
         let mut all: Vec<_> =
             self.connections.lock().values().map(|c| c.activity.clone()).collect();
@@ -148,6 +170,11 @@ impl Frontend {
                 next_statement: AtomicU64::new(1),
             }),
         })
+    }
+
+    /// What the connections share; the console's statements run on it too.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Serves connections until `shutdown`; sessions then end with 57P01.

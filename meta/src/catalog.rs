@@ -16,6 +16,7 @@ pub struct Catalog {
     schemas: BTreeSet<String>,
     dependants: HashMap<RelationId, Vec<RelationId>>,
     settings: BTreeMap<String, String>,
+    users: BTreeMap<String, Option<String>>,
 }
 
 impl Catalog {
@@ -24,6 +25,7 @@ impl Catalog {
         relations: BTreeMap<RelationId, Arc<Relation>>,
         schemas: BTreeSet<String>,
         settings: BTreeMap<String, String>,
+        users: BTreeMap<String, Option<String>>,
         inputs: impl Fn(RelationId) -> Vec<RelationId>,
     ) -> Catalog {
         let mut names: HashMap<String, HashMap<String, RelationId>> = HashMap::new();
@@ -36,7 +38,7 @@ impl Catalog {
                 dependants.entry(dep).or_default().push(*id);
             }
         }
-        Catalog { version, relations, names, schemas, dependants, settings }
+        Catalog { version, relations, names, schemas, dependants, settings, users }
     }
 
     pub fn relation(&self, id: RelationId) -> Option<&Arc<Relation>> {
@@ -113,6 +115,11 @@ impl Catalog {
             }
         }
         out.into_iter().collect()
+    }
+
+    /// Users that were created or changed, with their SCRAM verifiers.
+    pub fn users(&self) -> &BTreeMap<String, Option<String>> {
+        &self.users
     }
 
     /// Cluster-wide settings that differ from their defaults.

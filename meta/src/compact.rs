@@ -77,7 +77,8 @@ impl Scheduler {
 
     /// The most useful compaction of the first job that needs one; its runs are busy from now on.
     fn next(&self) -> Option<(CompactionTask, Generation)> {
-        let limit = before(self.shared.env.now_ms(), self.shared.settings().snapshot_retention);
+        let now_ms = self.shared.env.now_ms();
+        let limit = before(now_ms, self.shared.settings().snapshot_retention);
         let state = self.shared.state.read();
         let mut busy = self.busy.lock();
         let (job, relation, picked, generation) = state.jobs.iter().find_map(|(id, job)| {
@@ -98,7 +99,7 @@ impl Scheduler {
             relation: relation.as_ref().clone(),
             inputs,
             target_level,
-            horizon: horizons(&state, limit).get(&job).copied().unwrap_or(Epoch::ZERO),
+            horizon: horizons(&state, limit, now_ms).get(&job).copied().unwrap_or(Epoch::ZERO),
             bottom,
         };
         Some((task, generation))

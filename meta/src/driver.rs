@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::{Epoch, Generation, SqlError, SqlState, crash};
-use millrace_rpc::log::{Entry, RaiseGenerations, StartBackfill};
+use millrace_rpc::log::{Entry, Published, RaiseGenerations, StartBackfill, Tick};
 use millrace_rpc::services::{ComputeService, Cut, StartJob, Verdict};
-use millrace_rpc::version::JobCommit;
+use millrace_rpc::version::{JobCommit, PublishHandle};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -30,6 +30,12 @@ const FULL_PAUSE: Duration = Duration::from_secs(1);
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// How long a job waits for its inputs' first start.
 const INPUT_START_LIMIT: Duration = Duration::from_secs(5);
+
+/// Longest sleep towards an instant of the wall clock.
+const CLOCK_STEP: Duration = Duration::from_secs(10);
+/// A sink that has nothing to do for so long logs that its target has everything: until then the next
+/// commit may say so.
+const MARK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a generation ended.
 enum Ended {
@@ -156,6 +162,10 @@ impl Driver {
         self.compute.set_horizon(self.handle.id, horizon.unwrap_or_default()).await;
         self.handle.set_started(generation);
         self.shared.compaction.notify_one();
+        // It runs, though its target may keep it waiting: who waits for running jobs waits for it.
+        self.publish_state();
+        self.handle.set_attempted();
+        self.publish_staged(generation).await;
         // A worker starts with everything that is committed.
         self.shared.published(self.handle.id);
         info!(job = %self.handle.id, generation = generation.0, "job started");
@@ -169,7 +179,14 @@ impl Driver {
                     last_cut = Some(Instant::now());
                     self.cut(generation, epoch).await?;
                 }
-                Step::Wait | Step::AwaitInputs | Step::StartBackfill => {
+                Step::Wait if self.unmarked().is_some() => {
+                    let woken = tokio::time::timeout(MARK_PAUSE, self.handle.notify.notified());
+                    if woken.await.is_err() {
+                        self.mark_published(generation).await?;
+                    }
+                }
+                Step::Wait => self.await_change().await?,
+                Step::AwaitInputs | Step::StartBackfill => {
                     self.handle.notify.notified().await;
                 }
                 Step::WaitFor(pause) => {
@@ -177,6 +194,31 @@ impl Driver {
                 }
             }
             self.publish_state();
+        }
+    }
+
+    /// Until somebody has something for this job, or its content is due to change by itself: then the
+    /// log's head is moved to that time, if nothing else has.
+    async fn await_change(&self) -> Result<(), Ended> {
+        let due = {
+            let state = self.shared.state.read();
+            state.due(self.handle.id).filter(|due| *due > state.epoch)
+        };
+        let Some(due) = due else {
+            self.handle.notify.notified().await;
+            return Ok(());
+        };
+        let pause = due.millis().saturating_sub(self.shared.env.now_ms());
+        if pause > 0 {
+            // In steps: the wall clock may be set.
+            let pause = Duration::from_millis(pause).min(CLOCK_STEP);
+            let _ = tokio::time::timeout(pause, self.handle.notify.notified()).await;
+            return Ok(());
+        }
+        match self.shared.log().map_err(Ended::Closed)?.append(Entry::Tick(Tick {})).await {
+            Ok(_) => Ok(()),
+            Err(full @ MetaError::Full(_)) => Err(Ended::Failed(full.into())),
+            Err(closed) => Err(Ended::Closed(closed.into())),
         }
     }
 
@@ -200,7 +242,7 @@ impl Driver {
     fn step(&self, since_cut: Duration) -> Step {
         let mut wants = self.shared.waits.wants(self.handle.id);
         wants.cut = self.handle.is_cut_requested();
-        let interval = self.shared.settings().barrier_interval;
+        let interval = self.shared.settings().barrier_interval.max(self.interval());
         next_step(&self.shared.state.read(), self.handle.id, &wants, since_cut, interval)
     }
 
@@ -251,6 +293,8 @@ impl Driver {
             self.compute.concluded(id, generation, Verdict::Committed(from)).await;
             return Ok(());
         }
+        commit.published = self.unmarked().unwrap_or(0);
+        let handle = commit.publish.clone();
         fail::fail_point!("meta.commit.before");
         let log = self.shared.log().map_err(Ended::Closed)?;
         let verdict = match commit.group.take() {
@@ -264,6 +308,10 @@ impl Driver {
                 crash::point("meta-before-conclude");
                 self.compute.concluded(id, generation, Verdict::Committed(applied.epoch)).await;
                 crash::point("meta-after-conclude");
+                if let Some(handle) = handle {
+                    self.publish(generation, PublishHandle { epoch: applied.epoch.0, ..handle })
+                        .await;
+                }
                 self.shared.published(id);
                 Ok(())
             }
@@ -280,6 +328,71 @@ impl Driver {
             }
             Err(closed) => Err(Ended::Closed(closed.into())),
         }
+    }
+
+    /// What the last process, or the last generation, may have left unpublished.
+    async fn publish_staged(&self, generation: Generation) {
+        let staged = {
+            let state = self.shared.state.read();
+            state.jobs.get(&self.handle.id).map_or_else(Vec::new, |j| j.version.publish.clone())
+        };
+        for handle in staged.into_iter().filter(|h| h.sequence > self.handle.published()) {
+            self.publish(generation, handle).await;
+        }
+    }
+
+    /// Brings a committed change to the sink's target, however long that takes: nothing else of this job
+    /// goes on meanwhile, and no other job notices.
+    async fn publish(&self, generation: Generation, handle: PublishHandle) {
+        let mut failures = 0;
+        loop {
+            crash::point("sink-before-publish");
+            let published = self.compute.publish(self.handle.id, generation, handle.clone()).await;
+            let Err(error) = published else { break };
+            failures += 1;
+            let pause = backoff(failures, self.shared.env.as_ref());
+            warn!(job = %self.handle.id, %error, pause_ms = pause.as_millis() as u64, "sink stalled");
+            let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
+            let reason = error.to_string();
+            self.set_state(JobState::Stalled { code: error.state, reason, retry_at_ms });
+            tokio::time::sleep(pause).await;
+        }
+        crash::point("sink-after-publish");
+        self.handle.set_published(handle.sequence);
+        if failures > 0 {
+            self.publish_state();
+        }
+    }
+
+    /// The last sequence that the target has and the log does not know of.
+    fn unmarked(&self) -> Option<u64> {
+        let published = self.handle.published();
+        let state = self.shared.state.read();
+        let logged = state.jobs.get(&self.handle.id)?.version.published;
+        (published > logged).then_some(published)
+    }
+
+    async fn mark_published(&self, generation: Generation) -> Result<(), Ended> {
+        let Some(sequence) = self.unmarked() else { return Ok(()) };
+        let entry = Published { job: self.handle.id.0, generation: generation.0, sequence };
+        let log = self.shared.log().map_err(Ended::Closed)?;
+        crash::point("sink-before-mark");
+        match log.append(Entry::Published(entry)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(void)) => Err(Ended::Failed(void.into())),
+            // The next one will do.
+            Err(MetaError::Full(_)) => Ok(()),
+            Err(closed) => Err(Ended::Closed(closed.into())),
+        }
+    }
+
+    /// The least time between two commits that a sink asks for.
+    fn interval(&self) -> Duration {
+        let state = self.shared.state.read();
+        let asked = state.relations.get(&self.handle.id).and_then(|r| {
+            millrace_common::settings::parse_duration(r.option("commit_interval")?).ok()
+        });
+        asked.unwrap_or_default()
     }
 
     fn committed_epoch(&self) -> Epoch {
@@ -326,6 +439,7 @@ fn is_empty(commit: &JobCommit) -> bool {
         && commit.statements.is_empty()
         && commit.counters.is_empty()
         && commit.row_count_delta == 0
+        && commit.publish.is_none()
 }
 
 /// Doubles with every failure in a row; half of it is jitter, so that many jobs do not retry together.

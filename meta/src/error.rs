@@ -85,6 +85,10 @@ pub enum VoidReason {
     UnknownSchema(String),
     #[error("schema \"{0}\" already exists")]
     DuplicateSchema(String),
+    #[error("role \"{0}\" already exists")]
+    DuplicateUser(String),
+    #[error("role \"{0}\" does not exist")]
+    UnknownUser(String),
     #[error("cannot drop {0} because other objects depend on it")]
     DependentsExist(String),
     #[error("the inputs of the job have no common version yet")]
@@ -104,6 +108,8 @@ impl From<VoidReason> for SqlError {
             VoidReason::Cycle(_) => SqlState::INVALID_OBJECT_DEFINITION,
             VoidReason::UnknownSchema(_) => SqlState::INVALID_SCHEMA_NAME,
             VoidReason::DuplicateSchema(_) => SqlState::DUPLICATE_SCHEMA,
+            VoidReason::DuplicateUser(_) => SqlState::DUPLICATE_OBJECT,
+            VoidReason::UnknownUser(_) => SqlState::UNDEFINED_OBJECT,
             VoidReason::DependentsExist(_) => SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
             VoidReason::OldTerm => SqlState::ADMIN_SHUTDOWN,
             VoidReason::InputsNotReady => SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,

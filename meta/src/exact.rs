@@ -25,6 +25,11 @@ impl MetaState {
         self.timeline(id).map_or(Epoch::ZERO, Timeline::last_change)
     }
 
+    /// The first epoch after `seen` at which the relation is known to have changed.
+    pub fn next_change(&self, id: RelationId, seen: Epoch) -> Option<Epoch> {
+        self.timeline(id)?.next_after(seen)
+    }
+
     /// The last epoch through which the relation is known to keep the content it has at `at`, given
     /// that it is exact there. At least `at`.
     pub fn stable_until(&self, id: RelationId, at: Epoch) -> Epoch {
@@ -40,7 +45,15 @@ impl MetaState {
     fn open_hi(&self, id: RelationId, anchor: Epoch) -> Epoch {
         let inputs = self.inputs(id);
         let stable = inputs.iter().map(|i| self.stable_until(*i, anchor)).min();
-        stable.unwrap_or(self.epoch).min(self.epoch).max(anchor)
+        // Rows that expire change the content by themselves.
+        let due = self.due(id).map_or(Epoch::MAX, Epoch::prev);
+        stable.unwrap_or(self.epoch).min(due).min(self.epoch).max(anchor)
+    }
+
+    /// The epoch at which the relation's content changes by itself next.
+    pub fn due(&self, id: RelationId) -> Option<Epoch> {
+        let due = self.jobs.get(&id)?.version.due;
+        (due > 0).then_some(Epoch(due))
     }
 
     /// The newest epoch `≤ limit` at which the relation is exact; `None`: none is known.
@@ -103,9 +116,10 @@ impl MetaState {
         roots.map(|id| self.last_change(*id)).max().unwrap_or(Epoch::ZERO)
     }
 
-    /// Whether an input of the job has changed in `(own, at]`.
-    pub fn input_changed(&self, inputs: &[RelationId], own: Epoch, at: Epoch) -> bool {
-        inputs.iter().any(|i| self.stable_until(*i, own) < at)
+    /// Whether an input of the job has changed in `(own, at]`, or its own content does by itself.
+    pub fn job_changed(&self, id: RelationId, own: Epoch, at: Epoch) -> bool {
+        self.due(id).is_some_and(|due| due <= at)
+            || self.inputs(id).iter().any(|i| self.stable_until(*i, own) < at)
     }
 }
 

@@ -7,12 +7,18 @@
 mod catalog;
 mod job;
 
+pub(crate) use catalog::add_dependants;
+use std::sync::Arc;
+
 use millrace_common::{Epoch, RelationId};
-use millrace_rpc::log::{DeleteObjects, Entry, LogRecord, SetSetting, SourceAdvance};
+use millrace_rpc::log::{
+    DeleteObjects, Entry, LogRecord, SetSetting, SetUser, SourceAdvance, SourceFile, SourceSplit,
+    SplitMarkAt, SplitOffset, UserChange,
+};
 
 use crate::error::VoidReason;
 use crate::objects;
-use crate::state::MetaState;
+use crate::state::{MetaState, SourceRecord};
 
 /// What became of an entry.
 pub type Verdict = Result<Applied, VoidReason>;
@@ -79,6 +85,10 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
         Entry::SourceAdvance(e) => advance_source(state, e),
         Entry::SetSetting(e) => Ok(set_setting(state, e)),
         Entry::DeleteObjects(e) => delete_objects(state, e),
+        Entry::Tick(_) => Ok(applied(state)),
+        Entry::AlterRelation(e) => catalog::alter_relation(state, e),
+        Entry::SetUser(e) => set_user(state, e),
+        Entry::Published(e) => job::published(state, e),
     }
 }
 
@@ -96,14 +106,34 @@ fn set_setting(state: &mut MetaState, entry: &SetSetting) -> Applied {
     applied(state)
 }
 
+fn set_user(state: &mut MetaState, entry: &SetUser) -> Verdict {
+    let (name, exists) = (&entry.name, state.users.contains_key(&entry.name));
+    match UserChange::try_from(entry.change) {
+        Ok(UserChange::Create) if exists => return Err(VoidReason::DuplicateUser(name.clone())),
+        Ok(UserChange::Create | UserChange::Alter) => {
+            state.users.insert(name.clone(), entry.verifier.clone());
+        }
+        Ok(UserChange::Drop) if !exists => return Err(VoidReason::UnknownUser(name.clone())),
+        Ok(UserChange::Drop) => {
+            state.users.remove(name);
+        }
+        Ok(UserChange::Unspecified) | Err(_) => return Err(VoidReason::Malformed),
+    }
+    state.catalog_version += 1;
+    Ok(applied(state))
+}
+
 /// Several advances of one source in one record would share an epoch: the later one wins it.
 fn advance_source(state: &mut MetaState, entry: &SourceAdvance) -> Verdict {
     let id = RelationId(entry.source);
     let epoch = state.epoch;
-    let needed = oldest_reader(state, id);
+    // A table's connector has no reader but the table, which knows where it is.
+    let fed = state.jobs.contains_key(&id);
+    let needed = if fed { Epoch::MAX } else { oldest_reader(state, id) };
+    let kept = if fed { 1 } else { SOURCE_HISTORY };
     let source = state.sources.get_mut(&id).ok_or(VoidReason::UnknownRelation(entry.source))?;
     let mut next = source.newest().to_vec();
-    let mut moved = false;
+    let mut moved = add_parts(source, entry)?;
     for new in &entry.offsets {
         match next.iter_mut().find(|o| o.split == new.split) {
             Some(old) if new.offset < old.offset => return Err(VoidReason::OffsetsGoBack),
@@ -117,8 +147,13 @@ fn advance_source(state: &mut MetaState, entry: &SourceAdvance) -> Verdict {
             }
         }
     }
-    if !moved {
+    if !moved && entry.marks.is_empty() {
         return Err(VoidReason::OffsetsGoBack);
+    }
+    for mark in &entry.marks {
+        let before = source.newest().iter().find(|o| o.split == mark.split);
+        let offset = before.map_or_else(|| source.parts.start(mark.split), |o| o.offset);
+        source.marks.push(SplitMarkAt { epoch: epoch.0, mark: *mark, offset });
     }
     if source.history.back().is_some_and(|(e, _)| *e == epoch) {
         source.history.pop_back();
@@ -126,12 +161,40 @@ fn advance_source(state: &mut MetaState, entry: &SourceAdvance) -> Verdict {
         source.timeline.advance(epoch.prev(), epoch, true);
     }
     source.history.push_back((epoch, next));
-    while source.history.len() > SOURCE_HISTORY
+    while source.history.len() > kept
         && source.history.get(1).is_some_and(|(second, _)| *second <= needed)
     {
         source.history.pop_front();
     }
     Ok(applied(state))
+}
+
+/// Takes in discovered splits and files; says whether there are any. Void without a change when one is
+/// known already.
+fn add_parts(source: &mut SourceRecord, entry: &SourceAdvance) -> Result<bool, VoidReason> {
+    let parts = &source.parts;
+    let known_split = |s: &SourceSplit| parts.splits.iter().any(|k| k.split == s.split);
+    if entry.splits.iter().any(known_split) {
+        return Err(VoidReason::OffsetsGoBack);
+    }
+    let backwards = |new: &SplitOffset| {
+        source.newest().iter().any(|o| o.split == new.split && o.offset > new.offset)
+    };
+    if entry.offsets.iter().any(backwards) {
+        return Err(VoidReason::OffsetsGoBack);
+    }
+    if !entry.splits.is_empty() {
+        Arc::make_mut(&mut source.parts.splits).extend(entry.splits.iter().cloned());
+    }
+    if !entry.files.is_empty() {
+        let files = Arc::make_mut(&mut source.parts.files);
+        for file in &entry.files {
+            let last = files.iter().rfind(|f| f.split == file.split);
+            let start = last.map_or(0, |f| f.start + f.length);
+            files.push(SourceFile { start, ..file.clone() });
+        }
+    }
+    Ok(!entry.splits.is_empty() || !entry.files.is_empty())
 }
 
 /// The oldest epoch that a reader of the source stands at.

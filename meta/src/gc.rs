@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, JobId, crash};
+use millrace_common::{Epoch, JobId, RelationId, crash};
+use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{DeleteObjects, Entry};
 use object_store::path::Path;
 use tracing::{info, warn};
@@ -128,8 +129,9 @@ impl Collector {
     /// Tells the workers which versions no read needs any more.
     async fn move_horizons(&self, known: &mut HashMap<JobId, Epoch>) {
         let Some(services) = self.shared.services.get() else { return };
-        let limit = before(self.shared.env.now_ms(), self.shared.settings().snapshot_retention);
-        let horizons = horizons(&self.shared.state.read(), limit);
+        let now_ms = self.shared.env.now_ms();
+        let limit = before(now_ms, self.shared.settings().snapshot_retention);
+        let horizons = horizons(&self.shared.state.read(), limit, now_ms);
         known.retain(|job, _| horizons.contains_key(job));
         for (job, horizon) in horizons {
             let old = known.insert(job, horizon).unwrap_or_default();
@@ -146,8 +148,8 @@ pub fn before(now_ms: u64, age: Duration) -> Epoch {
 }
 
 /// Per job the epoch below which no version is needed: `limit`, or less where a reader of the relation
-/// stands further back.
-pub fn horizons(state: &MetaState, limit: Epoch) -> HashMap<JobId, Epoch> {
+/// stands further back or a subscription keeps its changes for longer.
+pub fn horizons(state: &MetaState, limit: Epoch, now_ms: u64) -> HashMap<JobId, Epoch> {
     let mut out: HashMap<JobId, Epoch> = state.jobs.keys().map(|id| (*id, limit)).collect();
     for job in state.jobs.values() {
         let position = match &job.version.backfill {
@@ -161,5 +163,22 @@ pub fn horizons(state: &MetaState, limit: Epoch) -> HashMap<JobId, Epoch> {
             }
         }
     }
+    for subscription in state.relations.values() {
+        let Some(retention) = retention(subscription) else { continue };
+        let kept = before(now_ms, retention);
+        for relation in &subscription.depends_on {
+            if let Some(horizon) = out.get_mut(&RelationId(*relation)) {
+                *horizon = (*horizon).min(kept);
+            }
+        }
+    }
     out
+}
+
+/// For how long a subscription keeps the changes of its relation.
+fn retention(relation: &Relation) -> Option<Duration> {
+    if relation.kind() != RelationKind::Subscription {
+        return None;
+    }
+    millrace_common::settings::parse_duration(relation.option("retention")?).ok()
 }

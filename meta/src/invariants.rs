@@ -55,7 +55,8 @@ fn check_catalog(state: &MetaState) -> Result<(), String> {
         if has_job(relation) != state.jobs.contains_key(id) {
             return Err(format!("relation {id} has lost its job"));
         }
-        let named = relation.depends_on.iter().copied().map(RelationId);
+        let target = Some(relation.target).filter(|t| *t != 0);
+        let named = relation.depends_on.iter().copied().chain(target).map(RelationId);
         let read = state.inputs(*id).iter().copied();
         if let Some(dep) = named.chain(read).find(|d| !state.relations.contains_key(d)) {
             return Err(format!("relation {id} depends on {dep}, which is gone"));

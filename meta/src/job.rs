@@ -39,6 +39,8 @@ pub struct JobHandle {
     generation: Mutex<Option<Generation>>,
     /// The generation whose state is open in the worker.
     started: Mutex<Option<Generation>>,
+    /// Of a sink: the last sequence that this process has seen its target take.
+    published: AtomicU64,
     latencies: Latencies,
     commits: AtomicU64,
     restarts: AtomicU64,
@@ -58,6 +60,7 @@ impl JobHandle {
             cutting: Mutex::new(None),
             generation: Mutex::new(None),
             started: Mutex::new(None),
+            published: AtomicU64::new(0),
             latencies: Latencies::default(),
             commits: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
@@ -148,6 +151,14 @@ impl JobHandle {
 
     pub fn set_started(&self, generation: Generation) {
         *self.started.lock() = Some(generation);
+    }
+
+    pub fn published(&self) -> u64 {
+        self.published.load(Ordering::Relaxed)
+    }
+
+    pub fn set_published(&self, sequence: u64) {
+        self.published.fetch_max(sequence, Ordering::Relaxed);
     }
 
     pub fn committed(&self, latency: Duration) {

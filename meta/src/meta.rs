@@ -1,32 +1,36 @@
 //! The handle everybody holds: opening, DDL, reads, and the service workers call.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
-use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::{
-    CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry, RaiseGenerations,
-    SetSetting,
+    AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
+    RaiseGenerations, SetSetting, SetUser, SplitMarkAt, UserChange,
 };
-use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
-use millrace_rpc::version::{JobVersion, SliceRef, StatementId, VersionEdit};
+use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
+use millrace_rpc::version::{ColumnWatermark, JobVersion, SliceRef, StatementId, VersionEdit};
 use millrace_storage::table::StateClass;
 use object_store::ObjectStore;
 use prost::bytes::Bytes;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
 use crate::compact::{Scheduler, TableClass};
 use crate::env::{Env, SystemEnv};
 use crate::error::VoidReason;
+use crate::feed::{self, Follow};
 use crate::fold::Verdict;
 use crate::gc::{Collector, GcOptions};
 use crate::log::{LogStore, LogWriter, SnapshotPolicy, WriterOptions};
 use crate::read;
 use crate::settings::{self, Settings};
 use crate::shared::{Follower, Services, Shared};
+use crate::source::SourceState;
+use crate::state::{MetaState, feed_counter};
 use crate::status::{JobState, JobStatus, STALL_AFTER};
 
 /// How to open the log.
@@ -76,6 +80,29 @@ pub struct CreateOptions {
     pub if_not_exists: bool,
 }
 
+/// A source and how far it is.
+#[derive(Clone, Debug)]
+pub struct SourceReport {
+    pub state: SourceState,
+    pub reason: Option<String>,
+    pub splits: Vec<SplitReport>,
+    /// Files found.
+    pub files: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct SplitReport {
+    pub split: u32,
+    pub name: String,
+    pub start: u64,
+    /// Where its content ends.
+    pub offset: u64,
+    /// Of a table's connector: what the table has committed.
+    pub taken: Option<u64>,
+    /// How far it could go; `None`: not known, or no limit.
+    pub available: Option<u64>,
+}
+
 /// How long a CREATE TABLE waits for the table's tasks; the table exists whatever comes of it.
 const TABLE_START_LIMIT: Duration = Duration::from_secs(10);
 /// How long a DDL statement waits for its record.
@@ -116,12 +143,17 @@ impl Meta {
             observer: Arc::new(Follower(Arc::downgrade(&shared))),
         };
         let raise = Entry::RaiseGenerations(RaiseGenerations { jobs: Vec::new() });
+        // What belonged to sessions of earlier processes ends with them.
+        let ended = ephemeral_relations(&opened.state);
+        let mut first = vec![raise];
+        first.extend(
+            (!ended.is_empty()).then_some(Entry::DropRelations(DropRelations { ids: ended })),
+        );
         let state = Arc::clone(&shared.state);
-        let (log, term) =
-            LogWriter::lead(store.clone(), opened, state, vec![raise], writer).await?;
+        let (log, term) = LogWriter::lead(store.clone(), opened, state, first, writer).await?;
         shared.set_log(log);
         // No worker runs yet; each begins with everything committed.
-        shared.state.write().unpublished.clear();
+        shared.forget_unpublished();
         shared.refresh();
         let (table_class, pinned, gc) = (options.table_class, options.pinned, options.gc);
         Ok(Arc::new(Meta { shared, store, term, table_class, pinned, gc }))
@@ -242,6 +274,17 @@ impl Meta {
         self.apply(Entry::SetSetting(SetSetting { name: setting.name.to_owned(), value })).await
     }
 
+    /// Creates, changes or removes a user; `verifier` is SCRAM's, none: no password.
+    pub async fn set_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        verifier: Option<String>,
+    ) -> Result<(), SqlError> {
+        let entry = SetUser { name: name.to_owned(), change: change as i32, verifier };
+        self.apply(Entry::SetUser(entry)).await
+    }
+
     async fn apply(&self, entry: Entry) -> Result<(), SqlError> {
         self.append(entry).await?.map(drop).map_err(SqlError::from)
     }
@@ -319,14 +362,80 @@ impl Meta {
             frontier,
             lag_ms,
             row_count: job.version.row_count,
+            version: Arc::clone(&job.version),
             stalled: handle.as_ref().and_then(|h| h.cutting_for()).filter(|d| *d > STALL_AFTER),
+            published: job.version.published.max(handle.as_ref().map_or(0, |h| h.published())),
+            staged: staged(&job.version, handle.as_ref().map_or(0, |h| h.published())),
             counters: handle.map(|h| h.counters()).unwrap_or_default(),
         })
+    }
+
+    /// Replaces options of a relation, or pauses and resumes a source. Durable when it returns.
+    pub async fn alter_relation(
+        &self,
+        id: RelationId,
+        options: Vec<OptionEntry>,
+        paused: Option<bool>,
+    ) -> Result<(), SqlError> {
+        self.apply(Entry::AlterRelation(AlterRelation { id: id.0, options, paused })).await
+    }
+
+    /// What a job reads directly.
+    pub fn inputs(&self, job: JobId) -> Vec<RelationId> {
+        self.shared.state.read().inputs(job).to_vec()
+    }
+
+    /// A source, or the connector of a table; `None`: there is none of this id.
+    pub fn source_report(&self, id: RelationId) -> Option<SourceReport> {
+        let status = self.shared.source_status(id);
+        let state = self.shared.state.read();
+        let source = state.sources.get(&id)?;
+        let job = state.jobs.get(&id);
+        let splits: BTreeSet<u32> = source
+            .newest()
+            .iter()
+            .map(|o| o.split)
+            .chain(status.available.iter().map(|(s, _)| *s))
+            .chain(source.parts.splits.iter().map(|s| s.split))
+            .collect();
+        let splits = splits.into_iter().map(|split| {
+            let start = source.parts.start(split);
+            let fixed = source.newest().iter().find(|o| o.split == split);
+            let available = status.available.iter().find(|(s, _)| *s == split);
+            SplitReport {
+                split,
+                name: source.parts.name(split).to_owned(),
+                start,
+                offset: fixed.map_or(start, |o| o.offset),
+                taken: job.map(|j| {
+                    j.version.counters.get(&feed_counter(split)).copied().unwrap_or(start)
+                }),
+                available: available.map(|(_, end)| *end).filter(|end| *end < u64::MAX),
+            }
+        });
+        let splits = splits.collect();
+        let files = source.parts.files.len();
+        Some(SourceReport { state: status.state, reason: status.reason, splits, files })
     }
 
     /// The newest epoch at which the relation is exact; `None`: none yet, or no such relation.
     pub fn frontier(&self, id: RelationId) -> Option<Epoch> {
         self.shared.state.read().readable_frontier(id)
+    }
+
+    /// What comes after `seen` of a relation's changes; `None`: nothing yet.
+    pub fn follow_now(&self, id: RelationId, seen: Epoch) -> Option<Follow> {
+        self.shared.state.read().follow(id, seen)
+    }
+
+    /// Waits for it. With `progress`, also returns when nothing has changed for that long.
+    pub async fn follow(
+        &self,
+        id: RelationId,
+        seen: Epoch,
+        progress: Option<Duration>,
+    ) -> Result<Follow, SqlError> {
+        feed::follow(&self.shared, id, seen, progress).await
     }
 
     /// The log's head: the newest durable epoch.
@@ -351,6 +460,19 @@ impl Meta {
             Err(error) => error,
         }
     }
+}
+
+/// Relations that end with a session, and all that depends on them.
+fn ephemeral_relations(state: &MetaState) -> Vec<u32> {
+    let mut ids: std::collections::BTreeSet<RelationId> =
+        state.relations.iter().filter(|(_, r)| r.ephemeral != 0).map(|(id, _)| *id).collect();
+    crate::fold::add_dependants(state, &mut ids);
+    ids.into_iter().map(|id| id.0).collect()
+}
+
+/// Handles that a sink's target does not have; it is known to have those up to `published`.
+fn staged(version: &JobVersion, published: u64) -> usize {
+    version.publish.iter().filter(|h| h.sequence > published).count()
 }
 
 impl Drop for Meta {
@@ -387,6 +509,26 @@ impl MetaService for Meta {
         let state = self.shared.state.read();
         let Some(record) = state.sources.get(&source) else { return Vec::new() };
         record.offsets_at(epoch).iter().map(|o| (o.split, o.offset)).collect()
+    }
+
+    fn source_marks(&self, source: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {
+        let state = self.shared.state.read();
+        let marks = state.sources.get(&source).map(|s| s.marks.as_slice()).unwrap_or_default();
+        marks.iter().filter(|m| m.epoch <= epoch.0).copied().collect()
+    }
+
+    fn watermarks(&self, relation: RelationId, epoch: Epoch) -> Vec<ColumnWatermark> {
+        let state = self.shared.state.read();
+        state.jobs.get(&relation).map(|j| j.watermarks_at(epoch).to_vec()).unwrap_or_default()
+    }
+
+    fn source_parts(&self, source: RelationId) -> SourceParts {
+        let state = self.shared.state.read();
+        state.sources.get(&source).map(|s| s.parts.clone()).unwrap_or_default()
+    }
+
+    fn changes(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.shared.events())
     }
 
     fn graph(&self, relation: RelationId) -> Option<Bytes> {

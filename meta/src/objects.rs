@@ -145,7 +145,8 @@ impl Objects {
 /// The objects a version names, empty names (inline slices) included.
 pub fn names_of(version: &JobVersion) -> impl Iterator<Item = &str> {
     let runs = version.runs.iter().map(|r| r.object.as_str());
-    runs.chain(version.tail.iter().map(|s| s.object.as_str()))
+    let staged = version.publish.iter().flat_map(|p| &p.parts);
+    runs.chain(version.tail.iter().chain(staged).map(|s| s.object.as_str()))
 }
 
 /// Incarnation and counter of `data/<incarnation>/<counter>.<extension>`.

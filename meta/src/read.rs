@@ -226,7 +226,9 @@ pub async fn wait_created(
             let Some(relation) = state.relations.get(&id) else { return Err(undefined(id)) };
             let Some(job) = state.jobs.get(&id) else { return Ok(()) };
             match shared.job(id).map(|h| h.state()) {
-                Some(JobState::Failed { code, reason, .. }) => {
+                Some(
+                    JobState::Failed { code, reason, .. } | JobState::Stalled { code, reason, .. },
+                ) => {
                     return Err(failed(
                         code,
                         format!("creating \"{}\" failed: {reason}", relation.name),

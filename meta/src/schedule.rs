@@ -59,16 +59,23 @@ pub fn next_step(
     let own = Epoch(job.version.epoch);
     let unmet =
         |target: &&Epoch| **target > own && state.exact_at_most(id, **target) != Some(**target);
-    let aligned = wants.aligned.iter().find(unmet).copied();
+    // An epoch that the inputs have skipped cannot be met any more, only passed.
+    let inputs_at = state.exact_common(&job.inputs, Epoch::MAX);
+    let possible = |target: &&Epoch| {
+        inputs_at.is_none_or(|at| at < **target)
+            || state.exact_common(&job.inputs, **target) == Some(**target)
+    };
+    let aligned = wants.aligned.iter().find(|t| unmet(t) && possible(t)).copied();
     let limit = aligned.unwrap_or(Epoch::MAX);
     let Some(newest) = state.readable_common(&job.inputs, limit) else { return Step::Wait };
-    if newest <= own || !state.input_changed(&job.inputs, own, newest) {
+    if newest <= own || !state.job_changed(id, own, newest) {
         return Step::Wait;
     }
     if aligned == Some(newest) {
         return Step::Cut(newest);
     }
-    let asked = wants.cut || wants.reach.iter().any(|t| unmet(&t));
+    let targets = wants.reach.iter().chain(&wants.aligned);
+    let asked = wants.cut || targets.into_iter().any(|t| unmet(&t));
     if !asked && since_cut < interval {
         return Step::WaitFor(interval - since_cut);
     }
@@ -109,4 +116,63 @@ fn feeds_combination(state: &MetaState, id: RelationId) -> bool {
         let derived = job.inputs.iter().filter(|i| !state.inputs(**i).is_empty()).count();
         derived >= 2 && state.closure(&job.inputs).contains(&id)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use millrace_rpc::catalog::{Relation, RelationKind};
+    use millrace_rpc::version::JobVersion;
+
+    use super::*;
+    use crate::state::JobRecord;
+    use crate::timeline::Timeline;
+
+    fn add(
+        state: &mut MetaState,
+        id: u32,
+        kind: RelationKind,
+        inputs: &[u32],
+        changes: &[(u64, u64)],
+    ) {
+        let mut timeline = Timeline::since(Epoch(1));
+        for (hi, lo) in changes {
+            timeline.advance(Epoch(*hi), Epoch(*lo), true);
+        }
+        let epoch = changes.last().map_or(1, |c| c.1);
+        let version = JobVersion { epoch, ..JobVersion::default() };
+        let inputs = inputs.iter().copied().map(RelationId).collect();
+        let version = Arc::new(version);
+        let job = JobRecord {
+            version,
+            timeline,
+            inputs,
+            horizon: Epoch::ZERO,
+            watermarks: Default::default(),
+        };
+        state.jobs.insert(RelationId(id), job);
+        let relation = Relation { id, kind: kind as i32, ..Relation::default() };
+        state.relations.insert(RelationId(id), Arc::new(relation));
+    }
+
+    /// A view that has cut past an epoch will never be exact there: what reads it goes on.
+    #[test]
+    fn an_epoch_that_an_input_has_skipped_is_passed() {
+        let mut state = MetaState { epoch: Epoch(40), ..MetaState::default() };
+        add(&mut state, 1, RelationKind::Table, &[], &[(9, 10), (19, 20), (29, 30)]);
+        add(&mut state, 2, RelationKind::MaterializedView, &[1], &[(9, 10), (19, 30)]);
+        add(&mut state, 3, RelationKind::Sink, &[2], &[(9, 10)]);
+        let wants = Wants { aligned: vec![Epoch(20)], ..Wants::default() };
+        let step = |state: &MetaState, wants: &Wants| {
+            next_step(state, RelationId(3), wants, Duration::ZERO, Duration::from_secs(1))
+        };
+        assert_eq!(step(&state, &wants), Step::Cut(Epoch(40)));
+        // Where the view has not come that far yet, it is waited for.
+        let mut behind = MetaState { epoch: Epoch(40), ..MetaState::default() };
+        add(&mut behind, 1, RelationKind::Table, &[], &[(9, 10), (19, 20), (29, 30)]);
+        add(&mut behind, 2, RelationKind::MaterializedView, &[1], &[(9, 10)]);
+        add(&mut behind, 3, RelationKind::Sink, &[2], &[(9, 10)]);
+        assert_eq!(step(&behind, &wants), Step::Wait);
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
 use millrace_rpc::log::{Entry, LogRecord};
 use millrace_rpc::services::{CompactorService, ComputeService};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,7 @@ use crate::groups::Groups;
 use crate::job::JobHandle;
 use crate::log::{LogWriter, Observer};
 use crate::settings::Settings;
-use crate::source;
+use crate::source::{self, SourceStatus};
 use crate::state::MetaState;
 use crate::waits::Waits;
 
@@ -36,6 +36,7 @@ pub struct Services {
 /// A running source coordinator.
 struct SourceHandle {
     notify: Arc<Notify>,
+    status: Arc<Mutex<SourceStatus>>,
     cancel: CancellationToken,
 }
 
@@ -111,6 +112,12 @@ impl Shared {
         self.jobs.read().get(&id).cloned()
     }
 
+    /// What a source's coordinator says of it.
+    pub fn source_status(&self, id: RelationId) -> SourceStatus {
+        let sources = self.sources.read();
+        sources.get(&id).map(|s| s.status.lock().clone()).unwrap_or_default()
+    }
+
     /// The generation in the log; `None`: dropped.
     pub fn generation(&self, id: JobId) -> Option<Generation> {
         self.state.read().jobs.get(&id).map(|j| Generation(j.version.generation))
@@ -147,10 +154,22 @@ impl Shared {
         self.bump();
     }
 
-    /// A reader of these sources has made progress.
+    /// No worker runs yet: each begins with everything committed. Only what a sink has staged may not
+    /// have reached its target.
+    pub fn forget_unpublished(&self) {
+        let mut state = self.state.write();
+        state.unpublished = state
+            .jobs
+            .iter()
+            .filter(|(_, job)| !job.version.publish.is_empty())
+            .map(|(id, job)| (*id, Epoch(job.version.epoch)))
+            .collect();
+    }
+
+    /// A reader of these sources has made progress, or a table with a connector of its own.
     pub fn notify_sources_of(&self, job: JobId) {
         let sources = self.sources.read();
-        for input in self.state.read().inputs(job) {
+        for input in self.state.read().inputs(job).iter().chain([&job]) {
             if let Some(source) = sources.get(input) {
                 source.notify.notify_one();
             }
@@ -171,6 +190,7 @@ impl Shared {
             state.relations.clone(),
             state.schemas.clone(),
             state.settings.clone(),
+            state.users.clone(),
             |id| state.inputs(id).to_vec(),
         );
         *self.settings.write() = Settings::resolve(&self.base_settings, &state.settings);
@@ -200,10 +220,15 @@ impl Shared {
         for id in sources {
             running.entry(id).or_insert_with(|| {
                 let (notify, cancel) = (Arc::new(Notify::new()), self.shutdown.child_token());
-                let coordinator =
-                    source::Coordinator::new(Arc::clone(&me), id, Arc::clone(&notify));
+                let status = Arc::<Mutex<SourceStatus>>::default();
+                let coordinator = source::Coordinator::new(
+                    Arc::clone(&me),
+                    id,
+                    Arc::clone(&notify),
+                    Arc::clone(&status),
+                );
                 tokio::spawn(cancel.clone().run_until_cancelled_owned(coordinator.run()));
-                SourceHandle { notify, cancel }
+                SourceHandle { notify, status, cancel }
             });
         }
     }
@@ -243,6 +268,7 @@ impl Shared {
                 }
                 Entry::SourceAdvance(a) => drop(touched.insert(RelationId(a.source))),
                 Entry::StartBackfill(b) => drop(touched.insert(RelationId(b.job))),
+                Entry::AlterRelation(a) => drop(touched.insert(RelationId(a.id))),
                 Entry::CreateRelation(_) => touched.extend(verdict.relation),
                 _ => {}
             }

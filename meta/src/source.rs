@@ -1,110 +1,382 @@
 //! Fixes how far a source's content goes (docs/design.md §4, roots).
 //!
 //! Offsets become content only by a record in the log, so every reader sees the same rows at the same
-//! epoch. Their pace follows the fastest reader: at most [`OUTSTANDING`] epochs lie ahead of what it has
-//! sealed, and each holds about half a second of its work. A source with a rate of its own is followed by
-//! the wall clock. Slower readers fall behind without holding anybody back.
+//! epoch; so do the splits and files that discovery finds. Their pace follows the fastest reader: at most
+//! [`OUTSTANDING`] epochs lie ahead of what it has sealed, and each holds about half a second of its
+//! work. A source with a rate of its own is followed by the wall clock. Slower readers fall behind
+//! without holding anybody back. A table fed by a connector is its source's only reader.
+//!
+//! A source that cannot be asked what there is says so in its status and is asked again, ever more
+//! seldom; what is fixed already is read on meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, RelationId};
-use millrace_connector::Source;
-use millrace_rpc::log::{Entry, SourceAdvance, SplitOffset};
+use millrace_common::{Epoch, RelationId, SqlError};
+use millrace_connector::{ConnectorError, Known, More, Polled, Source, options};
+use millrace_rpc::catalog::Relation;
+use millrace_rpc::log::{Entry, SourceAdvance, SplitMark, SplitOffset};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::warn;
 
+use crate::idle::IdleSplits;
 use crate::job::Sealed;
 use crate::shared::Shared;
-use crate::state::MetaState;
+use crate::state::{MetaState, feed_counter};
 use crate::status::JobState;
 
 /// Epochs fixed beyond the fastest reader's last sealed one: one being worked on, one ready.
 const OUTSTANDING: usize = 2;
 /// Work of the fastest reader in one epoch.
 const EPOCH_WORK: Duration = Duration::from_millis(500);
-/// Events of the first epoch, before any speed is known.
+/// Rows of the first epoch, before any speed is known.
 const FIRST_EVENTS: u64 = 16_384;
 /// One epoch's bounds.
 const MIN_EVENTS: u64 = 1_024;
 pub const MAX_EVENTS: u64 = 8 << 20;
 /// An epoch is at most this many times the one before: one lucky measurement does not flood a reader.
 const MAX_GROWTH: u64 = 4;
-/// Pause after a failure to open the source.
-const RETRY: Duration = Duration::from_secs(5);
+/// Pause after a failure to open or poll the source; doubles with every failure in a row.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// A poll that takes longer has failed: a store or broker that does not answer.
+const POLL_LIMIT: Duration = Duration::from_secs(120);
+
+/// What a source is doing, for SHOW SOURCES.
+#[derive(Clone, Debug, Default)]
+pub struct SourceStatus {
+    pub state: SourceState,
+    /// Why it is failing.
+    pub reason: Option<String>,
+    /// How far each split could go, as far as is known.
+    pub available: Vec<(u32, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SourceState {
+    #[default]
+    Starting,
+    /// No job reads it: it does not advance.
+    Idle,
+    Running,
+    Paused,
+    /// All there will ever be is fixed.
+    Finished,
+    /// It cannot be asked what there is.
+    Failing,
+}
+
+impl SourceState {
+    pub fn name(self) -> &'static str {
+        match self {
+            SourceState::Starting => "starting",
+            SourceState::Idle => "idle",
+            SourceState::Running => "running",
+            SourceState::Paused => "paused",
+            SourceState::Finished => "finished",
+            SourceState::Failing => "failing",
+        }
+    }
+}
 
 pub struct Coordinator {
     shared: Arc<Shared>,
     id: RelationId,
     notify: Arc<Notify>,
+    status: Arc<Mutex<SourceStatus>>,
 }
 
 /// What the readers allow now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Demand {
-    /// Nobody reads, or enough is outstanding.
-    None,
-    /// The speed of the fastest reader, in events a second; `None`: not measured yet.
+    /// No job reads it.
+    Nobody,
+    /// Enough is outstanding.
+    Enough,
+    /// The speed of the fastest reader, in offsets a second; `None`: not measured yet.
     Next { speed: Option<f64> },
 }
 
+/// One opening of the source: until its catalog entry changes.
+struct Session {
+    relation: Arc<Relation>,
+    source: Arc<dyn Source>,
+    started_ms: u64,
+    rate: Rate,
+    polled: Option<(Instant, Polled)>,
+    failures: u32,
+    retry_at: Option<Instant>,
+    amount: u64,
+    last_advance: Option<Instant>,
+    /// Of a fed table: what it had committed, and when.
+    fed: Option<(u64, Instant)>,
+    /// Of a source with a watermark.
+    idle: Option<IdleSplits>,
+}
+
+/// A bucket of offsets that fills with time.
+struct Rate {
+    per_second: Option<u64>,
+    tokens: f64,
+    filled: Instant,
+}
+
+impl Rate {
+    fn new(per_second: Option<u64>) -> Rate {
+        Rate { per_second, tokens: 0.0, filled: Instant::now() }
+    }
+
+    /// How much may be taken now.
+    fn allowance(&mut self) -> u64 {
+        let Some(rate) = self.per_second else { return u64::MAX };
+        let now = Instant::now();
+        let earned = (now - self.filled).as_secs_f64() * rate as f64;
+        self.filled = now;
+        self.tokens = (self.tokens + earned).min((rate as f64).max(1.0));
+        self.tokens as u64
+    }
+
+    fn take(&mut self, amount: u64) {
+        if self.per_second.is_some() {
+            self.tokens -= amount as f64;
+        }
+    }
+}
+
 impl Coordinator {
-    pub fn new(shared: Arc<Shared>, id: RelationId, notify: Arc<Notify>) -> Coordinator {
-        Coordinator { shared, id, notify }
+    pub fn new(
+        shared: Arc<Shared>,
+        id: RelationId,
+        notify: Arc<Notify>,
+        status: Arc<Mutex<SourceStatus>>,
+    ) -> Coordinator {
+        Coordinator { shared, id, notify, status }
     }
 
     /// Until cancelled.
     pub async fn run(self) {
-        let Some((source, started_ms)) = self.open().await else { return };
-        let most =
-            self.shared.source_epoch_events.get().copied().unwrap_or(MAX_EVENTS).max(MIN_EVENTS);
-        let mut amount = FIRST_EVENTS.min(most);
-        let mut last_advance: Option<Instant> = None;
-        loop {
-            let Demand::Next { speed } = self.demand() else {
-                self.notify.notified().await;
-                continue;
-            };
-            if let Some(speed) = speed {
-                amount = next_amount(amount, speed).min(most);
-            }
-            let now_ms = self.shared.env.now_ms();
-            match self.next_offsets(source.as_ref(), started_ms, now_ms, amount) {
-                Next::Offsets { offsets, at_clock } => {
-                    // What follows the clock is fixed once in a barrier interval.
-                    let interval = self.shared.settings().barrier_interval;
-                    let since = last_advance.map_or(Duration::MAX, |at| at.elapsed());
-                    if at_clock && since < interval {
-                        tokio::time::sleep(interval - since).await;
-                        continue;
-                    }
-                    last_advance = Some(Instant::now());
-                    if !self.advance(offsets).await {
+        let mut failures = 0;
+        while let Some(relation) = self.relation() {
+            match self.open(&relation) {
+                Ok(mut session) => {
+                    failures = 0;
+                    if !self.drive(&mut session).await {
                         return;
                     }
                 }
-                Next::Later => tokio::time::sleep(self.shared.settings().barrier_interval).await,
-                Next::Finished => self.notify.notified().await,
-            }
-        }
-    }
-
-    async fn open(&self) -> Option<(Arc<dyn Source>, u64)> {
-        loop {
-            let relation = self.shared.state.read().relations.get(&self.id).cloned()?;
-            match millrace_connector::create_source(&relation) {
-                Ok(source) => return Some((source, Epoch(relation.created_epoch).millis())),
                 Err(error) => {
-                    warn!(source = %self.id, %error, "source cannot be opened");
-                    tokio::time::sleep(RETRY).await;
+                    failures += 1;
+                    self.failing(&error);
+                    self.pause(retry_pause(failures)).await;
                 }
             }
         }
     }
 
-    fn demand(&self) -> Demand {
+    fn relation(&self) -> Option<Arc<Relation>> {
+        self.shared.state.read().relations.get(&self.id).cloned()
+    }
+
+    fn open(&self, relation: &Arc<Relation>) -> Result<Session, SqlError> {
+        let most = self.most();
+        Ok(Session {
+            source: millrace_connector::create_source(relation)?,
+            started_ms: Epoch(relation.created_epoch).millis(),
+            rate: Rate::new(options::rate_limit(relation)?),
+            relation: Arc::clone(relation),
+            polled: None,
+            failures: 0,
+            retry_at: None,
+            amount: FIRST_EVENTS.min(most),
+            last_advance: None,
+            fed: None,
+            idle: IdleSplits::of(relation),
+        })
+    }
+
+    fn most(&self) -> u64 {
+        self.shared.source_epoch_events.get().copied().unwrap_or(MAX_EVENTS).max(MIN_EVENTS)
+    }
+
+    /// Waits, at most so long: something may have happened.
+    async fn pause(&self, limit: Duration) {
+        let _ = tokio::time::timeout(limit, self.notify.notified()).await;
+    }
+
+    fn set_state(&self, state: SourceState) {
+        let mut status = self.status.lock();
+        status.state = state;
+        if state != SourceState::Failing {
+            status.reason = None;
+        }
+    }
+
+    fn failing(&self, error: &SqlError) {
+        let parts = [Some(&error.message), error.detail.as_ref(), error.hint.as_ref()];
+        let reason: Vec<&str> = parts.into_iter().flatten().map(String::as_str).collect();
+        let reason = reason.join(". ");
+        let mut status = self.status.lock();
+        if status.reason.as_deref() != Some(&reason) {
+            warn!(source = %self.id, %error, "source cannot be read");
+        }
+        status.state = SourceState::Failing;
+        status.reason = Some(reason);
+    }
+
+    /// `true`: the catalog entry has changed, open it again. `false`: it is gone.
+    async fn drive(&self, session: &mut Session) -> bool {
+        loop {
+            let Some(relation) = self.relation() else { return false };
+            if !Arc::ptr_eq(&relation, &session.relation) {
+                return true;
+            }
+            if relation.paused {
+                self.set_state(SourceState::Paused);
+                self.notify.notified().await;
+                continue;
+            }
+            let speed = match self.demand(session) {
+                Demand::Next { speed } => speed,
+                Demand::Nobody => {
+                    if self.status.lock().state != SourceState::Failing {
+                        self.set_state(SourceState::Idle);
+                    }
+                    self.notify.notified().await;
+                    continue;
+                }
+                Demand::Enough => {
+                    self.notify.notified().await;
+                    continue;
+                }
+            };
+            if !self.step(session, speed).await {
+                return false;
+            }
+        }
+    }
+
+    /// Fixes the next offsets, or waits for there to be any. `false`: the log is closed.
+    async fn step(&self, session: &mut Session, speed: Option<f64>) -> bool {
+        let interval = self.shared.settings().barrier_interval;
+        let per_row = session.source.offsets_per_row().max(1);
+        if let Some(speed) = speed {
+            session.amount = next_amount(session.amount, speed / per_row as f64).min(self.most());
+        }
+        let known = self.known(session.started_ms);
+        let wanted = session.amount.saturating_mul(per_row);
+        let mut found = None;
+        if is_poll_due(session, &known, wanted, interval) {
+            match tokio::time::timeout(POLL_LIMIT, session.source.poll(&known)).await {
+                Ok(Ok(polled)) => {
+                    session.failures = 0;
+                    session.retry_at = None;
+                    self.status.lock().available = polled.available.clone();
+                    found = Some((polled.splits.clone(), polled.files.clone()));
+                    session.polled = Some((Instant::now(), polled));
+                }
+                Ok(Err(error)) => self.poll_failed(session, error.into()),
+                Err(_) => {
+                    let place = format!("source {}", self.id);
+                    let error = ConnectorError::io(place, "it does not answer");
+                    self.poll_failed(session, error.into());
+                }
+            }
+        }
+        if session.retry_at.is_none() {
+            self.set_state(SourceState::Running);
+        }
+        let (splits, files) = found.unwrap_or_default();
+        let mut after = known;
+        after.parts = extended(&after.parts, &splits);
+        let allowed = session.rate.allowance().min(wanted);
+        let next = match &session.polled {
+            Some((_, polled)) if allowed > 0 => next_offsets(polled, &after, allowed),
+            _ => Next::default(),
+        };
+        let at_clock = next.at_clock || session.rate.per_second.is_some();
+        let (offsets, marks) = self.mark(session, next.offsets);
+        if offsets.is_empty() && splits.is_empty() && files.is_empty() && marks.is_empty() {
+            self.wait_for_more(session, interval).await;
+            return true;
+        }
+        // What follows the clock is fixed once in a barrier interval.
+        let since = session.last_advance.map_or(Duration::MAX, |at| at.elapsed());
+        let only_offsets = splits.is_empty() && files.is_empty() && marks.is_empty();
+        if at_clock && since < interval && only_offsets {
+            tokio::time::sleep(interval - since).await;
+            return true;
+        }
+        session.last_advance = Some(Instant::now());
+        session.rate.take(next.taken);
+        let entry = SourceAdvance { source: self.id.0, offsets, splits, files, marks };
+        self.advance(entry).await
+    }
+
+    /// What of an advance may be logged, and the marks of splits that go with it.
+    fn mark(
+        &self,
+        session: &mut Session,
+        offsets: Vec<SplitOffset>,
+    ) -> (Vec<SplitOffset>, Vec<SplitMark>) {
+        let Some(idle) = &mut session.idle else { return (offsets, Vec::new()) };
         let state = self.shared.state.read();
+        let mut admitted = idle.admit(&state, self.id, offsets);
+        admitted.marks.extend(idle.silent(&state, self.id));
+        (admitted.offsets, admitted.marks)
+    }
+
+    fn poll_failed(&self, session: &mut Session, error: SqlError) {
+        session.failures += 1;
+        session.retry_at = Some(Instant::now() + retry_pause(session.failures));
+        self.failing(&error);
+    }
+
+    /// Nothing can be fixed now.
+    async fn wait_for_more(&self, session: &Session, interval: Duration) {
+        let limited = session.rate.per_second.is_some();
+        let until_retry = session.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        match (&session.polled, until_retry) {
+            (_, Some(pause)) => self.pause(pause).await,
+            (Some((_, polled)), None) if polled.more == More::WithTime || limited => {
+                tokio::time::sleep(interval).await;
+            }
+            (Some((at, polled)), None) => match polled.more {
+                More::After(pause) => self.pause(pause.saturating_sub(at.elapsed())).await,
+                _ => {
+                    self.set_state(SourceState::Finished);
+                    let idle = session.idle.as_ref();
+                    let check = idle.and_then(|i| i.next_check(&self.shared.state.read(), self.id));
+                    match check {
+                        None => self.notify.notified().await,
+                        Some(check) => self.pause(check.max(interval)).await,
+                    }
+                }
+            },
+            (None, None) => tokio::time::sleep(interval).await,
+        }
+    }
+
+    fn known(&self, started_ms: u64) -> Known {
+        let state = self.shared.state.read();
+        let source = state.sources.get(&self.id);
+        Known {
+            parts: source.map(|s| s.parts.clone()).unwrap_or_default(),
+            offsets: source
+                .map(|s| s.newest().iter().map(|o| (o.split, o.offset)).collect())
+                .unwrap_or_default(),
+            started_ms,
+            now_ms: self.shared.env.now_ms(),
+        }
+    }
+
+    fn demand(&self, session: &mut Session) -> Demand {
+        let state = self.shared.state.read();
+        if state.jobs.contains_key(&self.id) {
+            let running = self.shared.job(self.id).is_some_and(|h| h.state() == JobState::Running);
+            return if running { fed_demand(&state, self.id, session) } else { Demand::Enough };
+        }
         let readers: Vec<(Epoch, Option<Sealed>)> = state
             .readers(self.id)
             .into_iter()
@@ -119,33 +391,85 @@ impl Coordinator {
     }
 
     /// `false`: the source is gone or the log is closed.
-    async fn advance(&self, offsets: Vec<SplitOffset>) -> bool {
-        let entry = Entry::SourceAdvance(SourceAdvance { source: self.id.0, offsets });
+    async fn advance(&self, advance: SourceAdvance) -> bool {
         match self.shared.log() {
-            Ok(log) => log.apply(entry).await.is_ok(),
+            Ok(log) => log.apply(Entry::SourceAdvance(advance)).await.is_ok(),
             Err(_) => false,
         }
     }
+}
 
-    fn next_offsets(&self, source: &dyn Source, started_ms: u64, now_ms: u64, amount: u64) -> Next {
-        let newest = {
-            let state = self.shared.state.read();
-            state.sources.get(&self.id).map(|s| s.newest().to_vec()).unwrap_or_default()
-        };
-        next_offsets(source, &newest, started_ms, now_ms, amount)
+fn retry_pause(failures: u32) -> Duration {
+    RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(RETRY_MAX)
+}
+
+fn extended(
+    parts: &millrace_rpc::services::SourceParts,
+    splits: &[millrace_rpc::log::SourceSplit],
+) -> millrace_rpc::services::SourceParts {
+    let mut parts = parts.clone();
+    if !splits.is_empty() {
+        Arc::make_mut(&mut parts.splits).extend(splits.iter().cloned());
+    }
+    parts
+}
+
+/// Whether to ask again: nothing is known, or what is known does not fill the next epoch and there
+/// may be more.
+fn is_poll_due(session: &Session, known: &Known, wanted: u64, interval: Duration) -> bool {
+    if session.retry_at.is_some_and(|at| Instant::now() < at) {
+        return false;
+    }
+    let Some((at, polled)) = &session.polled else { return true };
+    match polled.more {
+        More::Never => false,
+        More::WithTime => at.elapsed() >= interval / 2,
+        More::After(pause) => {
+            let left = |(split, end): &(u32, u64)| end.saturating_sub(known.offset(*split));
+            let left = polled.available.iter().map(left).fold(0, u64::saturating_add);
+            at.elapsed() >= pause && left < wanted
+        }
+    }
+}
+
+/// A fed table's demand: one epoch's worth may be fixed that it has not committed.
+fn fed_demand(state: &MetaState, id: RelationId, session: &mut Session) -> Demand {
+    let (Some(source), Some(job)) = (state.sources.get(&id), state.jobs.get(&id)) else {
+        return Demand::Nobody;
+    };
+    let committed = |o: &SplitOffset| {
+        let counter = job.version.counters.get(&feed_counter(o.split)).copied();
+        counter.unwrap_or_else(|| source.parts.start(o.split))
+    };
+    let total: u64 = source.newest().iter().map(committed).sum();
+    let fixed: u64 = source.newest().iter().map(|o| o.offset).sum();
+    let now = Instant::now();
+    let mut speed = None;
+    match session.fed {
+        Some((before, at)) if total > before => {
+            let took = (now - at).as_secs_f64().max(1e-3);
+            speed = Some((total - before) as f64 / took);
+            session.fed = Some((total, now));
+        }
+        _ => session.fed = Some((total, now)),
+    }
+    let epoch = session.amount.saturating_mul(session.source.offsets_per_row().max(1));
+    match fixed.saturating_sub(total) {
+        outstanding if outstanding > epoch => Demand::Enough,
+        _ => Demand::Next { speed },
     }
 }
 
 /// `readers`: committed epoch and last sealed cut of every running reader.
 fn demand(state: &MetaState, id: RelationId, readers: &[(Epoch, Option<Sealed>)]) -> Demand {
-    let Some(source) = state.sources.get(&id) else { return Demand::None };
+    let Some(source) = state.sources.get(&id) else { return Demand::Nobody };
     let reached =
         |(epoch, sealed): &(Epoch, Option<Sealed>)| sealed.map_or(*epoch, |s| s.to.max(*epoch));
-    let Some(fastest) = readers.iter().map(reached).max() else { return Demand::None };
+    let Some(fastest) = readers.iter().map(reached).max() else { return Demand::Nobody };
     let ahead =
         source.history.iter().rev().take_while(|(e, _)| *e > fastest).take(OUTSTANDING).count();
     if ahead >= OUTSTANDING {
-        return Demand::None;
+        return Demand::Enough;
     }
     let total = |epoch| source.offsets_at(epoch).iter().map(|o| o.offset).sum::<u64>();
     let speeds = readers.iter().filter_map(|(_, sealed)| {
@@ -163,82 +487,57 @@ fn next_amount(previous: u64, speed: f64) -> u64 {
         .clamp(MIN_EVENTS, MAX_EVENTS)
 }
 
-#[derive(Debug, PartialEq)]
-enum Next {
-    /// `at_clock`: all there is now; more comes with time.
-    Offsets { offsets: Vec<SplitOffset>, at_clock: bool },
-    /// Nothing now.
-    Later,
-    /// Nothing ever.
-    Finished,
+/// What one record can fix.
+#[derive(Debug, Default, PartialEq)]
+struct Next {
+    offsets: Vec<SplitOffset>,
+    /// It is all there is now, and more comes with time.
+    at_clock: bool,
+    /// Offsets that all splits together go forward by.
+    taken: u64,
 }
 
-/// Every split moves by its share of `amount`, as far as it has rows.
-fn next_offsets(
-    source: &dyn Source,
-    newest: &[SplitOffset],
-    started_ms: u64,
-    now_ms: u64,
-    amount: u64,
-) -> Next {
-    let splits = source.splits();
-    let share = (amount / splits.len().max(1) as u64).max(1);
-    let mut offsets = Vec::new();
-    let mut at_clock = false;
-    let mut finished = true;
-    for split in splits {
-        let from = newest.iter().find(|o| o.split == split).map_or(0, |o| o.offset);
-        let available = source.available(split, started_ms, now_ms);
-        // Far in the future: whether this split will ever have more than it has now.
-        let ever = source.available(split, started_ms, now_ms.saturating_mul(2));
-        let to = available.min(from.saturating_add(share)).max(from);
-        at_clock |= available < from.saturating_add(share) && ever > available;
-        finished &= ever <= to;
-        if to > from {
-            offsets.push(SplitOffset { split, offset: to });
+/// Every split moves by its share of `amount`, as far as it has rows; what one cannot use goes to the
+/// others.
+fn next_offsets(polled: &Polled, known: &Known, amount: u64) -> Next {
+    let mut left: Vec<(u32, u64, u64)> = polled
+        .available
+        .iter()
+        .map(|(split, end)| {
+            let from = known.offset(*split);
+            (*split, from, end.saturating_sub(from))
+        })
+        .collect();
+    left.sort_by_key(|(_, _, available)| *available);
+    let mut next = Next::default();
+    let mut amount = amount;
+    let mut short = false;
+    let count = left.len();
+    for (i, (split, from, available)) in left.into_iter().enumerate() {
+        let share = amount.div_ceil((count - i) as u64);
+        short |= available < share;
+        let step = available.min(share);
+        if step > 0 {
+            amount -= step;
+            next.taken += step;
+            next.offsets.push(SplitOffset { split, offset: from + step });
         }
     }
-    match (offsets.is_empty(), finished) {
-        (false, _) => Next::Offsets { offsets, at_clock },
-        (true, false) => Next::Later,
-        (true, true) => Next::Finished,
-    }
+    next.offsets.sort_by_key(|o| o.split);
+    next.at_clock = short && polled.more == More::WithTime;
+    next
 }
 
 #[cfg(test)]
 mod tests {
-    use arrow::datatypes::{Schema, SchemaRef};
-    use millrace_connector::{ConnectorError, SplitReader};
-
     use super::*;
 
-    /// Two splits of `total` events each, `per_second` of them a second.
-    struct Clocked {
-        total: u64,
-        per_second: u64,
+    fn polled(available: u64, more: More) -> Polled {
+        Polled { available: vec![(0, available), (1, available)], more, ..Polled::default() }
     }
 
-    impl Source for Clocked {
-        fn schema(&self) -> SchemaRef {
-            Arc::new(Schema::empty())
-        }
-
-        fn splits(&self) -> Vec<u32> {
-            vec![0, 1]
-        }
-
-        fn available(&self, _: u32, started_ms: u64, now_ms: u64) -> u64 {
-            ((now_ms - started_ms) * self.per_second / 1_000).min(self.total)
-        }
-
-        fn reader(
-            &self,
-            _: u32,
-            _: u64,
-            _: &[usize],
-        ) -> Result<Box<dyn SplitReader>, ConnectorError> {
-            unreachable!("a coordinator reads no rows")
-        }
+    fn known(at: u64) -> Known {
+        Known { offsets: vec![(0, at), (1, at)], ..Known::default() }
     }
 
     fn offsets(of: u64) -> Vec<SplitOffset> {
@@ -246,14 +545,22 @@ mod tests {
     }
 
     #[test]
-    fn a_source_with_a_rate_is_followed_by_the_clock_to_its_end() {
-        let source = Clocked { total: 1_000, per_second: 100 };
-        let next = |from, now_ms| next_offsets(&source, &offsets(from), 0, now_ms, 200);
-        assert_eq!(next(0, 500), Next::Offsets { offsets: offsets(50), at_clock: true });
-        assert_eq!(next(50, 500), Next::Later);
-        assert_eq!(next(0, 5_000), Next::Offsets { offsets: offsets(100), at_clock: false });
-        assert_eq!(next(950, 60_000), Next::Offsets { offsets: offsets(1_000), at_clock: false });
-        assert_eq!(next(1_000, 60_000), Next::Finished);
+    fn splits_share_an_epoch_and_what_one_lacks_goes_to_the_others() {
+        let next =
+            |available, from| next_offsets(&polled(available, More::WithTime), &known(from), 200);
+        assert_eq!(next(50, 0), Next { offsets: offsets(50), at_clock: true, taken: 100 });
+        assert_eq!(next(50, 50), Next { at_clock: true, ..Next::default() });
+        assert_eq!(next(500, 0), Next { offsets: offsets(100), at_clock: false, taken: 200 });
+        let uneven = Polled { available: vec![(0, 10), (1, 1_000)], ..Polled::default() };
+        let offsets = next_offsets(&uneven, &known(0), 200).offsets;
+        let of = |split, offset| SplitOffset { split, offset };
+        assert_eq!(offsets, [of(0, 10), of(1, 190)]);
+        // A split that does not begin at 0 goes forward from where it begins.
+        let split = millrace_rpc::log::SourceSplit { split: 3, name: String::new(), start: 70 };
+        let parts = extended(&Default::default(), &[split]);
+        let known = Known { parts, ..Known::default() };
+        let one = Polled { available: vec![(3, 90)], ..Polled::default() };
+        assert_eq!(next_offsets(&one, &known, 5).offsets, [of(3, 75)]);
     }
 
     #[test]
@@ -270,10 +577,13 @@ mod tests {
         let mut state = MetaState::default();
         let history = (1..=3).map(|e| (Epoch(e * 10), offsets(e * 100))).collect();
         let timeline = crate::timeline::Timeline::since(Epoch(1));
-        state.sources.insert(id, crate::state::SourceRecord { history, timeline });
+        let parts = Default::default();
+        state
+            .sources
+            .insert(id, crate::state::SourceRecord { history, timeline, parts, marks: Vec::new() });
         let sealed = |from, to| Some(Sealed { from: Epoch(from), to: Epoch(to), took: EPOCH_WORK });
-        assert_eq!(demand(&state, id, &[]), Demand::None);
-        assert_eq!(demand(&state, id, &[(Epoch(10), None)]), Demand::None);
+        assert_eq!(demand(&state, id, &[]), Demand::Nobody);
+        assert_eq!(demand(&state, id, &[(Epoch(10), None)]), Demand::Enough);
         assert_eq!(demand(&state, id, &[(Epoch(20), None)]), Demand::Next { speed: None });
         // The slow reader does not matter, and a sealed epoch counts before it is committed.
         let readers = [(Epoch(0), None), (Epoch(10), sealed(10, 20))];

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{
-    CommittedStatement, JobSnapshot, Snapshot, SourcePosition, SourceSnapshot, SplitOffset,
+    CommittedStatement, JobSnapshot, Snapshot, SourcePosition, SourceSnapshot, SplitMarkAt,
+    SplitOffset, UserSnapshot, WatermarksAt,
 };
-use millrace_rpc::version::{JobVersion, StatementId};
+use millrace_rpc::services::SourceParts;
+use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId};
 
 use crate::objects::Objects;
 use crate::timeline::Timeline;
@@ -35,6 +37,17 @@ pub struct JobRecord {
     pub inputs: Vec<RelationId>,
     /// Versions below may be gone.
     pub horizon: Epoch,
+    /// Its watermarks over time, ascending; each holds until the next.
+    pub watermarks: VecDeque<(Epoch, Vec<ColumnWatermark>)>,
+}
+
+impl JobRecord {
+    /// The watermarks as of an epoch.
+    pub fn watermarks_at(&self, epoch: Epoch) -> &[ColumnWatermark] {
+        let after = self.watermarks.partition_point(|(e, _)| *e <= epoch);
+        let found = after.checked_sub(1).and_then(|at| self.watermarks.get(at));
+        found.map_or(&[], |(_, columns)| columns)
+    }
 }
 
 /// Where a source's content ends, over time.
@@ -42,6 +55,10 @@ pub struct JobRecord {
 pub struct SourceRecord {
     pub history: VecDeque<(Epoch, Vec<SplitOffset>)>,
     pub timeline: Timeline,
+    /// Splits that became idle or active, in the order of the log.
+    pub marks: Vec<SplitMarkAt>,
+    /// The splits and files found so far.
+    pub parts: SourceParts,
 }
 
 impl SourceRecord {
@@ -52,6 +69,11 @@ impl SourceRecord {
             Some((_, offsets)) => offsets,
             None => &[],
         }
+    }
+
+    /// Whether a split is idle, by the newest mark.
+    pub fn is_idle(&self, split: u32) -> bool {
+        self.marks.iter().rev().find(|m| m.mark.split == split).is_some_and(|m| m.mark.idle)
     }
 
     pub fn newest(&self) -> &[SplitOffset] {
@@ -102,6 +124,8 @@ pub struct MetaState {
     pub jobs: BTreeMap<RelationId, JobRecord>,
     pub sources: BTreeMap<RelationId, SourceRecord>,
     pub settings: BTreeMap<String, String>,
+    /// Users that were created or changed, and their SCRAM verifiers.
+    pub users: BTreeMap<String, Option<String>>,
     pub objects: Objects,
     pub statements: Statements,
     /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
@@ -126,6 +150,7 @@ impl Default for MetaState {
             jobs: BTreeMap::new(),
             sources: BTreeMap::new(),
             settings: BTreeMap::new(),
+            users: BTreeMap::new(),
             objects: Objects::default(),
             statements: Statements::default(),
             catalog_version: 0,
@@ -133,6 +158,8 @@ impl Default for MetaState {
         }
     }
 }
+
+pub use millrace_rpc::version::feed_counter;
 
 /// Whether the relation has a job (tasks, a version).
 pub fn has_job(relation: &Relation) -> bool {
@@ -148,6 +175,12 @@ pub fn has_job(relation: &Relation) -> bool {
 /// Whether the relation's content follows from other relations.
 pub fn is_derived(relation: &Relation) -> bool {
     has_job(relation) && relation.kind() != RelationKind::Table
+}
+
+/// Whether a sink begins with the changes after its creation (`snapshot = false`).
+pub fn skips_snapshot(relation: &Relation) -> bool {
+    relation.kind() == RelationKind::Sink
+        && relation.option("snapshot").is_some_and(|v| matches!(v, "false" | "off" | "0"))
 }
 
 impl MetaState {
@@ -205,6 +238,11 @@ impl MetaState {
                 .iter()
                 .map(|(id, epoch)| CommittedStatement { id: *id, epoch: epoch.0 })
                 .collect(),
+            users: self
+                .users
+                .iter()
+                .map(|(n, v)| UserSnapshot { name: n.clone(), verifier: v.clone() })
+                .collect(),
         }
     }
 
@@ -241,6 +279,7 @@ impl MetaState {
                 .map(|s| (RelationId(s.source), source_record(s)))
                 .collect(),
             settings: snapshot.settings,
+            users: snapshot.users.into_iter().map(|u| (u.name, u.verifier)).collect(),
             objects,
             statements,
             catalog_version: 0,
@@ -256,6 +295,11 @@ fn job_snapshot(id: RelationId, job: &JobRecord) -> JobSnapshot {
         timeline: job.timeline.to_snapshot(),
         horizon: job.horizon.0,
         inputs: job.inputs.iter().map(|i| i.0).collect(),
+        watermarks: job
+            .watermarks
+            .iter()
+            .map(|(epoch, columns)| WatermarksAt { epoch: epoch.0, columns: columns.clone() })
+            .collect(),
     }
 }
 
@@ -265,6 +309,7 @@ fn job_record(snapshot: JobSnapshot) -> JobRecord {
         timeline: Timeline::from_snapshot(&snapshot.timeline),
         horizon: Epoch(snapshot.horizon),
         inputs: snapshot.inputs.into_iter().map(RelationId).collect(),
+        watermarks: snapshot.watermarks.into_iter().map(|w| (Epoch(w.epoch), w.columns)).collect(),
     }
 }
 
@@ -277,6 +322,9 @@ fn source_snapshot(id: RelationId, source: &SourceRecord) -> SourceSnapshot {
         source: id.0,
         history: source.history.iter().map(position).collect(),
         timeline: source.timeline.to_snapshot(),
+        marks: source.marks.clone(),
+        splits: source.parts.splits.to_vec(),
+        files: source.parts.files.to_vec(),
     }
 }
 
@@ -284,5 +332,7 @@ fn source_record(snapshot: SourceSnapshot) -> SourceRecord {
     SourceRecord {
         history: snapshot.history.into_iter().map(|p| (Epoch(p.epoch), p.offsets)).collect(),
         timeline: Timeline::from_snapshot(&snapshot.timeline),
+        marks: snapshot.marks,
+        parts: SourceParts { splits: Arc::new(snapshot.splits), files: Arc::new(snapshot.files) },
     }
 }

@@ -1,8 +1,10 @@
 //! What SHOW JOBS shows: a job's state and its numbers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::{Epoch, Generation, RelationId, SqlState};
+use millrace_rpc::version::JobVersion;
 use parking_lot::Mutex;
 
 /// Where a job is in its life.
@@ -20,6 +22,13 @@ pub enum JobState {
         rows_total: u64,
     },
     Running,
+    /// A sink whose target does not take what is committed; tried again at `retry_at_ms`. Its tasks are
+    /// well, and wait.
+    Stalled {
+        code: SqlState,
+        reason: String,
+        retry_at_ms: u64,
+    },
     /// Its tasks stopped with an error; another generation starts at `retry_at_ms`.
     Failed {
         code: SqlState,
@@ -36,6 +45,7 @@ impl JobState {
             JobState::WaitingForInputs { .. } => "waiting",
             JobState::Creating { .. } => "creating",
             JobState::Running => "running",
+            JobState::Stalled { .. } => "stalled",
             JobState::Failed { .. } => "failed",
         }
     }
@@ -67,9 +77,13 @@ pub struct JobStatus {
     /// How far the frontier is behind the newest change of the inputs, in milliseconds of epochs.
     pub lag_ms: u64,
     pub row_count: i64,
+    pub version: Arc<JobVersion>,
     /// For how long its tasks have been at one epoch, once that is suspiciously long.
     pub stalled: Option<Duration>,
     pub counters: JobCounters,
+    /// Of a sink: the last change its target has, and how many are staged beyond it.
+    pub published: u64,
+    pub staged: usize,
 }
 
 /// Numbers of one job since the process started.

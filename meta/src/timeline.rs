@@ -76,6 +76,12 @@ impl Timeline {
         Some((*self.segments.get(at)?, after == self.segments.len()))
     }
 
+    /// Where the first segment that begins after `epoch` begins.
+    pub fn next_after(&self, epoch: Epoch) -> Option<Epoch> {
+        let at = self.segments.partition_point(|s| s.lo <= epoch);
+        self.segments.get(at).map(|s| s.lo)
+    }
+
     pub fn to_snapshot(&self) -> TimelineSnapshot {
         let bounds = self.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).collect();
         TimelineSnapshot { bounds, last_change: self.last_change.0 }

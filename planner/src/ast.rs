@@ -4,7 +4,9 @@
 //! SELECT, INSERT, UPDATE, DELETE, COPY, SET, BEGIN …). What sqlparser cannot say, or says in a way
 //! that depends on its version, has a variant of its own with only the parts that mean something here.
 
-pub use sqlparser::ast::{
+use std::sync::Arc;
+
+use sqlparser::ast::{
     ColumnDef, Expr, Ident, ObjectName, Query, Statement as SqlStatement, TableConstraint,
 };
 
@@ -16,6 +18,8 @@ pub struct ParsedStatement {
     pub text: String,
     /// Characters of the whole string before `text`; positions in errors count from the whole string.
     pub offset: usize,
+    /// The whole string, where positions count; shared by its statements. Empty where it is not known.
+    pub source: Arc<str>,
 }
 
 #[derive(Clone, Debug)]
@@ -27,6 +31,18 @@ pub enum Statement {
     /// CREATE VIEW and CREATE MATERIALIZED VIEW.
     CreateView(Box<CreateView>),
     CreateIndex(Box<CreateIndex>),
+    CreateSink(Box<CreateSink>),
+    CreateSubscription(Box<CreateSubscription>),
+    /// DECLARE name SUBSCRIPTION CURSOR FOR subscription.
+    DeclareSubscriptionCursor(Box<DeclareSubscriptionCursor>),
+    /// FETCH [NEXT | n] FROM cursor WITH (timeout = …).
+    FetchWait {
+        cursor: Ident,
+        count: u64,
+        timeout: String,
+    },
+    /// SUBSCRIBE TO query, plain or inside COPY … TO STDOUT.
+    Subscribe(Box<Subscribe>),
     CreateSchema {
         name: Ident,
         if_not_exists: bool,
@@ -38,6 +54,8 @@ pub enum Statement {
         if_exists: bool,
         action: AlterAction,
     },
+    /// CREATE, ALTER and DROP of USER or ROLE.
+    User(UserStatement),
     /// ALTER SYSTEM SET name = value, or RESET name.
     AlterSystem {
         name: String,
@@ -60,6 +78,36 @@ pub enum Statement {
     CancelJobs(Vec<u32>),
 }
 
+/// A change of users.
+#[derive(Clone, PartialEq, Eq)]
+pub enum UserStatement {
+    /// The password: `None`: not named; `Some(None)`: PASSWORD NULL.
+    Create {
+        name: Ident,
+        if_not_exists: bool,
+        password: Option<Option<String>>,
+    },
+    Alter {
+        name: Ident,
+        password: Option<Option<String>>,
+    },
+    Drop {
+        names: Vec<Ident>,
+        if_exists: bool,
+    },
+}
+
+impl std::fmt::Debug for UserStatement {
+    /// Passwords are not for logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            UserStatement::Create { .. } => "Create",
+            UserStatement::Alter { .. } => "Alter",
+            UserStatement::Drop { .. } => "Drop",
+        })
+    }
+}
+
 /// The kind named in DROP and ALTER.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectKind {
@@ -70,6 +118,7 @@ pub enum ObjectKind {
     Index,
     Schema,
     Sink,
+    Subscription,
 }
 
 impl ObjectKind {
@@ -83,6 +132,7 @@ impl ObjectKind {
             ObjectKind::Index => "index",
             ObjectKind::Schema => "schema",
             ObjectKind::Sink => "sink",
+            ObjectKind::Subscription => "subscription",
         }
     }
 }
@@ -102,6 +152,8 @@ pub struct TableDefinition {
     pub options: Vec<(String, String)>,
     /// FORMAT x ENCODE y (options): names in upper case.
     pub format: Option<FormatClause>,
+    /// INCLUDE fact [AS name]: names in lower case.
+    pub includes: Vec<(String, Option<Ident>)>,
     /// CREATE TABLE … AS query.
     pub query: Option<QueryText>,
 }
@@ -157,6 +209,61 @@ pub struct CreateIndex {
     pub include: Vec<Ident>,
 }
 
+/// CREATE SINK name [INTO table [(columns)]] FROM relation | AS query WITH (…) [FORMAT … ENCODE …].
+#[derive(Clone, Debug)]
+pub struct CreateSink {
+    pub name: ObjectName,
+    pub if_not_exists: bool,
+    /// The table it feeds, and its columns as far as they are listed.
+    pub into: Option<(ObjectName, Vec<Ident>)>,
+    pub query: QueryText,
+    /// FROM: the query is all columns of a relation.
+    pub from_relation: bool,
+    pub options: Vec<(String, String)>,
+    pub format: Option<FormatClause>,
+}
+
+#[derive(Clone, Debug)]
+pub struct CreateSubscription {
+    pub name: ObjectName,
+    pub if_not_exists: bool,
+    pub from: ObjectName,
+    pub options: Vec<(String, String)>,
+}
+
+#[derive(Clone, Debug)]
+pub struct DeclareSubscriptionCursor {
+    pub name: Ident,
+    pub subscription: ObjectName,
+    pub start: CursorStart,
+}
+
+/// Where a subscription cursor begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CursorStart {
+    /// The snapshot, then the changes after it.
+    Full,
+    /// Changes from now on.
+    Now,
+    /// The oldest change that is kept.
+    Begin,
+    /// After an epoch, or after a point in time given as text.
+    After(String),
+}
+
+#[derive(Clone, Debug)]
+pub struct Subscribe {
+    /// The relation that is named instead of a query.
+    pub relation: Option<ObjectName>,
+    pub query: QueryText,
+    /// AS OF: an epoch or a point in time; the stream goes on after it.
+    pub as_of: Option<String>,
+    /// `snapshot`, `progress`.
+    pub options: Vec<(String, String)>,
+    /// COPY (SUBSCRIBE …) TO STDOUT, with these options; `None`: plain.
+    pub copy: Option<Vec<(String, String)>>,
+}
+
 #[derive(Clone, Debug)]
 pub struct Drop {
     pub kind: ObjectKind,
@@ -173,6 +280,8 @@ pub enum AlterAction {
     SetParallelism(String),
     /// SET (name = value, …)
     SetOptions(Vec<(String, String)>),
+    /// PAUSE and RESUME of what comes from a connector.
+    Pause(bool),
 }
 
 #[derive(Clone, Debug)]
@@ -183,6 +292,9 @@ pub enum Show {
     Views(Option<Ident>),
     MaterializedViews(Option<Ident>),
     Indexes(Option<ObjectName>),
+    Sinks(Option<Ident>),
+    Subscriptions(Option<Ident>),
+    SubscriptionCursors,
     Schemas,
     Databases,
     Jobs,

@@ -16,7 +16,7 @@ use millrace_rpc::catalog::RowStorage;
 
 use crate::explain_expr::expr_text;
 use crate::graph::{
-    AccessClass, AggCall, AggFunc, Aggregate, Expand, ExprRef, FragmentOutput, GroupingSet,
+    AccessClass, AggCall, AggFunc, Aggregate, Expand, ExprRef, FragmentOutput, GroupingSet, Hold,
     JobGraph, Join, JoinKind, JoinSide, Node, Operator, RankFunction, StateTable, TopN, Window,
     WindowCall,
 };
@@ -66,8 +66,12 @@ impl Explain<'_> {
             node.inputs.iter().filter_map(|&i| nodes.get(i)).map(|n| n.schema.as_ref()).collect();
         let mut line = "  ".repeat(depth);
         line.push_str(&self.operator(node, &inputs));
-        if !node.append_only && !matches!(node.op, Operator::Materialize | Operator::Blackhole) {
+        if !node.append_only && !is_root(&node.op) {
             line.push_str(" ±");
+        }
+        if !node.marks.is_empty() {
+            let columns: Vec<usize> = node.marks.iter().map(|m| m.column).collect();
+            let _ = write!(line, " watermark ({})", list(&node.schema, &columns));
         }
         self.lines.push(line);
         for &input in &node.inputs {
@@ -103,10 +107,19 @@ impl Explain<'_> {
             }
             (Operator::Window(w), Some(input)) => self.window(w, input),
             (Operator::TopN(t), Some(input)) => self.top_n(t, input),
+            (Operator::WindowClose(h), Some(input)) => self.hold("Window close", h, input),
+            (Operator::Expire(h), Some(input)) => self.hold("Expire", h, input),
             (Operator::Materialize, _) => self.materialize(),
             (Operator::Blackhole, _) => "Blackhole".into(),
+            (Operator::Sink, _) => self.sink(),
             _ => "an operator without its input".into(),
         }
+    }
+
+    fn hold(&mut self, name: &str, h: &Hold, input: &Schema) -> String {
+        let column = column(input, h.column);
+        self.note(h.table, format!("({column}, all other columns)"));
+        format!("{name} by {column}")
     }
 
     fn leaf(&self, kind: &str, relation: RelationId, node: &Node) -> String {
@@ -148,6 +161,17 @@ impl Explain<'_> {
             columns => format!(", vnode ({})", list(&layout.schema, columns)),
         };
         format!("Materialize {how}{vnode}")
+    }
+
+    fn sink(&self) -> String {
+        let layout = &self.graph.output;
+        match (layout.append_only, layout.storage) {
+            (true, _) => "Sink append".into(),
+            (false, RowStorage::Keyed) => {
+                format!("Sink key ({})", list(&layout.schema, &layout.key))
+            }
+            (false, _) => "Sink multiset".into(),
+        }
     }
 
     fn note(&mut self, table: usize, key: String) {
@@ -296,11 +320,18 @@ impl Explain<'_> {
     }
 
     fn tables(&mut self) {
-        for (i, t) in self.graph.tables.iter().enumerate() {
+        let root = self.graph.fragments.last().and_then(|f| f.nodes.last());
+        // A sink keeps no rows.
+        let unused = usize::from(root.is_some_and(|n| matches!(n.op, Operator::Sink)));
+        for (i, t) in self.graph.tables.iter().enumerate().skip(unused) {
             let key = self.keys.get(i).cloned().unwrap_or_default();
             self.lines.push(format!("state {i}: {}", table(t, &key)));
         }
     }
+}
+
+fn is_root(op: &Operator) -> bool {
+    matches!(op, Operator::Materialize | Operator::Blackhole | Operator::Sink)
 }
 
 fn table(t: &StateTable, key: &str) -> String {
@@ -318,7 +349,8 @@ fn table(t: &StateTable, key: &str) -> String {
     };
     let shown = t.value_schema.fields().iter().filter(|f| f.name() != ROWS_COLUMN).count();
     let plural = if shown == 1 { "" } else { "s" };
-    format!("{}, {class}, {storage} {key}, {shown} column{plural}", t.name)
+    let cleaned = if t.retention.is_some() { ", cleaned by watermark" } else { "" };
+    format!("{}, {class}, {storage} {key}, {shown} column{plural}{cleaned}", t.name)
 }
 
 /// Names that tell columns apart.
@@ -372,6 +404,8 @@ fn call(c: &AggCall, input: &Schema) -> String {
         AggFunc::Max => "max",
         AggFunc::BoolAnd => "bool_and",
         AggFunc::BoolOr => "bool_or",
+        AggFunc::StringAgg => "string_agg",
+        AggFunc::ArrayAgg => "array_agg",
     };
     let distinct = if c.distinct { "distinct " } else { "" };
     let arg = c.arg.map_or("*".into(), |a| column(input, a));

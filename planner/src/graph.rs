@@ -24,6 +24,7 @@
 //! | join side, `Keyed` | `keys`, then `unique_key` | all columns of the side's input | Keyed |
 //! | join side, `Multiset` | `keys`, then all other columns in order | all columns of the input | Multiset |
 //! | join side, `Append` | `keys`, then an i64 sequence, 8 bytes BE | all columns of the input | Append |
+//! | window close, expire | `column`, then all other columns in order | all columns of the input | Multiset |
 //! | top-N, window | `group`, `order` (with its sort options), then the identity | all columns of the input | `storage` |
 //!
 //! The identity of a top-N's or window's row is `unique_key` (`Keyed`) or all columns that are in neither `group`
@@ -66,6 +67,78 @@ pub struct RelationLayout {
     /// root's tasks own the vnodes of their rows: no exchange follows.
     pub distribution: Vec<usize>,
     pub append_only: bool,
+    /// Columns of the relation that have a watermark.
+    pub marks: Vec<ColumnMark>,
+}
+
+/// A column's watermark: the least of its terms. After an epoch no change of the stream, insertion or
+/// retraction, has a smaller value in the column than the watermark at that epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ColumnMark {
+    pub column: usize,
+    /// Never empty.
+    pub terms: Vec<MarkTerm>,
+}
+
+/// The watermark of a column of a relation that the job reads, after some steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MarkTerm {
+    pub relation: RelationId,
+    /// Position in that relation.
+    pub column: usize,
+    pub steps: Vec<MarkStep>,
+}
+
+/// A function of an instant that never decreases. Microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MarkStep {
+    Add(i64),
+    /// The largest `offset + k · size` that is not above. `size` is positive.
+    Bin {
+        size: i64,
+        offset: i64,
+    },
+}
+
+impl MarkTerm {
+    pub fn apply(&self, value: i64) -> i64 {
+        self.steps.iter().fold(value, |v, step| match *step {
+            MarkStep::Add(us) => v.saturating_add(us),
+            MarkStep::Bin { size, offset } => {
+                let since = i128::from(v) - i128::from(offset);
+                let start = i128::from(v) - since.rem_euclid(i128::from(size.max(1)));
+                start.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+            }
+        })
+    }
+}
+
+impl ColumnMark {
+    /// The column's watermark, given those of the relations; `None`: one of them has none yet.
+    pub fn value(&self, of: impl Fn(RelationId, usize) -> Option<i64>) -> Option<i64> {
+        let mut least = i64::MAX;
+        for term in &self.terms {
+            least = least.min(term.apply(of(term.relation, term.column)?));
+        }
+        Some(least)
+    }
+}
+
+/// From when on rows of a state table are never reached again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retention {
+    pub by: RetentionBy,
+    /// Rows whose time is below the least of these go. Never empty.
+    pub terms: Vec<MarkTerm>,
+}
+
+/// Where a row of a state table has its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetentionBy {
+    /// In the first column of the key, a timestamp in ascending order.
+    Key,
+    /// In a column of the value.
+    Value(usize),
 }
 
 /// A pipeline of operators between exchanges.
@@ -98,6 +171,8 @@ pub struct Node {
     pub schema: SchemaRef,
     /// The output never retracts.
     pub append_only: bool,
+    /// Columns of the output that have a watermark.
+    pub marks: Vec<ColumnMark>,
 }
 
 #[derive(Clone, Debug)]
@@ -147,10 +222,18 @@ pub enum Operator {
     Join(Join),
     TopN(TopN),
     Window(Window),
+    /// EMIT ON WINDOW CLOSE: holds rows back until the watermark of a column passes their value in it,
+    /// then emits what they net to, once.
+    WindowClose(Hold),
+    /// A temporal filter: rows pass, and are retracted when the epoch's wall-clock time reaches the
+    /// instant in a column. Rows whose time has come already, or that have none, vanish.
+    Expire(Hold),
     /// Writes the relation's rows to table 0 and its change to subscribers. The root.
     Materialize,
     /// Computes all and stores nothing but counts: rows and an order-independent hash. The root.
     Blackhole,
+    /// Nets each epoch's change and hands it on to a target; stores no rows. The root.
+    Sink,
 }
 
 /// GROUPING SETS: a row leaves once for each set, with the input's columns, then a copy of each of
@@ -209,6 +292,16 @@ pub enum AggFunc {
     Max,
     BoolAnd,
     BoolOr,
+    /// Of the entries that `collect_entry` makes, in their order: see [`crate::functions::collected`].
+    StringAgg,
+    ArrayAgg,
+}
+
+impl AggFunc {
+    /// Whether the result is made of all values of the group, in order.
+    pub fn is_collected(self) -> bool {
+        matches!(self, AggFunc::StringAgg | AggFunc::ArrayAgg)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -258,6 +351,16 @@ pub struct Join {
     pub null_equals_null: bool,
     /// Positions, in the output described above, of the columns that are kept.
     pub output: Vec<usize>,
+}
+
+/// Rows kept in order of an instant: `column | all other columns → row`.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    /// A timestamp column of the input.
+    pub column: usize,
+    /// Input columns whose hash is the vnode. Empty: vnode 0, one task.
+    pub vnode: Vec<usize>,
+    pub table: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -356,4 +459,6 @@ pub struct StateTable {
     pub storage: RowStorage,
     /// Users scan it: versions are kept for snapshots and blocks favour scans.
     pub relation: bool,
+    /// State cleaning (§5 pass 6).
+    pub retention: Option<Retention>,
 }

@@ -34,6 +34,7 @@ pub fn accumulator_schema(group: &[usize], calls: &[AggCall], input: &Schema) ->
 /// | `sum`, `avg` of intervals | Decimal128(38, 0) each for months, days, microseconds; Int64 count |
 /// | `bool_and`, `bool_or` | Int64 count of true, Int64 count of false |
 /// | `min`, `max` | the current result (nullable) |
+/// | `string_agg`, `array_agg` | Utf8, the current result as text (nullable) |
 ///
 /// DISTINCT calls have the same columns, fed with values as they enter and leave the value table.
 pub fn accumulator_fields(index: usize, call: &AggCall, input: &Schema) -> Vec<Field> {
@@ -51,6 +52,9 @@ pub fn accumulator_fields(index: usize, call: &AggCall, input: &Schema) -> Vec<F
                 None => call.output_type.clone(),
             };
             vec![Field::new(name("value"), value, true)]
+        }
+        AggFunc::StringAgg | AggFunc::ArrayAgg => {
+            vec![Field::new(name("text"), DataType::Utf8, true)]
         }
         AggFunc::Sum | AggFunc::Avg => {
             let arg = call.arg.map(|arg| input.field(arg).data_type());

@@ -1,5 +1,6 @@
 //! Catalog entries: what meta keeps of every relation.
 
+use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlType};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
@@ -13,6 +14,8 @@ pub enum RelationKind {
     MaterializedView = 4,
     Index = 5,
     Sink = 6,
+    /// A hold on another relation's changelog; no job, no rows of its own.
+    Subscription = 7,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -30,6 +33,12 @@ pub struct Column {
     /// Not shown and not part of `*` (the row id of a table without a key).
     #[prost(bool, tag = "5")]
     pub hidden: bool,
+    /// SQL text of the expression of a generated column.
+    #[prost(string, optional, tag = "20")]
+    pub generated_sql: Option<String>,
+    /// `INCLUDE …`: what the connector puts here (key, partition, offset, timestamp, file …).
+    #[prost(string, optional, tag = "21")]
+    pub include: Option<String>,
 }
 
 /// A [`SqlType`] as stored: its PostgreSQL OID and typmod.
@@ -73,9 +82,19 @@ impl ColumnType {
                 SqlType::Numeric(Some(((packed >> 16) as u8, scale as i8)))
             }
             1700 => SqlType::Numeric(None),
-            other => {
-                return Err(SqlError::internal(format!("unknown type oid {other} in the catalog")));
-            }
+            2950 => SqlType::Uuid,
+            3802 => SqlType::Jsonb,
+
+            other => match Element::ALL.into_iter().find(|e| e.array_oid() == other) {
+                Some(e) => {
+                    let scalar = ColumnType { oid: e.scalar().oid(), typmod }.to_sql()?;
+                    SqlType::Array(Element::of(scalar).unwrap_or(e))
+                }
+                None => {
+                    let message = format!("unknown type oid {other} in the catalog");
+                    return Err(SqlError::internal(message));
+                }
+            },
         })
     }
 }
@@ -164,6 +183,30 @@ pub struct Relation {
     /// Columns (positions) whose hash decides a row's vnode. Empty: all rows in vnode 0.
     #[prost(uint32, repeated, tag = "21")]
     pub distribution: Vec<u32>,
+    /// Columns of a derived relation that have a watermark.
+    #[prost(uint32, repeated, tag = "30")]
+    pub watermark_columns: Vec<u32>,
+    /// FORMAT … ENCODE … of a source or sink.
+    #[prost(message, optional, tag = "40")]
+    pub format: Option<Format>,
+    /// A source that takes nothing in until it is resumed.
+    #[prost(bool, tag = "41")]
+    pub paused: bool,
+    /// Of a sink into a table: that table. 0: none.
+    #[prost(uint32, tag = "42")]
+    pub target: u32,
+    /// The incarnation of the frontend whose session it ends with. 0: it lasts until it is dropped.
+    #[prost(uint64, tag = "43")]
+    pub ephemeral: u64,
+}
+
+/// `FORMAT format ENCODE encode`, names in upper case; its options are among the relation's.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct Format {
+    #[prost(string, tag = "1")]
+    pub format: String,
+    #[prost(string, tag = "2")]
+    pub encode: String,
 }
 
 #[derive(Clone, PartialEq, Eq, prost::Message)]
@@ -180,9 +223,26 @@ pub struct Watermark {
     pub column: u32,
     #[prost(string, tag = "2")]
     pub expr_sql: String,
+    /// The same, compiled over the relation's columns, in the planner's encoding.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub expr: prost::bytes::Bytes,
 }
 
 impl Relation {
+    /// Columns that have a watermark: declared, or derived.
+    pub fn watermarked(&self) -> Vec<usize> {
+        match &self.watermark {
+            Some(w) => vec![w.column as usize],
+            None => self.watermark_columns.iter().map(|&c| c as usize).collect(),
+        }
+    }
+
+    /// Whether rows come in from outside: a source, or a table fed by a connector.
+    pub fn has_connector(&self) -> bool {
+        let fed = matches!(self.kind(), RelationKind::Source | RelationKind::Table);
+        fed && self.option("connector").is_some()
+    }
+
     pub fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find(|o| o.name == name).map(|o| o.value.as_str())
     }

@@ -7,8 +7,8 @@
 
 use prost::bytes::{BufMut, Bytes, BytesMut};
 
-use crate::catalog::Relation;
-use crate::version::{JobCommit, JobVersion, StatementId, VersionEdit};
+use crate::catalog::{OptionEntry, Relation};
+use crate::version::{ColumnWatermark, JobCommit, JobVersion, StatementId, VersionEdit};
 
 /// Version of the header and of the messages below.
 pub const FORMAT_VERSION: u32 = 1;
@@ -37,7 +37,7 @@ pub struct LogRecord {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LogEntry {
-    #[prost(oneof = "Entry", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "Entry", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 20, 30, 40, 50")]
     pub entry: Option<Entry>,
 }
 
@@ -68,6 +68,48 @@ pub enum Entry {
     StartBackfill(StartBackfill),
     #[prost(message, tag = "12")]
     Transaction(Transaction),
+    #[prost(message, tag = "20")]
+    SetUser(SetUser),
+    #[prost(message, tag = "30")]
+    Published(Published),
+    #[prost(message, tag = "40")]
+    AlterRelation(AlterRelation),
+    #[prost(message, tag = "50")]
+    Tick(Tick),
+}
+
+/// What [`SetUser`] does to the user of that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum UserChange {
+    Unspecified = 0,
+    /// Void if it exists.
+    Create = 1,
+    /// Created if it does not exist: a built-in user has no entry before its first change.
+    Alter = 2,
+    /// Void if it does not exist.
+    Drop = 3,
+}
+
+/// Creates, changes or removes a user.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SetUser {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(enumeration = "UserChange", tag = "2")]
+    pub change: i32,
+    /// SCRAM-SHA-256 verifier in PostgreSQL's form; none: the user has no password.
+    #[prost(string, optional, tag = "3")]
+    pub verifier: Option<String>,
+}
+
+/// A user in a snapshot.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct UserSnapshot {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, optional, tag = "2")]
+    pub verifier: Option<String>,
 }
 
 /// Epochs of several tables that hold parts of one transaction: all of them are valid and take effect,
@@ -141,6 +183,89 @@ pub struct SourceAdvance {
     pub source: u32,
     #[prost(message, repeated, tag = "2")]
     pub offsets: Vec<SplitOffset>,
+    /// Splits that leave or enter the minimum that is the source's watermark.
+    #[prost(message, repeated, tag = "20")]
+    pub marks: Vec<SplitMark>,
+    /// Splits found since the last record.
+    #[prost(message, repeated, tag = "10")]
+    pub splits: Vec<SourceSplit>,
+    /// Files found since the last record; each goes behind those its split has.
+    #[prost(message, repeated, tag = "11")]
+    pub files: Vec<SourceFile>,
+}
+
+/// A split becomes idle, or active (again).
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct SplitMark {
+    #[prost(uint32, tag = "1")]
+    pub split: u32,
+    #[prost(bool, tag = "2")]
+    pub idle: bool,
+    /// Of a split that becomes active: the source's watermark before, in microseconds. Rows from here
+    /// on that are older are late.
+    #[prost(sint64, optional, tag = "3")]
+    pub floor: Option<i64>,
+}
+
+/// A [`SplitMark`] as the fold keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct SplitMarkAt {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(message, required, tag = "2")]
+    pub mark: SplitMark,
+    /// The split's offset before: the floor holds for rows from here on.
+    #[prost(uint64, tag = "3")]
+    pub offset: u64,
+}
+
+/// A split that was discovered. One that is named by offsets only begins at 0.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct SourceSplit {
+    #[prost(uint32, tag = "1")]
+    pub split: u32,
+    /// As the outside calls it.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Offset of its first row.
+    #[prost(uint64, tag = "3")]
+    pub start: u64,
+}
+
+/// A file of a split. The split's offsets count through its files, in the order of their discovery.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct SourceFile {
+    #[prost(uint32, tag = "1")]
+    pub split: u32,
+    /// As the connector opens it.
+    #[prost(string, tag = "2")]
+    pub path: String,
+    /// Bytes in the store, and what the store says changes with the content.
+    #[prost(uint64, tag = "3")]
+    pub size: u64,
+    #[prost(string, tag = "4")]
+    pub version: String,
+    /// Offsets it takes: its bytes, decompressed.
+    #[prost(uint64, tag = "5")]
+    pub length: u64,
+    /// The split's offset at which it begins. Assigned by the fold.
+    #[prost(uint64, tag = "6")]
+    pub start: u64,
+    /// When it was last written, in wall-clock milliseconds.
+    #[prost(int64, tag = "7")]
+    pub modified_ms: i64,
+}
+
+/// Changes options of a relation, or pauses and resumes a source.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AlterRelation {
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// Replace the options of these names.
+    #[prost(message, repeated, tag = "2")]
+    pub options: Vec<OptionEntry>,
+    #[prost(bool, optional, tag = "3")]
+    pub paused: Option<bool>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
@@ -174,6 +299,21 @@ pub struct StartBackfill {
     pub job: u32,
     #[prost(uint64, tag = "2")]
     pub generation: u64,
+}
+
+/// Moves the head, so that epochs follow the clock where some relation's content does.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Tick {}
+
+/// A sink's target has everything up to this sequence.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Published {
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    #[prost(uint64, tag = "3")]
+    pub sequence: u64,
 }
 
 /// The fold's whole state.
@@ -213,6 +353,8 @@ pub struct Snapshot {
     /// The newest statements committed, oldest first.
     #[prost(message, repeated, tag = "15")]
     pub statements: Vec<CommittedStatement>,
+    #[prost(message, repeated, tag = "30")]
+    pub users: Vec<UserSnapshot>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -228,6 +370,18 @@ pub struct JobSnapshot {
     /// The relations it reads, as they were when it was created.
     #[prost(uint32, repeated, tag = "5")]
     pub inputs: Vec<u32>,
+    /// Its watermarks over time.
+    #[prost(message, repeated, tag = "20")]
+    pub watermarks: Vec<WatermarksAt>,
+}
+
+/// A relation's watermarks from an epoch on.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct WatermarksAt {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub columns: Vec<ColumnWatermark>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -238,6 +392,13 @@ pub struct SourceSnapshot {
     pub history: Vec<SourcePosition>,
     #[prost(message, required, tag = "3")]
     pub timeline: TimelineSnapshot,
+    #[prost(message, repeated, tag = "10")]
+    pub splits: Vec<SourceSplit>,
+    #[prost(message, repeated, tag = "11")]
+    pub files: Vec<SourceFile>,
+    /// In the order they were logged.
+    #[prost(message, repeated, tag = "20")]
+    pub marks: Vec<SplitMarkAt>,
 }
 
 /// A source's content from an epoch on.

@@ -1,11 +1,15 @@
 //! The services roles offer each other, as traits. One process serves them by direct calls.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
 use prost::bytes::Bytes;
+use tokio::sync::watch;
 
 use crate::catalog::Relation;
-use crate::version::{JobCommit, JobVersion, RunMeta, VersionEdit};
+use crate::log::{SourceFile, SourceSplit, SplitMarkAt};
+use crate::version::{ColumnWatermark, JobCommit, JobVersion, PublishHandle, RunMeta, VersionEdit};
 
 /// Everything a worker needs to run a job from its committed version.
 #[derive(Clone, Debug)]
@@ -65,6 +69,18 @@ pub trait ComputeService: Send + Sync {
         self.concluded(job, generation, Verdict::Void).await;
     }
 
+    /// Brings a committed change of a sink to its target; returns when the target has it for good.
+    /// Repeating it changes nothing.
+    async fn publish(
+        &self,
+        job: JobId,
+        generation: Generation,
+        handle: PublishHandle,
+    ) -> Result<(), SqlError> {
+        let _ = (job, generation, handle);
+        Err(SqlError::internal("this worker publishes nothing"))
+    }
+
     /// Stops the job's tasks without a barrier; returns when they are gone.
     async fn stop_job(&self, job: JobId, generation: Generation);
 
@@ -95,6 +111,26 @@ pub trait CompactorService: Send + Sync {
     async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError>;
 }
 
+/// What a source consists of. Only ever grows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SourceParts {
+    pub splits: Arc<Vec<SourceSplit>>,
+    /// Of all splits, in the order of their discovery.
+    pub files: Arc<Vec<SourceFile>>,
+}
+
+impl SourceParts {
+    /// Where a split begins.
+    pub fn start(&self, split: u32) -> u64 {
+        self.splits.iter().find(|s| s.split == split).map_or(0, |s| s.start)
+    }
+
+    /// As the outside calls it.
+    pub fn name(&self, split: u32) -> &str {
+        self.splits.iter().find(|s| s.split == split).map_or("", |s| s.name.as_str())
+    }
+}
+
 /// Served by meta, called by workers and frontends.
 #[async_trait]
 pub trait MetaService: Send + Sync {
@@ -115,6 +151,30 @@ pub trait MetaService: Send + Sync {
     /// The split offsets that the source's content ends at, at an epoch: (split, offset exclusive).
     /// The newest fixed at or before `epoch`.
     fn source_offsets(&self, source: RelationId, epoch: Epoch) -> Vec<(u32, u64)>;
+
+    /// What is logged, through `epoch`, of splits that became idle or active, oldest first.
+    fn source_marks(&self, source: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {
+        let _ = (source, epoch);
+        Vec::new()
+    }
+
+    /// A relation's watermarks (not a source's) as of an epoch at which it is exact: of columns by
+    /// position, in microseconds.
+    fn watermarks(&self, relation: RelationId, epoch: Epoch) -> Vec<ColumnWatermark> {
+        let _ = (relation, epoch);
+        Vec::new()
+    }
+
+    /// The splits and files of a source that are known by now: at least those of every epoch.
+    fn source_parts(&self, source: RelationId) -> SourceParts {
+        let _ = source;
+        SourceParts::default()
+    }
+
+    /// Changes its value whenever offsets of a source may have been fixed.
+    fn changes(&self) -> Option<watch::Receiver<u64>> {
+        None
+    }
 
     /// Reads a graph of a relation again; for EXPLAIN.
     fn graph(&self, relation: RelationId) -> Option<Bytes>;

@@ -109,6 +109,59 @@ pub struct JobVersion {
     /// Counters a job persists with its epochs, by name (next row id, append sequence per task …).
     #[prost(map = "string, uint64", tag = "7")]
     pub counters: std::collections::HashMap<String, u64>,
+    /// The relation's watermarks at `epoch`.
+    #[prost(message, repeated, tag = "30")]
+    pub watermarks: Vec<ColumnWatermark>,
+    /// The watermarks, at `epoch`, of the sources it reads.
+    #[prost(message, repeated, tag = "31")]
+    pub source_watermarks: Vec<SourceWatermark>,
+    /// The content changes by itself when this epoch comes (rows expire). 0: it does not.
+    #[prost(uint64, tag = "32")]
+    pub due: u64,
+    /// Of a sink: what its target may not have yet, oldest first.
+    #[prost(message, repeated, tag = "20")]
+    pub publish: Vec<PublishHandle>,
+    /// Of a sink: the target has every handle up to this sequence.
+    #[prost(uint64, tag = "21")]
+    pub published: u64,
+}
+
+/// No later change of the relation has a smaller value in the column.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct ColumnWatermark {
+    #[prost(uint32, tag = "1")]
+    pub column: u32,
+    /// Microseconds.
+    #[prost(sint64, tag = "2")]
+    pub value: i64,
+}
+
+/// The watermark of a source as one of its readers has computed it.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct SourceWatermark {
+    #[prost(uint32, tag = "1")]
+    pub source: u32,
+    /// Microseconds.
+    #[prost(sint64, tag = "2")]
+    pub value: i64,
+}
+
+/// One commit's change of a sink, staged: it is brought to the target once the commit is in the log, and
+/// again after a crash until a later record says that the target has it (§4, sinks). Target, sink and
+/// sequence together make publishing idempotent.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PublishHandle {
+    /// Counts a sink's commits that change something: 1, 2, 3 …
+    #[prost(uint64, tag = "1")]
+    pub sequence: u64,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// Net rows with their weights, in the order in which they apply.
+    #[prost(message, repeated, tag = "3")]
+    pub parts: Vec<SliceRef>,
+    /// Rows in all parts.
+    #[prost(uint64, tag = "4")]
+    pub rows: u64,
 }
 
 /// A change to a job's set of runs that changes no content: a flush or a compaction.
@@ -157,6 +210,19 @@ pub struct JobCommit {
     /// these jobs, by one entry, or not at all. Between worker and meta only, never in the log.
     #[prost(message, optional, tag = "12")]
     pub group: Option<CommitGroup>,
+    /// As in [`JobVersion`]; a column that is missing keeps its watermark.
+    #[prost(message, repeated, tag = "30")]
+    pub watermarks: Vec<ColumnWatermark>,
+    #[prost(message, repeated, tag = "31")]
+    pub source_watermarks: Vec<SourceWatermark>,
+    #[prost(uint64, tag = "32")]
+    pub due: u64,
+    /// Of a sink: the change that this commit leaves to be published.
+    #[prost(message, optional, tag = "20")]
+    pub publish: Option<PublishHandle>,
+    /// Of a sink: the target has every handle up to this sequence. 0: nothing new.
+    #[prost(uint64, tag = "21")]
+    pub published: u64,
 }
 
 /// Epochs of several tables that are committed together.
@@ -175,6 +241,11 @@ pub struct GroupMember {
     pub job: u32,
     #[prost(uint64, tag = "2")]
     pub generation: u64,
+}
+
+/// Name of the counter with which a table commits how far it has taken in a split of its connector.
+pub fn feed_counter(split: u32) -> String {
+    format!("source.{split}")
 }
 
 /// Names a DML statement, so that after a failure its fate can be looked up (§4).

@@ -28,14 +28,16 @@ pub struct Server {
     options: ServerOptions,
     child: Child,
     pub port: u16,
+    /// Of the web console and metrics.
+    pub http: Option<u16>,
     log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
     /// Starts the binary on a free port and waits until it says where it listens.
     pub fn start(binary: &Path, options: ServerOptions) -> Result<Server, String> {
-        let (child, port, log) = spawn(binary, &options)?;
-        Ok(Server { binary: binary.to_path_buf(), options, child, port, log })
+        let (child, port, http, log) = spawn(binary, &options)?;
+        Ok(Server { binary: binary.to_path_buf(), options, child, port, http, log })
     }
 
     /// `kill -9`, and waits until the process is gone.
@@ -56,7 +58,8 @@ impl Server {
         if let Some(env) = env {
             self.options.env = env;
         }
-        let (child, port, log) = spawn(&self.binary, &self.options)?;
+        let (child, port, http, log) = spawn(&self.binary, &self.options)?;
+        self.http = http;
         self.child = child;
         self.port = port;
         self.log = log;
@@ -96,7 +99,7 @@ pub async fn connect(port: u16) -> Result<tokio_postgres::Client, tokio_postgres
     Ok(client)
 }
 
-type Started = (Child, u16, Arc<Mutex<Vec<String>>>);
+type Started = (Child, u16, Option<u16>, Arc<Mutex<Vec<String>>>);
 
 fn spawn(binary: &Path, options: &ServerOptions) -> Result<Started, String> {
     let mut child = Command::new(binary)
@@ -131,11 +134,13 @@ fn spawn(binary: &Path, options: &ServerOptions) -> Result<Started, String> {
         });
     }
     let started = Instant::now();
+    let mut http = None;
     while started.elapsed() < START_LIMIT {
         match receiver.recv_timeout(Duration::from_millis(50)) {
             Ok(line) => {
+                http = http.or_else(|| http_of(&line));
                 if let Some(port) = port_of(&line) {
-                    return Ok((child, port, log));
+                    return Ok((child, port, http, log));
                 }
             }
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
@@ -153,4 +158,9 @@ fn port_of(line: &str) -> Option<u16> {
     let mut words = line.split_whitespace().skip_while(|w| *w != "-p");
     words.next()?;
     words.next()?.parse().ok()
+}
+
+/// The port in the line `Console: http://127.0.0.1:5691/`.
+fn http_of(line: &str) -> Option<u16> {
+    line.strip_prefix("Console: http://")?.trim_end_matches('/').rsplit(':').next()?.parse().ok()
 }

@@ -183,6 +183,13 @@ async fn clean(client: &Client) -> Result<(), String> {
         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
         WHERE n.nspname NOT IN ('pg_catalog', 'information_schema', 'millrace_catalog') \
         AND c.relkind IN ('r', 'v', 'm', 'f')";
+    for (list, word) in [("SHOW SUBSCRIPTIONS", "SUBSCRIPTION"), ("SHOW SINKS", "SINK")] {
+        for found in rows(client, list).await? {
+            let Some(name) = found.first() else { continue };
+            let sql = format!("DROP {word} IF EXISTS \"{name}\"");
+            client.batch_execute(&sql).await.map_err(|e| e.to_string())?;
+        }
+    }
     for relation in rows(client, RELATIONS).await? {
         let [schema, name, kind] = relation.as_slice() else { continue };
         let word = match kind.as_str() {

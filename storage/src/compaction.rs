@@ -22,6 +22,7 @@ use crate::block::BlockCodec;
 use crate::disk;
 use crate::error::{Result, StorageError};
 use crate::merge::{Merger, Mode};
+use crate::retain::Retain;
 use crate::run::RunReader;
 use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
 use crate::state_store::StateStore;
@@ -178,9 +179,12 @@ fn task(id: u32, runs: &[&RunMeta], inputs: Vec<&RunMeta>, target_level: u32) ->
 
 /// Merges runs of one table into new ones at `target_level`, in bounded memory. Nothing changes until
 /// the edit is committed and applied. `horizon`: as for relations; operator state keeps no versions.
+/// `bound`: from when on entries of a table that is cleaned are kept.
+#[allow(clippy::too_many_arguments)]
 pub async fn compact(
     store: &StateStore,
     desc: &TableDesc,
+    bound: Option<i64>,
     inputs: &[RunMeta],
     target_level: u32,
     horizon: Epoch,
@@ -198,7 +202,8 @@ pub async fn compact(
         .map(|m| Arc::new(RunReader::pinned(m.clone(), Arc::clone(&codec), &shared.pins)));
     let sources = disk::scan_all(&shared, readers, mode, &everything, None);
     let schema = Arc::clone(codec.value_schema());
-    let merger = Merger::new(desc.storage, mode, schema, 8192, sources);
+    let retain = desc.retention.zip(bound).map(|(by, bound)| Retain { by, bound });
+    let merger = Merger::new(desc.storage, mode, schema, 8192, sources).retaining(retain);
     let sequence = inputs.iter().map(|r| r.sequence).max().unwrap_or(0);
     let place = Place { level: target_level, sequence };
     let mut sink = RunSink::new(Arc::clone(&shared), Admit::Disk);

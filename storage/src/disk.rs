@@ -48,7 +48,16 @@ pub(crate) enum Probe {
 struct Target {
     run: Arc<RunReader>,
     strings: BinaryArray,
-    prefixes: bool,
+    asks: Asks,
+}
+
+/// What the strings of a question are.
+#[derive(Clone, Debug)]
+enum Asks {
+    Keys,
+    Prefixes,
+    /// Starts; these are the ends.
+    Ranges(BinaryArray),
 }
 
 /// A lookup that needs I/O.
@@ -81,8 +90,18 @@ impl Fetch {
 
 impl Target {
     /// The part of sorted questions that lies between the run's keys.
-    fn of(run: &Arc<RunReader>, sorted: &BinaryArray, prefixes: bool) -> Option<Target> {
+    fn of(run: &Arc<RunReader>, sorted: &BinaryArray, asks: &Asks) -> Option<Target> {
         let meta = run.meta();
+        if let Asks::Ranges(ends) = asks {
+            let start = partition(ends, |e| e <= &meta.min_key[..]);
+            let end = partition(sorted, |s| s <= &meta.max_key[..]);
+            return (start < end).then(|| Target {
+                run: Arc::clone(run),
+                strings: sorted.slice(start, end - start),
+                asks: Asks::Ranges(ends.slice(start, end - start)),
+            });
+        }
+        let prefixes = matches!(asks, Asks::Prefixes);
         // A prefix of the smallest key is below it and still matches; none is shorter than `shortest`.
         let shortest = (0..sorted.len()).map(|i| sorted.value(i).len()).min().unwrap_or(0);
         let first = match prefixes {
@@ -94,17 +113,23 @@ impl Target {
         (start < end).then(|| Target {
             run: Arc::clone(run),
             strings: sorted.slice(start, end - start),
-            prefixes,
+            asks: asks.clone(),
         })
     }
 
     /// The blocks that may answer, ascending.
     fn blocks(&self, index: &RunIndex, as_of: Epoch) -> Vec<u32> {
-        let located = match self.prefixes {
-            true => index.locate_prefixes(&self.strings),
-            false => index.locate_keys(&self.strings, None),
+        let second = |located: Vec<(u32, u32)>| located.into_iter().map(|(_, b)| b).collect();
+        let mut blocks: Vec<u32> = match &self.asks {
+            Asks::Prefixes => second(index.locate_prefixes(&self.strings)),
+            Asks::Keys => second(index.locate_keys(&self.strings, None)),
+            Asks::Ranges(ends) => (0..self.strings.len())
+                .flat_map(|i| {
+                    let start = Bound::Included(self.strings.value(i));
+                    index.locate_range(start, Bound::Excluded(ends.value(i)))
+                })
+                .collect(),
         };
-        let mut blocks: Vec<u32> = located.into_iter().map(|(_, block)| block).collect();
         blocks.sort_unstable();
         blocks.dedup();
         blocks.retain(|&b| index.block_epochs(b).0 <= as_of);
@@ -145,10 +170,13 @@ pub(crate) fn probe(
     if visible.peek().is_none() || question.strings().is_empty() {
         return Ok(Probe::Ready(Vec::new()));
     }
-    let sorted = sorted_strings(question.strings())?;
-    let prefixes = matches!(question, Question::Prefixes(..));
-    let targets: Vec<Target> =
-        visible.filter_map(|run| Target::of(run, &sorted, prefixes)).collect();
+    let (sorted, asks) = match question {
+        Question::Keys(keys) => (sorted_strings(keys)?, Asks::Keys),
+        Question::Prefixes(prefixes, _) => (sorted_strings(prefixes)?, Asks::Prefixes),
+        // In order as they are.
+        Question::Ranges { starts, ends, .. } => (starts.clone(), Asks::Ranges(ends.clone())),
+    };
+    let targets: Vec<Target> = visible.filter_map(|run| Target::of(run, &sorted, &asks)).collect();
     match probe_memory(&shared.cache, &targets, as_of) {
         Some(found) => Ok(Probe::Ready(found)),
         None => Ok(Probe::Fetch(Fetch { cache: Arc::clone(&shared.cache), targets, as_of })),

@@ -110,6 +110,7 @@ async fn write(
     let sources =
         runs.iter().map(|r| Source::memory(r.batches().iter().cloned(), r.max_sequence)).collect();
     let schema = Arc::clone(table.schema());
-    let merger = Merger::new(table.desc.storage, mode, schema, RUN_BATCH_ROWS / 8, sources);
+    let merger = Merger::new(table.desc.storage, mode, schema, RUN_BATCH_ROWS / 8, sources)
+        .retaining(table.retain);
     sink.write(&table.desc, &table.codec, Place { level: 0, sequence }, merger).await
 }

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
@@ -20,6 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
 use crate::memrun::{MemRun, SealId};
+use crate::retain::Retain;
 use crate::sink::Built;
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
@@ -184,6 +186,10 @@ impl JobStore {
         }
     }
 
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.next_sequence.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Makes a delta durable. Commits are ordered as `persist` is called, not as it returns.
     pub fn persist(self: &Arc<Self>, runs: Vec<MemRun>) -> BoxFuture<'static, Result<Persisted>> {
         let runs: Vec<MemRun> = runs.into_iter().filter(|r| r.num_rows() > 0).collect();
@@ -201,6 +207,20 @@ impl JobStore {
             let slice = store.shared.tail.put(encoded, sequence).await?;
             Ok(Persisted { slices: vec![slice], runs, sequence, ..Persisted::default() })
         })
+    }
+
+    /// Makes bytes durable that are no state: what a commit hands on. Small ones ride in the log record,
+    /// others share the tail's objects. The reference belongs into the job's commit.
+    pub async fn stage(&self, bytes: Bytes) -> Result<SliceRef> {
+        self.shared.tail.put(bytes, 0).await
+    }
+
+    /// What `stage` was given.
+    pub async fn read_staged(&self, part: &SliceRef) -> Result<Bytes> {
+        if part.object.is_empty() {
+            return Ok(part.inline.clone());
+        }
+        self.shared.read(&part.object, part.offset..part.offset + part.length).await
     }
 
     /// Makes a committed delta visible at its epoch. In commit order.
@@ -292,6 +312,33 @@ impl JobStore {
         let edit = flush::flush(self, &version).await?;
         *flushed = edit.clone();
         Ok(edit)
+    }
+
+    /// Entries of these tables with a time below (microseconds) are never asked for again. Bounds only
+    /// rise. Only of commits that are published.
+    pub fn set_bounds(&self, bounds: &[(TableId, i64)]) {
+        let version = self.version();
+        let rises = |(id, bound): &&(TableId, i64)| {
+            version.table(*id).is_ok_and(|t| t.retain.is_none_or(|r| r.bound < *bound))
+        };
+        let rising: Vec<_> = bounds.iter().filter(rises).collect();
+        if rising.is_empty() {
+            return;
+        }
+        self.update(|version| {
+            for (id, bound) in rising {
+                if let Some(table) = version.table_mut(*id)
+                    && let Some(by) = table.desc.retention
+                {
+                    table.retain = Some(Retain { by, bound: *bound });
+                }
+            }
+        });
+    }
+
+    /// The bound below which a table's entries are gone; `None`: all are kept.
+    pub fn bound(&self, table: TableId) -> Option<i64> {
+        Some(self.version().table(table).ok()?.retain?.bound)
     }
 
     /// No read will need versions below this epoch.

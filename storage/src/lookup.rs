@@ -136,17 +136,41 @@ impl Lookups {
     ) -> Result<Found, StorageError> {
         let mut out = Picked::default();
         for input in 0..prefixes.len() {
-            self.scan_prefix(input as u32, prefixes.value(input), limit, &mut out);
+            let prefix = prefixes.value(input);
+            self.scan_from(input as u32, prefix, |k| k.starts_with(prefix), limit, &mut out);
         }
         out.finish(self)
     }
 
-    fn scan_prefix(&self, input: u32, prefix: &[u8], limit: Option<usize>, out: &mut Picked) {
+    /// The entries that exist with start ≤ key < end, at most `limit` a range.
+    pub fn ranges(
+        &self,
+        starts: &BinaryArray,
+        ends: &BinaryArray,
+        limit: Option<usize>,
+    ) -> Result<Found, StorageError> {
+        let mut out = Picked::default();
+        for input in 0..starts.len() {
+            let (start, end) = (starts.value(input), ends.value(input));
+            self.scan_from(input as u32, start, |k| k < end, limit, &mut out);
+        }
+        out.finish(self)
+    }
+
+    /// The entries from `start` on for as long as they are `inside`.
+    fn scan_from(
+        &self,
+        input: u32,
+        start: &[u8],
+        inside: impl Fn(&[u8]) -> bool,
+        limit: Option<usize>,
+        out: &mut Picked,
+    ) {
         let inside = |source: usize, at: Option<(usize, usize)>| {
-            at.filter(|&at| self.sources[source].key(at).starts_with(prefix))
+            at.filter(|&at| inside(self.sources[source].key(at)))
         };
         let mut cursors: Vec<(usize, (usize, usize))> = (0..self.sources.len())
-            .filter_map(|s| Some((s, inside(s, self.sources[s].seek(prefix, (0, 0)))?)))
+            .filter_map(|s| Some((s, inside(s, self.sources[s].seek(start, (0, 0)))?)))
             .collect();
         let end = limit.map_or(usize::MAX, |l| out.picks.len().saturating_add(l));
         let mut group: Vec<Hit> = Vec::new();

@@ -21,6 +21,7 @@ use crate::block::{Entries, Epochs};
 use crate::entry::Gather;
 use crate::error::StorageError;
 use crate::memtable::weights_of;
+use crate::retain::Retain;
 
 /// What the merged entries are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +153,7 @@ pub struct Merger {
     weights: Vec<i64>,
     epochs: Vec<u64>,
     pending: Option<Candidate>,
+    retain: Option<Retain>,
 }
 
 impl Merger {
@@ -176,11 +178,29 @@ impl Merger {
             weights: Vec::new(),
             epochs: Vec::new(),
             pending: None,
+            retain: None,
         }
+    }
+
+    /// Leaves entries out that are too old, where that is safe.
+    pub(crate) fn retaining(mut self, retain: Option<Retain>) -> Merger {
+        self.retain = retain.filter(|r| r.applies(self.storage, self.mode));
+        self
     }
 
     /// The next consolidated entries, in key order; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Entries>, StorageError> {
+        while let Some(merged) = self.next_merged().await? {
+            let Some(retain) = self.retain else { return Ok(Some(merged)) };
+            let kept = retain.entries(merged)?;
+            if !kept.is_empty() {
+                return Ok(Some(kept));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn next_merged(&mut self) -> Result<Option<Entries>, StorageError> {
         self.open().await?;
         while let Some(&at) = self.order.last() {
             if self.is_full() {

@@ -33,6 +33,8 @@ pub(crate) struct Place {
 pub(crate) enum Admit {
     /// Their epoch is not known yet: they are handed to the caller.
     Later,
+    /// Nothing: who reads them first fetches them.
+    Never,
     /// Index and disk tier.
     Disk,
     /// Blocks stay decoded: what was just written is about to be read.
@@ -160,6 +162,7 @@ impl RunSink {
         self.written.extend(built.iter().map(|b| b.meta.clone()));
         match self.admit {
             Admit::Later => self.keep(built),
+            Admit::Never => {}
             Admit::Disk => built.iter().try_for_each(|b| b.admit(&self.shared.cache, false))?,
             Admit::Memory => built.iter().try_for_each(|b| b.admit(&self.shared.cache, true))?,
         }

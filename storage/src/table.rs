@@ -5,6 +5,8 @@ use arrow::datatypes::SchemaRef;
 use millrace_common::TableId;
 pub use millrace_rpc::catalog::RowStorage;
 
+use crate::retain::RetainBy;
+
 /// How a state table is used (docs/design.md §2): decides block size, filter and compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StateClass {
@@ -33,4 +35,6 @@ pub struct TableDesc {
     pub class: StateClass,
     /// Users and subscribers read it: versions are kept down to the horizon.
     pub relation: bool,
+    /// Entries that become too old are dropped, by this time of theirs.
+    pub retention: Option<RetainBy>,
 }

@@ -95,7 +95,8 @@ fn merge(table: &TableVersion, horizon: Epoch, inputs: &[MemRun]) -> Result<Opti
     let bottom = table.disk.is_empty() && table.mem.first().map(|r| r.min_sequence) == oldest;
     let mode = Mode::Compact { horizon, bottom };
     let schema = Arc::clone(table.schema());
-    let merger = Merger::new(table.desc.storage, mode, schema, RUN_BATCH_ROWS, sources);
+    let merger = Merger::new(table.desc.storage, mode, schema, RUN_BATCH_ROWS, sources)
+        .retaining(table.retain);
     // Sources in memory never wait.
     let batches = futures::executor::block_on(merger.collect())?;
     Ok(MemRun::merged(table.desc.id, batches, inputs))

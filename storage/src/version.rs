@@ -17,6 +17,7 @@ use crate::block::BlockCodec;
 use crate::error::StorageError;
 use crate::memrun::{MemRun, SealId};
 use crate::pins::ObjectPins;
+use crate::retain::Retain;
 use crate::run::RunReader;
 use crate::table::TableDesc;
 
@@ -31,6 +32,8 @@ pub(crate) struct TableVersion {
     committed: Vec<SealId>,
     /// Of memory runs published from now on.
     pub group: u64,
+    /// From when on entries are kept, where the table is cleaned.
+    pub retain: Option<Retain>,
 }
 
 impl TableVersion {
@@ -43,6 +46,7 @@ impl TableVersion {
             disk: Vec::new(),
             committed: Vec::new(),
             group: 0,
+            retain: None,
         }
     }
 

@@ -114,7 +114,32 @@ impl TableWriter {
         self.lookup(Question::Prefixes(prefixes, limit))
     }
 
+    /// All current entries with start ≤ key < end, in key order, at most `limit` a range. Ranges are
+    /// disjoint and ascend.
+    pub fn multi_range(
+        &self,
+        starts: BinaryArray,
+        ends: BinaryArray,
+        limit: Option<usize>,
+    ) -> Lookup {
+        self.lookup(Question::Ranges { starts, ends, limit })
+    }
+
     fn lookup(&self, question: Question) -> Lookup {
+        let retain = self.store.version().table(self.desc.id).ok().and_then(|t| t.retain);
+        match (self.ask(question), retain) {
+            (lookup, None) => lookup,
+            (Lookup::Ready(found), Some(retain)) => match retain.found(found) {
+                Ok(found) => Lookup::Ready(found),
+                Err(e) => Lookup::failed(e),
+            },
+            (Lookup::Pending(fetch), Some(retain)) => {
+                Lookup::Pending(Box::pin(async move { retain.found(fetch.await?) }))
+            }
+        }
+    }
+
+    fn ask(&self, question: Question) -> Lookup {
         let sources = match self.sources(&question) {
             Ok(sources) => sources,
             Err(e) => return Lookup::failed(e),
@@ -140,11 +165,24 @@ impl TableWriter {
         if !open.is_empty() {
             let batches: Arc<[Entries]> = match question {
                 Question::Keys(keys) => open.matching(keys)?,
-                Question::Prefixes(..) => open.sorted()?,
+                Question::Prefixes(..) | Question::Ranges { .. } => open.sorted()?,
             };
             memory.push(Sorted { batches, private: true, rank: u64::MAX });
         }
         Ok((table, memory))
+    }
+
+    /// Whether the table, all of it in memory, has no entry at all, cleaned ones included.
+    pub fn is_empty(&self) -> bool {
+        let everything = BinaryArray::from_iter_values([b""]);
+        self.memory_complete()
+            && matches!(self.ask(Question::Prefixes(everything, Some(1))),
+                Lookup::Ready(found) if found.is_empty())
+    }
+
+    /// From when on entries are kept (microseconds), as committed; `None`: all are.
+    pub fn bound(&self) -> Option<i64> {
+        Some(self.store.version().table(self.desc.id).ok()?.retain?.bound)
     }
 
     /// Nothing of this table is on disk: memory alone answers, absence included.
@@ -168,6 +206,7 @@ impl Drop for TableWriter {
 pub(crate) enum Question {
     Keys(BinaryArray),
     Prefixes(BinaryArray, Option<usize>),
+    Ranges { starts: BinaryArray, ends: BinaryArray, limit: Option<usize> },
 }
 
 impl Question {
@@ -175,12 +214,14 @@ impl Question {
         match self {
             Question::Keys(keys) => lookups.get(keys),
             Question::Prefixes(prefixes, limit) => lookups.scan(prefixes, *limit),
+            Question::Ranges { starts, ends, limit } => lookups.ranges(starts, ends, *limit),
         }
     }
 
     pub fn strings(&self) -> &BinaryArray {
         match self {
             Question::Keys(keys) | Question::Prefixes(keys, _) => keys,
+            Question::Ranges { starts, .. } => starts,
         }
     }
 }

@@ -41,6 +41,7 @@ fn descs() -> Vec<TableDesc> {
         storage,
         class,
         relation: id != STATE,
+        retention: None,
     };
     vec![
         desc(KEYED, RowStorage::Keyed, StateClass::PointUpdate),
@@ -278,9 +279,10 @@ impl World {
             return;
         }
         let desc = self.job.table(TableId(table)).unwrap();
-        let edit = compaction::compact(&self.store, &desc, &inputs, 1, Epoch(self.horizon), true)
-            .await
-            .unwrap();
+        let edit =
+            compaction::compact(&self.store, &desc, None, &inputs, 1, Epoch(self.horizon), true)
+                .await
+                .unwrap();
         self.edit(edit);
     }
 

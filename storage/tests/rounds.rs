@@ -28,6 +28,7 @@ fn desc() -> TableDesc {
         storage: RowStorage::Keyed,
         class: StateClass::PointUpdate,
         relation: false,
+        retention: None,
     }
 }
 

@@ -11,6 +11,8 @@ use tokio_postgres::Client;
 
 /// Rows of one batch.
 const BATCH: i64 = 5;
+/// Rows of one large COPY: more than a load keeps in memory.
+const BULK: i64 = 800;
 const COUNTER_SESSIONS: usize = 3;
 /// Accounts of each of the two tables that transactions move money between, and what they hold at first.
 const ACCOUNTS: i64 = 4;
@@ -23,6 +25,8 @@ pub struct Ledger {
     acknowledged: Vec<i64>,
     unknown: Vec<i64>,
     deleted: Vec<i64>,
+    bulks: Vec<i64>,
+    unknown_bulks: Vec<i64>,
     increments: i64,
     unknown_increments: i64,
     /// Money moved from one table to the other, acknowledged and perhaps.
@@ -34,6 +38,8 @@ const SCHEMA: &str = "
     CREATE TABLE ledger (id bigint PRIMARY KEY, batch bigint, v int);
     CREATE TABLE counter (id int PRIMARY KEY, x bigint);
     INSERT INTO counter VALUES (1, 0), (2, 0);
+    CREATE TABLE bulk (id bigint PRIMARY KEY, part bigint, pad text);
+    CREATE MATERIALIZED VIEW parts AS SELECT part, count(*) AS n, max(id) AS newest FROM bulk GROUP BY part;
     CREATE TABLE cash (id int PRIMARY KEY, n bigint);
     CREATE TABLE bank (id int PRIMARY KEY, n bigint);
     INSERT INTO cash SELECT g, 1000 FROM generate_series(1, 4) AS t(g);
@@ -43,7 +49,12 @@ const SCHEMA: &str = "
     CREATE MATERIALIZED VIEW per_batch AS SELECT batch, count(*) AS n, sum(v) AS s FROM ledger GROUP BY batch;
     CREATE MATERIALIZED VIEW sizes AS SELECT n, count(*) AS batches FROM per_batch GROUP BY n;
     CREATE MATERIALIZED VIEW with_counter AS SELECT l.id, c.x FROM ledger l JOIN counter c ON l.v = c.id;
-    CREATE MATERIALIZED VIEW newest AS SELECT id, batch FROM ledger ORDER BY id DESC LIMIT 7";
+    CREATE MATERIALIZED VIEW newest AS SELECT id, batch FROM ledger ORDER BY id DESC LIMIT 7;
+    CREATE TABLE copied (id bigint PRIMARY KEY, batch bigint, v int);
+    CREATE SINK copy INTO copied FROM ledger WITH (commit_interval = '300ms');
+    CREATE TABLE seldom (n bigint) APPEND ONLY;
+    CREATE TABLE seldom_copied (n bigint);
+    CREATE SINK seldom_copy INTO seldom_copied FROM seldom";
 
 impl Ledger {
     pub async fn create(server: &Server) -> Result<Ledger, String> {
@@ -56,6 +67,8 @@ impl Ledger {
             acknowledged: Vec::new(),
             unknown: Vec::new(),
             deleted: Vec::new(),
+            bulks: Vec::new(),
+            unknown_bulks: Vec::new(),
             increments: 0,
             unknown_increments: 0,
             moved: 0,
@@ -76,6 +89,10 @@ impl Ledger {
         let movers = futures::future::join_all(movers);
         let batches = async {
             let Ok(client) = server.connect().await else { return };
+            // Its sink is idle afterwards, and says in the log that it is done.
+            if client.batch_execute("INSERT INTO seldom VALUES (1)").await.is_err() {
+                return;
+            }
             while Instant::now() < until {
                 if !self.batch(&client).await {
                     return;
@@ -100,6 +117,13 @@ impl Ledger {
         } else {
             self.unknown.push(batch);
             return false;
+        }
+        if batch % 3 == 2 {
+            if !copy_bulk(client, batch).await {
+                self.unknown_bulks.push(batch);
+                return false;
+            }
+            self.bulks.push(batch);
         }
         if batch % 5 == 0 {
             let sql = format!("DELETE FROM ledger WHERE batch = {batch}");
@@ -155,19 +179,52 @@ impl Ledger {
         }
         self.increments = x;
         self.unknown_increments = 0;
+        self.verify_bulks(&client).await?;
         self.verify_money(&client).await?;
-        // The sixth comes and goes.
+        // The seventh comes and goes.
         let views = suite::check_views(&client).await?;
-        if !(5..=6).contains(&views) {
-            return Err(format!("{views} of 5 views are there"));
+        if !(6..=7).contains(&views) {
+            return Err(format!("{views} of 6 views are there"));
         }
         // It goes on from there.
         if !self.batch(&client).await {
             return Err("a statement after the restart failed".to_string());
         }
+        client.batch_execute("FLUSH").await.map_err(|e| e.to_string())?;
+        for (from, to) in [("ledger", "copied"), ("seldom", "seldom_copied")] {
+            let mut tables = Vec::new();
+            for table in [from, to] {
+                let mut rows = suite::rows(&client, &format!("SELECT * FROM {table}")).await?;
+                rows.sort();
+                tables.push(rows);
+            }
+            if tables[0] != tables[1] {
+                return Err(format!("{to} is not {from}: {tables:?}"));
+            }
+        }
         let views = suite::check_views(&client).await?;
-        if views < 5 {
-            return Err(format!("{views} of 5 views are there after a statement"));
+        if views < 6 {
+            return Err(format!("{views} of 6 views are there after a statement"));
+        }
+        Ok(())
+    }
+
+    /// A large COPY is there wholly or not at all.
+    async fn verify_bulks(&mut self, client: &Client) -> Result<(), String> {
+        let counts = suite::rows(client, "SELECT part, n FROM parts").await?;
+        let count = |part: i64| {
+            let found = counts.iter().find(|r| r[0] == part.to_string());
+            found.map_or(0, |r| r[1].parse().unwrap_or(-1))
+        };
+        if let Some(part) = self.bulks.iter().find(|p| count(**p) != BULK) {
+            return Err(format!("acknowledged COPY {part} has {} of {BULK} rows", count(*part)));
+        }
+        for part in std::mem::take(&mut self.unknown_bulks) {
+            match count(part) {
+                0 => {}
+                n if n == BULK => self.bulks.push(part),
+                n => return Err(format!("COPY {part} is torn: {n} of {BULK} rows")),
+            }
         }
         Ok(())
     }
@@ -210,6 +267,20 @@ async fn copy(client: &Client, batch: i64) -> bool {
         return false;
     }
     sink.finish().await.is_ok_and(|n| n == BATCH as u64)
+}
+
+async fn copy_bulk(client: &Client, part: i64) -> bool {
+    let Ok(sink) = client.copy_in("COPY bulk FROM STDIN").await else { return false };
+    futures::pin_mut!(sink);
+    for from in (0..BULK).step_by(100) {
+        let pad = "x".repeat(64);
+        let lines: String =
+            (from..from + 100).map(|i| format!("{}\t{part}\t{pad}\n", part * 10_000 + i)).collect();
+        if sink.send(bytes::Bytes::from(lines)).await.is_err() {
+            return false;
+        }
+    }
+    sink.finish().await.is_ok_and(|n| n == BULK as u64)
 }
 
 /// A view that is built and dropped again and again; errors say that the server is gone.

@@ -2,6 +2,7 @@
 //! nothing is invented, statements are all or nothing, and every view equals its query afterwards.
 
 mod ledger;
+mod sources;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -16,7 +17,7 @@ use millrace_sqllogictest::{Server, ServerOptions, suite};
 /// Cases that run at the same time.
 const PARALLEL: usize = 2;
 /// How long a case may take to reach its point.
-const RUN_LIMIT: Duration = Duration::from_secs(12);
+const RUN_LIMIT: Duration = Duration::from_secs(20);
 /// Small thresholds, so that a short run also flushes, compacts, collects garbage and writes snapshots.
 const TUNING: &[&str] = &[
     "--memory-limit=64MB",

@@ -6,7 +6,11 @@ pub struct Block {
     pub fails: bool,
     /// It is a transcript of psql.
     pub transcript: bool,
+    /// Its statements are repeated until they answer what is said: something has to arrive first.
+    pub eventually: bool,
     pub examples: Vec<Example>,
+    /// A file of the reader's: its path and content.
+    pub file: Option<(String, String)>,
 }
 
 /// A statement and what it answers.
@@ -20,27 +24,55 @@ pub struct Example {
 
 const PROMPT: &str = "dev=> ";
 
-/// Every block fenced as `sql` or `sql error`.
+/// The kind of an open block.
+#[derive(Clone)]
+enum Kind {
+    Sql { fails: bool, eventually: bool },
+    File(String),
+}
+
+fn kind_of(line: &str) -> Option<Kind> {
+    match line {
+        "```sql" => Some(Kind::Sql { fails: false, eventually: false }),
+        "```sql error" => Some(Kind::Sql { fails: true, eventually: false }),
+        "```sql eventually" => Some(Kind::Sql { fails: false, eventually: true }),
+        _ => {
+            let (language, path) = line.strip_prefix("```")?.split_once(' ')?;
+            let file = matches!(language, "csv" | "json") && path.starts_with("/tmp/");
+            file.then(|| Kind::File(path.to_owned()))
+        }
+    }
+}
+
+/// Every block fenced as `sql`, `sql error` or `sql eventually`, and every file of the reader's.
 pub fn sql_blocks(text: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
-    let mut open: Option<(bool, usize, Vec<&str>)> = None;
+    let mut open: Option<(Kind, usize, Vec<&str>)> = None;
     for (i, line) in text.lines().enumerate() {
         match (&mut open, line.trim_end()) {
-            (None, "```sql") => open = Some((false, i + 2, Vec::new())),
-            (None, "```sql error") => open = Some((true, i + 2, Vec::new())),
+            (None, line) => open = kind_of(line).map(|kind| (kind, i + 2, Vec::new())),
             (Some(_), "```") => {
-                if let Some((fails, first, lines)) = open.take() {
+                if let Some((Kind::File(path), _, lines)) = &open {
+                    let content = lines.iter().map(|l| format!("{l}\n")).collect();
+                    blocks.push(Block {
+                        fails: false,
+                        transcript: false,
+                        eventually: false,
+                        examples: Vec::new(),
+                        file: Some((path.clone(), content)),
+                    });
+                    open = None;
+                } else if let Some((Kind::Sql { fails, eventually }, first, lines)) = open.take() {
                     let transcript = lines.first().is_some_and(|l| l.starts_with(PROMPT));
                     let examples = if transcript {
                         transcript_of(&lines, first)
                     } else {
                         script(&lines, first)
                     };
-                    blocks.push(Block { fails, transcript, examples });
+                    blocks.push(Block { fails, transcript, eventually, examples, file: None });
                 }
             }
             (Some((_, _, lines)), _) => lines.push(line),
-            (None, _) => {}
         }
     }
     blocks

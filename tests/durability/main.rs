@@ -30,6 +30,8 @@ impl Node {
             .expect("threads");
         let config = Config {
             listen: "127.0.0.1:0".to_string(),
+            http: millrace::Http::Off,
+            access: millrace::Access::default(),
             data_dir: std::env::temp_dir(),
             object_store: String::new(),
             memory_limit: 256 << 20,

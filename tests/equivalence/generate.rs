@@ -260,6 +260,9 @@ fn aggregates(rng: &mut Rng, q: &str) -> String {
         format!("count(*) FILTER (WHERE {q}a > 1) AS c10"),
         format!("sum({q}b) FILTER (WHERE {q}s = 'x') AS c11"),
         format!("avg({q}a) AS c12"),
+        format!("string_agg({q}s, ',' ORDER BY {q}s) AS c13"),
+        format!("array_agg({q}b ORDER BY {q}b DESC) AS c14"),
+        format!("string_agg(DISTINCT {q}s, '-' ORDER BY {q}s) FILTER (WHERE {q}b > 0) AS c15"),
     ];
     let start = rng.below(all.len());
     let n = 1 + rng.below(4);

@@ -9,6 +9,7 @@
 //! (first seed) lengthen or replay a run.
 
 mod case;
+mod event_time;
 mod generate;
 mod node;
 mod planted;

@@ -4,6 +4,9 @@
 //! psql and the Python of `MILLRACE_TEST_PYTHON` are run as they are; where they are missing the test
 //! says so and passes, except in CI.
 
+mod access;
+mod console;
+
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};

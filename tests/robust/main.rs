@@ -4,6 +4,7 @@
 mod bad_input;
 mod isolation;
 mod node;
+mod protocol;
 mod rounds;
 mod s3;
 mod stress;

@@ -29,7 +29,7 @@ pub fn parameter(item: &FieldRef, format: i16, value: Option<&[u8]>) -> Result<A
     Ok(Arc::new(list))
 }
 
-fn text(builder: &mut ColumnBuilder, bytes: &[u8]) -> Result<(), SqlError> {
+pub(super) fn text(builder: &mut ColumnBuilder, bytes: &[u8]) -> Result<(), SqlError> {
     let text = std::str::from_utf8(bytes).map_err(|_| super::binary::invalid_utf8())?;
     let malformed =
         || SqlError::new(SqlState("22P02"), format!("malformed array literal: \"{text}\""));
@@ -44,7 +44,7 @@ fn text(builder: &mut ColumnBuilder, bytes: &[u8]) -> Result<(), SqlError> {
 
 /// Dimensions, a flag for NULLs, the element type; then length and lower bound of the dimension, then
 /// the elements, each after its length.
-fn binary(builder: &mut ColumnBuilder, mut b: &[u8]) -> Result<(), SqlError> {
+pub(super) fn binary(builder: &mut ColumnBuilder, mut b: &[u8]) -> Result<(), SqlError> {
     let wrong = || {
         SqlError::new(
             SqlState::INVALID_BINARY_REPRESENTATION,

@@ -51,6 +51,15 @@ pub fn append(builder: &mut ColumnBuilder, t: SqlType, bytes: &[u8]) -> Result<(
                 us => us.saturating_add(datetime::PG_EPOCH_US),
             });
         }
+        SqlType::Uuid => builder.push_uuid(fixed::<16>(bytes)?),
+        SqlType::Jsonb => match bytes.split_first() {
+            // A version number comes first.
+            Some((1, text)) => {
+                builder.append_text(std::str::from_utf8(text).map_err(|_| invalid_utf8())?)?;
+            }
+            _ => return Err(wrong()),
+        },
+        SqlType::Array(_) => return Err(wrong()),
         SqlType::Interval => {
             let b: [u8; 16] = fixed(bytes)?;
             builder.push_interval(Interval {

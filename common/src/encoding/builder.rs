@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use crate::types::UUID_BYTES;
 use crate::{SqlError, SqlState, SqlType};
 use arrow::array::{
-    ArrayRef, BinaryBuilder, BooleanBuilder, Date32Builder, Decimal128Builder, Decimal256Builder,
-    Float32Builder, Float64Builder, Int16Builder, Int32Builder, Int64Builder,
-    IntervalMonthDayNanoBuilder, StringBuilder, Time64MicrosecondBuilder,
-    TimestampMicrosecondBuilder,
+    Array, ArrayBuilder, ArrayRef, BinaryBuilder, BooleanBuilder, Date32Builder, Decimal128Builder,
+    Decimal256Builder, FixedSizeBinaryBuilder, Float32Builder, Float64Builder, Int16Builder,
+    Int32Builder, Int64Builder, IntervalMonthDayNanoBuilder, LargeStringBuilder, ListArray,
+    StringBuilder, Time64MicrosecondBuilder, TimestampMicrosecondBuilder,
 };
-use arrow::datatypes::{DataType, IntervalMonthDayNano, i256};
+use arrow::buffer::{NullBuffer, OffsetBuffer};
+use arrow::datatypes::{DataType, Field, IntervalMonthDayNano, i256};
 
 use super::interval::{Interval, parse_interval};
 use super::{datetime, invalid_text, numeric, out_of_range};
@@ -29,6 +31,9 @@ enum Inner {
     Time(Time64MicrosecondBuilder),
     Timestamp(TimestampMicrosecondBuilder),
     Interval(IntervalMonthDayNanoBuilder),
+    Uuid(FixedSizeBinaryBuilder),
+    Json(LargeStringBuilder),
+    List { items: Box<ColumnBuilder>, ends: Vec<i32>, valid: Vec<bool> },
 }
 
 /// Builds a column of one SQL type from text or binary values.
@@ -74,6 +79,17 @@ impl ColumnBuilder {
             SqlType::Interval => {
                 Inner::Interval(IntervalMonthDayNanoBuilder::with_capacity(capacity))
             }
+            SqlType::Uuid => {
+                Inner::Uuid(FixedSizeBinaryBuilder::with_capacity(capacity, UUID_BYTES))
+            }
+            SqlType::Jsonb => {
+                Inner::Json(LargeStringBuilder::with_capacity(capacity, capacity * 16))
+            }
+            SqlType::Array(e) => Inner::List {
+                items: Box::new(ColumnBuilder::new(e.scalar(), capacity)),
+                ends: Vec::with_capacity(capacity),
+                valid: Vec::with_capacity(capacity),
+            },
         };
         ColumnBuilder { sql, precision, inner }
     }
@@ -94,6 +110,45 @@ impl ColumnBuilder {
             Inner::Time(b) => b.append_null(),
             Inner::Timestamp(b) => b.append_null(),
             Inner::Interval(b) => b.append_null(),
+            Inner::Uuid(b) => b.append_null(),
+            Inner::Json(b) => b.append_null(),
+            Inner::List { .. } => self.end_list(false),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match &self.inner {
+            Inner::Bool(b) => b.len(),
+            Inner::Int16(b) => b.len(),
+            Inner::Int32(b) => b.len(),
+            Inner::Int64(b) => b.len(),
+            Inner::Float32(b) => b.len(),
+            Inner::Float64(b) => b.len(),
+            Inner::Decimal128(b) => b.len(),
+            Inner::Decimal256(b) => b.len(),
+            Inner::Text(b) => b.len(),
+            Inner::Bytes(b) => b.len(),
+            Inner::Date(b) => b.len(),
+            Inner::Time(b) => b.len(),
+            Inner::Timestamp(b) => b.len(),
+            Inner::Interval(b) => b.len(),
+            Inner::Uuid(b) => b.len(),
+            Inner::Json(b) => b.len(),
+            Inner::List { ends, .. } => ends.len(),
+        }
+    }
+
+    /// Ends the array whose elements have been appended.
+    fn end_list(&mut self, is_valid: bool) {
+        if let Inner::List { items, ends, valid } = &mut self.inner {
+            ends.push(items.len() as i32);
+            valid.push(is_valid);
+        }
+    }
+
+    pub(super) fn push_uuid(&mut self, v: [u8; 16]) {
+        if let Inner::Uuid(b) = &mut self.inner {
+            b.append_value(v).expect("a uuid has sixteen bytes");
         }
     }
 
@@ -124,11 +179,22 @@ impl ColumnBuilder {
                 datetime::parse_timestamp(text)?
             }),
             Inner::Interval(_) => self.push_interval(parse_interval(text)?)?,
+            Inner::Uuid(_) => self.push_uuid(parse_uuid(text)?),
+            Inner::Json(b) => b.append_value(crate::json::canonical(text)?),
+            Inner::List { items, .. } => {
+                super::array::text(items, text.as_bytes())?;
+                self.end_list(true);
+            }
         }
         Ok(())
     }
 
     pub fn append_binary(&mut self, bytes: &[u8]) -> Result<(), SqlError> {
+        if let Inner::List { items, .. } = &mut self.inner {
+            super::array::binary(items, bytes)?;
+            self.end_list(true);
+            return Ok(());
+        }
         let sql = self.sql;
         super::binary::append(self, sql, bytes)
     }
@@ -208,6 +274,16 @@ impl ColumnBuilder {
             Inner::Time(b) => Arc::new(b.finish()),
             Inner::Timestamp(b) => Arc::new(b.finish()),
             Inner::Interval(b) => Arc::new(b.finish()),
+            Inner::Uuid(b) => Arc::new(b.finish()),
+            Inner::Json(b) => Arc::new(b.finish()),
+            Inner::List { items, ends, valid } => {
+                let values = items.finish();
+                let offsets = std::iter::once(0).chain(ends.drain(..)).collect::<Vec<i32>>();
+                let nulls = NullBuffer::from(std::mem::take(valid));
+                let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+                let offsets = OffsetBuffer::new(offsets.into());
+                Arc::new(ListArray::new(item, offsets, values, Some(nulls)))
+            }
         }
     }
 }
@@ -274,6 +350,27 @@ pub fn fit_varchar(text: &str, sql: SqlType) -> Result<&str, SqlError> {
     }
 }
 
+/// 32 hexadecimal digits, with hyphens after any four of them, and braces around all.
+pub fn parse_uuid(text: &str) -> Result<[u8; 16], SqlError> {
+    let bad = || invalid_text("uuid", text);
+    let inner = match text.strip_prefix('{') {
+        Some(rest) => rest.strip_suffix('}').ok_or_else(bad)?,
+        None => text,
+    };
+    let (mut out, mut digits) = ([0u8; 16], 0usize);
+    for c in inner.chars() {
+        match c.to_digit(16) {
+            Some(d) if digits < 32 => {
+                out[digits / 2] = out[digits / 2] << 4 | d as u8;
+                digits += 1;
+            }
+            None if c == '-' && digits > 0 && digits.is_multiple_of(4) && digits < 32 => {}
+            _ => return Err(bad()),
+        }
+    }
+    if digits == 32 { Ok(out) } else { Err(bad()) }
+}
+
 fn parse_bytea(text: &str) -> Result<Vec<u8>, SqlError> {
     let invalid = || invalid_text("bytea", text);
     if let Some(hex) = text.strip_prefix("\\x") {
@@ -324,6 +421,7 @@ mod tests {
 
     use super::*;
     use crate::encoding::Column;
+    use crate::types::Element;
 
     fn through(sql: SqlType, text: &str) -> Result<String, SqlError> {
         let mut b = ColumnBuilder::new(sql, 1);
@@ -366,6 +464,15 @@ mod tests {
             (SqlType::Timestamp, "2000-01-01 00:00:00", "2000-01-01 00:00:00"),
             (SqlType::Timestamptz, "2000-01-01 02:00:00+02", "2000-01-01 00:00:00+00"),
             (SqlType::Interval, "1 mon -2 days", "1 mon -2 days"),
+            (
+                SqlType::Uuid,
+                "{A0EEBC999C0B4EF8-BB6D-6BB9BD380A11}",
+                "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+            ),
+            (SqlType::Jsonb, r#"{"b":1, "a" :[null]}"#, r#"{"a": [null], "b": 1}"#),
+            (SqlType::Array(Element::Int), "{1, NULL,3}", "{1,NULL,3}"),
+            (SqlType::Array(Element::Text), r#"{a,"b c",""}"#, r#"{a,"b c",""}"#),
+            (SqlType::Array(Element::Text), "{}", "{}"),
         ] {
             assert_eq!(through(sql, input).unwrap(), output, "{sql} {input}");
         }

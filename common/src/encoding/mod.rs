@@ -17,6 +17,7 @@ pub mod output;
 pub use builder::ColumnBuilder;
 pub use output::Column;
 
+use crate::types::Element;
 use crate::{SqlError, SqlState, SqlType};
 use arrow::datatypes::DataType;
 
@@ -49,47 +50,13 @@ pub fn catalog_type_len(oid: u32) -> i16 {
 
 /// PostgreSQL's OID of the array type over a scalar type.
 pub fn array_oid(t: SqlType) -> u32 {
-    match t {
-        SqlType::Boolean => 1000,
-        SqlType::Bytea => 1001,
-        SqlType::SmallInt => 1005,
-        SqlType::Int => 1007,
-        SqlType::Text => 1009,
-        SqlType::Varchar(_) => 1015,
-        SqlType::BigInt => 1016,
-        SqlType::Real => 1021,
-        SqlType::Double => 1022,
-        SqlType::Timestamp => 1115,
-        SqlType::Date => 1182,
-        SqlType::Time => 1183,
-        SqlType::Timestamptz => 1185,
-        SqlType::Interval => 1187,
-        SqlType::Numeric(_) => 1231,
-    }
+    // An array of arrays is an array of the same type; it is refused elsewhere.
+    Element::of(t).map_or_else(|| t.oid(), Element::array_oid)
 }
 
 /// The element type of an array type's OID.
 pub fn scalar_of_array(oid: u32) -> Option<SqlType> {
-    use SqlType::*;
-    [
-        Boolean,
-        Bytea,
-        SmallInt,
-        Int,
-        Text,
-        Varchar(None),
-        BigInt,
-        Real,
-        Double,
-        Timestamp,
-        Date,
-        Time,
-        Timestamptz,
-        Interval,
-        Numeric(None),
-    ]
-    .into_iter()
-    .find(|t| array_oid(*t) == oid)
+    Element::ALL.into_iter().find(|e| e.array_oid() == oid).map(Element::scalar)
 }
 
 /// `invalid input syntax for type …`.

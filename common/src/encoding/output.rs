@@ -3,11 +3,12 @@
 use std::fmt::Write;
 
 use crate::SqlError;
+use crate::types::UUID_BYTES;
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Date32Array, Decimal128Array,
-    Decimal256Array, Float32Array, Float64Array, Int16Array, Int32Array, Int64Array,
-    IntervalMonthDayNanoArray, ListArray, StringArray, Time64MicrosecondArray,
-    TimestampMicrosecondArray, UInt32Array,
+    Decimal256Array, FixedSizeBinaryArray, Float32Array, Float64Array, Int16Array, Int32Array,
+    Int64Array, IntervalMonthDayNanoArray, LargeStringArray, ListArray, StringArray,
+    Time64MicrosecondArray, TimestampMicrosecondArray, UInt32Array,
 };
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, IntervalUnit, TimeUnit};
@@ -29,6 +30,8 @@ pub enum Column {
     Float32(Float32Array),
     Float64(Float64Array),
     Text(StringArray),
+    Json(LargeStringArray),
+    Uuid(FixedSizeBinaryArray),
     Bytes(BinaryArray),
     Date(Date32Array),
     Time(Time64MicrosecondArray),
@@ -68,6 +71,8 @@ impl Column {
             DataType::Float32 => Column::Float32(plain.as_primitive().clone()),
             DataType::Float64 => Column::Float64(plain.as_primitive().clone()),
             DataType::Utf8 => Column::Text(plain.as_string().clone()),
+            DataType::LargeUtf8 => Column::Json(plain.as_string().clone()),
+            DataType::FixedSizeBinary(_) => Column::Uuid(plain.as_fixed_size_binary().clone()),
             DataType::Binary => Column::Bytes(plain.as_binary().clone()),
             DataType::Date32 => Column::Date(plain.as_primitive().clone()),
             DataType::Time64(TimeUnit::Microsecond) => Column::Time(plain.as_primitive().clone()),
@@ -116,6 +121,8 @@ impl Column {
             Column::Float32(a) => a,
             Column::Float64(a) => a,
             Column::Text(a) => a,
+            Column::Json(a) => a,
+            Column::Uuid(a) => a,
             Column::Bytes(a) => a,
             Column::Date(a) => a,
             Column::Time(a) => a,
@@ -156,6 +163,10 @@ impl Column {
             buf.put_slice(a.value(row).as_bytes());
             return Ok(());
         }
+        if let Column::Json(a) = self {
+            buf.put_slice(a.value(row).as_bytes());
+            return Ok(());
+        }
         if let Column::List { values, item, .. } = self {
             let (from, to) =
                 (values.value_offsets()[row] as usize, values.value_offsets()[row + 1] as usize);
@@ -192,6 +203,15 @@ impl Column {
                 }
                 Ok(())
             }
+            Column::Uuid(a) => {
+                for (i, b) in a.value(row).iter().enumerate() {
+                    if matches!(i, 4 | 6 | 8 | 10) {
+                        buf.put_u8(b'-');
+                    }
+                    write!(buf, "{b:02x}")?;
+                }
+                Ok(())
+            }
             Column::Date(a) => datetime::write_date(buf, a.value(row)),
             Column::Time(a) => datetime::write_time(buf, a.value(row)),
             Column::Timestamp { values, zone } => {
@@ -208,7 +228,7 @@ impl Column {
                 write!(digits, "{}", values.value(row))?;
                 write_decimal(buf, digits.as_str(), *scale, false)
             }
-            Column::Text(_) | Column::List { .. } | Column::Vector(_) => Ok(()),
+            Column::Text(_) | Column::Json(_) | Column::List { .. } | Column::Vector(_) => Ok(()),
         }
     }
 
@@ -256,6 +276,11 @@ impl Column {
             Column::Float64(a) => buf.put_f64(a.value(row)),
             Column::Text(a) => buf.put_slice(a.value(row).as_bytes()),
             Column::Bytes(a) => buf.put_slice(a.value(row)),
+            Column::Uuid(a) => buf.put_slice(a.value(row)),
+            Column::Json(a) => {
+                buf.put_u8(1);
+                buf.put_slice(a.value(row).as_bytes());
+            }
             Column::Date(a) => buf.put_i32(match a.value(row) {
                 infinite @ (i32::MAX | i32::MIN) => infinite,
                 days => days.saturating_sub(datetime::PG_EPOCH_DAYS),
@@ -311,7 +336,8 @@ fn normalise(array: &ArrayRef) -> Result<ArrayRef, SqlError> {
         DataType::UInt64 => DataType::Int64,
         DataType::Float16 => DataType::Float32,
         DataType::Decimal32(p, s) | DataType::Decimal64(p, s) => DataType::Decimal128(*p, *s),
-        DataType::LargeUtf8 | DataType::Utf8View | DataType::Null => DataType::Utf8,
+        DataType::Utf8View | DataType::Null => DataType::Utf8,
+        DataType::FixedSizeBinary(UUID_BYTES) => return Ok(array.clone()),
         DataType::LargeBinary | DataType::BinaryView | DataType::FixedSizeBinary(_) => {
             DataType::Binary
         }

@@ -15,10 +15,12 @@ mod rng;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use async_trait::async_trait;
 use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_rpc::catalog::Relation;
 
-use crate::{ConnectorError, ROW_ID, Source, SplitReader, options};
+use crate::generated::Pace;
+use crate::{ConnectorError, Known, Polled, ROW_ID, ReadFrom, Source, SplitReader, options};
 
 pub use events::Kind;
 
@@ -29,8 +31,16 @@ pub const DEFAULT_SEED: u64 = 42;
 /// Event time between two events, in nanoseconds.
 const DEFAULT_GAP_NS: u64 = 10_000;
 
-const OPTIONS: &[&str] =
-    &["connector", "table", "event.num", "event.rate", "event.gap.ns", "splits", "seed"];
+const OPTIONS: &[&str] = &[
+    "connector",
+    "table",
+    "event.num",
+    "event.rate",
+    "event.gap.ns",
+    "splits",
+    "seed",
+    "rate_limit",
+];
 
 /// What decides the stream's content.
 #[derive(Clone, Copy, Debug)]
@@ -58,10 +68,7 @@ pub struct NexmarkSource {
     columns: Vec<usize>,
     schema: SchemaRef,
     config: StreamConfig,
-    splits: u32,
-    event_num: u64,
-    /// Events a second over all splits; 0: as fast as possible.
-    event_rate: u64,
+    pace: Pace,
 }
 
 impl NexmarkSource {
@@ -92,37 +99,8 @@ impl NexmarkSource {
             columns,
             schema,
             config: StreamConfig::new(gap, seed),
-            splits,
-            event_num,
-            event_rate,
+            pace: Pace { splits, total: event_num, rate: event_rate },
         })
-    }
-
-    /// Events of the first `events` of the stream that lie in `split`.
-    fn share(&self, split: u32, events: u64) -> u64 {
-        let (n, i) = (u64::from(self.splits), u64::from(split));
-        events.saturating_sub(i).div_ceil(n)
-    }
-}
-
-impl Source for NexmarkSource {
-    fn schema(&self) -> SchemaRef {
-        Arc::clone(&self.schema)
-    }
-
-    fn splits(&self) -> Vec<u32> {
-        (0..self.splits).collect()
-    }
-
-    fn available(&self, split: u32, started_ms: u64, now_ms: u64) -> u64 {
-        let paced = if self.event_rate == 0 {
-            u64::MAX
-        } else {
-            let elapsed = u128::from(now_ms.saturating_sub(started_ms));
-            u64::try_from(elapsed * u128::from(self.event_rate) / 1_000).unwrap_or(u64::MAX)
-        };
-        let events = paced.min(self.event_num);
-        if events == u64::MAX { u64::MAX } else { self.share(split, events) }
     }
 
     fn reader(
@@ -131,7 +109,7 @@ impl Source for NexmarkSource {
         offset: u64,
         columns: &[usize],
     ) -> Result<Box<dyn SplitReader>, ConnectorError> {
-        if split >= self.splits {
+        if split >= self.pace.splits {
             return Err(ConnectorError::NoSuchSplit(split));
         }
         let wanted = columns
@@ -144,10 +122,29 @@ impl Source for NexmarkSource {
             self.config,
             wanted,
             schema,
-            u64::from(self.splits),
+            u64::from(self.pace.splits),
             u64::from(split),
             offset,
         )))
+    }
+}
+
+#[async_trait]
+impl Source for NexmarkSource {
+    fn schema(&self) -> SchemaRef {
+        Arc::clone(&self.schema)
+    }
+
+    async fn poll(&self, known: &Known) -> Result<Polled, ConnectorError> {
+        Ok(self.pace.poll(known))
+    }
+
+    fn open(
+        &self,
+        at: ReadFrom,
+        columns: &[usize],
+    ) -> Result<Box<dyn SplitReader>, ConnectorError> {
+        self.reader(at.split, at.offset, columns)
     }
 }
 

@@ -24,6 +24,7 @@ fn relation(kind: Kind, extra: &[(&str, &str)]) -> Relation {
                 nullable: true,
                 default_sql: None,
                 hidden: false,
+                ..Column::default()
             })
             .collect(),
         options: options
@@ -50,7 +51,7 @@ async fn read_all(
     columns: &[usize],
     step: usize,
 ) -> Vec<RecordBatch> {
-    let until = source.available(split, 0, 0);
+    let until = source.pace.available(split, 0, 0);
     let mut reader = source.reader(split, 0, columns).unwrap();
     let mut batches = Vec::new();
     while let Some((batch, _)) = reader.read(until, step).await.unwrap() {
@@ -179,8 +180,8 @@ async fn splits_partition_the_stream_and_resume_anywhere() {
     let id = Kind::Bid.columns().len();
     let mut ids = Vec::new();
     let mut events = 0;
-    for split in source.splits() {
-        events += source.available(split, 0, 0);
+    for split in 0..source.pace.splits {
+        events += source.pace.available(split, 0, 0);
         let batches = read_all(&source, split, &[id], 100).await;
         ids.extend(values(&batches, 0).into_iter().map(|v| match v {
             Value::Int(i) => i,
@@ -203,9 +204,9 @@ async fn splits_partition_the_stream_and_resume_anywhere() {
 fn rate_paces_by_the_wall_clock() {
     let options = [("event.rate", "1000"), ("splits", "2"), ("event.num", "5000")];
     let source = NexmarkSource::new(&relation(Kind::Bid, &options)).unwrap();
-    assert_eq!(source.available(0, 10_000, 10_000), 0);
-    assert_eq!(source.available(0, 10_000, 12_000), 1_000);
-    assert_eq!(source.available(1, 10_000, 99_000), 2_500);
+    assert_eq!(source.pace.available(0, 10_000, 10_000), 0);
+    assert_eq!(source.pace.available(0, 10_000, 12_000), 1_000);
+    assert_eq!(source.pace.available(1, 10_000, 99_000), 2_500);
 }
 
 #[test]

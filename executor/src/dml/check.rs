@@ -84,8 +84,10 @@ impl Keyed {
         let checker = Checker { statement: self, layout, table, found, existing };
         match kind {
             DmlKind::Insert { on_conflict } => checker.insert(on_conflict),
+            DmlKind::Feed { on_conflict } => checker.feed(on_conflict),
             DmlKind::Change => checker.change(false),
             DmlKind::Upsert => checker.change(true),
+            DmlKind::Replicate => checker.replicate().map_err(|e| DmlError::Sql(e.into_sql())),
         }
     }
 }
@@ -176,6 +178,68 @@ impl Checker<'_> {
         })
     }
 
+    /// See [`DmlKind::Feed`].
+    fn feed(&self, on_conflict: InsertConflict) -> Result<Writes, DmlError> {
+        let s = self.statement;
+        if s.delta.weights.is_none() {
+            let on_conflict = match on_conflict {
+                InsertConflict::Error => InsertConflict::Nothing,
+                other => other,
+            };
+            return self.insert(on_conflict);
+        }
+        // The last row of each key; `None`: the key is not there afterwards.
+        let mut last: Vec<Option<Option<u32>>> = vec![None; s.firsts.len()];
+        for row in 0..s.keys.len() {
+            let key = s.group[row] as usize;
+            let deletes = s.delta.weight(row) < 0;
+            let kept = matches!(last[key], Some(Some(_)))
+                || (last[key].is_none() && self.existing[key].is_some());
+            match (deletes, on_conflict) {
+                (true, _) => last[key] = Some(None),
+                (false, InsertConflict::Overwrite) => last[key] = Some(Some(row as u32)),
+                (false, _) if kept => {}
+                (false, _) => last[key] = Some(Some(row as u32)),
+            }
+        }
+        self.replace(&last).map_err(|e| DmlError::Sql(e.into_sql()))
+    }
+
+    /// What to write so that each key has the row given for it, or none; keys without a word stay.
+    fn replace(&self, last: &[Option<Option<u32>>]) -> Result<Writes, ExecError> {
+        let s = self.statement;
+        let (mut new, mut old, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+        for (key, wanted) in last.iter().enumerate() {
+            let Some(wanted) = wanted else { continue };
+            old.extend(self.existing[key]);
+            match (wanted, self.existing[key]) {
+                (Some(row), _) => new.push(*row),
+                (None, Some(_)) => gone.push(s.firsts[key]),
+                (None, None) => {}
+            }
+        }
+        let retracted = self.found_rows(&old)?;
+        let inserted = compute::take_record_batch(&s.delta.batch, &UInt32Array::from(new.clone()))?;
+        let mut vnodes = self.layout.vnodes(&retracted.batch)?;
+        vnodes.extend(new.iter().map(|&r| s.vnodes[r as usize]));
+        let written: Vec<u32> = new.iter().chain(&gone).copied().collect();
+        let weights: Vec<i64> = new.iter().map(|_| 1).chain(gone.iter().map(|_| -1)).collect();
+        let indices = UInt32Array::from(written);
+        let rows = compute::take_record_batch(&s.delta.batch, &indices)?;
+        let delta =
+            DeltaChunk::concat(&self.layout.schema, &[retracted, DeltaChunk::inserts(inserted)])?;
+        Ok(Writes {
+            keys: take_binary(&s.keys, &indices)?,
+            weights: crate::consolidate::weights(&weights),
+            rows,
+            delta,
+            vnodes,
+            row_count: new.len() as i64 - old.len() as i64,
+            rows_affected: (new.len() + gone.len()) as u64,
+            kept: None,
+        })
+    }
+
     /// Rows of `found`, retracted.
     fn found_rows(&self, rows: &[u32]) -> Result<DeltaChunk, ExecError> {
         let indices = UInt32Array::from(rows.to_vec());
@@ -227,6 +291,41 @@ impl Checker<'_> {
             })
         };
         build().map_err(failed)
+    }
+
+    /// The newest row of each key replaces what is there; a key that only goes is deleted.
+    fn replicate(&self) -> Result<Writes, ExecError> {
+        let s = self.statement;
+        let net = net_by_key(&s.keys, &s.delta, &self.layout.identity)?;
+        let (mut rows, mut weights, mut replaced, mut new) = (vec![], vec![], vec![], vec![]);
+        for key in net.keys() {
+            let row = key.clone().rev().find(|i| net.weights[*i] > 0).map(|i| net.rows[i]);
+            let Some(any) = row.or_else(|| net.rows.get(key.start).copied()) else { continue };
+            let there = self.existing[s.group[any as usize] as usize];
+            if row.is_none() && there.is_none() {
+                continue;
+            }
+            replaced.extend(there);
+            new.extend(row);
+            rows.push(any);
+            weights.push(if row.is_some() { 1 } else { -1 });
+        }
+        let row_count = new.len() as i64 - replaced.len() as i64;
+        let (written, new) = (UInt32Array::from(rows), UInt32Array::from(new));
+        let inserted = DeltaChunk::inserts(compute::take_record_batch(&s.delta.batch, &new)?);
+        let gone = self.found_rows(&replaced)?;
+        let mut vnodes = self.layout.vnodes(&gone.batch)?;
+        vnodes.extend(new.values().iter().map(|&r| s.vnodes[r as usize]));
+        Ok(Writes {
+            keys: take_binary(&s.keys, &written)?,
+            weights: crate::consolidate::weights(&weights),
+            rows: compute::take_record_batch(&s.delta.batch, &written)?,
+            delta: DeltaChunk::concat(&self.layout.schema, &[gone, inserted])?,
+            vnodes,
+            row_count,
+            rows_affected: written.len() as u64,
+            kept: None,
+        })
     }
 
     /// Whether every old row is there as the statement saw it.

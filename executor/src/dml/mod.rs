@@ -11,7 +11,7 @@ use arrow::array::UInt32Array;
 use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState};
 use millrace_rpc::version::StatementId;
 
-pub use load::Load;
+pub use load::{Load, LoadKind};
 pub use sequencer::Sequencer;
 pub use staged::StagedTable;
 
@@ -33,9 +33,22 @@ pub enum DmlKind {
     /// UPDATE and DELETE: old rows with −1 as they were read, new rows with +1. A new row whose key
     /// another row has is a unique violation.
     Change,
+    /// Rows of a connector, in their order: of several of one key the last counts. A row with −1 deletes
+    /// what has its key, if anything has; only its key columns matter.
+    Feed { on_conflict: InsertConflict },
     /// INSERT … ON CONFLICT DO UPDATE: as `Change`, but a new row whose key has come to exist since
     /// is a conflict: evaluated again it becomes an update.
     Upsert,
+    /// What a sink brings: the new row of a key takes the place of whatever row has it, and a key whose old
+    /// row goes is deleted if it is there.
+    Replicate,
+}
+
+/// How far a sink has been applied to a table; committed with the rows as one of the table's counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SinkMark {
+    pub counter: String,
+    pub sequence: u64,
 }
 
 /// A statement, evaluated.
@@ -45,6 +58,8 @@ pub struct DmlStatement {
     /// Full rows of the table, hidden columns included.
     pub delta: DeltaChunk,
     pub kind: DmlKind,
+    /// Of a sink's change: applied only if the table has none of this sequence or a later one.
+    pub mark: Option<SinkMark>,
 }
 
 /// A statement that is committed.
@@ -56,6 +71,8 @@ pub struct DmlOutcome {
     pub rows_affected: u64,
     /// Positions of the statement's rows that took effect, ascending; `None`: all.
     pub kept: Option<UInt32Array>,
+    /// Rows that were older than the table's watermark: they did not enter.
+    pub late: u64,
 }
 
 #[derive(Clone, Debug, thiserror::Error)]

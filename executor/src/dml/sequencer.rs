@@ -16,24 +16,33 @@ use std::sync::{Arc, Weak};
 
 use arrow::array::{Array, UInt32Array};
 use arrow::datatypes::SchemaRef;
-use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState, TableId, crash};
+use millrace_common::{DeltaChunk, Epoch, Generation, JobId, SqlError, SqlState, TableId, crash};
 use millrace_rpc::catalog::{Relation, RowStorage};
 use millrace_rpc::services::MetaService;
-use millrace_rpc::version::{CommitGroup, GroupMember, JobVersion, StatementId};
-use millrace_storage::{Found, JobStore, MemRun, TableWriter};
+use millrace_rpc::version::{
+    ColumnWatermark, CommitGroup, GroupMember, JobVersion, RunMeta, StatementId,
+};
+use millrace_storage::stage::Staging;
+use millrace_storage::{Found, JobStore, MemRun, StorageError, TableWriter};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::check::{Keyed, Writes};
-use super::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, unknown_outcome};
+use super::{
+    DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, SinkMark, unknown_outcome,
+};
 use crate::error::ExecError;
 use crate::hub::HubChunk;
+use crate::input::watermark::{SplitWatermark, WatermarkExpr};
 use crate::layout::RowLayout;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 
 /// Name of the counter that holds the next hidden row id.
 const ROW_ID_COUNTER: &str = "next_row_id";
+
+/// Counters that say how far a sink's changes are in the table begin with this; the sink's id follows.
+pub const SINK_COUNTER: &str = "sink.";
 
 /// What became of an epoch.
 #[derive(Clone, Debug)]
@@ -68,6 +77,11 @@ struct Statements {
     account: Option<Reservation>,
     /// Tables that hold other parts of transactions in this epoch: they end theirs together with it.
     ties: BTreeMap<JobId, Weak<Sequencer>>,
+    load: Option<Vec<RunMeta>>,
+    /// How far the table's connector is with these rows.
+    fed: HashMap<String, u64>,
+    /// Who feeds it waits for the end of these.
+    concluded: Vec<oneshot::Sender<()>>,
 }
 
 impl Statements {
@@ -88,6 +102,12 @@ pub(super) struct State {
     ahead: VecDeque<SealedEpoch>,
     committed: Epoch,
     stopped: bool,
+    /// Of a table with a watermark: its only split.
+    watermark: SplitWatermark,
+    /// How far each sink's changes are in the table, those of open epochs included.
+    marks: HashMap<String, u64>,
+    /// A mark has moved in the open epoch.
+    marked: bool,
 }
 
 /// A sealed epoch of a table, to be made durable.
@@ -98,6 +118,9 @@ pub struct SealedEpoch {
     pub row_count: i64,
     pub changed: bool,
     pub counters: HashMap<String, u64>,
+    pub watermark: Option<ColumnWatermark>,
+    /// Staged runs of a load, which is then alone in the epoch.
+    pub load: Option<Vec<RunMeta>>,
     /// The epochs of other tables that this one is committed with.
     pub group: Option<CommitGroup>,
 }
@@ -113,10 +136,14 @@ pub struct Sequencer {
     pub(super) job: JobId,
     generation: Generation,
     ties: Arc<Ties>,
+    store: Arc<JobStore>,
+    table: TableId,
     name: String,
     /// A key the user declared, not hidden row ids.
     primary_key: bool,
     layout: RowLayout,
+    /// With the time column's position.
+    watermark: Option<(u32, WatermarkExpr)>,
     pub(super) meta: Arc<dyn MetaService>,
     governor: Arc<MemoryGovernor>,
     /// Bytes of statements an open epoch may hold before further ones wait.
@@ -158,9 +185,16 @@ impl Sequencer {
             job: millrace_common::RelationId(relation.id),
             generation: Generation(version.generation),
             ties,
+            store: Arc::clone(store),
+            table: TableId(relation.first_table_id),
             name: relation.name.clone(),
             primary_key: relation.primary_key,
             layout,
+            watermark: relation
+                .watermark
+                .as_ref()
+                .map(|w| w.column)
+                .zip(WatermarkExpr::of(relation)?),
             meta,
             governor,
             limit: limits.statement_bytes,
@@ -173,6 +207,9 @@ impl Sequencer {
                 ahead: VecDeque::new(),
                 committed: Epoch(version.epoch),
                 stopped: false,
+                watermark: SplitWatermark::load(&version.counters, 0, 0),
+                marks: sink_marks(&version.counters),
+                marked: false,
             }),
             ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(i64::try_from(next).unwrap_or(i64::MAX)),
@@ -181,6 +218,14 @@ impl Sequencer {
 
     pub fn schema(&self) -> &SchemaRef {
         &self.layout.schema
+    }
+
+    /// Position of the hidden row id that rows of a table without a key have.
+    pub fn hidden_row_id(&self) -> Option<usize> {
+        match self.layout.key.as_slice() {
+            [at] if !self.primary_key => Some(*at),
+            _ => None,
+        }
     }
 
     /// `n` row ids that no committed row has. Ids of rows that are committed are below the counter
@@ -194,12 +239,14 @@ impl Sequencer {
     }
 
     /// Checks a statement, adds it to the open epoch and waits until that is committed.
-    pub async fn apply(&self, statement: DmlStatement) -> Result<DmlOutcome, DmlError> {
-        let (entered, fate) = {
+    pub async fn apply(&self, mut statement: DmlStatement) -> Result<DmlOutcome, DmlError> {
+        let (entered, fate, on_time) = {
             let _turn = self.turn.lock().await;
             self.wait_for_room().await?;
+            let on_time = self.drop_late(&mut statement)?;
             let checked = self.check_until_ended(&statement).await?;
-            self.enter(statement.id, checked)?
+            let (entered, fate) = self.enter(&statement, checked, &on_time)?;
+            (entered, fate, on_time)
         };
         let epoch = match fate {
             Ok(committed) => Fate::Committed(committed),
@@ -210,7 +257,8 @@ impl Sequencer {
         };
         match (entered, epoch) {
             (Ok((rows_affected, kept)), Fate::Committed(epoch)) => {
-                Ok(DmlOutcome { epoch, rows_affected, kept })
+                let kept = on_time.original(kept);
+                Ok(DmlOutcome { epoch, rows_affected, kept, late: on_time.late })
             }
             (Ok(_), Fate::Unknown) => Err(unknown_outcome().into()),
             (_, Fate::Refused(error)) => Err(error.into()),
@@ -230,6 +278,56 @@ impl Sequencer {
             checked = self.check(statement) => Ok(checked),
             () = self.ended.cancelled() => Err(DmlError::Conflict),
         }
+    }
+
+    /// Takes late rows out of a statement, in the order of its rows.
+    pub(super) fn drop_late(&self, statement: &mut DmlStatement) -> Result<OnTime, DmlError> {
+        let Some((_, expr)) = &self.watermark else { return Ok(OnTime::default()) };
+        let failed = |e: ExecError| DmlError::Sql(e.into_sql());
+        let mut running = self.state.lock().watermark.running;
+        let rows = statement.delta.num_rows();
+        let (stays, late) = expr.advance(&statement.delta.batch, &mut running).map_err(failed)?;
+        let Some(mask) = stays else { return Ok(OnTime { running, ..OnTime::default() }) };
+        let kept: Vec<u32> = (0..rows as u32).filter(|i| mask.value(*i as usize)).collect();
+        let kept = UInt32Array::from(kept);
+        statement.delta = statement.delta.take(&kept).map_err(|e| failed(e.into()))?;
+        Ok(OnTime { running, late, kept: Some(kept) })
+    }
+
+    /// Whether rows may be late: which ones are is decided in the order they come in.
+    pub(super) fn has_watermark(&self) -> bool {
+        self.watermark.is_some()
+    }
+
+    /// Adds rows of the table's connector to the open epoch, and `fed`, which is committed with them. What
+    /// comes back completes when the epoch is concluded.
+    pub async fn feed(
+        &self,
+        mut rows: DmlStatement,
+        fed: HashMap<String, u64>,
+    ) -> Result<oneshot::Receiver<()>, DmlError> {
+        let _turn = self.turn.lock().await;
+        self.wait_for_room().await?;
+        let on_time = self.drop_late(&mut rows)?;
+        let checked = match rows.delta.is_empty() {
+            true => None,
+            false => Some(self.check_until_ended(&rows).await??),
+        };
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(DmlError::Conflict);
+        }
+        state.note(&on_time);
+        state.open.fed.extend(fed);
+        state.open.ids.push(rows.id);
+        state.open.concluded.push(sender);
+        if let Some(writes) = checked.filter(|w| !w.keys.is_empty()) {
+            self.write(&mut state, writes);
+        }
+        drop(state);
+        self.meta.request_cut(self.job);
+        Ok(receiver)
     }
 
     /// Looks the statement's keys up and checks it. Nothing has changed when it is dropped.
@@ -252,12 +350,19 @@ impl Sequencer {
     /// Puts what passed into the open epoch. In any case says what to wait for: `Ok`: nothing.
     fn enter(
         &self,
-        id: StatementId,
+        statement: &DmlStatement,
         checked: Result<Writes, DmlError>,
+        on_time: &OnTime,
     ) -> Result<(Entered, Settled), DmlError> {
         let mut state = self.state.lock();
         if state.stopped {
             return Err(DmlError::Conflict);
+        }
+        if statement.mark.as_ref().is_some_and(|m| state.has(m)) {
+            return Ok((Ok((0, None)), state.settled()));
+        }
+        if checked.is_ok() {
+            state.note(on_time);
         }
         let writes = match checked {
             Ok(writes) if writes.keys.is_empty() => {
@@ -267,7 +372,11 @@ impl Sequencer {
             Err(e) => return Ok((Err(e), state.settled())),
         };
         let entered = (writes.rows_affected, writes.kept.clone());
-        let receiver = self.write_statement(&mut state, id, writes);
+        if let Some(mark) = &statement.mark {
+            state.marks.insert(mark.counter.clone(), mark.sequence);
+            state.marked = true;
+        }
+        let receiver = self.write_statement(&mut state, statement.id, writes);
         Ok((Ok(entered), Err(receiver)))
     }
 
@@ -376,21 +485,150 @@ impl Sequencer {
         let run = state.writer.seal()?;
         let mut statements = std::mem::take(&mut state.open);
         statements.ties.clear();
+        let fed = std::mem::take(&mut statements.fed);
         // Nothing in it: nothing to log.
-        let counters = match statements.changed {
-            true => HashMap::from([(ROW_ID_COUNTER.to_string(), self.next_row_id())]),
-            false => HashMap::new(),
-        };
+        let mut counters = HashMap::new();
+        let mut watermark = None;
+        if statements.changed {
+            counters.insert(ROW_ID_COUNTER.to_string(), self.next_row_id());
+            state.watermark.store(0, 0, &mut counters);
+            watermark = self.watermark.as_ref().map(|w| w.0).zip(state.watermark.running);
+        }
+        counters.extend(fed);
+        if std::mem::take(&mut state.marked) {
+            counters.extend(state.marks.iter().map(|(name, n)| (name.clone(), *n)));
+        }
         let sealed = SealedEpoch {
             run,
             statements: statements.ids.clone(),
             row_count: statements.row_count,
             changed: statements.changed,
             counters,
+            watermark: watermark.map(|(column, value)| ColumnWatermark { column, value }),
+            load: statements.load.take(),
             group,
         };
         state.in_flight.push_back((statements, false));
         Ok(sealed)
+    }
+
+    /// Waits until everything that has entered is committed. Under the turn nothing else enters.
+    pub(super) async fn settle(&self) -> Result<(), DmlError> {
+        loop {
+            let settled = {
+                let mut state = self.state.lock();
+                if state.stopped {
+                    return Err(DmlError::Conflict);
+                }
+                state.settled()
+            };
+            let Err(waiting) = settled else { return Ok(()) };
+            self.meta.request_cut(self.job);
+            let _ = waiting.await;
+        }
+    }
+
+    /// A chunk with the table's keys.
+    pub(super) fn keyed(&self, delta: DeltaChunk) -> Result<Keyed, ExecError> {
+        Keyed::new(&self.layout, delta)
+    }
+
+    /// Begins to stage rows beside the table.
+    pub(super) fn stage(&self) -> Result<Staging, ExecError> {
+        Ok(self.store.begin_staging(self.table)?)
+    }
+
+    /// Checks the keys of staged rows against each other and the table, a batch at a time.
+    pub(super) async fn check_staged(&self, staging: &Staging) -> Result<(), DmlError> {
+        // Fresh row ids cannot exist.
+        if !self.primary_key {
+            return Ok(());
+        }
+        tokio::select! {
+            biased;
+            checked = self.check_keys(staging) => checked,
+            () = self.ended.cancelled() => Err(DmlError::Conflict),
+        }
+    }
+
+    async fn check_keys(&self, staging: &Staging) -> Result<(), DmlError> {
+        let failed = |e: StorageError| DmlError::Sql(e.into());
+        let mut merged = staging.merged().map_err(failed)?;
+        while let Some(batch) = merged.next().await.map_err(failed)? {
+            let twice = batch.weights.as_ref().and_then(|w| w.values().iter().position(|w| *w > 1));
+            let taken = match twice {
+                Some(row) => Some(row),
+                None => {
+                    let lookup = self.state.lock().writer.multi_get(batch.keys.clone());
+                    let found = lookup.wait().await.map_err(failed)?;
+                    found.input.values().iter().min().map(|row| *row as usize)
+                }
+            };
+            if let Some(row) = taken {
+                let key = self.layout.describe_key(&batch.values, row);
+                return Err(DmlError::UniqueViolation {
+                    constraint: format!("{}_pkey", self.name),
+                    detail: format!("Key {key} already exists."),
+                    row: 0,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the table still is as it was at an epoch.
+    pub(super) fn check_unchanged_since(&self, epoch: Epoch) -> Result<(), DmlError> {
+        match self.state.lock().committed <= epoch {
+            true => Ok(()),
+            false => Err(DmlError::Conflict),
+        }
+    }
+
+    /// Puts staged runs into the open epoch, which is empty and stays theirs alone: the caller holds the
+    /// turn until it is concluded.
+    pub(super) fn enter_load(
+        &self,
+        id: StatementId,
+        runs: Vec<RunMeta>,
+        row_count: i64,
+    ) -> Result<oneshot::Receiver<Fate>, DmlError> {
+        let receiver = {
+            let mut state = self.state.lock();
+            if state.stopped {
+                return Err(DmlError::Conflict);
+            }
+            let (sender, receiver) = oneshot::channel();
+            let open = &mut state.open;
+            open.waiters.push(sender);
+            open.ids.push(id);
+            open.row_count += row_count;
+            open.changed = true;
+            // Its readers read the runs.
+            open.overflow = true;
+            open.load = Some(runs);
+            receiver
+        };
+        self.meta.request_cut(self.job);
+        Ok(receiver)
+    }
+
+    /// Waits for a load's fate. The turn is held until then, whatever becomes of the session.
+    pub(super) async fn committed_with_turn(
+        fate: oneshot::Receiver<Fate>,
+        turn: tokio::sync::OwnedMutexGuard<()>,
+    ) -> Result<Epoch, DmlError> {
+        let (sender, receiver) = oneshot::channel();
+        tokio::spawn(async move {
+            let fate = fate.await.unwrap_or(Fate::Unknown);
+            drop(turn);
+            let _ = sender.send(fate);
+        });
+        match receiver.await.unwrap_or(Fate::Unknown) {
+            Fate::Committed(epoch) => Ok(epoch),
+            Fate::NotCommitted => Err(DmlError::Conflict),
+            Fate::Refused(error) => Err(error.into()),
+            Fate::Unknown => Err(unknown_outcome().into()),
+        }
     }
 
     /// Lets no epoch of this worker end; for a transaction that enters several tables.
@@ -487,7 +725,23 @@ fn failed_member() -> ExecError {
     .into()
 }
 
+fn sink_marks(counters: &HashMap<String, u64>) -> HashMap<String, u64> {
+    let marks = counters.iter().filter(|(name, _)| name.starts_with(SINK_COUNTER));
+    marks.map(|(name, n)| (name.clone(), *n)).collect()
+}
+
 impl State {
+    /// A statement enters: the watermark moves on.
+    pub(super) fn note(&mut self, on_time: &OnTime) {
+        self.watermark.running = self.watermark.running.max(on_time.running);
+        self.watermark.late += on_time.late;
+    }
+
+    /// Whether a sink's change is in the table, or in an epoch on its way.
+    fn has(&self, mark: &SinkMark) -> bool {
+        self.marks.get(&mark.counter).is_some_and(|n| *n >= mark.sequence)
+    }
+
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped
     }
@@ -509,6 +763,30 @@ impl State {
         let (sender, receiver) = oneshot::channel();
         statements.waiters.push(sender);
         Err(receiver)
+    }
+}
+
+/// What the watermark made of a statement's rows.
+#[derive(Default)]
+pub(super) struct OnTime {
+    /// The table's watermark after it.
+    running: Option<i64>,
+    pub(super) late: u64,
+    /// Positions of the rows that are not late; `None`: all.
+    kept: Option<UInt32Array>,
+}
+
+impl OnTime {
+    /// Positions in the statement as it came.
+    fn original(&self, kept: Option<UInt32Array>) -> Option<UInt32Array> {
+        match (&self.kept, kept) {
+            (None, kept) => kept,
+            (Some(own), None) => Some(own.clone()),
+            (Some(own), Some(kept)) => {
+                let at = |i: &u32| own.values().get(*i as usize).copied();
+                Some(kept.values().iter().filter_map(at).collect::<Vec<u32>>().into())
+            }
+        }
     }
 }
 

@@ -294,8 +294,8 @@ mod tests {
             name: name.into(),
             sql_type: SqlType::Int.into(),
             nullable: true,
-            default_sql: None,
             hidden: false,
+            ..Column::default()
         };
         Relation {
             name: "t".into(),

@@ -16,7 +16,7 @@ use millrace_rpc::version::StatementId;
 use tokio::sync::oneshot;
 
 use super::check::Writes;
-use super::sequencer::{Fate, Sequencer};
+use super::sequencer::{Fate, OnTime, Sequencer};
 use super::{DmlError, DmlOutcome, DmlStatement, unknown_outcome};
 
 /// One table's part.
@@ -27,16 +27,19 @@ pub struct Part {
 
 /// Commits all parts at one epoch; the tables are distinct.
 pub async fn commit(id: StatementId, parts: Vec<Part>) -> Result<DmlOutcome, DmlError> {
-    let parts: BTreeMap<JobId, Part> = parts.into_iter().map(|p| (p.table.job, p)).collect();
+    let mut parts: BTreeMap<JobId, Part> = parts.into_iter().map(|p| (p.table.job, p)).collect();
     let mut turns = Vec::with_capacity(parts.len());
     let mut checked = Vec::with_capacity(parts.len());
     for part in parts.values() {
         turns.push(Arc::clone(&part.table.turn).lock_owned().await);
         part.table.wait_for_room().await?;
     }
-    for part in parts.values() {
+    let mut late = 0;
+    for part in parts.values_mut() {
+        let on_time = part.table.drop_late(&mut part.statement)?;
+        late += on_time.late;
         match part.table.check_until_ended(&part.statement).await? {
-            Ok(writes) => checked.push((Arc::clone(&part.table), writes)),
+            Ok(writes) => checked.push((Arc::clone(&part.table), writes, on_time)),
             Err(error) => {
                 // It may have failed by a row that is not committed yet.
                 let settled = part.table.state.lock().settled();
@@ -48,7 +51,7 @@ pub async fn commit(id: StatementId, parts: Vec<Part>) -> Result<DmlOutcome, Dml
             }
         }
     }
-    let rows_affected = checked.iter().map(|(_, w)| w.rows_affected).sum();
+    let rows_affected = checked.iter().map(|(_, w, _)| w.rows_affected).sum();
     let waiting = enter(id, checked)?;
     drop(turns);
     for (table, _) in &waiting {
@@ -65,9 +68,9 @@ pub async fn commit(id: StatementId, parts: Vec<Part>) -> Result<DmlOutcome, Dml
         }
     }
     match failed {
-        None => Ok(DmlOutcome { epoch, rows_affected, kept: None }),
+        None => Ok(DmlOutcome { epoch, rows_affected, kept: None, late }),
         // One part is committed, so all are.
-        Some(_) if epoch > Epoch::ZERO => Ok(DmlOutcome { epoch, rows_affected, kept: None }),
+        Some(_) if epoch > Epoch::ZERO => Ok(DmlOutcome { epoch, rows_affected, kept: None, late }),
         Some(fate) => refused(fate),
     }
 }
@@ -75,9 +78,13 @@ pub async fn commit(id: StatementId, parts: Vec<Part>) -> Result<DmlOutcome, Dml
 type Waiting = Vec<(Arc<Sequencer>, oneshot::Receiver<Fate>)>;
 
 /// All parts into their open epochs, or none.
-fn enter(id: StatementId, mut checked: Vec<(Arc<Sequencer>, Writes)>) -> Result<Waiting, DmlError> {
-    checked.retain(|(_, writes)| !writes.keys.is_empty());
-    let tables: Vec<Arc<Sequencer>> = checked.iter().map(|(table, _)| Arc::clone(table)).collect();
+fn enter(
+    id: StatementId,
+    mut checked: Vec<(Arc<Sequencer>, Writes, OnTime)>,
+) -> Result<Waiting, DmlError> {
+    checked.retain(|(_, writes, _)| !writes.keys.is_empty());
+    let tables: Vec<Arc<Sequencer>> =
+        checked.iter().map(|(table, _, _)| Arc::clone(table)).collect();
     let Some(first) = tables.first() else { return Ok(Vec::new()) };
     let _seals = first.hold_seals();
     let mut states: Vec<_> = tables.iter().map(|table| table.state.lock()).collect();
@@ -85,7 +92,8 @@ fn enter(id: StatementId, mut checked: Vec<(Arc<Sequencer>, Writes)>) -> Result<
         return Err(DmlError::Conflict);
     }
     let mut waiting = Vec::with_capacity(checked.len());
-    for ((table, writes), state) in checked.into_iter().zip(&mut states) {
+    for ((table, writes, on_time), state) in checked.into_iter().zip(&mut states) {
+        state.note(&on_time);
         waiting.push((Arc::clone(&table), table.write_statement(state, id, writes)));
         if tables.len() > 1 {
             state.tie(&tables);

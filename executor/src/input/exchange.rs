@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use crate::error::ExecError;
 use crate::exchange::{Barrier, ChunkReceiver, Message};
 use crate::input::Leaf;
+use crate::marks::Marks;
 
 pub struct ExchangeLeaf {
     channels: Vec<Channel>,
@@ -19,7 +20,7 @@ pub struct ExchangeLeaf {
 
 struct Channel {
     receiver: Box<dyn ChunkReceiver>,
-    aligned: Option<Arc<Barrier>>,
+    aligned: Option<(Arc<Barrier>, Arc<Marks>)>,
 }
 
 impl ExchangeLeaf {
@@ -45,8 +46,8 @@ impl ExchangeLeaf {
                     self.turn = at + 1;
                     return Poll::Ready(Ok(Message::Chunk(chunk)));
                 }
-                Poll::Ready(Some(Message::Barrier(barrier))) => {
-                    channel.aligned = Some(barrier);
+                Poll::Ready(Some(Message::Barrier(barrier, marks))) => {
+                    channel.aligned = Some((barrier, marks));
                     self.waiting -= 1;
                     if self.waiting == 0 {
                         return Poll::Ready(self.aligned());
@@ -61,14 +62,19 @@ impl ExchangeLeaf {
     fn aligned(&mut self) -> Result<Message, ExecError> {
         self.waiting = self.channels.len();
         let mut barriers = self.channels.iter_mut().filter_map(|c| c.aligned.take());
-        let first =
+        let (first, mut marks) =
             barriers.next().ok_or_else(|| ExecError::internal("an exchange has no channel"))?;
-        match barriers.find(|b| **b != *first) {
-            Some(other) => Err(ExecError::internal(format!(
-                "barriers {first:?} and {other:?} met in an exchange"
-            ))),
-            None => Ok(Message::Barrier(first)),
+        for (other, more) in barriers {
+            if *other != *first {
+                return Err(ExecError::internal(format!(
+                    "barriers {first:?} and {other:?} met in an exchange"
+                )));
+            }
+            if *more != *marks {
+                Arc::make_mut(&mut marks).merge(&more);
+            }
         }
+        Ok(Message::Barrier(first, marks))
     }
 }
 

@@ -10,7 +10,9 @@ pub mod position;
 pub mod source;
 pub mod subscribe;
 pub mod values;
+pub mod watermark;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -20,6 +22,7 @@ use tokio::sync::mpsc;
 
 use crate::error::ExecError;
 use crate::exchange::{Barrier, Message};
+use crate::marks::Marks;
 
 /// One input of a task.
 #[async_trait]
@@ -35,6 +38,17 @@ pub trait Leaf: Send {
     /// Rows its first scan has read since the last call.
     fn take_scanned(&mut self) -> u64 {
         0
+    }
+
+    /// What it knows by itself of watermarks, as of the last barrier; an exchange has only what others
+    /// told it.
+    fn marks(&self) -> Marks {
+        Marks::default()
+    }
+
+    /// What is to be committed with the epoch besides, by name.
+    fn counters(&self, out: &mut HashMap<String, u64>) {
+        let _ = out;
     }
 }
 
@@ -53,6 +67,16 @@ pub trait Reader: Send {
     /// See [`Leaf::take_scanned`].
     fn take_scanned(&mut self) -> u64 {
         0
+    }
+
+    /// See [`Leaf::marks`]. Asked at the end of an epoch.
+    fn marks(&self) -> Marks {
+        Marks::default()
+    }
+
+    /// See [`Leaf::counters`].
+    fn counters(&self, out: &mut HashMap<String, u64>) {
+        let _ = out;
     }
 }
 
@@ -81,7 +105,7 @@ impl<R: Reader> Leaf for CutLeaf<R> {
             return Ok(Message::Chunk(chunk));
         }
         match self.current.take() {
-            Some(barrier) => Ok(Message::Barrier(barrier)),
+            Some(barrier) => Ok(Message::Barrier(barrier, Arc::new(self.reader.marks()))),
             None => Err(ExecError::internal("an input ended an epoch that did not begin")),
         }
     }
@@ -92,5 +116,12 @@ impl<R: Reader> Leaf for CutLeaf<R> {
 
     fn take_scanned(&mut self) -> u64 {
         self.reader.take_scanned()
+    }
+    fn marks(&self) -> Marks {
+        self.reader.marks()
+    }
+
+    fn counters(&self, out: &mut HashMap<String, u64>) {
+        self.reader.counters(out);
     }
 }

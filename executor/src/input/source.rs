@@ -4,20 +4,25 @@
 //! offsets. The first scan goes from offset 0 to the snapshot epoch's, in bounded steps. A task reads
 //! the splits that are its own by number. Readers stay open from epoch to epoch.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use arrow::compute::filter_record_batch;
 use arrow::record_batch::RecordBatch;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use millrace_common::{DeltaChunk, Epoch, RelationId};
-use millrace_connector::{ConnectorError, Source, SplitReader};
-use millrace_rpc::services::MetaService;
+use millrace_connector::{BadRow, ConnectorError, Position, ReadFrom, Source, SplitReader};
+use millrace_rpc::services::{MetaService, SourceParts};
 use millrace_rpc::version::{BackfillPosition, BackfillState};
 
 use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
 use crate::exchange::Barrier;
 use crate::input::Reader;
+use crate::input::watermark::{SourceWatermark, SplitWatermark, is_idle};
+use crate::marks::{Mark, Marks};
 
 /// What a source leaf reads, and with what.
 pub struct SourceInput {
@@ -25,11 +30,16 @@ pub struct SourceInput {
     pub relation: RelationId,
     pub source: Arc<dyn Source>,
     pub columns: Vec<usize>,
+    pub watermark: Option<SourceWatermark>,
     pub meta: Arc<dyn MetaService>,
     /// Rows of one step of the first scan.
     pub scan_rows: usize,
     /// Rows asked for at once.
     pub read_rows: usize,
+    /// Where rows that cannot be read are reported.
+    pub errors: Arc<ErrorSink>,
+    /// The job's counters as committed: where readers stood exactly.
+    pub counters: HashMap<String, u64>,
 }
 
 type ReadResult = Result<Option<(RecordBatch, u64)>, ConnectorError>;
@@ -37,6 +47,9 @@ type Reading = BoxFuture<'static, (ReadResult, Box<dyn SplitReader>)>;
 
 struct Split {
     number: u32,
+    watermark: SplitWatermark,
+    /// At the epoch being read.
+    idle: bool,
     /// Rows before it have been handed out. `None`: to be taken from the epoch before.
     offset: Option<u64>,
     /// Where the epoch ends.
@@ -51,10 +64,51 @@ struct Split {
 pub struct SourceReader {
     from: SourceInput,
     splits: Vec<Split>,
+    /// This task's place among those that share the splits.
+    task: usize,
+    parallelism: usize,
+    /// The first scan as committed, for splits not met yet.
+    backfill: Option<BackfillState>,
+    parts: SourceParts,
     /// The split to read next; they take turns.
     turn: usize,
     rows: u64,
     scanning: bool,
+}
+
+/// Names of the counters that hold a reader's exact place in a split.
+fn position_counters(input: u32, split: u32) -> (String, String) {
+    (format!("position.{input}.{split}"), format!("position.{input}.{split}.line"))
+}
+
+/// The place committed under [`position_counters`].
+pub(crate) fn committed_position(
+    counters: &HashMap<String, u64>,
+    input: u32,
+    split: u32,
+) -> Option<Position> {
+    let (offset, line) = position_counters(input, split);
+    let line = counters.get(&line).copied().unwrap_or(0);
+    counters.get(&offset).map(|offset| Position { offset: *offset, line })
+}
+
+/// What to commit of a reader's place.
+pub(crate) fn put_position(
+    counters: &mut HashMap<String, u64>,
+    input: u32,
+    split: u32,
+    position: Position,
+) {
+    let (offset, line) = position_counters(input, split);
+    counters.insert(offset, position.offset);
+    counters.insert(line, position.line);
+}
+
+/// Counts skipped rows where `millrace_catalog.errors` shows them.
+pub(crate) fn report_bad_rows(errors: &ErrorSink, rows: Vec<BadRow>) {
+    for row in rows {
+        errors.report(&row.place, &row.error, 1);
+    }
 }
 
 impl SourceReader {
@@ -65,16 +119,48 @@ impl SourceReader {
         parallelism: usize,
         backfill: Option<&BackfillState>,
     ) -> Result<SourceReader, ExecError> {
-        let numbers = from.source.splits();
-        let own = numbers.into_iter().filter(|&s| s as usize % parallelism == task);
-        let splits =
-            own.map(|s| Split::resume(s, from.input, backfill)).collect::<Result<_, _>>()?;
-        Ok(SourceReader { from, splits, turn: 0, rows: 0, scanning: false })
+        let backfill = backfill.cloned();
+        let (splits, parts) = Default::default();
+        Ok(SourceReader {
+            from,
+            splits,
+            task,
+            parallelism,
+            backfill,
+            parts,
+            turn: 0,
+            rows: 0,
+            scanning: false,
+        })
     }
 
     fn fixed(&self, epoch: Epoch) -> impl Fn(u32) -> u64 + use<> {
         let offsets = self.from.meta.source_offsets(self.from.relation, epoch);
-        move |split| offsets.iter().find(|(s, _)| *s == split).map_or(0, |(_, o)| *o)
+        let parts = self.parts.clone();
+        move |split| {
+            let fixed = offsets.iter().find(|(s, _)| *s == split);
+            fixed.map_or_else(|| parts.start(split), |(_, o)| *o)
+        }
+    }
+
+    /// Takes up the splits that have content at an epoch and fall to this task.
+    fn add_splits(&mut self, epoch: Epoch) -> Result<(), ExecError> {
+        let parts = self.from.meta.source_parts(self.from.relation);
+        if parts != self.parts {
+            self.splits.iter_mut().filter_map(|s| s.reader.as_mut()).for_each(|r| r.extend(&parts));
+            self.parts = parts;
+        }
+        for (number, _) in self.from.meta.source_offsets(self.from.relation, epoch) {
+            let own = number as usize % self.parallelism == self.task;
+            if own && !self.splits.iter().any(|s| s.number == number) {
+                let start = self.parts.start(number);
+                let backfill = self.backfill.as_ref();
+                let input = self.from.input;
+                let watermark = SplitWatermark::load(&self.from.counters, input, number);
+                self.splits.push(Split::resume(number, input, start, watermark, backfill)?);
+            }
+        }
+        Ok(())
     }
 
     async fn read(&mut self, at: usize) -> Result<Option<DeltaChunk>, ExecError> {
@@ -85,14 +171,29 @@ impl SourceReader {
             empty => {
                 let mut reader = match split.reader.take() {
                     Some(reader) => reader,
-                    None => self.from.source.reader(split.number, offset, &self.from.columns)?,
+                    None => {
+                        let watermark = self.from.watermark.as_ref();
+                        let columns = watermark.map_or(&self.from.columns, |w| &w.columns);
+                        let counters = &self.from.counters;
+                        let position = committed_position(counters, self.from.input, split.number);
+                        let at = ReadFrom {
+                            split: split.number,
+                            offset,
+                            position,
+                            parts: self.parts.clone(),
+                        };
+                        self.from.source.open(at, columns)?
+                    }
                 };
-                let (until, rows) = (split.until, self.from.read_rows);
+                // A floor holds from its offset on: no read goes across it.
+                let until = split.until.min(split.watermark.raise(offset));
+                let rows = self.from.read_rows;
                 empty.insert(Box::pin(async move { (reader.read(until, rows).await, reader) }))
             }
         };
-        let (result, reader) = reading.await;
+        let (result, mut reader) = reading.await;
         split.reading = None;
+        report_bad_rows(&self.from.errors, reader.take_bad_rows());
         split.reader = Some(reader);
         let Some((batch, after)) = result? else {
             return Err(ExecError::internal(format!(
@@ -108,6 +209,19 @@ impl SourceReader {
         }
         split.offset = Some(after);
         self.rows += if self.scanning { batch.num_rows() as u64 } else { 0 };
+        let batch = match &self.from.watermark {
+            None => batch,
+            Some(w) => {
+                let (stays, late) = w.expr.advance(&batch, &mut split.watermark.running)?;
+                split.watermark.late += late;
+                let asked: Vec<usize> = (0..w.width).collect();
+                let batch = batch.project(&asked)?;
+                match stays {
+                    None => batch,
+                    Some(mask) => filter_record_batch(&batch, &mask)?,
+                }
+            }
+        };
         Ok((batch.num_rows() > 0).then(|| DeltaChunk::inserts(batch)))
     }
 }
@@ -116,6 +230,8 @@ impl Split {
     fn resume(
         number: u32,
         input: u32,
+        start: u64,
+        watermark: SplitWatermark,
         backfill: Option<&BackfillState>,
     ) -> Result<Split, ExecError> {
         let (offset, scanned) = match backfill {
@@ -123,12 +239,14 @@ impl Split {
             Some(state) => {
                 let known = state.positions.iter().find(|p| p.input == input && p.vnode == number);
                 match known {
-                    None => (Some(0), false),
+                    None => (Some(start), false),
                     Some(p) => (Some(decode_offset(&p.last_key)?), p.done),
                 }
             }
         };
-        Ok(Split { number, offset, until: 0, scanned, reader: None, reading: None })
+        let idle = false;
+        let (until, reader, reading) = (0, None, None);
+        Ok(Split { number, watermark, idle, offset, until, scanned, reader, reading })
     }
 }
 
@@ -146,9 +264,22 @@ fn decode_offset(bytes: &[u8]) -> Result<u64, ExecError> {
 impl Reader for SourceReader {
     fn begin(&mut self, barrier: &Barrier) -> Result<(), ExecError> {
         self.scanning = barrier.backfill;
+        self.add_splits(barrier.epoch)?;
+        if !barrier.backfill {
+            // A split that is met from now on is new.
+            self.backfill = None;
+        }
         let end = self.fixed(barrier.epoch);
         let before = (!barrier.backfill).then(|| self.fixed(barrier.prev));
-        let step = (self.from.scan_rows / self.splits.len().max(1)).max(1) as u64;
+        if self.from.watermark.is_some() {
+            let marks = self.from.meta.source_marks(self.from.relation, barrier.epoch);
+            for split in &mut self.splits {
+                split.watermark.set_floors(split.number, &marks);
+                split.idle = is_idle(split.number, &marks);
+            }
+        }
+        let rows = (self.from.scan_rows / self.splits.len().max(1)).max(1) as u64;
+        let step = rows.saturating_mul(self.from.source.offsets_per_row().max(1));
         for split in &mut self.splits {
             let end = end(split.number);
             let Some(before) = &before else {
@@ -197,6 +328,35 @@ impl Reader for SourceReader {
     fn take_scanned(&mut self) -> u64 {
         std::mem::take(&mut self.rows)
     }
+
+    /// The least running watermark of the splits that are not idle. During the first scan an idle split
+    /// counts until it is read: its rows are as old as they are.
+    fn marks(&self) -> Marks {
+        let mut marks = Marks::default();
+        let Some(w) = &self.from.watermark else { return marks };
+        let mut mark = Mark::Idle(None);
+        for split in &self.splits {
+            let own = match split.watermark.running {
+                own if split.idle && (!self.scanning || split.scanned) => Mark::Idle(own),
+                Some(own) => Mark::At(own),
+                None => Mark::Unknown,
+            };
+            mark = mark.merge(own);
+        }
+        marks.add((self.from.relation, w.column), mark);
+        marks
+    }
+
+    fn counters(&self, out: &mut HashMap<String, u64>) {
+        for split in self.splits.iter().filter(|_| self.from.watermark.is_some()) {
+            split.watermark.store(self.from.input, split.number, out);
+        }
+        for split in &self.splits {
+            if let Some(position) = split.reader.as_ref().and_then(|r| r.position()) {
+                put_position(out, self.from.input, split.number, position);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -204,6 +364,7 @@ mod tests {
     use arrow::array::{ArrayRef, AsArray, Int64Array};
     use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
     use millrace_common::{Generation, JobId, SqlError};
+    use millrace_connector::{Known, Polled};
     use millrace_rpc::version::VersionEdit;
 
     use super::*;
@@ -213,26 +374,18 @@ mod tests {
 
     struct NumbersReader(u32, u64);
 
+    #[async_trait]
     impl Source for Numbers {
         fn schema(&self) -> SchemaRef {
             Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]))
         }
 
-        fn splits(&self) -> Vec<u32> {
-            vec![0, 1, 2]
+        async fn poll(&self, _: &Known) -> Result<Polled, ConnectorError> {
+            Ok(Polled::default())
         }
 
-        fn available(&self, _: u32, _: u64, _: u64) -> u64 {
-            u64::MAX
-        }
-
-        fn reader(
-            &self,
-            split: u32,
-            offset: u64,
-            _: &[usize],
-        ) -> Result<Box<dyn SplitReader>, ConnectorError> {
-            Ok(Box::new(NumbersReader(split, offset)))
+        fn open(&self, at: ReadFrom, _: &[usize]) -> Result<Box<dyn SplitReader>, ConnectorError> {
+            Ok(Box::new(NumbersReader(at.split, at.offset)))
         }
     }
 
@@ -282,9 +435,12 @@ mod tests {
             relation: RelationId(9),
             source: Arc::new(Numbers),
             columns: vec![0],
+            watermark: None,
             meta: Arc::new(Offsets),
             scan_rows: 15,
             read_rows: 4,
+            errors: Arc::default(),
+            counters: HashMap::new(),
         };
         SourceReader::new(from, task, parallelism, backfill).unwrap()
     }

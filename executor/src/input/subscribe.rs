@@ -16,6 +16,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, Epoch, RelationId, TableId, Vnode};
+use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{BackfillPosition, BackfillState};
 use millrace_storage::{JobStore, ScanBatch, ScanOptions, StateStore, StorageError};
 
@@ -25,6 +26,7 @@ use crate::exchange::Barrier;
 use crate::hub::{DeltaHub, EpochDelta};
 use crate::input::Reader;
 use crate::input::position::{Span, spans};
+use crate::marks::{Mark, Marks};
 
 /// While the upstream job restarts its store is away for a moment: how often to look again.
 const UPSTREAM_POLL: Duration = Duration::from_millis(20);
@@ -42,6 +44,9 @@ pub struct Subscription {
     pub columns: Vec<usize>,
     /// Whether rows that differ may be equal in `columns`.
     pub narrows: bool,
+    /// Columns of the upstream relation with a watermark.
+    pub watermarked: Vec<usize>,
+    pub meta: Arc<dyn MetaService>,
     pub vnodes: Range<Vnode>,
     pub store: Arc<StateStore>,
     pub hub: Arc<DeltaHub>,
@@ -54,6 +59,9 @@ pub struct SubscribeReader {
     from: Subscription,
     state: State,
     scan: Scan,
+    /// Of the epoch being read.
+    epoch: Epoch,
+    scanning: bool,
 }
 
 enum State {
@@ -90,7 +98,8 @@ impl SubscribeReader {
                 vec![Span { vnodes: from.vnodes.clone(), last_key: Bytes::new(), done: true }]
             }
         };
-        SubscribeReader { from, state: State::Idle, scan: Scan { spans, stream: None, rows: 0 } }
+        let scan = Scan { spans, stream: None, rows: 0 };
+        SubscribeReader { from, state: State::Idle, scan, epoch: Epoch::ZERO, scanning: false }
     }
 
     /// The upstream's store; waits for it while the upstream restarts.
@@ -203,6 +212,8 @@ fn scan_span(
 #[async_trait]
 impl Reader for SubscribeReader {
     fn begin(&mut self, barrier: &Barrier) -> Result<(), ExecError> {
+        self.epoch = barrier.epoch;
+        self.scanning = barrier.backfill;
         self.state = if barrier.backfill {
             State::Scan { epoch: barrier.epoch, left: self.from.scan_rows, since: None }
         } else {
@@ -247,5 +258,24 @@ impl Reader for SubscribeReader {
 
     fn take_scanned(&mut self) -> u64 {
         std::mem::take(&mut self.scan.rows)
+    }
+
+    /// The upstream's at the epoch. While the first scan goes on, rows of any age still come.
+    fn marks(&self) -> Marks {
+        let mut marks = Marks::default();
+        if self.from.watermarked.is_empty() {
+            return marks;
+        }
+        let done = !self.scanning || self.scan.spans.iter().all(|s| s.done);
+        let known = match done {
+            true => self.from.meta.watermarks(self.from.relation, self.epoch),
+            false => Vec::new(),
+        };
+        for &column in &self.from.watermarked {
+            let found = known.iter().find(|w| w.column as usize == column);
+            let mark = found.map_or(Mark::Unknown, |w| Mark::At(w.value));
+            marks.add((self.from.relation, column), mark);
+        }
+        marks
     }
 }

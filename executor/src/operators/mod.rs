@@ -7,6 +7,7 @@
 
 pub mod aggregate;
 pub mod expr;
+pub mod hold;
 pub mod join;
 pub mod linear;
 mod ordered;
@@ -15,10 +16,13 @@ mod tests;
 pub mod topn;
 pub mod window;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::datatypes::{Field, Schema, SchemaRef};
-use millrace_common::DeltaChunk;
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use millrace_common::keys::KeyCodec;
+use millrace_common::{DeltaChunk, Vnode};
 use millrace_planner::graph::{Node, Operator as Op};
 
 use self::expr::SafeExpr;
@@ -27,7 +31,7 @@ use crate::error_sink::ErrorSink;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::operator::{Operator, OperatorContext, Output};
 use crate::options::{ExecOptions, StateAccess};
-use crate::state::{Delayed, KeyGate, StateTable};
+use crate::state::{Delayed, KeyGate, KeyTable, Slot, StateTable};
 use crate::stats::OperatorMetrics;
 
 /// What every operator with state shares.
@@ -37,6 +41,8 @@ pub struct Env {
     pub errors: Arc<ErrorSink>,
     pub metrics: Arc<OperatorMetrics>,
     pub governor: Arc<MemoryGovernor>,
+    /// Vnodes the task owns.
+    pub vnodes: Range<Vnode>,
 }
 
 /// Builds the instance of a node that one task drives. Leaves and roots are the runtime's.
@@ -50,6 +56,7 @@ pub fn build(
         errors: Arc::clone(&ctx.errors),
         metrics: Arc::clone(&ctx.metrics),
         governor: Arc::clone(&ctx.governor),
+        vnodes: ctx.vnodes.clone(),
     };
     let delayed = ctx.options.delay_reads;
     build_with(node, input_schemas, env, &mut |local| {
@@ -99,12 +106,21 @@ pub fn build_with(
         Op::Join(j) => Box::new(join::HashJoin::new(node, j, input(0)?, input(1)?, env, tables)?),
         Op::TopN(t) => Box::new(topn::TopNOperator::new(node, t, input(0)?, env, tables)?),
         Op::Window(w) => Box::new(window::WindowOperator::new(node, w, input(0)?, env, tables)?),
+        Op::WindowClose(h) => {
+            let table = tables(h.table)?;
+            Box::new(hold::Hold::new(hold::Mode::Close, h, input(0)?, env, table)?)
+        }
+        Op::Expire(h) => {
+            let table = tables(h.table)?;
+            Box::new(hold::Hold::new(hold::Mode::Expire, h, input(0)?, env, table)?)
+        }
         Op::Subscribe { .. }
         | Op::Source { .. }
         | Op::Exchange { .. }
         | Op::Values { .. }
         | Op::Materialize
-        | Op::Blackhole => {
+        | Op::Blackhole
+        | Op::Sink => {
             return Err(ExecError::internal("leaves and roots are built by the runtime"));
         }
     })
@@ -115,6 +131,33 @@ pub(crate) fn nullable(schema: &Schema) -> SchemaRef {
     let fields: Vec<Field> =
         schema.fields().iter().map(|f| f.as_ref().clone().with_nullable(true)).collect();
     Arc::new(Schema::new(fields))
+}
+
+/// Cached keys that are never asked for again: the time in their column `at` is below the bound. At a
+/// barrier, when nothing is dirty or being fetched.
+pub(crate) fn closed_keys(
+    keys: &KeyTable,
+    codec: &KeyCodec,
+    at: usize,
+    bound: i64,
+) -> Result<Vec<Slot>, ExecError> {
+    let slots: Vec<Slot> = keys.slots().collect();
+    if slots.is_empty() {
+        return Ok(slots);
+    }
+    let columns = codec.decode(slots.iter().map(|&s| keys.key(s)))?;
+    let Some(times) = columns.get(at) else { return Ok(Vec::new()) };
+    let times = times_of(times)?;
+    let closed = |(i, slot): (usize, Slot)| {
+        (times.is_valid(i) && times.value(i) < bound && keys.is_resident(slot)).then_some(slot)
+    };
+    Ok(slots.into_iter().enumerate().filter_map(closed).collect())
+}
+
+/// A timestamp column as microseconds.
+pub(crate) fn times_of(column: &ArrayRef) -> Result<Int64Array, ExecError> {
+    let cast = arrow::compute::cast(column, &DataType::Int64)?;
+    Ok(cast.as_primitive::<Int64Type>().clone())
 }
 
 /// Emits a chunk in pieces of at most `rows`.

@@ -58,6 +58,10 @@ impl<T: StateTable> StateTable for Delayed<T> {
         self.delay(self.inner.multi_scan(prefixes, limit))
     }
 
+    fn multi_range(&self, starts: BinaryArray, ends: BinaryArray, limit: Option<usize>) -> Lookup {
+        self.delay(self.inner.multi_range(starts, ends, limit))
+    }
+
     fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
         self.inner.seal()
     }
@@ -68,5 +72,9 @@ impl<T: StateTable> StateTable for Delayed<T> {
 
     fn is_empty(&self) -> bool {
         false
+    }
+
+    fn bound(&self) -> Option<i64> {
+        self.inner.bound()
     }
 }

@@ -21,12 +21,18 @@ pub trait StateTable: Send {
     fn multi_get(&self, keys: BinaryArray) -> Lookup;
     /// The first `limit` entries under each prefix, in key order.
     fn multi_scan(&self, prefixes: BinaryArray, limit: Option<usize>) -> Lookup;
+    /// The first `limit` entries of each range start ≤ key < end, in key order. Ranges ascend.
+    fn multi_range(&self, starts: BinaryArray, ends: BinaryArray, limit: Option<usize>) -> Lookup;
     /// What the epoch wrote.
     fn seal(&mut self) -> Result<Option<MemRun>, ExecError>;
     /// Columns of a value.
     fn value_schema(&self) -> SchemaRef;
     /// Nothing was ever written: a cache that sees every write from now on knows all there is.
     fn is_empty(&self) -> bool;
+    /// From when on entries are kept (microseconds), as committed; `None`: all are.
+    fn bound(&self) -> Option<i64> {
+        None
+    }
 }
 
 impl StateTable for TableWriter {
@@ -48,6 +54,10 @@ impl StateTable for TableWriter {
         TableWriter::multi_scan(self, prefixes, limit)
     }
 
+    fn multi_range(&self, starts: BinaryArray, ends: BinaryArray, limit: Option<usize>) -> Lookup {
+        TableWriter::multi_range(self, starts, ends, limit)
+    }
+
     fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
         Ok(TableWriter::seal(self)?)
     }
@@ -58,8 +68,10 @@ impl StateTable for TableWriter {
 
     /// Asked once, when an operator is built; only a table without disk runs is looked into.
     fn is_empty(&self) -> bool {
-        let everything = BinaryArray::from_iter_values([b""]);
-        self.memory_complete()
-            && matches!(self.multi_scan(everything, Some(1)), Lookup::Ready(found) if found.is_empty())
+        TableWriter::is_empty(self)
+    }
+
+    fn bound(&self) -> Option<i64> {
+        TableWriter::bound(self)
     }
 }

@@ -27,6 +27,7 @@ use crate::input::exchange::ExchangeLeaf;
 use crate::input::source::{SourceInput, SourceReader};
 use crate::input::subscribe::{SubscribeReader, Subscription};
 use crate::input::values::ValuesReader;
+use crate::input::watermark::SourceWatermark;
 use crate::input::{CutLeaf, Leaf, Reader};
 use crate::layout::RowLayout;
 use crate::materialize::{Materialize, Root};
@@ -34,6 +35,7 @@ use crate::memory::MemoryGovernor;
 use crate::operator::{OperatorContext, Output};
 use crate::operators;
 use crate::options::ExecOptions;
+use crate::publish::SinkRoot;
 use crate::stats::OperatorMetrics;
 
 /// What the tasks of a job are made from.
@@ -168,7 +170,13 @@ impl Builder<'_> {
             let metrics = self.metrics(place.fragment, n, &node.op);
             let kind = self.kind(node, &schemas, place, input, &metrics)?;
             input += u32::from(is_input(&node.op));
-            nodes.push(slot(kind, metrics));
+            let mut made = slot(kind, metrics);
+            made.inputs = node.inputs.iter().map(|&i| fragment.nodes[i].marks.clone()).collect();
+            made.retained = tables_of(&node.op)
+                .into_iter()
+                .filter_map(|t| Some((t, self.blueprint.graph.tables.get(t)?.retention.clone()?)))
+                .collect();
+            nodes.push(made);
         }
         link(fragment, &mut nodes)?;
         let exit = match &fragment.output {
@@ -228,6 +236,7 @@ impl Builder<'_> {
             }
             Op::Materialize => Kind::Root(self.materialize(place)?),
             Op::Blackhole => Kind::Root(Root::Blackhole(Digest::default())),
+            Op::Sink => Kind::Root(self.sink()?),
             _ => Kind::Operator(self.operator(node, schemas, place, metrics)?),
         })
     }
@@ -261,6 +270,8 @@ impl Builder<'_> {
             table: TableId(upstream.first_table_id),
             columns: columns.to_vec(),
             narrows: narrows && !upstream.append_only,
+            watermarked: upstream.watermarked(),
+            meta: Arc::clone(&b.meta),
             vnodes: place.vnodes.clone(),
             store: Arc::clone(&b.store),
             hub: Arc::clone(&b.hub),
@@ -283,11 +294,14 @@ impl Builder<'_> {
         Ok(SourceInput {
             input,
             relation,
+            watermark: SourceWatermark::of(upstream, columns)?,
             source: create_source(upstream)?,
             columns: columns.to_vec(),
             meta: Arc::clone(&b.meta),
             scan_rows: b.options.backfill_rows,
             read_rows: b.options.source_rows,
+            errors: Arc::clone(&b.errors),
+            counters: b.version.counters.clone(),
         })
     }
 
@@ -303,6 +317,14 @@ impl Builder<'_> {
             b.options.delta_bytes,
             &b.governor,
         ))))
+    }
+
+    fn sink(&self) -> Result<Root, ExecError> {
+        let b = &self.blueprint;
+        let layout = Arc::new(RowLayout::of_output(&b.graph.output)?);
+        let shown = b.relation.columns.iter().filter(|c| !c.hidden).count();
+        let root = SinkRoot::new(layout, shown, b.options.delta_bytes, &b.governor);
+        Ok(Root::Sink(Box::new(root)))
     }
 
     fn operator(
@@ -339,6 +361,8 @@ fn slot(kind: Kind, metrics: Arc<OperatorMetrics>) -> Slot {
         out: Output::default(),
         queue: Default::default(),
         barrier: None,
+        inputs: Vec::new(),
+        retained: Vec::new(),
         metrics,
         state_bytes: 0,
     }
@@ -371,6 +395,16 @@ fn link(fragment: &Fragment, nodes: &mut [Slot]) -> Result<(), ExecError> {
     Ok(())
 }
 
+/// The main state tables of an operator.
+fn tables_of(op: &Op) -> Vec<usize> {
+    match op {
+        Op::Aggregate(a) => vec![a.table],
+        Op::Join(j) => vec![j.left.table, j.right.table],
+        Op::TopN(t) => vec![t.table],
+        _ => vec![],
+    }
+}
+
 fn name(op: &Op) -> &'static str {
     match op {
         Op::Subscribe { .. } => "Subscribe",
@@ -387,7 +421,10 @@ fn name(op: &Op) -> &'static str {
         Op::Join(_) => "Join",
         Op::TopN(_) => "TopN",
         Op::Window(_) => "Window",
+        Op::WindowClose(_) => "WindowClose",
+        Op::Expire(_) => "Expire",
         Op::Materialize => "Materialize",
         Op::Blackhole => "Blackhole",
+        Op::Sink => "Sink",
     }
 }

@@ -11,12 +11,13 @@
 
 pub mod build;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, FutureExt, select_all};
-use millrace_common::DeltaChunk;
+use millrace_common::{DeltaChunk, Epoch};
+use millrace_planner::graph::{ColumnMark, Retention};
 use millrace_rpc::version::BackfillPosition;
 use millrace_storage::MemRun;
 use tokio::sync::mpsc;
@@ -24,6 +25,7 @@ use tokio::sync::mpsc;
 use crate::error::ExecError;
 use crate::exchange::{Barrier, Dispatcher, Message};
 use crate::input::Leaf;
+use crate::marks::Marks;
 use crate::materialize::{Root, RootReport};
 use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, Output};
@@ -41,6 +43,12 @@ pub struct TaskReport {
     pub positions: Vec<BackfillPosition>,
     /// Rows its first scans read.
     pub scanned: u64,
+    /// What its own inputs know of watermarks.
+    pub marks: Marks,
+    /// When its rows change by themselves next.
+    pub due: Option<Epoch>,
+    /// What its leaves commit with the epoch.
+    pub counters: HashMap<String, u64>,
     /// Of the job's root, where this task has it.
     pub root: Option<RootReport>,
 }
@@ -61,8 +69,12 @@ struct Slot {
     out: Output,
     /// Of a leaf: parts of a large chunk.
     queue: VecDeque<DeltaChunk>,
-    /// Of a leaf: it has delivered this one.
-    barrier: Option<Arc<Barrier>>,
+    /// Of a leaf: it has delivered this one, with these watermarks.
+    barrier: Option<(Arc<Barrier>, Arc<Marks>)>,
+    /// Inputs in port order, and which of their columns have watermarks; of operators.
+    inputs: Vec<Vec<ColumnMark>>,
+    /// Its state tables that are cleaned.
+    retained: Vec<(usize, Retention)>,
     metrics: Arc<OperatorMetrics>,
     state_bytes: u64,
 }
@@ -83,6 +95,9 @@ impl Slot {
         }
     }
 }
+
+/// A barrier that all leaves have delivered, and the watermarks that came with it.
+type Aligned = (Arc<Barrier>, Arc<Marks>);
 
 enum Event {
     Input(usize, Message),
@@ -106,21 +121,21 @@ impl Task {
     /// Runs until the job ends or something fails.
     pub async fn run(mut self) -> Result<(), ExecError> {
         loop {
-            let barrier = self.process_epoch().await?;
-            self.finish_epoch(&barrier).await?;
+            let (barrier, marks) = self.process_epoch().await?;
+            self.finish_epoch(&barrier, &marks).await?;
         }
     }
 
     /// Works until all leaves have delivered the barrier.
-    async fn process_epoch(&mut self) -> Result<Arc<Barrier>, ExecError> {
+    async fn process_epoch(&mut self) -> Result<Aligned, ExecError> {
         loop {
-            if let Some(barrier) = self.aligned()? {
-                return Ok(barrier);
+            if let Some(aligned) = self.aligned()? {
+                return Ok(aligned);
             }
             match self.next_event().await? {
                 Event::Progress(node) => self.pass_on(node)?,
-                Event::Input(node, Message::Barrier(barrier)) => {
-                    self.nodes[node].barrier = Some(barrier);
+                Event::Input(node, Message::Barrier(barrier, marks)) => {
+                    self.nodes[node].barrier = Some((barrier, marks));
                 }
                 Event::Input(node, Message::Chunk(chunk)) => self.input(node, chunk)?,
             }
@@ -129,22 +144,24 @@ impl Task {
         }
     }
 
-    /// The barrier, once all leaves have it.
-    fn aligned(&mut self) -> Result<Option<Arc<Barrier>>, ExecError> {
+    /// The barrier, once all leaves have it, and the watermarks of all.
+    fn aligned(&mut self) -> Result<Option<Aligned>, ExecError> {
         let leaves = || self.nodes.iter().filter(|s| matches!(s.kind, Kind::Leaf(_)));
         if !leaves().all(|s| s.barrier.is_some()) {
             return Ok(None);
         }
         let mut barriers = self.nodes.iter_mut().filter_map(|s| s.barrier.take());
-        let Some(first) = barriers.next() else {
+        let Some((first, mut marks)) = barriers.next() else {
             return Err(ExecError::internal("a fragment has no leaf"));
         };
-        match barriers.find(|b| **b != *first) {
-            Some(other) => {
-                Err(ExecError::internal(format!("barriers {first:?} and {other:?} met in a task")))
+        for (other, more) in barriers {
+            if *other != *first {
+                let message = format!("barriers {first:?} and {other:?} met in a task");
+                return Err(ExecError::internal(message));
             }
-            None => Ok(Some(first)),
+            Arc::make_mut(&mut marks).merge(&more);
         }
+        Ok(Some((first, marks)))
     }
 
     /// Waits for state that arrives, first, and for input that may be taken.
@@ -274,13 +291,29 @@ impl Task {
     }
 
     /// Ends one node's epoch: drained, told, and its last output passed on.
-    async fn finish_node(&mut self, node: usize) -> Result<(), ExecError> {
+    async fn finish_node(
+        &mut self,
+        node: usize,
+        barrier: &Barrier,
+        marks: &Marks,
+    ) -> Result<(), ExecError> {
         while self.is_pending(node) {
             self.relieve(node).await?;
             self.progress(node).await?;
         }
         let slot = &mut self.nodes[node];
         let Kind::Operator(op) = &mut slot.kind else { return Ok(()) };
+        for (port, columns) in slot.inputs.iter().enumerate() {
+            if !columns.is_empty() {
+                op.watermark(port, &marks.columns(columns));
+            }
+        }
+        for (table, retention) in &slot.retained {
+            if let Some(bound) = marks.least(&retention.terms) {
+                op.retain(*table, retention.by, bound);
+            }
+        }
+        op.time(barrier.epoch);
         op.barrier(&mut slot.out).await?;
         for chunk in slot.out.take() {
             self.relieve(node).await?;
@@ -291,12 +324,16 @@ impl Task {
         Ok(())
     }
 
-    async fn finish_epoch(&mut self, barrier: &Arc<Barrier>) -> Result<(), ExecError> {
+    async fn finish_epoch(
+        &mut self,
+        barrier: &Arc<Barrier>,
+        marks: &Arc<Marks>,
+    ) -> Result<(), ExecError> {
         for node in 0..self.nodes.len() {
-            self.finish_node(node).await?;
+            self.finish_node(node, barrier, marks).await?;
         }
         if let Some(exit) = &mut self.exit {
-            exit.barrier(barrier).await?;
+            exit.barrier(barrier, marks).await?;
         }
         let mut report = TaskReport::default();
         for slot in &mut self.nodes {
@@ -304,10 +341,13 @@ impl Task {
                 Kind::Leaf(leaf) => {
                     leaf.positions(&mut report.positions);
                     report.scanned += leaf.take_scanned();
+                    report.marks.merge(&leaf.marks());
+                    leaf.counters(&mut report.counters);
                     0
                 }
                 Kind::Operator(op) => {
                     op.seal(&mut report.runs)?;
+                    report.due = [report.due, op.due()].into_iter().flatten().min();
                     op.memory_size()
                 }
                 Kind::Root(root) => {

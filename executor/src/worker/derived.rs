@@ -3,11 +3,15 @@
 //! Cuts enter one at a time; making an epoch durable happens outside that, so the next epoch may be
 //! processed meanwhile. Commits are concluded in the order of their cuts.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use millrace_common::{Epoch, Generation, JobId, crash};
-use millrace_rpc::version::{BackfillPosition, BackfillState, JobCommit, JobVersion};
+use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, TableId, crash};
+use millrace_planner::graph::{ColumnMark, Retention};
+use millrace_rpc::version::{
+    BackfillPosition, BackfillState, ColumnWatermark, JobCommit, JobVersion, PublishHandle,
+    SourceWatermark,
+};
 use millrace_storage::{JobStore, MemRun, Persisted};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -16,6 +20,8 @@ use crate::blackhole::Digest;
 use crate::error::ExecError;
 use crate::exchange::Barrier;
 use crate::hub::{DeltaHub, HubChunk};
+use crate::marks::Marks;
+use crate::publish::Publisher;
 use crate::task::TaskReport;
 
 const DIGEST_ROWS: &str = "blackhole.rows";
@@ -26,6 +32,8 @@ struct InFlight {
     /// `None` until it is durable.
     persisted: Option<Persisted>,
     delta: Option<Vec<HubChunk>>,
+    /// From when on rows of state tables are kept.
+    bounds: Vec<(TableId, i64)>,
     changed: bool,
     backfill: bool,
     /// The backfill ends with it.
@@ -40,6 +48,8 @@ struct Control {
     last: Epoch,
     backfill: Option<BackfillState>,
     digest: Option<Digest>,
+    /// The relation's, by column.
+    watermarks: BTreeMap<u32, i64>,
     number: u64,
 }
 
@@ -55,6 +65,9 @@ pub struct Derived {
     in_flight: Mutex<VecDeque<InFlight>>,
     /// As committed.
     digest: Mutex<Option<Digest>>,
+    cleaning: Cleaning,
+    /// Of a sink: what stages and publishes its changes.
+    publisher: Option<Publisher>,
 }
 
 /// What all tasks made of an epoch.
@@ -68,7 +81,27 @@ struct Collected {
     delta: Option<Vec<HubChunk>>,
     counters: HashMap<String, u64>,
     digest: Option<Digest>,
+    marks: Marks,
+    due: Option<Epoch>,
+    staged: Vec<DeltaChunk>,
 }
+
+/// What of a job's graph has to do with watermarks.
+pub struct Cleaning {
+    /// Columns of the relation.
+    pub output: Vec<ColumnMark>,
+    pub tables: Vec<(TableId, Retention)>,
+    /// Sources among the job's inputs.
+    pub sources: Vec<RelationId>,
+}
+
+/// Counter that holds from when on rows of a state table are kept.
+pub fn retention_counter(table: TableId) -> String {
+    format!("{RETAIN}{}", table.0)
+}
+
+/// Counters of [`retention_counter`] begin with this.
+pub const RETAIN: &str = "retain.";
 
 impl Derived {
     #[allow(clippy::too_many_arguments)]
@@ -81,6 +114,8 @@ impl Derived {
         cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
         reports: mpsc::UnboundedReceiver<TaskReport>,
         tasks: usize,
+        cleaning: Cleaning,
+        publisher: Option<Publisher>,
     ) -> Derived {
         let counter = |name: &str| version.counters.get(name).copied();
         let digest = counter(DIGEST_HASH)
@@ -90,6 +125,7 @@ impl Derived {
             last: Epoch(version.epoch),
             backfill: version.backfill.clone(),
             digest,
+            watermarks: version.watermarks.iter().map(|w| (w.column, w.value)).collect(),
             number: 0,
         };
         Derived {
@@ -102,7 +138,48 @@ impl Derived {
             control: tokio::sync::Mutex::new(control),
             in_flight: Mutex::default(),
             digest: Mutex::new(digest),
+            cleaning,
+            publisher,
         }
+    }
+
+    /// Brings a committed change of a sink to its target.
+    pub async fn publish(&self, handle: &PublishHandle) -> Result<(), ExecError> {
+        match &self.publisher {
+            Some(publisher) => publisher.publish(&self.store, handle).await,
+            None => Err(ExecError::internal("a job that is not a sink has nothing to publish")),
+        }
+    }
+
+    /// The watermarks and bounds of cleaning that follow from what the tasks know.
+    fn note_marks(&self, control: &mut Control, all: &mut Collected, commit: &mut JobCommit) {
+        for (column, value) in all.marks.columns(&self.cleaning.output) {
+            let column = column as u32;
+            let known = control.watermarks.get(&column);
+            if known.is_none_or(|k| *k < value) {
+                control.watermarks.insert(column, value);
+                // An advance alone is a change.
+                commit.changed = true;
+            }
+        }
+        let columns = control.watermarks.iter();
+        commit.watermarks =
+            columns.map(|(&column, &value)| ColumnWatermark { column, value }).collect();
+        commit.source_watermarks = all
+            .marks
+            .iter()
+            .filter(|((relation, _), _)| self.cleaning.sources.contains(relation))
+            .filter_map(|((relation, _), v)| {
+                Some(SourceWatermark { source: relation.0, value: v? })
+            })
+            .collect();
+        commit.due = all.due.map_or(0, |e| e.0);
+    }
+
+    /// From when on rows of each table are kept; only ever later.
+    fn bounds(&self, all: &Collected) -> Vec<(TableId, i64)> {
+        let one = |(table, r): &(TableId, Retention)| Some((*table, all.marks.least(&r.terms)?));
+        self.cleaning.tables.iter().filter_map(one).collect()
     }
 
     /// What a blackhole has seen, as committed.
@@ -125,11 +202,20 @@ impl Derived {
         fail::fail_point!("executor.sealed");
         crash::point("executor-before-persist");
         let runs = std::mem::take(&mut all.runs);
+        let staged = std::mem::take(&mut all.staged);
         let (mut commit, number) = self.seal(&mut control, &barrier, all);
         // Ordered by the call; awaited without holding up the next epoch.
         let persist = self.store.persist(runs);
         drop(control);
-        let persisted = persist.await?;
+        let stage = async {
+            match &self.publisher {
+                Some(publisher) => publisher.stage(&self.store, staged).await,
+                None => Ok(None),
+            }
+        };
+        let persist = async { persist.await.map_err(ExecError::from) };
+        let (persisted, handle) = futures::try_join!(persist, stage)?;
+        commit.publish = handle;
         fail::fail_point!("executor.persisted");
         crash::point("executor-after-persist");
         commit.slices = persisted.slices.clone();
@@ -154,22 +240,28 @@ impl Derived {
             all.counters.insert(DIGEST_HASH.to_string(), total.hash);
         }
         let after = control.backfill.take().and_then(|b| advance(b, barrier, &mut all));
-        let commit = JobCommit {
+        let bounds = self.bounds(&all);
+        for (table, bound) in &bounds {
+            all.counters.insert(retention_counter(*table), *bound as u64);
+        }
+        let mut commit = JobCommit {
             job: self.job.0,
             generation: self.generation.0,
             prev_epoch: control.last.0,
             epoch: barrier.epoch.0,
             backfill: after.clone(),
             row_count_delta: all.row_count,
-            counters: all.counters,
+            counters: std::mem::take(&mut all.counters),
             changed: all.changed,
             ..JobCommit::default()
         };
+        self.note_marks(control, &mut all, &mut commit);
         control.number += 1;
         self.in_flight.lock().push_back(InFlight {
             persisted: None,
             delta: all.delta,
-            changed: all.changed,
+            bounds,
+            changed: commit.changed,
             backfill: barrier.backfill,
             caught_up: barrier.backfill && after.is_none(),
             digest: control.digest,
@@ -189,6 +281,7 @@ impl Derived {
         };
         crash::point("executor-before-publish");
         self.store.publish(epoch, persisted);
+        self.store.set_bounds(&own.bounds);
         crash::point("executor-after-publish");
         *self.digest.lock() = own.digest;
         if own.caught_up {
@@ -235,9 +328,13 @@ impl Collected {
         self.runs.extend(report.runs);
         self.positions.extend(report.positions);
         self.scanned += report.scanned;
+        self.counters.extend(report.counters);
+        self.marks.merge(&report.marks);
+        self.due = [self.due, report.due].into_iter().flatten().min();
         let Some(root) = report.root else { return };
         self.row_count += root.row_count;
         self.changed |= root.changed;
+        self.staged.extend(root.staged);
         self.counters.extend(root.counters);
         self.delta = match (self.delta.take(), root.delta) {
             (Some(mut all), Some(own)) => {

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::derived::Derived;
+use super::feed::{Feed, FeedState};
 use super::table::Table;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
@@ -49,6 +50,8 @@ pub struct Job {
     pub barriers: BarrierLog,
     pub epochs: Counter,
     pub errors: Arc<ErrorSink>,
+    /// Of a table with a connector: why that is not going on.
+    pub feed: FeedState,
     /// A flush is under way.
     pub flushing: AtomicBool,
     stop: CancellationToken,
@@ -76,6 +79,7 @@ impl Job {
             barriers: BarrierLog::default(),
             epochs: Counter::default(),
             errors,
+            feed: FeedState::default(),
             flushing: AtomicBool::new(false),
             stop: CancellationToken::new(),
             failure: Mutex::default(),
@@ -107,6 +111,22 @@ impl Job {
                 }
             }));
         }
+    }
+
+    /// Runs a table's connector until the job ends.
+    pub fn spawn_feed(self: &Arc<Self>, feed: Feed, runtime: &tokio::runtime::Handle) {
+        let (job, stop) = (Arc::downgrade(self), self.stop.clone());
+        self.handles.lock().push(runtime.spawn(async move {
+            let run = AssertUnwindSafe(feed.run()).catch_unwind();
+            let ended = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                ended = run => ended,
+            };
+            if let (Err(panic), Some(job)) = (ended, job.upgrade()) {
+                job.fail(ExecError::Panic(panic_text(panic.as_ref())));
+            }
+        }));
     }
 
     /// A task failed. Only the first failure counts; the others follow from it.

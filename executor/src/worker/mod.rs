@@ -5,6 +5,8 @@
 //! again and its readers should not notice; then its state is closed.
 
 mod derived;
+mod feed;
+pub(crate) mod into_table;
 mod job;
 mod maintenance;
 mod start;
@@ -20,13 +22,15 @@ use std::time::Instant;
 use async_trait::async_trait;
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
 use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob, Verdict};
-use millrace_rpc::version::{JobCommit, VersionEdit};
+use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 use millrace_storage::StateStore;
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+pub use self::derived::RETAIN;
 use self::job::{Job, Kind};
+pub(crate) use self::statements::TableSource;
 use crate::blackhole::Digest;
 use crate::dml::sequencer::Ties;
 use crate::error_sink::ErrorKind;
@@ -117,6 +121,11 @@ impl Worker {
     /// Counters of a running job.
     pub fn stats(&self, job: JobId) -> Option<JobStats> {
         self.shared.job(job).map(|j| j.stats())
+    }
+
+    /// Why a table's connector is not going on.
+    pub fn feed_error(&self, job: JobId) -> Option<SqlError> {
+        self.shared.job(job)?.feed.lock().clone()
     }
 
     /// Failed expressions of a job since it started here.
@@ -229,6 +238,19 @@ impl ComputeService for Worker {
         }
         job.set_failure(error);
         job.stop().await;
+    }
+
+    async fn publish(
+        &self,
+        job: JobId,
+        generation: Generation,
+        handle: PublishHandle,
+    ) -> Result<(), SqlError> {
+        let job = self.shared.job_of(job, generation).ok_or_else(|| not_running(job))?;
+        match &job.kind {
+            Kind::Derived(derived) => derived.publish(&handle).await.map_err(|e| e.into_sql()),
+            _ => Err(SqlError::internal("only a sink publishes")),
+        }
     }
 
     async fn stop_job(&self, job: JobId, generation: Generation) {

@@ -4,19 +4,24 @@ use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
 use millrace_planner::codec::decode_graph;
-use millrace_planner::graph::{AccessClass, JobGraph};
+use millrace_planner::graph::{AccessClass, JobGraph, Operator, RetentionBy};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::services::StartJob;
-use millrace_storage::{JobStore, StateClass, TableDesc};
+use millrace_rpc::version::JobVersion;
+use millrace_storage::{JobStore, RetainBy, StateClass, TableDesc};
 
 use super::Shared;
-use super::derived::Derived;
+use super::derived::{Cleaning, Derived, retention_counter};
+use super::feed::Feed;
+use super::into_table::TableTarget;
 use super::job::{Job, Kind};
 use super::table::Table;
 use crate::dml::Sequencer;
 use crate::dml::sequencer::Limits;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::layout::RowLayout;
+use crate::publish::{Publisher, Target};
 use crate::task::build::{Blueprint, build};
 
 pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
@@ -32,8 +37,8 @@ pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, Ex
         RelationKind::MaterializedView | RelationKind::Index | RelationKind::Sink => {
             start_derived(shared, start).await
         }
-        RelationKind::View | RelationKind::Unspecified => {
-            Err(ExecError::internal("a plain view has no job"))
+        RelationKind::View | RelationKind::Subscription | RelationKind::Unspecified => {
+            Err(ExecError::internal("a relation without rows has no job"))
         }
     }
 }
@@ -52,12 +57,17 @@ fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
             _ => StateClass::PointUpdate,
         },
         relation: true,
+        retention: None,
     })
 }
 
 fn tables(relation: &Relation, graph: &JobGraph) -> Vec<TableDesc> {
     let ids = relation.first_table_id..;
     let describe = |(id, table): (u32, &millrace_planner::graph::StateTable)| TableDesc {
+        retention: table.retention.as_ref().map(|r| match r.by {
+            RetentionBy::Key => RetainBy::Key,
+            RetentionBy::Value(column) => RetainBy::Value(column),
+        }),
         id: TableId(id),
         name: table.name.clone(),
         value_schema: Arc::clone(&table.value_schema),
@@ -80,7 +90,10 @@ async fn open(
     tables: Vec<TableDesc>,
 ) -> Result<Arc<JobStore>, ExecError> {
     let id = RelationId(start.relation.id);
-    Ok(shared.store.open_job(id, tables, &start.version).await?)
+    let bounds = bounds(&start.version, &tables);
+    let store = shared.store.open_job(id, tables, &start.version).await?;
+    store.set_bounds(&bounds);
+    Ok(store)
 }
 
 async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
@@ -103,17 +116,26 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     )?;
     let last = Epoch(start.version.epoch);
     shared.hub.open(id, last);
+    let sequencer = Arc::new(sequencer);
+    let fed_by = Arc::clone(&sequencer);
     let table = Table::new(
         id,
         start.generation,
-        Arc::new(sequencer),
+        sequencer,
         Arc::clone(&store),
         Arc::clone(&shared.hub),
         last,
     );
     let errors = Arc::new(ErrorSink::default());
     let kind = Kind::Table(table);
-    Ok(Job::new(id, start.generation, Some(store), kind, meta, Vec::new(), errors))
+    let (of_feed, metas) = (Arc::clone(&errors), Arc::clone(&meta));
+    let job = Job::new(id, start.generation, Some(store), kind, meta, Vec::new(), errors);
+    if start.relation.has_connector() {
+        let state = Arc::clone(&job.feed);
+        let feed = Feed::new(&start.relation, &start.version, fed_by, metas, of_feed, state)?;
+        job.spawn_feed(feed, &shared.runtime);
+    }
+    Ok(job)
 }
 
 async fn start_derived(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
@@ -125,6 +147,45 @@ async fn start_derived(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>
             Err(ExecError::Sql(e.into()))
         }
     }
+}
+
+fn cleaning(start: &StartJob, graph: &JobGraph) -> Cleaning {
+    let ids = start.relation.first_table_id..;
+    let sources = start.inputs.iter().filter(|r| r.kind() == RelationKind::Source);
+    Cleaning {
+        output: graph.output.marks.clone(),
+        tables: ids
+            .zip(&graph.tables)
+            .filter_map(|(id, t)| Some((TableId(id), t.retention.clone()?)))
+            .collect(),
+        sources: sources.map(|r| RelationId(r.id)).collect(),
+    }
+}
+
+/// From when on rows of the state tables are kept, as committed.
+fn bounds(version: &JobVersion, tables: &[TableDesc]) -> Vec<(TableId, i64)> {
+    let cleaned = tables.iter().filter(|t| t.retention.is_some());
+    let bound =
+        |t: &TableDesc| Some((t.id, *version.counters.get(&retention_counter(t.id))? as i64));
+    cleaned.filter_map(bound).collect()
+}
+
+/// What brings a sink's changes to its target; `None`: it is no sink, or one without a target.
+fn publisher(
+    shared: &Arc<Shared>,
+    start: &StartJob,
+    graph: &JobGraph,
+) -> Result<Option<Publisher>, ExecError> {
+    let root = graph.fragments.last().and_then(|f| f.nodes.last());
+    if !root.is_some_and(|n| matches!(n.op, Operator::Sink)) {
+        return Ok(None);
+    }
+    let layout = RowLayout::of_output(&graph.output)?;
+    let target = match start.relation.target {
+        0 => Target::Outside(millrace_connector::sink::create_target(&start.relation)?),
+        table => Target::Table(TableTarget::new(Arc::downgrade(shared), table, &start.relation)),
+    };
+    Ok(Some(Publisher::new(&start.relation, &start.version, &layout, target)?))
 }
 
 /// Starts a derived job with its graph decoded.
@@ -167,6 +228,8 @@ pub async fn start_graph(
         built.cuts,
         built.reports,
         built.tasks.len(),
+        cleaning(&start, graph),
+        publisher(shared, &start, graph)?,
     );
     let kind = Kind::Derived(derived);
     let job = Job::new(id, start.generation, Some(store), kind, meta, built.metrics, errors);

@@ -9,8 +9,10 @@ use millrace_common::{DeltaChunk, JobId, SqlError, SqlState};
 use millrace_rpc::version::StatementId;
 
 use super::{Shared, Worker};
+use crate::dml::load::LoadLimits;
 use crate::dml::transaction::{self, Part};
-use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, Load, Sequencer};
+use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, Load, LoadKind, Sequencer};
+use crate::memory::MemoryGovernor;
 use crate::worker::job::Kind;
 
 /// How long a statement waits for its table's job to run.
@@ -35,7 +37,7 @@ impl Worker {
         let mut found = Vec::with_capacity(parts.len());
         for (job, delta, kind) in parts {
             let table = self.shared.table(job).await?;
-            found.push(Part { table, statement: DmlStatement { id, delta, kind } });
+            found.push(Part { table, statement: DmlStatement { id, delta, kind, mark: None } });
         }
         transaction::commit(id, found).await
     }
@@ -45,11 +47,12 @@ impl Worker {
         &self,
         job: JobId,
         id: StatementId,
-        on_conflict: InsertConflict,
+        kind: LoadKind,
     ) -> Result<Load, DmlError> {
-        let table = self.shared.table(job).await?;
-        let limit = self.shared.options.statement_bytes;
-        Ok(Load::new(table, id, on_conflict, &self.shared.governor, limit))
+        let options = &self.shared.options;
+        let limits =
+            LoadLimits { spill_bytes: options.load_bytes, memory_bytes: options.statement_bytes };
+        Load::begin(TableSource(Arc::clone(&self.shared)), job, id, kind, limits).await
     }
 
     /// The first of `n` consecutive hidden row ids that no row of the table has or will get.
@@ -58,8 +61,21 @@ impl Worker {
     }
 }
 
+/// Where a load finds its table, also after the table's job was restarted.
+pub struct TableSource(Arc<Shared>);
+
+impl TableSource {
+    pub(crate) async fn table(&self, job: JobId) -> Result<Arc<Sequencer>, SqlError> {
+        self.0.table(job).await
+    }
+
+    pub(crate) fn governor(&self) -> &Arc<MemoryGovernor> {
+        &self.0.governor
+    }
+}
+
 impl Shared {
-    async fn table(&self, id: JobId) -> Result<Arc<Sequencer>, SqlError> {
+    pub(super) async fn table(&self, id: JobId) -> Result<Arc<Sequencer>, SqlError> {
         let running = async {
             loop {
                 let mut started = std::pin::pin!(self.started.notified());

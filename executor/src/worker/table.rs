@@ -41,7 +41,10 @@ impl Table {
         let sealed = self.sequencer.seal()?;
         fail::fail_point!("executor.sealed");
         crash::point("executor-before-persist");
-        let persisted = self.store.persist(sealed.run.into_iter().collect()).await?;
+        let persisted = match &sealed.load {
+            Some(runs) => self.store.link(runs),
+            None => self.store.persist(sealed.run.into_iter().collect()).await?,
+        };
         fail::fail_point!("executor.persisted");
         crash::point("executor-after-persist");
         let commit = JobCommit {
@@ -56,6 +59,7 @@ impl Table {
             changed: sealed.changed,
             statements: sealed.statements,
             group: sealed.group,
+            watermarks: sealed.watermark.into_iter().collect(),
             ..JobCommit::default()
         };
         self.in_flight.lock().push_back(persisted);

@@ -15,6 +15,7 @@ use datafusion::logical_expr::{
     TypeSignature, Volatility,
 };
 use millrace_common::{SqlError, SqlState};
+use millrace_rpc::catalog::RelationKind;
 
 use super::SystemTables;
 use super::columns::SYSTEM_TABLES;
@@ -238,19 +239,15 @@ static FUNCTIONS: &[(&str, char, Body)] = &[
     }),
     ("pg_backend_pid", 'd', |t, _| Ok(t.pid.into())),
     ("pg_size_pretty", 't', |_, a| Ok(int(a, 0).map(size_pretty).into())),
-    ("pg_relation_size", 'i', |_, a| {
-        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())
+    ("pg_relation_size", 'i', |t, a| size_of(t, a, Size::Rows)),
+    ("pg_table_size", 'i', |t, a| size_of(t, a, Size::Rows)),
+    ("pg_indexes_size", 'i', |t, a| size_of(t, a, Size::Indexes)),
+    ("pg_total_relation_size", 'i', |t, a| size_of(t, a, Size::All)),
+    ("pg_database_size", 'i', |t, a| {
+        let all = || t.shared.cluster.jobs().iter().map(|j| j.state_bytes()).sum::<u64>() as i64;
+        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| all()).into())
     }),
-    ("pg_table_size", 'i', |_, a| Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())),
-    ("pg_indexes_size", 'i', |_, a| {
-        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())
-    }),
-    ("pg_total_relation_size", 'i', |_, a| {
-        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())
-    }),
-    ("pg_database_size", 'i', |_, a| {
-        Ok(a.first().filter(|c| **c != Cell::Null).map(|_| 0i64).into())
-    }),
+    ("pg_cancel_backend", 'b', |t, a| Ok(int(a, 0).map(|pid| t.shared.cancel_pid(pid)).into())),
     ("txid_current", 'i', |t, _| Ok((t.shared.next_statement().number as i64).into())),
     ("txid_current_if_assigned", 'i', NULL),
     ("pg_my_temp_schema", 'o', |_, _| Ok(0i64.into())),
@@ -261,6 +258,10 @@ static FUNCTIONS: &[(&str, char, Body)] = &[
     ("pg_advisory_unlock_all", 't', |_, _| Ok("".into())),
     // It is a statement of its own that waits; here is only its type.
     ("pg_sleep", 't', |_, _| Err(SqlError::unsupported("pg_sleep within a query"))),
+    ("set_config", 't', |_, _| {
+        Err(SqlError::unsupported("set_config within a query")
+            .with_hint("SELECT set_config(name, value, is_local) by itself sets it; so does SET."))
+    }),
     ("quote_ident", 't', |_, a| Ok(text(a, 0).map(quote_ident).into())),
     ("quote_literal", 't', |_, a| Ok(text(a, 0).map(quote_literal).into())),
     ("quote_nullable", 't', |_, a| Ok(text(a, 0).map_or("NULL".to_owned(), quote_literal).into())),
@@ -439,6 +440,44 @@ fn visible(t: &SystemTables, oid: i64) -> bool {
         return t.search_path.contains(&i.table.schema);
     }
     SYSTEM_TABLES.iter().any(|s| i64::from(s.2) == oid && s.0 == "pg_catalog")
+}
+
+/// What of a relation is measured.
+#[derive(Clone, Copy, PartialEq)]
+enum Size {
+    Rows,
+    Indexes,
+    All,
+}
+
+/// Bytes of a relation, in memory and in the store; NULL for one that does not exist.
+fn size_of(t: &SystemTables, args: &[Cell], what: Size) -> Result<Cell, SqlError> {
+    let Some(oid) = relation_argument(t, args)? else { return Ok(Cell::Null) };
+    let Some(relation) = u32::try_from(oid).ok().and_then(|id| t.catalog().by_id(id)) else {
+        return Ok(Cell::Null);
+    };
+    let index = |id: u32| {
+        let found = t.catalog().by_id(id);
+        found.is_some_and(|r| {
+            r.kind == RelationKind::Index as i32 && r.depends_on.contains(&relation.id)
+        })
+    };
+    let mut bytes = 0;
+    for job in t.shared.cluster.jobs() {
+        if job.relation == relation.id {
+            bytes += match what {
+                Size::Rows => {
+                    let own = job.tables.iter().filter(|t| t.id == relation.first_table_id);
+                    own.map(|t| t.bytes()).sum()
+                }
+                Size::Indexes => 0,
+                Size::All => job.state_bytes(),
+            };
+        } else if what != Size::Rows && index(job.relation) {
+            bytes += job.state_bytes();
+        }
+    }
+    Ok((bytes as i64).into())
 }
 
 /// An argument that is an OID or a name.

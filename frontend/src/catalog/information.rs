@@ -134,7 +134,8 @@ fn information_columns(t: &SystemTables, r: &Relation, rows: &mut Rows) {
             numeric_precision: precision, numeric_precision_radix: radix, numeric_scale: scale,
             datetime_precision: time, interval_precision: Cell::Null, maximum_cardinality: Cell::Null,
             udt_catalog: database, udt_schema: "pg_catalog", udt_name: udt, dtd_identifier: number.to_string(),
-            is_self_referencing: "NO", is_identity: "NO", identity_cycle: "NO", is_generated: "NEVER",
+            is_self_referencing: "NO", is_identity: "NO", identity_cycle: "NO",
+            is_generated: if c.generated_sql.is_some() { "ALWAYS" } else { "NEVER" },
             is_updatable: yes_no(table));
     }
 }
@@ -146,13 +147,25 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
     let mut rows;
     match name {
         "jobs" => {
-            rows =
-                Rows::new("id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i");
+            rows = Rows::new(
+                "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i",
+            );
             for j in t.shared.cluster.jobs() {
                 let r = named(j.relation);
                 row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()), name: r.map(|r| r.name.as_str()),
                     state: j.state, progress: j.progress, reason: j.reason, epoch: j.epoch as i64,
-                    lag_ms: j.lag_ms.map(|l| l as i64));
+                    lag_ms: j.lag_ms.map(|l| l as i64), late_rows: j.late_rows as i64);
+            }
+        }
+        "watermarks" => {
+            rows = Rows::new("id:o schema_name:n name:n column_name:n watermark:t");
+            for j in t.shared.cluster.jobs() {
+                let Some(r) = named(j.relation) else { continue };
+                for (column, value) in &j.watermarks {
+                    let column = r.columns.get(*column as usize).map(|c| c.name.as_str());
+                    row!(rows; id: j.relation, schema_name: &r.schema, name: &r.name,
+                        column_name: column, watermark: instant(*value));
+                }
             }
         }
         "errors" => {
@@ -164,6 +177,37 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
                 }
             }
         }
+        "sources" => {
+            rows = Rows::new(
+                "id:o schema_name:n name:n kind:t connector:t state:t paused:b rate_limit:t splits:i files:i offsets:i lag:i reason:t",
+            );
+            for r in catalog.relations().iter().filter(|r| r.has_connector()) {
+                let report = t.shared.cluster.source_report(RelationId(r.id)).unwrap_or_default();
+                let lags: Vec<u64> = report.splits.iter().filter_map(|s| s.lag()).collect();
+                let taken: u64 =
+                    report.splits.iter().map(|s| s.offset.saturating_sub(s.start)).sum();
+                row!(rows; id: r.id, schema_name: &r.schema, name: &r.name,
+                    kind: if relkind(r) == "r" { "table" } else { "source" },
+                    connector: r.option("connector").map(str::to_owned), state: report.state,
+                    paused: r.paused, rate_limit: r.option("rate_limit").map(str::to_owned),
+                    splits: report.splits.len() as i64, files: report.files as i64, offsets: taken as i64,
+                    lag: (!lags.is_empty()).then(|| lags.iter().sum::<u64>() as i64), reason: report.reason);
+            }
+        }
+        "source_splits" => {
+            rows = Rows::new(
+                "source_id:o schema_name:n source_name:n split:i split_name:t start_offset:i current_offset:i available_offset:i lag:i",
+            );
+            for r in catalog.relations().iter().filter(|r| r.has_connector()) {
+                let report = t.shared.cluster.source_report(RelationId(r.id)).unwrap_or_default();
+                for s in report.splits {
+                    let lag = s.lag().map(|l| l as i64);
+                    row!(rows; source_id: r.id, schema_name: &r.schema, source_name: &r.name,
+                        split: i64::from(s.split), split_name: s.name, start_offset: s.start as i64,
+                        current_offset: s.offset as i64, available_offset: s.available.map(|a| a as i64), lag: lag);
+                }
+            }
+        }
         "settings" => {
             rows = Rows::new("name:t value:t default_value:t description:t");
             for s in SETTINGS {
@@ -171,11 +215,16 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
             }
         }
         "state_tables" => {
-            rows = Rows::new("table_id:i relation_id:o schema_name:n relation_name:n is_result:b");
+            rows = Rows::new(
+                "table_id:i relation_id:o schema_name:n relation_name:n is_result:b kept_since:t",
+            );
+            let jobs = t.shared.cluster.jobs();
             for r in catalog.relations() {
+                let cleaned = jobs.iter().find(|j| j.relation == r.id).map(|j| &j.cleaned);
                 for id in r.first_table_id..r.first_table_id + r.table_count {
+                    let bound = cleaned.and_then(|c| c.iter().find(|(t, _)| *t == id));
                     row!(rows; table_id: id, relation_id: r.id, schema_name: &r.schema, relation_name: &r.name,
-                        is_result: id == r.first_table_id);
+                        is_result: id == r.first_table_id, kept_since: bound.map(|(_, us)| instant(*us)));
                 }
             }
         }
@@ -201,4 +250,12 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         _ => return None,
     }
     rows.finish()
+}
+
+/// Microseconds since 1970 as a timestamp's text.
+fn instant(us: i64) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = crate::encoding::datetime::write_timestamp(&mut text, us, false);
+    text
 }

@@ -30,18 +30,63 @@ pub fn for_clients(query: &Query, session: &Session) -> Result<Query, SqlError> 
 
 /// `SELECT pg_sleep(seconds)`: how long. A session waits without a thread, so that it can be canceled.
 pub fn sleeps(query: &Query) -> Option<std::time::Duration> {
+    let [(name, args)] = bare_calls(query)?.try_into().ok()?;
+    let [seconds] = args.as_slice() else { return None };
+    let seconds = constant_text(seconds).filter(|_| name == "pg_sleep")??;
+    let seconds = seconds.trim().parse::<f64>().ok()?.clamp(0.0, 1e9);
+    std::time::Duration::try_from_secs_f64(seconds).ok()
+}
+
+/// `SELECT set_config(name, value, is_local), …`: the settings.
+pub fn sets(query: &Query) -> Option<Vec<(String, String, bool)>> {
+    let one = |(name, args): (String, Vec<&Expr>)| {
+        let [setting, value, local] = args.as_slice() else { return None };
+        let local = match local {
+            Expr::Value(v) => matches!(v.value, Value::Boolean(true)),
+            other => matches!(constant_text(other)??.as_str(), "t" | "true"),
+        };
+        let (setting, value) = (constant_text(setting)??, constant_text(value)?);
+        (name == "set_config").then_some((setting, value.unwrap_or_default(), local))
+    };
+    bare_calls(query)?.into_iter().map(one).collect()
+}
+
+/// The calls of a query that is a SELECT list of nothing else.
+fn bare_calls(query: &Query) -> Option<Vec<(String, Vec<&Expr>)>> {
     let SetExpr::Select(select) = query.body.as_ref() else { return None };
-    let [SelectItem::UnnamedExpr(Expr::Function(f))] = select.projection.as_slice() else {
+    if !select.from.is_empty() || select.selection.is_some() || query.limit_clause.is_some() {
         return None;
+    }
+    let call = |item| match item {
+        &SelectItem::UnnamedExpr(Expr::Function(ref f))
+        | &SelectItem::ExprWithAlias { expr: Expr::Function(ref f), .. } => {
+            let FunctionArguments::List(list) = &f.args else { return None };
+            let args = list.args.iter().map(|a| match a {
+                FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) => Some(e),
+                _ => None,
+            });
+            Some((function_name(f), args.collect::<Option<Vec<_>>>()?))
+        }
+        _ => None,
     };
-    let FunctionArguments::List(list) = &f.args else { return None };
-    let [FunctionArg::Unnamed(FunctionArgExpr::Expr(Expr::Value(v)))] = list.args.as_slice() else {
-        return None;
-    };
-    let Value::Number(seconds, _) = &v.value else { return None };
-    let plain = select.from.is_empty() && function_name(f) == "pg_sleep";
-    let seconds = seconds.parse::<f64>().ok().filter(|_| plain)?;
-    std::time::Duration::try_from_secs_f64(seconds.min(1e9)).ok()
+    select.projection.iter().map(call).collect()
+}
+
+/// The text of a literal under any casts; `Some(None)`: NULL.
+fn constant_text(e: &Expr) -> Option<Option<String>> {
+    match e {
+        Expr::Cast { expr, .. } | Expr::Nested(expr) => constant_text(expr),
+        Expr::TypedString(t) => constant_text(&Expr::Value(t.value.clone())),
+        Expr::Value(v) => match &v.value {
+            Value::SingleQuotedString(s) | Value::EscapedStringLiteral(s) | Value::Number(s, _) => {
+                Some(Some(s.clone()))
+            }
+            Value::Boolean(b) => Some(Some(b.to_string())),
+            Value::Null => Some(None),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 pub(super) struct Rewrite<'a> {
@@ -295,6 +340,10 @@ fn operator(symbol: &str) -> Option<BinaryOperator> {
 fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
     let (name, array) = type_name(t);
     if array {
+        // Arrays of the types that columns have are the planner's.
+        if !matches!(name.as_str(), "" | "name" | "oid" | "char" | "regtype" | "regclass") {
+            return None;
+        }
         return match string_of(inner) {
             Some(text) => {
                 let items = encoding::array::array_items(text)?;

@@ -1,22 +1,24 @@
 //! COPY … FROM STDIN and COPY … TO STDOUT, text and CSV.
 //!
-//! Input is parsed as it arrives, each field straight into its column's builder; nothing reaches the
-//! table before the last line has been read and checked, so a bad line leaves nothing behind.
+//! Input is parsed as it arrives, each field straight into its column's builder, and goes on its way in
+//! chunks (see `millrace_executor::dml::load`); nothing is visible before the last line has been read
+//! and checked, so a bad line leaves nothing behind.
 
 pub mod reader;
 pub mod writer;
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef};
+use arrow::array::{ArrayRef, RecordBatch};
 use millrace_common::{DeltaChunk, SqlError, SqlState};
-use millrace_rpc::catalog::{OnConflict, Relation};
+use millrace_executor::dml::{InsertConflict, Load, LoadKind};
+use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{
     CopyLegacyCsvOption, CopyLegacyOption, CopyOption, CopySource, CopyTarget, Statement as Sql,
 };
 
 use crate::cluster::DmlKind;
-use crate::dml::{self, insert, rewrite};
+use crate::dml::{self, insert, rewrite, rows};
 use crate::session::{Outcome, RowSet, Session};
 pub use reader::Reader;
 
@@ -36,15 +38,25 @@ pub struct CopyIn {
     pub table: Arc<Relation>,
     pub targets: Vec<usize>,
     pub reader: Reader,
-    /// Bytes of input so far, and how many there may be.
+    /// Bytes of input since rows were last sent on.
     bytes: usize,
+    load: Option<Load>,
+    /// In a transaction block: all rows so far, and how many bytes of them there may be.
+    held: Vec<RecordBatch>,
+    held_bytes: usize,
     limit: usize,
 }
+
+/// Input that is gathered before its rows are sent on.
+const CHUNK_BYTES: usize = 2 << 20;
+const CHUNK_ROWS: usize = 32_768;
 
 /// A COPY TO about to send.
 pub struct CopyOut {
     pub rows: RowSet,
     pub format: Format,
+    /// Rows come as they arise: each batch is sent at once.
+    pub live: bool,
 }
 
 /// Checks a COPY and opens it.
@@ -64,7 +76,16 @@ pub async fn plan(session: &mut Session, copy: &Sql) -> Result<Outcome, SqlError
             let targets = insert::target_columns(&table, columns)?;
             let reader = Reader::new(&table, &targets, format)?;
             let limit = session.shared.config.query_memory;
-            Ok(Outcome::CopyIn(Box::new(CopyIn { table, targets, reader, bytes: 0, limit })))
+            Ok(Outcome::CopyIn(Box::new(CopyIn {
+                table,
+                targets,
+                reader,
+                bytes: 0,
+                load: None,
+                held: Vec::new(),
+                held_bytes: 0,
+                limit,
+            })))
         }
         (true, CopyTarget::Stdout) => {
             let query = match source {
@@ -77,7 +98,7 @@ pub async fn plan(session: &mut Session, copy: &Sql) -> Result<Outcome, SqlError
                 }
             };
             let rows = session.query(&query).await?;
-            Ok(Outcome::CopyOut(Box::new(CopyOut { rows, format })))
+            Ok(Outcome::CopyOut(Box::new(CopyOut { rows, format, live: false })))
         }
         _ => Err(SqlError::unsupported("COPY from or to a file of the server")
             .with_hint("Use COPY FROM STDIN or TO STDOUT; psql's \\copy does.")),
@@ -85,28 +106,71 @@ pub async fn plan(session: &mut Session, copy: &Sql) -> Result<Outcome, SqlError
 }
 
 impl CopyIn {
-    /// Takes the next bytes of input. All rows wait in memory for the last line.
+    /// Takes the next bytes of input.
     pub fn push(&mut self, data: &[u8]) -> Result<(), SqlError> {
         self.bytes += data.len();
-        if self.bytes > self.limit {
-            let message = format!("the rows of one COPY exceed {} MB", self.limit >> 20);
-            return Err(SqlError::new(SqlState::STATEMENT_TOO_COMPLEX, message)
-                .with_hint("Split the file, or give the server a larger --memory-limit."));
-        }
         self.reader.push(data)
     }
 
-    /// All lines have been read: the rows enter the table as one statement.
-    pub async fn finish(self, session: &Session) -> Result<String, SqlError> {
-        let CopyIn { table, targets, reader, .. } = self;
-        let (columns, count): (Vec<ArrayRef>, usize) = reader.finish()?;
-        let batch = insert::complete_rows(session, &table, &targets, columns, count).await?;
-        let kind = match OnConflict::try_from(table.on_conflict) {
-            Ok(OnConflict::Overwrite) => DmlKind::InsertOrOverwrite,
-            Ok(OnConflict::Ignore) => DmlKind::InsertOrIgnore,
-            _ => DmlKind::Insert,
+    /// Whether there are rows enough to be sent on.
+    pub fn is_due(&self) -> bool {
+        self.bytes > CHUNK_BYTES || self.reader.rows() > CHUNK_ROWS
+    }
+
+    /// Sends the rows read so far on their way; nothing of them is visible before `finish`.
+    pub async fn flush(&mut self, session: &Session) -> Result<(), SqlError> {
+        self.bytes = 0;
+        let (columns, count) = self.reader.take();
+        self.add(session, columns, count).await
+    }
+
+    async fn add(
+        &mut self,
+        session: &Session,
+        columns: Vec<ArrayRef>,
+        count: usize,
+    ) -> Result<(), SqlError> {
+        if count == 0 {
+            return Ok(());
+        }
+        let (table, targets) = (&self.table, &self.targets);
+        let rows = insert::complete_rows(session, table, targets, columns, count).await?;
+        if session.stages_writes() {
+            self.held_bytes += rows.get_array_memory_size();
+            if self.held_bytes > self.limit {
+                let message = format!("the rows of one COPY exceed {} MB", self.limit >> 20);
+                return Err(SqlError::new(SqlState::STATEMENT_TOO_COMPLEX, message)
+                    .with_hint("Outside a transaction block a COPY may be of any size."));
+            }
+            self.held.push(rows);
+            return Ok(());
+        }
+        let load = match &mut self.load {
+            Some(load) => load,
+            None => {
+                let id = session.shared.next_statement();
+                let kind = LoadKind::Insert { on_conflict: insert::load_conflict(table) };
+                let table = millrace_common::RelationId(table.id);
+                self.load.insert(session.cluster().begin_load(table, id, kind).await?)
+            }
         };
-        debug_assert!(batch.columns().iter().all(|c| c.len() == count));
+        Ok(load.append(DeltaChunk::inserts(rows)).await?)
+    }
+
+    /// All lines have been read: the rows enter the table as one statement.
+    pub async fn finish(mut self, session: &Session) -> Result<String, SqlError> {
+        let (columns, count) = self.reader.finish()?;
+        self.add(session, columns, count).await?;
+        if let Some(load) = self.load {
+            return Ok(format!("COPY {}", load.finish().await?.rows_affected));
+        }
+        let Some(first) = self.held.first() else { return Ok("COPY 0".to_owned()) };
+        let batch = rows::concat(&first.schema(), &self.held)?;
+        let kind = match insert::load_conflict(&self.table) {
+            InsertConflict::Overwrite => DmlKind::InsertOrOverwrite,
+            InsertConflict::Nothing => DmlKind::InsertOrIgnore,
+            InsertConflict::Error => DmlKind::Insert,
+        };
         let evaluated = dml::Evaluated {
             delta: DeltaChunk::inserts(batch.clone()),
             kind,
@@ -114,11 +178,8 @@ impl CopyIn {
             output: batch,
             resolves_conflicts: false,
         };
-        if evaluated.delta.is_empty() {
-            return Ok("COPY 0".to_owned());
-        }
         for _ in 0..dml::MAX_ATTEMPTS {
-            if let Some(rows) = dml::apply(session, &table, &evaluated).await? {
+            if let Some(rows) = dml::apply(session, &self.table, &evaluated).await? {
                 return Ok(format!("COPY {rows}"));
             }
         }

@@ -78,8 +78,19 @@ impl Reader {
         Ok(())
     }
 
+    /// Lines read and not taken yet.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// The columns of the lines read so far; reading goes on.
+    pub fn take(&mut self) -> (Vec<ArrayRef>, usize) {
+        let columns = self.builders.iter_mut().map(ColumnBuilder::finish).collect();
+        (columns, std::mem::take(&mut self.rows))
+    }
+
     /// The columns, when all input has come.
-    pub fn finish(mut self) -> Result<(Vec<ArrayRef>, usize), SqlError> {
+    pub fn finish(&mut self) -> Result<(Vec<ArrayRef>, usize), SqlError> {
         if !self.ended && !self.pending.is_empty() {
             let rest = std::mem::take(&mut self.pending);
             if self.quoted {
@@ -356,6 +367,7 @@ mod tests {
             nullable: true,
             default_sql: None,
             hidden: false,
+            ..Column::default()
         };
         Relation {
             name: "t".into(),

@@ -55,6 +55,7 @@ pub fn noun(relation: &Relation) -> &'static str {
         Ok(RelationKind::MaterializedView) => "materialized view",
         Ok(RelationKind::Index) => "index",
         Ok(RelationKind::Sink) => "sink",
+        Ok(RelationKind::Subscription) => "subscription",
         _ => "relation",
     }
 }
@@ -134,7 +135,7 @@ async fn drop_schemas(session: &mut Session, def: &Drop) -> Result<(), SqlError>
             continue;
         }
         let inside: BTreeSet<u32> =
-            snapshot.relations().iter().filter(|r| r.schema == schema).map(|r| r.id).collect();
+            snapshot.all().iter().filter(|r| r.schema == schema).map(|r| r.id).collect();
         if !inside.is_empty() && !def.cascade {
             let listed: Vec<String> = inside
                 .iter()

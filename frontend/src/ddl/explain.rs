@@ -13,9 +13,10 @@ use millrace_planner::explain::explain_graph;
 use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::{Query, Statement as Sql};
 
-use super::view;
-use crate::cluster::CatalogSnapshot;
+use super::{sink, view};
+use crate::cluster::{CatalogSnapshot, OperatorRow};
 use crate::dml;
+use crate::human;
 use crate::query::snapshot_table::SnapshotTable;
 use crate::session::{RowSet, Session};
 
@@ -24,7 +25,8 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
     let lines = match &explain.target {
         ExplainTarget::Job(name) => {
             let relation = session.catalog_view().resolve(name)?;
-            if relation.kind != RelationKind::MaterializedView as i32 {
+            let kinds = [RelationKind::MaterializedView as i32, RelationKind::Sink as i32];
+            if !kinds.contains(&relation.kind) {
                 return Err(SqlError::new(
                     SqlState::WRONG_OBJECT_TYPE,
                     format!("\"{}\" is not a materialized view", relation.name),
@@ -32,7 +34,7 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
             }
             let graph = decode_graph(&relation.graph)?;
             let mut lines = explain_graph(&graph, &|id| relation_name(&catalog, id));
-            lines.extend(job_lines(session, relation.id));
+            lines.extend(job_lines(session, relation.id).await);
             lines
         }
         ExplainTarget::Statement(Statement::CreateView(def)) if def.materialized => {
@@ -40,6 +42,10 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
             let (bound, names) = view::bind(session, &view_catalog, def)?;
             let graph = view::plan(&view_catalog, &bound, &names, def)?;
             explain_graph(&graph, &|id| relation_name(&catalog, id))
+        }
+        ExplainTarget::Statement(Statement::CreateSink(def)) => {
+            let planned = sink::plan(session, &session.catalog_view(), def)?;
+            explain_graph(&planned.graph, &|id| relation_name(&catalog, id))
         }
         ExplainTarget::Statement(Statement::Sql(sql)) => {
             explain_sql(session, sql, explain.analyze).await?
@@ -55,16 +61,71 @@ fn relation_name(catalog: &CatalogSnapshot, id: RelationId) -> Option<String> {
     catalog.by_id(id.0).map(|r| r.name.clone())
 }
 
-/// What the running job does.
-fn job_lines(session: &Session, id: u32) -> Vec<String> {
-    let Some(job) = session.cluster().jobs().into_iter().find(|j| j.relation == id) else {
-        return vec![];
-    };
+/// How long EXPLAIN ANALYZE watches a job to tell its rates.
+const WATCHED: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// What the running job does: its numbers now, and its rates over [`WATCHED`].
+async fn job_lines(session: &Session, id: u32) -> Vec<String> {
+    let find = || session.cluster().jobs().into_iter().find(|j| j.relation == id);
+    let Some(before) = find() else { return vec![] };
+    let started = std::time::Instant::now();
+    tokio::time::sleep(WATCHED).await;
+    let Some(job) = find() else { return vec![] };
+    let seconds = started.elapsed().as_secs_f64();
+    let catalog = session.cluster().catalog();
+    let waits = super::show::waits_for(&job, &session.cluster().jobs(), &catalog);
     let mut lines = vec![format!("State: {}", job.state), format!("Epoch: {}", job.epoch)];
-    lines.extend(job.progress.map(|p| format!("Progress: {p}")));
-    lines.extend(job.lag_ms.map(|l| format!("Lag: {l} ms")));
-    lines.extend(job.reason.map(|r| format!("Reason: {r}")));
-    lines.extend(job.details);
+    lines.extend(job.progress.as_ref().map(|p| format!("Progress: {p}")));
+    lines.extend(job.lag_ms.map(|l| format!("Lag: {}", human::millis(l))));
+    lines.extend(waits.map(|w| format!("Waits for: {w}")));
+    lines.extend(job.reason.as_ref().map(|r| format!("Reason: {r}")));
+    lines.push(format!("Rows: {}", human::count(job.rows.max(0) as u64)));
+    lines.push(format!("Commits: {}, restarts: {}", job.commits, job.restarts));
+    lines.push(format!(
+        "Epochs take: {} (p50), {} (p99)",
+        human::duration(job.barrier_p50),
+        human::duration(job.barrier_p99)
+    ));
+    lines.push(format!("Cache hits: {}", human::ratio(job.cache())));
+    lines.push(format!("Operators, over {}:", human::duration(started.elapsed())));
+    for o in &job.operators {
+        let was = before.operators.iter().find(|b| (b.fragment, b.node) == (o.fragment, o.node));
+        let rate = |f: fn(&OperatorRow) -> u64| {
+            let delta = f(o).saturating_sub(was.map_or(0, f));
+            human::count((delta as f64 / seconds).round() as u64)
+        };
+        let mut line = format!(
+            "  {}.{} {}: {} rows/s in, {} rows/s out",
+            o.fragment,
+            o.node,
+            o.name,
+            rate(|o| o.rows_in),
+            rate(|o| o.rows_out)
+        );
+        let reads = o.cache_hits + o.cache_misses;
+        if reads > 0 || o.state_bytes > 0 {
+            line += &format!(
+                "; cache {}, hits {}, {} store rounds",
+                human::bytes(o.state_bytes),
+                human::ratio((o.cache_hits, reads)),
+                human::count(o.fetch_rounds)
+            );
+        }
+        if o.parked_rows > 0 {
+            line += &format!(", {} rows parked", human::count(o.parked_rows));
+        }
+        lines.push(line);
+    }
+    lines.push(format!("State: {}", human::bytes(job.state_bytes())));
+    for t in &job.tables {
+        lines.push(format!(
+            "  {}: {} in memory, {} stored, {} entries",
+            t.name,
+            human::bytes(t.memory_bytes),
+            human::bytes(t.stored_bytes),
+            human::count(t.entries)
+        ));
+    }
     lines
 }
 

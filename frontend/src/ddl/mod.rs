@@ -2,14 +2,20 @@
 
 pub mod drop;
 pub mod explain;
+pub mod generated;
 pub mod index;
 pub mod show;
+pub mod sink;
+pub mod source;
+pub mod subscription;
 pub mod table;
 pub mod types;
+pub mod user;
 pub mod view;
 
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::Statement;
+use millrace_planner::ast::{AlterAction, ObjectKind};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use tokio_util::sync::CancellationToken;
 
@@ -29,14 +35,25 @@ pub async fn execute(
         Statement::CreateSource(def) => table::create_source(session, def, text).await?,
         Statement::CreateView(def) => view::create_view(session, def, text).await?,
         Statement::CreateIndex(def) => index::create_index(session, def, text).await?,
+        Statement::CreateSink(def) => sink::create_sink(session, def, text).await?,
+        Statement::CreateSubscription(def) => {
+            subscription::create_subscription(session, def, text).await?
+        }
         Statement::CreateSchema { name, if_not_exists } => {
             create_schema(session, &fold(name), *if_not_exists).await?
         }
         Statement::Drop(def) => drop::drop_objects(session, def).await?,
+        Statement::AlterRelation {
+            kind: kind @ (ObjectKind::Source | ObjectKind::Table),
+            name,
+            if_exists,
+            action: action @ (AlterAction::SetOptions(_) | AlterAction::Pause(_)),
+        } => source::alter(session, *kind, name, *if_exists, action).await?,
         Statement::AlterRelation { kind, .. } => {
             return Err(SqlError::unsupported(format!("ALTER {}", kind.noun().to_uppercase()))
                 .with_hint("Drop the object and create it anew."));
         }
+        Statement::User(statement) => user::execute(session, statement).await?,
         Statement::AlterSystem { name, value } => {
             session.cluster().set_setting(name, value.as_deref()).await?;
             "ALTER SYSTEM".to_owned()

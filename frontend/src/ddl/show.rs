@@ -1,26 +1,46 @@
 //! SHOW and DESCRIBE.
 
-use millrace_common::{SqlError, SqlState};
+use std::sync::Arc;
+
+use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::ast::{ObjectKind, Show};
-use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::catalog::{Column, Relation, RelationKind};
 use sqlparser::ast::{Ident, ObjectName};
 
 use super::drop::noun;
+use super::sink;
+use crate::cluster::{CatalogSnapshot, JobRow};
+use crate::human::{duration as human, millis};
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
 use crate::session::{RowSet, Session};
 
 pub const DESCRIBE: &[&str] = &["Name", "Type", "Nullable", "Default", "Key"];
-const JOBS: &[&str] = &["id", "name", "kind", "state", "progress", "lag_ms", "reason"];
+const JOBS: &[&str] = &[
+    "id",
+    "name",
+    "kind",
+    "state",
+    "progress",
+    "lag_ms",
+    "reason",
+    "rows",
+    "state_bytes",
+    "waits_for",
+];
+const SOURCES: &[&str] = &["Name", "Connector", "State", "Lag", "Reason"];
+const SINKS: &[&str] = &["Name", "Target", "State", "Published", "Staged", "Lag_ms", "Reason"];
 
 /// The columns a SHOW returns.
 pub fn columns(show: &Show) -> &'static [&'static str] {
     match show {
-        Show::Tables(_)
-        | Show::Sources(_)
-        | Show::Views(_)
-        | Show::MaterializedViews(_)
-        | Show::Indexes(_) => &["Name"],
+        Show::Sources(_) => SOURCES,
+        Show::Tables(_) | Show::Views(_) | Show::MaterializedViews(_) | Show::Indexes(_) => {
+            &["Name"]
+        }
+        Show::Sinks(_) => SINKS,
+        Show::Subscriptions(_) => &["Name", "From", "Retention"],
+        Show::SubscriptionCursors => &["Name", "Subscription"],
         Show::Schemas => &["Schema"],
         Show::Databases => &["Database"],
         Show::Jobs => JOBS,
@@ -36,12 +56,15 @@ pub fn show(session: &Session, show: &Show) -> Result<RowSet, SqlError> {
     let one = |values: Vec<String>| values.into_iter().map(|v| vec![Some(v)]).collect::<Vec<_>>();
     let rows = match show {
         Show::Tables(schema) => one(relations(session, schema.as_ref(), RelationKind::Table)?),
-        Show::Sources(schema) => one(relations(session, schema.as_ref(), RelationKind::Source)?),
+        Show::Sources(schema) => sources(session, schema.as_ref())?,
         Show::Views(schema) => one(relations(session, schema.as_ref(), RelationKind::View)?),
         Show::MaterializedViews(schema) => {
             one(relations(session, schema.as_ref(), RelationKind::MaterializedView)?)
         }
         Show::Indexes(_) => one(relations(session, None, RelationKind::Index)?),
+        Show::Sinks(schema) => sinks(session, schema.as_ref())?,
+        Show::Subscriptions(schema) => subscriptions(session, schema.as_ref())?,
+        Show::SubscriptionCursors => session.subscription_cursors(),
         Show::Schemas => {
             let mut all = session.cluster().catalog().schemas.clone();
             all.extend(SYSTEM_SCHEMAS.iter().map(|s| (*s).to_owned()));
@@ -63,6 +86,59 @@ fn relations(
     schema: Option<&Ident>,
     kind: RelationKind,
 ) -> Result<Vec<String>, SqlError> {
+    let found = of_kind(session, schema, kind)?;
+    let mut names: Vec<String> = found.into_iter().map(|r| r.name.clone()).collect();
+    names.sort();
+    Ok(names)
+}
+
+/// A line a sink: where it goes, in what form, and how far it has come.
+fn sinks(session: &Session, schema: Option<&Ident>) -> Result<Lines, SqlError> {
+    let catalog = session.cluster().catalog();
+    let jobs = session.cluster().jobs();
+    let mut found = of_kind(session, schema, RelationKind::Sink)?;
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    let line = |r: &Arc<Relation>| {
+        let job = jobs.iter().find(|j| j.relation == r.id);
+        let target = match sink::target_of(r).and_then(|t| catalog.by_id(t.0).cloned()) {
+            Some(table) => format!("table {}", table.name),
+            None => r.option("connector").unwrap_or_default().to_owned(),
+        };
+        vec![
+            Some(r.name.clone()),
+            Some(target),
+            job.map(|j| j.state.clone()),
+            job.map(|j| j.published.to_string()),
+            job.map(|j| j.staged.to_string()),
+            job.and_then(|j| j.lag_ms).map(|l| l.to_string()),
+            job.and_then(|j| j.reason.clone()),
+        ]
+    };
+    Ok(found.iter().map(line).collect())
+}
+
+fn subscriptions(session: &Session, schema: Option<&Ident>) -> Result<Lines, SqlError> {
+    let catalog = session.cluster().catalog();
+    let mut found = of_kind(session, schema, RelationKind::Subscription)?;
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    let line = |r: &Arc<Relation>| {
+        let from = r.depends_on.first().and_then(|id| catalog.by_id(*id));
+        vec![
+            Some(r.name.clone()),
+            from.map(|f| format!("{}.{}", f.schema, f.name)),
+            r.option("retention").map(str::to_owned),
+        ]
+    };
+    Ok(found.iter().map(line).collect())
+}
+
+type Lines = Vec<Vec<Option<String>>>;
+
+fn of_kind(
+    session: &Session,
+    schema: Option<&Ident>,
+    kind: RelationKind,
+) -> Result<Vec<Arc<Relation>>, SqlError> {
     let catalog = session.cluster().catalog();
     let schemas = match schema {
         Some(s) => {
@@ -77,35 +153,88 @@ fn relations(
         }
         None => session.search_path(),
     };
-    let mut names: Vec<String> = catalog
-        .relations()
-        .iter()
-        .filter(|r| r.kind == kind as i32 && schemas.contains(&r.schema))
-        .map(|r| r.name.clone())
-        .collect();
-    names.sort();
-    Ok(names)
+    let all = catalog.all().iter().filter(|r| r.ephemeral == 0);
+    let wanted = |r: &&Arc<Relation>| r.kind == kind as i32 && schemas.contains(&r.schema);
+    Ok(all.filter(wanted).cloned().collect())
+}
+
+fn sources(
+    session: &Session,
+    schema: Option<&Ident>,
+) -> Result<Vec<Vec<Option<String>>>, SqlError> {
+    let catalog = session.cluster().catalog();
+    let names = relations(session, schema, RelationKind::Source)?;
+    let schemas = match schema {
+        Some(s) => vec![fold(s)],
+        None => session.search_path(),
+    };
+    let found = names.iter().filter_map(|n| schemas.iter().find_map(|s| catalog.get(s, n)));
+    Ok(found
+        .map(|r| {
+            let report = session.cluster().source_report(RelationId(r.id)).unwrap_or_default();
+            let lags: Vec<u64> = report.splits.iter().filter_map(|s| s.lag()).collect();
+            vec![
+                Some(r.name.clone()),
+                r.option("connector").map(str::to_owned),
+                Some(report.state.to_owned()),
+                (!lags.is_empty()).then(|| lags.iter().sum::<u64>().to_string()),
+                report.reason,
+            ]
+        })
+        .collect())
 }
 
 fn jobs(session: &Session) -> Vec<Vec<Option<String>>> {
     let catalog = session.cluster().catalog();
-    session
-        .cluster()
-        .jobs()
-        .into_iter()
+    let all = session.cluster().jobs();
+    all.iter()
         .map(|j| {
             let relation = catalog.by_id(j.relation);
+            let waits = waits_for(j, &all, &catalog);
             vec![
                 Some(j.relation.to_string()),
                 relation.map(|r| format!("{}.{}", r.schema, r.name)),
                 relation.map(|r| noun(r).to_owned()),
-                Some(j.state),
-                j.progress,
+                Some(j.state.clone()),
+                j.progress.clone(),
                 j.lag_ms.map(|v| v.to_string()),
-                j.reason,
+                j.reason.clone(),
+                Some(j.rows.to_string()),
+                Some(j.state_bytes().to_string()),
+                waits,
             ]
         })
         .collect()
+}
+
+/// A job that is behind by less is on its way.
+const BEHIND_MS: u64 = 1000;
+
+/// Why a job is behind: an input that is further behind or has failed, reads of its own state, or its
+/// own work. `None`: it is not.
+pub fn waits_for(job: &JobRow, all: &[JobRow], catalog: &CatalogSnapshot) -> Option<String> {
+    let lag = job.lag_ms.filter(|lag| *lag >= BEHIND_MS)?;
+    let name = |id: u32| catalog.by_id(id).map_or_else(|| id.to_string(), |r| r.name.clone());
+    let inputs = catalog.by_id(job.relation).map_or(&[][..], |r| &r.depends_on);
+    let worst = all
+        .iter()
+        .filter(|j| inputs.contains(&j.relation))
+        .filter(|j| j.state == "failed" || j.state == "stalled" || j.lag_ms >= Some(BEHIND_MS))
+        .max_by_key(|j| (j.state == "failed", j.lag_ms));
+    if let Some(input) = worst {
+        let ms = input.lag_ms.unwrap_or(0);
+        return Some(match input.state.as_str() {
+            "running" | "creating" => format!("input {} ({})", name(input.relation), millis(ms)),
+            state => format!("input {} ({state})", name(input.relation)),
+        });
+    }
+    let parked = job.operators.iter().max_by_key(|o| o.parked_rows).filter(|o| o.parked_rows > 0);
+    Some(match parked {
+        Some(o) => format!("state of {} ({} rows parked)", o.name, o.parked_rows),
+        None => {
+            format!("its own work (epochs take {}, behind {})", human(job.barrier_p99), millis(lag))
+        }
+    })
 }
 
 fn create_text(
@@ -122,7 +251,7 @@ fn create_text(
     }
     Ok(vec![
         Some(format!("{}.{}", relation.schema, relation.name)),
-        Some(relation.definition.clone()),
+        Some(sink::shown_definition(&relation)),
     ])
 }
 
@@ -130,6 +259,13 @@ pub fn describe(session: &Session, name: &ObjectName) -> Result<RowSet, SqlError
     let view: SessionCatalog = session.catalog_view();
     let relation = view.resolve(name)?;
     RowSet::text(DESCRIBE, describe_rows(&relation)?, "DESCRIBE")
+}
+
+/// The DEFAULT of a column, or where else its values come from.
+fn described_default(c: &Column) -> Option<String> {
+    let generated = c.generated_sql.as_ref().map(|e| format!("generated always as ({e})"));
+    let included = c.include.as_ref().map(|i| format!("include {i}"));
+    generated.or(included).or_else(|| c.default_sql.clone())
 }
 
 fn describe_rows(relation: &Relation) -> Result<Vec<Vec<Option<String>>>, SqlError> {
@@ -144,7 +280,7 @@ fn describe_rows(relation: &Relation) -> Result<Vec<Vec<Option<String>>>, SqlErr
                 Some(c.name.clone()),
                 Some(c.sql_type()?.to_string()),
                 Some(if c.nullable { "yes" } else { "no" }.to_owned()),
-                c.default_sql.clone(),
+                described_default(c),
                 key.then(|| "primary key".to_owned()),
             ])
         })

@@ -1,13 +1,12 @@
 //! CREATE TABLE, CREATE TABLE AS, CREATE SOURCE.
 
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_planner::Binder;
 use millrace_planner::ast::{ConflictAction, TableDefinition};
-use millrace_rpc::catalog::{
-    Column, OnConflict, OptionEntry, Relation, RelationKind, RowStorage, Watermark,
-};
-use sqlparser::ast::{ColumnDef, ColumnOption, Expr, IndexColumn, TableConstraint};
+use millrace_rpc::catalog::{Column, OnConflict, Relation, RelationKind, RowStorage, Watermark};
+use sqlparser::ast::{ColumnDef, ColumnOption, DataType, Expr, IndexColumn, TableConstraint};
 
-use super::{Existing, check_name};
+use super::{Existing, check_name, generated, source};
 use crate::dml::rewrite;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
@@ -21,17 +20,23 @@ pub async fn create_table(
     def: &TableDefinition,
     text: &str,
 ) -> Result<String, SqlError> {
-    if !def.options.is_empty() || def.format.is_some() {
-        return Err(SqlError::unsupported("CREATE TABLE … WITH a connector")
-            .with_hint("Use CREATE SOURCE and a materialized view over it."));
+    let connector = def.options.iter().any(|(name, _)| name == "connector");
+    if connector && def.query.is_some() {
+        return Err(SqlError::unsupported("CREATE TABLE … AS with a connector"));
+    }
+    if !connector && (!def.options.is_empty() || def.format.is_some() || !def.includes.is_empty()) {
+        return Err(SqlError::unsupported("CREATE TABLE … WITH options without a connector"));
     }
     if let Some(query) = &def.query {
         return create_table_as(session, def, query, text).await;
     }
-    let Some(relation) = build(session, def, RelationKind::Table, text)? else {
+    let Some(mut relation) = build(session, def, RelationKind::Table, text)? else {
         return Ok("CREATE TABLE".to_owned());
     };
     check_defaults(session, &relation)?;
+    if connector {
+        source::check_table(session, &mut relation, def)?;
+    }
     session.cluster().create_relation(relation, 1, def.or_replace).await?;
     Ok("CREATE TABLE".to_owned())
 }
@@ -44,7 +49,7 @@ pub async fn create_source(
     let Some(relation) = build(session, def, RelationKind::Source, text)? else {
         return Ok("CREATE SOURCE".to_owned());
     };
-    millrace_connector::validate(&relation)?;
+    source::check_source(&relation)?;
     session.cluster().create_relation(relation, 0, def.or_replace).await?;
     Ok("CREATE SOURCE".to_owned())
 }
@@ -94,7 +99,14 @@ async fn create_table_as(
 }
 
 pub fn plain_column(name: String, t: SqlType) -> Column {
-    Column { name, sql_type: t.into(), nullable: true, default_sql: None, hidden: false }
+    Column {
+        name,
+        sql_type: t.into(),
+        nullable: true,
+        default_sql: None,
+        hidden: false,
+        ..Column::default()
+    }
 }
 
 fn build(
@@ -108,6 +120,9 @@ fn build(
     for column in &def.columns {
         columns.push(column_of(column, &mut key).map_err(|e| of_table(e, &def.name))?);
     }
+    columns.extend(source::included(def)?);
+    check_columns(&columns)?;
+    generated::resolve(session, &mut columns)?;
     for constraint in &def.constraints {
         table_constraint(constraint, &mut key).map_err(|e| of_table(e, &def.name))?;
     }
@@ -141,16 +156,12 @@ fn build_with(
             nullable: false,
             default_sql: None,
             hidden: true,
+            ..Column::default()
         });
     }
-    let mut options: Vec<OptionEntry> = def
-        .options
-        .iter()
-        .map(|(name, value)| OptionEntry { name: name.clone(), value: value.clone() })
-        .collect();
-    options.sort_by(|a, b| a.name.cmp(&b.name));
+    let options = source::options(def)?;
     Ok(Some(Relation {
-        watermark: watermark(def, &columns)?,
+        watermark: watermark(session, def, kind, &columns)?,
         schema,
         name,
         kind: kind as i32,
@@ -158,8 +169,9 @@ fn build_with(
         key: positions,
         primary_key,
         append_only: def.append_only || kind == RelationKind::Source,
-        definition: text.to_owned(),
+        definition: source::redacted(text, &options),
         options,
+        format: source::format(def),
         on_conflict: match def.on_conflict {
             None => OnConflict::Error,
             Some(ConflictAction::Overwrite) => OnConflict::Overwrite,
@@ -172,11 +184,36 @@ fn build_with(
     }))
 }
 
-fn watermark(def: &TableDefinition, columns: &[Column]) -> Result<Option<Watermark>, SqlError> {
+/// `WATERMARK FOR column AS expression`: checked, and compiled over all columns.
+fn watermark(
+    session: &Session,
+    def: &TableDefinition,
+    kind: RelationKind,
+    columns: &[Column],
+) -> Result<Option<Watermark>, SqlError> {
     let Some(w) = &def.watermark else { return Ok(None) };
+    if !def.append_only && kind != RelationKind::Source {
+        return Err(SqlError::unsupported("WATERMARK of a table whose rows can change")
+            .with_hint("Declare the table APPEND ONLY."));
+    }
     let name = fold(&w.column);
-    let column = columns.iter().position(|c| c.name == name).ok_or_else(|| no_column(&name))?;
-    Ok(Some(Watermark { column: column as u32, expr_sql: w.text.clone() }))
+    let at = columns.iter().position(|c| c.name == name).ok_or_else(|| no_column(&name))?;
+    let typed = columns[at].sql_type()?;
+    if !matches!(typed, SqlType::Timestamp | SqlType::Timestamptz) {
+        return Err(SqlError::new(
+            SqlState::DATATYPE_MISMATCH,
+            format!("the watermark column \"{name}\" must be a timestamp, not {typed}"),
+        ));
+    }
+    let shape = Relation { columns: columns.to_vec(), ..Relation::default() };
+    let view = session.catalog_view();
+    let expr = millrace_planner::stream::compile_watermark(
+        &Binder::new(&view, session.info(true)),
+        &w.expr,
+        shape.arrow_schema()?.as_ref(),
+        typed,
+    )?;
+    Ok(Some(Watermark { column: at as u32, expr_sql: w.text.clone(), expr }))
 }
 
 fn no_column(name: &str) -> SqlError {
@@ -224,12 +261,23 @@ fn key_positions(columns: &mut [Column], key: &[String]) -> Result<Vec<u32>, Sql
 }
 
 fn column_of(def: &ColumnDef, key: &mut Vec<String>) -> Result<Column, SqlError> {
-    let mut column = plain_column(fold(&def.name), super::types::sql_type(&def.data_type)?);
+    // Of `c AS expr` the type follows from the expression.
+    let t = match &def.data_type {
+        DataType::Unspecified => SqlType::Text,
+        t => super::types::sql_type(t)?,
+    };
+    let mut column = plain_column(fold(&def.name), t);
     for option in &def.options {
         match &option.option {
             ColumnOption::Null => {}
             ColumnOption::NotNull => column.nullable = false,
             ColumnOption::Default(expr) => column.default_sql = Some(expr.to_string()),
+            ColumnOption::Generated { generation_expr: Some(expr), .. } => {
+                if def.data_type == DataType::Unspecified {
+                    column.sql_type = generated::UNTYPED;
+                }
+                column.generated_sql = Some(expr.to_string());
+            }
             ColumnOption::PrimaryKey(_) => add_key(key, vec![column.name.clone()])?,
             other => {
                 let what = other.to_string();

@@ -31,8 +31,9 @@ pub async fn create_view(
     if matches!(existing, Existing::Skip) {
         return Ok(tag.to_owned());
     }
-    if def.emit_on_window_close {
-        return Err(SqlError::unsupported("EMIT ON WINDOW CLOSE"));
+    if def.emit_on_window_close && !def.materialized {
+        return Err(SqlError::unsupported("EMIT ON WINDOW CLOSE of a plain view")
+            .with_hint("Use CREATE MATERIALIZED VIEW."));
     }
     let (bound, names) = bind(session, &view, def)?;
     let relation = Relation {
@@ -80,7 +81,7 @@ pub fn bind(
 }
 
 /// Relations a definition names, without what its views read in turn.
-fn depends_on(bound: &BoundQuery) -> Vec<u32> {
+pub fn depends_on(bound: &BoundQuery) -> Vec<u32> {
     let mut ids: Vec<u32> = bound.relations.iter().map(|r| r.id).filter(|id| *id != 0).collect();
     ids.sort_unstable();
     ids.dedup();
@@ -109,11 +110,12 @@ pub fn plan(
             format!("unrecognized materialized view option \"{name}\""),
         ));
     }
-    plan_job(bound, view, &JobOptions { sink })
+    let on_window_close = def.emit_on_window_close;
+    plan_job(bound, view, &JobOptions { sink, on_window_close })
 }
 
 /// The catalog entry of a job: its stored columns, layout and graph.
-fn with_graph(
+pub fn with_graph(
     relation: Relation,
     graph: &JobGraph,
     bound: &BoundQuery,
@@ -142,6 +144,7 @@ fn with_graph(
         distribution: positions(&layout.distribution),
         storage: layout.storage as i32,
         append_only: layout.append_only,
+        watermark_columns: layout.marks.iter().map(|m| m.column as u32).collect(),
         graph: encode_graph(graph)?,
         ..relation
     })

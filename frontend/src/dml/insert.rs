@@ -8,7 +8,9 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
+use futures::StreamExt;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState, SqlType};
+use millrace_executor::dml::{InsertConflict, LoadKind};
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{
     AssignmentTarget, ConflictTarget, DoUpdate, Expr, Ident, Insert, OnConflict, OnConflictAction,
@@ -20,6 +22,7 @@ use super::{
     Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rows, too_many_conflicts,
 };
 use crate::cluster::DmlKind;
+use crate::ddl::generated;
 use crate::dml::assign::assign;
 use crate::encoding::ColumnBuilder;
 use crate::query::catalog_view::{SessionCatalog, fold};
@@ -51,10 +54,17 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
     )?;
     let conflict = conflict_of(&table, insert)?;
     let alias = insert.table_alias.as_ref().map_or_else(|| table.name.clone(), |a| fold(&a.alias));
+    if let Some(query) = streamed(session, &table, insert, &conflict) {
+        return load_query(session, &view, &table, &targets, query, !insert.columns.is_empty())
+            .await;
+    }
     for _ in 0..MAX_ATTEMPTS {
         let named = !insert.columns.is_empty();
         let rows = full_rows(session, &table, insert.source.as_deref(), &targets, named).await?;
         let evaluated = resolve_conflicts(session, &table, &alias, rows, &conflict).await?;
+        // Before anything is applied: a RETURNING that fails leaves nothing behind.
+        let items = insert.returning.as_deref();
+        let returning = returning(session, &table, &alias, items, evaluated.output.clone()).await?;
         let applied = match apply(session, &table, &evaluated).await {
             // The key was inserted after the statement looked: look again.
             Err(e)
@@ -66,13 +76,65 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
             other => other?,
         };
         if let Some(count) = applied {
-            let returning =
-                returning(session, &table, &alias, insert.returning.as_deref(), evaluated.output)
-                    .await?;
             return Ok(Done { tag: format!("INSERT 0 {count}"), returning });
         }
     }
     Err(too_many_conflicts())
+}
+
+/// The query of an INSERT … SELECT whose rows only have to be new: it may be of any size.
+fn streamed<'a>(
+    session: &Session,
+    table: &Relation,
+    insert: &'a Insert,
+    conflict: &Conflict<'_>,
+) -> Option<&'a Query> {
+    let query = insert.source.as_deref()?;
+    let plain = matches!(conflict, Conflict::Declared)
+        && load_conflict(table) == InsertConflict::Error
+        && insert.returning.is_none()
+        && !session.stages_writes();
+    (plain && !matches!(query.body.as_ref(), SetExpr::Values(_))).then_some(query)
+}
+
+/// What a table does with rows whose key exists.
+pub fn load_conflict(table: &Relation) -> InsertConflict {
+    match TableConflict::try_from(table.on_conflict) {
+        Ok(TableConflict::Overwrite) => InsertConflict::Overwrite,
+        Ok(TableConflict::Ignore) => InsertConflict::Nothing,
+        _ => InsertConflict::Error,
+    }
+}
+
+async fn load_query(
+    session: &Session,
+    view: &SessionCatalog,
+    table: &Relation,
+    targets: &[usize],
+    query: &Query,
+    named: bool,
+) -> Result<Done, SqlError> {
+    let (fields, mut stream) = session.stream(view, query).await?;
+    check_width(fields.len(), targets.len(), named)?;
+    let kind = LoadKind::Insert { on_conflict: InsertConflict::Error };
+    let id = session.shared.next_statement();
+    let mut load = session.cluster().begin_load(RelationId(table.id), id, kind).await?;
+    while let Some(batch) = stream.next().await {
+        let batch = batch?;
+        let columns = batch
+            .columns()
+            .iter()
+            .zip(targets)
+            .map(|(array, target)| {
+                let column = &table.columns[*target];
+                assign(array, &column.name, column.sql_type()?)
+            })
+            .collect::<Result<Vec<_>, SqlError>>()?;
+        let rows = complete_rows(session, table, targets, columns, batch.num_rows()).await?;
+        load.append(DeltaChunk::inserts(rows)).await?;
+    }
+    let count = load.finish().await?.rows_affected;
+    Ok(Done { tag: format!("INSERT 0 {count}"), returning: None })
 }
 
 fn last_ident(name: &sqlparser::ast::ObjectName) -> Result<Ident, SqlError> {
@@ -85,12 +147,17 @@ fn last_ident(name: &sqlparser::ast::ObjectName) -> Result<Ident, SqlError> {
 /// Positions of the named columns; without names all that are shown.
 pub fn target_columns(table: &Relation, names: &[Ident]) -> Result<Vec<usize>, SqlError> {
     if names.is_empty() {
-        return Ok((0..table.columns.len()).filter(|i| !table.columns[*i].hidden).collect());
+        let given = |i: &usize| {
+            let column = &table.columns[*i];
+            !column.hidden && column.generated_sql.is_none()
+        };
+        return Ok((0..table.columns.len()).filter(given).collect());
     }
     let mut targets = Vec::with_capacity(names.len());
     for ident in names {
         let name = fold(ident);
         let position = column_position(table, &name)?;
+        generated::refuse_value(&table.columns[position], true)?;
         if targets.contains(&position) {
             return Err(SqlError::new(
                 SqlState::DUPLICATE_COLUMN,
@@ -202,7 +269,8 @@ pub async fn complete_rows(
         };
         columns[i] = Some(array);
     }
-    let columns: Vec<ArrayRef> = columns.into_iter().flatten().collect();
+    let mut columns: Vec<ArrayRef> = columns.into_iter().flatten().collect();
+    generated::fill(session, table, &mut columns, count).await?;
     rows::check_not_null(table, &columns)?;
     rows::batch(&schema, columns, count)
 }
@@ -523,6 +591,7 @@ async fn set_over_conflicts(
         let column = &table.columns[*position];
         columns[*position] = assign(result.column(i + 1), &column.name, column.sql_type()?)?;
     }
+    generated::fill(session, table, &mut columns, old.num_rows()).await?;
     rows::check_not_null(table, &columns)?;
     let updated = rows::batch(&old.schema(), columns, old.num_rows())?;
     Ok((old, updated))
@@ -542,6 +611,7 @@ pub fn assignment_position(table: &Relation, target: &AssignmentTarget) -> Resul
 /// The expression of a SET item, DEFAULT replaced and a bare literal typed.
 pub fn assigned_value(table: &Relation, position: usize, value: &Expr) -> Result<Expr, SqlError> {
     let column = &table.columns[position];
+    generated::refuse_value(column, false)?;
     let value = if is_default(value) {
         rewrite::parse_expr(column.default_sql.as_deref().unwrap_or("NULL"))?
     } else {

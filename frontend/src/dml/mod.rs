@@ -70,7 +70,11 @@ pub async fn apply(
         .apply_dml(RelationId(table.id), id, evaluated.delta.clone(), evaluated.kind)
         .await?;
     Ok(match result {
-        DmlResult::Applied { rows } => Some(evaluated.rows.unwrap_or(rows)),
+        DmlResult::Applied { rows, late } => {
+            session.note_late(late);
+            // Late rows are not among those that a statement counts itself.
+            Some(if late > 0 { rows } else { evaluated.rows.unwrap_or(rows) })
+        }
         DmlResult::Conflict => None,
     })
 }

@@ -139,6 +139,7 @@ pub fn with_row_number(
         nullable: false,
         default_sql: None,
         hidden: false,
+        ..CatalogColumn::default()
     });
     let numbers: ArrayRef =
         Arc::new(numbers.iter().map(|n| n.map(i64::from)).collect::<arrow::array::Int64Array>());

@@ -31,7 +31,7 @@ impl Session {
             return Err(SqlError::unsupported("a SCROLL cursor"));
         }
         let name = fold(name);
-        if self.portals.contains_key(&name) {
+        if self.portals.contains_key(&name) || self.feeds.contains_key(&name) {
             return Err(SqlError::new(
                 SqlState("42P03"),
                 format!("cursor \"{name}\" already exists"),
@@ -39,8 +39,9 @@ impl Session {
         }
         let text = query.to_string();
         let statement = Statement::Sql(Box::new(Sql::Query(query.clone())));
-        let prepared =
-            Arc::new(self.describe(ParsedStatement { statement, text, offset: 0 }, &[])?);
+        // The text is not the client's, so nothing has a position in it; DECLARE's own errors do.
+        let inner = ParsedStatement { statement, text, offset: 0, source: Arc::from("") };
+        let prepared = Arc::new(self.describe(inner, &[])?);
         let rows = self.query(query).await?;
         let running = Running { rows, current: None, sent: 0 };
         let portal = Portal {
@@ -68,6 +69,9 @@ impl Session {
             FetchDirection::All | FetchDirection::ForwardAll => usize::MAX,
             _ => return Err(backward()),
         };
+        if self.feeds.contains_key(name) {
+            return self.fetch_changes(name, wanted, None).await;
+        }
         let portal = self.portals.get_mut(name).ok_or_else(|| no_cursor(name))?;
         let fields = portal.prepared.fields.clone().unwrap_or_default();
         let PortalState::Running(running) = &mut portal.state else {
@@ -97,10 +101,14 @@ impl Session {
         match cursor {
             CloseCursor::All => {
                 self.portals.clear();
+                self.feeds.clear();
                 Ok("CLOSE CURSOR ALL".to_owned())
             }
             CloseCursor::Specific { name } => {
                 let name = fold(name);
+                if self.feeds.remove(&name).is_some() {
+                    return Ok("CLOSE CURSOR".to_owned());
+                }
                 self.portals.remove(&name).ok_or_else(|| no_cursor(&name))?;
                 Ok("CLOSE CURSOR".to_owned())
             }
@@ -114,7 +122,7 @@ pub fn columns_of(batch: &RecordBatch, fields: &[Field]) -> Result<Vec<Column>, 
     batch.columns().iter().enumerate().map(|(i, c)| Column::of_type(c, oid(i))).collect()
 }
 
-fn no_cursor(name: &str) -> SqlError {
+pub fn no_cursor(name: &str) -> SqlError {
     SqlError::new(SqlState::INVALID_CURSOR_NAME, format!("cursor \"{name}\" does not exist"))
 }
 

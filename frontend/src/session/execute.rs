@@ -1,8 +1,11 @@
 //! One statement: to whom it goes.
 
+use std::sync::Arc;
+
 use arrow::array::ArrayRef;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::ast::Show;
+use millrace_planner::bind::locate;
 use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::{DiscardObject, Expr, Statement as Sql};
 
@@ -20,8 +23,15 @@ impl Session {
         if matches!(self.block, Block::Failed { .. }) && !ends_block(&parsed.statement) {
             return Err(transaction::aborted());
         }
-        // Positions count in the whole string that was parsed, which begins with its first statement.
-        self.source = if parsed.offset == 0 { parsed.text.clone() } else { String::new() };
+        let result = self.execute_statement(parsed, values).await;
+        result.map_err(|e| locate::in_statement(e, parsed))
+    }
+
+    async fn execute_statement(
+        &mut self,
+        parsed: &ParsedStatement,
+        values: &[ArrayRef],
+    ) -> Result<Outcome, SqlError> {
         match &parsed.statement {
             Statement::Sql(sql) => {
                 let mut sql = sql.as_ref().clone();
@@ -32,7 +42,7 @@ impl Session {
                     }
                     params::substitute(&mut sql, values)?;
                 }
-                self.execute_sql(&sql, &parsed.text).await
+                self.execute_sql(&sql, parsed).await
             }
             Statement::Show(Show::Setting(name)) => Ok(Outcome::Rows(self.show(name)?)),
             Statement::Show(Show::AllSettings) => Ok(Outcome::Rows(self.show_all()?)),
@@ -41,6 +51,15 @@ impl Session {
             Statement::Explain(explain) => {
                 Ok(Outcome::Rows(ddl::explain::explain(self, explain).await?))
             }
+            Statement::DeclareSubscriptionCursor(declare) => {
+                Ok(Outcome::Command(self.declare_feed(declare).await?))
+            }
+            Statement::FetchWait { cursor, count, timeout } => {
+                let timeout = millrace_common::settings::parse_duration(timeout)?;
+                let wanted = usize::try_from(*count).unwrap_or(usize::MAX);
+                Ok(Outcome::Rows(self.fetch_changes(&fold(cursor), wanted, Some(timeout)).await?))
+            }
+            Statement::Subscribe(subscribe) => self.subscribe(subscribe).await,
             statement => {
                 self.refuse_in_block(noun(statement))?;
                 self.commit_implicit().await?;
@@ -49,13 +68,22 @@ impl Session {
         }
     }
 
-    async fn execute_sql(&mut self, sql: &Sql, text: &str) -> Result<Outcome, SqlError> {
+    async fn execute_sql(
+        &mut self,
+        sql: &Sql,
+        parsed: &ParsedStatement,
+    ) -> Result<Outcome, SqlError> {
         let done = |tag: &str| Ok(Outcome::Command(tag.to_owned()));
         match sql {
-            Sql::Query(query) => Ok(Outcome::Rows(self.query(query).await?)),
+            Sql::Query(query) => match crate::catalog::rewrite::sets(query) {
+                Some(settings) => Ok(Outcome::Rows(self.set_configs(settings)?)),
+                None => Ok(Outcome::Rows(self.query(query).await?)),
+            },
             Sql::Insert(_) | Sql::Update(_) | Sql::Delete(_) => {
                 self.check_writable("a write")?;
-                let result = dml::execute(self, sql).await?;
+                let result = dml::execute(self, sql).await;
+                self.notice_late();
+                let result = result?;
                 Ok(match result.returning {
                     Some((fields, batches)) => {
                         Outcome::Rows(RowSet::ready(fields, batches, result.tag))
@@ -105,10 +133,11 @@ impl Session {
                     .iter()
                     .map(|t| ddl::types::sql_type(t).map(|t| t.oid()))
                     .collect::<Result<_, _>>()?;
-                let parsed = ParsedStatement {
+                let inner = ParsedStatement {
                     statement: Statement::Sql(statement.clone()),
-                    text: text.to_owned(),
-                    offset: 0,
+                    text: parsed.text.clone(),
+                    offset: parsed.offset,
+                    source: Arc::clone(&parsed.source),
                 };
                 let name = fold(name);
                 if self.prepared.contains_key(&name) {
@@ -117,8 +146,8 @@ impl Session {
                         format!("prepared statement \"{name}\" already exists"),
                     ));
                 }
-                let prepared = self.describe(parsed, &oids)?;
-                self.prepared.insert(name, std::sync::Arc::new(prepared));
+                let prepared = self.describe(inner, &oids)?;
+                self.prepared.insert(name, Arc::new(prepared));
                 done("PREPARE")
             }
             Sql::Execute { name: Some(name), parameters, .. } => {
@@ -201,6 +230,7 @@ fn noun(statement: &Statement) -> &'static str {
         Statement::CancelJobs(_) => "CANCEL JOBS",
         Statement::Truncate { .. } => "TRUNCATE",
         Statement::AlterSystem { .. } => "ALTER SYSTEM",
+        Statement::User(_) => "a change of users",
         _ => "a definition",
     }
 }

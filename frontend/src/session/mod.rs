@@ -5,15 +5,18 @@
 
 pub mod cursor;
 pub mod execute;
+pub mod feed;
 pub mod outcome;
 pub mod params;
 pub mod prepare;
 pub mod set;
+pub mod subscribe;
 pub mod transaction;
 pub mod writes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arrow::array::RecordBatch;
@@ -34,7 +37,7 @@ pub use writes::StagedWrites;
 
 use crate::catalog::SystemTables;
 use crate::catalog::rows::TYPE_OID;
-use crate::cluster::Cluster;
+use crate::cluster::{BatchStream, Cluster};
 use crate::query::{ExpressionErrors, QueryEngine, SessionCatalog};
 use crate::server::Shared;
 use crate::wire::{Field, TransactionStatus};
@@ -48,16 +51,18 @@ pub struct Session {
     pub block: Block,
     pub prepared: HashMap<String, Arc<Prepared>>,
     pub portals: HashMap<String, Portal>,
+    /// Subscription cursors. The lock only makes them shareable; it is never waited for.
+    pub feeds: HashMap<String, Mutex<subscribe::SubscriptionCursor>>,
     /// Notices of the statement under way: severity and text.
     pub notices: Vec<(&'static str, SqlError)>,
+    /// Rows of the statement under way that came too late.
+    late: AtomicU64,
     /// Settings that clients are told about when they change.
     pub changed: Vec<&'static str>,
     /// Settings that SET LOCAL hides until the block ends: name and value before.
     pub locals: Vec<(String, String)>,
     /// Cancels the statement under way.
     pub cancel: CancellationToken,
-    /// The text that positions in the statement under way count in; empty where it is not known.
-    pub source: String,
     /// Writes of the block. Shared with the catalogs of its statements, whose reads see them.
     pub writes: Arc<Mutex<StagedWrites>>,
     /// The epoch that all reads of the block use, once the first has chosen it.
@@ -75,11 +80,12 @@ impl Session {
             block: Block::None,
             prepared: HashMap::new(),
             portals: HashMap::new(),
+            feeds: HashMap::new(),
             notices: Vec::new(),
+            late: AtomicU64::new(0),
             changed: Vec::new(),
             locals: Vec::new(),
             cancel: CancellationToken::new(),
-            source: String::new(),
             writes: Arc::default(),
             frozen: Mutex::default(),
         }
@@ -96,13 +102,29 @@ impl Session {
     pub fn status(&self) -> TransactionStatus {
         match self.block {
             Block::None | Block::Implicit => TransactionStatus::Idle,
-            Block::Open { .. } => TransactionStatus::Block,
-            Block::Failed { .. } => TransactionStatus::Failed,
+            Block::Open { .. } => TransactionStatus::Transaction,
+            Block::Failed { .. } => TransactionStatus::Error,
         }
     }
 
     pub fn notice(&mut self, severity: &'static str, state: SqlState, message: impl Into<String>) {
         self.notices.push((severity, SqlError::new(state, message)));
+    }
+
+    /// Rows that were older than their table's watermark.
+    pub fn note_late(&self, rows: u64) {
+        self.late.fetch_add(rows, Ordering::Relaxed);
+    }
+
+    /// Tells the client of late rows.
+    pub fn notice_late(&mut self) {
+        let rows = self.late.swap(0, Ordering::Relaxed);
+        if rows > 0 {
+            let (noun, verb) = if rows == 1 { ("row", "was") } else { ("rows", "were") };
+            let message =
+                format!("{rows} {noun} {verb} not inserted: older than the table's watermark");
+            self.notice("NOTICE", SqlState::SUCCESS, message);
+        }
     }
 
     /// `search_path` with `"$user"` resolved and quotes taken off.
@@ -143,23 +165,8 @@ impl Session {
         query: &Query,
         params: &[Option<DataType>],
     ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
-        self.bind_text(view, query, params, "")
-    }
-
-    /// Binds a query that was parsed from `source`, where its errors get their positions.
-    pub fn bind_text(
-        &self,
-        view: &SessionCatalog,
-        query: &Query,
-        params: &[Option<DataType>],
-        source: &str,
-    ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
         let query = crate::catalog::rewrite::for_clients(query, self)?;
-        let mut binder = Binder::new(view, self.info(false));
-        if !source.is_empty() {
-            binder = binder.with_source(source);
-        }
-        let bound = binder.query(&query, params)?;
+        let bound = Binder::new(view, self.info(false)).query(&query, params)?;
         let fields = fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
         Ok((bound, fields))
     }
@@ -226,7 +233,7 @@ impl Session {
             return RowSet::text(&["pg_sleep"], vec![vec![Some(String::new())]], "SELECT {n}");
         }
         let view = self.catalog_view();
-        let (bound, fields) = self.bind_text(&view, query, &[], &self.source)?;
+        let (bound, fields) = self.bind(&view, query, &[])?;
         self.fix_epoch(&view, &bound).await?;
         let errors = match self.settings.get("expression_errors")? {
             "null" => ExpressionErrors::Null,
@@ -236,15 +243,24 @@ impl Session {
         Ok(RowSet::select(fields, stream))
     }
 
+    /// Rows of a query that a statement is made of, as they come.
+    pub async fn stream(
+        &self,
+        view: &SessionCatalog,
+        query: &Query,
+    ) -> Result<(Vec<Field>, BatchStream), SqlError> {
+        let (bound, fields) = self.bind(view, query, &[])?;
+        self.fix_epoch(view, &bound).await?;
+        Ok((fields, self.engine().run(bound.plan).await?))
+    }
+
     /// All rows of a query that a statement is made of.
     pub async fn collect(
         &self,
         view: &SessionCatalog,
         query: &Query,
     ) -> Result<(Vec<Field>, Vec<RecordBatch>), SqlError> {
-        let (bound, fields) = self.bind(view, query, &[])?;
-        self.fix_epoch(view, &bound).await?;
-        let mut stream = self.engine().run(bound.plan).await?;
+        let (fields, mut stream) = self.stream(view, query).await?;
         let mut batches = Vec::new();
         while let Some(batch) = stream.next().await {
             batches.push(batch?);

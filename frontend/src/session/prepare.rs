@@ -7,6 +7,7 @@ use arrow::datatypes::DataType;
 use bytes::Bytes;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::ast::Show;
+use millrace_planner::bind::locate;
 use millrace_planner::{ParsedStatement, Statement};
 use parking_lot::Mutex;
 use sqlparser::ast::Statement as Sql;
@@ -74,7 +75,9 @@ impl Session {
 
     pub fn describe(&self, parsed: ParsedStatement, given: &[u32]) -> Result<Prepared, SqlError> {
         let mut types = given.iter().map(|oid| type_of_oid(*oid)).collect::<Result<Vec<_>, _>>()?;
-        let fields = self.describe_statement(&parsed.statement, &mut types)?;
+        let fields = self
+            .describe_statement(&parsed.statement, &mut types)
+            .map_err(|e| locate::in_statement(e, &parsed))?;
         let highest = match &parsed.statement {
             Statement::Sql(sql) => params::count(sql.as_ref()),
             _ => 0,
@@ -107,6 +110,9 @@ impl Session {
             }
             Statement::Show(show) => text(crate::ddl::show::columns(show)),
             Statement::Describe { .. } => text(crate::ddl::show::DESCRIBE),
+            Statement::FetchWait { cursor, .. } => {
+                self.feed_fields(&crate::query::catalog_view::fold(cursor))
+            }
             _ => None,
         })
     }
@@ -157,7 +163,8 @@ impl Session {
                     .transpose()
             }
             Sql::Fetch { name, .. } => {
-                Ok(self.portals.get(&name.value).and_then(|p| p.prepared.fields.clone()))
+                let portal = self.portals.get(&name.value).and_then(|p| p.prepared.fields.clone());
+                Ok(portal.or_else(|| self.feed_fields(&name.value)))
             }
             Sql::Execute { name: Some(name), .. } => {
                 Ok(self.prepared.get(&name.to_string()).and_then(|p| p.fields.clone()))
@@ -187,7 +194,7 @@ impl Session {
             .zip(&prepared.param_types)
             .enumerate()
             .map(|(i, (value, t))| {
-                builder::parameter(t, crate::wire::backend::format_of(formats, i), value.as_deref())
+                builder::parameter(t, crate::wire::format_of(formats, i), value.as_deref())
             })
             .collect()
     }

@@ -19,14 +19,7 @@ impl Session {
                     );
                     return Ok(());
                 }
-                if self.in_block() {
-                    // A plain SET in the same block lasts longer than a SET LOCAL before it.
-                    self.locals.retain(|(n, _)| !n.eq_ignore_ascii_case(&name));
-                    if matches!(scope, Some(ContextModifier::Local)) {
-                        let before = self.settings.get(&name)?.to_owned();
-                        self.locals.push((name.clone(), before));
-                    }
-                }
+                self.keep_for_block(&name, matches!(scope, Some(ContextModifier::Local)))?;
                 if let [Expr::Identifier(i)] = values.as_slice()
                     && i.quote_style.is_none()
                     && i.value.eq_ignore_ascii_case("default")
@@ -87,6 +80,39 @@ impl Session {
                     let value = if read_only { "on" } else { "off" };
                     self.set_value("default_transaction_read_only", value)?;
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The function set_config: as SET or SET LOCAL, and returns the new values.
+    pub fn set_configs(
+        &mut self,
+        settings: Vec<(String, String, bool)>,
+    ) -> Result<RowSet, SqlError> {
+        let mut shown = Vec::with_capacity(settings.len());
+        for (name, value, local) in &settings {
+            if !local || self.in_block() {
+                self.keep_for_block(name, *local)?;
+                self.set_value(name, value)?;
+                shown.push(Some(self.settings.get(name)?.to_owned()));
+            } else {
+                // It would last to the end of this statement, which nothing can see.
+                self.settings.clone().set(name, value)?;
+                shown.push(Some(value.clone()));
+            }
+        }
+        RowSet::text(&vec!["set_config"; settings.len()], vec![shown], "SELECT {n}")
+    }
+
+    /// Before a setting changes in a block: what SET LOCAL has to bring back.
+    fn keep_for_block(&mut self, name: &str, local: bool) -> Result<(), SqlError> {
+        if self.in_block() {
+            // A plain SET in the same block lasts longer than a SET LOCAL before it.
+            self.locals.retain(|(n, _)| !n.eq_ignore_ascii_case(name));
+            if local {
+                let before = self.settings.get(name)?.to_owned();
+                self.locals.push((name.to_owned(), before));
             }
         }
         Ok(())

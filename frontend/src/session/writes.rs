@@ -169,7 +169,10 @@ impl Session {
             _ => self.cluster().apply_transaction(id, changes).await?,
         };
         match result {
-            DmlResult::Applied { .. } => Ok(()),
+            DmlResult::Applied { late, .. } => {
+                self.note_late(late);
+                Ok(())
+            }
             DmlResult::Conflict => Err(crate::dml::too_many_conflicts()),
         }
     }

@@ -1,25 +1,23 @@
-//! Messages to the client, appended to a send buffer.
+//! Messages to the client, gathered in a send buffer.
 
-use bytes::{BufMut, BytesMut};
+use bytes::BytesMut;
 use millrace_common::SqlError;
+use pgwire::messages::copy::{CopyData, CopyDone, CopyInResponse, CopyOutResponse};
+use pgwire::messages::data::{
+    DataRow, FieldDescription, NoData, ParameterDescription, RowDescription,
+};
+use pgwire::messages::extendedquery::{
+    BindComplete, CloseComplete, ParseComplete, PortalSuspended,
+};
+use pgwire::messages::response::{
+    CommandComplete, EmptyQueryResponse, ErrorResponse, NoticeResponse, ReadyForQuery,
+};
+use pgwire::messages::startup::{
+    Authentication, BackendKeyData, NegotiateProtocolVersion, ParameterStatus, SecretKey,
+};
+use pgwire::messages::{Message, ProtocolVersion};
 
-/// The status byte of ReadyForQuery.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TransactionStatus {
-    Idle,
-    Block,
-    Failed,
-}
-
-impl TransactionStatus {
-    fn byte(self) -> u8 {
-        match self {
-            TransactionStatus::Idle => b'I',
-            TransactionStatus::Block => b'T',
-            TransactionStatus::Failed => b'E',
-        }
-    }
-}
+pub use pgwire::messages::response::TransactionStatus;
 
 /// A column of a RowDescription.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,166 +32,143 @@ pub struct Field {
 #[derive(Debug, Default)]
 pub struct Backend {
     pub buf: BytesMut,
+    /// The row under construction; its memory serves all rows.
+    row: DataRow,
+    copy: BytesMut,
 }
 
 impl Backend {
-    /// One message: its type, then its body, then its length filled in.
-    fn message(&mut self, kind: u8, body: impl FnOnce(&mut BytesMut)) {
-        let start = self.begin(kind);
-        body(&mut self.buf);
-        self.end(start);
+    /// Appends a message. One the protocol cannot carry is left out whole, and logged.
+    pub fn put(&mut self, message: &impl Message) {
+        let start = self.buf.len();
+        if let Err(e) = message.encode(&mut self.buf) {
+            self.buf.truncate(start);
+            tracing::error!(error = %e, "a message to a client could not be encoded");
+        }
     }
 
-    /// Begins a message whose body the caller appends to `buf`; give the result to [`Self::end`].
-    pub fn begin(&mut self, kind: u8) -> usize {
-        self.buf.put_u8(kind);
-        self.buf.put_u32(0);
-        self.buf.len() - 4
-    }
-
-    pub fn end(&mut self, start: usize) {
-        let length = (self.buf.len() - start) as u32;
-        self.buf[start..start + 4].copy_from_slice(&length.to_be_bytes());
-    }
-
-    pub fn authentication_ok(&mut self) {
-        self.message(b'R', |b| b.put_i32(0));
+    pub fn authentication(&mut self, message: &Authentication) {
+        self.put(message);
     }
 
     pub fn parameter_status(&mut self, name: &str, value: &str) {
-        self.message(b'S', |b| {
-            put_str(b, name);
-            put_str(b, value);
-        });
+        self.put(&ParameterStatus::new(plain(name), plain(value)));
     }
 
     pub fn backend_key_data(&mut self, pid: i32, secret: i32) {
-        self.message(b'K', |b| {
-            b.put_i32(pid);
-            b.put_i32(secret);
-        });
+        self.put(&BackendKeyData::new(pid, SecretKey::I32(secret)));
     }
 
     /// Asks a client of a newer minor version to go on with 3.0.
-    pub fn negotiate_version(&mut self, unknown_options: &[String]) {
-        self.message(b'v', |b| {
-            b.put_i32(0);
-            b.put_i32(unknown_options.len() as i32);
-            for option in unknown_options {
-                put_str(b, option);
-            }
-        });
+    pub fn negotiate_version(&mut self, unknown_options: Vec<String>) {
+        let version = i32::from(ProtocolVersion::PROTOCOL3_0);
+        self.put(&NegotiateProtocolVersion::new(version, unknown_options));
     }
 
     pub fn ready_for_query(&mut self, status: TransactionStatus) {
-        self.message(b'Z', |b| b.put_u8(status.byte()));
+        self.put(&ReadyForQuery::new(status));
     }
 
     pub fn parse_complete(&mut self) {
-        self.message(b'1', |_| {});
+        self.put(&ParseComplete::new());
     }
 
     pub fn bind_complete(&mut self) {
-        self.message(b'2', |_| {});
+        self.put(&BindComplete::new());
     }
 
     pub fn close_complete(&mut self) {
-        self.message(b'3', |_| {});
+        self.put(&CloseComplete::new());
     }
 
     pub fn no_data(&mut self) {
-        self.message(b'n', |_| {});
+        self.put(&NoData::new());
     }
 
     pub fn portal_suspended(&mut self) {
-        self.message(b's', |_| {});
+        self.put(&PortalSuspended::new());
     }
 
     pub fn empty_query(&mut self) {
-        self.message(b'I', |_| {});
+        self.put(&EmptyQueryResponse::new());
     }
 
     pub fn command_complete(&mut self, tag: &str) {
-        self.message(b'C', |b| put_str(b, tag));
+        self.put(&CommandComplete::new(plain(tag)));
     }
 
     pub fn parameter_description(&mut self, oids: &[u32]) {
-        self.message(b't', |b| {
-            b.put_u16(oids.len() as u16);
-            oids.iter().for_each(|oid| b.put_u32(*oid));
-        });
+        self.put(&ParameterDescription::new(oids.to_vec()));
     }
 
     /// `formats` is as in Bind: none, one for all, or one a column.
     pub fn row_description(&mut self, fields: &[Field], formats: &[i16]) {
-        self.message(b'T', |b| {
-            b.put_u16(fields.len() as u16);
-            for (i, field) in fields.iter().enumerate() {
-                put_str(b, &field.name);
-                b.put_i32(0);
-                b.put_i16(0);
-                b.put_u32(field.type_oid);
-                b.put_i16(field.type_len);
-                b.put_i32(field.typmod);
-                b.put_i16(format_of(formats, i));
-            }
-        });
+        let describe = |(i, f): (usize, &Field)| {
+            let (name, format) = (plain(&f.name), format_of(formats, i));
+            FieldDescription::new(name, 0, 0, f.type_oid, f.type_len, f.typmod, format)
+        };
+        self.put(&RowDescription::new(fields.iter().enumerate().map(describe).collect()));
+    }
+
+    /// One row: `fill` appends each column's length and bytes. A row that fails leaves nothing behind.
+    pub fn data_row(
+        &mut self,
+        columns: usize,
+        fill: impl FnOnce(&mut BytesMut) -> Result<(), SqlError>,
+    ) -> Result<(), SqlError> {
+        let mut row = std::mem::take(&mut self.row);
+        row.data.clear();
+        // The count is 16 bits on the wire and read as unsigned.
+        row.field_count = columns as u16 as i16;
+        let filled = fill(&mut row.data);
+        if filled.is_ok() {
+            self.put(&row);
+        }
+        self.row = row;
+        filled
     }
 
     pub fn copy_in_response(&mut self, columns: usize) {
-        self.copy_response(b'G', columns);
+        self.put(&CopyInResponse::new(0, columns as i16, vec![0; columns]));
     }
 
     pub fn copy_out_response(&mut self, columns: usize) {
-        self.copy_response(b'H', columns);
-    }
-
-    fn copy_response(&mut self, kind: u8, columns: usize) {
-        self.message(kind, |b| {
-            b.put_i8(0);
-            b.put_u16(columns as u16);
-            b.put_bytes(0, columns * 2);
-        });
+        self.put(&CopyOutResponse::new(0, columns as i16, vec![0; columns]));
     }
 
     pub fn copy_data(&mut self, data: &[u8]) {
-        self.message(b'd', |b| b.put_slice(data));
+        self.copy.extend_from_slice(data);
+        let message = CopyData::new(self.copy.split().freeze());
+        self.put(&message);
     }
 
     pub fn copy_done(&mut self) {
-        self.message(b'c', |_| {});
+        self.put(&CopyDone::new());
     }
 
     pub fn error(&mut self, severity: &str, error: &SqlError) {
-        self.report(b'E', severity, error);
+        self.put(&ErrorResponse::new(report(severity, error)));
     }
 
     pub fn notice(&mut self, severity: &str, notice: &SqlError) {
-        self.report(b'N', severity, notice);
+        self.put(&NoticeResponse::new(report(severity, notice)));
     }
+}
 
-    fn report(&mut self, kind: u8, severity: &str, e: &SqlError) {
-        self.message(kind, |b| {
-            let position = e.position.map(|p| p.to_string());
-            let fields = [
-                (b'S', Some(severity)),
-                (b'V', Some(severity)),
-                (b'C', Some(e.state.0)),
-                (b'M', Some(e.message.as_str())),
-                (b'D', e.detail.as_deref()),
-                (b'H', e.hint.as_deref()),
-                (b'P', position.as_deref()),
-                (b'W', e.context.as_deref()),
-            ];
-            for (code, value) in fields {
-                if let Some(value) = value {
-                    b.put_u8(code);
-                    put_str(b, value);
-                }
-            }
-            b.put_u8(0);
-        });
-    }
+/// The fields of an ErrorResponse or NoticeResponse.
+fn report(severity: &str, e: &SqlError) -> Vec<(u8, String)> {
+    let position = e.position.map(|p| p.to_string());
+    let fields = [
+        (b'S', Some(severity)),
+        (b'V', Some(severity)),
+        (b'C', Some(e.state.0)),
+        (b'M', Some(e.message.as_str())),
+        (b'D', e.detail.as_deref()),
+        (b'H', e.hint.as_deref()),
+        (b'P', position.as_deref()),
+        (b'W', e.context.as_deref()),
+    ];
+    fields.into_iter().filter_map(|(code, value)| Some((code, plain(value?)))).collect()
 }
 
 /// The format code of column `i`: none given means text, one given holds for all.
@@ -205,12 +180,7 @@ pub fn format_of(formats: &[i16], i: usize) -> i16 {
     }
 }
 
-/// A zero-terminated string; zero bytes inside, which the protocol cannot carry, are dropped.
-fn put_str(b: &mut BytesMut, s: &str) {
-    if s.as_bytes().contains(&0) {
-        b.extend(s.bytes().filter(|&c| c != 0));
-    } else {
-        b.put_slice(s.as_bytes());
-    }
-    b.put_u8(0);
+/// A string without zero bytes, which end a string on the wire.
+fn plain(s: &str) -> String {
+    if s.contains('\0') { s.replace('\0', "") } else { s.to_owned() }
 }

@@ -1,52 +1,15 @@
-//! Messages from the client.
+//! Messages from the client: one frame at a time to the library's decoder.
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
+use pgwire::messages::startup::{PasswordMessageFamily, Startup};
+use pgwire::messages::{DecodeContext, Message, ProtocolVersion, SslNegotiationMetaMessage};
 
-use super::{MAX_MESSAGE, MAX_STARTUP, ProtocolError};
+use super::{FrontendMessage, MAX_MESSAGE, MAX_STARTUP, ProtocolError, shape};
 
-/// What a connection may open with.
-#[derive(Debug)]
-pub enum Startup {
-    Ssl,
-    GssEnc,
-    Cancel { pid: i32, secret: i32 },
-    Parameters { minor: u16, parameters: Vec<(String, String)> },
-}
-
-/// A message after start-up.
-#[derive(Debug)]
-pub enum FrontendMessage {
-    Query(String),
-    Parse { name: String, sql: String, types: Vec<u32> },
-    Bind(Bind),
-    Describe { portal: bool, name: String },
-    Execute { portal: String, max_rows: usize },
-    Close { portal: bool, name: String },
-    Sync,
-    Flush,
-    CopyData(Bytes),
-    CopyDone,
-    CopyFail(String),
-    Password,
-    Terminate,
-}
-
-#[derive(Debug)]
-pub struct Bind {
-    pub portal: String,
-    pub statement: String,
-    pub formats: Vec<i16>,
-    pub params: Vec<Option<Bytes>>,
-    pub result_formats: Vec<i16>,
-}
-
-const SSL_REQUEST: i32 = 80_877_103;
-const GSS_REQUEST: i32 = 80_877_104;
-const CANCEL_REQUEST: i32 = 80_877_102;
-
-/// The next packet of a connection that has not started; `None`: more bytes are needed.
-pub fn decode_startup(buf: &mut BytesMut) -> Result<Option<Startup>, ProtocolError> {
-    if buf.len() < 8 {
+/// The next packet of a connection that has not started (SSLRequest, GSSENCRequest, CancelRequest,
+/// StartupMessage); `None`: more bytes are needed.
+pub fn decode_startup(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, ProtocolError> {
+    if buf.len() < 4 {
         return Ok(None);
     }
     let length = i32::from_be_bytes([buf[0], buf[1], buf[2], buf[3]]);
@@ -57,33 +20,32 @@ pub fn decode_startup(buf: &mut BytesMut) -> Result<Option<Startup>, ProtocolErr
     if buf.len() < length {
         return Ok(None);
     }
-    let mut body = buf.split_to(length).freeze();
-    body.advance(4);
-    match body.get_i32() {
-        SSL_REQUEST => Ok(Some(Startup::Ssl)),
-        GSS_REQUEST => Ok(Some(Startup::GssEnc)),
-        CANCEL_REQUEST => {
-            Ok(Some(Startup::Cancel { pid: int32(&mut body)?, secret: int32(&mut body)? }))
+    let mut frame = buf.split_to(length);
+    let mut context = context();
+    context.awaiting_frontend_ssl = true;
+    context.awaiting_frontend_startup = true;
+    match FrontendMessage::decode(&mut frame, &context)? {
+        // Not a negotiation: the frame is untouched.
+        Some(FrontendMessage::SslNegotiation(SslNegotiationMetaMessage::None)) => {}
+        other => return Ok(other),
+    }
+    context.awaiting_frontend_ssl = false;
+    let major = u16::from_be_bytes([frame[4], frame[5]]);
+    if !pgwire::messages::cancel::CancelRequest::is_cancel_request_packet(&frame) {
+        if major != Startup::PG_PROTOCOL_LATEST {
+            return Err(ProtocolError::Version(major, u16::from_be_bytes([frame[6], frame[7]])));
         }
-        version => {
-            let (major, minor) = ((version >> 16) as u16, version as u16);
-            if major != 3 {
-                return Err(ProtocolError::Version(major, minor));
-            }
-            let mut parameters = Vec::new();
-            loop {
-                let name = string(&mut body)?;
-                if name.is_empty() {
-                    break;
-                }
-                parameters.push((name, string(&mut body)?));
-            }
-            Ok(Some(Startup::Parameters { minor, parameters }))
+        if std::str::from_utf8(&frame[8..]).is_err() {
+            return Err(ProtocolError::Encoding);
+        }
+        if frame.last() != Some(&0) {
+            return Err(ProtocolError::Shape);
         }
     }
+    Ok(FrontendMessage::decode(&mut frame, &context)?)
 }
 
-/// The next message; `None`: more bytes are needed.
+/// The next message after start-up; `None`: more bytes are needed.
 pub fn decode_message(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, ProtocolError> {
     if buf.len() < 5 {
         return Ok(None);
@@ -99,96 +61,33 @@ pub fn decode_message(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, Pro
         buf.reserve((length + 1 - buf.len()).min(1 << 20));
         return Ok(None);
     }
-    let mut body = buf.split_to(length + 1).freeze();
-    body.advance(5);
-    decode_body(kind, body).map(Some)
+    let mut frame = buf.split_to(length + 1);
+    shape::check(kind, &frame[5..])?;
+    let message = FrontendMessage::decode(&mut frame, &context())?;
+    debug_assert!(!frame.has_remaining());
+    Ok(message)
 }
 
-fn decode_body(kind: u8, mut body: Bytes) -> Result<FrontendMessage, ProtocolError> {
-    let b = &mut body;
-    Ok(match kind {
-        b'Q' => FrontendMessage::Query(string(b)?),
-        b'P' => {
-            let (name, sql) = (string(b)?, string(b)?);
-            let count = count(b)?;
-            let types = (0..count).map(|_| int32(b).map(|t| t as u32)).collect::<Result<_, _>>()?;
-            FrontendMessage::Parse { name, sql, types }
-        }
-        b'B' => FrontendMessage::Bind(decode_bind(b)?),
-        b'D' => {
-            let portal = target(b)?;
-            FrontendMessage::Describe { portal, name: string(b)? }
-        }
-        b'E' => {
-            let portal = string(b)?;
-            let max_rows = usize::try_from(int32(b)?).unwrap_or(0);
-            FrontendMessage::Execute { portal, max_rows }
-        }
-        b'C' => {
-            let portal = target(b)?;
-            FrontendMessage::Close { portal, name: string(b)? }
-        }
-        b'S' => FrontendMessage::Sync,
-        b'H' => FrontendMessage::Flush,
-        b'd' => FrontendMessage::CopyData(body),
-        b'c' => FrontendMessage::CopyDone,
-        b'f' => FrontendMessage::CopyFail(string(b)?),
-        b'p' => FrontendMessage::Password,
-        b'X' => FrontendMessage::Terminate,
-        other => return Err(ProtocolError::UnknownMessage(other)),
-    })
-}
-
-fn decode_bind(b: &mut Bytes) -> Result<Bind, ProtocolError> {
-    let (portal, statement) = (string(b)?, string(b)?);
-    let formats = formats(b)?;
-    let n = count(b)?;
-    let mut params = Vec::with_capacity(n.min(1024));
-    for _ in 0..n {
-        let length = int32(b)?;
-        params.push(match usize::try_from(length) {
-            Err(_) => None,
-            Ok(length) if b.len() >= length => Some(b.split_to(length)),
-            Ok(_) => return Err(ProtocolError::Truncated),
-        });
+/// SASL's first answer: the mechanism and the client's first message. The library would trust the
+/// length in it.
+pub fn sasl_initial(body: &PasswordMessageFamily) -> Result<(String, BytesMut), ProtocolError> {
+    let mut bytes = BytesMut::new();
+    body.encode_body(&mut bytes)?;
+    let end = bytes.iter().position(|&c| c == 0).ok_or(ProtocolError::Shape)?;
+    let name = std::str::from_utf8(&bytes[..end]).map_err(|_| ProtocolError::Encoding)?.to_owned();
+    bytes.advance(end + 1);
+    if bytes.len() < 4 || usize::try_from(bytes.get_i32()) != Ok(bytes.len()) {
+        return Err(ProtocolError::Shape);
     }
-    Ok(Bind { portal, statement, formats, params, result_formats: self::formats(b)? })
+    Ok((name, bytes))
 }
 
-fn formats(b: &mut Bytes) -> Result<Vec<i16>, ProtocolError> {
-    let n = count(b)?;
-    (0..n).map(|_| int16(b)).collect()
-}
-
-fn target(b: &mut Bytes) -> Result<bool, ProtocolError> {
-    if b.is_empty() {
-        return Err(ProtocolError::Truncated);
-    }
-    match b.get_u8() {
-        b'P' => Ok(true),
-        b'S' => Ok(false),
-        _ => Err(ProtocolError::Text),
-    }
-}
-
-/// Counts are unsigned 16 bits on the wire.
-fn count(b: &mut Bytes) -> Result<usize, ProtocolError> {
-    int16(b).map(|n| usize::from(n as u16))
-}
-
-fn int16(b: &mut Bytes) -> Result<i16, ProtocolError> {
-    if b.len() < 2 { Err(ProtocolError::Truncated) } else { Ok(b.get_i16()) }
-}
-
-fn int32(b: &mut Bytes) -> Result<i32, ProtocolError> {
-    if b.len() < 4 { Err(ProtocolError::Truncated) } else { Ok(b.get_i32()) }
-}
-
-fn string(b: &mut Bytes) -> Result<String, ProtocolError> {
-    let end = b.iter().position(|&c| c == 0).ok_or(ProtocolError::Text)?;
-    let bytes = b.split_to(end);
-    b.advance(1);
-    String::from_utf8(bytes.into()).map_err(|_| ProtocolError::Text)
+/// Past start-up, protocol 3.0: what we negotiate newer clients down to.
+fn context() -> DecodeContext {
+    let mut context = DecodeContext::new(ProtocolVersion::PROTOCOL3_0);
+    context.awaiting_frontend_ssl = false;
+    context.awaiting_frontend_startup = false;
+    context
 }
 
 #[cfg(test)]
@@ -201,7 +100,7 @@ mod tests {
         assert!(decode_message(&mut buf).unwrap().is_none());
         buf.extend_from_slice(b"\0");
         assert!(
-            matches!(decode_message(&mut buf).unwrap(), Some(FrontendMessage::Query(q)) if q == "select 1")
+            matches!(decode_message(&mut buf).unwrap(), Some(FrontendMessage::Query(q)) if q.query == "select 1")
         );
         assert!(buf.is_empty());
     }
@@ -210,12 +109,71 @@ mod tests {
     fn malformed_messages_are_errors() {
         for bytes in [
             &b"Q\0\0\0\x06ab"[..],
+            b"Q\0\0\0\x07a\0b",
+            b"Q\0\0\0\x06\xff\0",
             b"B\0\0\0\x05a",
+            b"B\0\0\0\x0e\0\0\0\0\0\x01\0\0\x7f\xff",
+            b"B\0\0\0\x0c\0\0\0\0\0\0\xff\xff",
+            b"P\0\0\0\x08\0\0\xff\xff",
+            b"E\0\0\0\x05\0",
+            b"D\0\0\0\x04",
+            b"D\0\0\0\x06Q\0",
+            b"C\0\0\0\x05S",
+            b"S\0\0\0\x05x",
             b"Q\0\0\0\x01",
             b"?\0\0\0\x04",
             b"Q\xff\xff\xff\xff",
         ] {
             assert!(decode_message(&mut BytesMut::from(bytes)).is_err(), "{bytes:?}");
         }
+    }
+
+    /// Every message, cut short at every byte with its length put right: refused or decoded, never a
+    /// panic, and never a byte of what follows it.
+    #[test]
+    fn no_truncation_reaches_into_the_next_message() {
+        let whole: [&[u8]; 5] = [
+            b"P\0\0\0\0name\0select $1\0\0\x01\0\0\0\x17",
+            b"B\0\0\0\0p\0s\0\0\x01\0\x01\0\x02\0\0\0\x02ab\xff\xff\xff\xff\0\x01\0\0",
+            b"E\0\0\0\0portal\0\0\0\0\x05",
+            b"D\0\0\0\0Sname\0",
+            b"f\0\0\0\0why\0",
+        ];
+        for message in whole {
+            for end in 5..=message.len() {
+                let mut buf = BytesMut::from(&message[..end]);
+                let length = (end - 1) as u32;
+                buf[1..5].copy_from_slice(&length.to_be_bytes());
+                buf.extend_from_slice(b"S\0\0\0\x04");
+                let first = decode_message(&mut buf);
+                assert_eq!(first.is_ok(), end == message.len(), "{message:?} cut at {end}");
+                let next = decode_message(&mut buf).unwrap();
+                assert!(matches!(next, Some(FrontendMessage::Sync(_))));
+            }
+        }
+    }
+
+    #[test]
+    fn startup_packets() {
+        let packet = |body: &[u8]| {
+            let mut buf = BytesMut::from(&((body.len() + 4) as u32).to_be_bytes()[..]);
+            buf.extend_from_slice(body);
+            decode_startup(&mut buf)
+        };
+        assert!(matches!(
+            packet(&80_877_103u32.to_be_bytes()),
+            Ok(Some(FrontendMessage::SslNegotiation(SslNegotiationMetaMessage::PostgresSsl(_))))
+        ));
+        assert!(matches!(
+            packet(b"\x04\xd2\x16\x2e\0\0\0\x07\0\0\0\x08"),
+            Ok(Some(FrontendMessage::CancelRequest(c))) if c.pid == 7
+        ));
+        let started = packet(b"\0\x03\0\x02user\0root\0database\0\0\0");
+        let Ok(Some(FrontendMessage::Startup(s))) = started else { panic!("{started:?}") };
+        assert_eq!(s.protocol_number_minor, 2);
+        assert_eq!(s.parameters["user"], "root");
+        assert!(matches!(packet(b"\0\x02\0\0\0"), Err(ProtocolError::Version(2, 0))));
+        assert!(packet(b"\0\x03\0\0us").is_err());
+        assert!(packet(b"\x04\xd2\x16\x2e\0\0").is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::log::{CreateRelation, CreateSchema, DropRelations, DropSchema};
+use millrace_rpc::log::{AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema};
 use millrace_rpc::version::{BackfillState, JobVersion};
 
 use super::{Applied, Verdict, applied};
@@ -23,10 +23,12 @@ pub fn create_relation(
     if !state.schemas.contains(&relation.schema) {
         return Err(VoidReason::UnknownSchema(relation.schema));
     }
-    if let Some(missing) =
-        relation.depends_on.iter().find(|d| !state.relations.contains_key(&RelationId(**d)))
-    {
-        return Err(VoidReason::UnknownRelation(*missing));
+    let mut named = relation.depends_on.iter().copied().chain(target(&relation));
+    if let Some(missing) = named.find(|d| !state.relations.contains_key(&RelationId(*d))) {
+        return Err(VoidReason::UnknownRelation(missing));
+    }
+    if target(&relation).is_some_and(|t| feeds(state, RelationId(t), &relation.depends_on)) {
+        return Err(VoidReason::Cycle(relation.name));
     }
     if let Some(existing) = state.relation_named(&relation.schema, &relation.name).cloned() {
         return replace_view(state, relation, &existing, entry.or_replace);
@@ -45,15 +47,44 @@ pub fn create_relation(
         relation.table_count = 0;
         relation.first_table_id = 0;
     }
-    if relation.kind() == RelationKind::Source {
-        let source =
-            SourceRecord { history: Default::default(), timeline: Timeline::since(state.epoch) };
+    if relation.kind() == RelationKind::Source || relation.has_connector() {
+        let source = SourceRecord {
+            history: Default::default(),
+            timeline: Timeline::since(state.epoch),
+            parts: Default::default(),
+            marks: Vec::new(),
+        };
         state.sources.insert(id, source);
     }
     state.next_relation_id += 1;
     state.relations.insert(id, Arc::new(relation));
     state.catalog_version += 1;
     Ok(Applied { epoch: state.epoch, relation: Some(id) })
+}
+
+/// The table that a sink feeds.
+fn target(relation: &Relation) -> Option<u32> {
+    Some(relation.target).filter(|t| *t != 0)
+}
+
+/// Whether the content of any of `readers` follows from the table's, also by way of other sinks.
+fn feeds(state: &MetaState, table: RelationId, readers: &[u32]) -> bool {
+    let mut seen = BTreeSet::new();
+    let mut todo: Vec<RelationId> = readers.iter().copied().map(RelationId).collect();
+    while let Some(id) = todo.pop() {
+        if id == table {
+            return true;
+        }
+        if !seen.insert(id) {
+            continue;
+        }
+        let named = state.relations.get(&id).map_or(&[][..], |r| &r.depends_on);
+        todo.extend(named.iter().copied().map(RelationId));
+        todo.extend_from_slice(state.inputs(id));
+        let sinks = state.relations.iter().filter(|(_, r)| r.target == id.0);
+        todo.extend(sinks.map(|(sink, _)| *sink));
+    }
+    false
 }
 
 /// A table begins empty and exact. A derived relation has no content until its backfill is done.
@@ -67,7 +98,13 @@ fn new_job(state: &MetaState, relation: &Relation) -> JobRecord {
     } else {
         timeline = Timeline::since(state.epoch);
     }
-    JobRecord { version: Arc::new(version), timeline, inputs, horizon: Epoch::ZERO }
+    JobRecord {
+        version: Arc::new(version),
+        timeline,
+        inputs,
+        horizon: Epoch::ZERO,
+        watermarks: Default::default(),
+    }
 }
 
 /// CREATE OR REPLACE VIEW: same id, so what reads it by name goes on.
@@ -122,7 +159,7 @@ pub fn drop_relations(state: &mut MetaState, entry: &DropRelations) -> Verdict {
         if ids.contains(id) {
             continue;
         }
-        let named = relation.depends_on.iter().copied().map(RelationId);
+        let named = relation.depends_on.iter().copied().chain(target(relation)).map(RelationId);
         if let Some(dep) = named.chain(state.inputs(*id).iter().copied()).find(|d| ids.contains(d))
         {
             let name =
@@ -146,6 +183,24 @@ fn remove(state: &mut MetaState, ids: &BTreeSet<RelationId>) {
         }
     }
     state.catalog_version += 1;
+}
+
+pub fn alter_relation(state: &mut MetaState, entry: &AlterRelation) -> Verdict {
+    let id = RelationId(entry.id);
+    let relation = state.relations.get_mut(&id).ok_or(VoidReason::UnknownRelation(entry.id))?;
+    let relation = Arc::make_mut(relation);
+    for option in &entry.options {
+        match relation.options.iter_mut().find(|o| o.name == option.name) {
+            Some(known) => known.value.clone_from(&option.value),
+            None => relation.options.push(option.clone()),
+        }
+    }
+    relation.options.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(paused) = entry.paused {
+        relation.paused = paused;
+    }
+    state.catalog_version += 1;
+    Ok(applied(state))
 }
 
 pub fn create_schema(state: &mut MetaState, entry: &CreateSchema) -> Verdict {
@@ -178,7 +233,7 @@ pub fn drop_schema(state: &mut MetaState, entry: &DropSchema) -> Verdict {
 }
 
 /// Ids grow with creation except for replaced views, so a few passes close the set.
-fn add_dependants(state: &MetaState, ids: &mut BTreeSet<RelationId>) {
+pub(crate) fn add_dependants(state: &MetaState, ids: &mut BTreeSet<RelationId>) {
     loop {
         let more: Vec<RelationId> = state
             .relations
@@ -186,6 +241,7 @@ fn add_dependants(state: &MetaState, ids: &mut BTreeSet<RelationId>) {
             .filter(|(id, r)| {
                 !ids.contains(id)
                     && (r.depends_on.iter().any(|d| ids.contains(&RelationId(*d)))
+                        || ids.contains(&RelationId(r.target))
                         || state.inputs(**id).iter().any(|d| ids.contains(d)))
             })
             .map(|(id, _)| *id)

@@ -4,13 +4,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId};
-use millrace_rpc::log::{EditVersion, RaiseGenerations, StartBackfill, Transaction};
-use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, VersionEdit};
+use millrace_rpc::log::{EditVersion, Published, RaiseGenerations, StartBackfill, Transaction};
+use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, PublishHandle, VersionEdit};
 
 use super::{Applied, Verdict, applied};
 use crate::error::VoidReason;
 use crate::objects::Objects;
-use crate::state::{JobRecord, MetaState, is_derived};
+use crate::state::{JobRecord, MetaState, is_derived, skips_snapshot};
+use crate::timeline::Timeline;
+
+/// Watermarks of a job over time that are kept at least.
+const WATERMARKS_KEPT: usize = 1_024;
 
 /// The epoch of its inputs that a job stands at.
 pub fn position(job: &JobRecord) -> Epoch {
@@ -74,12 +78,17 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
     let anchor = job.timeline.anchor();
     let was_exact_until = anchor.map(|anchor| match root {
         true => epoch.prev(),
-        false => stable_inputs(state, &job.inputs, anchor).min(epoch.prev()),
+        false => {
+            let due = state.due(id).map_or(Epoch::MAX, Epoch::prev);
+            stable_inputs(state, &job.inputs, anchor).min(due).min(epoch.prev())
+        }
     });
 
+    let needed = oldest_reader(state, id);
     let Some(job) = state.jobs.get_mut(&id) else {
         return Err(VoidReason::UnknownRelation(entry.job));
     };
+    note_watermarks(job, entry, epoch, needed);
     let finished = absorb(Arc::make_mut(&mut job.version), entry, epoch, &mut state.objects, head);
     if finished {
         match was_exact_until {
@@ -93,6 +102,42 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
         state.statements.insert(*statement, epoch);
     }
     Ok(Applied { epoch, relation: Some(id) })
+}
+
+/// The oldest epoch that a reader of the relation stands at.
+fn oldest_reader(state: &MetaState, id: RelationId) -> Epoch {
+    let readers = state.jobs.values().filter(|j| j.inputs.contains(&id));
+    readers.map(position).min().unwrap_or(Epoch::MAX)
+}
+
+/// Watermarks only rise. What no reader needs is kept for a while, for reads as of an epoch.
+fn note_watermarks(job: &mut JobRecord, entry: &JobCommit, epoch: Epoch, needed: Epoch) {
+    let mut next = job.watermarks.back().map_or(Vec::new(), |(_, columns)| columns.clone());
+    let mut moved = false;
+    for new in &entry.watermarks {
+        match next.iter_mut().find(|w| w.column == new.column) {
+            Some(old) => {
+                moved |= new.value > old.value;
+                old.value = old.value.max(new.value);
+            }
+            None => {
+                moved = true;
+                next.push(*new);
+            }
+        }
+    }
+    if !moved {
+        return;
+    }
+    if job.watermarks.back().is_some_and(|(e, _)| *e >= epoch) {
+        job.watermarks.pop_back();
+    }
+    job.watermarks.push_back((epoch, next));
+    while job.watermarks.len() > WATERMARKS_KEPT
+        && job.watermarks.get(1).is_some_and(|(second, _)| *second <= needed)
+    {
+        job.watermarks.pop_front();
+    }
 }
 
 fn stable_inputs(state: &MetaState, inputs: &[RelationId], at: Epoch) -> Epoch {
@@ -119,7 +164,8 @@ fn check_references(
     version: &JobVersion,
     entry: &JobCommit,
 ) -> Result<(), VoidReason> {
-    if entry.slices.iter().any(|s| state.objects.is_deleted(&s.object)) {
+    let staged = entry.publish.iter().flat_map(|p| &p.parts);
+    if entry.slices.iter().chain(staged).any(|s| state.objects.is_deleted(&s.object)) {
         return Err(VoidReason::DeletedObject);
     }
     entry.edit.as_ref().map_or(Ok(()), |edit| check_edit(state, version, edit))
@@ -160,13 +206,53 @@ fn absorb(
     if let Some(edit) = &entry.edit {
         absorb_edit(version, edit, epoch, objects, head);
     }
+    forget_published(version, entry.published, objects, head);
+    if let Some(handle) = &entry.publish {
+        handle.parts.iter().for_each(|part| objects.add(&part.object));
+        version.publish.push(PublishHandle { epoch: epoch.0, ..handle.clone() });
+    }
     version.epoch = epoch.0;
     version.row_count += entry.row_count_delta;
     version.counters.extend(entry.counters.iter().map(|(k, v)| (k.clone(), *v)));
+    for new in &entry.watermarks {
+        match version.watermarks.iter_mut().find(|w| w.column == new.column) {
+            Some(old) => old.value = old.value.max(new.value),
+            None => version.watermarks.push(*new),
+        }
+    }
+    version.source_watermarks.clone_from(&entry.source_watermarks);
+    version.due = entry.due;
     if let Some(before) = version.backfill.take() {
         version.backfill = backfill_after(&before, entry.backfill.as_ref());
     }
     version.backfill.is_none()
+}
+
+/// The target has everything up to `sequence`: what was staged for it is garbage.
+fn forget_published(version: &mut JobVersion, sequence: u64, objects: &mut Objects, head: Epoch) {
+    if sequence <= version.published {
+        return;
+    }
+    version.published = sequence;
+    version.publish.retain(|handle| {
+        let done = handle.sequence <= sequence;
+        if done {
+            handle.parts.iter().for_each(|part| objects.remove(&part.object, head));
+        }
+        !done
+    });
+}
+
+pub fn published(state: &mut MetaState, entry: &Published) -> Verdict {
+    let id = RelationId(entry.job);
+    let head = state.epoch;
+    let job = state.jobs.get_mut(&id).ok_or(VoidReason::UnknownRelation(entry.job))?;
+    if job.version.generation != entry.generation {
+        return Err(VoidReason::OtherGeneration);
+    }
+    let version = Arc::make_mut(&mut job.version);
+    forget_published(version, entry.sequence, &mut state.objects, head);
+    Ok(applied(state))
 }
 
 /// A commit that brings no positions, or only finished ones, ends the backfill.
@@ -264,8 +350,14 @@ pub fn fix_snapshot_epoch(state: &mut MetaState, id: RelationId) -> bool {
         return false;
     }
     let Some(epoch) = state.exact_common(&job.inputs, state.epoch.prev()) else { return false };
+    let starts_with_changes = state.relations.get(&id).is_some_and(|r| skips_snapshot(r));
     let Some(job) = state.jobs.get_mut(&id) else { return false };
-    if let Some(backfill) = &mut Arc::make_mut(&mut job.version).backfill {
+    let version = Arc::make_mut(&mut job.version);
+    if starts_with_changes {
+        version.backfill = None;
+        version.epoch = epoch.0;
+        job.timeline = Timeline::since(epoch);
+    } else if let Some(backfill) = &mut version.backfill {
         backfill.snapshot_epoch = epoch.0;
     }
     true

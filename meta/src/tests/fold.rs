@@ -7,7 +7,7 @@ use millrace_rpc::log::{
     RaiseGenerations, SetSetting, Snapshot, SourceAdvance, SplitOffset, StartBackfill,
     decode_frame, encode_frame,
 };
-use millrace_rpc::version::{JobCommit, RunMeta, SliceRef, VersionEdit};
+use millrace_rpc::version::{JobCommit, PublishHandle, RunMeta, SliceRef, VersionEdit};
 use proptest::prelude::*;
 
 use super::{relation, table, view};
@@ -116,7 +116,11 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
                 state.sources.get(&source).and_then(|s| s.newest().first()).map_or(0, |o| o.offset);
             let offsets =
                 vec![SplitOffset { split: 0, offset: (now + u64::from(*by)).saturating_sub(1) }];
-            Entry::SourceAdvance(SourceAdvance { source: source.0, offsets })
+            Entry::SourceAdvance(SourceAdvance {
+                source: source.0,
+                offsets,
+                ..SourceAdvance::default()
+            })
         }
         Op::Setting { value } => Entry::SetSetting(SetSetting {
             name: "barrier_interval".to_owned(),
@@ -148,7 +152,7 @@ fn commit(
     let changed = changed
         && (!derived
             || version.backfill.is_some()
-            || state.input_changed(&job.inputs, Epoch(version.epoch), Epoch(epoch)));
+            || state.job_changed(id, Epoch(version.epoch), Epoch(epoch)));
     JobCommit {
         job: id.0,
         generation: version.generation + u64::from(off == 1),
@@ -162,6 +166,15 @@ fn commit(
         }],
         backfill: if finish { None } else { version.backfill.clone() },
         row_count_delta: 1,
+        publish: (n % 3 == 0).then(|| PublishHandle {
+            sequence: version.publish.last().map_or(version.published, |h| h.sequence) + 1,
+            parts: vec![SliceRef { object: object(n.wrapping_add(1)), ..SliceRef::default() }],
+            ..PublishHandle::default()
+        }),
+        published: match n % 4 {
+            0 => version.publish.first().map_or(0, |h| h.sequence),
+            _ => 0,
+        },
         ..JobCommit::default()
     }
 }

@@ -58,6 +58,7 @@ pub fn relation(name: &str, kind: RelationKind, depends_on: &[RelationId]) -> Re
             nullable: true,
             default_sql: None,
             hidden: false,
+            ..Column::default()
         }],
         depends_on: depends_on.iter().map(|d| d.0).collect(),
         ..Relation::default()

@@ -60,6 +60,7 @@ pub fn table_spec(table: &TableDefinition) -> Result<TableSpec, SqlError> {
         Some(w) => Some(Watermark {
             column: position(&columns, &w.column, "of the watermark")?,
             expr_sql: w.text.clone(),
+            expr: Default::default(),
         }),
         None => None,
     };
@@ -80,6 +81,7 @@ fn column(def: &ColumnDef, key: &mut Vec<u32>, position: u32) -> Result<Column, 
         nullable: true,
         default_sql: None,
         hidden: false,
+        ..Column::default()
     };
     if column.name == super::ROW_ID {
         return Err(SqlError::new(

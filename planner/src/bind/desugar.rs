@@ -42,12 +42,43 @@ pub enum Op {
 }
 
 /// Constructs that are resolved as calls: their results need a common type.
-const CONSTRUCTS: [&str; 5] = ["case", "coalesce", "greatest", "least", "pg_typeof"];
+const CONSTRUCTS: [&str; 13] = [
+    "case",
+    "coalesce",
+    "greatest",
+    "least",
+    "pg_typeof",
+    "array_length",
+    "array_upper",
+    "array_lower",
+    "cardinality",
+    "array_ndims",
+    "array_position",
+    "array_remove",
+    "array_replace",
+];
+
+/// Functions that return sets of rows, and the ones of arrays that they are in a SELECT list.
+const SETS: [(&str, &str); 5] = [
+    ("generate_series", "generate_series"),
+    ("jsonb_array_elements", "jsonb_array_elements_list"),
+    ("jsonb_array_elements_text", "jsonb_array_elements_text_list"),
+    ("jsonb_object_keys", "jsonb_object_keys_list"),
+    ("regexp_split_to_table", "regexp_split_to_array"),
+];
 
 /// The name of a call that [`super::operators`] resolves by types.
 fn resolved_name(name: &str) -> Option<&'static str> {
     let name = match name {
         "pow" => "power",
+        "json_build_object" => "jsonb_build_object",
+        "json_build_array" => "jsonb_build_array",
+        "json_typeof" => "jsonb_typeof",
+        "json_array_length" => "jsonb_array_length",
+        "json_extract_path" => "jsonb_extract_path",
+        "json_extract_path_text" => "jsonb_extract_path_text",
+        "json_strip_nulls" => "jsonb_strip_nulls",
+        "to_json" | "array_to_json" => "to_jsonb",
         name => name,
     };
     CONSTRUCTS
@@ -176,10 +207,11 @@ impl VisitorMut for Desugar<'_> {
 fn spread_series(item: &mut SelectItem) {
     if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item
         && let Expr::Function(f) = e
-        && f.name.to_string().eq_ignore_ascii_case("generate_series")
+        && let Some((_, list)) = SETS.iter().find(|s| f.name.to_string().eq_ignore_ascii_case(s.0))
     {
-        let series = take(e);
-        *e = call("unnest", [series]);
+        f.name = ObjectName::from(vec![Ident::with_quote('"', *list)]);
+        let list = take(e);
+        *e = call("unnest", [list]);
     }
 }
 
@@ -556,6 +588,19 @@ impl Desugar<'_> {
             }
             "current_database" | "current_catalog" if fixed => {
                 Some(string(self.session.database.clone()))
+            }
+            "string_agg" => Some(cast(Expr::Function(f.clone()), SqlType::Text)),
+            "jsonb_agg" | "json_agg" if f.over.is_none() => {
+                // An array of documents is one document.
+                if let [argument] = arguments_mut(f).as_mut_slice() {
+                    let document = call("to_jsonb", [take(argument)]);
+                    **argument = document;
+                }
+                let array = Function {
+                    name: ObjectName::from(vec![Ident::with_quote('"', "array_agg")]),
+                    ..f.clone()
+                };
+                Some(call("to_jsonb", [Expr::Function(array)]))
             }
             "make_interval" => positional(f, &INTERVAL_PARTS)?.map(|args| call(name, args)),
             "age" => match arguments(f) {

@@ -1,29 +1,185 @@
-//! Where in the text a name stands that an error is about.
+//! Where in the text stands what an error is about.
+//!
+//! Planning works on rewritten trees, so positions are found afterwards: the message names a name, a
+//! literal or an operator, and the statement as it was parsed says where that stands. What cannot be
+//! told apart (an operator that occurs twice) gets no position rather than a wrong one.
 
 use std::ops::ControlFlow;
 
 use millrace_common::{SqlError, SqlState};
-use sqlparser::ast::{Expr, Ident, ObjectName, Visit, Visitor};
-use sqlparser::tokenizer::Location;
+use sqlparser::ast::{
+    AssignmentTarget, Expr, Ident, ObjectName, Query, Select, SetExpr, Spanned,
+    Statement as SqlStatement, Visit, Visitor,
+};
+use sqlparser::tokenizer::{Location, Token};
 
 use super::names::fold;
-use crate::parser::position_of;
+use crate::ast::{ParsedStatement, Statement};
+use crate::parser::{position_of, tokens_of};
 
-/// Adds the position of the first identifier that the message names.
-pub fn with_position<T: Visit>(e: SqlError, node: &T, sql: &str) -> SqlError {
-    let names = [
-        SqlState::UNDEFINED_COLUMN,
-        SqlState::UNDEFINED_TABLE,
-        SqlState::UNDEFINED_FUNCTION,
-        SqlState::AMBIGUOUS_COLUMN,
-    ];
-    if !names.contains(&e.state) {
+/// Adds the position of what the error is about, counted in the string the statement came in.
+pub fn in_statement(e: SqlError, parsed: &ParsedStatement) -> SqlError {
+    if e.position.is_some() || parsed.source.is_empty() {
         return e;
     }
-    let Some(name) = subject(&e.message) else { return e };
-    match find(node, &name).and_then(|at| position_of(sql, at)) {
+    let at = match &parsed.statement {
+        Statement::Sql(sql) => in_tree(&e, sql.as_ref()),
+        _ => None,
+    };
+    let position = match at.and_then(|at| position_of(&parsed.source, at)) {
+        Some(position) => Some(position),
+        None => in_tokens(&e, parsed),
+    };
+    match position {
         Some(position) => e.with_position(position),
         None => e,
+    }
+}
+
+fn in_tree(e: &SqlError, sql: &SqlStatement) -> Option<Location> {
+    match e.state {
+        SqlState::UNDEFINED_COLUMN
+        | SqlState::UNDEFINED_TABLE
+        | SqlState::UNDEFINED_FUNCTION
+        | SqlState::AMBIGUOUS_COLUMN
+        | SqlState::GROUPING_ERROR => find(sql, &subject(&e.message)?),
+        SqlState::DATATYPE_MISMATCH => mismatch(&e.message, sql),
+        _ => None,
+    }
+}
+
+/// The expression whose type is wrong: a condition, or the value assigned to a column.
+fn mismatch(message: &str, sql: &SqlStatement) -> Option<Location> {
+    if message.starts_with("argument of WHERE ") {
+        let clause: Option<&Expr> = match sql {
+            SqlStatement::Update(u) => u.selection.as_ref(),
+            SqlStatement::Delete(d) => d.selection.as_ref(),
+            SqlStatement::Query(q) => only_select(q).and_then(|s| s.selection.as_ref()),
+            _ => None,
+        };
+        return clause.map(|c| c.span().start);
+    }
+    if message.starts_with("argument of HAVING ") {
+        let SqlStatement::Query(q) = sql else { return None };
+        return only_select(q)?.having.as_ref().map(|c| c.span().start);
+    }
+    let column = message.strip_prefix("column \"")?.split('"').next()?;
+    match sql {
+        SqlStatement::Update(u) => u.assignments.iter().find_map(|a| match &a.target {
+            AssignmentTarget::ColumnName(name) if last(name).as_deref() == Some(column) => {
+                Some(a.value.span().start)
+            }
+            _ => None,
+        }),
+        SqlStatement::Insert(i) => {
+            let at = i.columns.iter().position(|c| last(c).as_deref() == Some(column))?;
+            match i.source.as_ref()?.body.as_ref() {
+                SetExpr::Values(v) if v.rows.len() == 1 => {
+                    Some(v.rows.first()?.content.get(at)?.span().start)
+                }
+                SetExpr::Select(s) => Some(s.projection.get(at)?.span().start),
+                _ => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+fn last(name: &ObjectName) -> Option<String> {
+    name.0.last().and_then(|p| p.as_ident()).map(fold)
+}
+
+/// The SELECT of a query that is one and has no other inside that could be meant.
+fn only_select(query: &Query) -> Option<&Select> {
+    match query.body.as_ref() {
+        SetExpr::Select(s) if query.with.is_none() => Some(s),
+        SetExpr::Query(q) => only_select(q),
+        _ => None,
+    }
+}
+
+/// Looks for the literal, operator, parameter or name among the statement's tokens.
+fn in_tokens(e: &SqlError, parsed: &ParsedStatement) -> Option<u32> {
+    let quoted = || e.message.split('"').nth(1);
+    let is_sql = matches!(&parsed.statement, Statement::Sql(_));
+    let wanted = match e.state {
+        SqlState::INVALID_TEXT_REPRESENTATION
+        | SqlState::INVALID_DATETIME_FORMAT
+        | SqlState::DATETIME_FIELD_OVERFLOW
+        | SqlState::NUMERIC_VALUE_OUT_OF_RANGE => {
+            // The value is the rest of the message, quotes inside it included.
+            let value = e.message.split_once('"').and_then(|(_, r)| r.rsplit_once('"'))?.0;
+            return token_at(parsed, |tokens| {
+                tokens.iter().position(|t| string_of(t) == Some(value))
+            });
+        }
+        SqlState::UNDEFINED_PARAMETER => {
+            let name = e.message.split_whitespace().find(|w| w.starts_with('$'))?;
+            return token_at(parsed, |tokens| {
+                tokens.iter().position(|t| matches!(t, Token::Placeholder(p) if p == name))
+            });
+        }
+        SqlState::UNDEFINED_FUNCTION if e.message.starts_with("operator does not exist: ") => {
+            let operator = e.message.split_whitespace().rev().nth(1)?;
+            return token_at(parsed, |tokens| {
+                let mut found = (0..tokens.len()).filter(|&i| tokens[i].to_string() == operator);
+                found.next().filter(|_| found.next().is_none())
+            });
+        }
+        SqlState::UNDEFINED_TABLE if e.message.starts_with("relation ") || is_sql => {
+            subject(&e.message)?
+        }
+        SqlState::UNDEFINED_COLUMN
+        | SqlState::UNDEFINED_FUNCTION
+        | SqlState::AMBIGUOUS_COLUMN
+        | SqlState::GROUPING_ERROR => subject(&e.message)?,
+        SqlState::UNDEFINED_OBJECT if e.message.starts_with("type ") => quoted()?.to_owned(),
+        SqlState::DUPLICATE_COLUMN if is_sql => {
+            let name = quoted()?.to_owned();
+            // The second one is one too many.
+            return token_at(parsed, |tokens| {
+                (0..tokens.len()).filter(|&i| is_name(&tokens[i], &name)).nth(1)
+            });
+        }
+        _ => return None,
+    };
+    token_at(parsed, |tokens| {
+        let mut at = tokens.iter().position(|t| is_name(t, &wanted))?;
+        while at >= 2 && tokens[at - 1] == Token::Period && matches!(tokens[at - 2], Token::Word(_))
+        {
+            at -= 2;
+        }
+        Some(at)
+    })
+}
+
+/// The position of the token that `pick` chooses by its index among all that are not white space.
+fn token_at(parsed: &ParsedStatement, pick: impl FnOnce(&[Token]) -> Option<usize>) -> Option<u32> {
+    let (tokens, places): (Vec<Token>, Vec<Location>) = tokens_of(&parsed.text)
+        .into_iter()
+        .filter(|t| !matches!(t.token, Token::Whitespace(_)))
+        .map(|t| (t.token, t.span.start))
+        .unzip();
+    let at = pick(&tokens)?;
+    let within = position_of(&parsed.text, *places.get(at)?)?;
+    Some(within + u32::try_from(parsed.offset).ok()?)
+}
+
+fn string_of(token: &Token) -> Option<&str> {
+    match token {
+        Token::SingleQuotedString(s)
+        | Token::EscapedStringLiteral(s)
+        | Token::NationalStringLiteral(s) => Some(s),
+        Token::Number(n, _) => Some(n),
+        _ => None,
+    }
+}
+
+fn is_name(token: &Token, name: &str) -> bool {
+    match token {
+        Token::Word(w) if w.quote_style.is_some() => w.value == name,
+        Token::Word(w) => w.value.to_lowercase() == name,
+        _ => false,
     }
 }
 

@@ -88,30 +88,15 @@ impl BoundQuery {
 pub struct Binder<'a> {
     catalog: &'a dyn CatalogView,
     session: SessionInfo,
-    source: Option<&'a str>,
 }
 
 impl<'a> Binder<'a> {
     pub fn new(catalog: &'a dyn CatalogView, session: SessionInfo) -> Binder<'a> {
-        Binder { catalog, session, source: None }
-    }
-
-    /// The whole string that was parsed: errors get positions in it.
-    pub fn with_source(mut self, sql: &'a str) -> Binder<'a> {
-        self.source = Some(sql);
-        self
+        Binder { catalog, session }
     }
 
     /// Binds a query. `params`: types of `$1…` as far as the client gave them.
     pub fn query(
-        &self,
-        query: &ast::Query,
-        params: &[Option<DataType>],
-    ) -> Result<BoundQuery, SqlError> {
-        self.bind(query, params).map_err(|e| self.place(e, query))
-    }
-
-    fn bind(
         &self,
         query: &ast::Query,
         params: &[Option<DataType>],
@@ -144,15 +129,6 @@ impl<'a> Binder<'a> {
     /// Binds a scalar expression over the columns of `schema`. With a target, the result has that
     /// type, by PostgreSQL's assignment casts.
     pub fn expr(
-        &self,
-        expr: &ast::Expr,
-        schema: &DFSchema,
-        target: Option<SqlType>,
-    ) -> Result<Expr, SqlError> {
-        self.bind_expr(expr, schema, target).map_err(|e| self.place(e, expr))
-    }
-
-    fn bind_expr(
         &self,
         expr: &ast::Expr,
         schema: &DFSchema,
@@ -197,13 +173,6 @@ impl<'a> Binder<'a> {
             .with_hint("You will need to rewrite or cast the expression."));
         }
         operators::cast_expr(expr, &from, target)
-    }
-
-    fn place<T: ast::Visit>(&self, e: SqlError, node: &T) -> SqlError {
-        match self.source {
-            Some(sql) if e.position.is_none() => locate::with_position(e, node, sql),
-            _ => e,
-        }
     }
 }
 

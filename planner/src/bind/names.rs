@@ -109,6 +109,7 @@ fn figure(e: &Expr) -> Option<(String, bool)> {
         }),
         Expr::AtTimeZone { .. } => strong("timezone"),
         Expr::Array(_) => strong("array"),
+        Expr::CompoundFieldAccess { root, .. } => figure(root),
         Expr::Tuple(_) => strong("row"),
         _ => None,
     }

@@ -13,6 +13,7 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::expr::{Case, Placeholder, ScalarFunction};
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
 use datafusion::logical_expr::{BinaryExpr, Expr, ExprSchemable, Operator, ScalarUDF, lit};
+use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::BinaryOperator;
 
@@ -85,6 +86,9 @@ impl ExprPlanner for OperatorPlanner {
                 Some(Plain::Arith(a)) => self.arithmetic(a, left, right, schema)?,
                 Some(Plain::Compare(c)) => self.comparison(c, left, right, schema)?,
                 Some(Plain::Concat) => self.concat(left, right, schema)?,
+                Some(Plain::Json(name, array)) => {
+                    self.document(op, name, array, left, right, schema)?
+                }
                 Some(Plain::Call(name)) => self.call(name, vec![left, right], schema)?,
                 Some(Plain::NotCall(name)) => {
                     Expr::Not(Box::new(self.call(name, vec![left, right], schema)?))
@@ -107,6 +111,8 @@ enum Plain {
     Arith(ArithOp),
     Compare(Operator),
     Concat,
+    /// An operator of documents, and DataFusion's function if it is one of arrays too.
+    Json(&'static str, Option<&'static str>),
     Call(&'static str),
     NotCall(&'static str),
     Logic(Operator, &'static str),
@@ -127,6 +133,17 @@ fn plain(op: &BinaryOperator) -> Option<Plain> {
         B::Gt => Plain::Compare(Operator::Gt),
         B::GtEq => Plain::Compare(Operator::GtEq),
         B::StringConcat => Plain::Concat,
+        B::Arrow => Plain::Json("jsonb_get", None),
+        B::LongArrow => Plain::Json("jsonb_get_text", None),
+        B::HashArrow => Plain::Json("jsonb_follow", None),
+        B::HashLongArrow => Plain::Json("jsonb_follow_text", None),
+        B::AtArrow => Plain::Json("jsonb_contains", Some("array_has_all")),
+        B::ArrowAt => Plain::Json("jsonb_contained", Some("array_has_all")),
+        B::PGOverlap => Plain::Json("", Some("array_has_any")),
+        B::HashMinus => Plain::Json("jsonb_delete_path", None),
+        B::Question => Plain::Json("jsonb_exists", None),
+        B::QuestionPipe => Plain::Json("jsonb_exists_any", None),
+        B::QuestionAnd => Plain::Json("jsonb_exists_all", None),
         B::PGExp => Plain::Call("power"),
         B::PGStartsWith => Plain::Call("starts_with"),
         B::PGRegexMatch => Plain::Call("regex_match"),
@@ -201,8 +218,23 @@ impl OperatorPlanner {
 
     /// A call, resolved by the types of its arguments.
     fn call(&self, name: &'static str, args: Vec<Expr>, schema: &DFSchema) -> Result<Expr> {
-        let seen = args.iter().map(|a| self.seen(a, schema)).collect::<Result<Vec<_>>>()?;
+        let mut args = args;
+        let mut seen = args.iter().map(|a| self.seen(a, schema)).collect::<Result<Vec<_>>>()?;
+        if name.starts_with("jsonb_") && !name.starts_with("jsonb_build") {
+            // Paths and lists of keys are read as the text of an array.
+            for (arg, t) in args.iter_mut().zip(seen.iter_mut()) {
+                if let Some(from @ DataType::List(_)) = t {
+                    let list = std::mem::replace(arg, lit(ScalarValue::Null));
+                    *arg = cast_expr(list, from, SqlType::Text).map_err(external)?;
+                    *t = Some(DataType::Utf8);
+                }
+            }
+        }
         match name {
+            "array_length" | "array_upper" | "array_lower" | "cardinality" | "array_ndims"
+            | "array_position" | "array_remove" | "array_replace" => {
+                return self.array_function(name, args, &seen);
+            }
             "case" => return self.case(args, &seen, schema),
             "coalesce" | "greatest" | "least" => {
                 let (construct, function) = (name.to_uppercase(), functions().scalar(name));
@@ -245,12 +277,52 @@ impl OperatorPlanner {
                 .collect();
             // What fails stays a call, and fails when it runs.
             if let Some(constants) = constants
-                && let Ok(value) = call::fold(overload, &constants, call::is_strict(udf))
+                && let Ok(value) = call::fold(overload, &constants, udf)
             {
                 return Ok(Expr::Literal(value, None));
             }
         }
         Ok(udf.call(taken))
+    }
+
+    /// DataFusion's functions of arrays, with PostgreSQL's names and types.
+    fn array_function(&self, name: &str, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+        let types: Vec<String> = seen.iter().map(type_name).collect();
+        let none =
+            || external(crate::error::undefined_function(&format!("{name}({})", types.join(", "))));
+        let Some(Some(DataType::List(item))) = seen.first() else { return Err(none()) };
+        let theirs = match name {
+            "array_upper" | "array_lower" => "array_length",
+            "array_remove" => "array_remove_all",
+            "array_replace" => "array_replace_all",
+            name => name,
+        };
+        let function = functions().scalar(theirs).ok_or_else(none)?;
+        let mut taken = Vec::with_capacity(args.len());
+        for (i, (arg, t)) in args.into_iter().zip(seen).enumerate() {
+            let element = matches!(name, "array_position" | "array_remove" | "array_replace");
+            taken.push(match t {
+                None if element && i > 0 => self.coerce_unknown_like(arg, item.data_type())?,
+                _ => arg,
+            });
+        }
+        let call = function.call(taken);
+        let int = |e| Expr::Cast(datafusion::logical_expr::Cast::new(Box::new(e), DataType::Int32));
+        let nullif = functions().scalar("nullif").ok_or_else(none)?;
+        Ok(match name {
+            "array_remove" | "array_replace" => call,
+            // An empty array has no bounds.
+            "array_length" | "array_upper" => nullif.call(vec![int(call), lit(0i32)]),
+            "array_lower" => {
+                let present = nullif.call(vec![int(call), lit(0i32)]).is_not_null();
+                Expr::Case(Case {
+                    expr: None,
+                    when_then_expr: vec![(Box::new(present), Box::new(lit(1i32)))],
+                    else_expr: None,
+                })
+            }
+            _ => int(call),
+        })
     }
 
     /// An implicit cast of an argument; a numeric keeps its scale.
@@ -405,6 +477,13 @@ impl OperatorPlanner {
     fn arithmetic(&self, op: ArithOp, left: Expr, right: Expr, schema: &DFSchema) -> Result<Expr> {
         let (lt, rt) = (self.seen(&left, schema)?, self.seen(&right, schema)?);
         let missing = || external(no_operator(&describe(op.symbol(), &lt, &rt)));
+        if op == ArithOp::Sub && matches!(lt, Some(DataType::LargeUtf8)) {
+            let name = match &rt {
+                Some(DataType::List(_)) => "jsonb_delete_keys",
+                _ => "jsonb_delete",
+            };
+            return self.call(name, vec![left, right], schema);
+        }
         let (left, right, lt2, rt2) = match (&lt, &rt) {
             (Some(a), Some(b)) => (left, right, a.clone(), b.clone()),
             (Some(a), None) => {
@@ -443,8 +522,48 @@ impl OperatorPlanner {
         Ok(op.function().call(vec![left, right]))
     }
 
+    /// `->`, `@>` and their like, of documents or of arrays.
+    fn document(
+        &self,
+        op: BinaryOperator,
+        name: &'static str,
+        of_arrays: Option<&'static str>,
+        left: Expr,
+        right: Expr,
+        schema: &DFSchema,
+    ) -> Result<Expr> {
+        let (lt, rt) = (self.seen(&left, schema)?, self.seen(&right, schema)?);
+        let json = |t: &Seen| matches!(t, Some(DataType::LargeUtf8));
+        let list = |t: &Seen| matches!(t, Some(DataType::List(_)));
+        if !name.is_empty() && (json(&lt) || (json(&rt) && lt.is_none())) {
+            return self.call(name, vec![left, right], schema);
+        }
+        if let Some(function) = of_arrays.and_then(|f| functions().scalar(f))
+            && (list(&lt) || list(&rt))
+        {
+            let (left, right) = match (&lt, &rt) {
+                (Some(t), None) => (left, self.coerce_unknown_like(right, t)?),
+                (None, Some(t)) => (self.coerce_unknown_like(left, t)?, right),
+                _ => (left, right),
+            };
+            return Ok(match op {
+                BinaryOperator::ArrowAt => function.call(vec![right, left]),
+                _ => function.call(vec![left, right]),
+            });
+        }
+        Err(external(no_operator(&describe(&op.to_string(), &lt, &rt))))
+    }
+
     fn comparison(&self, op: Operator, left: Expr, right: Expr, schema: &DFSchema) -> Result<Expr> {
         let (left, right) = self.comparable(op, left, right, schema)?;
+        let is_json =
+            |e: &Expr| Ok::<_, DataFusionError>(e.get_type(schema)? == DataType::LargeUtf8);
+        let by_value = !matches!(op, Operator::IsDistinctFrom | Operator::IsNotDistinctFrom);
+        if by_value && is_json(&left)? && is_json(&right)? {
+            // By value: 1 is 1.0.
+            let order = self.call("jsonb_cmp", vec![left, right], schema)?;
+            return Ok(Expr::BinaryExpr(BinaryExpr::new(Box::new(order), op, Box::new(lit(0i32)))));
+        }
         let is_interval = |e: &Expr| Ok::<_, DataFusionError>(e.get_type(schema)? == INTERVAL);
         let (left, right) = match is_interval(&left)? && is_interval(&right)? {
             // Compared by length: 24 hours are a day, 30 days a month.
@@ -492,15 +611,53 @@ impl OperatorPlanner {
         }
     }
 
+    fn concat_arrays(&self, left: Expr, right: Expr, lt: &Seen, rt: &Seen) -> Result<Expr> {
+        let none = || external(no_operator(&describe("||", lt, rt)));
+        let item = |t: &Seen| match t {
+            Some(DataType::List(item)) => Some(item.data_type().clone()),
+            _ => None,
+        };
+        let fit = |e: Expr, t: &Seen, to: &DataType| match t {
+            None => self.coerce_unknown_like(e, to),
+            Some(t) if t == to => Ok(e),
+            Some(t) => match (SqlType::from_arrow(t), SqlType::from_arrow(to)) {
+                (Ok(a), Ok(b)) if call::implicit_cast(a, b) => cast_expr(e, t, b).map_err(external),
+                _ => Err(none()),
+            },
+        };
+        let (name, args) = match (item(lt), item(rt)) {
+            (Some(a), Some(b)) if a == b => ("array_concat", vec![left, right]),
+            (Some(a), None) if is_word(&right) => {
+                ("array_append", vec![left, self.coerce_unknown_like(right, &a)?])
+            }
+            (None, Some(b)) if is_word(&left) => {
+                ("array_prepend", vec![self.coerce_unknown_like(left, &b)?, right])
+            }
+            (Some(_), None) if rt.is_none() => {
+                let to = lt.clone().unwrap_or(DataType::Null);
+                ("array_concat", vec![left, self.coerce_unknown_like(right, &to)?])
+            }
+            (None, Some(_)) if lt.is_none() => {
+                let to = rt.clone().unwrap_or(DataType::Null);
+                ("array_concat", vec![self.coerce_unknown_like(left, &to)?, right])
+            }
+            (Some(a), None) => ("array_append", vec![left, fit(right, rt, &a)?]),
+            (None, Some(b)) => ("array_prepend", vec![fit(left, lt, &b)?, right]),
+            _ => return Err(none()),
+        };
+        let function = functions().scalar(name).ok_or_else(none)?;
+        Ok(function.call(args))
+    }
+
     fn concat(&self, left: Expr, right: Expr, schema: &DFSchema) -> Result<Expr> {
         let (lt, rt) = (self.seen(&left, schema)?, self.seen(&right, schema)?);
         let list = |t: &Seen| matches!(t, Some(DataType::List(_) | DataType::LargeList(_)));
         if list(&lt) || list(&rt) {
-            return Ok(Expr::BinaryExpr(BinaryExpr::new(
-                Box::new(left),
-                Operator::StringConcat,
-                Box::new(right),
-            )));
+            return self.concat_arrays(left, right, &lt, &rt);
+        }
+        let json = |t: &Seen| matches!(t, Some(DataType::LargeUtf8));
+        if (json(&lt) && (json(&rt) || rt.is_none())) || (json(&rt) && lt.is_none()) {
+            return self.call("jsonb_concat", vec![left, right], schema);
         }
         let texty = |t: &Seen| t.as_ref().is_none_or(is_text);
         let bytes = |t: &Seen| matches!(t, Some(DataType::Binary));
@@ -559,6 +716,11 @@ pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
             }
         }
     }
+}
+
+/// A literal that is not the text of an array.
+fn is_word(e: &Expr) -> bool {
+    matches!(e, Expr::Literal(ScalarValue::Utf8(Some(text)), _) if !text.trim_start().starts_with('{'))
 }
 
 /// Carries the arguments of a call to where it is resolved; never in a plan.
@@ -638,6 +800,7 @@ pub fn compare(a: &DataType, b: &DataType) -> bool {
         (a, b) if is_text(a) && is_text(b) => true,
         (a, b) if datetime(a) && datetime(b) => true,
         (D::Time64(_), D::Time64(_)) | (D::Interval(_), D::Interval(_)) => true,
+        (D::List(a), D::List(b)) => compare(a.data_type(), b.data_type()),
         (a, b) => a == b,
     }
 }
@@ -666,6 +829,10 @@ pub fn cast_expr(e: Expr, from: &DataType, to: SqlType) -> Result<Expr, SqlError
     }
     let function: Arc<ScalarUDF> = cast_function(from, to)?;
     Ok(match to {
+        SqlType::Array(Element::Varchar(Some(n))) => function.call(vec![e, lit(n as i32)]),
+        SqlType::Array(Element::Numeric(Some((p, s)))) => {
+            function.call(vec![e, lit(i32::from(p)), lit(i32::from(s))])
+        }
         SqlType::Varchar(Some(n)) => function.call(vec![e, lit(n as i32)]),
         SqlType::Numeric(Some((p, s))) => {
             function.call(vec![e, lit(i32::from(p)), lit(i32::from(s))])

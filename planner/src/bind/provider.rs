@@ -15,8 +15,9 @@ use datafusion::logical_expr::{
     AggregateUDF, Expr, HigherOrderUDF, LogicalPlan, LogicalPlanBuilder, ScalarUDF, TableSource,
     TableType, WindowUDF,
 };
+use datafusion::sql::planner::{PlannerContext, SqlToRel};
 use millrace_common::{SqlError, SqlState};
-use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::catalog::{Column as CatalogColumn, Relation, RelationKind};
 
 use super::SessionInfo;
 use super::operators::{OperatorPlanner, Parameters};
@@ -91,6 +92,11 @@ impl<'a> Provider<'a> {
             RelationKind::View => self.view(&relation),
             RelationKind::Table | RelationKind::Source | RelationKind::MaterializedView => {
                 let source = self.catalog.table_source(&relation)?;
+                let computed = |c: &CatalogColumn| c.generated_sql.is_some();
+                if relation.kind() == RelationKind::Source && relation.columns.iter().any(computed)
+                {
+                    return self.with_generated(&relation, source);
+                }
                 if self.show_hidden || !relation.columns.iter().any(|c| c.hidden) {
                     return Ok(source);
                 }
@@ -101,6 +107,46 @@ impl<'a> Provider<'a> {
                 format!("cannot open relation \"{}\"", relation.name),
             )),
         }
+    }
+
+    /// A source's generated columns, as expressions over a scan of the others.
+    fn with_generated(
+        &self,
+        relation: &Relation,
+        source: Arc<dyn TableSource>,
+    ) -> Result<Arc<dyn TableSource>, SqlError> {
+        let failed = crate::sql_error_from_datafusion;
+        let shown = |c: &CatalogColumn| self.show_hidden || !c.hidden;
+        let read = (0..relation.columns.len())
+            .filter(|&i| relation.columns[i].generated_sql.is_none() && shown(&relation.columns[i]))
+            .collect();
+        let name = TableReference::partial(relation.schema.as_str(), relation.name.as_str());
+        let scan = LogicalPlanBuilder::scan(name, source, Some(read))
+            .and_then(|b| b.build())
+            .map_err(failed)?;
+        let planner = SqlToRel::new_with_options(self, super::parser_options());
+        let mut columns = Vec::new();
+        for column in relation.columns.iter().filter(|c| shown(c)) {
+            let expr = match &column.generated_sql {
+                None => {
+                    let field = scan.schema().qualified_field_with_unqualified_name(&column.name);
+                    Expr::Column(field.map_err(failed)?.into())
+                }
+                Some(text) => {
+                    let mut expr = crate::parser::parse_expr(text)?;
+                    super::desugar::desugar_expr(&mut expr, self.session)?;
+                    planner
+                        .sql_to_expr(expr, scan.schema(), &mut PlannerContext::new())
+                        .map_err(failed)?
+                }
+            };
+            columns.push(expr.alias(column.name.clone()));
+        }
+        let plan = LogicalPlanBuilder::from(scan)
+            .project(columns)
+            .and_then(|b| b.build())
+            .map_err(failed)?;
+        Ok(Arc::new(PlanSource::new(plan)))
     }
 
     /// A plain view's query in place of a scan.

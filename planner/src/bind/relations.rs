@@ -42,11 +42,14 @@ impl RelationPlanner for FromPlanner {
         let planned = match function.as_str() {
             "tumble" | "hop" => window_tvf::plan(&function, args, alias, context)?,
             "generate_series" => self.series(args, alias, context)?,
+            "generate_subscripts" => self.subscripts(args, alias, context)?,
             _ => {
                 let message = format!("function {function} does not exist");
                 return Err(external(
                     SqlError::new(SqlState::UNDEFINED_FUNCTION, message)
-                        .with_hint("Functions in FROM are TUMBLE, HOP and generate_series."),
+                        .with_hint(
+                            "Functions in FROM are TUMBLE, HOP, generate_series and generate_subscripts.",
+                        ),
                 ));
             }
         };
@@ -79,8 +82,8 @@ fn plain_args(args: Vec<FunctionArg>) -> Result<Vec<sqlparser::ast::Expr>, SqlEr
 const MAX_CONSTANT_ROWS: i64 = 100_000;
 
 impl FromPlanner {
-    /// `generate_series(start, stop [, step])`: in batch a list that is unnested, in a view constant
-    /// rows.
+    /// `generate_series(start, stop [, step])`: in batch a relation that makes its rows as they are
+    /// read (a list that is unnested where the arguments are only known later), in a view constant rows.
     fn series(
         &self,
         args: Vec<sqlparser::ast::Expr>,
@@ -97,7 +100,7 @@ impl FromPlanner {
             )));
         }
         let zero = |e: &Expr| match e {
-            Expr::Literal(v, _) => {
+            Expr::Literal(v, _) if v.data_type().is_integer() => {
                 matches!(v.cast_to(&DataType::Int64), Ok(ScalarValue::Int64(Some(0))))
             }
             _ => false,
@@ -110,15 +113,14 @@ impl FromPlanner {
         }
         let plan = if self.for_view {
             constant_series(&args)?
+        } else if let Some(relation) = crate::functions::series::relation(&args)? {
+            relation
         } else {
             let t = args[0].get_type(&empty)?;
             let integer = t.is_integer();
             let int4 = args
                 .iter()
                 .all(|a| matches!(a.get_type(&empty), Ok(DataType::Int32 | DataType::Int16)));
-            let Some(list) = functions().scalar("generate_series") else {
-                return Err(external(SqlError::internal("generate_series is not registered")));
-            };
             let args = match integer {
                 true => args
                     .into_iter()
@@ -126,23 +128,58 @@ impl FromPlanner {
                     .collect::<Result<Vec<_>>>()?,
                 false => args,
             };
-            let plan = LogicalPlanBuilder::empty(true)
-                .project([list.call(args).alias("generate_series")])?
-                .unnest_column("generate_series")?
-                .build()?;
-            if int4 {
-                let c = col("generate_series").cast_to(&DataType::Int32, plan.schema())?;
-                LogicalPlanBuilder::from(plan).project([c.alias("generate_series")])?.build()?
-            } else {
-                plan
-            }
+            unnested_series(args, int4, "generate_series")?
         };
-        Ok(PlannedRelation::new(plan, Some(series_alias(alias))))
+        Ok(PlannedRelation::new(plan, Some(series_alias(alias, "generate_series"))))
+    }
+
+    /// `generate_subscripts(array, dimension)`: from 1, as all our arrays count.
+    fn subscripts(
+        &self,
+        args: Vec<sqlparser::ast::Expr>,
+        alias: Option<TableAlias>,
+        context: &mut dyn RelationPlannerContext,
+    ) -> Result<PlannedRelation> {
+        let name = "generate_subscripts";
+        if self.for_view {
+            return Err(external(SqlError::unsupported("generate_subscripts in a view")));
+        }
+        let empty = DFSchema::empty();
+        let args =
+            args.into_iter().map(|a| context.sql_to_expr(a, &empty)).collect::<Result<Vec<_>>>()?;
+        if args.len() != 2 {
+            return Err(external(SqlError::new(
+                SqlState::UNDEFINED_FUNCTION,
+                format!("function {name} with {} arguments does not exist", args.len()),
+            )));
+        }
+        let Some(length) = functions().scalar("array_length") else {
+            return Err(external(SqlError::internal("array_length is not registered")));
+        };
+        let length = length.call(args).cast_to(&DataType::Int64, &empty)?;
+        let plan = unnested_series(vec![lit(1i64), length], true, name)?;
+        Ok(PlannedRelation::new(plan, Some(series_alias(alias, name))))
     }
 }
 
+/// A series whose bounds are only known when it runs: a list that is unnested.
+fn unnested_series(args: Vec<Expr>, int4: bool, name: &str) -> Result<LogicalPlan> {
+    let Some(list) = functions().scalar("generate_series") else {
+        return Err(external(SqlError::internal("generate_series is not registered")));
+    };
+    let plan = LogicalPlanBuilder::empty(true)
+        .project([list.call(args).alias(name)])?
+        .unnest_column(name)?
+        .build()?;
+    if !int4 {
+        return Ok(plan);
+    }
+    let c = col(name).cast_to(&DataType::Int32, plan.schema())?;
+    LogicalPlanBuilder::from(plan).project([c.alias(name)])?.build()
+}
+
 /// PostgreSQL names the column after the alias of the function.
-fn series_alias(alias: Option<TableAlias>) -> TableAlias {
+fn series_alias(alias: Option<TableAlias>, function: &str) -> TableAlias {
     match alias {
         Some(alias) if alias.columns.is_empty() => TableAlias {
             columns: vec![TableAliasColumnDef { name: alias.name.clone(), data_type: None }],
@@ -151,7 +188,7 @@ fn series_alias(alias: Option<TableAlias>) -> TableAlias {
         Some(alias) => alias,
         None => TableAlias {
             explicit: false,
-            name: Ident::new("generate_series"),
+            name: Ident::new(function),
             columns: Vec::new(),
             at: None,
         },

@@ -1,7 +1,10 @@
 //! Type names: sqlparser's data types to [`SqlType`].
 
+use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
-use sqlparser::ast::{CharacterLength, DataType, ExactNumberInfo, ObjectName, TimezoneInfo};
+use sqlparser::ast::{
+    ArrayElemTypeDef, CharacterLength, DataType, ExactNumberInfo, ObjectName, TimezoneInfo,
+};
 
 /// The type a user wrote.
 pub fn sql_type(t: &DataType) -> Result<SqlType, SqlError> {
@@ -31,12 +34,17 @@ pub fn sql_type(t: &DataType) -> Result<SqlType, SqlError> {
         }
         D::Custom(name, args) if args.is_empty() => custom(name)?,
         D::Regclass => SqlType::BigInt,
-        D::JSON | D::JSONB | D::Uuid | D::Array(_) => {
-            return Err(SqlError::unsupported(format!(
-                "the type {}",
-                t.to_string().to_lowercase()
-            )));
-        }
+        D::JSONB | D::JSON => SqlType::Jsonb,
+        D::Uuid => SqlType::Uuid,
+        D::Array(
+            ArrayElemTypeDef::SquareBracket(item, _)
+            | ArrayElemTypeDef::AngleBracket(item)
+            | ArrayElemTypeDef::Parenthesis(item),
+        ) => match Element::of(sql_type(item)?) {
+            Some(element) => SqlType::Array(element),
+            None => return Err(SqlError::unsupported("an array of more than one dimension")),
+        },
+        D::Array(ArrayElemTypeDef::None) => return Err(unknown("array")),
         other => return Err(unknown(&other.to_string())),
     })
 }
@@ -57,8 +65,12 @@ fn custom(name: &ObjectName) -> Result<SqlType, SqlError> {
         "text" => SqlType::Text,
         "varchar" => SqlType::Varchar(None),
         "numeric" => SqlType::Numeric(None),
-        "json" | "jsonb" | "uuid" => {
-            return Err(SqlError::unsupported(format!("the type {last}")));
+        "json" | "jsonb" => SqlType::Jsonb,
+        "uuid" => SqlType::Uuid,
+        "serial" | "serial4" | "bigserial" | "serial8" | "smallserial" | "serial2" => {
+            return Err(SqlError::unsupported(format!("the type {last}")).with_hint(
+                "There are no sequences; a table without a primary key numbers its rows.",
+            ));
         }
         _ => return Err(unknown(&text)),
     })
@@ -120,5 +132,8 @@ pub fn type_column_name(t: SqlType) -> &'static str {
         SqlType::Timestamp => "timestamp",
         SqlType::Timestamptz => "timestamptz",
         SqlType::Interval => "interval",
+        SqlType::Uuid => "uuid",
+        SqlType::Jsonb => "jsonb",
+        SqlType::Array(e) => type_column_name(e.scalar()),
     }
 }

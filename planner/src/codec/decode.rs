@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use arrow::compute::SortOptions;
-use arrow::datatypes::{DataType, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Schema, SchemaRef, TimeUnit};
 use datafusion::logical_expr::{WindowFrame, WindowFrameBound, WindowFrameUnits};
 use millrace_common::RelationId;
 use millrace_rpc::catalog::RowStorage;
@@ -13,9 +13,9 @@ use crate::codec::expr::{decode_batch, decode_expr, decode_schema};
 use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::graph::{
-    AccessClass, AggCall, AggFunc, Aggregate, Expand, Fragment, FragmentOutput, GroupingSet,
-    JobGraph, Join, JoinKind, JoinSide, Node, Operator, RankFunction, RelationLayout, StateTable,
-    TopN, Window, WindowCall,
+    AccessClass, AggCall, AggFunc, Aggregate, ColumnMark, Expand, Fragment, FragmentOutput,
+    GroupingSet, Hold, JobGraph, Join, JoinKind, JoinSide, MarkStep, MarkTerm, Node, Operator,
+    RankFunction, RelationLayout, Retention, RetentionBy, StateTable, TopN, Window, WindowCall,
 };
 use crate::passes::prune::pair_schema;
 use crate::stream::expr::as_literal;
@@ -71,17 +71,68 @@ fn layout(l: &proto::RelationLayout) -> Result<RelationLayout> {
         key: columns(&l.key, &schema)?,
         distribution: columns(&l.distribution, &schema)?,
         append_only: l.append_only,
+        marks: marks(&l.marks, &schema)?,
         schema,
     })
 }
 
 fn table(t: &proto::StateTable) -> Result<StateTable> {
+    let value_schema = decode_schema(&t.value_schema)?;
     Ok(StateTable {
         name: t.name.clone(),
         class: AccessClass::from_number(t.class)?,
-        value_schema: decode_schema(&t.value_schema)?,
         storage: RowStorage::from_number(t.storage)?,
         relation: t.relation,
+        retention: t.retention.as_ref().map(|r| retention(r, &value_schema)).transpose()?,
+        value_schema,
+    })
+}
+
+fn marks(list: &[proto::ColumnMark], schema: &SchemaRef) -> Result<Vec<ColumnMark>> {
+    let one = |m: &proto::ColumnMark| {
+        Ok(ColumnMark { column: timestamp(m.column, schema)?, terms: terms(&m.terms)? })
+    };
+    list.iter().map(one).collect()
+}
+
+fn terms(list: &[proto::MarkTerm]) -> Result<Vec<MarkTerm>> {
+    if list.is_empty() {
+        return Err(damaged("a watermark of nothing"));
+    }
+    let step = |s: &proto::MarkStep| match s.size {
+        0 => MarkStep::Add(s.add),
+        size => MarkStep::Bin { size: size.max(1), offset: s.offset },
+    };
+    let one = |t: &proto::MarkTerm| MarkTerm {
+        relation: RelationId(t.relation),
+        column: t.column as usize,
+        steps: t.steps.iter().map(step).collect(),
+    };
+    Ok(list.iter().map(one).collect())
+}
+
+/// A column that holds instants.
+fn timestamp(column: u32, schema: &SchemaRef) -> Result<usize> {
+    let column = position(column, schema.fields().len(), "column")?;
+    match schema.field(column).data_type() {
+        DataType::Timestamp(TimeUnit::Microsecond, _) => Ok(column),
+        other => Err(damaged(format!("a time column of type {other}"))),
+    }
+}
+
+fn retention(r: &proto::Retention, values: &SchemaRef) -> Result<Retention> {
+    let by = match r.value {
+        None => RetentionBy::Key,
+        Some(column) => RetentionBy::Value(timestamp(column, values)?),
+    };
+    Ok(Retention { by, terms: terms(&r.terms)? })
+}
+
+fn hold(h: &proto::Hold, input: &SchemaRef, sizes: Sizes) -> Result<Hold> {
+    Ok(Hold {
+        column: timestamp(h.column, input)?,
+        vnode: columns(&h.vnode, input)?,
+        table: sizes.table(h.table)?,
     })
 }
 
@@ -107,7 +158,9 @@ fn node(n: &proto::Node, before: &[Node], sizes: Sizes) -> Result<Node> {
     let schemas: Vec<&SchemaRef> = inputs.iter().map(|&i| &before[i].schema).collect();
     let op = n.op.as_ref().ok_or_else(|| damaged("a node without an operator"))?;
     let op = operator(op, &schemas, sizes)?;
-    Ok(Node { op, inputs, schema: decode_schema(&n.schema)?, append_only: n.append_only })
+    let schema = decode_schema(&n.schema)?;
+    let marks = marks(&n.marks, &schema)?;
+    Ok(Node { op, inputs, schema, append_only: n.append_only, marks })
 }
 
 fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result<Operator> {
@@ -149,8 +202,11 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
         (In::Join(j), [left, right]) => Operator::Join(join(j, left, right, sizes)?),
         (In::Window(w), [input]) => Operator::Window(window(w, input, sizes)?),
         (In::TopN(t), [input]) => Operator::TopN(top_n(t, input, sizes)?),
+        (In::WindowClose(h), [input]) => Operator::WindowClose(hold(h, input, sizes)?),
+        (In::Expire(h), [input]) => Operator::Expire(hold(h, input, sizes)?),
         (In::Materialize(_), [_]) => Operator::Materialize,
         (In::Blackhole(_), [_]) => Operator::Blackhole,
+        (In::Sink(_), [_]) => Operator::Sink,
         _ => return Err(damaged("an operator with the wrong number of inputs")),
     })
 }

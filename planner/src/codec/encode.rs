@@ -8,8 +8,9 @@ use crate::codec::expr::{encode_batch, encode_expr, encode_schema};
 use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::graph::{
-    AggCall, Aggregate, Expand, Fragment, FragmentOutput, GroupingSet, JobGraph, Join, JoinSide,
-    Node, Operator, RelationLayout, StateTable, TopN, Window, WindowCall,
+    AggCall, Aggregate, ColumnMark, Expand, Fragment, FragmentOutput, GroupingSet, Hold, JobGraph,
+    Join, JoinSide, MarkStep, MarkTerm, Node, Operator, RelationLayout, Retention, RetentionBy,
+    StateTable, TopN, Window, WindowCall,
 };
 
 use crate::stream::expr::literal;
@@ -43,6 +44,7 @@ fn layout(l: &RelationLayout) -> Result<proto::RelationLayout> {
         key: positions(&l.key)?,
         distribution: positions(&l.distribution)?,
         append_only: l.append_only,
+        marks: l.marks.iter().map(mark).collect::<Result<_>>()?,
     })
 }
 
@@ -53,6 +55,42 @@ fn table(t: &StateTable) -> Result<proto::StateTable> {
         value_schema: encode_schema(&t.value_schema)?,
         storage: t.storage.number()?,
         relation: t.relation,
+        retention: t.retention.as_ref().map(retention).transpose()?,
+    })
+}
+
+fn mark(m: &ColumnMark) -> Result<proto::ColumnMark> {
+    Ok(proto::ColumnMark { column: position(m.column)?, terms: terms(&m.terms)? })
+}
+
+fn terms(list: &[MarkTerm]) -> Result<Vec<proto::MarkTerm>> {
+    let one = |t: &MarkTerm| {
+        let steps = t.steps.iter().map(|step| match *step {
+            MarkStep::Add(add) => proto::MarkStep { add, size: 0, offset: 0 },
+            MarkStep::Bin { size, offset } => proto::MarkStep { add: 0, size, offset },
+        });
+        Ok(proto::MarkTerm {
+            relation: t.relation.0,
+            column: position(t.column)?,
+            steps: steps.collect(),
+        })
+    };
+    list.iter().map(one).collect()
+}
+
+fn retention(r: &Retention) -> Result<proto::Retention> {
+    let value = match r.by {
+        RetentionBy::Key => None,
+        RetentionBy::Value(column) => Some(position(column)?),
+    };
+    Ok(proto::Retention { value, terms: terms(&r.terms)? })
+}
+
+fn hold(h: &Hold) -> Result<proto::Hold> {
+    Ok(proto::Hold {
+        column: position(h.column)?,
+        vnode: positions(&h.vnode)?,
+        table: position(h.table)?,
     })
 }
 
@@ -73,6 +111,7 @@ fn node(n: &Node) -> Result<proto::Node> {
         schema: encode_schema(&n.schema)?,
         append_only: n.append_only,
         op: Some(operator(&n.op)?),
+        marks: n.marks.iter().map(mark).collect::<Result<_>>()?,
     })
 }
 
@@ -107,8 +146,11 @@ fn operator(op: &Operator) -> Result<proto::Operator> {
         Operator::Join(j) => Out::Join(join(j)?),
         Operator::TopN(t) => Out::TopN(top_n(t)?),
         Operator::Window(w) => Out::Window(window(w)?),
+        Operator::WindowClose(h) => Out::WindowClose(hold(h)?),
+        Operator::Expire(h) => Out::Expire(hold(h)?),
         Operator::Materialize => Out::Materialize(nothing),
         Operator::Blackhole => Out::Blackhole(nothing),
+        Operator::Sink => Out::Sink(nothing),
     })
 }
 

@@ -9,12 +9,13 @@ mod expr;
 mod names;
 mod proto;
 
+use arrow::datatypes::Schema;
 use millrace_common::SqlError;
 use millrace_common::hash::hash_bytes;
 use prost::Message;
 use prost::bytes::Bytes;
 
-use crate::graph::JobGraph;
+use crate::graph::{ExprRef, JobGraph};
 
 /// The version that [`encode_graph`] writes.
 pub const VERSION: u32 = 1;
@@ -57,4 +58,14 @@ pub fn decode_graph(bytes: &[u8]) -> Result<JobGraph, CodecError> {
         return Err(CodecError::Damaged("its checksum does not match".into()));
     }
     decode::graph(&proto::JobGraph::decode(stored.graph).map_err(damaged)?)
+}
+
+/// A watermark expression for the catalog.
+pub fn encode_watermark(e: &ExprRef) -> Result<Bytes, CodecError> {
+    expr::encode_expr(e)
+}
+
+/// A watermark expression of the catalog, over the columns of its relation.
+pub fn decode_watermark(bytes: &[u8], schema: &Schema) -> Result<ExprRef, CodecError> {
+    expr::decode_expr(bytes, schema)
 }

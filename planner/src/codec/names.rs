@@ -53,6 +53,8 @@ numbered!(
     Max = 5,
     BoolAnd = 6,
     BoolOr = 7,
+    StringAgg = 20,
+    ArrayAgg = 21,
 );
 numbered!(
     JoinKind,

@@ -42,6 +42,56 @@ pub struct RelationLayout {
     pub distribution: Vec<u32>,
     #[prost(bool, tag = "5")]
     pub append_only: bool,
+    #[prost(message, repeated, tag = "20")]
+    pub marks: Vec<ColumnMark>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ColumnMark {
+    #[prost(uint32, tag = "1")]
+    pub column: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub terms: Vec<MarkTerm>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MarkTerm {
+    #[prost(uint32, tag = "1")]
+    pub relation: u32,
+    #[prost(uint32, tag = "2")]
+    pub column: u32,
+    #[prost(message, repeated, tag = "3")]
+    pub steps: Vec<MarkStep>,
+}
+
+/// With a size: a bin. Else an addition.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct MarkStep {
+    #[prost(sint64, tag = "1")]
+    pub add: i64,
+    #[prost(int64, tag = "2")]
+    pub size: i64,
+    #[prost(sint64, tag = "3")]
+    pub offset: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Retention {
+    /// Absent: the first column of the key.
+    #[prost(uint32, optional, tag = "1")]
+    pub value: Option<u32>,
+    #[prost(message, repeated, tag = "2")]
+    pub terms: Vec<MarkTerm>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Hold {
+    #[prost(uint32, tag = "1")]
+    pub column: u32,
+    #[prost(uint32, repeated, tag = "2")]
+    pub vnode: Vec<u32>,
+    #[prost(uint32, tag = "3")]
+    pub table: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -56,6 +106,8 @@ pub struct StateTable {
     pub storage: u32,
     #[prost(bool, tag = "5")]
     pub relation: bool,
+    #[prost(message, optional, tag = "20")]
+    pub retention: Option<Retention>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -87,9 +139,11 @@ pub struct Node {
     pub append_only: bool,
     #[prost(
         oneof = "Operator",
-        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42"
+        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42, 43, 50, 51"
     )]
     pub op: Option<Operator>,
+    #[prost(message, repeated, tag = "60")]
+    pub marks: Vec<ColumnMark>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
@@ -128,6 +182,12 @@ pub enum Operator {
     Expand(Expand),
     #[prost(message, tag = "42")]
     Window(Window),
+    #[prost(message, tag = "43")]
+    Sink(Nothing),
+    #[prost(message, tag = "50")]
+    WindowClose(Hold),
+    #[prost(message, tag = "51")]
+    Expire(Hold),
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

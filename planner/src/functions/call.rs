@@ -16,7 +16,8 @@ use datafusion::logical_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
     Volatility,
 };
-use millrace_common::types::UNCONSTRAINED_NUMERIC;
+use millrace_common::json::Doc;
+use millrace_common::types::{Element, UNCONSTRAINED_NUMERIC, UUID_BYTES};
 use millrace_common::{SqlError, SqlType};
 use regex::Regex;
 
@@ -43,12 +44,21 @@ pub struct Def {
     pub strict: bool,
     /// Takes arguments of every type, as their output text.
     pub any: bool,
+    /// Takes arguments of every type, as what `to_jsonb` makes of them.
+    pub documents: bool,
 }
 
 impl Def {
     pub fn new(name: &'static str, overloads: &[Overload]) -> Def {
         let overloads = overloads.to_vec();
-        Def { name, overloads, volatility: Volatility::Immutable, strict: true, any: false }
+        Def {
+            name,
+            overloads,
+            volatility: Volatility::Immutable,
+            strict: true,
+            any: false,
+            documents: false,
+        }
     }
 
     pub fn volatile(mut self) -> Def {
@@ -58,6 +68,12 @@ impl Def {
 
     pub fn takes_nulls(mut self) -> Def {
         self.strict = false;
+        self
+    }
+
+    pub fn documents(mut self) -> Def {
+        self.any = true;
+        self.documents = true;
         self
     }
 
@@ -80,6 +96,7 @@ pub fn defs() -> &'static HashMap<&'static str, Arc<ScalarUDF>> {
             .into_iter()
             .chain(super::strings::defs())
             .chain(super::patterns::defs())
+            .chain(super::jsonb::defs())
             .chain(super::times::defs());
         all.map(|def| (def.name, Arc::new(ScalarUDF::from(Call::new(def))))).collect()
     })
@@ -289,7 +306,7 @@ impl ScalarUDFImpl for Call {
         let constant = self.def.volatility != Volatility::Volatile
             && args.args.iter().all(|a| matches!(a, ColumnarValue::Scalar(_)));
         let rows = if constant { 1 } else { args.number_rows };
-        let out = run(overload, &args.args, rows, self.def.strict).map_err(external)?;
+        let out = run(overload, &args.args, rows, &self.def).map_err(external)?;
         let out = out.finish(args.return_field.data_type()).map_err(external)?;
         Ok(match constant {
             true => ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?),
@@ -307,10 +324,12 @@ pub fn takes_any(udf: &ScalarUDF) -> bool {
 pub fn fold(
     overload: &Overload,
     args: &[ScalarValue],
-    strict: bool,
+    udf: &ScalarUDF,
 ) -> Result<ScalarValue, SqlError> {
+    let call = udf.inner().downcast_ref::<Call>();
+    let call = call.ok_or_else(|| SqlError::internal("not a declared function"))?;
     let args: Vec<ColumnarValue> = args.iter().cloned().map(ColumnarValue::Scalar).collect();
-    match run(overload, &args, 1, strict)? {
+    match run(overload, &args, 1, &call.def)? {
         Out::Numeric(values) => match values.into_iter().next().flatten() {
             Some(n) => n.to_scalar(),
             None => Ok(ScalarValue::Decimal128(None, 38, 0)),
@@ -322,22 +341,17 @@ pub fn fold(
     }
 }
 
-/// Whether NULL arguments make the result NULL.
-pub fn is_strict(udf: &ScalarUDF) -> bool {
-    udf.inner().downcast_ref::<Call>().is_none_or(|c| c.def.strict)
-}
-
-fn run(o: &Overload, args: &[ColumnarValue], rows: usize, strict: bool) -> Result<Out, SqlError> {
+fn run(o: &Overload, args: &[ColumnarValue], rows: usize, def: &Def) -> Result<Out, SqlError> {
     let types = o.types(args.len()).unwrap_or_default();
     let mut columns = Vec::with_capacity(args.len());
     for (value, t) in args.iter().zip(types) {
-        columns.push(Column::new(value, t)?);
+        columns.push(Column::new(value, t, def.documents)?);
     }
     let mut args = Args { columns, row: 0, regex: RefCell::new(None) };
     let mut out = Out::new(o.returns, rows);
     for row in 0..rows {
         args.row = row;
-        if strict && args.columns.iter().any(|c| c.is_null(row)) {
+        if def.strict && args.columns.iter().any(|c| c.is_null(row)) {
             out.null();
         } else {
             (o.eval)(&args, &mut out)?;
@@ -354,7 +368,7 @@ struct Column {
 }
 
 impl Column {
-    fn new(value: &ColumnarValue, t: SqlType) -> Result<Column, SqlError> {
+    fn new(value: &ColumnarValue, t: SqlType, document: bool) -> Result<Column, SqlError> {
         let df = crate::error::sql_error_from_datafusion;
         let (array, constant) = match value {
             ColumnarValue::Array(a) => (Arc::clone(a), false),
@@ -362,6 +376,7 @@ impl Column {
         };
         let wanted = taken_as(t, array.data_type());
         let array = match array.data_type() {
+            _ if document => super::jsonb::documents(&array)?,
             given if *given == wanted => array,
             DataType::Boolean if t == SqlType::Text => {
                 let letters =
@@ -432,6 +447,12 @@ impl Args {
         c.array.as_string::<i32>().value(c.at(self.row))
     }
 
+    /// A document of the type `jsonb`.
+    pub fn doc(&self, i: usize) -> Doc<'_> {
+        let c = &self.columns[i];
+        Doc(c.array.as_string::<i64>().value(c.at(self.row)))
+    }
+
     /// The text, or `None` for NULL.
     pub fn text_or_null(&self, i: usize) -> Option<&str> {
         (!self.is_null(i)).then(|| self.text(i))
@@ -479,6 +500,10 @@ pub enum Out {
     Time(Time64MicrosecondBuilder),
     Timestamp(TimestampMicrosecondBuilder),
     Interval(IntervalMonthDayNanoBuilder),
+    Uuid(FixedSizeBinaryBuilder),
+    Jsonb(LargeStringBuilder),
+    Texts(ListBuilder<StringBuilder>),
+    Jsons(ListBuilder<LargeStringBuilder>),
 }
 
 macro_rules! pusher {
@@ -512,7 +537,45 @@ impl Out {
                 Out::Timestamp(TimestampMicrosecondBuilder::with_capacity(rows))
             }
             T::Interval => Out::Interval(IntervalMonthDayNanoBuilder::with_capacity(rows)),
+            T::Uuid => Out::Uuid(FixedSizeBinaryBuilder::with_capacity(rows, UUID_BYTES)),
+            T::Jsonb => Out::Jsonb(LargeStringBuilder::new()),
+            T::Array(Element::Jsonb) => Out::Jsons(ListBuilder::new(LargeStringBuilder::new())),
+            T::Array(_) => Out::Texts(ListBuilder::new(StringBuilder::new())),
             _ => Out::Text(StringBuilder::new()),
+        }
+    }
+
+    pub fn uuid(&mut self, v: [u8; 16]) -> Result<(), SqlError> {
+        match self {
+            Out::Uuid(b) => b.append_value(v).map_err(|e| SqlError::internal(e.to_string())),
+            _ => Err(SqlError::internal("not a builder of uuid")),
+        }
+    }
+
+    /// An array of texts.
+    pub fn texts<'a>(
+        &mut self,
+        items: impl Iterator<Item = Option<&'a str>>,
+    ) -> Result<(), SqlError> {
+        match self {
+            Out::Texts(b) => {
+                items.for_each(|i| b.values().append_option(i));
+                b.append(true);
+                Ok(())
+            }
+            _ => Err(SqlError::internal("not a builder of text[]")),
+        }
+    }
+
+    /// An array of documents.
+    pub fn jsons<'a>(&mut self, items: impl Iterator<Item = &'a str>) -> Result<(), SqlError> {
+        match self {
+            Out::Jsons(b) => {
+                items.for_each(|i| b.values().append_value(i));
+                b.append(true);
+                Ok(())
+            }
+            _ => Err(SqlError::internal("not a builder of jsonb[]")),
         }
     }
 
@@ -522,6 +585,7 @@ impl Out {
     pusher!(real, Real, f32);
     pusher!(float, Double, f64);
     pusher!(text, Text, &str);
+    pusher!(json, Jsonb, &str);
     pusher!(bytes, Bytea, &[u8]);
     pusher!(date, Date, i32);
     pusher!(time, Time, i64);
@@ -552,6 +616,10 @@ impl Out {
             Out::Time(b) => b.append_null(),
             Out::Timestamp(b) => b.append_null(),
             Out::Interval(b) => b.append_null(),
+            Out::Uuid(b) => b.append_null(),
+            Out::Jsonb(b) => b.append_null(),
+            Out::Texts(b) => b.append_null(),
+            Out::Jsons(b) => b.append_null(),
         }
     }
 
@@ -589,6 +657,10 @@ impl Out {
                 Arc::new(b.finish().with_timezone_opt(zone))
             }
             Out::Interval(mut b) => Arc::new(b.finish()),
+            Out::Uuid(mut b) => Arc::new(b.finish()),
+            Out::Jsonb(mut b) => Arc::new(b.finish()),
+            Out::Texts(mut b) => Arc::new(b.finish()),
+            Out::Jsons(mut b) => Arc::new(b.finish()),
         })
     }
 }

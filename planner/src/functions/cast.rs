@@ -6,13 +6,18 @@
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::*;
+use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
     Volatility,
 };
-use millrace_common::types::UNCONSTRAINED_NUMERIC;
+use millrace_common::encoding::Column;
+use millrace_common::encoding::array::array_items;
+use millrace_common::encoding::builder::parse_uuid;
+use millrace_common::json::{Doc, canonical};
+use millrace_common::types::{Element, UNCONSTRAINED_NUMERIC, UUID_BYTES};
 use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::{parse, text};
@@ -22,7 +27,7 @@ use crate::error::{external, sql_error_from_datafusion};
 const DAY_US: i64 = 86_400_000_000;
 
 /// The targets that have a function, modifiers aside.
-const TARGETS: [SqlType; 15] = [
+const TARGETS: [SqlType; 17] = [
     SqlType::Boolean,
     SqlType::SmallInt,
     SqlType::Int,
@@ -38,11 +43,17 @@ const TARGETS: [SqlType; 15] = [
     SqlType::Timestamp,
     SqlType::Timestamptz,
     SqlType::Interval,
+    SqlType::Uuid,
+    SqlType::Jsonb,
 ];
 
 pub fn cast_functions() -> &'static [Arc<ScalarUDF>] {
     static ALL: OnceLock<Vec<Arc<ScalarUDF>>> = OnceLock::new();
-    ALL.get_or_init(|| TARGETS.iter().map(|&t| Arc::new(ScalarUDF::from(Cast::new(t)))).collect())
+    ALL.get_or_init(|| {
+        let arrays = Element::ALL.into_iter().map(SqlType::Array);
+        let all = TARGETS.into_iter().chain(arrays);
+        all.map(|t| Arc::new(ScalarUDF::from(Cast::new(t)))).collect()
+    })
 }
 
 /// The function for a cast, or error 42846.
@@ -60,7 +71,8 @@ pub fn cast_function(from: &DataType, to: SqlType) -> Result<Arc<ScalarUDF>, Sql
 }
 
 fn function_name(to: SqlType) -> String {
-    format!("cast_to_{}", type_column_name(to))
+    let array = if matches!(to, SqlType::Array(_)) { "_array" } else { "" };
+    format!("cast_to_{}{array}", type_column_name(to))
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -75,6 +87,9 @@ enum Kind {
     Time,
     Timestamp,
     Interval,
+    Uuid,
+    Jsonb,
+    Array,
 }
 
 fn kind(t: SqlType) -> Kind {
@@ -89,17 +104,24 @@ fn kind(t: SqlType) -> Kind {
         SqlType::Time => Kind::Time,
         SqlType::Timestamp | SqlType::Timestamptz => Kind::Timestamp,
         SqlType::Interval => Kind::Interval,
+        SqlType::Uuid => Kind::Uuid,
+        SqlType::Jsonb => Kind::Jsonb,
+        SqlType::Array(_) => Kind::Array,
     }
 }
 
 fn castable(from: SqlType, to: SqlType) -> bool {
     use Kind as K;
+    if let (SqlType::Array(from), SqlType::Array(to)) = (from, to) {
+        return castable(from.scalar(), to.scalar());
+    }
     let (a, b) = (kind(from), kind(to));
     let number = |k: Kind| matches!(k, K::Integer | K::Float | K::Numeric);
     a == b
         || a == K::Text
         || b == K::Text
         || (number(a) && number(b))
+        || (a == K::Jsonb && (number(b) || b == K::Boolean))
         || (a == K::Boolean && to == SqlType::Int)
         || (from == SqlType::Int && b == K::Boolean)
         || matches!((a, b), (K::Date, K::Timestamp) | (K::Timestamp, K::Date | K::Time))
@@ -187,6 +209,12 @@ impl Cast {
         match (self.to, modifiers) {
             (SqlType::Varchar(_), [n]) => SqlType::Varchar(Some(*n as u32)),
             (SqlType::Numeric(_), [p, s]) => SqlType::Numeric(Some((*p as u8, *s as i8))),
+            (SqlType::Array(Element::Varchar(_)), [n]) => {
+                SqlType::Array(Element::Varchar(Some(*n as u32)))
+            }
+            (SqlType::Array(Element::Numeric(_)), [p, s]) => {
+                SqlType::Array(Element::Numeric(Some((*p as u8, *s as i8))))
+            }
             (t, _) => t,
         }
     }
@@ -255,6 +283,16 @@ pub fn convert(array: &ArrayRef, to: SqlType) -> Result<ArrayRef, SqlError> {
     match (kind(source), kind(to)) {
         (K::Text, K::Text) => varchar(&normal(array, &DataType::Utf8)?, to),
         (_, K::Text) => varchar(&to_text(array)?, to),
+        (K::Array, K::Array) => {
+            let SqlType::Array(element) = to else { return Err(SqlError::internal("no array")) };
+            let list = array.as_list::<i32>();
+            let values = convert(list.values(), element.scalar())?;
+            let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+            let nulls = list.nulls().cloned();
+            Ok(Arc::new(ListArray::new(item, list.offsets().clone(), values, nulls)))
+        }
+        (K::Jsonb, K::Boolean) => jsonb_to_boolean(array),
+        (K::Jsonb, _) if kind(to) != K::Jsonb => jsonb_to_number(array, to),
         (K::Text, _) => from_text(normal(array, &DataType::Utf8)?.as_string::<i32>(), to),
         (K::Integer, K::Integer) => integers(array, to),
         (K::Numeric, K::Integer) => numeric_to_integer(array, to),
@@ -373,6 +411,22 @@ pub fn to_text(array: &ArrayRef) -> Result<ArrayRef, SqlError> {
                 text::push_interval_text(out, v.months, v.days, v.nanoseconds / 1000)
             })
         }
+        D::List(_) => {
+            let column = Column::new(a)?;
+            let mut out = StringBuilder::new();
+            let mut buffer = bytes::BytesMut::new();
+            for row in 0..a.len() {
+                if a.is_null(row) {
+                    out.append_null();
+                    continue;
+                }
+                buffer.clear();
+                column.put_text(row, &mut buffer)?;
+                out.append_value(String::from_utf8_lossy(&buffer));
+            }
+            Arc::new(out.finish())
+        }
+        D::FixedSizeBinary(_) => print(a.as_fixed_size_binary().iter(), text::push_uuid_text),
         D::Binary => print(a.as_binary::<i32>().iter(), text::push_bytea_text),
         _ => normal(a, &D::Utf8)?,
     })
@@ -450,7 +504,90 @@ fn from_text(strings: &StringArray, to: SqlType) -> Result<ArrayRef, SqlError> {
             Arc::new(BinaryArray::from_iter(values))
         }
         SqlType::Text | SqlType::Varchar(_) => Arc::new(strings.clone()),
+        SqlType::Uuid => {
+            let mut out = FixedSizeBinaryBuilder::with_capacity(strings.len(), UUID_BYTES);
+            for s in strings {
+                match s {
+                    None => out.append_null(),
+                    Some(s) => out
+                        .append_value(parse_uuid(s)?)
+                        .map_err(|e| SqlError::internal(e.to_string()))?,
+                }
+            }
+            Arc::new(out.finish())
+        }
+        SqlType::Jsonb => {
+            let mut out = LargeStringBuilder::new();
+            for s in strings {
+                match s {
+                    None => out.append_null(),
+                    Some(s) => out.append_value(canonical(s)?),
+                }
+            }
+            Arc::new(out.finish())
+        }
+        SqlType::Array(element) => {
+            let mut items = StringBuilder::new();
+            let mut lengths = Vec::with_capacity(strings.len());
+            for s in strings {
+                let Some(s) = s else {
+                    lengths.push(0);
+                    continue;
+                };
+                let malformed = || {
+                    SqlError::new(
+                        SqlState::INVALID_TEXT_REPRESENTATION,
+                        format!("malformed array literal: \"{s}\""),
+                    )
+                };
+                let parts = array_items(s).ok_or_else(malformed)?;
+                lengths.push(parts.len());
+                parts.iter().for_each(|p| items.append_option(p.as_deref()));
+            }
+            let items: ArrayRef = Arc::new(items.finish());
+            let values = convert(&items, element.scalar())?;
+            let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+            let offsets = OffsetBuffer::from_lengths(lengths);
+            Arc::new(ListArray::new(item, offsets, values, strings.nulls().cloned()))
+        }
     })
+}
+
+fn cannot_cast(doc: Doc<'_>, to: SqlType) -> SqlError {
+    let to = parse::base_name(to);
+    SqlError::new(
+        SqlState::INVALID_PARAMETER_VALUE,
+        format!("cannot cast jsonb {} to type {to}", doc.kind()),
+    )
+}
+
+fn jsonb_to_boolean(array: &ArrayRef) -> Result<ArrayRef, SqlError> {
+    let values = array.as_string::<i64>().iter().map(|d| match d {
+        None => Ok(None),
+        Some("true") => Ok(Some(true)),
+        Some("false") => Ok(Some(false)),
+        Some(d) => Err(cannot_cast(Doc(d), SqlType::Boolean)),
+    });
+    let values: Vec<Option<bool>> = values.collect::<Result<_, SqlError>>()?;
+    Ok(Arc::new(BooleanArray::from(values)))
+}
+
+fn jsonb_to_number(array: &ArrayRef, to: SqlType) -> Result<ArrayRef, SqlError> {
+    let digits = array.as_string::<i64>().iter().map(|d| match d {
+        None => Ok(None),
+        Some(d) if Doc(d).kind() == "number" => Ok(Some(d)),
+        Some(d) => Err(cannot_cast(Doc(d), to)),
+    });
+    let digits: Vec<Option<&str>> = digits.collect::<Result<_, SqlError>>()?;
+    let digits = StringArray::from(digits);
+    match kind(to) {
+        // Rounded, as a numeric is.
+        Kind::Integer => {
+            let whole = from_text(&digits, SqlType::Numeric(Some((38, 0))))?;
+            numeric_to_integer(&whole, to)
+        }
+        _ => from_text(&digits, to),
+    }
 }
 
 fn too_large(to: SqlType) -> SqlError {

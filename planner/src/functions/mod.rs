@@ -8,10 +8,12 @@ pub mod arith;
 pub mod bounded;
 pub mod call;
 pub mod cast;
+pub mod collected;
 pub mod datetime;
 pub mod datetime_text;
 pub mod extract;
 pub mod interval_text;
+pub mod jsonb;
 pub mod kernels;
 pub mod math;
 pub mod missing;
@@ -20,6 +22,7 @@ pub mod numeric;
 pub mod parse;
 pub mod patterns;
 pub mod round;
+pub mod series;
 pub mod sign;
 pub mod strings;
 pub mod text;
@@ -81,7 +84,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([window_fn::copies(), window_fn::with_ties()]);
     all.extend(extract::functions());
     all.extend(round::functions());
-    all.push(sign::sign_function());
+    all.extend([sign::sign_function(), collected::collect_entry()]);
     all.extend(call::defs().values().cloned());
     all
 }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType as T};
 use regex::{Regex, RegexBuilder};
 
@@ -261,6 +262,33 @@ fn regexp_instr(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     out.int(found.map_or(0, |at| a.text(0)[..at].chars().count() as i32 + 1))
 }
 
+fn split(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (regex, _) = regex(a, 1, if a.len() > 2 { a.text(2) } else { "" })?;
+    let text = a.text(0);
+    let (mut parts, mut last) = (Vec::new(), 0);
+    for found in regex.find_iter(text) {
+        // An empty match at either end splits nothing.
+        if found.is_empty() && (found.start() == 0 || found.end() == text.len()) {
+            continue;
+        }
+        parts.push(&text[last..found.start()]);
+        last = found.end();
+    }
+    parts.push(&text[last..]);
+    out.texts(parts.into_iter().map(Some))
+}
+
+/// The groups of the first match, or the whole of it; NULL without a match.
+fn groups(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (regex, _) = regex(a, 1, if a.len() > 2 { a.text(2) } else { "" })?;
+    let Some(found) = regex.captures(a.text(0)) else {
+        out.null();
+        return Ok(());
+    };
+    let from = usize::from(found.len() > 1);
+    out.texts((from..found.len()).map(|i| found.get(i).map(|m| m.as_str())))
+}
+
 /// `substring(text from pattern)`: the first group, or the whole match.
 pub fn substring(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let (regex, _) = regex(a, 1, "")?;
@@ -424,6 +452,20 @@ pub fn defs() -> Vec<Def> {
     vec![
         Def::new("regexp_replace", &REPLACE),
         Def::new("regexp_substr", &SUBSTR),
+        Def::new(
+            "regexp_split_to_array",
+            &[
+                over(TEXTS[2], T::Array(Element::Text), split),
+                over(TEXTS[3], T::Array(Element::Text), split),
+            ],
+        ),
+        Def::new(
+            "regexp_match",
+            &[
+                over(TEXTS[2], T::Array(Element::Text), groups),
+                over(TEXTS[3], T::Array(Element::Text), groups),
+            ],
+        ),
         Def::new("regexp_instr", &INSTR),
         Def::new(
             "regexp_count",

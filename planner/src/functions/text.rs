@@ -188,6 +188,15 @@ pub fn push_numeric_text(out: &mut String, value: i128, scale: i8, trim: bool) {
     }
 }
 
+pub fn push_uuid_text(out: &mut String, bytes: &[u8]) {
+    for (i, b) in bytes.iter().enumerate() {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        let _ = write!(out, "{b:02x}");
+    }
+}
+
 pub fn push_bytea_text(out: &mut String, bytes: &[u8]) {
     out.push_str("\\x");
     for b in bytes {

@@ -8,7 +8,11 @@
 
 mod dialect;
 mod statements;
+mod streams;
 mod table;
+mod users;
+
+use std::sync::Arc;
 
 use millrace_common::{SqlError, SqlState};
 use sqlparser::keywords::Keyword;
@@ -26,20 +30,25 @@ const MAX_DEPTH: usize = 60;
 /// Parses a string of statements.
 pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     let source = Source::new(sql);
+    let whole: Arc<str> = Arc::from(sql);
     let mut dialect = MillraceDialect::default();
     let mut tokens = tokenize(&dialect, &source)?;
     dialect.table_versions = tokens.iter().any(|t| is_word(&t.token, "SYSTEM_TIME"));
+    let missing = missing_relation(&tokens);
     let emits = take_emit_clauses(&mut tokens);
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
-    let mut parser = SqlParser { inner, source: &source };
+    let mut parser = SqlParser { inner, source: &source, dialect: &dialect };
     let mut statements = Vec::new();
     loop {
         while parser.inner.consume_token(&Token::SemiColon) {}
         if parser.inner.peek_token_ref().token == Token::EOF {
-            return Ok(statements);
+            return match missing {
+                Some(at) => Err(parser.error(located("", at))),
+                None => Ok(statements),
+            };
         }
-        statements.push(parser.one_statement(&emits).map_err(|e| parser.error(e))?);
+        statements.push(parser.one_statement(&emits, &whole).map_err(|e| parser.error(e))?);
     }
 }
 
@@ -62,7 +71,7 @@ pub fn parse_expr(sql: &str) -> Result<sqlparser::ast::Expr, SqlError> {
     let tokens = tokenize(&dialect, &source)?;
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
-    let mut parser = SqlParser { inner, source: &source };
+    let mut parser = SqlParser { inner, source: &source, dialect: &dialect };
     parser
         .inner
         .parse_expr()
@@ -110,6 +119,14 @@ pub fn position_of(sql: &str, at: Location) -> Option<u32> {
     (at.line > 0).then(|| Source::new(sql).chars_before(at) as u32 + 1)
 }
 
+/// The tokens of a text that has been parsed before; up to the first error otherwise.
+pub(crate) fn tokens_of(sql: &str) -> Vec<TokenWithSpan> {
+    let mut tokens = Vec::new();
+    let _ = Tokenizer::new(&MillraceDialect::default(), sql)
+        .tokenize_with_location_into_buf(&mut tokens);
+    tokens
+}
+
 fn tokenize(
     dialect: &MillraceDialect,
     source: &Source<'_>,
@@ -130,6 +147,44 @@ fn tokenize(
 
 fn is_word(token: &Token, word: &str) -> bool {
     matches!(token, Token::Word(w) if w.quote_style.is_none() && w.value.eq_ignore_ascii_case(word))
+}
+
+/// Where a keyword that PostgreSQL reserves stands right after FROM or JOIN, in the place of a relation:
+/// sqlparser takes it for a name.
+fn missing_relation(tokens: &[TokenWithSpan]) -> Option<Location> {
+    const RESERVED: [&str; 20] = [
+        "WHERE",
+        "GROUP",
+        "HAVING",
+        "ORDER",
+        "LIMIT",
+        "OFFSET",
+        "FETCH",
+        "UNION",
+        "INTERSECT",
+        "EXCEPT",
+        "ON",
+        "USING",
+        "FROM",
+        "AND",
+        "OR",
+        "THEN",
+        "WHEN",
+        "END",
+        "RETURNING",
+        "WINDOW",
+    ];
+    let mut words = tokens.iter().filter(|t| !matches!(t.token, Token::Whitespace(_))).peekable();
+    while let Some(t) = words.next() {
+        let expects = is_word(&t.token, "FROM") || is_word(&t.token, "JOIN");
+        if expects
+            && let Some(next) = words.peek()
+            && RESERVED.iter().any(|w| is_word(&next.token, w))
+        {
+            return Some(next.span.start);
+        }
+    }
+    None
 }
 
 /// Blanks every `EMIT ON WINDOW CLOSE` (sqlparser would take EMIT for an alias) and returns where
@@ -153,10 +208,11 @@ fn take_emit_clauses(tokens: &mut [TokenWithSpan]) -> Vec<Location> {
 pub(crate) struct SqlParser<'a> {
     pub(crate) inner: Parser<'a>,
     source: &'a Source<'a>,
+    dialect: &'a MillraceDialect,
 }
 
 impl SqlParser<'_> {
-    fn one_statement(&mut self, emits: &[Location]) -> Result<ParsedStatement> {
+    fn one_statement(&mut self, emits: &[Location], whole: &Arc<str>) -> Result<ParsedStatement> {
         let start = self.inner.peek_token_ref().span.start;
         let mut statement = self.statement()?;
         let next = self.inner.peek_token_ref();
@@ -180,6 +236,7 @@ impl SqlParser<'_> {
             statement,
             text: self.source.slice(start, upto.max(end)).to_owned(),
             offset: self.source.chars_before(start),
+            source: Arc::clone(whole),
         })
     }
 

@@ -15,9 +15,15 @@ impl SqlParser<'_> {
             return self.fall_through();
         };
         let ours = match first.value.to_ascii_uppercase().as_str() {
-            "CREATE" => self.create()?,
-            "DROP" => self.drop_statement()?,
-            "ALTER" => self.alter()?,
+            verb @ ("CREATE" | "DROP" | "ALTER") => {
+                let verb = verb.to_owned();
+                match (self.user_statement()?, verb.as_str()) {
+                    (Some(statement), _) => Some(statement),
+                    (None, "CREATE") => self.create()?,
+                    (None, "DROP") => self.drop_statement()?,
+                    (None, _) => self.alter()?,
+                }
+            }
             "SHOW" => Some(self.show()?),
             "EXPLAIN" => Some(self.explain()?),
             "DESCRIBE" | "DESC" => {
@@ -34,6 +40,10 @@ impl SqlParser<'_> {
                 Some(Statement::Wait)
             }
             "CANCEL" => Some(self.cancel_jobs()?),
+            "DECLARE" => self.declare()?,
+            "FETCH" => self.fetch()?,
+            "COPY" => self.copy_subscribe()?,
+            "SUBSCRIBE" => Some(Statement::Subscribe(Box::new(self.subscribe()?))),
             _ => None,
         };
         match ours {
@@ -71,6 +81,14 @@ impl SqlParser<'_> {
             ("VIEW", _) => {
                 take(1);
                 Statement::CreateView(Box::new(self.create_view(or_replace, false)?))
+            }
+            ("SINK", _) if !or_replace => {
+                take(1);
+                Statement::CreateSink(Box::new(self.create_sink()?))
+            }
+            ("SUBSCRIPTION", _) if !or_replace => {
+                take(1);
+                Statement::CreateSubscription(Box::new(self.create_subscription()?))
             }
             ("INDEX", _) if !or_replace => {
                 take(1);
@@ -159,6 +177,7 @@ impl SqlParser<'_> {
             "INDEX" => (ObjectKind::Index, 1),
             "SCHEMA" => (ObjectKind::Schema, 1),
             "SINK" => (ObjectKind::Sink, 1),
+            "SUBSCRIPTION" => (ObjectKind::Subscription, 1),
             _ => return None,
         })
     }
@@ -211,6 +230,10 @@ impl SqlParser<'_> {
             AlterAction::SetParallelism(value.token.to_string())
         } else if self.take_words(&["SET"]) {
             AlterAction::SetOptions(self.options()?)
+        } else if self.take_words(&["PAUSE"]) {
+            AlterAction::Pause(true)
+        } else if self.take_words(&["RESUME"]) {
+            AlterAction::Pause(false)
         } else if kind == ObjectKind::Table {
             while self.inner.get_current_index() > start {
                 self.inner.prev_token();
@@ -218,7 +241,7 @@ impl SqlParser<'_> {
             return Ok(None);
         } else {
             let next = self.inner.peek_token_ref();
-            return self.inner.expected_ref("RENAME TO, SET or OWNER TO", next);
+            return self.inner.expected_ref("RENAME TO, SET, PAUSE, RESUME or OWNER TO", next);
         };
         Ok(Some(Statement::AlterRelation { kind, name, if_exists, action }))
     }
@@ -279,6 +302,12 @@ impl SqlParser<'_> {
         } else if self.take_words(&["INDEXES"]) {
             let from = self.take_words(&["FROM"]) || self.take_words(&["ON"]);
             Show::Indexes(if from { Some(self.inner.parse_object_name(false)?) } else { None })
+        } else if self.take_words(&["SINKS"]) {
+            Show::Sinks(self.from_schema()?)
+        } else if self.take_words(&["SUBSCRIPTIONS"]) {
+            Show::Subscriptions(self.from_schema()?)
+        } else if self.take_words(&["SUBSCRIPTION", "CURSORS"]) {
+            Show::SubscriptionCursors
         } else if self.take_words(&["SCHEMAS"]) {
             Show::Schemas
         } else if self.take_words(&["DATABASES"]) {
@@ -326,7 +355,8 @@ impl SqlParser<'_> {
         }
         analyze |= self.take_words(&["ANALYZE"]) || self.take_words(&["ANALYSE"]);
         verbose |= self.take_words(&["VERBOSE"]);
-        let target = if analyze && self.take_words(&["MATERIALIZED", "VIEW"]) {
+        let job = |p: &mut Self| p.take_words(&["MATERIALIZED", "VIEW"]) || p.take_words(&["SINK"]);
+        let target = if analyze && job(self) {
             ExplainTarget::Job(self.inner.parse_object_name(false)?)
         } else {
             let at = self.inner.peek_token_ref().clone();

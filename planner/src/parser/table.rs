@@ -1,6 +1,7 @@
 //! CREATE TABLE and CREATE SOURCE: PostgreSQL's elements, and watermarks, options with dots,
 //! APPEND ONLY, ON CONFLICT and FORMAT … ENCODE ….
 
+use sqlparser::ast::{ColumnDef, ColumnOption, ColumnOptionDef, DataType, GeneratedAs};
 use sqlparser::keywords::Keyword;
 use sqlparser::tokenizer::Token;
 
@@ -23,6 +24,7 @@ impl SqlParser<'_> {
             on_conflict: None,
             options: Vec::new(),
             format: None,
+            includes: Vec::new(),
             query: None,
         };
         if self.inner.consume_token(&Token::LParen) {
@@ -45,6 +47,8 @@ impl SqlParser<'_> {
                 table.watermark = Some(self.watermark()?);
             } else if let Some(constraint) = self.inner.parse_optional_table_constraint()? {
                 table.constraints.push(constraint);
+            } else if self.peek_nth_word(1, "AS") {
+                table.columns.push(self.computed_column()?);
             } else {
                 table.columns.push(self.inner.parse_column_def()?);
             }
@@ -54,6 +58,26 @@ impl SqlParser<'_> {
             self.inner.expect_token(&Token::RParen)?;
             return Ok(());
         }
+    }
+
+    /// column AS expr: a generated column of the expression's type.
+    fn computed_column(&mut self) -> Result<ColumnDef> {
+        let name = self.inner.parse_identifier()?;
+        self.inner.expect_keyword_is(Keyword::AS)?;
+        let expr = self.inner.parse_expr()?;
+        let option = ColumnOption::Generated {
+            generated_as: GeneratedAs::Always,
+            sequence_options: None,
+            generation_expr: Some(expr),
+            generation_expr_mode: None,
+            generated_keyword: false,
+        };
+        let options = vec![ColumnOptionDef { name: None, option }];
+        Ok(ColumnDef { name, data_type: DataType::Unspecified, options })
+    }
+
+    fn peek_nth_word(&self, n: usize, word: &str) -> bool {
+        super::is_word(&self.inner.peek_nth_token_ref(n).token, word)
     }
 
     /// WATERMARK FOR column AS expr
@@ -76,6 +100,13 @@ impl SqlParser<'_> {
                 table.options = self.options()?;
             } else if self.take_words(&["FORMAT"]) {
                 table.format = Some(self.format_clause()?);
+            } else if self.take_words(&["INCLUDE"]) {
+                let fact = self.inner.parse_identifier()?.value.to_lowercase();
+                let name = match self.inner.parse_keyword(Keyword::AS) {
+                    true => Some(self.inner.parse_identifier()?),
+                    false => None,
+                };
+                table.includes.push((fact, name));
             } else if self.inner.parse_keyword(Keyword::AS) {
                 table.query = Some(self.query_text()?);
             } else {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ast::{ExplainTarget, ObjectKind, Show};
+use crate::ast::{CursorStart, ExplainTarget, ObjectKind, Show};
 
 fn one(sql: &str) -> Statement {
     let mut all = parse(sql).unwrap_or_else(|e| panic!("{sql}: {e} {e:?}"));
@@ -27,6 +27,12 @@ fn kind(s: &Statement) -> &'static str {
         Statement::Wait => "wait",
         Statement::CancelJobs(_) => "cancel",
         Statement::AlterSystem { .. } => "alter system",
+        Statement::CreateSink(_) => "sink",
+        Statement::CreateSubscription(_) => "subscription",
+        Statement::DeclareSubscriptionCursor(_) => "declare",
+        Statement::FetchWait { .. } => "fetch",
+        Statement::Subscribe(_) => "subscribe",
+        Statement::User(_) => "user",
     }
 }
 
@@ -169,4 +175,69 @@ fn errors_have_postgres_words_and_positions() {
 fn deep_nesting_is_an_error_not_a_crash() {
     let sql = format!("SELECT {}1{}", "(".repeat(5000), ")".repeat(5000));
     assert_eq!(parse(&sql).unwrap_err().state, SqlState::STATEMENT_TOO_COMPLEX);
+}
+
+#[test]
+fn a_sinks_query_ends_where_its_options_begin() {
+    let Statement::CreateSink(s) =
+        one("CREATE SINK s AS WITH x AS (SELECT 1 AS a) SELECT a FROM x \
+         WITH (connector = 'fs', path = '/p') FORMAT UPSERT ENCODE JSON")
+    else {
+        panic!()
+    };
+    assert_eq!(s.query.text, "WITH x AS (SELECT 1 AS a) SELECT a FROM x");
+    assert_eq!(s.options.len(), 2);
+    let format = s.format.unwrap();
+    assert_eq!((format.format.as_str(), format.encode.as_str()), ("UPSERT", "JSON"));
+    let Statement::CreateSink(s) = one("CREATE SINK s INTO t (a, b) FROM public.v") else {
+        panic!()
+    };
+    assert!(s.from_relation && s.into.is_some_and(|(_, columns)| columns.len() == 2));
+    assert_eq!(s.query.text, "SELECT * FROM public.v");
+    // Errors in the query have their place in the whole statement.
+    let error = parse("CREATE SINK s AS SELECT a FROM t WHERE = 1 WITH (a = 1)").unwrap_err();
+    assert_eq!((error.state, error.position), (SqlState::SYNTAX_ERROR, Some(40)));
+}
+
+#[test]
+fn subscriptions_and_their_cursors() {
+    assert_eq!(
+        kind(&one("CREATE SUBSCRIPTION s FROM v WITH (retention = '1 day')")),
+        "subscription"
+    );
+    let start = |sql: &str| match one(sql) {
+        Statement::DeclareSubscriptionCursor(d) => d.start,
+        _ => panic!("{sql}"),
+    };
+    assert_eq!(start("DECLARE c SUBSCRIPTION CURSOR FOR s"), CursorStart::Now);
+    assert_eq!(start("DECLARE c SUBSCRIPTION CURSOR FOR s FULL"), CursorStart::Full);
+    assert_eq!(start("DECLARE c SUBSCRIPTION CURSOR FOR s SINCE begin()"), CursorStart::Begin);
+    assert_eq!(start("DECLARE c SUBSCRIPTION CURSOR FOR s SINCE now()"), CursorStart::Now);
+    assert_eq!(
+        start("DECLARE c SUBSCRIPTION CURSOR FOR s SINCE 42"),
+        CursorStart::After("42".into())
+    );
+    assert_eq!(kind(&one("DECLARE c CURSOR WITH HOLD FOR SELECT 1")), "sql");
+    assert_eq!(kind(&one("FETCH 10 FROM c WITH (timeout = '1s')")), "fetch");
+    assert_eq!(kind(&one("FETCH 10 FROM c")), "sql");
+}
+
+#[test]
+fn subscribe_takes_a_relation_or_a_query() {
+    let parts = |sql: &str| match one(sql) {
+        Statement::Subscribe(s) => (s.relation.is_some(), s.query.text, s.as_of, s.copy.is_some()),
+        _ => panic!("{sql}"),
+    };
+    let all = |relation, text: &str, as_of: Option<&str>, copy| {
+        (relation, text.to_owned(), as_of.map(str::to_owned), copy)
+    };
+    assert_eq!(parts("SUBSCRIBE TO v"), all(true, "SELECT * FROM v", None, false));
+    assert_eq!(
+        parts("COPY (SUBSCRIBE v AS OF 7 WITH (snapshot = false)) TO STDOUT (FORMAT csv)"),
+        all(true, "SELECT * FROM v", Some("7"), true)
+    );
+    assert_eq!(
+        parts("SUBSCRIBE TO SELECT (a) FROM t AS OF 8 WITH (progress = true)"),
+        all(false, "SELECT (a) FROM t", Some("8"), false)
+    );
 }

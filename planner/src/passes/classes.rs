@@ -59,7 +59,7 @@ pub fn value_order(func: AggFunc, distinct: bool, append_only: bool) -> Option<b
         AggFunc::Min | AggFunc::Max if append_only => None,
         AggFunc::Min => Some(false),
         AggFunc::Max => Some(true),
-        _ if distinct => Some(false),
+        _ if distinct || func.is_collected() => Some(false),
         _ => None,
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::graph::JoinKind;
 use crate::passes::properties::{Distribution, Properties};
-use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
+use crate::stream::plan::{Aggregate, Hold, Join, Op, Stream, TopN, Window};
 
 /// Inputs of at most this many rows stay in one task.
 const FEW_ROWS: u64 = 4096;
@@ -24,6 +24,14 @@ pub fn place(stream: Stream) -> Placed {
         Op::Window(w) => place_window(w, inputs),
         Op::Join(j) => place_join(j, inputs),
         Op::Union => (Op::Union, place_union(inputs)),
+        Op::WindowClose(h) => {
+            let (vnode, inputs) = place_hold(inputs);
+            (Op::WindowClose(Hold { vnode, ..h }), inputs)
+        }
+        Op::Expire(h) => {
+            let (vnode, inputs) = place_hold(inputs);
+            (Op::Expire(Hold { vnode, ..h }), inputs)
+        }
         other => (other, inputs),
     };
     let (inputs, properties): (Vec<Stream>, Vec<Properties>) = inputs.into_iter().unzip();
@@ -122,6 +130,17 @@ fn place_join(mut j: Join, inputs: Vec<Placed>) -> (Op, Vec<Placed>) {
     };
     j.vnode = vnode;
     (Op::Join(j), vec![left, right])
+}
+
+/// Equal rows meet; where rows are distributed already they stay.
+fn place_hold(mut inputs: Vec<Placed>) -> (Vec<usize>, Vec<Placed>) {
+    let Some(input) = inputs.pop() else { return (vec![], inputs) };
+    let all: Vec<usize> = (0..input.0.width()).collect();
+    let (input, vnode) = match &input.1.distribution {
+        Distribution::Singleton => (input, vec![]),
+        _ => meet(input, &all),
+    };
+    (vnode, vec![input])
 }
 
 /// Inputs of a union run in the same tasks: all in one, or all in parallel.

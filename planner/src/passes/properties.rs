@@ -69,6 +69,9 @@ impl Properties {
             (Op::Join(j), [left, right]) => join(j, left, right),
             (Op::TopN(t), [input]) => top_n(t, input),
             (Op::Window(w), [input]) => window(w, input),
+            // Once a window is closed its rows stay.
+            (Op::WindowClose(_), [input]) => Properties { append_only: true, ..input.clone() },
+            (Op::Expire(_), [input]) => Properties { append_only: false, ..input.clone() },
             (Op::Exchange { hash }, [input]) => Properties {
                 distribution: if hash.is_empty() {
                     Distribution::Singleton

@@ -88,6 +88,18 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
         Op::TopN(t) => prune_top_n(t, only(inputs)?, required),
         Op::Window(w) => prune_window(w, only(inputs)?, required),
         Op::Join(j) => prune_join(j, inputs, required),
+        Op::WindowClose(h) => {
+            let needed = with(required, [h.column]);
+            let (input, map) = prune_exact(only(inputs)?, &needed)?;
+            let column = kept_at(&map, h.column)?;
+            Ok((input.window_close(column), map))
+        }
+        Op::Expire(h) => {
+            let needed = with(required, [h.column]);
+            let (input, map) = prune_exact(only(inputs)?, &needed)?;
+            let column = kept_at(&map, h.column)?;
+            Ok((input.expire(column), map))
+        }
         Op::Exchange { hash } => {
             let needed = with(required, hash.iter().copied());
             let (input, map) = prune_exact(only(inputs)?, &needed)?;

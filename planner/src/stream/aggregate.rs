@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, new_null_array};
-use arrow::datatypes::{Field, Schema};
+use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::common::{DFSchema, ScalarValue};
-use datafusion::logical_expr::expr::AggregateFunction;
-use datafusion::logical_expr::{Aggregate, Distinct, Expr, GroupingSet};
+use datafusion::logical_expr::expr::{AggregateFunction, AggregateFunctionParams};
+use datafusion::logical_expr::{Aggregate, Distinct, Expr, ExprSchemable, GroupingSet, lit};
+use millrace_common::SqlType;
 
+use crate::bind::operators::cast_expr;
 use crate::error::sql_error_from_datafusion;
+use crate::functions::collected::collect_entry;
 use crate::graph::{self, AggFunc, Expand};
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
 use crate::stream::expr;
@@ -29,7 +32,7 @@ impl Converter<'_> {
         let mut calls = Vec::with_capacity(aggregate.aggr_expr.len());
         for (e, field) in aggregate.aggr_expr.iter().zip(&aggregate.schema.fields()[group.len()..])
         {
-            calls.push(call(e, field, schema, &mut input)?);
+            calls.push(one_call(e, field, schema, &mut input)?);
         }
         let input = input.finish()?;
         check_key(&input, &group, "grouping by")?;
@@ -72,7 +75,7 @@ impl Converter<'_> {
         let outputs = &aggregate.schema.fields()[exprs.len() + 1..];
         let mut calls = Vec::with_capacity(aggregate.aggr_expr.len());
         for (e, field) in aggregate.aggr_expr.iter().zip(outputs) {
-            calls.push(call(e, field, schema, &mut input)?);
+            calls.push(one_call(e, field, schema, &mut input)?);
         }
         let totals: Vec<i64> =
             sets.iter().filter(|s| !s.keep.contains(&true)).map(|s| s.id).collect();
@@ -196,10 +199,10 @@ fn dedup_calls(calls: Vec<Call>) -> (Vec<Call>, Vec<usize>) {
     (unique, at)
 }
 
-fn call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) -> Result<Call> {
+fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) -> Result<Call> {
     let function = match e {
         Expr::AggregateFunction(f) => f,
-        Expr::Alias(alias) => return call(&alias.expr, field, schema, input),
+        Expr::Alias(alias) => return one_call(&alias.expr, field, schema, input),
         other => return Err(in_view(format!("the aggregate {other}"))),
     };
     let func = known(function)?;
@@ -207,6 +210,11 @@ fn call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) -> Res
     let filter = params.filter.as_deref().map(|f| expr::compile(f, schema)).transpose()?;
     let filter = filter.map(|f| input.add(f));
     let mut arg = None;
+    if func.is_collected() {
+        arg = Some(input.add(expr::compile(&entry(func, params, schema)?, schema)?));
+        let output = Arc::new(Field::new(field.name(), field.data_type().clone(), true));
+        return Ok(Call { func, arg, distinct: params.distinct, filter, output });
+    }
     for (i, e) in params.args.iter().enumerate() {
         let compiled = expr::compile(e, schema)?;
         if func == AggFunc::Count && !params.distinct && never_null(&compiled, input.input()) {
@@ -227,6 +235,44 @@ fn call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) -> Res
     Ok(Call { func, arg, distinct, filter, output })
 }
 
+/// What a collecting aggregate keeps of a row: see [`collected`].
+fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> Result<Expr> {
+    let none = || in_view("an aggregate without an argument".to_owned());
+    let value = params.args.first().ok_or_else(none)?;
+    let t = value.get_type(schema).map_err(sql_error_from_datafusion)?;
+    let text = |e: Expr, t: &DataType| match t {
+        DataType::Utf8 => Ok(e),
+        t => cast_expr(e, t, SqlType::Text),
+    };
+    let shown = match func {
+        AggFunc::StringAgg if t != DataType::Utf8 => {
+            return Err(in_view("string_agg of another type than text".to_owned()));
+        }
+        AggFunc::ArrayAgg if t.is_nested() => {
+            return Err(in_view("array_agg of arrays".to_owned()));
+        }
+        _ => text(value.clone(), &t)?,
+    };
+    let mut flags = String::from(if func == AggFunc::StringAgg { "s" } else { "k" });
+    let mut keys = Vec::new();
+    for key in &params.order_by {
+        flags.push(if key.asc { 'a' } else { 'd' });
+        flags.push(if key.nulls_first { 'f' } else { 'l' });
+        keys.push(key.expr.clone());
+    }
+    if keys.is_empty() {
+        // Without an order of its own: that of the values.
+        flags.push_str("al");
+        keys.push(value.clone());
+    }
+    let separator = match params.args.get(1) {
+        Some(e) if func == AggFunc::StringAgg => e.clone(),
+        _ => lit(""),
+    };
+    let args = [lit(flags), shown, separator].into_iter().chain(keys).collect();
+    Ok(collect_entry().call(args))
+}
+
 fn known(f: &AggregateFunction) -> Result<AggFunc> {
     Ok(match f.func.name() {
         "count" => AggFunc::Count,
@@ -236,6 +282,8 @@ fn known(f: &AggregateFunction) -> Result<AggFunc> {
         "max" => AggFunc::Max,
         "bool_and" | "every" => AggFunc::BoolAnd,
         "bool_or" => AggFunc::BoolOr,
+        "string_agg" => AggFunc::StringAgg,
+        "array_agg" => AggFunc::ArrayAgg,
         other => return Err(in_view(format!("the aggregate function {other}"))),
     })
 }
@@ -254,6 +302,10 @@ fn check_values(input: &Stream, calls: &[Call]) -> Result<()> {
         let keyed = call.distinct || matches!(call.func, AggFunc::Min | AggFunc::Max);
         if let (true, Some(arg)) = (keyed, call.arg) {
             check_key(input, &[arg], "this aggregate over")?;
+            let t = input.schema.field(arg).data_type();
+            if t.is_nested() && !call.distinct {
+                return Err(in_view(format!("{:?} of an array", call.func).to_lowercase()));
+            }
         }
     }
     Ok(())

@@ -69,7 +69,7 @@ impl<'a> Converter<'a> {
             let qualified = DFSchema::try_from_qualified_schema(scan.table_name.clone(), &source)
                 .map_err(sql_error_from_datafusion)?;
             for filter in &scan.filters {
-                stream = stream.filter(expr::compile(filter, &qualified)?);
+                stream = super::temporal::filter(stream, filter, &qualified)?;
             }
             if let Some(projection) = &scan.projection {
                 stream = stream.select(projection);
@@ -99,8 +99,7 @@ impl<'a> Converter<'a> {
 
     fn filter(&self, filter: &Filter) -> Result<Stream> {
         let input = self.convert(&filter.input)?;
-        let predicate = expr::compile(&filter.predicate, filter.input.schema())?;
-        Ok(input.filter(predicate))
+        super::temporal::filter(input, &filter.predicate, filter.input.schema())
     }
 
     fn projection(&self, projection: &Projection) -> Result<Stream> {
@@ -252,7 +251,8 @@ pub(super) fn in_view(feature: impl std::fmt::Display) -> SqlError {
 pub(super) fn check_key(stream: &Stream, columns: &[usize], what: &str) -> Result<()> {
     for &c in columns {
         let t = stream.schema.field(c).data_type();
-        if t.is_nested() {
+        let array = matches!(t, DataType::List(item) if !item.data_type().is_nested());
+        if t.is_nested() && !array {
             return Err(in_view(format!("{what} a column of type {t}")));
         }
     }

@@ -108,7 +108,7 @@ pub fn cast(e: ExprRef, to: DataType) -> ExprRef {
 }
 
 /// What a cast casts, and to what: DataFusion's casts and those by our functions.
-fn as_cast(e: &ExprRef) -> Option<(&ExprRef, &DataType)> {
+pub fn as_cast(e: &ExprRef) -> Option<(&ExprRef, &DataType)> {
     if let Some(c) = e.downcast_ref::<CastExpr>() {
         return Some((c.expr(), c.cast_type()));
     }

@@ -7,31 +7,49 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
-use millrace_common::{RelationId, SqlError};
+use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 
 use crate::graph::{
-    self, AccessClass, AggCall, Fragment, FragmentOutput, JobGraph, JoinSide, Node, Operator,
-    RelationLayout, StateTable,
+    self, AccessClass, AggCall, ColumnMark, Fragment, FragmentOutput, JobGraph, JoinSide, MarkTerm,
+    Node, Operator, RelationLayout, Retention, RetentionBy, StateTable,
 };
 use crate::graph_state::accumulator_schema;
 use crate::passes::classes::{self, SideLayout};
 use crate::passes::exchange::{Placed, exchange};
 use crate::passes::properties::{Distribution, Properties};
-use crate::stream::Sink;
+use crate::passes::watermark;
+use crate::stream::expr;
 use crate::stream::plan::{self, Op, Stream};
+use crate::stream::{Sink, SinkKey};
 
 /// Decides how the relation's rows lie and brings them to the tasks that own them.
 ///
 /// Keyed if a unique key is known, preferably one that needs no exchange; else under an arrival
 /// sequence if nothing is ever retracted; else a multiset. A blackhole takes rows wherever they are.
-pub fn lay_out(root: Placed, sink: Sink) -> (Stream, RelationLayout) {
+///
+/// `shown`: the leading columns that the query has; those after them are hidden.
+pub fn lay_out(
+    root: Placed,
+    sink: &Sink,
+    shown: usize,
+) -> Result<(Stream, RelationLayout), SqlError> {
     let p = &root.1;
-    let key = p
-        .keys
-        .iter()
-        .map(|k| k.iter().copied().collect::<Vec<_>>())
-        .min_by_key(|k| (p.distributed_within(k).is_none(), k.len()));
+    let derived = |visible: bool| {
+        p.keys
+            .iter()
+            .map(|k| k.iter().copied().collect::<Vec<_>>())
+            .filter(|k| !visible || k.iter().all(|c| *c < shown))
+            .min_by_key(|k| (p.distributed_within(k).is_none(), k.len()))
+    };
+    let key = match sink {
+        Sink::Publish(SinkKey::Given(key)) if !p.is_unique(key) => return Err(not_unique()),
+        Sink::Publish(SinkKey::Given(key)) => Some(key.clone()),
+        Sink::Publish(SinkKey::Derived) => Some(derived(true).ok_or_else(no_key)?),
+        // A key that the target can see serves to pair old and new rows.
+        Sink::Publish(SinkKey::None) => derived(true).or_else(|| derived(false)),
+        Sink::Materialize | Sink::Blackhole => derived(false),
+    };
     let (storage, key) = match (key, p.append_only) {
         (Some(key), _) => (RowStorage::Keyed, key),
         (None, true) => (RowStorage::Append, vec![]),
@@ -41,7 +59,7 @@ pub fn lay_out(root: Placed, sink: Sink) -> (Stream, RelationLayout) {
     let meeting = if storage == RowStorage::Keyed { key.clone() } else { all };
     let (root, distribution) = match (&p.distribution, storage) {
         (Distribution::Singleton, _) | (_, RowStorage::Append) => (root, vec![]),
-        _ if sink == Sink::Blackhole => (root, vec![]),
+        _ if *sink == Sink::Blackhole => (root, vec![]),
         _ => match p.distributed_within(&meeting) {
             Some(at) => (root, at.into_iter().map(|i| meeting[i]).collect()),
             None => (exchange(root, meeting.clone()), meeting),
@@ -53,34 +71,58 @@ pub fn lay_out(root: Placed, sink: Sink) -> (Stream, RelationLayout) {
         key,
         distribution,
         append_only: root.1.append_only,
+        marks: watermark::marks(&root.0),
     };
-    (root.0, layout)
+    Ok((root.0, layout))
+}
+
+fn no_key() -> SqlError {
+    SqlError::new(SqlState::INVALID_OBJECT_DEFINITION, "the query has no unique key to upsert by")
+        .with_hint("Select the key columns of its tables, group by what identifies a row, or use append-only or Debezium format.")
+}
+
+fn not_unique() -> SqlError {
+    SqlError::new(
+        SqlState::INVALID_OBJECT_DEFINITION,
+        "the query is not known to be unique by the sink's primary_key",
+    )
+    .with_detail("Two rows with one key would overwrite each other in the target.")
+    .with_hint("Keep one row of each key, with GROUP BY or row_number() … = 1, or add the columns that make a row unique.")
 }
 
 /// Cuts the plan into fragments.
-pub fn fragment(root: Stream, layout: RelationLayout, sink: Sink) -> Result<JobGraph, SqlError> {
+pub fn fragment(root: Stream, layout: RelationLayout, sink: &Sink) -> Result<JobGraph, SqlError> {
     let rows = StateTable {
         name: "rows".into(),
         class: classes::relation_class(layout.storage),
         value_schema: Arc::clone(&layout.schema),
         storage: layout.storage,
         relation: true,
+        retention: None,
     };
     let mut builder = Builder { fragments: vec![], tables: vec![rows] };
     let mut open = Open::default();
-    let (node, p) = builder.emit(root, &mut open)?;
+    let (node, Known { properties: p, marks }) = builder.emit(root, &mut open)?;
     let op = match sink {
         Sink::Materialize => Operator::Materialize,
         Sink::Blackhole => Operator::Blackhole,
+        Sink::Publish(_) => Operator::Sink,
     };
     open.nodes.push(Node {
         op,
         inputs: vec![node],
         schema: Arc::clone(&layout.schema),
         append_only: p.append_only,
+        marks,
     });
     builder.close(open, &p, FragmentOutput::Relation);
     Ok(JobGraph { fragments: builder.fragments, tables: builder.tables, output: layout })
+}
+
+/// What is known of a subtree's rows.
+struct Known {
+    properties: Properties,
+    marks: Vec<ColumnMark>,
 }
 
 /// A fragment under construction.
@@ -122,12 +164,13 @@ impl Builder {
             value_schema: schema,
             storage,
             relation: false,
+            retention: None,
         });
         self.tables.len() - 1
     }
 
-    /// Adds a subtree to the open fragment; gives its node and properties.
-    fn emit(&mut self, stream: Stream, open: &mut Open) -> Result<(usize, Properties), SqlError> {
+    /// Adds a subtree to the open fragment; gives its node and what is known of it.
+    fn emit(&mut self, stream: Stream, open: &mut Open) -> Result<(usize, Known), SqlError> {
         let Stream { op, inputs, schema } = stream;
         let width = schema.fields().len();
         if let Op::Exchange { hash } = &op {
@@ -135,41 +178,140 @@ impl Builder {
                 return Err(SqlError::internal("an exchange has no input"));
             };
             let (fragment, below) = self.producer(input, hash.clone())?;
-            let p = Properties::derive(&op, width, &[below]);
+            let p = Properties::derive(&op, width, &[below.properties]);
             open.producers.push(fragment);
             let node = Node {
                 op: Operator::Exchange { fragment },
                 inputs: vec![],
                 schema,
                 append_only: p.append_only,
+                marks: below.marks.clone(),
             };
             open.nodes.push(node);
-            return Ok((open.nodes.len() - 1, p));
+            return Ok((open.nodes.len() - 1, Known { properties: p, marks: below.marks }));
         }
         let schemas: Vec<SchemaRef> = inputs.iter().map(|i| Arc::clone(&i.schema)).collect();
         let mut nodes = Vec::with_capacity(inputs.len());
         let mut below = Vec::with_capacity(inputs.len());
+        let mut marks = Vec::with_capacity(inputs.len());
         for input in inputs {
-            let (node, p) = self.emit(input, open)?;
+            let (node, known) = self.emit(input, open)?;
             nodes.push(node);
-            below.push(p);
+            below.push(known.properties);
+            marks.push(known.marks);
         }
-        let p = Properties::derive(&op, width, &below);
+        let widths: Vec<usize> = schemas.iter().map(|s| s.fields().len()).collect();
+        let properties = Properties::derive(&op, width, &below);
+        let own = watermark::timed(watermark::derive(&op, &marks, &widths), &schema);
+        let append_only = properties.append_only;
+        let (op, order) = match op {
+            Op::Aggregate(mut a) => {
+                let order = closing_first(&mut a, marks.first());
+                (Op::Aggregate(a), order)
+            }
+            op => (op, None),
+        };
+        let first_table = self.tables.len();
         let op = self.operator(op, &schemas, &below)?;
-        open.nodes.push(Node { op, inputs: nodes, schema, append_only: p.append_only });
-        Ok((open.nodes.len() - 1, p))
+        self.retain(&op, first_table, &marks, &widths);
+        match order {
+            None => {
+                open.nodes.push(Node { op, inputs: nodes, schema, append_only, marks: own.clone() })
+            }
+            Some(order) => {
+                // The aggregate's columns in the order of its state, then in the plan's.
+                let fields: Vec<_> =
+                    order.iter().map(|&c| Arc::clone(&schema.fields()[c])).collect();
+                let below = Arc::new(Schema::new(fields));
+                let back = |c: usize| order.iter().position(|&o| o == c).unwrap_or(c);
+                let exprs = (0..width).map(|c| expr::column(&below, back(c))).collect();
+                let moved = own
+                    .iter()
+                    .map(|m| ColumnMark { column: back(m.column), terms: m.terms.clone() })
+                    .collect();
+                open.nodes.push(Node {
+                    op,
+                    inputs: nodes,
+                    schema: below,
+                    append_only,
+                    marks: moved,
+                });
+                let inputs = vec![open.nodes.len() - 1];
+                let op = Operator::Project { exprs };
+                open.nodes.push(Node { op, inputs, schema, append_only, marks: own.clone() });
+            }
+        }
+        Ok((open.nodes.len() - 1, Known { properties, marks: own }))
     }
 
     /// A closed fragment that feeds an exchange; its consumer is filled in when that is closed.
-    fn producer(
-        &mut self,
-        input: Stream,
-        hash: Vec<usize>,
-    ) -> Result<(usize, Properties), SqlError> {
+    fn producer(&mut self, input: Stream, hash: Vec<usize>) -> Result<(usize, Known), SqlError> {
         let mut open = Open::default();
-        let (_, p) = self.emit(input, &mut open)?;
-        let index = self.close(open, &p, FragmentOutput::Exchange { to: usize::MAX, hash });
-        Ok((index, p))
+        let (_, known) = self.emit(input, &mut open)?;
+        let output = FragmentOutput::Exchange { to: usize::MAX, hash };
+        let index = self.close(open, &known.properties, output);
+        Ok((index, known))
+    }
+
+    /// State cleaning: the tables from `first` on are the operator's.
+    fn retain(&mut self, op: &Operator, first: usize, marks: &[Vec<ColumnMark>], widths: &[usize]) {
+        let mut set = |table: usize, by: RetentionBy, terms: &[MarkTerm]| {
+            if let Some(table) = self.tables.get_mut(table) {
+                table.retention = Some(Retention { by, terms: terms.to_vec() });
+            }
+        };
+        match (op, marks) {
+            (Operator::Aggregate(a), [input]) => {
+                // Put first by `closing_first` where a value table needs that.
+                let marked = |g: &usize| watermark::of(input, *g);
+                let Some(at) = a.group.iter().position(|g| marked(g).is_some()) else { return };
+                let Some(terms) = marked(&a.group[at]) else { return };
+                set(a.table, RetentionBy::Value(at), terms);
+                for table in a.calls.iter().filter_map(|c| c.value_table) {
+                    set(table, RetentionBy::Key, terms);
+                }
+            }
+            (Operator::TopN(t), [input]) => {
+                if let Some(m) = input.iter().find(|m| t.group.contains(&m.column)) {
+                    set(t.table, RetentionBy::Value(m.column), &m.terms);
+                }
+            }
+            (Operator::Window(w), [input]) => {
+                if let Some(m) = input.iter().find(|m| w.group.contains(&m.column)) {
+                    set(w.table, RetentionBy::Value(m.column), &m.terms);
+                }
+            }
+            (Operator::Join(j), [left, right]) if !j.null_aware => {
+                let plan = plan::Join {
+                    kind: j.kind,
+                    keys: j.left.keys.iter().copied().zip(j.right.keys.iter().copied()).collect(),
+                    residual: j.residual.clone(),
+                    null_aware: j.null_aware,
+                    null_equals_null: j.null_equals_null,
+                    output: vec![],
+                    vnode: vec![],
+                };
+                let width = widths.first().copied().unwrap_or(0);
+                let bounds = watermark::bounds(&plan, left, right, width);
+                for (side, marks) in [&j.left, &j.right].into_iter().zip(bounds) {
+                    // Within an interval the other side's rows go at other times: what a row has met
+                    // could not be counted again when it is read back.
+                    let fits = |m: &&ColumnMark| {
+                        j.kind == graph::JoinKind::Inner || side.keys.contains(&m.column)
+                    };
+                    if let Some(m) = marks.iter().find(fits) {
+                        set(side.table, RetentionBy::Value(m.column), &m.terms);
+                    }
+                }
+            }
+            (Operator::WindowClose(h), [input]) => {
+                if let Some(terms) = watermark::of(input, h.column) {
+                    set(h.table, RetentionBy::Key, terms);
+                }
+            }
+            _ => {}
+        }
+        debug_assert!(first <= self.tables.len());
     }
 
     fn operator(
@@ -199,6 +341,10 @@ impl Builder {
             (Op::Join(j), [left, right], [l, r]) => self.join(j, [left, right], [l, r]),
             (Op::TopN(t), [schema], [p]) => self.top_n(t, schema, p),
             (Op::Window(w), [schema], [p]) => self.window(w, schema, p),
+            (Op::WindowClose(h), [schema], _) => {
+                Operator::WindowClose(self.hold("held back", h, schema))
+            }
+            (Op::Expire(h), [schema], _) => Operator::Expire(self.hold("to expire", h, schema)),
             _ => return Err(SqlError::internal("an operator has the wrong number of inputs")),
         })
     }
@@ -217,12 +363,16 @@ impl Builder {
             if let (Some(descending), Some(arg)) = (direction, call.arg) {
                 let key = (arg, call.filter, descending);
                 let fits = |k: &(usize, Option<usize>, bool)| {
-                    *k == key || (call.distinct && (k.0, k.1) == (arg, call.filter))
+                    *k == key
+                        || (call.distinct
+                            && !call.func.is_collected()
+                            && (k.0, k.1) == (arg, call.filter))
                 };
                 value = Some(match values.iter().find(|(k, _)| fits(k)) {
                     Some((k, table)) => (*table, k.2),
                     None => {
-                        let table = self.value_table(input, arg, call.distinct);
+                        let points = call.distinct && !call.func.is_collected();
+                        let table = self.value_table(input, arg, points);
                         values.push((key, table));
                         (table, descending)
                     }
@@ -247,6 +397,12 @@ impl Builder {
         let name = if calls.is_empty() { "distinct" } else { "aggregate" };
         let table = self.table(name, AccessClass::PointUpdate, RowStorage::Keyed, schema);
         Operator::Aggregate(graph::Aggregate { group: a.group, vnode: a.vnode, calls, table })
+    }
+
+    fn hold(&mut self, name: &str, h: plan::Hold, schema: &SchemaRef) -> graph::Hold {
+        let table =
+            self.table(name, AccessClass::RangeRead, RowStorage::Multiset, Arc::clone(schema));
+        graph::Hold { column: h.column, vnode: h.vnode, table }
     }
 
     fn value_table(&mut self, input: &SchemaRef, arg: usize, distinct: bool) -> usize {
@@ -314,4 +470,22 @@ impl Builder {
             append_only_input: p.append_only,
         })
     }
+}
+
+/// Brings the first group column with a watermark to the front, so that the state tables that have only
+/// the group's key can be cleaned by it. Gives the new order of the output columns, if it is another.
+fn closing_first(a: &mut plan::Aggregate, marks: Option<&Vec<ColumnMark>>) -> Option<Vec<usize>> {
+    let marks = marks?;
+    let values = a
+        .calls
+        .iter()
+        .any(|c| c.distinct || matches!(c.func, graph::AggFunc::Min | graph::AggFunc::Max));
+    let at = a.group.iter().position(|g| watermark::of(marks, *g).is_some())?;
+    if at == 0 || !values {
+        return None;
+    }
+    let column = a.group.remove(at);
+    a.group.insert(0, column);
+    let groups = [at].into_iter().chain((0..a.group.len()).filter(|&g| g != at));
+    Some(groups.chain(a.group.len()..a.group.len() + a.calls.len()).collect())
 }

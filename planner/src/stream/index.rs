@@ -45,6 +45,7 @@ pub fn plan_index(
         key.extend(0..ordered);
         key.extend(unique.iter().copied().filter(|u| *u >= ordered));
     }
-    let layout = RelationLayout { schema, storage, key, distribution, append_only };
-    fragment::fragment(stream, layout, Sink::Materialize)
+    let marks = vec![];
+    let layout = RelationLayout { schema, storage, key, distribution, append_only, marks };
+    fragment::fragment(stream, layout, &Sink::Materialize)
 }

@@ -12,39 +12,58 @@ mod index;
 mod join;
 mod order;
 pub mod plan;
+pub mod temporal;
 mod window;
 mod window_tvf;
 
 use std::collections::HashSet;
 
 use arrow::datatypes::{Field, Schema};
-use datafusion::logical_expr::LogicalPlan;
+use datafusion::common::DFSchema;
+use datafusion::logical_expr::{ExprSchemable, LogicalPlan};
 use millrace_common::{SqlError, SqlState, SqlType};
 
-use crate::bind::{BoundQuery, check_view_volatility};
+use crate::bind::operators::type_name;
+use crate::bind::{Binder, BoundQuery, check_view_volatility};
 use crate::catalog::CatalogView;
+use crate::codec::encode_watermark;
 use crate::error::sql_error_from_datafusion;
 use crate::graph::JobGraph;
 use crate::optimizer::optimize_for_view;
-use crate::passes::{exchange, identity, prune, rank, simplify};
+use crate::passes::{exchange, identity, prune, rank, simplify, watermark};
 
 use plan::Stream;
 
 pub use index::plan_index;
 
 /// What becomes of a job's result.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Sink {
     /// Stored as the relation's rows.
     #[default]
     Materialize,
     /// Computed and counted, not stored.
     Blackhole,
+    /// Each epoch's change is handed on to a target.
+    Publish(SinkKey),
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// What tells the rows of a sink apart for its target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SinkKey {
+    /// Nothing that the target would see.
+    None,
+    /// Any unique key among the query's columns.
+    Derived,
+    /// These columns, which must contain a unique key.
+    Given(Vec<usize>),
+}
+
+#[derive(Clone, Debug, Default)]
 pub struct JobOptions {
     pub sink: Sink,
+    /// EMIT ON WINDOW CLOSE.
+    pub on_window_close: bool,
 }
 
 /// Plans the job that maintains a query's result: optimises, then [`plan_logical`].
@@ -70,10 +89,49 @@ pub fn plan_logical(
 ) -> Result<JobGraph, SqlError> {
     let stream = convert::Converter::new(catalog).convert(plan)?;
     let stream = name_columns(stream, columns)?;
-    let stream = run_passes(stream).map_err(sql_error_from_datafusion)?;
+    let mut stream = run_passes(stream).map_err(sql_error_from_datafusion)?;
+    if options.on_window_close {
+        stream = close_windows(stream, columns.len())?;
+    }
     let placed = exchange::place(stream);
-    let (stream, layout) = fragment::lay_out(placed, options.sink);
-    fragment::fragment(stream, layout, options.sink)
+    let (stream, layout) = fragment::lay_out(placed, &options.sink, columns.len())?;
+    fragment::fragment(stream, layout, &options.sink)
+}
+
+/// A watermark's expression over a relation's columns, compiled and encoded for the catalog. Its result
+/// has the watermark column's type.
+pub fn compile_watermark(
+    binder: &Binder<'_>,
+    expr: &sqlparser::ast::Expr,
+    schema: &Schema,
+    typed: SqlType,
+) -> Result<prost::bytes::Bytes, SqlError> {
+    let columns = DFSchema::try_from(schema.clone()).map_err(sql_error_from_datafusion)?;
+    let bound = binder.expr(expr, &columns, None)?;
+    let found = bound.get_type(&columns).map_err(sql_error_from_datafusion)?;
+    if found != typed.to_arrow() {
+        return Err(SqlError::new(
+            SqlState::DATATYPE_MISMATCH,
+            format!(
+                "the watermark expression is of type {}, its column of type {typed}",
+                type_name(&Some(found))
+            ),
+        ));
+    }
+    Ok(encode_watermark(&expr::compile(&bound, &columns)?)?)
+}
+
+/// Holds the result back until its windows are closed.
+fn close_windows(stream: Stream, visible: usize) -> Result<Stream, SqlError> {
+    match watermark::closing_column(&stream, visible) {
+        Some(column) => Ok(stream.window_close(column)),
+        None => Err(SqlError::unsupported(
+            "EMIT ON WINDOW CLOSE of a query whose result has no column with a watermark",
+        )
+        .with_hint(
+            "Declare WATERMARK FOR on the source, and have the window or time column in the result.",
+        )),
+    }
 }
 
 fn run_passes(stream: Stream) -> datafusion::common::Result<Stream> {

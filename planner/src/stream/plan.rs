@@ -53,6 +53,10 @@ pub enum Op {
     Join(Join),
     TopN(TopN),
     Window(Window),
+    /// See `graph::Operator::WindowClose`.
+    WindowClose(Hold),
+    /// See `graph::Operator::Expire`.
+    Expire(Hold),
     /// Rows move to the owner of their hash; no columns: to the only task.
     Exchange {
         hash: Vec<usize>,
@@ -112,6 +116,14 @@ pub struct Window {
     pub calls: Vec<WindowCall>,
     /// As in [`TopN`].
     pub identity: Vec<usize>,
+    /// Set by exchange placement.
+    pub vnode: Vec<usize>,
+}
+
+/// Rows kept in order of an instant.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    pub column: usize,
     /// Set by exchange placement.
     pub vnode: Vec<usize>,
 }
@@ -260,6 +272,18 @@ impl Stream {
         }
         let schema = Arc::new(Schema::new(fields));
         Stream { op: Op::Window(window), inputs: vec![self], schema }
+    }
+
+    pub fn window_close(self, column: usize) -> Stream {
+        let schema = Arc::clone(&self.schema);
+        let op = Op::WindowClose(Hold { column, vnode: vec![] });
+        Stream { op, inputs: vec![self], schema }
+    }
+
+    pub fn expire(self, column: usize) -> Stream {
+        let schema = Arc::clone(&self.schema);
+        let op = Op::Expire(Hold { column, vnode: vec![] });
+        Stream { op, inputs: vec![self], schema }
     }
 
     pub fn exchange(self, hash: Vec<usize>) -> Stream {

@@ -23,8 +23,8 @@ fn column(name: &str, sql_type: SqlType, nullable: bool) -> Column {
         name: name.into(),
         sql_type: sql_type.into(),
         nullable,
-        default_sql: None,
         hidden: name == "_row_id",
+        ..Column::default()
     }
 }
 

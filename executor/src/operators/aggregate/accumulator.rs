@@ -16,6 +16,7 @@ use arrow::datatypes::{DataType, Decimal128Type, Float64Type, Int64Type, Schema,
 use millrace_common::SqlError;
 use millrace_planner::graph::{AggCall, AggFunc};
 
+use super::collected::Collected;
 use super::extreme::Extreme;
 use super::float_sum::FloatSums;
 use crate::error::ExecError;
@@ -120,6 +121,7 @@ pub enum Accumulator {
         and: bool,
     },
     Extreme(Extreme),
+    Collected(Collected),
 }
 
 impl Accumulator {
@@ -135,6 +137,9 @@ impl Accumulator {
             AggFunc::Min | AggFunc::Max => {
                 let t = arg.ok_or_else(|| ExecError::internal("min and max need an argument"))?;
                 Accumulator::Extreme(Extreme::new(t, call.func == AggFunc::Max, call.value_table)?)
+            }
+            AggFunc::StringAgg | AggFunc::ArrayAgg => {
+                Accumulator::Collected(Collected::new(call.func, call.distinct))
             }
             AggFunc::Sum | AggFunc::Avg => {
                 let t = arg.ok_or_else(|| ExecError::internal("sum and avg need an argument"))?;
@@ -182,6 +187,7 @@ impl Accumulator {
                 falses.resize(capacity, 0);
             }
             Accumulator::Extreme(e) => e.ensure(capacity),
+            Accumulator::Collected(c) => c.ensure(capacity),
         }
     }
 
@@ -206,6 +212,7 @@ impl Accumulator {
                 falses[slot] = 0;
             }
             Accumulator::Extreme(e) => e.reset(slot),
+            Accumulator::Collected(c) => c.set(slot, None),
         }
     }
 
@@ -235,6 +242,8 @@ impl Accumulator {
                 );
             }
             Accumulator::Extreme(e) => e.update(rows, need()?)?,
+            // Made at the barrier, from the value table.
+            Accumulator::Collected(_) => {}
         }
         Ok(())
     }
@@ -242,7 +251,7 @@ impl Accumulator {
     /// Number of stored columns.
     pub fn width(&self) -> usize {
         match self {
-            Accumulator::Count(_) | Accumulator::Extreme(_) => 1,
+            Accumulator::Count(_) | Accumulator::Extreme(_) | Accumulator::Collected(_) => 1,
             Accumulator::Sum { .. } | Accumulator::Float { .. } | Accumulator::Bool { .. } => 2,
             Accumulator::Interval { .. } => 4,
         }
@@ -272,6 +281,7 @@ impl Accumulator {
             }
             Accumulator::Bool { trues, falses, .. } => vec![ints(trues), ints(falses)],
             Accumulator::Extreme(e) => vec![e.result(slots)?],
+            Accumulator::Collected(c) => vec![c.texts(slots)],
         })
     }
 
@@ -307,6 +317,7 @@ impl Accumulator {
                 put(falses, slots, &ints(&columns[1]));
             }
             Accumulator::Extreme(e) => e.load(slots, &columns[0])?,
+            Accumulator::Collected(c) => c.load(slots, &columns[0]),
         }
         Ok(())
     }
@@ -338,6 +349,7 @@ impl Accumulator {
                 Arc::new(BooleanArray::from_iter(values))
             }
             Accumulator::Extreme(e) => cast_to(e.result(slots)?, output)?,
+            Accumulator::Collected(c) => c.result(slots, output)?,
         };
         Ok((array, overflows))
     }
@@ -351,6 +363,7 @@ impl Accumulator {
             Accumulator::Interval { .. } => 104,
             Accumulator::Bool { .. } => 16,
             Accumulator::Extreme(_) => 32,
+            Accumulator::Collected(_) => 64,
         }
     }
 }

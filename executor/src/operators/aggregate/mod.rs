@@ -16,6 +16,7 @@
 //! early emission does not show it yet: it is emitted with the barrier.
 
 mod accumulator;
+mod collected;
 mod extreme;
 mod float_sum;
 mod number;
@@ -32,9 +33,11 @@ use arrow::compute::kernels::cmp::distinct;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_common::keys::KeyCodec;
 use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
 use millrace_planner::graph;
+use millrace_planner::graph::RetentionBy;
 use millrace_storage::{Found, MemRun};
 
 use self::accumulator::{Accumulator, Rows};
@@ -79,6 +82,10 @@ pub struct Aggregate {
     limits: Limits,
     env: Env,
     scratch: Vec<Slot>,
+    /// Of a group column, by position in the group: groups below are never asked for again.
+    closed: Option<(usize, i64)>,
+    /// Groups below have left the cache.
+    swept: i64,
 }
 
 impl Aggregate {
@@ -121,7 +128,22 @@ impl Aggregate {
             limits: Limits::new(&env),
             env,
             scratch: Vec::new(),
+            closed: None,
+            swept: i64::MIN,
         })
+    }
+
+    /// Lets go of groups that no later change can reach.
+    fn sweep(&mut self) -> Result<(), ExecError> {
+        let Some((at, bound)) = self.closed.filter(|(_, bound)| *bound > self.swept) else {
+            return Ok(());
+        };
+        self.swept = bound;
+        for slot in super::closed_keys(&self.keys, self.reader.codec(), at, bound)? {
+            self.values.iter_mut().for_each(|v| v.forget(slot));
+            self.keys.remove(slot);
+        }
+        Ok(())
     }
 
     /// Adds rows of resident groups.
@@ -232,7 +254,7 @@ impl Aggregate {
     ) -> Result<(), ExecError> {
         let mut changed = existed ^ exists;
         for (old, new) in old.columns().iter().zip(new) {
-            changed = &changed | distinct(old, new)?.values();
+            changed = &changed | &differ(old, new)?;
         }
         let picks = |mask: BooleanBuffer| {
             UInt32Array::from_iter_values(mask.set_indices().map(|i| i as u32))
@@ -512,6 +534,13 @@ impl Operator for Aggregate {
         self.complete_fetches(out).boxed()
     }
 
+    /// A value of the aggregate's table begins with the group's columns.
+    fn retain(&mut self, _: usize, by: RetentionBy, bound: i64) {
+        if let RetentionBy::Value(at) = by {
+            self.closed = Some((at, bound));
+        }
+    }
+
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             debug_assert!(self.gate.is_empty() && self.fetches.is_empty());
@@ -520,6 +549,7 @@ impl Operator for Aggregate {
                 table.resolve(&self.keys, &mut self.accumulators).await?;
             }
             self.flush(true, out)?;
+            self.sweep()?;
             self.limits.unpinned();
             self.make_room(out)
         }
@@ -540,6 +570,17 @@ impl Operator for Aggregate {
             + self.gate.bytes()
             + self.values.iter().map(ValueTable::memory_size).sum::<usize>()
     }
+}
+
+/// Where two columns differ, NULLs being equal.
+fn differ(old: &ArrayRef, new: &ArrayRef) -> Result<BooleanBuffer, ExecError> {
+    if !old.data_type().is_nested() {
+        return Ok(distinct(old, new)?.values().clone());
+    }
+    let codec = KeyCodec::new([old.data_type().clone()])?;
+    let (old, new) =
+        (codec.rows(std::slice::from_ref(old))?, codec.rows(std::slice::from_ref(new))?);
+    Ok(old.iter().zip(new.iter()).map(|(old, new)| old != new).collect())
 }
 
 fn old_schema(calls: &[graph::AggCall]) -> SchemaRef {
@@ -573,6 +614,7 @@ fn value_tables(
         };
         match call.func {
             graph::AggFunc::Min | graph::AggFunc::Max => values[at].1.add_extreme(i),
+            func if func.is_collected() => values[at].1.add_collected(i),
             _ => values[at].1.add_distinct(i),
         }
     }

@@ -12,7 +12,9 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
-use arrow::array::{Array, ArrayRef, BinaryBuilder, Int64Array, RecordBatch, new_empty_array};
+use arrow::array::{
+    Array, ArrayRef, AsArray, BinaryBuilder, Int64Array, RecordBatch, new_empty_array,
+};
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, SchemaRef};
 use millrace_common::keys::{KeyCodec, VNODE_BYTES};
@@ -45,6 +47,8 @@ pub struct ValueTable {
     distinct: Vec<usize>,
     /// Calls that are MIN or MAX.
     extremes: Vec<usize>,
+    /// Calls whose result is made of all values.
+    collected: Vec<usize>,
     pending: HashMap<(Slot, KeyBytes), i64>,
     best: HashMap<Slot, Best>,
     schema: SchemaRef,
@@ -75,6 +79,7 @@ impl ValueTable {
             codec: KeyCodec::with_options([(data_type.clone(), options)])?,
             distinct: Vec::new(),
             extremes: Vec::new(),
+            collected: Vec::new(),
             pending: HashMap::new(),
             best: HashMap::new(),
         })
@@ -86,6 +91,10 @@ impl ValueTable {
 
     pub fn add_extreme(&mut self, call: usize) {
         self.extremes.push(call);
+    }
+
+    pub fn add_collected(&mut self, call: usize) {
+        self.collected.push(call);
     }
 
     pub fn table(&mut self) -> &mut dyn StateTable {
@@ -145,6 +154,43 @@ impl ValueTable {
         self.write(keys, &changes, values)?;
         if !self.extremes.is_empty() {
             self.resolve_extreme(keys, accumulators, &changes).await?;
+        }
+        if !self.collected.is_empty() {
+            self.collect(keys, accumulators, &changes).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the results of changed groups anew, from all their values in order.
+    async fn collect(
+        &mut self,
+        keys: &KeyTable,
+        accumulators: &mut [Accumulator],
+        changes: &[Change],
+    ) -> Result<(), ExecError> {
+        let mut slots: Vec<Slot> = changes.iter().map(|c| c.slot).collect();
+        slots.dedup();
+        let mut prefixes = BinaryBuilder::new();
+        let mut scratch = Vec::new();
+        for &slot in &slots {
+            let parts: [&[u8]; 1] = [keys.key(slot)];
+            append_storage_key(&mut prefixes, &mut scratch, keys.vnode(slot), &parts);
+        }
+        let found = wait(self.table.multi_scan(prefixes.finish(), None)).await?;
+        let values = found.values.column(0).as_binary::<i32>();
+        let mut groups: Vec<Vec<usize>> = vec![Vec::new(); slots.len()];
+        for (i, &input) in found.input.values().iter().enumerate() {
+            groups[input as usize].push(i);
+        }
+        for &call in &self.collected {
+            let Accumulator::Collected(collected) = &mut accumulators[call] else {
+                return Err(ExecError::internal("a value table serves another call"));
+            };
+            for (&slot, rows) in slots.iter().zip(&groups) {
+                let entries = rows.iter().map(|&i| (values.value(i), found.weights.value(i)));
+                let result = collected.build(entries)?;
+                collected.set(slot as usize, result);
+            }
         }
         Ok(())
     }

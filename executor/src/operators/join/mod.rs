@@ -18,6 +18,7 @@
 //! has all rows in one slot and compares keys in three-valued logic: exact, for the modest sizes it is
 //! used with; its fragment is a singleton.
 
+mod clean;
 mod pairs;
 mod settle;
 mod side;
@@ -30,9 +31,10 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, Vnode};
-use millrace_planner::graph::{self, JoinKind};
+use millrace_planner::graph::{self, JoinKind, RetentionBy};
 use millrace_storage::{Found, MemRun};
 
+use self::clean::Cleaning;
 use self::pairs::{Condition, Matched, PairColumns, Pairs};
 use self::side::{END, List, Side};
 use super::{Env, Limits};
@@ -106,6 +108,7 @@ pub struct HashJoin {
     stamp: u64,
     limits: Limits,
     env: Env,
+    cleaning: Cleaning,
 }
 
 impl HashJoin {
@@ -179,6 +182,7 @@ impl HashJoin {
             stamp: 0,
             limits: Limits::new(&env),
             env,
+            cleaning: Cleaning::new(join),
         })
     }
 
@@ -624,6 +628,10 @@ impl Operator for HashJoin {
         self.advance(out).boxed()
     }
 
+    fn retain(&mut self, table: usize, by: RetentionBy, bound: i64) {
+        self.cleaning.raise(table, by, bound);
+    }
+
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             debug_assert!(self.gate.is_empty() && self.fetches.is_empty() && !self.is_busy());
@@ -633,6 +641,7 @@ impl Operator for HashJoin {
                 side.compact()?;
             }
             self.keys.take_dirty();
+            self.clean()?;
             self.limits.unpinned();
             self.make_room()
         }

@@ -146,6 +146,21 @@ impl StateTable for FakeTable {
         self.answer(found)
     }
 
+    fn multi_range(&self, starts: BinaryArray, ends: BinaryArray, limit: Option<usize>) -> Lookup {
+        let entries = self.entries.lock();
+        let mut found = Vec::new();
+        for i in 0..starts.len() {
+            let rows = entries
+                .range(starts.value(i).to_vec()..ends.value(i).to_vec())
+                .filter(|(_, e)| e.0 > 0)
+                .take(limit.unwrap_or(usize::MAX));
+            for (key, (weight, row)) in rows {
+                found.push((i as u32, key.clone(), *weight, row.clone()));
+            }
+        }
+        self.answer(found)
+    }
+
     fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
         assert!(self.entries.lock().values().all(|e| e.0 > 0), "negative weights at a barrier");
         Ok(None)

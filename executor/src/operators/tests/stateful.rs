@@ -39,6 +39,7 @@ impl Subject {
             errors: Arc::new(ErrorSink::default()),
             metrics: OperatorMetrics::new(0, 0, "test"),
             governor: MemoryGovernor::new(1 << 30),
+            vnodes: 0..256,
         };
         build_with(&self.node, &self.inputs, env, &mut |t| Ok(Box::new(self.tables[t].clone())))
             .unwrap()
@@ -214,6 +215,7 @@ fn aggregates_equal_a_naive_evaluation() {
                 inputs: vec![0],
                 schema: Arc::new(Schema::new(fields)),
                 append_only: false,
+                marks: vec![],
             },
             inputs: vec![schema()],
             tables: vec![
@@ -332,6 +334,7 @@ fn joins_equal_a_naive_evaluation() {
                 inputs: vec![0, 1],
                 schema: Arc::new(Schema::new(fields)),
                 append_only: join == JoinKind::Inner && kinds == [Kind::Append; 2],
+                marks: vec![],
             },
             inputs: vec![schema(), schema()],
             tables: (0..2).map(|t| FakeTable::new(schema(), storage(kinds[t]), delay)).collect(),
@@ -457,6 +460,7 @@ fn top_n_equals_a_naive_evaluation() {
                 inputs: vec![0],
                 schema: Arc::new(Schema::new(fields)),
                 append_only: false,
+                marks: vec![],
             },
             inputs: vec![schema()],
             tables: vec![FakeTable::new(schema(), table_storage, delay(rng))],

@@ -21,6 +21,7 @@ use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::planted::is_planted;
 use millrace_planner::graph;
+use millrace_planner::graph::RetentionBy;
 use millrace_storage::{Found, MemRun};
 
 use self::group::{Group, Shown, Window};
@@ -57,6 +58,11 @@ pub struct TopNOperator {
     stamp: u64,
     limits: Limits,
     env: Env,
+    group_columns: Vec<usize>,
+    /// Of a column of the group, by position in it: groups below are never asked for again.
+    closed: Option<(usize, i64)>,
+    /// Groups below have left the cache.
+    swept: i64,
 }
 
 impl TopNOperator {
@@ -102,7 +108,24 @@ impl TopNOperator {
             stamp: 0,
             limits: Limits::new(&env),
             env,
+            group_columns: top.group.clone(),
+            closed: None,
+            swept: i64::MIN,
         })
+    }
+
+    /// Lets go of groups that no later change can reach.
+    fn sweep(&mut self) -> Result<(), ExecError> {
+        let Some((at, bound)) = self.closed.filter(|(_, bound)| *bound > self.swept) else {
+            return Ok(());
+        };
+        self.swept = bound;
+        for slot in super::closed_keys(&self.keys, self.reader.codec(), at, bound)? {
+            let group = std::mem::take(&mut self.groups[slot as usize]);
+            group.rows.iter().for_each(|r| self.arena.release(r.at));
+            self.keys.remove(slot);
+        }
+        Ok(())
     }
 
     /// Rows to read for a window, and to keep after trimming.
@@ -547,12 +570,22 @@ impl Operator for TopNOperator {
         self.complete_fetches(out).boxed()
     }
 
+    /// The table's values are whole rows.
+    fn retain(&mut self, _: usize, by: RetentionBy, bound: i64) {
+        if let RetentionBy::Value(column) = by
+            && let Some(at) = self.group_columns.iter().position(|g| *g == column)
+        {
+            self.closed = Some((at, bound));
+        }
+    }
+
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             debug_assert!(self.gate.is_empty() && self.fetches.is_empty());
             self.write()?;
             self.refill().await?;
             self.emit(true, out)?;
+            self.sweep()?;
             self.compact()?;
             self.limits.unpinned();
             self.make_room(out)

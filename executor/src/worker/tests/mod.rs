@@ -270,7 +270,9 @@ impl Cluster {
             *statements
         };
         let id = StatementId { frontend: 1, number };
-        self.worker.apply_dml(table, DmlStatement { id, delta: delta(rows), kind }).await
+        self.worker
+            .apply_dml(table, DmlStatement { id, delta: delta(rows), kind, mark: None })
+            .await
     }
 
     pub async fn insert(&self, table: JobId, rows: impl IntoIterator<Item = (i64, i64)>) {
@@ -297,6 +299,7 @@ fn relation(id: u32, kind: RelationKind) -> Relation {
         nullable: name != "id",
         default_sql: None,
         hidden: false,
+        ..Column::default()
     };
     Relation {
         id,
@@ -330,12 +333,19 @@ pub fn listed(chunk: &DeltaChunk) -> Vec<Row> {
 }
 
 pub fn node(op: Op, inputs: Vec<usize>) -> Node {
-    Node { op, inputs, schema: schema(), append_only: false }
+    Node { op, inputs, schema: schema(), append_only: false, marks: vec![] }
 }
 
 pub fn layout(storage: RowStorage, distribution: Vec<usize>) -> RelationLayout {
     let key = if storage == RowStorage::Keyed { vec![0] } else { Vec::new() };
-    RelationLayout { schema: schema(), storage, key, distribution, append_only: false }
+    RelationLayout {
+        schema: schema(),
+        storage,
+        key,
+        distribution,
+        append_only: false,
+        marks: vec![],
+    }
 }
 
 pub fn subscribe(input: JobId) -> Node {
@@ -354,6 +364,7 @@ pub fn graph(
         value_schema: schema(),
         storage: output.storage,
         relation: true,
+        retention: None,
     };
     let fragments = fragments.into_iter().zip(outputs);
     let fragments =

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use millrace_common::SqlState;
 
 use super::*;
+use crate::dml::LoadKind;
 
 const CHANGE: DmlKind = DmlKind::Change;
+const NEW_ROWS: LoadKind = LoadKind::Insert { on_conflict: InsertConflict::Error };
 
 fn insert(on_conflict: InsertConflict) -> DmlKind {
     DmlKind::Insert { on_conflict }
@@ -120,17 +122,71 @@ async fn a_load_shows_nothing_before_it_is_finished() {
     let c = Cluster::new(ExecOptions::default()).await;
     let t = c.table(1).await;
     let id = |number| StatementId { frontend: 2, number };
-    let mut load = c.worker.begin_load(t, id(1), InsertConflict::Error).await.unwrap();
-    load.append(delta(&[(1, 1, 1)])).unwrap();
-    load.append(delta(&[(2, 2, 1)])).unwrap();
+    let mut load = c.worker.begin_load(t, id(1), NEW_ROWS).await.unwrap();
+    load.append(delta(&[(1, 1, 1)])).await.unwrap();
+    load.append(delta(&[(2, 2, 1)])).await.unwrap();
     c.insert(t, [(3, 3)]).await;
     assert_eq!(c.rows(t).await.len(), 1);
     assert_eq!(load.finish().await.unwrap().rows_affected, 2);
     assert_eq!(c.rows(t).await.len(), 3);
-    let mut aborted = c.worker.begin_load(t, id(2), InsertConflict::Error).await.unwrap();
-    aborted.append(delta(&[(9, 9, 1)])).unwrap();
+    let mut aborted = c.worker.begin_load(t, id(2), NEW_ROWS).await.unwrap();
+    aborted.append(delta(&[(9, 9, 1)])).await.unwrap();
     aborted.abort();
     assert_eq!(c.rows(t).await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_load_beyond_its_memory_is_staged_checked_and_linked() {
+    let c = Cluster::new(ExecOptions { load_bytes: 64, ..ExecOptions::default() }).await;
+    let t = c.table(1).await;
+    c.insert(t, [(50, 0)]).await;
+    let id = |number| StatementId { frontend: 2, number };
+    let rows = |from: i64| (from..from + 10).map(|i| (i, i, 1)).collect::<Vec<_>>();
+    let mut load = c.worker.begin_load(t, id(1), NEW_ROWS).await.unwrap();
+    for from in [20, 0, 10] {
+        load.append(delta(&rows(from))).await.unwrap();
+    }
+    assert!(load.has_spilled());
+    assert_eq!(c.rows(t).await.len(), 1);
+    assert_eq!(load.finish().await.unwrap().rows_affected, 30);
+    assert_eq!((c.rows(t).await.len(), c.version(t).row_count), (31, 31));
+    c.start(t).await.unwrap();
+    assert_eq!(c.rows(t).await.len(), 31);
+    // A key twice in the load, and a key that the table has.
+    for second in [100, 50] {
+        let mut load = c.worker.begin_load(t, id(second as u64), NEW_ROWS).await.unwrap();
+        load.append(delta(&rows(100))).await.unwrap();
+        load.append(delta(&[(second, 0, 1)])).await.unwrap();
+        let failed = load.finish().await;
+        let detail = format!("Key (id)=({second}) already exists.");
+        assert!(
+            matches!(&failed, Err(DmlError::UniqueViolation { detail: d, .. }) if *d == detail),
+            "{failed:?}"
+        );
+    }
+    assert_eq!(c.rows(t).await.len(), 31);
+    c.insert(t, [(100, 0)]).await;
+}
+
+#[tokio::test]
+async fn a_load_that_replaces_rows_needs_the_table_as_it_was_read() {
+    let c = Cluster::new(ExecOptions { load_bytes: 64, ..ExecOptions::default() }).await;
+    let t = c.table(1).await;
+    let id = |number| StatementId { frontend: 2, number };
+    let done = c.dml(t, &[(1, 1, 1), (2, 2, 1), (3, 3, 1)], INSERT).await.unwrap();
+    let stale = LoadKind::Replace { read_at: done.epoch };
+    c.insert(t, [(4, 4)]).await;
+    let mut load = c.worker.begin_load(t, id(1), stale).await.unwrap();
+    load.append(delta(&[(1, 1, -1)])).await.unwrap();
+    assert!(matches!(load.finish().await, Err(DmlError::Conflict)));
+    let mut load = c.worker.begin_load(t, id(2), stale).await.unwrap();
+    load.lock_table().await.unwrap();
+    load.read_at(Epoch(c.version(t).epoch));
+    load.append(delta(&[(1, 1, -1), (2, 20, 1)])).await.unwrap();
+    assert_eq!(load.finish().await.unwrap().rows_affected, 2);
+    assert_eq!(c.rows(t).await, [(2, 20, 1), (3, 3, 1), (4, 4, 1)]);
+    assert_eq!(c.version(t).row_count, 3);
+    c.insert(t, [(1, 5)]).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,287 @@
+//! What files there are, which of them are new, and how long they are.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use glob::{MatchOptions, Pattern};
+use millrace_common::SqlError;
+use millrace_rpc::catalog::Relation;
+use millrace_rpc::log::SourceFile;
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
+
+use super::Compression;
+use super::stream::ByteStream;
+use crate::{ConnectorError, options};
+
+/// A local file may still be being written: it is taken when it has been left alone for so long.
+const SETTLED: Duration = Duration::from_secs(1);
+/// A poll measures compressed files for at most so long, so that those before become readable.
+const MEASURING: Duration = Duration::from_secs(10);
+
+/// A directory, bucket prefix or file, and a pattern.
+#[derive(Clone)]
+pub struct Location {
+    store: Arc<dyn ObjectStore>,
+    /// What listing begins with.
+    prefix: Path,
+    pattern: Option<Pattern>,
+    /// Of a local directory: the part before the pattern, which must exist.
+    directory: Option<PathBuf>,
+    /// How files of it are shown: `s3://bucket/`, or `/`.
+    shown: String,
+}
+
+impl std::fmt::Debug for Location {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.shown, self.prefix)
+    }
+}
+
+impl Location {
+    pub fn open(path: &str, relation: &Relation) -> Result<Location, SqlError> {
+        let invalid = |reason: String| {
+            options::invalid(format!("invalid value for option \"path\": {reason}"))
+        };
+        let (store, path, shown, local): (Arc<dyn ObjectStore>, String, String, bool) =
+            if let Some(rest) = path.strip_prefix("s3://") {
+                let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+                let store = open_s3(bucket, relation).map_err(invalid)?;
+                (Arc::new(store), key.to_owned(), format!("s3://{bucket}/"), false)
+            } else {
+                let plain = path.strip_prefix("file://").unwrap_or(path);
+                if plain.contains("://") {
+                    return Err(invalid(format!("\"{path}\" is neither a path nor an s3:// URL")));
+                }
+                if !plain.starts_with('/') {
+                    return Err(invalid(format!("\"{path}\" is not an absolute path")));
+                }
+                (Arc::new(LocalFileSystem::new()), plain[1..].to_owned(), "/".to_owned(), true)
+            };
+        let literal = literal_prefix(&path);
+        let pattern = match literal.len() == path.len() {
+            true => None,
+            false => Some(Pattern::new(&path).map_err(|e| invalid(e.to_string()))?),
+        };
+        let prefix = if local {
+            Path::from_absolute_path(format!("/{literal}")).map_err(|e| invalid(e.to_string()))?
+        } else {
+            Path::parse(literal.trim_end_matches('/')).map_err(|e| invalid(e.to_string()))?
+        };
+        let directory = local.then(|| FilePath::new("/").join(literal));
+        Ok(Location { store, prefix, pattern, directory, shown })
+    }
+
+    pub fn is_local(&self) -> bool {
+        self.directory.is_some()
+    }
+
+    pub fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    /// A file as users know it.
+    pub fn shown(&self, path: &str) -> String {
+        format!("{}{path}", self.shown)
+    }
+
+    /// The files that match now, by name.
+    pub async fn list(&self) -> Result<Vec<ObjectMeta>, ConnectorError> {
+        let shown = self.shown(self.prefix.as_ref());
+        if let Some(directory) = &self.directory {
+            let meta = tokio::fs::metadata(directory).await;
+            let meta = meta.map_err(|e| ConnectorError::io(&shown, plain_reason(&e)))?;
+            if meta.is_file() {
+                let one = self.store.head(&self.prefix).await;
+                return Ok(vec![one.map_err(|e| ConnectorError::io(&shown, e))?]);
+            }
+            // Listing goes on silently without what it may not read.
+            let readable = tokio::fs::read_dir(directory).await;
+            drop(readable.map_err(|e| ConnectorError::io(&shown, plain_reason(&e)))?);
+        } else if self.pattern.is_none()
+            && let Ok(one) = self.store.head(&self.prefix).await
+        {
+            return Ok(vec![one]);
+        }
+        let mut found = Vec::new();
+        let mut listing = self.store.list(Some(&self.prefix));
+        while let Some(meta) = listing.next().await {
+            let meta = meta.map_err(|e| ConnectorError::io(&shown, e))?;
+            if self.matches(meta.location.as_ref()) {
+                found.push(meta);
+            }
+        }
+        found.sort_by(|a, b| a.location.cmp(&b.location));
+        Ok(found)
+    }
+
+    /// Hidden files (`.x`, `_x`) never match.
+    fn matches(&self, path: &str) -> bool {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        if name.starts_with(['.', '_']) {
+            return false;
+        }
+        let strict = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
+        self.pattern.as_ref().is_none_or(|p| p.matches_with(path, strict))
+    }
+}
+
+/// The folders of a path before its first wildcard.
+fn literal_prefix(path: &str) -> &str {
+    match path.find(['*', '?', '[']) {
+        None => path,
+        Some(at) => path[..at].rfind('/').map_or("", |slash| &path[..slash]),
+    }
+}
+
+fn plain_reason(e: &std::io::Error) -> String {
+    match e.kind() {
+        std::io::ErrorKind::NotFound => "it does not exist".to_owned(),
+        std::io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => e.to_string(),
+    }
+}
+
+fn open_s3(bucket: &str, relation: &Relation) -> Result<impl ObjectStore, String> {
+    let mut builder = AmazonS3Builder::from_env().with_bucket_name(bucket);
+    let given = [
+        ("s3.endpoint", AmazonS3ConfigKey::Endpoint),
+        ("s3.region", AmazonS3ConfigKey::Region),
+        ("s3.access_key_id", AmazonS3ConfigKey::AccessKeyId),
+        ("s3.secret_access_key", AmazonS3ConfigKey::SecretAccessKey),
+    ];
+    for (name, key) in given {
+        if let Some(value) = relation.option(name) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+    if endpoint.is_some_and(|e| e.starts_with("http://")) {
+        builder = builder.with_allow_http(true);
+    }
+    builder.build().map_err(|e| e.to_string())
+}
+
+/// What changes when a file's content does.
+pub fn version_of(meta: &ObjectMeta) -> String {
+    match &meta.e_tag {
+        Some(tag) => tag.clone(),
+        None => meta.last_modified.timestamp_micros().to_string(),
+    }
+}
+
+/// An error if a file that was found before is another now. One that is gone is missed only by who
+/// needs to read it.
+pub fn check_unchanged(found: &[ObjectMeta], known: &[SourceFile]) -> Result<(), ConnectorError> {
+    let known: HashMap<&str, &SourceFile> = known.iter().map(|f| (f.path.as_str(), f)).collect();
+    for meta in found {
+        let Some(file) = known.get(meta.location.as_ref()) else { continue };
+        if file.size != meta.size || file.version != version_of(meta) {
+            return Err(changed(meta.location.as_ref(), file.size, meta.size));
+        }
+    }
+    Ok(())
+}
+
+pub fn changed(path: &str, before: u64, now: u64) -> ConnectorError {
+    let detail = match before == now {
+        true => "It has been written again.".to_owned(),
+        false => format!("It had {before} bytes and has {now} now."),
+    };
+    ConnectorError::Changed { place: format!("file {path}"), detail }
+}
+
+/// Files seen but not taken yet.
+#[derive(Debug, Default)]
+pub struct Settling {
+    /// By path: version, and since when it is this one.
+    seen: HashMap<String, (String, Instant)>,
+}
+
+impl Settling {
+    /// Whether all that was seen has been taken.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.seen.is_empty()
+    }
+
+    /// The new files that are complete, as far as one can tell. An object in a bucket always is.
+    pub fn settled(
+        &mut self,
+        found: Vec<ObjectMeta>,
+        known: &[SourceFile],
+        local: bool,
+    ) -> Vec<ObjectMeta> {
+        let known: HashSet<&str> = known.iter().map(|f| f.path.as_str()).collect();
+        let fresh = found.into_iter().filter(|m| !known.contains(m.location.as_ref()));
+        if !local {
+            return fresh.collect();
+        }
+        let mut before = std::mem::take(&mut self.seen);
+        let mut settled = Vec::new();
+        let now = std::time::SystemTime::now();
+        for meta in fresh {
+            let version = version_of(&meta);
+            let since = match before.remove(meta.location.as_ref()) {
+                Some((same, since)) if same == version => since,
+                _ => Instant::now(),
+            };
+            let modified = std::time::SystemTime::from(meta.last_modified);
+            let untouched = now.duration_since(modified).is_ok_and(|age| age >= SETTLED);
+            if untouched || since.elapsed() >= SETTLED {
+                settled.push(meta);
+            } else {
+                self.seen.insert(meta.location.to_string(), (version, since));
+            }
+        }
+        settled
+    }
+}
+
+/// The new files with their lengths, each given to the shortest split.
+pub async fn measure(
+    location: &Location,
+    compression: Compression,
+    fresh: Vec<ObjectMeta>,
+    ends: &mut [u64],
+) -> Result<Vec<SourceFile>, ConnectorError> {
+    let begun = Instant::now();
+    let mut files = Vec::with_capacity(fresh.len());
+    for meta in fresh {
+        let path = meta.location.to_string();
+        let (size, version) = (meta.size, version_of(&meta));
+        let modified_ms = meta.last_modified.timestamp_millis();
+        let mut file =
+            SourceFile { split: 0, path, size, version, length: size, start: 0, modified_ms };
+        if compression.is_gzip(&file.path) {
+            if begun.elapsed() > MEASURING && !files.is_empty() {
+                break;
+            }
+            file.length = decompressed_length(location, &file).await?;
+        }
+        let Some((split, end)) = ends.iter_mut().enumerate().min_by_key(|(_, end)| **end) else {
+            break;
+        };
+        file.split = split as u32;
+        *end += file.length;
+        files.push(file);
+    }
+    Ok(files)
+}
+
+async fn decompressed_length(
+    location: &Location,
+    file: &SourceFile,
+) -> Result<u64, ConnectorError> {
+    let mut stream = ByteStream::open(location, file, true, 0).await?;
+    let mut length = 0;
+    while let Some(bytes) = stream.next().await? {
+        length += bytes.len() as u64;
+    }
+    Ok(length)
+}

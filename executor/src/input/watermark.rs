@@ -1,0 +1,172 @@
+//! Watermarks where rows enter (docs/design.md §4, "Watermarks").
+//!
+//! A split's running watermark is the largest value of the watermark expression over its rows so far
+//! that were not late, exact for every row, however the rows are chunked. A row whose time is below its split's running
+//! watermark before it is late: it never enters, and is counted.
+
+use std::collections::HashMap;
+
+use arrow::array::{Array, AsArray, BooleanArray, Int64Array, RecordBatch};
+use arrow::buffer::BooleanBuffer;
+use arrow::datatypes::{DataType, Int64Type, Schema, SchemaRef};
+use millrace_common::SqlError;
+use millrace_planner::codec::decode_watermark;
+use millrace_planner::graph::ExprRef;
+use millrace_rpc::catalog::Relation;
+use millrace_rpc::log::SplitMarkAt;
+
+use crate::error::ExecError;
+
+/// A relation's watermark expression over some of its columns.
+#[derive(Clone, Debug)]
+pub struct WatermarkExpr {
+    expr: ExprRef,
+    /// The time column's position in the batches it is applied to.
+    time: usize,
+}
+
+impl WatermarkExpr {
+    /// Over all of the relation's columns; `None`: it has no watermark.
+    pub fn of(relation: &Relation) -> Result<Option<WatermarkExpr>, ExecError> {
+        let Some(w) = &relation.watermark else { return Ok(None) };
+        let schema = relation.arrow_schema()?;
+        let time = w.column as usize;
+        let typed = schema.fields().get(time).map(|f| f.data_type().clone());
+        if !matches!(typed, Some(DataType::Timestamp(..))) {
+            return Err(ExecError::internal("a watermark of a column that is no timestamp"));
+        }
+        let expr = decode_watermark(&w.expr, &schema).map_err(SqlError::from)?;
+        Ok(Some(WatermarkExpr { expr, time }))
+    }
+
+    /// Lets rows pass that are not late and moves the running watermark on. Gives the rows that stay
+    /// (`None`: all) and how many do not.
+    pub fn advance(
+        &self,
+        batch: &RecordBatch,
+        running: &mut Option<i64>,
+    ) -> Result<(Option<BooleanArray>, u64), ExecError> {
+        let rows = batch.num_rows();
+        // A failing expression is NULL, as everywhere in a job: such rows move nothing.
+        let moved = match self.expr.evaluate(batch).and_then(|v| v.into_array(rows)) {
+            Ok(array) => micros(&array)?,
+            Err(_) => Int64Array::new_null(rows),
+        };
+        let times = micros(batch.column(self.time))?;
+        let mut late = 0;
+        let mut stays = |i: usize| {
+            let is_late = times.is_valid(i) && running.is_some_and(|w| times.value(i) < w);
+            if !is_late && moved.is_valid(i) {
+                *running = (*running).max(Some(moved.value(i)));
+            }
+            late += u64::from(is_late);
+            !is_late
+        };
+        let mask = BooleanBuffer::collect_bool(rows, &mut stays);
+        Ok(((late > 0).then(|| BooleanArray::new(mask, None)), late))
+    }
+}
+
+fn micros(array: &dyn Array) -> Result<Int64Array, ExecError> {
+    let cast = arrow::compute::cast(array, &DataType::Int64)?;
+    Ok(cast.as_primitive::<Int64Type>().clone())
+}
+
+/// What a reader of a source needs for its watermark.
+#[derive(Clone, Debug)]
+pub struct SourceWatermark {
+    pub expr: WatermarkExpr,
+    /// Position in the relation.
+    pub column: usize,
+    /// Columns to read: those asked for, then what the expression needs besides.
+    pub columns: Vec<usize>,
+    /// How many were asked for.
+    pub width: usize,
+}
+
+impl SourceWatermark {
+    pub fn of(relation: &Relation, asked: &[usize]) -> Result<Option<SourceWatermark>, ExecError> {
+        let Some(whole) = WatermarkExpr::of(relation)? else { return Ok(None) };
+        let mut columns = asked.to_vec();
+        let mut needed = millrace_planner::stream::expr::columns_of(&whole.expr);
+        needed.push(whole.time);
+        for c in needed {
+            if !columns.contains(&c) {
+                columns.push(c);
+            }
+        }
+        let schema: SchemaRef = relation.arrow_schema()?;
+        let read: Schema = schema.project(&columns)?;
+        let map: Vec<Option<usize>> = (0..schema.fields().len())
+            .map(|c| columns.iter().position(|have| *have == c))
+            .collect();
+        let expr = millrace_planner::stream::expr::remap(&whole.expr, &map, &read)
+            .map_err(|e| ExecError::internal(format!("a watermark expression: {e}")))?;
+        let time = map[whole.time].unwrap_or(0);
+        let expr = WatermarkExpr { expr, time };
+        Ok(Some(SourceWatermark { expr, column: whole.time, columns, width: asked.len() }))
+    }
+}
+
+/// A split's running watermark and count of late rows, as they are committed.
+#[derive(Clone, Debug, Default)]
+pub struct SplitWatermark {
+    pub running: Option<i64>,
+    /// Since the job was made.
+    pub late: u64,
+    /// From an offset on rows are not older than this: the split was idle before.
+    floors: Vec<(u64, i64)>,
+}
+
+impl SplitWatermark {
+    fn names(input: u32, split: u32) -> (String, String) {
+        (format!("watermark.{input}.{split}"), format!("{LATE}{input}.{split}"))
+    }
+
+    pub fn load(counters: &HashMap<String, u64>, input: u32, split: u32) -> SplitWatermark {
+        let (running, late) = SplitWatermark::names(input, split);
+        SplitWatermark {
+            running: counters.get(&running).map(|v| *v as i64),
+            late: counters.get(&late).copied().unwrap_or(0),
+            floors: Vec::new(),
+        }
+    }
+
+    pub fn store(&self, input: u32, split: u32, out: &mut HashMap<String, u64>) {
+        let (running, late) = SplitWatermark::names(input, split);
+        if let Some(value) = self.running {
+            out.insert(running, value as u64);
+        }
+        if self.late > 0 {
+            out.insert(late, self.late);
+        }
+    }
+
+    /// What the log says of the split.
+    pub fn set_floors(&mut self, split: u32, marks: &[SplitMarkAt]) {
+        let own = marks.iter().filter(|m| m.mark.split == split);
+        self.floors = own.filter_map(|m| Some((m.offset, m.mark.floor?))).collect();
+    }
+
+    /// Before rows at `offset` are read: raises the watermark to the floors that hold there, and gives
+    /// the offset before which no further floor begins.
+    pub fn raise(&mut self, offset: u64) -> u64 {
+        let mut until = u64::MAX;
+        for &(from, floor) in &self.floors {
+            if from <= offset {
+                self.running = self.running.max(Some(floor));
+            } else {
+                until = until.min(from);
+            }
+        }
+        until
+    }
+}
+
+/// Counters of late rows begin with this.
+pub const LATE: &str = "late.";
+
+/// Whether a split is idle, by the newest of these marks.
+pub fn is_idle(split: u32, marks: &[SplitMarkAt]) -> bool {
+    marks.iter().rev().find(|m| m.mark.split == split).is_some_and(|m| m.mark.idle)
+}

@@ -1,0 +1,237 @@
+//! Rows kept in order of an instant: EMIT ON WINDOW CLOSE and temporal filters.
+//!
+//! Both write what comes into a state table `vnode | instant | other columns → row`, without reading
+//! anything, and at a barrier read the rows whose turn has come, a range of each vnode.
+//!
+//! - *Close* holds rows back. When the watermark of the column has passed a row's instant, no further
+//!   change of it can come: what the changes net to is emitted, once. The table is cleaned by the same
+//!   watermark (`storage/src/retain.rs`), so a row that was emitted is not found again, after a restart
+//!   neither.
+//! - *Expire* passes rows on, and retracts them when the epoch's wall-clock time reaches their instant.
+//!   They are taken out of the table in the same epoch.
+//!
+//! Rows without an instant are in no window and pass no comparison with `now()`: they vanish.
+
+use std::ops::Range;
+
+use arrow::array::{Array, AsArray, BinaryArray, BinaryBuilder, BooleanArray, Int64Array};
+use arrow::buffer::BooleanBuffer;
+use arrow::datatypes::{SchemaRef, TimestampMicrosecondType};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use millrace_common::{DeltaChunk, Epoch, Vnode};
+use millrace_planner::graph;
+use millrace_storage::MemRun;
+
+use super::Env;
+use crate::error::ExecError;
+use crate::operator::{Operator, Output};
+use crate::state::StateTable;
+use crate::state::fetch::wait;
+use crate::state::keys::{KeyReader, storage_keys};
+
+/// Rows read of one vnode at once.
+const STEP: usize = 4_096;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Close,
+    Expire,
+}
+
+/// See the module.
+pub struct Hold {
+    mode: Mode,
+    column: usize,
+    keys: KeyReader,
+    table: Box<dyn StateTable>,
+    schema: SchemaRef,
+    vnodes: Range<Vnode>,
+    /// Rows below have had their turn.
+    done: i64,
+    /// Rows below have it at this barrier.
+    bound: i64,
+    /// Nothing in the table is below this.
+    earliest: i64,
+    env: Env,
+}
+
+impl Hold {
+    pub fn new(
+        mode: Mode,
+        hold: &graph::Hold,
+        input: &SchemaRef,
+        env: Env,
+        table: Box<dyn StateTable>,
+    ) -> Result<Hold, ExecError> {
+        let others = (0..input.fields().len()).filter(|c| *c != hold.column);
+        let columns: Vec<usize> = [hold.column].into_iter().chain(others).collect();
+        Ok(Hold {
+            mode,
+            column: hold.column,
+            keys: KeyReader::new(input, &columns, &hold.vnode)?,
+            schema: super::nullable(input),
+            vnodes: if hold.vnode.is_empty() { 0..1 } else { env.vnodes.clone() },
+            earliest: if table.is_empty() { i64::MAX } else { i64::MIN },
+            // What was emitted before a restart is below.
+            done: table.bound().unwrap_or(i64::MIN),
+            table,
+            bound: i64::MIN,
+            env,
+        })
+    }
+
+    /// The rows that have an instant which is still to come.
+    fn ahead(&mut self, chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
+        let times = chunk.batch.column(self.column);
+        let times = times
+            .as_primitive_opt::<TimestampMicrosecondType>()
+            .ok_or_else(|| ExecError::internal("an instant that is no timestamp"))?;
+        let mut earliest = self.earliest;
+        let stays = BooleanBuffer::collect_bool(times.len(), |i| {
+            let stays = times.is_valid(i) && times.value(i) >= self.done;
+            if stays {
+                earliest = earliest.min(times.value(i));
+            }
+            stays
+        });
+        self.earliest = earliest;
+        if stays.count_set_bits() == times.len() {
+            return Ok(chunk);
+        }
+        Ok(chunk.filter(&BooleanArray::new(stays, None))?)
+    }
+
+    /// Emits the rows in [done, bound).
+    async fn advance(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        let (from, to) = (self.done.max(self.earliest), self.bound);
+        if from < to {
+            let mut ranges: Vec<(Vec<u8>, Vec<u8>)> =
+                self.vnodes.clone().map(|v| (position(v, from), position(v, to))).collect();
+            while !ranges.is_empty() {
+                ranges = self.step(ranges, out).await?;
+            }
+            self.earliest = self.earliest.max(to);
+        }
+        self.done = self.done.max(to);
+        Ok(())
+    }
+
+    /// One round of reads; gives what is left of the ranges.
+    async fn step(
+        &mut self,
+        ranges: Vec<(Vec<u8>, Vec<u8>)>,
+        out: &mut Output,
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, ExecError> {
+        let starts = BinaryArray::from_iter_values(ranges.iter().map(|r| &r.0));
+        let ends = BinaryArray::from_iter_values(ranges.iter().map(|r| &r.1));
+        self.env.metrics.fetch_rounds.add(1);
+        let found = wait(self.table.multi_range(starts, ends, Some(STEP))).await?;
+        let mut counts = vec![0usize; ranges.len()];
+        let mut last = vec![0usize; ranges.len()];
+        for (at, &input) in found.input.values().iter().enumerate() {
+            counts[input as usize] += 1;
+            last[input as usize] = at;
+        }
+        let mut left = Vec::new();
+        for (i, (_, end)) in ranges.into_iter().enumerate() {
+            if counts[i] >= STEP {
+                let mut next = found.keys.value(last[i]).to_vec();
+                next.push(0);
+                left.push((next, end));
+            }
+        }
+        if found.values.num_rows() > 0 {
+            let values = found.values.with_schema(SchemaRef::clone(&self.schema))?;
+            let weights = match self.mode {
+                Mode::Close => found.weights,
+                Mode::Expire => {
+                    let minus =
+                        Int64Array::from_iter_values(found.weights.values().iter().map(|w| -w));
+                    self.table.write(found.keys, Some(minus.clone()), values.clone())?;
+                    minus
+                }
+            };
+            let chunk = DeltaChunk::new(values, Some(weights));
+            super::emit_sliced(chunk, self.env.options.chunk_rows, out);
+        }
+        Ok(left)
+    }
+
+    /// Looks for the first row that is left.
+    async fn find_earliest(&mut self) -> Result<(), ExecError> {
+        let mut starts = BinaryBuilder::new();
+        let mut ends = BinaryBuilder::new();
+        for v in self.vnodes.clone() {
+            starts.append_value(position(v, self.done));
+            ends.append_value((v + 1).to_be_bytes());
+        }
+        let found = wait(self.table.multi_range(starts.finish(), ends.finish(), Some(1))).await?;
+        let times = found.values.column(self.column);
+        let times = times.as_primitive_opt::<TimestampMicrosecondType>();
+        self.earliest = times.and_then(arrow::compute::min).unwrap_or(i64::MAX);
+        Ok(())
+    }
+}
+
+/// The first key of a vnode with an instant (see `KeyCodec`: ascending, NULLs before).
+fn position(vnode: Vnode, time: i64) -> Vec<u8> {
+    let mut key = vnode.to_be_bytes().to_vec();
+    key.push(1);
+    key.extend_from_slice(&((time as u64) ^ (1 << 63)).to_be_bytes());
+    key
+}
+
+impl Operator for Hold {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        let chunk = self.ahead(chunk)?;
+        if chunk.is_empty() {
+            return Ok(());
+        }
+        let keys = self.keys.read(&chunk.batch)?;
+        let encoded = storage_keys((0..chunk.num_rows()).map(|i| (keys.vnode(i), keys.key(i))));
+        self.table.write(encoded, chunk.weights.clone(), chunk.batch.clone())?;
+        if self.mode == Mode::Expire {
+            out.push(chunk);
+        }
+        Ok(())
+    }
+
+    fn watermark(&mut self, _: usize, columns: &[(usize, i64)]) {
+        if let Some((_, value)) = columns.iter().find(|(c, _)| *c == self.column)
+            && self.mode == Mode::Close
+        {
+            self.bound = self.bound.max(*value);
+        }
+    }
+
+    fn time(&mut self, epoch: Epoch) {
+        if self.mode == Mode::Expire {
+            // An instant that has come is over.
+            let now = (epoch.millis() as i64).saturating_mul(1_000);
+            self.bound = self.bound.max(now.saturating_add(1));
+        }
+    }
+
+    fn due(&self) -> Option<Epoch> {
+        let waits = self.mode == Mode::Expire && self.earliest < i64::MAX;
+        waits.then(|| Epoch::from_millis(u64::try_from(self.earliest).unwrap_or(0).div_ceil(1_000)))
+    }
+
+    fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        async move {
+            let moved = self.done < self.bound;
+            self.advance(out).await?;
+            if self.mode == Mode::Expire && moved && self.earliest <= self.done {
+                self.find_earliest().await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn seal(&mut self, sealed: &mut Vec<MemRun>) -> Result<(), ExecError> {
+        sealed.extend(self.table.seal()?);
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! COPY FROM STDIN and TO STDOUT.
+
+use bytes::BytesMut;
+use futures::StreamExt;
+use millrace_common::{SqlError, SqlState};
+use tokio::io::AsyncWriteExt;
+use tokio_util::sync::CancellationToken;
+
+use super::{Connection, Failure, SEND_BYTES, guarded, start::protocol_violation};
+use crate::copy::{self, CopyIn, CopyOut};
+use crate::session::RowSet;
+use crate::session::cursor::columns_of;
+use crate::wire::FrontendMessage;
+
+impl Connection {
+    /// Takes COPY data until the client is done with it.
+    pub(super) async fn copy_in(&mut self, mut copy: CopyIn) -> Result<(), Failure> {
+        self.out.copy_in_response(copy.reader.columns());
+        self.flush().await?;
+        let (cancel, timeout, gone) =
+            (self.session.cancel.clone(), self.timeout(), self.gone.clone());
+        loop {
+            let next = async { Ok(self.messages.recv().await) };
+            match guarded(&CancellationToken::new(), &cancel, timeout, next).await? {
+                Some(Ok(FrontendMessage::CopyData(data))) => {
+                    copy.push(&data.data)?;
+                    if copy.is_due() {
+                        guarded(&gone, &cancel, timeout, copy.flush(&self.session)).await?;
+                    }
+                }
+                Some(Ok(FrontendMessage::CopyDone(_))) => break,
+                Some(Ok(FrontendMessage::CopyFail(fail))) => {
+                    let e = SqlError::new(
+                        SqlState::QUERY_CANCELED,
+                        format!("COPY from stdin failed: {}", fail.message),
+                    );
+                    return Err(e.into());
+                }
+                Some(Ok(FrontendMessage::Flush(_) | FrontendMessage::Sync(_))) => {}
+                Some(Ok(_)) => {
+                    return Err(SqlError::new(
+                        SqlState::PROTOCOL_VIOLATION,
+                        "unexpected message type during COPY from stdin",
+                    )
+                    .into());
+                }
+                Some(Err(e)) => return Err(protocol_violation(&e).into()),
+                None => return Err(Failure::Io(std::io::ErrorKind::UnexpectedEof.into())),
+            }
+        }
+        let tag = guarded(&gone, &cancel, timeout, copy.finish(&self.session)).await?;
+        self.session.notice_late();
+        self.conclude(&tag).await
+    }
+
+    pub(super) async fn copy_out(&mut self, copy: CopyOut) -> Result<(), Failure> {
+        let CopyOut { rows: RowSet { fields, mut stream, .. }, format, live } = copy;
+        let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
+        self.out.copy_out_response(fields.len());
+        let (mut line, mut text) = (BytesMut::new(), BytesMut::new());
+        if format.header {
+            copy::writer::header(&fields, &format, &mut line);
+            self.out.copy_data(&line);
+        }
+        let mut count = 0u64;
+        loop {
+            if live {
+                let (write, buf) = (&mut self.write, &mut self.out.buf);
+                let send = async { Ok(write.write_all_buf(buf).await) };
+                guarded(&self.gone, &cancel, timeout, send).await??;
+            }
+            let next = async { stream.next().await.transpose() };
+            let Some(batch) = guarded(&self.gone, &cancel, timeout, next).await? else { break };
+            let columns = columns_of(&batch, &fields)?;
+            for row in 0..batch.num_rows() {
+                line.clear();
+                copy::writer::row(&columns, row, &format, &mut text, &mut line)?;
+                self.out.copy_data(&line);
+                if self.out.buf.len() >= SEND_BYTES {
+                    let (write, buf) = (&mut self.write, &mut self.out.buf);
+                    let send = async { Ok(write.write_all_buf(buf).await) };
+                    guarded(&self.gone, &cancel, timeout, send).await??;
+                }
+            }
+            count += batch.num_rows() as u64;
+        }
+        self.out.copy_done();
+        self.conclude(&format!("COPY {count}")).await
+    }
+}

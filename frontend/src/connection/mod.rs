@@ -1,0 +1,235 @@
+//! One connection: start-up, simple and extended protocol, COPY.
+//!
+//! A small task of its own reads and decodes messages, so that a client that goes away is noticed
+//! while its statement runs. The connection's task does everything else. Whatever is awaited for a
+//! statement is awaited under [`guarded`]: cancel request, `statement_timeout` and a
+//! client that is gone end it; dropping a statement's future is its cancellation. A message whose
+//! handling panics is an error of that message and leaves the connection.
+//!
+//! Source: PostgreSQL 15 documentation, 55.2 (message flow).
+
+mod copy;
+mod extended;
+mod rows;
+mod simple;
+mod start;
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use futures::FutureExt;
+use millrace_common::{SqlError, SqlState};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::session::{Session, canceled, timed_out};
+use crate::wire::{Backend, FrontendMessage, ProtocolError, decode_message};
+
+pub use start::run;
+
+/// Bytes gathered before they are sent.
+const SEND_BYTES: usize = 64 << 10;
+/// Messages decoded ahead of the session.
+const READ_AHEAD: usize = 32;
+
+type Message = Result<FrontendMessage, ProtocolError>;
+/// The two halves of a socket, plain or under TLS.
+type Reader = Box<dyn AsyncRead + Send + Unpin>;
+type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+async fn read_messages(
+    mut read: Reader,
+    mut buffer: BytesMut,
+    sender: mpsc::Sender<Message>,
+    gone: CancellationToken,
+) {
+    let _gone = gone.drop_guard();
+    loop {
+        match decode_message(&mut buffer) {
+            Ok(None) => match read.read_buf(&mut buffer).await {
+                Ok(n) if n > 0 => {}
+                _ => return,
+            },
+            Ok(Some(message)) => {
+                if sender.send(Ok(message)).await.is_err() {
+                    return;
+                }
+            }
+            Err(e) => {
+                let _ = sender.send(Err(e)).await;
+                return;
+            }
+        }
+    }
+}
+
+struct Connection {
+    session: Session,
+    out: Backend,
+    write: Writer,
+    messages: mpsc::Receiver<Message>,
+    /// The client closed its side.
+    gone: CancellationToken,
+    /// The server ends.
+    stop: CancellationToken,
+    /// An extended message failed: the rest up to Sync is ignored.
+    skip_to_sync: bool,
+    /// The statement under way is the last of a query string.
+    ends_string: bool,
+}
+
+/// A statement's failure: reported to the client, or the connection is broken.
+enum Failure {
+    Sql(SqlError),
+    Io(std::io::Error),
+}
+
+impl From<SqlError> for Failure {
+    fn from(e: SqlError) -> Failure {
+        Failure::Sql(e)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(e: std::io::Error) -> Failure {
+        Failure::Io(e)
+    }
+}
+
+impl Connection {
+    async fn serve(&mut self) -> std::io::Result<()> {
+        self.flush().await?;
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => {
+                    let e = SqlError::new(SqlState::ADMIN_SHUTDOWN, "terminating connection due to administrator command");
+                    self.out.error("FATAL", &e);
+                    return self.flush().await;
+                }
+                message = self.messages.recv() => message,
+            };
+            match message {
+                None | Some(Ok(FrontendMessage::Terminate(_))) => return Ok(()),
+                Some(Err(e)) => {
+                    self.out.error("FATAL", &start::protocol_violation(&e));
+                    return self.flush().await;
+                }
+                Some(Ok(message)) => self.dispatch(message).await?,
+            }
+        }
+    }
+
+    async fn dispatch(&mut self, message: FrontendMessage) -> std::io::Result<()> {
+        if let FrontendMessage::Sync(_) = message {
+            self.skip_to_sync = false;
+            // Without a block every Sync ends the implicit transaction and its portals.
+            if !self.session.in_block() {
+                self.session.portals.retain(|_, p| p.hold);
+            }
+            self.out.ready_for_query(self.session.status());
+            return self.flush().await;
+        }
+        if let FrontendMessage::Query(query) = message {
+            self.skip_to_sync = false;
+            return self.simple_query(&query.query).await;
+        }
+        if self.skip_to_sync {
+            return Ok(());
+        }
+        let work = AssertUnwindSafe(self.extended(message)).catch_unwind().await;
+        match work.unwrap_or_else(|_| Err(panicked().into())) {
+            Ok(()) => Ok(()),
+            Err(Failure::Io(e)) => Err(e),
+            Err(Failure::Sql(e)) => {
+                self.skip_to_sync = true;
+                self.fail(&e);
+                self.flush().await
+            }
+        }
+    }
+
+    fn fail(&mut self, e: &SqlError) {
+        self.ends_string = false;
+        self.flush_notices();
+        self.out.error("ERROR", e);
+        self.session.fail_block();
+    }
+
+    fn begin_statement(&mut self, text: &str) {
+        self.session.cancel = self.session.shared.begin_statement(self.session.pid, text);
+    }
+
+    fn end_statement(&mut self) {
+        let application = self.session.settings.get("application_name").unwrap_or_default();
+        self.session.shared.end_statement(self.session.pid, application);
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.session.settings.millis("statement_timeout").map(Duration::from_millis)
+    }
+
+    /// The command tag. The last statement of a string is complete when all of them are committed.
+    async fn conclude(&mut self, tag: &str) -> Result<(), Failure> {
+        if self.ends_string {
+            let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
+            guarded(&self.gone, &cancel, timeout, self.session.commit_implicit()).await?;
+        }
+        self.complete(tag);
+        Ok(())
+    }
+
+    /// The command tag, after what SET changed.
+    fn complete(&mut self, tag: &str) {
+        for name in std::mem::take(&mut self.session.changed) {
+            if let Ok(value) = self.session.settings.get(name) {
+                self.out.parameter_status(name, value);
+            }
+        }
+        self.out.command_complete(tag);
+    }
+
+    fn flush_notices(&mut self) {
+        for (severity, notice) in std::mem::take(&mut self.session.notices) {
+            self.out.notice(severity, &notice);
+        }
+    }
+
+    async fn flush(&mut self) -> std::io::Result<()> {
+        self.write.write_all_buf(&mut self.out.buf).await?;
+        // Under TLS a write only fills the record; on a plain socket this does nothing.
+        self.write.flush().await
+    }
+}
+
+/// Awaits under the statement's cancellation, its timeout and the client's presence. A panic, which may
+/// come from a library, is an error of the statement and leaves the connection.
+async fn guarded<T>(
+    gone: &CancellationToken,
+    cancel: &CancellationToken,
+    timeout: Option<Duration>,
+    work: impl Future<Output = Result<T, SqlError>>,
+) -> Result<T, SqlError> {
+    let expired = async {
+        match timeout {
+            Some(t) => tokio::time::sleep(t).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = cancel.cancelled() => Err(canceled()),
+        () = gone.cancelled() => Err(canceled()),
+        result = AssertUnwindSafe(work).catch_unwind() => result.unwrap_or_else(|_| Err(panicked())),
+        () = expired => Err(timed_out()),
+    }
+}
+
+/// What a client is told of a panic.
+fn panicked() -> SqlError {
+    SqlError::internal("the statement panicked")
+        .with_detail("Only this statement is affected. The server's log says where.")
+}

@@ -1,0 +1,55 @@
+//! Rows to the client, as fast as it takes them.
+
+use futures::StreamExt;
+use tokio::io::AsyncWriteExt;
+
+use super::{Connection, Failure, SEND_BYTES, guarded};
+use crate::encoding::put_rows;
+use crate::session::cursor::columns_of;
+use crate::session::prepare::Running;
+
+impl Connection {
+    /// Sends at most `limit` rows; whether that was all there are.
+    pub(super) async fn send_rows(
+        &mut self,
+        running: &mut Running,
+        formats: &[i16],
+        limit: usize,
+    ) -> Result<bool, Failure> {
+        let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
+        let deadline = timeout.map(|t| tokio::time::Instant::now() + t);
+        let mut left = limit;
+        loop {
+            while let Some((columns, at, rows)) = &mut running.current {
+                let n = (*rows - *at).min(left).min(1024);
+                put_rows(columns, formats, *at..*at + n, &mut self.out)?;
+                *at += n;
+                left -= n;
+                running.sent += n as u64;
+                if at == rows {
+                    running.current = None;
+                }
+                if self.out.buf.len() >= SEND_BYTES {
+                    let rest =
+                        deadline.map(|d| d.saturating_duration_since(tokio::time::Instant::now()));
+                    let (write, buf) = (&mut self.write, &mut self.out.buf);
+                    let send = async { Ok(write.write_all_buf(buf).await) };
+                    guarded(&self.gone, &cancel, rest, send).await??;
+                }
+                if left == 0 {
+                    return Ok(false);
+                }
+            }
+            let rest = deadline.map(|d| d.saturating_duration_since(tokio::time::Instant::now()));
+            let next = async { running.rows.stream.next().await.transpose() };
+            match guarded(&self.gone, &cancel, rest, next).await? {
+                None => return Ok(true),
+                Some(batch) if batch.num_rows() == 0 => {}
+                Some(batch) => {
+                    let columns = columns_of(&batch, &running.rows.fields)?;
+                    running.current = Some((columns, 0, batch.num_rows()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The simple query protocol: a string of statements, each run as it comes.
+
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt;
+
+use super::{Connection, Failure, guarded, panicked};
+use crate::session::Outcome;
+use crate::session::prepare::Running;
+
+impl Connection {
+    pub(super) async fn simple_query(&mut self, text: &str) -> std::io::Result<()> {
+        let work = AssertUnwindSafe(self.run_string(text)).catch_unwind().await;
+        match work.unwrap_or_else(|_| Err(panicked().into())) {
+            Ok(()) => {}
+            Err(Failure::Io(e)) => return Err(e),
+            Err(Failure::Sql(e)) => self.fail(&e),
+        }
+        self.out.ready_for_query(self.session.status());
+        self.flush().await
+    }
+
+    async fn run_string(&mut self, text: &str) -> Result<(), Failure> {
+        let statements = crate::statements::parse(text)?;
+        if statements.is_empty() {
+            self.out.empty_query();
+        }
+        for (i, parsed) in statements.iter().enumerate() {
+            self.begin_statement(&parsed.text);
+            if statements.len() > 1 {
+                self.session.begin_implicit();
+            }
+            self.ends_string = i + 1 == statements.len();
+            let result = self.run_statement(parsed).await;
+            self.ends_string = false;
+            self.end_statement();
+            result?;
+        }
+        Ok(())
+    }
+
+    async fn run_statement(
+        &mut self,
+        parsed: &millrace_planner::ParsedStatement,
+    ) -> Result<(), Failure> {
+        let outcome = guarded(
+            &self.gone,
+            &self.session.cancel.clone(),
+            self.timeout(),
+            self.session.execute(parsed, &[]),
+        )
+        .await?;
+        self.flush_notices();
+        match outcome {
+            Outcome::Empty => self.out.empty_query(),
+            Outcome::Command(tag) => self.conclude(&tag).await?,
+            Outcome::Rows(rows) => {
+                self.out.row_description(&rows.fields, &[]);
+                let mut running = Running { rows, current: None, sent: 0 };
+                self.send_rows(&mut running, &[], usize::MAX).await?;
+                let tag = running.rows.tag.replace("{n}", &running.sent.to_string());
+                self.conclude(&tag).await?;
+            }
+            Outcome::CopyIn(copy) => self.copy_in(*copy).await?,
+            Outcome::CopyOut(copy) => self.copy_out(*copy).await?,
+        }
+        Ok(())
+    }
+}

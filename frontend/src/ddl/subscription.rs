@@ -1,0 +1,76 @@
+//! CREATE SUBSCRIPTION: keeps a relation's changes for those who come back for them.
+
+use std::time::Duration;
+
+use millrace_common::settings::parse_duration;
+use millrace_common::{SqlError, SqlState};
+use millrace_planner::ast::CreateSubscription;
+use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+
+use super::drop::noun;
+use super::{Existing, check_name};
+use crate::session::Session;
+
+const DEFAULT_RETENTION: &str = "1 day";
+
+pub async fn create_subscription(
+    session: &mut Session,
+    def: &CreateSubscription,
+    text: &str,
+) -> Result<String, SqlError> {
+    let tag = "CREATE SUBSCRIPTION".to_owned();
+    let catalog = session.catalog_view();
+    let (schema, name) = catalog.target(&def.name)?;
+    let kind = RelationKind::Subscription;
+    if let Existing::Skip =
+        check_name(session, &catalog, &schema, &name, kind, def.if_not_exists, false)?
+    {
+        return Ok(tag);
+    }
+    let from = catalog.resolve(&def.from)?;
+    check_followable(&from)?;
+    if let Some((other, _)) = def.options.iter().find(|(n, _)| n != "retention") {
+        return Err(SqlError::new(
+            SqlState::INVALID_PARAMETER_VALUE,
+            format!("unknown option \"{other}\""),
+        )
+        .with_hint("Options of a subscription: retention."));
+    }
+    let retention =
+        def.options.first().map_or(DEFAULT_RETENTION, |(_, value)| value.as_str()).to_owned();
+    if parse_duration(&retention)? < Duration::from_secs(1) {
+        return Err(SqlError::new(
+            SqlState::INVALID_PARAMETER_VALUE,
+            "the retention of a subscription must be at least a second",
+        ));
+    }
+    let relation = Relation {
+        schema,
+        name,
+        kind: kind as i32,
+        definition: text.to_owned(),
+        depends_on: vec![from.id],
+        options: vec![OptionEntry { name: "retention".to_owned(), value: retention }],
+        owner: session.user.clone(),
+        ..Relation::default()
+    };
+    session.cluster().create_relation(relation, 0, false).await?;
+    Ok(tag)
+}
+
+/// Only what keeps rows has changes to read.
+pub fn check_followable(relation: &Relation) -> Result<(), SqlError> {
+    match RelationKind::try_from(relation.kind) {
+        Ok(RelationKind::Table | RelationKind::MaterializedView) => Ok(()),
+        Ok(RelationKind::View | RelationKind::Source) => Err(SqlError::new(
+            SqlState::WRONG_OBJECT_TYPE,
+            format!("\"{}\" is a {}, which keeps no rows", relation.name, noun(relation)),
+        )
+        .with_hint("Create a materialized view of it and subscribe to that.")),
+        _ => Err(SqlError::new(
+            SqlState::WRONG_OBJECT_TYPE,
+            format!("\"{}\" is a {}", relation.name, noun(relation)),
+        )
+        .with_hint("Subscribe to a table or a materialized view.")),
+    }
+}

@@ -1,0 +1,72 @@
+//! Following a relation's changes: which epochs changed it, and waiting for the next
+//! (docs/design.md §4, "a table is a snapshot plus a changelog").
+//!
+//! A follower holds nothing in meta: it names the epoch it has seen everything through. Versions down to
+//! that epoch are kept by `snapshot_retention`, or by a subscription for longer; one that falls behind what
+//! is kept learns it from the store when it reads.
+
+use std::time::Duration;
+
+use millrace_common::{Epoch, RelationId, SqlError, SqlState};
+
+use crate::shared::Shared;
+use crate::state::MetaState;
+
+/// What a follower is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    /// The relation changed at this epoch, and not between the follower's and this one; or, when that is
+    /// long ago, its changes up to here come as one.
+    Change(Epoch),
+    /// Nothing has changed up to here.
+    Unchanged(Epoch),
+}
+
+impl MetaState {
+    /// What comes after `seen`; `None`: the relation cannot be read beyond it yet.
+    pub fn follow(&self, id: RelationId, seen: Epoch) -> Option<Follow> {
+        let frontier = self.readable_frontier(id)?;
+        if frontier <= seen {
+            return None;
+        }
+        let change = self.next_change(id, seen).filter(|e| *e <= frontier);
+        Some(change.map_or(Follow::Unchanged(frontier), Follow::Change))
+    }
+}
+
+/// Waits until there is something after `seen`: a change or, with `progress`, that there was none for that
+/// long.
+pub async fn follow(
+    shared: &Shared,
+    id: RelationId,
+    seen: Epoch,
+    progress: Option<Duration>,
+) -> Result<Follow, SqlError> {
+    let mut events = shared.events();
+    let shutdown = || SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down");
+    loop {
+        events.borrow_and_update();
+        {
+            let state = shared.state.read();
+            if !state.relations.contains_key(&id) {
+                return Err(SqlError::new(
+                    SqlState::UNDEFINED_TABLE,
+                    "the relation was dropped while its changes were being read",
+                ));
+            }
+            match (state.follow(id, seen), progress) {
+                (Some(change @ Follow::Change(_)), _) => return Ok(change),
+                (Some(Follow::Unchanged(upto)), Some(step))
+                    if upto.millis().saturating_sub(seen.millis()) >= step.as_millis() as u64 =>
+                {
+                    return Ok(Follow::Unchanged(upto));
+                }
+                _ => {}
+            }
+        }
+        tokio::select! {
+            changed = events.changed() => changed.map_err(|_| shutdown())?,
+            () = shared.shutdown.cancelled() => return Err(shutdown()),
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Watermarks as a derived property: which columns of a stream have one, and how it follows from the
+//! watermarks of the relations that are read (docs/design.md §4, §5).
+//!
+//! A [`ColumnMark`] promises that after an epoch no change, insertion or retraction, has a smaller value
+//! in the column than the mark's value at that epoch. The value is a function of the relations'
+//! watermarks at the epoch alone, so every task computes it for itself once it knows these.
+
+use arrow::datatypes::{DataType, Schema, TimeUnit};
+use datafusion::common::ScalarValue;
+use datafusion::logical_expr::Operator as BinaryOp;
+use datafusion::physical_expr::ScalarFunctionExpr;
+use datafusion::physical_expr::expressions::BinaryExpr;
+use millrace_common::RelationId;
+
+use crate::graph::{ColumnMark, ExprRef, MarkStep, MarkTerm};
+use crate::stream::expr;
+use crate::stream::plan::{Join, Op, Stream};
+
+const DAY_US: i64 = 86_400_000_000;
+
+/// The marks of a subtree's output.
+pub fn marks(stream: &Stream) -> Vec<ColumnMark> {
+    let inputs: Vec<Vec<ColumnMark>> = stream.inputs.iter().map(marks).collect();
+    let widths: Vec<usize> = stream.inputs.iter().map(Stream::width).collect();
+    timed(derive(&stream.op, &inputs, &widths), &stream.schema)
+}
+
+/// The marks of columns that hold microseconds, as marks do.
+pub fn timed(mut marks: Vec<ColumnMark>, schema: &Schema) -> Vec<ColumnMark> {
+    marks.retain(|m| {
+        let typed = schema.fields().get(m.column).map(|f| f.data_type());
+        matches!(typed, Some(DataType::Timestamp(TimeUnit::Microsecond, _)))
+    });
+    marks
+}
+
+/// The marks of an operator over inputs with these marks and numbers of columns.
+pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<ColumnMark> {
+    match (op, inputs) {
+        (Op::Scan { relation, columns }, _) => {
+            let marked = relation.watermarked();
+            let own = columns.iter().enumerate().filter(|(_, c)| marked.contains(c));
+            own.map(|(i, &c)| ColumnMark {
+                column: i,
+                terms: vec![MarkTerm {
+                    relation: RelationId(relation.id),
+                    column: c,
+                    steps: vec![],
+                }],
+            })
+            .collect()
+        }
+        (Op::Filter { .. } | Op::Exchange { .. } | Op::Expire(_), [input]) => input.clone(),
+        (Op::Project { exprs }, [input]) => project(exprs, input),
+        (Op::Union, inputs) => union(inputs),
+        (Op::Hop { time_column, size_us, slide_us, offset_us }, [input]) => {
+            let mut out = input.clone();
+            if let (Some(time), Some(&width)) = (of(input, *time_column), widths.first()) {
+                let back = MarkStep::Add(slide_us.saturating_sub(*size_us));
+                let bin = MarkStep::Bin { size: *slide_us, offset: *offset_us };
+                let start = then(time, &[bin, back]);
+                out.push(ColumnMark {
+                    column: width + 1,
+                    terms: then(&start, &[MarkStep::Add(*size_us)]),
+                });
+                out.push(ColumnMark { column: width, terms: start });
+            }
+            out
+        }
+        (Op::Aggregate(a), [input]) => pick(input, &a.group),
+        (Op::TopN(t), [input]) => {
+            input.iter().filter(|m| t.group.contains(&m.column)).cloned().collect()
+        }
+        (Op::Window(w), [input]) => {
+            input.iter().filter(|m| w.group.contains(&m.column)).cloned().collect()
+        }
+        (Op::WindowClose(h), [input]) => {
+            input.iter().filter(|m| m.column == h.column).cloned().collect()
+        }
+        (Op::Join(j), [left, right]) => {
+            let [left, right] = bounds(j, left, right, widths.first().copied().unwrap_or(0));
+            join_output(j, &left, &right, widths)
+        }
+        _ => vec![],
+    }
+}
+
+/// The terms of a column's mark.
+pub fn of(marks: &[ColumnMark], column: usize) -> Option<&[MarkTerm]> {
+    marks.iter().find(|m| m.column == column).map(|m| m.terms.as_slice())
+}
+
+fn then(terms: &[MarkTerm], steps: &[MarkStep]) -> Vec<MarkTerm> {
+    let mut terms = terms.to_vec();
+    terms.iter_mut().for_each(|t| t.steps.extend_from_slice(steps));
+    terms
+}
+
+/// Input columns in output order.
+fn pick(input: &[ColumnMark], columns: &[usize]) -> Vec<ColumnMark> {
+    let one =
+        |(i, &c): (usize, &usize)| Some(ColumnMark { column: i, terms: of(input, c)?.to_vec() });
+    columns.iter().enumerate().filter_map(one).collect()
+}
+
+fn project(exprs: &[ExprRef], input: &[ColumnMark]) -> Vec<ColumnMark> {
+    let one = |(i, e): (usize, &ExprRef)| {
+        let (column, steps) = monotone(e)?;
+        Some(ColumnMark { column: i, terms: then(of(input, column)?, &steps) })
+    };
+    exprs.iter().enumerate().filter_map(one).collect()
+}
+
+/// A column of a union has the least of its inputs' marks.
+fn union(inputs: &[Vec<ColumnMark>]) -> Vec<ColumnMark> {
+    let Some((first, rest)) = inputs.split_first() else { return vec![] };
+    let one = |m: &ColumnMark| {
+        let mut terms = m.terms.clone();
+        for input in rest {
+            terms.extend_from_slice(of(input, m.column)?);
+        }
+        Some(ColumnMark { column: m.column, terms })
+    };
+    first.iter().filter_map(one).collect()
+}
+
+/// What a join promises of each side's columns. Every change of the output contains a change of one
+/// side; a column keeps a mark where the other side's rows are bound to it, by equality or within an
+/// interval: `l ≥ r + c` with a new `r` at its watermark means that `l` is not below that plus `c`.
+///
+/// State of a side below the mark of such a column is never reached again.
+pub fn bounds(
+    j: &Join,
+    left: &[ColumnMark],
+    right: &[ColumnMark],
+    width: usize,
+) -> [Vec<ColumnMark>; 2] {
+    let mut out = [vec![], vec![]];
+    let mut add = |side: usize, column: usize, own: &[MarkTerm], other: &[MarkTerm], shift: i64| {
+        if out[side].iter().any(|m: &ColumnMark| m.column == column) {
+            return;
+        }
+        let step = [MarkStep::Add(shift)];
+        let terms = [own.to_vec(), then(other, if shift == 0 { &[] } else { &step })].concat();
+        out[side].push(ColumnMark { column, terms });
+    };
+    for &(l, r) in &j.keys {
+        if let (Some(l_terms), Some(r_terms)) = (of(left, l), of(right, r)) {
+            add(0, l, l_terms, r_terms, 0);
+            add(1, r, r_terms, l_terms, 0);
+        }
+    }
+    for (l, r, shift) in j.residual.iter().flat_map(at_least) {
+        // l ≥ r + shift, of two columns of the pair.
+        match (l < width, r < width) {
+            (true, false) => {
+                if let (Some(own), Some(other)) = (of(left, l), of(right, r - width)) {
+                    add(0, l, own, other, shift);
+                }
+            }
+            (false, true) => {
+                if let (Some(own), Some(other)) = (of(right, l - width), of(left, r)) {
+                    add(1, l - width, own, other, shift);
+                }
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+fn join_output(
+    j: &Join,
+    left: &[ColumnMark],
+    right: &[ColumnMark],
+    widths: &[usize],
+) -> Vec<ColumnMark> {
+    use crate::graph::JoinKind as K;
+    let width = widths.first().copied().unwrap_or(0);
+    let full: Vec<ColumnMark> = match j.kind {
+        K::LeftSemi | K::LeftAnti | K::LeftMark => left.to_vec(),
+        K::RightSemi | K::RightAnti => right.to_vec(),
+        _ => {
+            let shifted = right
+                .iter()
+                .map(|m| ColumnMark { column: m.column + width, terms: m.terms.clone() });
+            left.iter().cloned().chain(shifted).collect()
+        }
+    };
+    // A null-aware join looks at rows of every key.
+    if j.null_aware { vec![] } else { pick(&full, &j.output) }
+}
+
+/// `a ≥ b + c` for every conjunct of that form: (a, b, c in microseconds).
+fn at_least(e: &ExprRef) -> Vec<(usize, usize, i64)> {
+    let Some(b) = e.downcast_ref::<BinaryExpr>() else { return vec![] };
+    if *b.op() == BinaryOp::And {
+        return [at_least(b.left()), at_least(b.right())].concat();
+    }
+    let (Some(l), Some(r)) = (shifted(b.left()), shifted(b.right())) else { return vec![] };
+    // l.0 + l.1 op r.0 + r.1
+    let left_over = (l.0, r.0, r.1.saturating_sub(l.1));
+    let right_over = (r.0, l.0, l.1.saturating_sub(r.1));
+    match b.op() {
+        BinaryOp::Gt | BinaryOp::GtEq => vec![left_over],
+        BinaryOp::Lt | BinaryOp::LtEq => vec![right_over],
+        BinaryOp::Eq => vec![left_over, right_over],
+        _ => vec![],
+    }
+}
+
+/// A column plus a constant.
+fn shifted(e: &ExprRef) -> Option<(usize, i64)> {
+    let (column, steps) = monotone(e)?;
+    let mut sum = 0i64;
+    for step in steps {
+        match step {
+            MarkStep::Add(us) => sum = sum.checked_add(us)?,
+            MarkStep::Bin { .. } => return None,
+        }
+    }
+    Some((column, sum))
+}
+
+/// The column, and what happens to it, of an expression that never decreases when the column grows.
+pub fn monotone(e: &ExprRef) -> Option<(usize, Vec<MarkStep>)> {
+    if let Some(c) = expr::as_column(e) {
+        return Some((c, vec![]));
+    }
+    if let Some((inner, to)) = expr::as_cast(e) {
+        // A cast of a timestamp to a timestamp with or without time zone: UTC.
+        let (column, steps) = monotone(inner)?;
+        let micros = matches!(to, DataType::Timestamp(TimeUnit::Microsecond, _));
+        return micros.then_some((column, steps));
+    }
+    if let Some(b) = e.downcast_ref::<BinaryExpr>() {
+        return match b.op() {
+            BinaryOp::Plus => added(b.left(), b.right(), 1),
+            BinaryOp::Minus => added(b.left(), b.right(), -1),
+            _ => None,
+        };
+    }
+    let call = e.downcast_ref::<ScalarFunctionExpr>()?;
+    let step = match (call.fun().name(), call.args()) {
+        ("pg_add", [a, b]) => return added(a, b, 1),
+        ("pg_sub", [a, b]) => return added(a, b, -1),
+        ("tumble_start", [_, size, offset]) => {
+            MarkStep::Bin { size: integer(size)?, offset: integer(offset)? }
+        }
+        ("window_end", [_, size]) => MarkStep::Add(integer(size)?),
+        ("date_trunc", [unit, x]) => {
+            let (column, mut steps) = monotone(x)?;
+            steps.push(MarkStep::Bin { size: unit_us(expr::as_literal(unit)?)?, offset: 0 });
+            return Some((column, steps));
+        }
+        // Its result has the type of its argument.
+        ("date_bin", [size, x, rest @ ..]) => {
+            let offset = match rest {
+                [] => 0,
+                [origin] => instant(expr::as_literal(origin)?)?,
+                _ => return None,
+            };
+            let (column, mut steps) = monotone(x)?;
+            steps.push(MarkStep::Bin { size: interval_us(expr::as_literal(size)?)?, offset });
+            return Some((column, steps));
+        }
+        _ => return None,
+    };
+    let (column, mut steps) = monotone(call.args().first()?)?;
+    if matches!(step, MarkStep::Bin { size, .. } if size <= 0) {
+        return None;
+    }
+    steps.push(step);
+    Some((column, steps))
+}
+
+fn added(a: &ExprRef, b: &ExprRef, sign: i64) -> Option<(usize, Vec<MarkStep>)> {
+    let (x, by) = match (expr::as_literal(a), expr::as_literal(b)) {
+        (None, Some(by)) => (a, by),
+        (Some(by), None) if sign == 1 => (b, by),
+        _ => return None,
+    };
+    let us = interval_us(by)?;
+    let (column, mut steps) = monotone(x)?;
+    steps.push(MarkStep::Add(us.checked_mul(sign)?));
+    Some((column, steps))
+}
+
+fn integer(e: &ExprRef) -> Option<i64> {
+    match expr::as_literal(e)? {
+        ScalarValue::Int64(v) => *v,
+        _ => None,
+    }
+}
+
+/// Months have no fixed length.
+fn interval_us(v: &ScalarValue) -> Option<i64> {
+    match v {
+        ScalarValue::IntervalMonthDayNano(Some(i)) if i.months == 0 => {
+            i64::from(i.days).checked_mul(DAY_US)?.checked_add(i.nanoseconds / 1_000)
+        }
+        _ => None,
+    }
+}
+
+fn instant(v: &ScalarValue) -> Option<i64> {
+    match v {
+        ScalarValue::TimestampMicrosecond(v, _) => *v,
+        _ => None,
+    }
+}
+
+fn unit_us(v: &ScalarValue) -> Option<i64> {
+    let unit = match v {
+        ScalarValue::Utf8(Some(s)) | ScalarValue::Utf8View(Some(s)) => s.to_lowercase(),
+        _ => return None,
+    };
+    Some(match unit.as_str() {
+        "microsecond" | "microseconds" => 1,
+        "millisecond" | "milliseconds" => 1_000,
+        "second" => 1_000_000,
+        "minute" => 60_000_000,
+        "hour" => 3_600_000_000,
+        "day" => DAY_US,
+        _ => return None,
+    })
+}
+
+/// The first marked column of a stream's output that users see: what EMIT ON WINDOW CLOSE waits for.
+pub fn closing_column(stream: &Stream, visible: usize) -> Option<usize> {
+    let mut columns: Vec<usize> = marks(stream).iter().map(|m| m.column).collect();
+    columns.sort_unstable();
+    columns.into_iter().find(|&c| c < visible)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_follow_the_calendar() {
+        let term = |steps: Vec<MarkStep>| MarkTerm { relation: RelationId(1), column: 0, steps };
+        let at = |steps, v| term(steps).apply(v);
+        assert_eq!(at(vec![MarkStep::Bin { size: 10, offset: 0 }], 25), 20);
+        assert_eq!(at(vec![MarkStep::Bin { size: 10, offset: 3 }], 25), 23);
+        assert_eq!(at(vec![MarkStep::Bin { size: 10, offset: 0 }], -1), -10);
+        assert_eq!(at(vec![MarkStep::Bin { size: 10, offset: 0 }, MarkStep::Add(10)], 25), 30);
+        assert_eq!(at(vec![MarkStep::Add(i64::MAX)], 25), i64::MAX);
+    }
+
+    #[test]
+    fn a_mark_that_one_input_of_a_union_lacks_is_lost() {
+        let mark = |column, relation| ColumnMark {
+            column,
+            terms: vec![MarkTerm { relation: RelationId(relation), column: 0, steps: vec![] }],
+        };
+        let both = union(&[vec![mark(0, 1), mark(1, 1)], vec![mark(1, 2)]]);
+        assert_eq!(both.len(), 1);
+        assert_eq!((both[0].column, both[0].terms.len()), (1, 2));
+    }
+}

@@ -1,0 +1,215 @@
+//! `/metrics`: the numbers of the process in Prometheus' text format, version 0.0.4.
+
+use std::fmt::{Display, Write};
+
+use super::Sources;
+
+/// A text under construction: families in order, each with its help once.
+#[derive(Default)]
+struct Exposition {
+    text: String,
+}
+
+impl Exposition {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a String does not fail.
+        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        self.text.push_str(name);
+        for (i, (label, text)) in labels.iter().enumerate() {
+            self.text.push(if i == 0 { '{' } else { ',' });
+            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.text, "{label}=\"{text}\"");
+        }
+        if !labels.is_empty() {
+            self.text.push('}');
+        }
+        let _ = writeln!(self.text, " {value}");
+    }
+
+    fn single(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.family(name, kind, help);
+        self.sample(name, &[], value);
+    }
+}
+
+/// All metrics.
+pub fn text(sources: &Sources) -> String {
+    let mut out = Exposition::default();
+    process(&mut out, sources);
+    store(&mut out, sources);
+    jobs(&mut out, sources);
+    out.text
+}
+
+/// Resident memory of the process, in bytes; 0 where the kernel does not say.
+pub fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find(|l| l.starts_with("VmRSS:"));
+    let kib = line.and_then(|l| l.split_whitespace().nth(1)).and_then(|n| n.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+fn process(out: &mut Exposition, sources: &Sources) {
+    out.family("millrace_build_info", "gauge", "The version that runs.");
+    out.sample("millrace_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    let uptime = sources.started.elapsed().as_secs_f64();
+    out.single("millrace_uptime_seconds", "gauge", "Time since the start.", uptime);
+    let limit = sources.memory_limit;
+    out.single("millrace_memory_limit_bytes", "gauge", "The memory limit.", limit);
+    let used = sources.worker.governor().used();
+    out.single("millrace_memory_used_bytes", "gauge", "Memory the governor accounts for.", used);
+    let help = "Resident memory of the process.";
+    out.single("millrace_memory_resident_bytes", "gauge", help, resident());
+    let help = "Memory of running batch queries.";
+    out.single("millrace_query_memory_bytes", "gauge", help, sources.frontend.engine.memory_used());
+    let sessions = sources.frontend.activity();
+    out.family("millrace_sessions", "gauge", "Open sessions by what they do.");
+    let active = sessions.iter().filter(|s| s.active).count();
+    out.sample("millrace_sessions", &[("state", "active")], active);
+    out.sample("millrace_sessions", &[("state", "idle")], sessions.len() - active);
+}
+
+fn store(out: &mut Exposition, sources: &Sources) {
+    if let Some(requests) = &sources.requests {
+        let s = requests.stats();
+        let name = "millrace_store_requests_total";
+        out.family(name, "counter", "Requests to the object store.");
+        for (kind, n) in
+            [("put", s.puts), ("get", s.gets), ("list", s.lists), ("delete", s.deletes)]
+        {
+            out.sample(name, &[("kind", kind)], n);
+        }
+        let name = "millrace_store_bytes_total";
+        out.family(name, "counter", "Bytes to and from the object store.");
+        out.sample(name, &[("direction", "written")], s.bytes_written);
+        out.sample(name, &[("direction", "read")], s.bytes_read);
+        let help = "Requests to the object store that were tried again.";
+        out.single("millrace_store_retries_total", "counter", help, s.retries);
+        let help = "Requests to the object store that failed for good.";
+        out.single("millrace_store_errors_total", "counter", help, s.errors);
+    }
+    let c = sources.store.cache().stats();
+    let name = "millrace_block_cache_reads_total";
+    out.family(name, "counter", "Blocks read, by where they were found.");
+    out.sample(name, &[("found", "memory")], c.hits);
+    out.sample(name, &[("found", "disk")], c.disk_hits);
+    out.sample(name, &[("found", "store")], c.misses.saturating_sub(c.disk_hits));
+    let name = "millrace_block_cache_bytes";
+    out.family(name, "gauge", "Memory of the block cache.");
+    out.sample(name, &[("kind", "blocks")], c.memory_bytes);
+    out.sample(name, &[("kind", "indexes")], c.index_bytes);
+    let help = "Dependent rounds of block reads.";
+    out.single("millrace_block_cache_rounds_total", "counter", help, c.rounds);
+}
+
+fn jobs(out: &mut Exposition, sources: &Sources) {
+    let catalog = sources.frontend.cluster.catalog();
+    let jobs = sources.frontend.cluster.jobs();
+    let names: Vec<String> = jobs
+        .iter()
+        .map(|j| {
+            catalog
+                .by_id(j.relation)
+                .map_or_else(|| j.relation.to_string(), |r| format!("{}.{}", r.schema, r.name))
+        })
+        .collect();
+    let each = || names.iter().zip(&jobs);
+
+    out.family("millrace_job_state", "gauge", "1 for the state a job is in.");
+    for (name, j) in each() {
+        out.sample("millrace_job_state", &[("job", name), ("state", &j.state)], 1);
+    }
+    type Number = fn(&millrace_frontend::cluster::JobRow) -> f64;
+    let families: [(&str, &str, &str, Number); 6] = [
+        ("millrace_job_lag_seconds", "gauge", "How far a job is behind its inputs.", |j| {
+            j.lag_ms.unwrap_or(0) as f64 / 1e3
+        }),
+        ("millrace_job_rows", "gauge", "Rows of a job's relation.", |j| j.rows as f64),
+        ("millrace_job_commits_total", "counter", "Epochs a job has committed.", |j| {
+            j.commits as f64
+        }),
+        ("millrace_job_restarts_total", "counter", "Restarts of a job.", |j| j.restarts as f64),
+        ("millrace_job_state_bytes", "gauge", "State of a job, in memory and stored.", |j| {
+            j.state_bytes() as f64
+        }),
+        ("millrace_job_operators", "gauge", "Operators of a running job.", |j| {
+            j.operators.len() as f64
+        }),
+    ];
+    for (family, kind, help, value) in families {
+        out.family(family, kind, help);
+        for (name, j) in each() {
+            out.sample(family, &[("job", name)], value(j));
+        }
+    }
+    let family = "millrace_job_epoch_seconds";
+    out.family(family, "gauge", "From a cut to its commit, of a job's last epochs.");
+    for (name, j) in each() {
+        for (quantile, took) in [("0.5", j.barrier_p50), ("0.99", j.barrier_p99)] {
+            out.sample(family, &[("job", name), ("quantile", quantile)], took.as_secs_f64());
+        }
+    }
+    let family = "millrace_expression_errors_total";
+    out.family(family, "counter", "Rows on which an expression of a view failed.");
+    for (name, j) in each() {
+        let errors =
+            sources.frontend.cluster.expression_errors(millrace_common::RelationId(j.relation));
+        out.sample(family, &[("job", name)], errors.iter().map(|e| e.count).sum::<u64>());
+    }
+    operators(out, &names, &jobs);
+}
+
+fn operators(out: &mut Exposition, names: &[String], jobs: &[millrace_frontend::cluster::JobRow]) {
+    type Number = fn(&millrace_frontend::cluster::OperatorRow) -> u64;
+    let families: [(&str, &str, &str, Number); 7] = [
+        ("millrace_operator_rows_in_total", "counter", "Rows into an operator.", |o| o.rows_in),
+        ("millrace_operator_rows_out_total", "counter", "Rows out of an operator.", |o| o.rows_out),
+        ("millrace_operator_cache_bytes", "gauge", "State an operator holds in memory.", |o| {
+            o.state_bytes
+        }),
+        ("millrace_operator_cache_hits_total", "counter", "State reads its cache answered.", |o| {
+            o.cache_hits
+        }),
+        ("millrace_operator_cache_misses_total", "counter", "State reads beyond its cache.", |o| {
+            o.cache_misses
+        }),
+        ("millrace_operator_parked_rows", "gauge", "Rows that wait for state.", |o| o.parked_rows),
+        (
+            "millrace_operator_fetch_rounds_total",
+            "counter",
+            "Dependent rounds of state reads.",
+            |o| o.fetch_rounds,
+        ),
+    ];
+    for (family, kind, help, value) in families {
+        out.family(family, kind, help);
+        for (name, job) in names.iter().zip(jobs) {
+            for o in &job.operators {
+                let place = format!("{}.{}", o.fragment, o.node);
+                let labels = [("job", name.as_str()), ("operator", &o.name), ("place", &place)];
+                out.sample(family, &labels, value(o));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut out = Exposition::default();
+        out.single("a_total", "counter", "Things.", 3);
+        out.family("b", "gauge", "More.");
+        out.sample("b", &[("x", "a\"b\\c\nd"), ("y", "2")], 0.5);
+        assert_eq!(
+            out.text,
+            "# HELP a_total Things.\n# TYPE a_total counter\na_total 3\n# HELP b More.\n\
+             # TYPE b gauge\nb{x=\"a\\\"b\\\\c\\nd\",y=\"2\"} 0.5\n"
+        );
+    }
+}

@@ -1,0 +1,174 @@
+//! Rows of a large statement on their way into a table (docs/design.md §4, "Statements"): written as
+//! runs that no version names, and linked into it by one commit, or deleted.
+//!
+//! Until then their epoch is not known and nobody reads them but the statement's own check. Linking
+//! gives every run a new id, so that nothing a cache has kept of the unlinked run is found under it.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use arrow::array::{BinaryArray, Int64Array, RecordBatch};
+use millrace_common::{Epoch, TableId};
+use millrace_rpc::version::{RunMeta, VersionEdit};
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
+
+use crate::block::{Entries, stored_schema};
+use crate::disk;
+use crate::error::Result;
+use crate::job_store::{JobStore, Persisted};
+use crate::memtable::Memtable;
+use crate::merge::{Merger, Mode, Source};
+use crate::run::RunReader;
+use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
+use crate::state_store::Shared;
+use crate::table::RowStorage;
+
+/// Rows of one batch of a check.
+const CHECK_ROWS: usize = 8192;
+/// Entries as they were written: nothing is dropped, weights of a key add up.
+const ALL: Mode = Mode::Compact { horizon: Epoch::ZERO, bottom: false };
+
+/// Staged rows of one table. Dropping it deletes them.
+pub struct Staging {
+    shared: Arc<Shared>,
+    store: Arc<JobStore>,
+    table: TableId,
+    /// Weights of equal keys add up, so that a key that comes twice is seen.
+    open: Memtable,
+    runs: Vec<RunMeta>,
+    kept: bool,
+}
+
+impl std::fmt::Debug for Staging {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Staging").field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+impl JobStore {
+    /// Begins to stage rows of a table.
+    pub fn begin_staging(self: &Arc<Self>, table: TableId) -> Result<Staging> {
+        let version = self.version();
+        let schema = stored_schema(&version.table(table)?.desc.value_schema);
+        Ok(Staging {
+            shared: Arc::clone(&self.shared),
+            store: Arc::clone(self),
+            table,
+            open: Memtable::new(RowStorage::Multiset, schema),
+            runs: Vec::new(),
+            kept: false,
+        })
+    }
+
+    /// Makes staged runs a commit of this job. Ordered as `persist` is; no I/O.
+    pub fn link(&self, runs: &[RunMeta]) -> Persisted {
+        let sequence = self.next_sequence();
+        let link = |run: &RunMeta| RunMeta {
+            run_id: self.shared.namer.next_run_id(),
+            sequence,
+            min_epoch: 0,
+            max_epoch: 0,
+            ..run.clone()
+        };
+        let add_runs = runs.iter().map(link).collect();
+        let edit = Some(VersionEdit { add_runs, ..VersionEdit::default() });
+        Persisted { edit, sequence, ..Persisted::default() }
+    }
+}
+
+impl Staging {
+    /// Adds rows to what is in memory. Weights absent: all +1.
+    pub fn write(&mut self, keys: BinaryArray, weights: Option<Int64Array>, values: RecordBatch) {
+        self.open.write(keys, weights, values);
+    }
+
+    /// Heap bytes of rows that are not in runs yet.
+    pub fn memory_size(&self) -> usize {
+        self.open.memory_size()
+    }
+
+    /// Writes what is in memory as sorted runs.
+    pub async fn spill(&mut self) -> Result<()> {
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        let table = Arc::clone(self.store.version().table(self.table)?);
+        let empty = Memtable::new(RowStorage::Multiset, Arc::clone(table.schema()));
+        let mut full = std::mem::replace(&mut self.open, empty);
+        let mut sink = RunSink::new(Arc::clone(&self.shared), Admit::Never);
+        let (runs, _) = on_blocking_thread(async move {
+            let sorted = full.seal()?;
+            drop(full);
+            let source = Source::memory(sorted.iter().cloned(), 0);
+            drop(sorted);
+            let schema = Arc::clone(table.schema());
+            let merger = Merger::new(RowStorage::Multiset, ALL, schema, CHECK_ROWS, vec![source]);
+            sink.write(&table.desc, &table.codec, Place { level: 0, sequence: 0 }, merger).await?;
+            sink.finish().await
+        })
+        .await?;
+        self.runs.extend(runs);
+        Ok(())
+    }
+
+    /// All staged entries in key order, one a key, with the sum of its weights. After the last `spill`.
+    pub fn merged(&self) -> Result<Merged> {
+        let table = Arc::clone(self.store.version().table(self.table)?);
+        let range = (Bound::Unbounded, Bound::Unbounded);
+        let readers: Vec<Arc<RunReader>> = self
+            .runs
+            .iter()
+            .map(|run| Arc::new(RunReader::new(run.clone(), Arc::clone(&table.codec))))
+            .collect();
+        let sources = disk::scan_all(&self.shared, readers.iter().cloned(), ALL, &range, None);
+        let schema = Arc::clone(table.schema());
+        let merger = Merger::new(RowStorage::Multiset, ALL, schema, CHECK_ROWS, sources);
+        Ok(Merged { merger, readers, shared: Arc::clone(&self.shared) })
+    }
+
+    /// The runs, to be linked. From now on they are not deleted: the log may come to name them.
+    pub fn keep(&mut self) -> Vec<RunMeta> {
+        self.kept = true;
+        self.runs.clone()
+    }
+}
+
+/// The check's read of staged rows.
+pub struct Merged {
+    merger: Merger,
+    readers: Vec<Arc<RunReader>>,
+    shared: Arc<Shared>,
+}
+
+impl Merged {
+    pub async fn next(&mut self) -> Result<Option<Entries>> {
+        self.merger.next().await
+    }
+}
+
+impl Drop for Merged {
+    fn drop(&mut self) {
+        self.readers.iter().for_each(|run| self.shared.cache.forget_run(run));
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.kept || self.runs.is_empty() {
+            return;
+        }
+        let mut objects: Vec<String> = self.runs.iter().map(|r| r.object.clone()).collect();
+        objects.dedup();
+        let store = Arc::clone(&self.shared.options.store);
+        // What is not deleted here the sweep at the next start deletes.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            for object in objects {
+                if let Err(error) = store.delete(&Path::from(object.as_str())).await {
+                    tracing::warn!(%error, object, "a staged object was not deleted");
+                }
+            }
+        });
+    }
+}
