@@ -39,6 +39,7 @@ apt_install() {
 
 command -v cc >/dev/null || apt_install gcc libc6-dev || skip "a C compiler"
 command -v make >/dev/null || apt_install make || skip "make"
+command -v openssl >/dev/null || apt_install openssl || skip "openssl"
 command -v chromium >/dev/null || apt_install chromium || skip "Chromium"
 command -v psql >/dev/null || apt_install postgresql-client || skip "psql"
 [ -x /usr/lib/postgresql/15/bin/initdb ] || apt_install postgresql-15 || skip "PostgreSQL 15"
