@@ -76,6 +76,10 @@ pub struct Overrides {
     pub block_bytes: Option<usize>,
     /// Committed memory runs of a job beyond which they are flushed.
     pub flush_bytes: Option<usize>,
+    /// Rows of epochs under way beyond which they are written early.
+    pub spill_bytes: Option<usize>,
+    /// Decoded blocks that one lookup holds.
+    pub lookup_bytes: Option<usize>,
 }
 
 /// A running process. Dropping it stops it without ceremony, as a crash would.
@@ -332,11 +336,13 @@ fn store_options(
             .flush_bytes
             .or(config.tuning.flush_bytes)
             .unwrap_or((limit / 16).clamp(4 << 20, 64 << 20)),
+        spill_bytes: overrides.spill_bytes.unwrap_or((limit / 8).clamp(8 << 20, 256 << 20)),
         direct_run_bytes: config.tuning.direct_run_bytes.unwrap_or(defaults.direct_run_bytes),
         inline_bytes: config.tuning.inline_bytes.unwrap_or(defaults.inline_bytes),
         block_bytes: overrides.block_bytes,
         // A compaction holds a run or two until they are written.
         run_bytes: (limit / 64).clamp(4 << 20, defaults.run_bytes),
+        lookup_bytes: overrides.lookup_bytes.unwrap_or(limit / 32),
         scan_bytes: (limit / 16).clamp(4 << 20, defaults.scan_bytes),
         ..defaults
     }

@@ -310,7 +310,7 @@ async fn build_runs(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
     for chunk in chunks {
         writer.write(keys_of(&codec, chunk)?, None, chunk.batch.clone());
     }
-    let run = writer.seal().map_err(text)?.ok_or("nothing was sealed")?;
+    let run = writer.seal().map_err(text)?.pop().ok_or("nothing was sealed")?;
     let limit = Duration::from_secs_f64(args.seconds);
     let started = Instant::now();
     let mut rows = 0;

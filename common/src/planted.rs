@@ -20,6 +20,11 @@ pub const BUGS: &[(&str, &str)] = &[
     ("outer-null-row-stays", "an outer join keeps the NULL row after a match appears"),
     ("changes-skip-epoch", "a reader skips a relation's change when it falls back to the store"),
     ("tail-not-replayed", "recovery forgets the newest tail slice"),
+    ("early-part-lost", "a commit forgets the first part of an epoch that was written early"),
+    (
+        "set-aside-twice",
+        "a keyed relation's change that was set aside is not added up across its parts",
+    ),
 ];
 
 static ANY: AtomicBool = AtomicBool::new(false);

@@ -139,8 +139,8 @@ mod tests {
         let values = RecordBatch::try_new_with_options(no_columns, vec![], &options).unwrap();
         let mut writer = job.writer(TABLE).unwrap();
         writer.write(BinaryArray::from_iter_values(keys), None, values);
-        let run = writer.seal().unwrap().unwrap();
-        job.publish(Epoch(epoch), job.persist(vec![run]).await.unwrap());
+        let runs = writer.seal().unwrap();
+        job.publish(Epoch(epoch), job.persist(runs).await.unwrap());
         let edit = job.flush().await.unwrap();
         job.apply_edit(&edit);
         edit.add_runs

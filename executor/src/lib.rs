@@ -12,6 +12,7 @@ pub mod error_sink;
 pub mod exchange;
 pub mod hub;
 pub mod input;
+mod large_change;
 pub mod layout;
 pub mod marks;
 pub mod materialize;

@@ -4,7 +4,8 @@
 //! `Keyed` rows must net to at most one old and one new row a key, each once; anything else is a bug
 //! and fails the job. `Append` rows are written as they come. A change beyond `delta_bytes` is not
 //! kept for the ring (readers fall back to the state table); `Multiset` rows are then written
-//! through, since the memtable adds their weights up anyway, and `Keyed` rows are consolidated early.
+//! through, since the memtable adds their weights up anyway, and `Keyed` rows are consolidated early and, if
+//! most of them stay, set aside in the store until the barrier ([`LargeChange`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::blackhole::{Digest, digest};
 use crate::consolidate::{Net, net_by_identity, net_by_key, weights};
 use crate::error::ExecError;
 use crate::hub::HubChunk;
+use crate::large_change::{LargeChange, Part};
 use crate::layout::RowLayout;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::publish::SinkRoot;
@@ -57,10 +59,18 @@ impl Root {
         }
     }
 
-    /// Ends the epoch.
-    pub fn barrier(&mut self, sealed: &mut Vec<MemRun>) -> Result<RootReport, ExecError> {
+    /// Makes room after rows were pushed, if they are many.
+    pub async fn relieve(&mut self) -> Result<(), ExecError> {
         match self {
-            Root::Materialize(m) => m.barrier(sealed),
+            Root::Materialize(m) => m.relieve().await,
+            Root::Blackhole(_) | Root::Sink(_) => Ok(()),
+        }
+    }
+
+    /// Ends the epoch.
+    pub async fn barrier(&mut self, sealed: &mut Vec<MemRun>) -> Result<RootReport, ExecError> {
+        match self {
+            Root::Materialize(m) => m.barrier(sealed).await,
             Root::Blackhole(sum) => {
                 let sum = std::mem::take(sum);
                 Ok(RootReport {
@@ -95,6 +105,8 @@ pub struct Materialize {
     vnodes: Range<Vnode>,
     /// The epoch's change so far, not written.
     pending: Vec<DeltaChunk>,
+    /// What of the epoch's change is set aside (Keyed).
+    large: Option<LargeChange>,
     /// Written already, for the ring; `None`: too large.
     written: Option<Vec<HubChunk>>,
     written_bytes: usize,
@@ -124,6 +136,7 @@ impl Materialize {
             writer,
             vnodes,
             pending: Vec::new(),
+            large: None,
             written: Some(Vec::new()),
             written_bytes: 0,
             row_count: 0,
@@ -214,21 +227,72 @@ impl Materialize {
         Ok(())
     }
 
+    /// Sets a change aside that consolidation did not make small.
+    async fn relieve(&mut self) -> Result<(), ExecError> {
+        if self.layout.storage != RowStorage::Keyed || self.account.bytes() <= self.budget {
+            return Ok(());
+        }
+        let Some(chunk) = self.take_pending()? else { return Ok(()) };
+        self.limit = self.budget;
+        self.set_aside(&chunk).await
+    }
+
+    async fn set_aside(&mut self, chunk: &DeltaChunk) -> Result<(), ExecError> {
+        let large = match &mut self.large {
+            Some(large) => large,
+            None => {
+                let begun =
+                    LargeChange::begin(&self.layout, self.writer.store(), self.writer.desc().id)?;
+                self.large.insert(begun)
+            }
+        };
+        large.add(chunk).await
+    }
+
+    /// Adds up what was set aside and writes it, part by part.
+    async fn write_large(&mut self) -> Result<(), ExecError> {
+        if self.large.is_none() {
+            return self.write_keyed();
+        }
+        if let Some(rest) = self.take_pending()? {
+            self.set_aside(&rest).await?;
+        }
+        let Some(large) = self.large.take() else { return Ok(()) };
+        self.written = None;
+        let mut parts = large.read()?;
+        while let Some(Part { chunk, keys, vnodes }) = parts.next().await? {
+            self.changed |= !chunk.is_empty();
+            self.write_net(&chunk, &keys, &vnodes)?;
+            self.writer.store().wait_for_spills().await;
+        }
+        Ok(())
+    }
+
     fn write_keyed(&mut self) -> Result<(), ExecError> {
         let Some(chunk) = self.take_pending()? else { return Ok(()) };
         let vnodes = self.layout.vnodes(&chunk.batch)?;
-        self.check_owned(&vnodes)?;
         let keys = self.layout.keys(&chunk.batch, &vnodes)?;
-        let net = net_by_key(&keys, &chunk, &self.layout.identity)?;
+        self.write_net(&chunk, &keys, &vnodes)
+    }
+
+    /// Writes a change that holds all rows of its keys.
+    fn write_net(
+        &mut self,
+        chunk: &DeltaChunk,
+        keys: &BinaryArray,
+        vnodes: &[Vnode],
+    ) -> Result<(), ExecError> {
+        self.check_owned(vnodes)?;
+        let net = net_by_key(keys, chunk, &self.layout.identity)?;
         let puts =
             KeyedWrites::of(&net, |row| self.layout.describe_key(&chunk.batch, row as usize))?;
         self.row_count += puts.row_count;
-        let (delta, delta_keys, delta_vnodes) = pick(&net, &chunk, &keys, &vnodes)?;
+        let (delta, delta_keys, delta_vnodes) = pick(&net, chunk, keys, vnodes)?;
         if puts.whole {
             self.writer.write(delta_keys, delta.weights.clone(), delta.batch.clone());
         } else {
             let rows = UInt32Array::from(puts.rows);
-            let keys = take_binary(&keys, &rows)?;
+            let keys = take_binary(keys, &rows)?;
             self.writer.write(
                 keys,
                 weights(&puts.weights),
@@ -252,11 +316,11 @@ impl Materialize {
         }
     }
 
-    fn barrier(&mut self, sealed: &mut Vec<MemRun>) -> Result<RootReport, ExecError> {
+    async fn barrier(&mut self, sealed: &mut Vec<MemRun>) -> Result<RootReport, ExecError> {
         match self.layout.storage {
             RowStorage::Append => {}
             RowStorage::Multiset => self.write_multiset()?,
-            RowStorage::Keyed => self.write_keyed()?,
+            RowStorage::Keyed => self.write_large().await?,
         }
         sealed.extend(self.writer.seal()?);
         let counters = match self.layout.storage {

@@ -4,7 +4,7 @@
 //! If all of these are in memory it is answered at once; else it makes at most two dependent rounds,
 //! one for all indexes that are missing and one for all blocks, whatever the number of keys and runs.
 
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,14 +17,15 @@ use millrace_common::{Epoch, TableId};
 
 use crate::block::{Block, Entries};
 use crate::cache::{BlockCache, BlockRequest, Priority, ReadOptions};
+use crate::entry::Found;
 use crate::error::{Result, StorageError};
-use crate::lookup::{Sorted, sorted_order};
+use crate::lookup::{Lookups, Sorted, sorted_order};
 use crate::merge::{Input, Mode, Source};
 use crate::run::{PrefixLengths, RunIndex, RunReader};
 use crate::snapshot::{KeyRange, cut_range};
 use crate::state_store::Shared;
 use crate::version::TableVersion;
-use crate::writer::Question;
+use crate::writer::{EarlyRun, Question};
 
 /// Encoded bytes that one step of a scan reads of a run, at most.
 const SCAN_WINDOW_BYTES: u64 = 1 << 20;
@@ -47,6 +48,10 @@ pub(crate) enum Probe {
 /// The part of a question that a run may answer.
 struct Target {
     run: Arc<RunReader>,
+    /// Position of the first of `strings` in the sorted question.
+    first: usize,
+    /// Its rank among what one writer holds, where no version names the run.
+    early: Option<u64>,
     strings: BinaryArray,
     asks: Asks,
 }
@@ -62,41 +67,165 @@ enum Asks {
 
 /// A lookup that needs I/O.
 pub(crate) struct Fetch {
-    cache: Arc<BlockCache>,
+    shared: Arc<Shared>,
+    asked: Asked,
     targets: Vec<Target>,
     as_of: Epoch,
 }
 
+/// What one step of a lookup answers: a stretch of its sorted strings, and where their blocks are.
+struct Step {
+    strings: Range<usize>,
+    /// By target, ascending.
+    blocks: Vec<Vec<u32>>,
+}
+
 impl Fetch {
-    pub async fn run(self) -> Result<Vec<Sorted>> {
+    /// Answers the question, with what is in memory too. One round for the indexes that are missing, and
+    /// one for the blocks; where these would take more memory than a lookup may, several, each for a part of
+    /// the strings, with one read ahead.
+    pub async fn answer(self, question: Question, mut lookups: Lookups) -> Result<Found> {
         let runs: Vec<Arc<RunReader>> = self.targets.iter().map(|t| Arc::clone(&t.run)).collect();
-        let indexes = self.cache.indexes(&runs, Priority::Demand).await?;
-        let mut requests = Vec::new();
-        let mut counts = Vec::with_capacity(runs.len());
-        for (target, index) in self.targets.iter().zip(&indexes) {
-            let blocks = target.blocks(index, self.as_of);
-            counts.push(blocks.len());
-            requests.extend(blocks.into_iter().map(|block| BlockRequest {
-                run: Arc::clone(&target.run),
-                index: Arc::clone(index),
-                block,
+        let indexes = self.shared.cache.indexes(&runs, Priority::Demand).await?;
+        let mut steps = self.steps(&indexes);
+        if steps.len() <= 1 {
+            let blocks = steps.pop().map(|s| s.blocks).unwrap_or_default();
+            lookups.sources.extend(self.read(&indexes, blocks).await?);
+            return question.answer(&lookups);
+        }
+        let memory = lookups.sources.len();
+        let mut found = Vec::with_capacity(steps.len());
+        let reads = steps.into_iter().map(|step| {
+            let read = self.read(&indexes, step.blocks);
+            async move { Ok::<_, StorageError>((step.strings, read.await?)) }
+        });
+        let mut reads = futures::stream::iter(reads).buffered(2);
+        while let Some((strings, blocks)) = reads.try_next().await? {
+            lookups.sources.truncate(memory);
+            lookups.sources.extend(blocks);
+            let part = self.asked.part(&question, strings.clone());
+            found.push((strings, part.answer(&lookups)?));
+        }
+        self.asked.join(found)
+    }
+
+    /// Cuts the question such that the blocks of each part, decoded, stay within a lookup's memory.
+    fn steps(&self, indexes: &[Arc<RunIndex>]) -> Vec<Step> {
+        let most = self.shared.options.lookup_bytes as u64;
+        let mut located: Vec<(usize, usize, u32, u64)> = Vec::new();
+        for (t, (target, index)) in self.targets.iter().zip(indexes).enumerate() {
+            located.extend(target.located(index, self.as_of).into_iter().map(|(string, block)| {
+                let range = index.block_range(block);
+                (string, t, block, (range.end - range.start) * DECODED)
             }));
         }
-        let mut blocks = self.cache.fetch(requests, ReadOptions::DEMAND).await?.into_iter();
-        let take = |(target, n): (&Target, usize)| target.sorted(blocks.by_ref().take(n));
-        Ok(self.targets.iter().zip(counts).map(take).collect())
+        located.sort_unstable();
+        let none = || vec![Vec::new(); self.targets.len()];
+        let (mut steps, mut blocks, mut bytes, mut from) = (Vec::new(), none(), 0, 0);
+        for of_string in located.chunk_by(|a, b| a.0 == b.0) {
+            let string = of_string[0].0;
+            let is_new = |blocks: &Vec<Vec<u32>>, t: usize, b: u32| blocks[t].last() < Some(&b);
+            let more: u64 =
+                of_string.iter().filter(|l| is_new(&blocks, l.1, l.2)).map(|l| l.3).sum();
+            if bytes > 0 && bytes + more > most {
+                let full = std::mem::replace(&mut blocks, none());
+                steps.push(Step { strings: from..string, blocks: full });
+                (bytes, from) = (0, string);
+            }
+            for &(_, t, block, size) in of_string {
+                if is_new(&blocks, t, block) {
+                    blocks[t].push(block);
+                    bytes += size;
+                }
+            }
+        }
+        steps.push(Step { strings: from..self.asked.len(), blocks });
+        steps
+    }
+
+    /// The blocks of each target.
+    async fn read(&self, indexes: &[Arc<RunIndex>], blocks: Vec<Vec<u32>>) -> Result<Vec<Sorted>> {
+        let requests =
+            self.targets.iter().zip(indexes).zip(&blocks).flat_map(|((t, i), blocks)| {
+                let request =
+                    |&block| BlockRequest { run: Arc::clone(&t.run), index: Arc::clone(i), block };
+                blocks.iter().map(request)
+            });
+        let requests: Vec<BlockRequest> = requests.collect();
+        let mut read = self.shared.cache.fetch(requests, ReadOptions::DEMAND).await?.into_iter();
+        let take = |(t, of): (&Target, &Vec<u32>)| t.sorted(read.by_ref().take(of.len()));
+        Ok(self.targets.iter().zip(&blocks).map(take).collect())
+    }
+}
+
+/// The strings of a question in order, and which of them each one is.
+struct Asked {
+    sorted: BinaryArray,
+    /// Positions in the question; `None`: it was in order.
+    order: Option<Vec<u32>>,
+}
+
+impl Asked {
+    fn new(question: &Question) -> Result<Asked> {
+        let strings = question.strings();
+        if matches!(question, Question::Ranges { .. }) {
+            return Ok(Asked { sorted: strings.clone(), order: None });
+        }
+        let order = sorted_order(strings);
+        if order.iter().enumerate().all(|(i, &o)| i == o as usize) {
+            return Ok(Asked { sorted: strings.clone(), order: None });
+        }
+        let indices = UInt32Array::from(order.clone());
+        let sorted = compute::take(strings, &indices, None)?.as_binary::<i32>().clone();
+        Ok(Asked { sorted, order: Some(order) })
+    }
+
+    fn len(&self) -> usize {
+        self.sorted.len()
+    }
+
+    /// The question of some of the sorted strings.
+    fn part(&self, question: &Question, strings: Range<usize>) -> Question {
+        let cut = |all: &BinaryArray| all.slice(strings.start, strings.len());
+        match question {
+            Question::Keys(_) => Question::Keys(cut(&self.sorted)),
+            Question::Prefixes(_, limit) => Question::Prefixes(cut(&self.sorted), *limit),
+            Question::Ranges { starts, ends, limit } => {
+                Question::Ranges { starts: cut(starts), ends: cut(ends), limit: *limit }
+            }
+        }
+    }
+
+    /// The answers of parts as the one of the whole question: by position, then by key.
+    fn join(&self, parts: Vec<(Range<usize>, Found)>) -> Result<Found> {
+        let mut inputs: Vec<u32> = Vec::new();
+        for (strings, found) in &parts {
+            inputs.extend(found.input.values().iter().map(|&i| {
+                let at = strings.start + i as usize;
+                self.order.as_ref().map_or(at as u32, |order| order[at])
+            }));
+        }
+        let found = Found::concat(inputs, parts.into_iter().map(|p| p.1).collect())?;
+        Ok(if self.order.is_none() { found } else { found.by_input()? })
     }
 }
 
 impl Target {
     /// The part of sorted questions that lies between the run's keys.
-    fn of(run: &Arc<RunReader>, sorted: &BinaryArray, asks: &Asks) -> Option<Target> {
+    fn of(
+        run: &Arc<RunReader>,
+        early: Option<u64>,
+        sorted: &BinaryArray,
+        asks: &Asks,
+    ) -> Option<Target> {
         let meta = run.meta();
         if let Asks::Ranges(ends) = asks {
             let start = partition(ends, |e| e <= &meta.min_key[..]);
             let end = partition(sorted, |s| s <= &meta.max_key[..]);
             return (start < end).then(|| Target {
                 run: Arc::clone(run),
+                early,
+                first: start,
                 strings: sorted.slice(start, end - start),
                 asks: Asks::Ranges(ends.slice(start, end - start)),
             });
@@ -112,35 +241,43 @@ impl Target {
         let end = partition(sorted, |s| s <= &meta.max_key[..]);
         (start < end).then(|| Target {
             run: Arc::clone(run),
+            early,
+            first: start,
             strings: sorted.slice(start, end - start),
             asks: asks.clone(),
         })
     }
 
-    /// The blocks that may answer, ascending.
-    fn blocks(&self, index: &RunIndex, as_of: Epoch) -> Vec<u32> {
-        let second = |located: Vec<(u32, u32)>| located.into_iter().map(|(_, b)| b).collect();
-        let mut blocks: Vec<u32> = match &self.asks {
-            Asks::Prefixes => second(index.locate_prefixes(&self.strings)),
-            Asks::Keys => second(index.locate_keys(&self.strings, None)),
+    /// The blocks that may answer: (position of a string in the sorted question, block).
+    fn located(&self, index: &RunIndex, as_of: Epoch) -> Vec<(usize, u32)> {
+        let located: Vec<(u32, u32)> = match &self.asks {
+            Asks::Prefixes => index.locate_prefixes(&self.strings),
+            Asks::Keys => index.locate_keys(&self.strings, None),
             Asks::Ranges(ends) => (0..self.strings.len())
                 .flat_map(|i| {
                     let start = Bound::Included(self.strings.value(i));
-                    index.locate_range(start, Bound::Excluded(ends.value(i)))
+                    let blocks = index.locate_range(start, Bound::Excluded(ends.value(i)));
+                    blocks.map(move |block| (i as u32, block))
                 })
                 .collect(),
         };
+        let visible = located.into_iter().filter(|&(_, b)| index.block_epochs(b).0 <= as_of);
+        visible.map(|(string, block)| (self.first + string as usize, block)).collect()
+    }
+
+    /// The blocks that may answer, ascending.
+    fn blocks(&self, index: &RunIndex, as_of: Epoch) -> Vec<u32> {
+        let mut blocks: Vec<u32> = self.located(index, as_of).into_iter().map(|l| l.1).collect();
         blocks.sort_unstable();
         blocks.dedup();
-        blocks.retain(|&b| index.block_epochs(b).0 <= as_of);
         blocks
     }
 
     fn sorted(&self, blocks: impl Iterator<Item = Arc<Block>>) -> Sorted {
         Sorted {
             batches: blocks.map(|b| b.entries.clone()).collect(),
-            private: false,
-            rank: self.run.meta().sequence,
+            private: self.early.is_some(),
+            rank: self.early.unwrap_or(self.run.meta().sequence),
         }
     }
 }
@@ -157,8 +294,9 @@ fn partition(sorted: &BinaryArray, below: impl Fn(&[u8]) -> bool) -> usize {
 
 /// Finds out, without I/O, what disk runs have to say.
 pub(crate) fn probe(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     table: &TableVersion,
+    early: &[EarlyRun],
     as_of: Epoch,
     question: &Question,
 ) -> Result<Probe> {
@@ -166,20 +304,22 @@ pub(crate) fn probe(
         shared.prefixes(table.desc.id).note(asked);
     }
     let visible = table.disk.iter().filter(|r| Epoch(r.meta().min_epoch) <= as_of);
-    let mut visible = visible.peekable();
+    let visible = visible.map(|run| (run, None));
+    let mut visible = visible.chain(early.iter().map(|(run, rank)| (run, Some(*rank)))).peekable();
     if visible.peek().is_none() || question.strings().is_empty() {
         return Ok(Probe::Ready(Vec::new()));
     }
-    let (sorted, asks) = match question {
-        Question::Keys(keys) => (sorted_strings(keys)?, Asks::Keys),
-        Question::Prefixes(prefixes, _) => (sorted_strings(prefixes)?, Asks::Prefixes),
-        // In order as they are.
-        Question::Ranges { starts, ends, .. } => (starts.clone(), Asks::Ranges(ends.clone())),
+    let asks = match question {
+        Question::Keys(_) => Asks::Keys,
+        Question::Prefixes(..) => Asks::Prefixes,
+        Question::Ranges { ends, .. } => Asks::Ranges(ends.clone()),
     };
-    let targets: Vec<Target> = visible.filter_map(|run| Target::of(run, &sorted, &asks)).collect();
+    let asked = Asked::new(question)?;
+    let targets: Vec<Target> =
+        visible.filter_map(|(run, early)| Target::of(run, early, &asked.sorted, &asks)).collect();
     match probe_memory(&shared.cache, &targets, as_of) {
         Some(found) => Ok(Probe::Ready(found)),
-        None => Ok(Probe::Fetch(Fetch { cache: Arc::clone(&shared.cache), targets, as_of })),
+        None => Ok(Probe::Fetch(Fetch { shared: Arc::clone(shared), asked, targets, as_of })),
     }
 }
 
@@ -196,14 +336,6 @@ fn probe_memory(cache: &BlockCache, targets: &[Target], as_of: Epoch) -> Option<
         Some(target.sorted(blocks?.into_iter()))
     };
     targets.iter().zip(indexes?).map(one).collect()
-}
-
-fn sorted_strings(strings: &BinaryArray) -> Result<BinaryArray> {
-    let order = sorted_order(strings);
-    if order.iter().enumerate().all(|(i, &o)| i == o as usize) {
-        return Ok(strings.clone());
-    }
-    Ok(compute::take(strings, &UInt32Array::from(order), None)?.as_binary::<i32>().clone())
 }
 
 /// Runs as sources of one merge, within a share of the budget that all scans have together. Where it

@@ -12,7 +12,7 @@ use arrow::array::{
     UInt32Array, new_empty_array,
 };
 use arrow::compute;
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::{DataType, Int64Type, SchemaRef, UInt32Type};
 use arrow::error::ArrowError;
 
 use crate::block::Entries;
@@ -99,6 +99,41 @@ impl Found {
 
     pub fn is_empty(&self) -> bool {
         self.input.is_empty()
+    }
+
+    /// All rows of parts of one lookup, with these inputs.
+    pub(crate) fn concat(inputs: Vec<u32>, mut parts: Vec<Found>) -> Result<Found, ArrowError> {
+        let input = UInt32Array::from(inputs);
+        if parts.len() == 1 {
+            let only = parts.remove(0);
+            return Ok(Found { input, ..only });
+        }
+        let Some(schema) = parts.first().map(|p| p.values.schema()) else {
+            return Err(ArrowError::ComputeError("a lookup has no parts".to_string()));
+        };
+        let keys: Vec<&dyn Array> = parts.iter().map(|p| &p.keys as &dyn Array).collect();
+        let weights: Vec<&dyn Array> = parts.iter().map(|p| &p.weights as &dyn Array).collect();
+        Ok(Found {
+            input,
+            keys: compute::concat(&keys)?.as_binary::<i32>().clone(),
+            weights: compute::concat(&weights)?.as_primitive::<Int64Type>().clone(),
+            values: compute::concat_batches(&schema, parts.iter().map(|p| &p.values))?,
+        })
+    }
+
+    /// In the order of inputs; rows of one input stay in their order.
+    pub(crate) fn by_input(self) -> Result<Found, ArrowError> {
+        let mut order: Vec<u32> = (0..self.len() as u32).collect();
+        order.sort_by_key(|&row| self.input.value(row as usize));
+        let order = UInt32Array::from(order);
+        Ok(Found {
+            input: compute::take(&self.input, &order, None)?.as_primitive::<UInt32Type>().clone(),
+            keys: compute::take(&self.keys, &order, None)?.as_binary::<i32>().clone(),
+            weights: compute::take(&self.weights, &order, None)?
+                .as_primitive::<Int64Type>()
+                .clone(),
+            values: compute::take_record_batch(&self.values, &order)?,
+        })
     }
 }
 

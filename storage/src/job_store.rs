@@ -14,9 +14,11 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
+use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, Epoch, JobId, TableId, Vnode};
 use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
 
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
@@ -89,6 +91,10 @@ pub struct JobStore {
     flushed: tokio::sync::Mutex<VersionEdit>,
     /// A background merge of memory runs is under way.
     pub(crate) merging: AtomicBool,
+    /// Bytes sealed early that are not durable yet.
+    pub(crate) spilling: AtomicUsize,
+    /// Told when `spilling` falls.
+    pub(crate) spilled: Notify,
 }
 
 impl std::fmt::Debug for JobStore {
@@ -111,7 +117,7 @@ impl JobStore {
             version.tables().map(|t| (t.desc.id, Arc::clone(&t.codec))).collect();
         let mut tail = committed.tail.clone();
         tail.sort_by_key(|s| s.sequence);
-        if millrace_common::planted::is_planted("tail-not-replayed") {
+        if is_planted("tail-not-replayed") {
             tail.pop();
         }
         // Collected first: a closure held across an await would not be `Send` for every lifetime.
@@ -130,6 +136,8 @@ impl JobStore {
             sealed: Mutex::default(),
             flushed: tokio::sync::Mutex::default(),
             merging: AtomicBool::new(false),
+            spilling: AtomicUsize::new(0),
+            spilled: Notify::new(),
         }))
     }
 
@@ -192,8 +200,12 @@ impl JobStore {
 
     /// Makes a delta durable. Commits are ordered as `persist` is called, not as it returns.
     pub fn persist(self: &Arc<Self>, runs: Vec<MemRun>) -> BoxFuture<'static, Result<Persisted>> {
-        let runs: Vec<MemRun> = runs.into_iter().filter(|r| r.num_rows() > 0).collect();
+        let runs = runs.into_iter().filter(|r| r.num_rows() > 0);
+        let (early, runs): (Vec<MemRun>, Vec<MemRun>) = runs.partition(|r| r.spill.is_some());
         let store = Arc::clone(self);
+        if !early.is_empty() {
+            return self.persist_large(early, runs);
+        }
         if runs.is_empty() {
             return Box::pin(futures::future::ready(Ok(Persisted::default())));
         }
@@ -207,6 +219,43 @@ impl JobStore {
             let slice = store.shared.tail.put(encoded, sequence).await?;
             Ok(Persisted { slices: vec![slice], runs, sequence, ..Persisted::default() })
         })
+    }
+
+    /// A delta of which parts were sealed early, those of one writer in order.
+    fn persist_large(
+        self: &Arc<Self>,
+        early: Vec<MemRun>,
+        runs: Vec<MemRun>,
+    ) -> BoxFuture<'static, Result<Persisted>> {
+        let store = Arc::clone(self);
+        let count = early.len() as u64;
+        let first = self.next_sequence.fetch_add(count + 1, Ordering::Relaxed);
+        Box::pin(async move {
+            let mut all = flush::persist_as_runs(&store, runs, first + count).await?;
+            let mut edit = all.edit.take().unwrap_or_default();
+            for (run, sequence) in early.iter().zip(first..) {
+                if is_planted("early-part-lost") && sequence == first {
+                    continue;
+                }
+                if let Some(spill) = &run.spill {
+                    edit.add_runs.extend(spill.keep(sequence).await?);
+                }
+                all.seals.push((run.table(), run.seal));
+            }
+            Ok(Persisted { edit: Some(edit), sequence: first + count, ..all })
+        })
+    }
+
+    /// Waits while much that was sealed early is still on its way to the store: whoever writes more would
+    /// only add to it.
+    pub async fn wait_for_spills(&self) {
+        let much = || self.spilling.load(Ordering::Relaxed) > self.shared.options.spill_bytes / 2;
+        while much() {
+            let told = self.spilled.notified();
+            if much() {
+                told.await;
+            }
+        }
     }
 
     /// Makes bytes durable that are no state: what a commit hands on. Small ones ride in the log record,

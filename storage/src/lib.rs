@@ -35,6 +35,7 @@ pub mod sim;
 mod sink;
 mod slice;
 pub mod snapshot;
+mod spill;
 pub mod stage;
 pub mod state_store;
 pub mod table;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use millrace_common::{Epoch, TableId};
 
 use crate::block::{Entries, Epochs};
+use crate::spill::Spill;
 
 /// Rows of one batch inside a run: large enough to sort and gather in one go, small enough for the
 /// 32-bit offsets of keys and strings.
@@ -37,6 +38,8 @@ pub struct MemRun {
     /// Runs of one group may be merged with each other; see `version`.
     pub(crate) group: u64,
     pub(crate) seal: SealId,
+    /// It was sealed before its epoch ended, and is on its way to the store.
+    pub(crate) spill: Option<Arc<Spill>>,
     rows: usize,
     bytes: usize,
     tombstones: usize,
@@ -84,6 +87,7 @@ impl MemRun {
             max_sequence: 0,
             group: 0,
             seal: SealId::default(),
+            spill: None,
             rows,
             bytes,
             tombstones,
@@ -102,6 +106,11 @@ impl MemRun {
             group,
             ..self.clone()
         }
+    }
+
+    /// The same run, whose entries are to be had elsewhere.
+    pub(crate) fn without_batches(&self) -> MemRun {
+        MemRun { batches: Arc::from([]), bytes: 0, ..self.clone() }
     }
 
     pub fn table(&self) -> TableId {

@@ -14,7 +14,7 @@ use crate::merge::Merger;
 use crate::run::{FinishedRun, RunBuilder, RunIndex, RunKind, RunOptions, RunReader};
 use crate::segment::SegmentWriter;
 use crate::state_store::Shared;
-use crate::table::{StateClass, TableDesc};
+use crate::table::{RowStorage, StateClass, TableDesc};
 
 /// Runs beyond this get a segment of their own; smaller ones share.
 const SHARED_SEGMENT_BYTES: usize = 8 << 20;
@@ -216,6 +216,8 @@ fn run_options(desc: &TableDesc, block_bytes: Option<usize>) -> RunOptions {
             RunKind::Point
         }
         StateClass::RangeRead if !desc.relation => RunKind::Prefix,
+        // Asked by key for each statement and changed row as often as scanned.
+        _ if desc.storage == RowStorage::Keyed => RunKind::Prefix,
         _ => RunKind::Range,
     };
     // Relations are scanned, and asked by key for each statement and changed row: they want both.

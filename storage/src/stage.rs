@@ -10,17 +10,15 @@ use std::sync::Arc;
 use arrow::array::{BinaryArray, Int64Array, RecordBatch};
 use millrace_common::{Epoch, TableId};
 use millrace_rpc::version::{RunMeta, VersionEdit};
-use object_store::ObjectStoreExt;
-use object_store::path::Path;
 
 use crate::block::{Entries, stored_schema};
 use crate::disk;
 use crate::error::Result;
 use crate::job_store::{JobStore, Persisted};
 use crate::memtable::Memtable;
-use crate::merge::{Merger, Mode, Source};
+use crate::merge::{Merger, Mode};
 use crate::run::RunReader;
-use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
+use crate::spill::{delete_unnamed, write_unnamed};
 use crate::state_store::Shared;
 use crate::table::RowStorage;
 
@@ -96,18 +94,8 @@ impl Staging {
         let table = Arc::clone(self.store.version().table(self.table)?);
         let empty = Memtable::new(RowStorage::Multiset, Arc::clone(table.schema()));
         let mut full = std::mem::replace(&mut self.open, empty);
-        let mut sink = RunSink::new(Arc::clone(&self.shared), Admit::Never);
-        let (runs, _) = on_blocking_thread(async move {
-            let sorted = full.seal()?;
-            drop(full);
-            let source = Source::memory(sorted.iter().cloned(), 0);
-            drop(sorted);
-            let schema = Arc::clone(table.schema());
-            let merger = Merger::new(RowStorage::Multiset, ALL, schema, CHECK_ROWS, vec![source]);
-            sink.write(&table.desc, &table.codec, Place { level: 0, sequence: 0 }, merger).await?;
-            sink.finish().await
-        })
-        .await?;
+        let sorted = move || Ok(full.seal()?);
+        let runs = write_unnamed(&self.shared, &table, RowStorage::Multiset, sorted).await?;
         self.runs.extend(runs);
         Ok(())
     }
@@ -158,17 +146,6 @@ impl Drop for Staging {
         if self.kept || self.runs.is_empty() {
             return;
         }
-        let mut objects: Vec<String> = self.runs.iter().map(|r| r.object.clone()).collect();
-        objects.dedup();
-        let store = Arc::clone(&self.shared.options.store);
-        // What is not deleted here the sweep at the next start deletes.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn(async move {
-            for object in objects {
-                if let Err(error) = store.delete(&Path::from(object.as_str())).await {
-                    tracing::warn!(%error, object, "a staged object was not deleted");
-                }
-            }
-        });
+        delete_unnamed(&self.shared, self.runs.iter().map(|r| r.object.clone()));
     }
 }

@@ -36,6 +36,8 @@ pub struct StoreOptions {
     pub cache: CacheOptions,
     /// A job's committed memory runs are flushed beyond this.
     pub flush_bytes: usize,
+    /// Rows of epochs under way beyond which the largest parts are written before their epochs end.
+    pub spill_bytes: usize,
     /// A commit larger than this goes into runs of its own instead of the tail.
     pub direct_run_bytes: usize,
     /// A slice up to this rides in the log record.
@@ -44,6 +46,8 @@ pub struct StoreOptions {
     pub block_bytes: Option<usize>,
     /// Compaction output aims at this.
     pub run_bytes: usize,
+    /// Blocks that one lookup holds, decoded; one that needs more reads them in several rounds.
+    pub lookup_bytes: usize,
     /// Blocks that scans and compactions hold, decoded, before their rows are asked for.
     pub scan_bytes: usize,
     /// Tail slices that are being read already.
@@ -57,10 +61,12 @@ impl StoreOptions {
             incarnation,
             cache: CacheOptions::default(),
             flush_bytes: 64 << 20,
+            spill_bytes: 256 << 20,
             direct_run_bytes: 8 << 20,
             inline_bytes: 16 << 10,
             block_bytes: None,
             run_bytes: 64 << 20,
+            lookup_bytes: 256 << 20,
             scan_bytes: 256 << 20,
             prefetch: None,
         }
@@ -74,6 +80,8 @@ pub(crate) struct Shared {
     pub tail: Tail,
     pub cache: Arc<BlockCache>,
     pub pins: Arc<ObjectPins>,
+    /// Bytes of all open memtables.
+    pub open_bytes: AtomicUsize,
     /// Scans under way, which share `scan_bytes`.
     pub scans: AtomicUsize,
     /// Held while memory runs become runs of the store: their blocks, filter and index are in memory.
@@ -125,6 +133,7 @@ impl StateStore {
             tail,
             cache,
             pins: Arc::default(),
+            open_bytes: AtomicUsize::new(0),
             scans: AtomicUsize::new(0),
             flushing: Semaphore::new(writers),
             compacting: Semaphore::new(writers),

@@ -21,6 +21,8 @@ use crate::job_store::JobStore;
 use crate::lookup::{Lookups, Sorted};
 use crate::memrun::{MemRun, SealId};
 use crate::memtable::Memtable;
+use crate::run::RunReader;
+use crate::spill::{self, Spill};
 use crate::table::TableDesc;
 use crate::version::TableVersion;
 
@@ -60,9 +62,14 @@ pub struct TableWriter {
     /// Oldest first.
     sealed: SealedRuns,
     next_seal: SealId,
-    /// Bytes of `open` that the job's total knows of.
+    /// Sealed before the open epoch's end, oldest first, without their entries.
+    early: Vec<MemRun>,
+    /// Bytes of `open` that the totals know of.
     counted: usize,
 }
+
+/// A memtable smaller than this part of what all may hold is not worth a run of its own.
+const SPILL_SHARE: usize = 16;
 
 impl TableWriter {
     pub(crate) fn new(store: Arc<JobStore>, desc: Arc<TableDesc>, writer: u64) -> TableWriter {
@@ -70,29 +77,62 @@ impl TableWriter {
         let next_seal = SealId { writer, seal: 1 };
         let sealed = SealedRuns::default();
         store.watch_sealed(&sealed);
-        TableWriter { store, desc, open: Mutex::new(open), sealed, next_seal, counted: 0 }
+        TableWriter {
+            store,
+            desc,
+            open: Mutex::new(open),
+            sealed,
+            next_seal,
+            early: Vec::new(),
+            counted: 0,
+        }
+    }
+
+    /// Of the job whose table it is.
+    pub fn store(&self) -> &Arc<JobStore> {
+        &self.store
     }
 
     pub fn desc(&self) -> &Arc<TableDesc> {
         &self.desc
     }
 
-    /// Writes into the open epoch. Weights absent: all +1. Keys and weights have no nulls.
+    /// Writes into the open epoch. Weights absent: all +1. Keys and weights have no nulls. Never waits: see
+    /// [`JobStore::wait_for_spills`].
     pub fn write(&mut self, keys: BinaryArray, weights: Option<Int64Array>, values: RecordBatch) {
         self.open.get_mut().write(keys, weights, values);
         self.count_open();
+        let most = self.store.shared.options.spill_bytes;
+        let all = self.store.shared.open_bytes.load(Ordering::Relaxed);
+        if all > most && self.counted > most / SPILL_SHARE {
+            self.spill();
+        }
     }
 
     fn count_open(&mut self) {
         let bytes = self.open.get_mut().memory_size();
-        let counter = &self.store.open_bytes;
-        counter.fetch_add(bytes, Ordering::Relaxed);
-        counter.fetch_sub(self.counted, Ordering::Relaxed);
+        for counter in [&self.store.open_bytes, &self.store.shared.open_bytes] {
+            counter.fetch_add(bytes, Ordering::Relaxed);
+            counter.fetch_sub(self.counted, Ordering::Relaxed);
+        }
         self.counted = bytes;
     }
 
-    /// Ends the epoch: what it wrote, sorted and consolidated; `None` if nothing.
-    pub fn seal(&mut self) -> Result<Option<MemRun>> {
+    /// Sends what the open epoch has written so far on its way to the store.
+    fn spill(&mut self) {
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        // What cannot be sorted stays open, and fails when the epoch ends.
+        let Ok(Some(mut run)) = self.seal_open() else { return };
+        let spill = Spill::new(&self.store.shared);
+        run.spill = Some(Arc::clone(&spill));
+        self.early.push(run.without_batches());
+        self.sealed.lock().push(run.clone());
+        spill::start(&self.store, run, &spill, &self.sealed);
+    }
+
+    fn seal_open(&mut self) -> Result<Option<MemRun>> {
         let batches = self.open.get_mut().seal()?;
         self.count_open();
         if batches.is_empty() {
@@ -100,8 +140,17 @@ impl TableWriter {
         }
         let run = MemRun::sealed(self.desc.id, batches, self.next_seal);
         self.next_seal.seal += 1;
-        self.sealed.lock().push(run.clone());
         Ok(Some(run))
+    }
+
+    /// Ends the epoch: what it wrote, sorted and consolidated; of a large one in several parts, oldest
+    /// first.
+    pub fn seal(&mut self) -> Result<Vec<MemRun>> {
+        let last = self.seal_open()?;
+        self.sealed.lock().extend(last.iter().cloned());
+        let mut runs = std::mem::take(&mut self.early);
+        runs.extend(last);
+        Ok(runs)
     }
 
     /// The current entry of each key, own writes included.
@@ -144,23 +193,33 @@ impl TableWriter {
             Ok(sources) => sources,
             Err(e) => return Lookup::failed(e),
         };
-        let (table, memory) = sources;
-        ask(&self.store, table, memory, Epoch::MAX, question)
+        let (table, memory, early) = sources;
+        ask_all(&self.store, table, memory, &early, Epoch::MAX, question)
     }
 
-    /// The version's table and all sources in memory.
-    fn sources(&self, question: &Question) -> Result<(Arc<TableVersion>, Vec<Sorted>)> {
+    /// The version's table, all sources in memory, and the runs of early seals.
+    fn sources(
+        &self,
+        question: &Question,
+    ) -> Result<(Arc<TableVersion>, Vec<Sorted>, Vec<EarlyRun>)> {
         // Before the version: what is published in between is in both, and told apart by its seal.
         let sealed: Vec<MemRun> = self.sealed.lock().clone();
         let version = self.store.version();
         let table = Arc::clone(version.table(self.desc.id)?);
         let mut memory = memory_sources(&table, Epoch::MAX);
-        let private = sealed.iter().filter(|run| !table.has_committed(run.seal));
-        memory.extend(private.map(|run| Sorted {
-            batches: Arc::clone(&run.batches),
-            private: true,
-            rank: run.seal.seal,
-        }));
+        let mut early = Vec::new();
+        for run in sealed.into_iter().filter(|run| !table.has_committed(run.seal)) {
+            let rank = run.seal.seal;
+            // A run that was written since the list was copied still has its entries here.
+            let readers = match run.batches.is_empty() {
+                true => run.spill.and_then(|s| s.readers()),
+                false => None,
+            };
+            match readers {
+                Some(runs) => early.extend(runs.iter().map(|r| (Arc::clone(r), rank))),
+                None => memory.push(Sorted { batches: run.batches, private: true, rank }),
+            }
+        }
         let mut open = self.open.lock();
         if !open.is_empty() {
             let batches: Arc<[Entries]> = match question {
@@ -169,7 +228,7 @@ impl TableWriter {
             };
             memory.push(Sorted { batches, private: true, rank: u64::MAX });
         }
-        Ok((table, memory))
+        Ok((table, memory, early))
     }
 
     /// Whether the table, all of it in memory, has no entry at all, cleaned ones included.
@@ -187,7 +246,8 @@ impl TableWriter {
 
     /// Nothing of this table is on disk: memory alone answers, absence included.
     pub fn memory_complete(&self) -> bool {
-        self.store.version().table(self.desc.id).is_ok_and(|t| t.disk.is_empty())
+        self.early.is_empty()
+            && self.store.version().table(self.desc.id).is_ok_and(|t| t.disk.is_empty())
     }
 
     /// Heap bytes of the open epoch and of runs that only this writer holds.
@@ -199,6 +259,7 @@ impl TableWriter {
 impl Drop for TableWriter {
     fn drop(&mut self) {
         self.store.open_bytes.fetch_sub(self.counted, Ordering::Relaxed);
+        self.store.shared.open_bytes.fetch_sub(self.counted, Ordering::Relaxed);
     }
 }
 
@@ -210,7 +271,7 @@ pub(crate) enum Question {
 }
 
 impl Question {
-    fn answer(&self, lookups: &Lookups) -> Result<Found> {
+    pub fn answer(&self, lookups: &Lookups) -> Result<Found> {
         match self {
             Question::Keys(keys) => lookups.get(keys),
             Question::Prefixes(prefixes, limit) => lookups.scan(prefixes, *limit),
@@ -238,11 +299,25 @@ pub(crate) fn memory_sources(table: &TableVersion, as_of: Epoch) -> Vec<Sorted> 
         .collect()
 }
 
+/// A run that no version names, and its rank among what its writer holds.
+pub(crate) type EarlyRun = (Arc<RunReader>, u64);
+
 /// Answers at once where memory can, else returns the one batched fetch that will.
 pub(crate) fn ask(
     store: &JobStore,
     table: Arc<TableVersion>,
     memory: Vec<Sorted>,
+    as_of: Epoch,
+    question: Question,
+) -> Lookup {
+    ask_all(store, table, memory, &[], as_of, question)
+}
+
+fn ask_all(
+    store: &JobStore,
+    table: Arc<TableVersion>,
+    memory: Vec<Sorted>,
+    early: &[EarlyRun],
     as_of: Epoch,
     question: Question,
 ) -> Lookup {
@@ -252,7 +327,7 @@ pub(crate) fn ask(
         as_of,
         sources: memory,
     };
-    let probe = match disk::probe(&store.shared, &table, as_of, &question) {
+    let probe = match disk::probe(&store.shared, &table, early, as_of, &question) {
         Ok(probe) => probe,
         Err(e) => return Lookup::failed(e),
     };
@@ -264,9 +339,8 @@ pub(crate) fn ask(
                 Err(e) => Lookup::failed(e),
             }
         }
-        disk::Probe::Fetch(fetch) => Lookup::Pending(Box::pin(async move {
-            lookups.sources.extend(fetch.run().await?);
-            question.answer(&lookups)
-        })),
+        disk::Probe::Fetch(fetch) => {
+            Lookup::Pending(Box::pin(async move { fetch.answer(question, lookups).await }))
+        }
     }
 }

@@ -112,8 +112,11 @@ fn options(store: Arc<InMemory>, incarnation: u64) -> StoreOptions {
         block_bytes: Some(160),
         run_bytes: 700,
         scan_bytes: 4000,
+        lookup_bytes: 1500,
         inline_bytes: 300,
         direct_run_bytes: 900,
+        // Most of what an epoch writes goes out before the epoch ends.
+        spill_bytes: 400,
         ..StoreOptions::new(store, incarnation)
     }
 }
@@ -212,7 +215,7 @@ impl World {
     }
 
     async fn seal(&mut self) {
-        let runs: Vec<_> = self.writers.values_mut().filter_map(|w| w.seal().unwrap()).collect();
+        let runs: Vec<_> = self.writers.values_mut().flat_map(|w| w.seal().unwrap()).collect();
         assert!(runs.iter().all(|r| r.is_sorted()));
         self.pending.push(self.job.persist(runs).await.unwrap());
         self.sealed.push(std::mem::take(&mut self.open));

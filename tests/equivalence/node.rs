@@ -34,7 +34,8 @@ impl NodeOptions {
             ExecOptions {
                 cache_bytes: if mode == Mode::TinyCaches { 300 } else { 2 << 10 },
                 backfill_rows: 7,
-                group_change_bytes: 4 << 10,
+                group_change_bytes: if mode == Mode::TinyCaches { 600 } else { 4 << 10 },
+                delta_bytes: if mode == Mode::TinyCaches { 400 } else { 4 << 10 },
                 hub_bytes: if mode == Mode::TinyCaches { 300 } else { 1 << 20 },
                 chunk_rows: 16,
                 delay_reads: mode != Mode::Crash,
@@ -53,6 +54,8 @@ impl NodeOptions {
             exec: Some(exec),
             block_bytes: tiny.then_some(256),
             flush_bytes: tiny.then_some(4 << 10),
+            spill_bytes: tiny.then_some(1 << 10),
+            lookup_bytes: tiny.then_some(2 << 10),
         };
         NodeOptions { overrides }
     }

@@ -1,4 +1,4 @@
-//! The harness must notice each of ten planted bugs; otherwise it proves nothing.
+//! The harness must notice each planted bug; otherwise it proves nothing.
 
 use millrace_common::planted::BUGS;
 
@@ -11,16 +11,20 @@ const SEEDS: u64 = 24;
 fn catches_every_planted_bug() {
     let _alone = crate::alone();
     let missed: Vec<&str> =
-        BUGS.iter().map(|(name, _)| *name).filter(|name| !caught(name)).collect();
+        BUGS.iter().map(|(name, _)| *name).filter(|name| chosen(name) && !caught(name)).collect();
     assert!(missed.is_empty(), "planted bugs that the harness did not notice: {missed:?}");
+}
+
+/// `MILLRACE_PLANTED`: only this one.
+fn chosen(name: &str) -> bool {
+    std::env::var("MILLRACE_PLANTED").map_or(true, |wanted| wanted == name)
 }
 
 fn caught(bug: &'static str) -> bool {
     for seed in 0..SEEDS {
         let mode = match bug {
-            "lost-parked-row" | "stale-cache-fill" | "topn-no-refill" => {
-                [Mode::TinyCaches, Mode::SlowStore][seed as usize % 2]
-            }
+            "lost-parked-row" | "stale-cache-fill" | "topn-no-refill" | "early-part-lost"
+            | "set-aside-twice" => [Mode::TinyCaches, Mode::SlowStore][seed as usize % 2],
             "tail-not-replayed" | "changes-skip-epoch" => Mode::Crash,
             _ => Mode::Plain,
         };

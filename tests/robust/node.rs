@@ -80,6 +80,13 @@ impl Node {
         server::connect(self.port).await.expect("a connection")
     }
 
+    /// Drops every block from memory: the next reads are cold.
+    pub fn forget_blocks(&self) {
+        if let Some(server) = &self.server {
+            server.store.cache().clear_memory();
+        }
+    }
+
     /// A new connection that runs these statements one by one.
     pub async fn run(&self, sql: &str) -> Client {
         let client = self.connect().await;

@@ -113,7 +113,7 @@ pub(super) struct State {
 /// A sealed epoch of a table, to be made durable.
 #[derive(Debug)]
 pub struct SealedEpoch {
-    pub run: Option<MemRun>,
+    pub runs: Vec<MemRun>,
     pub statements: Vec<StatementId>,
     pub row_count: i64,
     pub changed: bool,
@@ -482,7 +482,7 @@ impl Sequencer {
         state: &mut State,
         group: Option<CommitGroup>,
     ) -> Result<SealedEpoch, ExecError> {
-        let run = state.writer.seal()?;
+        let runs = state.writer.seal()?;
         let mut statements = std::mem::take(&mut state.open);
         statements.ties.clear();
         let fed = std::mem::take(&mut statements.fed);
@@ -499,7 +499,7 @@ impl Sequencer {
             counters.extend(state.marks.iter().map(|(name, n)| (name.clone(), *n)));
         }
         let sealed = SealedEpoch {
-            run,
+            runs,
             statements: statements.ids.clone(),
             row_count: statements.row_count,
             changed: statements.changed,

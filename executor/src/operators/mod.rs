@@ -208,6 +208,11 @@ impl Limits {
         self.retry_at = 0;
     }
 
+    /// Bytes that the last eviction had to leave; 0: all there is can be evicted.
+    pub fn pinned(&self) -> usize {
+        self.retry_at
+    }
+
     /// Whether to stop pulling input. Parked rows go beyond the bound by at most one chunk.
     pub fn is_full(&self, env: &Env, gate: &KeyGate, idle: bool) -> bool {
         match env.options.state_access {

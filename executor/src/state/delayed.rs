@@ -62,7 +62,7 @@ impl<T: StateTable> StateTable for Delayed<T> {
         self.delay(self.inner.multi_range(starts, ends, limit))
     }
 
-    fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
+    fn seal(&mut self) -> Result<Vec<MemRun>, ExecError> {
         self.inner.seal()
     }
 

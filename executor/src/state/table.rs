@@ -23,8 +23,8 @@ pub trait StateTable: Send {
     fn multi_scan(&self, prefixes: BinaryArray, limit: Option<usize>) -> Lookup;
     /// The first `limit` entries of each range start ≤ key < end, in key order. Ranges ascend.
     fn multi_range(&self, starts: BinaryArray, ends: BinaryArray, limit: Option<usize>) -> Lookup;
-    /// What the epoch wrote.
-    fn seal(&mut self) -> Result<Option<MemRun>, ExecError>;
+    /// What the epoch wrote; a large one in several parts, oldest first.
+    fn seal(&mut self) -> Result<Vec<MemRun>, ExecError>;
     /// Columns of a value.
     fn value_schema(&self) -> SchemaRef;
     /// Nothing was ever written: a cache that sees every write from now on knows all there is.
@@ -58,7 +58,7 @@ impl StateTable for TableWriter {
         TableWriter::multi_range(self, starts, ends, limit)
     }
 
-    fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
+    fn seal(&mut self) -> Result<Vec<MemRun>, ExecError> {
         Ok(TableWriter::seal(self)?)
     }
 

@@ -191,6 +191,7 @@ impl Builder<'_> {
             nodes,
             exit,
             reports,
+            store: Arc::clone(&self.blueprint.job_store),
             governor: Arc::clone(&self.blueprint.governor),
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             turn: 0,

@@ -19,7 +19,7 @@ use futures::future::{BoxFuture, FutureExt, select_all};
 use millrace_common::{DeltaChunk, Epoch};
 use millrace_planner::graph::{ColumnMark, Retention};
 use millrace_rpc::version::BackfillPosition;
-use millrace_storage::MemRun;
+use millrace_storage::{JobStore, MemRun};
 use tokio::sync::mpsc;
 
 use crate::error::ExecError;
@@ -110,6 +110,8 @@ pub struct Task {
     /// `None`: the last node is the job's root.
     exit: Option<Dispatcher>,
     reports: mpsc::UnboundedSender<TaskReport>,
+    /// Of the job.
+    store: Arc<JobStore>,
     governor: Arc<MemoryGovernor>,
     chunk_rows: usize,
     /// Leaf to be asked first, so that none starves another.
@@ -249,11 +251,17 @@ impl Task {
         Ok(())
     }
 
+    /// Waits until others have taken what was emitted, and until an epoch that has grown large is in part on
+    /// its way to the store.
     async fn flush(&mut self) -> Result<(), ExecError> {
-        match &mut self.exit {
-            Some(exit) => exit.flush().await,
-            None => Ok(()),
+        if let Some(exit) = &mut self.exit {
+            exit.flush().await?;
         }
+        if let Some(Slot { kind: Kind::Root(root), .. }) = self.nodes.last_mut() {
+            root.relieve().await?;
+        }
+        self.store.wait_for_spills().await;
+        Ok(())
     }
 
     async fn breathe(&mut self) {
@@ -351,7 +359,7 @@ impl Task {
                     op.memory_size()
                 }
                 Kind::Root(root) => {
-                    report.root = Some(root.barrier(&mut report.runs)?);
+                    report.root = Some(root.barrier(&mut report.runs).await?);
                     root.memory_size()
                 }
             };

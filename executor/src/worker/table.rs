@@ -43,7 +43,7 @@ impl Table {
         crash::point("executor-before-persist");
         let persisted = match &sealed.load {
             Some(runs) => self.store.link(runs),
-            None => self.store.persist(sealed.run.into_iter().collect()).await?,
+            None => self.store.persist(sealed.runs).await?,
         };
         fail::fail_point!("executor.persisted");
         crash::point("executor-after-persist");

@@ -44,9 +44,10 @@ pub(crate) const INDEX_FIXED: usize = 4 + 4 + 4 + 8 + 8;
 pub enum RunKind {
     /// Point reads: small blocks.
     Point,
-    /// Reads by prefix: the rows of a group lie together, and a group is rarely large.
+    /// Reads by prefix: the rows of a group lie together, and a group is rarely large. And relations with a
+    /// key: a row is found by it without reading many others, and scans still read long stretches.
     Prefix,
-    /// Range reads and relations that users scan: large blocks.
+    /// Range reads and relations that are only scanned: large blocks.
     Range,
 }
 

@@ -19,6 +19,7 @@
 //! used with; its fragment is a singleton.
 
 mod clean;
+mod early;
 mod pairs;
 mod settle;
 mod side;
@@ -35,6 +36,7 @@ use millrace_planner::graph::{self, JoinKind, RetentionBy};
 use millrace_storage::{Found, MemRun};
 
 use self::clean::Cleaning;
+use self::early::Relief;
 use self::pairs::{Condition, Matched, PairColumns, Pairs};
 use self::side::{END, List, Side};
 use super::{Env, Limits};
@@ -96,6 +98,9 @@ pub struct HashJoin {
     entries: Vec<Entry>,
     gate: KeyGate,
     fetches: Fetches<Request>,
+    /// Reads of stored rows, by side: relief is under way.
+    relieving: Fetches<usize>,
+    relief: Relief,
     /// The chunk being paired; while there is one nothing else is taken in.
     work: Option<Work>,
     /// Chunks that wait for it, with their rows' slots, in order.
@@ -174,6 +179,8 @@ impl HashJoin {
             entries: Vec::new(),
             gate: KeyGate::new(),
             fetches: Fetches::default(),
+            relieving: Fetches::default(),
+            relief: Relief::new(env.options.group_change_bytes, env.options.cache_bytes),
             work: None,
             inbox: VecDeque::new(),
             pairs: Pairs::default(),
@@ -188,6 +195,11 @@ impl HashJoin {
 
     fn is_busy(&self) -> bool {
         self.work.is_some() || !self.inbox.is_empty()
+    }
+
+    /// Nothing is half done.
+    fn is_idle(&self) -> bool {
+        !self.is_busy() && self.gate.is_empty() && self.fetches.is_empty()
     }
 
     fn is_inner(&self) -> bool {
@@ -224,6 +236,10 @@ impl HashJoin {
                 && !self.pair(&mut work, limit, out)?
             {
                 self.work = Some(work);
+                return Ok(());
+            }
+            // What is asked of the stored rows must not change meanwhile.
+            if !self.relieving.is_empty() {
                 return Ok(());
             }
             match self.inbox.pop_front() {
@@ -352,7 +368,7 @@ impl HashJoin {
     fn start(&mut self, port: usize, chunk: DeltaChunk, slots: Vec<Slot>) -> Result<(), ExecError> {
         let keys: Vec<(Vnode, &[u8])> =
             slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))).collect();
-        self.sides[port].store(&chunk, &keys)?;
+        self.sides[port].store(&chunk, &keys, &slots)?;
         let nodes = self.insert(port, &chunk, &slots)?;
         self.work = Some(Work { port, chunk, slots, nodes, row: 0, cursor: END, started: false });
         Ok(())
@@ -578,6 +594,14 @@ impl HashJoin {
     }
 
     async fn advance(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        if !self.relieving.is_empty() {
+            self.go_on_with_relief().await?;
+            return self.drain(out);
+        }
+        if self.is_idle() && self.wants_relief() {
+            self.begin_relief(out)?;
+            return self.drain(out);
+        }
         if self.work.is_none() && self.inbox.is_empty() {
             let done = self.fetches.completed().await?;
             let slots = self.arrived(done)?;
@@ -617,11 +641,17 @@ impl Operator for HashJoin {
     }
 
     fn is_full(&self) -> bool {
-        self.is_busy() || self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty())
+        self.is_busy()
+            || !self.relieving.is_empty()
+            || self.wants_relief()
+            || self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty())
     }
 
     fn is_pending(&self) -> bool {
-        self.is_busy() || !self.fetches.is_empty()
+        self.is_busy()
+            || !self.fetches.is_empty()
+            || !self.relieving.is_empty()
+            || self.wants_relief()
     }
 
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
@@ -634,7 +664,7 @@ impl Operator for HashJoin {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            debug_assert!(self.gate.is_empty() && self.fetches.is_empty() && !self.is_busy());
+            debug_assert!(self.is_idle() && self.relieving.is_empty());
             self.settle(out)?;
             for side in &mut self.sides {
                 side.flush()?;
@@ -643,6 +673,7 @@ impl Operator for HashJoin {
             self.keys.take_dirty();
             self.clean()?;
             self.limits.unpinned();
+            self.reset_relief();
             self.make_room()
         }
         .boxed()

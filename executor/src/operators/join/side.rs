@@ -8,7 +8,7 @@
 //! Stored: `join key | identity → row`. Append: identity is a sequence, written at once. Multiset: the
 //! whole row, weights written at once and added up by the store. Keyed: the unique key; within an
 //! epoch +new may overtake −old of one key, so changes are consolidated and written at the barrier
-//! (at once where the join's inputs are append-only).
+//! (at once where the join's inputs are append-only; in part earlier where they are many, see [`super::early`]).
 //!
 //! Rows that only add may be written without their key's rows being in memory (read avoidance);
 //! retractions, and everything on a Keyed side that may retract, need them there: the store hides
@@ -28,6 +28,7 @@ use millrace_planner::graph::JoinSide;
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::Lookup;
 
+use super::early::{ByKey, Held};
 use crate::error::ExecError;
 use crate::state::arena::{RowArena, RowRef, gather_batch, new_batch};
 use crate::state::keys::append_storage_key;
@@ -98,11 +99,15 @@ pub struct Side {
     negatives: usize,
     identity: Vec<usize>,
     identity_codec: KeyCodec,
-    row_codec: KeyCodec,
+    pub(super) row_codec: KeyCodec,
     sequence: u64,
-    /// Changes of the epoch of a Keyed side, with their storage keys.
-    pending: Vec<(BinaryArray, DeltaChunk)>,
-    pending_bytes: usize,
+    /// Changes of the epoch of a Keyed side.
+    pub(super) held: Vec<Held>,
+    /// Those whose keys' stored rows are being read, and these keys.
+    pub(super) asked: Vec<Held>,
+    pub(super) asked_keys: BinaryArray,
+    /// Of what is held and asked.
+    pub(super) pending_bytes: usize,
 }
 
 impl Side {
@@ -136,7 +141,9 @@ impl Side {
             row_codec: KeyCodec::for_columns(schema, &all)?,
             identity,
             sequence: first_sequence(),
-            pending: Vec::new(),
+            held: Vec::new(),
+            asked: Vec::new(),
+            asked_keys: BinaryArray::from_iter_values([[0u8; 0]; 0]),
             pending_bytes: 0,
         })
     }
@@ -162,8 +169,13 @@ impl Side {
             + self.pending_bytes
     }
 
-    /// Writes a chunk to the state table; `rows[i]` is the place of row `i` in `keys`.
-    pub fn store(&mut self, chunk: &DeltaChunk, keys: &[(Vnode, &[u8])]) -> Result<(), ExecError> {
+    /// Writes a chunk to the state table, or holds it back; `keys` and `slots` are its rows' join keys.
+    pub fn store(
+        &mut self,
+        chunk: &DeltaChunk,
+        keys: &[(Vnode, &[u8])],
+        slots: &[Slot],
+    ) -> Result<(), ExecError> {
         let mut out = BinaryBuilder::with_capacity(keys.len(), keys.len() * 32);
         let mut scratch = Vec::with_capacity(64);
         if self.storage == RowStorage::Append {
@@ -185,8 +197,9 @@ impl Side {
         let keys = out.finish();
         match self.storage {
             RowStorage::Keyed if self.index.is_some() => {
-                self.pending_bytes += crate::state::arena::batch_bytes(&chunk.batch);
-                self.pending.push((keys, chunk.clone()));
+                let held = Held { keys, chunk: chunk.clone(), slots: slots.to_vec() };
+                self.pending_bytes += held.bytes();
+                self.held.push(held);
                 Ok(())
             }
             RowStorage::Append
@@ -220,7 +233,7 @@ impl Side {
         self.write(out.finish(), None, batch.columns())
     }
 
-    fn write(
+    pub(super) fn write(
         &mut self,
         keys: BinaryArray,
         weights: Option<Int64Array>,
@@ -234,41 +247,23 @@ impl Side {
 
     /// The barrier: writes what was held back.
     pub fn flush(&mut self) -> Result<(), ExecError> {
-        let pending = std::mem::take(&mut self.pending);
+        let held = std::mem::take(&mut self.held);
         self.pending_bytes = 0;
-        if pending.iter().all(|(_, c)| c.weights.is_none()) {
-            for (keys, chunk) in pending {
+        if held.iter().all(|h| h.chunk.weights.is_none()) {
+            for Held { keys, chunk, .. } in held {
                 self.write(keys, None, chunk.batch.columns())?;
             }
             return Ok(());
         }
-        self.flush_consolidated(&pending)
+        self.flush_consolidated(&held)
     }
 
     /// One put or delete a key: rows equal in full cancel; of what is left, a row to insert wins.
-    fn flush_consolidated(
-        &mut self,
-        pending: &[(BinaryArray, DeltaChunk)],
-    ) -> Result<(), ExecError> {
-        let mut encoded = Vec::with_capacity(pending.len());
-        for (_, chunk) in pending {
-            encoded.push(self.row_codec.rows(chunk.batch.columns())?);
-        }
-        let mut by_key: HashMap<&[u8], Vec<(usize, usize, i64)>> = HashMap::new();
-        for (c, (keys, chunk)) in pending.iter().enumerate() {
-            for i in 0..keys.len() {
-                let rows = by_key.entry(keys.value(i)).or_default();
-                let weight = chunk.weight(i);
-                let row = encoded[c].row(i);
-                match rows.iter_mut().find(|(oc, oi, _)| encoded[*oc].row(*oi) == row) {
-                    Some(same) => same.2 += weight,
-                    None => rows.push((c, i, weight)),
-                }
-            }
-        }
+    fn flush_consolidated(&mut self, held: &[Held]) -> Result<(), ExecError> {
+        let by_key = ByKey::new(&self.row_codec, held)?;
         let mut keys = BinaryBuilder::new();
         let (mut picks, mut weights) = (Vec::new(), Vec::new());
-        for (key, rows) in by_key {
+        for (key, rows) in &by_key.changes {
             let inserted = rows.iter().find(|r| r.2 > 0);
             let deleted = rows.iter().find(|r| r.2 < 0);
             if let Some(&(c, i, _)) = inserted.or(deleted) {
@@ -280,9 +275,14 @@ impl Side {
         if picks.is_empty() {
             return Ok(());
         }
-        let batches: Vec<_> = pending.iter().map(|(_, c)| &c.batch).collect();
+        let batches: Vec<_> = held.iter().map(|h| &h.chunk.batch).collect();
         let batch = gather_batch(self.arena.schema(), &batches, &picks)?;
         self.write(keys.finish(), Some(weights.into()), batch.columns())
+    }
+
+    /// Nodes of negative weight.
+    pub(super) fn negatives(&self) -> usize {
+        self.negatives
     }
 
     /// The hash of whole rows, for the index.
