@@ -33,6 +33,15 @@ pub struct Barrier {
     pub epoch: Epoch,
     /// The job still scans its inputs' snapshots; `epoch` is the snapshot's.
     pub backfill: bool,
+    /// Inputs of a later stage wait with their first scan.
+    pub stage: u32,
+}
+
+impl Barrier {
+    /// Whether an input of a stage takes no step of its first scan.
+    pub fn holds_scan(&self, stage: u32) -> bool {
+        self.backfill && stage > self.stage
+    }
 }
 
 /// What travels in a channel.
@@ -295,7 +304,8 @@ mod tests {
             dispatcher.flush().await.unwrap();
         }
         dispatcher.push(ints(1_000..3_000)).unwrap();
-        let barrier = Arc::new(Barrier { prev: Epoch(0), epoch: Epoch(1), backfill: false });
+        let barrier =
+            Arc::new(Barrier { prev: Epoch(0), epoch: Epoch(1), backfill: false, stage: 0 });
         dispatcher.barrier(&barrier, &Arc::default()).await.unwrap();
         let mut seen = Vec::new();
         for (task, receiver) in receivers.iter_mut().enumerate() {

@@ -17,8 +17,8 @@ use millrace_rpc::catalog::RowStorage;
 use crate::explain_expr::expr_text;
 use crate::graph::{
     AccessClass, AggCall, AggFunc, Aggregate, Expand, ExprRef, FragmentOutput, GroupingSet, Hold,
-    JobGraph, Join, JoinKind, JoinSide, Node, Operator, RankFunction, StateTable, TopN, Window,
-    WindowCall,
+    JobGraph, Join, JoinKind, JoinSide, Lookup, Node, Operator, RankFunction, StateTable, TopN,
+    Window, WindowCall,
 };
 use crate::graph_state::ROWS_COLUMN;
 use crate::passes::prune::pair_schema;
@@ -104,6 +104,12 @@ impl Explain<'_> {
             (Operator::Aggregate(a), Some(input)) => self.aggregate(a, input),
             (Operator::Join(j), Some(left)) => {
                 self.join(j, left, inputs.get(1).copied().unwrap_or(left), &node.schema)
+            }
+            (Operator::Stamp { add_us }, _) => {
+                format!("Stamp processing time + {}", duration(*add_us))
+            }
+            (Operator::Lookup(l), Some(left)) => {
+                self.lookup(l, left, inputs.get(1).copied().unwrap_or(left), &node.schema)
             }
             (Operator::Window(w), Some(input)) => self.window(w, input),
             (Operator::TopN(t), Some(input)) => self.top_n(t, input),
@@ -220,16 +226,7 @@ impl Explain<'_> {
         };
         let mut line = format!("Join {kind}");
         let equals = if j.null_equals_null { " is not distinct from " } else { " = " };
-        let pairs: Vec<String> = j
-            .left
-            .keys
-            .iter()
-            .zip(&j.right.keys)
-            .map(|(&l, &r)| format!("{}{equals}{}", column(left, l), column(right, r)))
-            .collect();
-        if !pairs.is_empty() {
-            let _ = write!(line, " on ({})", pairs.join(", "));
-        }
+        line.push_str(&on([left, right], [&j.left.keys, &j.right.keys], equals));
         if let Some(residual) = &j.residual {
             let _ = write!(line, " where {}", text(residual, &pair_schema(left, right)));
         }
@@ -241,6 +238,27 @@ impl Explain<'_> {
         self.side(&j.left, left);
         self.side(&j.right, right);
         line + &vnode(left, &j.left.vnode, &j.left.keys) + &state(&[j.left.table, j.right.table])
+    }
+
+    fn lookup(&mut self, l: &Lookup, left: &Schema, right: &Schema, output: &Schema) -> String {
+        let kind = if l.outer { "left outer" } else { "inner" };
+        let keys = on([left, right], [&l.left_keys, &l.right.keys], " = ");
+        let mut line = format!("Lookup join {kind}{keys} as of processing time");
+        if let Some(residual) = &l.residual {
+            let _ = write!(line, " where {}", text(residual, &pair_schema(left, right)));
+        }
+        let all: Vec<usize> = (0..output.fields().len()).collect();
+        let _ = write!(line, " → ({})", list(output, &all));
+        self.side(&l.right, right);
+        let mut tables = vec![l.right.table];
+        if let Some(m) = &l.matches {
+            let mut columns = l.left_keys.clone();
+            columns.extend(&m.unique_key);
+            let others = if m.identity == RowStorage::Keyed { "" } else { ", all others" };
+            self.note(m.table, format!("({}{others}, sequence)", list(left, &columns)));
+            tables.push(m.table);
+        }
+        line + &vnode(left, &l.left_vnode, &l.left_keys) + &state(&tables)
     }
 
     fn side(&mut self, side: &JoinSide, input: &Schema) {
@@ -316,7 +334,14 @@ impl Explain<'_> {
             key.push("all others".into());
         }
         self.note(w.table, format!("({})", key.join(", ")));
-        line + &vnode(input, &w.vnode, &w.group) + &state(&[w.table])
+        let mut tables = vec![w.table];
+        if let Some(closing) = &w.closing {
+            line.push_str(", closed by watermark");
+            let columns: Vec<usize> = [closing.column].into_iter().chain(w.group.clone()).collect();
+            self.note(closing.table, format!("({})", list(input, &columns)));
+            tables.push(closing.table);
+        }
+        line + &vnode(input, &w.vnode, &w.group) + &state(&tables)
     }
 
     fn tables(&mut self) {
@@ -328,6 +353,13 @@ impl Explain<'_> {
             self.lines.push(format!("state {i}: {}", table(t, &key)));
         }
     }
+}
+
+/// The equalities of a join.
+fn on(inputs: [&Schema; 2], keys: [&Vec<usize>; 2], equals: &str) -> String {
+    let pair = |(&l, &r): (&usize, &usize)| column(inputs[0], l) + equals + &column(inputs[1], r);
+    let pairs: Vec<String> = keys[0].iter().zip(keys[1]).map(pair).collect();
+    if pairs.is_empty() { String::new() } else { format!(" on ({})", pairs.join(", ")) }
 }
 
 fn is_root(op: &Operator) -> bool {

@@ -24,7 +24,11 @@
 //! | join side, `Keyed` | `keys`, then `unique_key` | all columns of the side's input | Keyed |
 //! | join side, `Multiset` | `keys`, then all other columns in order | all columns of the input | Multiset |
 //! | join side, `Append` | `keys`, then an i64 sequence, 8 bytes BE | all columns of the input | Append |
+//! | lookup | as a join side | all columns of the right input | as a join side |
+//! | matches, `Keyed` | `left_keys`, then `unique_key`, an u64 sequence, 8 bytes BE, an u32 ordinal, 4 bytes BE | all columns of the right input, then `copies` | Keyed |
+//! | matches, `Multiset` | `left_keys`, then all other columns of the left input, sequence, ordinal | as above | Keyed |
 //! | window close, expire | `column`, then all other columns in order | all columns of the input | Multiset |
+//! | closing times | the time, `group` | the time, the columns of `group` | Keyed |
 //! | top-N, window | `group`, `order` (with its sort options), then the identity | all columns of the input | `storage` |
 //!
 //! The identity of a top-N's or window's row is `unique_key` (`Keyed`) or all columns that are in neither `group`
@@ -220,11 +224,17 @@ pub enum Operator {
     Expand(Expand),
     Aggregate(Aggregate),
     Join(Join),
+    Lookup(Lookup),
     TopN(TopN),
     Window(Window),
     /// EMIT ON WINDOW CLOSE: holds rows back until the watermark of a column passes their value in it,
     /// then emits what they net to, once.
     WindowClose(Hold),
+    /// Appends the processing time plus so many microseconds, a TIMESTAMP: when a row is too old for a job with a
+    /// TTL.
+    Stamp {
+        add_us: i64,
+    },
     /// A temporal filter: rows pass, and are retracted when the epoch's wall-clock time reaches the
     /// instant in a column. Rows whose time has come already, or that have none, vanish.
     Expire(Hold),
@@ -353,6 +363,37 @@ pub struct Join {
     pub output: Vec<usize>,
 }
 
+/// A join with a relation as of the processing time: a left row meets the right rows as they are at the
+/// epoch that it comes with, and what it has met stays, whatever becomes of the right side. Right changes of
+/// an epoch are taken in before the epoch's left rows; they emit nothing. Output as a join's; left rows with a
+/// NULL key meet nothing.
+#[derive(Clone, Debug)]
+pub struct Lookup {
+    /// Left rows that meet nothing are padded with NULLs (LEFT JOIN), else dropped.
+    pub outer: bool,
+    /// Positions of the join key columns in the left input; never empty.
+    pub left_keys: Vec<usize>,
+    /// Left columns, some or all of `left_keys`, whose hash is the vnode.
+    pub left_vnode: Vec<usize>,
+    pub right: JoinSide,
+    /// Over left columns then right columns; must be true for a pair to match.
+    pub residual: Option<ExprRef>,
+    /// Positions in left columns then right columns.
+    pub output: Vec<usize>,
+    /// Present where left rows may be retracted: what each has met.
+    pub matches: Option<Matches>,
+}
+
+/// What left rows of a lookup have met: an entry a pair, one with NULLs for a row that met nothing (none if the
+/// rows are told apart by a unique key and not padded).
+#[derive(Clone, Debug)]
+pub struct Matches {
+    pub table: usize,
+    /// How left rows are told apart beside their key: `Keyed` by `unique_key`, `Multiset` by the whole row.
+    pub identity: RowStorage,
+    pub unique_key: Vec<usize>,
+}
+
 /// Rows kept in order of an instant: `column | all other columns → row`.
 #[derive(Clone, Debug)]
 pub struct Hold {
@@ -413,6 +454,20 @@ pub struct Window {
     pub storage: RowStorage,
     /// As in [`TopN`].
     pub unique_key: Vec<usize>,
+    /// Of sessions over a time with a watermark: when they close, and their rows go.
+    pub closing: Option<Closing>,
+}
+
+/// How rows of sessions leave the state: a session is closed when the watermark of its time has come to its
+/// last time plus the gap, because no row that joins it can come any more.
+#[derive(Clone, Debug)]
+pub struct Closing {
+    /// The input's timestamp column, the first of the order.
+    pub column: usize,
+    /// Microseconds.
+    pub gap: i64,
+    /// When to look at a group: `time | group`. Times that are over are left where they are; retention takes them.
+    pub table: usize,
 }
 
 #[derive(Clone, Debug)]

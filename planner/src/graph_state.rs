@@ -65,6 +65,14 @@ pub fn accumulator_fields(index: usize, call: &AggCall, input: &Schema) -> Vec<F
     }
 }
 
+/// The value columns of a lookup's table of matches: the columns of its right input, all of which may be NULL,
+/// then `copies` (Int64: how many such rows each copy of the left row has met).
+pub fn matches_schema(right: &Schema) -> SchemaRef {
+    let columns = right.fields().iter().map(|f| f.as_ref().clone().with_nullable(true));
+    let copies = Field::new("copies", DataType::Int64, false);
+    Arc::new(Schema::new(columns.chain([copies]).collect::<Vec<_>>()))
+}
+
 fn sum_fields(arg: Option<&DataType>, name: &dyn Fn(&str) -> String) -> Vec<Field> {
     let sum = |data_type| vec![Field::new(name("sum"), data_type, false)];
     match arg {

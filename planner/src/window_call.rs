@@ -14,7 +14,9 @@ use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::window::WindowExpr;
 use datafusion::physical_plan::windows::create_window_expr;
 
+use crate::functions::asof::{LATEST, Place};
 use crate::functions::functions;
+use crate::functions::session::{SESSION_END, SESSION_START};
 use crate::graph::{ExprRef, RankFunction, WindowCall};
 use crate::stream::expr::as_literal;
 
@@ -62,6 +64,11 @@ pub enum Reach {
     /// A row number or a rank: rows after it, by the change in the number of rows. A rank is level for
     /// peers, wherever among them the change is.
     Shift { peers: bool },
+    /// The session of a row, by the order's first column, a timestamp: all rows of the sessions that a
+    /// change joins or parts. Microseconds.
+    Session { gap: i64 },
+    /// The last right row so far (see [`crate::functions::asof`]): rows up to the next right one.
+    Carry { place: Place },
 }
 
 /// Anything may change.
@@ -82,8 +89,28 @@ impl Reach {
         match call.function.as_str() {
             "lag" => distance(call, 1),
             "lead" => distance(call, -1),
+            LATEST => carry_place(call).map_or(ALL, |place| Reach::Carry { place }),
+            SESSION_START | SESSION_END => {
+                session_gap(call).map_or(ALL, |gap| Reach::Session { gap })
+            }
             _ => ALL,
         }
+    }
+}
+
+/// The gap of a call of `session_start` or `session_end`.
+pub fn session_gap(call: &WindowCall) -> Option<i64> {
+    let session = [SESSION_START, SESSION_END].contains(&call.function.as_str());
+    match call.args.get(1).filter(|_| session).and_then(as_literal)? {
+        ScalarValue::Int64(gap) => *gap,
+        _ => None,
+    }
+}
+
+fn carry_place(call: &WindowCall) -> Option<Place> {
+    match call.args.get(2).and_then(as_literal)? {
+        ScalarValue::Int64(code) => Place::decode((*code)?),
+        _ => None,
     }
 }
 

@@ -110,3 +110,11 @@ SELECT id, amount FROM orders ORDER BY amount OFFSET 1 FETCH FIRST 3 ROWS WITH T
 SELECT id, lag(amount) OVER w AS l, sum(amount) OVER (w ROWS 2 PRECEDING) AS s, rank() OVER w AS r FROM orders WINDOW w AS (PARTITION BY item_id ORDER BY amount DESC)
 -- windows over an aggregate
 SELECT item_id, n, sum(n) OVER (ORDER BY item_id) AS so_far FROM (SELECT item_id, count(*) AS n FROM orders GROUP BY item_id) AS g
+-- lookup join over a keyed table
+SELECT o.id, i.name FROM orders AS o LEFT JOIN item FOR SYSTEM_TIME AS OF PROCTIME() AS i ON o.item_id = i.id
+-- lookup join by a column that is no key
+SELECT l.level, e.c FROM log AS l JOIN entry FOR SYSTEM_TIME AS OF PROCTIME() AS e ON l.level = e.a AND e.b > l.level
+-- asof join
+SELECT b.auction, b.price, l.line FROM bid AS b ASOF LEFT JOIN log AS l MATCH_CONDITION (b.date_time >= l.at) ON b.auction = l.level
+-- sessions of all rows
+SELECT window_start, count(*) AS n FROM SESSION(log, at, INTERVAL '1 minute') GROUP BY window_start

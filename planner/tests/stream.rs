@@ -7,9 +7,9 @@ use millrace_common::SqlState;
 use millrace_planner::codec::{CodecError, decode_graph, encode_graph};
 use millrace_planner::graph::JobGraph;
 
-const NEXMARK: [&str; 19] = [
-    "q0", "q1", "q2", "q3", "q4", "q5", "q7", "q8", "q9", "q10", "q14", "q15", "q16", "q17", "q18",
-    "q19", "q20", "q21", "q22",
+const NEXMARK: [&str; 22] = [
+    "q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7", "q8", "q9", "q10", "q11", "q13", "q14", "q15",
+    "q16", "q17", "q18", "q19", "q20", "q21", "q22",
 ];
 
 fn nexmark(query: &str) -> String {

@@ -65,6 +65,10 @@ fn views() -> Vec<View> {
         "SELECT x.window_start, x.id FROM {ta} x WHERE NOT EXISTS \
          (SELECT 1 FROM {tb} y WHERE y.window_start = x.window_start AND y.k = x.k)"
     );
+    let session = "SELECT k, window_start, window_end, count(*) AS n, sum(v) AS s \
+                   FROM SESSION(a, at, INTERVAL '4 seconds', k) GROUP BY 1, 2, 3";
+    let asof = "SELECT x.at, x.id, y.id AS other FROM a x ASOF LEFT JOIN b y \
+                MATCH_CONDITION (x.at >= y.at) ON x.k = y.k";
     let union = "SELECT date_trunc('minute', at) AS m, count(*) AS n \
                  FROM (SELECT at FROM a UNION ALL SELECT at FROM b) u GROUP BY 1";
     let by_a = format!("q.window_start < {}", bin(10, A));
@@ -80,6 +84,8 @@ fn views() -> Vec<View> {
         live(&interval("LEFT")),
         live(&top),
         live(&anti),
+        live(session),
+        live(asof),
         closed(&aggregate, &[by_a.clone()]),
         closed(hop, &[format!("q.window_start + INTERVAL '10 seconds' < {}", bin(5, A))]),
         closed(&top, &[by_a.clone()]),
@@ -89,6 +95,8 @@ fn views() -> Vec<View> {
             &interval(""),
             &[format!("q.at < {A}"), format!("q.at < {B} - INTERVAL '4 seconds'")],
         ),
+        closed(session, &[format!("q.window_end <= {A}")]),
+        closed(asof, &[format!("q.at < {A}"), format!("q.at < {B}")]),
         closed(
             union,
             &[

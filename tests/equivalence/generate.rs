@@ -214,6 +214,10 @@ const SHAPES: &[Shape] = &[
     aggregate_of_join,
     tumble,
     hop,
+    session,
+    session,
+    asof,
+    asof,
     three_way,
     theta,
     having,
@@ -718,6 +722,36 @@ fn tumble(rng: &mut Rng, t: &[Table]) -> Query {
             table_name(rng, t)
         ),
         &["tumble", "aggregate"],
+    )
+}
+
+fn session(rng: &mut Rng, t: &[Table]) -> Query {
+    let (key, columns) = *rng.pick(&[&(", a", "a, "), &(", s, b", "s, b, "), &("", "")]);
+    let gap = rng.pick(&["3 seconds", "10 seconds", "1 minute"]);
+    let from = format!("SESSION({}, t, INTERVAL '{gap}'{key})", table_name(rng, t));
+    let sql = if rng.chance(50) {
+        format!(
+            "SELECT {columns}window_start, window_end, count(*) AS c, sum(n) AS sn FROM {from} GROUP BY {columns}window_start, window_end"
+        )
+    } else {
+        format!("SELECT id, o, t, window_start, window_end FROM {from}")
+    };
+    tagged(sql, &["session"])
+}
+
+fn asof(rng: &mut Rng, t: &[Table]) -> Query {
+    let (l, r) = join_key(rng);
+    let kind = rng.pick(&["", "LEFT "]);
+    let op = rng.pick(&[">=", ">", "<=", "<"]);
+    let (lt, rt) = *rng.pick(&[&("t", "t"), &("b", "a"), &("n", "n")]);
+    let filter = if rng.chance(30) { " AND y.b > 1" } else { "" };
+    tagged(
+        format!(
+            "SELECT x.id AS xid, x.o AS xo, y.id AS yid, y.o AS yo, y.s AS ys FROM {} x ASOF {kind}JOIN {} y MATCH_CONDITION (x.{lt} {op} y.{rt}) ON x.{l} = y.{r}{filter}",
+            table_name(rng, t),
+            table_name(rng, t)
+        ),
+        &["asof join"],
     )
 }
 

@@ -8,9 +8,12 @@
 //! `MILLRACE_EQUIVALENCE_CASES` (histories of ten views; default 50) and `MILLRACE_EQUIVALENCE_SEED`
 //! (first seed) lengthen or replay a run.
 
+mod bounded;
 mod case;
 mod event_time;
 mod generate;
+mod idle;
+mod lookup;
 mod node;
 mod planted;
 mod postgres;

@@ -34,6 +34,8 @@ pub struct SourceInput {
     pub meta: Arc<dyn MetaService>,
     /// Rows of one step of the first scan.
     pub scan_rows: usize,
+    /// See [`Barrier::stage`].
+    pub stage: u32,
     /// Rows asked for at once.
     pub read_rows: usize,
     /// Where rows that cannot be read are reported.
@@ -279,7 +281,10 @@ impl Reader for SourceReader {
             }
         }
         let rows = (self.from.scan_rows / self.splits.len().max(1)).max(1) as u64;
-        let step = rows.saturating_mul(self.from.source.offsets_per_row().max(1));
+        let step = match barrier.holds_scan(self.from.stage) {
+            true => 0,
+            false => rows.saturating_mul(self.from.source.offsets_per_row().max(1)),
+        };
         for split in &mut self.splits {
             let end = end(split.number);
             let Some(before) = &before else {
@@ -438,6 +443,7 @@ mod tests {
             watermark: None,
             meta: Arc::new(Offsets),
             scan_rows: 15,
+            stage: 0,
             read_rows: 4,
             errors: Arc::default(),
             counters: HashMap::new(),
@@ -447,7 +453,9 @@ mod tests {
 
     /// An epoch's rows; every wait is dropped and taken up again.
     async fn epoch(reader: &mut SourceReader, prev: u64, epoch: u64, backfill: bool) -> Vec<i64> {
-        reader.begin(&Barrier { prev: Epoch(prev), epoch: Epoch(epoch), backfill }).unwrap();
+        reader
+            .begin(&Barrier { prev: Epoch(prev), epoch: Epoch(epoch), backfill, stage: 0 })
+            .unwrap();
         let mut rows = Vec::new();
         loop {
             let next = tokio::select! {
@@ -474,7 +482,10 @@ mod tests {
         let (mut even, mut odd) = (reader(0, 2, None), reader(1, 2, None));
         assert_eq!(epoch(&mut even, 2, 5, false).await, rows(&[0, 2], 20, 50));
         assert_eq!(epoch(&mut odd, 2, 5, false).await, rows(&[1], 20, 50));
-        assert!(odd.begin(&Barrier { prev: Epoch(3), epoch: Epoch(6), backfill: false }).is_err());
+        assert!(
+            odd.begin(&Barrier { prev: Epoch(3), epoch: Epoch(6), backfill: false, stage: 0 })
+                .is_err()
+        );
     }
 
     #[tokio::test]

@@ -52,6 +52,8 @@ pub struct Subscription {
     pub hub: Arc<DeltaHub>,
     /// Rows of one step of the first scan.
     pub scan_rows: usize,
+    /// See [`Barrier::stage`].
+    pub stage: u32,
     pub chunk_rows: usize,
 }
 
@@ -214,7 +216,9 @@ impl Reader for SubscribeReader {
     fn begin(&mut self, barrier: &Barrier) -> Result<(), ExecError> {
         self.epoch = barrier.epoch;
         self.scanning = barrier.backfill;
-        self.state = if barrier.backfill {
+        self.state = if barrier.holds_scan(self.from.stage) {
+            State::Idle
+        } else if barrier.backfill {
             State::Scan { epoch: barrier.epoch, left: self.from.scan_rows, since: None }
         } else {
             self.scan.stream = None;

@@ -12,6 +12,8 @@ use crate::input::Reader;
 
 pub struct ValuesReader {
     input: u32,
+    /// See [`Barrier::stage`].
+    stage: u32,
     batch: RecordBatch,
     /// As committed or being committed.
     done: bool,
@@ -20,19 +22,24 @@ pub struct ValuesReader {
 
 impl ValuesReader {
     /// `backfill`: the job's, as committed; `None` when it has caught up.
-    pub fn new(input: u32, batch: RecordBatch, backfill: Option<&BackfillState>) -> ValuesReader {
+    pub fn new(
+        input: u32,
+        stage: u32,
+        batch: RecordBatch,
+        backfill: Option<&BackfillState>,
+    ) -> ValuesReader {
         let done = match backfill {
             None => true,
             Some(state) => state.positions.iter().any(|p| p.input == input && p.done),
         };
-        ValuesReader { input, batch, done, due: false }
+        ValuesReader { input, stage, batch, done, due: false }
     }
 }
 
 #[async_trait]
 impl Reader for ValuesReader {
-    fn begin(&mut self, _barrier: &Barrier) -> Result<(), ExecError> {
-        self.due = !self.done;
+    fn begin(&mut self, barrier: &Barrier) -> Result<(), ExecError> {
+        self.due = !self.done && !barrier.holds_scan(self.stage);
         Ok(())
     }
 

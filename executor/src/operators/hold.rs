@@ -175,7 +175,7 @@ impl Hold {
 }
 
 /// The first key of a vnode with an instant (see `KeyCodec`: ascending, NULLs before).
-fn position(vnode: Vnode, time: i64) -> Vec<u8> {
+pub(super) fn position(vnode: Vnode, time: i64) -> Vec<u8> {
     let mut key = vnode.to_be_bytes().to_vec();
     key.push(1);
     key.extend_from_slice(&((time as u64) ^ (1 << 63)).to_be_bytes());

@@ -1,9 +1,11 @@
 //! The linear operators: filter, project, union, hop, repeat, expand. They keep no state and pass weights through.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array, new_null_array,
+    Array, ArrayRef, AsArray, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
+    new_null_array,
 };
 use arrow::compute::{cast, take, take_record_batch};
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
@@ -146,6 +148,24 @@ impl Hop {
             }
         }
         (rows, starts)
+    }
+}
+
+/// Appends the processing time and a bit.
+pub struct Stamp {
+    pub add_us: i64,
+    pub schema: SchemaRef,
+}
+
+impl Operator for Stamp {
+    fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
+        let stamp = vec![now.saturating_add(self.add_us); chunk.num_rows()];
+        let mut columns = chunk.batch.columns().to_vec();
+        columns.push(Arc::new(TimestampMicrosecondArray::from(stamp)));
+        out.push(chunk.with_columns(Arc::clone(&self.schema), columns)?);
+        Ok(())
     }
 }
 

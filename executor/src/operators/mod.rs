@@ -98,12 +98,21 @@ pub fn build_with(
                 schema: nullable(&node.schema),
             })
         }
+        Op::Stamp { add_us } => {
+            Box::new(linear::Stamp { add_us: *add_us, schema: nullable(&node.schema) })
+        }
         Op::Repeat { times_column } => Box::new(linear::Repeat { times_column: *times_column }),
         Op::Expand(e) => {
             Box::new(linear::Expand { expand: e.clone(), schema: nullable(&node.schema) })
         }
         Op::Aggregate(a) => Box::new(aggregate::Aggregate::new(node, a, input(0)?, env, tables)?),
-        Op::Join(j) => Box::new(join::HashJoin::new(node, j, input(0)?, input(1)?, env, tables)?),
+        Op::Join(j) => {
+            let (left, right) = (input(0)?, input(1)?);
+            let made =
+                join::HashJoin::new(&node.schema, node.append_only, j, left, right, env, tables)?;
+            Box::new(made)
+        }
+        Op::Lookup(l) => join::lookup::build(node, l, input(0)?, input(1)?, env, tables)?,
         Op::TopN(t) => Box::new(topn::TopNOperator::new(node, t, input(0)?, env, tables)?),
         Op::Window(w) => Box::new(window::WindowOperator::new(node, w, input(0)?, env, tables)?),
         Op::WindowClose(h) => {

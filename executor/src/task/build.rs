@@ -15,6 +15,7 @@ use millrace_rpc::version::JobVersion;
 use millrace_storage::{JobStore, StateStore};
 use tokio::sync::mpsc;
 
+use super::order::{Order, is_input};
 use super::{Kind, Slot, Task, TaskReport};
 use crate::blackhole::Digest;
 use crate::error::ExecError;
@@ -64,6 +65,8 @@ pub struct Built {
     pub cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
     pub reports: mpsc::UnboundedReceiver<TaskReport>,
     pub metrics: Vec<Arc<OperatorMetrics>>,
+    /// Of the job's inputs, by number: see [`Barrier::stage`].
+    pub stages: Vec<u32>,
 }
 
 type Senders = Vec<Box<dyn ChunkSender>>;
@@ -81,6 +84,7 @@ struct Builder<'a> {
     channels: Channels,
     cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
     metrics: HashMap<(usize, usize), Arc<OperatorMetrics>>,
+    order: Order,
 }
 
 /// One task's place.
@@ -98,7 +102,9 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     let graph = blueprint.graph;
     let channels = connect(&blueprint)?;
     let (reports, receiver) = mpsc::unbounded_channel();
-    let mut builder = Builder { blueprint, channels, cuts: Vec::new(), metrics: HashMap::new() };
+    let order = Order::of(graph);
+    let (cuts, metrics) = (Vec::new(), HashMap::new());
+    let mut builder = Builder { blueprint, channels, cuts, metrics, order };
     let mut tasks = Vec::new();
     let mut first_input = 0;
     for (f, fragment) in graph.fragments.iter().enumerate() {
@@ -112,11 +118,8 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     }
     let mut metrics: Vec<_> = builder.metrics.into_values().collect();
     metrics.sort_by_key(|m| (m.fragment, m.node));
-    Ok(Built { tasks, cuts: builder.cuts, reports: receiver, metrics })
-}
-
-fn is_input(op: &Op) -> bool {
-    matches!(op, Op::Subscribe { .. } | Op::Source { .. } | Op::Values { .. })
+    let stages = builder.order.stages;
+    Ok(Built { tasks, cuts: builder.cuts, reports: receiver, metrics, stages })
 }
 
 fn parallelism(fragment: &Fragment, of_job: usize) -> usize {
@@ -179,6 +182,9 @@ impl Builder<'_> {
             nodes.push(made);
         }
         link(fragment, &mut nodes)?;
+        for (n, slot) in nodes.iter_mut().enumerate() {
+            slot.after = self.order.after(place.fragment, n).to_vec();
+        }
         let exit = match &fragment.output {
             FragmentOutput::Relation => None,
             FragmentOutput::Exchange { hash, .. } => {
@@ -227,7 +233,12 @@ impl Builder<'_> {
                 if place.parallelism > 1 {
                     return Err(ExecError::internal("constant rows in several tasks"));
                 }
-                Kind::Leaf(self.cut_leaf(ValuesReader::new(input, batch.clone(), backfill)))
+                Kind::Leaf(self.cut_leaf(ValuesReader::new(
+                    input,
+                    self.order.stage(input),
+                    batch.clone(),
+                    backfill,
+                )))
             }
             Op::Exchange { fragment } => {
                 let receivers = self.channels.receivers.remove(&(*fragment, place.task));
@@ -277,6 +288,7 @@ impl Builder<'_> {
             store: Arc::clone(&b.store),
             hub: Arc::clone(&b.hub),
             scan_rows: (b.options.backfill_rows / place.parallelism).max(1),
+            stage: self.order.stage(input),
             chunk_rows: b.options.chunk_rows,
         })
     }
@@ -300,6 +312,7 @@ impl Builder<'_> {
             columns: columns.to_vec(),
             meta: Arc::clone(&b.meta),
             scan_rows: b.options.backfill_rows,
+            stage: self.order.stage(input),
             read_rows: b.options.source_rows,
             errors: Arc::clone(&b.errors),
             counters: b.version.counters.clone(),
@@ -359,6 +372,7 @@ fn slot(kind: Kind, metrics: Arc<OperatorMetrics>) -> Slot {
         kind,
         parent: None,
         ancestors: Vec::new(),
+        after: Vec::new(),
         out: Output::default(),
         queue: Default::default(),
         barrier: None,
@@ -401,7 +415,11 @@ fn tables_of(op: &Op) -> Vec<usize> {
     match op {
         Op::Aggregate(a) => vec![a.table],
         Op::Join(j) => vec![j.left.table, j.right.table],
+        Op::Lookup(l) => {
+            [l.right.table].into_iter().chain(l.matches.iter().map(|m| m.table)).collect()
+        }
         Op::TopN(t) => vec![t.table],
+        Op::Window(w) => vec![w.table],
         _ => vec![],
     }
 }
@@ -417,9 +435,11 @@ fn name(op: &Op) -> &'static str {
         Op::Union => "Union",
         Op::Hop { .. } => "Hop",
         Op::Repeat { .. } => "Repeat",
+        Op::Stamp { .. } => "Stamp",
         Op::Expand(_) => "Expand",
         Op::Aggregate(_) => "Aggregate",
         Op::Join(_) => "Join",
+        Op::Lookup(_) => "Lookup",
         Op::TopN(_) => "TopN",
         Op::Window(_) => "Window",
         Op::WindowClose(_) => "WindowClose",

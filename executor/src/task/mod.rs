@@ -10,6 +10,7 @@
 //! Every wait may be cut off by the end of the job; none holds a lock.
 
 pub mod build;
+mod order;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -65,6 +66,8 @@ struct Slot {
     parent: Option<(usize, usize)>,
     /// Parent, grandparent … root.
     ancestors: Vec<usize>,
+    /// Leaves whose epoch must have come in before anything of this leaf's.
+    after: Vec<usize>,
     /// Output not passed on yet.
     out: Output,
     /// Of a leaf: parts of a large chunk.
@@ -169,6 +172,7 @@ impl Task {
     /// Waits for state that arrives, first, and for input that may be taken.
     async fn next_event(&mut self) -> Result<Event, ExecError> {
         let full: Vec<bool> = self.nodes.iter().map(Slot::is_full).collect();
+        let open: Vec<bool> = self.nodes.iter().map(|s| s.barrier.is_none()).collect();
         let mut pending: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let tight = self.governor.is_tight();
@@ -177,7 +181,7 @@ impl Task {
                 continue;
             }
             if matches!(slot.kind, Kind::Leaf(_)) {
-                if slot.barrier.is_none() {
+                if slot.barrier.is_none() && !slot.after.iter().any(|&leaf| open[leaf]) {
                     inputs.push(async move { Ok(Event::Input(i, slot.next().await?)) }.boxed());
                 }
             } else if let Kind::Operator(op) = &mut slot.kind

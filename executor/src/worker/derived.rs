@@ -68,6 +68,8 @@ pub struct Derived {
     cleaning: Cleaning,
     /// Of a sink: what stages and publishes its changes.
     publisher: Option<Publisher>,
+    /// Of the job's inputs, by number: see [`Barrier::stage`].
+    stages: Vec<u32>,
 }
 
 /// What all tasks made of an epoch.
@@ -116,6 +118,7 @@ impl Derived {
         tasks: usize,
         cleaning: Cleaning,
         publisher: Option<Publisher>,
+        stages: Vec<u32>,
     ) -> Derived {
         let counter = |name: &str| version.counters.get(name).copied();
         let digest = counter(DIGEST_HASH)
@@ -140,6 +143,7 @@ impl Derived {
             digest: Mutex::new(digest),
             cleaning,
             publisher,
+            stages,
         }
     }
 
@@ -190,7 +194,7 @@ impl Derived {
     /// Ends an epoch in all tasks and makes it durable.
     pub async fn cut(&self, epoch: Epoch) -> Result<JobCommit, ExecError> {
         let mut control = self.control.lock().await;
-        let barrier = control.barrier(epoch)?;
+        let barrier = control.barrier(epoch, &self.stages)?;
         let barrier = Arc::new(barrier);
         for cut in &self.cuts {
             cut.send(Arc::clone(&barrier)).map_err(|_| ExecError::Stopped)?;
@@ -293,7 +297,7 @@ impl Derived {
 }
 
 impl Control {
-    fn barrier(&self, epoch: Epoch) -> Result<Barrier, ExecError> {
+    fn barrier(&self, epoch: Epoch, stages: &[u32]) -> Result<Barrier, ExecError> {
         match &self.backfill {
             // A job started before its snapshot epoch was fixed learns it here.
             Some(b) if b.snapshot_epoch != 0 && b.snapshot_epoch != epoch.0 => {
@@ -303,9 +307,18 @@ impl Control {
             None if epoch <= self.last => {
                 Err(ExecError::internal(format!("cut at {epoch}, not after {}", self.last)))
             }
-            backfill => Ok(Barrier { prev: self.last, epoch, backfill: backfill.is_some() }),
+            backfill => {
+                let stage = backfill.as_ref().map_or(u32::MAX, |b| stage(b, stages));
+                Ok(Barrier { prev: self.last, epoch, backfill: backfill.is_some(), stage })
+            }
         }
     }
+}
+
+/// The first stage with an input that is not scanned to its end.
+fn stage(backfill: &BackfillState, stages: &[u32]) -> u32 {
+    let of = |p: &BackfillPosition| stages.get(p.input as usize).copied().unwrap_or(0);
+    backfill.positions.iter().filter(|p| !p.done).map(of).min().unwrap_or(0)
 }
 
 /// The state of the backfill after a step; `None`: done.

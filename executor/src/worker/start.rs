@@ -230,6 +230,7 @@ pub async fn start_graph(
         built.tasks.len(),
         cleaning(&start, graph),
         publisher(shared, &start, graph)?,
+        built.stages,
     );
     let kind = Kind::Derived(derived);
     let job = Job::new(id, start.generation, Some(store), kind, meta, built.metrics, errors);

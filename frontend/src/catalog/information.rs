@@ -216,15 +216,18 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         }
         "state_tables" => {
             rows = Rows::new(
-                "table_id:i relation_id:o schema_name:n relation_name:n is_result:b kept_since:t",
+                "table_id:i relation_id:o schema_name:n relation_name:n is_result:b kept_since:t name:t entries:i bytes:i",
             );
             let jobs = t.shared.cluster.jobs();
             for r in catalog.relations() {
-                let cleaned = jobs.iter().find(|j| j.relation == r.id).map(|j| &j.cleaned);
+                let job = jobs.iter().find(|j| j.relation == r.id);
                 for id in r.first_table_id..r.first_table_id + r.table_count {
-                    let bound = cleaned.and_then(|c| c.iter().find(|(t, _)| *t == id));
+                    let bound = job.and_then(|j| j.cleaned.iter().find(|(t, _)| *t == id));
+                    let held = job.and_then(|j| j.tables.iter().find(|t| t.id == id));
                     row!(rows; table_id: id, relation_id: r.id, schema_name: &r.schema, relation_name: &r.name,
-                        is_result: id == r.first_table_id, kept_since: bound.map(|(_, us)| instant(*us)));
+                        is_result: id == r.first_table_id, kept_since: bound.map(|(_, us)| instant(*us)),
+                        name: held.map(|t| t.name.as_str()), entries: held.map(|t| t.entries as i64),
+                        bytes: held.map(|t| t.bytes() as i64));
                 }
             }
         }

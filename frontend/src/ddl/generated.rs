@@ -155,8 +155,11 @@ pub fn graph(session: &Session, table: &Relation) -> Result<Bytes, SqlError> {
     let empty = RecordBatch::new_empty(over.arrow_schema()?);
     view.add_temporary(over.clone(), rows::mem_table(empty)?);
     let bound = Binder::new(&view, session.info(true)).query(&query, &[])?;
-    let graph =
-        plan_job(&bound, &view, &JobOptions { sink: Sink::Blackhole, on_window_close: false })?;
+    let graph = plan_job(
+        &bound,
+        &view,
+        &JobOptions { sink: Sink::Blackhole, on_window_close: false, ttl_us: None },
+    )?;
     encode_graph(&graph).map_err(SqlError::from)
 }
 

@@ -89,7 +89,11 @@ pub fn plan(
     let key = key(&relation, &bound, kind, table.as_deref())?;
     let blackhole = table.is_none() && relation.option("connector") == Some("blackhole");
     let planned = if blackhole { Sink::Blackhole } else { Sink::Publish(key) };
-    let graph = plan_job(&bound, catalog, &JobOptions { sink: planned, on_window_close: false })?;
+    let graph = plan_job(
+        &bound,
+        catalog,
+        &JobOptions { sink: planned, on_window_close: false, ttl_us: None },
+    )?;
     check_appends(&relation, &graph, kind, blackhole)?;
     check_snapshot(&relation, &graph)?;
     relation.depends_on = view::depends_on(&bound);

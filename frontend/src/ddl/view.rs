@@ -104,14 +104,27 @@ pub fn plan(
         }
         None => Sink::Materialize,
     };
-    if let Some((name, _)) = def.options.iter().find(|(n, _)| n != "sink") {
+    let ttl_us = def.options.iter().find(|(n, _)| n == "ttl").map(|(_, v)| ttl(v)).transpose()?;
+    if let Some((name, _)) = def.options.iter().find(|(n, _)| n != "sink" && n != "ttl") {
         return Err(SqlError::new(
             SqlState::INVALID_PARAMETER_VALUE,
             format!("unrecognized materialized view option \"{name}\""),
         ));
     }
     let on_window_close = def.emit_on_window_close;
-    plan_job(bound, view, &JobOptions { sink, on_window_close })
+    plan_job(bound, view, &JobOptions { sink, on_window_close, ttl_us })
+}
+
+/// How long rows count, in microseconds.
+fn ttl(value: &str) -> Result<i64, SqlError> {
+    let ttl = millrace_common::settings::parse_duration(value)?;
+    match i64::try_from(ttl.as_micros()) {
+        Ok(us) if us > 0 => Ok(us),
+        _ => Err(SqlError::new(
+            SqlState::INVALID_PARAMETER_VALUE,
+            format!("invalid value for option \"ttl\": \"{value}\""),
+        )),
+    }
 }
 
 /// The catalog entry of a job: its stored columns, layout and graph.

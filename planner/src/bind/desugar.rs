@@ -158,6 +158,11 @@ impl VisitorMut for Desugar<'_> {
         if let Err(e) = spell_out_predicates(&mut select.projection) {
             return ControlFlow::Break(Box::new(e));
         }
+        for from in &mut select.from {
+            if let Err(e) = super::asof::mark(from) {
+                return ControlFlow::Break(Box::new(e));
+            }
+        }
         if let Err(e) = super::windows::write_out(select) {
             return ControlFlow::Break(Box::new(e));
         }
@@ -298,7 +303,7 @@ fn cast_to(e: Expr, t: &DataType) -> Result<Expr, SqlError> {
 }
 
 /// A call of a function, by a name that needs no folding.
-fn call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
+pub(super) fn call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
     if let Some(name) = resolved_name(name) {
         return resolved(name, args);
     }

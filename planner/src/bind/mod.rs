@@ -5,6 +5,7 @@
 //! expanded from their stored text; window functions in FROM become plain plans ([`window_tvf`]).
 //! The result runs under DataFusion as it is, and the stream planner takes the same plan.
 
+pub mod asof;
 pub mod ddl;
 pub mod desugar;
 pub mod locate;
@@ -197,7 +198,7 @@ fn plan_query(
     let planner = SqlToRel::new_with_options(&provider, parser_options());
     let statement = ast::Statement::Query(Box::new(query));
     let plan = planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion)?;
-    ties::rewrite(set_operations::rewrite(plan)?)
+    asof::rewrite(ties::rewrite(set_operations::rewrite(plan)?)?)
 }
 
 /// The hidden row id of relations without a key.

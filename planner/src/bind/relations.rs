@@ -1,4 +1,4 @@
-//! Table functions in FROM: TUMBLE, HOP and generate_series; and what of FROM is refused.
+//! Table functions in FROM: TUMBLE, HOP, SESSION and generate_series; and what of FROM is refused.
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, Result, ScalarValue};
@@ -8,13 +8,15 @@ use datafusion::logical_expr::planner::{
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, col, lit};
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::{
-    FunctionArg, FunctionArgExpr, Ident, ObjectName, TableAlias, TableAliasColumnDef, TableFactor,
+    FunctionArg, FunctionArgExpr, FunctionArguments, Ident, ObjectName, TableAlias,
+    TableAliasColumnDef, TableFactor, TableVersion,
 };
 
 use super::names::fold;
 use super::window_tvf;
 use crate::error::external;
 use crate::functions::functions;
+use crate::functions::window_fn::as_of_proctime;
 
 #[derive(Debug)]
 pub struct FromPlanner {
@@ -28,6 +30,33 @@ impl RelationPlanner for FromPlanner {
         context: &mut dyn RelationPlannerContext,
     ) -> Result<RelationPlanning> {
         let (name, args, alias) = match relation {
+            TableFactor::Table {
+                name,
+                args: None,
+                alias,
+                version: Some(version),
+                with_hints,
+                sample: None,
+                with_ordinality: false,
+                partitions,
+                json_path,
+                index_hints,
+            } if is_proctime(&version) => {
+                let table = TableFactor::Table {
+                    name,
+                    args: None,
+                    alias,
+                    version: None,
+                    with_hints,
+                    sample: None,
+                    with_ordinality: false,
+                    partitions,
+                    json_path,
+                    index_hints,
+                };
+                let planned = self.as_of_proctime(context.plan(table)?)?;
+                return Ok(RelationPlanning::Planned(Box::new(planned)));
+            }
             TableFactor::Table { ref version, ref sample, with_ordinality, .. }
                 if version.is_some() || sample.is_some() || with_ordinality =>
             {
@@ -40,7 +69,7 @@ impl RelationPlanner for FromPlanner {
         let function = function_name(&name);
         let args = plain_args(args).map_err(external)?;
         let planned = match function.as_str() {
-            "tumble" | "hop" => window_tvf::plan(&function, args, alias, context)?,
+            "tumble" | "hop" | "session" => window_tvf::plan(&function, args, alias, context)?,
             "generate_series" => self.series(args, alias, context)?,
             "generate_subscripts" => self.subscripts(args, alias, context)?,
             _ => {
@@ -48,7 +77,7 @@ impl RelationPlanner for FromPlanner {
                 return Err(external(
                     SqlError::new(SqlState::UNDEFINED_FUNCTION, message)
                         .with_hint(
-                            "Functions in FROM are TUMBLE, HOP, generate_series and generate_subscripts.",
+                            "Functions in FROM are TUMBLE, HOP, SESSION, generate_series and generate_subscripts.",
                         ),
                 ));
             }
@@ -57,9 +86,22 @@ impl RelationPlanner for FromPlanner {
     }
 }
 
+/// `FOR SYSTEM_TIME AS OF PROCTIME()`.
+fn is_proctime(version: &TableVersion) -> bool {
+    let TableVersion::ForSystemTimeAsOf(sqlparser::ast::Expr::Function(f)) = version else {
+        return false;
+    };
+    let no_args = match &f.args {
+        FunctionArguments::List(list) => list.args.is_empty() && list.clauses.is_empty(),
+        FunctionArguments::None => true,
+        FunctionArguments::Subquery(_) => false,
+    };
+    function_name(&f.name) == "proctime" && no_args
+}
+
 fn refused(version: bool, sample: bool) -> SqlError {
     SqlError::unsupported(match (version, sample) {
-        (true, _) => "FOR SYSTEM_TIME AS OF",
+        (true, _) => "FOR SYSTEM_TIME AS OF another time than PROCTIME()",
         (_, true) => "TABLESAMPLE",
         _ => "WITH ORDINALITY",
     })
@@ -82,6 +124,20 @@ fn plain_args(args: Vec<FunctionArg>) -> Result<Vec<sqlparser::ast::Expr>, SqlEr
 const MAX_CONSTANT_ROWS: i64 = 100_000;
 
 impl FromPlanner {
+    /// A relation as of the processing time. In a view it is marked for the stream planner (see
+    /// `stream::lookup`); in batch the processing time is the statement's epoch.
+    fn as_of_proctime(&self, relation: LogicalPlan) -> Result<PlannedRelation> {
+        let column = relation.schema().columns().into_iter().next();
+        let plan = match column.filter(|_| self.for_view) {
+            None => relation,
+            Some(column) => {
+                let mark = as_of_proctime().call(vec![Expr::Column(column)]);
+                LogicalPlanBuilder::from(relation).filter(mark)?.build()?
+            }
+        };
+        Ok(PlannedRelation::new(plan, None))
+    }
+
     /// `generate_series(start, stop [, step])`: in batch a relation that makes its rows as they are
     /// read (a list that is unnested where the arguments are only known later), in a view constant rows.
     fn series(

@@ -242,9 +242,9 @@ fn errors_have_state_position_and_hint() {
         ("SELECT a::nope FROM t", "42704", "type \"nope\" does not exist", Some(11)),
         ("SELECT sum(c) FROM t", "42883", "function sum(text) does not exist", Some(8)),
         (
-            "SELECT * FROM t FOR SYSTEM_TIME AS OF PROCTIME()",
+            "SELECT * FROM t FOR SYSTEM_TIME AS OF now()",
             "0A000",
-            "FOR SYSTEM_TIME AS OF is not supported",
+            "FOR SYSTEM_TIME AS OF another time than PROCTIME() is not supported",
             None,
         ),
         (

@@ -1,6 +1,7 @@
-//! `TUMBLE(relation, time, size [, offset])` and `HOP(relation, time, slide, size [, offset])`.
+//! `TUMBLE(relation, time, size [, offset])`, `HOP(relation, time, slide, size [, offset])` and
+//! `SESSION(relation, time, gap [, key, …])`.
 //!
-//! Both add `window_start` and `window_end` to the relation's columns; rows without a time vanish.
+//! All add `window_start` and `window_end` to the relation's columns; rows without a time vanish.
 //! They are ordinary plans, so that batch runs them as they are:
 //!
 //! ```text
@@ -13,23 +14,35 @@
 //!              Projection: rel.*, hop_windows(time, slide, size, offset) AS window_start
 //!                Filter: time IS NOT NULL
 //!                  rel
+//! SESSION: Projection: rel.*, session_start(…) AS window_start, session_end(…) AS window_end
+//!            Window: session_start(time, gap), session_end(time, gap)
+//!                    OVER (PARTITION BY key, … ORDER BY time)
+//!              Filter: time IS NOT NULL
+//!                rel
 //! ```
 //!
-//! Sizes and offsets are BIGINT literals, in microseconds. TUMBLE needs nothing special in a stream. HOP's
+//! Sizes, gaps and offsets are BIGINT literals, in microseconds. TUMBLE needs nothing special in a stream. HOP's
 //! `Unnest` is what the stream planner recognises: its list column is a call of `hop_windows`, with
 //! a column and three literals (the optimiser may have pruned columns, never this shape), and it
 //! becomes the `Hop` operator. `hop_windows` returns the starts in ascending order, one for each of
 //! the windows `[start, start + size)` that hold the time; `start` ≡ offset modulo the slide.
 
+use std::sync::Arc;
+
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{Column, Result, ScalarValue, UnnestOptions};
+use datafusion::error::DataFusionError;
+use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::planner::{PlannedRelation, RelationPlannerContext};
-use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, col, lit};
+use datafusion::logical_expr::{
+    Expr, ExprFunctionExt, ExprSchemable, LogicalPlan, LogicalPlanBuilder, WindowUDF, col, lit,
+};
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::{Expr as SqlExpr, ObjectName, TableAlias, TableFactor};
 
 use super::provider::columns_of;
 use crate::error::external;
+use crate::functions::session::{session_end, session_start};
 use crate::functions::window_fn::{hop_windows, tumble_start, window_end};
 
 /// Windows of one row: each is a copy of it.
@@ -41,6 +54,9 @@ pub fn plan(
     alias: Option<TableAlias>,
     context: &mut dyn RelationPlannerContext,
 ) -> Result<PlannedRelation> {
+    if function == "session" {
+        return session(args, alias, context);
+    }
     let hop = function == "hop";
     let required = if hop { 4 } else { 3 };
     if args.len() != required && args.len() != required + 1 {
@@ -48,13 +64,7 @@ pub fn plan(
             true => "HOP(relation, time_column, slide, size [, offset])",
             false => "TUMBLE(relation, time_column, size [, offset])",
         };
-        return Err(external(
-            SqlError::new(
-                SqlState::UNDEFINED_FUNCTION,
-                format!("wrong number of arguments to {}", function.to_uppercase()),
-            )
-            .with_hint(format!("Use {usage}.")),
-        ));
+        return Err(wrong_number(function, usage));
     }
     let has_offset = args.len() == required + 1;
     let mut args = args.into_iter();
@@ -80,6 +90,53 @@ pub fn plan(
         return Err(external(e.with_hint("Make the slide longer or the size shorter.")));
     }
     let plan = windows(input, time, slide, size, offset)?;
+    Ok(PlannedRelation::new(plan, alias))
+}
+
+fn wrong_number(function: &str, usage: &str) -> DataFusionError {
+    let message = format!("wrong number of arguments to {}", function.to_uppercase());
+    let e = SqlError::new(SqlState::UNDEFINED_FUNCTION, message);
+    external(e.with_hint(format!("Use {usage}.")))
+}
+
+fn session(
+    args: Vec<SqlExpr>,
+    alias: Option<TableAlias>,
+    context: &mut dyn RelationPlannerContext,
+) -> Result<PlannedRelation> {
+    if args.len() < 3 {
+        let usage = "SESSION(relation, time_column, gap [, key_column, …])";
+        return Err(wrong_number("session", usage));
+    }
+    let mut args = args.into_iter();
+    let mut next = || args.next().ok_or_else(|| external(SqlError::internal("missing argument")));
+    let input = context.plan(table_factor(next()?)?)?;
+    let time = context.sql_to_expr(next()?, input.schema())?;
+    check_time(&time, &input, "session")?;
+    let gap = context.sql_to_expr(next()?, input.schema())?;
+    let gap = micros(&gap, "gap", true).map_err(external)?;
+    let mut keys = Vec::new();
+    for key in args {
+        keys.push(context.sql_to_expr(key, input.schema())?);
+    }
+    if keys.iter().any(|k| !matches!(k, Expr::Column(_))) {
+        return Err(external(SqlError::new(
+            SqlState::SYNTAX_ERROR,
+            "the keys of SESSION must be columns",
+        )));
+    }
+    let columns = columns_of(&input);
+    let edge = |function: Arc<WindowUDF>, name: &str| -> Result<Expr> {
+        let call = Expr::from(WindowFunction::new(function, vec![time.clone(), lit(gap)]));
+        let order = vec![time.clone().sort(true, false)];
+        Ok(call.partition_by(keys.clone()).order_by(order).build()?.alias(name))
+    };
+    let edges = [edge(session_start(), "window_start")?, edge(session_end(), "window_end")?];
+    let plan = LogicalPlanBuilder::from(input)
+        .filter(time.clone().is_not_null())?
+        .window(edges)?
+        .project(columns.into_iter().chain([col("window_start"), col("window_end")]))?
+        .build()?;
     Ok(PlannedRelation::new(plan, alias))
 }
 

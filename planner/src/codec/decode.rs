@@ -13,9 +13,10 @@ use crate::codec::expr::{decode_batch, decode_expr, decode_schema};
 use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::graph::{
-    AccessClass, AggCall, AggFunc, Aggregate, ColumnMark, Expand, Fragment, FragmentOutput,
-    GroupingSet, Hold, JobGraph, Join, JoinKind, JoinSide, MarkStep, MarkTerm, Node, Operator,
-    RankFunction, RelationLayout, Retention, RetentionBy, StateTable, TopN, Window, WindowCall,
+    AccessClass, AggCall, AggFunc, Aggregate, Closing, ColumnMark, Expand, Fragment,
+    FragmentOutput, GroupingSet, Hold, JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep,
+    MarkTerm, Matches, Node, Operator, RankFunction, RelationLayout, Retention, RetentionBy,
+    StateTable, TopN, Window, WindowCall,
 };
 use crate::passes::prune::pair_schema;
 use crate::stream::expr::as_literal;
@@ -200,6 +201,8 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
         (In::Expand(e), [input]) => Operator::Expand(expand(e, input)?),
         (In::Aggregate(a), [input]) => Operator::Aggregate(aggregate(a, input, sizes)?),
         (In::Join(j), [left, right]) => Operator::Join(join(j, left, right, sizes)?),
+        (In::Stamp(add_us), [_]) => Operator::Stamp { add_us: *add_us },
+        (In::Lookup(l), [left, right]) => Operator::Lookup(lookup(l, left, right, sizes)?),
         (In::Window(w), [input]) => Operator::Window(window(w, input, sizes)?),
         (In::TopN(t), [input]) => Operator::TopN(top_n(t, input, sizes)?),
         (In::WindowClose(h), [input]) => Operator::WindowClose(hold(h, input, sizes)?),
@@ -274,13 +277,42 @@ fn join(j: &proto::Join, left: &SchemaRef, right: &SchemaRef, sizes: Sizes) -> R
     })
 }
 
+fn lookup(l: &proto::Lookup, left: &SchemaRef, right: &SchemaRef, sizes: Sizes) -> Result<Lookup> {
+    let pair = Arc::new(pair_schema(left, right));
+    let matches = l.matches.as_ref().map(|m| -> Result<Matches> {
+        Ok(Matches {
+            table: sizes.table(m.table)?,
+            identity: RowStorage::from_number(m.identity)?,
+            unique_key: columns(&m.unique_key, left)?,
+        })
+    });
+    let found = Lookup {
+        outer: l.outer,
+        left_keys: columns(&l.left_keys, left)?,
+        left_vnode: columns(&l.left_vnode, left)?,
+        right: side(l.right.as_ref(), right, sizes)?,
+        residual: l.residual.as_ref().map(|e| decode_expr(e, &pair)).transpose()?,
+        output: columns(&l.output, &pair)?,
+        matches: matches.transpose()?,
+    };
+    if found.left_keys.is_empty() || found.left_keys.len() != found.right.keys.len() {
+        return Err(damaged("a lookup without keys on both sides"));
+    }
+    Ok(found)
+}
+
 fn order(o: &proto::Order, input: &SchemaRef) -> Result<(usize, SortOptions)> {
     let column = position(o.column, input.fields().len(), "column")?;
     Ok((column, SortOptions { descending: o.descending, nulls_first: o.nulls_first }))
 }
 
 fn window(w: &proto::Window, input: &SchemaRef, sizes: Sizes) -> Result<Window> {
+    let closing = w.closing.as_ref().map(|c| -> Result<Closing> {
+        let (column, table) = (timestamp(c.column, input)?, sizes.table(c.table)?);
+        Ok(Closing { column, gap: c.gap, table })
+    });
     Ok(Window {
+        closing: closing.transpose()?,
         group: columns(&w.group, input)?,
         vnode: columns(&w.vnode, input)?,
         order: w.order.iter().map(|o| order(o, input)).collect::<Result<_>>()?,

@@ -9,8 +9,8 @@ use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::graph::{
     AggCall, Aggregate, ColumnMark, Expand, Fragment, FragmentOutput, GroupingSet, Hold, JobGraph,
-    Join, JoinSide, MarkStep, MarkTerm, Node, Operator, RelationLayout, Retention, RetentionBy,
-    StateTable, TopN, Window, WindowCall,
+    Join, JoinSide, Lookup, MarkStep, MarkTerm, Node, Operator, RelationLayout, Retention,
+    RetentionBy, StateTable, TopN, Window, WindowCall,
 };
 
 use crate::stream::expr::literal;
@@ -144,6 +144,8 @@ fn operator(op: &Operator) -> Result<proto::Operator> {
         Operator::Expand(e) => Out::Expand(expand(e)?),
         Operator::Aggregate(a) => Out::Aggregate(aggregate(a)?),
         Operator::Join(j) => Out::Join(join(j)?),
+        Operator::Stamp { add_us } => Out::Stamp(*add_us),
+        Operator::Lookup(l) => Out::Lookup(lookup(l)?),
         Operator::TopN(t) => Out::TopN(top_n(t)?),
         Operator::Window(w) => Out::Window(window(w)?),
         Operator::WindowClose(h) => Out::WindowClose(hold(h)?),
@@ -207,6 +209,25 @@ fn join(j: &Join) -> Result<proto::Join> {
     })
 }
 
+fn lookup(l: &Lookup) -> Result<proto::Lookup> {
+    let matches = l.matches.as_ref().map(|m| -> Result<proto::Matches> {
+        Ok(proto::Matches {
+            table: position(m.table)?,
+            identity: m.identity.number()?,
+            unique_key: positions(&m.unique_key)?,
+        })
+    });
+    Ok(proto::Lookup {
+        outer: l.outer,
+        left_keys: positions(&l.left_keys)?,
+        left_vnode: positions(&l.left_vnode)?,
+        right: Some(side(&l.right)?),
+        residual: l.residual.as_ref().map(encode_expr).transpose()?,
+        output: positions(&l.output)?,
+        matches: matches.transpose()?,
+    })
+}
+
 fn order((column, options): &(usize, SortOptions)) -> Result<proto::Order> {
     Ok(proto::Order {
         column: position(*column)?,
@@ -216,7 +237,12 @@ fn order((column, options): &(usize, SortOptions)) -> Result<proto::Order> {
 }
 
 fn window(w: &Window) -> Result<proto::Window> {
+    let closing = w.closing.as_ref().map(|c| -> Result<proto::Closing> {
+        let (column, table) = (position(c.column)?, position(c.table)?);
+        Ok(proto::Closing { column, gap: c.gap, table })
+    });
     Ok(proto::Window {
+        closing: closing.transpose()?,
         group: positions(&w.group)?,
         vnode: positions(&w.vnode)?,
         order: w.order.iter().map(order).collect::<Result<_>>()?,

@@ -139,7 +139,7 @@ pub struct Node {
     pub append_only: bool,
     #[prost(
         oneof = "Operator",
-        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42, 43, 50, 51"
+        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42, 43, 50, 51, 52, 53"
     )]
     pub op: Option<Operator>,
     #[prost(message, repeated, tag = "60")]
@@ -188,6 +188,11 @@ pub enum Operator {
     WindowClose(Hold),
     #[prost(message, tag = "51")]
     Expire(Hold),
+    #[prost(message, tag = "52")]
+    Lookup(Lookup),
+    /// Microseconds.
+    #[prost(int64, tag = "53")]
+    Stamp(i64),
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -285,6 +290,34 @@ pub struct Join {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
+pub struct Lookup {
+    #[prost(bool, tag = "1")]
+    pub outer: bool,
+    #[prost(uint32, repeated, tag = "2")]
+    pub left_keys: Vec<u32>,
+    #[prost(uint32, repeated, tag = "3")]
+    pub left_vnode: Vec<u32>,
+    #[prost(message, optional, tag = "4")]
+    pub right: Option<JoinSide>,
+    #[prost(bytes = "bytes", optional, tag = "5")]
+    pub residual: Option<Bytes>,
+    #[prost(uint32, repeated, tag = "6")]
+    pub output: Vec<u32>,
+    #[prost(message, optional, tag = "7")]
+    pub matches: Option<Matches>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Matches {
+    #[prost(uint32, tag = "1")]
+    pub table: u32,
+    #[prost(uint32, tag = "2")]
+    pub identity: u32,
+    #[prost(uint32, repeated, tag = "3")]
+    pub unique_key: Vec<u32>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
 pub struct TopN {
     #[prost(uint32, repeated, tag = "1")]
     pub group: Vec<u32>,
@@ -352,6 +385,18 @@ pub struct Window {
     pub storage: u32,
     #[prost(uint32, repeated, tag = "7")]
     pub unique_key: Vec<u32>,
+    #[prost(message, optional, tag = "8")]
+    pub closing: Option<Closing>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct Closing {
+    #[prost(uint32, tag = "1")]
+    pub column: u32,
+    #[prost(int64, tag = "2")]
+    pub gap: i64,
+    #[prost(uint32, tag = "3")]
+    pub table: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

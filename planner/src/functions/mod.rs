@@ -5,6 +5,7 @@
 
 pub mod aggregates;
 pub mod arith;
+pub mod asof;
 pub mod bounded;
 pub mod call;
 pub mod cast;
@@ -23,6 +24,7 @@ pub mod parse;
 pub mod patterns;
 pub mod round;
 pub mod series;
+pub mod session;
 pub mod sign;
 pub mod strings;
 pub mod text;
@@ -82,6 +84,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend(cast::cast_functions().iter().cloned());
     all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
     all.extend([window_fn::copies(), window_fn::with_ties()]);
+    all.extend([window_fn::as_of_proctime(), window_fn::asof_match()]);
     all.extend(extract::functions());
     all.extend(round::functions());
     all.extend([sign::sign_function(), collected::collect_entry()]);
@@ -114,7 +117,9 @@ pub fn functions() -> &'static Functions {
             }
             f.aggregates.insert(udf.name().to_owned(), udf);
         }
-        for udf in datafusion::functions_window::all_default_window_functions() {
+        let theirs = datafusion::functions_window::all_default_window_functions();
+        let own = [session::session_start(), session::session_end(), asof::latest()];
+        for udf in theirs.into_iter().chain(own) {
             for alias in udf.aliases() {
                 f.windows.insert(alias.clone(), Arc::clone(&udf));
             }

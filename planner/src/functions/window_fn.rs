@@ -41,6 +41,26 @@ pub fn copies() -> Arc<ScalarUDF> {
 /// The name of [`copies`]; not one that SQL text can contain unquoted.
 pub const COPIES: &str = "#copies";
 
+/// `as_of_proctime(column)`: marks rows of a relation that are looked up as of the processing time, for
+/// [`crate::stream`]; never computed.
+pub fn as_of_proctime() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::AsOfProctime, AS_OF_PROCTIME))))
+}
+
+/// The name of [`as_of_proctime`]; not one that SQL text can contain unquoted.
+pub const AS_OF_PROCTIME: &str = "#as_of_proctime";
+
+/// `asof_match(left, right, operator)`: the match condition of an ASOF join, for [`crate::bind::asof`]; never
+/// computed.
+pub fn asof_match() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::AsofMatch, ASOF_MATCH))))
+}
+
+/// The name of [`asof_match`]; not one that SQL text can contain unquoted.
+pub const ASOF_MATCH: &str = "#asof_match";
+
 /// Marks the number of rows of a limit with ties, for [`crate::bind::ties`]; never computed.
 pub const WITH_TIES: &str = "#with_ties";
 
@@ -56,6 +76,8 @@ enum Kind {
     End,
     Copies,
     WithTies,
+    AsOfProctime,
+    AsofMatch,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -104,6 +126,7 @@ impl ScalarUDFImpl for WindowFn {
             Kind::Hop => DataType::List(Arc::new(Field::new_list_field(time, true))),
             Kind::Tumble | Kind::End => time,
             Kind::WithTies => DataType::Int64,
+            Kind::AsOfProctime | Kind::AsofMatch => DataType::Boolean,
             Kind::Copies => {
                 DataType::List(Arc::new(Field::new_list_field(DataType::Boolean, true)))
             }

@@ -6,6 +6,7 @@
 //! stores definitions as the user wrote them. Errors have PostgreSQL's words and positions:
 //! characters from the start of the whole string, counted from 1.
 
+mod asof;
 mod dialect;
 mod statements;
 mod streams;
@@ -20,6 +21,7 @@ use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, Whitespace};
 
 use crate::ast::{ParsedStatement, QueryText, Statement};
+pub(crate) use asof::ASOF_LEFT;
 use dialect::MillraceDialect;
 
 pub(crate) type Result<T, E = ParserError> = std::result::Result<T, E>;
@@ -36,6 +38,7 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     dialect.table_versions = tokens.iter().any(|t| is_word(&t.token, "SYSTEM_TIME"));
     let missing = missing_relation(&tokens);
     let emits = take_emit_clauses(&mut tokens);
+    asof::wrap_left(&mut tokens);
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source, dialect: &dialect };

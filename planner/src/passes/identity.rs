@@ -73,7 +73,7 @@ fn with_key(stream: &Stream) -> Result<Option<(Stream, Vec<usize>)>> {
         (Op::Hop { .. }, [input]) => {
             Ok(with_key(input)?.map(|(input, key)| hop(stream, input, &key)))
         }
-        (Op::Join(j), [left, right]) if j.kind == JoinKind::Inner => {
+        (Op::Join(j), [left, right]) if j.kind == JoinKind::Inner && !j.lookup => {
             match (with_key(left)?, with_key(right)?) {
                 (Some(l), Some(r)) => join(j, (left.width(), l), r).map(Some),
                 _ => Ok(None),

@@ -8,6 +8,7 @@ pub mod properties;
 pub mod prune;
 pub mod rank;
 pub mod simplify;
+pub mod ttl;
 pub mod watermark;
 
 #[cfg(test)]

@@ -71,6 +71,11 @@ impl Properties {
             (Op::Window(w), [input]) => window(w, input),
             // Once a window is closed its rows stay.
             (Op::WindowClose(_), [input]) => Properties { append_only: true, ..input.clone() },
+            (Op::Stamp { .. }, [input]) => {
+                let mut p = input.clone();
+                p.equal.push(width - 1);
+                p
+            }
             (Op::Expire(_), [input]) => Properties { append_only: false, ..input.clone() },
             (Op::Exchange { hash }, [input]) => Properties {
                 distribution: if hash.is_empty() {
@@ -287,6 +292,35 @@ fn window(w: &Window, input: &Properties) -> Properties {
     p
 }
 
+/// What a left row has met stays as it was, so nothing about the right side's rows at one time holds of the
+/// rows that were met at different times, but that a left row has met them together.
+fn lookup(j: &Join, left: &Properties, right: &Properties) -> Properties {
+    let width = left.equal.len();
+    let single = right.is_unique(&j.right_keys());
+    let shifted = |key: &BTreeSet<usize>| key.iter().map(|c| c + width).collect::<BTreeSet<_>>();
+    let keys = if single {
+        left.keys.clone()
+    } else {
+        let pairs = left
+            .keys
+            .iter()
+            .flat_map(|l| right.keys.iter().map(move |r| l.union(&shifted(r)).copied().collect()));
+        pairs.collect()
+    };
+    let mut equal = left.equal.clone();
+    equal.extend(right.equal.iter().map(|e| e + width));
+    if j.kind == JoinKind::Inner {
+        j.keys.iter().for_each(|&(l, r)| merge(&mut equal, l, r + width));
+    }
+    Properties {
+        append_only: left.append_only,
+        keys,
+        equal,
+        distribution: by_keys(j, &j.left_keys()),
+        max_rows: left.max_rows.filter(|_| single),
+    }
+}
+
 fn join(j: &Join, left: &Properties, right: &Properties) -> Properties {
     let width = left.equal.len();
     let one_side = |p: &Properties, keys: Vec<usize>, extra: usize| {
@@ -297,6 +331,7 @@ fn join(j: &Join, left: &Properties, right: &Properties) -> Properties {
         p
     };
     let full = match j.kind {
+        _ if j.lookup => lookup(j, left, right),
         JoinKind::LeftSemi => Properties {
             append_only: left.append_only && right.append_only,
             ..one_side(left, j.left_keys(), 0)

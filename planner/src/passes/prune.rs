@@ -94,6 +94,14 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
             let column = kept_at(&map, h.column)?;
             Ok((input.window_close(column), map))
         }
+        Op::Stamp { add_us } => {
+            let input = only(inputs)?;
+            let width = input.width();
+            let below = required.iter().copied().filter(|&c| c < width).collect();
+            let (input, mut map) = prune_columns(input, &below)?;
+            map.push(Some(input.width()));
+            Ok((input.stamp(add_us), map))
+        }
         Op::Expire(h) => {
             let needed = with(required, [h.column]);
             let (input, map) = prune_exact(only(inputs)?, &needed)?;

@@ -75,6 +75,7 @@ pub fn join(kind: JoinKind, key: (usize, usize)) -> Stream {
         null_equals_null: false,
         output,
         vnode: vec![],
+        lookup: false,
     };
     table().join(table(), join)
 }

@@ -12,7 +12,9 @@ use datafusion::physical_expr::ScalarFunctionExpr;
 use datafusion::physical_expr::expressions::BinaryExpr;
 use millrace_common::RelationId;
 
-use crate::graph::{ColumnMark, ExprRef, MarkStep, MarkTerm};
+use crate::functions::asof::LATEST;
+use crate::functions::session::SESSION_END;
+use crate::graph::{ColumnMark, ExprRef, JoinKind, MarkStep, MarkTerm};
 use crate::stream::expr;
 use crate::stream::plan::{Join, Op, Stream};
 
@@ -50,7 +52,9 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
             })
             .collect()
         }
-        (Op::Filter { .. } | Op::Exchange { .. } | Op::Expire(_), [input]) => input.clone(),
+        // What expires is retracted by the wall clock, whatever its time.
+        (Op::Expire(_), _) => vec![],
+        (Op::Filter { .. } | Op::Exchange { .. } | Op::Stamp { .. }, [input]) => input.clone(),
         (Op::Project { exprs }, [input]) => project(exprs, input),
         (Op::Union, inputs) => union(inputs),
         (Op::Hop { time_column, size_us, slide_us, offset_us }, [input]) => {
@@ -72,11 +76,29 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
             input.iter().filter(|m| t.group.contains(&m.column)).cloned().collect()
         }
         (Op::Window(w), [input]) => {
-            input.iter().filter(|m| w.group.contains(&m.column)).cloned().collect()
+            let mut out: Vec<ColumnMark> =
+                input.iter().filter(|m| w.group.contains(&m.column)).cloned().collect();
+            let time = w.order.first().and_then(|o| of(input, o.0));
+            // A right row that comes changes what comes after it.
+            let ahead = w.order.first().is_some_and(|o| !o.1.descending);
+            if ahead && !w.calls.is_empty() && w.calls.iter().all(|c| c.function == LATEST) {
+                out.extend(input.iter().filter(|m| m.column == w.order[0].0).cloned());
+            }
+            if let (Some(time), Some(&width)) = (time, widths.first()) {
+                // A session that has ended at the watermark does not change any more.
+                let ends = w.calls.iter().enumerate().filter(|(_, c)| c.function == SESSION_END);
+                out.extend(ends.map(|(i, _)| ColumnMark {
+                    column: width + i,
+                    terms: then(time, &[MarkStep::Add(1)]),
+                }));
+            }
+            out
         }
         (Op::WindowClose(h), [input]) => {
             input.iter().filter(|m| m.column == h.column).cloned().collect()
         }
+        // Only changes of the left side are changes of the output.
+        (Op::Join(j), [left, _]) if j.lookup => pick(left, &j.output),
         (Op::Join(j), [left, right]) => {
             let [left, right] = bounds(j, left, right, widths.first().copied().unwrap_or(0));
             join_output(j, &left, &right, widths)
@@ -167,6 +189,56 @@ pub fn bounds(
         }
     }
     out
+}
+
+/// By which column, and down to which bound, each side's rows are kept.
+///
+/// A row that no change can reach is not needed for pairs, but an outer, semi or anti join also counts, when a
+/// row of a preserved side is read back, the rows of the other side that it has met: those are kept for as long
+/// as a row that may have met them is within reach.
+pub fn retained(
+    j: &Join,
+    left: &[ColumnMark],
+    right: &[ColumnMark],
+    width: usize,
+) -> [Option<ColumnMark>; 2] {
+    let bounds = bounds(j, left, right, width);
+    let find = |side: usize, c: usize| bounds[side].iter().find(|m| m.column == c).cloned();
+    // By a column of the key: the rows of a key go together.
+    for &(l, r) in &j.keys {
+        if let (Some(l), Some(r)) = (find(0, l), find(1, r)) {
+            return [Some(l), Some(r)];
+        }
+    }
+    let own = [bounds[0].first().cloned(), bounds[1].first().cloned()];
+    let mut kept = own.clone();
+    let preserved = preserved(j.kind);
+    let at_least: Vec<_> = j.residual.iter().flat_map(at_least).collect();
+    for side in [0, 1] {
+        let Some(mark) = kept[side].as_mut().filter(|_| preserved[1 - side]) else { continue };
+        let place = |side: usize, c: usize| if side == 0 { c } else { c + width };
+        let shift = own[1 - side].as_ref().and_then(|other| {
+            let pair = (place(side, mark.column), place(1 - side, other.column));
+            let found = at_least.iter().find(|(a, b, _)| (*a, *b) == pair);
+            found.map(|(_, _, shift)| then(&other.terms, &[MarkStep::Add(*shift)]))
+        });
+        match shift {
+            Some(terms) => mark.terms.extend(terms),
+            None => kept[side] = None,
+        }
+    }
+    kept
+}
+
+/// Sides whose rows appear in the output by themselves.
+fn preserved(kind: JoinKind) -> [bool; 2] {
+    use JoinKind as K;
+    match kind {
+        K::Inner => [false, false],
+        K::LeftOuter | K::LeftSemi | K::LeftAnti | K::LeftMark => [true, false],
+        K::RightOuter | K::RightSemi | K::RightAnti => [false, true],
+        K::FullOuter => [true, true],
+    }
 }
 
 fn join_output(

@@ -1,5 +1,6 @@
 //! Logical plan → stream algebra: one function a node kind. What has no case is refused by name.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use arrow::array::ArrayRef;
@@ -23,11 +24,14 @@ pub(super) type Result<T> = std::result::Result<T, SqlError>;
 /// Walks a logical plan.
 pub struct Converter<'a> {
     pub(super) catalog: &'a dyn CatalogView,
+    /// Calls of `as_of_proctime` met, and those that belong to a lookup join (see `stream::lookup`).
+    pub(super) marks: Cell<usize>,
+    pub(super) lookups: Cell<usize>,
 }
 
 impl<'a> Converter<'a> {
     pub fn new(catalog: &'a dyn CatalogView) -> Converter<'a> {
-        Converter { catalog }
+        Converter { catalog, marks: Cell::new(0), lookups: Cell::new(0) }
     }
 
     pub fn convert(&self, plan: &LogicalPlan) -> Result<Stream> {
@@ -68,8 +72,8 @@ impl<'a> Converter<'a> {
         if !scan.filters.is_empty() {
             let qualified = DFSchema::try_from_qualified_schema(scan.table_name.clone(), &source)
                 .map_err(sql_error_from_datafusion)?;
-            for filter in &scan.filters {
-                stream = super::temporal::filter(stream, filter, &qualified)?;
+            for filter in scan.filters.iter().filter_map(|f| self.without_marks(f)) {
+                stream = super::temporal::filter(stream, &filter, &qualified)?;
             }
             if let Some(projection) = &scan.projection {
                 stream = stream.select(projection);
@@ -99,7 +103,10 @@ impl<'a> Converter<'a> {
 
     fn filter(&self, filter: &Filter) -> Result<Stream> {
         let input = self.convert(&filter.input)?;
-        super::temporal::filter(input, &filter.predicate, filter.input.schema())
+        match self.without_marks(&filter.predicate) {
+            Some(predicate) => super::temporal::filter(input, &predicate, filter.input.schema()),
+            None => Ok(input),
+        }
     }
 
     fn projection(&self, projection: &Projection) -> Result<Stream> {

@@ -14,7 +14,7 @@ use crate::graph::{
     self, AccessClass, AggCall, ColumnMark, Fragment, FragmentOutput, JobGraph, JoinSide, MarkTerm,
     Node, Operator, RelationLayout, Retention, RetentionBy, StateTable,
 };
-use crate::graph_state::accumulator_schema;
+use crate::graph_state::{accumulator_schema, matches_schema};
 use crate::passes::classes::{self, SideLayout};
 use crate::passes::exchange::{Placed, exchange};
 use crate::passes::properties::{Distribution, Properties};
@@ -22,6 +22,7 @@ use crate::passes::watermark;
 use crate::stream::expr;
 use crate::stream::plan::{self, Op, Stream};
 use crate::stream::{Sink, SinkKey};
+use crate::window_call::session_gap;
 
 /// Decides how the relation's rows lie and brings them to the tasks that own them.
 ///
@@ -212,7 +213,10 @@ impl Builder {
             op => (op, None),
         };
         let first_table = self.tables.len();
-        let op = self.operator(op, &schemas, &below)?;
+        let mut op = self.operator(op, &schemas, &below)?;
+        if let (Operator::Window(w), [input], [marks]) = (&mut op, schemas.as_slice(), &*marks) {
+            w.closing = self.closing(w, input, marks);
+        }
         self.retain(&op, first_table, &marks, &widths);
         match order {
             None => {
@@ -290,16 +294,12 @@ impl Builder {
                     null_equals_null: j.null_equals_null,
                     output: vec![],
                     vnode: vec![],
+                    lookup: false,
                 };
                 let width = widths.first().copied().unwrap_or(0);
-                let bounds = watermark::bounds(&plan, left, right, width);
-                for (side, marks) in [&j.left, &j.right].into_iter().zip(bounds) {
-                    // Within an interval the other side's rows go at other times: what a row has met
-                    // could not be counted again when it is read back.
-                    let fits = |m: &&ColumnMark| {
-                        j.kind == graph::JoinKind::Inner || side.keys.contains(&m.column)
-                    };
-                    if let Some(m) = marks.iter().find(fits) {
+                let kept = watermark::retained(&plan, left, right, width);
+                for (side, mark) in [&j.left, &j.right].into_iter().zip(kept) {
+                    if let Some(m) = mark {
                         set(side.table, RetentionBy::Value(m.column), &m.terms);
                     }
                 }
@@ -338,9 +338,13 @@ impl Builder {
             (Op::Repeat { times_column }, ..) => Operator::Repeat { times_column },
             (Op::Expand(e), ..) => Operator::Expand(e),
             (Op::Aggregate(a), [schema], [p]) => self.aggregate(a, schema, p),
+            (Op::Join(j), [left, right], [l, r]) if j.lookup => {
+                self.lookup(j, [left, right], [l, r])
+            }
             (Op::Join(j), [left, right], [l, r]) => self.join(j, [left, right], [l, r]),
             (Op::TopN(t), [schema], [p]) => self.top_n(t, schema, p),
             (Op::Window(w), [schema], [p]) => self.window(w, schema, p),
+            (Op::Stamp { add_us }, ..) => Operator::Stamp { add_us },
             (Op::WindowClose(h), [schema], _) => {
                 Operator::WindowClose(self.hold("held back", h, schema))
             }
@@ -427,6 +431,30 @@ impl Builder {
         })
     }
 
+    fn lookup(&mut self, j: plan::Join, schemas: [&SchemaRef; 2], p: [&Properties; 2]) -> Operator {
+        let [left_keys, right_keys] = [j.left_keys(), j.right_keys()];
+        let right = self.join_side("lookup", right_keys, &j.vnode, schemas[1], p[1]);
+        let matches = (!p[0].append_only).then(|| {
+            let SideLayout { storage, unique_key, .. } = classes::join_side(p[0], &left_keys);
+            let table = self.table(
+                "matches",
+                AccessClass::RangeRead,
+                RowStorage::Keyed,
+                matches_schema(schemas[1]),
+            );
+            graph::Matches { table, identity: storage, unique_key }
+        });
+        Operator::Lookup(graph::Lookup {
+            outer: j.kind == graph::JoinKind::LeftOuter,
+            left_vnode: j.vnode.iter().map(|&k| left_keys[k]).collect(),
+            left_keys,
+            right,
+            residual: j.residual,
+            output: j.output,
+            matches,
+        })
+    }
+
     fn join_side(
         &mut self,
         name: &str,
@@ -448,7 +476,38 @@ impl Builder {
         let (storage, unique_key) = classes::top_n_rows(p, &given);
         let table = self.table("window", AccessClass::RangeRead, storage, Arc::clone(schema));
         let plan::Window { group, order, calls, vnode, .. } = w;
-        Operator::Window(graph::Window { group, vnode, order, calls, table, storage, unique_key })
+        Operator::Window(graph::Window {
+            group,
+            vnode,
+            order,
+            calls,
+            table,
+            storage,
+            unique_key,
+            closing: None,
+        })
+    }
+
+    /// What sessions over a time with a watermark need to close.
+    fn closing(
+        &mut self,
+        w: &graph::Window,
+        input: &SchemaRef,
+        marks: &[ColumnMark],
+    ) -> Option<graph::Closing> {
+        let gap = session_gap(w.calls.first()?)?;
+        let column = w.order.first()?.0;
+        let terms = watermark::of(marks, column)?;
+        if w.calls.iter().any(|c| session_gap(c) != Some(gap)) {
+            return None;
+        }
+        let columns = [column].into_iter().chain(w.group.iter().copied());
+        let schema = columns.map(|c| Arc::clone(&input.fields()[c])).collect::<Vec<_>>();
+        let schema = Arc::new(Schema::new(schema));
+        let table = self.table("closing times", AccessClass::RangeRead, RowStorage::Keyed, schema);
+        self.tables[table].retention =
+            Some(Retention { by: RetentionBy::Key, terms: terms.to_vec() });
+        Some(graph::Closing { column, gap, table })
     }
 
     fn top_n(&mut self, t: plan::TopN, schema: &SchemaRef, p: &Properties) -> Operator {

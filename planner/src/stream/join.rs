@@ -12,12 +12,19 @@ use crate::graph::{ExprRef, JoinKind};
 use crate::passes::prune::pair_schema;
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
 use crate::stream::expr;
+use crate::stream::lookup::{Lookup, check_linear};
 use crate::stream::plan::{Join, Stream};
 
 impl Converter<'_> {
     pub(super) fn join(&self, join: &logical_expr::Join) -> Result<Stream> {
+        let lookup = self.lookup(join)?;
         let left = self.convert(&join.left)?;
         let right = self.convert(&join.right)?;
+        match lookup {
+            Lookup::No => {}
+            Lookup::Right => check_linear(&right)?,
+            Lookup::Left => check_linear(&left)?,
+        }
         let (left_schema, right_schema) = (join.left.schema(), join.right.schema());
         let widths = (left.width(), right.width());
         let (mut left, mut right) = (Extended::new(left), Extended::new(right));
@@ -53,8 +60,14 @@ impl Converter<'_> {
             }
         };
         let null_equals_null = join.null_equality == NullEquality::NullEqualsNull;
-        let swapped = join.join_type == JoinType::RightMark;
-        let kind = kind_of(join.join_type);
+        if lookup != Lookup::No && null_equals_null {
+            return Err(in_view("a lookup by IS NOT DISTINCT FROM"));
+        }
+        let swapped = join.join_type == JoinType::RightMark || lookup == Lookup::Left;
+        let kind = match join.join_type {
+            JoinType::Right if swapped => JoinKind::LeftOuter,
+            other => kind_of(other),
+        };
         let (left, right, keys, residual, widths) = if swapped {
             let keys = keys.into_iter().map(|(l, r)| (r, l)).collect();
             let residual = residual.map(|e| swap(&e, &left, &right)).transpose()?;
@@ -62,9 +75,12 @@ impl Converter<'_> {
         } else {
             (left, right, keys, residual, widths)
         };
-        let output = output_of(kind, widths, left.width());
-        let vnode = vec![];
-        let j = Join { kind, keys, residual, null_aware, null_equals_null, output, vnode };
+        let mut output = output_of(kind, widths, left.width());
+        if lookup == Lookup::Left {
+            output.rotate_left(widths.0);
+        }
+        let (lookup, vnode) = (lookup != Lookup::No, vec![]);
+        let j = Join { kind, keys, residual, null_aware, null_equals_null, output, vnode, lookup };
         let stream = left.join(right, j);
         // Names as the logical plan has them (the mark column is named by its subquery).
         let columns = join

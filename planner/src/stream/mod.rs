@@ -10,6 +10,7 @@ pub mod expr;
 mod fragment;
 mod index;
 mod join;
+mod lookup;
 mod order;
 pub mod plan;
 pub mod temporal;
@@ -30,7 +31,7 @@ use crate::codec::encode_watermark;
 use crate::error::sql_error_from_datafusion;
 use crate::graph::JobGraph;
 use crate::optimizer::optimize_for_view;
-use crate::passes::{exchange, identity, prune, rank, simplify, watermark};
+use crate::passes::{exchange, identity, prune, rank, simplify, ttl, watermark};
 
 use plan::Stream;
 
@@ -64,6 +65,8 @@ pub struct JobOptions {
     pub sink: Sink,
     /// EMIT ON WINDOW CLOSE.
     pub on_window_close: bool,
+    /// How long rows of the inputs count, in microseconds from when they are processed.
+    pub ttl_us: Option<i64>,
 }
 
 /// Plans the job that maintains a query's result: optimises, then [`plan_logical`].
@@ -87,9 +90,14 @@ pub fn plan_logical(
     catalog: &dyn CatalogView,
     options: &JobOptions,
 ) -> Result<JobGraph, SqlError> {
-    let stream = convert::Converter::new(catalog).convert(plan)?;
+    let converter = convert::Converter::new(catalog);
+    let stream = converter.convert(plan)?;
+    converter.check_lookups()?;
     let stream = name_columns(stream, columns)?;
     let mut stream = run_passes(stream).map_err(sql_error_from_datafusion)?;
+    if let Some(ttl_us) = options.ttl_us {
+        stream = ttl::expire_inputs(stream, ttl_us)?;
+    }
     if options.on_window_close {
         stream = close_windows(stream, columns.len())?;
     }

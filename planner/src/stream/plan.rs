@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use arrow::compute::SortOptions;
-use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
 use arrow::record_batch::RecordBatch;
 use millrace_rpc::catalog::Relation;
 
@@ -55,6 +55,10 @@ pub enum Op {
     Window(Window),
     /// See `graph::Operator::WindowClose`.
     WindowClose(Hold),
+    /// See `graph::Operator::Stamp`.
+    Stamp {
+        add_us: i64,
+    },
     /// See `graph::Operator::Expire`.
     Expire(Hold),
     /// Rows move to the owner of their hash; no columns: to the only task.
@@ -93,6 +97,8 @@ pub struct Join {
     pub output: Vec<usize>,
     /// Set by exchange placement: which of `keys`, in order, decide the vnode.
     pub vnode: Vec<usize>,
+    /// Left rows meet the right ones of the time when they are processed (see `graph::Lookup`).
+    pub lookup: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -278,6 +284,14 @@ impl Stream {
         let schema = Arc::clone(&self.schema);
         let op = Op::WindowClose(Hold { column, vnode: vec![] });
         Stream { op, inputs: vec![self], schema }
+    }
+
+    pub fn stamp(self, add_us: i64) -> Stream {
+        let time = DataType::Timestamp(TimeUnit::Microsecond, None);
+        let stamp = Arc::new(Field::new("expires", time, false));
+        let fields: Vec<FieldRef> = self.schema.fields().iter().cloned().chain([stamp]).collect();
+        let schema = Arc::new(Schema::new(fields));
+        Stream { op: Op::Stamp { add_us }, inputs: vec![self], schema }
     }
 
     pub fn expire(self, column: usize) -> Stream {

@@ -17,9 +17,13 @@
 //! NULL keys match nothing (unless they are equal by declaration) and are never stored. A null-aware join (NOT IN)
 //! has all rows in one slot and compares keys in three-valued logic: exact, for the modest sizes it is
 //! used with; its fragment is a singleton.
+//!
+//! A [`lookup`] is the same machine with half of it left out: left rows are paired and not kept, right rows
+//! are kept and not paired.
 
 mod clean;
 mod early;
+pub mod lookup;
 mod pairs;
 mod settle;
 mod side;
@@ -73,6 +77,14 @@ struct Work {
     /// Next node of the other side for `row`; `END` with `started`: none left.
     cursor: u32,
     started: bool,
+    /// Of a lookup that pads: rows that have met something.
+    met: Vec<bool>,
+}
+
+impl Work {
+    fn new(port: usize, chunk: DeltaChunk, slots: Vec<Slot>, nodes: Vec<u32>) -> Work {
+        Work { port, chunk, slots, nodes, row: 0, cursor: END, started: false, met: Vec::new() }
+    }
 }
 
 /// A read of one side's rows for these keys.
@@ -114,11 +126,15 @@ pub struct HashJoin {
     limits: Limits,
     env: Env,
     cleaning: Cleaning,
+    /// See [`lookup`].
+    is_lookup: bool,
 }
 
 impl HashJoin {
+    /// `append_only`: nothing that it emits is ever retracted.
     pub fn new(
-        node: &graph::Node,
+        schema: &SchemaRef,
+        append_only: bool,
         join: &graph::Join,
         left: &SchemaRef,
         right: &SchemaRef,
@@ -140,7 +156,7 @@ impl HashJoin {
         let reader = |side: &graph::JoinSide, keys: &[usize], schema: &SchemaRef| {
             KeyReader::new(schema, keys, if join.null_aware { &[] } else { &side.vnode })
         };
-        let append_only = node.append_only && join.kind == JoinKind::Inner;
+        let append_only = append_only && join.kind == JoinKind::Inner;
         let sides = [
             Side::new(
                 &join.left,
@@ -173,7 +189,7 @@ impl HashJoin {
             ),
             condition: Condition::new(join.residual.as_ref(), null_keys, &both, &env)?,
             output: join.output.clone(),
-            schema: super::nullable(&node.schema),
+            schema: super::nullable(schema),
             left_width,
             keys: KeyTable::new(env.options.eviction, complete),
             entries: Vec::new(),
@@ -190,6 +206,7 @@ impl HashJoin {
             limits: Limits::new(&env),
             env,
             cleaning: Cleaning::new(join),
+            is_lookup: false,
         })
     }
 
@@ -202,8 +219,9 @@ impl HashJoin {
         !self.is_busy() && self.gate.is_empty() && self.fetches.is_empty()
     }
 
+    /// No row has marks: its own state is not needed to know what it adds.
     fn is_inner(&self) -> bool {
-        self.kind == JoinKind::Inner
+        self.kind == JoinKind::Inner || self.is_lookup
     }
 
     /// Takes out rows with a NULL in their key: they match nothing.
@@ -217,7 +235,8 @@ impl HashJoin {
             return Ok(chunk);
         }
         let Some(valid) = self.readers[port].non_null(&chunk.batch) else { return Ok(chunk) };
-        if self.preserved[port]
+        let pads = self.is_lookup && port == 0 && self.kind == JoinKind::LeftOuter;
+        if (self.preserved[port] || pads)
             && self.kind != JoinKind::LeftSemi
             && self.kind != JoinKind::RightSemi
         {
@@ -289,9 +308,13 @@ impl HashJoin {
             entry.sides[1].loaded = true;
             return;
         }
-        let own = self.kind != JoinKind::Inner || !self.sides[port].may_write_blind(weight);
+        let own = match self.is_lookup {
+            true => port == 1 && !self.sides[1].may_write_blind(weight),
+            false => self.kind != JoinKind::Inner || !self.sides[port].may_write_blind(weight),
+        };
+        let other = !(self.is_lookup && port == 1);
         for side in [port, 1 - port] {
-            if (side != port || own) && !entry.sides[side].loaded {
+            if (if side == port { own } else { other }) && !entry.sides[side].loaded {
                 missing[side].push(slot);
                 entry.outstanding += 1;
             }
@@ -366,11 +389,18 @@ impl HashJoin {
 
     /// Puts rows into their own side, in the store and in memory, and begins to pair them.
     fn start(&mut self, port: usize, chunk: DeltaChunk, slots: Vec<Slot>) -> Result<(), ExecError> {
+        if self.is_lookup && port == 0 {
+            let nodes = vec![END; slots.len()];
+            self.work = Some(Work::new(port, chunk, slots, nodes));
+            return Ok(());
+        }
         let keys: Vec<(Vnode, &[u8])> =
             slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))).collect();
         self.sides[port].store(&chunk, &keys, &slots)?;
         let nodes = self.insert(port, &chunk, &slots)?;
-        self.work = Some(Work { port, chunk, slots, nodes, row: 0, cursor: END, started: false });
+        if !self.is_lookup {
+            self.work = Some(Work::new(port, chunk, slots, nodes));
+        }
         Ok(())
     }
 
@@ -507,11 +537,14 @@ impl HashJoin {
             }
         }
         self.emit_pairs(work, out)?;
+        if self.is_lookup {
+            self.pad(work, out)?;
+        }
         Ok(true)
     }
 
     /// Tests the pairs gathered, counts degrees and emits.
-    fn emit_pairs(&mut self, work: &Work, out: &mut Output) -> Result<(), ExecError> {
+    fn emit_pairs(&mut self, work: &mut Work, out: &mut Output) -> Result<(), ExecError> {
         if self.pairs.len() == 0 {
             return Ok(());
         }
@@ -528,7 +561,11 @@ impl HashJoin {
         if self.emits_pairs {
             out.push(columns.output(&self.output, &self.schema, &matched)?);
         }
-        self.count_degrees(work, &pairs, &matched);
+        if self.is_lookup {
+            work.note_met(&pairs, &matched);
+        } else {
+            self.count_degrees(work, &pairs, &matched);
+        }
         pairs.clear();
         self.pairs = pairs;
         Ok(())
@@ -606,7 +643,11 @@ impl HashJoin {
             let done = self.fetches.completed().await?;
             let slots = self.arrived(done)?;
             // A later row of a key may still need a side that the first one did not.
-            let ready = self.gate.take(slots)?;
+            let mut ready = self.gate.take(slots)?;
+            if self.is_lookup {
+                // What is looked up comes first.
+                ready.sort_by_key(|r| std::cmp::Reverse(r.port));
+            }
             self.inbox
                 .extend(ready.into_iter().map(|Ready { port, chunk, slots }| (port, chunk, slots)));
         }

@@ -438,7 +438,7 @@ impl Side {
 
 /// Append sequences start beyond all of earlier instances of the task: nanoseconds of the wall
 /// clock. (A row takes longer than a nanosecond.)
-fn first_sequence() -> u64 {
+pub fn first_sequence() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |d| d.as_nanos() as u64)
 }

@@ -4,4 +4,5 @@
 
 mod fake;
 mod history;
+mod lookup;
 mod stateful;

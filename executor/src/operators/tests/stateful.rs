@@ -25,15 +25,15 @@ use crate::options::{Eviction, ExecOptions, StateAccess};
 use crate::stats::OperatorMetrics;
 
 /// A node with its inputs and tables; it can be built again over the same tables.
-struct Subject {
-    node: Node,
-    inputs: Vec<SchemaRef>,
-    tables: Vec<FakeTable>,
-    options: ExecOptions,
+pub(super) struct Subject {
+    pub node: Node,
+    pub inputs: Vec<SchemaRef>,
+    pub tables: Vec<FakeTable>,
+    pub options: ExecOptions,
 }
 
 impl Subject {
-    fn build(&self) -> Box<dyn Operator> {
+    pub fn build(&self) -> Box<dyn Operator> {
         let env = Env {
             options: Arc::new(self.options.clone()),
             errors: Arc::new(ErrorSink::default()),
@@ -46,7 +46,7 @@ impl Subject {
     }
 }
 
-fn random_options(rng: &mut StdRng) -> ExecOptions {
+pub(super) fn random_options(rng: &mut StdRng) -> ExecOptions {
     ExecOptions {
         parked_rows: rng.random_range(1..20),
         cache_bytes: if rng.random_bool(0.5) { rng.random_range(1..3_000) } else { 1 << 20 },
@@ -96,7 +96,7 @@ fn check(
     }
 }
 
-async fn run_epoch(
+pub(super) async fn run_epoch(
     op: &mut dyn Operator,
     mut deltas: Vec<(usize, (Row, i64))>,
     rng: &mut StdRng,
@@ -137,11 +137,11 @@ async fn run_epoch(
     }
 }
 
-fn kind(rng: &mut StdRng) -> Kind {
+pub(super) fn kind(rng: &mut StdRng) -> Kind {
     [Kind::Append, Kind::Multiset, Kind::Keyed][rng.random_range(0..3)]
 }
 
-fn storage(kind: Kind) -> RowStorage {
+pub(super) fn storage(kind: Kind) -> RowStorage {
     match kind {
         Kind::Append => RowStorage::Append,
         Kind::Multiset => RowStorage::Multiset,
@@ -149,11 +149,11 @@ fn storage(kind: Kind) -> RowStorage {
     }
 }
 
-fn delay(rng: &mut StdRng) -> Option<u64> {
+pub(super) fn delay(rng: &mut StdRng) -> Option<u64> {
     rng.random_bool(0.7).then(|| rng.random())
 }
 
-fn show(v: Option<i64>) -> String {
+pub(super) fn show(v: Option<i64>) -> String {
     v.map_or("NULL".into(), |v| v.to_string())
 }
 

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use millrace_planner::window_call::Reach;
 
 use super::rows::Rows;
+use super::{carry, sessions};
 use crate::operators::ordered::Ranked;
 use crate::state::KeyBytes;
 
@@ -50,6 +51,8 @@ pub fn affected(rows: &Rows, changes: Changed<'_>, reaches: &[Reach]) -> Vec<Int
                 found.extend(changes.iter().map(around));
             }
             Reach::Shift { peers } => steps.shifted(changes, peers, &mut found),
+            Reach::Carry { place } => carry::touched(rows, changes, place, &mut found),
+            Reach::Session { gap } => sessions::touched(rows, changes, gap, &mut found),
         }
     }
     merge(found)

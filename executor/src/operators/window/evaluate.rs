@@ -11,10 +11,12 @@ use arrow::compute::{SortOptions, cast, concat};
 use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::error::DataFusionError;
 use datafusion::physical_expr::window::WindowExpr;
+use millrace_planner::functions::asof::Place;
 use millrace_planner::graph::{RankFunction, WindowCall};
 use millrace_planner::window_call::{Reach, compile};
 
 use super::rows::Rows;
+use super::{carry, sessions};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::operators::expr::sql_error;
@@ -99,6 +101,12 @@ impl Calls {
         range: Range<usize>,
         arena: &RowArena,
     ) -> Result<Context, ExecError> {
+        let carries = |c: &Call| matches!(c.reach, Reach::Carry { .. });
+        if let (Some(Reach::Carry { place }), true) =
+            (self.calls.first().map(|c| c.reach), self.calls.iter().all(carries))
+        {
+            return carried(rows, range, place, arena);
+        }
         let (mut start, mut end) = (range.start, range.end);
         for call in self.calls.iter().filter(|c| c.expr.is_some()) {
             // What a change reaches ahead, a result looks back to.
@@ -110,6 +118,10 @@ impl Calls {
                     (groups_back(rows, range.start, after), groups_ahead(rows, range.end, before))
                 }
                 Reach::Shift { .. } => (range.start, range.end),
+                Reach::Carry { place } => {
+                    (carry::right_before(rows, range.start, place), range.end)
+                }
+                Reach::Session { gap } => sessions::around(rows, range.clone(), gap),
             };
             start = start.min(s);
             end = end.max(e);
@@ -173,6 +185,21 @@ impl Calls {
         }
         Ok(concat(&values.iter().map(AsRef::as_ref).collect::<Vec<_>>())?)
     }
+}
+
+/// Of the rows before a range only the last right one matters.
+fn carried(
+    rows: &Rows,
+    range: Range<usize>,
+    place: Place,
+    arena: &RowArena,
+) -> Result<Context, ExecError> {
+    let right = carry::right_before(rows, range.start, place);
+    let right = (right < range.start).then(|| rows.get(right)).flatten();
+    let mut refs: Vec<RowRef> = right.iter().map(|r| r.at).collect();
+    let skip = refs.len();
+    refs.extend(expand(rows.range(range)));
+    Ok(Context { batch: arena.batch(&refs)?, skip })
 }
 
 struct Context {

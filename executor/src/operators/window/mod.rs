@@ -11,8 +11,11 @@
 //! rows as they were at the last barrier.
 
 mod affected;
+mod carry;
+mod closing;
 mod evaluate;
 mod rows;
+mod sessions;
 
 use arrow::array::{Array, ArrayRef, Int64Array};
 use arrow::compute::interleave;
@@ -21,11 +24,12 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::keys::KeyCodec;
-use millrace_planner::graph;
+use millrace_planner::graph::{self, RetentionBy};
 use millrace_planner::window_call::Reach;
 use millrace_storage::{Found, MemRun};
 
 use self::affected::{Interval, affected};
+use self::closing::Closing;
 use self::evaluate::{Calls, Results};
 use self::rows::Rows;
 use super::ordered::{Change, Changes, Ranked, RowOrder};
@@ -55,6 +59,12 @@ pub struct WindowOperator {
     stamp: u64,
     limits: Limits,
     env: Env,
+    closing: Option<Closing>,
+    group_columns: Vec<usize>,
+    /// Of a column of the group, by position in it: groups below are never asked for again.
+    closed: Option<(usize, i64)>,
+    /// Groups below have left the cache.
+    swept: i64,
 }
 
 impl WindowOperator {
@@ -70,6 +80,10 @@ impl WindowOperator {
         let input = super::nullable(input);
         let errors = std::sync::Arc::clone(&env.errors);
         let calls = Calls::new(&window.calls, order, &input, errors)?;
+        let closing = match &window.closing {
+            Some(c) => Some(Closing::new(c, window, &env, tables(c.table)?)?),
+            None => None,
+        };
         Ok(WindowOperator {
             reader: KeyReader::new(&input, group, &window.vnode)?,
             order: RowOrder::new(group, order, window.storage, key, false, &input)?,
@@ -86,6 +100,10 @@ impl WindowOperator {
             stamp: 0,
             limits: Limits::new(&env),
             env,
+            closing,
+            group_columns: group.clone(),
+            closed: None,
+            swept: i64::MIN,
         })
     }
 
@@ -212,7 +230,69 @@ impl WindowOperator {
             self.emit(old, new, out)?;
         }
         released.into_iter().for_each(|row| self.arena.release(row));
+        if let Some(closing) = &mut self.closing {
+            closing.note(slot, &self.groups[at], &intervals);
+        }
         Ok(())
+    }
+
+    /// Lets go of the rows of sessions that no later change can reach, in memory and in the store.
+    async fn close(&mut self) -> Result<(), ExecError> {
+        let Some(closing) = &mut self.closing else { return Ok(()) };
+        closing.write(&self.keys, &self.reader)?;
+        let Some(due) = closing.due().await? else { return Ok(()) };
+        self.stamp += 1;
+        let mut slots = Vec::new();
+        self.keys.probe(&due, None, self.stamp, &mut slots);
+        self.grow();
+        slots.sort_unstable();
+        slots.dedup();
+        self.fetch(&slots)?;
+        while !self.fetches.is_empty() {
+            self.complete_fetches().await?;
+        }
+        let (mut gone, mut looked_at) = (Vec::new(), Vec::new());
+        for slot in slots {
+            let Some(closing) = &self.closing else { break };
+            let group = &mut self.groups[slot as usize];
+            for row in closing.closed(group) {
+                group.add(Ranked { weight: -row.weight, ..row.clone() })?;
+                let change = Change { weight: -row.weight, order: row.order, at: row.at };
+                gone.push(((slot, row.key), change));
+            }
+            looked_at.push(slot);
+        }
+        self.order.write(&gone, &self.keys, &self.arena, self.table.as_mut())?;
+        gone.into_iter().for_each(|(_, change)| self.arena.release(change.at));
+        for slot in looked_at {
+            if self.groups[slot as usize].len() > 0 {
+                self.resize(slot);
+            } else {
+                self.keys.remove(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of groups that no later change can reach, as the store does.
+    fn sweep(&mut self) -> Result<(), ExecError> {
+        let Some((at, bound)) = self.closed.filter(|(_, bound)| *bound > self.swept) else {
+            return Ok(());
+        };
+        self.swept = bound;
+        for slot in super::closed_keys(&self.keys, self.reader.codec(), at, bound)? {
+            let rows = std::mem::take(&mut self.groups[slot as usize]);
+            rows.iter().for_each(|r| self.arena.release(r.at));
+            self.keys.remove(slot);
+        }
+        Ok(())
+    }
+
+    /// As many groups as there are slots.
+    fn grow(&mut self) {
+        if self.groups.len() < self.keys.capacity() {
+            self.groups.resize(self.keys.capacity().next_power_of_two(), Rows::default());
+        }
     }
 
     /// The entries of every interval and their results.
@@ -335,9 +415,7 @@ impl Operator for WindowOperator {
         let keys = self.reader.read(&chunk.batch)?;
         let mut slots = Vec::with_capacity(chunk.num_rows());
         self.keys.probe(&keys, None, self.stamp, &mut slots);
-        if self.groups.len() < self.keys.capacity() {
-            self.groups.resize(self.keys.capacity().next_power_of_two(), Rows::default());
-        }
+        self.grow();
         self.note(&chunk, &slots)?;
         self.fetch(&slots)?;
         self.make_room()
@@ -355,10 +433,27 @@ impl Operator for WindowOperator {
         self.complete_fetches().boxed()
     }
 
+    /// The table's values are whole rows.
+    fn retain(&mut self, _: usize, by: RetentionBy, bound: i64) {
+        if let RetentionBy::Value(column) = by
+            && let Some(at) = self.group_columns.iter().position(|g| *g == column)
+        {
+            self.closed = Some((at, bound));
+        }
+    }
+
+    fn watermark(&mut self, _: usize, columns: &[(usize, i64)]) {
+        if let Some(closing) = &mut self.closing {
+            closing.raise(columns);
+        }
+    }
+
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             debug_assert!(self.fetches.is_empty());
             self.settle(out)?;
+            self.close().await?;
+            self.sweep()?;
             self.compact()?;
             self.limits.unpinned();
             self.make_room()
@@ -368,6 +463,9 @@ impl Operator for WindowOperator {
 
     fn seal(&mut self, sealed: &mut Vec<MemRun>) -> Result<(), ExecError> {
         sealed.extend(self.table.seal()?);
+        if let Some(closing) = &mut self.closing {
+            sealed.extend(closing.seal()?);
+        }
         Ok(())
     }
 

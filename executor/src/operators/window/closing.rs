@@ -1,0 +1,164 @@
+//! Sessions that are over leave the state (docs/design.md §5, pass 6).
+//!
+//! A row may belong to a session of any length, so no bound on its time says whether it is still needed.
+//! Whenever a session changes, the time at which it would close is written down, `time | group`. When the
+//! watermark has come to such a time the group is looked at, and the rows of its sessions that are over go.
+//! A session that has grown since has a later time of its own.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, BinaryArray, TimestampMicrosecondArray};
+use arrow::compute::cast;
+use arrow::datatypes::SchemaRef;
+use millrace_common::Vnode;
+use millrace_planner::functions::session::continues;
+use millrace_planner::graph;
+use millrace_storage::MemRun;
+
+use super::affected::Interval;
+use super::rows::Rows;
+use super::sessions::time_of;
+use crate::error::ExecError;
+use crate::operators::Env;
+use crate::operators::hold::position;
+use crate::operators::ordered::Ranked;
+use crate::state::arena::new_batch;
+use crate::state::fetch::wait;
+use crate::state::keys::{ChunkKeys, KeyReader, append_storage_key};
+use crate::state::{KeyTable, Slot, StateTable};
+
+/// See the module.
+pub struct Closing {
+    /// The input's time column.
+    column: usize,
+    gap: i64,
+    table: Box<dyn StateTable>,
+    schema: SchemaRef,
+    /// Of the table's entries: time and group; the group alone.
+    entries: KeyReader,
+    groups: KeyReader,
+    vnodes: Range<Vnode>,
+    /// Times below have been looked at.
+    done: i64,
+    /// The watermark.
+    bound: i64,
+    /// Sessions of this epoch: group, and when they close.
+    pending: Vec<(Slot, i64)>,
+}
+
+impl Closing {
+    pub fn new(
+        closing: &graph::Closing,
+        window: &graph::Window,
+        env: &Env,
+        table: Box<dyn StateTable>,
+    ) -> Result<Closing, ExecError> {
+        let schema = crate::operators::nullable(&table.value_schema());
+        let all: Vec<usize> = (0..schema.fields().len()).collect();
+        let place = |c: &usize| window.group.iter().position(|g| g == c).map(|g| g + 1);
+        let vnode = window.vnode.iter().map(place).collect::<Option<Vec<usize>>>();
+        let vnode = vnode.ok_or_else(|| ExecError::internal("a vnode that is not of the group"))?;
+        Ok(Closing {
+            column: closing.column,
+            gap: closing.gap,
+            entries: KeyReader::new(&schema, &all, &vnode)?,
+            groups: KeyReader::new(&schema, &all[1..], &vnode)?,
+            vnodes: if vnode.is_empty() { 0..1 } else { env.vnodes.clone() },
+            // What was over before a restart has gone.
+            done: table.bound().unwrap_or(i64::MIN),
+            schema,
+            table,
+            bound: i64::MIN,
+            pending: Vec::new(),
+        })
+    }
+
+    pub fn raise(&mut self, columns: &[(usize, i64)]) {
+        if let Some((_, value)) = columns.iter().find(|(c, _)| *c == self.column) {
+            self.bound = self.bound.max(*value);
+        }
+    }
+
+    fn time(row: &Ranked) -> i64 {
+        time_of(row.order_bytes()).unwrap_or(i64::MAX)
+    }
+
+    /// The sessions of a group in intervals that hold whole ones.
+    pub fn note(&mut self, slot: Slot, rows: &Rows, intervals: &[Interval]) {
+        for interval in intervals {
+            let start = rows.partition_point(|r| r.key[..] < interval.low[..]);
+            let end = match &interval.high {
+                Some(high) => rows.partition_point(|r| r.key[..] <= high[..]),
+                None => rows.len(),
+            };
+            let mut last: Option<i64> = None;
+            for time in rows.range(start..end).map(Self::time) {
+                if let Some(last) = last.filter(|l| !continues(*l, time, self.gap)) {
+                    self.pending.push((slot, last.saturating_add(self.gap)));
+                }
+                last = Some(time);
+            }
+            self.pending.extend(last.map(|last| (slot, last.saturating_add(self.gap))));
+        }
+    }
+
+    /// Writes down when the epoch's sessions close.
+    pub fn write(&mut self, keys: &KeyTable, reader: &KeyReader) -> Result<(), ExecError> {
+        let pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let times = TimestampMicrosecondArray::from_iter_values(pending.iter().map(|p| p.1));
+        let mut columns: Vec<ArrayRef> = vec![cast(&times, self.schema.field(0).data_type())?];
+        if self.schema.fields().len() > 1 {
+            columns.extend(reader.codec().decode(pending.iter().map(|p| keys.key(p.0)))?);
+        }
+        let batch = new_batch(&self.schema, columns, pending.len())?;
+        let read = self.entries.read(&batch)?;
+        let mut out = arrow::array::BinaryBuilder::new();
+        let mut scratch = Vec::with_capacity(64);
+        for row in 0..pending.len() {
+            append_storage_key(&mut out, &mut scratch, read.vnode(row), &[read.key(row)]);
+        }
+        self.table.write(out.finish(), None, batch)
+    }
+
+    /// The groups to look at, some of them more than once; `None`: none.
+    pub async fn due(&mut self) -> Result<Option<ChunkKeys>, ExecError> {
+        let to = self.bound.saturating_add(1);
+        if to <= self.done || self.bound == i64::MIN {
+            return Ok(None);
+        }
+        let edge =
+            |time| BinaryArray::from_iter_values(self.vnodes.clone().map(|v| position(v, time)));
+        let found = wait(self.table.multi_range(edge(self.done), edge(to), None)).await?;
+        self.done = to;
+        if found.is_empty() {
+            return Ok(None);
+        }
+        let batch = found.values.with_schema(Arc::clone(&self.schema))?;
+        Ok(Some(self.groups.read(&batch)?))
+    }
+
+    /// The rows of a group's sessions that are over: the first ones.
+    pub fn closed(&self, rows: &Rows) -> Vec<Ranked> {
+        let (mut closed, mut session): (Vec<Ranked>, Vec<&Ranked>) = (Vec::new(), Vec::new());
+        for row in rows.iter() {
+            let time = Self::time(row);
+            if session.last().is_some_and(|l| !continues(Self::time(l), time, self.gap)) {
+                closed.extend(session.drain(..).cloned());
+            }
+            if time.saturating_add(self.gap) > self.bound {
+                return closed;
+            }
+            session.push(row);
+        }
+        closed.extend(session.into_iter().cloned());
+        closed
+    }
+
+    pub fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
+        self.table.seal()
+    }
+}
