@@ -24,7 +24,7 @@ fn caught(bug: &'static str) -> bool {
     for seed in 0..SEEDS {
         let mode = match bug {
             "lost-parked-row" | "stale-cache-fill" | "topn-no-refill" | "early-part-lost"
-            | "set-aside-twice" => [Mode::TinyCaches, Mode::SlowStore][seed as usize % 2],
+            | "set-aside-lost" => [Mode::TinyCaches, Mode::SlowStore][seed as usize % 2],
             "tail-not-replayed" | "changes-skip-epoch" => Mode::Crash,
             _ => Mode::Plain,
         };

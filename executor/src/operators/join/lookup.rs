@@ -479,8 +479,8 @@ impl StateTable for NoTable {
         self.nothing()
     }
 
-    fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
-        Ok(None)
+    fn seal(&mut self) -> Result<Vec<MemRun>, ExecError> {
+        Ok(Vec::new())
     }
 
     fn value_schema(&self) -> SchemaRef {

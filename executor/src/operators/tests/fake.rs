@@ -42,6 +42,10 @@ impl FakeTable {
         }
     }
 
+    pub fn len(&self) -> usize {
+        self.entries.lock().values().filter(|e| e.0 > 0).count()
+    }
+
     fn answer(&self, found: Vec<(u32, Vec<u8>, i64, RecordBatch)>) -> Lookup {
         *self.rounds.lock() += 1;
         let batches: Vec<&RecordBatch> = found.iter().map(|f| &f.3).collect();

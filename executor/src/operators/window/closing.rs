@@ -158,7 +158,7 @@ impl Closing {
         closed
     }
 
-    pub fn seal(&mut self) -> Result<Option<MemRun>, ExecError> {
+    pub fn seal(&mut self) -> Result<Vec<MemRun>, ExecError> {
         self.table.seal()
     }
 }
