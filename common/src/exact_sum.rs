@@ -214,6 +214,17 @@ impl ExactSum {
         if negative { -result } else { result }
     }
 
+    /// Whether no value was NaN or infinite.
+    pub fn is_finite(&self) -> bool {
+        self.nan == 0 && self.positive_infinity == 0 && self.negative_infinity == 0
+    }
+
+    /// The sum of the finite values as a two's-complement number of 2^−1074, in limbs of 64 bits, least
+    /// significant first, and how many limbs of zeros are left out below them.
+    pub fn limbs(&self) -> (u32, &[u64]) {
+        (self.base, &self.limbs)
+    }
+
     /// Bytes of memory beyond the struct itself.
     pub fn heap_size(&self) -> usize {
         self.limbs.capacity() * 8

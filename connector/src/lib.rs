@@ -34,6 +34,7 @@ use millrace_rpc::log::{SourceFile, SourceSplit};
 use millrace_rpc::services::SourceParts;
 
 pub use error::ConnectorError;
+pub use options::OnError;
 
 /// The hidden last column of a source: a number that is unique in the stream and ascending with
 /// the offset of a split.
@@ -145,6 +146,11 @@ pub trait SplitReader: Send {
     /// Rows that could not be read, since the last call.
     fn take_bad_rows(&mut self) -> Vec<BadRow> {
         Vec::new()
+    }
+
+    /// What a row that cannot be read does from now on.
+    fn set_on_error(&mut self, on_error: OnError) {
+        let _ = on_error;
     }
 
     /// The source has more parts now.

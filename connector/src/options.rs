@@ -134,3 +134,24 @@ pub fn rate_limit(relation: &Relation) -> Result<Option<u64>, SqlError> {
 pub fn format<'a>(relation: &'a Relation, default: (&'a str, &'a str)) -> (&'a str, &'a str) {
     relation.format.as_ref().map_or(default, |f| (f.format.as_str(), f.encode.as_str()))
 }
+
+/// What a row that cannot be read does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnError {
+    /// It is left out and counted.
+    #[default]
+    Skip,
+    /// The reader stops before it.
+    Fail,
+}
+
+impl OnError {
+    pub fn of(relation: &Relation) -> Result<OnError, SqlError> {
+        Ok(OnError::named(word(relation, "on_error", &["skip", "fail"])?))
+    }
+
+    /// By the option's value.
+    pub fn named(value: &str) -> OnError {
+        if value == "fail" { OnError::Fail } else { OnError::Skip }
+    }
+}

@@ -10,7 +10,7 @@
 //! little-endian; the stream's last column is the rows' weight.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
@@ -138,10 +138,23 @@ pub enum Target {
     Table(TableTarget),
 }
 
+/// Where in a sink's life a change lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeOf {
+    /// A part of the inputs' snapshot, not the last.
+    Snapshot,
+    SnapshotEnd,
+    Epoch,
+}
+
 /// Stages and publishes the changes of one sink.
 pub struct Publisher {
     target: Target,
     schema: SchemaRef,
+    /// Parts of the snapshot are held and told as one.
+    whole: bool,
+    /// Parts are held now.
+    holding: AtomicBool,
     /// Of the next change.
     next: AtomicU64,
     /// The newest change, so that publishing it reads nothing.
@@ -154,6 +167,7 @@ impl Publisher {
         version: &JobVersion,
         layout: &RowLayout,
         target: Target,
+        whole: bool,
     ) -> Result<Publisher, ExecError> {
         let shown = relation.columns.iter().filter(|c| !c.hidden).count();
         // A failed expression is NULL whatever the plan derived about its column.
@@ -163,6 +177,8 @@ impl Publisher {
         Ok(Publisher {
             target,
             schema: Arc::new(Schema::new(fields)),
+            whole,
+            holding: AtomicBool::new(version.publish.last().is_some_and(|h| h.held)),
             next: AtomicU64::new(last + 1),
             recent: Mutex::new(None),
         })
@@ -173,10 +189,15 @@ impl Publisher {
         &self,
         store: &JobStore,
         chunks: Vec<DeltaChunk>,
+        of: ChangeOf,
     ) -> Result<Option<PublishHandle>, ExecError> {
-        if chunks.is_empty() {
+        let held = self.whole && of == ChangeOf::Snapshot;
+        // The end lets go of what is held, also if it has nothing to add.
+        let releases = of == ChangeOf::SnapshotEnd && self.holding.load(Ordering::Relaxed);
+        if chunks.is_empty() && !releases {
             return Ok(None);
         }
+        self.holding.store(held, Ordering::Relaxed);
         crash::point("sink-before-stage");
         let rows = chunks.iter().map(|c| c.num_rows() as u64).sum();
         let mut encoded = Vec::new();
@@ -188,16 +209,29 @@ impl Publisher {
         crash::point("sink-after-stage");
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
         *self.recent.lock() = Some((sequence, chunks));
-        Ok(Some(PublishHandle { sequence, epoch: 0, parts, rows }))
+        Ok(Some(PublishHandle { sequence, epoch: 0, parts, rows, held }))
     }
 
-    /// Brings a change to the target, again if need be.
-    pub async fn publish(&self, store: &JobStore, handle: &PublishHandle) -> Result<(), ExecError> {
+    /// Brings changes to the target as one, again if need be.
+    pub async fn publish(
+        &self,
+        store: &JobStore,
+        handles: &[PublishHandle],
+    ) -> Result<(), ExecError> {
+        let Some(handle) = handles.last() else { return Ok(()) };
         let recent = self.recent.lock().clone();
-        let chunks = match recent {
+        let mut chunks = match recent {
             Some((sequence, chunks)) if sequence == handle.sequence => chunks,
             _ => self.load(store, handle).await?,
         };
+        if handles.len() > 1 {
+            // As much is in memory as the net of it is, and one part.
+            let mut net = Vec::new();
+            for earlier in &handles[..handles.len() - 1] {
+                net = self.net(net, self.load(store, earlier).await?)?;
+            }
+            chunks = self.net(net, chunks)?;
+        }
         match &self.target {
             Target::Outside(target) => {
                 let publication =
@@ -211,6 +245,16 @@ impl Publisher {
             *recent = None;
         }
         Ok(())
+    }
+
+    fn net(
+        &self,
+        mut all: Vec<DeltaChunk>,
+        more: Vec<DeltaChunk>,
+    ) -> Result<Vec<DeltaChunk>, ExecError> {
+        all.extend(more);
+        let net = vanish(DeltaChunk::concat(&self.schema, &all)?)?;
+        Ok(if net.is_empty() { Vec::new() } else { vec![net] })
     }
 
     async fn load(

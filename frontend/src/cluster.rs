@@ -245,7 +245,7 @@ impl SplitRow {
 #[derive(Clone, Debug)]
 pub struct ExpressionError {
     pub place: String,
-    pub sqlstate: &'static str,
+    pub sqlstate: String,
     pub count: u64,
     /// The first messages.
     pub samples: Vec<String>,
@@ -275,6 +275,9 @@ pub trait Cluster: Send + Sync + 'static {
         or_replace: bool,
     ) -> Result<RelationId, SqlError>;
     async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<(), SqlError>;
+    /// Changes of a relation are kept from this epoch on.
+    fn kept_since(&self, relation: RelationId) -> Epoch;
+
     /// Replaces options of a relation, or pauses and resumes what feeds it.
     async fn alter_relation(
         &self,

@@ -192,6 +192,10 @@ impl Cluster for Direct {
         self.meta.drop_relations(&ids).await
     }
 
+    fn kept_since(&self, relation: RelationId) -> Epoch {
+        self.worker.kept_since(relation)
+    }
+
     async fn alter_relation(
         &self,
         id: RelationId,

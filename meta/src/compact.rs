@@ -92,6 +92,7 @@ impl Scheduler {
             Some((*id, state.relations.get(id)?, picked, generation))
         })?;
         let Pick { inputs, target_level, bottom, .. } = picked;
+        let written = |id, bytes| self.shared.written_since(id, bytes);
         busy.extend(inputs.iter().map(|r| r.run_id));
         let task = CompactionTask {
             task_id: self.next_task.fetch_add(1, Ordering::Relaxed),
@@ -99,7 +100,10 @@ impl Scheduler {
             relation: relation.as_ref().clone(),
             inputs,
             target_level,
-            horizon: horizons(&state, limit, now_ms).get(&job).copied().unwrap_or(Epoch::ZERO),
+            horizon: horizons(&state, limit, now_ms, &written)
+                .get(&job)
+                .copied()
+                .unwrap_or(Epoch::ZERO),
             bottom,
         };
         Some((task, generation))

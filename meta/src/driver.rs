@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::{Epoch, Generation, SqlError, SqlState, crash};
+use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Entry, Published, RaiseGenerations, StartBackfill, Tick};
 use millrace_rpc::services::{ComputeService, Cut, StartJob, Verdict};
 use millrace_rpc::version::{JobCommit, PublishHandle};
@@ -20,6 +21,7 @@ use crate::job::{JobHandle, Sealed};
 use crate::schedule::{Step, next_step};
 use crate::shared::Shared;
 use crate::status::JobState;
+use crate::written::bytes_of;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
@@ -106,7 +108,8 @@ impl Driver {
             self.handle.set_attempted();
             self.handle.set_sealed(None);
             let stop = self.compute.stop_job(self.handle.id, generation);
-            let _ = tokio::join!(tokio::time::timeout(STOP_LIMIT, stop), tokio::time::sleep(pause));
+            let pause = tokio::time::timeout(pause, self.handle.retry.notified());
+            let _ = tokio::join!(tokio::time::timeout(STOP_LIMIT, stop), pause);
             if self.raise_generation().await.is_err() {
                 return;
             }
@@ -152,6 +155,9 @@ impl Driver {
     async fn serve(&self, generation: Generation) -> Result<(), Ended> {
         self.handle.set_generation(generation);
         self.await_snapshot_epoch(generation).await?;
+        let path =
+            if self.is_eager_sink() { self.shared.path_to(self.handle.id) } else { Vec::new() };
+        let _following = self.shared.waits.follow(path);
         let Some(start) = self.start_message(generation) else {
             return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
         };
@@ -295,6 +301,7 @@ impl Driver {
         }
         commit.published = self.unmarked().unwrap_or(0);
         let handle = commit.publish.clone();
+        let bytes = bytes_of(&commit);
         fail::fail_point!("meta.commit.before");
         let log = self.shared.log().map_err(Ended::Closed)?;
         let verdict = match commit.group.take() {
@@ -305,12 +312,12 @@ impl Driver {
         match verdict {
             Ok(Ok(applied)) => {
                 self.handle.committed(begun.elapsed());
+                self.handle.note_written(applied.epoch, bytes);
                 crash::point("meta-before-conclude");
                 self.compute.concluded(id, generation, Verdict::Committed(applied.epoch)).await;
                 crash::point("meta-after-conclude");
-                if let Some(handle) = handle {
-                    self.publish(generation, PublishHandle { epoch: applied.epoch.0, ..handle })
-                        .await;
+                if handle.is_some() {
+                    self.publish_staged(generation).await;
                 }
                 self.shared.published(id);
                 Ok(())
@@ -330,24 +337,31 @@ impl Driver {
         }
     }
 
-    /// What the last process, or the last generation, may have left unpublished.
+    /// What is committed and the target may not have: of the last commit, or left by the last process or
+    /// generation. What is held is published with what comes after it.
     async fn publish_staged(&self, generation: Generation) {
         let staged = {
             let state = self.shared.state.read();
             state.jobs.get(&self.handle.id).map_or_else(Vec::new, |j| j.version.publish.clone())
         };
+        let mut together = Vec::new();
         for handle in staged.into_iter().filter(|h| h.sequence > self.handle.published()) {
-            self.publish(generation, handle).await;
+            let held = handle.held;
+            together.push(handle);
+            if !held {
+                self.publish(generation, std::mem::take(&mut together)).await;
+            }
         }
     }
 
-    /// Brings a committed change to the sink's target, however long that takes: nothing else of this job
-    /// goes on meanwhile, and no other job notices.
-    async fn publish(&self, generation: Generation, handle: PublishHandle) {
+    /// Brings committed changes to the sink's target as one, however long that takes: nothing else of this
+    /// job goes on meanwhile, and no other job notices.
+    async fn publish(&self, generation: Generation, handles: Vec<PublishHandle>) {
+        let Some(sequence) = handles.last().map(|h| h.sequence) else { return };
         let mut failures = 0;
         loop {
             crash::point("sink-before-publish");
-            let published = self.compute.publish(self.handle.id, generation, handle.clone()).await;
+            let published = self.compute.publish(self.handle.id, generation, handles.clone()).await;
             let Err(error) = published else { break };
             failures += 1;
             let pause = backoff(failures, self.shared.env.as_ref());
@@ -358,7 +372,7 @@ impl Driver {
             tokio::time::sleep(pause).await;
         }
         crash::point("sink-after-publish");
-        self.handle.set_published(handle.sequence);
+        self.handle.set_published(sequence);
         if failures > 0 {
             self.publish_state();
         }
@@ -393,6 +407,14 @@ impl Driver {
             millrace_common::settings::parse_duration(r.option("commit_interval")?).ok()
         });
         asked.unwrap_or_default()
+    }
+
+    /// A sink that is to have its changes as soon as they are there.
+    fn is_eager_sink(&self) -> bool {
+        let state = self.shared.state.read();
+        state.relations.get(&self.handle.id).is_some_and(|r| {
+            r.kind == RelationKind::Sink as i32 && r.option("commit_interval").is_none()
+        })
     }
 
     fn committed_epoch(&self) -> Epoch {

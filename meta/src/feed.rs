@@ -43,6 +43,10 @@ pub async fn follow(
     progress: Option<Duration>,
 ) -> Result<Follow, SqlError> {
     let mut events = shared.events();
+    // Whoever waits asks all jobs on the way to end their epochs at once.
+    let path = shared.path_to(id);
+    let _following = shared.waits.follow(path.clone());
+    shared.wake(path);
     let shutdown = || SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down");
     loop {
         events.borrow_and_update();

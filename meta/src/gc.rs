@@ -131,7 +131,8 @@ impl Collector {
         let Some(services) = self.shared.services.get() else { return };
         let now_ms = self.shared.env.now_ms();
         let limit = before(now_ms, self.shared.settings().snapshot_retention);
-        let horizons = horizons(&self.shared.state.read(), limit, now_ms);
+        let written = |id, bytes| self.shared.written_since(id, bytes);
+        let horizons = horizons(&self.shared.state.read(), limit, now_ms, &written);
         known.retain(|job, _| horizons.contains_key(job));
         for (job, horizon) in horizons {
             let old = known.insert(job, horizon).unwrap_or_default();
@@ -148,8 +149,14 @@ pub fn before(now_ms: u64, age: Duration) -> Epoch {
 }
 
 /// Per job the epoch below which no version is needed: `limit`, or less where a reader of the relation
-/// stands further back or a subscription keeps its changes for longer.
-pub fn horizons(state: &MetaState, limit: Epoch, now_ms: u64) -> HashMap<JobId, Epoch> {
+/// stands further back or a subscription keeps its changes for longer. `written`: the epoch after which a
+/// job has committed no more than so many bytes.
+pub fn horizons(
+    state: &MetaState,
+    limit: Epoch,
+    now_ms: u64,
+    written: &dyn Fn(JobId, u64) -> Epoch,
+) -> HashMap<JobId, Epoch> {
     let mut out: HashMap<JobId, Epoch> = state.jobs.keys().map(|id| (*id, limit)).collect();
     for job in state.jobs.values() {
         let position = match &job.version.backfill {
@@ -165,8 +172,10 @@ pub fn horizons(state: &MetaState, limit: Epoch, now_ms: u64) -> HashMap<JobId, 
     }
     for subscription in state.relations.values() {
         let Some(retention) = retention(subscription) else { continue };
-        let kept = before(now_ms, retention);
+        let bytes = subscription.option("retention_bytes").and_then(|b| b.parse().ok());
         for relation in &subscription.depends_on {
+            let by_bytes = bytes.map_or(Epoch::ZERO, |b| written(RelationId(*relation), b));
+            let kept = before(now_ms, retention).max(by_bytes);
             if let Some(horizon) = out.get_mut(&RelationId(*relation)) {
                 *horizon = (*horizon).min(kept);
             }

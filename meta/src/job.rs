@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::status::{JobCounters, JobState, Latencies};
+use crate::written::Written;
 
 /// The last cut that a job's tasks finished; its speed paces the sources.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,8 @@ pub struct JobHandle {
     pub id: JobId,
     /// Wakes the driver; holds one permit, so no wake-up is lost.
     pub notify: Notify,
+    /// Ends the pause after a failure.
+    pub retry: Notify,
     /// Fired by a drop or shutdown: the driver stops at once.
     pub cancel: CancellationToken,
     /// Set by `request_cut`, taken by the driver when it cuts.
@@ -42,6 +45,7 @@ pub struct JobHandle {
     /// Of a sink: the last sequence that this process has seen its target take.
     published: AtomicU64,
     latencies: Latencies,
+    written: Mutex<Written>,
     commits: AtomicU64,
     restarts: AtomicU64,
 }
@@ -51,6 +55,7 @@ impl JobHandle {
         JobHandle {
             id,
             notify: Notify::new(),
+            retry: Notify::new(),
             cancel,
             cut_requested: Mutex::new(false),
             failure: watch::Sender::new(None),
@@ -62,6 +67,7 @@ impl JobHandle {
             started: Mutex::new(None),
             published: AtomicU64::new(0),
             latencies: Latencies::default(),
+            written: Mutex::default(),
             commits: AtomicU64::new(0),
             restarts: AtomicU64::new(0),
         }
@@ -159,6 +165,16 @@ impl JobHandle {
 
     pub fn set_published(&self, sequence: u64) {
         self.published.fetch_max(sequence, Ordering::Relaxed);
+    }
+
+    /// `bytes` were committed at `epoch`.
+    pub fn note_written(&self, epoch: Epoch, bytes: u64) {
+        self.written.lock().add(epoch, bytes);
+    }
+
+    /// See [`Written::since`].
+    pub fn written_since(&self, bytes: u64) -> Epoch {
+        self.written.lock().since(bytes)
     }
 
     pub fn committed(&self, latency: Duration) {

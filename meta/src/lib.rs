@@ -39,6 +39,7 @@ pub mod status;
 mod tests;
 pub mod timeline;
 mod waits;
+mod written;
 
 pub use catalog::Catalog;
 pub use env::{Env, SystemEnv};

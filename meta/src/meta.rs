@@ -377,7 +377,13 @@ impl Meta {
         options: Vec<OptionEntry>,
         paused: Option<bool>,
     ) -> Result<(), SqlError> {
-        self.apply(Entry::AlterRelation(AlterRelation { id: id.0, options, paused })).await
+        self.apply(Entry::AlterRelation(AlterRelation { id: id.0, options, paused })).await?;
+        // Jobs that failed at what was altered need not wait.
+        let readers = self.shared.state.read().readers(id);
+        for job in readers.into_iter().chain([id]).filter_map(|j| self.shared.job(j)) {
+            job.retry.notify_waiters();
+        }
+        Ok(())
     }
 
     /// What a job reads directly.
@@ -525,6 +531,11 @@ impl MetaService for Meta {
     fn source_parts(&self, source: RelationId) -> SourceParts {
         let state = self.shared.state.read();
         state.sources.get(&source).map(|s| s.parts.clone()).unwrap_or_default()
+    }
+
+    fn option(&self, relation: RelationId, name: &str) -> Option<String> {
+        let state = self.shared.state.read();
+        state.relations.get(&relation)?.option(name).map(str::to_owned)
     }
 
     fn changes(&self) -> Option<watch::Receiver<u64>> {

@@ -88,11 +88,13 @@ pub async fn flush(shared: &Shared) -> Result<(), SqlError> {
     wait(shared, &asked, timeout, reached).await
 }
 
-/// Whether the job and every job behind it run.
+/// Whether the job and every job behind it run, or are about to.
 fn is_fed(shared: &Shared, state: &MetaState, id: RelationId) -> bool {
     let runs = |id: &RelationId| {
         !state.jobs.contains_key(id)
-            || shared.job(*id).is_some_and(|h| h.state() == JobState::Running)
+            || shared
+                .job(*id)
+                .is_some_and(|h| matches!(h.state(), JobState::Running | JobState::Starting))
     };
     state.closure(&[id]).iter().all(runs)
 }

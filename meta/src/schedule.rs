@@ -16,6 +16,8 @@ use crate::state::{MetaState, is_derived};
 pub struct Wants {
     /// Somebody asked for the open epoch to end (DML of a table).
     pub cut: bool,
+    /// Somebody waits for its next change, and for each after that.
+    pub followed: bool,
     /// Epochs at which the relation must be exact, ascending: several views are read there together.
     pub aligned: Vec<Epoch>,
     /// Epochs that the relation must reach; any later one does.
@@ -75,7 +77,7 @@ pub fn next_step(
         return Step::Cut(newest);
     }
     let targets = wants.reach.iter().chain(&wants.aligned);
-    let asked = wants.cut || targets.into_iter().any(|t| unmet(&t));
+    let asked = wants.cut || wants.followed || targets.into_iter().any(|t| unmet(&t));
     if !asked && since_cut < interval {
         return Step::WaitFor(interval - since_cut);
     }

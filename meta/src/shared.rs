@@ -141,6 +141,19 @@ impl Shared {
         }
     }
 
+    /// The epoch after which a job has committed no more than so many bytes.
+    pub fn written_since(&self, id: JobId, bytes: u64) -> Epoch {
+        self.job(id).map_or(Epoch::ZERO, |job| job.written_since(bytes))
+    }
+
+    /// The job of a relation and those it depends on, inputs first.
+    pub fn path_to(&self, id: RelationId) -> Vec<JobId> {
+        let state = self.state.read();
+        let mut path = state.closure(&[id]);
+        path.retain(|id| state.jobs.contains_key(id));
+        path
+    }
+
     /// The job's worker has published everything committed.
     pub fn published(&self, id: JobId) {
         let readers = {

@@ -335,7 +335,8 @@ impl Coordinator {
 
     /// Nothing can be fixed now.
     async fn wait_for_more(&self, session: &Session, interval: Duration) {
-        let limited = session.rate.per_second.is_some();
+        // A rate holds back only what is there.
+        let limited = session.rate.per_second.is_some() && self.is_left(session);
         let until_retry = session.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
         match (&session.polled, until_retry) {
             (_, Some(pause)) => self.pause(pause).await,
@@ -356,6 +357,13 @@ impl Coordinator {
             },
             (None, None) => tokio::time::sleep(interval).await,
         }
+    }
+
+    /// Whether there is more than what is fixed.
+    fn is_left(&self, session: &Session) -> bool {
+        let Some((_, polled)) = &session.polled else { return false };
+        let known = self.known(session.started_ms);
+        polled.available.iter().any(|(split, end)| *end > known.offset(*split))
     }
 
     fn known(&self, started_ms: u64) -> Known {

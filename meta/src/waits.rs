@@ -13,10 +13,18 @@ struct Counts {
     reach: usize,
 }
 
-/// All waits in force. Bounded by the number of waiting statements.
+/// All waits in force. Bounded by the number of waiting statements, readers and sinks.
 #[derive(Debug, Default)]
 pub struct Waits {
     targets: Mutex<HashMap<JobId, BTreeMap<Epoch, Counts>>>,
+    /// How many wait for the next change of each, whenever that is.
+    followers: Mutex<HashMap<JobId, usize>>,
+}
+
+/// Holds the interest of somebody who waits for changes; dropping it ends it.
+pub struct FollowGuard<'a> {
+    waits: &'a Waits,
+    jobs: Vec<JobId>,
 }
 
 /// Holds a wait; dropping it ends it (also when the statement is cancelled).
@@ -39,13 +47,38 @@ impl Waits {
         WaitGuard { waits: self, jobs, target, aligned }
     }
 
+    /// The jobs are to end an epoch whenever there is something in it.
+    pub fn follow(&self, jobs: Vec<JobId>) -> FollowGuard<'_> {
+        let mut followers = self.followers.lock();
+        jobs.iter().for_each(|job| *followers.entry(*job).or_default() += 1);
+        drop(followers);
+        FollowGuard { waits: self, jobs }
+    }
+
     pub fn wants(&self, job: JobId) -> Wants {
+        let followed = self.followers.lock().contains_key(&job);
         let targets = self.targets.lock();
-        let Some(epochs) = targets.get(&job) else { return Wants::default() };
+        let Some(epochs) = targets.get(&job) else {
+            return Wants { followed, ..Wants::default() };
+        };
         let pick = |f: fn(&Counts) -> usize| {
             epochs.iter().filter(|(_, c)| f(c) > 0).map(|(e, _)| *e).collect()
         };
-        Wants { cut: false, aligned: pick(|c| c.aligned), reach: pick(|c| c.reach) }
+        Wants { cut: false, followed, aligned: pick(|c| c.aligned), reach: pick(|c| c.reach) }
+    }
+}
+
+impl Drop for FollowGuard<'_> {
+    fn drop(&mut self) {
+        let mut followers = self.waits.followers.lock();
+        for job in &self.jobs {
+            if let Some(count) = followers.get_mut(job) {
+                *count -= 1;
+                if *count == 0 {
+                    followers.remove(job);
+                }
+            }
+        }
     }
 }
 

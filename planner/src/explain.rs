@@ -438,6 +438,13 @@ fn call(c: &AggCall, input: &Schema) -> String {
         AggFunc::BoolOr => "bool_or",
         AggFunc::StringAgg => "string_agg",
         AggFunc::ArrayAgg => "array_agg",
+        AggFunc::FirstValue => "first_value",
+        AggFunc::LastValue => "last_value",
+        AggFunc::PercentileCont => "percentile_cont",
+        AggFunc::PercentileDisc => "percentile_disc",
+        AggFunc::Mode => "mode",
+        AggFunc::JsonbObjectAgg => "jsonb_object_agg",
+        func => crate::functions::statistics::name_of(func).unwrap_or("?"),
     };
     let distinct = if c.distinct { "distinct " } else { "" };
     let arg = c.arg.map_or("*".into(), |a| column(input, a));

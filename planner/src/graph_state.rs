@@ -34,7 +34,8 @@ pub fn accumulator_schema(group: &[usize], calls: &[AggCall], input: &Schema) ->
 /// | `sum`, `avg` of intervals | Decimal128(38, 0) each for months, days, microseconds; Int64 count |
 /// | `bool_and`, `bool_or` | Int64 count of true, Int64 count of false |
 /// | `min`, `max` | the current result (nullable) |
-/// | `string_agg`, `array_agg` | Utf8, the current result as text (nullable) |
+/// | variances, covariances, regressions, `bit_…` | Binary, exact sums ([`crate::functions::exact`]); Int64 count |
+/// | `string_agg`, `array_agg`, `mode`, percentiles and other collected ones | Utf8, the current result as text (nullable) |
 ///
 /// DISTINCT calls have the same columns, fed with values as they enter and leave the value table.
 pub fn accumulator_fields(index: usize, call: &AggCall, input: &Schema) -> Vec<Field> {
@@ -53,10 +54,10 @@ pub fn accumulator_fields(index: usize, call: &AggCall, input: &Schema) -> Vec<F
             };
             vec![Field::new(name("value"), value, true)]
         }
-        AggFunc::StringAgg | AggFunc::ArrayAgg => {
-            vec![Field::new(name("text"), DataType::Utf8, true)]
-        }
-        AggFunc::Sum | AggFunc::Avg => {
+        func if func.is_collected() => vec![Field::new(name("text"), DataType::Utf8, true)],
+        func if func.is_exact() => vec![Field::new(name("sums"), DataType::Binary, false), count()],
+        // `sum` and `avg`.
+        _ => {
             let arg = call.arg.map(|arg| input.field(arg).data_type());
             let mut fields = sum_fields(arg, &name);
             fields.push(count());

@@ -69,15 +69,15 @@ pub trait ComputeService: Send + Sync {
         self.concluded(job, generation, Verdict::Void).await;
     }
 
-    /// Brings a committed change of a sink to its target; returns when the target has it for good.
-    /// Repeating it changes nothing.
+    /// Brings committed changes of a sink to its target as one, under the last one's sequence; returns when
+    /// the target has it for good. Repeating it changes nothing.
     async fn publish(
         &self,
         job: JobId,
         generation: Generation,
-        handle: PublishHandle,
+        handles: Vec<PublishHandle>,
     ) -> Result<(), SqlError> {
-        let _ = (job, generation, handle);
+        let _ = (job, generation, handles);
         Err(SqlError::internal("this worker publishes nothing"))
     }
 
@@ -169,6 +169,12 @@ pub trait MetaService: Send + Sync {
     fn source_parts(&self, source: RelationId) -> SourceParts {
         let _ = source;
         SourceParts::default()
+    }
+
+    /// An option of a relation as it is now; `None`: it is not set.
+    fn option(&self, relation: RelationId, name: &str) -> Option<String> {
+        let _ = (relation, name);
+        None
     }
 
     /// Changes its value whenever offsets of a source may have been fixed.

@@ -162,6 +162,10 @@ pub struct PublishHandle {
     /// Rows in all parts.
     #[prost(uint64, tag = "4")]
     pub rows: u64,
+    /// Part of a snapshot that is told as a whole: it is published together with the next change that is
+    /// not held.
+    #[prost(bool, tag = "5")]
+    pub held: bool,
 }
 
 /// A change to a job's set of runs that changes no content: a flush or a compaction.

@@ -3,6 +3,7 @@
 //!
 //! Tests speak to the server only through its own door, the PostgreSQL wire protocol.
 
+pub mod bucket;
 pub mod server;
 pub mod suite;
 

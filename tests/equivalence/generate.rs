@@ -38,6 +38,14 @@ impl Table {
     }
 }
 
+/// The same, the first of them a source: rows only come.
+pub fn tables_with_source(rng: &mut Rng) -> Vec<Table> {
+    let mut tables = tables(rng);
+    tables[0].keyed = false;
+    tables[0].append_only = true;
+    tables
+}
+
 pub fn tables(rng: &mut Rng) -> Vec<Table> {
     (0..3)
         .map(|i| {
@@ -267,6 +275,23 @@ fn aggregates(rng: &mut Rng, q: &str) -> String {
         format!("string_agg({q}s, ',' ORDER BY {q}s) AS c13"),
         format!("array_agg({q}b ORDER BY {q}b DESC) AS c14"),
         format!("string_agg(DISTINCT {q}s, '-' ORDER BY {q}s) FILTER (WHERE {q}b > 0) AS c15"),
+        format!("var_pop({q}a) AS c16"),
+        format!("stddev({q}n) AS c17"),
+        format!("variance(DISTINCT {q}b) FILTER (WHERE {q}a > 0) AS c18"),
+        // PostgreSQL's floats are rounded at every step: what is shown does not tell.
+        format!("round(corr({q}a, {q}b)::numeric, 9) AS c19"),
+        format!("round(regr_slope({q}b, {q}a)::numeric, 9) AS c20"),
+        format!("round(covar_samp({q}a, {q}n)::numeric, 6) AS c21"),
+        format!("bit_and({q}a) AS c22"),
+        format!("bit_xor({q}b) AS c23"),
+        format!("percentile_cont(0.4) WITHIN GROUP (ORDER BY {q}a) AS c24"),
+        format!("percentile_disc(array[0.2, 0.9]) WITHIN GROUP (ORDER BY {q}s DESC) AS c25"),
+        format!("mode() WITHIN GROUP (ORDER BY {q}b) AS c26"),
+        format!("jsonb_object_agg(coalesce({q}id, 0), {q}b ORDER BY {q}o) AS c27"),
+        format!("jsonb_agg({q}n ORDER BY {q}n DESC) AS c28"),
+        format!("bool_or({q}a > {q}b) AS c29"),
+        format!("first_value({q}s ORDER BY {q}t DESC, {q}o) AS c30"),
+        format!("last_value({q}n ORDER BY {q}f, {q}o) AS c31"),
     ];
     let start = rng.below(all.len());
     let n = 1 + rng.below(4);
@@ -582,10 +607,13 @@ fn window_rows(rng: &mut Rng, t: &[Table]) -> Query {
         "count(a) FILTER (WHERE b > 1) OVER (w ROWS 2 PRECEDING) AS w11",
         "avg(b) OVER (w ROWS 1 PRECEDING) AS w12",
         "ntile(3) OVER w AS w13",
+        "var_pop(b) OVER (w ROWS 3 PRECEDING) AS w14",
+        "bit_or(a) OVER (w ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS w15",
     ];
     let first = rng.below(functions.len());
     let count = 1 + rng.below(3);
-    let chosen: Vec<&str> = (0..count).map(|i| functions[(first + i * 5) % 14]).collect();
+    let chosen: Vec<&str> =
+        (0..count).map(|i| functions[(first + i * 5) % functions.len()]).collect();
     let direction = rng.pick(&["", " DESC", " NULLS FIRST"]);
     tagged(
         format!(

@@ -1,7 +1,7 @@
 //! The equivalence harness (docs/design.md §14): for generated queries and generated DML histories, at
 //! every epoch, a view equals its own query run in batch.
 //!
-//! A case is a schema, ten views and a history. It runs in one of several modes (plain, tiny caches,
+//! A case is a schema, ten views and a history; in some a table is a source of files, or views have sinks. It runs in one of several modes (plain, tiny caches,
 //! random store latency, crash and recovery, concurrent sessions); each check is one statement that reads the
 //! view and its query at the same epoch. PostgreSQL judges the batch side at the end of each case.
 //!
@@ -15,6 +15,7 @@ mod generate;
 mod idle;
 mod lookup;
 mod node;
+mod outside;
 mod planted;
 mod postgres;
 mod rng;

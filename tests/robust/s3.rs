@@ -1,12 +1,9 @@
 //! The suite and a kill test over an S3-compatible server (`MILLRACE_TEST_S3`: its address).
 
-use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
-use millrace_sqllogictest::{Server, ServerOptions, suite};
+use millrace_sqllogictest::{Server, ServerOptions, bucket, suite};
 
 use crate::ledger::Ledger;
 
@@ -14,38 +11,8 @@ use crate::ledger::Ledger;
 const FILES: usize = 6;
 const KILLS: u64 = 3;
 
-/// `None`: there is no S3 server here.
-fn endpoint() -> Option<String> {
-    let found = std::env::var("MILLRACE_TEST_S3").ok();
-    let ci = std::env::var("CI").is_ok_and(|v| v == "true");
-    assert!(found.is_some() || !ci, "MILLRACE_TEST_S3 is not set");
-    if found.is_none() {
-        println!("skipped: MILLRACE_TEST_S3 is not set");
-    }
-    found
-}
-
-fn create_bucket(endpoint: &str, bucket: &str) {
-    let host = endpoint.trim_start_matches("http://");
-    let mut stream = TcpStream::connect(host).expect("the S3 server answers");
-    let request = format!(
-        "PUT /{bucket} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-}
-
 fn options(endpoint: &str, bucket: &str, data_dir: &Path) -> ServerOptions {
-    create_bucket(endpoint, bucket);
-    let env = [
-        ("AWS_ENDPOINT_URL", endpoint),
-        ("AWS_ACCESS_KEY_ID", "x"),
-        ("AWS_SECRET_ACCESS_KEY", "x"),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_ALLOW_HTTP", "true"),
-    ];
+    bucket::create(endpoint, bucket);
     let args = [
         "--object-store",
         &format!("s3://{bucket}/some/prefix"),
@@ -57,7 +24,7 @@ fn options(endpoint: &str, bucket: &str, data_dir: &Path) -> ServerOptions {
     ServerOptions {
         data_dir: data_dir.to_path_buf(),
         args: args.iter().map(|a| (*a).to_string()).collect(),
-        env: HashMap::from(env.map(|(k, v)| (k.to_string(), v.to_string()))),
+        env: bucket::environment(endpoint),
     }
 }
 
@@ -67,7 +34,7 @@ fn start(options: ServerOptions) -> Server {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn suites_pass_over_s3() {
-    let Some(endpoint) = endpoint() else { return };
+    let Some(endpoint) = bucket::endpoint() else { return };
     let dir = tempfile::tempdir().expect("a temporary directory");
     let server = start(options(&endpoint, "suites", dir.path()));
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sqllogictest/suites/views");
@@ -84,7 +51,7 @@ async fn suites_pass_over_s3() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_under_load_over_s3() {
-    let Some(endpoint) = endpoint() else { return };
+    let Some(endpoint) = bucket::endpoint() else { return };
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut server = start(options(&endpoint, "kills", dir.path()));
     let mut ledger = Ledger::create(&server).await.expect("tables and views are created");

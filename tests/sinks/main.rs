@@ -3,6 +3,7 @@
 //! where they were.
 
 mod files;
+mod in_bucket;
 mod target;
 
 use std::collections::HashMap;
@@ -446,4 +447,32 @@ async fn a_stream_of_events_reaches_files_and_postgres_exactly_once() {
     assert!(files::csv_lines(files.path()) == expected, "lines in files");
     assert!(target.rows("SELECT * FROM bids").await == expected, "rows in PostgreSQL");
     target.drop().await;
+}
+
+/// The snapshot is read in many steps; what a step alone would say of a group is told to nobody.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_aggregate_is_told_when_its_snapshot_is_whole() {
+    const ROWS: u64 = 120_000;
+    let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut server = start(dir.path());
+    {
+        let client = server.connect().await.unwrap();
+        let sql = format!(
+            "CREATE TABLE big (n int PRIMARY KEY, k int);
+             INSERT INTO big SELECT g, g % 7 FROM generate_series(1, {ROWS}) AS t(g);
+             SET background_ddl = on;
+             CREATE SINK groups AS SELECT k, count(*) AS n, max(n) AS top FROM big GROUP BY k
+                 WITH (connector = 'fs', path = '{}', force_append_only = true) FORMAT PLAIN ENCODE CSV;",
+            files.path().display()
+        );
+        execute(&client, &sql).await;
+    }
+    // In the middle of the snapshot, perhaps: what was held is not forgotten.
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    server.restart(None).expect("the server starts after a kill");
+    let client = server.connect().await.unwrap();
+    execute(&client, "WAIT; FLUSH").await;
+    let expected = sorted(&client, "SELECT k, count(*), max(n) FROM big GROUP BY k").await;
+    assert_eq!(expected.len(), 7);
+    assert_eq!(files::csv_lines(files.path()), expected);
 }

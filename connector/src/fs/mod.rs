@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::columns::{Columns, Include};
 use crate::decode::{ENCODE_OPTIONS, Encoding};
-use crate::{ConnectorError, Known, More, Polled, ReadFrom, Source, SplitReader, options};
+use crate::{ConnectorError, Known, More, OnError, Polled, ReadFrom, Source, SplitReader, options};
 use listing::{Location, Settling};
 
 const OPTIONS: &[&str] =
@@ -39,13 +39,6 @@ const LOCAL_INTERVAL: Duration = Duration::from_secs(1);
 const BUCKET_INTERVAL: Duration = Duration::from_secs(10);
 /// A guess at a row's bytes.
 const ROW_BYTES: u64 = 128;
-
-/// What to do with a line that cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnError {
-    Skip,
-    Fail,
-}
 
 /// How a file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,10 +104,7 @@ impl FsSource {
                 "gzip" => Compression::Gzip,
                 _ => Compression::Auto,
             },
-            on_error: match options::word(relation, "on_error", &["skip", "fail"])? {
-                "fail" => OnError::Fail,
-                _ => OnError::Skip,
-            },
+            on_error: OnError::of(relation)?,
             splits,
             interval: options::duration(relation, "discovery_interval", interval)?,
             settling: Mutex::default(),

@@ -14,9 +14,10 @@ use millrace_common::{SqlError, SqlState};
 use millrace_rpc::log::SourceFile;
 use millrace_rpc::services::SourceParts;
 
+use super::Compression;
 use super::listing::Location;
 use super::stream::{Buffer, ByteStream};
-use super::{Compression, OnError};
+use crate::OnError;
 use crate::batch::{BatchBuilder, Facts};
 use crate::columns::Columns;
 use crate::decode::csv::Quotes;
@@ -376,6 +377,10 @@ impl SplitReader for FileReader {
             }
             _ => self.known.filter(|p| p.offset >= self.offset),
         }
+    }
+
+    fn set_on_error(&mut self, on_error: OnError) {
+        self.on_error = on_error;
     }
 
     fn take_bad_rows(&mut self) -> Vec<BadRow> {

@@ -6,6 +6,7 @@
 
 mod message;
 mod reader;
+pub(crate) use reader::is_transient;
 #[cfg(test)]
 mod tests;
 
@@ -24,8 +25,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use crate::columns::{Columns, Include};
 use crate::decode::{ENCODE_OPTIONS, Encoding};
-use crate::fs::OnError;
-use crate::{ConnectorError, Known, More, Polled, ReadFrom, Source, SplitReader, options};
+use crate::{ConnectorError, Known, More, OnError, Polled, ReadFrom, Source, SplitReader, options};
 use message::Envelope;
 
 const OPTIONS: &[&str] = &[
@@ -110,10 +110,7 @@ impl KafkaSource {
             topic,
             config: client_config(relation)?,
             startup: startup(relation)?,
-            on_error: match options::word(relation, "on_error", &["skip", "fail"])? {
-                "fail" => OnError::Fail,
-                _ => OnError::Skip,
-            },
+            on_error: OnError::of(relation)?,
             interval: options::duration(relation, "discovery_interval", INTERVAL)?,
             client: Mutex::new(None),
         })
@@ -134,21 +131,27 @@ impl KafkaSource {
     }
 }
 
-fn client_config(relation: &Relation) -> Result<ClientConfig, SqlError> {
+/// The client's settings of a source or sink; those in `reserved` are not the user's.
+pub(crate) fn properties(relation: &Relation, reserved: &[&str]) -> Result<ClientConfig, SqlError> {
     let mut config = ClientConfig::new();
     for option in &relation.options {
         let Some(name) = option.name.strip_prefix("properties.") else { continue };
         // The singular is what users of streaming databases write.
         let name = if name == "bootstrap.server" { "bootstrap.servers" } else { name };
-        if RESERVED.contains(&name) {
+        if reserved.contains(&name) {
             return Err(options::invalid(format!("option \"properties.{name}\" cannot be set"))
-                .with_hint("Offsets are kept by Millrace itself, not by a consumer group."));
+                .with_hint("Millrace keeps by itself how far it is, with settings of its own."));
         }
         config.set(name, &option.value);
     }
     if config.get("bootstrap.servers").is_none() {
         options::required(relation, "properties.bootstrap.servers", "'localhost:9092'")?;
     }
+    Ok(config)
+}
+
+fn client_config(relation: &Relation) -> Result<ClientConfig, SqlError> {
+    let mut config = properties(relation, RESERVED)?;
     config
         .set("group.id", format!("millrace-{}", relation.id))
         .set("enable.auto.commit", "false")

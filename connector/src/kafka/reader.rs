@@ -13,8 +13,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use super::message::Messages;
 use crate::batch::Facts;
-use crate::fs::OnError;
-use crate::{BadRow, ConnectorError, ReadFrom, SplitReader};
+use crate::{BadRow, ConnectorError, OnError, ReadFrom, SplitReader};
 
 /// How long one wait for a message may block its thread.
 const WAIT: Duration = Duration::from_millis(100);
@@ -235,12 +234,17 @@ impl SplitReader for PartitionReader {
         self.weights.take()
     }
 
+    fn set_on_error(&mut self, on_error: OnError) {
+        self.on_error = on_error;
+    }
+
     fn take_bad_rows(&mut self) -> Vec<BadRow> {
         std::mem::take(&mut self.bad)
     }
 }
 
-fn is_transient(e: &KafkaError) -> bool {
+/// The client goes on by itself.
+pub(crate) fn is_transient(e: &KafkaError) -> bool {
     matches!(
         e.rdkafka_error_code(),
         Some(

@@ -116,6 +116,39 @@ impl LineWriter {
         Ok(())
     }
 
+    /// Key and value of the message that tells one change; `None` for one that the format leaves out. A
+    /// message without a value deletes its key.
+    #[cfg(feature = "kafka")]
+    pub fn message(
+        &self,
+        rows: &Rows<'_>,
+        change: Change,
+        epoch: Epoch,
+        text: &mut BytesMut,
+    ) -> Result<Option<(Option<BytesMut>, Option<BytesMut>)>, SqlError> {
+        let (Change::Insert(row) | Change::Delete(row) | Change::Update { new: row, .. }) = change;
+        let deleted = matches!(change, Change::Delete(_));
+        if deleted && self.definition.kind == SinkType::AppendOnly {
+            return Ok(None);
+        }
+        let mut key = None;
+        if !self.definition.key.is_empty() {
+            let out = key.insert(BytesMut::new());
+            self.object(rows, row, &self.definition.key, text, out)?;
+        }
+        let mut value = BytesMut::new();
+        match self.definition.kind {
+            SinkType::Upsert if deleted => return Ok(Some((key, None))),
+            SinkType::Upsert => self.row(rows, row, text, &mut value)?,
+            _ => {
+                self.line(rows, change, epoch, text, &mut value)?;
+                // A message needs no line feed.
+                value.truncate(value.len().saturating_sub(1));
+            }
+        }
+        Ok(Some((key, Some(value))))
+    }
+
     fn row(
         &self,
         rows: &Rows<'_>,

@@ -44,10 +44,7 @@ impl FsTarget {
         known(relation, OPTIONS)?;
         let path = required(relation, "path", "'/exports/orders'")?;
         let definition = Definition::of(relation)?;
-        let delimiter = match relation.option("delimiter").unwrap_or(",").as_bytes() {
-            [one] if one.is_ascii() && !b"\"\n\r".contains(one) => *one,
-            _ => return Err(invalid("option \"delimiter\" must be one one-byte character")),
-        };
+        let delimiter = super::delimiter(relation)?;
         let (encode, extension) = match relation.option("encode").unwrap_or("JSON") {
             "JSON" => (Encode::Json, "json"),
             "CSV" => (Encode::Csv { delimiter, header: flag(relation, "header", false)? }, "csv"),

@@ -6,6 +6,8 @@
 
 mod format;
 mod fs;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod postgres;
 
 use std::sync::Arc;
@@ -109,9 +111,13 @@ pub fn create_target(relation: &Relation) -> Result<Arc<dyn SinkTarget>, SqlErro
             known(relation, &[])?;
             Ok(Arc::new(Blackhole))
         }
-        Some("kafka") => Err(SqlError::unsupported("the sink connector \"kafka\"")),
+        #[cfg(feature = "kafka")]
+        Some("kafka") => Ok(Arc::new(kafka::KafkaTarget::new(relation)?)),
+        #[cfg(not(feature = "kafka"))]
+        Some("kafka") => Err(SqlError::unsupported("connector \"kafka\" in this build")
+            .with_hint("Build with the feature \"kafka\".")),
         Some(other) => Err(invalid(format!("unknown sink connector \"{other}\""))
-            .with_hint("Available sink connectors: blackhole, fs, postgres.")),
+            .with_hint("Available sink connectors: blackhole, fs, kafka, postgres.")),
         None => Err(invalid("missing option \"connector\"").with_hint(
             "Add WITH (connector = 'fs', path = '/exports/orders'), or write INTO a table.",
         )),
@@ -120,8 +126,18 @@ pub fn create_target(relation: &Relation) -> Result<Arc<dyn SinkTarget>, SqlErro
 
 /// Refuses options that neither all sinks nor this connector have, and malformed common ones.
 fn known(relation: &Relation, own: &[&str]) -> Result<(), SqlError> {
+    known_with(relation, own, |_| false)
+}
+
+/// The same, where options of some names are handed on.
+fn known_with(
+    relation: &Relation,
+    own: &[&str],
+    passed: impl Fn(&str) -> bool,
+) -> Result<(), SqlError> {
     let all: Vec<&str> = COMMON.iter().chain(own).copied().collect();
-    if let Some(o) = relation.options.iter().find(|o| !all.contains(&o.name.as_str())) {
+    let known = |name: &str| all.contains(&name) || passed(name);
+    if let Some(o) = relation.options.iter().find(|o| !known(&o.name)) {
         let shown: Vec<&str> = all.into_iter().filter(|n| *n != SINK_ID).collect();
         return Err(invalid(format!("unknown option \"{}\"", o.name))
             .with_hint(format!("Options of this connector: {}.", shown.join(", "))));
@@ -146,6 +162,14 @@ pub fn flag(relation: &Relation, name: &str, default: bool) -> Result<bool, SqlE
         invalid(format!("invalid value for option \"{name}\": \"{text}\""))
             .with_hint("Give true or false.")
     })
+}
+
+/// What separates the fields of CSV.
+fn delimiter(relation: &Relation) -> Result<u8, SqlError> {
+    match relation.option("delimiter").unwrap_or(",").as_bytes() {
+        [one] if one.is_ascii() && !b"\"\n\r".contains(one) => Ok(*one),
+        _ => Err(invalid("option \"delimiter\" must be one one-byte character")),
+    }
 }
 
 /// A published column.

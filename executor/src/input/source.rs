@@ -13,7 +13,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use millrace_common::{DeltaChunk, Epoch, RelationId};
-use millrace_connector::{BadRow, ConnectorError, Position, ReadFrom, Source, SplitReader};
+use millrace_connector::{
+    BadRow, ConnectorError, OnError, Position, ReadFrom, Source, SplitReader,
+};
 use millrace_rpc::services::{MetaService, SourceParts};
 use millrace_rpc::version::{BackfillPosition, BackfillState};
 
@@ -187,6 +189,9 @@ impl SourceReader {
                         self.from.source.open(at, columns)?
                     }
                 };
+                if let Some(value) = self.from.meta.option(self.from.relation, "on_error") {
+                    reader.set_on_error(OnError::named(&value));
+                }
                 // A floor holds from its offset on: no read goes across it.
                 let until = split.until.min(split.watermark.raise(offset));
                 let rows = self.from.read_rows;

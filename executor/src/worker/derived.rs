@@ -18,10 +18,11 @@ use tokio::sync::mpsc;
 
 use crate::blackhole::Digest;
 use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
 use crate::exchange::Barrier;
 use crate::hub::{DeltaHub, HubChunk};
 use crate::marks::Marks;
-use crate::publish::Publisher;
+use crate::publish::{ChangeOf, Publisher};
 use crate::task::TaskReport;
 
 const DIGEST_ROWS: &str = "blackhole.rows";
@@ -70,6 +71,8 @@ pub struct Derived {
     publisher: Option<Publisher>,
     /// Of the job's inputs, by number: see [`Barrier::stage`].
     stages: Vec<u32>,
+    /// Rows that could not be read or computed.
+    errors: Arc<ErrorSink>,
 }
 
 /// What all tasks made of an epoch.
@@ -119,6 +122,7 @@ impl Derived {
         cleaning: Cleaning,
         publisher: Option<Publisher>,
         stages: Vec<u32>,
+        errors: Arc<ErrorSink>,
     ) -> Derived {
         let counter = |name: &str| version.counters.get(name).copied();
         let digest = counter(DIGEST_HASH)
@@ -144,13 +148,14 @@ impl Derived {
             cleaning,
             publisher,
             stages,
+            errors,
         }
     }
 
-    /// Brings a committed change of a sink to its target.
-    pub async fn publish(&self, handle: &PublishHandle) -> Result<(), ExecError> {
+    /// Brings committed changes of a sink to its target, as one.
+    pub async fn publish(&self, handles: &[PublishHandle]) -> Result<(), ExecError> {
         match &self.publisher {
-            Some(publisher) => publisher.publish(&self.store, handle).await,
+            Some(publisher) => publisher.publish(&self.store, handles).await,
             None => Err(ExecError::internal("a job that is not a sink has nothing to publish")),
         }
     }
@@ -208,12 +213,17 @@ impl Derived {
         let runs = std::mem::take(&mut all.runs);
         let staged = std::mem::take(&mut all.staged);
         let (mut commit, number) = self.seal(&mut control, &barrier, all);
+        let of = match (barrier.backfill, &commit.backfill) {
+            (true, Some(_)) => ChangeOf::Snapshot,
+            (true, None) => ChangeOf::SnapshotEnd,
+            _ => ChangeOf::Epoch,
+        };
         // Ordered by the call; awaited without holding up the next epoch.
         let persist = self.store.persist(runs);
         drop(control);
         let stage = async {
             match &self.publisher {
-                Some(publisher) => publisher.stage(&self.store, staged).await,
+                Some(publisher) => publisher.stage(&self.store, staged, of).await,
                 None => Ok(None),
             }
         };
@@ -248,6 +258,7 @@ impl Derived {
         for (table, bound) in &bounds {
             all.counters.insert(retention_counter(*table), *bound as u64);
         }
+        all.counters.extend(self.errors.unsaved());
         let mut commit = JobCommit {
             job: self.job.0,
             generation: self.generation.0,

@@ -15,14 +15,14 @@ use arrow::array::{
 use arrow::compute::{self, filter_record_batch};
 use arrow::datatypes::DataType;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState, SqlType};
-use millrace_connector::{ReadFrom, Source, SplitReader, create_source};
+use millrace_connector::{OnError, ReadFrom, Source, SplitReader, create_source};
 use millrace_planner::codec::decode_graph;
 use millrace_planner::graph::Operator as Op;
 use millrace_rpc::catalog::{OnConflict, Relation};
 use millrace_rpc::services::{MetaService, SourceParts};
 use millrace_rpc::version::{JobVersion, StatementId, feed_counter};
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::dml::{DmlError, DmlKind, DmlStatement, InsertConflict, Sequencer};
 use crate::error::ExecError;
@@ -135,6 +135,7 @@ impl Feed {
     /// Until the table's job ends.
     pub async fn run(mut self) {
         let mut failures = 0;
+        let id = RelationId(self.relation.id);
         let mut changes = self.meta.changes();
         loop {
             if let Some(changes) = &mut changes {
@@ -166,7 +167,8 @@ impl Feed {
                     self.splits.iter_mut().for_each(|s| s.reader = None);
                     self.source = None;
                     let pause = RETRY_MIN.saturating_mul(1 << (failures - 1).min(8));
-                    tokio::time::sleep(pause.min(RETRY_MAX)).await;
+                    let altered = altered(Arc::clone(&self.meta), id, changes.clone());
+                    let _ = tokio::time::timeout(pause.min(RETRY_MAX), altered).await;
                 }
             }
             if self.sequencer.is_stopped() {
@@ -226,6 +228,9 @@ impl Feed {
                 empty.insert(opened.map_err(|e| FeedError::Failed(e.into()))?)
             }
         };
+        if let Some(value) = self.meta.option(RelationId(self.relation.id), "on_error") {
+            reader.set_on_error(OnError::named(&value));
+        }
         let result = reader.read(until, ROWS).await;
         report_bad_rows(&self.errors, reader.take_bad_rows());
         let read = result.map_err(|e| FeedError::Failed(e.into()))?;
@@ -241,6 +246,7 @@ impl Feed {
         if let Some(position) = position {
             put_position(&mut fed, INPUT, number, position);
         }
+        fed.extend(self.errors.unsaved());
         self.enter(DeltaChunk::new(rows, weights), &fed).await?;
         self.counters.extend(fed);
         self.splits[at].offset = after;
@@ -356,6 +362,24 @@ impl Feed {
         }
         good.map(BooleanArray::from)
     }
+}
+
+/// Completes when the table's `on_error` is another than it was.
+async fn altered(
+    meta: Arc<dyn MetaService>,
+    id: RelationId,
+    changes: Option<watch::Receiver<u64>>,
+) {
+    let now = || meta.option(id, "on_error");
+    let before = now();
+    if let Some(mut changes) = changes {
+        while changes.changed().await.is_ok() {
+            if now() != before {
+                return;
+            }
+        }
+    }
+    std::future::pending().await
 }
 
 enum FeedError {

@@ -123,6 +123,12 @@ impl Worker {
         self.shared.job(job).map(|j| j.stats())
     }
 
+    /// Versions of a job's rows below this epoch are gone.
+    pub fn kept_since(&self, job: JobId) -> Epoch {
+        let job = self.shared.job(job);
+        job.and_then(|j| Some(j.store.as_ref()?.horizon())).unwrap_or_default()
+    }
+
     /// Why a table's connector is not going on.
     pub fn feed_error(&self, job: JobId) -> Option<SqlError> {
         self.shared.job(job)?.feed.lock().clone()
@@ -244,11 +250,11 @@ impl ComputeService for Worker {
         &self,
         job: JobId,
         generation: Generation,
-        handle: PublishHandle,
+        handles: Vec<PublishHandle>,
     ) -> Result<(), SqlError> {
         let job = self.shared.job_of(job, generation).ok_or_else(|| not_running(job))?;
         match &job.kind {
-            Kind::Derived(derived) => derived.publish(&handle).await.map_err(|e| e.into_sql()),
+            Kind::Derived(derived) => derived.publish(&handles).await.map_err(|e| e.into_sql()),
             _ => Err(SqlError::internal("only a sink publishes")),
         }
     }

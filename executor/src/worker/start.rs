@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
 use millrace_planner::codec::decode_graph;
-use millrace_planner::graph::{AccessClass, JobGraph, Operator, RetentionBy};
+use millrace_planner::graph::{AccessClass, JobGraph, JoinKind, Operator, RetentionBy};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::services::StartJob;
 use millrace_rpc::version::JobVersion;
@@ -126,7 +126,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         Arc::clone(&shared.hub),
         last,
     );
-    let errors = Arc::new(ErrorSink::default());
+    let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let kind = Kind::Table(table);
     let (of_feed, metas) = (Arc::clone(&errors), Arc::clone(&meta));
     let job = Job::new(id, start.generation, Some(store), kind, meta, Vec::new(), errors);
@@ -185,7 +185,19 @@ fn publisher(
         0 => Target::Outside(millrace_connector::sink::create_target(&start.relation)?),
         table => Target::Table(TableTarget::new(Arc::downgrade(shared), table, &start.relation)),
     };
-    Ok(Some(Publisher::new(&start.relation, &start.version, &layout, target)?))
+    let whole = tells_intermediate(graph);
+    Ok(Some(Publisher::new(&start.relation, &start.version, &layout, target, whole)?))
+}
+
+/// Whether a part of the inputs' snapshot has rows that the whole does not have.
+fn tells_intermediate(graph: &JobGraph) -> bool {
+    let mut nodes = graph.fragments.iter().flat_map(|f| &f.nodes);
+    !graph.output.append_only
+        && nodes.any(|n| match &n.op {
+            Operator::Aggregate(_) | Operator::TopN(_) | Operator::Window(_) => true,
+            Operator::Join(join) => join.kind != JoinKind::Inner,
+            _ => false,
+        })
 }
 
 /// Starts a derived job with its graph decoded.
@@ -197,7 +209,7 @@ pub async fn start_graph(
     let meta = shared.meta()?;
     let id = RelationId(start.relation.id);
     let store = open(shared, &start, tables(&start.relation, graph)).await?;
-    let errors = Arc::new(ErrorSink::default());
+    let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let built = build(Blueprint {
         job: id,
         generation: start.generation,
@@ -231,6 +243,7 @@ pub async fn start_graph(
         cleaning(&start, graph),
         publisher(shared, &start, graph)?,
         built.stages,
+        Arc::clone(&errors),
     );
     let kind = Kind::Derived(derived);
     let job = Job::new(id, start.generation, Some(store), kind, meta, built.metrics, errors);

@@ -12,6 +12,8 @@ use super::{Existing, check_name};
 use crate::session::Session;
 
 const DEFAULT_RETENTION: &str = "1 day";
+const DEFAULT_RETENTION_BYTES: u64 = 16 << 30;
+const MIN_RETENTION_BYTES: u64 = 1 << 20;
 
 pub async fn create_subscription(
     session: &mut Session,
@@ -29,15 +31,28 @@ pub async fn create_subscription(
     }
     let from = catalog.resolve(&def.from)?;
     check_followable(&from)?;
-    if let Some((other, _)) = def.options.iter().find(|(n, _)| n != "retention") {
+    let known = ["retention", "retention_bytes"];
+    if let Some((other, _)) = def.options.iter().find(|(n, _)| !known.contains(&n.as_str())) {
         return Err(SqlError::new(
             SqlState::INVALID_PARAMETER_VALUE,
             format!("unknown option \"{other}\""),
         )
-        .with_hint("Options of a subscription: retention."));
+        .with_hint("Options of a subscription: retention, retention_bytes."));
     }
-    let retention =
-        def.options.first().map_or(DEFAULT_RETENTION, |(_, value)| value.as_str()).to_owned();
+    let option = |name: &str| def.options.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
+    let retention = option("retention").unwrap_or(DEFAULT_RETENTION).to_owned();
+    let bytes = match option("retention_bytes") {
+        None => DEFAULT_RETENTION_BYTES,
+        Some(text) => {
+            text.trim().parse().ok().filter(|b| *b >= MIN_RETENTION_BYTES).ok_or_else(|| {
+                SqlError::new(
+                    SqlState::INVALID_PARAMETER_VALUE,
+                    format!("invalid value for option \"retention_bytes\": \"{text}\""),
+                )
+                .with_hint(format!("Give a number of bytes, at least {MIN_RETENTION_BYTES}."))
+            })?
+        }
+    };
     if parse_duration(&retention)? < Duration::from_secs(1) {
         return Err(SqlError::new(
             SqlState::INVALID_PARAMETER_VALUE,
@@ -50,7 +65,10 @@ pub async fn create_subscription(
         kind: kind as i32,
         definition: text.to_owned(),
         depends_on: vec![from.id],
-        options: vec![OptionEntry { name: "retention".to_owned(), value: retention }],
+        options: vec![
+            OptionEntry { name: "retention".to_owned(), value: retention },
+            OptionEntry { name: "retention_bytes".to_owned(), value: bytes.to_string() },
+        ],
         owner: session.user.clone(),
         ..Relation::default()
     };

@@ -83,7 +83,10 @@ impl Session {
         let (seen, full) = match &declare.start {
             CursorStart::Full => (newest, true),
             CursorStart::Now => (newest, false),
-            CursorStart::Begin => (oldest_kept(&subscription)?, false),
+            CursorStart::Begin => {
+                let kept = self.cluster().kept_since(RelationId(relation.id));
+                (oldest_kept(&subscription)?.max(kept), false)
+            }
             CursorStart::After(text) => (past(parse_epoch(text)?, newest)?, false),
         };
         let feed = ChangeFeed::new(self.cluster().clone(), relation, seen, full).await?;

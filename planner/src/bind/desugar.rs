@@ -607,6 +607,22 @@ impl Desugar<'_> {
                 };
                 Some(call("to_jsonb", [Expr::Function(array)]))
             }
+            "jsonb_object_agg" | "json_object_agg" => {
+                if let [key, value] = arguments_mut(f).as_mut_slice() {
+                    **key = cast(take(key), SqlType::Text);
+                    **value = call("to_jsonb", [take(value)]);
+                }
+                f.name = ObjectName::from(vec![Ident::with_quote('"', "jsonb_object_agg")]);
+                None
+            }
+            "approx_count_distinct" | "approx_distinct" => {
+                // Exact, which is as near as it gets, and the same in a view as in a query.
+                f.name = ObjectName::from(vec![Ident::with_quote('"', "count")]);
+                if let FunctionArguments::List(list) = &mut f.args {
+                    list.duplicate_treatment = Some(DuplicateTreatment::Distinct);
+                }
+                None
+            }
             "make_interval" => positional(f, &INTERVAL_PARTS)?.map(|args| call(name, args)),
             "age" => match arguments(f) {
                 // The age of one time is counted from today's midnight.

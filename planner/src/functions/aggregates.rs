@@ -35,7 +35,10 @@ use crate::error::external;
 /// Ours, and DataFusion's under PostgreSQL's names.
 pub fn functions() -> Vec<Arc<AggregateUDF>> {
     let every = AggregateUDF::clone(&bool_and_udaf()).with_aliases(["every"]);
-    vec![sum_udaf(), avg_udaf(), Arc::new(every), bool_or_udaf()]
+    let mut all = vec![sum_udaf(), avg_udaf(), Arc::new(every), bool_or_udaf()];
+    all.extend(super::statistics::functions());
+    all.extend(super::ordered::functions());
+    all
 }
 
 pub fn sum_udaf() -> Arc<AggregateUDF> {
@@ -109,7 +112,7 @@ impl AggregateUDFImpl for Sum {
         match args {
             [t] => match argument(t) {
                 Some(t) => Ok(vec![t]),
-                None => Err(external(self.undefined(t))),
+                None => Err(external(undefined_aggregate(self.name(), args))),
             },
             _ => Err(external(SqlError::new(
                 SqlState::UNDEFINED_FUNCTION,
@@ -121,7 +124,7 @@ impl AggregateUDFImpl for Sum {
     fn return_type(&self, args: &[DataType]) -> Result<DataType> {
         match args.first().and_then(|t| result_type(self.average, t)) {
             Some(t) => Ok(t),
-            None => Err(external(self.undefined(args.first().unwrap_or(&DataType::Null)))),
+            None => Err(external(undefined_aggregate(self.name(), args))),
         }
     }
 
@@ -162,18 +165,18 @@ impl AggregateUDFImpl for Sum {
     }
 }
 
-impl Sum {
-    fn undefined(&self, t: &DataType) -> SqlError {
-        let name = crate::bind::operators::type_name(&Some(t.clone()));
-        SqlError::new(
-            SqlState::UNDEFINED_FUNCTION,
-            format!("function {}({name}) does not exist", self.name()),
-        )
-        .with_hint(
-            "No function matches the given name and argument types. You might need to add explicit \
-             type casts.",
-        )
-    }
+/// What PostgreSQL says of a call that no function fits.
+pub fn undefined_aggregate(function: &str, args: &[DataType]) -> SqlError {
+    let types: Vec<String> =
+        args.iter().map(|t| crate::bind::operators::type_name(&Some(t.clone()))).collect();
+    SqlError::new(
+        SqlState::UNDEFINED_FUNCTION,
+        format!("function {function}({}) does not exist", types.join(", ")),
+    )
+    .with_hint(
+        "No function matches the given name and argument types. You might need to add explicit \
+         type casts.",
+    )
 }
 
 /// A running exact sum.

@@ -12,20 +12,24 @@ pub mod cast;
 pub mod collected;
 pub mod datetime;
 pub mod datetime_text;
+pub mod exact;
 pub mod extract;
 pub mod interval_text;
 pub mod jsonb;
 pub mod kernels;
 pub mod math;
 pub mod missing;
+pub mod moments;
 pub mod number_format;
 pub mod numeric;
+pub mod ordered;
 pub mod parse;
 pub mod patterns;
 pub mod round;
 pub mod series;
 pub mod session;
 pub mod sign;
+pub mod statistics;
 pub mod strings;
 pub mod text;
 pub mod time_format;
@@ -41,6 +45,10 @@ use datafusion::logical_expr::{AggregateUDF, ScalarUDF, WindowUDF};
 
 /// Functions of DataFusion that PostgreSQL does not have and whose name would hide a mistake.
 const HIDDEN: [&str; 3] = ["union_extract", "union_tag", "arrow_cast"];
+
+/// Aggregates of DataFusion under names that PostgreSQL does not have, of functions that ours replace.
+const HIDDEN_AGGREGATES: [&str; 6] =
+    ["var", "var_sample", "var_population", "covar", "quantile_cont", "approx_distinct"];
 
 /// Every function by name and alias.
 pub struct Functions {
@@ -87,7 +95,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([window_fn::as_of_proctime(), window_fn::asof_match()]);
     all.extend(extract::functions());
     all.extend(round::functions());
-    all.extend([sign::sign_function(), collected::collect_entry()]);
+    all.extend([sign::sign_function(), collected::collect_entry(), exact::pair_entry()]);
     all.extend(call::defs().values().cloned());
     all
 }
@@ -117,6 +125,7 @@ pub fn functions() -> &'static Functions {
             }
             f.aggregates.insert(udf.name().to_owned(), udf);
         }
+        HIDDEN_AGGREGATES.iter().for_each(|name| drop(f.aggregates.remove(*name)));
         let theirs = datafusion::functions_window::all_default_window_functions();
         let own = [session::session_start(), session::session_end(), asof::latest()];
         for udf in theirs.into_iter().chain(own) {

@@ -39,6 +39,7 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     let missing = missing_relation(&tokens);
     let emits = take_emit_clauses(&mut tokens);
     asof::wrap_left(&mut tokens);
+    take_frame_exclusions(&mut tokens, &source)?;
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source, dialect: &dialect };
@@ -206,6 +207,42 @@ fn take_emit_clauses(tokens: &mut [TokenWithSpan]) -> Vec<Location> {
         }
     }
     found
+}
+
+/// Blanks every `EXCLUDE NO OTHERS` at the end of a window frame, which changes nothing; other exclusions
+/// are not supported. sqlparser knows none of them.
+fn take_frame_exclusions(
+    tokens: &mut [TokenWithSpan],
+    source: &Source<'_>,
+) -> Result<(), SqlError> {
+    const CLAUSES: [(&[&str], bool); 4] = [
+        (&["EXCLUDE", "NO", "OTHERS"], true),
+        (&["EXCLUDE", "CURRENT", "ROW"], false),
+        (&["EXCLUDE", "GROUP"], false),
+        (&["EXCLUDE", "TIES"], false),
+    ];
+    let words: Vec<usize> =
+        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
+    for at in 0..words.len() {
+        for (clause, harmless) in CLAUSES {
+            let Some(end) = words.get(at + clause.len()) else { continue };
+            let found = &words[at..at + clause.len()];
+            let same = found.iter().zip(clause).all(|(&i, w)| is_word(&tokens[i].token, w));
+            if !same || tokens[*end].token != Token::RParen {
+                continue;
+            }
+            if !harmless {
+                let start = tokens[words[at]].span.start;
+                return Err(SqlError::unsupported(format!(
+                    "{} in a window frame",
+                    clause.join(" ")
+                ))
+                .with_position(source.chars_before(start) as u32 + 1));
+            }
+            found.iter().for_each(|&i| tokens[i].token = Token::Whitespace(Whitespace::Space));
+        }
+    }
+    Ok(())
 }
 
 pub(crate) struct SqlParser<'a> {

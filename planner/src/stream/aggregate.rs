@@ -5,13 +5,15 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, new_null_array};
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::common::{DFSchema, ScalarValue};
-use datafusion::logical_expr::expr::{AggregateFunction, AggregateFunctionParams};
+use datafusion::logical_expr::expr::{AggregateFunction, AggregateFunctionParams, NullTreatment};
 use datafusion::logical_expr::{Aggregate, Distinct, Expr, ExprSchemable, GroupingSet, lit};
-use millrace_common::SqlType;
+use millrace_common::{SqlError, SqlType};
 
 use crate::bind::operators::cast_expr;
 use crate::error::sql_error_from_datafusion;
 use crate::functions::collected::collect_entry;
+use crate::functions::exact::{Shape, pair_entry};
+use crate::functions::{ordered, statistics};
 use crate::graph::{self, AggFunc, Expand};
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
 use crate::stream::expr;
@@ -210,9 +212,19 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
     let filter = params.filter.as_deref().map(|f| expr::compile(f, schema)).transpose()?;
     let filter = filter.map(|f| input.add(f));
     let mut arg = None;
+    if let Some(e) = ordering_error(func, function) {
+        return Err(e);
+    }
     if func.is_collected() {
         arg = Some(input.add(expr::compile(&entry(func, params, schema)?, schema)?));
         let output = Arc::new(Field::new(field.name(), field.data_type().clone(), true));
+        return Ok(Call { func, arg, distinct: params.distinct, filter, output });
+    }
+    if let (Shape::Pair, [y, x]) = (func.shape(), params.args.as_slice()) {
+        let pair = pair_entry().call(vec![y.clone(), x.clone()]);
+        let arg = Some(input.add(expr::compile(&pair, schema)?));
+        let nullable = func != AggFunc::RegrCount;
+        let output = Arc::new(Field::new(field.name(), field.data_type().clone(), nullable));
         return Ok(Call { func, arg, distinct: params.distinct, filter, output });
     }
     for (i, e) in params.args.iter().enumerate() {
@@ -229,7 +241,8 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
         return Err(in_view(format!("{} without an argument", function.func.name())));
     }
     // Repetition changes nothing about extremes.
-    let distinct = params.distinct && matches!(func, AggFunc::Count | AggFunc::Sum | AggFunc::Avg);
+    let counts = matches!(func, AggFunc::Count | AggFunc::Sum | AggFunc::Avg | AggFunc::BitXor);
+    let distinct = params.distinct && (counts || func.shape() == Shape::Variance);
     let nullable = func != AggFunc::Count;
     let output = Arc::new(Field::new(field.name(), field.data_type().clone(), nullable));
     Ok(Call { func, arg, distinct, filter, output })
@@ -238,7 +251,10 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
 /// What a collecting aggregate keeps of a row: see [`collected`].
 fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> Result<Expr> {
     let none = || in_view("an aggregate without an argument".to_owned());
-    let value = params.args.first().ok_or_else(none)?;
+    let first = params.args.first().ok_or_else(none)?;
+    // Of an object, the key stands where others have a separator.
+    let value = if func == AggFunc::JsonbObjectAgg { params.args.get(1) } else { None };
+    let value = value.unwrap_or(first);
     let t = value.get_type(schema).map_err(sql_error_from_datafusion)?;
     let text = |e: Expr, t: &DataType| match t {
         DataType::Utf8 => Ok(e),
@@ -248,12 +264,19 @@ fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> 
         AggFunc::StringAgg if t != DataType::Utf8 => {
             return Err(in_view("string_agg of another type than text".to_owned()));
         }
-        AggFunc::ArrayAgg if t.is_nested() => {
-            return Err(in_view("array_agg of arrays".to_owned()));
+        _ if t.is_nested() => {
+            return Err(in_view(format!("{} of arrays", func_name(func))));
         }
         _ => text(value.clone(), &t)?,
     };
-    let mut flags = String::from(if func == AggFunc::StringAgg { "s" } else { "k" });
+    let mut flags = String::from(match func {
+        AggFunc::StringAgg | AggFunc::PercentileCont | AggFunc::PercentileDisc | AggFunc::Mode => {
+            "s"
+        }
+        _ if params.null_treatment == Some(NullTreatment::IgnoreNulls) => "s",
+        AggFunc::JsonbObjectAgg => "o",
+        _ => "k",
+    });
     let mut keys = Vec::new();
     for key in &params.order_by {
         flags.push(if key.asc { 'a' } else { 'd' });
@@ -263,18 +286,45 @@ fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> 
     if keys.is_empty() {
         // Without an order of its own: that of the values.
         flags.push_str("al");
-        keys.push(value.clone());
+        keys.push(first.clone());
     }
-    let separator = match params.args.get(1) {
-        Some(e) if func == AggFunc::StringAgg => e.clone(),
+    let separator = match (func, params.args.get(1)) {
+        (AggFunc::StringAgg, Some(e)) => e.clone(),
+        (AggFunc::JsonbObjectAgg, _) => first.clone(),
+        (AggFunc::PercentileCont | AggFunc::PercentileDisc, Some(e)) => {
+            let t = e.get_type(schema).map_err(sql_error_from_datafusion)?;
+            text(e.clone(), &t)?
+        }
         _ => lit(""),
     };
     let args = [lit(flags), shown, separator].into_iter().chain(keys).collect();
     Ok(collect_entry().call(args))
 }
 
+/// `first_value` and `last_value` are of an order.
+fn ordering_error(func: AggFunc, f: &AggregateFunction) -> Option<SqlError> {
+    let ordered = matches!(func, AggFunc::FirstValue | AggFunc::LastValue);
+    (ordered && f.params.order_by.is_empty()).then(|| {
+        in_view(format!("{} without an ORDER BY of its own", f.func.name()))
+            .with_hint(format!("Write {}(value ORDER BY …).", f.func.name()))
+    })
+}
+
+fn func_name(func: AggFunc) -> &'static str {
+    match func {
+        AggFunc::FirstValue => "first_value",
+        AggFunc::LastValue => "last_value",
+        AggFunc::ArrayAgg => "array_agg",
+        _ => "this aggregate",
+    }
+}
+
 fn known(f: &AggregateFunction) -> Result<AggFunc> {
-    Ok(match f.func.name() {
+    let name = f.func.name();
+    if let Some(func) = statistics::by_name(name).or_else(|| ordered::by_name(name)) {
+        return Ok(func);
+    }
+    Ok(match name {
         "count" => AggFunc::Count,
         "sum" => AggFunc::Sum,
         "avg" | "mean" => AggFunc::Avg,
@@ -284,6 +334,8 @@ fn known(f: &AggregateFunction) -> Result<AggFunc> {
         "bool_or" => AggFunc::BoolOr,
         "string_agg" => AggFunc::StringAgg,
         "array_agg" => AggFunc::ArrayAgg,
+        "first_value" => AggFunc::FirstValue,
+        "last_value" => AggFunc::LastValue,
         other => return Err(in_view(format!("the aggregate function {other}"))),
     })
 }

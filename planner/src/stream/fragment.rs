@@ -535,10 +535,11 @@ impl Builder {
 /// the group's key can be cleaned by it. Gives the new order of the output columns, if it is another.
 fn closing_first(a: &mut plan::Aggregate, marks: Option<&Vec<ColumnMark>>) -> Option<Vec<usize>> {
     let marks = marks?;
-    let values = a
-        .calls
-        .iter()
-        .any(|c| c.distinct || matches!(c.func, graph::AggFunc::Min | graph::AggFunc::Max));
+    let values = a.calls.iter().any(|c| {
+        c.distinct
+            || c.func.is_collected()
+            || matches!(c.func, graph::AggFunc::Min | graph::AggFunc::Max)
+    });
     let at = a.group.iter().position(|g| watermark::of(marks, *g).is_some())?;
     if at == 0 || !values {
         return None;

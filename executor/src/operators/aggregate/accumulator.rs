@@ -17,6 +17,7 @@ use millrace_common::SqlError;
 use millrace_planner::graph::{AggCall, AggFunc};
 
 use super::collected::Collected;
+use super::exact::ExactSums;
 use super::extreme::Extreme;
 use super::float_sum::FloatSums;
 use crate::error::ExecError;
@@ -114,6 +115,7 @@ pub enum Accumulator {
     Interval {
         parts: [Vec<WideSum>; 3],
         counts: Vec<i64>,
+        avg: bool,
     },
     Bool {
         trues: Vec<i64>,
@@ -122,6 +124,7 @@ pub enum Accumulator {
     },
     Extreme(Extreme),
     Collected(Collected),
+    Exact(ExactSums),
 }
 
 impl Accumulator {
@@ -138,10 +141,16 @@ impl Accumulator {
                 let t = arg.ok_or_else(|| ExecError::internal("min and max need an argument"))?;
                 Accumulator::Extreme(Extreme::new(t, call.func == AggFunc::Max, call.value_table)?)
             }
-            AggFunc::StringAgg | AggFunc::ArrayAgg => {
-                Accumulator::Collected(Collected::new(call.func, call.distinct))
+            func if func.is_collected() => {
+                Accumulator::Collected(Collected::new(func, call.distinct, &call.output_type))
             }
-            AggFunc::Sum | AggFunc::Avg => {
+            func if func.is_exact() => {
+                let t =
+                    arg.ok_or_else(|| ExecError::internal("an aggregate needs its argument"))?;
+                Accumulator::Exact(ExactSums::new(func, t)?)
+            }
+            // `sum` and `avg`.
+            _ => {
                 let t = arg.ok_or_else(|| ExecError::internal("sum and avg need an argument"))?;
                 Accumulator::sum(t, call.func == AggFunc::Avg)?
             }
@@ -156,8 +165,8 @@ impl Accumulator {
             DataType::Decimal32(_, s) | DataType::Decimal64(_, s) | DataType::Decimal128(_, s) => {
                 Accumulator::Sum { sums: Vec::new(), counts, scale: *s, avg }
             }
-            DataType::Interval(_) if !avg => {
-                Accumulator::Interval { parts: Default::default(), counts }
+            DataType::Interval(_) => {
+                Accumulator::Interval { parts: Default::default(), counts, avg }
             }
             other => {
                 let name = if avg { "avg" } else { "sum" };
@@ -178,7 +187,7 @@ impl Accumulator {
                 sums.ensure(capacity);
                 counts.resize(capacity, 0);
             }
-            Accumulator::Interval { parts, counts } => {
+            Accumulator::Interval { parts, counts, .. } => {
                 parts.iter_mut().for_each(|p| p.resize(capacity, WideSum::default()));
                 counts.resize(capacity, 0);
             }
@@ -188,6 +197,7 @@ impl Accumulator {
             }
             Accumulator::Extreme(e) => e.ensure(capacity),
             Accumulator::Collected(c) => c.ensure(capacity),
+            Accumulator::Exact(e) => e.ensure(capacity),
         }
     }
 
@@ -203,7 +213,7 @@ impl Accumulator {
                 sums.reset(slot);
                 counts[slot] = 0;
             }
-            Accumulator::Interval { parts, counts } => {
+            Accumulator::Interval { parts, counts, .. } => {
                 parts.iter_mut().for_each(|p| p[slot] = WideSum::default());
                 counts[slot] = 0;
             }
@@ -213,6 +223,7 @@ impl Accumulator {
             }
             Accumulator::Extreme(e) => e.reset(slot),
             Accumulator::Collected(c) => c.set(slot, None),
+            Accumulator::Exact(e) => e.reset(slot),
         }
     }
 
@@ -232,7 +243,9 @@ impl Accumulator {
                     counts[s] += w;
                 });
             }
-            Accumulator::Interval { parts, counts } => add_intervals(parts, counts, rows, need()?)?,
+            Accumulator::Interval { parts, counts, .. } => {
+                add_intervals(parts, counts, rows, need()?)?
+            }
             Accumulator::Bool { trues, falses, .. } => {
                 let values = need()?.as_boolean();
                 rows.for_each(
@@ -244,6 +257,7 @@ impl Accumulator {
             Accumulator::Extreme(e) => e.update(rows, need()?)?,
             // Made at the barrier, from the value table.
             Accumulator::Collected(_) => {}
+            Accumulator::Exact(e) => e.update(rows, need()?)?,
         }
         Ok(())
     }
@@ -252,7 +266,10 @@ impl Accumulator {
     pub fn width(&self) -> usize {
         match self {
             Accumulator::Count(_) | Accumulator::Extreme(_) | Accumulator::Collected(_) => 1,
-            Accumulator::Sum { .. } | Accumulator::Float { .. } | Accumulator::Bool { .. } => 2,
+            Accumulator::Sum { .. }
+            | Accumulator::Float { .. }
+            | Accumulator::Bool { .. }
+            | Accumulator::Exact(_) => 2,
             Accumulator::Interval { .. } => 4,
         }
     }
@@ -271,7 +288,7 @@ impl Accumulator {
                 ]
             }
             Accumulator::Float { sums, counts, .. } => vec![sums.store(slots), ints(counts)],
-            Accumulator::Interval { parts, counts } => {
+            Accumulator::Interval { parts, counts, .. } => {
                 let mut columns = Vec::with_capacity(4);
                 for (part, t) in parts.iter().zip(types) {
                     columns.push(store_wide(part, slots, t)?);
@@ -282,6 +299,7 @@ impl Accumulator {
             Accumulator::Bool { trues, falses, .. } => vec![ints(trues), ints(falses)],
             Accumulator::Extreme(e) => vec![e.result(slots)?],
             Accumulator::Collected(c) => vec![c.texts(slots)],
+            Accumulator::Exact(e) => e.store(slots),
         })
     }
 
@@ -303,7 +321,7 @@ impl Accumulator {
                 sums.load(slots, &columns[0])?;
                 put(counts, slots, &ints(&columns[1]));
             }
-            Accumulator::Interval { parts, counts } => {
+            Accumulator::Interval { parts, counts, .. } => {
                 for (part, column) in parts.iter_mut().zip(columns) {
                     let low = column.as_primitive::<Decimal128Type>().values();
                     for (i, &s) in slots.iter().enumerate() {
@@ -318,6 +336,7 @@ impl Accumulator {
             }
             Accumulator::Extreme(e) => e.load(slots, &columns[0])?,
             Accumulator::Collected(c) => c.load(slots, &columns[0]),
+            Accumulator::Exact(e) => e.load(slots, columns)?,
         }
         Ok(())
     }
@@ -338,8 +357,8 @@ impl Accumulator {
                 });
                 cast_to(Arc::new(Float64Array::from_iter(values)), output)?
             }
-            Accumulator::Interval { parts, counts } => {
-                super::number::interval(parts, counts, slots, &mut overflows)
+            Accumulator::Interval { parts, counts, avg } => {
+                super::number::interval(parts, counts, slots, *avg, &mut overflows)
             }
             Accumulator::Bool { trues, falses, and } => {
                 let values = slots.iter().map(|&s| {
@@ -350,6 +369,7 @@ impl Accumulator {
             }
             Accumulator::Extreme(e) => cast_to(e.result(slots)?, output)?,
             Accumulator::Collected(c) => c.result(slots, output)?,
+            Accumulator::Exact(e) => e.result(slots, output, &mut overflows)?,
         };
         Ok((array, overflows))
     }
@@ -364,6 +384,7 @@ impl Accumulator {
             Accumulator::Bool { .. } => 16,
             Accumulator::Extreme(_) => 32,
             Accumulator::Collected(_) => 64,
+            Accumulator::Exact(_) => ExactSums::SLOT_BYTES,
         }
     }
 }

@@ -1,12 +1,12 @@
-//! `string_agg` and `array_agg`: the current result of every slot as text, set at the barrier from the
+//! `string_agg`, `array_agg`, percentiles and their like: the current result of every slot as text, set at the barrier from the
 //! call's value table (see [`super::values`]).
 
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use arrow::datatypes::DataType;
-use millrace_common::SqlType;
-use millrace_planner::functions::collected::read_entry;
+use millrace_common::{SqlError, SqlType};
+use millrace_planner::functions::collected::build;
 use millrace_planner::graph::AggFunc;
 
 use crate::error::ExecError;
@@ -15,13 +15,14 @@ use crate::state::Slot;
 /// See the module.
 pub struct Collected {
     func: AggFunc,
-    pub distinct: bool,
+    distinct: bool,
+    output: DataType,
     results: Vec<Option<Box<str>>>,
 }
 
 impl Collected {
-    pub fn new(func: AggFunc, distinct: bool) -> Collected {
-        Collected { func, distinct, results: Vec::new() }
+    pub fn new(func: AggFunc, distinct: bool, output: &DataType) -> Collected {
+        Collected { func, distinct, output: output.clone(), results: Vec::new() }
     }
 
     pub fn ensure(&mut self, capacity: usize) {
@@ -57,48 +58,7 @@ impl Collected {
     pub fn build<'a>(
         &self,
         entries: impl Iterator<Item = (&'a [u8], i64)>,
-    ) -> Result<Option<Box<str>>, ExecError> {
-        let mut out = String::new();
-        let mut any = false;
-        for (entry, count) in entries {
-            let (value, separator) = read_entry(entry)
-                .ok_or_else(|| ExecError::internal("a collected value is malformed"))?;
-            let count = if self.distinct { 1 } else { count };
-            for _ in 0..count.max(0) {
-                self.push(&mut out, value, separator, !any);
-                any = true;
-            }
-        }
-        if self.func == AggFunc::ArrayAgg {
-            out.push('}');
-        }
-        Ok(any.then(|| out.into_boxed_str()))
-    }
-
-    fn push(&self, out: &mut String, value: Option<&str>, separator: &str, first: bool) {
-        match self.func {
-            AggFunc::ArrayAgg => {
-                out.push(if first { '{' } else { ',' });
-                match value {
-                    None => out.push_str("NULL"),
-                    Some(value) => {
-                        out.push('"');
-                        for c in value.chars() {
-                            if matches!(c, '"' | '\\') {
-                                out.push('\\');
-                            }
-                            out.push(c);
-                        }
-                        out.push('"');
-                    }
-                }
-            }
-            _ => {
-                if !first {
-                    out.push_str(separator);
-                }
-                out.push_str(value.unwrap_or(""));
-            }
-        }
+    ) -> Result<Option<Box<str>>, SqlError> {
+        build(self.func, self.distinct, &self.output, None, entries)
     }
 }

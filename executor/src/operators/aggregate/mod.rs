@@ -17,6 +17,7 @@
 
 mod accumulator;
 mod collected;
+mod exact;
 mod extreme;
 mod float_sum;
 mod number;
@@ -546,7 +547,7 @@ impl Operator for Aggregate {
             debug_assert!(self.gate.is_empty() && self.fetches.is_empty());
             self.ensure_global(out).await?;
             for table in &mut self.values {
-                table.resolve(&self.keys, &mut self.accumulators).await?;
+                table.resolve(&self.keys, &mut self.accumulators, &self.env.errors).await?;
             }
             self.flush(true, out)?;
             self.sweep()?;

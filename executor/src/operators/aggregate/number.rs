@@ -7,6 +7,7 @@ use arrow::array::{
 };
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, IntervalMonthDayNano, i256};
+use millrace_planner::functions::datetime::scale;
 
 use super::accumulator::WideSum;
 use crate::error::ExecError;
@@ -97,11 +98,12 @@ fn rescale(value: i128, count: i64, shift: i32) -> Option<i128> {
     quotient.checked_add(away)?.to_i128()
 }
 
-/// Sums of intervals, part by part.
+/// Sums or averages of intervals; a sum is one of each part.
 pub fn interval(
     parts: &[Vec<WideSum>; 3],
     counts: &[i64],
     slots: &[Slot],
+    avg: bool,
     overflows: &mut u64,
 ) -> ArrayRef {
     let values = slots.iter().map(|&s| {
@@ -117,6 +119,10 @@ pub fn interval(
             .and_then(|v| i64::try_from(v).ok());
         let value =
             months.zip(days).zip(nanos).map(|((m, d), n)| IntervalMonthDayNano::new(m, d, n));
+        let value = match avg {
+            true => value.and_then(|sum| scale(sum, counts[s] as f64, true).ok()),
+            false => value,
+        };
         *overflows += u64::from(value.is_none());
         value
     });

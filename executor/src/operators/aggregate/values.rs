@@ -21,6 +21,7 @@ use millrace_common::keys::{KeyCodec, VNODE_BYTES};
 
 use super::accumulator::{Accumulator, Rows};
 use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
 use crate::state::arena::new_batch;
 use crate::state::fetch::wait;
 use crate::state::keys::append_storage_key;
@@ -136,6 +137,7 @@ impl ValueTable {
         &mut self,
         keys: &KeyTable,
         accumulators: &mut [Accumulator],
+        errors: &ErrorSink,
     ) -> Result<(), ExecError> {
         let mut changes: Vec<Change> = self
             .pending
@@ -156,17 +158,19 @@ impl ValueTable {
             self.resolve_extreme(keys, accumulators, &changes).await?;
         }
         if !self.collected.is_empty() {
-            self.collect(keys, accumulators, &changes).await?;
+            self.collect(keys, accumulators, &changes, errors).await?;
         }
         Ok(())
     }
 
-    /// Makes the results of changed groups anew, from all their values in order.
+    /// Makes the results of changed groups anew, from all their values in order. One that cannot be made
+    /// is NULL and counted.
     async fn collect(
         &mut self,
         keys: &KeyTable,
         accumulators: &mut [Accumulator],
         changes: &[Change],
+        errors: &ErrorSink,
     ) -> Result<(), ExecError> {
         let mut slots: Vec<Slot> = changes.iter().map(|c| c.slot).collect();
         slots.dedup();
@@ -188,7 +192,11 @@ impl ValueTable {
             };
             for (&slot, rows) in slots.iter().zip(&groups) {
                 let entries = rows.iter().map(|&i| (values.value(i), found.weights.value(i)));
-                let result = collected.build(entries)?;
+                let result = collected.build(entries);
+                let result = result.unwrap_or_else(|e| {
+                    errors.report("Aggregate", &e, 1);
+                    None
+                });
                 collected.set(slot as usize, result);
             }
         }
