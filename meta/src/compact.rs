@@ -15,6 +15,7 @@ use std::time::Duration;
 use millrace_common::{Epoch, Generation, JobId, SqlError, crash};
 use millrace_rpc::log::{EditVersion, Entry};
 use millrace_rpc::services::CompactionTask;
+use millrace_rpc::version::retention_counter;
 use millrace_storage::compaction::{Pick, pick};
 use millrace_storage::table::StateClass;
 use parking_lot::Mutex;
@@ -88,7 +89,9 @@ impl Scheduler {
             }
             let class = |table| (self.class)(*id, table);
             let version = &job.version;
-            let picked = pick(&version.runs, &version.tail, class, |run| busy.contains(&run))?;
+            let cleaned = |table| version.counters.contains_key(&retention_counter(table));
+            let is_busy = |run| busy.contains(&run);
+            let picked = pick(&version.runs, &version.tail, class, cleaned, is_busy)?;
             Some((*id, state.relations.get(id)?, picked, generation))
         })?;
         let Pick { inputs, target_level, bottom, .. } = picked;

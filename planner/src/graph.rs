@@ -492,17 +492,18 @@ pub struct Window {
     pub storage: RowStorage,
     /// As in [`TopN`].
     pub unique_key: Vec<usize>,
-    /// Of sessions over a time with a watermark: when they close, and their rows go.
+    /// Of sessions and ASOF joins over a time with a watermark: when their rows go.
     pub closing: Option<Closing>,
 }
 
-/// How rows of sessions leave the state: a session is closed when the watermark of its time has come to its
-/// last time plus the gap, because no row that joins it can come any more.
+/// How rows of sessions and ASOF joins leave the state. A session is closed when the watermark of its time has come to its
+/// last time plus the gap, because no row that joins it can come any more. Of an ASOF join all rows below the watermark
+/// go but the last right one of each group, which later left rows may meet.
 #[derive(Clone, Debug)]
 pub struct Closing {
     /// The input's timestamp column, the first of the order.
     pub column: usize,
-    /// Microseconds.
+    /// Of sessions, in microseconds; else 0.
     pub gap: i64,
     /// When to look at a group: `time | group`. Times that are over are left where they are; retention takes them.
     pub table: usize,

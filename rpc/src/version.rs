@@ -1,5 +1,13 @@
 //! A job's version: the runs, tail slices and positions that make it up at an epoch (§2, §9).
 
+/// Names of counters that hold from when on rows of a state table are kept begin with this.
+pub const RETAIN: &str = "retain.";
+
+/// The counter that holds from when on rows of a state table are kept, in microseconds.
+pub fn retention_counter(table: u32) -> String {
+    format!("{RETAIN}{table}")
+}
+
 /// A run: an immutable sorted file of one state table, as a byte range of a segment object.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunMeta {

@@ -38,6 +38,8 @@ const MAX_INPUT_RUNS: usize = 32;
 const LEVEL_RATIO: u64 = 10;
 /// Bytes of level 1, at which a part of it moves to level 2.
 const LEVEL1_BYTES: u64 = 512 << 20;
+/// Level 0 runs of a table that is cleaned, however little they overlap, that are merged for what has left it.
+const SWEEP_RUNS: usize = 8;
 /// Neighbouring runs of a tier that are joined.
 const TIER_FAN_IN: usize = 8;
 /// Runs that are large enough never to be joined again.
@@ -55,11 +57,13 @@ pub struct Pick {
 }
 
 /// The most useful rewriting of a job's runs, if any is worth it. `tail`: the job's slices that no
-/// flush has retired yet. `class` tells a table's class. Tables with a run in `busy` are left alone.
+/// flush has retired yet. `class` tells a table's class, `cleaned` whether entries leave it by a bound on their
+/// time. Tables with a run in `busy` are left alone.
 pub fn pick(
     runs: &[RunMeta],
     tail: &[SliceRef],
     class: impl Fn(u32) -> StateClass,
+    cleaned: impl Fn(u32) -> bool,
     busy: impl Fn(u64) -> bool,
 ) -> Option<Pick> {
     let mut tables: Vec<u32> = runs.iter().map(|r| r.table_id).collect();
@@ -72,7 +76,8 @@ pub fn pick(
         if of_table.iter().any(|r| busy(r.run_id)) {
             return None;
         }
-        pick_of_table(id, &of_table, class(id))
+        let picked = pick_of_table(id, &of_table, class(id));
+        picked.or_else(|| if cleaned(id) { pick_sweep(id, &of_table) } else { None })
     });
     candidates.max_by_key(|(score, _)| *score).map(|(_, pick)| pick)
 }
@@ -130,6 +135,23 @@ fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
     }
     inputs.extend(below);
     Some((depth as u64 * 1000 / L0_OVERLAP as u64, task(id, runs, inputs, 1)))
+}
+
+/// Level 0 runs of a table whose entries leave it, with all of level 1 unless that is far larger: where keys
+/// ascend with the time nothing overlaps, and what is gone would stay for ever.
+fn pick_sweep(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+    let mut inputs: Vec<&RunMeta> = at_level(runs, 0).into_iter().take(MAX_INPUT_RUNS).collect();
+    if inputs.len() < SWEEP_RUNS {
+        return None;
+    }
+    let bytes = |runs: &[&RunMeta]| runs.iter().map(|r| r.length).sum::<u64>();
+    let level1 = at_level(runs, 1);
+    let all = bytes(&level1) <= bytes(&inputs) * 4;
+    let touched = |r: &&RunMeta| all || inputs.iter().any(|i| overlaps(i, r));
+    let below: Vec<&RunMeta> = level1.into_iter().filter(touched).collect();
+    inputs.extend(below);
+    // Less urgent than anything that makes reads cheaper.
+    Some((1, task(id, runs, inputs, 1)))
 }
 
 /// One run of a level that has outgrown its size, with what it touches below.

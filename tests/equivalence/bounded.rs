@@ -57,6 +57,10 @@ fn views() -> Vec<(&'static str, String)> {
             "SELECT k, window_start, window_end, count(*) AS n FROM SESSION(a, at, INTERVAL '2 seconds', k) GROUP BY 1, 2, 3".into(),
         ),
         (
+            "asof",
+            "SELECT x.id, y.id AS other FROM a x ASOF LEFT JOIN b y MATCH_CONDITION (x.at >= y.at) ON x.k = y.k".into(),
+        ),
+        (
             "held_back",
             format!("SELECT window_start, count(*) AS n FROM {wa} GROUP BY 1 EMIT ON WINDOW CLOSE"),
         ),

@@ -10,7 +10,7 @@ use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, TableId,
 use millrace_planner::graph::{ColumnMark, Retention};
 use millrace_rpc::version::{
     BackfillPosition, BackfillState, ColumnWatermark, JobCommit, JobVersion, PublishHandle,
-    SourceWatermark,
+    SourceWatermark, retention_counter,
 };
 use millrace_storage::{JobStore, MemRun, Persisted};
 use parking_lot::Mutex;
@@ -99,14 +99,6 @@ pub struct Cleaning {
     /// Sources among the job's inputs.
     pub sources: Vec<RelationId>,
 }
-
-/// Counter that holds from when on rows of a state table are kept.
-pub fn retention_counter(table: TableId) -> String {
-    format!("{RETAIN}{}", table.0)
-}
-
-/// Counters of [`retention_counter`] begin with this.
-pub const RETAIN: &str = "retain.";
 
 impl Derived {
     #[allow(clippy::too_many_arguments)]
@@ -256,7 +248,7 @@ impl Derived {
         let after = control.backfill.take().and_then(|b| advance(b, barrier, &mut all));
         let bounds = self.bounds(&all);
         for (table, bound) in &bounds {
-            all.counters.insert(retention_counter(*table), *bound as u64);
+            all.counters.insert(retention_counter(table.0), *bound as u64);
         }
         all.counters.extend(self.errors.unsaved());
         let mut commit = JobCommit {

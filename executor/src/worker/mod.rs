@@ -28,7 +28,6 @@ use parking_lot::RwLock;
 use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub use self::derived::RETAIN;
 use self::job::{Job, Kind};
 pub(crate) use self::statements::TableSource;
 use crate::blackhole::Digest;

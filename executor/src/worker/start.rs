@@ -7,11 +7,11 @@ use millrace_planner::codec::decode_graph;
 use millrace_planner::graph::{AccessClass, JobGraph, JoinKind, Operator, RetentionBy};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::services::StartJob;
-use millrace_rpc::version::JobVersion;
+use millrace_rpc::version::{JobVersion, retention_counter};
 use millrace_storage::{JobStore, RetainBy, StateClass, TableDesc};
 
 use super::Shared;
-use super::derived::{Cleaning, Derived, retention_counter};
+use super::derived::{Cleaning, Derived};
 use super::feed::Feed;
 use super::into_table::TableTarget;
 use super::job::{Job, Kind};
@@ -166,7 +166,7 @@ fn cleaning(start: &StartJob, graph: &JobGraph) -> Cleaning {
 fn bounds(version: &JobVersion, tables: &[TableDesc]) -> Vec<(TableId, i64)> {
     let cleaned = tables.iter().filter(|t| t.retention.is_some());
     let bound =
-        |t: &TableDesc| Some((t.id, *version.counters.get(&retention_counter(t.id))? as i64));
+        |t: &TableDesc| Some((t.id, *version.counters.get(&retention_counter(t.id.0))? as i64));
     cleaned.filter_map(bound).collect()
 }
 

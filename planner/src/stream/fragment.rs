@@ -10,6 +10,7 @@ use arrow::datatypes::{Field, Schema, SchemaRef};
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 
+use crate::functions::asof::LATEST;
 use crate::graph::{
     self, AccessClass, AggCall, ColumnMark, Fragment, FragmentOutput, JobGraph, JoinSide, MarkTerm,
     Node, Operator, RelationLayout, Retention, RetentionBy, StateTable,
@@ -488,19 +489,21 @@ impl Builder {
         })
     }
 
-    /// What sessions over a time with a watermark need to close.
+    /// What sessions and ASOF joins over a time with a watermark need to let rows go.
     fn closing(
         &mut self,
         w: &graph::Window,
         input: &SchemaRef,
         marks: &[ColumnMark],
     ) -> Option<graph::Closing> {
-        let gap = session_gap(w.calls.first()?)?;
-        let column = w.order.first()?.0;
+        let &(column, order) = w.order.first()?;
         let terms = watermark::of(marks, column)?;
-        if w.calls.iter().any(|c| session_gap(c) != Some(gap)) {
+        let gap = session_gap(w.calls.first()?);
+        let asof = !order.descending && w.calls.iter().all(|c| c.function == LATEST);
+        if w.calls.iter().any(|c| session_gap(c) != gap) || (gap.is_none() && !asof) {
             return None;
         }
+        let gap = gap.unwrap_or(0);
         let columns = [column].into_iter().chain(w.group.iter().copied());
         let schema = columns.map(|c| Arc::clone(&input.fields()[c])).collect::<Vec<_>>();
         let schema = Arc::new(Schema::new(schema));

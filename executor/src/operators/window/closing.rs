@@ -1,9 +1,10 @@
-//! Sessions that are over leave the state (docs/design.md §5, pass 6).
+//! Rows of sessions that are over, and of ASOF joins, leave the state (docs/design.md §5, pass 6).
 //!
 //! A row may belong to a session of any length, so no bound on its time says whether it is still needed.
 //! Whenever a session changes, the time at which it would close is written down, `time | group`. When the
 //! watermark has come to such a time the group is looked at, and the rows of its sessions that are over go.
-//! A session that has grown since has a later time of its own.
+//! A session that has grown since has a later time of its own. Rows of an ASOF join go when the watermark has
+//! passed them, all but a group's last right row, which is for the left rows to come.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,11 +13,14 @@ use arrow::array::{ArrayRef, BinaryArray, TimestampMicrosecondArray};
 use arrow::compute::cast;
 use arrow::datatypes::SchemaRef;
 use millrace_common::Vnode;
+use millrace_planner::functions::asof::Place;
 use millrace_planner::functions::session::continues;
 use millrace_planner::graph;
+use millrace_planner::window_call::Reach;
 use millrace_storage::MemRun;
 
 use super::affected::Interval;
+use super::carry;
 use super::rows::Rows;
 use super::sessions::time_of;
 use crate::error::ExecError;
@@ -33,6 +37,8 @@ pub struct Closing {
     /// The input's time column.
     column: usize,
     gap: i64,
+    /// Of an ASOF join.
+    place: Option<Place>,
     table: Box<dyn StateTable>,
     schema: SchemaRef,
     /// Of the table's entries: time and group; the group alone.
@@ -62,6 +68,10 @@ impl Closing {
         Ok(Closing {
             column: closing.column,
             gap: closing.gap,
+            place: match window.calls.first().map(Reach::of) {
+                Some(Reach::Carry { place }) => Some(place),
+                _ => None,
+            },
             entries: KeyReader::new(&schema, &all, &vnode)?,
             groups: KeyReader::new(&schema, &all[1..], &vnode)?,
             vnodes: if vnode.is_empty() { 0..1 } else { env.vnodes.clone() },
@@ -84,8 +94,13 @@ impl Closing {
         time_of(row.order_bytes()).unwrap_or(i64::MAX)
     }
 
-    /// The sessions of a group in intervals that hold whole ones.
-    pub fn note(&mut self, slot: Slot, rows: &Rows, intervals: &[Interval]) {
+    /// When a group that has changed is to be looked at: its sessions in intervals that hold whole ones; of an ASOF
+    /// join, when the last change, by its order bytes, is below the watermark.
+    pub fn note(&mut self, slot: Slot, rows: &Rows, intervals: &[Interval], last: &[u8]) {
+        if self.place.is_some() {
+            self.pending.extend(time_of(last).map(|time| (slot, time.saturating_add(1))));
+            return;
+        }
         for interval in intervals {
             let start = rows.partition_point(|r| r.key[..] < interval.low[..]);
             let end = match &interval.high {
@@ -141,8 +156,25 @@ impl Closing {
         Ok(Some(self.groups.read(&batch)?))
     }
 
-    /// The rows of a group's sessions that are over: the first ones.
+    /// The rows of a group that are not needed any more.
     pub fn closed(&self, rows: &Rows) -> Vec<Ranked> {
+        match self.place {
+            Some(place) => self.passed(rows, place),
+            None => self.over(rows),
+        }
+    }
+
+    /// Rows below the watermark without the last right one. Rows without a time stay: nothing is promised of them.
+    fn passed(&self, rows: &Rows, place: Place) -> Vec<Ranked> {
+        let end = rows.partition_point(|r| time_of(r.order_bytes()).is_none_or(|t| t < self.bound));
+        let last = carry::right_before(rows, end, place);
+        let passed = rows.range(0..end).enumerate();
+        let goes = |(i, row): &(usize, &Ranked)| *i != last && time_of(row.order_bytes()).is_some();
+        passed.filter(goes).map(|(_, row)| row.clone()).collect()
+    }
+
+    /// The rows of sessions that are over: the first ones.
+    fn over(&self, rows: &Rows) -> Vec<Ranked> {
         let (mut closed, mut session): (Vec<Ranked>, Vec<&Ranked>) = (Vec::new(), Vec::new());
         for row in rows.iter() {
             let time = Self::time(row);

@@ -219,6 +219,7 @@ impl WindowOperator {
         let at = slot as usize;
         let changed: Vec<(&KeyBytes, usize, i64)> =
             changes.iter().map(|(k, c)| (k, c.order as usize, c.weight)).collect();
+        let last = changed.last().map(|(key, order, _)| key[..*order].to_vec());
         let intervals = affected(&self.groups[at], &changed, &self.reaches);
         let before = self.results_in(at, &intervals)?;
         let mut released = Vec::new();
@@ -231,12 +232,12 @@ impl WindowOperator {
         }
         released.into_iter().for_each(|row| self.arena.release(row));
         if let Some(closing) = &mut self.closing {
-            closing.note(slot, &self.groups[at], &intervals);
+            closing.note(slot, &self.groups[at], &intervals, last.as_deref().unwrap_or(&[]));
         }
         Ok(())
     }
 
-    /// Lets go of the rows of sessions that no later change can reach, in memory and in the store.
+    /// Lets go of the rows of sessions and ASOF joins that no later change can reach, in memory and in the store.
     async fn close(&mut self) -> Result<(), ExecError> {
         let Some(closing) = &mut self.closing else { return Ok(()) };
         closing.write(&self.keys, &self.reader)?;

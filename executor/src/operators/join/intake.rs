@@ -1,0 +1,123 @@
+//! Rows enter their own side of a join, in the store and in memory.
+
+use arrow::array::UInt32Array;
+use millrace_common::{DeltaChunk, Vnode};
+
+use super::side::END;
+use super::{HashJoin, Work, touch_row};
+use crate::error::ExecError;
+use crate::state::Slot;
+use crate::state::arena::RowRef;
+
+impl HashJoin {
+    /// Puts rows into their own side, in the store and in memory, and begins to pair them.
+    pub(super) fn start(
+        &mut self,
+        port: usize,
+        chunk: DeltaChunk,
+        slots: Vec<Slot>,
+    ) -> Result<(), ExecError> {
+        if self.is_lookup && port == 0 {
+            let nodes = vec![END; slots.len()];
+            self.work = Some(Work::new(port, chunk, slots, nodes));
+            return Ok(());
+        }
+        let keys: Vec<(Vnode, &[u8])> =
+            slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))).collect();
+        self.sides[port].store(&chunk, &keys)?;
+        let nodes = self.insert(port, &chunk, &slots)?;
+        if !self.is_lookup {
+            self.work = Some(Work::new(port, chunk, slots, nodes));
+        }
+        Ok(())
+    }
+
+    /// The in-memory half of `start`: new nodes, or weights of existing ones.
+    fn insert(
+        &mut self,
+        port: usize,
+        chunk: &DeltaChunk,
+        slots: &[Slot],
+    ) -> Result<Vec<u32>, ExecError> {
+        let mut nodes = vec![END; slots.len()];
+        let loaded: Vec<(u32, Slot)> = slots
+            .iter()
+            .enumerate()
+            .filter(|(_, s)| self.entries[**s as usize].sides[port].loaded)
+            .map(|(row, &slot)| (row as u32, slot))
+            .collect();
+        if loaded.is_empty() {
+            return Ok(nodes);
+        }
+        let side = &self.sides[port];
+        let hashes = side.hashes(chunk)?;
+        // Insertions first, so that a retraction in the same chunk finds its row.
+        let (plus, minus): (Vec<_>, Vec<_>) =
+            loaded.into_iter().partition(|&(row, _)| chunk.weight(row as usize) > 0);
+        for rows in [plus, minus] {
+            if rows.is_empty() {
+                continue;
+            }
+            let side = &self.sides[port];
+            let opposite = if side.may_cancel(chunk) {
+                side.find_opposites(chunk, &hashes, &rows)?
+            } else {
+                vec![END; rows.len()]
+            };
+            self.apply(port, chunk, &hashes, &rows, &opposite, &mut nodes)?;
+        }
+        Ok(nodes)
+    }
+
+    fn apply(
+        &mut self,
+        port: usize,
+        chunk: &DeltaChunk,
+        hashes: &[u64],
+        rows: &[(u32, Slot)],
+        opposite: &[u32],
+        nodes: &mut [u32],
+    ) -> Result<(), ExecError> {
+        let side = &mut self.sides[port];
+        let fresh: Vec<(u32, Slot)> =
+            rows.iter().zip(opposite).filter(|(_, n)| **n == END).map(|(r, _)| *r).collect();
+        if !fresh.is_empty() {
+            let whole = fresh.len() * 2 > chunk.num_rows();
+            let batch = if whole {
+                chunk.batch.clone()
+            } else {
+                let indices = UInt32Array::from_iter_values(fresh.iter().map(|r| r.0));
+                arrow::compute::take_record_batch(&chunk.batch, &indices)?
+            };
+            let id = side.arena.insert(batch, fresh.len());
+            for (i, &(row, slot)) in fresh.iter().enumerate() {
+                let at = RowRef { chunk: id, row: if whole { row } else { i as u32 } };
+                let list = &mut self.entries[slot as usize].sides[port];
+                let weight = chunk.weight(row as usize);
+                nodes[row as usize] = side.link(list, slot, at, weight, hashes[row as usize]);
+            }
+        }
+        for (&(row, slot), &node) in rows.iter().zip(opposite) {
+            let weight = chunk.weight(row as usize);
+            let list = &mut self.entries[slot as usize].sides[port];
+            let touched = if node == END { nodes[row as usize] } else { node };
+            if node != END {
+                side.add_weight(list, node, weight);
+                if side.nodes[node as usize].weight == 0 && !self.preserved[port] {
+                    side.unlink(list, node);
+                }
+            }
+            if self.preserved[port] {
+                touch_row(side, &mut self.touched_rows[port], touched);
+            }
+            // What the store cannot show for a moment, or does not have yet, must stay in memory.
+            if weight < 0 || !side.may_write_blind(weight) || self.preserved[port] {
+                self.keys.mark_dirty(slot);
+            }
+        }
+        for &(_, slot) in rows {
+            self.resize(slot);
+        }
+        Ok(())
+    }
+}
