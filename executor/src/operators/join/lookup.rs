@@ -108,14 +108,13 @@ fn pairing(
 }
 
 impl Work {
-    /// Which rows have met something.
+    /// Counts what rows have met.
     pub(super) fn note_met(&mut self, pairs: &Pairs, matched: &Matched) {
-        self.met.resize(self.chunk.num_rows(), false);
+        self.met.resize(self.chunk.num_rows(), 0);
+        let mut add = |i: usize| self.met[pairs.probe[i] as usize] += pairs.weights[i];
         match matched {
-            Matched::All => pairs.probe.iter().for_each(|&row| self.met[row as usize] = true),
-            Matched::Some { matches, .. } => {
-                matches.set_indices().for_each(|i| self.met[pairs.probe[i] as usize] = true);
-            }
+            Matched::All => (0..pairs.len()).for_each(&mut add),
+            Matched::Some { matches, .. } => matches.set_indices().for_each(&mut add),
         }
     }
 }
@@ -126,8 +125,8 @@ impl HashJoin {
         if self.kind != JoinKind::LeftOuter {
             return Ok(());
         }
-        work.met.resize(work.chunk.num_rows(), false);
-        let alone = work.met.iter().map(|met| Some(!met)).collect();
+        work.met.resize(work.chunk.num_rows(), 0);
+        let alone = work.met.iter().map(|met| Some(*met == 0)).collect();
         let alone = work.chunk.filter(&alone)?;
         if alone.is_empty() { Ok(()) } else { self.emit_unmatched(0, &alone, out) }
     }

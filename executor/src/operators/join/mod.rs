@@ -34,8 +34,8 @@ use arrow::array::{BooleanArray, UInt32Array};
 use arrow::datatypes::{Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_common::DeltaChunk;
 use millrace_common::planted::is_planted;
-use millrace_common::{DeltaChunk, Vnode};
 use millrace_planner::graph::{self, JoinKind, RetentionBy};
 use millrace_storage::{Found, MemRun};
 
@@ -76,8 +76,8 @@ struct Work {
     /// Next node of the other side for `row`; `END` with `started`: none left.
     cursor: u32,
     started: bool,
-    /// Of a lookup that pads: rows that have met something.
-    met: Vec<bool>,
+    /// Of a lookup: how many rows each row has met, the sum of their weights. Nodes of equal rows may cancel.
+    met: Vec<i64>,
 }
 
 impl Work {
