@@ -342,7 +342,7 @@ fn store_options(
         block_bytes: overrides.block_bytes,
         // A compaction holds a run or two until they are written.
         run_bytes: (limit / 64).clamp(4 << 20, defaults.run_bytes),
-        lookup_bytes: overrides.lookup_bytes.unwrap_or(limit / 32),
+        lookup_bytes: overrides.lookup_bytes.unwrap_or(limit / 64),
         scan_bytes: (limit / 16).clamp(4 << 20, defaults.scan_bytes),
         ..defaults
     }

@@ -247,3 +247,51 @@ async fn messages_count_exactly_once_whatever_is_killed() {
     expected.sort_unstable();
     eventually(&client, "SELECT * FROM u", &expected).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_cannot_be_read_stops_its_reader_until_told_otherwise() {
+    let broker = Broker::new(&[("t", 1)]);
+    for value in ["1", "no number", "3"] {
+        broker.send("t", 0, None, Some(value));
+    }
+    broker.flush();
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = start(dir.path());
+    let client = server.connect().await.unwrap();
+    let strict = from(&broker, "t", ", on_error = 'fail'");
+    execute(
+        &client,
+        &format!(
+            "CREATE SOURCE s (id int) {strict} FORMAT PLAIN ENCODE CSV;
+             CREATE TABLE kept (id int) {strict} FORMAT PLAIN ENCODE CSV;
+             SET background_ddl = on;
+             CREATE MATERIALIZED VIEW v AS SELECT count(*) AS n, sum(id) AS s FROM s;"
+        ),
+    )
+    .await;
+    eventually_if(
+        &client,
+        "SHOW JOBS",
+        |rows| rows.iter().any(|r| r.contains("offset 1") && r.contains("failed")),
+        "a job that stopped at the message",
+    )
+    .await;
+    execute(
+        &client,
+        "ALTER SOURCE s SET (on_error = 'skip'); ALTER TABLE kept SET (on_error = 'skip');",
+    )
+    .await;
+    let going = |rows: &[String]| !rows.iter().any(|r| r.contains("failed"));
+    eventually_if(&client, "SHOW JOBS", going, "no failed job").await;
+    execute(&client, "WAIT").await;
+    eventually(&client, "SELECT * FROM v", &["2|4"]).await;
+    eventually(&client, "SELECT * FROM kept", &["1", "3"]).await;
+    let told = "SELECT DISTINCT count, message FROM millrace_catalog.errors WHERE place = 'topic t, partition 0' AND name = 'v'";
+    let before = answer(&client, told).await;
+    assert!(before.len() == 1 && before[0].starts_with("1|offset 1: "), "{before:?}");
+    // What was told outlives the process.
+    server.restart(None).expect("the server starts after a kill");
+    let client = server.connect().await.unwrap();
+    assert_eq!(answer(&client, told).await, before);
+    eventually(&client, "SELECT * FROM v", &["2|4"]).await;
+}
