@@ -87,7 +87,7 @@ fn literal_of(value: &ArrayRef) -> Result<Expr, SqlError> {
     }
     let sql = SqlType::from_arrow(value.data_type())?;
     let name = match sql {
-        SqlType::Varchar(_) => "text".to_owned(),
+        SqlType::Varchar(_) | SqlType::Char(_) => "text".to_owned(),
         SqlType::Numeric(_) => "numeric".to_owned(),
         other => other.to_string(),
     };
