@@ -89,40 +89,54 @@ async fn answers(client: &Client) -> Vec<String> {
     let mut out = Vec::new();
     for (t, values) in VALUES {
         out.extend(ask(client, t, values).await);
+        if t == "numeric(38,0)" {
+            continue; // More digits than a numeric without a scale has before its point.
+        }
         let array = array_literal(values);
         out.extend(ask(client, &array_of(t), &[&array, "{}"]).await);
     }
     out
 }
 
+fn ok<T>(t: &str, result: Result<T, tokio_postgres::Error>) -> T {
+    result.unwrap_or_else(|e| panic!("{t}: {e:?}"))
+}
+
 async fn ask(client: &Client, t: &str, values: &[&str]) -> Vec<String> {
     let mut out = Vec::new();
-    let failed = |e: tokio_postgres::Error| panic!("{t}: {e:?}");
     let create = format!("DROP TABLE IF EXISTS bin; CREATE TABLE bin (id int PRIMARY KEY, v {t})");
-    client.batch_execute(&create).await.unwrap_or_else(failed);
-    let echo = client.prepare(&format!("SELECT $1::{t} AS v")).await.unwrap_or_else(failed);
-    let insert = client.prepare("INSERT INTO bin VALUES ($1, $2)").await.unwrap_or_else(failed);
+    ok(t, client.batch_execute(&create).await);
+    let echo = ok(t, client.prepare(&format!("SELECT $1::{t} AS v")).await);
+    let insert = ok(t, client.prepare("INSERT INTO bin VALUES ($1, $2)").await);
     out.push(format!("{t}: {:?} {:?}", echo.params(), insert.params()));
     let mut raws = vec![Raw(None)];
     for value in values {
         let literal = format!("SELECT '{}'::{t} AS v", value.replace('\'', "''"));
-        let row = client.query_one(&literal, &[]).await.unwrap_or_else(failed);
-        raws.push(row.get(0));
+        raws.push(ok(t, client.query_one(&literal, &[]).await).get(0));
     }
-    for (id, raw) in raws.iter().enumerate() {
-        let row = client.query_one(&echo, &[raw]).await.unwrap_or_else(failed);
+    for (id, raw) in (0i32..).zip(&raws) {
+        let row = ok(t, client.query_one(&echo, &[raw]).await);
         assert_eq!(row.get::<_, Raw>(0), *raw, "{t}: a parameter comes back");
-        client.execute(&insert, &[&(id as i32), raw]).await.unwrap_or_else(failed);
-        let row = client
-            .query_one("SELECT v FROM bin WHERE id = $1", &[&(id as i32)])
-            .await
-            .unwrap_or_else(failed);
-        assert_eq!(row.get::<_, Raw>(0), *raw, "{t}: a stored value comes back");
-        let same = client.query("SELECT id FROM bin WHERE v = $1", &[raw]).await;
-        let same = same.map_or_else(failed, |rows| rows.len());
+        ok(t, client.execute(&insert, &[&id, raw]).await);
+        let stored = client.query_one("SELECT v FROM bin WHERE id = $1", &[&id]).await;
+        assert_eq!(ok(t, stored).get::<_, Raw>(0), *raw, "{t}: a stored value comes back");
+        let same = ok(t, client.query("SELECT id FROM bin WHERE v = $1", &[raw]).await).len();
         out.push(format!("{t}: {raw:?} is equal to {same}"));
     }
     out
+}
+
+#[tokio::test]
+async fn a_statement_whose_columns_have_changed_is_not_misread() {
+    let running = start();
+    let client = running.server.connect().await.expect("a connection");
+    client.batch_execute("CREATE TABLE changing (v int)").await.expect("a table");
+    let read = client.prepare("SELECT v FROM changing").await.expect("a statement");
+    let change =
+        "DROP TABLE changing; CREATE TABLE changing (v text); INSERT INTO changing VALUES ('x')";
+    client.batch_execute(change).await.expect("another table");
+    let e = client.query(&read, &[]).await.expect_err("other columns");
+    assert_eq!(e.code().map(|c| c.code()), Some("0A000"));
 }
 
 #[tokio::test]

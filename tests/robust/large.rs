@@ -6,8 +6,8 @@ use futures::SinkExt;
 use millrace_sqllogictest::{Server, ServerOptions};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// Rows of the table: with their filler about twice what a statement may hold in memory.
-const ROWS: i64 = 60_000;
+/// Rows of the table: with their filler more than a statement may hold in memory.
+const ROWS: i64 = 40_000;
 
 async fn command(client: &Client, sql: &str) -> u64 {
     let failed = |e: tokio_postgres::Error| panic!("{sql}: {e:?}");
@@ -190,10 +190,10 @@ async fn tables_that_overwrite_or_ignore_take_loads_of_any_size() {
         )
         .await
         .expect("tables");
-    let (keys, lines) = (50_000, 120_000);
+    let (keys, lines) = (25_000, 60_000);
     assert_eq!(copy(&client, "o", keys, lines).await, lines as u64);
-    // The last line of key k is k + 100000, or k + 50000 where that is beyond the end.
-    let last: i64 = (0..keys).map(|k| if k < 20_000 { k + 100_000 } else { k + 50_000 }).sum();
+    // The last line of key k is k + 50000, or k + 25000 where that is beyond the end.
+    let last: i64 = (0..keys).map(|k| if k < 10_000 { k + 50_000 } else { k + 25_000 }).sum();
     let expected = format!("{} {}", keys + 1, last - 1);
     assert_eq!(row(&client, "SELECT count(*), sum(n) FROM o").await, expected);
     assert_eq!(row(&client, "SELECT c, n FROM so").await, expected);

@@ -104,12 +104,14 @@ fn base_query(
 
 pub fn plan_update(view: &SessionCatalog, update: &Update) -> Result<Plan, SqlError> {
     let (table, alias) = target(view, &update.table, "UPDATE")?;
-    let mut from = vec![update.table.clone()];
+    let mut from = Vec::new();
     if let Some(UpdateTableFromKind::BeforeSet(tables) | UpdateTableFromKind::AfterSet(tables)) =
         &update.from
     {
         from.extend(tables.iter().cloned());
     }
+    // A join holds what comes first in memory, and the table may be larger than that.
+    from.push(update.table.clone());
     let alone = from.len() == 1 && from.iter().all(|f| f.joins.is_empty());
     let mut query = base_query(&table, &alias, from, update.selection.clone())?;
     let mut positions = Vec::new();
@@ -135,8 +137,8 @@ pub fn plan_delete(view: &SessionCatalog, delete: &Delete) -> Result<Plan, SqlEr
         return Err(SqlError::unsupported("DELETE from several tables"));
     };
     let (table, alias) = target(view, table_ref, "DELETE")?;
-    let mut from = tables.clone();
-    from.extend(delete.using.iter().flatten().cloned());
+    let mut from: Vec<TableWithJoins> = delete.using.iter().flatten().cloned().collect();
+    from.extend(tables.iter().cloned());
     let alone = from.len() == 1 && from.iter().all(|f| f.joins.is_empty());
     let query = base_query(&table, &alias, from, delete.selection.clone())?;
     Ok(Plan { table, alias, query, positions: Vec::new(), alone })

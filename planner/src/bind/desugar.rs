@@ -322,7 +322,11 @@ fn digits_of(n: u64) -> Expr {
 fn cast_to(e: Expr, t: &DataType) -> Result<Expr, SqlError> {
     let value = cast(e, sql_type(t)?);
     Ok(match t {
-        DataType::Timestamp(Some(n), _) | DataType::Time(Some(n), _) if *n < 6 => {
+        DataType::Timestamp(Some(n), _)
+        | DataType::Time(Some(n), _)
+        | DataType::Interval { precision: Some(n), .. }
+            if *n < 6 =>
+        {
             call("round_seconds", [value, digits_of(*n)])
         }
         _ => value,
