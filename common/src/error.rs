@@ -99,6 +99,9 @@ pub struct SqlError {
     pub hint: Option<String>,
     /// 1-based character offset into the statement.
     pub position: Option<u32>,
+    /// Line and column, counted from 1, after which what the error is about stands: where `position` is still to be
+    /// found.
+    pub after: Option<(u64, u64)>,
     /// COPY's "CONTEXT" line and the like.
     pub context: Option<String>,
 }
@@ -111,6 +114,7 @@ impl SqlError {
             detail: None,
             hint: None,
             position: None,
+            after: None,
             context: None,
         }
     }

@@ -12,6 +12,9 @@ use crate::error::SqlError;
 /// after it. Values print without trailing zeros.
 pub const UNCONSTRAINED_NUMERIC: (u8, i8) = (38, 18);
 
+/// The key of a field's metadata that holds the length of a `char(n)`.
+pub const CHAR_LENGTH: &str = "millrace.char";
+
 /// A column type as the user declared it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SqlType {
@@ -26,6 +29,8 @@ pub enum SqlType {
     Text,
     /// `varchar(n)`; `None`: without a length.
     Varchar(Option<u32>),
+    /// `char(n)`: blanks at the end mean nothing. Values are kept without them and shown with them.
+    Char(u32),
     Bytea,
     Date,
     Time,
@@ -156,7 +161,7 @@ impl SqlType {
                 let (p, s) = ps.unwrap_or(UNCONSTRAINED_NUMERIC);
                 if p <= 38 { DataType::Decimal128(p, s) } else { DataType::Decimal256(p, s) }
             }
-            SqlType::Text | SqlType::Varchar(_) => DataType::Utf8,
+            SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_) => DataType::Utf8,
             SqlType::Bytea => DataType::Binary,
             SqlType::Date => DataType::Date32,
             SqlType::Time => DataType::Time64(TimeUnit::Microsecond),
@@ -211,6 +216,27 @@ impl SqlType {
         })
     }
 
+    /// The type of a column. `char(n)` is in the field's metadata, because its values are texts.
+    pub fn of_field(field: &Field) -> Result<SqlType, SqlError> {
+        match field.metadata().get(CHAR_LENGTH).and_then(|n| n.parse().ok()) {
+            Some(n) if *field.data_type() == DataType::Utf8 => Ok(SqlType::Char(n)),
+            _ => SqlType::from_arrow(field.data_type()),
+        }
+    }
+
+    /// A nullable field of this type, whose metadata says what the Arrow type does not.
+    pub fn to_field(self, name: &str) -> Field {
+        Field::new(name, self.to_arrow(), true).with_metadata(self.metadata().into_iter().collect())
+    }
+
+    /// What the Arrow type does not say.
+    pub fn metadata(self) -> Option<(String, String)> {
+        match self {
+            SqlType::Char(n) => Some((CHAR_LENGTH.to_owned(), n.to_string())),
+            _ => None,
+        }
+    }
+
     /// PostgreSQL's OID of the type.
     pub fn oid(self) -> u32 {
         match self {
@@ -222,6 +248,7 @@ impl SqlType {
             SqlType::Text => 25,
             SqlType::Real => 700,
             SqlType::Double => 701,
+            SqlType::Char(_) => 1042,
             SqlType::Varchar(_) => 1043,
             SqlType::Date => 1082,
             SqlType::Time => 1083,
@@ -238,7 +265,7 @@ impl SqlType {
     /// PostgreSQL's `atttypmod`: −1 where there is none.
     pub fn typmod(self) -> i32 {
         match self {
-            SqlType::Varchar(Some(n)) => n as i32 + 4,
+            SqlType::Varchar(Some(n)) | SqlType::Char(n) => n as i32 + 4,
             SqlType::Numeric(Some((p, s))) => ((i32::from(p) << 16) | (i32::from(s) & 0x7ff)) + 4,
             SqlType::Array(e) => e.scalar().typmod(),
             _ => -1,
@@ -260,6 +287,7 @@ impl SqlType {
             SqlType::Numeric(_)
             | SqlType::Text
             | SqlType::Varchar(_)
+            | SqlType::Char(_)
             | SqlType::Bytea
             | SqlType::Jsonb
             | SqlType::Array(_) => -1,
@@ -282,6 +310,7 @@ impl fmt::Display for SqlType {
             SqlType::Text => f.write_str("text"),
             SqlType::Varchar(None) => f.write_str("character varying"),
             SqlType::Varchar(Some(n)) => write!(f, "character varying({n})"),
+            SqlType::Char(n) => write!(f, "character({n})"),
             SqlType::Bytea => f.write_str("bytea"),
             SqlType::Date => f.write_str("date"),
             SqlType::Time => f.write_str("time without time zone"),

@@ -154,8 +154,10 @@ pub struct TableDefinition {
     pub format: Option<FormatClause>,
     /// INCLUDE fact [AS name]: names in lower case.
     pub includes: Vec<(String, Option<Ident>)>,
-    /// CREATE TABLE … AS query.
+    /// CREATE TABLE … AS query; its columns then have names only.
     pub query: Option<QueryText>,
+    /// The query's rows are put in: not WITH NO DATA.
+    pub with_data: bool,
 }
 
 /// A query and the text it was parsed from, which is what the catalog keeps.
@@ -195,6 +197,8 @@ pub struct CreateView {
     pub columns: Vec<Ident>,
     pub options: Vec<(String, String)>,
     pub query: QueryText,
+    /// Not WITH NO DATA.
+    pub with_data: bool,
     pub emit_on_window_close: bool,
 }
 

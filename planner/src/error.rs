@@ -31,6 +31,10 @@ pub fn sql_error_from_datafusion(e: DataFusionError) -> SqlError {
         DfError::ArrowError(arrow, _) => from_arrow(*arrow),
         DfError::SchemaError(schema, _) => from_schema(*schema),
         DfError::ResourcesExhausted(m) => SqlError::new(SqlState::OUT_OF_MEMORY, tidy(&m)),
+        DfError::NotImplemented(m) if m.contains("OuterReferenceColumn") => {
+            SqlError::unsupported("this kind of correlated subquery")
+                .with_hint("Write it as a join.")
+        }
         DfError::NotImplemented(m) => SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, tidy(&m)),
         DfError::Plan(m) => from_plan_message(&m),
         DfError::Execution(m) => from_execution_message(&m),

@@ -100,6 +100,11 @@ impl Explain<'_> {
             (Operator::Repeat { times_column }, Some(input)) => {
                 format!("Repeat {} times", column(input, *times_column))
             }
+            (Operator::Unnest { lists, keep_empty }, Some(input)) => {
+                let lists: Vec<String> = lists.iter().map(|&c| column(input, c)).collect();
+                let kept = if *keep_empty { " keeping rows without elements" } else { "" };
+                format!("Unnest {}{kept}", lists.join(", "))
+            }
             (Operator::Expand(e), Some(input)) => expand(e, input),
             (Operator::Aggregate(a), Some(input)) => self.aggregate(a, input),
             (Operator::Join(j), Some(left)) => {

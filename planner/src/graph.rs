@@ -220,6 +220,12 @@ pub enum Operator {
     Repeat {
         times_column: usize,
     },
+    /// A row once for each element of its lists, which are read side by side, the shorter ones filled up with
+    /// NULLs: the elements take the lists' places. A row without elements vanishes, or has NULLs.
+    Unnest {
+        lists: Vec<usize>,
+        keep_empty: bool,
+    },
     /// Every row once for each grouping set.
     Expand(Expand),
     Aggregate(Aggregate),

@@ -69,6 +69,8 @@ impl ColumnType {
             25 => SqlType::Text,
             700 => SqlType::Real,
             701 => SqlType::Double,
+            1042 if typmod > 4 => SqlType::Char((typmod - 4) as u32),
+            1042 => SqlType::Text,
             1043 => SqlType::Varchar((typmod >= 4).then(|| (typmod - 4) as u32)),
             1082 => SqlType::Date,
             1083 => SqlType::Time,
@@ -252,7 +254,7 @@ impl Relation {
         let fields = self
             .columns
             .iter()
-            .map(|c| Ok(arrow_schema::Field::new(&c.name, c.sql_type()?.to_arrow(), c.nullable)))
+            .map(|c| Ok(c.sql_type()?.to_field(&c.name).with_nullable(c.nullable)))
             .collect::<Result<Vec<_>, SqlError>>()?;
         Ok(std::sync::Arc::new(arrow_schema::Schema::new(fields)))
     }

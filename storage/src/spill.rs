@@ -142,7 +142,7 @@ async fn write(store: &Arc<JobStore>, run: MemRun) -> Result<Arc<[Arc<RunReader>
     let storage = table.desc.storage;
     let batches = Arc::clone(&run.batches);
     drop(run);
-    let runs = write_unnamed(&store.shared, &table, storage, move || Ok(batches)).await?;
+    let runs = write_unnamed(&store.shared, &table, storage, 0, move || Ok(batches)).await?;
     let pins = &store.shared.pins;
     let reader = |meta| Arc::new(RunReader::pinned(meta, Arc::clone(&codec), pins));
     Ok(runs.into_iter().map(reader).collect())
@@ -154,6 +154,7 @@ pub(crate) async fn write_unnamed(
     shared: &Arc<Shared>,
     table: &Arc<TableVersion>,
     storage: RowStorage,
+    sequence: u64,
     batches: impl FnOnce() -> Result<Arc<[Entries]>> + Send + 'static,
 ) -> Result<Vec<RunMeta>> {
     let mut sink = RunSink::new(Arc::clone(shared), Admit::Never);
@@ -164,7 +165,7 @@ pub(crate) async fn write_unnamed(
         drop(sorted);
         let schema = Arc::clone(table.schema());
         let merger = Merger::new(storage, ALL, schema, BATCH_ROWS, vec![source]);
-        sink.write(&table.desc, &table.codec, Place { level: 0, sequence: 0 }, merger).await?;
+        sink.write(&table.desc, &table.codec, Place { level: 0, sequence }, merger).await?;
         sink.finish().await
     })
     .await?;

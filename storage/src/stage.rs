@@ -4,10 +4,12 @@
 //! Until then their epoch is not known and nobody reads them but the statement's own check. Linking
 //! gives every run a new id, so that nothing a cache has kept of the unlinked run is found under it.
 
+use std::collections::HashSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use arrow::array::{BinaryArray, Int64Array, RecordBatch};
+use arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::{take, take_record_batch};
 use millrace_common::{Epoch, TableId};
 use millrace_rpc::version::{RunMeta, VersionEdit};
 
@@ -24,16 +26,38 @@ use crate::table::RowStorage;
 
 /// Rows of one batch of a check.
 const CHECK_ROWS: usize = 8192;
-/// Entries as they were written: nothing is dropped, weights of a key add up.
+/// Entries as they were written: nothing is dropped, and what becomes of a key that comes twice is the storage's.
 const ALL: Mode = Mode::Compact { horizon: Epoch::ZERO, bottom: false };
+
+/// What [`Staging::merged`] has of a key that was written several times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeated {
+    /// One entry with the sum of the weights, so that it is seen.
+    Add,
+    /// The entry that was written first.
+    First,
+    /// The entry that was written last.
+    Last,
+}
+
+impl Repeated {
+    fn storage(self) -> RowStorage {
+        match self {
+            Repeated::Add => RowStorage::Multiset,
+            Repeated::First | Repeated::Last => RowStorage::Keyed,
+        }
+    }
+}
 
 /// Staged rows of one table. Dropping it deletes them.
 pub struct Staging {
     shared: Arc<Shared>,
     store: Arc<JobStore>,
     table: TableId,
-    /// Weights of equal keys add up, so that a key that comes twice is seen.
+    repeated: Repeated,
     open: Memtable,
+    /// Times that rows were written as runs.
+    spills: u64,
     runs: Vec<RunMeta>,
     kept: bool,
 }
@@ -46,14 +70,16 @@ impl std::fmt::Debug for Staging {
 
 impl JobStore {
     /// Begins to stage rows of a table.
-    pub fn begin_staging(self: &Arc<Self>, table: TableId) -> Result<Staging> {
+    pub fn begin_staging(self: &Arc<Self>, table: TableId, repeated: Repeated) -> Result<Staging> {
         let version = self.version();
         let schema = stored_schema(&version.table(table)?.desc.value_schema);
         Ok(Staging {
             shared: Arc::clone(&self.shared),
             store: Arc::clone(self),
             table,
-            open: Memtable::new(RowStorage::Multiset, schema),
+            repeated,
+            open: Memtable::new(repeated.storage(), schema),
+            spills: 0,
             runs: Vec::new(),
             kept: false,
         })
@@ -77,8 +103,28 @@ impl JobStore {
 
 impl Staging {
     /// Adds rows to what is in memory. Weights absent: all +1.
-    pub fn write(&mut self, keys: BinaryArray, weights: Option<Int64Array>, values: RecordBatch) {
-        self.open.write(keys, weights, values);
+    pub fn write(
+        &mut self,
+        keys: BinaryArray,
+        weights: Option<Int64Array>,
+        values: RecordBatch,
+    ) -> Result<()> {
+        if self.repeated != Repeated::First {
+            self.open.write(keys, weights, values);
+            return Ok(());
+        }
+        // The later of two entries in memory would win.
+        let mut seen: HashSet<&[u8]> = HashSet::new();
+        let there = self.open.matching(&keys)?;
+        seen.extend(there.iter().flat_map(|e| (0..e.len()).map(|i| e.keys.value(i))));
+        let first = |i: &u32| seen.insert(keys.value(*i as usize));
+        let fresh: Vec<u32> = (0..keys.len() as u32).filter(first).collect();
+        let fresh = UInt32Array::from(fresh);
+        let kept = take(&keys, &fresh, None)?.as_binary::<i32>().clone();
+        let weights =
+            weights.map(|w| fresh.values().iter().map(|&i| w.value(i as usize)).collect());
+        self.open.write(kept, weights, take_record_batch(&values, &fresh)?);
+        Ok(())
     }
 
     /// Heap bytes of rows that are not in runs yet.
@@ -92,15 +138,22 @@ impl Staging {
             return Ok(());
         }
         let table = Arc::clone(self.store.version().table(self.table)?);
-        let empty = Memtable::new(RowStorage::Multiset, Arc::clone(table.schema()));
+        let storage = self.repeated.storage();
+        let empty = Memtable::new(storage, Arc::clone(table.schema()));
+        self.spills += 1;
+        let sequence = match self.repeated {
+            Repeated::Add => 0,
+            Repeated::First => u64::from(u32::MAX) - self.spills,
+            Repeated::Last => self.spills,
+        };
         let mut full = std::mem::replace(&mut self.open, empty);
         let sorted = move || Ok(full.seal()?);
-        let runs = write_unnamed(&self.shared, &table, RowStorage::Multiset, sorted).await?;
+        let runs = write_unnamed(&self.shared, &table, storage, sequence, sorted).await?;
         self.runs.extend(runs);
         Ok(())
     }
 
-    /// All staged entries in key order, one a key, with the sum of its weights. After the last `spill`.
+    /// All staged entries in key order, one a key. After the last `spill`.
     pub fn merged(&self) -> Result<Merged> {
         let table = Arc::clone(self.store.version().table(self.table)?);
         let range = (Bound::Unbounded, Bound::Unbounded);
@@ -111,7 +164,7 @@ impl Staging {
             .collect();
         let sources = disk::scan_all(&self.shared, readers.iter().cloned(), ALL, &range, None);
         let schema = Arc::clone(table.schema());
-        let merger = Merger::new(RowStorage::Multiset, ALL, schema, CHECK_ROWS, sources);
+        let merger = Merger::new(self.repeated.storage(), ALL, schema, CHECK_ROWS, sources);
         Ok(Merged { merger, readers, shared: Arc::clone(&self.shared) })
     }
 

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures::SinkExt;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::generate::{self, History, Query, Table};
+use crate::generate::{self, Query, Table};
+use crate::history::{self, Action, History};
 use crate::node::{Node, NodeOptions};
 use crate::outside::Outside;
 use crate::postgres;
@@ -60,7 +62,7 @@ pub struct Case {
     mode: Mode,
     tables: Vec<Table>,
     queries: Vec<Query>,
-    history: Vec<String>,
+    history: Vec<Action>,
     /// The first table is a source.
     source: bool,
     /// Views that have sinks, from the first.
@@ -84,6 +86,9 @@ impl Case {
         let queries = (0..views).map(|_| generate::query(&mut rng, &tables)).collect();
         let mut history = History::new(&tables);
         let history = (0..STATEMENTS).map(|_| history.statement(&mut rng)).collect();
+        // How they are sent is drawn apart: what a seed writes stays the same.
+        let outside = source.then(|| tables[0].name.as_str());
+        let history = history::actions(&mut Rng::new(seed ^ 0xb10c), history, outside);
         Case { seed, mode, tables, queries, history, source, sinks }
     }
 
@@ -125,16 +130,17 @@ impl Case {
         for i in 0..self.sinks {
             outside.create_sink(&client, i).await?;
         }
-        for (step, statement) in self.history.iter().enumerate() {
+        for (step, action) in self.history.iter().enumerate() {
             if step == self.history.len() / 2 {
                 for i in early..self.queries.len() {
                     self.create(&client, i).await?;
                 }
             }
-            if self.enters_source(statement) {
-                outside.write(statement)?;
-            } else {
-                self.write(&node, &client, statement).await?;
+            match action {
+                Action::Statement(written) if self.enters_source(&written.sql) => {
+                    outside.write(&written.sql)?;
+                }
+                action => self.write(&node, &client, action).await?,
             }
             if self.mode == Mode::Crash && rng.chance(25) {
                 node = node.crash_and_restart().await?;
@@ -146,7 +152,7 @@ impl Case {
                 if all || rng.chance(40) {
                     self.check(&client, i)
                         .await
-                        .map_err(|e| format!("after statement {step} ({statement}): {e}"))?;
+                        .map_err(|e| format!("after step {step} ({action:?}): {e}"))?;
                 }
             }
         }
@@ -179,13 +185,17 @@ impl Case {
         execute(client, &format!("CREATE MATERIALIZED VIEW v{i} AS {sql}")).await
     }
 
-    /// One statement; in concurrent mode together with two more from other sessions, so that they
+    /// One step; in concurrent mode together with two statements from other sessions, so that they
     /// conflict and share epochs.
-    async fn write(&self, node: &Node, client: &Client, statement: &str) -> Result<(), String> {
+    async fn write(&self, node: &Node, client: &Client, action: &Action) -> Result<(), String> {
         if self.mode != Mode::Concurrent {
-            return execute(client, statement).await;
+            return perform(client, action).await;
         }
         let (second, third) = (node.connect().await?, node.connect().await?);
+        let statement = match action {
+            Action::Statement(written) => written.sql.as_str(),
+            _ => "SELECT 1",
+        };
         let bump = match self.tables.iter().find(|t| !t.append_only) {
             Some(table) => format!("UPDATE {} SET b = b + 1 WHERE b < 5", table.name),
             None => statement.to_string(),
@@ -196,11 +206,8 @@ impl Case {
             !t.keyed && !t.append_only && statement.starts_with(&insert)
         });
         let again = if copies { bump.as_str() } else { statement };
-        let (a, b, c) = tokio::join!(
-            execute(client, statement),
-            execute(&second, &bump),
-            execute(&third, again)
-        );
+        let (a, b, c) =
+            tokio::join!(perform(client, action), execute(&second, &bump), execute(&third, again));
         a.and(b).and(c)
     }
 
@@ -238,8 +245,8 @@ impl Case {
         for table in &self.tables {
             judge.execute(&table.ddl().replace(" APPEND ONLY", "")).await?;
         }
-        for statement in &self.history {
-            judge.execute(statement).await?;
+        for action in &self.history {
+            perform(&judge.client, action).await.map_err(|e| format!("PostgreSQL: {e}"))?;
         }
         for query in &self.queries {
             // PostgreSQL has no window functions of this kind, and its sums of floats depend on the order of
@@ -267,6 +274,57 @@ impl Case {
         }
         Ok(())
     }
+}
+
+/// Times that a transaction is tried again because others changed its rows.
+const ATTEMPTS: usize = 50;
+
+async fn perform(client: &Client, action: &Action) -> Result<(), String> {
+    match action {
+        Action::Statement(written) => execute(client, &written.sql).await,
+        Action::Copy(copied) => {
+            let sql = format!("COPY {} FROM STDIN", copied.table);
+            let failed = |e: tokio_postgres::Error| format!("{} in: {sql}", describe(&e));
+            let sink = client.copy_in(&sql).await.map_err(failed)?;
+            futures::pin_mut!(sink);
+            sink.send(bytes::Bytes::from(copied.lines.clone())).await.map_err(failed)?;
+            sink.finish().await.map(|_| ()).map_err(failed)
+        }
+        Action::Block { actions, savepoint, commit } => {
+            let mut last = Ok(());
+            for _ in 0..ATTEMPTS {
+                last = block(client, actions, *savepoint, *commit).await;
+                match &last {
+                    Err(e) if e.contains("(40001)") || e.contains("(23505)") => {
+                        execute(client, "ROLLBACK").await?;
+                    }
+                    _ => break,
+                }
+            }
+            last
+        }
+    }
+}
+
+async fn block(
+    client: &Client,
+    actions: &[Action],
+    savepoint: Option<usize>,
+    commit: bool,
+) -> Result<(), String> {
+    execute(client, "BEGIN").await?;
+    for (i, action) in actions.iter().enumerate() {
+        if let Some(at) = savepoint {
+            if i == at {
+                execute(client, "SAVEPOINT s").await?;
+            }
+            if i == at + (actions.len() - at) / 2 {
+                execute(client, "ROLLBACK TO SAVEPOINT s").await?;
+            }
+        }
+        Box::pin(perform(client, action)).await?;
+    }
+    execute(client, if commit { "COMMIT" } else { "ROLLBACK" }).await
 }
 
 pub async fn execute(client: &Client, sql: &str) -> Result<(), String> {

@@ -1,9 +1,7 @@
-//! Random schemas, queries and DML histories, as SQL text.
+//! Random schemas and queries, as SQL text.
 //!
 //! Values come from small domains, so that keys collide, groups change and joins match; NULLs are
 //! everywhere. Every LIMIT and row_number orders by a total order, so that batch has one answer.
-
-use std::fmt::Write;
 
 use crate::rng::Rng;
 
@@ -55,88 +53,23 @@ pub fn tables(rng: &mut Rng) -> Vec<Table> {
         .collect()
 }
 
-/// Makes DML over the tables; `o` counts up through a run.
-pub struct History<'a> {
-    tables: &'a [Table],
-    next_order: i64,
-}
-
-impl<'a> History<'a> {
-    pub fn new(tables: &'a [Table]) -> History<'a> {
-        History { tables, next_order: 0 }
-    }
-
-    /// The next statement.
-    pub fn statement(&mut self, rng: &mut Rng) -> String {
-        let table = &self.tables[rng.below(self.tables.len())];
-        let name = &table.name;
-        if table.append_only {
-            return self.insert(rng, table);
-        }
-        match rng.below(10) {
-            0..=4 => self.insert(rng, table),
-            5 => format!("UPDATE {name} SET a = {} WHERE {}", int(rng), condition(rng, "")),
-            6 => format!(
-                "UPDATE {name} SET s = {}, n = n + 1.25, b = {} WHERE {}",
-                text(rng),
-                int(rng),
-                condition(rng, "")
-            ),
-            7 if table.keyed => {
-                let far = rng.between(40, 90);
-                format!("UPDATE {name} SET id = id + {far} WHERE id < {}", rng.between(0, 8))
-            }
-            _ => format!("DELETE FROM {name} WHERE {}", condition(rng, "")),
-        }
-    }
-
-    fn insert(&mut self, rng: &mut Rng, table: &Table) -> String {
-        let most = if rng.chance(10) { 60 } else { 6 };
-        let rows = 1 + rng.below(most);
-        let mut sql = format!("INSERT INTO {} VALUES ", table.name);
-        for i in 0..rows {
-            if i > 0 {
-                sql.push_str(", ");
-            }
-            self.next_order += 1;
-            let id = rng.between(0, 30);
-            let o = self.next_order;
-            let _ = write!(
-                sql,
-                "({id}, {o}, {}, {}, {}, {}, {}, {})",
-                int(rng),
-                int(rng),
-                text(rng),
-                numeric(rng),
-                float(rng),
-                timestamp(rng)
-            );
-        }
-        if table.keyed {
-            // The same key may stand twice in the statement: DO NOTHING takes the first.
-            sql.push_str(" ON CONFLICT DO NOTHING");
-        }
-        sql
-    }
-}
-
-fn int(rng: &mut Rng) -> String {
+pub fn int(rng: &mut Rng) -> String {
     if rng.chance(12) { "NULL".into() } else { rng.between(-1, 5).to_string() }
 }
 
-fn text(rng: &mut Rng) -> String {
+pub fn text(rng: &mut Rng) -> String {
     rng.pick(&["NULL", "''", "'x'", "'y'", "'yy'", "'zebra'"]).to_string()
 }
 
-fn numeric(rng: &mut Rng) -> String {
+pub fn numeric(rng: &mut Rng) -> String {
     rng.pick(&["NULL", "0", "1.25", "-3.5", "100.01", "7"]).to_string()
 }
 
-fn float(rng: &mut Rng) -> String {
+pub fn float(rng: &mut Rng) -> String {
     rng.pick(&["NULL", "0", "0.1", "0.2", "-0.3", "1e10", "-1e10", "3"]).to_string()
 }
 
-fn timestamp(rng: &mut Rng) -> String {
+pub fn timestamp(rng: &mut Rng) -> String {
     if rng.chance(10) {
         return "NULL".into();
     }
@@ -145,7 +78,7 @@ fn timestamp(rng: &mut Rng) -> String {
 }
 
 /// A condition over the value columns; `q` qualifies them (`x.`).
-fn condition(rng: &mut Rng, q: &str) -> String {
+pub fn condition(rng: &mut Rng, q: &str) -> String {
     match rng.below(12) {
         0 => format!("{q}a = {}", rng.between(0, 5)),
         1 => format!("{q}a > {q}b"),
@@ -228,6 +161,8 @@ const SHAPES: &[Shape] = &[
     asof,
     three_way,
     theta,
+    unnested,
+    unnested,
     having,
     distinct_aggregate,
     self_join,
@@ -426,6 +361,24 @@ fn theta(rng: &mut Rng, t: &[Table]) -> Query {
         ),
         &["join theta"],
     )
+}
+
+fn unnested(rng: &mut Rng, t: &[Table]) -> Query {
+    let elements = rng.pick(&[
+        "unnest(ARRAY[x.a, x.b, NULL]) AS u(e)",
+        "generate_series(1, x.a) AS u(e)",
+        "unnest(string_to_array(x.s, 'e')) AS u(e)",
+        "jsonb_array_elements_text(jsonb_build_array(x.a, x.s)) AS u(e)",
+    ]);
+    let name = table_name(rng, t);
+    let filter = condition(rng, "x.");
+    let sql = match rng.below(4) {
+        0 => format!("SELECT x.id, x.o, u.e FROM {name} x, {elements} WHERE {filter}"),
+        1 => format!("SELECT x.id, x.o, u.e FROM {name} x LEFT JOIN LATERAL {elements} ON true"),
+        2 => format!("SELECT u.e, count(*) AS c FROM {name} x, {elements} GROUP BY u.e"),
+        _ => format!("SELECT x.id, unnest(ARRAY[x.b, x.id]) AS e FROM {name} x WHERE {filter}"),
+    };
+    tagged(sql, &["unnest"])
 }
 
 fn semi(rng: &mut Rng, t: &[Table]) -> Query {

@@ -12,6 +12,7 @@ mod bounded;
 mod case;
 mod event_time;
 mod generate;
+mod history;
 mod idle;
 mod lookup;
 mod node;

@@ -8,7 +8,7 @@ static SCHEMAS: AtomicU64 = AtomicU64::new(0);
 
 /// A session in a schema of its own.
 pub struct Judge {
-    client: Client,
+    pub client: Client,
 }
 
 impl Judge {

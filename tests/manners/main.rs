@@ -5,6 +5,7 @@
 //! says so and passes, except in CI.
 
 mod access;
+mod binary;
 mod console;
 
 use std::path::Path;

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod isolation;
+mod large;
 mod node;
 mod protocol;
 mod rounds;

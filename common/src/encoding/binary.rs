@@ -36,7 +36,7 @@ pub fn append(builder: &mut ColumnBuilder, t: SqlType, bytes: &[u8]) -> Result<(
         SqlType::Numeric(_) => {
             builder.append_text(&numeric::binary_to_text(bytes).ok_or_else(wrong)?)?
         }
-        SqlType::Text | SqlType::Varchar(_) => {
+        SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_) => {
             builder.append_text(std::str::from_utf8(bytes).map_err(|_| invalid_utf8())?)?;
         }
         SqlType::Bytea => builder.push_bytes(bytes),

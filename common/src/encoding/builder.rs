@@ -67,7 +67,7 @@ impl ColumnBuilder {
                     Inner::Decimal128(Decimal128Builder::with_capacity(capacity).with_data_type(t))
                 }
             },
-            SqlType::Text | SqlType::Varchar(_) => {
+            SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_) => {
                 Inner::Text(StringBuilder::with_capacity(capacity, capacity * 16))
             }
             SqlType::Bytea => Inner::Bytes(BinaryBuilder::with_capacity(capacity, capacity * 16)),
@@ -337,15 +337,19 @@ fn parse_bool(text: &str) -> Result<bool, SqlError> {
     }
 }
 
-/// Checks a length; spaces beyond it are dropped, as the standard wants.
+/// Checks a length; spaces beyond it are dropped, as the standard wants, and all at the end of a `char(n)`.
 pub fn fit_varchar(text: &str, sql: SqlType) -> Result<&str, SqlError> {
-    let SqlType::Varchar(Some(n)) = sql else { return Ok(text) };
+    let (text, n) = match sql {
+        SqlType::Varchar(Some(n)) => (text, n),
+        SqlType::Char(n) => (text.trim_end_matches(' '), n),
+        _ => return Ok(text),
+    };
     match text.char_indices().nth(n as usize) {
         None => Ok(text),
         Some((cut, _)) if text[cut..].bytes().all(|b| b == b' ') => Ok(&text[..cut]),
         Some(_) => Err(SqlError::new(
             SqlState::STRING_DATA_RIGHT_TRUNCATION,
-            format!("value too long for type character varying({n})"),
+            format!("value too long for type {sql}"),
         )),
     }
 }

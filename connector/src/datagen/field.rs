@@ -320,15 +320,21 @@ fn shape(p: &Properties<'_>, kind: &str, t: SqlType) -> Result<Shape, SqlError> 
             Shape::Float { min, max, to: t.to_arrow() }
         }
         SqlType::Real | SqlType::Double | SqlType::Numeric(_) => Shape::Integer(t.to_arrow()),
-        SqlType::Text | SqlType::Varchar(_) if kind == "random" && p.text("prefix").is_none() => {
+        SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_)
+            if kind == "random" && p.text("prefix").is_none() =>
+        {
             let length: usize = p.number("length", 10, "a number of characters")?;
-            let most = if let SqlType::Varchar(Some(n)) = t { n as usize } else { 1 << 20 };
+            let most = if let SqlType::Varchar(Some(n)) | SqlType::Char(n) = t {
+                n as usize
+            } else {
+                1 << 20
+            };
             if length > most {
                 return Err(p.bad("length", &format!("at most {most}")));
             }
             Shape::Letters { length }
         }
-        SqlType::Text | SqlType::Varchar(_) => {
+        SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_) => {
             Shape::Numbered { prefix: p.text("prefix").unwrap_or_default().to_owned() }
         }
         other => return Err(SqlError::unsupported(format!("a generated column of type {other}"))),

@@ -8,12 +8,12 @@
 
 use std::sync::Arc;
 
-use arrow::array::Array;
 use millrace_common::{DeltaChunk, Epoch, JobId, SqlError, SqlState, crash};
 use millrace_rpc::version::StatementId;
-use millrace_storage::stage::Staging;
+use millrace_storage::StorageError;
+use millrace_storage::stage::{Repeated, Staging};
 
-use super::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, Sequencer};
+use super::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, Sequencer, resolve};
 use crate::error::ExecError;
 use crate::memory::{MemoryClass, Reservation};
 use crate::worker::TableSource;
@@ -29,6 +29,36 @@ pub enum LoadKind {
     /// New rows in place of those with the same key (+1), and rows to delete (−1), each key once, as the
     /// table was at this epoch. A table that has changed since is a conflict.
     Replace { read_at: Epoch },
+    /// Rows to delete as they were at this epoch (−1) and rows that are then new (+1), which may have the keys of
+    /// the deleted ones. A table that has changed since is a conflict.
+    Change { read_at: Epoch, on_repeat: OnRepeat },
+}
+
+/// What it means that two of a statement's new rows have one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnRepeat {
+    /// A duplicate key: UPDATE of keys.
+    Duplicate,
+    /// ON CONFLICT DO UPDATE would change a row twice: 21000.
+    SecondTime,
+}
+
+impl LoadKind {
+    /// The epoch that the rows it replaces were read at.
+    fn read_at(self) -> Option<Epoch> {
+        match self {
+            LoadKind::Insert { .. } => None,
+            LoadKind::Replace { read_at } | LoadKind::Change { read_at, .. } => Some(read_at),
+        }
+    }
+
+    fn repeated(self) -> Repeated {
+        match self {
+            LoadKind::Insert { on_conflict: InsertConflict::Nothing } => Repeated::First,
+            LoadKind::Insert { on_conflict: InsertConflict::Overwrite } => Repeated::Last,
+            _ => Repeated::Add,
+        }
+    }
 }
 
 /// Bounds of a load.
@@ -49,6 +79,8 @@ pub struct Load {
     kind: LoadKind,
     chunks: Vec<DeltaChunk>,
     staging: Option<Staging>,
+    /// Of a `Change`: rows to delete.
+    removed: Option<Staging>,
     rows: u64,
     row_count: i64,
     account: Reservation,
@@ -75,6 +107,7 @@ impl Load {
             kind,
             chunks: Vec::new(),
             staging: None,
+            removed: None,
             rows: 0,
             row_count: 0,
             account,
@@ -92,9 +125,11 @@ impl Load {
         Ok(())
     }
 
-    /// The epoch that the rows of a `Replace` were read at.
+    /// The epoch that the rows which are replaced were read at.
     pub fn read_at(&mut self, epoch: Epoch) {
-        self.kind = LoadKind::Replace { read_at: epoch };
+        if let LoadKind::Replace { read_at } | LoadKind::Change { read_at, .. } = &mut self.kind {
+            *read_at = epoch;
+        }
     }
 
     /// Whether rows have gone to the store: the load can no longer be turned into a plain statement.
@@ -113,29 +148,26 @@ impl Load {
         }
         self.account.grow(chunk.memory_size());
         self.chunks.push(chunk);
-        let replaces = matches!(self.kind, LoadKind::Replace { .. });
+        let replaces = self.kind.read_at().is_some();
         if self.account.bytes() <= self.limits.spill_bytes && !replaces {
             return Ok(());
         }
         if !self.may_spill() {
             return self.check_memory();
         }
-        self.staging = Some(self.table.stage().map_err(failed)?);
+        self.staging = Some(self.table.stage(self.kind.repeated()).map_err(failed)?);
+        if matches!(self.kind, LoadKind::Change { .. }) {
+            self.removed = Some(self.table.stage(Repeated::Add).map_err(failed)?);
+        }
         for chunk in std::mem::take(&mut self.chunks) {
             self.stage(chunk).await?;
         }
         Ok(())
     }
 
-    /// Rows that replace or give way to others by the order they came in are decided in memory.
+    /// Which rows are late is decided in memory.
     fn may_spill(&self) -> bool {
-        if self.table.has_watermark() {
-            return false;
-        }
-        match self.kind {
-            LoadKind::Insert { on_conflict } => on_conflict == InsertConflict::Error,
-            LoadKind::Replace { .. } => true,
-        }
+        !self.table.has_watermark()
     }
 
     fn check_memory(&self) -> Result<(), DmlError> {
@@ -149,20 +181,36 @@ impl Load {
     }
 
     async fn stage(&mut self, chunk: DeltaChunk) -> Result<(), DmlError> {
-        let keyed = self.table.keyed(chunk).map_err(failed)?;
-        let Some(staging) = &mut self.staging else { return Ok(()) };
-        let weights = &keyed.delta.weights;
+        let failed = |e: StorageError| failed(e.into());
+        if let Some(removed) = &mut self.removed {
+            let (old, new) = split(&chunk).map_err(|e| failed(e.into()))?;
+            self.row_count += new.num_rows() as i64 - old.num_rows() as i64;
+            let old = self.table.keyed(old).map_err(|e| DmlError::Sql(e.into_sql()))?;
+            removed.write(old.keys, old.delta.weights, old.delta.batch).map_err(failed)?;
+            if removed.memory_size() > self.limits.spill_bytes {
+                removed.spill().await.map_err(failed)?;
+            }
+            return self.write(new).await;
+        }
+        let weights = &chunk.weights;
         let removed = weights.as_ref().map_or(0, |w| w.values().iter().filter(|w| **w < 0).count());
         self.row_count += match self.kind {
-            LoadKind::Insert { .. } => keyed.keys.len() as i64,
-            LoadKind::Replace { .. } => -(removed as i64),
+            LoadKind::Insert { .. } => chunk.num_rows() as i64,
+            _ => -(removed as i64),
         };
-        staging.write(keyed.keys, keyed.delta.weights, keyed.delta.batch);
-        self.account.set(staging.memory_size());
+        self.write(chunk).await
+    }
+
+    async fn write(&mut self, chunk: DeltaChunk) -> Result<(), DmlError> {
+        let failed = |e: StorageError| failed(e.into());
+        let keyed = self.table.keyed(chunk).map_err(|e| DmlError::Sql(e.into_sql()))?;
+        let Some(staging) = &mut self.staging else { return Ok(()) };
+        staging.write(keyed.keys, keyed.delta.weights, keyed.delta.batch).map_err(failed)?;
         if staging.memory_size() > self.limits.spill_bytes {
-            staging.spill().await.map_err(|e| failed(e.into()))?;
-            self.account.set(0);
+            staging.spill().await.map_err(failed)?;
         }
+        let removed = self.removed.as_ref().map_or(0, Staging::memory_size);
+        self.account.set(staging.memory_size() + removed);
         Ok(())
     }
 
@@ -170,6 +218,9 @@ impl Load {
     pub async fn finish(mut self) -> Result<DmlOutcome, DmlError> {
         let Some(mut staging) = self.staging.take() else { return self.finish_in_memory().await };
         staging.spill().await.map_err(|e| failed(e.into()))?;
+        if let Some(removed) = &mut self.removed {
+            removed.spill().await.map_err(|e| failed(e.into()))?;
+        }
         self.account.set(0);
         crash::point("load-before-link");
         for _ in 0..MAX_ATTEMPTS {
@@ -213,17 +264,52 @@ impl Load {
                 turn
             }
         };
-        match self.kind {
-            LoadKind::Insert { .. } => self.table.check_staged(staging).await?,
-            LoadKind::Replace { read_at } => self.table.check_unchanged_since(read_at)?,
+        if let Some(read_at) = self.kind.read_at() {
+            self.table.check_unchanged_since(read_at)?;
         }
-        let fate = self.table.enter_load(self.id, staging.keep(), self.row_count)?;
+        let mut rows = (self.rows, self.row_count);
+        let runs = match self.kind {
+            LoadKind::Insert { on_conflict: InsertConflict::Error } => {
+                self.table.check_staged(staging).await?;
+                staging.keep()
+            }
+            LoadKind::Insert { on_conflict } if self.table.has_primary_key() => {
+                let spill_bytes = self.limits.spill_bytes;
+                let mut resolved =
+                    resolve::conflicts(&self.table, staging, on_conflict, spill_bytes).await?;
+                rows.1 = resolved.row_count;
+                if on_conflict == InsertConflict::Nothing {
+                    rows.0 = resolved.kept;
+                }
+                resolved.staging.keep()
+            }
+            LoadKind::Change { on_repeat, .. } => {
+                let Some(removed) = &self.removed else {
+                    return Err(SqlError::internal("a change without its old rows").into());
+                };
+                let spill_bytes = self.limits.spill_bytes;
+                let moved = resolve::moves(&self.table, removed, staging, on_repeat, spill_bytes);
+                let mut gone = moved.await?;
+                let mut runs = gone.keep();
+                runs.extend(staging.keep());
+                runs
+            }
+            _ => staging.keep(),
+        };
+        let fate = self.table.enter_load(self.id, runs, rows.1)?;
         let epoch = Sequencer::committed_with_turn(fate, turn).await?;
-        Ok(DmlOutcome { epoch, rows_affected: self.rows, kept: None, late: 0 })
+        Ok(DmlOutcome { epoch, rows_affected: rows.0, kept: None, late: 0 })
     }
 
     /// Forgets all rows. The same as dropping it.
     pub fn abort(self) {}
+}
+
+/// Old rows and new rows of a change.
+fn split(chunk: &DeltaChunk) -> Result<(DeltaChunk, DeltaChunk), arrow::error::ArrowError> {
+    let rows = 0..chunk.num_rows() as u32;
+    let (old, new): (Vec<u32>, Vec<u32>) = rows.partition(|&i| chunk.weight(i as usize) < 0);
+    Ok((chunk.take(&old.into())?, chunk.take(&new.into())?))
 }
 
 fn failed(e: ExecError) -> DmlError {

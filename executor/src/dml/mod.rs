@@ -3,17 +3,34 @@
 
 pub mod check;
 pub mod load;
+mod resolve;
 pub mod sequencer;
 pub mod staged;
 pub mod transaction;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::UInt32Array;
 use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState};
 use millrace_rpc::version::StatementId;
 
-pub use load::{Load, LoadKind};
+pub use load::{Load, LoadKind, OnRepeat};
+pub use resolve::second_time;
 pub use sequencer::Sequencer;
 pub use staged::StagedTable;
+
+tokio::task_local! {
+    /// Set when rows of the statement under way have entered an open epoch: from then on it may be committed,
+    /// whoever still waits for it.
+    pub static ENTERED: Arc<AtomicBool>;
+}
+
+/// The statement under way may be committed from now on.
+pub(crate) fn note_entered() {
+    // Connectors and sinks have nobody who could go away.
+    let _ = ENTERED.try_with(|entered| entered.store(true, Ordering::Release));
+}
 
 /// What an INSERT does with a key that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
 
-use arrow::array::{Array, UInt32Array};
+use arrow::array::{Array, BinaryArray, RecordBatch, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, SqlError, SqlState, TableId, crash};
 use millrace_rpc::catalog::{Relation, RowStorage};
@@ -22,7 +22,7 @@ use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{
     ColumnWatermark, CommitGroup, GroupMember, JobVersion, RunMeta, StatementId,
 };
-use millrace_storage::stage::Staging;
+use millrace_storage::stage::{Repeated, Staging};
 use millrace_storage::{Found, JobStore, MemRun, StorageError, TableWriter};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -390,6 +390,7 @@ impl Sequencer {
         state.open.waiters.push(sender);
         state.open.ids.push(id);
         self.write(state, writes);
+        super::note_entered();
         receiver
     }
 
@@ -534,8 +535,33 @@ impl Sequencer {
     }
 
     /// Begins to stage rows beside the table.
-    pub(super) fn stage(&self) -> Result<Staging, ExecError> {
-        Ok(self.store.begin_staging(self.table)?)
+    pub(super) fn stage(&self, repeated: Repeated) -> Result<Staging, ExecError> {
+        Ok(self.store.begin_staging(self.table, repeated)?)
+    }
+
+    /// Whether rows have a key that the user declared: others are new by themselves.
+    pub(super) fn has_primary_key(&self) -> bool {
+        self.primary_key
+    }
+
+    /// The rows that are at these keys now, by position among the keys.
+    pub(super) async fn rows_at(&self, keys: BinaryArray) -> Result<Found, DmlError> {
+        let lookup = self.state.lock().writer.multi_get(keys);
+        tokio::select! {
+            biased;
+            found = lookup.wait() => found.map_err(|e| DmlError::Sql(e.into())),
+            () = self.ended.cancelled() => Err(DmlError::Conflict),
+        }
+    }
+
+    /// The error of a row whose key another row has.
+    pub(super) fn duplicate(&self, values: &RecordBatch, row: usize) -> DmlError {
+        let key = self.layout.describe_key(values, row);
+        DmlError::UniqueViolation {
+            constraint: format!("{}_pkey", self.name),
+            detail: format!("Key {key} already exists."),
+            row: 0,
+        }
     }
 
     /// Checks the keys of staged rows against each other and the table, a batch at a time.
@@ -544,14 +570,6 @@ impl Sequencer {
         if !self.primary_key {
             return Ok(());
         }
-        tokio::select! {
-            biased;
-            checked = self.check_keys(staging) => checked,
-            () = self.ended.cancelled() => Err(DmlError::Conflict),
-        }
-    }
-
-    async fn check_keys(&self, staging: &Staging) -> Result<(), DmlError> {
         let failed = |e: StorageError| DmlError::Sql(e.into());
         let mut merged = staging.merged().map_err(failed)?;
         while let Some(batch) = merged.next().await.map_err(failed)? {
@@ -559,18 +577,12 @@ impl Sequencer {
             let taken = match twice {
                 Some(row) => Some(row),
                 None => {
-                    let lookup = self.state.lock().writer.multi_get(batch.keys.clone());
-                    let found = lookup.wait().await.map_err(failed)?;
+                    let found = self.rows_at(batch.keys.clone()).await?;
                     found.input.values().iter().min().map(|row| *row as usize)
                 }
             };
             if let Some(row) = taken {
-                let key = self.layout.describe_key(&batch.values, row);
-                return Err(DmlError::UniqueViolation {
-                    constraint: format!("{}_pkey", self.name),
-                    detail: format!("Key {key} already exists."),
-                    row: 0,
-                });
+                return Err(self.duplicate(&batch.values, row));
             }
         }
         Ok(())
@@ -606,6 +618,7 @@ impl Sequencer {
             // Its readers read the runs.
             open.overflow = true;
             open.load = Some(runs);
+            super::note_entered();
             receiver
         };
         self.meta.request_cut(self.job);

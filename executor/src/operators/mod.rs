@@ -14,6 +14,7 @@ mod ordered;
 #[cfg(test)]
 mod tests;
 pub mod topn;
+pub mod unnest;
 pub mod window;
 
 use std::ops::Range;
@@ -102,6 +103,11 @@ pub fn build_with(
             Box::new(linear::Stamp { add_us: *add_us, schema: nullable(&node.schema) })
         }
         Op::Repeat { times_column } => Box::new(linear::Repeat { times_column: *times_column }),
+        Op::Unnest { lists, keep_empty } => Box::new(unnest::Unnest {
+            lists: lists.clone(),
+            keep_empty: *keep_empty,
+            schema: nullable(&node.schema),
+        }),
         Op::Expand(e) => {
             Box::new(linear::Expand { expand: e.clone(), schema: nullable(&node.schema) })
         }

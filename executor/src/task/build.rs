@@ -436,6 +436,7 @@ fn name(op: &Op) -> &'static str {
         Op::Hop { .. } => "Hop",
         Op::Repeat { .. } => "Repeat",
         Op::Stamp { .. } => "Stamp",
+        Op::Unnest { .. } => "Unnest",
         Op::Expand(_) => "Expand",
         Op::Aggregate(_) => "Aggregate",
         Op::Join(_) => "Join",

@@ -117,8 +117,12 @@ fn information_columns(t: &SystemTables, r: &Relation, rows: &mut Rows) {
             SqlType::Numeric(_) => Some(10i64),
             _ => precision.map(|_| 2),
         };
-        let length = if let SqlType::Varchar(Some(n)) = sql { Some(i64::from(n)) } else { None };
-        let text = matches!(sql, SqlType::Text | SqlType::Varchar(_));
+        let length = if let SqlType::Varchar(Some(n)) | SqlType::Char(n) = sql {
+            Some(i64::from(n))
+        } else {
+            None
+        };
+        let text = matches!(sql, SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_));
         let time = match sql {
             SqlType::Date => Some(0i64),
             SqlType::Time | SqlType::Timestamp | SqlType::Timestamptz | SqlType::Interval => {

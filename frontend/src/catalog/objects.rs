@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use millrace_planner::bind::types::second_digits;
 use millrace_rpc::catalog::{Relation, RelationKind};
 
 use super::columns::{SYSTEM_TABLES, SystemTable};
@@ -140,8 +141,13 @@ pub fn format_type(oid: i64, typmod: Option<i64>) -> String {
         oid: u32::try_from(oid).unwrap_or(0),
         typmod: typmod.and_then(|m| i32::try_from(m).ok()).unwrap_or(-1),
     };
-    if let Ok(sql) = sql.to_sql() {
-        return sql.to_string();
+    if let Ok(plain) = sql.to_sql() {
+        let name = plain.to_string();
+        return match (second_digits(sql), name.split_once(' ')) {
+            (None, _) => name,
+            (Some(digits), None) => format!("{name}({digits})"),
+            (Some(digits), Some((first, zone))) => format!("{first}({digits}) {zone}"),
+        };
     }
     match TYPES.iter().find(|t| t.0 == oid || (t.4 == oid && oid != 0)) {
         Some((18, ..)) if oid == 18 => "\"char\"".to_owned(),

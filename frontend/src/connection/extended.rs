@@ -9,7 +9,7 @@ use super::{Connection, Failure, SEND_BYTES, guarded};
 use crate::session::execute::no_statement;
 use crate::session::prepare::{PortalState, Running};
 use crate::session::{Outcome, Portal, Session};
-use crate::wire::FrontendMessage;
+use crate::wire::{Field, FrontendMessage};
 
 impl Connection {
     pub(super) async fn extended(&mut self, message: FrontendMessage) -> Result<(), Failure> {
@@ -146,6 +146,7 @@ impl Connection {
                 Outcome::CopyIn(copy) => self.copy_in(*copy).await?,
                 Outcome::CopyOut(copy) => self.copy_out(*copy).await?,
                 Outcome::Rows(rows) => {
+                    same_shape(portal.prepared.fields.as_deref(), &rows.fields)?;
                     portal.state =
                         PortalState::Running(Box::new(parking_lot::Mutex::new(Running {
                             rows,
@@ -174,6 +175,18 @@ impl Connection {
             self.out.portal_suspended();
         }
         Ok(())
+    }
+}
+
+/// A client that was told of other columns would misread these.
+fn same_shape(told: Option<&[Field]>, given: &[Field]) -> Result<(), SqlError> {
+    let types = |fields: &[Field]| fields.iter().map(|f| f.type_oid).collect::<Vec<_>>();
+    match told {
+        Some(told) if types(told) != types(given) => Err(SqlError::new(
+            SqlState::FEATURE_NOT_SUPPORTED,
+            "cached plan must not change result type",
+        )),
+        _ => Ok(()),
     }
 }
 

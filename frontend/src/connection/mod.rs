@@ -16,11 +16,14 @@ mod start;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::BytesMut;
 use futures::FutureExt;
 use millrace_common::{SqlError, SqlState};
+use millrace_executor::dml::ENTERED;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -206,7 +209,8 @@ impl Connection {
 }
 
 /// Awaits under the statement's cancellation, its timeout and the client's presence. A panic, which may
-/// come from a library, is an error of the statement and leaves the connection.
+/// come from a library, is an error of the statement and leaves the connection. Once the statement's rows are on
+/// their way into the log nobody can say that it has not taken place: it ends as one of unknown outcome.
 async fn guarded<T>(
     gone: &CancellationToken,
     cancel: &CancellationToken,
@@ -219,13 +223,22 @@ async fn guarded<T>(
             None => std::future::pending().await,
         }
     };
-    tokio::select! {
+    let entered = Arc::new(AtomicBool::new(false));
+    let work = ENTERED.scope(Arc::clone(&entered), AssertUnwindSafe(work).catch_unwind());
+    let ended = tokio::select! {
         biased;
-        () = cancel.cancelled() => Err(canceled()),
-        () = gone.cancelled() => Err(canceled()),
-        result = AssertUnwindSafe(work).catch_unwind() => result.unwrap_or_else(|_| Err(panicked())),
-        () = expired => Err(timed_out()),
-    }
+        () = cancel.cancelled() => canceled(),
+        () = gone.cancelled() => canceled(),
+        result = work => return result.unwrap_or_else(|_| Err(panicked())),
+        () = expired => timed_out(),
+    };
+    Err(if entered.load(Ordering::Acquire) { uncertain(&ended) } else { ended })
+}
+
+/// What a client is told that does not wait for its commit.
+fn uncertain(ended: &SqlError) -> SqlError {
+    SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, ended.message.clone())
+        .with_detail("The statement was being committed: it may or may not have taken place.")
 }
 
 /// What a client is told of a panic.

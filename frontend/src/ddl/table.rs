@@ -61,13 +61,23 @@ async fn create_table_as(
     query: &millrace_planner::ast::QueryText,
     text: &str,
 ) -> Result<String, SqlError> {
+    let declared = |c: &ColumnDef| c.data_type != DataType::Unspecified || !c.options.is_empty();
+    if def.columns.iter().any(declared) || !def.constraints.is_empty() {
+        let message = "CREATE TABLE … AS takes the types of its columns from the query";
+        return Err(SqlError::new(SqlState::SYNTAX_ERROR, message)
+            .with_hint("Give names only, or create the table and INSERT … SELECT."));
+    }
     let view = session.catalog_view();
-    let (bound, _) = session.bind(&view, &query.query, &[])?;
-    let mut names = bound.relation_names()?;
-    for (name, column) in names.iter_mut().zip(&def.columns) {
+    let (mut bound, _) = session.bind(&view, &query.query, &[])?;
+    if def.columns.len() > bound.names.len() {
+        let message = "too many column names were specified";
+        return Err(SqlError::new(SqlState::SYNTAX_ERROR, message));
+    }
+    for (name, column) in bound.names.iter_mut().zip(&def.columns) {
         *name = fold(&column.name);
     }
-    let columns = names
+    let columns = bound
+        .relation_names()?
         .into_iter()
         .zip(&bound.types)
         .map(|(name, t)| plain_column(name, *t))
@@ -84,6 +94,9 @@ async fn create_table_as(
         rewrite::quote_ident(&relation.name)
     );
     let id = session.cluster().create_relation(relation, 1, false).await?;
+    if !def.with_data {
+        return Ok("CREATE TABLE AS".to_owned());
+    }
     let insert = crate::statements::parse(&format!("INSERT INTO {target} {}", query.query))?;
     let filled = match insert.first().map(|s| &s.statement) {
         Some(millrace_planner::Statement::Sql(sql)) => crate::dml::execute(session, sql).await,
@@ -262,11 +275,10 @@ fn key_positions(columns: &mut [Column], key: &[String]) -> Result<Vec<u32>, Sql
 
 fn column_of(def: &ColumnDef, key: &mut Vec<String>) -> Result<Column, SqlError> {
     // Of `c AS expr` the type follows from the expression.
-    let t = match &def.data_type {
-        DataType::Unspecified => SqlType::Text,
-        t => super::types::sql_type(t)?,
-    };
-    let mut column = plain_column(fold(&def.name), t);
+    let mut column = plain_column(fold(&def.name), SqlType::Text);
+    if def.data_type != DataType::Unspecified {
+        column.sql_type = super::types::column_type(&def.data_type)?;
+    }
     for option in &def.options {
         match &option.option {
             ColumnOption::Null => {}

@@ -1,7 +1,14 @@
 //! Type names in definitions.
 
 use millrace_common::{SqlError, SqlType};
+use millrace_rpc::catalog::ColumnType;
 use sqlparser::ast::DataType;
+
+/// The type of a column as it is declared.
+pub fn column_type(t: &DataType) -> Result<ColumnType, SqlError> {
+    sql_type(t)?;
+    millrace_planner::bind::types::column_type(t)
+}
 
 /// The SQL type a column is declared with.
 pub fn sql_type(t: &DataType) -> Result<SqlType, SqlError> {

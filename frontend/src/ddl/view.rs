@@ -35,6 +35,10 @@ pub async fn create_view(
         return Err(SqlError::unsupported("EMIT ON WINDOW CLOSE of a plain view")
             .with_hint("Use CREATE MATERIALIZED VIEW."));
     }
+    if !def.with_data {
+        return Err(SqlError::unsupported("a materialized view WITH NO DATA")
+            .with_hint("A materialized view always has its rows."));
+    }
     let (bound, names) = bind(session, &view, def)?;
     let relation = Relation {
         schema,

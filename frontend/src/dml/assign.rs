@@ -8,9 +8,11 @@ use arrow::datatypes::DataType;
 use arrow::util::display::FormatOptions;
 use bytes::BytesMut;
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_rpc::catalog::{ColumnType, Relation};
 
 use crate::encoding::builder::fit_varchar;
 use crate::encoding::{Column, numeric};
+use crate::wire::Field;
 
 /// Casts a column for assignment to `name` of type `to`.
 pub fn assign(array: &ArrayRef, name: &str, to: SqlType) -> Result<ArrayRef, SqlError> {
@@ -18,7 +20,7 @@ pub fn assign(array: &ArrayRef, name: &str, to: SqlType) -> Result<ArrayRef, Sql
     if array.data_type() == &DataType::Null || array.null_count() == array.len() {
         return Ok(arrow::array::new_null_array(&target, array.len()));
     }
-    if let SqlType::Text | SqlType::Varchar(_) = to {
+    if let SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_) = to {
         return to_text(array, to);
     }
     if array.data_type() == &target {
@@ -45,8 +47,19 @@ pub fn assign(array: &ArrayRef, name: &str, to: SqlType) -> Result<ArrayRef, Sql
 
 /// Whether a type may be assigned to a column.
 pub fn check(from: SqlType, name: &str, to: SqlType) -> Result<(), SqlError> {
-    let to_text = matches!(to, SqlType::Text | SqlType::Varchar(_));
+    let to_text = matches!(to, SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_));
     if to_text || assignable(from, to) { Ok(()) } else { Err(mismatch(name, from, to)) }
+}
+
+/// The same for the columns of a query, which may return no row that would tell.
+pub fn check_fields(fields: &[Field], table: &Relation, targets: &[usize]) -> Result<(), SqlError> {
+    for (field, target) in fields.iter().zip(targets) {
+        // A type that only the catalogs know says nothing here.
+        let Ok(from) = (ColumnType { oid: field.type_oid, typmod: -1 }).to_sql() else { continue };
+        let column = &table.columns[*target];
+        check(from, &column.name, column.sql_type()?)?;
+    }
+    Ok(())
 }
 
 fn is_number(t: SqlType) -> bool {
@@ -114,7 +127,8 @@ fn round_floats(array: &Float64Array, to: SqlType) -> Result<ArrayRef, SqlError>
 
 /// Any type has an assignment cast to text.
 fn to_text(array: &ArrayRef, to: SqlType) -> Result<ArrayRef, SqlError> {
-    if array.data_type() == &DataType::Utf8 && !matches!(to, SqlType::Varchar(Some(_))) {
+    let bounded = matches!(to, SqlType::Varchar(Some(_)) | SqlType::Char(_));
+    if array.data_type() == &DataType::Utf8 && !bounded {
         return Ok(array.clone());
     }
     let column = Column::new(array)?;

@@ -5,36 +5,25 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array};
-use arrow::compute::cast;
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch};
 use arrow::datatypes::DataType;
 use futures::StreamExt;
-use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState, SqlType};
-use millrace_executor::dml::{InsertConflict, LoadKind};
+use millrace_common::{RelationId, SqlError, SqlState, SqlType};
+use millrace_executor::dml::InsertConflict;
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{
-    AssignmentTarget, ConflictTarget, DoUpdate, Expr, Ident, Insert, OnConflict, OnConflictAction,
-    OnInsert, Query, SetExpr, TableObject,
+    AssignmentTarget, Expr, Ident, Insert, Query, SelectItem, SetExpr, TableObject,
 };
 
+use super::conflict::{Conflict, conflict_of, resolve_conflicts};
+use super::insert_select::{HELD_BYTES, Into, is_values, streamed};
 use super::rewrite::{self, is_default, literal, literal_fits, type_unknown};
-use super::{
-    Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rows, too_many_conflicts,
-};
-use crate::cluster::DmlKind;
+use super::{Done, MAX_ATTEMPTS, apply, check_table, returning, rows, too_many_conflicts};
 use crate::ddl::generated;
-use crate::dml::assign::assign;
+use crate::dml::assign::{assign, check_fields};
 use crate::encoding::ColumnBuilder;
 use crate::query::catalog_view::{SessionCatalog, fold};
 use crate::session::Session;
-
-/// What to do with a row whose key exists.
-enum Conflict<'a> {
-    /// As the table was declared: error, overwrite or ignore.
-    Declared,
-    Nothing,
-    Update(&'a DoUpdate),
-}
 
 pub fn table_of(view: &SessionCatalog, insert: &Insert) -> Result<Arc<Relation>, SqlError> {
     let TableObject::TableName(name) = &insert.table else {
@@ -54,13 +43,23 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
     )?;
     let conflict = conflict_of(&table, insert)?;
     let alias = insert.table_alias.as_ref().map_or_else(|| table.name.clone(), |a| fold(&a.alias));
-    if let Some(query) = streamed(session, &table, insert, &conflict) {
-        return load_query(session, &view, &table, &targets, query, !insert.columns.is_empty())
-            .await;
+    let into = Into { table: &table, alias: &alias, targets: &targets, insert };
+    if let Some(on_conflict) = streamed(session, &table, insert, &conflict) {
+        return into.load(session, &view, on_conflict).await;
     }
+    let may_load = matches!(conflict, Conflict::Update(_))
+        && insert.returning.is_none()
+        && insert.source.as_deref().is_some_and(|q| !is_values(q))
+        && !session.stages_writes();
+    let limit = if may_load { HELD_BYTES } else { session.shared.config.query_memory };
     for _ in 0..MAX_ATTEMPTS {
-        let named = !insert.columns.is_empty();
-        let rows = full_rows(session, &table, insert.source.as_deref(), &targets, named).await?;
+        let rows = match (into.full_rows(session, limit).await?, &conflict) {
+            (Some(rows), _) => rows,
+            (None, Conflict::Update(update)) if may_load => {
+                return into.load_upserts(session, update).await;
+            }
+            (None, _) => return Err(super::too_large(limit)),
+        };
         let evaluated = resolve_conflicts(session, &table, &alias, rows, &conflict).await?;
         // Before anything is applied: a RETURNING that fails leaves nothing behind.
         let items = insert.returning.as_deref();
@@ -82,21 +81,6 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
     Err(too_many_conflicts())
 }
 
-/// The query of an INSERT … SELECT whose rows only have to be new: it may be of any size.
-fn streamed<'a>(
-    session: &Session,
-    table: &Relation,
-    insert: &'a Insert,
-    conflict: &Conflict<'_>,
-) -> Option<&'a Query> {
-    let query = insert.source.as_deref()?;
-    let plain = matches!(conflict, Conflict::Declared)
-        && load_conflict(table) == InsertConflict::Error
-        && insert.returning.is_none()
-        && !session.stages_writes();
-    (plain && !matches!(query.body.as_ref(), SetExpr::Values(_))).then_some(query)
-}
-
 /// What a table does with rows whose key exists.
 pub fn load_conflict(table: &Relation) -> InsertConflict {
     match TableConflict::try_from(table.on_conflict) {
@@ -104,37 +88,6 @@ pub fn load_conflict(table: &Relation) -> InsertConflict {
         Ok(TableConflict::Ignore) => InsertConflict::Nothing,
         _ => InsertConflict::Error,
     }
-}
-
-async fn load_query(
-    session: &Session,
-    view: &SessionCatalog,
-    table: &Relation,
-    targets: &[usize],
-    query: &Query,
-    named: bool,
-) -> Result<Done, SqlError> {
-    let (fields, mut stream) = session.stream(view, query).await?;
-    check_width(fields.len(), targets.len(), named)?;
-    let kind = LoadKind::Insert { on_conflict: InsertConflict::Error };
-    let id = session.shared.next_statement();
-    let mut load = session.cluster().begin_load(RelationId(table.id), id, kind).await?;
-    while let Some(batch) = stream.next().await {
-        let batch = batch?;
-        let columns = batch
-            .columns()
-            .iter()
-            .zip(targets)
-            .map(|(array, target)| {
-                let column = &table.columns[*target];
-                assign(array, &column.name, column.sql_type()?)
-            })
-            .collect::<Result<Vec<_>, SqlError>>()?;
-        let rows = complete_rows(session, table, targets, columns, batch.num_rows()).await?;
-        load.append(DeltaChunk::inserts(rows)).await?;
-    }
-    let count = load.finish().await?.rows_affected;
-    Ok(Done { tag: format!("INSERT 0 {count}"), returning: None })
 }
 
 fn last_ident(name: &sqlparser::ast::ObjectName) -> Result<Ident, SqlError> {
@@ -178,68 +131,6 @@ pub fn column_position(table: &Relation, name: &str) -> Result<usize, SqlError> 
     })
 }
 
-fn conflict_of<'a>(table: &Relation, insert: &'a Insert) -> Result<Conflict<'a>, SqlError> {
-    let Some(on) = &insert.on else { return Ok(Conflict::Declared) };
-    let OnInsert::OnConflict(OnConflict { conflict_target, action }) = on else {
-        return Err(SqlError::unsupported("ON DUPLICATE KEY UPDATE")
-            .with_hint("Use ON CONFLICT … DO UPDATE."));
-    };
-    match conflict_target {
-        Some(ConflictTarget::Columns(columns)) => {
-            let mut named: Vec<u32> = columns
-                .iter()
-                .map(|c| column_position(table, &fold(c)).map(|p| p as u32))
-                .collect::<Result<_, _>>()?;
-            let mut key = table.key.clone();
-            named.sort_unstable();
-            key.sort_unstable();
-            if !table.primary_key || named != key {
-                return Err(SqlError::new(
-                    SqlState("42P10"),
-                    "there is no unique or exclusion constraint matching the ON CONFLICT specification",
-                ));
-            }
-        }
-        Some(ConflictTarget::OnConstraint(name)) => {
-            if !table.primary_key
-                || name.to_string().to_lowercase() != format!("{}_pkey", table.name)
-            {
-                return Err(SqlError::new(
-                    SqlState::UNDEFINED_OBJECT,
-                    format!("constraint \"{name}\" for table \"{}\" does not exist", table.name),
-                ));
-            }
-        }
-        None if matches!(action, OnConflictAction::DoUpdate(_)) => {
-            return Err(SqlError::new(
-                SqlState::SYNTAX_ERROR,
-                "ON CONFLICT DO UPDATE requires inference specification or constraint name",
-            )
-            .with_hint("For example, ON CONFLICT (column_name)."));
-        }
-        None => {}
-    }
-    Ok(match action {
-        OnConflictAction::DoNothing => Conflict::Nothing,
-        OnConflictAction::DoUpdate(update) => Conflict::Update(update),
-    })
-}
-
-/// Evaluates the source to rows of all of the table's columns, defaults and row ids included.
-async fn full_rows(
-    session: &Session,
-    table: &Relation,
-    source: Option<&Query>,
-    targets: &[usize],
-    named: bool,
-) -> Result<RecordBatch, SqlError> {
-    let (given, count) = match source {
-        None => (Vec::new(), 1),
-        Some(query) => source_rows(session, table, query, targets, named).await?,
-    };
-    complete_rows(session, table, targets, given, count).await
-}
-
 /// Adds defaults and row ids to given columns, and checks NOT NULL.
 pub async fn complete_rows(
     session: &Session,
@@ -270,7 +161,9 @@ pub async fn complete_rows(
         columns[i] = Some(array);
     }
     let mut columns: Vec<ArrayRef> = columns.into_iter().flatten().collect();
+    rows::round_seconds(table, &mut columns)?;
     generated::fill(session, table, &mut columns, count).await?;
+    rows::round_seconds(table, &mut columns)?;
     rows::check_not_null(table, &columns)?;
     rows::batch(&schema, columns, count)
 }
@@ -304,14 +197,14 @@ async fn default_values(
     assign(&all, &table.columns[column].name, to)
 }
 
-/// The source's columns, cast to their targets, and its number of rows.
-async fn source_rows(
+/// The source's columns, cast to their targets, and its number of rows. `None`: they take more bytes than `limit`.
+pub(super) async fn source_rows(
     session: &Session,
     table: &Relation,
     query: &Query,
-    targets: &[usize],
-    named: bool,
-) -> Result<(Vec<ArrayRef>, usize), SqlError> {
+    (targets, named): (&[usize], bool),
+    limit: usize,
+) -> Result<Option<(Vec<ArrayRef>, usize)>, SqlError> {
     let query = match query.body.as_ref() {
         SetExpr::Values(values) if query.order_by.is_none() && query.limit_clause.is_none() => {
             if values.rows.windows(2).any(|pair| pair[0].len() != pair[1].len()) {
@@ -324,14 +217,24 @@ async fn source_rows(
                 check_width(row.len(), targets.len(), named)?;
             }
             if let Some(done) = literal_rows(table, values, targets)? {
-                return Ok(done);
+                return Ok(Some(done));
             }
             typed_values(table, query, targets)?
         }
-        _ => query.clone(),
+        _ => typed_select(table, query, targets)?,
     };
-    let (fields, batches) = session.collect(&session.catalog_view(), &query).await?;
+    let (fields, mut stream) = session.stream(&session.catalog_view(), &query).await?;
     check_width(fields.len(), targets.len(), named)?;
+    check_fields(&fields, table, targets)?;
+    let (mut batches, mut bytes) = (Vec::new(), 0);
+    while let Some(batch) = stream.next().await {
+        let batch = batch?;
+        bytes += batch.get_array_memory_size();
+        if bytes > limit {
+            return Ok(None);
+        }
+        batches.push(batch);
+    }
     let count = batches.iter().map(RecordBatch::num_rows).sum();
     let mut columns = Vec::with_capacity(targets.len());
     for (i, target) in targets.iter().enumerate().take(fields.len()) {
@@ -344,11 +247,11 @@ async fn source_rows(
         };
         columns.push(assign(&all, &column.name, column.sql_type()?)?);
     }
-    Ok((columns, count))
+    Ok(Some((columns, count)))
 }
 
 /// Fewer values than columns leave the rest to their defaults, unless the columns are named.
-fn check_width(values: usize, targets: usize, named: bool) -> Result<(), SqlError> {
+pub(super) fn check_width(values: usize, targets: usize, named: bool) -> Result<(), SqlError> {
     if named && values < targets {
         return Err(SqlError::new(
             SqlState::SYNTAX_ERROR,
@@ -429,6 +332,25 @@ fn typed_values(table: &Relation, query: &Query, targets: &[usize]) -> Result<Qu
     Ok(query)
 }
 
+/// A SELECT whose literals of unknown type have their column's.
+pub(super) fn typed_select(
+    table: &Relation,
+    query: &Query,
+    targets: &[usize],
+) -> Result<Query, SqlError> {
+    let mut query = query.clone();
+    let SetExpr::Select(select) = query.body.as_mut() else { return Ok(query) };
+    for (item, target) in select.projection.iter_mut().zip(targets) {
+        let (SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. }) = item else {
+            break; // What follows a `*` has no known place.
+        };
+        if matches!(e, Expr::Value(_)) {
+            *e = type_unknown(e.clone(), table.columns[*target].sql_type()?)?;
+        }
+    }
+    Ok(query)
+}
+
 /// Parameter types a VALUES list says: `$n` alone in a column has the column's type.
 pub fn infer_parameters(
     table: &Relation,
@@ -450,151 +372,6 @@ pub fn infer_parameters(
         }
     }
     Ok(())
-}
-
-async fn resolve_conflicts(
-    session: &Session,
-    table: &Relation,
-    alias: &str,
-    new: RecordBatch,
-    conflict: &Conflict<'_>,
-) -> Result<Evaluated, SqlError> {
-    let count = new.num_rows() as u64;
-    match conflict {
-        Conflict::Declared => {
-            let kind = match TableConflict::try_from(table.on_conflict) {
-                Ok(TableConflict::Overwrite) => DmlKind::InsertOrOverwrite,
-                Ok(TableConflict::Ignore) => DmlKind::InsertOrIgnore,
-                _ => DmlKind::Insert,
-            };
-            let rows = (kind != DmlKind::InsertOrIgnore).then_some(count);
-            Ok(Evaluated {
-                delta: DeltaChunk::inserts(new.clone()),
-                kind,
-                rows,
-                output: new,
-                resolves_conflicts: false,
-            })
-        }
-        Conflict::Nothing => {
-            let new = rows::take(&new, &rows::first_of_each_key(table, &new)?)?;
-            let existing = existing_rows(session, table, &new).await?.0;
-            let mut fresh = vec![true; new.num_rows()];
-            existing.values().iter().for_each(|i| fresh[*i as usize] = false);
-            let new = rows::filter(&new, &BooleanArray::from(fresh))?;
-            let rows = Some(new.num_rows() as u64);
-            Ok(Evaluated {
-                delta: DeltaChunk::inserts(new.clone()),
-                kind: DmlKind::Insert,
-                rows,
-                output: new,
-                resolves_conflicts: true,
-            })
-        }
-        Conflict::Update(update) => upsert(session, table, alias, new, update).await,
-    }
-}
-
-/// Rows of the table that have the keys of `new`: positions in `new`, ascending, and the rows.
-async fn existing_rows(
-    session: &Session,
-    table: &Relation,
-    new: &RecordBatch,
-) -> Result<(UInt32Array, RecordBatch), SqlError> {
-    session.rows_at(table, rows::storage_keys(table, new)?).await
-}
-
-/// ON CONFLICT DO UPDATE: rows without a partner are inserted, the others updated by the SET list.
-async fn upsert(
-    session: &Session,
-    table: &Relation,
-    alias: &str,
-    new: RecordBatch,
-    update: &DoUpdate,
-) -> Result<Evaluated, SqlError> {
-    if rows::first_of_each_key(table, &new)?.len() != new.num_rows() {
-        return Err(SqlError::new(
-            SqlState("21000"),
-            "ON CONFLICT DO UPDATE command cannot affect row a second time",
-        )
-        .with_hint("Ensure that no rows proposed for insertion within the same command have duplicate constrained values."));
-    }
-    let (partners, old) = existing_rows(session, table, &new).await?;
-    let mut fresh = vec![true; new.num_rows()];
-    partners.values().iter().for_each(|i| fresh[*i as usize] = false);
-    let inserted = rows::filter(&new, &BooleanArray::from(fresh))?;
-    let schema = new.schema();
-    let old = rows::batch(&schema, old.columns().to_vec(), old.num_rows())?;
-    let (old, updated) = if old.num_rows() == 0 {
-        (old.clone(), old)
-    } else {
-        let excluded = rows::take(&new, &partners)?;
-        set_over_conflicts(session, table, alias, old, excluded, update).await?
-    };
-    let output = rows::concat(&schema, &[inserted.clone(), updated.clone()])?;
-    let delta = DeltaChunk::concat(
-        &schema,
-        &[
-            DeltaChunk::inserts(old).negate(),
-            DeltaChunk::inserts(updated),
-            DeltaChunk::inserts(inserted),
-        ],
-    )
-    .map_err(rows::arrow_error)?;
-    let rows = Some(output.num_rows() as u64);
-    Ok(Evaluated { delta, kind: DmlKind::Upsert, rows, output, resolves_conflicts: true })
-}
-
-/// Evaluates `SET … WHERE …` over pairs of existing and excluded rows; returns the pairs' old rows
-/// that are updated, and their new rows.
-async fn set_over_conflicts(
-    session: &Session,
-    table: &Relation,
-    alias: &str,
-    old: RecordBatch,
-    excluded: RecordBatch,
-    update: &DoUpdate,
-) -> Result<(RecordBatch, RecordBatch), SqlError> {
-    let numbers = UInt32Array::from_iter_values(0..old.num_rows() as u32);
-    let (relation, pairs) = rows::with_row_number(table, alias, &old, numbers.clone())?;
-    let (excluded_relation, excluded) =
-        rows::with_row_number(table, "excluded", &excluded, numbers)?;
-    let mut query = rewrite::empty_query()?;
-    let select = rewrite::select_of(&mut query)?;
-    select.projection = vec![rewrite::item(rewrite::column(alias, rows::ROW_NUMBER), "n")];
-    let mut positions = Vec::new();
-    for (i, assignment) in update.assignments.iter().enumerate() {
-        let position = assignment_position(table, &assignment.target)?;
-        let value = assigned_value(table, position, &assignment.value)?;
-        select.projection.push(rewrite::item(value, &format!("v{i}")));
-        positions.push(position);
-    }
-    select.from = vec![rewrite::table_ref(None, alias), rewrite::table_ref(None, "excluded")];
-    let join = format!("{}.{n} = excluded.{n}", rewrite::quote_ident(alias), n = rows::ROW_NUMBER);
-    let join = match &update.selection {
-        Some(filter) => format!("{join} AND ({filter})"),
-        None => join,
-    };
-    select.selection = Some(rewrite::parse_expr(&join)?);
-    let mut view = session.catalog_view();
-    view.add_temporary(relation, rows::mem_table(pairs)?);
-    view.add_temporary(excluded_relation, rows::mem_table(excluded)?);
-    let (_, batches) = session.collect(&view, &query).await?;
-    let Some(first) = batches.first() else { return Ok((old.slice(0, 0), old.slice(0, 0))) };
-    let result =
-        arrow::compute::concat_batches(&first.schema(), &batches).map_err(rows::arrow_error)?;
-    let which = cast(result.column(0), &DataType::UInt32).map_err(rows::arrow_error)?;
-    let which: &UInt32Array = arrow::array::AsArray::as_primitive(&which);
-    let old = rows::take(&old, which)?;
-    let mut columns = old.columns().to_vec();
-    for (i, position) in positions.iter().enumerate() {
-        let column = &table.columns[*position];
-        columns[*position] = assign(result.column(i + 1), &column.name, column.sql_type()?)?;
-    }
-    generated::fill(session, table, &mut columns, old.num_rows()).await?;
-    rows::check_not_null(table, &columns)?;
-    let updated = rows::batch(&old.schema(), columns, old.num_rows())?;
-    Ok((old, updated))
 }
 
 /// The column a SET item names.

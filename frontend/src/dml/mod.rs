@@ -6,17 +6,21 @@
 //! concurrent `SET x = x + 1` lose nothing without locks (docs/design.md §4, "Statements").
 
 pub mod assign;
+pub mod conflict;
 pub mod insert;
+pub mod insert_select;
 pub mod rewrite;
 pub mod rows;
+pub mod spool;
 pub mod update;
 
 use arrow::array::RecordBatch;
+use futures::StreamExt;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use sqlparser::ast::{SelectItem, Statement as Sql};
 
-use crate::cluster::{DmlKind, DmlResult};
+use crate::cluster::{BatchStream, DmlKind, DmlResult};
 use crate::session::Session;
 use crate::wire::Field;
 
@@ -24,11 +28,13 @@ use crate::wire::Field;
 pub const MAX_ATTEMPTS: usize = 32;
 
 /// What a statement did.
-#[derive(Debug)]
 pub struct Done {
     pub tag: String,
-    pub returning: Option<(Vec<Field>, Vec<RecordBatch>)>,
+    pub returning: Option<Returned>,
 }
+
+/// What RETURNING gives: columns, and rows that have been computed.
+pub type Returned = (Vec<Field>, BatchStream);
 
 /// One evaluation of a statement.
 pub struct Evaluated {
@@ -87,6 +93,15 @@ pub fn too_many_conflicts() -> SqlError {
     .with_hint("The transaction might succeed if retried.")
 }
 
+/// 54001 for what has to be held in memory and is too much.
+pub fn too_large(limit: usize) -> SqlError {
+    SqlError::new(
+        SqlState::STATEMENT_TOO_COMPLEX,
+        format!("the statement's rows exceed {} MB", limit >> 20),
+    )
+    .with_hint("Change fewer rows at a time.")
+}
+
 /// Only tables take DML.
 pub fn check_table(relation: &Relation, verb: &str) -> Result<(), SqlError> {
     let kind = match RelationKind::try_from(relation.kind) {
@@ -110,16 +125,26 @@ pub async fn returning(
     alias: &str,
     items: Option<&[SelectItem]>,
     rows: RecordBatch,
-) -> Result<Option<(Vec<Field>, Vec<RecordBatch>)>, SqlError> {
+) -> Result<Option<Returned>, SqlError> {
     let Some(items) = items else { return Ok(None) };
+    let (fields, batches) = returned(session, table, alias, items, rows).await?;
+    Ok(Some((fields, futures::stream::iter(batches.into_iter().map(Ok)).boxed())))
+}
+
+async fn returned(
+    session: &Session,
+    table: &Relation,
+    alias: &str,
+    items: &[SelectItem],
+    rows: RecordBatch,
+) -> Result<(Vec<Field>, Vec<RecordBatch>), SqlError> {
     let mut query = rewrite::empty_query()?;
     let select = rewrite::select_of(&mut query)?;
     select.projection = items.to_vec();
     select.from = vec![rewrite::table_ref(None, alias)];
     let mut view = session.catalog_view();
     view.add_temporary(rows::renamed(table, alias), rows::mem_table(rows)?);
-    let (fields, batches) = session.collect(&view, &query).await?;
-    Ok(Some((fields, batches)))
+    session.collect(&view, &query).await
 }
 
 /// The columns RETURNING will have, without running the statement.

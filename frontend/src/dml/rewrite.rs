@@ -106,7 +106,7 @@ pub fn type_unknown(expr: Expr, to: SqlType) -> Result<Expr, SqlError> {
 /// The type's name without its length: lengths are checked at assignment, never cut by a cast.
 fn base_name(t: SqlType) -> String {
     match t {
-        SqlType::Varchar(_) => "text".to_owned(),
+        SqlType::Varchar(_) | SqlType::Char(_) => "text".to_owned(),
         other => other.to_string(),
     }
 }

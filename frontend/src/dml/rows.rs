@@ -11,6 +11,8 @@ use datafusion::catalog::TableProvider;
 use datafusion::datasource::MemTable;
 use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlState};
+use millrace_planner::bind::types::second_digits;
+use millrace_planner::functions::round;
 use millrace_planner::sql_error_from_datafusion;
 use millrace_rpc::catalog::{Column as CatalogColumn, Relation};
 
@@ -36,6 +38,16 @@ pub fn nullable(schema: &Schema) -> SchemaRef {
     let fields: Vec<_> =
         schema.fields().iter().map(|f| f.as_ref().clone().with_nullable(true)).collect();
     Arc::new(Schema::new(fields))
+}
+
+/// Rounds the seconds of times to the digits that their columns are declared with.
+pub fn round_seconds(table: &Relation, columns: &mut [ArrayRef]) -> Result<(), SqlError> {
+    for (column, array) in table.columns.iter().zip(columns) {
+        if let Some(digits) = second_digits(column.sql_type) {
+            *array = round::round_seconds(array, digits)?;
+        }
+    }
+    Ok(())
 }
 
 /// 23502 with the failing row, as PostgreSQL words it.

@@ -5,19 +5,21 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::DataType;
 use futures::StreamExt;
-use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState};
-use millrace_executor::dml::{DmlError, Load, LoadKind};
+use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
+use millrace_executor::dml::{DmlError, Load, LoadKind, OnRepeat};
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{
-    Delete, Expr, FromTable, Query, TableFactor, TableWithJoins, Update, UpdateTableFromKind,
+    Delete, Distinct, Expr, FromTable, Query, SelectItem, TableFactor, TableWithJoins, Update,
+    UpdateTableFromKind,
 };
 
-use super::assign::assign;
+use super::assign::{assign, check_fields};
 use super::insert::{assigned_value, assignment_position};
+use super::spool::Spool;
 use super::{
     Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rewrite, rows, too_many_conflicts,
 };
-use crate::cluster::DmlKind;
+use crate::cluster::{BatchStream, DmlKind};
 use crate::ddl::generated;
 use crate::query::catalog_view::{SessionCatalog, fold};
 use crate::session::Session;
@@ -31,6 +33,32 @@ pub struct Plan {
     positions: Vec<usize>,
     /// The query finds every row once: nothing is joined to the table.
     alone: bool,
+}
+
+impl Plan {
+    /// Rows move to other keys.
+    fn moves(&self) -> bool {
+        self.positions.iter().any(|p| self.table.key.contains(&(*p as u32)))
+    }
+
+    /// The query with every row of the table once, whatever is joined to it.
+    fn once(&self) -> Result<Query, SqlError> {
+        let mut query = self.query.clone();
+        if !self.alone {
+            let key = self.table.key.iter().map(|k| &self.table.columns[*k as usize].name);
+            let key = key.map(|name| rewrite::column(&self.alias, name)).collect();
+            rewrite::select_of(&mut query)?.distinct = Some(Distinct::On(key));
+        }
+        Ok(query)
+    }
+
+    /// How the rows of a large statement get into the table.
+    fn load_kind(&self, read_at: Epoch) -> LoadKind {
+        match self.moves() {
+            true => LoadKind::Change { read_at, on_repeat: OnRepeat::Duplicate },
+            false => LoadKind::Replace { read_at },
+        }
+    }
 }
 
 /// The table an UPDATE or DELETE names, and the name its columns go by.
@@ -76,12 +104,14 @@ fn base_query(
 
 pub fn plan_update(view: &SessionCatalog, update: &Update) -> Result<Plan, SqlError> {
     let (table, alias) = target(view, &update.table, "UPDATE")?;
-    let mut from = vec![update.table.clone()];
+    let mut from = Vec::new();
     if let Some(UpdateTableFromKind::BeforeSet(tables) | UpdateTableFromKind::AfterSet(tables)) =
         &update.from
     {
         from.extend(tables.iter().cloned());
     }
+    // A join holds what comes first in memory, and the table may be larger than that.
+    from.push(update.table.clone());
     let alone = from.len() == 1 && from.iter().all(|f| f.joins.is_empty());
     let mut query = base_query(&table, &alias, from, update.selection.clone())?;
     let mut positions = Vec::new();
@@ -107,8 +137,8 @@ pub fn plan_delete(view: &SessionCatalog, delete: &Delete) -> Result<Plan, SqlEr
         return Err(SqlError::unsupported("DELETE from several tables"));
     };
     let (table, alias) = target(view, table_ref, "DELETE")?;
-    let mut from = tables.clone();
-    from.extend(delete.using.iter().flatten().cloned());
+    let mut from: Vec<TableWithJoins> = delete.using.iter().flatten().cloned().collect();
+    from.extend(tables.iter().cloned());
     let alone = from.len() == 1 && from.iter().all(|f| f.joins.is_empty());
     let query = base_query(&table, &alias, from, delete.selection.clone())?;
     Ok(Plan { table, alias, query, positions: Vec::new(), alone })
@@ -152,25 +182,37 @@ async fn run(
     session: &Session,
     verb: &str,
     plan: &Plan,
-    items: Option<&[sqlparser::ast::SelectItem]>,
+    items: Option<&[SelectItem]>,
 ) -> Result<Done, SqlError> {
-    let mut locked = false;
+    // Others write to the table all the time: in the second attempt of a large statement they wait.
+    let (mut large, mut locked) = (false, false);
     for _ in 0..MAX_ATTEMPTS {
-        let evaluated = match found(session, plan, items.is_some(), locked).await? {
-            Found::Here(batches) => evaluate(session, plan, &batches).await?,
-            Found::Loaded(load) => match load.finish().await {
-                Ok(done) => {
-                    let tag = format!("{verb} {}", done.rows_affected);
-                    return Ok(Done { tag, returning: None });
+        if large {
+            let mut loading = load(session, plan, items, locked).await?;
+            if loading.rows == 0 {
+                large = false;
+                continue;
+            }
+            let returning = match loading.returned.take() {
+                Some(spool) => Some(spool.finish(session).await?),
+                None => None,
+            };
+            match loading.load.finish().await {
+                Ok(_) => {
+                    return Ok(Done { tag: format!("{verb} {}", loading.rows), returning });
                 }
-                // Others write to the table all the time: they wait for the next attempt.
                 Err(DmlError::Conflict) => {
                     locked = true;
                     continue;
                 }
                 Err(e) => return Err(e.into()),
-            },
+            }
+        }
+        let Some(batches) = held(session, plan).await? else {
+            large = true;
+            continue;
         };
+        let evaluated = evaluate(session, plan, &batches).await?;
         // Before anything is applied: a RETURNING that fails leaves nothing behind.
         let output = evaluated.output.clone();
         let returning = returning(session, &plan.table, &plan.alias, items, output).await?;
@@ -181,101 +223,95 @@ async fn run(
     Err(too_many_conflicts())
 }
 
-/// The rows a statement changes.
-enum Found {
-    /// Few enough to be held.
-    Here(Vec<RecordBatch>),
-    /// Too many: what becomes of them is on its way into the table.
-    Loaded(Box<Load>),
-}
-
 /// Rows of this many bytes are held.
 const HELD_BYTES: usize = 8 << 20;
 
-async fn found(
-    session: &Session,
-    plan: &Plan,
-    returning: bool,
-    locked: bool,
-) -> Result<Found, SqlError> {
-    let key = &plan.table.key;
-    let may_load = plan.alone
-        && !returning
-        && !session.stages_writes()
-        && plan.positions.iter().all(|p| !key.contains(&(*p as u32)));
-    let mut load = None;
-    if locked {
-        let mut first = begin_load(session, plan, Epoch::ZERO).await?;
-        first.lock_table().await?;
-        load = Some(first);
-    }
-    let view = session.catalog_view();
-    let (_, mut stream) = session.stream(&view, &plan.query).await?;
-    let epoch = view.epoch.get().copied().unwrap_or_default();
-    if let Some(load) = &mut load {
-        load.read_at(epoch);
-    }
+/// The rows that a statement changes; `None`: too many to be held.
+async fn held(session: &Session, plan: &Plan) -> Result<Option<Vec<RecordBatch>>, SqlError> {
+    let may_load = !session.stages_writes();
+    let limit = if may_load { HELD_BYTES } else { session.shared.config.query_memory };
+    let mut stream = stream(session, &session.catalog_view(), plan, &plan.query).await?;
     let (mut held, mut bytes) = (Vec::new(), 0);
     while let Some(batch) = stream.next().await {
         let batch = batch?;
-        if let Some(load) = &mut load {
-            load.append(changed(session, plan, &batch).await?).await?;
-            match load.has_spilled() {
-                true => held.clear(),
-                false => held.push(batch),
-            }
-            continue;
-        }
         bytes += batch.get_array_memory_size();
-        held.push(batch);
-        if may_load && bytes > HELD_BYTES {
-            let mut begun = begin_load(session, plan, epoch).await?;
-            for batch in &held {
-                begun.append(changed(session, plan, batch).await?).await?;
-            }
-            if begun.has_spilled() {
-                held.clear();
-            }
-            load = Some(begun);
-        } else if bytes > session.shared.config.query_memory {
-            return Err(SqlError::new(
-                SqlState::STATEMENT_TOO_COMPLEX,
-                format!(
-                    "the statement's rows exceed {} MB",
-                    session.shared.config.query_memory >> 20
-                ),
-            )
-            .with_hint("Change fewer rows at a time."));
+        if bytes > limit {
+            return if may_load { Ok(None) } else { Err(super::too_large(limit)) };
         }
+        held.push(batch);
     }
-    // A load that has not spilled holds no more than `held`, which goes the ordinary way.
-    Ok(match load {
-        Some(load) if load.has_spilled() => Found::Loaded(Box::new(load)),
-        _ => Found::Here(held),
-    })
+    Ok(Some(held))
 }
 
-async fn begin_load(session: &Session, plan: &Plan, epoch: Epoch) -> Result<Load, SqlError> {
+async fn stream(
+    session: &Session,
+    view: &SessionCatalog,
+    plan: &Plan,
+    query: &Query,
+) -> Result<BatchStream, SqlError> {
+    let (fields, stream) = session.stream(view, query).await?;
+    check_fields(&fields[plan.table.columns.len()..], &plan.table, &plan.positions)?;
+    Ok(stream)
+}
+
+/// A large statement on its way into the table.
+struct Loading {
+    load: Load,
+    rows: u64,
+    returned: Option<Spool>,
+}
+
+async fn load(
+    session: &Session,
+    plan: &Plan,
+    items: Option<&[SelectItem]>,
+    locked: bool,
+) -> Result<Loading, SqlError> {
     let id = session.shared.next_statement();
-    let kind = LoadKind::Replace { read_at: epoch };
-    session.cluster().begin_load(RelationId(plan.table.id), id, kind).await
+    let kind = plan.load_kind(Epoch::ZERO);
+    let mut load = session.cluster().begin_load(RelationId(plan.table.id), id, kind).await?;
+    if locked {
+        load.lock_table().await?;
+    }
+    let view = session.catalog_view();
+    let mut stream = stream(session, &view, plan, &plan.once()?).await?;
+    load.read_at(view.epoch.get().copied().unwrap_or_default());
+    let mut returned = items.map(|items| Spool::new(&plan.table, &plan.alias, items));
+    let mut rows = 0;
+    while let Some(batch) = stream.next().await {
+        let batch = batch?;
+        rows += batch.num_rows() as u64;
+        let (delta, output) = changed(session, plan, &batch).await?;
+        if let Some(spool) = &mut returned {
+            spool.add(session, output).await?;
+        }
+        load.append(delta).await?;
+    }
+    Ok(Loading { load, rows, returned })
 }
 
-/// What becomes of rows whose keys stay: deleted, or put in their own place.
+/// What becomes of rows: deleted, put in their own place, or moved to other keys; and the rows for RETURNING.
 async fn changed(
     session: &Session,
     plan: &Plan,
     all: &RecordBatch,
-) -> Result<DeltaChunk, SqlError> {
+) -> Result<(DeltaChunk, RecordBatch), SqlError> {
     let width = plan.table.columns.len();
     let schema = rows::nullable(plan.table.arrow_schema()?.as_ref());
     let mut columns: Vec<ArrayRef> = all.columns()[..width].to_vec();
+    let old = rows::batch(&schema, columns.clone(), all.num_rows())?;
+    let removed = DeltaChunk::inserts(old.clone()).negate();
     if plan.positions.is_empty() {
-        let old = rows::batch(&schema, columns, all.num_rows())?;
-        return Ok(DeltaChunk::inserts(old).negate());
+        return Ok((removed, old));
     }
     set_columns(session, plan, all, &mut columns).await?;
-    Ok(DeltaChunk::inserts(rows::batch(&schema, columns, all.num_rows())?))
+    let new = rows::batch(&schema, columns, all.num_rows())?;
+    let added = DeltaChunk::inserts(new.clone());
+    let delta = match plan.moves() {
+        true => DeltaChunk::concat(&schema, &[removed, added]).map_err(rows::arrow_error)?,
+        false => added,
+    };
+    Ok((delta, new))
 }
 
 /// The values of SET into the columns of rows, and what follows from them.
@@ -290,7 +326,9 @@ async fn set_columns(
         let column = &plan.table.columns[*position];
         columns[*position] = assign(all.column(width + i), &column.name, column.sql_type()?)?;
     }
+    rows::round_seconds(&plan.table, columns)?;
     generated::fill(session, &plan.table, columns, all.num_rows()).await?;
+    rows::round_seconds(&plan.table, columns)?;
     rows::check_not_null(&plan.table, columns)
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use datafusion::config::ConfigOptions;
 use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::SpillFile;
 use datafusion::execution::memory_pool::FairSpillPool;
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionState;
@@ -63,6 +64,7 @@ impl QueryEngine {
             .enable_all()
             .build()
             .map_err(FrontendError::Runtime)?;
+        millrace_planner::functions::bounded::fit_to_memory(memory_bytes);
         let environment = RuntimeEnvBuilder::new()
             .with_memory_pool(Arc::new(FairSpillPool::new(memory_bytes)))
             .build_arc()
@@ -92,6 +94,12 @@ impl QueryEngine {
     /// Bytes that running queries have reserved.
     pub fn memory_used(&self) -> usize {
         self.environment.memory_pool.reserved()
+    }
+
+    /// A file that is gone when it is dropped.
+    pub fn temporary_file(&self) -> Result<Arc<dyn SpillFile>, SqlError> {
+        let manager = &self.environment.disk_manager;
+        manager.create_tmp_file("rows for RETURNING").map_err(sql_error_from_datafusion)
     }
 
     pub fn optimize(&self, plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray};
 use futures::StreamExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::{ParsedStatement, Statement};
@@ -119,7 +119,26 @@ impl Session {
 /// Columns of a batch, ready to be written.
 pub fn columns_of(batch: &RecordBatch, fields: &[Field]) -> Result<Vec<Column>, SqlError> {
     let oid = |i: usize| fields.get(i).map_or(0, |f| f.type_oid);
-    batch.columns().iter().enumerate().map(|(i, c)| Column::of_type(c, oid(i))).collect()
+    let column = |(i, c): (usize, &ArrayRef)| match fields.get(i) {
+        Some(f) if f.type_oid == CHAR_OID && f.typmod > 4 => {
+            Column::of_type(&padded(c, (f.typmod - 4) as usize), f.type_oid)
+        }
+        _ => Column::of_type(c, oid(i)),
+    };
+    batch.columns().iter().enumerate().map(column).collect()
+}
+
+/// `char`.
+const CHAR_OID: u32 = 1042;
+
+/// Texts filled up with blanks, as a `char(n)` is shown.
+fn padded(column: &ArrayRef, length: usize) -> ArrayRef {
+    let Some(texts) = column.as_string_opt::<i32>() else { return column.clone() };
+    let text = |t: &str| {
+        let missing = length.saturating_sub(t.chars().count());
+        format!("{t}{}", " ".repeat(missing))
+    };
+    Arc::new(texts.iter().map(|t| t.map(text)).collect::<StringArray>())
 }
 
 pub fn no_cursor(name: &str) -> SqlError {

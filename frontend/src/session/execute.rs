@@ -85,8 +85,8 @@ impl Session {
                 self.notice_late();
                 let result = result?;
                 Ok(match result.returning {
-                    Some((fields, batches)) => {
-                        Outcome::Rows(RowSet::ready(fields, batches, result.tag))
+                    Some((fields, stream)) => {
+                        Outcome::Rows(RowSet { fields, stream, tag: result.tag })
                     }
                     None => Outcome::Command(result.tag),
                 })

@@ -5,9 +5,10 @@
 
 use std::ops::ControlFlow;
 
-use arrow::array::{Array, ArrayRef, AsArray};
+use arrow::array::{Array, ArrayRef};
 use arrow::datatypes::DataType;
 use bytes::BytesMut;
+use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::{Expr, Value, VisitMut, visit_expressions, visit_expressions_mut};
 
@@ -75,20 +76,12 @@ pub fn undefined(n: usize) -> SqlError {
 
 /// A one-row column as a literal of its type.
 fn literal_of(value: &ArrayRef) -> Result<Expr, SqlError> {
-    if let Some(list) = value.as_list_opt::<i32>() {
-        if list.is_null(0) {
-            return typed_literal(None, "text");
-        }
-        let items = list.value(0);
-        let elem = (0..items.len())
-            .map(|i| literal_of(&items.slice(i, 1)))
-            .collect::<Result<Vec<_>, _>>()?;
-        return Ok(Expr::Array(sqlparser::ast::Array { elem, named: true }));
-    }
     let sql = SqlType::from_arrow(value.data_type())?;
     let name = match sql {
-        SqlType::Varchar(_) => "text".to_owned(),
+        SqlType::Varchar(_) | SqlType::Char(_) => "text".to_owned(),
         SqlType::Numeric(_) => "numeric".to_owned(),
+        SqlType::Array(Element::Numeric(_)) => "numeric[]".to_owned(),
+        SqlType::Array(Element::Varchar(_)) => "text[]".to_owned(),
         other => other.to_string(),
     };
     if value.is_null(0) {

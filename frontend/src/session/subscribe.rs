@@ -215,6 +215,7 @@ impl Session {
             columns: Vec::new(),
             options: Vec::new(),
             query: def.query.clone(),
+            with_data: true,
             emit_on_window_close: false,
         };
         let (bound, names) = view::bind(self, &catalog, &create)?;

@@ -16,6 +16,7 @@ use sqlparser::ast::*;
 use super::SessionInfo;
 use super::names::{fold, name_items};
 use super::predicates::spell_out_predicates;
+use super::table_functions::reads_columns;
 use super::types::sql_type;
 use crate::functions::text::timestamptz_text;
 use crate::functions::window_fn::WITH_TIES;
@@ -42,7 +43,10 @@ pub enum Op {
 }
 
 /// Constructs that are resolved as calls: their results need a common type.
-const CONSTRUCTS: [&str; 13] = [
+const CONSTRUCTS: [&str; 16] = [
+    ANY,
+    VALUES,
+    SERIES,
     "case",
     "coalesce",
     "greatest",
@@ -58,9 +62,18 @@ const CONSTRUCTS: [&str; 13] = [
     "array_replace",
 ];
 
+/// The construct by which the elements of a column of VALUES get a common type: one of them and the others.
+pub const VALUES: &str = "#values";
+
+/// `= ANY (array)`.
+pub const ANY: &str = "#any";
+
+/// `generate_series` as an array of its arguments' type.
+pub const SERIES: &str = "#series";
+
 /// Functions that return sets of rows, and the ones of arrays that they are in a SELECT list.
 const SETS: [(&str, &str); 5] = [
-    ("generate_series", "generate_series"),
+    ("generate_series", SERIES),
     ("jsonb_array_elements", "jsonb_array_elements_list"),
     ("jsonb_array_elements_text", "jsonb_array_elements_text_list"),
     ("jsonb_object_keys", "jsonb_object_keys_list"),
@@ -153,6 +166,9 @@ impl VisitorMut for Desugar<'_> {
     type Break = Box<SqlError>;
 
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
+        if let Err(e) = super::table_functions::spell_out(select) {
+            return ControlFlow::Break(Box::new(e));
+        }
         name_items(&mut select.projection);
         select.projection.iter_mut().for_each(spread_series);
         if let Err(e) = spell_out_predicates(&mut select.projection) {
@@ -173,6 +189,10 @@ impl VisitorMut for Desugar<'_> {
     }
 
     fn pre_visit_query(&mut self, query: &mut Query) -> Flow {
+        if let Err(e) = super::windows::write_out_order(query) {
+            return ControlFlow::Break(Box::new(e));
+        }
+        super::values::unify(&mut query.body);
         match refuse_query(query) {
             Some(e) => ControlFlow::Break(Box::new(e)),
             None => ControlFlow::Continue(()),
@@ -196,6 +216,14 @@ impl VisitorMut for Desugar<'_> {
         if let Some(LimitClause::LimitOffset { limit, offset, .. }) = &mut query.limit_clause {
             limit.iter_mut().for_each(unwrap_limit);
             offset.iter_mut().for_each(|o| unwrap_limit(&mut o.value));
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
+        // Before its operands are rewritten, which loses their places.
+        if let Expr::BinaryOp { left, op, .. } = expr {
+            super::places::note(op, left);
         }
         ControlFlow::Continue(())
     }
@@ -295,7 +323,11 @@ fn digits_of(n: u64) -> Expr {
 fn cast_to(e: Expr, t: &DataType) -> Result<Expr, SqlError> {
     let value = cast(e, sql_type(t)?);
     Ok(match t {
-        DataType::Timestamp(Some(n), _) | DataType::Time(Some(n), _) if *n < 6 => {
+        DataType::Timestamp(Some(n), _)
+        | DataType::Time(Some(n), _)
+        | DataType::Interval { precision: Some(n), .. }
+            if *n < 6 =>
+        {
             call("round_seconds", [value, digits_of(*n)])
         }
         _ => value,
@@ -325,14 +357,14 @@ pub(super) fn call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
 }
 
 /// A call that is resolved by the types of its arguments.
-fn resolved(name: &'static str, args: impl IntoIterator<Item = Expr>) -> Expr {
+pub(super) fn resolved(name: &'static str, args: impl IntoIterator<Item = Expr>) -> Expr {
     let list = args
         .into_iter()
         .fold(Expr::value(Value::Null), |list, arg| ours(Op::Argument, list, Box::new(arg)));
     ours(Op::Call(name), list, null())
 }
 
-fn take(e: &mut Expr) -> Expr {
+pub(super) fn take(e: &mut Expr) -> Expr {
     std::mem::replace(e, Expr::value(Value::Null))
 }
 
@@ -411,6 +443,35 @@ impl Desugar<'_> {
                 let escape = escape_char.take().map(Expr::Value);
                 negate_if(*negated, call("similar_to", args.chain(escape)))
             }
+            // An array as such is planned without sight of outer queries.
+            Expr::Array(array) if array.elem.iter().any(reads_columns) => {
+                call("make_array", std::mem::take(&mut array.elem))
+            }
+            Expr::AnyOp { left, compare_op: BinaryOperator::Eq, right, .. }
+                if !matches!(&**right, Expr::Subquery(_)) =>
+            {
+                resolved(ANY, [take(left), take(right)])
+            }
+            Expr::Like { negated, any, expr: e, pattern, escape_char: None }
+                if let Some((each, patterns)) = quantified(*any, pattern) =>
+            {
+                quantified_like(take(e), each, patterns, *negated, false)?
+            }
+            Expr::ILike { negated, any, expr: e, pattern, escape_char: None }
+                if let Some((each, patterns)) = quantified(*any, pattern) =>
+            {
+                quantified_like(take(e), each, patterns, *negated, true)?
+            }
+            Expr::AnyOp { left, compare_op, right, .. }
+                if let Some((not, any_case)) = like_operator(compare_op) =>
+            {
+                quantified_like(take(left), false, take(right), not, any_case)?
+            }
+            Expr::AllOp { left, compare_op, right }
+                if let Some((not, any_case)) = like_operator(compare_op) =>
+            {
+                quantified_like(take(left), true, take(right), not, any_case)?
+            }
             Expr::Like { negated, any: false, expr: e, pattern, escape_char: Some(c) } => {
                 let args = [take(e), take(pattern), Expr::Value(c.clone())];
                 negate_if(*negated, call("like_escape", args))
@@ -477,7 +538,7 @@ impl Desugar<'_> {
                 return Ok(());
             }
             Expr::BinaryOp { left, op, right } => match (row_items(left), row_items(right)) {
-                (Some(a), Some(b)) => match compare_rows(&a, op, &b)? {
+                (Some(a), Some(b)) => match compare_rows(&a, &super::places::split(op).0, &b)? {
                     Some(new) => new,
                     None => return Ok(()),
                 },
@@ -637,6 +698,79 @@ impl Desugar<'_> {
                 _ => None,
             },
         })
+    }
+}
+
+/// What LIKE ANY or LIKE ALL compares with, and whether it is ALL. The parser takes ALL and SOME for calls.
+fn quantified(any: bool, pattern: &Expr) -> Option<(bool, Expr)> {
+    if any {
+        return Some((false, pattern.clone()));
+    }
+    let Expr::Function(f) = pattern else { return None };
+    let each = match f.name.to_string().to_ascii_lowercase().as_str() {
+        "all" => true,
+        "some" => false,
+        _ => return None,
+    };
+    match &f.args {
+        FunctionArguments::Subquery(q) => Some((each, Expr::Subquery(q.clone()))),
+        FunctionArguments::List(list) => match list.args.as_slice() {
+            [FunctionArg::Unnamed(FunctionArgExpr::Expr(e))] => Some((each, e.clone())),
+            _ => None,
+        },
+        FunctionArguments::None => None,
+    }
+}
+
+/// Whether LIKE's operator negates, and whether it ignores case.
+fn like_operator(op: &BinaryOperator) -> Option<(bool, bool)> {
+    Some(match op {
+        BinaryOperator::PGLikeMatch => (false, false),
+        BinaryOperator::PGILikeMatch => (false, true),
+        BinaryOperator::PGNotLikeMatch => (true, false),
+        BinaryOperator::PGNotILikeMatch => (true, true),
+        _ => return None,
+    })
+}
+
+/// `e [NOT] [I]LIKE ANY | ALL (patterns)`: of an array that is spelled out, pattern by pattern.
+fn quantified_like(
+    e: Expr,
+    each: bool,
+    patterns: Expr,
+    negated: bool,
+    any_case: bool,
+) -> Result<Expr, SqlError> {
+    let patterns = match patterns {
+        Expr::Nested(inner) => *inner,
+        other => other,
+    };
+    match patterns {
+        Expr::Array(array) => {
+            let parts = array.elem.into_iter().map(|p| {
+                let (expr, pattern) = (Box::new(e.clone()), Box::new(p));
+                match any_case {
+                    true => Expr::ILike { negated, any: false, expr, pattern, escape_char: None },
+                    false => Expr::Like { negated, any: false, expr, pattern, escape_char: None },
+                }
+            });
+            let with = if each { BinaryOperator::And } else { BinaryOperator::Or };
+            let all = parts.reduce(|a, b| binary(a, with.clone(), b));
+            let none = Expr::value(Value::Boolean(each));
+            Ok(Expr::Nested(Box::new(all.unwrap_or(none))))
+        }
+        Expr::Subquery(_) => Err(SqlError::unsupported("LIKE ANY or ALL of a subquery")
+            .with_hint("Use EXISTS with a condition, or an array.")),
+        patterns => {
+            // Not like any of them: like all of them, negated.
+            let name = match (each != negated, any_case) {
+                (false, false) => "like_any",
+                (false, true) => "ilike_any",
+                (true, false) => "like_all",
+                (true, true) => "ilike_all",
+            };
+            Ok(negate_if(negated, call(name, [e, patterns])))
+        }
     }
 }
 

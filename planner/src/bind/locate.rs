@@ -2,7 +2,7 @@
 //!
 //! Planning works on rewritten trees, so positions are found afterwards: the message names a name, a
 //! literal or an operator, and the statement as it was parsed says where that stands. What cannot be
-//! told apart (an operator that occurs twice) gets no position rather than a wrong one.
+//! told apart (two casts to one type) gets no position rather than a wrong one.
 
 use std::ops::ControlFlow;
 
@@ -11,10 +11,13 @@ use sqlparser::ast::{
     AssignmentTarget, Expr, Ident, ObjectName, Query, Select, SetExpr, Spanned,
     Statement as SqlStatement, Visit, Visitor,
 };
+use sqlparser::keywords::Keyword;
 use sqlparser::tokenizer::{Location, Token};
 
 use super::names::fold;
+use super::places::Place;
 use crate::ast::{ParsedStatement, Statement};
+use crate::functions::parse::base_name;
 use crate::parser::{position_of, tokens_of};
 
 /// Adds the position of what the error is about, counted in the string the statement came in.
@@ -121,11 +124,15 @@ fn in_tokens(e: &SqlError, parsed: &ParsedStatement) -> Option<u32> {
         }
         SqlState::UNDEFINED_FUNCTION if e.message.starts_with("operator does not exist: ") => {
             let operator = e.message.split_whitespace().rev().nth(1)?;
+            if let Some(after) = e.after {
+                return operator_after(&parsed.source, operator, after);
+            }
             return token_at(parsed, |tokens| {
                 let mut found = (0..tokens.len()).filter(|&i| tokens[i].to_string() == operator);
                 found.next().filter(|_| found.next().is_none())
             });
         }
+        SqlState::CANNOT_COERCE => return token_at(parsed, |tokens| cast(tokens, &e.message)),
         SqlState::UNDEFINED_TABLE if e.message.starts_with("relation ") || is_sql => {
             subject(&e.message)?
         }
@@ -163,6 +170,96 @@ fn token_at(parsed: &ParsedStatement, pick: impl FnOnce(&[Token]) -> Option<usiz
     let at = pick(&tokens)?;
     let within = position_of(&parsed.text, *places.get(at)?)?;
     Some(within + u32::try_from(parsed.offset).ok()?)
+}
+
+/// Keywords in a cast of an operand.
+const TYPES: [&str; 22] = [
+    "date",
+    "time",
+    "timestamp",
+    "interval",
+    "int",
+    "integer",
+    "bigint",
+    "smallint",
+    "numeric",
+    "varchar",
+    "char",
+    "boolean",
+    "uuid",
+    "text",
+    "bytea",
+    "jsonb",
+    "json",
+    "real",
+    "double",
+    "precision",
+    "float",
+    "character",
+];
+
+/// The first such operator that stands after a place.
+fn operator_after(source: &str, operator: &str, after: Place) -> Option<u32> {
+    let same = |t: &Token| match t {
+        Token::Neq => matches!(operator, "<>" | "!="),
+        t => t.to_string() == operator,
+    };
+    // What may stand between an operand's last part and the operator; anything else is another operator's.
+    let between = |t: &Token| match t {
+        Token::Word(w) => {
+            w.keyword == Keyword::NoKeyword || TYPES.iter().any(|t| w.value.eq_ignore_ascii_case(t))
+        }
+        Token::RParen | Token::RBracket | Token::LBracket | Token::DoubleColon | Token::LParen => {
+            true
+        }
+        Token::Number(_, _) | Token::Comma => true,
+        _ => false,
+    };
+    let tokens = tokens_of(source);
+    let rest = tokens
+        .iter()
+        .filter(|t| !matches!(t.token, Token::Whitespace(_)))
+        .skip_while(|t| (t.span.start.line, t.span.start.column) < after);
+    let found = rest.take_while(|t| between(&t.token) || same(&t.token)).find(|t| same(&t.token));
+    position_of(source, found?.span.start)
+}
+
+/// The cast that a message means: the only one to its type that can have come from the other.
+fn cast(tokens: &[Token], message: &str) -> Option<usize> {
+    let (from, to) = message.strip_prefix("cannot cast type ")?.split_once(" to ")?;
+    let is_to = |at: usize| {
+        let mut text = String::new();
+        let end = (at..tokens.len()).find(|&i| tokens[i] == Token::DoubleColon);
+        (at..end.unwrap_or(tokens.len()).min(at + 4)).any(|i| {
+            text.push_str(&format!(" {}", tokens[i]));
+            let parsed = crate::parser::parse_expr(&format!("NULL::{text}"));
+            let Ok(Expr::Cast { data_type, .. }) = parsed else { return false };
+            super::types::sql_type(&data_type).is_ok_and(|t| base_name(t) == to)
+        })
+    };
+    // What is cast is no literal of unknown type, and a number is of a number's type.
+    let fits = |operand: Option<&Token>| match operand {
+        Some(Token::SingleQuotedString(_)) => false,
+        Some(Token::Number(_, _)) => matches!(from, "integer" | "bigint" | "numeric"),
+        _ => true,
+    };
+    let colons = (1..tokens.len())
+        .filter(|&i| tokens[i] == Token::DoubleColon && fits(tokens.get(i - 1)) && is_to(i + 1));
+    let calls = (0..tokens.len()).filter(|&i| {
+        let call = is_name(&tokens[i], "cast") && tokens.get(i + 1) == Some(&Token::LParen);
+        let mut depth = 0;
+        let keyword = (i + 1..tokens.len()).find(|&k| {
+            match tokens[k] {
+                Token::LParen => depth += 1,
+                Token::RParen => depth -= 1,
+                _ => {}
+            }
+            depth == 1 && is_name(&tokens[k], "as")
+        });
+        call && fits(tokens.get(i + 2)) && keyword.is_some_and(|k| is_to(k + 1))
+    });
+    let mut found = colons.chain(calls);
+    found.next().filter(|_| found.next().is_none())
 }
 
 fn string_of(token: &Token) -> Option<&str> {

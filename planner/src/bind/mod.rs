@@ -8,16 +8,21 @@
 pub mod asof;
 pub mod ddl;
 pub mod desugar;
+pub mod lateral;
 pub mod locate;
 pub mod names;
 pub mod operators;
+pub mod places;
 pub mod predicates;
 pub mod provider;
 pub mod relations;
+pub mod scalar;
 pub mod set_operations;
+pub mod table_functions;
 pub mod ties;
 pub mod types;
 pub mod unions;
+pub mod values;
 pub mod volatility;
 pub mod window_tvf;
 pub mod windows;
@@ -118,7 +123,7 @@ impl<'a> Binder<'a> {
         let names = fields.iter().map(|f| names::shown(f.name()).to_owned()).collect();
         let types = fields
             .iter()
-            .map(|f| SqlType::from_arrow(f.data_type()))
+            .map(|f| SqlType::of_field(f))
             .collect::<Result<Vec<_>, _>>()
             .unwrap_or_else(|_| fields.iter().map(|f| output_type(f.data_type())).collect());
         let param_types = parameter_types(&plan, &parameters)?;
@@ -198,6 +203,9 @@ fn plan_query(
     let planner = SqlToRel::new_with_options(&provider, parser_options());
     let statement = ast::Statement::Query(Box::new(query));
     let plan = planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion)?;
+    let plan = table_functions::rewrite(values::name(plan)?, session.for_view)?;
+    // No view keeps the numbers that this gives rows.
+    let plan = if session.for_view { plan } else { scalar::rewrite(plan)? };
     asof::rewrite(ties::rewrite(set_operations::rewrite(plan)?)?)
 }
 

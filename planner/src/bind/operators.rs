@@ -5,21 +5,25 @@
 //! as PostgreSQL does. Comparisons stay DataFusion's, so that joins and filters are recognised, with
 //! literals and parameters of unknown type turned into the other operand's type first.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use datafusion::arrow::datatypes::{DataType, Field, IntervalUnit};
+use datafusion::common::metadata::FieldMetadata;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::expr::{Case, Placeholder, ScalarFunction};
 use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
 use datafusion::logical_expr::{BinaryExpr, Expr, ExprSchemable, Operator, ScalarUDF, lit};
-use millrace_common::types::Element;
+use millrace_common::types::{CHAR_LENGTH, Element};
 use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::BinaryOperator;
 
 use super::desugar::Op;
+use super::places;
 use crate::error::external;
 use crate::functions::arith::{ArithOp, Operands, operands};
+use crate::functions::bounded::text_concat;
 use crate::functions::call;
 use crate::functions::cast::{cast_function, fold_literal, parse_number};
 use crate::functions::functions;
@@ -79,6 +83,15 @@ impl ExprPlanner for OperatorPlanner {
         expr: RawBinaryExpr,
         schema: &DFSchema,
     ) -> Result<PlannerResult<RawBinaryExpr>> {
+        let RawBinaryExpr { op, left, right } = expr;
+        let (op, after) = places::split(&op);
+        let raw = RawBinaryExpr { op, left, right };
+        self.plan(raw, schema).map_err(|e| places::placed(e, after))
+    }
+}
+
+impl OperatorPlanner {
+    fn plan(&self, expr: RawBinaryExpr, schema: &DFSchema) -> Result<PlannerResult<RawBinaryExpr>> {
         let RawBinaryExpr { op, left, right } = expr;
         let planned = match Op::decode(&op) {
             Some(ours) => self.custom(ours, left, right, schema)?,
@@ -236,6 +249,12 @@ impl OperatorPlanner {
                 return self.array_function(name, args, &seen);
             }
             "case" => return self.case(args, &seen, schema),
+            super::desugar::ANY => return self.any(args, &seen),
+            super::desugar::SERIES => return self.series(args, &seen),
+            super::desugar::VALUES => {
+                let mut args = self.to_common("VALUES", args, &seen)?;
+                return Ok(args.swap_remove(0));
+            }
             "coalesce" | "greatest" | "least" => {
                 let (construct, function) = (name.to_uppercase(), functions().scalar(name));
                 let function = function
@@ -283,6 +302,80 @@ impl OperatorPlanner {
             }
         }
         Ok(udf.call(taken))
+    }
+
+    /// `= ANY (array)`: the array's elements and the value as one type.
+    fn any(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+        let types: Vec<String> = seen.iter().map(type_name).collect();
+        let none = || external(no_operator(&types.join(" = ANY ")));
+        let has = functions().scalar("array_has").ok_or_else(none)?;
+        let (Ok([value, list]), [vt, lt]) = (<[Expr; 2]>::try_from(args), seen) else {
+            return Err(none());
+        };
+        let array = |t: &DataType| DataType::List(Arc::new(Field::new_list_field(t.clone(), true)));
+        let (value, list, vt, item) = match (vt, lt) {
+            (None, Some(DataType::List(item))) => {
+                let t = item.data_type().clone();
+                (self.coerce_unknown_like(value, &t)?, list, t.clone(), t)
+            }
+            (Some(vt), None) => {
+                let list = self.coerce_unknown_like(list, &array(vt))?;
+                (value, list, vt.clone(), vt.clone())
+            }
+            (Some(vt), Some(DataType::List(item))) => {
+                (value, list, vt.clone(), item.data_type().clone())
+            }
+            _ => return Ok(has.call(vec![list, value])),
+        };
+        if vt == item {
+            return Ok(has.call(vec![list, value]));
+        }
+        let Some(common) = common_type(&vt, &item) else {
+            return Ok(has.call(vec![list, value]));
+        };
+        let list = match (SqlType::from_arrow(&common).ok().and_then(Element::of), item == common) {
+            (_, true) => list,
+            (Some(element), false) => {
+                cast_expr(list, &array(&item), SqlType::Array(element)).map_err(external)?
+            }
+            (None, false) => return Err(none()),
+        };
+        Ok(has.call(vec![list, implicit(value, &vt, &common)?]))
+    }
+
+    /// `generate_series` as an array: of integers, if all arguments are.
+    fn series(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+        let types: Vec<String> = seen.iter().map(type_name).collect();
+        let none = || {
+            let call = format!("generate_series({})", types.join(", "));
+            external(crate::error::undefined_function(&call))
+        };
+        if !(2..=3).contains(&args.len()) {
+            return Err(none());
+        }
+        let list = functions().scalar("generate_series").ok_or_else(none)?;
+        let known = seen.iter().flatten();
+        if !known.clone().any(DataType::is_integer) {
+            return Ok(list.call(args));
+        }
+        let wide = seen.iter().any(|t| matches!(t, Some(DataType::Int64)));
+        let mut bounds = Vec::with_capacity(args.len());
+        for (arg, t) in args.into_iter().zip(seen) {
+            bounds.push(match t {
+                None => self.coerce_unknown(arg, SqlType::BigInt)?,
+                Some(t) if t.is_integer() => implicit(arg, t, &DataType::Int64)?,
+                Some(_) => return Err(none()),
+            });
+        }
+        let call = list.call(bounds);
+        match wide {
+            true => Ok(call),
+            false => {
+                let int4 = SqlType::Array(Element::Int);
+                let int8 = SqlType::Array(Element::BigInt).to_arrow();
+                cast_expr(call, &int8, int4).map_err(external)
+            }
+        }
     }
 
     /// DataFusion's functions of arrays, with PostgreSQL's names and types.
@@ -437,7 +530,8 @@ impl OperatorPlanner {
     fn coerce_unknown(&self, e: Expr, to: SqlType) -> Result<Expr> {
         match e {
             Expr::Literal(ScalarValue::Utf8(Some(text)), _) => {
-                Ok(Expr::Literal(fold_literal(&text, to).map_err(external)?, None))
+                let metadata = to.metadata().map(|one| FieldMetadata::from(BTreeMap::from([one])));
+                Ok(Expr::Literal(fold_literal(&text, to).map_err(external)?, metadata))
             }
             Expr::Literal(_, _) => Ok(Expr::Literal(ScalarValue::try_from(&to.to_arrow())?, None)),
             Expr::Placeholder(p) => {
@@ -584,6 +678,11 @@ impl OperatorPlanner {
         right: Expr,
         schema: &DFSchema,
     ) -> Result<(Expr, Expr)> {
+        let (left, right) = match (is_char(&left, schema)?, is_char(&right, schema)?) {
+            (true, false) => (left, without_blanks(right)),
+            (false, true) => (without_blanks(left), right),
+            _ => (left, right),
+        };
         let (lt, rt) = (self.seen(&left, schema)?, self.seen(&right, schema)?);
         match (&lt, &rt) {
             (Some(a), None) if SqlType::from_arrow(a).is_ok() => {
@@ -676,11 +775,7 @@ impl OperatorPlanner {
             Some(t) => cast_expr(e, t, SqlType::Text).map_err(external),
         };
         let (left, right) = (to_text(left, &lt)?, to_text(right, &rt)?);
-        Ok(Expr::BinaryExpr(BinaryExpr::new(
-            Box::new(left),
-            Operator::StringConcat,
-            Box::new(right),
-        )))
+        Ok(text_concat().call(vec![left, right]))
     }
 }
 
@@ -715,6 +810,29 @@ pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
                 _ => None,
             }
         }
+    }
+}
+
+/// Whether an expression is a `char(n)`.
+fn is_char(e: &Expr, schema: &DFSchema) -> Result<bool> {
+    Ok(match e {
+        Expr::Column(_)
+        | Expr::OuterReferenceColumn(_, _)
+        | Expr::Alias(_)
+        | Expr::Literal(_, Some(_)) => e.to_field(schema)?.1.metadata().contains_key(CHAR_LENGTH),
+        Expr::ScalarFunction(f) => f.func.name() == "cast_to_bpchar",
+        _ => false,
+    })
+}
+
+/// A literal to be compared with a `char(n)`: blanks at its end mean nothing.
+fn without_blanks(e: Expr) -> Expr {
+    match e {
+        Expr::Literal(ScalarValue::Utf8(Some(text)), metadata) => {
+            let text = text.trim_end_matches(' ').to_owned();
+            Expr::Literal(ScalarValue::Utf8(Some(text)), metadata)
+        }
+        e => e,
     }
 }
 
@@ -823,7 +941,7 @@ fn implicit(e: Expr, from: &DataType, to: &DataType) -> Result<Expr> {
 /// `e::to` by our cast functions.
 pub fn cast_expr(e: Expr, from: &DataType, to: SqlType) -> Result<Expr, SqlError> {
     let arrow = to.to_arrow();
-    let plain = !matches!(to, SqlType::Varchar(Some(_)));
+    let plain = !matches!(to, SqlType::Varchar(Some(_)) | SqlType::Char(_));
     if *from == arrow && plain {
         return Ok(e);
     }
@@ -833,7 +951,7 @@ pub fn cast_expr(e: Expr, from: &DataType, to: SqlType) -> Result<Expr, SqlError
         SqlType::Array(Element::Numeric(Some((p, s)))) => {
             function.call(vec![e, lit(i32::from(p)), lit(i32::from(s))])
         }
-        SqlType::Varchar(Some(n)) => function.call(vec![e, lit(n as i32)]),
+        SqlType::Varchar(Some(n)) | SqlType::Char(n) => function.call(vec![e, lit(n as i32)]),
         SqlType::Numeric(Some((p, s))) => {
             function.call(vec![e, lit(i32::from(p)), lit(i32::from(s))])
         }

@@ -1,4 +1,5 @@
-//! EXISTS and IN with a subquery as values of a SELECT list, spelled out as scalar subqueries.
+//! EXISTS, IN and comparisons with ANY or ALL of a subquery as values of a SELECT list, spelled out as scalar
+//! subqueries.
 //!
 //! DataFusion decorrelates such predicates in filters only. As a value, EXISTS is `count(*) > 0` of the
 //! subquery; IN has three results, so its NULLs are asked for one by one: it is NULL where nothing
@@ -12,7 +13,7 @@ use sqlparser::ast::*;
 const EXISTS: &str = r##"SELECT (SELECT count(*) > 0 FROM (SELECT 1) AS "#s")"##;
 
 const IN: &str = r##"SELECT CASE
-    WHEN (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v") WHERE "#v" = "#x") THEN true
+    WHEN (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v") WHERE "#x" = "#v") THEN true
     WHEN "#x" IS NULL AND (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v")) THEN NULL
     WHEN (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v") WHERE "#v" IS NULL) THEN NULL
     ELSE false END"##;
@@ -71,14 +72,16 @@ fn spelled_out(expr: &Expr) -> Result<Option<Expr>, SqlError> {
             Some(negate(*negated, exists))
         }
         Expr::InSubquery { expr, subquery, negated } if !matches!(**expr, Expr::Tuple(_)) => {
-            Some(negate(*negated, fill(IN, subquery, Some(expr))?))
+            let any = Some((&**expr, &BinaryOperator::Eq));
+            Some(negate(*negated, fill(IN, subquery, any)?))
         }
-        Expr::AnyOp { left, compare_op: BinaryOperator::Eq, right, .. } => match &**right {
-            Expr::Subquery(q) => Some(fill(IN, q, Some(left))?),
+        Expr::AnyOp { left, compare_op, right, .. } => match (&**right, opposite(compare_op)) {
+            (Expr::Subquery(q), Some(_)) => Some(fill(IN, q, Some((&**left, compare_op)))?),
             _ => None,
         },
-        Expr::AllOp { left, compare_op: BinaryOperator::NotEq, right } => match &**right {
-            Expr::Subquery(q) => Some(negate(true, fill(IN, q, Some(left))?)),
+        // Not all of them: the opposite holds for one.
+        Expr::AllOp { left, compare_op, right } => match (&**right, opposite(compare_op)) {
+            (Expr::Subquery(q), Some(op)) => Some(negate(true, fill(IN, q, Some((&**left, &op)))?)),
             _ => None,
         },
         _ => None,
@@ -109,6 +112,20 @@ fn counted(subquery: &Query) -> Result<Option<Query>, SqlError> {
     Ok(Some(query))
 }
 
+/// The comparison that holds exactly where this one does not, NULLs aside.
+fn opposite(op: &BinaryOperator) -> Option<BinaryOperator> {
+    use BinaryOperator as B;
+    Some(match op {
+        B::Eq => B::NotEq,
+        B::NotEq => B::Eq,
+        B::Lt => B::GtEq,
+        B::LtEq => B::Gt,
+        B::Gt => B::LtEq,
+        B::GtEq => B::Lt,
+        _ => return None,
+    })
+}
+
 fn negate(negated: bool, e: Expr) -> Expr {
     let nested = Expr::Nested(Box::new(e));
     match negated {
@@ -117,8 +134,12 @@ fn negate(negated: bool, e: Expr) -> Expr {
     }
 }
 
-/// A template with its subquery and the value that is looked for put in.
-fn fill(template: &str, subquery: &Query, value: Option<&Expr>) -> Result<Expr, SqlError> {
+/// A template with its subquery, and the value that is looked for by a comparison, put in.
+fn fill(
+    template: &str,
+    subquery: &Query,
+    value: Option<(&Expr, &BinaryOperator)>,
+) -> Result<Expr, SqlError> {
     let bad = || SqlError::internal("a template of the binder does not parse");
     let mut query = crate::parser::parse_query(template)?;
     let SetExpr::Select(select) = query.body.as_mut() else { return Err(bad()) };
@@ -130,7 +151,7 @@ fn fill(template: &str, subquery: &Query, value: Option<&Expr>) -> Result<Expr, 
 
 struct Fill<'a> {
     subquery: &'a Query,
-    value: Option<&'a Expr>,
+    value: Option<(&'a Expr, &'a BinaryOperator)>,
 }
 
 impl VisitorMut for Fill<'_> {
@@ -143,8 +164,18 @@ impl VisitorMut for Fill<'_> {
         ControlFlow::Continue(())
     }
 
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+        if let Expr::BinaryOp { left, op: op @ BinaryOperator::Eq, .. } = expr
+            && matches!(&**left, Expr::Identifier(i) if i.value == "#x")
+            && let Some((_, wanted)) = self.value
+        {
+            *op = wanted.clone();
+        }
+        ControlFlow::Continue(())
+    }
+
     fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
-        if let (Expr::Identifier(i), Some(value)) = (&*expr, self.value)
+        if let (Expr::Identifier(i), Some((value, _))) = (&*expr, self.value)
             && i.value == "#x"
         {
             *expr = Expr::Nested(Box::new(value.clone()));

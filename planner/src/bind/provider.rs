@@ -158,6 +158,8 @@ impl<'a> Provider<'a> {
             ));
         }
         let query = crate::parser::parse_query(&view.query)?;
+        // Its places are those of another text.
+        let elsewhere = |e: SqlError| SqlError { after: None, ..e };
         let plan = super::plan_query(
             &query,
             self.catalog,
@@ -165,7 +167,8 @@ impl<'a> Provider<'a> {
             Arc::new(Parameters::default()),
             Arc::clone(&self.relations),
             self.depth + 1,
-        )?;
+        )
+        .map_err(elsewhere)?;
         let fields = plan.schema().columns();
         if fields.len() != view.columns.len() {
             let message = format!("view \"{}\" no longer has its columns", view.name);

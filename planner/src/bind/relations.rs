@@ -77,7 +77,8 @@ impl RelationPlanner for FromPlanner {
                 return Err(external(
                     SqlError::new(SqlState::UNDEFINED_FUNCTION, message)
                         .with_hint(
-                            "Functions in FROM are TUMBLE, HOP, SESSION, generate_series and generate_subscripts.",
+                            "Functions in FROM are TUMBLE, HOP, SESSION, generate_series, generate_subscripts, unnest, string_to_table, \
+                             regexp_split_to_table and those of jsonb that return rows.",
                         ),
                 ));
             }

@@ -2,6 +2,7 @@
 
 use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_rpc::catalog::ColumnType;
 use sqlparser::ast::{
     ArrayElemTypeDef, CharacterLength, DataType, ExactNumberInfo, ObjectName, TimezoneInfo,
 };
@@ -26,12 +27,9 @@ pub fn sql_type(t: &DataType) -> Result<SqlType, SqlError> {
         D::Time(_, TimezoneInfo::None | TimezoneInfo::WithoutTimeZone) => SqlType::Time,
         D::Timestamp(_, TimezoneInfo::None | TimezoneInfo::WithoutTimeZone) => SqlType::Timestamp,
         D::Timestamp(_, TimezoneInfo::WithTimeZone | TimezoneInfo::Tz) => SqlType::Timestamptz,
-        D::Interval { .. } => SqlType::Interval,
-        D::Character(_) | D::Char(_) => {
-            return Err(
-                SqlError::unsupported(format!("the type {t}")).with_hint("Use text or varchar(n).")
-            );
-        }
+        D::Interval { fields: None, .. } => SqlType::Interval,
+        D::Interval { .. } => return Err(SqlError::unsupported(format!("the type {t}"))),
+        D::Character(n) | D::Char(n) => SqlType::Char(length(n)?.unwrap_or(1)),
         D::Custom(name, args) if args.is_empty() => custom(name)?,
         D::Regclass => SqlType::BigInt,
         D::JSONB | D::JSON => SqlType::Jsonb,
@@ -76,6 +74,29 @@ fn custom(name: &ObjectName) -> Result<SqlType, SqlError> {
     })
 }
 
+/// The type of a column, with the digits of seconds that a time keeps in its modifier.
+pub fn column_type(t: &DataType) -> Result<ColumnType, SqlError> {
+    let plain = ColumnType::from(sql_type(t)?);
+    let whole = |digits: u64| i32::try_from(digits).ok().filter(|d| *d < 6);
+    let typmod = match t {
+        DataType::Timestamp(Some(digits), _) | DataType::Time(Some(digits), _) => whole(*digits),
+        // PostgreSQL's modifier of an interval has its fields, all of them, in the upper half.
+        DataType::Interval { precision: Some(digits), .. } => {
+            whole(*digits).map(|d| (0x7fff << 16) | d)
+        }
+        _ => None,
+    };
+    Ok(ColumnType { typmod: typmod.unwrap_or(plain.typmod), ..plain })
+}
+
+/// The digits of seconds that a column's values are rounded to; `None`: all.
+pub fn second_digits(t: ColumnType) -> Option<u32> {
+    const TIMES: [SqlType; 4] =
+        [SqlType::Time, SqlType::Timestamp, SqlType::Timestamptz, SqlType::Interval];
+    let timed = TIMES.iter().any(|time| time.oid() == t.oid);
+    u32::try_from(t.typmod).ok().filter(|_| timed).map(|m| m & 0xffff).filter(|d| *d < 6)
+}
+
 fn unknown(name: &str) -> SqlError {
     let name = name.to_lowercase();
     SqlError::new(SqlState::UNDEFINED_OBJECT, format!("type \"{name}\" does not exist"))
@@ -88,7 +109,7 @@ fn length(n: &Option<CharacterLength>) -> Result<Option<u32>, SqlError> {
             Ok(n) if (1..=10_485_760).contains(&n) => Ok(Some(n)),
             _ => Err(SqlError::new(
                 SqlState::INVALID_PARAMETER_VALUE,
-                "length for type varchar must be between 1 and 10485760",
+                "the length of a text must be between 1 and 10485760",
             )),
         },
     }
@@ -126,6 +147,7 @@ pub fn type_column_name(t: SqlType) -> &'static str {
         SqlType::Numeric(_) => "numeric",
         SqlType::Text => "text",
         SqlType::Varchar(_) => "varchar",
+        SqlType::Char(_) => "bpchar",
         SqlType::Bytea => "bytea",
         SqlType::Date => "date",
         SqlType::Time => "time",

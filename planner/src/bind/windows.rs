@@ -8,6 +8,21 @@ use sqlparser::ast::*;
 
 use super::names::fold;
 
+/// Writes out the windows that a query's ORDER BY names: those of its SELECT.
+pub fn write_out_order(query: &mut Query) -> Result<(), SqlError> {
+    let SetExpr::Select(select) = query.body.as_ref() else { return Ok(()) };
+    let Some(OrderBy { kind: OrderByKind::Expressions(exprs), .. }) = &mut query.order_by else {
+        return Ok(());
+    };
+    let mut writer = Writer { windows: &select.named_window, depth: 0 };
+    for by in exprs {
+        if let ControlFlow::Break(e) = VisitMut::visit(&mut by.expr, &mut writer) {
+            return Err(*e);
+        }
+    }
+    Ok(())
+}
+
 /// Writes out the windows that a SELECT list names; subqueries have windows of their own.
 pub fn write_out(select: &mut Select) -> Result<(), SqlError> {
     let windows = std::mem::take(&mut select.named_window);

@@ -198,6 +198,15 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
         (In::Repeat(c), [input]) => {
             Operator::Repeat { times_column: position(*c, input.fields().len(), "column")? }
         }
+        (In::Unnest(u), [input]) => {
+            let width = input.fields().len();
+            let lists = u.lists.iter().map(|c| position(*c, width, "column"));
+            let lists = lists.collect::<Result<Vec<_>>>()?;
+            if lists.iter().any(|&c| !matches!(input.field(c).data_type(), DataType::List(_))) {
+                return Err(damaged("an unnest of what is no list"));
+            }
+            Operator::Unnest { lists, keep_empty: u.keep_empty }
+        }
         (In::Expand(e), [input]) => Operator::Expand(expand(e, input)?),
         (In::Aggregate(a), [input]) => Operator::Aggregate(aggregate(a, input, sizes)?),
         (In::Join(j), [left, right]) => Operator::Join(join(j, left, right, sizes)?),

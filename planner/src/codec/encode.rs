@@ -141,6 +141,9 @@ fn operator(op: &Operator) -> Result<proto::Operator> {
             offset_us: *offset_us,
         }),
         Operator::Repeat { times_column } => Out::Repeat(position(*times_column)?),
+        Operator::Unnest { lists, keep_empty } => {
+            Out::Unnest(proto::Unnest { lists: positions(lists)?, keep_empty: *keep_empty })
+        }
         Operator::Expand(e) => Out::Expand(expand(e)?),
         Operator::Aggregate(a) => Out::Aggregate(aggregate(a)?),
         Operator::Join(j) => Out::Join(join(j)?),

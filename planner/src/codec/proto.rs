@@ -139,7 +139,7 @@ pub struct Node {
     pub append_only: bool,
     #[prost(
         oneof = "Operator",
-        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42, 43, 50, 51, 52, 53"
+        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42, 43, 44, 50, 51, 52, 53"
     )]
     pub op: Option<Operator>,
     #[prost(message, repeated, tag = "60")]
@@ -184,6 +184,8 @@ pub enum Operator {
     Window(Window),
     #[prost(message, tag = "43")]
     Sink(Nothing),
+    #[prost(message, tag = "44")]
+    Unnest(Unnest),
     #[prost(message, tag = "50")]
     WindowClose(Hold),
     #[prost(message, tag = "51")]
@@ -197,6 +199,14 @@ pub enum Operator {
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct Nothing {}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Unnest {
+    #[prost(uint32, repeated, tag = "1")]
+    pub lists: Vec<u32>,
+    #[prost(bool, tag = "2")]
+    pub keep_empty: bool,
+}
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Leaf {

@@ -1,24 +1,47 @@
-//! Functions whose result can be of any length, `repeat`, `lpad` and `rpad`: DataFusion's, with
-//! PostgreSQL's refusal of results that nobody can hold. The bound is one on a batch of rows, because
-//! a batch is made in one piece that no memory budget sees coming.
+//! Functions whose result can be of any length: `repeat`, `lpad`, `replace`, `||`, lists of series. PostgreSQL refuses
+//! what nobody can hold; here the bound is one on a batch of rows, because a batch is made in one piece that no
+//! memory budget sees coming.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use arrow::array::AsArray;
+use arrow::array::{Array, ArrayRef, AsArray, StringArray};
+use arrow::compute::kernels::concat_elements::concat_elements_utf8;
 use arrow::compute::{cast, kernels::length::length};
-use arrow::datatypes::{DataType, FieldRef, Int64Type};
-use datafusion::common::Result;
+use arrow::datatypes::{DataType, FieldRef, Int64Type, IntervalMonthDayNanoType, IntervalUnit};
+use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::simplify::{ExprSimplifyResult, SimplifyContext};
 use datafusion::logical_expr::{
     ColumnarValue, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+    Volatility,
 };
 use millrace_common::{SqlError, SqlState};
 
 use crate::error::external;
 
-const NAMES: [&str; 3] = ["repeat", "lpad", "rpad"];
+const NAMES: [&str; 7] =
+    ["repeat", "lpad", "rpad", "replace", "generate_series", "range", "array_repeat"];
+
 /// Bytes of one batch's results.
-const MAX_BYTES: i64 = 256 << 20;
+static MAX_BYTES: AtomicI64 = AtomicI64::new(LARGEST);
+const LARGEST: i64 = 256 << 20;
+const SMALLEST: i64 = 1 << 20;
+
+/// Fits the bound to the memory that queries of this process have.
+pub fn fit_to_memory(bytes: usize) {
+    let share = i64::try_from(bytes / 4).unwrap_or(LARGEST);
+    MAX_BYTES.store(share.clamp(SMALLEST, LARGEST), Ordering::Relaxed);
+}
+
+/// 54000 for results of more bytes than a batch may have.
+pub fn check_bytes(bytes: i64) -> std::result::Result<(), SqlError> {
+    let most = MAX_BYTES.load(Ordering::Relaxed);
+    if bytes <= most {
+        return Ok(());
+    }
+    Err(SqlError::new(SqlState("54000"), "requested length too large")
+        .with_detail(format!("A batch of rows may make {} MB.", most >> 20)))
+}
 
 /// The bounded form of a function, where it needs one.
 pub fn bounded(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
@@ -67,59 +90,232 @@ impl ScalarUDFImpl for Bounded {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        if let [text, count, ..] = args.args.as_slice()
-            && result_bytes(self.name() == "repeat", text, count, args.number_rows)? > MAX_BYTES
-        {
-            let e = SqlError::new(SqlState("54000"), "requested length too large").with_detail(
-                format!(
-                    "A batch of {} rows may make {} MB of text.",
-                    args.number_rows,
-                    MAX_BYTES >> 20
-                ),
-            );
-            return Err(external(e));
-        }
+        let constant = args.args.iter().all(|a| matches!(a, ColumnarValue::Scalar(_)));
+        let rows = if constant { 1 } else { args.number_rows };
+        check_bytes(result_bytes(self.name(), &args.args, rows)?).map_err(external)?;
         self.inner.invoke_with_args(args)
     }
 }
 
 /// At least this many bytes will be made.
-fn result_bytes(
-    repeat: bool,
+fn result_bytes(name: &str, args: &[ColumnarValue], rows: usize) -> Result<i64> {
+    match (name, args) {
+        ("repeat", [text, count]) => {
+            let lengths = lengths(text, rows)?;
+            let counts = numbers(count, rows)?;
+            Ok(sum(lengths.iter().zip(counts).map(|(l, n)| l.saturating_mul(n))))
+        }
+        ("lpad" | "rpad", [_, count, ..]) => Ok(sum(numbers(count, rows)?.into_iter())),
+        ("array_repeat", [_, count]) => {
+            Ok(sum(numbers(count, rows)?.into_iter()).saturating_mul(ELEMENT_BYTES))
+        }
+        ("replace", [text, from, to]) => replaced_bytes(text, from, to, rows),
+        ("generate_series" | "range", [_]) => {
+            Ok(sum(numbers(&args[0], rows)?.into_iter()).saturating_mul(ELEMENT_BYTES))
+        }
+        ("generate_series" | "range", [start, stop, step @ ..]) => {
+            Ok(series_length(start, stop, step.first(), rows)?.saturating_mul(ELEMENT_BYTES))
+        }
+        _ => Ok(0),
+    }
+}
+
+/// Of an array.
+const ELEMENT_BYTES: i64 = 8;
+
+fn sum(sizes: impl Iterator<Item = i64>) -> i64 {
+    sizes.fold(0i64, i64::saturating_add)
+}
+
+/// Values of an argument, none below zero.
+fn numbers(value: &ColumnarValue, rows: usize) -> Result<Vec<i64>> {
+    let counts = cast(&value.to_array(rows)?, &DataType::Int64)?;
+    Ok(counts.as_primitive::<Int64Type>().iter().map(|n| n.unwrap_or(0).max(0)).collect())
+}
+
+fn lengths(value: &ColumnarValue, rows: usize) -> Result<Vec<i64>> {
+    let lengths = cast(&length(&value.to_array(rows)?)?, &DataType::Int64)?;
+    Ok(lengths.as_primitive::<Int64Type>().iter().map(|n| n.unwrap_or(0)).collect())
+}
+
+/// What a replacement makes longer, counted where the most that it could come to is too much.
+fn replaced_bytes(
     text: &ColumnarValue,
-    count: &ColumnarValue,
+    from: &ColumnarValue,
+    to: &ColumnarValue,
     rows: usize,
 ) -> Result<i64> {
-    let constant = matches!((text, count), (ColumnarValue::Scalar(_), ColumnarValue::Scalar(_)));
-    let rows = if constant { 1 } else { rows };
-    let counts = cast(&count.to_array(rows)?, &DataType::Int64)?;
-    let counts = counts.as_primitive::<Int64Type>();
-    let lengths = match repeat {
-        true => Some(cast(&length(&text.to_array(rows)?)?, &DataType::Int64)?),
-        false => None,
-    };
-    let lengths = lengths.as_ref().map(|l| l.as_primitive::<Int64Type>());
-    let sizes = counts.iter().enumerate().map(|(row, n)| {
-        let length = lengths.map_or(1, |l| if row < l.len() { l.value(row) } else { 0 });
-        n.unwrap_or(0).max(0).saturating_mul(length)
+    let own = lengths(text, rows)?;
+    let (old, new) = (lengths(from, rows)?, lengths(to, rows)?);
+    let most = own
+        .iter()
+        .zip(old.iter().zip(&new))
+        .map(|(l, (o, n))| l.saturating_add((l / (*o).max(1)).saturating_mul((n - o).max(0))));
+    let most = sum(most);
+    if check_bytes(most).is_ok() {
+        return Ok(most);
+    }
+    let strings =
+        |v: &ColumnarValue| -> Result<ArrayRef> { Ok(cast(&v.to_array(rows)?, &DataType::Utf8)?) };
+    let (text, from) = (strings(text)?, strings(from)?);
+    let (text, from) = (text.as_string::<i32>(), from.as_string::<i32>());
+    let exact = (0..rows).map(|i| {
+        if text.is_null(i) || from.is_null(i) || from.value(i).is_empty() {
+            return own[i];
+        }
+        let found = text.value(i).matches(from.value(i)).count() as i64;
+        own[i].saturating_add(found.saturating_mul(new[i] - old[i]))
     });
-    Ok(sizes.fold(0i64, i64::saturating_add))
+    Ok(sum(exact))
+}
+
+/// Elements of series of numbers, days or instants.
+fn series_length(
+    start: &ColumnarValue,
+    stop: &ColumnarValue,
+    step: Option<&ColumnarValue>,
+    rows: usize,
+) -> Result<i64> {
+    const DAY_US: i64 = 86_400_000_000;
+    let units = |v: &ColumnarValue| -> Result<Option<Vec<Option<i64>>>> {
+        let array = v.to_array(rows)?;
+        let scale = match array.data_type() {
+            t if t.is_integer() => 1,
+            DataType::Date32 => DAY_US,
+            DataType::Timestamp(_, _) => 1,
+            _ => return Ok(None),
+        };
+        let array = match array.data_type() {
+            DataType::Date32 => cast(&array, &DataType::Int32)?,
+            _ => array,
+        };
+        let whole = cast(&array, &DataType::Int64)?;
+        let whole = whole.as_primitive::<Int64Type>().iter();
+        Ok(Some(whole.map(|n| n.map(|n| n.saturating_mul(scale))).collect()))
+    };
+    let (Some(from), Some(to)) = (units(start)?, units(stop)?) else { return Ok(0) };
+    let steps: Vec<Option<i64>> = match step {
+        None => vec![Some(1); rows],
+        Some(step)
+            if matches!(step.data_type(), DataType::Interval(IntervalUnit::MonthDayNano)) =>
+        {
+            let array = step.to_array(rows)?;
+            let spans = array.as_primitive::<IntervalMonthDayNanoType>().iter();
+            spans
+                .map(|i| {
+                    let i = i?;
+                    let days = i64::from(i.months) * 28 + i64::from(i.days);
+                    Some(days.saturating_mul(DAY_US).saturating_add(i.nanoseconds / 1000))
+                })
+                .collect()
+        }
+        Some(step) => match units(step)? {
+            Some(steps) => steps,
+            None => return Ok(0),
+        },
+    };
+    let each = from.iter().zip(&to).zip(&steps).map(|((from, to), step)| {
+        let (Some(from), Some(to), Some(step)) = (from, to, step) else { return 0 };
+        let span = i128::from(*to) - i128::from(*from);
+        if *step == 0 || (span < 0) != (*step < 0) {
+            return 1;
+        }
+        i64::try_from(span / i128::from(*step)).unwrap_or(i64::MAX)
+    });
+    Ok(sum(each))
+}
+
+/// `||` of texts.
+pub fn text_concat() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    let make = || {
+        let text = vec![DataType::Utf8, DataType::Utf8];
+        let signature = Signature::exact(text, Volatility::Immutable);
+        Arc::new(ScalarUDF::from(TextConcat { signature }))
+    };
+    Arc::clone(F.get_or_init(make))
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct TextConcat {
+    signature: Signature,
+}
+
+impl ScalarUDFImpl for TextConcat {
+    fn name(&self) -> &str {
+        "textcat"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Utf8)
+    }
+
+    fn is_strict(&self) -> bool {
+        true
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let constant = args.args.iter().all(|a| matches!(a, ColumnarValue::Scalar(_)));
+        let rows = if constant { 1 } else { args.number_rows };
+        let bytes = sum(args.args.iter().map(|a| match a {
+            ColumnarValue::Scalar(ScalarValue::Utf8(Some(s))) => {
+                (s.len() as i64).saturating_mul(rows as i64)
+            }
+            ColumnarValue::Array(a) => a.as_string_opt::<i32>().map_or(0, text_bytes),
+            _ => 0,
+        }));
+        check_bytes(bytes).map_err(external)?;
+        let arrays = args.args.iter().map(|a| a.to_array(rows)).collect::<Result<Vec<_>>>()?;
+        let texts: Vec<&StringArray> =
+            arrays.iter().filter_map(|a| a.as_string_opt::<i32>()).collect();
+        let [left, right] = texts.as_slice() else {
+            return Err(external(SqlError::internal("|| of other than texts")));
+        };
+        let both: ArrayRef = Arc::new(concat_elements_utf8(left, right)?);
+        Ok(match constant {
+            true => ColumnarValue::Scalar(ScalarValue::try_from_array(&both, 0)?),
+            false => ColumnarValue::Array(both),
+        })
+    }
+}
+
+fn text_bytes(texts: &StringArray) -> i64 {
+    let ends = texts.value_offsets();
+    match (ends.first(), ends.last()) {
+        (Some(first), Some(last)) => i64::from(last - first),
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use datafusion::common::ScalarValue;
-
     use super::*;
+
+    fn text(s: &str) -> ColumnarValue {
+        ColumnarValue::Scalar(ScalarValue::Utf8(Some(s.into())))
+    }
+
+    fn number(n: impl std::convert::Into<Option<i64>>) -> ColumnarValue {
+        ColumnarValue::Scalar(ScalarValue::Int64(n.into()))
+    }
+
+    fn bytes(name: &str, args: &[ColumnarValue]) -> i64 {
+        result_bytes(name, args, 1).unwrap()
+    }
 
     #[test]
     fn results_that_nobody_can_hold_are_counted_before_they_are_made() {
-        let text = ColumnarValue::Scalar(ScalarValue::Utf8(Some("ab".into())));
-        let count = |n| ColumnarValue::Scalar(ScalarValue::Int64(n));
-        assert_eq!(result_bytes(true, &text, &count(Some(3)), 8192).unwrap(), 6);
-        assert_eq!(result_bytes(false, &text, &count(Some(3)), 8192).unwrap(), 3);
-        assert_eq!(result_bytes(true, &text, &count(Some(-3)), 1).unwrap(), 0);
-        assert_eq!(result_bytes(true, &text, &count(None), 1).unwrap(), 0);
-        assert!(result_bytes(true, &text, &count(Some(i64::MAX)), 1).unwrap() > MAX_BYTES);
+        assert_eq!(bytes("repeat", &[text("ab"), number(3)]), 6);
+        assert_eq!(bytes("lpad", &[text("ab"), number(3)]), 3);
+        assert_eq!(bytes("repeat", &[text("ab"), number(-3)]), 0);
+        assert_eq!(bytes("repeat", &[text("ab"), number(None)]), 0);
+        assert!(bytes("repeat", &[text("ab"), number(i64::MAX)]) > LARGEST);
+        assert_eq!(bytes("replace", &[text("abab"), text("a"), text("xyz")]), 12);
+        assert_eq!(bytes("generate_series", &[number(1), number(100), number(3)]), 33 * 8);
+        assert!(bytes("generate_series", &[number(0), number(i64::MAX)]) > LARGEST);
     }
 }

@@ -355,6 +355,7 @@ fn run(o: &Overload, args: &[ColumnarValue], rows: usize, def: &Def) -> Result<O
             out.null();
         } else {
             (o.eval)(&args, &mut out)?;
+            super::bounded::check_bytes(out.made())?;
         }
     }
     Ok(out)
@@ -445,6 +446,18 @@ impl Args {
     pub fn text(&self, i: usize) -> &str {
         let c = &self.columns[i];
         c.array.as_string::<i32>().value(c.at(self.row))
+    }
+
+    /// The elements of an array of texts.
+    pub fn texts(&self, i: usize) -> Vec<Option<&str>> {
+        let c = &self.columns[i];
+        let list = c.array.as_list::<i32>();
+        let (from, to) = match list.offsets().windows(2).nth(c.at(self.row)) {
+            Some(ends) => (ends[0] as usize, ends[1] as usize),
+            None => (0, 0),
+        };
+        let values = list.values().as_string::<i32>();
+        (from..to).map(|at| (!values.is_null(at)).then(|| values.value(at))).collect()
     }
 
     /// A document of the type `jsonb`.
@@ -621,6 +634,17 @@ impl Out {
             Out::Texts(b) => b.append_null(),
             Out::Jsons(b) => b.append_null(),
         }
+    }
+
+    /// Bytes of values of any length so far.
+    fn made(&self) -> i64 {
+        let bytes = match self {
+            Out::Text(b) => b.values_slice().len(),
+            Out::Bytea(b) => b.values_slice().len(),
+            Out::Jsonb(b) => b.values_slice().len(),
+            _ => 0,
+        };
+        bytes as i64
     }
 
     fn finish(self, t: &DataType) -> Result<ArrayRef, SqlError> {

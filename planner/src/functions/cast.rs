@@ -27,7 +27,7 @@ use crate::error::{external, sql_error_from_datafusion};
 const DAY_US: i64 = 86_400_000_000;
 
 /// The targets that have a function, modifiers aside.
-const TARGETS: [SqlType; 17] = [
+const TARGETS: [SqlType; 18] = [
     SqlType::Boolean,
     SqlType::SmallInt,
     SqlType::Int,
@@ -37,6 +37,7 @@ const TARGETS: [SqlType; 17] = [
     SqlType::Numeric(None),
     SqlType::Text,
     SqlType::Varchar(None),
+    SqlType::Char(1),
     SqlType::Bytea,
     SqlType::Date,
     SqlType::Time,
@@ -98,7 +99,7 @@ fn kind(t: SqlType) -> Kind {
         SqlType::SmallInt | SqlType::Int | SqlType::BigInt => Kind::Integer,
         SqlType::Real | SqlType::Double => Kind::Float,
         SqlType::Numeric(_) => Kind::Numeric,
-        SqlType::Text | SqlType::Varchar(_) => Kind::Text,
+        SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_) => Kind::Text,
         SqlType::Bytea => Kind::Bytea,
         SqlType::Date => Kind::Date,
         SqlType::Time => Kind::Time,
@@ -156,7 +157,7 @@ pub fn fold_assigned(literal: &str, to: SqlType) -> Result<ScalarValue, SqlError
 
 /// `value too long for type character varying(n)`, unless only spaces are too much.
 pub fn check_length(value: &str, to: SqlType) -> Result<(), SqlError> {
-    if let SqlType::Varchar(Some(n)) = to
+    if let SqlType::Varchar(Some(n)) | SqlType::Char(n) = to
         && value.chars().skip(n as usize).any(|c| c != ' ')
     {
         return Err(SqlError::new(
@@ -208,6 +209,7 @@ impl Cast {
     fn target(&self, modifiers: &[i32]) -> SqlType {
         match (self.to, modifiers) {
             (SqlType::Varchar(_), [n]) => SqlType::Varchar(Some(*n as u32)),
+            (SqlType::Char(_), [n]) => SqlType::Char(*n as u32),
             (SqlType::Numeric(_), [p, s]) => SqlType::Numeric(Some((*p as u8, *s as i8))),
             (SqlType::Array(Element::Varchar(_)), [n]) => {
                 SqlType::Array(Element::Varchar(Some(*n as u32)))
@@ -244,8 +246,7 @@ impl ScalarUDFImpl for Cast {
     fn return_field_from_args(&self, args: ReturnFieldArgs) -> Result<FieldRef> {
         let modifiers: Vec<i32> =
             args.scalar_arguments.iter().skip(1).filter_map(|a| modifier(*a)).collect();
-        let t = self.target(&modifiers).to_arrow();
-        Ok(Arc::new(Field::new(self.name(), t, true)))
+        Ok(Arc::new(self.target(&modifiers).to_field(self.name())))
     }
 
     fn is_strict(&self) -> bool {
@@ -365,14 +366,18 @@ fn retag(array: &ArrayRef, to: &DataType) -> ArrayRef {
 }
 
 fn varchar(array: &ArrayRef, to: SqlType) -> Result<ArrayRef, SqlError> {
-    let SqlType::Varchar(Some(n)) = to else { return Ok(Arc::clone(array)) };
-    let n = n as usize;
+    let (n, blanks) = match to {
+        SqlType::Varchar(Some(n)) => (n as usize, true),
+        SqlType::Char(n) => (n as usize, false),
+        _ => return Ok(Arc::clone(array)),
+    };
     let strings = array.as_string::<i32>();
     let cut = strings.iter().map(|s| {
         s.map(|s| match s.char_indices().nth(n) {
             Some((end, _)) => &s[..end],
             None => s,
         })
+        .map(|s| if blanks { s } else { s.trim_end_matches(' ') })
     });
     Ok(Arc::new(StringArray::from_iter(cut)))
 }
@@ -503,7 +508,7 @@ fn from_text(strings: &StringArray, to: SqlType) -> Result<ArrayRef, SqlError> {
             let values: Vec<Option<Vec<u8>>> = values.collect::<Result<_, SqlError>>()?;
             Arc::new(BinaryArray::from_iter(values))
         }
-        SqlType::Text | SqlType::Varchar(_) => Arc::new(strings.clone()),
+        SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_) => Arc::new(strings.clone()),
         SqlType::Uuid => {
             let mut out = FixedSizeBinaryBuilder::with_capacity(strings.len(), UUID_BYTES);
             for s in strings {

@@ -177,6 +177,14 @@ fn elements<'a>(a: &'a Args) -> Result<impl Iterator<Item = Doc<'a>>, SqlError> 
     }
 }
 
+/// What `jsonb_each` makes rows of.
+fn members<'a>(a: &'a Args) -> Result<impl Iterator<Item = (Doc<'a>, Doc<'a>)>, SqlError> {
+    match a.doc(0).kind() {
+        "object" => Ok(a.doc(0).entries()),
+        _ => Err(invalid("cannot call jsonb_each on a non-object")),
+    }
+}
+
 fn object_keys(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     match a.doc(0).kind() {
         "object" => {
@@ -424,6 +432,26 @@ pub fn defs() -> Vec<Def> {
             })],
         ),
         Def::new("jsonb_object_keys_list", &[over(&[J], T::Array(Element::Text), object_keys)]),
+        Def::new(
+            "jsonb_each_keys_list",
+            &[over(&[J], T::Array(Element::Text), |a, out| {
+                let keys: Vec<_> = members(a)?.map(|(k, _)| k.text()).collect();
+                out.texts(keys.iter().map(|k| k.as_deref()))
+            })],
+        ),
+        Def::new(
+            "jsonb_each_values_list",
+            &[over(&[J], T::Array(Element::Jsonb), |a, out| {
+                out.jsons(members(a)?.map(|(_, v)| v.0))
+            })],
+        ),
+        Def::new(
+            "jsonb_each_texts_list",
+            &[over(&[J], T::Array(Element::Text), |a, out| {
+                let values: Vec<_> = members(a)?.map(|(_, v)| v.text()).collect();
+                out.texts(values.iter().map(|v| v.as_deref()))
+            })],
+        ),
         Def::new("gen_random_uuid", &[over(&[], T::Uuid, |_, out| out.uuid(random_uuid()))])
             .volatile(),
     ]);

@@ -93,6 +93,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
     all.extend([window_fn::copies(), window_fn::with_ties()]);
     all.extend([window_fn::as_of_proctime(), window_fn::asof_match()]);
+    all.extend([window_fn::rows(), window_fn::ordinals(), bounded::text_concat()]);
     all.extend(extract::functions());
     all.extend(round::functions());
     all.extend([sign::sign_function(), collected::collect_entry(), exact::pair_entry()]);

@@ -35,6 +35,7 @@ pub fn base_name(t: SqlType) -> String {
     match t {
         SqlType::Numeric(_) => "numeric".into(),
         SqlType::Varchar(_) => "character varying".into(),
+        SqlType::Char(_) => "character".into(),
         SqlType::Array(e) => format!("{}[]", base_name(e.scalar())),
         t => t.to_string(),
     }

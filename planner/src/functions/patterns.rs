@@ -413,6 +413,82 @@ fn like(a: &Args, out: &mut Out, insensitive: bool) -> Result<(), SqlError> {
     out.boolean(regex.is_match(a.text(0)))
 }
 
+/// A text and an array of patterns.
+const LISTED: &[T] = &[T::Text, T::Array(Element::Text)];
+
+/// LIKE ANY and LIKE ALL of an array: NULL where only a NULL pattern could decide.
+fn like_each(a: &Args, out: &mut Out, each: bool, any_case: bool) -> Result<(), SqlError> {
+    let mut unknown = false;
+    let text = if any_case { a.text(0).to_lowercase() } else { a.text(0).to_owned() };
+    for pattern in a.texts(1) {
+        let matched = match pattern {
+            None => {
+                unknown = true;
+                continue;
+            }
+            Some(pattern) if any_case => matches_like(&text, &pattern.to_lowercase())?,
+            Some(pattern) => matches_like(&text, pattern)?,
+        };
+        if matched != each {
+            return out.boolean(matched);
+        }
+    }
+    match unknown {
+        true => {
+            out.null();
+            Ok(())
+        }
+        false => out.boolean(each),
+    }
+}
+
+/// LIKE with the backslash as its escape: time in proportion to the product of the lengths at most.
+fn matches_like(text: &str, pattern: &str) -> Result<bool, SqlError> {
+    enum Part {
+        Any,
+        One,
+        Char(char),
+    }
+    let mut parts = Vec::with_capacity(pattern.len());
+    let mut chars = pattern.chars();
+    while let Some(c) = chars.next() {
+        parts.push(match c {
+            '%' => Part::Any,
+            '_' => Part::One,
+            '\\' => match chars.next() {
+                Some(c) => Part::Char(c),
+                None => {
+                    let message = "LIKE pattern must not end with escape character";
+                    return Err(SqlError::new(SqlState("22025"), message));
+                }
+            },
+            c => Part::Char(c),
+        });
+    }
+    let text: Vec<char> = text.chars().collect();
+    let (mut t, mut p) = (0, 0);
+    // Where the last % stands, and how much of the text it has taken.
+    let mut last: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match parts.get(p) {
+            Some(Part::Any) => {
+                last = Some((p, t));
+                p += 1;
+            }
+            Some(Part::One) => (t, p) = (t + 1, p + 1),
+            Some(Part::Char(c)) if *c == text[t] => (t, p) = (t + 1, p + 1),
+            _ => match last {
+                Some((at, taken)) => {
+                    last = Some((at, taken + 1));
+                    (t, p) = (taken + 1, at + 1);
+                }
+                None => return Ok(false),
+            },
+        }
+    }
+    Ok(parts[p..].iter().all(|part| matches!(part, Part::Any)))
+}
+
 const TEXTS: [&[T]; 7] = [
     &[],
     &[T::Text],
@@ -493,5 +569,9 @@ pub fn defs() -> Vec<Def> {
         ),
         Def::new("like_escape", &[over(TEXTS[3], T::Boolean, |a, out| like(a, out, false))]),
         Def::new("ilike_escape", &[over(TEXTS[3], T::Boolean, |a, out| like(a, out, true))]),
+        Def::new("like_any", &[over(LISTED, T::Boolean, |a, out| like_each(a, out, false, false))]),
+        Def::new("like_all", &[over(LISTED, T::Boolean, |a, out| like_each(a, out, true, false))]),
+        Def::new("ilike_any", &[over(LISTED, T::Boolean, |a, out| like_each(a, out, false, true))]),
+        Def::new("ilike_all", &[over(LISTED, T::Boolean, |a, out| like_each(a, out, true, true))]),
     ]
 }

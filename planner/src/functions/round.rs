@@ -1,4 +1,4 @@
-//! `floor` and `ceil`: numerics lose their digits.
+//! `floor` and `ceil`: numerics lose their digits; and times that lose digits of their seconds.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,9 +8,10 @@ use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{
     ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
-use millrace_common::SqlError;
+use millrace_common::{SqlError, SqlState};
 
 use super::cast::fit;
+use super::times::us_of;
 use crate::error::external;
 
 pub fn functions() -> Vec<Arc<ScalarUDF>> {
@@ -135,4 +136,46 @@ impl ScalarUDFImpl for Round {
             }
         })
     }
+}
+
+/// 2000-01-01, from which PostgreSQL counts times.
+pub const EPOCH_2000_US: i64 = 946_684_800_000_000;
+
+/// Microseconds rounded to a number of digits of a second, half of a unit away from the origin.
+pub fn rounded(us: i64, digits: i32, origin: i64) -> i64 {
+    let unit = 10u64.pow(6 - digits.clamp(0, 6) as u32);
+    let since = us.saturating_sub(origin);
+    let whole = (since.unsigned_abs() + unit / 2) / unit * unit;
+    let whole = i64::try_from(whole).unwrap_or(i64::MAX);
+    origin.saturating_add(whole * since.signum())
+}
+
+/// A column of times whose seconds are rounded to a number of digits; other columns as they are.
+pub fn round_seconds(array: &ArrayRef, digits: u32) -> Result<ArrayRef, SqlError> {
+    let digits = digits as i32;
+    let nanos = |us: i64| {
+        us.checked_mul(1000).ok_or_else(|| {
+            SqlError::new(SqlState::DATETIME_FIELD_OVERFLOW, "interval out of range")
+        })
+    };
+    Ok(match array.data_type() {
+        DataType::Timestamp(TimeUnit::Microsecond, _) => {
+            let us = array.as_primitive::<TimestampMicrosecondType>();
+            let rounded: TimestampMicrosecondArray =
+                us.unary(|v| rounded(v, digits, EPOCH_2000_US));
+            Arc::new(rounded.with_data_type(array.data_type().clone()))
+        }
+        DataType::Time64(TimeUnit::Microsecond) => {
+            let us = array.as_primitive::<Time64MicrosecondType>();
+            Arc::new(us.unary::<_, Time64MicrosecondType>(|v| rounded(v, digits, 0)))
+        }
+        DataType::Interval(IntervalUnit::MonthDayNano) => {
+            let i = array.as_primitive::<IntervalMonthDayNanoType>();
+            Arc::new(i.try_unary::<_, IntervalMonthDayNanoType, SqlError>(|v| {
+                let us = rounded(us_of(v), digits, 0);
+                Ok(IntervalMonthDayNano::new(v.months, v.days, nanos(us)?))
+            })?)
+        }
+        _ => Arc::clone(array),
+    })
 }

@@ -7,6 +7,7 @@ use millrace_common::{SqlError, SqlState, SqlType as T};
 
 use super::call::{Args, Def, Out, over};
 use super::datetime::interval;
+use super::round::{EPOCH_2000_US, rounded};
 use super::text::{civil_from_days, days_from_civil, days_in_month};
 use super::{number_format, time_format};
 
@@ -21,7 +22,7 @@ pub fn field_range(message: impl Into<String>) -> SqlError {
     SqlError::new(SqlState::DATETIME_FIELD_OVERFLOW, message)
 }
 
-fn us_of(i: Interval) -> i64 {
+pub fn us_of(i: Interval) -> i64 {
     i.nanoseconds / 1000
 }
 
@@ -561,22 +562,22 @@ pub fn defs() -> Vec<Def> {
         Def::new(
             "round_seconds",
             &[
-                over(&[TS, T::Int], TS, |a, out| out.timestamp(rounded(a.timestamp(0), a.int(1)))),
-                over(&[TZ, T::Int], TZ, |a, out| out.timestamp(rounded(a.timestamp(0), a.int(1)))),
-                over(&[T::Time, T::Int], T::Time, |a, out| out.time(rounded(a.time(0), a.int(1)))),
+                over(&[TS, T::Int], TS, |a, out| {
+                    out.timestamp(rounded(a.timestamp(0), a.int(1), EPOCH_2000_US))
+                }),
+                over(&[TZ, T::Int], TZ, |a, out| {
+                    out.timestamp(rounded(a.timestamp(0), a.int(1), EPOCH_2000_US))
+                }),
+                over(&[T::Time, T::Int], T::Time, |a, out| {
+                    out.time(rounded(a.time(0), a.int(1), 0))
+                }),
                 over(&[T::Interval, T::Int], T::Interval, |a, out| {
                     let i = a.interval(0);
-                    let us = rounded(us_of(i), a.int(1));
+                    let us = rounded(us_of(i), a.int(1), 0);
                     out.interval(interval(i.months.into(), i.days.into(), us)?)
                 }),
             ],
         ),
     ]);
     all
-}
-
-/// Microseconds rounded to a number of digits of a second.
-fn rounded(us: i64, digits: i32) -> i64 {
-    let unit = 10i64.pow(6 - digits.clamp(0, 6) as u32);
-    (us + unit / 2).div_euclid(unit) * unit
 }

@@ -12,7 +12,8 @@ use datafusion::logical_expr::{
 };
 use millrace_common::{SqlError, SqlState};
 
-use crate::error::external;
+use crate::bind::operators::type_name;
+use crate::error::{external, undefined_function};
 
 /// `hop_windows(time, slide, size, offset)` → list of starts, ascending.
 pub fn hop_windows() -> Arc<ScalarUDF> {
@@ -69,8 +70,26 @@ pub fn with_ties() -> Arc<ScalarUDF> {
     Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::WithTies, WITH_TIES))))
 }
 
+/// Marks an array whose elements are a column's rows, for [`crate::bind::table_functions`]; never computed.
+pub const ROWS: &str = "#rows";
+
+pub fn rows() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Rows, ROWS))))
+}
+
+/// The positions of an array's elements, from 1: WITH ORDINALITY.
+pub const ORDINALS: &str = "#ordinals";
+
+pub fn ordinals() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Ordinals, ORDINALS))))
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kind {
+    Rows,
+    Ordinals,
     Hop,
     Tumble,
     End,
@@ -127,6 +146,16 @@ impl ScalarUDFImpl for WindowFn {
             Kind::Tumble | Kind::End => time,
             Kind::WithTies => DataType::Int64,
             Kind::AsOfProctime | Kind::AsofMatch => DataType::Boolean,
+            Kind::Rows => match time {
+                DataType::List(item) => item.data_type().clone(),
+                other => {
+                    let call = format!("unnest({})", type_name(&Some(other)));
+                    return Err(external(undefined_function(&call)));
+                }
+            },
+            Kind::Ordinals => {
+                DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true)))
+            }
             Kind::Copies => {
                 DataType::List(Arc::new(Field::new_list_field(DataType::Boolean, true)))
             }
@@ -141,8 +170,11 @@ impl ScalarUDFImpl for WindowFn {
         let rows = args.number_rows;
         let scalar = matches!(args.args.first(), Some(ColumnarValue::Scalar(_)));
         let times = args.args[0].to_array(if scalar { 1 } else { rows })?;
-        if self.kind == Kind::Copies {
-            let out = repeated(&times)?;
+        if matches!(self.kind, Kind::Copies | Kind::Ordinals) {
+            let out = match self.kind {
+                Kind::Copies => repeated(&times)?,
+                _ => positions(&times)?,
+            };
             return match scalar {
                 true => Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?)),
                 false => Ok(ColumnarValue::Array(out)),
@@ -191,6 +223,18 @@ fn repeated(counts: &ArrayRef) -> Result<ArrayRef> {
     let field = Arc::new(Field::new_list_field(DataType::Boolean, true));
     let elements = Arc::new(BooleanArray::from(vec![true; total]));
     Ok(Arc::new(ListArray::new(field, OffsetBuffer::from_lengths(lengths), elements, None)))
+}
+
+/// For each list the numbers of its elements.
+fn positions(lists: &ArrayRef) -> Result<ArrayRef> {
+    let lists = lists.as_list_opt::<i32>();
+    let lists = lists.ok_or_else(|| external(SqlError::internal("ordinals take an array")))?;
+    let length = |i: usize| if lists.is_null(i) { 0 } else { lists.value_length(i) as usize };
+    let lengths: Vec<usize> = (0..lists.len()).map(length).collect();
+    let numbers: Int64Array = lengths.iter().flat_map(|n| 1..=*n as i64).collect();
+    let field = Arc::new(Field::new_list_field(DataType::Int64, true));
+    let offsets = OffsetBuffer::from_lengths(lengths);
+    Ok(Arc::new(ListArray::new(field, offsets, Arc::new(numbers), lists.nulls().cloned())))
 }
 
 fn hop(us: &TimestampMicrosecondArray, slide: i64, size: i64, offset: i64) -> Result<ArrayRef> {

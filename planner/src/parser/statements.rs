@@ -120,10 +120,7 @@ impl SqlParser<'_> {
             if self.inner.parse_keyword(Keyword::WITH) { self.options()? } else { Vec::new() };
         self.inner.expect_keyword_is(Keyword::AS)?;
         let query = self.query_text()?;
-        if self.inner.parse_keyword(Keyword::WITH) {
-            // PostgreSQL's WITH [NO] DATA; views here are always filled.
-            self.expect_words(&["DATA"])?;
-        }
+        let with_data = if materialized { self.with_data()? } else { true };
         Ok(CreateView {
             name,
             materialized,
@@ -132,6 +129,7 @@ impl SqlParser<'_> {
             columns,
             options,
             query,
+            with_data,
             emit_on_window_close: false,
         })
     }

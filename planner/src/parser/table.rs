@@ -3,7 +3,7 @@
 
 use sqlparser::ast::{ColumnDef, ColumnOption, ColumnOptionDef, DataType, GeneratedAs};
 use sqlparser::keywords::Keyword;
-use sqlparser::tokenizer::Token;
+use sqlparser::tokenizer::{Location, Token};
 
 use super::{Result, SqlParser};
 use crate::ast::{ConflictAction, FormatClause, TableDefinition, WatermarkDefinition};
@@ -26,17 +26,25 @@ impl SqlParser<'_> {
             format: None,
             includes: Vec::new(),
             query: None,
+            with_data: true,
         };
+        let mut untyped = None;
         if self.inner.consume_token(&Token::LParen) {
-            self.table_elements(&mut table)?;
+            untyped = self.table_elements(&mut table)?;
         }
         self.table_clauses(&mut table)?;
-        Ok(table)
+        match untyped {
+            // Only a query gives names their types.
+            Some(at) if table.query.is_none() => Err(super::located("", at)),
+            _ => Ok(table),
+        }
     }
 
-    fn table_elements(&mut self, table: &mut TableDefinition) -> Result<()> {
+    /// The elements in parentheses. Where the type of the first column without one is missing.
+    fn table_elements(&mut self, table: &mut TableDefinition) -> Result<Option<Location>> {
+        let mut untyped = None;
         if self.inner.consume_token(&Token::RParen) {
-            return Ok(());
+            return Ok(untyped);
         }
         loop {
             if self.peek_words(&["WATERMARK", "FOR"]) {
@@ -49,6 +57,15 @@ impl SqlParser<'_> {
                 table.constraints.push(constraint);
             } else if self.peek_nth_word(1, "AS") {
                 table.columns.push(self.computed_column()?);
+            } else if matches!(self.inner.peek_nth_token_ref(1).token, Token::Comma | Token::RParen)
+            {
+                let name = self.inner.parse_identifier()?;
+                untyped.get_or_insert(self.inner.peek_token_ref().span.start);
+                table.columns.push(ColumnDef {
+                    name,
+                    data_type: DataType::Unspecified,
+                    options: Vec::new(),
+                });
             } else {
                 table.columns.push(self.inner.parse_column_def()?);
             }
@@ -56,7 +73,7 @@ impl SqlParser<'_> {
                 continue;
             }
             self.inner.expect_token(&Token::RParen)?;
-            return Ok(());
+            return Ok(untyped);
         }
     }
 
@@ -109,10 +126,22 @@ impl SqlParser<'_> {
                 table.includes.push((fact, name));
             } else if self.inner.parse_keyword(Keyword::AS) {
                 table.query = Some(self.query_text()?);
+                table.with_data = self.with_data()?;
             } else {
                 return Ok(());
             }
         }
+    }
+
+    /// `WITH [NO] DATA` after a query.
+    pub(super) fn with_data(&mut self) -> Result<bool> {
+        if !self.peek_words(&["WITH"]) {
+            return Ok(true);
+        }
+        self.inner.advance_token();
+        let with = !self.take_words(&["NO"]);
+        self.expect_words(&["DATA"])?;
+        Ok(with)
     }
 
     fn conflict_action(&mut self) -> Result<ConflictAction> {

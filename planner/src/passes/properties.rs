@@ -64,6 +64,7 @@ impl Properties {
             (Op::Repeat { .. }, [input]) => {
                 Properties { keys: vec![], max_rows: None, ..input.clone() }
             }
+            (Op::Unnest { lists, .. }, [input]) => unnest(lists, input),
             (Op::Expand(e), [input]) => expand(e.sets.len() as u64, width, input),
             (Op::Aggregate(a), [input]) => aggregate(a, width, input),
             (Op::Join(j), [left, right]) => join(j, left, right),
@@ -207,6 +208,22 @@ fn union(width: usize, inputs: &[Properties]) -> Properties {
         max_rows: inputs.iter().map(|p| p.max_rows).sum(),
         ..plain(width, distribution)
     }
+}
+
+/// A column of elements is none of those that its list was equal to, and rows multiply.
+fn unnest(lists: &[usize], input: &Properties) -> Properties {
+    let equal = (0..input.equal.len())
+        .map(|c| {
+            let same = |&o: &usize| !lists.contains(&o) && input.equal.get(o) == input.equal.get(c);
+            if lists.contains(&c) { c } else { (0..=c).find(same).unwrap_or(c) }
+        })
+        .collect();
+    let moved = match &input.distribution {
+        Distribution::Hash(columns) => columns.iter().any(|c| lists.contains(c)),
+        _ => false,
+    };
+    let distribution = if moved { Distribution::Any } else { input.distribution.clone() };
+    Properties { keys: vec![], max_rows: None, equal, distribution, ..input.clone() }
 }
 
 fn hop(input: &Properties, tumble: bool) -> Properties {

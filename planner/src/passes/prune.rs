@@ -83,6 +83,13 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
             let times = kept_at(&map, times_column)?;
             Ok((input.repeat(times), map))
         }
+        Op::Unnest { lists, keep_empty } => {
+            // How many elements there are decides how many rows.
+            let needed = with(required, lists.iter().copied());
+            let (input, map) = prune_columns(only(inputs)?, &needed)?;
+            let lists = lists.iter().map(|&c| kept_at(&map, c)).collect::<Result<Vec<_>>>()?;
+            Ok((input.unnest(lists, keep_empty), map))
+        }
         Op::Expand(e) => prune_expand(e, only(inputs)?, required),
         Op::Aggregate(a) => prune_aggregate(a, only(inputs)?, required),
         Op::TopN(t) => prune_top_n(t, only(inputs)?, required),

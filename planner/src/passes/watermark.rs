@@ -71,6 +71,9 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
             }
             out
         }
+        (Op::Unnest { lists, .. }, [input]) => {
+            input.iter().filter(|m| !lists.contains(&m.column)).cloned().collect()
+        }
         (Op::Aggregate(a), [input]) => pick(input, &a.group),
         (Op::TopN(t), [input]) => {
             input.iter().filter(|m| t.group.contains(&m.column)).cloned().collect()

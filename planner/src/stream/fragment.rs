@@ -337,6 +337,7 @@ impl Builder {
                 Operator::Hop { time_column, size_us, slide_us, offset_us }
             }
             (Op::Repeat { times_column }, ..) => Operator::Repeat { times_column },
+            (Op::Unnest { lists, keep_empty }, ..) => Operator::Unnest { lists, keep_empty },
             (Op::Expand(e), ..) => Operator::Expand(e),
             (Op::Aggregate(a), [schema], [p]) => self.aggregate(a, schema, p),
             (Op::Join(j), [left, right], [l, r]) if j.lookup => {

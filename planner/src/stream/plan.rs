@@ -48,6 +48,11 @@ pub enum Op {
     Repeat {
         times_column: usize,
     },
+    /// See `graph::Operator::Unnest`.
+    Unnest {
+        lists: Vec<usize>,
+        keep_empty: bool,
+    },
     Expand(Expand),
     Aggregate(Aggregate),
     Join(Join),
@@ -228,6 +233,18 @@ impl Stream {
     pub fn repeat(self, times_column: usize) -> Stream {
         let schema = Arc::clone(&self.schema);
         Stream { op: Op::Repeat { times_column }, inputs: vec![self], schema }
+    }
+
+    /// The elements take the places of the lists.
+    pub fn unnest(self, lists: Vec<usize>, keep_empty: bool) -> Stream {
+        let fields = self.schema.fields().iter().enumerate().map(|(i, f)| match f.data_type() {
+            DataType::List(item) if lists.contains(&i) => {
+                Arc::new(Field::new(f.name(), item.data_type().clone(), true))
+            }
+            _ => Arc::clone(f),
+        });
+        let schema = Arc::new(Schema::new(fields.collect::<Vec<FieldRef>>()));
+        Stream { op: Op::Unnest { lists, keep_empty }, inputs: vec![self], schema }
     }
 
     pub fn expand(self, expand: Expand) -> Stream {

@@ -1,6 +1,7 @@
-//! The `Unnest`s that a view can have. HOP: that of a call of `hop_windows` that the binder makes of it (see
+//! The `Unnest`s of views: of arrays, with elements as rows, and those that stand for something else. HOP: that of a call of `hop_windows` that the binder makes of it (see
 //! `bind::window_tvf`) becomes the hop operator. TUMBLE is a plain projection and needs nothing.
 
+use arrow::datatypes::DataType;
 use datafusion::common::ScalarValue;
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, Projection, Unnest};
@@ -31,7 +32,7 @@ impl Converter<'_> {
         if let Some((projection, copies)) = recognise_copies(unnest) {
             return self.copies(unnest, projection, copies);
         }
-        let Some(hop) = recognise(unnest) else { return Err(in_view("unnest")) };
+        let Some(hop) = recognise(unnest) else { return self.elements(unnest) };
         let schema = hop.projection.input.schema();
         let time = expr::compile(hop.time, schema)?;
         let input = without_null_check(self.convert(&hop.projection.input)?, &time);
@@ -49,6 +50,25 @@ impl Converter<'_> {
             };
             columns.push((e, field.name().clone()));
         }
+        stream.project(columns).map_err(sql_error_from_datafusion)
+    }
+
+    /// Any other `Unnest`: rows of the elements of arrays.
+    fn elements(&self, unnest: &Unnest) -> Result<Stream> {
+        let deep = unnest.list_type_columns.iter().any(|(_, list)| list.depth != 1);
+        if deep || !unnest.struct_type_columns.is_empty() {
+            return Err(in_view("unnest of nested values"));
+        }
+        let input = self.convert(&unnest.input)?;
+        let lists: Vec<usize> = unnest.list_type_columns.iter().map(|(c, _)| *c).collect();
+        let is_list = |&c: &usize| matches!(input.schema.field(c).data_type(), DataType::List(_));
+        if !lists.iter().all(is_list) {
+            return Err(in_view("unnest"));
+        }
+        let stream = input.unnest(lists, unnest.options.preserve_nulls());
+        let outputs = unnest.dependency_indices.iter().zip(unnest.schema.fields());
+        let columns = outputs.map(|(&c, f)| (expr::column(&stream.schema, c), f.name().clone()));
+        let columns = columns.collect();
         stream.project(columns).map_err(sql_error_from_datafusion)
     }
 

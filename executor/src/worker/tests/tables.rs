@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use millrace_common::SqlState;
+use millrace_common::{SqlError, SqlState};
 
 use super::*;
-use crate::dml::LoadKind;
+use crate::dml::{LoadKind, OnRepeat};
 
 const CHANGE: DmlKind = DmlKind::Change;
 const NEW_ROWS: LoadKind = LoadKind::Insert { on_conflict: InsertConflict::Error };
@@ -187,6 +187,62 @@ async fn a_load_that_replaces_rows_needs_the_table_as_it_was_read() {
     assert_eq!(c.rows(t).await, [(2, 20, 1), (3, 3, 1), (4, 4, 1)]);
     assert_eq!(c.version(t).row_count, 3);
     c.insert(t, [(1, 5)]).await;
+}
+
+#[tokio::test]
+async fn a_load_that_moves_rows_gives_each_key_one_row() {
+    let c = Cluster::new(ExecOptions { load_bytes: 64, ..ExecOptions::default() }).await;
+    let t = c.table(1).await;
+    let id = |number| StatementId { frontend: 2, number };
+    c.dml(t, &[(1, 1, 1), (2, 2, 1), (3, 3, 1), (9, 9, 1)], INSERT).await.unwrap();
+    let change = |on_repeat| LoadKind::Change { read_at: Epoch(c.version(t).epoch), on_repeat };
+    let begin = |number, on_repeat| c.worker.begin_load(t, id(number), change(on_repeat));
+    // 1 → 2, 2 → 3, 3 → 4; 5 is new.
+    let mut load = begin(1, OnRepeat::Duplicate).await.unwrap();
+    load.append(delta(&[(3, 3, -1), (4, 3, 1)])).await.unwrap();
+    load.append(delta(&[(1, 1, -1), (2, 1, 1), (2, 2, -1), (3, 2, 1)])).await.unwrap();
+    load.append(delta(&[(5, 5, 1)])).await.unwrap();
+    load.finish().await.unwrap();
+    let rows = [(2, 1, 1), (3, 2, 1), (4, 3, 1), (5, 5, 1), (9, 9, 1)];
+    assert_eq!(c.rows(t).await, rows);
+    assert_eq!(c.version(t).row_count, 5);
+    // Onto a row that stays, and two onto one key.
+    let mut load = begin(2, OnRepeat::Duplicate).await.unwrap();
+    load.append(delta(&[(2, 1, -1), (9, 1, 1)])).await.unwrap();
+    assert!(matches!(load.finish().await, Err(DmlError::UniqueViolation { .. })));
+    for (number, on_repeat, state) in
+        [(3, OnRepeat::Duplicate, "23505"), (4, OnRepeat::SecondTime, "21000")]
+    {
+        let mut load = begin(number, on_repeat).await.unwrap();
+        load.append(delta(&[(2, 1, -1), (7, 1, 1)])).await.unwrap();
+        load.append(delta(&[(3, 2, -1), (7, 2, 1)])).await.unwrap();
+        let e = SqlError::from(load.finish().await.unwrap_err());
+        assert_eq!(e.state.0, state);
+    }
+    assert_eq!(c.rows(t).await, rows);
+}
+
+#[tokio::test]
+async fn a_load_that_meets_keys_overwrites_or_gives_way() {
+    for (on_conflict, expected, affected) in [
+        (InsertConflict::Overwrite, [(1, 11, 1), (2, 22, 1), (3, 33, 1)], 6),
+        (InsertConflict::Nothing, [(1, 1, 1), (2, 20, 1), (3, 30, 1)], 2),
+    ] {
+        let c = Cluster::new(ExecOptions { load_bytes: 64, ..ExecOptions::default() }).await;
+        let t = c.table(1).await;
+        c.insert(t, [(1, 1)]).await;
+        let id = StatementId { frontend: 2, number: 1 };
+        let kind = LoadKind::Insert { on_conflict };
+        let mut load = c.worker.begin_load(t, id, kind).await.unwrap();
+        load.append(delta(&[(2, 20, 1), (1, 10, 1)])).await.unwrap();
+        load.append(delta(&[(3, 30, 1), (2, 22, 1)])).await.unwrap();
+        load.append(delta(&[(1, 11, 1), (3, 33, 1)])).await.unwrap();
+        assert!(load.has_spilled());
+        let done = load.finish().await.unwrap();
+        assert_eq!(c.rows(t).await, expected);
+        assert_eq!(c.version(t).row_count, 3);
+        assert_eq!(done.rows_affected, affected);
+    }
 }
 
 #[tokio::test]

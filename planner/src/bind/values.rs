@@ -1,0 +1,117 @@
+//! VALUES lists whose rows have expressions of several kinds in one column.
+//!
+//! PostgreSQL resolves the type of such a column as that of a UNION's: literals of unknown type take the type of
+//! the others, and these must have one in common. Each element becomes a call with the others as witnesses
+//! ([`VALUES`]), which [`super::operators`] resolves where types are known.
+
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::FieldRef;
+use datafusion::common::tree_node::Transformed;
+use datafusion::logical_expr::{Expr, LogicalPlan, Values};
+use millrace_common::SqlError;
+use sqlparser::ast::{CastKind, Expr as Ast, SetExpr, UnaryOperator, Value, Values as AstValues};
+
+use super::desugar::{VALUES, resolved, take};
+use crate::error::sql_error_from_datafusion;
+
+/// Gives the columns of VALUES the names that an alias has for them, in place of a projection above: DataFusion loses
+/// the names when it takes a correlated subquery apart.
+pub fn name(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+    let named = plan.transform_up_with_subqueries(|node| {
+        let LogicalPlan::Projection(p) = &node else { return Ok(Transformed::no(node)) };
+        let LogicalPlan::Values(values) = p.input.as_ref() else {
+            return Ok(Transformed::no(node));
+        };
+        let same = |(e, field): (&Expr, &FieldRef)| match e {
+            Expr::Alias(a) if a.relation.is_none() => {
+                matches!(&*a.expr, Expr::Column(c) if c.name == *field.name())
+            }
+            _ => false,
+        };
+        let fields = values.schema.fields();
+        if p.expr.len() != fields.len() || !p.expr.iter().zip(fields).all(same) {
+            return Ok(Transformed::no(node));
+        }
+        let schema = Arc::clone(&p.schema);
+        Ok(Transformed::yes(LogicalPlan::Values(Values { schema, ..values.clone() })))
+    });
+    named.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+/// Kinds of expressions in a column; beyond this many it is left to itself.
+const MAX_KINDS: usize = 8;
+
+/// Marks the columns of mixed kinds in the VALUES lists of a query; subqueries have their own turn.
+pub fn unify(body: &mut SetExpr) {
+    match body {
+        SetExpr::Values(values) => mark(values),
+        SetExpr::SetOperation { left, right, .. } => {
+            unify(left);
+            unify(right);
+        }
+        _ => {}
+    }
+}
+
+#[derive(Clone, PartialEq)]
+enum Kind {
+    /// NULL, which is of every type.
+    Null,
+    /// A literal of unknown type.
+    Unknown,
+    Number,
+    /// Anything else, by its cast's type or its text.
+    Other(String),
+}
+
+fn kind(e: &Ast) -> Kind {
+    match e {
+        Ast::Nested(inner) => kind(inner),
+        Ast::UnaryOp { op: UnaryOperator::Minus | UnaryOperator::Plus, expr } => kind(expr),
+        Ast::Value(v) => match &v.value {
+            Value::Null => Kind::Null,
+            Value::Number(_, _) => Kind::Number,
+            Value::Boolean(_) => Kind::Other("boolean".into()),
+            Value::SingleQuotedString(_)
+            | Value::EscapedStringLiteral(_)
+            | Value::UnicodeStringLiteral(_)
+            | Value::DollarQuotedString(_) => Kind::Unknown,
+            other => Kind::Other(other.to_string()),
+        },
+        Ast::TypedString(t) => Kind::Other(t.data_type.to_string()),
+        Ast::Interval(_) => Kind::Other("INTERVAL".into()),
+        Ast::Cast { kind: CastKind::Cast | CastKind::DoubleColon, data_type, .. } => {
+            Kind::Other(data_type.to_string())
+        }
+        other => Kind::Other(other.to_string()),
+    }
+}
+
+fn mark(values: &mut AstValues) {
+    let width = values.rows.first().map_or(0, |row| row.content.len());
+    if values.rows.iter().any(|row| row.content.len() != width) {
+        return; // An error, which the planner words.
+    }
+    for column in 0..width {
+        let mut witnesses: Vec<(Kind, Ast)> = Vec::new();
+        for row in &values.rows {
+            let e = &row.content[column];
+            let kind = kind(e);
+            if kind != Kind::Null && !witnesses.iter().any(|(k, _)| *k == kind) {
+                witnesses.push((kind, e.clone()));
+            }
+            if witnesses.len() > MAX_KINDS {
+                break;
+            }
+        }
+        if !(2..=MAX_KINDS).contains(&witnesses.len()) {
+            continue;
+        }
+        for row in &mut values.rows {
+            let own = take(&mut row.content[column]);
+            let others = witnesses.iter().map(|(_, e)| e.clone());
+            row.content[column] = resolved(VALUES, std::iter::once(own).chain(others));
+        }
+    }
+}

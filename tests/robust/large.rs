@@ -1,0 +1,211 @@
+//! Statements of more rows than are held in memory: each changes what it should, or nothing.
+
+use std::path::Path;
+
+use futures::SinkExt;
+use millrace_sqllogictest::{Server, ServerOptions};
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+/// Rows of the table: with their filler more than is held of a statement before it is staged.
+const ROWS: i64 = 40_000;
+
+async fn command(client: &Client, sql: &str) -> u64 {
+    let failed = |e: tokio_postgres::Error| panic!("{sql}: {e:?}");
+    let messages = client.simple_query(sql).await.unwrap_or_else(failed);
+    let count = messages.iter().find_map(|m| match m {
+        SimpleQueryMessage::CommandComplete(n) => Some(*n),
+        _ => None,
+    });
+    count.expect("a command tag")
+}
+
+async fn refused(client: &Client, sql: &str) -> String {
+    let e = client.simple_query(sql).await.expect_err(sql);
+    e.code().map(|c| c.code().to_owned()).unwrap_or_default()
+}
+
+async fn row(client: &Client, sql: &str) -> String {
+    let messages = client.simple_query(sql).await.expect(sql);
+    let rows = messages.iter().filter_map(|m| match m {
+        SimpleQueryMessage::Row(r) => {
+            Some((0..r.len()).map(|i| r.get(i).unwrap_or("NULL")).collect::<Vec<_>>().join(" "))
+        }
+        _ => None,
+    });
+    rows.collect::<Vec<_>>().join("\n")
+}
+
+/// Count, sum of keys and of values: of the table and of a view that follows it.
+async fn content(client: &Client) -> String {
+    let table = row(client, "SELECT count(*), sum(k), sum(n) FROM a").await;
+    let view = row(client, "SELECT c, ks, ns FROM sums").await;
+    assert_eq!(table, view, "the view is what the table is");
+    table
+}
+
+async fn start() -> (Server, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let options = ServerOptions {
+        data_dir: dir.path().to_path_buf(),
+        args: vec!["--memory-limit=192MB".into()],
+        ..ServerOptions::default()
+    };
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
+    (server, dir)
+}
+
+async fn filled(client: &Client) {
+    client
+        .batch_execute(
+            "CREATE TABLE a (k int PRIMARY KEY, n int, filler text); \
+             CREATE MATERIALIZED VIEW sums AS SELECT count(*) AS c, sum(k) AS ks, sum(n) AS ns FROM a",
+        )
+        .await
+        .expect("a table and a view");
+    let fill =
+        format!("INSERT INTO a SELECT g, 0, repeat('x', 500) FROM generate_series(1, {ROWS}) AS g");
+    assert_eq!(command(client, &fill).await, ROWS as u64);
+}
+
+/// The sum of 1 to `n`.
+fn sum(n: i64) -> i64 {
+    n * (n + 1) / 2
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn updates_move_keys_join_and_return() {
+    let (server, _dir) = start().await;
+    let client = server.connect().await.expect("a connection");
+    filled(&client).await;
+    // Every row moves to the key of the next one.
+    assert_eq!(command(&client, "UPDATE a SET k = k + 1, n = n + 1").await, ROWS as u64);
+    assert_eq!(content(&client).await, format!("{ROWS} {} {ROWS}", sum(ROWS) + ROWS));
+    assert_eq!(row(&client, "SELECT min(k), max(k) FROM a").await, format!("2 {}", ROWS + 1));
+    // Two rows cannot have one key, nor one the key of a row that stays.
+    assert_eq!(refused(&client, "UPDATE a SET k = k / 2").await, "23505");
+    let onto = format!("UPDATE a SET k = k + 1 WHERE k < {ROWS}");
+    assert_eq!(refused(&client, &onto).await, "23505");
+    assert_eq!(content(&client).await, format!("{ROWS} {} {ROWS}", sum(ROWS) + ROWS));
+    // Several rows of the other table match: each row is changed once.
+    client
+        .batch_execute(&format!(
+            "CREATE TABLE s (k int, v int); \
+             INSERT INTO s SELECT g % {ROWS} + 2, 5 FROM generate_series(1, {ROWS} * 2) AS g"
+        ))
+        .await
+        .expect("another table");
+    let joined = "UPDATE a SET n = s.v FROM s WHERE s.k = a.k";
+    assert_eq!(command(&client, joined).await, ROWS as u64);
+    assert_eq!(content(&client).await, format!("{ROWS} {} {}", sum(ROWS) + ROWS, ROWS * 5));
+    // RETURNING gives every row, and nothing happens where it fails.
+    let failing = "UPDATE a SET n = 6 RETURNING 1 / (k - 777)";
+    assert_eq!(refused(&client, failing).await, "22012");
+    assert_eq!(content(&client).await, format!("{ROWS} {} {}", sum(ROWS) + ROWS, ROWS * 5));
+    let returned = client
+        .query("UPDATE a SET n = 7 RETURNING k, n, length(filler)", &[])
+        .await
+        .expect("an update");
+    let keys: i64 = returned.iter().map(|r| i64::from(r.get::<_, i32>(0))).sum();
+    assert_eq!((returned.len() as i64, keys), (ROWS, sum(ROWS) + ROWS));
+    assert!(returned.iter().all(|r| (r.get::<_, i32>(1), r.get::<_, i32>(2)) == (7, 500)));
+    let deleted = client
+        .query("DELETE FROM a USING s WHERE s.k = a.k AND a.k % 2 = 0 RETURNING a.k", &[])
+        .await
+        .expect("a delete");
+    assert_eq!(deleted.len() as i64, ROWS / 2);
+    let odd = (1..=ROWS / 2).map(|i| 2 * i + 1).sum::<i64>();
+    assert_eq!(content(&client).await, format!("{} {odd} {}", ROWS / 2, ROWS / 2 * 7));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inserts_meet_the_rows_that_are_there() {
+    let (server, _dir) = start().await;
+    let client = server.connect().await.expect("a connection");
+    filled(&client).await;
+    // Half of the keys are there.
+    let half = ROWS / 2;
+    let rows = format!(
+        "INSERT INTO a SELECT g + {half}, 1, repeat('y', 500) FROM generate_series(1, {ROWS}) AS g"
+    );
+    let all = sum(ROWS + half);
+    assert_eq!(refused(&client, &rows).await, "23505");
+    let nothing = format!("{rows} ON CONFLICT DO NOTHING");
+    assert_eq!(command(&client, &nothing).await, half as u64);
+    assert_eq!(content(&client).await, format!("{} {all} {half}", ROWS + half));
+    let update = format!(
+        "{rows} ON CONFLICT (k) DO UPDATE SET n = a.n + excluded.n + 10, filler = excluded.filler"
+    );
+    assert_eq!(command(&client, &update).await, ROWS as u64);
+    // 11 for those that were there from the start, 12 for those inserted since.
+    assert_eq!(content(&client).await, format!("{} {all} {}", ROWS + half, half * 11 + half * 12));
+    let twice = format!(
+        "INSERT INTO a SELECT g % {half}, 1, repeat('z', 500) FROM generate_series(1, {ROWS}) AS g \
+         ON CONFLICT (k) DO UPDATE SET n = 0"
+    );
+    assert_eq!(refused(&client, &twice).await, "21000");
+    let returned = client
+        .query(
+            &format!(
+                "INSERT INTO a SELECT g, 3, repeat('w', 500) FROM generate_series(1000001, {}) AS g \
+                 RETURNING k",
+                1_000_000 + ROWS
+            ),
+            &[],
+        )
+        .await
+        .expect("an insert");
+    assert_eq!(returned.len() as i64, ROWS);
+    let all = all + ROWS * 1_000_000 + sum(ROWS);
+    let values = half * 23 + ROWS * 3;
+    assert_eq!(content(&client).await, format!("{} {all} {values}", ROWS * 2 + half));
+}
+
+/// Rows of a COPY whose keys repeat: the last of each key is known by its number.
+async fn copy(client: &Client, table: &str, keys: i64, lines: i64) -> u64 {
+    let sink = client.copy_in(&format!("COPY {table} FROM STDIN")).await.expect("COPY begins");
+    futures::pin_mut!(sink);
+    let filler = "c".repeat(500);
+    let mut data = String::new();
+    for line in 0..lines {
+        data.push_str(&format!("{}\t{line}\t{filler}\n", line % keys));
+        if data.len() > 1 << 20 || line + 1 == lines {
+            sink.send(bytes::Bytes::from(std::mem::take(&mut data))).await.expect("data");
+        }
+    }
+    sink.finish().await.expect("COPY ends")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_that_overwrite_or_ignore_take_loads_of_any_size() {
+    let (server, _dir) = start().await;
+    let client = server.connect().await.expect("a connection");
+    client
+        .batch_execute(
+            "CREATE TABLE o (k int PRIMARY KEY, n int, filler text) ON CONFLICT OVERWRITE; \
+             CREATE TABLE i (k int PRIMARY KEY, n int, filler text) ON CONFLICT IGNORE; \
+             INSERT INTO o VALUES (5, -1, ''), (-1, -1, ''); INSERT INTO i VALUES (5, -1, ''), (-1, -1, ''); \
+             CREATE MATERIALIZED VIEW so AS SELECT count(*) AS c, sum(n) AS n FROM o; \
+             CREATE MATERIALIZED VIEW si AS SELECT count(*) AS c, sum(n) AS n FROM i",
+        )
+        .await
+        .expect("tables");
+    let (keys, lines) = (25_000, 60_000);
+    assert_eq!(copy(&client, "o", keys, lines).await, lines as u64);
+    // The last line of key k is k + 50000, or k + 25000 where that is beyond the end.
+    let last: i64 = (0..keys).map(|k| if k < 10_000 { k + 50_000 } else { k + 25_000 }).sum();
+    let expected = format!("{} {}", keys + 1, last - 1);
+    assert_eq!(row(&client, "SELECT count(*), sum(n) FROM o").await, expected);
+    assert_eq!(row(&client, "SELECT c, n FROM so").await, expected);
+    assert_eq!(copy(&client, "i", keys, lines).await, keys as u64 - 1);
+    let first: i64 = (0..keys).sum::<i64>() - 5 - 1 - 1;
+    let expected = format!("{} {first}", keys + 1);
+    assert_eq!(row(&client, "SELECT count(*), sum(n) FROM i").await, expected);
+    assert_eq!(row(&client, "SELECT c, n FROM si").await, expected);
+    let again = "INSERT INTO o SELECT k, 1, filler FROM i";
+    assert_eq!(command(&client, again).await, keys as u64 + 1);
+    let expected = format!("{0} {0}", keys + 1);
+    assert_eq!(row(&client, "SELECT count(*), sum(n) FROM o").await, expected);
+    assert_eq!(row(&client, "SELECT c, n FROM so").await, expected);
+    assert_eq!(command(&client, "INSERT INTO i SELECT k, 1, filler FROM o").await, 0);
+}
