@@ -11,7 +11,7 @@ use millrace_common::keys::columns_at;
 use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, TableId, Vnode};
 use millrace_storage::JobStore;
-use millrace_storage::stage::{Merged, Staging};
+use millrace_storage::stage::{Merged, Repeated, Staging};
 
 use crate::error::ExecError;
 use crate::layout::RowLayout;
@@ -29,7 +29,10 @@ impl LargeChange {
         store: &Arc<JobStore>,
         table: TableId,
     ) -> Result<LargeChange, ExecError> {
-        Ok(LargeChange { layout: Arc::clone(layout), staging: store.begin_staging(table)? })
+        Ok(LargeChange {
+            layout: Arc::clone(layout),
+            staging: store.begin_staging(table, Repeated::Add)?,
+        })
     }
 
     /// Takes a piece out of memory. Rows that come again in later pieces add up.
