@@ -47,7 +47,7 @@ impl LargeChange {
         let identities = BinaryArray::from_iter_values(
             keys.iter().flatten().zip(rows.iter()).map(|(key, row)| [key, row.as_ref()].concat()),
         );
-        self.staging.write(identities, chunk.weights.clone(), chunk.batch.clone());
+        self.staging.write(identities, chunk.weights.clone(), chunk.batch.clone())?;
         Ok(self.staging.spill().await?)
     }
 
