@@ -11,5 +11,6 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
 COPY --from=build /millrace /usr/local/bin/millrace
 USER millrace
 VOLUME /var/lib/millrace
-# Clients of other hosts are refused in this version: run it in the host's network.
+# Clients of other hosts need a password, and behind a published port every client is one: without users that have
+# passwords run it in the host's network.
 ENTRYPOINT ["millrace", "standalone", "--data-dir", "/var/lib/millrace"]

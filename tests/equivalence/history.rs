@@ -115,7 +115,7 @@ pub fn actions(rng: &mut Rng, statements: Vec<Written>, outside: Option<&str>) -
     let mut out: Vec<Action> = Vec::new();
     let mut rest = statements.into_iter().peekable();
     while let Some(first) = rest.next() {
-        let mut single = |rng: &mut Rng, w: Written| match w.copy {
+        let single = |rng: &mut Rng, w: Written| match w.copy {
             Some(copy) if rng.chance(40) => Action::Copy(copy),
             _ => Action::Statement(w),
         };
