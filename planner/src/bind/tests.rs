@@ -238,7 +238,7 @@ fn errors_have_state_position_and_hint() {
             "invalid input syntax for type integer: \"x\"",
             Some(17),
         ),
-        ("SELECT ok::date FROM t", "42846", "cannot cast type boolean to date", None),
+        ("SELECT ok::date FROM t", "42846", "cannot cast type boolean to date", Some(10)),
         ("SELECT a::nope FROM t", "42704", "type \"nope\" does not exist", Some(11)),
         ("SELECT sum(c) FROM t", "42883", "function sum(text) does not exist", Some(8)),
         (
