@@ -48,10 +48,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// Seeds that fail, found and not yet understood; each is to be mended and to become one of [`SEEDS`].
-const OPEN: &[(u64, &str)] = &[
-    (13, "with tiny caches the case does not finish"),
-    (44, "over a slow store the sink of an aggregate stays empty"),
-];
+const OPEN: &[(u64, &str)] = &[(44, "over a slow store the sink of an aggregate stays empty")];
 
 #[test]
 fn views_equal_their_queries() {

@@ -482,7 +482,7 @@ impl Aggregate {
     }
 
     /// The one row of a global aggregate exists from the first epoch on.
-    async fn ensure_global(&mut self, out: &mut Output) -> Result<(), ExecError> {
+    async fn ensure_global(&mut self) -> Result<(), ExecError> {
         if !std::mem::take(&mut self.global_due) {
             return Ok(());
         }
@@ -494,8 +494,12 @@ impl Aggregate {
                 self.absent(slot);
             } else {
                 self.fetch(vec![slot])?;
+                // Nothing is parked at a barrier, and no room is made before the row is pinned: a cache too
+                // small for it would let it go again, for ever.
                 while !self.keys.is_resident(slot) {
-                    self.complete_fetches(out).await?;
+                    for (asked, found) in self.fetches.completed().await? {
+                        self.arrived(&asked, &found)?;
+                    }
                 }
             }
         }
@@ -545,7 +549,7 @@ impl Operator for Aggregate {
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             debug_assert!(self.gate.is_empty() && self.fetches.is_empty());
-            self.ensure_global(out).await?;
+            self.ensure_global().await?;
             for table in &mut self.values {
                 table.resolve(&self.keys, &mut self.accumulators, &self.env.errors).await?;
             }
