@@ -13,6 +13,8 @@ use arrow::array::{
 };
 use arrow::compute;
 use arrow::compute::kernels::cmp;
+use arrow::error::ArrowError;
+use arrow::row::{RowConverter, SortField};
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use millrace_common::{DeltaChunk, Epoch, TableId, Vnode};
@@ -117,9 +119,20 @@ fn unchanged(
     let mut same = BooleanArray::from_iter(kept.map(Some));
     for (column, before) in old.values.columns().iter().enumerate() {
         let after: ArrayRef = compute::take(new.values.column(column), inputs, None)?;
-        let equal = cmp::not_distinct(before, &after)?;
+        let equal = alike(before, &after)?;
         same = compute::and(&same, &equal)?;
     }
     debug_assert_eq!(same.null_count(), 0);
     Ok(same)
+}
+
+/// Where two columns are equal, NULLs being equal. Arrays and the like have no such kernel: they are encoded.
+fn alike(before: &ArrayRef, after: &ArrayRef) -> std::result::Result<BooleanArray, ArrowError> {
+    if !before.data_type().is_nested() {
+        return cmp::not_distinct(before, after);
+    }
+    let converter = RowConverter::new(vec![SortField::new(before.data_type().clone())])?;
+    let old = converter.convert_columns(&[Arc::clone(before)])?;
+    let new = converter.convert_columns(&[Arc::clone(after)])?;
+    Ok((0..before.len()).map(|i| Some(old.row(i) == new.row(i))).collect())
 }

@@ -578,7 +578,7 @@ impl Operator for Aggregate {
 }
 
 /// Where two columns differ, NULLs being equal.
-fn differ(old: &ArrayRef, new: &ArrayRef) -> Result<BooleanBuffer, ExecError> {
+pub(super) fn differ(old: &ArrayRef, new: &ArrayRef) -> Result<BooleanBuffer, ExecError> {
     if !old.data_type().is_nested() {
         return Ok(distinct(old, new)?.values().clone());
     }

@@ -18,7 +18,6 @@ use std::collections::HashMap;
 
 use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, Int64Array, UInt32Array};
 use arrow::compute;
-use arrow::compute::kernels::cmp::distinct;
 use arrow::datatypes::SchemaRef;
 use hashbrown::HashTable;
 use millrace_common::hash::hash_columns;
@@ -28,6 +27,7 @@ use millrace_planner::graph::JoinSide;
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::Lookup;
 
+use super::super::aggregate::differ;
 use super::early::{ByKey, Held};
 use crate::error::ExecError;
 use crate::state::arena::{RowArena, RowRef, gather_batch, new_batch};
@@ -413,8 +413,8 @@ impl Side {
         let indices = UInt32Array::from_iter_values(candidates.iter().map(|&i| rows[i].0));
         for (c, stored) in stored.columns().iter().enumerate() {
             let new = compute::take(chunk.batch.column(c), &indices, None)?;
-            let differ = distinct(&canonicalise(&new), &canonicalise(stored))?;
-            for i in differ.values().set_indices() {
+            let differ = differ(&canonicalise(&new), &canonicalise(stored))?;
+            for i in differ.set_indices() {
                 found[candidates[i]] = END;
             }
         }
