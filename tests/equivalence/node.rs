@@ -59,12 +59,6 @@ impl NodeOptions {
         };
         NodeOptions { overrides }
     }
-
-    /// No epoch is written before it ends: fewer and larger runs.
-    pub fn writing_at_barriers(mut self) -> NodeOptions {
-        self.overrides.spill_bytes = None;
-        self
-    }
 }
 
 /// A running node, on a runtime of its own that can be thrown away.
