@@ -102,6 +102,25 @@ pub struct Config {
     pub tuning: Tuning,
 }
 
+impl Config {
+    /// A server inside another process, as tests and benchmarks run one: any free port, no HTTP, nothing outside
+    /// `data_dir`. What differs is set by the caller.
+    pub fn embedded(data_dir: &Path) -> Config {
+        Config {
+            listen: "127.0.0.1:0".to_owned(),
+            http: Http::Off,
+            access: Access::default(),
+            data_dir: data_dir.to_path_buf(),
+            object_store: format!("file://{}", data_dir.join("store").display()),
+            memory_limit: 256 << 20,
+            disk_cache: 0,
+            barrier_interval: Duration::from_secs(1),
+            parallelism: 2,
+            tuning: Tuning::default(),
+        }
+    }
+}
+
 /// How clients prove who they are, and who else can listen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {

@@ -141,6 +141,7 @@ fn run<F: Future<Output = Result<(), String>>>(
     let config = options.resolve().map_err(|e| e.to_string())?;
     allocator::tune(config.memory_limit);
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .thread_stack_size(millrace_frontend::STACK_BYTES)
         .enable_all()
         .thread_name("millrace")
         // Each keeps some memory of its own.

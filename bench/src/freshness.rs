@@ -13,7 +13,7 @@ use millrace::{Config, Overrides, Standalone};
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use crate::nexmark::{connect, execute};
+use crate::nexmark::{connect, execute, temporary};
 
 /// Rows before anything is measured.
 const WARM_UP: u64 = 5;
@@ -60,20 +60,12 @@ pub async fn run(args: &Args) -> Result<(), String> {
 }
 
 async fn chain(args: &Args, views: u32) -> Result<Vec<Freshness>, String> {
-    let temporary =
-        tempfile::tempdir().map_err(|e| format!("cannot make a temporary directory: {e}"))?;
+    let temporary = temporary(None)?;
     let files = temporary.path().join("files");
     let config = Config {
-        listen: "127.0.0.1:0".to_string(),
-        http: millrace::Http::Off,
-        access: millrace::Access::default(),
-        data_dir: temporary.path().to_path_buf(),
-        object_store: format!("file://{}", temporary.path().join("store").display()),
         memory_limit: 1 << 30,
-        disk_cache: 0,
         barrier_interval: Duration::from_millis(args.barrier_ms),
-        parallelism: 2,
-        tuning: millrace::Tuning::default(),
+        ..Config::embedded(temporary.path())
     };
     let server =
         Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;

@@ -1,5 +1,6 @@
 //! Nexmark queries end to end: generator, view or blackhole, commits to a durable local store.
 
+use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -141,27 +142,26 @@ fn warm_memory() {
     std::hint::black_box(&block);
 }
 
-async fn measure(args: &Args, name: &str, sql: &str) -> Result<NexmarkResult, String> {
-    let temporary = match &args.dir {
+/// A folder for one run, removed after it.
+pub fn temporary(inside: Option<&Path>) -> Result<tempfile::TempDir, String> {
+    match inside {
         Some(dir) => tempfile::tempdir_in(dir),
         None => tempfile::tempdir(),
     }
-    .map_err(|e| format!("cannot make a temporary directory: {e}"))?;
+    .map_err(|e| format!("cannot make a temporary directory: {e}"))
+}
+
+async fn measure(args: &Args, name: &str, sql: &str) -> Result<NexmarkResult, String> {
+    let temporary = temporary(args.dir.as_deref())?;
     let memory_limit =
         millrace::config::size("--memory-limit", &args.memory_limit).map_err(|e| e.to_string())?;
     let barrier_interval = millrace::config::duration("--barrier-interval", &args.barrier_interval)
         .map_err(|e| e.to_string())?;
     let config = Config {
-        listen: "127.0.0.1:0".to_string(),
-        http: millrace::Http::Off,
-        access: millrace::Access::default(),
-        data_dir: temporary.path().to_path_buf(),
-        object_store: format!("file://{}", temporary.path().join("store").display()),
         memory_limit,
-        disk_cache: 0,
         barrier_interval,
         parallelism: args.parallelism,
-        tuning: millrace::Tuning::default(),
+        ..Config::embedded(temporary.path())
     };
     let overrides =
         Overrides { exec: Some(exec_options(args, memory_limit)), ..Overrides::default() };

@@ -15,7 +15,7 @@ use millrace::{Config, Overrides, Standalone};
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use crate::nexmark::{connect, execute};
+use crate::nexmark::{connect, execute, temporary};
 
 /// Rows a COPY loads at once.
 const LOAD_ROWS: u64 = 100_000;
@@ -108,23 +108,8 @@ pub async fn run(args: &Args) -> Result<(), String> {
 }
 
 async fn measure(args: &Args, rows: u64) -> Result<Size, String> {
-    let temporary = match &args.dir {
-        Some(dir) => tempfile::tempdir_in(dir),
-        None => tempfile::tempdir(),
-    }
-    .map_err(|e| format!("cannot make a temporary directory: {e}"))?;
-    let config = Config {
-        listen: "127.0.0.1:0".to_string(),
-        http: millrace::Http::Off,
-        access: millrace::Access::default(),
-        data_dir: temporary.path().to_path_buf(),
-        object_store: format!("file://{}", temporary.path().join("store").display()),
-        memory_limit: 4 << 30,
-        disk_cache: 0,
-        barrier_interval: Duration::from_secs(1),
-        parallelism: 2,
-        tuning: millrace::Tuning::default(),
-    };
+    let temporary = temporary(args.dir.as_deref())?;
+    let config = Config { memory_limit: 4 << 30, ..Config::embedded(temporary.path()) };
     let server =
         Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;

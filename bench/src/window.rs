@@ -4,13 +4,13 @@
 //! costs what it costs in one of a thousand. One connection updates a row and reads it back through
 //! the view; the read waits for the change.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use millrace::{Config, Overrides, Standalone};
 use serde::Serialize;
 use tokio_postgres::Client;
 
-use crate::nexmark::{connect, execute};
+use crate::nexmark::{connect, execute, temporary};
 
 /// Rows one INSERT makes.
 const LOAD_ROWS: u64 = 50_000;
@@ -46,20 +46,8 @@ pub async fn run(args: &Args) -> Result<(), String> {
 }
 
 async fn measure(args: &Args, rows: u64) -> Result<Cost, String> {
-    let folder =
-        tempfile::tempdir().map_err(|e| format!("cannot make a temporary directory: {e}"))?;
-    let config = Config {
-        listen: "127.0.0.1:0".to_string(),
-        http: millrace::Http::Off,
-        access: millrace::Access::default(),
-        data_dir: folder.path().to_path_buf(),
-        object_store: format!("file://{}", folder.path().join("store").display()),
-        memory_limit: 4 << 30,
-        disk_cache: 0,
-        barrier_interval: Duration::from_secs(1),
-        parallelism: 2,
-        tuning: millrace::Tuning::default(),
-    };
+    let folder = temporary(None)?;
+    let config = Config { memory_limit: 4 << 30, ..Config::embedded(folder.path()) };
     let server =
         Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;

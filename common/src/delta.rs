@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{
+    Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, RecordBatchOptions, UInt32Array,
+};
 use arrow::compute;
 use arrow::datatypes::SchemaRef;
 use arrow::error::ArrowError;
@@ -70,7 +72,7 @@ impl DeltaChunk {
 
     /// The rows at `indices`, in that order, with their weights.
     pub fn take(&self, indices: &UInt32Array) -> Result<DeltaChunk, ArrowError> {
-        let batch = compute::take_record_batch(&self.batch, indices)?;
+        let batch = take_rows(&self.batch, indices)?;
         let weights = match &self.weights {
             None => None,
             Some(w) => Some(as_int64(compute::take(w, indices, None)?)),
@@ -122,7 +124,7 @@ impl DeltaChunk {
         schema: SchemaRef,
         columns: Vec<ArrayRef>,
     ) -> Result<DeltaChunk, ArrowError> {
-        let options = arrow::array::RecordBatchOptions::new().with_row_count(Some(self.num_rows()));
+        let options = RecordBatchOptions::new().with_row_count(Some(self.num_rows()));
         Ok(DeltaChunk {
             batch: RecordBatch::try_new_with_options(schema, columns, &options)?,
             weights: self.weights.clone(),
@@ -133,6 +135,13 @@ impl DeltaChunk {
     pub fn memory_size(&self) -> usize {
         self.batch.get_array_memory_size() + self.weights.as_ref().map_or(0, |w| w.len() * 8)
     }
+}
+
+/// The rows at `indices`, in that order; also of a batch without columns, which is nothing but a number of rows.
+pub fn take_rows(batch: &RecordBatch, indices: &UInt32Array) -> Result<RecordBatch, ArrowError> {
+    let columns = batch.columns().iter().map(|c| compute::take(c, indices, None));
+    let options = RecordBatchOptions::new().with_row_count(Some(indices.len()));
+    RecordBatch::try_new_with_options(batch.schema(), columns.collect::<Result<_, _>>()?, &options)
 }
 
 fn as_int64(array: ArrayRef) -> Int64Array {

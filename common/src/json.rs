@@ -158,6 +158,7 @@ impl<'a> Parser<'a> {
 
     fn hex4(&mut self) -> Result<u32, SqlError> {
         let digits = self.text.get(self.at..self.at + 4);
+        let digits = digits.filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
         let code = digits.and_then(|d| u32::from_str_radix(d, 16).ok());
         self.at += 4;
         code.ok_or_else(|| invalid("\"\\u\" must be followed by four hexadecimal digits."))

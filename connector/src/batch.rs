@@ -3,6 +3,7 @@
 //! A row that turns out bad in the middle stays in the builders and is taken out of the finished batch:
 //! builders cannot go back.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, RecordBatchOptions};
@@ -27,7 +28,7 @@ pub struct Facts<'a> {
 }
 
 /// A value as text, or the lack of one.
-pub type Field<'a> = Option<&'a str>;
+pub type Field<'a> = Option<Cow<'a, str>>;
 
 struct Output {
     column: usize,
@@ -113,7 +114,7 @@ impl BatchBuilder {
                     let name = &self.columns.names[output.column];
                     let nullable = self.columns.nullable[output.column] || weight < 0;
                     value(output.column)
-                        .and_then(|text| put(&mut output.builder, text, nullable))
+                        .and_then(|text| put(&mut output.builder, text.as_deref(), nullable))
                         .map_err(|e| in_column(e, name))
                 }
                 Role::Include(include) => put_fact(&mut output.builder, include, facts),
@@ -191,7 +192,7 @@ fn takes_anything(t: SqlType) -> bool {
     matches!(t, SqlType::Text | SqlType::Varchar(None))
 }
 
-fn put(builder: &mut ColumnBuilder, text: Field<'_>, nullable: bool) -> Result<(), SqlError> {
+fn put(builder: &mut ColumnBuilder, text: Option<&str>, nullable: bool) -> Result<(), SqlError> {
     match text {
         Some(text) => builder.append_text(text),
         None if nullable => {

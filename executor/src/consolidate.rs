@@ -10,6 +10,7 @@ use arrow::compute::SortOptions;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 use millrace_common::DeltaChunk;
+use millrace_common::delta::take_rows;
 use millrace_common::hash::hash_bytes;
 use millrace_common::keys::{KeyCodec, columns_at};
 
@@ -40,7 +41,7 @@ impl Net {
             return Ok(chunk.clone());
         }
         let rows = UInt32Array::from(self.rows.clone());
-        let batch = arrow::compute::take_record_batch(&chunk.batch, &rows)?;
+        let batch = take_rows(&chunk.batch, &rows)?;
         Ok(DeltaChunk::new(batch, weights(&self.weights)))
     }
 
@@ -142,7 +143,7 @@ pub fn net_by_key(
     let several = |first: u32| second(first).is_some() && pair(first).is_none();
     let shared: Vec<u32> =
         chains.firsts.iter().filter(|&&f| several(f)).flat_map(|&f| chains.of(f)).collect();
-    let taken = arrow::compute::take_record_batch(&chunk.batch, &UInt32Array::from(shared))?;
+    let taken = take_rows(&chunk.batch, &UInt32Array::from(shared))?;
     let encoded = identity.rows(taken.columns())?;
     let mut at = 0;
     let mut group: Vec<(usize, u32)> = Vec::new();

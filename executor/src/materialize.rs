@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{BinaryArray, UInt32Array};
-use arrow::compute::take_record_batch;
+use millrace_common::delta::take_rows;
 use millrace_common::{DeltaChunk, VNODE_COUNT, Vnode};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{MemRun, TableWriter};
@@ -293,11 +293,7 @@ impl Materialize {
         } else {
             let rows = UInt32Array::from(puts.rows);
             let keys = take_binary(keys, &rows)?;
-            self.writer.write(
-                keys,
-                weights(&puts.weights),
-                take_record_batch(&chunk.batch, &rows)?,
-            );
+            self.writer.write(keys, weights(&puts.weights), take_rows(&chunk.batch, &rows)?);
         }
         self.remember(delta, delta_vnodes);
         Ok(())
@@ -413,5 +409,5 @@ fn expand_inserts(chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
     let rows = weights.values().iter().enumerate();
     let rows: Vec<u32> =
         rows.flat_map(|(i, &w)| std::iter::repeat_n(i as u32, w as usize)).collect();
-    Ok(DeltaChunk::inserts(take_record_batch(&chunk.batch, &UInt32Array::from(rows))?))
+    Ok(DeltaChunk::inserts(take_rows(&chunk.batch, &UInt32Array::from(rows))?))
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::{BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow::compute::take_record_batch;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use millrace_common::delta::take_rows;
 use millrace_common::{
     DeltaChunk, Epoch, RelationId, SqlError, SqlState, TableId, VNODE_COUNT, Vnode,
 };
@@ -513,5 +513,5 @@ fn repeat(values: RecordBatch, weights: &Int64Array) -> Result<RecordBatch, SqlE
         return RecordBatch::try_new_with_options(values.schema(), vec![], &options)
             .map_err(crate::dml::rows::arrow_error);
     }
-    take_record_batch(&values, &indices).map_err(crate::dml::rows::arrow_error)
+    take_rows(&values, &indices).map_err(crate::dml::rows::arrow_error)
 }

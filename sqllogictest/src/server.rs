@@ -22,6 +22,27 @@ pub struct ServerOptions {
     pub env: HashMap<String, String>,
 }
 
+/// Small thresholds, so that a short run also flushes, compacts and collects garbage.
+const SMALL: &[&str] = &[
+    "--memory-limit=64MB",
+    "--flush-size=16KB",
+    "--inline-size=256",
+    "--snapshot-records=32",
+    "--gc-interval=100ms",
+    "--parallelism=2",
+];
+
+impl ServerOptions {
+    /// A server for which little data is much.
+    pub fn small(data_dir: &Path) -> ServerOptions {
+        ServerOptions {
+            data_dir: data_dir.to_path_buf(),
+            args: SMALL.iter().map(|a| (*a).to_string()).collect(),
+            env: HashMap::new(),
+        }
+    }
+}
+
 /// A running child process; killed when dropped.
 pub struct Server {
     binary: PathBuf,

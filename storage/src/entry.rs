@@ -14,6 +14,7 @@ use arrow::array::{
 use arrow::compute;
 use arrow::datatypes::{DataType, Int64Type, SchemaRef, UInt32Type};
 use arrow::error::ArrowError;
+use millrace_common::delta::take_rows;
 
 use crate::block::Entries;
 
@@ -132,7 +133,7 @@ impl Found {
             weights: compute::take(&self.weights, &order, None)?
                 .as_primitive::<Int64Type>()
                 .clone(),
-            values: compute::take_record_batch(&self.values, &order)?,
+            values: take_rows(&self.values, &order)?,
         })
     }
 }

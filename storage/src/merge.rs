@@ -207,8 +207,11 @@ impl Merger {
                 if self.pending.is_some_and(|p| self.key(p.pick) != self.cursors[at].key()) {
                     self.close();
                 }
-                if self.pending.is_none() {
-                    return self.flush().map(Some);
+                match (&self.pending, self.picks.is_empty()) {
+                    (None, false) => return self.flush().map(Some),
+                    // Nothing of what was looked at is left, as where all has been deleted.
+                    (None, true) => self.forget(),
+                    (Some(_), _) => {}
                 }
             }
             self.step(at);
@@ -225,8 +228,7 @@ impl Merger {
     }
 
     fn is_full(&self) -> bool {
-        !self.picks.is_empty()
-            && (self.picks.len() >= self.batch_rows || self.taken_bytes >= BATCH_BYTES)
+        self.picks.len() >= self.batch_rows || self.taken_bytes >= BATCH_BYTES
     }
 
     /// Everything as one list of batches.
@@ -397,12 +399,17 @@ impl Merger {
             values: gather.values(&self.schema, &self.batches)?,
         };
         self.picks.clear();
+        self.forget();
+        Ok(out)
+    }
+
+    /// Lets go of the batches that no row of the output is picked from.
+    fn forget(&mut self) {
         self.taken_bytes = 0;
         self.batches.clear();
         for cursor in &mut self.cursors {
             cursor.slot = None;
         }
-        Ok(out)
     }
 }
 
@@ -423,5 +430,61 @@ fn epochs_of(epochs: Vec<u64>) -> Epochs {
     match epochs.first() {
         Some(&first) if epochs.iter().all(|&e| e == first) => Epochs::Uniform(Epoch(first)),
         _ => Epochs::Each(UInt64Array::from(epochs)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, Weak};
+
+    use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
+    use arrow::datatypes::{DataType, Field, Schema};
+
+    use super::*;
+
+    const BATCHES: usize = 400;
+    const ROWS: usize = 1_000;
+
+    /// Values that were handed out, to see which are held.
+    type Given = Arc<Mutex<Vec<Weak<dyn Array>>>>;
+
+    fn schema() -> SchemaRef {
+        Arc::new(Schema::new(vec![Field::new("v", DataType::Utf8, true)]))
+    }
+
+    /// Every key once, in batches that are made when they are asked for.
+    fn source(weight: i64, epoch: u64, given: &Given, most: &Arc<Mutex<usize>>) -> Source {
+        let (given, most) = (Arc::clone(given), Arc::clone(most));
+        let batches = futures::stream::iter(0..BATCHES).map(move |batch| {
+            let keys = (0..ROWS).map(|row| ((batch * ROWS + row) as u64).to_be_bytes());
+            let values: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(100); ROWS]));
+            let mut given = given.lock().unwrap();
+            given.push(Arc::downgrade(&values));
+            given.retain(|v| v.strong_count() > 0);
+            let mut most = most.lock().unwrap();
+            *most = given.len().max(*most);
+            Ok(Entries {
+                keys: BinaryArray::from_iter_values(keys),
+                weights: Some(Int64Array::from_value(weight, ROWS)),
+                epochs: Epochs::Uniform(Epoch(epoch)),
+                values: RecordBatch::try_new(schema(), vec![values]).unwrap(),
+            })
+        });
+        Source::new(epoch, Input::Stream(batches.boxed()))
+    }
+
+    /// A table from which everything was deleted is read, and merged, in the memory of one output batch.
+    #[tokio::test]
+    async fn rows_that_are_gone_are_not_held() {
+        let horizon = Epoch(9);
+        for mode in [Mode::AsOf(Epoch(3)), Mode::Compact { horizon, bottom: true }] {
+            let (given, most) = (Given::default(), Arc::new(Mutex::new(0)));
+            let sources = vec![source(1, 1, &given, &most), source(-1, 2, &given, &most)];
+            let mut merger = Merger::new(RowStorage::Keyed, mode, schema(), 1_024, sources);
+            assert!(merger.next().await.unwrap().is_none(), "{mode:?}");
+            // Each batch has about 110 KB.
+            let held = *most.lock().unwrap();
+            assert!(held <= BATCH_BYTES / (100 * ROWS) + 4, "{held} batches in memory, {mode:?}");
+        }
     }
 }

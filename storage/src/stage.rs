@@ -9,7 +9,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array};
-use arrow::compute::{take, take_record_batch};
+use arrow::compute::take;
+use millrace_common::delta::take_rows;
 use millrace_common::{Epoch, TableId};
 use millrace_rpc::version::{RunMeta, VersionEdit};
 
@@ -123,7 +124,7 @@ impl Staging {
         let kept = take(&keys, &fresh, None)?.as_binary::<i32>().clone();
         let weights =
             weights.map(|w| fresh.values().iter().map(|&i| w.value(i as usize)).collect());
-        self.open.write(kept, weights, take_record_batch(&values, &fresh)?);
+        self.open.write(kept, weights, take_rows(&values, &fresh)?);
         Ok(())
     }
 

@@ -64,6 +64,10 @@ fn views() -> Vec<(&'static str, String)> {
             "SELECT x.id, y.id AS other FROM a x ASOF LEFT JOIN b y MATCH_CONDITION (x.at >= y.at) ON x.k = y.k".into(),
         ),
         (
+            "asof_next",
+            "SELECT x.id, y.id AS other FROM a x ASOF LEFT JOIN b y MATCH_CONDITION (x.at < y.at) ON x.k = y.k".into(),
+        ),
+        (
             "held_back",
             format!("SELECT window_start, count(*) AS n FROM {wa} GROUP BY 1 EMIT ON WINDOW CLOSE"),
         ),

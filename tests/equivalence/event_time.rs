@@ -69,6 +69,8 @@ fn views() -> Vec<View> {
                    FROM SESSION(a, at, INTERVAL '4 seconds', k) GROUP BY 1, 2, 3";
     let asof = "SELECT x.at, x.id, y.id AS other FROM a x ASOF LEFT JOIN b y \
                 MATCH_CONDITION (x.at >= y.at) ON x.k = y.k";
+    let next = "SELECT x.at, x.id, y.id AS other FROM a x ASOF LEFT JOIN b y \
+                MATCH_CONDITION (x.at <= y.at) ON x.k = y.k";
     let union = "SELECT date_trunc('minute', at) AS m, count(*) AS n \
                  FROM (SELECT at FROM a UNION ALL SELECT at FROM b) u GROUP BY 1";
     let by_a = format!("q.window_start < {}", bin(10, A));
@@ -86,6 +88,7 @@ fn views() -> Vec<View> {
         live(&anti),
         live(session),
         live(asof),
+        live(next),
         closed(&aggregate, &[by_a.clone()]),
         closed(hop, &[format!("q.window_start + INTERVAL '10 seconds' < {}", bin(5, A))]),
         closed(&top, &[by_a.clone()]),

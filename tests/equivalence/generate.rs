@@ -22,6 +22,8 @@ pub type Tags = Vec<&'static str>;
 pub struct Query {
     pub sql: String,
     pub tags: Tags,
+    /// What PostgreSQL is asked, where it has no such syntax.
+    pub judged: Option<String>,
 }
 
 impl Table {
@@ -173,7 +175,12 @@ pub fn query(rng: &mut Rng, tables: &[Table]) -> Query {
 }
 
 fn tagged(sql: String, tags: &[&'static str]) -> Query {
-    Query { sql, tags: tags.to_vec() }
+    Query { sql, tags: tags.to_vec(), judged: None }
+}
+
+/// A query that PostgreSQL spells in another way.
+fn spelled(sql: String, judged: String, tags: &[&'static str]) -> Query {
+    Query { judged: Some(judged), ..tagged(sql, tags) }
 }
 
 fn filter(rng: &mut Rng, t: &[Table]) -> Query {
@@ -697,27 +704,50 @@ fn aggregate_of_join(rng: &mut Rng, t: &[Table]) -> Query {
 }
 
 fn tumble(rng: &mut Rng, t: &[Table]) -> Query {
-    tagged(
+    let table = table_name(rng, t);
+    spelled(
         format!(
-            "SELECT window_start, window_end, count(*) AS c, sum(a) AS sa FROM TUMBLE({}, t, INTERVAL '20 seconds') GROUP BY window_start, window_end",
-            table_name(rng, t)
+            "SELECT window_start, window_end, count(*) AS c, sum(a) AS sa FROM TUMBLE({table}, t, INTERVAL '20 seconds') GROUP BY window_start, window_end"
+        ),
+        format!(
+            "SELECT s, s + INTERVAL '20 seconds', count(*), sum(a) FROM (SELECT {} AS s, a FROM {table}) x WHERE s IS NOT NULL GROUP BY s",
+            bin("20 seconds")
         ),
         &["tumble", "aggregate"],
     )
 }
 
+/// The start of the window of `t`, as PostgreSQL says it.
+fn bin(size: &str) -> String {
+    format!("date_bin(INTERVAL '{size}', t, TIMESTAMP '1970-01-01')")
+}
+
 fn session(rng: &mut Rng, t: &[Table]) -> Query {
     let (key, columns) = *rng.pick(&[&(", a", "a, "), &(", s, b", "s, b, "), &("", "")]);
     let gap = rng.pick(&["3 seconds", "10 seconds", "1 minute"]);
-    let from = format!("SESSION({}, t, INTERVAL '{gap}'{key})", table_name(rng, t));
-    let sql = if rng.chance(50) {
-        format!(
+    let table = table_name(rng, t);
+    let from = format!("SESSION({table}, t, INTERVAL '{gap}'{key})");
+    let grouped = rng.chance(50);
+    // A session begins where the row before, in order of time, is the gap away.
+    let partition = format!("PARTITION BY {columns}true");
+    let begun = format!(
+        "SELECT *, coalesce(t - lag(t) OVER ({partition} ORDER BY t) >= INTERVAL '{gap}', true)::int AS begins \
+         FROM {table} WHERE t IS NOT NULL"
+    );
+    let numbered = format!(
+        "SELECT *, sum(begins) OVER ({partition} ORDER BY t RANGE UNBOUNDED PRECEDING) AS nth FROM ({begun}) p"
+    );
+    let windows = format!(
+        "SELECT *, min(t) OVER w AS window_start, max(t) OVER w + INTERVAL '{gap}' AS window_end \
+         FROM ({numbered}) q WINDOW w AS ({partition}, nth)"
+    );
+    let of = |from: &str| match grouped {
+        true => format!(
             "SELECT {columns}window_start, window_end, count(*) AS c, sum(n) AS sn FROM {from} GROUP BY {columns}window_start, window_end"
-        )
-    } else {
-        format!("SELECT id, o, t, window_start, window_end FROM {from}")
+        ),
+        false => format!("SELECT id, o, t, window_start, window_end FROM {from}"),
     };
-    tagged(sql, &["session"])
+    spelled(of(&from), of(&format!("({windows}) w")), &["session"])
 }
 
 fn asof(rng: &mut Rng, t: &[Table]) -> Query {
@@ -726,21 +756,35 @@ fn asof(rng: &mut Rng, t: &[Table]) -> Query {
     let op = rng.pick(&[">=", ">", "<=", "<"]);
     let (lt, rt) = *rng.pick(&[&("t", "t"), &("b", "a"), &("n", "n")]);
     let filter = if rng.chance(30) { " AND y.b > 1" } else { "" };
-    tagged(
+    let columns = "x.id AS xid, x.o AS xo, y.id AS yid, y.o AS yo, y.s AS ys";
+    let (left, right) = (table_name(rng, t), table_name(rng, t));
+    let nearest = if op.starts_with('>') { "DESC" } else { "ASC" };
+    // Of rows of one time the last by its columns.
+    let last = ["id", "o", "a", "b", "s", "n", "f", "t"].map(|c| format!("{c} DESC NULLS LAST"));
+    spelled(
         format!(
-            "SELECT x.id AS xid, x.o AS xo, y.id AS yid, y.o AS yo, y.s AS ys FROM {} x ASOF {kind}JOIN {} y MATCH_CONDITION (x.{lt} {op} y.{rt}) ON x.{l} = y.{r}{filter}",
-            table_name(rng, t),
-            table_name(rng, t)
+            "SELECT {columns} FROM {left} x ASOF {kind}JOIN {right} y MATCH_CONDITION (x.{lt} {op} y.{rt}) ON x.{l} = y.{r}{filter}"
+        ),
+        format!(
+            "SELECT {columns} FROM {left} x {}JOIN LATERAL (SELECT * FROM {right} y WHERE x.{lt} {op} y.{rt} AND x.{l} = y.{r}{filter} \
+             ORDER BY {rt} {nearest}, {} LIMIT 1) y ON true",
+            if kind.is_empty() { "INNER " } else { kind },
+            last.join(", ")
         ),
         &["asof join"],
     )
 }
 
 fn hop(rng: &mut Rng, t: &[Table]) -> Query {
-    tagged(
+    let table = table_name(rng, t);
+    spelled(
         format!(
-            "SELECT window_start, a, count(*) AS c FROM HOP({}, t, INTERVAL '10 seconds', INTERVAL '30 seconds') GROUP BY window_start, a",
-            table_name(rng, t)
+            "SELECT window_start, a, count(*) AS c FROM HOP({table}, t, INTERVAL '10 seconds', INTERVAL '30 seconds') GROUP BY window_start, a"
+        ),
+        format!(
+            "SELECT s, a, count(*) FROM (SELECT {} - g * INTERVAL '10 seconds' AS s, a FROM {table}, generate_series(0, 2) g) x \
+             WHERE s IS NOT NULL GROUP BY s, a",
+            bin("10 seconds")
         ),
         &["hop", "aggregate"],
     )

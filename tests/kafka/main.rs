@@ -6,30 +6,15 @@ mod broker;
 mod sink;
 mod source;
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use millrace_sqllogictest::{Server, ServerOptions, suite};
 use tokio_postgres::Client;
 
-/// Small thresholds, so that a short run also flushes, compacts and collects garbage.
-const TUNING: &[&str] = &[
-    "--memory-limit=64MB",
-    "--flush-size=16KB",
-    "--inline-size=256",
-    "--snapshot-records=32",
-    "--gc-interval=100ms",
-    "--parallelism=2",
-];
-
 fn start(dir: &Path) -> Server {
-    let options = ServerOptions {
-        data_dir: dir.to_path_buf(),
-        args: TUNING.iter().map(|a| (*a).to_string()).collect(),
-        env: HashMap::new(),
-    };
-    Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts")
+    let binary = Path::new(env!("CARGO_BIN_EXE_millrace"));
+    Server::start(binary, ServerOptions::small(dir)).expect("the server starts")
 }
 
 async fn execute(client: &Client, sql: &str) {

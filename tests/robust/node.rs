@@ -32,16 +32,8 @@ impl NodeOptions {
 
 fn config() -> Config {
     Config {
-        listen: "127.0.0.1:0".to_string(),
-        http: millrace::Http::Off,
-        access: millrace::Access::default(),
-        data_dir: std::env::temp_dir(),
-        object_store: String::new(),
-        memory_limit: 256 << 20,
-        disk_cache: 0,
         barrier_interval: Duration::from_millis(20),
-        parallelism: 2,
-        tuning: millrace::Tuning::default(),
+        ..Config::embedded(&std::env::temp_dir())
     }
 }
 

@@ -9,7 +9,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt};
 
-use super::{Random, TABLES, TUNING, execute, files, sorted, statement};
+use super::{Random, TABLES, execute, files, sorted, statement};
 
 fn store(endpoint: &str, bucket: &str) -> AmazonS3 {
     AmazonS3Builder::new()
@@ -60,11 +60,8 @@ async fn files_in_a_bucket_are_written_and_read_exactly_once() {
     bucket::create(&endpoint, &name);
     let store = store(&endpoint, &name);
     let dir = tempfile::tempdir().unwrap();
-    let options = ServerOptions {
-        data_dir: dir.path().to_path_buf(),
-        args: TUNING.iter().map(|a| (*a).to_string()).collect(),
-        env: bucket::environment(&endpoint),
-    };
+    let options =
+        ServerOptions { env: bucket::environment(&endpoint), ..ServerOptions::small(dir.path()) };
     let mut server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
         .expect("the server starts");
     let mut random = Random(3);

@@ -92,16 +92,19 @@ impl Object {
     }
 
     /// A member's text for a column of a type; a missing one is null.
-    pub fn field(&self, name: &str, t: SqlType) -> Result<Option<&str>, SqlError> {
+    pub fn field(&self, name: &str, t: SqlType) -> Result<Option<Cow<'_, str>>, SqlError> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         let text = &self.text[entry.value.0..entry.value.1];
         match entry.kind {
             Kind::Null => Ok(None),
+            Kind::Nested if matches!(t, SqlType::Array(_)) && text.starts_with('[') => {
+                Ok(Some(Cow::Owned(array_literal(text)?)))
+            }
             Kind::Nested if !takes_nested(t) => Err(SqlError::new(
                 SqlState::INVALID_TEXT_REPRESENTATION,
                 format!("an object or array where {t} is expected"),
             )),
-            _ => Ok(Some(text)),
+            _ => Ok(Some(Cow::Borrowed(text))),
         }
     }
 
@@ -110,6 +113,39 @@ impl Object {
         let entry = self.entry(name).filter(|e| e.kind == Kind::Nested)?;
         Some(&self.text[entry.value.0..entry.value.1])
     }
+}
+
+/// A JSON array as PostgreSQL writes it: `[1, null, "a b"]` is `{1,NULL,"a b"}`.
+fn array_literal(text: &str) -> Result<String, SqlError> {
+    let mut p = Parser { text, at: 1 };
+    let mut out = String::from("{");
+    p.space();
+    while p.peek() != Some(b']') {
+        if out.len() > 1 {
+            p.byte(b',')?;
+            p.space();
+            out.push(',');
+        }
+        let (value, kind) = p.value(0)?;
+        match kind {
+            Kind::Null => out.push_str("NULL"),
+            Kind::Plain => out.push_str(&value),
+            // An element that is an array of its own is told as an object would be: the element's type decides.
+            Kind::String | Kind::Nested => {
+                out.push('"');
+                for c in value.chars() {
+                    if matches!(c, '"' | '\\') {
+                        out.push('\\');
+                    }
+                    out.push(c);
+                }
+                out.push('"');
+            }
+        }
+        p.space();
+    }
+    out.push('}');
+    Ok(out)
 }
 
 /// Whether a column of this type takes JSON text as it is.
@@ -343,12 +379,14 @@ impl<'a> Parser<'a> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_common::types::Element;
+
     use super::*;
 
     fn field(json: &str, name: &str, t: SqlType) -> Result<Option<String>, SqlError> {
         let mut object = Object::default();
         object.parse(json.as_bytes())?;
-        object.field(name, t).map(|f| f.map(str::to_owned))
+        object.field(name, t).map(|f| f.map(Cow::into_owned))
     }
 
     #[test]
@@ -361,6 +399,12 @@ mod tests {
         assert_eq!(get("d").unwrap(), r#"[1,{"k":"]"}]"#);
         assert_eq!(get("a").unwrap(), "true");
         assert!(field(json, "d", SqlType::Int).is_err());
+        let arrays = r#"{"n":[1, null ,-2.5], "t":["a b", "NULL", "q\"\\"], "e":[ ], "x":{"k":1}}"#;
+        let array = |name, t| field(arrays, name, SqlType::Array(t));
+        assert_eq!(array("n", Element::Double).unwrap().unwrap(), "{1,NULL,-2.5}");
+        assert_eq!(array("t", Element::Text).unwrap().unwrap(), r#"{"a b","NULL","q\"\\"}"#);
+        assert_eq!(array("e", Element::Int).unwrap().unwrap(), "{}");
+        assert_eq!(array("x", Element::Int).unwrap().unwrap(), r#"{"k":1}"#);
         assert_eq!(field("{}", "x", SqlType::Int).unwrap(), None);
     }
 

@@ -108,7 +108,9 @@ impl Decoder {
                 self.check_width()?;
                 let (record, fields) = (&self.record, &self.fields);
                 out.push(facts, weight, |column| {
-                    Ok(fields[column].and_then(|f| record.field(f, &format.null)))
+                    Ok(fields[column]
+                        .and_then(|f| record.field(f, &format.null))
+                        .map(Cow::Borrowed))
                 })
             }
             Encoding::Json => {
@@ -118,7 +120,7 @@ impl Decoder {
             }
             Encoding::Bytes => {
                 let text = bytes_as_text(bytes, &self.columns)?;
-                out.push(facts, weight, |_| Ok(Some(&text)))
+                out.push(facts, weight, |_| Ok(Some(Cow::Borrowed(&text))))
             }
         }
     }

@@ -1,5 +1,6 @@
 //! A message into rows: what FORMAT says its value and key mean.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow::array::{Int64Array, RecordBatch};
@@ -139,6 +140,6 @@ impl Messages {
         };
         let whole = text(bytes)?;
         let whole = whole.strip_prefix('"').and_then(|w| w.strip_suffix('"')).unwrap_or(whole);
-        self.out.push(facts, -1, |c| Ok((c == only).then_some(whole)))
+        self.out.push(facts, -1, |c| Ok((c == only).then_some(Cow::Borrowed(whole))))
     }
 }

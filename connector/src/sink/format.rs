@@ -1,10 +1,11 @@
 //! Rows as lines of JSON or CSV.
 //!
 //! JSON follows PostgreSQL's `row_to_json`: numbers and booleans bare (NaN and infinities as strings),
-//! timestamps with a `T`, everything else as the string that PostgreSQL prints. CSV follows its
+//! timestamps with a `T`, jsonb as it is, arrays as arrays, everything else as the string that PostgreSQL prints. CSV follows its
 //! `COPY … (FORMAT csv)`.
 
 use bytes::{BufMut, BytesMut};
+use millrace_common::encoding::array::array_items;
 use millrace_common::{Epoch, SqlError, SqlType};
 
 use super::{Change, Definition, Rows, SinkType};
@@ -224,8 +225,27 @@ fn put_json(text: &str, sql_type: SqlType, out: &mut BytesMut) {
             }
             put_json_string(&iso, out);
         }
+        SqlType::Jsonb => out.put_slice(text.as_bytes()),
+        SqlType::Array(element) => match array_items(text) {
+            Some(items) => put_json_array(&items, element.scalar(), out),
+            None => put_json_string(text, out),
+        },
         _ => put_json_string(text, out),
     }
+}
+
+fn put_json_array(items: &[Option<String>], element: SqlType, out: &mut BytesMut) {
+    out.put_u8(b'[');
+    for (i, item) in items.iter().enumerate() {
+        if i > 0 {
+            out.put_u8(b',');
+        }
+        match item {
+            Some(item) => put_json(item, element, out),
+            None => out.put_slice(b"null"),
+        }
+    }
+    out.put_u8(b']');
 }
 
 fn put_json_string(text: &str, out: &mut BytesMut) {
@@ -273,6 +293,8 @@ fn put_csv(text: &str, delimiter: u8, out: &mut BytesMut) {
 
 #[cfg(test)]
 mod tests {
+    use millrace_common::types::Element;
+
     use super::*;
 
     fn json(text: &str, t: SqlType) -> String {
@@ -294,6 +316,11 @@ mod tests {
             json("2024-02-03 04:05:06+00", SqlType::Timestamptz),
             "\"2024-02-03T04:05:06+00:00\""
         );
+        assert_eq!(json("{\"x\": [1, 2.50]}", SqlType::Jsonb), "{\"x\": [1, 2.50]}");
+        let texts = SqlType::Array(Element::Text);
+        assert_eq!(json("{a,\"b \\\"c\",NULL}", texts), "[\"a\",\"b \\\"c\",null]");
+        assert_eq!(json("{t,f}", SqlType::Array(Element::Boolean)), "[true,false]");
+        assert_eq!(json("{}", SqlType::Array(Element::Int)), "[]");
         assert_eq!(json("a\"b\\c\n\u{1}é", SqlType::Text), "\"a\\\"b\\\\c\\n\\u0001é\"");
     }
 

@@ -28,6 +28,12 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// For one statement; a server that does not answer is asked again later.
 const STATEMENT_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// A lock that somebody else holds there is a reason to tell, and a session whose process is gone must not hold one
+/// for long: its successor waits for this sink's row of progress.
+const SESSION: &str = "SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'; \
+                       SET tcp_user_timeout = '60s'";
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
 type Result<T, E = ConnectorError> = std::result::Result<T, E>;
 
 pub struct PostgresTarget {
@@ -95,6 +101,7 @@ impl PostgresTarget {
                 tracing::debug!(%error, "a sink's connection ended");
             }
         });
+        answer(client.batch_execute(SESSION), "setting up the session").await?;
         let statements = self.prepare_target(&mut client).await?;
         Ok(Session { client, statements })
     }
@@ -393,6 +400,7 @@ fn config(relation: &Relation) -> std::result::Result<Config, SqlError> {
         required(relation, "host", "'127.0.0.1'")?;
     }
     config.connect_timeout(CONNECT_TIMEOUT).application_name("millrace sink");
+    config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE).keepalives_retries(3);
     Ok(config)
 }
 

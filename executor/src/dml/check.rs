@@ -4,7 +4,7 @@
 //! applies. Rows are compared by their canonical bytes.
 
 use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt32Array};
-use arrow::compute;
+use millrace_common::delta::take_rows;
 use millrace_common::{DeltaChunk, SqlError, Vnode};
 use millrace_storage::Found;
 
@@ -152,7 +152,7 @@ impl Checker<'_> {
         } else {
             let indices = UInt32Array::from(new.clone());
             let vnodes = new.iter().map(|&r| s.vnodes[r as usize]).collect();
-            let rows = compute::take_record_batch(&s.delta.batch, &indices)?;
+            let rows = take_rows(&s.delta.batch, &indices)?;
             (take_binary(&s.keys, &indices)?, vnodes, rows)
         };
         let row_count = new.len() as i64 - old.len() as i64;
@@ -219,13 +219,13 @@ impl Checker<'_> {
             }
         }
         let retracted = self.found_rows(&old)?;
-        let inserted = compute::take_record_batch(&s.delta.batch, &UInt32Array::from(new.clone()))?;
+        let inserted = take_rows(&s.delta.batch, &UInt32Array::from(new.clone()))?;
         let mut vnodes = self.layout.vnodes(&retracted.batch)?;
         vnodes.extend(new.iter().map(|&r| s.vnodes[r as usize]));
         let written: Vec<u32> = new.iter().chain(&gone).copied().collect();
         let weights: Vec<i64> = new.iter().map(|_| 1).chain(gone.iter().map(|_| -1)).collect();
         let indices = UInt32Array::from(written);
-        let rows = compute::take_record_batch(&s.delta.batch, &indices)?;
+        let rows = take_rows(&s.delta.batch, &indices)?;
         let delta =
             DeltaChunk::concat(&self.layout.schema, &[retracted, DeltaChunk::inserts(inserted)])?;
         Ok(Writes {
@@ -243,7 +243,7 @@ impl Checker<'_> {
     /// Rows of `found`, retracted.
     fn found_rows(&self, rows: &[u32]) -> Result<DeltaChunk, ExecError> {
         let indices = UInt32Array::from(rows.to_vec());
-        let batch = compute::take_record_batch(&self.found.values, &indices)?;
+        let batch = take_rows(&self.found.values, &indices)?;
         let columns: Vec<ArrayRef> = batch.columns().to_vec();
         let batch = RecordBatch::try_new(self.layout.schema.clone(), columns)?;
         Ok(DeltaChunk::inserts(batch).negate())
@@ -282,7 +282,7 @@ impl Checker<'_> {
             Ok(Writes {
                 keys: take_binary(&s.keys, &written)?,
                 weights: crate::consolidate::weights(&weights),
-                rows: compute::take_record_batch(&s.delta.batch, &written)?,
+                rows: take_rows(&s.delta.batch, &written)?,
                 delta: net.apply(&s.delta)?,
                 vnodes: net.rows.iter().map(|&r| s.vnodes[r as usize]).collect(),
                 row_count,
@@ -312,14 +312,14 @@ impl Checker<'_> {
         }
         let row_count = new.len() as i64 - replaced.len() as i64;
         let (written, new) = (UInt32Array::from(rows), UInt32Array::from(new));
-        let inserted = DeltaChunk::inserts(compute::take_record_batch(&s.delta.batch, &new)?);
+        let inserted = DeltaChunk::inserts(take_rows(&s.delta.batch, &new)?);
         let gone = self.found_rows(&replaced)?;
         let mut vnodes = self.layout.vnodes(&gone.batch)?;
         vnodes.extend(new.values().iter().map(|&r| s.vnodes[r as usize]));
         Ok(Writes {
             keys: take_binary(&s.keys, &written)?,
             weights: crate::consolidate::weights(&weights),
-            rows: compute::take_record_batch(&s.delta.batch, &written)?,
+            rows: take_rows(&s.delta.batch, &written)?,
             delta: DeltaChunk::concat(&self.layout.schema, &[gone, inserted])?,
             vnodes,
             row_count,
@@ -340,8 +340,8 @@ impl Checker<'_> {
                 None => return Ok(false),
             }
         }
-        let seen = compute::take_record_batch(&s.delta.batch, &UInt32Array::from(old))?;
-        let now = compute::take_record_batch(&self.found.values, &UInt32Array::from(found))?;
+        let seen = take_rows(&s.delta.batch, &UInt32Array::from(old))?;
+        let now = take_rows(&self.found.values, &UInt32Array::from(found))?;
         let identity = &self.layout.identity;
         let (seen, now) = (identity.rows(seen.columns())?, identity.rows(now.columns())?);
         Ok(seen.iter().zip(now.iter()).all(|(a, b)| a == b))

@@ -285,6 +285,7 @@ mod tests {
     use arrow::array::{AsArray, Int32Array};
     use arrow::datatypes::Int32Type;
     use millrace_common::SqlType;
+    use millrace_common::delta::take_rows;
     use millrace_rpc::catalog::{Column, RowStorage};
 
     use super::*;
@@ -344,7 +345,7 @@ mod tests {
         let picked = UInt32Array::from_iter_values(hits.iter().map(|h| h.1));
         let found = Found {
             input: hits.iter().map(|h| h.0).collect(),
-            values: arrow::compute::take_record_batch(&rows, &picked).unwrap(),
+            values: take_rows(&rows, &picked).unwrap(),
             ..Found::empty(&rows.schema())
         };
         t.stage(pending, &found)

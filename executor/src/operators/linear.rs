@@ -7,9 +7,10 @@ use arrow::array::{
     Array, ArrayRef, AsArray, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
     new_null_array,
 };
-use arrow::compute::{cast, take, take_record_batch};
+use arrow::compute::{cast, take};
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
 use millrace_common::DeltaChunk;
+use millrace_common::delta::take_rows;
 use millrace_planner::graph;
 
 use super::expr::SafeExpr;
@@ -188,7 +189,7 @@ impl Operator for Repeat {
         let batch = if rows.len() == chunk.num_rows() {
             chunk.batch
         } else {
-            take_record_batch(&chunk.batch, &UInt32Array::from(rows))?
+            take_rows(&chunk.batch, &UInt32Array::from(rows))?
         };
         out.push(DeltaChunk::new(batch, Some(weights.into())));
         Ok(())

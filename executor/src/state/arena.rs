@@ -8,6 +8,7 @@
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
 use arrow::compute;
 use arrow::datatypes::SchemaRef;
+use millrace_common::delta::take_rows;
 
 use crate::error::ExecError;
 
@@ -38,6 +39,9 @@ pub struct RowArena {
     held_rows: usize,
 }
 
+/// Bytes that a window may keep in memory beside its own rows.
+const WINDOW_WASTE: usize = 1 << 20;
+
 /// Rows of a chunk made by compaction.
 const DENSE_ROWS: usize = 8_192;
 
@@ -67,9 +71,17 @@ impl RowArena {
         self.bytes / self.held_rows.max(1)
     }
 
-    /// Keeps a chunk of which `live` rows are referred to.
+    /// Keeps a chunk of which `live` rows are referred to. A small window of something large is copied: it would keep
+    /// all of that in memory.
     pub fn insert(&mut self, batch: RecordBatch, live: usize) -> u32 {
-        let bytes = batch_bytes(&batch);
+        let mut bytes = batch_bytes(&batch);
+        let mut batch = batch;
+        if batch.get_array_memory_size() > 4 * bytes + WINDOW_WASTE
+            && let Ok(own) = copied(&batch)
+        {
+            bytes = batch_bytes(&own);
+            batch = own;
+        }
         self.bytes += bytes;
         self.live_rows += live;
         self.held_rows += batch.num_rows();
@@ -143,7 +155,7 @@ impl RowArena {
 
     /// Whether most of what is held is dead or scattered over tiny chunks.
     pub fn wants_compaction(&self) -> bool {
-        let sparse = self.held_rows > 4 * DENSE_ROWS && self.live_rows * 4 < self.held_rows;
+        let sparse = self.held_rows > 4 * DENSE_ROWS && self.live_rows * 2 < self.held_rows;
         let scattered = self.held > 1_024 && self.held > self.live_rows / 64;
         sparse || scattered
     }
@@ -161,6 +173,12 @@ impl RowArena {
         *self = dense;
         Ok(())
     }
+}
+
+/// The same rows in buffers of their own.
+fn copied(batch: &RecordBatch) -> Result<RecordBatch, arrow::error::ArrowError> {
+    let all = UInt32Array::from_iter_values(0..batch.num_rows() as u32);
+    take_rows(batch, &all)
 }
 
 /// Bytes of the rows of a batch (of its window, if it is one).

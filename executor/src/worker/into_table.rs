@@ -7,6 +7,7 @@
 use std::sync::{Arc, Weak};
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use millrace_common::delta::take_rows;
 use millrace_common::{DeltaChunk, RelationId};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::version::StatementId;
@@ -104,7 +105,7 @@ fn expand(chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
     let rows: Vec<u32> =
         rows.flat_map(|(i, &w)| std::iter::repeat_n(i as u32, w.max(0) as usize)).collect();
     let rows = arrow::array::UInt32Array::from(rows);
-    Ok(DeltaChunk::inserts(arrow::compute::take_record_batch(&chunk.batch, &rows)?))
+    Ok(DeltaChunk::inserts(take_rows(&chunk.batch, &rows)?))
 }
 
 /// The name under which a table counts what a sink has brought. Ids of relations are never reused.

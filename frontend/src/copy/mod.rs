@@ -33,6 +33,20 @@ pub struct Format {
     pub escape: u8,
 }
 
+impl Format {
+    /// PostgreSQL's defaults.
+    pub fn new(csv: bool) -> Format {
+        Format {
+            csv,
+            header: false,
+            delimiter: if csv { b',' } else { b'\t' },
+            null: if csv { String::new() } else { "\\N".to_owned() },
+            quote: b'"',
+            escape: b'"',
+        }
+    }
+}
+
 /// A COPY FROM under way.
 pub struct CopyIn {
     pub table: Arc<Relation>,
@@ -192,14 +206,7 @@ fn format_of(options: &[CopyOption], legacy: &[CopyLegacyOption]) -> Result<Form
         .iter()
         .any(|o| matches!(o, CopyOption::Format(f) if f.value.eq_ignore_ascii_case("csv")))
         || legacy.iter().any(|o| matches!(o, CopyLegacyOption::Csv(_)));
-    let mut f = Format {
-        csv,
-        header: false,
-        delimiter: if csv { b',' } else { b'\t' },
-        null: if csv { String::new() } else { "\\N".to_owned() },
-        quote: b'"',
-        escape: b'"',
-    };
+    let mut f = Format::new(csv);
     let mut escape = None;
     for option in options {
         match option {

@@ -264,6 +264,8 @@ impl Reader {
 
     fn append(&mut self, column: usize, field: &[u8]) -> Result<(), SqlError> {
         let result = match std::str::from_utf8(field) {
+            // No text holds one.
+            Ok(text) if text.contains('\0') => Err(crate::encoding::binary::invalid_utf8()),
             Ok(text) => self.builders[column].append_text(text),
             Err(_) => Err(crate::encoding::binary::invalid_utf8()),
         };
@@ -377,25 +379,11 @@ mod tests {
     }
 
     fn text() -> Format {
-        Format {
-            csv: false,
-            header: false,
-            delimiter: b'\t',
-            null: "\\N".into(),
-            quote: b'"',
-            escape: b'"',
-        }
+        Format::new(false)
     }
 
     fn csv() -> Format {
-        Format {
-            csv: true,
-            header: true,
-            delimiter: b',',
-            null: String::new(),
-            quote: b'"',
-            escape: b'"',
-        }
+        Format { header: true, ..Format::new(true) }
     }
 
     /// Feeds the input in pieces of every size: the result must not depend on them.

@@ -9,6 +9,7 @@ use arrow::datatypes::{Schema, SchemaRef};
 use bytes::BytesMut;
 use datafusion::catalog::TableProvider;
 use datafusion::datasource::MemTable;
+use millrace_common::delta::take_rows;
 use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::bind::types::second_digits;
@@ -104,7 +105,7 @@ pub fn first_of_each_key(table: &Relation, rows: &RecordBatch) -> Result<UInt32A
 }
 
 pub fn take(rows: &RecordBatch, indices: &UInt32Array) -> Result<RecordBatch, SqlError> {
-    compute::take_record_batch(rows, indices).map_err(arrow_error)
+    take_rows(rows, indices).map_err(arrow_error)
 }
 
 pub fn filter(rows: &RecordBatch, mask: &BooleanArray) -> Result<RecordBatch, SqlError> {

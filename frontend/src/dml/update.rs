@@ -72,15 +72,18 @@ fn target(
     };
     let table = view.resolve(name)?;
     check_table(&table, if verb == "DELETE" { "delete from" } else { "update" })?;
-    if table.append_only {
-        return Err(SqlError::unsupported(format!(
-            "{verb} of append-only table \"{}\"",
-            table.name
-        ))
-        .with_hint("Create the table without APPEND ONLY."));
-    }
+    only_grows(&table, verb)?;
     let alias = alias.as_ref().map_or_else(|| table.name.clone(), |a| fold(&a.name));
     Ok((table, alias))
+}
+
+/// What reads an append-only table keeps no more than it needs for rows that come.
+fn only_grows(table: &Relation, verb: &str) -> Result<(), SqlError> {
+    if !table.append_only {
+        return Ok(());
+    }
+    let error = SqlError::unsupported(format!("{verb} of append-only table \"{}\"", table.name));
+    Err(error.with_hint("Create the table without APPEND ONLY."))
 }
 
 fn base_query(
@@ -171,6 +174,7 @@ pub async fn execute_delete(session: &Session, delete: &Delete) -> Result<Done, 
 /// Removes all rows of a table.
 pub async fn truncate(session: &Session, table: Arc<Relation>) -> Result<(), SqlError> {
     check_table(&table, "truncate")?;
+    only_grows(&table, "TRUNCATE")?;
     let alias = table.name.clone();
     let query =
         base_query(&table, &alias, vec![rewrite::table_ref(Some(&table.schema), &alias)], None)?;

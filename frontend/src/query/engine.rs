@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use datafusion::config::ConfigOptions;
+use datafusion::error::DataFusionError;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::SpillFile;
 use datafusion::execution::memory_pool::FairSpillPool;
@@ -12,6 +13,7 @@ use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::LogicalPlan;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
+use datafusion::physical_plan::joins::HashJoinExec;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionConfig;
 use futures::StreamExt;
@@ -36,6 +38,8 @@ pub struct QueryEngine {
     state: SessionState,
     /// For queries whose failing expressions are NULL.
     null_state: SessionState,
+    /// For queries whose joins do not fit into memory: both sides are sorted, which can go to disk.
+    sorting_state: Arc<SessionState>,
 }
 
 /// What a failing expression does to a query (the setting `expression_errors`).
@@ -61,6 +65,7 @@ impl QueryEngine {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads.max(1))
             .thread_name("millrace-query")
+            .thread_stack_size(crate::STACK_BYTES)
             .enable_all()
             .build()
             .map_err(FrontendError::Runtime)?;
@@ -69,8 +74,8 @@ impl QueryEngine {
             .with_memory_pool(Arc::new(FairSpillPool::new(memory_bytes)))
             .build_arc()
             .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
-        let build = |options: ConfigOptions, errors: ExpressionErrors| {
-            let config = SessionConfig::from(options).with_target_partitions(threads.max(1));
+        let build = |options: ConfigOptions, partitions: usize, errors: ExpressionErrors| {
+            let config = SessionConfig::from(options).with_target_partitions(partitions);
             let mut builder = SessionStateBuilder::new_with_default_features()
                 .with_config(config)
                 .with_runtime_env(environment.clone());
@@ -85,10 +90,21 @@ impl QueryEngine {
                 .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
             Ok::<_, FrontendError>(state)
         };
-        let state = build(batch_options(), ExpressionErrors::Raised)?;
-        let null_state = build(config_options(), ExpressionErrors::Null)?;
+        let partitions = threads.max(1);
+        let state = build(batch_options(), partitions, ExpressionErrors::Raised)?;
+        let null_state = build(config_options(), partitions, ExpressionErrors::Null)?;
+        // With a single partition every join is a hash join.
+        let sorting =
+            build(sorting_options(memory_bytes), partitions.max(2), ExpressionErrors::Raised)?;
         let handle = runtime.handle().clone();
-        Ok(QueryEngine { runtime: Some(runtime), handle, environment, state, null_state })
+        Ok(QueryEngine {
+            runtime: Some(runtime),
+            handle,
+            environment,
+            state,
+            null_state,
+            sorting_state: Arc::new(sorting),
+        })
     }
 
     /// Bytes that running queries have reserved.
@@ -134,13 +150,23 @@ impl QueryEngine {
     pub async fn run(&self, plan: LogicalPlan) -> Result<BatchStream, SqlError> {
         let plan = self.optimize(plan)?;
         let physical = self.physical(&plan).await?;
-        Ok(self.execute(physical))
+        let fallback = joins_by_hash(&physical)
+            .then(|| Fallback { plan, state: Arc::clone(&self.sorting_state) });
+        Ok(self.start(physical, fallback))
     }
 
     pub fn execute(&self, physical: Arc<dyn ExecutionPlan>) -> BatchStream {
+        self.start(physical, None)
+    }
+
+    fn start(&self, physical: Arc<dyn ExecutionPlan>, fallback: Option<Fallback>) -> BatchStream {
         let (sender, receiver) = mpsc::channel(CHANNEL_BATCHES);
         let context = self.state.task_ctx();
-        let task = self.handle.spawn(drive(physical, context, sender));
+        let task = self.handle.spawn(async move {
+            if let Some(fallback) = drive(physical, context, &sender, fallback).await {
+                fallback.drive(&sender).await;
+            }
+        });
         let stream = Running { receiver, task, ended: false };
         Box::pin(futures::stream::unfold(stream, |mut s| async move {
             let item = s.next().await?;
@@ -193,22 +219,68 @@ impl Drop for Running {
     }
 }
 
+/// [`batch_options`] for joins that sort.
+fn sorting_options(memory_bytes: usize) -> ConfigOptions {
+    let mut options = batch_options();
+    options.optimizer.prefer_hash_join = false;
+    // Kept free for the merge of each sort: a plan may have a dozen of them in each partition.
+    options.execution.sort_spill_reservation_bytes =
+        (memory_bytes / 64).clamp(256 << 10, options.execution.sort_spill_reservation_bytes);
+    options
+}
+
+fn joins_by_hash(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.is::<HashJoinExec>() || plan.children().into_iter().any(joins_by_hash)
+}
+
+/// How to run a plan whose hash join turns out not to fit.
+struct Fallback {
+    plan: LogicalPlan,
+    state: Arc<SessionState>,
+}
+
+impl Fallback {
+    async fn drive(self, sender: &BatchSender) {
+        let planner = self.state.query_planner().clone();
+        match planner.create_physical_plan(&self.plan, self.state.as_ref()).await {
+            Ok(physical) => {
+                drive(physical, self.state.task_ctx(), sender, None).await;
+            }
+            Err(e) => drop(sender.send(Err(sql_error_from_datafusion(e))).await),
+        }
+    }
+}
+
+type BatchSender = mpsc::Sender<Result<RecordBatch, SqlError>>;
+
+/// Sends a plan's batches. Gives the fallback back if memory ran out before the first of them.
 async fn drive(
     physical: Arc<dyn ExecutionPlan>,
     context: Arc<datafusion::execution::TaskContext>,
-    sender: mpsc::Sender<Result<RecordBatch, SqlError>>,
-) {
+    sender: &BatchSender,
+    mut fallback: Option<Fallback>,
+) -> Option<Fallback> {
     let mut stream = match execute_stream(physical, context) {
         Ok(stream) => stream,
         Err(e) => {
             let _ = sender.send(Err(sql_error_from_datafusion(e))).await;
-            return;
+            return None;
         }
     };
     while let Some(batch) = stream.next().await {
+        match &batch {
+            Ok(batch) if batch.num_rows() > 0 => fallback = None,
+            Err(e) if matches!(e.find_root(), DataFusionError::ResourcesExhausted(_)) => {
+                if fallback.is_some() {
+                    return fallback;
+                }
+            }
+            Ok(_) | Err(_) => {}
+        }
         let failed = batch.is_err();
         if sender.send(batch.map_err(sql_error_from_datafusion)).await.is_err() || failed {
-            return;
+            return None;
         }
     }
+    None
 }

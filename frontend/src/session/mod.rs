@@ -166,7 +166,7 @@ impl Session {
         params: &[Option<DataType>],
     ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
         let query = crate::catalog::rewrite::for_clients(query, self)?;
-        let bound = Binder::new(view, self.info(false)).query(&query, params)?;
+        let bound = busy(|| Binder::new(view, self.info(false)).query(&query, params))?;
         let fields = fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
         Ok((bound, fields))
     }
@@ -312,4 +312,13 @@ pub fn canceled() -> SqlError {
 
 pub fn timed_out() -> SqlError {
     SqlError::new(SqlState::QUERY_CANCELED, "canceling statement due to statement timeout")
+}
+
+/// Runs what keeps a processor busy for a while, without holding up the other connections of the thread.
+fn busy<T>(work: impl FnOnce() -> T) -> T {
+    use tokio::runtime::{Handle, RuntimeFlavor};
+    match Handle::try_current().map(|h| h.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
 }

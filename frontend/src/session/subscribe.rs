@@ -285,14 +285,7 @@ fn past(epoch: Epoch, newest: Epoch) -> Result<Epoch, SqlError> {
 /// The options of COPY (SUBSCRIBE …) TO STDOUT.
 fn format(options: &[(String, String)]) -> Result<Format, SqlError> {
     let csv = options.iter().any(|(n, v)| n == "format" && v.eq_ignore_ascii_case("csv"));
-    let mut format = Format {
-        csv,
-        header: false,
-        delimiter: if csv { b',' } else { b'\t' },
-        null: if csv { String::new() } else { "\\N".to_owned() },
-        quote: b'"',
-        escape: b'"',
-    };
+    let mut format = Format::new(csv);
     for (name, value) in options {
         match name.as_str() {
             "format" if matches!(value.to_ascii_lowercase().as_str(), "csv" | "text") => {}

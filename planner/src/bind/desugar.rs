@@ -15,7 +15,7 @@ use sqlparser::ast::*;
 
 use super::SessionInfo;
 use super::names::{fold, name_items};
-use super::predicates::spell_out_predicates;
+use super::predicates::{opposite, spell_out_filter, spell_out_predicates};
 use super::table_functions::reads_columns;
 use super::types::sql_type;
 use crate::functions::text::timestamptz_text;
@@ -65,7 +65,7 @@ const CONSTRUCTS: [&str; 16] = [
 /// The construct by which the elements of a column of VALUES get a common type: one of them and the others.
 pub const VALUES: &str = "#values";
 
-/// `= ANY (array)`.
+/// `op ANY (array)`.
 pub const ANY: &str = "#any";
 
 /// `generate_series` as an array of its arguments' type.
@@ -169,10 +169,18 @@ impl VisitorMut for Desugar<'_> {
         if let Err(e) = super::table_functions::spell_out(select) {
             return ControlFlow::Break(Box::new(e));
         }
+        if let Err(e) = super::using::spell_out_select(select) {
+            return ControlFlow::Break(Box::new(e));
+        }
         name_items(&mut select.projection);
         select.projection.iter_mut().for_each(spread_series);
         if let Err(e) = spell_out_predicates(&mut select.projection) {
             return ControlFlow::Break(Box::new(e));
+        }
+        for filter in [&mut select.selection, &mut select.having].into_iter().flatten() {
+            if let Err(e) = spell_out_filter(filter) {
+                return ControlFlow::Break(Box::new(e));
+            }
         }
         for from in &mut select.from {
             if let Err(e) = super::asof::mark(from) {
@@ -192,7 +200,12 @@ impl VisitorMut for Desugar<'_> {
         if let Err(e) = super::windows::write_out_order(query) {
             return ControlFlow::Break(Box::new(e));
         }
-        super::values::unify(&mut query.body);
+        if let Err(e) = super::using::spell_out_query(query) {
+            return ControlFlow::Break(Box::new(e));
+        }
+        if let Err(e) = super::values::unify(&mut query.body) {
+            return ControlFlow::Break(Box::new(e));
+        }
         match refuse_query(query) {
             Some(e) => ControlFlow::Break(Box::new(e)),
             None => ControlFlow::Continue(()),
@@ -224,6 +237,12 @@ impl VisitorMut for Desugar<'_> {
         // Before its operands are rewritten, which loses their places.
         if let Expr::BinaryOp { left, op, .. } = expr {
             super::places::note(op, left);
+        }
+        if let Expr::Function(f) = expr {
+            super::filters::guard(f);
+            if let Err(e) = super::windows::plain_bounds(f) {
+                return ControlFlow::Break(Box::new(e));
+            }
         }
         ControlFlow::Continue(())
     }
@@ -299,7 +318,7 @@ fn null() -> Box<Expr> {
     Box::new(Expr::value(Value::Null))
 }
 
-fn string(text: impl Into<String>) -> Expr {
+pub(super) fn string(text: impl Into<String>) -> Expr {
     Expr::value(Value::SingleQuotedString(text.into()))
 }
 
@@ -447,10 +466,17 @@ impl Desugar<'_> {
             Expr::Array(array) if array.elem.iter().any(reads_columns) => {
                 call("make_array", std::mem::take(&mut array.elem))
             }
-            Expr::AnyOp { left, compare_op: BinaryOperator::Eq, right, .. }
-                if !matches!(&**right, Expr::Subquery(_)) =>
+            Expr::AnyOp { left, compare_op, right, .. }
+                if !matches!(&**right, Expr::Subquery(_)) && opposite(compare_op).is_some() =>
             {
-                resolved(ANY, [take(left), take(right)])
+                resolved(ANY, [take(left), take(right), string(compare_op.to_string())])
+            }
+            // Not all of them: the opposite holds for one.
+            Expr::AllOp { left, compare_op, right }
+                if !matches!(&**right, Expr::Subquery(_))
+                    && let Some(op) = opposite(compare_op) =>
+            {
+                negate_if(true, resolved(ANY, [take(left), take(right), string(op.to_string())]))
             }
             Expr::Like { negated, any, expr: e, pattern, escape_char: None }
                 if let Some((each, patterns)) = quantified(*any, pattern) =>
@@ -494,7 +520,11 @@ impl Desugar<'_> {
                     SetExpr::Select(s) => s.projection.len(),
                     _ => 1,
                 };
-                if width > 1 && !matches!(**e, Expr::Tuple(_)) {
+                if row_items(e).is_some() {
+                    return Err(SqlError::unsupported("a row IN a subquery outside of WHERE")
+                        .with_hint("In WHERE it may stand alone or under AND and OR."));
+                }
+                if width > 1 {
                     let message = "subquery has too many columns";
                     return Err(SqlError::new(SqlState::SYNTAX_ERROR, message));
                 }
@@ -505,6 +535,16 @@ impl Desugar<'_> {
                 let lower = binary(e.clone(), BinaryOperator::GtEq, take(low));
                 let upper = binary(e, BinaryOperator::LtEq, take(high));
                 negate_if(*negated, binary(lower, BinaryOperator::And, upper))
+            }
+            // A row is not NULL if none of its fields is.
+            Expr::IsNull(e) | Expr::IsNotNull(e) if let Some(row) = row_items(e) => {
+                let negated = matches!(expr, Expr::IsNotNull(_));
+                let one = |field| match negated {
+                    true => Expr::IsNotNull(Box::new(field)),
+                    false => Expr::IsNull(Box::new(field)),
+                };
+                let all = row.into_iter().map(one);
+                all.reduce(|a, b| binary(a, BinaryOperator::And, b)).unwrap_or_else(no)
             }
             Expr::IsDistinctFrom(a, b) | Expr::IsNotDistinctFrom(a, b)
                 if row_items(a).is_some() && row_items(b).is_some() =>
@@ -635,6 +675,9 @@ impl Desugar<'_> {
                 None
             }
             "version" => Some(string(VERSION)),
+            "date" => arguments(f)
+                .and_then(<[Expr; 1]>::try_from_vec)
+                .map(|[moment]| cast(moment, SqlType::Date)),
             "now" | "current_timestamp" | "transaction_timestamp" | "statement_timestamp"
                 if fixed =>
             {
@@ -779,7 +822,7 @@ fn no() -> Expr {
 }
 
 /// The columns of a row value.
-fn row_items(e: &Expr) -> Option<Vec<Expr>> {
+pub(super) fn row_items(e: &Expr) -> Option<Vec<Expr>> {
     match e {
         Expr::Tuple(items) if !items.is_empty() => Some(items.clone()),
         Expr::Nested(inner) => row_items(inner),
@@ -963,7 +1006,7 @@ impl<const N: usize> TryFromVec for [Expr; N] {
 }
 
 /// The text of an interval literal, its unit after the number.
-fn interval_text(i: &Interval) -> Result<String, SqlError> {
+pub(super) fn interval_text(i: &Interval) -> Result<String, SqlError> {
     let text = match i.value.as_ref() {
         Expr::Value(v) => match &v.value {
             Value::SingleQuotedString(s) => s.clone(),

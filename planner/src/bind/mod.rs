@@ -8,6 +8,7 @@
 pub mod asof;
 pub mod ddl;
 pub mod desugar;
+mod filters;
 pub mod lateral;
 pub mod locate;
 pub mod names;
@@ -22,6 +23,7 @@ pub mod table_functions;
 pub mod ties;
 pub mod types;
 pub mod unions;
+mod using;
 pub mod values;
 pub mod volatility;
 pub mod window_tvf;

@@ -13,8 +13,12 @@ use datafusion::common::metadata::FieldMetadata;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::expr::{Case, Placeholder, ScalarFunction};
-use datafusion::logical_expr::planner::{ExprPlanner, PlannerResult, RawBinaryExpr};
-use datafusion::logical_expr::{BinaryExpr, Expr, ExprSchemable, Operator, ScalarUDF, lit};
+use datafusion::logical_expr::planner::{
+    ExprPlanner, PlannerResult, RawBinaryExpr, RawFieldAccessExpr,
+};
+use datafusion::logical_expr::{
+    BinaryExpr, Expr, ExprSchemable, GetFieldAccess, Operator, ScalarUDF, lit,
+};
 use millrace_common::types::{CHAR_LENGTH, Element};
 use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::BinaryOperator;
@@ -28,6 +32,7 @@ use crate::functions::call;
 use crate::functions::cast::{cast_function, fold_literal, parse_number};
 use crate::functions::functions;
 use crate::functions::numeric::Num;
+use crate::functions::quantified::compare_any;
 
 /// Types of `$1…` as far as known: given by the client, or by the first use that told.
 #[derive(Debug, Default)]
@@ -87,6 +92,25 @@ impl ExprPlanner for OperatorPlanner {
         let (op, after) = places::split(&op);
         let raw = RawBinaryExpr { op, left, right };
         self.plan(raw, schema).map_err(|e| places::placed(e, after))
+    }
+
+    /// An element of an aggregate's array. DataFusion would take it for an aggregate of its own.
+    fn plan_field_access(
+        &self,
+        expr: RawFieldAccessExpr,
+        _: &DFSchema,
+    ) -> Result<PlannerResult<RawFieldAccessExpr>> {
+        let RawFieldAccessExpr { field_access, expr } = expr;
+        match (field_access, expr, functions().scalar("array_element")) {
+            (
+                GetFieldAccess::ListIndex { key },
+                expr @ Expr::AggregateFunction(_),
+                Some(element),
+            ) => Ok(PlannerResult::Planned(element.call(vec![expr, *key]))),
+            (field_access, expr, _) => {
+                Ok(PlannerResult::Original(RawFieldAccessExpr { field_access, expr }))
+            }
+        }
     }
 }
 
@@ -304,14 +328,18 @@ impl OperatorPlanner {
         Ok(udf.call(taken))
     }
 
-    /// `= ANY (array)`: the array's elements and the value as one type.
+    /// `op ANY (array)`: the array's elements and the value as one type.
     fn any(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
-        let types: Vec<String> = seen.iter().map(type_name).collect();
-        let none = || external(no_operator(&types.join(" = ANY ")));
-        let has = functions().scalar("array_has").ok_or_else(none)?;
-        let (Ok([value, list]), [vt, lt]) = (<[Expr; 2]>::try_from(args), seen) else {
-            return Err(none());
+        let types: Vec<String> = seen.iter().take(2).map(type_name).collect();
+        let (Ok([value, list, op]), [vt, lt, _]) = (<[Expr; 3]>::try_from(args), seen) else {
+            return Err(external(SqlError::internal("ANY without its operands")));
         };
+        let symbol = match &op {
+            Expr::Literal(v, _) => v.try_as_str().flatten().unwrap_or("=").to_owned(),
+            _ => "=".to_owned(),
+        };
+        let none = || external(no_operator(&types.join(&format!(" {symbol} ANY "))));
+        let any = |list, value| compare_any().call(vec![list, value, op.clone()]);
         let array = |t: &DataType| DataType::List(Arc::new(Field::new_list_field(t.clone(), true)));
         let (value, list, vt, item) = match (vt, lt) {
             (None, Some(DataType::List(item))) => {
@@ -325,14 +353,17 @@ impl OperatorPlanner {
             (Some(vt), Some(DataType::List(item))) => {
                 (value, list, vt.clone(), item.data_type().clone())
             }
-            _ => return Ok(has.call(vec![list, value])),
+            (None, None) => {
+                let text = DataType::Utf8;
+                let list = self.coerce_unknown_like(list, &array(&text))?;
+                (self.coerce_unknown_like(value, &text)?, list, text.clone(), text)
+            }
+            _ => return Err(none()),
         };
         if vt == item {
-            return Ok(has.call(vec![list, value]));
+            return Ok(any(list, value));
         }
-        let Some(common) = common_type(&vt, &item) else {
-            return Ok(has.call(vec![list, value]));
-        };
+        let Some(common) = common_type(&vt, &item) else { return Err(none()) };
         let list = match (SqlType::from_arrow(&common).ok().and_then(Element::of), item == common) {
             (_, true) => list,
             (Some(element), false) => {
@@ -340,7 +371,7 @@ impl OperatorPlanner {
             }
             (None, false) => return Err(none()),
         };
-        Ok(has.call(vec![list, implicit(value, &vt, &common)?]))
+        Ok(any(list, implicit(value, &vt, &common)?))
     }
 
     /// `generate_series` as an array: of integers, if all arguments are.
@@ -522,6 +553,10 @@ impl OperatorPlanner {
         match self.seen(&e, schema)? {
             None if to == SqlType::Numeric(None) => self.coerce_unknown_like(e, &to.to_arrow()),
             None => self.coerce_unknown(e, to),
+            // The column says that it is padded, which a text is not.
+            Some(from) if to == SqlType::Text && is_char(&e, schema)? => {
+                Ok(cast_function(&from, to).map_err(external)?.call(vec![e]))
+            }
             Some(from) => cast_expr(e, &from, to).map_err(external),
         }
     }
@@ -700,6 +735,10 @@ impl OperatorPlanner {
                     op => op.to_string(),
                 };
                 Err(external(no_operator(&describe(&symbol, &lt, &rt))))
+            }
+            (Some(a), Some(b)) if let Some(common) = compared_as(a, b) => {
+                let left = cast_expr(left, a, common).map_err(external)?;
+                Ok((left, cast_expr(right, b, common).map_err(external)?))
             }
             (None, None) => {
                 let left = self.coerce_unknown(left, SqlType::Text)?;
@@ -920,6 +959,25 @@ pub fn compare(a: &DataType, b: &DataType) -> bool {
         (D::Time64(_), D::Time64(_)) | (D::Interval(_), D::Interval(_)) => true,
         (D::List(a), D::List(b)) => compare(a.data_type(), b.data_type()),
         (a, b) => a == b,
+    }
+}
+
+/// The type that PostgreSQL compares two types in, where that is not for DataFusion to decide: floats with other
+/// numbers as floats, dates with times as times.
+fn compared_as(a: &DataType, b: &DataType) -> Option<SqlType> {
+    use DataType as D;
+    let time = |t: &D| match t {
+        D::Timestamp(_, Some(_)) => Some(SqlType::Timestamptz),
+        D::Timestamp(_, None) => Some(SqlType::Timestamp),
+        _ => None,
+    };
+    match (a, b) {
+        (a, b) if a == b => None,
+        (a, b) if (a.is_floating() || b.is_floating()) && a.is_numeric() && b.is_numeric() => {
+            Some(SqlType::Double)
+        }
+        (D::Date32, t) | (t, D::Date32) => time(t),
+        _ => None,
     }
 }
 

@@ -106,10 +106,15 @@ fn spell_out_factor(
     }
     let table =
         alias.as_ref().map_or_else(|| Ident::with_quote('"', name.clone()), |a| a.name.clone());
+    // Each by a name of its own, so that `*` may name all.
+    let numbered =
+        |i: usize| Ident { value: format!("{}_{}", table.value, i + 1), ..table.clone() };
     let mut items: Vec<(Ident, Ast)> = columns
         .into_iter()
-        .map(|(column, list)| match column {
-            "" => (table.clone(), list),
+        .enumerate()
+        .map(|(i, (column, list))| match column {
+            "" if i == 0 => (table.clone(), list),
+            "" => (numbered(i), list),
             named => (Ident::with_quote('"', named), list),
         })
         .collect();

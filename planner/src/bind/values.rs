@@ -4,13 +4,17 @@
 //! the others, and these must have one in common. Each element becomes a call with the others as witnesses
 //! ([`VALUES`]), which [`super::operators`] resolves where types are known.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::FieldRef;
 use datafusion::common::tree_node::Transformed;
 use datafusion::logical_expr::{Expr, LogicalPlan, Values};
 use millrace_common::SqlError;
-use sqlparser::ast::{CastKind, Expr as Ast, SetExpr, UnaryOperator, Value, Values as AstValues};
+use sqlparser::ast::{
+    CastKind, Expr as Ast, Ident, Query, SelectItem, SetExpr, SetOperator, SetQuantifier,
+    UnaryOperator, Value, Values as AstValues, VisitMut, VisitorMut,
+};
 
 use super::desugar::{VALUES, resolved, take};
 use crate::error::sql_error_from_datafusion;
@@ -42,16 +46,59 @@ pub fn name(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
 /// Kinds of expressions in a column; beyond this many it is left to itself.
 const MAX_KINDS: usize = 8;
 
-/// Marks the columns of mixed kinds in the VALUES lists of a query; subqueries have their own turn.
-pub fn unify(body: &mut SetExpr) {
+/// Marks the columns of mixed kinds in the VALUES lists of a query; subqueries have their own turn. A list with
+/// subqueries in it becomes a UNION ALL of its rows, because they are not evaluated in VALUES.
+pub fn unify(body: &mut SetExpr) -> Result<(), SqlError> {
     match body {
+        SetExpr::Values(values) if values.rows.iter().any(|r| r.iter().any(has_subquery)) => {
+            if let Some(union) = union_of(values)? {
+                *body = union;
+            }
+        }
         SetExpr::Values(values) => mark(values),
         SetExpr::SetOperation { left, right, .. } => {
-            unify(left);
-            unify(right);
+            unify(left)?;
+            unify(right)?;
         }
         _ => {}
     }
+    Ok(())
+}
+
+fn has_subquery(e: &Ast) -> bool {
+    struct Has;
+    impl VisitorMut for Has {
+        type Break = ();
+
+        fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
+            ControlFlow::Break(())
+        }
+    }
+    e.clone().visit(&mut Has).is_break()
+}
+
+fn union_of(values: &mut AstValues) -> Result<Option<SetExpr>, SqlError> {
+    let mut union: Option<SetExpr> = None;
+    for row in &mut values.rows {
+        let mut body = crate::parser::parse_query("SELECT 1")?.body;
+        if let SetExpr::Select(select) = body.as_mut() {
+            let named = row.iter_mut().enumerate().map(|(i, expr)| SelectItem::ExprWithAlias {
+                expr: take(expr),
+                alias: Ident::new(format!("column{}", i + 1)),
+            });
+            select.projection = named.collect();
+        }
+        union = Some(match union {
+            None => *body,
+            Some(left) => SetExpr::SetOperation {
+                op: SetOperator::Union,
+                set_quantifier: SetQuantifier::All,
+                left: Box::new(left),
+                right: body,
+            },
+        });
+    }
+    Ok(union)
 }
 
 #[derive(Clone, PartialEq)]

@@ -1,11 +1,12 @@
 //! Named windows: `OVER w` and `OVER (w …)` are written out, because DataFusion forgets the window that
-//! a longer definition starts from.
+//! a longer definition starts from. And frames with an interval, which it knows as plain text only.
 
 use std::ops::ControlFlow;
 
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
+use super::desugar::interval_text;
 use super::names::fold;
 
 /// Writes out the windows that a query's ORDER BY names: those of its SELECT.
@@ -121,5 +122,38 @@ fn extended(windows: &[NamedWindowDefinition], spec: &WindowSpec) -> Result<Wind
         partition_by: base.partition_by,
         order_by,
         window_frame: spec.window_frame.clone(),
+    })
+}
+
+/// `RANGE INTERVAL '1 hour' PRECEDING` with a plain offset, which takes the type of the order.
+pub fn plain_bounds(function: &mut Function) -> Result<(), SqlError> {
+    let Some(WindowType::WindowSpec(WindowSpec { window_frame: Some(frame), .. })) =
+        &mut function.over
+    else {
+        return Ok(());
+    };
+    for bound in [Some(&mut frame.start_bound), frame.end_bound.as_mut()].into_iter().flatten() {
+        if let WindowFrameBound::Preceding(Some(e)) | WindowFrameBound::Following(Some(e)) = bound
+            && let Some(text) = interval_of(e)?
+        {
+            // The offset's text, whatever it is.
+            **e = Expr::value(Value::Number(text, false));
+        }
+    }
+    Ok(())
+}
+
+/// The text of an interval, as a literal or a cast of one.
+fn interval_of(e: &Expr) -> Result<Option<String>, SqlError> {
+    let is_interval = |t: &DataType| matches!(t, DataType::Interval { .. });
+    Ok(match e {
+        Expr::Nested(inner) => interval_of(inner)?,
+        Expr::Interval(i) => Some(interval_text(i)?),
+        Expr::TypedString(t) if is_interval(&t.data_type) => t.value.clone().into_string(),
+        Expr::Cast { expr, data_type, .. } if is_interval(data_type) => match expr.as_ref() {
+            Expr::Value(v) => v.clone().into_string(),
+            _ => None,
+        },
+        _ => None,
     })
 }

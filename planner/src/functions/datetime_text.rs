@@ -203,11 +203,16 @@ impl Reader {
                 let (a_n, b_n): (i64, i64) = (a.parse().ok()?, b.parse().ok()?);
                 match a.len() > 2 {
                     true => (a_n, month, b_n as u32),
+                    // Before Christ there are no short years.
+                    false if self.bc => (b_n, month, a_n as u32),
                     false => (year(b, b_n), month, a_n as u32),
                 }
             }
             _ => return None,
         };
+        if y == 0 {
+            return Some(None);
+        }
         if self.bc {
             y = 1 - y;
         }
@@ -219,8 +224,14 @@ impl Reader {
             None => 0,
         };
         debug_assert!(us <= DAY_US);
-        Some(Some(Local { days: days_from_civil(y, m, d), us, zone: self.zone }))
+        let days = days_from_civil(y, m, d);
+        Some(in_calendar(days).then_some(Local { days, us, zone: self.zone }))
     }
+}
+
+/// Whether PostgreSQL has this day: 4714-11-24 BC to 5874897-12-31.
+pub fn in_calendar(days: i64) -> bool {
+    (-2_440_588..=2_145_031_948).contains(&days)
 }
 
 /// Two digits are a year near 2000.

@@ -14,6 +14,7 @@ pub mod datetime;
 pub mod datetime_text;
 pub mod exact;
 pub mod extract;
+pub mod extremes;
 pub mod interval_text;
 pub mod jsonb;
 pub mod kernels;
@@ -25,6 +26,7 @@ pub mod numeric;
 pub mod ordered;
 pub mod parse;
 pub mod patterns;
+pub mod quantified;
 pub mod round;
 pub mod series;
 pub mod session;
@@ -96,7 +98,12 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([window_fn::rows(), window_fn::ordinals(), bounded::text_concat()]);
     all.extend(extract::functions());
     all.extend(round::functions());
-    all.extend([sign::sign_function(), collected::collect_entry(), exact::pair_entry()]);
+    all.extend([
+        sign::sign_function(),
+        collected::collect_entry(),
+        exact::pair_entry(),
+        quantified::compare_any(),
+    ]);
     all.extend(call::defs().values().cloned());
     all
 }
@@ -120,7 +127,8 @@ pub fn functions() -> &'static Functions {
         }
         HIDDEN.iter().for_each(|name| drop(f.scalars.remove(*name)));
         let theirs = datafusion::functions_aggregate::all_default_aggregate_functions();
-        for udf in theirs.into_iter().chain(aggregates::functions()) {
+        let theirs = theirs.into_iter().map(extremes::exact_extreme);
+        for udf in theirs.chain(aggregates::functions()) {
             for alias in udf.aliases() {
                 f.aggregates.insert(alias.clone(), Arc::clone(&udf));
             }

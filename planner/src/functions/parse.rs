@@ -251,7 +251,8 @@ fn plain_date(text: &str) -> Result<i32, SqlError> {
         let us = plain_timestamp(trimmed, false).map_err(|_| invalid(SqlType::Date, text))?;
         return Ok(us.div_euclid(DAY_US) as i32);
     }
-    Ok(date_part(part, text, SqlType::Date)? as i32)
+    let days = date_part(part, text, SqlType::Date)?;
+    if datetime_text::in_calendar(days) { Ok(days as i32) } else { Err(field_range(text)) }
 }
 
 pub fn time(text: &str) -> Result<i64, SqlError> {
@@ -264,11 +265,12 @@ pub fn timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
     plain_timestamp(text, tz).or_else(|e| match datetime_text::parse(text) {
         Some(None) => Err(field_range(text)),
         Some(Some(local)) => {
-            let us = local.days * DAY_US + local.us;
-            Ok(match local.zone {
-                Some(zone) if tz => zone.instant(us),
-                _ => us,
-            })
+            let us = local.days.checked_mul(DAY_US).and_then(|d| d.checked_add(local.us));
+            match (us, local.zone) {
+                (None, _) => Err(field_range(text)),
+                (Some(us), Some(zone)) if tz => Ok(zone.instant(us)),
+                (Some(us), _) => Ok(us),
+            }
         }
         None => Err(e),
     })
@@ -291,11 +293,10 @@ fn plain_timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
     };
     let us = if clock.is_empty() { 0 } else { time_part(clock, text, t)? };
     let offset = zone_us(zone).ok_or_else(|| invalid(t, text))?;
-    let local = days
-        .checked_mul(DAY_US)
-        .and_then(|d| d.checked_add(us))
-        .ok_or_else(|| field_range(text))?;
-    Ok(if tz { local - offset } else { local })
+    let local = days.checked_mul(DAY_US).and_then(|d| d.checked_add(us));
+    let local = local.filter(|_| datetime_text::in_calendar(days));
+    let moment = local.and_then(|l| if tz { l.checked_sub(offset) } else { Some(l) });
+    moment.ok_or_else(|| field_range(text))
 }
 
 /// Microseconds east of UTC.

@@ -7,6 +7,7 @@
 //! characters from the start of the whole string, counted from 1.
 
 mod asof;
+mod depth;
 mod dialect;
 mod statements;
 mod streams;
@@ -35,6 +36,7 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     let whole: Arc<str> = Arc::from(sql);
     let mut dialect = MillraceDialect::default();
     let mut tokens = tokenize(&dialect, &source)?;
+    depth::check(&tokens, &source)?;
     dialect.table_versions = tokens.iter().any(|t| is_word(&t.token, "SYSTEM_TIME"));
     let missing = missing_relation(&tokens);
     let emits = take_emit_clauses(&mut tokens);
@@ -73,6 +75,7 @@ pub fn parse_expr(sql: &str) -> Result<sqlparser::ast::Expr, SqlError> {
     let source = Source::new(sql);
     let dialect = MillraceDialect::default();
     let tokens = tokenize(&dialect, &source)?;
+    depth::check(&tokens, &source)?;
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source, dialect: &dialect };
@@ -135,7 +138,8 @@ fn tokenize(
     dialect: &MillraceDialect,
     source: &Source<'_>,
 ) -> Result<Vec<TokenWithSpan>, SqlError> {
-    Tokenizer::new(dialect, source.sql).tokenize_with_location().map_err(|e| {
+    let tokens = Tokenizer::new(dialect, source.sql).tokenize_with_location();
+    tokens.map(part_signs).map_err(|e| {
         let message = match e.message.as_str() {
             m if m.contains("string literal") => "unterminated quoted string",
             m if m.contains("comment") => "unterminated /* comment",
@@ -147,6 +151,42 @@ fn tokenize(
         SqlError::new(SqlState::SYNTAX_ERROR, format!("{message} at or near \"{rest}\""))
             .with_position(source.chars_before(e.location) as u32 + 1)
     })
+}
+
+/// Takes a sign off the end of an operator, as PostgreSQL does: `a>-5` is `a > -5`. Operators with special characters
+/// keep it.
+fn part_signs(tokens: Vec<TokenWithSpan>) -> Vec<TokenWithSpan> {
+    let mut parted = Vec::with_capacity(tokens.len());
+    for token in tokens {
+        let Token::CustomBinaryOperator(text) = &token.token else {
+            parted.push(token);
+            continue;
+        };
+        let head = text.trim_end_matches(['+', '-']);
+        let signs = &text[head.len()..];
+        let operator = match head {
+            ">" => Token::Gt,
+            "<" => Token::Lt,
+            ">=" => Token::GtEq,
+            "<=" => Token::LtEq,
+            "<>" => Token::Neq,
+            "=" => Token::Eq,
+            "*" => Token::Mul,
+            "/" => Token::Div,
+            "||" if signs.is_empty() => Token::StringConcat,
+            "->" => Token::Arrow,
+            "->>" => Token::LongArrow,
+            _ => {
+                parted.push(token);
+                continue;
+            }
+        };
+        let span = token.span;
+        parted.push(TokenWithSpan { token: operator, span });
+        let sign = |c| if c == '+' { Token::Plus } else { Token::Minus };
+        parted.extend(signs.chars().map(|c| TokenWithSpan { token: sign(c), span }));
+    }
+    parted
 }
 
 fn is_word(token: &Token, word: &str) -> bool {

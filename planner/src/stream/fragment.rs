@@ -497,10 +497,10 @@ impl Builder {
         input: &SchemaRef,
         marks: &[ColumnMark],
     ) -> Option<graph::Closing> {
-        let &(column, order) = w.order.first()?;
+        let &(column, _) = w.order.first()?;
         let terms = watermark::of(marks, column)?;
         let gap = session_gap(w.calls.first()?);
-        let asof = !order.descending && w.calls.iter().all(|c| c.function == LATEST);
+        let asof = w.calls.iter().all(|c| c.function == LATEST);
         if w.calls.iter().any(|c| session_gap(c) != gap) || (gap.is_none() && !asof) {
             return None;
         }

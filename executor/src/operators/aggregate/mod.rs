@@ -34,6 +34,7 @@ use arrow::compute::kernels::cmp::distinct;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_common::delta::take_rows;
 use millrace_common::keys::KeyCodec;
 use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
@@ -325,7 +326,7 @@ impl Aggregate {
         }));
         let mut values = new_batch(&self.state_schema, columns, slots.len())?;
         if kept.len() < slots.len() {
-            values = compute::take_record_batch(&values, &UInt32Array::from(kept))?;
+            values = take_rows(&values, &UInt32Array::from(kept))?;
         }
         self.table.write(keys, Some(weights.into()), values)
     }

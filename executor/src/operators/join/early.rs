@@ -10,9 +10,9 @@
 use std::collections::HashMap;
 
 use arrow::array::{Array, BinaryArray, BinaryBuilder, UInt32Array};
-use arrow::compute;
 use arrow::row::Rows;
 use millrace_common::DeltaChunk;
+use millrace_common::delta::take_rows;
 use millrace_common::keys::KeyCodec;
 use millrace_storage::{Found, Lookup};
 
@@ -180,7 +180,7 @@ fn net_weights(by_key: &ByKey<'_>, waiting: &[Vec<u32>]) -> Vec<Vec<i64>> {
 fn part(h: &Held, rows: Vec<u32>, weights: Vec<i64>) -> Result<Held, ExecError> {
     let slots = rows.iter().map(|&r| h.slots[r as usize]).collect();
     let rows = UInt32Array::from(rows);
-    let batch = compute::take_record_batch(&h.chunk.batch, &rows)?;
+    let batch = take_rows(&h.chunk.batch, &rows)?;
     let chunk = DeltaChunk::new(batch, Some(weights.into()));
     Ok(Held { keys: take_binary(&h.keys, &rows)?, chunk, slots })
 }

@@ -1,6 +1,7 @@
 //! Rows enter their own side of a join, in the store and in memory.
 
 use arrow::array::UInt32Array;
+use millrace_common::delta::take_rows;
 use millrace_common::{DeltaChunk, Vnode};
 
 use super::side::END;
@@ -87,7 +88,7 @@ impl HashJoin {
                 chunk.batch.clone()
             } else {
                 let indices = UInt32Array::from_iter_values(fresh.iter().map(|r| r.0));
-                arrow::compute::take_record_batch(&chunk.batch, &indices)?
+                take_rows(&chunk.batch, &indices)?
             };
             let id = side.arena.insert(batch, fresh.len());
             for (i, &(row, slot)) in fresh.iter().enumerate() {

@@ -20,6 +20,7 @@ use arrow::compute::{self, take};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type, UInt64Type};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_common::delta::take_rows;
 use millrace_common::keys::{KeyCodec, columns_at};
 use millrace_common::{DeltaChunk, Vnode};
 use millrace_planner::graph::{self, JoinKind, JoinSide};
@@ -256,11 +257,11 @@ impl Remembering {
         }
         let taken = UInt32Array::from(taken);
         let keys = compute::take(&found.keys, &taken, None)?;
-        let values = compute::take_record_batch(&found.values, &taken)?;
+        let values = take_rows(&found.values, &taken)?;
         let deleted = Int64Array::from_value(0, taken.len());
         self.table.write(keys.as_binary::<i32>().clone(), Some(deleted), values.clone())?;
         let left = take(&found.input, &taken, None)?;
-        let left = compute::take_record_batch(&gone.batch, left.as_primitive::<UInt32Type>())?;
+        let left = take_rows(&gone.batch, left.as_primitive::<UInt32Type>())?;
         let (right, copies) = self.split_copies(&values)?;
         let minus = Int64Array::from_iter_values(copies.values().iter().map(|c| -c));
         self.emit(left.columns(), &right, minus, out)
@@ -307,7 +308,7 @@ impl Remembering {
             self.sequence += part.len() as u64;
             let numbers = UInt64Array::from_iter_values(first..self.sequence);
             let part = UInt32Array::from(part.to_vec());
-            let batch = compute::take_record_batch(&come.batch, &part)?;
+            let batch = take_rows(&come.batch, &part)?;
             let mut columns = batch.columns().to_vec();
             columns.push(Arc::new(numbers));
             let batch = new_batch(&self.numbered, columns, part.len())?;

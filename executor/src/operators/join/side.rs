@@ -20,6 +20,7 @@ use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, Int64Array, UInt
 use arrow::compute;
 use arrow::datatypes::SchemaRef;
 use hashbrown::HashTable;
+use millrace_common::delta::take_rows;
 use millrace_common::hash::hash_columns;
 use millrace_common::keys::{KeyCodec, canonicalise, columns_at};
 use millrace_common::{DeltaChunk, Vnode};
@@ -229,7 +230,7 @@ impl Side {
                 rows.push(i as u32);
             }
         }
-        let batch = compute::take_record_batch(&chunk.batch, &UInt32Array::from(rows))?;
+        let batch = take_rows(&chunk.batch, &UInt32Array::from(rows))?;
         self.write(out.finish(), None, batch.columns())
     }
 

@@ -19,6 +19,7 @@ use arrow::datatypes::SchemaRef;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
+use millrace_common::delta::take_rows;
 use millrace_common::planted::is_planted;
 use millrace_planner::graph;
 use millrace_planner::graph::RetentionBy;
@@ -149,7 +150,7 @@ impl TopNOperator {
         let batch = if rows.len() == slots.len() {
             chunk.batch.clone()
         } else {
-            arrow::compute::take_record_batch(&chunk.batch, &UInt32Array::from(rows.clone()))?
+            take_rows(&chunk.batch, &UInt32Array::from(rows.clone()))?
         };
         // One reference a row for now, handed over to the row's entry in `pending`.
         let id = self.arena.insert(batch, rows.len());

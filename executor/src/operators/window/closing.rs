@@ -3,8 +3,11 @@
 //! A row may belong to a session of any length, so no bound on its time says whether it is still needed.
 //! Whenever a session changes, the time at which it would close is written down, `time | group`. When the
 //! watermark has come to such a time the group is looked at, and the rows of its sessions that are over go.
-//! A session that has grown since has a later time of its own. Rows of an ASOF join go when the watermark has
-//! passed them, all but a group's last right row, which is for the left rows to come.
+//! A session that has grown since has a later time of its own.
+//!
+//! Rows of an ASOF join go when the watermark has passed them, all but those that rows to come may concern. In
+//! ascending order (`>=`, `>`) that is the group's last right row, which left rows may meet; in descending order
+//! (`<=`, `<`), the left rows that no right row below the watermark comes before: they still wait for theirs.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,6 +42,8 @@ pub struct Closing {
     gap: i64,
     /// Of an ASOF join.
     place: Option<Place>,
+    /// The order of an ASOF join is by descending time.
+    descending: bool,
     table: Box<dyn StateTable>,
     schema: SchemaRef,
     /// Of the table's entries: time and group; the group alone.
@@ -72,6 +77,7 @@ impl Closing {
                 Some(Reach::Carry { place }) => Some(place),
                 _ => None,
             },
+            descending: window.order.first().is_some_and(|(_, order)| order.descending),
             entries: KeyReader::new(&schema, &all, &vnode)?,
             groups: KeyReader::new(&schema, &all[1..], &vnode)?,
             vnodes: if vnode.is_empty() { 0..1 } else { env.vnodes.clone() },
@@ -94,11 +100,24 @@ impl Closing {
         time_of(row.order_bytes()).unwrap_or(i64::MAX)
     }
 
+    /// The time that order bytes begin with, of an ASOF join; `None`: NULL.
+    fn time_in_order(&self, order: &[u8]) -> Option<i64> {
+        // Every bit of a descending value is turned.
+        time_of(order).map(|time| if self.descending { !time } else { time })
+    }
+
     /// When a group that has changed is to be looked at: its sessions in intervals that hold whole ones; of an ASOF
-    /// join, when the last change, by its order bytes, is below the watermark.
-    pub fn note(&mut self, slot: Slot, rows: &Rows, intervals: &[Interval], last: &[u8]) {
+    /// join, when the latest change is below the watermark. `orders` are the changes' order bytes, in order.
+    pub fn note<'a>(
+        &mut self,
+        slot: Slot,
+        rows: &Rows,
+        intervals: &[Interval],
+        orders: impl Iterator<Item = &'a [u8]>,
+    ) {
         if self.place.is_some() {
-            self.pending.extend(time_of(last).map(|time| (slot, time.saturating_add(1))));
+            let latest = orders.filter_map(|order| self.time_in_order(order)).max();
+            self.pending.extend(latest.map(|time| (slot, time.saturating_add(1))));
             return;
         }
         for interval in intervals {
@@ -159,6 +178,7 @@ impl Closing {
     /// The rows of a group that are not needed any more.
     pub fn closed(&self, rows: &Rows) -> Vec<Ranked> {
         match self.place {
+            Some(place) if self.descending => self.met(rows, place),
             Some(place) => self.passed(rows, place),
             None => self.over(rows),
         }
@@ -171,6 +191,15 @@ impl Closing {
         let passed = rows.range(0..end).enumerate();
         let goes = |(i, row): &(usize, &Ranked)| *i != last && time_of(row.order_bytes()).is_some();
         passed.filter(goes).map(|(_, row)| row.clone()).collect()
+    }
+
+    /// In descending order: rows below the watermark from the first right one on. What left rows among them meet is
+    /// among them too.
+    fn met(&self, rows: &Rows, place: Place) -> Vec<Ranked> {
+        let time = |r: &Ranked| self.time_in_order(r.order_bytes());
+        let start = rows.partition_point(|r| time(r).is_none_or(|t| t >= self.bound));
+        let waits = |r: &&Ranked| !place.is_right(r.order_bytes());
+        rows.after(start).skip_while(waits).cloned().collect()
     }
 
     /// The rows of sessions that are over: the first ones.

@@ -219,7 +219,10 @@ impl WindowOperator {
         let at = slot as usize;
         let changed: Vec<(&KeyBytes, usize, i64)> =
             changes.iter().map(|(k, c)| (k, c.order as usize, c.weight)).collect();
-        let last = changed.last().map(|(key, order, _)| key[..*order].to_vec());
+        let orders: Vec<Vec<u8>> = match self.closing {
+            Some(_) => changed.iter().map(|(key, order, _)| key[..*order].to_vec()).collect(),
+            None => Vec::new(),
+        };
         let intervals = affected(&self.groups[at], &changed, &self.reaches);
         let before = self.results_in(at, &intervals)?;
         let mut released = Vec::new();
@@ -232,7 +235,8 @@ impl WindowOperator {
         }
         released.into_iter().for_each(|row| self.arena.release(row));
         if let Some(closing) = &mut self.closing {
-            closing.note(slot, &self.groups[at], &intervals, last.as_deref().unwrap_or(&[]));
+            let orders = orders.iter().map(Vec::as_slice);
+            closing.note(slot, &self.groups[at], &intervals, orders);
         }
         Ok(())
     }

@@ -1,0 +1,30 @@
+//! FILTER guards what an aggregate is computed of: PostgreSQL does not look at the argument where the filter is not true.
+//! Here arguments are columns, computed for all rows before the filter applies; so an argument that can fail is
+//! only computed where the filter is true.
+
+use sqlparser::ast::*;
+
+use super::desugar::{resolved, take};
+
+/// `f(arg) FILTER (WHERE c)` as `f(CASE WHEN c THEN arg END) FILTER (WHERE c)`.
+pub fn guard(function: &mut Function) {
+    let Some(filter) = &function.filter else { return };
+    // Of an ordered-set aggregate the argument is a constant.
+    if !function.within_group.is_empty() {
+        return;
+    }
+    let FunctionArguments::List(list) = &mut function.args else { return };
+    if let Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(arg))) = list.args.first_mut()
+        && can_fail(arg)
+    {
+        let value = take(arg);
+        *arg = resolved("case", [filter.as_ref().clone(), value]);
+    }
+}
+
+fn can_fail(arg: &Expr) -> bool {
+    !matches!(
+        arg,
+        Expr::Identifier(_) | Expr::CompoundIdentifier(_) | Expr::Value(_) | Expr::Tuple(_)
+    )
+}
