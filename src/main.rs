@@ -2,6 +2,7 @@
 
 mod allocator;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -47,6 +48,8 @@ fn main() -> ExitCode {
     let level = if matches!(cli.command, Some(Command::Demo(_))) { "warn" } else { "info" };
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        // A log that cannot be written (a full disk, a closed pipe) is no reason to end.
+        .log_internal_errors(false)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("MILLRACE_LOG")
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level)),
@@ -108,9 +111,9 @@ async fn show_demo(
     };
     if let Some(Ok(())) = created {
         greet(&server);
-        println!("Try: SELECT * FROM sellers ORDER BY bids DESC LIMIT 5;\n");
+        say("Try: SELECT * FROM sellers ORDER BY bids DESC LIMIT 5;\n");
         millrace::demo::show(&server, stop).await;
-        println!("\nThe demo has ended.");
+        say("\nThe demo has ended.");
     }
     server.shutdown().await;
     created.unwrap_or(Ok(()))
@@ -120,9 +123,14 @@ async fn show_demo(
 fn greet(server: &Standalone) {
     let address = server.address;
     if let Some(http) = server.http {
-        println!("Console: http://{http}/");
+        say(&format!("Console: http://{http}/"));
     }
-    println!("psql -h {} -p {} -U root dev", address.ip(), address.port());
+    say(&format!("psql -h {} -p {} -U root dev", address.ip(), address.port()));
+}
+
+/// A line for whoever started the server. Nobody may be there to read it.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// How long a thread for flushes, compactions and file access waits for more work.
@@ -157,7 +165,7 @@ async fn serve(config: millrace::Config) -> Result<(), String> {
     let store = config.object_store.clone();
     let server =
         Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
-    println!("Millrace is ready; data in {store}");
+    say(&format!("Millrace is ready; data in {store}"));
     greet(&server);
     tokio::select! {
         () = stop_signal() => {

@@ -209,3 +209,83 @@ async fn tables_that_overwrite_or_ignore_take_loads_of_any_size() {
     assert_eq!(row(&client, "SELECT c, n FROM so").await, expected);
     assert_eq!(command(&client, "INSERT INTO i SELECT k, 1, filler FROM o").await, 0);
 }
+
+/// Both sides of a query's join are larger than what queries may hold: they are sorted, on disk if need be.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_join_that_does_not_fit_into_memory_is_answered() {
+    const SIDE: i64 = 150_000;
+    let (server, _dir) = start().await;
+    let client = server.connect().await.expect("a connection");
+    let side =
+        format!("(SELECT g, repeat('y', 500) || g AS t FROM generate_series(1, {SIDE}) AS s(g))");
+    let joined = format!(
+        "SELECT count(*), sum(a.g), count(*) FILTER (WHERE a.t = b.t) \
+         FROM {side} a JOIN {side} b ON a.g = b.g"
+    );
+    assert_eq!(row(&client, &joined).await, format!("{SIDE} {} {SIDE}", sum(SIDE)));
+}
+
+/// The longest chains that are taken can be planned, in queries and in views; longer ones are refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_chains_are_planned_or_refused() {
+    let (server, _dir) = start().await;
+    let client = server.connect().await.expect("a connection");
+    let conditions = |n: usize| (0..n).map(|i| format!("x <> {i}")).collect::<Vec<_>>();
+    let view = format!(
+        "CREATE TABLE c (x int); CREATE MATERIALIZED VIEW v AS SELECT x FROM c WHERE {}; \
+         INSERT INTO c VALUES (-1), (7)",
+        conditions(1_000).join(" AND ")
+    );
+    client.batch_execute(&view).await.expect("a view with a long condition");
+    assert_eq!(row(&client, "SELECT x FROM v").await, "-1");
+    let either = conditions(1_000).join(" OR ");
+    assert_eq!(row(&client, &format!("SELECT count(*) FROM c WHERE {either}")).await, "2");
+    let sum = vec!["1"; 100].join(" + ");
+    assert_eq!(row(&client, &format!("SELECT {sum}")).await, "100");
+    let union = vec!["SELECT 1 AS a"; 200].join(" UNION ALL ");
+    assert_eq!(row(&client, &format!("SELECT sum(a) FROM ({union}) u")).await, "200");
+    let with: Vec<String> =
+        (1..200).map(|i| format!("c{i} AS (SELECT x FROM c{})", i - 1)).collect();
+    let with =
+        format!("WITH c0 AS (SELECT x FROM c), {} SELECT count(*) FROM c199", with.join(", "));
+    assert_eq!(row(&client, &with).await, "2");
+    let nested = format!("SELECT {}x{} FROM v", "abs(".repeat(40), ")".repeat(40));
+    assert_eq!(row(&client, &nested).await, "1");
+    let long = |n: usize, with: &str| format!("SELECT {}", vec!["1"; n].join(with));
+    for sql in [
+        long(20_000, " + "),
+        long(5_000, "::text || "),
+        format!("UPDATE c SET x = 1 WHERE {}", conditions(20_000).join(" OR ")),
+        format!(
+            "CREATE MATERIALIZED VIEW w AS SELECT x FROM c WHERE {}",
+            conditions(5_000).join(" AND ")
+        ),
+        long(5_000, " UNION SELECT "),
+    ] {
+        assert_eq!(refused(&client, &sql).await, "54001", "{}", &sql[..60]);
+    }
+    assert_eq!(row(&client, "SELECT x FROM v").await, "-1");
+}
+
+/// Views may stand on views as far as a layered model goes; the server outlives what goes further.
+#[tokio::test(flavor = "multi_thread")]
+async fn views_on_views_are_bound_in_any_depth_that_is_taken() {
+    let (server, _dir) = start().await;
+    let client = server.connect().await.expect("a connection");
+    client.batch_execute("CREATE VIEW l0 AS SELECT 1 AS a").await.expect("a view");
+    for i in 1..60 {
+        let view = format!("CREATE VIEW l{i} AS SELECT a + 1 AS a FROM l{}", i - 1);
+        client.batch_execute(&view).await.expect("a view on a view");
+    }
+    assert_eq!(row(&client, "SELECT a FROM l59").await, "60");
+    let mut state = String::new();
+    for i in 60..90 {
+        let view = format!("CREATE VIEW l{i} AS SELECT a + 1 AS a FROM l{}", i - 1);
+        if let Err(e) = client.batch_execute(&view).await {
+            state = e.code().map(|c| c.code().to_owned()).unwrap_or_default();
+            break;
+        }
+    }
+    assert_eq!(state, "54001");
+    assert_eq!(row(&client, "SELECT a FROM l59").await, "60");
+}

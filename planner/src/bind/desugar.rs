@@ -462,6 +462,9 @@ impl Desugar<'_> {
                 let escape = escape_char.take().map(Expr::Value);
                 negate_if(*negated, call("similar_to", args.chain(escape)))
             }
+            Expr::Array(array) if array.elem.iter().any(|e| matches!(e, Expr::Array(_))) => {
+                return Err(SqlError::unsupported("an array of more than one dimension"));
+            }
             // An array as such is planned without sight of outer queries.
             Expr::Array(array) if array.elem.iter().any(reads_columns) => {
                 call("make_array", std::mem::take(&mut array.elem))

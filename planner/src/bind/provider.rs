@@ -43,8 +43,11 @@ pub struct Provider<'a> {
     depth: usize,
 }
 
-/// Views may nest this deep: bounds the stack while binding.
-const MAX_VIEW_DEPTH: usize = 32;
+/// Views may nest this deep: bounds the stack of later passes.
+const MAX_VIEW_DEPTH: usize = 64;
+/// Binding goes on with more stack where less than the first is left.
+const STACK_LEFT: usize = 512 << 10;
+const MORE_STACK: usize = 4 << 20;
 
 impl<'a> Provider<'a> {
     pub fn new(
@@ -160,15 +163,17 @@ impl<'a> Provider<'a> {
         let query = crate::parser::parse_query(&view.query)?;
         // Its places are those of another text.
         let elsewhere = |e: SqlError| SqlError { after: None, ..e };
-        let plan = super::plan_query(
-            &query,
-            self.catalog,
-            self.session,
-            Arc::new(Parameters::default()),
-            Arc::clone(&self.relations),
-            self.depth + 1,
-        )
-        .map_err(elsewhere)?;
+        let bind = || {
+            super::plan_query(
+                &query,
+                self.catalog,
+                self.session,
+                Arc::new(Parameters::default()),
+                Arc::clone(&self.relations),
+                self.depth + 1,
+            )
+        };
+        let plan = stacker::maybe_grow(STACK_LEFT, MORE_STACK, bind).map_err(elsewhere)?;
         let fields = plan.schema().columns();
         if fields.len() != view.columns.len() {
             let message = format!("view \"{}\" no longer has its columns", view.name);
