@@ -25,8 +25,9 @@ pub mod session;
 pub mod statements;
 pub mod wire;
 
-/// The stack of a thread that plans: expressions are nested as deep as the parser lets them.
-pub const STACK_BYTES: usize = 8 << 20;
+/// The stack of a thread that plans: plans are as deep as the longest chain that the parser takes. Address space only,
+/// until it is needed.
+pub const STACK_BYTES: usize = 32 << 20;
 
 pub use direct::Direct;
 pub use error::FrontendError;

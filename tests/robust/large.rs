@@ -213,11 +213,11 @@ async fn tables_that_overwrite_or_ignore_take_loads_of_any_size() {
 /// Both sides of a query's join are larger than what queries may hold: they are sorted, on disk if need be.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_join_that_does_not_fit_into_memory_is_answered() {
-    const SIDE: i64 = 150_000;
+    const SIDE: i64 = 400_000;
     let (server, _dir) = start().await;
     let client = server.connect().await.expect("a connection");
     let side =
-        format!("(SELECT g, repeat('y', 500) || g AS t FROM generate_series(1, {SIDE}) AS s(g))");
+        format!("(SELECT g, repeat('y', 120) || g AS t FROM generate_series(1, {SIDE}) AS s(g))");
     let joined = format!(
         "SELECT count(*), sum(a.g), count(*) FILTER (WHERE a.t = b.t) \
          FROM {side} a JOIN {side} b ON a.g = b.g"

@@ -219,10 +219,17 @@ impl Drop for Running {
     }
 }
 
+/// Rows of a batch where joins sort.
+const SORTING_ROWS: usize = 1_024;
+
 /// [`batch_options`] for joins that sort.
 fn sorting_options(memory_bytes: usize) -> ConfigOptions {
     let mut options = batch_options();
     options.optimizer.prefer_hash_join = false;
+    // A sort must at least hold a batch, and many share the memory.
+    options
+        .set("datafusion.execution.batch_size", &SORTING_ROWS.to_string())
+        .expect("DataFusion has the option and takes any number but 0");
     // Kept free for the merge of each sort: a plan may have a dozen of them in each partition.
     options.execution.sort_spill_reservation_bytes =
         (memory_bytes / 64).clamp(256 << 10, options.execution.sort_spill_reservation_bytes);

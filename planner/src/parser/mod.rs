@@ -164,18 +164,19 @@ fn part_signs(tokens: Vec<TokenWithSpan>) -> Vec<TokenWithSpan> {
         };
         let head = text.trim_end_matches(['+', '-']);
         let signs = &text[head.len()..];
-        let operator = match head {
-            ">" => Token::Gt,
-            "<" => Token::Lt,
-            ">=" => Token::GtEq,
-            "<=" => Token::LtEq,
-            "<>" => Token::Neq,
-            "=" => Token::Eq,
-            "*" => Token::Mul,
-            "/" => Token::Div,
-            "||" if signs.is_empty() => Token::StringConcat,
-            "->" => Token::Arrow,
-            "->>" => Token::LongArrow,
+        let sign = |c| if c == '+' { Token::Plus } else { Token::Minus };
+        let (operator, signs) = match head {
+            "" => (text.chars().next().map_or(Token::EOF, sign), &signs[1..]),
+            ">" => (Token::Gt, signs),
+            "<" => (Token::Lt, signs),
+            ">=" => (Token::GtEq, signs),
+            "<=" => (Token::LtEq, signs),
+            "<>" => (Token::Neq, signs),
+            "=" => (Token::Eq, signs),
+            "*" => (Token::Mul, signs),
+            "/" => (Token::Div, signs),
+            "->" => (Token::Arrow, signs),
+            "->>" => (Token::LongArrow, signs),
             _ => {
                 parted.push(token);
                 continue;
@@ -183,7 +184,6 @@ fn part_signs(tokens: Vec<TokenWithSpan>) -> Vec<TokenWithSpan> {
         };
         let span = token.span;
         parted.push(TokenWithSpan { token: operator, span });
-        let sign = |c| if c == '+' { Token::Plus } else { Token::Minus };
         parted.extend(signs.chars().map(|c| TokenWithSpan { token: sign(c), span }));
     }
     parted
