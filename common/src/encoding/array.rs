@@ -75,6 +75,18 @@ pub(super) fn binary(builder: &mut ColumnBuilder, mut b: &[u8]) -> Result<(), Sq
     Ok(())
 }
 
+/// Appends an item of an array's text, quoted.
+pub fn put_item(item: &str, out: &mut String) {
+    out.push('"');
+    for c in item.chars() {
+        if matches!(c, '"' | '\\') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out.push('"');
+}
+
 /// Items of `{a,"b c",NULL}`; `None`: not a one-dimensional array.
 pub fn array_items(text: &str) -> Option<Vec<Option<String>>> {
     let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;

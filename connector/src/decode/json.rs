@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use millrace_common::encoding::array::put_item;
 use millrace_common::{SqlError, SqlState, SqlType};
 
 /// Nesting deeper than this is refused: it bounds the stack.
@@ -131,16 +132,7 @@ fn array_literal(text: &str) -> Result<String, SqlError> {
             Kind::Null => out.push_str("NULL"),
             Kind::Plain => out.push_str(&value),
             // An element that is an array of its own is told as an object would be: the element's type decides.
-            Kind::String | Kind::Nested => {
-                out.push('"');
-                for c in value.chars() {
-                    if matches!(c, '"' | '\\') {
-                        out.push('\\');
-                    }
-                    out.push(c);
-                }
-                out.push('"');
-            }
+            Kind::String | Kind::Nested => put_item(&value, &mut out),
         }
         p.space();
     }

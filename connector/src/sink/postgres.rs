@@ -30,8 +30,7 @@ const STATEMENT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A lock that somebody else holds there is a reason to tell, and a session whose process is gone must not hold one
 /// for long: its successor waits for this sink's row of progress.
-const SESSION: &str = "SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'; \
-                       SET tcp_user_timeout = '60s'";
+const SESSION: &str = "SET lock_timeout = '20s'; SET idle_in_transaction_session_timeout = '60s'";
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 type Result<T, E = ConnectorError> = std::result::Result<T, E>;

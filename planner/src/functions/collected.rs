@@ -15,6 +15,7 @@ use datafusion::logical_expr::{
     ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 use millrace_common::encoding::array::array_items;
+use millrace_common::encoding::array::put_item;
 use millrace_common::json::Json;
 use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlState, SqlType};
@@ -219,16 +220,7 @@ fn listed<'a>(values: impl Iterator<Item = Option<&'a str>>) -> String {
         }
         match value {
             None => out.push_str("NULL"),
-            Some(value) => {
-                out.push('"');
-                for c in value.chars() {
-                    if matches!(c, '"' | '\\') {
-                        out.push('\\');
-                    }
-                    out.push(c);
-                }
-                out.push('"');
-            }
+            Some(value) => put_item(value, &mut out),
         }
     }
     out.push('}');
