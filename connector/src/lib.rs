@@ -89,6 +89,8 @@ pub struct Polled {
     /// How far each split could go now, by split, new files included. `u64::MAX`: as far as one likes.
     pub available: Vec<(u32, u64)>,
     pub more: More,
+    /// What of the source cannot be read and is left out, while the rest goes on.
+    pub trouble: Option<SqlError>,
 }
 
 /// Whether there may be more than what is available now.

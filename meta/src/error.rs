@@ -91,6 +91,8 @@ pub enum VoidReason {
     UnknownUser(String),
     #[error("cannot drop {0} because other objects depend on it")]
     DependentsExist(String),
+    #[error("cannot replace view \"{0}\" because \"{1}\" was computed from it")]
+    ViewIsRead(String, String),
     #[error("the inputs of the job have no common version yet")]
     InputsNotReady,
     #[error("another table of the same transaction has failed")]
@@ -110,7 +112,9 @@ impl From<VoidReason> for SqlError {
             VoidReason::DuplicateSchema(_) => SqlState::DUPLICATE_SCHEMA,
             VoidReason::DuplicateUser(_) => SqlState::DUPLICATE_OBJECT,
             VoidReason::UnknownUser(_) => SqlState::UNDEFINED_OBJECT,
-            VoidReason::DependentsExist(_) => SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
+            VoidReason::DependentsExist(_) | VoidReason::ViewIsRead(_, _) => {
+                SqlState::DEPENDENT_OBJECTS_STILL_EXIST
+            }
             VoidReason::OldTerm => SqlState::ADMIN_SHUTDOWN,
             VoidReason::InputsNotReady => SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
             _ => SqlState::INTERNAL_ERROR,
@@ -119,6 +123,9 @@ impl From<VoidReason> for SqlError {
             VoidReason::DependentsExist(_) => {
                 Some("Use DROP ... CASCADE to drop the dependent objects too.")
             }
+            VoidReason::ViewIsRead(_, _) => Some(
+                "Drop what was computed from it first, or give the new definition another name.",
+            ),
             VoidReason::NotAView(_) => Some("Drop it first, or choose another name."),
             _ => None,
         };

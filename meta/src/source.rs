@@ -284,8 +284,10 @@ impl Coordinator {
                 }
             }
         }
-        if session.retry_at.is_none() {
-            self.set_state(SourceState::Running);
+        match session.polled.as_ref().and_then(|(_, polled)| polled.trouble.as_ref()) {
+            Some(trouble) => self.failing(trouble),
+            None if session.retry_at.is_none() => self.set_state(SourceState::Running),
+            None => {}
         }
         let (splits, files) = found.unwrap_or_default();
         let mut after = known;

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use sqlparser::ast::{
-    ColumnDef, Expr, Ident, ObjectName, Query, Statement as SqlStatement, TableConstraint,
+    ColumnDef, Expr, FetchDirection, Ident, ObjectName, Query, Statement as SqlStatement,
+    TableConstraint,
 };
 
 /// One statement of a string of statements.
@@ -40,6 +41,11 @@ pub enum Statement {
         cursor: Ident,
         count: u64,
         timeout: String,
+    },
+    /// MOVE [direction] [FROM | IN] cursor: FETCH without the rows.
+    Move {
+        cursor: Ident,
+        direction: FetchDirection,
     },
     /// SUBSCRIBE TO query, plain or inside COPY … TO STDOUT.
     Subscribe(Box<Subscribe>),

@@ -71,7 +71,7 @@ fn from_shared(e: &DataFusionError) -> SqlError {
 fn from_execution_message(m: &str) -> SqlError {
     if m.to_lowercase().contains("scalar subquery returned more than one row") {
         let message = "more than one row returned by a subquery used as an expression";
-        return SqlError::new(SqlState("21000"), message);
+        return SqlError::new(SqlState::CARDINALITY_VIOLATION, message);
     }
     SqlError::new(SqlState::DATA_EXCEPTION, tidy(m))
 }

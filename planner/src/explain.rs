@@ -120,6 +120,7 @@ impl Explain<'_> {
             (Operator::TopN(t), Some(input)) => self.top_n(t, input),
             (Operator::WindowClose(h), Some(input)) => self.hold("Window close", h, input),
             (Operator::Expire(h), Some(input)) => self.hold("Expire", h, input),
+            (Operator::Appear(h), Some(input)) => self.hold("Appear", h, input),
             (Operator::Materialize, _) => self.materialize(),
             (Operator::Blackhole, _) => "Blackhole".into(),
             (Operator::Sink, _) => self.sink(),

@@ -244,6 +244,9 @@ pub enum Operator {
     /// A temporal filter: rows pass, and are retracted when the epoch's wall-clock time reaches the
     /// instant in a column. Rows whose time has come already, or that have none, vanish.
     Expire(Hold),
+    /// A temporal filter: rows wait until the epoch's wall-clock time reaches the instant in a column. Rows that
+    /// have none vanish.
+    Appear(Hold),
     /// Writes the relation's rows to table 0 and its change to subscribers. The root.
     Materialize,
     /// Computes all and stores nothing but counts: rows and an order-independent hash. The root.

@@ -11,10 +11,11 @@ use std::sync::{Arc, OnceLock};
 use chrono::{DateTime, Utc};
 use datafusion::common::alias::AliasGenerator;
 
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
 use datafusion::execution::FunctionRegistry;
-use datafusion::logical_expr::LogicalPlan;
 use datafusion::logical_expr::registry::MemoryFunctionRegistry;
+use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::optimizer::analyzer::Analyzer;
 use datafusion::optimizer::optimizer::Optimizer;
 use datafusion::optimizer::{OptimizerConfig, OptimizerContext, OptimizerRule};
@@ -22,6 +23,7 @@ use millrace_common::SqlError;
 
 use crate::error::sql_error_from_datafusion;
 use crate::functions::register_all;
+use crate::functions::window_fn::AS_OF_PROCTIME;
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 
@@ -95,7 +97,31 @@ pub fn batch_rules() -> Vec<Rule> {
 
 /// The plan a view's stream plan is made of.
 pub fn optimize_for_view(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-    optimize(plan, view_rules(), config_options())
+    let mut rules = view_rules();
+    if calls(&plan, AS_OF_PROCTIME)? {
+        // Makes semi joins where duplicates do not matter. What is looked up is the right side of an inner or left join.
+        rules.retain(|r| r.name() != "eliminate_join");
+    }
+    if calls(&plan, "now")? {
+        // Would compute what two temporal filters have in common, the time, once for every row.
+        rules.retain(|r| r.name() != "common_sub_expression_eliminate");
+    }
+    optimize(plan, rules, config_options())
+}
+
+/// Whether a plan calls a function.
+fn calls(plan: &LogicalPlan, function: &str) -> Result<bool, SqlError> {
+    let mut found = false;
+    let searched = plan.apply_with_subqueries(|node| {
+        node.apply_expressions(|e| {
+            e.apply(|e| {
+                found |= matches!(e, Expr::ScalarFunction(f) if f.func.name() == function);
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })?;
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    });
+    searched.map(|_| found).map_err(sql_error_from_datafusion)
 }
 
 /// The options of a batch session: [`config_options`], and uncorrelated scalar subqueries are computed

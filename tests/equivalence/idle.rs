@@ -86,7 +86,7 @@ async fn until(client: &Client, sql: &str, wanted: &str) -> Result<(), String> {
 }
 
 /// Whether two queries give the same rows, both at one epoch.
-async fn compare(client: &Client, a: &str, b: &str) -> Result<(), String> {
+pub async fn compare(client: &Client, a: &str, b: &str) -> Result<(), String> {
     let both =
         format!("SELECT 'a' AS side, x.* FROM ({a}) x UNION ALL SELECT 'b', y.* FROM ({b}) y");
     let (mut left, mut right) = (Vec::new(), Vec::new());

@@ -20,6 +20,7 @@ mod outside;
 mod planted;
 mod postgres;
 mod rng;
+mod temporal;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -201,13 +201,58 @@ pub fn changed(path: &str, before: u64, now: u64) -> ConnectorError {
 pub struct Settling {
     /// By path: version, and since when it is this one.
     seen: HashMap<String, (String, Instant)>,
+    /// Those that could not be read.
+    failed: HashMap<String, Failure>,
 }
+
+#[derive(Debug)]
+struct Failure {
+    error: SqlError,
+    times: u32,
+    retry_at: Instant,
+}
+
+/// The pause before a file that could not be read is tried again, at first and at most.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 impl Settling {
     /// Whether all that was seen has been taken.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.seen.is_empty()
+    }
+
+    /// Notes which files could not be read this time; those that are not there any more are forgotten.
+    pub fn note_failures(&mut self, found: &[String], failures: Vec<(String, ConnectorError)>) {
+        let there: HashSet<&String> = found.iter().collect();
+        self.failed.retain(|path, _| there.contains(path));
+        for (path, error) in failures {
+            let times = self.failed.get(&path).map_or(0, |f| f.times) + 1;
+            let pause = RETRY.0.saturating_mul(1 << times.min(16)).min(RETRY.1);
+            let failure = Failure { error: error.into(), times, retry_at: Instant::now() + pause };
+            self.failed.insert(path, failure);
+        }
+    }
+
+    /// Whether a file may be tried now.
+    pub fn is_due(&self, path: &str) -> bool {
+        self.failed.get(path).is_none_or(|f| f.retry_at <= Instant::now())
+    }
+
+    /// Forgets that the files could not be read.
+    pub fn taken(&mut self, files: &[SourceFile]) {
+        files.iter().for_each(|f| drop(self.failed.remove(&f.path)));
+    }
+
+    /// Why a file cannot be read, if one cannot, and how many others there are.
+    pub fn trouble(&self) -> Option<SqlError> {
+        let (_, first) = self.failed.iter().min_by(|a, b| a.0.cmp(b.0))?;
+        let mut error = first.error.clone();
+        if self.failed.len() > 1 {
+            let others = format!("{} other files cannot be read either.", self.failed.len() - 1);
+            error = error.with_detail(others);
+        }
+        Some(error)
     }
 
     /// The new files that are complete, as far as one can tell. An object in a bucket always is.
@@ -243,26 +288,36 @@ impl Settling {
     }
 }
 
-/// The new files with their lengths, each given to the shortest split.
+/// The new files with their lengths, each given to the shortest split; and those that cannot be read, with why.
 pub async fn measure(
     location: &Location,
     compression: Compression,
     fresh: Vec<ObjectMeta>,
     ends: &mut [u64],
-) -> Result<Vec<SourceFile>, ConnectorError> {
+) -> (Vec<SourceFile>, Vec<(String, ConnectorError)>) {
     let begun = Instant::now();
     let mut files = Vec::with_capacity(fresh.len());
+    let mut unreadable = Vec::new();
     for meta in fresh {
         let path = meta.location.to_string();
         let (size, version) = (meta.size, version_of(&meta));
         let modified_ms = meta.last_modified.timestamp_millis();
         let mut file =
             SourceFile { split: 0, path, size, version, length: size, start: 0, modified_ms };
-        if compression.is_gzip(&file.path) {
-            if begun.elapsed() > MEASURING && !files.is_empty() {
-                break;
+        let gzip = compression.is_gzip(&file.path);
+        if gzip && begun.elapsed() > MEASURING && !files.is_empty() {
+            break;
+        }
+        let length = match gzip {
+            true => decompressed_length(location, &file).await,
+            false => readable(location, &file).await.map(|()| size),
+        };
+        match length {
+            Ok(length) => file.length = length,
+            Err(error) => {
+                unreadable.push((file.path, error));
+                continue;
             }
-            file.length = decompressed_length(location, &file).await?;
         }
         let Some((split, end)) = ends.iter_mut().enumerate().min_by_key(|(_, end)| **end) else {
             break;
@@ -271,7 +326,19 @@ pub async fn measure(
         *end += file.length;
         files.push(file);
     }
-    Ok(files)
+    (files, unreadable)
+}
+
+/// Whether a local file may be read; of an object in a bucket its listing says enough.
+async fn readable(location: &Location, file: &SourceFile) -> Result<(), ConnectorError> {
+    if !location.is_local() {
+        return Ok(());
+    }
+    let path = FilePath::new("/").join(&file.path);
+    match tokio::fs::File::open(&path).await {
+        Ok(_) => Ok(()),
+        Err(e) => Err(ConnectorError::io(location.shown(&file.path), plain_reason(&e))),
+    }
 }
 
 async fn decompressed_length(

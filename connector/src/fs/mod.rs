@@ -130,16 +130,28 @@ impl Source for FsSource {
 
     async fn poll(&self, known: &Known) -> Result<Polled, ConnectorError> {
         let found = self.location.list().await?;
-        listing::check_unchanged(&found, &known.parts.files)?;
-        let fresh =
-            self.settling.lock().settled(found, &known.parts.files, self.location.is_local());
+        let changed = listing::check_unchanged(&found, &known.parts.files).err();
+        let paths: Vec<String> = found.iter().map(|m| m.location.to_string()).collect();
+        let fresh = {
+            let mut settling = self.settling.lock();
+            let fresh = settling.settled(found, &known.parts.files, self.location.is_local());
+            fresh.into_iter().filter(|m| settling.is_due(m.location.as_ref())).collect()
+        };
         let mut ends = self.ends(known);
-        let files = listing::measure(&self.location, self.compression, fresh, &mut ends).await?;
+        let (files, unreadable) =
+            listing::measure(&self.location, self.compression, fresh, &mut ends).await;
+        let trouble = {
+            let mut settling = self.settling.lock();
+            settling.taken(&files);
+            settling.note_failures(&paths, unreadable);
+            settling.trouble()
+        };
         Ok(Polled {
             splits: Vec::new(),
             files,
             available: (0..self.splits).zip(ends).collect(),
             more: More::After(self.interval),
+            trouble: trouble.or(changed.map(SqlError::from)),
         })
     }
 

@@ -227,13 +227,23 @@ async fn new_files_are_found_and_changed_ones_are_an_error() {
     assert_eq!((known.offset(0), known.offset(1)), (16, 8));
     assert!(source.poll(&known).await.unwrap().files.is_empty());
     std::fs::write(path.join("b"), "{\"a\":2222}\n").unwrap();
-    let changed = SqlError::from(source.poll(&known).await.unwrap_err());
+    std::fs::write(path.join("d"), "{\"a\":4}\n").unwrap();
+    let (changed, known) = loop {
+        let polled = source.poll(&known).await.unwrap();
+        let changed = polled.trouble.clone().expect("a file has changed");
+        if !polled.files.is_empty() {
+            assert_eq!(polled.files[0].path.rsplit('/').next(), Some("d"), "the others go on");
+            break (changed, known);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
     assert!(changed.message.contains("sub/b has changed"), "{}", changed.message);
     let at = ReadFrom { split: 1, offset: 0, position: None, parts: known.parts.clone() };
     let error = source.open(at, &[0]).unwrap().read(8, 10).await.unwrap_err();
     assert!(matches!(error, ConnectorError::Changed { .. }), "{error}");
     std::fs::remove_file(path.join("b")).unwrap();
-    assert!(source.poll(&known).await.is_ok(), "a file that is gone is missed by who reads it");
+    let polled = source.poll(&known).await.unwrap();
+    assert!(polled.trouble.is_none(), "a file that is gone is missed by who reads it");
 }
 
 #[tokio::test]
@@ -246,12 +256,15 @@ async fn a_damaged_gzip_file_is_named_before_anybody_depends_on_it() {
     std::fs::write(&file, bytes).unwrap();
     let path = dir.path().display().to_string();
     let source = FsSource::new(&relation(&path, "JSON", COLUMNS, &[])).unwrap();
-    let error = loop {
-        match source.poll(&Known::default()).await {
-            Ok(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-            Err(e) => break SqlError::from(e).message,
+    std::fs::write(dir.path().join("y.json"), "{\"a\":1}\n").unwrap();
+    let (error, files) = loop {
+        let polled = source.poll(&Known::default()).await.unwrap();
+        match polled.trouble {
+            None => tokio::time::sleep(Duration::from_millis(50)).await,
+            Some(e) => break (e.message, polled.files),
         }
     };
+    assert_eq!(files.len(), 1, "the other file goes on");
     assert!(error.contains("x.json.gz") && error.contains("gzip"), "{error}");
 }
 

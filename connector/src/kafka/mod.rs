@@ -268,7 +268,7 @@ impl Source for KafkaSource {
         let asked = tokio::task::spawn_blocking(move || survey.run());
         let (splits, available) =
             asked.await.map_err(|e| ConnectorError::io(self.place(), e))??;
-        Ok(Polled { splits, available, more: More::After(self.interval), files: Vec::new() })
+        Ok(Polled { splits, available, more: More::After(self.interval), ..Polled::default() })
     }
 
     fn open(

@@ -9,6 +9,8 @@
 //!   neither.
 //! - *Expire* passes rows on, and retracts them when the epoch's wall-clock time reaches their instant.
 //!   They are taken out of the table in the same epoch.
+//! - *Appear* holds rows back until the epoch's wall-clock time reaches their instant, and takes them out of the
+//!   table then. Rows whose instant has come pass.
 //!
 //! Rows without an instant are in no window and pass no comparison with `now()`: they vanish.
 
@@ -37,6 +39,7 @@ const STEP: usize = 4_096;
 pub enum Mode {
     Close,
     Expire,
+    Appear,
 }
 
 /// See the module.
@@ -81,8 +84,8 @@ impl Hold {
         })
     }
 
-    /// The rows that have an instant which is still to come.
-    fn ahead(&mut self, chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
+    /// The rows that have an instant which is still to come; and of *Appear* the others that have one.
+    fn ahead(&mut self, chunk: DeltaChunk, out: &mut Output) -> Result<DeltaChunk, ExecError> {
         let times = chunk.batch.column(self.column);
         let times = times
             .as_primitive_opt::<TimestampMicrosecondType>()
@@ -96,6 +99,14 @@ impl Hold {
             stays
         });
         self.earliest = earliest;
+        if self.mode == Mode::Appear {
+            let come = BooleanBuffer::collect_bool(times.len(), |i| {
+                times.is_valid(i) && times.value(i) < self.done
+            });
+            if come.count_set_bits() > 0 {
+                out.push(chunk.filter(&BooleanArray::new(come, None))?);
+            }
+        }
         if stays.count_set_bits() == times.len() {
             return Ok(chunk);
         }
@@ -145,11 +156,11 @@ impl Hold {
             let values = found.values.with_schema(SchemaRef::clone(&self.schema))?;
             let weights = match self.mode {
                 Mode::Close => found.weights,
-                Mode::Expire => {
+                Mode::Expire | Mode::Appear => {
                     let minus =
                         Int64Array::from_iter_values(found.weights.values().iter().map(|w| -w));
                     self.table.write(found.keys, Some(minus.clone()), values.clone())?;
-                    minus
+                    if self.mode == Mode::Expire { minus } else { found.weights }
                 }
             };
             let chunk = DeltaChunk::new(values, Some(weights));
@@ -184,7 +195,7 @@ pub(super) fn position(vnode: Vnode, time: i64) -> Vec<u8> {
 
 impl Operator for Hold {
     fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
-        let chunk = self.ahead(chunk)?;
+        let chunk = self.ahead(chunk, out)?;
         if chunk.is_empty() {
             return Ok(());
         }
@@ -206,7 +217,7 @@ impl Operator for Hold {
     }
 
     fn time(&mut self, epoch: Epoch) {
-        if self.mode == Mode::Expire {
+        if self.mode != Mode::Close {
             // An instant that has come is over.
             let now = (epoch.millis() as i64).saturating_mul(1_000);
             self.bound = self.bound.max(now.saturating_add(1));
@@ -214,7 +225,7 @@ impl Operator for Hold {
     }
 
     fn due(&self) -> Option<Epoch> {
-        let waits = self.mode == Mode::Expire && self.earliest < i64::MAX;
+        let waits = self.mode != Mode::Close && self.earliest < i64::MAX;
         waits.then(|| Epoch::from_millis(u64::try_from(self.earliest).unwrap_or(0).div_ceil(1_000)))
     }
 
@@ -222,7 +233,7 @@ impl Operator for Hold {
         async move {
             let moved = self.done < self.bound;
             self.advance(out).await?;
-            if self.mode == Mode::Expire && moved && self.earliest <= self.done {
+            if self.mode != Mode::Close && moved && self.earliest <= self.done {
                 self.find_earliest().await?;
             }
             Ok(())

@@ -129,6 +129,10 @@ pub fn build_with(
             let table = tables(h.table)?;
             Box::new(hold::Hold::new(hold::Mode::Expire, h, input(0)?, env, table)?)
         }
+        Op::Appear(h) => {
+            let table = tables(h.table)?;
+            Box::new(hold::Hold::new(hold::Mode::Appear, h, input(0)?, env, table)?)
+        }
         Op::Subscribe { .. }
         | Op::Source { .. }
         | Op::Exchange { .. }

@@ -445,6 +445,7 @@ fn name(op: &Op) -> &'static str {
         Op::Window(_) => "Window",
         Op::WindowClose(_) => "WindowClose",
         Op::Expire(_) => "Expire",
+        Op::Appear(_) => "Appear",
         Op::Materialize => "Materialize",
         Op::Blackhole => "Blackhole",
         Op::Sink => "Sink",

@@ -132,6 +132,21 @@ impl VisitorMut for Rewrite<'_> {
         ControlFlow::Continue(())
     }
 
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
+        // Before the subquery becomes a NULL: everything holds for all of no rows, and nothing for one of them.
+        let quantified = match &*expr {
+            Expr::AllOp { right, .. } => Some((right, true)),
+            Expr::AnyOp { right, .. } => Some((right, false)),
+            _ => None,
+        };
+        if let Some((right, holds)) = quantified
+            && matches!(right.as_ref(), Expr::Subquery(query) if subquery::is_empty(query))
+        {
+            *expr = boolean(holds);
+        }
+        ControlFlow::Continue(())
+    }
+
     fn post_visit_expr(&mut self, expr: &mut Expr) -> Flow {
         if let Some(new) = self.expression(expr) {
             *expr = new;
@@ -289,7 +304,7 @@ impl Rewrite<'_> {
                 })
             }
             Expr::Function(f) if function_name(f) == "array" => match &mut f.args {
-                FunctionArguments::Subquery(query) => Some(subquery::array(query)),
+                FunctionArguments::Subquery(query) => subquery::array(query, self),
                 _ => None,
             },
             Expr::Identifier(i)

@@ -368,32 +368,34 @@ impl Scope {
     }
 }
 
-/// `ARRAY(SELECT …)`.
-pub(super) fn array(query: &mut Query) -> Expr {
+/// `ARRAY(SELECT …)` over a system table. Others are the planner's.
+pub(super) fn array(query: &mut Query, rewrite: &Rewrite) -> Option<Expr> {
     if is_empty(query) {
-        return call("#no_texts", []);
+        return Some(call("#no_texts", []));
     }
-    if let SetExpr::Select(select) = query.body.as_mut() {
-        if let Some(options) = options_of(select) {
-            return call("#options", [options]);
-        }
-        if let [SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. }] =
-            select.projection.as_mut_slice()
+    let SetExpr::Select(select) = query.body.as_mut() else { return None };
+    if let Some(options) = options_of(select) {
+        return Some(call("#options", [options]));
+    }
+    if !select.from.iter().any(|f| system_columns(&f.relation, rewrite).is_some()) {
+        return None;
+    }
+    if let [SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. }] =
+        select.projection.as_mut_slice()
+    {
+        // One column is ordered by itself, where an order is asked for.
+        let value = take(e);
+        *e = call("array_agg", [value]);
+        if query.order_by.take().is_some()
+            && let Expr::Function(Function { args: FunctionArguments::List(list), .. }) = e
+            && let Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(value))) = list.args.first()
         {
-            // One column is ordered by itself, where an order is asked for.
-            let value = take(e);
-            *e = call("array_agg", [value]);
-            if query.order_by.take().is_some()
-                && let Expr::Function(Function { args: FunctionArguments::List(list), .. }) = e
-                && let Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(value))) = list.args.first()
-            {
-                let options = OrderByOptions { asc: None, nulls_first: None };
-                let by = OrderByExpr { expr: value.clone(), options, with_fill: None };
-                list.clauses.push(FunctionArgumentClause::OrderBy(vec![by]));
-            }
+            let options = OrderByOptions { asc: None, nulls_first: None };
+            let by = OrderByExpr { expr: value.clone(), options, with_fill: None };
+            list.clauses.push(FunctionArgumentClause::OrderBy(vec![by]));
         }
     }
-    Expr::Subquery(Box::new(query.clone()))
+    Some(Expr::Subquery(Box::new(query.clone())))
 }
 
 /// The argument of `… FROM pg_options_to_table(argument)`.

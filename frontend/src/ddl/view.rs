@@ -56,11 +56,39 @@ pub async fn create_view(
         let relation = with_graph(relation, &graph, &bound, &names)?;
         create_and_wait(session, relation, graph.tables.len().max(1) as u32, replace).await?;
     } else {
-        let columns =
+        let columns: Vec<Column> =
             names.into_iter().zip(&bound.types).map(|(n, t)| plain_column(n, *t)).collect();
+        if let (true, Some(old)) = (replace, view.snapshot.get(&relation.schema, &relation.name)) {
+            check_replaced(&old.columns, &columns)?;
+        }
         session.cluster().create_relation(Relation { columns, ..relation }, 0, replace).await?;
     }
     Ok(tag.to_owned())
+}
+
+/// A view that is replaced keeps its columns, which other definitions name, and may get more of them.
+fn check_replaced(old: &[Column], new: &[Column]) -> Result<(), SqlError> {
+    let refused = |message: String| {
+        Err(SqlError::new(SqlState::INVALID_TABLE_DEFINITION, message)
+            .with_hint("Drop the view first to give it other columns."))
+    };
+    if new.len() < old.len() {
+        return refused("cannot drop columns from view".into());
+    }
+    for (old, new) in old.iter().zip(new) {
+        if old.name != new.name {
+            let (from, to) = (&old.name, &new.name);
+            return refused(format!("cannot change name of view column \"{from}\" to \"{to}\""));
+        }
+        if old.sql_type != new.sql_type {
+            let name = &old.name;
+            let (from, to) = (old.sql_type.to_sql()?, new.sql_type.to_sql()?);
+            return refused(format!(
+                "cannot change data type of view column \"{name}\" from {from} to {to}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Binds a view's query; the names of its columns.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use arrow::array::ArrayRef;
+use futures::StreamExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::ast::Show;
 use millrace_planner::bind::locate;
@@ -58,6 +59,14 @@ impl Session {
                 let timeout = millrace_common::settings::parse_duration(timeout)?;
                 let wanted = usize::try_from(*count).unwrap_or(usize::MAX);
                 Ok(Outcome::Rows(self.fetch_changes(&fold(cursor), wanted, Some(timeout)).await?))
+            }
+            Statement::Move { cursor, direction } => {
+                let mut rows = self.fetch(&fold(cursor), direction).await?.stream;
+                let mut passed = 0;
+                while let Some(batch) = rows.next().await {
+                    passed += batch?.num_rows();
+                }
+                Ok(Outcome::Command(format!("MOVE {passed}")))
             }
             Statement::Subscribe(subscribe) => self.subscribe(subscribe).await,
             statement => {

@@ -124,6 +124,11 @@ fn replace_view(
     if reaches(state, &relation.depends_on, id) {
         return Err(VoidReason::Cycle(relation.name));
     }
+    if relation.query != existing.query
+        && let Some(reader) = stored_reader(state, id)
+    {
+        return Err(VoidReason::ViewIsRead(relation.name, reader));
+    }
     relation.id = existing.id;
     relation.created_epoch = existing.created_epoch;
     relation.first_table_id = 0;
@@ -131,6 +136,13 @@ fn replace_view(
     state.relations.insert(id, Arc::new(relation));
     state.catalog_version += 1;
     Ok(Applied { epoch: state.epoch, relation: Some(id) })
+}
+
+/// A relation whose rows were computed from the view's definition, by itself or through other views: with
+/// another definition they would no longer be what its query says.
+fn stored_reader(state: &MetaState, view: RelationId) -> Option<String> {
+    let mut readers = state.relations.values().filter(|r| has_job(r));
+    readers.find(|r| reaches(state, &r.depends_on, view)).map(|r| r.name.clone())
 }
 
 /// Whether `target` is among `from` or what they depend on.

@@ -419,3 +419,29 @@ fn a_view_cannot_be_replaced_by_one_that_reads_itself() {
     assert!(step(&mut state, vec![plain("a", &[])])[0].is_ok());
     assert_eq!(state.relation_named("public", "a").unwrap().id, ids[1].0);
 }
+
+#[test]
+fn a_view_that_rows_were_computed_from_keeps_its_definition() {
+    let mut state = MetaState::default();
+    let ids = [0, 1, 2].map(|n| RelationId(FIRST_RELATION_ID + n));
+    let create = |relation| Entry::CreateRelation(CreateRelation { relation, or_replace: true });
+    let plain = |name: &str, query: &str, dep: RelationId| {
+        let query = query.to_owned();
+        create(millrace_rpc::catalog::Relation {
+            query,
+            ..relation(name, RelationKind::View, &[dep])
+        })
+    };
+    step(&mut state, vec![create(table("t"))]);
+    step(&mut state, vec![plain("a", "one", ids[0])]);
+    step(&mut state, vec![plain("b", "one", ids[1])]);
+    assert!(step(&mut state, vec![plain("a", "two", ids[0])])[0].is_ok());
+    step(&mut state, vec![create(view("m", &[ids[2]]))]);
+    let replaced = |state: &mut _, name, query, dep| {
+        step(state, vec![plain(name, query, dep)]).remove(0).map(|_| ())
+    };
+    let read = |name: &str| Err(VoidReason::ViewIsRead(name.into(), "m".into()));
+    assert_eq!(replaced(&mut state, "a", "three", ids[0]), read("a"));
+    assert_eq!(replaced(&mut state, "b", "three", ids[1]), read("b"));
+    assert_eq!(replaced(&mut state, "a", "two", ids[0]), Ok(()));
+}

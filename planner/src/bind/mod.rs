@@ -5,14 +5,18 @@
 //! expanded from their stored text; window functions in FROM become plain plans ([`window_tvf`]).
 //! The result runs under DataFusion as it is, and the stream planner takes the same plan.
 
+mod array_query;
 pub mod asof;
 pub mod ddl;
 pub mod desugar;
 mod filters;
+mod floats;
 pub mod lateral;
 pub mod locate;
 pub mod names;
 pub mod operators;
+mod order;
+mod outer_names;
 pub mod places;
 pub mod predicates;
 pub mod provider;
@@ -121,6 +125,7 @@ impl<'a> Binder<'a> {
         )?;
         unions::check(&plan)?;
         let plan = type_nulls(unions::unify(plan)?)?;
+        let plan = if self.session.for_view { plan } else { floats::rewrite(plan)? };
         let fields = plan.schema().fields();
         let names = fields.iter().map(|f| names::shown(f.name()).to_owned()).collect();
         let types = fields
@@ -203,11 +208,22 @@ fn plan_query(
     desugar::desugar_query(&mut query, session)?;
     let provider = Provider::new(catalog, session, parameters, relations, hidden, depth);
     let planner = SqlToRel::new_with_options(&provider, parser_options());
-    let statement = ast::Statement::Query(Box::new(query));
-    let plan = planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion)?;
+    let plan_once = |query: &ast::Query| {
+        let statement = ast::Statement::Query(Box::new(query.clone()));
+        planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion)
+    };
+    let mut planned = plan_once(&query);
+    let names = provider.taken_for_columns.take();
+    if !names.is_empty() {
+        outer_names::rename(&mut query, &names)?;
+        planned = plan_once(&query).map_err(|mut e| {
+            e.message = names::without_marks(&e.message);
+            e
+        });
+    }
+    let plan = planned?;
     let plan = table_functions::rewrite(values::name(plan)?, session.for_view)?;
-    // No view keeps the numbers that this gives rows.
-    let plan = if session.for_view { plan } else { scalar::rewrite(plan)? };
+    let plan = scalar::rewrite(plan, session.for_view)?;
     asof::rewrite(ties::rewrite(set_operations::rewrite(plan)?)?)
 }
 

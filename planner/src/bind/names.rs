@@ -17,6 +17,21 @@ pub fn shown(name: &str) -> &str {
     name.split(MARK).next().unwrap_or(name)
 }
 
+/// A name of its own for an output column, shown as the one it has.
+pub fn hidden_name(name: &str) -> Ident {
+    Ident::with_quote('"', format!("{name}{MARK}own"))
+}
+
+/// Another name for a table, shown as the one it has.
+pub fn table_alias(name: &str) -> Ident {
+    Ident::with_quote('"', format!("{name}{MARK}"))
+}
+
+/// A message without what is not shown of names.
+pub fn without_marks(message: &str) -> String {
+    message.replace(&format!("{MARK}own"), "").replace(MARK, "")
+}
+
 /// Gives every expression of a SELECT list the alias that PostgreSQL would, unique in the list.
 pub fn name_items(items: &mut [SelectItem]) {
     let mut seen: HashMap<String, usize> = HashMap::new();
@@ -47,7 +62,7 @@ pub fn name_items(items: &mut [SelectItem]) {
     }
 }
 
-fn is_column(e: &Expr) -> bool {
+pub fn is_column(e: &Expr) -> bool {
     matches!(e, Expr::Identifier(_) | Expr::CompoundIdentifier(_))
 }
 

@@ -238,7 +238,7 @@ fn negate(negated: bool, e: Expr) -> Expr {
 }
 
 /// A template with its subquery, and the value that is looked for by a comparison, put in.
-fn fill(
+pub(super) fn fill(
     template: &str,
     subquery: &Query,
     value: Option<(&Expr, &BinaryOperator)>,

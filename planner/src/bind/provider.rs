@@ -21,6 +21,7 @@ use millrace_rpc::catalog::{Column as CatalogColumn, Relation, RelationKind};
 
 use super::SessionInfo;
 use super::operators::{OperatorPlanner, Parameters};
+use super::outer_names::TakenForColumns;
 use super::relations::FromPlanner;
 use crate::catalog::CatalogView;
 use crate::error::{closest, external};
@@ -41,6 +42,8 @@ pub struct Provider<'a> {
     show_hidden: bool,
     /// Views within views.
     depth: usize,
+    /// What the names of the query that it serves were taken for.
+    pub taken_for_columns: Arc<TakenForColumns>,
 }
 
 /// Views may nest this deep: bounds the stack of later passes.
@@ -58,8 +61,11 @@ impl<'a> Provider<'a> {
         show_hidden: bool,
         depth: usize,
     ) -> Provider<'a> {
-        let mut expr_planners: Vec<Arc<dyn ExprPlanner>> =
-            vec![Arc::new(OperatorPlanner { parameters })];
+        let taken_for_columns = Arc::new(TakenForColumns::default());
+        let mut expr_planners: Vec<Arc<dyn ExprPlanner>> = vec![Arc::new(OperatorPlanner {
+            parameters,
+            taken_for_columns: Arc::clone(&taken_for_columns),
+        })];
         expr_planners.extend(SessionStateDefaults::default_expr_planners());
         Provider {
             catalog,
@@ -70,6 +76,7 @@ impl<'a> Provider<'a> {
             relations,
             show_hidden,
             depth,
+            taken_for_columns,
         }
     }
 

@@ -11,8 +11,8 @@ use datafusion::common::{Column, Result, UnnestOptions};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Projection, ident};
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::{
-    Expr as Ast, FunctionArg, FunctionArgExpr, Ident, ObjectName, Select, SelectItem, SetExpr,
-    TableAlias, TableAliasColumnDef, TableFactor, VisitMut, VisitorMut,
+    Array, Expr as Ast, FunctionArg, FunctionArgExpr, Ident, ObjectName, Query, Select, SelectItem,
+    SetExpr, TableAlias, TableAliasColumnDef, TableFactor, Values, VisitMut, VisitorMut,
 };
 
 use super::desugar::{SERIES, call, take};
@@ -69,12 +69,33 @@ pub fn spell_out(select: &mut Select) -> Result<(), SqlError> {
     Ok(())
 }
 
+/// Rows of a lateral VALUES as arrays that are read side by side, one for each column.
+fn unnest_values(subquery: &mut Query) -> Result<(), SqlError> {
+    let SetExpr::Values(values) = subquery.body.as_mut() else { return Ok(()) };
+    let width = values.rows.first().map_or(0, |row| row.content.len());
+    if values.rows.iter().any(|row| row.content.len() != width) {
+        return Ok(()); // An error, which the planner words.
+    }
+    let mut body = crate::parser::parse_query("SELECT 1")?.body;
+    if let SetExpr::Select(select) = body.as_mut() {
+        let column = |i: usize, values: &mut Values| {
+            let elem = values.rows.iter_mut().map(|row| take(&mut row.content[i])).collect();
+            let expr = call(ROWS, [Ast::Array(Array { elem, named: true })]);
+            SelectItem::ExprWithAlias { expr, alias: Ident::new(format!("column{}", i + 1)) }
+        };
+        select.projection = (0..width).map(|i| column(i, values)).collect();
+    }
+    subquery.body = body;
+    Ok(())
+}
+
 /// `whole`: names that stand for the only column of a function's rows.
 fn spell_out_factor(
     factor: &mut TableFactor,
     whole: &mut Vec<(String, Ident)>,
 ) -> Result<(), SqlError> {
     let (name, args, alias, ordinality) = match factor {
+        TableFactor::Derived { lateral: true, subquery, .. } => return unnest_values(subquery),
         TableFactor::NestedJoin { table_with_joins, .. } => {
             spell_out_factor(&mut table_with_joins.relation, whole)?;
             for join in &mut table_with_joins.joins {

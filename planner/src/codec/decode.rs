@@ -216,6 +216,7 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
         (In::TopN(t), [input]) => Operator::TopN(top_n(t, input, sizes)?),
         (In::WindowClose(h), [input]) => Operator::WindowClose(hold(h, input, sizes)?),
         (In::Expire(h), [input]) => Operator::Expire(hold(h, input, sizes)?),
+        (In::Appear(h), [input]) => Operator::Appear(hold(h, input, sizes)?),
         (In::Materialize(_), [_]) => Operator::Materialize,
         (In::Blackhole(_), [_]) => Operator::Blackhole,
         (In::Sink(_), [_]) => Operator::Sink,

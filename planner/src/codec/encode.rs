@@ -153,6 +153,7 @@ fn operator(op: &Operator) -> Result<proto::Operator> {
         Operator::Window(w) => Out::Window(window(w)?),
         Operator::WindowClose(h) => Out::WindowClose(hold(h)?),
         Operator::Expire(h) => Out::Expire(hold(h)?),
+        Operator::Appear(h) => Out::Appear(hold(h)?),
         Operator::Materialize => Out::Materialize(nothing),
         Operator::Blackhole => Out::Blackhole(nothing),
         Operator::Sink => Out::Sink(nothing),

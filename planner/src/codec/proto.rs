@@ -139,7 +139,7 @@ pub struct Node {
     pub append_only: bool,
     #[prost(
         oneof = "Operator",
-        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42, 43, 44, 50, 51, 52, 53"
+        tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 40, 41, 42, 43, 44, 50, 51, 52, 53, 54"
     )]
     pub op: Option<Operator>,
     #[prost(message, repeated, tag = "60")]
@@ -195,6 +195,8 @@ pub enum Operator {
     /// Microseconds.
     #[prost(int64, tag = "53")]
     Stamp(i64),
+    #[prost(message, tag = "54")]
+    Appear(Hold),
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

@@ -8,6 +8,7 @@ pub mod arith;
 pub mod asof;
 pub mod bounded;
 pub mod call;
+pub mod canonical;
 pub mod cast;
 pub mod collected;
 pub mod datetime;
@@ -31,6 +32,7 @@ pub mod round;
 pub mod series;
 pub mod session;
 pub mod sign;
+pub mod single;
 pub mod statistics;
 pub mod strings;
 pub mod text;
@@ -103,6 +105,8 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
         collected::collect_entry(),
         exact::pair_entry(),
         quantified::compare_any(),
+        single::single(),
+        canonical::canonical(),
     ]);
     all.extend(call::defs().values().cloned());
     all

@@ -11,6 +11,9 @@ use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::Token;
 
+/// COLLATE's precedence in PostgreSQL's dialect of sqlparser, which does not name it.
+const COLLATE_PREC: u8 = 120;
+
 #[derive(Debug, Default)]
 pub struct MillraceDialect {
     base: PostgreSqlDialect,
@@ -76,6 +79,18 @@ impl Dialect for MillraceDialect {
 
     fn is_identifier_part(&self, ch: char) -> bool {
         self.base.is_identifier_part(ch)
+    }
+
+    /// A sign binds tighter than every operator but `::`, subscripts and fields: `-2 ^ 2` is 4.
+    fn parse_prefix(&self, parser: &mut Parser) -> Option<Result<Expr, ParserError>> {
+        let op = match parser.peek_token_ref().token {
+            Token::Minus => UnaryOperator::Minus,
+            Token::Plus => UnaryOperator::Plus,
+            _ => return None,
+        };
+        parser.advance_token();
+        let operand = parser.parse_subexpr(COLLATE_PREC);
+        Some(operand.map(|expr| Expr::UnaryOp { op, expr: Box::new(expr) }))
     }
 
     /// `x [NOT] BETWEEN SYMMETRIC a AND b`: the bounds in either order.

@@ -12,14 +12,16 @@ mod dialect;
 mod statements;
 mod streams;
 mod table;
+mod tokens;
 mod users;
+mod with;
 
 use std::sync::Arc;
 
 use millrace_common::{SqlError, SqlState};
 use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
-use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, Whitespace};
+use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer};
 
 use crate::ast::{ParsedStatement, QueryText, Statement};
 pub(crate) use asof::ASOF_LEFT;
@@ -37,11 +39,12 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     let mut dialect = MillraceDialect::default();
     let mut tokens = tokenize(&dialect, &source)?;
     depth::check(&tokens, &source)?;
+    tokens::spell_out_tables(&mut tokens);
     dialect.table_versions = tokens.iter().any(|t| is_word(&t.token, "SYSTEM_TIME"));
-    let missing = missing_relation(&tokens);
-    let emits = take_emit_clauses(&mut tokens);
+    let missing = tokens::missing_relation(&tokens);
+    let emits = tokens::take_emit_clauses(&mut tokens);
     asof::wrap_left(&mut tokens);
-    take_frame_exclusions(&mut tokens, &source)?;
+    tokens::take_frame_exclusions(&mut tokens, &source)?;
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source, dialect: &dialect };
@@ -139,7 +142,7 @@ fn tokenize(
     source: &Source<'_>,
 ) -> Result<Vec<TokenWithSpan>, SqlError> {
     let tokens = Tokenizer::new(dialect, source.sql).tokenize_with_location();
-    tokens.map(part_signs).map_err(|e| {
+    tokens.map(tokens::part_signs).map_err(|e| {
         let message = match e.message.as_str() {
             m if m.contains("string literal") => "unterminated quoted string",
             m if m.contains("comment") => "unterminated /* comment",
@@ -153,136 +156,8 @@ fn tokenize(
     })
 }
 
-/// Takes a sign off the end of an operator, as PostgreSQL does: `a>-5` is `a > -5`. Operators with special characters
-/// keep it.
-fn part_signs(tokens: Vec<TokenWithSpan>) -> Vec<TokenWithSpan> {
-    let mut parted = Vec::with_capacity(tokens.len());
-    for token in tokens {
-        let Token::CustomBinaryOperator(text) = &token.token else {
-            parted.push(token);
-            continue;
-        };
-        let head = text.trim_end_matches(['+', '-']);
-        let signs = &text[head.len()..];
-        let sign = |c| if c == '+' { Token::Plus } else { Token::Minus };
-        let (operator, signs) = match head {
-            "" => (text.chars().next().map_or(Token::EOF, sign), &signs[1..]),
-            ">" => (Token::Gt, signs),
-            "<" => (Token::Lt, signs),
-            ">=" => (Token::GtEq, signs),
-            "<=" => (Token::LtEq, signs),
-            "<>" => (Token::Neq, signs),
-            "=" => (Token::Eq, signs),
-            "*" => (Token::Mul, signs),
-            "/" => (Token::Div, signs),
-            "->" => (Token::Arrow, signs),
-            "->>" => (Token::LongArrow, signs),
-            _ => {
-                parted.push(token);
-                continue;
-            }
-        };
-        let span = token.span;
-        parted.push(TokenWithSpan { token: operator, span });
-        parted.extend(signs.chars().map(|c| TokenWithSpan { token: sign(c), span }));
-    }
-    parted
-}
-
 fn is_word(token: &Token, word: &str) -> bool {
     matches!(token, Token::Word(w) if w.quote_style.is_none() && w.value.eq_ignore_ascii_case(word))
-}
-
-/// Where a keyword that PostgreSQL reserves stands right after FROM or JOIN, in the place of a relation:
-/// sqlparser takes it for a name.
-fn missing_relation(tokens: &[TokenWithSpan]) -> Option<Location> {
-    const RESERVED: [&str; 20] = [
-        "WHERE",
-        "GROUP",
-        "HAVING",
-        "ORDER",
-        "LIMIT",
-        "OFFSET",
-        "FETCH",
-        "UNION",
-        "INTERSECT",
-        "EXCEPT",
-        "ON",
-        "USING",
-        "FROM",
-        "AND",
-        "OR",
-        "THEN",
-        "WHEN",
-        "END",
-        "RETURNING",
-        "WINDOW",
-    ];
-    let mut words = tokens.iter().filter(|t| !matches!(t.token, Token::Whitespace(_))).peekable();
-    while let Some(t) = words.next() {
-        let expects = is_word(&t.token, "FROM") || is_word(&t.token, "JOIN");
-        if expects
-            && let Some(next) = words.peek()
-            && RESERVED.iter().any(|w| is_word(&next.token, w))
-        {
-            return Some(next.span.start);
-        }
-    }
-    None
-}
-
-/// Blanks every `EMIT ON WINDOW CLOSE` (sqlparser would take EMIT for an alias) and returns where
-/// each began.
-fn take_emit_clauses(tokens: &mut [TokenWithSpan]) -> Vec<Location> {
-    let words: Vec<usize> =
-        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
-    let mut found = Vec::new();
-    for four in words.windows(4) {
-        let clause = ["EMIT", "ON", "WINDOW", "CLOSE"];
-        if four.iter().zip(clause).all(|(&i, w)| is_word(&tokens[i].token, w)) {
-            found.push(tokens[four[0]].span.start);
-            for &i in four {
-                tokens[i].token = Token::Whitespace(Whitespace::Space);
-            }
-        }
-    }
-    found
-}
-
-/// Blanks every `EXCLUDE NO OTHERS` at the end of a window frame, which changes nothing; other exclusions
-/// are not supported. sqlparser knows none of them.
-fn take_frame_exclusions(
-    tokens: &mut [TokenWithSpan],
-    source: &Source<'_>,
-) -> Result<(), SqlError> {
-    const CLAUSES: [(&[&str], bool); 4] = [
-        (&["EXCLUDE", "NO", "OTHERS"], true),
-        (&["EXCLUDE", "CURRENT", "ROW"], false),
-        (&["EXCLUDE", "GROUP"], false),
-        (&["EXCLUDE", "TIES"], false),
-    ];
-    let words: Vec<usize> =
-        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
-    for at in 0..words.len() {
-        for (clause, harmless) in CLAUSES {
-            let Some(end) = words.get(at + clause.len()) else { continue };
-            let found = &words[at..at + clause.len()];
-            let same = found.iter().zip(clause).all(|(&i, w)| is_word(&tokens[i].token, w));
-            if !same || tokens[*end].token != Token::RParen {
-                continue;
-            }
-            if !harmless {
-                let start = tokens[words[at]].span.start;
-                return Err(SqlError::unsupported(format!(
-                    "{} in a window frame",
-                    clause.join(" ")
-                ))
-                .with_position(source.chars_before(start) as u32 + 1));
-            }
-            found.iter().for_each(|&i| tokens[i].token = Token::Whitespace(Whitespace::Space));
-        }
-    }
-    Ok(())
 }
 
 pub(crate) struct SqlParser<'a> {

@@ -41,7 +41,7 @@ impl SqlParser<'_> {
             }
             "CANCEL" => Some(self.cancel_jobs()?),
             "DECLARE" => self.declare()?,
-            "FETCH" => self.fetch()?,
+            "FETCH" | "MOVE" => self.fetch()?,
             "COPY" => self.copy_subscribe()?,
             "SUBSCRIBE" => Some(Statement::Subscribe(Box::new(self.subscribe()?))),
             _ => None,
@@ -53,7 +53,7 @@ impl SqlParser<'_> {
     }
 
     fn fall_through(&mut self) -> Result<Statement> {
-        Ok(Statement::Sql(Box::new(self.inner.parse_statement()?)))
+        Ok(Statement::Sql(Box::new(super::with::take_in(self.inner.parse_statement()?))))
     }
 
     fn create(&mut self) -> Result<Option<Statement>> {

@@ -1,6 +1,6 @@
 //! What leaves the system: CREATE SINK, CREATE SUBSCRIPTION, subscription cursors, SUBSCRIBE.
 
-use sqlparser::ast::ObjectName;
+use sqlparser::ast::{FetchDirection, FetchPosition, ObjectName, Statement as SqlStatement, Value};
 use sqlparser::parser::Parser;
 use sqlparser::tokenizer::{Token, TokenWithSpan};
 
@@ -102,19 +102,28 @@ impl SqlParser<'_> {
         found
     }
 
-    /// FETCH [NEXT | n] FROM cursor WITH (timeout = …); `None`: without WITH.
+    /// FETCH and MOVE forward, with FROM, IN or neither; `None`: another direction.
     pub(super) fn fetch(&mut self) -> Result<Option<Statement>> {
-        let token = |n: usize| &self.inner.peek_nth_token_ref(n).token;
-        let count = match token(1) {
-            Token::Number(n, _) => n.parse().ok(),
-            t if is_word(t, "NEXT") => Some(1),
+        let moves = self.peek_words(&["MOVE"]);
+        let Some((direction, words)) = self.direction_at(1) else { return Ok(None) };
+        (0..1 + words).for_each(|_| self.inner.advance_token());
+        let _ = self.take_words(&["FROM"]) || self.take_words(&["IN"]);
+        let cursor = self.inner.parse_identifier()?;
+        if moves {
+            return Ok(Some(Statement::Move { cursor, direction }));
+        }
+        if !self.take_words(&["WITH"]) {
+            let (position, into) = (FetchPosition::From, None);
+            let fetch = SqlStatement::Fetch { name: cursor, direction, position, into };
+            return Ok(Some(Statement::Sql(Box::new(fetch))));
+        }
+        let previous = self.inner.get_current_token().clone();
+        let count = match &direction {
+            FetchDirection::Count { limit } => limit.value.to_string().parse().ok(),
+            FetchDirection::Next => Some(1),
             _ => None,
         };
-        let with = is_word(token(2), "FROM") && is_word(token(4), "WITH");
-        let (Some(count), true) = (count, with) else { return Ok(None) };
-        (0..3).for_each(|_| self.inner.advance_token());
-        let cursor = self.inner.parse_identifier()?;
-        self.expect_words(&["WITH"])?;
+        let Some(count) = count else { return self.inner.expected("end of statement", previous) };
         let options = self.options()?;
         match options.as_slice() {
             [(name, timeout)] if name == "timeout" => {
@@ -125,6 +134,34 @@ impl SqlParser<'_> {
                 self.inner.expected_ref("(timeout = '10s')", previous)
             }
         }
+    }
+
+    /// Which rows FETCH asks for by the words from the nth on, and how many words say so.
+    fn direction_at(&self, n: usize) -> Option<(FetchDirection, usize)> {
+        let token = |n: usize| &self.inner.peek_nth_token_ref(n).token;
+        let count = |n: usize| match token(n) {
+            Token::Number(_, _) => {
+                Some(Value::Number(token(n).to_string(), false).with_empty_span())
+            }
+            _ => None,
+        };
+        let cursor_after = |n: usize| matches!(token(n), Token::Word(_));
+        Some(match token(n) {
+            t if is_word(t, "NEXT") && cursor_after(n + 1) => (FetchDirection::Next, 1),
+            t if is_word(t, "ALL") => (FetchDirection::All, 1),
+            t if is_word(t, "FORWARD") && is_word(token(n + 1), "ALL") => {
+                (FetchDirection::ForwardAll, 2)
+            }
+            t if is_word(t, "FORWARD") => match count(n + 1) {
+                Some(limit) => (FetchDirection::Forward { limit: Some(limit) }, 2),
+                None => (FetchDirection::Forward { limit: None }, 1),
+            },
+            t if is_word(t, "FROM") || is_word(t, "IN") => (FetchDirection::Next, 0),
+            Token::Number(_, _) => (FetchDirection::Count { limit: count(n)? }, 1),
+            // Only a name: of the cursor.
+            Token::Word(_) if !cursor_after(n + 1) => (FetchDirection::Next, 0),
+            _ => return None,
+        })
     }
 
     /// COPY (SUBSCRIBE …) TO STDOUT; `None`: another COPY.

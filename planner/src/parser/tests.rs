@@ -31,6 +31,7 @@ fn kind(s: &Statement) -> &'static str {
         Statement::CreateSubscription(_) => "subscription",
         Statement::DeclareSubscriptionCursor(_) => "declare",
         Statement::FetchWait { .. } => "fetch",
+        Statement::Move { .. } => "move",
         Statement::Subscribe(_) => "subscribe",
         Statement::User(_) => "user",
     }

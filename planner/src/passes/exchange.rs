@@ -32,6 +32,10 @@ pub fn place(stream: Stream) -> Placed {
             let (vnode, inputs) = place_hold(inputs);
             (Op::Expire(Hold { vnode, ..h }), inputs)
         }
+        Op::Appear(h) => {
+            let (vnode, inputs) = place_hold(inputs);
+            (Op::Appear(Hold { vnode, ..h }), inputs)
+        }
         other => (other, inputs),
     };
     let (inputs, properties): (Vec<Stream>, Vec<Properties>) = inputs.into_iter().unzip();

@@ -78,6 +78,7 @@ impl Properties {
                 p
             }
             (Op::Expire(_), [input]) => Properties { append_only: false, ..input.clone() },
+            (Op::Appear(_), [input]) => input.clone(),
             (Op::Exchange { hash }, [input]) => Properties {
                 distribution: if hash.is_empty() {
                     Distribution::Singleton

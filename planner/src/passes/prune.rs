@@ -115,6 +115,12 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
             let column = kept_at(&map, h.column)?;
             Ok((input.expire(column), map))
         }
+        Op::Appear(h) => {
+            let needed = with(required, [h.column]);
+            let (input, map) = prune_exact(only(inputs)?, &needed)?;
+            let column = kept_at(&map, h.column)?;
+            Ok((input.appear(column), map))
+        }
         Op::Exchange { hash } => {
             let needed = with(required, hash.iter().copied());
             let (input, map) = prune_exact(only(inputs)?, &needed)?;

@@ -52,8 +52,8 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
             })
             .collect()
         }
-        // What expires is retracted by the wall clock, whatever its time.
-        (Op::Expire(_), _) => vec![],
+        // What expires or appears does so by the wall clock, whatever its time.
+        (Op::Expire(_) | Op::Appear(_), _) => vec![],
         (Op::Filter { .. } | Op::Exchange { .. } | Op::Stamp { .. }, [input]) => input.clone(),
         (Op::Project { exprs }, [input]) => project(exprs, input),
         (Op::Union, inputs) => union(inputs),

@@ -351,6 +351,7 @@ impl Builder {
                 Operator::WindowClose(self.hold("held back", h, schema))
             }
             (Op::Expire(h), [schema], _) => Operator::Expire(self.hold("to expire", h, schema)),
+            (Op::Appear(h), [schema], _) => Operator::Appear(self.hold("to appear", h, schema)),
             _ => return Err(SqlError::internal("an operator has the wrong number of inputs")),
         })
     }

@@ -66,6 +66,8 @@ pub enum Op {
     },
     /// See `graph::Operator::Expire`.
     Expire(Hold),
+    /// See `graph::Operator::Appear`.
+    Appear(Hold),
     /// Rows move to the owner of their hash; no columns: to the only task.
     Exchange {
         hash: Vec<usize>,
@@ -314,6 +316,12 @@ impl Stream {
     pub fn expire(self, column: usize) -> Stream {
         let schema = Arc::clone(&self.schema);
         let op = Op::Expire(Hold { column, vnode: vec![] });
+        Stream { op, inputs: vec![self], schema }
+    }
+
+    pub fn appear(self, column: usize) -> Stream {
+        let schema = Arc::clone(&self.schema);
+        let op = Op::Appear(Hold { column, vnode: vec![] });
         Stream { op, inputs: vec![self], schema }
     }
 

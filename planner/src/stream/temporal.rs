@@ -2,12 +2,12 @@
 //!
 //! `now()` is the wall-clock time of the view's epoch. A condition `x > now() + c`, or with `>=`, holds
 //! until the time reaches `x - c`: its rows pass an operator that retracts them then
-//! ([`crate::graph::Operator::Expire`]). Conditions that become true as time passes, and `now()` anywhere
-//! else, are refused.
+//! ([`crate::graph::Operator::Expire`]). `x < now() + c`, or with `<=`, holds from that time on: its rows wait in one
+//! that lets them pass then ([`crate::graph::Operator::Appear`]). `now()` anywhere else is refused.
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, TimeUnit};
+use arrow::datatypes::{DataType, IntervalMonthDayNano, TimeUnit};
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::logical_expr::expr::ScalarFunction;
@@ -24,14 +24,14 @@ const DAY_US: i64 = 86_400_000_000;
 
 /// The rows for which the predicate holds, for as long as it does.
 pub(super) fn filter(input: Stream, predicate: &Expr, schema: &DFSchema) -> Result<Stream> {
-    let (timed, plain): (Vec<&Expr>, Vec<&Expr>) =
+    let (conditions, plain): (Vec<&Expr>, Vec<&Expr>) =
         split_conjunction(predicate).into_iter().partition(|e| reads_clock(e));
     let mut stream = input;
     if let Some(plain) = conjunction(plain.into_iter().cloned()) {
         stream = stream.filter(expr::compile(&plain, schema)?);
     }
-    for condition in timed {
-        stream = expire(stream, condition, schema)?;
+    for condition in conditions {
+        stream = timed(stream, condition, schema)?;
     }
     Ok(stream)
 }
@@ -51,36 +51,97 @@ fn is_now(e: &Expr) -> bool {
     matches!(e, Expr::ScalarFunction(f) if f.func.name() == "now")
 }
 
-fn expire(input: Stream, condition: &Expr, schema: &DFSchema) -> Result<Stream> {
-    let Some((instant, shift)) = until(condition) else {
+fn timed(input: Stream, condition: &Expr, schema: &DFSchema) -> Result<Stream> {
+    let Some(Timed { instant, shift, holds }) = timed_condition(condition) else {
         return Err(in_view("this condition on now()").with_hint(
-            "Conditions of the form timestamp > now() - interval are supported: rows that expire.",
+            "Compare a timestamp with now() plus or minus an interval of days or less, by <, <=, > or >=.",
         ));
     };
     let instant = microseconds(instant, schema)?;
-    let expiry = window_end().call(vec![instant, lit(shift)]);
+    let more = i64::from(holds.inclusive == (holds.kind == Kind::Until));
+    let Some(us) = shift.checked_neg().and_then(|shift| shift.checked_add(more)) else {
+        return Err(in_view("an interval of this length"));
+    };
+    let turn = window_end().call(vec![instant, lit(us)]);
     let width = input.width();
     let mut extended = Extended::new(input);
-    let column = extended.add(expr::compile(&expiry, schema)?);
-    let stream = extended.finish()?.expire(column);
+    let column = extended.add(expr::compile(&turn, schema)?);
+    let extended = extended.finish()?;
+    let stream = match holds.kind {
+        Kind::Until => extended.expire(column),
+        Kind::From => extended.appear(column),
+    };
     let all: Vec<usize> = (0..width).collect();
     Ok(if stream.width() > width { stream.select(&all) } else { stream })
 }
 
-/// The instant x and what is added to it (microseconds) to give the time at which `condition` stops
-/// holding.
-fn until(condition: &Expr) -> Option<(&Expr, i64)> {
+/// `instant > now() + shift`, and its like.
+struct Timed<'a> {
+    instant: &'a Expr,
+    /// Microseconds.
+    shift: i64,
+    holds: Holds,
+}
+
+/// On which side of `instant - shift` a condition holds.
+#[derive(Clone, Copy)]
+struct Holds {
+    kind: Kind,
+    /// Where both are equal too.
+    inclusive: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Until,
+    From,
+}
+
+fn timed_condition(condition: &Expr) -> Option<Timed<'_>> {
     let Expr::BinaryExpr(BinaryExpr { left, op, right }) = condition else { return None };
-    let (instant, op, clock) = match (reads_clock(left), reads_clock(right)) {
-        (false, true) => (left, *op, right),
-        (true, false) => (right, op.swap()?, left),
+    let (with_clock, op, other) = match (reads_clock(left), reads_clock(right)) {
+        (false, true) => (right, *op, left),
+        (true, false) => (left, op.swap()?, right),
         _ => return None,
     };
-    let shift = clock_shift(clock)?.checked_neg()?;
-    match op {
-        Operator::Gt => Some((instant, shift)),
-        // Equal still holds.
-        Operator::GtEq => Some((instant, shift.checked_add(1)?)),
+    // other op with_clock
+    let (instant, shift, op) = match clock_shift(with_clock) {
+        Some(shift) => (other.as_ref(), shift, op),
+        None => {
+            // i > now() - x is x > now() - i.
+            let (clock, instant) = difference(with_clock)?;
+            if reads_clock(instant) {
+                return None;
+            }
+            (instant, clock_shift(clock)?.checked_sub(length(other)?)?, op)
+        }
+    };
+    let (kind, inclusive) = match op {
+        Operator::Gt => (Kind::Until, false),
+        Operator::GtEq => (Kind::Until, true),
+        Operator::Lt => (Kind::From, false),
+        Operator::LtEq => (Kind::From, true),
+        _ => return None,
+    };
+    Some(Timed { instant, shift, holds: Holds { kind, inclusive } })
+}
+
+/// The sides of a subtraction whose length is compared.
+fn difference(e: &Expr) -> Option<(&Expr, &Expr)> {
+    let Expr::ScalarFunction(f) = e else { return None };
+    match (f.func.name(), f.args.as_slice()) {
+        ("interval_span", [e]) => difference(e),
+        ("pg_sub", [a, b]) => Some((a, b)),
+        _ => None,
+    }
+}
+
+/// The length of a constant interval: microseconds.
+fn length(e: &Expr) -> Option<i64> {
+    match e {
+        Expr::Literal(ScalarValue::Decimal128(Some(us), _, 0), _) => i64::try_from(*us).ok(),
+        Expr::Literal(ScalarValue::IntervalMonthDayNano(Some(i)), _) => constant(*i),
+        Expr::ScalarFunction(f) if f.func.name() == "interval_span" => length(f.args.first()?),
         _ => None,
     }
 }
@@ -115,11 +176,16 @@ fn shifted(a: &Expr, b: &Expr, sign: i64) -> Option<i64> {
         _ => return None,
     };
     let ScalarValue::IntervalMonthDayNano(Some(i)) = by else { return None };
+    clock_shift(clock)?.checked_add(constant(*i)?.checked_mul(sign)?)
+}
+
+/// Microseconds of an interval without months. With them a condition could hold again after it did not: a month before
+/// March 28 at 11:00 is later than a month before March 29 at 0:00.
+fn constant(i: IntervalMonthDayNano) -> Option<i64> {
     if i.months != 0 {
         return None;
     }
-    let us = i64::from(i.days).checked_mul(DAY_US)?.checked_add(i.nanoseconds / 1_000)?;
-    clock_shift(clock)?.checked_add(us.checked_mul(sign)?)
+    i64::from(i.days).checked_mul(DAY_US)?.checked_add(i.nanoseconds / 1_000)
 }
 
 fn is_timestamp(t: &DataType) -> bool {

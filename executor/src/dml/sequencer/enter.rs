@@ -1,0 +1,230 @@
+//! How statements enter the open epoch: looked up, checked and written in their turn.
+
+use std::collections::HashMap;
+
+use arrow::array::{Array, UInt32Array};
+use millrace_rpc::version::StatementId;
+use millrace_storage::Found;
+use tokio::sync::oneshot;
+
+use super::state::State;
+use super::{Fate, OnTime, Sequencer, Settled};
+use crate::dml::check::{Keyed, Writes};
+use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, unknown_outcome};
+use crate::error::ExecError;
+use crate::hub::HubChunk;
+use crate::memory::MemoryClass;
+
+/// What a statement did: rows affected, and which of its rows took effect.
+type Entered = Result<(u64, Option<UInt32Array>), DmlError>;
+
+impl Sequencer {
+    /// Checks a statement, adds it to the open epoch and waits until that is committed.
+    pub async fn apply(&self, mut statement: DmlStatement) -> Result<DmlOutcome, DmlError> {
+        let (entered, fate, on_time) = {
+            let _turn = self.turn.lock().await;
+            self.wait_for_room().await?;
+            let on_time = self.drop_late(&mut statement)?;
+            let checked = self.check_until_ended(&statement).await?;
+            let (entered, fate) = self.enter(&statement, checked, &on_time)?;
+            (entered, fate, on_time)
+        };
+        let epoch = match fate {
+            Ok(committed) => Fate::Committed(committed),
+            Err(waiting) => {
+                self.meta.request_cut(self.job);
+                waiting.await.unwrap_or(Fate::Unknown)
+            }
+        };
+        match (entered, epoch) {
+            (Ok((rows_affected, kept)), Fate::Committed(epoch)) => {
+                let kept = on_time.original(kept);
+                Ok(DmlOutcome { epoch, rows_affected, kept, late: on_time.late })
+            }
+            (Ok(_), Fate::Unknown) => Err(unknown_outcome().into()),
+            (_, Fate::Refused(error)) => Err(error.into()),
+            (_, Fate::NotCommitted) => Err(DmlError::Conflict),
+            (Err(e), _) => Err(e),
+        }
+    }
+
+    /// The outcome of a check. `Err`: the table has ended; that interrupts a lookup that hangs, and
+    /// nothing has been written.
+    pub(in crate::dml) async fn check_until_ended(
+        &self,
+        statement: &DmlStatement,
+    ) -> Result<Result<Writes, DmlError>, DmlError> {
+        tokio::select! {
+            biased;
+            checked = self.check(statement) => Ok(checked),
+            () = self.ended.cancelled() => Err(DmlError::Conflict),
+        }
+    }
+
+    /// Takes late rows out of a statement, in the order of its rows.
+    pub(in crate::dml) fn drop_late(
+        &self,
+        statement: &mut DmlStatement,
+    ) -> Result<OnTime, DmlError> {
+        let Some((_, expr)) = &self.watermark else { return Ok(OnTime::default()) };
+        let failed = |e: ExecError| DmlError::Sql(e.into_sql());
+        let mut running = self.state.lock().watermark.running;
+        let rows = statement.delta.num_rows();
+        let (stays, late) = expr.advance(&statement.delta.batch, &mut running).map_err(failed)?;
+        let Some(mask) = stays else { return Ok(OnTime { running, ..OnTime::default() }) };
+        let kept: Vec<u32> = (0..rows as u32).filter(|i| mask.value(*i as usize)).collect();
+        let kept = UInt32Array::from(kept);
+        statement.delta = statement.delta.take(&kept).map_err(|e| failed(e.into()))?;
+        Ok(OnTime { running, late, kept: Some(kept) })
+    }
+
+    /// Adds rows of the table's connector to the open epoch, and `fed`, which is committed with them. What
+    /// comes back completes when the epoch is concluded.
+    pub async fn feed(
+        &self,
+        mut rows: DmlStatement,
+        fed: HashMap<String, u64>,
+    ) -> Result<oneshot::Receiver<()>, DmlError> {
+        let _turn = self.turn.lock().await;
+        self.wait_for_room().await?;
+        let on_time = self.drop_late(&mut rows)?;
+        let checked = match rows.delta.is_empty() {
+            true => None,
+            false => Some(self.check_until_ended(&rows).await??),
+        };
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(DmlError::Conflict);
+        }
+        state.note(&on_time);
+        state.open.fed.extend(fed);
+        state.open.ids.push(rows.id);
+        state.open.concluded.push(sender);
+        if let Some(writes) = checked.filter(|w| !w.keys.is_empty()) {
+            self.write(&mut state, writes);
+        }
+        drop(state);
+        self.meta.request_cut(self.job);
+        Ok(receiver)
+    }
+
+    /// Looks the statement's keys up and checks it. Nothing has changed when it is dropped.
+    async fn check(&self, statement: &DmlStatement) -> Result<Writes, DmlError> {
+        let failed = |e: ExecError| DmlError::Sql(e.into_sql());
+        let keyed = Keyed::new(&self.layout, statement.delta.clone()).map_err(failed)?;
+        // A fresh row id cannot exist.
+        let fresh = !self.primary_key
+            && statement.kind == DmlKind::Insert { on_conflict: InsertConflict::Error };
+        let found = if fresh {
+            Found::empty(&self.layout.schema)
+        } else {
+            let keys = keyed.distinct().map_err(failed)?;
+            let lookup = self.state.lock().writer.multi_get(keys);
+            lookup.wait().await.map_err(|e| failed(e.into()))?
+        };
+        keyed.check(&self.layout, &self.name, statement.kind, &found)
+    }
+
+    /// Puts what passed into the open epoch. In any case says what to wait for: `Ok`: nothing.
+    fn enter(
+        &self,
+        statement: &DmlStatement,
+        checked: Result<Writes, DmlError>,
+        on_time: &OnTime,
+    ) -> Result<(Entered, Settled), DmlError> {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(DmlError::Conflict);
+        }
+        if statement.mark.as_ref().is_some_and(|m| state.has(m)) {
+            return Ok((Ok((0, None)), state.settled()));
+        }
+        if checked.is_ok() {
+            state.note(on_time);
+        }
+        let writes = match checked {
+            Ok(writes) if writes.keys.is_empty() => {
+                return Ok((Ok((writes.rows_affected, writes.kept)), state.settled()));
+            }
+            Ok(writes) => writes,
+            Err(e) => return Ok((Err(e), state.settled())),
+        };
+        let entered = (writes.rows_affected, writes.kept.clone());
+        if let Some(mark) = &statement.mark {
+            state.marks.insert(mark.counter.clone(), mark.sequence);
+            state.marked = true;
+        }
+        let receiver = self.write_statement(&mut state, statement.id, writes);
+        Ok((Ok(entered), Err(receiver)))
+    }
+
+    pub(in crate::dml) fn write_statement(
+        &self,
+        state: &mut State,
+        id: StatementId,
+        writes: Writes,
+    ) -> oneshot::Receiver<Fate> {
+        let (sender, receiver) = oneshot::channel();
+        state.open.waiters.push(sender);
+        state.open.ids.push(id);
+        self.write(state, writes);
+        crate::dml::note_entered();
+        receiver
+    }
+
+    fn write(&self, state: &mut State, writes: Writes) {
+        state.writer.write(writes.keys, writes.weights, writes.rows);
+        let open = &mut state.open;
+        open.row_count += writes.row_count;
+        if let Some(chunk) = HubChunk::new(writes.delta, writes.vnodes) {
+            open.changed = true;
+            open.delta_bytes += chunk.memory_size();
+            open.overflow |= open.delta_bytes > self.delta_limit;
+            open.delta.push(chunk);
+        }
+        if open.overflow {
+            open.delta.clear();
+        }
+        let account =
+            open.account.get_or_insert_with(|| self.governor.account(MemoryClass::Statement));
+        account.set(open.delta_bytes);
+    }
+
+    /// Waits while the open epoch is full.
+    pub(in crate::dml) async fn wait_for_room(&self) -> Result<(), DmlError> {
+        loop {
+            let waiting = {
+                let mut state = self.state.lock();
+                if state.stopped {
+                    return Err(DmlError::Conflict);
+                }
+                if state.open.delta_bytes <= self.limit {
+                    return Ok(());
+                }
+                state.settled()
+            };
+            if let Err(waiting) = waiting {
+                self.meta.request_cut(self.job);
+                // However it ended, there is room now, or the table has stopped.
+                let _ = waiting.await;
+            }
+        }
+    }
+
+    /// Waits until everything that has entered is committed. Under the turn nothing else enters.
+    pub(in crate::dml) async fn settle(&self) -> Result<(), DmlError> {
+        loop {
+            let settled = {
+                let mut state = self.state.lock();
+                if state.stopped {
+                    return Err(DmlError::Conflict);
+                }
+                state.settled()
+            };
+            let Err(waiting) = settled else { return Ok(()) };
+            self.meta.request_cut(self.job);
+            let _ = waiting.await;
+        }
+    }
+}

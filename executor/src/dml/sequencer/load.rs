@@ -1,0 +1,125 @@
+//! Loads: rows that are staged beside the table, checked against it, and entered as runs.
+
+use arrow::array::{BinaryArray, RecordBatch};
+use millrace_common::{DeltaChunk, Epoch};
+use millrace_rpc::version::{RunMeta, StatementId};
+use millrace_storage::stage::{Repeated, Staging};
+use millrace_storage::{Found, StorageError};
+use tokio::sync::oneshot;
+
+use super::{Fate, Sequencer};
+use crate::dml::check::Keyed;
+use crate::dml::{DmlError, unknown_outcome};
+use crate::error::ExecError;
+
+impl Sequencer {
+    /// A chunk with the table's keys.
+    pub(in crate::dml) fn keyed(&self, delta: DeltaChunk) -> Result<Keyed, ExecError> {
+        Keyed::new(&self.layout, delta)
+    }
+
+    /// Begins to stage rows beside the table.
+    pub(in crate::dml) fn stage(&self, repeated: Repeated) -> Result<Staging, ExecError> {
+        Ok(self.store.begin_staging(self.table, repeated)?)
+    }
+
+    /// The rows that are at these keys now, by position among the keys.
+    pub(in crate::dml) async fn rows_at(&self, keys: BinaryArray) -> Result<Found, DmlError> {
+        let lookup = self.state.lock().writer.multi_get(keys);
+        tokio::select! {
+            biased;
+            found = lookup.wait() => found.map_err(|e| DmlError::Sql(e.into())),
+            () = self.ended.cancelled() => Err(DmlError::Conflict),
+        }
+    }
+
+    /// The error of a row whose key another row has.
+    pub(in crate::dml) fn duplicate(&self, values: &RecordBatch, row: usize) -> DmlError {
+        let key = self.layout.describe_key(values, row);
+        DmlError::UniqueViolation {
+            constraint: format!("{}_pkey", self.name),
+            detail: format!("Key {key} already exists."),
+            row: 0,
+        }
+    }
+
+    /// Checks the keys of staged rows against each other and the table, a batch at a time.
+    pub(in crate::dml) async fn check_staged(&self, staging: &Staging) -> Result<(), DmlError> {
+        // Fresh row ids cannot exist.
+        if !self.primary_key {
+            return Ok(());
+        }
+        let failed = |e: StorageError| DmlError::Sql(e.into());
+        let mut merged = staging.merged().map_err(failed)?;
+        while let Some(batch) = merged.next().await.map_err(failed)? {
+            let twice = batch.weights.as_ref().and_then(|w| w.values().iter().position(|w| *w > 1));
+            let taken = match twice {
+                Some(row) => Some(row),
+                None => {
+                    let found = self.rows_at(batch.keys.clone()).await?;
+                    found.input.values().iter().min().map(|row| *row as usize)
+                }
+            };
+            if let Some(row) = taken {
+                return Err(self.duplicate(&batch.values, row));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the table still is as it was at an epoch.
+    pub(in crate::dml) fn check_unchanged_since(&self, epoch: Epoch) -> Result<(), DmlError> {
+        match self.state.lock().committed <= epoch {
+            true => Ok(()),
+            false => Err(DmlError::Conflict),
+        }
+    }
+
+    /// Puts staged runs into the open epoch, which is empty and stays theirs alone: the caller holds the
+    /// turn until it is concluded.
+    pub(in crate::dml) fn enter_load(
+        &self,
+        id: StatementId,
+        runs: Vec<RunMeta>,
+        row_count: i64,
+    ) -> Result<oneshot::Receiver<Fate>, DmlError> {
+        let receiver = {
+            let mut state = self.state.lock();
+            if state.stopped {
+                return Err(DmlError::Conflict);
+            }
+            let (sender, receiver) = oneshot::channel();
+            let open = &mut state.open;
+            open.waiters.push(sender);
+            open.ids.push(id);
+            open.row_count += row_count;
+            open.changed = true;
+            // Its readers read the runs.
+            open.overflow = true;
+            open.load = Some(runs);
+            crate::dml::note_entered();
+            receiver
+        };
+        self.meta.request_cut(self.job);
+        Ok(receiver)
+    }
+
+    /// Waits for a load's fate. The turn is held until then, whatever becomes of the session.
+    pub(in crate::dml) async fn committed_with_turn(
+        fate: oneshot::Receiver<Fate>,
+        turn: tokio::sync::OwnedMutexGuard<()>,
+    ) -> Result<Epoch, DmlError> {
+        let (sender, receiver) = oneshot::channel();
+        tokio::spawn(async move {
+            let fate = fate.await.unwrap_or(Fate::Unknown);
+            drop(turn);
+            let _ = sender.send(fate);
+        });
+        match receiver.await.unwrap_or(Fate::Unknown) {
+            Fate::Committed(epoch) => Ok(epoch),
+            Fate::NotCommitted => Err(DmlError::Conflict),
+            Fate::Refused(error) => Err(error.into()),
+            Fate::Unknown => Err(unknown_outcome().into()),
+        }
+    }
+}

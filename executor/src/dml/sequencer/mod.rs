@@ -1,0 +1,187 @@
+//! The sequencer of one table: statements enter one after the other, are checked against everything
+//! before them, and are acknowledged when their epoch is committed (docs/design.md §4).
+//!
+//! It owns the only writer of the table's rows. A lookup through that writer sees committed rows, the
+//! epochs being committed and the open one, so a check needs no overlay of its own. One statement at
+//! a time holds the turn, from its lookup until its rows are in the open epoch; that last step is
+//! synchronous, so a statement whose session goes away is in wholly or not at all. While an epoch is
+//! being committed further statements go into the next.
+//!
+//! A failed check answers only when what it was checked against is committed: nobody is told of a row
+//! that later turns out never to have been.
+
+mod enter;
+mod load;
+mod seal;
+mod state;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use arrow::datatypes::SchemaRef;
+use millrace_common::{Epoch, Generation, JobId, TableId};
+use millrace_rpc::catalog::{Relation, RowStorage};
+use millrace_rpc::services::MetaService;
+use millrace_rpc::version::JobVersion;
+use millrace_storage::JobStore;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::ExecError;
+use crate::input::watermark::{SplitWatermark, WatermarkExpr};
+use crate::layout::RowLayout;
+use crate::memory::MemoryGovernor;
+pub use seal::SealedEpoch;
+pub(super) use state::{Fate, OnTime, Settled};
+use state::{State, Statements};
+
+/// Name of the counter that holds the next hidden row id.
+const ROW_ID_COUNTER: &str = "next_row_id";
+
+/// Counters that say how far a sink's changes are in the table begin with this; the sink's id follows.
+pub const SINK_COUNTER: &str = "sink.";
+
+/// What all sequencers of a worker share: held while an epoch ends and while a transaction enters its
+/// tables, so that no epoch ends with a part of one.
+#[derive(Debug, Default)]
+pub struct Ties {
+    groups: Mutex<u64>,
+}
+
+pub struct Sequencer {
+    pub(super) job: JobId,
+    generation: Generation,
+    ties: Arc<Ties>,
+    store: Arc<JobStore>,
+    table: TableId,
+    name: String,
+    /// A key the user declared, not hidden row ids.
+    primary_key: bool,
+    layout: RowLayout,
+    /// With the time column's position.
+    watermark: Option<(u32, WatermarkExpr)>,
+    pub(super) meta: Arc<dyn MetaService>,
+    governor: Arc<MemoryGovernor>,
+    /// Bytes of statements an open epoch may hold before further ones wait.
+    limit: usize,
+    /// Bytes of change kept for the ring.
+    delta_limit: usize,
+    /// Held by one statement at a time; fair.
+    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
+    pub(super) state: Mutex<State>,
+    /// Fired by `stop`.
+    ended: CancellationToken,
+    next_row_id: AtomicI64,
+}
+
+/// Bounds of a sequencer.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub statement_bytes: usize,
+    pub delta_bytes: usize,
+}
+
+impl Sequencer {
+    pub fn new(
+        relation: &Relation,
+        store: &Arc<JobStore>,
+        version: &JobVersion,
+        meta: Arc<dyn MetaService>,
+        governor: Arc<MemoryGovernor>,
+        ties: Arc<Ties>,
+        limits: Limits,
+    ) -> Result<Sequencer, ExecError> {
+        let layout = RowLayout::of_relation(relation)?;
+        if layout.storage != RowStorage::Keyed {
+            return Err(ExecError::internal("a table whose rows have no key"));
+        }
+        let writer = store.writer(TableId(relation.first_table_id))?;
+        let next = version.counters.get(ROW_ID_COUNTER).copied().unwrap_or(1);
+        Ok(Sequencer {
+            job: millrace_common::RelationId(relation.id),
+            generation: Generation(version.generation),
+            ties,
+            store: Arc::clone(store),
+            table: TableId(relation.first_table_id),
+            name: relation.name.clone(),
+            primary_key: relation.primary_key,
+            layout,
+            watermark: relation
+                .watermark
+                .as_ref()
+                .map(|w| w.column)
+                .zip(WatermarkExpr::of(relation)?),
+            meta,
+            governor,
+            limit: limits.statement_bytes,
+            delta_limit: limits.delta_bytes,
+            turn: Arc::default(),
+            state: Mutex::new(State {
+                writer,
+                open: Statements::default(),
+                in_flight: VecDeque::new(),
+                ahead: VecDeque::new(),
+                committed: Epoch(version.epoch),
+                stopped: false,
+                watermark: SplitWatermark::load(&version.counters, 0, 0),
+                marks: sink_marks(&version.counters),
+                marked: false,
+            }),
+            ended: CancellationToken::new(),
+            next_row_id: AtomicI64::new(i64::try_from(next).unwrap_or(i64::MAX)),
+        })
+    }
+
+    pub fn schema(&self) -> &SchemaRef {
+        &self.layout.schema
+    }
+
+    /// Position of the hidden row id that rows of a table without a key have.
+    pub fn hidden_row_id(&self) -> Option<usize> {
+        match self.layout.key.as_slice() {
+            [at] if !self.primary_key => Some(*at),
+            _ => None,
+        }
+    }
+
+    /// `n` row ids that no committed row has. Ids of rows that are committed are below the counter
+    /// that is committed with them.
+    pub fn allocate_row_ids(&self, n: u64) -> i64 {
+        self.next_row_id.fetch_add(n as i64, Ordering::Relaxed)
+    }
+
+    fn next_row_id(&self) -> u64 {
+        u64::try_from(self.next_row_id.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    /// Whether rows may be late: which ones are is decided in the order they come in.
+    pub(super) fn has_watermark(&self) -> bool {
+        self.watermark.is_some()
+    }
+
+    /// Whether rows have a key that the user declared: others are new by themselves.
+    pub(super) fn has_primary_key(&self) -> bool {
+        self.primary_key
+    }
+
+    /// Lets no epoch of this worker end; for a transaction that enters several tables.
+    pub(super) fn hold_seals(&self) -> parking_lot::MutexGuard<'_, u64> {
+        self.ties.groups.lock()
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
+    }
+}
+
+fn sink_marks(counters: &HashMap<String, u64>) -> HashMap<String, u64> {
+    let marks = counters.iter().filter(|(name, _)| name.starts_with(SINK_COUNTER));
+    marks.map(|(name, n)| (name.clone(), *n)).collect()
+}
+
+impl Drop for Sequencer {
+    fn drop(&mut self) {
+        self.stop(None);
+    }
+}

@@ -1,0 +1,205 @@
+//! The end of epochs: sealed, handed over, and committed or lost.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Weak};
+
+use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState, crash};
+use millrace_rpc::version::{ColumnWatermark, CommitGroup, GroupMember, RunMeta, StatementId};
+use millrace_storage::MemRun;
+
+use super::state::State;
+use super::{Fate, ROW_ID_COUNTER, Sequencer};
+use crate::error::ExecError;
+use crate::hub::HubChunk;
+
+/// A sealed epoch of a table, to be made durable.
+#[derive(Debug)]
+pub struct SealedEpoch {
+    pub runs: Vec<MemRun>,
+    pub statements: Vec<StatementId>,
+    pub row_count: i64,
+    pub changed: bool,
+    pub counters: HashMap<String, u64>,
+    pub watermark: Option<ColumnWatermark>,
+    /// Staged runs of a load, which is then alone in the epoch.
+    pub load: Option<Vec<RunMeta>>,
+    /// The epochs of other tables that this one is committed with.
+    pub group: Option<CommitGroup>,
+}
+
+impl Sequencer {
+    /// The next epoch to commit: the open one is ended, unless another table's seal has ended one
+    /// already. It stays in flight until it is concluded.
+    pub fn seal(&self) -> Result<SealedEpoch, ExecError> {
+        let mut groups = self.ties.groups.lock();
+        let mut state = self.state.lock();
+        if let Some(sealed) = state.ahead.pop_front() {
+            let more = !state.ahead.is_empty() || !state.open.ids.is_empty();
+            drop(state);
+            if more {
+                // One request may have stood for both.
+                self.meta.request_cut(self.job);
+            }
+            return Ok(sealed);
+        }
+        if state.open.ties.is_empty() {
+            return self.seal_open(&mut state, None);
+        }
+        let mut others = std::mem::take(&mut state.open.ties);
+        others.remove(&self.job);
+        let own = state;
+        let others = tied(self.job, others)?;
+        *groups += 1;
+        let member = |job: JobId, generation: Generation| GroupMember {
+            job: job.0,
+            generation: generation.0,
+        };
+        let mut members = vec![member(self.job, self.generation)];
+        members.extend(others.iter().map(|o| member(o.job, o.generation)));
+        let group = CommitGroup { id: *groups, members };
+        let mut own = own;
+        let sealed = self.seal_open(&mut own, Some(group.clone()))?;
+        drop(own);
+        for other in &others {
+            let mut state = other.state.lock();
+            if state.stopped {
+                return Err(failed_member());
+            }
+            let part = other.seal_open(&mut state, Some(group.clone()))?;
+            state.ahead.push_back(part);
+            drop(state);
+            other.meta.request_cut(other.job);
+        }
+        Ok(sealed)
+    }
+
+    fn seal_open(
+        &self,
+        state: &mut State,
+        group: Option<CommitGroup>,
+    ) -> Result<SealedEpoch, ExecError> {
+        let runs = state.writer.seal()?;
+        let mut statements = std::mem::take(&mut state.open);
+        statements.ties.clear();
+        let fed = std::mem::take(&mut statements.fed);
+        // Nothing in it: nothing to log.
+        let mut counters = HashMap::new();
+        let mut watermark = None;
+        if statements.changed {
+            counters.insert(ROW_ID_COUNTER.to_string(), self.next_row_id());
+            state.watermark.store(0, 0, &mut counters);
+            watermark = self.watermark.as_ref().map(|w| w.0).zip(state.watermark.running);
+        }
+        counters.extend(fed);
+        if std::mem::take(&mut state.marked) {
+            counters.extend(state.marks.iter().map(|(name, n)| (name.clone(), *n)));
+        }
+        let sealed = SealedEpoch {
+            runs,
+            statements: statements.ids.clone(),
+            row_count: statements.row_count,
+            changed: statements.changed,
+            counters,
+            watermark: watermark.map(|(column, value)| ColumnWatermark { column, value }),
+            load: statements.load.take(),
+            group,
+        };
+        state.in_flight.push_back((statements, false));
+        Ok(sealed)
+    }
+
+    /// From now on the oldest sealed epoch that was not handed over may be in the log.
+    pub fn handed_over(&self) {
+        let mut state = self.state.lock();
+        if let Some((_, handed_over)) = state.in_flight.iter_mut().find(|(_, over)| !over) {
+            *handed_over = true;
+        }
+    }
+
+    /// The oldest sealed epoch is committed, and published. `before_acknowledging` gets its change.
+    pub fn committed(
+        &self,
+        epoch: Epoch,
+        before_acknowledging: impl FnOnce(Option<Vec<HubChunk>>),
+    ) {
+        let mut state = self.state.lock();
+        state.committed = state.committed.max(epoch);
+        let Some((mut statements, _)) = state.in_flight.pop_front() else { return };
+        drop(state);
+        if statements.changed {
+            let delta = std::mem::take(&mut statements.delta);
+            before_acknowledging((!statements.overflow).then_some(delta));
+        }
+        crash::point("dml-before-acknowledge");
+        statements.conclude(Fate::Committed(epoch));
+    }
+
+    /// The oldest sealed epoch is void in the log. Later ones are built on it.
+    pub fn void(&self, reason: Option<&SqlError>) {
+        let voided: Vec<_> = self.state.lock().in_flight.drain(..).collect();
+        for (statements, _) in voided {
+            statements.conclude(not_committed(reason));
+        }
+        self.stop(reason);
+    }
+
+    /// The table's job has ended, perhaps for a reason worth telling: nothing is accepted any more, and
+    /// everyone waiting is told.
+    pub fn stop(&self, reason: Option<&SqlError>) {
+        let (open, in_flight) = {
+            let mut state = self.state.lock();
+            state.stopped = true;
+            state.ahead.clear();
+            (std::mem::take(&mut state.open), std::mem::take(&mut state.in_flight))
+        };
+        self.ended.cancel();
+        for (statements, handed_over) in in_flight {
+            statements.conclude(if handed_over { Fate::Unknown } else { not_committed(reason) });
+        }
+        open.conclude(not_committed(reason));
+    }
+}
+
+/// All tables that the ties lead to, whose epochs must end together; none of them has stopped.
+fn tied(
+    from: JobId,
+    ties: BTreeMap<JobId, Weak<Sequencer>>,
+) -> Result<Vec<Arc<Sequencer>>, ExecError> {
+    let mut found: BTreeMap<JobId, Arc<Sequencer>> = BTreeMap::new();
+    let mut todo: Vec<(JobId, Weak<Sequencer>)> = ties.into_iter().collect();
+    while let Some((job, table)) = todo.pop() {
+        if job == from || found.contains_key(&job) {
+            continue;
+        }
+        let table = table.upgrade().ok_or_else(failed_member)?;
+        {
+            let state = table.state.lock();
+            if state.stopped {
+                return Err(failed_member());
+            }
+            todo.extend(state.open.ties.iter().map(|(job, table)| (*job, Weak::clone(table))));
+        }
+        found.insert(job, table);
+    }
+    Ok(found.into_values().collect())
+}
+
+/// A part of a transaction is lost, so the others must not be committed.
+fn failed_member() -> ExecError {
+    SqlError::new(
+        SqlState::SERIALIZATION_FAILURE,
+        "another table of the same transaction has failed",
+    )
+    .into()
+}
+
+/// What became of statements that a failed job leaves uncommitted: a store that has no space, refuses
+/// or does not answer would do the same to the next attempt; anything else is worth one.
+fn not_committed(reason: Option<&SqlError>) -> Fate {
+    const TOLD: [SqlState; 3] =
+        [SqlState::DISK_FULL, SqlState::IO_ERROR, SqlState::INSUFFICIENT_PRIVILEGE];
+    match reason {
+        Some(error) if TOLD.contains(&error.state) => Fate::Refused(error.clone()),
+        _ => Fate::NotCommitted,
+    }
+}

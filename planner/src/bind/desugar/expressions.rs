@@ -1,0 +1,95 @@
+//! Expressions, each rewritten after its parts, and the constructs that are calls by another name.
+
+use millrace_common::SqlError;
+use sqlparser::ast::*;
+
+use super::ops::{Op, binary, call, null, ours, resolved, string, take};
+use super::{Desugar, comparisons, literals, patterns};
+
+impl Desugar<'_> {
+    pub(super) fn rewrite(&self, expr: &mut Expr) -> Result<(), SqlError> {
+        let new = match expr {
+            Expr::Value(_)
+            | Expr::UnaryOp { .. }
+            | Expr::Cast { .. }
+            | Expr::TypedString(_)
+            | Expr::Interval(_)
+            | Expr::Array(_) => literals::rewrite(expr)?,
+            Expr::SimilarTo { .. }
+            | Expr::AnyOp { .. }
+            | Expr::AllOp { .. }
+            | Expr::Like { .. }
+            | Expr::ILike { .. } => patterns::rewrite(expr)?,
+            Expr::InSubquery { .. }
+            | Expr::Between { .. }
+            | Expr::IsNull(_)
+            | Expr::IsNotNull(_)
+            | Expr::IsDistinctFrom(_, _)
+            | Expr::IsNotDistinctFrom(_, _)
+            | Expr::InList { .. }
+            | Expr::BinaryOp { .. } => comparisons::rewrite(expr)?,
+            Expr::Function(f) => self.function(f)?,
+            _ => construct(expr),
+        };
+        if let Some(new) = new {
+            *expr = new;
+        }
+        Ok(())
+    }
+}
+
+/// CASE, EXTRACT and their like; `None`: it stays as it is.
+fn construct(expr: &mut Expr) -> Option<Expr> {
+    Some(match expr {
+        Expr::Trim { expr: e, trim_where, trim_what, trim_characters: None } => {
+            let name = match trim_where {
+                Some(TrimWhereField::Leading) => "ltrim",
+                Some(TrimWhereField::Trailing) => "rtrim",
+                _ => "btrim",
+            };
+            let what = trim_what.as_mut().map(|w| take(w));
+            call(name, [take(e)].into_iter().chain(what))
+        }
+        Expr::Case { operand, conditions, else_result, .. } => {
+            let operand = operand.take();
+            let mut parts = Vec::with_capacity(conditions.len() * 2 + 1);
+            for when in conditions.iter_mut() {
+                let value = take(&mut when.condition);
+                parts.push(match &operand {
+                    Some(o) => binary(o.as_ref().clone(), BinaryOperator::Eq, value),
+                    None => value,
+                });
+                parts.push(take(&mut when.result));
+            }
+            parts.extend(else_result.take().map(|e| *e));
+            resolved("case", parts)
+        }
+        Expr::Extract { field, expr: e, .. } => {
+            let field = field.to_string().trim_matches('\'').to_lowercase();
+            call("extract", [string(field), take(e)])
+        }
+        Expr::Position { expr: e, r#in } => call("position", [take(r#in), take(e)]),
+        Expr::Substring { expr: e, substring_from, substring_for, .. } => {
+            let from = substring_from.as_mut().map(|f| take(f));
+            let from = from.unwrap_or_else(|| ours(Op::Number, string("1"), null()));
+            let length = substring_for.as_mut().map(|f| take(f));
+            call("substring", [take(e), from].into_iter().chain(length))
+        }
+        Expr::Overlay { expr: e, overlay_what, overlay_from, overlay_for } => {
+            let length = overlay_for.as_mut().map(|f| take(f));
+            let args = [take(e), take(overlay_what), take(overlay_from)];
+            call("overlay", args.into_iter().chain(length))
+        }
+        Expr::Floor { expr: e, field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime) } => {
+            call("floor", [take(e)])
+        }
+        Expr::Ceil { expr: e, field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime) } => {
+            call("ceil", [take(e)])
+        }
+        Expr::AtTimeZone { timestamp, time_zone } => {
+            call("timezone", [take(time_zone), take(timestamp)])
+        }
+        Expr::Collate { expr: e, .. } => take(e),
+        _ => return None,
+    })
+}

@@ -1,0 +1,110 @@
+//! −0 and NaN of floats in batch: as PostgreSQL has it, −0 is 0 and every NaN is the same and larger than all numbers.
+//!
+//! DataFusion sorts and parts rows by a float's bits. Where a query orders by a float, or parts rows by one in
+//! DISTINCT ON, aggregates of distinct values and windows, it now does so by [`canonical`]. Views keep keys in that form
+//! anyway, and DataFusion those of GROUP BY.
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::tree_node::Transformed;
+use datafusion::common::{DFSchema, Result};
+use datafusion::logical_expr::expr::WindowFunction;
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::{
+    Aggregate, Distinct, DistinctOn, Expr, ExprSchemable, LogicalPlan, Sort, SortExpr, Window,
+};
+use millrace_common::SqlError;
+
+use crate::error::sql_error_from_datafusion;
+use crate::functions::canonical::canonical;
+
+/// Rewrites sorts, DISTINCT ON and windows of a plan.
+pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+    let rewritten = plan.transform_up_with_subqueries(|node| {
+        Ok(match node {
+            LogicalPlan::Sort(Sort { expr, input, fetch }) => {
+                let expr = sorted(expr, input.schema())?;
+                Transformed::yes(LogicalPlan::Sort(Sort { expr, input, fetch }))
+            }
+            LogicalPlan::Distinct(Distinct::On(on)) => {
+                let DistinctOn { on_expr, select_expr, sort_expr, input, .. } = on;
+                let on_expr = all(on_expr, input.schema())?;
+                let sort_expr = sort_expr.map(|s| sorted(s, input.schema())).transpose()?;
+                let on = DistinctOn::try_new(on_expr, select_expr, sort_expr, input)?;
+                Transformed::yes(LogicalPlan::Distinct(Distinct::On(on)))
+            }
+            LogicalPlan::Window(Window { input, window_expr, schema }) => {
+                let names = NamePreserver::new_for_projection();
+                let window_expr = window_expr.into_iter().map(|e| {
+                    let name = names.save(&e);
+                    Ok(name.restore(window(e, input.schema())?))
+                });
+                let window_expr = window_expr.collect::<Result<Vec<_>>>()?;
+                Transformed::yes(LogicalPlan::Window(Window { input, window_expr, schema }))
+            }
+            LogicalPlan::Aggregate(Aggregate { input, group_expr, aggr_expr, schema, .. }) => {
+                let names = NamePreserver::new_for_projection();
+                let aggr_expr = aggr_expr.into_iter().map(|e| {
+                    let name = names.save(&e);
+                    Ok(name.restore(distinct(e, input.schema())?))
+                });
+                let aggr_expr = aggr_expr.collect::<Result<Vec<_>>>()?;
+                let aggregate =
+                    Aggregate::try_new_with_schema(input, group_expr, aggr_expr, schema)?;
+                Transformed::yes(LogicalPlan::Aggregate(aggregate))
+            }
+            other => Transformed::no(other),
+        })
+    });
+    rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+fn window(e: Expr, schema: &DFSchema) -> Result<Expr> {
+    match e {
+        Expr::Alias(mut alias) => {
+            *alias.expr = window(*alias.expr, schema)?;
+            Ok(Expr::Alias(alias))
+        }
+        Expr::WindowFunction(mut call) => {
+            let WindowFunction { params, .. } = call.as_mut();
+            params.partition_by = all(std::mem::take(&mut params.partition_by), schema)?;
+            params.order_by = sorted(std::mem::take(&mut params.order_by), schema)?;
+            Ok(Expr::WindowFunction(call))
+        }
+        other => Ok(other),
+    }
+}
+
+/// An aggregate of distinct values.
+fn distinct(e: Expr, schema: &DFSchema) -> Result<Expr> {
+    match e {
+        Expr::Alias(mut alias) => {
+            *alias.expr = distinct(*alias.expr, schema)?;
+            Ok(Expr::Alias(alias))
+        }
+        Expr::AggregateFunction(mut call) if call.params.distinct => {
+            call.params.args = all(std::mem::take(&mut call.params.args), schema)?;
+            Ok(Expr::AggregateFunction(call))
+        }
+        other => Ok(other),
+    }
+}
+
+fn sorted(by: Vec<SortExpr>, schema: &DFSchema) -> Result<Vec<SortExpr>> {
+    by.into_iter().map(|s| Ok(SortExpr { expr: one(s.expr, schema)?, ..s })).collect()
+}
+
+fn all(exprs: Vec<Expr>, schema: &DFSchema) -> Result<Vec<Expr>> {
+    exprs.into_iter().map(|e| one(e, schema)).collect()
+}
+
+fn one(e: Expr, schema: &DFSchema) -> Result<Expr> {
+    let is_float = |t: &DataType| match t {
+        DataType::List(item) => item.data_type().is_floating(),
+        t => t.is_floating(),
+    };
+    let wrapped = |e: &Expr| matches!(e, Expr::ScalarFunction(f) if f.func == canonical());
+    Ok(match is_float(&e.get_type(schema)?) && !wrapped(&e) {
+        true => canonical().call(vec![e]),
+        false => e,
+    })
+}

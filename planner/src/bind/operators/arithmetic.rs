@@ -1,0 +1,94 @@
+//! `+`, `-`, `*`, `/`, `%` and unary minus.
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::logical_expr::{Expr, ExprSchemable};
+use millrace_common::{SqlError, SqlState, SqlType};
+
+use super::coercion::implicit;
+use super::{CAST_HINT, OperatorPlanner, describe, no_operator, type_name};
+use crate::error::external;
+use crate::functions::arith::{ArithOp, Operands, operands};
+use crate::functions::numeric::Num;
+
+const AMBIGUOUS_FUNCTION: &str = "42725";
+
+impl OperatorPlanner {
+    pub(super) fn negate(&self, e: Expr, schema: &DFSchema) -> Result<Expr> {
+        let e = match self.seen(&e, schema)? {
+            None => self.coerce_unknown(e, SqlType::Double)?,
+            Some(_) => e,
+        };
+        let t = e.get_type(schema)?;
+        if !(t.is_numeric() || matches!(t, DataType::Interval(_))) {
+            let name = type_name(&Some(t));
+            return Err(external(no_operator(&format!("- {name}"))));
+        }
+        Ok(crate::functions::arith::negate_function().call(vec![e]))
+    }
+
+    pub(super) fn arithmetic(
+        &self,
+        op: ArithOp,
+        left: Expr,
+        right: Expr,
+        schema: &DFSchema,
+    ) -> Result<Expr> {
+        let (lt, rt) = (self.seen(&left, schema)?, self.seen(&right, schema)?);
+        let missing = || external(no_operator(&describe(op.symbol(), &lt, &rt)));
+        if op == ArithOp::Sub && matches!(lt, Some(DataType::LargeUtf8)) {
+            let name = match &rt {
+                Some(DataType::List(_)) => "jsonb_delete_keys",
+                _ => "jsonb_delete",
+            };
+            return self.call(name, vec![left, right], schema);
+        }
+        let (left, right, lt2, rt2) = match (&lt, &rt) {
+            (Some(a), Some(b)) => (left, right, a.clone(), b.clone()),
+            (Some(a), None) => {
+                let to = op.unknown_right(a);
+                let right = self.coerce_unknown_like(right, &to)?;
+                let b = right.get_type(schema)?;
+                (left, right, a.clone(), b)
+            }
+            (None, Some(b)) => {
+                let to = op.unknown_left(b);
+                let left = self.coerce_unknown_like(left, &to)?;
+                let a = left.get_type(schema)?;
+                (left, right, a, b.clone())
+            }
+            (None, None) => {
+                return Err(external(
+                    SqlError::new(
+                        SqlState(AMBIGUOUS_FUNCTION),
+                        format!("operator is not unique: {}", describe(op.symbol(), &lt, &rt)),
+                    )
+                    .with_hint(CAST_HINT),
+                ));
+            }
+        };
+        let Operands { left: lc, right: rc, .. } = operands(op, &lt2, &rt2).ok_or_else(missing)?;
+        if op == ArithOp::Div
+            && let (Some(a), Some(b)) = (constant(&left), constant(&right))
+            && (lt2.is_decimal() || rt2.is_decimal())
+            && let Some(value) = a.div(&b).ok().and_then(|q| q.to_scalar().ok())
+        {
+            // A quotient of constants has PostgreSQL's scale for these values.
+            return Ok(Expr::Literal(value, None));
+        }
+        let left = implicit(left, &lt2, &lc)?;
+        let right = implicit(right, &rt2, &rc)?;
+        Ok(op.function().call(vec![left, right]))
+    }
+}
+
+/// The number of an exact literal.
+fn constant(e: &Expr) -> Option<Num> {
+    match e {
+        Expr::Literal(ScalarValue::Int16(Some(v)), _) => Some(Num::new((*v).into(), 0)),
+        Expr::Literal(ScalarValue::Int32(Some(v)), _) => Some(Num::new((*v).into(), 0)),
+        Expr::Literal(ScalarValue::Int64(Some(v)), _) => Some(Num::new((*v).into(), 0)),
+        Expr::Literal(ScalarValue::Decimal128(Some(v), _, s), _) => Some(Num::new(*v, *s)),
+        _ => None,
+    }
+}

@@ -1,0 +1,177 @@
+//! Functions and operators of arrays, and the operators that arrays share with documents.
+
+use std::sync::Arc;
+
+use datafusion::arrow::datatypes::{DataType, Field};
+use datafusion::common::{DFSchema, Result};
+use datafusion::logical_expr::expr::Case;
+use datafusion::logical_expr::{Expr, lit};
+use millrace_common::types::Element;
+use millrace_common::{SqlError, SqlType};
+use sqlparser::ast::BinaryOperator;
+
+use super::coercion::{cast_expr, common_type, implicit};
+use super::{OperatorPlanner, Seen, describe, no_operator, type_name};
+use crate::error::external;
+use crate::functions::functions;
+use crate::functions::quantified::compare_any;
+
+impl OperatorPlanner {
+    /// `op ANY (array)`: the array's elements and the value as one type.
+    pub(super) fn any(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+        let types: Vec<String> = seen.iter().take(2).map(type_name).collect();
+        let (Ok([value, list, op]), [vt, lt, _]) = (<[Expr; 3]>::try_from(args), seen) else {
+            return Err(external(SqlError::internal("ANY without its operands")));
+        };
+        let symbol = match &op {
+            Expr::Literal(v, _) => v.try_as_str().flatten().unwrap_or("=").to_owned(),
+            _ => "=".to_owned(),
+        };
+        let none = || external(no_operator(&types.join(&format!(" {symbol} ANY "))));
+        let any = |list, value| compare_any().call(vec![list, value, op.clone()]);
+        let array = |t: &DataType| DataType::List(Arc::new(Field::new_list_field(t.clone(), true)));
+        let (value, list, vt, item) = match (vt, lt) {
+            (None, Some(DataType::List(item))) => {
+                let t = item.data_type().clone();
+                (self.coerce_unknown_like(value, &t)?, list, t.clone(), t)
+            }
+            (Some(vt), None) => {
+                let list = self.coerce_unknown_like(list, &array(vt))?;
+                (value, list, vt.clone(), vt.clone())
+            }
+            (Some(vt), Some(DataType::List(item))) => {
+                (value, list, vt.clone(), item.data_type().clone())
+            }
+            (None, None) => {
+                let text = DataType::Utf8;
+                let list = self.coerce_unknown_like(list, &array(&text))?;
+                (self.coerce_unknown_like(value, &text)?, list, text.clone(), text)
+            }
+            _ => return Err(none()),
+        };
+        if vt == item {
+            return Ok(any(list, value));
+        }
+        let Some(common) = common_type(&vt, &item) else { return Err(none()) };
+        let list = match (SqlType::from_arrow(&common).ok().and_then(Element::of), item == common) {
+            (_, true) => list,
+            (Some(element), false) => {
+                cast_expr(list, &array(&item), SqlType::Array(element)).map_err(external)?
+            }
+            (None, false) => return Err(none()),
+        };
+        Ok(any(list, implicit(value, &vt, &common)?))
+    }
+
+    /// `generate_series` as an array: of integers, if all arguments are.
+    pub(super) fn series(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+        let types: Vec<String> = seen.iter().map(type_name).collect();
+        let none = || {
+            let call = format!("generate_series({})", types.join(", "));
+            external(crate::error::undefined_function(&call))
+        };
+        if !(2..=3).contains(&args.len()) {
+            return Err(none());
+        }
+        let list = functions().scalar("generate_series").ok_or_else(none)?;
+        let known = seen.iter().flatten();
+        if !known.clone().any(DataType::is_integer) {
+            return Ok(list.call(args));
+        }
+        let wide = seen.iter().any(|t| matches!(t, Some(DataType::Int64)));
+        let mut bounds = Vec::with_capacity(args.len());
+        for (arg, t) in args.into_iter().zip(seen) {
+            bounds.push(match t {
+                None => self.coerce_unknown(arg, SqlType::BigInt)?,
+                Some(t) if t.is_integer() => implicit(arg, t, &DataType::Int64)?,
+                Some(_) => return Err(none()),
+            });
+        }
+        let call = list.call(bounds);
+        match wide {
+            true => Ok(call),
+            false => {
+                let int4 = SqlType::Array(Element::Int);
+                let int8 = SqlType::Array(Element::BigInt).to_arrow();
+                cast_expr(call, &int8, int4).map_err(external)
+            }
+        }
+    }
+
+    /// DataFusion's functions of arrays, with PostgreSQL's names and types.
+    pub(super) fn array_function(
+        &self,
+        name: &str,
+        args: Vec<Expr>,
+        seen: &[Seen],
+    ) -> Result<Expr> {
+        let types: Vec<String> = seen.iter().map(type_name).collect();
+        let none =
+            || external(crate::error::undefined_function(&format!("{name}({})", types.join(", "))));
+        let Some(Some(DataType::List(item))) = seen.first() else { return Err(none()) };
+        let theirs = match name {
+            "array_upper" | "array_lower" => "array_length",
+            "array_remove" => "array_remove_all",
+            "array_replace" => "array_replace_all",
+            name => name,
+        };
+        let function = functions().scalar(theirs).ok_or_else(none)?;
+        let mut taken = Vec::with_capacity(args.len());
+        for (i, (arg, t)) in args.into_iter().zip(seen).enumerate() {
+            let element = matches!(name, "array_position" | "array_remove" | "array_replace");
+            taken.push(match t {
+                None if element && i > 0 => self.coerce_unknown_like(arg, item.data_type())?,
+                _ => arg,
+            });
+        }
+        let call = function.call(taken);
+        let int = |e| Expr::Cast(datafusion::logical_expr::Cast::new(Box::new(e), DataType::Int32));
+        let nullif = functions().scalar("nullif").ok_or_else(none)?;
+        Ok(match name {
+            "array_remove" | "array_replace" => call,
+            // An empty array has no bounds.
+            "array_length" | "array_upper" => nullif.call(vec![int(call), lit(0i32)]),
+            "array_lower" => {
+                let present = nullif.call(vec![int(call), lit(0i32)]).is_not_null();
+                Expr::Case(Case {
+                    expr: None,
+                    when_then_expr: vec![(Box::new(present), Box::new(lit(1i32)))],
+                    else_expr: None,
+                })
+            }
+            _ => int(call),
+        })
+    }
+
+    /// `->`, `@>` and their like, of documents or of arrays.
+    pub(super) fn document(
+        &self,
+        op: BinaryOperator,
+        name: &'static str,
+        of_arrays: Option<&'static str>,
+        left: Expr,
+        right: Expr,
+        schema: &DFSchema,
+    ) -> Result<Expr> {
+        let (lt, rt) = (self.seen(&left, schema)?, self.seen(&right, schema)?);
+        let json = |t: &Seen| matches!(t, Some(DataType::LargeUtf8));
+        let list = |t: &Seen| matches!(t, Some(DataType::List(_)));
+        if !name.is_empty() && (json(&lt) || (json(&rt) && lt.is_none())) {
+            return self.call(name, vec![left, right], schema);
+        }
+        if let Some(function) = of_arrays.and_then(|f| functions().scalar(f))
+            && (list(&lt) || list(&rt))
+        {
+            let (left, right) = match (&lt, &rt) {
+                (Some(t), None) => (left, self.coerce_unknown_like(right, t)?),
+                (None, Some(t)) => (self.coerce_unknown_like(left, t)?, right),
+                _ => (left, right),
+            };
+            return Ok(match op {
+                BinaryOperator::ArrowAt => function.call(vec![right, left]),
+                _ => function.call(vec![left, right]),
+            });
+        }
+        Err(external(no_operator(&describe(&op.to_string(), &lt, &rt))))
+    }
+}

@@ -1,0 +1,144 @@
+//! Calls, resolved by the types of their arguments, and constructs that are resolved as calls.
+
+use std::sync::{Arc, OnceLock};
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::logical_expr::expr::{Case, ScalarFunction};
+use datafusion::logical_expr::{Expr, ScalarUDF, lit};
+use millrace_common::{SqlError, SqlType};
+
+use super::coercion::cast_expr;
+use super::{OperatorPlanner, Seen, type_name};
+use crate::bind::desugar;
+use crate::error::external;
+use crate::functions::call;
+use crate::functions::functions;
+
+impl OperatorPlanner {
+    pub(super) fn argument(&self, list: Expr, argument: Expr) -> Result<Expr> {
+        let mut args = arguments_of(list);
+        args.push(argument);
+        Ok(Expr::ScalarFunction(ScalarFunction::new_udf(argument_list(), args)))
+    }
+
+    /// A call, resolved by the types of its arguments.
+    pub(super) fn call(
+        &self,
+        name: &'static str,
+        args: Vec<Expr>,
+        schema: &DFSchema,
+    ) -> Result<Expr> {
+        let mut args = args;
+        let mut seen = args.iter().map(|a| self.seen(a, schema)).collect::<Result<Vec<_>>>()?;
+        if name.starts_with("jsonb_") && !name.starts_with("jsonb_build") {
+            // Paths and lists of keys are read as the text of an array.
+            for (arg, t) in args.iter_mut().zip(seen.iter_mut()) {
+                if let Some(from @ DataType::List(_)) = t {
+                    let list = std::mem::replace(arg, lit(ScalarValue::Null));
+                    *arg = cast_expr(list, from, SqlType::Text).map_err(external)?;
+                    *t = Some(DataType::Utf8);
+                }
+            }
+        }
+        match name {
+            "array_length" | "array_upper" | "array_lower" | "cardinality" | "array_ndims"
+            | "array_position" | "array_remove" | "array_replace" => {
+                return self.array_function(name, args, &seen);
+            }
+            "case" => return self.case(args, &seen, schema),
+            desugar::ANY => return self.any(args, &seen),
+            desugar::SERIES => return self.series(args, &seen),
+            desugar::VALUES => {
+                let mut args = self.to_common("VALUES", args, &seen)?;
+                return Ok(args.swap_remove(0));
+            }
+            "coalesce" | "greatest" | "least" => {
+                let (construct, function) = (name.to_uppercase(), functions().scalar(name));
+                let function = function
+                    .ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
+                let args = self.to_common(&construct, args, &seen)?;
+                return Ok(function.call(args));
+            }
+            "pg_typeof" => {
+                let [t] = seen.as_slice() else {
+                    return Err(external(crate::error::undefined_function("pg_typeof()")));
+                };
+                return Ok(lit(type_name(t)));
+            }
+            _ => {}
+        }
+        let udf = call::defs().get(name).cloned().or_else(|| functions().scalar(name));
+        let udf = udf.ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
+        let udf = &udf;
+        let overload = call::resolve(udf, &seen).map_err(external)?;
+        let types = overload.types(args.len()).unwrap_or_default();
+        let mut taken = Vec::with_capacity(args.len());
+        for ((arg, seen), t) in args.into_iter().zip(&seen).zip(types) {
+            taken.push(match seen {
+                _ if call::takes_any(udf) && seen.is_some() => arg,
+                None if matches!(t, SqlType::Numeric(_)) => {
+                    self.coerce_unknown_like(arg, &t.to_arrow())?
+                }
+                None => self.coerce_unknown(arg, t)?,
+                Some(from) => self.implicit_to(arg, from, t)?,
+            });
+        }
+        if matches!(overload.returns, SqlType::Numeric(None)) {
+            let constants: Option<Vec<ScalarValue>> = taken
+                .iter()
+                .map(|e| match e {
+                    Expr::Literal(v, _) => Some(v.clone()),
+                    _ => None,
+                })
+                .collect();
+            // What fails stays a call, and fails when it runs.
+            if let Some(constants) = constants
+                && let Ok(value) = call::fold(overload, &constants, udf)
+            {
+                return Ok(Expr::Literal(value, None));
+            }
+        }
+        Ok(udf.call(taken))
+    }
+
+    /// CASE: conditions and results in turn, then ELSE.
+    fn case(&self, args: Vec<Expr>, seen: &[Seen], schema: &DFSchema) -> Result<Expr> {
+        let is_condition = |i: usize| i % 2 == 0 && i + 1 < args.len();
+        let (mut conditions, mut results, mut types) = (Vec::new(), Vec::new(), Vec::new());
+        let count = args.len();
+        let flags: Vec<bool> = (0..count).map(is_condition).collect();
+        for (i, arg) in args.into_iter().enumerate() {
+            match flags[i] {
+                true => conditions.push(Box::new(self.boolean(arg, "CASE/WHEN", schema)?)),
+                false => {
+                    results.push(arg);
+                    types.push(seen[i].clone());
+                }
+            }
+        }
+        // PostgreSQL looks at ELSE first.
+        let has_else = results.len() > conditions.len();
+        if has_else {
+            results.rotate_right(1);
+            types.rotate_right(1);
+        }
+        let mut results = self.to_common("CASE", results, &types)?;
+        let otherwise = has_else.then(|| Box::new(results.remove(0)));
+        let when_then = conditions.into_iter().zip(results.into_iter().map(Box::new)).collect();
+        Ok(Expr::Case(Case { expr: None, when_then_expr: when_then, else_expr: otherwise }))
+    }
+}
+
+/// Carries the arguments of a call to where it is resolved; never in a plan.
+fn argument_list() -> Arc<ScalarUDF> {
+    static LIST: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(LIST.get_or_init(|| crate::functions::missing::missing_function("#arguments")))
+}
+
+pub(super) fn arguments_of(list: Expr) -> Vec<Expr> {
+    match list {
+        Expr::ScalarFunction(f) if f.func.name() == "#arguments" => f.args,
+        _ => Vec::new(),
+    }
+}

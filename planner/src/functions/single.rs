@@ -1,0 +1,71 @@
+//! The value of a subquery that is used as an expression: the one element of the array of its rows, NULL of none. Of more
+//! there is an error, 21000.
+
+use std::sync::{Arc, OnceLock};
+
+use arrow::array::{Array, ArrayRef, AsArray, UInt32Array};
+use arrow::compute::take;
+use arrow::datatypes::DataType;
+use datafusion::common::Result;
+use datafusion::logical_expr::{
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+};
+use millrace_common::{SqlError, SqlState};
+
+use crate::error::external;
+
+/// `single_value(array)`.
+pub fn single() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| {
+        let signature = Signature::any(1, Volatility::Immutable);
+        Arc::new(ScalarUDF::from(Single { signature }))
+    }))
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Single {
+    signature: Signature,
+}
+
+fn misuse() -> datafusion::error::DataFusionError {
+    external(SqlError::internal("single_value takes an array"))
+}
+
+fn single_of(lists: &ArrayRef) -> Result<ArrayRef> {
+    let lists = lists.as_list_opt::<i32>().ok_or_else(misuse)?;
+    let offsets = lists.value_offsets();
+    let element = |row: usize| match offsets[row + 1] - offsets[row] {
+        _ if lists.is_null(row) => Ok(None),
+        0 => Ok(None),
+        1 => Ok(Some(offsets[row] as u32)),
+        _ => Err(external(SqlError::new(
+            SqlState::CARDINALITY_VIOLATION,
+            "more than one row returned by a subquery used as an expression",
+        ))),
+    };
+    let elements = (0..lists.len()).map(element).collect::<Result<UInt32Array>>()?;
+    Ok(take(lists.values(), &elements, None)?)
+}
+
+impl ScalarUDFImpl for Single {
+    fn name(&self) -> &str {
+        "single_value"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
+        match args {
+            [DataType::List(element)] => Ok(element.data_type().clone()),
+            _ => Err(misuse()),
+        }
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let [list] = args.args.as_slice() else { return Err(misuse()) };
+        Ok(ColumnarValue::Array(single_of(&list.to_array(args.number_rows)?)?))
+    }
+}
