@@ -180,6 +180,7 @@ fn operator(
         errors: Arc::new(ErrorSink::default()),
         metrics: OperatorMetrics::new(0, 0, "micro"),
         governor: MemoryGovernor::new(8 << 30),
+        restored: millrace_common::Epoch::ZERO,
     };
     millrace_executor::operators::build(node, inputs, &context).map_err(text)
 }

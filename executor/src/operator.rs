@@ -137,6 +137,8 @@ pub struct OperatorContext<'a> {
     /// This operator's counters; shared by its parallel instances.
     pub metrics: Arc<OperatorMetrics>,
     pub governor: Arc<MemoryGovernor>,
+    /// The last epoch that the job's state has all of.
+    pub restored: Epoch,
 }
 
 impl OperatorContext<'_> {

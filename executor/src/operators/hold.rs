@@ -76,8 +76,11 @@ impl Hold {
             schema: super::nullable(input),
             vnodes: if hold.vnode.is_empty() { 0..1 } else { env.vnodes.clone() },
             earliest: if table.is_empty() { i64::MAX } else { i64::MIN },
-            // What was emitted before a restart is below.
-            done: table.bound().unwrap_or(i64::MIN),
+            // What had its turn before a restart is below.
+            done: match mode {
+                Mode::Close => table.bound().unwrap_or(i64::MIN),
+                Mode::Expire | Mode::Appear => after(env.restored),
+            },
             table,
             bound: i64::MIN,
             env,
@@ -185,6 +188,11 @@ impl Hold {
     }
 }
 
+/// The first instant that has not come at an epoch.
+fn after(epoch: Epoch) -> i64 {
+    (epoch.millis() as i64).saturating_mul(1_000).saturating_add(1)
+}
+
 /// The first key of a vnode with an instant (see `KeyCodec`: ascending, NULLs before).
 pub(super) fn position(vnode: Vnode, time: i64) -> Vec<u8> {
     let mut key = vnode.to_be_bytes().to_vec();
@@ -218,9 +226,7 @@ impl Operator for Hold {
 
     fn time(&mut self, epoch: Epoch) {
         if self.mode != Mode::Close {
-            // An instant that has come is over.
-            let now = (epoch.millis() as i64).saturating_mul(1_000);
-            self.bound = self.bound.max(now.saturating_add(1));
+            self.bound = self.bound.max(after(epoch));
         }
     }
 

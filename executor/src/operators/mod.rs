@@ -23,7 +23,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use millrace_common::keys::KeyCodec;
-use millrace_common::{DeltaChunk, Vnode};
+use millrace_common::{DeltaChunk, Epoch, Vnode};
 use millrace_planner::graph::{Node, Operator as Op};
 
 use self::expr::SafeExpr;
@@ -44,6 +44,8 @@ pub struct Env {
     pub governor: Arc<MemoryGovernor>,
     /// Vnodes the task owns.
     pub vnodes: Range<Vnode>,
+    /// The last epoch that the job's state has all of.
+    pub restored: Epoch,
 }
 
 /// Builds the instance of a node that one task drives. Leaves and roots are the runtime's.
@@ -58,6 +60,7 @@ pub fn build(
         metrics: Arc::clone(&ctx.metrics),
         governor: Arc::clone(&ctx.governor),
         vnodes: ctx.vnodes.clone(),
+        restored: ctx.restored,
     };
     let delayed = ctx.options.delay_reads;
     build_with(node, input_schemas, env, &mut |local| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use arrow::datatypes::SchemaRef;
-use millrace_common::{Generation, JobId, RelationId, TableId, Vnode};
+use millrace_common::{Epoch, Generation, JobId, RelationId, TableId, Vnode};
 use millrace_connector::create_source;
 use millrace_planner::graph::{Fragment, FragmentOutput, JobGraph, Node, Operator as Op};
 use millrace_rpc::catalog::{Relation, RelationKind};
@@ -362,6 +362,7 @@ impl Builder<'_> {
             errors: Arc::clone(&b.errors),
             metrics: Arc::clone(metrics),
             governor: Arc::clone(&b.governor),
+            restored: Epoch(b.version.epoch),
         };
         operators::build(node, schemas, &ctx)
     }
