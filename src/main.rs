@@ -48,6 +48,7 @@ fn main() -> ExitCode {
     let level = if matches!(cli.command, Some(Command::Demo(_))) { "warn" } else { "info" };
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         // A log that cannot be written (a full disk, a closed pipe) is no reason to end.
         .log_internal_errors(false)
         .with_env_filter(

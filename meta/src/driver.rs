@@ -4,9 +4,11 @@
 //! waits for a job: a job that hangs or fails delays nobody. A cancelled driver (DROP) stops at its next
 //! await, whatever it awaits.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use millrace_common::{Epoch, Generation, SqlError, SqlState, crash};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Entry, Published, RaiseGenerations, StartBackfill, Tick};
@@ -52,6 +54,13 @@ impl From<SqlError> for Ended {
     }
 }
 
+/// A bug in the driver itself is a failure of its job, like any other.
+fn panicked(panic: &(dyn std::any::Any + Send)) -> SqlError {
+    let text = panic.downcast_ref::<&str>().map(|t| (*t).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    SqlError::internal(format!("the job's driver panicked: {text}"))
+}
+
 pub struct Driver {
     pub shared: Arc<Shared>,
     pub handle: Arc<JobHandle>,
@@ -81,7 +90,9 @@ impl Driver {
         loop {
             let Some(generation) = self.shared.generation(self.handle.id) else { return };
             let commits = self.handle.counters().commits;
-            let error = match self.run_generation(generation).await {
+            let ended = AssertUnwindSafe(self.run_generation(generation)).catch_unwind().await;
+            let error = match ended.unwrap_or_else(|panic| Ended::Failed(panicked(panic.as_ref())))
+            {
                 Ended::Failed(error) => error,
                 Ended::Closed(error) => {
                     let reason = error.to_string();

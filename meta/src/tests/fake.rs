@@ -25,6 +25,8 @@ pub struct Behaviour {
     pub hang: bool,
     pub fail_start: Option<String>,
     pub fail_cut: Option<String>,
+    /// A bug in what the driver runs itself.
+    pub panic_in_cut: bool,
     pub cut_takes: Duration,
     /// Cuts a backfill takes.
     pub backfill_steps: u64,
@@ -129,6 +131,7 @@ impl ComputeService for Fake {
         if behaviour.hang {
             std::future::pending::<()>().await;
         }
+        assert!(!behaviour.panic_in_cut, "planted");
         if let Some(reason) = behaviour.fail_cut {
             return Err(SqlError::internal(reason));
         }

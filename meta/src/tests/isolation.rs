@@ -103,3 +103,20 @@ async fn a_creation_that_fails_tells_its_waiter_and_one_that_is_cancelled_too() 
         Err(error) => assert_eq!(error.state, SqlState::QUERY_CANCELED),
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_panics_says_so_and_starts_again() {
+    let c = Cluster::new().await;
+    let t = c.created(table("t")).await;
+    let (bad, good) = (c.created(view("bad", &[t])).await, c.created(view("good", &[t])).await);
+    c.fake.behave(bad, Behaviour { panic_in_cut: true, ..Behaviour::default() });
+    c.insert(t).await;
+    assert_eq!(c.read(&[good]).await, [1]);
+    let failed = || c.meta.job_status(bad).unwrap().state;
+    while !matches!(failed(), JobState::Failed { reason, .. } if reason.contains("planted")) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    c.fake.behave(bad, Behaviour::default());
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    assert_eq!(c.read(&[bad, good]).await, [1, 1]);
+}
