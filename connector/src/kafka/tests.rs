@@ -200,3 +200,29 @@ fn options_are_checked() {
     assert!(bad(("PLAIN", "BYTES"), &[]).contains("one column"));
     assert!(bad(("DEBEZIUM", "CSV"), &[]).contains("DEBEZIUM"));
 }
+
+/// `cargo test -p millrace-connector --features kafka-ssl`
+#[cfg(feature = "kafka-ssl")]
+#[tokio::test]
+async fn tls_and_sasl_are_spoken() {
+    use tokio::io::AsyncReadExt;
+    for protocol in ["ssl", "sasl_ssl"] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let servers = listener.local_addr().unwrap().to_string();
+        let secured = [
+            ("properties.security.protocol", protocol),
+            ("properties.sasl.mechanism", "SCRAM-SHA-256"),
+            ("properties.sasl.username", "reader"),
+            ("properties.sasl.password", "secret"),
+        ];
+        let source = KafkaSource::new(&relation(&servers, ("PLAIN", "JSON"), &secured)).unwrap();
+        let asking = tokio::spawn(async move { source.poll(&Known::default()).await.map(drop) });
+        let (mut broker, _) = listener.accept().await.unwrap();
+        let mut hello = [0; 3];
+        broker.read_exact(&mut hello).await.unwrap();
+        // A handshake record of TLS.
+        assert_eq!(hello[..2], [0x16, 0x03], "{protocol}");
+        drop((broker, listener));
+        asking.await.unwrap().unwrap_err();
+    }
+}
