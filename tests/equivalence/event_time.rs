@@ -216,15 +216,6 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
 
 #[test]
 fn event_time_views_equal_their_queries() {
-    let _alone = crate::alone();
-    let cases = crate::env_number("MILLRACE_EVENT_TIME_CASES", 4);
-    let first = crate::env_number("MILLRACE_EQUIVALENCE_SEED", 1);
     let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash, Mode::SlowStore];
-    for seed in first..first + cases {
-        let mode = modes[(seed % 4) as usize];
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        if let Err(e) = runtime.block_on(run(mode, seed)) {
-            panic!("{e}");
-        }
-    }
+    crate::each_case("MILLRACE_EVENT_TIME_CASES", 4, &[], &modes, run);
 }

@@ -178,16 +178,9 @@ async fn run(mode: Mode, seed: u64, folder: PathBuf) -> Result<(), String> {
 
 #[test]
 fn silent_splits_hold_no_reader_back_and_mislead_none() {
-    let _alone = crate::alone();
-    let cases = crate::env_number("MILLRACE_IDLE_CASES", 3);
-    let first = crate::env_number("MILLRACE_EQUIVALENCE_SEED", 1);
     let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash];
-    for seed in first..first + cases {
-        let mode = modes[(seed % 3) as usize];
+    crate::each_case("MILLRACE_IDLE_CASES", 3, &[], &modes, async |mode, seed| {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        if let Err(e) = runtime.block_on(run(mode, seed, folder.path().to_path_buf())) {
-            panic!("seed {seed}, {mode:?}: {e}");
-        }
-    }
+        run(mode, seed, folder.path().to_path_buf()).await
+    });
 }

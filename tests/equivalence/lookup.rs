@@ -157,15 +157,6 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
 
 #[test]
 fn looked_up_rows_stay_as_they_were_met() {
-    let _alone = crate::alone();
-    let cases = crate::env_number("MILLRACE_LOOKUP_CASES", 5);
-    let first = crate::env_number("MILLRACE_EQUIVALENCE_SEED", 1);
     let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash, Mode::SlowStore, Mode::Synchronous];
-    for seed in first..first + cases {
-        let mode = modes[(seed % 5) as usize];
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        if let Err(e) = runtime.block_on(run(mode, seed)) {
-            panic!("seed {seed}, {mode:?}: {e}");
-        }
-    }
+    crate::each_case("MILLRACE_LOOKUP_CASES", 5, &[], &modes, run);
 }

@@ -52,6 +52,27 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Runs a case for each of the seeds that once found a bug, and of as many others as the variable says, each in the mode of
+/// its turn.
+fn each_case(
+    variable: &str,
+    default: u64,
+    found: &[u64],
+    modes: &[Mode],
+    run: impl AsyncFn(Mode, u64) -> Result<(), String>,
+) {
+    let _alone = alone();
+    let cases = env_number(variable, default);
+    let first = env_number("MILLRACE_EQUIVALENCE_SEED", 1);
+    for seed in found.iter().copied().chain(first..first + cases) {
+        let mode = modes[seed as usize % modes.len()];
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        if let Err(e) = runtime.block_on(run(mode, seed)) {
+            panic!("seed {seed}, {mode:?}: {e}");
+        }
+    }
+}
+
 #[test]
 fn views_equal_their_queries() {
     let _alone = alone();

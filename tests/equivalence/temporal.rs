@@ -97,15 +97,6 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
 
 #[test]
 fn temporal_filters_follow_the_clock() {
-    let _alone = crate::alone();
-    let cases = crate::env_number("MILLRACE_TEMPORAL_CASES", 3);
-    let first = crate::env_number("MILLRACE_EQUIVALENCE_SEED", 1);
     let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash];
-    for seed in SEEDS.iter().copied().chain(first..first + cases) {
-        let mode = modes[(seed % 3) as usize];
-        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        if let Err(e) = runtime.block_on(run(mode, seed)) {
-            panic!("seed {seed}, {mode:?}: {e}");
-        }
-    }
+    crate::each_case("MILLRACE_TEMPORAL_CASES", 3, SEEDS, &modes, run);
 }

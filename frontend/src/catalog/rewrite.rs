@@ -7,6 +7,7 @@
 use std::ops::ControlFlow;
 
 use millrace_common::SqlError;
+pub(super) use millrace_planner::bind::desugar::plain_call as call;
 use millrace_planner::bind::names::column_name;
 use sqlparser::ast::*;
 
@@ -165,25 +166,6 @@ pub(super) fn take(e: &mut Expr) -> Expr {
 
 pub(super) fn boolean(b: bool) -> Expr {
     Expr::value(Value::Boolean(b))
-}
-
-/// A call of one of our functions.
-pub(super) fn call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
-    let args = args.into_iter().map(|a| FunctionArg::Unnamed(FunctionArgExpr::Expr(a))).collect();
-    Expr::Function(Function {
-        name: ObjectName::from(vec![Ident::with_quote('"', name)]),
-        uses_odbc_syntax: false,
-        parameters: FunctionArguments::None,
-        args: FunctionArguments::List(FunctionArgumentList {
-            duplicate_treatment: None,
-            args,
-            clauses: Vec::new(),
-        }),
-        filter: None,
-        null_treatment: None,
-        over: None,
-        within_group: Vec::new(),
-    })
 }
 
 /// The unqualified name of a function.

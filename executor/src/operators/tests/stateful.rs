@@ -40,7 +40,7 @@ impl Subject {
             metrics: OperatorMetrics::new(0, 0, "test"),
             governor: MemoryGovernor::new(1 << 30),
             vnodes: 0..256,
-            restored: Epoch::ZERO,
+            restored: millrace_common::Epoch::ZERO,
         };
         build_with(&self.node, &self.inputs, env, &mut |t| Ok(Box::new(self.tables[t].clone())))
             .unwrap()

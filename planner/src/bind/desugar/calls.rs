@@ -107,7 +107,7 @@ impl Desugar<'_> {
                 }
                 args => args.map(|args| call(name, args)),
             },
-            _ => match (resolved_name(name), plain_call(f)) {
+            _ => match (resolved_name(name), is_plain(f)) {
                 (Some(name), true) => arguments(f).map(|args| resolved(name, args)),
                 _ => None,
             },
@@ -146,7 +146,7 @@ fn positional(f: &mut Function, names: &[&str]) -> Result<Option<Vec<Expr>>, Sql
 }
 
 /// A call without any clause of aggregates or windows.
-fn plain_call(f: &Function) -> bool {
+fn is_plain(f: &Function) -> bool {
     let FunctionArguments::List(list) = &f.args else { return false };
     f.over.is_none()
         && f.filter.is_none()
@@ -192,11 +192,17 @@ fn unwrap_window(f: &mut Function) {
 }
 
 /// The unnamed arguments of a plain call.
-fn arguments(f: &mut Function) -> Option<Vec<Expr>> {
-    let FunctionArguments::List(list) = &mut f.args else { return None };
+fn arguments(f: &Function) -> Option<Vec<Expr>> {
+    let FunctionArguments::List(list) = &f.args else { return None };
     if f.over.is_some() || list.duplicate_treatment.is_some() {
         return None;
     }
+    unnamed_arguments(f)
+}
+
+/// The arguments of a call, if none has a name.
+pub(super) fn unnamed_arguments(f: &Function) -> Option<Vec<Expr>> {
+    let FunctionArguments::List(list) = &f.args else { return None };
     list.args
         .iter()
         .map(|a| match a {

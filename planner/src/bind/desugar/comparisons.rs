@@ -3,6 +3,7 @@
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
+use super::calls::unnamed_arguments;
 use super::ops::{Op, binary, call, negate_if, ours, take};
 use crate::bind::places;
 
@@ -91,16 +92,7 @@ pub(in crate::bind) fn row_items(e: &Expr) -> Option<Vec<Expr>> {
     match e {
         Expr::Tuple(items) if !items.is_empty() => Some(items.clone()),
         Expr::Nested(inner) => row_items(inner),
-        Expr::Function(f) if f.name.to_string().eq_ignore_ascii_case("row") => {
-            let FunctionArguments::List(list) = &f.args else { return None };
-            list.args
-                .iter()
-                .map(|a| match a {
-                    FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) => Some(e.clone()),
-                    _ => None,
-                })
-                .collect()
-        }
+        Expr::Function(f) if f.name.to_string().eq_ignore_ascii_case("row") => unnamed_arguments(f),
         _ => None,
     }
 }

@@ -25,7 +25,7 @@ use super::predicates::{spell_out_filter, spell_out_predicates};
 use crate::functions::window_fn::WITH_TIES;
 pub(super) use comparisons::row_items;
 pub(super) use literals::interval_text;
-pub use ops::{ANY, Op, SERIES, VALUES};
+pub use ops::{ANY, Op, SERIES, VALUES, plain_call};
 pub(super) use ops::{call, resolved, string, take};
 use ops::{null, ours, unwrap_number};
 

@@ -138,6 +138,11 @@ pub(in crate::bind) fn call(name: &str, args: impl IntoIterator<Item = Expr>) ->
     if let Some(name) = resolved_name(name) {
         return resolved(name, args);
     }
+    plain_call(name, args)
+}
+
+/// A call of a function, by a name that needs no folding, that is looked up like any other.
+pub fn plain_call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
     let args = args.into_iter().map(|a| FunctionArg::Unnamed(FunctionArgExpr::Expr(a))).collect();
     Expr::Function(Function {
         name: ObjectName::from(vec![Ident::with_quote('"', name)]),
