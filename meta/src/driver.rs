@@ -378,7 +378,7 @@ impl Driver {
             let pause = backoff(failures, self.shared.env.as_ref());
             warn!(job = %self.handle.id, %error, pause_ms = pause.as_millis() as u64, "sink stalled");
             let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
-            let reason = error.to_string();
+            let reason = with_particulars(&error);
             self.set_state(JobState::Stalled { code: error.state, reason, retry_at_ms });
             tokio::time::sleep(pause).await;
         }
@@ -473,6 +473,16 @@ fn is_empty(commit: &JobCommit) -> bool {
         && commit.counters.is_empty()
         && commit.row_count_delta == 0
         && commit.publish.is_none()
+}
+
+/// The reason why a target refuses, with which row it is and what can be done, as far as that is known.
+fn with_particulars(error: &SqlError) -> String {
+    let more = [error.detail.as_deref(), error.hint.as_deref()].into_iter().flatten();
+    let more: Vec<&str> = more.collect();
+    if more.is_empty() {
+        return error.message.clone();
+    }
+    format!("{}: {}", error.message, more.join(" "))
 }
 
 /// Doubles with every failure in a row; half of it is jitter, so that many jobs do not retry together.

@@ -271,9 +271,13 @@ fn not_ready(message: String) -> SqlError {
 
 /// Damaged or lost storage keeps its own code; to a reader any other cause is a job that does not run.
 fn failed(code: SqlState, message: String) -> SqlError {
-    const STORAGE: [SqlState; 3] =
-        [SqlState::DATA_CORRUPTED, SqlState::DISK_FULL, SqlState::IO_ERROR];
-    match STORAGE.contains(&code) {
+    const OWN: [SqlState; 4] = [
+        SqlState::DATA_CORRUPTED,
+        SqlState::DISK_FULL,
+        SqlState::IO_ERROR,
+        SqlState::NOT_NULL_VIOLATION,
+    ];
+    match OWN.contains(&code) {
         true => SqlError::new(code, message),
         false => not_ready(message),
     }

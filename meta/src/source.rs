@@ -214,9 +214,7 @@ impl Coordinator {
     }
 
     fn failing(&self, error: &SqlError) {
-        let parts = [Some(&error.message), error.detail.as_ref(), error.hint.as_ref()];
-        let reason: Vec<&str> = parts.into_iter().flatten().map(String::as_str).collect();
-        let reason = reason.join(". ");
+        let reason = one_line(error);
         let mut status = self.status.lock();
         if status.reason.as_deref() != Some(&reason) {
             warn!(source = %self.id, %error, "source cannot be read");
@@ -409,6 +407,19 @@ impl Coordinator {
     }
 }
 
+/// Message, detail and hint, where only the last sentence keeps its full stop.
+fn one_line(error: &SqlError) -> String {
+    let mut line = error.message.clone();
+    for part in [&error.detail, &error.hint].into_iter().flatten() {
+        if line.ends_with('.') {
+            line.pop();
+        }
+        line.push_str(". ");
+        line.push_str(part);
+    }
+    line
+}
+
 fn retry_pause(failures: u32) -> Duration {
     RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(RETRY_MAX)
 }
@@ -540,7 +551,19 @@ fn next_offsets(polled: &Polled, known: &Known, amount: u64) -> Next {
 
 #[cfg(test)]
 mod tests {
+    use millrace_common::SqlState;
+
     use super::*;
+
+    #[test]
+    fn a_reason_has_one_full_stop_between_its_sentences() {
+        let error = SqlError::new(SqlState::IO_ERROR, "a file has changed");
+        assert_eq!(one_line(&error), "a file has changed");
+        let error = error.with_hint("Leave it.");
+        assert_eq!(one_line(&error), "a file has changed. Leave it.");
+        let error = error.with_detail("It was short.");
+        assert_eq!(one_line(&error), "a file has changed. It was short. Leave it.");
+    }
 
     fn polled(available: u64, more: More) -> Polled {
         Polled { available: vec![(0, available), (1, available)], more, ..Polled::default() }

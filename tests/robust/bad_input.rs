@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use futures::SinkExt;
 use futures::stream::BoxStream;
 use millrace_sqllogictest::{Server, ServerOptions};
 use millrace_storage::object::{MeterOptions, Metered};
@@ -47,6 +49,22 @@ fn psql(port: u16, sql: &str) -> String {
         .output()
         .expect("psql is installed");
     text(&output)
+}
+
+/// What psql prints for a COPY FROM STDIN of this input.
+fn copied(port: u16, sql: &str, input: &str) -> String {
+    let mut child = Command::new("psql")
+        .args(["-X", "-h", "127.0.0.1", "-p", &port.to_string(), "-U", "root", "-d", "dev"])
+        .args(["-v", "VERBOSITY=verbose", "-c", sql])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("psql is installed");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input.as_bytes()).expect("psql reads");
+    drop(stdin);
+    text(&child.wait_with_output().expect("psql ends"))
 }
 
 fn text(output: &Output) -> String {
@@ -150,6 +168,58 @@ fn a_duplicate_key_is_named_and_nothing_is_inserted() {
     refused(port, "INSERT INTO t VALUES (8, 7), (8, 2)", "23505", &["Key (k)=(8)"]);
     refused(port, "INSERT INTO t VALUES (NULL, 2)", "23502", &["\"k\""]);
     assert_eq!(psql(port, "SELECT * FROM t").trim(), "1|1");
+}
+
+#[test]
+fn a_line_of_copy_that_breaks_a_constraint_is_named() {
+    let (_dir, server) = server();
+    let port = server.port;
+    psql(port, "CREATE TABLE c (id int PRIMARY KEY, n text NOT NULL, d int NOT NULL DEFAULT 7)");
+    psql(port, "INSERT INTO c VALUES (9, 'there')");
+    let fails = |columns: &str, input: &str, state: &str, message: &str, context: &str| {
+        let context = format!("CONTEXT:  COPY c, line {context}\n");
+        let copy = format!("COPY c {columns} FROM STDIN (FORMAT csv)");
+        let output = copied(port, &copy, input);
+        for word in [message, &format!("ERROR:  {state}:"), &context] {
+            assert!(output.contains(word), "{input}: \"{word}\" is not in: {output}");
+        }
+        assert_eq!(psql(port, "SELECT id, n, d FROM c").trim(), "9|there|7", "after {input}");
+    };
+    let ids = "(id, n)";
+    fails(ids, "1,a\n2,\n3,c\n", "23502", "null value in column \"n\"", "2: \"2,\"");
+    // The first line counts, not the first column.
+    fails(ids, "1,\n,b\n", "23502", "null value in column \"n\"", "1: \"1,\"");
+    // A default is for columns that are not given.
+    fails("", "1,a,3\n2,b,\n", "23502", "null value in column \"d\"", "2: \"2,b,\"");
+    fails("(id)", "1\n2\n", "23502", "null value in column \"n\"", "1: \"1\"");
+    // Lines of the file, also after a value that has several.
+    fails(ids, "1,\"a\nb\"\n2,\n", "23502", "Failing row contains (2, null, 7).", "3: \"2,\"");
+    fails(ids, "1,a\n2,b\n1,c\n", "23505", "Key (id)=(1) already exists.", "3");
+    fails(ids, "1,a\n9,b\n3,c\n", "23505", "Key (id)=(9) already exists.", "2");
+    // Far into the input, beyond the rows that go on together.
+    let many: String = (100..60_000).map(|id| format!("{id},x\n")).collect();
+    let late = format!("{many}60000,\n");
+    fails(ids, &late, "23502", "null value in column \"n\"", "59901: \"60000,\"");
+    fails(ids, &format!("{many}100,x\n"), "23505", "Key (id)=(100) already exists.", "59901");
+    assert_eq!(copied(port, "COPY c (id, n) FROM STDIN (FORMAT csv)", "1,a\n").trim(), "COPY 1");
+    assert_eq!(psql(port, "SELECT d FROM c WHERE id = 1").trim(), "7");
+}
+
+#[tokio::test]
+async fn a_line_of_copy_in_a_block_is_named_too() {
+    let (_dir, server) = server();
+    let client = server.connect().await.expect("a connection");
+    client.batch_execute("CREATE TABLE c (id int PRIMARY KEY, n text NOT NULL)").await.expect("c");
+    for (input, place) in [("1\ta\n2\t\\N\n", "2: \"2\t\\N\""), ("1\ta\n2\tb\n1\tc\n", "3")] {
+        client.batch_execute("BEGIN").await.expect("a block");
+        let sink = client.copy_in("COPY c FROM STDIN").await.expect("COPY begins");
+        futures::pin_mut!(sink);
+        sink.send(bytes::Bytes::from(input)).await.expect("data");
+        let e = sink.finish().await.expect_err(input);
+        let context = e.as_db_error().and_then(|e| e.where_()).unwrap_or_default();
+        assert_eq!(context, format!("COPY c, line {place}"), "{input}");
+        client.batch_execute("ROLLBACK").await.expect("a rollback");
+    }
 }
 
 #[test]

@@ -177,6 +177,41 @@ async fn copy(client: &Client, table: &str, keys: i64, lines: i64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_bad_line_at_the_end_of_a_large_copy_is_named() {
+    let (server, _dir) = start().await;
+    let client = server.connect().await.expect("a connection");
+    client
+        .batch_execute("CREATE TABLE a (k int PRIMARY KEY, n int NOT NULL, filler text)")
+        .await
+        .expect("a table");
+    let filler = "c".repeat(500);
+    let next = ROWS + 1;
+    for (last, state, context) in [
+        (format!("{next}\t\\N\tx\n"), "23502", format!("line {next}: \"{next}\t\\N\tx\"")),
+        (format!("{next}\t0\tx\n{next}\t1\ty\n"), "23505", format!("line {}", next + 1)),
+    ] {
+        let sink = client.copy_in("COPY a FROM STDIN").await.expect("COPY begins");
+        futures::pin_mut!(sink);
+        let mut data = String::new();
+        for key in 1..=ROWS {
+            data.push_str(&format!("{key}\t0\t{filler}\n"));
+            if data.len() > 1 << 20 {
+                sink.send(bytes::Bytes::from(std::mem::take(&mut data))).await.expect("data");
+            }
+        }
+        data.push_str(&last);
+        sink.send(bytes::Bytes::from(data)).await.expect("data");
+        let e = sink.finish().await.expect_err("a bad line");
+        let e = e.as_db_error().expect("an error of the server");
+        assert_eq!(
+            (e.code().code(), e.where_()),
+            (state, Some(format!("COPY a, {context}").as_str()))
+        );
+        assert_eq!(row(&client, "SELECT count(*) FROM a").await, "0");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tables_that_overwrite_or_ignore_take_loads_of_any_size() {
     let (server, _dir) = start().await;
     let client = server.connect().await.expect("a connection");

@@ -267,6 +267,37 @@ async fn a_target_that_is_away_or_refuses_stalls_its_sink_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_null_for_a_column_that_takes_none_stalls_a_sink_with_its_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path());
+    let client = server.connect().await.unwrap();
+    execute(
+        &client,
+        "CREATE TABLE t (k int PRIMARY KEY, v int); CREATE TABLE strict (k int PRIMARY KEY, v int NOT NULL);
+         CREATE TABLE strict_rows (v int NOT NULL); INSERT INTO t VALUES (1, 1);
+         CREATE SINK upserts INTO strict FROM t;
+         CREATE SINK appends INTO strict_rows AS SELECT v FROM t WITH (force_append_only = true);
+         INSERT INTO t VALUES (2, NULL);",
+    )
+    .await;
+    for (sink, table, row) in
+        [("upserts", "strict", "(2, null)"), ("appends", "strict_rows", "(null)")]
+    {
+        let reason = until_state(&client, sink, "stalled").await;
+        let words = format!(
+            "null value in column \"v\" of relation \"{table}\" violates not-null constraint"
+        );
+        assert!(reason.contains(&words) && reason.contains(row), "{reason}");
+    }
+    execute(
+        &client,
+        "DROP SINK upserts, appends; CREATE SINK filtered INTO strict AS SELECT * FROM t WHERE v IS NOT NULL; FLUSH",
+    )
+    .await;
+    assert_eq!(sorted(&client, "SELECT k, v FROM strict").await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_subscription_goes_on_from_an_epoch_after_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = start(dir.path());

@@ -4,10 +4,28 @@
 use std::borrow::Cow;
 
 use millrace_common::encoding::array::put_item;
+use millrace_common::json::push_string;
+use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
 
 /// Nesting deeper than this is refused: it bounds the stack.
 const MAX_DEPTH: usize = 128;
+
+/// What a JSON string is where a column is jsonb. Sinks write what sources of the same format read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strings {
+    /// A JSON string, as for PostgreSQL's jsonb_populate_record.
+    Values,
+    /// The text of a document: so Debezium sends columns of type json.
+    Documents,
+}
+
+impl Strings {
+    /// By the word after FORMAT.
+    pub fn of(format: &str) -> Strings {
+        if format == "DEBEZIUM" { Strings::Documents } else { Strings::Values }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -93,13 +111,22 @@ impl Object {
     }
 
     /// A member's text for a column of a type; a missing one is null.
-    pub fn field(&self, name: &str, t: SqlType) -> Result<Option<Cow<'_, str>>, SqlError> {
+    pub fn field(
+        &self,
+        name: &str,
+        t: SqlType,
+        strings: Strings,
+    ) -> Result<Option<Cow<'_, str>>, SqlError> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         let text = &self.text[entry.value.0..entry.value.1];
         match entry.kind {
             Kind::Null => Ok(None),
+            Kind::String if t == SqlType::Jsonb && strings == Strings::Values => {
+                Ok(Some(Cow::Owned(quoted(text))))
+            }
             Kind::Nested if matches!(t, SqlType::Array(_)) && text.starts_with('[') => {
-                Ok(Some(Cow::Owned(array_literal(text)?)))
+                let quotes = t == SqlType::Array(Element::Jsonb) && strings == Strings::Values;
+                Ok(Some(Cow::Owned(array_literal(text, quotes)?)))
             }
             Kind::Nested if !takes_nested(t) => Err(SqlError::new(
                 SqlState::INVALID_TEXT_REPRESENTATION,
@@ -116,8 +143,16 @@ impl Object {
     }
 }
 
-/// A JSON array as PostgreSQL writes it: `[1, null, "a b"]` is `{1,NULL,"a b"}`.
-fn array_literal(text: &str) -> Result<String, SqlError> {
+/// A text as a JSON string.
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    push_string(&mut out, text);
+    out
+}
+
+/// A JSON array as PostgreSQL writes it: `[1, null, "a b"]` is `{1,NULL,"a b"}`. `quotes`: strings stay
+/// JSON strings.
+fn array_literal(text: &str, quotes: bool) -> Result<String, SqlError> {
     let mut p = Parser { text, at: 1 };
     let mut out = String::from("{");
     p.space();
@@ -131,6 +166,7 @@ fn array_literal(text: &str) -> Result<String, SqlError> {
         match kind {
             Kind::Null => out.push_str("NULL"),
             Kind::Plain => out.push_str(&value),
+            Kind::String if quotes => put_item(&quoted(&value), &mut out),
             // An element that is an array of its own is told as an object would be: the element's type decides.
             Kind::String | Kind::Nested => put_item(&value, &mut out),
         }
@@ -371,14 +407,21 @@ impl<'a> Parser<'a> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_common::types::Element;
-
     use super::*;
 
     fn field(json: &str, name: &str, t: SqlType) -> Result<Option<String>, SqlError> {
+        field_with(json, name, t, Strings::Values)
+    }
+
+    fn field_with(
+        json: &str,
+        name: &str,
+        t: SqlType,
+        strings: Strings,
+    ) -> Result<Option<String>, SqlError> {
         let mut object = Object::default();
         object.parse(json.as_bytes())?;
-        object.field(name, t).map(|f| f.map(Cow::into_owned))
+        object.field(name, t, strings).map(|f| f.map(Cow::into_owned))
     }
 
     #[test]
@@ -398,6 +441,38 @@ mod tests {
         assert_eq!(array("e", Element::Int).unwrap().unwrap(), "{}");
         assert_eq!(array("x", Element::Int).unwrap().unwrap(), r#"{"k":1}"#);
         assert_eq!(field("{}", "x", SqlType::Int).unwrap(), None);
+    }
+
+    #[test]
+    fn a_string_for_jsonb_is_a_json_string_or_a_document() {
+        let json = r#"{"n":"5", "t":"true", "h":"a\"b\u0001", "z":null, "d":{"k":"5"}, "p":5, "l":["5", 5, null, {"k":"5"}, "{1}"]}"#;
+        let get = |name, strings| field_with(json, name, SqlType::Jsonb, strings).unwrap();
+        let value = |name| get(name, Strings::Values);
+        assert_eq!(value("n").unwrap(), r#""5""#);
+        assert_eq!(value("t").unwrap(), r#""true""#);
+        assert_eq!(value("h").unwrap(), r#""a\"b\u0001""#);
+        assert_eq!(value("l").unwrap(), r#"["5", 5, null, {"k":"5"}, "{1}"]"#);
+        let document = |name| get(name, Strings::Documents);
+        assert_eq!(document("n").unwrap(), "5");
+        assert_eq!(document("t").unwrap(), "true");
+        assert_eq!(document("h").unwrap(), "a\"b\u{1}");
+        for strings in [Strings::Values, Strings::Documents] {
+            assert_eq!(get("z", strings), None);
+            assert_eq!(get("d", strings).unwrap(), r#"{"k":"5"}"#);
+            assert_eq!(get("p", strings).unwrap(), "5");
+            // To other types a string is its text.
+            let text = field_with(json, "n", SqlType::Text, strings).unwrap();
+            assert_eq!(text.unwrap(), "5");
+        }
+        let list = |t, strings| field_with(json, "l", SqlType::Array(t), strings).unwrap().unwrap();
+        assert_eq!(
+            list(Element::Jsonb, Strings::Values),
+            r#"{"\"5\"",5,NULL,"{\"k\":\"5\"}","\"{1}\""}"#
+        );
+        for (t, strings) in [(Element::Jsonb, Strings::Documents), (Element::Text, Strings::Values)]
+        {
+            assert_eq!(list(t, strings), r#"{"5",5,NULL,"{\"k\":\"5\"}","{1}"}"#);
+        }
     }
 
     #[test]

@@ -13,12 +13,13 @@ use crate::batch::{BatchBuilder, Facts};
 use crate::columns::Columns;
 use crate::options;
 use csv::CsvFormat;
+use json::Strings;
 
 /// ENCODE of a source.
 #[derive(Clone, Debug)]
 pub enum Encoding {
     Csv(CsvFormat),
-    Json,
+    Json(Strings),
     /// The whole value in the one column.
     Bytes,
 }
@@ -37,7 +38,7 @@ impl Encoding {
                 },
                 null: relation.option("null").unwrap_or_default().to_owned(),
             }),
-            "JSON" => Encoding::Json,
+            "JSON" => Encoding::Json(Strings::of(options::format(relation, ("PLAIN", encode)).0)),
             "BYTES" => Encoding::Bytes,
             other => {
                 return Err(SqlError::unsupported(format!("ENCODE {other}"))
@@ -113,10 +114,12 @@ impl Decoder {
                         .map(Cow::Borrowed))
                 })
             }
-            Encoding::Json => {
+            Encoding::Json(strings) => {
                 self.object.parse(bytes)?;
                 let (object, columns) = (&self.object, &self.columns);
-                out.push(facts, weight, |c| object.field(&columns.names[c], columns.types[c]))
+                out.push(facts, weight, |c| {
+                    object.field(&columns.names[c], columns.types[c], *strings)
+                })
             }
             Encoding::Bytes => {
                 let text = bytes_as_text(bytes, &self.columns)?;

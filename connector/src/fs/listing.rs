@@ -177,23 +177,28 @@ pub fn version_of(meta: &ObjectMeta) -> String {
 
 /// An error if a file that was found before is another now. One that is gone is missed only by who
 /// needs to read it.
-pub fn check_unchanged(found: &[ObjectMeta], known: &[SourceFile]) -> Result<(), ConnectorError> {
+pub fn check_unchanged(
+    location: &Location,
+    found: &[ObjectMeta],
+    known: &[SourceFile],
+) -> Result<(), ConnectorError> {
     let known: HashMap<&str, &SourceFile> = known.iter().map(|f| (f.path.as_str(), f)).collect();
     for meta in found {
         let Some(file) = known.get(meta.location.as_ref()) else { continue };
         if file.size != meta.size || file.version != version_of(meta) {
-            return Err(changed(meta.location.as_ref(), file.size, meta.size));
+            return Err(changed(&location.shown(&file.path), file.size, meta.size));
         }
     }
     Ok(())
 }
 
-pub fn changed(path: &str, before: u64, now: u64) -> ConnectorError {
+/// `shown`: the file as users know it.
+pub fn changed(shown: &str, before: u64, now: u64) -> ConnectorError {
     let detail = match before == now {
         true => "It has been written again.".to_owned(),
         false => format!("It had {before} bytes and has {now} now."),
     };
-    ConnectorError::Changed { place: format!("file {path}"), detail }
+    ConnectorError::Changed { place: format!("file {shown}"), detail }
 }
 
 /// Files seen but not taken yet.

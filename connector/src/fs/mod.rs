@@ -130,7 +130,7 @@ impl Source for FsSource {
 
     async fn poll(&self, known: &Known) -> Result<Polled, ConnectorError> {
         let found = self.location.list().await?;
-        let changed = listing::check_unchanged(&found, &known.parts.files).err();
+        let changed = listing::check_unchanged(&self.location, &found, &known.parts.files).err();
         let paths: Vec<String> = found.iter().map(|m| m.location.to_string()).collect();
         let fresh = {
             let mut settling = self.settling.lock();

@@ -188,6 +188,27 @@ async fn json_lines_are_one_stream_of_rows_however_they_are_cut() {
 }
 
 #[tokio::test]
+async fn a_string_for_jsonb_is_a_json_string() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = r#"{"a":1,"b":"5"}
+{"a":2,"b":"true"}
+{"a":3,"b":"hello"}
+{"a":4,"b":{"k":"5"}}
+{"a":5,"b":5}
+{"a":6,"b":null}
+"#;
+    std::fs::write(dir.path().join("1.jsonl"), text).unwrap();
+    let path = dir.path().display().to_string();
+    let columns = [("a", SqlType::Int), ("b", SqlType::Jsonb)];
+    let source = FsSource::new(&relation(&path, "JSON", &columns, &[])).unwrap();
+    let known = discovered(&source, Known::default()).await;
+    let whole = read(&source, &known.parts, &[known.offset(0)], false, true).await.unwrap();
+    let rows: Vec<&str> = whole.texts.iter().map(|t| t.split_once(':').unwrap().1).collect();
+    assert_eq!(rows, ["1|\"5\"", "2|\"true\"", "3|\"hello\"", "4|{\"k\": \"5\"}", "5|5", "6|"]);
+    assert_eq!(whole.bad, [""; 0]);
+}
+
+#[tokio::test]
 async fn readers_of_other_columns_leave_out_the_same_rows() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("x.csv"), "1,a\nbad,b\n3,c\n").unwrap();
@@ -237,10 +258,12 @@ async fn new_files_are_found_and_changed_ones_are_an_error() {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
-    assert!(changed.message.contains("sub/b has changed"), "{}", changed.message);
+    let expected = format!("file {}/b has changed since", path.display());
+    assert!(changed.message.starts_with(&expected), "{}", changed.message);
     let at = ReadFrom { split: 1, offset: 0, position: None, parts: known.parts.clone() };
     let error = source.open(at, &[0]).unwrap().read(8, 10).await.unwrap_err();
     assert!(matches!(error, ConnectorError::Changed { .. }), "{error}");
+    assert!(error.to_string().starts_with(&expected), "{error}");
     std::fs::remove_file(path.join("b")).unwrap();
     let polled = source.poll(&known).await.unwrap();
     assert!(polled.trouble.is_none(), "a file that is gone is missed by who reads it");

@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow::array::{Int64Array, RecordBatch};
-use millrace_common::{SqlError, SqlState};
+use millrace_common::{SqlError, SqlState, SqlType};
 
 use crate::ConnectorError;
 use crate::batch::{BatchBuilder, Facts};
 use crate::columns::Columns;
-use crate::decode::json::Object;
+use crate::decode::json::{Object, Strings};
 use crate::decode::{Decoder, Encoding, text};
 
 /// FORMAT of a source.
@@ -128,7 +128,7 @@ impl Messages {
             self.object.parse(bytes)?;
             let object = &self.object;
             return self.out.push(facts, -1, |c| match key.contains(&c) {
-                true => object.field(&columns.names[c], columns.types[c]),
+                true => object.field(&columns.names[c], columns.types[c], Strings::Values),
                 false => Ok(None),
             });
         }
@@ -139,7 +139,11 @@ impl Messages {
             ));
         };
         let whole = text(bytes)?;
-        let whole = whole.strip_prefix('"').and_then(|w| w.strip_suffix('"')).unwrap_or(whole);
+        let whole = match columns.types[only] {
+            // A JSON string as it is.
+            SqlType::Jsonb => whole,
+            _ => whole.strip_prefix('"').and_then(|w| w.strip_suffix('"')).unwrap_or(whole),
+        };
         self.out.push(facts, -1, |c| Ok((c == only).then_some(Cow::Borrowed(whole))))
     }
 }

@@ -175,6 +175,29 @@ async fn changes_of_a_database() {
 }
 
 #[tokio::test]
+async fn a_string_for_jsonb_is_what_the_format_says() {
+    let broker = Broker::new("t", 1);
+    for (id, text) in [(1, "5"), (2, "hello")] {
+        let row = format!("\"id\":{id},\"name\":\"{text}\"");
+        broker.send("t", 0, None, Some(&format!("{{{row},\"after\":{{{row}}}}}")));
+    }
+    let servers = broker.cluster.bootstrap_servers();
+    for (format, expected, wrong) in [
+        ("PLAIN", vec!["1:1|\"5\"|0", "1:2|\"hello\"|1"], 0),
+        ("UPSERT", vec!["1:1|\"5\"|0", "1:2|\"hello\"|1"], 0),
+        ("DEBEZIUM", vec!["1:1|5|0"], 1),
+    ] {
+        let mut described = relation(&servers, (format, "JSON"), &[]);
+        described.columns[1].sql_type = SqlType::Jsonb.into();
+        let source = KafkaSource::new(&described).unwrap();
+        let (rows, bad) = read(&source, 0, 0, 2).await;
+        assert_eq!(rows, expected, "{format}");
+        assert_eq!(bad.len(), wrong, "{format}");
+        assert!(bad.iter().all(|b| b.contains("invalid input syntax for type json")), "{bad:?}");
+    }
+}
+
+#[tokio::test]
 async fn partitions_begin_where_they_are_told_to() {
     let broker = Broker::new("t", 1);
     broker.send("t", 0, None, Some("{}"));

@@ -1,14 +1,15 @@
 //! Rows as lines of JSON or CSV.
 //!
 //! JSON follows PostgreSQL's `row_to_json`: numbers and booleans bare (NaN and infinities as strings),
-//! timestamps with a `T`, jsonb as it is, arrays as arrays, everything else as the string that PostgreSQL prints. CSV follows its
-//! `COPY … (FORMAT csv)`.
+//! timestamps with a `T`, jsonb as it is, arrays as arrays, everything else as the string that PostgreSQL prints. FORMAT DEBEZIUM
+//! has jsonb as a string, as Debezium does. CSV follows its `COPY … (FORMAT csv)`.
 
 use bytes::{BufMut, BytesMut};
 use millrace_common::encoding::array::array_items;
 use millrace_common::{Epoch, SqlError, SqlType};
 
 use super::{Change, Definition, Rows, SinkType};
+use crate::decode::json::Strings;
 use crate::options::invalid;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,6 +185,10 @@ impl LineWriter {
         text: &mut BytesMut,
         out: &mut BytesMut,
     ) -> Result<(), SqlError> {
+        let strings = match self.definition.kind {
+            SinkType::Changelog => Strings::Documents,
+            SinkType::AppendOnly | SinkType::Upsert => Strings::Values,
+        };
         out.put_u8(b'{');
         for (i, &column) in columns.iter().enumerate() {
             if i > 0 {
@@ -192,7 +197,9 @@ impl LineWriter {
             out.put_slice(self.names[column].as_bytes());
             match rows.text(row, column, text)? {
                 None => out.put_slice(b"null"),
-                Some(value) => put_json(value, self.definition.columns[column].sql_type, out),
+                Some(value) => {
+                    put_json(value, self.definition.columns[column].sql_type, strings, out)
+                }
             }
         }
         out.put_u8(b'}');
@@ -201,7 +208,7 @@ impl LineWriter {
 }
 
 /// A value from its text.
-fn put_json(text: &str, sql_type: SqlType, out: &mut BytesMut) {
+fn put_json(text: &str, sql_type: SqlType, strings: Strings, out: &mut BytesMut) {
     match sql_type {
         SqlType::Boolean => out.put_slice(if text == "t" { b"true" } else { b"false" }),
         SqlType::SmallInt
@@ -225,23 +232,31 @@ fn put_json(text: &str, sql_type: SqlType, out: &mut BytesMut) {
             }
             put_json_string(&iso, out);
         }
-        SqlType::Jsonb => out.put_slice(text.as_bytes()),
+        SqlType::Jsonb => match strings {
+            Strings::Values => out.put_slice(text.as_bytes()),
+            Strings::Documents => put_json_string(text, out),
+        },
         SqlType::Array(element) => match array_items(text) {
-            Some(items) => put_json_array(&items, element.scalar(), out),
+            Some(items) => put_json_array(&items, element.scalar(), strings, out),
             None => put_json_string(text, out),
         },
         _ => put_json_string(text, out),
     }
 }
 
-fn put_json_array(items: &[Option<String>], element: SqlType, out: &mut BytesMut) {
+fn put_json_array(
+    items: &[Option<String>],
+    element: SqlType,
+    strings: Strings,
+    out: &mut BytesMut,
+) {
     out.put_u8(b'[');
     for (i, item) in items.iter().enumerate() {
         if i > 0 {
             out.put_u8(b',');
         }
         match item {
-            Some(item) => put_json(item, element, out),
+            Some(item) => put_json(item, element, strings, out),
             None => out.put_slice(b"null"),
         }
     }
@@ -293,13 +308,19 @@ fn put_csv(text: &str, delimiter: u8, out: &mut BytesMut) {
 
 #[cfg(test)]
 mod tests {
+    use millrace_common::json::canonical;
     use millrace_common::types::Element;
 
     use super::*;
+    use crate::decode::json::Object;
 
     fn json(text: &str, t: SqlType) -> String {
+        json_with(text, t, Strings::Values)
+    }
+
+    fn json_with(text: &str, t: SqlType, strings: Strings) -> String {
         let mut out = BytesMut::new();
-        put_json(text, t, &mut out);
+        put_json(text, t, strings, &mut out);
         String::from_utf8(out.to_vec()).unwrap()
     }
 
@@ -322,6 +343,43 @@ mod tests {
         assert_eq!(json("{t,f}", SqlType::Array(Element::Boolean)), "[true,false]");
         assert_eq!(json("{}", SqlType::Array(Element::Int)), "[]");
         assert_eq!(json("a\"b\\c\n\u{1}é", SqlType::Text), "\"a\\\"b\\\\c\\n\\u0001é\"");
+    }
+
+    #[test]
+    fn sources_read_the_jsonb_that_sinks_of_their_format_write() {
+        let read = |json: &str, t, strings| {
+            let mut object = Object::default();
+            object.parse(format!("{{\"j\":{json}}}").as_bytes()).unwrap();
+            object.field("j", t, strings).unwrap().map(|text| text.into_owned())
+        };
+        let documents = [
+            "5",
+            "true",
+            r#""5""#,
+            r#""true""#,
+            r#""hello""#,
+            r#""a\"b\\c\n\u0001é""#,
+            r#"{"a": "5", "b": [1, "x", null]}"#,
+            r#"["5", 2.50]"#,
+        ];
+        let array = SqlType::Array(Element::Jsonb);
+        let items = r#"{"\"5\"",5,"\"a b\"","{\"a\": \"5\"}",NULL}"#;
+        for strings in [Strings::Values, Strings::Documents] {
+            for document in documents {
+                let written = json_with(document, SqlType::Jsonb, strings);
+                let back = read(&written, SqlType::Jsonb, strings).unwrap();
+                assert_eq!(canonical(&back).unwrap(), document, "{strings:?} {written}");
+            }
+            let written = json_with(items, array, strings);
+            let back = read(&written, array, strings).unwrap();
+            assert_eq!(array_items(&back), array_items(items), "{strings:?} {written}");
+        }
+        let debezium = |text, t| json_with(text, t, Strings::Documents);
+        assert_eq!(debezium("{\"a\": 1}", SqlType::Jsonb), r#""{\"a\": 1}""#);
+        assert_eq!(debezium("{5,NULL}", array), r#"["5",null]"#);
+        // Only as a string a JSON null differs from NULL.
+        let null = debezium("null", SqlType::Jsonb);
+        assert_eq!(read(&null, SqlType::Jsonb, Strings::Documents).unwrap(), "null");
     }
 
     #[test]

@@ -69,6 +69,14 @@ impl Keyed {
         take_binary(&self.keys, &UInt32Array::from(self.firsts.clone()))
     }
 
+    /// The first row whose key an earlier row has.
+    pub fn first_repeat(&self) -> Option<usize> {
+        if self.firsts.len() == self.keys.len() {
+            return None;
+        }
+        (0..self.group.len()).find(|&row| self.firsts[self.group[row] as usize] as usize != row)
+    }
+
     /// Checks against the rows found at [`Keyed::distinct`] and says what to write.
     pub fn check(
         &self,
@@ -107,7 +115,7 @@ impl Checker<'_> {
         DmlError::UniqueViolation {
             constraint: format!("{}_pkey", self.table),
             detail: format!("Key {key} already exists."),
-            row,
+            row: Some(row),
         }
     }
 

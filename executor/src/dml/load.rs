@@ -13,6 +13,7 @@ use millrace_rpc::version::StatementId;
 use millrace_storage::StorageError;
 use millrace_storage::stage::{Repeated, Staging};
 
+use super::check::Keyed;
 use super::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, Sequencer, resolve};
 use crate::error::ExecError;
 use crate::memory::{MemoryClass, Reservation};
@@ -82,6 +83,8 @@ pub struct Load {
     /// Of a `Change`: rows to delete.
     removed: Option<Staging>,
     rows: u64,
+    /// Rows that have gone to `staging`.
+    staged: usize,
     row_count: i64,
     account: Reservation,
     limits: LoadLimits,
@@ -109,6 +112,7 @@ impl Load {
             staging: None,
             removed: None,
             rows: 0,
+            staged: 0,
             row_count: 0,
             account,
             limits,
@@ -204,6 +208,10 @@ impl Load {
     async fn write(&mut self, chunk: DeltaChunk) -> Result<(), DmlError> {
         let failed = |e: StorageError| failed(e.into());
         let keyed = self.table.keyed(chunk).map_err(|e| DmlError::Sql(e.into_sql()))?;
+        if let Some(repeated) = self.repeated(&keyed) {
+            return Err(repeated);
+        }
+        self.staged += keyed.delta.num_rows();
         let Some(staging) = &mut self.staging else { return Ok(()) };
         staging.write(keyed.keys, keyed.delta.weights, keyed.delta.batch).map_err(failed)?;
         if staging.memory_size() > self.limits.spill_bytes {
@@ -212,6 +220,16 @@ impl Load {
         let removed = self.removed.as_ref().map_or(0, Staging::memory_size);
         self.account.set(staging.memory_size() + removed);
         Ok(())
+    }
+
+    /// A key that two of a chunk's new rows have: once they are sorted nobody knows which rows they were.
+    fn repeated(&self, keyed: &Keyed) -> Option<DmlError> {
+        let fails = self.kind == LoadKind::Insert { on_conflict: InsertConflict::Error };
+        if !fails || !self.table.has_primary_key() {
+            return None;
+        }
+        let row = keyed.first_repeat()?;
+        Some(self.table.duplicate(&keyed.delta.batch, row, Some(self.staged + row)))
     }
 
     /// Checks and commits all rows as one statement.

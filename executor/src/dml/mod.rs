@@ -103,8 +103,8 @@ pub enum DmlError {
         constraint: String,
         /// `Key (id)=(1) already exists.`
         detail: String,
-        /// The statement's row.
-        row: usize,
+        /// The statement's row, where it is still known.
+        row: Option<usize>,
     },
     #[error(transparent)]
     Sql(#[from] SqlError),

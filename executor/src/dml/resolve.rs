@@ -181,7 +181,7 @@ async fn check_new(
     let twice = batch.weights.as_ref().and_then(|w| w.values().iter().position(|w| *w > 1));
     if let Some(row) = twice {
         return Err(match on_repeat {
-            OnRepeat::Duplicate => table.duplicate(&batch.values, row),
+            OnRepeat::Duplicate => table.duplicate(&batch.values, row, None),
             OnRepeat::SecondTime => second_time().into(),
         });
     }
@@ -190,7 +190,7 @@ async fn check_new(
     let found = table.rows_at(keys.as_binary::<i32>().clone()).await?;
     let Some(nth) = found.input.values().iter().min() else { return Ok(()) };
     let row = (0..mask.len()).filter(|i| mask.value(*i)).nth(*nth as usize).unwrap_or(0);
-    Err(table.duplicate(&batch.values, row))
+    Err(table.duplicate(&batch.values, row, None))
 }
 
 /// ON CONFLICT DO UPDATE met one key twice.

@@ -6,9 +6,12 @@
 
 use std::sync::{Arc, Weak};
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow::datatypes::Schema;
+use bytes::BytesMut;
 use millrace_common::delta::take_rows;
-use millrace_common::{DeltaChunk, RelationId};
+use millrace_common::encoding::Column;
+use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::version::StatementId;
 
@@ -88,11 +91,52 @@ impl TableTarget {
         });
         // The sink's query has the table's columns in order, but for a hidden row id.
         let mut columns: Vec<ArrayRef> = chunk.batch.columns().to_vec();
+        let hidden = row_ids.as_ref().map(|(at, _)| *at);
         if let Some((at, ids)) = row_ids {
             columns.insert(at.min(columns.len()), ids);
         }
+        check_not_null(schema, &columns, table.name(), hidden)?;
         Ok(DeltaChunk::new(RecordBatch::try_new(schema.clone(), columns)?, chunk.weights))
     }
+}
+
+/// 23502 with the failing row, as an INSERT would say it. The change is not applied: left out, the row would
+/// be missing without a word.
+fn check_not_null(
+    schema: &Schema,
+    columns: &[ArrayRef],
+    table: &str,
+    hidden: Option<usize>,
+) -> Result<(), SqlError> {
+    for (field, column) in schema.fields().iter().zip(columns) {
+        if field.is_nullable() || column.null_count() == 0 {
+            continue;
+        }
+        let row = (0..column.len()).find(|r| column.is_null(*r)).unwrap_or(0);
+        let shown = columns.iter().enumerate().filter(|(i, _)| Some(*i) != hidden);
+        let values: Vec<String> =
+            shown.map(|(_, c)| show(c, row)).collect::<Result<_, SqlError>>()?;
+        return Err(SqlError::new(
+            SqlState::NOT_NULL_VIOLATION,
+            format!(
+                "null value in column \"{}\" of relation \"{table}\" violates not-null constraint",
+                field.name()
+            ),
+        )
+        .with_detail(format!("Failing row contains ({}).", values.join(", ")))
+        .with_hint("Drop the sink, and create it with a query that leaves NULLs out."));
+    }
+    Ok(())
+}
+
+fn show(column: &ArrayRef, row: usize) -> Result<String, SqlError> {
+    let value = Column::new(&column.slice(row, 1))?;
+    if value.is_null(0) {
+        return Ok("null".to_owned());
+    }
+    let mut text = BytesMut::new();
+    value.put_text(0, &mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// A row of weight n as n rows.

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch};
 use millrace_common::{DeltaChunk, SqlError, SqlState};
-use millrace_executor::dml::{InsertConflict, Load, LoadKind};
+use millrace_executor::dml::{DmlError, InsertConflict, Load, LoadKind};
+use millrace_executor::layout::RowLayout;
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{
     CopyLegacyCsvOption, CopyLegacyOption, CopyOption, CopySource, CopyTarget, Statement as Sql,
@@ -148,7 +149,11 @@ impl CopyIn {
             return Ok(());
         }
         let (table, targets) = (&self.table, &self.targets);
-        let rows = insert::complete_rows(session, table, targets, columns, count).await?;
+        let columns = insert::complete_columns(session, table, targets, columns, count).await?;
+        if let Some((row, e)) = rows::null_violation(table, &columns)? {
+            return Err(self.reader.at_row(row, e));
+        }
+        let rows = rows::batch(&rows::nullable(table.arrow_schema()?.as_ref()), columns, count)?;
         if session.stages_writes() {
             self.held_bytes += rows.get_array_memory_size();
             if self.held_bytes > self.limit {
@@ -168,15 +173,20 @@ impl CopyIn {
                 self.load.insert(session.cluster().begin_load(table, id, kind).await?)
             }
         };
-        Ok(load.append(DeltaChunk::inserts(rows)).await?)
+        let appended = load.append(DeltaChunk::inserts(rows)).await;
+        if load.has_spilled() && appended.is_ok() {
+            self.reader.forget_lines();
+        }
+        appended.map_err(|e| at_duplicate(&self.reader, e))
     }
 
     /// All lines have been read: the rows enter the table as one statement.
     pub async fn finish(mut self, session: &Session) -> Result<String, SqlError> {
         let (columns, count) = self.reader.finish()?;
         self.add(session, columns, count).await?;
-        if let Some(load) = self.load {
-            return Ok(format!("COPY {}", load.finish().await?.rows_affected));
+        if let Some(load) = self.load.take() {
+            let done = load.finish().await.map_err(|e| at_duplicate(&self.reader, e))?;
+            return Ok(format!("COPY {}", done.rows_affected));
         }
         let Some(first) = self.held.first() else { return Ok("COPY 0".to_owned()) };
         let batch = rows::concat(&first.schema(), &self.held)?;
@@ -193,11 +203,46 @@ impl CopyIn {
             resolves_conflicts: false,
         };
         for _ in 0..dml::MAX_ATTEMPTS {
-            if let Some(rows) = dml::apply(session, &self.table, &evaluated).await? {
+            let applied = dml::apply(session, &self.table, &evaluated).await;
+            if let Some(rows) = applied.map_err(|e| self.at_held_duplicate(&evaluated.output, e))? {
                 return Ok(format!("COPY {rows}"));
             }
         }
         Err(dml::too_many_conflicts())
+    }
+
+    /// A duplicate key of a block's COPY, with the line.
+    fn at_held_duplicate(&self, rows: &RecordBatch, e: SqlError) -> SqlError {
+        let row = match &e.detail {
+            Some(detail) if e.state == SqlState::UNIQUE_VIOLATION => self.row_of_key(rows, detail),
+            _ => None,
+        };
+        match row {
+            Some(row) => self.reader.at_input_row(row, e),
+            None => e,
+        }
+    }
+
+    /// The row that an error's detail is about. Of two with that key it is the second: that one is too many,
+    /// whatever the table has.
+    fn row_of_key(&self, rows: &RecordBatch, detail: &str) -> Option<usize> {
+        let layout = RowLayout::of_relation(&self.table).ok()?;
+        let has_key = |row: &usize| {
+            detail == format!("Key {} already exists.", layout.describe_key(rows, *row))
+        };
+        (0..rows.num_rows()).filter(has_key).take(2).last()
+    }
+}
+
+/// The error with the line of a duplicate key, if it is known which row has it.
+fn at_duplicate(reader: &Reader, e: DmlError) -> SqlError {
+    let row = match &e {
+        DmlError::UniqueViolation { row, .. } => *row,
+        _ => None,
+    };
+    match row {
+        Some(row) => reader.at_input_row(row, e.into()),
+        None => e.into(),
     }
 }
 

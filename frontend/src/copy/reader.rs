@@ -13,6 +13,31 @@ use crate::encoding::ColumnBuilder;
 
 /// A line longer than this is no line but a missing quote.
 const MAX_LINE: usize = 64 << 20;
+/// Characters of a value that an error message shows: as many as PostgreSQL's.
+const SHOWN: usize = 100;
+
+/// The lines of rows, for errors that are found when the rows are complete: as much as is shown of each.
+#[derive(Default)]
+struct Lines {
+    /// Which of the input's rows the first of them is.
+    first: u64,
+    text: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Lines {
+    fn push(&mut self, line: &[u8]) {
+        // One character more than is shown, however wide they are: so it is seen that there is more.
+        self.text.extend_from_slice(&line[..line.len().min(4 * (SHOWN + 1))]);
+        self.ends.push(self.text.len());
+    }
+
+    fn get(&self, row: usize) -> Option<&[u8]> {
+        let end = *self.ends.get(row)?;
+        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
+        self.text.get(start..end)
+    }
+}
 
 pub struct Reader {
     table: String,
@@ -25,6 +50,11 @@ pub struct Reader {
     quoted: bool,
     line: u64,
     rows: usize,
+    /// Of the rows being read, and of those taken last.
+    lines: Lines,
+    taken: Lines,
+    /// Rows of the input whose line does not follow the one of the row before, and their lines.
+    jumps: Vec<(u64, u64)>,
     ended: bool,
     scratch: Vec<u8>,
 }
@@ -45,6 +75,9 @@ impl Reader {
             quoted: false,
             line: 0,
             rows: 0,
+            lines: Lines::default(),
+            taken: Lines::default(),
+            jumps: Vec::new(),
             ended: false,
             scratch: Vec::new(),
         })
@@ -86,7 +119,49 @@ impl Reader {
     /// The columns of the lines read so far; reading goes on.
     pub fn take(&mut self) -> (Vec<ArrayRef>, usize) {
         let columns = self.builders.iter_mut().map(ColumnBuilder::finish).collect();
-        (columns, std::mem::take(&mut self.rows))
+        let rows = std::mem::take(&mut self.rows);
+        std::mem::swap(&mut self.lines, &mut self.taken);
+        self.lines.first = self.taken.first + rows as u64;
+        self.lines.text.clear();
+        self.lines.ends.clear();
+        (columns, rows)
+    }
+
+    /// The error with the line of a row of those that were taken last.
+    pub fn at_row(&self, row: usize, e: SqlError) -> SqlError {
+        match self.line_of(self.taken.first + row as u64) {
+            Some(line) => e.with_context(self.place(line, self.taken.get(row))),
+            None => e,
+        }
+    }
+
+    /// The error with the number of the line of a row, counted from the first of the input.
+    pub fn at_input_row(&self, row: usize, e: SqlError) -> SqlError {
+        match self.line_of(row as u64) {
+            Some(line) => e.with_context(self.place(line, None)),
+            None => e,
+        }
+    }
+
+    /// Nobody asks any more for the lines of rows that have been taken.
+    pub fn forget_lines(&mut self) {
+        let next = self.lines.first;
+        let past = self.jumps.partition_point(|(row, _)| *row <= next).saturating_sub(1);
+        self.jumps.drain(..past);
+    }
+
+    fn note_line(&mut self, line: &[u8]) {
+        let row = self.lines.first + self.rows as u64;
+        if self.line_of(row) != Some(self.line) {
+            self.jumps.push((row, self.line));
+        }
+        self.lines.push(line);
+    }
+
+    fn line_of(&self, row: u64) -> Option<u64> {
+        let after = self.jumps.partition_point(|(from, _)| *from <= row);
+        let (from, line) = *self.jumps.get(after.checked_sub(1)?)?;
+        Some(line + (row - from))
     }
 
     /// The columns, when all input has come.
@@ -101,7 +176,7 @@ impl Reader {
             }
             self.take_line(rest.strip_suffix(b"\r").unwrap_or(&rest))?;
         }
-        Ok((self.builders.iter_mut().map(ColumnBuilder::finish).collect(), self.rows))
+        Ok(self.take())
     }
 
     /// The newline that ends the line at the buffer's start: in CSV not one inside quotes.
@@ -145,6 +220,7 @@ impl Reader {
             return Err(self.at_line(crate::encoding::binary::invalid_utf8(), None));
         }
         let result = if self.format.csv { self.csv_line(line) } else { self.text_line(line) };
+        self.note_line(line);
         self.rows += 1;
         // CSV lines may hold newlines, and errors count lines of the file.
         self.line += line.iter().filter(|b| **b == b'\n').count() as u64;
@@ -301,15 +377,19 @@ impl Reader {
     }
 
     fn at_line(&self, e: SqlError, line: Option<&[u8]>) -> SqlError {
+        e.with_context(self.place(self.line, line))
+    }
+
+    fn place(&self, number: u64, line: Option<&[u8]>) -> String {
         let text = line.map(|l| format!(": \"{}\"", shorten(l))).unwrap_or_default();
-        e.with_context(format!("COPY {}, line {}{text}", self.table, self.line))
+        format!("COPY {}, line {number}{text}", self.table)
     }
 }
 
-/// As much of a value as an error message shows: PostgreSQL's hundred characters.
+/// As much of a value as an error message shows.
 fn shorten(field: &[u8]) -> String {
     let text = String::from_utf8_lossy(field);
-    match text.char_indices().nth(100) {
+    match text.char_indices().nth(SHOWN) {
         Some((cut, _)) => format!("{}...", &text[..cut]),
         None => text.into_owned(),
     }
@@ -460,5 +540,25 @@ mod tests {
             read(&csv(), "a,b\n1,\"open\n").unwrap_err().message,
             "unterminated CSV quoted field"
         );
+    }
+
+    #[test]
+    fn rows_that_were_taken_still_have_their_lines() {
+        let error = || SqlError::new(SqlState::NOT_NULL_VIOLATION, "no");
+        let at = |e: SqlError| e.context.unwrap_or_default();
+        let mut reader = Reader::new(&table(), &[0, 1], csv()).unwrap();
+        reader.push(b"a,b\n1,x\n2,\"y\nz\"\n3,w\n").unwrap();
+        assert_eq!(reader.take().1, 3);
+        assert_eq!(at(reader.at_row(1, error())), "COPY t, line 3: \"2,\"y\nz\"\"");
+        let long = "é".repeat(200);
+        reader.push(format!("4,\n5,{long}\n").as_bytes()).unwrap();
+        assert_eq!(reader.finish().unwrap().1, 2);
+        assert_eq!(at(reader.at_row(0, error())), "COPY t, line 6: \"4,\"");
+        let shown = format!("COPY t, line 7: \"5,{}...\"", "é".repeat(98));
+        assert_eq!(at(reader.at_row(1, error())), shown);
+        assert_eq!(at(reader.at_input_row(0, error())), "COPY t, line 2");
+        assert_eq!(at(reader.at_input_row(2, error())), "COPY t, line 5");
+        reader.forget_lines();
+        assert_eq!(at(reader.at_input_row(4, error())), "COPY t, line 7");
     }
 }

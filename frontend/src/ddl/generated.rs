@@ -147,8 +147,9 @@ pub fn graph(session: &Session, table: &Relation) -> Result<Bytes, SqlError> {
     if exprs.is_empty() {
         return Ok(Bytes::new());
     }
-    // Positions are the table's: generated columns stay, as columns nobody reads.
-    let stripped = |c: &Column| Column { generated_sql: None, ..c.clone() };
+    // Positions are the table's: generated columns stay, as columns nobody reads. So does the row id, and
+    // it is not hidden here: hiding puts a scan by catalog name in between, and this relation has none.
+    let stripped = |c: &Column| Column { generated_sql: None, hidden: false, ..c.clone() };
     let over = Relation { columns: table.columns.iter().map(stripped).collect(), ..over() };
     let query = rewrite::parse_query(&format!("SELECT {} FROM {OVER}", exprs.join(", ")))?;
     let mut view = session.catalog_view();

@@ -1,5 +1,7 @@
 //! CREATE SINK: a query whose changes leave the system, or feed a table of it.
 
+mod fits;
+
 use millrace_common::{RelationId, SqlError, SqlState, SqlType};
 use millrace_connector::sink::{self, SINK_ID, SinkType};
 use millrace_planner::ast::CreateSink;
@@ -240,8 +242,7 @@ fn check_snapshot(relation: &Relation, graph: &JobGraph) -> Result<(), SqlError>
         .with_hint("Create a materialized view of it, and a sink FROM that."))
 }
 
-/// The query as rows of the table: its columns by position or by the list, cast as an INSERT would, and
-/// defaults for the rest.
+/// The query as rows of the table: its columns by position or by the list, and defaults for the rest.
 fn into_query(
     session: &Session,
     catalog: &SessionCatalog,
@@ -252,25 +253,31 @@ fn into_query(
     let bound = Binder::new(catalog, session.info(true)).query(&def.query.query, &[])?;
     let names = bound.relation_names()?;
     let targets = dml::insert::target_columns(table, listed)?;
-    let shown = table.columns.iter().filter(|c| !c.hidden).count();
     if names.len() > targets.len() || (!listed.is_empty() && names.len() < targets.len()) {
         let what = if names.len() > targets.len() {
             "expressions than target columns"
         } else {
             "target columns than expressions"
         };
+        let taken = match listed {
+            [] => format!("the table takes {}", targets.len()),
+            _ => format!("the list names {}", targets.len()),
+        };
         return Err(SqlError::new(
             SqlState::SYNTAX_ERROR,
             format!("the sink's query has more {what}"),
         )
-        .with_detail(format!("It has {} columns, the table takes {shown}.", names.len())));
+        .with_detail(format!("It has {} columns, {taken}.", names.len())));
     }
     let quote = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
     let mut items = Vec::new();
     for (at, column) in table.columns.iter().enumerate().filter(|(_, c)| !c.hidden) {
         let from = targets.iter().position(|t| *t == at).filter(|i| *i < names.len());
         let item = match from {
-            Some(i) => value(&quote(&names[i]), bound.types[i], column)?,
+            Some(i) => {
+                fits::check(&bound.plan, i, bound.types[i], column, catalog)?;
+                value(&quote(&names[i]), bound.types[i], column)?
+            }
             None => default(column)?,
         };
         items.push(format!("{item} AS {}", quote(&column.name)));
@@ -281,9 +288,11 @@ fn into_query(
 
 fn value(name: &str, from: SqlType, column: &Column) -> Result<String, SqlError> {
     let to = column.sql_type()?;
-    dml::assign::check(from, &column.name, to)?;
     let name = format!("__sink.{name}");
-    Ok(if from == to { name } else { format!("CAST({name} AS {to})") })
+    let text = |t: SqlType| matches!(t, SqlType::Text | SqlType::Varchar(_));
+    // A cast would hide that a key is one.
+    let as_it_is = from == to || (text(from) && text(to));
+    Ok(if as_it_is { name } else { format!("CAST({name} AS {to})") })
 }
 
 fn default(column: &Column) -> Result<String, SqlError> {

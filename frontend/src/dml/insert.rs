@@ -139,6 +139,19 @@ pub async fn complete_rows(
     given: Vec<ArrayRef>,
     count: usize,
 ) -> Result<RecordBatch, SqlError> {
+    let columns = complete_columns(session, table, targets, given, count).await?;
+    rows::check_not_null(table, &columns)?;
+    rows::batch(&rows::nullable(table.arrow_schema()?.as_ref()), columns, count)
+}
+
+/// Adds defaults and row ids to given columns; NOT NULL is left to the caller.
+pub async fn complete_columns(
+    session: &Session,
+    table: &Relation,
+    targets: &[usize],
+    given: Vec<ArrayRef>,
+    count: usize,
+) -> Result<Vec<ArrayRef>, SqlError> {
     let schema = rows::nullable(table.arrow_schema()?.as_ref());
     let mut columns: Vec<Option<ArrayRef>> = vec![None; table.columns.len()];
     for (target, array) in targets.iter().zip(given) {
@@ -164,8 +177,7 @@ pub async fn complete_rows(
     rows::round_seconds(table, &mut columns)?;
     generated::fill(session, table, &mut columns, count).await?;
     rows::round_seconds(table, &mut columns)?;
-    rows::check_not_null(table, &columns)?;
-    rows::batch(&schema, columns, count)
+    Ok(columns)
 }
 
 /// `count` values of a DEFAULT expression, evaluated a row each.

@@ -53,21 +53,31 @@ pub fn round_seconds(table: &Relation, columns: &mut [ArrayRef]) -> Result<(), S
 
 /// 23502 with the failing row, as PostgreSQL words it.
 pub fn check_not_null(table: &Relation, columns: &[ArrayRef]) -> Result<(), SqlError> {
-    for (i, column) in table.columns.iter().enumerate() {
-        if column.nullable || columns[i].null_count() == 0 {
-            continue;
-        }
-        let row = (0..columns[i].len()).find(|r| columns[i].is_null(*r)).unwrap_or(0);
-        return Err(SqlError::new(
-            SqlState::NOT_NULL_VIOLATION,
-            format!(
-                "null value in column \"{}\" of relation \"{}\" violates not-null constraint",
-                column.name, table.name
-            ),
-        )
-        .with_detail(format!("Failing row contains ({}).", show_row(table, columns, row)?)));
+    match null_violation(table, columns)? {
+        Some((_, e)) => Err(e),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// The first row with a null where none may be, and its error.
+pub fn null_violation(
+    table: &Relation,
+    columns: &[ArrayRef],
+) -> Result<Option<(usize, SqlError)>, SqlError> {
+    let first_null = |array: &ArrayRef| match array.null_count() {
+        0 => None,
+        _ => (0..array.len()).find(|row| array.is_null(*row)),
+    };
+    let strict = table.columns.iter().enumerate().filter(|(_, column)| !column.nullable);
+    let nulls = strict.filter_map(|(i, _)| Some((first_null(&columns[i])?, i)));
+    // Of several columns of that row the first.
+    let Some((row, i)) = nulls.min() else { return Ok(None) };
+    let message = format!(
+        "null value in column \"{}\" of relation \"{}\" violates not-null constraint",
+        table.columns[i].name, table.name
+    );
+    let detail = format!("Failing row contains ({}).", show_row(table, columns, row)?);
+    Ok(Some((row, SqlError::new(SqlState::NOT_NULL_VIOLATION, message).with_detail(detail))))
 }
 
 fn show_row(table: &Relation, columns: &[ArrayRef], row: usize) -> Result<String, SqlError> {

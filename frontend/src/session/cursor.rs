@@ -81,7 +81,11 @@ impl Session {
         let mut batches: Vec<RecordBatch> = Vec::new();
         let mut left = wanted;
         while left > 0 {
-            let Some(batch) = running.rows.stream.next().await else { break };
+            let Some(batch) = running.rows.stream.next().await else {
+                // What has ended may be asked again.
+                running.rows.stream = futures::stream::empty().boxed();
+                break;
+            };
             let batch = batch?;
             let n = batch.num_rows().min(left);
             left -= n;

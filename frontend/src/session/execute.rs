@@ -102,8 +102,18 @@ impl Session {
             }
             Sql::Copy { .. } => copy::plan(self, sql).await,
             Sql::StartTransaction { modes, .. } => Ok(Outcome::Command(self.begin(modes)?)),
-            Sql::Commit { .. } => Ok(Outcome::Command(self.commit().await?)),
-            Sql::Rollback { savepoint: None, .. } => Ok(Outcome::Command(self.rollback())),
+            Sql::Commit { chain, .. } => {
+                let next = if *chain { Some(self.chained("COMMIT AND CHAIN")?) } else { None };
+                let tag = self.commit().await?;
+                self.begin_chained(next)?;
+                Ok(Outcome::Command(tag))
+            }
+            Sql::Rollback { savepoint: None, chain } => {
+                let next = if *chain { Some(self.chained("ROLLBACK AND CHAIN")?) } else { None };
+                let tag = self.rollback();
+                self.begin_chained(next)?;
+                Ok(Outcome::Command(tag))
+            }
             Sql::Rollback { savepoint: Some(name), .. } => {
                 Ok(Outcome::Command(self.rollback_to(&fold(name))?))
             }

@@ -60,6 +60,28 @@ impl Session {
         Ok("BEGIN".to_owned())
     }
 
+    /// What AND CHAIN takes over into the next block: the settings that BEGIN can say.
+    pub fn chained(&self, statement: &str) -> Result<Vec<(&'static str, String)>, SqlError> {
+        if !self.in_block() {
+            return Err(SqlError::new(
+                SqlState::NO_ACTIVE_SQL_TRANSACTION,
+                format!("{statement} can only be used in transaction blocks"),
+            ));
+        }
+        let names = ["transaction_isolation", "transaction_read_only"];
+        names.into_iter().map(|n| Ok((n, self.settings.get(n)?.to_owned()))).collect()
+    }
+
+    /// Begins the block of an AND CHAIN; `None`: there is none.
+    pub fn begin_chained(
+        &mut self,
+        settings: Option<Vec<(&'static str, String)>>,
+    ) -> Result<(), SqlError> {
+        let Some(settings) = settings else { return Ok(()) };
+        self.begin(&[])?;
+        settings.iter().try_for_each(|(name, value)| self.set_local(name, value))
+    }
+
     /// What BEGIN and SET TRANSACTION say of the block.
     pub fn set_modes(&mut self, modes: &[TransactionMode]) -> Result<(), SqlError> {
         for mode in modes {

@@ -1,23 +1,22 @@
 //! Correlated subqueries that compute one value, such as `(SELECT max(y) FROM w WHERE y > v.x)`.
 //!
-//! DataFusion takes apart those that aggregate and are compared by `=`. The others become:
+//! DataFusion takes apart those that aggregate and are compared by `=` in filters and SELECT lists. The others become:
 //! - the first row (`ORDER BY … LIMIT 1`) by equalities: a join with the row that has number one among those of its key
-//!   ([`first_row`]), in batch and in views;
+//!   ([`first_row`]);
 //! - what neither aggregates nor limits: an array of what there is, of which [`single`] takes the one element, or
 //!   there is an error, as PostgreSQL says;
-//! - by other than equalities: in batch lateral joins ([`super::lateral`]), which number the rows of the outer query. No
-//!   view keeps such numbers.
+//! - all else: lateral joins ([`super::lateral`]).
 
 mod first_row;
 
 use std::sync::Arc;
 
-use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::logical_expr::expr::AggregateFunction;
-use datafusion::logical_expr::utils::split_conjunction;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{ExprSchema, JoinType, Result};
+use datafusion::logical_expr::expr::{AggregateFunction, InSubquery};
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{
-    BinaryExpr, Expr, JoinType, LogicalPlan, LogicalPlanBuilder, Operator, Subquery, ident, lit,
+    Aggregate, Expr, LogicalPlan, LogicalPlanBuilder, Sort, SortExpr, Subquery, ident, lit,
 };
 use millrace_common::SqlError;
 
@@ -31,7 +30,7 @@ use crate::functions::single::single;
 pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan.transform_up_with_subqueries(|node| match &node {
         LogicalPlan::Projection(p) => {
-            let mut joined = Joined::over(&p.input, for_view);
+            let mut joined = Joined::over(&p.input, false);
             let exprs = p.expr.iter().map(|e| joined.replace(e.clone()));
             let exprs = exprs.collect::<Result<Vec<_>>>()?;
             if !joined.changed {
@@ -45,14 +44,43 @@ pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<Logical
             Ok(Transformed::yes(LogicalPlanBuilder::from(joined.plan).project(outputs)?.build()?))
         }
         LogicalPlan::Filter(f) => {
-            let mut joined = Joined::over(&f.input, for_view);
-            let predicate = joined.replace(f.predicate.clone())?;
+            let mut joined = Joined::over(&f.input, false);
+            let predicate = match for_view {
+                true => f.predicate.clone(),
+                false => joined.replace_not_in(f.predicate.clone())?,
+            };
+            let predicate = joined.replace(predicate)?;
             if !joined.changed {
                 return Ok(Transformed::no(node));
             }
             let columns = columns_of(&f.input);
             let plan = LogicalPlanBuilder::from(joined.plan).filter(predicate)?;
             Ok(Transformed::yes(plan.project(columns)?.build()?))
+        }
+        LogicalPlan::Aggregate(a) => {
+            let mut joined = Joined::over(&a.input, true);
+            let group = joined.replace_named(&a.group_expr)?;
+            let calls = joined.replace_named(&a.aggr_expr)?;
+            if !joined.changed {
+                return Ok(Transformed::no(node));
+            }
+            let aggregate = Aggregate::try_new(Arc::new(joined.plan), group, calls)?;
+            Ok(Transformed::yes(LogicalPlan::Aggregate(aggregate)))
+        }
+        LogicalPlan::Sort(s) => {
+            let mut joined = Joined::over(&s.input, true);
+            let by = s
+                .expr
+                .iter()
+                .map(|by| Ok(SortExpr { expr: joined.replace(by.expr.clone())?, ..by.clone() }));
+            let expr = by.collect::<Result<Vec<_>>>()?;
+            if !joined.changed {
+                return Ok(Transformed::no(node));
+            }
+            let (input, fetch) = (Arc::new(joined.plan), s.fetch);
+            let sorted = LogicalPlan::Sort(Sort { expr, input, fetch });
+            let plan = LogicalPlanBuilder::from(sorted).project(columns_of(&s.input))?;
+            Ok(Transformed::yes(plan.build()?))
         }
         _ => Ok(Transformed::no(node)),
     });
@@ -64,12 +92,63 @@ struct Joined {
     plan: LogicalPlan,
     count: usize,
     changed: bool,
-    for_view: bool,
+    /// Also those that DataFusion takes apart elsewhere.
+    all: bool,
 }
 
 impl Joined {
-    fn over(plan: &LogicalPlan, for_view: bool) -> Joined {
-        Joined { plan: plan.clone(), count: 0, changed: false, for_view }
+    fn over(plan: &LogicalPlan, all: bool) -> Joined {
+        Joined { plan: plan.clone(), count: 0, changed: false, all }
+    }
+
+    /// Expressions that keep their names.
+    fn replace_named(&mut self, exprs: &[Expr]) -> Result<Vec<Expr>> {
+        let names = NamePreserver::new_for_projection();
+        let replaced = exprs.iter().map(|e| {
+            let name = names.save(e);
+            Ok(name.restore(self.replace(e.clone())?))
+        });
+        replaced.collect()
+    }
+
+    /// `x NOT IN (SELECT v …)` that is correlated: there is no row for which `v <> x` is not sure. DataFusion has no join for
+    /// it, as views have.
+    fn replace_not_in(&mut self, e: Expr) -> Result<Expr> {
+        e.transform_up(|e| {
+            let Expr::InSubquery(InSubquery { expr, subquery, negated: true }) = &e else {
+                return Ok(Transformed::no(e));
+            };
+            let values = columns_of(&subquery.subquery);
+            let ([value], false) = (values.as_slice(), subquery.outer_ref_columns.is_empty())
+            else {
+                return Ok(Transformed::no(e));
+            };
+            let schema = Arc::clone(self.plan.schema());
+            let looked_for = expr.as_ref().clone().transform(|e| match e {
+                Expr::Column(c) if schema.has_column(&c) => {
+                    let field = Arc::clone(schema.field_from_column(&c)?);
+                    Ok(Transformed::yes(Expr::OuterReferenceColumn(field, c)))
+                }
+                e => Ok(Transformed::no(e)),
+            })?;
+            let perhaps = value.clone().not_eq(looked_for.data).is_not_true();
+            let Some(count) = functions().aggregate("count") else {
+                return Err(external(SqlError::internal("count is not registered")));
+            };
+            let no_groups: [Expr; 0] = [];
+            let plan = LogicalPlanBuilder::from(subquery.subquery.as_ref().clone())
+                .filter(perhaps)?
+                .aggregate(no_groups, [count.call(vec![lit(1i64)]).alias("#found")])?
+                .build()?;
+            let found = Subquery { subquery: Arc::new(plan), ..subquery.clone() };
+            let found = self.lateral(&found, JoinType::Inner)?;
+            self.changed |= found.is_some();
+            Ok(match found {
+                Some(found) => Transformed::yes(found.eq(lit(0i64))),
+                None => Transformed::no(e),
+            })
+        })
+        .map(|t| t.data)
     }
 
     fn replace(&mut self, e: Expr) -> Result<Expr> {
@@ -94,9 +173,9 @@ impl Joined {
         .map(|t| t.data)
     }
 
-    /// The value of a subquery of one row that is not compared by equalities, as a column. `None`: leave it where it is.
+    /// The value of a subquery of one row as a column. `None`: leave it where it is.
     fn apart(&mut self, subquery: &Subquery, kind: JoinType) -> Result<Option<Expr>> {
-        if self.for_view || compares_by_equality(&subquery.subquery)? {
+        if !self.all && lateral::decorrelates(&subquery.subquery)? {
             return Ok(None);
         }
         self.lateral(subquery, kind)
@@ -108,13 +187,6 @@ impl Joined {
             self.plan = plan;
             self.count += 1;
             return Ok(Some(ident(name)));
-        }
-        if self.for_view {
-            let message =
-                "in a view, a correlated subquery with LIMIT that compares by other than =";
-            return Err(external(SqlError::unsupported(message).with_hint(
-                "Join the row_number() of the subquery's rows, or aggregate (min, max).",
-            )));
         }
         self.lateral(subquery, JoinType::Left)
     }
@@ -168,31 +240,4 @@ fn is_one_row(plan: &LogicalPlan) -> bool {
         LogicalPlan::Aggregate(a) => a.group_expr.is_empty(),
         _ => false,
     }
-}
-
-/// Whether columns of the outer query are only compared with `=`, in filters.
-fn compares_by_equality(plan: &LogicalPlan) -> Result<bool> {
-    let outer = |e: &Expr| matches!(e, Expr::OuterReferenceColumn(_, _));
-    let mut only = true;
-    plan.apply_with_subqueries(|node| {
-        for e in node.expressions() {
-            for part in split_conjunction(&e) {
-                let mut refers = false;
-                part.apply(|e| {
-                    refers |= outer(e);
-                    Ok(TreeNodeRecursion::Continue)
-                })?;
-                let equality = matches!(node, LogicalPlan::Filter(_))
-                    && match part {
-                        Expr::BinaryExpr(BinaryExpr { left, op: Operator::Eq, right }) => {
-                            outer(left) != outer(right)
-                        }
-                        _ => false,
-                    };
-                only &= !refers || equality;
-            }
-        }
-        Ok(TreeNodeRecursion::Continue)
-    })?;
-    Ok(only)
 }

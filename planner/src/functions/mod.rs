@@ -33,6 +33,7 @@ pub mod series;
 pub mod session;
 pub mod sign;
 pub mod single;
+pub mod sliding;
 pub mod statistics;
 pub mod strings;
 pub mod text;
@@ -132,7 +133,7 @@ pub fn functions() -> &'static Functions {
         HIDDEN.iter().for_each(|name| drop(f.scalars.remove(*name)));
         let theirs = datafusion::functions_aggregate::all_default_aggregate_functions();
         let theirs = theirs.into_iter().map(extremes::exact_extreme);
-        for udf in theirs.chain(aggregates::functions()) {
+        for udf in theirs.chain(aggregates::functions()).map(sliding::sliding) {
             for alias in udf.aliases() {
                 f.aggregates.insert(alias.clone(), Arc::clone(&udf));
             }
@@ -163,7 +164,7 @@ pub fn register_all(registry: &mut dyn FunctionRegistry) -> Result<()> {
     for udf in all.aggregates.values() {
         registry.register_udaf(Arc::clone(udf))?;
     }
-    for udf in aggregates::functions() {
+    for udf in aggregates::functions().into_iter().map(sliding::sliding) {
         registry.register_udaf(udf)?;
     }
     for udf in all.windows.values() {

@@ -13,6 +13,8 @@ use sqlparser::tokenizer::Token;
 
 /// COLLATE's precedence in PostgreSQL's dialect of sqlparser, which does not name it.
 const COLLATE_PREC: u8 = 120;
+/// That of operators without one of their own.
+const OPERATOR_PREC: u8 = 70;
 
 #[derive(Debug, Default)]
 pub struct MillraceDialect {
@@ -50,6 +52,25 @@ fn parse_symmetric(
     })
 }
 
+/// `None`: another kind of IS.
+fn parse_distinct(
+    parser: &mut Parser,
+    left: &Expr,
+    precedence: u8,
+) -> Option<Result<Expr, ParserError>> {
+    let distinct = [Keyword::IS, Keyword::DISTINCT, Keyword::FROM];
+    let not_distinct = [Keyword::IS, Keyword::NOT, Keyword::DISTINCT, Keyword::FROM];
+    let differ = parser.parse_keywords(&distinct);
+    if !differ && !parser.parse_keywords(&not_distinct) {
+        return None;
+    }
+    let left = Box::new(left.clone());
+    Some(parser.parse_subexpr(precedence).map(|right| match differ {
+        true => Expr::IsDistinctFrom(left, Box::new(right)),
+        false => Expr::IsNotDistinctFrom(left, Box::new(right)),
+    }))
+}
+
 macro_rules! delegate_flags {
     ($($name:ident),* $(,)?) => {
         $(fn $name(&self) -> bool { self.base.$name() })*
@@ -81,19 +102,25 @@ impl Dialect for MillraceDialect {
         self.base.is_identifier_part(ch)
     }
 
-    /// A sign binds tighter than every operator but `::`, subscripts and fields: `-2 ^ 2` is 4.
+    /// A sign binds tighter than every operator but `::`, subscripts and fields: `-2 ^ 2` is 4. Other prefix operators bind
+    /// weaker than arithmetic: `~1 + 1` is -3.
     fn parse_prefix(&self, parser: &mut Parser) -> Option<Result<Expr, ParserError>> {
-        let op = match parser.peek_token_ref().token {
-            Token::Minus => UnaryOperator::Minus,
-            Token::Plus => UnaryOperator::Plus,
+        let (op, precedence) = match parser.peek_token_ref().token {
+            Token::Minus => (UnaryOperator::Minus, COLLATE_PREC),
+            Token::Plus => (UnaryOperator::Plus, COLLATE_PREC),
+            Token::Tilde => (UnaryOperator::BitwiseNot, OPERATOR_PREC),
+            Token::AtSign => (UnaryOperator::PGAbs, OPERATOR_PREC),
+            Token::PGSquareRoot => (UnaryOperator::PGSquareRoot, OPERATOR_PREC),
+            Token::PGCubeRoot => (UnaryOperator::PGCubeRoot, OPERATOR_PREC),
             _ => return None,
         };
         parser.advance_token();
-        let operand = parser.parse_subexpr(COLLATE_PREC);
+        let operand = parser.parse_subexpr(precedence);
         Some(operand.map(|expr| Expr::UnaryOp { op, expr: Box::new(expr) }))
     }
 
-    /// `x [NOT] BETWEEN SYMMETRIC a AND b`: the bounds in either order.
+    /// `x [NOT] BETWEEN SYMMETRIC a AND b`: the bounds in either order. `x IS [NOT] DISTINCT FROM y`, whose right operand ends
+    /// before AND and OR.
     fn parse_infix(
         &self,
         parser: &mut Parser,
@@ -101,6 +128,9 @@ impl Dialect for MillraceDialect {
         _precedence: u8,
     ) -> Option<Result<Expr, ParserError>> {
         let word = |t: &Token, text: &str| matches!(t, Token::Word(w) if w.quote_style.is_none() && w.value.eq_ignore_ascii_case(text));
+        if word(&parser.peek_nth_token(0).token, "IS") {
+            return parse_distinct(parser, expr, self.prec_value(Precedence::Is));
+        }
         let negated = word(&parser.peek_nth_token(0).token, "NOT");
         let at = usize::from(negated);
         if !word(&parser.peek_nth_token(at).token, "BETWEEN")

@@ -39,6 +39,8 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     let mut dialect = MillraceDialect::default();
     let mut tokens = tokenize(&dialect, &source)?;
     depth::check(&tokens, &source)?;
+    tokens::join_strings(&mut tokens, &source)?;
+    tokens::free_words(&mut tokens);
     tokens::spell_out_tables(&mut tokens);
     dialect.table_versions = tokens.iter().any(|t| is_word(&t.token, "SYSTEM_TIME"));
     let missing = tokens::missing_relation(&tokens);

@@ -1,6 +1,7 @@
 //! What is done to a text's tokens before sqlparser reads them: signs and clauses that it does not know.
 
-use millrace_common::SqlError;
+use millrace_common::{SqlError, SqlState};
+use sqlparser::keywords::Keyword;
 use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, Whitespace};
 
 use super::dialect::MillraceDialect;
@@ -32,6 +33,75 @@ const RESERVED: [&str; 20] = [
 
 fn is_reserved(token: &Token) -> bool {
     RESERVED.iter().any(|w| is_word(token, w))
+}
+
+/// Puts string constants together that go on in a next line; on the same line that is an error.
+pub(super) fn join_strings(
+    tokens: &mut Vec<TokenWithSpan>,
+    source: &Source<'_>,
+) -> Result<(), SqlError> {
+    let is_string = |t: &TokenWithSpan| matches!(t.token, Token::SingleQuotedString(_));
+    let is_space = |t: &TokenWithSpan| matches!(t.token, Token::Whitespace(_));
+    let ends_line = |t: &TokenWithSpan| {
+        matches!(
+            t.token,
+            Token::Whitespace(Whitespace::Newline | Whitespace::SingleLineComment { .. })
+        )
+    };
+    let mut at = 0;
+    while at < tokens.len() {
+        let next = tokens[at + 1..].iter().position(|t| !is_space(t)).map(|n| at + 1 + n);
+        let Some(next) = next.filter(|&next| is_string(&tokens[at]) && is_string(&tokens[next]))
+        else {
+            at += 1;
+            continue;
+        };
+        let span = tokens[next].span;
+        if !tokens[at + 1..next].iter().any(ends_line) {
+            let near = source.slice(span.start, span.end);
+            let message = format!("syntax error at or near \"{near}\"");
+            return Err(SqlError::new(SqlState::SYNTAX_ERROR, message)
+                .with_position(source.chars_before(span.start) as u32 + 1));
+        }
+        let rest = match tokens.drain(at + 1..=next).next_back() {
+            Some(TokenWithSpan { token: Token::SingleQuotedString(rest), .. }) => rest,
+            _ => String::new(),
+        };
+        if let Token::SingleQuotedString(text) = &mut tokens[at].token {
+            text.push_str(&rest);
+        }
+        tokens[at].span.end = span.end;
+    }
+    Ok(())
+}
+
+/// Makes plain names of the words that have a meaning in other dialects of sqlparser and none in ours.
+pub(super) fn free_words(tokens: &mut [TokenWithSpan]) {
+    use Keyword as K;
+    for t in tokens {
+        if let Token::Word(word) = &mut t.token
+            && matches!(
+                word.keyword,
+                K::TOP
+                    | K::SETTINGS
+                    | K::SAMPLE
+                    | K::MATCH
+                    | K::CLUSTER
+                    | K::DISTRIBUTE
+                    | K::SORT
+                    | K::MINUS
+                    | K::PIVOT
+                    | K::UNPIVOT
+                    | K::GLOBAL
+                    | K::CONNECT
+                    | K::OPEN
+                    | K::PREWHERE
+                    | K::EXCLUDE
+            )
+        {
+            word.keyword = K::NoKeyword;
+        }
+    }
 }
 
 /// Spells `TABLE t` out as `SELECT * FROM t` where a query may begin.

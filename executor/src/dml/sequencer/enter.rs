@@ -44,7 +44,7 @@ impl Sequencer {
             (Ok(_), Fate::Unknown) => Err(unknown_outcome().into()),
             (_, Fate::Refused(error)) => Err(error.into()),
             (_, Fate::NotCommitted) => Err(DmlError::Conflict),
-            (Err(e), _) => Err(e),
+            (Err(e), _) => Err(on_time.original_error(e)),
         }
     }
 

@@ -33,13 +33,18 @@ impl Sequencer {
         }
     }
 
-    /// The error of a row whose key another row has.
-    pub(in crate::dml) fn duplicate(&self, values: &RecordBatch, row: usize) -> DmlError {
+    /// The error of a row whose key another row has; `of`: which of the statement's rows it is, if that is known.
+    pub(in crate::dml) fn duplicate(
+        &self,
+        values: &RecordBatch,
+        row: usize,
+        of: Option<usize>,
+    ) -> DmlError {
         let key = self.layout.describe_key(values, row);
         DmlError::UniqueViolation {
             constraint: format!("{}_pkey", self.name),
             detail: format!("Key {key} already exists."),
-            row: 0,
+            row: of,
         }
     }
 
@@ -61,7 +66,7 @@ impl Sequencer {
                 }
             };
             if let Some(row) = taken {
-                return Err(self.duplicate(&batch.values, row));
+                return Err(self.duplicate(&batch.values, row, None));
             }
         }
         Ok(())

@@ -137,6 +137,11 @@ impl Sequencer {
         &self.layout.schema
     }
 
+    /// The table's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Position of the hidden row id that rows of a table without a key have.
     pub fn hidden_row_id(&self) -> Option<usize> {
         match self.layout.key.as_slice() {

@@ -10,7 +10,7 @@ use millrace_storage::TableWriter;
 use tokio::sync::oneshot;
 
 use super::{SealedEpoch, Sequencer};
-use crate::dml::SinkMark;
+use crate::dml::{DmlError, SinkMark};
 use crate::hub::HubChunk;
 use crate::input::watermark::SplitWatermark;
 use crate::memory::Reservation;
@@ -134,6 +134,17 @@ impl OnTime {
                 let at = |i: &u32| own.values().get(*i as usize).copied();
                 Some(kept.values().iter().filter_map(at).collect::<Vec<u32>>().into())
             }
+        }
+    }
+
+    /// An error about a row, which it names as the statement came.
+    pub(super) fn original_error(&self, e: DmlError) -> DmlError {
+        match (e, &self.kept) {
+            (DmlError::UniqueViolation { constraint, detail, row: Some(row) }, Some(own)) => {
+                let row = own.values().get(row).map(|r| *r as usize);
+                DmlError::UniqueViolation { constraint, detail, row }
+            }
+            (e, _) => e,
         }
     }
 }

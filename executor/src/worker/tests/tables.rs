@@ -40,7 +40,7 @@ async fn a_duplicate_key_is_named_and_nothing_of_its_statement_stays() {
         assert_eq!(error.detail.as_deref(), Some("Key (id)=(1) already exists."));
     }
     let twice = c.dml(t, &[(7, 1, 1), (7, 2, 1)], INSERT).await;
-    assert!(matches!(twice, Err(DmlError::UniqueViolation { row: 1, .. })));
+    assert!(matches!(twice, Err(DmlError::UniqueViolation { row: Some(1), .. })));
     assert_eq!(c.rows(t).await, [(1, 10, 1)]);
 }
 
@@ -164,6 +164,18 @@ async fn a_load_beyond_its_memory_is_staged_checked_and_linked() {
             "{failed:?}"
         );
     }
+    assert_eq!(c.rows(t).await.len(), 31);
+    // A key twice among rows that come together: it is told at once, and which of the load's rows it is.
+    let mut load = c.worker.begin_load(t, id(101), NEW_ROWS).await.unwrap();
+    load.append(delta(&rows(100))).await.unwrap();
+    assert!(load.has_spilled());
+    let twice = load.append(delta(&[(200, 0, 1), (201, 0, 1), (200, 1, 1)])).await;
+    let at = rows(100).len() + 2;
+    assert!(
+        matches!(&twice, Err(DmlError::UniqueViolation { row: Some(row), .. }) if *row == at),
+        "{twice:?}"
+    );
+    drop(load);
     assert_eq!(c.rows(t).await.len(), 31);
     c.insert(t, [(100, 0)]).await;
 }

@@ -31,6 +31,9 @@ impl Desugar<'_> {
         if f.over.is_some() {
             unwrap_window(f);
         }
+        if matches!(name, "array_agg" | "string_agg" | "jsonb_agg" | "json_agg") {
+            order_distinct(f);
+        }
         let now = || cast(string(timestamptz_text(self.session.now_us)), SqlType::Timestamptz);
         let fixed = !self.session.for_view;
         Ok(match name {
@@ -188,6 +191,23 @@ fn unwrap_window(f: &mut Function) {
         if let WindowFrameBound::Preceding(Some(e)) | WindowFrameBound::Following(Some(e)) = bound {
             unwrap_number(e);
         }
+    }
+}
+
+/// Distinct values are collected in their order where no other is asked for.
+fn order_distinct(f: &mut Function) {
+    let FunctionArguments::List(list) = &mut f.args else { return };
+    let ordered = |c: &FunctionArgumentClause| matches!(c, FunctionArgumentClause::OrderBy(_));
+    if list.duplicate_treatment != Some(DuplicateTreatment::Distinct)
+        || list.clauses.iter().any(ordered)
+        || f.over.is_some()
+    {
+        return;
+    }
+    if let Some(FunctionArg::Unnamed(FunctionArgExpr::Expr(value))) = list.args.first() {
+        let options = OrderByOptions { asc: None, nulls_first: None };
+        let by = OrderByExpr { expr: value.clone(), options, with_fill: None };
+        list.clauses.push(FunctionArgumentClause::OrderBy(vec![by]));
     }
 }
 

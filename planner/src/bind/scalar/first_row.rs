@@ -11,6 +11,7 @@ use datafusion::logical_expr::{
 };
 use millrace_common::SqlError;
 
+use crate::bind::lateral::refers_outside;
 use crate::bind::provider::columns_of;
 use crate::error::external;
 use crate::functions::functions;
@@ -188,21 +189,4 @@ fn resolved(e: &Expr) -> Result<Option<Expr>> {
     // What was turned into a column is not looked at again.
     let outer = outer?.data;
     Ok((!own).then_some(outer))
-}
-
-fn refers_outside(exprs: &[Expr]) -> Result<bool> {
-    let mut refers = false;
-    for e in exprs {
-        e.apply(|e| {
-            refers |= match e {
-                Expr::OuterReferenceColumn(_, _) => true,
-                Expr::ScalarSubquery(s) => !s.outer_ref_columns.is_empty(),
-                Expr::Exists(x) => !x.subquery.outer_ref_columns.is_empty(),
-                Expr::InSubquery(x) => !x.subquery.outer_ref_columns.is_empty(),
-                _ => false,
-            };
-            Ok(TreeNodeRecursion::Continue)
-        })?;
-    }
-    Ok(refers)
 }
