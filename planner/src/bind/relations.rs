@@ -6,13 +6,14 @@ use datafusion::logical_expr::planner::{
     PlannedRelation, RelationPlanner, RelationPlannerContext, RelationPlanning,
 };
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, col, lit};
-use millrace_common::{SqlError, SqlState};
+use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::{
     FunctionArg, FunctionArgExpr, FunctionArguments, Ident, ObjectName, TableAlias,
     TableAliasColumnDef, TableFactor, TableVersion,
 };
 
 use super::names::fold;
+use super::operators::cast_expr;
 use super::window_tvf;
 use crate::error::external;
 use crate::functions::functions;
@@ -156,6 +157,12 @@ impl FromPlanner {
                 format!("function generate_series with {} arguments does not exist", args.len()),
             )));
         }
+        // There is none of dates: they are times with a zone.
+        let dated = args.into_iter().map(|a| match a.get_type(&empty)? {
+            t @ DataType::Date32 => cast_expr(a, &t, SqlType::Timestamptz).map_err(external),
+            _ => Ok(a),
+        });
+        let args = dated.collect::<Result<Vec<_>>>()?;
         let zero = |e: &Expr| match e {
             Expr::Literal(v, _) if v.data_type().is_integer() => {
                 matches!(v.cast_to(&DataType::Int64), Ok(ScalarValue::Int64(Some(0))))

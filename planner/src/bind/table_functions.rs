@@ -156,10 +156,12 @@ fn spell_out_factor(
     let names: Vec<Ident> = items.iter().map(|(name, _)| name.clone()).collect();
     let mut named =
         given.iter().map(|c| c.name.clone()).chain(names.iter().skip(given.len()).cloned());
-    let projection = items
-        .into_iter()
-        .map(|(alias, list)| SelectItem::ExprWithAlias { expr: call(ROWS, [list]), alias })
-        .collect();
+    // Their names are the alias's columns'; those of the left side may be the same.
+    let projection = items.into_iter().enumerate().map(|(i, (_, list))| {
+        let alias = Ident::with_quote('"', format!("#rows{i}"));
+        SelectItem::ExprWithAlias { expr: call(ROWS, [list]), alias }
+    });
+    let projection = projection.collect();
     let columns: Vec<TableAliasColumnDef> =
         named.by_ref().map(|name| TableAliasColumnDef { name, data_type: None }).collect();
     if let [only] = columns.as_slice()
