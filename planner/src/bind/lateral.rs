@@ -73,7 +73,7 @@ fn value_by_value(join: &Join) -> Result<Option<LogicalPlan>> {
     if keys.is_empty() {
         return Ok(None);
     }
-    let values = LogicalPlanBuilder::from(join.left.as_ref().clone())
+    let values = LogicalPlanBuilder::from(without_limits(&join.left)?)
         .project(keys.iter().cloned().map(Expr::Column))?
         .distinct()?
         .build()?;
@@ -90,6 +90,30 @@ fn value_by_value(join: &Join) -> Result<Option<LogicalPlan>> {
         .project(outputs)?
         .build()
         .map(Some)
+}
+
+/// A plan with at least the rows of this one: a LIMIT may take others when it is asked a second time.
+fn without_limits(plan: &LogicalPlan) -> Result<LogicalPlan> {
+    let inputs = match plan {
+        LogicalPlan::Limit(l) => return without_limits(&l.input),
+        LogicalPlan::Projection(_)
+        | LogicalPlan::Filter(_)
+        | LogicalPlan::SubqueryAlias(_)
+        | LogicalPlan::Sort(_)
+        | LogicalPlan::Union(_)
+        | LogicalPlan::Distinct(Distinct::All(_)) => {
+            plan.inputs().into_iter().map(without_limits).collect::<Result<Vec<_>>>()?
+        }
+        LogicalPlan::Join(j) if j.join_type == JoinType::Inner => {
+            vec![without_limits(&j.left)?, without_limits(&j.right)?]
+        }
+        LogicalPlan::Join(j) if j.join_type == JoinType::Left => {
+            vec![without_limits(&j.left)?, j.right.as_ref().clone()]
+        }
+        // What is put together of fewer rows is something else.
+        _ => return Ok(plan.clone()),
+    };
+    plan.with_new_exprs(plan.expressions(), inputs)
 }
 
 /// The columns of `left` that a plan reads.
