@@ -70,7 +70,8 @@ fn value_by_value(join: &Join) -> Result<Option<LogicalPlan>> {
         return Ok(None);
     }
     let keys = read_columns(&join.right, &join.left)?;
-    if keys.is_empty() {
+    // Other values the second time would lose rows without a word.
+    if keys.is_empty() || is_volatile(&join.left)? {
         return Ok(None);
     }
     let values = LogicalPlanBuilder::from(without_limits(&join.left)?)
@@ -90,6 +91,16 @@ fn value_by_value(join: &Join) -> Result<Option<LogicalPlan>> {
         .project(outputs)?
         .build()
         .map(Some)
+}
+
+/// Whether a plan computes something that differs from one time to the next, such as `random()`.
+fn is_volatile(plan: &LogicalPlan) -> Result<bool> {
+    let mut volatile = false;
+    plan.apply_with_subqueries(|node| {
+        volatile |= node.expressions().iter().any(Expr::is_volatile);
+        Ok(if volatile { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    })?;
+    Ok(volatile)
 }
 
 /// A plan with at least the rows of this one: a LIMIT may take others when it is asked a second time.
