@@ -353,8 +353,16 @@ impl Json {
                 line(out, depth);
                 out.push('}');
             }
-            Json::Array(_) => out.push_str("[\n]"),
-            Json::Object(_) => out.push_str("{\n}"),
+            Json::Array(_) => {
+                out.push('[');
+                line(out, depth);
+                out.push(']');
+            }
+            Json::Object(_) => {
+                out.push('{');
+                line(out, depth);
+                out.push('}');
+            }
             other => other.push(out),
         }
     }

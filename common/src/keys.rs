@@ -63,13 +63,24 @@ impl KeyCodec {
         }
     }
 
+    /// The same for rows that may have no columns: these are `count` rows, all equal.
+    pub fn rows_of(&self, columns: &[ArrayRef], count: usize) -> Result<Rows, ArrowError> {
+        if !columns.is_empty() {
+            return self.rows(columns);
+        }
+        let mut rows = self.converter.empty_rows(count, 0);
+        let parser = self.converter.parser();
+        (0..count).for_each(|_| rows.push(parser.parse(&[])));
+        Ok(rows)
+    }
+
     /// Storage keys: the row's vnode, then its encoded columns. One key a row, never null.
     pub fn storage_keys(
         &self,
         vnodes: &[Vnode],
         columns: &[ArrayRef],
     ) -> Result<BinaryArray, ArrowError> {
-        let rows = self.rows(columns)?;
+        let rows = self.rows_of(columns, vnodes.len())?;
         let bytes = rows.size();
         let mut out =
             BinaryBuilder::with_capacity(vnodes.len(), bytes + vnodes.len() * VNODE_BYTES);
@@ -160,5 +171,14 @@ mod tests {
         assert_eq!(rows.row(0), rows.row(1));
         assert_eq!(rows.row(2), rows.row(3));
         assert!(rows.row(2) > rows.row(0));
+    }
+
+    #[test]
+    fn rows_without_columns_are_rows() {
+        let codec = KeyCodec::new([]).unwrap();
+        let rows = codec.rows_of(&[], 3).unwrap();
+        assert_eq!(rows.num_rows(), 3);
+        assert_eq!(rows.row(0), rows.row(2));
+        assert_eq!(codec.storage_keys(&[1, 2], &[]).unwrap().len(), 2);
     }
 }

@@ -17,6 +17,7 @@ pub mod keys;
 pub mod planted;
 pub mod settings;
 pub mod types;
+pub mod zone;
 
 pub use delta::DeltaChunk;
 pub use epoch::Epoch;

@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use crate::error::{SqlError, SqlState};
+use crate::zone::{self, Zone};
 
 /// What values a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +28,8 @@ pub enum Kind {
     },
     /// Kilobytes, with `kB`, `MB`, `GB`, `TB` on input.
     Memory,
+    /// A time zone that a session can have.
+    Zone,
     Text,
     /// Cannot be set.
     ReadOnly,
@@ -207,7 +210,12 @@ pub static SETTINGS: &[Setting] = &[
     s("lc_monetary", Kind::Text, "C", "Accepted; has no effect."),
     s("lc_numeric", Kind::Text, "C", "Accepted; has no effect."),
     s("lc_time", Kind::Text, "C", "Accepted; has no effect."),
-    s("lock_timeout", ANY_MS, "0", "Accepted; statements do not wait for locks."),
+    s(
+        "lock_timeout",
+        ANY_MS,
+        "0",
+        "Longest wait for an advisory lock; 0: without end. Nothing else waits for locks.",
+    ),
     s("log_min_messages", Kind::Text, "warning", "Accepted; has no effect."),
     cluster(
         "log_retention",
@@ -293,12 +301,7 @@ pub static SETTINGS: &[Setting] = &[
         "Accepted; a commit is always durable before it is acknowledged.",
     ),
     s("tcp_keepalives_idle", ANY_INT, "0", "Accepted; has no effect."),
-    reported(
-        "TimeZone",
-        Kind::Enum(&["UTC", "Etc/UTC", "GMT", "Z", "Zulu", "Etc/GMT", "UCT"]),
-        "UTC",
-        "Zone in which timestamptz is read and printed.",
-    ),
+    reported("TimeZone", Kind::Zone, "UTC", "Zone in which timestamptz is read and printed."),
     s("transaction_deferrable", Kind::Bool, "off", "Accepted; reads never wait for writes."),
     s(
         "transaction_isolation",
@@ -368,6 +371,13 @@ impl Setting {
                 format!("parameter \"{}\" cannot be changed", self.name),
             )),
             Kind::Text => Ok(value.to_owned()),
+            Kind::Zone => {
+                let out_of_range = || match zone::hours(value.trim()) {
+                    Some(_) => invalid().with_detail("UTC timezone offset is out of range."),
+                    None => invalid(),
+                };
+                zone::of_session(value).map(|(name, _)| name).ok_or_else(out_of_range)
+            }
             Kind::Bool => parse_bool(value)
                 .map(|b| if b { "on" } else { "off" }.to_owned())
                 .ok_or_else(|| {
@@ -405,7 +415,7 @@ impl Setting {
     /// Spellings that mean the same are shown as one.
     fn canonical(&self, value: &'static str) -> &'static str {
         match self.name {
-            "client_encoding" | "DateStyle" | "TimeZone" => self.default,
+            "client_encoding" | "DateStyle" => self.default,
             _ => value,
         }
     }
@@ -447,6 +457,7 @@ impl Setting {
                 format!("{} to {}", self.show(&min.to_string()), self.show(&max.to_string()))
             }
             Kind::Memory => "a size".to_owned(),
+            Kind::Zone => "a time zone".to_owned(),
             Kind::Text => "text".to_owned(),
             Kind::ReadOnly => "read only".to_owned(),
         }
@@ -608,6 +619,12 @@ impl SessionSettings {
         self.get(name).is_ok_and(|v| v == "on")
     }
 
+    /// The session's time zone, if it is not UTC.
+    pub fn zone(&self) -> Option<Zone> {
+        let name = self.get("TimeZone").ok().filter(|name| *name != "UTC")?;
+        Zone::of_name(name).filter(|zone| !zone.is_utc())
+    }
+
     /// A duration setting; `None` where it is 0 (off).
     pub fn millis(&self, name: &str) -> Option<u64> {
         self.get(name).ok().and_then(|v| v.parse().ok()).filter(|v| *v > 0)
@@ -637,6 +654,11 @@ mod tests {
         assert_eq!(s.set("nonsense", "1").unwrap_err().state.0, "42704");
         assert_eq!(s.set("server_version", "16").unwrap_err().state.0, "55P02");
         assert_eq!(s.set("timezone", "Mars").unwrap_err().state.0, "22023");
+        assert!(s.set("timezone", "200").unwrap_err().detail.is_some());
+        s.set("timezone", "etc/utc").unwrap();
+        assert_eq!((s.get("TIME ZONE").unwrap(), s.zone()), ("Etc/UTC", None));
+        s.set("timezone", "-3.5").unwrap();
+        assert_eq!(s.zone(), Some(Zone::Fixed(-12_600_000_000)));
         assert_eq!(s.set("barrier_interval", "1s").unwrap_err().state.0, "55P02");
         assert_eq!(find("barrier_interval").unwrap().check("250000us").unwrap(), "250");
         assert_eq!(find("statement_timeout").unwrap().show("90000"), "90s");

@@ -115,6 +115,47 @@ pub fn net_by_identity(keys: &BinaryArray, chunk: &DeltaChunk) -> Net {
     net
 }
 
+/// [`net_by_identity`] over several chunks with their keys: a row that comes again is added to its first.
+pub fn net_across(keys: &[BinaryArray], chunks: &[DeltaChunk]) -> Vec<Net> {
+    let mut sums: Vec<Vec<i64>> = chunks
+        .iter()
+        .map(|chunk| (0..chunk.num_rows()).map(|row| chunk.weight(row)).collect())
+        .collect();
+    let rows = keys.iter().map(Array::len).sum();
+    let mut table: HashTable<(u64, u32, u32)> = HashTable::with_capacity(rows);
+    let mut unchanged: Vec<bool> = chunks.iter().map(|chunk| !has_zero(chunk)).collect();
+    for (c, keys_of) in keys.iter().enumerate() {
+        for row in 0..keys_of.len() {
+            let key = keys_of.value(row);
+            let hash = hash_bytes(key);
+            let same = |&(h, c, r): &(u64, u32, u32)| {
+                h == hash && keys[c as usize].value(r as usize) == key
+            };
+            match table.entry(hash, same, |e| e.0) {
+                Entry::Occupied(first) => {
+                    let (_, first_chunk, first_row) = *first.get();
+                    let weight = std::mem::take(&mut sums[c][row]);
+                    let sum = &mut sums[first_chunk as usize][first_row as usize];
+                    *sum = sum.wrapping_add(weight);
+                    unchanged[first_chunk as usize] = false;
+                    unchanged[c] = false;
+                }
+                Entry::Vacant(at) => {
+                    at.insert((hash, c as u32, row as u32));
+                }
+            }
+        }
+    }
+    let net = |(sums, unchanged): (Vec<i64>, bool)| {
+        let mut net = Net { unchanged, ..Net::default() };
+        for (row, weight) in sums.into_iter().enumerate() {
+            net.push_key([(row as u32, weight)]);
+        }
+        net
+    };
+    sums.into_iter().zip(unchanged).map(net).collect()
+}
+
 /// Nets a chunk by key, then by row among the rows of a key. `identity` encodes whole rows.
 pub fn net_by_key(
     keys: &BinaryArray,
@@ -144,7 +185,7 @@ pub fn net_by_key(
     let shared: Vec<u32> =
         chains.firsts.iter().filter(|&&f| several(f)).flat_map(|&f| chains.of(f)).collect();
     let taken = take_rows(&chunk.batch, &UInt32Array::from(shared))?;
-    let encoded = identity.rows(taken.columns())?;
+    let encoded = identity.rows_of(taken.columns(), taken.num_rows())?;
     let mut at = 0;
     let mut group: Vec<(usize, u32)> = Vec::new();
     for &first in &chains.firsts {
@@ -209,7 +250,7 @@ pub fn vanish(chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
 /// The identity bytes of whole rows.
 pub fn row_bytes(identity: &KeyCodec, batch: &RecordBatch) -> Result<BinaryArray, ExecError> {
     let all: Vec<usize> = (0..batch.num_columns()).collect();
-    let rows = identity.rows(&columns_at(batch, &all))?;
+    let rows = identity.rows_of(&columns_at(batch, &all), batch.num_rows())?;
     Ok(BinaryArray::from_iter_values(rows.iter().map(|r| r.data().to_vec())))
 }
 
@@ -263,5 +304,20 @@ mod tests {
         assert_eq!(listed(&vanished), [(1, 1, 5)]);
         let (keys, c) = chunk(&[(1, 1, 1), (2, 2, -1)]);
         assert!(net_by_identity(&keys, &c).unchanged);
+    }
+
+    #[test]
+    fn rows_of_several_chunks_add_up_in_their_first_place() {
+        let (a, first) = chunk(&[(1, 1, 1), (2, 2, 1), (3, 3, 1)]);
+        let (b, second) = chunk(&[(4, 4, 2), (2, 2, -1), (3, 3, 1)]);
+        let (c, third) = chunk(&[(5, 5, 1), (6, 6, -1)]);
+        let chunks = [first, second, third];
+        let nets = net_across(&[a, b, c], &chunks);
+        assert_eq!(nets.iter().map(|n| n.unchanged).collect::<Vec<_>>(), [false, false, true]);
+        let kept: Vec<_> =
+            nets.iter().zip(&chunks).map(|(n, c)| listed(&n.apply(c).unwrap())).collect();
+        assert_eq!(kept[0], [(1, 1, 1), (3, 3, 2)]);
+        assert_eq!(kept[1], [(4, 4, 2)]);
+        assert_eq!(kept[2], [(5, 5, 1), (6, 6, -1)]);
     }
 }

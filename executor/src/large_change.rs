@@ -43,7 +43,8 @@ impl LargeChange {
         let vnodes = self.layout.vnodes(&chunk.batch)?;
         let keys = self.layout.keys(&chunk.batch, &vnodes)?;
         let all: Vec<usize> = (0..chunk.batch.num_columns()).collect();
-        let rows = self.layout.identity.rows(&columns_at(&chunk.batch, &all))?;
+        let rows =
+            self.layout.identity.rows_of(&columns_at(&chunk.batch, &all), chunk.num_rows())?;
         let identities = BinaryArray::from_iter_values(
             keys.iter().flatten().zip(rows.iter()).map(|(key, row)| [key, row.as_ref()].concat()),
         );

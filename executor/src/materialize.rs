@@ -10,14 +10,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{BinaryArray, UInt32Array};
+use arrow::array::{Array, BinaryArray, UInt32Array};
+use arrow::datatypes::SchemaRef;
 use millrace_common::delta::take_rows;
 use millrace_common::{DeltaChunk, VNODE_COUNT, Vnode};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{MemRun, TableWriter};
 
 use crate::blackhole::{Digest, digest};
-use crate::consolidate::{Net, net_by_identity, net_by_key, weights};
+use crate::consolidate::{Net, net_across, net_by_key, weights};
 use crate::error::ExecError;
 use crate::hub::HubChunk;
 use crate::large_change::{LargeChange, Part};
@@ -121,7 +122,7 @@ pub struct Materialize {
 }
 
 impl Materialize {
-    /// `counters`: the job's, as committed. `budget`: bytes of change one epoch keeps.
+    /// `counters`: the job's, as committed. `budget`: bytes of change one epoch keeps, of all tasks.
     pub fn new(
         layout: Arc<RowLayout>,
         writer: TableWriter,
@@ -131,6 +132,7 @@ impl Materialize {
         governor: &Arc<MemoryGovernor>,
     ) -> Materialize {
         let sequence = counters.get(&sequence_counter(vnodes.start)).copied().unwrap_or(0);
+        let budget = budget * usize::from(vnodes.end - vnodes.start) / VNODE_COUNT;
         Materialize {
             layout,
             writer,
@@ -203,15 +205,28 @@ impl Materialize {
         Ok(Some(whole))
     }
 
+    /// Keys of whole rows are as large as the rows, and all of them are needed at once: a row may cancel one of any other
+    /// piece. What is written goes piece by piece.
     fn write_multiset(&mut self) -> Result<(), ExecError> {
-        let Some(chunk) = self.take_pending()? else { return Ok(()) };
-        let vnodes = self.layout.vnodes(&chunk.batch)?;
-        let keys = self.layout.keys(&chunk.batch, &vnodes)?;
-        let net = net_by_identity(&keys, &chunk);
-        self.row_count += net.weights.iter().sum::<i64>();
-        let (delta, keys, vnodes) = pick(&net, &chunk, &keys, &vnodes)?;
-        self.writer.write(keys, delta.weights.clone(), delta.batch.clone());
-        self.remember(delta, vnodes);
+        let pieces = pieces(&self.layout.schema, std::mem::take(&mut self.pending))?;
+        let (mut keys, mut vnodes) = (Vec::new(), Vec::new());
+        for piece in &pieces {
+            vnodes.push(self.layout.vnodes(&piece.batch)?);
+            let own = self.layout.keys(&piece.batch, &vnodes[vnodes.len() - 1])?;
+            self.account.grow(own.get_array_memory_size());
+            keys.push(own);
+        }
+        let nets = net_across(&keys, &pieces);
+        for (((piece, keys), vnodes), net) in pieces.into_iter().zip(keys).zip(vnodes).zip(nets) {
+            self.row_count += net.weights.iter().sum::<i64>();
+            let (delta, keys, vnodes) = pick(&net, &piece, &keys, &vnodes)?;
+            drop(piece);
+            if !delta.is_empty() {
+                self.writer.write(keys, delta.weights.clone(), delta.batch.clone());
+                self.remember(delta, vnodes);
+            }
+        }
+        self.account.set(0);
         Ok(())
     }
 
@@ -334,6 +349,26 @@ impl Materialize {
             staged: Vec::new(),
         })
     }
+}
+
+/// Chunks in their order, small ones put together.
+fn pieces(schema: &SchemaRef, chunks: Vec<DeltaChunk>) -> Result<Vec<DeltaChunk>, ExecError> {
+    const PIECE_BYTES: usize = 1 << 20;
+    let mut pieces = Vec::new();
+    let (mut group, mut bytes) = (Vec::new(), 0);
+    for chunk in chunks {
+        let more = chunk.memory_size();
+        if bytes > 0 && bytes + more > PIECE_BYTES {
+            pieces.push(DeltaChunk::concat(schema, &std::mem::take(&mut group))?);
+            bytes = 0;
+        }
+        bytes += more;
+        group.push(chunk);
+    }
+    if !group.is_empty() {
+        pieces.push(DeltaChunk::concat(schema, &group)?);
+    }
+    Ok(pieces)
 }
 
 /// The net rows with their keys and vnodes.

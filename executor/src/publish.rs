@@ -157,6 +157,8 @@ pub struct Publisher {
     holding: AtomicBool,
     /// Of the next change.
     next: AtomicU64,
+    /// Of the last change that the target is known to have.
+    known: AtomicU64,
     /// The newest change, so that publishing it reads nothing.
     recent: Mutex<Option<(u64, Vec<DeltaChunk>)>>,
 }
@@ -180,6 +182,7 @@ impl Publisher {
             whole,
             holding: AtomicBool::new(version.publish.last().is_some_and(|h| h.held)),
             next: AtomicU64::new(last + 1),
+            known: AtomicU64::new(version.published),
             recent: Mutex::new(None),
         })
     }
@@ -234,9 +237,10 @@ impl Publisher {
         }
         match &self.target {
             Target::Outside(target) => {
-                let publication =
-                    Publication { sequence: handle.sequence, epoch: Epoch(handle.epoch), chunks };
-                target.publish(&publication).await?;
+                let (sequence, epoch) = (handle.sequence, Epoch(handle.epoch));
+                let known = self.known.load(Ordering::Relaxed);
+                target.publish(&Publication { sequence, known, epoch, chunks }).await?;
+                self.known.fetch_max(sequence, Ordering::Relaxed);
             }
             Target::Table(table) => table.publish(handle.sequence, chunks).await?,
         }

@@ -79,6 +79,8 @@ pub struct ScanRequest {
     pub keys: Option<BinaryArray>,
     /// Ranges of storage keys, when only rows in them are wanted.
     pub ranges: Option<Vec<KeyBounds>>,
+    /// Generated columns that a source's readers compute are NULL where they fail, as in views.
+    pub null_errors: bool,
 }
 
 /// Storage keys from one (inclusive) to another (exclusive).

@@ -52,13 +52,11 @@ pub async fn run(
     let user = shared.config.users.first().cloned().unwrap_or_default();
     let database = shared.config.database.clone();
     let activity = Activity {
-        pid: 0,
         user: user.clone(),
         database: database.clone(),
         application: "console".to_owned(),
-        query: String::new(),
-        active: false,
         address,
+        ..Activity::default()
     };
     let Some((pid, _)) = shared.register(activity) else {
         let e = SqlError::new(SqlState::TOO_MANY_CONNECTIONS, "sorry, too many clients already");

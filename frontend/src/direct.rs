@@ -15,6 +15,7 @@ use millrace_common::{
 };
 use millrace_connector::{ReadFrom, SplitReader};
 use millrace_executor::dml::{DmlError, DmlOutcome, DmlStatement, Load, LoadKind};
+use millrace_executor::error_sink::ErrorSink;
 use millrace_executor::input::watermark::{LATE, SourceWatermark, SplitWatermark};
 use millrace_executor::stats::OperatorStats;
 use millrace_executor::{ExecError, Worker};
@@ -92,6 +93,8 @@ impl Direct {
         let watermark =
             SourceWatermark::of(relation, &request.columns).map_err(ExecError::into_sql)?;
         let columns = watermark.as_ref().map_or(&request.columns, |w| &w.columns).clone();
+        // What fails is NULL, and told by nobody: this is a query.
+        let errors = request.null_errors.then(|| Arc::new(ErrorSink::default()));
         let splits = futures::stream::iter(offsets.into_iter().map(move |(split, until)| {
             let parts = parts.clone();
             let start = parts.start(split);
@@ -100,7 +103,8 @@ impl Direct {
             let mut progress = SplitWatermark::default();
             progress.set_floors(split, &marks);
             let watermark = watermark.clone();
-            let scan = SplitScan { reader, until, at: start, watermark, progress };
+            let errors = errors.clone();
+            let scan = SplitScan { reader, until, at: start, watermark, errors, progress };
             futures::stream::unfold(Some(scan), |scan| async move { scan?.next().await })
         }));
         Ok(splits.flatten().boxed())
@@ -125,6 +129,8 @@ struct SplitScan {
     until: u64,
     at: u64,
     watermark: Option<SourceWatermark>,
+    /// `None`: a generated column that fails is an error.
+    errors: Option<Arc<ErrorSink>>,
     progress: SplitWatermark,
 }
 
@@ -149,6 +155,7 @@ impl SplitScan {
 
     fn on_time(&mut self, batch: RecordBatch) -> Result<RecordBatch, SqlError> {
         let Some(w) = &self.watermark else { return Ok(batch) };
+        let batch = w.complete(batch, self.errors.as_ref()).map_err(ExecError::into_sql)?;
         let advanced = w.expr.advance(&batch, &mut self.progress.running);
         let (stays, _) = advanced.map_err(ExecError::into_sql)?;
         let asked: Vec<usize> = (0..w.width).collect();
@@ -280,7 +287,7 @@ impl Cluster for Direct {
             .into_iter()
             .map(|s| {
                 let progress = match &s.state {
-                    JobState::Running => None,
+                    JobState::Running | JobState::Paused => None,
                     JobState::Stalled { .. } | JobState::Failed { .. } if s.frontier.is_some() => None,
                     state => Some(state.progress_percent().map_or("0%".to_owned(), |p| format!("{p}%"))),
                 };

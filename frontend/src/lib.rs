@@ -7,6 +7,7 @@
 //! Trade-off: parameters become literals before planning, so a prepared statement is planned at each
 //! execution; in return every plan sees its values and point reads need no second mechanism.
 
+pub mod advisory;
 pub mod auth;
 pub mod catalog;
 pub mod cluster;
@@ -15,6 +16,7 @@ pub mod console;
 pub mod copy;
 pub mod ddl;
 pub mod direct;
+mod directions;
 pub mod dml;
 pub mod encoding;
 pub mod error;
@@ -23,7 +25,9 @@ pub mod query;
 pub mod server;
 pub mod session;
 pub mod statements;
+mod utility;
 pub mod wire;
+mod words;
 
 /// The stack of a thread that plans: plans are as deep as the longest chain that the parser takes. Address space only,
 /// until it is needed.

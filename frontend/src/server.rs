@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use millrace_rpc::version::StatementId;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
 use crate::connection;
 use crate::error::FrontendError;
@@ -46,8 +48,8 @@ impl Default for FrontendConfig {
     }
 }
 
-/// A connection as others see it.
-#[derive(Clone, Debug)]
+/// A connection as others see it. Times are microseconds since 1970.
+#[derive(Clone, Debug, Default)]
 pub struct Activity {
     pub pid: i32,
     pub user: String,
@@ -55,13 +57,32 @@ pub struct Activity {
     pub application: String,
     pub query: String,
     pub active: bool,
+    /// What it is when it is not active: `idle` or one of its kinds.
+    pub resting: &'static str,
+    /// The client's address, and the one it has connected to.
     pub address: String,
+    pub server_address: String,
+    pub started: i64,
+    pub transaction_started: Option<i64>,
+    pub query_started: Option<i64>,
+    pub changed: i64,
 }
+
+/// A session that waits for its client and has no transaction open.
+pub const IDLE: &str = "idle";
 
 struct Registered {
     secret: i32,
     cancel: CancellationToken,
+    /// Ends the connection, if there is one.
+    stop: Option<CancellationToken>,
     activity: Activity,
+}
+
+/// Microseconds since 1970.
+fn now() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// What all sessions share.
@@ -69,6 +90,10 @@ pub struct Shared {
     pub cluster: Arc<dyn Cluster>,
     pub engine: QueryEngine,
     pub config: FrontendConfig,
+    /// Locks that sessions agree on.
+    pub locks: AdvisoryLocks,
+    /// When the server began, in microseconds since 1970.
+    pub started: i64,
     connections: Mutex<HashMap<i32, Registered>>,
     next_pid: AtomicI32,
     next_statement: AtomicU64,
@@ -95,13 +120,27 @@ impl Shared {
         }
         let pid = self.next_pid.fetch_add(1, Ordering::Relaxed);
         let secret = rand::random();
-        let activity = Activity { pid, ..activity };
-        connections.insert(pid, Registered { secret, cancel: CancellationToken::new(), activity });
+        let now = now();
+        let activity = Activity { pid, started: now, changed: now, resting: IDLE, ..activity };
+        let cancel = CancellationToken::new();
+        self.locks.enter(pid);
+        connections.insert(pid, Registered { secret, cancel, stop: None, activity });
         Some((pid, secret))
     }
 
+    /// A session has ended; what it held of the server is free.
     pub(crate) fn unregister(&self, pid: i32) {
         self.connections.lock().remove(&pid);
+        self.locks.release_all(pid);
+    }
+
+    /// The token that ends a connection: when the server does, or by pg_terminate_backend.
+    pub(crate) fn stop_token(&self, pid: i32, server: &CancellationToken) -> CancellationToken {
+        let stop = server.child_token();
+        if let Some(c) = self.connections.lock().get_mut(&pid) {
+            c.stop = Some(stop.clone());
+        }
+        stop
     }
 
     /// A statement begins: the token that a cancel request will fire.
@@ -109,16 +148,32 @@ impl Shared {
         let token = CancellationToken::new();
         if let Some(c) = self.connections.lock().get_mut(&pid) {
             c.cancel = token.clone();
-            c.activity.active = true;
-            c.activity.query = text.chars().take(1024).collect();
+            // Who was told to end before the statement began had nothing to cancel.
+            if c.stop.as_ref().is_some_and(CancellationToken::is_cancelled) {
+                token.cancel();
+            }
+            let now = now();
+            let activity = &mut c.activity;
+            activity.active = true;
+            activity.query = text.chars().take(1024).collect();
+            activity.query_started = Some(now);
+            activity.transaction_started.get_or_insert(now);
+            activity.changed = now;
         }
         token
     }
 
-    pub(crate) fn end_statement(&self, pid: i32, application: &str) {
+    /// A statement has ended; `resting`: what the session is until the next one.
+    pub(crate) fn end_statement(&self, pid: i32, application: &str, resting: &'static str) {
         if let Some(c) = self.connections.lock().get_mut(&pid) {
-            c.activity.active = false;
-            c.activity.application = application.to_owned();
+            let activity = &mut c.activity;
+            activity.active = false;
+            activity.resting = resting;
+            activity.application = application.to_owned();
+            if resting == IDLE {
+                activity.transaction_started = None;
+            }
+            activity.changed = now();
         }
     }
 
@@ -130,15 +185,27 @@ impl Shared {
         }
     }
 
-    /// pg_cancel_backend: whether there was a statement to cancel.
+    /// pg_cancel_backend: whether there is such a session. One that does nothing has nothing to cancel.
     pub(crate) fn cancel_pid(&self, pid: i64) -> bool {
         let connections = self.connections.lock();
         let found = i32::try_from(pid).ok().and_then(|pid| connections.get(&pid));
-        let active = found.filter(|c| c.activity.active);
-        if let Some(c) = active {
+        if let Some(c) = found.filter(|c| c.activity.active) {
             c.cancel.cancel();
         }
-        active.is_some()
+        found.is_some()
+    }
+
+    /// pg_terminate_backend: whether there is such a session. Its statement ends, and then its connection.
+    pub(crate) fn terminate_pid(&self, pid: i64) -> bool {
+        let connections = self.connections.lock();
+        let Some(c) = i32::try_from(pid).ok().and_then(|pid| connections.get(&pid)) else {
+            return false;
+        };
+        if let Some(stop) = &c.stop {
+            stop.cancel();
+        }
+        c.cancel.cancel();
+        true
     }
 
     pub fn activity(&self) -> Vec<Activity> {
@@ -165,6 +232,8 @@ impl Frontend {
                 cluster,
                 engine,
                 config,
+                locks: AdvisoryLocks::default(),
+                started: now(),
                 connections: Mutex::new(HashMap::new()),
                 next_pid: AtomicI32::new(1000),
                 next_statement: AtomicU64::new(1),

@@ -23,6 +23,7 @@ use crate::job::{JobHandle, Sealed};
 use crate::schedule::{Step, next_step};
 use crate::shared::Shared;
 use crate::status::JobState;
+use crate::waits::FollowGuard;
 use crate::written::bytes_of;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
@@ -166,9 +167,7 @@ impl Driver {
     async fn serve(&self, generation: Generation) -> Result<(), Ended> {
         self.handle.set_generation(generation);
         self.await_snapshot_epoch(generation).await?;
-        let path =
-            if self.is_eager_sink() { self.shared.path_to(self.handle.id) } else { Vec::new() };
-        let _following = self.shared.waits.follow(path);
+        let mut following = self.follow();
         let Some(start) = self.start_message(generation) else {
             return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
         };
@@ -182,7 +181,7 @@ impl Driver {
         // It runs, though its target may keep it waiting: who waits for running jobs waits for it.
         self.publish_state();
         self.handle.set_attempted();
-        self.publish_staged(generation).await;
+        self.publish_staged(generation, &mut following).await;
         // A worker starts with everything that is committed.
         self.shared.published(self.handle.id);
         info!(job = %self.handle.id, generation = generation.0, "job started");
@@ -191,10 +190,17 @@ impl Driver {
         let mut last_cut: Option<Instant> = None;
         loop {
             let since = last_cut.map_or(Duration::MAX, |at| at.elapsed());
-            match self.step(since) {
+            let step = self.step(since);
+            // Asked after the step was chosen: what comes after a pause is no part of it.
+            if self.is_paused() {
+                self.mark_published(generation).await?;
+                self.await_resumed(&mut following).await;
+                continue;
+            }
+            match step {
                 Step::Cut(epoch) => {
                     last_cut = Some(Instant::now());
-                    self.cut(generation, epoch).await?;
+                    self.cut(generation, epoch, &mut following).await?;
                 }
                 Step::Wait if self.unmarked().is_some() => {
                     let woken = tokio::time::timeout(MARK_PAUSE, self.handle.notify.notified());
@@ -290,7 +296,12 @@ impl Driver {
     }
 
     /// One epoch: cut, log, tell.
-    async fn cut(&self, generation: Generation, epoch: Epoch) -> Result<(), Ended> {
+    async fn cut<'a>(
+        &'a self,
+        generation: Generation,
+        epoch: Epoch,
+        following: &mut Option<FollowGuard<'a>>,
+    ) -> Result<(), Ended> {
         let id = self.handle.id;
         let begun = Instant::now();
         let from = self.committed_epoch();
@@ -328,7 +339,7 @@ impl Driver {
                 self.compute.concluded(id, generation, Verdict::Committed(applied.epoch)).await;
                 crash::point("meta-after-conclude");
                 if handle.is_some() {
-                    self.publish_staged(generation).await;
+                    self.publish_staged(generation, following).await;
                 }
                 self.shared.published(id);
                 Ok(())
@@ -350,7 +361,11 @@ impl Driver {
 
     /// What is committed and the target may not have: of the last commit, or left by the last process or
     /// generation. What is held is published with what comes after it.
-    async fn publish_staged(&self, generation: Generation) {
+    async fn publish_staged<'a>(
+        &'a self,
+        generation: Generation,
+        following: &mut Option<FollowGuard<'a>>,
+    ) {
         let staged = {
             let state = self.shared.state.read();
             state.jobs.get(&self.handle.id).map_or_else(Vec::new, |j| j.version.publish.clone())
@@ -360,17 +375,23 @@ impl Driver {
             let held = handle.held;
             together.push(handle);
             if !held {
-                self.publish(generation, std::mem::take(&mut together)).await;
+                self.publish(generation, std::mem::take(&mut together), following).await;
             }
         }
     }
 
     /// Brings committed changes to the sink's target as one, however long that takes: nothing else of this
     /// job goes on meanwhile, and no other job notices.
-    async fn publish(&self, generation: Generation, handles: Vec<PublishHandle>) {
+    async fn publish<'a>(
+        &'a self,
+        generation: Generation,
+        handles: Vec<PublishHandle>,
+        following: &mut Option<FollowGuard<'a>>,
+    ) {
         let Some(sequence) = handles.last().map(|h| h.sequence) else { return };
         let mut failures = 0;
         loop {
+            self.await_resumed(following).await;
             crash::point("sink-before-publish");
             let published = self.compute.publish(self.handle.id, generation, handles.clone()).await;
             let Err(error) = published else { break };
@@ -380,13 +401,39 @@ impl Driver {
             let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
             let reason = with_particulars(&error);
             self.set_state(JobState::Stalled { code: error.state, reason, retry_at_ms });
-            tokio::time::sleep(pause).await;
+            // Who alters the sink does not wait for the next attempt.
+            let _ = tokio::time::timeout(pause, self.handle.retry.notified()).await;
         }
         crash::point("sink-after-publish");
         self.handle.set_published(sequence);
         if failures > 0 {
             self.publish_state();
         }
+    }
+
+    /// A sink that was told to wait: it reads no further, and what it has staged stays where it is.
+    fn is_paused(&self) -> bool {
+        self.shared.state.read().is_paused_sink(self.handle.id)
+    }
+
+    /// Until the sink is resumed, if it is paused. An ALTER wakes the driver. Meanwhile its inputs need not hurry for it.
+    async fn await_resumed<'a>(&'a self, following: &mut Option<FollowGuard<'a>>) {
+        if !self.is_paused() {
+            return;
+        }
+        drop(following.take());
+        while self.is_paused() {
+            self.set_state(JobState::Paused);
+            self.handle.notify.notified().await;
+        }
+        *following = self.follow();
+        self.publish_state();
+    }
+
+    /// Of a sink that is to have its changes as soon as they are there: has the jobs on the way to it end their epochs
+    /// whenever there is something in them.
+    fn follow(&self) -> Option<FollowGuard<'_>> {
+        self.is_eager_sink().then(|| self.shared.waits.follow(self.shared.path_to(self.handle.id)))
     }
 
     /// The last sequence that the target has and the log does not know of.
@@ -444,12 +491,13 @@ impl Driver {
         }
     }
 
-    /// Running, creating or waiting, as the version says.
+    /// Running, creating or waiting, as the version says; paused, as the catalog says.
     fn publish_state(&self) {
         let next = {
             let state = self.shared.state.read();
             let Some(job) = state.jobs.get(&self.handle.id) else { return };
             match &job.version.backfill {
+                _ if state.is_paused_sink(self.handle.id) => JobState::Paused,
                 None => JobState::Running,
                 Some(b) if b.snapshot_epoch == 0 => {
                     let unready = |i: &&_| state.readable_frontier(**i).is_none();

@@ -30,6 +30,12 @@ impl MetaState {
         self.timeline(id)?.next_after(seen)
     }
 
+    /// An epoch no later than the relation's first change after `seen`, and just that as far as its timeline reaches back;
+    /// `None`: it has not changed.
+    pub fn oldest_change(&self, id: RelationId, seen: Epoch) -> Option<Epoch> {
+        self.timeline(id)?.oldest_after(seen)
+    }
+
     /// The last epoch through which the relation is known to keep the content it has at `at`, given
     /// that it is exact there. At least `at`.
     pub fn stable_until(&self, id: RelationId, at: Epoch) -> Epoch {

@@ -310,7 +310,8 @@ impl Meta {
     }
 
     /// Returns when the relation has caught up for the first time, or with the error that its job
-    /// failed with, or 57014 when `cancel` fires (the caller drops the relation then).
+    /// failed with, or 57014 when `cancel` fires (the caller drops the relation then). A sink that is paused is not
+    /// waited for.
     pub async fn wait_created(
         &self,
         id: RelationId,
@@ -353,7 +354,12 @@ impl Meta {
         let job = state.jobs.get(&id)?;
         let frontier = state.readable_frontier(id);
         let newest = state.newest_root_change(&state.closure(&[id]));
-        let lag_ms = newest.millis().saturating_sub(frontier.unwrap_or(newest).millis());
+        let known = frontier.unwrap_or(newest);
+        let lag_ms = match newest > known {
+            true => read::oldest_missing(&self.shared, &state, id)
+                .unwrap_or_else(|| newest.millis().saturating_sub(known.millis())),
+            false => 0,
+        };
         Some(JobStatus {
             relation: id,
             state: handle.as_ref().map_or(JobState::Starting, |h| h.state()),
@@ -370,7 +376,7 @@ impl Meta {
         })
     }
 
-    /// Replaces options of a relation, or pauses and resumes a source. Durable when it returns.
+    /// Replaces options of a relation, or pauses and resumes a source or sink. Durable when it returns.
     pub async fn alter_relation(
         &self,
         id: RelationId,

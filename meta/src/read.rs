@@ -67,7 +67,7 @@ pub async fn read_epoch(
     wait(shared, &goal, timeout, reached).await
 }
 
-/// See `Meta::flush`. Jobs that fail or are being created do not count.
+/// See `Meta::flush`. Jobs that fail, are paused or are being created do not count.
 pub async fn flush(shared: &Shared) -> Result<(), SqlError> {
     let goal = {
         let state = shared.state.read();
@@ -88,13 +88,17 @@ pub async fn flush(shared: &Shared) -> Result<(), SqlError> {
     wait(shared, &asked, timeout, reached).await
 }
 
-/// Whether the job and every job behind it run, or are about to.
+/// Whether the job and every job behind it run, or are about to. Whether a sink is paused the catalog says: its
+/// driver may not have noticed yet, neither that it is nor that it is no longer.
 fn is_fed(shared: &Shared, state: &MetaState, id: RelationId) -> bool {
+    if state.is_paused_sink(id) {
+        return false;
+    }
     let runs = |id: &RelationId| {
         !state.jobs.contains_key(id)
-            || shared
-                .job(*id)
-                .is_some_and(|h| matches!(h.state(), JobState::Running | JobState::Starting))
+            || shared.job(*id).is_some_and(|h| {
+                matches!(h.state(), JobState::Running | JobState::Starting | JobState::Paused)
+            })
     };
     state.closure(&[id]).iter().all(runs)
 }
@@ -195,23 +199,34 @@ fn too_late(shared: &Shared, goal: &Goal, timeout: Duration) -> SqlError {
     let state = shared.state.read();
     let behind = |id: &&RelationId| state.readable_frontier(**id).is_none_or(|f| f < goal.target);
     let laggard = goal.path.iter().find(behind).or(goal.path.first());
-    let (name, what, lag) = match laggard {
+    let (name, what, age) = match laggard {
         Some(id) => {
             let job = shared.job(*id).map_or("stopped", |h| h.state().name());
-            let lag = goal
-                .target
-                .millis()
-                .saturating_sub(state.readable_frontier(*id).map_or(0, Epoch::millis));
-            (name_of(&state, *id), job, lag)
+            (name_of(&state, *id), job, oldest_missing(shared, &state, *id))
         }
-        None => ("?".to_owned(), "unknown", 0),
+        None => ("?".to_owned(), "unknown", None),
     };
+    let missing = age
+        .map(|ms| format!(" The oldest change that it does not have yet is {ms} ms old."))
+        .unwrap_or_default();
     SqlError::new(
         SqlState::QUERY_CANCELED,
         format!("relation \"{name}\" did not catch up within {} ms", timeout.as_millis()),
     )
-    .with_detail(format!("Its job is {what} and {lag} ms behind."))
+    .with_detail(format!("Its job is {what}.{missing}"))
     .with_hint("Raise read_wait_timeout, or SET read_freshness = 'any' to read older content.")
+}
+
+/// For how many milliseconds the oldest change of the roots behind a relation is known that the relation does not have.
+/// Epochs tell: the distance of the relation's own epoch from that change would not, because it follows the clock
+/// for as long as nothing changes. Of a relation so far behind that the roots' timelines no longer reach back to it it is
+/// an upper bound. `None`: it is behind for another reason.
+pub(crate) fn oldest_missing(shared: &Shared, state: &MetaState, id: RelationId) -> Option<u64> {
+    let frontier = state.readable_frontier(id)?;
+    let closure = state.closure(&[id]);
+    let roots = closure.iter().filter(|id| state.inputs(**id).is_empty());
+    let oldest = roots.filter_map(|root| state.oldest_change(*root, frontier)).min()?;
+    Some(shared.env.now_ms().saturating_sub(oldest.millis()))
 }
 
 /// See `Meta::wait_created`.
@@ -236,6 +251,8 @@ pub async fn wait_created(
                         format!("creating \"{}\" failed: {reason}", relation.name),
                     ));
                 }
+                // There is no end to wait for. What has been written goes on when it is resumed.
+                _ if state.is_paused_sink(id) => return Ok(()),
                 Some(JobState::Starting) | None => {}
                 // Committed is not enough: its worker publishes it after that.
                 Some(_)

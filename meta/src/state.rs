@@ -184,6 +184,11 @@ pub fn skips_snapshot(relation: &Relation) -> bool {
 }
 
 impl MetaState {
+    /// Whether this is a sink that was told to wait.
+    pub fn is_paused_sink(&self, id: RelationId) -> bool {
+        self.relations.get(&id).is_some_and(|r| r.paused && r.kind() == RelationKind::Sink)
+    }
+
     /// What a derived relation reads; nothing for roots.
     pub fn inputs(&self, id: RelationId) -> &[RelationId] {
         self.jobs.get(&id).map_or(&[], |job| &job.inputs)

@@ -22,6 +22,8 @@ pub enum JobState {
         rows_total: u64,
     },
     Running,
+    /// A sink that waits to be resumed.
+    Paused,
     /// A sink whose target does not take what is committed; tried again at `retry_at_ms`. Its tasks are
     /// well, and wait.
     Stalled {
@@ -45,6 +47,7 @@ impl JobState {
             JobState::WaitingForInputs { .. } => "waiting",
             JobState::Creating { .. } => "creating",
             JobState::Running => "running",
+            JobState::Paused => "paused",
             JobState::Stalled { .. } => "stalled",
             JobState::Failed { .. } => "failed",
         }
@@ -74,7 +77,7 @@ pub struct JobStatus {
     pub epoch: Epoch,
     /// Newest epoch at which the relation is exact; `None` while it is being created.
     pub frontier: Option<Epoch>,
-    /// How far the frontier is behind the newest change of the inputs, in milliseconds of epochs.
+    /// For how many milliseconds it has lacked the oldest change of its inputs that it does not have; 0: it has all.
     pub lag_ms: u64,
     pub row_count: i64,
     pub version: Arc<JobVersion>,

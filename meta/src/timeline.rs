@@ -82,6 +82,12 @@ impl Timeline {
         self.segments.get(at).map(|s| s.lo)
     }
 
+    /// The same, or `epoch` itself where segments that followed it have been trimmed: never later than what came first.
+    pub fn oldest_after(&self, epoch: Epoch) -> Option<Epoch> {
+        let next = self.next_after(epoch)?;
+        Some(if self.segment_at(epoch).is_some() { next } else { epoch })
+    }
+
     pub fn to_snapshot(&self) -> TimelineSnapshot {
         let bounds = self.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).collect();
         TimelineSnapshot { bounds, last_change: self.last_change.0 }
@@ -147,5 +153,9 @@ mod tests {
         }
         assert_eq!(t.segments.len(), KEPT);
         assert_eq!(t.segment_at(Epoch(1)), None);
+        // The first change after it is no longer known: it is older than the oldest that is.
+        assert_eq!(t.oldest_after(Epoch(1)), Some(Epoch(1)));
+        assert_eq!(t.oldest_after(Epoch(5_000)), Some(Epoch(5_001)));
+        assert_eq!(t.oldest_after(Epoch(KEPT as u64 + 99)), None);
     }
 }

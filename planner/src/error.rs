@@ -14,8 +14,16 @@ pub fn external(e: SqlError) -> DataFusionError {
     DfError::External(Box::new(e))
 }
 
+/// How the text of an error for want of memory begins; behind it stand how much queries may have, a colon and the
+/// particulars.
+pub const QUERY_MEMORY: &str = "queries may have ";
+
 /// Turns any error of planning or executing with DataFusion into what the client sees.
 pub fn sql_error_from_datafusion(e: DataFusionError) -> SqlError {
+    // What was wrapped around it, perhaps in an error that others hold too, only says where it came up.
+    if let DfError::ResourcesExhausted(m) = e.find_root() {
+        return out_of_memory(m);
+    }
     match e {
         DfError::External(inner) => from_boxed(inner),
         DfError::Context(_, inner) | DfError::Diagnostic(_, inner) => {
@@ -30,12 +38,10 @@ pub fn sql_error_from_datafusion(e: DataFusionError) -> SqlError {
         },
         DfError::ArrowError(arrow, _) => from_arrow(*arrow),
         DfError::SchemaError(schema, _) => from_schema(*schema),
-        DfError::ResourcesExhausted(m) => SqlError::new(SqlState::OUT_OF_MEMORY, tidy(&m)),
-        DfError::NotImplemented(m) if m.contains("OuterReferenceColumn") => {
-            SqlError::unsupported("this kind of correlated subquery")
-                .with_hint("Write it as a join.")
-        }
-        DfError::NotImplemented(m) => SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, tidy(&m)),
+        DfError::NotImplemented(m) => match unplanned(&m) {
+            Some(e) => e,
+            None => SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, tidy(&m)),
+        },
         DfError::Plan(m) => from_plan_message(&m),
         DfError::Execution(m) => from_execution_message(&m),
         DfError::SQL(parser, _) => SqlError::new(SqlState::SYNTAX_ERROR, tidy(&parser.to_string())),
@@ -44,6 +50,43 @@ pub fn sql_error_from_datafusion(e: DataFusionError) -> SqlError {
             SqlError::internal(tidy(&text))
         }
     }
+}
+
+fn out_of_memory(m: &str) -> SqlError {
+    let text = m.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or_default();
+    let limited = text.split_once(QUERY_MEMORY).and_then(|(_, rest)| rest.split_once(": "));
+    let (limit, particulars) = match limited {
+        Some((size, rest)) => (format!(" ({size})"), rest),
+        None => (String::new(), text),
+    };
+    let message = format!("the query needs more memory than queries may have{limit}");
+    SqlError::new(SqlState::OUT_OF_MEMORY, message)
+        .with_detail(format!("{}.", particulars.trim_end_matches('.')))
+        .with_hint("Raise --memory-limit, or make the query smaller.")
+}
+
+/// What says that a correlated subquery is beyond what is taken apart.
+pub fn correlated() -> SqlError {
+    SqlError::unsupported("this kind of correlated subquery").with_hint("Write it as a join.")
+}
+
+/// What is said of an expression that DataFusion has no execution for: it shows its own form of it.
+fn unplanned(m: &str) -> Option<SqlError> {
+    if m.contains("OuterReferenceColumn") {
+        return Some(correlated());
+    }
+    let (_, shown) = m.split_once("does not support logical expression ")?;
+    let kind = shown.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+    Some(match kind {
+        "ScalarSubquery" | "Exists" | "InSubquery" | "SetComparison" => correlated(),
+        "WindowFunction" => {
+            SqlError::new(SqlState("42P20"), "window functions are not allowed here")
+        }
+        "AggregateFunction" => {
+            SqlError::new(SqlState::GROUPING_ERROR, "aggregate functions are not allowed here")
+        }
+        _ => SqlError::unsupported("an expression of this kind in this place"),
+    })
 }
 
 fn from_boxed(inner: Box<dyn std::error::Error + Send + Sync>) -> SqlError {
@@ -72,6 +115,9 @@ fn from_execution_message(m: &str) -> SqlError {
     if m.to_lowercase().contains("scalar subquery returned more than one row") {
         let message = "more than one row returned by a subquery used as an expression";
         return SqlError::new(SqlState::CARDINALITY_VIOLATION, message);
+    }
+    if m.contains("ORDER BY expressions must appear in argument list") {
+        return SqlError::new(SqlState("42P10"), tidy(m));
     }
     SqlError::new(SqlState::DATA_EXCEPTION, tidy(m))
 }
@@ -149,10 +195,10 @@ fn from_plan_message(m: &str) -> SqlError {
     if let Some(inner) = text.split("coercion failed with: External error: ").nth(1) {
         let message = inner.split(" No function matches").next().unwrap_or(inner);
         let message = message.trim_end().trim_end_matches('.');
-        return SqlError::new(SqlState::UNDEFINED_FUNCTION, message).with_hint(
-            "No function matches the given name and argument types. You might need to add \
-             explicit type casts.",
-        );
+        if let Some(what) = message.strip_suffix(" is not supported") {
+            return SqlError::unsupported(what);
+        }
+        return SqlError::new(SqlState::UNDEFINED_FUNCTION, message).with_hint(call_hint(message));
     }
     if let Some(e) = in_postgres_words(&text) {
         return e;
@@ -206,6 +252,20 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
             ),
         );
     }
+    const TAKEN_APART: [&str; 4] = [
+        "correlated scalar subquery ",
+        "accessing outer reference columns is not allowed",
+        "subquery can only be used in ",
+        "unsupported operator in the subquery plan",
+    ];
+    let lower = text.to_lowercase();
+    if TAKEN_APART.iter().any(|words| lower.contains(words)) {
+        return Some(correlated());
+    }
+    if lower.starts_with("for select distinct, order by expressions ") {
+        let message = "for SELECT DISTINCT, ORDER BY expressions must appear in select list";
+        return some(SqlState("42P10"), message.into());
+    }
     if text.starts_with("aggregate functions are not allowed in the WHERE clause") {
         return some(
             SqlState::GROUPING_ERROR,
@@ -219,8 +279,14 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
     if text.starts_with("too many columns! The subquery") {
         return some(SqlState::SYNTAX_ERROR, "subquery must return only one column".into());
     }
-    if text.contains("names given as column alias") && text.contains("only 1") {
-        return some(SqlState::SYNTAX_ERROR, "subquery has too many columns".into());
+    if text.contains("names given as column alias") {
+        let mut counts = text.split(' ').filter_map(|w| w.parse::<usize>().ok());
+        let (has, named) = (counts.next()?, counts.next()?);
+        if has > named {
+            return some(SqlState::SYNTAX_ERROR, "subquery has too many columns".into());
+        }
+        let message = format!("table has {has} columns available but {named} columns specified");
+        return some(SqlState("42P10"), message);
     }
     if text.starts_with("inconsistent data length across values list") {
         return some(SqlState::SYNTAX_ERROR, "VALUES lists must all be the same length".into());
@@ -230,10 +296,10 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
         let message = format!("each {operator} query must have the same number of columns");
         return some(SqlState::SYNTAX_ERROR, message);
     }
-    if text.starts_with("LIMIT must be >= 0") {
+    if text.starts_with("LIMIT must be >") {
         return some(SqlState("2201W"), "LIMIT must not be negative".into());
     }
-    if text.starts_with("OFFSET must be >= 0") {
+    if text.starts_with("OFFSET must be >") {
         return some(SqlState("2201X"), "OFFSET must not be negative".into());
     }
     if let Some(n) = after("column out of bounds, specified: ") {
@@ -249,10 +315,29 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
 
 /// 42883 for a call written with its argument types.
 pub fn undefined_function(call: &str) -> SqlError {
-    SqlError::new(SqlState::UNDEFINED_FUNCTION, format!("function {call} does not exist")).with_hint(
-        "No function matches the given name and argument types. You might need to add explicit type \
-         casts.",
-    )
+    let message = format!("function {call} does not exist");
+    let hint = call_hint(&message);
+    SqlError::new(SqlState::UNDEFINED_FUNCTION, message).with_hint(hint)
+}
+
+/// What to do about a call that is not known. Elsewhere windows are made in GROUP BY.
+fn call_hint(message: &str) -> &'static str {
+    let call = message.strip_prefix("function ").unwrap_or_default();
+    match call.split('(').next().unwrap_or_default() {
+        "tumble" => {
+            "Windows are made in FROM: FROM TUMBLE(table, ts, size), and GROUP BY window_start."
+        }
+        "hop" => {
+            "Windows are made in FROM: FROM HOP(table, ts, slide, size), and GROUP BY window_start."
+        }
+        "session" => {
+            "Windows are made in FROM: FROM SESSION(table, ts, gap, key), and GROUP BY window_start."
+        }
+        _ => {
+            "No function matches the given name and argument types. You might need to add explicit type \
+             casts."
+        }
+    }
 }
 
 /// `upper(Int32)` as `upper(integer)`.
@@ -330,6 +415,21 @@ mod tests {
         let shared = std::sync::Arc::new(external(division_by_zero()));
         let e = DataFusionError::Shared(std::sync::Arc::clone(&shared));
         assert_eq!(sql_error_from_datafusion(e).state, SqlState::DIVISION_BY_ZERO);
+    }
+
+    #[test]
+    fn want_of_memory_is_told_whatever_is_wrapped_around_it() {
+        let text = format!("{QUERY_MEMORY}64 MB: Sort[0] has 1 bytes and asks for 2 more");
+        let wrapped = DfError::ResourcesExhausted(text).context("Not enough memory");
+        let shared = std::sync::Arc::new(wrapped);
+        let e = sql_error_from_datafusion(DfError::Shared(std::sync::Arc::clone(&shared)));
+        assert_eq!(e.state, SqlState::OUT_OF_MEMORY);
+        assert_eq!(e.message, "the query needs more memory than queries may have (64 MB)");
+        assert_eq!(e.detail.as_deref(), Some("Sort[0] has 1 bytes and asks for 2 more."));
+        let other = DfError::External(Box::new(DfError::ResourcesExhausted("Too much.".into())));
+        let e = sql_error_from_datafusion(other);
+        assert_eq!(e.message, "the query needs more memory than queries may have");
+        assert_eq!(e.detail.as_deref(), Some("Too much."));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use millrace_common::RelationId;
 use millrace_rpc::catalog::RowStorage;
 
 use crate::explain_expr::expr_text;
+use crate::functions::framed::Framed;
 use crate::graph::{
     AccessClass, AggCall, AggFunc, Aggregate, Expand, ExprRef, FragmentOutput, GroupingSet, Hold,
     JobGraph, Join, JoinKind, JoinSide, Lookup, Node, Operator, RankFunction, StateTable, TopN,
@@ -459,6 +460,9 @@ fn call(c: &AggCall, input: &Schema) -> String {
 }
 
 fn window_call(c: &WindowCall, input: &Schema) -> String {
+    if let Some(framed) = Framed::of(c) {
+        return framed_call(&framed, &c.args, input);
+    }
     let args: Vec<String> = c.args.iter().map(|e| text(e, input)).collect();
     let distinct = if c.distinct { "distinct " } else { "" };
     let mut call = format!("{}({distinct}{})", c.function, args.join(", "));
@@ -471,6 +475,24 @@ fn window_call(c: &WindowCall, input: &Schema) -> String {
     if follows_frame(c) {
         let frame = c.frame.to_string().to_lowercase();
         let _ = write!(call, " {frame}");
+    }
+    call
+}
+
+/// A call over a frame of ours, as it was written.
+fn framed_call(framed: &Framed, args: &[ExprRef], input: &Schema) -> String {
+    let (filter, args) = framed.arguments(args);
+    let args: Vec<String> = args.iter().map(|e| text(e, input)).collect();
+    let distinct = if framed.distinct { "distinct " } else { "" };
+    let mut call = format!("{}({distinct}{})", framed.function, args.join(", "));
+    if framed.ignore_nulls {
+        call.push_str(" ignore nulls");
+    }
+    if let Some(filter) = filter {
+        let _ = write!(call, " filter ({})", text(filter, input));
+    }
+    if !["lag", "lead"].contains(&framed.function.as_str()) {
+        let _ = write!(call, " {}", framed.frame);
     }
     call
 }

@@ -11,19 +11,22 @@ use std::sync::{Arc, OnceLock};
 use chrono::{DateTime, Utc};
 use datafusion::common::alias::AliasGenerator;
 
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
+use datafusion::error::Result as DataFusionResult;
 use datafusion::execution::FunctionRegistry;
 use datafusion::logical_expr::registry::MemoryFunctionRegistry;
-use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::logical_expr::{EmptyRelation, Expr, JoinType, LogicalPlan};
 use datafusion::optimizer::analyzer::Analyzer;
-use datafusion::optimizer::optimizer::Optimizer;
+use datafusion::optimizer::optimizer::{ApplyOrder, Optimizer};
 use datafusion::optimizer::{OptimizerConfig, OptimizerContext, OptimizerRule};
+use datafusion::scalar::ScalarValue;
 use millrace_common::SqlError;
 
-use crate::error::sql_error_from_datafusion;
+use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::register_all;
 use crate::functions::window_fn::AS_OF_PROCTIME;
+use crate::interrupt;
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 
@@ -87,12 +90,92 @@ const VIEW_RULES: [&str; 19] = [
 
 fn view_rules() -> Vec<Rule> {
     let all = Optimizer::new().rules;
-    all.into_iter().filter(|r| VIEW_RULES.contains(&r.name())).collect()
+    with_settled_conditions(all.into_iter().filter(|r| VIEW_RULES.contains(&r.name())).collect())
 }
 
 /// The optimiser rules of the batch session; its options are [`config_options`].
 pub fn batch_rules() -> Vec<Rule> {
-    Optimizer::new().rules
+    with_settled_conditions(Optimizer::new().rules)
+}
+
+/// Rules with [`SettledConditions`] where conditions have become as simple as they get.
+fn with_settled_conditions(mut rules: Vec<Rule>) -> Vec<Rule> {
+    let after = rules.iter().position(|r| r.name() == "simplify_expressions");
+    rules.insert(after.map_or(0, |at| at + 1), Arc::new(SettledConditions));
+    rules
+}
+
+/// A join whose condition is never true finds nothing on the side that could add to the other's rows. Left as it is the
+/// condition would be pushed down like any other without columns: below an aggregate, which has its row all the same.
+#[derive(Debug)]
+struct SettledConditions;
+
+impl OptimizerRule for SettledConditions {
+    fn name(&self) -> &str {
+        "settled_conditions"
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        Some(ApplyOrder::TopDown)
+    }
+
+    fn rewrite(
+        &self,
+        plan: LogicalPlan,
+        _config: &dyn OptimizerConfig,
+    ) -> DataFusionResult<Transformed<LogicalPlan>> {
+        match plan {
+            LogicalPlan::Join(mut join)
+                if !join.null_aware && join.filter.as_ref().is_some_and(is_never_true) =>
+            {
+                use JoinType as J;
+                let side = match join.join_type {
+                    J::Inner | J::Left | J::LeftSemi | J::LeftAnti | J::LeftMark => &mut join.right,
+                    J::Right | J::RightSemi | J::RightAnti | J::RightMark => &mut join.left,
+                    // Both sides' rows stay, and nothing is pushed down.
+                    J::Full => return Ok(Transformed::no(LogicalPlan::Join(join))),
+                };
+                let schema = Arc::clone(side.schema());
+                let nothing = EmptyRelation { produce_one_row: false, schema };
+                *side = Arc::new(LogicalPlan::EmptyRelation(nothing));
+                join.filter = None;
+                Ok(Transformed::yes(LogicalPlan::Join(join)))
+            }
+            plan => Ok(Transformed::no(plan)),
+        }
+    }
+}
+
+/// A rule that ends with the statement that is planned: asked at every node, where DataFusion walks the plan, and else before
+/// the rule does.
+#[derive(Debug)]
+struct Interruptible(Rule);
+
+impl OptimizerRule for Interruptible {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        self.0.apply_order()
+    }
+
+    fn rewrite(
+        &self,
+        plan: LogicalPlan,
+        config: &dyn OptimizerConfig,
+    ) -> DataFusionResult<Transformed<LogicalPlan>> {
+        interrupt::check().map_err(external)?;
+        self.0.rewrite(plan, config)
+    }
+}
+
+fn is_never_true(condition: &Expr) -> bool {
+    match condition {
+        Expr::Literal(ScalarValue::Boolean(value), _) => *value != Some(true),
+        Expr::Literal(value, _) => value.is_null(),
+        _ => false,
+    }
 }
 
 /// The plan a view's stream plan is made of.
@@ -149,8 +232,12 @@ fn optimize(
     rules: Vec<Rule>,
     options: ConfigOptions,
 ) -> Result<LogicalPlan, SqlError> {
+    interrupt::check()?;
+    let rules: Vec<Rule> =
+        rules.into_iter().map(|rule| Arc::new(Interruptible(rule)) as Rule).collect();
     let run = || {
         let plan = Analyzer::new().execute_and_check(plan, &options, |_, _| {})?;
+        interrupt::check().map_err(external)?;
         // Without a start time `now()` is not folded to a constant.
         let config = Context(
             OptimizerContext::new_with_config_options(Arc::new(options.clone()))

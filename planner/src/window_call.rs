@@ -14,7 +14,9 @@ use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::window::WindowExpr;
 use datafusion::physical_plan::windows::create_window_expr;
 
+use crate::frame::{Distance, Edge, Frame, Units};
 use crate::functions::asof::{LATEST, Place};
+use crate::functions::framed::Framed;
 use crate::functions::functions;
 use crate::functions::session::{SESSION_END, SESSION_START};
 use crate::graph::{ExprRef, RankFunction, WindowCall};
@@ -67,6 +69,9 @@ pub enum Reach {
     /// The session of a row, by the order's first column, a timestamp: all rows of the sessions that a
     /// change joins or parts. Microseconds.
     Session { gap: i64 },
+    /// By the order's value: rows from whose value one edge lies at or before the changed row's and the other at or
+    /// behind it (see [`crate::frame::Axis`]). Edges that lie a calendar's months away are none of these.
+    Values { frame: Frame },
     /// The last right row so far (see [`crate::functions::asof`]): rows up to the next right one.
     Carry { place: Place },
 }
@@ -85,6 +90,13 @@ impl Reach {
         }
         if follows_frame(call) {
             return frame(call);
+        }
+        if let Some(framed) = Framed::of(call) {
+            return match framed.function.as_str() {
+                // Each row looks as far as it says.
+                "lag" | "lead" => ALL,
+                _ => own_frame(framed.frame),
+            };
         }
         match call.function.as_str() {
             "lag" => distance(call, 1),
@@ -138,6 +150,25 @@ fn distance(call: &WindowCall, sign: i64) -> Reach {
     }
 }
 
+/// The reach of a frame of ours. What it leaves out is part of it: a row that is left out changes nothing.
+fn own_frame(frame: Frame) -> Reach {
+    // What reaches ahead on one side of a row, or not at all, reaches no row on the other.
+    let count = |edge: Edge, ahead: bool| match edge {
+        Edge::At { ahead: a, by: Distance::Whole(n) } if a == ahead => u64::try_from(n).ok(),
+        Edge::Unbounded => None,
+        _ => Some(0),
+    };
+    let calendar = |e: Edge| matches!(e, Edge::At { by: Distance::Calendar { .. }, .. });
+    let by_value = [frame.start, frame.end].iter().any(|e| matches!(e, Edge::At { .. }));
+    let (before, after) = (count(frame.end, true), count(frame.start, false));
+    match frame.units {
+        Units::Rows => Reach::Rows { before, after },
+        Units::Range if calendar(frame.start) || calendar(frame.end) => ALL,
+        Units::Range if by_value => Reach::Values { frame },
+        Units::Range | Units::Groups => Reach::Peers { before, after },
+    }
+}
+
 fn frame(call: &WindowCall) -> Reach {
     let frame = &call.frame;
     let range = frame.units == WindowFrameUnits::Range;
@@ -182,5 +213,32 @@ pub fn numbering(rank: RankFunction) -> WindowCall {
         frame: WindowFrame::new(None),
         numbering: Some(rank),
         output_type: DataType::Int64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Exclude;
+
+    #[test]
+    fn how_far_frames_reach() {
+        let at = |ahead, n| Edge::At { ahead, by: Distance::Whole(n) };
+        let reach =
+            |units, start, end| own_frame(Frame { units, start, end, exclude: Exclude::Ties });
+        let rows = |before, after| Reach::Rows { before, after };
+        assert_eq!(reach(Units::Rows, at(false, 2), at(true, 1)), rows(Some(1), Some(2)));
+        assert_eq!(reach(Units::Rows, at(true, 1), Edge::Unbounded), rows(None, Some(0)));
+        let peers = Reach::Peers { before: Some(0), after: None };
+        assert_eq!(reach(Units::Range, Edge::Unbounded, Edge::Current), peers);
+        let near = Frame {
+            units: Units::Range,
+            start: at(false, 2),
+            end: Edge::Current,
+            exclude: Exclude::Ties,
+        };
+        assert_eq!(own_frame(near), Reach::Values { frame: near });
+        let month = Edge::At { ahead: false, by: Distance::Calendar { months: 1, days: 0, us: 0 } };
+        assert_eq!(reach(Units::Range, month, Edge::Current), ALL);
     }
 }

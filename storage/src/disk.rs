@@ -17,10 +17,10 @@ use millrace_common::{Epoch, TableId};
 
 use crate::block::{Block, Entries};
 use crate::cache::{BlockCache, BlockRequest, Priority, ReadOptions};
-use crate::entry::Found;
 use crate::error::{Result, StorageError};
 use crate::lookup::{Lookups, Sorted, sorted_order};
 use crate::merge::{Input, Mode, Source};
+use crate::reading::{Part, Reading};
 use crate::run::{PrefixLengths, RunIndex, RunReader};
 use crate::snapshot::{KeyRange, cut_range};
 use crate::state_store::Shared;
@@ -84,29 +84,44 @@ impl Fetch {
     /// Answers the question, with what is in memory too. One round for the indexes that are missing, and
     /// one for the blocks; where these would take more memory than a lookup may, several, each for a part of
     /// the strings, with one read ahead.
-    pub async fn answer(self, question: Question, mut lookups: Lookups) -> Result<Found> {
+    pub fn answer(self, question: Question, lookups: Lookups) -> Reading {
+        let fetch = Arc::new(self);
+        let open = async move { fetch.open(question, lookups).await };
+        Reading::new(futures::stream::once(open).try_flatten().boxed())
+    }
+
+    async fn open(
+        self: Arc<Self>,
+        question: Question,
+        mut lookups: Lookups,
+    ) -> Result<BoxStream<'static, Result<Part>>> {
         let runs: Vec<Arc<RunReader>> = self.targets.iter().map(|t| Arc::clone(&t.run)).collect();
-        let indexes = self.shared.cache.indexes(&runs, Priority::Demand).await?;
+        let indexes = Arc::new(self.shared.cache.indexes(&runs, Priority::Demand).await?);
         let mut steps = self.steps(&indexes);
         if steps.len() <= 1 {
             let blocks = steps.pop().map(|s| s.blocks).unwrap_or_default();
             lookups.sources.extend(self.read(&indexes, blocks).await?);
-            return question.answer(&lookups);
+            let only = Part::whole(question.answer(&lookups)?, question.strings().len());
+            return Ok(futures::stream::once(futures::future::ready(Ok(only))).boxed());
         }
         let memory = lookups.sources.len();
-        let mut found = Vec::with_capacity(steps.len());
-        let reads = steps.into_iter().map(|step| {
-            let read = self.read(&indexes, step.blocks);
-            async move { Ok::<_, StorageError>((step.strings, read.await?)) }
+        let last = steps.len() - 1;
+        let fetch = Arc::clone(&self);
+        let reads = steps.into_iter().enumerate().map(move |(i, step)| {
+            let (fetch, indexes) = (Arc::clone(&fetch), Arc::clone(&indexes));
+            async move {
+                let blocks = fetch.read(&indexes, step.blocks).await?;
+                Ok::<_, StorageError>((i == last, step.strings, blocks))
+            }
         });
-        let mut reads = futures::stream::iter(reads).buffered(2);
-        while let Some((strings, blocks)) = reads.try_next().await? {
-            lookups.sources.truncate(memory);
+        let parts = futures::stream::iter(reads).buffered(2).map(move |read| {
+            let (is_last, strings, blocks) = read?;
             lookups.sources.extend(blocks);
-            let part = self.asked.part(&question, strings.clone());
-            found.push((strings, part.answer(&lookups)?));
-        }
-        self.asked.join(found)
+            let found = self.asked.part(&question, strings.clone()).answer(&lookups);
+            lookups.sources.truncate(memory);
+            Ok(Part { asked: self.asked.positions(strings), found: found?, is_last })
+        });
+        Ok(parts.boxed())
     }
 
     /// Cuts the question such that the blocks of each part, decoded, stay within a lookup's memory.
@@ -196,17 +211,12 @@ impl Asked {
         }
     }
 
-    /// The answers of parts as the one of the whole question: by position, then by key.
-    fn join(&self, parts: Vec<(Range<usize>, Found)>) -> Result<Found> {
-        let mut inputs: Vec<u32> = Vec::new();
-        for (strings, found) in &parts {
-            inputs.extend(found.input.values().iter().map(|&i| {
-                let at = strings.start + i as usize;
-                self.order.as_ref().map_or(at as u32, |order| order[at])
-            }));
+    /// Which strings of the question these sorted ones are.
+    fn positions(&self, strings: Range<usize>) -> Vec<u32> {
+        match &self.order {
+            None => (strings.start as u32..strings.end as u32).collect(),
+            Some(order) => order[strings].to_vec(),
         }
-        let found = Found::concat(inputs, parts.into_iter().map(|p| p.1).collect())?;
-        Ok(if self.order.is_none() { found } else { found.by_input()? })
     }
 }
 
@@ -317,21 +327,27 @@ pub(crate) fn probe(
     let asked = Asked::new(question)?;
     let targets: Vec<Target> =
         visible.filter_map(|(run, early)| Target::of(run, early, &asked.sorted, &asks)).collect();
-    match probe_memory(&shared.cache, &targets, as_of) {
+    match probe_memory(shared, &targets, as_of) {
         Some(found) => Ok(Probe::Ready(found)),
         None => Ok(Probe::Fetch(Fetch { shared: Arc::clone(shared), asked, targets, as_of })),
     }
 }
 
-/// All blocks that matter, if all are decoded in memory.
-fn probe_memory(cache: &BlockCache, targets: &[Target], as_of: Epoch) -> Option<Vec<Sorted>> {
+/// All blocks that matter, if all are decoded in memory and not so many that the answer should come in parts.
+fn probe_memory(shared: &Shared, targets: &[Target], as_of: Epoch) -> Option<Vec<Sorted>> {
+    let cache: &BlockCache = &shared.cache;
+    let mut bytes = 0;
     let indexes: Option<Vec<Arc<RunIndex>>> =
         targets.iter().map(|t| cache.try_index(&t.run)).collect();
     let one = |(target, index): (&Target, Arc<RunIndex>)| {
         let blocks: Option<Vec<Arc<Block>>> = target
             .blocks(&index, as_of)
             .into_iter()
-            .map(|b| cache.try_get(&target.run, &index, b))
+            .map(|b| {
+                let block = cache.try_get(&target.run, &index, b)?;
+                bytes += block.memory;
+                (bytes <= shared.options.lookup_bytes).then_some(block)
+            })
             .collect();
         Some(target.sorted(blocks?.into_iter()))
     };

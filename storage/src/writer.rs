@@ -9,45 +9,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use arrow::array::{BinaryArray, Int64Array, RecordBatch};
-use futures::future::BoxFuture;
 use millrace_common::Epoch;
 use parking_lot::Mutex;
 
 use crate::block::{Entries, stored_schema};
 use crate::disk;
 use crate::entry::Found;
-use crate::error::{Result, StorageError};
+use crate::error::Result;
 use crate::job_store::JobStore;
 use crate::lookup::{Lookups, Sorted};
 use crate::memrun::{MemRun, SealId};
 use crate::memtable::Memtable;
+use crate::reading::Lookup;
 use crate::run::RunReader;
 use crate::spill::{self, Spill};
 use crate::table::TableDesc;
 use crate::version::TableVersion;
-
-/// The answer to a batched read. Not boxed: the usual case, all in memory, allocates nothing more.
-#[allow(clippy::large_enum_variant)]
-pub enum Lookup {
-    /// Answered from memory.
-    Ready(Found),
-    /// Needs the store or the local disk. Holds everything it needs; the writer may go on.
-    Pending(BoxFuture<'static, Result<Found>>),
-}
-
-impl Lookup {
-    /// The answer, however long it takes.
-    pub async fn wait(self) -> Result<Found> {
-        match self {
-            Lookup::Ready(found) => Ok(found),
-            Lookup::Pending(fetch) => fetch.await,
-        }
-    }
-
-    fn failed(error: StorageError) -> Lookup {
-        Lookup::Pending(Box::pin(futures::future::ready(Err(error))))
-    }
-}
 
 /// Runs sealed by a writer and not yet in the shared version. Shared with the job's store, which takes out
 /// what it publishes: a writer may be idle from then on.
@@ -182,8 +159,8 @@ impl TableWriter {
                 Ok(found) => Lookup::Ready(found),
                 Err(e) => Lookup::failed(e),
             },
-            (Lookup::Pending(fetch), Some(retain)) => {
-                Lookup::Pending(Box::pin(async move { retain.found(fetch.await?) }))
+            (Lookup::Pending(reading), Some(retain)) => {
+                Lookup::Pending(reading.map(move |found| retain.found(found)))
             }
         }
     }
@@ -339,8 +316,6 @@ fn ask_all(
                 Err(e) => Lookup::failed(e),
             }
         }
-        disk::Probe::Fetch(fetch) => {
-            Lookup::Pending(Box::pin(async move { fetch.answer(question, lookups).await }))
-        }
+        disk::Probe::Fetch(fetch) => Lookup::Pending(fetch.answer(question, lookups)),
     }
 }

@@ -71,6 +71,8 @@ fn views() -> Vec<View> {
                 MATCH_CONDITION (x.at >= y.at) ON x.k = y.k";
     let next = "SELECT x.at, x.id, y.id AS other FROM a x ASOF LEFT JOIN b y \
                 MATCH_CONDITION (x.at <= y.at) ON x.k = y.k";
+    let steps = "SELECT k, at, id, v - lag(v) OVER w AS d, row_number() OVER w AS r, sum(v) OVER w AS s, \
+                 max(v) OVER (w ROWS 2 PRECEDING) AS m FROM a WINDOW w AS (PARTITION BY k ORDER BY at, id)";
     let union = "SELECT date_trunc('minute', at) AS m, count(*) AS n \
                  FROM (SELECT at FROM a UNION ALL SELECT at FROM b) u GROUP BY 1";
     let by_a = format!("q.window_start < {}", bin(10, A));
@@ -100,6 +102,7 @@ fn views() -> Vec<View> {
         ),
         closed(session, &[format!("q.window_end <= {A}")]),
         closed(asof, &[format!("q.at < {A}"), format!("q.at < {B}")]),
+        closed(steps, &[format!("q.at < {A}")]),
         closed(
             union,
             &[

@@ -5,6 +5,10 @@
 
 use crate::rng::Rng;
 
+mod windows;
+
+use windows::{two_windows, window_numbers, window_peers, window_rows, window_values};
+
 /// A generated table. All have the same value columns: `a`, `b` int, `s` text, `n` numeric(8,2),
 /// `f` double precision, `t` timestamp; keyed ones also `id int PRIMARY KEY`; `o` is a row number
 /// that makes every row of a run distinguishable in orders.
@@ -147,6 +151,8 @@ const SHAPES: &[Shape] = &[
     window_rows,
     window_rows,
     window_peers,
+    window_values,
+    window_values,
     window_numbers,
     two_windows,
     top_n,
@@ -543,94 +549,6 @@ fn with_ties(rng: &mut Rng, t: &[Table]) -> Query {
             rng.between(1, 4)
         ),
         &["top-n global"],
-    )
-}
-
-fn partition(rng: &mut Rng) -> &'static str {
-    rng.pick(&["", "PARTITION BY a ", "PARTITION BY s ", "PARTITION BY a, b "])
-}
-
-/// Functions of places and bounded frames, over a total order.
-fn window_rows(rng: &mut Rng, t: &[Table]) -> Query {
-    let functions = [
-        "lag(n) OVER w AS w0",
-        "lead(s, 2) OVER w AS w1",
-        "lag(b, 2, 7) OVER w AS w2",
-        "sum(b) OVER (w ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) AS w3",
-        "count(*) OVER (w ROWS BETWEEN 1 PRECEDING AND 2 FOLLOWING) AS w4",
-        "max(n) OVER (w ROWS BETWEEN 3 PRECEDING AND 1 PRECEDING) AS w5",
-        "min(t) OVER (w ROWS BETWEEN CURRENT ROW AND 1 FOLLOWING) AS w6",
-        "first_value(s) OVER w AS w7",
-        "last_value(b) OVER (w ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING) AS w8",
-        "nth_value(n, 2) OVER w AS w9",
-        "sum(n) OVER w AS w10",
-        "count(a) FILTER (WHERE b > 1) OVER (w ROWS 2 PRECEDING) AS w11",
-        "avg(b) OVER (w ROWS 1 PRECEDING) AS w12",
-        "ntile(3) OVER w AS w13",
-        "var_pop(b) OVER (w ROWS 3 PRECEDING) AS w14",
-        "bit_or(a) OVER (w ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING) AS w15",
-    ];
-    let first = rng.below(functions.len());
-    let count = 1 + rng.below(3);
-    let chosen: Vec<&str> =
-        (0..count).map(|i| functions[(first + i * 5) % functions.len()]).collect();
-    let direction = rng.pick(&["", " DESC", " NULLS FIRST"]);
-    tagged(
-        format!(
-            "SELECT id, o, {} FROM {} WINDOW w AS ({}ORDER BY {}{direction}, o)",
-            chosen.join(", "),
-            table_name(rng, t),
-            partition(rng),
-            rng.pick(&["a", "b", "s", "t", "n"])
-        ),
-        &["window rows"],
-    )
-}
-
-/// Frames of peers: rows that are level have equal results.
-fn window_peers(rng: &mut Rng, t: &[Table]) -> Query {
-    let frame = rng.pick(&[
-        "",
-        " RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW",
-        " RANGE BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING",
-        " RANGE CURRENT ROW",
-        " GROUPS BETWEEN 1 PRECEDING AND CURRENT ROW",
-        " GROUPS BETWEEN 1 PRECEDING AND 1 FOLLOWING",
-        " RANGE BETWEEN 1 PRECEDING AND 1 FOLLOWING",
-    ]);
-    let function = rng.pick(&["sum(n)", "count(*)", "min(s)", "max(t)", "avg(a)", "count(n)"]);
-    tagged(
-        format!(
-            "SELECT id, o, b, {function} OVER ({}ORDER BY b{frame}) AS w FROM {}",
-            rng.pick(&["", "PARTITION BY s ", "PARTITION BY a "]),
-            table_name(rng, t)
-        ),
-        &["window peers"],
-    )
-}
-
-fn window_numbers(rng: &mut Rng, t: &[Table]) -> Query {
-    let rank = rng.pick(&["rank()", "dense_rank()", "percent_rank()", "cume_dist()"]);
-    let order = rng.pick(&["b", "n DESC", "s NULLS FIRST", "t"]);
-    tagged(
-        format!(
-            "SELECT id, o, row_number() OVER ({p}ORDER BY {order}, o) AS r, {rank} OVER ({p}ORDER BY {order}) AS k FROM {}",
-            table_name(rng, t),
-            p = partition(rng)
-        ),
-        &["window rank"],
-    )
-}
-
-fn two_windows(rng: &mut Rng, t: &[Table]) -> Query {
-    tagged(
-        format!(
-            "SELECT x.id AS xid, x.o AS xo, y.o AS yo, count(*) OVER (PARTITION BY x.a) AS n, lag(y.n) OVER (PARTITION BY x.s ORDER BY x.o, y.o) AS l, row_number() OVER (PARTITION BY x.a ORDER BY y.o DESC, x.o) AS r FROM {} x JOIN {} y ON x.a = y.b WHERE {}",
-            table_name(rng, t),
-            table_name(rng, t),
-            condition(rng, "x.")
-        ),
-        &["window rows", "window rank", "join inner"],
     )
 }
 

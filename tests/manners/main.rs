@@ -275,6 +275,51 @@ async fn statements_can_be_canceled_and_time_out() {
     assert!(row.get::<_, &str>(0).starts_with("200"));
 }
 
+/// While joins without an equality run and after they have timed out.
+#[tokio::test]
+async fn large_joins_leave_others_their_turn_and_end() {
+    const LARGE: [&str; 3] = [
+        "SELECT count(*) FROM generate_series(1, 100000) a(x) JOIN generate_series(1, 100000) b(y) ON x % 7 <> y % 5",
+        "SELECT count(*) FROM generate_series(1, 100000) a(x), generate_series(1, 100000) b(y) WHERE x + y < 0",
+        "SELECT count(*) FROM generate_series(1, 100000) a(x) WHERE NOT EXISTS \
+         (SELECT 1 FROM generate_series(1, 100000) b(y) WHERE x + y < 0)",
+    ];
+    let running = start();
+    let other = running.server.connect().await.expect("a connection");
+    let mut tasks = Vec::new();
+    for query in LARGE {
+        let client = running.server.connect().await.expect("a connection");
+        client.batch_execute("SET statement_timeout = '2s'").await.expect("a setting");
+        tasks.push(tokio::spawn(async move { client.batch_execute(query).await }));
+    }
+    // Each answer is a turn of its own; the last one is given while all of them run.
+    let running_now = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' \
+         AND query LIKE 'SELECT count(*) FROM generate_series(1, 100000)%'";
+    let begun = Instant::now();
+    loop {
+        let answer =
+            tokio::time::timeout(Duration::from_secs(10), other.query_one(running_now, &[]));
+        let row = answer.await.expect("its turn comes").expect("an answer");
+        if row.get::<_, i64>(0) == LARGE.len() as i64 {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "the joins do not run side by side");
+        tokio::task::yield_now().await;
+    }
+    has_its_turn(&other).await;
+    for task in tasks {
+        let error = task.await.expect("no panic").expect_err("it timed out");
+        assert_eq!(error.code().map(|c| c.code()), Some("57014"), "{error:?}");
+    }
+    has_its_turn(&other).await;
+}
+
+async fn has_its_turn(client: &tokio_postgres::Client) {
+    let answer = client.query("SELECT 1", &[]);
+    let answer = tokio::time::timeout(Duration::from_secs(10), answer).await;
+    assert_eq!(answer.expect("its turn comes").expect("an answer").len(), 1);
+}
+
 #[test]
 fn psycopg_works_with_its_defaults() {
     let Some(python) = std::env::var_os("MILLRACE_TEST_PYTHON") else {

@@ -59,14 +59,16 @@ async fn number(client: &Client, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.expect("the query runs").get(0)
 }
 
-/// Waits until the sources have given all their events and the view has them.
+/// Waits until both sources have given all their events. A read that follows sees the view of all of them.
 async fn follow(client: &Client, events: u64) {
     // Of 50 events one is a person, three are auctions and 46 are bids.
     let bids = (events / 50 * 46) as i64;
     let begun = Instant::now();
-    while number(client, "SELECT count(*) FROM bid").await < bids {
-        assert!(begun.elapsed() < LIMIT, "the view does not follow its sources");
-        tokio::time::sleep(Duration::from_secs(1)).await;
+    for (source, all) in [("bid", bids), ("auction", (events / 50 * 3) as i64)] {
+        while number(client, &format!("SELECT count(*) FROM {source}")).await < all {
+            assert!(begun.elapsed() < LIMIT, "the view does not follow its source {source}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
     }
     // A few bids are on auctions beyond the last event.
     let joined = number(client, "SELECT count(*) FROM joined").await;

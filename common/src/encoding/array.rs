@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::zone::Zone;
 use crate::{SqlError, SqlState, SqlType};
 use arrow::array::{ArrayRef, ListArray, new_null_array};
 use arrow::buffer::OffsetBuffer;
@@ -11,12 +12,18 @@ use bytes::Buf;
 use super::builder::ColumnBuilder;
 
 /// A parameter of an array type as a list of one row.
-pub fn parameter(item: &FieldRef, format: i16, value: Option<&[u8]>) -> Result<ArrayRef, SqlError> {
+pub fn parameter(
+    zone: Zone,
+    item: &FieldRef,
+    format: i16,
+    value: Option<&[u8]>,
+) -> Result<ArrayRef, SqlError> {
     let Some(bytes) = value else {
         return Ok(new_null_array(&DataType::List(item.clone()), 1));
     };
     let sql = SqlType::from_arrow(item.data_type())?;
-    let mut builder = ColumnBuilder::new(sql, 16);
+    let mut builder =
+        ColumnBuilder::new(sql, 16).in_zone(zone).at(chrono::Utc::now().timestamp_micros());
     if format == 1 {
         binary(&mut builder, bytes)?
     } else {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::types::UUID_BYTES;
+use crate::zone::Zone;
 use crate::{SqlError, SqlState, SqlType};
 use arrow::array::{
     Array, ArrayBuilder, ArrayRef, BinaryBuilder, BooleanBuilder, Date32Builder, Decimal128Builder,
@@ -40,6 +41,10 @@ enum Inner {
 pub struct ColumnBuilder {
     sql: SqlType,
     precision: (u8, i8),
+    /// Of instants whose text names none.
+    zone: Zone,
+    /// What `now` means; `None`: it is no value.
+    now: Option<i64>,
     inner: Inner,
 }
 
@@ -91,7 +96,25 @@ impl ColumnBuilder {
                 valid: Vec::with_capacity(capacity),
             },
         };
-        ColumnBuilder { sql, precision, inner }
+        ColumnBuilder { sql, precision, zone: Zone::Fixed(0), now: None, inner }
+    }
+
+    /// Reads instants whose text names no zone as times of this one; without this, of UTC.
+    pub fn in_zone(mut self, zone: Zone) -> ColumnBuilder {
+        self.zone = zone;
+        if let Inner::List { items, .. } = &mut self.inner {
+            items.zone = zone;
+        }
+        self
+    }
+
+    /// Reads `now` and its like as of this instant; without this, they are errors.
+    pub fn at(mut self, now: i64) -> ColumnBuilder {
+        self.now = Some(now);
+        if let Inner::List { items, .. } = &mut self.inner {
+            items.now = Some(now);
+        }
+        self
     }
 
     pub fn append_null(&mut self) {
@@ -154,6 +177,15 @@ impl ColumnBuilder {
 
     /// Appends a value from PostgreSQL's text form.
     pub fn append_text(&mut self, text: &str) -> Result<(), SqlError> {
+        if let Some(now) = self.now
+            && let Some(us) = datetime::present(text, self.sql, self.zone, now)
+        {
+            match self.sql {
+                SqlType::Date => self.push_date(us.div_euclid(datetime::DAY_US) as i32),
+                _ => self.push_micros(us),
+            }
+            return Ok(());
+        }
         let (precision, scale) = self.precision;
         match &mut self.inner {
             Inner::Bool(b) => b.append_value(parse_bool(text)?),
@@ -174,7 +206,7 @@ impl ColumnBuilder {
             Inner::Date(b) => b.append_value(datetime::parse_date(text)?),
             Inner::Time(b) => b.append_value(datetime::parse_time(text)?),
             Inner::Timestamp(b) => b.append_value(if self.sql == SqlType::Timestamptz {
-                datetime::parse_timestamptz(text)?
+                datetime::parse_timestamptz_in(text, self.zone)?
             } else {
                 datetime::parse_timestamp(text)?
             }),
@@ -290,11 +322,22 @@ impl ColumnBuilder {
 
 /// One value of a type from a client's parameter, as a one-row column.
 pub fn parameter(t: &DataType, format: i16, value: Option<&[u8]>) -> Result<ArrayRef, SqlError> {
+    parameter_in(Zone::Fixed(0), t, format, value)
+}
+
+/// The same of a client in a zone.
+pub fn parameter_in(
+    zone: Zone,
+    t: &DataType,
+    format: i16,
+    value: Option<&[u8]>,
+) -> Result<ArrayRef, SqlError> {
     if let DataType::List(item) = t {
-        return super::array::parameter(item, format, value);
+        return super::array::parameter(zone, item, format, value);
     }
     let sql = SqlType::from_arrow(t)?;
-    let mut builder = ColumnBuilder::new(sql, 1);
+    let now = chrono::Utc::now().timestamp_micros();
+    let mut builder = ColumnBuilder::new(sql, 1).in_zone(zone).at(now);
     match value {
         None => builder.append_null(),
         Some(bytes) if format == 1 => builder.append_binary(bytes)?,

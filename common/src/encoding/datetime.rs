@@ -4,7 +4,9 @@
 
 use std::fmt::Write;
 
-use crate::{SqlError, SqlState};
+use super::datetime_text::{self, Local};
+use crate::zone::{Zone, write_offset};
+use crate::{SqlError, SqlState, SqlType};
 
 pub const DAY_US: i64 = 86_400_000_000;
 /// Days from 1970-01-01 to 2000-01-01, PostgreSQL's own origin.
@@ -34,7 +36,7 @@ pub fn days_from_civil(year: i64, month: u32, day: u32) -> i64 {
     era * 146_097 + yoe * 365 + yoe / 4 - yoe / 100 + doy - 719_468
 }
 
-fn days_in_month(year: i64, month: u32) -> u32 {
+pub(super) fn days_in_month(year: i64, month: u32) -> u32 {
     match month {
         4 | 6 | 9 | 11 => 30,
         2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
@@ -95,6 +97,20 @@ pub fn write_timestamp(out: &mut impl Write, us: i64, with_zone: bool) -> std::f
     if bc { out.write_str(" BC") } else { Ok(()) }
 }
 
+/// An instant as it is shown in a zone, with the offset; as ISO 8601 writes it, if asked.
+pub fn write_zoned(out: &mut impl Write, us: i64, zone: Zone, iso: bool) -> std::fmt::Result {
+    if matches!(us, i64::MAX | i64::MIN) {
+        return write_timestamp(out, us, true);
+    }
+    let offset = zone.offset(us);
+    let local = us.saturating_add(offset * 1_000_000);
+    let bc = write_ymd(out, local.div_euclid(DAY_US))?;
+    out.write_char(if iso { 'T' } else { ' ' })?;
+    write_time(out, local.rem_euclid(DAY_US))?;
+    write_offset(out, offset, iso)?;
+    if bc { out.write_str(" BC") } else { Ok(()) }
+}
+
 fn bad(kind: &str, text: &str) -> SqlError {
     SqlError::new(
         SqlState::INVALID_DATETIME_FORMAT,
@@ -124,12 +140,42 @@ impl Fault {
     }
 }
 
-/// What a date-time text says.
-struct Parsed {
-    days: i64,
-    us: i64,
-    /// Seconds east of Greenwich.
-    offset: Option<i32>,
+/// Reads the ISO forms, and where the text has none of them, those that people write.
+fn read(text: &str) -> Result<Local, Fault> {
+    match parse(text) {
+        Err(Fault::Syntax) => match datetime_text::parse(text) {
+            Some(Some(local)) => Ok(local),
+            Some(None) => Err(Fault::Range),
+            None => Err(Fault::Syntax),
+        },
+        read => read,
+    }
+}
+
+/// What `now`, `today` and their like are of an instant in a zone, in microseconds: of a time of day since midnight,
+/// of an instant in UTC, of others in local time.
+pub fn present(text: &str, t: SqlType, zone: Zone, now: i64) -> Option<i64> {
+    if !matches!(t, SqlType::Date | SqlType::Time | SqlType::Timestamp | SqlType::Timestamptz) {
+        return None;
+    }
+    let text = text.trim();
+    if !text.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        return None;
+    }
+    let local = zone.local(now);
+    let midnight = local - local.rem_euclid(DAY_US);
+    let at = match (text.to_ascii_lowercase().as_str(), t) {
+        ("now", SqlType::Timestamptz) => return Some(now),
+        ("now", SqlType::Time) => local - midnight,
+        ("allballs", SqlType::Time) => 0,
+        (_, SqlType::Time) => return None,
+        ("now", _) => local,
+        ("today", _) => midnight,
+        ("tomorrow", _) => midnight + DAY_US,
+        ("yesterday", _) => midnight - DAY_US,
+        _ => return None,
+    };
+    Some(if t == SqlType::Timestamptz { zone.instant(at) } else { at })
 }
 
 /// Days since 1970 of a date in text.
@@ -140,44 +186,61 @@ pub fn parse_date(text: &str) -> Result<i32, SqlError> {
         Some(Special::Epoch) => return Ok(0),
         None => {}
     }
-    let parsed = parse(text).map_err(|f| f.into_error("date", text))?;
+    let parsed = read(text).map_err(|f| f.into_error("date", text))?;
     i32::try_from(parsed.days).map_err(|_| overflow(text))
 }
 
 /// Microseconds since midnight.
 pub fn parse_time(text: &str) -> Result<i64, SqlError> {
-    let t = text.trim();
-    // A timestamp's time of day is taken too, and a zone is dropped, as in PostgreSQL.
+    let read = plain_time(text.trim()).or_else(|fault| match fault {
+        Fault::Syntax => datetime_text::time_of_day(text).ok_or(fault),
+        Fault::Range => Err(fault),
+    });
+    read.map_err(|f| f.into_error("time", text))
+}
+
+/// A timestamp's time of day is taken too, and an offset is dropped, as in PostgreSQL.
+fn plain_time(t: &str) -> Result<i64, Fault> {
     if t.contains('-') && t.find('-') < t.find(':') {
-        return parse(t).map(|p| p.us).map_err(|f| f.into_error("time", text));
+        return parse(t).map(|p| p.us);
     }
-    let clock = split_zone(t).0;
-    parse_clock(clock).map_err(|f| f.into_error("time", text))
+    let (clock, zone) = split_zone(t);
+    if !zone.is_empty() {
+        parse_zone(zone)?;
+    }
+    parse_clock(clock)
 }
 
 /// Microseconds since 1970; a zone in the text is ignored, as PostgreSQL does.
 pub fn parse_timestamp(text: &str) -> Result<i64, SqlError> {
-    parse_moment(text, "timestamp", false)
+    parse_moment(text, "timestamp", None)
 }
 
 /// Microseconds since 1970 in UTC; without a zone the text is UTC.
 pub fn parse_timestamptz(text: &str) -> Result<i64, SqlError> {
-    parse_moment(text, "timestamp with time zone", true)
+    parse_timestamptz_in(text, Zone::Fixed(0))
 }
 
-fn parse_moment(text: &str, kind: &str, zone: bool) -> Result<i64, SqlError> {
+/// Microseconds since 1970 in UTC; without a zone the text is of this one.
+pub fn parse_timestamptz_in(text: &str, zone: Zone) -> Result<i64, SqlError> {
+    parse_moment(text, "timestamp with time zone", Some(zone))
+}
+
+fn parse_moment(text: &str, kind: &str, zone: Option<Zone>) -> Result<i64, SqlError> {
     match keyword(text) {
         Some(Special::Infinity) => return Ok(i64::MAX),
         Some(Special::MinusInfinity) => return Ok(i64::MIN),
         Some(Special::Epoch) => return Ok(0),
         None => {}
     }
-    let p = parse(text).map_err(|f| f.into_error(kind, text))?;
-    let shift = if zone { i64::from(p.offset.unwrap_or(0)) * 1_000_000 } else { 0 };
-    p.days
-        .checked_mul(DAY_US)
-        .and_then(|d| d.checked_add(p.us))
-        .and_then(|t| t.checked_sub(shift))
+    let p = read(text).map_err(|f| f.into_error(kind, text))?;
+    let local = p.days.checked_mul(DAY_US).and_then(|d| d.checked_add(p.us));
+    local
+        .and_then(|t| match (zone, p.zone) {
+            (None, _) => Some(t),
+            (Some(_), Some(Zone::Fixed(offset))) => t.checked_sub(offset),
+            (Some(zone), named) => Some(named.unwrap_or(zone).instant(t)),
+        })
         .ok_or_else(|| {
             SqlError::new(
                 SqlState::DATETIME_FIELD_OVERFLOW,
@@ -205,7 +268,7 @@ fn keyword(text: &str) -> Option<Special> {
     }
 }
 
-fn parse(text: &str) -> Result<Parsed, Fault> {
+fn parse(text: &str) -> Result<Local, Fault> {
     let mut t = text.trim();
     let mut bc = false;
     if let Some(rest) = t.strip_suffix("BC").or_else(|| t.strip_suffix("bc")) {
@@ -219,12 +282,12 @@ fn parse(text: &str) -> Result<Parsed, Fault> {
     };
     let days = parse_ymd(date, bc)?;
     if rest.is_empty() {
-        return Ok(Parsed { days, us: 0, offset: None });
+        return Ok(Local { days, us: 0, zone: None });
     }
     let (clock, zone) = split_zone(rest);
     let us = parse_clock(clock)?;
     let offset = if zone.is_empty() { None } else { Some(parse_zone(zone)?) };
-    Ok(Parsed { days, us, offset })
+    Ok(Local { days, us, zone: offset.map(|s| Zone::Fixed(i64::from(s) * 1_000_000)) })
 }
 
 fn parse_ymd(date: &str, bc: bool) -> Result<i64, Fault> {
@@ -365,6 +428,34 @@ mod tests {
         assert_eq!(parse_timestamptz("1970-01-01 01:00:00+01").unwrap(), 0);
         assert_eq!(parse_timestamptz("1970-01-01 05:30:00+05:30").unwrap(), 0);
         assert_eq!(parse_timestamp("1970-01-01 01:00:00+01").unwrap(), 3_600_000_000);
+    }
+
+    /// What a COPY of PostgreSQL 15 in New York reads.
+    #[test]
+    fn people_write_times_in_many_ways() {
+        let zone = Zone::of_name("America/New_York").unwrap();
+        for (text, utc) in [
+            ("2026-11-01 01:30 EST", "2026-11-01 06:30"),
+            ("2026-11-01 01:30 America/New_York", "2026-11-01 06:30"),
+            ("20261101 0130", "2026-11-01 06:30"),
+            ("Nov 1 2026 1:30 PM", "2026-11-01 18:30"),
+            ("2026-11-01 01:30 UTC", "2026-11-01 01:30"),
+        ] {
+            let read = parse_timestamptz_in(text, zone).unwrap();
+            assert_eq!(read, parse_timestamp(utc).unwrap(), "{text}");
+        }
+        assert_eq!(parse_date("Nov 1 2026").unwrap(), parse_date("2026-11-01").unwrap());
+        assert_eq!(parse_time("10:00 PM").unwrap(), parse_time("22:00").unwrap());
+        assert_eq!(parse_time("10:00 foo").unwrap_err().state.0, "22007");
+        assert_eq!(parse_time("10:00 America/New_York").unwrap_err().state.0, "22007");
+        let now = parse_timestamp("2026-11-22 03:00").unwrap();
+        let words = |text: &str, t: SqlType| present(text, t, zone, now);
+        let midnight = parse_timestamp("2026-11-21").unwrap();
+        assert_eq!(words("now", SqlType::Timestamptz), Some(now));
+        assert_eq!(words(" Today ", SqlType::Date), Some(midnight));
+        assert_eq!(words("today", SqlType::Timestamptz), Some(zone.instant(midnight)));
+        assert_eq!(words("now", SqlType::Time), Some(22 * 3_600_000_000));
+        assert_eq!(words("now", SqlType::Text), None);
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod array;
 pub mod binary;
 pub mod builder;
 pub mod datetime;
+pub mod datetime_text;
 pub mod interval;
 pub mod numeric;
 pub mod output;

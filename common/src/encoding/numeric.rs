@@ -7,6 +7,7 @@ use crate::{SqlError, SqlState};
 use arrow::datatypes::i256;
 use bytes::{BufMut, BytesMut};
 
+use super::binary::wrong;
 use super::{invalid_text, out_of_range};
 
 /// Whether a decimal stands for `numeric` without precision: its zeros at the end are not printed.
@@ -138,19 +139,44 @@ pub fn put_binary(buf: &mut BytesMut, text: &str, scale: i8) {
 }
 
 /// The text of a binary numeric.
-pub fn binary_to_text(bytes: &[u8]) -> Option<String> {
+pub fn binary_to_text(bytes: &[u8]) -> Result<String, SqlError> {
     let word = |i: usize| Some(u16::from_be_bytes([*bytes.get(i * 2)?, *bytes.get(i * 2 + 1)?]));
-    let (n, weight, sign) = (word(0)? as usize, word(1)? as i16, word(2)?);
-    let dscale = word(3)? as usize;
-    match sign {
-        0xc000 => return Some("NaN".to_owned()),
-        0xd000 => return Some("Infinity".to_owned()),
-        0xf000 => return Some("-Infinity".to_owned()),
-        _ => {}
-    }
+    let (Some(n), Some(sign), Some(dscale)) = (word(0), word(2), word(3)) else {
+        return Err(wrong());
+    };
+    let n = usize::from(n);
     if bytes.len() != 8 + n * 2 {
-        return None;
+        return Err(wrong());
     }
+    match sign {
+        0xc000 => return Ok("NaN".to_owned()),
+        0xd000 => return Ok("Infinity".to_owned()),
+        0xf000 => return Ok("-Infinity".to_owned()),
+        0 | 0x4000 => {}
+        _ => return Err(invalid_external("sign")),
+    }
+    if dscale > MAX_DSCALE {
+        return Err(invalid_external("scale"));
+    }
+    if (0..n).any(|i| word(4 + i).is_none_or(|digit| digit >= 10_000)) {
+        return Err(invalid_external("digit"));
+    }
+    finite_text(&word, n).ok_or_else(wrong)
+}
+
+/// As many digits behind the point as PostgreSQL's header has bits for.
+const MAX_DSCALE: u16 = 0x3fff;
+
+fn invalid_external(part: &str) -> SqlError {
+    SqlError::new(
+        SqlState::INVALID_BINARY_REPRESENTATION,
+        format!("invalid {part} in external \"numeric\" value"),
+    )
+}
+
+/// The text of a number's words: `n` of digits after a header of four.
+fn finite_text(word: &impl Fn(usize) -> Option<u16>, n: usize) -> Option<String> {
+    let (weight, sign, dscale) = (word(1)? as i16, word(2)?, usize::from(word(3)?));
     let digit = |i: i32| if (0..n as i32).contains(&i) { word(4 + i as usize) } else { Some(0) };
     let mut out = String::from(if sign == 0x4000 { "-" } else { "" });
     for i in 0..=i32::from(weight).max(0) {
@@ -375,7 +401,22 @@ mod tests {
             let mut buf = BytesMut::new();
             let scale = text.split_once('.').map_or(0, |(_, f)| f.len() as i8);
             put_binary(&mut buf, text, scale);
-            assert_eq!(binary_to_text(&buf).as_deref(), Some(text));
+            assert_eq!(binary_to_text(&buf).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn broken_binary_numerics_are_errors() {
+        let case = |words: &[u16], message: &str| {
+            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_be_bytes()).collect();
+            let e = binary_to_text(&bytes).unwrap_err();
+            assert_eq!((e.state.0, e.message.as_str()), ("22P03", message));
+        };
+        case(&[1, 0, 0, 0, 10_000], "invalid digit in external \"numeric\" value");
+        case(&[1, 0, 0x1234, 0, 1], "invalid sign in external \"numeric\" value");
+        case(&[1, 0, 0, 0x4000, 1], "invalid scale in external \"numeric\" value");
+        for words in [&[1, 0, 0][..], &[1, 0, 0, 0], &[1, 0, 0, 0, 1, 2], &[1, 0, 0xc000, 0]] {
+            case(words, "incorrect binary data format in bind parameter");
         }
     }
 }

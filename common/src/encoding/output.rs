@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use crate::SqlError;
 use crate::types::UUID_BYTES;
+use crate::zone::Zone;
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BooleanArray, Date32Array, Decimal128Array,
     Decimal256Array, FixedSizeBinaryArray, Float32Array, Float64Array, Int16Array, Int32Array,
@@ -38,6 +39,11 @@ pub enum Column {
     Timestamp {
         values: TimestampMicrosecondArray,
         zone: bool,
+    },
+    /// Instants that are shown in another zone than UTC: that of the array's type.
+    Zoned {
+        values: TimestampMicrosecondArray,
+        zone: Zone,
     },
     Interval(IntervalMonthDayNanoArray),
     Decimal128 {
@@ -77,7 +83,11 @@ impl Column {
             DataType::Date32 => Column::Date(plain.as_primitive().clone()),
             DataType::Time64(TimeUnit::Microsecond) => Column::Time(plain.as_primitive().clone()),
             DataType::Timestamp(TimeUnit::Microsecond, zone) => {
-                Column::Timestamp { zone: zone.is_some(), values: plain.as_primitive().clone() }
+                let values: TimestampMicrosecondArray = plain.as_primitive().clone();
+                match zone.as_deref().filter(|name| *name != "UTC").and_then(Zone::of_name) {
+                    Some(zone) if !zone.is_utc() => Column::Zoned { values, zone },
+                    _ => Column::Timestamp { zone: zone.is_some(), values },
+                }
             }
             DataType::Interval(IntervalUnit::MonthDayNano) => {
                 Column::Interval(plain.as_primitive().clone())
@@ -126,7 +136,7 @@ impl Column {
             Column::Bytes(a) => a,
             Column::Date(a) => a,
             Column::Time(a) => a,
-            Column::Timestamp { values, .. } => values,
+            Column::Timestamp { values, .. } | Column::Zoned { values, .. } => values,
             Column::Interval(a) => a,
             Column::Decimal128 { values, .. } => values,
             Column::Decimal256 { values, .. } => values,
@@ -217,6 +227,9 @@ impl Column {
             Column::Timestamp { values, zone } => {
                 datetime::write_timestamp(buf, values.value(row), *zone)
             }
+            Column::Zoned { values, zone } => {
+                datetime::write_zoned(buf, values.value(row), *zone, false)
+            }
             Column::Interval(a) => write_interval(buf, interval_at(a, row)),
             Column::Decimal128 { values, scale, trim } => {
                 let mut digits = SmallText::default();
@@ -286,10 +299,12 @@ impl Column {
                 days => days.saturating_sub(datetime::PG_EPOCH_DAYS),
             }),
             Column::Time(a) => buf.put_i64(a.value(row)),
-            Column::Timestamp { values, .. } => buf.put_i64(match values.value(row) {
-                infinite @ (i64::MAX | i64::MIN) => infinite,
-                us => us.saturating_sub(datetime::PG_EPOCH_US),
-            }),
+            Column::Timestamp { values, .. } | Column::Zoned { values, .. } => {
+                buf.put_i64(match values.value(row) {
+                    infinite @ (i64::MAX | i64::MIN) => infinite,
+                    us => us.saturating_sub(datetime::PG_EPOCH_US),
+                })
+            }
             Column::Interval(a) => {
                 let v = interval_at(a, row);
                 buf.put_i64(v.us);

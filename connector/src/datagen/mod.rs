@@ -59,18 +59,19 @@ impl DatagenSource {
             return Err(options::invalid("connector \"datagen\" takes no FORMAT clause"));
         }
         let seed = options::number(relation, "seed", 42u64, 0, "a number")?;
+        let total = options::number(relation, "rows", u64::MAX, 0, "a number of rows")?;
         let fields = (0..columns.len())
             .map(|c| match columns.roles[c] {
                 Role::Value => {
                     let seed = field::mix(seed ^ field::mix(c as u64 + 1));
-                    Field::new(relation, &columns.names[c], columns.types[c], seed).map(Some)
+                    let (name, t) = (&columns.names[c], columns.types[c]);
+                    Field::new(relation, name, t, seed, total).map(Some)
                 }
                 _ => Ok(None),
             })
             .collect::<Result<_, SqlError>>()?;
         let splits =
             options::number(relation, "splits", 1u32, 1, "a number of splits, at least 1")?;
-        let total = options::number(relation, "rows", u64::MAX, 0, "a number of rows")?;
         let what = "rows a second, 0 for no limit";
         let rate = options::number(relation, "rows_per_second", 10u64, 0, what)?;
         let pace = Pace { splits, total, rate };

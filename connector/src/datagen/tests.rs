@@ -97,6 +97,20 @@ async fn any_split_read_from_anywhere_in_any_step_is_the_same() {
 }
 
 #[tokio::test]
+async fn uuids_are_of_version_4_and_one_for_each_number() {
+    let random = source(&[("u", SqlType::Uuid)], &[]).unwrap();
+    let all = rows(&random, 0, 0, 500, 100).await;
+    let first = |r: &String| r.split('|').next().unwrap_or_default().to_owned();
+    let distinct: std::collections::HashSet<String> = all.iter().map(first).collect();
+    assert_eq!(distinct.len(), 500);
+    assert!(distinct.iter().all(|u| u.len() == 32 && &u[12..13] == "4"), "{distinct:?}");
+    let few = source(&[("u", SqlType::Uuid)], &[("fields.u.max", "2")]).unwrap();
+    let few: std::collections::HashSet<String> =
+        rows(&few, 0, 0, 500, 100).await.iter().map(first).collect();
+    assert_eq!(few.len(), 3);
+}
+
+#[tokio::test]
 async fn random_values_stay_in_range_and_sequences_begin_again() {
     let options = &[
         ("fields.a.min", "-3"),
@@ -153,4 +167,92 @@ fn options_are_checked() {
     assert!(bad(("fields.key.length", "21")).contains("fields.key.length"));
     assert!(bad(("colour", "red")).contains("unknown option \"colour\""));
     assert!(source(&[("b", SqlType::Bytea)], &[]).is_err());
+}
+
+#[test]
+fn values_must_fit_their_columns() {
+    let refused = |t: SqlType, options: &[(&str, &str)]| {
+        source(&[("c", t)], options).err().map(|e| e.message).unwrap_or_default()
+    };
+    let small = SqlType::SmallInt;
+    let sequence = ("fields.c.kind", "sequence");
+    let told = refused(small, &[("fields.c.max", "100000")]);
+    assert!(told.contains("fields.c.max") && told.contains("\"c\" of type smallint"), "{told}");
+    assert!(refused(small, &[("fields.c.min", "-32769")]).contains("fields.c.min"));
+    assert!(refused(small, &[sequence, ("fields.c.end", "32768")]).contains("fields.c.end"));
+    let run = [sequence, ("fields.c.start", "32760"), ("rows", "20")];
+    assert!(refused(small, &run).contains("reach 32779"));
+    assert_eq!(refused(small, &[sequence, ("fields.c.start", "32760"), ("rows", "8")]), "");
+    assert_eq!(refused(small, &[sequence]), "");
+    let down = [sequence, ("fields.c.step", "-1000"), ("rows", "34")];
+    assert!(refused(small, &down).contains("reach -33000"));
+    let zipf = [("fields.c.kind", "zipf"), ("fields.c.keys", "40000")];
+    assert!(refused(small, &zipf).contains("fields.c.keys"));
+    let decimal = SqlType::Numeric(Some((3, 2)));
+    assert!(refused(decimal, &[("fields.c.max", "10")]).contains("fields.c.max"));
+    assert_eq!(refused(decimal, &[("fields.c.max", "9.99")]), "");
+    assert_eq!(refused(decimal, &[]), "");
+}
+
+#[tokio::test]
+async fn decimals_are_never_null_for_want_of_digits() {
+    // 20 digits before the point: more than a float tells apart.
+    let of = |max: &str| source(&[("c", SqlType::Numeric(None))], &[("fields.c.max", max)]);
+    let all = rows(&of("9.9e19").unwrap(), 0, 0, 1_000, 500).await;
+    assert!(all.iter().all(|r| r.find('|').is_some_and(|digits| digits > 0)));
+    assert!(all.iter().any(|r| r.find('.') == Some(20)), "{:?}", &all[..10]);
+    for max in ["1e20", "1e30"] {
+        let told = of(max).err().map(|e| e.message).unwrap_or_default();
+        assert!(told.contains("fields.c.max") && told.contains("type numeric"), "{told}");
+    }
+    let whole = SqlType::Numeric(Some((38, 0)));
+    let most = format!("{:e}", 1e38f64.next_down());
+    let (least, kind) = (format!("-{most}"), ("fields.c.kind", "random"));
+    let options = [kind, ("fields.c.max", most.as_str()), ("fields.c.min", least.as_str())];
+    let all = rows(&source(&[("c", whole)], &options).unwrap(), 0, 0, 1_000, 500).await;
+    assert!(all.iter().all(|r| !r.starts_with('|')));
+}
+
+#[tokio::test]
+async fn texts_are_no_longer_than_their_column() {
+    let of = |options: &[(&str, &str)]| source(&[("c", SqlType::Varchar(Some(3)))], options);
+    let lengths = |all: Vec<String>| all.iter().map(|r| r.find('|')).collect::<Vec<_>>();
+    let short = of(&[]).unwrap();
+    assert_eq!(lengths(rows(&short, 0, 0, 2, 2).await), [Some(3), Some(3)]);
+    let prefix = ("fields.c.prefix", "ab");
+    // Unless options say more, so many numbers as there is room for.
+    let numbered = of(&[prefix]).unwrap();
+    assert!(lengths(rows(&numbered, 0, 0, 99, 99).await).iter().all(|n| *n == Some(3)));
+    let told = |options: &[(&str, &str)]| of(options).err().map(|e| e.message).unwrap_or_default();
+    assert!(told(&[("fields.c.prefix", "abc")]).contains("fields.c.prefix"));
+    assert!(told(&[prefix, ("fields.c.max", "10")]).contains("fields.c.max"));
+    assert!(told(&[prefix, ("fields.c.min", "-1")]).contains("fields.c.min"));
+    let sequence = ("fields.c.kind", "sequence");
+    assert!(told(&[sequence, ("rows", "1001")]).contains("reach 1000"));
+    assert_eq!(told(&[sequence, ("rows", "1000")]), "");
+    assert!(told(&[sequence, ("fields.c.end", "1000")]).contains("fields.c.end"));
+    assert_eq!(told(&[sequence, ("fields.c.start", "-99"), ("fields.c.end", "999")]), "");
+    let zipf = ("fields.c.kind", "zipf");
+    assert!(told(&[zipf, prefix]).contains("fields.c.keys"));
+    assert_eq!(told(&[zipf, prefix, ("fields.c.keys", "10")]), "");
+    // Characters count, not bytes.
+    assert_eq!(told(&[sequence, ("fields.c.prefix", "éé"), ("fields.c.end", "9")]), "");
+}
+
+#[tokio::test]
+async fn an_endless_sequence_that_runs_out_of_its_type_says_so() {
+    let options = [("fields.c.kind", "sequence"), ("fields.c.start", "32760")];
+    let small = source(&[("c", SqlType::SmallInt)], &options).unwrap();
+    let at = ReadFrom { split: 0, offset: 0, position: None, parts: Default::default() };
+    let mut reader = small.open(at, &[0]).unwrap();
+    assert!(reader.read(8, 8).await.is_ok());
+    let error = reader.read(16, 8).await.err().unwrap().to_string();
+    assert!(error.contains("fields.c.kind") && error.contains("smallint"), "{error}");
+    let options = [("fields.c.kind", "sequence"), ("fields.c.prefix", "n")];
+    let short = source(&[("c", SqlType::Varchar(Some(3)))], &options).unwrap();
+    let at = ReadFrom { split: 0, offset: 95, position: None, parts: Default::default() };
+    let mut reader = short.open(at, &[0]).unwrap();
+    assert!(reader.read(100, 8).await.is_ok());
+    let error = reader.read(101, 8).await.err().unwrap().to_string();
+    assert!(error.contains("fields.c.kind") && error.contains("(3)"), "{error}");
 }

@@ -43,6 +43,8 @@ const COMMON: &[&str] = &[
 pub struct Publication {
     /// 1, 2, 3 …: with the sink's id it tells a repeated publication.
     pub sequence: u64,
+    /// The last sequence that the target has said to have; 0: none.
+    pub known: u64,
     pub epoch: Epoch,
     /// Net rows, in the order in which they apply. In a chunk every row occurs once, and old and new row
     /// of a key are next to each other.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::BytesMut;
-use millrace_common::SqlError;
+use millrace_common::{SqlError, SqlState};
 use millrace_rpc::catalog::Relation;
 use tokio::sync::Mutex;
 use tokio_postgres::types::ToSql;
@@ -47,6 +47,28 @@ pub struct PostgresTarget {
 struct Session {
     client: Client,
     statements: Statements,
+}
+
+/// What the target's row of progress says of a change.
+#[derive(Debug, PartialEq, Eq)]
+enum Standing {
+    /// The change comes next.
+    Due,
+    /// The target has it already.
+    Done,
+    /// The target had changes that it no longer has.
+    Lost,
+}
+
+impl Standing {
+    /// `had`: what the row says; `None`: there is none.
+    fn of(had: Option<i64>, change: &Publication) -> Standing {
+        match had {
+            Some(had) if had >= number(change.sequence) => Standing::Done,
+            Some(had) if had >= number(change.known) => Standing::Due,
+            _ => Standing::Lost,
+        }
+    }
 }
 
 /// SQL for the target's columns and types.
@@ -105,7 +127,7 @@ impl PostgresTarget {
         Ok(Session { client, statements })
     }
 
-    /// Looks at the target's table and makes this sink's row of progress.
+    /// Looks at the target's table and makes the one of sinks' progress.
     async fn prepare_target(&self, client: &mut Client) -> Result<Statements> {
         let place = format!("{}.{}", ident(&self.schema), ident(&self.table));
         let rows = answer(
@@ -135,16 +157,23 @@ impl PostgresTarget {
         if !exists.get::<_, bool>(0) {
             answer(client.batch_execute(&made), "creating the table of sinks").await?;
         }
+        Ok(statements)
+    }
+
+    /// Makes this sink's row of progress, in the transaction of its first change: a sink that never publishes
+    /// one leaves nothing. Never later: a row that is gone then is not to begin anew.
+    async fn register(&self, transaction: &Transaction<'_>) -> Result<()> {
         let row = format!(
-            "INSERT INTO {progress} (sink, name, sequence, epoch) VALUES ($1, $2, 0, 0) \
-             ON CONFLICT (sink) DO NOTHING"
+            "INSERT INTO {} (sink, name, sequence, epoch) VALUES ($1, $2, 0, 0) \
+             ON CONFLICT (sink) DO NOTHING",
+            self.progress()
         );
         answer(
-            client.execute(&row, &[&self.definition.id, &self.definition.name]),
+            transaction.execute(&row, &[&self.definition.id, &self.definition.name]),
             "registering the sink",
         )
-        .await?;
-        Ok(statements)
+        .await
+        .map(drop)
     }
 
     fn progress(&self) -> String {
@@ -154,6 +183,9 @@ impl PostgresTarget {
     async fn apply(&self, session: &mut Session, change: &Publication) -> Result<()> {
         let Session { client, statements } = session;
         let transaction = answer(client.transaction(), "beginning a transaction").await?;
+        if change.known == 0 {
+            self.register(&transaction).await?;
+        }
         let progress = self.progress();
         let lock = format!("SELECT sequence FROM {progress} WHERE sink = $1 FOR UPDATE");
         let row = answer(
@@ -161,13 +193,11 @@ impl PostgresTarget {
             "reading the sink's progress",
         )
         .await?;
-        let Some(row) = row else {
-            return Err(ConnectorError::Target(format!(
-                "the sink's row in {progress} is gone: what the target has is not known"
-            )));
-        };
-        if row.get::<_, i64>(0) >= number(change.sequence) {
-            return answer(transaction.rollback(), "ending a transaction").await;
+        let had: Option<i64> = row.map(|row| row.get(0));
+        match Standing::of(had, change) {
+            Standing::Due => {}
+            Standing::Done => return answer(transaction.rollback(), "ending a transaction").await,
+            Standing::Lost => return Err(self.lost(had, change.known)),
         }
         for chunk in &change.chunks {
             self.write(&transaction, statements, &Rows::new(chunk)?).await?;
@@ -182,6 +212,26 @@ impl PostgresTarget {
         )
         .await?;
         answer(transaction.commit(), "committing").await
+    }
+
+    /// The target was restored from an older state, or somebody has removed the sink's row there: going on would leave out
+    /// what came in between.
+    fn lost(&self, had: Option<i64>, known: u64) -> ConnectorError {
+        let (progress, id) = (self.progress(), &self.definition.id);
+        let now = match had {
+            Some(had) => format!("its row in {progress} is at change {had}"),
+            None => format!("its row in {progress} is gone"),
+        };
+        let message =
+            format!("the target has lost changes of this sink: it had change {known}, and {now}");
+        let quoted = |text: &str| format!("'{}'", text.replace('\'', "''"));
+        let (sink, name) = (quoted(id), quoted(&self.definition.name));
+        let error = SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message);
+        ConnectorError::Sql(error.with_hint(format!(
+            "Drop the sink, empty the table and create the sink anew. If the table does have that change, say so there: \
+             INSERT INTO {progress} (sink, name, sequence, epoch) VALUES ({sink}, {name}, {known}, 0) \
+             ON CONFLICT (sink) DO UPDATE SET sequence = EXCLUDED.sequence; the sink then goes on by itself."
+        )))
     }
 
     /// Deletions first: a key may move from one row to another.
@@ -231,7 +281,11 @@ impl PostgresTarget {
 #[async_trait]
 impl SinkTarget for PostgresTarget {
     async fn check(&self) -> Result<()> {
-        let session = self.connect().await?;
+        let mut session = self.connect().await?;
+        // Only tried: the creation may still fail.
+        let transaction = answer(session.client.transaction(), "beginning a transaction").await?;
+        self.register(&transaction).await?;
+        answer(transaction.rollback(), "ending a transaction").await?;
         *self.session.lock().await = Some(session);
         Ok(())
     }
@@ -409,6 +463,24 @@ mod tests {
 
     use super::super::SinkColumn;
     use super::*;
+
+    #[test]
+    fn a_target_that_has_gone_back_is_not_written() {
+        let epoch = millrace_common::Epoch::ZERO;
+        let of = |had, sequence, known| {
+            Standing::of(had, &Publication { sequence, known, epoch, chunks: Vec::new() })
+        };
+        // The first change, its row just made; the next ones; one that the log did not know of.
+        assert_eq!(of(Some(0), 1, 0), Standing::Due);
+        assert_eq!(of(Some(4), 5, 4), Standing::Due);
+        assert_eq!(of(Some(5), 5, 4), Standing::Done);
+        assert_eq!(of(Some(4), 6, 3), Standing::Due);
+        // Another process was faster.
+        assert_eq!(of(Some(9), 5, 4), Standing::Done);
+        assert_eq!(of(None, 5, 4), Standing::Lost);
+        assert_eq!(of(Some(0), 5, 4), Standing::Lost);
+        assert_eq!(of(Some(3), 5, 4), Standing::Lost);
+    }
 
     #[test]
     fn statements_cast_to_the_targets_types_and_quote_names() {

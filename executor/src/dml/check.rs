@@ -26,6 +26,20 @@ pub struct Keyed {
     group: Vec<u32>,
 }
 
+/// The keys of a statement's rows, and which of them have a row.
+#[derive(Debug)]
+pub struct Claims {
+    group: Vec<u32>,
+    taken: Vec<bool>,
+}
+
+impl Claims {
+    /// Whether a row gets its key, which then has one.
+    pub fn claim(&mut self, row: usize) -> bool {
+        !std::mem::replace(&mut self.taken[self.group[row] as usize], true)
+    }
+}
+
 /// What a statement that passed writes.
 #[derive(Debug)]
 pub struct Writes {
@@ -75,6 +89,14 @@ impl Keyed {
             return None;
         }
         (0..self.group.len()).find(|&row| self.firsts[self.group[row] as usize] as usize != row)
+    }
+
+    /// Who gets each key, where the first row that wants it does and others give way: the rows found at
+    /// [`Keyed::distinct`] have theirs.
+    pub fn claims(self, found: &Found) -> Claims {
+        let mut taken = vec![false; self.firsts.len()];
+        found.input.values().iter().for_each(|key| taken[*key as usize] = true);
+        Claims { group: self.group, taken }
     }
 
     /// Checks against the rows found at [`Keyed::distinct`] and says what to write.
@@ -351,7 +373,10 @@ impl Checker<'_> {
         let seen = take_rows(&s.delta.batch, &UInt32Array::from(old))?;
         let now = take_rows(&self.found.values, &UInt32Array::from(found))?;
         let identity = &self.layout.identity;
-        let (seen, now) = (identity.rows(seen.columns())?, identity.rows(now.columns())?);
+        let (seen, now) = (
+            identity.rows_of(seen.columns(), seen.num_rows())?,
+            identity.rows_of(now.columns(), now.num_rows())?,
+        );
         Ok(seen.iter().zip(now.iter()).all(|(a, b)| a == b))
     }
 }

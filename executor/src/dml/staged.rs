@@ -217,6 +217,11 @@ impl StagedTable {
         self.find(key).is_some()
     }
 
+    /// Whether statements from `mark` on have written this storage key, at which a row was before them.
+    pub fn wrote_since(&self, mark: usize, key: &[u8]) -> bool {
+        self.find(key).is_some_and(|slot| slot.new.is_none_or(|(step, _)| step as usize >= mark))
+    }
+
     /// Storage keys of rows of the table, given all columns.
     pub fn storage_keys(&self, rows: &RecordBatch) -> Result<BinaryArray, SqlError> {
         let keys = || self.layout.keys(rows, &self.layout.vnodes(rows)?);

@@ -36,7 +36,7 @@ pub async fn commit(id: StatementId, parts: Vec<Part>) -> Result<DmlOutcome, Dml
     }
     let mut late = 0;
     for part in parts.values_mut() {
-        let on_time = part.table.drop_late(&mut part.statement)?;
+        let on_time = part.table.drop_late(&mut part.statement).await?;
         late += on_time.late;
         match part.table.check_until_ended(&part.statement).await? {
             Ok(writes) => checked.push((Arc::clone(&part.table), writes, on_time)),

@@ -6,6 +6,7 @@
 //! Every wait is cancel-safe: what was polled and dropped goes on at the next call.
 
 pub mod exchange;
+pub mod generated;
 pub mod position;
 pub mod source;
 pub mod subscribe;

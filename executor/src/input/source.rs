@@ -219,6 +219,7 @@ impl SourceReader {
         let batch = match &self.from.watermark {
             None => batch,
             Some(w) => {
+                let batch = w.complete(batch, Some(&self.from.errors))?;
                 let (stays, late) = w.expr.advance(&batch, &mut split.watermark.running)?;
                 split.watermark.late += late;
                 let asked: Vec<usize> = (0..w.width).collect();

@@ -5,6 +5,7 @@
 //! watermark before it is late: it never enters, and is counted.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BooleanArray, Int64Array, RecordBatch};
 use arrow::buffer::BooleanBuffer;
@@ -16,6 +17,9 @@ use millrace_rpc::catalog::Relation;
 use millrace_rpc::log::SplitMarkAt;
 
 use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
+use crate::input::generated::Generated;
+use crate::operators::expr::SafeExpr;
 
 /// A relation's watermark expression over some of its columns.
 #[derive(Clone, Debug)]
@@ -39,6 +43,21 @@ impl WatermarkExpr {
         Ok(Some(WatermarkExpr { expr, time }))
     }
 
+    /// What it reads, in the relation it is of: the expression's columns, and the time.
+    fn columns(&self) -> Vec<usize> {
+        let mut columns = millrace_planner::stream::expr::columns_of(&self.expr);
+        columns.push(self.time);
+        columns
+    }
+
+    /// Whether a relation has a watermark that reads generated columns of it.
+    pub fn reads_generated(relation: &Relation) -> Result<bool, ExecError> {
+        let Some(whole) = WatermarkExpr::of(relation)? else { return Ok(false) };
+        let generated =
+            |c: &usize| relation.columns.get(*c).is_some_and(|c| c.generated_sql.is_some());
+        Ok(whole.columns().iter().any(generated))
+    }
+
     /// Lets rows pass that are not late and moves the running watermark on. Gives the rows that stay
     /// (`None`: all) and how many do not.
     pub fn advance(
@@ -46,17 +65,33 @@ impl WatermarkExpr {
         batch: &RecordBatch,
         running: &mut Option<i64>,
     ) -> Result<(Option<BooleanArray>, u64), ExecError> {
+        self.advance_by(batch, running, |_| true)
+    }
+
+    /// The same where not every row that is in time enters: it is asked of each, in their order, and the others move
+    /// nothing. They stay for whoever leaves them out.
+    pub fn advance_by(
+        &self,
+        batch: &RecordBatch,
+        running: &mut Option<i64>,
+        mut enters: impl FnMut(usize) -> bool,
+    ) -> Result<(Option<BooleanArray>, u64), ExecError> {
         let rows = batch.num_rows();
-        // A failing expression is NULL, as everywhere in a job: such rows move nothing.
+        // Where the expression fails it is NULL, as everywhere in a job: such rows move nothing. Other rows of the
+        // batch do, or the watermark would depend on how rows are chunked.
         let moved = match self.expr.evaluate(batch).and_then(|v| v.into_array(rows)) {
             Ok(array) => micros(&array)?,
-            Err(_) => Int64Array::new_null(rows),
+            Err(_) => {
+                let unheard = Arc::new(ErrorSink::default());
+                let expr = SafeExpr::new(Arc::clone(&self.expr), "watermark", unheard);
+                micros(&expr.evaluate(batch)?)?
+            }
         };
         let times = micros(batch.column(self.time))?;
         let mut late = 0;
         let mut stays = |i: usize| {
             let is_late = times.is_valid(i) && running.is_some_and(|w| times.value(i) < w);
-            if !is_late && moved.is_valid(i) {
+            if !is_late && enters(i) && moved.is_valid(i) {
                 *running = (*running).max(Some(moved.value(i)));
             }
             late += u64::from(is_late);
@@ -78,19 +113,19 @@ pub struct SourceWatermark {
     pub expr: WatermarkExpr,
     /// Position in the relation.
     pub column: usize,
-    /// Columns to read: those asked for, then what the expression needs besides.
+    /// Columns to read: those asked for, then what the expression needs besides; in place of those that the source
+    /// generates, what they are made of.
     pub columns: Vec<usize>,
-    /// How many were asked for.
+    /// How many were asked for: the first columns of a whole batch.
     pub width: usize,
+    generated: Option<Generated>,
 }
 
 impl SourceWatermark {
     pub fn of(relation: &Relation, asked: &[usize]) -> Result<Option<SourceWatermark>, ExecError> {
         let Some(whole) = WatermarkExpr::of(relation)? else { return Ok(None) };
         let mut columns = asked.to_vec();
-        let mut needed = millrace_planner::stream::expr::columns_of(&whole.expr);
-        needed.push(whole.time);
-        for c in needed {
+        for c in whole.columns() {
             if !columns.contains(&c) {
                 columns.push(c);
             }
@@ -104,7 +139,24 @@ impl SourceWatermark {
             .map_err(|e| ExecError::internal(format!("a watermark expression: {e}")))?;
         let time = map[whole.time].unwrap_or(0);
         let expr = WatermarkExpr { expr, time };
-        Ok(Some(SourceWatermark { expr, column: whole.time, columns, width: asked.len() }))
+        let (column, width) = (whole.time, asked.len());
+        let (generated, columns) = match Generated::of(relation, &columns)? {
+            Some((generated, read)) => (Some(generated), read),
+            None => (None, columns),
+        };
+        Ok(Some(SourceWatermark { expr, column, columns, width, generated }))
+    }
+
+    /// Rows as the connector reads them, with what is generated: what the expression is applied to.
+    pub fn complete(
+        &self,
+        read: RecordBatch,
+        errors: Option<&Arc<ErrorSink>>,
+    ) -> Result<RecordBatch, ExecError> {
+        match &self.generated {
+            Some(generated) => generated.complete(&read, errors),
+            None => Ok(read),
+        }
     }
 }
 
@@ -169,4 +221,46 @@ pub const LATE: &str = "late.";
 /// Whether a split is idle, by the newest of these marks.
 pub fn is_idle(split: u32, marks: &[SplitMarkAt]) -> bool {
     marks.iter().rev().find(|m| m.mark.split == split).is_some_and(|m| m.mark.idle)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, TimestampMicrosecondArray};
+    use arrow::datatypes::{Field, TimeUnit};
+    use datafusion::logical_expr::Operator;
+    use datafusion::physical_expr::expressions::{BinaryExpr, CastExpr, Column};
+
+    use super::*;
+
+    #[test]
+    fn a_row_whose_expression_fails_leaves_the_others_alone() {
+        let timestamp = DataType::Timestamp(TimeUnit::Microsecond, None);
+        // 100 / by, as a time.
+        let hundred = millrace_planner::stream::expr::literal(100i64.into());
+        let by: ExprRef = Arc::new(Column::new("by", 1));
+        let divided = Arc::new(BinaryExpr::new(hundred, Operator::Divide, by));
+        let expr: ExprRef = Arc::new(CastExpr::new(divided, timestamp.clone(), None));
+        let watermark = WatermarkExpr { expr, time: 0 };
+        let schema = Arc::new(Schema::new(vec![
+            Field::new("at", timestamp, true),
+            Field::new("by", DataType::Int64, true),
+        ]));
+        let at: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![60, 70, 10, 80]));
+        let by: ArrayRef = Arc::new(Int64Array::from(vec![4, 0, 2, 0]));
+        let batch = RecordBatch::try_new(schema, vec![at, by]).unwrap();
+        let mut whole = None;
+        let (stays, late) = watermark.advance(&batch, &mut whole).unwrap();
+        // 25 after the first row: the third is late, and does not move it.
+        assert_eq!((whole, late), (Some(25), 1));
+        assert_eq!(stays, Some(BooleanArray::from(vec![true, true, false, true])));
+        let (mut rows, mut late) = (None, 0);
+        for i in 0..4 {
+            late += watermark.advance(&batch.slice(i, 1), &mut rows).unwrap().1;
+        }
+        assert_eq!((rows, late), (Some(25), 1));
+        // Without the first row nothing moves, and no row is late.
+        let mut others = None;
+        let (stays, late) = watermark.advance_by(&batch, &mut others, |row| row == 1).unwrap();
+        assert_eq!((others, late, stays), (None, 0, None));
+    }
 }

@@ -68,7 +68,7 @@ impl SafeExpr {
 }
 
 /// What a failing expression tells the user.
-pub(super) fn sql_error(error: &DataFusionError) -> SqlError {
+pub(crate) fn sql_error(error: &DataFusionError) -> SqlError {
     match error {
         DataFusionError::External(inner) => match inner.downcast_ref::<SqlError>() {
             Some(e) => e.clone(),

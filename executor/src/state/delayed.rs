@@ -4,9 +4,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arrow::array::{BinaryArray, Int64Array, RecordBatch};
-use arrow::datatypes::SchemaRef;
-use millrace_storage::{Lookup, MemRun};
+use arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::take;
+use arrow::datatypes::{Int64Type, SchemaRef};
+use arrow::error::ArrowError;
+use futures::{StreamExt, TryStreamExt, stream};
+use millrace_common::delta::take_rows;
+use millrace_storage::{Found, Lookup, MemRun, Part, Reading, StorageError};
 
 use super::StateTable;
 use crate::error::ExecError;
@@ -24,20 +28,67 @@ impl<T: StateTable> Delayed<T> {
         Delayed { inner, reads: AtomicU64::new(0) }
     }
 
-    fn delay(&self, lookup: Lookup) -> Lookup {
+    /// `asked`: how many strings. Some answers come in two parts.
+    fn delay(&self, lookup: Lookup, asked: usize) -> Lookup {
         // Fibonacci hashing of a counter: an irregular but repeatable sequence.
         let n = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
-        let turns = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % MAX_TURNS + 1;
-        Lookup::Pending(Box::pin(async move {
-            for _ in 0..turns {
-                tokio::task::yield_now().await;
-            }
-            match lookup {
-                Lookup::Ready(found) => Ok(found),
-                Lookup::Pending(read) => read.await,
-            }
-        }))
+        let irregular = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let turns = irregular % MAX_TURNS + 1;
+        let cut = (irregular / MAX_TURNS) as usize % asked.max(1);
+        let wait = async move {
+            yield_turns(turns).await;
+            let found = lookup.wait().await?;
+            let parts = match cut {
+                0 => vec![Part::whole(found, asked)],
+                _ => cut_at(&found, cut, asked)?,
+            };
+            Ok::<_, StorageError>(stream::iter(parts.into_iter().map(Ok)))
+        };
+        let parts = stream::once(wait).try_flatten().then(move |part| async move {
+            yield_turns(turns).await;
+            part
+        });
+        Lookup::Pending(Reading::new(parts.boxed()))
     }
+}
+
+async fn yield_turns(turns: u64) {
+    for _ in 0..turns {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// What was found of every n-th string, n being `cut` + 1 and at least 2, and of the others, the last one first: the strings
+/// of a part are neither the first ones nor in the order of the question.
+pub fn cut_at(found: &Found, cut: usize, asked: usize) -> Result<Vec<Part>, ArrowError> {
+    let every = |i: &u32| *i as usize % (cut + 1) == cut;
+    let all = 0..asked as u32;
+    let (picked, others): (Vec<u32>, Vec<u32>) =
+        (all.clone().filter(every).collect(), all.rev().filter(|i| !every(i)).collect());
+    let part = |asked: Vec<u32>, is_last: bool| -> Result<Part, ArrowError> {
+        let found = of_strings(found, &asked)?;
+        Ok(Part { asked, found, is_last })
+    };
+    Ok(vec![part(picked, false)?, part(others, true)?])
+}
+
+/// What was found of the strings at these positions, in this order.
+fn of_strings(found: &Found, asked: &[u32]) -> Result<Found, ArrowError> {
+    let inputs = found.input.values();
+    let (mut input, mut rows) = (Vec::new(), Vec::new());
+    for (i, position) in asked.iter().enumerate() {
+        let from = inputs.partition_point(|at| at < position);
+        let to = inputs.partition_point(|at| at <= position);
+        input.extend(std::iter::repeat_n(i as u32, to - from));
+        rows.extend(from as u32..to as u32);
+    }
+    let rows = UInt32Array::from(rows);
+    Ok(Found {
+        input: UInt32Array::from(input),
+        keys: take(&found.keys, &rows, None)?.as_binary::<i32>().clone(),
+        weights: take(&found.weights, &rows, None)?.as_primitive::<Int64Type>().clone(),
+        values: take_rows(&found.values, &rows)?,
+    })
 }
 
 impl<T: StateTable> StateTable for Delayed<T> {
@@ -51,15 +102,18 @@ impl<T: StateTable> StateTable for Delayed<T> {
     }
 
     fn multi_get(&self, keys: BinaryArray) -> Lookup {
-        self.delay(self.inner.multi_get(keys))
+        let asked = keys.len();
+        self.delay(self.inner.multi_get(keys), asked)
     }
 
     fn multi_scan(&self, prefixes: BinaryArray, limit: Option<usize>) -> Lookup {
-        self.delay(self.inner.multi_scan(prefixes, limit))
+        let asked = prefixes.len();
+        self.delay(self.inner.multi_scan(prefixes, limit), asked)
     }
 
     fn multi_range(&self, starts: BinaryArray, ends: BinaryArray, limit: Option<usize>) -> Lookup {
-        self.delay(self.inner.multi_range(starts, ends, limit))
+        let asked = starts.len();
+        self.delay(self.inner.multi_range(starts, ends, limit), asked)
     }
 
     fn seal(&mut self) -> Result<Vec<MemRun>, ExecError> {

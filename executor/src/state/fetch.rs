@@ -5,12 +5,29 @@ use std::pin::Pin;
 use std::task::Poll;
 
 use futures::future::BoxFuture;
-use futures::stream::{FuturesUnordered, Stream, StreamExt};
-use millrace_storage::{Found, Lookup};
+use futures::stream::{FuturesUnordered, Stream};
+use millrace_storage::{Found, Lookup, Part, Reading};
 
+use super::arena::batch_bytes;
 use crate::error::ExecError;
 
-type Read<T> = BoxFuture<'static, Result<(T, Found), ExecError>>;
+type Read<T> = BoxFuture<'static, Result<Arrived<T>, ExecError>>;
+
+/// A part of an answer, what was asked for it, and the read of the next part.
+struct Arrived<T> {
+    request: T,
+    found: Found,
+    then: Option<Read<T>>,
+}
+
+/// Bytes of answers that are taken at once, roughly: what has come is worked on before more is read.
+const ROUND_BYTES: usize = 4 << 20;
+
+/// What was asked, as far as some of the strings go.
+pub trait Divide {
+    /// The request of the strings at these positions.
+    fn divide(&self, asked: &[u32]) -> Self;
+}
 
 /// Reads of one operator, each with what it was asked for.
 pub struct Fetches<T> {
@@ -36,26 +53,50 @@ impl<T: Send + 'static> Fetches<T> {
     pub fn submit(&mut self, request: T, lookup: Lookup) -> Result<Option<(T, Found)>, ExecError> {
         match lookup {
             Lookup::Ready(found) => Ok(Some((request, found))),
-            Lookup::Pending(read) => {
-                self.reads.push(Box::pin(async move { Ok((request, read.await?)) }));
+            Lookup::Pending(reading) => {
+                self.reads.push(Box::pin(async move {
+                    Ok(Arrived { request, found: reading.whole().await?, then: None })
+                }));
                 Ok(None)
             }
         }
     }
 
-    /// Waits for one read, then takes all that have completed with it: their rows run as one batch.
+    /// The same, for a reader that can go on with a part of the answer: it gets each part with its part of
+    /// the request.
+    pub fn submit_divided(
+        &mut self,
+        request: T,
+        lookup: Lookup,
+    ) -> Result<Option<(T, Found)>, ExecError>
+    where
+        T: Divide,
+    {
+        match lookup {
+            Lookup::Ready(found) => Ok(Some((request, found))),
+            Lookup::Pending(reading) => {
+                self.reads.push(next_part(request, reading));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Waits for one read, then takes those that have completed with it: their rows run as one batch.
     /// Cancel-safe; empty when nothing is under way.
     pub async fn completed(&mut self) -> Result<Vec<(T, Found)>, ExecError> {
         let mut done = Vec::new();
-        match self.reads.next().await {
-            Some(first) => done.push(first?),
-            None => return Ok(done),
-        }
+        let mut bytes = 0;
         futures::future::poll_fn(|cx| {
-            while let Poll::Ready(Some(next)) = Pin::new(&mut self.reads).poll_next(cx) {
-                match next {
-                    Ok(found) => done.push(found),
-                    Err(e) => return Poll::Ready(Err(e)),
+            while bytes < ROUND_BYTES {
+                match Pin::new(&mut self.reads).poll_next(cx) {
+                    Poll::Ready(Some(Ok(Arrived { request, found, then }))) => {
+                        bytes += batch_bytes(&found.values);
+                        done.push((request, found));
+                        self.reads.extend(then);
+                    }
+                    Poll::Ready(Some(Err(e))) => return Poll::Ready(Err(e)),
+                    Poll::Pending if done.is_empty() => return Poll::Pending,
+                    Poll::Pending | Poll::Ready(None) => break,
                 }
             }
             Poll::Ready(Ok(()))
@@ -65,12 +106,16 @@ impl<T: Send + 'static> Fetches<T> {
     }
 }
 
+fn next_part<T: Divide + Send + 'static>(request: T, mut reading: Reading) -> Read<T> {
+    Box::pin(async move {
+        let Part { asked, found, is_last } = reading.next().await?;
+        let of_part = request.divide(&asked);
+        let then = (!is_last).then(|| next_part(request, reading));
+        Ok(Arrived { request: of_part, found, then })
+    })
+}
+
 /// A lookup, waited for. At barriers only.
 pub fn wait(lookup: Lookup) -> impl Future<Output = Result<Found, ExecError>> + Send {
-    async move {
-        match lookup {
-            Lookup::Ready(found) => Ok(found),
-            Lookup::Pending(read) => Ok(read.await?),
-        }
-    }
+    async move { Ok(lookup.wait().await?) }
 }

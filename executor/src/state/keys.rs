@@ -156,8 +156,8 @@ impl KeyReader {
         } else {
             vnodes(&hash_columns(&columns_at(batch, &self.vnode), batch.num_rows())?)
         };
-        let rows =
-            if columns.is_empty() { self.codec.rows(&[])? } else { self.codec.rows(&columns)? };
+        // Without columns nobody asks for them.
+        let rows = self.codec.rows(&columns)?;
         Ok(ChunkKeys { hashes, vnodes, rows, columns })
     }
 }

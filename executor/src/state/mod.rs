@@ -28,7 +28,7 @@ pub mod table;
 pub use arena::RowArena;
 pub use cache::{KeyTable, Slot};
 pub use delayed::Delayed;
-pub use fetch::Fetches;
+pub use fetch::{Divide, Fetches};
 pub use gate::KeyGate;
 pub use keys::KeyBytes;
 pub use table::StateTable;

@@ -16,8 +16,6 @@ use arrow::compute::{self, filter_record_batch};
 use arrow::datatypes::DataType;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState, SqlType};
 use millrace_connector::{OnError, ReadFrom, Source, SplitReader, create_source};
-use millrace_planner::codec::decode_graph;
-use millrace_planner::graph::Operator as Op;
 use millrace_rpc::catalog::{OnConflict, Relation};
 use millrace_rpc::services::{MetaService, SourceParts};
 use millrace_rpc::version::{JobVersion, StatementId, feed_counter};
@@ -27,6 +25,7 @@ use tokio::sync::{oneshot, watch};
 use crate::dml::{DmlError, DmlKind, DmlStatement, InsertConflict, Sequencer};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::input::generated::{PROCTIME, expressions};
 use crate::input::source::{committed_position, put_position, report_bad_rows};
 use crate::operators::expr::SafeExpr;
 
@@ -38,8 +37,6 @@ const RETRY_MIN: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 /// How often to look where nothing tells of changes.
 const LOOK: Duration = Duration::from_millis(250);
-/// How the catalog writes the time of arrival.
-const PROCTIME: &str = "proctime()";
 /// Readers' places are committed under this input.
 const INPUT: u32 = 0;
 
@@ -91,7 +88,9 @@ impl Feed {
         errors: Arc<ErrorSink>,
         state: FeedState,
     ) -> Result<Feed, ExecError> {
-        let (exprs, sources) = expressions(relation, &errors)?;
+        let (exprs, sources) = expressions(relation)?;
+        let safe = |e| SafeExpr::new(e, "generated column", Arc::clone(&errors));
+        let exprs: Vec<SafeExpr> = exprs.into_iter().map(safe).collect();
         let (mut read, mut make, mut computed) = (Vec::new(), Vec::new(), 0);
         for (i, column) in relation.columns.iter().enumerate() {
             make.push(if column.generated_sql.as_deref() == Some(PROCTIME) {
@@ -399,31 +398,4 @@ fn now(rows: usize) -> ArrayRef {
         DataType::Timestamp(_, Some(zone)) => Arc::new(array.with_timezone(zone)),
         _ => Arc::new(array),
     }
-}
-
-/// The expressions of the generated columns, and the table's columns that they read.
-fn expressions(
-    relation: &Relation,
-    errors: &Arc<ErrorSink>,
-) -> Result<(Vec<SafeExpr>, Vec<usize>), ExecError> {
-    if relation.graph.is_empty() {
-        return Ok((Vec::new(), Vec::new()));
-    }
-    let graph = decode_graph(&relation.graph).map_err(|e| ExecError::Sql(e.into()))?;
-    let nodes = graph.fragments.iter().flat_map(|f| &f.nodes);
-    let mut columns = None;
-    let mut found = None;
-    for node in nodes {
-        match &node.op {
-            Op::Source { columns: read, .. } if columns.is_none() => columns = Some(read.clone()),
-            Op::Project { exprs } if found.is_none() => found = Some(exprs),
-            Op::Blackhole | Op::Materialize => {}
-            _ => return Err(ExecError::internal("a generated column is not a plain expression")),
-        }
-    }
-    let (Some(columns), Some(exprs)) = (columns, found) else {
-        return Err(ExecError::internal("a table's graph computes nothing"));
-    };
-    let safe = |e| SafeExpr::new(Arc::clone(e), "generated column", Arc::clone(errors));
-    Ok((exprs.iter().map(safe).collect(), columns))
 }

@@ -9,6 +9,7 @@ use super::SystemTables;
 use super::objects::{TYPES, columns, indexes, namespaces, relkind, system_table};
 use super::pg::view_text;
 use super::rows::{Cell, Rows, row};
+use crate::ddl::show::told_jobs;
 
 /// What [`table`] fills; every other view of `information_schema` is empty.
 const FILLED: [&str; 9] = [
@@ -130,10 +131,17 @@ fn information_columns(t: &SystemTables, r: &Relation, rows: &mut Rows) {
             }
             _ => None,
         };
-        let udt = TYPES.iter().find(|t| t.0 == i64::from(sql.oid())).map(|t| t.1);
+        let array = matches!(sql, SqlType::Array(_));
+        let oid = i64::from(c.sql_type.oid);
+        let udt = TYPES.iter().find_map(|t| match t {
+            t if t.0 == oid => Some(t.1.to_owned()),
+            t if array && t.4 == oid => Some(format!("_{}", t.1)),
+            _ => None,
+        });
+        let kind = if array { "ARRAY" } else { name.split('(').next().unwrap_or(&name) };
         row!(rows; table_catalog: database, table_schema: &r.schema, table_name: &r.name, column_name: &c.name,
             ordinal_position: number, column_default: c.default_sql.clone(),
-            is_nullable: yes_no(!table || c.nullable), data_type: name.split('(').next().unwrap_or(&name),
+            is_nullable: yes_no(!table || c.nullable), data_type: kind,
             character_maximum_length: length, character_octet_length: text.then(|| length.map_or(1 << 30, |n| n * 4)),
             numeric_precision: precision, numeric_precision_radix: radix, numeric_scale: scale,
             datetime_precision: time, interval_precision: Cell::Null, maximum_cardinality: Cell::Null,
@@ -154,7 +162,7 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
             rows = Rows::new(
                 "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i",
             );
-            for j in t.shared.cluster.jobs() {
+            for j in told_jobs(t.shared.cluster.as_ref(), catalog) {
                 let r = named(j.relation);
                 row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()), name: r.map(|r| r.name.as_str()),
                     state: j.state, progress: j.progress, reason: j.reason, epoch: j.epoch as i64,

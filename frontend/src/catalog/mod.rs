@@ -7,6 +7,7 @@
 //! what clients write beyond our SQL is rewritten in [`rewrite`] and [`subquery`].
 
 pub mod columns;
+mod expanded;
 pub mod functions;
 pub mod information;
 pub mod objects;
@@ -14,33 +15,40 @@ pub mod pg;
 pub mod rewrite;
 pub mod rows;
 pub mod subquery;
+mod tableoid;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use datafusion::catalog::TableProvider;
 use datafusion::logical_expr::ScalarUDF;
 
 use crate::cluster::CatalogSnapshot;
 use crate::server::Shared;
-use crate::session::Session;
+use crate::session::prepare::Declared;
+use crate::session::{Portal, Prepared, Session};
 
 /// Builds system tables and catalog functions for one statement.
 pub struct SystemTables {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) settings: millrace_common::settings::SessionSettings,
+    pub(crate) settings: crate::session::Settings,
     pub(crate) search_path: Vec<String>,
     pub(crate) user: String,
     pub(crate) database: String,
     pub(crate) pid: i32,
-    /// Prepared statements: name and text.
-    pub(crate) prepared: Vec<(String, String)>,
+    /// What belongs to a transaction outlasts the statement.
+    pub(crate) in_transaction: bool,
+    /// Prepared statements and cursors by name; of a cursor, whether it is WITH HOLD.
+    pub(crate) prepared: Vec<(String, Arc<Prepared>)>,
+    pub(crate) cursors: Vec<(String, bool, Declared)>,
     snapshot: Arc<CatalogSnapshot>,
+    /// Made when they are asked for: functions ask for each row.
+    indexes: OnceLock<Vec<objects::Index>>,
 }
 
 impl SystemTables {
     pub fn new(session: &Session) -> SystemTables {
-        let text = |p: &crate::session::Prepared| {
-            p.statement.as_ref().map(|s| s.text.clone()).unwrap_or_default()
+        let cursor = |(name, portal): (&String, &Portal)| {
+            Some((name.clone(), portal.hold, portal.declared.clone()?))
         };
         let named = session.prepared.iter().filter(|(name, _)| !name.is_empty());
         SystemTables {
@@ -50,13 +58,38 @@ impl SystemTables {
             user: session.user.clone(),
             database: session.database.clone(),
             pid: session.pid,
-            prepared: named.map(|(name, p)| (name.clone(), text(p))).collect(),
+            in_transaction: session.stages_writes(),
+            prepared: named.map(|(name, p)| (name.clone(), Arc::clone(p))).collect(),
+            cursors: session.portals.iter().filter_map(cursor).collect(),
             snapshot: session.shared.cluster.catalog(),
+            indexes: OnceLock::new(),
         }
+    }
+
+    /// All indexes of the catalog.
+    pub(crate) fn indexes(&self) -> &[objects::Index] {
+        self.indexes.get_or_init(|| objects::indexes(&self.snapshot))
     }
 
     pub(crate) fn catalog(&self) -> &CatalogSnapshot {
         &self.snapshot
+    }
+
+    /// All roles and their OIDs. Of one that was created the OID follows from its name.
+    pub(crate) fn roles(&self) -> Vec<(i64, String)> {
+        let mut all: Vec<(i64, String)> =
+            objects::ROLES.iter().map(|(oid, name)| (*oid, (*name).to_owned())).collect();
+        let created = self.shared.cluster.users();
+        for name in self.shared.config.users.iter().chain(created.keys()) {
+            if !all.iter().any(|(_, known)| known == name) {
+                // FNV-1a, among numbers that relations do not come to.
+                let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+                    (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+                });
+                all.push((i64::from(hash >> 1) | 1 << 30, name.clone()));
+            }
+        }
+        all
     }
 
     /// A system table by name; without a schema `pg_catalog` is searched, as in PostgreSQL.

@@ -3,17 +3,23 @@
 use std::sync::Arc;
 
 use millrace_planner::bind::types::second_digits;
+use millrace_planner::{ParsedStatement, Statement};
 use millrace_rpc::catalog::{Relation, RelationKind};
 
 use super::columns::{SYSTEM_TABLES, SystemTable};
 use crate::cluster::CatalogSnapshot;
-use crate::query::catalog_view::SYSTEM_SCHEMAS;
+use crate::ddl::index::KEY_COLUMNS;
+use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
 
 pub const PG_CATALOG: i64 = 11;
 pub const OWNER: i64 = 10;
 
 /// Roles; all of them may do everything.
 pub const ROLES: [(i64, &str); 2] = [(OWNER, "postgres"), (16_383, "root")];
+
+/// Functions that drivers look for: those that tell array types from others.
+pub const PROCEDURES: [(i64, &str); 4] =
+    [(750, "array_in"), (751, "array_out"), (2400, "array_recv"), (2401, "array_send")];
 
 /// OIDs of the schemas: PostgreSQL's for its own, numbers in order of name for the others.
 pub fn namespaces(catalog: &CatalogSnapshot) -> Vec<(i64, String)> {
@@ -52,24 +58,39 @@ pub struct Index {
     pub oid: i64,
     pub name: String,
     pub table: Arc<Relation>,
-    /// Positions in the table's columns.
+    /// Positions in the table's columns: those it is on, and those it includes.
     pub key: Vec<usize>,
+    pub included: Vec<usize>,
     pub primary: bool,
 }
 
 impl Index {
-    fn key_names(&self) -> Vec<String> {
-        let name = |k: &usize| self.table.columns.get(*k).map(|c| quote_ident(&c.name));
-        self.key.iter().filter_map(name).collect()
+    /// Positions in the table of all its columns.
+    pub fn columns(&self) -> impl Iterator<Item = usize> {
+        self.key.iter().chain(&self.included).copied()
     }
 
-    /// `CREATE [UNIQUE] INDEX …`, or the name of key column `column` when it is not 0.
+    fn names(&self, positions: &[usize]) -> Vec<String> {
+        let name = |k: &usize| self.table.columns.get(*k).map(|c| quote_ident(&c.name));
+        positions.iter().filter_map(name).collect()
+    }
+
+    fn key_names(&self) -> Vec<String> {
+        self.names(&self.key)
+    }
+
+    /// `CREATE [UNIQUE] INDEX …`, or the name of column `column` when it is not 0.
     pub fn definition(&self, column: i64) -> String {
         if column > 0 {
-            return self.key_names().get(column as usize - 1).cloned().unwrap_or_default();
+            let all: Vec<usize> = self.columns().collect();
+            return self.names(&all).get(column as usize - 1).cloned().unwrap_or_default();
         }
+        let include = match self.names(&self.included) {
+            none if none.is_empty() => String::new(),
+            names => format!(" INCLUDE ({})", names.join(", ")),
+        };
         format!(
-            "CREATE {unique}INDEX {name} ON {schema}.{table} USING btree ({key})",
+            "CREATE {unique}INDEX {name} ON {schema}.{table} USING btree ({key}){include}",
             unique = if self.primary { "UNIQUE " } else { "" },
             name = quote_ident(&self.name),
             schema = quote_ident(&self.table.schema),
@@ -92,18 +113,35 @@ pub fn indexes(catalog: &CatalogSnapshot) -> Vec<Index> {
                 name: format!("{}_pkey", r.name),
                 table: r.clone(),
                 key: r.key.iter().map(|k| *k as usize).collect(),
+                included: Vec::new(),
                 primary: true,
             });
         } else if r.kind == RelationKind::Index as i32
             && let Some(table) = r.depends_on.first().and_then(|id| catalog.by_id(*id))
         {
             let position = |name: &str| table.columns.iter().position(|c| c.name == name);
-            let key = columns(r).filter_map(|(_, c)| position(&c.name)).collect();
+            // It holds more columns, so that reads need nothing else; those are nobody's business.
+            let count = r.option(KEY_COLUMNS).and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);
+            let key = columns(r).take(count).filter_map(|(_, c)| position(&c.name)).collect();
+            let included = included(r).iter().filter_map(|name| position(name)).collect();
             let (oid, name) = (i64::from(r.id), r.name.clone());
-            all.push(Index { oid, name, table: table.clone(), key, primary: false });
+            all.push(Index { oid, name, table: table.clone(), key, included, primary: false });
         }
     }
     all
+}
+
+/// The columns that an index was told to INCLUDE: the catalog keeps them in its text only.
+fn included(index: &Relation) -> Vec<String> {
+    if !index.definition.to_ascii_lowercase().contains("include") {
+        return Vec::new();
+    }
+    match millrace_planner::parse(&index.definition).ok().and_then(|mut all| all.pop()) {
+        Some(ParsedStatement { statement: Statement::CreateIndex(def), .. }) => {
+            def.include.iter().map(fold).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// A system table's entry.
@@ -160,7 +198,7 @@ pub fn format_type(oid: i64, typmod: Option<i64>) -> String {
 }
 
 /// Keywords of PostgreSQL that cannot be any name without quotes.
-const RESERVED: &str = "\
+pub const RESERVED: &str = "\
     all analyse analyze and any array as asc asymmetric authorization between bigint binary bit \
     boolean both case cast char character check coalesce collate collation column concurrently \
     constraint create cross current_catalog current_date current_role current_schema current_time \

@@ -1,19 +1,20 @@
 //! The content of `pg_catalog`.
 
 use arrow::array::RecordBatch;
+use millrace_common::encoding::interval::{Interval, write_interval};
 use millrace_common::settings::SETTINGS;
 use millrace_rpc::catalog::{Column, Relation};
 
 use super::SystemTables;
 use super::columns::SYSTEM_TABLES;
 use super::objects::{
-    OWNER, PG_CATALOG, ROLES, TYPES, columns, indexes, namespace_oid, namespaces, relkind,
-    system_table,
+    OWNER, PG_CATALOG, PROCEDURES, RESERVED, TYPES, columns, format_type, indexes, namespace_oid,
+    namespaces, relkind, system_table,
 };
 use super::rows::{Cell, Rows, row};
 
 /// What [`table`] fills; every other table of `pg_catalog` is empty.
-const FILLED: [&str; 26] = [
+const FILLED: [&str; 30] = [
     "pg_namespace",
     "pg_class",
     "pg_attribute",
@@ -32,6 +33,7 @@ const FILLED: [&str; 26] = [
     "pg_matviews",
     "pg_indexes",
     "pg_stat_activity",
+    "pg_locks",
     "pg_collation",
     "pg_tablespace",
     "pg_foreign_table",
@@ -39,7 +41,10 @@ const FILLED: [&str; 26] = [
     "pg_foreign_data_wrapper",
     "pg_language",
     "pg_prepared_statements",
+    "pg_cursors",
+    "pg_proc",
     "pg_description",
+    "pg_timezone_names",
 ];
 
 /// Whether a table of `pg_catalog` never has a row.
@@ -61,6 +66,9 @@ fn connectors(relations: &[std::sync::Arc<Relation>]) -> Vec<&str> {
 }
 
 pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
+    if name == "pg_get_keywords" {
+        return keywords();
+    }
     let mut rows = Rows::new(system_table("pg_catalog", name)?.4);
     let catalog = t.catalog();
     let relations = catalog.relations();
@@ -86,12 +94,12 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         }
         "pg_index" => {
             for i in indexes(catalog) {
-                let n = i.key.len() as i64;
-                let key: Vec<i64> = i.key.iter().map(|k| *k as i64 + 1).collect();
+                let columns: Vec<i64> = i.columns().map(|k| k as i64 + 1).collect();
                 let zeros = vec![0i64; i.key.len()];
-                row!(rows; indexrelid: i.oid, indrelid: i.table.id, indnatts: n, indnkeyatts: n,
+                row!(rows; indexrelid: i.oid, indrelid: i.table.id, indnatts: columns.len() as i64,
+                    indnkeyatts: i.key.len() as i64,
                     indisunique: i.primary, indisprimary: i.primary, indimmediate: true, indisvalid: true,
-                    indisready: true, indislive: true, indkey: key, indcollation: zeros.clone(),
+                    indisready: true, indislive: true, indkey: columns, indcollation: zeros.clone(),
                     indclass: zeros.clone(), indoption: zeros);
             }
         }
@@ -109,13 +117,13 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
                 datallowconn: true, datconnlimit: -1i64, dattablespace: 1663i64, datcollate: "C", datctype: "C.UTF-8");
         }
         "pg_roles" | "pg_authid" => {
-            for (oid, name) in ROLES {
+            for (oid, name) in t.roles() {
                 row!(rows; oid: oid, rolname: name, rolsuper: true, rolinherit: true, rolcreaterole: true,
                     rolcreatedb: true, rolcanlogin: true, rolreplication: true, rolbypassrls: true, rolconnlimit: -1i64);
             }
         }
         "pg_user" => {
-            for (oid, name) in ROLES {
+            for (oid, name) in t.roles() {
                 row!(rows; usename: name, usesysid: oid, usecreatedb: true, usesuper: true, userepl: true,
                     usebypassrls: true, passwd: "********");
             }
@@ -127,6 +135,7 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
                     reset_val: s.default, sourceline: Cell::Null);
             }
         }
+        "pg_timezone_names" => zones(&mut rows),
         "pg_am" => {
             row!(rows; oid: 2i64, amname: "heap", amhandler: 3i64, amtype: "t");
             row!(rows; oid: 403i64, amname: "btree", amhandler: 330i64, amtype: "i");
@@ -153,13 +162,13 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
                     indexdef: i.definition(0));
             }
         }
-        "pg_stat_activity" => {
-            for a in t.shared.activity() {
-                let state = if a.active { "active" } else { "idle" };
-                let address = a.address.rsplit_once(':').map(|(host, _)| host.to_owned());
-                row!(rows; datid: 5i64, datname: a.database, pid: a.pid, usesysid: OWNER, usename: a.user,
-                    application_name: a.application, client_addr: address, state: state, query: a.query,
-                    backend_type: "client backend");
+        "pg_stat_activity" => activity(t, &mut rows),
+        "pg_locks" => {
+            for l in t.shared.locks.list() {
+                let (class, object, kind) = l.key.parts();
+                row!(rows; locktype: "advisory", database: 5i64, relation: Cell::Null, page: Cell::Null,
+                    tuple: Cell::Null, transactionid: Cell::Null, classid: class, objid: object, objsubid: kind,
+                    pid: l.pid, mode: l.mode.name(), granted: l.granted);
             }
         }
         "pg_collation" => {
@@ -189,12 +198,69 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         "pg_language" => {
             row!(rows; oid: 14i64, lanname: "sql", lanowner: OWNER, lanpltrusted: true)
         }
+        "pg_proc" => {
+            for (oid, name) in PROCEDURES {
+                row!(rows; oid: oid, proname: name, pronamespace: PG_CATALOG, proowner: OWNER, prolang: 14i64,
+                    prokind: "f", proisstrict: true, provolatile: "s", proparallel: "s");
+            }
+        }
         "pg_prepared_statements" => {
-            for (name, statement) in &t.prepared {
-                row!(rows; name: name, statement: statement);
+            for (name, p) in &t.prepared {
+                let statement = p.statement.as_ref().map_or("", |s| s.text.as_str());
+                let types = p.param_oids.iter().map(|oid| format_type(i64::from(*oid), None));
+                row!(rows; name: name, statement: statement, prepare_time: p.prepared_at,
+                    parameter_types: types.collect::<Vec<String>>(), from_sql: p.from_sql);
+            }
+        }
+        "pg_cursors" => {
+            for (name, hold, declared) in &t.cursors {
+                row!(rows; name: name, statement: &declared.statement, is_holdable: *hold,
+                    is_binary: declared.binary, is_scrollable: declared.scroll, creation_time: declared.at);
             }
         }
         _ => {}
+    }
+    rows.finish()
+}
+
+/// The sessions; one that waits for an advisory lock says so.
+fn activity(t: &SystemTables, rows: &mut Rows) {
+    let roles = t.roles();
+    let locks = t.shared.locks.list();
+    for a in t.shared.activity() {
+        let waits = locks.iter().any(|l| l.pid == a.pid && !l.granted);
+        let role = roles.iter().find(|r| r.1 == a.user).map_or(OWNER, |r| r.0);
+        let (host, port) = a.address.rsplit_once(':').unwrap_or((a.address.as_str(), ""));
+        row!(rows; datid: 5i64, datname: a.database.as_str(), pid: a.pid, leader_pid: Cell::Null, usesysid: role,
+            usename: a.user.as_str(), application_name: a.application.as_str(),
+            client_addr: host.trim_matches(['[', ']']), client_port: port.parse::<i64>().ok(),
+            backend_start: a.started, xact_start: a.transaction_started, query_start: a.query_started,
+            state_change: a.changed, wait_event_type: waits.then_some("Lock"),
+            wait_event: waits.then_some("advisory"), state: if a.active { "active" } else { a.resting },
+            backend_xid: Cell::Null, backend_xmin: Cell::Null, query_id: Cell::Null, query: a.query.as_str(),
+            backend_type: "client backend");
+    }
+}
+
+/// The time zones as they are now.
+fn zones(rows: &mut Rows) {
+    let now = chrono::Utc::now().timestamp_micros();
+    for (name, zone) in millrace_common::zone::all() {
+        let offset = Interval { us: zone.offset(now) * 1_000_000, ..Interval::default() };
+        let mut shown = String::new();
+        // Writing to a string does not fail.
+        let _ = write_interval(&mut shown, offset);
+        row!(rows; name: name, abbrev: zone.abbreviation(now).into_owned(), utc_offset: shown,
+            is_dst: zone.is_dst(now));
+    }
+}
+
+/// What the function `pg_get_keywords` returns: the words that need quotes.
+fn keywords() -> Option<RecordBatch> {
+    let mut rows = Rows::new("word:t catcode:c barelabel:b catdesc:t baredesc:t");
+    for word in RESERVED.split_whitespace() {
+        row!(rows; word: word, catcode: "R", barelabel: true, catdesc: "reserved",
+            baredesc: "can be bare label");
     }
     rows.finish()
 }
@@ -237,7 +303,7 @@ fn classes(t: &SystemTables, rows: &mut Rows) {
     for i in &indexes {
         row!(rows; oid: i.oid, relname: &i.name, relnamespace: namespace_oid(&spaces, &i.table.schema),
             relowner: OWNER, relam: 403i64, relfilenode: i.oid, reltuples: -1i64, relpersistence: "p", relkind: "i",
-            relnatts: i.key.len() as i64, relispopulated: true, relreplident: "n");
+            relnatts: i.columns().count() as i64, relispopulated: true, relreplident: "n");
     }
 }
 
@@ -262,7 +328,7 @@ fn attributes(t: &SystemTables, rows: &mut Rows) {
         }
     }
     for i in indexes(t.catalog()) {
-        for (n, c) in i.key.iter().filter_map(|k| i.table.columns.get(*k)).enumerate() {
+        for (n, c) in i.columns().filter_map(|k| i.table.columns.get(k)).enumerate() {
             let plain = Column { default_sql: None, ..c.clone() };
             attribute(i.oid, n as i64 + 1, &plain, false);
         }
@@ -280,8 +346,10 @@ fn attributes(t: &SystemTables, rows: &mut Rows) {
                 "o" => (26, 4),
                 "n" => (19, 64),
                 "c" => (18, 1),
+                "z" => (1184, 8),
                 "a" => (1009, -1),
                 "v" => (22, -1),
+                "k" => (1005, -1),
                 "w" => (30, -1),
                 _ => (25, -1),
             };
@@ -303,7 +371,7 @@ fn types(rows: &mut Rows) {
         if array > 0 {
             row!(rows; oid: array, typname: format!("_{name}"), typnamespace: PG_CATALOG, typowner: OWNER,
                 typlen: -1i64, typtype: "b", typcategory: "A", typisdefined: true, typdelim: ",", typelem: oid,
-                typinput: 750i64, typoutput: 751i64, typalign: "i", typstorage: "x", typtypmod: -1i64,
+                typinput: 750i64, typoutput: 751i64, typreceive: 2400i64, typsend: 2401i64, typalign: "i", typstorage: "x", typtypmod: -1i64,
                 typcollation: collation);
         }
     }

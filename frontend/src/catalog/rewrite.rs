@@ -11,7 +11,8 @@ pub(super) use millrace_planner::bind::desugar::plain_call as call;
 use millrace_planner::bind::names::column_name;
 use sqlparser::ast::*;
 
-use super::subquery;
+use super::{expanded, subquery, tableoid};
+use crate::advisory::{Mode, Scope, waits};
 use crate::encoding;
 use crate::query::catalog_view::fold;
 use crate::session::Session;
@@ -22,9 +23,14 @@ pub fn for_clients(query: &Query, session: &Session) -> Result<Query, SqlError> 
     let catalog = session.cluster().catalog();
     let path = session.search_path();
     let is_user = |name: &str| path.iter().any(|s| catalog.get(s, name).is_some());
-    let mut rewrite = Rewrite { is_user: &is_user, names: Vec::new(), joins: 0 };
+    let tables = tableoid::Tables { catalog: &catalog, search_path: &path };
+    let (names, scopes, defined) = (Vec::new(), Vec::new(), tableoid::Defined::default());
+    let mut rewrite = Rewrite { is_user: &is_user, tables, names, scopes, defined, joins: 0 };
     match VisitMut::visit(&mut query, &mut rewrite) {
-        ControlFlow::Continue(()) => Ok(query),
+        ControlFlow::Continue(()) => {
+            expanded::beside_wildcard(&mut query);
+            Ok(query)
+        }
         ControlFlow::Break(e) => Err(*e),
     }
 }
@@ -50,6 +56,33 @@ pub fn sets(query: &Query) -> Option<Vec<(String, String, bool)>> {
         (name == "set_config").then_some((setting, value.unwrap_or_default(), local))
     };
     bare_calls(query)?.into_iter().map(one).collect()
+}
+
+/// A call of a function that waits for its lock, and what it is called in the result.
+pub struct LockCall<'a> {
+    pub function: String,
+    pub column: String,
+    pub args: Vec<&'a Expr>,
+    pub mode: Mode,
+    pub scope: Scope,
+}
+
+/// `SELECT pg_advisory_lock(key), …` by itself: a session waits without a thread.
+pub fn lock_calls(query: &Query) -> Option<Vec<LockCall<'_>>> {
+    let SetExpr::Select(select) = query.body.as_ref() else { return None };
+    let mut found = Vec::new();
+    for (item, (name, args)) in select.projection.iter().zip(bare_calls(query)?) {
+        let (mode, scope) = waits(&name)?;
+        if !matches!(args.len(), 1 | 2) {
+            return None;
+        }
+        let column = match item {
+            SelectItem::ExprWithAlias { alias, .. } => fold(alias),
+            _ => name.clone(),
+        };
+        found.push(LockCall { function: name, column, args, mode, scope });
+    }
+    (!found.is_empty()).then_some(found)
 }
 
 /// The calls of a query that is a SELECT list of nothing else.
@@ -93,8 +126,12 @@ fn constant_text(e: &Expr) -> Option<Option<String>> {
 pub(super) struct Rewrite<'a> {
     /// Whether an unqualified name is a user's relation (which hides a system table).
     pub is_user: &'a dyn Fn(&str) -> bool,
+    tables: tableoid::Tables<'a>,
     /// Output names of the SELECTs under way.
     names: Vec<Vec<(Expr, String)>>,
+    /// Their tables.
+    scopes: Vec<tableoid::Scope>,
+    defined: tableoid::Defined,
     /// Joins made of sub-selects so far.
     pub joins: usize,
 }
@@ -104,18 +141,30 @@ type Flow = ControlFlow<Box<SqlError>>;
 impl VisitorMut for Rewrite<'_> {
     type Break = Box<SqlError>;
 
+    fn pre_visit_query(&mut self, query: &mut Query) -> Flow {
+        self.defined.enter(query);
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_query(&mut self, _: &mut Query) -> Flow {
+        self.defined.leave();
+        ControlFlow::Continue(())
+    }
+
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
         let name = |item: &SelectItem| match item {
             SelectItem::UnnamedExpr(e) => (e.clone(), item_name(e)),
             _ => (null(), String::new()),
         };
         self.names.push(select.projection.iter().map(name).collect());
+        self.scopes.push(self.tables.scope(select, &self.defined));
         ControlFlow::Continue(())
     }
 
     fn post_visit_select(&mut self, select: &mut Select) -> Flow {
         subquery::select(select, self);
         let names = self.names.pop().unwrap_or_default();
+        self.scopes.pop();
         for (item, (before, name)) in select.projection.iter_mut().zip(names) {
             if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item {
                 show_registered(e);
@@ -130,6 +179,11 @@ impl VisitorMut for Rewrite<'_> {
                 };
             }
         }
+        ControlFlow::Continue(())
+    }
+
+    fn pre_visit_table_factor(&mut self, table: &mut TableFactor) -> Flow {
+        expanded::keywords(table);
         ControlFlow::Continue(())
     }
 
@@ -190,7 +244,16 @@ fn type_name(t: &DataType) -> (String, bool) {
     }
 }
 
-const REGISTERED: [&str; 5] = ["regclass", "regtype", "regnamespace", "regrole", "regproc"];
+const REGISTERED: [&str; 8] = [
+    "regclass",
+    "regtype",
+    "regnamespace",
+    "regrole",
+    "regproc",
+    "regprocedure",
+    "regoper",
+    "regoperator",
+];
 
 /// PostgreSQL's name of an expression; casts to types that only catalogs know are named after them.
 fn item_name(e: &Expr) -> String {
@@ -248,8 +311,25 @@ fn first_argument(e: &mut Expr) -> Option<Expr> {
     }
 }
 
+/// `to_regclass` and its like, which give what a cast does: the type.
+fn registering(e: &Expr) -> Option<&'static str> {
+    match e {
+        Expr::Function(f) => {
+            let name = function_name(f);
+            let kind = name.strip_prefix("to_")?;
+            REGISTERED.into_iter().find(|known| *known == kind)
+        }
+        Expr::Nested(e) => registering(e),
+        _ => None,
+    }
+}
+
 /// `'t'::regclass` in a SELECT list is shown as a name.
 fn show_registered(e: &mut Expr) {
+    if let Some(kind) = registering(e) {
+        *e = call(&format!("#{kind}_out"), [take(e)]);
+        return;
+    }
     if let Some(name) = called(e)
         && let Some(kind) = name.strip_suffix("_in")
     {
@@ -260,6 +340,9 @@ fn show_registered(e: &mut Expr) {
 
 impl Rewrite<'_> {
     fn expression(&mut self, expr: &mut Expr) -> Option<Expr> {
+        if let Some(oid) = tableoid::value(expr, &self.scopes) {
+            return Some(oid);
+        }
         match expr {
             Expr::BinaryOp { left, op: BinaryOperator::StringConcat, right } => {
                 // Nothing is appended to an array.
@@ -289,10 +372,16 @@ impl Rewrite<'_> {
                 FunctionArguments::Subquery(query) => subquery::array(query, self),
                 _ => None,
             },
+            Expr::Function(f) => expanded::rows_of_array(f),
             Expr::Identifier(i)
                 if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("current_schema") =>
             {
                 Some(call("current_schema", []))
+            }
+            Expr::Identifier(i)
+                if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("current_role") =>
+            {
+                Some(call("current_user", []))
             }
             Expr::Subquery(query) if subquery::is_empty(query) => Some(null()),
             Expr::Exists { subquery: query, negated } if subquery::is_empty(query) => {
@@ -301,7 +390,9 @@ impl Rewrite<'_> {
             Expr::InSubquery { subquery: query, negated, .. } if subquery::is_empty(query) => {
                 Some(boolean(*negated))
             }
-            Expr::CompoundFieldAccess { root, access_chain } => vector_element(root, access_chain),
+            Expr::CompoundFieldAccess { root, access_chain } => {
+                vector_element(root, access_chain).or_else(|| expanded::field(root, access_chain))
+            }
             _ => None,
         }
     }
@@ -368,6 +459,15 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
             }
             None => Some(take(inner)),
         };
+    }
+    if let Some(kind) = registering(inner) {
+        if matches!(name.as_str(), "text" | "name" | "varchar") {
+            return Some(call(&format!("#{kind}_out"), [take(inner)]));
+        }
+    }
+    let column = matches!(inner, Expr::Identifier(_) | Expr::CompoundIdentifier(_));
+    if column && name == "text" && subquery::is_vector(inner) {
+        return Some(call("#vector_text", [take(inner)]));
     }
     let registered = REGISTERED.contains(&name.as_str());
     if let Some(done) = called(inner).filter(|d| d.ends_with("_in") || d.ends_with("_out")) {

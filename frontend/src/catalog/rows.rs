@@ -1,7 +1,7 @@
 //! A system table under construction: columns by name, filled row by row.
 //!
 //! Kinds: `b` boolean, `s`/`d`/`i` integers of 2, 4 and 8 bytes, `f`/`g` floats, `o` oid, `n` name,
-//! `c` "char", `t` text, `a` text[], `v` int2vector, `w` oidvector. OIDs are computed with as bigint;
+//! `c` "char", `t` text, `z` timestamptz, `a` text[], `v` int2vector, `k` smallint[], `w` oidvector. OIDs are computed with as bigint;
 //! the field's metadata ([`TYPE_OID`]) tells what a client is told.
 
 use std::collections::HashMap;
@@ -10,8 +10,10 @@ use std::sync::Arc;
 use arrow::array::{
     ArrayRef, BooleanArray, Float32Array, Float64Array, Int16Array, Int16Builder, Int32Array,
     Int64Array, Int64Builder, ListBuilder, RecordBatch, StringArray, StringBuilder,
+    TimestampMicrosecondArray,
 };
 use arrow::datatypes::{DataType, Field, Schema};
+use millrace_common::SqlType;
 
 /// Key of the field metadata that holds the OID of the type a client sees.
 pub const TYPE_OID: &str = "millrace.type_oid";
@@ -65,8 +67,10 @@ pub fn field(name: &str, kind: char) -> Field {
         'o' => (DataType::Int64, 26),
         'n' => (DataType::Utf8, 19),
         'c' => (DataType::Utf8, 18),
+        'z' => (SqlType::Timestamptz.to_arrow(), 0),
         'a' => (list(DataType::Utf8), 0),
         'v' => (list(DataType::Int16), 22),
+        'k' => (list(DataType::Int16), 0),
         'w' => (list(DataType::Int64), 30),
         _ => (DataType::Utf8, 0),
     };
@@ -96,6 +100,7 @@ pub fn array(kind: char, cells: &[Cell]) -> ArrayRef {
             Arc::new(ints().map(|i| i.and_then(|i| i32::try_from(i).ok())).collect::<Int32Array>())
         }
         'i' | 'o' => Arc::new(ints().collect::<Int64Array>()),
+        'z' => Arc::new(ints().collect::<TimestampMicrosecondArray>().with_timezone("UTC")),
         'f' => Arc::new(ints().map(|i| i.map(|i| i as f32)).collect::<Float32Array>()),
         'g' => Arc::new(ints().map(|i| i.map(|i| i as f64)).collect::<Float64Array>()),
         'a' => {
@@ -108,7 +113,7 @@ pub fn array(kind: char, cells: &[Cell]) -> ArrayRef {
             }
             Arc::new(b.finish())
         }
-        'v' => {
+        'v' | 'k' => {
             let mut b = ListBuilder::new(Int16Builder::new());
             for cell in cells {
                 match cell {

@@ -15,7 +15,7 @@ use crate::wire::FrontendMessage;
 impl Connection {
     /// Takes COPY data until the client is done with it.
     pub(super) async fn copy_in(&mut self, mut copy: CopyIn) -> Result<(), Failure> {
-        self.out.copy_in_response(copy.reader.columns());
+        self.out.copy_in_response(copy.columns(), copy.is_binary());
         self.flush().await?;
         let (cancel, timeout, gone) =
             (self.session.cancel.clone(), self.timeout(), self.gone.clone());
@@ -56,11 +56,16 @@ impl Connection {
     pub(super) async fn copy_out(&mut self, copy: CopyOut) -> Result<(), Failure> {
         let CopyOut { rows: RowSet { fields, mut stream, .. }, format, live } = copy;
         let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
-        self.out.copy_out_response(fields.len());
+        self.out.copy_out_response(fields.len(), format.binary);
         let (mut line, mut text) = (BytesMut::new(), BytesMut::new());
         if format.header {
             copy::writer::header(&fields, &format, &mut line);
             self.out.copy_data(&line);
+            line.clear();
+        }
+        if format.binary {
+            // It goes with the first row, or with the trailer: clients take each message for a row.
+            copy::binary::put_header(&mut line);
         }
         let mut count = 0u64;
         loop {
@@ -73,9 +78,12 @@ impl Connection {
             let Some(batch) = guarded(&self.gone, &cancel, timeout, next).await? else { break };
             let columns = columns_of(&batch, &fields)?;
             for row in 0..batch.num_rows() {
-                line.clear();
-                copy::writer::row(&columns, row, &format, &mut text, &mut line)?;
+                match format.binary {
+                    true => copy::binary::put_row(&columns, row, &mut line)?,
+                    false => copy::writer::row(&columns, row, &format, &mut text, &mut line)?,
+                }
                 self.out.copy_data(&line);
+                line.clear();
                 if self.out.buf.len() >= SEND_BYTES {
                     let (write, buf) = (&mut self.write, &mut self.out.buf);
                     let send = async { Ok(write.write_all_buf(buf).await) };
@@ -83,6 +91,10 @@ impl Connection {
                 }
             }
             count += batch.num_rows() as u64;
+        }
+        if format.binary {
+            copy::binary::put_trailer(&mut line);
+            self.out.copy_data(&line);
         }
         self.out.copy_done();
         self.conclude(&format!("COPY {count}")).await

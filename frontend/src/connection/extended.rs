@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use millrace_common::{SqlError, SqlState};
+use millrace_planner::Interrupt;
 use pgwire::messages::extendedquery::{Bind, TARGET_TYPE_BYTE_PORTAL};
 
-use super::{Connection, Failure, SEND_BYTES, guarded};
+use super::{Connection, Ending, Failure, SEND_BYTES, guarded};
 use crate::session::execute::no_statement;
-use crate::session::prepare::{PortalState, Running};
-use crate::session::{Outcome, Portal, Session};
+use crate::session::prepare::{PortalState, Running, cannot_run};
+use crate::session::scroll::{Fetched, Scroll, Way};
+use crate::session::{Outcome, Portal};
 use crate::wire::{Field, FrontendMessage};
 
 impl Connection {
@@ -59,8 +61,12 @@ impl Connection {
                 return Err(crate::session::transaction::aborted());
             }
         }
-        let prepared = self.session.prepare(sql, types)?;
-        self.session.prepared.insert(name, Arc::new(prepared));
+        self.begin_statement(sql);
+        let ending = Ending::new(&self.gone, &self.session.cancel, self.timeout());
+        let interrupt = Interrupt::new(move || ending.error());
+        let prepared = interrupt.during(|| self.session.prepare(sql, types));
+        self.end_statement();
+        self.session.prepared.insert(name, Arc::new(prepared?));
         self.out.parse_complete();
         Ok(())
     }
@@ -81,13 +87,14 @@ impl Connection {
             ));
         }
         let values =
-            Session::bind_values(&prepared, &bind.parameter_format_codes, &bind.parameters)?;
+            self.session.bind_values(&prepared, &bind.parameter_format_codes, &bind.parameters)?;
         let portal = Portal {
             prepared,
             values,
             formats: bind.result_column_format_codes,
             state: PortalState::Ready,
             hold: false,
+            declared: None,
         };
         self.session.portals.insert(name, portal);
         self.out.bind_complete();
@@ -114,7 +121,7 @@ impl Connection {
         let mut portal = self.session.portals.remove(name).ok_or_else(|| no_portal(name))?;
         let text = portal.prepared.statement.as_ref().map_or(String::new(), |s| s.text.clone());
         self.begin_statement(&text);
-        let result = self.execute_portal(&mut portal, max_rows).await;
+        let result = self.execute_portal(name, &mut portal, max_rows).await;
         self.end_statement();
         self.session.portals.insert(name.to_owned(), portal);
         result
@@ -122,6 +129,7 @@ impl Connection {
 
     async fn execute_portal(
         &mut self,
+        name: &str,
         portal: &mut Portal,
         max_rows: usize,
     ) -> Result<(), Failure> {
@@ -130,7 +138,7 @@ impl Connection {
                 self.out.empty_query();
                 return Ok(());
             };
-            portal.state = PortalState::Done;
+            portal.state = PortalState::Failed;
             let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
             let outcome = guarded(
                 &self.gone,
@@ -140,6 +148,7 @@ impl Connection {
             )
             .await?;
             self.flush_notices();
+            portal.state = PortalState::Done;
             match outcome {
                 Outcome::Empty => self.out.empty_query(),
                 Outcome::Command(tag) => self.complete(&tag),
@@ -159,22 +168,57 @@ impl Connection {
                 return Ok(());
             }
         }
-        let PortalState::Running(running) = &mut portal.state else {
-            self.complete("SELECT 0");
-            return Ok(());
-        };
-        let running = running.get_mut();
+        // Rows that are lost on the way are not passed over in silence.
         let limit = if max_rows == 0 { usize::MAX } else { max_rows };
-        let before = running.sent;
-        if self.send_rows(running, &portal.formats, limit).await? {
-            let sent = running.sent - before;
-            let tag = running.rows.tag.replace("{n}", &sent.to_string());
-            portal.state = PortalState::Done;
-            self.complete(&tag);
-        } else {
-            self.out.portal_suspended();
+        match std::mem::replace(&mut portal.state, PortalState::Failed) {
+            PortalState::Failed => return Err(cannot_run(name).into()),
+            PortalState::Running(mut running) => {
+                let rows = running.get_mut();
+                let before = rows.sent;
+                if self.send_rows(rows, &portal.formats, limit).await? {
+                    let sent = rows.sent - before;
+                    let tag = rows.rows.tag.replace("{n}", &sent.to_string());
+                    portal.state = PortalState::Done;
+                    self.complete(&tag);
+                } else {
+                    portal.state = PortalState::Running(running);
+                    self.out.portal_suspended();
+                }
+            }
+            PortalState::Scroll(mut scroll) => {
+                let sent = self.send_scroll(scroll.get_mut(), portal, limit).await?;
+                portal.state = PortalState::Scroll(scroll);
+                match sent < limit {
+                    true => self.complete(&format!("SELECT {sent}")),
+                    false => self.out.portal_suspended(),
+                }
+            }
+            state @ (PortalState::Ready | PortalState::Done) => {
+                portal.state = state;
+                self.complete("SELECT 0");
+            }
         }
         Ok(())
+    }
+
+    /// Sends the next rows of a cursor that SQL has declared with SCROLL; how many there were.
+    async fn send_scroll(
+        &mut self,
+        scroll: &mut Scroll,
+        portal: &Portal,
+        limit: usize,
+    ) -> Result<usize, Failure> {
+        let mut fetched = Fetched::new(self.session.engine().reservation("a cursor's rows"), true);
+        let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
+        let work = scroll.fetch(Way::Forward(limit), &mut fetched);
+        guarded(&self.gone, &cancel, timeout, work).await?;
+        let sent = fetched.rows();
+        let fields = portal.prepared.fields.clone().unwrap_or_default();
+        if let Outcome::Rows(rows) = self.session.shown(fetched, fields) {
+            let mut running = Running { rows, current: None, sent: 0 };
+            self.send_rows(&mut running, &portal.formats, usize::MAX).await?;
+        }
+        Ok(sent)
     }
 }
 

@@ -3,8 +3,8 @@
 //! A small task of its own reads and decodes messages, so that a client that goes away is noticed
 //! while its statement runs. The connection's task does everything else. Whatever is awaited for a
 //! statement is awaited under [`guarded`]: cancel request, `statement_timeout` and a
-//! client that is gone end it; dropping a statement's future is its cancellation. A message whose
-//! handling panics is an error of that message and leaves the connection.
+//! client that is gone end it; dropping a statement's future is its cancellation. Planning, which awaits nothing,
+//! asks for them itself ([`Ending`]). A message whose handling panics is an error of that message and leaves the connection.
 //!
 //! Source: PostgreSQL 15 documentation, 55.2 (message flow).
 
@@ -18,18 +18,21 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use futures::FutureExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_executor::dml::ENTERED;
+use millrace_planner::Interrupt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::ddl::{UNDOING, Undoing};
+use crate::server::IDLE;
 use crate::session::{Session, canceled, timed_out};
-use crate::wire::{Backend, FrontendMessage, ProtocolError, decode_message};
+use crate::wire::{Backend, FrontendMessage, ProtocolError, TransactionStatus, decode_message};
 
 pub use start::run;
 
@@ -109,8 +112,7 @@ impl Connection {
             let message = tokio::select! {
                 biased;
                 () = self.stop.cancelled() => {
-                    let e = SqlError::new(SqlState::ADMIN_SHUTDOWN, "terminating connection due to administrator command");
-                    self.out.error("FATAL", &e);
+                    self.out.error("FATAL", &terminated());
                     return self.flush().await;
                 }
                 message = self.messages.recv() => message,
@@ -158,8 +160,14 @@ impl Connection {
     fn fail(&mut self, e: &SqlError) {
         self.ends_string = false;
         self.flush_notices();
-        self.out.error("ERROR", e);
+        // A statement that was cut off because its connection ends says so.
+        if self.stop.is_cancelled() && e.state == SqlState::QUERY_CANCELED {
+            self.out.error("ERROR", &terminated());
+        } else {
+            self.out.error("ERROR", e);
+        }
         self.session.fail_block();
+        self.end_statement();
     }
 
     fn begin_statement(&mut self, text: &str) {
@@ -168,7 +176,12 @@ impl Connection {
 
     fn end_statement(&mut self) {
         let application = self.session.settings.get("application_name").unwrap_or_default();
-        self.session.shared.end_statement(self.session.pid, application);
+        let resting = match self.session.status() {
+            TransactionStatus::Idle => IDLE,
+            TransactionStatus::Transaction => "idle in transaction",
+            TransactionStatus::Error => "idle in transaction (aborted)",
+        };
+        self.session.shared.end_statement(self.session.pid, application, resting);
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -208,6 +221,48 @@ impl Connection {
     }
 }
 
+/// What ends a statement, for whoever works on it without awaiting anything.
+struct Ending {
+    gone: CancellationToken,
+    cancel: CancellationToken,
+    deadline: Option<Instant>,
+}
+
+impl Ending {
+    fn new(
+        gone: &CancellationToken,
+        cancel: &CancellationToken,
+        timeout: Option<Duration>,
+    ) -> Ending {
+        let (gone, cancel) = (gone.clone(), cancel.clone());
+        // What is too far off to be told never comes.
+        Ending { gone, cancel, deadline: timeout.and_then(|t| Instant::now().checked_add(t)) }
+    }
+
+    /// The error of the statement, if it has ended.
+    fn error(&self) -> Option<SqlError> {
+        if self.cancel.is_cancelled() || self.gone.is_cancelled() {
+            return Some(canceled());
+        }
+        self.deadline.filter(|d| Instant::now() >= *d).map(|_| timed_out())
+    }
+
+    /// Work whose planning ends with the statement, unless its rows have entered the log.
+    fn during<T>(
+        self,
+        entered: Arc<AtomicBool>,
+        work: impl Future<Output = T>,
+    ) -> impl Future<Output = T> {
+        let interrupt = Interrupt::new(move || match entered.load(Ordering::Acquire) {
+            true => None,
+            false => self.error(),
+        });
+        // On the heap, so that dropping the future drops the work.
+        let mut work = Box::pin(work);
+        std::future::poll_fn(move |context| interrupt.during(|| work.as_mut().poll(context)))
+    }
+}
+
 /// Awaits under the statement's cancellation, its timeout and the client's presence. A panic, which may
 /// come from a library, is an error of the statement and leaves the connection. Once the statement's rows are on
 /// their way into the log nobody can say that it has not taken place: it ends as one of unknown outcome.
@@ -224,14 +279,23 @@ async fn guarded<T>(
         }
     };
     let entered = Arc::new(AtomicBool::new(false));
+    let undoing = Arc::new(Undoing::default());
+    let ending = Ending::new(gone, cancel, timeout);
     let work = ENTERED.scope(Arc::clone(&entered), AssertUnwindSafe(work).catch_unwind());
+    let work = UNDOING.scope(Arc::clone(&undoing), work);
+    let work = ending.during(Arc::clone(&entered), work);
     let ended = tokio::select! {
         biased;
         () = cancel.cancelled() => canceled(),
         () = gone.cancelled() => canceled(),
-        result = work => return result.unwrap_or_else(|_| Err(panicked())),
+        result = work => {
+            undoing.wait().await;
+            return result.unwrap_or_else(|_| Err(panicked()));
+        }
         () = expired => timed_out(),
     };
+    // The statement has been dropped. What that undoes is undone when the client hears of it.
+    undoing.wait().await;
     Err(if entered.load(Ordering::Acquire) { uncertain(&ended) } else { ended })
 }
 
@@ -239,6 +303,12 @@ async fn guarded<T>(
 fn uncertain(ended: &SqlError) -> SqlError {
     SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, ended.message.clone())
         .with_detail("The statement was being committed: it may or may not have taken place.")
+}
+
+/// What a client is told whose connection ends by our will.
+fn terminated() -> SqlError {
+    let message = "terminating connection due to administrator command";
+    SqlError::new(SqlState::ADMIN_SHUTDOWN, message)
 }
 
 /// What a client is told of a panic.

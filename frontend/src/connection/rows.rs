@@ -6,7 +6,7 @@ use tokio::io::AsyncWriteExt;
 use super::{Connection, Failure, SEND_BYTES, guarded};
 use crate::encoding::put_rows;
 use crate::session::cursor::columns_of;
-use crate::session::prepare::Running;
+use crate::session::prepare::{Current, Running};
 
 impl Connection {
     /// Sends at most `limit` rows; whether that was all there are.
@@ -20,13 +20,18 @@ impl Connection {
         let deadline = timeout.map(|t| tokio::time::Instant::now() + t);
         let mut left = limit;
         loop {
-            while let Some((columns, at, rows)) = &mut running.current {
-                let n = (*rows - *at).min(left).min(1024);
-                put_rows(columns, formats, *at..*at + n, &mut self.out)?;
-                *at += n;
+            while let Some(current) = &mut running.current {
+                let columns = match current.columns.take() {
+                    Some(columns) => columns,
+                    None => columns_of(&current.batch, &running.rows.fields)?,
+                };
+                let n = (current.batch.num_rows() - current.at).min(left).min(1024);
+                put_rows(&columns, formats, current.at..current.at + n, &mut self.out)?;
+                current.columns = Some(columns);
+                current.at += n;
                 left -= n;
                 running.sent += n as u64;
-                if at == rows {
+                if current.left() == 0 {
                     running.current = None;
                 }
                 if self.out.buf.len() >= SEND_BYTES {
@@ -45,10 +50,7 @@ impl Connection {
             match guarded(&self.gone, &cancel, rest, next).await? {
                 None => return Ok(true),
                 Some(batch) if batch.num_rows() == 0 => {}
-                Some(batch) => {
-                    let columns = columns_of(&batch, &running.rows.fields)?;
-                    running.current = Some((columns, 0, batch.num_rows()));
-                }
+                Some(batch) => running.current = Some(Current::new(batch)),
             }
         }
     }

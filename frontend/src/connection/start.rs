@@ -124,6 +124,7 @@ async fn serve(
     address: SocketAddr,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
+    let local = socket.local_addr().ok();
     let opening = tokio::time::timeout(STARTUP_TIMEOUT, open(&shared, socket));
     let Ok(opening) = opening.await else { return Ok(()) };
     let Some(mut opening) = opening? else { return Ok(()) };
@@ -134,7 +135,8 @@ async fn serve(
     let authenticated = authenticated?;
     let Opening { read, mut write, buffer, startup, .. } = opening;
     let mut out = Backend::default();
-    let opened = authenticated.and_then(|()| open_session(&shared, &startup.parameters, address));
+    let opened =
+        authenticated.and_then(|()| open_session(&shared, &startup.parameters, address, local));
     let (session, secret) = match opened {
         Ok(opened) => opened,
         Err(e) => {
@@ -144,6 +146,7 @@ async fn serve(
         }
     };
     let pid = session.pid;
+    let stop = shared.stop_token(pid, &stop);
     let gone = CancellationToken::new();
     let (sender, messages) = mpsc::channel(READ_AHEAD);
     let reader = tokio::spawn(read_messages(read, buffer, sender, gone.clone()));
@@ -258,6 +261,7 @@ fn open_session(
     shared: &Arc<Shared>,
     parameters: &Parameters,
     address: SocketAddr,
+    local: Option<SocketAddr>,
 ) -> Result<(Session, i32), SqlError> {
     let get = |name: &str| parameters.get(name).cloned();
     let user = get("user").ok_or_else(|| {
@@ -282,13 +286,12 @@ fn open_session(
         .with_hint(format!("Connect to database \"{}\".", shared.config.database)));
     }
     let activity = Activity {
-        pid: 0,
         user: user.clone(),
         database: database.clone(),
         application: get("application_name").unwrap_or_default(),
-        query: String::new(),
-        active: false,
         address: address.to_string(),
+        server_address: local.map(|l| l.to_string()).unwrap_or_default(),
+        ..Activity::default()
     };
     let (pid, secret) = shared.register(activity).ok_or_else(|| {
         SqlError::new(SqlState::TOO_MANY_CONNECTIONS, "sorry, too many clients already")

@@ -1,10 +1,15 @@
-//! COPY … FROM STDIN and COPY … TO STDOUT, text and CSV.
+//! COPY … FROM STDIN and COPY … TO STDOUT: text, CSV and binary.
 //!
 //! Input is parsed as it arrives, each field straight into its column's builder, and goes on its way in
 //! chunks (see `millrace_executor::dml::load`); nothing is visible before the last line has been read
 //! and checked, so a bad line leaves nothing behind.
 
+pub mod binary;
+mod condition;
+mod lines;
+pub mod options;
 pub mod reader;
+pub mod text;
 pub mod writer;
 
 use std::sync::Arc;
@@ -13,25 +18,36 @@ use arrow::array::{ArrayRef, RecordBatch};
 use millrace_common::{DeltaChunk, SqlError, SqlState};
 use millrace_executor::dml::{DmlError, InsertConflict, Load, LoadKind};
 use millrace_executor::layout::RowLayout;
+use millrace_planner::ParsedStatement;
 use millrace_rpc::catalog::Relation;
-use sqlparser::ast::{
-    CopyLegacyCsvOption, CopyLegacyOption, CopyOption, CopySource, CopyTarget, Statement as Sql,
-};
+use sqlparser::ast::{CopySource, CopyTarget, Ident, ObjectName, Statement as Sql};
 
 use crate::cluster::DmlKind;
 use crate::dml::{self, insert, rewrite, rows};
 use crate::session::{Outcome, RowSet, Session};
+use binary::BinaryReader;
+use condition::Condition;
+use lines::Lines;
+use options::{Columns, Forced, Options};
 pub use reader::Reader;
 
-/// How rows are written as text.
+/// How rows are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Format {
     pub csv: bool,
+    pub binary: bool,
     pub header: bool,
+    /// The header must name the columns.
+    pub header_match: bool,
     pub delimiter: u8,
     pub null: String,
     pub quote: u8,
     pub escape: u8,
+    /// By column; empty: of none. Values that always have quotes, that are NULL though they have them, and
+    /// that are not NULL though they read as it.
+    pub force_quote: Vec<bool>,
+    pub force_null: Vec<bool>,
+    pub force_not_null: Vec<bool>,
 }
 
 impl Format {
@@ -39,11 +55,66 @@ impl Format {
     pub fn new(csv: bool) -> Format {
         Format {
             csv,
+            binary: false,
             header: false,
+            header_match: false,
             delimiter: if csv { b',' } else { b'\t' },
             null: if csv { String::new() } else { "\\N".to_owned() },
             quote: b'"',
             escape: b'"',
+            force_quote: Vec::new(),
+            force_null: Vec::new(),
+            force_not_null: Vec::new(),
+        }
+    }
+}
+
+/// The reader of a format.
+enum Input {
+    Text(Box<Reader>),
+    Binary(Box<BinaryReader>),
+}
+
+impl Input {
+    fn rows(&self) -> usize {
+        match self {
+            Input::Text(reader) => reader.rows(),
+            Input::Binary(reader) => reader.rows(),
+        }
+    }
+
+    fn push(&mut self, data: &[u8]) -> Result<(), SqlError> {
+        match self {
+            Input::Text(reader) => reader.push(data),
+            Input::Binary(reader) => reader.push(data),
+        }
+    }
+
+    fn take(&mut self) -> (Vec<ArrayRef>, usize) {
+        match self {
+            Input::Text(reader) => reader.take(),
+            Input::Binary(reader) => reader.take(),
+        }
+    }
+
+    fn finish(&mut self) -> Result<(Vec<ArrayRef>, usize), SqlError> {
+        match self {
+            Input::Text(reader) => reader.finish(),
+            Input::Binary(reader) => reader.finish(),
+        }
+    }
+
+    fn lines(&self) -> &Lines {
+        match self {
+            Input::Text(reader) => &reader.lines,
+            Input::Binary(reader) => &reader.lines,
+        }
+    }
+
+    fn lines_mut(&mut self) -> &mut Lines {
+        match self {
+            Input::Text(reader) => &mut reader.lines,
+            Input::Binary(reader) => &mut reader.lines,
         }
     }
 }
@@ -52,7 +123,9 @@ impl Format {
 pub struct CopyIn {
     pub table: Arc<Relation>,
     pub targets: Vec<usize>,
-    pub reader: Reader,
+    reader: Input,
+    /// WHERE: the rows that enter.
+    condition: Option<Condition>,
     /// Bytes of input since rows were last sent on.
     bytes: usize,
     load: Option<Load>,
@@ -75,52 +148,114 @@ pub struct CopyOut {
 }
 
 /// Checks a COPY and opens it.
-pub async fn plan(session: &mut Session, copy: &Sql) -> Result<Outcome, SqlError> {
-    let Sql::Copy { source, to, target, options, legacy_options, .. } = copy else {
+pub async fn plan(
+    session: &mut Session,
+    copy: &Sql,
+    parsed: &ParsedStatement,
+) -> Result<Outcome, SqlError> {
+    let Sql::Copy { source, to, target, .. } = copy else {
         return Err(SqlError::internal("not a COPY"));
     };
-    let format = format_of(options, legacy_options)?;
-    match (to, target) {
-        (false, CopyTarget::Stdin) => {
-            session.check_writable("COPY FROM")?;
-            let CopySource::Table { table_name, columns } = source else {
-                return Err(SqlError::new(SqlState::SYNTAX_ERROR, "COPY FROM needs a table"));
-            };
-            let table = session.catalog_view().resolve(table_name)?;
-            dml::check_table(&table, "copy to")?;
-            let targets = insert::target_columns(&table, columns)?;
-            let reader = Reader::new(&table, &targets, format)?;
-            let limit = session.shared.config.query_memory;
-            Ok(Outcome::CopyIn(Box::new(CopyIn {
-                table,
-                targets,
-                reader,
-                bytes: 0,
-                load: None,
-                held: Vec::new(),
-                held_bytes: 0,
-                limit,
-            })))
+    if !matches!((to, target), (false, CopyTarget::Stdin) | (true, CopyTarget::Stdout)) {
+        return Err(SqlError::unsupported("COPY from or to a file of the server")
+            .with_hint("Use COPY FROM STDIN or TO STDOUT; psql's \\copy does."));
+    }
+    let options = options::read(parsed, *to)?;
+    match source {
+        _ if *to => plan_out(session, source, options).await,
+        CopySource::Table { table_name, columns } => plan_in(session, table_name, columns, options),
+        CopySource::Query(_) => {
+            Err(SqlError::new(SqlState::SYNTAX_ERROR, "COPY FROM needs a table"))
         }
-        (true, CopyTarget::Stdout) => {
-            let query = match source {
-                CopySource::Query(query) => query.as_ref().clone(),
-                CopySource::Table { table_name, columns } => {
-                    let list =
-                        columns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                    let list = if list.is_empty() { "*".to_owned() } else { list };
-                    rewrite::parse_query(&format!("SELECT {list} FROM {table_name}"))?
-                }
-            };
-            let rows = session.query(&query).await?;
-            Ok(Outcome::CopyOut(Box::new(CopyOut { rows, format, live: false })))
-        }
-        _ => Err(SqlError::unsupported("COPY from or to a file of the server")
-            .with_hint("Use COPY FROM STDIN or TO STDOUT; psql's \\copy does.")),
     }
 }
 
+fn plan_in(
+    session: &Session,
+    name: &ObjectName,
+    columns: &[Ident],
+    options: Options,
+) -> Result<Outcome, SqlError> {
+    session.check_writable("COPY FROM")?;
+    let table = session.catalog_view().resolve(name)?;
+    dml::check_table(&table, "copy to")?;
+    let targets = insert::target_columns(&table, columns)?;
+    let Options { mut format, forced, condition } = options;
+    let copied: Vec<String> = targets.iter().map(|t| table.columns[*t].name.clone()).collect();
+    let all = column_names(&table);
+    let known = Some((table.name.as_str(), all.as_slice()));
+    let Forced { null, not_null, .. } = forced;
+    format.force_not_null = options::flags("FORCE_NOT_NULL", &not_null, &copied, known)?;
+    format.force_null = options::flags("FORCE_NULL", &null, &copied, known)?;
+    let condition = condition.map(|expr| Condition::new(session, &table, expr)).transpose()?;
+    let reader = match format.binary {
+        true => Input::Binary(Box::new(BinaryReader::new(&table, &targets)?)),
+        false => {
+            let reader = Reader::new(&table, &targets, format)?;
+            Input::Text(Box::new(match session.settings.zone() {
+                None => reader,
+                Some(zone) => reader.in_zone(zone),
+            }))
+        }
+    };
+    let limit = session.shared.config.query_memory;
+    Ok(Outcome::CopyIn(Box::new(CopyIn {
+        table,
+        targets,
+        reader,
+        condition,
+        bytes: 0,
+        load: None,
+        held: Vec::new(),
+        held_bytes: 0,
+        limit,
+    })))
+}
+
+async fn plan_out(
+    session: &Session,
+    source: &CopySource,
+    options: Options,
+) -> Result<Outcome, SqlError> {
+    let Options { mut format, forced, .. } = options;
+    let query = match source {
+        CopySource::Query(query) => query.as_ref().clone(),
+        CopySource::Table { table_name, columns } => {
+            let list = columns.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+            let list = if list.is_empty() { "*".to_owned() } else { list };
+            rewrite::parse_query(&format!("SELECT {list} FROM {table_name}"))?
+        }
+    };
+    let rows = session.query(&query).await?;
+    if forced.quote != Columns::None {
+        let copied: Vec<String> = rows.fields.iter().map(|f| f.name.clone()).collect();
+        // It has been read: it is there.
+        let relation = match source {
+            CopySource::Table { table_name, .. } => session.catalog_view().resolve(table_name).ok(),
+            CopySource::Query(_) => None,
+        };
+        let all = relation.as_deref().map(column_names).unwrap_or_default();
+        let known = relation.as_ref().map(|r| (r.name.as_str(), all.as_slice()));
+        format.force_quote = options::flags("FORCE_QUOTE", &forced.quote, &copied, known)?;
+    }
+    Ok(Outcome::CopyOut(Box::new(CopyOut { rows, format, live: false })))
+}
+
+/// The columns that a user sees.
+fn column_names(relation: &Relation) -> Vec<String> {
+    relation.columns.iter().filter(|c| !c.hidden).map(|c| c.name.clone()).collect()
+}
+
 impl CopyIn {
+    /// How many columns the input has.
+    pub fn columns(&self) -> usize {
+        self.targets.len()
+    }
+
+    pub fn is_binary(&self) -> bool {
+        matches!(self.reader, Input::Binary(_))
+    }
+
     /// Takes the next bytes of input.
     pub fn push(&mut self, data: &[u8]) -> Result<(), SqlError> {
         self.bytes += data.len();
@@ -149,9 +284,21 @@ impl CopyIn {
             return Ok(());
         }
         let (table, targets) = (&self.table, &self.targets);
-        let columns = insert::complete_columns(session, table, targets, columns, count).await?;
+        let mut columns = insert::complete_columns(session, table, targets, columns, count).await?;
+        let mut count = count;
+        if let Some(condition) = &self.condition {
+            let kept = condition.kept(session, table, &columns, count).await?;
+            if kept.len() < count {
+                self.reader.lines_mut().keep(&kept);
+                columns = condition::only(&columns, &kept)?;
+                count = kept.len();
+            }
+            if count == 0 {
+                return Ok(());
+            }
+        }
         if let Some((row, e)) = rows::null_violation(table, &columns)? {
-            return Err(self.reader.at_row(row, e));
+            return Err(self.reader.lines().at_row(row, e));
         }
         let rows = rows::batch(&rows::nullable(table.arrow_schema()?.as_ref()), columns, count)?;
         if session.stages_writes() {
@@ -175,9 +322,9 @@ impl CopyIn {
         };
         let appended = load.append(DeltaChunk::inserts(rows)).await;
         if load.has_spilled() && appended.is_ok() {
-            self.reader.forget_lines();
+            self.reader.lines_mut().forget();
         }
-        appended.map_err(|e| at_duplicate(&self.reader, e))
+        appended.map_err(|e| at_duplicate(self.reader.lines(), e))
     }
 
     /// All lines have been read: the rows enter the table as one statement.
@@ -185,7 +332,7 @@ impl CopyIn {
         let (columns, count) = self.reader.finish()?;
         self.add(session, columns, count).await?;
         if let Some(load) = self.load.take() {
-            let done = load.finish().await.map_err(|e| at_duplicate(&self.reader, e))?;
+            let done = load.finish().await.map_err(|e| at_duplicate(self.reader.lines(), e))?;
             return Ok(format!("COPY {}", done.rows_affected));
         }
         let Some(first) = self.held.first() else { return Ok("COPY 0".to_owned()) };
@@ -218,7 +365,7 @@ impl CopyIn {
             _ => None,
         };
         match row {
-            Some(row) => self.reader.at_input_row(row, e),
+            Some(row) => self.reader.lines().at_input_row(row, e),
             None => e,
         }
     }
@@ -235,77 +382,13 @@ impl CopyIn {
 }
 
 /// The error with the line of a duplicate key, if it is known which row has it.
-fn at_duplicate(reader: &Reader, e: DmlError) -> SqlError {
+fn at_duplicate(lines: &Lines, e: DmlError) -> SqlError {
     let row = match &e {
         DmlError::UniqueViolation { row, .. } => *row,
         _ => None,
     };
     match row {
-        Some(row) => reader.at_input_row(row, e.into()),
+        Some(row) => lines.at_input_row(row, e.into()),
         None => e.into(),
     }
-}
-
-fn format_of(options: &[CopyOption], legacy: &[CopyLegacyOption]) -> Result<Format, SqlError> {
-    let csv = options
-        .iter()
-        .any(|o| matches!(o, CopyOption::Format(f) if f.value.eq_ignore_ascii_case("csv")))
-        || legacy.iter().any(|o| matches!(o, CopyLegacyOption::Csv(_)));
-    let mut f = Format::new(csv);
-    let mut escape = None;
-    for option in options {
-        match option {
-            CopyOption::Format(name) => match name.value.to_ascii_lowercase().as_str() {
-                "csv" | "text" => {}
-                "binary" => return Err(SqlError::unsupported("COPY in binary format")),
-                other => {
-                    return Err(SqlError::new(
-                        SqlState::INVALID_PARAMETER_VALUE,
-                        format!("COPY format \"{other}\" not recognized"),
-                    ));
-                }
-            },
-            CopyOption::Delimiter(c) => f.delimiter = single_byte("delimiter", *c)?,
-            CopyOption::Null(text) => f.null = text.clone(),
-            CopyOption::Header(on) => f.header = *on,
-            CopyOption::Quote(c) => f.quote = single_byte("quote", *c)?,
-            CopyOption::Escape(c) => escape = Some(single_byte("escape", *c)?),
-            CopyOption::Freeze(_) => {}
-            CopyOption::Encoding(name)
-                if name.eq_ignore_ascii_case("utf8") || name.eq_ignore_ascii_case("utf-8") => {}
-            other => return Err(SqlError::unsupported(format!("COPY option {other}"))),
-        }
-    }
-    for option in legacy {
-        match option {
-            CopyLegacyOption::Delimiter(c) => f.delimiter = single_byte("delimiter", *c)?,
-            CopyLegacyOption::Null(text) => f.null = text.clone(),
-            CopyLegacyOption::Csv(list) => {
-                for o in list {
-                    match o {
-                        CopyLegacyCsvOption::Header => f.header = true,
-                        CopyLegacyCsvOption::Quote(c) => f.quote = single_byte("quote", *c)?,
-                        CopyLegacyCsvOption::Escape(c) => escape = Some(single_byte("escape", *c)?),
-                        other => return Err(SqlError::unsupported(format!("COPY option {other}"))),
-                    }
-                }
-            }
-            CopyLegacyOption::Header => f.header = true,
-            other => return Err(SqlError::unsupported(format!("COPY option {other}"))),
-        }
-    }
-    f.escape = escape.unwrap_or(f.quote);
-    if f.null.contains(['\n', '\r']) || f.delimiter == b'\n' || f.delimiter == b'\r' {
-        return Err(SqlError::new(
-            SqlState::INVALID_PARAMETER_VALUE,
-            "COPY delimiter and null cannot be newline or carriage return",
-        ));
-    }
-    Ok(f)
-}
-
-fn single_byte(what: &str, c: char) -> Result<u8, SqlError> {
-    u8::try_from(c).ok().filter(u8::is_ascii).ok_or_else(|| {
-        SqlError::unsupported(format!("a COPY {what} that is not a single one-byte character"))
-    })
 }

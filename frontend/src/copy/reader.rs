@@ -5,42 +5,19 @@
 
 use arrow::array::ArrayRef;
 use bytes::{Buf, BytesMut};
+use millrace_common::zone::Zone;
 use millrace_common::{SqlError, SqlState};
 use millrace_rpc::catalog::Relation;
 
 use super::Format;
+use super::lines::Lines;
 use crate::encoding::ColumnBuilder;
 
 /// A line longer than this is no line but a missing quote.
 const MAX_LINE: usize = 64 << 20;
-/// Characters of a value that an error message shows: as many as PostgreSQL's.
-const SHOWN: usize = 100;
 
-/// The lines of rows, for errors that are found when the rows are complete: as much as is shown of each.
-#[derive(Default)]
-struct Lines {
-    /// Which of the input's rows the first of them is.
-    first: u64,
-    text: Vec<u8>,
-    ends: Vec<usize>,
-}
-
-impl Lines {
-    fn push(&mut self, line: &[u8]) {
-        // One character more than is shown, however wide they are: so it is seen that there is more.
-        self.text.extend_from_slice(&line[..line.len().min(4 * (SHOWN + 1))]);
-        self.ends.push(self.text.len());
-    }
-
-    fn get(&self, row: usize) -> Option<&[u8]> {
-        let end = *self.ends.get(row)?;
-        let start = row.checked_sub(1).map_or(0, |before| self.ends[before]);
-        self.text.get(start..end)
-    }
-}
-
+/// Reads the text and CSV formats.
 pub struct Reader {
-    table: String,
     names: Vec<String>,
     builders: Vec<ColumnBuilder>,
     format: Format,
@@ -48,39 +25,42 @@ pub struct Reader {
     /// Where the search for the end of the pending line goes on, and whether inside quotes.
     scanned: usize,
     quoted: bool,
+    /// Whether lines end with a carriage return and a newline, once the first has ended.
+    carriage: Option<bool>,
     line: u64,
     rows: usize,
-    /// Of the rows being read, and of those taken last.
-    lines: Lines,
-    taken: Lines,
-    /// Rows of the input whose line does not follow the one of the row before, and their lines.
-    jumps: Vec<(u64, u64)>,
+    pub lines: Lines,
     ended: bool,
     scratch: Vec<u8>,
 }
 
 impl Reader {
     pub fn new(table: &Relation, targets: &[usize], format: Format) -> Result<Reader, SqlError> {
+        let now = chrono::Utc::now().timestamp_micros();
         let builders = targets
             .iter()
-            .map(|t| Ok(ColumnBuilder::new(table.columns[*t].sql_type()?, 1024)))
+            .map(|t| Ok(ColumnBuilder::new(table.columns[*t].sql_type()?, 1024).at(now)))
             .collect::<Result<_, SqlError>>()?;
         Ok(Reader {
-            table: table.name.clone(),
             names: targets.iter().map(|t| table.columns[*t].name.clone()).collect(),
             builders,
             format,
             pending: BytesMut::new(),
             scanned: 0,
             quoted: false,
+            carriage: None,
             line: 0,
             rows: 0,
-            lines: Lines::default(),
-            taken: Lines::default(),
-            jumps: Vec::new(),
+            lines: Lines::new(&table.name, true),
             ended: false,
             scratch: Vec::new(),
         })
+    }
+
+    /// Reads instants that name no zone as times of this one.
+    pub fn in_zone(mut self, zone: Zone) -> Reader {
+        self.builders = self.builders.into_iter().map(|b| b.in_zone(zone)).collect();
+        self
     }
 
     pub fn columns(&self) -> usize {
@@ -98,7 +78,10 @@ impl Reader {
             let line = buffer.split_to(end);
             buffer.advance(1);
             (self.scanned, self.quoted) = (0, false);
-            self.take_line(line.strip_suffix(b"\r").unwrap_or(&line))?;
+            let carriage = line.ends_with(b"\r");
+            let body = line.strip_suffix(b"\r").unwrap_or(&line);
+            self.check_end(body, carriage)?;
+            self.take_line(body)?;
             if self.ended {
                 return Ok(());
             }
@@ -120,48 +103,8 @@ impl Reader {
     pub fn take(&mut self) -> (Vec<ArrayRef>, usize) {
         let columns = self.builders.iter_mut().map(ColumnBuilder::finish).collect();
         let rows = std::mem::take(&mut self.rows);
-        std::mem::swap(&mut self.lines, &mut self.taken);
-        self.lines.first = self.taken.first + rows as u64;
-        self.lines.text.clear();
-        self.lines.ends.clear();
+        self.lines.take(rows);
         (columns, rows)
-    }
-
-    /// The error with the line of a row of those that were taken last.
-    pub fn at_row(&self, row: usize, e: SqlError) -> SqlError {
-        match self.line_of(self.taken.first + row as u64) {
-            Some(line) => e.with_context(self.place(line, self.taken.get(row))),
-            None => e,
-        }
-    }
-
-    /// The error with the number of the line of a row, counted from the first of the input.
-    pub fn at_input_row(&self, row: usize, e: SqlError) -> SqlError {
-        match self.line_of(row as u64) {
-            Some(line) => e.with_context(self.place(line, None)),
-            None => e,
-        }
-    }
-
-    /// Nobody asks any more for the lines of rows that have been taken.
-    pub fn forget_lines(&mut self) {
-        let next = self.lines.first;
-        let past = self.jumps.partition_point(|(row, _)| *row <= next).saturating_sub(1);
-        self.jumps.drain(..past);
-    }
-
-    fn note_line(&mut self, line: &[u8]) {
-        let row = self.lines.first + self.rows as u64;
-        if self.line_of(row) != Some(self.line) {
-            self.jumps.push((row, self.line));
-        }
-        self.lines.push(line);
-    }
-
-    fn line_of(&self, row: u64) -> Option<u64> {
-        let after = self.jumps.partition_point(|(from, _)| *from <= row);
-        let (from, line) = *self.jumps.get(after.checked_sub(1)?)?;
-        Some(line + (row - from))
     }
 
     /// The columns, when all input has come.
@@ -174,7 +117,11 @@ impl Reader {
                     SqlError::new(SqlState::BAD_COPY_FILE_FORMAT, "unterminated CSV quoted field");
                 return Err(self.at_line(e, Some(&rest)));
             }
-            self.take_line(rest.strip_suffix(b"\r").unwrap_or(&rest))?;
+            let body = rest.strip_suffix(b"\r").unwrap_or(&rest);
+            // No newline has to follow the last line.
+            let carriage = body.len() < rest.len() || self.carriage.unwrap_or(false);
+            self.check_end(body, carriage)?;
+            self.take_line(body)?;
         }
         Ok(self.take())
     }
@@ -207,6 +154,48 @@ impl Reader {
         None
     }
 
+    /// All lines end alike, and have no other end in them.
+    fn check_end(&mut self, line: &[u8], carriage: bool) -> Result<(), SqlError> {
+        let first = self.carriage.is_none();
+        let expected = *self.carriage.get_or_insert(carriage);
+        let inside = line.contains(&b'\r') && self.has_carriage_return(line);
+        let (what, escape) = match (inside, carriage) {
+            (true, _) if first => {
+                let what = "COPY of lines that end with a carriage return alone";
+                self.line += 1;
+                return Err(self.at_line(SqlError::unsupported(what), None));
+            }
+            (false, carriage) if carriage == expected => return Ok(()),
+            (false, false) => ("newline", "\\n"),
+            _ => ("carriage return", "\\r"),
+        };
+        self.line += 1;
+        let (kind, hint) = match self.format.csv {
+            true => ("unquoted", format!("Use quoted CSV field to represent {what}.")),
+            false => ("literal", format!("Use \"{escape}\" to represent {what}.")),
+        };
+        let message = format!("{kind} {what} found in data");
+        let e = SqlError::new(SqlState::BAD_COPY_FILE_FORMAT, message).with_hint(hint);
+        Err(self.at_line(e, None))
+    }
+
+    /// Whether a carriage return stands in a line as it is: neither escaped nor in quotes.
+    fn has_carriage_return(&self, line: &[u8]) -> bool {
+        let Format { csv, quote, escape, .. } = self.format;
+        let (mut quoted, mut i) = (false, 0);
+        while let Some(b) = line.get(i) {
+            match *b {
+                b'\\' if !csv => i += 1,
+                b if csv && quoted && b == escape && escape != quote => i += 1,
+                b if csv && b == quote => quoted = !quoted,
+                b'\r' if !quoted => return true,
+                _ => {}
+            }
+            i += 1;
+        }
+        false
+    }
+
     fn take_line(&mut self, line: &[u8]) -> Result<(), SqlError> {
         self.line += 1;
         if line == b"\\." {
@@ -214,48 +203,39 @@ impl Reader {
             return Ok(());
         }
         if self.format.header && self.line == 1 {
+            if self.format.header_match {
+                self.check_header(line)?;
+            }
+            // A name may hold a newline, as any value.
+            self.line += newlines(line);
             return Ok(());
         }
         if std::str::from_utf8(line).is_err() {
             return Err(self.at_line(crate::encoding::binary::invalid_utf8(), None));
         }
         let result = if self.format.csv { self.csv_line(line) } else { self.text_line(line) };
-        self.note_line(line);
+        self.lines.note(self.rows, self.line, line);
         self.rows += 1;
         // CSV lines may hold newlines, and errors count lines of the file.
-        self.line += line.iter().filter(|b| **b == b'\n').count() as u64;
+        self.line += newlines(line);
         result
     }
 
     fn text_line(&mut self, line: &[u8]) -> Result<(), SqlError> {
         let delimiter = self.format.delimiter;
-        let mut column = 0;
-        let mut start = 0;
-        let mut i = 0;
-        let mut escaped = false;
         if self.builders.is_empty() {
             return if line.is_empty() { Ok(()) } else { Err(self.extra(line)) };
         }
+        let (mut column, mut start) = (0, 0);
         loop {
-            match line.get(i) {
-                Some(b'\\') => {
-                    escaped = true;
-                    i += 2;
-                }
-                Some(b) if *b != delimiter => i += 1,
-                end => {
-                    let field = &line[start..i.min(line.len())];
-                    self.text_field(column, field, escaped, line)?;
-                    column += 1;
-                    if end.is_none() {
-                        break;
-                    }
-                    i += 1;
-                    (start, escaped) = (i, false);
-                }
+            let (end, escaped) = text_end(delimiter, line, start);
+            self.text_field(column, &line[start..end], escaped, line)?;
+            column += 1;
+            if end >= line.len() {
+                return self.check_complete(column, line);
             }
+            start = end + 1;
         }
-        self.check_complete(column, line)
     }
 
     fn text_field(
@@ -284,58 +264,95 @@ impl Reader {
     }
 
     fn csv_line(&mut self, line: &[u8]) -> Result<(), SqlError> {
-        let Format { delimiter, quote, escape, .. } = self.format;
-        let mut column = 0;
-        let mut i = 0;
+        let (mut column, mut start) = (0, 0);
         loop {
-            let start = i;
             let mut scratch = std::mem::take(&mut self.scratch);
-            scratch.clear();
-            let mut quoted = false;
-            // A field may change between quoted and plain parts.
-            while i < line.len() && line[i] != delimiter {
-                if line[i] != quote {
-                    scratch.push(line[i]);
-                    i += 1;
-                    continue;
-                }
-                quoted = true;
-                i += 1;
-                while i < line.len() {
-                    if line[i] == escape
-                        && line.get(i + 1).is_some_and(|n| *n == quote || *n == escape)
-                    {
-                        scratch.push(line[i + 1]);
-                        i += 2;
-                    } else if line[i] == quote {
-                        break;
-                    } else {
-                        scratch.push(line[i]);
-                        i += 1;
-                    }
-                }
-                i += 1;
-            }
-            let plain = &line[start..i.min(line.len())];
-            let result = if column >= self.builders.len() {
-                Err(self.extra(line))
-            } else if !quoted && plain == self.format.null.as_bytes() {
-                self.builders[column].append_null();
-                Ok(())
-            } else if quoted {
-                self.append(column, &scratch)
-            } else {
-                self.append(column, plain)
-            };
+            let (end, quoted) = csv_field(&self.format, line, start, &mut scratch);
+            let value = if quoted { scratch.as_slice() } else { &line[start..end] };
+            let result = self.csv_value(column, value, quoted, line);
             self.scratch = scratch;
             result?;
             column += 1;
-            if i >= line.len() {
-                break;
+            if end >= line.len() {
+                return self.check_complete(column, line);
             }
-            i += 1;
+            start = end + 1;
         }
-        self.check_complete(column, line)
+    }
+
+    /// A value without quotes that reads as NULL is NULL, unless the column is of FORCE_NOT_NULL; one in
+    /// quotes is, if the column is of FORCE_NULL.
+    fn csv_value(
+        &mut self,
+        column: usize,
+        value: &[u8],
+        quoted: bool,
+        line: &[u8],
+    ) -> Result<(), SqlError> {
+        if column >= self.builders.len() {
+            return Err(self.extra(line));
+        }
+        let flag = |flags: &[bool]| flags.get(column).copied().unwrap_or(false);
+        let null = value == self.format.null.as_bytes()
+            && match quoted {
+                true => flag(&self.format.force_null),
+                false => !flag(&self.format.force_not_null),
+            };
+        if null {
+            self.builders[column].append_null();
+            return Ok(());
+        }
+        self.append(column, value)
+    }
+
+    /// HEADER MATCH: the first line names the columns, in their order.
+    fn check_header(&self, line: &[u8]) -> Result<(), SqlError> {
+        let wrong = |message: String| {
+            let e = SqlError::new(SqlState::BAD_COPY_FILE_FORMAT, message);
+            self.at_line(e, Some(line))
+        };
+        let fields = self.header_fields(line);
+        let expected = self.names.len();
+        if fields.len() != expected {
+            let got = fields.len();
+            return Err(wrong(format!(
+                "wrong number of fields in header line: got {got}, expected {expected}"
+            )));
+        }
+        for ((field, name), number) in fields.iter().zip(&self.names).zip(1..) {
+            let got = match field {
+                Some(field) if field == name => continue,
+                Some(field) => format!("\"{field}\""),
+                None => format!("null value (\"{}\")", self.format.null),
+            };
+            return Err(wrong(format!(
+                "column name mismatch in header line field {number}: got {got}, expected \"{name}\""
+            )));
+        }
+        Ok(())
+    }
+
+    /// The fields of a line as text; `None` is NULL.
+    fn header_fields(&self, line: &[u8]) -> Vec<Option<String>> {
+        let (mut fields, mut scratch, mut start) = (Vec::new(), Vec::new(), 0);
+        loop {
+            let (end, changed) = match self.format.csv {
+                true => csv_field(&self.format, line, start, &mut scratch),
+                false => text_end(self.format.delimiter, line, start),
+            };
+            let plain = &line[start..end];
+            let null = plain == self.format.null.as_bytes() && !(self.format.csv && changed);
+            if !self.format.csv {
+                scratch.clear();
+                unescape(plain, &mut scratch);
+            }
+            let value = if changed { scratch.as_slice() } else { plain };
+            fields.push((!null).then(|| String::from_utf8_lossy(value).into_owned()));
+            if end >= line.len() {
+                return fields;
+            }
+            start = end + 1;
+        }
     }
 
     fn append(&mut self, column: usize, field: &[u8]) -> Result<(), SqlError> {
@@ -345,16 +362,8 @@ impl Reader {
             Ok(text) => self.builders[column].append_text(text),
             Err(_) => Err(crate::encoding::binary::invalid_utf8()),
         };
-        result.map_err(|e| {
-            let context = format!(
-                "COPY {}, line {}, column {}: \"{}\"",
-                self.table,
-                self.line,
-                self.names[column],
-                shorten(field)
-            );
-            e.with_context(context)
-        })
+        let name = &self.names[column];
+        result.map_err(|e| e.with_context(self.lines.place_of_value(self.line, name, Some(field))))
     }
 
     fn check_complete(&self, columns: usize, line: &[u8]) -> Result<(), SqlError> {
@@ -377,22 +386,58 @@ impl Reader {
     }
 
     fn at_line(&self, e: SqlError, line: Option<&[u8]>) -> SqlError {
-        e.with_context(self.place(self.line, line))
-    }
-
-    fn place(&self, number: u64, line: Option<&[u8]>) -> String {
-        let text = line.map(|l| format!(": \"{}\"", shorten(l))).unwrap_or_default();
-        format!("COPY {}, line {number}{text}", self.table)
+        e.with_context(self.lines.place(self.line, line))
     }
 }
 
-/// As much of a value as an error message shows.
-fn shorten(field: &[u8]) -> String {
-    let text = String::from_utf8_lossy(field);
-    match text.char_indices().nth(SHOWN) {
-        Some((cut, _)) => format!("{}...", &text[..cut]),
-        None => text.into_owned(),
+fn newlines(line: &[u8]) -> u64 {
+    line.iter().filter(|b| **b == b'\n').count() as u64
+}
+
+/// Where the field of the text format that begins at `start` ends, and whether it has backslashes.
+fn text_end(delimiter: u8, line: &[u8], start: usize) -> (usize, bool) {
+    let (mut i, mut escaped) = (start, false);
+    while let Some(b) = line.get(i) {
+        if *b == b'\\' {
+            escaped = true;
+            i += 2;
+        } else if *b == delimiter {
+            break;
+        } else {
+            i += 1;
+        }
     }
+    (i.min(line.len()), escaped)
+}
+
+/// Reads the CSV field that begins at `start` into `out`, without its quotes; where it ends, and whether
+/// it had any. A field may change between quoted and plain parts.
+fn csv_field(format: &Format, line: &[u8], start: usize, out: &mut Vec<u8>) -> (usize, bool) {
+    let Format { delimiter, quote, escape, .. } = *format;
+    out.clear();
+    let (mut i, mut quoted) = (start, false);
+    while i < line.len() && line[i] != delimiter {
+        if line[i] != quote {
+            out.push(line[i]);
+            i += 1;
+            continue;
+        }
+        quoted = true;
+        i += 1;
+        while i < line.len() {
+            if line[i] == escape && line.get(i + 1).is_some_and(|n| *n == quote || *n == escape) {
+                out.push(line[i + 1]);
+                i += 2;
+            } else if line[i] == quote {
+                break;
+            } else {
+                out.push(line[i]);
+                i += 1;
+            }
+        }
+        i += 1;
+    }
+    (i.min(line.len()), quoted)
 }
 
 /// Resolves the backslashes of the text format.
@@ -502,7 +547,7 @@ mod tests {
 
     #[test]
     fn text_lines() {
-        let rows = read(&text(), "1\tx\n\\N\ta\\tb\\\\\\x41\\101\n3\t\r\n\\.\n").unwrap();
+        let rows = read(&text(), "1\tx\n\\N\ta\\tb\\\\\\x41\\101\n3\t\n\\.\n").unwrap();
         assert_eq!(
             rows,
             vec![
@@ -511,6 +556,28 @@ mod tests {
                 (Some(3), Some(String::new()))
             ]
         );
+    }
+
+    /// What PostgreSQL 15 says of the same files.
+    #[test]
+    fn lines_end_alike() {
+        let refused = |format: &Format, input: &str| {
+            let e = read(format, input).unwrap_err();
+            assert_eq!((e.state.0, e.context.as_deref()), ("22P04", Some("COPY t, line 2")));
+            e.message
+        };
+        assert_eq!(read(&text(), "1\tx\r\n2\ty\r\n").unwrap().len(), 2);
+        assert_eq!(read(&text(), "1\tx\r\n2\ty").unwrap().len(), 2);
+        assert_eq!(read(&text(), "1\tx\n2\t\\\ry\n").unwrap().len(), 2);
+        assert_eq!(refused(&text(), "1\tx\r\n2\ty\n"), "literal newline found in data");
+        let carriage_return = "literal carriage return found in data";
+        assert_eq!(refused(&text(), "1\tx\n2\ty\r\n"), carriage_return);
+        assert_eq!(refused(&text(), "1\tx\n2\ty\rz\n"), carriage_return);
+        assert_eq!(refused(&text(), "1\tx\n2\ty\r"), carriage_return);
+        let csv = Format::new(true);
+        assert_eq!(read(&csv, "1,x\r\n2,\"y\nz\r\"\r\n").unwrap().len(), 2);
+        assert_eq!(refused(&csv, "1,x\r\n2,y\n"), "unquoted newline found in data");
+        assert_eq!(refused(&csv, "1,x\n2,y\r\n"), "unquoted carriage return found in data");
     }
 
     #[test]
@@ -549,16 +616,16 @@ mod tests {
         let mut reader = Reader::new(&table(), &[0, 1], csv()).unwrap();
         reader.push(b"a,b\n1,x\n2,\"y\nz\"\n3,w\n").unwrap();
         assert_eq!(reader.take().1, 3);
-        assert_eq!(at(reader.at_row(1, error())), "COPY t, line 3: \"2,\"y\nz\"\"");
+        assert_eq!(at(reader.lines.at_row(1, error())), "COPY t, line 3: \"2,\"y\nz\"\"");
         let long = "é".repeat(200);
         reader.push(format!("4,\n5,{long}\n").as_bytes()).unwrap();
         assert_eq!(reader.finish().unwrap().1, 2);
-        assert_eq!(at(reader.at_row(0, error())), "COPY t, line 6: \"4,\"");
+        assert_eq!(at(reader.lines.at_row(0, error())), "COPY t, line 6: \"4,\"");
         let shown = format!("COPY t, line 7: \"5,{}...\"", "é".repeat(98));
-        assert_eq!(at(reader.at_row(1, error())), shown);
-        assert_eq!(at(reader.at_input_row(0, error())), "COPY t, line 2");
-        assert_eq!(at(reader.at_input_row(2, error())), "COPY t, line 5");
-        reader.forget_lines();
-        assert_eq!(at(reader.at_input_row(4, error())), "COPY t, line 7");
+        assert_eq!(at(reader.lines.at_row(1, error())), shown);
+        assert_eq!(at(reader.lines.at_input_row(0, error())), "COPY t, line 2");
+        assert_eq!(at(reader.lines.at_input_row(2, error())), "COPY t, line 5");
+        reader.lines.forget();
+        assert_eq!(at(reader.lines.at_input_row(4, error())), "COPY t, line 7");
     }
 }

@@ -13,7 +13,7 @@ pub fn header(fields: &[Field], format: &Format, out: &mut BytesMut) {
         if i > 0 {
             out.put_u8(format.delimiter);
         }
-        put_value(field.name.as_bytes(), format, out);
+        put_value(field.name.as_bytes(), format, false, fields.len() == 1, out);
     }
     out.put_u8(b'\n');
 }
@@ -36,20 +36,28 @@ pub fn row(
         }
         text.clear();
         column.put_text(row, text)?;
-        put_value(text, format, out);
+        let quoted = format.force_quote.get(i).copied().unwrap_or(false);
+        put_value(text, format, quoted, columns.len() == 1, out);
     }
     out.put_u8(b'\n');
     Ok(())
 }
 
-fn put_value(value: &[u8], format: &Format, out: &mut BytesMut) {
-    if format.csv { put_csv(value, format, out) } else { put_escaped(value, format, out) }
+/// `alone`: the value is all of its line.
+fn put_value(value: &[u8], format: &Format, quoted: bool, alone: bool, out: &mut BytesMut) {
+    match format.csv {
+        true => put_csv(value, format, quoted, alone, out),
+        false => put_escaped(value, format, out),
+    }
 }
 
-fn put_csv(value: &[u8], format: &Format, out: &mut BytesMut) {
+fn put_csv(value: &[u8], format: &Format, quoted: bool, alone: bool, out: &mut BytesMut) {
     let special =
         |b: &u8| *b == format.delimiter || *b == format.quote || *b == b'\n' || *b == b'\r';
-    if value != format.null.as_bytes() && value != b"\\." && !value.iter().any(special) {
+    // Alone it would be read as the end of the data.
+    let end = alone && value == b"\\.";
+    let plain = value != format.null.as_bytes() && !end;
+    if !quoted && plain && !value.iter().any(special) {
         out.put_slice(value);
         return;
     }

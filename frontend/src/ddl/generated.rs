@@ -28,7 +28,11 @@ pub fn is_proctime(column: &Column) -> bool {
 }
 
 /// Checks the expressions of generated columns, and gives those without a type theirs.
-pub fn resolve(session: &Session, columns: &mut [Column]) -> Result<(), SqlError> {
+pub fn resolve(
+    session: &Session,
+    kind: RelationKind,
+    columns: &mut [Column],
+) -> Result<(), SqlError> {
     let names: Vec<String> =
         columns.iter().filter(|c| c.generated_sql.is_some()).map(|c| c.name.clone()).collect();
     if names.is_empty() {
@@ -47,17 +51,17 @@ pub fn resolve(session: &Session, columns: &mut [Column]) -> Result<(), SqlError
                 ),
             ));
         }
-        resolve_one(session, column, &text, &plain, &names)?;
+        resolve_one(session, kind, column, &text, (plain.as_slice(), names.as_slice()))?;
     }
     Ok(())
 }
 
 fn resolve_one(
     session: &Session,
+    kind: RelationKind,
     column: &mut Column,
     text: &str,
-    plain: &[Column],
-    generated: &[String],
+    (plain, generated): (&[Column], &[String]),
 ) -> Result<(), SqlError> {
     let expr = rewrite::parse_expr(text)?;
     let declared = (column.sql_type != UNTYPED).then(|| column.sql_type()).transpose()?;
@@ -93,12 +97,18 @@ fn resolve_one(
                     e.message.replace(" but expression is", " but generation expression is");
                 e
             })?;
-            if from != to {
+            // A table checks the length of what it stores, where a cast would cut.
+            if from != to && !(kind == RelationKind::Table && has_length(to)) {
                 column.generated_sql = Some(format!("CAST({text} AS {to})"));
             }
         }
     }
     Ok(())
+}
+
+/// Whether texts of the type can be too long.
+fn has_length(t: SqlType) -> bool {
+    matches!(t, SqlType::Varchar(Some(_)) | SqlType::Char(_))
 }
 
 /// PostgreSQL's word for an expression over another generated column.
@@ -135,15 +145,25 @@ fn bind(
     Binder::new(&view, session.info(true)).query(&query, &[])
 }
 
+/// A column's expression as a connector's rows get it: there is no statement to refuse, so a text that is too long is
+/// cut.
+fn cut(column: &Column) -> Result<Option<String>, SqlError> {
+    let Some(sql) = column.generated_sql.as_ref().filter(|_| !is_proctime(column)) else {
+        return Ok(None);
+    };
+    let t = column.sql_type()?;
+    let value = match has_length(t) {
+        true => format!("CAST(({sql}) AS {t})"),
+        false => format!("({sql})"),
+    };
+    Ok(Some(format!("{value} AS \"{}\"", column.name.replace('"', "\"\""))))
+}
+
 /// The graph that computes a table's generated columns from its other columns; empty when it has none
 /// but the time of arrival.
 pub fn graph(session: &Session, table: &Relation) -> Result<Bytes, SqlError> {
-    let exprs: Vec<String> = table
-        .columns
-        .iter()
-        .filter(|c| !is_proctime(c))
-        .filter_map(|c| Some(format!("({}) AS \"{}\"", c.generated_sql.as_ref()?, c.name)))
-        .collect();
+    let exprs: Vec<String> =
+        table.columns.iter().filter_map(|c| cut(c).transpose()).collect::<Result<_, _>>()?;
     if exprs.is_empty() {
         return Ok(Bytes::new());
     }
@@ -198,7 +218,11 @@ pub async fn fill(
     select.from = vec![rewrite::table_ref(None, OVER)];
     let mut view = session.catalog_view();
     view.add_temporary(relation, rows::mem_table(numbered)?);
-    let (_, batches) = session.collect(&view, &query).await?;
+    // The same values for everybody: in UTC.
+    let batches = match session.settings.zone() {
+        None => session.collect(&view, &query).await?.1,
+        Some(_) => session.collect_in_utc(&view, &query).await?,
+    };
     let Some(first) = batches.first() else {
         return Err(SqlError::internal("generated columns came back without rows"));
     };
@@ -213,8 +237,10 @@ pub async fn fill(
             arrow::compute::take(all.column(at), &order, None).map_err(rows::arrow_error)?;
         columns[i] = assign::assign(&sorted, &column.name, column.sql_type()?)?;
     }
-    debug_assert!(columns.iter().all(|c| c.len() == count));
-    Ok(())
+    match columns.iter().all(|c| c.len() == count) {
+        true => Ok(()),
+        false => Err(SqlError::internal("generated columns came back with other rows")),
+    }
 }
 
 /// PostgreSQL's error for a value given for a generated column.

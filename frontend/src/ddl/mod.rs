@@ -1,5 +1,6 @@
 //! Definitions: what CREATE, DROP, TRUNCATE and the statements about jobs do.
 
+pub mod alter;
 pub mod drop;
 pub mod explain;
 pub mod generated;
@@ -13,16 +14,24 @@ pub mod types;
 pub mod user;
 pub mod view;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::Statement;
 use millrace_planner::ast::{AlterAction, ObjectKind};
 use millrace_rpc::catalog::{Relation, RelationKind};
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::dml;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
 use crate::session::{Outcome, Session};
+
+/// The state of a sink that waits to be resumed.
+pub const PAUSED: &str = "paused";
 
 /// Runs a statement of ours.
 pub async fn execute(
@@ -49,9 +58,8 @@ pub async fn execute(
             if_exists,
             action: action @ (AlterAction::SetOptions(_) | AlterAction::Pause(_)),
         } => source::alter(session, *kind, name, *if_exists, action).await?,
-        Statement::AlterRelation { kind, .. } => {
-            return Err(SqlError::unsupported(format!("ALTER {}", kind.noun().to_uppercase()))
-                .with_hint("Drop the object and create it anew."));
+        Statement::AlterRelation { kind, name, if_exists, action } => {
+            alter::alter(session, *kind, name, *if_exists, action).await?
         }
         Statement::User(statement) => user::execute(session, statement).await?,
         Statement::AlterSystem { name, value } => {
@@ -103,19 +111,20 @@ async fn create_schema(
     Ok("CREATE SCHEMA".to_owned())
 }
 
-/// Jobs that are being created.
-fn creating(session: &Session) -> Vec<u32> {
+/// Jobs that are being created: of these states.
+fn creating(session: &Session, state: impl Fn(&str) -> bool) -> Vec<u32> {
     session
         .cluster()
         .jobs()
         .into_iter()
-        .filter(|j| j.progress.is_some())
+        .filter(|j| j.progress.is_some() && state(&j.state))
         .map(|j| j.relation)
         .collect()
 }
 
 async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
-    for id in creating(session) {
+    // Nobody waits for one that was told to wait itself.
+    for id in creating(session, |state| state != PAUSED) {
         session.cluster().wait_created(RelationId(id), session.cancel.clone()).await?;
     }
     Ok(())
@@ -123,7 +132,7 @@ async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
 
 /// Cancelling a job under creation removes its relation.
 async fn cancel_jobs(session: &Session, ids: &[u32]) -> Result<String, SqlError> {
-    let creating = creating(session);
+    let creating = creating(session, |_| true);
     for id in ids {
         if !creating.contains(id) {
             return Err(SqlError::new(
@@ -182,16 +191,57 @@ pub async fn create_and_wait(
     if background {
         return Ok(());
     }
-    let mut undo = Undo { cluster: Some((cluster.clone(), id)) };
+    let undo = Undo::of(&cluster, id);
     let cancel = CancellationToken::new();
     cluster.wait_created(id, cancel).await?;
-    undo.cluster = None;
+    undo.keep();
     Ok(())
 }
 
-/// Drops a relation whose creation was not waited for to the end: Ctrl-C, time-out, a lost client.
+tokio::task_local! {
+    /// What of the statement under way is being undone, once it has been cut off.
+    pub static UNDOING: Arc<Undoing>;
+}
+
+/// Work that outlives the statement it belongs to. Who tells the client that the statement has ended waits for it first:
+/// then nothing of it is seen any more.
+#[derive(Default)]
+pub struct Undoing(Mutex<Vec<JoinHandle<()>>>);
+
+/// How long an answer waits for what is being undone: then the client is told first.
+const UNDOING_WAIT: Duration = Duration::from_secs(10);
+
+impl Undoing {
+    fn of_statement() -> Option<Arc<Undoing>> {
+        UNDOING.try_with(Arc::clone).ok()
+    }
+
+    /// Waits until all is undone, within bounds.
+    pub async fn wait(&self) {
+        let tasks = std::mem::take(&mut *self.0.lock());
+        if !tasks.is_empty() {
+            let all = futures::future::join_all(tasks);
+            let _ = tokio::time::timeout(UNDOING_WAIT, all).await;
+        }
+    }
+}
+
+/// Drops a relation whose creation did not come to its end: Ctrl-C, time-out, a lost client.
 struct Undo {
-    cluster: Option<(std::sync::Arc<dyn crate::cluster::Cluster>, RelationId)>,
+    cluster: Option<(Arc<dyn crate::cluster::Cluster>, RelationId)>,
+    undoing: Option<Arc<Undoing>>,
+}
+
+impl Undo {
+    /// Of a relation that has just been created.
+    fn of(cluster: &Arc<dyn crate::cluster::Cluster>, id: RelationId) -> Undo {
+        Undo { cluster: Some((Arc::clone(cluster), id)), undoing: Undoing::of_statement() }
+    }
+
+    /// There is nothing to undo any more.
+    fn keep(mut self) {
+        self.cluster = None;
+    }
 }
 
 impl Drop for Undo {
@@ -199,11 +249,14 @@ impl Drop for Undo {
         if let (Some((cluster, id)), Ok(handle)) =
             (self.cluster.take(), tokio::runtime::Handle::try_current())
         {
-            handle.spawn(async move {
+            let task = handle.spawn(async move {
                 if let Err(e) = cluster.drop_relations(vec![id]).await {
                     tracing::warn!(relation = %id, error = %e, "a cancelled creation could not be removed");
                 }
             });
+            if let Some(undoing) = &self.undoing {
+                undoing.0.lock().push(task);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! SHOW and DESCRIBE.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use millrace_common::{RelationId, SqlError, SqlState};
@@ -8,8 +9,8 @@ use millrace_rpc::catalog::{Column, Relation, RelationKind};
 use sqlparser::ast::{Ident, ObjectName};
 
 use super::drop::noun;
-use super::sink;
-use crate::cluster::{CatalogSnapshot, JobRow};
+use super::{PAUSED, sink};
+use crate::cluster::{CatalogSnapshot, Cluster, JobRow};
 use crate::human::{duration as human, millis};
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
@@ -95,7 +96,7 @@ fn relations(
 /// A line a sink: where it goes, in what form, and how far it has come.
 fn sinks(session: &Session, schema: Option<&Ident>) -> Result<Lines, SqlError> {
     let catalog = session.cluster().catalog();
-    let jobs = session.cluster().jobs();
+    let jobs = told_jobs(session.cluster().as_ref(), &catalog);
     let mut found = of_kind(session, schema, RelationKind::Sink)?;
     found.sort_by(|a, b| a.name.cmp(&b.name));
     let line = |r: &Arc<Relation>| {
@@ -184,9 +185,50 @@ fn sources(
         .collect())
 }
 
+/// The jobs as people are told of them. One that reads a paused source has all that the source has been told to give,
+/// and yet nobody knows how far behind it is.
+pub fn told_jobs(cluster: &dyn Cluster, catalog: &CatalogSnapshot) -> Vec<JobRow> {
+    let mut all = cluster.jobs();
+    for job in &mut all {
+        let relation = catalog.by_id(job.relation);
+        if let Some(sink) = relation.filter(|r| r.paused && r.kind == RelationKind::Sink as i32) {
+            tell_paused(job, &sink.name);
+        } else if let Some(paused) = paused_input(cluster, catalog, job.relation) {
+            job.lag_ms = None;
+            job.reason.get_or_insert_with(|| format!("{paused} is paused"));
+        }
+    }
+    all
+}
+
+/// A paused sink is that from the ALTER on, though its job may take a moment to notice. A failure is told first.
+fn tell_paused(job: &mut JobRow, name: &str) {
+    if job.state != "failed" {
+        job.state = PAUSED.to_owned();
+        job.progress = None;
+        job.reason = Some(format!("sink {name} is paused"));
+    }
+}
+
+/// A source or table under a relation, or itself, that is paused and may have rows that have not been read.
+fn paused_input(cluster: &dyn Cluster, catalog: &CatalogSnapshot, id: u32) -> Option<String> {
+    let (mut waiting, mut seen) = (vec![id], HashSet::new());
+    while let Some(id) = waiting.pop() {
+        let Some(relation) = catalog.by_id(id).filter(|_| seen.insert(id)) else { continue };
+        if relation.paused {
+            let report = cluster.source_report(RelationId(id)).unwrap_or_default();
+            if report.splits.is_empty() || report.splits.iter().any(|s| s.lag() != Some(0)) {
+                return Some(format!("{} {}", noun(relation), relation.name));
+            }
+        }
+        waiting.extend(&relation.depends_on);
+    }
+    None
+}
+
 fn jobs(session: &Session) -> Vec<Vec<Option<String>>> {
     let catalog = session.cluster().catalog();
-    let all = session.cluster().jobs();
+    let all = told_jobs(session.cluster().as_ref(), &catalog);
     all.iter()
         .map(|j| {
             let relation = catalog.by_id(j.relation);
@@ -214,6 +256,9 @@ const BEHIND_MS: u64 = 1000;
 /// own work. `None`: it is not.
 pub fn waits_for(job: &JobRow, all: &[JobRow], catalog: &CatalogSnapshot) -> Option<String> {
     let lag = job.lag_ms.filter(|lag| *lag >= BEHIND_MS)?;
+    if job.state == PAUSED {
+        return Some("RESUME".to_owned());
+    }
     let name = |id: u32| catalog.by_id(id).map_or_else(|| id.to_string(), |r| r.name.clone());
     let inputs = catalog.by_id(job.relation).map_or(&[][..], |r| &r.depends_on);
     let worst = all

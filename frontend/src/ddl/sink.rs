@@ -7,14 +7,14 @@ use millrace_connector::sink::{self, SINK_ID, SinkType};
 use millrace_planner::ast::CreateSink;
 use millrace_planner::graph::{JobGraph, Operator};
 use millrace_planner::stream::{JobOptions, Sink, SinkKey, plan_job};
-use millrace_planner::{Binder, BoundQuery};
+use millrace_planner::{Binder, BoundQuery, check_view_volatility};
 use millrace_rpc::catalog::{Column, OptionEntry, Relation, RelationKind};
 use sqlparser::ast::Ident;
 
 use super::{Existing, check_name, create_and_wait, view};
 use crate::dml::{self, rewrite};
 use crate::query::SessionCatalog;
-use crate::session::Session;
+use crate::session::{Session, busy};
 
 /// A sink before it exists.
 pub struct Planned {
@@ -73,6 +73,7 @@ pub fn plan(
         Some((table, _)) => {
             let table = catalog.resolve(table)?;
             dml::check_table(&table, "sink into")?;
+            only_appended(&table)?;
             relation.target = table.id;
             Some(table)
         }
@@ -90,14 +91,7 @@ pub fn plan(
     };
     let key = key(&relation, &bound, kind, table.as_deref())?;
     let blackhole = table.is_none() && relation.option("connector") == Some("blackhole");
-    let planned = if blackhole { Sink::Blackhole } else { Sink::Publish(key) };
-    let graph = plan_job(
-        &bound,
-        catalog,
-        &JobOptions { sink: planned, on_window_close: false, ttl_us: None },
-    )?;
-    check_appends(&relation, &graph, kind, blackhole)?;
-    check_snapshot(&relation, &graph)?;
+    let graph = job(&bound, catalog, blackhole, key)?;
     relation.depends_on = view::depends_on(&bound);
     relation = view::with_graph(relation, &graph, &bound, &names)?;
     if table.is_some() {
@@ -107,7 +101,46 @@ pub fn plan(
         // Its options are right, or this says what is wrong with them.
         sink::create_target(&relation)?;
     }
+    // Last: an option that is wrong is told before what the options would have to say of the query.
+    check_appends(&relation, &graph, kind, blackhole)?;
+    check_snapshot(&relation, &graph)?;
     Ok(Planned { relation, graph })
+}
+
+/// What reads an append-only table counts on its rows staying; a sink overwrites rows by their key.
+fn only_appended(table: &Relation) -> Result<(), SqlError> {
+    if !table.append_only || !table.primary_key {
+        return Ok(());
+    }
+    let error = SqlError::unsupported(format!(
+        "a sink into append-only table \"{}\", which has a primary key",
+        table.name
+    ));
+    Err(error
+        .with_detail("A row whose key comes again would overwrite the one before.")
+        .with_hint("Create the table without APPEND ONLY, or without the key."))
+}
+
+/// The job that hands the query's changes on, or only computes them.
+fn job(
+    bound: &BoundQuery,
+    catalog: &SessionCatalog,
+    blackhole: bool,
+    key: SinkKey,
+) -> Result<JobGraph, SqlError> {
+    let keyed = key != SinkKey::None;
+    let plan = |sink: Sink| {
+        let options = JobOptions { sink, on_window_close: false, ttl_us: None };
+        busy(|| plan_job(bound, catalog, &options))
+    };
+    if !blackhole {
+        return plan(Sink::Publish(key));
+    }
+    if keyed {
+        // Nobody is told the rows by it, but a key that other connectors refuse is as wrong here.
+        plan(Sink::Publish(key))?;
+    }
+    plan(Sink::Blackhole)
 }
 
 /// The WITH and FORMAT clauses as options of the catalog, and the sink's own name for ever.
@@ -250,7 +283,7 @@ fn into_query(
     table: &Relation,
     listed: &[Ident],
 ) -> Result<sqlparser::ast::Query, SqlError> {
-    let bound = Binder::new(catalog, session.info(true)).query(&def.query.query, &[])?;
+    let bound = busy(|| Binder::new(catalog, session.info(true)).query(&def.query.query, &[]))?;
     let names = bound.relation_names()?;
     let targets = dml::insert::target_columns(table, listed)?;
     if names.len() > targets.len() || (!listed.is_empty() && names.len() < targets.len()) {
@@ -278,7 +311,7 @@ fn into_query(
                 fits::check(&bound.plan, i, bound.types[i], column, catalog)?;
                 value(&quote(&names[i]), bound.types[i], column)?
             }
-            None => default(column)?,
+            None => unlisted(session, catalog, column)?,
         };
         items.push(format!("{item} AS {}", quote(&column.name)));
     }
@@ -293,6 +326,26 @@ fn value(name: &str, from: SqlType, column: &Column) -> Result<String, SqlError>
     // A cast would hide that a key is one.
     let as_it_is = from == to || (text(from) && text(to));
     Ok(if as_it_is { name } else { format!("CAST({name} AS {to})") })
+}
+
+/// What a column gets that the query has no value for.
+fn unlisted(
+    session: &Session,
+    catalog: &SessionCatalog,
+    column: &Column,
+) -> Result<String, SqlError> {
+    let item = default(column)?;
+    let query = rewrite::parse_query(&format!("SELECT {item}"))?;
+    let bound = Binder::new(catalog, session.info(true)).query(&query, &[])?;
+    // Of the whole query it could not be told any more that the table's default is what it says.
+    check_view_volatility(&bound.plan).map_err(|e| {
+        let name = &column.name;
+        e.with_detail(format!(
+            "The sink has no value for column \"{name}\", and its default depends on when it is computed."
+        ))
+        .with_hint(format!("List column \"{name}\" and give it a value in the sink's query."))
+    })?;
+    Ok(item)
 }
 
 fn default(column: &Column) -> Result<String, SqlError> {

@@ -2,6 +2,8 @@
 
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_connector::columns::Include;
+use millrace_executor::input::generated::expressions;
+use millrace_executor::input::watermark::{SourceWatermark, WatermarkExpr};
 use millrace_planner::ast::{AlterAction, ObjectKind, TableDefinition};
 use millrace_rpc::catalog::{Column, Format, OnConflict, OptionEntry, Relation};
 use sqlparser::ast::ObjectName;
@@ -55,9 +57,9 @@ pub fn included(def: &TableDefinition) -> Result<Vec<Column>, SqlError> {
         .collect()
 }
 
-/// Checks a source that is about to be created.
-pub fn check_source(relation: &Relation) -> Result<(), SqlError> {
-    let generated = |c: &&Column| c.generated_sql.is_some();
+/// Checks a source that is about to be created, and adds the graph of its generated columns, if its watermark reads any: its
+/// readers have to know the time of a row, and whether it is late, before any query computes it.
+pub fn check_source(session: &Session, relation: &mut Relation) -> Result<(), SqlError> {
     if let Some(column) = relation.columns.iter().find(|c| super::generated::is_proctime(c)) {
         return Err(SqlError::unsupported(format!(
             "PROCTIME() in a source (column \"{}\")",
@@ -66,13 +68,21 @@ pub fn check_source(relation: &Relation) -> Result<(), SqlError> {
         .with_detail("A source keeps no rows, so each reader would see another time.")
         .with_hint("Use CREATE TABLE … WITH (connector = …), which keeps the time of arrival."));
     }
-    if let Some(w) = &relation.watermark
-        && let Some(column) = relation.columns.get(w.column as usize).filter(generated)
-    {
+    let strict = |c: &&Column| c.generated_sql.is_some() && !c.nullable;
+    if let Some(column) = relation.columns.iter().find(strict) {
         return Err(SqlError::unsupported(format!(
-            "a watermark on the generated column \"{}\" of a source",
+            "NOT NULL of a generated column of a source (column \"{}\")",
             column.name
-        )));
+        ))
+        .with_detail("Each query computes the column, after the source's rows have been checked.")
+        .with_hint(
+            "Leave NOT NULL out, or use CREATE TABLE … WITH (connector = …), which checks what it computes.",
+        ));
+    }
+    if WatermarkExpr::reads_generated(relation)? {
+        relation.graph = super::generated::graph(session, relation)?;
+        // As its readers will.
+        SourceWatermark::of(relation, &[])?;
     }
     if relation.primary_key {
         return Err(SqlError::unsupported("PRIMARY KEY of a source")
@@ -109,6 +119,8 @@ pub fn check_table(
     }
     millrace_connector::validate(relation)?;
     relation.graph = super::generated::graph(session, relation)?;
+    // As the table's feed will.
+    expressions(relation)?;
     Ok(())
 }
 

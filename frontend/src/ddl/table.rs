@@ -3,10 +3,11 @@
 use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_planner::Binder;
 use millrace_planner::ast::{ConflictAction, TableDefinition};
+use millrace_planner::bind::kept::{self, Kept};
 use millrace_rpc::catalog::{Column, OnConflict, Relation, RelationKind, RowStorage, Watermark};
 use sqlparser::ast::{ColumnDef, ColumnOption, DataType, Expr, IndexColumn, TableConstraint};
 
-use super::{Existing, check_name, generated, source};
+use super::{Existing, Undo, check_name, generated, source};
 use crate::dml::rewrite;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
@@ -46,15 +47,16 @@ pub async fn create_source(
     def: &TableDefinition,
     text: &str,
 ) -> Result<String, SqlError> {
-    let Some(relation) = build(session, def, RelationKind::Source, text)? else {
+    let Some(mut relation) = build(session, def, RelationKind::Source, text)? else {
         return Ok("CREATE SOURCE".to_owned());
     };
-    source::check_source(&relation)?;
+    source::check_source(session, &mut relation)?;
     session.cluster().create_relation(relation, 0, def.or_replace).await?;
     Ok("CREATE SOURCE".to_owned())
 }
 
-/// The table of a query's columns, then its rows. The table stays only if the rows got in.
+/// The table of a query's columns, then its rows. The table stays only if the rows got in: a statement that is cut off
+/// while it fills the table drops it too.
 async fn create_table_as(
     session: &mut Session,
     def: &TableDefinition,
@@ -97,15 +99,20 @@ async fn create_table_as(
     if !def.with_data {
         return Ok("CREATE TABLE AS".to_owned());
     }
+    let undo = Undo::of(session.cluster(), id);
     let insert = crate::statements::parse(&format!("INSERT INTO {target} {}", query.query))?;
     let filled = match insert.first().map(|s| &s.statement) {
         Some(millrace_planner::Statement::Sql(sql)) => crate::dml::execute(session, sql).await,
         _ => Err(SqlError::internal("CREATE TABLE AS made no INSERT")),
     };
     match filled {
-        Ok(done) => Ok(done.tag.replace("INSERT 0", "SELECT")),
+        Ok(done) => {
+            undo.keep();
+            Ok(done.tag.replace("INSERT 0", "SELECT"))
+        }
         Err(e) => {
             session.cluster().drop_relations(vec![id]).await?;
+            undo.keep();
             Err(e)
         }
     }
@@ -135,7 +142,7 @@ fn build(
     }
     columns.extend(source::included(def)?);
     check_columns(&columns)?;
-    generated::resolve(session, &mut columns)?;
+    generated::resolve(session, kind, &mut columns)?;
     for constraint in &def.constraints {
         table_constraint(constraint, &mut key).map_err(|e| of_table(e, &def.name))?;
     }
@@ -172,6 +179,14 @@ fn build_with(
             ..Column::default()
         });
     }
+    if def.append_only && def.on_conflict == Some(ConflictAction::Overwrite) {
+        return Err(SqlError::new(
+            SqlState::INVALID_TABLE_DEFINITION,
+            "an APPEND ONLY table cannot have ON CONFLICT OVERWRITE",
+        )
+        .with_detail("Its rows would change.")
+        .with_hint("Leave one of the two out, or say ON CONFLICT IGNORE."));
+    }
     let options = source::options(def)?;
     Ok(Some(Relation {
         watermark: watermark(session, def, kind, &columns)?,
@@ -206,8 +221,9 @@ fn watermark(
 ) -> Result<Option<Watermark>, SqlError> {
     let Some(w) = &def.watermark else { return Ok(None) };
     if !def.append_only && kind != RelationKind::Source {
-        return Err(SqlError::unsupported("WATERMARK of a table whose rows can change")
-            .with_hint("Declare the table APPEND ONLY."));
+        return Err(SqlError::unsupported("WATERMARK of a table whose rows can change").with_hint(
+            "Declare the table APPEND ONLY, or use CREATE SOURCE, whose rows never change.",
+        ));
     }
     let name = fold(&w.column);
     let at = columns.iter().position(|c| c.name == name).ok_or_else(|| no_column(&name))?;
@@ -283,8 +299,12 @@ fn column_of(def: &ColumnDef, key: &mut Vec<String>) -> Result<Column, SqlError>
         match &option.option {
             ColumnOption::Null => {}
             ColumnOption::NotNull => column.nullable = false,
-            ColumnOption::Default(expr) => column.default_sql = Some(expr.to_string()),
+            ColumnOption::Default(expr) => {
+                kept::check(expr, Kept::Default)?;
+                column.default_sql = Some(expr.to_string());
+            }
             ColumnOption::Generated { generation_expr: Some(expr), .. } => {
+                kept::check(expr, Kept::Generated)?;
                 if def.data_type == DataType::Unspecified {
                     column.sql_type = generated::UNTYPED;
                 }
@@ -294,7 +314,12 @@ fn column_of(def: &ColumnDef, key: &mut Vec<String>) -> Result<Column, SqlError>
             other => {
                 let what = other.to_string();
                 let what = what.split('(').next().unwrap_or_default().trim().to_owned();
-                return Err(SqlError::unsupported(format!("the column option {what}")));
+                let e = SqlError::unsupported(format!("the column option {what}"));
+                return Err(if what.contains("IDENTITY") {
+                    e.with_hint("Give keys in the INSERT; a table without a key has a hidden one.")
+                } else {
+                    e
+                });
             }
         }
     }
@@ -356,7 +381,9 @@ fn check_defaults(session: &Session, relation: &Relation) -> Result<(), SqlError
         let to = column.sql_type()?;
         let expr = rewrite::type_unknown(rewrite::parse_expr(default)?, to)?;
         let query = rewrite::parse_query(&format!("SELECT {expr}"))?;
-        let (bound, _) = session.bind(&session.catalog_view(), &query, &[])?;
+        let view = session.catalog_view();
+        session.check_definition(&view, &query)?;
+        let (bound, _) = session.bind(&view, &query, &[])?;
         if let Some(from) = bound.types.first() {
             crate::dml::assign::check(*from, &column.name, to).map_err(|mut e| {
                 e.message = e.message.replace(" but expression is", " but default expression is");

@@ -12,7 +12,7 @@ use super::table::plain_column;
 use super::{Existing, check_name, create_and_wait};
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
-use crate::session::Session;
+use crate::session::{Session, busy};
 
 pub async fn create_view(
     session: &mut Session,
@@ -97,8 +97,13 @@ pub fn bind(
     view: &SessionCatalog,
     def: &CreateView,
 ) -> Result<(BoundQuery, Vec<String>), SqlError> {
-    let mut bound =
-        Binder::new(view, session.info(def.materialized)).query(&def.query.query, &[])?;
+    let refused = match def.materialized {
+        true => "materialized views must not use data-modifying statements in WITH",
+        false => "views must not contain data-modifying statements in WITH",
+    };
+    crate::dml::with::refuse(&def.query.query, refused)?;
+    let info = session.info_of_definition(def.materialized);
+    let mut bound = busy(|| Binder::new(view, info).query(&def.query.query, &[]))?;
     if def.columns.len() > bound.names.len() {
         return Err(SqlError::new(
             SqlState::SYNTAX_ERROR,
@@ -144,7 +149,8 @@ pub fn plan(
         ));
     }
     let on_window_close = def.emit_on_window_close;
-    plan_job(bound, view, &JobOptions { sink, on_window_close, ttl_us })
+    let options = JobOptions { sink, on_window_close, ttl_us };
+    busy(|| plan_job(bound, view, &options))
 }
 
 /// How long rows count, in microseconds.

@@ -8,15 +8,18 @@ use millrace_executor::dml::second_time;
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{
     BinaryOperator, ConflictTarget, DoUpdate, Expr, Insert, OnConflict, OnConflictAction, OnInsert,
+    Query,
 };
 
-use super::assign::assign;
-use super::insert::{assigned_value, assignment_position, column_position};
+use super::assign::{assign, check, check_fields};
+use super::insert::{assigned_value, assignment_position, column_position, set_twice};
+use super::repeats::Repeats;
 use super::{Evaluated, rewrite, rows};
 use crate::cluster::DmlKind;
 use crate::ddl::generated;
+use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
-use crate::session::Session;
+use crate::session::{Session, params};
 
 /// What to do with a row whose key exists.
 pub enum Conflict<'a> {
@@ -125,6 +128,21 @@ async fn existing_rows(
     session.rows_at(table, rows::storage_keys(table, new)?).await
 }
 
+/// The same where several of `new` may have the same key: each is given its row.
+async fn rows_met(
+    session: &Session,
+    table: &Relation,
+    new: &RecordBatch,
+    repeats: &Repeats,
+) -> Result<(UInt32Array, RecordBatch), SqlError> {
+    if !repeats.any() {
+        return existing_rows(session, table, new).await;
+    }
+    let (found, old) = existing_rows(session, table, &rows::take(new, &repeats.firsts())?).await?;
+    let (partners, met) = repeats.spread(&found);
+    Ok((partners, rows::take(&old, &met)?))
+}
+
 /// ON CONFLICT DO UPDATE: rows without a partner are inserted, the others updated by the SET list.
 pub async fn upsert(
     session: &Session,
@@ -133,20 +151,37 @@ pub async fn upsert(
     new: RecordBatch,
     update: &DoUpdate,
 ) -> Result<Evaluated, SqlError> {
-    if rows::first_of_each_key(table, &new)?.len() != new.num_rows() {
+    let repeats = Repeats::of(table, &new)?;
+    // Without WHERE the second of two rows meets what the first has done, whatever was there.
+    if repeats.any() && update.selection.is_none() {
         return Err(second_time());
     }
-    let (partners, old) = existing_rows(session, table, &new).await?;
+    let (partners, old) = rows_met(session, table, &new, &repeats).await?;
+    let written = match session.in_parts() {
+        true => session.written_by_parts(table.id, &rows::storage_keys(table, &old)?),
+        false => None,
+    };
+    if written.is_some_and(|w| w.contains(&true)) {
+        return Err(second_time());
+    }
     let mut fresh = vec![true; new.num_rows()];
     partners.values().iter().for_each(|i| fresh[*i as usize] = false);
+    repeats.check((0..).zip(&fresh).filter(|(_, fresh)| **fresh).map(|(row, _)| row))?;
     let inserted = rows::filter(&new, &BooleanArray::from(fresh))?;
     let schema = new.schema();
     let old = rows::batch(&schema, old.columns().to_vec(), old.num_rows())?;
     let (old, updated) = if old.num_rows() == 0 {
+        // What is wrong with the list is told also where nothing comes of it.
+        if !sets_columns(table, alias, update)? {
+            check_update(session, table, alias, update, &[])?;
+        }
         (old.clone(), old)
     } else {
         let excluded = rows::take(&new, &partners)?;
-        set_over_conflicts(session, table, alias, old, excluded, update).await?
+        let (which, old, updated) =
+            set_over_conflicts(session, table, alias, old, excluded, update).await?;
+        repeats.check(which.values().iter().map(|pair| partners.value(*pair as usize)))?;
+        (old, updated)
     };
     let output = rows::concat(&schema, &[inserted.clone(), updated.clone()])?;
     let delta = DeltaChunk::concat(
@@ -162,31 +197,40 @@ pub async fn upsert(
     Ok(Evaluated { delta, kind: DmlKind::Upsert, rows, output, resolves_conflicts: true })
 }
 
-/// Evaluates `SET … WHERE …` over pairs of existing and excluded rows; returns the pairs' old rows
-/// that are updated, and their new rows.
-async fn set_over_conflicts(
+/// `SET … WHERE …` as a query over pairs of existing and excluded rows, whose numbers come first.
+struct SetQuery {
+    view: SessionCatalog,
+    query: Query,
+    /// Columns set, in the order of the values.
+    positions: Vec<usize>,
+}
+
+fn set_query(
     session: &Session,
     table: &Relation,
     alias: &str,
-    old: RecordBatch,
-    excluded: RecordBatch,
+    (old, excluded): (&RecordBatch, &RecordBatch),
     update: &DoUpdate,
-) -> Result<(RecordBatch, RecordBatch), SqlError> {
+) -> Result<SetQuery, SqlError> {
     let numbers = UInt32Array::from_iter_values(0..old.num_rows() as u32);
-    let (relation, pairs) = rows::with_row_number(table, alias, &old, numbers.clone())?;
-    let (excluded_relation, excluded) =
-        rows::with_row_number(table, "excluded", &excluded, numbers)?;
+    let met = (rows::in_hand(table.id, "met"), rows::in_hand(table.id, "excluded"));
+    let (relation, pairs) = rows::with_row_number(table, &met.0, old, numbers.clone())?;
+    let (excluded_relation, excluded) = rows::with_row_number(table, &met.1, excluded, numbers)?;
     let mut query = rewrite::empty_query()?;
     let select = rewrite::select_of(&mut query)?;
     select.projection = vec![rewrite::item(rewrite::column(alias, rows::ROW_NUMBER), "n")];
     let mut positions = Vec::new();
     for (i, assignment) in update.assignments.iter().enumerate() {
         let position = assignment_position(table, &assignment.target)?;
+        if positions.contains(&position) {
+            return Err(set_twice(table, position));
+        }
         let value = assigned_value(table, position, &assignment.value)?;
         select.projection.push(rewrite::item(value, &format!("v{i}")));
         positions.push(position);
     }
-    select.from = vec![rewrite::table_ref(None, alias), rewrite::table_ref(None, "excluded")];
+    // The queries within the list read the table, also where they call it as it is called here.
+    select.from = vec![rewrite::aliased(&met.0, alias), rewrite::aliased(&met.1, "excluded")];
     let join = format!("{}.{n} = excluded.{n}", rewrite::quote_ident(alias), n = rows::ROW_NUMBER);
     let join = rewrite::parse_expr(&join)?;
     select.selection = Some(match &update.selection {
@@ -200,13 +244,78 @@ async fn set_over_conflicts(
     let mut view = session.catalog_view();
     view.add_temporary(relation, rows::mem_table(pairs)?);
     view.add_temporary(excluded_relation, rows::mem_table(excluded)?);
-    let (_, batches) = session.collect(&view, &query).await?;
-    let Some(first) = batches.first() else { return Ok((old.slice(0, 0), old.slice(0, 0))) };
+    Ok(SetQuery { view, query, positions })
+}
+
+/// Whether the list sets columns to columns, which is checked here: it need not be bound.
+fn sets_columns(table: &Relation, alias: &str, update: &DoUpdate) -> Result<bool, SqlError> {
+    if update.selection.is_some() {
+        return Ok(false);
+    }
+    let mut positions = Vec::new();
+    for assignment in &update.assignments {
+        let Expr::CompoundIdentifier(parts) = &assignment.value else { return Ok(false) };
+        let [of, name] = parts.as_slice() else { return Ok(false) };
+        let (of, name) = (fold(of), fold(name));
+        let Some(from) = table.columns.iter().find(|c| c.name == name && !c.hidden) else {
+            return Ok(false);
+        };
+        let position = assignment_position(table, &assignment.target)?;
+        if positions.contains(&position) {
+            return Err(set_twice(table, position));
+        }
+        let to = &table.columns[position];
+        if (of != "excluded" && of != alias) || to.generated_sql.is_some() {
+            return Ok(false);
+        }
+        check(from.sql_type()?, &to.name, to.sql_type()?)?;
+        positions.push(position);
+    }
+    Ok(true)
+}
+
+/// Binds `SET … WHERE …` without rows; the types of its parameters. Without parameters the types of its values must
+/// be those of their columns.
+pub fn check_update(
+    session: &Session,
+    table: &Relation,
+    alias: &str,
+    update: &DoUpdate,
+    types: &[Option<DataType>],
+) -> Result<Vec<DataType>, SqlError> {
+    let none = RecordBatch::new_empty(rows::nullable(table.arrow_schema()?.as_ref()));
+    let SetQuery { view, query, positions } =
+        set_query(session, table, alias, (&none, &none), update)?;
+    let (bound, fields) = session.bind(&view, &query, types)?;
+    if params::count(update) == 0 {
+        check_fields(&fields[1..], table, &positions)?;
+    }
+    Ok(bound.param_types)
+}
+
+/// Evaluates `SET … WHERE …` over pairs of existing and excluded rows; returns which pairs update, their old rows and
+/// their new rows.
+async fn set_over_conflicts(
+    session: &Session,
+    table: &Relation,
+    alias: &str,
+    old: RecordBatch,
+    excluded: RecordBatch,
+    update: &DoUpdate,
+) -> Result<(UInt32Array, RecordBatch, RecordBatch), SqlError> {
+    let SetQuery { view, query, positions } =
+        set_query(session, table, alias, (&old, &excluded), update)?;
+    let (fields, batches) = session.collect(&view, &query).await?;
+    check_fields(&fields[1..], table, &positions)?;
+    let Some(first) = batches.first() else {
+        return Ok((UInt32Array::from(Vec::<u32>::new()), old.slice(0, 0), old.slice(0, 0)));
+    };
     let result =
         arrow::compute::concat_batches(&first.schema(), &batches).map_err(rows::arrow_error)?;
     let which = cast(result.column(0), &DataType::UInt32).map_err(rows::arrow_error)?;
     let which: &UInt32Array = arrow::array::AsArray::as_primitive(&which);
-    let old = rows::take(&old, which)?;
+    let which = which.clone();
+    let old = rows::take(&old, &which)?;
     let mut columns = old.columns().to_vec();
     for (i, position) in positions.iter().enumerate() {
         let column = &table.columns[*position];
@@ -217,5 +326,5 @@ async fn set_over_conflicts(
     rows::round_seconds(table, &mut columns)?;
     rows::check_not_null(table, &columns)?;
     let updated = rows::batch(&old.schema(), columns, old.num_rows())?;
-    Ok((old, updated))
+    Ok((which, old, updated))
 }

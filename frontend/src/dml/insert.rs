@@ -10,6 +10,7 @@ use arrow::datatypes::DataType;
 use futures::StreamExt;
 use millrace_common::{RelationId, SqlError, SqlState, SqlType};
 use millrace_executor::dml::InsertConflict;
+use millrace_planner::parser::with_changes_rows;
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{
     AssignmentTarget, Expr, Ident, Insert, Query, SelectItem, SetExpr, TableObject,
@@ -31,18 +32,37 @@ pub fn table_of(view: &SessionCatalog, insert: &Insert) -> Result<Arc<Relation>,
     };
     let table = view.resolve(name)?;
     check_table(&table, "insert into")?;
-    Ok(table)
+    // The WITH of the statement itself stands before INSERT.
+    match insert.source.as_deref().is_some_and(with_changes_rows) {
+        true => Err(super::with::not_at_top()),
+        false => Ok(table),
+    }
+}
+
+/// The name that the table's columns go by.
+pub fn alias_of(table: &Relation, insert: &Insert) -> String {
+    insert.table_alias.as_ref().map_or_else(|| table.name.clone(), |a| fold(&a.alias))
+}
+
+/// Positions of the columns that the source's values are for.
+pub fn targets_of(table: &Relation, insert: &Insert) -> Result<Vec<usize>, SqlError> {
+    // Generated columns have their places among the others: there may be DEFAULT for them.
+    if insert.columns.is_empty() {
+        return Ok((0..table.columns.len()).filter(|i| !table.columns[*i].hidden).collect());
+    }
+    let names = insert.columns.iter().map(last_ident).collect::<Result<Vec<_>, _>>()?;
+    named_columns(table, &names)
 }
 
 pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlError> {
     let view = session.catalog_view();
     let table = table_of(&view, insert)?;
-    let targets = target_columns(
-        &table,
-        &insert.columns.iter().map(last_ident).collect::<Result<Vec<_>, _>>()?,
-    )?;
+    let targets = targets_of(&table, insert)?;
     let conflict = conflict_of(&table, insert)?;
-    let alias = insert.table_alias.as_ref().map_or_else(|| table.name.clone(), |a| fold(&a.alias));
+    if matches!(conflict, Conflict::Update(_)) {
+        super::update::only_grows(&table, "ON CONFLICT DO UPDATE")?;
+    }
+    let alias = alias_of(&table, insert);
     let into = Into { table: &table, alias: &alias, targets: &targets, insert };
     if let Some(on_conflict) = streamed(session, &table, insert, &conflict) {
         return into.load(session, &view, on_conflict).await;
@@ -97,7 +117,7 @@ fn last_ident(name: &sqlparser::ast::ObjectName) -> Result<Ident, SqlError> {
         .ok_or_else(|| SqlError::new(SqlState::SYNTAX_ERROR, format!("invalid column name {name}")))
 }
 
-/// Positions of the named columns; without names all that are shown.
+/// Positions of the named columns, without names of all that are shown; of columns that can be given a value.
 pub fn target_columns(table: &Relation, names: &[Ident]) -> Result<Vec<usize>, SqlError> {
     if names.is_empty() {
         let given = |i: &usize| {
@@ -106,11 +126,21 @@ pub fn target_columns(table: &Relation, names: &[Ident]) -> Result<Vec<usize>, S
         };
         return Ok((0..table.columns.len()).filter(given).collect());
     }
+    let targets = named_columns(table, names)?;
+    refuse_generated(table, &targets)?;
+    Ok(targets)
+}
+
+/// PostgreSQL's error for values that are given for generated columns.
+pub(super) fn refuse_generated(table: &Relation, given: &[usize]) -> Result<(), SqlError> {
+    given.iter().try_for_each(|at| generated::refuse_value(&table.columns[*at], true))
+}
+
+fn named_columns(table: &Relation, names: &[Ident]) -> Result<Vec<usize>, SqlError> {
     let mut targets = Vec::with_capacity(names.len());
     for ident in names {
         let name = fold(ident);
         let position = column_position(table, &name)?;
-        generated::refuse_value(&table.columns[position], true)?;
         if targets.contains(&position) {
             return Err(SqlError::new(
                 SqlState::DUPLICATE_COLUMN,
@@ -189,7 +219,8 @@ async fn default_values(
     count: usize,
 ) -> Result<ArrayRef, SqlError> {
     let to = table.columns[column].sql_type()?;
-    let expr = type_unknown(rewrite::parse_expr(default)?, to)?;
+    let expr = session.fit_value(rewrite::parse_expr(default)?, to)?;
+    let expr = type_unknown(expr, to)?;
     if literal_fits(&expr, to)
         && let Some(text) = literal(&expr)
     {
@@ -217,7 +248,7 @@ pub(super) async fn source_rows(
     (targets, named): (&[usize], bool),
     limit: usize,
 ) -> Result<Option<(Vec<ArrayRef>, usize)>, SqlError> {
-    let query = match query.body.as_ref() {
+    let (query, of_rows) = match query.body.as_ref() {
         SetExpr::Values(values) if query.order_by.is_none() && query.limit_clause.is_none() => {
             if values.rows.windows(2).any(|pair| pair[0].len() != pair[1].len()) {
                 return Err(SqlError::new(
@@ -231,13 +262,16 @@ pub(super) async fn source_rows(
             if let Some(done) = literal_rows(table, values, targets)? {
                 return Ok(Some(done));
             }
-            typed_values(table, query, targets)?
+            (typed_values(table, query, targets)?, true)
         }
-        _ => typed_select(table, query, targets)?,
+        _ => (typed_select(table, query, targets)?, false),
     };
     let (fields, mut stream) = session.stream(&session.catalog_view(), &query).await?;
     check_width(fields.len(), targets.len(), named)?;
     check_fields(&fields, table, targets)?;
+    if !of_rows {
+        refuse_generated(table, &targets[..fields.len().min(targets.len())])?;
+    }
     let (mut batches, mut bytes) = (Vec::new(), 0);
     while let Some(batch) = stream.next().await {
         let batch = batch?;
@@ -286,6 +320,9 @@ fn literal_rows(
     targets: &[usize],
 ) -> Result<Option<(Vec<ArrayRef>, usize)>, SqlError> {
     let width = values.rows.first().map_or(0, |r| r.len());
+    if targets.iter().take(width).any(|t| table.columns[*t].generated_sql.is_some()) {
+        return Ok(None);
+    }
     let types = targets
         .iter()
         .take(width)
@@ -326,8 +363,13 @@ fn number_range(e: SqlError, expr: &Expr, to: SqlType) -> SqlError {
     }
 }
 
-/// VALUES with DEFAULT replaced and literals of unknown type given their column's.
-fn typed_values(table: &Relation, query: &Query, targets: &[usize]) -> Result<Query, SqlError> {
+/// VALUES with DEFAULT replaced and literals of unknown type given their column's. For a generated column there is
+/// nothing but DEFAULT, here NULL: it is computed when the others are known.
+pub(super) fn typed_values(
+    table: &Relation,
+    query: &Query,
+    targets: &[usize],
+) -> Result<Query, SqlError> {
     let mut query = query.clone();
     let SetExpr::Values(values) = query.body.as_mut() else { return Ok(query) };
     for row in &mut values.rows {
@@ -336,6 +378,7 @@ fn typed_values(table: &Relation, query: &Query, targets: &[usize]) -> Result<Qu
             let value = if is_default(expr) {
                 rewrite::parse_expr(column.default_sql.as_deref().unwrap_or("NULL"))?
             } else {
+                generated::refuse_value(column, true)?;
                 expr.clone()
             };
             *expr = type_unknown(value, column.sql_type()?)?;
@@ -369,8 +412,7 @@ pub fn infer_parameters(
     insert: &Insert,
     types: &mut Vec<Option<DataType>>,
 ) -> Result<(), SqlError> {
-    let names = insert.columns.iter().map(last_ident).collect::<Result<Vec<_>, _>>()?;
-    let targets = target_columns(table, &names)?;
+    let targets = targets_of(table, insert)?;
     let Some(SetExpr::Values(values)) = insert.source.as_ref().map(|q| q.body.as_ref()) else {
         return Ok(());
     };
@@ -397,13 +439,19 @@ pub fn assignment_position(table: &Relation, target: &AssignmentTarget) -> Resul
     }
 }
 
+/// 42601 for a column that two SET items name.
+pub fn set_twice(table: &Relation, position: usize) -> SqlError {
+    let name = &table.columns[position].name;
+    SqlError::new(SqlState::SYNTAX_ERROR, format!("multiple assignments to same column \"{name}\""))
+}
+
 /// The expression of a SET item, DEFAULT replaced and a bare literal typed.
 pub fn assigned_value(table: &Relation, position: usize, value: &Expr) -> Result<Expr, SqlError> {
     let column = &table.columns[position];
-    generated::refuse_value(column, false)?;
     let value = if is_default(value) {
         rewrite::parse_expr(column.default_sql.as_deref().unwrap_or("NULL"))?
     } else {
+        generated::refuse_value(column, false)?;
         value.clone()
     };
     type_unknown(value, column.sql_type()?)

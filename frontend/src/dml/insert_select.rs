@@ -9,7 +9,9 @@ use sqlparser::ast::{DoUpdate, Insert, Query, SetExpr};
 
 use super::assign::{assign, check_fields};
 use super::conflict::{Conflict, upsert};
-use super::insert::{check_width, complete_rows, load_conflict, source_rows, typed_select};
+use super::insert::{
+    check_width, complete_rows, load_conflict, refuse_generated, source_rows, typed_select,
+};
 use super::spool::Spool;
 use super::{Done, MAX_ATTEMPTS, too_many_conflicts};
 use crate::cluster::BatchStream;
@@ -59,6 +61,7 @@ impl Into<'_> {
         let (fields, stream) = session.stream(view, &query).await?;
         check_width(fields.len(), self.targets.len(), !self.insert.columns.is_empty())?;
         check_fields(&fields, self.table, self.targets)?;
+        refuse_generated(self.table, &self.targets[..fields.len().min(self.targets.len())])?;
         Ok(FullRows { stream })
     }
 

@@ -7,20 +7,25 @@
 
 pub mod assign;
 pub mod conflict;
+pub mod describe;
 pub mod insert;
 pub mod insert_select;
+mod repeats;
 pub mod rewrite;
 pub mod rows;
 pub mod spool;
 pub mod update;
+pub mod with;
+mod with_order;
 
-use arrow::array::RecordBatch;
+use arrow::array::{RecordBatch, UInt32Array};
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::{Relation, RelationKind};
-use sqlparser::ast::{SelectItem, Statement as Sql};
+use sqlparser::ast::{Query, SelectItem, Statement as Sql};
 
 use crate::cluster::{BatchStream, DmlKind, DmlResult};
+use crate::query::SessionCatalog;
 use crate::session::Session;
 use crate::wire::Field;
 
@@ -68,6 +73,9 @@ pub async fn apply(
     }
     if session.stages_writes() {
         let staged = session.stage(table, evaluated).await?;
+        if staged.is_some() && session.in_parts() {
+            note_unchanged(session, table, &evaluated.delta)?;
+        }
         return Ok(staged.map(|rows| evaluated.rows.unwrap_or(rows)));
     }
     let id = session.shared.next_statement();
@@ -83,6 +91,17 @@ pub async fn apply(
         }
         DmlResult::Conflict => None,
     })
+}
+
+/// A row that an UPDATE leaves as it was is changed all the same: other parts of the statement leave it alone.
+fn note_unchanged(session: &Session, table: &Relation, delta: &DeltaChunk) -> Result<(), SqlError> {
+    let removed = (0..delta.num_rows()).filter(|row| delta.weight(*row) < 0);
+    let removed: Vec<u32> = removed.map(|row| row as u32).collect();
+    if !removed.is_empty() {
+        let old = rows::take(&delta.batch, &UInt32Array::from(removed))?;
+        session.note_changed(table.id, &rows::storage_keys(table, &old)?);
+    }
+    Ok(())
 }
 
 pub fn too_many_conflicts() -> SqlError {
@@ -138,24 +157,24 @@ async fn returned(
     items: &[SelectItem],
     rows: RecordBatch,
 ) -> Result<(Vec<Field>, Vec<RecordBatch>), SqlError> {
-    let mut query = rewrite::empty_query()?;
-    let select = rewrite::select_of(&mut query)?;
-    select.projection = items.to_vec();
-    select.from = vec![rewrite::table_ref(None, alias)];
-    let mut view = session.catalog_view();
-    view.add_temporary(rows::renamed(table, alias), rows::mem_table(rows)?);
+    let (view, query) = returning_query(session, table, alias, items, rows)?;
     session.collect(&view, &query).await
 }
 
-/// The columns RETURNING will have, without running the statement.
-pub fn describe_returning(
+/// RETURNING as a query over the rows; the queries in it read the table as it was before the statement.
+fn returning_query(
     session: &Session,
     table: &Relation,
+    alias: &str,
     items: &[SelectItem],
-) -> Result<Vec<Field>, SqlError> {
+    rows: RecordBatch,
+) -> Result<(SessionCatalog, Query), SqlError> {
+    let name = rows::in_hand(table.id, "returned");
     let mut query = rewrite::empty_query()?;
     let select = rewrite::select_of(&mut query)?;
     select.projection = items.to_vec();
-    select.from = vec![rewrite::table_ref(Some(&table.schema), &table.name)];
-    Ok(session.bind(&session.catalog_view(), &query, &[])?.1)
+    select.from = vec![rewrite::aliased(&name, alias)];
+    let mut view = session.catalog_view();
+    view.add_temporary(rows::renamed(table, &name), rows::mem_table(rows)?);
+    Ok((view, query))
 }

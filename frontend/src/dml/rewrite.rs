@@ -2,8 +2,8 @@
 
 use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::{
-    Expr, Ident, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr, TableFactor,
-    TableWithJoins, Value,
+    Expr, Ident, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr, TableAlias,
+    TableFactor, TableWithJoins, Value,
 };
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::parser::Parser;
@@ -68,6 +68,16 @@ pub fn table_ref(schema: Option<&str>, name: &str) -> TableWithJoins {
         },
         joins: vec![],
     }
+}
+
+/// `"name" AS "alias"`.
+pub fn aliased(name: &str, alias: &str) -> TableWithJoins {
+    let mut table = table_ref(None, name);
+    if let TableFactor::Table { alias: called, .. } = &mut table.relation {
+        let name = quoted(alias);
+        *called = Some(TableAlias { explicit: true, name, columns: Vec::new(), at: None });
+    }
+    table
 }
 
 pub fn quote_literal(text: &str) -> String {

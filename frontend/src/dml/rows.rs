@@ -1,6 +1,6 @@
 //! Rows on their way into a table: constraints, keys, temporary tables of them.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, UInt32Array};
@@ -107,11 +107,17 @@ pub fn storage_keys(
 
 /// Positions of the first row of each key, ascending.
 pub fn first_of_each_key(table: &Relation, rows: &RecordBatch) -> Result<UInt32Array, SqlError> {
+    let first = first_with_key(table, rows)?.into_iter().zip(0..);
+    Ok(first.filter(|(first, row): &(u32, u32)| first == row).map(|(_, row)| row).collect())
+}
+
+/// For each row the position of the first one that has its key.
+pub fn first_with_key(table: &Relation, rows: &RecordBatch) -> Result<Vec<u32>, SqlError> {
     let key: Vec<ArrayRef> = table.key.iter().map(|k| rows.column(*k as usize).clone()).collect();
     let codec = KeyCodec::new(key.iter().map(|c| c.data_type().clone())).map_err(arrow_error)?;
     let encoded = codec.rows(&key).map_err(arrow_error)?;
-    let mut seen = HashSet::with_capacity(rows.num_rows());
-    Ok((0..rows.num_rows()).filter(|i| seen.insert(encoded.row(*i))).map(|i| i as u32).collect())
+    let mut first = HashMap::with_capacity(rows.num_rows());
+    Ok((0..rows.num_rows()).map(|i| *first.entry(encoded.row(i)).or_insert(i as u32)).collect())
 }
 
 pub fn take(rows: &RecordBatch, indices: &UInt32Array) -> Result<RecordBatch, SqlError> {
@@ -147,6 +153,20 @@ pub fn mem_table(rows: RecordBatch) -> Result<Arc<dyn TableProvider>, SqlError> 
 pub fn renamed(table: &Relation, name: &str) -> Relation {
     Relation { name: name.to_owned(), ..table.clone() }
 }
+
+/// What rows that a statement has in hand are called in the queries over them, beside the table's own name: `part` is
+/// what they are of it. No table of a user has such a name, since no text of SQL can have the character 0, so that
+/// queries within those read the tables.
+pub fn in_hand(table: u32, part: &str) -> String {
+    format!("{IN_HAND}{table} {part}")
+}
+
+/// The table whose rows in hand have this name.
+pub fn table_in_hand(name: &str) -> Option<u32> {
+    name.strip_prefix(IN_HAND)?.split(' ').next()?.parse().ok()
+}
+
+const IN_HAND: char = '\0';
 
 /// The table under a name, with a column that numbers its rows (not hidden: the query must see it).
 pub fn with_row_number(

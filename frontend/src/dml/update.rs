@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, RecordBatch};
+use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
 use arrow::datatypes::DataType;
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
@@ -14,7 +14,7 @@ use sqlparser::ast::{
 };
 
 use super::assign::{assign, check_fields};
-use super::insert::{assigned_value, assignment_position};
+use super::insert::{assigned_value, assignment_position, set_twice};
 use super::spool::Spool;
 use super::{
     Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rewrite, rows, too_many_conflicts,
@@ -27,7 +27,7 @@ use crate::session::Session;
 /// A statement as a query: all columns of the rows it finds, then the values it sets.
 pub struct Plan {
     pub table: Arc<Relation>,
-    alias: String,
+    pub alias: String,
     pub query: Query,
     /// Columns set, in the order of the values.
     positions: Vec<usize>,
@@ -38,7 +38,12 @@ pub struct Plan {
 impl Plan {
     /// Rows move to other keys.
     fn moves(&self) -> bool {
-        self.positions.iter().any(|p| self.table.key.contains(&(*p as u32)))
+        // What is generated follows from whatever is set.
+        let moved = |k: &u32| {
+            let at = *k as usize;
+            self.positions.contains(&at) || self.table.columns[at].generated_sql.is_some()
+        };
+        !self.positions.is_empty() && self.table.key.iter().any(moved)
     }
 
     /// The query with every row of the table once, whatever is joined to it.
@@ -78,7 +83,7 @@ fn target(
 }
 
 /// What reads an append-only table keeps no more than it needs for rows that come.
-fn only_grows(table: &Relation, verb: &str) -> Result<(), SqlError> {
+pub(super) fn only_grows(table: &Relation, verb: &str) -> Result<(), SqlError> {
     if !table.append_only {
         return Ok(());
     }
@@ -122,10 +127,7 @@ pub fn plan_update(view: &SessionCatalog, update: &Update) -> Result<Plan, SqlEr
     for (i, assignment) in update.assignments.iter().enumerate() {
         let position = assignment_position(&table, &assignment.target)?;
         if positions.contains(&position) {
-            return Err(SqlError::new(
-                millrace_common::SqlState::SYNTAX_ERROR,
-                format!("multiple assignments to same column \"{}\"", table.columns[position].name),
-            ));
+            return Err(set_twice(&table, position));
         }
         let value = assigned_value(&table, position, &assignment.value)?;
         select.projection.push(rewrite::item(value, &format!("new{i}")));
@@ -336,6 +338,22 @@ async fn set_columns(
     rows::check_not_null(&plan.table, columns)
 }
 
+/// Of rows those that no other part of the statement has changed: each is changed once.
+fn unwritten(
+    session: &Session,
+    table: &Relation,
+    rows_found: &RecordBatch,
+    which: UInt32Array,
+) -> Result<UInt32Array, SqlError> {
+    if !session.in_parts() {
+        return Ok(which);
+    }
+    let keys = rows::storage_keys(table, &rows::take(rows_found, &which)?)?;
+    let Some(written) = session.written_by_parts(table.id, &keys) else { return Ok(which) };
+    let left = which.values().iter().zip(&written).filter(|(_, written)| !**written);
+    Ok(UInt32Array::from_iter_values(left.map(|(row, _)| *row)))
+}
+
 async fn evaluate(
     session: &Session,
     plan: &Plan,
@@ -353,6 +371,7 @@ async fn evaluate(
     let old = rows::batch(&schema, all.columns()[..width].to_vec(), all.num_rows())?;
     // A row that several rows of FROM match is changed once, by the first.
     let once = rows::first_of_each_key(table, &old)?;
+    let once = unwritten(session, table, &old, once)?;
     let old = rows::take(&old, &once)?;
     let count = Some(old.num_rows() as u64);
     let removed = DeltaChunk::inserts(old.clone()).negate();

@@ -7,11 +7,10 @@ use datafusion::config::ConfigOptions;
 use datafusion::error::DataFusionError;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::SpillFile;
-use datafusion::execution::memory_pool::FairSpillPool;
+use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::LogicalPlan;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_optimizer::optimizer::PhysicalOptimizer;
 use datafusion::physical_plan::joins::HashJoinExec;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
@@ -26,7 +25,11 @@ use tokio::sync::mpsc;
 
 use crate::cluster::BatchStream;
 use crate::error::FrontendError;
+use crate::query::interruptible::interruptible;
 use crate::query::null_errors::NullOnErrorRule;
+use crate::query::pauses::{Ended, PausingJoins, context};
+use crate::query::pool::{SharedPool, first_of_merge};
+use crate::session::busy;
 
 /// Batches on their way to a client: enough to overlap computing with sending.
 const CHANNEL_BATCHES: usize = 2;
@@ -71,28 +74,33 @@ impl QueryEngine {
             .map_err(FrontendError::Runtime)?;
         millrace_planner::functions::bounded::fit_to_memory(memory_bytes);
         let environment = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(FairSpillPool::new(memory_bytes)))
+            .with_memory_pool(SharedPool::new(memory_bytes))
             .build_arc()
             .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
         let build = |options: ConfigOptions, partitions: usize, errors: ExpressionErrors| {
-            let config = SessionConfig::from(options).with_target_partitions(partitions);
-            let mut builder = SessionStateBuilder::new_with_default_features()
-                .with_config(config)
-                .with_runtime_env(environment.clone());
+            // Scans ask what failing expressions are.
+            let config = SessionConfig::from(options)
+                .with_target_partitions(partitions)
+                .with_extension(Arc::new(errors));
+            let mut rules = PhysicalOptimizer::new().rules;
             if errors == ExpressionErrors::Null {
-                let mut rules: Vec<Arc<dyn PhysicalOptimizerRule + Send + Sync>> =
-                    vec![Arc::new(NullOnErrorRule)];
-                rules.extend(PhysicalOptimizer::new().rules);
-                builder = builder.with_physical_optimizer_rules(rules);
+                rules.insert(0, Arc::new(NullOnErrorRule));
             }
-            let mut state = builder.build();
+            rules.push(Arc::new(PausingJoins));
+            let mut state = SessionStateBuilder::new_with_default_features()
+                .with_config(config)
+                .with_runtime_env(environment.clone())
+                .with_physical_optimizer_rules(interruptible(rules))
+                .build();
             millrace_planner::functions::register_all(&mut state)
                 .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
             Ok::<_, FrontendError>(state)
         };
         let partitions = threads.max(1);
-        let state = build(batch_options(), partitions, ExpressionErrors::Raised)?;
-        let null_state = build(config_options(), partitions, ExpressionErrors::Null)?;
+        let hashing = with_merges(batch_options(), memory_bytes);
+        let state = build(hashing, partitions, ExpressionErrors::Raised)?;
+        let null_options = with_merges(config_options(), memory_bytes);
+        let null_state = build(null_options, partitions, ExpressionErrors::Null)?;
         // With a single partition every join is a hash join.
         let sorting =
             build(sorting_options(memory_bytes), partitions.max(2), ExpressionErrors::Raised)?;
@@ -112,6 +120,11 @@ impl QueryEngine {
         self.environment.memory_pool.reserved()
     }
 
+    /// Memory of queries for rows that a statement keeps.
+    pub fn reservation(&self, name: &str) -> MemoryReservation {
+        MemoryConsumer::new(name).register(&self.environment.memory_pool)
+    }
+
     /// A file that is gone when it is dropped.
     pub fn temporary_file(&self) -> Result<Arc<dyn SpillFile>, SqlError> {
         let manager = &self.environment.disk_manager;
@@ -119,7 +132,7 @@ impl QueryEngine {
     }
 
     pub fn optimize(&self, plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-        optimize_for_batch(plan)
+        busy(|| optimize_for_batch(plan))
     }
 
     /// The physical plan of an optimised logical plan.
@@ -137,7 +150,7 @@ impl QueryEngine {
         if errors == ExpressionErrors::Raised {
             return self.run(plan).await;
         }
-        let plan = optimize_like_view(plan)?;
+        let plan = busy(|| optimize_like_view(plan))?;
         let planner = self.null_state.query_planner().clone();
         let physical = planner
             .create_physical_plan(&plan, &self.null_state)
@@ -161,13 +174,15 @@ impl QueryEngine {
 
     fn start(&self, physical: Arc<dyn ExecutionPlan>, fallback: Option<Fallback>) -> BatchStream {
         let (sender, receiver) = mpsc::channel(CHANNEL_BATCHES);
-        let context = self.state.task_ctx();
+        let gone = Arc::new(Ended::default());
+        let running = Arc::clone(&gone);
+        let context = context(&self.state, &running);
         let task = self.handle.spawn(async move {
             if let Some(fallback) = drive(physical, context, &sender, fallback).await {
-                fallback.drive(&sender).await;
+                fallback.drive(&sender, &running).await;
             }
         });
-        let stream = Running { receiver, task, ended: false };
+        let stream = Running { receiver, task, gone, ended: false };
         Box::pin(futures::stream::unfold(stream, |mut s| async move {
             let item = s.next().await?;
             Some((item, s))
@@ -189,6 +204,8 @@ impl QueryEngine {
 struct Running {
     receiver: mpsc::Receiver<Result<RecordBatch, SqlError>>,
     task: tokio::task::JoinHandle<()>,
+    /// Set when its reader is gone: aborting reaches a task only between its polls, and those of a join may be long.
+    gone: Arc<Ended>,
     ended: bool,
 }
 
@@ -215,12 +232,20 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self.gone.set();
         self.task.abort();
     }
 }
 
 /// Rows of a batch where joins sort.
-const SORTING_ROWS: usize = 1_024;
+const SORTING_ROWS: usize = 512;
+
+/// Options with what each sort keeps free for its merge: a plan may have a dozen of them in each partition.
+fn with_merges(mut options: ConfigOptions, memory_bytes: usize) -> ConfigOptions {
+    let usual = options.execution.sort_spill_reservation_bytes;
+    options.execution.sort_spill_reservation_bytes = first_of_merge(memory_bytes).min(usual);
+    options
+}
 
 /// [`batch_options`] for joins that sort.
 fn sorting_options(memory_bytes: usize) -> ConfigOptions {
@@ -230,10 +255,7 @@ fn sorting_options(memory_bytes: usize) -> ConfigOptions {
     options
         .set("datafusion.execution.batch_size", &SORTING_ROWS.to_string())
         .expect("DataFusion has the option and takes any number but 0");
-    // Kept free for the merge of each sort: a plan may have a dozen of them in each partition.
-    options.execution.sort_spill_reservation_bytes =
-        (memory_bytes / 64).clamp(256 << 10, options.execution.sort_spill_reservation_bytes);
-    options
+    with_merges(options, memory_bytes)
 }
 
 fn joins_by_hash(plan: &Arc<dyn ExecutionPlan>) -> bool {
@@ -247,11 +269,12 @@ struct Fallback {
 }
 
 impl Fallback {
-    async fn drive(self, sender: &BatchSender) {
+    async fn drive(self, sender: &BatchSender, running: &Arc<Ended>) {
         let planner = self.state.query_planner().clone();
         match planner.create_physical_plan(&self.plan, self.state.as_ref()).await {
             Ok(physical) => {
-                drive(physical, self.state.task_ctx(), sender, None).await;
+                let context = context(&self.state, running);
+                drive(physical, context, sender, None).await;
             }
             Err(e) => drop(sender.send(Err(sql_error_from_datafusion(e))).await),
         }
@@ -290,4 +313,80 @@ async fn drive(
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use arrow::array::Int64Array;
+    use arrow::datatypes::{DataType, Field, Schema};
+    use datafusion::physical_plan::displayable;
+    use datafusion::prelude::SessionContext;
+
+    use super::*;
+
+    /// An engine of one thread, with tables of which each pair of rows takes a while.
+    fn engine() -> (QueryEngine, SessionContext) {
+        let engine = QueryEngine::new(1, 256 << 20).unwrap();
+        let tables = SessionContext::new_with_state(engine.state.clone());
+        let schema = Schema::new(vec![Field::new("x", DataType::Int64, true)]);
+        let rows = Int64Array::from_iter_values(0..200_000);
+        let batch = RecordBatch::try_new(Arc::new(schema), vec![Arc::new(rows)]).unwrap();
+        tables.register_batch("a", batch.clone()).unwrap();
+        tables.register_batch("b", batch).unwrap();
+        (engine, tables)
+    }
+
+    async fn planned(tables: &SessionContext, query: &str) -> Arc<dyn ExecutionPlan> {
+        tables.sql(query).await.unwrap().create_physical_plan().await.unwrap()
+    }
+
+    /// While the query runs another one is answered; when its reader is gone it gives its memory back.
+    async fn leaves_room_and_ends(query: &str) {
+        let (engine, tables) = engine();
+        let mut long = engine.execute(planned(&tables, query).await);
+        let early = tokio::time::timeout(Duration::from_millis(500), long.next()).await;
+        assert!(early.is_err(), "{query} takes longer");
+        let mut short = engine.execute(planned(&tables, "SELECT 1").await);
+        let answer = tokio::time::timeout(Duration::from_secs(10), short.next()).await;
+        let batch = answer.unwrap_or_else(|_| panic!("no room beside {query}"));
+        assert_eq!(batch.unwrap().unwrap().num_rows(), 1);
+        drop((long, short));
+        let until = Instant::now() + Duration::from_secs(10);
+        while engine.memory_used() > 0 {
+            assert!(Instant::now() < until, "{query} goes on");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn joins_leave_room_and_end_with_their_statement() {
+        for query in [
+            "SELECT count(*) FROM a JOIN b ON a.x % 7 <> b.x % 5",
+            "SELECT count(*) FROM a JOIN b ON a.x * b.x < 0",
+            "SELECT count(a.x + b.x) FROM a, b",
+            "SELECT count(*) FROM a WHERE EXISTS (SELECT 1 FROM b WHERE a.x + b.x < 0)",
+            "SELECT count(*) FROM a WHERE NOT EXISTS (SELECT 1 FROM b WHERE a.x + b.x < 0)",
+            "SELECT count(*) FROM a JOIN b ON a.x % 2 = b.x % 2 AND a.x + b.x < 0",
+        ] {
+            leaves_room_and_ends(query).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_join_looks_and_counts_as_before() {
+        let (engine, tables) = engine();
+        let query = "SELECT count(*) FROM (SELECT x FROM a WHERE x < 30) a \
+                     JOIN (SELECT x FROM b WHERE x < 20) b ON a.x < b.x";
+        let plan = planned(&tables, query).await;
+        let shown = displayable(plan.as_ref()).indent(false).to_string();
+        assert!(shown.contains("NestedLoopJoinExec: join_type=Inner, filter=x@"), "{shown}");
+        let batch = engine.execute(plan).next().await.unwrap().unwrap();
+        let counts = batch.column(0).as_any().downcast_ref::<Int64Array>().unwrap();
+        // 0 + 1 + ... + 19 smaller ones.
+        assert_eq!(counts.value(0), 190);
+        let plan = planned(&tables, "SELECT 1 FROM a JOIN b USING (x)").await;
+        assert!(joins_by_hash(&plan));
+    }
 }

@@ -25,6 +25,7 @@ use millrace_common::{Epoch, RelationId, SqlError};
 use millrace_executor::dml::StagedTable;
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 
+use super::engine::ExpressionErrors;
 use super::index::{self, IndexRead};
 use super::overlay::Overlay;
 use crate::cluster::{Cluster, ScanRequest};
@@ -203,7 +204,7 @@ impl TableProvider for SnapshotTable {
 
     async fn scan(
         &self,
-        _state: &dyn Session,
+        state: &dyn Session,
         projection: Option<&Vec<usize>>,
         filters: &[Expr],
         limit: Option<usize>,
@@ -213,11 +214,14 @@ impl TableProvider for SnapshotTable {
         let keys = self.point(filters);
         // With filters above it a limit would cut before they ran.
         let limit = if filters.is_empty() { limit } else { None };
+        let errors = state.config().get_extension::<ExpressionErrors>();
+        let null_errors = errors.is_some_and(|e| *e == ExpressionErrors::Null);
+        let of = |columns| ScanRequest { columns, limit, null_errors, ..ScanRequest::default() };
         let (relation, request) = match self.usable_index(&columns, filters).await {
             Some(IndexRead { index, columns, ranges, .. }) => {
-                (index, ScanRequest { columns, limit, keys: None, ranges: Some(ranges) })
+                (index, ScanRequest { ranges: Some(ranges), ..of(columns) })
             }
-            None => (self.relation.clone(), ScanRequest { columns, limit, keys, ranges: None }),
+            None => (self.relation.clone(), ScanRequest { keys, ..of(columns) }),
         };
         let mut request = request;
         let overlay = self.staged.clone().map(|staged| {

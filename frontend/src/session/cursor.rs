@@ -7,16 +7,18 @@ use futures::StreamExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::{ParsedStatement, Statement};
 use parking_lot::Mutex;
-use sqlparser::ast::{CloseCursor, Declare, FetchDirection, Statement as Sql, Value};
+use sqlparser::ast::{CloseCursor, Declare, FetchDirection, Statement as Sql};
 
-use super::prepare::{Portal, PortalState, Running};
-use super::{RowSet, Session};
+use super::prepare::{Declared, Portal, PortalState, Running, cannot_run};
+use super::scroll::{Fetched, Scroll, Way, forward_only, steps, stored};
+use super::{Outcome, RowSet, Session};
 use crate::encoding::Column;
 use crate::query::catalog_view::fold;
 use crate::wire::Field;
 
 impl Session {
-    pub async fn declare(&mut self, declare: &Declare) -> Result<String, SqlError> {
+    /// `written`: the statement as it was written.
+    pub async fn declare(&mut self, declare: &Declare, written: &str) -> Result<String, SqlError> {
         let (Some(name), Some(query)) = (declare.names.first(), &declare.for_query) else {
             return Err(SqlError::unsupported("this form of DECLARE"));
         };
@@ -27,9 +29,8 @@ impl Session {
                 "DECLARE CURSOR can only be used in transaction blocks",
             ));
         }
-        if declare.scroll.unwrap_or(false) {
-            return Err(SqlError::unsupported("a SCROLL cursor"));
-        }
+        let refused = "DECLARE CURSOR must not contain data-modifying statements in WITH";
+        crate::dml::with::refuse(query, refused)?;
         let name = fold(name);
         if self.portals.contains_key(&name) || self.feeds.contains_key(&name) {
             return Err(SqlError::new(
@@ -43,16 +44,37 @@ impl Session {
         let inner = ParsedStatement { statement, text, offset: 0, source: Arc::from("") };
         let prepared = Arc::new(self.describe(inner, &[])?);
         let rows = self.query(query).await?;
-        let running = Running { rows, current: None, sent: 0 };
-        let portal = Portal {
-            prepared,
-            values: Vec::new(),
-            formats: Vec::new(),
-            state: PortalState::Running(Box::new(Mutex::new(running))),
-            hold,
-        };
+        let scrolls = declare.scroll.unwrap_or(false);
+        let state = self.opened(rows, scrolls).await?;
+        let declared = Some(Declared {
+            statement: written.to_owned(),
+            binary: declare.binary.unwrap_or(false),
+            scroll: scrolls,
+            at: chrono::Utc::now().timestamp_micros(),
+        });
+        let (values, formats) = (Vec::new(), Vec::new());
+        let portal = Portal { prepared, values, formats, state, hold, declared };
         self.portals.insert(name, portal);
         Ok("DECLARE CURSOR".to_owned())
+    }
+
+    /// The rows of a new cursor. Outside a block its transaction ends with the statement: what fails, fails here.
+    async fn opened(&self, rows: RowSet, scrolls: bool) -> Result<PortalState, SqlError> {
+        let ends = !self.in_block();
+        if scrolls {
+            let memory = self.engine().reservation("a SCROLL cursor");
+            let mut scroll = Scroll::new(rows.stream, memory);
+            if ends {
+                scroll.read_all().await?;
+            }
+            return Ok(PortalState::Scroll(Box::new(Mutex::new(scroll))));
+        }
+        let rows = match ends {
+            true => stored(rows, self.engine().reservation("a cursor WITH HOLD")).await?,
+            false => rows,
+        };
+        let running = Running { rows, current: None, sent: 0 };
+        Ok(PortalState::Running(Box::new(Mutex::new(running))))
     }
 
     pub async fn fetch(
@@ -60,45 +82,78 @@ impl Session {
         name: &str,
         direction: &FetchDirection,
     ) -> Result<RowSet, SqlError> {
-        let count = |v: &Value| v.to_string().parse::<usize>().map_err(|_| backward());
-        let wanted = match direction {
-            FetchDirection::Next | FetchDirection::Forward { limit: None } => 1,
-            FetchDirection::Count { limit } | FetchDirection::Forward { limit: Some(limit) } => {
-                count(&limit.value)?
-            }
-            FetchDirection::All | FetchDirection::ForwardAll => usize::MAX,
-            _ => return Err(backward()),
-        };
+        let way = Way::of(direction)?;
         if self.feeds.contains_key(name) {
+            let wanted = match way {
+                Way::Forward(n) => n,
+                Way::Relative(0) => 0,
+                _ => {
+                    let what = format!("FETCH {direction} from a subscription cursor");
+                    return Err(SqlError::unsupported(what).with_hint(
+                        "Changes come in their order: FETCH NEXT, FETCH n or FETCH ALL.",
+                    ));
+                }
+            };
             return self.fetch_changes(name, wanted, None).await;
         }
+        let (fields, fetched) = self.go(name, way, true).await?;
+        Ok(fetched.into_rows(fields))
+    }
+
+    /// MOVE: how many rows FETCH would give.
+    pub async fn pass(
+        &mut self,
+        name: &str,
+        direction: &FetchDirection,
+    ) -> Result<usize, SqlError> {
+        if !self.feeds.contains_key(name) {
+            let (_, fetched) = self.go(name, Way::of(direction)?, false).await?;
+            return Ok(fetched.rows());
+        }
+        let mut rows = self.fetch(name, direction).await?.stream;
+        let mut passed = 0;
+        while let Some(batch) = rows.next().await {
+            passed += batch?.num_rows();
+        }
+        Ok(passed)
+    }
+
+    /// Rows that were fetched, as the client sees them.
+    pub fn shown(&self, fetched: Fetched, fields: Vec<Field>) -> Outcome {
+        self.in_zone(Outcome::Rows(fetched.into_rows(fields)))
+    }
+
+    /// Moves a cursor of a query; its columns, and the rows it has come by. One that fails on its way, or is cut
+    /// off there, has lost rows: it is not read any more.
+    async fn go(
+        &mut self,
+        name: &str,
+        way: Way,
+        keep: bool,
+    ) -> Result<(Vec<Field>, Fetched), SqlError> {
+        let mut fetched = Fetched::new(self.engine().reservation("rows of a FETCH"), keep);
         let portal = self.portals.get_mut(name).ok_or_else(|| no_cursor(name))?;
         let fields = portal.prepared.fields.clone().unwrap_or_default();
-        let PortalState::Running(running) = &mut portal.state else {
-            return Ok(RowSet::ready(fields, vec![], "FETCH {n}"));
-        };
-        let running = running.get_mut();
-        let mut batches: Vec<RecordBatch> = Vec::new();
-        let mut left = wanted;
-        while left > 0 {
-            let Some(batch) = running.rows.stream.next().await else {
-                // What has ended may be asked again.
-                running.rows.stream = futures::stream::empty().boxed();
-                break;
-            };
-            let batch = batch?;
-            let n = batch.num_rows().min(left);
-            left -= n;
-            batches.push(batch.slice(0, n));
-            if n < batch.num_rows() {
-                let rest = batch.slice(n, batch.num_rows() - n);
-                let stream =
-                    std::mem::replace(&mut running.rows.stream, futures::stream::empty().boxed());
-                running.rows.stream =
-                    futures::stream::once(async { Ok(rest) }).chain(stream).boxed();
+        portal.state = match std::mem::replace(&mut portal.state, PortalState::Failed) {
+            PortalState::Failed => return Err(cannot_run(name)),
+            PortalState::Running(mut running) => match steps(running.get_mut().sent, way) {
+                Ok(steps) => {
+                    forward_only(running.get_mut(), steps, &mut fetched).await?;
+                    PortalState::Running(running)
+                }
+                // It has not moved.
+                Err(e) => {
+                    portal.state = PortalState::Running(running);
+                    return Err(e);
+                }
+            },
+            PortalState::Scroll(mut scroll) => {
+                scroll.get_mut().fetch(way, &mut fetched).await?;
+                PortalState::Scroll(scroll)
             }
-        }
-        Ok(RowSet::ready(fields, batches, "FETCH {n}"))
+            state @ (PortalState::Ready | PortalState::Done) => state,
+        };
+        Ok((fields, fetched))
     }
 
     pub fn close(&mut self, cursor: &CloseCursor) -> Result<String, SqlError> {
@@ -147,9 +202,4 @@ fn padded(column: &ArrayRef, length: usize) -> ArrayRef {
 
 pub fn no_cursor(name: &str) -> SqlError {
     SqlError::new(SqlState::INVALID_CURSOR_NAME, format!("cursor \"{name}\" does not exist"))
-}
-
-fn backward() -> SqlError {
-    SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, "cursor can only scan forward")
-        .with_hint("Declare it with SCROLL option to enable backward scan.")
 }

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use arrow::array::ArrayRef;
-use futures::StreamExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::ast::Show;
 use millrace_planner::bind::locate;
+use millrace_planner::parser::with_changes_rows;
 use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::{DiscardObject, Expr, Statement as Sql};
 
-use super::{Block, Outcome, RowSet, Session, params, transaction};
+use super::{Block, Outcome, Prepared, RowSet, Session, params, transaction};
 use crate::query::catalog_view::fold;
 use crate::{copy, ddl, dml};
 
@@ -25,6 +25,7 @@ impl Session {
             return Err(transaction::aborted());
         }
         let result = self.execute_statement(parsed, values).await;
+        let result = result.map(|outcome| self.in_zone(outcome));
         result.map_err(|e| locate::in_statement(e, parsed))
     }
 
@@ -33,6 +34,7 @@ impl Session {
         parsed: &ParsedStatement,
         values: &[ArrayRef],
     ) -> Result<Outcome, SqlError> {
+        self.queried |= takes_snapshot(&parsed.statement);
         match &parsed.statement {
             Statement::Sql(sql) => {
                 let mut sql = sql.as_ref().clone();
@@ -43,6 +45,7 @@ impl Session {
                     }
                     params::substitute(&mut sql, values)?;
                 }
+                self.fit_to_zone(&mut sql)?;
                 self.execute_sql(&sql, parsed).await
             }
             Statement::Show(Show::Setting(name)) => Ok(Outcome::Rows(self.show(name)?)),
@@ -61,11 +64,7 @@ impl Session {
                 Ok(Outcome::Rows(self.fetch_changes(&fold(cursor), wanted, Some(timeout)).await?))
             }
             Statement::Move { cursor, direction } => {
-                let mut rows = self.fetch(&fold(cursor), direction).await?.stream;
-                let mut passed = 0;
-                while let Some(batch) = rows.next().await {
-                    passed += batch?.num_rows();
-                }
+                let passed = self.pass(&fold(cursor), direction).await?;
                 Ok(Outcome::Command(format!("MOVE {passed}")))
             }
             Statement::Subscribe(subscribe) => self.subscribe(subscribe).await,
@@ -84,6 +83,12 @@ impl Session {
     ) -> Result<Outcome, SqlError> {
         let done = |tag: &str| Ok(Outcome::Command(tag.to_owned()));
         match sql {
+            Sql::Query(query) if with_changes_rows(query) => {
+                self.check_writable("a write")?;
+                let result = Box::pin(dml::with::execute(self, query)).await;
+                self.notice_late();
+                result
+            }
             Sql::Query(query) => match crate::catalog::rewrite::sets(query) {
                 Some(settings) => Ok(Outcome::Rows(self.set_configs(settings)?)),
                 None => Ok(Outcome::Rows(self.query(query).await?)),
@@ -100,7 +105,7 @@ impl Session {
                     None => Outcome::Command(result.tag),
                 })
             }
-            Sql::Copy { .. } => copy::plan(self, sql).await,
+            Sql::Copy { .. } => copy::plan(self, sql, parsed).await,
             Sql::StartTransaction { modes, .. } => Ok(Outcome::Command(self.begin(modes)?)),
             Sql::Commit { chain, .. } => {
                 let next = if *chain { Some(self.chained("COMMIT AND CHAIN")?) } else { None };
@@ -128,6 +133,8 @@ impl Session {
                 let name = name.trim_start_matches("RESET ").trim().to_owned();
                 if name.eq_ignore_ascii_case("all") {
                     self.reset_all()
+                } else if name.eq_ignore_ascii_case("role") {
+                    // Nobody has another than their own.
                 } else {
                     self.reset(&name.replace('"', ""))?
                 }
@@ -140,7 +147,7 @@ impl Session {
                 Ok(Outcome::Command(format!("DISCARD {object_type}")))
             }
             Sql::Declare { stmts } => match stmts.as_slice() {
-                [declare] => Ok(Outcome::Command(self.declare(declare).await?)),
+                [declare] => Ok(Outcome::Command(self.declare(declare, &parsed.text).await?)),
                 _ => Err(SqlError::unsupported("this form of DECLARE")),
             },
             Sql::Fetch { name, direction, .. } => {
@@ -165,7 +172,8 @@ impl Session {
                         format!("prepared statement \"{name}\" already exists"),
                     ));
                 }
-                let prepared = self.describe(inner, &oids)?;
+                let described = self.describe(inner, &oids)?;
+                let prepared = Prepared { from_sql: true, ..described };
                 self.prepared.insert(name, Arc::new(prepared));
                 done("PREPARE")
             }
@@ -182,19 +190,9 @@ impl Session {
                 done("DEALLOCATE")
             }
             Sql::UNLISTEN { .. } => done("UNLISTEN"),
-            Sql::LISTEN { .. } | Sql::NOTIFY { .. } => Err(SqlError::unsupported("LISTEN/NOTIFY")),
             Sql::Analyze(_) => done("ANALYZE"),
             Sql::Vacuum(_) => done("VACUUM"),
-            other => Err(SqlError::unsupported(format!(
-                "the statement {}",
-                other
-                    .to_string()
-                    .split_whitespace()
-                    .take(2)
-                    .collect::<Vec<_>>()
-                    .join(" ")
-                    .to_uppercase()
-            ))),
+            _ => Ok(Outcome::Command(crate::utility::run(self, &parsed.text)?)),
         }
     }
 
@@ -221,6 +219,7 @@ impl Session {
         for (expr, t) in parameters.iter().zip(&prepared.param_types) {
             let to = millrace_common::SqlType::from_arrow(t)?;
             let expr = dml::rewrite::type_unknown(expr.clone(), to)?;
+            let expr = self.fit_value(expr, to)?;
             let query = dml::rewrite::parse_query(&format!("SELECT {expr}"))?;
             let (_, batches) = self.collect(&self.catalog_view(), &query).await?;
             let value = batches.iter().find(|b| b.num_rows() > 0).map(|b| b.column(0).slice(0, 1));
@@ -240,6 +239,23 @@ pub fn no_statement(name: &str) -> SqlError {
 
 fn ends_block(statement: &Statement) -> bool {
     matches!(statement, Statement::Sql(s) if matches!(s.as_ref(), Sql::Commit { .. } | Sql::Rollback { .. }))
+}
+
+/// Whether the isolation of the block cannot change any more after it.
+fn takes_snapshot(statement: &Statement) -> bool {
+    match statement {
+        Statement::Sql(sql) => matches!(
+            sql.as_ref(),
+            Sql::Query(_)
+                | Sql::Insert(_)
+                | Sql::Update(_)
+                | Sql::Delete(_)
+                | Sql::Copy { .. }
+                | Sql::Declare { .. }
+        ),
+        Statement::Explain(_) => true,
+        _ => false,
+    }
 }
 
 fn noun(statement: &Statement) -> &'static str {

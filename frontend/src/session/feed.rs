@@ -11,6 +11,8 @@ use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray, new_null_arra
 use arrow::datatypes::{DataType, Field as ArrowField, Schema, SchemaRef};
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use millrace_common::encoding::datetime::parse_timestamptz_in;
+use millrace_common::zone::Zone;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState, SqlType};
 use millrace_rpc::catalog::Relation;
 
@@ -202,11 +204,11 @@ impl ChangeFeed {
 }
 
 /// An epoch or a point in time as a statement gives it: an epoch's number, or a timestamp.
-pub fn parse_epoch(text: &str) -> Result<Epoch, SqlError> {
+pub fn parse_epoch(text: &str, zone: Option<Zone>) -> Result<Epoch, SqlError> {
     if let Ok(number) = text.trim().parse::<u64>() {
         return Ok(Epoch(number));
     }
-    let us = millrace_common::encoding::datetime::parse_timestamptz(text)?;
+    let us = parse_timestamptz_in(text, zone.unwrap_or(Zone::Fixed(0)))?;
     u64::try_from(us / 1_000).map(Epoch::from_millis).map_err(|_| {
         SqlError::new(SqlState::INVALID_PARAMETER_VALUE, format!("\"{text}\" is before 1970"))
     })

@@ -3,16 +3,21 @@
 //! Invariants: a statement reads one epoch; in BEGIN … COMMIT writes are staged and committed as one; after an error in a block everything but its end is refused (25P02). The
 //! session never holds a lock across an await.
 
+pub mod advisory;
 pub mod cursor;
 pub mod execute;
 pub mod feed;
 pub mod outcome;
 pub mod params;
 pub mod prepare;
+pub mod scope;
+pub mod scroll;
 pub mod set;
+pub mod settings;
 pub mod subscribe;
 pub mod transaction;
 pub mod writes;
+mod zone;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +27,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use arrow::array::RecordBatch;
 use arrow::datatypes::DataType;
 use futures::StreamExt;
-use millrace_common::settings::SessionSettings;
 use millrace_common::{Epoch, RelationId, SqlError, SqlState, SqlType};
 use millrace_planner::{Binder, BoundQuery, SessionInfo};
 use millrace_rpc::catalog::RelationKind;
@@ -32,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use outcome::{Outcome, RowSet};
 pub use prepare::{Portal, Prepared};
+pub use settings::Settings;
 pub use transaction::Block;
 pub use writes::StagedWrites;
 
@@ -47,7 +52,7 @@ pub struct Session {
     pub pid: i32,
     pub user: String,
     pub database: String,
-    pub settings: SessionSettings,
+    pub settings: Settings,
     pub block: Block,
     pub prepared: HashMap<String, Arc<Prepared>>,
     pub portals: HashMap<String, Portal>,
@@ -67,6 +72,10 @@ pub struct Session {
     pub writes: Arc<Mutex<StagedWrites>>,
     /// The epoch that all reads of the block use, once the first has chosen it.
     pub frozen: Mutex<Option<Epoch>>,
+    /// Whether the block has had a query: its isolation level stays then.
+    pub queried: bool,
+    /// What the parts of the statement under way share, if it has parts.
+    pub scope: Arc<Mutex<Option<scope::Scope>>>,
 }
 
 impl Session {
@@ -76,7 +85,7 @@ impl Session {
             pid,
             user,
             database,
-            settings: SessionSettings::default(),
+            settings: Settings::default(),
             block: Block::None,
             prepared: HashMap::new(),
             portals: HashMap::new(),
@@ -88,6 +97,8 @@ impl Session {
             cancel: CancellationToken::new(),
             writes: Arc::default(),
             frozen: Mutex::default(),
+            queried: false,
+            scope: Arc::default(),
         }
     }
 
@@ -144,8 +155,15 @@ impl Session {
 
     /// The catalog for one statement.
     pub fn catalog_view(&self) -> SessionCatalog {
-        SessionCatalog::new(self.cluster().clone(), self.search_path(), SystemTables::new(self))
-            .with_writes(Arc::clone(&self.writes))
+        let view = SessionCatalog::new(
+            self.cluster().clone(),
+            self.search_path(),
+            SystemTables::new(self),
+        );
+        match self.scope.lock().as_ref() {
+            Some(scope) => scope.narrow(view),
+            None => view.with_writes(Arc::clone(&self.writes)),
+        }
     }
 
     pub fn info(&self, for_view: bool) -> SessionInfo {
@@ -155,6 +173,7 @@ impl Session {
             user: self.user.clone(),
             now_us: i64::try_from(now.as_micros()).unwrap_or(i64::MAX),
             for_view,
+            zones: self.zones(for_view),
         }
     }
 
@@ -167,12 +186,19 @@ impl Session {
     ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
         let query = crate::catalog::rewrite::for_clients(query, self)?;
         let bound = busy(|| Binder::new(view, self.info(false)).query(&query, params))?;
+        self.note_relations(&bound.relations);
         let fields = fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
         Ok((bound, fields))
     }
 
     /// The newest epoch at which the relations are exact, as `read_freshness` asks.
     pub async fn read_epoch(&self, ids: &[RelationId]) -> Result<Epoch, SqlError> {
+        if let Some(epoch) = self.scope_epoch() {
+            return match self.cluster().exact_at(ids, epoch) {
+                true => Ok(epoch),
+                false => Err(scope::no_version()),
+            };
+        }
         if !self.freezes_snapshot() {
             return self.newest_epoch(ids).await;
         }
@@ -231,6 +257,9 @@ impl Session {
         if let Some(pause) = crate::catalog::rewrite::sleeps(query) {
             tokio::time::sleep(pause).await;
             return RowSet::text(&["pg_sleep"], vec![vec![Some(String::new())]], "SELECT {n}");
+        }
+        if let Some(calls) = crate::catalog::rewrite::lock_calls(query) {
+            return self.wait_for_locks(&calls).await;
         }
         let view = self.catalog_view();
         let (bound, fields) = self.bind(&view, query, &[])?;
@@ -315,7 +344,7 @@ pub fn timed_out() -> SqlError {
 }
 
 /// Runs what keeps a processor busy for a while, without holding up the other connections of the thread.
-fn busy<T>(work: impl FnOnce() -> T) -> T {
+pub(crate) fn busy<T>(work: impl FnOnce() -> T) -> T {
     use tokio::runtime::{Handle, RuntimeFlavor};
     match Handle::try_current().map(|h| h.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),

@@ -49,6 +49,34 @@ pub fn note_type(expr: &Expr, t: DataType, types: &mut Vec<Option<DataType>>) {
     }
 }
 
+/// Fills in inferred types; what the client declared stays.
+pub fn merge(types: &mut Vec<Option<DataType>>, inferred: Vec<DataType>) {
+    types.resize(types.len().max(inferred.len()), None);
+    for (slot, t) in types.iter_mut().zip(inferred) {
+        if t != DataType::Null {
+            slot.get_or_insert(t);
+        }
+    }
+}
+
+/// Fills in what was inferred of the parameters that a part of a statement has: of others it knows nothing.
+pub fn merge_of<V: sqlparser::ast::Visit>(
+    part: &V,
+    types: &mut Vec<Option<DataType>>,
+    inferred: &[DataType],
+) {
+    types.resize(types.len().max(inferred.len()), None);
+    let _ = visit_expressions(part, |e| {
+        if let Some(n) = placeholder(e)
+            && let (Some(slot), Some(t)) = (types.get_mut(n - 1), inferred.get(n - 1))
+            && *t != DataType::Null
+        {
+            slot.get_or_insert_with(|| t.clone());
+        }
+        ControlFlow::<()>::Continue(())
+    });
+}
+
 /// Replaces every `$n` by its value.
 pub fn substitute<V: VisitMut>(statement: &mut V, values: &[ArrayRef]) -> Result<(), SqlError> {
     if values.is_empty() {

@@ -2,19 +2,23 @@
 
 use std::sync::Arc;
 
-use arrow::array::ArrayRef;
+use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::DataType;
 use bytes::Bytes;
+use millrace_common::zone::Zone;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::ast::Show;
 use millrace_planner::bind::locate;
+use millrace_planner::parser::with_changes_rows;
 use millrace_planner::{ParsedStatement, Statement};
 use parking_lot::Mutex;
 use sqlparser::ast::Statement as Sql;
 
+use super::scroll::Scroll;
 use super::{RowSet, Session, outcome::text_field, params};
 use crate::dml;
 use crate::encoding::{Column, builder, describe_type, type_of_oid};
+use crate::query::catalog_view::fold;
 use crate::wire::Field;
 
 /// A statement and what is known of it without its parameters' values.
@@ -26,6 +30,10 @@ pub struct Prepared {
     pub param_types: Vec<DataType>,
     /// Output columns; `None`: the statement returns no rows.
     pub fields: Option<Vec<Field>>,
+    /// By PREPARE, not by a message of the client.
+    pub from_sql: bool,
+    /// When, in microseconds since 1970.
+    pub prepared_at: i64,
 }
 
 /// A statement with its parameters, or the rest of its rows.
@@ -36,20 +44,62 @@ pub struct Portal {
     pub state: PortalState,
     /// Survives its transaction (a cursor WITH HOLD).
     pub hold: bool,
+    /// What DECLARE said; `None`: it is a client's own portal.
+    pub declared: Option<Declared>,
+}
+
+/// A cursor as `pg_cursors` lists it.
+#[derive(Clone)]
+pub struct Declared {
+    pub statement: String,
+    pub binary: bool,
+    pub scroll: bool,
+    /// When, in microseconds since 1970.
+    pub at: i64,
 }
 
 pub enum PortalState {
     Ready,
     /// Rows not yet sent. The lock only makes a stream shareable; it is never waited for.
     Running(Box<Mutex<Running>>),
+    /// Rows of a cursor that goes back, too.
+    Scroll(Box<Mutex<Scroll>>),
     Done,
+    /// It is being read, or that has failed: then rows are lost, and nothing more is read of it.
+    Failed,
 }
 
 /// An open result: the stream, and the batch of which a part is sent.
 pub struct Running {
     pub rows: RowSet,
-    pub current: Option<(Vec<Column>, usize, usize)>,
+    pub current: Option<Current>,
     pub sent: u64,
+}
+
+/// A batch of which a part is sent or fetched.
+pub struct Current {
+    pub batch: RecordBatch,
+    /// As they are sent, once they are.
+    pub columns: Option<Vec<Column>>,
+    /// The first row that is not sent.
+    pub at: usize,
+}
+
+impl Current {
+    pub fn new(batch: RecordBatch) -> Current {
+        Current { batch, columns: None, at: 0 }
+    }
+
+    /// Rows that are not sent.
+    pub fn left(&self) -> usize {
+        self.batch.num_rows() - self.at
+    }
+}
+
+/// PostgreSQL's error for a portal that has failed.
+pub fn cannot_run(name: &str) -> SqlError {
+    let message = format!("portal \"{name}\" cannot be run");
+    SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
 }
 
 impl Session {
@@ -68,6 +118,8 @@ impl Session {
                 param_oids: vec![],
                 param_types: vec![],
                 fields: None,
+                from_sql: false,
+                prepared_at: chrono::Utc::now().timestamp_micros(),
             });
         };
         self.describe(parsed, given)
@@ -93,7 +145,14 @@ impl Session {
                 _ => describe_type(t).map(|d| d.0),
             })
             .collect::<Result<_, _>>()?;
-        Ok(Prepared { statement: Some(parsed), param_oids, param_types, fields })
+        Ok(Prepared {
+            statement: Some(parsed),
+            param_oids,
+            param_types,
+            fields,
+            from_sql: false,
+            prepared_at: chrono::Utc::now().timestamp_micros(),
+        })
     }
 
     fn describe_statement(
@@ -110,61 +169,32 @@ impl Session {
             }
             Statement::Show(show) => text(crate::ddl::show::columns(show)),
             Statement::Describe { .. } => text(crate::ddl::show::DESCRIBE),
-            Statement::FetchWait { cursor, .. } => {
-                self.feed_fields(&crate::query::catalog_view::fold(cursor))
-            }
+            Statement::FetchWait { cursor, .. } => self.feed_fields(&fold(cursor)),
             _ => None,
         })
     }
 
-    fn describe_sql(
+    pub(crate) fn describe_sql(
         &self,
         sql: &Sql,
         types: &mut Vec<Option<DataType>>,
     ) -> Result<Option<Vec<Field>>, SqlError> {
-        let view = self.catalog_view();
         match sql {
+            Sql::Query(query) if with_changes_rows(query) => {
+                dml::with::describe(self, query, types)
+            }
             Sql::Query(query) => {
-                let (bound, fields) = self.bind(&view, query, types)?;
-                merge(types, bound.param_types);
+                let (bound, fields) = self.bind(&self.catalog_view(), query, types)?;
+                params::merge(types, bound.param_types);
                 Ok(Some(fields))
             }
-            Sql::Insert(insert) => {
-                let table = dml::insert::table_of(&view, insert)?;
-                dml::insert::infer_parameters(&table, insert, types)?;
-                if let Some(source) = &insert.source
-                    && !matches!(source.body.as_ref(), sqlparser::ast::SetExpr::Values(_))
-                {
-                    merge(types, self.bind(&view, source, types)?.0.param_types);
-                }
-                insert
-                    .returning
-                    .as_deref()
-                    .map(|items| dml::describe_returning(self, &table, items))
-                    .transpose()
-            }
-            Sql::Update(update) => {
-                let plan = dml::update::plan_update(&view, update)?;
-                dml::update::infer_parameters(&plan.table, update, types)?;
-                merge(types, self.bind(&view, &plan.query, types)?.0.param_types);
-                update
-                    .returning
-                    .as_deref()
-                    .map(|items| dml::describe_returning(self, &plan.table, items))
-                    .transpose()
-            }
-            Sql::Delete(delete) => {
-                let plan = dml::update::plan_delete(&view, delete)?;
-                merge(types, self.bind(&view, &plan.query, types)?.0.param_types);
-                delete
-                    .returning
-                    .as_deref()
-                    .map(|items| dml::describe_returning(self, &plan.table, items))
-                    .transpose()
+            Sql::Insert(_) | Sql::Update(_) | Sql::Delete(_) => {
+                Ok(dml::describe::describe(self, sql, types)?.map(|d| d.fields))
             }
             Sql::Fetch { name, .. } => {
-                let portal = self.portals.get(&name.value).and_then(|p| p.prepared.fields.clone());
-                Ok(portal.or_else(|| self.feed_fields(&name.value)))
+                let name = fold(name);
+                let portal = self.portals.get(&name).and_then(|p| p.prepared.fields.clone());
+                Ok(portal.or_else(|| self.feed_fields(&name)))
             }
             Sql::Execute { name: Some(name), .. } => {
                 Ok(self.prepared.get(&name.to_string()).and_then(|p| p.fields.clone()))
@@ -175,6 +205,7 @@ impl Session {
 
     /// Reads a Bind message's values.
     pub fn bind_values(
+        &self,
         prepared: &Prepared,
         formats: &[i16],
         values: &[Option<Bytes>],
@@ -189,23 +220,15 @@ impl Session {
                 ),
             ));
         }
+        let zone = self.settings.zone().unwrap_or(Zone::Fixed(0));
         values
             .iter()
             .zip(&prepared.param_types)
             .enumerate()
             .map(|(i, (value, t))| {
-                builder::parameter(t, crate::wire::format_of(formats, i), value.as_deref())
+                let format = crate::wire::format_of(formats, i);
+                builder::parameter_in(zone, t, format, value.as_deref())
             })
             .collect()
-    }
-}
-
-/// Fills in inferred types; what the client declared stays.
-fn merge(types: &mut Vec<Option<DataType>>, inferred: Vec<DataType>) {
-    types.resize(types.len().max(inferred.len()), None);
-    for (slot, t) in types.iter_mut().zip(inferred) {
-        if t != DataType::Null {
-            slot.get_or_insert(t);
-        }
     }
 }

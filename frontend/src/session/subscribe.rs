@@ -87,7 +87,9 @@ impl Session {
                 let kept = self.cluster().kept_since(RelationId(relation.id));
                 (oldest_kept(&subscription)?.max(kept), false)
             }
-            CursorStart::After(text) => (past(parse_epoch(text)?, newest)?, false),
+            CursorStart::After(text) => {
+                (past(parse_epoch(text, self.settings.zone())?, newest)?, false)
+            }
         };
         let feed = ChangeFeed::new(self.cluster().clone(), relation, seen, full).await?;
         let subscription = subscription.name.clone();
@@ -162,7 +164,7 @@ impl Session {
         let (relation, guard) = self.subscribed(def).await?;
         let newest = self.read_epoch(&[RelationId(relation.id)]).await?;
         let seen = match &def.as_of {
-            Some(text) => past(parse_epoch(text)?, newest)?,
+            Some(text) => past(parse_epoch(text, self.settings.zone())?, newest)?,
             None => newest,
         };
         let feed = ChangeFeed::new(self.cluster().clone(), relation, seen, snapshot).await?;

@@ -8,18 +8,38 @@
 //! The statements of one query string are an implicit block; a definition among them commits what came
 //! before it.
 
-use millrace_common::settings::SessionSettings;
+use std::sync::Arc;
+
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::{TransactionAccessMode, TransactionMode};
 
 use super::Session;
+use super::settings::Settings;
 use super::writes::Marks;
+use crate::advisory::TransactionHolds;
+use crate::server::Shared;
 
 /// A savepoint: what ROLLBACK TO goes back to.
 pub struct Savepoint {
     name: String,
-    settings: SessionSettings,
+    settings: Settings,
     writes: Marks,
+    /// Settings that SET LOCAL hid by then.
+    locals: Vec<(String, String)>,
+    /// The advisory locks of the transaction.
+    locks: TransactionHolds,
+}
+
+/// See [`Session::transaction_locks`].
+pub(super) struct TransactionLocks {
+    shared: Arc<Shared>,
+    pid: i32,
+}
+
+impl Drop for TransactionLocks {
+    fn drop(&mut self) {
+        self.shared.locks.release_transaction(self.pid);
+    }
 }
 
 /// The transaction block of a session.
@@ -28,11 +48,11 @@ pub enum Block {
     /// Statements of one string, without BEGIN.
     Implicit,
     Open {
-        settings: Box<SessionSettings>,
+        settings: Box<Settings>,
         savepoints: Vec<Savepoint>,
     },
     Failed {
-        settings: Box<SessionSettings>,
+        settings: Box<Settings>,
         savepoints: Vec<Savepoint>,
     },
 }
@@ -45,6 +65,7 @@ impl Session {
                     settings: Box::new(self.settings.clone()),
                     savepoints: Vec::new(),
                 };
+                self.queried = false;
                 let level = self.settings.get("default_transaction_isolation")?.to_owned();
                 if self.settings.get("transaction_isolation")? != level {
                     self.set_local("transaction_isolation", &level)?;
@@ -88,13 +109,10 @@ impl Session {
             match mode {
                 TransactionMode::IsolationLevel(level) => {
                     let level = level.to_string().to_lowercase();
-                    if self.frozen.lock().is_some() || !self.writes.lock().marks().is_empty() {
-                        return Err(SqlError::new(
-                            SqlState::ACTIVE_SQL_TRANSACTION,
-                            "SET TRANSACTION ISOLATION LEVEL must be called before any query",
-                        ));
+                    if self.settings.get("transaction_isolation")? != level {
+                        self.refuse_new_level()?;
+                        self.set_local("transaction_isolation", &level)?;
                     }
-                    self.set_local("transaction_isolation", &level)?;
                 }
                 TransactionMode::AccessMode(access) => {
                     let read_only = matches!(access, TransactionAccessMode::ReadOnly);
@@ -104,6 +122,24 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// The level of a block is chosen before its first query and savepoint.
+    fn refuse_new_level(&self) -> Result<(), SqlError> {
+        let refused = |when: &str| {
+            let message = format!("SET TRANSACTION ISOLATION LEVEL must {when}");
+            Err(SqlError::new(SqlState::ACTIVE_SQL_TRANSACTION, message))
+        };
+        let read = self.queried || self.frozen.lock().is_some();
+        if read || !self.writes.lock().marks().is_empty() {
+            return refused("be called before any query");
+        }
+        match &self.block {
+            Block::Open { savepoints, .. } if !savepoints.is_empty() => {
+                refused("not be called in a subtransaction")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn set_local(&mut self, name: &str, value: &str) -> Result<(), SqlError> {
@@ -125,11 +161,13 @@ impl Session {
                     "there is no transaction in progress",
                 );
                 if matches!(block, Block::Implicit) {
+                    let _locks = self.transaction_locks();
                     self.commit_writes().await?;
                 }
                 Ok("COMMIT".to_owned())
             }
             Block::Open { .. } => {
+                let _locks = self.transaction_locks();
                 self.end_locals();
                 self.end_block();
                 self.commit_writes().await?;
@@ -151,6 +189,7 @@ impl Session {
                     "there is no transaction in progress",
                 );
                 self.writes.lock().clear();
+                drop(self.transaction_locks());
             }
             Block::Open { settings, .. } | Block::Failed { settings, .. } => {
                 self.roll_back_to(*settings);
@@ -159,15 +198,22 @@ impl Session {
         "ROLLBACK".to_owned()
     }
 
-    fn roll_back_to(&mut self, settings: SessionSettings) {
+    /// The transaction's advisory locks, which are free when this is dropped: also where a commit is cut off.
+    pub(super) fn transaction_locks(&self) -> TransactionLocks {
+        TransactionLocks { shared: self.shared.clone(), pid: self.pid }
+    }
+
+    fn roll_back_to(&mut self, settings: Settings) {
         self.settings = settings;
         self.writes.lock().clear();
+        drop(self.transaction_locks());
         self.end_block();
     }
 
     /// Portals and cursors without HOLD end with their transaction.
     fn end_block(&mut self) {
         self.locals.clear();
+        self.queried = false;
         *self.frozen.lock() = None;
         self.portals.retain(|_, p| p.hold);
     }
@@ -175,9 +221,17 @@ impl Session {
     /// An error inside a block fails it.
     pub fn fail_block(&mut self) {
         self.block = match std::mem::replace(&mut self.block, Block::None) {
-            Block::Open { settings, savepoints } => Block::Failed { settings, savepoints },
+            Block::Open { settings, savepoints } => {
+                // A savepoint may yet be gone back to, with what was locked before it.
+                match savepoints.last() {
+                    Some(savepoint) => self.shared.locks.back_to(self.pid, &savepoint.locks),
+                    None => drop(self.transaction_locks()),
+                }
+                Block::Failed { settings, savepoints }
+            }
             Block::Implicit => {
                 self.writes.lock().clear();
+                drop(self.transaction_locks());
                 Block::None
             }
             other => other,
@@ -204,6 +258,7 @@ impl Session {
     /// Commits what statements of a string have written so far, if no BEGIN holds it.
     pub async fn commit_implicit(&mut self) -> Result<(), SqlError> {
         if matches!(self.block, Block::Implicit) {
+            let _locks = self.transaction_locks();
             self.block = Block::None;
             self.commit_writes().await?;
         }
@@ -217,8 +272,13 @@ impl Session {
     }
 
     pub fn savepoint(&mut self, name: String) -> Result<String, SqlError> {
-        let savepoint =
-            Savepoint { name, settings: self.settings.clone(), writes: self.writes.lock().marks() };
+        let savepoint = Savepoint {
+            name,
+            settings: self.settings.clone(),
+            writes: self.writes.lock().marks(),
+            locals: self.locals.clone(),
+            locks: self.shared.locks.transaction_holds(self.pid),
+        };
         match &mut self.block {
             Block::Open { savepoints, .. } => {
                 savepoints.push(savepoint);
@@ -249,8 +309,11 @@ impl Session {
             | Block::Failed { settings, mut savepoints } => {
                 let found = find(&savepoints, name);
                 if let Ok(at) = found {
-                    self.settings = savepoints[at].settings.clone();
-                    self.writes.lock().rewind(&savepoints[at].writes);
+                    let savepoint = &savepoints[at];
+                    self.settings = savepoint.settings.clone();
+                    self.locals = savepoint.locals.clone();
+                    self.writes.lock().rewind(&savepoint.writes);
+                    self.shared.locks.back_to(self.pid, &savepoint.locks);
                     savepoints.truncate(at + 1);
                     self.block = Block::Open { settings, savepoints };
                 } else {

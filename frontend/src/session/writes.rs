@@ -18,7 +18,7 @@ use crate::cluster::{DmlKind, DmlResult};
 use crate::dml::{Evaluated, rows};
 
 /// Staged writes of all tables, by relation id.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct StagedWrites {
     tables: BTreeMap<u32, Arc<StagedTable>>,
     /// Some statement said what to do with keys that exist: one that has come to exist since is a
@@ -34,6 +34,11 @@ impl Marks {
     /// Nothing is staged.
     pub fn is_empty(&self) -> bool {
         self.0.values().all(|steps| *steps == 0)
+    }
+
+    /// Statements of a table before it.
+    pub fn of(&self, table: u32) -> usize {
+        self.0.get(&table).copied().unwrap_or(0)
     }
 }
 
@@ -52,7 +57,7 @@ impl StagedWrites {
 
     pub fn rewind(&mut self, to: &Marks) {
         for (id, table) in &mut self.tables {
-            Arc::make_mut(table).rewind(to.0.get(id).copied().unwrap_or(0));
+            Arc::make_mut(table).rewind(to.of(*id));
         }
     }
 

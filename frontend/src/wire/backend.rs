@@ -128,12 +128,14 @@ impl Backend {
         filled
     }
 
-    pub fn copy_in_response(&mut self, columns: usize) {
-        self.put(&CopyInResponse::new(0, columns as i16, vec![0; columns]));
+    pub fn copy_in_response(&mut self, columns: usize, binary: bool) {
+        let formats = vec![i16::from(binary); columns];
+        self.put(&CopyInResponse::new(i8::from(binary), columns as i16, formats));
     }
 
-    pub fn copy_out_response(&mut self, columns: usize) {
-        self.put(&CopyOutResponse::new(0, columns as i16, vec![0; columns]));
+    pub fn copy_out_response(&mut self, columns: usize, binary: bool) {
+        let formats = vec![i16::from(binary); columns];
+        self.put(&CopyOutResponse::new(i8::from(binary), columns as i16, formats));
     }
 
     pub fn copy_data(&mut self, data: &[u8]) {

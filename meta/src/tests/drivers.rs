@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use millrace_common::{RelationId, SqlError};
+use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::services::MetaService;
 
 use super::fake::{Behaviour, Cluster};
-use super::{table, view};
+use super::{relation, table, view};
 use crate::status::JobState;
 
 #[tokio::test(start_paused = true)]
@@ -140,4 +141,30 @@ async fn a_failure_reported_between_cuts_starts_a_new_generation() {
     assert_eq!(c.meta.job_status(v).unwrap().state, JobState::Running);
     c.insert(t).await;
     assert_eq!(c.read(&[v]).await, [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_paused_sink_stands_still_and_holds_up_nobody() {
+    let c = Cluster::new().await;
+    let t = c.created(table("t")).await;
+    let s = c.created(relation("s", RelationKind::Sink, &[t])).await;
+    c.meta.alter_relation(s, Vec::new(), Some(true)).await.unwrap();
+    let cuts = c.fake.cuts_of(s).len();
+    c.insert(t).await;
+    c.meta.flush().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Paused);
+    let c = c.restart().await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Paused);
+    assert_eq!(c.fake.cuts_of(s).len(), cuts);
+    // Whoever waits after the ALTER waits for the sink too.
+    c.meta.alter_relation(s, Vec::new(), Some(false)).await.unwrap();
+    c.meta.flush().await.unwrap();
+    assert_eq!(c.fake.value_at(s, c.meta.head()), 1);
+    assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Running);
+    c.meta.alter_relation(s, Vec::new(), Some(true)).await.unwrap();
+    c.meta.drop_relations(&[s]).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(c.fake.is_stopped(s));
 }

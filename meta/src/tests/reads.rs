@@ -100,6 +100,10 @@ async fn a_laggard_is_named_when_time_is_up() {
         c.meta.read_epoch(&[w, t], Some(Duration::from_millis(300)), true).await.unwrap_err();
     assert_eq!(error.state, SqlState::QUERY_CANCELED);
     assert!(error.message.contains("\"v\"") && error.message.contains("300 ms"), "{error}");
+    let detail = error.detail.unwrap_or_default();
+    let age = detail.split("does not have yet is ").nth(1).and_then(|d| d.split(' ').next());
+    let age: u64 = age.and_then(|ms| ms.parse().ok()).unwrap_or_default();
+    assert!(age >= 300, "{detail}");
     assert_eq!(c.read(&[t]).await, [1]);
     c.meta.read_epoch(&[w], None, false).await.unwrap();
 }

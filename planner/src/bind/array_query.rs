@@ -136,7 +136,7 @@ fn named_order(query: &mut Query) -> Result<Vec<String>, SqlError> {
     }
     if select.distinct.is_some() && !more.is_empty() {
         return Err(SqlError::new(
-            SqlState::SYNTAX_ERROR,
+            SqlState("42P10"),
             "for SELECT DISTINCT, ORDER BY expressions must appear in select list",
         ));
     }

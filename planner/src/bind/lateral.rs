@@ -5,38 +5,76 @@
 //! and joined to it by them (T. Neumann, A. Kemper, Unnesting Arbitrary Queries, BTW 2015). Both run in batch and can be
 //! maintained. What else there is is left to DataFusion's decorrelation.
 
+mod names;
+mod simple;
+
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{Column, DFSchema, JoinType, NullEquality, Result, UnnestOptions};
+use datafusion::common::{
+    Column, DFSchema, JoinType, NullEquality, Result, ScalarValue, UnnestOptions,
+};
 use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::utils::split_conjunction;
 use datafusion::logical_expr::{
-    Aggregate, BinaryExpr, Distinct, EmptyRelation, Expr, ExprFunctionExt, Join, Limit,
-    LogicalPlan, LogicalPlanBuilder, Operator, Projection, SortExpr, Subquery, SubqueryAlias, cast,
-    ident, lit, when,
+    Aggregate, Distinct, EmptyRelation, Expr, ExprFunctionExt, Join, Limit, LogicalPlan,
+    LogicalPlanBuilder, Operator, Projection, ScalarUDF, SortExpr, Subquery, SubqueryAlias,
+    binary_expr, cast, ident, lit, when,
 };
 use millrace_common::SqlError;
 
 use super::provider::columns_of;
 use crate::error::external;
-use crate::functions::functions;
+use crate::functions::{functions, row_counts};
+use crate::interrupt;
+pub use simple::{decorrelates, refers_outside};
 
 /// A lateral join as a plan over its left side, where its right side allows that.
 pub fn over_left(join: &Join, for_view: bool) -> Option<LogicalPlan> {
+    over_values(join, &join.left, for_view)
+}
+
+/// The same, where the values that the right side reads are also those of `source`: a plan of which the left side has every
+/// row, and whose columns are its first ones.
+pub fn over_values(join: &Join, source: &LogicalPlan, for_view: bool) -> Option<LogicalPlan> {
     if !join.on.is_empty() || !is_subquery(&join.right) {
         return None;
     }
-    if let Ok(Some(plan)) = row_by_row(join) {
+    if let Some(plan) = named_apart(join, source, |join, _| row_by_row(join)) {
         return Some(plan);
     }
     // What DataFusion takes apart itself has fewer operators.
-    if for_view && decorrelates(&join.right).ok()? {
+    if for_view && decorrelates(&join.right).ok()? && !reads_beyond(join).ok()? {
         return None;
     }
-    value_by_value(join).ok()?
+    named_apart(join, source, value_by_value)
+}
+
+/// What `way` makes of a join and the source of its values, where columns of both sides may be called the same.
+fn named_apart(
+    join: &Join,
+    source: &LogicalPlan,
+    way: impl Fn(&Join, &LogicalPlan) -> Result<Option<LogicalPlan>>,
+) -> Option<LogicalPlan> {
+    match way(join, source) {
+        Ok(plan) => plan,
+        Err(_) => names::with_own(join, source, way).ok()?,
+    }
+}
+
+/// Whether the right side reads columns of queries further out than the left side.
+fn reads_beyond(join: &Join) -> Result<bool> {
+    let mut found = false;
+    join.right.apply_with_subqueries(|node| {
+        let read = node.all_out_ref_exprs();
+        found |= read.iter().any(|e| match e {
+            Expr::OuterReferenceColumn(_, c) => !join.left.schema().has_column(c),
+            _ => false,
+        });
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    })?;
+    Ok(found)
 }
 
 /// The right side as computations over the rows of the left one.
@@ -44,7 +82,7 @@ fn row_by_row(join: &Join) -> Result<Option<LogicalPlan>> {
     if groups(&join.right) {
         return Ok(None);
     }
-    let rows = Over { keys: Vec::new() };
+    let rows = Over { keys: Vec::new(), matches: String::new() };
     let always = |e: &Expr| *e == lit(true);
     match (join.join_type, &join.filter) {
         (JoinType::Inner, filter) => {
@@ -64,8 +102,10 @@ fn row_by_row(join: &Join) -> Result<Option<LogicalPlan>> {
 }
 
 /// The right side for each of the different values that it reads of the left one, joined by them. So it does not matter
-/// in which order the left side's rows come, nor that its plan is there twice.
-fn value_by_value(join: &Join) -> Result<Option<LogicalPlan>> {
+/// in which order the left side's rows come, nor that its plan is there twice: that of `source`, where it has the values.
+/// The left side may be the source with a column for each of many subqueries, and a second copy of all of them for the
+/// next would be twice as many every time.
+fn value_by_value(join: &Join, source: &LogicalPlan) -> Result<Option<LogicalPlan>> {
     if join.join_type != JoinType::Inner && join.join_type != JoinType::Left {
         return Ok(None);
     }
@@ -74,23 +114,15 @@ fn value_by_value(join: &Join) -> Result<Option<LogicalPlan>> {
     if keys.is_empty() || is_volatile(&join.left)? {
         return Ok(None);
     }
-    let values = LogicalPlanBuilder::from(without_limits(&join.left)?)
+    let all_there = keys.iter().all(|key| source.schema().has_column(key));
+    let source = if all_there { source } else { join.left.as_ref() };
+    let values = LogicalPlanBuilder::from(without_limits(source)?)
         .project(keys.iter().cloned().map(Expr::Column))?
         .distinct()?
         .build()?;
-    let over = Over { keys };
-    let Some(rows) = over.apply(&join.right, &values, false)? else { return Ok(None) };
-    let (width, all) = (over.keys.len(), columns_of(&rows));
-    let right: Vec<Expr> = all[width..].to_vec();
-    let matched = LogicalPlanBuilder::from(rows)
-        .project(over.named_keys().into_iter().chain(right.iter().cloned()))?
-        .build()?;
+    let over = Over { keys, matches: names::unused(join, "#match")? };
     let filter = join.filter.clone().filter(|f| *f != lit(true));
-    let outputs: Vec<Expr> = columns_of(&join.left).into_iter().chain(right).collect();
-    over.joined(join.left.as_ref().clone(), matched, join.join_type, filter)?
-        .project(outputs)?
-        .build()
-        .map(Some)
+    over.by_key(join.left.as_ref().clone(), &join.right, &values, join.join_type, filter)
 }
 
 /// Whether a plan computes something that differs from one time to the next, such as `random()`.
@@ -147,7 +179,7 @@ fn read_columns(plan: &LogicalPlan, left: &LogicalPlan) -> Result<Vec<Column>> {
     Ok(columns)
 }
 
-fn is_subquery(plan: &LogicalPlan) -> bool {
+pub(super) fn is_subquery(plan: &LogicalPlan) -> bool {
     match plan {
         LogicalPlan::SubqueryAlias(a) => is_subquery(&a.input),
         LogicalPlan::Subquery(_) => true,
@@ -166,69 +198,29 @@ fn groups(plan: &LogicalPlan) -> bool {
     }
 }
 
-/// Whether DataFusion takes a subquery apart: columns of the outer query are only compared by `=`, in filters between which
-/// and the top there are only projections and one aggregate.
-pub fn decorrelates(plan: &LogicalPlan) -> Result<bool> {
-    match plan {
-        LogicalPlan::Subquery(s) => decorrelates(&s.subquery),
-        LogicalPlan::SubqueryAlias(a) if is_subquery(plan) => decorrelates(&a.input),
-        LogicalPlan::Projection(p) if !refers_outside(&p.expr)? => decorrelates(&p.input),
-        LogicalPlan::Aggregate(a) => {
-            let own = [a.group_expr.as_slice(), a.aggr_expr.as_slice()];
-            let refers = refers_outside(own[0])? || refers_outside(own[1])?;
-            Ok(!refers && a.group_expr.is_empty() && filters_by_equality(&a.input)?)
+/// Whether a plan gives what it should only over left rows that differ by the keys: rows are put together, or padded.
+fn needs_keys(plan: &LogicalPlan) -> Result<bool> {
+    if let LogicalPlan::Join(join) = plan
+        && join.join_type == JoinType::Left
+        && reads_outer(&join.right)?
+    {
+        return Ok(true);
+    }
+    for input in plan.inputs() {
+        if needs_keys(input)? {
+            return Ok(true);
         }
-        plan => filters_by_equality(plan),
     }
-}
-
-fn filters_by_equality(plan: &LogicalPlan) -> Result<bool> {
-    match plan {
-        LogicalPlan::Projection(p) if !refers_outside(&p.expr)? => filters_by_equality(&p.input),
-        LogicalPlan::Filter(f) => {
-            let outer = |e: &Expr| matches!(e, Expr::OuterReferenceColumn(_, _));
-            let own = |e: &Expr| -> Result<bool> {
-                Ok(e.any_column_refs() && !refers_outside(std::slice::from_ref(e))?)
-            };
-            for part in split_conjunction(&f.predicate) {
-                let equality = match part {
-                    Expr::BinaryExpr(BinaryExpr { left, op: Operator::Eq, right }) => {
-                        (outer(left) && own(right)?) || (outer(right) && own(left)?)
-                    }
-                    _ => false,
-                };
-                if !equality && refers_outside(std::slice::from_ref(part))? {
-                    return Ok(false);
-                }
-            }
-            filters_by_equality(&f.input)
-        }
-        plan => Ok(!reads_outer(plan)?),
-    }
-}
-
-/// Whether expressions read the outer query, also by way of subqueries.
-pub fn refers_outside(exprs: &[Expr]) -> Result<bool> {
-    let mut refers = false;
-    for e in exprs {
-        e.apply(|e| {
-            refers |= match e {
-                Expr::OuterReferenceColumn(_, _) => true,
-                Expr::ScalarSubquery(s) => !s.outer_ref_columns.is_empty(),
-                Expr::Exists(x) => !x.subquery.outer_ref_columns.is_empty(),
-                Expr::InSubquery(x) => !x.subquery.outer_ref_columns.is_empty(),
-                _ => false,
-            };
-            Ok(TreeNodeRecursion::Continue)
-        })?;
-    }
-    Ok(refers)
+    Ok(groups(plan))
 }
 
 /// A plan applied to the rows of a left side, which keep their columns in front.
 struct Over {
-    /// Columns of the left side by which groups are told apart; none: there are no groups.
+    /// Columns of the left side by which groups are told apart; none: there are no groups. The left side of a plan that
+    /// has groups has one row for each of their values.
     keys: Vec<Column>,
+    /// What names of their values start with where they are joined by.
+    matches: String,
 }
 
 impl Over {
@@ -236,10 +228,14 @@ impl Over {
         self.keys.iter().cloned().map(Expr::Column).collect()
     }
 
+    fn match_name(&self, i: usize) -> String {
+        format!("{}{i}", self.matches)
+    }
+
     /// The keys under names of their own.
     fn named_keys(&self) -> Vec<Expr> {
         let named = self.key_exprs().into_iter().enumerate();
-        named.map(|(i, key)| key.alias(match_name(i))).collect()
+        named.map(|(i, key)| key.alias(self.match_name(i))).collect()
     }
 
     /// `left` with what [`Over::named_keys`] of `right` say belongs to each row.
@@ -250,7 +246,7 @@ impl Over {
         kind: JoinType,
         filter: Option<Expr>,
     ) -> Result<LogicalPlanBuilder> {
-        let matches = (0..self.keys.len()).map(|i| Column::from_name(match_name(i)));
+        let matches = (0..self.keys.len()).map(|i| Column::from_name(self.match_name(i)));
         let on = (self.keys.clone(), matches.collect::<Vec<Column>>());
         let same = NullEquality::NullEqualsNull;
         LogicalPlanBuilder::from(left).join_detailed(right, kind, on, filter, same)
@@ -264,8 +260,14 @@ impl Over {
         left: &LogicalPlan,
         outer: bool,
     ) -> Result<Option<LogicalPlan>> {
+        interrupt::check().map_err(external)?;
         let width = left.schema().fields().len();
         let grouped = !outer && !self.keys.is_empty();
+        // What is the same for all left rows is put together once.
+        if grouped && groups(plan) && !reads_outer(plan)? {
+            let both = LogicalPlanBuilder::from(left.clone()).cross_join(plan.clone())?;
+            return both.build().map(Some);
+        }
         Ok(match plan {
             LogicalPlan::EmptyRelation(EmptyRelation { produce_one_row: true, .. }) => {
                 Some(left.clone())
@@ -349,24 +351,62 @@ impl Over {
     }
 
     fn join(&self, j: &Join, left: &LogicalPlan) -> Result<Option<LogicalPlan>> {
+        if is_subquery(&j.right) {
+            // A lateral join of its own: first over its own left side.
+            return match over_left(j, false) {
+                Some(plan) => self.apply(&plan, left, false),
+                None => Ok(None),
+            };
+        }
         let Some(first) = self.apply(&j.left, left, false)? else { return Ok(None) };
-        let equal = j.on.iter().map(|(a, b)| a.clone().eq(b.clone()));
+        let op = match j.null_equality {
+            NullEquality::NullEqualsNull => Operator::IsNotDistinctFrom,
+            NullEquality::NullEqualsNothing => Operator::Eq,
+        };
+        let equal = j.on.iter().map(|(a, b)| binary_expr(a.clone(), op, b.clone()));
         let filters = equal.chain(j.filter.clone()).map(|e| resolved(e, left));
         let filters = filters.collect::<Result<Vec<_>>>()?;
+        let filter = filters.into_iter().reduce(Expr::and);
+        let reads = reads_outer(&j.right)?;
+        let apart = !self.keys.is_empty() && reads;
         match j.join_type {
+            // Over the joined rows its groups would have each of them.
+            JoinType::Inner if apart && needs_keys(&j.right)? => {
+                self.by_key(first, &j.right, left, JoinType::Inner, filter)
+            }
             JoinType::Inner => {
                 let Some(both) = self.apply(&j.right, &first, false)? else { return Ok(None) };
-                match filters.into_iter().reduce(Expr::and) {
+                match filter {
                     None => Ok(Some(both)),
                     Some(all) => LogicalPlanBuilder::from(both).filter(all)?.build().map(Some),
                 }
             }
-            JoinType::Left if !reads_outer(&j.right)? => LogicalPlanBuilder::from(first)
-                .join_on(j.right.as_ref().clone(), JoinType::Left, filters)?
+            JoinType::Left if apart => self.by_key(first, &j.right, left, JoinType::Left, filter),
+            JoinType::Left if !reads => LogicalPlanBuilder::from(first)
+                .join_on(j.right.as_ref().clone(), JoinType::Left, filter)?
                 .build()
                 .map(Some),
             _ => Ok(None),
         }
+    }
+
+    /// `first` with what `right` has for each of the rows of `left`, by the keys.
+    fn by_key(
+        &self,
+        first: LogicalPlan,
+        right: &LogicalPlan,
+        left: &LogicalPlan,
+        kind: JoinType,
+        filter: Option<Expr>,
+    ) -> Result<Option<LogicalPlan>> {
+        let Some(rows) = self.apply(right, left, false)? else { return Ok(None) };
+        let all = columns_of(&rows);
+        let own: Vec<Expr> = all[left.schema().fields().len()..].to_vec();
+        let matched = LogicalPlanBuilder::from(rows)
+            .project(self.named_keys().into_iter().chain(own.iter().cloned()))?
+            .build()?;
+        let outputs: Vec<Expr> = columns_of(&first).into_iter().chain(own).collect();
+        self.joined(first, matched, kind, filter)?.project(outputs)?.build().map(Some)
     }
 
     /// Groups of each left row. Without GROUP BY there is one, also over no rows.
@@ -387,7 +427,7 @@ impl Over {
         let values = columns[self.keys.len()..].iter().enumerate();
         let values = values.map(|(i, c)| c.clone().alias(result(i)));
         let keys = columns.iter().take(self.keys.len()).enumerate();
-        let keys = keys.map(|(i, c)| c.clone().alias(match_name(i)));
+        let keys = keys.map(|(i, c)| c.clone().alias(self.match_name(i)));
         let grouped =
             LogicalPlanBuilder::from(grouped.clone()).project(keys.chain(values))?.build()?;
         let kind = if group.is_empty() { JoinType::Left } else { JoinType::Inner };
@@ -433,27 +473,50 @@ impl Over {
             false => numbered.order_by(order).build()?,
         };
         let columns = columns_of(&inner);
-        let bigint = |e: Expr| cast(e, DataType::Int64);
-        let skip = l.skip.as_deref().filter(|skip| skip.to_string() != "Int64(0)");
-        let place = || bigint(ident(PLACE));
-        let after = skip.map(|skip| place().gt(bigint(skip.clone())));
-        let until = l.fetch.as_deref().map(|fetch| {
-            let fetch = bigint(fetch.clone());
-            place().lt_eq(match skip {
-                Some(skip) => bigint(skip.clone()) + fetch,
-                None => fetch,
-            })
-        });
+        let skip = bound_of(&l.skip, left, row_counts::offset())?;
+        let fetch = bound_of(&l.fetch, left, row_counts::limit())?;
         let mut plan = LogicalPlanBuilder::from(inner).window([numbered.alias(PLACE)])?;
-        if let Some(kept) = after.into_iter().chain(until).reduce(Expr::and) {
+        if let Some(kept) = kept(skip.filter(|skip| known(skip) != Some(0)), fetch) {
             plan = plan.filter(kept)?;
         }
         plan.project(columns)?.build().map(Some)
     }
 }
 
-fn match_name(i: usize) -> String {
-    format!("#match{i}")
+/// Which of the rows of a left row are kept; `None`: all.
+fn kept(skip: Option<Expr>, fetch: Option<Expr>) -> Option<Expr> {
+    let place = || cast(ident(PLACE), DataType::Int64);
+    let after = skip.clone().map(|skip| place().gt(skip));
+    let until = fetch.map(|fetch| match skip {
+        None => place().lt_eq(fetch),
+        Some(skip) => match (known(&skip), known(&fetch)) {
+            (Some(skip), Some(fetch)) => place().lt_eq(lit(skip.saturating_add(fetch))),
+            // Their sum may be more than a bigint holds.
+            _ => (place() - skip).lt_eq(fetch),
+        },
+    });
+    after.into_iter().chain(until).reduce(Expr::and)
+}
+
+fn known(bound: &Expr) -> Option<i64> {
+    match bound {
+        Expr::Literal(ScalarValue::Int64(count), _) => *count,
+        _ => None,
+    }
+}
+
+/// A limit's number of rows, or that of those before them, which may be one of the left side's. `rows`: what a computed
+/// number means.
+fn bound_of(
+    e: &Option<Box<Expr>>,
+    left: &LogicalPlan,
+    rows: Arc<ScalarUDF>,
+) -> Result<Option<Expr>> {
+    let Some(e) = e.as_deref() else { return Ok(None) };
+    Ok(Some(match resolved(e.clone(), left)? {
+        literal @ Expr::Literal(ScalarValue::Int64(Some(_)), _) => literal,
+        e => rows.call(vec![cast(e, DataType::Int64)]),
+    }))
 }
 
 /// The columns after the left side's under the names of a schema.
@@ -491,7 +554,7 @@ fn row_number() -> Result<Expr> {
 fn is_count(e: &Expr) -> bool {
     match e {
         Expr::Alias(a) => is_count(&a.expr),
-        Expr::AggregateFunction(f) => f.func.name() == "count",
+        Expr::AggregateFunction(f) => matches!(f.func.name(), "count" | "regr_count"),
         _ => false,
     }
 }
@@ -510,7 +573,8 @@ fn resolved(e: Expr, left: &LogicalPlan) -> Result<Expr> {
     .map(|t| t.data)
 }
 
-fn reads_outer(plan: &LogicalPlan) -> Result<bool> {
+/// Whether a plan, or a subquery of it, reads columns of queries around it.
+pub(super) fn reads_outer(plan: &LogicalPlan) -> Result<bool> {
     let mut found = false;
     plan.apply_with_subqueries(|node| {
         found |= !node.all_out_ref_exprs().is_empty();

@@ -16,17 +16,27 @@ use sqlparser::tokenizer::{Location, Token};
 
 use super::names::fold;
 use super::places::Place;
+use super::{kept, misfits, misplaced, order};
 use crate::ast::{ParsedStatement, Statement};
 use crate::functions::parse::base_name;
 use crate::parser::{position_of, tokens_of};
 
 /// Adds the position of what the error is about, counted in the string the statement came in.
 pub fn in_statement(e: SqlError, parsed: &ParsedStatement) -> SqlError {
-    if e.position.is_some() || parsed.source.is_empty() {
+    // Of a name that USING says and a side has not, what other places say is not meant.
+    if e.position.is_some()
+        || parsed.source.is_empty()
+        || e.message.contains(" specified in USING clause ")
+        || e.message.starts_with("common column name ")
+    {
         return e;
     }
     let at = match &parsed.statement {
-        Statement::Sql(sql) => in_tree(&e, sql.as_ref()),
+        Statement::Sql(sql) => as_written(&e, sql).or_else(|| in_tree(&e, sql)),
+        Statement::CreateView(view) => {
+            as_written(&e, &SqlStatement::Query(view.query.query.clone()))
+        }
+        Statement::CreateTable(def) | Statement::CreateSource(def) => kept::place(&e.message, def),
         _ => None,
     };
     let position = match at.and_then(|at| position_of(&parsed.source, at)) {
@@ -36,6 +46,20 @@ pub fn in_statement(e: SqlError, parsed: &ParsedStatement) -> SqlError {
     match position {
         Some(position) => e.with_position(position),
         None => e,
+    }
+}
+
+/// Errors that the tree alone tells.
+fn as_written(e: &SqlError, sql: &SqlStatement) -> Option<Location> {
+    match e.state {
+        SqlState::GROUPING_ERROR | SqlState::SYNTAX_ERROR | SqlState("42P20") => {
+            misplaced::place(&e.message, sql).or_else(|| misfits::place(e, sql))
+        }
+        SqlState("42P10") if e.message.starts_with("for SELECT DISTINCT") => {
+            order::unlisted_in(sql)
+        }
+        SqlState::DATATYPE_MISMATCH | SqlState("42P10") => misfits::place(e, sql),
+        _ => None,
     }
 }
 

@@ -7,21 +7,40 @@
 
 mod array_query;
 pub mod asof;
+mod by_value;
 pub mod ddl;
+mod dependent;
 pub mod desugar;
+mod distinct_on;
+mod empty_scalars;
 mod filters;
 mod floats;
+mod frame_bounds;
+mod frames;
+mod grouping;
+mod join_conditions;
+pub mod kept;
 pub mod lateral;
+mod levels;
+mod limits;
 pub mod locate;
+mod misfits;
+mod misplaced;
 pub mod names;
+mod natural;
+mod null_keys;
 pub mod operators;
 mod order;
+mod ordered_input;
 mod outer_names;
+mod own;
+mod peers;
 pub mod places;
 pub mod predicates;
 pub mod provider;
 pub mod relations;
 pub mod scalar;
+mod scopes;
 pub mod set_operations;
 pub mod table_functions;
 pub mod ties;
@@ -30,8 +49,12 @@ pub mod unions;
 mod using;
 pub mod values;
 pub mod volatility;
+mod whole_rows;
+mod window_args;
 pub mod window_tvf;
 pub mod windows;
+mod written_out;
+pub mod zones;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -46,9 +69,11 @@ use sqlparser::ast;
 
 use crate::catalog::CatalogView;
 use crate::error::sql_error_from_datafusion;
+use crate::interrupt;
 use operators::Parameters;
 use provider::{Provider, Seen};
 pub use volatility::check_view_volatility;
+use zones::Zones;
 
 /// What of the session a statement's meaning depends on.
 #[derive(Clone, Debug)]
@@ -59,11 +84,18 @@ pub struct SessionInfo {
     pub now_us: i64,
     /// Binding a view's definition: `now()` and other volatile functions stay as they are.
     pub for_view: bool,
+    pub zones: Zones,
 }
 
 impl Default for SessionInfo {
     fn default() -> SessionInfo {
-        SessionInfo { database: "dev".into(), user: "root".into(), now_us: 0, for_view: false }
+        SessionInfo {
+            database: "dev".into(),
+            user: "root".into(),
+            now_us: 0,
+            for_view: false,
+            zones: Zones::default(),
+        }
     }
 }
 
@@ -113,6 +145,15 @@ impl<'a> Binder<'a> {
         query: &ast::Query,
         params: &[Option<DataType>],
     ) -> Result<BoundQuery, SqlError> {
+        // A step that is not taken because the statement has ended may look like one that cannot be taken.
+        self.bound(query, params).map_err(|e| interrupt::check().err().unwrap_or(e))
+    }
+
+    fn bound(
+        &self,
+        query: &ast::Query,
+        params: &[Option<DataType>],
+    ) -> Result<BoundQuery, SqlError> {
         let parameters = Arc::new(Parameters::new(params));
         let relations: Seen = Arc::new(Mutex::new(BTreeMap::new()));
         let plan = plan_query(
@@ -126,6 +167,8 @@ impl<'a> Binder<'a> {
         unions::check(&plan)?;
         let plan = type_nulls(unions::unify(plan)?)?;
         let plan = if self.session.for_view { plan } else { floats::rewrite(plan)? };
+        // After the zones, which know frames as they are written.
+        let plan = frames::rewrite(zones::rewrite(plan, &self.session)?)?;
         let fields = plan.schema().fields();
         let names = fields.iter().map(|f| names::shown(f.name()).to_owned()).collect();
         let types = fields
@@ -156,17 +199,24 @@ impl<'a> Binder<'a> {
         let bound = planner
             .sql_to_expr(expr, schema, &mut PlannerContext::new())
             .map_err(sql_error_from_datafusion)?;
-        match target {
-            Some(t) => self.assign(bound, schema, t),
-            None => Ok(bound),
-        }
+        let bound = match target {
+            Some(t) => self.assign(bound, schema, t)?,
+            None => bound,
+        };
+        let zones = self.session.zones;
+        let bound = match self.session.for_view {
+            true => zones.independent(bound, schema),
+            false => zones.expr(bound, schema),
+        };
+        bound.map_err(sql_error_from_datafusion)
     }
 
     /// An assignment cast (INSERT, UPDATE, DEFAULT) of a bound expression: anything to text, numbers
     /// among each other, literals of unknown type; else error 42804.
     pub fn assign(&self, expr: Expr, schema: &DFSchema, target: SqlType) -> Result<Expr, SqlError> {
         if let Expr::Literal(ScalarValue::Utf8(Some(text)), _) = &expr {
-            let value = crate::functions::cast::fold_assigned(text, target)?;
+            crate::functions::cast::check_length(text, target)?;
+            let value = self.session.zones.literal(text, target)?;
             return Ok(Expr::Literal(value, None));
         }
         let from = expr.get_type(schema).map_err(sql_error_from_datafusion)?;
@@ -203,28 +253,43 @@ fn plan_query(
     relations: Seen,
     depth: usize,
 ) -> Result<LogicalPlan, SqlError> {
+    if let Some(found) = misplaced::in_query(query) {
+        return Err(found.error);
+    }
     let hidden = locate::names_identifier(query, ROW_ID);
     let mut query = query.clone();
-    desugar::desugar_query(&mut query, session)?;
+    scopes::resolve(&mut query, catalog, &session.database)?;
+    desugar::desugar_query(&mut query, session).map_err(without_marks)?;
     let provider = Provider::new(catalog, session, parameters, relations, hidden, depth);
     let planner = SqlToRel::new_with_options(&provider, parser_options());
     let plan_once = |query: &ast::Query| {
         let statement = ast::Statement::Query(Box::new(query.clone()));
-        planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion)
+        let plan = planner.sql_statement_to_plan(statement).map_err(sql_error_from_datafusion);
+        plan.map_err(without_marks)
     };
     let mut planned = plan_once(&query);
     let names = provider.taken_for_columns.take();
     if !names.is_empty() {
         outer_names::rename(&mut query, &names)?;
-        planned = plan_once(&query).map_err(|mut e| {
-            e.message = names::without_marks(&e.message);
-            e
-        });
+        planned = plan_once(&query);
     }
     let plan = planned?;
+    interrupt::check()?;
     let plan = table_functions::rewrite(values::name(plan)?, session.for_view)?;
+    // Before subqueries are joined, which hides what they are ordered by.
+    let plan = ordered_input::keep(limits::rewrite(by_value::rewrite(plan)?, session.for_view)?)?;
     let plan = scalar::rewrite(plan, session.for_view)?;
-    asof::rewrite(ties::rewrite(set_operations::rewrite(plan)?)?)
+    interrupt::check()?;
+    let plan = null_keys::guard(plan)?;
+    let plan = asof::rewrite(ties::rewrite(set_operations::rewrite(plan)?)?)?;
+    let plan = ordered_input::keep(plan)?;
+    if session.for_view { Ok(plan) } else { empty_scalars::guard(plan) }
+}
+
+/// An error whose message shows nothing of what is noted in names and operators.
+fn without_marks(mut e: SqlError) -> SqlError {
+    e.message = names::without_marks(&places::without_marks(&e.message));
+    e
 }
 
 /// The hidden row id of relations without a key.

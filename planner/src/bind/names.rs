@@ -5,7 +5,10 @@
 
 use std::collections::HashMap;
 
-use sqlparser::ast::{Expr, Ident, ObjectName, Query, SelectItem, SetExpr, UnaryOperator, Value};
+use sqlparser::ast::{
+    AccessExpr, BinaryOperator, Expr, Ident, ObjectName, Query, SelectItem, SetExpr, UnaryOperator,
+    Value,
+};
 
 use super::types::{sql_type, type_column_name};
 
@@ -20,6 +23,11 @@ pub fn shown(name: &str) -> &str {
 /// A name of its own for an output column, shown as the one it has.
 pub fn hidden_name(name: &str) -> Ident {
     Ident::with_quote('"', format!("{name}{MARK}own"))
+}
+
+/// A name for one of several output columns that are shown by the same.
+pub fn repeated_name(name: &str, count: usize) -> Ident {
+    Ident::with_quote('"', format!("{name}{MARK}{count}"))
 }
 
 /// Another name for a table, shown as the one it has.
@@ -107,6 +115,7 @@ fn figure(e: &Expr) -> Option<(String, bool)> {
             _ => None,
         },
         Expr::UnaryOp { op: UnaryOperator::Plus, .. } => None,
+        Expr::BinaryOp { op: BinaryOperator::Overlaps, .. } => strong("overlaps"),
         Expr::Exists { .. } => strong("exists"),
         Expr::Subquery(q) => subquery_name(q).map(|n| (n, true)),
         Expr::Extract { .. } => strong("extract"),
@@ -124,7 +133,10 @@ fn figure(e: &Expr) -> Option<(String, bool)> {
         }),
         Expr::AtTimeZone { .. } => strong("timezone"),
         Expr::Array(_) => strong("array"),
-        Expr::CompoundFieldAccess { root, .. } => figure(root),
+        Expr::CompoundFieldAccess { root, access_chain } => match access_chain.last() {
+            Some(AccessExpr::Dot(Expr::Identifier(field))) => Some((fold(field), true)),
+            _ => figure(root),
+        },
         Expr::Tuple(_) => strong("row"),
         _ => None,
     }

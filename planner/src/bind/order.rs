@@ -2,14 +2,170 @@
 //!
 //! DataFusion looks among the output columns first for both. So an output column whose name an expression of ORDER BY
 //! says is given a name of its own, which is not shown; what then still reads that name is a column of the input.
+//!
+//! Behind DISTINCT there are only output columns: what it is ordered by is one of them, and becomes its position.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 
-use millrace_common::SqlError;
+use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
+use sqlparser::tokenizer::Location;
 
+use super::distinct_on::has_merged;
 use super::names::{column_name, fold, hidden_name, is_column};
+use super::own::any_own;
+
+/// Makes positions of what a SELECT DISTINCT is ordered by; 42P10 where its list has no such expression.
+pub fn place_distinct(query: &mut Query) -> Result<(), SqlError> {
+    // Merged columns are written out first: the name of one is another column than that of a table's own.
+    if matches!(query.body.as_ref(), SetExpr::Select(select) if select.distinct.is_some()) {
+        super::using::spell_out_query(query)?;
+    }
+    super::distinct_on::spell_out(query)?;
+    let SetExpr::Select(select) = query.body.as_ref() else { return Ok(()) };
+    let Some(list) = distinct_list(select) else { return Ok(()) };
+    let exact = has_merged(select);
+    let Some(OrderBy { kind: OrderByKind::Expressions(order), .. }) = &mut query.order_by else {
+        return Ok(());
+    };
+    for by in order {
+        match listed(&by.expr, &list, exact) {
+            Listed::As(position) => {
+                let position = Value::Number((position + 1).to_string(), false);
+                by.expr = Expr::value(position);
+            }
+            Listed::No if !is_column(unnested(&by.expr)) => {
+                let message =
+                    "for SELECT DISTINCT, ORDER BY expressions must appear in select list";
+                return Err(SqlError::new(SqlState("42P10"), message));
+            }
+            // What the list's columns are called, the planner knows.
+            Listed::No | Listed::ByName => {}
+        }
+    }
+    Ok(())
+}
+
+/// What the first SELECT DISTINCT is ordered by that is not in its list.
+pub fn unlisted_in(sql: &Statement) -> Option<Location> {
+    struct Unlisted;
+    impl Visitor for Unlisted {
+        type Break = Location;
+
+        fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<Location> {
+            match unlisted(query) {
+                Some(e) => ControlFlow::Break(e.span().start),
+                None => ControlFlow::Continue(()),
+            }
+        }
+    }
+    sql.visit(&mut Unlisted).break_value()
+}
+
+fn unlisted(query: &Query) -> Option<&Expr> {
+    let SetExpr::Select(select) = query.body.as_ref() else { return None };
+    let list = distinct_list(select)?;
+    let Some(OrderBy { kind: OrderByKind::Expressions(order), .. }) = &query.order_by else {
+        return None;
+    };
+    let exact = has_merged(select);
+    order.iter().map(|by| &by.expr).find(|e| matches!(listed(e, &list, exact), Listed::No))
+}
+
+/// The list of a SELECT DISTINCT, if it is all expressions.
+fn distinct_list(select: &Select) -> Option<Vec<SelectItem>> {
+    let plain = |item: &SelectItem| {
+        matches!(item, SelectItem::UnnamedExpr(_) | SelectItem::ExprWithAlias { .. })
+    };
+    let distinct = matches!(select.distinct, Some(Distinct::Distinct));
+    (distinct && select.projection.iter().all(plain)).then(|| select.projection.clone())
+}
+
+enum Listed {
+    /// By the expression of the column at a place.
+    As(usize),
+    /// By a column's name or position.
+    ByName,
+    No,
+}
+
+fn listed(e: &Expr, list: &[SelectItem], exact: bool) -> Listed {
+    if matches!(e, Expr::Value(_)) {
+        return Listed::ByName;
+    }
+    if let Some(name) = bare_name(e)
+        && list.iter().any(|item| output_name(item).as_ref() == Some(&name))
+    {
+        return Listed::ByName;
+    }
+    let same = |item: &SelectItem| match item {
+        SelectItem::UnnamedExpr(x) | SelectItem::ExprWithAlias { expr: x, .. } => same(e, x, exact),
+        _ => false,
+    };
+    list.iter().position(same).map_or(Listed::No, Listed::As)
+}
+
+/// Whether two expressions say the same: case, parentheses and the names of tables aside, where one leaves them out.
+/// `exact`: it may not. Where USING merges columns, the name alone is another column than one of the tables'.
+pub(super) fn same(a: &Expr, b: &Expr, exact: bool) -> bool {
+    let (a, b) = (Plain::of(a), Plain::of(b));
+    let agree = |(a, b): (&Option<String>, &Option<String>)| {
+        a == b || !exact && (a.is_none() || b.is_none())
+    };
+    a.expr == b.expr && a.tables.iter().zip(&b.tables).all(agree)
+}
+
+/// An expression without what is only spelling, and the tables that its columns are qualified with.
+struct Plain {
+    expr: Expr,
+    tables: Vec<Option<String>>,
+}
+
+impl Plain {
+    fn of(e: &Expr) -> Plain {
+        let mut plain = Plain { expr: e.clone(), tables: Vec::new() };
+        let mut expr = e.clone();
+        let _ = VisitMut::visit(&mut expr, &mut plain);
+        plain.expr = expr;
+        plain
+    }
+}
+
+impl VisitorMut for Plain {
+    type Break = ();
+
+    fn post_visit_expr(&mut self, e: &mut Expr) -> ControlFlow<()> {
+        let folded = |name: &Ident| Ident::with_quote('"', fold(name));
+        match e {
+            Expr::Nested(inner) => *e = std::mem::replace(inner.as_mut(), Expr::value(Value::Null)),
+            Expr::Identifier(name) => {
+                *name = folded(&*name);
+                self.tables.push(None);
+            }
+            Expr::CompoundIdentifier(parts) => {
+                let before = parts.len().checked_sub(2).and_then(|i| parts.get(i)).map(fold);
+                self.tables.push(before);
+                if let Some(name) = parts.last().map(folded) {
+                    *e = Expr::Identifier(name);
+                }
+            }
+            Expr::Function(f) => {
+                let names = f.name.0.iter().filter_map(|part| part.as_ident()).map(folded);
+                f.name = ObjectName::from(names.collect::<Vec<_>>());
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+pub(super) fn unnested(e: &Expr) -> &Expr {
+    match e {
+        Expr::Nested(inner) => unnested(inner),
+        e => e,
+    }
+}
 
 /// Parts the output names of a query from the names in its ORDER BY.
 pub fn part_names(query: &mut Query) {
@@ -18,11 +174,15 @@ pub fn part_names(query: &mut Query) {
     };
     let SetExpr::Select(select) = query.body.as_mut() else { return };
     let outputs: HashSet<String> = select.projection.iter().filter_map(computed_name).collect();
-    let mut read = Names { of: &outputs, found: HashSet::new(), queries: 0 };
+    let mut found = HashSet::new();
     for e in order.iter().map(|o| &o.expr).filter(|e| bare_name(e).is_none()) {
-        let _ = e.visit(&mut read);
+        any_own(e, |e| {
+            if let Expr::Identifier(name) = e {
+                found.extend(Some(fold(name)).filter(|name| outputs.contains(name)));
+            }
+            false
+        });
     }
-    let found = read.found;
     for item in &mut select.projection {
         let Some(name) = computed_name(item).filter(|n| found.contains(n)) else { continue };
         let alias = hidden_name(&name);
@@ -44,6 +204,7 @@ pub fn part_and_keep_names(query: &mut Query) -> Result<(), SqlError> {
         SetExpr::Select(s) => s.projection.iter().map(output_name).collect::<Option<Vec<_>>>(),
         _ => None,
     };
+    place_distinct(query)?;
     // With a wildcard there is no list of names to give back.
     let Some(before) = names(query) else { return Ok(()) };
     part_names(query);
@@ -91,36 +252,5 @@ fn bare_name(e: &Expr) -> Option<String> {
         Expr::Identifier(name) => Some(fold(name)),
         Expr::Nested(inner) => bare_name(inner),
         _ => None,
-    }
-}
-
-/// Looks for unqualified names, but not in subqueries.
-struct Names<'a> {
-    of: &'a HashSet<String>,
-    found: HashSet<String>,
-    queries: usize,
-}
-
-impl Visitor for Names<'_> {
-    type Break = ();
-
-    fn pre_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
-        self.queries += 1;
-        ControlFlow::Continue(())
-    }
-
-    fn post_visit_query(&mut self, _: &Query) -> ControlFlow<()> {
-        self.queries -= 1;
-        ControlFlow::Continue(())
-    }
-
-    fn pre_visit_expr(&mut self, e: &Expr) -> ControlFlow<()> {
-        if let (Expr::Identifier(name), 0) = (e, self.queries) {
-            let name = fold(name);
-            if self.of.contains(&name) {
-                self.found.insert(name);
-            }
-        }
-        ControlFlow::Continue(())
     }
 }

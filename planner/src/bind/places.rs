@@ -68,6 +68,19 @@ pub fn split(op: &BinaryOperator) -> (BinaryOperator, Option<Place>) {
     noted().unwrap_or_else(|| (op.clone(), None))
 }
 
+/// A message without what is noted in the operators that it shows.
+pub fn without_marks(message: &str) -> String {
+    let mut shown = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some((before, after)) = rest.split_once(MARK) {
+        shown.push_str(before);
+        // The line and the column.
+        rest = after.splitn(3, ':').nth(2).unwrap_or(after);
+    }
+    shown.push_str(rest);
+    shown
+}
+
 /// An error about an operator, with the place after which it stands.
 pub fn placed(e: DataFusionError, after: Option<Place>) -> DataFusionError {
     let mut e = sql_error_from_datafusion(e);

@@ -5,14 +5,17 @@
 //! subquery; IN has three results, so its NULLs are asked for one by one: it is NULL where nothing
 //! matches and either side has a NULL to compare with.
 //!
-//! A row that is looked for IN a subquery becomes EXISTS, in filters, where NULL is as good as false.
+//! A row that is looked for IN a subquery becomes EXISTS, in filters, where NULL is as good as false. A row that is
+//! compared with a subquery's one row becomes a subquery of the comparison.
 
 use std::ops::ControlFlow;
 
-use millrace_common::SqlError;
+use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
 use super::desugar::row_items;
+use super::misplaced;
+use super::own::any_own;
 use super::table_functions::reads_columns;
 
 const EXISTS: &str = r##"SELECT (SELECT count(*) > 0 FROM (SELECT 1) AS "#s")"##;
@@ -22,6 +25,25 @@ const IN: &str = r##"SELECT CASE
     WHEN "#x" IS NULL AND (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v")) THEN NULL
     WHEN (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v") WHERE "#v" IS NULL) THEN NULL
     ELSE false END"##;
+
+/// The same of a subquery within which there are more of these, which would be there three times for each of them: what
+/// there is to know but for the rows that match is asked in one go.
+const IN_OF_FEW: &str = r##"SELECT CASE
+    WHEN (SELECT count(*) > 0 FROM (SELECT 1) AS "#s"("#v") WHERE "#x" = "#v") THEN true
+    WHEN (SELECT CASE WHEN count(CASE WHEN "#v" IS NULL THEN 1 END) > 0 THEN 2
+                      WHEN count(*) > 0 THEN 1 ELSE 0 END FROM (SELECT 1) AS "#s"("#v"))
+        > CASE WHEN "#x" IS NULL THEN 0 ELSE 1 END THEN NULL
+    ELSE false END"##;
+
+/// The same of one within which they are nested deep: all is asked in one go, by which the values that are looked for are
+/// compared with all rows, one by one.
+const IN_OF_MANY: &str = r##"SELECT (SELECT CASE
+    WHEN count(CASE WHEN "#x" = "#v" THEN 1 END) > 0 THEN true
+    WHEN count(CASE WHEN ("#x" = "#v") IS NULL THEN 1 END) > 0 THEN NULL
+    ELSE false END FROM (SELECT 1) AS "#s"("#v"))"##;
+
+/// Levels of such predicates within a subquery from which on it is there once.
+const MANY_LEVELS: usize = 3;
 
 /// Rewrites the predicates of a SELECT list; those of its subqueries are left for their own turn.
 pub fn spell_out_predicates(items: &mut [SelectItem]) -> Result<(), SqlError> {
@@ -83,21 +105,87 @@ fn spelled_out(expr: &Expr) -> Result<Option<Expr>, SqlError> {
             };
             Some(negate(*negated, exists))
         }
-        Expr::InSubquery { expr, subquery, negated } if !matches!(**expr, Expr::Tuple(_)) => {
+        Expr::InSubquery { expr, subquery, negated } if let Some(row) = row_items(expr) => {
+            Some(negate(*negated, row_in_value(row, &BinaryOperator::Eq, subquery)?))
+        }
+        Expr::AnyOp { left, .. } | Expr::AllOp { left, .. } if row_items(left).is_some() => {
+            row_quantified(expr, false)?
+        }
+        Expr::InSubquery { expr, subquery, negated } => {
             let any = Some((&**expr, &BinaryOperator::Eq));
-            Some(negate(*negated, fill(IN, subquery, any)?))
+            Some(negate(*negated, fill(form_of(expr, subquery), subquery, any)?))
         }
         Expr::AnyOp { left, compare_op, right, .. } => match (&**right, opposite(compare_op)) {
-            (Expr::Subquery(q), Some(_)) => Some(fill(IN, q, Some((&**left, compare_op)))?),
+            (Expr::Subquery(q), Some(_)) => {
+                Some(fill(form_of(left, q), q, Some((&**left, compare_op)))?)
+            }
             _ => None,
         },
         // Not all of them: the opposite holds for one.
         Expr::AllOp { left, compare_op, right } => match (&**right, opposite(compare_op)) {
-            (Expr::Subquery(q), Some(op)) => Some(negate(true, fill(IN, q, Some((&**left, &op)))?)),
+            (Expr::Subquery(q), Some(op)) => {
+                Some(negate(true, fill(form_of(left, q), q, Some((&**left, &op)))?))
+            }
             _ => None,
         },
         _ => None,
     })
+}
+
+/// The form in which `x IN (subquery)` is spelled out. Each of them is there for what stands in it, and again for what
+/// stands in that.
+fn form_of(x: &Expr, subquery: &Query) -> &'static str {
+    match levels_within(subquery) {
+        0 => IN,
+        MANY_LEVELS.. if is_plain(x) => IN_OF_MANY,
+        _ => IN_OF_FEW,
+    }
+}
+
+/// Whether an expression has no calls and subqueries, which may not stand in an aggregate.
+fn is_plain(e: &Expr) -> bool {
+    match e {
+        Expr::Identifier(_) | Expr::CompoundIdentifier(_) | Expr::Value(_) => true,
+        Expr::Nested(e) | Expr::Cast { expr: e, .. } | Expr::UnaryOp { expr: e, .. } => is_plain(e),
+        Expr::BinaryOp { left, right, .. } => is_plain(left) && is_plain(right),
+        _ => false,
+    }
+}
+
+/// How many IN, ANY and ALL of subqueries stand within each other in a query.
+fn levels_within(query: &Query) -> usize {
+    let mut levels = Levels::default();
+    let _ = Visit::visit(query, &mut levels);
+    levels.most
+}
+
+#[derive(Default)]
+struct Levels {
+    now: usize,
+    most: usize,
+}
+
+fn is_quantified(e: &Expr) -> bool {
+    match e {
+        Expr::InSubquery { .. } => true,
+        Expr::AnyOp { right, .. } | Expr::AllOp { right, .. } => subquery_of(right).is_some(),
+        _ => false,
+    }
+}
+
+impl Visitor for Levels {
+    type Break = ();
+
+    fn pre_visit_expr(&mut self, e: &Expr) -> ControlFlow<()> {
+        self.now += usize::from(is_quantified(e));
+        self.most = self.most.max(self.now);
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, e: &Expr) -> ControlFlow<()> {
+        self.now -= usize::from(is_quantified(e));
+        ControlFlow::Continue(())
+    }
 }
 
 /// Rewrites the predicates of a filter that would not have PostgreSQL's result: rows IN subqueries; what is not a
@@ -135,7 +223,12 @@ fn spell_out_under(filter: &mut Expr, alone: bool) -> Result<(), SqlError> {
             }
             Ok(())
         }
-        Expr::AnyOp { .. } | Expr::AllOp { .. } => Ok(()),
+        Expr::AnyOp { .. } | Expr::AllOp { .. } => {
+            if let Some(new) = row_quantified(filter, true)? {
+                *filter = new;
+            }
+            Ok(())
+        }
         _ => spell_out_in(filter, false),
     }
 }
@@ -148,9 +241,121 @@ fn in_subquery(e: &Expr) -> Option<Expr> {
     }
 }
 
+/// `(a, b) = (SELECT x, y …)` as `(SELECT (a, b) = (x, y) FROM (SELECT x, y …) AS s (x, y))`: it is NULL of no row, and of
+/// more than one there is an error.
+pub fn compare_row(expr: &mut Expr) -> Result<(), SqlError> {
+    use BinaryOperator as B;
+    let Expr::BinaryOp { left, op, right } = expr else { return Ok(()) };
+    let (Some(row), Some(subquery)) = (row_items(left), subquery_of(right)) else { return Ok(()) };
+    if !matches!(op, B::Eq | B::NotEq | B::Lt | B::LtEq | B::Gt | B::GtEq) {
+        return Ok(());
+    }
+    check_width(&row, subquery)?;
+    let (values, columns) = (row_names("#x", row.len()), row_names("#v", row.len()));
+    if has_calls_of_groups(&row) {
+        // The row stays where it is, and each of its columns has a subquery.
+        let value = |i: usize| format!("(SELECT \"#v{i}\" FROM (SELECT 1) AS \"#s\" ({columns}))");
+        let others: Vec<String> = (0..row.len()).map(value).collect();
+        let template = format!("SELECT ROW({values}) {op} ROW({})", others.join(", "));
+        *expr = Expr::Nested(Box::new(filled(&template, row, subquery)?));
+        return Ok(());
+    }
+    // Of one column they are no rows but for the word.
+    let template = format!(
+        "SELECT (SELECT ROW({values}) {op} ROW({columns}) FROM (SELECT 1) AS \"#s\" ({columns}))"
+    );
+    *expr = filled(&template, row, subquery)?;
+    Ok(())
+}
+
+/// Whether a row has aggregates or window functions: within a subquery they would be of that.
+fn has_calls_of_groups(row: &[Expr]) -> bool {
+    let is_call =
+        |e: &Expr| matches!(e, Expr::Function(f) if f.over.is_some() || misplaced::is_aggregate(f));
+    row.iter().any(|e| any_own(e, is_call))
+}
+
+/// A row that is looked for among those of a subquery stands within it.
+fn check_calls(row: &[Expr]) -> Result<(), SqlError> {
+    if has_calls_of_groups(row) {
+        let message = "an aggregate in a row that is compared with the rows of a subquery";
+        return Err(SqlError::unsupported(message)
+            .with_hint("Compute the aggregate in a subquery in FROM, and compare its columns."));
+    }
+    Ok(())
+}
+
+fn subquery_of(e: &Expr) -> Option<&Query> {
+    match e {
+        Expr::Subquery(query) => Some(query),
+        Expr::Nested(inner) => subquery_of(inner),
+        _ => None,
+    }
+}
+
+/// 42601 where a row and a subquery differ in their numbers of columns; `*` is left to the planner.
+fn check_width(row: &[Expr], subquery: &Query) -> Result<(), SqlError> {
+    let many = match misplaced::width(&subquery.body) {
+        Some(width) if width > row.len() => "many",
+        Some(width) if width < row.len() => "few",
+        _ => return Ok(()),
+    };
+    Err(SqlError::new(SqlState::SYNTAX_ERROR, format!("subquery has too {many} columns")))
+}
+
+fn row_names(prefix: &str, width: usize) -> String {
+    let names: Vec<String> = (0..width).map(|i| format!("\"{prefix}{i}\"")).collect();
+    names.join(", ")
+}
+
+fn filled(template: &str, row: Vec<Expr>, subquery: &Query) -> Result<Expr, SqlError> {
+    let mut expr = only_item(template)?;
+    let _ = VisitMut::visit(&mut expr, &mut FillRow { subquery, row });
+    Ok(expr)
+}
+
+/// A row compared with any or all rows of a subquery; `None`: with something else.
+fn row_quantified(e: &Expr, filter: bool) -> Result<Option<Expr>, SqlError> {
+    let (each, left, op, right) = match e {
+        Expr::AnyOp { left, compare_op, right, .. } => (false, left, compare_op, right),
+        Expr::AllOp { left, compare_op, right } => (true, left, compare_op, right),
+        _ => return Ok(None),
+    };
+    let (Some(row), Some(subquery)) = (row_items(left), subquery_of(right)) else {
+        return Ok(None);
+    };
+    Ok(match (each, op) {
+        (false, BinaryOperator::Eq) if filter => Some(row_in(row, subquery, false)?),
+        (true, BinaryOperator::NotEq) if filter => Some(row_in(row, subquery, true)?),
+        _ => match opposite(op) {
+            // Not all of them: the opposite holds for one.
+            Some(op) if each => Some(negate(true, row_in_value(row, &op, subquery)?)),
+            Some(_) => Some(negate(false, row_in_value(row, op, subquery)?)),
+            None => None,
+        },
+    })
+}
+
+/// Whether a comparison with a row holds for one row of a subquery, as a value: NULL where it surely holds for none and may
+/// for one.
+fn row_in_value(row: Vec<Expr>, op: &BinaryOperator, subquery: &Query) -> Result<Expr, SqlError> {
+    check_width(&row, subquery)?;
+    check_calls(&row)?;
+    let (values, columns) = (row_names("#x", row.len()), row_names("#v", row.len()));
+    let from = format!("FROM (SELECT 1) AS \"#s\" ({columns})");
+    let holds = format!("ROW({values}) {op} ROW({columns})");
+    let template = format!(
+        "SELECT CASE WHEN (SELECT count(*) > 0 {from} WHERE {holds}) THEN true \
+         WHEN (SELECT count(*) > 0 {from} WHERE ({holds}) IS NULL) THEN NULL ELSE false END"
+    );
+    filled(&template, row, subquery)
+}
+
 /// `EXISTS (SELECT 1 FROM (subquery) AS s (…) WHERE row = s)`. A row is not in a subquery if it surely differs
 /// from all of that.
 fn row_in(row: Vec<Expr>, subquery: &Query, negated: bool) -> Result<Expr, SqlError> {
+    check_width(&row, subquery)?;
+    check_calls(&row)?;
     let names: Vec<String> = (0..row.len()).map(|i| format!("\"#v{i}\"")).collect();
     let equal: Vec<String> =
         names.iter().enumerate().map(|(i, name)| format!("\"#x{i}\" = {name}")).collect();
@@ -160,9 +365,7 @@ fn row_in(row: Vec<Expr>, subquery: &Query, negated: bool) -> Result<Expr, SqlEr
         "SELECT {not}EXISTS (SELECT 1 FROM (SELECT 1) AS \"#s\" ({}) WHERE ({equal}) {surely})",
         names.join(", ")
     );
-    let mut expr = only_item(&template)?;
-    let _ = VisitMut::visit(&mut expr, &mut FillRow { subquery, row });
-    Ok(expr)
+    filled(&template, row, subquery)
 }
 
 struct FillRow<'a> {

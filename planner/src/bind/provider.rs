@@ -23,9 +23,11 @@ use super::SessionInfo;
 use super::operators::{OperatorPlanner, Parameters};
 use super::outer_names::TakenForColumns;
 use super::relations::FromPlanner;
+use super::zones::Zones;
 use crate::catalog::CatalogView;
 use crate::error::{closest, external};
 use crate::functions::functions;
+use crate::interrupt;
 use crate::optimizer::config_options;
 
 /// Relations that a statement has named so far, by id.
@@ -65,6 +67,7 @@ impl<'a> Provider<'a> {
         let mut expr_planners: Vec<Arc<dyn ExprPlanner>> = vec![Arc::new(OperatorPlanner {
             parameters,
             taken_for_columns: Arc::clone(&taken_for_columns),
+            zones: session.zones,
         })];
         expr_planners.extend(SessionStateDefaults::default_expr_planners());
         Provider {
@@ -72,7 +75,10 @@ impl<'a> Provider<'a> {
             session,
             options: config_options(),
             expr_planners,
-            relation_planners: vec![Arc::new(FromPlanner { for_view: session.for_view })],
+            relation_planners: vec![Arc::new(FromPlanner {
+                for_view: session.for_view,
+                zones: session.zones,
+            })],
             relations,
             show_hidden,
             depth,
@@ -81,6 +87,7 @@ impl<'a> Provider<'a> {
     }
 
     fn source(&self, name: &TableReference) -> Result<Arc<dyn TableSource>, SqlError> {
+        interrupt::check()?;
         if let Some(catalog) = name.catalog()
             && catalog != self.session.database
         {
@@ -119,7 +126,8 @@ impl<'a> Provider<'a> {
         }
     }
 
-    /// A source's generated columns, as expressions over a scan of the others.
+    /// A source's generated columns, as expressions over a scan of the others. Its time column is read: whoever reads a
+    /// source computes it, since that decides which rows are late.
     fn with_generated(
         &self,
         relation: &Relation,
@@ -127,26 +135,42 @@ impl<'a> Provider<'a> {
     ) -> Result<Arc<dyn TableSource>, SqlError> {
         let failed = crate::sql_error_from_datafusion;
         let shown = |c: &CatalogColumn| self.show_hidden || !c.hidden;
+        let time = relation.watermark.as_ref().map(|w| w.column as usize);
+        let is_read = |i: usize| relation.columns[i].generated_sql.is_none() || time == Some(i);
         let read = (0..relation.columns.len())
-            .filter(|&i| relation.columns[i].generated_sql.is_none() && shown(&relation.columns[i]))
+            .filter(|&i| is_read(i) && shown(&relation.columns[i]))
             .collect();
         let name = TableReference::partial(relation.schema.as_str(), relation.name.as_str());
         let scan = LogicalPlanBuilder::scan(name, source, Some(read))
             .and_then(|b| b.build())
             .map_err(failed)?;
-        let planner = SqlToRel::new_with_options(self, super::parser_options());
+        // In UTC, as whoever else reads the source computes them.
+        let utc;
+        let in_utc;
+        let provider = match self.session.zones.zone {
+            None => self,
+            Some(_) => {
+                utc = SessionInfo { zones: Zones::default(), ..self.session.clone() };
+                let (parameters, seen) = (Arc::default(), Arc::clone(&self.relations));
+                let (hidden, depth) = (self.show_hidden, self.depth);
+                in_utc = Provider::new(self.catalog, &utc, parameters, seen, hidden, depth);
+                &in_utc
+            }
+        };
+        let planner = SqlToRel::new_with_options(provider, super::parser_options());
         let mut columns = Vec::new();
-        for column in relation.columns.iter().filter(|c| shown(c)) {
-            let expr = match &column.generated_sql {
+        for (i, column) in relation.columns.iter().enumerate().filter(|(_, c)| shown(c)) {
+            let expr = match column.generated_sql.as_ref().filter(|_| !is_read(i)) {
                 None => {
                     let field = scan.schema().qualified_field_with_unqualified_name(&column.name);
                     Expr::Column(field.map_err(failed)?.into())
                 }
                 Some(text) => {
                     let mut expr = crate::parser::parse_expr(text)?;
-                    super::desugar::desugar_expr(&mut expr, self.session)?;
+                    super::desugar::desugar_expr(&mut expr, provider.session)?;
                     planner
                         .sql_to_expr(expr, scan.schema(), &mut PlannerContext::new())
+                        .and_then(|e| self.session.zones.independent(e, scan.schema()))
                         .map_err(failed)?
                 }
             };
@@ -170,11 +194,20 @@ impl<'a> Provider<'a> {
         let query = crate::parser::parse_query(&view.query)?;
         // Its places are those of another text.
         let elsewhere = |e: SqlError| SqlError { after: None, ..e };
+        let stored;
+        let session = match self.session.zones.zone {
+            None => self.session,
+            Some(_) => {
+                let zones = self.session.zones.of_stored();
+                stored = SessionInfo { zones, ..self.session.clone() };
+                &stored
+            }
+        };
         let bind = || {
             super::plan_query(
                 &query,
                 self.catalog,
-                self.session,
+                session,
                 Arc::new(Parameters::default()),
                 Arc::clone(&self.relations),
                 self.depth + 1,

@@ -15,6 +15,7 @@ use sqlparser::ast::{
 use super::names::fold;
 use super::operators::cast_expr;
 use super::window_tvf;
+use super::zones::Zones;
 use crate::error::external;
 use crate::functions::functions;
 use crate::functions::window_fn::as_of_proctime;
@@ -22,6 +23,7 @@ use crate::functions::window_fn::as_of_proctime;
 #[derive(Debug)]
 pub struct FromPlanner {
     pub for_view: bool,
+    pub zones: Zones,
 }
 
 impl RelationPlanner for FromPlanner {
@@ -162,7 +164,9 @@ impl FromPlanner {
             t @ DataType::Date32 => cast_expr(a, &t, SqlType::Timestamptz).map_err(external),
             _ => Ok(a),
         });
-        let args = dated.collect::<Result<Vec<_>>>()?;
+        let args = dated
+            .map(|a| a.and_then(|a| self.zones.expr(a, &empty)))
+            .collect::<Result<Vec<_>>>()?;
         let zero = |e: &Expr| match e {
             Expr::Literal(v, _) if v.data_type().is_integer() => {
                 matches!(v.cast_to(&DataType::Int64), Ok(ScalarValue::Int64(Some(0))))
@@ -177,7 +181,7 @@ impl FromPlanner {
         }
         let plan = if self.for_view {
             constant_series(&args)?
-        } else if let Some(relation) = crate::functions::series::relation(&args)? {
+        } else if let Some(relation) = crate::functions::series::relation(&args, self.zones)? {
             relation
         } else {
             let t = args[0].get_type(&empty)?;

@@ -6,8 +6,11 @@
 //! - what neither aggregates nor limits: an array of what there is, of which [`single`] takes the one element, or
 //!   there is an error, as PostgreSQL says;
 //! - all else: lateral joins ([`super::lateral`]).
+//!
+//! So does, of whatever kind, a subquery within which others read columns of the query around both ([`levels`]).
 
 mod first_row;
+mod settled;
 
 use std::sync::Arc;
 
@@ -20,17 +23,40 @@ use datafusion::logical_expr::{
 };
 use millrace_common::SqlError;
 
-use super::lateral;
 use super::provider::columns_of;
-use crate::error::{external, sql_error_from_datafusion};
+use super::{lateral, levels};
+use crate::error::{correlated, external, sql_error_from_datafusion};
 use crate::functions::functions;
 use crate::functions::single::single;
+use crate::interrupt;
 
 /// Takes apart what DataFusion does not.
 pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
-    let rewritten = plan.transform_up_with_subqueries(|node| match &node {
+    // From the outermost query inwards: it is the others that then have its columns.
+    let across = settled::rewrite(plan).and_then(|plan| {
+        plan.transform_down_with_subqueries(|node| taken_apart(node, Which::Across))
+    });
+    let rest = across.and_then(|across| {
+        let which = Which::Rest { for_view };
+        across.data.transform_up_with_subqueries(|node| taken_apart(node, which))
+    });
+    rest.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+/// The subqueries that are taken out of expressions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Those within which others read columns of the query around all of them.
+    Across,
+    /// Those with one value that DataFusion does not take apart.
+    Rest { for_view: bool },
+}
+
+fn taken_apart(node: LogicalPlan, which: Which) -> Result<Transformed<LogicalPlan>> {
+    interrupt::check().map_err(external)?;
+    match &node {
         LogicalPlan::Projection(p) => {
-            let mut joined = Joined::over(&p.input, false);
+            let mut joined = Joined::over(&p.input, which, false);
             let exprs = p.expr.iter().map(|e| joined.replace(e.clone()));
             let exprs = exprs.collect::<Result<Vec<_>>>()?;
             if !joined.changed {
@@ -44,10 +70,10 @@ pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<Logical
             Ok(Transformed::yes(LogicalPlanBuilder::from(joined.plan).project(outputs)?.build()?))
         }
         LogicalPlan::Filter(f) => {
-            let mut joined = Joined::over(&f.input, false);
-            let predicate = match for_view {
-                true => f.predicate.clone(),
-                false => joined.replace_not_in(f.predicate.clone())?,
+            let mut joined = Joined::over(&f.input, which, false);
+            let predicate = match which {
+                Which::Rest { for_view: false } => joined.replace_not_in(f.predicate.clone())?,
+                _ => f.predicate.clone(),
             };
             let predicate = joined.replace(predicate)?;
             if !joined.changed {
@@ -58,7 +84,7 @@ pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<Logical
             Ok(Transformed::yes(plan.project(columns)?.build()?))
         }
         LogicalPlan::Aggregate(a) => {
-            let mut joined = Joined::over(&a.input, true);
+            let mut joined = Joined::over(&a.input, which, true);
             let group = joined.replace_named(&a.group_expr)?;
             let calls = joined.replace_named(&a.aggr_expr)?;
             if !joined.changed {
@@ -68,7 +94,7 @@ pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<Logical
             Ok(Transformed::yes(LogicalPlan::Aggregate(aggregate)))
         }
         LogicalPlan::Sort(s) => {
-            let mut joined = Joined::over(&s.input, true);
+            let mut joined = Joined::over(&s.input, which, true);
             let by = s
                 .expr
                 .iter()
@@ -82,23 +108,33 @@ pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<Logical
             let plan = LogicalPlanBuilder::from(sorted).project(columns_of(&s.input))?;
             Ok(Transformed::yes(plan.build()?))
         }
-        _ => Ok(Transformed::no(node)),
-    });
-    rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
+        _ => {
+            match which {
+                Which::Across => levels::refuse_across(&node)?,
+                Which::Rest { .. } => settled::refuse_groups(&node)?,
+            }
+            Ok(Transformed::no(node))
+        }
+    }
 }
 
 /// The input of an expression, with a column for each subquery that was taken out of it.
 struct Joined {
     plan: LogicalPlan,
+    /// The input as it was: what the subqueries read of it they need not read of one another's results.
+    source: LogicalPlan,
     count: usize,
     changed: bool,
+    across: bool,
     /// Also those that DataFusion takes apart elsewhere.
     all: bool,
 }
 
 impl Joined {
-    fn over(plan: &LogicalPlan, all: bool) -> Joined {
-        Joined { plan: plan.clone(), count: 0, changed: false, all }
+    fn over(plan: &LogicalPlan, which: Which, all: bool) -> Joined {
+        let across = which == Which::Across;
+        let (plan, source) = (plan.clone(), plan.clone());
+        Joined { plan, source, count: 0, changed: false, across, all: all || across }
     }
 
     /// Expressions that keep their names.
@@ -115,62 +151,126 @@ impl Joined {
     /// it, as views have.
     fn replace_not_in(&mut self, e: Expr) -> Result<Expr> {
         e.transform_up(|e| {
-            let Expr::InSubquery(InSubquery { expr, subquery, negated: true }) = &e else {
-                return Ok(Transformed::no(e));
-            };
-            let values = columns_of(&subquery.subquery);
-            let ([value], false) = (values.as_slice(), subquery.outer_ref_columns.is_empty())
-            else {
-                return Ok(Transformed::no(e));
-            };
-            let schema = Arc::clone(self.plan.schema());
-            let looked_for = expr.as_ref().clone().transform(|e| match e {
-                Expr::Column(c) if schema.has_column(&c) => {
-                    let field = Arc::clone(schema.field_from_column(&c)?);
-                    Ok(Transformed::yes(Expr::OuterReferenceColumn(field, c)))
+            let new = match &e {
+                Expr::InSubquery(x) if x.negated && !x.subquery.outer_ref_columns.is_empty() => {
+                    self.found_in(x)?
                 }
-                e => Ok(Transformed::no(e)),
-            })?;
-            let perhaps = value.clone().not_eq(looked_for.data).is_not_true();
-            let Some(count) = functions().aggregate("count") else {
-                return Err(external(SqlError::internal("count is not registered")));
+                _ => None,
             };
-            let no_groups: [Expr; 0] = [];
-            let plan = LogicalPlanBuilder::from(subquery.subquery.as_ref().clone())
-                .filter(perhaps)?
-                .aggregate(no_groups, [count.call(vec![lit(1i64)]).alias("#found")])?
-                .build()?;
-            let found = Subquery { subquery: Arc::new(plan), ..subquery.clone() };
-            let found = self.lateral(&found, JoinType::Inner)?;
-            self.changed |= found.is_some();
-            Ok(match found {
-                Some(found) => Transformed::yes(found.eq(lit(0i64))),
-                None => Transformed::no(e),
-            })
+            self.changed |= new.is_some();
+            Ok(new.map_or_else(|| Transformed::no(e), Transformed::yes))
         })
         .map(|t| t.data)
     }
 
     fn replace(&mut self, e: Expr) -> Result<Expr> {
         e.transform_up(|e| {
-            let Expr::ScalarSubquery(subquery) = &e else { return Ok(Transformed::no(e)) };
-            if subquery.outer_ref_columns.is_empty() {
-                return Ok(Transformed::no(e));
-            }
-            let plan = &subquery.subquery;
-            let new = if is_one_row(plan) {
-                self.apart(subquery, JoinType::Inner)?
-            } else if first_row::is_limited(plan) {
-                self.first_row(subquery)?
-            } else {
-                let all = gathered(subquery)?;
-                let value = self.apart(&all, JoinType::Inner)?;
-                Some(single().call(vec![value.unwrap_or(Expr::ScalarSubquery(all))]))
+            let new = match (&e, self.across) {
+                (e, true) => self.read_across(e)?,
+                (Expr::ScalarSubquery(s), false) if !s.outer_ref_columns.is_empty() => {
+                    self.value(s)?
+                }
+                (e, false) => self.with_group(e)?,
             };
             self.changed |= new.is_some();
             Ok(new.map_or_else(|| Transformed::no(e), Transformed::yes))
         })
         .map(|t| t.data)
+    }
+
+    /// EXISTS and IN of a group that is there over no rows too: DataFusion's join would not have it.
+    fn with_group(&mut self, e: &Expr) -> Result<Option<Expr>> {
+        let new = match e {
+            Expr::Exists(x) if settled::has_group(&x.subquery)? => {
+                self.found(&x.subquery, None, x.negated)?
+            }
+            Expr::InSubquery(x) if settled::has_group(&x.subquery)? => self.found_in(x)?,
+            Expr::SetComparison(x) if settled::has_group(&x.subquery)? => None,
+            _ => return Ok(None),
+        };
+        match new {
+            Some(new) => Ok(Some(new)),
+            None => Err(external(correlated())),
+        }
+    }
+
+    /// A subquery within which others read this query's columns. Where it is computed for these, as a join, they are columns
+    /// of the queries around those others too.
+    fn read_across(&mut self, e: &Expr) -> Result<Option<Expr>> {
+        let Some(subquery) = levels::subquery_of(e) else { return Ok(None) };
+        if !levels::reads_across(&subquery.subquery, self.plan.schema())? {
+            return Ok(None);
+        }
+        let new = match e {
+            Expr::ScalarSubquery(subquery) => self.value(subquery)?,
+            Expr::Exists(x) => self.found(&x.subquery, None, x.negated)?,
+            Expr::InSubquery(x) => self.found_in(x)?,
+            _ => None,
+        };
+        match new {
+            Some(new) => Ok(Some(new)),
+            None => Err(external(correlated())),
+        }
+    }
+
+    /// IN, where NULL is as good as false: whether rows are equal to what is looked for, or for NOT IN none may be.
+    fn found_in(&mut self, x: &InSubquery) -> Result<Option<Expr>> {
+        let values = columns_of(&x.subquery.subquery);
+        let [value] = values.as_slice() else { return Ok(None) };
+        let schema = Arc::clone(self.plan.schema());
+        let looked_for = x.expr.as_ref().clone().transform(|e| match e {
+            Expr::Column(c) if schema.has_column(&c) => {
+                let field = Arc::clone(schema.field_from_column(&c)?);
+                Ok(Transformed::yes(Expr::OuterReferenceColumn(field, c)))
+            }
+            e => Ok(Transformed::no(e)),
+        })?;
+        let like = match x.negated {
+            true => value.clone().not_eq(looked_for.data).is_not_true(),
+            false => value.clone().eq(looked_for.data),
+        };
+        self.found(&x.subquery, Some(like), x.negated)
+    }
+
+    /// Whether a subquery has rows, or has none; `like`: which ones.
+    fn found(
+        &mut self,
+        subquery: &Subquery,
+        like: Option<Expr>,
+        none: bool,
+    ) -> Result<Option<Expr>> {
+        let Some(count) = functions().aggregate("count") else {
+            return Err(external(SqlError::internal("count is not registered")));
+        };
+        let mut plan = LogicalPlanBuilder::from(subquery.subquery.as_ref().clone());
+        if let Some(like) = like {
+            plan = plan.filter(like)?;
+        }
+        let no_groups: [Expr; 0] = [];
+        let count = count.call(vec![lit(1i64)]).alias("#found");
+        let plan = Arc::new(plan.aggregate(no_groups, [count])?.build()?);
+        let found = Subquery { subquery: plan, ..subquery.clone() };
+        let found = self.lateral(&found, JoinType::Inner)?;
+        Ok(found.map(|found| match none {
+            true => found.eq(lit(0i64)),
+            false => found.gt(lit(0i64)),
+        }))
+    }
+
+    /// The value of a correlated subquery. `None`: it stays where it is.
+    fn value(&mut self, subquery: &Subquery) -> Result<Option<Expr>> {
+        let plan = &subquery.subquery;
+        if is_one_row(plan) {
+            return self.apart(subquery, JoinType::Inner);
+        }
+        if first_row::is_limited(plan) {
+            return self.first_row(subquery);
+        }
+        let all = gathered(subquery)?;
+        Ok(match self.apart(&all, JoinType::Inner)? {
+            None if self.across => None,
+            value => Some(single().call(vec![value.unwrap_or(Expr::ScalarSubquery(all))])),
+        })
     }
 
     /// The value of a subquery of one row as a column. `None`: leave it where it is.
@@ -183,7 +283,9 @@ impl Joined {
 
     fn first_row(&mut self, subquery: &Subquery) -> Result<Option<Expr>> {
         let name = self.next_name();
-        if let Some(plan) = first_row::join(&self.plan, &subquery.subquery, &name)? {
+        if !self.across
+            && let Some(plan) = first_row::join(&self.plan, &subquery.subquery, &name)?
+        {
             self.plan = plan;
             self.count += 1;
             return Ok(Some(ident(name)));
@@ -192,7 +294,13 @@ impl Joined {
     }
 
     fn next_name(&self) -> String {
-        format!("#scalar{}", self.count)
+        let schema = self.plan.schema();
+        let mut place = self.count;
+        // The input may have some that were taken out of the same expression before.
+        while schema.has_column_with_unqualified_name(&format!("#scalar{place}")) {
+            place += 1;
+        }
+        format!("#scalar{place}")
     }
 
     /// The input with the subquery's value as one more column.
@@ -210,7 +318,10 @@ impl Joined {
             kind => left.join_on(right, kind, [lit(true)])?,
         };
         let LogicalPlan::Join(join) = both.build()? else { return Ok(None) };
-        let Some(plan) = lateral::over_left(&join, false) else { return Ok(None) };
+        let Some(plan) = lateral::over_values(&join, &self.source, false) else {
+            return Ok(None);
+        };
+        settled::check_size(&plan)?;
         self.plan = plan;
         self.count += 1;
         Ok(Some(ident(name)))
@@ -241,3 +352,6 @@ fn is_one_row(plan: &LogicalPlan) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

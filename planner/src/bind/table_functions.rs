@@ -12,7 +12,7 @@ use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Projection
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::{
     Array, Expr as Ast, FunctionArg, FunctionArgExpr, Ident, ObjectName, Query, Select, SelectItem,
-    SetExpr, TableAlias, TableAliasColumnDef, TableFactor, Values, VisitMut, VisitorMut,
+    SetExpr, TableAlias, TableAliasColumnDef, TableFactor, Value, Values, VisitMut, VisitorMut,
 };
 
 use super::desugar::{SERIES, call, take};
@@ -53,6 +53,12 @@ const FUNCTIONS: [TableFunction; 7] = [
     TableFunction { names: &["regexp_split_to_table"], columns: &[("regexp_split_to_array", "")] },
     TableFunction { names: &["string_to_table"], columns: &[("string_to_array", "")] },
 ];
+
+/// Whether a function returns a set of rows.
+pub fn returns_set(name: &str) -> bool {
+    matches!(name, "unnest" | "generate_series" | "generate_subscripts" | "regexp_matches")
+        || FUNCTIONS.iter().any(|f| f.names.contains(&name))
+}
 
 /// Spells out the functions that a SELECT has in FROM.
 pub fn spell_out(select: &mut Select) -> Result<(), SqlError> {
@@ -122,9 +128,6 @@ fn spell_out_factor(
     };
     let Some(args) = args else { return Ok(()) };
     let Some(columns) = columns_of_call(&name, args)? else { return Ok(()) };
-    if ordinality && name == "unnest" && columns.len() > 1 {
-        return Err(SqlError::unsupported("WITH ORDINALITY of an unnest of several arrays"));
-    }
     let table =
         alias.as_ref().map_or_else(|| Ident::with_quote('"', name.clone()), |a| a.name.clone());
     // Each by a name of its own, so that `*` may name all.
@@ -139,9 +142,13 @@ fn spell_out_factor(
             named => (Ident::with_quote('"', named), list),
         })
         .collect();
-    if ordinality && let Some((_, first)) = items.first() {
-        let ordinals = call(ORDINALS, [first.clone()]);
-        items.push((Ident::with_quote('"', "ordinality"), ordinals));
+    if ordinality {
+        let lists: Vec<Ast> = match name.as_str() {
+            "unnest" => items.iter().map(|(_, list)| list.clone()).collect(),
+            // The columns of others are of the same rows.
+            _ => items.iter().take(1).map(|(_, list)| list.clone()).collect(),
+        };
+        items.push((Ident::with_quote('"', "ordinality"), ordinals(lists)?));
     }
     let given = alias.map(|a| a.columns).unwrap_or_default();
     if given.len() > items.len() {
@@ -182,6 +189,24 @@ fn spell_out_factor(
     Ok(())
 }
 
+/// The numbers of rows that are read from arrays side by side: as many as the longest has elements.
+fn ordinals(mut lists: Vec<Ast>) -> Result<Ast, SqlError> {
+    if lists.len() == 1
+        && let Some(only) = lists.pop()
+    {
+        return Ok(call(ORDINALS, [only]));
+    }
+    let zero = || Ast::value(Value::Number("0".into(), false));
+    let lengths = lists.into_iter().map(|l| call("coalesce", [call("cardinality", [l]), zero()]));
+    let longest = call("greatest", lengths.collect::<Vec<Ast>>());
+    let first = crate::parser::parse_expr("1::bigint")?;
+    let mut last = first.clone();
+    if let Ast::Cast { expr, .. } = &mut last {
+        **expr = longest;
+    }
+    Ok(call(SERIES, [first, last]))
+}
+
 fn function_name(name: &ObjectName) -> String {
     name.0.last().and_then(|p| p.as_ident()).map(fold).unwrap_or_default()
 }
@@ -208,11 +233,19 @@ fn columns_of_call(
         let lateral = args.iter().any(reads_columns);
         return Ok(lateral.then(|| vec![("", call(SERIES, args))]));
     }
+    if name == "regexp_matches" {
+        return Ok(Some(vec![("", match_rows(args))]));
+    }
     let Some(function) = FUNCTIONS.iter().find(|f| f.names.contains(&name)) else {
         return Ok(None);
     };
     let columns = function.columns.iter();
     Ok(Some(columns.map(|(list, column)| (*column, call(list, args.clone()))).collect()))
+}
+
+/// The rows of `regexp_matches`, which are arrays, as an array.
+pub fn match_rows(args: Vec<Ast>) -> Ast {
+    call("text_arrays", [call("regexp_matches_list", args)])
 }
 
 /// Whether an expression names a column.

@@ -106,7 +106,11 @@ impl CatalogView for TestCatalog {
     }
 }
 
-fn bind(catalog: &TestCatalog, sql: &str, for_view: bool) -> Result<BoundQuery, SqlError> {
+pub(super) fn bind(
+    catalog: &TestCatalog,
+    sql: &str,
+    for_view: bool,
+) -> Result<BoundQuery, SqlError> {
     let parsed = crate::parse(sql)?.remove(0);
     let Statement::Sql(s) = &parsed.statement else { panic!("not a query: {sql}") };
     let ast::Statement::Query(query) = s.as_ref() else { panic!("not a query: {sql}") };
@@ -241,6 +245,72 @@ fn errors_have_state_position_and_hint() {
         ("SELECT ok::date FROM t", "42846", "cannot cast type boolean to date", Some(10)),
         ("SELECT a::nope FROM t", "42704", "type \"nope\" does not exist", Some(11)),
         ("SELECT sum(c) FROM t", "42883", "function sum(text) does not exist", Some(8)),
+        (
+            "SELECT a FROM t WHERE row_number() OVER () = 1",
+            "42P20",
+            "window functions are not allowed in WHERE",
+            Some(23),
+        ),
+        (
+            "SELECT a FROM t WHERE count(*) = 1",
+            "42803",
+            "aggregate functions are not allowed in WHERE",
+            Some(23),
+        ),
+        (
+            "SELECT sum(count(*)) FROM t",
+            "42803",
+            "aggregate function calls cannot be nested",
+            Some(12),
+        ),
+        (
+            "SELECT 1 UNION SELECT 1, 2",
+            "42601",
+            "each UNION query must have the same number of columns",
+            Some(23),
+        ),
+        (
+            "SELECT DISTINCT a FROM t ORDER BY ok",
+            "42P10",
+            "for SELECT DISTINCT, ORDER BY expressions must appear in select list",
+            Some(35),
+        ),
+        (
+            "SELECT * FROM t UNION SELECT 1",
+            "42601",
+            "each UNION query must have the same number of columns",
+            Some(30),
+        ),
+        (
+            "SELECT a FROM t UNION SELECT c FROM t",
+            "42804",
+            "UNION types integer and text cannot be matched",
+            Some(30),
+        ),
+        (
+            "SELECT DISTINCT ON (a) c FROM t ORDER BY c, a",
+            "42P10",
+            "SELECT DISTINCT ON expressions must match initial ORDER BY expressions",
+            Some(21),
+        ),
+        (
+            "SELECT NOT ok, NOT a FROM t WHERE NOT (a = 1)",
+            "42804",
+            "argument of NOT must be type boolean, not type integer",
+            None,
+        ),
+        (
+            "SELECT NOT a FROM t WHERE NOT (a = 1)",
+            "42804",
+            "argument of NOT must be type boolean, not type integer",
+            Some(12),
+        ),
+        (
+            "SELECT 1 FROM t JOIN k USING (nope)",
+            "42703",
+            "column \"nope\" specified in USING clause does not exist in left table",
+            None,
+        ),
         (
             "SELECT * FROM t FOR SYSTEM_TIME AS OF now()",
             "0A000",

@@ -11,8 +11,8 @@ use datafusion::common::Result;
 use datafusion::common::tree_node::Transformed;
 use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::{
-    Expr, ExprFunctionExt, Limit, LogicalPlan, LogicalPlanBuilder, Projection, Sort, SubqueryAlias,
-    cast, ident, lit,
+    Distinct, Expr, ExprFunctionExt, Limit, LogicalPlan, LogicalPlanBuilder, Projection, Sort,
+    SubqueryAlias, cast, ident, lit,
 };
 use millrace_common::{SqlError, SqlState};
 
@@ -48,6 +48,11 @@ fn marked(plan: &LogicalPlan) -> Option<(&Limit, &Expr)> {
 fn limited(plan: &LogicalPlan, skip: Expr, rows: &Expr) -> Result<LogicalPlan> {
     match plan {
         LogicalPlan::Sort(sort) => with_ties(sort, skip, rows),
+        // In an order that begins with all of its keys no two of its rows are level.
+        LogicalPlan::Distinct(Distinct::On(on)) if on.sort_expr.is_some() => {
+            let (skip, fetch) = (Some(Box::new(skip)), Some(Box::new(rows.clone())));
+            Ok(LogicalPlan::Limit(Limit { skip, fetch, input: Arc::new(plan.clone()) }))
+        }
         LogicalPlan::Projection(p) => {
             let input = Arc::new(limited(&p.input, skip, rows)?);
             Projection::try_new(p.expr.clone(), input).map(LogicalPlan::Projection)

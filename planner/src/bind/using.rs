@@ -1,14 +1,18 @@
-//! The merged columns of RIGHT and FULL joins with USING: an unqualified name is the right side's column, or the first
-//! of both that is not NULL. DataFusion takes the left side's, which is right for INNER and LEFT joins only; so such
-//! a join gets a condition, and the merged columns are written out wherever the query names them.
-
-use std::ops::ControlFlow;
+//! The merged columns of joins with USING: an unqualified name is the left side's column, in RIGHT joins the right side's,
+//! in FULL joins the first of both that is not NULL. Such a join gets a condition, and the merged columns are written out
+//! wherever the query names them; in `*` they come first.
+//!
+//! DataFusion takes the left side's always, finds the name ambiguous in some clauses, and leaves the columns in their
+//! places; what cannot be told from the text is left to it where that is right, in INNER and LEFT joins. Joins in
+//! parentheses have been written out by the catalog before ([`super::written_out`]).
 
 use millrace_common::SqlError;
 use sqlparser::ast::*;
 
 use super::desugar::call;
 use super::names::fold;
+use super::own::change_own;
+use super::scopes::merges;
 
 /// A column that USING made one.
 #[derive(Clone)]
@@ -53,12 +57,22 @@ pub fn spell_out_select(select: &mut Select) -> Result<(), SqlError> {
 }
 
 fn spell_out(select: &mut Select) -> Result<Vec<Merged>, SqlError> {
-    if !select.from.iter().any(is_concerned) {
+    if !select.from.iter().any(merges) {
         return Ok(Vec::new());
     }
+    let mut from = select.from.clone();
+    let chains = match from.iter_mut().map(Chain::of).collect::<Result<Vec<Chain>, _>>() {
+        Ok(chains) => chains,
+        Err(e) if select.from.iter().any(is_concerned) => return Err(e),
+        Err(_) => {
+            resolve_in_filter(select);
+            select.from.iter_mut().for_each(forget_tables);
+            return Ok(Vec::new());
+        }
+    };
+    select.from = from;
     let (mut merged, mut items) = (Vec::new(), Vec::new());
-    for from in &mut select.from {
-        let one = Chain::of(from)?;
+    for one in chains {
         merged.extend(one.merged);
         items.extend(one.items);
     }
@@ -97,6 +111,39 @@ fn spell_out(select: &mut Select) -> Result<Vec<Merged>, SqlError> {
         exprs.iter_mut().for_each(|e| replace(e, &merged));
     }
     Ok(merged)
+}
+
+/// DataFusion knows the merged columns of INNER and LEFT joins but in WHERE, where they are ambiguous to it. Of what cannot
+/// be told from the text.
+fn resolve_in_filter(select: &mut Select) {
+    let Some(filter) = &mut select.selection else { return };
+    for from in &select.from {
+        // What cannot be told from the text stays as it is.
+        if let Ok(chain) = Chain::of(&mut from.clone()) {
+            replace(filter, &chain.merged);
+        }
+    }
+}
+
+/// Takes off the tables that are noted before the columns of USING (see [`super::natural`]).
+fn forget_tables(from: &mut TableWithJoins) {
+    let nested = |factor: &mut TableFactor| {
+        if let TableFactor::NestedJoin { table_with_joins, .. } = factor {
+            forget_tables(table_with_joins);
+        }
+    };
+    nested(&mut from.relation);
+    for join in &mut from.joins {
+        nested(&mut join.relation);
+        use JoinOperator as J;
+        if let J::Join(c) | J::Inner(c) | J::Left(c) | J::LeftOuter(c) = &mut join.join_operator
+            && let JoinConstraint::Using(names) = c
+        {
+            names.iter_mut().for_each(|name| {
+                name.0.drain(..name.0.len().saturating_sub(1));
+            });
+        }
+    }
 }
 
 /// Whether columns are merged by a RIGHT or FULL join.
@@ -172,8 +219,9 @@ impl Chain {
             JoinConstraint::Using(names) => {
                 let mut conditions = Vec::new();
                 for name in names.iter() {
-                    let Some(name) = name.0.last().and_then(|p| p.as_ident()) else { continue };
-                    conditions.push(self.merge(name, &right, outer)?);
+                    let parts: Vec<&Ident> = name.0.iter().filter_map(|p| p.as_ident()).collect();
+                    let Some((name, table)) = parts.split_last() else { continue };
+                    conditions.push(self.merge(name, table.first().copied(), &right, outer)?);
                     using.push(fold(name));
                 }
                 let all = conditions.into_iter().reduce(|a, b| binary(a, BinaryOperator::And, b));
@@ -205,8 +253,15 @@ impl Chain {
         Ok(())
     }
 
-    /// Merges a column of what has been joined so far with the right side's; gives the condition.
-    fn merge(&mut self, name: &Ident, right: &Ident, outer: Outer) -> Result<Expr, SqlError> {
+    /// Merges a column of what has been joined so far with the right side's; gives the condition. `owner`: the table that
+    /// is known to have it.
+    fn merge(
+        &mut self,
+        name: &Ident,
+        owner: Option<&Ident>,
+        right: &Ident,
+        outer: Outer,
+    ) -> Result<Expr, SqlError> {
         let of = |table: &Ident| Expr::CompoundIdentifier(vec![table.clone(), name.clone()]);
         let theirs = of(right);
         let at = self.merged.iter().position(|m| m.name == fold(name));
@@ -216,6 +271,7 @@ impl Chain {
                 (merged.value, merged.tables)
             }
             (None, [only]) => (of(only), vec![fold(only)]),
+            (None, _) if let Some(owner) = owner => (of(owner), vec![fold(owner)]),
             // Which of them has it, only the catalog knows.
             (None, _) => return Err(unsupported("USING of a column of one of several tables")),
         };
@@ -295,35 +351,12 @@ fn output_name(item: &SelectItem) -> Option<String> {
 /// Writes merged columns out. Subqueries may have columns of the same name, and are left alone.
 fn replace(expr: &mut Expr, merged: &[Merged]) {
     if !merged.is_empty() {
-        let _ = VisitMut::visit(expr, &mut Replace { merged, depth: 0 });
-    }
-}
-
-struct Replace<'a> {
-    merged: &'a [Merged],
-    depth: usize,
-}
-
-impl VisitorMut for Replace<'_> {
-    type Break = ();
-
-    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
-        self.depth += 1;
-        ControlFlow::Continue(())
-    }
-
-    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
-        self.depth -= 1;
-        ControlFlow::Continue(())
-    }
-
-    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
-        if self.depth == 0
-            && let Expr::Identifier(name) = &*expr
-            && let Some(found) = find(self.merged, &fold(name))
-        {
-            *expr = Expr::Nested(Box::new(found.value.clone()));
-        }
-        ControlFlow::Continue(())
+        change_own(expr, |expr| {
+            if let Expr::Identifier(name) = &*expr
+                && let Some(found) = find(merged, &fold(name))
+            {
+                *expr = Expr::Nested(Box::new(found.value.clone()));
+            }
+        });
     }
 }

@@ -21,6 +21,9 @@
 //!                rel
 //! ```
 //!
+//! Without an alias the columns of `rel` keep the relation's name, and those that no relation gives a name
+//! to have the function's (see `named`).
+//!
 //! Sizes, gaps and offsets are BIGINT literals, in microseconds. TUMBLE needs nothing special in a stream. HOP's
 //! `Unnest` is what the stream planner recognises: its list column is a call of `hop_windows`, with
 //! a column and three literals (the optimiser may have pruned columns, never this shape), and it
@@ -30,7 +33,7 @@
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::{Column, Result, ScalarValue, UnnestOptions};
+use datafusion::common::{Column, Result, ScalarValue, TableReference, UnnestOptions};
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::planner::{PlannedRelation, RelationPlannerContext};
@@ -89,7 +92,7 @@ pub fn plan(
         );
         return Err(external(e.with_hint("Make the slide longer or the size shorter.")));
     }
-    let plan = windows(input, time, slide, size, offset)?;
+    let plan = windows(function, input, time, slide, size, offset)?;
     Ok(PlannedRelation::new(plan, alias))
 }
 
@@ -135,7 +138,7 @@ fn session(
     let plan = LogicalPlanBuilder::from(input)
         .filter(time.clone().is_not_null())?
         .window(edges)?
-        .project(columns.into_iter().chain([col("window_start"), col("window_end")]))?
+        .project(named("session", columns, [col("window_start"), col("window_end")]))?
         .build()?;
     Ok(PlannedRelation::new(plan, alias))
 }
@@ -206,7 +209,22 @@ fn micros(e: &Expr, what: &str, positive: bool) -> Result<i64, SqlError> {
     }
 }
 
+/// The columns of a window function in FROM. As in PostgreSQL the function's name stands for an alias: a column
+/// without any is ambiguous beside the same name of another relation, as in `window_start IN (SELECT window_start …)`.
+fn named(function: &str, columns: Vec<Expr>, edges: [Expr; 2]) -> Vec<Expr> {
+    let qualified = |e: Expr| {
+        let name = match &e {
+            Expr::Column(Column { relation: None, name, .. }) => name.clone(),
+            Expr::Alias(alias) => alias.name.clone(),
+            _ => return e,
+        };
+        e.unalias().alias_qualified(Some(TableReference::bare(function)), name)
+    };
+    columns.into_iter().chain(edges).map(qualified).collect()
+}
+
 fn windows(
+    function: &str,
     input: LogicalPlan,
     time: Expr,
     slide: Option<i64>,
@@ -227,5 +245,5 @@ fn windows(
         plan = plan.unnest_column_with_options(column, options)?;
     }
     let end = window_end().call(vec![col("window_start"), lit(size)]).alias("window_end");
-    plan.project(columns.into_iter().chain([col("window_start"), end]))?.build()
+    plan.project(named(function, columns, [col("window_start"), end]))?.build()
 }

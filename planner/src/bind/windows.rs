@@ -8,6 +8,7 @@ use sqlparser::ast::*;
 
 use super::desugar::interval_text;
 use super::names::fold;
+use crate::functions::window_fn::EXCLUDE;
 
 /// Writes out the windows that a query's ORDER BY names: those of its SELECT.
 pub fn write_out_order(query: &mut Query) -> Result<(), SqlError> {
@@ -107,7 +108,10 @@ fn extended(windows: &[NamedWindowDefinition], spec: &WindowSpec) -> Result<Wind
         let message = format!("cannot {what} of window \"{}\"", fold(name));
         Err(SqlError::new(SqlState("42P20"), message))
     };
-    if !spec.partition_by.is_empty() {
+    // What the frame leaves out stands there too.
+    let (marks, own): (Vec<Expr>, Vec<Expr>) =
+        spec.partition_by.iter().cloned().partition(leaves_out);
+    if !own.is_empty() {
         return refused("override PARTITION BY clause");
     }
     if !spec.order_by.is_empty() && !base.order_by.is_empty() {
@@ -119,24 +123,29 @@ fn extended(windows: &[NamedWindowDefinition], spec: &WindowSpec) -> Result<Wind
     let order_by = if spec.order_by.is_empty() { base.order_by } else { spec.order_by.clone() };
     Ok(WindowSpec {
         window_name: None,
-        partition_by: base.partition_by,
+        partition_by: base.partition_by.into_iter().chain(marks).collect(),
         order_by,
         window_frame: spec.window_frame.clone(),
     })
 }
 
+/// The parser's mark of rows that a frame leaves out, for [`super::frames`].
+fn leaves_out(e: &Expr) -> bool {
+    matches!(e, Expr::Function(f) if f.name == ObjectName::from(vec![Ident::with_quote('"', EXCLUDE)]))
+}
+
 /// `RANGE INTERVAL '1 hour' PRECEDING` with a plain offset, which takes the type of the order.
 pub fn plain_bounds(function: &mut Function) -> Result<(), SqlError> {
-    let Some(WindowType::WindowSpec(WindowSpec { window_frame: Some(frame), .. })) =
-        &mut function.over
-    else {
-        return Ok(());
-    };
+    let Some(WindowType::WindowSpec(spec)) = &mut function.over else { return Ok(()) };
+    let Some(frame) = &mut spec.window_frame else { return Ok(()) };
+    super::frame_bounds::check(frame, spec.order_by.len())?;
     for bound in [Some(&mut frame.start_bound), frame.end_bound.as_mut()].into_iter().flatten() {
         if let WindowFrameBound::Preceding(Some(e)) | WindowFrameBound::Following(Some(e)) = bound
             && let Some(text) = interval_of(e)?
         {
-            // The offset's text, whatever it is.
+            // The offset's text, whatever it is; that of an interval does not look like a number.
+            let plain = text.trim().parse::<f64>().is_ok();
+            let text = if plain { format!("{text} seconds") } else { text };
             **e = Expr::value(Value::Number(text, false));
         }
     }

@@ -46,6 +46,8 @@ pub struct Def {
     pub any: bool,
     /// Takes arguments of every type, as what `to_jsonb` makes of them.
     pub documents: bool,
+    /// PostgreSQL has it; here it is 0A000.
+    pub absent: bool,
 }
 
 impl Def {
@@ -58,7 +60,13 @@ impl Def {
             strict: true,
             any: false,
             documents: false,
+            absent: false,
         }
+    }
+
+    /// A function that is refused by name, whatever its arguments.
+    pub fn absent(name: &'static str) -> Def {
+        Def { absent: true, ..Def::new(name, &[]) }
     }
 
     pub fn volatile(mut self) -> Def {
@@ -97,7 +105,9 @@ pub fn defs() -> &'static HashMap<&'static str, Arc<ScalarUDF>> {
             .chain(super::strings::defs())
             .chain(super::patterns::defs())
             .chain(super::jsonb::defs())
-            .chain(super::times::defs());
+            .chain(super::letters::defs())
+            .chain(super::times::defs())
+            .chain(super::zones::defs());
         all.map(|def| (def.name, Arc::new(ScalarUDF::from(Call::new(def))))).collect()
     })
 }
@@ -109,6 +119,9 @@ pub fn resolve<'a>(
 ) -> Result<&'a Overload, SqlError> {
     let call = udf.inner().downcast_ref::<Call>();
     let call = call.ok_or_else(|| SqlError::internal("not a declared function"))?;
+    if call.def.absent {
+        return Err(SqlError::unsupported(format!("the function {}", udf.name())));
+    }
     call.resolve(args).ok_or_else(|| {
         let types: Vec<String> = args.iter().map(crate::bind::operators::type_name).collect();
         undefined_function(&format!("{}({})", udf.name(), types.join(", ")))
@@ -318,6 +331,11 @@ impl ScalarUDFImpl for Call {
 /// Whether the function takes arguments of every type.
 pub fn takes_any(udf: &ScalarUDF) -> bool {
     udf.inner().downcast_ref::<Call>().is_some_and(|c| c.def.any)
+}
+
+/// Whether it takes them as what `to_jsonb` makes of them.
+pub fn takes_documents(udf: &ScalarUDF) -> bool {
+    udf.inner().downcast_ref::<Call>().is_some_and(|c| c.def.documents)
 }
 
 /// A call of constants, computed now. Its numerics keep the scale that PostgreSQL gives the value.

@@ -149,12 +149,6 @@ pub fn fold_literal(literal: &str, to: SqlType) -> Result<ScalarValue, SqlError>
     ScalarValue::try_from_array(&array, 0).map_err(sql_error_from_datafusion)
 }
 
-/// A literal assigned to a column: too long for `varchar(n)` is an error then, not cut.
-pub fn fold_assigned(literal: &str, to: SqlType) -> Result<ScalarValue, SqlError> {
-    check_length(literal, to)?;
-    fold_literal(literal, to)
-}
-
 /// `value too long for type character varying(n)`, unless only spaces are too much.
 pub fn check_length(value: &str, to: SqlType) -> Result<(), SqlError> {
     if let SqlType::Varchar(Some(n)) | SqlType::Char(n) = to

@@ -22,6 +22,7 @@ use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::parse;
 use super::text::push_float_text;
+use super::times::lengths;
 use crate::error::external;
 use crate::graph::AggFunc;
 
@@ -90,6 +91,15 @@ pub enum Nulls {
     KeptUnderKeys,
 }
 
+/// What columns are ordered by: intervals by their length.
+pub fn order_keys(columns: &[ArrayRef]) -> Result<Vec<ArrayRef>, SqlError> {
+    let one = |column: &ArrayRef| match column.data_type() {
+        DataType::Interval(_) => lengths(column),
+        _ => Ok(Arc::clone(column)),
+    };
+    columns.iter().map(one).collect()
+}
+
 /// An entry for each row; `value` and `separator` are texts.
 pub fn entries(
     nulls: Nulls,
@@ -148,6 +158,11 @@ fn read_entry(entry: &[u8]) -> Option<(Option<&str>, &str)> {
     Some((Some(std::str::from_utf8(value).ok()?), separator))
 }
 
+/// The value of an entry, unless it is NULL or damaged.
+pub fn value_of(entry: &[u8]) -> Option<&str> {
+    read_entry(entry)?.0
+}
+
 /// The order keys of a readable entry.
 fn key_of<'a>(entry: &'a [u8], value: Option<&str>, separator: &str) -> &'a [u8] {
     &entry[..entry.len() - 8 - separator.len() - value.map_or(0, str::len)]
@@ -182,7 +197,7 @@ pub fn build<'a>(
     }
     let (Some(first), Some(last)) = (all.first(), all.last()) else { return Ok(None) };
     let text = match func {
-        AggFunc::StringAgg => Some(joined(&all)),
+        AggFunc::StringAgg => Some(joined(&all, *output == DataType::Binary)),
         AggFunc::ArrayAgg => Some(listed(all.iter().flat_map(|e| (0..e.count).map(|_| e.value)))),
         AggFunc::FirstValue => first.value.map(str::to_owned),
         AggFunc::LastValue => last.value.map(str::to_owned),
@@ -196,20 +211,25 @@ pub fn build<'a>(
     Ok(text.map(String::into_boxed_str))
 }
 
-fn joined(entries: &[Entry<'_>]) -> String {
-    let mut out = String::new();
+fn joined(entries: &[Entry<'_>], bytea: bool) -> String {
+    let start = if bytea { BYTEA_START } else { "" };
+    let mut out = String::from(start);
     let mut first = true;
     for e in entries {
         for _ in 0..e.count {
             if !first {
-                out.push_str(e.separator);
+                out.push_str(e.separator.strip_prefix(start).unwrap_or_default());
             }
             first = false;
-            out.push_str(e.value.unwrap_or_default());
+            let value = e.value.unwrap_or_default();
+            out.push_str(value.strip_prefix(start).unwrap_or_default());
         }
     }
     out
 }
+
+/// What the text of a `bytea` begins with; its digits follow.
+const BYTEA_START: &str = "\\x";
 
 /// The literal of an array.
 fn listed<'a>(values: impl Iterator<Item = Option<&'a str>>) -> String {

@@ -9,7 +9,7 @@ use datafusion::logical_expr::{
     ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
     Volatility,
 };
-use millrace_common::{SqlError, SqlState};
+use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::text::{civil_from_days, days_from_civil};
 use crate::error::external;
@@ -105,6 +105,11 @@ fn field(parts: &Parts, name: &str) -> Option<i128> {
     }
 }
 
+/// Whether a time has this field.
+pub fn is_field(name: &str) -> bool {
+    field(&of_timestamp(0), name).is_some()
+}
+
 /// ISO year and week of a day: the week belongs to the year of its Thursday.
 pub fn iso_week(days: i64) -> (i64, i64) {
     let thursday = days - (days + 3).rem_euclid(7) + 3;
@@ -147,11 +152,17 @@ impl Extract {
                 format!("unit \"{name}\" not recognized for type {t}"),
             ))
         };
-        let kind = crate::bind::operators::type_name(&Some(array.data_type().clone()));
+        // PostgreSQL computes date_part of a date from its midnight.
+        let kind = match array.data_type() {
+            DataType::Date32 if self.name == "date_part" => SqlType::Timestamp.to_arrow(),
+            t => t.clone(),
+        };
+        let kind = crate::bind::operators::type_name(&Some(kind));
+        let of_zone = name.starts_with("timezone");
         let unsupported = match array.data_type() {
-            // PostgreSQL computes date_part of a date from its midnight.
-            DataType::Date32 => self.name == "extract" && is_time_field(name),
-            DataType::Time64(_) => !is_time_field(name) && name != "epoch",
+            DataType::Date32 => of_zone || (self.name == "extract" && is_time_field(name)),
+            DataType::Time64(_) => of_zone || (!is_time_field(name) && name != "epoch"),
+            DataType::Timestamp(_, None) | DataType::Interval(_) => of_zone,
             _ => false,
         };
         if unsupported && field(&of_timestamp(0), name).is_some() {

@@ -123,6 +123,34 @@ fn set(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     change(a, out, Some(&tree(a, 2)?), Put::Replace { create })
 }
 
+/// What becomes of a document where the new value is NULL.
+fn set_lax(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    if (0..a.len()).any(|i| i != 2 && i != 4 && a.is_null(i)) {
+        out.null();
+        return Ok(());
+    }
+    let create = a.len() < 4 || a.boolean(3);
+    let treatment = if a.len() < 5 { Some("use_json_null") } else { a.text_or_null(4) };
+    match treatment {
+        Some(_) if !a.is_null(2) => change(a, out, Some(&tree(a, 2)?), Put::Replace { create }),
+        Some("use_json_null") => change(a, out, Some(&Json::Null), Put::Replace { create }),
+        Some("delete_key") => change(a, out, None, Put::Replace { create: false }),
+        Some("return_target") => out.json(a.doc(0).0),
+        Some("raise_exception") => {
+            let detail =
+                "Exception was raised because null_value_treatment is \"raise_exception\".";
+            let hint = "To avoid, either change the null_value_treatment argument or ensure that \
+                        an SQL NULL is not passed.";
+            let e = SqlError::new(SqlState("22004"), "JSON value must not be null");
+            Err(e.with_detail(detail).with_hint(hint))
+        }
+        _ => Err(invalid(
+            "null_value_treatment must be \"delete_key\", \"return_target\", \
+             \"use_json_null\", or \"raise_exception\"",
+        )),
+    }
+}
+
 fn insert(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let after = a.len() > 3 && a.boolean(3);
     change(a, out, Some(&tree(a, 2)?), Put::Insert { after })
@@ -206,6 +234,22 @@ fn object(a: &Args, out: &mut Out) -> Result<(), SqlError> {
             SqlError::new(SqlState("22004"), "null value not allowed for object key")
         })?;
         Ok((key, pair[1].clone().map_or(Json::Null, Json::String)))
+    });
+    let entries = entries.collect::<Result<Vec<_>, SqlError>>()?;
+    out.json(&Json::object(entries).print())
+}
+
+/// An object of an array of keys and one of values.
+fn object_of(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (keys, values) = (steps(a.text(0))?, steps(a.text(1))?);
+    if keys.len() != values.len() {
+        return Err(SqlError::new(SqlState("2202E"), "mismatched array dimensions"));
+    }
+    let entries = keys.into_iter().zip(values).map(|(key, value)| {
+        let key = key.ok_or_else(|| {
+            SqlError::new(SqlState("22004"), "null value not allowed for object key")
+        })?;
+        Ok((key, value.map_or(Json::Null, Json::String)))
     });
     let entries = entries.collect::<Result<Vec<_>, SqlError>>()?;
     out.json(&Json::object(entries).print())
@@ -365,11 +409,26 @@ fn predicates() -> Vec<Def> {
     ]
 }
 
+/// The language of paths (SQL/JSON) is not built.
+const ABSENT: [&str; 10] = [
+    "jsonb_path_exists",
+    "jsonb_path_exists_tz",
+    "jsonb_path_match",
+    "jsonb_path_match_tz",
+    "jsonb_path_query",
+    "jsonb_path_query_tz",
+    "jsonb_path_query_array",
+    "jsonb_path_query_array_tz",
+    "jsonb_path_query_first",
+    "jsonb_path_query_first_tz",
+];
+
 pub fn defs() -> Vec<Def> {
     const J: T = T::Jsonb;
     let any = |eval| Overload { args: &[T::Text], variadic: true, returns: J, eval };
     let mut all = getters();
     all.extend(predicates());
+    all.extend(ABSENT.map(Def::absent));
     all.extend([
         Def::new(
             "jsonb_delete",
@@ -412,7 +471,19 @@ pub fn defs() -> Vec<Def> {
                 out.text(&text)
             })],
         ),
-        Def::new("jsonb_object", &[over(&[T::Text], J, object)]),
+        Def::new(
+            "jsonb_set_lax",
+            &[
+                over(&[J, T::Text, J], J, set_lax),
+                over(&[J, T::Text, J, T::Boolean], J, set_lax),
+                over(&[J, T::Text, J, T::Boolean, T::Text], J, set_lax),
+            ],
+        )
+        .takes_nulls(),
+        Def::new(
+            "jsonb_object",
+            &[over(&[T::Text], J, object), over(&[T::Text, T::Text], J, object_of)],
+        ),
         Def::new("to_jsonb", &[over(&[T::Text], J, |a, out| out.json(a.doc(0).0))]).documents(),
         Def::new("jsonb_build_object", &[over(&[], J, build_object), any(build_object)])
             .takes_nulls()

@@ -43,6 +43,15 @@ macro_rules! float_fn {
     };
 }
 
+/// A function of a float whose result may be infinite.
+fn any_size(a: &Args, out: &mut Out, f: fn(f64) -> f64) -> Result<(), SqlError> {
+    let (x, v) = (a.float(0), f(a.float(0)));
+    match v.is_nan() && !x.is_nan() {
+        true => Err(range("input is out of range")),
+        false => out.float(v),
+    }
+}
+
 fn log_domain(x: f64) -> Result<(), SqlError> {
     match x {
         0.0 => Err(error("2201E", "cannot take logarithm of zero")),
@@ -149,32 +158,63 @@ fn width_bucket_float(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     to_int(out, bucket)
 }
 
-/// `sin` and `cos` of degrees, exact where the result is.
+/// An angle in degrees brought into the first quadrant, and the signs that its sine and its cosine have there.
+fn first_quadrant(x: f64) -> (f64, f64, f64) {
+    let (mut r, mut sine, mut cosine) = (x % 360.0, 1.0, 1.0);
+    if r < 0.0 {
+        (r, sine) = (-r, -sine);
+    }
+    if r > 180.0 {
+        (r, sine) = (360.0 - r, -sine);
+    }
+    if r > 90.0 {
+        (r, cosine) = (180.0 - r, -cosine);
+    }
+    (r, sine, cosine)
+}
+
+/// Sines of up to 30 degrees and cosines of up to 60, exact at both ends.
+fn small_sine(x: f64) -> f64 {
+    x.to_radians().sin() / 30f64.to_radians().sin() / 2.0
+}
+
+fn small_cosine(x: f64) -> f64 {
+    1.0 - (1.0 - x.to_radians().cos()) / (1.0 - 60f64.to_radians().cos()) / 2.0
+}
+
+/// Of the first quadrant.
+fn sine(x: f64) -> f64 {
+    if x <= 30.0 { small_sine(x) } else { small_cosine(90.0 - x) }
+}
+
+fn cosine(x: f64) -> f64 {
+    if x <= 60.0 { small_cosine(x) } else { small_sine(90.0 - x) }
+}
+
 fn sin_degrees(x: f64) -> f64 {
-    let r = x.rem_euclid(360.0);
-    let (r, sign) = if r >= 180.0 { (r - 180.0, -1.0) } else { (r, 1.0) };
-    let r = if r > 90.0 { 180.0 - r } else { r };
-    let v = match r {
-        0.0 => 0.0,
-        30.0 => 0.5,
-        90.0 => 1.0,
-        r if r > 60.0 => (90.0 - r).to_radians().cos(),
-        r => r.to_radians().sin(),
-    };
-    sign * v
+    let (r, sign, _) = first_quadrant(x);
+    sign * sine(r)
 }
 
 fn cos_degrees(x: f64) -> f64 {
-    sin_degrees(90.0 - x)
+    let (r, _, sign) = first_quadrant(x);
+    sign * cosine(r)
 }
 
 fn tan_degrees(x: f64) -> f64 {
-    let r = x.rem_euclid(180.0);
-    match r {
-        45.0 => 1.0,
-        135.0 => -1.0,
-        _ => sin_degrees(x) / cos_degrees(x),
-    }
+    let (r, of_sine, of_cosine) = first_quadrant(x);
+    let one = sine(45.0) / cosine(45.0);
+    unsigned_zero(of_sine * of_cosine * (sine(r) / cosine(r) / one))
+}
+
+fn cot_degrees(x: f64) -> f64 {
+    let (r, of_sine, of_cosine) = first_quadrant(x);
+    let one = cosine(45.0) / sine(45.0);
+    unsigned_zero(of_sine * of_cosine * (cosine(r) / sine(r) / one))
+}
+
+fn unsigned_zero(x: f64) -> f64 {
+    if x == 0.0 { 0.0 } else { x }
 }
 
 fn inverse_degrees(radians: f64) -> f64 {
@@ -233,7 +273,7 @@ fn transcendental() -> Vec<Def> {
         float_fn!("cbrt", cbrt),
         float_fn!("sin", f64::sin),
         float_fn!("cos", f64::cos),
-        float_fn!("tan", f64::tan),
+        Def::new("tan", &[over(&[T::Double], T::Double, |a, out| any_size(a, out, f64::tan))]),
         Def::new(
             "cot",
             &[over(&[T::Double], T::Double, |a, out| out.float(1.0 / a.float(0).tan()))],
@@ -255,11 +295,8 @@ fn transcendental() -> Vec<Def> {
         ),
         float_fn!("sind", sin_degrees),
         float_fn!("cosd", cos_degrees),
-        float_fn!("tand", tan_degrees),
-        Def::new(
-            "cotd",
-            &[over(&[T::Double], T::Double, |a, out| out.float(1.0 / tan_degrees(a.float(0))))],
-        ),
+        Def::new("tand", &[over(&[T::Double], T::Double, |a, out| any_size(a, out, tan_degrees))]),
+        Def::new("cotd", &[over(&[T::Double], T::Double, |a, out| any_size(a, out, cot_degrees))]),
         float_fn!("asind", |x| inverse_degrees(x.asin())),
         float_fn!("acosd", |x| inverse_degrees(x.acos())),
         float_fn!("atand", |x| inverse_degrees(x.atan())),

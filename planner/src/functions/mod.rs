@@ -5,20 +5,26 @@
 
 pub mod aggregates;
 pub mod arith;
+pub mod arrays;
 pub mod asof;
 pub mod bounded;
+pub mod buckets;
 pub mod call;
 pub mod canonical;
 pub mod cast;
 pub mod collected;
 pub mod datetime;
-pub mod datetime_text;
+pub mod elements;
 pub mod exact;
 pub mod extract;
 pub mod extremes;
+pub mod framed;
 pub mod interval_text;
+pub mod joined;
 pub mod jsonb;
 pub mod kernels;
+pub mod letters;
+pub mod listed;
 pub mod math;
 pub mod missing;
 pub mod moments;
@@ -29,6 +35,7 @@ pub mod parse;
 pub mod patterns;
 pub mod quantified;
 pub mod round;
+pub mod row_counts;
 pub mod series;
 pub mod session;
 pub mod sign;
@@ -37,9 +44,11 @@ pub mod sliding;
 pub mod statistics;
 pub mod strings;
 pub mod text;
+pub mod thresholds;
 pub mod time_format;
 pub mod times;
 pub mod window_fn;
+pub mod zones;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -96,17 +105,21 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([arith::negate_function(), arith::abs_function()]);
     all.extend(cast::cast_functions().iter().cloned());
     all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
-    all.extend([window_fn::copies(), window_fn::with_ties()]);
+    all.extend([window_fn::copies(), window_fn::with_ties(), window_fn::exclude()]);
     all.extend([window_fn::as_of_proctime(), window_fn::asof_match()]);
     all.extend([window_fn::rows(), window_fn::ordinals(), bounded::text_concat()]);
     all.extend(extract::functions());
     all.extend(round::functions());
+    all.extend(arrays::functions());
+    all.extend(thresholds::functions());
     all.extend([
         sign::sign_function(),
         collected::collect_entry(),
         exact::pair_entry(),
         quantified::compare_any(),
         single::single(),
+        row_counts::limit(),
+        row_counts::offset(),
         canonical::canonical(),
     ]);
     all.extend(call::defs().values().cloned());
@@ -141,7 +154,8 @@ pub fn functions() -> &'static Functions {
         }
         HIDDEN_AGGREGATES.iter().for_each(|name| drop(f.aggregates.remove(*name)));
         let theirs = datafusion::functions_window::all_default_window_functions();
-        let own = [session::session_start(), session::session_end(), asof::latest()];
+        let sessions = [session::session_start(), session::session_end()];
+        let own = sessions.into_iter().chain([asof::latest(), buckets::ntile(), framed::framed()]);
         for udf in theirs.into_iter().chain(own) {
             for alias in udf.aliases() {
                 f.windows.insert(alias.clone(), Arc::clone(&udf));

@@ -18,7 +18,7 @@ use millrace_common::{SqlError, SqlType};
 
 use super::aggregates::undefined_aggregate;
 use super::cast::{convert, to_text};
-use super::collected::{Nulls, build, entries};
+use super::collected::{Nulls, build, entries, order_keys};
 use crate::error::external;
 use crate::graph::AggFunc;
 
@@ -67,10 +67,9 @@ impl Ordered {
     }
 }
 
-/// An interval's place among others is not the order of its parts.
-fn sortable(name: &str, t: &DataType) -> Result<()> {
+fn sortable(func: AggFunc, name: &str, t: &DataType) -> Result<()> {
     match t {
-        DataType::Interval(_) => {
+        DataType::Interval(_) if func == AggFunc::PercentileCont => {
             Err(external(SqlError::unsupported(format!("{name} of intervals"))))
         }
         t if t.is_nested() => Err(external(SqlError::unsupported(format!("{name} of arrays")))),
@@ -95,7 +94,7 @@ impl AggregateUDFImpl for Ordered {
         if self.func == AggFunc::JsonbObjectAgg {
             return Ok(vec![DataType::Utf8, SqlType::Jsonb.to_arrow()]);
         }
-        sortable(self.name, &args[0])?;
+        sortable(self.func, self.name, &args[0])?;
         let float = |t: &DataType| t.is_numeric() || *t == DataType::Null;
         let value = match (self.func, &args[0]) {
             (AggFunc::PercentileCont, t) if float(t) => DataType::Float64,
@@ -192,7 +191,7 @@ impl Collecting {
                 Nulls::KeptUnderKeys,
                 &value,
                 Some(separator),
-                keys,
+                &order_keys(keys)?,
                 options.into_iter(),
             );
         }
@@ -205,7 +204,7 @@ impl Collecting {
         }
         let text = to_text(&values[0])?;
         let options = [self.options.first().copied().unwrap_or(ascending)];
-        entries(Nulls::Skipped, &text, None, &values[..1], options.into_iter())
+        entries(Nulls::Skipped, &text, None, &order_keys(&values[..1])?, options.into_iter())
     }
 
     fn count(&mut self, entry: &[u8], by: i64) {

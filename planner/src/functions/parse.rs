@@ -1,10 +1,13 @@
 //! Text as PostgreSQL reads it into each type, with its errors.
 
+use millrace_common::encoding::datetime_text;
+pub use millrace_common::encoding::datetime_text::fraction_us;
+pub use millrace_common::zone::offset_us as zone_us;
 use millrace_common::{SqlError, SqlState, SqlType};
 
-use super::datetime_text;
 pub use super::interval_text::interval;
 use super::text::{days_from_civil, days_in_month};
+use super::times::Zone;
 
 const DAY_US: i64 = 86_400_000_000;
 
@@ -219,19 +222,6 @@ fn time_part(part: &str, text: &str, t: SqlType) -> Result<i64, SqlError> {
     Ok(((h * 60 + m) * 60 + s) * 1_000_000 + us)
 }
 
-/// Microseconds of the digits after the point, rounded.
-pub fn fraction_us(digits: &str) -> Option<i64> {
-    if digits.is_empty() {
-        return Some(0);
-    }
-    if !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let padded = format!("{digits:0<7}");
-    let seven: i64 = padded[..7].parse().ok()?;
-    Some((seven + 5) / 10)
-}
-
 pub fn date(text: &str) -> Result<i32, SqlError> {
     plain_date(text).or_else(|e| match datetime_text::parse(text) {
         Some(Some(read)) => Ok(read.days as i32),
@@ -276,11 +266,35 @@ pub fn timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
     })
 }
 
+/// The same with an offset that counts; without one the time is of this zone.
+pub fn timestamptz_in(text: &str, zone: Zone) -> Result<i64, SqlError> {
+    let read =
+        plain_parts(text, SqlType::Timestamptz).map(|(us, zone)| (us, zone.map(Zone::Fixed)));
+    let (local, named) = read.or_else(|e| match datetime_text::parse(text) {
+        Some(None) => Err(field_range(text)),
+        Some(Some(read)) => {
+            let us = read.days.checked_mul(DAY_US).and_then(|d| d.checked_add(read.us));
+            us.map(|us| (us, read.zone)).ok_or_else(|| field_range(text))
+        }
+        None => Err(e),
+    })?;
+    Ok(named.unwrap_or(zone).instant(local))
+}
+
 fn plain_timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
     let t = if tz { SqlType::Timestamptz } else { SqlType::Timestamp };
+    let (local, offset) = plain_parts(text, t)?;
+    match offset.filter(|_| tz) {
+        Some(offset) => local.checked_sub(offset).ok_or_else(|| field_range(text)),
+        None => Ok(local),
+    }
+}
+
+/// A local time in microseconds, and those of the offset that follows it.
+fn plain_parts(text: &str, t: SqlType) -> Result<(i64, Option<i64>), SqlError> {
     let trimmed = text.trim();
     if trimmed.eq_ignore_ascii_case("epoch") {
-        return Ok(0);
+        return Ok((0, Some(0)));
     }
     let (date, rest) = match trimmed.find([' ', 'T', 't']) {
         Some(i) => (&trimmed[..i], trimmed[i + 1..].trim()),
@@ -295,30 +309,7 @@ fn plain_timestamp(text: &str, tz: bool) -> Result<i64, SqlError> {
     let offset = zone_us(zone).ok_or_else(|| invalid(t, text))?;
     let local = days.checked_mul(DAY_US).and_then(|d| d.checked_add(us));
     let local = local.filter(|_| datetime_text::in_calendar(days));
-    let moment = local.and_then(|l| if tz { l.checked_sub(offset) } else { Some(l) });
-    moment.ok_or_else(|| field_range(text))
-}
-
-/// Microseconds east of UTC.
-pub fn zone_us(zone: &str) -> Option<i64> {
-    if zone.is_empty() || ["z", "utc", "gmt"].contains(&zone.to_ascii_lowercase().as_str()) {
-        return Some(0);
-    }
-    let sign = match zone.as_bytes()[0] {
-        b'+' => 1,
-        b'-' => -1,
-        _ => return None,
-    };
-    let digits: String = zone[1..].chars().filter(|c| *c != ':').collect();
-    if !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let (h, m) = match digits.len() {
-        1 | 2 => (digits.parse::<i64>().ok()?, 0),
-        4 => (digits[..2].parse().ok()?, digits[2..].parse().ok()?),
-        _ => return None,
-    };
-    (h <= 15 && m < 60).then_some(sign * (h * 60 + m) * 60_000_000)
+    local.map(|l| (l, (!zone.is_empty()).then_some(offset))).ok_or_else(|| field_range(text))
 }
 
 pub fn bytea(text: &str) -> Result<Vec<u8>, SqlError> {

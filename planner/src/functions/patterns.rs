@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use millrace_common::encoding::array::put_item;
 use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType as T};
 use regex::{Regex, RegexBuilder};
@@ -144,8 +145,21 @@ fn regex(a: &Args, pattern: usize, options: &str) -> Result<(Arc<Regex>, Flags),
     Ok((regex, flags))
 }
 
+/// The same, for a function that has no use for the option `g`.
+fn plain_regex(a: &Args, options: &str, function: &str) -> Result<Arc<Regex>, SqlError> {
+    let (regex, flags) = regex(a, 1, options)?;
+    if !flags.global {
+        return Ok(regex);
+    }
+    let e = invalid(format!("{function}() does not support the \"global\" option"));
+    Err(match function {
+        "regexp_match" => e.with_hint("Use the regexp_matches function instead."),
+        _ => e,
+    })
+}
+
 fn matches(a: &Args, out: &mut Out, options: &str, wanted: bool) -> Result<(), SqlError> {
-    let (regex, _) = regex(a, 1, options)?;
+    let regex = plain_regex(a, options, "regexp_like")?;
     out.boolean(regex.is_match(a.text(0)) == wanted)
 }
 
@@ -226,7 +240,7 @@ fn regexp_replace_nth(a: &Args, out: &mut Out) -> Result<(), SqlError> {
 
 fn regexp_count(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let options = if a.len() > 3 { a.text(3) } else { "" };
-    let (regex, _) = regex(a, 1, options)?;
+    let regex = plain_regex(a, options, "regexp_count")?;
     let from = start_at(a.text(0), if a.len() > 2 { a.int(2) } else { 1 })?;
     out.int(regex.find_iter(&a.text(0)[from..]).count() as i32)
 }
@@ -236,9 +250,11 @@ fn nth_match(
     a: &Args,
     options: usize,
     group: usize,
+    function: &str,
 ) -> Result<Option<std::ops::Range<usize>>, SqlError> {
     let text = a.text(0);
-    let (regex, _) = regex(a, 1, if a.len() > options { a.text(options) } else { "" })?;
+    let given = if a.len() > options { a.text(options) } else { "" };
+    let regex = plain_regex(a, given, function)?;
     let from = start_at(text, if a.len() > 2 { a.int(2) } else { 1 })?;
     let nth = positive("n", if a.len() > 3 { a.int(3) } else { 1 })?;
     let group = if a.len() > group { a.int(group).max(0) as usize } else { 0 };
@@ -247,7 +263,7 @@ fn nth_match(
 }
 
 fn regexp_substr(a: &Args, out: &mut Out) -> Result<(), SqlError> {
-    match nth_match(a, 4, 5)? {
+    match nth_match(a, 4, 5, "regexp_substr")? {
         Some(range) => out.text(&a.text(0)[range]),
         None => {
             out.null();
@@ -258,12 +274,13 @@ fn regexp_substr(a: &Args, out: &mut Out) -> Result<(), SqlError> {
 
 fn regexp_instr(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let end = a.len() > 4 && a.int(4) == 1;
-    let found = nth_match(a, 5, 6)?.map(|r| if end { r.end } else { r.start });
+    let found = nth_match(a, 5, 6, "regexp_instr")?.map(|r| if end { r.end } else { r.start });
     out.int(found.map_or(0, |at| a.text(0)[..at].chars().count() as i32 + 1))
 }
 
 fn split(a: &Args, out: &mut Out) -> Result<(), SqlError> {
-    let (regex, _) = regex(a, 1, if a.len() > 2 { a.text(2) } else { "" })?;
+    let options = if a.len() > 2 { a.text(2) } else { "" };
+    let regex = plain_regex(a, options, "regexp_split_to_array")?;
     let text = a.text(0);
     let (mut parts, mut last) = (Vec::new(), 0);
     for found in regex.find_iter(text) {
@@ -280,13 +297,35 @@ fn split(a: &Args, out: &mut Out) -> Result<(), SqlError> {
 
 /// The groups of the first match, or the whole of it; NULL without a match.
 fn groups(a: &Args, out: &mut Out) -> Result<(), SqlError> {
-    let (regex, _) = regex(a, 1, if a.len() > 2 { a.text(2) } else { "" })?;
+    let regex = plain_regex(a, if a.len() > 2 { a.text(2) } else { "" }, "regexp_match")?;
     let Some(found) = regex.captures(a.text(0)) else {
         out.null();
         return Ok(());
     };
     let from = usize::from(found.len() > 1);
     out.texts((from..found.len()).map(|i| found.get(i).map(|m| m.as_str())))
+}
+
+/// `regexp_matches`: what [`groups`] gives of the first match, or of each (`g`), as texts of arrays.
+fn all_groups(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let (regex, flags) = regex(a, 1, if a.len() > 2 { a.text(2) } else { "" })?;
+    let most = if flags.global { usize::MAX } else { 1 };
+    let mut rows = Vec::new();
+    for found in regex.captures_iter(a.text(0)).take(most) {
+        let mut row = String::from("{");
+        for group in usize::from(found.len() > 1)..found.len() {
+            if row.len() > 1 {
+                row.push(',');
+            }
+            match found.get(group) {
+                Some(text) => put_item(text.as_str(), &mut row),
+                None => row.push_str("NULL"),
+            }
+        }
+        row.push('}');
+        rows.push(row);
+    }
+    out.texts(rows.iter().map(|row| Some(row.as_str())))
 }
 
 /// `substring(text from pattern)`: the first group, or the whole match.
@@ -542,6 +581,14 @@ pub fn defs() -> Vec<Def> {
                 over(TEXTS[3], T::Array(Element::Text), groups),
             ],
         ),
+        Def::new(
+            "regexp_matches_list",
+            &[
+                over(TEXTS[2], T::Array(Element::Text), all_groups),
+                over(TEXTS[3], T::Array(Element::Text), all_groups),
+            ],
+        ),
+        Def::absent("regexp_matches"),
         Def::new("regexp_instr", &INSTR),
         Def::new(
             "regexp_count",

@@ -17,6 +17,7 @@ use datafusion::logical_expr::{
 use millrace_common::SqlError;
 use millrace_common::keys::canonicalise;
 
+use super::elements::{by_value, comparable};
 use crate::error::external;
 
 /// `compare_any(array, value, operator)`; the operator is a literal.
@@ -46,13 +47,15 @@ fn compare(lists: &ArrayRef, values: &ArrayRef, op: &str) -> Result<BooleanArray
     let lengths = offsets.windows(2).enumerate();
     let owners = lengths.flat_map(|(row, w)| (w[0]..w[1]).map(move |_| row as u32));
     let values = canonicalise(&take(values, &UInt32Array::from_iter_values(owners), None)?);
+    let both = comparable(&[values, elements]).map_err(external)?;
+    let [values, elements] = both.as_slice() else { return Err(misuse()) };
     let holds = match op {
-        "=" => cmp::eq(&values, &elements),
-        "<>" => cmp::neq(&values, &elements),
-        "<" => cmp::lt(&values, &elements),
-        "<=" => cmp::lt_eq(&values, &elements),
-        ">" => cmp::gt(&values, &elements),
-        ">=" => cmp::gt_eq(&values, &elements),
+        "=" => cmp::eq(values, elements),
+        "<>" => cmp::neq(values, elements),
+        "<" => cmp::lt(values, elements),
+        "<=" => cmp::lt_eq(values, elements),
+        ">" => cmp::gt(values, elements),
+        ">=" => cmp::gt_eq(values, elements),
         _ => return Err(misuse()),
     }?;
     let of = |row: usize| {
@@ -90,12 +93,13 @@ impl ScalarUDFImpl for CompareAny {
         Ok(DataType::Boolean)
     }
 
-    /// A constant array is a list to be IN.
-    fn simplify(&self, args: Vec<Expr>, _: &SimplifyContext) -> Result<ExprSimplifyResult> {
+    /// A constant array is a list to be IN, by bytes.
+    fn simplify(&self, args: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {
         let [list, value, Expr::Literal(op, _)] = args.as_slice() else {
             return Ok(ExprSimplifyResult::Original(args));
         };
-        if op.try_as_str().flatten() != Some("=") {
+        let by_bytes = info.get_data_type(list).is_ok_and(|t| !by_value(&t));
+        if op.try_as_str().flatten() != Some("=") || !by_bytes {
             return Ok(ExprSimplifyResult::Original(args));
         }
         let elements: Vec<Expr> = match list {

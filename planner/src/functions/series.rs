@@ -19,10 +19,13 @@ use datafusion::logical_expr::{ColumnarValue, Expr, LogicalPlan, LogicalPlanBuil
 use datafusion::physical_expr::create_physical_expr;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::streaming::PartitionStream;
+use millrace_common::zone::Zone;
 use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::cast::fold_literal;
 use super::datetime::shift;
+use super::zones::shift_in;
+use crate::bind::zones::Zones;
 use crate::error::external;
 
 /// The column, and the relation, are named after the function.
@@ -33,11 +36,11 @@ const BATCH: usize = 8192;
 const MAX_SCALE: i8 = 16;
 
 /// The relation of a call whose arguments are known now; `None`: they are not, or of other types.
-pub fn relation(args: &[Expr]) -> Result<Option<LogicalPlan>> {
+pub fn relation(args: &[Expr], zones: Zones) -> Result<Option<LogicalPlan>> {
     let Some(values) = args.iter().map(constant).collect::<Option<Vec<_>>>() else {
         return Ok(None);
     };
-    let Some(series) = Series::of(&values).map_err(external)? else { return Ok(None) };
+    let Some(series) = Series::of(&values, zones).map_err(external)? else { return Ok(None) };
     let schema = Arc::new(Schema::new(vec![Field::new(NAME, series.data_type.clone(), true)]));
     let stream = SeriesStream { schema: Arc::clone(&schema), series };
     let table = StreamingTable::try_new(schema, vec![Arc::new(stream)])?;
@@ -45,7 +48,7 @@ pub fn relation(args: &[Expr]) -> Result<Option<LogicalPlan>> {
 }
 
 /// The value of an expression without columns, parameters and subqueries.
-fn constant(expr: &Expr) -> Option<ScalarValue> {
+pub fn constant(expr: &Expr) -> Option<ScalarValue> {
     if let Expr::Literal(value, _) = expr {
         return Some(value.clone());
     }
@@ -74,10 +77,12 @@ struct Series {
     /// `None`: there is no row, because an argument is NULL.
     bounds: Option<(i128, i128)>,
     step: Step,
+    /// In which days and months are counted, if it is not UTC.
+    zone: Option<Zone>,
 }
 
 impl Series {
-    fn of(args: &[ScalarValue]) -> Result<Option<Series>, SqlError> {
+    fn of(args: &[ScalarValue], zones: Zones) -> Result<Option<Series>, SqlError> {
         let [start, stop, rest @ ..] = args else { return Ok(None) };
         let step = rest.first();
         // NULL goes with every type.
@@ -85,7 +90,7 @@ impl Series {
             args.iter().map(ScalarValue::data_type).all(|t| t.is_null() || f(&t))
         };
         match start.data_type() {
-            t @ DataType::Timestamp(TimeUnit::Microsecond, _) => Series::of_times(&t, args),
+            t @ DataType::Timestamp(TimeUnit::Microsecond, _) => Series::of_times(&t, args, zones),
             _ if all(|t| matches!(t, DataType::Int16 | DataType::Int32)) => {
                 Series::of_numbers(DataType::Int32, 0, start, stop, step)
             }
@@ -129,10 +134,14 @@ impl Series {
             return Err(zero_step());
         }
         let bounds = number(start)?.zip(number(stop)?).filter(|_| by.is_some());
-        Ok(Some(Series { data_type, bounds, step: Step::By(by.unwrap_or(one)) }))
+        Ok(Some(Series { data_type, bounds, step: Step::By(by.unwrap_or(one)), zone: None }))
     }
 
-    fn of_times(t: &DataType, args: &[ScalarValue]) -> Result<Option<Series>, SqlError> {
+    fn of_times(
+        t: &DataType,
+        args: &[ScalarValue],
+        zones: Zones,
+    ) -> Result<Option<Series>, SqlError> {
         let [start, stop, step] = args else { return Ok(None) };
         let Ok(sql) = SqlType::from_arrow(t) else { return Ok(None) };
         let time = |v: &ScalarValue| match v {
@@ -141,7 +150,7 @@ impl Series {
         };
         // A literal whose type nothing says takes the one it is needed as.
         let stop = match stop {
-            ScalarValue::Utf8(Some(text)) => fold_literal(text, sql)?,
+            ScalarValue::Utf8(Some(text)) => zones.literal(text, sql)?,
             other if other.data_type() == *t || other.is_null() => other.clone(),
             _ => return Ok(None),
         };
@@ -157,7 +166,8 @@ impl Series {
         let ends = time(start).zip(time(&stop));
         let bounds = ends.filter(|_| step.is_some()).map(|(a, b)| (a.into(), b.into()));
         let step = Step::Interval(step.unwrap_or(zero));
-        Ok(Some(Series { data_type: t.clone(), bounds, step }))
+        let zone = zones.zone.filter(|_| sql == SqlType::Timestamptz);
+        Ok(Some(Series { data_type: t.clone(), bounds, step, zone }))
     }
 
     fn ascends(&self) -> bool {
@@ -185,7 +195,11 @@ impl Series {
             }
             Step::Interval(i) => {
                 let t = i64::try_from(value).ok()?;
-                shift(t, i, false).ok().map(i128::from)
+                let next = match self.zone {
+                    None => shift(t, i, false),
+                    Some(zone) => shift_in(zone, t, i, false),
+                };
+                next.ok().map(i128::from)
             }
         }
     }

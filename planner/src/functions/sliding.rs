@@ -36,11 +36,10 @@ struct Sliding {
 }
 
 impl Sliding {
-    /// DataFusion may compute a window from its end, where the order is at hand that way round, and takes these
-    /// two for functions that do not mind. With an ORDER BY of their own they do not.
+    /// DataFusion may compute a window from its end, where the order is at hand that way round, and takes this
+    /// one for a function that does not mind. With an ORDER BY of its own it does not.
     fn backwards(&self, args: &AccumulatorArgs) -> bool {
-        let lists = ["array_agg", "string_agg"].contains(&self.name());
-        lists && args.is_reversed && args.order_bys.is_empty()
+        self.name() == "array_agg" && args.is_reversed && args.order_bys.is_empty()
     }
 }
 
@@ -74,10 +73,18 @@ impl AggregateUDFImpl for Sliding {
     }
 
     fn accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
-        match self.backwards(&args) {
-            true => Ok(Box::new(Kept::new(&self.inner, &args, true))),
-            false => self.inner.accumulator(args),
+        if self.backwards(&args) {
+            return Ok(Box::new(Kept::new(&self.inner, &args, true)));
         }
+        // The planner may ask for the opposite order, to have one for several aggregates, and for the rows from the
+        // end. Distinct values are sorted when they are shown, and know nothing of the end.
+        if args.is_distinct && args.is_reversed && !args.order_bys.is_empty() {
+            let order: Vec<PhysicalSortExpr> =
+                args.order_bys.iter().map(|by| by.reverse()).collect();
+            let asked = AccumulatorArgs { order_bys: &order, is_reversed: false, ..args };
+            return self.inner.accumulator(asked);
+        }
+        self.inner.accumulator(args)
     }
 
     fn create_sliding_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
@@ -311,7 +318,11 @@ mod tests {
             |i: usize| -> ExprRef { Arc::new(Column::new(batch.schema().field(i).name(), i)) };
         let comma: ExprRef = Arc::new(Literal::new(ScalarValue::from(",")));
         let (args, output_type) = match function {
-            "string_agg" => (vec![column(1), comma], DataType::LargeUtf8),
+            "string_agg" => (vec![column(1), comma], DataType::Utf8),
+            "array_agg" => {
+                let item = Arc::new(Field::new_list_field(DataType::Utf8, true));
+                (vec![column(1)], DataType::List(item))
+            }
             _ => (vec![column(2)], DataType::Boolean),
         };
         let call = WindowCall {
@@ -334,7 +345,7 @@ mod tests {
     }
 
     fn texts(values: &ArrayRef) -> Vec<Option<&str>> {
-        values.as_string::<i64>().iter().collect()
+        values.as_string::<i32>().iter().collect()
     }
 
     #[test]
@@ -368,9 +379,15 @@ mod tests {
         let batch = rows();
         let turned =
             arrow::compute::take_record_batch(&batch, &UInt32Array::from(vec![3, 2, 1, 0]));
-        let window = window("string_agg", &batch, preceding(1)).get_reverse_expr().unwrap();
+        let window = window("array_agg", &batch, preceding(1)).get_reverse_expr().unwrap();
         let values = window.evaluate(&turned.unwrap()).unwrap();
-        assert_eq!(texts(&values), [Some("c,d"), Some("c"), Some("a"), Some("a")]);
+        let lists = values.as_list::<i32>().iter().flatten();
+        let lists: Vec<String> = lists
+            .map(|l| texts(&l).into_iter().map(|t| t.unwrap_or("-")).collect::<String>())
+            .collect();
+        assert_eq!(lists, ["cd", "-c", "a-", "a"]);
+        let joined = self::window("string_agg", &batch, preceding(1));
+        assert!(joined.get_reverse_expr().is_none());
     }
 
     #[test]

@@ -330,6 +330,32 @@ fn concat_ws(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     out.text(&text)
 }
 
+/// A row as PostgreSQL shows it: `(1,"a b",)`.
+fn row_text(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let special = |c: char| matches!(c, '"' | '\\' | '(' | ')' | ',') || c.is_ascii_whitespace();
+    let mut text = String::from("(");
+    for i in 0..a.len() {
+        if i > 0 {
+            text.push(',');
+        }
+        let Some(value) = a.text_or_null(i) else { continue };
+        if !value.is_empty() && !value.contains(special) {
+            text.push_str(value);
+            continue;
+        }
+        text.push('"');
+        for c in value.chars() {
+            if matches!(c, '"' | '\\') {
+                text.push(c);
+            }
+            text.push(c);
+        }
+        text.push('"');
+    }
+    text.push(')');
+    out.text(&text)
+}
+
 fn position_bytes(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let (bytes, part) = (a.bytes(0), a.bytes(1));
     let at = match part.is_empty() {
@@ -442,6 +468,9 @@ fn quoting() -> Vec<Def> {
     ]
 }
 
+/// The text of a row, of its columns.
+pub const ROW_TEXT: &str = "row_text";
+
 pub fn defs() -> Vec<Def> {
     let variadic = |args, eval| Overload { args, variadic: true, returns: T::Text, eval };
     let mut all = quoting();
@@ -495,6 +524,7 @@ pub fn defs() -> Vec<Def> {
         Def::new("encode", &[over(&[T::Bytea, T::Text], T::Text, encode)]),
         Def::new("decode", &[over(&[T::Text, T::Text], T::Bytea, decode)]),
         Def::new("format", &[variadic(&[T::Text], format)]).takes_nulls().any(),
+        Def::new(ROW_TEXT, &[variadic(&[T::Text], row_text)]).takes_nulls().any(),
         Def::new("concat", &[variadic(&[T::Text], concat)]).takes_nulls().any(),
         Def::new("concat_ws", &[variadic(&[T::Text, T::Text], concat_ws)]).takes_nulls().any(),
         Def::new(

@@ -1,5 +1,6 @@
 //! Template patterns of dates and times, both ways: `to_char`, `to_timestamp`, `to_date`.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use arrow::datatypes::IntervalMonthDayNano;
@@ -7,7 +8,7 @@ use millrace_common::{SqlError, SqlState};
 
 use super::extract::iso_week;
 use super::text::{civil_from_days, days_from_civil, days_in_month};
-use super::times::{DAY_US, field_range, invalid};
+use super::times::{DAY_US, Zone, field_range, invalid};
 
 pub const MONTHS: [&str; 12] = [
     "January",
@@ -79,11 +80,12 @@ fn parts(pattern: &str) -> Vec<Part<'_>> {
         let text = &rest[..word.len()];
         rest = &rest[word.len()..];
         match *word {
-            "FM" => {
+            // Names in the language of the session, which is English, are not padded.
+            "FM" | "TM" => {
                 fill = false;
                 continue;
             }
-            "FX" | "TM" => continue,
+            "FX" => continue,
             "TH" => {
                 out.extend(text.chars().map(Part::Char));
                 continue;
@@ -107,7 +109,8 @@ pub struct Moment {
     day: i64,
     us: i64,
     days: Option<i64>,
-    zone: bool,
+    /// Seconds east of Greenwich, and what the zone is called; a local time has none.
+    zone: Option<(i64, Cow<'static, str>)>,
 }
 
 impl Moment {
@@ -115,13 +118,27 @@ impl Moment {
         let days = us.div_euclid(DAY_US);
         let (year, month, day) = civil_from_days(days);
         let (month, day) = (month.into(), day.into());
+        let zone = zone.then_some((0, Cow::Borrowed("UTC")));
         Moment { year, month, day, us: us.rem_euclid(DAY_US), days: Some(days), zone }
+    }
+
+    /// An instant as a zone has it.
+    pub fn of_instant(us: i64, zone: Zone) -> Moment {
+        let named = Some((zone.offset(us), zone.abbreviation(us)));
+        Moment { zone: named, ..Moment::of_timestamp(zone.local(us), false) }
+    }
+
+    /// Sign, hours and minutes of the offset.
+    fn offset(&self) -> (char, i64, i64) {
+        let seconds = self.zone.as_ref().map_or(0, |(seconds, _)| *seconds);
+        let sign = if seconds < 0 { '-' } else { '+' };
+        (sign, seconds.abs() / 3_600, seconds.abs() / 60 % 60)
     }
 
     pub fn of_interval(i: IntervalMonthDayNano) -> Moment {
         let (year, month) = (i64::from(i.months / 12), i64::from(i.months % 12));
         let us = i.nanoseconds / 1000;
-        Moment { year, month, day: i.days.into(), us, days: None, zone: false }
+        Moment { year, month, day: i.days.into(), us, days: None, zone: None }
     }
 }
 
@@ -231,11 +248,7 @@ fn print_word(
         "Q" => number((t.month - 1) / 3 + 1, 1),
         "CC" => number(if t.year > 0 { (t.year + 99) / 100 } else { t.year / 100 - 1 }, 2),
         "J" => number(date()? + 2_440_588, 1),
-        "TZH" => out.push_str("+00"),
-        "TZM" => out.push_str("00"),
-        "OF" => out.push_str("+00"),
-        "TZ" if t.zone => out.push_str(if text.starts_with('t') { "utc" } else { "UTC" }),
-        "TZ" => {}
+        "TZH" | "TZM" | "OF" | "TZ" => print_zone(out, t, word, text, fill),
         "MONTH" => push_name(out, month_name(t)?, text, if fill { 9 } else { 0 }),
         "MON" => push_name(out, &month_name(t)?[..3], text, 0),
         "DAY" => {
@@ -270,6 +283,23 @@ fn print_word(
     Ok(())
 }
 
+fn print_zone(out: &mut String, t: &Moment, word: &str, text: &str, fill: bool) {
+    let (sign, hours, minutes) = t.offset();
+    // Writing to a string does not fail.
+    let _ = match (word, &t.zone) {
+        ("TZH", _) => write!(out, "{sign}{hours:02}"),
+        ("TZM", _) => write!(out, "{minutes:02}"),
+        ("OF", _) => {
+            let width = if fill { 2 } else { 0 };
+            let _ = write!(out, "{sign}{hours:0width$}");
+            if minutes != 0 { write!(out, ":{minutes:02}") } else { Ok(()) }
+        }
+        (_, Some((_, name))) if text.starts_with('t') => write!(out, "{}", name.to_lowercase()),
+        (_, Some((_, name))) => write!(out, "{name}"),
+        (_, None) => Ok(()),
+    };
+}
+
 fn month_name(t: &Moment) -> Result<&'static str, SqlError> {
     let name = usize::try_from(t.month - 1).ok().and_then(|m| MONTHS.get(m).copied());
     name.ok_or_else(|| invalid("invalid format specification for an interval value"))
@@ -291,6 +321,13 @@ struct Read {
     twelve: bool,
     bc: bool,
     offset: i64,
+    /// Whether years, weeks and days are those of ISO 8601; `None`: none has been read.
+    iso: Option<bool>,
+    /// Of the year, 1 for the first.
+    week: Option<i64>,
+    week_of_month: Option<i64>,
+    /// 1 for Monday.
+    weekday: Option<i64>,
 }
 
 fn is_number(word: &str) -> bool {
@@ -332,6 +369,11 @@ fn width(word: &str) -> usize {
 fn bad_value(value: &str, word: &str) -> SqlError {
     let state = SqlState::INVALID_DATETIME_FORMAT;
     SqlError::new(state, format!("invalid value \"{value}\" for \"{word}\""))
+}
+
+/// Whether a text in the pattern says its offset.
+pub fn reads_zone(pattern: &str) -> bool {
+    parts(pattern).iter().any(|part| matches!(part, Part::Word { word: "TZH", .. }))
 }
 
 /// Microseconds of a text in a pattern, as UTC.
@@ -420,14 +462,18 @@ fn read_word<'a>(
             });
             let (i, len) = found.ok_or_else(|| bad_value(&shown(), word))?;
             read.month = Some(i as i64 + 1);
+            if read.iso.replace(false) == Some(true) {
+                return Err(mixed());
+            }
             Ok(&rest[len..])
         }
         "DAY" | "DY" => {
-            let found = DAYS.iter().find_map(|name| {
+            let found = DAYS.iter().enumerate().find_map(|(day, name)| {
                 let full = word == "DAY" && prefix(name);
-                if full { Some(name.len()) } else { prefix(&name[..3]).then_some(3) }
+                if full { Some((day, name.len())) } else { prefix(&name[..3]).then_some((day, 3)) }
             });
-            let len = found.ok_or_else(|| bad_value(&shown(), word))?;
+            let (day, len) = found.ok_or_else(|| bad_value(&shown(), word))?;
+            read.weekday = Some((day as i64 + 6) % 7 + 1);
             Ok(&rest[len..])
         }
         "AM" | "PM" | "A.M." | "P.M." => {
@@ -462,10 +508,15 @@ fn read_word<'a>(
 }
 
 fn number(read: &mut Read, word: &str, n: i64, digits: usize) -> Result<(), SqlError> {
+    if let Some(iso) = convention(word)
+        && read.iso.replace(iso).is_some_and(|before| before != iso)
+    {
+        return Err(mixed());
+    }
     let fraction = |n: i64, width: usize| n * 10i64.pow(6) / 10i64.pow(width.min(9) as u32);
     match word {
-        "YYYY" | "Y,YYY" => read.year = Some(n),
-        "YYY" | "YY" | "Y" => {
+        "YYYY" | "Y,YYY" | "IYYY" => read.year = Some(n),
+        "YYY" | "YY" | "Y" | "IYY" | "IY" | "I" => {
             // The year nearest to 2020, as PostgreSQL does.
             read.year = Some(match digits {
                 ..=2 if n < 70 => n + 2000,
@@ -477,7 +528,11 @@ fn number(read: &mut Read, word: &str, n: i64, digits: usize) -> Result<(), SqlE
         }
         "MM" => read.month = Some(n),
         "DD" => read.day = Some(n),
-        "DDD" => read.day_of_year = Some(n),
+        "DDD" | "IDDD" => read.day_of_year = Some(n),
+        "WW" | "IW" => read.week = Some(n).filter(|week| *week != 0),
+        "W" => read.week_of_month = Some(n).filter(|week| *week != 0),
+        // What is no other day is a Sunday.
+        "ID" => read.weekday = Some(if (1..7).contains(&n) { n } else { 7 }),
         "J" => read.julian = Some(n),
         "HH24" => read.hour = n,
         "HH" | "HH12" => {
@@ -496,10 +551,36 @@ fn number(read: &mut Read, word: &str, n: i64, digits: usize) -> Result<(), SqlE
         }
         "TZH" => read.offset += n * 3_600_000_000,
         "TZM" => read.offset += n * 60_000_000,
-        "D" | "ID" | "Q" | "W" | "WW" | "CC" => {}
+        "D" | "Q" | "CC" => {}
         _ => return Err(SqlError::unsupported(format!("the template pattern {word} in input"))),
     }
     Ok(())
+}
+
+/// Whether a word is of ISO 8601's weeks, or of the calendar's months; `None`: of neither.
+fn convention(word: &str) -> Option<bool> {
+    match word {
+        "IYYY" | "IYY" | "IY" | "I" | "IW" | "ID" | "IDDD" => Some(true),
+        "YYYY" | "Y,YYY" | "YYY" | "YY" | "Y" | "MM" | "DD" | "DDD" | "D" | "WW" | "W" => {
+            Some(false)
+        }
+        _ => None,
+    }
+}
+
+fn mixed() -> SqlError {
+    let message = "invalid combination of date conventions";
+    SqlError::new(SqlState::INVALID_DATETIME_FORMAT, message)
+        .with_hint("Do not mix Gregorian and ISO week date conventions in a formatting template.")
+}
+
+/// Weeks and days of weeks beyond this are out of range.
+const MOST_WEEKS: i64 = 9_999;
+
+/// The first day of a year of weeks.
+fn first_monday(year: i64) -> i64 {
+    let fourth = days_from_civil(year, 1, 4);
+    fourth - (fourth + 3).rem_euclid(7)
 }
 
 fn finish(read: &Read, text: &str) -> Result<i64, SqlError> {
@@ -523,16 +604,28 @@ fn finish(read: &Read, text: &str) -> Result<i64, SqlError> {
     if read.bc && year > 0 {
         year = 1 - year;
     }
-    let days = match (read.julian, read.day_of_year) {
-        (Some(julian), _) => julian - 2_440_588,
-        (_, Some(doy)) => {
-            if !(1..=366).contains(&doy) {
+    let counted = [read.week, read.week_of_month, read.weekday];
+    if counted.into_iter().flatten().any(|n| !(1..=MOST_WEEKS).contains(&n)) {
+        return Err(out_of_range());
+    }
+    let iso = read.iso == Some(true);
+    let dated = read.month.is_some() || read.day.is_some();
+    let days = match (read.julian, read.day_of_year, read.week) {
+        (Some(julian), _, _) => julian - 2_440_588,
+        (_, _, Some(week)) if iso => {
+            first_monday(year) + (week - 1) * 7 + read.weekday.unwrap_or(1) - 1
+        }
+        (_, Some(doy), _) => {
+            if !(1..=371).contains(&doy) || (doy > 366 && !iso) {
                 return Err(out_of_range());
             }
-            days_from_civil(year, 1, 1) + doy - 1
+            let first = if iso { first_monday(year) } else { days_from_civil(year, 1, 1) };
+            first + doy - 1
         }
+        (_, _, Some(week)) if !dated => days_from_civil(year, 1, 1) + (week - 1) * 7,
         _ => {
-            let (month, day) = (read.month.unwrap_or(1), read.day.unwrap_or(1));
+            let day = read.week_of_month.map(|week| (week - 1) * 7 + 1).or(read.day);
+            let (month, day) = (read.month.unwrap_or(1), day.unwrap_or(1));
             if !(1..=12).contains(&month)
                 || day < 1
                 || day > i64::from(days_in_month(year, month as u32))

@@ -1,14 +1,19 @@
 //! PostgreSQL's functions of dates, times and intervals.
 
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, Decimal128Array};
 use arrow::datatypes::IntervalMonthDayNano as Interval;
-use chrono::{LocalResult, NaiveDateTime, Offset, TimeZone};
-use chrono_tz::Tz;
+use arrow::datatypes::IntervalMonthDayNanoType;
+pub use millrace_common::zone::Zone;
+use millrace_common::zone::{named, offset_us, posix};
 use millrace_common::{SqlError, SqlState, SqlType as T};
 
 use super::call::{Args, Def, Out, over};
 use super::datetime::interval;
 use super::round::{EPOCH_2000_US, rounded};
-use super::text::{civil_from_days, days_from_civil, days_in_month};
+use super::text::{civil_from_days, days_from_civil, days_in_month, push_interval_text};
+use super::zones::truncate_in;
 use super::{number_format, time_format};
 
 pub const DAY_US: i64 = 86_400_000_000;
@@ -26,92 +31,57 @@ pub fn us_of(i: Interval) -> i64 {
     i.nanoseconds / 1000
 }
 
-/// A zone by its name or offset: the microseconds to add to UTC at an instant.
-#[derive(Clone, Copy)]
-pub enum Zone {
-    Fixed(i64),
-    Named(Tz),
+/// The length that intervals are compared by: 24 hours are a day, 30 days a month.
+fn length_us(i: Interval) -> i128 {
+    let days = i128::from(i.months) * 30 + i128::from(i.days);
+    days * i128::from(DAY_US) + i128::from(us_of(i))
 }
 
-/// Abbreviations that PostgreSQL knows by default, in hours east of UTC.
-const ABBREVIATIONS: [(&str, i64); 22] = [
-    ("utc", 0),
-    ("gmt", 0),
-    ("z", 0),
-    ("zulu", 0),
-    ("uct", 0),
-    ("est", -5),
-    ("edt", -4),
-    ("cst", -6),
-    ("cdt", -5),
-    ("mst", -7),
-    ("mdt", -6),
-    ("pst", -8),
-    ("pdt", -7),
-    ("cet", 1),
-    ("cest", 2),
-    ("bst", 1),
-    ("wet", 0),
-    ("west", 1),
-    ("eet", 2),
-    ("eest", 3),
-    ("msk", 3),
-    ("jst", 9),
-];
+/// The lengths of a column of intervals, as `interval_span` has them.
+pub fn lengths(column: &ArrayRef) -> Result<ArrayRef, SqlError> {
+    let intervals = column.as_primitive_opt::<IntervalMonthDayNanoType>();
+    let intervals = intervals.ok_or_else(|| SqlError::internal("no column of intervals"))?;
+    let lengths: Decimal128Array = intervals.iter().map(|i| i.map(length_us)).collect();
+    let lengths = lengths.with_precision_and_scale(38, 0);
+    Ok(Arc::new(lengths.map_err(|e| SqlError::internal(e.to_string()))?))
+}
 
+/// A zone as AT TIME ZONE names it.
 pub fn zone(name: &str) -> Result<Zone, SqlError> {
-    let unknown = || invalid(format!("time zone \"{name}\" not recognized"));
-    let lower = name.trim().to_ascii_lowercase();
-    if let Some((_, hours)) = ABBREVIATIONS.iter().find(|(n, _)| *n == lower) {
-        return Ok(Zone::Fixed(hours * 3_600_000_000));
-    }
-    if lower.starts_with(['+', '-']) || lower.starts_with(|c: char| c.is_ascii_digit()) {
-        // POSIX: a positive number is west of Greenwich.
-        let signed = if lower.starts_with(['+', '-']) { lower } else { format!("+{lower}") };
-        return super::parse::zone_us(&signed).map(|us| Zone::Fixed(-us)).ok_or_else(unknown);
-    }
-    let name = name.trim();
-    let insensitive =
-        || chrono_tz::TZ_VARIANTS.iter().find(|tz| tz.name().eq_ignore_ascii_case(name)).copied();
-    name.parse::<Tz>().ok().or_else(insensitive).map(Zone::Named).ok_or_else(unknown)
+    named(name).ok_or_else(|| invalid(format!("time zone \"{name}\" not recognized")))
 }
 
-impl Zone {
-    /// The local time of an instant.
-    pub fn local(self, us: i64) -> i64 {
-        match self {
-            Zone::Fixed(offset) => us + offset,
-            Zone::Named(tz) => match chrono::DateTime::from_timestamp_micros(us) {
-                Some(t) => {
-                    let offset = tz.offset_from_utc_datetime(&t.naive_utc()).fix();
-                    us + i64::from(offset.local_minus_utc()) * 1_000_000
-                }
-                None => us,
-            },
-        }
+/// The zone of `make_timestamptz`, where a number is east of Greenwich, as it is in texts.
+fn zone_of_parts(name: &str) -> Result<Zone, SqlError> {
+    if name.starts_with(|c: char| c.is_ascii_digit()) {
+        let message = format!("invalid input syntax for type numeric time zone: \"{name}\"");
+        let hint = "Numeric time zones must have \"-\" or \"+\" as first character.";
+        return Err(invalid(message).with_hint(hint));
     }
+    if !name.starts_with(['+', '-']) {
+        return zone(name);
+    }
+    // A POSIX zone may have seconds, and is west.
+    let with_seconds = || match posix(name) {
+        Some(Zone::Fixed(us)) => Some(-us),
+        _ => None,
+    };
+    match offset_us(name).or_else(with_seconds) {
+        Some(us) if us.abs() < 16 * 3_600_000_000 => Ok(Zone::Fixed(us)),
+        Some(_) => Err(invalid(format!("numeric time zone \"{name}\" out of range"))),
+        None => Err(invalid(format!("time zone \"{name}\" not recognized"))),
+    }
+}
 
-    /// The instant of a local time; the standard one where there are two, the earlier offset in a gap.
-    pub fn instant(self, local: i64) -> i64 {
-        let Zone::Named(tz) = self else {
-            let Zone::Fixed(offset) = self else { return local };
-            return local - offset;
-        };
-        let Some(naive) = chrono::DateTime::from_timestamp_micros(local).map(|t| t.naive_utc())
-        else {
-            return local;
-        };
-        let offset_at = |n: NaiveDateTime| match tz.offset_from_local_datetime(&n) {
-            LocalResult::Single(o) => Some(o.fix().local_minus_utc()),
-            LocalResult::Ambiguous(a, b) => {
-                Some(a.fix().local_minus_utc().min(b.fix().local_minus_utc()))
-            }
-            LocalResult::None => None,
-        };
-        let before = || offset_at(naive - chrono::Duration::hours(3));
-        let offset = offset_at(naive).or_else(before).unwrap_or(0);
-        local - i64::from(offset) * 1_000_000
+/// What `AT TIME ZONE interval` adds to UTC.
+fn offset_of(i: Interval) -> Result<i64, SqlError> {
+    if i.months == 0 && i.days == 0 {
+        return Ok(us_of(i));
     }
+    let mut shown = String::new();
+    push_interval_text(&mut shown, i.months, i.days, us_of(i));
+    let message = format!("interval time zone \"{shown}\" must not include months or days");
+    Err(invalid(message))
 }
 
 /// `age`: the difference in years, months, days and time.
@@ -344,10 +314,10 @@ fn conversions() -> Vec<Def> {
                     out.timestamp(zone(a.text(0))?.local(a.timestamp(1)))
                 }),
                 over(&[T::Interval, TS], TZ, |a, out| {
-                    out.timestamp(a.timestamp(1) - us_of(a.interval(0)))
+                    out.timestamp(a.timestamp(1) - offset_of(a.interval(0))?)
                 }),
                 over(&[T::Interval, TZ], TS, |a, out| {
-                    out.timestamp(a.timestamp(1) + us_of(a.interval(0)))
+                    out.timestamp(a.timestamp(1) + offset_of(a.interval(0))?)
                 }),
             ],
         ),
@@ -435,10 +405,7 @@ fn truncations() -> Vec<Def> {
                     out.interval(truncate_interval(a.text(0), a.interval(1))?)
                 }),
                 over(&[T::Text, TZ, T::Text], TZ, |a, out| {
-                    let zone = zone(a.text(2))?;
-                    let kind = "timestamp with time zone";
-                    let local = truncate(a.text(0), zone.local(a.timestamp(1)), kind)?;
-                    out.timestamp(zone.instant(local))
+                    out.timestamp(truncate_in(zone(a.text(2))?, a.text(0), a.timestamp(1))?)
                 }),
             ],
         ),
@@ -522,7 +489,7 @@ pub fn defs() -> Vec<Def> {
                 over(
                     &[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double, T::Text],
                     TZ,
-                    |a, out| out.timestamp(zone(a.text(6))?.instant(make_timestamp(a)?)),
+                    |a, out| out.timestamp(zone_of_parts(a.text(6))?.instant(make_timestamp(a)?)),
                 ),
             ],
         ),
@@ -553,10 +520,7 @@ pub fn defs() -> Vec<Def> {
         Def::new(
             "interval_span",
             &[over(&[T::Interval], T::Numeric(Some((38, 0))), |a, out| {
-                let i = a.interval(0);
-                let days = i128::from(i.months) * 30 + i128::from(i.days);
-                let us = days * i128::from(DAY_US) + i128::from(us_of(i));
-                out.numeric(super::numeric::Num::new(us, 0))
+                out.numeric(super::numeric::Num::new(length_us(a.interval(0)), 0))
             })],
         ),
         Def::new(

@@ -70,6 +70,15 @@ pub fn with_ties() -> Arc<ScalarUDF> {
     Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::WithTies, WITH_TIES))))
 }
 
+/// `exclude(what)`: marks, among the expressions of PARTITION BY, what a window's frame leaves out, for
+/// [`crate::bind::frames`]; never computed.
+pub const EXCLUDE: &str = "#exclude";
+
+pub fn exclude() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Exclude, EXCLUDE))))
+}
+
 /// Marks an array whose elements are a column's rows, for [`crate::bind::table_functions`]; never computed.
 pub const ROWS: &str = "#rows";
 
@@ -95,6 +104,7 @@ enum Kind {
     End,
     Copies,
     WithTies,
+    Exclude,
     AsOfProctime,
     AsofMatch,
 }
@@ -145,7 +155,7 @@ impl ScalarUDFImpl for WindowFn {
             Kind::Hop => DataType::List(Arc::new(Field::new_list_field(time, true))),
             Kind::Tumble | Kind::End => time,
             Kind::WithTies => DataType::Int64,
-            Kind::AsOfProctime | Kind::AsofMatch => DataType::Boolean,
+            Kind::Exclude | Kind::AsOfProctime | Kind::AsofMatch => DataType::Boolean,
             Kind::Rows => match time {
                 DataType::List(item) => item.data_type().clone(),
                 other => {

@@ -11,6 +11,8 @@ use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::Token;
 
+use crate::bind::desugar::plain_call;
+
 /// COLLATE's precedence in PostgreSQL's dialect of sqlparser, which does not name it.
 const COLLATE_PREC: u8 = 120;
 /// That of operators without one of their own.
@@ -22,6 +24,18 @@ pub struct MillraceDialect {
     /// `t FOR SYSTEM_TIME AS OF …`. Only on for text that says SYSTEM_TIME, because it makes
     /// ordinary aliases (`at`, `before`, `changes`) special.
     pub table_versions: bool,
+}
+
+/// The call that stands for `VARIADIC array` as an argument.
+pub(crate) const VARIADIC: &str = "variadic";
+
+fn begins_variadic(parser: &Parser) -> bool {
+    let next = &parser.peek_nth_token_ref(1).token;
+    super::is_word(&parser.peek_token_ref().token, VARIADIC)
+        && matches!(
+            next,
+            Token::Word(_) | Token::SingleQuotedString(_) | Token::LParen | Token::Placeholder(_)
+        )
 }
 
 fn parse_symmetric(
@@ -86,6 +100,10 @@ impl Dialect for MillraceDialect {
         self.table_versions
     }
 
+    fn supports_named_fn_args_with_assignment_operator(&self) -> bool {
+        true
+    }
+
     fn identifier_quote_style(&self, identifier: &str) -> Option<char> {
         self.base.identifier_quote_style(identifier)
     }
@@ -103,8 +121,12 @@ impl Dialect for MillraceDialect {
     }
 
     /// A sign binds tighter than every operator but `::`, subscripts and fields: `-2 ^ 2` is 4. Other prefix operators bind
-    /// weaker than arithmetic: `~1 + 1` is -3.
+    /// weaker than arithmetic: `~1 + 1` is -3. `VARIADIC array` becomes a call of that name.
     fn parse_prefix(&self, parser: &mut Parser) -> Option<Result<Expr, ParserError>> {
+        if begins_variadic(parser) {
+            parser.advance_token();
+            return Some(parser.parse_expr().map(|array| plain_call(VARIADIC, [array])));
+        }
         let (op, precedence) = match parser.peek_token_ref().token {
             Token::Minus => (UnaryOperator::Minus, COLLATE_PREC),
             Token::Plus => (UnaryOperator::Plus, COLLATE_PREC),
@@ -184,7 +206,6 @@ impl Dialect for MillraceDialect {
         supports_interval_options,
         supports_insert_table_alias,
         supports_create_table_like_parenthesized,
-        supports_select_wildcard_with_alias,
         supports_comma_separated_trim,
         supports_xml_expressions,
         supports_comment_optimizer_hint,

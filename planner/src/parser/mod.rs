@@ -7,6 +7,7 @@
 //! characters from the start of the whole string, counted from 1.
 
 mod asof;
+mod assignments;
 mod depth;
 mod dialect;
 mod statements;
@@ -16,6 +17,8 @@ mod tokens;
 mod users;
 mod with;
 
+pub use with::{changes_rows, take_in, with_changes_rows};
+
 use std::sync::Arc;
 
 use millrace_common::{SqlError, SqlState};
@@ -23,9 +26,10 @@ use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer};
 
-use crate::ast::{ParsedStatement, QueryText, Statement};
+use crate::ast::{CreateView, ExplainTarget, ParsedStatement, QueryText, Statement};
 pub(crate) use asof::ASOF_LEFT;
 use dialect::MillraceDialect;
+pub(crate) use dialect::VARIADIC;
 
 pub(crate) type Result<T, E = ParserError> = std::result::Result<T, E>;
 
@@ -41,12 +45,14 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     depth::check(&tokens, &source)?;
     tokens::join_strings(&mut tokens, &source)?;
     tokens::free_words(&mut tokens);
+    tokens::plain_windows(&mut tokens);
     tokens::spell_out_tables(&mut tokens);
+    tokens::bare_rows(&mut tokens);
     dialect.table_versions = tokens.iter().any(|t| is_word(&t.token, "SYSTEM_TIME"));
     let missing = tokens::missing_relation(&tokens);
     let emits = tokens::take_emit_clauses(&mut tokens);
     asof::wrap_left(&mut tokens);
-    tokens::take_frame_exclusions(&mut tokens, &source)?;
+    tokens::take_frame_exclusions(&mut tokens);
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source, dialect: &dialect };
@@ -59,7 +65,40 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
                 None => Ok(statements),
             };
         }
-        statements.push(parser.one_statement(&emits, &whole).map_err(|e| parser.error(e))?);
+        let mut parsed = parser.one_statement(&emits, &whole).map_err(|e| parser.error(e))?;
+        spread_assignments(&mut parsed.statement, &source)?;
+        statements.push(parsed);
+    }
+}
+
+/// Makes assignments of one column each of those of several.
+fn spread_assignments(statement: &mut Statement, source: &Source<'_>) -> Result<(), SqlError> {
+    let sql = match statement {
+        Statement::Sql(sql) => sql.as_mut(),
+        Statement::Explain(explain) => match &mut explain.target {
+            ExplainTarget::Statement(inner) => {
+                return spread_assignments(inner, source);
+            }
+            ExplainTarget::Job(_) => return Ok(()),
+        },
+        _ => return Ok(()),
+    };
+    assignments::spread(sql).map_err(|wrong| {
+        let before = &source.sql[..source.byte(wrong.at)];
+        let opened = before.trim_end().strip_suffix('(').filter(|_| wrong.enclosed);
+        wrong.error.with_position(opened.unwrap_or(before).chars().count() as u32 + 1)
+    })
+}
+
+/// The materialized view that a statement creates, or would create.
+fn materialized_view(statement: &mut Statement) -> Option<&mut CreateView> {
+    match statement {
+        Statement::CreateView(v) if v.materialized => Some(v.as_mut()),
+        Statement::Explain(explain) => match &mut explain.target {
+            ExplainTarget::Statement(inner) => materialized_view(inner),
+            ExplainTarget::Job(_) => None,
+        },
+        _ => None,
     }
 }
 
@@ -181,12 +220,12 @@ impl SqlParser<'_> {
         if let Some(&at) =
             emits.iter().find(|&&e| start < e && (e < upto || next.token == Token::EOF))
         {
-            match &mut statement {
-                Statement::CreateView(v) if v.materialized => {
+            match materialized_view(&mut statement) {
+                Some(v) => {
                     v.emit_on_window_close = true;
                     v.query.text = self.source.slice(self.query_start(&v.query), at).to_owned();
                 }
-                _ => return Err(located("Expected: end of statement, found: EMIT", at)),
+                None => return Err(located("Expected: end of statement, found: EMIT", at)),
             }
         }
         Ok(ParsedStatement {

@@ -67,7 +67,7 @@ impl SqlParser<'_> {
                     options: Vec::new(),
                 });
             } else {
-                table.columns.push(self.inner.parse_column_def()?);
+                table.columns.push(self.column_definition()?);
             }
             if self.inner.consume_token(&Token::Comma) {
                 continue;
@@ -77,20 +77,35 @@ impl SqlParser<'_> {
         }
     }
 
+    /// column type [options], and `column type AS expr`: a generated column of that type.
+    fn column_definition(&mut self) -> Result<ColumnDef> {
+        let mut column = self.inner.parse_column_def()?;
+        // The parser beneath takes an AS for which it then has no use.
+        let taken = super::is_word(&self.inner.get_current_token().token, "AS");
+        if taken || self.take_words(&["AS"]) {
+            column.options.push(self.generation()?);
+        }
+        Ok(column)
+    }
+
     /// column AS expr: a generated column of the expression's type.
     fn computed_column(&mut self) -> Result<ColumnDef> {
         let name = self.inner.parse_identifier()?;
         self.inner.expect_keyword_is(Keyword::AS)?;
-        let expr = self.inner.parse_expr()?;
+        let options = vec![self.generation()?];
+        Ok(ColumnDef { name, data_type: DataType::Unspecified, options })
+    }
+
+    /// The expression after AS.
+    fn generation(&mut self) -> Result<ColumnOptionDef> {
         let option = ColumnOption::Generated {
             generated_as: GeneratedAs::Always,
             sequence_options: None,
-            generation_expr: Some(expr),
+            generation_expr: Some(self.inner.parse_expr()?),
             generation_expr_mode: None,
             generated_keyword: false,
         };
-        let options = vec![ColumnOptionDef { name: None, option }];
-        Ok(ColumnDef { name, data_type: DataType::Unspecified, options })
+        Ok(ColumnOptionDef { name: None, option })
     }
 
     fn peek_nth_word(&self, n: usize, word: &str) -> bool {

@@ -131,6 +131,12 @@ fn emit_on_window_close_is_parsed() {
     let Statement::CreateView(v) = &all[0].statement else { panic!("not a view") };
     assert!(v.emit_on_window_close);
     assert_eq!(v.query.text, "SELECT a FROM t");
+    let explain = "EXPLAIN CREATE MATERIALIZED VIEW v AS SELECT a FROM t EMIT ON WINDOW CLOSE";
+    let Statement::Explain(e) = one(explain) else { panic!("not EXPLAIN") };
+    let ExplainTarget::Statement(Statement::CreateView(v)) = e.target else { panic!("no view") };
+    assert!(v.emit_on_window_close);
+    assert_eq!(v.query.text, "SELECT a FROM t");
+    assert!(parse("EXPLAIN SELECT a FROM t EMIT ON WINDOW CLOSE").is_err());
     assert!(parse("SELECT a FROM t EMIT ON WINDOW CLOSE").is_err());
 }
 
@@ -158,6 +164,7 @@ fn errors_have_postgres_words_and_positions() {
         ("SELEC 1", "syntax error at or near \"SELEC\"", 1),
         ("SELECT 1 FROM", "syntax error at end of input", 14),
         ("SELECT a b c FROM t", "syntax error at or near \"c\"", 12),
+        ("SELECT * FRM t", "syntax error at or near \"FRM\"", 10),
         ("SELECT 1;\nSELECT )", "syntax error at or near \")\"", 18),
         ("CREATE TABLE t (a INT,)", "syntax error at or near \")\"", 23),
         ("SELECT 'ä', FROM WHERE", "syntax error at or near \"WHERE\"", 18),
@@ -241,4 +248,37 @@ fn subscribe_takes_a_relation_or_a_query() {
         parts("SUBSCRIBE TO SELECT (a) FROM t AS OF 8 WITH (progress = true)"),
         all(false, "SELECT (a) FROM t", Some("8"), false)
     );
+}
+
+#[test]
+fn generated_columns_may_have_types() {
+    use sqlparser::ast::{ColumnOption, DataType};
+    let sql = "CREATE TABLE t (a int, b bigint AS a * 2, c timestamptz AS PROCTIME(), d AS a, e text NOT NULL)";
+    let Statement::CreateTable(table) = one(sql) else { panic!("not a table") };
+    let generated = |c: &sqlparser::ast::ColumnDef| {
+        let mut options = c.options.iter();
+        options
+            .any(|o| matches!(&o.option, ColumnOption::Generated { generation_expr: Some(_), .. }))
+    };
+    let found: Vec<(bool, bool)> = table
+        .columns
+        .iter()
+        .map(|c| (generated(c), c.data_type != DataType::Unspecified))
+        .collect();
+    assert_eq!(found, [(false, true), (true, true), (true, true), (true, false), (false, true)]);
+}
+
+#[test]
+fn windows_may_be_written_as_in_standard_sql() {
+    let sql = |text: &str| match one(text) {
+        Statement::Sql(sql) => sql.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        sql(
+            "SELECT * FROM TUMBLE(TABLE s.t, DESCRIPTOR(at), INTERVAL '10 seconds') w, HOP(TABLE u, DESCRIPTOR(\"at\"), f(1), g(2))"
+        ),
+        sql("SELECT * FROM TUMBLE(s.t, at, INTERVAL '10 seconds') w, HOP(u, \"at\", f(1), g(2))"),
+    );
+    assert_eq!(sql("TABLE tumble"), sql("SELECT * FROM tumble"));
 }

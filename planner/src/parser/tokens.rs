@@ -6,6 +6,7 @@ use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, Whitespace
 
 use super::dialect::MillraceDialect;
 use super::{Source, is_word};
+use crate::functions::window_fn::EXCLUDE;
 
 /// Words that PostgreSQL reserves and sqlparser takes for names.
 const RESERVED: [&str; 20] = [
@@ -104,6 +105,50 @@ pub(super) fn free_words(tokens: &mut [TokenWithSpan]) {
     }
 }
 
+/// Blanks what standard SQL writes around the arguments of a window function in FROM:
+/// `TUMBLE(TABLE t, DESCRIPTOR(ts), size)` is `TUMBLE(t, ts, size)`.
+pub(super) fn plain_windows(tokens: &mut [TokenWithSpan]) {
+    const WINDOWS: [&str; 3] = ["TUMBLE", "HOP", "SESSION"];
+    if !tokens.iter().any(|t| WINDOWS.iter().any(|w| is_word(&t.token, w))) {
+        return;
+    }
+    let words: Vec<usize> =
+        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
+    let mut blank = Vec::new();
+    for (n, three) in words.windows(3).enumerate() {
+        let [function, open, table] = [0, 1, 2].map(|i| &tokens[three[i]].token);
+        let window = WINDOWS.iter().any(|w| is_word(function, w)) && *open == Token::LParen;
+        if window && is_word(table, "TABLE") {
+            blank.push(three[2]);
+            blank.extend(descriptor(tokens, &words[n + 3..]));
+        }
+    }
+    for at in blank {
+        tokens[at].token = Token::Whitespace(Whitespace::Space);
+    }
+}
+
+/// What to blank of `DESCRIPTOR(column)` among the arguments that begin at the first of `words`.
+fn descriptor(tokens: &[TokenWithSpan], words: &[usize]) -> Vec<usize> {
+    let mut depth = 0usize;
+    for (n, &at) in words.iter().enumerate() {
+        match &tokens[at].token {
+            Token::LParen => depth += 1,
+            Token::RParen if depth == 0 => break,
+            Token::RParen => depth -= 1,
+            word if depth == 0 && is_word(word, "DESCRIPTOR") => {
+                let Some(&[open, column, close]) = words.get(n + 1..n + 4) else { break };
+                let named = matches!(tokens[column].token, Token::Word(_));
+                let enclosed =
+                    tokens[open].token == Token::LParen && tokens[close].token == Token::RParen;
+                return if named && enclosed { vec![at, open, close] } else { Vec::new() };
+            }
+            _ => {}
+        }
+    }
+    Vec::new()
+}
+
 /// Spells `TABLE t` out as `SELECT * FROM t` where a query may begin.
 pub(super) fn spell_out_tables(tokens: &mut Vec<TokenWithSpan>) {
     if !tokens.iter().any(|t| is_word(&t.token, "TABLE")) {
@@ -133,6 +178,26 @@ pub(super) fn spell_out_tables(tokens: &mut Vec<TokenWithSpan>) {
         let span = tokens[at].span;
         let new = spelled.iter().cloned().map(|token| TokenWithSpan { token, span });
         tokens.splice(at..=at, new);
+    }
+}
+
+/// Blanks the parentheses of `(t).*` in a list of outputs, which sqlparser does not know: it is `t.*`.
+pub(super) fn bare_rows(tokens: &mut [TokenWithSpan]) {
+    const BEFORE: [&str; 4] = ["SELECT", "ALL", "DISTINCT", "RETURNING"];
+    let words: Vec<usize> =
+        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
+    for six in words.windows(6) {
+        let [before, open, name, close, dot, star] =
+            [0, 1, 2, 3, 4, 5].map(|n| &tokens[six[n]].token);
+        let begins = *before == Token::Comma || BEFORE.iter().any(|w| is_word(before, w));
+        let row = matches!(
+            (open, close, dot, star),
+            (Token::LParen, Token::RParen, Token::Period, Token::Mul)
+        );
+        if begins && row && matches!(name, Token::Word(_)) {
+            tokens[six[1]].token = Token::Whitespace(Whitespace::Space);
+            tokens[six[3]].token = Token::Whitespace(Whitespace::Space);
+        }
     }
 }
 
@@ -206,38 +271,101 @@ pub(super) fn take_emit_clauses(tokens: &mut [TokenWithSpan]) -> Vec<Location> {
     found
 }
 
-/// Blanks every `EXCLUDE NO OTHERS` at the end of a window frame, which changes nothing; other exclusions
-/// are not supported. sqlparser knows none of them.
-pub(super) fn take_frame_exclusions(
-    tokens: &mut [TokenWithSpan],
-    source: &Source<'_>,
-) -> Result<(), SqlError> {
-    const CLAUSES: [(&[&str], bool); 4] = [
-        (&["EXCLUDE", "NO", "OTHERS"], true),
-        (&["EXCLUDE", "CURRENT", "ROW"], false),
-        (&["EXCLUDE", "GROUP"], false),
-        (&["EXCLUDE", "TIES"], false),
+/// Takes what window frames leave out, of which sqlparser knows nothing, from the ends of their definitions.
+/// `EXCLUDE NO OTHERS` changes nothing; of others a mark is put among the expressions of PARTITION BY, for
+/// [`crate::bind::frames`].
+pub(super) fn take_frame_exclusions(tokens: &mut Vec<TokenWithSpan>) {
+    if !tokens.iter().any(|t| is_word(&t.token, "EXCLUDE")) {
+        return;
+    }
+    // The last one first: what is marked in front of it moves nothing that is still to be found.
+    while let Some((clause, what, open)) = last_exclusion(tokens) {
+        let span = tokens[clause[0]].span;
+        for &at in &clause {
+            tokens[at].token = Token::Whitespace(Whitespace::Space);
+        }
+        if let Some(what) = what {
+            mark_exclusion(tokens, open, what, span);
+        }
+    }
+}
+
+/// The tokens of a frame's last clause in the text, what it leaves out, and the window's opening parenthesis.
+fn last_exclusion(tokens: &[TokenWithSpan]) -> Option<(Vec<usize>, Option<&'static str>, usize)> {
+    const CLAUSES: [(&[&str], Option<&str>); 4] = [
+        (&["EXCLUDE", "NO", "OTHERS"], None),
+        (&["EXCLUDE", "CURRENT", "ROW"], Some("current row")),
+        (&["EXCLUDE", "GROUP"], Some("group")),
+        (&["EXCLUDE", "TIES"], Some("ties")),
     ];
     let words: Vec<usize> =
         (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
-    for at in 0..words.len() {
-        for (clause, harmless) in CLAUSES {
+    for at in (0..words.len()).rev() {
+        for (clause, what) in CLAUSES {
             let Some(end) = words.get(at + clause.len()) else { continue };
             let found = &words[at..at + clause.len()];
             let same = found.iter().zip(clause).all(|(&i, w)| is_word(&tokens[i].token, w));
-            if !same || tokens[*end].token != Token::RParen {
-                continue;
+            if same && tokens[*end].token == Token::RParen {
+                let open = framed_window(tokens, &words[..at]);
+                if let Some(open) = open {
+                    return Some((found.to_vec(), what, open));
+                }
             }
-            if !harmless {
-                let start = tokens[words[at]].span.start;
-                return Err(SqlError::unsupported(format!(
-                    "{} in a window frame",
-                    clause.join(" ")
-                ))
-                .with_position(source.chars_before(start) as u32 + 1));
-            }
-            found.iter().for_each(|&i| tokens[i].token = Token::Whitespace(Whitespace::Space));
         }
     }
-    Ok(())
+    None
+}
+
+/// Where the window opens whose definition ends with the last of `words`; it has a frame.
+fn framed_window(tokens: &[TokenWithSpan], words: &[usize]) -> Option<usize> {
+    let (mut depth, mut frame) = (0usize, false);
+    for &at in words.iter().rev() {
+        let token = &tokens[at].token;
+        match token {
+            Token::RParen => depth += 1,
+            Token::LParen if depth == 0 => return frame.then_some(at),
+            Token::LParen => depth -= 1,
+            _ if depth == 0 => {
+                frame |= ["ROWS", "RANGE", "GROUPS"].iter().any(|w| is_word(token, w));
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Puts `PARTITION BY "#exclude"('what')`, before what the window is parted by already, behind its name.
+fn mark_exclusion(
+    tokens: &mut Vec<TokenWithSpan>,
+    open: usize,
+    what: &str,
+    span: sqlparser::tokenizer::Span,
+) {
+    let word = |i: &usize| !matches!(tokens[*i].token, Token::Whitespace(_));
+    let words: Vec<usize> = (open + 1..tokens.len()).filter(word).take(3).collect();
+    let clause = |i: usize| {
+        let clauses = ["PARTITION", "ORDER", "ROWS", "RANGE", "GROUPS"];
+        clauses.iter().any(|w| is_word(&tokens[i].token, w))
+    };
+    let named = words.first().is_some_and(|&i| !clause(i));
+    let first = words.get(usize::from(named)).copied().unwrap_or(open + 1);
+    let parted = is_word(&tokens[first].token, "PARTITION");
+    let by = words.get(usize::from(named) + 1).copied().filter(|_| parted);
+    let mut put: Vec<Token> = Vec::new();
+    if by.is_none() {
+        put.extend([Token::make_keyword("PARTITION"), Token::make_keyword("BY")]);
+    }
+    put.extend([
+        Token::make_word(EXCLUDE, Some('"')),
+        Token::LParen,
+        Token::SingleQuotedString(what.to_owned()),
+        Token::RParen,
+    ]);
+    if by.is_some() {
+        put.push(Token::Comma);
+    }
+    let at = by.map_or(first, |by| by + 1);
+    let spaced = put.into_iter().flat_map(|token| [token, Token::Whitespace(Whitespace::Space)]);
+    let put: Vec<_> = spaced.map(|token| TokenWithSpan { token, span }).collect();
+    drop(tokens.splice(at..at, put));
 }

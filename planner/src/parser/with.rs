@@ -1,5 +1,6 @@
 //! WITH before INSERT, UPDATE and DELETE. What follows sees statements without it: an INSERT's source takes the queries
-//! in, and where an UPDATE or DELETE names one of them stands a subquery that has them all.
+//! in, and where an UPDATE or DELETE names one of them stands a subquery that has them all. A WITH that changes rows
+//! itself stays: such a statement is run in parts.
 
 use std::ops::ControlFlow;
 
@@ -7,9 +8,32 @@ use sqlparser::ast::*;
 
 use super::parse_query;
 
+/// Whether a query is INSERT, UPDATE, DELETE or MERGE, as it may be in WITH.
+pub fn changes_rows(query: &Query) -> bool {
+    matches!(
+        query.body.as_ref(),
+        SetExpr::Insert(_) | SetExpr::Update(_) | SetExpr::Delete(_) | SetExpr::Merge(_)
+    )
+}
+
+/// Whether the WITH of a query changes rows.
+pub fn with_changes_rows(query: &Query) -> bool {
+    query.with.iter().flat_map(|w| &w.cte_tables).any(|cte| changes_rows(&cte.query))
+}
+
 /// The statement without a WITH before it.
 pub fn take_in(statement: Statement) -> Statement {
-    let Statement::Query(mut query) = statement else { return statement };
+    let mut query = match statement {
+        Statement::Query(query) => query,
+        Statement::Prepare { name, data_types, statement } => {
+            let statement = Box::new(take_in(*statement));
+            return Statement::Prepare { name, data_types, statement };
+        }
+        other => return other,
+    };
+    if with_changes_rows(&query) {
+        return Statement::Query(query);
+    }
     let with = match *query.body {
         SetExpr::Insert(_) | SetExpr::Update(_) | SetExpr::Delete(_) => query.with.take(),
         _ => return Statement::Query(query),
@@ -17,6 +41,8 @@ pub fn take_in(statement: Statement) -> Statement {
     let mut named = Named { with, hidden: Vec::new() };
     match *query.body {
         SetExpr::Insert(Statement::Insert(mut insert)) => {
+            let _ = VisitMut::visit(&mut insert.on, &mut named);
+            let _ = VisitMut::visit(&mut insert.returning, &mut named);
             if let (Some(mut with), Some(source)) = (named.with, &mut insert.source) {
                 if let Some(inner) = source.with.take() {
                     with.recursive |= inner.recursive;

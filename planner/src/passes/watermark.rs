@@ -12,11 +12,13 @@ use datafusion::physical_expr::ScalarFunctionExpr;
 use datafusion::physical_expr::expressions::BinaryExpr;
 use millrace_common::RelationId;
 
+use crate::frame::Edge;
 use crate::functions::asof::LATEST;
 use crate::functions::session::SESSION_END;
-use crate::graph::{ColumnMark, ExprRef, JoinKind, MarkStep, MarkTerm};
+use crate::graph::{ColumnMark, ExprRef, JoinKind, MarkStep, MarkTerm, WindowCall};
 use crate::stream::expr;
-use crate::stream::plan::{Join, Op, Stream};
+use crate::stream::plan::{Join, Op, Stream, Window};
+use crate::window_call::Reach;
 
 const DAY_US: i64 = 86_400_000_000;
 
@@ -82,10 +84,11 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
             let mut out: Vec<ColumnMark> =
                 input.iter().filter(|m| w.group.contains(&m.column)).cloned().collect();
             let time = w.order.first().and_then(|o| of(input, o.0));
-            // A right row that comes changes what comes after it.
-            let ahead = w.order.first().is_some_and(|o| !o.1.descending);
-            if ahead && !w.calls.is_empty() && w.calls.iter().all(|c| c.function == LATEST) {
-                out.extend(input.iter().filter(|m| m.column == w.order[0].0).cloned());
+            if let (Some(terms), Some(&(column, _))) = (time, w.order.first())
+                && follows_order(w)
+                && of(&out, column).is_none()
+            {
+                out.push(ColumnMark { column, terms: terms.to_vec() });
             }
             if let (Some(time), Some(&width)) = (time, widths.first()) {
                 // A session that has ended at the watermark does not change any more.
@@ -107,6 +110,30 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
             join_output(j, &left, &right, widths)
         }
         _ => vec![],
+    }
+}
+
+/// Whether a row that comes or goes changes no result of a row that is earlier in the order's first column.
+fn follows_order(w: &Window) -> bool {
+    let Some((_, order)) = w.order.first() else { return false };
+    if order.descending || w.calls.is_empty() {
+        return false;
+    }
+    // Of ASOF joins: a right row changes what comes after it, and one without a time is none.
+    let asof = w.calls.iter().all(|c| c.function == LATEST);
+    // A row without a time, of which nothing is promised, has to stand after all others.
+    let back = !order.nulls_first && w.calls.iter().all(looks_back);
+    asof || back
+}
+
+fn looks_back(call: &WindowCall) -> bool {
+    match Reach::of(call) {
+        Reach::Rows { before, .. } | Reach::Peers { before, .. } => before == Some(0),
+        Reach::Shift { .. } => true,
+        Reach::Values { frame } => {
+            matches!(frame.end, Edge::Current | Edge::At { ahead: false, .. })
+        }
+        Reach::Session { .. } | Reach::Carry { .. } => false,
     }
 }
 
@@ -421,6 +448,35 @@ mod tests {
         assert_eq!(at(vec![MarkStep::Bin { size: 10, offset: 0 }], -1), -10);
         assert_eq!(at(vec![MarkStep::Bin { size: 10, offset: 0 }, MarkStep::Add(10)], 25), 30);
         assert_eq!(at(vec![MarkStep::Add(i64::MAX)], 25), i64::MAX);
+    }
+
+    #[test]
+    fn an_order_keeps_its_mark_where_no_result_looks_ahead() {
+        use arrow::compute::SortOptions;
+
+        use crate::graph::RankFunction;
+        use crate::window_call::numbering;
+
+        let over = |call: WindowCall, options: SortOptions| {
+            let (group, order) = (vec![1], vec![(0, options)]);
+            let window =
+                Window { group, order, calls: vec![call], identity: vec![], vnode: vec![] };
+            let term = MarkTerm { relation: RelationId(1), column: 0, steps: vec![] };
+            let input = vec![ColumnMark { column: 0, terms: vec![term] }];
+            !derive(&Op::Window(window), &[input], &[2]).is_empty()
+        };
+        let options = |descending, nulls_first| SortOptions { descending, nulls_first };
+        let call = |name: &str| WindowCall {
+            function: name.into(),
+            numbering: None,
+            ..numbering(RankFunction::RowNumber)
+        };
+        assert!(over(numbering(RankFunction::Rank), options(false, false)));
+        assert!(over(call("lag"), options(false, false)));
+        assert!(!over(call("lag"), options(false, true)));
+        assert!(!over(call("lag"), options(true, false)));
+        assert!(!over(call("lead"), options(false, false)));
+        assert!(!over(call("ntile"), options(false, false)));
     }
 
     #[test]

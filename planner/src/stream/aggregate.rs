@@ -13,7 +13,7 @@ use crate::bind::operators::cast_expr;
 use crate::error::sql_error_from_datafusion;
 use crate::functions::collected::collect_entry;
 use crate::functions::exact::{Shape, pair_entry};
-use crate::functions::{ordered, statistics};
+use crate::functions::{functions, ordered, statistics};
 use crate::graph::{self, AggFunc, Expand};
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
 use crate::stream::expr;
@@ -215,6 +215,11 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
     if let Some(e) = ordering_error(func, function) {
         return Err(e);
     }
+    if let Some((func, params)) = by_length(func, params, schema)? {
+        let arg = Some(input.add(expr::compile(&entry(func, &params, schema)?, schema)?));
+        let output = Arc::new(Field::new(field.name(), field.data_type().clone(), true));
+        return Ok(Call { func, arg, distinct: false, filter, output });
+    }
     if func.is_collected() {
         arg = Some(input.add(expr::compile(&entry(func, params, schema)?, schema)?));
         let output = Arc::new(Field::new(field.name(), field.data_type().clone(), true));
@@ -226,6 +231,14 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
         let nullable = func != AggFunc::RegrCount;
         let output = Arc::new(Field::new(field.name(), field.data_type().clone(), nullable));
         return Ok(Call { func, arg, distinct: params.distinct, filter, output });
+    }
+    if let (AggFunc::Count, true, [Expr::ScalarFunction(row)]) =
+        (func, params.distinct, params.args.as_slice())
+        && row.func.name() == "struct"
+    {
+        let arg = Some(input.add(expr::compile(&row_entry(&row.args), schema)?));
+        let output = Arc::new(Field::new(field.name(), field.data_type().clone(), false));
+        return Ok(Call { func, arg, distinct: true, filter, output });
     }
     for (i, e) in params.args.iter().enumerate() {
         let compiled = expr::compile(e, schema)?;
@@ -248,6 +261,46 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
     Ok(Call { func, arg, distinct, filter, output })
 }
 
+/// What tells rows apart: the bytes of their columns, which a NULL has too.
+fn row_entry(columns: &[Expr]) -> Expr {
+    let flags = format!("k{}", "al".repeat(columns.len()));
+    let args = [lit(flags), lit(""), lit("")].into_iter().chain(columns.iter().cloned());
+    collect_entry().call(args.collect())
+}
+
+/// The least or greatest interval is the first or last one by its length, which is not the order of its parts.
+fn by_length(
+    func: AggFunc,
+    params: &AggregateFunctionParams,
+    schema: &DFSchema,
+) -> Result<Option<(AggFunc, AggregateFunctionParams)>> {
+    let place = match func {
+        AggFunc::Min => AggFunc::FirstValue,
+        AggFunc::Max => AggFunc::LastValue,
+        _ => return Ok(None),
+    };
+    let Some(value) = params.args.first() else { return Ok(None) };
+    let t = value.get_type(schema).map_err(sql_error_from_datafusion)?;
+    if !matches!(t, DataType::Interval(_)) {
+        return Ok(None);
+    }
+    let mut params = params.clone();
+    params.null_treatment = Some(NullTreatment::IgnoreNulls);
+    params.order_by = vec![value.clone().sort(true, false)];
+    Ok(Some((place, params)))
+}
+
+/// What a value is ordered by: an interval by its length.
+fn order_key(e: &Expr, schema: &DFSchema) -> Result<Expr> {
+    let t = e.get_type(schema).map_err(sql_error_from_datafusion)?;
+    if !matches!(t, DataType::Interval(_)) {
+        return Ok(e.clone());
+    }
+    let length = functions().scalar("interval_span");
+    let length = length.ok_or_else(|| SqlError::internal("no function interval_span"))?;
+    Ok(length.call(vec![e.clone()]))
+}
+
 /// What a collecting aggregate keeps of a row: see [`collected`].
 fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> Result<Expr> {
     let none = || in_view("an aggregate without an argument".to_owned());
@@ -261,8 +314,8 @@ fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> 
         t => cast_expr(e, t, SqlType::Text),
     };
     let shown = match func {
-        AggFunc::StringAgg if t != DataType::Utf8 => {
-            return Err(in_view("string_agg of another type than text".to_owned()));
+        AggFunc::StringAgg if !matches!(t, DataType::Utf8 | DataType::Binary) => {
+            return Err(in_view("string_agg of another type than text and bytea".to_owned()));
         }
         _ if t.is_nested() => {
             return Err(in_view(format!("{} of arrays", func_name(func))));
@@ -281,14 +334,19 @@ fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> 
     for key in &params.order_by {
         flags.push(if key.asc { 'a' } else { 'd' });
         flags.push(if key.nulls_first { 'f' } else { 'l' });
-        keys.push(key.expr.clone());
+        keys.push(order_key(&key.expr, schema)?);
     }
     if keys.is_empty() {
         // Without an order of its own: that of the values.
         flags.push_str("al");
-        keys.push(first.clone());
+        keys.push(order_key(first, schema)?);
     }
     let separator = match (func, params.args.get(1)) {
+        (AggFunc::StringAgg, Some(e)) if t == DataType::Binary => {
+            // A literal is read as a bytea.
+            let from = e.get_type(schema).map_err(sql_error_from_datafusion)?;
+            text(cast_expr(e.clone(), &from, SqlType::Bytea)?, &DataType::Binary)?
+        }
         (AggFunc::StringAgg, Some(e)) => e.clone(),
         (AggFunc::JsonbObjectAgg, _) => first.clone(),
         (AggFunc::PercentileCont | AggFunc::PercentileDisc, Some(e)) => {
@@ -354,10 +412,6 @@ fn check_values(input: &Stream, calls: &[Call]) -> Result<()> {
         let keyed = call.distinct || matches!(call.func, AggFunc::Min | AggFunc::Max);
         if let (true, Some(arg)) = (keyed, call.arg) {
             check_key(input, &[arg], "this aggregate over")?;
-            let t = input.schema.field(arg).data_type();
-            if t.is_nested() && !call.distinct {
-                return Err(in_view(format!("{:?} of an array", call.func).to_lowercase()));
-            }
         }
     }
     Ok(())

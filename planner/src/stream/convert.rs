@@ -16,6 +16,7 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 
 use crate::catalog::CatalogView;
 use crate::error::sql_error_from_datafusion;
+use crate::interrupt;
 use crate::stream::expr;
 use crate::stream::plan::Stream;
 
@@ -35,6 +36,7 @@ impl<'a> Converter<'a> {
     }
 
     pub fn convert(&self, plan: &LogicalPlan) -> Result<Stream> {
+        interrupt::check()?;
         match plan {
             LogicalPlan::TableScan(scan) => self.scan(scan),
             LogicalPlan::Filter(filter) => self.filter(filter),

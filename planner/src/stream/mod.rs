@@ -28,8 +28,9 @@ use crate::bind::operators::type_name;
 use crate::bind::{Binder, BoundQuery, check_view_volatility};
 use crate::catalog::CatalogView;
 use crate::codec::encode_watermark;
-use crate::error::sql_error_from_datafusion;
+use crate::error::{external, sql_error_from_datafusion};
 use crate::graph::JobGraph;
+use crate::interrupt;
 use crate::optimizer::optimize_for_view;
 use crate::passes::{exchange, identity, prune, rank, simplify, ttl, watermark};
 
@@ -101,7 +102,9 @@ pub fn plan_logical(
     if options.on_window_close {
         stream = close_windows(stream, columns.len())?;
     }
+    interrupt::check()?;
     let placed = exchange::place(stream);
+    interrupt::check()?;
     let (stream, layout) = fragment::lay_out(placed, &options.sink, columns.len())?;
     fragment::fragment(stream, layout, &options.sink)
 }
@@ -133,20 +136,40 @@ pub fn compile_watermark(
 fn close_windows(stream: Stream, visible: usize) -> Result<Stream, SqlError> {
     match watermark::closing_column(&stream, visible) {
         Some(column) => Ok(stream.window_close(column)),
-        None => Err(SqlError::unsupported(
-            "EMIT ON WINDOW CLOSE of a query whose result has no column with a watermark",
-        )
-        .with_hint(
-            "Declare WATERMARK FOR on the source, and have the window or time column in the result.",
-        )),
+        None => {
+            let message =
+                "EMIT ON WINDOW CLOSE of a query whose result has no column with a watermark";
+            let hint = match has_windows(&stream) {
+                true => WINDOW_HINT,
+                false => {
+                    "Declare WATERMARK FOR on the source, and have the window or time column in the result."
+                }
+            };
+            Err(SqlError::unsupported(message).with_hint(hint))
+        }
     }
 }
 
+/// What a result with window functions can wait for.
+const WINDOW_HINT: &str = "A window function keeps the watermark of a column of its PARTITION BY; and of \
+     the first column of its ORDER BY, if that is ascending with NULLs last and no result depends on rows after its own \
+     (lag, row_number, rank, dense_rank, aggregates over frames that end at CURRENT ROW or before). Have that column \
+     in the result.";
+
+fn has_windows(stream: &Stream) -> bool {
+    matches!(stream.op, plan::Op::Window(_)) || stream.inputs.iter().any(has_windows)
+}
+
 fn run_passes(stream: Stream) -> datafusion::common::Result<Stream> {
+    let next = || interrupt::check().map_err(external);
     let stream = simplify::simplify(stream)?;
+    next()?;
     let stream = rank::number_rows(rank::limit_ranks(stream));
+    next()?;
     let stream = identity::add_identities(stream)?;
+    next()?;
     let stream = prune::prune(stream)?;
+    next()?;
     simplify::simplify(stream)
 }
 

@@ -4,7 +4,7 @@
 
 use arrow::compute::SortOptions;
 use datafusion::logical_expr::{
-    DistinctOn, FetchType, Limit, LogicalPlan, SkipType, Sort, SortExpr,
+    Distinct, DistinctOn, FetchType, Limit, LogicalPlan, SkipType, Sort, SortExpr,
 };
 
 use crate::error::sql_error_from_datafusion;
@@ -15,9 +15,18 @@ use crate::stream::plan::{Stream, TopN};
 
 /// `LIMIT` without an order: by the rows' own bytes, so that the result is a function of the content.
 pub(super) fn first_rows(input: Stream, offset: u64, limit: Option<u64>) -> Stream {
+    first_in_order(input, vec![], offset, limit)
+}
+
+fn first_in_order(
+    input: Stream,
+    order: Vec<(usize, SortOptions)>,
+    offset: u64,
+    limit: Option<u64>,
+) -> Stream {
     input.top_n(TopN {
         group: vec![],
-        order: vec![],
+        order,
         offset,
         limit,
         rank: RankFunction::RowNumber,
@@ -51,6 +60,9 @@ impl Converter<'_> {
     fn limited(&self, plan: &LogicalPlan, offset: u64, limit: Option<u64>) -> Result<Stream> {
         match plan {
             LogicalPlan::Sort(sort) => self.sorted(sort, offset, limit),
+            LogicalPlan::Distinct(Distinct::On(on)) if on.sort_expr.is_some() => {
+                self.first_distinct(on, Some((offset, limit)))
+            }
             LogicalPlan::Projection(p) if is_sorted(&p.input) => {
                 convert::project(self.limited(&p.input, offset, limit)?, p)
             }
@@ -75,20 +87,16 @@ impl Converter<'_> {
         let input = input.finish()?;
         check_order(&input, &order)?;
         let grown = input.width() > width;
-        let stream = input.top_n(TopN {
-            group: vec![],
-            order,
-            offset,
-            limit,
-            rank: RankFunction::RowNumber,
-            emit_rank: false,
-            identity: vec![],
-            vnode: vec![],
-        });
+        let stream = first_in_order(input, order, offset, limit);
         Ok(if grown { stream.select(&(0..width).collect::<Vec<_>>()) } else { stream })
     }
 
     pub(super) fn distinct_on(&self, on: &DistinctOn) -> Result<Stream> {
+        self.first_distinct(on, None)
+    }
+
+    /// `first`: OFFSET and LIMIT, which count the rows in their order.
+    fn first_distinct(&self, on: &DistinctOn, first: Option<(u64, Option<u64>)>) -> Result<Stream> {
         let schema = on.input.schema();
         let mut input = Extended::new(self.convert(&on.input)?);
         let mut group = Vec::with_capacity(on.on_expr.len());
@@ -99,7 +107,9 @@ impl Converter<'_> {
             Some(sort) => order_of(sort, &on.input, &mut input)?,
             None => vec![],
         };
-        let order: Vec<_> = order.into_iter().filter(|(c, _)| !group.contains(c)).collect();
+        // Of a group there is one row, so nothing behind the group's own columns orders the rows that are left.
+        let (among, order): (Vec<_>, Vec<_>) =
+            order.into_iter().partition(|(c, _)| group.contains(c));
         let input = input.finish()?;
         check_key(&input, &group, "DISTINCT ON")?;
         check_order(&input, &order)?;
@@ -113,6 +123,10 @@ impl Converter<'_> {
             identity: vec![],
             vnode: vec![],
         });
+        let stream = match first {
+            Some((offset, limit)) => first_in_order(stream, among, offset, limit),
+            None => stream,
+        };
         let columns = on
             .select_expr
             .iter()
@@ -151,6 +165,7 @@ pub(super) fn check_order(input: &Stream, order: &[(usize, SortOptions)]) -> Res
 fn is_sorted(plan: &LogicalPlan) -> bool {
     match plan {
         LogicalPlan::Sort(_) => true,
+        LogicalPlan::Distinct(Distinct::On(on)) => on.sort_expr.is_some(),
         LogicalPlan::Projection(p) => is_sorted(&p.input),
         LogicalPlan::SubqueryAlias(a) => is_sorted(&a.input),
         _ => false,

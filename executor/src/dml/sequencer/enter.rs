@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::state::State;
 use super::{Fate, OnTime, Sequencer, Settled};
-use crate::dml::check::{Keyed, Writes};
+use crate::dml::check::{Claims, Keyed, Writes};
 use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, unknown_outcome};
 use crate::error::ExecError;
 use crate::hub::HubChunk;
@@ -24,7 +24,7 @@ impl Sequencer {
         let (entered, fate, on_time) = {
             let _turn = self.turn.lock().await;
             self.wait_for_room().await?;
-            let on_time = self.drop_late(&mut statement)?;
+            let on_time = self.drop_late(&mut statement).await?;
             let checked = self.check_until_ended(&statement).await?;
             let (entered, fate) = self.enter(&statement, checked, &on_time)?;
             (entered, fate, on_time)
@@ -61,21 +61,42 @@ impl Sequencer {
         }
     }
 
-    /// Takes late rows out of a statement, in the order of its rows.
-    pub(in crate::dml) fn drop_late(
+    /// Takes late rows out of a statement, in the order of its rows. A row that gives way to another of its key is no
+    /// row of the table, so it moves no watermark.
+    pub(in crate::dml) async fn drop_late(
         &self,
         statement: &mut DmlStatement,
     ) -> Result<OnTime, DmlError> {
         let Some((_, expr)) = &self.watermark else { return Ok(OnTime::default()) };
         let failed = |e: ExecError| DmlError::Sql(e.into_sql());
+        let mut claims = self.claims(statement).await?;
+        let enters = |row| claims.as_mut().is_none_or(|claims| claims.claim(row));
         let mut running = self.state.lock().watermark.running;
         let rows = statement.delta.num_rows();
-        let (stays, late) = expr.advance(&statement.delta.batch, &mut running).map_err(failed)?;
+        let batch = &statement.delta.batch;
+        let (stays, late) = expr.advance_by(batch, &mut running, enters).map_err(failed)?;
         let Some(mask) = stays else { return Ok(OnTime { running, ..OnTime::default() }) };
         let kept: Vec<u32> = (0..rows as u32).filter(|i| mask.value(*i as usize)).collect();
         let kept = UInt32Array::from(kept);
         statement.delta = statement.delta.take(&kept).map_err(|e| failed(e.into()))?;
         Ok(OnTime { running, late, kept: Some(kept) })
+    }
+
+    /// Which keys are taken, for a statement whose rows give way to others of their keys.
+    async fn claims(&self, statement: &DmlStatement) -> Result<Option<Claims>, DmlError> {
+        let gives_way = match statement.kind {
+            DmlKind::Insert { on_conflict } => on_conflict == InsertConflict::Nothing,
+            DmlKind::Feed { on_conflict } => on_conflict != InsertConflict::Overwrite,
+            _ => false,
+        };
+        let delta = &statement.delta;
+        if !gives_way || !self.primary_key || delta.weights.is_some() || delta.is_empty() {
+            return Ok(None);
+        }
+        let failed = |e: ExecError| DmlError::Sql(e.into_sql());
+        let keyed = Keyed::new(&self.layout, delta.clone()).map_err(failed)?;
+        let found = self.rows_at(keyed.distinct().map_err(failed)?).await?;
+        Ok(Some(keyed.claims(&found)))
     }
 
     /// Adds rows of the table's connector to the open epoch, and `fed`, which is committed with them. What
@@ -87,7 +108,7 @@ impl Sequencer {
     ) -> Result<oneshot::Receiver<()>, DmlError> {
         let _turn = self.turn.lock().await;
         self.wait_for_room().await?;
-        let on_time = self.drop_late(&mut rows)?;
+        let on_time = self.drop_late(&mut rows).await?;
         let checked = match rows.delta.is_empty() {
             true => None,
             false => Some(self.check_until_ended(&rows).await??),

@@ -47,7 +47,7 @@ impl Collected {
     }
 
     pub fn result(&self, slots: &[Slot], output: &DataType) -> Result<ArrayRef, ExecError> {
-        if self.func == AggFunc::StringAgg {
+        if self.func == AggFunc::StringAgg && *output != DataType::Binary {
             return Ok(arrow::compute::cast(&self.texts(slots), output)?);
         }
         let to = SqlType::from_arrow(output)?;

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
-use arrow::compute::cast;
+use arrow::compute::{SortOptions, cast};
 use arrow::datatypes::{DataType, Int64Type};
 use millrace_common::keys::KeyCodec;
 use millrace_common::planted::is_planted;
@@ -30,6 +30,12 @@ enum Values {
     Bytes { values: Vec<Option<KeyBytes>>, codec: KeyCodec },
 }
 
+/// The order in which values are kept. It is that of an array's elements too, of which NULL is the greatest, as in
+/// PostgreSQL; where a value that is NULL would stand does not matter, because none is kept.
+pub fn value_order(t: &DataType, descending: bool) -> SortOptions {
+    SortOptions { descending, nulls_first: descending || !t.is_nested() }
+}
+
 impl Extreme {
     pub fn new(t: &DataType, max: bool, value_table: Option<usize>) -> Result<Extreme, ExecError> {
         let ints = matches!(
@@ -43,7 +49,8 @@ impl Extreme {
         let values = if ints {
             Values::Ints { values: Vec::new(), valid: Vec::new() }
         } else {
-            Values::Bytes { values: Vec::new(), codec: KeyCodec::new([t.clone()])? }
+            let codec = KeyCodec::with_options([(t.clone(), value_order(t, false))])?;
+            Values::Bytes { values: Vec::new(), codec }
         };
         Ok(Extreme { max, retractable: value_table.is_some(), data_type: t.clone(), values })
     }

@@ -611,10 +611,13 @@ fn value_tables(
             Some(at) => at,
             None => {
                 let t = input.field(arg).data_type();
-                values.push((
-                    local,
-                    ValueTable::new(tables(local)?, arg, call.filter, t, call.value_descending)?,
-                ));
+                let extremes = calls.iter().any(|c| {
+                    let extreme = matches!(c.func, graph::AggFunc::Min | graph::AggFunc::Max);
+                    extreme && c.value_table == Some(local)
+                });
+                let (table, down) = (tables(local)?, call.value_descending);
+                let made = ValueTable::new(table, arg, call.filter, t, down, extremes)?;
+                values.push((local, made));
                 values.len() - 1
             }
         };

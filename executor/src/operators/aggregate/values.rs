@@ -20,6 +20,7 @@ use arrow::datatypes::{DataType, SchemaRef};
 use millrace_common::keys::{KeyCodec, VNODE_BYTES};
 
 use super::accumulator::{Accumulator, Rows};
+use super::extreme::value_order;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::state::arena::new_batch;
@@ -69,8 +70,13 @@ impl ValueTable {
         filter: Option<usize>,
         data_type: &DataType,
         descending: bool,
+        extremes: bool,
     ) -> Result<ValueTable, ExecError> {
-        let options = SortOptions { descending, nulls_first: true };
+        // Only the order of extremes is seen; the others' keys stay as they have always been.
+        let options = match extremes {
+            true => value_order(data_type, descending),
+            false => SortOptions { descending, nulls_first: true },
+        };
         Ok(ValueTable {
             schema: table.value_schema(),
             table,

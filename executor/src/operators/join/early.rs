@@ -49,7 +49,7 @@ pub(super) struct ByKey<'a> {
 
 impl<'a> ByKey<'a> {
     pub fn new(codec: &KeyCodec, held: &'a [Held]) -> Result<ByKey<'a>, ExecError> {
-        let rows = held.iter().map(|h| codec.rows(h.chunk.batch.columns()));
+        let rows = held.iter().map(|h| codec.rows_of(h.chunk.batch.columns(), h.chunk.num_rows()));
         let rows: Vec<Rows> = rows.collect::<Result<_, _>>()?;
         let mut changes: HashMap<&[u8], Vec<(usize, usize, i64)>> = HashMap::new();
         for (piece, h) in held.iter().enumerate() {
@@ -119,7 +119,7 @@ impl Side {
         let keys =
             std::mem::replace(&mut self.asked_keys, BinaryArray::from_iter_values([[0u8; 0]; 0]));
         let by_key = ByKey::new(&self.row_codec, &asked)?;
-        let stored_rows = self.row_codec.rows(found.values.columns())?;
+        let stored_rows = self.row_codec.rows_of(found.values.columns(), found.len())?;
         let mut stored: Vec<Option<usize>> = vec![None; keys.len()];
         for (row, &input) in found.input.values().iter().enumerate() {
             stored[input as usize] = Some(row);

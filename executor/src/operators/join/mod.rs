@@ -50,7 +50,7 @@ use crate::operator::{Operator, Output};
 use crate::state::arena::RowRef;
 use crate::state::gate::Ready;
 use crate::state::keys::{KeyReader, storage_keys};
-use crate::state::{Fetches, KeyGate, KeyTable, Slot, StateTable};
+use crate::state::{Divide, Fetches, KeyGate, KeyTable, Slot, StateTable};
 
 /// Full chunks one step emits before the rest is put aside.
 const STEP_CHUNKS: usize = 8;
@@ -92,6 +92,13 @@ impl Work {
 struct Request {
     side: usize,
     slots: Vec<Slot>,
+}
+
+impl Divide for Request {
+    fn divide(&self, asked: &[u32]) -> Request {
+        let slots = asked.iter().map(|&i| self.slots[i as usize]).collect();
+        Request { side: self.side, slots }
+    }
 }
 
 /// See the module.
@@ -336,7 +343,7 @@ impl HashJoin {
             let prefixes =
                 storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
             let lookup = self.sides[side].read(prefixes);
-            match self.fetches.submit(Request { side, slots }, lookup)? {
+            match self.fetches.submit_divided(Request { side, slots }, lookup)? {
                 Some(answer) => ready.push(answer),
                 None => self.env.metrics.fetch_rounds.add(1),
             }
@@ -530,7 +537,7 @@ impl HashJoin {
             self.go_on_with_relief().await?;
             return self.drain(out);
         }
-        if self.is_idle() && self.wants_relief() {
+        if !self.is_busy() && self.wants_relief() {
             self.begin_relief(out)?;
             return self.drain(out);
         }

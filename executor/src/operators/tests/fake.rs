@@ -8,8 +8,9 @@ use std::task::{Context, Poll};
 
 use arrow::array::{Array, BinaryArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::SchemaRef;
+use futures::{StreamExt, stream};
 use millrace_rpc::catalog::RowStorage;
-use millrace_storage::{Found, Lookup, MemRun};
+use millrace_storage::{Found, Lookup, MemRun, Part, Reading};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -17,6 +18,7 @@ use rand::{Rng, SeedableRng};
 use crate::error::ExecError;
 use crate::state::StateTable;
 use crate::state::arena::gather_batch;
+use crate::state::delayed::cut_at;
 
 type Entries = BTreeMap<Vec<u8>, (i64, RecordBatch)>;
 
@@ -46,7 +48,7 @@ impl FakeTable {
         self.entries.lock().values().filter(|e| e.0 > 0).count()
     }
 
-    fn answer(&self, found: Vec<(u32, Vec<u8>, i64, RecordBatch)>) -> Lookup {
+    fn answer(&self, found: Vec<(u32, Vec<u8>, i64, RecordBatch)>, asked: usize) -> Lookup {
         *self.rounds.lock() += 1;
         let batches: Vec<&RecordBatch> = found.iter().map(|f| &f.3).collect();
         let picks: Vec<(usize, usize)> = (0..found.len()).map(|i| (i, 0)).collect();
@@ -60,8 +62,14 @@ impl FakeTable {
         match &mut *self.delays.lock() {
             None => Lookup::Ready(answer),
             Some(rng) => {
-                let polls = rng.random_range(0..6);
-                Lookup::Pending(Box::pin(Delayed { polls, answer: Some(answer) }))
+                let cut = rng.random_range(0..asked.max(1));
+                let parts = match cut {
+                    0 => vec![Part::whole(answer, asked)],
+                    _ => cut_at(&answer, cut, asked).unwrap(),
+                };
+                let delayed = |part| Delayed { polls: rng.random_range(0..6), part: Some(part) };
+                let parts: Vec<Delayed> = parts.into_iter().map(delayed).collect();
+                Lookup::Pending(Reading::new(stream::iter(parts).then(|part| part).boxed()))
             }
         }
     }
@@ -69,11 +77,11 @@ impl FakeTable {
 
 struct Delayed {
     polls: usize,
-    answer: Option<Found>,
+    part: Option<Part>,
 }
 
 impl Future for Delayed {
-    type Output = Result<Found, millrace_storage::StorageError>;
+    type Output = Result<Part, millrace_storage::StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if self.polls > 0 {
@@ -81,7 +89,7 @@ impl Future for Delayed {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        Poll::Ready(Ok(self.answer.take().expect("polled after completion")))
+        Poll::Ready(Ok(self.part.take().expect("polled after completion")))
     }
 }
 
@@ -126,7 +134,7 @@ impl StateTable for FakeTable {
                 found.push((i as u32, key.to_vec(), *weight, row.clone()));
             }
         }
-        self.answer(found)
+        self.answer(found, keys.len())
     }
 
     fn multi_scan(&self, prefixes: BinaryArray, limit: Option<usize>) -> Lookup {
@@ -143,7 +151,7 @@ impl StateTable for FakeTable {
                 found.push((i as u32, key.clone(), *weight, row.clone()));
             }
         }
-        self.answer(found)
+        self.answer(found, prefixes.len())
     }
 
     fn multi_range(&self, starts: BinaryArray, ends: BinaryArray, limit: Option<usize>) -> Lookup {
@@ -158,7 +166,7 @@ impl StateTable for FakeTable {
                 found.push((i as u32, key.clone(), *weight, row.clone()));
             }
         }
-        self.answer(found)
+        self.answer(found, starts.len())
     }
 
     fn seal(&mut self) -> Result<Vec<MemRun>, ExecError> {

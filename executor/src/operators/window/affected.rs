@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use millrace_planner::window_call::Reach;
 
 use super::rows::Rows;
+use super::values::Span;
 use super::{carry, sessions};
 use crate::operators::ordered::Ranked;
 use crate::state::KeyBytes;
@@ -30,8 +31,13 @@ impl Interval {
 pub type Changed<'a> = &'a [(&'a KeyBytes, usize, i64)];
 
 /// Intervals that hold every row, old or new, whose result may differ; ascending and apart. `rows`: as
-/// they were.
-pub fn affected(rows: &Rows, changes: Changed<'_>, reaches: &[Reach]) -> Vec<Interval> {
+/// they were; `spans`: of the reaches by value.
+pub fn affected(
+    rows: &Rows,
+    changes: Changed<'_>,
+    reaches: &[Reach],
+    spans: &[Span],
+) -> Vec<Interval> {
     // So many changes that looking for what they spare is not worth it.
     if changes.len() * 4 >= rows.len() || reaches.iter().any(unbounded) {
         return vec![Interval::all()];
@@ -53,8 +59,11 @@ pub fn affected(rows: &Rows, changes: Changed<'_>, reaches: &[Reach]) -> Vec<Int
             Reach::Shift { peers } => steps.shifted(changes, peers, &mut found),
             Reach::Carry { place } => carry::touched(rows, changes, place, &mut found),
             Reach::Session { gap } => sessions::touched(rows, changes, gap, &mut found),
+            // Below.
+            Reach::Values { .. } => {}
         }
     }
+    spans.iter().for_each(|span| span.touched(rows, changes, &mut found));
     merge(found)
 }
 
@@ -216,7 +225,7 @@ mod tests {
                 .map_or(rows.len(), |h| rows.partition_point(|r| r.key[..] <= h[..]));
             (start, end)
         };
-        affected(rows, &changed, &[reach]).iter().map(place).collect()
+        affected(rows, &changed, &[reach], &[]).iter().map(place).collect()
     }
 
     #[test]
@@ -276,8 +285,9 @@ mod tests {
         };
         let rows = Rows::from_sorted((0..1_000).map(peer).collect());
         let key = peer(502).key;
-        let intervals =
-            |before, after| affected(&rows, &[(&key, 4, -1)], &[Reach::Peers { before, after }]);
+        let intervals = |before, after| {
+            affected(&rows, &[(&key, 4, -1)], &[Reach::Peers { before, after }], &[])
+        };
         let whole = |from: u32, to: u32| {
             vec![Interval { low: order(from / 5), high: Some(peer(to).key.to_vec()) }]
         };

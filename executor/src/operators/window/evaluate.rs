@@ -16,6 +16,7 @@ use millrace_planner::graph::{RankFunction, WindowCall};
 use millrace_planner::window_call::{Reach, compile};
 
 use super::rows::Rows;
+use super::values::Span;
 use super::{carry, sessions};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
@@ -29,6 +30,8 @@ struct Call {
     /// Absent with `numbering`.
     expr: Option<Arc<dyn WindowExpr>>,
     reach: Reach,
+    /// With a reach by value.
+    span: Option<Span>,
     output_type: DataType,
 }
 
@@ -58,14 +61,19 @@ impl Calls {
                 Some(_) => None,
                 None => Some(compile(call, order, input)?),
             };
-            let output_type = call.output_type.clone();
-            Ok(Call { numbering, expr, reach: Reach::of(call), output_type })
+            let (output_type, reach) = (call.output_type.clone(), Reach::of(call));
+            let span = Span::of(&reach, order, input)?;
+            Ok(Call { numbering, expr, reach, span, output_type })
         };
         Ok(Calls { calls: calls.iter().map(one).collect::<Result<_, _>>()?, errors })
     }
 
     pub fn reaches(&self) -> Vec<Reach> {
         self.calls.iter().map(|c| c.reach).collect()
+    }
+
+    pub fn spans(&self) -> Vec<Span> {
+        self.calls.iter().filter_map(|c| c.span).collect()
     }
 
     /// The results of the entries in a range of indices.
@@ -122,6 +130,10 @@ impl Calls {
                     (carry::right_before(rows, range.start, place), range.end)
                 }
                 Reach::Session { gap } => sessions::around(rows, range.clone(), gap),
+                Reach::Values { .. } => {
+                    let span = call.span.as_ref();
+                    span.map_or((0, rows.len()), |span| span.around(rows, range.clone()))
+                }
             };
             start = start.min(s);
             end = end.max(e);

@@ -16,6 +16,7 @@ mod closing;
 mod evaluate;
 mod rows;
 mod sessions;
+mod values;
 
 use arrow::array::{Array, ArrayRef, Int64Array};
 use arrow::compute::interleave;
@@ -32,6 +33,7 @@ use self::affected::{Interval, affected};
 use self::closing::Closing;
 use self::evaluate::{Calls, Results};
 use self::rows::Rows;
+use self::values::Span;
 use super::ordered::{Change, Changes, Ranked, RowOrder};
 use super::{Env, Limits};
 use crate::error::ExecError;
@@ -47,6 +49,7 @@ pub struct WindowOperator {
     order: RowOrder,
     calls: Calls,
     reaches: Vec<Reach>,
+    spans: Vec<Span>,
     /// Tells results apart; absent where a result's type has no key.
     results: Option<KeyCodec>,
     table: Box<dyn StateTable>,
@@ -88,6 +91,7 @@ impl WindowOperator {
             reader: KeyReader::new(&input, group, &window.vnode)?,
             order: RowOrder::new(group, order, window.storage, key, false, &input)?,
             reaches: calls.reaches(),
+            spans: calls.spans(),
             calls,
             results: KeyCodec::new(window.calls.iter().map(|c| c.output_type.clone())).ok(),
             schema: super::nullable(&node.schema),
@@ -223,7 +227,7 @@ impl WindowOperator {
             Some(_) => changed.iter().map(|(key, order, _)| key[..*order].to_vec()).collect(),
             None => Vec::new(),
         };
-        let intervals = affected(&self.groups[at], &changed, &self.reaches);
+        let intervals = affected(&self.groups[at], &changed, &self.reaches, &self.spans);
         let before = self.results_in(at, &intervals)?;
         let mut released = Vec::new();
         for (key, Change { weight, order, at: row }) in changes {

@@ -8,7 +8,7 @@ pub(super) const TABLES: &[SystemTable] = &[
         "pg_stat_activity",
         12222,
         "v",
-        "datid:o datname:n pid:d leader_pid:d usesysid:o usename:n application_name:t client_addr:t client_hostname:t client_port:d backend_start:t xact_start:t query_start:t state_change:t wait_event_type:t wait_event:t state:t backend_xid:d backend_xmin:d query_id:i query:t backend_type:t",
+        "datid:o datname:n pid:d leader_pid:d usesysid:o usename:n application_name:t client_addr:t client_hostname:t client_port:d backend_start:z xact_start:z query_start:z state_change:z wait_event_type:t wait_event:t state:t backend_xid:d backend_xmin:d query_id:i query:t backend_type:t",
     ),
     (
         "pg_catalog",

@@ -5,10 +5,12 @@ use sqlparser::ast::*;
 
 use super::Desugar;
 use super::ops::{
-    Op, call, cast, null, ours, resolved, resolved_name, string, take, unwrap_number,
+    Op, SCALAR, call, cast, null, number_text, ours, resolved, resolved_name, string, take,
+    unwrap_number,
 };
 use crate::bind::names::fold;
 use crate::functions::text::timestamptz_text;
+use crate::parser::VARIADIC;
 
 impl Desugar<'_> {
     /// Functions that are operators, or constants of the statement.
@@ -28,11 +30,20 @@ impl Desugar<'_> {
                 ));
             }
         };
+        place_arguments(f, name)?;
+        if let Some(call) = variadic(f, name)? {
+            return Ok(Some(call));
+        }
         if f.over.is_some() {
             unwrap_window(f);
         }
         if matches!(name, "array_agg" | "string_agg" | "jsonb_agg" | "json_agg") {
             order_distinct(f);
+        }
+        if name == "array_agg"
+            && let Some(value) = arguments_mut(f).into_iter().next()
+        {
+            *value = resolved(SCALAR, [take(value)]);
         }
         let now = || cast(string(timestamptz_text(self.session.now_us)), SqlType::Timestamptz);
         let fixed = !self.session.for_view;
@@ -72,12 +83,15 @@ impl Desugar<'_> {
             "current_database" | "current_catalog" if fixed => {
                 Some(string(self.session.database.clone()))
             }
-            "string_agg" => Some(cast(Expr::Function(f.clone()), SqlType::Text)),
             "jsonb_agg" | "json_agg" if f.over.is_none() => {
-                // An array of documents is one document.
+                // An array of documents is one document. Distinct values are in the order of their own type.
+                let distinct = is_distinct(f);
                 if let [argument] = arguments_mut(f).as_mut_slice() {
-                    let document = call("to_jsonb", [take(argument)]);
-                    **argument = document;
+                    let value = take(argument);
+                    **argument = match distinct {
+                        true => resolved(SCALAR, [value]),
+                        false => call("to_jsonb", [value]),
+                    };
                 }
                 let array = Function {
                     name: ObjectName::from(vec![Ident::with_quote('"', "array_agg")]),
@@ -101,7 +115,6 @@ impl Desugar<'_> {
                 }
                 None
             }
-            "make_interval" => positional(f, &INTERVAL_PARTS)?.map(|args| call(name, args)),
             "age" => match arguments(f) {
                 // The age of one time is counted from today's midnight.
                 Some(args) if args.len() == 1 && fixed => {
@@ -118,34 +131,129 @@ impl Desugar<'_> {
     }
 }
 
-const INTERVAL_PARTS: [&str; 7] = ["years", "months", "weeks", "days", "hours", "mins", "secs"];
+/// Functions whose arguments have names; how many there must be; what those that are left out are, where they have places.
+static NAMED: [(&str, &[&str], usize, Option<&str>); 8] = [
+    ("make_interval", &["years", "months", "weeks", "days", "hours", "mins", "secs"], 0, Some("0")),
+    ("make_date", &["year", "month", "day"], 3, None),
+    ("make_time", &["hour", "min", "sec"], 3, None),
+    ("make_timestamp", &["year", "month", "mday", "hour", "min", "sec"], 6, None),
+    ("make_timestamptz", &["year", "month", "mday", "hour", "min", "sec", "timezone"], 6, None),
+    ("jsonb_set", &["jsonb_in", "path", "replacement", "create_if_missing"], 3, None),
+    ("jsonb_insert", &["jsonb_in", "path", "replacement", "insert_after"], 3, None),
+    ("parse_ident", &["str", "strict"], 1, None),
+];
 
-/// Arguments by position or by name, zero where one is left out.
-fn positional(f: &mut Function, names: &[&str]) -> Result<Option<Vec<Expr>>, SqlError> {
-    let FunctionArguments::List(list) = &mut f.args else { return Ok(None) };
-    let named = list.args.iter().any(|a| !matches!(a, FunctionArg::Unnamed(_)));
-    if !named {
-        return Ok(arguments(f));
+/// Gives arguments with names their places.
+fn place_arguments(f: &mut Function, name: &str) -> Result<(), SqlError> {
+    let FunctionArguments::List(list) = &mut f.args else { return Ok(()) };
+    if !list.args.iter().any(|a| argument_name(a).is_some()) {
+        return Ok(());
     }
-    let zero = || ours(Op::Number, string("0"), null());
-    let mut out: Vec<Expr> = names.iter().map(|_| zero()).collect();
+    let shown: Vec<String> = list.args.iter().map(argument_shown).collect();
+    let none = || crate::error::undefined_function(&format!("{name}({})", shown.join(", ")));
+    let (_, names, required, left_out) = NAMED.iter().find(|n| n.0 == name).ok_or_else(none)?;
+    let wrong = |message: String| SqlError::new(SqlState::SYNTAX_ERROR, message);
+    let mut placed: Vec<Option<Expr>> = vec![None; names.len()];
+    let mut by_name = false;
     for (i, arg) in list.args.iter().enumerate() {
-        let (at, e) = match arg {
-            FunctionArg::Unnamed(FunctionArgExpr::Expr(e)) => (Some(i), e),
-            FunctionArg::Named { name, arg: FunctionArgExpr::Expr(e), .. }
-            | FunctionArg::ExprNamed {
-                name: Expr::Identifier(name),
-                arg: FunctionArgExpr::Expr(e),
-                ..
-            } => (names.iter().position(|n| *n == fold(name)), e),
-            _ => return Ok(None),
+        let at = match argument_name(arg) {
+            Some(name) => {
+                by_name = true;
+                names.iter().position(|n| *n == name)
+            }
+            None if by_name => {
+                return Err(wrong("positional argument cannot follow named argument".to_owned()));
+            }
+            None => Some(i),
         };
-        match at.and_then(|at| out.get_mut(at)) {
-            Some(slot) => *slot = e.clone(),
-            None => return Err(crate::error::undefined_function(&f.to_string())),
+        let (Some(slot), Some(e)) = (at.and_then(|at| placed.get_mut(at)), argument_value(arg))
+        else {
+            return Err(none());
+        };
+        if slot.replace(e.clone()).is_some() {
+            let name = argument_name(arg).unwrap_or_default();
+            return Err(wrong(format!("argument name \"{name}\" used more than once")));
         }
     }
-    Ok(Some(out))
+    if left_out.is_none() {
+        let last = placed.iter().rposition(Option::is_some).map_or(0, |i| i + 1);
+        placed.truncate(last.max(*required));
+    }
+    let fill = |e: Option<Expr>| match (e, left_out) {
+        (Some(e), _) => Ok(e),
+        (None, Some(number)) => Ok(ours(Op::Number, string(*number), null())),
+        (None, None) => Err(none()),
+    };
+    let placed = placed.into_iter().map(fill).collect::<Result<Vec<_>, SqlError>>()?;
+    list.args =
+        placed.into_iter().map(|e| FunctionArg::Unnamed(FunctionArgExpr::Expr(e))).collect();
+    Ok(())
+}
+
+fn argument_name(arg: &FunctionArg) -> Option<String> {
+    use FunctionArgOperator as O;
+    match arg {
+        FunctionArg::Named { name, operator: O::RightArrow | O::Assignment, .. }
+        | FunctionArg::ExprNamed {
+            name: Expr::Identifier(name),
+            operator: O::RightArrow | O::Assignment,
+            ..
+        } => Some(fold(name)),
+        _ => None,
+    }
+}
+
+/// An argument as an error shows it: its name and, where its text tells, its type.
+fn argument_shown(arg: &FunctionArg) -> String {
+    let t = match argument_value(arg).and_then(number_text) {
+        None => "unknown",
+        Some(n) if n.parse::<i32>().is_ok() => "integer",
+        Some(n) if n.parse::<i64>().is_ok() => "bigint",
+        Some(_) => "numeric",
+    };
+    match argument_name(arg) {
+        Some(name) => format!("{name} => {t}"),
+        None => t.to_owned(),
+    }
+}
+
+fn argument_value(arg: &FunctionArg) -> Option<&Expr> {
+    match arg {
+        FunctionArg::Unnamed(FunctionArgExpr::Expr(e))
+        | FunctionArg::Named { arg: FunctionArgExpr::Expr(e), .. }
+        | FunctionArg::ExprNamed { arg: FunctionArgExpr::Expr(e), .. } => Some(e),
+        _ => None,
+    }
+}
+
+fn function_name(f: &Function) -> Option<String> {
+    f.name.0.last().and_then(|p| p.as_ident()).map(fold)
+}
+
+/// A call whose last argument is the array of those that may be many; `None`: it has none.
+fn variadic(f: &Function, name: &str) -> Result<Option<Expr>, SqlError> {
+    let FunctionArguments::List(list) = &f.args else { return Ok(None) };
+    let array = match list.args.last().and_then(argument_value) {
+        Some(Expr::Function(last)) if function_name(last).is_some_and(|n| n == VARIADIC) => {
+            unnamed_arguments(last).and_then(|mut only| only.pop())
+        }
+        _ => None,
+    };
+    let Some(array) = array else { return Ok(None) };
+    let Some(mut args) = unnamed_arguments(f) else { return Ok(None) };
+    args.pop();
+    Ok(Some(match (name, args.as_mut_slice()) {
+        ("concat", []) => call("array_to_string", [array, string("")]),
+        ("concat_ws", [separator]) => call("array_to_string", [array, take(separator)]),
+        ("jsonb_build_array" | "json_build_array", []) => call("to_jsonb", [array]),
+        ("jsonb_extract_path" | "json_extract_path", [doc]) => {
+            call("jsonb_follow", [take(doc), array])
+        }
+        ("jsonb_extract_path_text" | "json_extract_path_text", [doc]) => {
+            call("jsonb_follow_text", [take(doc), array])
+        }
+        _ => return Err(SqlError::unsupported(format!("VARIADIC in a call of {name}"))),
+    }))
 }
 
 /// A call without any clause of aggregates or windows.
@@ -192,6 +300,11 @@ fn unwrap_window(f: &mut Function) {
             unwrap_number(e);
         }
     }
+}
+
+fn is_distinct(f: &Function) -> bool {
+    let FunctionArguments::List(list) = &f.args else { return false };
+    list.duplicate_treatment == Some(DuplicateTreatment::Distinct)
 }
 
 /// Distinct values are collected in their order where no other is asked for.

@@ -4,17 +4,19 @@ use millrace_common::SqlError;
 use sqlparser::ast::*;
 
 use super::ops::{Op, binary, call, null, ours, resolved, string, take};
-use super::{Desugar, comparisons, literals, patterns};
+use super::{Desugar, comparisons, literals, patterns, subscripts};
 
 impl Desugar<'_> {
     pub(super) fn rewrite(&self, expr: &mut Expr) -> Result<(), SqlError> {
         let new = match expr {
-            Expr::Value(_)
-            | Expr::UnaryOp { .. }
-            | Expr::Cast { .. }
-            | Expr::TypedString(_)
-            | Expr::Interval(_)
-            | Expr::Array(_) => literals::rewrite(expr)?,
+            Expr::Cast { .. } | Expr::TypedString(_) => match literals::moment(expr, self.session)?
+            {
+                Some(moment) => Some(moment),
+                None => literals::rewrite(expr)?,
+            },
+            Expr::Value(_) | Expr::UnaryOp { .. } | Expr::Interval(_) | Expr::Array(_) => {
+                literals::rewrite(expr)?
+            }
             Expr::SimilarTo { .. }
             | Expr::AnyOp { .. }
             | Expr::AllOp { .. }
@@ -29,6 +31,9 @@ impl Desugar<'_> {
             | Expr::InList { .. }
             | Expr::BinaryOp { .. } => comparisons::rewrite(expr)?,
             Expr::Function(f) => self.function(f)?,
+            Expr::CompoundFieldAccess { root, access_chain } => {
+                subscripts::rewrite(root, access_chain)?
+            }
             _ => construct(expr),
         };
         if let Some(new) = new {

@@ -3,9 +3,10 @@
 use millrace_common::{SqlError, SqlType};
 use sqlparser::ast::*;
 
-use super::ops::{Op, binary, call, cast, null, number_text, ours, string, take};
-use crate::bind::table_functions::reads_columns;
+use super::ops::{ARRAY, Op, binary, call, cast, null, number_text, ours, resolved, string, take};
+use crate::bind::SessionInfo;
 use crate::bind::types::sql_type;
+use crate::functions::text::timestamptz_text;
 
 /// What a value, or one with a sign, becomes; `None`: it stays as it is.
 pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
@@ -51,9 +52,8 @@ pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
         Expr::Array(array) if array.elem.iter().any(|e| matches!(e, Expr::Array(_))) => {
             return Err(SqlError::unsupported("an array of more than one dimension"));
         }
-        // An array as such is planned without sight of outer queries.
-        Expr::Array(array) if array.elem.iter().any(reads_columns) => {
-            call("make_array", std::mem::take(&mut array.elem))
+        Expr::Array(array) if !array.elem.is_empty() => {
+            resolved(ARRAY, std::mem::take(&mut array.elem))
         }
         _ => return Ok(None),
     }))
@@ -76,6 +76,56 @@ fn cast_to(e: Expr, t: &DataType) -> Result<Expr, SqlError> {
         }
         _ => value,
     })
+}
+
+const DAY_US: i64 = 86_400_000_000;
+
+/// `timestamp 'today'` and its like, which mean the time of the statement; `None`: it is something else.
+pub(super) fn moment(expr: &Expr, session: &SessionInfo) -> Result<Option<Expr>, SqlError> {
+    let (value, t) = match expr {
+        Expr::TypedString(typed) => (&typed.value, &typed.data_type),
+        Expr::Cast { expr, data_type, .. } => match expr.as_ref() {
+            Expr::Value(value) => (value, data_type),
+            _ => return Ok(None),
+        },
+        _ => return Ok(None),
+    };
+    let Value::SingleQuotedString(text) = &value.value else { return Ok(None) };
+    let word = text.trim().to_ascii_lowercase();
+    let zone = session.zones.zone;
+    let now = zone.map_or(session.now_us, |zone| zone.local(session.now_us));
+    let today = now - now.rem_euclid(DAY_US);
+    let us = match word.as_str() {
+        "now" => now,
+        "today" => today,
+        "tomorrow" => today + DAY_US,
+        "yesterday" => today - DAY_US,
+        "infinity" | "-infinity" => 0,
+        _ => return Ok(None),
+    };
+    match sql_type(t)? {
+        SqlType::Date | SqlType::Timestamp | SqlType::Timestamptz => {}
+        SqlType::Time if word == "now" => {}
+        _ => return Ok(None),
+    }
+    if word.ends_with("infinity") {
+        return Err(SqlError::unsupported("infinity of dates and times"));
+    }
+    if session.for_view {
+        return Err(SqlError::unsupported(format!("'{word}' in a materialized view")));
+    }
+    let moment = match (zone, sql_type(t)?) {
+        (None, _) => cast(string(timestamptz_text(us)), SqlType::Timestamptz),
+        (Some(_), SqlType::Timestamptz) if word == "now" => {
+            cast(string(timestamptz_text(session.now_us)), SqlType::Timestamptz)
+        }
+        (Some(zone), SqlType::Timestamptz) => {
+            cast(string(timestamptz_text(zone.instant(us))), SqlType::Timestamptz)
+        }
+        // The text is of the local time, and its offset is dropped.
+        (Some(_), _) => cast(string(timestamptz_text(us)), SqlType::Timestamp),
+    };
+    cast_to(moment, t).map(Some)
 }
 
 /// The text of an interval literal, its unit after the number.

@@ -13,6 +13,7 @@ mod expressions;
 mod literals;
 mod ops;
 mod patterns;
+mod subscripts;
 
 use std::ops::ControlFlow;
 
@@ -21,21 +22,24 @@ use sqlparser::ast::*;
 
 use super::SessionInfo;
 use super::names::name_items;
+use super::own::change_own;
 use super::predicates::{spell_out_filter, spell_out_predicates};
 use crate::functions::window_fn::WITH_TIES;
 pub(super) use comparisons::row_items;
 pub(super) use literals::interval_text;
-pub use ops::{ANY, Op, SERIES, VALUES, plain_call};
-pub(super) use ops::{call, resolved, string, take};
-use ops::{null, ours, unwrap_number};
+pub use ops::{ANY, ARRAY, ITEM, Op, SCALAR, SERIES, SLICE, VALUES, plain_call};
+pub(super) use ops::{call, resolved, row_op, row_test, row_text, string, take};
+use ops::{null, number_text, ours, unwrap_number};
 
 /// Functions that return sets of rows, and the ones of arrays that they are in a SELECT list.
-const SETS: [(&str, &str); 5] = [
+const SETS: [(&str, &str); 7] = [
     ("generate_series", SERIES),
     ("jsonb_array_elements", "jsonb_array_elements_list"),
     ("jsonb_array_elements_text", "jsonb_array_elements_text_list"),
     ("jsonb_object_keys", "jsonb_object_keys_list"),
     ("regexp_split_to_table", "regexp_split_to_array"),
+    ("string_to_table", "string_to_array"),
+    ("generate_subscripts", "array_subscripts"),
 ];
 
 /// Rewrites a query in place.
@@ -49,7 +53,7 @@ pub fn desugar_expr(expr: &mut Expr, session: &SessionInfo) -> Result<(), SqlErr
 }
 
 fn run<T: VisitMut>(node: &mut T, session: &SessionInfo) -> Result<(), SqlError> {
-    match node.visit(&mut Desugar { session }) {
+    match node.visit(&mut Desugar { session, queries: 0 }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(e) => Err(*e),
     }
@@ -57,6 +61,8 @@ fn run<T: VisitMut>(node: &mut T, session: &SessionInfo) -> Result<(), SqlError>
 
 struct Desugar<'a> {
     session: &'a SessionInfo,
+    /// Queries that the visitor is in.
+    queries: usize,
 }
 
 type Flow = ControlFlow<Box<SqlError>>;
@@ -65,14 +71,22 @@ impl VisitorMut for Desugar<'_> {
     type Break = Box<SqlError>;
 
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
+        // What is spelled out may have its subqueries more than once.
+        if let Err(e) = crate::interrupt::check() {
+            return ControlFlow::Break(Box::new(e));
+        }
         if let Err(e) = super::table_functions::spell_out(select) {
             return ControlFlow::Break(Box::new(e));
         }
         if let Err(e) = super::using::spell_out_select(select) {
             return ControlFlow::Break(Box::new(e));
         }
+        super::join_conditions::move_to_where(select);
+        super::whole_rows::mark(select);
+        super::grouping::spell_out(select);
         name_items(&mut select.projection);
         select.projection.iter_mut().for_each(spread_series);
+        change_own(&mut select.projection, spread_matches);
         if let Err(e) = spell_out_predicates(&mut select.projection) {
             return ControlFlow::Break(Box::new(e));
         }
@@ -110,6 +124,9 @@ impl VisitorMut for Desugar<'_> {
                 return ControlFlow::Break(Box::new(e));
             }
         }
+        if let Err(e) = super::order::place_distinct(query) {
+            return ControlFlow::Break(Box::new(e));
+        }
         super::order::part_names(query);
         if let Err(e) = super::windows::write_out_order(query) {
             return ControlFlow::Break(Box::new(e));
@@ -119,6 +136,22 @@ impl VisitorMut for Desugar<'_> {
         }
         if let Err(e) = super::values::unify(&mut query.body) {
             return ControlFlow::Break(Box::new(e));
+        }
+        self.queries += 1;
+        // Within others it may name what is theirs.
+        if self.queries == 1
+            && let Some(LimitClause::LimitOffset { limit, offset, .. }) = &query.limit_clause
+        {
+            let limit = limit.iter().map(|e| (e, "LIMIT"));
+            let offset = offset.iter().map(|o| (&o.value, "OFFSET"));
+            for (e, clause) in limit.chain(offset) {
+                if let Err(e) = super::limits::check(e, clause) {
+                    return ControlFlow::Break(Box::new(e));
+                }
+            }
+        }
+        if crate::parser::with_changes_rows(query) {
+            return ControlFlow::Break(Box::new(self.changes_in_with()));
         }
         match refuse_query(query) {
             Some(e) => ControlFlow::Break(Box::new(e)),
@@ -134,6 +167,7 @@ impl VisitorMut for Desugar<'_> {
     }
 
     fn post_visit_query(&mut self, query: &mut Query) -> Flow {
+        self.queries -= 1;
         if let Err(e) = fetch_to_limit(query) {
             return ControlFlow::Break(Box::new(e));
         }
@@ -141,6 +175,15 @@ impl VisitorMut for Desugar<'_> {
             exprs.iter_mut().for_each(|o| unwrap_number(&mut o.expr));
         }
         if let Some(LimitClause::LimitOffset { limit, offset, .. }) = &mut query.limit_clause {
+            // NULL is no limit.
+            let _ = limit.take_if(|e| is_null(e));
+            let _ = offset.take_if(|o| is_null(&o.value));
+            let counts = limit.iter().chain(offset.iter().map(|o| &o.value));
+            for text in counts.filter_map(number_text) {
+                if let Err(e) = super::limits::check_size(text) {
+                    return ControlFlow::Break(Box::new(e));
+                }
+            }
             limit.iter_mut().for_each(unwrap_limit);
             offset.iter_mut().for_each(|o| unwrap_limit(&mut o.value));
         }
@@ -149,6 +192,10 @@ impl VisitorMut for Desugar<'_> {
 
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
         if let Err(e) = super::array_query::spell_out(expr) {
+            return ControlFlow::Break(Box::new(e));
+        }
+        super::whole_rows::name_field(expr);
+        if let Err(e) = super::predicates::compare_row(expr) {
             return ControlFlow::Break(Box::new(e));
         }
         // Before its operands are rewritten, which loses their places.
@@ -184,6 +231,17 @@ fn spread_series(item: &mut SelectItem) {
     }
 }
 
+/// `regexp_matches` in a SELECT list is a set of rows, of which the list may also name the elements.
+fn spread_matches(e: &mut Expr) {
+    if let Expr::Function(f) = &*e
+        && f.over.is_none()
+        && f.name.to_string().eq_ignore_ascii_case("regexp_matches")
+        && let Some(args) = calls::unnamed_arguments(f)
+    {
+        *e = call("unnest", [super::table_functions::match_rows(args)]);
+    }
+}
+
 /// Clauses that would otherwise be ignored or computed wrongly.
 fn refuse_select(select: &Select) -> Option<SqlError> {
     if select.into.is_some() {
@@ -193,7 +251,30 @@ fn refuse_select(select: &Select) -> Option<SqlError> {
         .then(|| SqlError::unsupported("this SELECT clause"))
 }
 
+impl Desugar<'_> {
+    /// A statement that changes rows in the WITH of a query. Of a statement's own WITH nobody asks here: the
+    /// statement is run in parts.
+    fn changes_in_with(&self) -> SqlError {
+        let refused = |message: &str| SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message);
+        if self.queries > 1 {
+            return refused(
+                "WITH clause containing a data-modifying statement must be at the top level",
+            );
+        }
+        if self.session.for_view {
+            return refused("a definition must not contain data-modifying statements in WITH");
+        }
+        SqlError::unsupported("INSERT, UPDATE or DELETE in the WITH of this statement")
+            .with_hint("Write the query with its WITH as a statement of its own.")
+    }
+}
+
 fn refuse_query(query: &Query) -> Option<SqlError> {
+    if crate::parser::changes_rows(query) {
+        return Some(SqlError::unsupported("INSERT, UPDATE or DELETE within a query").with_hint(
+            "Write it as a statement of its own, in a transaction with the one that reads its rows.",
+        ));
+    }
     if !query.locks.is_empty() {
         return Some(SqlError::unsupported("a row lock (FOR UPDATE, FOR SHARE)").with_hint(
             "Leave it out: statements that write check that what they read has not changed.",
@@ -211,6 +292,7 @@ fn fetch_to_limit(query: &mut Query) -> Result<(), SqlError> {
     let one = || Expr::value(Value::Number("1".into(), false));
     let mut quantity = fetch.quantity.unwrap_or_else(one);
     if fetch.with_ties {
+        number_text(&quantity).map_or(Ok(()), super::limits::check_size)?;
         unwrap_limit(&mut quantity);
         quantity = call(WITH_TIES, [quantity]);
     }
@@ -231,12 +313,27 @@ fn fetch_to_limit(query: &mut Query) -> Result<(), SqlError> {
     Ok(())
 }
 
+fn is_null(e: &Expr) -> bool {
+    match e {
+        Expr::Nested(inner) => is_null(inner),
+        Expr::Value(v) => v.value == Value::Null,
+        _ => false,
+    }
+}
+
+/// A whole number stays as it is; everything else becomes a bigint, in which LIMIT counts.
 fn unwrap_limit(e: &mut Expr) {
-    unwrap_number(e);
-    if let Expr::BinaryOp { op, right, .. } = e
-        && Op::decode(op) == Some(Op::Parameter)
-    {
-        // LIMIT counts in bigint.
-        *e = ours(Op::Cast(SqlType::BigInt), take(right), null());
+    if number_text(e).is_some_and(|text| text.parse::<i64>().is_ok()) {
+        return unwrap_number(e);
+    }
+    match e {
+        Expr::Value(v) if matches!(v.value, Value::Number(_, _)) => {}
+        // Its rows are counted elsewhere.
+        Expr::Function(f)
+            if f.name == ObjectName::from(vec![Ident::with_quote('"', WITH_TIES)]) => {}
+        Expr::BinaryOp { op, right, .. } if Op::decode(op) == Some(Op::Parameter) => {
+            *e = ours(Op::Cast(SqlType::BigInt), take(right), null());
+        }
+        other => *other = ours(Op::Cast(SqlType::BigInt), take(other), null()),
     }
 }

@@ -19,15 +19,32 @@ pub enum Op {
     Element,
     /// A parameter (right operand) whose type is looked up or remembered.
     Parameter,
-    /// The left operand's list of arguments and one more.
+    /// The left operand's list of arguments and one more, or those of another list.
     Argument,
     /// A call of the named function or construct with the left operand's list of arguments.
     Call(&'static str),
+    /// The left operand, or the row of the table of that name (right operand) as a document. `padded`: an outer join may leave
+    /// the row out.
+    Row {
+        padded: bool,
+    },
+    /// The left operand, or the text of the row of the table of that name.
+    RowText {
+        padded: bool,
+    },
+    /// Whether the left operand, or all columns of the table of that name, are NULL or are not.
+    RowTest {
+        not_null: bool,
+    },
 }
 
 /// Constructs that are resolved as calls: their results need a common type.
-const CONSTRUCTS: [&str; 16] = [
+const CONSTRUCTS: [&str; 20] = [
     ANY,
+    ARRAY,
+    ITEM,
+    SLICE,
+    SCALAR,
     VALUES,
     SERIES,
     "case",
@@ -48,6 +65,18 @@ const CONSTRUCTS: [&str; 16] = [
 /// The construct by which the elements of a column of VALUES get a common type: one of them and the others.
 pub const VALUES: &str = "#values";
 
+/// `ARRAY[…]`: its elements get a common type.
+pub const ARRAY: &str = "#array";
+
+/// An element of an array, or a part of a document: the value and its subscripts.
+pub const ITEM: &str = "#item";
+
+/// `array[from:to]`.
+pub const SLICE: &str = "#slice";
+
+/// The one argument, which may not be an array.
+pub const SCALAR: &str = "#scalar";
+
 /// `op ANY (array)`.
 pub const ANY: &str = "#any";
 
@@ -60,12 +89,13 @@ pub(super) fn resolved_name(name: &str) -> Option<&'static str> {
         "pow" => "power",
         "json_build_object" => "jsonb_build_object",
         "json_build_array" => "jsonb_build_array",
+        "json_object" => "jsonb_object",
         "json_typeof" => "jsonb_typeof",
         "json_array_length" => "jsonb_array_length",
         "json_extract_path" => "jsonb_extract_path",
         "json_extract_path_text" => "jsonb_extract_path_text",
         "json_strip_nulls" => "jsonb_strip_nulls",
-        "to_json" | "array_to_json" => "to_jsonb",
+        "to_json" | "array_to_json" | "row_to_json" => "to_jsonb",
         name => name,
     };
     CONSTRUCTS
@@ -90,6 +120,12 @@ impl Op {
             Op::Parameter => "#parameter".into(),
             Op::Argument => "#argument".into(),
             Op::Call(name) => format!("#call:{name}"),
+            Op::Row { padded: false } => "#row".into(),
+            Op::Row { padded: true } => "#paddedrow".into(),
+            Op::RowText { padded: false } => "#rowtext".into(),
+            Op::RowText { padded: true } => "#paddedrowtext".into(),
+            Op::RowTest { not_null: false } => "#rownull".into(),
+            Op::RowTest { not_null: true } => "#rownotnull".into(),
         })
     }
 
@@ -103,6 +139,12 @@ impl Op {
             "#element" => Op::Element,
             "#parameter" => Op::Parameter,
             "#argument" => Op::Argument,
+            "#row" => Op::Row { padded: false },
+            "#paddedrow" => Op::Row { padded: true },
+            "#rowtext" => Op::RowText { padded: false },
+            "#paddedrowtext" => Op::RowText { padded: true },
+            "#rownull" => Op::RowTest { not_null: false },
+            "#rownotnull" => Op::RowTest { not_null: true },
             _ if text.starts_with("#call:") => Op::Call(resolved_name(&text[6..])?),
             _ => {
                 let (oid, typmod) = text.strip_prefix("#cast:")?.split_once(':')?;
@@ -123,6 +165,21 @@ pub(in crate::bind) fn string(text: impl Into<String>) -> Expr {
 
 pub(super) fn ours(op: Op, left: Expr, right: Box<Expr>) -> Expr {
     Expr::BinaryOp { left: Box::new(left), op: op.encode(), right }
+}
+
+/// A table's name where its row may be meant.
+pub(in crate::bind) fn row_op(name: Ident, table: &str, padded: bool) -> Expr {
+    ours(Op::Row { padded }, Expr::Identifier(name), Box::new(string(table)))
+}
+
+/// The same, as text.
+pub(in crate::bind) fn row_text(name: Ident, table: &str, padded: bool) -> Expr {
+    ours(Op::RowText { padded }, Expr::Identifier(name), Box::new(string(table)))
+}
+
+/// The same, asked whether it is NULL.
+pub(in crate::bind) fn row_test(name: Ident, table: &str, not_null: bool) -> Expr {
+    ours(Op::RowTest { not_null }, Expr::Identifier(name), Box::new(string(table)))
 }
 
 pub(super) fn binary(left: Expr, op: BinaryOperator, right: Expr) -> Expr {
@@ -162,10 +219,43 @@ pub fn plain_call(name: &str, args: impl IntoIterator<Item = Expr>) -> Expr {
 
 /// A call that is resolved by the types of its arguments.
 pub(in crate::bind) fn resolved(name: &'static str, args: impl IntoIterator<Item = Expr>) -> Expr {
-    let list = args
-        .into_iter()
-        .fold(Expr::value(Value::Null), |list, arg| ours(Op::Argument, list, Box::new(arg)));
-    ours(Op::Call(name), list, null())
+    ours(Op::Call(name), listed(args.into_iter().collect()), null())
+}
+
+/// Arguments as a list of lists where they are many: a tree of them must not become deep.
+fn listed(args: Vec<Expr>) -> Expr {
+    const WIDTH: usize = 16;
+    let parts = match args.len() {
+        0..=WIDTH => args,
+        count => {
+            let size = count.div_ceil(WIDTH);
+            let (mut args, mut parts) = (args.into_iter(), Vec::with_capacity(WIDTH));
+            while args.len() > 0 {
+                parts.push(listed(args.by_ref().take(size).collect()));
+            }
+            parts
+        }
+    };
+    let none = Expr::value(Value::Null);
+    parts.into_iter().fold(none, |list, arg| ours(Op::Argument, list, Box::new(arg)))
+}
+
+/// The elements of an array that was spelled out.
+pub(super) fn array_elements(e: &Expr) -> Option<Vec<Expr>> {
+    fn collect(list: &Expr, items: &mut Vec<Expr>) -> bool {
+        let Expr::BinaryOp { left, op, right } = list else { return false };
+        if Op::decode(op) != Some(Op::Argument) {
+            return false;
+        }
+        collect(left, items);
+        if !collect(right, items) {
+            items.push(right.as_ref().clone());
+        }
+        true
+    }
+    let Expr::BinaryOp { left, op, .. } = e else { return None };
+    let mut items = Vec::new();
+    (Op::decode(op) == Some(Op::Call(ARRAY)) && collect(left, &mut items)).then_some(items)
 }
 
 pub(in crate::bind) fn take(e: &mut Expr) -> Expr {

@@ -3,7 +3,7 @@
 use millrace_common::SqlError;
 use sqlparser::ast::*;
 
-use super::ops::{ANY, binary, call, negate_if, resolved, string, take};
+use super::ops::{ANY, array_elements, binary, call, negate_if, resolved, string, take};
 use crate::bind::predicates::opposite;
 
 /// What such a predicate becomes; `None`: it stays as it is.
@@ -102,20 +102,20 @@ fn quantified_like(
         Expr::Nested(inner) => *inner,
         other => other,
     };
+    if let Some(elements) = array_elements(&patterns) {
+        let parts = elements.into_iter().map(|p| {
+            let (expr, pattern) = (Box::new(e.clone()), Box::new(p));
+            match any_case {
+                true => Expr::ILike { negated, any: false, expr, pattern, escape_char: None },
+                false => Expr::Like { negated, any: false, expr, pattern, escape_char: None },
+            }
+        });
+        let with = if each { BinaryOperator::And } else { BinaryOperator::Or };
+        let all = parts.reduce(|a, b| binary(a, with.clone(), b));
+        let none = Expr::value(Value::Boolean(each));
+        return Ok(Expr::Nested(Box::new(all.unwrap_or(none))));
+    }
     match patterns {
-        Expr::Array(array) => {
-            let parts = array.elem.into_iter().map(|p| {
-                let (expr, pattern) = (Box::new(e.clone()), Box::new(p));
-                match any_case {
-                    true => Expr::ILike { negated, any: false, expr, pattern, escape_char: None },
-                    false => Expr::Like { negated, any: false, expr, pattern, escape_char: None },
-                }
-            });
-            let with = if each { BinaryOperator::And } else { BinaryOperator::Or };
-            let all = parts.reduce(|a, b| binary(a, with.clone(), b));
-            let none = Expr::value(Value::Boolean(each));
-            Ok(Expr::Nested(Box::new(all.unwrap_or(none))))
-        }
         Expr::Subquery(_) => Err(SqlError::unsupported("LIKE ANY or ALL of a subquery")
             .with_hint("Use EXISTS with a condition, or an array.")),
         patterns => {

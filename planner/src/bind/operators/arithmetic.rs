@@ -2,11 +2,10 @@
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, Result, ScalarValue};
-use datafusion::logical_expr::{Expr, ExprSchemable};
+use datafusion::logical_expr::Expr;
 use millrace_common::{SqlError, SqlState, SqlType};
 
-use super::coercion::implicit;
-use super::{CAST_HINT, OperatorPlanner, describe, no_operator, type_name};
+use super::{CAST_HINT, OperatorPlanner, describe, no_operator, type_name, type_of};
 use crate::error::external;
 use crate::functions::arith::{ArithOp, Operands, operands};
 use crate::functions::numeric::Num;
@@ -19,7 +18,7 @@ impl OperatorPlanner {
             None => self.coerce_unknown(e, SqlType::Double)?,
             Some(_) => e,
         };
-        let t = e.get_type(schema)?;
+        let t = type_of(&e, schema)?;
         if !(t.is_numeric() || matches!(t, DataType::Interval(_))) {
             let name = type_name(&Some(t));
             return Err(external(no_operator(&format!("- {name}"))));
@@ -48,13 +47,13 @@ impl OperatorPlanner {
             (Some(a), None) => {
                 let to = op.unknown_right(a);
                 let right = self.coerce_unknown_like(right, &to)?;
-                let b = right.get_type(schema)?;
+                let b = type_of(&right, schema)?;
                 (left, right, a.clone(), b)
             }
             (None, Some(b)) => {
                 let to = op.unknown_left(b);
                 let left = self.coerce_unknown_like(left, &to)?;
-                let a = left.get_type(schema)?;
+                let a = type_of(&left, schema)?;
                 (left, right, a, b.clone())
             }
             (None, None) => {
@@ -76,8 +75,8 @@ impl OperatorPlanner {
             // A quotient of constants has PostgreSQL's scale for these values.
             return Ok(Expr::Literal(value, None));
         }
-        let left = implicit(left, &lt2, &lc)?;
-        let right = implicit(right, &rt2, &rc)?;
+        let left = self.implicit(left, &lt2, &lc)?;
+        let right = self.implicit(right, &rt2, &rc)?;
         Ok(op.function().call(vec![left, right]))
     }
 }

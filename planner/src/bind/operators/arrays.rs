@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::{DataType, Field};
-use datafusion::common::{DFSchema, Result};
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::error::DataFusionError;
 use datafusion::logical_expr::expr::Case;
-use datafusion::logical_expr::{Expr, lit};
+use datafusion::logical_expr::{Expr, ScalarUDF, lit};
 use millrace_common::types::Element;
-use millrace_common::{SqlError, SqlType};
+use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::BinaryOperator;
 
 use super::coercion::{cast_expr, common_type, implicit};
@@ -15,6 +16,29 @@ use super::{OperatorPlanner, Seen, describe, no_operator, type_name};
 use crate::error::external;
 use crate::functions::functions;
 use crate::functions::quantified::compare_any;
+
+fn known(name: &str) -> Result<Arc<ScalarUDF>> {
+    let none = || external(SqlError::internal(format!("no function {name}")));
+    functions().scalar(name).ok_or_else(none)
+}
+
+fn no_subscripts(t: &Seen) -> DataFusionError {
+    let name = type_name(t);
+    let message = format!("cannot subscript type {name} because it does not support subscripting");
+    external(SqlError::new(SqlState::DATATYPE_MISMATCH, message))
+}
+
+/// The argument of an aggregate that makes an array of its values.
+pub(super) fn scalar(args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+    match (<[Expr; 1]>::try_from(args), seen) {
+        (Ok(_), [Some(DataType::List(_))]) => {
+            let e = SqlError::unsupported("an array of more than one dimension");
+            Err(external(e.with_hint("jsonb_agg makes a document of arrays.")))
+        }
+        (Ok([value]), _) => Ok(value),
+        (Err(_), _) => Err(external(SqlError::internal("one argument is expected"))),
+    }
+}
 
 impl OperatorPlanner {
     /// `op ANY (array)`: the array's elements and the value as one type.
@@ -60,7 +84,116 @@ impl OperatorPlanner {
             }
             (None, false) => return Err(none()),
         };
-        Ok(any(list, implicit(value, &vt, &common)?))
+        Ok(any(list, self.implicit(value, &vt, &common)?))
+    }
+
+    /// `ARRAY[…]`, of elements that have a type in common.
+    pub(super) fn array(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+        if seen.iter().any(|t| matches!(t, Some(DataType::List(_)))) {
+            let e = SqlError::unsupported("an array of more than one dimension");
+            return Err(external(e));
+        }
+        let elements = self.to_common("ARRAY", args, seen)?;
+        Ok(known("make_array")?.call(elements))
+    }
+
+    /// `array[n]`, or a part of a document.
+    pub(super) fn item(&self, args: Vec<Expr>, seen: &[Seen], schema: &DFSchema) -> Result<Expr> {
+        let (mut args, mut seen) = (args.into_iter(), seen.iter());
+        let (Some(value), Some(t)) = (args.next(), seen.next()) else {
+            return Err(external(SqlError::internal("a subscript of nothing")));
+        };
+        let keys = args.zip(seen);
+        match t {
+            Some(DataType::LargeUtf8) => {
+                let path = keys.map(|(key, t)| self.step(key, t)).collect::<Result<Vec<_>>>()?;
+                let path = known("make_array")?.call(path);
+                self.call("jsonb_follow", vec![value, path], schema)
+            }
+            Some(DataType::List(_)) => {
+                let keys = keys.map(|(key, t)| self.subscript(key, t));
+                let mut keys = keys.collect::<Result<Vec<_>>>()?;
+                let key = match (keys.pop(), keys.is_empty()) {
+                    (Some(only), true) => only,
+                    // It has one dimension.
+                    _ => lit(ScalarValue::Int64(None)),
+                };
+                Ok(known("array_item")?.call(vec![value, key]))
+            }
+            t => Err(no_subscripts(t)),
+        }
+    }
+
+    /// `array[from:to]`.
+    pub(super) fn slice(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+        let (Ok([value, from, to]), [t, ft, tt]) = (<[Expr; 3]>::try_from(args), seen) else {
+            return Err(external(SqlError::internal("a slice without bounds")));
+        };
+        match t {
+            Some(DataType::LargeUtf8) => {
+                let message = "jsonb subscript does not support slices";
+                Err(external(SqlError::new(SqlState::DATATYPE_MISMATCH, message)))
+            }
+            Some(DataType::List(_)) => {
+                let (from, to) = (self.subscript(from, ft)?, self.subscript(to, tt)?);
+                Ok(known("array_slice_of")?.call(vec![value, from, to]))
+            }
+            t => Err(no_subscripts(t)),
+        }
+    }
+
+    /// `width_bucket(value, thresholds)`.
+    pub(super) fn bucket(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
+        let types: Vec<String> = seen.iter().map(type_name).collect();
+        let none = || {
+            let call = format!("width_bucket({})", types.join(", "));
+            external(crate::error::undefined_function(&call))
+        };
+        let (Ok([value, list]), [vt, lt]) = (<[Expr; 2]>::try_from(args), seen) else {
+            return Err(none());
+        };
+        let (value, list) = match (vt, lt) {
+            (None, Some(DataType::List(item))) => {
+                (self.coerce_unknown_like(value, item.data_type())?, list)
+            }
+            (Some(t), None) => {
+                let array = DataType::List(Arc::new(Field::new_list_field(t.clone(), true)));
+                (value, self.coerce_unknown_like(list, &array)?)
+            }
+            (Some(t), Some(DataType::List(item))) if common_type(t, item.data_type()).is_some() => {
+                (value, list)
+            }
+            _ => return Err(none()),
+        };
+        Ok(known("width_bucket_of")?.call(vec![value, list]))
+    }
+
+    /// A subscript of an array.
+    fn subscript(&self, key: Expr, t: &Seen) -> Result<Expr> {
+        match t {
+            None => self.coerce_unknown(key, SqlType::Int),
+            Some(t) if t.is_integer() => Ok(key),
+            Some(t) if t.is_numeric() => cast_expr(key, t, SqlType::BigInt).map_err(external),
+            Some(_) => {
+                let message = "array subscript must have type integer";
+                Err(external(SqlError::new(SqlState::DATATYPE_MISMATCH, message)))
+            }
+        }
+    }
+
+    /// A subscript of a document: a step of a path.
+    fn step(&self, key: Expr, t: &Seen) -> Result<Expr> {
+        match t {
+            None => self.coerce_unknown(key, SqlType::Text),
+            Some(DataType::Utf8 | DataType::Utf8View) => Ok(key),
+            Some(t) if t.is_integer() => cast_expr(key, t, SqlType::Text).map_err(external),
+            t => {
+                let message = format!("subscript type {} is not supported", type_name(t));
+                let hint = "jsonb subscript must be coercible to either integer or text.";
+                let e = SqlError::new(SqlState::DATATYPE_MISMATCH, message).with_hint(hint);
+                Err(external(e))
+            }
+        }
     }
 
     /// `generate_series` as an array: of integers, if all arguments are.

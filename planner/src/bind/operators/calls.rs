@@ -18,7 +18,10 @@ use crate::functions::functions;
 impl OperatorPlanner {
     pub(super) fn argument(&self, list: Expr, argument: Expr) -> Result<Expr> {
         let mut args = arguments_of(list);
-        args.push(argument);
+        match argument {
+            Expr::ScalarFunction(f) if f.func.name() == LIST => args.extend(f.args),
+            argument => args.push(argument),
+        }
         Ok(Expr::ScalarFunction(ScalarFunction::new_udf(argument_list(), args)))
     }
 
@@ -47,7 +50,12 @@ impl OperatorPlanner {
                 return self.array_function(name, args, &seen);
             }
             "case" => return self.case(args, &seen, schema),
+            "width_bucket" if args.len() == 2 => return self.bucket(args, &seen),
             desugar::ANY => return self.any(args, &seen),
+            desugar::ARRAY => return self.array(args, &seen),
+            desugar::ITEM => return self.item(args, &seen, schema),
+            desugar::SLICE => return self.slice(args, &seen),
+            desugar::SCALAR => return super::arrays::scalar(args, &seen),
             desugar::SERIES => return self.series(args, &seen),
             desugar::VALUES => {
                 let mut args = self.to_common("VALUES", args, &seen)?;
@@ -130,15 +138,18 @@ impl OperatorPlanner {
     }
 }
 
+/// The name of what carries arguments.
+const LIST: &str = "#arguments";
+
 /// Carries the arguments of a call to where it is resolved; never in a plan.
 fn argument_list() -> Arc<ScalarUDF> {
-    static LIST: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(LIST.get_or_init(|| crate::functions::missing::missing_function("#arguments")))
+    static CARRIER: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(CARRIER.get_or_init(|| crate::functions::missing::missing_function(LIST)))
 }
 
 pub(super) fn arguments_of(list: Expr) -> Vec<Expr> {
     match list {
-        Expr::ScalarFunction(f) if f.func.name() == "#arguments" => f.args,
+        Expr::ScalarFunction(f) if f.func.name() == LIST => f.args,
         _ => Vec::new(),
     }
 }

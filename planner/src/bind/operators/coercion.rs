@@ -15,7 +15,7 @@ use super::comparison::is_char;
 use super::{OperatorPlanner, Seen, is_text, type_name};
 use crate::error::external;
 use crate::functions::call;
-use crate::functions::cast::{cast_function, fold_literal, parse_number};
+use crate::functions::cast::{cast_function, parse_number};
 use crate::functions::numeric::Num;
 
 impl OperatorPlanner {
@@ -29,8 +29,17 @@ impl OperatorPlanner {
             (t, SqlType::Text) if is_text(t) => Ok(e),
             (from, to) if *from == to.to_arrow() => Ok(e),
             (DataType::Decimal128(_, _), _) => cast_expr(e, from, to).map_err(external),
-            (from, to) => implicit(e, from, &to.to_arrow()),
+            (from, to) => self.implicit(e, from, &to.to_arrow()),
         }
+    }
+
+    /// [`implicit`], where the zone may matter.
+    pub(super) fn implicit(&self, e: Expr, from: &DataType, to: &DataType) -> Result<Expr> {
+        if matches!(e, Expr::Literal(_, _)) && self.zones.matters(from, to) {
+            let cast = datafusion::logical_expr::Cast::new(Box::new(e), to.clone());
+            return Ok(Expr::Cast(cast));
+        }
+        implicit(e, from, to)
     }
 
     /// Values of one construct, as the type that they have in common.
@@ -114,7 +123,7 @@ impl OperatorPlanner {
         match e {
             Expr::Literal(ScalarValue::Utf8(Some(text)), _) => {
                 let metadata = to.metadata().map(|one| FieldMetadata::from(BTreeMap::from([one])));
-                Ok(Expr::Literal(fold_literal(&text, to).map_err(external)?, metadata))
+                Ok(Expr::Literal(self.zones.literal(&text, to).map_err(external)?, metadata))
             }
             Expr::Literal(_, _) => Ok(Expr::Literal(ScalarValue::try_from(&to.to_arrow())?, None)),
             Expr::Placeholder(p) => {

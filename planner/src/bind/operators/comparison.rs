@@ -1,17 +1,15 @@
 //! Comparisons: of which types there are any, and what their operands become.
 
-use datafusion::arrow::datatypes::{DataType, IntervalUnit};
+use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, Result, ScalarValue};
-use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{BinaryExpr, Expr, ExprSchemable, Operator, lit};
 use millrace_common::SqlType;
 use millrace_common::types::CHAR_LENGTH;
 
 use super::coercion::cast_expr;
-use super::{OperatorPlanner, describe, is_text, no_operator};
+use super::{OperatorPlanner, describe, is_text, no_operator, type_of};
 use crate::error::external;
-
-const INTERVAL: DataType = DataType::Interval(IntervalUnit::MonthDayNano);
+use crate::functions::{elements, functions};
 
 impl OperatorPlanner {
     pub(super) fn comparison(
@@ -22,22 +20,30 @@ impl OperatorPlanner {
         schema: &DFSchema,
     ) -> Result<Expr> {
         let (left, right) = self.comparable(op, left, right, schema)?;
-        let is_json =
-            |e: &Expr| Ok::<_, DataFusionError>(e.get_type(schema)? == DataType::LargeUtf8);
+        let types = (type_of(&left, schema)?, type_of(&right, schema)?);
         let by_value = !matches!(op, Operator::IsDistinctFrom | Operator::IsNotDistinctFrom);
-        if by_value && is_json(&left)? && is_json(&right)? {
+        let ordered = matches!(op, Operator::Lt | Operator::LtEq | Operator::Gt | Operator::GtEq);
+        let to_zero = |order: Expr| {
+            Expr::BinaryExpr(BinaryExpr::new(Box::new(order), op, Box::new(lit(0i32))))
+        };
+        let (left, right) = match types {
             // By value: 1 is 1.0.
-            let order = self.call("jsonb_cmp", vec![left, right], schema)?;
-            return Ok(Expr::BinaryExpr(BinaryExpr::new(Box::new(order), op, Box::new(lit(0i32)))));
-        }
-        let is_interval = |e: &Expr| Ok::<_, DataFusionError>(e.get_type(schema)? == INTERVAL);
-        let (left, right) = match is_interval(&left)? && is_interval(&right)? {
+            (DataType::LargeUtf8, DataType::LargeUtf8) if by_value => {
+                return Ok(to_zero(self.call("jsonb_cmp", vec![left, right], schema)?));
+            }
+            // A NULL element is greater than all others; equal intervals may have other parts.
+            (DataType::List(item), DataType::List(_))
+                if (ordered || (by_value && elements::by_value(item.data_type())))
+                    && let Some(order) = functions().scalar("array_cmp") =>
+            {
+                return Ok(to_zero(order.call(vec![left, right])));
+            }
             // Compared by length: 24 hours are a day, 30 days a month.
-            true => (
+            (DataType::Interval(_), DataType::Interval(_)) => (
                 self.call("interval_span", vec![left], schema)?,
                 self.call("interval_span", vec![right], schema)?,
             ),
-            false => (left, right),
+            _ => (left, right),
         };
         Ok(Expr::BinaryExpr(BinaryExpr::new(Box::new(left), op, Box::new(right))))
     }

@@ -11,6 +11,8 @@ mod calls;
 mod coercion;
 mod comparison;
 mod concat;
+mod rows;
+mod typing;
 
 use std::sync::{Arc, Mutex};
 
@@ -19,21 +21,24 @@ use datafusion::common::{DFSchema, Result, ScalarValue, TableReference};
 use datafusion::logical_expr::planner::{
     ExprPlanner, PlannerResult, RawBinaryExpr, RawFieldAccessExpr,
 };
-use datafusion::logical_expr::{BinaryExpr, Expr, ExprSchemable, GetFieldAccess, Operator};
+use datafusion::logical_expr::{BinaryExpr, Expr, GetFieldAccess, Operator};
 use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::BinaryOperator;
 
 use super::desugar::Op;
 use super::outer_names::TakenForColumns;
 use super::places;
+use super::zones::Zones;
 use crate::error::external;
 use crate::functions::arith::ArithOp;
 use crate::functions::cast::parse_number;
 use crate::functions::functions;
+use crate::interrupt;
 use calls::arguments_of;
 use coercion::placeholder;
 pub use coercion::{cast_expr, common_type};
 pub use comparison::compare;
+use typing::type_of;
 
 /// Types of `$1…` as far as known: given by the client, or by the first use that told.
 #[derive(Debug, Default)]
@@ -83,6 +88,7 @@ pub struct OperatorPlanner {
     pub parameters: Arc<Parameters>,
     /// See [`super::outer_names`].
     pub taken_for_columns: Arc<TakenForColumns>,
+    pub zones: Zones,
 }
 
 impl ExprPlanner for OperatorPlanner {
@@ -91,6 +97,7 @@ impl ExprPlanner for OperatorPlanner {
         expr: RawBinaryExpr,
         schema: &DFSchema,
     ) -> Result<PlannerResult<RawBinaryExpr>> {
+        interrupt::check().map_err(external)?;
         let RawBinaryExpr { op, left, right } = expr;
         let (op, after) = places::split(&op);
         let raw = RawBinaryExpr { op, left, right };
@@ -223,7 +230,7 @@ impl OperatorPlanner {
                 None => self.parameters.get(&p.id),
             },
             Expr::Alias(a) => return self.seen(&a.expr, schema),
-            e => match e.get_type(schema)? {
+            e => match type_of(e, schema)? {
                 DataType::Null => None,
                 t => Some(t),
             },
@@ -248,6 +255,15 @@ impl OperatorPlanner {
             }
             Op::Argument => self.argument(left, right),
             Op::Call(name) => self.call(name, arguments_of(left), schema),
+            Op::Row { padded } => match rows::columns_of(&left, &right, schema) {
+                None => Ok(left),
+                Some(columns) => self.row(columns, padded, schema),
+            },
+            Op::RowText { padded } => match rows::columns_of(&left, &right, schema) {
+                None => Ok(left),
+                Some(columns) => self.row_text(columns, padded, schema),
+            },
+            Op::RowTest { not_null } => Ok(rows::test(left, &right, not_null, schema)),
             Op::Parameter => match right {
                 Expr::Placeholder(p) => {
                     self.parameters.note(&p.id, None);

@@ -16,14 +16,18 @@ use crate::bind::provider::columns_of;
 use crate::error::external;
 use crate::functions::functions;
 
-/// Whether a subquery takes the first rows.
+/// Whether a subquery takes the first row, so that there are never more.
 pub fn is_limited(plan: &LogicalPlan) -> bool {
     match plan {
         LogicalPlan::Projection(p) => is_limited(&p.input),
         LogicalPlan::SubqueryAlias(a) => is_limited(&a.input),
-        LogicalPlan::Limit(_) => true,
+        LogicalPlan::Limit(limit) => limit.fetch.as_deref().is_some_and(is_one),
         _ => false,
     }
+}
+
+fn is_one(e: &Expr) -> bool {
+    matches!(e, Expr::Literal(ScalarValue::Int64(Some(1)), _))
 }
 
 /// `left` with the subquery's value as the column `name`. `None`: it does more than take the first row by equalities.
@@ -114,10 +118,9 @@ impl Keys {
 
     /// Row number one by the order below the limit, of every key.
     fn first(&mut self, limit: &Limit) -> Result<Option<LogicalPlan>> {
-        let one = |e: &Expr| matches!(e, Expr::Literal(ScalarValue::Int64(Some(1)), _));
         let none = |e: &Expr| matches!(e, Expr::Literal(ScalarValue::Int64(Some(0)), _));
         if self.limited
-            || !limit.fetch.as_deref().is_some_and(one)
+            || !limit.fetch.as_deref().is_some_and(is_one)
             || limit.skip.as_deref().is_some_and(|skip| !none(skip))
         {
             return Ok(None);

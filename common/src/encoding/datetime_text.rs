@@ -1,11 +1,24 @@
 //! Dates and times in the forms that people write: month names, `AM` and `PM`, zones by name, `BC`, month/day/year.
 //!
-//! The ISO forms are read by [`super::parse`]; this is what is tried when they do not fit.
+//! This is what is tried where a text has none of the ISO forms, whoever reads those.
 
-use super::parse::fraction_us;
-use super::text::{days_from_civil, days_in_month};
-use super::time_format::MONTHS;
-use super::times::{DAY_US, Zone, zone};
+use super::datetime::{DAY_US, civil, days_from_civil, days_in_month};
+use crate::zone::{Zone, named, offset_us};
+
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
 
 /// A date and time of day, with the zone it named.
 pub struct Local {
@@ -51,6 +64,19 @@ fn clock(text: &str) -> Option<i64> {
         .then_some(((h * 60 + m) * 60 + s) * 1_000_000 + fraction_us(fraction)?)
 }
 
+/// Microseconds of the digits after the point, rounded.
+pub fn fraction_us(digits: &str) -> Option<i64> {
+    if digits.is_empty() {
+        return Some(0);
+    }
+    if !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let padded = format!("{digits:0<7}");
+    let seven: i64 = padded[..7].parse().ok()?;
+    Some((seven + 5) / 10)
+}
+
 /// `hhmm[ss]`.
 fn compact_clock(digits: &str) -> Option<i64> {
     match digits.len() {
@@ -60,9 +86,14 @@ fn compact_clock(digits: &str) -> Option<i64> {
     }
 }
 
+/// Whether a text may be a time at all: PostgreSQL has a bound, too, and words are cut at any byte.
+fn is_readable(text: &str) -> bool {
+    text.is_ascii() && text.len() <= 128
+}
+
 /// `None`: not a date in these forms. `Some(None)`: one that does not exist.
 pub fn parse(text: &str) -> Option<Option<Local>> {
-    if !text.is_ascii() {
+    if !is_readable(text) {
         return None;
     }
     let mut r = Reader::default();
@@ -72,8 +103,12 @@ pub fn parse(text: &str) -> Option<Option<Local>> {
     r.finish()
 }
 
+/// Microseconds since midnight.
 pub fn time_of_day(text: &str) -> Option<i64> {
     let trimmed = text.trim();
+    if !is_readable(trimmed) {
+        return None;
+    }
     if trimmed.bytes().all(|b| b.is_ascii_digit()) {
         return compact_clock(trimmed);
     }
@@ -81,8 +116,13 @@ pub fn time_of_day(text: &str) -> Option<i64> {
     for word in trimmed.split_whitespace() {
         r.word(word)?;
     }
-    let none = r.numbers.is_empty() && r.month.is_none() && r.date.is_none();
-    if none { r.clock_us() } else { None }
+    match r.numbers.is_empty() && r.month.is_none() && r.date.is_none() {
+        // What a zone adds to UTC depends on the day.
+        true if matches!(r.zone, Some(Zone::Named(_))) => None,
+        true => r.clock_us(),
+        // A day is read and dropped.
+        false => r.us.and(r.finish()?).map(|local| local.us),
+    }
 }
 
 impl Reader {
@@ -107,7 +147,7 @@ impl Reader {
             if DAYS.iter().any(|d| lower.starts_with(d)) && lower.len() <= 9 {
                 return Some(());
             }
-            self.zone = Some(zone(word).ok()?);
+            self.zone = Some(named(word)?);
             return Some(());
         }
         if lower.contains(':') {
@@ -121,12 +161,26 @@ impl Reader {
             self.us = Some(compact_clock(time)?);
             return Some(());
         }
-        if (lower.starts_with(['+', '-'])) && self.us.is_some() {
-            self.zone = Some(Zone::Fixed(super::parse::zone_us(&lower)?));
+        if lower.starts_with(['+', '-']) && (self.us.is_some() || self.date.is_some()) {
+            self.zone = Some(Zone::Fixed(offset_us(&lower)?));
             return Some(());
         }
+        // A date with the offset of its midnight.
+        if let Some((date, _)) = lower.split_once('+')
+            && !date.is_empty()
+        {
+            self.word(date)?;
+            self.zone = Some(Zone::Fixed(offset_us(&lower[date.len()..])?));
+            return Some(());
+        }
+        if let Some(date) = lower.strip_suffix('z')
+            && date.starts_with(|c: char| c.is_ascii_digit())
+        {
+            self.zone = Some(Zone::Fixed(0));
+            return self.word(date);
+        }
         if lower.starts_with(|c: char| c.is_ascii_alphabetic()) {
-            self.zone = Some(zone(word).ok()?);
+            self.zone = Some(named(word)?);
             return Some(());
         }
         self.date_word(&lower)
@@ -141,7 +195,7 @@ impl Reader {
         match &word[end..] {
             "" => Some(()),
             offset if offset.starts_with(['+', '-']) => {
-                self.zone = Some(Zone::Fixed(super::parse::zone_us(offset)?));
+                self.zone = Some(Zone::Fixed(offset_us(offset)?));
                 Some(())
             }
             rest => self.word(rest),
@@ -156,13 +210,17 @@ impl Reader {
                 self.date =
                     Some((n[..4].parse().ok()?, n[4..6].parse().ok()?, n[6..].parse().ok()?));
             }
+            // After a day that is known they are a time.
+            [n] if digits(n) && self.date.is_some() && self.us.is_none() => {
+                self.us = Some(compact_clock(n)?);
+            }
             [n] if digits(n) => self.numbers.push((*n).to_owned()),
             // Year and day of it.
             [y, d] if digits(y) && y.len() == 4 && digits(d) && d.len() == 3 => {
                 let doy: i64 = d.parse().ok().filter(|d| (1..=366).contains(d))?;
                 let year = y.parse().ok()?;
                 let day = days_from_civil(year, 1, 1) + doy - 1;
-                let (y, m, d) = super::text::civil_from_days(day);
+                let (y, m, d) = civil(day);
                 self.date = Some((y, m, d));
             }
             [a, b, c] => {
@@ -245,4 +303,19 @@ fn year(text: &str, n: i64) -> i64 {
 
 fn integer(digits: &str) -> Option<i64> {
     digits.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_zone_by_name_needs_a_day() {
+        const TEN: i64 = 36_000_000_000;
+        assert_eq!(time_of_day("10:00 EST"), Some(TEN));
+        assert_eq!(time_of_day("10:00 PM"), Some(TEN + 43_200_000_000));
+        assert_eq!(time_of_day("10:00 America/New_York"), None);
+        assert_eq!(time_of_day("Jan 1 2020 10:00 America/New_York"), Some(TEN));
+        assert_eq!(time_of_day("Jan 1 2020"), None);
+    }
 }

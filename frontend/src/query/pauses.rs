@@ -1,0 +1,392 @@
+//! Joins that end with their statement and leave room for other queries.
+//!
+//! A join without an equality compares every row with every other. DataFusion does this inside one poll until it has
+//! rows to show, which may be never: for so long the task that runs it can be neither aborted nor put aside, and a
+//! few such joins hold all threads for queries. So each join of a plan is wrapped in two places. Its stream gives the
+//! thread back every few milliseconds, where rows do come. Its condition, which is computed for some thousand pairs at
+//! a time, looks whether the statement has ended, and when the poll has gone on for long passes the other tasks of
+//! its thread on to another thread.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::{JoinType, ScalarValue};
+use datafusion::config::ConfigOptions;
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::session_state::SessionState;
+use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
+use datafusion::logical_expr::ColumnarValue;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Literal;
+use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::physical_plan::execution_plan::InvariantLevel;
+use datafusion::physical_plan::joins::utils::JoinFilter;
+use datafusion::physical_plan::joins::{
+    CrossJoinExec, HashJoinExec, HashJoinExecBuilder, NestedLoopJoinExec,
+    NestedLoopJoinExecBuilder, SortMergeJoinExec,
+};
+use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::{
+    ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan,
+    InputDistributionRequirements, PlanProperties, ReplaceChildrenOptions,
+};
+use futures::{Stream, StreamExt};
+use millrace_common::{SqlError, SqlState};
+
+use crate::session::busy;
+
+/// How long a stream is polled before other tasks have their turn.
+const SLICE: Duration = Duration::from_millis(10);
+/// How long one poll may go on before the other tasks of its thread go to another one.
+const HOLD: Duration = Duration::from_millis(50);
+/// What the other thread has for taking them: nothing says when it has.
+const HANDOVER: Duration = Duration::from_millis(1);
+
+/// Whether nobody waits for the rows of a statement any more.
+#[derive(Debug, Default)]
+pub struct Ended(AtomicBool);
+
+impl Ended {
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn check(&self) -> Result<()> {
+        if !self.0.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        // Only the statement's own tasks see it: its client has been told why it ended.
+        let e = SqlError::new(SqlState::QUERY_CANCELED, "canceling statement due to user request");
+        Err(DataFusionError::External(Box::new(e)))
+    }
+}
+
+/// What a plan runs in that ends with a statement.
+pub fn context(state: &SessionState, ended: &Arc<Ended>) -> Arc<TaskContext> {
+    let context = TaskContext::from(state);
+    let config = context.session_config().clone().with_extension(Arc::clone(ended));
+    Arc::new(context.with_session_config(config))
+}
+
+thread_local! {
+    /// Of the innermost join that is polled on this thread.
+    static TURN: RefCell<Option<Turn>> = const { RefCell::new(None) };
+}
+
+struct Turn {
+    ended: Arc<Ended>,
+    /// When the other tasks of the thread were last looked after.
+    since: Instant,
+}
+
+impl Turn {
+    fn during<T>(self, work: impl FnOnce() -> T) -> T {
+        let _before = Before(TURN.replace(Some(self)));
+        work()
+    }
+}
+
+/// The turn of an outer join, put back also after a panic.
+struct Before(Option<Turn>);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        TURN.set(self.0.take());
+    }
+}
+
+/// What a condition does before it is computed.
+fn look_up() -> Result<()> {
+    let held_long = TURN.with_borrow_mut(|turn| {
+        let Some(turn) = turn else { return Ok(false) };
+        turn.ended.check()?;
+        let long = turn.since.elapsed() >= HOLD;
+        if long {
+            turn.since = Instant::now();
+        }
+        Ok::<_, DataFusionError>(long)
+    })?;
+    if held_long {
+        // What does not take long is over before another thread has come for the tasks.
+        busy(|| std::thread::sleep(HANDOVER));
+    }
+    Ok(())
+}
+
+/// A condition that looks up before it is computed.
+#[derive(Debug, Eq, Hash)]
+struct LooksUp {
+    inner: Arc<dyn PhysicalExpr>,
+}
+
+impl PartialEq for LooksUp {
+    fn eq(&self, other: &LooksUp) -> bool {
+        self.inner.eq(&other.inner)
+    }
+}
+
+impl fmt::Display for LooksUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.inner, f)
+    }
+}
+
+impl PhysicalExpr for LooksUp {
+    fn data_type(&self, schema: &Schema) -> Result<DataType> {
+        self.inner.data_type(schema)
+    }
+
+    fn nullable(&self, schema: &Schema) -> Result<bool> {
+        self.inner.nullable(schema)
+    }
+
+    fn return_field(&self, schema: &Schema) -> Result<FieldRef> {
+        self.inner.return_field(schema)
+    }
+
+    fn evaluate(&self, batch: &RecordBatch) -> Result<ColumnarValue> {
+        look_up()?;
+        self.inner.evaluate(batch)
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
+        vec![&self.inner]
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn PhysicalExpr>>,
+    ) -> Result<Arc<dyn PhysicalExpr>> {
+        let inner = children.pop().unwrap_or_else(|| self.inner.clone());
+        Ok(Arc::new(LooksUp { inner }))
+    }
+
+    fn fmt_sql(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt_sql(f)
+    }
+}
+
+fn looks_up(filter: &JoinFilter) -> JoinFilter {
+    let inner = Arc::clone(filter.expression());
+    let columns = filter.column_indices().to_vec();
+    JoinFilter::new(Arc::new(LooksUp { inner }), columns, Arc::clone(filter.schema()))
+}
+
+/// A condition for joins that have none.
+fn always() -> JoinFilter {
+    let inner = Arc::new(Literal::new(ScalarValue::Boolean(Some(true))));
+    JoinFilter::new(Arc::new(LooksUp { inner }), vec![], Arc::new(Schema::empty()))
+}
+
+/// Whether a join shows rows of one side only, and none of them before it is through.
+fn shows_late(join: JoinType) -> bool {
+    !matches!(join, JoinType::Inner | JoinType::Left | JoinType::Right | JoinType::Full)
+}
+
+/// The same join with a condition that looks up; nothing if the node is no join or is wrapped already, as those of a
+/// subquery that has been planned before.
+fn rewritten(node: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+    if (node.as_ref() as &dyn Any).is::<Pausing>() {
+        return Ok(None);
+    }
+    if let Some(join) = node.downcast_ref::<NestedLoopJoinExec>() {
+        let filter = match join.filter() {
+            Some(filter) => Some(looks_up(filter)),
+            None => shows_late(*join.join_type()).then(always),
+        };
+        let join = NestedLoopJoinExecBuilder::from(join).with_filter(filter).build()?;
+        return Ok(Some(Arc::new(join)));
+    }
+    if let Some(join) = node.downcast_ref::<HashJoinExec>() {
+        let Some(filter) = join.filter() else { return Ok(Some(Arc::clone(node))) };
+        let builder = HashJoinExecBuilder::from(join).with_filter(Some(looks_up(filter)));
+        return builder.build_exec().map(Some);
+    }
+    if let Some(join) = node.downcast_ref::<SortMergeJoinExec>() {
+        let Some(filter) = join.filter() else { return Ok(Some(Arc::clone(node))) };
+        let join = SortMergeJoinExec::try_new(
+            Arc::clone(join.left()),
+            Arc::clone(join.right()),
+            join.on().to_vec(),
+            Some(looks_up(filter)),
+            join.join_type(),
+            join.sort_options().to_vec(),
+            join.null_equality(),
+        )?;
+        return Ok(Some(Arc::new(join)));
+    }
+    Ok(node.is::<CrossJoinExec>().then(|| Arc::clone(node)))
+}
+
+/// Wraps the joins of a plan. Runs after all other rules: none of them has to know the wrapped ones.
+#[derive(Debug)]
+pub struct PausingJoins;
+
+impl PhysicalOptimizerRule for PausingJoins {
+    fn optimize(
+        &self,
+        plan: Arc<dyn ExecutionPlan>,
+        _: &ConfigOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        plan.transform_up(|shown| match rewritten(&shown)? {
+            Some(inner) => {
+                Ok(Transformed::yes(Arc::new(Pausing { shown, inner }) as Arc<dyn ExecutionPlan>))
+            }
+            None => Ok(Transformed::no(shown)),
+        })
+        .data()
+    }
+
+    fn name(&self) -> &str {
+        "pausing_joins"
+    }
+
+    fn schema_check(&self) -> bool {
+        true
+    }
+}
+
+/// A join that pauses. Whoever looks at it sees the join.
+struct Pausing {
+    /// As it was planned: what EXPLAIN tells of it.
+    shown: Arc<dyn ExecutionPlan>,
+    /// What runs.
+    inner: Arc<dyn ExecutionPlan>,
+}
+
+impl fmt::Debug for Pausing {
+    /// Without the join as it was planned, which would print everything below twice for each join above.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pausing").field(&self.inner).finish()
+    }
+}
+
+impl DisplayAs for Pausing {
+    fn fmt_as(&self, t: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shown.fmt_as(t, f)
+    }
+}
+
+impl ExecutionPlan for Pausing {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn downcast_delegate(&self) -> Option<&dyn ExecutionPlan> {
+        Some(self.inner.as_ref())
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.inner.properties()
+    }
+
+    fn check_invariants(&self, check: InvariantLevel) -> Result<()> {
+        self.inner.check_invariants(check)
+    }
+
+    fn dynamic_expressions_produced(&self) -> Vec<Arc<dyn PhysicalExpr>> {
+        self.inner.dynamic_expressions_produced()
+    }
+
+    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
+        self.inner.input_distribution_requirements()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        self.inner.maintains_input_order()
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        self.inner.children()
+    }
+
+    fn apply_expressions(
+        &self,
+        f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        self.inner.apply_expressions(f)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+        options: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let shown = Arc::clone(&self.shown).replace_children(children.clone(), options)?;
+        let inner = Arc::clone(&self.inner).replace_children(children, options)?;
+        Ok(Arc::new(Pausing { shown, inner }))
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let options = ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute);
+        self.replace_children(children, options)
+    }
+
+    fn reset_state(self: Arc<Self>) -> Result<Arc<dyn ExecutionPlan>> {
+        let inner = Arc::clone(&self.inner).reset_state()?;
+        Ok(Arc::new(Pausing { shown: Arc::clone(&self.shown), inner }))
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        // A plan that runs in any other context never ends early.
+        let ended = context.session_config().get_extension::<Ended>().unwrap_or_default();
+        let inner = self.inner.execute(partition, context)?;
+        Ok(Box::pin(PausingStream { inner, ended, since: None }))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        self.inner.metrics()
+    }
+}
+
+struct PausingStream {
+    inner: SendableRecordBatchStream,
+    ended: Arc<Ended>,
+    /// Since when it has been polled without a pause.
+    since: Option<Instant>,
+}
+
+impl Stream for PausingStream {
+    type Item = Result<RecordBatch>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if let Err(e) = this.ended.check() {
+            return Poll::Ready(Some(Err(e)));
+        }
+        let now = Instant::now();
+        if now.duration_since(*this.since.get_or_insert(now)) >= SLICE {
+            this.since = None;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let turn = Turn { ended: Arc::clone(&this.ended), since: now };
+        let polled = turn.during(|| this.inner.poll_next_unpin(cx));
+        if polled.is_pending() {
+            this.since = None;
+        }
+        polled
+    }
+}
+
+impl RecordBatchStream for PausingStream {
+    fn schema(&self) -> SchemaRef {
+        self.inner.schema()
+    }
+}

@@ -1,0 +1,79 @@
+//! Lists and `nullif` of values that are equal without having the same bytes: intervals and documents.
+//!
+//! DataFusion compares the items of `x IN (a, b)` by bytes. These become `x = ANY (ARRAY[a, b])`, which compares by value
+//! ([`crate::functions::quantified`]), and `nullif(a, b)` is written out.
+
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::logical_expr::expr::{Case, InList, ScalarFunction};
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::utils::merge_schema;
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, lit};
+use millrace_common::SqlError;
+
+use crate::error::{external, sql_error_from_datafusion};
+use crate::functions::{elements, functions, quantified};
+
+/// Writes out the comparisons of a plan, those of its subqueries too.
+pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+    let done = plan.transform_up_with_subqueries(|node| {
+        let mut concerned = false;
+        node.apply_expressions(|e| {
+            concerned |= e.exists(|e| Ok(is_concerned(e)))?;
+            Ok(TreeNodeRecursion::Continue)
+        })?;
+        if !concerned {
+            return Ok(Transformed::no(node));
+        }
+        let schema = merge_schema(&node.inputs());
+        let names = NamePreserver::new(&node);
+        node.map_expressions(|e| {
+            let name = names.save(&e);
+            let new = e.transform_up(|e| match written_out(&e, &schema)? {
+                Some(new) => Ok(Transformed::yes(new)),
+                None => Ok(Transformed::no(e)),
+            })?;
+            Ok(new.update_data(|e| name.restore(e)))
+        })
+    });
+    done.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+fn is_concerned(e: &Expr) -> bool {
+    match e {
+        Expr::InList(_) => true,
+        Expr::ScalarFunction(f) => f.func.name() == "nullif",
+        _ => false,
+    }
+}
+
+fn written_out(e: &Expr, schema: &DFSchema) -> Result<Option<Expr>> {
+    let by_value = |e: &Expr| {
+        let t = e.get_type(schema)?;
+        Ok::<_, datafusion::error::DataFusionError>(!t.is_nested() && elements::by_value(&t))
+    };
+    Ok(match e {
+        Expr::InList(InList { expr, list, negated }) if by_value(expr)? => {
+            let any = equals_any(expr, list.clone())?;
+            Some(if *negated { Expr::Not(Box::new(any)) } else { any })
+        }
+        Expr::ScalarFunction(ScalarFunction { func, args }) if func.name() == "nullif" => {
+            let [a, b] = args.as_slice() else { return Ok(None) };
+            if !by_value(a)? || !by_value(b)? {
+                return Ok(None);
+            }
+            let null = Expr::Literal(ScalarValue::try_from(a.get_type(schema)?)?, None);
+            let equal = equals_any(a, vec![b.clone()])?;
+            let when = vec![(Box::new(equal), Box::new(null))];
+            Some(Expr::Case(Case::new(None, when, Some(Box::new(a.clone())))))
+        }
+        _ => None,
+    })
+}
+
+fn equals_any(value: &Expr, list: Vec<Expr>) -> Result<Expr> {
+    let make_array = functions().scalar("make_array");
+    let missing = || external(SqlError::internal("no function make_array"));
+    let array = make_array.ok_or_else(missing)?.call(list);
+    Ok(quantified::compare_any().call(vec![array, value.clone(), lit("=")]))
+}

@@ -1,0 +1,51 @@
+//! ROLLUP and CUBE that name a column twice, spelled out as the sets of different columns that they are.
+
+use sqlparser::ast::{Expr, GroupByExpr, Select};
+
+use super::distinct_on::has_merged;
+use super::order::same;
+
+/// More sets than this are not spelled out.
+const MAX_COLUMNS: usize = 6;
+
+pub fn spell_out(select: &mut Select) {
+    let exact = has_merged(select);
+    let GroupByExpr::Expressions(exprs, _) = &mut select.group_by else { return };
+    for e in exprs {
+        let sets = match &*e {
+            Expr::Rollup(parts) if repeats(parts, exact) => rolled_up(parts),
+            Expr::Cube(parts) if repeats(parts, exact) && parts.len() <= MAX_COLUMNS => cube(parts),
+            _ => continue,
+        };
+        *e = Expr::GroupingSets(sets.into_iter().map(|set| different(set, exact)).collect());
+    }
+}
+
+fn repeats(parts: &[Vec<Expr>], exact: bool) -> bool {
+    let all = parts.concat();
+    let count = all.len();
+    different(all, exact).len() < count
+}
+
+fn different(exprs: Vec<Expr>, exact: bool) -> Vec<Expr> {
+    let mut different: Vec<Expr> = Vec::new();
+    for e in exprs {
+        if !different.iter().any(|d| same(d, &e, exact)) {
+            different.push(e);
+        }
+    }
+    different
+}
+
+fn rolled_up(parts: &[Vec<Expr>]) -> Vec<Vec<Expr>> {
+    (0..=parts.len()).rev().map(|n| parts[..n].concat()).collect()
+}
+
+fn cube(parts: &[Vec<Expr>]) -> Vec<Vec<Expr>> {
+    let all = (0..1usize << parts.len()).rev();
+    let set = |chosen: usize| -> Vec<Expr> {
+        let parts = parts.iter().enumerate().filter(|(i, _)| chosen & (1 << i) != 0);
+        parts.flat_map(|(_, part)| part.iter().cloned()).collect()
+    };
+    all.map(set).collect()
+}

@@ -1,0 +1,100 @@
+//! The arguments of window functions that stand for places: how far `lag` and `lead` look and what they have instead,
+//! and which row `nth_value` takes.
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::{DFSchema, Result, ScalarValue};
+use datafusion::logical_expr::expr::WindowFunction;
+use datafusion::logical_expr::{Expr, ExprSchemable};
+use millrace_common::SqlError;
+
+use super::operators::{compare, type_name};
+use crate::error::{external, undefined_function};
+use crate::functions::series::constant;
+
+/// Whether `lag` or `lead` look by a distance of each row's own or by none: from NULL rows away there is NULL, which
+/// DataFusion takes for the row itself.
+pub fn own_distance(args: &[Expr]) -> bool {
+    let null = |e: &Expr| constant(e).is_some_and(|v| v.is_null());
+    args.iter().skip(1).any(Expr::any_column_refs) || args.get(1).is_some_and(null)
+}
+
+/// Whether `nth_value` takes a row that is not told by a constant above zero: DataFusion counts others from the end.
+pub fn own_number(args: &[Expr]) -> bool {
+    let Some(n) = args.get(1) else { return false };
+    let number = if n.is_volatile() { None } else { constant(n) };
+    let number = number.and_then(|n| n.cast_to(&DataType::Int64).ok());
+    !matches!(number, Some(ScalarValue::Int64(Some(n))) if n > 0)
+}
+
+/// Of `lag` and `lead`: an error where PostgreSQL has no such call, or one whose result is not of the value's type.
+pub fn check_moved(call: &WindowFunction, schema: &DFSchema) -> Result<()> {
+    let args = call.params.args.as_slice();
+    let types = args.iter().map(|e| known_type(e, schema)).collect::<Result<Vec<_>>>()?;
+    let name = call.fun.name();
+    let absent = || {
+        let types: Vec<String> = types.iter().map(type_name).collect();
+        external(undefined_function(&format!("{name}({})", types.join(", "))))
+    };
+    if let Some(Some(distance)) = types.get(1)
+        && (is_decimal(distance) || distance.is_floating())
+    {
+        return Err(absent());
+    }
+    let (Some(Some(value)), Some(Some(default))) = (types.first(), types.get(2)) else {
+        return Ok(());
+    };
+    if !compare(value, default) {
+        return Err(absent());
+    }
+    if is_wider(default, value) {
+        let default = type_name(&Some(default.clone()));
+        let message = format!("{name} with a default of type {default}, which its value is not of");
+        let hint = format!("Cast the value to {default}.");
+        return Err(external(SqlError::unsupported(message).with_hint(hint)));
+    }
+    Ok(())
+}
+
+/// `None`: a literal that takes the type it is used as.
+fn known_type(e: &Expr, schema: &DFSchema) -> Result<Option<DataType>> {
+    if let Expr::Literal(ScalarValue::Utf8(_), _) = e {
+        return Ok(None);
+    }
+    Ok(Some(e.get_type(schema)?).filter(|t| !t.is_null()))
+}
+
+/// Whether a value of the second type becomes one of the first where both meet, and not the other way.
+fn is_wider(a: &DataType, b: &DataType) -> bool {
+    use DataType as D;
+    match (a, b) {
+        (a, b) if b.is_integer() => is_decimal(a) || a.is_floating(),
+        (a, b) if is_decimal(b) => a.is_floating(),
+        (D::Timestamp(..), D::Date32) => true,
+        (D::Timestamp(_, zone), D::Timestamp(_, None)) => zone.is_some(),
+        _ => false,
+    }
+}
+
+fn is_decimal(t: &DataType) -> bool {
+    matches!(t, DataType::Decimal128(..) | DataType::Decimal256(..))
+}
+
+#[cfg(test)]
+mod tests {
+    use datafusion::logical_expr::{col, lit};
+
+    use super::*;
+
+    #[test]
+    fn what_datafusion_would_count_otherwise() {
+        let null = Expr::Literal(ScalarValue::Int32(None), None);
+        assert!(own_distance(&[col("x"), null.clone()]));
+        assert!(own_distance(&[col("x"), col("n")]));
+        assert!(!own_distance(&[col("x"), lit(1i32), null.clone()]));
+        assert!(own_number(&[col("x"), lit(0i64)]));
+        assert!(own_number(&[col("x"), lit(-1i32)]));
+        assert!(own_number(&[col("x"), null]));
+        assert!(own_number(&[col("x"), col("n")]));
+        assert!(!own_number(&[col("x"), lit(2i32)]));
+    }
+}

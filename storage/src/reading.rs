@@ -1,0 +1,107 @@
+//! Answers of lookups that come from the store or the local disk, in parts.
+//!
+//! What a lookup finds may be much larger than what it asks: a thousand join keys may have a million
+//! rows. A large answer comes in parts, each for some of the strings that were asked, one after the
+//! other as its reader asks for it; so a reader that works part by part never holds all of it.
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+
+use crate::entry::Found;
+use crate::error::{Result, StorageError};
+
+/// What was found of some of the strings that were asked.
+#[derive(Debug)]
+pub struct Part {
+    /// Positions in the question. `found.input` is an index into this list. Every string of a question is
+    /// in one part.
+    pub asked: Vec<u32>,
+    pub found: Found,
+    pub is_last: bool,
+}
+
+impl Part {
+    /// The only part of an answer to `asked` strings.
+    pub fn whole(found: Found, asked: usize) -> Part {
+        Part { asked: (0..asked as u32).collect(), found, is_last: true }
+    }
+}
+
+/// An answer on its way. Holds everything it needs.
+pub struct Reading {
+    parts: BoxStream<'static, Result<Part>>,
+}
+
+impl std::fmt::Debug for Reading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reading").finish_non_exhaustive()
+    }
+}
+
+impl Reading {
+    /// At least one part, the last one marked.
+    pub fn new(parts: BoxStream<'static, Result<Part>>) -> Reading {
+        Reading { parts }
+    }
+
+    /// The next part; none after the last.
+    pub async fn next(&mut self) -> Result<Part> {
+        let ended = || Err(StorageError::internal("a lookup was read beyond its last part"));
+        self.parts.next().await.unwrap_or_else(ended)
+    }
+
+    /// The whole answer: sorted by position in the question, then by key.
+    pub async fn whole(mut self) -> Result<Found> {
+        let mut parts = vec![self.next().await?];
+        while parts.last().is_some_and(|p| !p.is_last) {
+            parts.push(self.next().await?);
+        }
+        if parts.len() == 1
+            && let Some(only) = parts.pop()
+        {
+            return Ok(only.found);
+        }
+        let position = |part: &Part, i: u32| part.asked[i as usize];
+        let inputs: Vec<u32> = parts
+            .iter()
+            .flat_map(|part| part.found.input.values().iter().map(move |&i| position(part, i)))
+            .collect();
+        let in_order = inputs.is_sorted();
+        let found = Found::concat(inputs, parts.into_iter().map(|p| p.found).collect())?;
+        Ok(if in_order { found } else { found.by_input()? })
+    }
+
+    /// The same parts, each with what `change` makes of it.
+    pub fn map(self, change: impl Fn(Found) -> Result<Found> + Send + 'static) -> Reading {
+        let parts = self.parts.map(move |part| {
+            let Part { asked, found, is_last } = part?;
+            Ok(Part { asked, found: change(found)?, is_last })
+        });
+        Reading::new(parts.boxed())
+    }
+}
+
+/// The answer to a batched read. Not boxed: the usual case, all in memory, allocates nothing more.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+pub enum Lookup {
+    /// Answered from memory.
+    Ready(Found),
+    /// Needs the store or the local disk. Holds everything it needs; the writer may go on.
+    Pending(Reading),
+}
+
+impl Lookup {
+    /// The whole answer, however long it takes.
+    pub async fn wait(self) -> Result<Found> {
+        match self {
+            Lookup::Ready(found) => Ok(found),
+            Lookup::Pending(reading) => reading.whole().await,
+        }
+    }
+
+    pub(crate) fn failed(error: StorageError) -> Lookup {
+        let failed = futures::future::ready(Err(error));
+        Lookup::Pending(Reading::new(futures::stream::once(failed).boxed()))
+    }
+}
