@@ -79,7 +79,8 @@ pub enum Zone {
 pub fn of_session(text: &str) -> Option<(String, Zone)> {
     let name = text.trim();
     if let Some(seconds) = hours(name) {
-        let zone = (seconds.abs() < MAX_OFFSET).then_some(Zone::Fixed(seconds * SECOND_US))?;
+        let in_range = seconds > -MAX_OFFSET && seconds < MAX_OFFSET;
+        let zone = in_range.then(|| Zone::Fixed(seconds * SECOND_US))?;
         return Some((zone.name(), zone));
     }
     match by_name(name) {
@@ -328,6 +329,7 @@ mod tests {
         for text in ["Mars", "cest", "z", "200", "", "inf", "nan", "FOO3BAR", "<>3", "UTC+3:99"] {
             assert_eq!(shown(text), None, "{text}");
         }
+        assert_eq!(shown("-99999999999999999999"), None);
         assert_eq!(Zone::of_name("<-00:30:15>+00:30:15"), Some(Zone::Fixed(-1_815_000_000)));
         assert_eq!(posix("+02:00"), Some(Zone::Fixed(-7_200_000_000)));
     }

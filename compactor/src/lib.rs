@@ -5,6 +5,7 @@
 //! It runs inside a process that has the job open, and takes the tables' schemas from there.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_common::{SqlError, TableId};
@@ -15,6 +16,8 @@ use tokio::sync::Semaphore;
 
 /// Compactions at the same time: enough to keep the store busy without starving queries of cores.
 const DEFAULT_PARALLELISM: usize = 2;
+/// Longest wait for runs that the log names and the open job does not have yet.
+const INPUTS_WAIT: Duration = Duration::from_secs(10);
 
 /// What can go wrong with a task, beyond storage.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,8 @@ pub enum CompactorError {
     MixedTables { task: u64 },
     #[error("state table {table} of compaction task {task} is not open here")]
     UnknownTable { task: u64, table: TableId },
+    #[error("the inputs of compaction task {task} have not come to the open job")]
+    InputsMissing { task: u64 },
     #[error("the compactor is shutting down")]
     ShuttingDown,
     #[error(transparent)]
@@ -56,8 +61,9 @@ impl Compactor {
     }
 
     async fn run(&self, task: CompactionTask) -> Result<VersionEdit, CompactorError> {
-        let _slot = self.slots.acquire().await.map_err(|_| CompactorError::ShuttingDown)?;
         let desc = self.table(&task)?;
+        self.wait_for_inputs(&task).await?;
+        let _slot = self.slots.acquire().await.map_err(|_| CompactorError::ShuttingDown)?;
         let bound = self.store.job(task.job).and_then(|job| job.bound(desc.id));
         let CompactionTask { inputs, target_level, horizon, bottom, .. } = &task;
         let edit = compaction::compact(
@@ -79,6 +85,18 @@ impl Compactor {
             "compacted"
         );
         Ok(edit)
+    }
+
+    /// A commit's runs are in the log before the job has published them. A compaction of them that took
+    /// effect in between would replace nothing, and the published runs would stay beside what it made:
+    /// rows counted twice, and deleted rows back again.
+    async fn wait_for_inputs(&self, task: &CompactionTask) -> Result<(), CompactorError> {
+        let inputs: Vec<u64> = task.inputs.iter().map(|r| r.run_id).collect();
+        let there = self.store.wait_for_runs(task.job, &inputs);
+        match tokio::time::timeout(INPUTS_WAIT, there).await {
+            Ok(true) => Ok(()),
+            Ok(false) | Err(_) => Err(CompactorError::InputsMissing { task: task.task_id }),
+        }
     }
 
     /// The one table that all inputs belong to.
@@ -108,7 +126,9 @@ mod tests {
     use millrace_common::{Epoch, JobId, RelationId};
     use millrace_rpc::catalog::Relation;
     use millrace_rpc::version::{JobVersion, RunMeta};
-    use millrace_storage::{JobStore, RowStorage, ScanOptions, StateClass, StoreOptions};
+    use millrace_storage::{
+        JobStore, Persisted, RowStorage, ScanOptions, StateClass, StoreOptions,
+    };
     use object_store::memory::InMemory;
 
     use super::*;
@@ -117,13 +137,27 @@ mod tests {
     const TABLE: TableId = TableId(3);
 
     async fn open() -> (Arc<StateStore>, Arc<JobStore>) {
-        let store =
-            StateStore::open(StoreOptions::new(Arc::new(InMemory::new()), 1)).await.unwrap();
+        let options = StoreOptions::new(Arc::new(InMemory::new()), 1);
+        open_with(options, RowStorage::Keyed).await
+    }
+
+    /// One whose every commit is written as runs.
+    async fn open_direct() -> (Arc<StateStore>, Arc<JobStore>) {
+        let options =
+            StoreOptions { direct_run_bytes: 0, ..StoreOptions::new(Arc::new(InMemory::new()), 1) };
+        open_with(options, RowStorage::Multiset).await
+    }
+
+    async fn open_with(
+        options: StoreOptions,
+        storage: RowStorage,
+    ) -> (Arc<StateStore>, Arc<JobStore>) {
+        let store = StateStore::open(options).await.unwrap();
         let desc = TableDesc {
             id: TABLE,
             name: "rows".into(),
             value_schema: SchemaRef::new(Schema::empty()),
-            storage: RowStorage::Keyed,
+            storage,
             class: StateClass::PointUpdate,
             relation: true,
             retention: None,
@@ -132,15 +166,20 @@ mod tests {
         (store, job)
     }
 
-    /// One flushed commit that writes some keys.
-    async fn flushed(job: &Arc<JobStore>, epoch: u64, keys: &[&str]) -> Vec<RunMeta> {
+    /// One commit that writes some keys: durable, not published.
+    async fn persisted(job: &Arc<JobStore>, keys: &[&str]) -> Persisted {
         let options = RecordBatchOptions::new().with_row_count(Some(keys.len()));
         let no_columns = SchemaRef::new(Schema::empty());
         let values = RecordBatch::try_new_with_options(no_columns, vec![], &options).unwrap();
         let mut writer = job.writer(TABLE).unwrap();
         writer.write(BinaryArray::from_iter_values(keys), None, values);
         let runs = writer.seal().unwrap();
-        job.publish(Epoch(epoch), job.persist(runs).await.unwrap());
+        job.persist(runs).await.unwrap()
+    }
+
+    /// One flushed commit that writes some keys.
+    async fn flushed(job: &Arc<JobStore>, epoch: u64, keys: &[&str]) -> Vec<RunMeta> {
+        job.publish(Epoch(epoch), persisted(job, keys).await);
         let edit = job.flush().await.unwrap();
         job.apply_edit(&edit);
         edit.add_runs
@@ -170,6 +209,42 @@ mod tests {
         let scan = job.snapshot(Epoch(2)).unwrap().scan(TABLE, ScanOptions::default());
         let batches: Vec<_> = scan.try_collect().await.unwrap();
         assert_eq!(batches.iter().map(|b| b.values.num_rows()).sum::<usize>(), 3);
+    }
+
+    /// The runs of a commit as the log has them, which names them first.
+    fn logged(persisted: &Persisted, epoch: u64) -> Vec<RunMeta> {
+        let mut runs = persisted.edit.clone().unwrap().add_runs;
+        runs.iter_mut().for_each(|r| (r.min_epoch, r.max_epoch) = (epoch, epoch));
+        runs
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn runs_that_are_in_the_log_and_not_published_are_waited_for() {
+        let (store, job) = open_direct().await;
+        let first = persisted(&job, &["aaa", "bbb"]).await;
+        let mut inputs = logged(&first, 1);
+        job.publish(Epoch(1), first);
+        let second = persisted(&job, &["bbb", "ccc"]).await;
+        inputs.extend(logged(&second, 2));
+        let compactor = Compactor::new(Arc::clone(&store));
+        let mut compacting = compactor.compact(task(inputs));
+        let early = tokio::time::timeout(INPUTS_WAIT / 2, &mut compacting).await;
+        assert!(early.is_err(), "it would replace runs that are not here yet");
+        job.publish(Epoch(2), second);
+        job.apply_edit(&compacting.await.unwrap());
+
+        let scan = job.snapshot(Epoch(2)).unwrap().scan(TABLE, ScanOptions::default());
+        let batches: Vec<_> = scan.try_collect().await.unwrap();
+        let weights = batches.iter().flat_map(|b| b.weights.values().to_vec());
+        assert_eq!(weights.collect::<Vec<_>>(), [1, 2, 1]);
+        assert_eq!(job.stats().tables[0].disk_runs, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn runs_that_never_come_are_given_up() {
+        let (store, job) = open_direct().await;
+        let inputs = logged(&persisted(&job, &["aaa"]).await, 1);
+        assert!(Compactor::new(store).compact(task(inputs)).await.is_err());
     }
 
     #[tokio::test]

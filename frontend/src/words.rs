@@ -33,18 +33,24 @@ pub fn text_of(token: &Token) -> Option<&str> {
 pub struct Places<'a> {
     pub sql: &'a str,
     lines: Vec<usize>,
+    /// Each character is a byte: then a place far along a line need not be counted to.
+    ascii: bool,
 }
 
 impl<'a> Places<'a> {
     pub fn new(sql: &'a str) -> Places<'a> {
         let after = sql.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(i, _)| i + 1);
-        Places { sql, lines: std::iter::once(0).chain(after).collect() }
+        let lines = std::iter::once(0).chain(after).collect();
+        Places { sql, lines, ascii: sql.is_ascii() }
     }
 
     pub fn byte(&self, at: Location) -> usize {
         let line = usize::try_from(at.line).ok().and_then(|l| l.checked_sub(1));
         let Some(&start) = line.and_then(|l| self.lines.get(l)) else { return self.sql.len() };
         let skip = usize::try_from(at.column).unwrap_or(usize::MAX).saturating_sub(1);
+        if self.ascii {
+            return start.saturating_add(skip).min(self.sql.len());
+        }
         let rest = &self.sql[start..];
         rest.char_indices().nth(skip).map_or(self.sql.len(), |(i, _)| start + i)
     }
@@ -57,6 +63,9 @@ impl<'a> Places<'a> {
 
     /// Characters before a byte.
     pub fn characters(&self, byte: usize) -> usize {
+        if self.ascii {
+            return byte;
+        }
         self.sql[..byte].chars().count()
     }
 }

@@ -96,8 +96,11 @@ fn is_fed(shared: &Shared, state: &MetaState, id: RelationId) -> bool {
     }
     let runs = |id: &RelationId| {
         !state.jobs.contains_key(id)
-            || shared.job(*id).is_some_and(|h| {
-                matches!(h.state(), JobState::Running | JobState::Starting | JobState::Paused)
+            || shared.job(*id).is_some_and(|h| match h.state() {
+                JobState::Running | JobState::Starting | JobState::Paused => true,
+                // What the driver has not said yet the log may know.
+                JobState::Creating { .. } => state.is_caught_up(*id),
+                _ => false,
             })
     };
     state.closure(&[id]).iter().all(runs)

@@ -189,6 +189,11 @@ impl MetaState {
         self.relations.get(&id).is_some_and(|r| r.paused && r.kind() == RelationKind::Sink)
     }
 
+    /// Whether the job has all that its inputs held when it began.
+    pub fn is_caught_up(&self, id: RelationId) -> bool {
+        self.jobs.get(&id).is_some_and(|job| job.version.backfill.is_none())
+    }
+
     /// What a derived relation reads; nothing for roots.
     pub fn inputs(&self, id: RelationId) -> &[RelationId] {
         self.jobs.get(&id).map_or(&[], |job| &job.inputs)

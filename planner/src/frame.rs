@@ -230,8 +230,11 @@ impl Axis {
             (Value::Whole(v), Distance::Whole(d)) if negative => Value::Whole(v.saturating_sub(d)),
             (Value::Whole(v), Distance::Whole(d)) => Value::Whole(v.saturating_add(d)),
             (Value::Whole(us), Distance::Calendar { months, days, us: time }) => {
+                let finite = i64::try_from(us).ok().filter(|t| !matches!(*t, i64::MIN | i64::MAX));
+                // What is infinite stays so.
+                let Some(t) = finite else { return value };
                 let interval = IntervalMonthDayNano::new(months, days, time.saturating_mul(1000));
-                let moved = i64::try_from(us).ok().and_then(|t| shift(t, interval, negative).ok());
+                let moved = shift(t, interval, negative).ok();
                 let beyond = if negative { i128::MIN } else { i128::MAX };
                 Value::Whole(moved.map_or(beyond, i128::from))
             }
@@ -421,7 +424,7 @@ fn peers(order: &[ArrayRef], rows: usize) -> Result<(Vec<Range<usize>>, Vec<usiz
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::{Float64Array, Int32Array, TimestampMicrosecondArray};
+    use arrow::array::{Date32Array, Float64Array, Int32Array, TimestampMicrosecondArray};
 
     use super::*;
 
@@ -477,6 +480,16 @@ mod tests {
         let column = Arc::new(TimestampMicrosecondArray::from(days.to_vec()));
         let found = frames(range(month, Edge::Current), column, SortOptions::default());
         assert_eq!(found, [0..1, 0..2, 0..3, 1..4, 1..5]);
+    }
+
+    /// In PostgreSQL an infinite date is no month away from any other.
+    #[test]
+    fn a_month_from_infinity() {
+        let month = |ahead| at(ahead, Distance::Calendar { months: 1, days: 0, us: 0 });
+        let column = Arc::new(Date32Array::from(vec![i32::MIN, 19_415, 19_416, i32::MAX]));
+        let near = range(month(false), month(true));
+        let found = frames(near, column, SortOptions::default());
+        assert_eq!(found, [0..1, 1..3, 1..3, 3..4]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 /// The server's address; `None`, outside of CI only: there is none.
 ///
@@ -24,7 +25,15 @@ pub fn endpoint() -> Option<String> {
 /// If the server does not.
 pub fn create(endpoint: &str, bucket: &str) {
     let host = endpoint.trim_start_matches("http://");
-    let mut stream = TcpStream::connect(host).expect("the S3 server answers");
+    // It may have been started only just before.
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let mut stream = loop {
+        match TcpStream::connect(host) {
+            Ok(stream) => break stream,
+            Err(e) => assert!(Instant::now() < deadline, "the S3 server does not answer: {e}"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
     let request = format!(
         "PUT /{bucket} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );

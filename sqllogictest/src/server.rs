@@ -5,12 +5,16 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio_postgres::NoTls;
 
 /// How long a server may take to print its address (a cold dev binary on a busy machine).
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(180);
+/// How long a test's read waits for a view: on a busy machine a view may be seconds behind, and that is not what
+/// a test asks.
+const READ_WAIT: &str = "SET read_wait_timeout = '120s'";
 
 /// How to start a server.
 #[derive(Clone, Debug, Default)]
@@ -51,7 +55,43 @@ pub struct Server {
     pub port: u16,
     /// Of the web console and metrics.
     pub http: Option<u16>,
-    log: Arc<Mutex<Vec<String>>>,
+    log: Log,
+}
+
+/// What a process writes to its standard error, read by a thread.
+#[derive(Default)]
+struct Log {
+    lines: Arc<Mutex<Vec<String>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Log {
+    fn of(child: &mut Child) -> Log {
+        let mut log = Log::default();
+        if let Some(err) = child.stderr.take() {
+            let lines = Arc::clone(&log.lines);
+            log.reader = Some(std::thread::spawn(move || {
+                for line in BufReader::new(err).lines().map_while(Result::ok) {
+                    if let Ok(mut lines) = lines.lock() {
+                        lines.push(line);
+                    }
+                }
+            }));
+        }
+        log
+    }
+
+    /// Of a process that has ended: waits until its last line has been read.
+    fn finish(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            // A reader that panicked has read what it could.
+            let _ = reader.join();
+        }
+    }
+
+    fn text(&self) -> String {
+        self.lines.lock().map(|l| l.join("\n")).unwrap_or_default()
+    }
 }
 
 impl Server {
@@ -61,11 +101,12 @@ impl Server {
         Ok(Server { binary: binary.to_path_buf(), options, child, port, http, log })
     }
 
-    /// `kill -9`, and waits until the process is gone.
+    /// `kill -9`, and waits until the process is gone and all that it said is in the log.
     pub fn kill(&mut self) {
         // Already gone is fine: a crash point may have got there first.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        self.log.finish();
     }
 
     /// Whether the process has ended by itself.
@@ -94,7 +135,7 @@ impl Server {
 
     /// What the server wrote to its log so far.
     pub fn log(&self) -> String {
-        self.log.lock().map(|l| l.join("\n")).unwrap_or_default()
+        self.log.text()
     }
 
     /// A new connection; its driver runs in the background.
@@ -117,10 +158,11 @@ pub async fn connect(port: u16) -> Result<tokio_postgres::Client, tokio_postgres
         // The client's calls report what went wrong.
         let _ = connection.await;
     });
+    client.batch_execute(READ_WAIT).await?;
     Ok(client)
 }
 
-type Started = (Child, u16, Option<u16>, Arc<Mutex<Vec<String>>>);
+type Started = (Child, u16, Option<u16>, Log);
 
 fn spawn(binary: &Path, options: &ServerOptions) -> Result<Started, String> {
     let mut child = Command::new(binary)
@@ -134,23 +176,13 @@ fn spawn(binary: &Path, options: &ServerOptions) -> Result<Started, String> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| format!("cannot start {}: {e}", binary.display()))?;
-    let log = Arc::new(Mutex::new(Vec::new()));
+    let mut log = Log::of(&mut child);
     let (sender, receiver) = std::sync::mpsc::channel();
     if let Some(out) = child.stdout.take() {
         std::thread::spawn(move || {
             for line in BufReader::new(out).lines().map_while(Result::ok) {
                 // Nobody listens any more once the port is known.
                 let _ = sender.send(line);
-            }
-        });
-    }
-    if let Some(err) = child.stderr.take() {
-        let log = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for line in BufReader::new(err).lines().map_while(Result::ok) {
-                if let Ok(mut log) = log.lock() {
-                    log.push(line);
-                }
             }
         });
     }
@@ -170,8 +202,8 @@ fn spawn(binary: &Path, options: &ServerOptions) -> Result<Started, String> {
     }
     let _ = child.kill();
     let _ = child.wait();
-    let text = log.lock().map(|l| l.join("\n")).unwrap_or_default();
-    Err(format!("the server did not start:\n{text}"))
+    log.finish();
+    Err(format!("the server did not start:\n{}", log.text()))
 }
 
 /// The port in the line `psql -h 127.0.0.1 -p 4566 …`.

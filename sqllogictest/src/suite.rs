@@ -2,6 +2,7 @@
 //! compared, as a multiset of rows, with its own query run in batch; then all is dropped.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use sqllogictest::{AsyncDB, DBOutput, DefaultColumnType, Runner};
@@ -175,6 +176,37 @@ pub async fn rows(client: &Client, sql: &str) -> Result<Vec<Vec<String>>, String
             _ => None,
         })
         .collect())
+}
+
+/// How long sinks may take to get over what stalls them.
+const OVER: Duration = Duration::from_secs(120);
+
+/// FLUSH, with all sinks. FLUSH does not wait for a sink whose target refuses something just now, because a session of
+/// the process that was killed still holds a lock, say, or because it took too long to answer; this does.
+pub async fn flush(client: &Client) -> Result<(), String> {
+    let deadline = Instant::now() + OVER;
+    loop {
+        let before = stalled(client).await?;
+        client
+            .batch_execute("FLUSH")
+            .await
+            .map_err(|e| format!("{} in: FLUSH", QueryError::from(e)))?;
+        let after = stalled(client).await?;
+        if before.is_empty() && after.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(format!("sinks do not go on: {before:?}, {after:?}"));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Sinks that FLUSH passes over.
+async fn stalled(client: &Client) -> Result<Vec<Vec<String>>, String> {
+    let mut sinks = rows(client, "SHOW SINKS").await?;
+    sinks.retain(|s| s.get(2).is_some_and(|state| state == "stalled" || state == "failed"));
+    Ok(sinks)
 }
 
 /// Drops every relation and schema that a file left behind.

@@ -155,6 +155,8 @@ impl JobStore {
         let mut next = Version::clone(&current);
         let result = change(&mut next);
         *current = Arc::new(next);
+        drop(current);
+        self.shared.changed.notify_waiters();
         result
     }
 
@@ -315,7 +317,9 @@ impl JobStore {
         self.sealed.lock().iter().filter_map(Weak::upgrade).map(bytes).sum()
     }
 
-    /// Takes in a committed flush or compaction.
+    /// Takes in a committed flush or compaction. What a compaction replaces must be here already, or never
+    /// come: runs that came later would be read beside those made of them. See
+    /// [`StateStore::wait_for_runs`](crate::StateStore::wait_for_runs).
     pub fn apply_edit(&self, edit: &VersionEdit) {
         let replaced = self.update(|version| {
             let replaced = version.runs(&edit.remove_runs);

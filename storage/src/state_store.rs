@@ -12,7 +12,7 @@ use millrace_rpc::version::JobVersion;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::cache::{BlockCache, CacheOptions};
 use crate::error::{Result, StorageError};
@@ -88,6 +88,8 @@ pub(crate) struct Shared {
     pub flushing: Semaphore,
     /// Held while runs are rewritten.
     pub compacting: Semaphore,
+    /// Told when some job's version has changed, and when a job was opened or closed.
+    pub changed: Notify,
     prefixes: RwLock<HashMap<TableId, Arc<PrefixLengths>>>,
 }
 
@@ -137,6 +139,7 @@ impl StateStore {
             scans: AtomicUsize::new(0),
             flushing: Semaphore::new(writers),
             compacting: Semaphore::new(writers),
+            changed: Notify::new(),
             prefixes: RwLock::default(),
         });
         Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::new()) }))
@@ -160,6 +163,7 @@ impl StateStore {
     ) -> Result<Arc<JobStore>> {
         let store = JobStore::open(Arc::clone(&self.shared), job, tables, version).await?;
         self.jobs.lock().insert(job, Arc::clone(&store));
+        self.shared.changed.notify_waiters();
         Ok(store)
     }
 
@@ -170,6 +174,21 @@ impl StateStore {
     /// Forgets a job; snapshots that are open stay readable.
     pub fn close_job(&self, job: JobId) {
         self.jobs.lock().remove(&job);
+        self.shared.changed.notify_waiters();
+    }
+
+    /// Waits until the version of a job that is open here has all of these runs: the log names what a
+    /// commit or a flush adds before it is published or applied here. False: the job is not open.
+    pub async fn wait_for_runs(&self, job: JobId, runs: &[u64]) -> bool {
+        loop {
+            let changed = self.shared.changed.notified();
+            match self.job(job) {
+                None => return false,
+                Some(open) if open.version().runs(runs).len() == runs.len() => return true,
+                Some(_) => {}
+            }
+            changed.await;
+        }
     }
 
     /// Heap bytes of all jobs' memtables and memory runs, for the memory governor.

@@ -2,6 +2,7 @@
 //! hardware-independent form of "never one key at a time" (docs/design.md §14).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::{BinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -43,9 +44,15 @@ fn write(writer: &mut TableWriter, from: u64, to: u64) {
     writer.write(keys(from, to), None, values);
 }
 
-/// Slow enough that parallel requests overlap.
+/// Slow enough that parallel requests overlap, on a machine that is busy with other things too.
+const STEADY: Profile = Profile {
+    p50: Duration::from_millis(150),
+    p99: Duration::from_millis(150),
+    ..Profile::INSTANT
+};
+
 fn sim() -> Arc<SimStore> {
-    Arc::new(SimStore::in_memory(Profile::DFS, 1))
+    Arc::new(SimStore::in_memory(STEADY, 1))
 }
 
 async fn open(store: &Arc<SimStore>, incarnation: u64) -> Arc<StateStore> {

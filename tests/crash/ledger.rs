@@ -142,6 +142,8 @@ impl Ledger {
     /// Compares what is there with what was acknowledged, and every view with its query.
     pub async fn verify(&mut self, server: &Server) -> Result<(), String> {
         let client = server.connect().await.map_err(|e| e.to_string())?;
+        // A view whose creation was under way goes on being created, and cannot be read before.
+        client.batch_execute("WAIT").await.map_err(|e| e.to_string())?;
         let counts =
             suite::rows(&client, "SELECT batch, count(*) FROM ledger GROUP BY batch").await?;
         let count = |batch: i64| {
@@ -190,7 +192,7 @@ impl Ledger {
         if !self.batch(&client).await {
             return Err("a statement after the restart failed".to_string());
         }
-        client.batch_execute("FLUSH").await.map_err(|e| e.to_string())?;
+        suite::flush(&client).await?;
         for (from, to) in [("ledger", "copied"), ("seldom", "seldom_copied")] {
             let mut tables = Vec::new();
             for table in [from, to] {

@@ -62,7 +62,7 @@ async fn check(client: &Client, block: &Block, example: &Example) -> Result<(), 
 }
 
 /// How long what a document promises to arrive may take.
-const ARRIVAL: Duration = Duration::from_secs(30);
+const ARRIVAL: Duration = Duration::from_secs(120);
 
 fn write_file(path: &Path, content: &str) {
     let folder = path.parent().expect("a file lies in a folder");

@@ -14,7 +14,7 @@ use crate::node::{Node, NodeOptions};
 const SETTLED: usize = 15;
 const STEPS: usize = 45;
 /// How long merges may take to catch up with the stream.
-const CAUGHT_UP: Duration = Duration::from_secs(30);
+const CAUGHT_UP: Duration = Duration::from_secs(120);
 /// Rows of an epoch in each table; ten seconds of time.
 const ROWS: usize = 40;
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::SinkExt;
+use millrace_sqllogictest::suite;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::generate::{self, Query, Table};
@@ -56,6 +57,9 @@ impl Mode {
 }
 
 const STATEMENTS: usize = 14;
+/// How long a case may take; and one with a bug, which may well hang.
+const LIMIT: Duration = Duration::from_secs(900);
+const PLANTED_LIMIT: Duration = Duration::from_secs(240);
 
 pub struct Case {
     seed: u64,
@@ -102,9 +106,10 @@ impl Case {
         millrace_common::planted::plant(bug);
         let outcome = runtime.block_on(async {
             // A hang is a failure with a name, not a CI that never ends.
-            tokio::time::timeout(Duration::from_secs(240), self.run_async())
+            let limit = if bug.is_some() { PLANTED_LIMIT } else { LIMIT };
+            tokio::time::timeout(limit, self.run_async())
                 .await
-                .unwrap_or_else(|_| Err("the case did not finish in four minutes".to_string()))
+                .unwrap_or_else(|_| Err(format!("the case did not finish in {limit:?}")))
         });
         millrace_common::planted::plant(None);
         runtime.shutdown_background();
@@ -163,7 +168,7 @@ impl Case {
             }
         }
         if self.sinks > 0 {
-            execute(&client, "FLUSH").await?;
+            suite::flush(&client).await?;
         }
         for i in 0..self.sinks {
             outside.check_sink(&client, i).await?;

@@ -6,6 +6,7 @@
 //! and these follow from the tables' content: the latest time minus the delay.
 
 use std::fmt::Write;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -16,6 +17,9 @@ use crate::rng::Rng;
 /// The watermark of a table, as the batch query computes it.
 const A: &str = "((SELECT max(at) FROM a) - INTERVAL '5 seconds')";
 const B: &str = "((SELECT max(at) FROM b) - INTERVAL '3 seconds')";
+
+/// How long the state tables may take to say that they are cleaned.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn bin(seconds: u32, of: &str) -> String {
     format!("date_bin(INTERVAL '{seconds} seconds', {of}, TIMESTAMP '1970-01-01')")
@@ -205,13 +209,20 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
     }
     let kept = "SELECT count(*) FROM millrace_catalog.state_tables s \
                 WHERE s.relation_name LIKE 'v%' AND s.kept_since IS NOT NULL";
-    let rows = client.simple_query(kept).await.map_err(sql)?;
-    let cleaned = rows.iter().find_map(|m| match m {
-        SimpleQueryMessage::Row(r) => r.get(0)?.parse::<u32>().ok(),
-        _ => None,
-    });
-    if cleaned.unwrap_or(0) < 20 {
-        return Err(format!("only {cleaned:?} state tables are cleaned"));
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let rows = client.simple_query(kept).await.map_err(sql)?;
+        let cleaned = rows.iter().find_map(|m| match m {
+            SimpleQueryMessage::Row(r) => r.get(0)?.parse::<u32>().ok(),
+            _ => None,
+        });
+        if cleaned.unwrap_or(0) >= 20 {
+            break;
+        }
+        if Instant::now() > deadline {
+            return Err(format!("only {cleaned:?} state tables are cleaned"));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     node.stop().await;
     Ok(())

@@ -18,7 +18,7 @@ use crate::rng::Rng;
 
 const STEPS: usize = 8;
 /// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Queries, each of them a view made early and one made late.
 const QUERIES: [(&str, &str); 6] = [

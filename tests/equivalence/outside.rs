@@ -12,7 +12,7 @@ use crate::case::{execute, rows};
 use crate::generate::Table;
 
 /// How long the last files may take to be found and read.
-const ARRIVAL: Duration = Duration::from_secs(60);
+const ARRIVAL: Duration = Duration::from_secs(180);
 
 pub struct Outside {
     dir: TempDir,

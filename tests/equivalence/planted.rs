@@ -5,7 +5,7 @@ use millrace_common::planted::BUGS;
 use crate::case::{Case, Mode};
 
 /// Seeds tried for a bug before it counts as missed.
-const SEEDS: u64 = 96;
+const SEEDS: u64 = 300;
 
 #[test]
 fn catches_every_planted_bug() {

@@ -21,7 +21,7 @@ const SEEDS: &[u64] = &[
 ];
 
 const STEPS: usize = 10;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 const QUERIES: [(&str, &str); 6] = [
     ("kept", "SELECT id, k, at FROM t WHERE at > now() - INTERVAL '2 seconds'"),

@@ -11,7 +11,7 @@ use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, DefaultProducerContext, Producer};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER: Duration = Duration::from_secs(120);
 
 pub struct Broker {
     cluster: MockCluster<'static, DefaultProducerContext>,
@@ -81,7 +81,7 @@ impl Broker {
         consumer.assign(&list).expect("an assignment");
         let mut ended = BTreeMap::new();
         let mut all = Vec::new();
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + ANSWER;
         while ended.len() < partitions as usize {
             assert!(Instant::now() < deadline, "topic {topic} has no end");
             match consumer.poll(Duration::from_millis(100)) {

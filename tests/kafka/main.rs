@@ -21,6 +21,11 @@ async fn execute(client: &Client, sql: &str) {
     client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
 }
 
+/// Until every sink has published what was written before.
+async fn flush(client: &Client) {
+    suite::flush(client).await.unwrap_or_else(|e| panic!("{e}"));
+}
+
 /// Sorted rows, cells joined by `|`.
 async fn answer(client: &Client, sql: &str) -> Vec<String> {
     let rows = suite::rows(client, sql).await.unwrap_or_else(|e| panic!("{e}"));
@@ -35,7 +40,7 @@ async fn eventually(client: &Client, sql: &str, expected: &[&str]) {
 }
 
 async fn eventually_if(client: &Client, sql: &str, is: impl Fn(&[String]) -> bool, what: &str) {
-    let deadline = Instant::now() + Duration::from_secs(90);
+    let deadline = Instant::now() + Duration::from_secs(180);
     loop {
         let rows = answer(client, sql).await;
         if is(&rows) {

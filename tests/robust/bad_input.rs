@@ -339,10 +339,11 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
     assert!(full.contains("ERROR:  53100:"), "{full}");
     assert_eq!(psql(port, "SELECT count(*) FROM t").trim(), rows.to_string());
     fs::remove_file(&ballast).expect("removed");
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(120);
     loop {
         let output = psql(port, "INSERT INTO t VALUES (-1, 'there is room again')");
-        if output.starts_with("INSERT 0 1") {
+        // A statement whose fate was not known may have been committed in the end.
+        if output.starts_with("INSERT 0 1") || output.contains("23505") {
             break;
         }
         assert!(Instant::now() < until, "{output}");
@@ -437,7 +438,7 @@ async fn survives(faults: Faults) {
         "what is in memory is read"
     );
     store.set_faults(Faults::default());
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + Duration::from_secs(120);
     loop {
         let output = psql_to(&node, "INSERT INTO t VALUES (3)").await;
         if output.starts_with("INSERT 0 1") || output.contains("23505") {

@@ -10,8 +10,8 @@ use millrace_storage::sim::{Profile, SimStore};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
-use tokio_postgres::NoTls;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, NoTls};
 
 use crate::node::{Node, NodeOptions, one, run};
 
@@ -20,7 +20,12 @@ const STEADY: Profile =
     Profile { p50: Duration::from_millis(10), p99: Duration::from_millis(11), ..Profile::INSTANT };
 
 const COMMITS: usize = 60;
+/// Rounds of commits, and how many there may be on a machine that is busy with other things.
 const ROUNDS: usize = 5;
+const MOST_ROUNDS: usize = 40;
+
+/// States of a view that is being created, as one whose reads hang is shown at first and later.
+const BEING_CREATED: [&str; 2] = ["creating", "stalled"];
 
 struct Broken {
     store: SimStore,
@@ -60,7 +65,7 @@ impl Broken {
 
 /// Waits until nobody uses the store any more: flushes and compactions are over.
 pub async fn settle(store: &SimStore) {
-    let until = Instant::now() + Duration::from_secs(30);
+    let until = Instant::now() + Duration::from_secs(120);
     let mut last = store.stats().requests();
     let mut quiet = 0;
     while quiet < 8 && Instant::now() < until {
@@ -72,23 +77,63 @@ pub async fn settle(store: &SimStore) {
     assert!(quiet >= 8, "an idle server keeps using the store");
 }
 
-/// The best 99th percentile of several rounds: what the machine does beside is not the question.
-async fn p99(node: &Node, next: &mut usize) -> Duration {
-    let client = node.connect().await;
-    let mut best = Duration::MAX;
-    for _ in 0..ROUNDS {
-        let mut times = Vec::with_capacity(COMMITS);
-        for _ in 0..COMMITS {
-            let sql = format!("INSERT INTO c VALUES ({next}, {})", *next % 7);
-            *next += 1;
-            let begun = Instant::now();
-            client.batch_execute(&sql).await.expect("the third job commits");
-            times.push(begun.elapsed());
-        }
-        times.sort();
-        best = best.min(times[COMMITS * 99 / 100]);
+/// A server where nothing is wrong, for comparison: what the machine does beside, it does to both.
+struct Twin {
+    node: Node,
+    client: Client,
+}
+
+impl Twin {
+    async fn with(profile: Profile, sql: &str) -> Twin {
+        let node = Node::start(&Broken::new(profile).options).await;
+        let client = node.run(sql).await;
+        Twin { node, client }
     }
-    best
+}
+
+async fn timed<T>(work: impl Future<Output = T>) -> (T, Duration) {
+    let begun = Instant::now();
+    let result = work.await;
+    (result, begun.elapsed())
+}
+
+/// What was promised to take so long may take longer only on a machine that has no time: ten times what the
+/// like of it took at the same moment where nothing is wrong.
+#[track_caller]
+fn in_time(what: &str, took: Duration, promised: Duration, twin: Duration) {
+    assert!(
+        took < promised.max(twin * 10),
+        "{what} took {took:?}, and {twin:?} where nothing is wrong"
+    );
+}
+
+/// The 99th percentile of a round of commits. `next`: the first free id.
+async fn p99(client: &Client, next: &mut usize) -> Duration {
+    let mut times = Vec::with_capacity(COMMITS);
+    for _ in 0..COMMITS {
+        let sql = format!("INSERT INTO c VALUES ({next}, {})", *next % 7);
+        *next += 1;
+        let (done, took) = timed(client.batch_execute(&sql)).await;
+        done.expect("the third job commits");
+        times.push(took);
+    }
+    times.sort();
+    times[COMMITS * 99 / 100]
+}
+
+/// The best 99th percentile of several rounds here and at the twin, in turns: what the machine does beside is not
+/// the question. Once there are enough rounds they end as soon as the two are close.
+async fn compared(client: &Client, next: &mut usize, twin: &Twin) -> (Duration, Duration) {
+    let mut twins_next = 1;
+    let (mut here, mut there) = (Duration::MAX, Duration::MAX);
+    for round in 1..=MOST_ROUNDS {
+        here = here.min(p99(client, next).await);
+        there = there.min(p99(&twin.client, &mut twins_next).await);
+        if round >= ROUNDS && here.as_secs_f64() <= there.as_secs_f64() * 1.5 {
+            break;
+        }
+    }
+    (here, there)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -142,33 +187,52 @@ async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
     run(&client, "INSERT INTO c VALUES (0, 0)").await;
     let reason = node.wait_for_state("va", "stalled").await;
     assert!(reason.contains("object store"), "{reason}");
+    let twin = Twin::with(
+        STEADY,
+        "CREATE TABLE c (id int PRIMARY KEY, g int);
+         CREATE MATERIALIZED VIEW vc AS SELECT g, count(*) AS n FROM c GROUP BY g;
+         CREATE TABLE a (g int, v int);
+         CREATE MATERIALIZED VIEW va AS SELECT g, count(*) AS n FROM a GROUP BY g;
+         CREATE TABLE b (id int, t varchar);
+         CREATE MATERIALIZED VIEW vb AS SELECT id, max(t) AS t FROM b GROUP BY id;
+         INSERT INTO c VALUES (0, 0)",
+    )
+    .await;
     let mut next = 1;
-    let with = p99(&node, &mut next).await;
+    let (with, alone) = compared(&client, &mut next, &twin).await;
+    println!("p99 of a commit: {alone:?} alone, {with:?} beside a hung and a failing job");
+    assert!(with.as_secs_f64() <= alone.as_secs_f64() * 1.5, "{with:?} against {alone:?} alone");
 
     // Reads of others are not delayed; a read of the stalled view says which one it is.
-    let begun = Instant::now();
-    assert_eq!(one(&client, "SELECT sum(n) FROM vc").await, next.to_string());
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    let sum = "SELECT sum(n) FROM vc";
+    let ((found, took), (_, twins)) =
+        tokio::join!(timed(one(&client, sum)), timed(one(&twin.client, sum)));
+    assert_eq!(found, next.to_string());
+    in_time(sum, took, Duration::from_secs(2), twins);
     run(&client, "SET read_wait_timeout = '700ms'").await;
-    let begun = Instant::now();
-    let late = client.simple_query("SELECT * FROM va").await.expect_err("va cannot be read");
+    let ((late, took), (_, twins)) = tokio::join!(
+        timed(client.simple_query("SELECT * FROM va")),
+        timed(twin.client.simple_query("SELECT * FROM va"))
+    );
+    let late = late.expect_err("va cannot be read");
     let late = late.as_db_error().expect("the server's word");
     assert_eq!(late.code(), &SqlState::QUERY_CANCELED, "{late}");
     assert!(late.message().contains("\"va\""), "{late}");
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    in_time("a read that is late", took, Duration::from_secs(3), twins);
 
     for sql in
         ["DROP MATERIALIZED VIEW va", "DROP MATERIALIZED VIEW vb", "DROP TABLE a", "DROP TABLE b"]
     {
-        let begun = Instant::now();
-        client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
-        assert!(begun.elapsed() < Duration::from_secs(1), "{sql} took {:?}", begun.elapsed());
+        let ((dropped, took), (_, twins)) =
+            tokio::join!(timed(client.batch_execute(sql)), timed(twin.client.batch_execute(sql)));
+        dropped.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+        in_time(sql, took, Duration::from_secs(1), twins);
     }
+    drop(twin.node);
     broken.store.release_reads();
     settle(&broken.store).await;
-    let alone = p99(&node, &mut next).await;
-    println!("p99 of a commit: {alone:?} alone, {with:?} beside a hung and a failing job");
-    assert!(with.as_secs_f64() <= alone.as_secs_f64() * 1.5, "{with:?} against {alone:?} alone");
+    run(&client, "SET read_wait_timeout = '120s'; INSERT INTO c VALUES (-1, 0)").await;
+    assert_eq!(one(&client, "SELECT sum(n) FROM vc").await, (next + 1).to_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -201,9 +265,18 @@ async fn a_failing_job_shows_its_reason_and_others_go_on() {
     assert_eq!(one(&client, "SELECT count(*) FROM good").await, "2");
     let error = client.simple_query("SELECT * FROM v").await.expect_err("damaged");
     assert_eq!(error.code(), Some(&SqlState::DATA_CORRUPTED), "{error:?}");
-    let begun = Instant::now();
-    run(&client, "DROP MATERIALIZED VIEW v; DROP TABLE bad; INSERT INTO good VALUES (3)").await;
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    let twin = Twin::with(
+        Profile::INSTANT,
+        "CREATE TABLE good (id int PRIMARY KEY);
+         CREATE TABLE bad (g int, t varchar);
+         CREATE MATERIALIZED VIEW v AS SELECT g, max(t) AS t FROM bad GROUP BY g",
+    )
+    .await;
+    let go_on = "DROP MATERIALIZED VIEW v; DROP TABLE bad; INSERT INTO good VALUES (3)";
+    let (((), took), ((), twins)) =
+        tokio::join!(timed(run(&client, go_on)), timed(run(&twin.client, go_on)));
+    in_time(go_on, took, Duration::from_secs(1), twins);
+    drop(twin.node);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,21 +301,25 @@ async fn a_creation_can_be_cancelled_or_left_in_the_background() {
     let create = client
         .batch_execute("CREATE MATERIALIZED VIEW v AS SELECT g, sum(v) AS s FROM a GROUP BY g");
     let (created, _) = tokio::join!(create, async {
-        node.wait_for_state("v", "creating").await;
+        node.wait_for_one_of("v", &BEING_CREATED).await;
         cancel.cancel_query(NoTls).await.expect("the request is taken");
     });
     assert_eq!(created.expect_err("cancelled").code(), Some(&SqlState::QUERY_CANCELED));
-    let until = Instant::now() + Duration::from_secs(2);
+    // Its reads hang, and nothing but this test releases them.
+    let until = Instant::now() + Duration::from_secs(60);
     while node.job("v").await.is_some() {
         assert!(Instant::now() < until, "the cancelled view is still there");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
     // In the background it returns at once, shows where it is, and can be read when it is done.
-    let begun = Instant::now();
-    run(&client, "SET background_ddl = on; CREATE MATERIALIZED VIEW w AS SELECT g, sum(v) AS s FROM a GROUP BY g").await;
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
-    node.wait_for_state("w", "creating").await;
+    let in_background = "SET background_ddl = on; CREATE MATERIALIZED VIEW w AS SELECT g, sum(v) AS s FROM a GROUP BY g";
+    let twin = Twin::with(Profile::INSTANT, "CREATE TABLE a (g int, v int)").await;
+    let (((), took), ((), twins)) =
+        tokio::join!(timed(run(&client, in_background)), timed(run(&twin.client, in_background)));
+    in_time(in_background, took, Duration::from_secs(2), twins);
+    drop(twin.node);
+    node.wait_for_one_of("w", &BEING_CREATED).await;
     let jobs = suite::rows(&client, "SHOW JOBS").await.expect("SHOW JOBS answers");
     let w = jobs.iter().find(|j| j[1] == "public.w").expect("w is listed");
     assert!(w[4].ends_with('%'), "progress is shown: {w:?}");
@@ -267,7 +344,7 @@ async fn expressions_that_fail_in_a_view_are_null_and_counted() {
         .await;
     let rows = suite::rows(&client, "SELECT k, q, o, c FROM ev ORDER BY k").await.expect("rows");
     assert_eq!(rows, [["1", "NULL", "2147483647", "7"], ["2", "2", "NULL", "NULL"]]);
-    assert_eq!(node.job("ev").await.map(|j| j.0), Some("running".to_string()));
+    node.wait_for_state("ev", "running").await;
     let counted = "SELECT sqlstate, sum(count) FROM millrace_catalog.errors WHERE name = 'ev' GROUP BY 1 ORDER BY 1";
     let errors = suite::rows(&client, counted).await.expect("the counts");
     assert_eq!(errors, [["22003", "1"], ["22012", "1"], ["22P02", "1"]]);

@@ -96,12 +96,17 @@ impl Node {
 
     /// Waits until SHOW JOBS shows the job in this state, and returns the reason it shows.
     pub async fn wait_for_state(&self, name: &str, state: &str) -> String {
-        let until = Instant::now() + Duration::from_secs(30);
+        self.wait_for_one_of(name, &[state]).await
+    }
+
+    /// As [`Node::wait_for_state`], for any of these states.
+    pub async fn wait_for_one_of(&self, name: &str, states: &[&str]) -> String {
+        let until = Instant::now() + Duration::from_secs(120);
         loop {
             let job = self.job(name).await;
             match job {
-                Some((found, reason)) if found == state => return reason,
-                other => assert!(Instant::now() < until, "{name} is {other:?}, not {state}"),
+                Some((found, reason)) if states.contains(&found.as_str()) => return reason,
+                other => assert!(Instant::now() < until, "{name} is {other:?}, not {states:?}"),
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }

@@ -9,7 +9,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt};
 
-use super::{Random, TABLES, execute, files, sorted, statement};
+use super::{Random, TABLES, execute, files, flush, sorted, statement};
 
 fn store(endpoint: &str, bucket: &str) -> AmazonS3 {
     AmazonS3Builder::new()
@@ -42,7 +42,7 @@ async fn upload(store: &AmazonS3, key: &str, text: &str) {
 }
 
 async fn eventually(client: &tokio_postgres::Client, sql: &str, expected: &[Vec<String>]) {
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(180);
     loop {
         let rows = sorted(client, sql).await;
         if rows == expected {
@@ -92,7 +92,7 @@ async fn files_in_a_bucket_are_written_and_read_exactly_once() {
         upload(&store, &format!("in/{}.csv", round + 2), &format!("{},more\n", round + 10)).await;
         server.restart(None).expect("the server starts after a kill");
         let client = server.connect().await.unwrap();
-        execute(&client, "FLUSH").await;
+        flush(&client).await;
         let copy = tempfile::tempdir().unwrap();
         let at = |part: &str| {
             let path = copy.path().join(part);

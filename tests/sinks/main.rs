@@ -88,9 +88,14 @@ const TARGET_TABLES: &str = "
     CREATE TABLE orders (id int PRIMARY KEY, city text, amount bigint);
     CREATE TABLE events (n int, what text);";
 
+/// Until every sink has what was written before.
+async fn flush(client: &Client) {
+    suite::flush(client).await.unwrap_or_else(|e| panic!("{e}"));
+}
+
 /// Every sink's content is its query's.
 async fn check(client: &Client, files: &Path, target: &Target, when: &str) {
-    execute(client, "FLUSH").await;
+    flush(client).await;
     let cities = sorted(client, "SELECT city, orders, amount FROM cities").await;
     let orders = sorted(client, "SELECT id, city, amount FROM orders").await;
     let events = sorted(client, "SELECT n, what FROM events").await;
@@ -184,7 +189,7 @@ async fn a_sink_is_killed_in_the_middle_of_its_snapshot() {
     let client = server.connect().await.unwrap();
     execute(&client, "WAIT").await;
     execute(&client, "INSERT INTO big VALUES (0, 'last')").await;
-    execute(&client, "FLUSH").await;
+    flush(&client).await;
     let expected = sorted(&client, "SELECT n, v FROM big").await;
     assert_eq!(expected.len(), 40_001);
     let lines = files::csv_lines(files.path());
@@ -201,7 +206,7 @@ async fn state(client: &Client, sink: &str) -> (String, String) {
 }
 
 async fn until_state(client: &Client, sink: &str, wanted: &str) -> String {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(120);
     loop {
         let (now, reason) = state(client, sink).await;
         if now == wanted {
@@ -210,6 +215,12 @@ async fn until_state(client: &Client, sink: &str, wanted: &str) -> String {
         assert!(Instant::now() < deadline, "{sink} is {now} ({reason}), not {wanted}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+async fn timed(client: &Client, sql: &str) -> Duration {
+    let begun = Instant::now();
+    execute(client, sql).await;
+    begun.elapsed()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -252,7 +263,7 @@ async fn a_target_that_is_away_or_refuses_stalls_its_sink_alone() {
     target.execute("ALTER TABLE hidden RENAME TO t; ALTER TABLE narrow ALTER v TYPE text").await;
     until_state(&client, "away", "running").await;
     until_state(&client, "refusing", "running").await;
-    execute(&client, "FLUSH").await;
+    flush(&client).await;
     let expected = sorted(&client, "SELECT k, v FROM t").await;
     assert_eq!(target.rows("SELECT k, v FROM t").await, expected);
     assert_eq!(target.rows("SELECT k, v FROM narrow").await, expected);
@@ -260,9 +271,13 @@ async fn a_target_that_is_away_or_refuses_stalls_its_sink_alone() {
     target.execute("DROP TABLE t").await;
     execute(&client, "DELETE FROM t WHERE k = 3").await;
     until_state(&client, "away", "stalled").await;
-    let begun = Instant::now();
-    execute(&client, "DROP SINK away").await;
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    let took = timed(&client, "DROP SINK away").await;
+    let well = timed(&client, "DROP SINK files").await;
+    // Longer only where everything takes long.
+    assert!(
+        took < Duration::from_secs(5).max(well * 10),
+        "{took:?}, and {well:?} of one that is well"
+    );
     target.drop().await;
 }
 
@@ -291,9 +306,10 @@ async fn a_null_for_a_column_that_takes_none_stalls_a_sink_with_its_row() {
     }
     execute(
         &client,
-        "DROP SINK upserts, appends; CREATE SINK filtered INTO strict AS SELECT * FROM t WHERE v IS NOT NULL; FLUSH",
+        "DROP SINK upserts, appends; CREATE SINK filtered INTO strict AS SELECT * FROM t WHERE v IS NOT NULL",
     )
     .await;
+    flush(&client).await;
     assert_eq!(sorted(&client, "SELECT k, v FROM strict").await.len(), 1);
 }
 
@@ -415,7 +431,7 @@ async fn subscribe_streams_changes_and_its_view_ends_with_the_session() {
         assert_eq!(ended.as_db_error().map(|e| e.code().code()), Some("57014"));
     }
     // The reader is done: so is its view.
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while ephemeral(suite::rows(&client, jobs).await.unwrap()) > 0 {
         assert!(Instant::now() < deadline, "the view of an ended SUBSCRIBE stays");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -427,7 +443,11 @@ async fn subscribe_streams_changes_and_its_view_ends_with_the_session() {
     assert_eq!(ephemeral(suite::rows(&client, jobs).await.unwrap()), 1);
     server.restart(None).expect("the server starts after a kill");
     let client = server.connect().await.unwrap();
-    assert_eq!(ephemeral(suite::rows(&client, jobs).await.unwrap()), 0);
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while ephemeral(suite::rows(&client, jobs).await.unwrap()) > 0 {
+        assert!(Instant::now() < deadline, "the view of a SUBSCRIBE outlives its process");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -454,12 +474,12 @@ async fn a_stream_of_events_reaches_files_and_postgres_exactly_once() {
         server.restart(None).expect("the server starts after a kill");
     }
     let client = server.connect().await.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(180);
     while suite::rows(&client, "SELECT count(*) FROM bid").await.unwrap()[0][0] != "18400" {
         assert!(Instant::now() < deadline, "the stream does not end");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    execute(&client, "FLUSH").await;
+    flush(&client).await;
     let expected = sorted(&client, "SELECT auction, bidder, price FROM dear").await;
     assert!(files::csv_lines(files.path()) == expected, "lines in files");
     assert!(target.rows("SELECT * FROM bids").await == expected, "rows in PostgreSQL");
@@ -488,7 +508,8 @@ async fn an_aggregate_is_told_when_its_snapshot_is_whole() {
     tokio::time::sleep(Duration::from_millis(150)).await;
     server.restart(None).expect("the server starts after a kill");
     let client = server.connect().await.unwrap();
-    execute(&client, "WAIT; FLUSH").await;
+    execute(&client, "WAIT").await;
+    flush(&client).await;
     let expected = sorted(&client, "SELECT k, count(*), max(n) FROM big GROUP BY k").await;
     assert_eq!(expected.len(), 7);
     assert_eq!(files::csv_lines(files.path()), expected);

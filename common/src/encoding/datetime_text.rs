@@ -228,11 +228,10 @@ impl Reader {
                     self.month = Some(m);
                     self.numbers.extend([(*a).to_owned(), (*c).to_owned()]);
                 } else if digits(a) && digits(b) && digits(c) {
-                    let (a_n, b_n, c_n) = (integer(a)?, integer(b)?, integer(c)?);
                     self.date = Some(match a.len() > 2 {
-                        true => (a_n, b_n as u32, c_n as u32),
+                        true => (integer(a)?, of_calendar(b)?, of_calendar(c)?),
                         // Month, day, year.
-                        false => (year(c, c_n), a_n as u32, b_n as u32),
+                        false => (year(c, integer(c)?), of_calendar(a)?, of_calendar(b)?),
                     });
                 } else {
                     return None;
@@ -258,17 +257,16 @@ impl Reader {
             (Some(date), None) if self.numbers.is_empty() => date,
             (None, Some(month)) => {
                 let [a, b] = self.numbers.as_slice() else { return None };
-                let (a_n, b_n): (i64, i64) = (a.parse().ok()?, b.parse().ok()?);
                 match a.len() > 2 {
-                    true => (a_n, month, b_n as u32),
+                    true => (integer(a)?, month, of_calendar(b)?),
                     // Before Christ there are no short years.
-                    false if self.bc => (b_n, month, a_n as u32),
-                    false => (year(b, b_n), month, a_n as u32),
+                    false if self.bc => (integer(b)?, month, of_calendar(a)?),
+                    false => (year(b, integer(b)?), month, of_calendar(a)?),
                 }
             }
             _ => return None,
         };
-        if y == 0 {
+        if y == 0 || y > LAST_YEAR {
             return Some(None);
         }
         if self.bc {
@@ -286,6 +284,9 @@ impl Reader {
         Some(in_calendar(days).then_some(Local { days, us, zone: self.zone }))
     }
 }
+
+/// The year of PostgreSQL's last date.
+const LAST_YEAR: i64 = 5_874_897;
 
 /// Whether PostgreSQL has this day: 4714-11-24 BC to 5874897-12-31.
 pub fn in_calendar(days: i64) -> bool {
@@ -305,6 +306,11 @@ fn integer(digits: &str) -> Option<i64> {
     digits.parse().ok()
 }
 
+/// The number of a month or a day.
+fn of_calendar(digits: &str) -> Option<u32> {
+    digits.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -317,5 +323,16 @@ mod tests {
         assert_eq!(time_of_day("10:00 America/New_York"), None);
         assert_eq!(time_of_day("Jan 1 2020 10:00 America/New_York"), Some(TEN));
         assert_eq!(time_of_day("Jan 1 2020"), None);
+    }
+
+    #[test]
+    fn numbers_that_no_calendar_has() {
+        let there = |text: &str| parse(text).map(|local| local.is_some());
+        assert_eq!(there("Jan 1 5874897"), Some(true));
+        assert_eq!(there("Jan 1 9223372036854775807"), Some(false));
+        assert_eq!(there("9223372036854775807/1/1"), Some(false));
+        assert_eq!(there("2024/13/1"), Some(false));
+        assert_eq!(there("2024/4294967297/1"), None);
+        assert_eq!(there("2024 Jan 4294967297"), None);
     }
 }

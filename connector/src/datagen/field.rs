@@ -312,6 +312,15 @@ impl Field {
         }
     }
 
+    /// Bytes that a value takes at most, roughly.
+    pub fn width(&self) -> usize {
+        match &self.shape {
+            Shape::Letters { length } => *length,
+            Shape::Numbered { prefix, .. } => prefix.len() + 20,
+            _ => 16,
+        }
+    }
+
     /// A sequence without an end has left what its column holds.
     fn run_out(&self) -> ConnectorError {
         let (column, t) = (&self.column, self.sql_type);

@@ -22,6 +22,8 @@ use field::Field;
 
 const OPTIONS: &[&str] = &["connector", "rows", "rows_per_second", "splits", "seed", "rate_limit"];
 const INCLUDES: &[Include] = &[Include::Partition, Include::Offset];
+/// About as much as a batch takes at most: texts may be a megabyte each.
+const READ_BYTES: usize = 8 << 20;
 
 pub struct DatagenSource {
     columns: Arc<Columns>,
@@ -97,7 +99,10 @@ impl Source for DatagenSource {
         if at.split >= self.pace.splits {
             return Err(ConnectorError::NoSuchSplit(at.split));
         }
+        let fields = columns.iter().filter_map(|c| self.fields.get(*c)?.as_ref());
+        let width: usize = fields.map(Field::width).sum();
         Ok(Box::new(Reader {
+            most_rows: (READ_BYTES / width.max(1)).max(1),
             schema: self.columns.project(columns)?,
             columns: Arc::clone(&self.columns),
             fields: Arc::clone(&self.fields),
@@ -110,6 +115,8 @@ impl Source for DatagenSource {
 }
 
 struct Reader {
+    /// Of one batch.
+    most_rows: usize,
     schema: SchemaRef,
     columns: Arc<Columns>,
     fields: Arc<Vec<Option<Field>>>,
@@ -152,7 +159,8 @@ impl SplitReader for Reader {
         if self.offset >= until {
             return Ok(None);
         }
-        let end = until.min(self.offset.saturating_add(max_rows as u64));
+        let rows = max_rows.min(self.most_rows);
+        let end = until.min(self.offset.saturating_add(rows as u64));
         let number = |offset| offset * self.splits + u64::from(self.split);
         let numbers: Vec<u64> = (self.offset..end).map(number).collect();
         let arrays =

@@ -256,3 +256,18 @@ async fn an_endless_sequence_that_runs_out_of_its_type_says_so() {
     let error = reader.read(101, 8).await.err().unwrap().to_string();
     assert!(error.contains("fields.c.kind") && error.contains("(3)"), "{error}");
 }
+
+#[tokio::test]
+async fn long_texts_come_in_small_batches() {
+    let options = [("fields.a.length", "1000000"), ("rows", "100")];
+    let source = source(&[("a", SqlType::Text)], &options).unwrap();
+    let at = ReadFrom { split: 0, offset: 0, position: None, parts: Default::default() };
+    let mut reader = source.open(at, &[0]).unwrap();
+    let (mut rows, mut most) = (0, 0);
+    while let Some((batch, end)) = reader.read(100, 4096).await.unwrap() {
+        rows += batch.num_rows();
+        most = most.max(batch.num_rows());
+        assert_eq!(end, rows as u64);
+    }
+    assert_eq!((rows, most), (100, 8));
+}

@@ -28,7 +28,7 @@ impl Broker {
         record.key = key;
         record.payload = value;
         self.producer.send(record).map_err(|(e, _)| e).unwrap();
-        self.producer.flush(Duration::from_secs(10)).unwrap();
+        self.producer.flush(Duration::from_secs(120)).unwrap();
     }
 }
 

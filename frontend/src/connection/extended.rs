@@ -7,7 +7,7 @@ use millrace_planner::Interrupt;
 use pgwire::messages::extendedquery::{Bind, TARGET_TYPE_BYTE_PORTAL};
 
 use super::{Connection, Ending, Failure, SEND_BYTES, guarded};
-use crate::session::execute::no_statement;
+use crate::session::execute::{ends_block, no_statement};
 use crate::session::prepare::{PortalState, Running, cannot_run};
 use crate::session::scroll::{Fetched, Scroll, Way};
 use crate::session::{Outcome, Portal};
@@ -56,8 +56,10 @@ impl Connection {
             ));
         }
         if matches!(self.session.block, crate::session::Block::Failed { .. }) {
-            let ends = sql.trim_start().get(..4).map(str::to_ascii_uppercase);
-            if !matches!(ends.as_deref(), Some("ROLL" | "COMM" | "ABOR" | "END" | "END;")) {
+            let statements = crate::statements::parse(sql)?;
+            if let [only] = statements.as_slice()
+                && !ends_block(&only.statement)
+            {
                 return Err(crate::session::transaction::aborted());
             }
         }

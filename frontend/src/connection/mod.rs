@@ -167,6 +167,7 @@ impl Connection {
             self.out.error("ERROR", e);
         }
         self.session.fail_block();
+        self.session.end_string();
         self.end_statement();
     }
 
@@ -190,11 +191,19 @@ impl Connection {
 
     /// The command tag. The last statement of a string is complete when all of them are committed.
     async fn conclude(&mut self, tag: &str) -> Result<(), Failure> {
-        if self.ends_string {
-            let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
-            guarded(&self.gone, &cancel, timeout, self.session.commit_implicit()).await?;
-        }
+        self.commit_string().await?;
         self.complete(tag);
+        Ok(())
+    }
+
+    /// After the last statement of a string commits all of them.
+    async fn commit_string(&mut self) -> Result<(), SqlError> {
+        if !self.ends_string {
+            return Ok(());
+        }
+        let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
+        guarded(&self.gone, &cancel, timeout, self.session.commit_implicit()).await?;
+        self.session.end_string();
         Ok(())
     }
 

@@ -52,7 +52,10 @@ impl Connection {
         .await?;
         self.flush_notices();
         match outcome {
-            Outcome::Empty => self.out.empty_query(),
+            Outcome::Empty => {
+                self.commit_string().await?;
+                self.out.empty_query()
+            }
             Outcome::Command(tag) => self.conclude(&tag).await?,
             Outcome::Rows(rows) => {
                 self.out.row_description(&rows.fields, &[]);

@@ -78,9 +78,8 @@ impl Reader {
             let line = buffer.split_to(end);
             buffer.advance(1);
             (self.scanned, self.quoted) = (0, false);
-            let carriage = line.ends_with(b"\r");
-            let body = line.strip_suffix(b"\r").unwrap_or(&line);
-            self.check_end(body, carriage)?;
+            let body = self.without_carriage(&line);
+            self.check_end(body, body.len() < line.len())?;
             self.take_line(body)?;
             if self.ended {
                 return Ok(());
@@ -117,7 +116,7 @@ impl Reader {
                     SqlError::new(SqlState::BAD_COPY_FILE_FORMAT, "unterminated CSV quoted field");
                 return Err(self.at_line(e, Some(&rest)));
             }
-            let body = rest.strip_suffix(b"\r").unwrap_or(&rest);
+            let body = self.without_carriage(&rest);
             // No newline has to follow the last line.
             let carriage = body.len() < rest.len() || self.carriage.unwrap_or(false);
             self.check_end(body, carriage)?;
@@ -126,13 +125,32 @@ impl Reader {
         Ok(self.take())
     }
 
-    /// The newline that ends the line at the buffer's start: in CSV not one inside quotes.
+    /// The line without a carriage return that belongs to its end: one behind a backslash is of the value.
+    fn without_carriage<'a>(&self, line: &'a [u8]) -> &'a [u8] {
+        let Some(body) = line.strip_suffix(b"\r") else { return line };
+        let backslashes = body.iter().rev().take_while(|b| **b == b'\\').count();
+        if !self.format.csv && backslashes % 2 == 1 { line } else { body }
+    }
+
+    /// The newline that ends the line at the buffer's start: in CSV not one inside quotes, in text not one behind a
+    /// backslash.
     fn find_line_end(&mut self, buffer: &[u8]) -> Option<usize> {
         let start = self.scanned;
         if !self.format.csv {
-            let found = buffer[start..].iter().position(|b| *b == b'\n').map(|i| start + i);
+            let mut i = start;
+            while let Some(found) = buffer[i..].iter().position(|b| matches!(b, b'\n' | b'\\')) {
+                i += found;
+                if buffer[i] == b'\n' {
+                    return Some(i);
+                }
+                if i + 1 == buffer.len() {
+                    self.scanned = i;
+                    return None;
+                }
+                i += 2;
+            }
             self.scanned = buffer.len();
-            return found;
+            return None;
         }
         let (quote, escape) = (self.format.quote, self.format.escape);
         let mut i = start;
@@ -216,8 +234,10 @@ impl Reader {
         let result = if self.format.csv { self.csv_line(line) } else { self.text_line(line) };
         self.lines.note(self.rows, self.line, line);
         self.rows += 1;
-        // CSV lines may hold newlines, and errors count lines of the file.
-        self.line += newlines(line);
+        // CSV lines may hold newlines, and errors count lines of the file. PostgreSQL does not count those of text.
+        if self.format.csv {
+            self.line += newlines(line);
+        }
         result
     }
 
@@ -440,14 +460,17 @@ fn csv_field(format: &Format, line: &[u8], start: usize, out: &mut Vec<u8>) -> (
     (i.min(line.len()), quoted)
 }
 
-/// Resolves the backslashes of the text format.
+/// Resolves the backslashes of the text format. The last one of the input may have nothing behind it: it is none.
 fn unescape(field: &[u8], out: &mut Vec<u8>) {
     let mut i = 0;
     while i < field.len() {
-        if field[i] != b'\\' || i + 1 == field.len() {
+        if field[i] != b'\\' {
             out.push(field[i]);
             i += 1;
             continue;
+        }
+        if i + 1 == field.len() {
+            return;
         }
         i += 2;
         let digits = |from: usize, max: usize, radix: u32| {
@@ -556,6 +579,20 @@ mod tests {
                 (Some(3), Some(String::new()))
             ]
         );
+    }
+
+    #[test]
+    fn a_newline_behind_a_backslash_is_of_the_value() {
+        let of = |input: &str| -> Vec<String> {
+            let rows = read(&text(), input).unwrap();
+            rows.into_iter().filter_map(|(_, b)| b).collect()
+        };
+        assert_eq!(of("1\ta\\\nb\n2\tc\n"), ["a\nb", "c"]);
+        assert_eq!(of("1\ta\\\nb\\\n"), ["a\nb\n"]);
+        assert_eq!(of("1\ta\\\\\n2\tb\\\r\n"), ["a\\", "b\r"]);
+        assert_eq!(of("1\ta\\"), ["a"]);
+        let e = read(&text(), "1\ta\\\nb\nx\tc\n").unwrap_err();
+        assert_eq!(e.context.as_deref(), Some("COPY t, line 2, column a: \"x\""));
     }
 
     /// What PostgreSQL 15 says of the same files.

@@ -51,6 +51,7 @@ impl Session {
             binary: declare.binary.unwrap_or(false),
             scroll: scrolls,
             at: chrono::Utc::now().timestamp_micros(),
+            depth: self.depth(),
         });
         let (values, formats) = (Vec::new(), Vec::new());
         let portal = Portal { prepared, values, formats, state, hold, declared };

@@ -8,7 +8,7 @@ use millrace_planner::ast::Show;
 use millrace_planner::bind::locate;
 use millrace_planner::parser::with_changes_rows;
 use millrace_planner::{ParsedStatement, Statement};
-use sqlparser::ast::{DiscardObject, Expr, Statement as Sql};
+use sqlparser::ast::{DiscardObject, Expr, ObjectName, Statement as Sql};
 
 use super::{Block, Outcome, Prepared, RowSet, Session, params, transaction};
 use crate::query::catalog_view::fold;
@@ -178,7 +178,7 @@ impl Session {
                 done("PREPARE")
             }
             Sql::Execute { name: Some(name), parameters, .. } => {
-                Box::pin(self.execute_prepared(&name.to_string(), parameters)).await
+                Box::pin(self.execute_prepared(&prepared_name(name), parameters)).await
             }
             Sql::Deallocate { name, .. } => {
                 if name.quote_style.is_none() && name.value.eq_ignore_ascii_case("all") {
@@ -230,6 +230,14 @@ impl Session {
     }
 }
 
+/// The name that EXECUTE gives, as PREPARE has kept it.
+pub fn prepared_name(name: &ObjectName) -> String {
+    match name.0.as_slice() {
+        [part] => part.as_ident().map(fold).unwrap_or_else(|| part.to_string()),
+        _ => name.to_string(),
+    }
+}
+
 pub fn no_statement(name: &str) -> SqlError {
     SqlError::new(
         SqlState::INVALID_SQL_STATEMENT_NAME,
@@ -237,7 +245,8 @@ pub fn no_statement(name: &str) -> SqlError {
     )
 }
 
-fn ends_block(statement: &Statement) -> bool {
+/// Whether a failed block takes a statement: its end, or the way back to a savepoint.
+pub fn ends_block(statement: &Statement) -> bool {
     matches!(statement, Statement::Sql(s) if matches!(s.as_ref(), Sql::Commit { .. } | Sql::Rollback { .. }))
 }
 

@@ -66,6 +66,8 @@ pub struct Session {
     pub changed: Vec<&'static str>,
     /// Settings that SET LOCAL hides until the block ends: name and value before.
     pub locals: Vec<(String, String)>,
+    /// What ROLLBACK goes back to in a string of statements without BEGIN.
+    pub before_string: Option<Box<Settings>>,
     /// Cancels the statement under way.
     pub cancel: CancellationToken,
     /// Writes of the block. Shared with the catalogs of its statements, whose reads see them.
@@ -94,6 +96,7 @@ impl Session {
             late: AtomicU64::new(0),
             changed: Vec::new(),
             locals: Vec::new(),
+            before_string: None,
             cancel: CancellationToken::new(),
             writes: Arc::default(),
             frozen: Mutex::default(),

@@ -14,6 +14,7 @@ use millrace_planner::{ParsedStatement, Statement};
 use parking_lot::Mutex;
 use sqlparser::ast::Statement as Sql;
 
+use super::execute::prepared_name;
 use super::scroll::Scroll;
 use super::{RowSet, Session, outcome::text_field, params};
 use crate::dml;
@@ -56,6 +57,8 @@ pub struct Declared {
     pub scroll: bool,
     /// When, in microseconds since 1970.
     pub at: i64,
+    /// How deep it is in what can be rolled back: 0 is not at all, 1 in the block, 2 behind its first savepoint …
+    pub depth: usize,
 }
 
 pub enum PortalState {
@@ -184,6 +187,7 @@ impl Session {
                 dml::with::describe(self, query, types)
             }
             Sql::Query(query) => {
+                crate::catalog::functions::infer_parameters(query.as_ref(), types);
                 let (bound, fields) = self.bind(&self.catalog_view(), query, types)?;
                 params::merge(types, bound.param_types);
                 Ok(Some(fields))
@@ -197,7 +201,7 @@ impl Session {
                 Ok(portal.or_else(|| self.feed_fields(&name)))
             }
             Sql::Execute { name: Some(name), .. } => {
-                Ok(self.prepared.get(&name.to_string()).and_then(|p| p.fields.clone()))
+                Ok(self.prepared.get(&prepared_name(name)).and_then(|p| p.fields.clone()))
             }
             _ => Ok(None),
         }

@@ -10,14 +10,14 @@ use sqlparser::ast::{
 };
 
 use super::settings::{is_custom, no_effect};
-use super::{Block, RowSet, Session};
+use super::{Block, RowSet, Session, Settings};
 
 impl Session {
     pub fn set(&mut self, set: &Set) -> Result<(), SqlError> {
         match set {
             Set::SingleAssignment { scope, variable, values, .. } => {
                 let name = variable.to_string().replace('"', "");
-                if matches!(scope, Some(ContextModifier::Local)) && !self.in_block() {
+                if matches!(scope, Some(ContextModifier::Local)) && !self.stages_writes() {
                     self.notice(
                         "WARNING",
                         SqlState::NO_ACTIVE_SQL_TRANSACTION,
@@ -45,7 +45,7 @@ impl Session {
                 self.set_value(&name, &value)
             }
             Set::SetTimeZone { local, value } => {
-                if *local && !self.in_block() {
+                if *local && !self.stages_writes() {
                     self.notice(
                         "WARNING",
                         SqlState::NO_ACTIVE_SQL_TRANSACTION,
@@ -140,7 +140,7 @@ impl Session {
     ) -> Result<RowSet, SqlError> {
         let mut shown = Vec::with_capacity(settings.len());
         for (name, value, local) in &settings {
-            if !local || self.in_block() {
+            if !local || self.stages_writes() {
                 self.keep_for_block(name, *local)?;
                 self.set_value(name, value)?;
                 shown.push(Some(self.settings.get(name)?.to_owned()));
@@ -155,7 +155,7 @@ impl Session {
 
     /// Before a setting changes in a block: what SET LOCAL has to bring back.
     fn keep_for_block(&mut self, name: &str, local: bool) -> Result<(), SqlError> {
-        if self.in_block() {
+        if self.stages_writes() {
             let hidden = self.locals.iter().position(|(n, _)| n.eq_ignore_ascii_case(name));
             // A plain SET in the same block lasts longer than a SET LOCAL before it.
             if let Some(at) = hidden
@@ -189,6 +189,13 @@ impl Session {
         Ok(())
     }
 
+    /// After a string of statements that is no part of a block, or its failure.
+    pub fn end_string(&mut self) {
+        if !self.in_block() {
+            self.end_locals();
+        }
+    }
+
     /// Ends what SET LOCAL set.
     pub fn end_locals(&mut self) {
         for (name, before) in std::mem::take(&mut self.locals) {
@@ -202,6 +209,16 @@ impl Session {
     pub fn reset_all(&mut self) {
         self.settings.reset_all();
         SETTINGS.iter().for_each(|s| self.note_change(s));
+    }
+
+    /// The settings as they were before what is rolled back; the client is told.
+    pub(super) fn restore(&mut self, settings: Settings) {
+        for setting in SETTINGS.iter().filter(|s| s.report) {
+            if self.settings.value(setting) != settings.value(setting) {
+                self.note_change(setting);
+            }
+        }
+        self.settings = settings;
     }
 
     fn note_change(&mut self, setting: &'static Setting) {
@@ -241,7 +258,8 @@ impl Session {
 
     /// DISCARD ALL: the session as it was when it began.
     pub fn discard_all(&mut self) -> Result<(), SqlError> {
-        if self.in_block() {
+        // Nor among the statements of one string: what they have written would neither be committed nor forgotten.
+        if !matches!(self.block, Block::None) {
             return Err(SqlError::new(
                 SqlState::ACTIVE_SQL_TRANSACTION,
                 "DISCARD ALL cannot run inside a transaction block",
@@ -250,7 +268,6 @@ impl Session {
         self.portals.clear();
         self.feeds.clear();
         self.prepared.clear();
-        self.block = Block::None;
         self.shared.locks.release_session(self.pid);
         self.reset_all();
         Ok(())

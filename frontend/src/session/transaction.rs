@@ -61,10 +61,13 @@ impl Session {
     pub fn begin(&mut self, modes: &[TransactionMode]) -> Result<String, SqlError> {
         match self.block {
             Block::None | Block::Implicit => {
-                self.block = Block::Open {
-                    settings: Box::new(self.settings.clone()),
-                    savepoints: Vec::new(),
-                };
+                let before = self.before_string.take();
+                let mut settings = before.unwrap_or_else(|| Box::new(self.settings.clone()));
+                for (name, before) in &self.locals {
+                    // The value was this setting's before, so it is one it takes.
+                    let _ = settings.set(name, before);
+                }
+                self.block = Block::Open { settings, savepoints: Vec::new() };
                 self.queried = false;
                 let level = self.settings.get("default_transaction_isolation")?.to_owned();
                 if self.settings.get("transaction_isolation")? != level {
@@ -160,9 +163,11 @@ impl Session {
                     SqlState::NO_ACTIVE_SQL_TRANSACTION,
                     "there is no transaction in progress",
                 );
+                self.end_locals();
+                self.before_string = None;
                 if matches!(block, Block::Implicit) {
                     let _locks = self.transaction_locks();
-                    self.commit_writes().await?;
+                    self.commit_block().await?;
                 }
                 Ok("COMMIT".to_owned())
             }
@@ -170,7 +175,7 @@ impl Session {
                 let _locks = self.transaction_locks();
                 self.end_locals();
                 self.end_block();
-                self.commit_writes().await?;
+                self.commit_block().await?;
                 Ok("COMMIT".to_owned())
             }
             Block::Failed { settings, .. } => {
@@ -178,6 +183,16 @@ impl Session {
                 Ok("ROLLBACK".to_owned())
             }
         }
+    }
+
+    /// Commits what is staged; the block's cursors WITH HOLD stay, if it is.
+    async fn commit_block(&mut self) -> Result<(), SqlError> {
+        let committed = self.commit_writes().await;
+        match committed {
+            Ok(()) => self.settle_cursors(0),
+            Err(_) => self.undo_cursors(0),
+        }
+        committed
     }
 
     pub fn rollback(&mut self) -> String {
@@ -188,7 +203,10 @@ impl Session {
                     SqlState::NO_ACTIVE_SQL_TRANSACTION,
                     "there is no transaction in progress",
                 );
+                self.end_locals();
+                self.undo_string();
                 self.writes.lock().clear();
+                self.undo_cursors(0);
                 drop(self.transaction_locks());
             }
             Block::Open { settings, .. } | Block::Failed { settings, .. } => {
@@ -203,11 +221,42 @@ impl Session {
         TransactionLocks { shared: self.shared.clone(), pid: self.pid }
     }
 
+    /// What SET has set since the string began, or since what was committed of it.
+    fn undo_string(&mut self) {
+        if let Some(before) = self.before_string.take() {
+            self.restore(*before);
+        }
+    }
+
     fn roll_back_to(&mut self, settings: Settings) {
-        self.settings = settings;
+        self.restore(settings);
         self.writes.lock().clear();
         drop(self.transaction_locks());
+        self.undo_cursors(0);
         self.end_block();
+    }
+
+    /// How deep a cursor is that is declared now: see [`super::prepare::Declared`].
+    pub(super) fn depth(&self) -> usize {
+        match &self.block {
+            Block::None => 0,
+            Block::Implicit => 1,
+            Block::Open { savepoints, .. } | Block::Failed { savepoints, .. } => {
+                1 + savepoints.len()
+            }
+        }
+    }
+
+    /// Cursors that are deeper go with what is rolled back, WITH HOLD too: they may show what has never been.
+    fn undo_cursors(&mut self, depth: usize) {
+        self.portals.retain(|_, p| p.declared.as_ref().is_none_or(|d| d.depth <= depth));
+    }
+
+    /// Cursors that are deeper belong to what is around it from now on.
+    fn settle_cursors(&mut self, depth: usize) {
+        for declared in self.portals.values_mut().filter_map(|p| p.declared.as_mut()) {
+            declared.depth = declared.depth.min(depth);
+        }
     }
 
     /// Portals and cursors without HOLD end with their transaction.
@@ -230,7 +279,9 @@ impl Session {
                 Block::Failed { settings, savepoints }
             }
             Block::Implicit => {
+                self.undo_string();
                 self.writes.lock().clear();
+                self.undo_cursors(0);
                 drop(self.transaction_locks());
                 Block::None
             }
@@ -252,6 +303,7 @@ impl Session {
     pub fn begin_implicit(&mut self) {
         if matches!(self.block, Block::None) {
             self.block = Block::Implicit;
+            self.before_string = Some(Box::new(self.settings.clone()));
         }
     }
 
@@ -260,7 +312,8 @@ impl Session {
         if matches!(self.block, Block::Implicit) {
             let _locks = self.transaction_locks();
             self.block = Block::None;
-            self.commit_writes().await?;
+            self.before_string = None;
+            self.commit_block().await?;
         }
         Ok(())
     }
@@ -293,6 +346,7 @@ impl Session {
             Block::Open { savepoints, .. } => {
                 let at = find(savepoints, name)?;
                 savepoints.truncate(at);
+                self.settle_cursors(at + 1);
                 Ok("RELEASE".to_owned())
             }
             _ => Err(needs_block("RELEASE SAVEPOINT")),
@@ -310,11 +364,12 @@ impl Session {
                 let found = find(&savepoints, name);
                 if let Ok(at) = found {
                     let savepoint = &savepoints[at];
-                    self.settings = savepoint.settings.clone();
+                    self.restore(savepoint.settings.clone());
                     self.locals = savepoint.locals.clone();
                     self.writes.lock().rewind(&savepoint.writes);
                     self.shared.locks.back_to(self.pid, &savepoint.locks);
                     savepoints.truncate(at + 1);
+                    self.undo_cursors(at + 1);
                     self.block = Block::Open { settings, savepoints };
                 } else {
                     self.block = Block::Failed { settings, savepoints };

@@ -1,17 +1,18 @@
 //! Lists and `nullif` of values that are equal without having the same bytes: intervals and documents.
 //!
 //! DataFusion compares the items of `x IN (a, b)` by bytes. These become `x = ANY (ARRAY[a, b])`, which compares by value
-//! ([`crate::functions::quantified`]), and `nullif(a, b)` is written out.
+//! ([`crate::functions::quantified`]), and `nullif(a, b)` a function that does.
 
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
-use datafusion::common::{DFSchema, Result, ScalarValue};
-use datafusion::logical_expr::expr::{Case, InList, ScalarFunction};
+use datafusion::common::{DFSchema, Result};
+use datafusion::logical_expr::expr::{InList, ScalarFunction};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, lit};
 use millrace_common::SqlError;
 
 use crate::error::{external, sql_error_from_datafusion};
+use crate::functions::arrays::NULL_IF;
 use crate::functions::{elements, functions, quantified};
 
 /// Writes out the comparisons of a plan, those of its subqueries too.
@@ -62,10 +63,9 @@ fn written_out(e: &Expr, schema: &DFSchema) -> Result<Option<Expr>> {
             if !by_value(a)? || !by_value(b)? {
                 return Ok(None);
             }
-            let null = Expr::Literal(ScalarValue::try_from(a.get_type(schema)?)?, None);
-            let equal = equals_any(a, vec![b.clone()])?;
-            let when = vec![(Box::new(equal), Box::new(null))];
-            Some(Expr::Case(Case::new(None, when, Some(Box::new(a.clone())))))
+            let function = functions().scalar(NULL_IF);
+            let missing = || external(SqlError::internal(format!("no function {NULL_IF}")));
+            Some(function.ok_or_else(missing)?.call(vec![a.clone(), b.clone()]))
         }
         _ => None,
     })

@@ -6,6 +6,8 @@ use sqlparser::ast::*;
 
 use WindowFrameBound::{CurrentRow, Following, Preceding};
 
+use super::limits;
+
 /// An error where a frame is none. `orders`: how many expressions its window is ordered by.
 pub fn check(frame: &WindowFrame, orders: usize) -> Result<(), SqlError> {
     check_bounds(&frame.start_bound, frame.end_bound.as_ref())?;
@@ -37,8 +39,33 @@ pub fn check(frame: &WindowFrame, orders: usize) -> Result<(), SqlError> {
             };
             return Err(SqlError::new(SqlState("22013"), message));
         }
+        check_constant(e, &frame.units)?;
     }
     Ok(())
+}
+
+fn check_constant(e: &Expr, units: &WindowFrameUnits) -> Result<(), SqlError> {
+    let units = match units {
+        WindowFrameUnits::Rows => "ROWS",
+        WindowFrameUnits::Range => "RANGE",
+        WindowFrameUnits::Groups => "GROUPS",
+    };
+    limits::check(e, units)?;
+    match is_constant(e) {
+        true => Ok(()),
+        false => Err(SqlError::unsupported("a frame's offset that is not a constant")),
+    }
+}
+
+fn is_constant(e: &Expr) -> bool {
+    match e {
+        Expr::Nested(e) | Expr::Cast { expr: e, .. } | Expr::UnaryOp { expr: e, .. } => {
+            is_constant(e)
+        }
+        Expr::Value(v) => !matches!(v.value, Value::Placeholder(_)),
+        Expr::Interval(_) | Expr::TypedString(_) => true,
+        _ => false,
+    }
 }
 
 /// Without an end a frame ends with the current row.

@@ -227,15 +227,28 @@ fn distance(text: &str, order: &DataType) -> std::result::Result<Distance, SqlEr
 
 /// A number's units, and how many digits it has after the point.
 fn decimal(text: &str) -> Option<(i256, i8)> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let (mantissa, exponent) = match text.split_once(['e', 'E']) {
+        Some((mantissa, exponent)) => (mantissa, exponent.parse::<i32>().ok()?),
+        None => (text, 0),
+    };
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
     let unsigned = whole.strip_prefix('-').unwrap_or(whole);
     if unsigned.len() + fraction.len() == 0 || !digits(unsigned) || !digits(fraction) {
         return None;
     }
     let units = i256::from_string(&format!("{whole}{fraction}"))?;
-    Some((units, i8::try_from(fraction.len()).ok()?))
+    let scale = i64::try_from(fraction.len()).ok()? - i64::from(exponent);
+    if scale >= 0 {
+        let scale = i8::try_from(scale).ok().filter(|scale| *scale <= MOST_DIGITS)?;
+        return Some((units, scale));
+    }
+    let ten = i256::from_i128(10).checked_pow(u32::try_from(-scale).ok()?)?;
+    Some((units.checked_mul(ten)?, 0))
 }
+
+/// Digits after the point of which there is a power of ten.
+const MOST_DIGITS: i8 = 76;
 
 /// Of a time of day only the interval's time counts, as in PostgreSQL.
 fn interval(text: &str, of_day: bool) -> std::result::Result<Distance, SqlError> {
@@ -342,6 +355,9 @@ mod tests {
         assert_eq!(whole("1 day 2 hours", time), 7_200_000_000);
         let numeric = Distance::Numeric(i256::from_i128(105), 2);
         assert_eq!(of("1.05", DataType::Decimal128(8, 1)).unwrap(), numeric);
+        assert_eq!(of("10.5e-1", DataType::Decimal128(8, 1)).unwrap(), numeric);
+        let ten = Distance::Numeric(i256::from_i128(10), 0);
+        assert_eq!(of("1e1", DataType::Decimal128(8, 1)).unwrap(), ten);
         let month = Distance::Calendar { months: 1, days: 0, us: 0 };
         assert_eq!(of("1 month", DataType::Date32).unwrap(), month);
         let state = |text, order| of(text, order).unwrap_err().state.0;

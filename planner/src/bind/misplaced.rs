@@ -212,7 +212,8 @@ impl Visitor for Search {
         }
         let having = select.having.as_ref().and_then(|e| first(e, Call::Window));
         let message = "window functions are not allowed in HAVING";
-        flow(having.map(|at| misplaced(Call::Window, message, at)))
+        flow(having.map(|at| misplaced(Call::Window, message, at)))?;
+        flow(in_definition(&select.named_window))
     }
 
     fn pre_visit_expr(&mut self, e: &Expr) -> Flow {
@@ -237,9 +238,15 @@ fn nested(f: &Function) -> Option<Misplaced> {
                 let message = "aggregate function calls cannot contain window function calls";
                 within(Call::Window, message)
             }),
-        Call::Window => within(Call::Window, "window function calls cannot be nested"),
+        Call::Window => within(Call::Window, "window function calls cannot be nested")
+            .or_else(|| in_definition(&f.over)),
     };
     args.or(filter)
+}
+
+fn in_definition<T: Visit>(windows: &T) -> Option<Misplaced> {
+    let message = "window functions are not allowed in window definitions";
+    Some(misplaced(Call::Window, message, first(windows, Call::Window)?))
 }
 
 /// The condition of a join.

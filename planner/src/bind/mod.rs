@@ -276,6 +276,7 @@ fn plan_query(
     let plan = planned?;
     interrupt::check()?;
     let plan = table_functions::rewrite(values::name(plan)?, session.for_view)?;
+    let plan = window_args::read_defaults(plan, session.zones)?;
     // Before subqueries are joined, which hides what they are ordered by.
     let plan = ordered_input::keep(limits::rewrite(by_value::rewrite(plan)?, session.for_view)?)?;
     let plan = scalar::rewrite(plan, session.for_view)?;

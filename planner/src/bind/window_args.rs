@@ -2,13 +2,16 @@
 //! and which row `nth_value` takes.
 
 use datafusion::arrow::datatypes::DataType;
+use datafusion::common::tree_node::{Transformed, TreeNode};
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::WindowFunction;
-use datafusion::logical_expr::{Expr, ExprSchemable};
-use millrace_common::SqlError;
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Window};
+use millrace_common::{SqlError, SqlType};
 
 use super::operators::{compare, type_name};
-use crate::error::{external, undefined_function};
+use super::zones::Zones;
+use crate::error::{external, sql_error_from_datafusion, undefined_function};
 use crate::functions::series::constant;
 
 /// Whether `lag` or `lead` look by a distance of each row's own or by none: from NULL rows away there is NULL, which
@@ -24,6 +27,47 @@ pub fn own_number(args: &[Expr]) -> bool {
     let number = if n.is_volatile() { None } else { constant(n) };
     let number = number.and_then(|n| n.cast_to(&DataType::Int64).ok());
     !matches!(number, Some(ScalarValue::Int64(Some(n))) if n > 0)
+}
+
+/// Reads the literals that `lag` and `lead` have instead of instants, in the session's zone: DataFusion would in UTC.
+pub fn read_defaults(
+    plan: LogicalPlan,
+    zones: Zones,
+) -> std::result::Result<LogicalPlan, SqlError> {
+    if zones.zone.is_none() {
+        return Ok(plan);
+    }
+    let read = plan.transform_up_with_subqueries(|node| match node {
+        LogicalPlan::Window(Window { input, window_expr, schema }) => {
+            let names = NamePreserver::new_for_projection();
+            let window_expr = window_expr.into_iter().map(|e| {
+                let name = names.save(&e);
+                let read = e.transform_up(|e| with_default(e, input.schema(), zones))?;
+                Ok(name.restore(read.data))
+            });
+            let window_expr = window_expr.collect::<Result<Vec<_>>>()?;
+            Ok(Transformed::yes(LogicalPlan::Window(Window { input, window_expr, schema })))
+        }
+        other => Ok(Transformed::no(other)),
+    });
+    read.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+fn with_default(e: Expr, schema: &DFSchema, zones: Zones) -> Result<Transformed<Expr>> {
+    let mut call = match e {
+        Expr::WindowFunction(call) => call,
+        other => return Ok(Transformed::no(other)),
+    };
+    let moved = ["lag", "lead"].contains(&call.fun.name());
+    if let ([value, _, default], true) = (call.params.args.as_mut_slice(), moved)
+        && let Expr::Literal(ScalarValue::Utf8(Some(text)), _) = &*default
+        && matches!(value.get_type(schema)?, DataType::Timestamp(_, Some(_)))
+    {
+        let read = zones.literal(text, SqlType::Timestamptz).map_err(external)?;
+        *default = Expr::Literal(read, None);
+        return Ok(Transformed::yes(Expr::WindowFunction(call)));
+    }
+    Ok(Transformed::no(Expr::WindowFunction(call)))
 }
 
 /// Of `lag` and `lead`: an error where PostgreSQL has no such call, or one whose result is not of the value's type.

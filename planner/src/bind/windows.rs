@@ -139,13 +139,14 @@ pub fn plain_bounds(function: &mut Function) -> Result<(), SqlError> {
     let Some(WindowType::WindowSpec(spec)) = &mut function.over else { return Ok(()) };
     let Some(frame) = &mut spec.window_frame else { return Ok(()) };
     super::frame_bounds::check(frame, spec.order_by.len())?;
+    let by_value = matches!(frame.units, WindowFrameUnits::Range);
     for bound in [Some(&mut frame.start_bound), frame.end_bound.as_mut()].into_iter().flatten() {
         if let WindowFrameBound::Preceding(Some(e)) | WindowFrameBound::Following(Some(e)) = bound
             && let Some(text) = interval_of(e)?
         {
             // The offset's text, whatever it is; that of an interval does not look like a number.
             let plain = text.trim().parse::<f64>().is_ok();
-            let text = if plain { format!("{text} seconds") } else { text };
+            let text = if plain && by_value { format!("{text} seconds") } else { text };
             **e = Expr::value(Value::Number(text, false));
         }
     }

@@ -30,7 +30,8 @@ use super::SessionInfo;
 use super::operators::cast_expr;
 use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::cast::fold_literal;
-use crate::functions::{call, extract, functions, parse};
+use crate::functions::series::constant;
+use crate::functions::{call, extract, functions, interval_text, parse};
 
 /// In which zone literals are read that name none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -424,11 +425,13 @@ impl InZone {
 
     /// A field of an instant: of its local time, but for the seconds since 1970 and the offset itself.
     fn field(&self, f: &ScalarFunction) -> Result<Option<Expr>> {
-        let (Expr::Literal(ScalarValue::Utf8(Some(field)), _), of) = (&f.args[0], &f.args[1])
-        else {
-            return Ok(None);
+        let of = &f.args[1];
+        let field = match constant(&f.args[0]) {
+            Some(ScalarValue::Utf8(Some(field))) => field.to_lowercase(),
+            Some(field) if field.is_null() => return Ok(None),
+            // It becomes a constant later, when the zone is known no more.
+            _ => return Err(external(refused("a field that is not a constant"))),
         };
-        let field = field.to_lowercase();
         Ok(match field.as_str() {
             "epoch" => None,
             "timezone" | "timezone_hour" | "timezone_minute" => {
@@ -501,6 +504,12 @@ impl InZone {
             return Ok(());
         }
         let by_days = [&frame.start_bound, &frame.end_bound].into_iter().any(|bound| match bound {
+            // An interval as it is written; what is none says so later.
+            WindowFrameBound::Preceding(ScalarValue::Utf8(Some(text)))
+            | WindowFrameBound::Following(ScalarValue::Utf8(Some(text))) => {
+                interval_text::interval(text)
+                    .is_ok_and(|(months, days, _)| (months, days) != (0, 0))
+            }
             WindowFrameBound::Preceding(v) | WindowFrameBound::Following(v) => {
                 !v.is_null() && has_days(&Expr::Literal(v.clone(), None))
             }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use arrow::array::*;
 use arrow::buffer::{NullBuffer, OffsetBuffer};
+use arrow::compute::kernels::cmp;
 use arrow::compute::kernels::length::length;
-use arrow::compute::{cast, interleave, take};
+use arrow::compute::{cast, interleave, nullif, take};
 use arrow::datatypes::{DataType, Field, Int32Type, Int64Type};
 use datafusion::common::Result;
 use datafusion::logical_expr::{
@@ -497,6 +498,21 @@ fn compare(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
     Ok(Arc::new((0..left.len()).map(one).collect::<Int32Array>()))
 }
 
+/// `nullif` of values that may be equal without having the same bytes.
+fn null_if(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
+    let [a, b] = args else { return Err(internal("nullif of two")) };
+    let (x, y) = two_comparable(a, b)?;
+    let equal = cmp::eq(&x, &y).map_err(internal)?;
+    nullif(a, &equal).map_err(internal)
+}
+
+fn alike(args: &[DataType]) -> Option<(Vec<DataType>, DataType)> {
+    match args {
+        [a, b] if a == b => Some((args.to_vec(), a.clone())),
+        _ => None,
+    }
+}
+
 /// An array and a value of its elements' type.
 fn with_element(args: &[DataType]) -> Option<Vec<DataType>> {
     match args {
@@ -656,9 +672,12 @@ fn joined(args: &[DataType]) -> Option<(Vec<DataType>, DataType)> {
     }
 }
 
+/// `nullif` by value, for [`crate::bind::by_value`]; not a name that SQL text can contain unquoted.
+pub const NULL_IF: &str = "#nullif";
+
 /// All of them, under the names by which [`crate::bind`] looks for them.
 pub fn functions() -> Vec<Arc<ScalarUDF>> {
-    let all: [(&'static str, Types, Eval, bool); 16] = [
+    let all: [(&'static str, Types, Eval, bool); 17] = [
         ("array_remove_all", removed, remove, false),
         ("array_replace_all", replaced, replace, false),
         ("array_position", placed, position, false),
@@ -675,6 +694,7 @@ pub fn functions() -> Vec<Arc<ScalarUDF>> {
         ("array_subscripts", subscripted, subscripts, true),
         ("array_to_string", joined, to_string, false),
         ("array_cmp", |args| Some((two_arrays(args)?, DataType::Int32)), compare, true),
+        (NULL_IF, alike, null_if, false),
     ];
     all.map(|(name, types, eval, strict)| function(name, types, eval, strict)).into()
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use arrow::array::*;
 use arrow::datatypes::*;
 use datafusion::common::Result;
+use millrace_common::encoding::datetime_text::in_calendar;
 use millrace_common::{SqlError, SqlState};
 
 use super::arith::ArithOp;
@@ -13,6 +14,8 @@ use super::text::{civil_from_days, days_from_civil, days_in_month};
 use crate::error::{division_by_zero, external};
 
 const DAY_US: i64 = 86_400_000_000;
+/// 4714-11-24 BC, where PostgreSQL's calendar begins.
+const FIRST_TIMESTAMP: i64 = -2_440_588 * DAY_US;
 
 type Interval = IntervalMonthDayNano;
 type Iv = IntervalMonthDayNanoType;
@@ -98,7 +101,7 @@ pub fn binary(
 
 fn add_days(date: i32, days: i32, negative: bool) -> Result<i32, SqlError> {
     let sum = if negative { date.checked_sub(days) } else { date.checked_add(days) };
-    sum.ok_or_else(date_range)
+    sum.filter(|days| in_calendar(i64::from(*days))).ok_or_else(date_range)
 }
 
 fn add_time(t: i64, us: i64) -> Result<i64, SqlError> {
@@ -119,6 +122,7 @@ pub fn shift(t: i64, i: Interval, negative: bool) -> Result<i64, SqlError> {
     days.checked_mul(DAY_US)
         .and_then(|d| d.checked_add(us))
         .and_then(|t| t.checked_add(sign * (i.nanoseconds / 1000)))
+        .filter(|t| *t >= FIRST_TIMESTAMP)
         .ok_or_else(timestamp_range)
 }
 

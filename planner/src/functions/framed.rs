@@ -378,7 +378,8 @@ impl Evaluator {
                 ("last_value", _) => {
                     places.pieces(row).into_iter().rev().flat_map(Iterator::rev).find(counts)
                 }
-                (_, Some(n)) => nth(n, row)?.and_then(|n| rows.nth(n)),
+                (_, Some(n)) if self.call.ignore_nulls => nth(n, row)?.and_then(|n| rows.nth(n)),
+                (_, Some(n)) => nth(n, row)?.and_then(|n| nth_place(places.pieces(row), n)),
                 _ => return Err(misuse()),
             });
         }
@@ -399,6 +400,17 @@ fn nth(numbers: &Int64Array, row: usize) -> Result<Option<usize>> {
             "argument of nth_value must be greater than zero",
         ))),
     }
+}
+
+/// The row that so many others of a frame come before, without a look at each of them.
+fn nth_place(pieces: [Range<usize>; 3], mut before: usize) -> Option<usize> {
+    for piece in pieces {
+        match before.checked_sub(piece.len()) {
+            None => return Some(piece.start + before),
+            Some(left) => before = left,
+        }
+    }
+    None
 }
 
 /// The arguments of an aggregate.
@@ -478,6 +490,12 @@ mod tests {
             assert_eq!(Framed::decode(&framed.encode()), Some(framed));
         }
         assert_eq!(Framed::decode("sum|a|rows"), None);
+    }
+
+    #[test]
+    fn rows_are_counted_across_what_is_left_out() {
+        let place = |n| nth_place([1..3, 4..4, 6..8], n);
+        assert_eq!([0, 1, 2, 3, 4].map(place), [Some(1), Some(2), Some(6), Some(7), None]);
     }
 
     #[test]

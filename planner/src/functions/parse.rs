@@ -142,7 +142,14 @@ pub fn numeric(text: &str) -> Result<(i128, i32), SqlError> {
             .and_then(|v| v.checked_add(i128::from(b - b'0')))
             .ok_or_else(overflow)?;
     }
+    // PostgreSQL's bound of an exponent.
+    if exponent.unsigned_abs() >= i32::MAX.unsigned_abs() / 2 {
+        return Err(overflow());
+    }
     let mut scale = fraction.len() as i32 - exponent;
+    if value == 0 {
+        scale = scale.max(0);
+    }
     while scale < 0 {
         value = value.checked_mul(10).ok_or_else(overflow)?;
         scale += 1;

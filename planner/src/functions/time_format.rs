@@ -371,6 +371,12 @@ fn bad_value(value: &str, word: &str) -> SqlError {
     SqlError::new(state, format!("invalid value \"{value}\" for \"{word}\""))
 }
 
+/// Of digits that are no integer.
+fn beyond(word: &str) -> SqlError {
+    field_range(format!("value for \"{word}\" in source string is out of range"))
+        .with_detail(format!("Value must be in the range {} to {}.", i32::MIN, i32::MAX))
+}
+
 /// Whether a text in the pattern says its offset.
 pub fn reads_zone(pattern: &str) -> bool {
     parts(pattern).iter().any(|part| matches!(part, Part::Word { word: "TZH", .. }))
@@ -436,7 +442,8 @@ fn read_word<'a>(
             return Err(bad_value(&shown, word).with_detail("Value must be an integer."));
         }
         let taken = &rest[..sign + digits];
-        let n: i64 = taken.trim_start_matches('+').parse().map_err(|_| bad_value(taken, word))?;
+        let n: i32 = taken.trim_start_matches('+').parse().map_err(|_| beyond(word))?;
+        let n = i64::from(n);
         number(read, word, n, digits)?;
         let mut after = &rest[sign + digits..];
         if word == "Y,YYY"
@@ -549,8 +556,8 @@ fn number(read: &mut Read, word: &str, n: i64, digits: usize) -> Result<(), SqlE
         "MS" | "US" | "FF1" | "FF2" | "FF3" | "FF4" | "FF5" | "FF6" => {
             read.us += fraction(n, digits);
         }
-        "TZH" => read.offset += n * 3_600_000_000,
-        "TZM" => read.offset += n * 60_000_000,
+        "TZH" => read.offset = read.offset.saturating_add(n * 3_600_000_000),
+        "TZM" => read.offset = read.offset.saturating_add(n * 60_000_000),
         "D" | "Q" | "CC" => {}
         _ => return Err(SqlError::unsupported(format!("the template pattern {word} in input"))),
     }
@@ -637,6 +644,7 @@ fn finish(read: &Read, text: &str) -> Result<i64, SqlError> {
     };
     let clock = ((hour * 60 + read.minute) * 60 + read.second) * 1_000_000 + read.us;
     days.checked_mul(DAY_US)
-        .and_then(|d| d.checked_add(clock - read.offset))
+        .and_then(|d| d.checked_add(clock))
+        .and_then(|t| t.checked_sub(read.offset))
         .ok_or_else(out_of_range)
 }

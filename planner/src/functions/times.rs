@@ -166,7 +166,12 @@ fn justified(out: &mut Out, (months, days, us): (i64, i64, i64)) -> Result<(), S
 fn make_interval(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let n = |i: usize| if a.len() > i { i64::from(a.int(i)) } else { 0 };
     let seconds = if a.len() > 6 { a.float(6) } else { 0.0 };
-    let us = (n(4) * 60 + n(5)) * 60_000_000 + (seconds * 1e6).round() as i64;
+    let out_of_range = || field_range("interval out of range");
+    let us = (seconds * 1e6).round();
+    // What is beyond all numbers becomes the last one, which no interval holds.
+    let us = if us.is_nan() { None } else { Some(us as i64) };
+    let us = us.and_then(|us| us.checked_add((n(4) * 60 + n(5)) * 60_000_000));
+    let us = us.ok_or_else(out_of_range)?;
     out.interval(interval(n(0) * 12 + n(1), n(2) * 7 + n(3), us)?)
 }
 
@@ -193,7 +198,12 @@ fn clock(h: i32, m: i32, s: f64) -> Result<i64, SqlError> {
 
 fn make_timestamp(a: &Args) -> Result<i64, SqlError> {
     let days = civil(a.int(0), a.int(1), a.int(2))?;
-    Ok(days * DAY_US + clock(a.int(3), a.int(4), a.float(5))?)
+    let time = clock(a.int(3), a.int(4), a.float(5))?;
+    let us = days.checked_mul(DAY_US).and_then(|us| us.checked_add(time));
+    us.ok_or_else(|| {
+        let (y, m, d, h, min, s) = (a.int(0), a.int(1), a.int(2), a.int(3), a.int(4), a.float(5));
+        field_range(format!("timestamp out of range: {y}-{m:02}-{d:02} {h}:{min:02}:{s:02}"))
+    })
 }
 
 /// `date_trunc` of a local time.
@@ -253,51 +263,69 @@ fn date_bin(a: &Args, out: &mut Out) -> Result<(), SqlError> {
         let message = "timestamps cannot be binned into intervals containing months or years";
         return Err(SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message));
     }
-    let step = i64::from(stride.days) * DAY_US + us_of(stride);
+    let out_of_range = || field_range("interval out of range");
+    let step = i64::from(stride.days).checked_mul(DAY_US);
+    let step = step.and_then(|us| us.checked_add(us_of(stride))).ok_or_else(out_of_range)?;
     if step <= 0 {
         return Err(field_range("stride must be greater than zero"));
     }
-    let diff = t.checked_sub(origin).ok_or_else(|| field_range("interval out of range"))?;
-    out.timestamp(origin + diff.div_euclid(step) * step)
+    let diff = t.checked_sub(origin).ok_or_else(out_of_range)?;
+    let start = diff.div_euclid(step).checked_mul(step).and_then(|us| us.checked_add(origin));
+    out.timestamp(start.ok_or_else(|| field_range("timestamp out of range"))?)
 }
 
-/// Whether two spans of time have an instant in common.
-fn overlaps(a: &Args, out: &mut Out) -> Result<(), SqlError> {
-    if (0..4).any(|i| a.is_null(i)) {
-        out.null();
-        return Ok(());
+/// A span of time by its ends, the lesser first; of two that are known only one is, `None` for the other.
+type Span = (i64, Option<i64>);
+
+/// `None`: neither end is known.
+fn span(a: Option<i64>, b: Option<i64>) -> Option<Span> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some((a.min(b), Some(a.max(b)))),
+        (Some(one), None) | (None, Some(one)) => Some((one, None)),
+        (None, None) => None,
     }
-    let span = |i: usize| {
-        let (x, y) = (a.timestamp(i), a.timestamp(i + 1));
-        (x.min(y), x.max(y))
-    };
-    let ((s1, e1), (s2, e2)) = (span(0), span(2));
-    out.boolean(match s1.cmp(&s2) {
-        std::cmp::Ordering::Greater => s1 < e2,
-        std::cmp::Ordering::Less => s2 < e1,
-        std::cmp::Ordering::Equal => true,
-    })
 }
 
-fn overlaps_until(a: &Args, i: usize) -> Result<i64, SqlError> {
-    super::datetime::shift(a.timestamp(i), a.interval(i + 1), false)
+/// Whether two spans of time have an instant in common; `None`: the ends that are not known decide it.
+fn have_common((s1, e1): Span, (s2, e2): Span) -> Option<bool> {
+    // The one that starts first has to reach the other's start.
+    let (later, later_end, first_end) = match s1.cmp(&s2) {
+        std::cmp::Ordering::Greater => (s1, e1, e2?),
+        std::cmp::Ordering::Less => (s2, e2, e1?),
+        std::cmp::Ordering::Equal => return e1.and(e2).map(|_| true),
+    };
+    if later < first_end { Some(true) } else { later_end.map(|_| false) }
+}
+
+fn put_overlap(out: &mut Out, a: Option<Span>, b: Option<Span>) -> Result<(), SqlError> {
+    match a.zip(b).and_then(|(a, b)| have_common(a, b)) {
+        Some(common) => out.boolean(common),
+        None => {
+            out.null();
+            Ok(())
+        }
+    }
+}
+
+fn time_or_null(a: &Args, i: usize) -> Option<i64> {
+    (!a.is_null(i)).then(|| a.timestamp(i))
+}
+
+fn overlaps(a: &Args, out: &mut Out) -> Result<(), SqlError> {
+    let of = |i: usize| span(time_or_null(a, i), time_or_null(a, i + 1));
+    put_overlap(out, of(0), of(2))
 }
 
 fn overlaps_interval(a: &Args, out: &mut Out) -> Result<(), SqlError> {
-    if (0..4).any(|i| a.is_null(i)) {
-        out.null();
-        return Ok(());
-    }
-    let span = |i: usize| -> Result<(i64, i64), SqlError> {
-        let (x, y) = (a.timestamp(i), overlaps_until(a, i)?);
-        Ok((x.min(y), x.max(y)))
+    let of = |i: usize| -> Result<Option<Span>, SqlError> {
+        let start = time_or_null(a, i);
+        let end = match start.filter(|_| !a.is_null(i + 1)) {
+            Some(start) => Some(super::datetime::shift(start, a.interval(i + 1), false)?),
+            None => None,
+        };
+        Ok(span(start, end))
     };
-    let ((s1, e1), (s2, e2)) = (span(0)?, span(2)?);
-    out.boolean(match s1.cmp(&s2) {
-        std::cmp::Ordering::Greater => s1 < e2,
-        std::cmp::Ordering::Less => s2 < e1,
-        std::cmp::Ordering::Equal => true,
-    })
+    put_overlap(out, of(0)?, of(2)?)
 }
 
 fn conversions() -> Vec<Def> {
@@ -314,10 +342,12 @@ fn conversions() -> Vec<Def> {
                     out.timestamp(zone(a.text(0))?.local(a.timestamp(1)))
                 }),
                 over(&[T::Interval, TS], TZ, |a, out| {
-                    out.timestamp(a.timestamp(1) - offset_of(a.interval(0))?)
+                    let us = a.timestamp(1).checked_sub(offset_of(a.interval(0))?);
+                    out.timestamp(us.ok_or_else(|| field_range("timestamp out of range"))?)
                 }),
                 over(&[T::Interval, TZ], TS, |a, out| {
-                    out.timestamp(a.timestamp(1) + offset_of(a.interval(0))?)
+                    let us = a.timestamp(1).checked_add(offset_of(a.interval(0))?);
+                    out.timestamp(us.ok_or_else(|| field_range("timestamp out of range"))?)
                 }),
             ],
         ),

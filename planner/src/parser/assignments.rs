@@ -202,7 +202,9 @@ fn with_item(query: &Query, items: &[SelectItem], at: usize) -> Query {
         order_by_too(&mut one, exprs.cloned().collect());
     }
     if let SetExpr::Select(select) = one.body.as_mut() {
-        select.projection = items.get(at).cloned().into_iter().collect();
+        // By no name of its own, which what the query is ordered by might mean.
+        let item = items.get(at).and_then(expr_of).cloned().map(SelectItem::UnnamedExpr);
+        select.projection = item.into_iter().collect();
     }
     one
 }
@@ -272,6 +274,12 @@ mod tests {
             "b = (SELECT y FROM u ORDER BY z, x, y LIMIT 1)",
         ];
         assert_eq!(simple, Ok(expected.map(String::from).to_vec()));
+        let named = assigned("UPDATE t SET (a, b) = (SELECT x AS y, y AS x FROM u LIMIT 1)");
+        let expected = [
+            "a = (SELECT x FROM u ORDER BY x, y LIMIT 1)",
+            "b = (SELECT y FROM u ORDER BY x, y LIMIT 1)",
+        ];
+        assert_eq!(named, Ok(expected.map(String::from).to_vec()));
         let wild = assigned("UPDATE t SET (a, b) = (SELECT * FROM u)").unwrap();
         assert_eq!(
             wild[1],

@@ -51,9 +51,12 @@ pub(super) fn join_strings(
     };
     let mut at = 0;
     while at < tokens.len() {
-        let next = tokens[at + 1..].iter().position(|t| !is_space(t)).map(|n| at + 1 + n);
-        let Some(next) = next.filter(|&next| is_string(&tokens[at]) && is_string(&tokens[next]))
-        else {
+        // Nothing is looked for behind other tokens: each blank of a long line would look for its end.
+        let next = match is_string(&tokens[at]) {
+            true => tokens[at + 1..].iter().position(|t| !is_space(t)).map(|n| at + 1 + n),
+            false => None,
+        };
+        let Some(next) = next.filter(|&next| is_string(&tokens[next])) else {
             at += 1;
             continue;
         };
@@ -278,20 +281,32 @@ pub(super) fn take_frame_exclusions(tokens: &mut Vec<TokenWithSpan>) {
     if !tokens.iter().any(|t| is_word(&t.token, "EXCLUDE")) {
         return;
     }
-    // The last one first: what is marked in front of it moves nothing that is still to be found.
-    while let Some((clause, what, open)) = last_exclusion(tokens) {
+    let mut marks = Vec::new();
+    for (clause, what, open) in exclusions(tokens) {
         let span = tokens[clause[0]].span;
         for &at in &clause {
             tokens[at].token = Token::Whitespace(Whitespace::Space);
         }
-        if let Some(what) = what {
-            mark_exclusion(tokens, open, what, span);
-        }
+        marks.extend(what.map(|what| mark_exclusion(tokens, open, what, span)));
     }
+    marks.sort_by_key(|(at, _)| *at);
+    let mut marks = marks.into_iter().peekable();
+    let mut marked = Vec::with_capacity(tokens.len());
+    for (at, token) in std::mem::take(tokens).into_iter().enumerate() {
+        while let Some((_, put)) = marks.next_if(|(place, _)| *place == at) {
+            marked.extend(put);
+        }
+        marked.push(token);
+    }
+    marked.extend(marks.flat_map(|(_, put)| put));
+    *tokens = marked;
 }
 
-/// The tokens of a frame's last clause in the text, what it leaves out, and the window's opening parenthesis.
-fn last_exclusion(tokens: &[TokenWithSpan]) -> Option<(Vec<usize>, Option<&'static str>, usize)> {
+/// A frame's clause: its tokens, what it leaves out, and the window's opening parenthesis.
+type Exclusion = (Vec<usize>, Option<&'static str>, usize);
+
+/// The clauses at the ends of windows that have a frame.
+fn exclusions(tokens: &[TokenWithSpan]) -> Vec<Exclusion> {
     const CLAUSES: [(&[&str], Option<&str>); 4] = [
         (&["EXCLUDE", "NO", "OTHERS"], None),
         (&["EXCLUDE", "CURRENT", "ROW"], Some("current row")),
@@ -300,47 +315,43 @@ fn last_exclusion(tokens: &[TokenWithSpan]) -> Option<(Vec<usize>, Option<&'stat
     ];
     let words: Vec<usize> =
         (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
-    for at in (0..words.len()).rev() {
-        for (clause, what) in CLAUSES {
-            let Some(end) = words.get(at + clause.len()) else { continue };
-            let found = &words[at..at + clause.len()];
-            let same = found.iter().zip(clause).all(|(&i, w)| is_word(&tokens[i].token, w));
-            if same && tokens[*end].token == Token::RParen {
-                let open = framed_window(tokens, &words[..at]);
-                if let Some(open) = open {
-                    return Some((found.to_vec(), what, open));
+    let mut found = Vec::new();
+    // What is open, and whether there is a frame in it.
+    let mut opened: Vec<(usize, bool)> = Vec::new();
+    for (at, &i) in words.iter().enumerate() {
+        let token = &tokens[i].token;
+        match token {
+            Token::LParen => opened.push((i, false)),
+            Token::RParen => {
+                opened.pop();
+            }
+            _ => {
+                if let Some((_, frame)) = opened.last_mut() {
+                    *frame |= ["ROWS", "RANGE", "GROUPS"].iter().any(|w| is_word(token, w));
                 }
             }
         }
-    }
-    None
-}
-
-/// Where the window opens whose definition ends with the last of `words`; it has a frame.
-fn framed_window(tokens: &[TokenWithSpan], words: &[usize]) -> Option<usize> {
-    let (mut depth, mut frame) = (0usize, false);
-    for &at in words.iter().rev() {
-        let token = &tokens[at].token;
-        match token {
-            Token::RParen => depth += 1,
-            Token::LParen if depth == 0 => return frame.then_some(at),
-            Token::LParen => depth -= 1,
-            _ if depth == 0 => {
-                frame |= ["ROWS", "RANGE", "GROUPS"].iter().any(|w| is_word(token, w));
+        let Some(&(open, true)) = opened.last() else { continue };
+        for (clause, what) in CLAUSES {
+            let Some(&end) = words.get(at + clause.len()) else { continue };
+            let part = &words[at..at + clause.len()];
+            let same = part.iter().zip(clause).all(|(&i, w)| is_word(&tokens[i].token, w));
+            if same && tokens[end].token == Token::RParen {
+                found.push((part.to_vec(), what, open));
             }
-            _ => {}
         }
     }
-    None
+    found
 }
 
-/// Puts `PARTITION BY "#exclude"('what')`, before what the window is parted by already, behind its name.
+/// `PARTITION BY "#exclude"('what')`, before what the window is parted by already, behind its name; and where it is to be
+/// put.
 fn mark_exclusion(
-    tokens: &mut Vec<TokenWithSpan>,
+    tokens: &[TokenWithSpan],
     open: usize,
     what: &str,
     span: sqlparser::tokenizer::Span,
-) {
+) -> (usize, Vec<TokenWithSpan>) {
     let word = |i: &usize| !matches!(tokens[*i].token, Token::Whitespace(_));
     let words: Vec<usize> = (open + 1..tokens.len()).filter(word).take(3).collect();
     let clause = |i: usize| {
@@ -366,6 +377,5 @@ fn mark_exclusion(
     }
     let at = by.map_or(first, |by| by + 1);
     let spaced = put.into_iter().flat_map(|token| [token, Token::Whitespace(Whitespace::Space)]);
-    let put: Vec<_> = spaced.map(|token| TokenWithSpan { token, span }).collect();
-    drop(tokens.splice(at..at, put));
+    (at, spaced.map(|token| TokenWithSpan { token, span }).collect())
 }

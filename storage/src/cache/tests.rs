@@ -217,7 +217,7 @@ async fn with_disk(sim: &SimStore, directory: &std::path::Path) -> Arc<BlockCach
     let mut disk = DiskCacheOptions::new(directory.to_path_buf(), 64 << 20);
     disk.buffer_bytes = 16 << 20;
     let cache = open(sim, CacheOptions { disk: Some(disk), ..CacheOptions::default() });
-    for _ in 0..500 {
+    for _ in 0..12_000 {
         if cache.has_disk() {
             return cache;
         }
@@ -273,7 +273,7 @@ async fn a_damaged_disk_entry_falls_back_to_the_store() {
     if let Some(disk) = cache.disk.get() {
         disk.insert(wanted.key(), Bytes::from_static(b"not a block"));
     }
-    for _ in 0..200 {
+    for _ in 0..12_000 {
         if cache.disk.get().is_some_and(|d| d.may_contain(&wanted.key())) {
             break;
         }

@@ -227,6 +227,24 @@ impl Accumulator {
         }
     }
 
+    /// Whether a slot is as an empty group's.
+    pub fn is_blank(&self, slot: usize) -> bool {
+        match self {
+            Accumulator::Count(c) => c[slot] == 0,
+            Accumulator::Sum { sums, counts, .. } => {
+                counts[slot] == 0 && sums[slot] == WideSum::default()
+            }
+            Accumulator::Float { sums, counts, .. } => counts[slot] == 0 && sums.is_zero(slot),
+            Accumulator::Interval { parts, counts, .. } => {
+                counts[slot] == 0 && parts.iter().all(|p| p[slot] == WideSum::default())
+            }
+            Accumulator::Bool { trues, falses, .. } => trues[slot] == 0 && falses[slot] == 0,
+            Accumulator::Extreme(e) => e.is_blank(slot),
+            Accumulator::Collected(c) => c.is_blank(slot),
+            Accumulator::Exact(e) => e.is_blank(slot),
+        }
+    }
+
     /// Adds rows. `arg` is the argument column, parallel to them; NULLs are already masked out.
     pub fn update(&mut self, rows: &Rows<'_>, arg: Option<&ArrayRef>) -> Result<(), ExecError> {
         let need = || arg.ok_or_else(|| ExecError::internal("the aggregate's argument is missing"));

@@ -29,6 +29,10 @@ impl Collected {
         self.results.resize(capacity, None);
     }
 
+    pub fn is_blank(&self, slot: usize) -> bool {
+        self.results[slot].is_none()
+    }
+
     pub fn set(&mut self, slot: usize, result: Option<Box<str>>) {
         self.results[slot] = result;
     }

@@ -41,6 +41,12 @@ impl ExactSums {
         self.counts[slot] = 0;
     }
 
+    pub fn is_blank(&self, slot: usize) -> bool {
+        // Sums of which everything was taken back have the bytes of none.
+        let none = |state: &Exact| state.to_bytes() == self.call.empty().to_bytes();
+        self.counts[slot] == 0 && self.states[slot].as_deref().is_none_or(none)
+    }
+
     pub fn update(&mut self, rows: &Rows<'_>, arg: &ArrayRef) -> Result<(), ExecError> {
         let values = self.call.values(arg)?;
         let (call, states, counts) = (&self.call, &mut self.states, &mut self.counts);

@@ -72,6 +72,13 @@ impl Extreme {
         }
     }
 
+    pub fn is_blank(&self, slot: usize) -> bool {
+        match &self.values {
+            Values::Ints { valid, .. } => !valid[slot],
+            Values::Bytes { values, .. } => values[slot].is_none(),
+        }
+    }
+
     /// Takes in rows that are never retracted.
     pub fn update(&mut self, rows: &Rows<'_>, arg: &ArrayRef) -> Result<(), ExecError> {
         if self.retractable {

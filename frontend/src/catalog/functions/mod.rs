@@ -14,6 +14,7 @@ mod values;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::num::{IntErrorKind, ParseIntError};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray};
@@ -25,10 +26,15 @@ use datafusion::logical_expr::{
 };
 use millrace_common::encoding::{invalid_text, out_of_range};
 use millrace_common::{SqlError, SqlState, SqlType};
+use sqlparser::ast::{
+    Expr, FunctionArg, FunctionArgExpr, FunctionArguments, Visit, visit_expressions,
+};
 
 use super::SystemTables;
+use super::rewrite::function_name;
 use super::rows::{Cell, array, field};
 use crate::query::snapshot_table::external;
+use crate::session::params::note_type;
 
 type Body = fn(&SystemTables, &[Cell]) -> Result<Cell, SqlError>;
 /// Name, kind of the result as in [`super::rows`], and what it does, which is its description.
@@ -180,6 +186,26 @@ pub(crate) fn check_numbers(name: &str, types: &[DataType]) -> Result<(), SqlErr
     Err(SqlError::new(SqlState::UNDEFINED_FUNCTION, message).with_hint(
         "No function matches the given name and argument types. You might need to add explicit type casts.",
     ))
+}
+
+/// Parameters that are arguments of functions which act: drivers send a number for what they are told is one.
+pub fn infer_parameters<V: Visit>(statement: &V, types: &mut Vec<Option<DataType>>) {
+    let _ = visit_expressions(statement, |e| {
+        if let Expr::Function(f) = e
+            && let FunctionArguments::List(list) = &f.args
+            && acts(&function_name(f))
+        {
+            let locks = !sessions::ACTING.contains(&function_name(f).as_str());
+            let wide = locks && list.args.len() == 1;
+            let number = if wide { DataType::Int64 } else { DataType::Int32 };
+            for arg in &list.args {
+                if let FunctionArg::Unnamed(FunctionArgExpr::Expr(arg)) = arg {
+                    note_type(arg, number.clone(), types);
+                }
+            }
+        }
+        ControlFlow::<()>::Continue(())
+    });
 }
 
 fn text(args: &[Cell], i: usize) -> Option<&str> {

@@ -53,12 +53,6 @@ impl Desugar<'_> {
                     (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
                 Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
             }),
-            "nullif" => {
-                if let [a, b] = arguments_mut(f).as_mut_slice() {
-                    **b = ours(Op::Element, a.clone(), Box::new(take(b)));
-                }
-                None
-            }
             "version" => Some(string(VERSION)),
             "date" => arguments(f)
                 .and_then(<[Expr; 1]>::try_from_vec)

@@ -9,6 +9,7 @@
 
 mod calls;
 mod comparisons;
+mod copies;
 mod expressions;
 mod literals;
 mod ops;
@@ -53,7 +54,7 @@ pub fn desugar_expr(expr: &mut Expr, session: &SessionInfo) -> Result<(), SqlErr
 }
 
 fn run<T: VisitMut>(node: &mut T, session: &SessionInfo) -> Result<(), SqlError> {
-    match node.visit(&mut Desugar { session, queries: 0 }) {
+    match node.visit(&mut Desugar { session, queries: 0, copied: 0 }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(e) => Err(*e),
     }
@@ -63,6 +64,8 @@ struct Desugar<'a> {
     session: &'a SessionInfo,
     /// Queries that the visitor is in.
     queries: usize,
+    /// Expressions that were copied.
+    copied: usize,
 }
 
 type Flow = ControlFlow<Box<SqlError>>;
@@ -212,7 +215,11 @@ impl VisitorMut for Desugar<'_> {
     }
 
     fn post_visit_expr(&mut self, expr: &mut Expr) -> Flow {
-        match self.rewrite(expr) {
+        let rewritten = copies::count(expr, self.copied).and_then(|copied| {
+            self.copied = copied;
+            self.rewrite(expr)
+        });
+        match rewritten {
             Ok(()) => ControlFlow::Continue(()),
             Err(e) => ControlFlow::Break(Box::new(e)),
         }

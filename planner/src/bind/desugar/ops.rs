@@ -39,7 +39,7 @@ pub enum Op {
 }
 
 /// Constructs that are resolved as calls: their results need a common type.
-const CONSTRUCTS: [&str; 20] = [
+const CONSTRUCTS: [&str; 21] = [
     ANY,
     ARRAY,
     ITEM,
@@ -51,6 +51,7 @@ const CONSTRUCTS: [&str; 20] = [
     "coalesce",
     "greatest",
     "least",
+    "nullif",
     "pg_typeof",
     "array_length",
     "array_upper",

@@ -196,7 +196,7 @@ impl OperatorPlanner {
         }
     }
 
-    /// `generate_series` as an array: of integers, if all arguments are.
+    /// `generate_series` as an array: of integers, if all arguments are, or of times.
     pub(super) fn series(&self, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
         let types: Vec<String> = seen.iter().map(type_name).collect();
         let none = || {
@@ -207,9 +207,16 @@ impl OperatorPlanner {
             return Err(none());
         }
         let list = functions().scalar("generate_series").ok_or_else(none)?;
-        let known = seen.iter().flatten();
-        if !known.clone().any(DataType::is_integer) {
-            return Ok(list.call(args));
+        let any = |wanted: fn(&DataType) -> bool| seen.iter().flatten().any(wanted);
+        if any(|t| matches!(t, DataType::Date32 | DataType::Timestamp(_, _))) {
+            return Ok(list.call(self.series_of_times(args, seen, &none)?));
+        }
+        if any(|t| t.is_decimal()) {
+            let e = SqlError::unsupported("generate_series of numeric in this place");
+            return Err(external(e.with_hint("Write it in FROM.")));
+        }
+        if !any(DataType::is_integer) {
+            return Err(none());
         }
         let wide = seen.iter().any(|t| matches!(t, Some(DataType::Int64)));
         let mut bounds = Vec::with_capacity(args.len());
@@ -228,6 +235,43 @@ impl OperatorPlanner {
                 let int8 = SqlType::Array(Element::BigInt).to_arrow();
                 cast_expr(call, &int8, int4).map_err(external)
             }
+        }
+    }
+
+    /// The arguments of a series of times. There is none of dates: they are times with a zone.
+    fn series_of_times(
+        &self,
+        args: Vec<Expr>,
+        seen: &[Seen],
+        none: &dyn Fn() -> DataFusionError,
+    ) -> Result<Vec<Expr>> {
+        let any = |wanted: fn(&DataType) -> bool| seen.iter().flatten().any(wanted);
+        let local = any(|t| matches!(t, DataType::Timestamp(_, None)))
+            && !any(|t| matches!(t, DataType::Timestamp(_, Some(_))));
+        let ends = if local { SqlType::Timestamp } else { SqlType::Timestamptz };
+        let typed = args.into_iter().zip(seen).enumerate().map(|(i, (arg, t))| match (i, t) {
+            (0 | 1, None) => self.coerce_unknown(arg, ends),
+            (0 | 1, Some(t @ (DataType::Date32 | DataType::Timestamp(_, _)))) => {
+                self.implicit(arg, t, &ends.to_arrow())
+            }
+            (2, None) => self.coerce_unknown(arg, SqlType::Interval),
+            (2, Some(DataType::Interval(_))) => Ok(arg),
+            _ => Err(none()),
+        });
+        let typed = typed.collect::<Result<Vec<_>>>()?;
+        let zero = |e: &Expr| match e {
+            Expr::Literal(ScalarValue::IntervalMonthDayNano(Some(i)), _) => {
+                (i.months, i.days, i.nanoseconds) == (0, 0, 0)
+            }
+            _ => false,
+        };
+        match typed.get(2) {
+            None => Err(none()),
+            Some(step) if zero(step) => {
+                let message = "step size cannot equal zero";
+                Err(external(SqlError::new(SqlState::INVALID_PARAMETER_VALUE, message)))
+            }
+            Some(_) => Ok(typed),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::{Case, ScalarFunction};
-use datafusion::logical_expr::{Expr, ScalarUDF, lit};
+use datafusion::logical_expr::{Expr, Operator, ScalarUDF, lit};
 use millrace_common::{SqlError, SqlType};
 
 use super::coercion::cast_expr;
@@ -23,6 +23,19 @@ impl OperatorPlanner {
             argument => args.push(argument),
         }
         Ok(Expr::ScalarFunction(ScalarFunction::new_udf(argument_list(), args)))
+    }
+
+    /// `nullif(a, b)`, whose second argument is compared as `=` compares it.
+    fn nullif(&self, args: Vec<Expr>, seen: &[Seen], schema: &DFSchema) -> Result<Expr> {
+        let types: Vec<String> = seen.iter().map(type_name).collect();
+        let none = || {
+            let call = format!("nullif({})", types.join(", "));
+            external(crate::error::undefined_function(&call))
+        };
+        let [a, b] = <[Expr; 2]>::try_from(args).map_err(|_| none())?;
+        let (_, b) = self.comparable(Operator::Eq, a.clone(), b, schema)?;
+        let function = functions().scalar("nullif").ok_or_else(none)?;
+        Ok(function.call(vec![a, b]))
     }
 
     /// A call, resolved by the types of its arguments.
@@ -68,6 +81,7 @@ impl OperatorPlanner {
                 let args = self.to_common(&construct, args, &seen)?;
                 return Ok(function.call(args));
             }
+            "nullif" => return self.nullif(args, &seen, schema),
             "pg_typeof" => {
                 let [t] = seen.as_slice() else {
                     return Err(external(crate::error::undefined_function("pg_typeof()")));
