@@ -59,3 +59,38 @@ async fn a_setting_that_is_rolled_back_is_told() {
     drop(client);
     assert_eq!(driver.await.expect("no panic").as_deref(), Some("UTC"));
 }
+
+#[tokio::test]
+async fn a_statement_whose_columns_have_changed_does_nothing() {
+    let running = start();
+    let client = running.server.connect().await.expect("a connection");
+    let count = async || {
+        let row = client.query_one("SELECT count(*) FROM stale", &[]).await.expect("a count");
+        row.get::<_, i64>(0)
+    };
+    client.batch_execute("CREATE TABLE stale (id int PRIMARY KEY)").await.expect("a table");
+    let insert = "INSERT INTO stale VALUES ($1) RETURNING *";
+    let within = "WITH w AS (INSERT INTO stale VALUES ($1::int) RETURNING *) SELECT * FROM w";
+    let statements = [
+        client.prepare(insert).await.expect("a statement"),
+        client.prepare(within).await.expect("a statement of parts"),
+    ];
+    let prepared = "PREPARE s (int) AS INSERT INTO stale VALUES ($1) RETURNING *";
+    client.batch_execute(prepared).await.expect("a statement of SQL's");
+    // Another definition does not matter.
+    client.batch_execute("CREATE TABLE other (id int)").await.expect("another table");
+    for (id, statement) in (1i32..).zip(&statements) {
+        client.query_one(statement, &[&id]).await.expect("its own row");
+    }
+    assert_eq!(count().await, 2);
+    let changed = "DROP TABLE stale; CREATE TABLE stale (id int PRIMARY KEY, note text)";
+    client.batch_execute(changed).await.expect("a table of the same name");
+    let code = |e: tokio_postgres::Error| e.code().map(|c| c.code().to_owned());
+    for statement in &statements {
+        let e = client.query(statement, &[&3i32]).await.expect_err("it gives other columns");
+        assert_eq!(code(e).as_deref(), Some("0A000"));
+    }
+    let e = client.batch_execute("EXECUTE s (3)").await.expect_err("it gives other columns");
+    assert_eq!(code(e).as_deref(), Some("0A000"));
+    assert_eq!(count().await, 0);
+}

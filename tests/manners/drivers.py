@@ -150,3 +150,32 @@ except psycopg.errors.SerializationFailure:
     pass
 assert plain.execute("SELECT n FROM acct WHERE id = 2").fetchone() == (before[0] + 1,)
 plain.rollback()
+
+# The statement without a name is gone when another was to take its place, or after a query string.
+pg = conn.pgconn
+for last in (lambda: pg.prepare(b"", b"SELEC 1"), lambda: pg.exec_(b"SELECT 2")):
+    assert pg.prepare(b"", b"SELECT 1").status == psycopg.pq.ExecStatus.COMMAND_OK
+    last()
+    gone = pg.exec_prepared(b"", [])
+    assert gone.error_field(psycopg.pq.DiagnosticField.SQLSTATE) == b"26000", gone.error_message
+    assert b"unnamed prepared statement does not exist" in gone.error_message, gone.error_message
+
+# Days and times without end are refused, however they come.
+for column, binary_infinity in (("d", b"\x7f\xff\xff\xff"), ("ts", b"\x7f" + b"\xff" * 7)):
+    for copied, value in (("text", "infinity"), ("csv", "-infinity"), ("binary", binary_infinity)):
+        try:
+            with cur.copy(f"COPY p (id, {column}) FROM STDIN (FORMAT {copied})") as copy:
+                if copied == "binary":
+                    size = len(value).to_bytes(4, "big")
+                    row = b"\0\2\0\0\0\4" + (5000).to_bytes(4, "big") + size + value
+                    copy.write(b"PGCOPY\n\xff\r\n\0" + bytes(8) + row + b"\xff\xff")
+                else:
+                    copy.write(f"5000{',' if copied == 'csv' else chr(9)}{value}\n")
+            raise AssertionError(f"{copied} of {column}")
+        except psycopg.errors.FeatureNotSupported as e:
+            assert "infinity of dates and times" in str(e), e
+    for format, value in ((0, b"-infinity"), (1, binary_infinity)):
+        statement = f"INSERT INTO p (id, {column}) VALUES (5000, $1)".encode()
+        refused = pg.exec_params(statement, [value], param_formats=[format])
+        assert refused.error_field(psycopg.pq.DiagnosticField.SQLSTATE) == b"0A000", (column, format)
+assert conn.execute("SELECT count(*) FROM p WHERE id = 5000").fetchone() == (0,)

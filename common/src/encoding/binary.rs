@@ -48,7 +48,7 @@ pub fn append(builder: &mut ColumnBuilder, t: SqlType, bytes: &[u8]) -> Result<(
         }
         SqlType::Bytea => builder.push_bytes(bytes),
         SqlType::Date => builder.push_date(match i32::from_be_bytes(fixed(bytes)?) {
-            infinite @ (i32::MAX | i32::MIN) => infinite,
+            i32::MAX | i32::MIN => return Err(datetime::infinite()),
             days if DATES.contains(&days) => days + datetime::PG_EPOCH_DAYS,
             _ => return Err(beyond("date")),
         }),
@@ -58,10 +58,10 @@ pub fn append(builder: &mut ColumnBuilder, t: SqlType, bytes: &[u8]) -> Result<(
         }),
         SqlType::Timestamp | SqlType::Timestamptz => {
             builder.push_micros(match i64::from_be_bytes(fixed(bytes)?) {
-                infinite @ (i64::MAX | i64::MIN) => infinite,
+                i64::MAX | i64::MIN => return Err(datetime::infinite()),
                 us if us < FIRST_TIMESTAMP => return Err(beyond("timestamp")),
                 us => match us.checked_add(datetime::PG_EPOCH_US) {
-                    // The greatest number is infinity.
+                    // The greatest number would be shown as infinity.
                     Some(us) if us < i64::MAX => us,
                     _ => return Err(beyond("timestamp")),
                 },
@@ -127,12 +127,24 @@ mod tests {
         case(SqlType::Date, 2_147_483_646, false);
         case(SqlType::Date, -2_451_545, true);
         case(SqlType::Date, -2_451_546, false);
-        case(SqlType::Date, 2_147_483_647, true);
         for t in [SqlType::Timestamp, SqlType::Timestamptz] {
             case(t, i64::MAX - 1, false);
-            case(t, i64::MAX, true);
             case(t, -211_813_488_000_000_000, true);
             case(t, -211_813_488_000_000_001, false);
+        }
+    }
+
+    #[test]
+    fn infinity_is_refused() {
+        for days in [i32::MAX, i32::MIN] {
+            let e = read(SqlType::Date, &days.to_be_bytes()).unwrap_err();
+            assert_eq!(e.state, SqlState::FEATURE_NOT_SUPPORTED);
+        }
+        for t in [SqlType::Timestamp, SqlType::Timestamptz] {
+            for us in [i64::MAX, i64::MIN] {
+                let e = read(t, &us.to_be_bytes()).unwrap_err();
+                assert_eq!(e.message, datetime::infinite().message);
+            }
         }
     }
 }

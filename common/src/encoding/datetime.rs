@@ -1,6 +1,7 @@
 //! Dates, times and timestamps: proleptic Gregorian days and microseconds since 1970.
 //!
-//! `i64::MAX` / `i64::MIN` microseconds and `i32::MAX` / `i32::MIN` days are PostgreSQL's infinities.
+//! `i64::MAX` / `i64::MIN` microseconds and `i32::MAX` / `i32::MIN` days are PostgreSQL's infinities. They are written as
+//! such, but none is read.
 
 use std::fmt::Write;
 
@@ -180,11 +181,8 @@ pub fn present(text: &str, t: SqlType, zone: Zone, now: i64) -> Option<i64> {
 
 /// Days since 1970 of a date in text.
 pub fn parse_date(text: &str) -> Result<i32, SqlError> {
-    match keyword(text) {
-        Some(Special::Infinity) => return Ok(i32::MAX),
-        Some(Special::MinusInfinity) => return Ok(i32::MIN),
-        Some(Special::Epoch) => return Ok(0),
-        None => {}
+    if is_epoch(text)? {
+        return Ok(0);
     }
     let parsed = read(text).map_err(|f| f.into_error("date", text))?;
     i32::try_from(parsed.days).map_err(|_| overflow(text))
@@ -227,11 +225,8 @@ pub fn parse_timestamptz_in(text: &str, zone: Zone) -> Result<i64, SqlError> {
 }
 
 fn parse_moment(text: &str, kind: &str, zone: Option<Zone>) -> Result<i64, SqlError> {
-    match keyword(text) {
-        Some(Special::Infinity) => return Ok(i64::MAX),
-        Some(Special::MinusInfinity) => return Ok(i64::MIN),
-        Some(Special::Epoch) => return Ok(0),
-        None => {}
+    if is_epoch(text)? {
+        return Ok(0);
     }
     let p = read(text).map_err(|f| f.into_error(kind, text))?;
     let local = p.days.checked_mul(DAY_US).and_then(|d| d.checked_add(p.us));
@@ -249,23 +244,19 @@ fn parse_moment(text: &str, kind: &str, zone: Option<Zone>) -> Result<i64, SqlEr
         })
 }
 
-enum Special {
-    Infinity,
-    MinusInfinity,
-    Epoch,
+/// 0A000 for a date or a time without end, wherever it comes from: no function knows what to do with one.
+pub fn infinite() -> SqlError {
+    SqlError::unsupported("infinity of dates and times")
 }
 
-fn keyword(text: &str) -> Option<Special> {
+/// Whether a text is the word for 1970-01-01. PostgreSQL's other such words are refused.
+fn is_epoch(text: &str) -> Result<bool, SqlError> {
     let t = text.trim();
-    if t.starts_with(|c: char| c.is_ascii_digit()) {
-        return None;
+    let is = |word: &str| t.eq_ignore_ascii_case(word);
+    if is("infinity") || is("-infinity") {
+        return Err(infinite());
     }
-    match t.to_ascii_lowercase().as_str() {
-        "infinity" | "+infinity" => Some(Special::Infinity),
-        "-infinity" => Some(Special::MinusInfinity),
-        "epoch" => Some(Special::Epoch),
-        _ => None,
-    }
+    Ok(is("epoch"))
 }
 
 fn parse(text: &str) -> Result<Local, Fault> {
@@ -415,12 +406,23 @@ mod tests {
             ("1/2/2024 3:04", "2024-01-02 03:04:00"),
             ("0044-03-15 00:00:00 BC", "0044-03-15 00:00:00 BC"),
             ("1969-12-31 23:59:59.999999", "1969-12-31 23:59:59.999999"),
-            ("infinity", "infinity"),
             ("12024-01-01", "12024-01-01 00:00:00"),
             ("2024-01-01 24:00:00", "2024-01-02 00:00:00"),
         ] {
             assert_eq!(timestamp(input), output, "{input}");
         }
+    }
+
+    #[test]
+    fn infinity_is_refused() {
+        for text in ["infinity", " -Infinity"] {
+            assert_eq!(parse_date(text).unwrap_err().state, SqlState::FEATURE_NOT_SUPPORTED);
+            assert_eq!(parse_timestamp(text).unwrap_err().message, infinite().message);
+            assert_eq!(parse_timestamptz(text).unwrap_err().message, infinite().message);
+        }
+        // PostgreSQL 15 does not know the plus.
+        assert_eq!(parse_date("+infinity").unwrap_err().state.0, "22007");
+        assert_eq!(parse_date(" Epoch").unwrap(), 0);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 use super::datetime::{DAY_US, civil, days_from_civil, days_in_month};
 use crate::zone::{Zone, named, offset_us};
 
-const MONTHS: [&str; 12] = [
+/// The months' names; three letters of each are enough of it.
+pub const MONTHS: [&str; 12] = [
     "January",
     "February",
     "March",

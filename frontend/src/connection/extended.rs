@@ -8,7 +8,7 @@ use pgwire::messages::extendedquery::{Bind, TARGET_TYPE_BYTE_PORTAL};
 
 use super::{Connection, Ending, Failure, SEND_BYTES, guarded};
 use crate::session::execute::{ends_block, no_statement};
-use crate::session::prepare::{PortalState, Running, cannot_run};
+use crate::session::prepare::{PortalState, Running, cannot_run, columns_changed};
 use crate::session::scroll::{Fetched, Scroll, Way};
 use crate::session::{Outcome, Portal};
 use crate::wire::{Field, FrontendMessage};
@@ -49,7 +49,10 @@ impl Connection {
     }
 
     fn parse(&mut self, name: String, sql: &str, types: &[u32]) -> Result<(), SqlError> {
-        if !name.is_empty() && self.session.prepared.contains_key(&name) {
+        // Of the one without a name the old one is gone even if there will be no new one.
+        if name.is_empty() {
+            self.session.prepared.remove(&name);
+        } else if self.session.prepared.contains_key(&name) {
             return Err(SqlError::new(
                 SqlState("42P05"),
                 format!("prepared statement \"{name}\" already exists"),
@@ -136,17 +139,17 @@ impl Connection {
         max_rows: usize,
     ) -> Result<(), Failure> {
         if matches!(portal.state, PortalState::Ready) {
-            let Some(parsed) = portal.prepared.statement.clone() else {
+            if portal.prepared.statement.is_none() {
                 self.out.empty_query();
                 return Ok(());
-            };
+            }
             portal.state = PortalState::Failed;
             let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
             let outcome = guarded(
                 &self.gone,
                 &cancel,
                 timeout,
-                self.session.execute(&parsed, &portal.values),
+                self.session.run_prepared(&portal.prepared, &portal.values),
             )
             .await?;
             self.flush_notices();
@@ -158,12 +161,8 @@ impl Connection {
                 Outcome::CopyOut(copy) => self.copy_out(*copy).await?,
                 Outcome::Rows(rows) => {
                     same_shape(portal.prepared.fields.as_deref(), &rows.fields)?;
-                    portal.state =
-                        PortalState::Running(Box::new(parking_lot::Mutex::new(Running {
-                            rows,
-                            current: None,
-                            sent: 0,
-                        })));
+                    let running = Box::new(parking_lot::Mutex::new(Running::new(rows)));
+                    portal.state = PortalState::Running(running);
                 }
             }
             if matches!(portal.state, PortalState::Done) {
@@ -217,21 +216,19 @@ impl Connection {
         let sent = fetched.rows();
         let fields = portal.prepared.fields.clone().unwrap_or_default();
         if let Outcome::Rows(rows) = self.session.shown(fetched, fields) {
-            let mut running = Running { rows, current: None, sent: 0 };
+            let mut running = Running::new(rows);
             self.send_rows(&mut running, &portal.formats, usize::MAX).await?;
         }
         Ok(sent)
     }
 }
 
-/// A client that was told of other columns would misread these.
+/// A client that was told of other columns would misread these. They have been checked before the statement ran; this
+/// is for a definition that came in between.
 fn same_shape(told: Option<&[Field]>, given: &[Field]) -> Result<(), SqlError> {
     let types = |fields: &[Field]| fields.iter().map(|f| f.type_oid).collect::<Vec<_>>();
     match told {
-        Some(told) if types(told) != types(given) => Err(SqlError::new(
-            SqlState::FEATURE_NOT_SUPPORTED,
-            "cached plan must not change result type",
-        )),
+        Some(told) if types(told) != types(given) => Err(columns_changed()),
         _ => Ok(()),
     }
 }

@@ -48,7 +48,10 @@ impl Connection {
             let rest = deadline.map(|d| d.saturating_duration_since(tokio::time::Instant::now()));
             let next = async { running.rows.stream.next().await.transpose() };
             match guarded(&self.gone, &cancel, rest, next).await? {
-                None => return Ok(true),
+                None => {
+                    running.ended = true;
+                    return Ok(true);
+                }
                 Some(batch) if batch.num_rows() == 0 => {}
                 Some(batch) => running.current = Some(Current::new(batch)),
             }

@@ -10,6 +10,8 @@ use crate::session::prepare::Running;
 
 impl Connection {
     pub(super) async fn simple_query(&mut self, text: &str) -> std::io::Result<()> {
+        // As in PostgreSQL, the statement without a name lasts until the next string.
+        self.session.prepared.remove("");
         let work = AssertUnwindSafe(self.run_string(text)).catch_unwind().await;
         match work.unwrap_or_else(|_| Err(panicked().into())) {
             Ok(()) => {}
@@ -59,7 +61,7 @@ impl Connection {
             Outcome::Command(tag) => self.conclude(&tag).await?,
             Outcome::Rows(rows) => {
                 self.out.row_description(&rows.fields, &[]);
-                let mut running = Running { rows, current: None, sent: 0 };
+                let mut running = Running::new(rows);
                 self.send_rows(&mut running, &[], usize::MAX).await?;
                 let tag = running.rows.tag.replace("{n}", &running.sent.to_string());
                 self.conclude(&tag).await?;

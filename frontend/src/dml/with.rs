@@ -350,9 +350,9 @@ fn merge(part: &Query, types: &mut Vec<Option<DataType>>, known: Vec<Option<Data
 /// How memory for rows of WITH is called.
 const MEMORY: &str = "the rows of WITH";
 
-/// The relation of an item's rows.
+/// The relation of an item's rows: a name that no text of SQL can have, see [`rows::in_hand`].
 fn relation_name(item: usize) -> String {
-    format!("with item {item}")
+    format!("\0with {item}")
 }
 
 /// A column of it: names of RETURNING may be there twice.

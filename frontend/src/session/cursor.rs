@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use sqlparser::ast::{CloseCursor, Declare, FetchDirection, Statement as Sql};
 
 use super::prepare::{Declared, Portal, PortalState, Running, cannot_run};
-use super::scroll::{Fetched, Scroll, Way, forward_only, steps, stored};
+use super::scroll::{Fetched, Scroll, Way, forward_only, store};
 use super::{Outcome, RowSet, Session};
 use crate::encoding::Column;
 use crate::query::catalog_view::fold;
@@ -70,12 +70,29 @@ impl Session {
             }
             return Ok(PortalState::Scroll(Box::new(Mutex::new(scroll))));
         }
-        let rows = match ends {
-            true => stored(rows, self.engine().reservation("a cursor WITH HOLD")).await?,
-            false => rows,
-        };
-        let running = Running { rows, current: None, sent: 0 };
+        let mut running = Running::new(rows);
+        if ends {
+            store(&mut running, self.engine().reservation(HELD)).await?;
+        }
         Ok(PortalState::Running(Box::new(Mutex::new(running))))
+    }
+
+    /// Reads what is left of the cursors WITH HOLD of a block that is being committed: afterwards they read nothing,
+    /// and what fails, fails here. One that has failed before ends with the block.
+    pub(super) async fn store_cursors(&mut self) -> Result<(), SqlError> {
+        let in_block = |p: &Portal| p.declared.as_ref().is_some_and(|d| d.depth > 0);
+        self.portals.retain(|_, p| !(in_block(p) && matches!(p.state, PortalState::Failed)));
+        let shared = Arc::clone(&self.shared);
+        for portal in self.portals.values_mut().filter(|p| p.hold && in_block(p)) {
+            match &mut portal.state {
+                PortalState::Running(running) => {
+                    store(running.get_mut(), shared.engine.reservation(HELD)).await?;
+                }
+                PortalState::Scroll(scroll) => scroll.get_mut().read_all().await?,
+                PortalState::Ready | PortalState::Done | PortalState::Failed => {}
+            }
+        }
+        Ok(())
     }
 
     pub async fn fetch(
@@ -125,7 +142,7 @@ impl Session {
     }
 
     /// Moves a cursor of a query; its columns, and the rows it has come by. One that fails on its way, or is cut
-    /// off there, has lost rows: it is not read any more.
+    /// off there, has lost rows: it is not read any more. Nor, as in PostgreSQL, is one that was to go where it cannot.
     async fn go(
         &mut self,
         name: &str,
@@ -137,17 +154,10 @@ impl Session {
         let fields = portal.prepared.fields.clone().unwrap_or_default();
         portal.state = match std::mem::replace(&mut portal.state, PortalState::Failed) {
             PortalState::Failed => return Err(cannot_run(name)),
-            PortalState::Running(mut running) => match steps(running.get_mut().sent, way) {
-                Ok(steps) => {
-                    forward_only(running.get_mut(), steps, &mut fetched).await?;
-                    PortalState::Running(running)
-                }
-                // It has not moved.
-                Err(e) => {
-                    portal.state = PortalState::Running(running);
-                    return Err(e);
-                }
-            },
+            PortalState::Running(mut running) => {
+                forward_only(running.get_mut(), way, &mut fetched).await?;
+                PortalState::Running(running)
+            }
             PortalState::Scroll(mut scroll) => {
                 scroll.get_mut().fetch(way, &mut fetched).await?;
                 PortalState::Scroll(scroll)
@@ -175,6 +185,9 @@ impl Session {
         }
     }
 }
+
+/// How memory for rows is called that outlive their transaction.
+const HELD: &str = "a cursor WITH HOLD";
 
 /// Columns of a batch, ready to be written.
 pub fn columns_of(batch: &RecordBatch, fields: &[Field]) -> Result<Vec<Column>, SqlError> {

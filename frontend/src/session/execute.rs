@@ -226,6 +226,7 @@ impl Session {
             let value = value.ok_or_else(|| SqlError::internal("a parameter has no value"))?;
             values.push(dml::assign::assign(&value, name, to)?);
         }
+        self.check_columns(&prepared)?;
         self.execute(parsed, &values).await
     }
 }
@@ -239,10 +240,11 @@ pub fn prepared_name(name: &ObjectName) -> String {
 }
 
 pub fn no_statement(name: &str) -> SqlError {
-    SqlError::new(
-        SqlState::INVALID_SQL_STATEMENT_NAME,
-        format!("prepared statement \"{name}\" does not exist"),
-    )
+    let message = match name {
+        "" => "unnamed prepared statement does not exist".to_owned(),
+        name => format!("prepared statement \"{name}\" does not exist"),
+    };
+    SqlError::new(SqlState::INVALID_SQL_STATEMENT_NAME, message)
 }
 
 /// Whether a failed block takes a statement: its end, or the way back to a savepoint.

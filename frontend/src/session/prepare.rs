@@ -1,6 +1,6 @@
 //! Prepared statements and portals: what Parse, Bind and Describe work on.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use arrow::array::{ArrayRef, RecordBatch};
 use arrow::datatypes::DataType;
@@ -16,7 +16,8 @@ use sqlparser::ast::Statement as Sql;
 
 use super::execute::prepared_name;
 use super::scroll::Scroll;
-use super::{RowSet, Session, outcome::text_field, params};
+use super::{Block, Outcome, RowSet, Session, outcome::text_field, params};
+use crate::cluster::CatalogSnapshot;
 use crate::dml;
 use crate::encoding::{Column, builder, describe_type, type_of_oid};
 use crate::query::catalog_view::fold;
@@ -35,6 +36,23 @@ pub struct Prepared {
     pub from_sql: bool,
     /// When, in microseconds since 1970.
     pub prepared_at: i64,
+    /// OIDs that the client declared, 0 where it did not.
+    pub(super) given: Vec<u32>,
+    /// What the description was last found to be right for. The lock is never held while others wait.
+    pub(super) basis: Mutex<Basis>,
+}
+
+/// What a description rests on besides the statement.
+pub(super) struct Basis {
+    /// Only for comparison: a catalog that has been replaced is not kept.
+    catalog: Weak<CatalogSnapshot>,
+    search_path: Vec<String>,
+}
+
+impl PartialEq for Basis {
+    fn eq(&self, other: &Basis) -> bool {
+        self.catalog.ptr_eq(&other.catalog) && self.search_path == other.search_path
+    }
 }
 
 /// A statement with its parameters, or the rest of its rows.
@@ -77,6 +95,14 @@ pub struct Running {
     pub rows: RowSet,
     pub current: Option<Current>,
     pub sent: u64,
+    /// More rows have been asked for than there are.
+    pub ended: bool,
+}
+
+impl Running {
+    pub fn new(rows: RowSet) -> Running {
+        Running { rows, current: None, sent: 0, ended: false }
+    }
 }
 
 /// A batch of which a part is sent or fetched.
@@ -105,6 +131,12 @@ pub fn cannot_run(name: &str) -> SqlError {
     SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
 }
 
+/// PostgreSQL's error for a prepared statement whose columns are others by now.
+pub fn columns_changed() -> SqlError {
+    let message = "cached plan must not change result type";
+    SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message)
+}
+
 impl Session {
     /// Parses and describes one statement. `given`: OIDs the client declared, 0 where it did not.
     pub fn prepare(&self, sql: &str, given: &[u32]) -> Result<Prepared, SqlError> {
@@ -123,16 +155,17 @@ impl Session {
                 fields: None,
                 from_sql: false,
                 prepared_at: chrono::Utc::now().timestamp_micros(),
+                given: vec![],
+                basis: Mutex::new(self.basis()),
             });
         };
         self.describe(parsed, given)
     }
 
     pub fn describe(&self, parsed: ParsedStatement, given: &[u32]) -> Result<Prepared, SqlError> {
-        let mut types = given.iter().map(|oid| type_of_oid(*oid)).collect::<Result<Vec<_>, _>>()?;
-        let fields = self
-            .describe_statement(&parsed.statement, &mut types)
-            .map_err(|e| locate::in_statement(e, &parsed))?;
+        // Before anything is looked up: what changes meanwhile is seen when the statement is run.
+        let basis = Mutex::new(self.basis());
+        let (fields, mut types) = self.fields_of(&parsed, given)?;
         let highest = match &parsed.statement {
             Statement::Sql(sql) => params::count(sql.as_ref()),
             _ => 0,
@@ -155,7 +188,58 @@ impl Session {
             fields,
             from_sql: false,
             prepared_at: chrono::Utc::now().timestamp_micros(),
+            given: given.to_vec(),
+            basis,
         })
+    }
+
+    /// The output columns of a statement, and what is known of its parameters' types.
+    fn fields_of(
+        &self,
+        parsed: &ParsedStatement,
+        given: &[u32],
+    ) -> Result<(Option<Vec<Field>>, Vec<Option<DataType>>), SqlError> {
+        let mut types = given.iter().map(|oid| type_of_oid(*oid)).collect::<Result<Vec<_>, _>>()?;
+        let fields = self.describe_statement(&parsed.statement, &mut types);
+        Ok((fields.map_err(|e| locate::in_statement(e, parsed))?, types))
+    }
+
+    fn basis(&self) -> Basis {
+        let catalog = Arc::downgrade(&self.cluster().catalog());
+        Basis { catalog, search_path: self.search_path() }
+    }
+
+    /// Runs a prepared statement, if its columns are those that were described.
+    pub async fn run_prepared(
+        &mut self,
+        prepared: &Prepared,
+        values: &[ArrayRef],
+    ) -> Result<Outcome, SqlError> {
+        let Some(parsed) = &prepared.statement else { return Ok(Outcome::Empty) };
+        // A failed block has its own error.
+        if !matches!(self.block, Block::Failed { .. }) {
+            self.check_columns(prepared)?;
+        }
+        self.execute(parsed, values).await
+    }
+
+    /// Refuses a prepared statement whose columns are not those that were described, before it does anything.
+    pub fn check_columns(&self, prepared: &Prepared) -> Result<(), SqlError> {
+        let (Some(parsed), Some(told)) = (&prepared.statement, &prepared.fields) else {
+            return Ok(());
+        };
+        let basis = self.basis();
+        if !rests_on_session(&parsed.statement) && *prepared.basis.lock() == basis {
+            return Ok(());
+        }
+        match self.fields_of(parsed, &prepared.given)?.0 {
+            Some(fields) if fields != *told => Err(columns_changed()),
+            // Without columns there is nothing of that name any more, which running it says.
+            _ => {
+                *prepared.basis.lock() = basis;
+                Ok(())
+            }
+        }
     }
 
     fn describe_statement(
@@ -234,5 +318,14 @@ impl Session {
                 builder::parameter_in(zone, t, format, value.as_deref())
             })
             .collect()
+    }
+}
+
+/// Whether the columns are those of a cursor or of another prepared statement.
+fn rests_on_session(statement: &Statement) -> bool {
+    match statement {
+        Statement::FetchWait { .. } => true,
+        Statement::Sql(sql) => matches!(sql.as_ref(), Sql::Fetch { .. } | Sql::Execute { .. }),
+        _ => false,
     }
 }

@@ -40,9 +40,10 @@ impl Way {
             FetchDirection::Count { limit } | FetchDirection::Forward { limit: Some(limit) } => {
                 either(count(limit)?)
             }
-            FetchDirection::Backward { limit: Some(limit) } => {
-                either(count(limit)?.saturating_neg())
-            }
+            FetchDirection::Backward { limit: Some(limit) } => match count(limit)? {
+                0 => Way::Backward(0),
+                n => either(n.saturating_neg()),
+            },
             FetchDirection::All | FetchDirection::ForwardAll => Way::Forward(usize::MAX),
             FetchDirection::BackwardAll => Way::Backward(usize::MAX),
             FetchDirection::First => Way::Absolute(1),
@@ -120,12 +121,14 @@ fn grow(memory: &MemoryReservation, bytes: usize, hint: &str) -> Result<(), SqlE
 }
 
 /// Rows that a cursor which goes forward only passes over, and those it gives, from where it stands.
-pub fn steps(at: u64, way: Way) -> Result<(usize, usize), SqlError> {
-    let at = i64::try_from(at).unwrap_or(i64::MAX);
+fn steps(running: &Running, way: Way) -> Result<(usize, usize), SqlError> {
+    let sent = i64::try_from(running.sent).unwrap_or(i64::MAX);
+    let at = sent.saturating_add(i64::from(running.ended));
     let (skipped, wanted) = match way {
         Way::Forward(n) => (0, n),
-        // Nothing is before the first row.
-        Way::Absolute(0) | Way::Relative(0) if at == 0 => (0, 0),
+        // It is there already, and nothing is there.
+        Way::Absolute(0) if at == 0 => (0, 0),
+        Way::Relative(0) if !on_row(running) => (0, 0),
         Way::Relative(n) if n > 0 => (n - 1, 1),
         Way::Absolute(n) if n > at => (n - 1 - at, 1),
         _ => return Err(backward()),
@@ -133,12 +136,28 @@ pub fn steps(at: u64, way: Way) -> Result<(usize, usize), SqlError> {
     Ok((usize::try_from(skipped).unwrap_or(usize::MAX), wanted))
 }
 
-/// Fetches from a cursor that goes forward only.
+/// Neither before the first row nor after the last.
+fn on_row(running: &Running) -> bool {
+    running.sent > 0 && !running.ended
+}
+
+/// Fetches from a cursor that goes forward only. As in PostgreSQL, who only counts may ask for the row where it stands,
+/// or to go back to where it already is.
 pub async fn forward_only(
     running: &mut Running,
-    (skipped, wanted): (usize, usize),
+    way: Way,
     fetched: &mut Fetched,
 ) -> Result<(), SqlError> {
+    let counts = fetched.batches.is_none();
+    match way {
+        Way::Relative(0) | Way::Backward(0) if counts => {
+            fetched.rows = usize::from(on_row(running));
+            return Ok(());
+        }
+        Way::Backward(usize::MAX) if counts && running.sent == 0 && !running.ended => return Ok(()),
+        _ => {}
+    }
+    let (skipped, wanted) = steps(running, way)?;
     read_on(running, skipped, None).await?;
     read_on(running, wanted, Some(fetched)).await
 }
@@ -158,6 +177,7 @@ async fn read_on(
                 None => {
                     // What has ended may be asked again.
                     running.rows.stream = futures::stream::empty().boxed();
+                    running.ended = true;
                     break;
                 }
             },
@@ -180,11 +200,18 @@ async fn read_on(
     Ok(())
 }
 
-/// A result whose rows have all been read and wait in memory, which is free when they are gone.
-pub async fn stored(mut rows: RowSet, memory: MemoryReservation) -> Result<RowSet, SqlError> {
+/// Reads all rows that are left; they wait in memory, which is free when they are gone.
+pub async fn store(running: &mut Running, memory: MemoryReservation) -> Result<(), SqlError> {
     let mut kept = Vec::new();
-    while let Some(batch) = rows.stream.next().await {
-        let batch = batch?;
+    let mut left = running.current.take().map(|c| c.batch.slice(c.at, c.left()));
+    loop {
+        let batch = match left.take() {
+            Some(batch) => batch,
+            None => match running.rows.stream.next().await {
+                Some(batch) => batch?,
+                None => break,
+            },
+        };
         let hint = "A cursor in a transaction block, without HOLD and SCROLL, may have any number of rows.";
         grow(&memory, size_of(&batch), hint)?;
         kept.push(batch);
@@ -193,8 +220,8 @@ pub async fn stored(mut rows: RowSet, memory: MemoryReservation) -> Result<RowSe
         let _counted = &memory;
         Ok(batch)
     };
-    rows.stream = futures::stream::iter(kept).map(given).boxed();
-    Ok(rows)
+    running.rows.stream = futures::stream::iter(kept).map(given).boxed();
+    Ok(())
 }
 
 /// The rows of a SCROLL cursor.
@@ -255,6 +282,7 @@ impl Scroll {
                 self.at = if wanted > self.rows() { self.rows() + 1 } else { wanted };
                 self.pick(from, to, false, fetched)
             }
+            Way::Backward(0) => self.go_to(self.at, fetched).await,
             Way::Backward(n) => {
                 let to = self.at.saturating_sub(1);
                 let from = self.at.saturating_sub(n).max(1);
@@ -364,13 +392,12 @@ mod tests {
 
     fn running() -> Running {
         let rows = RowSet { fields: Vec::new(), stream: stream(), tag: String::new() };
-        Running { rows, current: None, sent: 0 }
+        Running::new(rows)
     }
 
     async fn forward(running: &mut Running, way: Way) -> Vec<i32> {
         let mut fetched = Fetched::new(memory(1 << 20), true);
-        let steps = steps(running.sent, way).unwrap();
-        forward_only(running, steps, &mut fetched).await.unwrap();
+        forward_only(running, way, &mut fetched).await.unwrap();
         values(fetched)
     }
 
@@ -425,7 +452,48 @@ mod tests {
         assert_eq!(forward(&mut running, Way::Relative(2)).await, [4]);
         assert_eq!(forward(&mut running, Way::Absolute(5)).await, [5]);
         assert!(forward(&mut running, Way::Forward(usize::MAX)).await.is_empty());
-        assert_eq!(steps(running.sent, Way::Backward(1)).unwrap_err().state.0, "55000");
+        assert_eq!(steps(&running, Way::Backward(1)).unwrap_err().state.0, "55000");
+    }
+
+    /// What PostgreSQL 15 says of NO SCROLL cursors of so many rows, before, among, at the last of and after them: for
+    /// FETCH and for MOVE the number of rows, or -1 for an error.
+    #[tokio::test]
+    async fn a_forward_cursor_stays_where_it_is_as_in_postgres() {
+        use Way::{Absolute, Backward, Forward, Relative};
+        let cases = [
+            (Relative(0), [(0, 0), (-1, 1), (-1, 1), (0, 0)]),
+            (Backward(0), [(-1, 0), (-1, 1), (-1, 1), (-1, 0)]),
+            (Backward(usize::MAX), [(-1, 0), (-1, -1), (-1, -1), (-1, -1)]),
+            (Absolute(0), [(0, 0), (-1, -1), (-1, -1), (-1, -1)]),
+            (Absolute(1), [(1, 1), (-1, -1), (-1, -1), (-1, -1)]),
+            (Absolute(5), [(1, 1), (1, 1), (-1, -1), (-1, -1)]),
+            (Absolute(6), [(0, 0), (0, 0), (0, 0), (-1, -1)]),
+            (Absolute(9), [(0, 0), (0, 0), (0, 0), (0, 0)]),
+            (Relative(1), [(1, 1), (1, 1), (0, 0), (0, 0)]),
+        ];
+        for (way, expected) in cases {
+            for (before, (fetch, moved)) in [0, 1, 5, usize::MAX].into_iter().zip(expected) {
+                for (keep, expected) in [(true, fetch), (false, moved)] {
+                    let mut running = running();
+                    forward(&mut running, Forward(before)).await;
+                    let mut fetched = Fetched::new(memory(1 << 20), keep);
+                    let went = forward_only(&mut running, way, &mut fetched).await;
+                    let rows = went.map_or(-1, |()| fetched.rows() as i64);
+                    assert_eq!(rows, expected, "{way:?} after {before}, rows kept: {keep}");
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn rows_that_are_stored_are_those_that_are_left() {
+        let mut running = running();
+        assert_eq!(forward(&mut running, Way::Forward(1)).await, [1]);
+        store(&mut running, memory(1 << 20)).await.unwrap();
+        assert_eq!(forward(&mut running, Way::Forward(2)).await, [2, 3]);
+        assert_eq!(forward(&mut running, Way::Absolute(5)).await, [5]);
+        let e = store(&mut self::running(), memory(1)).await.unwrap_err();
+        assert_eq!((e.state.0, e.hint.is_some()), ("53200", true));
     }
 
     #[tokio::test]
@@ -435,7 +503,7 @@ mod tests {
         let e = cursor.fetch(Way::Forward(1), &mut fetched).await.unwrap_err();
         assert_eq!((e.state.0, e.hint.is_some()), ("53200", true));
         let mut fetched = Fetched::new(memory(1), true);
-        let all = steps(0, Way::Forward(usize::MAX)).unwrap();
+        let all = Way::Forward(usize::MAX);
         let e = forward_only(&mut running(), all, &mut fetched).await.unwrap_err();
         assert_eq!((e.state.0, e.hint.as_deref()), ("53200", Some("Fetch fewer rows at a time.")));
         // Who only counts needs no memory.

@@ -143,11 +143,12 @@ impl Session {
             if !local || self.stages_writes() {
                 self.keep_for_block(name, *local)?;
                 self.set_value(name, value)?;
-                shown.push(Some(self.settings.get(name)?.to_owned()));
+                shown.push(Some(self.settings.shown(name)?));
             } else {
                 // It would last to the end of this statement, which nothing can see.
-                self.settings.clone().set(name, value)?;
-                shown.push(Some(value.clone()));
+                let mut settings = self.settings.clone();
+                settings.set(name, value)?;
+                shown.push(Some(settings.shown(name)?));
             }
         }
         RowSet::text(&vec!["set_config"; settings.len()], vec![shown], "SELECT {n}")

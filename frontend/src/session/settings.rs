@@ -41,6 +41,14 @@ impl Settings {
         }
     }
 
+    /// A value as SHOW prints it.
+    pub fn shown(&self, name: &str) -> Result<String, SqlError> {
+        match self.custom.get(&name.to_lowercase()) {
+            Some(value) => Ok(value.clone()),
+            None => find(name).map(|s| s.show(self.known.value(s))),
+        }
+    }
+
     /// Sets a value; the setting, if it is one of ours.
     pub fn set(&mut self, name: &str, value: &str) -> Result<Option<&'static Setting>, SqlError> {
         if is_custom(name) {

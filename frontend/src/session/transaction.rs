@@ -171,10 +171,11 @@ impl Session {
                 }
                 Ok("COMMIT".to_owned())
             }
-            Block::Open { .. } => {
+            Block::Open { settings, .. } => {
                 let _locks = self.transaction_locks();
                 self.end_locals();
                 self.end_block();
+                self.finish_reading(settings).await?;
                 self.commit_block().await?;
                 Ok("COMMIT".to_owned())
             }
@@ -183,6 +184,18 @@ impl Session {
                 Ok("ROLLBACK".to_owned())
             }
         }
+    }
+
+    /// Reads what its cursors WITH HOLD have left, at the end of a block. What fails there, or is cut off, takes back all
+    /// of the block, as what fails in a string of statements does.
+    async fn finish_reading(&mut self, settings: Box<Settings>) -> Result<(), SqlError> {
+        (self.block, self.before_string) = (Block::Implicit, Some(settings));
+        let read = self.store_cursors().await;
+        match read {
+            Ok(()) => (self.block, self.before_string) = (Block::None, None),
+            Err(_) => self.fail_block(),
+        }
+        read
     }
 
     /// Commits what is staged; the block's cursors WITH HOLD stay, if it is.

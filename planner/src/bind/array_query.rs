@@ -5,13 +5,13 @@ use std::ops::ControlFlow;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
-use super::desugar::{call, string};
+use super::desugar::{Copies, call, string};
 use super::names::fold;
 use super::predicates::fill;
 use crate::functions::functions;
 
 /// Spells out a call that is one.
-pub fn spell_out(expr: &mut Expr) -> Result<(), SqlError> {
+pub fn spell_out(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
     let Expr::Function(Function { name, args: FunctionArguments::Subquery(query), .. }) = expr
     else {
         return Ok(());
@@ -29,7 +29,7 @@ pub fn spell_out(expr: &mut Expr) -> Result<(), SqlError> {
         let template = format!(
             r##"SELECT coalesce((SELECT array_agg("#v"{order}) FROM (SELECT 1) AS "#s"{columns}), '{{}}')"##
         );
-        *expr = fill(&template, &query, None)?;
+        *expr = fill(&template, &query, None, copies)?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
+use super::desugar::Copies;
 use super::names::fold;
 use super::order::{same, unnested};
 use super::scopes::{self, Joined};
@@ -26,16 +27,17 @@ pub fn place(
     select: &mut Select,
     order_by: Option<&mut OrderBy>,
     from: &Joined,
+    copies: &mut Copies,
 ) -> Result<(), SqlError> {
     let Some(all) = all_items(&select.projection, from) else { return Ok(()) };
     if let Some(Distinct::On(keys)) = &mut select.distinct {
         for key in keys {
-            put(key, &all, KEYS)?;
+            put(key, &all, KEYS, copies)?;
         }
     }
     if let Some(OrderBy { kind: OrderByKind::Expressions(order), .. }) = order_by {
         for by in order {
-            put(&mut by.expr, &all, ORDER)?;
+            put(&mut by.expr, &all, ORDER, copies)?;
         }
     }
     Ok(())
@@ -62,9 +64,10 @@ fn all_items(items: &[SelectItem], from: &Joined) -> Option<Vec<Expr>> {
     Some(all)
 }
 
-fn put(e: &mut Expr, all: &[Expr], clause: &str) -> Result<(), SqlError> {
+fn put(e: &mut Expr, all: &[Expr], clause: &str, copies: &mut Copies) -> Result<(), SqlError> {
     let Some(text) = number(e) else { return Ok(()) };
     let found = place_of(text).and_then(|at| all.get(at)).ok_or_else(|| absent(clause, text))?;
+    copies.again(found, 1)?;
     let found = found.clone();
     // A constant must not be taken for a position once more.
     *e = if is_constant(&found) { Expr::value(Value::Null) } else { found };
@@ -218,6 +221,35 @@ pub fn unmatched_in(sql: &Statement) -> Option<Location> {
         }
     }
     Visit::visit(sql, &mut Unmatched).break_value()
+}
+
+/// The position of a DISTINCT ON that its list does not have.
+pub fn absent_in(e: &SqlError, sql: &Statement) -> Option<Location> {
+    struct Absent<'a>(&'a SqlError);
+    impl Visitor for Absent<'_> {
+        type Break = Location;
+
+        fn pre_visit_select(&mut self, select: &Select) -> ControlFlow<Location> {
+            let Some(Distinct::On(keys)) = &select.distinct else {
+                return ControlFlow::Continue(());
+            };
+            let meant = |key: &&Expr| {
+                number(key).is_some_and(|text| absent(KEYS, text).message == self.0.message)
+            };
+            match keys.iter().find(meant) {
+                // Of a shorter list, perhaps, than another's.
+                Some(key)
+                    if number(key)
+                        .and_then(place_of)
+                        .is_none_or(|at| at >= select.projection.len()) =>
+                {
+                    ControlFlow::Break(key.span().start)
+                }
+                _ => ControlFlow::Continue(()),
+            }
+        }
+    }
+    Visit::visit(sql, &mut Absent(e)).break_value()
 }
 
 fn unmatched_key(query: &Query) -> Option<&Expr> {

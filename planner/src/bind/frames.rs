@@ -169,9 +169,16 @@ fn negative() -> SqlError {
     SqlError::new(SqlState("22013"), "invalid preceding or following size in window function")
 }
 
+/// Ends an offset that is a string with a number in it: seconds of an interval, and a number where the order is one.
+pub const UNTYPED: &str = " s";
+
 /// An offset, as it is written: a number, or the text of an interval.
 fn distance(text: &str, order: &DataType) -> std::result::Result<Distance, SqlError> {
     let text = text.trim();
+    let text = match text.strip_suffix(UNTYPED) {
+        Some(number) if order.is_numeric() && decimal(number).is_some() => number,
+        _ => text,
+    };
     let number = decimal(text);
     let offset = match number {
         Some((_, 0)) if text.parse::<i64>().is_ok_and(|n| i32::try_from(n).is_ok()) => "integer",
@@ -360,6 +367,8 @@ mod tests {
         assert_eq!(of("1e1", DataType::Decimal128(8, 1)).unwrap(), ten);
         let month = Distance::Calendar { months: 1, days: 0, us: 0 };
         assert_eq!(of("1 month", DataType::Date32).unwrap(), month);
+        assert_eq!(whole("2 s", DataType::Int32), 2);
+        assert_eq!(whole("2 s", DataType::Date32), 2_000_000);
         let state = |text, order| of(text, order).unwrap_err().state.0;
         assert_eq!(state("1.5", DataType::Int32), "0A000");
         assert_eq!(state("1 day", DataType::Int32), "0A000");

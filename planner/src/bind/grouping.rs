@@ -1,24 +1,35 @@
 //! ROLLUP and CUBE that name a column twice, spelled out as the sets of different columns that they are.
 
+use millrace_common::SqlError;
 use sqlparser::ast::{Expr, GroupByExpr, Select};
 
+use super::desugar::Copies;
 use super::distinct_on::has_merged;
 use super::order::same;
 
 /// More sets than this are not spelled out.
 const MAX_COLUMNS: usize = 6;
 
-pub fn spell_out(select: &mut Select) {
+pub fn spell_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
     let exact = has_merged(select);
-    let GroupByExpr::Expressions(exprs, _) = &mut select.group_by else { return };
+    let GroupByExpr::Expressions(exprs, _) = &mut select.group_by else {
+        return Ok(());
+    };
     for e in exprs {
         let sets = match &*e {
-            Expr::Rollup(parts) if repeats(parts, exact) => rolled_up(parts),
-            Expr::Cube(parts) if repeats(parts, exact) && parts.len() <= MAX_COLUMNS => cube(parts),
+            Expr::Rollup(parts) if repeats(parts, exact) => {
+                copies.again(parts, parts.len())?;
+                rolled_up(parts)
+            }
+            Expr::Cube(parts) if repeats(parts, exact) && parts.len() <= MAX_COLUMNS => {
+                copies.again(parts, 1 << parts.len())?;
+                cube(parts)
+            }
             _ => continue,
         };
         *e = Expr::GroupingSets(sets.into_iter().map(|set| different(set, exact)).collect());
     }
+    Ok(())
 }
 
 fn repeats(parts: &[Vec<Expr>], exact: bool) -> bool {

@@ -58,7 +58,9 @@ fn as_written(e: &SqlError, sql: &SqlStatement) -> Option<Location> {
         SqlState("42P10") if e.message.starts_with("for SELECT DISTINCT") => {
             order::unlisted_in(sql)
         }
-        SqlState::DATATYPE_MISMATCH | SqlState("42P10") => misfits::place(e, sql),
+        SqlState::DATATYPE_MISMATCH | SqlState::FEATURE_NOT_SUPPORTED | SqlState("42P10") => {
+            misfits::place(e, sql)
+        }
         _ => None,
     }
 }

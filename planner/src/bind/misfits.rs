@@ -10,9 +10,9 @@ use millrace_common::SqlError;
 use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
-use super::distinct_on;
 use super::misplaced::{first_item, width};
 use super::order::unnested;
+use super::{distinct_on, frame_bounds};
 
 pub fn place(e: &SqlError, sql: &Statement) -> Option<Location> {
     let message = e.message.as_str();
@@ -26,6 +26,15 @@ pub fn place(e: &SqlError, sql: &Statement) -> Option<Location> {
         }
         _ if message.starts_with("SELECT DISTINCT ON expressions must match ") => {
             distinct_on::unmatched_in(sql)
+        }
+        _ if message.starts_with("DISTINCT ON position ") => distinct_on::absent_in(e, sql),
+        _ if message.starts_with("argument of ")
+            && message.ends_with(" must not contain variables") =>
+        {
+            frame_bounds::variable_in(sql, message)
+        }
+        _ if message.starts_with("RANGE with offset PRECEDING/FOLLOWING is not supported ") => {
+            frame_bounds::only_offset_in(sql)
         }
         _ if message.ends_with(" query must have the same number of columns") => {
             first_item(only_second_query(sql)?)

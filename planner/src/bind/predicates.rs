@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
-use super::desugar::row_items;
+use super::desugar::{Copies, row_items};
 use super::misplaced;
 use super::own::any_own;
 use super::table_functions::reads_columns;
@@ -46,31 +46,32 @@ const IN_OF_MANY: &str = r##"SELECT (SELECT CASE
 const MANY_LEVELS: usize = 3;
 
 /// Rewrites the predicates of a SELECT list; those of its subqueries are left for their own turn.
-pub fn spell_out_predicates(items: &mut [SelectItem]) -> Result<(), SqlError> {
+pub fn spell_out_predicates(items: &mut [SelectItem], copies: &mut Copies) -> Result<(), SqlError> {
     for item in items {
         let (SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. }) = item else {
             continue;
         };
-        spell_out_in(e, true)?;
+        spell_out_in(e, true, copies)?;
     }
     Ok(())
 }
 
 /// `exists`: EXISTS too.
-fn spell_out_in(e: &mut Expr, exists: bool) -> Result<(), SqlError> {
-    match e.visit(&mut SpellOut { depth: 0, exists }) {
+fn spell_out_in(e: &mut Expr, exists: bool, copies: &mut Copies) -> Result<(), SqlError> {
+    match e.visit(&mut SpellOut { depth: 0, exists, copies }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(e) => Err(*e),
     }
 }
 
-struct SpellOut {
+struct SpellOut<'a> {
     /// Subqueries that the visitor is in.
     depth: usize,
     exists: bool,
+    copies: &'a mut Copies,
 }
 
-impl VisitorMut for SpellOut {
+impl VisitorMut for SpellOut<'_> {
     type Break = Box<SqlError>;
 
     fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
@@ -87,7 +88,7 @@ impl VisitorMut for SpellOut {
         if self.depth > 0 || (!self.exists && matches!(expr, Expr::Exists { .. })) {
             return ControlFlow::Continue(());
         }
-        match spelled_out(expr) {
+        match spelled_out(expr, self.copies) {
             Ok(Some(new)) => *expr = new,
             Ok(None) => {}
             Err(e) => return ControlFlow::Break(Box::new(e)),
@@ -96,35 +97,35 @@ impl VisitorMut for SpellOut {
     }
 }
 
-fn spelled_out(expr: &Expr) -> Result<Option<Expr>, SqlError> {
+fn spelled_out(expr: &Expr, copies: &mut Copies) -> Result<Option<Expr>, SqlError> {
     Ok(match expr {
         Expr::Exists { subquery, negated } => {
             let exists = match counted(subquery)? {
                 Some(count) => Expr::Subquery(Box::new(count)),
-                None => fill(EXISTS, subquery, None)?,
+                None => fill(EXISTS, subquery, None, copies)?,
             };
             Some(negate(*negated, exists))
         }
         Expr::InSubquery { expr, subquery, negated } if let Some(row) = row_items(expr) => {
-            Some(negate(*negated, row_in_value(row, &BinaryOperator::Eq, subquery)?))
+            Some(negate(*negated, row_in_value(row, &BinaryOperator::Eq, subquery, copies)?))
         }
         Expr::AnyOp { left, .. } | Expr::AllOp { left, .. } if row_items(left).is_some() => {
-            row_quantified(expr, false)?
+            row_quantified(expr, false, copies)?
         }
         Expr::InSubquery { expr, subquery, negated } => {
             let any = Some((&**expr, &BinaryOperator::Eq));
-            Some(negate(*negated, fill(form_of(expr, subquery), subquery, any)?))
+            Some(negate(*negated, fill(form_of(expr, subquery), subquery, any, copies)?))
         }
         Expr::AnyOp { left, compare_op, right, .. } => match (&**right, opposite(compare_op)) {
             (Expr::Subquery(q), Some(_)) => {
-                Some(fill(form_of(left, q), q, Some((&**left, compare_op)))?)
+                Some(fill(form_of(left, q), q, Some((&**left, compare_op)), copies)?)
             }
             _ => None,
         },
         // Not all of them: the opposite holds for one.
         Expr::AllOp { left, compare_op, right } => match (&**right, opposite(compare_op)) {
             (Expr::Subquery(q), Some(op)) => {
-                Some(negate(true, fill(form_of(left, q), q, Some((&**left, &op)))?))
+                Some(negate(true, fill(form_of(left, q), q, Some((&**left, &op)), copies)?))
             }
             _ => None,
         },
@@ -190,21 +191,21 @@ impl Visitor for Levels {
 
 /// Rewrites the predicates of a filter that would not have PostgreSQL's result: rows IN subqueries; what is not a
 /// column NOT IN one; and those whose NULL matters, because they do not stand alone or under AND and OR.
-pub fn spell_out_filter(filter: &mut Expr) -> Result<(), SqlError> {
-    spell_out_under(filter, true)
+pub fn spell_out_filter(filter: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
+    spell_out_under(filter, true, copies)
 }
 
 /// `alone`: under nothing but AND, where NOT IN is a join that knows NULLs.
-fn spell_out_under(filter: &mut Expr, alone: bool) -> Result<(), SqlError> {
+fn spell_out_under(filter: &mut Expr, alone: bool, copies: &mut Copies) -> Result<(), SqlError> {
     match filter {
-        Expr::Nested(inner) => spell_out_under(inner, alone),
+        Expr::Nested(inner) => spell_out_under(inner, alone, copies),
         Expr::BinaryOp { left, op: BinaryOperator::And, right } => {
-            spell_out_under(left, alone)?;
-            spell_out_under(right, alone)
+            spell_out_under(left, alone, copies)?;
+            spell_out_under(right, alone, copies)
         }
         Expr::BinaryOp { left, op: BinaryOperator::Or, right } => {
-            spell_out_under(left, false)?;
-            spell_out_under(right, false)
+            spell_out_under(left, false, copies)?;
+            spell_out_under(right, false, copies)
         }
         Expr::UnaryOp { op: UnaryOperator::Not, expr }
             if let Some(mut inner) = in_subquery(expr) =>
@@ -213,23 +214,23 @@ fn spell_out_under(filter: &mut Expr, alone: bool) -> Result<(), SqlError> {
                 *negated = !*negated;
             }
             *filter = inner;
-            spell_out_under(filter, alone)
+            spell_out_under(filter, alone, copies)
         }
         Expr::InSubquery { expr, subquery, negated } => {
             if let Some(row) = row_items(expr) {
-                *filter = row_in(row, subquery, *negated)?;
+                *filter = row_in(row, subquery, *negated, copies)?;
             } else if *negated && (!alone || !reads_columns(expr)) {
-                spell_out_in(filter, false)?;
+                spell_out_in(filter, false, copies)?;
             }
             Ok(())
         }
         Expr::AnyOp { .. } | Expr::AllOp { .. } => {
-            if let Some(new) = row_quantified(filter, true)? {
+            if let Some(new) = row_quantified(filter, true, copies)? {
                 *filter = new;
             }
             Ok(())
         }
-        _ => spell_out_in(filter, false),
+        _ => spell_out_in(filter, false, copies),
     }
 }
 
@@ -243,7 +244,7 @@ fn in_subquery(e: &Expr) -> Option<Expr> {
 
 /// `(a, b) = (SELECT x, y …)` as `(SELECT (a, b) = (x, y) FROM (SELECT x, y …) AS s (x, y))`: it is NULL of no row, and of
 /// more than one there is an error.
-pub fn compare_row(expr: &mut Expr) -> Result<(), SqlError> {
+pub fn compare_row(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
     use BinaryOperator as B;
     let Expr::BinaryOp { left, op, right } = expr else { return Ok(()) };
     let (Some(row), Some(subquery)) = (row_items(left), subquery_of(right)) else { return Ok(()) };
@@ -257,14 +258,14 @@ pub fn compare_row(expr: &mut Expr) -> Result<(), SqlError> {
         let value = |i: usize| format!("(SELECT \"#v{i}\" FROM (SELECT 1) AS \"#s\" ({columns}))");
         let others: Vec<String> = (0..row.len()).map(value).collect();
         let template = format!("SELECT ROW({values}) {op} ROW({})", others.join(", "));
-        *expr = Expr::Nested(Box::new(filled(&template, row, subquery)?));
+        *expr = Expr::Nested(Box::new(filled(&template, row, subquery, copies)?));
         return Ok(());
     }
     // Of one column they are no rows but for the word.
     let template = format!(
         "SELECT (SELECT ROW({values}) {op} ROW({columns}) FROM (SELECT 1) AS \"#s\" ({columns}))"
     );
-    *expr = filled(&template, row, subquery)?;
+    *expr = filled(&template, row, subquery, copies)?;
     Ok(())
 }
 
@@ -308,14 +309,29 @@ fn row_names(prefix: &str, width: usize) -> String {
     names.join(", ")
 }
 
-fn filled(template: &str, row: Vec<Expr>, subquery: &Query) -> Result<Expr, SqlError> {
+/// How often a template has something more than once, where it is to be put in.
+fn repeats(template: &str, what: &str) -> usize {
+    template.matches(what).count().saturating_sub(1)
+}
+
+/// Where a template has its subquery.
+const SUBQUERY: &str = "(SELECT 1) AS";
+
+fn filled(
+    template: &str,
+    row: Vec<Expr>,
+    subquery: &Query,
+    copies: &mut Copies,
+) -> Result<Expr, SqlError> {
+    copies.again(subquery, repeats(template, SUBQUERY))?;
+    copies.again(&row, repeats(template, "\"#x0\""))?;
     let mut expr = only_item(template)?;
     let _ = VisitMut::visit(&mut expr, &mut FillRow { subquery, row });
     Ok(expr)
 }
 
 /// A row compared with any or all rows of a subquery; `None`: with something else.
-fn row_quantified(e: &Expr, filter: bool) -> Result<Option<Expr>, SqlError> {
+fn row_quantified(e: &Expr, filter: bool, copies: &mut Copies) -> Result<Option<Expr>, SqlError> {
     let (each, left, op, right) = match e {
         Expr::AnyOp { left, compare_op, right, .. } => (false, left, compare_op, right),
         Expr::AllOp { left, compare_op, right } => (true, left, compare_op, right),
@@ -325,12 +341,12 @@ fn row_quantified(e: &Expr, filter: bool) -> Result<Option<Expr>, SqlError> {
         return Ok(None);
     };
     Ok(match (each, op) {
-        (false, BinaryOperator::Eq) if filter => Some(row_in(row, subquery, false)?),
-        (true, BinaryOperator::NotEq) if filter => Some(row_in(row, subquery, true)?),
+        (false, BinaryOperator::Eq) if filter => Some(row_in(row, subquery, false, copies)?),
+        (true, BinaryOperator::NotEq) if filter => Some(row_in(row, subquery, true, copies)?),
         _ => match opposite(op) {
             // Not all of them: the opposite holds for one.
-            Some(op) if each => Some(negate(true, row_in_value(row, &op, subquery)?)),
-            Some(_) => Some(negate(false, row_in_value(row, op, subquery)?)),
+            Some(op) if each => Some(negate(true, row_in_value(row, &op, subquery, copies)?)),
+            Some(_) => Some(negate(false, row_in_value(row, op, subquery, copies)?)),
             None => None,
         },
     })
@@ -338,7 +354,12 @@ fn row_quantified(e: &Expr, filter: bool) -> Result<Option<Expr>, SqlError> {
 
 /// Whether a comparison with a row holds for one row of a subquery, as a value: NULL where it surely holds for none and may
 /// for one.
-fn row_in_value(row: Vec<Expr>, op: &BinaryOperator, subquery: &Query) -> Result<Expr, SqlError> {
+fn row_in_value(
+    row: Vec<Expr>,
+    op: &BinaryOperator,
+    subquery: &Query,
+    copies: &mut Copies,
+) -> Result<Expr, SqlError> {
     check_width(&row, subquery)?;
     check_calls(&row)?;
     let (values, columns) = (row_names("#x", row.len()), row_names("#v", row.len()));
@@ -348,12 +369,17 @@ fn row_in_value(row: Vec<Expr>, op: &BinaryOperator, subquery: &Query) -> Result
         "SELECT CASE WHEN (SELECT count(*) > 0 {from} WHERE {holds}) THEN true \
          WHEN (SELECT count(*) > 0 {from} WHERE ({holds}) IS NULL) THEN NULL ELSE false END"
     );
-    filled(&template, row, subquery)
+    filled(&template, row, subquery, copies)
 }
 
 /// `EXISTS (SELECT 1 FROM (subquery) AS s (…) WHERE row = s)`. A row is not in a subquery if it surely differs
 /// from all of that.
-fn row_in(row: Vec<Expr>, subquery: &Query, negated: bool) -> Result<Expr, SqlError> {
+fn row_in(
+    row: Vec<Expr>,
+    subquery: &Query,
+    negated: bool,
+    copies: &mut Copies,
+) -> Result<Expr, SqlError> {
     check_width(&row, subquery)?;
     check_calls(&row)?;
     let names: Vec<String> = (0..row.len()).map(|i| format!("\"#v{i}\"")).collect();
@@ -365,7 +391,7 @@ fn row_in(row: Vec<Expr>, subquery: &Query, negated: bool) -> Result<Expr, SqlEr
         "SELECT {not}EXISTS (SELECT 1 FROM (SELECT 1) AS \"#s\" ({}) WHERE ({equal}) {surely})",
         names.join(", ")
     );
-    filled(&template, row, subquery)
+    filled(&template, row, subquery, copies)
 }
 
 struct FillRow<'a> {
@@ -445,7 +471,12 @@ pub(super) fn fill(
     template: &str,
     subquery: &Query,
     value: Option<(&Expr, &BinaryOperator)>,
+    copies: &mut Copies,
 ) -> Result<Expr, SqlError> {
+    copies.again(subquery, repeats(template, SUBQUERY))?;
+    if let Some((value, _)) = value {
+        copies.again(value, repeats(template, "\"#x\""))?;
+    }
     let mut expr = only_item(template)?;
     let _ = VisitMut::visit(&mut expr, &mut Fill { subquery, value });
     Ok(expr)

@@ -11,6 +11,7 @@ use millrace_common::{SqlError, SqlState};
 use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::*;
 
+use super::desugar::Copies;
 use super::names::{column_name, fold, repeated_name};
 use super::natural::Form;
 use super::own::any_own;
@@ -24,7 +25,10 @@ pub fn resolve(
     database: &str,
 ) -> Result<(), SqlError> {
     match is_concerned(query) {
-        true => Scopes { catalog, database, ctes: Vec::new() }.query(query),
+        true => {
+            let copies = Copies::default();
+            Scopes { catalog, database, ctes: Vec::new(), copies }.query(query)
+        }
         false => Ok(()),
     }
 }
@@ -203,6 +207,7 @@ struct Scopes<'a> {
     database: &'a str,
     /// Names that WITH gives here, inner ones last, and their columns where they are known.
     ctes: Vec<(String, Option<Vec<String>>)>,
+    copies: Copies,
 }
 
 impl Scopes<'_> {
@@ -271,7 +276,7 @@ impl Scopes<'_> {
         }
         check_names(select, &from)?;
         if distinct_on::has_wildcard(select) {
-            distinct_on::place(select, order_by.as_deref_mut(), &from)?;
+            distinct_on::place(select, order_by.as_deref_mut(), &from, &mut self.copies)?;
         }
         dependent::spell_out(select, order_by.as_deref(), &from);
         match conditions {

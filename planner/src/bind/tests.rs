@@ -401,3 +401,76 @@ fn not_in_stays_null_aware() {
     let null = "SELECT x FROM (VALUES (1), (2)) v(x) WHERE x NOT IN (SELECT y FROM (VALUES (1), (NULL)) w(y))";
     assert!(run(null).unwrap().is_empty());
 }
+
+/// Frames and DISTINCT ON say which of their expressions is wrong, as PostgreSQL does.
+#[test]
+fn frames_and_positions_have_their_places() {
+    let cases = [
+        (
+            "SELECT sum(a) OVER (ORDER BY a ROWS b PRECEDING) FROM t",
+            "42P10",
+            "argument of ROWS must not contain variables",
+            Some(37),
+        ),
+        (
+            "SELECT sum(a) OVER w FROM t WINDOW w AS (ORDER BY a GROUPS 1 + b PRECEDING)",
+            "42P10",
+            "argument of GROUPS must not contain variables",
+            Some(64),
+        ),
+        (
+            "SELECT sum(a) OVER (ORDER BY a RANGE 1.5 PRECEDING) FROM t",
+            "0A000",
+            "RANGE with offset PRECEDING/FOLLOWING is not supported for column type integer and offset type numeric",
+            Some(38),
+        ),
+        (
+            "SELECT sum(a) OVER (ORDER BY c RANGE 1 PRECEDING) FROM t",
+            "0A000",
+            "RANGE with offset PRECEDING/FOLLOWING is not supported for column type text",
+            Some(38),
+        ),
+        (
+            "SELECT sum(a) OVER (ORDER BY a ROWS $1 PRECEDING) FROM t",
+            "0A000",
+            "a parameter as a frame's offset is not supported",
+            None,
+        ),
+        (
+            "SELECT DISTINCT ON (a, 5) a FROM t",
+            "42P10",
+            "DISTINCT ON position 5 is not in select list",
+            Some(24),
+        ),
+    ];
+    let catalog = TestCatalog::new();
+    for (sql, state, message, position) in cases {
+        let e = bind(&catalog, sql, false).map(|b| b.plan).unwrap_err();
+        assert_eq!((e.state.0, e.message.as_str()), (state, message), "{sql}");
+        assert_eq!(e.position, position, "{sql}");
+    }
+}
+
+/// What repeats its operands at every level is refused before it fills the memory; what repeats nothing may be long.
+#[test]
+fn copies_within_copies_are_refused() {
+    let catalog = TestCatalog::new();
+    let windows =
+        format!("(SELECT {}1 FROM t WINDOW w AS (PARTITION BY ", "sum(1) OVER w + ".repeat(16));
+    let nested = [
+        ("(", "true", " IN (SELECT true))", 40),
+        ("(", "'x'", " LIKE ALL (ARRAY['a', 'b']))", 40),
+        ("(", "'x'", " LIKE SOME (ARRAY['a', 'b']))", 40),
+        (windows.as_str(), "1", "))", 5),
+    ];
+    for (before, inner, after, levels) in nested {
+        let sql = format!("SELECT {}{inner}{}", before.repeat(levels), after.repeat(levels));
+        let e = bind(&catalog, &sql, false).map(|b| b.plan).unwrap_err();
+        assert_eq!(e.state, SqlState::STATEMENT_TOO_COMPLEX, "{sql}: {e:?}");
+        assert!(e.message.contains("too large"), "{sql}: {e:?}");
+    }
+    let sum = format!("a{}", " + 1".repeat(40));
+    let list: Vec<String> = (0..5_000).map(|n| n.to_string()).collect();
+    let sql = format!("SELECT {sum} = ANY (ARRAY[{}]) FROM t", list.join(", "));
+    bind(&catalog, &sql, false).unwrap();
+}

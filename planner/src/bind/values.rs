@@ -16,7 +16,7 @@ use sqlparser::ast::{
     UnaryOperator, Value, Values as AstValues, VisitMut, VisitorMut,
 };
 
-use super::desugar::{VALUES, resolved, take};
+use super::desugar::{Copies, VALUES, resolved, size, take};
 use crate::error::sql_error_from_datafusion;
 
 /// Gives the columns of VALUES the names that an alias has for them, in place of a projection above: DataFusion loses
@@ -48,17 +48,17 @@ const MAX_KINDS: usize = 8;
 
 /// Marks the columns of mixed kinds in the VALUES lists of a query; subqueries have their own turn. A list with
 /// subqueries in it becomes a UNION ALL of its rows, because they are not evaluated in VALUES.
-pub fn unify(body: &mut SetExpr) -> Result<(), SqlError> {
+pub fn unify(body: &mut SetExpr, copies: &mut Copies) -> Result<(), SqlError> {
     match body {
         SetExpr::Values(values) if values.rows.iter().any(|r| r.iter().any(has_subquery)) => {
             if let Some(union) = union_of(values)? {
                 *body = union;
             }
         }
-        SetExpr::Values(values) => mark(values),
+        SetExpr::Values(values) => mark(values, copies)?,
         SetExpr::SetOperation { left, right, .. } => {
-            unify(left)?;
-            unify(right)?;
+            unify(left, copies)?;
+            unify(right, copies)?;
         }
         _ => {}
     }
@@ -135,10 +135,13 @@ fn kind(e: &Ast) -> Kind {
     }
 }
 
-fn mark(values: &mut AstValues) {
+/// Larger expressions than this are counted where each row gets a copy of them.
+const SMALL: usize = 16;
+
+fn mark(values: &mut AstValues, copies: &mut Copies) -> Result<(), SqlError> {
     let width = values.rows.first().map_or(0, |row| row.content.len());
     if values.rows.iter().any(|row| row.content.len() != width) {
-        return; // An error, which the planner words.
+        return Ok(()); // An error, which the planner words.
     }
     for column in 0..width {
         let mut witnesses: Vec<(Kind, Ast)> = Vec::new();
@@ -155,10 +158,14 @@ fn mark(values: &mut AstValues) {
         if !(2..=MAX_KINDS).contains(&witnesses.len()) {
             continue;
         }
+        for (_, e) in witnesses.iter().filter(|(_, e)| size(e) > SMALL) {
+            copies.again(e, values.rows.len())?;
+        }
         for row in &mut values.rows {
             let own = take(&mut row.content[column]);
             let others = witnesses.iter().map(|(_, e)| e.clone());
             row.content[column] = resolved(VALUES, std::iter::once(own).chain(others));
         }
     }
+    Ok(())
 }

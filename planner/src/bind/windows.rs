@@ -6,17 +6,18 @@ use std::ops::ControlFlow;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
-use super::desugar::interval_text;
+use super::desugar::Copies;
 use super::names::fold;
+use super::{SessionInfo, frame_bounds};
 use crate::functions::window_fn::EXCLUDE;
 
 /// Writes out the windows that a query's ORDER BY names: those of its SELECT.
-pub fn write_out_order(query: &mut Query) -> Result<(), SqlError> {
+pub fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), SqlError> {
     let SetExpr::Select(select) = query.body.as_ref() else { return Ok(()) };
     let Some(OrderBy { kind: OrderByKind::Expressions(exprs), .. }) = &mut query.order_by else {
         return Ok(());
     };
-    let mut writer = Writer { windows: &select.named_window, depth: 0 };
+    let mut writer = Writer { windows: &select.named_window, depth: 0, copies };
     for by in exprs {
         if let ControlFlow::Break(e) = VisitMut::visit(&mut by.expr, &mut writer) {
             return Err(*e);
@@ -26,9 +27,9 @@ pub fn write_out_order(query: &mut Query) -> Result<(), SqlError> {
 }
 
 /// Writes out the windows that a SELECT list names; subqueries have windows of their own.
-pub fn write_out(select: &mut Select) -> Result<(), SqlError> {
+pub fn write_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
     let windows = std::mem::take(&mut select.named_window);
-    let mut writer = Writer { windows: &windows, depth: 0 };
+    let mut writer = Writer { windows: &windows, depth: 0, copies };
     for item in &mut select.projection {
         if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item
             && let ControlFlow::Break(e) = e.visit(&mut writer)
@@ -48,6 +49,7 @@ struct Writer<'a> {
     windows: &'a [NamedWindowDefinition],
     /// Subqueries that the visitor is in.
     depth: usize,
+    copies: &'a mut Copies,
 }
 
 impl VisitorMut for Writer<'_> {
@@ -77,7 +79,7 @@ impl VisitorMut for Writer<'_> {
             }
             WindowType::WindowSpec(_) => return ControlFlow::Continue(()),
         };
-        match whole {
+        match whole.and_then(|spec| self.copies.again(&spec, 1).map(|()| spec)) {
             Ok(spec) => {
                 *over = WindowType::WindowSpec(spec);
                 ControlFlow::Continue(())
@@ -134,36 +136,19 @@ fn leaves_out(e: &Expr) -> bool {
     matches!(e, Expr::Function(f) if f.name == ObjectName::from(vec![Ident::with_quote('"', EXCLUDE)]))
 }
 
-/// `RANGE INTERVAL '1 hour' PRECEDING` with a plain offset, which takes the type of the order.
-pub fn plain_bounds(function: &mut Function) -> Result<(), SqlError> {
+/// Frames with plain offsets: `ROWS 1 + 1 PRECEDING`, `RANGE INTERVAL '1 hour' PRECEDING`, which takes the type of the order.
+pub fn plain_bounds(function: &mut Function, session: &SessionInfo) -> Result<(), SqlError> {
     let Some(WindowType::WindowSpec(spec)) = &mut function.over else { return Ok(()) };
     let Some(frame) = &mut spec.window_frame else { return Ok(()) };
-    super::frame_bounds::check(frame, spec.order_by.len())?;
-    let by_value = matches!(frame.units, WindowFrameUnits::Range);
-    for bound in [Some(&mut frame.start_bound), frame.end_bound.as_mut()].into_iter().flatten() {
-        if let WindowFrameBound::Preceding(Some(e)) | WindowFrameBound::Following(Some(e)) = bound
-            && let Some(text) = interval_of(e)?
+    frame_bounds::check(frame, spec.order_by.len())?;
+    let bounds = [("starting", Some(&mut frame.start_bound)), ("ending", frame.end_bound.as_mut())];
+    for (which, bound) in bounds {
+        if let Some(WindowFrameBound::Preceding(Some(e)) | WindowFrameBound::Following(Some(e))) =
+            bound
+            && let Some(text) = frame_bounds::plain(e, &frame.units, which, session)?
         {
-            // The offset's text, whatever it is; that of an interval does not look like a number.
-            let plain = text.trim().parse::<f64>().is_ok();
-            let text = if plain && by_value { format!("{text} seconds") } else { text };
             **e = Expr::value(Value::Number(text, false));
         }
     }
     Ok(())
-}
-
-/// The text of an interval, as a literal or a cast of one.
-fn interval_of(e: &Expr) -> Result<Option<String>, SqlError> {
-    let is_interval = |t: &DataType| matches!(t, DataType::Interval { .. });
-    Ok(match e {
-        Expr::Nested(inner) => interval_of(inner)?,
-        Expr::Interval(i) => Some(interval_text(i)?),
-        Expr::TypedString(t) if is_interval(&t.data_type) => t.value.clone().into_string(),
-        Expr::Cast { expr, data_type, .. } if is_interval(data_type) => match expr.as_ref() {
-            Expr::Value(v) => v.clone().into_string(),
-            _ => None,
-        },
-        _ => None,
-    })
 }

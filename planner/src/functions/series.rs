@@ -52,14 +52,19 @@ pub fn constant(expr: &Expr) -> Option<ScalarValue> {
     if let Expr::Literal(value, _) = expr {
         return Some(value.clone());
     }
+    evaluated(expr).ok()
+}
+
+/// The same; an error where it has none.
+pub fn evaluated(expr: &Expr) -> Result<ScalarValue> {
     let schema = DFSchema::empty();
     let (props, context) = (ExecutionProps::new(), PhysicalPlanningContext::default());
-    let physical = create_physical_expr(expr, &schema, &props, &context).ok()?;
+    let physical = create_physical_expr(expr, &schema, &props, &context)?;
     let one = arrow::array::RecordBatchOptions::new().with_row_count(Some(1));
-    let row = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &one).ok()?;
-    match physical.evaluate(&row).ok()? {
-        ColumnarValue::Scalar(value) => Some(value),
-        ColumnarValue::Array(array) => ScalarValue::try_from_array(&array, 0).ok(),
+    let row = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &one)?;
+    match physical.evaluate(&row)? {
+        ColumnarValue::Scalar(value) => Ok(value),
+        ColumnarValue::Array(array) => ScalarValue::try_from_array(&array, 0),
     }
 }
 

@@ -4,26 +4,13 @@ use std::borrow::Cow;
 use std::fmt::Write;
 
 use arrow::datatypes::IntervalMonthDayNano;
+use millrace_common::encoding::datetime_text::MONTHS;
 use millrace_common::{SqlError, SqlState};
 
 use super::extract::iso_week;
 use super::text::{civil_from_days, days_from_civil, days_in_month};
 use super::times::{DAY_US, Zone, field_range, invalid};
 
-pub const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
 const DAYS: [&str; 7] =
     ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const ROMAN: [&str; 12] =

@@ -4,6 +4,7 @@
 //! delegates every method that PostgreSQL's dialect overrides.
 
 use std::any::TypeId;
+use std::cell::Cell;
 
 use sqlparser::ast::{BinaryOperator, Expr, UnaryOperator};
 use sqlparser::dialect::{Dialect, PostgreSqlDialect, Precedence};
@@ -11,7 +12,7 @@ use sqlparser::keywords::Keyword;
 use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::Token;
 
-use crate::bind::desugar::plain_call;
+use crate::bind::desugar::{plain_call, size};
 
 /// COLLATE's precedence in PostgreSQL's dialect of sqlparser, which does not name it.
 const COLLATE_PREC: u8 = 120;
@@ -24,6 +25,46 @@ pub struct MillraceDialect {
     /// `t FOR SYSTEM_TIME AS OF …`. Only on for text that says SYSTEM_TIME, because it makes
     /// ordinary aliases (`at`, `before`, `changes`) special.
     pub table_versions: bool,
+    work: Work,
+}
+
+/// What parsing a text has cost, in expressions begun or copied. Where one reading of a word fails the parser tries
+/// another, so an error within calls within calls would be found twice as often at every level.
+#[derive(Debug, Default)]
+struct Work {
+    done: Cell<usize>,
+    most: Cell<usize>,
+}
+
+impl Work {
+    /// What a text of any size may cost.
+    const SMALL: usize = 100_000;
+    /// What each of its words adds.
+    const WORD: usize = 32;
+
+    fn add(&self, steps: usize) -> Result<(), ParserError> {
+        self.done.set(self.done.get().saturating_add(steps));
+        match self.is_spent() {
+            true => Err(ParserError::RecursionLimitExceeded),
+            false => Ok(()),
+        }
+    }
+
+    fn is_spent(&self) -> bool {
+        self.done.get() > self.most.get().max(Work::SMALL)
+    }
+}
+
+impl MillraceDialect {
+    /// Lets a text of so many words cost what it should need at most.
+    pub fn allow(&self, words: usize) {
+        self.work.most.set(words.saturating_mul(Work::WORD));
+    }
+
+    /// Whether a text has cost more than it may; its errors say nothing then.
+    pub fn is_spent(&self) -> bool {
+        self.work.is_spent()
+    }
 }
 
 /// The call that stands for `VARIADIC array` as an argument.
@@ -43,10 +84,13 @@ fn parse_symmetric(
     e: &Expr,
     negated: bool,
     precedence: u8,
+    work: &Work,
 ) -> Result<Expr, ParserError> {
     let low = parser.parse_subexpr(precedence)?;
     parser.expect_keyword(Keyword::AND)?;
     let high = parser.parse_subexpr(precedence)?;
+    // Each stands in what it becomes twice.
+    [e, &low, &high].into_iter().try_for_each(|part| work.add(size(part)))?;
     let between = |low: &Expr, high: &Expr| {
         Box::new(Expr::Nested(Box::new(Expr::Between {
             expr: Box::new(e.clone()),
@@ -123,6 +167,9 @@ impl Dialect for MillraceDialect {
     /// A sign binds tighter than every operator but `::`, subscripts and fields: `-2 ^ 2` is 4. Other prefix operators bind
     /// weaker than arithmetic: `~1 + 1` is -3. `VARIADIC array` becomes a call of that name.
     fn parse_prefix(&self, parser: &mut Parser) -> Option<Result<Expr, ParserError>> {
+        if let Err(e) = self.work.add(1) {
+            return Some(Err(e));
+        }
         if begins_variadic(parser) {
             parser.advance_token();
             return Some(parser.parse_expr().map(|array| plain_call(VARIADIC, [array])));
@@ -161,11 +208,14 @@ impl Dialect for MillraceDialect {
             return None;
         }
         (0..at + 2).for_each(|_| drop(parser.next_token()));
-        Some(parse_symmetric(parser, expr, negated, self.prec_value(Precedence::Between)))
+        let precedence = self.prec_value(Precedence::Between);
+        Some(parse_symmetric(parser, expr, negated, precedence, &self.work))
     }
 
+    /// What PostgreSQL reserves and begins an expression is nothing else: read once, also where there is a mistake in it.
     fn is_reserved_for_identifier(&self, kw: Keyword) -> bool {
-        self.base.is_reserved_for_identifier(kw)
+        matches!(kw, Keyword::CASE | Keyword::CAST | Keyword::NOT)
+            || self.base.is_reserved_for_identifier(kw)
     }
 
     fn is_custom_operator_part(&self, ch: char) -> bool {

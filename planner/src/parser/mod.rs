@@ -53,6 +53,8 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     let emits = tokens::take_emit_clauses(&mut tokens);
     asof::wrap_left(&mut tokens);
     tokens::take_frame_exclusions(&mut tokens);
+    tokens::enclose_offsets(&mut tokens);
+    dialect.allow(tokens.len());
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source, dialect: &dialect };
@@ -120,6 +122,7 @@ pub fn parse_expr(sql: &str) -> Result<sqlparser::ast::Expr, SqlError> {
     let dialect = MillraceDialect::default();
     let tokens = tokenize(&dialect, &source)?;
     depth::check(&tokens, &source)?;
+    dialect.allow(tokens.len());
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
     let mut parser = SqlParser { inner, source: &source, dialect: &dialect };
@@ -133,30 +136,50 @@ pub fn parse_expr(sql: &str) -> Result<sqlparser::ast::Expr, SqlError> {
 /// The text, and where its lines begin.
 pub(crate) struct Source<'a> {
     sql: &'a str,
-    /// Byte offset of each line's first character.
+    /// Characters before each line.
     lines: Vec<usize>,
+    /// Byte offset of every so many characters, so that a place far along is not counted to. Empty where each character is a
+    /// byte.
+    marks: Vec<usize>,
+    /// Characters of the whole text.
+    length: usize,
 }
+
+/// Characters from one mark to the next.
+const STRIDE: usize = 64;
 
 impl<'a> Source<'a> {
     pub(crate) fn new(sql: &'a str) -> Source<'a> {
-        let lines = std::iter::once(0)
-            .chain(sql.char_indices().filter(|(_, c)| *c == '\n').map(|(i, _)| i + 1))
-            .collect();
-        Source { sql, lines }
+        let ascii = sql.is_ascii();
+        let (mut lines, mut marks, mut length) = (vec![0], Vec::new(), 0usize);
+        for (byte, c) in sql.char_indices() {
+            if !ascii && length.is_multiple_of(STRIDE) {
+                marks.push(byte);
+            }
+            length += 1;
+            if c == '\n' {
+                lines.push(length);
+            }
+        }
+        Source { sql, lines, marks, length }
     }
 
-    /// Byte offset of a location (line and column count characters from 1).
+    /// Byte offset of a location.
     fn byte(&self, at: Location) -> usize {
-        let Some(line) = (at.line as usize).checked_sub(1) else { return self.sql.len() };
-        let Some(&start) = self.lines.get(line) else { return self.sql.len() };
-        let skip = (at.column as usize).saturating_sub(1);
-        let rest = &self.sql[start..];
-        rest.char_indices().nth(skip).map_or(self.sql.len(), |(i, _)| start + i)
+        let characters = self.chars_before(at);
+        if self.marks.is_empty() {
+            return characters;
+        }
+        let Some(&mark) = self.marks.get(characters / STRIDE) else { return self.sql.len() };
+        let found = self.sql[mark..].char_indices().nth(characters % STRIDE);
+        found.map_or(self.sql.len(), |(i, _)| mark + i)
     }
 
-    /// Characters before a location.
+    /// Characters before a location (line and column count characters from 1).
     fn chars_before(&self, at: Location) -> usize {
-        self.sql[..self.byte(at)].chars().count()
+        let line = (at.line as usize).checked_sub(1).and_then(|line| self.lines.get(line));
+        let skip = (at.column as usize).saturating_sub(1);
+        line.map_or(self.length, |start| start.saturating_add(skip).min(self.length))
     }
 
     fn slice(&self, from: Location, to: Location) -> &'a str {
@@ -290,6 +313,12 @@ impl SqlParser<'_> {
 
     /// PostgreSQL's form of a parser error.
     fn error(&self, e: ParserError) -> SqlError {
+        if self.dialect.is_spent() {
+            let message = "statement is too complex: it can be read in too many ways";
+            return SqlError::new(SqlState::STATEMENT_TOO_COMPLEX, message).with_hint(
+                "Look for a mistake within nested calls, or make it several statements.",
+            );
+        }
         let text = match e {
             ParserError::RecursionLimitExceeded => {
                 return SqlError::new(
@@ -305,7 +334,7 @@ impl SqlParser<'_> {
         let at_end = at.line == 0 || self.source.byte(at) >= self.source.sql.trim_end().len();
         let error = if at_end {
             SqlError::new(SqlState::SYNTAX_ERROR, "syntax error at end of input")
-                .with_position(self.source.sql.chars().count() as u32 + 1)
+                .with_position(self.source.length as u32 + 1)
         } else {
             let near = self.token_text(at);
             SqlError::new(SqlState::SYNTAX_ERROR, format!("syntax error at or near \"{near}\""))

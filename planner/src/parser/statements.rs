@@ -31,6 +31,13 @@ impl SqlParser<'_> {
                 Some(Statement::Describe { name: self.inner.parse_object_name(false)? })
             }
             "TRUNCATE" => Some(self.truncate()?),
+            // PostgreSQL's word for ROLLBACK.
+            "ABORT" => {
+                self.inner.advance_token();
+                let chain = self.inner.parse_commit_rollback_chain()?;
+                let rollback = SqlStatement::Rollback { chain, savepoint: None };
+                Some(Statement::Sql(Box::new(rollback)))
+            }
             "FLUSH" => {
                 self.inner.advance_token();
                 Some(Statement::Flush)

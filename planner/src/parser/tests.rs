@@ -53,6 +53,7 @@ fn statements_are_recognised() {
         ("START TRANSACTION ISOLATION LEVEL SERIALIZABLE", "sql"),
         ("COMMIT", "sql"),
         ("ROLLBACK TO SAVEPOINT a", "sql"),
+        ("ABORT", "sql"),
         ("SAVEPOINT a", "sql"),
         ("RELEASE SAVEPOINT a", "sql"),
         ("SET background_ddl = on", "sql"),
@@ -281,4 +282,52 @@ fn windows_may_be_written_as_in_standard_sql() {
         sql("SELECT * FROM TUMBLE(s.t, at, INTERVAL '10 seconds') w, HOP(u, \"at\", f(1), g(2))"),
     );
     assert_eq!(sql("TABLE tumble"), sql("SELECT * FROM tumble"));
+}
+
+#[test]
+fn abort_is_rollback() {
+    use sqlparser::ast::Statement as Sql;
+    for (sql, chained) in [
+        ("ABORT", false),
+        ("abort work", false),
+        ("ABORT TRANSACTION AND NO CHAIN", false),
+        ("ABORT AND CHAIN", true),
+    ] {
+        let Statement::Sql(parsed) = one(sql) else { panic!("{sql}") };
+        assert_eq!(*parsed, Sql::Rollback { chain: chained, savepoint: None }, "{sql}");
+    }
+    assert!(parse("ABORT TO SAVEPOINT a").is_err());
+}
+
+#[test]
+fn places_are_found_in_any_text() {
+    use sqlparser::tokenizer::Location;
+    let wide = "é".repeat(200);
+    for sql in ["a\nbc\n", "", "aé\r\n\n→b", wide.as_str(), &format!("{wide}\n{wide}x")] {
+        let source = Source::new(sql);
+        let (mut line, mut column) = (1, 1);
+        for (n, (byte, c)) in sql.char_indices().enumerate() {
+            let at = Location { line, column };
+            assert_eq!((source.byte(at), source.chars_before(at)), (byte, n), "{sql:?} {n}");
+            (line, column) = if c == '\n' { (line + 1, 1) } else { (line, column + 1) };
+        }
+        for (line, column) in [(line, column), (line, column + 9), (line + 1, 1), (0, 0)] {
+            let at = Location { line, column };
+            let end = (sql.len(), sql.chars().count());
+            assert_eq!((source.byte(at), source.chars_before(at)), end, "{sql:?}");
+        }
+    }
+}
+
+/// A string of many statements in one line is not counted from its start for each of them.
+#[test]
+fn statements_of_one_line_have_their_places() {
+    for unit in ["SELECT 'x'; ", "SELECT 'é'; "] {
+        let sql = unit.repeat(2000);
+        let parsed = parse(&sql).unwrap();
+        let characters = unit.chars().count();
+        assert_eq!(parsed.len(), 2000);
+        assert!(parsed.iter().enumerate().all(|(i, s)| s.offset == i * characters));
+        assert!(parsed.iter().all(|s| s.text == unit.trim_end_matches("; ")));
+    }
 }

@@ -274,6 +274,39 @@ pub(super) fn take_emit_clauses(tokens: &mut [TokenWithSpan]) -> Vec<Location> {
     found
 }
 
+/// Puts the string that an offset of a window frame begins with into parentheses: sqlparser would take it for an interval,
+/// and nothing but that.
+pub(super) fn enclose_offsets(tokens: &mut Vec<TokenWithSpan>) {
+    let words: Vec<usize> =
+        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
+    let is_any = |at: usize, words: &[&str]| words.iter().any(|w| is_word(&tokens[at].token, w));
+    let is_offset = |three: &&[usize]| {
+        let &[before, string, behind] = *three else { return false };
+        matches!(tokens[string].token, Token::SingleQuotedString(_))
+            && (is_any(before, &["ROWS", "RANGE", "GROUPS"])
+                || is_any(before, &["BETWEEN", "AND"])
+                    && is_any(behind, &["PRECEDING", "FOLLOWING"]))
+    };
+    let found: Vec<usize> = words.windows(3).filter(is_offset).map(|three| three[1]).collect();
+    if found.is_empty() {
+        return;
+    }
+    let mut found = found.into_iter().peekable();
+    let mut enclosed = Vec::with_capacity(tokens.len());
+    for (at, token) in std::mem::take(tokens).into_iter().enumerate() {
+        let span = token.span;
+        match found.next_if_eq(&at) {
+            Some(_) => enclosed.extend([
+                TokenWithSpan { token: Token::LParen, span },
+                token,
+                TokenWithSpan { token: Token::RParen, span },
+            ]),
+            None => enclosed.push(token),
+        }
+    }
+    *tokens = enclosed;
+}
+
 /// Takes what window frames leave out, of which sqlparser knows nothing, from the ends of their definitions.
 /// `EXCLUDE NO OTHERS` changes nothing; of others a mark is put among the expressions of PARTITION BY, for
 /// [`crate::bind::frames`].

@@ -27,7 +27,7 @@ pub(super) const FUNCTIONS: &[Entry] = &[
     ("current_schemas", 'a', |t, a| Ok(schemas(t, a.first() == Some(&Cell::Bool(true))).into())),
     ("current_setting", 't', |t, a| match (text(a, 0), a.get(1)) {
         (None, _) => Ok(Cell::Null),
-        (Some(name), missing) => match t.settings.get(name) {
+        (Some(name), missing) => match t.settings.shown(name) {
             Ok(value) => Ok(value.into()),
             Err(_) if missing == Some(&Cell::Bool(true)) => Ok(Cell::Null),
             Err(e) => Err(e),

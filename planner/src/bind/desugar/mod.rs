@@ -27,6 +27,7 @@ use super::own::change_own;
 use super::predicates::{spell_out_filter, spell_out_predicates};
 use crate::functions::window_fn::WITH_TIES;
 pub(super) use comparisons::row_items;
+pub use copies::{Copies, size};
 pub(super) use literals::interval_text;
 pub use ops::{ANY, ARRAY, ITEM, Op, SCALAR, SERIES, SLICE, VALUES, plain_call};
 pub(super) use ops::{call, resolved, row_op, row_test, row_text, string, take};
@@ -53,8 +54,9 @@ pub fn desugar_expr(expr: &mut Expr, session: &SessionInfo) -> Result<(), SqlErr
     run(expr, session)
 }
 
-fn run<T: VisitMut>(node: &mut T, session: &SessionInfo) -> Result<(), SqlError> {
-    match node.visit(&mut Desugar { session, queries: 0, copied: 0 }) {
+fn run<T: VisitMut + Visit>(node: &mut T, session: &SessionInfo) -> Result<(), SqlError> {
+    let copies = Copies::of(&*node);
+    match VisitMut::visit(node, &mut Desugar { session, queries: 0, copies }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(e) => Err(*e),
     }
@@ -64,8 +66,7 @@ struct Desugar<'a> {
     session: &'a SessionInfo,
     /// Queries that the visitor is in.
     queries: usize,
-    /// Expressions that were copied.
-    copied: usize,
+    copies: Copies,
 }
 
 type Flow = ControlFlow<Box<SqlError>>;
@@ -86,15 +87,17 @@ impl VisitorMut for Desugar<'_> {
         }
         super::join_conditions::move_to_where(select);
         super::whole_rows::mark(select);
-        super::grouping::spell_out(select);
+        if let Err(e) = super::grouping::spell_out(select, &mut self.copies) {
+            return ControlFlow::Break(Box::new(e));
+        }
         name_items(&mut select.projection);
         select.projection.iter_mut().for_each(spread_series);
         change_own(&mut select.projection, spread_matches);
-        if let Err(e) = spell_out_predicates(&mut select.projection) {
+        if let Err(e) = spell_out_predicates(&mut select.projection, &mut self.copies) {
             return ControlFlow::Break(Box::new(e));
         }
         for filter in [&mut select.selection, &mut select.having].into_iter().flatten() {
-            if let Err(e) = spell_out_filter(filter) {
+            if let Err(e) = spell_out_filter(filter, &mut self.copies) {
                 return ControlFlow::Break(Box::new(e));
             }
         }
@@ -103,7 +106,7 @@ impl VisitorMut for Desugar<'_> {
                 return ControlFlow::Break(Box::new(e));
             }
         }
-        if let Err(e) = super::windows::write_out(select) {
+        if let Err(e) = super::windows::write_out(select, &mut self.copies) {
             return ControlFlow::Break(Box::new(e));
         }
         match refuse_select(select) {
@@ -131,13 +134,13 @@ impl VisitorMut for Desugar<'_> {
             return ControlFlow::Break(Box::new(e));
         }
         super::order::part_names(query);
-        if let Err(e) = super::windows::write_out_order(query) {
+        if let Err(e) = super::windows::write_out_order(query, &mut self.copies) {
             return ControlFlow::Break(Box::new(e));
         }
         if let Err(e) = super::using::spell_out_query(query) {
             return ControlFlow::Break(Box::new(e));
         }
-        if let Err(e) = super::values::unify(&mut query.body) {
+        if let Err(e) = super::values::unify(&mut query.body, &mut self.copies) {
             return ControlFlow::Break(Box::new(e));
         }
         self.queries += 1;
@@ -194,11 +197,14 @@ impl VisitorMut for Desugar<'_> {
     }
 
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
-        if let Err(e) = super::array_query::spell_out(expr) {
+        if let Err(e) = self.copies.meet() {
+            return ControlFlow::Break(Box::new(e));
+        }
+        if let Err(e) = super::array_query::spell_out(expr, &mut self.copies) {
             return ControlFlow::Break(Box::new(e));
         }
         super::whole_rows::name_field(expr);
-        if let Err(e) = super::predicates::compare_row(expr) {
+        if let Err(e) = super::predicates::compare_row(expr, &mut self.copies) {
             return ControlFlow::Break(Box::new(e));
         }
         // Before its operands are rewritten, which loses their places.
@@ -207,7 +213,7 @@ impl VisitorMut for Desugar<'_> {
         }
         if let Expr::Function(f) = expr {
             super::filters::guard(f);
-            if let Err(e) = super::windows::plain_bounds(f) {
+            if let Err(e) = super::windows::plain_bounds(f, self.session) {
                 return ControlFlow::Break(Box::new(e));
             }
         }
@@ -215,11 +221,7 @@ impl VisitorMut for Desugar<'_> {
     }
 
     fn post_visit_expr(&mut self, expr: &mut Expr) -> Flow {
-        let rewritten = copies::count(expr, self.copied).and_then(|copied| {
-            self.copied = copied;
-            self.rewrite(expr)
-        });
-        match rewritten {
+        match self.copies.within(expr).and_then(|()| self.rewrite(expr)) {
             Ok(()) => ControlFlow::Continue(()),
             Err(e) => ControlFlow::Break(Box::new(e)),
         }

@@ -58,6 +58,26 @@ pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
     }))
 }
 
+/// The operand of a LIKE that is spelled out pattern by pattern, and the number of patterns.
+pub(super) fn compared(expr: &Expr) -> Option<(&Expr, usize)> {
+    let (operand, patterns) = match expr {
+        Expr::Like { any, expr, pattern, escape_char: None, .. }
+        | Expr::ILike { any, expr, pattern, escape_char: None, .. } => {
+            (expr, quantified(*any, pattern)?.1)
+        }
+        Expr::AnyOp { left, compare_op, right, .. } | Expr::AllOp { left, compare_op, right } => {
+            like_operator(compare_op)?;
+            (left, right.as_ref().clone())
+        }
+        _ => return None,
+    };
+    let patterns = match patterns {
+        Expr::Nested(inner) => *inner,
+        other => other,
+    };
+    Some((operand.as_ref(), array_elements(&patterns)?.len()))
+}
+
 /// What LIKE ANY or LIKE ALL compares with, and whether it is ALL. The parser takes ALL and SOME for calls.
 fn quantified(any: bool, pattern: &Expr) -> Option<(bool, Expr)> {
     if any {
