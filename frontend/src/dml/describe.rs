@@ -67,10 +67,20 @@ fn describe_insert(
         if !matches!(source.body.as_ref(), SetExpr::Values(_)) {
             let bound = session.bind(&view, source, types)?.0;
             params::merge_of(source, types, &bound.param_types);
-        } else if session.in_parts() && params::count(source) == 0 {
-            // What its subqueries read is read at the epoch of all parts.
-            let targets = insert::targets_of(table, insert)?;
-            session.bind(&view, &insert::typed_values(table, source, &targets)?, &[])?;
+        } else {
+            let count = params::count(source);
+            let unknown = types.len() < count || types.iter().take(count).any(Option::is_none);
+            let values = || {
+                let targets = insert::targets_of(table, insert)?;
+                insert::typed_values(table, source, &targets)
+            };
+            if session.in_parts() && count == 0 {
+                // What its subqueries read is read at the epoch of all parts.
+                session.bind(&view, &values()?, &[])?;
+            } else if unknown && let Ok((bound, _)) = session.bind(&view, &values()?, types) {
+                // Parameters within expressions. What is wrong with them is told when they have values.
+                params::merge_of(source, types, &bound.param_types);
+            }
         }
     }
     if let Conflict::Update(update) = conflict_of(table, insert)? {

@@ -573,6 +573,55 @@ fn resolved(e: Expr, left: &LogicalPlan) -> Result<Expr> {
     .map(|t| t.data)
 }
 
+/// Refuses DISTINCT ON over the rows that a subquery has for one outer row: what is first among them is not what is first
+/// among all, from which DataFusion would choose those of the outer row.
+pub fn refuse_distinct_on(plan: &LogicalPlan) -> Result<()> {
+    plan.apply_with_subqueries(|node| {
+        if let LogicalPlan::Subquery(s) = node {
+            without_distinct_on(&s.subquery)?;
+        }
+        node.apply_expressions(|e| {
+            e.apply(|e| {
+                match e {
+                    Expr::Exists(e) => without_distinct_on(&e.subquery.subquery)?,
+                    Expr::InSubquery(e) => without_distinct_on(&e.subquery.subquery)?,
+                    Expr::SetComparison(e) => without_distinct_on(&e.subquery.subquery)?,
+                    Expr::ScalarSubquery(s) => without_distinct_on(&s.subquery)?,
+                    _ => {}
+                }
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })
+    })
+    .map(|_| ())
+}
+
+fn without_distinct_on(plan: &LogicalPlan) -> Result<()> {
+    let is_outer = |e: &Expr| Ok(matches!(e, Expr::OuterReferenceColumn(_, _)));
+    plan.apply(|node| {
+        if !matches!(node, LogicalPlan::Distinct(Distinct::On(_))) {
+            return Ok(TreeNodeRecursion::Continue);
+        }
+        let correlated = node.exists(|below| {
+            let mut found = false;
+            below.apply_expressions(|e| {
+                found |= e.exists(is_outer)?;
+                Ok(TreeNodeRecursion::Continue)
+            })?;
+            Ok(found)
+        })?;
+        match correlated {
+            true => Err(external(
+                SqlError::unsupported("DISTINCT ON in a correlated subquery").with_hint(
+                    "row_number() OVER (PARTITION BY … ORDER BY …) = 1 in it says the same.",
+                ),
+            )),
+            false => Ok(TreeNodeRecursion::Continue),
+        }
+    })
+    .map(|_| ())
+}
+
 /// Whether a plan, or a subquery of it, reads columns of queries around it.
 pub(super) fn reads_outer(plan: &LogicalPlan) -> Result<bool> {
     let mut found = false;

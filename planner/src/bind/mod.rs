@@ -280,6 +280,7 @@ fn plan_query(
     // Before subqueries are joined, which hides what they are ordered by.
     let plan = ordered_input::keep(limits::rewrite(by_value::rewrite(plan)?, session.for_view)?)?;
     let plan = scalar::rewrite(plan, session.for_view)?;
+    lateral::refuse_distinct_on(&plan).map_err(sql_error_from_datafusion)?;
     interrupt::check()?;
     let plan = null_keys::guard(plan)?;
     let plan = asof::rewrite(ties::rewrite(set_operations::rewrite(plan)?)?)?;

@@ -18,6 +18,7 @@ pub mod elements;
 pub mod exact;
 pub mod extract;
 pub mod extremes;
+pub mod farthest;
 pub mod framed;
 pub mod interval_text;
 pub mod joined;
@@ -111,6 +112,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend(extract::functions());
     all.extend(round::functions());
     all.extend(arrays::functions());
+    all.extend(farthest::functions());
     all.extend(thresholds::functions());
     all.extend([
         sign::sign_function(),

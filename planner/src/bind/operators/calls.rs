@@ -5,15 +5,14 @@ use std::sync::{Arc, OnceLock};
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::{Case, ScalarFunction};
-use datafusion::logical_expr::{Expr, Operator, ScalarUDF, lit};
+use datafusion::logical_expr::{Expr, ExprSchemable, Operator, ScalarUDF, lit};
 use millrace_common::{SqlError, SqlType};
 
 use super::coercion::cast_expr;
 use super::{OperatorPlanner, Seen, type_name};
 use crate::bind::desugar;
 use crate::error::external;
-use crate::functions::call;
-use crate::functions::functions;
+use crate::functions::{call, farthest, functions};
 
 impl OperatorPlanner {
     pub(super) fn argument(&self, list: Expr, argument: Expr) -> Result<Expr> {
@@ -75,10 +74,12 @@ impl OperatorPlanner {
                 return Ok(args.swap_remove(0));
             }
             "coalesce" | "greatest" | "least" => {
-                let (construct, function) = (name.to_uppercase(), functions().scalar(name));
-                let function = function
+                let args = self.to_common(&name.to_uppercase(), args, &seen)?;
+                let common = args.first().and_then(|a| a.get_type(schema).ok());
+                let name = common.and_then(|t| farthest::name_for(name, &t)).unwrap_or(name);
+                let function = functions()
+                    .scalar(name)
                     .ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
-                let args = self.to_common(&construct, args, &seen)?;
                 return Ok(function.call(args));
             }
             "nullif" => return self.nullif(args, &seen, schema),
