@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn numbers_that_no_calendar_has() {
         let there = |text: &str| parse(text).map(|local| local.is_some());
-        assert_eq!(there("Jan 1 5874897"), Some(true));
+        assert_eq!(there("Jan 1 290000"), Some(true));
         assert_eq!(there("Jan 1 9223372036854775807"), Some(false));
         assert_eq!(there("9223372036854775807/1/1"), Some(false));
         assert_eq!(there("2024/13/1"), Some(false));
