@@ -11,6 +11,10 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
 COPY --from=build /millrace /usr/local/bin/millrace
 USER millrace
 VOLUME /var/lib/millrace
-# Clients of other hosts need a password, and behind a published port every client is one: without users that have
-# passwords run it in the host's network.
-ENTRYPOINT ["millrace", "standalone", "--data-dir", "/var/lib/millrace"]
+EXPOSE 4566
+# Clients of other hosts need a password, and behind a published port every client is one: MILLRACE_ROOT_PASSWORD gives the
+# user root its first. The console has no passwords and stays within the container.
+ENV MILLRACE_LISTEN=0.0.0.0:4566 MILLRACE_HTTP=127.0.0.1:5691 MILLRACE_DATA_DIR=/var/lib/millrace
+HEALTHCHECK --interval=5s --timeout=6s --start-period=60s CMD ["millrace", "health"]
+ENTRYPOINT ["millrace"]
+CMD ["standalone"]

@@ -33,6 +33,31 @@ pub struct Options {
     #[serde(default)]
     pub require_password: bool,
 
+    /// Password of the user root, if it has none yet; from MILLRACE_ROOT_PASSWORD or the config file, as flags can be seen
+    /// by others
+    #[arg(skip)]
+    pub root_password: Option<Password>,
+
+    /// Sessions at a time, three of them for the users root and postgres; fewer where the limit of open files wants it
+    /// [default: 1000]
+    #[arg(long, env = "MILLRACE_MAX_CONNECTIONS", value_name = "N")]
+    pub max_connections: Option<usize>,
+
+    /// Connections at a time that have not proved yet who they are; the oldest give way [default: 200]
+    #[arg(long, env = "MILLRACE_MAX_PENDING_CONNECTIONS", value_name = "N")]
+    pub max_pending_connections: Option<usize>,
+
+    /// How long a client may take to prove who it is, as 10s or 1min [default: 1min]
+    #[arg(long, env = "MILLRACE_AUTHENTICATION_TIMEOUT", value_name = "DURATION")]
+    pub authentication_timeout: Option<String>,
+
+    /// A directory that file sources and sinks may use, with all in it; may be given several times (in the
+    /// environment separated by colons) [default: every one while only this machine can connect, without a password;
+    /// none otherwise]
+    #[arg(long, env = "MILLRACE_ALLOW_PATH", value_name = "DIR", value_delimiter = ':')]
+    #[serde(default)]
+    pub allow_path: Vec<PathBuf>,
+
     /// Directory for the embedded object store, the disk cache and the lock [default: millrace-data]
     #[arg(long, env = "MILLRACE_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -42,7 +67,7 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_OBJECT_STORE", value_name = "URL")]
     pub object_store: Option<String>,
 
-    /// Memory for state, caches and queries, as 512MB or 4GiB [default: half of the machine's]
+    /// Memory for state, caches and queries, as 512MB or 4GiB [default: half of the machine's or the container's]
     #[arg(long, env = "MILLRACE_MEMORY_LIMIT", value_name = "SIZE")]
     pub memory_limit: Option<String>,
 
@@ -75,7 +100,8 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_SNAPSHOT_RECORDS", value_name = "N", help_heading = "Tuning")]
     pub snapshot_records: Option<u64>,
 
-    /// How often unused objects are deleted; they stay six times as long at least [default: 10s]
+    /// How often unused objects are deleted; if given, they stay six times as long, until ALTER SYSTEM SET object_retention
+    /// says otherwise [default: 10s]
     #[arg(long, env = "MILLRACE_GC_INTERVAL", value_name = "DURATION", help_heading = "Tuning")]
     pub gc_interval: Option<String>,
 
@@ -121,12 +147,53 @@ impl Config {
     }
 }
 
-/// How clients prove who they are, and who else can listen.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// How clients prove who they are, how many there may be, and who else can listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Files of certificate chain and key.
     pub tls: Option<(PathBuf, PathBuf)>,
     pub require_password: bool,
+    /// Of the user root, where it has none yet.
+    pub root_password: Option<Password>,
+    /// Directories that file sources and sinks may use.
+    pub allow_paths: Vec<PathBuf>,
+    /// Sessions at a time.
+    pub max_connections: usize,
+    /// Connections at a time of clients that have not proved yet who they are.
+    pub max_pending: usize,
+    /// How long they have for that.
+    pub authentication_timeout: Duration,
+}
+
+impl Default for Access {
+    fn default() -> Access {
+        Access {
+            tls: None,
+            require_password: false,
+            root_password: None,
+            allow_paths: Vec::new(),
+            max_connections: 1000,
+            max_pending: 200,
+            authentication_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+/// A password, which is not printed.
+#[derive(Clone, Deserialize, PartialEq, Eq)]
+pub struct Password(pub String);
+
+impl Password {
+    fn from_env() -> Option<Password> {
+        let given = std::env::var("MILLRACE_ROOT_PASSWORD").ok()?;
+        (!given.is_empty()).then_some(Password(given))
+    }
+}
+
+impl std::fmt::Debug for Password {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Password(…)")
+    }
 }
 
 /// Where the HTTP port listens.
@@ -191,6 +258,8 @@ pub enum ConfigError {
     Invalid { name: &'static str, value: String, expected: &'static str },
 }
 
+/// PostgreSQL's.
+const MAX_CONNECTIONS: usize = 262_143;
 const GIB: usize = 1 << 30;
 /// Below this nothing works well enough to be worth starting.
 const MIN_MEMORY: usize = 64_000_000;
@@ -211,7 +280,7 @@ impl Options {
             .unwrap_or_else(|| format!("file://{}", data_dir.join("store").display()));
         let memory_limit = match self.memory_limit.or(file.memory_limit) {
             Some(text) => size("--memory-limit", &text)?,
-            None => machine_memory() / 2,
+            None => crate::machine::memory() / 2,
         };
         if memory_limit < MIN_MEMORY {
             return Err(ConfigError::Invalid {
@@ -258,9 +327,39 @@ impl Options {
                 .map(|text| duration("--gc-interval", &text))
                 .transpose()?,
         };
+        let count = |name, flag: Option<usize>, file: Option<usize>, default| match flag.or(file) {
+            Some(n) if !(1..=MAX_CONNECTIONS).contains(&n) => {
+                Err(ConfigError::Invalid { name, value: n.to_string(), expected: "1 to 262143" })
+            }
+            given => Ok(given.unwrap_or(default)),
+        };
+        let defaults = Access::default();
+        let authentication_timeout =
+            match self.authentication_timeout.or(file.authentication_timeout) {
+                Some(text) => duration("--authentication-timeout", &text)?,
+                None => defaults.authentication_timeout,
+            };
         let access = Access {
+            max_connections: count(
+                "--max-connections",
+                self.max_connections,
+                file.max_connections,
+                defaults.max_connections,
+            )?,
+            max_pending: count(
+                "--max-pending-connections",
+                self.max_pending_connections,
+                file.max_pending_connections,
+                defaults.max_pending,
+            )?,
+            authentication_timeout,
             tls: self.tls_cert.or(file.tls_cert).zip(self.tls_key.or(file.tls_key)),
             require_password: self.require_password || file.require_password,
+            root_password: self.root_password.or_else(Password::from_env).or(file.root_password),
+            allow_paths: match self.allow_path.is_empty() {
+                true => file.allow_path,
+                false => self.allow_path,
+            },
         };
         let http = Http::from_option(self.http.or(file.http), &listen);
         Ok(Config {
@@ -332,17 +431,6 @@ pub fn duration(name: &'static str, text: &str) -> Result<Duration, ConfigError>
     Duration::try_from_secs_f64(seconds).map_err(|_| bad())
 }
 
-/// Physical memory, from the kernel; 4 GiB where it does not say.
-fn machine_memory() -> usize {
-    std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|l| l.starts_with("MemTotal:"))?;
-            line.split_whitespace().nth(1)?.parse::<usize>().ok()
-        })
-        .map_or(4 * GIB, |kib| kib * 1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -363,7 +451,11 @@ mod tests {
     fn flags_win_over_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("millrace.toml");
-        std::fs::write(&path, "listen = \"127.0.0.1:1\"\nmemory-limit = \"1GB\"\n").unwrap();
+        std::fs::write(
+            &path,
+            "listen = \"127.0.0.1:1\"\nmemory-limit = \"1GB\"\nallow-path = [\"/a\", \"/b\"]\n",
+        )
+        .unwrap();
         let config = Options {
             config: Some(path.clone()),
             listen: Some("127.0.0.1:2".into()),
@@ -373,6 +465,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.listen, "127.0.0.1:2");
         assert_eq!(config.memory_limit, 1_000_000_000);
+        assert_eq!(config.access.allow_paths, [Path::new("/a"), Path::new("/b")]);
         assert_eq!(config.http, Http::IfFree("127.0.0.1:1127".into()));
         assert_eq!(Http::from_option(Some("off".into()), "127.0.0.1:1"), Http::Off);
         assert_eq!(beside("127.0.0.1:4566").as_deref(), Some("127.0.0.1:5691"));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_frontend::cluster::JobRow;
-use millrace_frontend::console::{self, Limits};
+use millrace_frontend::console;
 use millrace_frontend::human;
 
 use crate::standalone::Standalone;
@@ -64,7 +64,7 @@ pub async fn create(server: &Standalone, rate: u64) -> Result<(), String> {
 }
 
 async fn run(server: &Standalone, sql: &str) -> Result<(), String> {
-    let (_, error) = console::run(&server.shared, "demo".to_owned(), sql, Limits::default()).await;
+    let (_, error) = console::run(&server.shared, "demo".to_owned(), sql).await;
     error.map_or(Ok(()), |e| Err(format!("{} (SQLSTATE {})", e.message, e.state.0)))
 }
 

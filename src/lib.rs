@@ -4,9 +4,13 @@
 //! a cluster serves over the network.
 
 pub mod config;
+pub mod copy;
 pub mod demo;
+mod descriptors;
+pub mod health;
 pub mod http;
+mod machine;
 pub mod standalone;
 
-pub use config::{Access, Config, ConfigError, Http, Options, Tuning};
+pub use config::{Access, Config, ConfigError, Http, Options, Password, Tuning};
 pub use standalone::{Overrides, Standalone, StartError};

@@ -28,6 +28,41 @@ enum Command {
     /// Its data goes into a temporary directory and away with it, unless --data-dir or --object-store
     /// says otherwise.
     Demo(Demo),
+    /// Copies everything in a store, up to one moment, into an empty directory or prefix
+    ///
+    /// A server may go on running on the store.
+    Backup(Backup),
+    /// Copies a backup into an empty directory or prefix, for a server to be started on
+    Restore(Restore),
+    /// Asks a server whether it serves; the exit code is 0 if it does
+    Health(Health),
+}
+
+#[derive(clap::Args)]
+struct Health {
+    /// The server's HTTP port
+    #[arg(long, env = "MILLRACE_HTTP", value_name = "HOST:PORT", default_value = "127.0.0.1:5691")]
+    http: String,
+}
+
+#[derive(clap::Args)]
+struct Backup {
+    /// The store to be copied: file:///path or s3://bucket/prefix
+    #[arg(long, env = "MILLRACE_OBJECT_STORE", value_name = "URL")]
+    object_store: String,
+    /// Where the backup is made
+    #[arg(long, value_name = "URL")]
+    to: String,
+}
+
+#[derive(clap::Args)]
+struct Restore {
+    /// The backup
+    #[arg(long, value_name = "URL")]
+    from: String,
+    /// The new store
+    #[arg(long, env = "MILLRACE_OBJECT_STORE", value_name = "URL")]
+    object_store: String,
 }
 
 #[derive(clap::Args)]
@@ -59,6 +94,9 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Some(Command::Standalone(options)) => run(options, serve),
         Some(Command::Demo(demo)) => run_demo(demo),
+        Some(Command::Backup(backup)) => copy(&backup.object_store, &backup.to, false),
+        Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, true),
+        Some(Command::Health(health)) => millrace::health::check(&health.http),
         None => run(cli.options, serve),
     };
     match result {
@@ -68,6 +106,18 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// `millrace backup` and `restore`.
+fn copy(from: &str, to: &str, takes_over: bool) -> Result<(), String> {
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
+    let copied = runtime.block_on(millrace::copy::copy(from, to, takes_over))?;
+    let millrace_meta::backup::Copied { record, objects, bytes } = copied;
+    say(&format!(
+        "Copied {objects} objects ({bytes} bytes): everything up to log record {record}."
+    ));
+    Ok(())
 }
 
 fn run_demo(demo: Demo) -> Result<(), String> {
@@ -159,7 +209,11 @@ fn run<F: Future<Output = Result<(), String>>>(
         .on_thread_stop(millrace_common::heap::report)
         .build()
         .map_err(|e| format!("cannot start threads: {e}"))?;
-    runtime.block_on(serve(config))
+    let result = runtime.block_on(serve(config));
+    // What is still under way needs no end: nothing durable depends on it, and the process ends now. Tearing the
+    // runtime down beneath it would make it panic instead.
+    std::mem::forget(runtime);
+    result
 }
 
 async fn serve(config: millrace::Config) -> Result<(), String> {

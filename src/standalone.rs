@@ -9,20 +9,25 @@ use std::fs::{File, TryLockError};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use millrace_common::{JobId, SqlError, TableId};
+use millrace_common::{JobId, SqlError, SqlState, TableId};
 use millrace_compactor::Compactor;
+use millrace_connector::paths::{self, PathLimit};
 use millrace_executor::options::ExecOptions;
 use millrace_executor::worker::{Worker, WorkerOptions};
-use millrace_frontend::auth::Tls;
+use millrace_frontend::auth::{OwnSecret, Tls, verifier_of};
+use millrace_frontend::console::logins::Logins;
+use millrace_frontend::console::runs::Runs;
 use millrace_frontend::direct::Direct;
 use millrace_frontend::server::Shared;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
+use millrace_meta::env::Env;
 use millrace_meta::{GcOptions, Meta, MetaOptions};
+use millrace_rpc::log::UserChange;
 use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions};
-use millrace_storage::object::{Metered, open_object_store};
+use millrace_storage::object::{Metered, Reserve, open_object_store};
 use millrace_storage::prefetch::TailPrefetch;
 use millrace_storage::{StateClass, StateStore, StorageError, StoreOptions};
 use object_store::ObjectStore;
@@ -31,7 +36,15 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Access, Config, Http};
+use crate::descriptors::{self, Shares};
 use crate::http;
+
+/// The user that is always there.
+const ROOT: &str = "root";
+/// Connections of the HTTP port at a time: consoles, and whoever collects metrics.
+const HTTP_CONNECTIONS: usize = 128;
+/// How long a request of the HTTP port may take to arrive, at most.
+const HTTP_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Why a process did not start. Each reads as a sentence and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -57,11 +70,13 @@ pub enum StartError {
     ListenHttp { address: String, source: std::io::Error },
     #[error("cannot encrypt connections: {reason}; check --tls-cert and --tls-key")]
     Tls { reason: String },
+    #[error("cannot use --allow-path {}: {source}; name directories that exist", path.display())]
+    AllowPath { path: PathBuf, source: std::io::Error },
     #[error("cannot start the frontend: {0}")]
     Frontend(#[from] FrontendError),
 }
 
-fn described(error: &SqlError) -> String {
+pub(crate) fn described(error: &SqlError) -> String {
     let extra = [&error.detail, &error.hint].into_iter().flatten();
     extra.fold(error.message.clone(), |text, part| format!("{text}. {part}"))
 }
@@ -80,6 +95,8 @@ pub struct Overrides {
     pub spill_bytes: Option<usize>,
     /// Decoded blocks that one lookup holds.
     pub lookup_bytes: Option<usize>,
+    /// The clock that epochs follow.
+    pub env: Option<Arc<dyn Env>>,
 }
 
 /// A running process. Dropping it stops it without ceremony, as a crash would.
@@ -95,7 +112,7 @@ pub struct Standalone {
     /// What sessions and the console share.
     pub shared: Arc<Shared>,
     serving: JoinHandle<Result<(), FrontendError>>,
-    http_serving: Option<JoinHandle<std::io::Result<()>>>,
+    http_serving: Option<JoinHandle<()>>,
     shutdown: CancellationToken,
     _lock: Option<File>,
 }
@@ -103,6 +120,8 @@ pub struct Standalone {
 impl Standalone {
     /// Starts all roles and listens.
     pub async fn start(config: Config, overrides: Overrides) -> Result<Standalone, StartError> {
+        let began = Instant::now();
+        let shares = share_descriptors(&config);
         let lock =
             if overrides.object_store.is_some() { None } else { Some(lock(&config.data_dir)?) };
         let listener = TcpListener::bind(&config.listen)
@@ -113,12 +132,19 @@ impl Standalone {
             .map_err(|source| StartError::Listen { address: config.listen.clone(), source })?;
         let tls = load_tls(&config.access)?;
         let http_listener = bind_http(&config.http).await?;
+        let http = http_listener.as_ref().and_then(|l| l.local_addr().ok());
+        let is_open =
+            [Some(address), http].iter().flatten().any(|a| !a.ip().to_canonical().is_loopback());
+        let trusting = !is_open && !config.access.require_password;
+        limit_paths(&config.access, trusting)?;
         let (object_store, requests) = open_store(&config, &overrides)?;
 
         let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
         let tail: Arc<OnceLock<Arc<TailPrefetch>>> = Arc::default();
-        let meta = Meta::open(meta_options(&config, Arc::clone(&object_store), &late_store, &tail))
-            .await?;
+        let meta = take_lead(&config, &overrides, || {
+            meta_options(&config, &overrides, Arc::clone(&object_store), &late_store, &tail)
+        })
+        .await?;
         let options = StoreOptions {
             prefetch: tail.get().cloned(),
             ..store_options(&config, &overrides, object_store, meta.incarnation())
@@ -135,6 +161,8 @@ impl Standalone {
         worker.set_meta(Arc::clone(&meta) as Arc<dyn MetaService>);
         let compactor = Arc::new(Compactor::new(Arc::clone(&store)));
         meta.start(Arc::clone(&worker) as Arc<dyn ComputeService>, compactor).await?;
+        set_root_password(&config.access, &meta).await?;
+        let own_secret = own_secret(&meta, trusting).await;
 
         let cluster =
             Arc::new(Direct::new(Arc::clone(&meta), Arc::clone(&store), Arc::clone(&worker)));
@@ -144,12 +172,17 @@ impl Standalone {
                 query_memory: config.memory_limit / 4,
                 incarnation: meta.incarnation(),
                 tls,
+                own_secret,
                 require_password: config.access.require_password,
+                max_connections: shares.sessions,
+                max_pending: shares.pending,
+                authentication_timeout: config.access.authentication_timeout,
                 ..FrontendConfig::default()
             },
         )?;
         let shutdown = CancellationToken::new();
         let shared = Arc::clone(frontend.shared());
+        let stop = shutdown.clone();
         let sources = http::Sources {
             frontend: Arc::clone(&shared),
             worker: Arc::clone(&worker),
@@ -158,13 +191,19 @@ impl Standalone {
             memory_limit: config.memory_limit,
             started: Instant::now(),
             host: http::without_port(config.http.address().unwrap_or_default()).to_owned(),
+            port: http.map_or(0, |a| a.port()),
+            logins: (!trusting).then(Logins::default),
+            runs: Runs::new(Arc::clone(&shared), stop.clone()),
         };
-        let http = http_listener.as_ref().and_then(|l| l.local_addr().ok());
-        let stop = shutdown.clone();
+        let limits = http::Limits {
+            connections: shares.http,
+            patience: config.access.authentication_timeout.min(HTTP_PATIENCE),
+        };
         let http_serving =
-            http_listener.map(|l| tokio::spawn(http::serve(l, Arc::new(sources), stop)));
+            http_listener.map(|l| tokio::spawn(http::serve(l, Arc::new(sources), limits, stop)));
         let stop = shutdown.clone();
         let serving = tokio::spawn(async move { frontend.serve(listener, stop).await });
+        tell_start(&config, &meta, began);
         Ok(Standalone {
             meta,
             worker,
@@ -192,7 +231,7 @@ impl Standalone {
             tracing::warn!(error = %e, "the frontend ended with an error");
         }
         if let Some(serving) = &mut self.http_serving
-            && let Ok(Err(e)) = serving.await
+            && let Err(e) = serving.await
         {
             tracing::warn!(error = %e, "the HTTP port ended with an error");
         }
@@ -213,6 +252,66 @@ impl Drop for Standalone {
     }
 }
 
+/// Connections that may be open at a time, such that descriptors are left for everything else.
+fn share_descriptors(config: &Config) -> Shares {
+    let limit = descriptors::raise_limit();
+    let cache = || DiskCacheOptions::new(config.data_dir.join("cache"), config.disk_cache).files();
+    let files = if config.disk_cache > 0 { cache() } else { 0 };
+    let wanted = Shares {
+        sessions: config.access.max_connections,
+        pending: config.access.max_pending,
+        http: HTTP_CONNECTIONS,
+    };
+    let shares = Shares::of(wanted, limit, files);
+    if shares == wanted {
+        tracing::info!(limit, max_connections = shares.sessions, "open files");
+    } else {
+        tracing::warn!(
+            limit,
+            max_connections = shares.sessions,
+            max_pending_connections = shares.pending,
+            "the system's limit of open files (ulimit -n) leaves fewer connections than are set"
+        );
+    }
+    shares
+}
+
+/// Gives the user root the password of the configuration. One that it has already stays: it may have been changed since.
+async fn set_root_password(access: &Access, meta: &Meta) -> Result<(), StartError> {
+    let Some(password) = &access.root_password else { return Ok(()) };
+    if meta.catalog().users().get(ROOT).is_some_and(Option::is_some) {
+        return Ok(());
+    }
+    let verifier = verifier_of(&password.0)?;
+    meta.set_user(ROOT, UserChange::Alter, Some(verifier)).await?;
+    Ok(())
+}
+
+/// Where passwords are asked for, the secret that the log keeps.
+async fn own_secret(meta: &Meta, trusting: bool) -> OwnSecret {
+    if trusting {
+        return OwnSecret::default();
+    }
+    let secret = meta.authentication_secret().await.unwrap_or_else(|(made, error)| {
+        // A store without space, say. This start does with it.
+        tracing::warn!(%error, "the secret that hides which users exist could not be kept");
+        made
+    });
+    OwnSecret::new(secret)
+}
+
+/// What somebody who reads the log wants to know first.
+fn tell_start(config: &Config, meta: &Meta, began: Instant) {
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        memory_limit_mib = config.memory_limit >> 20,
+        parallelism = config.parallelism,
+        relations = meta.catalog().relations().count(),
+        recovery_ms = began.elapsed().as_millis() as u64,
+        "started"
+    );
+}
+
 fn load_tls(access: &Access) -> Result<Option<Tls>, StartError> {
     let Some((cert, key)) = &access.tls else { return Ok(None) };
     let read = |path: &PathBuf| {
@@ -221,6 +320,20 @@ fn load_tls(access: &Access) -> Result<Option<Tls>, StartError> {
     };
     let tls = Tls::from_pem(&read(cert)?, &read(key)?);
     tls.map(Some).map_err(|e| StartError::Tls { reason: e.to_string() })
+}
+
+/// Before any job starts: whom the server takes for its owner may name every file, others only what the operator has
+/// named.
+fn limit_paths(access: &Access, trusting: bool) -> Result<(), StartError> {
+    let given = &access.allow_paths;
+    if trusting && given.is_empty() {
+        paths::set_limit(None);
+        return Ok(());
+    }
+    let limit =
+        PathLimit::new(given).map_err(|(path, source)| StartError::AllowPath { path, source })?;
+    paths::set_limit(Some(limit));
+    Ok(())
 }
 
 async fn bind_http(http: &Http) -> Result<Option<TcpListener>, StartError> {
@@ -253,6 +366,49 @@ fn lock(data_dir: &Path) -> Result<File, StartError> {
     }
 }
 
+/// Opens the log and takes the lead. Where the store has no space left, some of what is kept aside for that is used.
+async fn take_lead(
+    config: &Config,
+    overrides: &Overrides,
+    options: impl Fn() -> MetaOptions,
+) -> Result<Arc<Meta>, StartError> {
+    let reserve = match overrides.object_store {
+        Some(_) => None,
+        None => Reserve::of(&config.object_store),
+    };
+    let mut full = false;
+    let meta = loop {
+        match Meta::open(options()).await {
+            Err(error) if error.state == SqlState::DISK_FULL && release(&reserve).await => {
+                full = true;
+            }
+            opened => break opened?,
+        }
+    };
+    if full {
+        tracing::warn!(
+            store = config.object_store,
+            "the object store has no space left: reads are served, and statements that write are refused until some \
+             is freed"
+        );
+    } else if let Some(reserve) = reserve {
+        // Nobody waits for it.
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = reserve.keep() {
+                tracing::warn!(%error, "no space could be kept aside for a start on a full store");
+            }
+        });
+    }
+    Ok(meta)
+}
+
+/// Whether some space was freed.
+async fn release(reserve: &Option<Reserve>) -> bool {
+    let Some(reserve) = reserve.clone() else { return false };
+    let released = tokio::task::spawn_blocking(move || reserve.release()).await;
+    matches!(released, Ok(Ok(true)))
+}
+
 type OpenedStore = (Arc<dyn ObjectStore>, Option<Arc<Metered>>);
 
 fn open_store(config: &Config, overrides: &Overrides) -> Result<OpenedStore, StartError> {
@@ -265,11 +421,14 @@ fn open_store(config: &Config, overrides: &Overrides) -> Result<OpenedStore, Sta
 
 fn meta_options(
     config: &Config,
+    overrides: &Overrides,
     store: Arc<dyn ObjectStore>,
     late_store: &Arc<OnceLock<Arc<StateStore>>>,
     tail: &Arc<OnceLock<Arc<TailPrefetch>>>,
 ) -> MetaOptions {
-    let interval = format!("{}ms", config.barrier_interval.as_millis().max(1));
+    let ms = |d: std::time::Duration| format!("{}ms", d.as_millis().max(1));
+    let mut settings =
+        BTreeMap::from([("barrier_interval".to_string(), ms(config.barrier_interval))]);
     let (classes, readers) = (Arc::clone(late_store), Arc::clone(late_store));
     let (tail, object_store) = (Arc::clone(tail), Arc::clone(&store));
     let defaults = MetaOptions::new(store);
@@ -278,14 +437,16 @@ fn meta_options(
         snapshots.min_records = records;
         snapshots.max_records = snapshots.max_records.min(records.saturating_mul(8));
     }
-    let gc = config
-        .tuning
-        .gc_interval
-        .map_or(defaults.gc, |period| GcOptions { period, grace: period * 6 });
+    let mut gc = defaults.gc;
+    if let Some(period) = config.tuning.gc_interval {
+        gc = GcOptions { period };
+        let retention = (period * 6).max(std::time::Duration::from_millis(100));
+        settings.insert("object_retention".to_string(), ms(retention));
+    }
     MetaOptions {
         parallelism: config.parallelism,
         source_epoch_events: (config.memory_limit / event_memory(config.memory_limit)) as u64,
-        settings: BTreeMap::from([("barrier_interval".to_string(), interval)]),
+        settings,
         table_class: Arc::new(move |job: JobId, table: u32| {
             let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));
             table.map_or(StateClass::PointUpdate, |t| t.class)
@@ -296,6 +457,7 @@ fn meta_options(
         })),
         snapshots,
         gc,
+        env: overrides.env.clone().unwrap_or(defaults.env),
         ..defaults
     }
 }

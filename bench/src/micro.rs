@@ -181,6 +181,7 @@ fn operator(
         metrics: OperatorMetrics::new(0, 0, "micro"),
         governor: MemoryGovernor::new(8 << 30),
         restored: millrace_common::Epoch::ZERO,
+        first_arrival: 0,
     };
     millrace_executor::operators::build(node, inputs, &context).map_err(text)
 }

@@ -105,6 +105,19 @@ pub struct SqlError {
     pub after: Option<(u64, u64)>,
     /// COPY's "CONTEXT" line and the like.
     pub context: Option<String>,
+    /// The table, column or constraint that the error is about, for programs to read.
+    pub object: Option<Box<ErrorObject>>,
+    /// PostgreSQL's name of the function that reports the error, where drivers decide by it.
+    pub routine: Option<&'static str>,
+}
+
+/// Names of what an error is about. As in PostgreSQL, errors of class 23 have one and others do not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ErrorObject {
+    pub schema: String,
+    pub table: String,
+    pub column: Option<String>,
+    pub constraint: Option<String>,
 }
 
 impl SqlError {
@@ -117,6 +130,8 @@ impl SqlError {
             position: None,
             after: None,
             context: None,
+            object: None,
+            routine: None,
         }
     }
 
@@ -143,6 +158,16 @@ impl SqlError {
 
     pub fn with_position(mut self, position: u32) -> SqlError {
         self.position = Some(position);
+        self
+    }
+
+    pub fn with_object(mut self, object: ErrorObject) -> SqlError {
+        self.object = Some(Box::new(object));
+        self
+    }
+
+    pub fn with_routine(mut self, routine: &'static str) -> SqlError {
+        self.routine = Some(routine);
         self
     }
 

@@ -16,6 +16,7 @@ static LIVE: AtomicIsize = AtomicIsize::new(0);
 thread_local! {
     /// Bytes not reported yet. Needs no destructor, so it may be used while a thread ends.
     static UNREPORTED: Cell<isize> = const { Cell::new(0) };
+    static REPORTED: Cell<isize> = const { Cell::new(0) };
 }
 
 /// Bytes of all live allocations; `None` where the process does not run on [`Counted`].
@@ -24,6 +25,13 @@ pub fn live_bytes() -> Option<usize> {
         0 => None,
         bytes => Some(bytes.max(0) as usize),
     }
+}
+
+/// Bytes that the calling thread has allocated and not freed: below zero where it frees what others have allocated. What a
+/// piece of work keeps is the difference between its end and its beginning.
+pub fn thread_bytes() -> isize {
+    let reported = REPORTED.try_with(Cell::get).unwrap_or(0);
+    reported + UNREPORTED.try_with(Cell::get).unwrap_or(0)
 }
 
 /// Reports what the calling thread has not: for its last moment, since what it leaves unsaid is lost.
@@ -40,6 +48,7 @@ fn count(bytes: isize) {
             unreported.set(sum);
         } else {
             unreported.set(0);
+            let _ = REPORTED.try_with(|reported| reported.set(reported.get() + sum));
             LIVE.fetch_add(sum, Ordering::Relaxed);
         }
     };

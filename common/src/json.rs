@@ -4,6 +4,8 @@
 //! `": "` between parts, strings with the fewest escapes, numbers with the digits they came with. Documents are read
 //! in place where a part of one is wanted ([`Doc`]), and as a tree ([`Json`]) where one is made.
 
+mod order;
+
 use std::cmp::Ordering;
 use std::fmt::Write;
 
@@ -260,6 +262,18 @@ impl<'a> Parser<'a> {
     }
 }
 
+/// Says whether to go on.
+pub type Ask<'a> = dyn FnMut() -> Result<(), SqlError> + 'a;
+
+fn any_covers(items: &[Json], wanted: &Json, ask: &mut Ask<'_>) -> Result<bool, SqlError> {
+    for item in items {
+        if item.covers(wanted, ask)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 impl Json {
     pub fn parse(text: &str) -> Result<Json, SqlError> {
         let mut p = Parser { text, at: 0 };
@@ -368,64 +382,54 @@ impl Json {
     }
 
     /// Whether `self @> other`.
-    pub fn contains(&self, other: &Json) -> bool {
+    /// `ask` says before each comparison of two items whether to go on: there may be as many as the product of both lengths.
+    pub fn contains(&self, other: &Json, ask: &mut Ask<'_>) -> Result<bool, SqlError> {
         match (self, other) {
-            (Json::Object(a), Json::Object(b)) => b.iter().all(|(key, wanted)| {
-                find(a, key).is_some_and(|have| match (have, wanted) {
-                    (Json::Object(_), Json::Object(_)) | (Json::Array(_), Json::Array(_)) => {
-                        have.contains(wanted)
+            (Json::Object(a), Json::Object(b)) => {
+                for (key, wanted) in b {
+                    let Some(have) = find(a, key) else { return Ok(false) };
+                    if !have.covers(wanted, ask)? {
+                        return Ok(false);
                     }
-                    _ => have.compare(wanted).is_eq(),
-                })
-            }),
-            (Json::Array(a), Json::Array(b)) => b.iter().all(|wanted| {
-                a.iter().any(|have| match (have, wanted) {
-                    (Json::Object(_), Json::Object(_)) | (Json::Array(_), Json::Array(_)) => {
-                        have.contains(wanted)
-                    }
-                    _ => have.compare(wanted).is_eq(),
-                })
-            }),
-            // An array may contain a scalar.
-            (Json::Array(a), scalar) if scalar.rank() < 4 => {
-                a.iter().any(|have| have.compare(scalar).is_eq())
+                }
+                Ok(true)
             }
-            (a, b) => a.rank() < 4 && a.compare(b).is_eq(),
+            (Json::Array(a), Json::Array(b)) => {
+                for wanted in b {
+                    if !any_covers(a, wanted, ask)? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            }
+            // An array may contain a scalar.
+            (Json::Array(a), scalar) if scalar.is_scalar() => any_covers(a, scalar, ask),
+            (a, b) => Ok(a.is_scalar() && a.equals(b)),
         }
     }
 
-    /// null < string < number < boolean < array < object.
-    fn rank(&self) -> u8 {
-        match self {
-            Json::Null => 0,
-            Json::String(_) => 1,
-            Json::Number(_) => 2,
-            Json::Bool(_) => 3,
-            Json::Array(_) => 4,
-            Json::Object(_) => 5,
+    /// Whether an item stands for one that is looked for within it.
+    fn covers(&self, wanted: &Json, ask: &mut Ask<'_>) -> Result<bool, SqlError> {
+        ask()?;
+        match (self, wanted) {
+            (Json::Object(_), Json::Object(_)) | (Json::Array(_), Json::Array(_)) => {
+                self.contains(wanted, ask)
+            }
+            _ => Ok(self.equals(wanted)),
         }
     }
 
-    /// The order of `jsonb`'s comparison operators: numbers by value.
-    pub fn compare(&self, other: &Json) -> Ordering {
+    fn is_scalar(&self) -> bool {
+        !matches!(self, Json::Array(_) | Json::Object(_))
+    }
+
+    fn equals(&self, other: &Json) -> bool {
         match (self, other) {
-            (Json::Number(a), Json::Number(b)) => compare_digits(a, b),
-            (Json::String(a), Json::String(b)) => a.as_bytes().cmp(b.as_bytes()),
-            (Json::Bool(a), Json::Bool(b)) => a.cmp(b),
-            (Json::Array(a), Json::Array(b)) => a.len().cmp(&b.len()).then_with(|| {
-                let parts = a.iter().zip(b).map(|(a, b)| a.compare(b));
-                parts.fold(Ordering::Equal, Ordering::then)
-            }),
-            (Json::Object(a), Json::Object(b)) => a.len().cmp(&b.len()).then_with(|| {
-                let parts = a.iter().zip(b).map(|(a, b)| {
-                    a.0.as_bytes().cmp(b.0.as_bytes()).then_with(|| a.1.compare(&b.1))
-                });
-                parts.fold(Ordering::Equal, Ordering::then)
-            }),
-            // PostgreSQL keeps its historical exception: an empty array is less than everything.
-            (Json::Array(a), _) if a.is_empty() => Ordering::Less,
-            (_, Json::Array(b)) if b.is_empty() => Ordering::Greater,
-            (a, b) => a.rank().cmp(&b.rank()),
+            (Json::String(a), Json::String(b)) => a == b,
+            (Json::Bool(a), Json::Bool(b)) => a == b,
+            (Json::Number(a), Json::Number(b)) if a == b => true,
+            _ if std::mem::discriminant(self) != std::mem::discriminant(other) => false,
+            _ => self.compare(other).is_eq(),
         }
     }
 
@@ -574,27 +578,6 @@ fn plain_digits(text: &str) -> Result<String, SqlError> {
         true => format!("{sign}{whole}"),
         false => format!("{sign}{whole}.{fraction}"),
     })
-}
-
-/// The order of two numbers without exponents.
-fn compare_digits(a: &str, b: &str) -> Ordering {
-    let split = |n: &str| -> (bool, String, String) {
-        let (negative, rest) = match n.strip_prefix('-') {
-            Some(rest) => (true, rest),
-            None => (false, n),
-        };
-        let (whole, fraction) = rest.split_once('.').unwrap_or((rest, ""));
-        let whole = whole.trim_start_matches('0').to_owned();
-        (negative, whole, fraction.trim_end_matches('0').to_owned())
-    };
-    let ((na, wa, fa), (nb, wb, fb)) = (split(a), split(b));
-    let size = wa.len().cmp(&wb.len()).then_with(|| wa.cmp(&wb)).then_with(|| fa.cmp(&fb));
-    match (na, nb) {
-        (false, false) => size,
-        (true, true) => size.reverse(),
-        (true, false) => Ordering::Less,
-        (false, true) => Ordering::Greater,
-    }
 }
 
 fn find<'a>(entries: &'a [(String, Json)], key: &str) -> Option<&'a Json> {

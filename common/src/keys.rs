@@ -8,7 +8,8 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, BinaryArray, BinaryBuilder, Float32Array, Float64Array, ListArray, RecordBatch,
+    Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder, Float32Array, Float64Array, ListArray,
+    RecordBatch,
 };
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Schema};
@@ -74,6 +75,24 @@ impl KeyCodec {
         Ok(rows)
     }
 
+    /// Encoded rows, some of them with bytes at their end.
+    pub(crate) fn with_suffixes<const N: usize>(
+        &self,
+        rows: &Rows,
+        suffix: impl Fn(usize) -> Option<[u8; N]>,
+    ) -> Rows {
+        let count = rows.num_rows();
+        let mut out = self.converter.empty_rows(count, rows.size() + count * N);
+        let parser = self.converter.parser();
+        for (i, row) in rows.iter().enumerate() {
+            match suffix(i) {
+                None => out.push(row),
+                Some(suffix) => out.push(parser.parse(&[row.data(), &suffix].concat())),
+            }
+        }
+        out
+    }
+
     /// Storage keys: the row's vnode, then its encoded columns. One key a row, never null.
     pub fn storage_keys(
         &self,
@@ -114,6 +133,32 @@ fn holds_floats(t: &DataType) -> bool {
 /// The columns of a batch at `indices`.
 pub fn columns_at(batch: &RecordBatch, indices: &[usize]) -> Vec<ArrayRef> {
     indices.iter().map(|&i| Arc::clone(batch.column(i))).collect()
+}
+
+/// The one NaN that values have, whatever made it: they are compared by their bits in many places. Every float that is read
+/// or computed passes here or by [`with_one_nan`].
+pub fn one_nan<T: Copy + PartialOrd + From<f32>>(value: T) -> T {
+    if value.partial_cmp(&value).is_none() { T::from(f32::NAN) } else { value }
+}
+
+/// The same of all values of an array of floats. Other arrays pass.
+pub fn with_one_nan(array: &ArrayRef) -> ArrayRef {
+    use arrow::datatypes::{Float32Type, Float64Type};
+    match array.data_type() {
+        DataType::Float64 => match array.as_primitive_opt::<Float64Type>() {
+            Some(a) if a.values().iter().any(|v| v.is_nan()) => {
+                Arc::new(a.unary::<_, Float64Type>(one_nan))
+            }
+            _ => Arc::clone(array),
+        },
+        DataType::Float32 => match array.as_primitive_opt::<Float32Type>() {
+            Some(a) if a.values().iter().any(|v| v.is_nan()) => {
+                Arc::new(a.unary::<_, Float32Type>(one_nan))
+            }
+            _ => Arc::clone(array),
+        },
+        _ => Arc::clone(array),
+    }
 }
 
 /// One bit pattern for every value: −0 becomes 0 and every NaN the same NaN. Other arrays pass.
@@ -171,6 +216,21 @@ mod tests {
         assert_eq!(rows.row(0), rows.row(1));
         assert_eq!(rows.row(2), rows.row(3));
         assert!(rows.row(2) > rows.row(0));
+    }
+
+    #[test]
+    fn nan_is_one_bit_pattern() {
+        let other = f64::from_bits(f64::NAN.to_bits() ^ 1);
+        for v in [other, -f64::NAN, -other] {
+            assert_eq!(one_nan(v).to_bits(), f64::NAN.to_bits());
+            assert_eq!(one_nan(v as f32).to_bits(), f32::NAN.to_bits());
+        }
+        let a: ArrayRef = Arc::new(Float64Array::from(vec![Some(-0.0), None, Some(-f64::NAN)]));
+        let settled = with_one_nan(&a);
+        let values = settled.as_primitive::<arrow::datatypes::Float64Type>();
+        assert_eq!(values.value(0).to_bits(), (-0.0f64).to_bits());
+        assert!(values.is_null(1));
+        assert_eq!(values.value(2).to_bits(), f64::NAN.to_bits());
     }
 
     #[test]

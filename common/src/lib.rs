@@ -11,6 +11,7 @@ pub mod error;
 pub mod exact_sum;
 pub mod hash;
 pub mod heap;
+pub mod identity;
 pub mod ids;
 pub mod json;
 pub mod keys;

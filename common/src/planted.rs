@@ -21,6 +21,7 @@ pub const BUGS: &[(&str, &str)] = &[
     ("changes-skip-epoch", "a reader skips a relation's change when it falls back to the store"),
     ("tail-not-replayed", "recovery forgets the newest tail slice"),
     ("early-part-lost", "a commit forgets the first part of an epoch that was written early"),
+    ("rows-under-one-key", "NOT IN stores rows as if its column told them apart"),
     ("set-aside-lost", "a piece of a keyed relation's change that is set aside is forgotten"),
 ];
 

@@ -196,7 +196,7 @@ pub static SETTINGS: &[Setting] = &[
         "idle_in_transaction_session_timeout",
         ANY_MS,
         "0",
-        "Accepted; an idle transaction holds no locks.",
+        "How long a session may wait for its client within a transaction block before it is ended; 0: without end.",
     ),
     s("idle_session_timeout", ANY_MS, "0", "Accepted; has no effect."),
     reported("in_hot_standby", Kind::ReadOnly, "off", "Reported for clients that ask."),
@@ -235,6 +235,13 @@ pub static SETTINGS: &[Setting] = &[
     s("max_identifier_length", Kind::ReadOnly, "63", "Longest identifier."),
     s("max_index_keys", Kind::ReadOnly, "32", "Most columns of a key."),
     s("max_parallel_workers_per_gather", ANY_INT, "2", "Accepted; has no effect."),
+    cluster(
+        "object_retention",
+        Scope::Cluster,
+        (100, 30 * DAY),
+        "600000",
+        "How long objects stay in the store after the last version that names them.",
+    ),
     s(
         "password_encryption",
         Kind::Enum(&["scram-sha-256", "md5"]),
@@ -246,6 +253,12 @@ pub static SETTINGS: &[Setting] = &[
         Kind::Enum(&["auto", "force_custom_plan", "force_generic_plan"]),
         "auto",
         "Accepted; has no effect.",
+    ),
+    s(
+        "progress_notices",
+        Kind::Bool,
+        "on",
+        "Whether CREATE MATERIALIZED VIEW, CREATE INDEX, CREATE SINK and WAIT say every three seconds how far they are.",
     ),
     s("random_page_cost", Kind::Float, "4", "Accepted; has no effect."),
     s(
@@ -294,6 +307,12 @@ pub static SETTINGS: &[Setting] = &[
         "Backslashes in strings are ordinary.",
     ),
     s("statement_timeout", ANY_MS, "0", "Ends a statement that runs longer; 0 turns it off."),
+    s(
+        "superuser_reserved_connections",
+        Kind::ReadOnly,
+        "3",
+        "Connections of these that are kept for the built-in users.",
+    ),
     s(
         "synchronous_commit",
         Kind::Enum(&["on", "off", "local", "remote_write", "remote_apply"]),

@@ -78,7 +78,7 @@ impl Compactor {
         .await?;
         tracing::debug!(
             task = task.task_id,
-            job = %task.job,
+            job = %task.relation.label(),
             table = %desc.id,
             inputs = inputs.len(),
             outputs = edit.add_runs.len(),

@@ -19,6 +19,7 @@ pub mod generated;
 pub mod kafka;
 pub mod nexmark;
 pub mod options;
+pub mod paths;
 pub mod sink;
 
 use std::sync::Arc;

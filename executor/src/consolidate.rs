@@ -12,7 +12,7 @@ use hashbrown::hash_table::Entry;
 use millrace_common::DeltaChunk;
 use millrace_common::delta::take_rows;
 use millrace_common::hash::hash_bytes;
-use millrace_common::keys::{KeyCodec, columns_at};
+use millrace_common::identity::RowCodec;
 
 use crate::error::ExecError;
 
@@ -160,7 +160,7 @@ pub fn net_across(keys: &[BinaryArray], chunks: &[DeltaChunk]) -> Vec<Net> {
 pub fn net_by_key(
     keys: &BinaryArray,
     chunk: &DeltaChunk,
-    identity: &KeyCodec,
+    identity: &RowCodec,
 ) -> Result<Net, ExecError> {
     let chains = chain(keys);
     let mut net = Net::default();
@@ -185,7 +185,7 @@ pub fn net_by_key(
     let shared: Vec<u32> =
         chains.firsts.iter().filter(|&&f| several(f)).flat_map(|&f| chains.of(f)).collect();
     let taken = take_rows(&chunk.batch, &UInt32Array::from(shared))?;
-    let encoded = identity.rows_of(taken.columns(), taken.num_rows())?;
+    let encoded = identity.rows(taken.columns(), taken.num_rows())?;
     let mut at = 0;
     let mut group: Vec<(usize, u32)> = Vec::new();
     for &first in &chains.firsts {
@@ -242,15 +242,13 @@ pub fn vanish(chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
     if !retracts || chunk.batch.num_columns() == 0 {
         return Ok(chunk);
     }
-    let all: Vec<usize> = (0..chunk.batch.num_columns()).collect();
-    let keys = row_bytes(&KeyCodec::for_columns(&chunk.batch.schema(), &all)?, &chunk.batch)?;
+    let keys = row_bytes(&RowCodec::whole(&chunk.batch.schema())?, &chunk.batch)?;
     net_by_identity(&keys, &chunk).apply(&chunk)
 }
 
 /// The identity bytes of whole rows.
-pub fn row_bytes(identity: &KeyCodec, batch: &RecordBatch) -> Result<BinaryArray, ExecError> {
-    let all: Vec<usize> = (0..batch.num_columns()).collect();
-    let rows = identity.rows_of(&columns_at(batch, &all), batch.num_rows())?;
+pub fn row_bytes(identity: &RowCodec, batch: &RecordBatch) -> Result<BinaryArray, ExecError> {
+    let rows = identity.rows(batch.columns(), batch.num_rows())?;
     Ok(BinaryArray::from_iter_values(rows.iter().map(|r| r.data().to_vec())))
 }
 
@@ -291,7 +289,7 @@ mod tests {
             (1, 11, -1),
             (1, 12, 1),
         ]);
-        let identity = KeyCodec::for_columns(&c.batch.schema(), &[0, 1]).unwrap();
+        let identity = RowCodec::whole(&c.batch.schema()).unwrap();
         let net = net_by_key(&keys, &c, &identity).unwrap();
         assert_eq!(listed(&net.apply(&c).unwrap()), [(1, 10, -1), (1, 12, 1), (3, 1, 1)]);
         assert_eq!(net.keys().map(|k| k.len()).collect::<Vec<_>>(), [2, 1]);

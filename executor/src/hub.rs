@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::BooleanArray;
+use arrow::array::{BooleanArray, RecordBatch};
 use arrow::buffer::BooleanBuffer;
 use millrace_common::{DeltaChunk, Epoch, RelationId, Vnode};
 use parking_lot::Mutex;
@@ -31,6 +31,15 @@ impl HubChunk {
         debug_assert_eq!(chunk.num_rows(), vnodes.len());
         let bounds = (*vnodes.iter().min()?, *vnodes.iter().max()?);
         Some(HubChunk { chunk, vnodes: vnodes.into(), bounds })
+    }
+
+    /// All columns of all rows, whatever their weights are.
+    pub fn rows(&self) -> &RecordBatch {
+        &self.chunk.batch
+    }
+
+    pub fn vnodes(&self) -> &[Vnode] {
+        &self.vnodes
     }
 
     /// The rows in `range` with only `columns`. `None`: there are none.
@@ -153,7 +162,7 @@ impl DeltaHub {
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+    use arrow::array::{ArrayRef, Int64Array};
 
     use super::*;
 

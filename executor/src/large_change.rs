@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use arrow::array::BinaryArray;
-use millrace_common::keys::columns_at;
 use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, TableId, Vnode};
 use millrace_storage::JobStore;
@@ -42,9 +41,7 @@ impl LargeChange {
         }
         let vnodes = self.layout.vnodes(&chunk.batch)?;
         let keys = self.layout.keys(&chunk.batch, &vnodes)?;
-        let all: Vec<usize> = (0..chunk.batch.num_columns()).collect();
-        let rows =
-            self.layout.identity.rows_of(&columns_at(&chunk.batch, &all), chunk.num_rows())?;
+        let rows = self.layout.identity.rows(chunk.batch.columns(), chunk.num_rows())?;
         let identities = BinaryArray::from_iter_values(
             keys.iter().flatten().zip(rows.iter()).map(|(key, row)| [key, row.as_ref()].concat()),
         );

@@ -3,7 +3,8 @@
 use arrow::array::{ArrayRef, BinaryArray, RecordBatch};
 use arrow::datatypes::SchemaRef;
 use millrace_common::hash::{hash_columns, vnodes};
-use millrace_common::keys::{KeyCodec, columns_at};
+use millrace_common::identity::RowCodec;
+use millrace_common::keys::columns_at;
 use millrace_common::{SqlError, Vnode};
 use millrace_planner::graph::RelationLayout;
 use millrace_rpc::catalog::{Relation, RowStorage};
@@ -19,9 +20,9 @@ pub struct RowLayout {
     pub key: Vec<usize>,
     pub distribution: Vec<usize>,
     /// `None`: the key has no columns.
-    codec: Option<KeyCodec>,
+    codec: Option<RowCodec>,
     /// Encodes whole rows.
-    pub identity: KeyCodec,
+    pub identity: RowCodec,
 }
 
 impl RowLayout {
@@ -41,11 +42,12 @@ impl RowLayout {
             RowStorage::Multiset => all.clone(),
             RowStorage::Append => Vec::new(),
         };
-        let codec = match key.is_empty() {
-            true => None,
-            false => Some(KeyCodec::for_columns(&schema, &key)?),
+        let codec = match storage {
+            _ if key.is_empty() => None,
+            RowStorage::Multiset => Some(RowCodec::whole(&schema)?),
+            _ => Some(RowCodec::of_values(&schema, &key)?),
         };
-        let identity = KeyCodec::for_columns(&schema, &all)?;
+        let identity = RowCodec::whole(&schema)?;
         Ok(RowLayout { schema, storage, key, distribution, codec, identity })
     }
 
@@ -84,7 +86,7 @@ impl RowLayout {
     /// The storage key of every row, for Keyed and Multiset.
     pub fn keys(&self, batch: &RecordBatch, vnodes: &[Vnode]) -> Result<BinaryArray, ExecError> {
         match &self.codec {
-            Some(codec) => Ok(codec.storage_keys(vnodes, &columns_at(batch, &self.key))?),
+            Some(codec) => Ok(codec.storage_keys(vnodes, batch.columns())?),
             None => Ok(BinaryArray::from_iter_values(vnodes.iter().map(|v| v.to_be_bytes()))),
         }
     }

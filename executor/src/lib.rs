@@ -21,6 +21,7 @@ pub mod operator;
 pub mod operators;
 pub mod options;
 pub mod publish;
+mod sequence;
 pub mod state;
 pub mod stats;
 pub mod task;

@@ -25,6 +25,7 @@ use crate::large_change::{LargeChange, Part};
 use crate::layout::RowLayout;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::publish::SinkRoot;
+use crate::sequence::{ArrivalSequence, first_arrival};
 
 /// What a root made of an epoch, beyond what it wrote.
 #[derive(Debug, Default)]
@@ -95,10 +96,9 @@ impl Root {
     }
 }
 
-/// Name of the counter that holds the next arrival sequence of the rows in a vnode.
-fn sequence_counter(vnode: Vnode) -> String {
-    format!("append.{vnode}")
-}
+/// Rows that follow each other in one vnode of an append-only relation: then the next vnode has its turn, so that
+/// readers share the rows among them.
+const ROWS_PER_TURN: u64 = 1024;
 
 pub struct Materialize {
     layout: Arc<RowLayout>,
@@ -113,8 +113,8 @@ pub struct Materialize {
     written_bytes: usize,
     row_count: i64,
     changed: bool,
-    /// Next arrival sequence (Append).
-    sequence: u64,
+    /// Append.
+    arrivals: ArrivalSequence,
     budget: usize,
     /// Consolidate once `pending` holds this much.
     limit: usize,
@@ -131,7 +131,7 @@ impl Materialize {
         budget: usize,
         governor: &Arc<MemoryGovernor>,
     ) -> Materialize {
-        let sequence = counters.get(&sequence_counter(vnodes.start)).copied().unwrap_or(0);
+        let arrivals = ArrivalSequence::new(0, vnodes.start, first_arrival(counters));
         let budget = budget * usize::from(vnodes.end - vnodes.start) / VNODE_COUNT;
         Materialize {
             layout,
@@ -143,7 +143,7 @@ impl Materialize {
             written_bytes: 0,
             row_count: 0,
             changed: false,
-            sequence,
+            arrivals,
             budget,
             limit: budget,
             account: governor.account(MemoryClass::Memtable),
@@ -169,16 +169,19 @@ impl Materialize {
     fn append(&mut self, chunk: DeltaChunk) -> Result<(), ExecError> {
         let chunk = expand_inserts(chunk)?;
         let rows = chunk.num_rows();
+        let owned = u64::from(self.vnodes.end - self.vnodes.start);
+        let numbers = self.arrivals.take(rows as u64);
+        let turn = |n: u64| self.vnodes.start + (n / ROWS_PER_TURN % owned) as Vnode;
+        let vnodes: Vec<Vnode> = numbers.clone().map(turn).collect();
         let mut key = [0u8; 10];
-        key[..2].copy_from_slice(&self.vnodes.start.to_be_bytes());
-        let keys = BinaryArray::from_iter_values((0..rows as u64).map(|i| {
-            key[2..].copy_from_slice(&(self.sequence + i).to_be_bytes());
+        let keys = BinaryArray::from_iter_values(vnodes.iter().zip(numbers).map(|(vnode, n)| {
+            key[..2].copy_from_slice(&vnode.to_be_bytes());
+            key[2..].copy_from_slice(&n.to_be_bytes());
             key
         }));
-        self.sequence += rows as u64;
         self.row_count += rows as i64;
         self.writer.write(keys, None, chunk.batch.clone());
-        self.remember(chunk, vec![self.vnodes.start; rows]);
+        self.remember(chunk, vnodes);
         Ok(())
     }
 
@@ -335,7 +338,7 @@ impl Materialize {
         }
         sealed.extend(self.writer.seal()?);
         let counters = match self.layout.storage {
-            RowStorage::Append => vec![(sequence_counter(self.vnodes.start), self.sequence)],
+            RowStorage::Append => vec![self.arrivals.counter()],
             _ => Vec::new(),
         };
         self.written_bytes = 0;

@@ -6,6 +6,7 @@
 //! An operator knows nothing of channels, epochs' numbers or other tasks; the runtime knows nothing
 //! of keys. Rows of different keys may run in any order inside an epoch.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -113,6 +114,11 @@ pub trait Operator: Send {
         Ok(())
     }
 
+    /// Counters that are committed with what was sealed.
+    fn counters(&self, out: &mut HashMap<String, u64>) {
+        let _ = out;
+    }
+
     /// Heap bytes held: caches, parked rows, dirty state.
     fn memory_size(&self) -> usize {
         0
@@ -139,6 +145,8 @@ pub struct OperatorContext<'a> {
     pub governor: Arc<MemoryGovernor>,
     /// The last epoch that the job's state has all of.
     pub restored: Epoch,
+    /// Number of the next row of append-only state: see [`crate::sequence`].
+    pub first_arrival: u64,
 }
 
 impl OperatorContext<'_> {

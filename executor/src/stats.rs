@@ -2,7 +2,8 @@
 //! once a chunk, never once a row.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -86,6 +87,65 @@ pub struct OperatorStats {
     pub fetch_rounds: u64,
 }
 
+/// How far a job's tasks are, while they are at an epoch. Shared by all of them.
+#[derive(Debug)]
+pub struct Progress {
+    /// Rows that the first scans have read, and have to read in all as far as that is known.
+    pub scanned: Counter,
+    pub to_scan: Counter,
+    began: Instant,
+    /// When rows last moved: milliseconds from `began`.
+    moved: AtomicU64,
+    /// Tasks that compute at this moment.
+    computing: AtomicUsize,
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress {
+            scanned: Counter::default(),
+            to_scan: Counter::default(),
+            began: Instant::now(),
+            moved: AtomicU64::new(0),
+            computing: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Progress {
+    /// A task has taken a step.
+    pub fn note_step(&self) {
+        self.moved.store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// For how long no task has done anything but wait.
+    pub fn idle(&self) -> Duration {
+        if self.computing.load(Ordering::Relaxed) > 0 {
+            return Duration::ZERO;
+        }
+        let moved = Duration::from_millis(self.moved.load(Ordering::Relaxed));
+        self.began.elapsed().saturating_sub(moved)
+    }
+
+    /// A task's work, which must not unwind. While it is being polled, the task computes.
+    pub fn watch<F: Future>(self: Arc<Self>, work: F) -> impl Future<Output = F::Output> {
+        let mut work = Box::pin(work);
+        std::future::poll_fn(move |context| {
+            self.computing.fetch_add(1, Ordering::Relaxed);
+            let polled = work.as_mut().poll(context);
+            self.computing.fetch_sub(1, Ordering::Relaxed);
+            polled
+        })
+    }
+}
+
+/// What is counted of a running job.
+#[derive(Debug, Default)]
+pub struct JobMetrics {
+    pub operators: Vec<Arc<OperatorMetrics>>,
+    pub progress: Arc<Progress>,
+}
+
 /// Barriers of a job, newest last.
 #[derive(Debug, Default)]
 pub struct BarrierLog {
@@ -95,7 +155,7 @@ pub struct BarrierLog {
 impl BarrierLog {
     const KEPT: usize = 1_024;
 
-    pub fn record(&self, duration: std::time::Duration) {
+    pub fn record(&self, duration: Duration) {
         let mut micros = self.micros.lock();
         if micros.len() == Self::KEPT {
             micros.pop_front();
@@ -116,4 +176,29 @@ pub struct JobStats {
     pub barrier_micros: Vec<u64>,
     pub epochs: u64,
     pub expression_errors: u64,
+    /// See [`Progress`].
+    pub scanned: u64,
+    pub to_scan: u64,
+    /// For how long nothing of it has moved: no rows, and no upload of what it writes.
+    pub idle: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_computes_is_not_idle() {
+        let progress = Arc::new(Progress {
+            began: Instant::now() - Duration::from_secs(60),
+            ..Progress::default()
+        });
+        assert!(progress.idle() >= Duration::from_secs(60));
+        let of_task = Arc::clone(&progress);
+        let while_polled = Arc::clone(&progress).watch(async move { of_task.idle() }).await;
+        assert_eq!(while_polled, Duration::ZERO);
+        assert!(progress.idle() >= Duration::from_secs(60), "it only waits again");
+        progress.note_step();
+        assert!(progress.idle() < Duration::from_secs(60));
+    }
 }

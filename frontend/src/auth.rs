@@ -99,6 +99,42 @@ pub fn verifier_of(password: &str) -> Result<String, SqlError> {
     Ok(format!("{SCHEME}${iterations}:{salt}${stored}:{server}"))
 }
 
+/// What nobody outside this database knows, and what stays the same as long as there is the database.
+#[derive(Clone, Default)]
+pub struct OwnSecret(String);
+
+impl OwnSecret {
+    pub fn new(text: String) -> OwnSecret {
+        OwnSecret(text)
+    }
+
+    /// The salt of a user that has no password, which is the same in every attempt, as with others.
+    fn salt_of(&self, user: &str) -> Vec<u8> {
+        // One round of PBKDF2 is one of HMAC.
+        let mut salt = gen_salted_password(&self.0, user.as_bytes(), 1);
+        salt.truncate(SALT);
+        salt
+    }
+}
+
+impl std::fmt::Debug for OwnSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OwnSecret(…)")
+    }
+}
+
+/// The same as [`secret_of`] for a client that sees the salt: it must not tell whether the user has a password.
+pub fn challenge_of(user: &str, verifier: Option<&str>, own: &OwnSecret) -> ScramSecret {
+    let invented = own.salt_of(user);
+    let mut secret = secret_of(verifier);
+    if let ScramSecret::Verifier { salt, .. } = &mut secret
+        && verifier.and_then(parse).is_none()
+    {
+        *salt = invented;
+    }
+    secret
+}
+
 /// What a client has to prove that it knows. For users without a password it is nothing anybody knows,
 /// and looks like the rest.
 pub fn secret_of(verifier: Option<&str>) -> ScramSecret {
@@ -108,6 +144,25 @@ pub fn secret_of(verifier: Option<&str>) -> ScramSecret {
         stored_key: rand::random::<[u8; 32]>().to_vec(),
         server_key: rand::random::<[u8; 32]>().to_vec(),
     })
+}
+
+/// Whether this is the password of a verifier. A user without one costs as much time as one with it.
+pub fn is_password(verifier: Option<&str>, password: &str) -> bool {
+    let known = verifier.and_then(parse).is_some();
+    let secret = secret_of(verifier);
+    let ScramSecret::Verifier { salt, iterations, stored_key: kept, .. } = secret else {
+        return false;
+    };
+    let salted = gen_salted_password(password, &salt, iterations);
+    let given = ScramSecret::verifier_from_salted_password(salt, salted, iterations);
+    let ScramSecret::Verifier { stored_key: given, .. } = given else { return false };
+    is_same(&kept, &given) & known
+}
+
+/// Compares secrets in a time that depends on their length alone.
+pub fn is_same(a: &[u8], b: &[u8]) -> bool {
+    let differing = a.iter().zip(b).fold(0, |d, (a, b)| std::hint::black_box(d | (a ^ b)));
+    a.len() == b.len() && differing == 0
 }
 
 fn parse(verifier: &str) -> Option<ScramSecret> {
@@ -136,11 +191,44 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_salt_does_not_tell_whether_there_is_a_user() {
+        let salt = |own: &OwnSecret, user: &str, verifier: Option<&str>| {
+            let ScramSecret::Verifier { salt, iterations, .. } = challenge_of(user, verifier, own)
+            else {
+                panic!("no verifier")
+            };
+            assert_eq!((salt.len(), iterations), (SALT, SCRAM_ITERATIONS));
+            salt
+        };
+        let own = OwnSecret::new("a".to_owned());
+        let eve = salt(&own, "eve", None);
+        assert_eq!(eve, salt(&own, "eve", None));
+        assert_ne!(eve, salt(&own, "eva", None));
+        assert_ne!(eve, salt(&OwnSecret::new("b".to_owned()), "eve", None));
+        let verifier = verifier_of("pencil").unwrap();
+        let kept = salt(&own, "eve", Some(&verifier));
+        assert!(verifier.contains(&STANDARD.encode(kept)));
+    }
+
+    #[test]
     fn verifiers_have_postgresqls_form() {
         let verifier = verifier_of("pencil").unwrap();
         assert!(parse(&verifier).is_some() && verifier.starts_with("SCRAM-SHA-256$4096:"));
         assert_ne!(verifier, verifier_of("pencil").unwrap(), "salted");
         assert_eq!(verifier_of(&verifier).unwrap(), verifier);
         assert!(verifier_of("SCRAM-SHA-256$x").is_err());
+    }
+
+    #[test]
+    fn a_password_is_checked_against_its_verifier() {
+        // Made by PostgreSQL 15.
+        let foreign = "SCRAM-SHA-256$4096:qOFAKNnyGyMdTnlEAJkDbA==$\
+            lDdST2Y6O9h8bSVf9gzlFVS277E00jsABizzFAgj6ss=:hsoyfNHXYr3EAI68Vf2IuWidatkqNaETlkm2pweVJqU=";
+        assert!(is_password(Some(foreign), "pencil"));
+        assert!(!is_password(Some(foreign), "Pencil") && !is_password(Some(foreign), ""));
+        let own = verifier_of("pencil").unwrap();
+        assert!(is_password(Some(&own), "pencil") && !is_password(Some(&own), &own));
+        assert!(!is_password(None, "") && !is_password(Some("rubbish"), "rubbish"));
+        assert!(is_same(b"ab", b"ab") && !is_same(b"ab", b"ac") && !is_same(b"ab", b"abc"));
     }
 }

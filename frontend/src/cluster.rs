@@ -12,7 +12,7 @@ use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{Load, LoadKind};
+use millrace_executor::dml::{Load, LoadKind, ReadSet, TableLocks};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::version::StatementId;
@@ -140,8 +140,12 @@ pub struct JobRow {
     pub relation: u32,
     pub state: String,
     pub progress: Option<String>,
+    /// Rows of its inputs that its first scan has read, of about so many; 0: not known.
+    pub scanned: u64,
+    pub to_scan: u64,
     pub reason: Option<String>,
     pub epoch: u64,
+    /// `None` while it is being created, and where it is not known.
     pub lag_ms: Option<u64>,
     /// Rows that came too late.
     pub late_rows: u64,
@@ -371,12 +375,18 @@ pub trait Cluster: Send + Sync + 'static {
         id: StatementId,
         kind: LoadKind,
     ) -> Result<Load, SqlError>;
-    /// Net changes of several tables at one epoch, or none of them.
+    /// Net changes of several tables at one epoch, or none of them; a conflict if what was read has changed.
     async fn apply_transaction(
         &self,
         id: StatementId,
         changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
+        read: ReadSet,
     ) -> Result<DmlResult, SqlError>;
+    /// Makes other statements of these tables wait, and waits for those that are under way. `None`: a table has been
+    /// started again meanwhile.
+    async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<TableLocks>, SqlError>;
+    /// The tables whose rows a relation's rows follow from; a table's is itself.
+    fn tables_behind(&self, id: RelationId) -> Vec<RelationId>;
     /// Whether all of these are exact, and readable, at an epoch.
     fn exact_at(&self, ids: &[RelationId], epoch: Epoch) -> bool;
     /// The first of `n` new row ids.

@@ -1,5 +1,7 @@
 //! [`Cluster`] by direct calls: meta, worker and store in this process.
 
+mod jobs;
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -14,25 +16,25 @@ use millrace_common::{
     DeltaChunk, Epoch, RelationId, SqlError, SqlState, TableId, VNODE_COUNT, Vnode,
 };
 use millrace_connector::{ReadFrom, SplitReader};
-use millrace_executor::dml::{DmlError, DmlOutcome, DmlStatement, Load, LoadKind};
+use millrace_executor::dml::{
+    DmlError, DmlOutcome, DmlStatement, Load, LoadKind, ReadSet, TableLocks,
+};
 use millrace_executor::error_sink::ErrorSink;
-use millrace_executor::input::watermark::{LATE, SourceWatermark, SplitWatermark};
-use millrace_executor::stats::OperatorStats;
+use millrace_executor::input::watermark::{SourceWatermark, SplitWatermark};
 use millrace_executor::{ExecError, Worker};
 use millrace_meta::feed::Follow;
-use millrace_meta::{Catalog, CreateOptions, JobState, Meta};
+use millrace_meta::{Catalog, CreateOptions, Meta};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::services::MetaService;
-use millrace_rpc::version::RETAIN;
-use millrace_rpc::version::{JobVersion, StatementId};
-use millrace_storage::{JobStore, ScanOptions, Snapshot, StateStore, TableStats};
+use millrace_rpc::version::StatementId;
+use millrace_storage::{JobStore, ScanOptions, Snapshot, StateStore};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlKind, DmlResult, ExpressionError,
-    FollowStep, JobRow, OperatorRow, ScanRequest, SourceRow, SplitRow, TableRow,
+    FollowStep, JobRow, ScanRequest, SourceRow, SplitRow,
 };
 
 /// Rows of a source made at a time.
@@ -109,18 +111,6 @@ impl Direct {
         }));
         Ok(splits.flatten().boxed())
     }
-}
-
-/// Rows that were too late for the job's inputs, or for the table.
-fn late_rows(version: &JobVersion) -> u64 {
-    version.counters.iter().filter(|(name, _)| name.starts_with(LATE)).map(|(_, n)| n).sum()
-}
-
-/// From when on rows of state tables are kept: (table, microseconds).
-fn cleaned(version: &JobVersion) -> Vec<(u32, i64)> {
-    let bound =
-        |(name, v): (&String, &u64)| Some((name.strip_prefix(RETAIN)?.parse().ok()?, *v as i64));
-    version.counters.iter().filter_map(bound).collect()
 }
 
 /// A query's way through one split: the same rows that jobs see, late ones left out.
@@ -282,60 +272,7 @@ impl Cluster for Direct {
     }
 
     fn jobs(&self) -> Vec<JobRow> {
-        self.meta
-            .job_statuses()
-            .into_iter()
-            .map(|s| {
-                let progress = match &s.state {
-                    JobState::Running | JobState::Paused => None,
-                    JobState::Stalled { .. } | JobState::Failed { .. } if s.frontier.is_some() => None,
-                    state => Some(state.progress_percent().map_or("0%".to_owned(), |p| format!("{p}%"))),
-                };
-                let reason = match &s.state {
-                    JobState::Failed { reason, .. } | JobState::Stalled { reason, .. } => {
-                        Some(reason.clone())
-                    }
-                    JobState::WaitingForInputs { .. } => Some("an input is still being created".to_owned()),
-                    _ => s.stalled.map(|d| {
-                        format!(
-                            "its tasks have been at one epoch for {} s; the object store may not answer",
-                            d.as_secs()
-                        )
-                    }),
-                };
-                // A table goes on without its connector.
-                let feed = self.worker.feed_error(s.relation);
-                let feed = feed.map(|e| format!("its connector fails: {}", e.message));
-                let reason = reason.or(feed).or_else(|| self.failing_input(s.relation));
-                let word = if s.stalled.is_some() { "stalled" } else { s.state.name() };
-                let operators = self.worker.stats(s.relation).map_or(vec![], |stats| {
-                    stats.operators.into_iter().map(operator_row).collect()
-                });
-                let tables = self.store.job(s.relation).map_or(vec![], |job| {
-                    job.stats().tables.into_iter().map(table_row).collect()
-                });
-                JobRow {
-                    relation: s.relation.0,
-                    state: word.to_owned(),
-                    progress,
-                    reason,
-                    epoch: s.epoch.0,
-                    lag_ms: Some(s.lag_ms),
-                    late_rows: late_rows(&s.version),
-                    watermarks: s.version.watermarks.iter().map(|w| (w.column, w.value)).collect(),
-                    cleaned: cleaned(&s.version),
-                    rows: s.row_count,
-                    commits: s.counters.commits,
-                    restarts: s.counters.restarts,
-                    barrier_p50: s.counters.barrier_p50,
-                    barrier_p99: s.counters.barrier_p99,
-                    operators,
-                    tables,
-                    published: s.published,
-                    staged: s.staged,
-                }
-            })
-            .collect()
+        self.meta.job_statuses().into_iter().map(|s| self.job_row(s)).collect()
     }
 
     fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError> {
@@ -449,10 +386,23 @@ impl Cluster for Direct {
         &self,
         id: StatementId,
         changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
+        read: ReadSet,
     ) -> Result<DmlResult, SqlError> {
         let parts =
             changes.into_iter().map(|(table, delta, kind)| (table, delta, kind.into())).collect();
-        result_of(self.worker.apply_transaction(id, parts).await)
+        result_of(self.worker.apply_transaction(id, parts, read).await)
+    }
+
+    async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<TableLocks>, SqlError> {
+        match self.worker.lock_tables(tables).await {
+            Ok(locks) => Ok(Some(locks)),
+            Err(DmlError::Conflict) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    fn tables_behind(&self, id: RelationId) -> Vec<RelationId> {
+        self.meta.tables_behind(id)
     }
 
     fn exact_at(&self, ids: &[RelationId], epoch: Epoch) -> bool {
@@ -469,31 +419,6 @@ fn result_of(outcome: Result<DmlOutcome, DmlError>) -> Result<DmlResult, SqlErro
         Ok(outcome) => Ok(DmlResult::Applied { rows: outcome.rows_affected, late: outcome.late }),
         Err(DmlError::Conflict) => Ok(DmlResult::Conflict),
         Err(e) => Err(e.into()),
-    }
-}
-
-fn operator_row(o: OperatorStats) -> OperatorRow {
-    OperatorRow {
-        fragment: o.fragment,
-        node: o.node,
-        name: o.name,
-        rows_in: o.rows_in,
-        rows_out: o.rows_out,
-        state_bytes: o.state_bytes,
-        cache_hits: o.cache_hits,
-        cache_misses: o.cache_misses,
-        parked_rows: o.parked_rows,
-        fetch_rounds: o.fetch_rounds,
-    }
-}
-
-fn table_row(t: TableStats) -> TableRow {
-    TableRow {
-        id: t.table.0,
-        name: t.name,
-        memory_bytes: t.mem_bytes,
-        stored_bytes: t.disk_bytes,
-        entries: t.mem_rows + t.disk_rows,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::wire::Field;
 /// The RowDescription of columns. `types` are the SQL types as the planner knows them, where it does.
 pub fn describe_column(name: &str, t: &DataType) -> Result<Field, SqlError> {
     let (type_oid, type_len, typmod) = describe_type(t)?;
-    Ok(Field { name: name.to_owned(), type_oid, type_len, typmod })
+    Ok(Field { name: name.to_owned(), type_oid, type_len, typmod, told: Default::default() })
 }
 
 /// The Arrow type of a parameter that a client declared by OID; `None`: to be inferred.

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use millrace_common::{SqlError, SqlState};
 use millrace_rpc::version::StatementId;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -13,14 +14,21 @@ use tokio_util::sync::CancellationToken;
 use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
 use crate::connection;
+use crate::entrance::Entrance;
 use crate::error::FrontendError;
 use crate::query::QueryEngine;
+use crate::secrets;
 
 #[derive(Clone, Debug)]
 pub struct FrontendConfig {
     pub database: String,
     pub users: Vec<String>,
+    /// Sessions at a time; the last few are for `users`.
     pub max_connections: usize,
+    /// Connections at a time whose clients have not said yet who they are.
+    pub max_pending: usize,
+    /// How long a client may take to say and prove who it is.
+    pub authentication_timeout: Duration,
     /// Threads of the query runtime.
     pub query_threads: usize,
     /// Memory that batch queries may use together.
@@ -29,6 +37,8 @@ pub struct FrontendConfig {
     pub incarnation: u64,
     /// Encrypts connections of clients that ask for it.
     pub tls: Option<crate::auth::Tls>,
+    /// Makes up what clients see of users that have no password.
+    pub own_secret: crate::auth::OwnSecret,
     /// Asks for a password on loopback too. Clients of other machines always need one.
     pub require_password: bool,
 }
@@ -39,12 +49,24 @@ impl Default for FrontendConfig {
             database: "dev".to_owned(),
             users: vec!["root".to_owned(), "postgres".to_owned()],
             max_connections: 1000,
+            max_pending: 200,
+            authentication_timeout: Duration::from_secs(60),
             query_threads: std::thread::available_parallelism().map_or(2, usize::from),
             query_memory: 1 << 30,
             incarnation: 0,
             tls: None,
+            own_secret: crate::auth::OwnSecret::default(),
             require_password: false,
         }
+    }
+}
+
+/// Sessions that are kept for those who look after the server.
+const RESERVED: usize = 3;
+
+impl FrontendConfig {
+    pub(crate) fn reserved(&self) -> usize {
+        RESERVED.min(self.max_connections / 4)
     }
 }
 
@@ -77,6 +99,15 @@ struct Registered {
     /// Ends the connection, if there is one.
     stop: Option<CancellationToken>,
     activity: Activity,
+}
+
+/// Characters of a statement that others see.
+const SHOWN: usize = 1024;
+
+/// The start of a statement, without its secrets. What is cut off within one ends with its mask.
+fn shown_start(text: &str) -> String {
+    let end = text.char_indices().nth(SHOWN).map_or(text.len(), |(i, _)| i);
+    secrets::masked(&text[..end])
 }
 
 /// Microseconds since 1970.
@@ -112,11 +143,18 @@ impl Shared {
         self.config.users.iter().any(|u| u == name) || self.cluster.users().contains_key(name)
     }
 
-    /// A place in the registry: process id and secret; `None` when there are too many.
-    pub(crate) fn register(&self, activity: Activity) -> Option<(i32, i32)> {
+    /// A place in the registry: process id and secret.
+    pub(crate) fn register(&self, activity: Activity) -> Result<(i32, i32), SqlError> {
         let mut connections = self.connections.lock();
-        if connections.len() >= self.config.max_connections {
-            return None;
+        let free = self.config.max_connections.saturating_sub(connections.len());
+        if free == 0 {
+            let message = "sorry, too many clients already";
+            return Err(SqlError::new(SqlState::TOO_MANY_CONNECTIONS, message));
+        }
+        if free <= self.config.reserved() && !self.config.users.contains(&activity.user) {
+            let users = self.config.users.join(" and ");
+            let message = format!("remaining connection slots are reserved for {users}");
+            return Err(SqlError::new(SqlState::TOO_MANY_CONNECTIONS, message));
         }
         let pid = self.next_pid.fetch_add(1, Ordering::Relaxed);
         let secret = rand::random();
@@ -125,7 +163,7 @@ impl Shared {
         let cancel = CancellationToken::new();
         self.locks.enter(pid);
         connections.insert(pid, Registered { secret, cancel, stop: None, activity });
-        Some((pid, secret))
+        Ok((pid, secret))
     }
 
     /// A session has ended; what it held of the server is free.
@@ -146,6 +184,7 @@ impl Shared {
     /// A statement begins: the token that a cancel request will fire.
     pub(crate) fn begin_statement(&self, pid: i32, text: &str) -> CancellationToken {
         let token = CancellationToken::new();
+        let shown = shown_start(text);
         if let Some(c) = self.connections.lock().get_mut(&pid) {
             c.cancel = token.clone();
             // Who was told to end before the statement began had nothing to cancel.
@@ -155,10 +194,24 @@ impl Shared {
             let now = now();
             let activity = &mut c.activity;
             activity.active = true;
-            activity.query = text.chars().take(1024).collect();
+            activity.query = shown;
             activity.query_started = Some(now);
             activity.transaction_started.get_or_insert(now);
             activity.changed = now;
+        }
+        token
+    }
+
+    /// What has begun goes on: the token that a cancel request will fire.
+    pub(crate) fn resume_statement(&self, pid: i32) -> CancellationToken {
+        let token = CancellationToken::new();
+        if let Some(c) = self.connections.lock().get_mut(&pid) {
+            c.cancel = token.clone();
+            if c.stop.as_ref().is_some_and(CancellationToken::is_cancelled) {
+                token.cancel();
+            }
+            c.activity.active = true;
+            c.activity.changed = now();
         }
         token
     }
@@ -254,6 +307,8 @@ impl Frontend {
     ) -> Result<(), FrontendError> {
         let sessions = tokio_util::sync::CancellationToken::new();
         let mut tasks = tokio::task::JoinSet::new();
+        let entrance = Entrance::new(self.shared.config.max_pending);
+        let mut failing = false;
         loop {
             let accepted = tokio::select! {
                 () = shutdown.cancelled() => break,
@@ -262,13 +317,20 @@ impl Frontend {
             };
             match accepted {
                 Ok((socket, address)) => {
+                    failing = false;
+                    let entrant = tokio::select! {
+                        () = shutdown.cancelled() => break,
+                        entrant = entrance.enter(address.ip()) => entrant,
+                    };
                     let (shared, stop) = (self.shared.clone(), sessions.clone());
-                    tasks.spawn(connection::run(shared, socket, address, stop));
+                    tasks.spawn(connection::run(shared, socket, address, entrant, stop));
                 }
                 Err(e) => {
                     // Out of descriptors, say: others close in time.
-                    tracing::warn!(error = %e, "cannot accept a connection");
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!(error = %e, "cannot accept connections");
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
         }

@@ -122,9 +122,9 @@ async fn run(
     busy: Arc<Mutex<HashSet<u64>>>,
 ) {
     let runs: Vec<u64> = task.inputs.iter().map(|r| r.run_id).collect();
-    let job = task.job;
+    let job = task.relation.label();
     if let Err(error) = compact(&shared, &services, task, generation).await {
-        warn!(%job, %error, "compaction failed, trying again");
+        warn!(job, %error, "compaction failed, trying again");
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
             () = shared.shutdown.cancelled() => {}
@@ -143,6 +143,7 @@ async fn compact(
     generation: Generation,
 ) -> Result<(), SqlError> {
     let (job, horizon, inputs) = (task.job, task.horizon, task.inputs.len());
+    let label = task.relation.label();
     let edit = services.compactor.compact(task).await?;
     let entry = EditVersion {
         job: job.0,
@@ -154,12 +155,12 @@ async fn compact(
     match shared.log()?.append(Entry::EditVersion(entry)).await? {
         Ok(_) => {
             crash::point("compaction-after-commit");
-            debug!(%job, inputs, outputs = edit.add_runs.len(), "compacted");
+            debug!(job = label, inputs, outputs = edit.add_runs.len(), "compacted");
             services.compute.apply_edit(job, edit).await;
             crash::point("compaction-after-apply");
         }
         // Dropped, or its runs were replaced: the result is nobody's.
-        Err(void) => debug!(%job, %void, "a compaction came too late"),
+        Err(void) => debug!(job = label, %void, "a compaction came too late"),
     }
     Ok(())
 }

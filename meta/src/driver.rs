@@ -109,7 +109,8 @@ impl Driver {
             self.shared.groups.abort(self.handle.id, generation);
             failures = if self.handle.counters().commits > commits { 1 } else { failures + 1 };
             let pause = backoff(failures, self.shared.env.as_ref());
-            warn!(job = %self.handle.id, %error, pause_ms = pause.as_millis() as u64, "job failed");
+            let pause_ms = pause.as_millis() as u64;
+            warn!(job = %self.label(), %error, pause_ms, "job failed");
             let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
             self.set_state(JobState::Failed {
                 code: error.state,
@@ -127,6 +128,10 @@ impl Driver {
             }
             self.handle.restarted();
         }
+    }
+
+    fn label(&self) -> String {
+        self.shared.label(self.handle.id)
     }
 
     /// Dependency order: inputs have tried to start before this job does.
@@ -184,7 +189,7 @@ impl Driver {
         self.publish_staged(generation, &mut following).await;
         // A worker starts with everything that is committed.
         self.shared.published(self.handle.id);
-        info!(job = %self.handle.id, generation = generation.0, "job started");
+        info!(job = %self.label(), generation = generation.0, "job started");
         self.publish_state();
         self.handle.set_attempted();
         let mut last_cut: Option<Instant> = None;
@@ -397,7 +402,8 @@ impl Driver {
             let Err(error) = published else { break };
             failures += 1;
             let pause = backoff(failures, self.shared.env.as_ref());
-            warn!(job = %self.handle.id, %error, pause_ms = pause.as_millis() as u64, "sink stalled");
+            let pause_ms = pause.as_millis() as u64;
+            warn!(job = %self.label(), %error, pause_ms, "sink stalled");
             let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
             let reason = with_particulars(&error);
             self.set_state(JobState::Stalled { code: error.state, reason, retry_at_ms });
@@ -512,9 +518,10 @@ impl Driver {
     }
 }
 
-/// Nothing to log: the tasks had nothing open.
+/// Nothing to log: the tasks had nothing open, and nobody's epoch ends with theirs.
 fn is_empty(commit: &JobCommit) -> bool {
     !commit.changed
+        && commit.group.is_none()
         && commit.slices.is_empty()
         && commit.edit.is_none()
         && commit.statements.is_empty()

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
+use tokio::time::Instant;
 
 use crate::shared::Shared;
 use crate::state::MetaState;
@@ -35,7 +36,7 @@ impl MetaState {
 }
 
 /// Waits until there is something after `seen`: a change or, with `progress`, that there was none for that
-/// long.
+/// long. Where nothing at all happens, the log's head stands still: then it is `seen` itself once more.
 pub async fn follow(
     shared: &Shared,
     id: RelationId,
@@ -48,6 +49,7 @@ pub async fn follow(
     let _following = shared.waits.follow(path.clone());
     shared.wake(path);
     let shutdown = || SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down");
+    let due = progress.map(|step| Instant::now() + step);
     loop {
         events.borrow_and_update();
         {
@@ -65,11 +67,25 @@ pub async fn follow(
                 {
                     return Ok(Follow::Unchanged(upto));
                 }
+                (unchanged, Some(_)) if due.is_some_and(|due| due <= Instant::now()) => {
+                    let upto = match unchanged {
+                        Some(Follow::Unchanged(upto)) => upto,
+                        _ => seen,
+                    };
+                    return Ok(Follow::Unchanged(upto));
+                }
                 _ => {}
             }
         }
+        let silence = async {
+            match due {
+                Some(due) => tokio::time::sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             changed = events.changed() => changed.map_err(|_| shutdown())?,
+            () = silence => {}
             () = shared.shutdown.cancelled() => return Err(shutdown()),
         }
     }

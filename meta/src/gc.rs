@@ -1,10 +1,10 @@
 //! Garbage collection and horizons (docs/design.md §9).
 //!
-//! An object is deleted when the log says that nothing names it and no reader holds it: it lost its last
-//! reference some time ago (old versions of rows live on in the runs that replaced it), or it belongs to a fenced incarnation that never committed it. The deletion
-//! is logged first, so that its name can never be referenced again, and then done; what a crash leaves
-//! undeleted is found by the sweep at the next start. Objects that this incarnation has written and not
-//! (yet) committed are never touched.
+//! An object of any kind (runs, slices of the tail, staged changes, what a dropped relation had) is deleted when the
+//! log says that nothing names it and no reader holds it: it lost its last reference longer than `object_retention`
+//! ago, or it belongs to a fenced incarnation that never committed it. The deletion is logged first, so that its name
+//! can never be referenced again, and then done; what a crash leaves undeleted is found by the sweep at the next
+//! start. Objects that this incarnation has written and not (yet) committed are never touched.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,14 +30,11 @@ const BATCH: usize = 1_000;
 pub struct GcOptions {
     /// How often garbage and horizons are looked at, while anything changes.
     pub period: Duration,
-    /// How long an object stays after its last reference is gone, for requests that are on their way
-    /// to it. Readers that hold it are asked apart (`MetaOptions::pinned`).
-    pub grace: Duration,
 }
 
 impl Default for GcOptions {
     fn default() -> GcOptions {
-        GcOptions { period: Duration::from_secs(10), grace: Duration::from_secs(60) }
+        GcOptions { period: Duration::from_secs(10) }
     }
 }
 
@@ -75,9 +72,10 @@ impl Collector {
         }
     }
 
-    /// Deletes what lost its last reference long enough ago.
+    /// Deletes what lost its last reference longer ago than `object_retention`: requests may be on their way to it,
+    /// and copies of a version be under way. Readers that hold it are asked apart (`MetaOptions::pinned`).
     async fn collect(&self) -> Result<(), MetaError> {
-        let limit = before(self.shared.env.now_ms(), self.options.grace);
+        let limit = before(self.shared.env.now_ms(), self.shared.settings().object_retention);
         let mut garbage = self.shared.state.read().objects.garbage_before(limit);
         garbage.retain(|name| !(self.pinned)(name));
         self.delete(garbage).await

@@ -12,6 +12,7 @@
 //!        └──────────── verdicts ◀────────────┴──▶ state ──▶ catalog, frontiers, waiting reads
 //! ```
 
+pub mod backup;
 pub mod catalog;
 mod compact;
 mod driver;

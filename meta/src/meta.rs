@@ -31,7 +31,7 @@ use crate::settings::{self, Settings};
 use crate::shared::{Follower, Services, Shared};
 use crate::source::SourceState;
 use crate::state::{MetaState, feed_counter};
-use crate::status::{JobState, JobStatus, STALL_AFTER};
+use crate::status::{JobState, JobStatus, STALL_AFTER, ahead_of_clock};
 
 /// How to open the log.
 pub struct MetaOptions {
@@ -109,6 +109,8 @@ const TABLE_START_LIMIT: Duration = Duration::from_secs(10);
 const DDL_LIMIT: Duration = Duration::from_secs(30);
 /// How long `start` waits for the jobs' first start.
 const START_LIMIT: Duration = Duration::from_secs(5);
+/// A setting of the log that SQL neither shows nor sets.
+const AUTHENTICATION_SECRET: &str = "#authentication_secret";
 
 /// Leads one object store, until dropped or deposed.
 pub struct Meta {
@@ -137,7 +139,7 @@ impl Meta {
         let writer = WriterOptions {
             env: options.env,
             policy: options.snapshots,
-            log_retention: Box::new(move || {
+            log_retention: Arc::new(move || {
                 retention.upgrade().map_or(Duration::MAX, |s| s.settings().log_retention)
             }),
             observer: Arc::new(Follower(Arc::downgrade(&shared))),
@@ -274,6 +276,20 @@ impl Meta {
         self.apply(Entry::SetSetting(SetSetting { name: setting.name.to_owned(), value })).await
     }
 
+    /// What nobody outside knows and every start finds again. It is made at the first; where it cannot be kept, it
+    /// comes with the error.
+    pub async fn authentication_secret(&self) -> Result<String, (String, SqlError)> {
+        if let Some(kept) = self.catalog().settings().get(AUTHENTICATION_SECRET) {
+            return Ok(kept.clone());
+        }
+        let made = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
+        let (name, value) = (AUTHENTICATION_SECRET.to_owned(), Some(made.clone()));
+        match self.apply(Entry::SetSetting(SetSetting { name, value })).await {
+            Ok(()) => Ok(made),
+            Err(error) => Err((made, error)),
+        }
+    }
+
     /// Creates, changes or removes a user; `verifier` is SCRAM's, none: no password.
     pub async fn set_user(
         &self,
@@ -373,6 +389,7 @@ impl Meta {
             published: job.version.published.max(handle.as_ref().map_or(0, |h| h.published())),
             staged: staged(&job.version, handle.as_ref().map_or(0, |h| h.published())),
             counters: handle.map(|h| h.counters()).unwrap_or_default(),
+            ahead: ahead_of_clock(state.epoch, self.shared.env.now_ms()),
         })
     }
 
@@ -390,6 +407,15 @@ impl Meta {
             job.retry.notify_waiters();
         }
         Ok(())
+    }
+
+    /// The tables that a relation's rows follow from; a table's is itself.
+    pub fn tables_behind(&self, id: RelationId) -> Vec<RelationId> {
+        let state = self.shared.state.read();
+        let is_table = |id: &RelationId| {
+            state.relations.get(id).is_some_and(|r| r.kind() == RelationKind::Table)
+        };
+        state.closure(&[id]).into_iter().filter(is_table).collect()
     }
 
     /// What a job reads directly.
@@ -532,6 +558,11 @@ impl MetaService for Meta {
     fn watermarks(&self, relation: RelationId, epoch: Epoch) -> Vec<ColumnWatermark> {
         let state = self.shared.state.read();
         state.jobs.get(&relation).map(|j| j.watermarks_at(epoch).to_vec()).unwrap_or_default()
+    }
+
+    fn row_count(&self, relation: RelationId) -> Option<u64> {
+        let state = self.shared.state.read();
+        u64::try_from(state.jobs.get(&relation)?.version.row_count).ok()
     }
 
     fn source_parts(&self, source: RelationId) -> SourceParts {

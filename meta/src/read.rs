@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -47,6 +48,10 @@ pub async fn read_epoch(
     timeout: Option<Duration>,
     fresh: bool,
 ) -> Result<Epoch, SqlError> {
+    let timeout = timeout.unwrap_or(shared.settings().read_wait_timeout);
+    if fresh {
+        prove_lead(shared, timeout).await?;
+    }
     let goal = {
         let state = shared.state.read();
         if let Some(missing) = relations.iter().find(|id| !state.relations.contains_key(id)) {
@@ -59,7 +64,6 @@ pub async fn read_epoch(
             _ => goal,
         }
     };
-    let timeout = timeout.unwrap_or(shared.settings().read_wait_timeout);
     let reached = |state: &MetaState| {
         let epoch = state.readable_common(&goal.relations, Epoch::MAX)?;
         (epoch >= goal.target).then_some(epoch)
@@ -67,8 +71,34 @@ pub async fn read_epoch(
     wait(shared, &goal, timeout, reached).await
 }
 
+/// What was acknowledged before includes what another server has that leads now: the read is refused then.
+async fn prove_lead(shared: &Shared, timeout: Duration) -> Result<(), SqlError> {
+    let trouble = Mutex::new(None);
+    let proof = shared.log()?.prove_lead(|error| *trouble.lock() = Some(error));
+    let proof = tokio::time::timeout(timeout, proof).await;
+    match proof {
+        Ok(proven) => Ok(proven?),
+        Err(_) => {
+            let message =
+                "cannot tell whether this server still leads: the object store did not answer";
+            let error = SqlError::new(
+                SqlState::IO_ERROR,
+                format!("{message} within {} ms", timeout.as_millis()),
+            )
+            .with_hint(
+                "Check the object store. SET read_freshness = 'any' reads without asking it.",
+            );
+            Err(match trouble.lock().take() {
+                Some(reason) => error.with_detail(reason.to_string()),
+                None => error,
+            })
+        }
+    }
+}
+
 /// See `Meta::flush`. Jobs that fail, are paused or are being created do not count.
 pub async fn flush(shared: &Shared) -> Result<(), SqlError> {
+    prove_lead(shared, shared.settings().read_wait_timeout).await?;
     let goal = {
         let state = shared.state.read();
         let running: Vec<RelationId> =

@@ -13,6 +13,7 @@ pub struct Settings {
     pub read_wait_timeout: Duration,
     pub snapshot_retention: Duration,
     pub log_retention: Duration,
+    pub object_retention: Duration,
 }
 
 impl Settings {
@@ -33,6 +34,7 @@ impl Settings {
             read_wait_timeout: get("read_wait_timeout"),
             snapshot_retention: get("snapshot_retention"),
             log_retention: get("log_retention"),
+            object_retention: get("object_retention"),
         }
     }
 
@@ -43,6 +45,7 @@ impl Settings {
             "read_wait_timeout" => self.read_wait_timeout,
             "snapshot_retention" => self.snapshot_retention,
             "log_retention" => self.log_retention,
+            "object_retention" => self.object_retention,
             _ => return None,
         };
         Some(value.as_millis().to_string())

@@ -268,6 +268,12 @@ impl Shared {
         }
     }
 
+    /// What logs call a relation; its number when it is gone.
+    pub fn label(&self, id: RelationId) -> String {
+        let state = self.state.read();
+        state.relations.get(&id).map_or_else(|| id.to_string(), |r| r.label())
+    }
+
     /// Drivers that may have something to do after this record: of the jobs it names and of what reads
     /// the relations it changed.
     fn wake_after(&self, record: &LogRecord, verdicts: &[Verdict]) {

@@ -19,7 +19,7 @@ use millrace_rpc::log::{Entry, SourceAdvance, SplitMark, SplitOffset};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::idle::IdleSplits;
 use crate::job::Sealed;
@@ -208,8 +208,8 @@ impl Coordinator {
     fn set_state(&self, state: SourceState) {
         let mut status = self.status.lock();
         status.state = state;
-        if state != SourceState::Failing {
-            status.reason = None;
+        if state != SourceState::Failing && status.reason.take().is_some() {
+            info!(source = %self.shared.label(self.id), "source can be read again");
         }
     }
 
@@ -217,7 +217,7 @@ impl Coordinator {
         let reason = one_line(error);
         let mut status = self.status.lock();
         if status.reason.as_deref() != Some(&reason) {
-            warn!(source = %self.id, %error, "source cannot be read");
+            warn!(source = %self.shared.label(self.id), %error, "source cannot be read");
         }
         status.state = SourceState::Failing;
         status.reason = Some(reason);

@@ -87,6 +87,18 @@ pub struct JobStatus {
     /// Of a sink: the last change its target has, and how many are staged beyond it.
     pub published: u64,
     pub staged: usize,
+    /// By how much epochs, and with them `now()` of views, are ahead of the clock after it was set back.
+    pub ahead: Option<Duration>,
+}
+
+/// How far epochs may be ahead of the clock by themselves: many within a millisecond are, a little.
+const CLOCK_SLACK: Duration = Duration::from_secs(2);
+
+/// By how much the newest epoch is ahead of the clock (milliseconds since 1970), where that tells that the clock was
+/// set back.
+pub fn ahead_of_clock(newest: Epoch, now_ms: u64) -> Option<Duration> {
+    let ahead = Duration::from_millis(newest.millis().saturating_sub(now_ms));
+    (ahead > CLOCK_SLACK).then_some(ahead)
 }
 
 /// Numbers of one job since the process started.

@@ -22,6 +22,11 @@ pub trait CatalogView: Send + Sync {
         None
     }
 
+    /// OID and column names of such a table.
+    fn system_columns(&self, _schema: Option<&str>, _name: &str) -> Option<(u32, Vec<String>)> {
+        None
+    }
+
     /// A function that only this catalog knows (`pg_get_viewdef` and the like).
     fn function(&self, _name: &str) -> Option<Arc<ScalarUDF>> {
         None

@@ -130,6 +130,9 @@ fn from_arrow(e: arrow::error::ArrowError) -> SqlError {
         A::ArithmeticOverflow(_) => {
             SqlError::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, "value out of range")
         }
+        A::CastError(m) if m.to_lowercase().contains("casting from struct(") => {
+            SqlError::unsupported("a row as a value of this expression")
+        }
         A::CastError(m) => SqlError::new(SqlState::INVALID_TEXT_REPRESENTATION, tidy(&m)),
         other => SqlError::new(SqlState::DATA_EXCEPTION, tidy(&other.to_string())),
     }

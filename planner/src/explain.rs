@@ -14,6 +14,7 @@ use datafusion::physical_expr::expressions::Column;
 use millrace_common::RelationId;
 use millrace_rpc::catalog::RowStorage;
 
+use crate::bind::names::without_marks;
 use crate::explain_expr::expr_text;
 use crate::functions::framed::Framed;
 use crate::graph::{
@@ -41,7 +42,7 @@ pub fn explain_graph(
         out.fragment(root, 0);
     }
     out.tables();
-    out.lines
+    out.lines.iter().map(|line| without_marks(line)).collect()
 }
 
 struct Explain<'a> {
@@ -242,8 +243,9 @@ impl Explain<'_> {
         }
         let all: Vec<usize> = (0..output.fields().len()).collect();
         let _ = write!(line, " → ({})", list(output, &all));
-        self.side(&j.left, left);
-        self.side(&j.right, right);
+        for (side, input) in [(&j.left, left), (&j.right, right)] {
+            self.side(side, if j.null_aware { &[] } else { &side.keys }, input);
+        }
         line + &vnode(left, &j.left.vnode, &j.left.keys) + &state(&[j.left.table, j.right.table])
     }
 
@@ -256,7 +258,7 @@ impl Explain<'_> {
         }
         let all: Vec<usize> = (0..output.fields().len()).collect();
         let _ = write!(line, " → ({})", list(output, &all));
-        self.side(&l.right, right);
+        self.side(&l.right, &l.right.keys, right);
         let mut tables = vec![l.right.table];
         if let Some(m) = &l.matches {
             let mut columns = l.left_keys.clone();
@@ -268,8 +270,9 @@ impl Explain<'_> {
         line + &vnode(left, &l.left_vnode, &l.left_keys) + &state(&tables)
     }
 
-    fn side(&mut self, side: &JoinSide, input: &Schema) {
-        let mut columns = side.keys.clone();
+    /// `keys`: what rows are stored under, before what tells them apart.
+    fn side(&mut self, side: &JoinSide, keys: &[usize], input: &Schema) {
+        let mut columns = keys.to_vec();
         columns.extend(&side.unique_key);
         let mut key = list(input, &columns);
         match side.storage {

@@ -375,7 +375,8 @@ pub enum JoinKind {
     LeftMark,
 }
 
-/// How one side of a join keeps its rows: `join key | row identity → row`.
+/// How one side of a join keeps its rows: `join key | row identity → row`; of a null-aware join
+/// `row identity → row`, since it compares its keys itself.
 #[derive(Clone, Debug)]
 pub struct JoinSide {
     /// Positions of the join key columns in this side's input.
@@ -386,10 +387,10 @@ pub struct JoinSide {
     pub table: usize,
     /// Keyed: the identity is `unique_key`; Multiset: the whole row; Append: a sequence.
     pub storage: RowStorage,
-    /// Columns of this side's input that make a row unique together with `keys`, for `Keyed`.
-    /// Empty when `unique_per_key`.
+    /// Columns of this side's input that make a row unique together with `keys`, for `Keyed`; of a
+    /// null-aware join, by themselves. Empty when `unique_per_key`.
     pub unique_key: Vec<usize>,
-    /// At most one row a join key: the join key contains a unique key.
+    /// At most one row a join key: the join key contains a unique key. Of a null-aware join: at most one row.
     pub unique_per_key: bool,
 }
 

@@ -1,17 +1,24 @@
-//! The end of a statement while it is planned: whoever plans on behalf of a client says how it can be told that the
-//! statement has been cancelled or has run out of time, and planning asks at every step.
+//! The end of a statement while it is planned or runs: whoever computes on behalf of a client says how it can be told that
+//! the statement has been cancelled, has run out of time or holds too much memory. Planning asks at every step, functions
+//! ask within a row where a single value takes long.
 //!
-//! Planning is one long computation on one thread, in which a good part of the steps are DataFusion's: so it is the thread
+//! Both are long computations on a thread, in which a good part of the steps are DataFusion's: so it is the thread
 //! that knows what is asked, not an argument of every function.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use millrace_common::SqlError;
 
 thread_local! {
     static CURRENT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
+    /// What [`step`] may still be told of before it asks.
+    static UNASKED: Cell<usize> = const { Cell::new(0) };
+    static FOLDING: Cell<bool> = const { Cell::new(false) };
 }
+
+/// Bytes that are handled without asking: some milliseconds even of slow work.
+const UNASKED_BYTES: usize = 64 << 10;
 
 /// Tells whether a statement has ended, and how. Once it has it stays so.
 #[derive(Clone)]
@@ -44,6 +51,37 @@ pub fn check() -> Result<(), SqlError> {
     match current.and_then(|interrupt| (interrupt.0)()) {
         Some(e) => Err(e),
         None => Ok(()),
+    }
+}
+
+/// [`check`] once in a while, for loops whose turns are short. `bytes`: what a turn handles or makes, about.
+#[inline]
+pub fn step(bytes: usize) -> Result<(), SqlError> {
+    let unasked = UNASKED.get();
+    if bytes < unasked {
+        UNASKED.set(unasked - bytes);
+        return Ok(());
+    }
+    UNASKED.set(UNASKED_BYTES);
+    check()
+}
+
+/// Runs what computes calls of constants in advance.
+pub fn folding<T>(work: impl FnOnce() -> T) -> T {
+    let _before = Folded(FOLDING.replace(true));
+    work()
+}
+
+/// Whether calls of constants are computed in advance: one that fails is left for the execution.
+pub fn is_folding() -> bool {
+    FOLDING.get()
+}
+
+struct Folded(bool);
+
+impl Drop for Folded {
+    fn drop(&mut self) {
+        FOLDING.set(self.0);
     }
 }
 
@@ -80,5 +118,17 @@ mod tests {
         });
         assert!(check().is_ok());
         assert_eq!(asked.load(Ordering::Relaxed), 3);
+    }
+    #[test]
+    fn steps_ask_by_what_they_handle() {
+        let (interrupt, asked) = ends_at(usize::MAX);
+        interrupt.during(|| {
+            step(UNASKED_BYTES).unwrap();
+            let before = asked.load(Ordering::Relaxed);
+            (0..UNASKED_BYTES - 1).for_each(|_| step(1).unwrap());
+            assert_eq!(asked.load(Ordering::Relaxed), before);
+            step(1).unwrap();
+            assert_eq!(asked.load(Ordering::Relaxed), before + 1);
+        });
     }
 }

@@ -11,12 +11,12 @@ use std::sync::{Arc, OnceLock};
 use chrono::{DateTime, Utc};
 use datafusion::common::alias::AliasGenerator;
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
 use datafusion::error::Result as DataFusionResult;
 use datafusion::execution::FunctionRegistry;
 use datafusion::logical_expr::registry::MemoryFunctionRegistry;
-use datafusion::logical_expr::{EmptyRelation, Expr, JoinType, LogicalPlan};
+use datafusion::logical_expr::{Distinct, EmptyRelation, Expr, JoinType, LogicalPlan, Union};
 use datafusion::optimizer::analyzer::Analyzer;
 use datafusion::optimizer::optimizer::{ApplyOrder, Optimizer};
 use datafusion::optimizer::{OptimizerConfig, OptimizerContext, OptimizerRule};
@@ -26,6 +26,7 @@ use millrace_common::SqlError;
 use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::register_all;
 use crate::functions::window_fn::AS_OF_PROCTIME;
+use crate::group_keys::GroupKeys;
 use crate::interrupt;
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
@@ -41,6 +42,8 @@ pub fn config_options() -> ConfigOptions {
     o.sql_parser.map_string_types_to_utf8view = false;
     // 0.1 is a numeric, as in PostgreSQL.
     o.sql_parser.parse_float_as_decimal = true;
+    // The branches of a union stay apart: their rows come in the order in which they are written.
+    o.optimizer.prefer_existing_union = true;
     o
 }
 
@@ -89,20 +92,103 @@ const VIEW_RULES: [&str; 19] = [
 ];
 
 fn view_rules() -> Vec<Rule> {
-    let all = Optimizer::new().rules;
-    with_settled_conditions(all.into_iter().filter(|r| VIEW_RULES.contains(&r.name())).collect())
+    let all = usable_rules();
+    with_own(all.into_iter().filter(|r| VIEW_RULES.contains(&r.name())).collect())
 }
 
 /// The optimiser rules of the batch session; its options are [`config_options`].
 pub fn batch_rules() -> Vec<Rule> {
-    with_settled_conditions(Optimizer::new().rules)
+    with_own(usable_rules())
 }
 
-/// Rules with [`SettledConditions`] where conditions have become as simple as they get.
-fn with_settled_conditions(mut rules: Vec<Rule>) -> Vec<Rule> {
+/// DataFusion's rules, where their results are right.
+fn usable_rules() -> Vec<Rule> {
+    let usable = |rule: Rule| -> Rule {
+        let wrong: fn(&LogicalPlan) -> bool = match rule.name() {
+            "push_down_filter" => filters_distinct_on,
+            "single_distinct_aggregation_to_group_by" => adds_up_twice,
+            _ => return rule,
+        };
+        Arc::new(Except { rule, wrong })
+    };
+    Optimizer::new().rules.into_iter().map(usable).collect()
+}
+
+/// A rule that leaves those nodes alone which it would change to something else.
+#[derive(Debug)]
+struct Except {
+    rule: Rule,
+    wrong: fn(&LogicalPlan) -> bool,
+}
+
+impl OptimizerRule for Except {
+    fn name(&self) -> &str {
+        self.rule.name()
+    }
+
+    fn apply_order(&self) -> Option<ApplyOrder> {
+        self.rule.apply_order()
+    }
+
+    fn rewrite(
+        &self,
+        plan: LogicalPlan,
+        config: &dyn OptimizerConfig,
+    ) -> DataFusionResult<Transformed<LogicalPlan>> {
+        match (self.wrong)(&plan) {
+            true => Ok(Transformed::no(plan)),
+            false => self.rule.rewrite(plan, config),
+        }
+    }
+}
+
+/// A filter of the rows that DISTINCT ON has chosen. Below it other rows would be chosen.
+fn filters_distinct_on(plan: &LogicalPlan) -> bool {
+    let LogicalPlan::Filter(filter) = plan else { return false };
+    match filter.input.as_ref() {
+        LogicalPlan::Distinct(Distinct::On(_)) => true,
+        input => filters_distinct_on(input),
+    }
+}
+
+/// An aggregate of distinct values beside a plain sum. The rule would sum per value first and then those sums: the sum of
+/// integers is of another type, the sum of floats would be rounded twice. Of calls with several arguments it takes one.
+fn adds_up_twice(plan: &LogicalPlan) -> bool {
+    let LogicalPlan::Aggregate(aggregate) = plan else { return false };
+    // A column by one of the names that the rule gives.
+    let taken = |e: &Expr| match e {
+        Expr::Column(c) => c.name.starts_with("alias") || c.name.starts_with("group_alias"),
+        _ => false,
+    };
+    if aggregate.group_expr.iter().any(taken) {
+        return true;
+    }
+    aggregate.aggr_expr.iter().any(|e| match e {
+        Expr::AggregateFunction(f) if f.params.distinct => f.params.args.len() != 1,
+        Expr::AggregateFunction(f) => !matches!(f.func.name(), "min" | "max"),
+        _ => true,
+    })
+}
+
+/// Rules with [`SettledConditions`] where conditions have become as simple as they get, and [`GroupKeys`] before each that
+/// trusts what is known of keys.
+fn with_own(mut rules: Vec<Rule>) -> Vec<Rule> {
     let after = rules.iter().position(|r| r.name() == "simplify_expressions");
     rules.insert(after.map_or(0, |at| at + 1), Arc::new(SettledConditions));
-    rules
+    let trusts = |rule: &Rule| {
+        matches!(
+            rule.name(),
+            "replace_distinct_aggregate"
+                | "eliminate_join"
+                | "eliminate_duplicated_expr"
+                | "optimize_projections"
+        )
+    };
+    let own = |rule: Rule| match trusts(&rule) {
+        true => vec![Arc::new(GroupKeys) as Rule, rule],
+        false => vec![rule],
+    };
+    rules.into_iter().flat_map(own).collect()
 }
 
 /// A join whose condition is never true finds nothing on the side that could add to the other's rows. Left as it is the
@@ -166,7 +252,10 @@ impl OptimizerRule for Interruptible {
         config: &dyn OptimizerConfig,
     ) -> DataFusionResult<Transformed<LogicalPlan>> {
         interrupt::check().map_err(external)?;
-        self.0.rewrite(plan, config)
+        match self.0.name() {
+            "simplify_expressions" => interrupt::folding(|| self.0.rewrite(plan, config)),
+            _ => self.0.rewrite(plan, config),
+        }
     }
 }
 
@@ -224,7 +313,8 @@ pub fn optimize_for_batch(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
 pub fn optimize_like_view(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
     let plan = optimize(plan, view_rules(), config_options())?;
     let distinct = |r: &Rule| r.name() == "replace_distinct_aggregate";
-    optimize(plan, batch_rules().into_iter().filter(distinct).collect(), config_options())
+    let rules = batch_rules().into_iter().filter(distinct).collect();
+    crate::operands::project(optimize(plan, rules, config_options())?)
 }
 
 fn optimize(
@@ -233,6 +323,8 @@ fn optimize(
     options: ConfigOptions,
 ) -> Result<LogicalPlan, SqlError> {
     interrupt::check()?;
+    let chooses = rules.iter().any(|r| r.name() == "replace_distinct_aggregate")
+        && has_distinct_on(&plan).map_err(sql_error_from_datafusion)?;
     let rules: Vec<Rule> =
         rules.into_iter().map(|rule| Arc::new(Interruptible(rule)) as Rule).collect();
     let run = || {
@@ -243,9 +335,31 @@ fn optimize(
             OptimizerContext::new_with_config_options(Arc::new(options.clone()))
                 .without_query_execution_start_time(),
         );
-        Optimizer::with_rules(rules).optimize(plan, &config, |_, _| {})
+        let plan = Optimizer::with_rules(rules).optimize(plan, &config, |_, _| {})?;
+        match chooses {
+            true => plan.transform_up_with_subqueries(with_new_types).data(),
+            false => Ok(plan),
+        }
     };
     run().map_err(sql_error_from_datafusion)
+}
+
+/// What DISTINCT ON chooses may be NULL for DataFusion once it is an aggregate, which nodes above do not know.
+fn with_new_types(node: LogicalPlan) -> DataFusionResult<Transformed<LogicalPlan>> {
+    let node = match node {
+        LogicalPlan::Union(u) => LogicalPlan::Union(Union::try_new_with_loose_types(u.inputs)?),
+        node => node.recompute_schema()?,
+    };
+    Ok(Transformed::yes(node))
+}
+
+fn has_distinct_on(plan: &LogicalPlan) -> DataFusionResult<bool> {
+    let mut found = false;
+    plan.apply_with_subqueries(|node| {
+        found |= matches!(node, LogicalPlan::Distinct(Distinct::On(_)));
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    })?;
+    Ok(found)
 }
 
 /// DataFusion's context with our functions: its rule for DISTINCT ON looks one up, and panics where

@@ -1,5 +1,6 @@
 //! Catalog entries: what meta keeps of every relation.
 
+use millrace_common::error::ErrorObject;
 use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlType};
 
@@ -230,7 +231,15 @@ pub struct Watermark {
     pub expr: prost::bytes::Bytes,
 }
 
+/// The longest name that PostgreSQL has (NAMEDATALEN − 1).
+const MAX_IDENTIFIER_BYTES: usize = 63;
+
 impl Relation {
+    /// What logs call it: `public.orders (16384)`.
+    pub fn label(&self) -> String {
+        format!("{}.{} ({})", self.schema, self.name, self.id)
+    }
+
     /// Columns that have a watermark: declared, or derived.
     pub fn watermarked(&self) -> Vec<usize> {
         match &self.watermark {
@@ -247,6 +256,26 @@ impl Relation {
 
     pub fn option(&self, name: &str) -> Option<&str> {
         self.options.iter().find(|o| o.name == name).map(|o| o.value.as_str())
+    }
+
+    /// The name of the primary key's constraint and index: PostgreSQL shortens the table's where both are too long.
+    pub fn primary_key_name(&self) -> String {
+        const SUFFIX: &str = "_pkey";
+        let name = &self.name;
+        let end = name.floor_char_boundary(MAX_IDENTIFIER_BYTES - SUFFIX.len());
+        format!("{}{SUFFIX}", &name[..end])
+    }
+
+    /// The relation as errors name it, or a column of it.
+    pub fn error_object(&self, column: Option<&str>) -> ErrorObject {
+        let column = column.map(str::to_owned);
+        let (schema, table) = (self.schema.clone(), self.name.clone());
+        ErrorObject { schema, table, column, constraint: None }
+    }
+
+    /// The primary key as errors name it.
+    pub fn primary_key_object(&self) -> ErrorObject {
+        ErrorObject { constraint: Some(self.primary_key_name()), ..self.error_object(None) }
     }
 
     /// The Arrow schema of all columns, hidden ones included.

@@ -165,6 +165,12 @@ pub trait MetaService: Send + Sync {
         Vec::new()
     }
 
+    /// About how many rows a relation (not a source) has now.
+    fn row_count(&self, relation: RelationId) -> Option<u64> {
+        let _ = relation;
+        None
+    }
+
     /// The splits and files of a source that are known by now: at least those of every epoch.
     fn source_parts(&self, source: RelationId) -> SourceParts {
         let _ = source;

@@ -1,49 +1,44 @@
 //! The console's JSON.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{ConnectInfo, Path, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{Extension, Path, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use millrace_common::{RelationId, SqlError};
-use millrace_frontend::cluster::{CatalogSnapshot, JobRow};
-use millrace_frontend::console::{self, Limits};
-use millrace_frontend::ddl::{drop::noun, show::waits_for};
+use millrace_frontend::cluster::{CatalogSnapshot, ExpressionError, JobRow, SourceRow};
+use millrace_frontend::ddl::drop::noun;
+use millrace_frontend::ddl::show::{told_jobs, waits_for};
+use millrace_frontend::secrets::shown_definition;
 use millrace_planner::codec::decode_graph;
 use millrace_planner::explain::explain_graph;
 use millrace_planner::graph::{FragmentOutput, Operator};
 use millrace_rpc::catalog::Relation;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Peer, Shown, may_run, metrics};
+use super::login::User;
+use super::{Shown, metrics, runs};
 
 /// Everything that moves: relations with their jobs, memory, the store, sessions.
-pub async fn state(State(sources): Shown) -> Json<Value> {
+pub async fn state(State(sources): Shown, Extension(User(user)): Extension<User>) -> Json<Value> {
     let cluster = &sources.frontend.cluster;
     let catalog = cluster.catalog();
-    let jobs = cluster.jobs();
+    let jobs = told_jobs(cluster.as_ref(), &catalog);
     let by_id: HashMap<u32, &JobRow> = jobs.iter().map(|j| (j.relation, j)).collect();
     let relations: Vec<Value> = catalog
         .relations()
         .iter()
         .map(|r| {
-            let job = by_id.get(&r.id).map(|j| {
-                let errors = cluster.expression_errors(RelationId(r.id));
-                let errors: Vec<Value> = errors
-                    .into_iter()
-                    .map(|e| {
-                        json!({"place": e.place, "sqlstate": e.sqlstate, "count": e.count,
-                               "samples": e.samples})
-                    })
-                    .collect();
-                let mut job = job_json(j, &jobs, &catalog);
-                job["errors"] = errors.into();
-                job
-            });
-            relation_json(r, job)
+            let errors = cluster.expression_errors(RelationId(r.id));
+            let job = by_id.get(&r.id).copied();
+            let source =
+                if r.has_connector() { cluster.source_report(RelationId(r.id)) } else { None };
+            let mut relation = relation_json(r);
+            relation["health"] = json!(health_of(job, source.as_ref(), !errors.is_empty()));
+            relation["job"] = job.map(|j| job_json(j, errors, &jobs, &catalog)).into();
+            relation["source"] = source.as_ref().map(source_json).into();
+            relation
         })
         .collect();
     let blocks = sources.store.cache().stats();
@@ -72,10 +67,37 @@ pub async fn state(State(sources): Shown) -> Json<Value> {
                    "active": a.active, "address": a.address})
         }).collect::<Vec<_>>(),
         "relations": relations,
+        // Only whoever has logged in can log out.
+        "user": sources.logins.as_ref().map(|_| &user),
+        "runs": runs::list(&sources, &user),
     }))
 }
 
-fn relation_json(r: &Relation, job: Option<Value>) -> Value {
+/// A job that is behind by more may need somebody.
+const LATE_MS: u64 = 5000;
+
+/// How a relation is: `good`, `warn` (look at it when there is time), `bad` (it does not go on by itself, or not with
+/// everything); `None`: nothing moves here.
+fn health_of(
+    job: Option<&JobRow>,
+    source: Option<&SourceRow>,
+    errors: bool,
+) -> Option<&'static str> {
+    let state = job.map_or("", |j| j.state.as_str());
+    let feed = source.map_or("", |s| s.state);
+    if state == "failed" || feed == "failing" {
+        return Some("bad");
+    }
+    // The reason of a running job is that of an input.
+    let late = job.is_some_and(|j| j.reason.is_some() || j.lag_ms > Some(LATE_MS));
+    if late || errors || matches!(state, "stalled" | "paused") || feed == "paused" {
+        return Some("warn");
+    }
+    let moves = job.is_some() || matches!(feed, "running" | "finished");
+    moves.then_some("good")
+}
+
+fn relation_json(r: &Relation) -> Value {
     let columns: Vec<Value> = r
         .columns
         .iter()
@@ -87,11 +109,46 @@ fn relation_json(r: &Relation, job: Option<Value>) -> Value {
         .collect();
     json!({
         "id": r.id, "schema": r.schema, "name": r.name, "kind": noun(r),
-        "depends_on": r.depends_on, "definition": r.definition, "columns": columns, "job": job,
+        "depends_on": r.depends_on, "definition": shown_definition(r), "columns": columns,
     })
 }
 
-fn job_json(j: &JobRow, all: &[JobRow], catalog: &CatalogSnapshot) -> Value {
+/// Splits of a source that are shown one by one: those that are furthest behind.
+const SHOWN_SPLITS: usize = 50;
+
+fn source_json(source: &SourceRow) -> Value {
+    let mut splits: Vec<_> = source.splits.iter().collect();
+    splits.sort_by_key(|s| (std::cmp::Reverse(s.lag()), s.split));
+    let shown: Vec<Value> = splits
+        .iter()
+        .take(SHOWN_SPLITS)
+        .map(|s| {
+            json!({"name": s.name, "start": s.start, "offset": s.offset, "available": s.available,
+                   "lag": s.lag()})
+        })
+        .collect();
+    let lags: Vec<u64> = source.splits.iter().filter_map(|s| s.lag()).collect();
+    let taken: u64 = source.splits.iter().map(|s| s.offset.saturating_sub(s.start)).sum();
+    json!({
+        "state": source.state, "reason": source.reason, "files": source.files,
+        "taken": taken, "lag": (!lags.is_empty()).then(|| lags.iter().sum::<u64>()),
+        "split_count": source.splits.len(), "splits": shown,
+    })
+}
+
+fn job_json(
+    j: &JobRow,
+    errors: Vec<ExpressionError>,
+    all: &[JobRow],
+    catalog: &CatalogSnapshot,
+) -> Value {
+    let errors: Vec<Value> = errors
+        .into_iter()
+        .map(|e| {
+            json!({"place": e.place, "sqlstate": e.sqlstate, "count": e.count,
+                   "samples": e.samples})
+        })
+        .collect();
     let operators: Vec<Value> = j
         .operators
         .iter()
@@ -116,7 +173,7 @@ fn job_json(j: &JobRow, all: &[JobRow], catalog: &CatalogSnapshot) -> Value {
         "barrier_p50_us": j.barrier_p50.as_micros() as u64,
         "barrier_p99_us": j.barrier_p99.as_micros() as u64,
         "state_bytes": j.state_bytes(), "waits_for": waits_for(j, all, catalog),
-        "operators": operators, "tables": tables,
+        "operators": operators, "tables": tables, "errors": errors,
     })
 }
 
@@ -154,43 +211,4 @@ pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
         }
     }
     Json(json!({"id": id, "nodes": nodes, "plan": explain_graph(&graph, &name)})).into_response()
-}
-
-#[derive(Deserialize)]
-pub struct SqlRequest {
-    sql: String,
-}
-
-/// Runs a string of statements, for the console's own page only.
-pub async fn sql(
-    State(sources): Shown,
-    ConnectInfo(peer): Peer,
-    headers: HeaderMap,
-    body: Result<Json<SqlRequest>, axum::extract::rejection::JsonRejection>,
-) -> Response {
-    if let Err((status, why)) = may_run(&headers, peer) {
-        return (status, Json(json!({"error": {"message": why}}))).into_response();
-    }
-    let request = match body {
-        Ok(Json(request)) => request,
-        Err(e) => {
-            let message = e.body_text();
-            return (e.status(), Json(json!({"error": {"message": message}}))).into_response();
-        }
-    };
-    let shared = Arc::clone(&sources.frontend);
-    let (answers, error) =
-        console::run(&shared, peer.to_string(), &request.sql, Limits::default()).await;
-    let answers: Vec<Value> = answers
-        .into_iter()
-        .map(|a| {
-            json!({"tag": a.tag, "columns": a.columns, "rows": a.rows, "truncated": a.truncated,
-                   "notices": a.notices, "elapsed_ms": a.elapsed.as_secs_f64() * 1e3})
-        })
-        .collect();
-    let error = error.map(|e| {
-        json!({"state": e.state.0, "message": e.message, "detail": e.detail, "hint": e.hint,
-               "position": e.position})
-    });
-    Json(json!({"answers": answers, "error": error})).into_response()
 }

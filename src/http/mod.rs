@@ -1,36 +1,49 @@
 //! The HTTP port: the web console at `/`, its JSON endpoints under `/api/`, `/metrics` for Prometheus and
 //! `/health`.
 //!
-//! Whoever can reach the port sees definitions and numbers; statements are run only for this machine,
-//! and only for the console's own page. A page of another site can neither read nor write here: every
-//! request must name this server in its Host header (DNS rebinding), and `/api/sql` wants JSON, a header
-//! that a foreign page may not send without being asked first, and an Origin that is ours.
+//! Where the server asks for passwords, or others than this machine can reach it, everything under `/api/` but the
+//! login itself is for those who have logged in ([`login`]), and statements run as that user. Elsewhere everybody on this
+//! machine is trusted, as over the PostgreSQL protocol, but no proxy that sends on what others ask for. Either way only
+//! the console's own page changes something: a page of another site can neither read nor write here. Every request must
+//! name this server in its Host header (DNS rebinding), and every POST wants JSON, a header that a foreign page may not
+//! send without being asked first, and an Origin that is ours. `/health` and `/metrics` (names of relations and
+//! numbers) are for everybody.
 
 mod api;
+mod connections;
+mod login;
 mod metrics;
+mod runs;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Json, Router};
 use millrace_executor::worker::Worker;
+use millrace_frontend::console::logins::Logins;
+use millrace_frontend::console::runs::Runs;
 use millrace_frontend::server::Shared;
 use millrace_storage::StateStore;
 use millrace_storage::object::Metered;
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+pub use connections::Limits;
 
 /// The page; everything it needs is in it.
 const PAGE: &str = include_str!("console.html");
 /// Bytes of a request's body.
 const MAX_BODY: usize = 1 << 20;
+/// Where passwords are sent to.
+const LOGIN: &str = "/api/login";
 
 /// What the pages are made of.
 pub struct Sources {
@@ -43,6 +56,12 @@ pub struct Sources {
     pub started: Instant,
     /// The name the port was asked to listen on, which a Host header may carry.
     pub host: String,
+    /// Of the port itself: names the cookie, as cookies do not tell ports apart.
+    pub port: u16,
+    /// Who is logged in; `None`: nobody has to.
+    pub logins: Option<Logins>,
+    /// What the console's users have started.
+    pub runs: Runs,
 }
 
 type Shown = State<Arc<Sources>>;
@@ -51,32 +70,42 @@ type Shown = State<Arc<Sources>>;
 pub async fn serve(
     listener: TcpListener,
     sources: Arc<Sources>,
+    limits: Limits,
     shutdown: CancellationToken,
-) -> std::io::Result<()> {
+) {
+    let inside = Router::new()
+        .route("/api/state", get(api::state))
+        .route("/api/graph/{id}", get(api::graph))
+        .route("/api/sql", post(runs::start))
+        .route("/api/run/{id}", get(runs::look))
+        .route("/api/run/{id}/cancel", post(runs::cancel))
+        .route("/api/logout", post(login::leave))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&sources), login::demand));
     let router = Router::new()
         .route("/", get(page))
         .route("/health", get(health))
         .route("/metrics", get(show_metrics))
-        .route("/api/state", get(api::state))
-        .route("/api/graph/{id}", get(api::graph))
-        .route("/api/sql", post(api::sql))
+        .route(LOGIN, post(login::enter))
+        .merge(inside)
         .fallback(|| async { (StatusCode::NOT_FOUND, "not found\n") })
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(Arc::clone(&sources), guard))
-        .with_state(sources)
-        .into_make_service_with_connect_info::<SocketAddr>();
-    // Open connections (a console that polls) do not hold the server back.
-    tokio::select! {
-        result = axum::serve(listener, router) => result,
-        () = shutdown.cancelled() => Ok(()),
-    }
+        .with_state(sources);
+    connections::serve(listener, router, limits, shutdown).await;
 }
 
 /// Refuses requests under a foreign name, and adds what a browser should know of every answer.
 async fn guard(State(sources): Shown, request: Request<Body>, next: Next) -> Response {
-    if !host_of(request.headers()).is_some_and(|h| host_allowed(h, &sources.host)) {
+    let trusting = sources.logins.is_none();
+    if !host_of(request.headers()).is_some_and(|h| host_allowed(h, &sources.host, trusting)) {
         let text = "this server is not known under that name\n";
         return (StatusCode::MISDIRECTED_REQUEST, text).into_response();
+    }
+    // Everybody may see these.
+    let open = matches!(request.uri().path(), "/health" | "/metrics");
+    if trusting && !open && is_forwarded(request.headers()) {
+        let text = "behind a proxy this server must be started with --require-password\n";
+        return (StatusCode::FORBIDDEN, text).into_response();
     }
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
@@ -102,12 +131,20 @@ fn host_of(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// An address, this machine's name for itself, or the name the port was given: what DNS of somebody
-/// else's cannot turn into us.
-fn host_allowed(host: &str, own: &str) -> bool {
+/// else's cannot turn into us. Where nobody has to log in, only an address that this machine alone can mean.
+fn host_allowed(host: &str, own: &str, trusting: bool) -> bool {
     let name = without_port(host);
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     name.eq_ignore_ascii_case("localhost")
         || name.eq_ignore_ascii_case(own)
-        || name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>().is_ok()
+        || address.is_ok_and(|a| !trusting || a.to_canonical().is_loopback())
+}
+
+/// Whether a proxy says that it sends on what somebody else has asked for.
+fn is_forwarded(headers: &HeaderMap) -> bool {
+    headers.keys().map(|name| name.as_str()).any(|name| {
+        matches!(name, "forwarded" | "via" | "x-real-ip") || name.starts_with("x-forwarded-")
+    })
 }
 
 pub(crate) fn without_port(host: &str) -> &str {
@@ -120,25 +157,37 @@ pub(crate) fn without_port(host: &str) -> &str {
     }
 }
 
-/// Whether a statement may be run for this request; else why not.
-fn may_run(headers: &HeaderMap, peer: SocketAddr) -> Result<(), (StatusCode, &'static str)> {
-    if !peer.ip().is_loopback() {
-        return Err((StatusCode::FORBIDDEN, "statements are run for this machine only; use psql"));
-    }
+/// An answer that says what is wrong.
+fn refusal(status: StatusCode, why: &str) -> Response {
+    (status, Json(json!({"error": {"message": why}}))).into_response()
+}
+
+/// Whether a request that changes something comes from the console's own page; else why not.
+fn from_own_page(headers: &HeaderMap) -> Result<(), &'static str> {
     let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
     let json = text("content-type").is_some_and(|t| t.starts_with("application/json"));
     if !json || text("x-millrace-console") != Some("1") {
-        return Err((StatusCode::FORBIDDEN, "only the console runs statements here"));
+        return Err("only the console is served here");
     }
     if matches!(text("sec-fetch-site"), Some(site) if site != "same-origin" && site != "none") {
-        return Err((StatusCode::FORBIDDEN, "not from this page"));
+        return Err("not from this page");
     }
     match (text("origin"), host_of(headers)) {
         (None, _) => Ok(()),
         (Some(origin), Some(host)) if origin == format!("http://{host}") => Ok(()),
         (Some(origin), Some(host)) if origin == format!("https://{host}") => Ok(()),
-        _ => Err((StatusCode::FORBIDDEN, "not from this page")),
+        _ => Err("not from this page"),
     }
+}
+
+/// Whether statements may be run for this request; else the answer.
+fn may_run(sources: &Sources, headers: &HeaderMap, peer: SocketAddr) -> Result<(), Box<Response>> {
+    let refused = |why| Box::new(refusal(StatusCode::FORBIDDEN, why));
+    // Who has logged in may come from anywhere.
+    if sources.logins.is_none() && !peer.ip().to_canonical().is_loopback() {
+        return Err(refused("statements are run for this machine only; use psql"));
+    }
+    from_own_page(headers).map_err(refused)
 }
 
 async fn page() -> impl IntoResponse {
@@ -167,11 +216,25 @@ mod tests {
         for host in
             ["localhost:5691", "127.0.0.1:5691", "[::1]:5691", "10.1.2.3", "Db.Example:5691"]
         {
-            assert!(host_allowed(host, "db.example"), "{host}");
+            assert!(host_allowed(host, "db.example", false), "{host}");
         }
         for host in ["evil.example", "localhost.evil.example:5691", "127.0.0.1.evil.example", ""] {
-            assert!(!host_allowed(host, "127.0.0.1"), "{host}");
+            assert!(!host_allowed(host, "127.0.0.1", false), "{host}");
         }
+    }
+
+    #[test]
+    fn who_trusts_this_machine_trusts_no_proxy() {
+        for host in ["localhost:5691", "127.0.0.1:5691", "[::1]:5691", "127.0.0.2", "db.example"] {
+            assert!(host_allowed(host, "db.example", true), "{host}");
+        }
+        for host in ["10.1.2.3:5691", "[2001:db8::1]:5691", "0.0.0.0", "evil.example"] {
+            assert!(!host_allowed(host, "db.example", true), "{host}");
+        }
+        for name in ["forwarded", "X-Forwarded-For", "x-forwarded-proto", "Via", "X-Real-IP"] {
+            assert!(is_forwarded(&headers(&[(name, "10.1.2.3")])), "{name}");
+        }
+        assert!(!is_forwarded(&headers(&[("host", "localhost:5691"), ("origin", "null")])));
     }
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -179,23 +242,23 @@ mod tests {
     }
 
     #[test]
-    fn only_the_page_itself_runs_statements() {
-        let here: SocketAddr = "127.0.0.1:40000".parse().unwrap();
+    fn only_the_page_itself_changes_something() {
         let own = [
             ("host", "localhost:5691"),
             ("content-type", "application/json"),
             ("x-millrace-console", "1"),
             ("origin", "http://localhost:5691"),
         ];
-        assert!(may_run(&headers(&own), here).is_ok());
-        assert!(may_run(&headers(&own), "10.0.0.9:40000".parse().unwrap()).is_err());
+        assert!(from_own_page(&headers(&own)).is_ok());
         for (i, wrong) in [(1, "text/plain"), (2, "0"), (3, "http://evil.example"), (3, "null")] {
             let mut other = own;
             other[i].1 = wrong;
-            assert!(may_run(&headers(&other), here).is_err(), "{other:?}");
+            assert!(from_own_page(&headers(&other)).is_err(), "{other:?}");
         }
-        let mut cross = own.to_vec();
-        cross.push(("sec-fetch-site", "cross-site"));
-        assert!(may_run(&headers(&cross), here).is_err());
+        for site in ["cross-site", "same-site"] {
+            let mut foreign = own.to_vec();
+            foreign.push(("sec-fetch-site", site));
+            assert!(from_own_page(&headers(&foreign)).is_err(), "{site}");
+        }
     }
 }

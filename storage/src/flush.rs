@@ -27,7 +27,7 @@ pub(crate) async fn persist_as_runs(
     let seals = runs.iter().map(|r| (r.table(), r.seal)).collect();
     let version = store.version();
     let _turn = turn(store).await?;
-    let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Later);
+    let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Later).telling(store);
     let (add_runs, built) = on_blocking_thread(async move {
         let mut tables: BTreeMap<TableId, Vec<MemRun>> = BTreeMap::new();
         for run in runs {
@@ -51,6 +51,7 @@ pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) 
     }
     let cache = Arc::clone(&store.shared.cache);
     let version = store.version();
+    let label = store.label();
     let mut work = move || {
         for run in &mut built {
             (run.meta.min_epoch, run.meta.max_epoch) = (epoch.0, epoch.0);
@@ -58,7 +59,7 @@ pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) 
             // readers that may never come.
             let decoded = version.table(TableId(run.meta.table_id)).is_ok_and(|t| !t.desc.relation);
             if let Err(error) = run.admit(&cache, decoded) {
-                tracing::warn!(%error, "a new run could not be cached");
+                tracing::warn!(job = label, %error, "a new run could not be cached");
             }
         }
     };

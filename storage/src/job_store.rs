@@ -8,7 +8,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -79,6 +80,8 @@ pub struct JobStats {
 
 pub struct JobStore {
     job: JobId,
+    /// What logs call the job.
+    label: OnceLock<String>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) codecs: HashMap<TableId, Arc<BlockCodec>>,
     version: RwLock<Arc<Version>>,
@@ -95,6 +98,8 @@ pub struct JobStore {
     pub(crate) spilling: AtomicUsize,
     /// Told when `spilling` falls.
     pub(crate) spilled: Notify,
+    /// When a part of a large delta was last encoded or uploaded.
+    uploaded: Mutex<Option<Instant>>,
 }
 
 impl std::fmt::Debug for JobStore {
@@ -104,6 +109,25 @@ impl std::fmt::Debug for JobStore {
 }
 
 impl JobStore {
+    /// What logs are to call the job; the first one given stays.
+    pub fn set_label(&self, label: String) {
+        let _ = self.label.set(label);
+    }
+
+    pub(crate) fn label(&self) -> String {
+        self.label.get().cloned().unwrap_or_else(|| self.job.to_string())
+    }
+
+    /// Part of a large delta has been encoded or uploaded.
+    pub(crate) fn note_upload(&self) {
+        *self.uploaded.lock() = Some(Instant::now());
+    }
+
+    /// How long ago the last part of a large delta was encoded or uploaded.
+    pub fn since_upload(&self) -> Option<Duration> {
+        self.uploaded.lock().map(|at| at.elapsed())
+    }
+
     /// Opens the committed version: fetches and decodes all tail slices, in one round.
     pub(crate) async fn open(
         shared: Arc<Shared>,
@@ -127,6 +151,7 @@ impl JobStore {
         let sequence = version.sequence;
         Ok(Arc::new(JobStore {
             job,
+            label: OnceLock::new(),
             shared,
             codecs,
             version: RwLock::new(Arc::new(version)),
@@ -138,6 +163,7 @@ impl JobStore {
             merging: AtomicBool::new(false),
             spilling: AtomicUsize::new(0),
             spilled: Notify::new(),
+            uploaded: Mutex::default(),
         }))
     }
 

@@ -10,6 +10,7 @@ use millrace_rpc::version::RunMeta;
 use crate::block::{BlockCodec, Entries};
 use crate::cache::BlockCache;
 use crate::error::Result;
+use crate::job_store::JobStore;
 use crate::merge::Merger;
 use crate::run::{FinishedRun, RunBuilder, RunIndex, RunKind, RunOptions, RunReader};
 use crate::segment::SegmentWriter;
@@ -69,6 +70,8 @@ struct Unwritten {
 pub(crate) struct RunSink {
     shared: Arc<Shared>,
     admit: Admit,
+    /// The job whose delta this is, to be told that it goes on.
+    job: Option<Arc<JobStore>>,
     waiting: Vec<Unwritten>,
     waiting_bytes: u64,
     written: Vec<RunMeta>,
@@ -80,11 +83,18 @@ impl RunSink {
         RunSink {
             shared,
             admit,
+            job: None,
             waiting: Vec::new(),
             waiting_bytes: 0,
             written: Vec::new(),
             built: Vec::new(),
         }
+    }
+
+    /// Tells the job of what has been written.
+    pub fn telling(mut self, job: &Arc<JobStore>) -> RunSink {
+        self.job = Some(Arc::clone(job));
+        self
     }
 
     /// Writes all that a merge gives as runs of a table.
@@ -113,6 +123,9 @@ impl RunSink {
             builder.push(&entries)?;
             for run in finished.drain(..) {
                 self.add(desc.id, codec, place, run).await?;
+            }
+            if let Some(job) = &self.job {
+                job.note_upload();
             }
             next = merger.next().await?;
         }
@@ -158,6 +171,9 @@ impl RunSink {
         self.waiting_bytes = 0;
         crash::point("storage-before-run-put");
         segment.finish(&self.shared.options.store).await?;
+        if let Some(job) = &self.job {
+            job.note_upload();
+        }
         crash::point("storage-after-run-put");
         self.written.extend(built.iter().map(|b| b.meta.clone()));
         match self.admit {

@@ -78,7 +78,7 @@ fn merge_and_swap(store: &JobStore, table: &TableVersion, version: &Version, inp
         }
         // Reads still see the inputs: nothing is lost but the saving.
         Err(error) => {
-            tracing::warn!(table = %table.desc.id, %error, "memory runs could not be merged")
+            tracing::warn!(job = store.label(), table = table.desc.name, %error, "memory runs could not be merged")
         }
     }
 }

@@ -2,11 +2,13 @@
 //! and without planning, a bucket that does not grow with the number of updates, readers that never lose
 //! an object to compaction, and a store without space.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::TryStreamExt;
 use millrace::{Config, Overrides, Standalone, Tuning};
+use millrace_common::RelationId;
 use millrace_sqllogictest::{server, suite};
 use millrace_storage::sim::{Faults, Profile, SimStore};
 use object_store::ObjectStore;
@@ -186,7 +188,7 @@ async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() 
     assert_eq!(one(&client, "SELECT lo || ' ' || hi FROM s").await, format!("{updates} {updates}"));
     let version = |name: &str| {
         let meta = &node.server().meta;
-        let id = meta.catalog().by_name("public", name).map(|r| millrace_common::RelationId(r.id));
+        let id = meta.catalog().by_name("public", name).map(|r| RelationId(r.id));
         meta.version(id.expect("it exists")).expect("it has a version")
     };
     let named = || -> u64 {
@@ -212,6 +214,72 @@ async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() 
         let late = Instant::now() > deadline;
         assert!(!late, "{bytes} bytes for {named}, or {runs} runs are not compacted");
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn objects(store: &Arc<dyn ObjectStore>) -> BTreeSet<Path> {
+    let objects: Vec<_> =
+        store.list(Some(&Path::from("data"))).try_collect().await.expect("the store lists");
+    objects.into_iter().map(|o| o.location).collect()
+}
+
+/// Objects that the relations' versions name now.
+fn named(node: &Node, relations: &[&str]) -> BTreeSet<Path> {
+    let meta = &node.server().meta;
+    let id = |name: &str| meta.catalog().by_name("public", name).map(|r| RelationId(r.id));
+    let versions = relations.iter().filter_map(|name| meta.version(id(name)?));
+    versions
+        .flat_map(|v| {
+            let runs = v.runs.iter().map(|r| Path::from(r.object.as_str()));
+            runs.chain(v.tail.iter().map(|s| Path::from(s.object.as_str()))).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn objects_of_every_kind_stay_for_as_long_as_they_are_to_be_kept() {
+    // Otherwise they would go within a second.
+    const SECONDS: u64 = 4;
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let node = Node::start(&store, BUSY).await;
+    let client = node.connect().await;
+    run(&client, "ALTER SYSTEM SET object_retention = '1h'").await;
+    let schema = "CREATE TABLE t (k int PRIMARY KEY, v bigint, pad varchar);
+        CREATE TABLE dropped (k int PRIMARY KEY, pad varchar);
+        CREATE TABLE copied (k int PRIMARY KEY, v bigint, pad varchar);
+        CREATE MATERIALIZED VIEW s AS SELECT v % 7 AS g, count(*) AS n FROM t GROUP BY v % 7;
+        INSERT INTO t SELECT x, 0, 'padding of the row ' || x FROM generate_series(1, 300) AS s(x);
+        INSERT INTO dropped SELECT x, 'padding of the row ' || x FROM generate_series(1, 300) AS s(x);
+        CREATE SINK c INTO copied FROM t";
+    for sql in schema.split(';') {
+        run(&client, sql).await;
+    }
+    // Slices, staged changes, and runs that were flushed.
+    for _ in 0..20 {
+        run(&client, "UPDATE t SET v = v + 1").await;
+    }
+    run(&client, "FLUSH").await;
+    let kept = objects(&store).await;
+    assert!(!kept.is_empty());
+    run(&client, "DROP TABLE dropped").await;
+    let until = Instant::now() + Duration::from_secs(SECONDS);
+    while Instant::now() < until {
+        run(&client, "UPDATE t SET v = v + 1").await;
+        let there = objects(&store).await;
+        let gone: Vec<_> = kept.difference(&there).collect();
+        assert!(gone.is_empty(), "these were to be kept: {gone:?}");
+    }
+    run(&client, "ALTER SYSTEM RESET object_retention").await;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        run(&client, "UPDATE t SET v = v + 1").await;
+        let there = objects(&store).await;
+        let named = named(&node, &["t", "copied", "s"]);
+        let left: Vec<_> = kept.intersection(&there).filter(|o| !named.contains(*o)).collect();
+        if left.is_empty() {
+            break;
+        }
+        assert!(Instant::now() < deadline, "what nothing names stays: {left:?}");
     }
 }
 

@@ -7,6 +7,7 @@ use futures::SinkExt;
 use millrace_sqllogictest::suite;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
+use crate::coverage::Reads;
 use crate::generate::{self, Query, Table};
 use crate::history::{self, Action, History};
 use crate::node::{Node, NodeOptions};
@@ -28,20 +29,34 @@ pub enum Mode {
     Crash,
     /// Several sessions write at once.
     Concurrent,
+    /// The node restarts after every third statement and no state stays in caches: all of it is read back from the
+    /// store. The shapes of views take turns, so that some cases in a row have every one.
+    Restart,
 }
 
 impl Mode {
-    pub const ALL: [Mode; 6] = [
+    pub const ALL: [Mode; 7] = [
         Mode::Plain,
         Mode::TinyCaches,
         Mode::SlowStore,
         Mode::Synchronous,
         Mode::Crash,
         Mode::Concurrent,
+        Mode::Restart,
     ];
 
+    /// Restarts have cases of their own.
     pub fn of_seed(seed: u64) -> Mode {
-        Mode::ALL[(seed % Mode::ALL.len() as u64) as usize]
+        Mode::ALL[(seed % (Mode::ALL.len() as u64 - 1)) as usize]
+    }
+
+    /// `crashes`: after how many steps of a hundred a node that crashes does.
+    pub fn restarts_after(self, step: usize, rng: &mut Rng, crashes: usize) -> bool {
+        match self {
+            Mode::Crash => rng.chance(crashes),
+            Mode::Restart => step % 3 == 1,
+            _ => false,
+        }
     }
 
     pub fn name(self) -> &'static str {
@@ -52,11 +67,14 @@ impl Mode {
             Mode::Synchronous => "synchronous",
             Mode::Crash => "crash",
             Mode::Concurrent => "concurrent",
+            Mode::Restart => "restart",
         }
     }
 }
 
 const STATEMENTS: usize = 14;
+/// Views of further shapes in a case.
+const FURTHER: usize = 2;
 /// How long a case may take; and one with a bug, which may well hang.
 const LIMIT: Duration = Duration::from_secs(900);
 const PLANTED_LIMIT: Duration = Duration::from_secs(240);
@@ -76,6 +94,8 @@ pub struct Case {
 pub struct Report {
     pub views: usize,
     pub tags: Vec<&'static str>,
+    /// Keys whose state was read from below the caches, by operator.
+    pub reads: Reads,
 }
 
 impl Case {
@@ -83,12 +103,23 @@ impl Case {
         let mut rng = Rng::new(seed);
         let source = seed % 5 == 2;
         let sinks = if seed % 5 == 4 { 3 } else { 0 };
-        let tables = match source {
+        let mut tables = match source {
             true => generate::tables_with_source(&mut rng),
             false => generate::tables(&mut rng),
         };
-        let queries = (0..views).map(|_| generate::query(&mut rng, &tables)).collect();
-        let mut history = History::new(&tables);
+        if mode == Mode::Restart {
+            generate::give_keys(&mut tables);
+        }
+        let query = |view: usize| match mode {
+            Mode::Restart => generate::nth(&mut rng, &tables, seed as usize * views + view),
+            _ => generate::query(&mut rng, &tables),
+        };
+        let mut queries: Vec<Query> = (0..views).map(query).collect();
+        let mut further = Rng::new(seed ^ 0xf027);
+        if mode != Mode::Restart {
+            queries.extend((0..FURTHER).map(|_| generate::further_query(&mut further, &tables)));
+        }
+        let mut history = History::new(&tables, further);
         let history = (0..STATEMENTS).map(|_| history.statement(&mut rng)).collect();
         // How they are sent is drawn apart: what a seed writes stays the same.
         let outside = source.then(|| tables[0].name.as_str());
@@ -121,6 +152,7 @@ impl Case {
         let mut node = Node::start(NodeOptions::for_mode(self.mode, self.seed)).await?;
         let mut client = node.connect().await?;
         let mut outside = Outside::new()?;
+        let mut reads = Reads::default();
         for (i, table) in self.tables.iter().enumerate() {
             match i == 0 && self.source {
                 true => outside.create_source(&client, table).await?,
@@ -147,7 +179,8 @@ impl Case {
                 }
                 action => self.write(&node, &client, action).await?,
             }
-            if self.mode == Mode::Crash && rng.chance(25) {
+            if self.mode.restarts_after(step, &mut rng, 25) {
+                node.add_reads(&mut reads);
                 node = node.crash_and_restart().await?;
                 client = node.connect().await?;
             }
@@ -176,9 +209,10 @@ impl Case {
         if self.mode != Mode::Concurrent {
             self.judge(&client).await?;
         }
+        node.add_reads(&mut reads);
         node.stop().await;
         let tags = self.queries.iter().flat_map(|q| q.tags.clone()).collect();
-        Ok(Report { views: self.queries.len(), tags })
+        Ok(Report { views: self.queries.len(), tags, reads })
     }
 
     fn enters_source(&self, statement: &str) -> bool {

@@ -193,7 +193,7 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
                 client.simple_query(&text).await.map_err(sql)?;
             }
         }
-        if mode == Mode::Crash && rng.below(5) == 0 {
+        if mode.restarts_after(step, &mut rng, 20) {
             node = node.crash_and_restart().await?;
             client = node.connect().await?;
         }
@@ -230,6 +230,6 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
 
 #[test]
 fn event_time_views_equal_their_queries() {
-    let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash, Mode::SlowStore];
-    crate::each_case("MILLRACE_EVENT_TIME_CASES", 4, &[], &modes, run);
+    let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash, Mode::SlowStore, Mode::Restart];
+    crate::each_case("MILLRACE_EVENT_TIME_CASES", 5, &[], &modes, run);
 }

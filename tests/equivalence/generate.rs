@@ -5,6 +5,14 @@
 
 use crate::rng::Rng;
 
+// With paths, so that other tests may include this file.
+#[path = "generate/documents.rs"]
+mod documents;
+#[path = "generate/keys.rs"]
+mod keys;
+#[path = "generate/operands.rs"]
+mod operands;
+#[path = "generate/windows.rs"]
 mod windows;
 
 use windows::{two_windows, window_numbers, window_peers, window_rows, window_values};
@@ -16,6 +24,8 @@ use windows::{two_windows, window_numbers, window_peers, window_rows, window_val
 pub struct Table {
     pub name: String,
     pub keyed: bool,
+    /// `o` is a part of the key.
+    pub composite: bool,
     pub append_only: bool,
 }
 
@@ -32,11 +42,12 @@ pub struct Query {
 
 impl Table {
     pub fn ddl(&self) -> String {
-        let key = if self.keyed { "id int PRIMARY KEY" } else { "id int" };
+        let key = if self.keyed && !self.composite { "id int PRIMARY KEY" } else { "id int" };
+        let composite = if self.composite { ", PRIMARY KEY (o, id)" } else { "" };
         let append = if self.append_only { " APPEND ONLY" } else { "" };
         format!(
             "CREATE TABLE {} ({key}, o int NOT NULL, a int, b int, s text, n numeric(8,2), \
-             f double precision, t timestamp){append}",
+             f double precision, t timestamp{composite}){append}",
             self.name
         )
     }
@@ -54,9 +65,17 @@ pub fn tables(rng: &mut Rng) -> Vec<Table> {
     (0..3)
         .map(|i| {
             let append_only = rng.chance(20);
-            Table { name: format!("t{i}"), keyed: rng.chance(65), append_only }
+            let keyed = rng.chance(65);
+            Table { name: format!("t{i}"), keyed, composite: false, append_only }
         })
         .collect()
+}
+
+/// Two of the tables have keys, one of them of two columns; a source stays as it is.
+pub fn give_keys(tables: &mut [Table]) {
+    for (i, table) in tables.iter_mut().enumerate().rev().take(2) {
+        *table = Table { keyed: true, composite: i == 1, append_only: false, ..table.clone() };
+    }
 }
 
 pub fn int(rng: &mut Rng) -> String {
@@ -73,6 +92,12 @@ pub fn numeric(rng: &mut Rng) -> String {
 
 pub fn float(rng: &mut Rng) -> String {
     rng.pick(&["NULL", "0", "0.1", "0.2", "-0.3", "1e10", "-1e10", "3"]).to_string()
+}
+
+/// A float that is not drawn by [`float`]: `None` mostly.
+pub fn odd_float(rng: &mut Rng) -> Option<String> {
+    let odd = ["'NaN'", "'-NaN'", "'-0'", "'-0'"];
+    rng.chance(20).then(|| rng.pick(&odd).to_string())
 }
 
 pub fn timestamp(rng: &mut Rng) -> String {
@@ -102,6 +127,12 @@ pub fn condition(rng: &mut Rng, q: &str) -> String {
 }
 
 fn scalar(rng: &mut Rng, q: &str) -> String {
+    let operand = operands::operand(rng, q);
+    let plain = plain_scalar(rng, q);
+    operand.unwrap_or(plain)
+}
+
+fn plain_scalar(rng: &mut Rng, q: &str) -> String {
     match rng.below(9) {
         0 => format!("{q}a + {q}b"),
         1 => format!("{q}a * 2 - 1"),
@@ -178,6 +209,26 @@ const SHAPES: &[Shape] = &[
 
 pub fn query(rng: &mut Rng, tables: &[Table]) -> Query {
     SHAPES[rng.below(SHAPES.len())](rng, tables)
+}
+
+/// Shapes of further views: what a seed draws of the others stays the same.
+fn further() -> impl Iterator<Item = Shape> {
+    keys::SHAPES.iter().chain(documents::SHAPES).copied()
+}
+
+pub fn further_query(rng: &mut Rng, tables: &[Table]) -> Query {
+    let shapes: Vec<Shape> = further().collect();
+    shapes[rng.below(shapes.len())](rng, tables)
+}
+
+/// A view of the shape whose turn it is; [`turns`] in a row are all shapes.
+pub fn nth(rng: &mut Rng, tables: &[Table], turn: usize) -> Query {
+    let shapes: Vec<Shape> = SHAPES.iter().copied().chain(further()).collect();
+    shapes[turn % shapes.len()](rng, tables)
+}
+
+pub fn turns() -> usize {
+    SHAPES.len() + further().count()
 }
 
 fn tagged(sql: String, tags: &[&'static str]) -> Query {

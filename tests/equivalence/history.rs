@@ -2,18 +2,20 @@
 
 use std::fmt::Write;
 
-use crate::generate::{Table, condition, float, int, numeric, text, timestamp};
+use crate::generate::{Table, condition, float, int, numeric, odd_float, text, timestamp};
 use crate::rng::Rng;
 
 /// Makes DML over the tables; `o` counts up through a run.
 pub struct History<'a> {
     tables: &'a [Table],
     next_order: i64,
+    /// Draws what is put in place of other values.
+    odd: Rng,
 }
 
 impl<'a> History<'a> {
-    pub fn new(tables: &'a [Table]) -> History<'a> {
-        History { tables, next_order: 0 }
+    pub fn new(tables: &'a [Table], odd: Rng) -> History<'a> {
+        History { tables, next_order: 0, odd }
     }
 
     /// The next statement.
@@ -53,16 +55,10 @@ impl<'a> History<'a> {
             self.next_order += 1;
             let id = rng.between(0, 30);
             let o = self.next_order;
-            let values = [
-                id.to_string(),
-                o.to_string(),
-                int(rng),
-                int(rng),
-                text(rng),
-                numeric(rng),
-                float(rng),
-                timestamp(rng),
-            ];
+            let (a, b, s, n) = (int(rng), int(rng), text(rng), numeric(rng));
+            let (drawn, odd) = (float(rng), odd_float(&mut self.odd));
+            let values =
+                [id.to_string(), o.to_string(), a, b, s, n, odd.unwrap_or(drawn), timestamp(rng)];
             let _ = write!(sql, "({})", values.join(", "));
             let fields = values.iter().map(|v| match v.as_str() {
                 "NULL" => "\\N",

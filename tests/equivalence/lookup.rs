@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use tokio_postgres::Client;
 
 use crate::case::{Mode, execute, rows};
+use crate::coverage::Reads;
 use crate::node::{Node, NodeOptions};
 use crate::rng::Rng;
 
@@ -114,6 +115,7 @@ fn statement(rng: &mut Rng, next: &mut usize) -> String {
 
 async fn run(mode: Mode, seed: u64) -> Result<(), String> {
     let mut rng = Rng::new(seed);
+    let mut reads = Reads::default();
     let mut node = Node::start(NodeOptions::for_mode(mode, seed)).await?;
     let mut client = node.connect().await?;
     for ddl in [
@@ -146,10 +148,14 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
                 }
             }
         }
-        if mode == Mode::Crash && rng.chance(15) {
+        if mode.restarts_after(step, &mut rng, 15) {
+            node.add_reads(&mut reads);
             node = node.crash_and_restart().await?;
             client = node.connect().await?;
         }
+    }
+    if mode == Mode::Restart && reads.get("lookup").is_none_or(|n| *n == 0) {
+        return Err("no lookup read its state back".into());
     }
     node.stop().await;
     Ok(())
@@ -157,6 +163,13 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
 
 #[test]
 fn looked_up_rows_stay_as_they_were_met() {
-    let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash, Mode::SlowStore, Mode::Synchronous];
-    crate::each_case("MILLRACE_LOOKUP_CASES", 5, &[], &modes, run);
+    let modes = [
+        Mode::Plain,
+        Mode::TinyCaches,
+        Mode::Crash,
+        Mode::SlowStore,
+        Mode::Synchronous,
+        Mode::Restart,
+    ];
+    crate::each_case("MILLRACE_LOOKUP_CASES", 6, &[], &modes, run);
 }

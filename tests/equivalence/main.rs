@@ -2,14 +2,16 @@
 //! every epoch, a view equals its own query run in batch.
 //!
 //! A case is a schema, ten views and a history; in some a table is a source of files, or views have sinks. It runs in one of several modes (plain, tiny caches,
-//! random store latency, crash and recovery, concurrent sessions); each check is one statement that reads the
+//! random store latency, crash and recovery, concurrent sessions, restarts without caches); each check is one statement that reads the
 //! view and its query at the same epoch. PostgreSQL judges the batch side at the end of each case.
 //!
 //! `MILLRACE_EQUIVALENCE_CASES` (histories of ten views; default 50) and `MILLRACE_EQUIVALENCE_SEED`
-//! (first seed) lengthen or replay a run.
+//! (first seed) lengthen or replay a run; `MILLRACE_EQUIVALENCE_MODE` runs all cases in one mode.
 
 mod bounded;
 mod case;
+mod correlated;
+mod coverage;
 mod event_time;
 mod generate;
 mod history;
@@ -22,12 +24,12 @@ mod postgres;
 mod rng;
 mod temporal;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use case::{Case, Mode};
+use coverage::Coverage;
 
 const DEFAULT_CASES: u64 = 50;
 const VIEWS_A_CASE: usize = 10;
@@ -78,14 +80,14 @@ fn views_equal_their_queries() {
     let _alone = alone();
     let first = env_number("MILLRACE_EQUIVALENCE_SEED", 1);
     let cases = env_number("MILLRACE_EQUIVALENCE_CASES", DEFAULT_CASES);
-    let fixed = if std::env::var("MILLRACE_EQUIVALENCE_SEED").is_ok() { &[] } else { SEEDS };
-    let plan: Vec<(u64, Mode)> = fixed
-        .iter()
-        .copied()
-        .chain((first..first + cases).map(|s| (s, Mode::of_seed(s))))
-        .collect();
+    let all = std::env::var("MILLRACE_EQUIVALENCE_SEED").is_err();
+    let fixed = if all { SEEDS } else { &[] };
+    let forced = forced_mode();
+    let drawn = (first..first + cases).map(|s| (s, forced.unwrap_or_else(|| Mode::of_seed(s))));
+    let restarts = (0..if all { restarts() } else { 0 }).map(|s| (s, Mode::Restart));
+    let plan: Vec<(u64, Mode)> = fixed.iter().copied().chain(restarts).chain(drawn).collect();
     let outcome = run_all(&plan);
-    print_coverage(&outcome.coverage);
+    outcome.coverage.print();
     println!(
         "{} (query, history) pairs, seeds {first}..{}, {} fixed seeds",
         outcome.pairs,
@@ -99,11 +101,27 @@ fn views_equal_their_queries() {
         plan.len(),
         outcome.failures.join("\n")
     );
+    if all {
+        let missed = outcome.coverage.missed();
+        assert!(missed.is_empty(), "no restart met these: {missed:?}");
+    }
+}
+
+/// `MILLRACE_EQUIVALENCE_MODE`: the name of the mode that all cases run in.
+fn forced_mode() -> Option<Mode> {
+    let name = std::env::var("MILLRACE_EQUIVALENCE_MODE").ok()?;
+    let mode = Mode::ALL.into_iter().find(|m| m.name() == name);
+    Some(mode.unwrap_or_else(|| panic!("there is no mode {name}")))
+}
+
+/// Cases until every shape of view has been restarted.
+fn restarts() -> u64 {
+    generate::turns().div_ceil(VIEWS_A_CASE) as u64
 }
 
 #[derive(Default)]
 struct Outcome {
-    coverage: BTreeMap<(&'static str, &'static str), usize>,
+    coverage: Coverage,
     pairs: usize,
     failures: Vec<String>,
 }
@@ -124,9 +142,7 @@ fn run_all(plan: &[(u64, Mode)]) -> Outcome {
                         Ok(report) => {
                             println!("seed {seed} ({}): {took} ms", mode.name());
                             outcome.pairs += report.views;
-                            for tag in report.tags {
-                                *outcome.coverage.entry((tag, mode.name())).or_default() += 1;
-                            }
+                            outcome.coverage.add(mode, &report);
                         }
                         Err(failure) => {
                             let line = format!("seed {seed} ({}): {failure}", mode.name());
@@ -139,22 +155,4 @@ fn run_all(plan: &[(u64, Mode)]) -> Outcome {
         }
     });
     outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Operator × state path: how many views of each kind ran in each mode.
-fn print_coverage(coverage: &BTreeMap<(&'static str, &'static str), usize>) {
-    let mut tags: Vec<_> = coverage.keys().map(|k| k.0).collect();
-    tags.dedup();
-    print!("{:24}", "");
-    for mode in Mode::ALL {
-        print!("{:>14}", mode.name());
-    }
-    println!();
-    for tag in tags {
-        print!("{tag:24}");
-        for mode in Mode::ALL {
-            print!("{:>14}", coverage.get(&(tag, mode.name())).copied().unwrap_or(0));
-        }
-        println!();
-    }
 }

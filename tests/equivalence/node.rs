@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millrace::{Config, Overrides, Standalone};
 use millrace_executor::options::{ExecOptions, StateAccess};
+use millrace_planner::codec::decode_graph;
 use millrace_storage::sim::{Profile, SimStore};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
@@ -12,6 +13,7 @@ use tokio::runtime::Runtime;
 use tokio_postgres::Client;
 
 use crate::case::Mode;
+use crate::coverage::{self, Reads};
 
 /// How to run a node.
 #[derive(Clone)]
@@ -32,7 +34,11 @@ impl NodeOptions {
         let tiny = !matches!(mode, Mode::Plain | Mode::Concurrent);
         let exec = if tiny {
             ExecOptions {
-                cache_bytes: if mode == Mode::TinyCaches { 300 } else { 2 << 10 },
+                cache_bytes: match mode {
+                    Mode::TinyCaches => 300,
+                    Mode::Restart => 1,
+                    _ => 2 << 10,
+                },
                 backfill_rows: 7,
                 group_change_bytes: if mode == Mode::TinyCaches { 600 } else { 4 << 10 },
                 delta_bytes: if mode == Mode::TinyCaches { 400 } else { 4 << 10 },
@@ -56,6 +62,7 @@ impl NodeOptions {
             flush_bytes: tiny.then_some(4 << 10),
             spill_bytes: tiny.then_some(1 << 10),
             lookup_bytes: tiny.then_some(2 << 10),
+            env: None,
         };
         NodeOptions { overrides }
     }
@@ -80,6 +87,7 @@ impl Node {
     pub async fn start(options: NodeOptions) -> Result<Node, String> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
+            .thread_stack_size(millrace_frontend::STACK_BYTES)
             .enable_all()
             .build()
             .map_err(|e| e.to_string())?;
@@ -92,6 +100,24 @@ impl Node {
 
     pub async fn connect(&self) -> Result<Client, String> {
         millrace_sqllogictest::server::connect(self.port).await.map_err(|e| e.to_string())
+    }
+
+    /// Adds what the operators of all jobs have read from below their caches since the node began.
+    pub fn add_reads(&self, reads: &mut Reads) {
+        let Some(server) = &self.server else { return };
+        let cluster = &server.shared.cluster;
+        let catalog = cluster.catalog();
+        for job in cluster.jobs() {
+            let graph = catalog.by_id(job.relation).map(|r| decode_graph(&r.graph));
+            let Some(Ok(graph)) = graph else { continue };
+            for operator in &job.operators {
+                let fragment = graph.fragments.get(operator.fragment);
+                let node = fragment.and_then(|f| f.nodes.get(operator.node));
+                for label in node.map(|n| coverage::labels(&n.op)).unwrap_or_default() {
+                    *reads.entry(label).or_default() += operator.cache_misses;
+                }
+            }
+        }
     }
 
     /// Everything the process knew is gone at once; only the store remains.

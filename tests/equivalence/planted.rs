@@ -25,6 +25,7 @@ fn caught(bug: &'static str) -> bool {
         let mode = match bug {
             "lost-parked-row" | "stale-cache-fill" | "topn-no-refill" | "early-part-lost"
             | "set-aside-lost" => [Mode::TinyCaches, Mode::SlowStore][seed as usize % 2],
+            "rows-under-one-key" => Mode::Restart,
             "tail-not-replayed" | "changes-skip-epoch" => Mode::Crash,
             _ => Mode::Plain,
         };

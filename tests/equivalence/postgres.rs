@@ -47,6 +47,11 @@ impl Judge {
 /// more digits, so both are cut at twelve.
 pub fn normalise(cell: &mut Option<String>) {
     let Some(text) = cell else { return };
+    // Which of two equal zeros a group shows is not defined.
+    if text == "-0" {
+        *cell = Some("0".into());
+        return;
+    }
     let Some((whole, fraction)) = text.split_once('.') else { return };
     let digits = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
     if !digits(whole.trim_start_matches('-')) || !digits(fraction) {

@@ -85,7 +85,7 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
             execute(&client, &change).await?;
         }
         check(&client).await.map_err(|e| format!("step {step}: {e}"))?;
-        if mode == Mode::Crash && rng.chance(40) {
+        if mode.restarts_after(step, &mut rng, 40) {
             node = node.crash_and_restart().await?;
             client = node.connect().await?;
             check(&client).await.map_err(|e| format!("step {step}, restarted: {e}"))?;
@@ -97,6 +97,6 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
 
 #[test]
 fn temporal_filters_follow_the_clock() {
-    let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash];
-    crate::each_case("MILLRACE_TEMPORAL_CASES", 3, SEEDS, &modes, run);
+    let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash, Mode::Restart];
+    crate::each_case("MILLRACE_TEMPORAL_CASES", 4, SEEDS, &modes, run);
 }

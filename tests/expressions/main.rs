@@ -4,6 +4,8 @@
 //! `different.txt` holds what differs, by intent or not yet built. A line of it that agrees is a failure too, so
 //! that the list stays true.
 
+mod inserts;
+
 use std::path::{Path, PathBuf};
 
 use millrace_sqllogictest::{Server, ServerOptions};
@@ -61,23 +63,46 @@ async fn answer(client: &Client, sql: &str) -> String {
     out
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn expressions_have_the_results_of_postgres() {
+/// PostgreSQL, if there is one to ask.
+async fn postgres() -> Option<Client> {
     let Ok(address) = std::env::var("MILLRACE_TEST_POSTGRES") else {
         assert!(
             !std::env::var("CI").is_ok_and(|v| v == "true"),
             "MILLRACE_TEST_POSTGRES is not set"
         );
-        return;
+        return None;
     };
     let (postgres, driver) =
         tokio_postgres::connect(&address, NoTls).await.expect("PostgreSQL answers");
     tokio::spawn(driver);
     postgres.batch_execute("SET timezone = 'UTC'").await.expect("PostgreSQL knows UTC");
+    Some(postgres)
+}
+
+fn start(dir: &Path) -> Server {
+    let options = ServerOptions { data_dir: dir.to_path_buf(), ..ServerOptions::default() };
+    Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn inserted_values_are_those_of_a_query() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let options = ServerOptions { data_dir: dir.path().to_path_buf(), ..ServerOptions::default() };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
-        .expect("the server starts");
+    let server = start(dir.path());
+    let ours = server.connect().await.expect("the server answers");
+    let postgres = postgres().await;
+    if let Some(postgres) = &postgres {
+        postgres.batch_execute("SET search_path = pg_temp").await.expect("a place of its own");
+    }
+    let (count, failures) = inserts::differences(&ours, postgres.as_ref()).await;
+    println!("{count} expressions inserted");
+    assert!(failures.is_empty(), "{} differ:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn expressions_have_the_results_of_postgres() {
+    let Some(postgres) = postgres().await else { return };
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let server = start(dir.path());
     let ours = server.connect().await.expect("the server answers");
     let (mut count, mut failures) = (0, Vec::new());
     for file in files() {

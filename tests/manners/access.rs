@@ -8,7 +8,7 @@ use millrace_sqllogictest::{Server, ServerOptions};
 use super::skip;
 
 /// psql with this environment: its output and whether it got in.
-fn psql(port: u16, user: &str, env: &[(&str, &str)], sql: &str) -> Option<(bool, String)> {
+pub fn psql(port: u16, user: &str, env: &[(&str, &str)], sql: &str) -> Option<(bool, String)> {
     let output = Command::new("psql")
         .args(["-X", "-A", "-t", "-w", "-h", "127.0.0.1", "-d", "dev", "-U", user, "-p"])
         .arg(port.to_string())
@@ -21,7 +21,7 @@ fn psql(port: u16, user: &str, env: &[(&str, &str)], sql: &str) -> Option<(bool,
     Some((output.status.success(), String::from_utf8_lossy(&text).trim().to_owned()))
 }
 
-fn start(dir: &Path, args: &[&str]) -> Server {
+pub fn start(dir: &Path, args: &[&str]) -> Server {
     let args = args.iter().map(ToString::to_string).collect();
     let options = ServerOptions { data_dir: dir.join("data"), args, ..Default::default() };
     Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts")
@@ -63,6 +63,53 @@ fn passwords_are_asked_for_and_checked() {
     assert!(!enter("ann", "open sesame").0 && enter("ann", "another").0);
     assert!(alter("DROP USER ann").0);
     assert!(!enter("ann", "another").0);
+}
+
+/// As an image is run that others connect to.
+#[test]
+fn the_environment_gives_root_its_first_password() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let with_password = |password: &str| {
+        let env = [("MILLRACE_ROOT_PASSWORD".to_owned(), password.to_owned())];
+        let options = ServerOptions {
+            data_dir: dir.path().join("data"),
+            args: vec!["--require-password".to_owned()],
+            env: env.into_iter().collect(),
+        };
+        Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("it starts")
+    };
+    let enter = |server: &Server, password: &str, sql: &str| {
+        psql(server.port, "root", &[("PGPASSWORD", password)], sql)
+    };
+    let server = with_password("first");
+    let Some(entered) = enter(&server, "first", "SELECT current_user") else {
+        return skip("psql");
+    };
+    assert_eq!(entered, (true, "root".to_owned()));
+    assert!(!enter(&server, "second", "SELECT 1").expect("psql").0);
+    assert!(enter(&server, "first", "ALTER USER root PASSWORD 'changed'").expect("psql").0);
+    drop(server);
+
+    let server = with_password("second");
+    assert!(!enter(&server, "second", "SELECT 1").expect("psql").0, "it has one already");
+    assert!(enter(&server, "changed", "SELECT 1").expect("psql").0);
+}
+
+#[test]
+fn health_tells_by_its_exit_code() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let health = |address: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["health", "--http", address]).output().expect("it runs").status.success()
+    };
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("bound").to_string();
+    drop(free);
+    assert!(!health(&address), "nobody is there");
+    let server = start(dir.path(), &["--http", &address]);
+    assert!(health(&address));
+    drop(server);
+    assert!(!health(&address));
 }
 
 #[test]

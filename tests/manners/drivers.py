@@ -36,6 +36,33 @@ with conn.pipeline():
     two = conn.execute("SELECT %s::text", ("two",))
 assert one.fetchone() == (1,) and two.fetchone() == ("two",)
 
+# Of a batch all rows are there, or none.
+try:
+    cur.executemany("INSERT INTO p (id, v) VALUES (%s, 'batch')", [(i,) for i in (200, 201, 1, 202)])
+    raise AssertionError("no error")
+except psycopg.errors.UniqueViolation:
+    pass
+assert conn.execute("SELECT count(*) FROM p WHERE v = 'batch'").fetchone() == (0,)
+cur.executemany("INSERT INTO p (id, v) VALUES (%s, 'batch') RETURNING id", [(200,), (201,)], returning=True)
+assert cur.fetchall() == [(200,)] and cur.nextset() and cur.fetchall() == [(201,)]
+looking = psycopg.connect(f"host=127.0.0.1 port={port} user=root dbname=dev", autocommit=True)
+with conn.pipeline() as pipeline:
+    conn.execute("DELETE FROM p WHERE v = 'batch'")
+    seen = conn.execute("SELECT count(*) FROM p WHERE v = 'batch'")
+    assert seen.fetchone() == (0,)
+    assert looking.execute("SELECT count(*) FROM p WHERE v = 'batch'").fetchone() == (2,)
+    pipeline.sync()
+    assert looking.execute("SELECT count(*) FROM p WHERE v = 'batch'").fetchone() == (0,)
+try:
+    with conn.pipeline():
+        conn.execute("INSERT INTO p (id, v) VALUES (210, 'batch')")
+        conn.execute("SELECT 1 / 0")
+        conn.execute("INSERT INTO p (id, v) VALUES (211, 'batch')")
+except psycopg.errors.DivisionByZero:
+    pass
+assert looking.execute("SELECT count(*) FROM p WHERE v = 'batch'").fetchone() == (0,)
+looking.close()
+
 # A list as a parameter.
 got = conn.execute("SELECT id FROM p WHERE id = ANY(%s) ORDER BY id", ([1, 3, 999],)).fetchall()
 assert got == [(1,), (3,)], got

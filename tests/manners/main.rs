@@ -5,9 +5,18 @@
 //! says so and passes, except in CI.
 
 mod access;
+mod backup;
 mod binary;
 mod blocks;
+mod browser;
 mod console;
+mod ending;
+mod flood;
+mod login;
+mod paths;
+mod secrets;
+mod takeover;
+mod wire;
 
 use std::path::Path;
 use std::process::Command;

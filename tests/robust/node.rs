@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace::{Config, Overrides, Standalone, StartError};
+use millrace_meta::env::Env;
 use millrace_sqllogictest::{server, suite};
 use object_store::ObjectStore;
 use tokio::runtime::Runtime;
@@ -22,11 +23,13 @@ pub struct NodeOptions {
     /// Committed memory of a job beyond which it goes into runs.
     pub flush_bytes: usize,
     pub block_bytes: Option<usize>,
+    /// Instead of the machine's clock.
+    pub env: Option<Arc<dyn Env>>,
 }
 
 impl NodeOptions {
     pub fn new(store: Arc<dyn ObjectStore>) -> NodeOptions {
-        NodeOptions { store, flush_bytes: 16 << 20, block_bytes: None }
+        NodeOptions { store, flush_bytes: 16 << 20, block_bytes: None, env: None }
     }
 }
 
@@ -41,6 +44,7 @@ impl Node {
     pub async fn try_start(options: &NodeOptions) -> Result<Node, StartError> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
+            .thread_stack_size(millrace_frontend::STACK_BYTES)
             .enable_all()
             .build()
             .expect("threads");
@@ -48,6 +52,7 @@ impl Node {
             object_store: Some(Arc::clone(&options.store)),
             block_bytes: options.block_bytes,
             flush_bytes: Some(options.flush_bytes),
+            env: options.env.clone(),
             ..Overrides::default()
         };
         let started =

@@ -171,7 +171,7 @@ async fn a_panic_ends_one_statement() {
 }
 
 /// Says hello as `root` and returns when the server is ready.
-fn raw(port: u16) -> TcpStream {
+pub fn raw(port: u16) -> TcpStream {
     let mut socket = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
     socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
     let body = b"\0\x03\0\0user\0root\0database\0dev\0\0";
@@ -183,7 +183,7 @@ fn raw(port: u16) -> TcpStream {
 }
 
 /// Reads until these bytes end what has come; what came until the server closed, if it did.
-fn read_until(socket: &mut TcpStream, end: &[u8]) -> Vec<u8> {
+pub fn read_until(socket: &mut TcpStream, end: &[u8]) -> Vec<u8> {
     let mut all = Vec::new();
     let mut part = [0u8; 4096];
     while !all.ends_with(end) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::keys::one_nan;
 use crate::types::UUID_BYTES;
 use crate::zone::Zone;
 use crate::{SqlError, SqlState, SqlType};
@@ -192,8 +193,8 @@ impl ColumnBuilder {
             Inner::Int16(b) => b.append_value(parse_int(text, "smallint")?),
             Inner::Int32(b) => b.append_value(parse_int(text, "integer")?),
             Inner::Int64(b) => b.append_value(parse_int(text, "bigint")?),
-            Inner::Float32(b) => b.append_value(numeric::parse_f32(text)?),
-            Inner::Float64(b) => b.append_value(numeric::parse_f64(text)?),
+            Inner::Float32(b) => b.append_value(one_nan(numeric::parse_f32(text)?)),
+            Inner::Float64(b) => b.append_value(one_nan(numeric::parse_f64(text)?)),
             Inner::Decimal128(b) => {
                 let v: i256 = numeric::parse_decimal(text, precision, scale)?;
                 b.append_value(
@@ -250,13 +251,13 @@ impl ColumnBuilder {
 
     pub(super) fn push_f32(&mut self, v: f32) {
         if let Inner::Float32(b) = &mut self.inner {
-            b.append_value(v);
+            b.append_value(one_nan(v));
         }
     }
 
     pub(super) fn push_f64(&mut self, v: f64) {
         if let Inner::Float64(b) = &mut self.inner {
-            b.append_value(v);
+            b.append_value(one_nan(v));
         }
     }
 

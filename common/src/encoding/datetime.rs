@@ -345,16 +345,8 @@ fn parse_clock(clock: &str) -> Result<i64, Fault> {
     Ok(((h * 60 + m) * 60 + s) * 1_000_000 + us)
 }
 
-/// Microseconds of the digits after the point, rounded half up.
 fn parse_fraction(digits: &str) -> Result<i64, Fault> {
-    if !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return Err(Fault::Syntax);
-    }
-    let mut us = 0;
-    for i in 0..6 {
-        us = us * 10 + digits.as_bytes().get(i).map_or(0, |b| i64::from(b - b'0'));
-    }
-    Ok(us + i64::from(digits.as_bytes().get(6).is_some_and(|b| *b >= b'5')))
+    super::datetime_text::fraction_us(digits).ok_or(Fault::Syntax)
 }
 
 /// Seconds east of Greenwich.

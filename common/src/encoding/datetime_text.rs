@@ -65,7 +65,7 @@ fn clock(text: &str) -> Option<i64> {
         .then_some(((h * 60 + m) * 60 + s) * 1_000_000 + fraction_us(fraction)?)
 }
 
-/// Microseconds of the digits after the point, rounded.
+/// Microseconds of the digits after the point, half of one rounded to the even one.
 pub fn fraction_us(digits: &str) -> Option<i64> {
     if digits.is_empty() {
         return Some(0);
@@ -73,9 +73,12 @@ pub fn fraction_us(digits: &str) -> Option<i64> {
     if !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
-    let padded = format!("{digits:0<7}");
-    let seven: i64 = padded[..7].parse().ok()?;
-    Some((seven + 5) / 10)
+    if digits.len() <= 6 {
+        return format!("{digits:0<6}").parse().ok();
+    }
+    // As a float, as PostgreSQL has it: what it is rounded from is seldom quite a half.
+    let part: f64 = format!("0.{digits}").parse().ok()?;
+    Some((part * 1e6).round_ties_even() as i64)
 }
 
 /// `hhmm[ss]`.

@@ -12,6 +12,7 @@ pub mod builder;
 pub mod datetime;
 pub mod datetime_text;
 pub mod interval;
+pub mod interval_text;
 pub mod numeric;
 pub mod output;
 
@@ -44,7 +45,7 @@ pub fn catalog_type_len(oid: u32) -> i16 {
     match oid {
         18 => 1,
         19 => 64,
-        26 => 4,
+        24 | 26 => 4,
         _ => -1,
     }
 }

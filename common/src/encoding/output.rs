@@ -60,6 +60,11 @@ pub enum Column {
         item: Box<Column>,
         item_oid: u32,
     },
+    /// `regproc`: shown by name, sent as a number.
+    Named {
+        numbers: UInt32Array,
+        names: StringArray,
+    },
     /// `int2vector`, `oidvector`: an array that is printed as `1 2`.
     Vector(Box<Column>),
 }
@@ -141,6 +146,7 @@ impl Column {
             Column::Decimal128 { values, .. } => values,
             Column::Decimal256 { values, .. } => values,
             Column::List { values, .. } => values,
+            Column::Named { numbers, .. } => numbers,
             Column::Vector(list) => list.array(),
         }
     }
@@ -171,6 +177,10 @@ impl Column {
     pub fn put_text(&self, row: usize, buf: &mut BytesMut) -> Result<(), SqlError> {
         if let Column::Text(a) = self {
             buf.put_slice(a.value(row).as_bytes());
+            return Ok(());
+        }
+        if let Column::Named { names, .. } = self {
+            buf.put_slice(names.value(row).as_bytes());
             return Ok(());
         }
         if let Column::Json(a) = self {
@@ -241,7 +251,11 @@ impl Column {
                 write!(digits, "{}", values.value(row))?;
                 write_decimal(buf, digits.as_str(), *scale, false)
             }
-            Column::Text(_) | Column::Json(_) | Column::List { .. } | Column::Vector(_) => Ok(()),
+            Column::Text(_)
+            | Column::Named { .. }
+            | Column::Json(_)
+            | Column::List { .. }
+            | Column::Vector(_) => Ok(()),
         }
     }
 
@@ -288,6 +302,7 @@ impl Column {
             Column::Float32(a) => buf.put_f32(a.value(row)),
             Column::Float64(a) => buf.put_f64(a.value(row)),
             Column::Text(a) => buf.put_slice(a.value(row).as_bytes()),
+            Column::Named { numbers, .. } => buf.put_u32(numbers.value(row)),
             Column::Bytes(a) => buf.put_slice(a.value(row)),
             Column::Uuid(a) => buf.put_slice(a.value(row)),
             Column::Json(a) => {

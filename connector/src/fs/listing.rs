@@ -17,7 +17,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 
 use super::Compression;
 use super::stream::ByteStream;
-use crate::{ConnectorError, options};
+use crate::{ConnectorError, options, paths};
 
 /// A local file may still be being written: it is taken when it has been left alone for so long.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -74,6 +74,9 @@ impl Location {
             Path::parse(literal.trim_end_matches('/')).map_err(|e| invalid(e.to_string()))?
         };
         let directory = local.then(|| FilePath::new("/").join(literal));
+        if let Some(directory) = &directory {
+            paths::check_text(directory)?;
+        }
         Ok(Location { store, prefix, pattern, directory, shown })
     }
 
@@ -90,10 +93,20 @@ impl Location {
         format!("{}{path}", self.shown)
     }
 
+    /// Refuses a local file that a symbolic link leads to from outside of the directories that may be used.
+    pub async fn check_file(&self, path: &str) -> Result<(), ConnectorError> {
+        match self.is_local() {
+            true => paths::check(&FilePath::new("/").join(path)).await,
+            false => Ok(()),
+        }
+    }
+
     /// The files that match now, by name.
     pub async fn list(&self) -> Result<Vec<ObjectMeta>, ConnectorError> {
         let shown = self.shown(self.prefix.as_ref());
         if let Some(directory) = &self.directory {
+            paths::check(directory).await?;
+            self.check_file(self.prefix.as_ref()).await?;
             let meta = tokio::fs::metadata(directory).await;
             let meta = meta.map_err(|e| ConnectorError::io(&shown, plain_reason(&e)))?;
             if meta.is_file() {
@@ -339,6 +352,7 @@ async fn readable(location: &Location, file: &SourceFile) -> Result<(), Connecto
     if !location.is_local() {
         return Ok(());
     }
+    location.check_file(&file.path).await?;
     let path = FilePath::new("/").join(&file.path);
     match tokio::fs::File::open(&path).await {
         Ok(_) => Ok(()),

@@ -38,6 +38,7 @@ impl ByteStream {
         gzip: bool,
         offset: u64,
     ) -> Result<ByteStream, ConnectorError> {
+        location.check_file(&file.path).await?;
         let shown = location.shown(&file.path);
         let path = Path::parse(&file.path).map_err(|e| ConnectorError::io(&shown, e))?;
         // A range that begins at the end of the object is refused by some stores.

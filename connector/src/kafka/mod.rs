@@ -5,7 +5,9 @@
 //! names the partition; compaction and control records leave holes, which hold no rows.
 
 mod message;
+mod properties;
 mod reader;
+pub(crate) use properties::properties;
 pub(crate) use reader::is_transient;
 #[cfg(test)]
 mod tests;
@@ -129,25 +131,6 @@ impl KafkaSource {
     fn place(&self) -> String {
         format!("topic {}", self.topic)
     }
-}
-
-/// The client's settings of a source or sink; those in `reserved` are not the user's.
-pub(crate) fn properties(relation: &Relation, reserved: &[&str]) -> Result<ClientConfig, SqlError> {
-    let mut config = ClientConfig::new();
-    for option in &relation.options {
-        let Some(name) = option.name.strip_prefix("properties.") else { continue };
-        // The singular is what users of streaming databases write.
-        let name = if name == "bootstrap.server" { "bootstrap.servers" } else { name };
-        if reserved.contains(&name) {
-            return Err(options::invalid(format!("option \"properties.{name}\" cannot be set"))
-                .with_hint("Millrace keeps by itself how far it is, with settings of its own."));
-        }
-        config.set(name, &option.value);
-    }
-    if config.get("bootstrap.servers").is_none() {
-        options::required(relation, "properties.bootstrap.servers", "'localhost:9092'")?;
-    }
-    Ok(config)
 }
 
 fn client_config(relation: &Relation) -> Result<ClientConfig, SqlError> {

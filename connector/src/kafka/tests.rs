@@ -216,7 +216,22 @@ fn options_are_checked() {
     };
     let plain = ("PLAIN", "JSON");
     assert!(bad(plain, &[("properties.group.id", "x")]).contains("cannot be set"));
-    assert!(bad(plain, &[("properties.no.such.thing", "x")]).contains("refuses its settings"));
+    assert!(bad(plain, &[("properties.socket.timeout.ms", "x")]).contains("refuses its settings"));
+    let others = [
+        "no.such.thing",
+        "plugin.library.paths",
+        "PLUGIN.library.paths",
+        "ssl.engine.location",
+        "ssl.providers",
+        "sasl.kerberos.kinit.cmd",
+        "sasl.oauthbearer.token.endpoint.url",
+        "socket_cb",
+        "debug",
+    ];
+    for name in others {
+        let error = bad(plain, &[(&format!("properties.{name}"), "x")]);
+        assert!(error.contains("not one that can be set"), "{name}: {error}");
+    }
     assert!(bad(plain, &[("colour", "red")]).contains("unknown option"));
     assert!(bad(plain, &[("scan.startup.mode", "timestamp")]).contains("timestamp.millis"));
     assert!(bad(("PLAIN", "AVRO"), &[]).contains("ENCODE AVRO"));

@@ -20,6 +20,7 @@ use super::format::{Encode, LineWriter};
 use super::{Definition, Publication, Rows, SinkTarget, flag, known, required};
 use crate::error::ConnectorError;
 use crate::options::{invalid, number};
+use crate::paths;
 
 const OPTIONS: &[&str] = &["path", "file_size", "header", "delimiter", "s3.endpoint", "s3.region"];
 /// Bytes after which a publication goes on in another file.
@@ -106,6 +107,7 @@ impl SinkTarget for FsTarget {
             Place::Directory(path) => {
                 let path = path.clone();
                 let made = blocking(move || {
+                    paths::check_blocking(&path)?;
                     std::fs::create_dir_all(&path).map_err(|e| ConnectorError::file(&path, &e))?;
                     let probe = path.join(format!(".{:016x}.tmp", std::process::id()));
                     File::create(&probe).map_err(|e| ConnectorError::file(&path, &e))?;
@@ -172,12 +174,14 @@ fn open(path: &str, relation: &Relation) -> Result<Place, SqlError> {
     if !Path::new(local).is_absolute() {
         return Err(bad("it is not absolute").with_hint("Give a directory by its absolute path."));
     }
+    paths::check_text(Path::new(local))?;
     Ok(Place::Directory(PathBuf::from(local)))
 }
 
 /// Beside its place, synced, renamed, and the directory synced: there whole or not at all.
 fn write_file(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), ConnectorError> {
     let failed = |e: std::io::Error| ConnectorError::file(directory, &e);
+    paths::check_blocking(directory)?;
     std::fs::create_dir_all(directory).map_err(failed)?;
     let staged = directory.join(format!(".{name}.tmp"));
     let mut file = File::create(&staged).map_err(failed)?;

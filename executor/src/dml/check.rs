@@ -5,6 +5,7 @@
 
 use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt32Array};
 use millrace_common::delta::take_rows;
+use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, SqlError, Vnode};
 use millrace_storage::Found;
 
@@ -103,7 +104,7 @@ impl Keyed {
     pub fn check(
         &self,
         layout: &RowLayout,
-        table: &str,
+        primary_key: &ErrorObject,
         kind: DmlKind,
         found: &Found,
     ) -> Result<Writes, DmlError> {
@@ -111,7 +112,7 @@ impl Keyed {
         for (at, &key) in found.input.values().iter().enumerate() {
             existing[key as usize] = Some(at as u32);
         }
-        let checker = Checker { statement: self, layout, table, found, existing };
+        let checker = Checker { statement: self, layout, primary_key, found, existing };
         match kind {
             DmlKind::Insert { on_conflict } => checker.insert(on_conflict),
             DmlKind::Feed { on_conflict } => checker.feed(on_conflict),
@@ -125,7 +126,7 @@ impl Keyed {
 struct Checker<'a> {
     statement: &'a Keyed,
     layout: &'a RowLayout,
-    table: &'a str,
+    primary_key: &'a ErrorObject,
     found: &'a Found,
     /// By distinct key: the row in `found`.
     existing: Vec<Option<u32>>,
@@ -135,7 +136,7 @@ impl Checker<'_> {
     fn duplicate(&self, row: usize) -> DmlError {
         let key = self.layout.describe_key(&self.statement.delta.batch, row);
         DmlError::UniqueViolation {
-            constraint: format!("{}_pkey", self.table),
+            constraint: Box::new(self.primary_key.clone()),
             detail: format!("Key {key} already exists."),
             row: Some(row),
         }
@@ -285,6 +286,8 @@ impl Checker<'_> {
         let s = self.statement;
         let net = net_by_key(&s.keys, &s.delta, &self.layout.identity).map_err(failed)?;
         let (mut rows, mut weights, mut row_count) = (Vec::new(), Vec::new(), 0);
+        // An upsert has its updates first, old rows before new ones, then what it inserts.
+        let updates = 2 * (0..s.keys.len()).take_while(|&i| s.delta.weight(i) < 0).count();
         for key in net.keys() {
             let (mut old, mut new) = (None, None);
             for i in key {
@@ -299,7 +302,11 @@ impl Checker<'_> {
             let Some(row) = new.or(old) else { continue };
             let taken = self.existing[s.group[row as usize] as usize].is_some();
             if old.is_none() && taken {
-                return Err(if upsert { DmlError::Conflict } else { self.duplicate(row as usize) });
+                let inserted = upsert && row as usize >= updates;
+                return Err(match inserted {
+                    true => DmlError::Conflict,
+                    false => self.duplicate(row as usize),
+                });
             }
             row_count += i64::from(new.is_some()) - i64::from(old.is_some());
             rows.push(row);
@@ -374,8 +381,8 @@ impl Checker<'_> {
         let now = take_rows(&self.found.values, &UInt32Array::from(found))?;
         let identity = &self.layout.identity;
         let (seen, now) = (
-            identity.rows_of(seen.columns(), seen.num_rows())?,
-            identity.rows_of(now.columns(), now.num_rows())?,
+            identity.rows(seen.columns(), seen.num_rows())?,
+            identity.rows(now.columns(), now.num_rows())?,
         );
         Ok(seen.iter().zip(now.iter()).all(|(a, b)| a == b))
     }

@@ -14,7 +14,12 @@ use millrace_storage::StorageError;
 use millrace_storage::stage::{Repeated, Staging};
 
 use super::check::Keyed;
-use super::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, Sequencer, resolve};
+use super::reads::{ReadRows, TableRead};
+use super::transaction::{self, Part, Premises};
+use super::{
+    DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, ReadSet, Sequencer, TableLocks,
+    resolve,
+};
 use crate::error::ExecError;
 use crate::memory::{MemoryClass, Reservation};
 use crate::worker::TableSource;
@@ -88,8 +93,8 @@ pub struct Load {
     row_count: i64,
     account: Reservation,
     limits: LoadLimits,
-    /// Other statements of the table wait for this one.
-    turn: Option<tokio::sync::OwnedMutexGuard<()>>,
+    /// What its rows were computed from.
+    read: ReadSet,
 }
 
 impl Load {
@@ -116,17 +121,13 @@ impl Load {
             row_count: 0,
             account,
             limits,
-            turn: None,
+            read: ReadSet::default(),
         })
     }
 
-    /// Makes other statements of the table wait until this load is over: what it reads from now on is
-    /// what it replaces.
-    pub async fn lock_table(&mut self) -> Result<(), DmlError> {
-        let turn = Arc::clone(&self.table.turn).lock_owned().await;
-        self.table.settle().await?;
-        self.turn = Some(turn);
-        Ok(())
+    /// What the rows were computed from: if it has changed by the time they enter, that is a conflict.
+    pub fn rest_on(&mut self, read: ReadSet) {
+        self.read = read;
     }
 
     /// The epoch that the rows which are replaced were read at.
@@ -241,10 +242,11 @@ impl Load {
         }
         self.account.set(0);
         crash::point("load-before-link");
+        let alone = self.stands_alone();
         for _ in 0..MAX_ATTEMPTS {
             match self.enter(&mut staging).await {
                 // A restarted job: the rows are where they were.
-                Err(DmlError::Conflict) if matches!(self.kind, LoadKind::Insert { .. }) => {
+                Err(DmlError::Conflict) if alone => {
                     self.table = self.tables.table(self.job).await?;
                 }
                 other => return other,
@@ -262,6 +264,12 @@ impl Load {
             .map_err(|e| DmlError::Sql(SqlError::internal(e.to_string())))?;
         drop(chunks);
         let kind = DmlKind::Insert { on_conflict };
+        if !self.read.is_empty() {
+            let statement = DmlStatement { id: self.id, delta, kind, mark: None };
+            let premises = self.tables.premises(std::mem::take(&mut self.read)).await?;
+            let part = Part { table: Arc::clone(&self.table), statement };
+            return transaction::commit(self.id, vec![part], premises).await;
+        }
         for _ in 0..MAX_ATTEMPTS {
             let statement = DmlStatement { id: self.id, delta: delta.clone(), kind, mark: None };
             match self.table.apply(statement).await {
@@ -274,17 +282,7 @@ impl Load {
 
     /// Links the staged rows, alone in their epoch.
     async fn enter(&mut self, staging: &mut Staging) -> Result<DmlOutcome, DmlError> {
-        let turn = match self.turn.take() {
-            Some(turn) => turn,
-            None => {
-                let turn = Arc::clone(&self.table.turn).lock_owned().await;
-                self.table.settle().await?;
-                turn
-            }
-        };
-        if let Some(read_at) = self.kind.read_at() {
-            self.table.check_unchanged_since(read_at)?;
-        }
+        let turns = self.turns().await?;
         let mut rows = (self.rows, self.row_count);
         let runs = match self.kind {
             LoadKind::Insert { on_conflict: InsertConflict::Error } => {
@@ -315,8 +313,32 @@ impl Load {
             _ => staging.keep(),
         };
         let fate = self.table.enter_load(self.id, runs, rows.1)?;
-        let epoch = Sequencer::committed_with_turn(fate, turn).await?;
+        let epoch = Sequencer::committed_with_turns(fate, turns).await?;
         Ok(DmlOutcome { epoch, rows_affected: rows.0, kept: None, late: 0 })
+    }
+
+    /// Whether nothing but its own rows decides what it does.
+    fn stands_alone(&self) -> bool {
+        matches!(self.kind, LoadKind::Insert { .. }) && self.read.is_empty()
+    }
+
+    /// The turns of its table and of those that were read, when all that it rests on is still so.
+    async fn turns(&mut self) -> Result<TableLocks, DmlError> {
+        let Premises { reads, locks } =
+            self.tables.premises(std::mem::take(&mut self.read)).await?;
+        let own = (self.table.job, Arc::clone(&self.table));
+        let read = reads.iter().map(|read| (read.table.job, Arc::clone(&read.table)));
+        let tables = read.chain([own]).collect();
+        let turns = match locks {
+            Some(locks) => locks.with(&tables)?,
+            None => TableLocks::take(tables).await,
+        };
+        self.table.settle().await?;
+        let replaced = |epoch| self.table.changed_since(epoch, &ReadRows::All);
+        if self.kind.read_at().is_some_and(replaced) || !reads.iter().all(TableRead::holds) {
+            return Err(DmlError::Conflict);
+        }
+        Ok(turns)
     }
 
     /// Forgets all rows. The same as dropping it.

@@ -3,6 +3,7 @@
 
 pub mod check;
 pub mod load;
+pub mod reads;
 mod resolve;
 pub mod sequencer;
 pub mod staged;
@@ -12,10 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow::array::UInt32Array;
+use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState};
 use millrace_rpc::version::StatementId;
 
 pub use load::{Load, LoadKind, OnRepeat};
+pub use reads::{Filter, Read, ReadRows, ReadSet, TableLocks};
 pub use resolve::second_time;
 pub use sequencer::Sequencer;
 pub use staged::StagedTable;
@@ -98,9 +101,9 @@ pub enum DmlError {
     /// it again at the newest epoch.
     #[error("the statement's rows have changed meanwhile")]
     Conflict,
-    #[error("duplicate key value violates unique constraint \"{constraint}\"")]
+    #[error("duplicate key value violates unique constraint \"{}\"", constraint.constraint.as_deref().unwrap_or_default())]
     UniqueViolation {
-        constraint: String,
+        constraint: Box<ErrorObject>,
         /// `Key (id)=(1) already exists.`
         detail: String,
         /// The statement's row, where it is still known.
@@ -118,9 +121,10 @@ impl From<DmlError> for SqlError {
                 SqlState::SERIALIZATION_FAILURE,
                 "could not serialize access due to concurrent update",
             ),
-            DmlError::UniqueViolation { ref detail, .. } => {
-                let detail = detail.clone();
-                SqlError::new(SqlState::UNIQUE_VIOLATION, e.to_string()).with_detail(detail)
+            DmlError::UniqueViolation { ref detail, ref constraint, .. } => {
+                SqlError::new(SqlState::UNIQUE_VIOLATION, e.to_string())
+                    .with_detail(detail.clone())
+                    .with_object(constraint.as_ref().clone())
             }
         }
     }

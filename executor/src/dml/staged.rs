@@ -12,6 +12,7 @@ use arrow::array::{Array, BinaryArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::interleave;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+use millrace_common::error::ErrorObject;
 use millrace_common::hash::hash_bytes;
 use millrace_common::{DeltaChunk, SqlError};
 use millrace_rpc::catalog::Relation;
@@ -47,7 +48,8 @@ struct Slot {
 #[derive(Clone, Debug)]
 pub struct StagedTable {
     layout: Arc<RowLayout>,
-    name: String,
+    /// The primary key as errors name it.
+    primary_key_object: ErrorObject,
     primary_key: bool,
     steps: Vec<Arc<Step>>,
     /// Positions in `slots`, by key hash.
@@ -81,7 +83,7 @@ impl StagedTable {
         let layout = RowLayout::of_relation(relation).map_err(ExecError::into_sql)?;
         Ok(StagedTable {
             layout: Arc::new(layout),
-            name: relation.name.clone(),
+            primary_key_object: relation.primary_key_object(),
             primary_key: relation.primary_key,
             steps: Vec::new(),
             table: HashTable::new(),
@@ -135,7 +137,12 @@ impl StagedTable {
     pub fn stage(&mut self, pending: Pending, found: &Found) -> Result<u64, DmlError> {
         let failed = |e: ExecError| DmlError::Sql(e.into_sql());
         let there = self.there(&pending, found).map_err(failed)?;
-        let checked = pending.statement.check(&self.layout, &self.name, pending.kind, &there)?;
+        let checked = pending.statement.check(
+            &self.layout,
+            &self.primary_key_object,
+            pending.kind,
+            &there,
+        )?;
         let Writes { delta, vnodes, rows_affected, .. } = checked;
         if !delta.is_empty() {
             let keys = self.layout.keys(&delta.batch, &vnodes).map_err(failed)?;

@@ -1,11 +1,13 @@
-//! COMMIT of a transaction that wrote several tables: one epoch, one log record, all or nothing
+//! Statements that enter several tables, or that rest on what they have read: COMMIT of a transaction, and single
+//! statements that are not told by the rows they write alone. One epoch, one log record, all or nothing
 //! (docs/design.md §4, "Statements").
 //!
-//! The transaction takes the turns of all its tables, in the order of their ids, so that two never wait
-//! for each other in a circle; checks every part; and enters all of them in one synchronous step, in
-//! which no epoch ends. From then on the open epochs of its tables are tied: whichever is sealed
+//! It takes the turns of all its tables, those that it has only read too, in the order of their ids, so that
+//! two never wait for each other in a circle; checks what it has read, and every part; and enters all of them in one
+//! synchronous step, in which no epoch ends. From then on the open epochs of its tables are tied: whichever is sealed
 //! first, all are, as a group, and meta commits a group's epochs by one entry of the log or not at
-//! all. A failed check leaves nothing anywhere.
+//! all. A table that was only read is tied too: what enters it later is not seen before this is. A failed check leaves
+//! nothing anywhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use millrace_rpc::version::StatementId;
 use tokio::sync::oneshot;
 
 use super::check::Writes;
+use super::reads::{TableLocks, TableRead};
 use super::sequencer::{Fate, OnTime, Sequencer};
 use super::{DmlError, DmlOutcome, DmlStatement, unknown_outcome};
 
@@ -25,16 +28,45 @@ pub struct Part {
     pub statement: DmlStatement,
 }
 
-/// Commits all parts at one epoch; the tables are distinct.
-pub async fn commit(id: StatementId, parts: Vec<Part>) -> Result<DmlOutcome, DmlError> {
+/// What it has read, and the turns that it has already.
+#[derive(Default)]
+pub(crate) struct Premises {
+    pub reads: Vec<TableRead>,
+    pub locks: Option<TableLocks>,
+}
+
+type Tables = BTreeMap<JobId, Arc<Sequencer>>;
+
+/// A part that has passed.
+type Checked = (Arc<Sequencer>, Writes, OnTime);
+
+/// Commits all parts at one epoch; their tables are distinct. Without parts it only checks what was read.
+pub(crate) async fn commit(
+    id: StatementId,
+    parts: Vec<Part>,
+    premises: Premises,
+) -> Result<DmlOutcome, DmlError> {
+    let Premises { reads, locks } = premises;
     let mut parts: BTreeMap<JobId, Part> = parts.into_iter().map(|p| (p.table.job, p)).collect();
-    let mut turns = Vec::with_capacity(parts.len());
-    let mut checked = Vec::with_capacity(parts.len());
+    let mut tables: Tables = parts.values().map(|p| (p.table.job, Arc::clone(&p.table))).collect();
+    tables.extend(reads.iter().map(|read| (read.table.job, Arc::clone(&read.table))));
+    let turns = match locks {
+        Some(locks) => locks.with(&tables)?,
+        None => TableLocks::take(tables.clone()).await,
+    };
     for part in parts.values() {
-        turns.push(Arc::clone(&part.table.turn).lock_owned().await);
         part.table.wait_for_room().await?;
     }
-    let mut late = 0;
+    if let Some(stale) = reads.iter().find(|read| !read.holds()) {
+        // It is read again when what has changed is committed: before, it would read the same.
+        let settled = stale.table.state.lock().settled();
+        drop(turns);
+        return match outcome(&stale.table, settled).await {
+            Fate::Refused(error) => Err(error.into()),
+            _ => Err(DmlError::Conflict),
+        };
+    }
+    let (mut checked, mut late) = (Vec::with_capacity(parts.len()), 0);
     for part in parts.values_mut() {
         let on_time = part.table.drop_late(&mut part.statement).await?;
         late += on_time.late;
@@ -46,14 +78,22 @@ pub async fn commit(id: StatementId, parts: Vec<Part>) -> Result<DmlOutcome, Dml
                 drop(turns);
                 return match outcome(&part.table, settled).await {
                     Fate::Committed(_) => Err(error),
-                    fate => refused(fate),
+                    fate => Err(refusal(fate)),
                 };
             }
         }
     }
     let rows_affected = checked.iter().map(|(_, w, _)| w.rows_affected).sum();
-    let waiting = enter(id, checked)?;
+    let waiting = enter(id, checked, &tables)?;
     drop(turns);
+    let epoch = committed(waiting).await?;
+    Ok(DmlOutcome { epoch, rows_affected, kept: None, late })
+}
+
+type Waiting = Vec<(Arc<Sequencer>, oneshot::Receiver<Fate>)>;
+
+/// The epoch at which everything that was entered is committed.
+async fn committed(waiting: Waiting) -> Result<Epoch, DmlError> {
     for (table, _) in &waiting {
         table.meta.request_cut(table.job);
     }
@@ -68,36 +108,37 @@ pub async fn commit(id: StatementId, parts: Vec<Part>) -> Result<DmlOutcome, Dml
         }
     }
     match failed {
-        None => Ok(DmlOutcome { epoch, rows_affected, kept: None, late }),
+        None => Ok(epoch),
         // One part is committed, so all are.
-        Some(_) if epoch > Epoch::ZERO => Ok(DmlOutcome { epoch, rows_affected, kept: None, late }),
-        Some(fate) => refused(fate),
+        Some(_) if epoch > Epoch::ZERO => Ok(epoch),
+        Some(fate) => Err(refusal(fate)),
     }
 }
 
-type Waiting = Vec<(Arc<Sequencer>, oneshot::Receiver<Fate>)>;
-
-/// All parts into their open epochs, or none.
-fn enter(
-    id: StatementId,
-    mut checked: Vec<(Arc<Sequencer>, Writes, OnTime)>,
-) -> Result<Waiting, DmlError> {
-    checked.retain(|(_, writes, _)| !writes.keys.is_empty());
-    let tables: Vec<Arc<Sequencer>> =
-        checked.iter().map(|(table, _, _)| Arc::clone(table)).collect();
-    let Some(first) = tables.first() else { return Ok(Vec::new()) };
+/// All parts into their open epochs, or none. In any case says what to wait for.
+fn enter(id: StatementId, checked: Vec<Checked>, tables: &Tables) -> Result<Waiting, DmlError> {
+    let writes = checked.iter().any(|(_, writes, _)| !writes.keys.is_empty());
+    let list: Vec<Arc<Sequencer>> = tables.values().cloned().collect();
+    let Some(first) = list.first() else { return Ok(Vec::new()) };
     let _seals = first.hold_seals();
-    let mut states: Vec<_> = tables.iter().map(|table| table.state.lock()).collect();
+    let mut states: Vec<_> = list.iter().map(|table| table.state.lock()).collect();
     if states.iter().any(|state| state.is_stopped()) {
         return Err(DmlError::Conflict);
     }
     let mut waiting = Vec::with_capacity(checked.len());
-    for ((table, writes, on_time), state) in checked.into_iter().zip(&mut states) {
+    for (table, part, on_time) in checked {
+        let Some(at) = list.iter().position(|t| t.job == table.job) else { continue };
+        let state = &mut states[at];
         state.note(&on_time);
-        waiting.push((Arc::clone(&table), table.write_statement(state, id, writes)));
-        if tables.len() > 1 {
-            state.tie(&tables);
+        if !part.keys.is_empty() {
+            waiting.push((Arc::clone(&table), table.write_statement(state, id, part)));
+        } else if let Err(receiver) = state.settled() {
+            // That there is nothing to do may follow from what is not committed yet.
+            waiting.push((table, receiver));
         }
+    }
+    if writes && list.len() > 1 {
+        states.iter_mut().for_each(|state| state.tie(&list));
     }
     Ok(waiting)
 }
@@ -112,10 +153,10 @@ async fn outcome(table: &Sequencer, settled: super::sequencer::Settled) -> Fate 
     }
 }
 
-fn refused(fate: Fate) -> Result<DmlOutcome, DmlError> {
+fn refusal(fate: Fate) -> DmlError {
     match fate {
-        Fate::Refused(error) => Err(error.into()),
-        Fate::Unknown => Err(unknown_outcome().into()),
-        Fate::NotCommitted | Fate::Committed(_) => Err(DmlError::Conflict),
+        Fate::Refused(error) => error.into(),
+        Fate::Unknown => unknown_outcome().into(),
+        Fate::NotCommitted | Fate::Committed(_) => DmlError::Conflict,
     }
 }

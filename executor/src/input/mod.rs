@@ -5,6 +5,7 @@
 //! the rows of `(prev, epoch]`, so a job's content at an epoch depends on nothing but the epoch.
 //! Every wait is cancel-safe: what was polled and dropped goes on at the next call.
 
+pub mod estimate;
 pub mod exchange;
 pub mod generated;
 pub mod position;

@@ -23,8 +23,10 @@ use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::exchange::Barrier;
 use crate::input::Reader;
+use crate::input::estimate::ScanEstimate;
 use crate::input::watermark::{SourceWatermark, SplitWatermark, is_idle};
 use crate::marks::{Mark, Marks};
+use crate::stats::Progress;
 
 /// What a source leaf reads, and with what.
 pub struct SourceInput {
@@ -42,6 +44,8 @@ pub struct SourceInput {
     pub read_rows: usize,
     /// Where rows that cannot be read are reported.
     pub errors: Arc<ErrorSink>,
+    /// Of the job.
+    pub progress: Arc<Progress>,
     /// The job's counters as committed: where readers stood exactly.
     pub counters: HashMap<String, u64>,
 }
@@ -77,6 +81,7 @@ pub struct SourceReader {
     /// The split to read next; they take turns.
     turn: usize,
     rows: u64,
+    estimate: ScanEstimate,
     scanning: bool,
 }
 
@@ -134,6 +139,7 @@ impl SourceReader {
             parts,
             turn: 0,
             rows: 0,
+            estimate: ScanEstimate::default(),
             scanning: false,
         })
     }
@@ -215,7 +221,11 @@ impl SourceReader {
             )));
         }
         split.offset = Some(after);
-        self.rows += if self.scanning { batch.num_rows() as u64 } else { 0 };
+        if self.scanning {
+            let (rows, per_row) = (batch.num_rows() as u64, self.from.source.offsets_per_row());
+            self.rows += rows;
+            self.estimate.read(after - offset, rows, per_row, &self.from.progress);
+        }
         let batch = match &self.from.watermark {
             None => batch,
             Some(w) => {
@@ -285,6 +295,12 @@ impl Reader for SourceReader {
                 split.watermark.set_floors(split.number, &marks);
                 split.idle = is_idle(split.number, &marks);
             }
+        }
+        if barrier.backfill {
+            let length = |s: &Split| end(s.number).saturating_sub(self.parts.start(s.number));
+            let total = self.splits.iter().map(length).sum();
+            let per_row = self.from.source.offsets_per_row();
+            self.estimate.begin(total, per_row, &self.from.progress);
         }
         let rows = (self.from.scan_rows / self.splits.len().max(1)).max(1) as u64;
         let step = match barrier.holds_scan(self.from.stage) {
@@ -452,6 +468,7 @@ mod tests {
             stage: 0,
             read_rows: 4,
             errors: Arc::default(),
+            progress: Arc::default(),
             counters: HashMap::new(),
         };
         SourceReader::new(from, task, parallelism, backfill).unwrap()

@@ -27,6 +27,7 @@ use crate::hub::{DeltaHub, EpochDelta};
 use crate::input::Reader;
 use crate::input::position::{Span, spans};
 use crate::marks::{Mark, Marks};
+use crate::stats::Progress;
 
 /// While the upstream job restarts its store is away for a moment: how often to look again.
 const UPSTREAM_POLL: Duration = Duration::from_millis(20);
@@ -55,6 +56,8 @@ pub struct Subscription {
     /// See [`Barrier::stage`].
     pub stage: u32,
     pub chunk_rows: usize,
+    /// Of the job.
+    pub progress: Arc<Progress>,
 }
 
 pub struct SubscribeReader {
@@ -183,6 +186,7 @@ impl SubscribeReader {
             span.last_key = Bytes::copy_from_slice(keys.value(rows - 1));
             *left = left.saturating_sub(rows);
             self.scan.rows += rows as u64;
+            self.from.progress.scanned.add(rows as u64);
             return Ok(Some(DeltaChunk::new(batch.values, weights_of(batch.weights))));
         }
     }

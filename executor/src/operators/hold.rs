@@ -21,6 +21,7 @@ use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::{SchemaRef, TimestampMicrosecondType};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Epoch, Vnode};
 use millrace_planner::graph;
 use millrace_storage::MemRun;
@@ -30,7 +31,7 @@ use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::StateTable;
 use crate::state::fetch::wait;
-use crate::state::keys::{KeyReader, storage_keys};
+use crate::state::keys::{KeyReader, append_storage_key};
 
 /// Rows read of one vnode at once.
 const STEP: usize = 4_096;
@@ -47,6 +48,8 @@ pub struct Hold {
     mode: Mode,
     column: usize,
     keys: KeyReader,
+    /// What tells rows apart beyond their values.
+    apart: RowCodec,
     table: Box<dyn StateTable>,
     schema: SchemaRef,
     vnodes: Range<Vnode>,
@@ -73,6 +76,7 @@ impl Hold {
             mode,
             column: hold.column,
             keys: KeyReader::new(input, &columns, &hold.vnode)?,
+            apart: RowCodec::of_rows(input, &[])?,
             schema: super::nullable(input),
             vnodes: if hold.vnode.is_empty() { 0..1 } else { env.vnodes.clone() },
             earliest: if table.is_empty() { i64::MAX } else { i64::MIN },
@@ -208,7 +212,14 @@ impl Operator for Hold {
             return Ok(());
         }
         let keys = self.keys.read(&chunk.batch)?;
-        let encoded = storage_keys((0..chunk.num_rows()).map(|i| (keys.vnode(i), keys.key(i))));
+        let apart = self.apart.rows(chunk.batch.columns(), chunk.num_rows())?;
+        let mut encoded = BinaryBuilder::new();
+        let mut scratch = Vec::with_capacity(64);
+        for i in 0..chunk.num_rows() {
+            let parts: [&[u8]; 2] = [keys.key(i), apart.row(i).data()];
+            append_storage_key(&mut encoded, &mut scratch, keys.vnode(i), &parts);
+        }
+        let encoded = encoded.finish();
         self.table.write(encoded, chunk.weights.clone(), chunk.batch.clone())?;
         if self.mode == Mode::Expire {
             out.push(chunk);

@@ -46,6 +46,8 @@ pub struct Env {
     pub vnodes: Range<Vnode>,
     /// The last epoch that the job's state has all of.
     pub restored: Epoch,
+    /// Number of the next row of append-only state: see [`crate::sequence`].
+    pub first_arrival: u64,
 }
 
 /// Builds the instance of a node that one task drives. Leaves and roots are the runtime's.
@@ -61,6 +63,7 @@ pub fn build(
         governor: Arc::clone(&ctx.governor),
         vnodes: ctx.vnodes.clone(),
         restored: ctx.restored,
+        first_arrival: ctx.first_arrival,
     };
     let delayed = ctx.options.delay_reads;
     build_with(node, input_schemas, env, &mut |local| {

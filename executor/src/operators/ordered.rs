@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use arrow::array::{ArrayRef, BinaryBuilder, RecordBatch};
 use arrow::compute::SortOptions;
 use arrow::datatypes::SchemaRef;
-use millrace_common::hash::hash_columns;
+use millrace_common::identity::{RowCodec, hash_rows};
 use millrace_common::keys::{KeyCodec, columns_at};
 use millrace_rpc::catalog::RowStorage;
 
@@ -55,8 +55,7 @@ pub type Changes = HashMap<(Slot, KeyBytes), Change>;
 pub struct RowOrder {
     order_columns: Vec<usize>,
     order: KeyCodec,
-    identity_columns: Vec<usize>,
-    identity: KeyCodec,
+    identity: RowCodec,
     pub keyed: bool,
     /// A row's old and new version may both be here: whole-row hashes tell them apart.
     versioned: bool,
@@ -74,17 +73,17 @@ impl RowOrder {
     ) -> Result<RowOrder, ExecError> {
         let keyed = storage == RowStorage::Keyed;
         let given = |c: &usize| group.contains(c) || order.iter().any(|o| o.0 == *c);
-        let identity_columns = if keyed {
-            unique_key.to_vec()
+        let identity = if keyed {
+            RowCodec::of_values(input, unique_key)?
         } else {
-            (0..input.fields().len()).filter(|c| !given(c)).collect()
+            let others: Vec<usize> = (0..input.fields().len()).filter(|c| !given(c)).collect();
+            RowCodec::of_rows(input, &others)?
         };
         let sorted = order.iter().map(|&(c, o)| (input.field(c).data_type().clone(), o));
         Ok(RowOrder {
             order: KeyCodec::with_options(sorted)?,
             order_columns: order.iter().map(|o| o.0).collect(),
-            identity: KeyCodec::for_columns(input, &identity_columns)?,
-            identity_columns,
+            identity,
             keyed,
             versioned: keyed && !append_only,
         })
@@ -92,14 +91,14 @@ impl RowOrder {
 
     /// In-memory keys of a batch's rows, with the lengths of their order parts.
     pub fn keys(&self, batch: &RecordBatch) -> Result<RowKeys, ExecError> {
-        let hashes = if self.versioned {
-            hash_columns(batch.columns(), batch.num_rows())?
-        } else {
-            Vec::new()
-        };
+        let hashes =
+            if self.versioned { hash_rows(batch.columns(), batch.num_rows())? } else { Vec::new() };
         Ok(RowKeys {
             order: encode(&self.order, &columns_at(batch, &self.order_columns))?,
-            identity: encode(&self.identity, &columns_at(batch, &self.identity_columns))?,
+            identity: match self.identity.is_empty() {
+                true => None,
+                false => Some(self.identity.rows(batch.columns(), batch.num_rows())?),
+            },
             hashes,
         })
     }

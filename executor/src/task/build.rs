@@ -37,7 +37,8 @@ use crate::operator::{OperatorContext, Output};
 use crate::operators;
 use crate::options::ExecOptions;
 use crate::publish::SinkRoot;
-use crate::stats::OperatorMetrics;
+use crate::sequence::first_arrival;
+use crate::stats::{OperatorMetrics, Progress};
 
 /// What the tasks of a job are made from.
 pub struct Blueprint<'a> {
@@ -57,6 +58,7 @@ pub struct Blueprint<'a> {
     pub governor: Arc<MemoryGovernor>,
     pub options: Arc<ExecOptions>,
     pub errors: Arc<ErrorSink>,
+    pub progress: Arc<Progress>,
 }
 
 /// A job's tasks, not yet running, and the ends by which the job steers them.
@@ -200,6 +202,7 @@ impl Builder<'_> {
             store: Arc::clone(&self.blueprint.job_store),
             governor: Arc::clone(&self.blueprint.governor),
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
+            progress: Arc::clone(&self.blueprint.progress),
             turn: 0,
             yielded: Instant::now(),
         })
@@ -276,6 +279,9 @@ impl Builder<'_> {
         let distinct = !upstream.key.is_empty() && covers(&upstream.key);
         let narrows = columns.len() < upstream.columns.len() || !distinct;
         let b = &self.blueprint;
+        if b.version.backfill.is_some() && place.task == 0 {
+            b.progress.to_scan.add(b.meta.row_count(relation).unwrap_or(0));
+        }
         Ok(Subscription {
             input,
             relation,
@@ -290,6 +296,7 @@ impl Builder<'_> {
             scan_rows: (b.options.backfill_rows / place.parallelism).max(1),
             stage: self.order.stage(input),
             chunk_rows: b.options.chunk_rows,
+            progress: Arc::clone(&b.progress),
         })
     }
 
@@ -314,6 +321,7 @@ impl Builder<'_> {
             scan_rows: b.options.backfill_rows,
             stage: self.order.stage(input),
             read_rows: b.options.source_rows,
+            progress: Arc::clone(&b.progress),
             errors: Arc::clone(&b.errors),
             counters: b.version.counters.clone(),
         })
@@ -363,6 +371,7 @@ impl Builder<'_> {
             metrics: Arc::clone(metrics),
             governor: Arc::clone(&b.governor),
             restored: Epoch(b.version.epoch),
+            first_arrival: first_arrival(&b.version.counters),
         };
         operators::build(node, schemas, &ctx)
     }

@@ -30,7 +30,7 @@ use crate::marks::Marks;
 use crate::materialize::{Root, RootReport};
 use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, Output};
-use crate::stats::OperatorMetrics;
+use crate::stats::{OperatorMetrics, Progress};
 
 /// Longest stretch of work without giving other tasks a turn.
 const STRETCH: Duration = Duration::from_millis(2);
@@ -117,6 +117,7 @@ pub struct Task {
     store: Arc<JobStore>,
     governor: Arc<MemoryGovernor>,
     chunk_rows: usize,
+    progress: Arc<Progress>,
     /// Leaf to be asked first, so that none starves another.
     turn: usize,
     yielded: Instant,
@@ -269,6 +270,7 @@ impl Task {
     }
 
     async fn breathe(&mut self) {
+        self.progress.note_step();
         if self.yielded.elapsed() > STRETCH {
             tokio::task::yield_now().await;
             self.yielded = Instant::now();
@@ -359,6 +361,7 @@ impl Task {
                 }
                 Kind::Operator(op) => {
                     op.seal(&mut report.runs)?;
+                    op.counters(&mut report.counters);
                     report.due = [report.due, op.due()].into_iter().flatten().min();
                     op.memory_size()
                 }

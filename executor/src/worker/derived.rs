@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, TableId, crash};
 use millrace_planner::graph::{ColumnMark, Retention};
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::version::{
     BackfillPosition, BackfillState, ColumnWatermark, JobCommit, JobVersion, PublishHandle,
     SourceWatermark, retention_counter,
@@ -23,6 +24,7 @@ use crate::exchange::Barrier;
 use crate::hub::{DeltaHub, HubChunk};
 use crate::marks::Marks;
 use crate::publish::{ChangeOf, Publisher};
+use crate::stats::Progress;
 use crate::task::TaskReport;
 
 const DIGEST_ROWS: &str = "blackhole.rows";
@@ -56,6 +58,8 @@ struct Control {
 
 pub struct Derived {
     job: JobId,
+    /// What logs call it.
+    label: String,
     generation: Generation,
     store: Arc<JobStore>,
     hub: Arc<DeltaHub>,
@@ -73,6 +77,7 @@ pub struct Derived {
     stages: Vec<u32>,
     /// Rows that could not be read or computed.
     errors: Arc<ErrorSink>,
+    progress: Arc<Progress>,
 }
 
 /// What all tasks made of an epoch.
@@ -103,7 +108,7 @@ pub struct Cleaning {
 impl Derived {
     #[allow(clippy::too_many_arguments)]
     pub fn new(
-        job: JobId,
+        relation: &Relation,
         generation: Generation,
         store: Arc<JobStore>,
         hub: Arc<DeltaHub>,
@@ -115,6 +120,7 @@ impl Derived {
         publisher: Option<Publisher>,
         stages: Vec<u32>,
         errors: Arc<ErrorSink>,
+        progress: Arc<Progress>,
     ) -> Derived {
         let counter = |name: &str| version.counters.get(name).copied();
         let digest = counter(DIGEST_HASH)
@@ -128,7 +134,8 @@ impl Derived {
             number: 0,
         };
         Derived {
-            job,
+            job: RelationId(relation.id),
+            label: relation.label(),
             generation,
             store,
             hub,
@@ -141,6 +148,7 @@ impl Derived {
             publisher,
             stages,
             errors,
+            progress,
         }
     }
 
@@ -200,6 +208,7 @@ impl Derived {
         for _ in 0..self.tasks {
             all.add(control.reports.recv().await.ok_or(ExecError::Stopped)?);
         }
+        self.progress.note_step();
         fail::fail_point!("executor.sealed");
         crash::point("executor-before-persist");
         let runs = std::mem::take(&mut all.runs);
@@ -245,7 +254,8 @@ impl Derived {
             all.counters.insert(DIGEST_ROWS.to_string(), total.rows as u64);
             all.counters.insert(DIGEST_HASH.to_string(), total.hash);
         }
-        let after = control.backfill.take().and_then(|b| advance(b, barrier, &mut all));
+        let total = self.progress.to_scan.get();
+        let after = control.backfill.take().and_then(|b| advance(b, barrier, total, &mut all));
         let bounds = self.bounds(&all);
         for (table, bound) in &bounds {
             all.counters.insert(retention_counter(table.0), *bound as u64);
@@ -283,7 +293,7 @@ impl Derived {
     pub fn committed(&self, epoch: Epoch) {
         let Some(own) = self.in_flight.lock().pop_front() else { return };
         let Some(persisted) = own.persisted else {
-            tracing::error!(job = %self.job, %epoch, "committed before it was durable");
+            tracing::error!(job = self.label, %epoch, "committed before it was durable");
             return;
         };
         crash::point("executor-before-publish");
@@ -325,7 +335,12 @@ fn stage(backfill: &BackfillState, stages: &[u32]) -> u32 {
 }
 
 /// The state of the backfill after a step; `None`: done.
-fn advance(before: BackfillState, barrier: &Barrier, all: &mut Collected) -> Option<BackfillState> {
+fn advance(
+    before: BackfillState,
+    barrier: &Barrier,
+    rows_total: u64,
+    all: &mut Collected,
+) -> Option<BackfillState> {
     if all.positions.iter().all(|p| p.done) {
         return None;
     }
@@ -335,7 +350,7 @@ fn advance(before: BackfillState, barrier: &Barrier, all: &mut Collected) -> Opt
         snapshot_epoch: barrier.epoch.0,
         positions,
         rows_read: before.rows_read + all.scanned,
-        rows_total: before.rows_total,
+        rows_total,
     })
 }
 

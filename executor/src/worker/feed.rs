@@ -16,6 +16,8 @@ use arrow::compute::{self, filter_record_batch};
 use arrow::datatypes::DataType;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState, SqlType};
 use millrace_connector::{OnError, ReadFrom, Source, SplitReader, create_source};
+use millrace_planner::bind::types::second_digits;
+use millrace_planner::functions::round::round_seconds;
 use millrace_rpc::catalog::{OnConflict, Relation};
 use millrace_rpc::services::{MetaService, SourceParts};
 use millrace_rpc::version::{JobVersion, StatementId, feed_counter};
@@ -159,7 +161,7 @@ impl Feed {
                 // The table has ended.
                 Err(FeedError::Ended) => return,
                 Err(FeedError::Failed(error)) => {
-                    tracing::warn!(table = %self.relation.name, %error, "the table's connector failed");
+                    tracing::warn!(table = self.relation.label(), %error, "the table's connector failed");
                     *self.state.lock() = Some(error);
                     failures += 1;
                     // Readers are opened anew; what has entered the table is behind the offsets.
@@ -290,20 +292,22 @@ impl Feed {
         weights: Option<Int64Array>,
     ) -> Result<(RecordBatch, Option<Int64Array>), ExecError> {
         let rows = batch.num_rows();
+        let read =
+            self.read.iter().zip(batch.columns()).map(|(at, array)| self.rounded(*at, array));
+        let read = read.collect::<Result<Vec<ArrayRef>, ExecError>>()?;
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        let batch = RecordBatch::try_new_with_options(batch.schema(), read, &options)?;
         let computed = self.compute(&batch)?;
-        let columns: Vec<ArrayRef> = self
-            .make
-            .iter()
-            .map(|make| match make {
-                Make::Read(at) => Arc::clone(batch.column(*at)),
-                Make::Compute(at) => Arc::clone(&computed[*at]),
-                Make::Now => now(rows),
-                Make::RowId => {
-                    let first = self.sequencer.allocate_row_ids(rows as u64);
-                    Arc::new(Int64Array::from_iter_values(first..first + rows as i64))
-                }
-            })
-            .collect();
+        let columns = self.make.iter().enumerate().map(|(column, make)| match make {
+            Make::Read(at) => Ok(Arc::clone(batch.column(*at))),
+            Make::Compute(at) => self.rounded(column, &computed[*at]),
+            Make::Now => Ok(now(rows)),
+            Make::RowId => {
+                let first = self.sequencer.allocate_row_ids(rows as u64);
+                Ok(Arc::new(Int64Array::from_iter_values(first..first + rows as i64)) as ArrayRef)
+            }
+        });
+        let columns = columns.collect::<Result<Vec<ArrayRef>, ExecError>>()?;
         let good = self.valid(&columns, weights.as_ref());
         // Deletions bring no more than their key.
         let schema = self.sequencer.schema();
@@ -321,6 +325,15 @@ impl Feed {
             }
         };
         Ok((filter_record_batch(&full, &good)?, weights))
+    }
+
+    /// Times with as many digits of their seconds as their column has.
+    fn rounded(&self, column: usize, array: &ArrayRef) -> Result<ArrayRef, ExecError> {
+        let digits = self.relation.columns.get(column).and_then(|c| second_digits(c.sql_type));
+        match digits {
+            Some(digits) => Ok(round_seconds(array, digits)?),
+            None => Ok(Arc::clone(array)),
+        }
     }
 
     fn compute(&self, batch: &RecordBatch) -> Result<Vec<ArrayRef>, ExecError> {
@@ -391,7 +404,7 @@ fn failed(error: ExecError) -> FeedError {
 }
 
 /// The wall clock, so many times.
-fn now(rows: usize) -> ArrayRef {
+pub(super) fn now(rows: usize) -> ArrayRef {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let array = TimestampMicrosecondArray::from(vec![since.as_micros() as i64; rows]);
     match SqlType::Timestamptz.to_arrow() {

@@ -7,7 +7,6 @@
 use std::sync::{Arc, Weak};
 
 use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch};
-use arrow::datatypes::Schema;
 use bytes::BytesMut;
 use millrace_common::delta::take_rows;
 use millrace_common::encoding::Column;
@@ -16,6 +15,7 @@ use millrace_rpc::catalog::Relation;
 use millrace_rpc::version::StatementId;
 
 use super::Shared;
+use super::feed::now;
 use crate::dml::{DmlError, DmlKind, DmlStatement, SinkMark};
 use crate::error::ExecError;
 
@@ -89,13 +89,19 @@ impl TableTarget {
             let first = table.allocate_row_ids(rows as u64);
             (at, Arc::new(Int64Array::from_iter_values(first..first + rows as i64)) as ArrayRef)
         });
-        // The sink's query has the table's columns in order, but for a hidden row id.
+        // The sink's query has the table's columns in order, but for a hidden row id, and its times of arrival are
+        // those at which a row arrives here.
         let mut columns: Vec<ArrayRef> = chunk.batch.columns().to_vec();
         let hidden = row_ids.as_ref().map(|(at, _)| *at);
         if let Some((at, ids)) = row_ids {
             columns.insert(at.min(columns.len()), ids);
         }
-        check_not_null(schema, &columns, table.name(), hidden)?;
+        for at in table.times_of_arrival() {
+            if let Some(column) = columns.get_mut(*at) {
+                *column = now(rows);
+            }
+        }
+        check_not_null(table, &columns, hidden)?;
         Ok(DeltaChunk::new(RecordBatch::try_new(schema.clone(), columns)?, chunk.weights))
     }
 }
@@ -103,12 +109,11 @@ impl TableTarget {
 /// 23502 with the failing row, as an INSERT would say it. The change is not applied: left out, the row would
 /// be missing without a word.
 fn check_not_null(
-    schema: &Schema,
+    table: &crate::dml::Sequencer,
     columns: &[ArrayRef],
-    table: &str,
     hidden: Option<usize>,
 ) -> Result<(), SqlError> {
-    for (field, column) in schema.fields().iter().zip(columns) {
+    for (field, column) in table.schema().fields().iter().zip(columns) {
         if field.is_nullable() || column.null_count() == 0 {
             continue;
         }
@@ -116,13 +121,16 @@ fn check_not_null(
         let shown = columns.iter().enumerate().filter(|(i, _)| Some(*i) != hidden);
         let values: Vec<String> =
             shown.map(|(_, c)| show(c, row)).collect::<Result<_, SqlError>>()?;
+        let object = table.error_object(field.name());
         return Err(SqlError::new(
             SqlState::NOT_NULL_VIOLATION,
             format!(
-                "null value in column \"{}\" of relation \"{table}\" violates not-null constraint",
-                field.name()
+                "null value in column \"{}\" of relation \"{}\" violates not-null constraint",
+                field.name(),
+                object.table
             ),
         )
+        .with_object(object)
         .with_detail(format!("Failing row contains ({}).", values.join(", ")))
         .with_hint("Drop the sink, and create it with a query that leaves NULLs out."));
     }

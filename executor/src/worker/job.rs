@@ -8,9 +8,11 @@ use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use futures::FutureExt;
-use millrace_common::{Generation, JobId, SqlError};
+use millrace_common::{Generation, JobId, RelationId, SqlError};
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::services::MetaService;
 use millrace_storage::JobStore;
 use parking_lot::Mutex;
@@ -22,7 +24,7 @@ use super::feed::{Feed, FeedState};
 use super::table::Table;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
-use crate::stats::{BarrierLog, Counter, JobStats, OperatorMetrics};
+use crate::stats::{BarrierLog, Counter, JobMetrics, JobStats};
 use crate::task::Task;
 
 /// What a job runs.
@@ -42,11 +44,13 @@ struct Failure {
 
 pub struct Job {
     pub id: JobId,
+    /// What logs call it.
+    pub label: String,
     pub generation: Generation,
     pub store: Option<Arc<JobStore>>,
     pub kind: Kind,
     pub meta: Arc<dyn MetaService>,
-    pub metrics: Vec<Arc<OperatorMetrics>>,
+    pub metrics: JobMetrics,
     pub barriers: BarrierLog,
     pub epochs: Counter,
     pub errors: Arc<ErrorSink>,
@@ -61,16 +65,17 @@ pub struct Job {
 
 impl Job {
     pub fn new(
-        id: JobId,
+        relation: &Relation,
         generation: Generation,
         store: Option<Arc<JobStore>>,
         kind: Kind,
         meta: Arc<dyn MetaService>,
-        metrics: Vec<Arc<OperatorMetrics>>,
+        metrics: JobMetrics,
         errors: Arc<ErrorSink>,
     ) -> Arc<Job> {
         Arc::new(Job {
-            id,
+            id: RelationId(relation.id),
+            label: relation.label(),
             generation,
             store,
             kind,
@@ -94,8 +99,9 @@ impl Job {
             // Weak: the tasks must not keep the job, nor its channels, alive.
             let job = Arc::downgrade(self);
             let stop = self.stop.clone();
+            let progress = Arc::clone(&self.metrics.progress);
             handles.push(runtime.spawn(async move {
-                let run = AssertUnwindSafe(task.run()).catch_unwind();
+                let run = progress.watch(AssertUnwindSafe(task.run()).catch_unwind());
                 let ended = tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
@@ -135,7 +141,7 @@ impl Job {
             return;
         }
         let error = error.into_sql();
-        tracing::warn!(job = %self.id, generation = self.generation.0, %error, "job failed");
+        tracing::warn!(job = self.label, generation = self.generation.0, %error, "job failed");
         let report = {
             let mut failure = self.failure.lock();
             let first = failure.error.is_none();
@@ -211,11 +217,16 @@ impl Job {
     }
 
     pub fn stats(&self) -> JobStats {
+        let progress = &self.metrics.progress;
+        let uploaded = self.store.as_ref().and_then(|s| s.since_upload());
         JobStats {
-            operators: self.metrics.iter().map(|m| m.read()).collect(),
+            operators: self.metrics.operators.iter().map(|m| m.read()).collect(),
             barrier_micros: self.barriers.micros(),
             epochs: self.epochs.get(),
             expression_errors: self.errors.total(),
+            scanned: progress.scanned.get(),
+            to_scan: progress.to_scan.get(),
+            idle: progress.idle().min(uploaded.unwrap_or(Duration::MAX)),
         }
     }
 }

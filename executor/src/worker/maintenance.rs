@@ -95,7 +95,7 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
             shared.runtime.spawn(async move {
                 if let Err(error) = flush(&job).await {
                     // The rows are safe in the tail; the next round tries again.
-                    tracing::warn!(job = %job.id, %error, "flush failed");
+                    tracing::warn!(job = job.label, %error, "flush failed");
                     tokio::time::sleep(FLUSH_PAUSE).await;
                 }
                 job.flushing.store(false, Ordering::Release);

@@ -17,11 +17,12 @@ use super::into_table::TableTarget;
 use super::job::{Job, Kind};
 use super::table::Table;
 use crate::dml::Sequencer;
-use crate::dml::sequencer::Limits;
+use crate::dml::sequencer::{Common, Limits};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::layout::RowLayout;
 use crate::publish::{Publisher, Target};
+use crate::stats::{JobMetrics, Progress};
 use crate::task::build::{Blueprint, build};
 
 pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
@@ -30,8 +31,15 @@ pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, Ex
         RelationKind::Source => {
             let meta = shared.meta()?;
             let errors = Arc::new(ErrorSink::default());
-            let id = RelationId(start.relation.id);
-            Ok(Job::new(id, start.generation, None, Kind::Nothing, meta, Vec::new(), errors))
+            Ok(Job::new(
+                &start.relation,
+                start.generation,
+                None,
+                Kind::Nothing,
+                meta,
+                JobMetrics::default(),
+                errors,
+            ))
         }
         RelationKind::Table => start_table(shared, start).await,
         RelationKind::MaterializedView | RelationKind::Index | RelationKind::Sink => {
@@ -92,6 +100,7 @@ async fn open(
     let id = RelationId(start.relation.id);
     let bounds = bounds(&start.version, &tables);
     let store = shared.store.open_job(id, tables, &start.version).await?;
+    store.set_label(start.relation.label());
     store.set_bounds(&bounds);
     Ok(store)
 }
@@ -104,16 +113,13 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         statement_bytes: shared.options.statement_bytes,
         delta_bytes: shared.options.delta_bytes,
     };
-    let governor = Arc::clone(&shared.governor);
-    let sequencer = Sequencer::new(
-        &start.relation,
-        &store,
-        &start.version,
-        Arc::clone(&meta),
-        governor,
-        Arc::clone(&shared.ties),
-        limits,
-    )?;
+    let common = Common {
+        meta: Arc::clone(&meta),
+        governor: Arc::clone(&shared.governor),
+        hub: Arc::clone(&shared.hub),
+        ties: Arc::clone(&shared.ties),
+    };
+    let sequencer = Sequencer::new(&start.relation, &store, &start.version, common, limits)?;
     let last = Epoch(start.version.epoch);
     shared.hub.open(id, last);
     let sequencer = Arc::new(sequencer);
@@ -129,7 +135,8 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let kind = Kind::Table(table);
     let (of_feed, metas) = (Arc::clone(&errors), Arc::clone(&meta));
-    let job = Job::new(id, start.generation, Some(store), kind, meta, Vec::new(), errors);
+    let metrics = JobMetrics::default();
+    let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     if start.relation.has_connector() {
         let state = Arc::clone(&job.feed);
         let feed = Feed::new(&start.relation, &start.version, fed_by, metas, of_feed, state)?;
@@ -210,6 +217,8 @@ pub async fn start_graph(
     let id = RelationId(start.relation.id);
     let store = open(shared, &start, tables(&start.relation, graph)).await?;
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
+    let progress = Arc::new(Progress::default());
+    progress.scanned.add(start.version.backfill.as_ref().map_or(0, |b| b.rows_read));
     let built = build(Blueprint {
         job: id,
         generation: start.generation,
@@ -225,6 +234,7 @@ pub async fn start_graph(
         governor: Arc::clone(&shared.governor),
         options: Arc::clone(&shared.options),
         errors: Arc::clone(&errors),
+        progress: Arc::clone(&progress),
     })?;
     match &start.version.backfill {
         // Opened when it has caught up.
@@ -232,7 +242,7 @@ pub async fn start_graph(
         None => shared.hub.open(id, Epoch(start.version.epoch)),
     }
     let derived = Derived::new(
-        id,
+        &start.relation,
         start.generation,
         Arc::clone(&store),
         Arc::clone(&shared.hub),
@@ -244,9 +254,11 @@ pub async fn start_graph(
         publisher(shared, &start, graph)?,
         built.stages,
         Arc::clone(&errors),
+        Arc::clone(&progress),
     );
     let kind = Kind::Derived(derived);
-    let job = Job::new(id, start.generation, Some(store), kind, meta, built.metrics, errors);
+    let metrics = JobMetrics { operators: built.metrics, progress };
+    let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     job.spawn(built.tasks, &shared.runtime);
     Ok(job)
 }

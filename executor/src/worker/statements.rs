@@ -2,6 +2,7 @@
 //!
 //! A table whose job is being started again is waited for: to a session a recovery is a pause.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +11,12 @@ use millrace_rpc::version::StatementId;
 
 use super::{Shared, Worker};
 use crate::dml::load::LoadLimits;
-use crate::dml::transaction::{self, Part};
-use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, Load, LoadKind, Sequencer};
+use crate::dml::reads::TableRead;
+use crate::dml::transaction::{self, Part, Premises};
+use crate::dml::{
+    DmlError, DmlKind, DmlOutcome, DmlStatement, Load, LoadKind, Read, ReadSet, Sequencer,
+    TableLocks,
+};
 use crate::memory::MemoryGovernor;
 use crate::worker::job::Kind;
 
@@ -28,18 +33,31 @@ impl Worker {
         self.shared.table(job).await?.apply(statement).await
     }
 
-    /// Commits a transaction's net changes of several tables at one epoch, or none of them.
+    /// Commits net changes of several tables at one epoch, or none of them, if what they were computed from is still
+    /// so.
     pub async fn apply_transaction(
         &self,
         id: StatementId,
         parts: Vec<(JobId, DeltaChunk, DmlKind)>,
+        read: ReadSet,
     ) -> Result<DmlOutcome, DmlError> {
         let mut found = Vec::with_capacity(parts.len());
         for (job, delta, kind) in parts {
             let table = self.shared.table(job).await?;
             found.push(Part { table, statement: DmlStatement { id, delta, kind, mark: None } });
         }
-        transaction::commit(id, found).await
+        let premises = self.shared.premises(read).await?;
+        transaction::commit(id, found, premises).await
+    }
+
+    /// Makes other statements of these tables wait, and waits for those that are under way: what is read from now on
+    /// stays so until the locks are dropped.
+    pub async fn lock_tables(&self, tables: &[JobId]) -> Result<TableLocks, DmlError> {
+        let mut found = BTreeMap::new();
+        for job in tables {
+            found.insert(*job, self.shared.table(*job).await?);
+        }
+        TableLocks::settled(found).await
     }
 
     /// A statement whose rows come in pieces. Nothing is visible before [`Load::finish`].
@@ -69,6 +87,10 @@ impl TableSource {
         self.0.table(job).await
     }
 
+    pub(crate) async fn premises(&self, read: ReadSet) -> Result<Premises, SqlError> {
+        self.0.premises(read).await
+    }
+
     pub(crate) fn governor(&self) -> &Arc<MemoryGovernor> {
         &self.0.governor
     }
@@ -88,6 +110,15 @@ impl Shared {
         };
         let found = tokio::time::timeout(TABLE_WAIT, running).await;
         found.unwrap_or_else(|_| Err(self.why_not_running(id)))
+    }
+
+    /// What was read, with the tables that it was read from.
+    async fn premises(&self, read: ReadSet) -> Result<Premises, SqlError> {
+        let mut reads = Vec::with_capacity(read.reads.len());
+        for Read { table, epoch, rows } in read.reads {
+            reads.push(TableRead { table: self.table(table).await?, epoch, rows });
+        }
+        Ok(Premises { reads, locks: read.locks })
     }
 
     /// What the job failed of, if it did.

@@ -27,12 +27,61 @@ fn arguments(f: &mut Function) -> Vec<&mut Expr> {
 pub(super) fn rows_of_array(f: &mut Function) -> Option<Expr> {
     let name = function_name(f);
     match (name.as_str(), arguments(f).as_mut_slice()) {
-        ("generate_subscripts", [array, _]) if is_catalog_array(array) => {
+        (SUBSCRIPTS, [array, _]) if is_catalog_array(array) => {
             // Vectors count from 0, arrays from 1.
             let first = number(u8::from(!is_vector(array)));
             Some(call("unnest", [call("#subscripts", [take(array), first])]))
         }
         ("_pg_expandarray", [array]) => Some(call("unnest", [take(array)])),
+        _ => None,
+    }
+}
+
+/// `FROM generate_subscripts(i.indkey, 1) AS k`: as in a SELECT list, vectors count from 0.
+pub(super) fn subscripts_of_vector(table: &mut TableFactor) {
+    let (name, args, alias, with_ordinality) = match table {
+        TableFactor::Table { name, args: Some(args), alias, with_ordinality, .. } => {
+            (name, &mut args.args, alias, *with_ordinality)
+        }
+        TableFactor::Function { name, args, alias, with_ordinality, .. } => {
+            (name, args, alias, *with_ordinality)
+        }
+        _ => return,
+    };
+    if name.0.last().and_then(|p| p.as_ident()).map(fold).as_deref() != Some(SUBSCRIPTS) {
+        return;
+    }
+    if let [FunctionArg::Unnamed(FunctionArgExpr::Expr(vector)), _] = args.as_mut_slice()
+        && is_vector(vector)
+    {
+        let named = || TableAlias {
+            explicit: true,
+            name: Ident::new(SUBSCRIPTS),
+            columns: Vec::new(),
+            at: None,
+        };
+        *table = TableFactor::UNNEST {
+            alias: Some(alias.take().unwrap_or_else(named)),
+            array_exprs: vec![call("#subscripts", [take(vector), number(0)])],
+            with_offset: false,
+            with_offset_alias: None,
+            with_ordinality,
+        };
+    }
+}
+
+const SUBSCRIPTS: &str = "generate_subscripts";
+
+/// `array_lower`, `array_upper` and `array_position` of a vector, which counts from 0.
+pub(super) fn places_in_vector(f: &mut Function) -> Option<Expr> {
+    let name = function_name(f);
+    match (name.as_str(), arguments(f).as_mut_slice()) {
+        ("array_lower" | "array_upper" | "array_position", [vector, ..]) if is_vector(vector) => {
+            **vector = call("#numbers", [take(vector)]);
+            let place = Box::new(Expr::Function(f.clone()));
+            let (op, right) = (BinaryOperator::Minus, Box::new(number(1)));
+            Some(Expr::Nested(Box::new(Expr::BinaryOp { left: place, op, right })))
+        }
         _ => None,
     }
 }

@@ -9,7 +9,9 @@ use super::SystemTables;
 use super::objects::{TYPES, columns, indexes, namespaces, relkind, system_table};
 use super::pg::view_text;
 use super::rows::{Cell, Rows, row};
-use crate::ddl::show::told_jobs;
+use crate::ddl::drop::noun;
+use crate::ddl::show::{told_jobs, waits_for};
+use crate::secrets::shown_definition;
 
 /// What [`table`] fills; every other view of `information_schema` is empty.
 const FILLED: [&str; 9] = [
@@ -160,13 +162,15 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
     match name {
         "jobs" => {
             rows = Rows::new(
-                "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i",
+                "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t",
             );
-            for j in told_jobs(t.shared.cluster.as_ref(), catalog) {
+            let all = told_jobs(t.shared.cluster.as_ref(), catalog);
+            for j in &all {
                 let r = named(j.relation);
                 row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()), name: r.map(|r| r.name.as_str()),
-                    state: j.state, progress: j.progress, reason: j.reason, epoch: j.epoch as i64,
-                    lag_ms: j.lag_ms.map(|l| l as i64), late_rows: j.late_rows as i64);
+                    state: j.state.as_str(), progress: j.progress.clone(), reason: j.reason.clone(), epoch: j.epoch as i64,
+                    lag_ms: j.lag_ms.map(|l| l as i64), late_rows: j.late_rows as i64, kind: r.map(|r| noun(r)),
+                    rows: j.rows, state_bytes: j.state_bytes() as i64, waits_for: waits_for(j, &all, catalog));
             }
         }
         "watermarks" => {
@@ -259,7 +263,7 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
                 let key: Vec<String> = key.filter(|c| !c.hidden).map(|c| c.name.clone()).collect();
                 let reads: Vec<i64> = r.depends_on.iter().map(|d| i64::from(*d)).collect();
                 row!(rows; id: r.id, schema_name: &r.schema, name: &r.name, kind: kind, owner: "postgres",
-                    append_only: r.append_only, primary_key: key, definition: &r.definition, depends_on: reads);
+                    append_only: r.append_only, primary_key: key, definition: shown_definition(r), depends_on: reads);
             }
         }
         _ => return None,

@@ -12,6 +12,7 @@ pub mod functions;
 pub mod information;
 pub mod objects;
 pub mod pg;
+pub mod procedures;
 pub mod rewrite;
 pub mod rows;
 pub mod subquery;
@@ -58,7 +59,7 @@ impl SystemTables {
             user: session.user.clone(),
             database: session.database.clone(),
             pid: session.pid,
-            in_transaction: session.stages_writes(),
+            in_transaction: session.in_transaction(),
             prepared: named.map(|(name, p)| (name.clone(), Arc::clone(p))).collect(),
             cursors: session.portals.iter().filter_map(cursor).collect(),
             snapshot: session.shared.cluster.catalog(),

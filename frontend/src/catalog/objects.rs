@@ -5,6 +5,7 @@ use std::sync::Arc;
 use millrace_planner::bind::types::second_digits;
 use millrace_planner::{ParsedStatement, Statement};
 use millrace_rpc::catalog::{Relation, RelationKind};
+use sqlparser::ast::OrderByOptions;
 
 use super::columns::{SYSTEM_TABLES, SystemTable};
 use crate::cluster::CatalogSnapshot;
@@ -16,10 +17,6 @@ pub const OWNER: i64 = 10;
 
 /// Roles; all of them may do everything.
 pub const ROLES: [(i64, &str); 2] = [(OWNER, "postgres"), (16_383, "root")];
-
-/// Functions that drivers look for: those that tell array types from others.
-pub const PROCEDURES: [(i64, &str); 4] =
-    [(750, "array_in"), (751, "array_out"), (2400, "array_recv"), (2401, "array_send")];
 
 /// OIDs of the schemas: PostgreSQL's for its own, numbers in order of name for the others.
 pub fn namespaces(catalog: &CatalogSnapshot) -> Vec<(i64, String)> {
@@ -61,6 +58,8 @@ pub struct Index {
     /// Positions in the table's columns: those it is on, and those it includes.
     pub key: Vec<usize>,
     pub included: Vec<usize>,
+    /// How the columns that it is on were told to be ordered; none of a primary key.
+    orders: Vec<OrderByOptions>,
     pub primary: bool,
 }
 
@@ -79,6 +78,34 @@ impl Index {
         self.names(&self.key)
     }
 
+    /// Whether each column that it is on is in descending order, and has NULLs first.
+    pub fn directions(&self) -> impl Iterator<Item = (bool, bool)> {
+        let options = |i| self.orders.get(i).copied();
+        let one = |o: OrderByOptions| {
+            let descending = o.asc == Some(false);
+            (descending, o.nulls_first.unwrap_or(descending))
+        };
+        (0..self.key.len()).map(move |i| options(i).map_or((false, false), one))
+    }
+
+    /// `pg_index.indoption`.
+    pub fn options(&self) -> Vec<i64> {
+        let bits = |(descending, nulls_first)| i64::from(descending) | i64::from(nulls_first) << 1;
+        self.directions().map(bits).collect()
+    }
+
+    /// The columns that it is on with their order, where it is not the usual one.
+    fn ordered_names(&self) -> Vec<String> {
+        let order = |direction: (bool, bool)| match direction {
+            (false, false) => "",
+            (false, true) => " NULLS FIRST",
+            (true, true) => " DESC",
+            (true, false) => " DESC NULLS LAST",
+        };
+        let names = self.key_names().into_iter().zip(self.directions());
+        names.map(|(name, direction)| name + order(direction)).collect()
+    }
+
     /// `CREATE [UNIQUE] INDEX …`, or the name of column `column` when it is not 0.
     pub fn definition(&self, column: i64) -> String {
         if column > 0 {
@@ -95,7 +122,7 @@ impl Index {
             name = quote_ident(&self.name),
             schema = quote_ident(&self.table.schema),
             table = quote_ident(&self.table.name),
-            key = self.key_names().join(", ")
+            key = self.ordered_names().join(", ")
         )
     }
 
@@ -110,10 +137,11 @@ pub fn indexes(catalog: &CatalogSnapshot) -> Vec<Index> {
         if r.primary_key {
             all.push(Index {
                 oid: i64::from(r.id) + 1_000_000_000,
-                name: format!("{}_pkey", r.name),
+                name: r.primary_key_name(),
                 table: r.clone(),
                 key: r.key.iter().map(|k| *k as usize).collect(),
                 included: Vec::new(),
+                orders: Vec::new(),
                 primary: true,
             });
         } else if r.kind == RelationKind::Index as i32
@@ -123,24 +151,28 @@ pub fn indexes(catalog: &CatalogSnapshot) -> Vec<Index> {
             // It holds more columns, so that reads need nothing else; those are nobody's business.
             let count = r.option(KEY_COLUMNS).and_then(|n| n.parse().ok()).unwrap_or(usize::MAX);
             let key = columns(r).take(count).filter_map(|(_, c)| position(&c.name)).collect();
-            let included = included(r).iter().filter_map(|name| position(name)).collect();
-            let (oid, name) = (i64::from(r.id), r.name.clone());
-            all.push(Index { oid, name, table: table.clone(), key, included, primary: false });
+            let (included, orders) = written(r);
+            let included = included.iter().filter_map(|name| position(name)).collect();
+            let (oid, name, table) = (i64::from(r.id), r.name.clone(), table.clone());
+            all.push(Index { oid, name, table, key, included, orders, primary: false });
         }
     }
     all
 }
 
-/// The columns that an index was told to INCLUDE: the catalog keeps them in its text only.
-fn included(index: &Relation) -> Vec<String> {
-    if !index.definition.to_ascii_lowercase().contains("include") {
-        return Vec::new();
+/// The columns that an index was told to INCLUDE and the order of the others: the catalog keeps them in its text only.
+fn written(index: &Relation) -> (Vec<String>, Vec<OrderByOptions>) {
+    let text = index.definition.to_ascii_lowercase();
+    if !["include", "desc", "nulls"].iter().any(|word| text.contains(word)) {
+        return (Vec::new(), Vec::new());
     }
     match millrace_planner::parse(&index.definition).ok().and_then(|mut all| all.pop()) {
         Some(ParsedStatement { statement: Statement::CreateIndex(def), .. }) => {
-            def.include.iter().map(fold).collect()
+            let order = |asc: bool, nulls_first| OrderByOptions { asc: Some(asc), nulls_first };
+            let orders = def.columns.iter().map(|(_, asc, nulls)| order(*asc, *nulls)).collect();
+            (def.include.iter().map(fold).collect(), orders)
         }
-        _ => Vec::new(),
+        _ => (Vec::new(), Vec::new()),
     }
 }
 

@@ -8,10 +8,14 @@ use millrace_rpc::catalog::{Column, Relation};
 use super::SystemTables;
 use super::columns::SYSTEM_TABLES;
 use super::objects::{
-    OWNER, PG_CATALOG, PROCEDURES, RESERVED, TYPES, columns, format_type, indexes, namespace_oid,
-    namespaces, relkind, system_table,
+    OWNER, PG_CATALOG, RESERVED, TYPES, columns, format_type, indexes, namespace_oid, namespaces,
+    relkind, system_table,
+};
+use super::procedures::{
+    functions_of_array, functions_of_type, modifier_functions, procedures, subscript_function,
 };
 use super::rows::{Cell, Rows, row};
+use crate::secrets::shown_value;
 
 /// What [`table`] fills; every other table of `pg_catalog` is empty.
 const FILLED: [&str; 30] = [
@@ -100,7 +104,7 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
                     indnkeyatts: i.key.len() as i64,
                     indisunique: i.primary, indisprimary: i.primary, indimmediate: true, indisvalid: true,
                     indisready: true, indislive: true, indkey: columns, indcollation: zeros.clone(),
-                    indclass: zeros.clone(), indoption: zeros);
+                    indclass: zeros, indoption: i.options());
             }
         }
         "pg_constraint" => {
@@ -189,8 +193,9 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         "pg_foreign_table" => {
             for r in relations_of("f") {
                 let options = r.options.iter().filter(|o| o.name != "connector");
-                let options: Vec<String> =
-                    options.map(|o| format!("{}={}", o.name, o.value)).collect();
+                let options: Vec<String> = options
+                    .map(|o| format!("{}={}", o.name, shown_value(&o.name, &o.value)))
+                    .collect();
                 let server = r.option("connector").map_or(0, server_oid);
                 row!(rows; ftrelid: r.id, ftserver: server, ftoptions: options);
             }
@@ -199,7 +204,7 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
             row!(rows; oid: 14i64, lanname: "sql", lanowner: OWNER, lanpltrusted: true)
         }
         "pg_proc" => {
-            for (oid, name) in PROCEDURES {
+            for (oid, name) in procedures() {
                 row!(rows; oid: oid, proname: name, pronamespace: PG_CATALOG, proowner: OWNER, prolang: 14i64,
                     prokind: "f", proisstrict: true, provolatile: "s", proparallel: "s");
             }
@@ -344,6 +349,7 @@ fn attributes(t: &SystemTables, rows: &mut Rows) {
                 "f" => (700, 4),
                 "g" => (701, 8),
                 "o" => (26, 4),
+                "r" => (24, 4),
                 "n" => (19, 64),
                 "c" => (18, 1),
                 "z" => (1184, 8),
@@ -363,15 +369,20 @@ fn attributes(t: &SystemTables, rows: &mut Rows) {
 fn types(rows: &mut Rows) {
     for (oid, name, len, category, array) in TYPES {
         let collation = if matches!(oid, 25 | 1042 | 1043) { 100i64 } else { 0 };
+        let [input, output, receive, send] = functions_of_type(oid);
+        let [modin, modout] = modifier_functions(oid);
         row!(rows; oid: oid, typname: name, typnamespace: PG_CATALOG, typowner: OWNER, typlen: len,
             typbyval: (1..=8).contains(&len), typtype: "b", typcategory: category, typisdefined: true,
             typispreferred: matches!(name, "bool" | "text" | "float8" | "oid" | "timestamptz" | "interval"),
-            typdelim: ",", typarray: array, typinput: 1242i64, typoutput: 1243i64, typalign: "i",
+            typdelim: ",", typarray: array, typinput: input, typoutput: output, typreceive: receive, typsend: send,
+            typmodin: modin, typmodout: modout, typsubscript: subscript_function(oid), typalign: "i",
             typstorage: "p", typtypmod: -1i64, typcollation: collation);
         if array > 0 {
+            let [input, output, receive, send] = functions_of_array();
             row!(rows; oid: array, typname: format!("_{name}"), typnamespace: PG_CATALOG, typowner: OWNER,
                 typlen: -1i64, typtype: "b", typcategory: "A", typisdefined: true, typdelim: ",", typelem: oid,
-                typinput: 750i64, typoutput: 751i64, typreceive: 2400i64, typsend: 2401i64, typalign: "i", typstorage: "x", typtypmod: -1i64,
+                typinput: input, typoutput: output, typreceive: receive, typsend: send, typmodin: modin,
+                typmodout: modout, typsubscript: 6179i64, typalign: "i", typstorage: "x", typtypmod: -1i64,
                 typcollation: collation);
         }
     }

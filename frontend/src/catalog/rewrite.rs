@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 use millrace_common::SqlError;
 pub(super) use millrace_planner::bind::desugar::plain_call as call;
-use millrace_planner::bind::names::column_name;
+use millrace_planner::bind::names::{column_name, hidden_name, makes_rows};
 use sqlparser::ast::*;
 
 use super::{expanded, subquery, tableoid};
@@ -165,6 +165,7 @@ impl VisitorMut for Rewrite<'_> {
         subquery::select(select, self);
         let names = self.names.pop().unwrap_or_default();
         self.scopes.pop();
+        let rows = makes_rows(&select.projection);
         for (item, (before, name)) in select.projection.iter_mut().zip(names) {
             if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item {
                 show_registered(e);
@@ -173,10 +174,12 @@ impl VisitorMut for Rewrite<'_> {
                 && *e != before
                 && !matches!(e, Expr::Subquery(_))
             {
-                *item = SelectItem::ExprWithAlias {
-                    expr: take(e),
-                    alias: Ident::with_quote('"', name),
+                // Beside rows that are made of the same column its name would stand for both.
+                let alias = match before {
+                    Expr::CompoundFieldAccess { .. } if rows => hidden_name(&name),
+                    _ => Ident::with_quote('"', name),
                 };
+                *item = SelectItem::ExprWithAlias { expr: take(e), alias };
             }
         }
         ControlFlow::Continue(())
@@ -184,6 +187,7 @@ impl VisitorMut for Rewrite<'_> {
 
     fn pre_visit_table_factor(&mut self, table: &mut TableFactor) -> Flow {
         expanded::keywords(table);
+        expanded::subscripts_of_vector(table);
         ControlFlow::Continue(())
     }
 
@@ -353,13 +357,31 @@ impl Rewrite<'_> {
                     _ => None,
                 }
             }
-            Expr::BinaryOp { op, .. } => {
+            Expr::BinaryOp { left, op, right } => {
                 if let BinaryOperator::PGCustomBinaryOperator(parts) = op {
                     *op = operator(parts.last()?)?;
                 }
+                compared(left, right);
+                compared(right, left);
                 None
             }
+            Expr::Cast { expr: inner, data_type, .. }
+                if tableoid::is_procedure(inner, &self.scopes) =>
+            {
+                match type_name(data_type).0.as_str() {
+                    "text" | "name" | "varchar" => Some(call("#regproc_out", [take(inner)])),
+                    "oid" | "int8" | "bigint" => Some(call("#oid", [take(inner)])),
+                    _ => cast(inner, data_type),
+                }
+            }
             Expr::Cast { expr: inner, data_type, .. } => cast(inner, data_type),
+            Expr::InList { expr, list, .. } => {
+                if let Some(first) = list.first() {
+                    let mut first = first.clone();
+                    compared(expr, &mut first);
+                }
+                None
+            }
             Expr::AnyOp { left, compare_op: BinaryOperator::Eq, right, .. } => any(left, right),
             Expr::AllOp { left, compare_op: BinaryOperator::NotEq, right } => {
                 let any = any(left, right)?;
@@ -372,7 +394,9 @@ impl Rewrite<'_> {
                 FunctionArguments::Subquery(query) => subquery::array(query, self),
                 _ => None,
             },
-            Expr::Function(f) => expanded::rows_of_array(f),
+            Expr::Function(f) => {
+                expanded::rows_of_array(f).or_else(|| expanded::places_in_vector(f))
+            }
             Expr::Identifier(i)
                 if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("current_schema") =>
             {
@@ -395,6 +419,17 @@ impl Rewrite<'_> {
             }
             _ => None,
         }
+    }
+}
+
+/// `oid::regclass = 'name'::regclass`: what would be shown by name is compared by number.
+fn compared(shown: &mut Expr, number: &mut Expr) {
+    let is = |e: &Expr, end: &str| called(e).is_some_and(|name| name.ends_with(end));
+    if is(shown, "_out")
+        && is(number, "_in")
+        && let Some(oid) = first_argument(shown)
+    {
+        *shown = oid;
     }
 }
 
@@ -523,6 +558,8 @@ fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
             Some(Expr::InList { expr: Box::new(take(left)), list, negated: false })
         }
         Expr::Function(f) if function_name(f) == "#no_texts" => Some(boolean(false)),
+        // What the planner makes of its own functions compares by type and knows NULL elements.
+        Expr::Function(f) if is_planners(f) => None,
         Expr::Function(_) => Some(call("#any_eq", [take(left), take(right)])),
         Expr::Identifier(_) | Expr::CompoundIdentifier(_) if subquery::is_catalog_array(array) => {
             Some(call("#any_eq", [take(left), take(right)]))
@@ -531,15 +568,38 @@ fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
     }
 }
 
+/// Whether a call that returns an array is not one of the catalog's functions: `ARRAY(SELECT …)`, `array_agg` and others.
+fn is_planners(f: &Function) -> bool {
+    let (name, known) = (function_name(f), millrace_planner::functions::functions());
+    matches!(f.args, FunctionArguments::Subquery(_))
+        || known.aggregate(&name).is_some()
+        || known.scalar(&name).is_some()
+}
+
 /// Elements of an `int2vector` count from 0.
 fn vector_element(root: &mut Expr, access: &mut [AccessExpr]) -> Option<Expr> {
-    if !subquery::is_vector(root) {
+    // `i.indkey[0]` is read as the field `indkey` of `i`, of which an element is taken.
+    let [fields @ .., AccessExpr::Subscript(subscript)] = access else { return None };
+    let mut vector = match (&*root, fields.is_empty()) {
+        (_, true) => root.clone(),
+        (Expr::Identifier(table), false) => {
+            let mut parts = vec![table.clone()];
+            for field in fields {
+                let AccessExpr::Dot(Expr::Identifier(field)) = field else { return None };
+                parts.push(field.clone());
+            }
+            Expr::CompoundIdentifier(parts)
+        }
+        _ => return None,
+    };
+    if !subquery::is_vector(&vector) {
         return None;
     }
-    match access {
-        [AccessExpr::Subscript(Subscript::Index { index })] => {
-            Some(call("#vector_get", [take(root), take(index)]))
+    match subscript {
+        Subscript::Index { index } => Some(call("#vector_get", [take(&mut vector), take(index)])),
+        Subscript::Slice { lower_bound: Some(from), upper_bound: Some(to), stride: None } => {
+            Some(call("#vector_slice", [take(&mut vector), take(from), take(to)]))
         }
-        _ => None,
+        Subscript::Slice { .. } => None,
     }
 }

@@ -1,7 +1,8 @@
 //! A system table under construction: columns by name, filled row by row.
 //!
 //! Kinds: `b` boolean, `s`/`d`/`i` integers of 2, 4 and 8 bytes, `f`/`g` floats, `o` oid, `n` name,
-//! `c` "char", `t` text, `z` timestamptz, `a` text[], `v` int2vector, `k` smallint[], `w` oidvector. OIDs are computed with as bigint;
+//! `c` "char", `t` text, `z` timestamptz, `a` text[], `v` int2vector, `k` smallint[], `l` integer[],
+//! `w` oidvector, `r` regproc. OIDs are computed with as bigint;
 //! the field's metadata ([`TYPE_OID`]) tells what a client is told.
 
 use std::collections::HashMap;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use arrow::array::{
     ArrayRef, BooleanArray, Float32Array, Float64Array, Int16Array, Int16Builder, Int32Array,
-    Int64Array, Int64Builder, ListBuilder, RecordBatch, StringArray, StringBuilder,
+    Int32Builder, Int64Array, Int64Builder, ListBuilder, RecordBatch, StringArray, StringBuilder,
     TimestampMicrosecondArray,
 };
 use arrow::datatypes::{DataType, Field, Schema};
@@ -65,12 +66,14 @@ pub fn field(name: &str, kind: char) -> Field {
         'f' => (DataType::Float32, 0),
         'g' => (DataType::Float64, 0),
         'o' => (DataType::Int64, 26),
+        'r' => (DataType::Int64, 24),
         'n' => (DataType::Utf8, 19),
         'c' => (DataType::Utf8, 18),
         'z' => (SqlType::Timestamptz.to_arrow(), 0),
         'a' => (list(DataType::Utf8), 0),
         'v' => (list(DataType::Int16), 22),
         'k' => (list(DataType::Int16), 0),
+        'l' => (list(DataType::Int32), 0),
         'w' => (list(DataType::Int64), 30),
         _ => (DataType::Utf8, 0),
     };
@@ -99,7 +102,7 @@ pub fn array(kind: char, cells: &[Cell]) -> ArrayRef {
         'd' => {
             Arc::new(ints().map(|i| i.and_then(|i| i32::try_from(i).ok())).collect::<Int32Array>())
         }
-        'i' | 'o' => Arc::new(ints().collect::<Int64Array>()),
+        'i' | 'o' | 'r' => Arc::new(ints().collect::<Int64Array>()),
         'z' => Arc::new(ints().collect::<TimestampMicrosecondArray>().with_timezone("UTC")),
         'f' => Arc::new(ints().map(|i| i.map(|i| i as f32)).collect::<Float32Array>()),
         'g' => Arc::new(ints().map(|i| i.map(|i| i as f64)).collect::<Float64Array>()),
@@ -118,6 +121,16 @@ pub fn array(kind: char, cells: &[Cell]) -> ArrayRef {
             for cell in cells {
                 match cell {
                     Cell::Ints(v) => b.append_value(v.iter().map(|i| i16::try_from(*i).ok())),
+                    _ => b.append_null(),
+                }
+            }
+            Arc::new(b.finish())
+        }
+        'l' => {
+            let mut b = ListBuilder::new(Int32Builder::new());
+            for cell in cells {
+                match cell {
+                    Cell::Ints(v) => b.append_value(v.iter().map(|i| i32::try_from(*i).ok())),
                     _ => b.append_null(),
                 }
             }
@@ -163,7 +176,7 @@ impl Rows {
         for (column, kind) in self.columns.iter_mut().zip(&self.kinds) {
             column.push(match kind {
                 'b' => Cell::Bool(false),
-                's' | 'd' | 'i' | 'o' | 'f' | 'g' => Cell::Int(0),
+                's' | 'd' | 'i' | 'o' | 'r' | 'f' | 'g' => Cell::Int(0),
                 'c' => Cell::Text(String::new()),
                 _ => Cell::Null,
             });

@@ -6,6 +6,7 @@
 
 use sqlparser::ast::*;
 
+use super::columns::SYSTEM_TABLES;
 use super::objects::system_table;
 use super::rewrite::call;
 use crate::cluster::CatalogSnapshot;
@@ -139,4 +140,26 @@ pub(super) fn value(e: &Expr, scopes: &[Scope]) -> Option<Expr> {
     };
     let number = Expr::value(Value::Number(oid.to_string(), false));
     Some(call("#oid", [number]))
+}
+
+/// Whether an expression is a column of a system table that names a function (`regproc`).
+pub(super) fn is_procedure(e: &Expr, scopes: &[Scope]) -> bool {
+    let has = |oid: i64, column: &str| {
+        let table = SYSTEM_TABLES.iter().find(|s| i64::from(s.2) == oid);
+        table.is_some_and(|s| s.4.split_whitespace().any(|c| c.strip_suffix(":r") == Some(column)))
+    };
+    match e {
+        Expr::Nested(e) => is_procedure(e, scopes),
+        Expr::CompoundIdentifier(parts) => {
+            let [.., table, column] = parts.as_slice() else { return false };
+            let table = fold(table);
+            let found = scopes.iter().rev().flatten().find(|(name, _)| *name == table);
+            found.and_then(|(_, oid)| *oid).is_some_and(|oid| has(oid, &fold(column)))
+        }
+        Expr::Identifier(column) => {
+            let column = fold(column);
+            scopes.iter().rev().flatten().any(|(_, oid)| oid.is_some_and(|oid| has(oid, &column)))
+        }
+        _ => false,
+    }
 }

@@ -13,14 +13,18 @@ use crate::session::cursor::columns_of;
 use crate::wire::FrontendMessage;
 
 impl Connection {
-    /// Takes COPY data until the client is done with it.
-    pub(super) async fn copy_in(&mut self, mut copy: CopyIn) -> Result<(), Failure> {
+    /// Takes COPY data until the client is done with it. `pipelined`: other statements may follow before Sync.
+    pub(super) async fn copy_in(
+        &mut self,
+        mut copy: CopyIn,
+        pipelined: bool,
+    ) -> Result<(), Failure> {
         self.out.copy_in_response(copy.columns(), copy.is_binary());
         self.flush().await?;
         let (cancel, timeout, gone) =
             (self.session.cancel.clone(), self.timeout(), self.gone.clone());
         loop {
-            let next = async { Ok(self.messages.recv().await) };
+            let next = async { Ok(self.receive().await) };
             match guarded(&CancellationToken::new(), &cancel, timeout, next).await? {
                 Some(Ok(FrontendMessage::CopyData(data))) => {
                     copy.push(&data.data)?;
@@ -47,6 +51,9 @@ impl Connection {
                 Some(Err(e)) => return Err(protocol_violation(&e).into()),
                 None => return Err(Failure::Io(std::io::ErrorKind::UnexpectedEof.into())),
             }
+        }
+        if pipelined {
+            self.enter_pipeline_after_copy(&copy).await?;
         }
         let tag = guarded(&gone, &cancel, timeout, copy.finish(&self.session)).await?;
         self.session.notice_late();

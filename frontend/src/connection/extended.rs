@@ -6,7 +6,10 @@ use millrace_common::{SqlError, SqlState};
 use millrace_planner::Interrupt;
 use pgwire::messages::extendedquery::{Bind, TARGET_TYPE_BYTE_PORTAL};
 
+use super::live::passing_on;
 use super::{Connection, Ending, Failure, SEND_BYTES, guarded};
+use crate::query::planning::Held;
+use crate::session::busy;
 use crate::session::execute::{ends_block, no_statement};
 use crate::session::prepare::{PortalState, Running, cannot_run, columns_changed};
 use crate::session::scroll::{Fetched, Scroll, Way};
@@ -59,7 +62,7 @@ impl Connection {
             ));
         }
         if matches!(self.session.block, crate::session::Block::Failed { .. }) {
-            let statements = crate::statements::parse(sql)?;
+            let (statements, _held) = self.parse_string(sql)?;
             if let [only] = statements.as_slice()
                 && !ends_block(&only.statement)
             {
@@ -69,9 +72,12 @@ impl Connection {
         self.begin_statement(sql);
         let ending = Ending::new(&self.gone, &self.session.cancel, self.timeout());
         let interrupt = Interrupt::new(move || ending.error());
-        let prepared = interrupt.during(|| self.session.prepare(sql, types));
+        let held = Held::new(self.session.engine());
+        let prepare = || busy(|| self.session.prepare(sql, types));
+        let prepared = interrupt.during(|| held.during(prepare));
         self.end_statement();
-        self.session.prepared.insert(name, Arc::new(prepared?));
+        let prepared = Arc::new(prepared?.holding(held));
+        self.session.prepared.insert(name, prepared);
         self.out.parse_complete();
         Ok(())
     }
@@ -124,9 +130,19 @@ impl Connection {
 
     async fn execute(&mut self, name: &str, max_rows: usize) -> Result<(), Failure> {
         let mut portal = self.session.portals.remove(name).ok_or_else(|| no_portal(name))?;
-        let text = portal.prepared.statement.as_ref().map_or(String::new(), |s| s.text.clone());
+        let mut text = String::new();
+        if let Some(parsed) = &portal.prepared.statement {
+            text.clone_from(&parsed.text);
+            if matches!(portal.state, PortalState::Ready) {
+                self.session.arrive();
+                self.enter_pipeline(&parsed.statement).await;
+            }
+        }
         self.begin_statement(&text);
+        self.ends_string = self.session.last_of_many;
         let result = self.execute_portal(name, &mut portal, max_rows).await;
+        self.session.last_of_many = false;
+        self.ends_string = false;
         self.end_statement();
         self.session.portals.insert(name.to_owned(), portal);
         result
@@ -145,19 +161,19 @@ impl Connection {
             }
             portal.state = PortalState::Failed;
             let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
-            let outcome = guarded(
-                &self.gone,
-                &cancel,
-                timeout,
-                self.session.run_prepared(&portal.prepared, &portal.values),
-            )
-            .await?;
+            let live = Arc::clone(&self.session.live);
+            let work = Box::pin(self.session.run_prepared(&portal.prepared, &portal.values));
+            let work = guarded(&self.gone, &cancel, timeout, work);
+            let outcome = passing_on(&live, &mut self.out, &mut self.write, work).await?;
             self.flush_notices();
             portal.state = PortalState::Done;
             match outcome {
-                Outcome::Empty => self.out.empty_query(),
-                Outcome::Command(tag) => self.complete(&tag),
-                Outcome::CopyIn(copy) => self.copy_in(*copy).await?,
+                Outcome::Empty => {
+                    self.commit_string().await?;
+                    self.out.empty_query()
+                }
+                Outcome::Command(tag) => self.conclude(&tag).await?,
+                Outcome::CopyIn(copy) => self.copy_in(*copy, true).await?,
                 Outcome::CopyOut(copy) => self.copy_out(*copy).await?,
                 Outcome::Rows(rows) => {
                     same_shape(portal.prepared.fields.as_deref(), &rows.fields)?;
@@ -180,7 +196,7 @@ impl Connection {
                     let sent = rows.sent - before;
                     let tag = rows.rows.tag.replace("{n}", &sent.to_string());
                     portal.state = PortalState::Done;
-                    self.complete(&tag);
+                    self.conclude(&tag).await?;
                 } else {
                     portal.state = PortalState::Running(running);
                     self.out.portal_suspended();

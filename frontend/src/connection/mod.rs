@@ -10,28 +10,32 @@
 
 mod copy;
 mod extended;
+mod live;
+mod pipeline;
 mod rows;
 mod simple;
 mod start;
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use futures::FutureExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_executor::dml::ENTERED;
-use millrace_planner::Interrupt;
+use millrace_planner::{Interrupt, ParsedStatement};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::ddl::{UNDOING, Undoing};
+use crate::query::planning::{self, HELD, Held};
 use crate::server::IDLE;
-use crate::session::{Session, canceled, timed_out};
+use crate::session::{Session, busy, canceled, timed_out};
 use crate::wire::{Backend, FrontendMessage, ProtocolError, TransactionStatus, decode_message};
 
 pub use start::run;
@@ -77,10 +81,14 @@ struct Connection {
     out: Backend,
     write: Writer,
     messages: mpsc::Receiver<Message>,
+    /// Messages that have been looked at and not handled.
+    ahead: VecDeque<Message>,
     /// The client closed its side.
     gone: CancellationToken,
     /// The server ends.
     stop: CancellationToken,
+    /// The client has been told that it is its turn, and has sent nothing since.
+    waiting: bool,
     /// An extended message failed: the rest up to Sync is ignored.
     skip_to_sync: bool,
     /// The statement under way is the last of a query string.
@@ -109,14 +117,21 @@ impl Connection {
     async fn serve(&mut self) -> std::io::Result<()> {
         self.flush().await?;
         loop {
+            let stop = self.stop.clone();
+            let idle = elapsed(self.idle_limit());
             let message = tokio::select! {
                 biased;
-                () = self.stop.cancelled() => {
+                () = stop.cancelled() => {
                     self.out.error("FATAL", &terminated());
                     return self.flush().await;
                 }
-                message = self.messages.recv() => message,
+                message = self.receive() => message,
+                () = idle => {
+                    self.out.error("FATAL", &idle_too_long());
+                    return self.flush().await;
+                }
             };
+            self.waiting = false;
             match message {
                 None | Some(Ok(FrontendMessage::Terminate(_))) => return Ok(()),
                 Some(Err(e)) => {
@@ -128,15 +143,22 @@ impl Connection {
         }
     }
 
+    /// How long the client may leave its transaction as it is.
+    fn idle_limit(&self) -> Option<Duration> {
+        let limit = || self.session.settings.millis("idle_in_transaction_session_timeout");
+        (self.waiting && self.session.in_block()).then(limit)?.map(Duration::from_millis)
+    }
+
+    /// Tells the client that it is its turn.
+    async fn ready(&mut self) -> std::io::Result<()> {
+        self.waiting = true;
+        self.out.ready_for_query(self.session.status());
+        self.flush().await
+    }
+
     async fn dispatch(&mut self, message: FrontendMessage) -> std::io::Result<()> {
         if let FrontendMessage::Sync(_) = message {
-            self.skip_to_sync = false;
-            // Without a block every Sync ends the implicit transaction and its portals.
-            if !self.session.in_block() {
-                self.session.portals.retain(|_, p| p.hold);
-            }
-            self.out.ready_for_query(self.session.status());
-            return self.flush().await;
+            return self.sync().await;
         }
         if let FrontendMessage::Query(query) = message {
             self.skip_to_sync = false;
@@ -159,6 +181,7 @@ impl Connection {
 
     fn fail(&mut self, e: &SqlError) {
         self.ends_string = false;
+        self.session.last_of_many = false;
         self.flush_notices();
         // A statement that was cut off because its connection ends says so.
         if self.stop.is_cancelled() && e.state == SqlState::QUERY_CANCELED {
@@ -175,11 +198,22 @@ impl Connection {
         self.session.cancel = self.session.shared.begin_statement(self.session.pid, text);
     }
 
+    /// Parses a string as a statement that can be cancelled, whose memory is counted as long as what comes with it lives.
+    fn parse_string(&mut self, sql: &str) -> Result<(Vec<ParsedStatement>, Arc<Held>), SqlError> {
+        self.begin_statement(sql);
+        let ending = Ending::new(&self.gone, &self.session.cancel, self.timeout());
+        let held = Held::new(self.session.engine());
+        let parse = || busy(|| crate::statements::parse(sql));
+        let parsed = Interrupt::new(move || ending.error()).during(|| held.during(parse));
+        self.end_statement();
+        Ok((parsed?, held))
+    }
+
     fn end_statement(&mut self) {
         let application = self.session.settings.get("application_name").unwrap_or_default();
         let resting = match self.session.status() {
-            TransactionStatus::Idle => IDLE,
-            TransactionStatus::Transaction => "idle in transaction",
+            TransactionStatus::Idle if !self.session.in_transaction() => IDLE,
+            TransactionStatus::Idle | TransactionStatus::Transaction => "idle in transaction",
             TransactionStatus::Error => "idle in transaction (aborted)",
         };
         self.session.shared.end_statement(self.session.pid, application, resting);
@@ -203,6 +237,7 @@ impl Connection {
         }
         let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
         guarded(&self.gone, &cancel, timeout, self.session.commit_implicit()).await?;
+        self.flush_notices();
         self.session.end_string();
         Ok(())
     }
@@ -219,7 +254,9 @@ impl Connection {
 
     fn flush_notices(&mut self) {
         for (severity, notice) in std::mem::take(&mut self.session.notices) {
-            self.out.notice(severity, &notice);
+            if self.session.is_told(severity) {
+                self.out.notice(severity, &notice);
+            }
         }
     }
 
@@ -253,7 +290,8 @@ impl Ending {
         if self.cancel.is_cancelled() || self.gone.is_cancelled() {
             return Some(canceled());
         }
-        self.deadline.filter(|d| Instant::now() >= *d).map(|_| timed_out())
+        let late = self.deadline.filter(|d| Instant::now() >= *d).map(|_| timed_out());
+        late.or_else(planning::error)
     }
 
     /// Work whose planning ends with the statement, unless its rows have entered the log.
@@ -275,23 +313,18 @@ impl Ending {
 /// Awaits under the statement's cancellation, its timeout and the client's presence. A panic, which may
 /// come from a library, is an error of the statement and leaves the connection. Once the statement's rows are on
 /// their way into the log nobody can say that it has not taken place: it ends as one of unknown outcome.
-async fn guarded<T>(
+pub(crate) async fn guarded<T>(
     gone: &CancellationToken,
     cancel: &CancellationToken,
     timeout: Option<Duration>,
     work: impl Future<Output = Result<T, SqlError>>,
 ) -> Result<T, SqlError> {
-    let expired = async {
-        match timeout {
-            Some(t) => tokio::time::sleep(t).await,
-            None => std::future::pending().await,
-        }
-    };
+    let expired = elapsed(timeout);
     let entered = Arc::new(AtomicBool::new(false));
     let undoing = Arc::new(Undoing::default());
     let ending = Ending::new(gone, cancel, timeout);
     let work = ENTERED.scope(Arc::clone(&entered), AssertUnwindSafe(work).catch_unwind());
-    let work = UNDOING.scope(Arc::clone(&undoing), work);
+    let work = UNDOING.scope(Arc::clone(&undoing), HELD.scope(OnceLock::new(), work));
     let work = ending.during(Arc::clone(&entered), work);
     let ended = tokio::select! {
         biased;
@@ -314,6 +347,20 @@ fn uncertain(ended: &SqlError) -> SqlError {
         .with_detail("The statement was being committed: it may or may not have taken place.")
 }
 
+/// Returns after this time; never where there is no limit.
+async fn elapsed(limit: Option<Duration>) {
+    match limit {
+        Some(limit) => tokio::time::sleep(limit).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What a client is told that has left its transaction open for too long.
+fn idle_too_long() -> SqlError {
+    let message = "terminating connection due to idle-in-transaction timeout";
+    SqlError::new(SqlState("25P03"), message)
+}
+
 /// What a client is told whose connection ends by our will.
 fn terminated() -> SqlError {
     let message = "terminating connection due to administrator command";
@@ -321,7 +368,7 @@ fn terminated() -> SqlError {
 }
 
 /// What a client is told of a panic.
-fn panicked() -> SqlError {
+pub(crate) fn panicked() -> SqlError {
     SqlError::internal("the statement panicked")
         .with_detail("Only this statement is affected. The server's log says where.")
 }

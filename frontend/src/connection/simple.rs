@@ -1,9 +1,11 @@
 //! The simple query protocol: a string of statements, each run as it comes.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
 use futures::FutureExt;
 
+use super::live::passing_on;
 use super::{Connection, Failure, guarded, panicked};
 use crate::session::Outcome;
 use crate::session::prepare::Running;
@@ -18,13 +20,18 @@ impl Connection {
             Err(Failure::Io(e)) => return Err(e),
             Err(Failure::Sql(e)) => self.fail(&e),
         }
-        self.out.ready_for_query(self.session.status());
-        self.flush().await
+        self.ready().await
     }
 
     async fn run_string(&mut self, text: &str) -> Result<(), Failure> {
-        let statements = crate::statements::parse(text)?;
+        let (statements, _held) = self.parse_string(text)?;
+        self.session.arrive();
         if statements.is_empty() {
+            // Ends what came before it without Sync, too.
+            self.ends_string = true;
+            let committed = self.commit_string().await;
+            self.ends_string = false;
+            committed?;
             self.out.empty_query();
         }
         for (i, parsed) in statements.iter().enumerate() {
@@ -33,8 +40,10 @@ impl Connection {
                 self.session.begin_implicit();
             }
             self.ends_string = i + 1 == statements.len();
+            self.session.last_of_many = self.ends_string;
             let result = self.run_statement(parsed).await;
             self.ends_string = false;
+            self.session.last_of_many = false;
             self.end_statement();
             result?;
         }
@@ -45,13 +54,11 @@ impl Connection {
         &mut self,
         parsed: &millrace_planner::ParsedStatement,
     ) -> Result<(), Failure> {
-        let outcome = guarded(
-            &self.gone,
-            &self.session.cancel.clone(),
-            self.timeout(),
-            self.session.execute(parsed, &[]),
-        )
-        .await?;
+        let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
+        let live = Arc::clone(&self.session.live);
+        let work = Box::pin(self.session.execute(parsed, &[]));
+        let work = guarded(&self.gone, &cancel, timeout, work);
+        let outcome = passing_on(&live, &mut self.out, &mut self.write, work).await?;
         self.flush_notices();
         match outcome {
             Outcome::Empty => {
@@ -66,7 +73,7 @@ impl Connection {
                 let tag = running.rows.tag.replace("{n}", &running.sent.to_string());
                 self.conclude(&tag).await?;
             }
-            Outcome::CopyIn(copy) => self.copy_in(*copy).await?,
+            Outcome::CopyIn(copy) => self.copy_in(*copy, false).await?,
             Outcome::CopyOut(copy) => self.copy_out(*copy).await?,
         }
         Ok(())

@@ -1,10 +1,9 @@
 //! From an accepted socket to a session: TLS and version negotiation, who wants in, the greeting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::BytesMut;
 use millrace_common::settings::SETTINGS;
@@ -20,14 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Connection, READ_AHEAD, Reader, Writer, read_messages};
 use crate::auth;
+use crate::entrance::Entrant;
 use crate::server::{Activity, Shared};
 use crate::session::Session;
 use crate::wire::{
-    Backend, FrontendMessage, ProtocolError, decode_message, decode_startup, sasl_initial,
+    Backend, FrontendMessage, ProtocolError, decode_password, decode_startup, sasl_initial,
 };
-
-/// A client that does not say who it is has this long.
-const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Parameters = BTreeMap<String, String>;
 
@@ -36,10 +33,11 @@ pub async fn run(
     shared: Arc<Shared>,
     socket: TcpStream,
     address: SocketAddr,
+    entrant: Entrant,
     stop: CancellationToken,
 ) {
     let _ = socket.set_nodelay(true);
-    if let Err(e) = serve(shared, socket, address, stop).await {
+    if let Err(e) = serve(shared, socket, address, entrant, stop).await {
         tracing::debug!(%address, error = %e, "connection ended");
     }
 }
@@ -54,12 +52,18 @@ struct Opening {
 }
 
 impl Opening {
-    /// The next message of a client that is proving who it is; `None`: it is not one of these.
-    async fn password_message(&mut self) -> std::io::Result<Option<PasswordMessageFamily>> {
+    /// The next message of a client that is proving who it is.
+    async fn password_message(
+        &mut self,
+    ) -> std::io::Result<Result<PasswordMessageFamily, SqlError>> {
         loop {
-            match decode_message(&mut self.buffer) {
-                Ok(Some(FrontendMessage::PasswordMessageFamily(m))) => return Ok(Some(m)),
-                Ok(Some(_)) | Err(_) => return Ok(None),
+            match decode_password(&mut self.buffer) {
+                Ok(Some(FrontendMessage::PasswordMessageFamily(m))) => return Ok(Ok(m)),
+                Ok(Some(_)) => {
+                    let message = "expected SASL response, got another message";
+                    return Ok(Err(SqlError::new(SqlState::PROTOCOL_VIOLATION, message)));
+                }
+                Err(e) => return Ok(Err(protocol_violation(&e))),
                 Ok(None) => {
                     if self.read.read_buf(&mut self.buffer).await? == 0 {
                         return Err(std::io::ErrorKind::UnexpectedEof.into());
@@ -96,17 +100,24 @@ async fn authenticate(
     let verifier = shared.cluster.users().remove(&user).flatten();
     let refused = || Ok(Err(auth::wrong_password(&user)));
     opening.send(Authentication::SASL(mechanisms.clone())).await?;
-    let Some(first) = opening.password_message().await? else { return refused() };
+    let first = match opening.password_message().await? {
+        Ok(first) => first,
+        Err(e) => return Ok(Err(e)),
+    };
     let Ok((mechanism, data)) = sasl_initial(&first) else { return refused() };
     if !mechanisms.contains(&mechanism) {
         return refused();
     }
-    let secret = auth::secret_of(verifier.as_deref());
+    let own = &shared.config.own_secret;
+    let secret = auth::challenge_of(&user, verifier.as_deref(), own);
     // The library parses what a stranger sent: whatever it does with it ends here.
     let begin = AssertUnwindSafe(|| scram.on_client_first_message_with_secret(&data, secret));
     let Ok(Ok((text, waiting))) = catch_unwind(begin) else { return refused() };
     opening.send(Authentication::SASLContinue(text.into())).await?;
-    let Some(last) = opening.password_message().await? else { return refused() };
+    let last = match opening.password_message().await? {
+        Ok(last) => last,
+        Err(e) => return Ok(Err(e)),
+    };
     let Ok(last) = last.into_sasl_response() else { return refused() };
     let finish = AssertUnwindSafe(|| waiting.on_client_final_message(&last.data));
     match catch_unwind(finish) {
@@ -118,33 +129,55 @@ async fn authenticate(
     }
 }
 
+/// A client that has a session.
+struct Entered {
+    opening: Opening,
+    session: Session,
+    secret: i32,
+}
+
+/// From a socket to a session; `None`: the connection is over. Once there is a session, nothing is awaited.
+async fn enter(
+    shared: &Arc<Shared>,
+    socket: TcpStream,
+    address: SocketAddr,
+) -> std::io::Result<Option<Entered>> {
+    let local = socket.local_addr().ok();
+    let Some(mut opening) = open(shared, socket).await? else { return Ok(None) };
+    let authenticated = authenticate(shared, &mut opening, address).await?;
+    let opened = authenticated
+        .and_then(|()| open_session(shared, &opening.startup.parameters, address, local));
+    match opened {
+        Ok((session, secret)) => Ok(Some(Entered { opening, session, secret })),
+        Err(e) => {
+            let mut out = Backend::default();
+            out.error("FATAL", &e);
+            opening.write.write_all(&out.buf).await?;
+            opening.write.shutdown().await?;
+            Ok(None)
+        }
+    }
+}
+
 async fn serve(
     shared: Arc<Shared>,
     socket: TcpStream,
     address: SocketAddr,
+    entrant: Entrant,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
-    let local = socket.local_addr().ok();
-    let opening = tokio::time::timeout(STARTUP_TIMEOUT, open(&shared, socket));
-    let Ok(opening) = opening.await else { return Ok(()) };
-    let Some(mut opening) = opening? else { return Ok(()) };
-    let authentication = authenticate(&shared, &mut opening, address);
-    let Ok(authenticated) = tokio::time::timeout(STARTUP_TIMEOUT, authentication).await else {
-        return Ok(());
-    };
-    let authenticated = authenticated?;
-    let Opening { read, mut write, buffer, startup, .. } = opening;
-    let mut out = Backend::default();
-    let opened =
-        authenticated.and_then(|()| open_session(&shared, &startup.parameters, address, local));
-    let (session, secret) = match opened {
-        Ok(opened) => opened,
-        Err(e) => {
-            out.error("FATAL", &e);
-            write.write_all(&out.buf).await?;
-            return write.shutdown().await;
+    let entered = tokio::select! {
+        biased;
+        () = entrant.lost() => return Err(std::io::Error::other("others wait to come in")),
+        () = tokio::time::sleep(shared.config.authentication_timeout) => {
+            return Err(std::io::ErrorKind::TimedOut.into());
         }
+        entered = enter(&shared, socket, address) => entered?,
     };
+    drop(entrant);
+    let Some(Entered { opening, session, secret }) = entered else { return Ok(()) };
+    let Opening { read, write, buffer, startup, .. } = opening;
+    let out = Backend::default();
     let pid = session.pid;
     let stop = shared.stop_token(pid, &stop);
     let gone = CancellationToken::new();
@@ -155,8 +188,10 @@ async fn serve(
         out,
         write,
         messages,
+        ahead: VecDeque::new(),
         gone,
         stop,
+        waiting: false,
         skip_to_sync: false,
         ends_string: false,
     };
@@ -293,9 +328,7 @@ fn open_session(
         server_address: local.map(|l| l.to_string()).unwrap_or_default(),
         ..Activity::default()
     };
-    let (pid, secret) = shared.register(activity).ok_or_else(|| {
-        SqlError::new(SqlState::TOO_MANY_CONNECTIONS, "sorry, too many clients already")
-    })?;
+    let (pid, secret) = shared.register(activity)?;
     Ok((Session::new(shared.clone(), pid, user, database), secret))
 }
 

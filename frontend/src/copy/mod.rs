@@ -267,6 +267,11 @@ impl CopyIn {
         self.bytes > CHUNK_BYTES || self.reader.rows() > CHUNK_ROWS
     }
 
+    /// Whether rows have been sent on their way, which a transaction of several statements could not take in.
+    pub fn is_on_its_way(&self) -> bool {
+        self.load.is_some()
+    }
+
     /// Sends the rows read so far on their way; nothing of them is visible before `finish`.
     pub async fn flush(&mut self, session: &Session) -> Result<(), SqlError> {
         self.bytes = 0;

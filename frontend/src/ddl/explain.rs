@@ -1,6 +1,9 @@
 //! EXPLAIN of queries, of CREATE MATERIALIZED VIEW, and of running jobs.
 
+pub mod form;
+
 use std::any::Any;
+use std::iter::repeat;
 
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::datasource::source_as_provider;
@@ -8,11 +11,13 @@ use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::Statement;
 use millrace_planner::ast::{Explain, ExplainTarget};
+use millrace_planner::bind::names::without_marks;
 use millrace_planner::codec::decode_graph;
 use millrace_planner::explain::explain_graph;
 use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::{Query, Statement as Sql};
 
+use self::form::{Form, Shown};
 use super::{sink, view};
 use crate::cluster::{CatalogSnapshot, OperatorRow};
 use crate::dml;
@@ -21,8 +26,9 @@ use crate::query::snapshot_table::SnapshotTable;
 use crate::session::{RowSet, Session};
 
 pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet, SqlError> {
+    let form = Form::of(explain)?;
     let catalog = session.cluster().catalog();
-    let lines = match &explain.target {
+    let shown = match &explain.target {
         ExplainTarget::Job(name) => {
             let relation = session.catalog_view().resolve(name)?;
             let kinds = [RelationKind::MaterializedView as i32, RelationKind::Sink as i32];
@@ -33,28 +39,27 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
                 ));
             }
             let graph = decode_graph(&relation.graph)?;
-            let mut lines = explain_graph(&graph, &|id| relation_name(&catalog, id));
-            lines.extend(job_lines(session, relation.id).await);
-            lines
+            let lines = explain_graph(&graph, &|id| relation_name(&catalog, id));
+            Shown { job: job_lines(session, relation.id).await, ..Shown::of(lines) }
         }
         ExplainTarget::Statement(Statement::CreateView(def)) if def.materialized => {
             let view_catalog = session.catalog_view();
             let (bound, names) = view::bind(session, &view_catalog, def)?;
             let graph = view::plan(&view_catalog, &bound, &names, def)?;
-            explain_graph(&graph, &|id| relation_name(&catalog, id))
+            Shown::of(explain_graph(&graph, &|id| relation_name(&catalog, id)))
         }
         ExplainTarget::Statement(Statement::CreateSink(def)) => {
             let planned = sink::plan(session, &session.catalog_view(), def)?;
-            explain_graph(&planned.graph, &|id| relation_name(&catalog, id))
+            Shown::of(explain_graph(&planned.graph, &|id| relation_name(&catalog, id)))
         }
         ExplainTarget::Statement(Statement::Sql(sql)) => {
-            explain_sql(session, sql, explain.analyze).await?
+            explain_sql(session, sql, explain.analyze, form).await?
         }
         ExplainTarget::Statement(_) => {
             return Err(SqlError::unsupported("EXPLAIN of this statement"));
         }
     };
-    RowSet::text(&["QUERY PLAN"], lines.into_iter().map(|l| vec![Some(l)]).collect(), "EXPLAIN")
+    shown.rows(form)
 }
 
 fn relation_name(catalog: &CatalogSnapshot, id: RelationId) -> Option<String> {
@@ -133,7 +138,8 @@ async fn explain_sql(
     session: &mut Session,
     sql: &Sql,
     analyze: bool,
-) -> Result<Vec<String>, SqlError> {
+    form: Form,
+) -> Result<Shown, SqlError> {
     let catalog = session.catalog_view();
     let plan;
     let (head, query): (Option<String>, &Query) = match sql {
@@ -151,7 +157,7 @@ async fn explain_sql(
             let head = format!("Insert on {}", table.name);
             match &insert.source {
                 Some(query) => (Some(head), query.as_ref()),
-                None => return Ok(vec![head]),
+                None => return Ok(Shown::of([head])),
             }
         }
         _ => return Err(SqlError::unsupported("EXPLAIN of this statement")),
@@ -160,21 +166,44 @@ async fn explain_sql(
         if head.is_some() {
             return Err(SqlError::unsupported("EXPLAIN ANALYZE of a write"));
         }
-        return explain_analyze(session, query).await;
+        return explain_analyze(session, query, form).await;
     }
     let (bound, _) = session.bind(&catalog, query, &[])?;
     let plan = session.engine().optimize(bound.plan)?;
     let depth = usize::from(head.is_some());
-    let mut lines: Vec<String> = head.into_iter().collect();
-    let shown = plan.display_indent().to_string();
+    let text = without_marks(&plan.display_indent().to_string());
+    let mut shown = Shown::of(text.lines().map(str::to_owned));
+    let outputs = if form.verbose { outputs(&plan) } else { Vec::new() };
     let mut accesses = accesses(&plan).into_iter();
-    lines.extend(shown.lines().map(|line| {
-        let scan = line.trim_start().starts_with("TableScan:");
-        let access = if scan { accesses.next().flatten() } else { None };
-        let access = access.map_or(String::new(), |a| format!(", {a}"));
-        format!("{}{line}{access}", "  ".repeat(depth))
-    }));
-    Ok(lines)
+    let whole = outputs.len() == shown.lines.len();
+    for (line, output) in
+        shown.lines.iter_mut().zip(outputs.into_iter().map(Some).chain(repeat(None)))
+    {
+        line.depth += depth;
+        line.output = output.filter(|_| whole);
+        if line.text.starts_with("TableScan:")
+            && let Some(access) = accesses.next().flatten()
+        {
+            line.text += &format!(", {access}");
+        }
+    }
+    if let Some(head) = head {
+        shown.lines.splice(..0, Shown::of([head]).lines);
+    }
+    Ok(shown)
+}
+
+/// The columns that each operator gives, in the order the plan is printed.
+fn outputs(plan: &LogicalPlan) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut visit = |node: &LogicalPlan| {
+        let columns = node.schema().columns();
+        found.push(columns.iter().map(|c| without_marks(&c.flat_name())).collect());
+        Ok(TreeNodeRecursion::Continue)
+    };
+    // The visitor never fails.
+    let _ = plan.apply(&mut visit);
+    found
 }
 
 /// How each scan of a plan gets at its rows, in the order the plan is printed.
@@ -196,7 +225,7 @@ fn accesses(plan: &LogicalPlan) -> Vec<Option<String>> {
 }
 
 /// Runs the query and shows the physical plan with its metrics.
-async fn explain_analyze(session: &Session, query: &Query) -> Result<Vec<String>, SqlError> {
+async fn explain_analyze(session: &Session, query: &Query, form: Form) -> Result<Shown, SqlError> {
     use datafusion::physical_plan::display::DisplayableExecutionPlan;
     use futures::StreamExt;
     let catalog = session.catalog_view();
@@ -210,9 +239,10 @@ async fn explain_analyze(session: &Session, query: &Query) -> Result<Vec<String>
     while let Some(batch) = stream.next().await {
         rows += batch?.num_rows();
     }
-    let shown = DisplayableExecutionPlan::with_metrics(physical.as_ref()).indent(false).to_string();
-    let mut lines: Vec<String> = shown.lines().map(str::to_owned).collect();
-    lines.push(format!("Rows: {rows}"));
-    lines.push(format!("Execution Time: {:.3} ms", started.elapsed().as_secs_f64() * 1000.0));
-    Ok(lines)
+    let plan = DisplayableExecutionPlan::with_metrics(physical.as_ref()).indent(form.verbose);
+    let text = without_marks(&plan.to_string());
+    let mut shown = Shown::of(text.lines().map(str::to_owned));
+    let took = format!("{:.3} ms", started.elapsed().as_secs_f64() * 1000.0);
+    shown.footer = vec![("Rows".to_owned(), rows.to_string()), ("Execution Time".to_owned(), took)];
+    Ok(shown)
 }

@@ -8,6 +8,7 @@ use arrow::array::{Array, ArrayRef, RecordBatch};
 use bytes::Bytes;
 use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_planner::Binder;
+use millrace_planner::bind::types::second_digits;
 use millrace_planner::codec::encode_graph;
 use millrace_planner::stream::{JobOptions, Sink, plan_job};
 use millrace_rpc::catalog::{Column, ColumnType, Relation, RelationKind};
@@ -25,6 +26,11 @@ const OVER: &str = "generated_over";
 
 pub fn is_proctime(column: &Column) -> bool {
     column.generated_sql.as_deref() == Some(PROCTIME)
+}
+
+/// Whether its values follow from the row's other columns.
+pub fn is_computed(column: &Column) -> bool {
+    column.generated_sql.is_some() && !is_proctime(column)
 }
 
 /// Checks the expressions of generated columns, and gives those without a type theirs.
@@ -145,10 +151,31 @@ fn bind(
     Binder::new(&view, session.info(true)).query(&query, &[])
 }
 
-/// A column's expression as a connector's rows get it: there is no statement to refuse, so a text that is too long is
-/// cut.
+/// All columns of a table, in their order, of a query that gives those that are not computed from others.
+pub fn over_rows(table: &Relation, rows: String) -> Result<String, SqlError> {
+    if !table.columns.iter().any(is_computed) {
+        return Ok(rows);
+    }
+    let mut items = Vec::new();
+    for column in table.columns.iter().filter(|c| !c.hidden) {
+        let plain = || format!("\"{}\"", column.name.replace('"', "\"\""));
+        items.push(cut(column)?.unwrap_or_else(plain));
+    }
+    Ok(format!("SELECT {} FROM ({rows}) AS {OVER}", items.join(", ")))
+}
+
+/// A value with as many digits of its seconds as the column has.
+pub fn rounded(column: &Column, value: String) -> String {
+    match second_digits(column.sql_type) {
+        Some(digits) => format!("round_seconds({value}, {digits})"),
+        None => value,
+    }
+}
+
+/// A column's expression as the rows of a connector or a sink get it: there is no statement to refuse, so a text that
+/// is too long is cut.
 fn cut(column: &Column) -> Result<Option<String>, SqlError> {
-    let Some(sql) = column.generated_sql.as_ref().filter(|_| !is_proctime(column)) else {
+    let Some(sql) = column.generated_sql.as_ref().filter(|_| is_computed(column)) else {
         return Ok(None);
     };
     let t = column.sql_type()?;
@@ -156,6 +183,7 @@ fn cut(column: &Column) -> Result<Option<String>, SqlError> {
         true => format!("CAST(({sql}) AS {t})"),
         false => format!("({sql})"),
     };
+    let value = rounded(column, value);
     Ok(Some(format!("{value} AS \"{}\"", column.name.replace('"', "\"\""))))
 }
 

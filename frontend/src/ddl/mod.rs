@@ -5,6 +5,7 @@ pub mod drop;
 pub mod explain;
 pub mod generated;
 pub mod index;
+pub mod progress;
 pub mod show;
 pub mod sink;
 pub mod source;
@@ -25,6 +26,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use self::progress::wait_created;
 use crate::dml;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
@@ -125,7 +127,7 @@ fn creating(session: &Session, state: impl Fn(&str) -> bool) -> Vec<u32> {
 async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
     // Nobody waits for one that was told to wait itself.
     for id in creating(session, |state| state != PAUSED) {
-        session.cluster().wait_created(RelationId(id), session.cancel.clone()).await?;
+        wait_created(session, RelationId(id), session.cancel.clone()).await?;
     }
     Ok(())
 }
@@ -192,8 +194,7 @@ pub async fn create_and_wait(
         return Ok(());
     }
     let undo = Undo::of(&cluster, id);
-    let cancel = CancellationToken::new();
-    cluster.wait_created(id, cancel).await?;
+    wait_created(session, id, CancellationToken::new()).await?;
     undo.keep();
     Ok(())
 }
@@ -229,13 +230,17 @@ impl Undoing {
 /// Drops a relation whose creation did not come to its end: Ctrl-C, time-out, a lost client.
 struct Undo {
     cluster: Option<(Arc<dyn crate::cluster::Cluster>, RelationId)>,
+    /// For the log.
+    name: String,
     undoing: Option<Arc<Undoing>>,
 }
 
 impl Undo {
     /// Of a relation that has just been created.
     fn of(cluster: &Arc<dyn crate::cluster::Cluster>, id: RelationId) -> Undo {
-        Undo { cluster: Some((Arc::clone(cluster), id)), undoing: Undoing::of_statement() }
+        let name = cluster.catalog().by_id(id.0).map_or_else(|| id.to_string(), |r| r.label());
+        let cluster = Some((Arc::clone(cluster), id));
+        Undo { cluster, name, undoing: Undoing::of_statement() }
     }
 
     /// There is nothing to undo any more.
@@ -249,9 +254,10 @@ impl Drop for Undo {
         if let (Some((cluster, id)), Ok(handle)) =
             (self.cluster.take(), tokio::runtime::Handle::try_current())
         {
+            let name = std::mem::take(&mut self.name);
             let task = handle.spawn(async move {
                 if let Err(e) = cluster.drop_relations(vec![id]).await {
-                    tracing::warn!(relation = %id, error = %e, "a cancelled creation could not be removed");
+                    tracing::warn!(relation = name, error = %e, "a cancelled creation could not be removed");
                 }
             });
             if let Some(undoing) = &self.undoing {

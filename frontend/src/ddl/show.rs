@@ -14,6 +14,7 @@ use crate::cluster::{CatalogSnapshot, Cluster, JobRow};
 use crate::human::{duration as human, millis};
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
+use crate::secrets::shown_definition;
 use crate::session::{RowSet, Session};
 
 pub const DESCRIBE: &[&str] = &["Name", "Type", "Nullable", "Default", "Key"];
@@ -252,19 +253,30 @@ fn jobs(session: &Session) -> Vec<Vec<Option<String>>> {
 /// A job that is behind by less is on its way.
 const BEHIND_MS: u64 = 1000;
 
+fn is_behind(job: &JobRow) -> bool {
+    job.state == "failed" || job.state == "stalled" || job.lag_ms >= Some(BEHIND_MS)
+}
+
 /// Why a job is behind: an input that is further behind or has failed, reads of its own state, or its
 /// own work. `None`: it is not.
 pub fn waits_for(job: &JobRow, all: &[JobRow], catalog: &CatalogSnapshot) -> Option<String> {
+    let name = |id: u32| catalog.by_id(id).map_or_else(|| id.to_string(), |r| r.name.clone());
+    let inputs = catalog.by_id(job.relation).map_or(&[][..], |r| &r.depends_on);
+    if job.state == "waiting" {
+        let unready = |j: &&JobRow| inputs.contains(&j.relation) && j.progress.is_some();
+        return all
+            .iter()
+            .find(unready)
+            .map(|j| format!("input {} ({})", name(j.relation), j.state));
+    }
     let lag = job.lag_ms.filter(|lag| *lag >= BEHIND_MS)?;
     if job.state == PAUSED {
         return Some("RESUME".to_owned());
     }
-    let name = |id: u32| catalog.by_id(id).map_or_else(|| id.to_string(), |r| r.name.clone());
-    let inputs = catalog.by_id(job.relation).map_or(&[][..], |r| &r.depends_on);
     let worst = all
         .iter()
         .filter(|j| inputs.contains(&j.relation))
-        .filter(|j| j.state == "failed" || j.state == "stalled" || j.lag_ms >= Some(BEHIND_MS))
+        .filter(|j| is_behind(j))
         .max_by_key(|j| (j.state == "failed", j.lag_ms));
     if let Some(input) = worst {
         let ms = input.lag_ms.unwrap_or(0);
@@ -296,7 +308,7 @@ fn create_text(
     }
     Ok(vec![
         Some(format!("{}.{}", relation.schema, relation.name)),
-        Some(sink::shown_definition(&relation)),
+        Some(shown_definition(&relation)),
     ])
 }
 

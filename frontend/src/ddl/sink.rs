@@ -11,9 +11,10 @@ use millrace_planner::{Binder, BoundQuery, check_view_volatility};
 use millrace_rpc::catalog::{Column, OptionEntry, Relation, RelationKind};
 use sqlparser::ast::Ident;
 
-use super::{Existing, check_name, create_and_wait, view};
+use super::{Existing, check_name, create_and_wait, generated, view};
 use crate::dml::{self, rewrite};
 use crate::query::SessionCatalog;
+use crate::secrets::masked_definition;
 use crate::session::{Session, busy};
 
 /// A sink before it exists.
@@ -47,7 +48,7 @@ pub async fn create_sink(
     let relation = Relation {
         schema,
         name,
-        definition: text.to_owned(),
+        definition: masked_definition(text),
         owner: session.user.clone(),
         ..relation
     };
@@ -304,19 +305,25 @@ fn into_query(
     }
     let quote = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
     let mut items = Vec::new();
-    for (at, column) in table.columns.iter().enumerate().filter(|(_, c)| !c.hidden) {
+    let given = |c: &Column| !c.hidden && !generated::is_computed(c);
+    for (at, column) in table.columns.iter().enumerate().filter(|(_, c)| given(c)) {
         let from = targets.iter().position(|t| *t == at).filter(|i| *i < names.len());
         let item = match from {
             Some(i) => {
                 fits::check(&bound.plan, i, bound.types[i], column, catalog)?;
-                value(&quote(&names[i]), bound.types[i], column)?
+                let value = value(&quote(&names[i]), bound.types[i], column)?;
+                match fits::rounded_to(&bound.plan, i, column, catalog) {
+                    Some(digits) => format!("round_seconds({value}, {digits})"),
+                    None => value,
+                }
             }
             None => unlisted(session, catalog, column)?,
         };
         items.push(format!("{item} AS {}", quote(&column.name)));
     }
     let text = &def.query.text;
-    rewrite::parse_query(&format!("SELECT {} FROM ({text}) AS __sink", items.join(", ")))
+    let rows = format!("SELECT {} FROM ({text}) AS __sink", items.join(", "));
+    rewrite::parse_query(&generated::over_rows(table, rows)?)
 }
 
 fn value(name: &str, from: SqlType, column: &Column) -> Result<String, SqlError> {
@@ -350,8 +357,15 @@ fn unlisted(
 
 fn default(column: &Column) -> Result<String, SqlError> {
     let to = column.sql_type()?;
+    if generated::is_proctime(column) {
+        // The rows get it when they arrive at the table.
+        return Ok(format!("CAST(NULL AS {to})"));
+    }
     match &column.default_sql {
-        Some(default) => Ok(format!("CAST({default} AS {to})")),
+        Some(default) => {
+            let value = format!("CAST({default} AS {to})");
+            Ok(generated::rounded(column, value))
+        }
         None if column.nullable => Ok(format!("CAST(NULL AS {to})")),
         None => Err(SqlError::new(
             SqlState::NOT_NULL_VIOLATION,
@@ -366,59 +380,7 @@ pub fn publishes(graph: &JobGraph) -> bool {
     root.is_some_and(|n| matches!(n.op, Operator::Sink))
 }
 
-/// The definition without its secrets, for everybody to see.
-pub fn shown_definition(relation: &Relation) -> String {
-    let mut text = relation.definition.clone();
-    for option in &relation.options {
-        let secret = ["password", "secret", "token"].iter().any(|s| option.name.contains(s));
-        if secret && !option.value.is_empty() {
-            text = text.replace(&option.value.replace('\'', "''"), "***");
-        }
-        if option.name == "url" {
-            text = text.replace(&option.value, &masked_url(&option.value));
-        }
-    }
-    text
-}
-
-/// `password=…` of a keyword string and `user:…@` of a URL.
-fn masked_url(url: &str) -> String {
-    if let Some((head, tail)) = url.split_once("://") {
-        return match tail.split_once('@') {
-            Some((who, rest)) => {
-                let user = who.split(':').next().unwrap_or_default();
-                let masked = if who.contains(':') { ":***" } else { "" };
-                format!("{head}://{user}{masked}@{rest}")
-            }
-            None => url.to_owned(),
-        };
-    }
-    let masked = url.split_whitespace().map(|part| match part.split_once('=') {
-        Some(("password", _)) => "password=***".to_owned(),
-        _ => part.to_owned(),
-    });
-    masked.collect::<Vec<_>>().join(" ")
-}
-
 /// The relation that a sink's changes go into.
 pub fn target_of(relation: &Relation) -> Option<RelationId> {
     Some(relation.target).filter(|t| *t != 0).map(RelationId)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn secrets_are_not_shown() {
-        assert_eq!(masked_url("host=a password=b user=c"), "host=a password=*** user=c");
-        assert_eq!(masked_url("postgresql://u:p@h:1/d"), "postgresql://u:***@h:1/d");
-        assert_eq!(masked_url("postgresql://u@h/d"), "postgresql://u@h/d");
-        let relation = Relation {
-            definition: "CREATE SINK s FROM t WITH (password = 'it''s')".into(),
-            options: vec![OptionEntry { name: "password".into(), value: "it's".into() }],
-            ..Relation::default()
-        };
-        assert_eq!(shown_definition(&relation), "CREATE SINK s FROM t WITH (password = '***')");
-    }
 }

@@ -1,4 +1,4 @@
-//! What sources and connector tables have beyond tables: options, FORMAT, INCLUDE, secrets, ALTER.
+//! What sources and connector tables have beyond tables: options, FORMAT, INCLUDE, ALTER.
 
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_connector::columns::Include;
@@ -51,7 +51,7 @@ pub fn included(def: &TableDefinition) -> Result<Vec<Column>, SqlError> {
                     .with_hint("Use INCLUDE key, partition, offset, timestamp or file.")
             })?;
             let name = name.as_ref().map_or_else(|| format!("_{}", include.name()), fold);
-            let column = plain_column(name, include.sql_type());
+            let column = plain_column(name, include.sql_type().into());
             Ok(Column { include: Some(include.name().to_owned()), ..column })
         })
         .collect()
@@ -124,23 +124,6 @@ pub fn check_table(
     Ok(())
 }
 
-fn is_secret(name: &str) -> bool {
-    ["secret", "password", "sasl.jaas", "key.pem", "token"].iter().any(|word| name.contains(word))
-}
-
-/// The statement without the values of secret options, as catalogs and SHOW CREATE show it.
-pub fn redacted(text: &str, options: &[OptionEntry]) -> String {
-    let mut text = text.to_owned();
-    for option in options.iter().filter(|o| is_secret(&o.name) && !o.value.is_empty()) {
-        let quoted = format!("'{}'", option.value.replace('\'', "''"));
-        text = match text.contains(&quoted) {
-            true => text.replace(&quoted, "'***'"),
-            false => text.replace(&option.value, "***"),
-        };
-    }
-    text
-}
-
 /// ALTER SOURCE | TABLE … SET (…) | PAUSE | RESUME.
 pub async fn alter(
     session: &mut Session,
@@ -200,19 +183,4 @@ fn changed_options(
     }
     millrace_connector::validate(&altered)?;
     Ok(changed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn secrets_are_not_shown() {
-        let entry = |n: &str, v: &str| OptionEntry { name: n.into(), value: v.into() };
-        let options = [entry("s3.secret_access_key", "o'x"), entry("path", "p")];
-        let text = "CREATE SOURCE s WITH (s3.secret_access_key = 'o''x', path = 'p')";
-        let shown = redacted(text, &options);
-        assert_eq!(shown, "CREATE SOURCE s WITH (s3.secret_access_key = '***', path = 'p')");
-        assert!(!redacted("WITH (s3.secret_access_key = $$o'x$$)", &options).contains("o'x"));
-    }
 }

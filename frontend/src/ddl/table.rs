@@ -4,13 +4,17 @@ use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_planner::Binder;
 use millrace_planner::ast::{ConflictAction, TableDefinition};
 use millrace_planner::bind::kept::{self, Kept};
-use millrace_rpc::catalog::{Column, OnConflict, Relation, RelationKind, RowStorage, Watermark};
+use millrace_planner::parser::folded;
+use millrace_rpc::catalog::{
+    Column, ColumnType, OnConflict, Relation, RelationKind, RowStorage, Watermark,
+};
 use sqlparser::ast::{ColumnDef, ColumnOption, DataType, Expr, IndexColumn, TableConstraint};
 
 use super::{Existing, Undo, check_name, generated, source};
 use crate::dml::rewrite;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
+use crate::secrets::masked_definition;
 use crate::session::Session;
 
 /// The hidden key of relations without one.
@@ -75,14 +79,15 @@ async fn create_table_as(
         let message = "too many column names were specified";
         return Err(SqlError::new(SqlState::SYNTAX_ERROR, message));
     }
+    let types = session.declared_types(&view, &query.query, &bound);
     for (name, column) in bound.names.iter_mut().zip(&def.columns) {
         *name = fold(&column.name);
     }
     let columns = bound
         .relation_names()?
         .into_iter()
-        .zip(&bound.types)
-        .map(|(name, t)| plain_column(name, *t))
+        .zip(types)
+        .map(|(name, t)| plain_column(name, t))
         .collect::<Vec<_>>();
     let with_columns = TableDefinition { columns: Vec::new(), query: None, ..def.clone() };
     let Some(relation) =
@@ -118,15 +123,8 @@ async fn create_table_as(
     }
 }
 
-pub fn plain_column(name: String, t: SqlType) -> Column {
-    Column {
-        name,
-        sql_type: t.into(),
-        nullable: true,
-        default_sql: None,
-        hidden: false,
-        ..Column::default()
-    }
+pub fn plain_column(name: String, sql_type: ColumnType) -> Column {
+    Column { name, sql_type, nullable: true, default_sql: None, hidden: false, ..Column::default() }
 }
 
 fn build(
@@ -197,7 +195,7 @@ fn build_with(
         key: positions,
         primary_key,
         append_only: def.append_only || kind == RelationKind::Source,
-        definition: source::redacted(text, &options),
+        definition: masked_definition(text),
         options,
         format: source::format(def),
         on_conflict: match def.on_conflict {
@@ -291,7 +289,7 @@ fn key_positions(columns: &mut [Column], key: &[String]) -> Result<Vec<u32>, Sql
 
 fn column_of(def: &ColumnDef, key: &mut Vec<String>) -> Result<Column, SqlError> {
     // Of `c AS expr` the type follows from the expression.
-    let mut column = plain_column(fold(&def.name), SqlType::Text);
+    let mut column = plain_column(fold(&def.name), SqlType::Text.into());
     if def.data_type != DataType::Unspecified {
         column.sql_type = super::types::column_type(&def.data_type)?;
     }
@@ -301,14 +299,14 @@ fn column_of(def: &ColumnDef, key: &mut Vec<String>) -> Result<Column, SqlError>
             ColumnOption::NotNull => column.nullable = false,
             ColumnOption::Default(expr) => {
                 kept::check(expr, Kept::Default)?;
-                column.default_sql = Some(expr.to_string());
+                column.default_sql = Some(folded::to_sql(expr)?);
             }
             ColumnOption::Generated { generation_expr: Some(expr), .. } => {
                 kept::check(expr, Kept::Generated)?;
                 if def.data_type == DataType::Unspecified {
                     column.sql_type = generated::UNTYPED;
                 }
-                column.generated_sql = Some(expr.to_string());
+                column.generated_sql = Some(folded::to_sql(expr)?);
             }
             ColumnOption::PrimaryKey(_) => add_key(key, vec![column.name.clone()])?,
             other => {

@@ -2,6 +2,7 @@
 
 use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_planner::ast::CreateView;
+use millrace_planner::bind::outputs::replaces;
 use millrace_planner::codec::encode_graph;
 use millrace_planner::graph::JobGraph;
 use millrace_planner::stream::{JobOptions, Sink, plan_job};
@@ -40,6 +41,7 @@ pub async fn create_view(
             .with_hint("A materialized view always has its rows."));
     }
     let (bound, names) = bind(session, &view, def)?;
+    let types = session.declared_types(&view, &def.query.query, &bound);
     let relation = Relation {
         schema,
         name,
@@ -53,11 +55,13 @@ pub async fn create_view(
     let replace = matches!(existing, Existing::Replace);
     if def.materialized {
         let graph = plan(&view, &bound, &names, def)?;
-        let relation = with_graph(relation, &graph, &bound, &names)?;
+        let mut relation = with_graph(relation, &graph, &bound, &names)?;
+        // Hidden columns come after those of the query.
+        relation.columns.iter_mut().zip(types).for_each(|(c, t)| c.sql_type = t);
         create_and_wait(session, relation, graph.tables.len().max(1) as u32, replace).await?;
     } else {
         let columns: Vec<Column> =
-            names.into_iter().zip(&bound.types).map(|(n, t)| plain_column(n, *t)).collect();
+            names.into_iter().zip(types).map(|(n, t)| plain_column(n, t)).collect();
         if let (true, Some(old)) = (replace, view.snapshot.get(&relation.schema, &relation.name)) {
             check_replaced(&old.columns, &columns)?;
         }
@@ -80,9 +84,12 @@ fn check_replaced(old: &[Column], new: &[Column]) -> Result<(), SqlError> {
             let (from, to) = (&old.name, &new.name);
             return refused(format!("cannot change name of view column \"{from}\" to \"{to}\""));
         }
-        if old.sql_type != new.sql_type {
+        // A view of an older version has text where the query has varchar.
+        let (was, is) = (old.sql_type, new.sql_type);
+        let told_less = was.typmod == -1 && (was.oid == is.oid || replaces(was.oid, is.oid));
+        if was != is && !told_less {
             let name = &old.name;
-            let (from, to) = (old.sql_type.to_sql()?, new.sql_type.to_sql()?);
+            let (from, to) = (was.to_sql()?, is.to_sql()?);
             return refused(format!(
                 "cannot change data type of view column \"{name}\" from {from} to {to}"
             ));
@@ -186,7 +193,7 @@ pub fn with_graph(
                 None => SqlType::from_arrow(field.data_type())?,
             };
             let name = names.get(i).cloned().unwrap_or_else(|| field.name().clone());
-            Ok(Column { nullable: field.is_nullable(), hidden, ..plain_column(name, t) })
+            Ok(Column { nullable: field.is_nullable(), hidden, ..plain_column(name, t.into()) })
         })
         .collect::<Result<_, SqlError>>()?;
     Ok(Relation {

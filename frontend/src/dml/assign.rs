@@ -8,6 +8,7 @@ use arrow::datatypes::DataType;
 use arrow::util::display::FormatOptions;
 use bytes::BytesMut;
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_planner::functions::cast::convert;
 use millrace_rpc::catalog::{ColumnType, Relation};
 
 use crate::encoding::builder::fit_varchar;
@@ -38,6 +39,8 @@ pub fn assign(array: &ArrayRef, name: &str, to: SqlType) -> Result<ArrayRef, Sql
             let whole = checked_cast(array, &DataType::Decimal128(38, 0), to)?;
             checked_cast(&whole, &target, to)
         }
+        // By the digits that a float has, as its text shows them.
+        (SqlType::Real | SqlType::Double, SqlType::Numeric(_)) => convert(array, to),
         (_, SqlType::Numeric(Some((p, s)))) => {
             checked_cast(array, &target, to).map_err(|_| numeric::field_overflow(p, s))
         }

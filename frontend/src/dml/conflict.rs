@@ -52,9 +52,8 @@ pub fn conflict_of<'a>(table: &Relation, insert: &'a Insert) -> Result<Conflict<
             }
         }
         Some(ConflictTarget::OnConstraint(name)) => {
-            if !table.primary_key
-                || name.to_string().to_lowercase() != format!("{}_pkey", table.name)
-            {
+            let name = name.0.last().and_then(|p| p.as_ident()).map(fold).unwrap_or_default();
+            if !table.primary_key || name != table.primary_key_name() {
                 return Err(SqlError::new(
                     SqlState::UNDEFINED_OBJECT,
                     format!("constraint \"{name}\" for table \"{}\" does not exist", table.name),

@@ -26,6 +26,7 @@ pub fn describe(
     sql: &Sql,
     types: &mut Types,
 ) -> Result<Option<Described>, SqlError> {
+    super::check_calls(sql)?;
     let view = session.catalog_view();
     let (table, alias, items) = match sql {
         Sql::Insert(insert) => {

@@ -10,16 +10,19 @@ use arrow::datatypes::DataType;
 use futures::StreamExt;
 use millrace_common::{RelationId, SqlError, SqlState, SqlType};
 use millrace_executor::dml::InsertConflict;
-use millrace_planner::parser::with_changes_rows;
+use millrace_planner::bind::desugar::assigned;
+use millrace_planner::interrupt;
+use millrace_planner::parser::{folded, with_changes_rows};
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{
     AssignmentTarget, Expr, Ident, Insert, Query, SelectItem, SetExpr, TableObject,
 };
 
+use super::attempts::Attempts;
 use super::conflict::{Conflict, conflict_of, resolve_conflicts};
 use super::insert_select::{HELD_BYTES, Into, is_values, streamed};
-use super::rewrite::{self, is_default, literal, literal_fits, type_unknown};
-use super::{Done, MAX_ATTEMPTS, apply, check_table, returning, rows, too_many_conflicts};
+use super::rewrite::{self, Literal, cell_literal, is_default, literal, type_unknown};
+use super::{Done, apply, check_table, returning, rows};
 use crate::ddl::generated;
 use crate::dml::assign::{assign, check_fields};
 use crate::encoding::ColumnBuilder;
@@ -65,17 +68,20 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
     let alias = alias_of(&table, insert);
     let into = Into { table: &table, alias: &alias, targets: &targets, insert };
     if let Some(on_conflict) = streamed(session, &table, insert, &conflict) {
-        return into.load(session, &view, on_conflict).await;
+        return into.load(session, on_conflict).await;
     }
     let may_load = matches!(conflict, Conflict::Update(_))
         && insert.returning.is_none()
         && insert.source.as_deref().is_some_and(|q| !is_values(q))
         && !session.stages_writes();
     let limit = if may_load { HELD_BYTES } else { session.shared.config.query_memory };
-    for _ in 0..MAX_ATTEMPTS {
+    let mut attempts = Attempts::of(session, Some(table.id));
+    loop {
+        attempts.next(session).await?;
         let rows = match (into.full_rows(session, limit).await?, &conflict) {
             (Some(rows), _) => rows,
             (None, Conflict::Update(update)) if may_load => {
+                drop(attempts);
                 return into.load_upserts(session, update).await;
             }
             (None, _) => return Err(super::too_large(limit)),
@@ -88,7 +94,7 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
             // The key was inserted after the statement looked: look again.
             Err(e)
                 if e.state == SqlState::UNIQUE_VIOLATION
-                    && !matches!(conflict, Conflict::Declared) =>
+                    && matches!(conflict, Conflict::Nothing) =>
             {
                 None
             }
@@ -98,7 +104,6 @@ pub async fn execute(session: &Session, insert: &Insert) -> Result<Done, SqlErro
             return Ok(Done { tag: format!("INSERT 0 {count}"), returning });
         }
     }
-    Err(too_many_conflicts())
 }
 
 /// What a table does with rows whose key exists.
@@ -221,12 +226,10 @@ async fn default_values(
     let to = table.columns[column].sql_type()?;
     let expr = session.fit_value(rewrite::parse_expr(default)?, to)?;
     let expr = type_unknown(expr, to)?;
-    if literal_fits(&expr, to)
-        && let Some(text) = literal(&expr)
-    {
+    if let Some(literal) = literal(&expr, to) {
         let mut builder = ColumnBuilder::new(to, count);
         for _ in 0..count {
-            match &text {
+            match literal.text() {
                 Some(text) => builder.append_text(text)?,
                 None => builder.append_null(),
             }
@@ -248,8 +251,20 @@ pub(super) async fn source_rows(
     (targets, named): (&[usize], bool),
     limit: usize,
 ) -> Result<Option<(Vec<ArrayRef>, usize)>, SqlError> {
+    let written;
+    let query = match query.body.as_ref() {
+        SetExpr::Values(values) if let Some(rows) = folded::rows(values) => {
+            check_width(rows.width, targets.len(), named)?;
+            if let Some(columns) = folded_rows(table, &rows, targets)? {
+                return Ok(Some((columns, rows.count)));
+            }
+            written = with_rows(query)?;
+            &written
+        }
+        _ => query,
+    };
     let (query, of_rows) = match query.body.as_ref() {
-        SetExpr::Values(values) if query.order_by.is_none() && query.limit_clause.is_none() => {
+        SetExpr::Values(values) if !chosen(query) => {
             if values.rows.windows(2).any(|pair| pair[0].len() != pair[1].len()) {
                 return Err(SqlError::new(
                     SqlState::SYNTAX_ERROR,
@@ -296,6 +311,11 @@ pub(super) async fn source_rows(
     Ok(Some((columns, count)))
 }
 
+/// Whether clauses behind VALUES order or limit its rows, which makes it a query like any other.
+fn chosen(query: &Query) -> bool {
+    query.order_by.is_some() || query.limit_clause.is_some() || query.fetch.is_some()
+}
+
 /// Fewer values than columns leave the rest to their defaults, unless the columns are named.
 pub(super) fn check_width(values: usize, targets: usize, named: bool) -> Result<(), SqlError> {
     if named && values < targets {
@@ -313,6 +333,63 @@ pub(super) fn check_width(values: usize, targets: usize, named: bool) -> Result<
     Ok(())
 }
 
+/// A query with the rows that have been kept as text.
+fn with_rows(query: &Query) -> Result<Query, SqlError> {
+    let mut query = query.clone();
+    if let SetExpr::Values(values) = query.body.as_mut() {
+        folded::unfold_values(values)?;
+    }
+    Ok(query)
+}
+
+/// The types of the columns that rows of so many values are for; `None`: not all of them are read from literals.
+fn read_types(
+    table: &Relation,
+    targets: &[usize],
+    width: usize,
+) -> Result<Option<Vec<SqlType>>, SqlError> {
+    let columns = targets.iter().take(width).map(|t| &table.columns[*t]);
+    if columns.clone().any(|c| c.generated_sql.is_some()) {
+        return Ok(None);
+    }
+    columns.map(|c| c.sql_type()).collect::<Result<Vec<_>, _>>().map(Some)
+}
+
+/// Rows that are kept as text, read by the types' input functions; `None`: not all are literals of their columns.
+fn folded_rows(
+    table: &Relation,
+    rows: &folded::Rows<'_>,
+    targets: &[usize],
+) -> Result<Option<Vec<ArrayRef>>, SqlError> {
+    let Some(types) = read_types(table, targets, rows.width)? else { return Ok(None) };
+    let mut builders: Vec<ColumnBuilder> =
+        types.iter().map(|t| ColumnBuilder::new(*t, rows.count)).collect();
+    for (i, cell) in rows.cells().enumerate() {
+        interrupt::step(CELL_BYTES)?;
+        let (builder, to) = (&mut builders[i % rows.width], types[i % rows.width]);
+        let Some(literal) = cell_literal(cell, to) else { return Ok(None) };
+        read_into(builder, &literal, to)?;
+    }
+    Ok(Some(builders.iter_mut().map(ColumnBuilder::finish).collect()))
+}
+
+/// What a value of a row takes, about.
+const CELL_BYTES: usize = 64;
+
+fn read_into(
+    builder: &mut ColumnBuilder,
+    literal: &Literal<'_>,
+    to: SqlType,
+) -> Result<(), SqlError> {
+    match literal.text() {
+        Some(text) => builder.append_text(text).map_err(|e| number_range(e, literal, to)),
+        None => {
+            builder.append_null();
+            Ok(())
+        }
+    }
+}
+
 /// VALUES of literals only, read by the types' input functions; `None`: something else is in them.
 fn literal_rows(
     table: &Relation,
@@ -320,42 +397,27 @@ fn literal_rows(
     targets: &[usize],
 ) -> Result<Option<(Vec<ArrayRef>, usize)>, SqlError> {
     let width = values.rows.first().map_or(0, |r| r.len());
-    if targets.iter().take(width).any(|t| table.columns[*t].generated_sql.is_some()) {
-        return Ok(None);
-    }
-    let types = targets
-        .iter()
-        .take(width)
-        .map(|t| table.columns[*t].sql_type())
-        .collect::<Result<Vec<_>, _>>()?;
-    let plain = |row: &[Expr]| {
-        row.len() == width && row.iter().zip(&types).all(|(e, t)| literal_fits(e, *t))
-    };
-    if !values.rows.iter().all(|row| plain(row)) {
-        return Ok(None);
-    }
+    let Some(types) = read_types(table, targets, width)? else { return Ok(None) };
     let mut builders: Vec<ColumnBuilder> =
         types.iter().map(|t| ColumnBuilder::new(*t, values.rows.len())).collect();
+    let mut literals = Vec::with_capacity(width);
     for row in &values.rows {
-        for ((builder, expr), to) in builders.iter_mut().zip(row.iter()).zip(&types) {
-            match literal(expr).flatten() {
-                Some(text) => builder.append_text(&text).map_err(|e| number_range(e, expr, *to))?,
-                None => builder.append_null(),
-            }
+        literals.clear();
+        literals.extend(row.iter().zip(&types).map_while(|(e, to)| literal(e, *to)));
+        if row.len() != width || literals.len() != width {
+            return Ok(None);
+        }
+        for ((builder, literal), to) in builders.iter_mut().zip(&literals).zip(&types) {
+            read_into(builder, literal, *to)?;
         }
     }
     Ok(Some((builders.iter_mut().map(ColumnBuilder::finish).collect(), values.rows.len())))
 }
 
 /// A number that does not fit is a failed cast of a number, not text that is no number.
-fn number_range(e: SqlError, expr: &Expr, to: SqlType) -> SqlError {
-    let number = match expr {
-        Expr::UnaryOp { expr, .. } => expr.as_ref(),
-        e => e,
-    };
-    match number {
-        Expr::Value(v) if matches!(v.value, sqlparser::ast::Value::Number(_, _)) => {}
-        _ => return e,
+fn number_range(e: SqlError, literal: &Literal<'_>, to: SqlType) -> SqlError {
+    if !matches!(literal, Literal::Number(_)) {
+        return e;
     }
     match e.state == SqlState::NUMERIC_VALUE_OUT_OF_RANGE && e.message.starts_with("value ") {
         true => SqlError::new(SqlState::NUMERIC_VALUE_OUT_OF_RANGE, format!("{to} out of range")),
@@ -363,14 +425,14 @@ fn number_range(e: SqlError, expr: &Expr, to: SqlType) -> SqlError {
     }
 }
 
-/// VALUES with DEFAULT replaced and literals of unknown type given their column's. For a generated column there is
-/// nothing but DEFAULT, here NULL: it is computed when the others are known.
+/// VALUES with DEFAULT replaced, and every value assigned to its column by itself: the rows need not agree on types.
+/// For a generated column there is nothing but DEFAULT, here NULL: it is computed when the others are known.
 pub(super) fn typed_values(
     table: &Relation,
     query: &Query,
     targets: &[usize],
 ) -> Result<Query, SqlError> {
-    let mut query = query.clone();
+    let mut query = with_rows(query)?;
     let SetExpr::Values(values) = query.body.as_mut() else { return Ok(query) };
     for row in &mut values.rows {
         for (expr, target) in row.iter_mut().zip(targets) {
@@ -381,7 +443,7 @@ pub(super) fn typed_values(
                 generated::refuse_value(column, true)?;
                 expr.clone()
             };
-            *expr = type_unknown(value, column.sql_type()?)?;
+            *expr = assigned(value, &column.name, column.sql_type()?);
         }
     }
     Ok(query)
@@ -399,9 +461,7 @@ pub(super) fn typed_select(
         let (SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. }) = item else {
             break; // What follows a `*` has no known place.
         };
-        if matches!(e, Expr::Value(_)) {
-            *e = type_unknown(e.clone(), table.columns[*target].sql_type()?)?;
-        }
+        *e = type_unknown(rewrite::taken(e), table.columns[*target].sql_type()?)?;
     }
     Ok(query)
 }

@@ -3,17 +3,19 @@
 use arrow::array::RecordBatch;
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{DmlError, InsertConflict, Load, LoadKind, OnRepeat};
+use millrace_executor::dml::{DmlError, InsertConflict, Load, LoadKind, OnRepeat, ReadSet};
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{DoUpdate, Insert, Query, SetExpr};
 
+use super::Done;
 use super::assign::{assign, check_fields};
+use super::attempts::Attempts;
 use super::conflict::{Conflict, upsert};
 use super::insert::{
     check_width, complete_rows, load_conflict, refuse_generated, source_rows, typed_select,
 };
 use super::spool::Spool;
-use super::{Done, MAX_ATTEMPTS, too_many_conflicts};
+use super::update::finish;
 use crate::cluster::BatchStream;
 use crate::query::SessionCatalog;
 use crate::session::Session;
@@ -73,14 +75,31 @@ impl Into<'_> {
     pub async fn load(
         &self,
         session: &Session,
-        view: &SessionCatalog,
         on_conflict: InsertConflict,
     ) -> Result<Done, SqlError> {
-        let mut rows = self.rows(session, view).await?;
+        let mut attempts = Attempts::of(session, Some(self.table.id));
+        loop {
+            attempts.next(session).await?;
+            if let Some(done) = self.try_load(session, on_conflict, &mut attempts).await? {
+                return Ok(done);
+            }
+        }
+    }
+
+    /// `None`: what it has read has changed meanwhile.
+    async fn try_load(
+        &self,
+        session: &Session,
+        on_conflict: InsertConflict,
+        attempts: &mut Attempts,
+    ) -> Result<Option<Done>, SqlError> {
+        let mut rows = self.rows(session, &session.catalog_view()).await?;
         let mut load = self.begin(session, LoadKind::Insert { on_conflict }).await?;
         let items = self.insert.returning.as_deref();
         let mut returned = items.map(|items| Spool::new(self.table, self.alias, items));
+        let mut count = 0;
         while let Some(batch) = rows.next(session, self).await? {
+            count += batch.num_rows();
             if let Some(spool) = &mut returned {
                 spool.add(session, batch.clone()).await?;
             }
@@ -90,9 +109,25 @@ impl Into<'_> {
             Some(spool) => Some(spool.finish(session).await?),
             None => None,
         };
-        let done = load.finish().await?;
-        session.note_late(done.late);
-        Ok(Done { tag: format!("INSERT 0 {}", done.rows_affected), returning })
+        if load.has_spilled() {
+            // It is long: evaluated again it has the tables to itself.
+            attempts.take_turn();
+        }
+        let mut read = session.read_set(&[])?;
+        if count == 0 {
+            // It changes nothing, and takes its place where it has read. Its locks, if it has any, end here: the load
+            // would wait for them.
+            read = Some(ReadSet::default());
+        }
+        match finish(load, read).await {
+            Ok(done) => {
+                session.note_late(done.late);
+                let tag = format!("INSERT 0 {}", done.rows_affected);
+                Ok(Some(Done { tag, returning }))
+            }
+            Err(DmlError::Conflict) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
     }
 
     /// All rows, of all of the table's columns, defaults and row ids included. `None`: they take more bytes than
@@ -121,13 +156,11 @@ impl Into<'_> {
         session: &Session,
         update: &DoUpdate,
     ) -> Result<Done, SqlError> {
-        let mut locked = false;
-        for _ in 0..MAX_ATTEMPTS {
+        let mut attempts = Attempts::of(session, Some(self.table.id));
+        loop {
+            attempts.next(session).await?;
             let kind = LoadKind::Change { read_at: Epoch::ZERO, on_repeat: OnRepeat::SecondTime };
             let mut load = self.begin(session, kind).await?;
-            if locked {
-                load.lock_table().await?;
-            }
             let first = session.read_epoch(&[RelationId(self.table.id)]).await?;
             let view = session.catalog_view();
             let mut rows = self.rows(session, &view).await?;
@@ -141,13 +174,13 @@ impl Into<'_> {
             if count == 0 {
                 return Ok(Done { tag: "INSERT 0 0".to_owned(), returning: None });
             }
-            match load.finish().await {
+            let read = session.read_set_beside(self.table.id)?;
+            match finish(load, read).await {
                 Ok(_) => return Ok(Done { tag: format!("INSERT 0 {count}"), returning: None }),
-                Err(DmlError::Conflict) => locked = true,
+                Err(DmlError::Conflict) => attempts.take_turn(),
                 Err(e) => return Err(e.into()),
             }
         }
-        Err(too_many_conflicts())
     }
 }
 

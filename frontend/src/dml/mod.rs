@@ -3,9 +3,11 @@
 //! Every statement is evaluated at one epoch, the newest committed, to full rows: −1 the old, +1 the
 //! new. The table's sequencer takes the delta only if the old rows are still what they were, else it
 //! reports a conflict and the statement is evaluated again ([`MAX_ATTEMPTS`], then 40001). So
-//! concurrent `SET x = x + 1` lose nothing without locks (docs/design.md §4, "Statements").
+//! concurrent `SET x = x + 1` lose nothing without locks (docs/design.md §4, "Statements"). What it has read
+//! besides goes with the delta, and must not have changed either ([`crate::session::reads`]).
 
 pub mod assign;
+pub mod attempts;
 pub mod conflict;
 pub mod describe;
 pub mod insert;
@@ -21,12 +23,14 @@ mod with_order;
 use arrow::array::{RecordBatch, UInt32Array};
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
+use millrace_planner::bind::misplaced;
 use millrace_rpc::catalog::{Relation, RelationKind};
 use sqlparser::ast::{Query, SelectItem, Statement as Sql};
 
 use crate::cluster::{BatchStream, DmlKind, DmlResult};
 use crate::query::SessionCatalog;
 use crate::session::Session;
+use crate::session::reads::Written;
 use crate::wire::Field;
 
 /// Evaluations of one statement before it is given up for a conflict.
@@ -54,11 +58,20 @@ pub struct Evaluated {
 }
 
 pub async fn execute(session: &Session, statement: &Sql) -> Result<Done, SqlError> {
+    check_calls(statement)?;
     match statement {
         Sql::Insert(insert) => insert::execute(session, insert).await,
         Sql::Update(update) => update::execute_update(session, update).await,
         Sql::Delete(delete) => update::execute_delete(session, delete).await,
         other => Err(SqlError::unsupported(format!("the statement {other}"))),
+    }
+}
+
+/// An error for aggregates and their like where a statement has none.
+fn check_calls(statement: &Sql) -> Result<(), SqlError> {
+    match misplaced::in_change(statement) {
+        Some(found) => Err(found.error),
+        None => Ok(()),
     }
 }
 
@@ -68,7 +81,8 @@ pub async fn apply(
     table: &Relation,
     evaluated: &Evaluated,
 ) -> Result<Option<u64>, SqlError> {
-    if evaluated.delta.is_empty() {
+    // A statement that changes nothing takes its place where it has read.
+    if evaluated.delta.is_empty() && (session.stages_writes() || !session.reads_are_torn()) {
         return Ok(Some(evaluated.rows.unwrap_or(0)));
     }
     if session.stages_writes() {
@@ -78,11 +92,22 @@ pub async fn apply(
         }
         return Ok(staged.map(|rows| evaluated.rows.unwrap_or(rows)));
     }
+    let written = Written {
+        table: table.id,
+        delta: &evaluated.delta,
+        new_keys: evaluated.resolves_conflicts,
+    };
+    let Some(read) = session.read_set(&[written])? else { return Ok(None) };
     let id = session.shared.next_statement();
-    let result = session
-        .cluster()
-        .apply_dml(RelationId(table.id), id, evaluated.delta.clone(), evaluated.kind)
-        .await?;
+    let (relation, delta) = (RelationId(table.id), evaluated.delta.clone());
+    let cluster = session.cluster();
+    let result = if read.is_empty() {
+        cluster.apply_dml(relation, id, delta, evaluated.kind).await?
+    } else {
+        let mut changes = vec![(relation, delta, evaluated.kind)];
+        changes.retain(|(_, delta, _)| !delta.is_empty());
+        cluster.apply_transaction(id, changes, read).await?
+    };
     Ok(match result {
         DmlResult::Applied { rows, late } => {
             session.note_late(late);

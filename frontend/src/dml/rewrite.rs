@@ -1,9 +1,12 @@
 //! AST building blocks for statements that are evaluated as queries.
 
+use std::borrow::Cow;
+
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_planner::parser::folded::Cell;
 use sqlparser::ast::{
     Expr, Ident, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr, TableAlias,
-    TableFactor, TableWithJoins, Value,
+    TableFactor, TableWithJoins, UnaryOperator, Value,
 };
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::parser::Parser;
@@ -99,17 +102,32 @@ pub fn typed_literal(text: Option<&str>, type_name: &str) -> Result<Expr, SqlErr
     }
 }
 
+/// An expression out of its place.
+pub fn taken(e: &mut Expr) -> Expr {
+    std::mem::replace(e, Expr::value(Value::Null))
+}
+
 /// A literal whose type PostgreSQL would not know yet takes the column's type.
 pub fn type_unknown(expr: Expr, to: SqlType) -> Result<Expr, SqlError> {
-    match &expr {
+    match unknown(&expr) {
+        Some(text) => typed_literal(text, &base_name(to)),
+        None => Ok(expr),
+    }
+}
+
+/// The text of a literal of unknown type; `Some(None)`: NULL.
+fn unknown(expr: &Expr) -> Option<Option<&str>> {
+    match expr {
+        Expr::Nested(inner) => unknown(inner),
         Expr::Value(v) => match &v.value {
-            Value::SingleQuotedString(s) | Value::EscapedStringLiteral(s) => {
-                typed_literal(Some(s), &base_name(to))
-            }
-            Value::Null => typed_literal(None, &base_name(to)),
-            _ => Ok(expr),
+            Value::SingleQuotedString(s)
+            | Value::EscapedStringLiteral(s)
+            | Value::UnicodeStringLiteral(s) => Some(Some(s)),
+            Value::DollarQuotedString(s) => Some(Some(&s.value)),
+            Value::Null => Some(None),
+            _ => None,
         },
-        _ => Ok(expr),
+        _ => None,
     }
 }
 
@@ -126,41 +144,91 @@ pub fn is_default(expr: &Expr) -> bool {
     matches!(expr, Expr::Identifier(i) if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("default"))
 }
 
-/// The text of a plain literal, if `expr` is one: `Some(None)` is NULL.
-pub fn literal(expr: &Expr) -> Option<Option<String>> {
+/// A literal whose text a column's type reads.
+pub enum Literal<'a> {
+    Null,
+    Text(Cow<'a, str>),
+    /// With its sign.
+    Number(Cow<'a, str>),
+}
+
+impl Literal<'_> {
+    /// `None`: NULL.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Literal::Null => None,
+            Literal::Text(text) | Literal::Number(text) => Some(text),
+        }
+    }
+}
+
+/// The literal that an expression is, if reading its text as a value of `to` gives what assigning it would.
+pub fn literal(expr: &Expr, to: SqlType) -> Option<Literal<'_>> {
     match expr {
         Expr::Value(v) => match &v.value {
-            Value::SingleQuotedString(s) => Some(Some(s.clone())),
-            Value::Number(n, _) => Some(Some(n.clone())),
-            Value::Boolean(b) => Some(Some(b.to_string())),
-            Value::Null => Some(None),
+            Value::Null => Some(Literal::Null),
+            Value::SingleQuotedString(s) => Some(Literal::Text(Cow::Borrowed(s))),
+            Value::Boolean(b) if to == SqlType::Boolean => {
+                Some(Literal::Text(Cow::Borrowed(if *b { "true" } else { "false" })))
+            }
+            Value::Number(n, _) if reads(n, to) => Some(Literal::Number(Cow::Borrowed(n))),
             _ => None,
         },
-        Expr::UnaryOp { op: sqlparser::ast::UnaryOperator::Minus, expr } => match expr.as_ref() {
-            Expr::Value(v) => match &v.value {
-                Value::Number(n, _) => Some(Some(format!("-{n}"))),
-                _ => None,
-            },
+        Expr::UnaryOp { op: UnaryOperator::Minus, expr } => {
+            let n = number(expr).filter(|n| reads(n, to))?;
+            // Negative zero is zero where it is a number, not in the text of a float.
+            (!is_zero(n)).then(|| Literal::Number(Cow::Owned(format!("-{n}"))))
+        }
+        _ => None,
+    }
+}
+
+/// [`literal`] for a value of a row that is kept as text.
+pub fn cell_literal(cell: Cell<'_>, to: SqlType) -> Option<Literal<'_>> {
+    match cell {
+        Cell::Null => Some(Literal::Null),
+        Cell::Text(text) => Some(Literal::Text(text)),
+        Cell::Boolean(b) => (to == SqlType::Boolean)
+            .then(|| Literal::Text(Cow::Borrowed(if b { "true" } else { "false" }))),
+        Cell::Number(signed) => {
+            let n = signed.strip_prefix('-').unwrap_or(signed);
+            let zero = n.len() < signed.len() && is_zero(n);
+            (!zero && reads(n, to)).then(|| Literal::Number(Cow::Borrowed(signed)))
+        }
+    }
+}
+
+fn is_zero(n: &str) -> bool {
+    n.bytes().all(|b| matches!(b, b'0' | b'.'))
+}
+
+fn number(expr: &Expr) -> Option<&str> {
+    match expr {
+        Expr::Value(v) => match &v.value {
+            Value::Number(n, _) => Some(n),
             _ => None,
         },
         _ => None,
     }
 }
 
-/// Whether reading the literal's text as a value of `to` gives what assigning it would.
-pub fn literal_fits(expr: &Expr, to: SqlType) -> bool {
-    let inner = match expr {
-        Expr::UnaryOp { expr, .. } => expr.as_ref(),
-        other => other,
-    };
-    let Expr::Value(v) = inner else { return false };
-    match (&v.value, to) {
-        (Value::Null | Value::SingleQuotedString(_), _) => true,
-        (Value::Boolean(_), SqlType::Boolean) => true,
-        (Value::Number(n, _), SqlType::SmallInt | SqlType::Int | SqlType::BigInt) => {
-            n.bytes().all(|b| b.is_ascii_digit())
-        }
-        (Value::Number(..), SqlType::Real | SqlType::Double | SqlType::Numeric(_)) => true,
+/// Whether a type reads a number's text as the number.
+fn reads(n: &str, to: SqlType) -> bool {
+    match to {
+        SqlType::SmallInt | SqlType::Int | SqlType::BigInt => n.bytes().all(|b| b.is_ascii_digit()),
+        SqlType::Real | SqlType::Double | SqlType::Numeric(_) => !n.contains('_'),
+        _ => false,
+    }
+}
+
+/// Whether an expression is a literal, of whatever type: its value does not depend on the session.
+pub fn is_literal(expr: &Expr) -> bool {
+    match expr {
+        Expr::Value(v) => matches!(
+            v.value,
+            Value::SingleQuotedString(_) | Value::Number(_, _) | Value::Boolean(_) | Value::Null
+        ),
+        Expr::UnaryOp { op: UnaryOperator::Minus, expr } => number(expr).is_some(),
         _ => false,
     }
 }

@@ -72,12 +72,15 @@ pub fn null_violation(
     let nulls = strict.filter_map(|(i, _)| Some((first_null(&columns[i])?, i)));
     // Of several columns of that row the first.
     let Some((row, i)) = nulls.min() else { return Ok(None) };
+    let column = &table.columns[i].name;
     let message = format!(
-        "null value in column \"{}\" of relation \"{}\" violates not-null constraint",
-        table.columns[i].name, table.name
+        "null value in column \"{column}\" of relation \"{}\" violates not-null constraint",
+        table.name
     );
-    let detail = format!("Failing row contains ({}).", show_row(table, columns, row)?);
-    Ok(Some((row, SqlError::new(SqlState::NOT_NULL_VIOLATION, message).with_detail(detail))))
+    let error = SqlError::new(SqlState::NOT_NULL_VIOLATION, message)
+        .with_detail(format!("Failing row contains ({}).", show_row(table, columns, row)?))
+        .with_object(table.error_object(Some(column)));
+    Ok(Some((row, error)))
 }
 
 fn show_row(table: &Relation, columns: &[ArrayRef], row: usize) -> Result<String, SqlError> {

@@ -6,7 +6,7 @@ use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
 use arrow::datatypes::DataType;
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{DmlError, Load, LoadKind, OnRepeat};
+use millrace_executor::dml::{DmlError, DmlOutcome, Load, LoadKind, OnRepeat, ReadSet};
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{
     Delete, Distinct, Expr, FromTable, Query, SelectItem, TableFactor, TableWithJoins, Update,
@@ -14,11 +14,10 @@ use sqlparser::ast::{
 };
 
 use super::assign::{assign, check_fields};
+use super::attempts::Attempts;
 use super::insert::{assigned_value, assignment_position, set_twice};
 use super::spool::Spool;
-use super::{
-    Done, Evaluated, MAX_ATTEMPTS, apply, check_table, returning, rewrite, rows, too_many_conflicts,
-};
+use super::{Done, Evaluated, apply, check_table, returning, rewrite, rows};
 use crate::cluster::{BatchStream, DmlKind};
 use crate::ddl::generated;
 use crate::query::catalog_view::{SessionCatalog, fold};
@@ -190,11 +189,12 @@ async fn run(
     plan: &Plan,
     items: Option<&[SelectItem]>,
 ) -> Result<Done, SqlError> {
-    // Others write to the table all the time: in the second attempt of a large statement they wait.
-    let (mut large, mut locked) = (false, false);
-    for _ in 0..MAX_ATTEMPTS {
+    let mut attempts = Attempts::of(session, Some(plan.table.id));
+    let mut large = false;
+    loop {
+        attempts.next(session).await?;
         if large {
-            let mut loading = load(session, plan, items, locked).await?;
+            let mut loading = load(session, plan, items).await?;
             if loading.rows == 0 {
                 large = false;
                 continue;
@@ -203,12 +203,14 @@ async fn run(
                 Some(spool) => Some(spool.finish(session).await?),
                 None => None,
             };
-            match loading.load.finish().await {
+            let read = session.read_set_beside(plan.table.id)?;
+            match finish(loading.load, read).await {
                 Ok(_) => {
                     return Ok(Done { tag: format!("{verb} {}", loading.rows), returning });
                 }
                 Err(DmlError::Conflict) => {
-                    locked = true;
+                    // Others write to the table all the time: they wait in the second attempt.
+                    attempts.take_turn();
                     continue;
                 }
                 Err(e) => return Err(e.into()),
@@ -226,7 +228,12 @@ async fn run(
             return Ok(Done { tag: format!("{verb} {count}"), returning });
         }
     }
-    Err(too_many_conflicts())
+}
+
+/// Has a load take effect, if what it was computed from is still so; without that it cannot be.
+pub(super) async fn finish(mut load: Load, read: Option<ReadSet>) -> Result<DmlOutcome, DmlError> {
+    load.rest_on(read.ok_or(DmlError::Conflict)?);
+    load.finish().await
 }
 
 /// Rows of this many bytes are held.
@@ -271,14 +278,10 @@ async fn load(
     session: &Session,
     plan: &Plan,
     items: Option<&[SelectItem]>,
-    locked: bool,
 ) -> Result<Loading, SqlError> {
     let id = session.shared.next_statement();
     let kind = plan.load_kind(Epoch::ZERO);
     let mut load = session.cluster().begin_load(RelationId(plan.table.id), id, kind).await?;
-    if locked {
-        load.lock_table().await?;
-    }
     let view = session.catalog_view();
     let mut stream = stream(session, &view, plan, &plan.once()?).await?;
     load.read_at(view.epoch.get().copied().unwrap_or_default());

@@ -22,9 +22,10 @@ use millrace_planner::sql_error_from_datafusion;
 use millrace_rpc::catalog::{Column, ColumnType, Relation, RelationKind};
 use sqlparser::ast::{Cte, Ident, Query, SetExpr, Statement as Sql, With};
 
+use super::attempts::Attempts;
 use super::describe::{Described, describe as describe_change};
 use super::with_order::named;
-use super::{Done, MAX_ATTEMPTS, rewrite, rows, too_many_conflicts};
+use super::{Done, rewrite, rows};
 use crate::cluster::BatchStream;
 use crate::query::catalog_view::fold;
 use crate::session::scope::Kept;
@@ -38,22 +39,23 @@ pub async fn execute(session: &mut Session, query: &Query) -> Result<Outcome, Sq
     if !alone {
         return parts.run(session).await;
     }
-    for _ in 0..MAX_ATTEMPTS {
+    let mut attempts = Attempts::of(session, None);
+    loop {
+        attempts.next(session).await?;
         session.begin_implicit();
         let ended = match parts.run(session).await {
             Ok(outcome) => session.commit_implicit().await.map(|()| outcome),
-            Err(e) => {
-                session.fail_block();
-                Err(e)
-            }
+            Err(e) => Err(e),
         };
+        if ended.is_err() {
+            session.fail_block();
+        }
         match ended {
             // Rows have changed since the parts read them.
             Err(e) if e.state == SqlState::SERIALIZATION_FAILURE => {}
             ended => return ended,
         }
     }
-    Err(too_many_conflicts())
 }
 
 /// Binds such a statement without running it: the columns that it gives, and the types of its parameters.

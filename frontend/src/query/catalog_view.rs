@@ -13,8 +13,10 @@ use sqlparser::ast::{ObjectName, ObjectNamePart};
 
 use super::snapshot_table::{EpochCell, SnapshotTable};
 use crate::catalog::SystemTables;
+use crate::catalog::objects::system_table;
 use crate::cluster::{CatalogSnapshot, Cluster};
 use crate::session::StagedWrites;
+use crate::session::reads::NotedReads;
 
 /// Schemas that exist without having been created.
 pub const SYSTEM_SCHEMAS: [&str; 3] = ["pg_catalog", "information_schema", "millrace_catalog"];
@@ -30,6 +32,8 @@ pub struct SessionCatalog {
     temporary: Vec<(String, Arc<dyn TableProvider>, Arc<Relation>)>,
     /// Uncommitted writes of the session's block.
     writes: Arc<Mutex<StagedWrites>>,
+    /// Where scans note what they read.
+    reads: NotedReads,
 }
 
 impl SessionCatalog {
@@ -46,7 +50,13 @@ impl SessionCatalog {
             system: Arc::new(system),
             temporary: Vec::new(),
             writes: Arc::default(),
+            reads: NotedReads::default(),
         }
+    }
+
+    pub fn with_reads(mut self, reads: NotedReads) -> SessionCatalog {
+        self.reads = reads;
+        self
     }
 
     /// Tables are read with these writes laid over them.
@@ -157,12 +167,19 @@ impl CatalogView for SessionCatalog {
         }
         let staged = self.writes.lock().table(relation.id);
         let table = SnapshotTable::new(self.cluster.clone(), relation.clone(), self.epoch.clone())?
-            .with_staged(staged);
+            .with_staged(staged)
+            .with_reads(self.reads.clone());
         Ok(provider_as_source(Arc::new(table)))
     }
 
     fn system_table(&self, schema: Option<&str>, name: &str) -> Option<Arc<dyn TableSource>> {
         self.system.table(schema, name).map(provider_as_source)
+    }
+
+    fn system_columns(&self, schema: Option<&str>, name: &str) -> Option<(u32, Vec<String>)> {
+        let (.., oid, _, columns) = system_table(schema.unwrap_or("pg_catalog"), name)?;
+        let name = |column: &str| column.split(':').next().unwrap_or(column).to_owned();
+        Some((*oid, columns.split_whitespace().map(name).collect()))
     }
 
     fn function(&self, name: &str) -> Option<Arc<ScalarUDF>> {

@@ -7,6 +7,7 @@ use datafusion::config::ConfigOptions;
 use datafusion::error::DataFusionError;
 use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::SpillFile;
+use datafusion::execution::TaskContext;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryReservation};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionState;
@@ -25,10 +26,18 @@ use tokio::sync::mpsc;
 
 use crate::cluster::BatchStream;
 use crate::error::FrontendError;
+use crate::query::conditions::WholeConditions;
+use crate::query::execution::{self, Execution};
+use crate::query::grouping_sets::GroupingSetsApart;
 use crate::query::interruptible::interruptible;
+use crate::query::large_limits::{CountableLimits, LargeLimits};
+use crate::query::narrow;
 use crate::query::null_errors::NullOnErrorRule;
-use crate::query::pauses::{Ended, PausingJoins, context};
+use crate::query::ordered_limits::OrderedLimits;
+use crate::query::pauses::{PausingJoins, context};
+use crate::query::planning::{self, Held};
 use crate::query::pool::{SharedPool, first_of_merge};
+use crate::query::written_order::WrittenOrder;
 use crate::session::busy;
 
 /// Batches on their way to a client: enough to overlap computing with sending.
@@ -38,6 +47,7 @@ pub struct QueryEngine {
     runtime: Option<tokio::runtime::Runtime>,
     handle: tokio::runtime::Handle,
     environment: Arc<RuntimeEnv>,
+    memory_bytes: usize,
     state: SessionState,
     /// For queries whose failing expressions are NULL.
     null_state: SessionState,
@@ -73,6 +83,7 @@ impl QueryEngine {
             .build()
             .map_err(FrontendError::Runtime)?;
         millrace_planner::functions::bounded::fit_to_memory(memory_bytes);
+        execution::follow_spawned();
         let environment = RuntimeEnvBuilder::new()
             .with_memory_pool(SharedPool::new(memory_bytes))
             .build_arc()
@@ -83,9 +94,15 @@ impl QueryEngine {
                 .with_target_partitions(partitions)
                 .with_extension(Arc::new(errors));
             let mut rules = PhysicalOptimizer::new().rules;
+            rules.insert(0, Arc::new(WholeConditions));
+            rules.insert(0, Arc::new(OrderedLimits));
+            rules.insert(0, Arc::new(CountableLimits));
+            rules.insert(0, Arc::new(GroupingSetsApart));
             if errors == ExpressionErrors::Null {
                 rules.insert(0, Arc::new(NullOnErrorRule));
             }
+            rules.push(Arc::new(LargeLimits));
+            rules.push(Arc::new(WrittenOrder));
             rules.push(Arc::new(PausingJoins));
             let mut state = SessionStateBuilder::new_with_default_features()
                 .with_config(config)
@@ -109,6 +126,7 @@ impl QueryEngine {
             runtime: Some(runtime),
             handle,
             environment,
+            memory_bytes,
             state,
             null_state,
             sorting_state: Arc::new(sorting),
@@ -150,6 +168,10 @@ impl QueryEngine {
         if errors == ExpressionErrors::Raised {
             return self.run(plan).await;
         }
+        planning::planning(self, self.started_as_view(plan)).await
+    }
+
+    async fn started_as_view(&self, plan: LogicalPlan) -> Result<BatchStream, SqlError> {
         let plan = busy(|| optimize_like_view(plan))?;
         let planner = self.null_state.query_planner().clone();
         let physical = planner
@@ -161,6 +183,10 @@ impl QueryEngine {
 
     /// Starts a plan; its batches come through the stream, which aborts the plan when dropped.
     pub async fn run(&self, plan: LogicalPlan) -> Result<BatchStream, SqlError> {
+        planning::planning(self, self.started(plan)).await
+    }
+
+    async fn started(&self, plan: LogicalPlan) -> Result<BatchStream, SqlError> {
         let plan = self.optimize(plan)?;
         let physical = self.physical(&plan).await?;
         let fallback = joins_by_hash(&physical)
@@ -174,15 +200,17 @@ impl QueryEngine {
 
     fn start(&self, physical: Arc<dyn ExecutionPlan>, fallback: Option<Fallback>) -> BatchStream {
         let (sender, receiver) = mpsc::channel(CHANNEL_BATCHES);
-        let gone = Arc::new(Ended::default());
-        let running = Arc::clone(&gone);
+        let execution = Execution::new(self.memory_bytes);
+        let running = Arc::clone(&execution);
         let context = context(&self.state, &running);
-        let task = self.handle.spawn(async move {
+        let work = async move {
             if let Some(fallback) = drive(physical, context, &sender, fallback).await {
                 fallback.drive(&sender, &running).await;
             }
-        });
-        let stream = Running { receiver, task, gone, ended: false };
+        };
+        let task = self.handle.spawn(execution::task(Arc::clone(&execution), work));
+        let _held = planning::held(self);
+        let stream = Running { receiver, task, execution, ended: false, _held };
         Box::pin(futures::stream::unfold(stream, |mut s| async move {
             let item = s.next().await?;
             Some((item, s))
@@ -204,9 +232,11 @@ impl QueryEngine {
 struct Running {
     receiver: mpsc::Receiver<Result<RecordBatch, SqlError>>,
     task: tokio::task::JoinHandle<()>,
-    /// Set when its reader is gone: aborting reaches a task only between its polls, and those of a join may be long.
-    gone: Arc<Ended>,
+    /// Ended when its reader is gone: aborting reaches a task only between its polls, and those of a join may be long.
+    execution: Arc<Execution>,
     ended: bool,
+    /// The memory of its plan.
+    _held: Arc<Held>,
 }
 
 impl Running {
@@ -232,7 +262,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.gone.set();
+        self.execution.end();
         self.task.abort();
     }
 }
@@ -269,7 +299,7 @@ struct Fallback {
 }
 
 impl Fallback {
-    async fn drive(self, sender: &BatchSender, running: &Arc<Ended>) {
+    async fn drive(self, sender: &BatchSender, running: &Arc<Execution>) {
         let planner = self.state.query_planner().clone();
         match planner.create_physical_plan(&self.plan, self.state.as_ref()).await {
             Ok(physical) => {
@@ -286,31 +316,62 @@ type BatchSender = mpsc::Sender<Result<RecordBatch, SqlError>>;
 /// Sends a plan's batches. Gives the fallback back if memory ran out before the first of them.
 async fn drive(
     physical: Arc<dyn ExecutionPlan>,
-    context: Arc<datafusion::execution::TaskContext>,
+    context: Arc<TaskContext>,
     sender: &BatchSender,
-    mut fallback: Option<Fallback>,
+    fallback: Option<Fallback>,
 ) -> Option<Fallback> {
-    let mut stream = match execute_stream(physical, context) {
+    let mut next = narrow::fitted(physical, context);
+    loop {
+        let e = match next {
+            Ok((physical, context)) => match send_rows(&physical, &context, sender).await? {
+                Failure { e, begun: true } => e,
+                Failure { e, .. } if fallback.is_some() && is_out_of_memory(&e) => return fallback,
+                Failure { e, .. } => match narrow::narrower(&physical, &context, &e) {
+                    Ok(Some(narrower)) => {
+                        next = Ok(narrower);
+                        continue;
+                    }
+                    Ok(None) => e,
+                    Err(e) => e,
+                },
+            },
+            Err(e) => e,
+        };
+        let _ = sender.send(Err(sql_error_from_datafusion(e))).await;
+        return None;
+    }
+}
+
+fn is_out_of_memory(e: &DataFusionError) -> bool {
+    matches!(e.find_root(), DataFusionError::ResourcesExhausted(_))
+}
+
+/// How a plan failed, and whether rows had been sent before.
+struct Failure {
+    e: DataFusionError,
+    begun: bool,
+}
+
+/// Sends a plan's batches to the end, unless it fails or nobody takes them.
+async fn send_rows(
+    physical: &Arc<dyn ExecutionPlan>,
+    context: &Arc<TaskContext>,
+    sender: &BatchSender,
+) -> Option<Failure> {
+    let execution = context.session_config().get_extension::<Execution>().unwrap_or_default();
+    let mut begun = false;
+    let mut stream = match execute_stream(Arc::clone(physical), Arc::clone(context)) {
         Ok(stream) => stream,
-        Err(e) => {
-            let _ = sender.send(Err(sql_error_from_datafusion(e))).await;
-            return None;
-        }
+        Err(e) => return Some(Failure { e, begun }),
     };
     while let Some(batch) = stream.next().await {
-        match &batch {
-            Ok(batch) if batch.num_rows() > 0 => fallback = None,
-            Err(e) if matches!(e.find_root(), DataFusionError::ResourcesExhausted(_)) => {
-                if fallback.is_some() {
-                    return fallback;
-                }
-            }
-            Ok(_) | Err(_) => {}
-        }
-        let failed = batch.is_err();
-        if sender.send(batch.map_err(sql_error_from_datafusion)).await.is_err() || failed {
-            return None;
-        }
+        let batch = match batch.and_then(|batch| execution.check().map(|()| batch)) {
+            Ok(batch) => batch,
+            Err(e) => return Some(Failure { e, begun }),
+        };
+        begun |= batch.num_rows() > 0;
+        execution.give_away(batch.get_array_memory_size());
+        sender.send(Ok(batch)).await.ok()?;
     }
     None
 }

@@ -8,14 +8,35 @@
 //! anything, see to it themselves that they end and that others have their turn.
 
 pub mod catalog_view;
+mod conditions;
 pub mod engine;
+mod execution;
+mod grouping_sets;
 pub mod index;
 mod interruptible;
+mod large_limits;
+mod narrow;
 pub mod null_errors;
+mod ordered_limits;
 pub mod overlay;
 mod pauses;
+pub mod planning;
 pub mod pool;
 pub mod snapshot_table;
+mod written_order;
+
+use std::sync::Arc;
+
+use datafusion::common::Result;
+use datafusion::physical_plan::{ChildrenPropertiesMode, ExecutionPlan, ReplaceChildrenOptions};
 
 pub use catalog_view::SessionCatalog;
 pub use engine::{ExpressionErrors, QueryEngine};
+
+/// A node of a plan over other inputs.
+fn over(
+    node: Arc<dyn ExecutionPlan>,
+    inputs: Vec<Arc<dyn ExecutionPlan>>,
+) -> Result<Arc<dyn ExecutionPlan>> {
+    node.replace_children(inputs, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))
+}

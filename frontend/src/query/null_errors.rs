@@ -1,25 +1,32 @@
 //! `SET expression_errors = 'null'`: a query computes what a view of it would hold.
 //!
 //! Views go on where an expression fails on a row: its value is NULL there. Under this setting a batch
-//! query is optimised by the views' rules and its projections, filters and aggregate arguments are
-//! evaluated in the same way: at once, and only when that fails in halves, down to the failing rows.
+//! query is optimised by the views' rules and its projections, filters and conditions of joins are evaluated in the same
+//! way: at once, and only when that fails in halves, down to the failing rows. What the other nodes compute is in
+//! projections below them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, new_null_array};
 use arrow::datatypes::{DataType, FieldRef, Schema};
-use datafusion::common::Result;
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::{Column, Literal};
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
-use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::joins::utils::JoinFilter;
+use datafusion::physical_plan::joins::{
+    HashJoinExec, NestedLoopJoinExec, NestedLoopJoinExecBuilder, SortMergeJoinExec,
+};
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
+use millrace_planner::interrupt;
+
+use crate::query::conditions::whole;
 
 /// NULL where the inner expression fails.
 #[derive(Debug, Eq, Hash)]
@@ -44,9 +51,12 @@ fn wrap(expr: &Arc<dyn PhysicalExpr>) -> Arc<dyn PhysicalExpr> {
 impl NullOnError {
     fn halves(&self, batch: &RecordBatch) -> Result<ArrayRef> {
         let rows = batch.num_rows();
+        // The end of the statement is no failure of the expression.
+        interrupt::check().map_err(|e| DataFusionError::External(Box::new(e)))?;
         match self.inner.evaluate(batch).and_then(|v| v.into_array(rows)) {
             Ok(array) => Ok(array),
             Err(_) if rows <= 1 => {
+                interrupt::check().map_err(|e| DataFusionError::External(Box::new(e)))?;
                 Ok(new_null_array(&self.inner.data_type(&batch.schema())?, rows))
             }
             Err(_) => {
@@ -122,15 +132,8 @@ impl PhysicalOptimizerRule for NullOnErrorRule {
                 let filter = FilterExec::try_new(wrap(f.predicate()), f.input().clone())?;
                 return Ok(Transformed::yes(Arc::new(filter)));
             }
-            if let Some(a) = node.downcast_ref::<AggregateExec>()
-                && matches!(
-                    a.mode(),
-                    AggregateMode::Partial
-                        | AggregateMode::Single
-                        | AggregateMode::SinglePartitioned
-                )
-            {
-                return Ok(Transformed::yes(aggregate(a)));
+            if let Some(join) = joined(&node)? {
+                return Ok(Transformed::yes(join));
             }
             Ok(Transformed::no(node))
         })
@@ -153,15 +156,38 @@ fn projection(p: &ProjectionExec) -> Result<Arc<dyn ExecutionPlan>> {
     Ok(Arc::new(ProjectionExec::try_new(exprs.collect::<Vec<_>>(), p.input().clone())?))
 }
 
-fn aggregate(a: &AggregateExec) -> Arc<dyn ExecutionPlan> {
-    let functions: Vec<_> = a
-        .aggr_expr()
-        .iter()
-        .map(|f| {
-            let args = f.expressions().iter().map(wrap).collect();
-            let order = f.order_bys().iter().map(|o| o.expr.clone()).collect();
-            f.with_new_expressions(args, order).map_or_else(|| f.clone(), Arc::new)
-        })
-        .collect();
-    Arc::new(a.with_new_aggr_exprs(functions))
+/// A join whose condition is not true where it fails.
+fn joined(node: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+    if let Some(join) = node.downcast_ref::<NestedLoopJoinExec>()
+        && let Some(filter) = join.filter()
+    {
+        let condition = whole(&safe(filter));
+        let builder = NestedLoopJoinExecBuilder::from(join).with_filter(Some(condition));
+        return Ok(Some(Arc::new(builder.build()?)));
+    }
+    if let Some(join) = node.downcast_ref::<HashJoinExec>()
+        && let Some(filter) = join.filter()
+    {
+        return join.builder().with_filter(Some(safe(filter))).build_exec().map(Some);
+    }
+    if let Some(join) = node.downcast_ref::<SortMergeJoinExec>()
+        && let Some(filter) = join.filter()
+    {
+        let join = SortMergeJoinExec::try_new(
+            Arc::clone(join.left()),
+            Arc::clone(join.right()),
+            join.on().to_vec(),
+            Some(safe(filter)),
+            join.join_type(),
+            join.sort_options().to_vec(),
+            join.null_equality(),
+        )?;
+        return Ok(Some(Arc::new(join)));
+    }
+    Ok(None)
+}
+
+fn safe(filter: &JoinFilter) -> JoinFilter {
+    let columns = filter.column_indices().to_vec();
+    JoinFilter::new(wrap(filter.expression()), columns, Arc::clone(filter.schema()))
 }

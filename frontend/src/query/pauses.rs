@@ -12,7 +12,6 @@ use std::cell::RefCell;
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -40,8 +39,8 @@ use datafusion::physical_plan::{
     InputDistributionRequirements, PlanProperties, ReplaceChildrenOptions,
 };
 use futures::{Stream, StreamExt};
-use millrace_common::{SqlError, SqlState};
 
+use crate::query::execution::Execution;
 use crate::session::busy;
 
 /// How long a stream is polled before other tasks have their turn.
@@ -51,29 +50,10 @@ const HOLD: Duration = Duration::from_millis(50);
 /// What the other thread has for taking them: nothing says when it has.
 const HANDOVER: Duration = Duration::from_millis(1);
 
-/// Whether nobody waits for the rows of a statement any more.
-#[derive(Debug, Default)]
-pub struct Ended(AtomicBool);
-
-impl Ended {
-    pub fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    fn check(&self) -> Result<()> {
-        if !self.0.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        // Only the statement's own tasks see it: its client has been told why it ended.
-        let e = SqlError::new(SqlState::QUERY_CANCELED, "canceling statement due to user request");
-        Err(DataFusionError::External(Box::new(e)))
-    }
-}
-
 /// What a plan runs in that ends with a statement.
-pub fn context(state: &SessionState, ended: &Arc<Ended>) -> Arc<TaskContext> {
+pub fn context(state: &SessionState, execution: &Arc<Execution>) -> Arc<TaskContext> {
     let context = TaskContext::from(state);
-    let config = context.session_config().clone().with_extension(Arc::clone(ended));
+    let config = context.session_config().clone().with_extension(Arc::clone(execution));
     Arc::new(context.with_session_config(config))
 }
 
@@ -83,7 +63,7 @@ thread_local! {
 }
 
 struct Turn {
-    ended: Arc<Ended>,
+    execution: Arc<Execution>,
     /// When the other tasks of the thread were last looked after.
     since: Instant,
 }
@@ -108,7 +88,7 @@ impl Drop for Before {
 fn look_up() -> Result<()> {
     let held_long = TURN.with_borrow_mut(|turn| {
         let Some(turn) = turn else { return Ok(false) };
-        turn.ended.check()?;
+        turn.execution.check()?;
         let long = turn.since.elapsed() >= HOLD;
         if long {
             turn.since = Instant::now();
@@ -345,9 +325,9 @@ impl ExecutionPlan for Pausing {
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
         // A plan that runs in any other context never ends early.
-        let ended = context.session_config().get_extension::<Ended>().unwrap_or_default();
+        let execution = context.session_config().get_extension::<Execution>().unwrap_or_default();
         let inner = self.inner.execute(partition, context)?;
-        Ok(Box::pin(PausingStream { inner, ended, since: None }))
+        Ok(Box::pin(PausingStream { inner, execution, since: None }))
     }
 
     fn metrics(&self) -> Option<MetricsSet> {
@@ -357,7 +337,7 @@ impl ExecutionPlan for Pausing {
 
 struct PausingStream {
     inner: SendableRecordBatchStream,
-    ended: Arc<Ended>,
+    execution: Arc<Execution>,
     /// Since when it has been polled without a pause.
     since: Option<Instant>,
 }
@@ -367,7 +347,7 @@ impl Stream for PausingStream {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        if let Err(e) = this.ended.check() {
+        if let Err(e) = this.execution.check() {
             return Poll::Ready(Some(Err(e)));
         }
         let now = Instant::now();
@@ -376,7 +356,7 @@ impl Stream for PausingStream {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let turn = Turn { ended: Arc::clone(&this.ended), since: now };
+        let turn = Turn { execution: Arc::clone(&this.execution), since: now };
         let polled = turn.during(|| this.inner.poll_next_unpin(cx));
         if polled.is_pending() {
             this.since = None;

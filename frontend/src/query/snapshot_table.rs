@@ -29,6 +29,7 @@ use super::engine::ExpressionErrors;
 use super::index::{self, IndexRead};
 use super::overlay::Overlay;
 use crate::cluster::{Cluster, ScanRequest};
+use crate::session::reads::{NotedReads, note_scan};
 
 /// The epoch a statement reads at; filled once its relations are known.
 pub type EpochCell = Arc<OnceLock<Epoch>>;
@@ -44,6 +45,7 @@ pub struct SnapshotTable {
     epoch: EpochCell,
     /// What the session's block has written: it sees that instead of what is committed.
     staged: Option<Arc<StagedTable>>,
+    reads: NotedReads,
 }
 
 impl fmt::Debug for SnapshotTable {
@@ -59,11 +61,17 @@ impl SnapshotTable {
         epoch: EpochCell,
     ) -> Result<SnapshotTable, SqlError> {
         let schema = relation.arrow_schema()?;
-        Ok(SnapshotTable { cluster, relation, schema, epoch, staged: None })
+        let reads = NotedReads::default();
+        Ok(SnapshotTable { cluster, relation, schema, epoch, staged: None, reads })
     }
 
     pub fn with_staged(mut self, staged: Option<Arc<StagedTable>>) -> SnapshotTable {
         self.staged = staged;
+        self
+    }
+
+    pub fn with_reads(mut self, reads: NotedReads) -> SnapshotTable {
+        self.reads = reads;
         self
     }
 
@@ -212,6 +220,15 @@ impl TableProvider for SnapshotTable {
         let columns = self.columns(projection);
         let schema = Arc::new(self.schema.project(&columns)?);
         let keys = self.point(filters);
+        let epoch = self.epoch.get().copied().unwrap_or_default();
+        note_scan(
+            &self.reads,
+            (&self.relation, &self.schema),
+            epoch,
+            keys.as_ref(),
+            filters,
+            state,
+        );
         // With filters above it a limit would cut before they ran.
         let limit = if filters.is_empty() { limit } else { None };
         let errors = state.config().get_extension::<ExpressionErrors>();

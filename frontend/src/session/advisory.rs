@@ -18,7 +18,7 @@ impl Session {
     pub(super) async fn wait_for_locks(&self, calls: &[LockCall<'_>]) -> Result<RowSet, SqlError> {
         let limit = self.settings.millis("lock_timeout").map(Duration::from_millis);
         // Outside a block the transaction is this statement, however it ends.
-        let _locks = (!self.stages_writes()).then(|| self.transaction_locks());
+        let _locks = (!self.in_transaction()).then(|| self.transaction_locks());
         let mut row = Vec::with_capacity(calls.len());
         for call in calls {
             // The functions return nothing, and of a NULL they return NULL and lock nothing.

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray};
+use arrow::datatypes::Int64Type;
 use futures::StreamExt;
 use millrace_common::{SqlError, SqlState};
+use millrace_planner::parser::folded;
 use millrace_planner::{ParsedStatement, Statement};
 use parking_lot::Mutex;
 use sqlparser::ast::{CloseCursor, Declare, FetchDirection, Statement as Sql};
@@ -12,6 +14,7 @@ use sqlparser::ast::{CloseCursor, Declare, FetchDirection, Statement as Sql};
 use super::prepare::{Declared, Portal, PortalState, Running, cannot_run};
 use super::scroll::{Fetched, Scroll, Way, forward_only, store};
 use super::{Outcome, RowSet, Session};
+use crate::catalog::procedures::procedure_name;
 use crate::encoding::Column;
 use crate::query::catalog_view::fold;
 use crate::wire::Field;
@@ -38,7 +41,7 @@ impl Session {
                 format!("cursor \"{name}\" already exists"),
             ));
         }
-        let text = query.to_string();
+        let text = folded::to_sql(query)?;
         let statement = Statement::Sql(Box::new(Sql::Query(query.clone())));
         // The text is not the client's, so nothing has a position in it; DECLARE's own errors do.
         let inner = ParsedStatement { statement, text, offset: 0, source: Arc::from("") };
@@ -196,6 +199,7 @@ pub fn columns_of(batch: &RecordBatch, fields: &[Field]) -> Result<Vec<Column>, 
         Some(f) if f.type_oid == CHAR_OID && f.typmod > 4 => {
             Column::of_type(&padded(c, (f.typmod - 4) as usize), f.type_oid)
         }
+        Some(f) if f.type_oid == REGPROC_OID => functions(c),
         _ => Column::of_type(c, oid(i)),
     };
     batch.columns().iter().enumerate().map(column).collect()
@@ -203,6 +207,20 @@ pub fn columns_of(batch: &RecordBatch, fields: &[Field]) -> Result<Vec<Column>, 
 
 /// `char`.
 const CHAR_OID: u32 = 1042;
+/// `regproc`.
+const REGPROC_OID: u32 = 24;
+
+/// Functions by their numbers, shown by their names.
+fn functions(column: &ArrayRef) -> Result<Column, SqlError> {
+    let Some(oids) = column.as_primitive_opt::<Int64Type>() else {
+        return Column::of_type(column, REGPROC_OID);
+    };
+    let number = |oid: i64| u32::try_from(oid).unwrap_or(0);
+    Ok(Column::Named {
+        numbers: oids.iter().map(|oid| oid.map(number)).collect(),
+        names: oids.iter().map(|oid| oid.map(procedure_name)).collect(),
+    })
+}
 
 /// Texts filled up with blanks, as a `char(n)` is shown.
 fn padded(column: &ArrayRef, length: usize) -> ArrayRef {

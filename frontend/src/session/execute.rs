@@ -6,7 +6,7 @@ use arrow::array::ArrayRef;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::ast::Show;
 use millrace_planner::bind::locate;
-use millrace_planner::parser::with_changes_rows;
+use millrace_planner::parser::{folded, with_changes_rows};
 use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::{DiscardObject, Expr, ObjectName, Statement as Sql};
 
@@ -37,14 +37,20 @@ impl Session {
         self.queried |= takes_snapshot(&parsed.statement);
         match &parsed.statement {
             Statement::Sql(sql) => {
-                let mut sql = sql.as_ref().clone();
                 // The parameters of PREPARE are given at EXECUTE.
-                if !matches!(sql, Sql::Prepare { .. }) {
-                    if params::count(&sql) > values.len() {
-                        return Err(params::undefined(values.len() + 1));
-                    }
+                let prepares = matches!(sql.as_ref(), Sql::Prepare { .. });
+                if !prepares && params::count(sql.as_ref()) > values.len() {
+                    return Err(params::undefined(values.len() + 1));
+                }
+                // A long statement is not copied without need.
+                if (prepares || values.is_empty()) && self.settings.zone().is_none() {
+                    return self.execute_sql(sql, parsed).await;
+                }
+                let mut sql = sql.as_ref().clone();
+                if !prepares {
                     params::substitute(&mut sql, values)?;
                 }
+                folded::unfold_rows(&mut sql)?;
                 self.fit_to_zone(&mut sql)?;
                 self.execute_sql(&sql, parsed).await
             }

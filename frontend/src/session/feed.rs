@@ -20,7 +20,7 @@ use crate::cluster::{BatchStream, Cluster, FollowStep, ScanRequest};
 use crate::dml::rows::arrow_error;
 use crate::wire::Field;
 
-/// How often a feed that asks for progress is told that nothing has changed.
+/// How often a feed that asks for progress is told that nothing has changed, at least.
 const PROGRESS: Duration = Duration::from_secs(1);
 
 /// A relation being followed.
@@ -74,6 +74,7 @@ impl ChangeFeed {
             type_oid: t.oid(),
             type_len: t.typlen(),
             typmod: t.typmod(),
+            told: Default::default(),
         };
         let mut fields = vec![
             field("_epoch", SqlType::BigInt),

@@ -7,9 +7,11 @@ pub mod advisory;
 pub mod cursor;
 pub mod execute;
 pub mod feed;
+pub mod live;
 pub mod outcome;
 pub mod params;
 pub mod prepare;
+pub mod reads;
 pub mod scope;
 pub mod scroll;
 pub mod set;
@@ -28,12 +30,14 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::DataType;
 use futures::StreamExt;
 use millrace_common::{Epoch, RelationId, SqlError, SqlState, SqlType};
+use millrace_planner::bind::outputs::{Output, declared_types, outputs, replaces};
 use millrace_planner::{Binder, BoundQuery, SessionInfo};
-use millrace_rpc::catalog::RelationKind;
+use millrace_rpc::catalog::{ColumnType, RelationKind};
 use parking_lot::Mutex;
 use sqlparser::ast::Query;
 use tokio_util::sync::CancellationToken;
 
+pub use live::LiveNotices;
 pub use outcome::{Outcome, RowSet};
 pub use prepare::{Portal, Prepared};
 pub use settings::Settings;
@@ -43,9 +47,10 @@ pub use writes::StagedWrites;
 use crate::catalog::SystemTables;
 use crate::catalog::rows::TYPE_OID;
 use crate::cluster::{BatchStream, Cluster};
+use crate::query::planning;
 use crate::query::{ExpressionErrors, QueryEngine, SessionCatalog};
 use crate::server::Shared;
-use crate::wire::{Field, TransactionStatus};
+use crate::wire::{Field, Told, TransactionStatus};
 
 pub struct Session {
     pub shared: Arc<Shared>,
@@ -60,6 +65,8 @@ pub struct Session {
     pub feeds: HashMap<String, Mutex<subscribe::SubscriptionCursor>>,
     /// Notices of the statement under way: severity and text.
     pub notices: Vec<(&'static str, SqlError)>,
+    /// Notices that the client is to have before the statement ends.
+    pub live: Arc<LiveNotices>,
     /// Rows of the statement under way that came too late.
     late: AtomicU64,
     /// Settings that clients are told about when they change.
@@ -68,10 +75,17 @@ pub struct Session {
     pub locals: Vec<(String, String)>,
     /// What ROLLBACK goes back to in a string of statements without BEGIN.
     pub before_string: Option<Box<Settings>>,
+    /// The statement under way is the last of those that are an implicit block.
+    pub last_of_many: bool,
+    /// When the message with the statement under way came, and the first one of its transaction: microseconds since 1970.
+    statement_at: i64,
+    transaction_at: i64,
     /// Cancels the statement under way.
     pub cancel: CancellationToken,
     /// Writes of the block. Shared with the catalogs of its statements, whose reads see them.
     pub writes: Arc<Mutex<StagedWrites>>,
+    /// What the statement under way has read, if it will be asked.
+    pub reads: reads::NotedReads,
     /// The epoch that all reads of the block use, once the first has chosen it.
     pub frozen: Mutex<Option<Epoch>>,
     /// Whether the block has had a query: its isolation level stays then.
@@ -82,23 +96,32 @@ pub struct Session {
 
 impl Session {
     pub fn new(shared: Arc<Shared>, pid: i32, user: String, database: String) -> Session {
+        let mut settings = Settings::default();
+        let (most, reserved) = (shared.config.max_connections, shared.config.reserved());
+        settings.preset("max_connections", &most.to_string());
+        settings.preset("superuser_reserved_connections", &reserved.to_string());
         Session {
             shared,
             pid,
             user,
             database,
-            settings: Settings::default(),
+            settings,
             block: Block::None,
             prepared: HashMap::new(),
             portals: HashMap::new(),
             feeds: HashMap::new(),
             notices: Vec::new(),
+            live: Arc::default(),
             late: AtomicU64::new(0),
             changed: Vec::new(),
             locals: Vec::new(),
             before_string: None,
+            last_of_many: false,
+            statement_at: now_us(),
+            transaction_at: now_us(),
             cancel: CancellationToken::new(),
             writes: Arc::default(),
+            reads: Arc::default(),
             frozen: Mutex::default(),
             queried: false,
             scope: Arc::default(),
@@ -121,8 +144,25 @@ impl Session {
         }
     }
 
+    /// A message with statements has come. Their `now()` is the time of their transaction.
+    pub fn arrive(&mut self) {
+        self.statement_at = now_us();
+        if matches!(self.block, Block::None) {
+            self.transaction_at = self.statement_at;
+        }
+    }
+
     pub fn notice(&mut self, severity: &'static str, state: SqlState, message: impl Into<String>) {
         self.notices.push((severity, SqlError::new(state, message)));
+    }
+
+    /// Whether `client_min_messages` lets a notice of this severity through.
+    pub fn is_told(&self, severity: &str) -> bool {
+        match self.settings.get("client_min_messages").unwrap_or_default() {
+            "error" => false,
+            "warning" => severity != "NOTICE",
+            _ => true,
+        }
     }
 
     /// Rows that were older than their table's watermark.
@@ -162,7 +202,8 @@ impl Session {
             self.cluster().clone(),
             self.search_path(),
             SystemTables::new(self),
-        );
+        )
+        .with_reads(Arc::clone(&self.reads));
         match self.scope.lock().as_ref() {
             Some(scope) => scope.narrow(view),
             None => view.with_writes(Arc::clone(&self.writes)),
@@ -170,11 +211,11 @@ impl Session {
     }
 
     pub fn info(&self, for_view: bool) -> SessionInfo {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         SessionInfo {
             database: self.database.clone(),
             user: self.user.clone(),
-            now_us: i64::try_from(now.as_micros()).unwrap_or(i64::MAX),
+            now_us: self.transaction_at,
+            statement_us: self.statement_at,
             for_view,
             zones: self.zones(for_view),
         }
@@ -184,14 +225,32 @@ impl Session {
     pub fn bind(
         &self,
         view: &SessionCatalog,
-        query: &Query,
+        written: &Query,
         params: &[Option<DataType>],
     ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
-        let query = crate::catalog::rewrite::for_clients(query, self)?;
-        let bound = busy(|| Binder::new(view, self.info(false)).query(&query, params))?;
+        let query = crate::catalog::rewrite::for_clients(written, self)?;
+        let plan = || busy(|| Binder::new(view, self.info(false)).query(&query, params));
+        let bound = planning::binding(self.engine(), plan)?;
         self.note_relations(&bound.relations);
-        let fields = fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
+        let mut fields =
+            fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
+        tell(&mut fields, self.outputs(view, written).as_deref());
         Ok((bound, fields))
+    }
+
+    /// What is known of a query's columns as it is written.
+    pub fn outputs(&self, view: &SessionCatalog, query: &Query) -> Option<Vec<Output>> {
+        outputs(query, view, &self.database)
+    }
+
+    /// Types for the columns of a relation that is made of a query.
+    pub fn declared_types(
+        &self,
+        view: &SessionCatalog,
+        query: &Query,
+        bound: &BoundQuery,
+    ) -> Vec<ColumnType> {
+        declared_types(&bound.types, self.outputs(view, query).as_deref())
     }
 
     /// The newest epoch at which the relations are exact, as `read_freshness` asks.
@@ -318,7 +377,8 @@ pub fn fields_of(
                 .and_then(|oid| oid.parse().ok());
             if let Some(type_oid) = told {
                 let type_len = crate::encoding::catalog_type_len(type_oid);
-                return Field { name: name.clone(), type_oid, type_len, typmod: -1 };
+                let told = Told::default();
+                return Field { name: name.clone(), type_oid, type_len, typmod: -1, told };
             }
             let arrow = arrow_field.map(|f| f.data_type());
             if let Some(special @ (DataType::List(_) | DataType::LargeList(_) | DataType::UInt32)) =
@@ -332,9 +392,36 @@ pub fn fields_of(
                 type_oid: t.oid(),
                 type_len: t.typlen(),
                 typmod: t.typmod(),
+                told: Told::default(),
             }
         })
         .collect()
+}
+
+/// Notes of columns what their query tells of them.
+fn tell(fields: &mut [Field], outputs: Option<&[Output]>) {
+    let outputs = outputs.filter(|o| o.len() == fields.len()).unwrap_or_default();
+    for (i, field) in fields.iter_mut().enumerate() {
+        let output = outputs.get(i).filter(|o| o.name == field.name);
+        if let Some((table_oid, column)) = output.and_then(|o| o.origin) {
+            (field.told.table_oid, field.told.column) = (table_oid, column);
+        }
+        let fits = |t: &ColumnType| t.oid == field.type_oid || replaces(field.type_oid, t.oid);
+        field.told.declared = match output.and_then(|o| o.declared).filter(fits) {
+            Some(t) => Some((t.oid, t.typmod)),
+            // The digits that an expression is computed with are no declaration.
+            None if field.type_oid == NUMERIC_OID => Some((NUMERIC_OID, -1)),
+            None => None,
+        };
+    }
+}
+
+const NUMERIC_OID: u32 = 1700;
+
+/// Microseconds since 1970.
+fn now_us() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// The error of a statement that was asked to stop.

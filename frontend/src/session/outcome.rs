@@ -62,5 +62,6 @@ impl RowSet {
 }
 
 pub fn text_field(name: &str) -> Field {
-    Field { name: name.to_owned(), type_oid: SqlType::Text.oid(), type_len: -1, typmod: -1 }
+    let told = Default::default();
+    Field { name: name.to_owned(), type_oid: SqlType::Text.oid(), type_len: -1, typmod: -1, told }
 }

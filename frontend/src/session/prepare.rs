@@ -18,9 +18,11 @@ use super::execute::prepared_name;
 use super::scroll::Scroll;
 use super::{Block, Outcome, RowSet, Session, outcome::text_field, params};
 use crate::cluster::CatalogSnapshot;
+use crate::ddl::explain::form::Form;
 use crate::dml;
 use crate::encoding::{Column, builder, describe_type, type_of_oid};
 use crate::query::catalog_view::fold;
+use crate::query::planning::Held;
 use crate::wire::Field;
 
 /// A statement and what is known of it without its parameters' values.
@@ -40,6 +42,15 @@ pub struct Prepared {
     pub(super) given: Vec<u32>,
     /// What the description was last found to be right for. The lock is never held while others wait.
     pub(super) basis: Mutex<Basis>,
+    /// Its memory, where a client's message has prepared it.
+    pub(crate) _held: Option<Arc<Held>>,
+}
+
+impl Prepared {
+    /// With what it takes of the queries' memory.
+    pub fn holding(self, held: Arc<Held>) -> Prepared {
+        Prepared { _held: Some(held), ..self }
+    }
 }
 
 /// What a description rests on besides the statement.
@@ -134,7 +145,8 @@ pub fn cannot_run(name: &str) -> SqlError {
 /// PostgreSQL's error for a prepared statement whose columns are others by now.
 pub fn columns_changed() -> SqlError {
     let message = "cached plan must not change result type";
-    SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message)
+    // Drivers prepare the statement again when it is this function that says so.
+    SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message).with_routine("RevalidateCachedQuery")
 }
 
 impl Session {
@@ -157,6 +169,7 @@ impl Session {
                 prepared_at: chrono::Utc::now().timestamp_micros(),
                 given: vec![],
                 basis: Mutex::new(self.basis()),
+                _held: None,
             });
         };
         self.describe(parsed, given)
@@ -190,6 +203,7 @@ impl Session {
             prepared_at: chrono::Utc::now().timestamp_micros(),
             given: given.to_vec(),
             basis,
+            _held: None,
         })
     }
 
@@ -233,7 +247,7 @@ impl Session {
             return Ok(());
         }
         match self.fields_of(parsed, &prepared.given)?.0 {
-            Some(fields) if fields != *told => Err(columns_changed()),
+            Some(fields) if !alike(&fields, told) => Err(columns_changed()),
             // Without columns there is nothing of that name any more, which running it says.
             _ => {
                 *prepared.basis.lock() = basis;
@@ -250,7 +264,7 @@ impl Session {
         let text = |names: &[&str]| Some(names.iter().map(|n| text_field(n)).collect());
         Ok(match statement {
             Statement::Sql(sql) => self.describe_sql(sql, types)?,
-            Statement::Explain(_) => text(&["QUERY PLAN"]),
+            Statement::Explain(explain) => Some(vec![Form::of(explain)?.field()]),
             Statement::Show(Show::Setting(name)) => {
                 text(&[millrace_common::settings::find(name).map_or(name.as_str(), |s| s.name)])
             }
@@ -319,6 +333,11 @@ impl Session {
             })
             .collect()
     }
+}
+
+/// Whether rows can be read by either description.
+fn alike(fields: &[Field], told: &[Field]) -> bool {
+    fields.len() == told.len() && fields.iter().zip(told).all(|(a, b)| a.reads_as(b))
 }
 
 /// Whether the columns are those of a cursor or of another prepared statement.

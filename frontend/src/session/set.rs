@@ -17,7 +17,7 @@ impl Session {
         match set {
             Set::SingleAssignment { scope, variable, values, .. } => {
                 let name = variable.to_string().replace('"', "");
-                if matches!(scope, Some(ContextModifier::Local)) && !self.stages_writes() {
+                if matches!(scope, Some(ContextModifier::Local)) && !self.in_transaction() {
                     self.notice(
                         "WARNING",
                         SqlState::NO_ACTIVE_SQL_TRANSACTION,
@@ -45,7 +45,7 @@ impl Session {
                 self.set_value(&name, &value)
             }
             Set::SetTimeZone { local, value } => {
-                if *local && !self.stages_writes() {
+                if *local && !self.in_transaction() {
                     self.notice(
                         "WARNING",
                         SqlState::NO_ACTIVE_SQL_TRANSACTION,
@@ -107,7 +107,7 @@ impl Session {
         session: bool,
     ) -> Result<(), SqlError> {
         if !session {
-            if !self.in_block() {
+            if !self.in_transaction() {
                 self.notice(
                     "WARNING",
                     SqlState::NO_ACTIVE_SQL_TRANSACTION,
@@ -140,7 +140,7 @@ impl Session {
     ) -> Result<RowSet, SqlError> {
         let mut shown = Vec::with_capacity(settings.len());
         for (name, value, local) in &settings {
-            if !local || self.stages_writes() {
+            if !local || self.in_transaction() {
                 self.keep_for_block(name, *local)?;
                 self.set_value(name, value)?;
                 shown.push(Some(self.settings.shown(name)?));
@@ -156,7 +156,7 @@ impl Session {
 
     /// Before a setting changes in a block: what SET LOCAL has to bring back.
     fn keep_for_block(&mut self, name: &str, local: bool) -> Result<(), SqlError> {
-        if self.stages_writes() {
+        if self.in_transaction() {
             let hidden = self.locals.iter().position(|(n, _)| n.eq_ignore_ascii_case(name));
             // A plain SET in the same block lasts longer than a SET LOCAL before it.
             if let Some(at) = hidden

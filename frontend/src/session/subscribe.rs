@@ -19,6 +19,7 @@ use super::feed::{ChangeFeed, parse_epoch};
 use super::{Outcome, RowSet, Session};
 use crate::cluster::Cluster;
 use crate::copy::{CopyOut, Format};
+use crate::ddl::progress::wait_created;
 use crate::ddl::subscription::check_followable;
 use crate::ddl::view;
 use crate::query::catalog_view::fold;
@@ -236,9 +237,10 @@ impl Session {
         let relation = view::with_graph(relation, &graph, &bound, &names)?;
         let cluster = self.cluster().clone();
         let tables = graph.tables.len().max(1) as u32;
+        let name = format!("{}.{}", relation.schema, relation.name);
         let id = cluster.create_relation(relation, tables, false).await?;
-        let guard = Ephemeral { cluster: cluster.clone(), id };
-        cluster.wait_created(id, CancellationToken::new()).await?;
+        let guard = Ephemeral { cluster: cluster.clone(), id, name };
+        wait_created(self, id, CancellationToken::new()).await?;
         let created = cluster.catalog().by_id(id.0).cloned();
         let created = created.ok_or_else(|| {
             SqlError::new(SqlState::UNDEFINED_TABLE, "the subscription's view was dropped")
@@ -251,15 +253,18 @@ impl Session {
 struct Ephemeral {
     cluster: Arc<dyn Cluster>,
     id: RelationId,
+    /// For the log.
+    name: String,
 }
 
 impl Drop for Ephemeral {
     fn drop(&mut self) {
         let (cluster, id) = (Arc::clone(&self.cluster), self.id);
+        let name = std::mem::take(&mut self.name);
         let Ok(handle) = tokio::runtime::Handle::try_current() else { return };
         handle.spawn(async move {
             if let Err(e) = cluster.drop_relations(vec![id]).await {
-                tracing::warn!(relation = %id, error = %e, "a subscription's view was not removed");
+                tracing::warn!(relation = name, %id, error = %e, "a subscription's view was not removed");
             }
         });
     }

@@ -5,8 +5,8 @@
 //! first one. Either way a row that another session has changed since the block read it fails the
 //! COMMIT with 40001, so that no update is lost to a stale row. SET inside a block is undone by ROLLBACK.
 //!
-//! The statements of one query string are an implicit block; a definition among them commits what came
-//! before it.
+//! The statements of one query string, and those of the extended protocol before one Sync, are an implicit block; a
+//! definition among them commits what came before it.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ impl Drop for TransactionLocks {
 /// The transaction block of a session.
 pub enum Block {
     None,
-    /// Statements of one string, without BEGIN.
+    /// Statements of one query string, or before one Sync, without BEGIN.
     Implicit,
     Open {
         settings: Box<Settings>,
@@ -73,7 +73,10 @@ impl Session {
                 if self.settings.get("transaction_isolation")? != level {
                     self.set_local("transaction_isolation", &level)?;
                 }
-                self.set_modes(modes)?;
+                if let Err(e) = self.set_modes(modes) {
+                    self.unbegin();
+                    return Err(e);
+                }
             }
             _ => self.notice(
                 "WARNING",
@@ -82,6 +85,17 @@ impl Session {
             ),
         }
         Ok("BEGIN".to_owned())
+    }
+
+    /// A block whose BEGIN fails has not begun: what came before it in the same string is undone with it.
+    fn unbegin(&mut self) {
+        self.block = match std::mem::replace(&mut self.block, Block::None) {
+            Block::Open { settings, .. } => {
+                self.before_string = Some(settings);
+                Block::Implicit
+            }
+            other => other,
+        };
     }
 
     /// What AND CHAIN takes over into the next block: the settings that BEGIN can say.
@@ -156,6 +170,7 @@ impl Session {
     /// Ends the block, committing its writes. On an error nothing of it is committed, unless the error
     /// says that the outcome is unknown.
     pub async fn commit(&mut self) -> Result<String, SqlError> {
+        self.transaction_at = self.statement_at;
         match std::mem::replace(&mut self.block, Block::None) {
             block @ (Block::None | Block::Implicit) => {
                 self.notice(
@@ -205,10 +220,12 @@ impl Session {
             Ok(()) => self.settle_cursors(0),
             Err(_) => self.undo_cursors(0),
         }
+        self.notice_late();
         committed
     }
 
     pub fn rollback(&mut self) -> String {
+        self.transaction_at = self.statement_at;
         match std::mem::replace(&mut self.block, Block::None) {
             Block::None | Block::Implicit => {
                 self.notice(
@@ -307,12 +324,24 @@ impl Session {
         matches!(self.block, Block::Open { .. } | Block::Failed { .. })
     }
 
-    /// Whether writes wait for a commit.
-    pub fn stages_writes(&self) -> bool {
+    /// Whether a statement is one of several that are committed together.
+    pub fn in_transaction(&self) -> bool {
         matches!(self.block, Block::Open { .. } | Block::Implicit)
     }
 
-    /// The next statement belongs to a string of several.
+    /// Whether writes wait for a commit. They need not where the statement is the last of its transaction, and the
+    /// only one that writes.
+    pub fn stages_writes(&self) -> bool {
+        match self.block {
+            Block::None | Block::Failed { .. } => false,
+            Block::Open { .. } => true,
+            Block::Implicit => {
+                !self.last_of_many || self.in_parts() || !self.writes.lock().marks().is_empty()
+            }
+        }
+    }
+
+    /// The next statement is one of several, of a query string or before one Sync.
     pub fn begin_implicit(&mut self) {
         if matches!(self.block, Block::None) {
             self.block = Block::Implicit;
@@ -320,13 +349,14 @@ impl Session {
         }
     }
 
-    /// Commits what statements of a string have written so far, if no BEGIN holds it.
+    /// Commits what statements without BEGIN have written so far. What fails, or is cut off, is undone by
+    /// [`Session::fail_block`].
     pub async fn commit_implicit(&mut self) -> Result<(), SqlError> {
         if matches!(self.block, Block::Implicit) {
             let _locks = self.transaction_locks();
+            self.commit_block().await?;
             self.block = Block::None;
             self.before_string = None;
-            self.commit_block().await?;
         }
         Ok(())
     }

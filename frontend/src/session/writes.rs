@@ -14,6 +14,7 @@ use millrace_rpc::catalog::Relation;
 use millrace_storage::Found;
 
 use super::Session;
+use super::reads::Written;
 use crate::cluster::{DmlKind, DmlResult};
 use crate::dml::{Evaluated, rows};
 
@@ -132,6 +133,7 @@ impl Session {
         keys: BinaryArray,
     ) -> Result<(UInt32Array, RecordBatch), SqlError> {
         let epoch = self.read_epoch(&[RelationId(table.id)]).await?;
+        self.note_keys(table, epoch, &keys);
         let staged = self.writes.lock().table(table.id);
         let Some(staged) = staged else {
             return self.cluster().multi_get(table, epoch, keys).await;
@@ -164,14 +166,22 @@ impl Session {
     /// afterwards.
     pub async fn commit_writes(&self) -> Result<(), SqlError> {
         let mut changes = self.writes.lock().take()?;
+        let written = changes.iter().map(|(table, delta, kind)| {
+            let new_keys = *kind == DmlKind::Upsert;
+            Written { table: table.0, delta, new_keys }
+        });
+        let written: Vec<Written<'_>> = written.collect();
+        let Some(read) = self.read_set(&written)? else {
+            return Err(crate::dml::too_many_conflicts());
+        };
         let id = self.shared.next_statement();
         let result = match changes.len() {
             0 => return Ok(()),
-            1 => {
+            1 if read.is_empty() => {
                 let Some((table, delta, kind)) = changes.pop() else { return Ok(()) };
                 self.cluster().apply_dml(table, id, delta, kind).await?
             }
-            _ => self.cluster().apply_transaction(id, changes).await?,
+            _ => self.cluster().apply_transaction(id, changes, read).await?,
         };
         match result {
             DmlResult::Applied { late, .. } => {

@@ -167,7 +167,7 @@ impl Session {
         with: Option<&With>,
     ) -> Result<(), SqlError> {
         let to = column.sql_type()?;
-        if rewrite::literal(e).is_some() || !may_depend(to) {
+        if rewrite::is_literal(e) || !may_depend(to) {
             return Ok(());
         }
         let given = match default_of(e, column)? {
@@ -187,7 +187,7 @@ impl Session {
 
     /// An expression that stands by itself, such as a default, and is assigned to a type.
     pub fn fit_value(&self, mut e: Expr, to: SqlType) -> Result<Expr, SqlError> {
-        if self.settings.zone().is_none() || rewrite::literal(&e).is_some() || !may_depend(to) {
+        if self.settings.zone().is_none() || rewrite::is_literal(&e) || !may_depend(to) {
             return Ok(e);
         }
         let mut query = rewrite::empty_query()?;
@@ -232,7 +232,7 @@ fn fit_assignment(table: &Relation, assignment: &mut Assignment) -> Result<(), S
         Expr::CompoundIdentifier(parts) => {
             parts.last().is_some_and(|name| crate::query::catalog_view::fold(name) == column.name)
         }
-        value => rewrite::literal(value).is_some(),
+        value => rewrite::is_literal(value),
     };
     // A generated column is set to nothing but DEFAULT.
     if same || !may_depend(to) || column.generated_sql.is_some() {

@@ -26,6 +26,31 @@ pub struct Field {
     pub type_oid: u32,
     pub type_len: i16,
     pub typmod: i32,
+    /// What clients are told beside that.
+    pub told: Told,
+}
+
+/// What only clients are told of a column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// OID of the relation whose column it is; 0: of none.
+    pub table_oid: u32,
+    /// The number of that column.
+    pub column: i16,
+    /// OID and modifier of the type instead of those that it is computed with.
+    pub declared: Option<(u32, i32)>,
+}
+
+impl Field {
+    /// OID and modifier of the type, as clients are told.
+    pub fn told_type(&self) -> (u32, i32) {
+        self.told.declared.unwrap_or((self.type_oid, self.typmod))
+    }
+
+    /// Whether a client can read one as it reads the other.
+    pub fn reads_as(&self, other: &Field) -> bool {
+        self.name == other.name && self.told_type() == other.told_type()
+    }
 }
 
 /// Appends backend messages to a buffer.
@@ -105,7 +130,10 @@ impl Backend {
     pub fn row_description(&mut self, fields: &[Field], formats: &[i16]) {
         let describe = |(i, f): (usize, &Field)| {
             let (name, format) = (plain(&f.name), format_of(formats, i));
-            FieldDescription::new(name, 0, 0, f.type_oid, f.type_len, f.typmod, format)
+            let (Told { table_oid, column, .. }, (oid, typmod)) = (f.told, f.told_type());
+            // The crate's number is 32 bits wide but for the wire.
+            let table = table_oid as i32;
+            FieldDescription::new(name, table, column, oid, f.type_len, typmod, format)
         };
         self.put(&RowDescription::new(fields.iter().enumerate().map(describe).collect()));
     }
@@ -160,6 +188,7 @@ impl Backend {
 /// The fields of an ErrorResponse or NoticeResponse.
 fn report(severity: &str, e: &SqlError) -> Vec<(u8, String)> {
     let position = e.position.map(|p| p.to_string());
+    let object = e.object.as_deref();
     let fields = [
         (b'S', Some(severity)),
         (b'V', Some(severity)),
@@ -169,6 +198,11 @@ fn report(severity: &str, e: &SqlError) -> Vec<(u8, String)> {
         (b'H', e.hint.as_deref()),
         (b'P', position.as_deref()),
         (b'W', e.context.as_deref()),
+        (b's', object.map(|o| o.schema.as_str())),
+        (b't', object.map(|o| o.table.as_str())),
+        (b'c', object.and_then(|o| o.column.as_deref())),
+        (b'n', object.and_then(|o| o.constraint.as_deref())),
+        (b'R', e.routine),
     ];
     fields.into_iter().filter_map(|(code, value)| Some((code, plain(value?)))).collect()
 }

@@ -4,7 +4,7 @@ use bytes::{Buf, BytesMut};
 use pgwire::messages::startup::{PasswordMessageFamily, Startup};
 use pgwire::messages::{DecodeContext, Message, ProtocolVersion, SslNegotiationMetaMessage};
 
-use super::{FrontendMessage, MAX_MESSAGE, MAX_STARTUP, ProtocolError, shape};
+use super::{FrontendMessage, MAX_MESSAGE, MAX_PASSWORD, MAX_STARTUP, ProtocolError, shape};
 
 /// The next packet of a connection that has not started (SSLRequest, GSSENCRequest, CancelRequest,
 /// StartupMessage); `None`: more bytes are needed.
@@ -47,13 +47,25 @@ pub fn decode_startup(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, Pro
 
 /// The next message after start-up; `None`: more bytes are needed.
 pub fn decode_message(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, ProtocolError> {
+    decode_within(buf, MAX_MESSAGE)
+}
+
+/// The next message of a client that is proving who it is; `None`: more bytes are needed.
+pub fn decode_password(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, ProtocolError> {
+    decode_within(buf, MAX_PASSWORD)
+}
+
+fn decode_within(
+    buf: &mut BytesMut,
+    most: usize,
+) -> Result<Option<FrontendMessage>, ProtocolError> {
     if buf.len() < 5 {
         return Ok(None);
     }
     let kind = buf[0];
     let length = i32::from_be_bytes([buf[1], buf[2], buf[3], buf[4]]);
     let length = usize::try_from(length).map_err(|_| ProtocolError::Length)?;
-    if !(4..=MAX_MESSAGE).contains(&length) {
+    if !(4..=most).contains(&length) {
         return Err(ProtocolError::Length);
     }
     if buf.len() < length + 1 {

@@ -16,12 +16,14 @@ pub mod backend;
 pub mod frontend;
 mod shape;
 
-pub use backend::{Backend, Field, TransactionStatus, format_of};
-pub use frontend::{decode_message, decode_startup, sasl_initial};
+pub use backend::{Backend, Field, Told, TransactionStatus, format_of};
+pub use frontend::{decode_message, decode_password, decode_startup, sasl_initial};
 pub use pgwire::messages::PgWireFrontendMessage as FrontendMessage;
 
 /// The longest message taken from a client: PostgreSQL's own limit.
 pub const MAX_MESSAGE: usize = 0x3fff_ffff - 1;
+/// The longest message of a client that is proving who it is: about PostgreSQL's limit.
+pub const MAX_PASSWORD: usize = 64 << 10;
 /// The longest startup packet, as in PostgreSQL.
 pub const MAX_STARTUP: usize = 10_000;
 

@@ -71,7 +71,10 @@ impl LogStore {
         let create = || {
             self.store.put_opts(&path, PutPayload::from_static(b"probe"), PutMode::Create.into())
         };
-        create().await?;
+        create().await.map_err(|e| match StorageError::from_store("write", path.as_ref(), e) {
+            full @ StorageError::DiskFull { .. } => MetaError::Full(full.to_string()),
+            other => MetaError::Store(other.to_string()),
+        })?;
         let second = create().await;
         let store = Arc::clone(&self.store);
         // Nobody waits for it: a key left behind is harmless, the nonce is not used again.

@@ -15,23 +15,24 @@ use parking_lot::RwLock;
 use prost::Message;
 use prost::bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::Instant;
 use tracing::{error, warn};
 
+use super::lead::{Check, Lead, Retention};
 use super::snapshot::{self, SnapshotPolicy};
 use super::store::{Created, LogStore, Opened, crc, fold_next};
 use crate::env::Env;
 use crate::error::{MetaError, VoidReason};
 use crate::fold::{self, Applied, Verdict};
 use crate::state::MetaState;
+use crate::status::ahead_of_clock;
 
 /// Entries waiting at most; senders wait beyond.
 const QUEUE: usize = 4_096;
 /// A record stops taking entries at this size, so that a large one does not delay small ones.
 const RECORD_BYTES: usize = 4 << 20;
 /// Pauses between attempts to resolve an append.
-const RETRY_MIN: Duration = Duration::from_millis(20);
-const RETRY_MAX: Duration = Duration::from_secs(2);
+pub(super) const RETRY_MIN: Duration = Duration::from_millis(20);
+pub(super) const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Told about every record after it is folded, before its entries are answered. Must not block.
 pub trait Observer: Send + Sync + 'static {
@@ -42,7 +43,7 @@ pub struct WriterOptions {
     pub env: Arc<dyn Env>,
     pub policy: SnapshotPolicy,
     /// Read at every snapshot and for the rule of late appends.
-    pub log_retention: Box<dyn Fn() -> Duration + Send + Sync>,
+    pub log_retention: Retention,
     pub observer: Arc<dyn Observer>,
 }
 
@@ -55,6 +56,7 @@ struct Waiting {
 #[derive(Clone)]
 pub struct LogWriter {
     queue: mpsc::Sender<Waiting>,
+    lead: Arc<Lead>,
     deposed: watch::Receiver<Option<MetaError>>,
 }
 
@@ -71,23 +73,31 @@ impl LogWriter {
         let nonce = options.env.random();
         let (deposed_tx, deposed) = watch::channel(None);
         *state.write() = opened.state;
+        let (lead, checks) = Lead::new(
+            store.clone(),
+            Arc::clone(&state),
+            Arc::clone(&options.env),
+            nonce,
+            Arc::clone(&options.log_retention),
+        );
         let mut writer = Writer {
             store,
             state,
             term: 0,
             nonce,
-            last_success: Instant::now(),
+            lead: Arc::clone(&lead),
             records_since: opened.tail_records,
             bytes_since: opened.tail_bytes,
             snapshot_bytes: opened.snapshot_bytes,
             snapshot_task: None,
+            clock_behind: false,
             options,
         };
         writer.take_lead(entries).await?;
         let term = writer.term;
         let (queue, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(writer.run(receiver, deposed_tx));
-        Ok((LogWriter { queue, deposed }, term))
+        tokio::spawn(writer.run(receiver, checks, deposed_tx));
+        Ok((LogWriter { queue, lead, deposed }, term))
     }
 
     /// Durable and folded when it returns; the verdict is the fold's. After [`MetaError::Full`] nothing
@@ -109,6 +119,19 @@ impl LogWriter {
         self.deposed.borrow().clone().unwrap_or(MetaError::Closed)
     }
 
+    /// Returns once it is known that nobody else had taken the lead up to [`super::LEADER_LEASE`] ago, or that
+    /// somebody has. It waits for a store that does not answer; `trouble` is told what it says.
+    pub async fn prove_lead(&self, trouble: impl Fn(MetaError)) -> Result<(), MetaError> {
+        let deposed = self.deposed.borrow().clone();
+        match deposed {
+            Some(reason) => Err(reason),
+            None => self.lead.prove(trouble).await.map_err(|error| match error {
+                MetaError::Closed => self.why_closed(),
+                other => other,
+            }),
+        }
+    }
+
     /// Completes when this writer has lost the lead.
     pub async fn deposed(&self) -> MetaError {
         let mut deposed = self.deposed.clone();
@@ -124,11 +147,13 @@ struct Writer {
     state: Arc<RwLock<MetaState>>,
     term: u64,
     nonce: u64,
-    last_success: Instant,
+    lead: Arc<Lead>,
     records_since: u64,
     bytes_since: u64,
     snapshot_bytes: u64,
     snapshot_task: Option<tokio::task::JoinHandle<Option<u64>>>,
+    /// The clock was behind the newest epoch when we looked last.
+    clock_behind: bool,
     options: WriterOptions,
 }
 
@@ -136,47 +161,91 @@ impl Writer {
     async fn run(
         mut self,
         mut queue: mpsc::Receiver<Waiting>,
+        mut checks: mpsc::Receiver<Check>,
         deposed: watch::Sender<Option<MetaError>>,
     ) {
-        while let Some(first) = queue.recv().await {
-            let (entries, answers) = gather(first, &mut queue);
-            match self.append(entries).await {
-                Ok(verdicts) => {
-                    for (answer, verdict) in answers.into_iter().zip(verdicts) {
-                        // The sender may have been dropped: a cancelled statement.
-                        let _ = answer.send(Ok(verdict));
+        loop {
+            let ended = tokio::select! {
+                first = queue.recv() => match first {
+                    Some(first) => self.serve(first, &mut queue, &deposed).await,
+                    None => return,
+                },
+                Some(answer) = checks.recv() => {
+                    let verdict = self.check_head().await;
+                    let lost = verdict.as_ref().is_err_and(|e| !matches!(e, MetaError::Store(_)));
+                    if let (true, Err(reason)) = (lost, &verdict) {
+                        close(reason, &deposed);
                     }
+                    // The reader may have given up.
+                    let _ = answer.send(verdict);
+                    lost
                 }
-                Err(full @ MetaError::Full(_)) => {
-                    error!(error = %full, "nothing was written");
-                    for answer in answers {
-                        let _ = answer.send(Err(full.clone()));
-                    }
-                    continue;
-                }
-                Err(reason) => {
-                    error!(%reason, "the log is closed");
-                    deposed.send_replace(Some(reason.clone()));
-                    for answer in answers {
-                        let _ = answer.send(Err(reason.clone()));
-                    }
-                    return;
-                }
+            };
+            if ended {
+                return;
             }
             self.maybe_snapshot().await;
         }
+    }
+
+    /// Appends what waits and answers it. Whether this was the end.
+    async fn serve(
+        &mut self,
+        first: Waiting,
+        queue: &mut mpsc::Receiver<Waiting>,
+        deposed: &watch::Sender<Option<MetaError>>,
+    ) -> bool {
+        let (entries, answers) = gather(first, queue);
+        match self.append(entries).await {
+            Ok(verdicts) => {
+                for (answer, verdict) in answers.into_iter().zip(verdicts) {
+                    // The sender may have been dropped: a cancelled statement.
+                    let _ = answer.send(Ok(verdict));
+                }
+                false
+            }
+            Err(reason) => {
+                let full = matches!(reason, MetaError::Full(_));
+                match full {
+                    true => error!(error = %reason, "nothing was written"),
+                    false => close(&reason, deposed),
+                }
+                for answer in answers {
+                    let _ = answer.send(Err(reason.clone()));
+                }
+                !full
+            }
+        }
+    }
+
+    /// Whether nobody has appended behind us; what an older leader has is folded.
+    async fn check_head(&mut self) -> Result<(), MetaError> {
+        let began = self.options.env.since_boot();
+        let silent = self.lead.is_silent();
+        let mut number = self.state.read().number + 1;
+        while let Some(found) = self.store.read(number).await? {
+            self.fold_foreign(number, &found)?;
+            number += 1;
+        }
+        if silent {
+            self.confirm_head(number - 1, number - 1).await?;
+        }
+        self.lead.proven(began);
+        Ok(())
     }
 
     /// Appends term + 1, after folding whatever others append meanwhile.
     async fn take_lead(&mut self, entries: Vec<Entry>) -> Result<(), MetaError> {
         let entries: Vec<LogEntry> = entries.into_iter().map(wrap).collect();
         loop {
+            let began = self.options.env.since_boot();
             self.term = self.state.read().term + 1;
             let record = self.next_record(entries.clone());
             let bytes = encode_frame(&record, crc);
             crash::point("meta-before-lead");
             if self.resolve(record.number, &bytes).await?.is_none() {
                 crash::point("meta-after-lead");
+                self.lead.proven(began);
                 self.fold(&record, &bytes);
                 return Ok(());
             }
@@ -195,23 +264,40 @@ impl Writer {
         }
     }
 
+    /// Epochs follow the clock and never go back: one that was ahead and was put right leaves them ahead.
+    fn watch_clock(&mut self) {
+        let ahead = ahead_of_clock(self.state.read().epoch, self.options.env.now_ms());
+        if let Some(ahead) = ahead
+            && !self.clock_behind
+        {
+            warn!(
+                ahead_s = ahead.as_secs(),
+                "the clock is behind the newest epoch: it has been set back. Until it gets there, now() of materialized \
+                 views stands where the clock was before"
+            );
+        }
+        self.clock_behind = ahead.is_some();
+    }
+
     /// One record with these entries, durable and folded. An error: deposed, or the log is damaged.
     async fn append(&mut self, entries: Vec<LogEntry>) -> Result<Vec<Verdict>, MetaError> {
+        self.watch_clock();
         loop {
+            let began = self.options.env.since_boot();
+            let silent = self.lead.is_silent();
             let record = self.next_record(entries.clone());
             let bytes = encode_frame(&record, crc);
-            let before = self.last_success;
             crash::point("meta-before-append");
             if self.resolve(record.number, &bytes).await?.is_some() {
                 // Somebody else's record took the number and did not depose us (an older leader's late
                 // one): ours goes behind it.
                 continue;
             }
-            if before.elapsed() > (self.options.log_retention)() / 4 {
-                self.confirm_head(record.number).await?;
+            if silent || self.lead.is_silent() {
+                self.confirm_head(record.number, record.number - 1).await?;
             }
             crash::point("meta-after-append");
-            self.last_success = Instant::now();
+            self.lead.proven(began);
             self.records_since += 1;
             self.bytes_since += bytes.len() as u64;
             return Ok(self.fold(&record, &bytes));
@@ -267,14 +353,15 @@ impl Writer {
     }
 
     /// The rule of late appends (§10): after a long silence our number may have been used, covered and
-    /// deleted meanwhile. We lead only if our record is the head of what is there.
-    async fn confirm_head(&self, number: u64) -> Result<(), MetaError> {
+    /// deleted meanwhile. We lead only if record `number` is the head of what is there, and no snapshot covers
+    /// more than those up to `covered`.
+    async fn confirm_head(&self, number: u64, covered: u64) -> Result<(), MetaError> {
         let mut pause = RETRY_MIN;
         loop {
             match futures::try_join!(self.store.list_records(), self.store.list_snapshots()) {
                 Ok((records, snapshots)) => {
                     let beyond = records.iter().any(|(n, _)| *n > number)
-                        || snapshots.iter().any(|(n, _)| *n >= number);
+                        || snapshots.iter().any(|(n, _)| *n > covered);
                     return if beyond {
                         Err(MetaError::Deposed { term: self.term + 1 })
                     } else {
@@ -320,6 +407,12 @@ impl Writer {
                 .ok()
         }));
     }
+}
+
+/// Nothing is acknowledged from here on.
+fn close(reason: &MetaError, deposed: &watch::Sender<Option<MetaError>>) {
+    error!(%reason, "the log is closed");
+    deposed.send_replace(Some(reason.clone()));
 }
 
 type Answers = Vec<oneshot::Sender<Result<Verdict, MetaError>>>;

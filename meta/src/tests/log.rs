@@ -11,7 +11,7 @@ use super::TestEnv;
 use super::store::{Fault, TestStore};
 use crate::error::MetaError;
 use crate::fold::Verdict;
-use crate::log::{LogStore, LogWriter, Observer, SnapshotPolicy, WriterOptions};
+use crate::log::{LEADER_LEASE, LogStore, LogWriter, Observer, SnapshotPolicy, WriterOptions};
 use crate::state::MetaState;
 
 struct Nobody;
@@ -36,7 +36,7 @@ async fn lead_with(store: &Arc<TestStore>, seed: u64, policy: SnapshotPolicy) ->
     let options = WriterOptions {
         env: Arc::new(TestEnv::new(seed)),
         policy,
-        log_retention: Box::new(|| Duration::from_secs(86_400)),
+        log_retention: Arc::new(|| Duration::from_secs(86_400)),
         observer: Arc::new(Nobody),
     };
     let (log, _) =
@@ -96,6 +96,70 @@ async fn a_second_leader_fences_the_first() {
     second.log.append(set("d", "1")).await.unwrap().unwrap();
     let names: Vec<String> = reread(&store).await.settings.into_keys().collect();
     assert_eq!(names, ["a", "d"]);
+}
+
+/// What a reader is told. A store that does not answer is waited for.
+async fn proof(leader: &Leader) -> Result<(), MetaError> {
+    leader.log.prove_lead(|_| ()).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deposed_leader_that_writes_nothing_learns_it_before_a_read() {
+    let store = TestStore::new();
+    let first = lead(&store, 1).await;
+    first.log.append(set("a", "1")).await.unwrap().unwrap();
+    let second = lead(&store, 2).await;
+    second.log.append(set("a", "2")).await.unwrap().unwrap();
+    tokio::time::advance(LEADER_LEASE).await;
+    let refused = proof(&first).await.unwrap_err();
+    assert!(matches!(refused, MetaError::Deposed { .. }), "{refused}");
+    assert!(matches!(first.log.deposed().await, MetaError::Deposed { .. }));
+    // Not for as long as the last proof counts either.
+    assert!(matches!(proof(&first).await, Err(MetaError::Deposed { .. })));
+    proof(&second).await.unwrap();
+}
+
+/// The records that deposed it may be covered by a snapshot and deleted when it wakes.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_slept_for_long_is_not_misled_by_an_empty_next_number() {
+    let store = TestStore::new();
+    let first = lead(&store, 1).await;
+    let second = lead(&store, 2).await;
+    second.log.append(set("a", "2")).await.unwrap().unwrap();
+    let log_store = LogStore::new(Arc::clone(&store) as _);
+    let state = second.state.read().clone();
+    log_store.put_snapshot(&state).await.unwrap();
+    let records = log_store.list_records().await.unwrap();
+    assert_eq!(log_store.delete(records.into_iter().map(|(_, m)| m.location).collect()).await, 0);
+    tokio::time::advance(Duration::from_secs(86_400)).await;
+    assert!(matches!(proof(&first).await, Err(MetaError::Deposed { .. })));
+    // Its successor is not: the snapshot is of its own head.
+    proof(&second).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_probe_serves_all_that_wait_and_an_append_is_one() {
+    let store = TestStore::new();
+    let leader = lead(&store, 1).await;
+    let asked = async |many: usize| {
+        let before = store.requests();
+        futures::future::try_join_all((0..many).map(|_| proof(&leader))).await.unwrap();
+        store.requests() - before
+    };
+    assert_eq!(asked(3).await, 0);
+    tokio::time::advance(LEADER_LEASE).await;
+    assert_eq!(asked(100).await, 1);
+    assert_eq!(asked(100).await, 0);
+    tokio::time::advance(LEADER_LEASE).await;
+    leader.log.append(set("a", "1")).await.unwrap().unwrap();
+    assert_eq!(asked(1).await, 0);
+    // An append whose outcome is not known yet is our own record at the next number.
+    tokio::time::advance(LEADER_LEASE).await;
+    store.inject(Fault::HangAfterSuccess);
+    let entry = set("b", "1");
+    let append = leader.log.append(entry);
+    let (appended, proven) = futures::join!(append, proof(&leader));
+    assert!(appended.is_ok() && proven.is_ok());
 }
 
 /// Leaders take over from each other while all of them append: what was acknowledged is there, exactly

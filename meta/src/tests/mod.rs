@@ -36,6 +36,10 @@ impl Env for TestEnv {
         EPOCH_MS + self.start.elapsed().as_millis() as u64
     }
 
+    fn since_boot(&self) -> std::time::Duration {
+        self.start.elapsed()
+    }
+
     /// SplitMix64.
     fn random(&self) -> u64 {
         let step = 0x9e37_79b9_7f4a_7c15;

@@ -6,6 +6,8 @@ use std::time::Duration;
 use millrace_common::{Epoch, RelationId, SqlState};
 use millrace_rpc::catalog::RelationKind;
 
+use crate::log::LEADER_LEASE;
+
 use super::fake::{Behaviour, Cluster};
 use super::{relation, table, view};
 
@@ -24,6 +26,22 @@ async fn a_read_sees_everything_acknowledged_before_it() {
         assert_eq!(c.read(&[w]).await, [n]);
         assert_eq!(c.read(&[t, v, w]).await, [n, n, n]);
     }
+}
+
+/// Another server has taken over the store and written to it. Without a write of its own the first one reads
+/// nothing of that; it must not answer with what was there before.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_was_deposed_answers_no_read() {
+    let c = Cluster::new().await;
+    let t = c.created(table("t")).await;
+    c.insert(t).await;
+    let other = Cluster::on(Arc::clone(&c.store), Arc::default()).await;
+    tokio::time::advance(LEADER_LEASE).await;
+    let error = c.meta.read_epoch(&[t], None, true).await.unwrap_err();
+    assert_eq!(error.state, SqlState::ADMIN_SHUTDOWN, "{error}");
+    assert!(error.message.contains("another server"), "{error}");
+    assert_eq!(c.meta.flush().await.unwrap_err().state, SqlState::ADMIN_SHUTDOWN);
+    other.meta.read_epoch(&[t], None, true).await.unwrap();
 }
 
 /// Views of different speed over a table that never rests: every read finds one epoch at which all of

@@ -10,6 +10,9 @@ use super::names::fold;
 use super::predicates::fill;
 use crate::functions::functions;
 
+/// The name of the aggregate of such a subquery, which is of no other query even if all that it reads is.
+pub const GATHERED: &str = "#gathered";
+
 /// Spells out a call that is one.
 pub fn spell_out(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
     let Expr::Function(Function { name, args: FunctionArguments::Subquery(query), .. }) = expr
@@ -63,7 +66,8 @@ fn gather(query: &mut Query) -> Result<bool, SqlError> {
         });
         list.clauses.push(FunctionArgumentClause::OrderBy(order.collect()));
     }
-    select.projection = vec![SelectItem::UnnamedExpr(aggregate)];
+    let alias = Ident::with_quote('"', GATHERED);
+    select.projection = vec![SelectItem::ExprWithAlias { expr: aggregate, alias }];
     Ok(true)
 }
 

@@ -1,7 +1,8 @@
-//! Lists and `nullif` of values that are equal without having the same bytes: intervals and documents.
+//! Lists and `nullif` of values that are equal without having the same bytes: floats, intervals and documents.
 //!
-//! DataFusion compares the items of `x IN (a, b)` by bytes. These become `x = ANY (ARRAY[a, b])`, which compares by value
-//! ([`crate::functions::quantified`]), and `nullif(a, b)` a function that does.
+//! DataFusion compares the items of `x IN (a, b)` by bytes. Of floats, which have two zeros, they are brought into one form.
+//! Others become `x = ANY (ARRAY[a, b])`, which compares by value ([`crate::functions::quantified`]), and `nullif(a, b)` a
+//! function that does.
 
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DFSchema, Result};
@@ -13,6 +14,7 @@ use millrace_common::SqlError;
 
 use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::arrays::NULL_IF;
+use crate::functions::canonical::canonical;
 use crate::functions::{elements, functions, quantified};
 
 /// Writes out the comparisons of a plan, those of its subqueries too.
@@ -58,6 +60,11 @@ fn written_out(e: &Expr, schema: &DFSchema) -> Result<Option<Expr>> {
             let any = equals_any(expr, list.clone())?;
             Some(if *negated { Expr::Not(Box::new(any)) } else { any })
         }
+        Expr::InList(InList { expr, list, negated }) if expr.get_type(schema)?.is_floating() => {
+            let list = list.iter().cloned().map(canonical_of).collect();
+            let expr = Box::new(canonical_of(expr.as_ref().clone()));
+            Some(Expr::InList(InList { expr, list, negated: *negated }))
+        }
         Expr::ScalarFunction(ScalarFunction { func, args }) if func.name() == "nullif" => {
             let [a, b] = args.as_slice() else { return Ok(None) };
             if !by_value(a)? || !by_value(b)? {
@@ -69,6 +76,14 @@ fn written_out(e: &Expr, schema: &DFSchema) -> Result<Option<Expr>> {
         }
         _ => None,
     })
+}
+
+/// A float in the form in which equal ones have the same bytes.
+fn canonical_of(e: Expr) -> Expr {
+    match &e {
+        Expr::ScalarFunction(f) if f.func == canonical() => e,
+        _ => canonical().call(vec![e]),
+    }
 }
 
 fn equals_any(value: &Expr, list: Vec<Expr>) -> Result<Expr> {

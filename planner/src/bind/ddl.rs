@@ -7,6 +7,7 @@ use sqlparser::ast::{ColumnDef, ColumnOption, Expr, Ident, TableConstraint};
 use super::names::fold;
 use super::types::sql_type;
 use crate::ast::TableDefinition;
+use crate::parser::folded;
 
 /// What a definition declares, names folded, types resolved.
 #[derive(Clone, Debug)]
@@ -93,7 +94,7 @@ fn column(def: &ColumnDef, key: &mut Vec<u32>, position: u32) -> Result<Column, 
         match &option.option {
             ColumnOption::Null => column.nullable = true,
             ColumnOption::NotNull => column.nullable = false,
-            ColumnOption::Default(e) => column.default_sql = Some(e.to_string()),
+            ColumnOption::Default(e) => column.default_sql = Some(folded::to_sql(e)?),
             ColumnOption::PrimaryKey(_) => {
                 if !key.is_empty() {
                     return Err(SqlError::new(

@@ -43,6 +43,11 @@ pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> 
             }
             LogicalPlan::Aggregate(Aggregate { input, group_expr, aggr_expr, schema, .. }) => {
                 let names = NamePreserver::new_for_projection();
+                let group_expr = group_expr.into_iter().map(|e| {
+                    let name = names.save(&e);
+                    Ok(name.restore(group(e, input.schema())?))
+                });
+                let group_expr = group_expr.collect::<Result<Vec<_>>>()?;
                 let aggr_expr = aggr_expr.into_iter().map(|e| {
                     let name = names.save(&e);
                     Ok(name.restore(distinct(e, input.schema())?))
@@ -74,15 +79,36 @@ fn window(e: Expr, schema: &DFSchema) -> Result<Expr> {
     }
 }
 
-/// An aggregate of distinct values.
+/// What rows are grouped by, where it is an array: floats by themselves DataFusion compares by value.
+fn group(e: Expr, schema: &DFSchema) -> Result<Expr> {
+    match &e {
+        Expr::GroupingSet(_) => Ok(e),
+        e if matches!(e.get_type(schema)?, DataType::List(_)) => one(e.clone(), schema),
+        _ => Ok(e),
+    }
+}
+
+/// Aggregates whose results are in the order of their rows.
+const ORDERED: [&str; 2] = ["array_agg", "string_agg"];
+
+/// An aggregate of distinct values, or of values in an order.
 fn distinct(e: Expr, schema: &DFSchema) -> Result<Expr> {
     match e {
         Expr::Alias(mut alias) => {
             *alias.expr = distinct(*alias.expr, schema)?;
             Ok(Expr::Alias(alias))
         }
+        Expr::AggregateFunction(mut call) if ORDERED.contains(&call.func.name()) => {
+            if call.params.distinct {
+                call.params.args = all(std::mem::take(&mut call.params.args), schema)?;
+            }
+            call.params.order_by = sorted(std::mem::take(&mut call.params.order_by), schema)?;
+            Ok(Expr::AggregateFunction(call))
+        }
         Expr::AggregateFunction(mut call) if call.params.distinct => {
             call.params.args = all(std::mem::take(&mut call.params.args), schema)?;
+            // One of its arguments: still the same expression.
+            call.params.order_by = sorted(std::mem::take(&mut call.params.order_by), schema)?;
             Ok(Expr::AggregateFunction(call))
         }
         other => Ok(other),

@@ -50,7 +50,7 @@ fn one(e: Expr, schema: &DFSchema) -> Result<Expr> {
         Expr::WindowFunction(mut call) => {
             let exclude = take_exclusion(&mut call.params.partition_by)?;
             let frame = frame_of(&call, exclude, schema)?;
-            peers::by_length(&mut call.params, schema)?;
+            peers::by_value(&mut call.params, schema)?;
             if let Some(frame) = frame {
                 return wrapped(*call, frame, schema);
             }

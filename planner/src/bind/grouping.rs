@@ -1,7 +1,8 @@
-//! ROLLUP and CUBE that name a column twice, spelled out as the sets of different columns that they are.
+//! ROLLUP and CUBE that name a column twice, spelled out as the sets of different columns that they are; and of plain
+//! expressions that are named twice, one.
 
 use millrace_common::SqlError;
-use sqlparser::ast::{Expr, GroupByExpr, Select};
+use sqlparser::ast::{Expr, GroupByExpr, Select, SelectItem, Value};
 
 use super::desugar::Copies;
 use super::distinct_on::has_merged;
@@ -15,6 +16,7 @@ pub fn spell_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlErro
     let GroupByExpr::Expressions(exprs, _) = &mut select.group_by else {
         return Ok(());
     };
+    drop_repeated(exprs, &select.projection, exact);
     for e in exprs {
         let sets = match &*e {
             Expr::Rollup(parts) if repeats(parts, exact) => {
@@ -30,6 +32,33 @@ pub fn spell_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlErro
         *e = Expr::GroupingSets(sets.into_iter().map(|set| different(set, exact)).collect());
     }
     Ok(())
+}
+
+/// Leaves out what is grouped by already, perhaps by its position in the list.
+fn drop_repeated(exprs: &mut Vec<Expr>, items: &[SelectItem], exact: bool) {
+    let sets = |e: &Expr| matches!(e, Expr::Rollup(_) | Expr::Cube(_) | Expr::GroupingSets(_));
+    if exprs.len() < 2 || exprs.iter().any(sets) {
+        return;
+    }
+    let mut seen: Vec<Expr> = Vec::new();
+    exprs.retain(|e| {
+        let e = placed(e, items).unwrap_or(e);
+        let new = !seen.iter().any(|s| same(s, e, exact));
+        seen.extend(new.then(|| e.clone()));
+        new
+    });
+}
+
+/// What stands at a position of a list without `*`.
+fn placed<'a>(e: &Expr, items: &'a [SelectItem]) -> Option<&'a Expr> {
+    let Expr::Value(value) = e else { return None };
+    let Value::Number(text, _) = &value.value else { return None };
+    let at = text.parse::<usize>().ok()?.checked_sub(1)?;
+    let plain = |item: &'a SelectItem| match item {
+        SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } => Some(e),
+        _ => None,
+    };
+    items.iter().map(plain).collect::<Option<Vec<_>>>()?.get(at).copied()
 }
 
 fn repeats(parts: &[Vec<Expr>], exact: bool) -> bool {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{
-    Column, DFSchema, JoinType, NullEquality, Result, ScalarValue, UnnestOptions,
+    Column, DFSchema, JoinType, NullEquality, Result, ScalarValue, Spans, UnnestOptions,
 };
 use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
@@ -24,15 +24,34 @@ use datafusion::logical_expr::{
 };
 use millrace_common::SqlError;
 
+use super::levels;
 use super::provider::columns_of;
 use crate::error::external;
 use crate::functions::{functions, row_counts};
 use crate::interrupt;
-pub use simple::{decorrelates, refers_outside};
+pub use simple::{Predicate, decorrelates, joins, refers_outside};
 
 /// A lateral join as a plan over its left side, where its right side allows that.
 pub fn over_left(join: &Join, for_view: bool) -> Option<LogicalPlan> {
-    over_values(join, &join.left, for_view)
+    match is_subquery(&join.right) {
+        true => over_values(join, &join.left, for_view),
+        false => over_values(&as_lateral(join).ok()??, &join.left, for_view),
+    }
+}
+
+/// A join whose right side reads its left one without being a subquery: one of the right side's own lateral joins does, or a
+/// subquery of an expression.
+fn as_lateral(join: &Join) -> Result<Option<Join>> {
+    if read_columns(&join.right, &join.left)?.is_empty() {
+        return Ok(None);
+    }
+    let equal = join.on.iter().map(|(a, b)| a.clone().eq(b.clone()));
+    let filter = equal.chain(join.filter.clone()).reduce(Expr::and);
+    let outer_ref_columns = join.right.all_out_ref_exprs();
+    let subquery = Arc::clone(&join.right);
+    let right = Subquery { subquery, outer_ref_columns, spans: Spans::new() };
+    let right = Arc::new(LogicalPlan::Subquery(right));
+    Ok(Some(Join { on: Vec::new(), filter, right, ..join.clone() }))
 }
 
 /// The same, where the values that the right side reads are also those of `source`: a plan of which the left side has every
@@ -49,6 +68,14 @@ pub fn over_values(join: &Join, source: &LogicalPlan, for_view: bool) -> Option<
         return None;
     }
     named_apart(join, source, value_by_value)
+}
+
+/// The same for the values of some of the left side's rows only; the others have NULLs.
+pub fn over_some(join: &Join, some: &LogicalPlan) -> Option<LogicalPlan> {
+    match join.on.is_empty() && is_subquery(&join.right) {
+        true => named_apart(join, some, value_by_value),
+        false => None,
+    }
 }
 
 /// What `way` makes of a join and the source of its values, where columns of both sides may be called the same.
@@ -187,6 +214,11 @@ pub(super) fn is_subquery(plan: &LogicalPlan) -> bool {
     }
 }
 
+/// Whether a plan reads a relation.
+fn scans(plan: &LogicalPlan) -> Result<bool> {
+    plan.exists(|node| Ok(matches!(node, LogicalPlan::TableScan(_))))
+}
+
 /// Whether rows of the right side are put together, so that left rows have to be told apart.
 fn groups(plan: &LogicalPlan) -> bool {
     match plan {
@@ -275,6 +307,10 @@ impl Over {
             LogicalPlan::Subquery(Subquery { subquery, .. }) => {
                 self.apply(subquery, left, outer)?
             }
+            // Below its alias a relation may be called as one of the left side.
+            LogicalPlan::SubqueryAlias(a) if !outer && scans(&a.input)? && !reads_outer(plan)? => {
+                Some(LogicalPlanBuilder::from(left.clone()).cross_join(plan.clone())?.build()?)
+            }
             LogicalPlan::SubqueryAlias(SubqueryAlias { input, schema, .. }) => {
                 let Some(inner) = self.apply(input, left, outer)? else { return Ok(None) };
                 Some(renamed(inner, width, schema)?)
@@ -351,7 +387,7 @@ impl Over {
     }
 
     fn join(&self, j: &Join, left: &LogicalPlan) -> Result<Option<LogicalPlan>> {
-        if is_subquery(&j.right) {
+        if is_subquery(&j.right) && !read_columns(&j.right, &j.left)?.is_empty() {
             // A lateral join of its own: first over its own left side.
             return match over_left(j, false) {
                 Some(plan) => self.apply(&plan, left, false),
@@ -624,12 +660,7 @@ fn without_distinct_on(plan: &LogicalPlan) -> Result<()> {
 
 /// Whether a plan, or a subquery of it, reads columns of queries around it.
 pub(super) fn reads_outer(plan: &LogicalPlan) -> Result<bool> {
-    let mut found = false;
-    plan.apply_with_subqueries(|node| {
-        found |= !node.all_out_ref_exprs().is_empty();
-        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
-    })?;
-    Ok(found)
+    Ok(!levels::outer_columns(plan)?.is_empty())
 }
 
 /// Empty arrays as NULLs, which an unnest can keep.

@@ -67,7 +67,7 @@ pub fn refuse_across(node: &LogicalPlan) -> Result<()> {
 }
 
 /// The columns of queries around a plan that it reads, also by way of subqueries.
-fn outer_columns(plan: &LogicalPlan) -> Result<Vec<Column>> {
+pub fn outer_columns(plan: &LogicalPlan) -> Result<Vec<Column>> {
     let mut columns: Vec<Column> = Vec::new();
     plan.apply(|node| {
         node.apply_expressions(|e| {

@@ -19,7 +19,7 @@ use super::places::Place;
 use super::{kept, misfits, misplaced, order};
 use crate::ast::{ParsedStatement, Statement};
 use crate::functions::parse::base_name;
-use crate::parser::{position_of, tokens_of};
+use crate::parser::{folded, position_of, tokens_of};
 
 /// Adds the position of what the error is about, counted in the string the statement came in.
 pub fn in_statement(e: SqlError, parsed: &ParsedStatement) -> SqlError {
@@ -31,7 +31,18 @@ pub fn in_statement(e: SqlError, parsed: &ParsedStatement) -> SqlError {
     {
         return e;
     }
+    // What has ended for no fault of its text.
+    if matches!(e.state, SqlState::QUERY_CANCELED | SqlState::OUT_OF_MEMORY) {
+        return e;
+    }
     let at = match &parsed.statement {
+        Statement::Sql(sql) if folded::has_any(sql.as_ref()) => {
+            let mut parsed = parsed.clone();
+            return match folded::written_out(&mut parsed) {
+                Ok(()) => in_statement(e, &parsed),
+                Err(_) => e,
+            };
+        }
         Statement::Sql(sql) => as_written(&e, sql).or_else(|| in_tree(&e, sql)),
         Statement::CreateView(view) => {
             as_written(&e, &SqlStatement::Query(view.query.query.clone()))

@@ -5,6 +5,7 @@
 //! expanded from their stored text; window functions in FROM become plain plans ([`window_tvf`]).
 //! The result runs under DataFusion as it is, and the stream planner takes the same plan.
 
+mod ambiguous;
 mod array_query;
 pub mod asof;
 mod by_value;
@@ -18,34 +19,44 @@ mod floats;
 mod frame_bounds;
 mod frames;
 mod grouping;
+mod guarded_cases;
+mod internal_calls;
 mod join_conditions;
+mod join_filters;
 pub mod kept;
 pub mod lateral;
 mod levels;
 mod limits;
 pub mod locate;
 mod misfits;
-mod misplaced;
+pub mod misplaced;
 pub mod names;
 mod natural;
 mod null_keys;
 pub mod operators;
 mod order;
 mod ordered_input;
+mod outer_aggregates;
 mod outer_names;
+mod outer_outputs;
+pub mod outputs;
 mod own;
 mod peers;
 pub mod places;
+mod plan_size;
 pub mod predicates;
 pub mod provider;
 pub mod relations;
+mod repeated_orders;
 pub mod scalar;
 mod scopes;
 pub mod set_operations;
+pub mod sort_keys;
 pub mod table_functions;
 pub mod ties;
 pub mod types;
 pub mod unions;
+mod unique;
 mod using;
 pub mod values;
 pub mod volatility;
@@ -70,6 +81,7 @@ use sqlparser::ast;
 use crate::catalog::CatalogView;
 use crate::error::sql_error_from_datafusion;
 use crate::interrupt;
+use crate::parser::folded;
 use operators::Parameters;
 use provider::{Provider, Seen};
 pub use volatility::check_view_volatility;
@@ -80,8 +92,10 @@ use zones::Zones;
 pub struct SessionInfo {
     pub database: String,
     pub user: String,
-    /// `now()`, fixed for the statement: microseconds since 1970, UTC.
+    /// `now()`, fixed for the transaction: microseconds since 1970, UTC.
     pub now_us: i64,
+    /// `statement_timestamp()`, likewise.
+    pub statement_us: i64,
     /// Binding a view's definition: `now()` and other volatile functions stay as they are.
     pub for_view: bool,
     pub zones: Zones,
@@ -93,6 +107,7 @@ impl Default for SessionInfo {
             database: "dev".into(),
             user: "root".into(),
             now_us: 0,
+            statement_us: 0,
             for_view: false,
             zones: Zones::default(),
         }
@@ -165,8 +180,10 @@ impl<'a> Binder<'a> {
             0,
         )?;
         unions::check(&plan)?;
-        let plan = type_nulls(unions::unify(plan)?)?;
+        let plan = repeated_orders::rewrite(type_nulls(unions::unify(plan)?)?)?;
+        let plan = guarded_cases::rewrite(plan)?;
         let plan = if self.session.for_view { plan } else { floats::rewrite(plan)? };
+        let plan = sort_keys::rewrite(plan)?;
         // After the zones, which know frames as they are written.
         let plan = frames::rewrite(zones::rewrite(plan, &self.session)?)?;
         let fields = plan.schema().fields();
@@ -191,6 +208,8 @@ impl<'a> Binder<'a> {
         target: Option<SqlType>,
     ) -> Result<Expr, SqlError> {
         let mut expr = expr.clone();
+        folded::unfold(&mut expr)?;
+        internal_calls::hide(&mut expr);
         desugar::desugar_expr(&mut expr, &self.session)?;
         let parameters = Arc::new(Parameters::default());
         let relations: Seen = Arc::new(Mutex::new(BTreeMap::new()));
@@ -198,7 +217,7 @@ impl<'a> Binder<'a> {
         let planner = SqlToRel::new_with_options(&provider, parser_options());
         let bound = planner
             .sql_to_expr(expr, schema, &mut PlannerContext::new())
-            .map_err(sql_error_from_datafusion)?;
+            .map_err(|e| without_marks(sql_error_from_datafusion(e)))?;
         let bound = match target {
             Some(t) => self.assign(bound, schema, t)?,
             None => bound,
@@ -214,7 +233,7 @@ impl<'a> Binder<'a> {
     /// An assignment cast (INSERT, UPDATE, DEFAULT) of a bound expression: anything to text, numbers
     /// among each other, literals of unknown type; else error 42804.
     pub fn assign(&self, expr: Expr, schema: &DFSchema, target: SqlType) -> Result<Expr, SqlError> {
-        if let Expr::Literal(ScalarValue::Utf8(Some(text)), _) = &expr {
+        if let Expr::Literal(ScalarValue::Utf8(Some(text)), None) = &expr {
             crate::functions::cast::check_length(text, target)?;
             let value = self.session.zones.literal(text, target)?;
             return Ok(Expr::Literal(value, None));
@@ -246,18 +265,43 @@ fn parser_options() -> ParserOptions {
 
 /// Plans one query (a statement's, or a view's stored one).
 fn plan_query(
-    query: &ast::Query,
+    written: &ast::Query,
     catalog: &dyn CatalogView,
     session: &SessionInfo,
     parameters: Arc<Parameters>,
     relations: Seen,
     depth: usize,
 ) -> Result<LogicalPlan, SqlError> {
-    if let Some(found) = misplaced::in_query(query) {
+    if let Some(found) = misplaced::in_query(written) {
         return Err(found.error);
     }
-    let hidden = locate::names_identifier(query, ROW_ID);
-    let mut query = query.clone();
+    let mut query = written.clone();
+    if folded::spell_lists(&mut query)? {
+        let seen = Arc::clone(&relations);
+        let plan = plan_spelled(query, catalog, session, Arc::clone(&parameters), seen, depth);
+        interrupt::check()?;
+        return plan.or_else(|_| {
+            // What is wrong has its place in the list as it is written.
+            let mut written = written.clone();
+            folded::unfold(&mut written)?;
+            plan_spelled(written, catalog, session, parameters, relations, depth)
+        });
+    }
+    plan_spelled(query, catalog, session, parameters, relations, depth)
+}
+
+/// [`plan_query`] of a query whose lists are expressions.
+fn plan_spelled(
+    mut query: ast::Query,
+    catalog: &dyn CatalogView,
+    session: &SessionInfo,
+    parameters: Arc<Parameters>,
+    relations: Seen,
+    depth: usize,
+) -> Result<LogicalPlan, SqlError> {
+    plan_size::check_references(&query)?;
+    let hidden = locate::names_identifier(&query, ROW_ID);
+    internal_calls::hide(&mut query);
     scopes::resolve(&mut query, catalog, &session.database)?;
     desugar::desugar_query(&mut query, session).map_err(without_marks)?;
     let provider = Provider::new(catalog, session, parameters, relations, hidden, depth);
@@ -275,12 +319,16 @@ fn plan_query(
     }
     let plan = planned?;
     interrupt::check()?;
-    let plan = table_functions::rewrite(values::name(plan)?, session.for_view)?;
+    plan_size::check(&plan)?;
+    outer_aggregates::refuse(&plan)?;
+    let plan = unique::rewrite(values::name(plan)?)?;
+    let plan = join_filters::rewrite(plan)?;
+    let plan = table_functions::rewrite(plan, session.for_view)?;
     let plan = window_args::read_defaults(plan, session.zones)?;
     // Before subqueries are joined, which hides what they are ordered by.
     let plan = ordered_input::keep(limits::rewrite(by_value::rewrite(plan)?, session.for_view)?)?;
-    let plan = scalar::rewrite(plan, session.for_view)?;
     lateral::refuse_distinct_on(&plan).map_err(sql_error_from_datafusion)?;
+    let plan = scalar::rewrite(plan, session.for_view)?;
     interrupt::check()?;
     let plan = null_keys::guard(plan)?;
     let plan = asof::rewrite(ties::rewrite(set_operations::rewrite(plan)?)?)?;

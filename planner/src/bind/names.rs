@@ -4,10 +4,11 @@
 //! an invisible suffix here, which [`shown`] takes off again.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use sqlparser::ast::{
     AccessExpr, BinaryOperator, Expr, Ident, ObjectName, Query, SelectItem, SetExpr, UnaryOperator,
-    Value,
+    Value, visit_expressions,
 };
 
 use super::types::{sql_type, type_column_name};
@@ -30,6 +31,11 @@ pub fn repeated_name(name: &str, count: usize) -> Ident {
     Ident::with_quote('"', format!("{name}{MARK}{count}"))
 }
 
+/// A name that no other column of a statement has, shown as the one it has.
+pub fn own_name(name: &str, count: usize) -> String {
+    format!("{}{MARK}#{count}", shown(name))
+}
+
 /// Another name for a table, shown as the one it has.
 pub fn table_alias(name: &str) -> Ident {
     Ident::with_quote('"', format!("{name}{MARK}"))
@@ -37,14 +43,45 @@ pub fn table_alias(name: &str) -> Ident {
 
 /// A message without what is not shown of names.
 pub fn without_marks(message: &str) -> String {
-    message.replace(&format!("{MARK}own"), "").replace(MARK, "")
+    let mut parts = message.split(MARK);
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let part = part.strip_prefix("own").unwrap_or(part);
+        let part = part.strip_prefix('#').unwrap_or(part);
+        shown.push_str(part.trim_start_matches(|c: char| c.is_ascii_digit()));
+    }
+    shown
+}
+
+/// Whether a SELECT list makes rows of arrays.
+pub fn makes_rows(items: &[SelectItem]) -> bool {
+    let of_rows = |e: &Expr| match e {
+        Expr::Function(f) => {
+            let name = last_part(&f.name);
+            matches!(name.as_str(), "unnest" | "generate_series" | "generate_subscripts")
+        }
+        _ => false,
+    };
+    let found = |item: &SelectItem| {
+        visit_expressions(item, |e| match of_rows(e) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        })
+        .is_break()
+    };
+    items.iter().any(found)
 }
 
 /// Gives every expression of a SELECT list the alias that PostgreSQL would, unique in the list.
 pub fn name_items(items: &mut [SelectItem]) {
     let mut seen: HashMap<String, usize> = HashMap::new();
+    let rows = makes_rows(items);
     for item in items {
         let (name, plain) = match &*item {
+            // Beside rows that are made of the same column its name would stand for both.
+            SelectItem::UnnamedExpr(e @ Expr::CompoundFieldAccess { .. }) if rows => {
+                (hidden_name(&column_name(e)).value, false)
+            }
             SelectItem::UnnamedExpr(e) => (column_name(e), is_column(e)),
             SelectItem::ExprWithAlias { alias, .. } => (fold(alias), true),
             _ => continue,
@@ -110,10 +147,6 @@ fn figure(e: &Expr) -> Option<(String, bool)> {
             Some((name, true)) => Some((name, true)),
             _ => weak("case"),
         },
-        Expr::Value(v) => match v.value {
-            Value::Boolean(_) => weak("bool"),
-            _ => None,
-        },
         Expr::UnaryOp { op: UnaryOperator::Plus, .. } => None,
         Expr::BinaryOp { op: BinaryOperator::Overlaps, .. } => strong("overlaps"),
         Expr::Exists { .. } => strong("exists"),
@@ -133,10 +166,13 @@ fn figure(e: &Expr) -> Option<(String, bool)> {
         }),
         Expr::AtTimeZone { .. } => strong("timezone"),
         Expr::Array(_) => strong("array"),
-        Expr::CompoundFieldAccess { root, access_chain } => match access_chain.last() {
-            Some(AccessExpr::Dot(Expr::Identifier(field))) => Some((fold(field), true)),
-            _ => figure(root),
-        },
+        Expr::CompoundFieldAccess { root, access_chain } => {
+            let field = access_chain.iter().rev().find_map(|access| match access {
+                AccessExpr::Dot(Expr::Identifier(field)) => Some(fold(field)),
+                _ => None,
+            });
+            field.map_or_else(|| figure(root), |field| Some((field, true)))
+        }
         Expr::Tuple(_) => strong("row"),
         _ => None,
     }

@@ -167,22 +167,16 @@ pub(super) fn unnested(e: &Expr) -> &Expr {
     }
 }
 
-/// Parts the output names of a query from the names in its ORDER BY.
-pub fn part_names(query: &mut Query) {
+/// Parts the output names of a query from the names in its ORDER BY; 42702 for a name of several output columns.
+pub fn part_names(query: &mut Query) -> Result<(), SqlError> {
     let Some(OrderBy { kind: OrderByKind::Expressions(order), .. }) = &mut query.order_by else {
-        return;
+        return Ok(());
     };
-    let SetExpr::Select(select) = query.body.as_mut() else { return };
-    let outputs: HashSet<String> = select.projection.iter().filter_map(computed_name).collect();
-    let mut found = HashSet::new();
-    for e in order.iter().map(|o| &o.expr).filter(|e| bare_name(e).is_none()) {
-        any_own(e, |e| {
-            if let Expr::Identifier(name) = e {
-                found.extend(Some(fold(name)).filter(|name| outputs.contains(name)));
-            }
-            false
-        });
+    let SetExpr::Select(select) = query.body.as_mut() else { return Ok(()) };
+    for name in order.iter().filter_map(|o| bare_name(&o.expr)) {
+        super::written_out::is_output(&select.projection, &name)?;
     }
+    let found = hidden_inputs(select, order);
     for item in &mut select.projection {
         let Some(name) = computed_name(item).filter(|n| found.contains(n)) else { continue };
         let alias = hidden_name(&name);
@@ -196,6 +190,26 @@ pub fn part_names(query: &mut Query) {
             o.expr = Expr::Identifier(hidden_name(&name));
         }
     }
+    Ok(())
+}
+
+/// The names of computed output columns by which ORDER BY means columns of the input: within an expression, or with a
+/// table's name before it.
+pub(super) fn hidden_inputs(select: &Select, order: &[OrderByExpr]) -> HashSet<String> {
+    let outputs: HashSet<String> = select.projection.iter().filter_map(computed_name).collect();
+    let mut found = HashSet::new();
+    for e in order.iter().map(|o| &o.expr).filter(|e| bare_name(e).is_none()) {
+        any_own(e, |e| {
+            let name = match e {
+                Expr::Identifier(name) => Some(fold(name)),
+                Expr::CompoundIdentifier(parts) => parts.last().map(fold),
+                _ => None,
+            };
+            found.extend(name.filter(|name| outputs.contains(name)));
+            false
+        });
+    }
+    found
 }
 
 /// The same of a query that others read by its columns' names: it keeps them.
@@ -207,7 +221,7 @@ pub fn part_and_keep_names(query: &mut Query) -> Result<(), SqlError> {
     place_distinct(query)?;
     // With a wildcard there is no list of names to give back.
     let Some(before) = names(query) else { return Ok(()) };
-    part_names(query);
+    part_names(query)?;
     let Some(after) = names(query).filter(|after| *after != before) else { return Ok(()) };
     let mut outer = crate::parser::parse_query("SELECT 1 FROM (SELECT 1) AS ordered")?;
     if let SetExpr::Select(select) = outer.body.as_mut() {
@@ -227,6 +241,18 @@ pub fn part_and_keep_names(query: &mut Query) -> Result<(), SqlError> {
     Ok(())
 }
 
+/// The same of the queries in parentheses that a set operation unites.
+pub fn part_branches(body: &mut SetExpr) -> Result<(), SqlError> {
+    let SetExpr::SetOperation { left, right, .. } = body else { return Ok(()) };
+    for side in [left, right] {
+        match side.as_mut() {
+            SetExpr::Query(query) => part_and_keep_names(query)?,
+            side => part_branches(side)?,
+        }
+    }
+    Ok(())
+}
+
 fn output_name(item: &SelectItem) -> Option<String> {
     match item {
         SelectItem::UnnamedExpr(e) => Some(column_name(e)),
@@ -240,7 +266,10 @@ fn computed_name(item: &SelectItem) -> Option<String> {
     let name = output_name(item)?;
     match item {
         SelectItem::UnnamedExpr(e) if is_column(e) => None,
-        SelectItem::ExprWithAlias { expr, .. } if is_column(expr) && column_name(expr) == name => {
+        // With an alias a column is nobody's any more, and another table may have one of its name.
+        SelectItem::ExprWithAlias { expr: Expr::Identifier(column), .. }
+            if fold(column) == name =>
+        {
             None
         }
         _ => Some(name),

@@ -6,23 +6,14 @@ use datafusion::logical_expr::expr::WindowFunctionParams;
 use datafusion::logical_expr::{
     Expr, ExprSchemable, WindowFrame, WindowFrameBound, WindowFrameUnits, lit,
 };
-use millrace_common::SqlError;
 
-use crate::error::external;
-use crate::functions::functions;
+use super::sort_keys;
 
-/// Orders and parts by the lengths of intervals: 24 hours are a day.
-pub fn by_length(params: &mut WindowFunctionParams, schema: &DFSchema) -> Result<()> {
+/// Orders and parts by the lengths of intervals and the order of documents, where equal ones may be written otherwise.
+pub fn by_value(params: &mut WindowFunctionParams, schema: &DFSchema) -> Result<()> {
     let order = params.order_by.iter_mut().map(|by| &mut by.expr);
     for e in params.partition_by.iter_mut().chain(order) {
-        // A constant orders and parts nothing.
-        if matches!(e, Expr::Literal(..)) || !matches!(e.get_type(schema)?, DataType::Interval(_)) {
-            continue;
-        }
-        let Some(length) = functions().scalar("interval_span") else {
-            return Err(external(SqlError::internal("no function interval_span")));
-        };
-        *e = length.call(vec![e.clone()]);
+        *e = sort_keys::key_of(e, schema)?;
     }
     Ok(())
 }

@@ -213,7 +213,9 @@ impl<'a> Provider<'a> {
                 self.depth + 1,
             )
         };
-        let plan = stacker::maybe_grow(STACK_LEFT, MORE_STACK, bind).map_err(elsewhere)?;
+        let plan = stacker::maybe_grow(STACK_LEFT, MORE_STACK, bind)
+            .and_then(super::unions::unify)
+            .map_err(elsewhere)?;
         let fields = plan.schema().columns();
         if fields.len() != view.columns.len() {
             let message = format!("view \"{}\" no longer has its columns", view.name);

@@ -14,6 +14,8 @@ use sqlparser::ast::{
 
 use super::names::fold;
 use super::operators::cast_expr;
+use super::outer_outputs;
+use super::unions;
 use super::window_tvf;
 use super::zones::Zones;
 use crate::error::external;
@@ -64,6 +66,17 @@ impl RelationPlanner for FromPlanner {
                 if version.is_some() || sample.is_some() || with_ordinality =>
             {
                 return Err(external(refused(version.is_some(), sample.is_some())));
+            }
+            TableFactor::Derived { lateral, subquery, alias: Some(alias), sample: None } => {
+                let united = unions::is_set_operation(&subquery.body);
+                let query = TableFactor::Derived { lateral, subquery, alias: None, sample: None };
+                let plan = outer_outputs::name(context.plan(query)?)?;
+                let plan = match united {
+                    true => unions::typed_in_from(plan).map_err(external)?,
+                    false => plan,
+                };
+                let planned = PlannedRelation::new(plan, Some(alias));
+                return Ok(RelationPlanning::Planned(Box::new(planned)));
             }
             TableFactor::Table { name, args: Some(args), alias, .. } => (name, args.args, alias),
             TableFactor::Function { lateral: false, name, args, alias, .. } => (name, args, alias),

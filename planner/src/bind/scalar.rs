@@ -9,26 +9,31 @@
 //!
 //! So does, of whatever kind, a subquery within which others read columns of the query around both ([`levels`]).
 
+mod branches;
 mod first_row;
 mod settled;
 
 use std::sync::Arc;
 
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{ExprSchema, JoinType, Result};
-use datafusion::logical_expr::expr::{AggregateFunction, InSubquery};
+use datafusion::common::{DataFusionError, ExprSchema, JoinType, Result};
+use datafusion::logical_expr::expr::{AggregateFunction, InSubquery, SetQuantifier};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::utils::{conjunction, split_conjunction};
 use datafusion::logical_expr::{
-    Aggregate, Expr, LogicalPlan, LogicalPlanBuilder, Sort, SortExpr, Subquery, ident, lit,
+    Aggregate, Expr, Filter, LogicalPlan, LogicalPlanBuilder, Sort, SortExpr, Subquery,
+    binary_expr, ident, lit,
 };
 use millrace_common::SqlError;
 
+use super::lateral::Predicate;
 use super::provider::columns_of;
 use super::{lateral, levels};
 use crate::error::{correlated, external, sql_error_from_datafusion};
 use crate::functions::functions;
 use crate::functions::single::single;
 use crate::interrupt;
+use branches::Branch;
 
 /// Takes apart what DataFusion does not.
 pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
@@ -70,10 +75,11 @@ fn taken_apart(node: LogicalPlan, which: Which) -> Result<Transformed<LogicalPla
             Ok(Transformed::yes(LogicalPlanBuilder::from(joined.plan).project(outputs)?.build()?))
         }
         LogicalPlan::Filter(f) => {
-            let mut joined = Joined::over(&f.input, which, false);
+            let (input, condition) = filtered_before(f)?;
+            let mut joined = Joined::over(&input, which, false);
             let predicate = match which {
-                Which::Rest { for_view: false } => joined.replace_not_in(f.predicate.clone())?,
-                _ => f.predicate.clone(),
+                Which::Rest { for_view: false } => joined.replace_not_in(condition)?,
+                _ => condition,
             };
             let predicate = joined.replace(predicate)?;
             if !joined.changed {
@@ -118,6 +124,27 @@ fn taken_apart(node: LogicalPlan, which: Which) -> Result<Transformed<LogicalPla
     }
 }
 
+/// The input of a filter with what its condition says without subqueries, and the rest of that: subqueries are then
+/// computed for fewer rows.
+fn filtered_before(f: &Filter) -> Result<(LogicalPlan, Expr)> {
+    let is_plain = |e: &Expr| {
+        let found = e.exists(|e| Ok(levels::subquery_of(e).is_some()))?;
+        Ok::<_, DataFusionError>(!found && !e.is_volatile())
+    };
+    let (mut before, mut rest) = (Vec::new(), Vec::new());
+    for part in split_conjunction(&f.predicate) {
+        let side = if is_plain(part)? { &mut before } else { &mut rest };
+        side.push(part.clone());
+    }
+    match (conjunction(before), conjunction(rest)) {
+        (Some(before), Some(rest)) => {
+            let input = Filter::try_new(before, Arc::clone(&f.input))?;
+            Ok((LogicalPlan::Filter(input), rest))
+        }
+        _ => Ok((f.input.as_ref().clone(), f.predicate.clone())),
+    }
+}
+
 /// The input of an expression, with a column for each subquery that was taken out of it.
 struct Joined {
     plan: LogicalPlan,
@@ -128,13 +155,19 @@ struct Joined {
     across: bool,
     /// Also those that DataFusion takes apart elsewhere.
     all: bool,
+    /// Not in a view.
+    batch: bool,
+    /// Where in a CASE the subquery stands that is taken out.
+    branch: Branch,
 }
 
 impl Joined {
     fn over(plan: &LogicalPlan, which: Which, all: bool) -> Joined {
         let across = which == Which::Across;
         let (plan, source) = (plan.clone(), plan.clone());
-        Joined { plan, source, count: 0, changed: false, across, all: all || across }
+        let batch = which == Which::Rest { for_view: false };
+        let (all, branch) = (all || across, Branch::default());
+        Joined { plan, source, count: 0, changed: false, across, all, batch, branch }
     }
 
     /// Expressions that keep their names.
@@ -164,34 +197,41 @@ impl Joined {
     }
 
     fn replace(&mut self, e: Expr) -> Result<Expr> {
+        if branches::has_branches(&e)? {
+            return self.replace_reached(e, &Branch::default());
+        }
         e.transform_up(|e| {
-            let new = match (&e, self.across) {
-                (e, true) => self.read_across(e)?,
-                (Expr::ScalarSubquery(s), false) if !s.outer_ref_columns.is_empty() => {
-                    self.value(s)?
-                }
-                (e, false) => self.with_group(e)?,
-            };
+            let new = self.replaced(&e)?;
             self.changed |= new.is_some();
             Ok(new.map_or_else(|| Transformed::no(e), Transformed::yes))
         })
         .map(|t| t.data)
     }
 
-    /// EXISTS and IN of a group that is there over no rows too: DataFusion's join would not have it.
-    fn with_group(&mut self, e: &Expr) -> Result<Option<Expr>> {
-        let new = match e {
-            Expr::Exists(x) if settled::has_group(&x.subquery)? => {
-                self.found(&x.subquery, None, x.negated)?
-            }
-            Expr::InSubquery(x) if settled::has_group(&x.subquery)? => self.found_in(x)?,
-            Expr::SetComparison(x) if settled::has_group(&x.subquery)? => None,
+    /// What a subquery becomes; `None`: it stays.
+    fn replaced(&mut self, e: &Expr) -> Result<Option<Expr>> {
+        match (e, self.across) {
+            (e, true) => self.read_across(e),
+            (Expr::ScalarSubquery(s), false) if !s.outer_ref_columns.is_empty() => self.value(s),
+            (Expr::ScalarSubquery(_), false) => self.asked_for(e),
+            (e, false) => self.not_joined(e),
+        }
+    }
+
+    /// Predicates that DataFusion's joins are not made for, such as EXISTS of a group that is there over no rows too.
+    fn not_joined(&mut self, e: &Expr) -> Result<Option<Expr>> {
+        let kind = match e {
+            Expr::Exists(_) => Predicate::Exists,
+            Expr::InSubquery(_) | Expr::SetComparison(_) => Predicate::Compared,
             _ => return Ok(None),
         };
-        match new {
-            Some(new) => Ok(Some(new)),
-            None => Err(external(correlated())),
+        let Some(subquery) = levels::subquery_of(e) else { return Ok(None) };
+        if subquery.outer_ref_columns.is_empty()
+            || !settled::has_group(subquery)? && lateral::joins(&subquery.subquery, kind)?
+        {
+            return Ok(None);
         }
+        self.truth(e)?.map_or_else(|| Err(external(correlated())), |e| Ok(Some(e)))
     }
 
     /// A subquery within which others read this query's columns. Where it is computed for these, as a join, they are columns
@@ -203,31 +243,50 @@ impl Joined {
         }
         let new = match e {
             Expr::ScalarSubquery(subquery) => self.value(subquery)?,
-            Expr::Exists(x) => self.found(&x.subquery, None, x.negated)?,
-            Expr::InSubquery(x) => self.found_in(x)?,
-            _ => None,
+            e => self.truth(e)?,
         };
-        match new {
-            Some(new) => Ok(Some(new)),
-            None => Err(external(correlated())),
+        new.map_or_else(|| Err(external(correlated())), |e| Ok(Some(e)))
+    }
+
+    /// Whether a predicate holds, where NULL is as good as false: whether its subquery has rows of some kind.
+    fn truth(&mut self, e: &Expr) -> Result<Option<Expr>> {
+        match e {
+            Expr::Exists(x) => self.found(&x.subquery, None, x.negated),
+            Expr::InSubquery(x) => self.found_in(x),
+            Expr::SetComparison(x) => {
+                let values = columns_of(&x.subquery.subquery);
+                let [value] = values.as_slice() else { return Ok(None) };
+                let holds = binary_expr(self.from_within(&x.expr)?, x.op, value.clone());
+                match x.quantifier {
+                    SetQuantifier::Any => self.found(&x.subquery, Some(holds), false),
+                    SetQuantifier::All => self.found(&x.subquery, Some(holds.is_not_true()), true),
+                }
+            }
+            _ => Ok(None),
         }
+    }
+
+    /// An expression over the input as a subquery reads it.
+    fn from_within(&self, e: &Expr) -> Result<Expr> {
+        let schema = Arc::clone(self.plan.schema());
+        let read = e.clone().transform(|e| match e {
+            Expr::Column(c) if schema.has_column(&c) => {
+                let field = Arc::clone(schema.field_from_column(&c)?);
+                Ok(Transformed::yes(Expr::OuterReferenceColumn(field, c)))
+            }
+            e => Ok(Transformed::no(e)),
+        });
+        read.map(|t| t.data)
     }
 
     /// IN, where NULL is as good as false: whether rows are equal to what is looked for, or for NOT IN none may be.
     fn found_in(&mut self, x: &InSubquery) -> Result<Option<Expr>> {
         let values = columns_of(&x.subquery.subquery);
         let [value] = values.as_slice() else { return Ok(None) };
-        let schema = Arc::clone(self.plan.schema());
-        let looked_for = x.expr.as_ref().clone().transform(|e| match e {
-            Expr::Column(c) if schema.has_column(&c) => {
-                let field = Arc::clone(schema.field_from_column(&c)?);
-                Ok(Transformed::yes(Expr::OuterReferenceColumn(field, c)))
-            }
-            e => Ok(Transformed::no(e)),
-        })?;
+        let looked_for = self.from_within(&x.expr)?;
         let like = match x.negated {
-            true => value.clone().not_eq(looked_for.data).is_not_true(),
-            false => value.clone().eq(looked_for.data),
+            true => value.clone().not_eq(looked_for).is_not_true(),
+            false => value.clone().eq(looked_for),
         };
         self.found(&x.subquery, Some(like), x.negated)
     }
@@ -275,7 +334,8 @@ impl Joined {
 
     /// The value of a subquery of one row as a column. `None`: leave it where it is.
     fn apart(&mut self, subquery: &Subquery, kind: JoinType) -> Result<Option<Expr>> {
-        if !self.all && lateral::decorrelates(&subquery.subquery)? {
+        let partial = self.is_partial(&subquery.subquery)?;
+        if !self.all && !partial && lateral::decorrelates(&subquery.subquery)? {
             return Ok(None);
         }
         self.lateral(subquery, kind)
@@ -303,6 +363,27 @@ impl Joined {
         format!("#scalar{place}")
     }
 
+    /// The input with what a subquery has for each of its rows, or for those that reach the subquery.
+    fn joined(&self, right: LogicalPlan, kind: JoinType) -> Result<Option<LogicalPlan>> {
+        let left = || LogicalPlanBuilder::from(self.plan.clone());
+        if let Some(reached) = self.reached(&right)? {
+            let both = left().join_on(right.clone(), JoinType::Left, [lit(true)])?.build()?;
+            if let LogicalPlan::Join(join) = both
+                && let Some(plan) = lateral::over_some(&join, &reached)
+            {
+                return Ok(Some(plan));
+            }
+        }
+        let both = match kind {
+            JoinType::Inner => left().cross_join(right)?,
+            kind => left().join_on(right, kind, [lit(true)])?,
+        };
+        match both.build()? {
+            LogicalPlan::Join(join) => Ok(lateral::over_values(&join, &self.source, false)),
+            _ => Ok(None),
+        }
+    }
+
     /// The input with the subquery's value as one more column.
     fn lateral(&mut self, subquery: &Subquery, kind: JoinType) -> Result<Option<Expr>> {
         let name = self.next_name();
@@ -312,15 +393,7 @@ impl Joined {
             .build()?;
         let right =
             LogicalPlan::Subquery(Subquery { subquery: Arc::new(named), ..subquery.clone() });
-        let left = LogicalPlanBuilder::from(self.plan.clone());
-        let both = match kind {
-            JoinType::Inner => left.cross_join(right)?,
-            kind => left.join_on(right, kind, [lit(true)])?,
-        };
-        let LogicalPlan::Join(join) = both.build()? else { return Ok(None) };
-        let Some(plan) = lateral::over_values(&join, &self.source, false) else {
-            return Ok(None);
-        };
+        let Some(plan) = self.joined(right, kind)? else { return Ok(None) };
         settled::check_size(&plan)?;
         self.plan = plan;
         self.count += 1;

@@ -7,15 +7,14 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-use millrace_common::{SqlError, SqlState};
+use millrace_common::SqlError;
 use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::*;
 
 use super::desugar::Copies;
 use super::names::{column_name, fold, repeated_name};
 use super::natural::Form;
-use super::own::any_own;
-use super::{dependent, distinct_on, natural, written_out};
+use super::{ambiguous, dependent, distinct_on, natural, written_out};
 use crate::catalog::CatalogView;
 
 /// Writes out what of a query depends on the columns of the relations that it reads.
@@ -138,22 +137,21 @@ impl Column {
 }
 
 /// Whether a query has a NATURAL join, or one with USING, or GROUP BY, or DISTINCT ON with `*`, or `*` that may repeat
-/// names, or aliases that name columns.
+/// names, or aliases that name columns, or WITH, or names that may be ambiguous.
 fn is_concerned(query: &Query) -> bool {
     struct Concerned;
     impl Visitor for Concerned {
         type Break = ();
 
         fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<()> {
-            let mut ctes = query.with.iter().flat_map(|with| &with.cte_tables);
-            match ctes.any(|cte| !cte.alias.columns.is_empty()) {
+            match query.with.is_some() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
         }
 
         fn pre_visit_select(&mut self, select: &Select) -> ControlFlow<()> {
-            match is_select_concerned(select) {
+            match is_select_concerned(select) || ambiguous::may_be(select) {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
@@ -259,13 +257,17 @@ impl Scopes<'_> {
         mut order_by: Option<&mut OrderBy>,
     ) -> Result<(), SqlError> {
         if !is_select_concerned(select) {
-            return Ok(());
+            return match ambiguous::may_be(select) || ambiguous::reads_any(select, &self.ctes) {
+                true => self.names(select).map_or(Ok(()), |from| ambiguous::check(select, &from)),
+                false => Ok(()),
+            };
         }
         select.from.iter_mut().try_for_each(written_out::name_joins)?;
         let matters = select.from.iter().any(merges) || written_out::may_repeat(select);
         let known = if matters { self.known(select) } else { None };
         let repeats = known.as_ref().is_some_and(|from| written_out::repeats(select, from));
-        let conditions = known.is_some() && (written_out::nests(select) || repeats);
+        let hides = written_out::hides_inputs(select, order_by.as_deref());
+        let conditions = known.is_some() && (written_out::nests(select) || repeats || hides);
         let form = if conditions { Form::Condition } else { Form::Tables };
         let mut from = Joined::default();
         for item in &mut select.from {
@@ -274,7 +276,7 @@ impl Scopes<'_> {
         if !conditions {
             written_out::refuse_nested(select)?;
         }
-        check_names(select, &from)?;
+        ambiguous::check(select, &from)?;
         if distinct_on::has_wildcard(select) {
             distinct_on::place(select, order_by.as_deref_mut(), &from, &mut self.copies)?;
         }
@@ -287,12 +289,16 @@ impl Scopes<'_> {
 
     /// What FROM has, if all of that is known.
     fn known(&mut self, select: &Select) -> Option<Joined> {
+        self.names(select).filter(|from| written_out::is_known(select, from))
+    }
+
+    /// What is known of FROM, unless something is wrong with it, which is said where it is planned.
+    fn names(&mut self, select: &Select) -> Option<Joined> {
         let mut from = Joined::default();
         for item in &select.from {
-            // What is wrong with it is said where it is written out.
             from.extend(self.joined(&mut item.clone(), Form::Names).ok()?);
         }
-        written_out::is_known(select, &from).then_some(from)
+        Some(from)
     }
 
     /// What a FROM item joins; its NATURAL joins are written out.
@@ -437,29 +443,6 @@ impl Scopes<'_> {
             }
         }
         Some(columns)
-    }
-}
-
-/// 42702 where a SELECT names a merged column that another FROM item has too: it would be taken for the merged one.
-fn check_names(select: &Select, from: &Joined) -> Result<(), SqlError> {
-    let mut ambiguous = None;
-    let mut look = |e: &Expr| {
-        if let Expr::Identifier(name) = e {
-            let name = fold(name);
-            let called: Vec<&Column> = from.columns.iter().filter(|c| c.name == name).collect();
-            if called.len() > 1 && called.iter().any(|c| c.merged) {
-                ambiguous = Some(name);
-            }
-        }
-        ambiguous.is_some()
-    };
-    let found = any_own(&select.projection, &mut look) || any_own(&select.selection, &mut look);
-    match ambiguous.filter(|_| found) {
-        Some(name) => {
-            let message = format!("column reference \"{name}\" is ambiguous");
-            Err(SqlError::new(SqlState::AMBIGUOUS_COLUMN, message))
-        }
-        None => Ok(()),
     }
 }
 

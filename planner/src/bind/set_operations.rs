@@ -48,17 +48,18 @@ pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> 
     .map_err(sql_error_from_datafusion)
 }
 
-struct SetOperation<'a> {
-    left: &'a LogicalPlan,
-    right: &'a LogicalPlan,
-    except: bool,
-    all: bool,
+/// An INTERSECT or EXCEPT as `SqlToRel` plans it.
+pub struct SetOperation<'a> {
+    pub left: &'a LogicalPlan,
+    pub right: &'a LogicalPlan,
+    pub except: bool,
+    pub all: bool,
 }
 
 impl SetOperation<'_> {
     /// Before subqueries are decorrelated, only set operations are semi and anti joins. ALL over
     /// distinct left rows and the plain operation look alike, and are the same.
-    fn of(plan: &LogicalPlan) -> Option<SetOperation<'_>> {
+    pub fn of(plan: &LogicalPlan) -> Option<SetOperation<'_>> {
         let LogicalPlan::Join(join) = plan else { return None };
         let Join { left, right, join_type, null_equality, filter: None, .. } = join else {
             return None;

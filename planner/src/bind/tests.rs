@@ -183,7 +183,7 @@ fn output_names_and_types_are_those_of_postgres() {
         ),
         (
             "SELECT a::text, 5::bigint, CASE WHEN ok THEN 1 ELSE 2 END, coalesce(c, 'x'), true FROM t",
-            "a int8 case coalesce bool",
+            "a int8 case coalesce ?column?",
             "text int8 int4 text bool",
         ),
         ("SELECT * FROM t", "a b c d f ts ok", "int4 int8 text numeric float8 timestamp bool"),

@@ -3,13 +3,43 @@
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::ScalarValue;
 use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Union};
 use millrace_common::{SqlError, SqlState, SqlType};
+use sqlparser::ast::{Query, SetExpr, TableFactor};
 
-use super::operators::{cast_expr, common_type, compare, type_name};
+use super::operators::{cast_expr, common_type, compare, is_unknown, type_name};
+use super::set_operations::SetOperation;
 use crate::error::{external, sql_error_from_datafusion};
+
+/// Whether a query unites others.
+pub fn is_set_operation(body: &SetExpr) -> bool {
+    match body {
+        SetExpr::SetOperation { .. } => true,
+        SetExpr::Query(query) => is_set_operation(&query.body),
+        _ => false,
+    }
+}
+
+/// The plan of a query in FROM with the types that PostgreSQL resolves: expressions over its columns are bound by them.
+pub fn typed_in_from(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+    check(&plan)?;
+    unify(plan)
+}
+
+/// A set operation as a query in FROM, whose columns have their types where others read them.
+pub fn in_from(query: &mut Query) -> Result<(), SqlError> {
+    let mut outer = crate::parser::parse_query("SELECT * FROM (SELECT 1) AS united")?;
+    if let SetExpr::Select(select) = outer.body.as_mut() {
+        for from in &mut select.from {
+            if let TableFactor::Derived { subquery, .. } = &mut from.relation {
+                std::mem::swap(subquery.as_mut(), query);
+            }
+        }
+        *query = *outer;
+    }
+    Ok(())
+}
 
 /// 42804 where a column of a UNION has types of different kinds.
 pub fn check(plan: &LogicalPlan) -> Result<(), SqlError> {
@@ -55,15 +85,22 @@ fn known_types(plan: &LogicalPlan) -> Vec<Option<DataType>> {
     };
     let fields = plan.schema().fields().iter().enumerate();
     fields
-        .map(|(i, f)| Some(f.data_type().clone()).filter(|t| !t.is_null() && !literal(i)))
+        .map(|(i, f)| Some(signed(f.data_type())).filter(|t| !t.is_null() && !literal(i)))
         .collect()
+}
+
+/// The type that a number has in SQL: DataFusion's `row_number` and its like count without a sign.
+fn signed(t: &DataType) -> DataType {
+    match t {
+        DataType::UInt64 => DataType::Int64,
+        t => t.clone(),
+    }
 }
 
 fn unknown(e: &Expr) -> bool {
     match e {
         Expr::Alias(a) => unknown(&a.expr),
-        Expr::Literal(v, _) => matches!(v, ScalarValue::Utf8(_) | ScalarValue::Null),
-        _ => false,
+        e => is_unknown(e),
     }
 }
 
@@ -82,7 +119,10 @@ pub fn unify(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
             let union = Union::try_new_with_loose_types(inputs)?;
             Ok(Transformed::yes(LogicalPlan::Union(union)))
         }
-        node => Ok(Transformed::no(node)),
+        node => match SetOperation::of(&node).map(retyped).transpose()?.flatten() {
+            Some(plan) => Ok(Transformed::yes(as_called(plan, &node)?)),
+            None => Ok(Transformed::no(node)),
+        },
     });
     let unified = unified.map_err(sql_error_from_datafusion)?;
     if !unified.transformed {
@@ -91,6 +131,39 @@ pub fn unify(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
     let recomputed =
         unified.data.transform_up_with_subqueries(|n| n.recompute_schema().map(Transformed::yes));
     recomputed.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+/// An INTERSECT or EXCEPT whose sides have other types than they are compared by.
+fn retyped(operation: SetOperation<'_>) -> datafusion::common::Result<Option<LogicalPlan>> {
+    let sides = [operation.left.clone(), operation.right.clone()];
+    if let Some(e) = mismatch(sides.iter()) {
+        return Err(external(e));
+    }
+    let types = common_types(&sides);
+    let own = |side: &LogicalPlan| {
+        let fields = side.schema().fields().iter();
+        fields.zip(&types).all(|(f, t)| t.as_ref().is_none_or(|t| t == f.data_type()))
+    };
+    if sides.iter().all(own) {
+        return Ok(None);
+    }
+    let [left, right] = sides;
+    let (left, right) = (typed(left, &types)?, typed(right, &types)?);
+    let plan = match operation.except {
+        true => LogicalPlanBuilder::except(left, right, operation.all)?,
+        false => LogicalPlanBuilder::intersect(left, right, operation.all)?,
+    };
+    Ok(Some(plan))
+}
+
+/// A plan whose columns are called as those of another, by which what stands above reads them.
+fn as_called(plan: LogicalPlan, other: &LogicalPlan) -> datafusion::common::Result<LogicalPlan> {
+    let columns = plan.schema().iter().zip(other.schema().iter());
+    let named = columns.map(|(own, (qualifier, field))| {
+        Expr::Column(own.into()).alias_qualified(qualifier.cloned(), field.name())
+    });
+    let named: Vec<Expr> = named.collect();
+    LogicalPlanBuilder::from(plan).project(named)?.build()
 }
 
 fn common_types(inputs: &[LogicalPlan]) -> Vec<Option<DataType>> {
@@ -147,7 +220,7 @@ fn converted(
     let target = SqlType::from_arrow(to).map_err(external)?;
     let plain = |e| Expr::Cast(datafusion::logical_expr::Cast::new(Box::new(e), to.clone()));
     match (from, target) {
-        (DataType::Null, _) => Ok(plain(e)),
+        (DataType::Null | DataType::UInt64, _) => Ok(plain(e)),
         (DataType::Utf8, _) if literal => cast_expr(e, from, target).map_err(external),
         (_, SqlType::Numeric(_)) => Ok(plain(e)),
         _ => cast_expr(e, from, target).map_err(external),

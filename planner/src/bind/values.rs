@@ -16,7 +16,7 @@ use sqlparser::ast::{
     UnaryOperator, Value, Values as AstValues, VisitMut, VisitorMut,
 };
 
-use super::desugar::{Copies, VALUES, resolved, size, take};
+use super::desugar::{Copies, Op, VALUES, resolved, size, take};
 use crate::error::sql_error_from_datafusion;
 
 /// Gives the columns of VALUES the names that an alias has for them, in place of a projection above: DataFusion loses
@@ -114,6 +114,10 @@ enum Kind {
 
 fn kind(e: &Ast) -> Kind {
     match e {
+        // Of its column's type, whatever it is made of.
+        Ast::BinaryOp { op, .. } if matches!(Op::decode(op), Some(Op::Assign(_))) => {
+            Kind::Other(op.to_string())
+        }
         Ast::Nested(inner) => kind(inner),
         Ast::UnaryOp { op: UnaryOperator::Minus | UnaryOperator::Plus, expr } => kind(expr),
         Ast::Value(v) => match &v.value {

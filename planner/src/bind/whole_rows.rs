@@ -20,6 +20,9 @@ pub fn mark(select: &mut Select) {
     for item in &mut select.projection {
         show_written(item);
     }
+    change_own(&mut select.projection, spell_written);
+    change_own(&mut select.selection, spell_written);
+    change_own(&mut select.having, spell_written);
     let mut tables = Vec::new();
     for from in &select.from {
         collect(from, &mut tables);
@@ -65,6 +68,37 @@ fn written(e: &Expr) -> Option<Expr> {
         }
     }
     Some(call(ROW_TEXT, items))
+}
+
+/// A row that is written out and cast to text is its text, and one that a document is made of is an object: its members
+/// are called `f1`, `f2` and so on.
+fn spell_written(e: &mut Expr) {
+    if let Expr::Cast { .. } = e {
+        if let Some(text) = written(e) {
+            *e = text;
+        }
+        return;
+    }
+    let Expr::Function(f) = e else { return };
+    let name = f.name.0.last().and_then(|p| p.as_ident()).map(fold).unwrap_or_default();
+    if !FUNCTIONS[1..].contains(&name.as_str()) {
+        return;
+    }
+    let FunctionArguments::List(list) = &mut f.args else { return };
+    if let [FunctionArg::Unnamed(FunctionArgExpr::Expr(row))] = list.args.as_mut_slice()
+        && let Some(object) = object(row)
+    {
+        *row = object;
+    }
+}
+
+fn object(row: &Expr) -> Option<Expr> {
+    let items = row_items(row)?;
+    let members = items.into_iter().enumerate().flat_map(|(i, item)| {
+        let value = object(&item).unwrap_or(item);
+        [string(&format!("f{}", i + 1)), value]
+    });
+    Some(call("jsonb_build_object", members.collect::<Vec<_>>()))
 }
 
 /// Puts an expression in the place of an item's; it has a name of its own, or is called as what it stands for.

@@ -9,7 +9,7 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Window};
 use millrace_common::{SqlError, SqlType};
 
-use super::operators::{compare, type_name};
+use super::operators::{compare, is_unknown, type_name};
 use super::zones::Zones;
 use crate::error::{external, sql_error_from_datafusion, undefined_function};
 use crate::functions::series::constant;
@@ -60,7 +60,7 @@ fn with_default(e: Expr, schema: &DFSchema, zones: Zones) -> Result<Transformed<
     };
     let moved = ["lag", "lead"].contains(&call.fun.name());
     if let ([value, _, default], true) = (call.params.args.as_mut_slice(), moved)
-        && let Expr::Literal(ScalarValue::Utf8(Some(text)), _) = &*default
+        && let Expr::Literal(ScalarValue::Utf8(Some(text)), None) = &*default
         && matches!(value.get_type(schema)?, DataType::Timestamp(_, Some(_)))
     {
         let read = zones.literal(text, SqlType::Timestamptz).map_err(external)?;
@@ -101,7 +101,7 @@ pub fn check_moved(call: &WindowFunction, schema: &DFSchema) -> Result<()> {
 
 /// `None`: a literal that takes the type it is used as.
 fn known_type(e: &Expr, schema: &DFSchema) -> Result<Option<DataType>> {
-    if let Expr::Literal(ScalarValue::Utf8(_), _) = e {
+    if is_unknown(e) {
         return Ok(None);
     }
     Ok(Some(e.get_type(schema)?).filter(|t| !t.is_null()))

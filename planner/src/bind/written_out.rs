@@ -11,7 +11,7 @@ use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
 use super::names::{column_name, fold};
-use super::order::same;
+use super::order::{hidden_inputs, same};
 use super::own::change_own;
 use super::scopes::{self, Column, Joined, is_plain};
 
@@ -121,6 +121,17 @@ pub fn may_repeat(select: &Select) -> bool {
     several && select.projection.iter().any(wild)
 }
 
+/// Whether ORDER BY means columns of the input by names that output columns beside `*` have. Those are given other names,
+/// for which the list must be known.
+pub fn hides_inputs(select: &Select, order_by: Option<&OrderBy>) -> bool {
+    match order_by.map(|order_by| &order_by.kind) {
+        Some(OrderByKind::Expressions(order)) => {
+            may_repeat(select) && !hidden_inputs(select, order).is_empty()
+        }
+        _ => false,
+    }
+}
+
 /// Whether `*` repeats names. Of columns that are not known, it is taken not to.
 pub fn repeats(select: &Select, from: &Joined) -> bool {
     let mut names = HashSet::new();
@@ -180,7 +191,7 @@ pub fn write_out(
 }
 
 /// Whether ORDER BY means an output column by a name; 42702 if it may mean one or another.
-fn is_output(items: &[SelectItem], name: &str) -> Result<bool, SqlError> {
+pub fn is_output(items: &[SelectItem], name: &str) -> Result<bool, SqlError> {
     let mut found: Option<&Expr> = None;
     for item in items {
         let expr = match item {

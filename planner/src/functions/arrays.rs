@@ -22,6 +22,7 @@ use super::elements::comparable;
 use super::extremes::ARRAY_ORDER;
 use crate::bind::operators::{common_type, type_name};
 use crate::error::{external, undefined_function};
+use crate::interrupt;
 
 /// What the arguments are taken as, and the result's type; `None`: there is no such function.
 pub(super) type Types = fn(&[DataType]) -> Option<(Vec<DataType>, DataType)>;
@@ -98,6 +99,7 @@ impl ScalarUDFImpl for ArrayFunction {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        super::bounded::leave_large(&args.args)?;
         let rows = args.number_rows;
         let arrays: Vec<ArrayRef> =
             args.args.iter().map(|a| a.to_array(rows)).collect::<Result<_>>()?;
@@ -352,6 +354,9 @@ fn fill(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
     Ok(Arc::new(ListArray::try_new(item, offsets, values, None).map_err(internal)?))
 }
 
+/// Of an element that is looked at.
+const ITEM_BYTES: usize = 16;
+
 /// Whether each left array has all (`every`) or any of the right one's elements. NULL elements are nowhere.
 fn has(args: &[ArrayRef], every: bool) -> Result<ArrayRef, SqlError> {
     let [left, right] = args else { return Err(internal("sets of elements are two")) };
@@ -365,6 +370,7 @@ fn has(args: &[ArrayRef], every: bool) -> Result<ArrayRef, SqlError> {
             out.append_null();
             continue;
         }
+        interrupt::step((range(left, row).len() + range(right, row).len()) * ITEM_BYTES)?;
         known.clear();
         let valid = range(left, row).filter(|i| present.is_valid(*i));
         known.extend(valid.map(|i| has.value(i)));
@@ -384,6 +390,7 @@ fn cat(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
         let before = places.len();
         for (side, lists) in [left, right].into_iter().enumerate() {
             if lists.is_valid(row) {
+                interrupt::step(range(lists, row).len() * ITEM_BYTES)?;
                 places.extend(range(lists, row).map(|i| (side, i)));
             }
         }
@@ -441,6 +448,9 @@ fn to_string(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
         let shown = range(lists, row)
             .filter_map(|i| if values.is_valid(i) { Some(values.value(i)) } else { absent });
         let shown: Vec<&str> = shown.collect();
+        let bytes: usize = shown.iter().map(|s| s.len() + between.value(row).len()).sum();
+        check_bytes((out.values_slice().len() as i64).saturating_add(bytes as i64))?;
+        interrupt::step(bytes)?;
         out.append_value(shown.join(between.value(row)));
         check_bytes(out.values_slice().len() as i64)?;
     }
@@ -677,7 +687,7 @@ pub const NULL_IF: &str = "#nullif";
 
 /// All of them, under the names by which [`crate::bind`] looks for them.
 pub fn functions() -> Vec<Arc<ScalarUDF>> {
-    let all: [(&'static str, Types, Eval, bool); 17] = [
+    let all: [(&'static str, Types, Eval, bool); 20] = [
         ("array_remove_all", removed, remove, false),
         ("array_replace_all", replaced, replace, false),
         ("array_position", placed, position, false),
@@ -693,6 +703,10 @@ pub fn functions() -> Vec<Arc<ScalarUDF>> {
         ("array_cat", concatenated, cat, false),
         ("array_subscripts", subscripted, subscripts, true),
         ("array_to_string", joined, to_string, false),
+        // DataFusion's other names of it.
+        ("list_to_string", joined, to_string, false),
+        ("array_join", joined, to_string, false),
+        ("list_join", joined, to_string, false),
         ("array_cmp", |args| Some((two_arrays(args)?, DataType::Int32)), compare, true),
         (NULL_IF, alike, null_if, false),
     ];

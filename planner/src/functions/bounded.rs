@@ -1,6 +1,7 @@
 //! Functions whose result can be of any length: `repeat`, `lpad`, `replace`, `||`, lists of series. PostgreSQL refuses
 //! what nobody can hold; here the bound is one on a batch of rows, because a batch is made in one piece that no
-//! memory budget sees coming.
+//! memory budget sees coming. And functions whose time goes with the size of a value: those of large constants are computed
+//! when the query runs, not while it is planned, where nobody could end them.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -18,9 +19,32 @@ use datafusion::logical_expr::{
 use millrace_common::{SqlError, SqlState};
 
 use crate::error::external;
+use crate::interrupt;
 
-const NAMES: [&str; 7] =
-    ["repeat", "lpad", "rpad", "replace", "generate_series", "range", "array_repeat"];
+const NAMES: [&str; 22] = [
+    "array_distinct",
+    "array_except",
+    "array_intersect",
+    "array_prepend",
+    "array_append",
+    "array_reverse",
+    "array_sort",
+    "array_union",
+    "flatten",
+    "overlay",
+    "reverse",
+    "string_to_array",
+    "translate",
+    "repeat",
+    "lpad",
+    "rpad",
+    "replace",
+    "generate_series",
+    "range",
+    "array_repeat",
+    "array_resize",
+    "levenshtein",
+];
 
 /// Bytes of one batch's results.
 static MAX_BYTES: AtomicI64 = AtomicI64::new(LARGEST);
@@ -33,14 +57,52 @@ pub fn fit_to_memory(bytes: usize) {
     MAX_BYTES.store(share.clamp(SMALLEST, LARGEST), Ordering::Relaxed);
 }
 
+/// Bytes that a batch of rows may make.
+pub fn most_bytes() -> usize {
+    usize::try_from(MAX_BYTES.load(Ordering::Relaxed)).unwrap_or(0)
+}
+
 /// 54000 for results of more bytes than a batch may have.
 pub fn check_bytes(bytes: i64) -> std::result::Result<(), SqlError> {
     let most = MAX_BYTES.load(Ordering::Relaxed);
     if bytes <= most {
         return Ok(());
     }
-    Err(SqlError::new(SqlState("54000"), "requested length too large")
+    Err(SqlError::new(TOO_LARGE.0, TOO_LARGE.1)
         .with_detail(format!("A batch of rows may make {} MB.", most >> 20)))
+}
+
+const TOO_LARGE: (SqlState, &str) = (SqlState("54000"), "requested length too large");
+
+/// Whether an error is one of [`check_bytes`]: a batch of fewer rows may do.
+pub fn is_too_large(e: &(dyn std::error::Error + 'static)) -> bool {
+    let e = e.downcast_ref::<SqlError>();
+    e.is_some_and(|e| e.state == TOO_LARGE.0 && e.message == TOO_LARGE.1)
+}
+
+/// What a call of constants may take or make when it is computed in advance.
+const FOLDED_BYTES: i64 = 64 << 10;
+
+/// Refuses to compute a call of large constants in advance, which leaves it for the execution: that can be ended at any time.
+pub fn leave_large(args: &[ColumnarValue]) -> Result<()> {
+    if !interrupt::is_folding() {
+        return Ok(());
+    }
+    let bytes = |value: &ColumnarValue| match value {
+        ColumnarValue::Scalar(ScalarValue::Utf8(Some(text)))
+        | ColumnarValue::Scalar(ScalarValue::LargeUtf8(Some(text))) => text.len(),
+        ColumnarValue::Scalar(ScalarValue::Binary(Some(bytes))) => bytes.len(),
+        ColumnarValue::Scalar(ScalarValue::List(list)) => list.get_buffer_memory_size(),
+        _ => 0,
+    };
+    left(args.iter().map(|value| bytes(value) as i64).sum())
+}
+
+fn left(bytes: i64) -> Result<()> {
+    match bytes > FOLDED_BYTES && interrupt::is_folding() {
+        true => Err(external(SqlError::internal("a large constant is computed when it is needed"))),
+        false => Ok(()),
+    }
 }
 
 /// The bounded form of a function, where it needs one.
@@ -92,9 +154,69 @@ impl ScalarUDFImpl for Bounded {
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let constant = args.args.iter().all(|a| matches!(a, ColumnarValue::Scalar(_)));
         let rows = if constant { 1 } else { args.number_rows };
-        check_bytes(result_bytes(self.name(), &args.args, rows)?).map_err(external)?;
+        leave_large(&args.args)?;
+        let bytes = result_bytes(self.name(), &args.args, rows)?;
+        check_bytes(bytes).map_err(external)?;
+        left(bytes)?;
+        interrupt::step(usize::try_from(bytes).unwrap_or(0)).map_err(external)?;
+        let mut args = args;
+        match (self.name(), args.args.as_mut_slice()) {
+            // DataFusion makes room for so many characters, and there is none for fewer than none.
+            ("lpad" | "rpad", [_, count, ..]) => *count = at_least_none(count)?,
+            ("generate_series" | "range", [_, _, step]) => check_step(step, rows)?,
+            ("levenshtein", [a, b, ..]) => check_lengths(a, b, rows)?,
+            _ => {}
+        }
         self.inner.invoke_with_args(args)
     }
+}
+
+/// A length, which is 0 where it is negative.
+fn at_least_none(count: &ColumnarValue) -> Result<ColumnarValue> {
+    let bounded = |array: ArrayRef| -> Result<ArrayRef> {
+        let counts = cast(&array, &DataType::Int64)?;
+        let counts = counts.as_primitive::<Int64Type>();
+        Ok(Arc::new(counts.unary::<_, Int64Type>(|n| n.max(0))))
+    };
+    Ok(match count {
+        ColumnarValue::Array(array) => ColumnarValue::Array(bounded(Arc::clone(array))?),
+        ColumnarValue::Scalar(value) => {
+            let one = bounded(value.to_array()?)?;
+            ColumnarValue::Scalar(ScalarValue::try_from_array(&one, 0)?)
+        }
+    })
+}
+
+/// Refuses steps in months and days of both signs, which may never come to the end, and those that have no opposite.
+fn check_step(step: &ColumnarValue, rows: usize) -> Result<()> {
+    if !matches!(step.data_type(), DataType::Interval(IntervalUnit::MonthDayNano)) {
+        return Ok(());
+    }
+    let array = step.to_array(rows)?;
+    for i in array.as_primitive::<IntervalMonthDayNanoType>().iter().flatten() {
+        let parts = [i.months.into(), i.days.into(), i.nanoseconds];
+        let both = parts.iter().any(|n| *n < 0) && parts.iter().any(|n| *n > 0);
+        if i.months == i32::MIN || i.days == i32::MIN || i.nanoseconds == i64::MIN {
+            let message = "interval out of range";
+            return Err(external(SqlError::new(SqlState::DATETIME_FIELD_OVERFLOW, message)));
+        }
+        if both {
+            let message = "an array of a series whose step has parts of both signs";
+            return Err(external(SqlError::unsupported(message)));
+        }
+    }
+    Ok(())
+}
+
+/// The time of a comparison letter by letter goes with the product of the lengths: PostgreSQL has a bound for them.
+fn check_lengths(a: &ColumnarValue, b: &ColumnarValue, rows: usize) -> Result<()> {
+    const MOST: i64 = 255;
+    let longest = lengths(a, rows)?.into_iter().chain(lengths(b, rows)?).max();
+    if longest.is_none_or(|n| n <= MOST) {
+        return Ok(());
+    }
+    let message = format!("levenshtein argument exceeds maximum length of {MOST} characters");
+    Err(external(SqlError::new(SqlState::INVALID_PARAMETER_VALUE, message)))
 }
 
 /// At least this many bytes will be made.
@@ -106,7 +228,11 @@ fn result_bytes(name: &str, args: &[ColumnarValue], rows: usize) -> Result<i64> 
             Ok(sum(lengths.iter().zip(counts).map(|(l, n)| l.saturating_mul(n))))
         }
         ("lpad" | "rpad", [_, count, ..]) => Ok(sum(numbers(count, rows)?.into_iter())),
-        ("array_repeat", [_, count]) => {
+        ("array_repeat", [element, count]) | ("array_resize", [_, count, element]) => {
+            let widths = element_bytes(element, rows)?.into_iter();
+            Ok(sum(widths.zip(numbers(count, rows)?).map(|(l, n)| l.saturating_mul(n))))
+        }
+        ("array_resize", [_, count]) => {
             Ok(sum(numbers(count, rows)?.into_iter()).saturating_mul(ELEMENT_BYTES))
         }
         ("replace", [text, from, to]) => replaced_bytes(text, from, to, rows),
@@ -131,6 +257,16 @@ fn sum(sizes: impl Iterator<Item = i64>) -> i64 {
 fn numbers(value: &ColumnarValue, rows: usize) -> Result<Vec<i64>> {
     let counts = cast(&value.to_array(rows)?, &DataType::Int64)?;
     Ok(counts.as_primitive::<Int64Type>().iter().map(|n| n.unwrap_or(0).max(0)).collect())
+}
+
+/// What elements of an array take that are such values.
+fn element_bytes(value: &ColumnarValue, rows: usize) -> Result<Vec<i64>> {
+    use DataType as D;
+    let lengths = match value.data_type() {
+        D::Utf8 | D::LargeUtf8 | D::Binary => lengths(value, rows)?,
+        _ => vec![0; rows],
+    };
+    Ok(lengths.into_iter().map(|bytes| bytes.max(ELEMENT_BYTES)).collect())
 }
 
 fn lengths(value: &ColumnarValue, rows: usize) -> Result<Vec<i64>> {
@@ -269,6 +405,7 @@ impl ScalarUDFImpl for TextConcat {
             _ => 0,
         }));
         check_bytes(bytes).map_err(external)?;
+        interrupt::step(usize::try_from(bytes).unwrap_or(0)).map_err(external)?;
         let arrays = args.args.iter().map(|a| a.to_array(rows)).collect::<Result<Vec<_>>>()?;
         let texts: Vec<&StringArray> =
             arrays.iter().filter_map(|a| a.as_string_opt::<i32>()).collect();

@@ -17,12 +17,14 @@ use datafusion::logical_expr::{
     Volatility,
 };
 use millrace_common::json::Doc;
+use millrace_common::keys::with_one_nan;
 use millrace_common::types::{Element, UNCONSTRAINED_NUMERIC, UUID_BYTES};
 use millrace_common::{SqlError, SqlType};
 use regex::Regex;
 
 use super::numeric::Num;
 use crate::error::{external, undefined_function};
+use crate::interrupt;
 
 /// A function of one row: appends exactly one value to the builder.
 pub type Eval = fn(&Args, &mut Out) -> Result<(), SqlError>;
@@ -314,6 +316,7 @@ impl ScalarUDFImpl for Call {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        super::bounded::leave_large(&args.args)?;
         let types: Vec<DataType> = args.args.iter().map(|a| a.data_type()).collect();
         let overload = self.overload(&types)?;
         let constant = self.def.volatility != Volatility::Volatile
@@ -326,6 +329,12 @@ impl ScalarUDFImpl for Call {
             false => ColumnarValue::Array(out),
         })
     }
+}
+
+/// The types of the arguments of each of a declared function's overloads, and whether the last may be repeated.
+pub fn declared_types(udf: &ScalarUDF) -> Option<Vec<(Vec<SqlType>, bool)>> {
+    let call = udf.inner().downcast_ref::<Call>()?;
+    Some(call.def.overloads.iter().map(|o| (o.args.to_vec(), o.variadic)).collect())
 }
 
 /// Whether the function takes arguments of every type.
@@ -367,8 +376,11 @@ fn run(o: &Overload, args: &[ColumnarValue], rows: usize, def: &Def) -> Result<O
     }
     let mut args = Args { columns, row: 0, regex: RefCell::new(None) };
     let mut out = Out::new(o.returns, rows);
+    let mut made = 0;
     for row in 0..rows {
         args.row = row;
+        interrupt::step(ROW_BYTES.saturating_add_signed((out.made() - made) as isize))?;
+        made = out.made();
         if def.strict && args.columns.iter().any(|c| c.is_null(row)) {
             out.null();
         } else {
@@ -378,6 +390,9 @@ fn run(o: &Overload, args: &[ColumnarValue], rows: usize, def: &Def) -> Result<O
     }
     Ok(out)
 }
+
+/// Of a call of which nothing else is known.
+const ROW_BYTES: usize = 64;
 
 /// One argument: a column, or a constant of one row.
 struct Column {
@@ -656,10 +671,14 @@ impl Out {
 
     /// Bytes of values of any length so far.
     fn made(&self) -> i64 {
+        /// Of an array, besides its letters.
+        const ELEMENT: usize = 8;
         let bytes = match self {
             Out::Text(b) => b.values_slice().len(),
             Out::Bytea(b) => b.values_slice().len(),
             Out::Jsonb(b) => b.values_slice().len(),
+            Out::Texts(b) => b.values_ref().values_slice().len() + b.values_ref().len() * ELEMENT,
+            Out::Jsons(b) => b.values_ref().values_slice().len() + b.values_ref().len() * ELEMENT,
             _ => 0,
         };
         bytes as i64
@@ -675,7 +694,7 @@ impl Out {
             },
             Out::BigInt(mut b) => Arc::new(b.finish()),
             Out::Real(mut b) => Arc::new(b.finish()),
-            Out::Double(mut b) => Arc::new(b.finish()),
+            Out::Double(mut b) => with_one_nan(&(Arc::new(b.finish()) as ArrayRef)),
             Out::Numeric(values) => {
                 let (p, s) = match t {
                     DataType::Decimal128(p, s) => (*p, *s),

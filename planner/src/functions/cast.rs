@@ -204,16 +204,22 @@ impl Cast {
         match (self.to, modifiers) {
             (SqlType::Varchar(_), [n]) => SqlType::Varchar(Some(*n as u32)),
             (SqlType::Char(_), [n]) => SqlType::Char(*n as u32),
-            (SqlType::Numeric(_), [p, s]) => SqlType::Numeric(Some((*p as u8, *s as i8))),
+            (SqlType::Numeric(_), [p, s]) => SqlType::Numeric(digits(*p, *s)),
             (SqlType::Array(Element::Varchar(_)), [n]) => {
                 SqlType::Array(Element::Varchar(Some(*n as u32)))
             }
             (SqlType::Array(Element::Numeric(_)), [p, s]) => {
-                SqlType::Array(Element::Numeric(Some((*p as u8, *s as i8))))
+                SqlType::Array(Element::Numeric(digits(*p, *s)))
             }
             (t, _) => t,
         }
     }
+}
+
+/// Precision and scale, if there is a numeric of them: casts may be called by name.
+fn digits(precision: i32, scale: i32) -> Option<(u8, i8)> {
+    let precision = u8::try_from(precision).ok().filter(|p| (1..=38).contains(p))?;
+    Some((precision, i8::try_from(scale).ok().filter(|s| (-38..=38).contains(s))?))
 }
 
 fn modifier(v: Option<&ScalarValue>) -> Option<i32> {

@@ -22,7 +22,6 @@ use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::parse;
 use super::text::push_float_text;
-use super::times::lengths;
 use crate::error::external;
 use crate::graph::AggFunc;
 
@@ -69,7 +68,12 @@ impl ScalarUDFImpl for CollectEntry {
         let arrays: Vec<ArrayRef> =
             args.args[1..].iter().map(|a| a.to_array(rows)).collect::<Result<_>>()?;
         let [value, separator, keys @ ..] = arrays.as_slice() else { return Err(bad()) };
-        let options = flags.as_bytes()[1..]
+        let directions = flags.as_bytes().get(1..).unwrap_or_default();
+        let texts = [value, separator].iter().all(|a| *a.data_type() == DataType::Utf8);
+        if !texts || directions.len() != 2 * keys.len() {
+            return Err(bad());
+        }
+        let options = directions
             .chunks_exact(2)
             .map(|f| SortOptions { descending: f[0] == b'd', nulls_first: f[1] == b'f' });
         let nulls = match flags.as_bytes().first() {
@@ -91,13 +95,9 @@ pub enum Nulls {
     KeptUnderKeys,
 }
 
-/// What columns are ordered by: intervals by their length.
+/// What columns are ordered by, where it is not their own bytes.
 pub fn order_keys(columns: &[ArrayRef]) -> Result<Vec<ArrayRef>, SqlError> {
-    let one = |column: &ArrayRef| match column.data_type() {
-        DataType::Interval(_) => lengths(column),
-        _ => Ok(Arc::clone(column)),
-    };
-    columns.iter().map(one).collect()
+    super::elements::comparable(columns)
 }
 
 /// An entry for each row; `value` and `separator` are texts.

@@ -161,7 +161,7 @@ pub fn scale(i: Interval, by: f64, divide: bool) -> Result<Interval, SqlError> {
     let months = apply(f64::from(i.months));
     let days = apply(f64::from(i.days));
     // Guard against results like 2.9999999996 days, as PostgreSQL does.
-    let tidy = |v: f64| (v * 1e6).round() / 1e6;
+    let tidy = |v: f64| (v * 1e6).round_ties_even() / 1e6;
     let month_days = tidy((months - months.trunc()) * 30.0);
     let mut day_us = tidy((days - days.trunc() + month_days - month_days.trunc()) * 86_400.0) * 1e6;
     let mut whole = days.trunc() + month_days.trunc();
@@ -170,7 +170,7 @@ pub fn scale(i: Interval, by: f64, divide: bool) -> Result<Interval, SqlError> {
         whole += extra;
         day_us -= extra * DAY_US as f64;
     }
-    let us = (apply((i.nanoseconds / 1000) as f64) + day_us).round();
+    let us = (apply((i.nanoseconds / 1000) as f64) + day_us).round_ties_even();
     let bounded = |v: f64| v.is_finite() && v.abs() < 9e18;
     if !bounded(months) || !bounded(whole) || !bounded(us) {
         return Err(interval_range());

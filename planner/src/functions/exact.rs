@@ -13,6 +13,7 @@ use datafusion::logical_expr::{
     ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
 };
 use millrace_common::SqlError;
+use millrace_common::keys::one_nan;
 use num_bigint::BigInt;
 
 use super::moments::{FloatMoments, PairMoments, WholeMoments};
@@ -282,7 +283,7 @@ impl Bits {
 /// Results as a column of type `output`.
 pub fn column(results: Vec<Number>, output: &DataType) -> Result<ArrayRef, SqlError> {
     let internal = |e: arrow::error::ArrowError| SqlError::internal(e.to_string());
-    let float = |n: &Number| if let Number::Float(v) = n { *v } else { None };
+    let float = |n: &Number| if let Number::Float(v) = n { v.map(one_nan) } else { None };
     let numeric = |n: &Number| if let Number::Numeric(v) = n { *v } else { None };
     let integer = |n: &Number| if let Number::Integer(v) = n { *v } else { None };
     Ok(match output {

@@ -1,5 +1,5 @@
 //! `greatest` and `least` of values whose order is not that of their bytes: of intervals the longest is the greatest,
-//! of arrays a NULL element is greater than all others. Of equal values it is the first.
+//! documents have an order of their own, of arrays a NULL element is greater than all others. Of equal values it is the first.
 
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use millrace_common::keys::KeyCodec;
 
 use super::arrays::function;
 use super::collected::order_keys;
+use super::elements::by_value;
 use super::extremes::ARRAY_ORDER;
 
 /// The functions' names, by construct; no names that SQL text can contain unquoted.
@@ -19,7 +20,7 @@ const NAMES: [(&str, &str); 2] = [("greatest", "#greatest"), ("least", "#least")
 
 /// The function that `construct` is for values of a type, if it is not DataFusion's.
 pub fn name_for(construct: &str, t: &DataType) -> Option<&'static str> {
-    let own = matches!(t, DataType::Interval(_) | DataType::List(_));
+    let own = by_value(t) || t.is_list();
     NAMES.into_iter().find(|(name, _)| own && *name == construct).map(|(_, function)| function)
 }
 

@@ -11,6 +11,7 @@ use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType as T};
 
 use super::call::{Args, Def, Out, Overload, over};
+use crate::interrupt;
 
 fn invalid(message: impl Into<String>) -> SqlError {
     SqlError::new(SqlState::INVALID_PARAMETER_VALUE, message)
@@ -59,6 +60,27 @@ fn follow<'a>(doc: Doc<'a>, path: &str) -> Result<Option<Doc<'a>>, SqlError> {
 
 fn extract<'a>(a: &'a Args) -> Option<Doc<'a>> {
     (1..a.len()).try_fold(a.doc(0), |doc, i| doc.step(a.text(i)))
+}
+
+/// Whether an argument contains another: time in proportion to the product of the lengths at most.
+fn contains(a: &Args, out: &mut Out, whole: usize, part: usize) -> Result<(), SqlError> {
+    let (whole, part) = (tree(a, whole)?, tree(a, part)?);
+    let contains = whole.contains(&part, &mut || interrupt::step(ITEM_BYTES))?;
+    out.boolean(contains)
+}
+
+/// Of two items that are compared.
+const ITEM_BYTES: usize = 16;
+
+/// Whether any of the keys exists, or every one.
+fn keys_exist(a: &Args, every: bool, out: &mut Out) -> Result<(), SqlError> {
+    for key in steps(a.text(1))?.iter().flatten() {
+        interrupt::step(a.doc(0).0.len())?;
+        if exists(a.doc(0), key) != every {
+            return out.boolean(!every);
+        }
+    }
+    out.boolean(every)
 }
 
 fn exists(doc: Doc<'_>, key: &str) -> bool {
@@ -379,31 +401,19 @@ fn getters() -> Vec<Def> {
 fn predicates() -> Vec<Def> {
     const J: T = T::Jsonb;
     vec![
-        Def::new(
-            "jsonb_contains",
-            &[over(&[J, J], T::Boolean, |a, out| out.boolean(tree(a, 0)?.contains(&tree(a, 1)?)))],
-        ),
-        Def::new(
-            "jsonb_contained",
-            &[over(&[J, J], T::Boolean, |a, out| out.boolean(tree(a, 1)?.contains(&tree(a, 0)?)))],
-        ),
+        Def::new("jsonb_contains", &[over(&[J, J], T::Boolean, |a, out| contains(a, out, 0, 1))]),
+        Def::new("jsonb_contained", &[over(&[J, J], T::Boolean, |a, out| contains(a, out, 1, 0))]),
         Def::new(
             "jsonb_exists",
             &[over(&[J, T::Text], T::Boolean, |a, out| out.boolean(exists(a.doc(0), a.text(1))))],
         ),
         Def::new(
             "jsonb_exists_any",
-            &[over(&[J, T::Text], T::Boolean, |a, out| {
-                let keys = steps(a.text(1))?;
-                out.boolean(keys.iter().flatten().any(|k| exists(a.doc(0), k)))
-            })],
+            &[over(&[J, T::Text], T::Boolean, |a, out| keys_exist(a, false, out))],
         ),
         Def::new(
             "jsonb_exists_all",
-            &[over(&[J, T::Text], T::Boolean, |a, out| {
-                let keys = steps(a.text(1))?;
-                out.boolean(keys.iter().flatten().all(|k| exists(a.doc(0), k)))
-            })],
+            &[over(&[J, T::Text], T::Boolean, |a, out| keys_exist(a, true, out))],
         ),
         Def::new("jsonb_cmp", &[over(&[J, J], T::Int, |a, out| out.int(compare(a)? as i32))]),
     ]

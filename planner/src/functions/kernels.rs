@@ -7,6 +7,7 @@ use arrow::datatypes::*;
 use arrow::error::ArrowError;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::ColumnarValue;
+use millrace_common::keys::one_nan;
 use millrace_common::{SqlError, SqlState};
 
 use super::arith::ArithOp;
@@ -147,7 +148,7 @@ fn check(v: f64, infinite: bool, zero: bool) -> Result<f64, SqlError> {
     if v == 0.0 && !zero {
         return Err(float_range("underflow"));
     }
-    Ok(v)
+    Ok(one_nan(v))
 }
 
 fn float(op: ArithOp, a: f64, b: f64) -> Result<f64, SqlError> {
@@ -164,7 +165,9 @@ fn float(op: ArithOp, a: f64, b: f64) -> Result<f64, SqlError> {
 
 fn real(op: ArithOp, a: f32, b: f32) -> Result<f32, SqlError> {
     let infinite = a.is_infinite() || b.is_infinite();
-    let wide = |v: f32, infinite: bool, zero: bool| check(f64::from(v), infinite, zero).map(|_| v);
+    let wide = |v: f32, infinite: bool, zero: bool| {
+        check(f64::from(v), infinite, zero).map(|_| one_nan(v))
+    };
     match op {
         ArithOp::Add => wide(a + b, infinite, true),
         ArithOp::Sub => wide(a - b, infinite, true),
@@ -307,11 +310,11 @@ pub fn negate(value: &ColumnarValue, abs: bool) -> Result<ColumnarValue> {
         DataType::Int64 => ints::<Int64Type>(a, abs, "bigint")?,
         DataType::Float32 => Arc::new(
             a.as_primitive::<Float32Type>()
-                .unary::<_, Float32Type>(|v| if abs { v.abs() } else { -v }),
+                .unary::<_, Float32Type>(|v| one_nan(if abs { v.abs() } else { -v })),
         ),
         DataType::Float64 => Arc::new(
             a.as_primitive::<Float64Type>()
-                .unary::<_, Float64Type>(|v| if abs { v.abs() } else { -v }),
+                .unary::<_, Float64Type>(|v| one_nan(if abs { v.abs() } else { -v })),
         ),
         DataType::Decimal128(p, s) => Arc::new(
             a.as_primitive::<Decimal128Type>()

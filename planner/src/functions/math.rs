@@ -217,11 +217,32 @@ fn unsigned_zero(x: f64) -> f64 {
     if x == 0.0 { 0.0 } else { x }
 }
 
-fn inverse_degrees(radians: f64) -> f64 {
-    // Exact at the multiples of 30 and 45 degrees.
-    let degrees = radians.to_degrees();
-    let near = (degrees / 15.0).round() * 15.0;
-    if (degrees - near).abs() < 1e-13 { near } else { degrees }
+/// Arc sines of 0 to 1, exact at both ends and at a half.
+fn arc_sine(x: f64) -> f64 {
+    match x <= 0.5 {
+        true => x.asin() / 0.5f64.asin() * 30.0,
+        false => 90.0 - x.acos() / 0.5f64.acos() * 60.0,
+    }
+}
+
+fn arc_cosine(x: f64) -> f64 {
+    match x <= 0.5 {
+        true => 90.0 - x.asin() / 0.5f64.asin() * 30.0,
+        false => x.acos() / 0.5f64.acos() * 60.0,
+    }
+}
+
+fn asin_degrees(x: f64) -> f64 {
+    if x < 0.0 { -arc_sine(-x) } else { arc_sine(x) }
+}
+
+fn acos_degrees(x: f64) -> f64 {
+    if x < 0.0 { 90.0 + arc_sine(-x) } else { arc_cosine(x) }
+}
+
+/// An arc tangent in radians as degrees, exact at 45.
+fn of_tangent(radians: f64) -> f64 {
+    radians / 1f64.atan() * 45.0
 }
 
 fn overloads_of_sqrt() -> [Overload; 2] {
@@ -297,13 +318,13 @@ fn transcendental() -> Vec<Def> {
         float_fn!("cosd", cos_degrees),
         Def::new("tand", &[over(&[T::Double], T::Double, |a, out| any_size(a, out, tan_degrees))]),
         Def::new("cotd", &[over(&[T::Double], T::Double, |a, out| any_size(a, out, cot_degrees))]),
-        float_fn!("asind", |x| inverse_degrees(x.asin())),
-        float_fn!("acosd", |x| inverse_degrees(x.acos())),
-        float_fn!("atand", |x| inverse_degrees(x.atan())),
+        float_fn!("asind", asin_degrees),
+        float_fn!("acosd", acos_degrees),
+        float_fn!("atand", |x| of_tangent(x.atan())),
         Def::new(
             "atan2d",
             &[over(&[T::Double, T::Double], T::Double, |a, out| {
-                out.float(inverse_degrees(a.float(0).atan2(a.float(1))))
+                out.float(of_tangent(a.float(0).atan2(a.float(1))))
             })],
         ),
         Def::new(

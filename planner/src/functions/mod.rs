@@ -6,6 +6,7 @@
 pub mod aggregates;
 pub mod arith;
 pub mod arrays;
+mod asking;
 pub mod asof;
 pub mod bounded;
 pub mod buckets;
@@ -13,14 +14,15 @@ pub mod call;
 pub mod canonical;
 pub mod cast;
 pub mod collected;
+mod constant_list;
 pub mod datetime;
+pub mod distinct_list;
 pub mod elements;
 pub mod exact;
 pub mod extract;
 pub mod extremes;
 pub mod farthest;
 pub mod framed;
-pub mod interval_text;
 pub mod joined;
 pub mod jsonb;
 pub mod kernels;
@@ -39,17 +41,22 @@ pub mod round;
 pub mod row_counts;
 pub mod series;
 pub mod session;
+mod settled;
 pub mod sign;
 pub mod single;
 pub mod sliding;
+pub mod sorted_array;
 pub mod statistics;
 pub mod strings;
 pub mod text;
+pub mod text_only;
 pub mod thresholds;
 pub mod time_format;
 pub mod times;
 pub mod window_fn;
 pub mod zones;
+
+pub use millrace_common::encoding::interval_text;
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -113,6 +120,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend(round::functions());
     all.extend(arrays::functions());
     all.extend(farthest::functions());
+    all.extend(sorted_array::functions());
     all.extend(thresholds::functions());
     all.extend([
         sign::sign_function(),
@@ -123,6 +131,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
         row_counts::limit(),
         row_counts::offset(),
         canonical::canonical(),
+        elements::order_key(),
     ]);
     all.extend(call::defs().values().cloned());
     all
@@ -139,12 +148,20 @@ pub fn functions() -> &'static Functions {
         };
         let theirs = datafusion::functions::all_default_functions();
         let nested = datafusion::functions_nested::all_default_nested_functions();
-        for udf in theirs.into_iter().chain(nested).map(bounded::bounded).chain(own_scalars()) {
+        let theirs = theirs.into_iter().chain(nested).map(bounded::bounded).map(settled::settled);
+        for udf in theirs.map(text_only::text_only).chain(own_scalars()) {
             for alias in udf.aliases() {
                 f.scalars.insert(alias.clone(), Arc::clone(&udf));
             }
             f.scalars.insert(udf.name().to_owned(), udf);
         }
+        // Functions of arrays that ours replace are not called by DataFusion's other names of them either.
+        let replaced = f.scalars.iter().filter_map(|(name, udf)| {
+            let own = f.scalars.get(udf.name()).filter(|_| udf.name().starts_with("array_"))?;
+            (!Arc::ptr_eq(own, udf)).then(|| (name.clone(), Arc::clone(own)))
+        });
+        let replaced: Vec<(String, Arc<ScalarUDF>)> = replaced.collect();
+        f.scalars.extend(replaced);
         HIDDEN.iter().for_each(|name| drop(f.scalars.remove(*name)));
         let theirs = datafusion::functions_aggregate::all_default_aggregate_functions();
         let theirs = theirs.into_iter().map(extremes::exact_extreme);

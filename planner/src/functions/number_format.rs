@@ -2,6 +2,7 @@
 
 use millrace_common::{SqlError, SqlState};
 
+use super::kernels::out_of_range;
 use super::numeric::Num;
 use super::time_format::ordinal;
 use super::times::invalid;
@@ -114,8 +115,8 @@ fn read_pattern(text: &str) -> Result<Pattern, SqlError> {
     Ok(p)
 }
 
-fn roman(n: i64, upper: bool, fill: bool) -> String {
-    const STEPS: [(i64, &str); 13] = [
+fn roman(n: i32, upper: bool, fill: bool) -> String {
+    const STEPS: [(i32, &str); 13] = [
         (1000, "M"),
         (900, "CM"),
         (500, "D"),
@@ -130,16 +131,17 @@ fn roman(n: i64, upper: bool, fill: bool) -> String {
         (4, "IV"),
         (1, "I"),
     ];
-    let mut text = String::new();
-    let mut left = n;
+    // Beyond 3999 there are no letters for a number, and as many as its thousands would be written.
+    let mut text = match (1..4000).contains(&n) {
+        true => String::new(),
+        false => "#".repeat(15),
+    };
+    let mut left = if text.is_empty() { n } else { 0 };
     for (value, letters) in STEPS {
         while left >= value {
             text.push_str(letters);
             left -= value;
         }
-    }
-    if !(1..4000).contains(&n) {
-        text = "#".repeat(15);
     }
     if !upper {
         text = text.to_lowercase();
@@ -149,10 +151,16 @@ fn roman(n: i64, upper: bool, fill: bool) -> String {
 
 /// A float: rounded to the digits that it has.
 pub fn print_float(v: f64, digits: usize, pattern: &str) -> Result<String, SqlError> {
+    let p = read_pattern(pattern)?;
+    if let Some(upper) = p.roman {
+        let whole = v.round_ties_even();
+        // As of every number that has no Roman numeral, there is none of NaN and infinity.
+        let whole = if whole.abs() < f64::from(i32::MAX) { whole as i32 } else { 0 };
+        return Ok(roman(whole, upper, !p.no_fill));
+    }
     if !v.is_finite() {
         return Err(SqlError::unsupported("to_char of NaN or infinity"));
     }
-    let p = read_pattern(pattern)?;
     if p.exponent {
         return Ok(exponent(v, &p));
     }
@@ -180,7 +188,9 @@ pub fn print(n: &Num, pattern: &str) -> Result<String, SqlError> {
 
 fn print_pattern(n: &Num, p: &Pattern) -> Result<String, SqlError> {
     if let Some(upper) = p.roman {
-        return Ok(roman(n.round(0).to_i64().unwrap_or(0), upper, !p.no_fill));
+        let whole = n.round(0).to_i64().and_then(|n| i32::try_from(n).ok());
+        let whole = whole.ok_or_else(|| out_of_range("integer"))?;
+        return Ok(roman(whole, upper, !p.no_fill));
     }
     let shifted = match p.shift {
         0 => n.clone(),

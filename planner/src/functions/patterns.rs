@@ -10,7 +10,9 @@ use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType as T};
 use regex::{Regex, RegexBuilder};
 
+use super::bounded::check_bytes;
 use super::call::{Args, Def, Out, Overload, over};
+use crate::interrupt;
 
 fn invalid(message: impl Into<String>) -> SqlError {
     SqlError::new(SqlState::INVALID_PARAMETER_VALUE, message)
@@ -184,23 +186,43 @@ fn push_replacement(out: &mut String, template: &str, found: &regex::Captures<'_
 }
 
 /// Replaces the `nth` match from a byte on, or all of them (0).
-fn replace(text: &str, from: usize, regex: &Regex, template: &str, nth: usize) -> String {
+fn replace(
+    text: &str,
+    from: usize,
+    regex: &Regex,
+    template: &str,
+    nth: usize,
+) -> Result<String, SqlError> {
     let mut result = String::with_capacity(text.len());
     let mut last = 0;
     for (i, found) in regex.captures_iter(&text[from..]).enumerate() {
+        let Some(whole) = found.get(0) else { continue };
+        searched(whole.len())?;
         if nth > 0 && i + 1 != nth {
             continue;
         }
-        let Some(whole) = found.get(0) else { continue };
         result.push_str(&text[last..from + whole.start()]);
         push_replacement(&mut result, template, &found);
+        searched(template.len())?;
+        check_bytes(result.len() as i64)?;
         last = from + whole.end();
         if nth > 0 {
             break;
         }
     }
     result.push_str(&text[last..]);
-    result
+    Ok(result)
+}
+
+/// Of a match, besides its letters.
+const MATCH_BYTES: usize = 64;
+
+/// Of a part of a text, besides its letters.
+const PART_BYTES: usize = size_of::<&str>();
+
+/// After each match: a text may have millions of them.
+fn searched(bytes: usize) -> Result<(), SqlError> {
+    interrupt::step(MATCH_BYTES + bytes)
 }
 
 /// The byte where the `start`-th character is, for functions with a start position.
@@ -221,7 +243,7 @@ fn positive(name: &str, n: i32) -> Result<usize, SqlError> {
 fn regexp_replace(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let options = if a.len() > 3 { a.text(3) } else { "" };
     let (regex, flags) = regex(a, 1, options)?;
-    out.text(&replace(a.text(0), 0, &regex, a.text(2), usize::from(!flags.global)))
+    out.text(&replace(a.text(0), 0, &regex, a.text(2), usize::from(!flags.global))?)
 }
 
 fn regexp_replace_nth(a: &Args, out: &mut Out) -> Result<(), SqlError> {
@@ -235,14 +257,19 @@ fn regexp_replace_nth(a: &Args, out: &mut Out) -> Result<(), SqlError> {
             n => return Err(invalid(format!("invalid value for parameter \"n\": {n}"))),
         },
     };
-    out.text(&replace(a.text(0), from, &regex, a.text(2), nth))
+    out.text(&replace(a.text(0), from, &regex, a.text(2), nth)?)
 }
 
 fn regexp_count(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let options = if a.len() > 3 { a.text(3) } else { "" };
     let regex = plain_regex(a, options, "regexp_count")?;
     let from = start_at(a.text(0), if a.len() > 2 { a.int(2) } else { 1 })?;
-    out.int(regex.find_iter(&a.text(0)[from..]).count() as i32)
+    let mut count = 0;
+    for found in regex.find_iter(&a.text(0)[from..]) {
+        searched(found.len())?;
+        count += 1;
+    }
+    out.int(count)
 }
 
 /// The `nth` match from a start, as a range of bytes; of a group, if asked for.
@@ -258,7 +285,14 @@ fn nth_match(
     let from = start_at(text, if a.len() > 2 { a.int(2) } else { 1 })?;
     let nth = positive("n", if a.len() > 3 { a.int(3) } else { 1 })?;
     let group = if a.len() > group { a.int(group).max(0) as usize } else { 0 };
-    let found = regex.captures_iter(&text[from..]).nth(nth - 1);
+    let mut all = regex.captures_iter(&text[from..]);
+    for _ in 1..nth {
+        if all.next().is_none() {
+            break;
+        }
+        searched(0)?;
+    }
+    let found = all.next();
     Ok(found.and_then(|f| f.get(group)).map(|m| from + m.start()..from + m.end()))
 }
 
@@ -284,6 +318,8 @@ fn split(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let text = a.text(0);
     let (mut parts, mut last) = (Vec::new(), 0);
     for found in regex.find_iter(text) {
+        searched(found.start() - last)?;
+        check_bytes((parts.len() * PART_BYTES) as i64)?;
         // An empty match at either end splits nothing.
         if found.is_empty() && (found.start() == 0 || found.end() == text.len()) {
             continue;
@@ -311,7 +347,9 @@ fn all_groups(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let (regex, flags) = regex(a, 1, if a.len() > 2 { a.text(2) } else { "" })?;
     let most = if flags.global { usize::MAX } else { 1 };
     let mut rows = Vec::new();
+    let mut bytes = 0;
     for found in regex.captures_iter(a.text(0)).take(most) {
+        searched(found.len())?;
         let mut row = String::from("{");
         for group in usize::from(found.len() > 1)..found.len() {
             if row.len() > 1 {
@@ -323,6 +361,8 @@ fn all_groups(a: &Args, out: &mut Out) -> Result<(), SqlError> {
             }
         }
         row.push('}');
+        bytes += row.capacity() + size_of::<String>();
+        check_bytes(bytes as i64)?;
         rows.push(row);
     }
     out.texts(rows.iter().map(|row| Some(row.as_str())))
@@ -359,7 +399,8 @@ fn similar(pattern: &str, escape: Option<char>) -> String {
                     });
                     parts += 1;
                 }
-                Some(c) => out.push_str(&regex::escape(&c.to_string())),
+                // Letters may be escapes of regular expressions, as `\d` is.
+                Some(c) => out.extend(['\\', c]),
                 None => {}
             }
             continue;
@@ -373,6 +414,8 @@ fn similar(pattern: &str, escape: Option<char>) -> String {
                 in_class = false;
                 out.push(']');
             }
+            // A backslash that escapes nothing here must not do so there.
+            ('\\', _) => out.push_str("\\\\"),
             (c, true) => out.push(c),
             ('%', _) => out.push_str(".*"),
             ('_', _) => out.push('.'),
@@ -400,17 +443,26 @@ fn escape_of(a: &Args, i: usize) -> Result<Option<char>, SqlError> {
     }
 }
 
+/// By what a pattern with an escape character is kept.
+fn key_of(pattern: &str, escape: Option<char>) -> String {
+    format!("{}\u{1f}{pattern}", escape.map_or(String::new(), String::from))
+}
+
+fn similar_regex(a: &Args, escape: Option<char>) -> Result<Arc<Regex>, SqlError> {
+    let pattern = a.text(1);
+    let key = key_of(pattern, escape);
+    a.regex(&key, || compile(&similar(pattern, escape), Flags::default()))
+}
+
 fn similar_to(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let escape = escape_of(a, 2)?;
-    let pattern = a.text(1);
-    let regex = a.regex(pattern, || compile(&similar(pattern, escape), Flags::default()))?;
+    let regex = similar_regex(a, escape)?;
     out.boolean(regex.is_match(a.text(0)))
 }
 
 pub fn substring_similar(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let escape = escape_of(a, 2)?;
-    let pattern = a.text(1);
-    let regex = a.regex(pattern, || compile(&similar(pattern, escape), Flags::default()))?;
+    let regex = similar_regex(a, escape)?;
     let found = regex.captures(a.text(0));
     match found.as_ref().and_then(|f| if f.len() > 1 { f.get(1) } else { f.get(0) }) {
         Some(m) => out.text(m.as_str()),
@@ -425,7 +477,7 @@ pub fn substring_similar(a: &Args, out: &mut Out) -> Result<(), SqlError> {
 fn like(a: &Args, out: &mut Out, insensitive: bool) -> Result<(), SqlError> {
     let escape = escape_of(a, 2)?;
     let pattern = a.text(1);
-    let regex = a.regex(pattern, || {
+    let regex = a.regex(&key_of(pattern, escape), || {
         let mut text = String::from("^");
         let mut chars = pattern.chars();
         while let Some(c) = chars.next() {
@@ -509,6 +561,7 @@ fn matches_like(text: &str, pattern: &str) -> Result<bool, SqlError> {
     // Where the last % stands, and how much of the text it has taken.
     let mut last: Option<(usize, usize)> = None;
     while t < text.len() {
+        interrupt::step(1)?;
         match parts.get(p) {
             Some(Part::Any) => {
                 last = Some((p, t));

@@ -17,6 +17,8 @@ use datafusion::logical_expr::{
 use millrace_common::SqlError;
 use millrace_common::keys::canonicalise;
 
+use super::canonical::canonical;
+use super::constant_list;
 use super::elements::{by_value, comparable};
 use crate::error::external;
 
@@ -28,6 +30,9 @@ pub fn compare_any() -> Arc<ScalarUDF> {
         Arc::new(ScalarUDF::from(CompareAny { signature }))
     }))
 }
+
+/// Elements that are written out as a list. Every pass over a plan goes through each of them; more stay an array.
+const MAX_LISTED: i32 = 128;
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct CompareAny {
@@ -103,7 +108,9 @@ impl ScalarUDFImpl for CompareAny {
             return Ok(ExprSimplifyResult::Original(args));
         }
         let elements: Vec<Expr> = match list {
-            Expr::Literal(ScalarValue::List(array), _) if array.is_valid(0) => {
+            Expr::Literal(ScalarValue::List(array), _)
+                if array.is_valid(0) && array.value_length(0) <= MAX_LISTED =>
+            {
                 let array = array.value(0);
                 let one =
                     |i| ScalarValue::try_from_array(&array, i).map(|v| Expr::Literal(v, None));
@@ -114,10 +121,14 @@ impl ScalarUDFImpl for CompareAny {
             }
             _ => return Ok(ExprSimplifyResult::Original(args)),
         };
-        Ok(ExprSimplifyResult::Simplified(match elements.is_empty() {
-            true => lit(false),
-            false => value.clone().in_list(elements, false),
-        }))
+        if elements.is_empty() {
+            return Ok(ExprSimplifyResult::Simplified(lit(false)));
+        }
+        // Of floats there are two zeros.
+        let floating = info.get_data_type(value).is_ok_and(|t| t.is_floating());
+        let form = |e: Expr| if floating { canonical().call(vec![e]) } else { e };
+        let elements = elements.into_iter().map(form).collect();
+        Ok(ExprSimplifyResult::Simplified(form(value.clone()).in_list(elements, false)))
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
@@ -126,6 +137,12 @@ impl ScalarUDFImpl for CompareAny {
             return Err(misuse());
         };
         let op = op.try_as_str().flatten().ok_or_else(misuse)?;
+        if let (ColumnarValue::Scalar(ScalarValue::List(list)), "=") = (lists, op)
+            && list.is_valid(0)
+        {
+            let found = constant_list::contains(list, &values.to_array(rows)?)?;
+            return Ok(ColumnarValue::Array(Arc::new(found)));
+        }
         let (lists, values) = (lists.to_array(rows)?, values.to_array(rows)?);
         Ok(ColumnarValue::Array(Arc::new(compare(&lists, &values, op)?)))
     }

@@ -27,6 +27,7 @@ use super::datetime::shift;
 use super::zones::shift_in;
 use crate::bind::zones::Zones;
 use crate::error::external;
+use crate::optimizer::optimize_for_batch;
 
 /// The column, and the relation, are named after the function.
 const NAME: &str = "generate_series";
@@ -57,6 +58,20 @@ pub fn constant(expr: &Expr) -> Option<ScalarValue> {
 
 /// The same; an error where it has none.
 pub fn evaluated(expr: &Expr) -> Result<ScalarValue> {
+    // Some functions are there to be rewritten, and some operands to be cast, before anything can compute them.
+    computed(expr).or_else(|_| computed(&prepared(expr)?))
+}
+
+/// An expression as a query would compute it.
+fn prepared(expr: &Expr) -> Result<Expr> {
+    let plan = LogicalPlanBuilder::empty(true).project([expr.clone()])?.build()?;
+    match optimize_for_batch(plan).map_err(external)? {
+        LogicalPlan::Projection(p) => Ok(p.expr.into_iter().next().unwrap_or_else(|| expr.clone())),
+        _ => Ok(expr.clone()),
+    }
+}
+
+fn computed(expr: &Expr) -> Result<ScalarValue> {
     let schema = DFSchema::empty();
     let (props, context) = (ExecutionProps::new(), PhysicalPlanningContext::default());
     let physical = create_physical_expr(expr, &schema, &props, &context)?;

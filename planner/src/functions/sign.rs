@@ -71,7 +71,8 @@ impl ScalarUDFImpl for Sign {
                     .with_precision_and_scale(38, 0)?,
             ),
             _ => {
-                let sign = |v: f64| if v == 0.0 || v.is_nan() { v } else { v.signum() };
+                // Of NaN and of −0 it is 0.
+                let sign = |v: f64| if v == 0.0 || v.is_nan() { 0.0 } else { v.signum() };
                 Arc::new(array.as_primitive::<Float64Type>().unary::<_, Float64Type>(sign))
             }
         };

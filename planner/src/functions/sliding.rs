@@ -19,6 +19,8 @@ use datafusion::logical_expr::{
 use datafusion::physical_expr::PhysicalSortExpr;
 use millrace_common::SqlError;
 
+use super::asking::asking;
+use super::distinct_list;
 use crate::error::external;
 use crate::graph::ExprRef;
 
@@ -40,6 +42,25 @@ impl Sliding {
     /// one for a function that does not mind. With an ORDER BY of its own it does not.
     fn backwards(&self, args: &AccumulatorArgs) -> bool {
         self.name() == "array_agg" && args.is_reversed && args.order_bys.is_empty()
+    }
+
+    /// For frames that only grow.
+    fn plain(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
+        if self.backwards(&args) {
+            return Ok(Box::new(Kept::new(&self.inner, &args, true)));
+        }
+        if let Some(sorted) = distinct_list::accumulator(&self.inner, &args)? {
+            return Ok(sorted);
+        }
+        // The planner may ask for the opposite order, to have one for several aggregates, and for the rows from the
+        // end. Distinct values are sorted when they are shown, and know nothing of the end.
+        if args.is_distinct && args.is_reversed && !args.order_bys.is_empty() {
+            let order: Vec<PhysicalSortExpr> =
+                args.order_bys.iter().map(|by| by.reverse()).collect();
+            let asked = AccumulatorArgs { order_bys: &order, is_reversed: false, ..args };
+            return self.inner.accumulator(asked);
+        }
+        self.inner.accumulator(args)
     }
 }
 
@@ -73,29 +94,18 @@ impl AggregateUDFImpl for Sliding {
     }
 
     fn accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
-        if self.backwards(&args) {
-            return Ok(Box::new(Kept::new(&self.inner, &args, true)));
-        }
-        // The planner may ask for the opposite order, to have one for several aggregates, and for the rows from the
-        // end. Distinct values are sorted when they are shown, and know nothing of the end.
-        if args.is_distinct && args.is_reversed && !args.order_bys.is_empty() {
-            let order: Vec<PhysicalSortExpr> =
-                args.order_bys.iter().map(|by| by.reverse()).collect();
-            let asked = AccumulatorArgs { order_bys: &order, is_reversed: false, ..args };
-            return self.inner.accumulator(asked);
-        }
-        self.inner.accumulator(args)
+        self.plain(args).map(asking)
     }
 
     fn create_sliding_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
         if self.backwards(&args) {
-            return Ok(Box::new(Kept::new(&self.inner, &args, true)));
+            return Ok(asking(Box::new(Kept::new(&self.inner, &args, true))));
         }
         let theirs = self.inner.create_sliding_accumulator(args.clone())?;
-        Ok(match theirs.supports_retract_batch() {
+        Ok(asking(match theirs.supports_retract_batch() {
             true => theirs,
             false => Box::new(Kept::new(&self.inner, &args, false)),
-        })
+        }))
     }
 
     fn state_fields(&self, args: StateFieldsArgs) -> Result<Vec<FieldRef>> {

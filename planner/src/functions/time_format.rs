@@ -307,7 +307,10 @@ struct Read {
     half_day: Option<bool>,
     twelve: bool,
     bc: bool,
-    offset: i64,
+    /// Whether the offset is to the west, and its parts.
+    west: bool,
+    offset_hours: i64,
+    offset_minutes: i64,
     /// Whether years, weeks and days are those of ISO 8601; `None`: none has been read.
     iso: Option<bool>,
     /// Of the year, 1 for the first.
@@ -420,28 +423,50 @@ fn read_word<'a>(
     rest: &'a str,
     fixed: bool,
 ) -> Result<&'a str, SqlError> {
-    if is_number(word) {
-        let sign = usize::from(rest.starts_with(['-', '+']));
-        let digits = rest[sign..].bytes().take_while(u8::is_ascii_digit).count();
-        let digits = if fixed { digits.min(width(word)) } else { digits };
-        if digits == 0 {
-            let shown: String = rest.chars().take(width(word)).collect();
-            return Err(bad_value(&shown, word).with_detail("Value must be an integer."));
-        }
-        let taken = &rest[..sign + digits];
-        let n: i32 = taken.trim_start_matches('+').parse().map_err(|_| beyond(word))?;
-        let n = i64::from(n);
-        number(read, word, n, digits)?;
-        let mut after = &rest[sign + digits..];
-        if word == "Y,YYY"
-            && let Some(more) = after.strip_prefix(',')
-            && let Some(low) = more.get(..3).and_then(|l| l.parse::<i64>().ok())
-        {
-            read.year = Some(n * 1000 + low);
-            after = &more[3..];
-        }
-        return Ok(after);
+    if word == "TZH" {
+        let (west, unsigned) = match rest.strip_prefix('-') {
+            Some(rest) => (true, rest),
+            None => (false, rest.strip_prefix('+').unwrap_or(rest)),
+        };
+        read.west = west;
+        return read_number(read, word, unsigned, fixed);
     }
+    if is_number(word) {
+        return read_number(read, word, rest, fixed);
+    }
+    read_name(read, word, rest)
+}
+
+fn read_number<'a>(
+    read: &mut Read,
+    word: &'static str,
+    rest: &'a str,
+    fixed: bool,
+) -> Result<&'a str, SqlError> {
+    let sign = usize::from(rest.starts_with(['-', '+']));
+    let digits = rest[sign..].bytes().take_while(u8::is_ascii_digit).count();
+    let digits = if fixed { digits.min(width(word)) } else { digits };
+    if digits == 0 {
+        let shown: String = rest.chars().take(width(word)).collect();
+        return Err(bad_value(&shown, word).with_detail("Value must be an integer."));
+    }
+    let taken = &rest[..sign + digits];
+    let n: i32 = taken.trim_start_matches('+').parse().map_err(|_| beyond(word))?;
+    let n = i64::from(n);
+    number(read, word, n, digits)?;
+    let mut after = &rest[sign + digits..];
+    if word == "Y,YYY"
+        && let Some(more) = after.strip_prefix(',')
+        && let Some(low) = more.get(..3).and_then(|l| l.parse::<i64>().ok())
+    {
+        read.year = Some(n * 1000 + low);
+        after = &more[3..];
+    }
+    Ok(after)
+}
+
+/// The name of a month, a day, a half of the day or an era.
+fn read_name<'a>(read: &mut Read, word: &'static str, rest: &'a str) -> Result<&'a str, SqlError> {
     let prefix = |name: &str| rest.get(..name.len()).is_some_and(|r| r.eq_ignore_ascii_case(name));
     let shown = || rest.chars().take(word.len().max(3)).collect::<String>();
     match word {
@@ -543,8 +568,8 @@ fn number(read: &mut Read, word: &str, n: i64, digits: usize) -> Result<(), SqlE
         "MS" | "US" | "FF1" | "FF2" | "FF3" | "FF4" | "FF5" | "FF6" => {
             read.us += fraction(n, digits);
         }
-        "TZH" => read.offset = read.offset.saturating_add(n * 3_600_000_000),
-        "TZM" => read.offset = read.offset.saturating_add(n * 60_000_000),
+        "TZH" => read.offset_hours = n,
+        "TZM" => read.offset_minutes = n,
         "D" | "Q" | "CC" => {}
         _ => return Err(SqlError::unsupported(format!("the template pattern {word} in input"))),
     }
@@ -595,8 +620,12 @@ fn finish(read: &Read, text: &str) -> Result<i64, SqlError> {
         return Err(out_of_range());
     }
     let mut year = read.year.unwrap_or(0);
-    if read.bc && year > 0 {
-        year = 1 - year;
+    if read.bc {
+        year = -year;
+    }
+    // There is no year 0: a negative one is so many before the year 1.
+    if year < 0 {
+        year += 1;
     }
     let counted = [read.week, read.week_of_month, read.weekday];
     if counted.into_iter().flatten().any(|n| !(1..=MOST_WEEKS).contains(&n)) {
@@ -630,8 +659,21 @@ fn finish(read: &Read, text: &str) -> Result<i64, SqlError> {
         }
     };
     let clock = ((hour * 60 + read.minute) * 60 + read.second) * 1_000_000 + read.us;
+    let offset = offset_us(read, text)?;
     days.checked_mul(DAY_US)
         .and_then(|d| d.checked_add(clock))
-        .and_then(|t| t.checked_sub(read.offset))
+        .and_then(|t| t.checked_sub(offset))
         .ok_or_else(out_of_range)
+}
+
+/// Microseconds east of Greenwich.
+fn offset_us(read: &Read, text: &str) -> Result<i64, SqlError> {
+    const MOST_HOURS: i64 = 15;
+    let (hours, minutes) = (read.offset_hours, read.offset_minutes);
+    if !(0..=MOST_HOURS).contains(&hours) || !(0..60).contains(&minutes) {
+        let message = format!("time zone displacement out of range: \"{text}\"");
+        return Err(SqlError::new(SqlState("22009"), message));
+    }
+    let us = (hours * 60 + minutes) * 60_000_000;
+    Ok(if read.west { -us } else { us })
 }

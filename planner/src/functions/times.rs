@@ -167,7 +167,7 @@ fn make_interval(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let n = |i: usize| if a.len() > i { i64::from(a.int(i)) } else { 0 };
     let seconds = if a.len() > 6 { a.float(6) } else { 0.0 };
     let out_of_range = || field_range("interval out of range");
-    let us = (seconds * 1e6).round();
+    let us = (seconds * 1e6).round_ties_even();
     // What is beyond all numbers becomes the last one, which no interval holds.
     let us = if us.is_nan() { None } else { Some(us as i64) };
     let us = us.and_then(|us| us.checked_add((n(4) * 60 + n(5)) * 60_000_000));
@@ -193,7 +193,7 @@ fn clock(h: i32, m: i32, s: f64) -> Result<i64, SqlError> {
     if !whole && (!(0..24).contains(&h) || !(0..60).contains(&m) || !(0.0..=60.0).contains(&s)) {
         return Err(bad());
     }
-    Ok((i64::from(h) * 60 + i64::from(m)) * 60_000_000 + (s * 1e6).round() as i64)
+    Ok((i64::from(h) * 60 + i64::from(m)) * 60_000_000 + (s * 1e6).round_ties_even() as i64)
 }
 
 fn make_timestamp(a: &Args) -> Result<i64, SqlError> {
@@ -359,7 +359,11 @@ fn conversions() -> Vec<Def> {
                     s if s.abs() > 9e12 => {
                         Err(field_range(format!("timestamp out of range: \"{s}\"")))
                     }
-                    s => out.timestamp((s * 1e6).round() as i64),
+                    // Counted from 2000, as PostgreSQL does: a float has more digits there.
+                    s => {
+                        let since = (s - EPOCH_2000_US as f64 / 1e6) * 1e6;
+                        out.timestamp(since.round_ties_even() as i64 + EPOCH_2000_US)
+                    }
                 }),
                 over(&[T::Text, T::Text], TZ, |a, out| {
                     out.timestamp(time_format::parse(a.text(0), a.text(1))?)

@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::*;
-use arrow::buffer::OffsetBuffer;
+use arrow::buffer::{BooleanBuffer, OffsetBuffer};
 use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{
@@ -12,6 +12,7 @@ use datafusion::logical_expr::{
 };
 use millrace_common::{SqlError, SqlState};
 
+use super::bounded::check_bytes;
 use crate::bind::operators::type_name;
 use crate::error::{external, undefined_function};
 
@@ -137,7 +138,7 @@ fn out_of_range() -> SqlError {
 /// The last start at or before `time`.
 fn last_start(time: i64, step: i64, offset: i64) -> Option<i64> {
     let since = time.checked_sub(offset)?;
-    time.checked_sub(since.rem_euclid(step))
+    time.checked_sub(since.checked_rem_euclid(step)?)
 }
 
 impl ScalarUDFImpl for WindowFn {
@@ -225,13 +226,15 @@ fn repeated(counts: &ArrayRef) -> Result<ArrayRef> {
     let counts = counts.ok_or_else(|| external(SqlError::internal("copies takes a bigint")))?;
     let lengths: Vec<usize> =
         counts.iter().map(|n| usize::try_from(n.unwrap_or(0)).unwrap_or(0)).collect();
-    let total: usize = lengths.iter().sum();
+    let total = lengths.iter().copied().fold(0, usize::saturating_add);
     if total > i32::MAX as usize {
         let message = "a set operation gives too many copies of a row";
         return Err(external(SqlError::new(SqlState("54000"), message)));
     }
+    // A bit each.
+    check_bytes((total / 8) as i64).map_err(external)?;
     let field = Arc::new(Field::new_list_field(DataType::Boolean, true));
-    let elements = Arc::new(BooleanArray::from(vec![true; total]));
+    let elements = Arc::new(BooleanArray::new(BooleanBuffer::new_set(total), None));
     Ok(Arc::new(ListArray::new(field, OffsetBuffer::from_lengths(lengths), elements, None)))
 }
 
@@ -248,7 +251,10 @@ fn positions(lists: &ArrayRef) -> Result<ArrayRef> {
 }
 
 fn hop(us: &TimestampMicrosecondArray, slide: i64, size: i64, offset: i64) -> Result<ArrayRef> {
-    let windows = (size / slide) as usize;
+    let windows = size.checked_div(slide).and_then(|n| usize::try_from(n).ok());
+    let windows = windows.ok_or_else(|| external(out_of_range()))?;
+    let bytes = us.len().saturating_mul(windows).saturating_mul(size_of::<i64>());
+    check_bytes(i64::try_from(bytes).unwrap_or(i64::MAX)).map_err(external)?;
     let mut starts = Vec::with_capacity(us.len() * windows);
     let mut lengths = Vec::with_capacity(us.len());
     for i in 0..us.len() {
@@ -257,9 +263,10 @@ fn hop(us: &TimestampMicrosecondArray, slide: i64, size: i64, offset: i64) -> Re
             continue;
         }
         let last = last_start(us.value(i), slide, offset);
-        let first = last.and_then(|l| l.checked_sub(size - slide));
+        let first = last.and_then(|l| l.checked_sub(size.checked_sub(slide)?));
         let Some(first) = first else { return Err(external(out_of_range())) };
-        starts.extend((0..windows as i64).map(|k| first + k * slide));
+        // The last of them is a time, and so are the others.
+        starts.extend((0..windows as i64).map(|k| first.wrapping_add(k.wrapping_mul(slide))));
         lengths.push(windows);
     }
     let values = TimestampMicrosecondArray::from(starts).with_data_type(us.data_type().clone());

@@ -4,8 +4,9 @@
 //! delegates every method that PostgreSQL's dialect overrides.
 
 use std::any::TypeId;
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 
+use millrace_common::SqlError;
 use sqlparser::ast::{BinaryOperator, Expr, UnaryOperator};
 use sqlparser::dialect::{Dialect, PostgreSqlDialect, Precedence};
 use sqlparser::keywords::Keyword;
@@ -13,6 +14,7 @@ use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::Token;
 
 use crate::bind::desugar::{plain_call, size};
+use crate::interrupt;
 
 /// COLLATE's precedence in PostgreSQL's dialect of sqlparser, which does not name it.
 const COLLATE_PREC: u8 = 120;
@@ -34,6 +36,9 @@ pub struct MillraceDialect {
 struct Work {
     done: Cell<usize>,
     most: Cell<usize>,
+    /// How the statement has ended, if it has. To be asked again is too late: memory that was missing is free once the tree is
+    /// dropped.
+    ended: OnceCell<SqlError>,
 }
 
 impl Work {
@@ -41,10 +46,16 @@ impl Work {
     const SMALL: usize = 100_000;
     /// What each of its words adds.
     const WORD: usize = 32;
+    /// What an expression takes, about.
+    const BYTES: usize = 512;
 
     fn add(&self, steps: usize) -> Result<(), ParserError> {
         self.done.set(self.done.get().saturating_add(steps));
-        match self.is_spent() {
+        if let Err(e) = interrupt::step(steps.saturating_mul(Work::BYTES)) {
+            self.ended.get_or_init(|| e);
+        }
+        // A statement that has ended is told from one that is too complex where the error is worded.
+        match self.is_spent() || self.ended.get().is_some() {
             true => Err(ParserError::RecursionLimitExceeded),
             false => Ok(()),
         }
@@ -61,11 +72,19 @@ impl MillraceDialect {
         self.work.most.set(words.saturating_mul(Work::WORD));
     }
 
+    /// How the statement ended while it was parsed, if it did.
+    pub fn ended(&self) -> Option<SqlError> {
+        self.work.ended.get().cloned().or_else(|| interrupt::check().err())
+    }
+
     /// Whether a text has cost more than it may; its errors say nothing then.
     pub fn is_spent(&self) -> bool {
         self.work.is_spent()
     }
 }
+
+/// `x ISNULL` is `x IS NULL`. sqlparser knows only its opposite.
+const ISNULL: &str = "ISNULL";
 
 /// The call that stands for `VARIADIC array` as an argument.
 pub(crate) const VARIADIC: &str = "variadic";
@@ -200,6 +219,10 @@ impl Dialect for MillraceDialect {
         if word(&parser.peek_nth_token(0).token, "IS") {
             return parse_distinct(parser, expr, self.prec_value(Precedence::Is));
         }
+        if word(&parser.peek_nth_token(0).token, ISNULL) {
+            parser.advance_token();
+            return Some(Ok(Expr::IsNull(Box::new(expr.clone()))));
+        }
         let negated = word(&parser.peek_nth_token(0).token, "NOT");
         let at = usize::from(negated);
         if !word(&parser.peek_nth_token(at).token, "BETWEEN")
@@ -223,6 +246,9 @@ impl Dialect for MillraceDialect {
     }
 
     fn get_next_precedence(&self, parser: &Parser) -> Option<Result<u8, ParserError>> {
+        if super::is_word(&parser.peek_token_ref().token, ISNULL) {
+            return Some(Ok(self.prec_value(Precedence::Is)));
+        }
         self.base.get_next_precedence(parser)
     }
 

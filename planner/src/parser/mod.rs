@@ -8,8 +8,10 @@
 
 mod asof;
 mod assignments;
+mod clauses;
 mod depth;
 mod dialect;
+pub mod folded;
 mod statements;
 mod streams;
 mod table;
@@ -27,24 +29,47 @@ use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer};
 
 use crate::ast::{CreateView, ExplainTarget, ParsedStatement, QueryText, Statement};
+use crate::interrupt;
 pub(crate) use asof::ASOF_LEFT;
 use dialect::MillraceDialect;
 pub(crate) use dialect::VARIADIC;
+use folded::Folded;
 
 pub(crate) type Result<T, E = ParserError> = std::result::Result<T, E>;
 
 /// How deep expressions and subqueries may nest: bounds the stack of every later pass too.
 const MAX_DEPTH: usize = 60;
 
-/// Parses a string of statements.
+/// Parses a string of statements. Long lists of literals in it may stay text ([`folded`]).
 pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
+    if let Some(folded) = Folded::of(sql) {
+        let parsed = parse_text(sql, Some(&folded));
+        if parsed.is_ok() {
+            return parsed;
+        }
+        // What is wrong is told by the text as it is written.
+        interrupt::check()?;
+    }
+    parse_text(sql, None)
+}
+
+fn parse_text(sql: &str, folded: Option<&Folded<'_>>) -> Result<Vec<ParsedStatement>, SqlError> {
     let source = Source::new(sql);
     let whole: Arc<str> = Arc::from(sql);
     let mut dialect = MillraceDialect::default();
-    let mut tokens = tokenize(&dialect, &source)?;
+    let mut tokens = match folded {
+        Some(folded) => {
+            let mut tokens = tokenize(&dialect, &Source::new(&folded.visible))?;
+            folded.restore(&mut tokens);
+            tokens
+        }
+        None => tokenize(&dialect, &source)?,
+    };
+    interrupt::check()?;
     depth::check(&tokens, &source)?;
     tokens::join_strings(&mut tokens, &source)?;
     tokens::free_words(&mut tokens);
+    tokens::blank_noise(&mut tokens);
     tokens::plain_windows(&mut tokens);
     tokens::spell_out_tables(&mut tokens);
     tokens::bare_rows(&mut tokens);
@@ -54,6 +79,7 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
     asof::wrap_left(&mut tokens);
     tokens::take_frame_exclusions(&mut tokens);
     tokens::enclose_offsets(&mut tokens);
+    tokens::cast_intervals(&mut tokens);
     dialect.allow(tokens.len());
     let inner =
         Parser::new(&dialect).with_recursion_limit(MAX_DEPTH).with_tokens_with_locations(tokens);
@@ -68,6 +94,7 @@ pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
             };
         }
         let mut parsed = parser.one_statement(&emits, &whole).map_err(|e| parser.error(e))?;
+        clauses::check(&parsed.statement).map_err(|refused| refused.placed(&source))?;
         spread_assignments(&mut parsed.statement, &source)?;
         statements.push(parsed);
     }
@@ -205,8 +232,11 @@ fn tokenize(
     dialect: &MillraceDialect,
     source: &Source<'_>,
 ) -> Result<Vec<TokenWithSpan>, SqlError> {
-    let tokens = Tokenizer::new(dialect, source.sql).tokenize_with_location();
-    tokens.map(tokens::part_signs).map_err(|e| {
+    // As many as there may be, at once: then it is known before they are made whether there is memory for them.
+    let mut tokens = Vec::with_capacity(folded::words_at_most(source.sql));
+    interrupt::check()?;
+    let read = Tokenizer::new(dialect, source.sql).tokenize_with_location_into_buf(&mut tokens);
+    read.map(|()| tokens::part_signs(tokens)).map_err(|e| {
         let message = match e.message.as_str() {
             m if m.contains("string literal") => "unterminated quoted string",
             m if m.contains("comment") => "unterminated /* comment",
@@ -313,6 +343,9 @@ impl SqlParser<'_> {
 
     /// PostgreSQL's form of a parser error.
     fn error(&self, e: ParserError) -> SqlError {
+        if let Some(ended) = self.dialect.ended() {
+            return ended;
+        }
         if self.dialect.is_spent() {
             let message = "statement is too complex: it can be read in too many ways";
             return SqlError::new(SqlState::STATEMENT_TOO_COMPLEX, message).with_hint(

@@ -1,6 +1,6 @@
 //! The statements that are ours, by their first words.
 
-use sqlparser::ast::{Ident, OrderByOptions, Statement as SqlStatement};
+use sqlparser::ast::{Ident, OrderByExpr, OrderByOptions, Statement as SqlStatement};
 use sqlparser::keywords::Keyword;
 use sqlparser::tokenizer::Token;
 
@@ -155,9 +155,13 @@ impl SqlParser<'_> {
         }
         let columns = self.inner.parse_parenthesized(|p| {
             p.parse_comma_separated(|p| {
-                let item = p.parse_order_by_expr()?;
-                let OrderByOptions { asc, nulls_first } = item.options;
-                Ok((item.expr, asc.unwrap_or(true), nulls_first))
+                let OrderByExpr { expr, options, with_fill: None } = p.parse_order_by_expr()?
+                else {
+                    let previous = p.get_current_token();
+                    return p.expected_ref("a column of the index", previous);
+                };
+                let OrderByOptions { asc, nulls_first } = options;
+                Ok((expr, asc.unwrap_or(true), nulls_first))
             })
         })?;
         let include = if self.take_words(&["INCLUDE"]) {

@@ -1,5 +1,8 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use super::*;
 use crate::ast::{CursorStart, ExplainTarget, ObjectKind, Show};
+use crate::interrupt::Interrupt;
 
 fn one(sql: &str) -> Statement {
     let mut all = parse(sql).unwrap_or_else(|e| panic!("{sql}: {e} {e:?}"));
@@ -329,5 +332,20 @@ fn statements_of_one_line_have_their_places() {
         assert_eq!(parsed.len(), 2000);
         assert!(parsed.iter().enumerate().all(|(i, s)| s.offset == i * characters));
         assert!(parsed.iter().all(|s| s.text == unit.trim_end_matches("; ")));
+    }
+}
+
+/// What is missing when it is noticed may be there again when the error is worded: memory, once half a tree is dropped.
+#[test]
+fn the_end_of_a_statement_is_told_wherever_it_is_noticed() {
+    let sql = format!("SELECT {}", vec!["a"; 2000].join(", "));
+    for question in 0..8 {
+        let asked = AtomicUsize::new(0);
+        let once = Interrupt::new(move || {
+            let now = asked.fetch_add(1, Ordering::Relaxed) == question;
+            now.then(|| SqlError::new(SqlState::OUT_OF_MEMORY, "full"))
+        });
+        let state = once.during(|| parse(&sql)).map_err(|e| e.state);
+        assert_eq!(state.err(), Some(SqlState::OUT_OF_MEMORY), "{question}");
     }
 }

@@ -108,6 +108,40 @@ pub(super) fn free_words(tokens: &mut [TokenWithSpan]) {
     }
 }
 
+/// Blanks words that change nothing: ONLY before a table, since no table has descendants, and FROM right behind
+/// `trim(LEADING`, where nothing says what to trim.
+pub(super) fn blank_noise(tokens: &mut [TokenWithSpan]) {
+    if !tokens.iter().any(|t| is_word(&t.token, "ONLY") || is_word(&t.token, "TRIM")) {
+        return;
+    }
+    let words: Vec<usize> =
+        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
+    let any = |token: &Token, of: &[&str]| of.iter().any(|word| is_word(token, word));
+    let mut blank = Vec::new();
+    for four in words.windows(4) {
+        let [trim, open, side, from] = [0, 1, 2, 3].map(|i| &tokens[four[i]].token);
+        if !is_word(trim, "TRIM") || *open != Token::LParen {
+            continue;
+        }
+        if is_word(side, "FROM") {
+            blank.push(four[2]);
+        } else if any(side, &["LEADING", "TRAILING", "BOTH"]) && is_word(from, "FROM") {
+            blank.push(four[3]);
+        }
+    }
+    for three in words.windows(3) {
+        let [before, only, table] = [0, 1, 2].map(|i| &tokens[three[i]].token);
+        let before = *before == Token::Comma
+            || any(before, &["FROM", "JOIN", "UPDATE", "TABLE", "TRUNCATE"]);
+        if before && is_word(only, "ONLY") && matches!(table, Token::Word(_)) {
+            blank.push(three[1]);
+        }
+    }
+    for at in blank {
+        tokens[at].token = Token::Whitespace(Whitespace::Space);
+    }
+}
+
 /// Blanks what standard SQL writes around the arguments of a window function in FROM:
 /// `TUMBLE(TABLE t, DESCRIPTOR(ts), size)` is `TUMBLE(t, ts, size)`.
 pub(super) fn plain_windows(tokens: &mut [TokenWithSpan]) {
@@ -207,6 +241,9 @@ pub(super) fn bare_rows(tokens: &mut [TokenWithSpan]) {
 /// Takes a sign off the end of an operator, as PostgreSQL does: `a>-5` is `a > -5`. Operators with special characters
 /// keep it.
 pub(super) fn part_signs(tokens: Vec<TokenWithSpan>) -> Vec<TokenWithSpan> {
+    if !tokens.iter().any(|t| matches!(t.token, Token::CustomBinaryOperator(_))) {
+        return tokens;
+    }
     let mut parted = Vec::with_capacity(tokens.len());
     for token in tokens {
         let Token::CustomBinaryOperator(text) = &token.token else {
@@ -305,6 +342,29 @@ pub(super) fn enclose_offsets(tokens: &mut Vec<TokenWithSpan>) {
         }
     }
     *tokens = enclosed;
+}
+
+/// Writes `interval(n) 'text'` as the cast that it is: sqlparser would lose the precision.
+pub(super) fn cast_intervals(tokens: &mut Vec<TokenWithSpan>) {
+    let words: Vec<usize> =
+        (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
+    let is_literal = |five: &&[usize]| {
+        let &[interval, open, digits, close, string] = *five else { return false };
+        is_word(&tokens[interval].token, "INTERVAL")
+            && tokens[open].token == Token::LParen
+            && matches!(tokens[digits].token, Token::Number(..))
+            && tokens[close].token == Token::RParen
+            && matches!(tokens[string].token, Token::SingleQuotedString(_))
+    };
+    let mut found: Vec<Vec<usize>> =
+        words.windows(5).filter(is_literal).map(<[usize]>::to_vec).collect();
+    // From the end, so that what is found stays where it is.
+    while let Some(five) = found.pop() {
+        let (Some(&first), Some(&last)) = (five.first(), five.last()) else { continue };
+        let string = tokens.remove(last);
+        let span = string.span;
+        tokens.splice(first..first, [string, TokenWithSpan { token: Token::DoubleColon, span }]);
+    }
 }
 
 /// Takes what window frames leave out, of which sqlparser knows nothing, from the ends of their definitions.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::Result;
+use datafusion::physical_expr::ScalarFunctionExpr;
 
+use crate::functions::collected::collect_entry;
 use crate::graph::{ExprRef, JoinKind};
 use crate::passes::properties::Properties;
 use crate::stream::expr;
@@ -64,7 +66,11 @@ fn merge_projections(stream: Stream) -> Result<(Stream, bool)> {
         count_uses(e, &mut uses);
     }
     let cheap = |e: &ExprRef| expr::as_column(e).is_some() || expr::as_literal(e).is_some();
-    if inner.iter().zip(&uses).any(|(e, n)| *n > 1 && !cheap(e)) {
+    // What goes into an entry of a collecting aggregate may fail by itself, and is NULL there.
+    let mut entered = vec![0; inner.len()];
+    outer.iter().filter(|e| is_entry(e)).for_each(|e| count_uses(e, &mut entered));
+    let kept = |i: usize| uses[i] > 1 || entered[i] > 0;
+    if inner.iter().enumerate().any(|(i, e)| kept(i) && !cheap(e)) {
         return Ok((Stream { op, inputs, schema }, false));
     }
     let exprs = outer
@@ -79,6 +85,10 @@ fn merge_projections(stream: Stream) -> Result<(Stream, bool)> {
         }
     };
     Ok((Stream { op: Op::Project { exprs }, inputs: below, schema }, true))
+}
+
+fn is_entry(e: &ExprRef) -> bool {
+    e.downcast_ref::<ScalarFunctionExpr>().is_some_and(|f| f.name() == collect_entry().name())
 }
 
 fn count_uses(e: &ExprRef, uses: &mut [usize]) {

@@ -6,14 +6,19 @@ use arrow::array::{ArrayRef, Int64Array, RecordBatch, new_null_array};
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::logical_expr::expr::{AggregateFunction, AggregateFunctionParams, NullTreatment};
-use datafusion::logical_expr::{Aggregate, Distinct, Expr, ExprSchemable, GroupingSet, lit};
+use datafusion::logical_expr::{
+    Aggregate, Distinct, Expr, ExprSchemable, GroupingSet, LogicalPlan, LogicalPlanBuilder, ident,
+    lit,
+};
 use millrace_common::{SqlError, SqlType};
 
 use crate::bind::operators::cast_expr;
+use crate::bind::provider::columns_of;
+use crate::bind::sort_keys::key_of;
 use crate::error::sql_error_from_datafusion;
 use crate::functions::collected::collect_entry;
 use crate::functions::exact::{Shape, pair_entry};
-use crate::functions::{functions, ordered, statistics};
+use crate::functions::{ordered, statistics};
 use crate::graph::{self, AggFunc, Expand};
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
 use crate::stream::expr;
@@ -24,16 +29,16 @@ impl Converter<'_> {
         if let [Expr::GroupingSet(sets)] = aggregate.group_expr.as_slice() {
             return self.grouping_sets(aggregate, sets);
         }
-        let input = self.convert(&aggregate.input)?;
-        let schema = aggregate.input.schema();
+        let (below, calls_over) = computed_below(aggregate)?;
+        let input = self.convert(&below)?;
+        let schema = below.schema();
         let mut input = Extended::new(input);
         let mut group = Vec::with_capacity(aggregate.group_expr.len());
         for e in &aggregate.group_expr {
-            group.push(input.add(expr::compile(e, schema)?));
+            group.push(input.add(expr::compile(&e.clone().unalias(), schema)?));
         }
         let mut calls = Vec::with_capacity(aggregate.aggr_expr.len());
-        for (e, field) in aggregate.aggr_expr.iter().zip(&aggregate.schema.fields()[group.len()..])
-        {
+        for (e, field) in calls_over.iter().zip(&aggregate.schema.fields()[group.len()..]) {
             calls.push(one_call(e, field, schema, &mut input)?);
         }
         let input = input.finish()?;
@@ -59,8 +64,9 @@ impl Converter<'_> {
     /// The set `()` has a row over no input as well: a row that no call counts, by a filter on a
     /// column that is true for the input's rows only, keeps its group alive.
     fn grouping_sets(&self, aggregate: &Aggregate, sets: &GroupingSet) -> Result<Stream> {
-        let input = self.convert(&aggregate.input)?;
-        let schema = aggregate.input.schema();
+        let (below, calls_over) = computed_below(aggregate)?;
+        let input = self.convert(&below)?;
+        let schema = below.schema();
         let mut input = Extended::new(input);
         let exprs = sets.distinct_expr();
         if exprs.len() > MAX_GROUPING_COLUMNS {
@@ -76,7 +82,7 @@ impl Converter<'_> {
         let sets = numbered(&masks);
         let outputs = &aggregate.schema.fields()[exprs.len() + 1..];
         let mut calls = Vec::with_capacity(aggregate.aggr_expr.len());
-        for (e, field) in aggregate.aggr_expr.iter().zip(outputs) {
+        for (e, field) in calls_over.iter().zip(outputs) {
             calls.push(one_call(e, field, schema, &mut input)?);
         }
         let totals: Vec<i64> =
@@ -201,6 +207,48 @@ fn dedup_calls(calls: Vec<Call>) -> (Vec<Call>, Vec<usize>) {
     (unique, at)
 }
 
+/// The input of an aggregation, and its calls over that. What goes into one entry of a collecting aggregate is computed
+/// below it, each by itself: where a key fails on a row it is NULL, and the row stays.
+fn computed_below(aggregate: &Aggregate) -> Result<(LogicalPlan, Vec<Expr>)> {
+    let mut columns = columns_of(&aggregate.input);
+    let width = columns.len();
+    let mut moved: Vec<Expr> = Vec::new();
+    let mut below = |e: &mut Expr| {
+        if matches!(e, Expr::Column(_) | Expr::Literal(..)) {
+            return;
+        }
+        let at = moved.iter().position(|have| have == e).unwrap_or(moved.len());
+        let name = format!("#part {at}");
+        if at == moved.len() {
+            moved.push(e.clone());
+            columns.push(e.clone().alias(&name));
+        }
+        *e = ident(name);
+    };
+    let mut calls = aggregate.aggr_expr.clone();
+    for call in &mut calls {
+        let call = match call {
+            Expr::Alias(alias) => alias.expr.as_mut(),
+            call => call,
+        };
+        let Expr::AggregateFunction(f) = call else { continue };
+        if known(f)?.is_collected() {
+            f.params.args.iter_mut().for_each(&mut below);
+            f.params.order_by.iter_mut().for_each(|by| below(&mut by.expr));
+        } else if let [Expr::ScalarFunction(row)] = f.params.args.as_mut_slice()
+            && row.func.name() == "struct"
+        {
+            row.args.iter_mut().for_each(&mut below);
+        }
+    }
+    if columns.len() == width {
+        return Ok((aggregate.input.as_ref().clone(), calls));
+    }
+    let plan = LogicalPlanBuilder::from(aggregate.input.as_ref().clone());
+    let plan = plan.project(columns).and_then(|b| b.build());
+    Ok((plan.map_err(sql_error_from_datafusion)?, calls))
+}
+
 fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) -> Result<Call> {
     let function = match e {
         Expr::AggregateFunction(f) => f,
@@ -290,17 +338,6 @@ fn by_length(
     Ok(Some((place, params)))
 }
 
-/// What a value is ordered by: an interval by its length.
-fn order_key(e: &Expr, schema: &DFSchema) -> Result<Expr> {
-    let t = e.get_type(schema).map_err(sql_error_from_datafusion)?;
-    if !matches!(t, DataType::Interval(_)) {
-        return Ok(e.clone());
-    }
-    let length = functions().scalar("interval_span");
-    let length = length.ok_or_else(|| SqlError::internal("no function interval_span"))?;
-    Ok(length.call(vec![e.clone()]))
-}
-
 /// What a collecting aggregate keeps of a row: see [`collected`].
 fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> Result<Expr> {
     let none = || in_view("an aggregate without an argument".to_owned());
@@ -334,12 +371,12 @@ fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> 
     for key in &params.order_by {
         flags.push(if key.asc { 'a' } else { 'd' });
         flags.push(if key.nulls_first { 'f' } else { 'l' });
-        keys.push(order_key(&key.expr, schema)?);
+        keys.push(key_of(&key.expr, schema).map_err(sql_error_from_datafusion)?);
     }
     if keys.is_empty() {
         // Without an order of its own: that of the values.
         flags.push_str("al");
-        keys.push(order_key(first, schema)?);
+        keys.push(key_of(first, schema).map_err(sql_error_from_datafusion)?);
     }
     let separator = match (func, params.args.get(1)) {
         (AggFunc::StringAgg, Some(e)) if t == DataType::Binary => {

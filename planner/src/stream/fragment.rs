@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
+use millrace_common::planted::is_planted;
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 
@@ -421,8 +422,15 @@ impl Builder {
 
     fn join(&mut self, j: plan::Join, schemas: [&SchemaRef; 2], p: [&Properties; 2]) -> Operator {
         let [left_keys, right_keys] = [j.left_keys(), j.right_keys()];
-        let left = self.join_side("join left", left_keys, &j.vnode, schemas[0], p[0]);
-        let right = self.join_side("join right", right_keys, &j.vnode, schemas[1], p[1]);
+        // A null-aware join keeps all rows under one key: its columns do not tell stored rows apart.
+        let apart = !j.null_aware || is_planted("rows-under-one-key");
+        let under = |keys: &[usize]| if apart { keys.to_vec() } else { vec![] };
+        let [left_layout, right_layout] = [
+            classes::join_side(p[0], &under(&left_keys)),
+            classes::join_side(p[1], &under(&right_keys)),
+        ];
+        let left = self.join_side("join left", left_keys, &j.vnode, schemas[0], left_layout);
+        let right = self.join_side("join right", right_keys, &j.vnode, schemas[1], right_layout);
         Operator::Join(graph::Join {
             kind: j.kind,
             left,
@@ -436,7 +444,8 @@ impl Builder {
 
     fn lookup(&mut self, j: plan::Join, schemas: [&SchemaRef; 2], p: [&Properties; 2]) -> Operator {
         let [left_keys, right_keys] = [j.left_keys(), j.right_keys()];
-        let right = self.join_side("lookup", right_keys, &j.vnode, schemas[1], p[1]);
+        let layout = classes::join_side(p[1], &right_keys);
+        let right = self.join_side("lookup", right_keys, &j.vnode, schemas[1], layout);
         let matches = (!p[0].append_only).then(|| {
             let SideLayout { storage, unique_key, .. } = classes::join_side(p[0], &left_keys);
             let table = self.table(
@@ -464,10 +473,9 @@ impl Builder {
         keys: Vec<usize>,
         vnode: &[usize],
         schema: &SchemaRef,
-        p: &Properties,
+        layout: SideLayout,
     ) -> JoinSide {
-        let SideLayout { storage, unique_key, unique_per_key, class } =
-            classes::join_side(p, &keys);
+        let SideLayout { storage, unique_key, unique_per_key, class } = layout;
         let table = self.table(name, class, storage, Arc::clone(schema));
         let vnode = vnode.iter().map(|&k| keys[k]).collect();
         JoinSide { keys, vnode, table, storage, unique_key, unique_per_key }

@@ -26,6 +26,13 @@ const MAX_BLOCK_BYTES: usize = 256 << 20;
 /// The unit in which foyer evicts.
 const DEVICE_BLOCK_BYTES: usize = 16 << 20;
 
+impl DiskCacheOptions {
+    /// Files that the cache keeps open.
+    pub fn files(&self) -> usize {
+        (self.capacity_bytes / DEVICE_BLOCK_BYTES).max(4)
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct DiskCacheOptions {
     pub directory: PathBuf,

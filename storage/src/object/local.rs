@@ -196,6 +196,7 @@ fn fill(mut file: File, payload: &PutPayload) -> io::Result<()> {
 
 /// A new file beside `target`, its directory made when missing.
 fn open_temporary(target: &FilePath, parent: &FilePath) -> io::Result<(File, PathBuf)> {
+    let mut made = false;
     loop {
         let mut name = target.as_os_str().to_owned();
         name.push(format!("#{}", rand::random::<u64>()));
@@ -203,8 +204,10 @@ fn open_temporary(target: &FilePath, parent: &FilePath) -> io::Result<(File, Pat
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((file, path)),
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(e) if e.kind() == io::ErrorKind::NotFound && !parent.exists() => {
-                create_dirs(parent)?
+            // Another writer may have made the directory since: that it exists now says nothing.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !made => {
+                create_dirs(parent)?;
+                made = true;
             }
             Err(e) => return Err(e),
         }

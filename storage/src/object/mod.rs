@@ -6,8 +6,9 @@
 
 mod local;
 mod metered;
+mod reserve;
 
-use std::path::Path as FilePath;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
@@ -21,6 +22,7 @@ use crate::error::{Result, StorageError};
 
 pub use local::DurableLocal;
 pub use metered::{MeterOptions, Metered, RequestStats};
+pub use reserve::Reserve;
 
 /// Opens the store at a path, `file:///path`, `s3://bucket/prefix` or (tests) `memory:`.
 ///
@@ -46,24 +48,34 @@ fn open_raw(url: &str) -> Result<Arc<dyn ObjectStore>> {
     if url == "memory:" {
         return Ok(Arc::new(InMemory::new()));
     }
-    if !url.contains("://") {
-        return open_directory(FilePath::new(url));
+    if let Some(path) = local_directory(url)? {
+        return Ok(Arc::new(DurableLocal::open(&path)?));
     }
     let parsed = Url::parse(url).map_err(|e| invalid(&e.to_string()))?;
     match parsed.scheme() {
-        "file" => {
-            let path = parsed
-                .to_file_path()
-                .map_err(|()| invalid("a local path is file:///absolute/path"))?;
-            open_directory(&path)
-        }
         "s3" => open_s3(&parsed).map_err(|reason| invalid(&reason)),
         other => Err(invalid(&format!("scheme \"{other}\" is not known"))),
     }
 }
 
-fn open_directory(path: &FilePath) -> Result<Arc<dyn ObjectStore>> {
-    Ok(Arc::new(DurableLocal::open(path)?))
+/// The directory of a local store; `None`: it is none.
+pub fn local_directory(url: &str) -> Result<Option<PathBuf>> {
+    if !url.contains("://") {
+        let is_path = !url.is_empty() && url != "memory:";
+        return Ok(is_path.then(|| PathBuf::from(url)));
+    }
+    let invalid = |reason: &str| StorageError::InvalidUrl {
+        url: url.to_string(),
+        reason: reason.to_string(),
+    };
+    let parsed = Url::parse(url).map_err(|e| invalid(&e.to_string()))?;
+    match parsed.scheme() {
+        "file" => {
+            let path = parsed.to_file_path();
+            path.map(Some).map_err(|()| invalid("a local path is file:///absolute/path"))
+        }
+        _ => Ok(None),
+    }
 }
 
 fn open_s3(url: &Url) -> std::result::Result<Arc<dyn ObjectStore>, String> {

@@ -137,6 +137,22 @@ async fn exactly_one_of_many_creators_wins() {
     assert_eq!(files, 20, "no temporary files stay");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn the_first_writers_of_a_new_directory_all_succeed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = local::DurableLocal::open(dir.path()).unwrap();
+    for round in 0..100 {
+        let put = |n: u32| {
+            let store = store.clone();
+            let name = format!("data/{round}/{n}.seg");
+            tokio::spawn(async move { store.put(&path(&name), "x".into()).await })
+        };
+        for put in (0..8).map(put).collect::<Vec<_>>() {
+            put.await.unwrap().unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_local_directory_reads_ranges_and_says_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();

@@ -144,7 +144,7 @@ impl Sequencer {
             let lookup = self.state.lock().writer.multi_get(keys);
             lookup.wait().await.map_err(|e| failed(e.into()))?
         };
-        keyed.check(&self.layout, &self.name, statement.kind, &found)
+        keyed.check(&self.layout, &self.primary_key_object, statement.kind, &found)
     }
 
     /// Puts what passed into the open epoch. In any case says what to wait for: `Ok`: nothing.

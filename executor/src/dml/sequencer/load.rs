@@ -1,4 +1,7 @@
-//! Loads: rows that are staged beside the table, checked against it, and entered as runs.
+//! Loads: rows that are staged beside the table, checked against it, and entered as runs; and what others have
+//! changed lately.
+
+use std::sync::Arc;
 
 use arrow::array::{BinaryArray, RecordBatch};
 use millrace_common::{DeltaChunk, Epoch};
@@ -9,8 +12,9 @@ use tokio::sync::oneshot;
 
 use super::{Fate, Sequencer};
 use crate::dml::check::Keyed;
-use crate::dml::{DmlError, unknown_outcome};
+use crate::dml::{DmlError, TableLocks, unknown_outcome};
 use crate::error::ExecError;
+use crate::hub::{EpochDelta, HubChunk};
 
 impl Sequencer {
     /// A chunk with the table's keys.
@@ -42,7 +46,7 @@ impl Sequencer {
     ) -> DmlError {
         let key = self.layout.describe_key(values, row);
         DmlError::UniqueViolation {
-            constraint: format!("{}_pkey", self.name),
+            constraint: Box::new(self.primary_key_object.clone()),
             detail: format!("Key {key} already exists."),
             row: of,
         }
@@ -72,12 +76,28 @@ impl Sequencer {
         Ok(())
     }
 
-    /// Whether the table still is as it was at an epoch.
-    pub(in crate::dml) fn check_unchanged_since(&self, epoch: Epoch) -> Result<(), DmlError> {
-        match self.state.lock().committed <= epoch {
-            true => Ok(()),
-            false => Err(DmlError::Conflict),
+    /// What has entered and is not committed, after the epoch that is. `None`: some of it is too large to be kept.
+    pub(in crate::dml) fn pending(&self) -> Option<(Epoch, Vec<HubChunk>)> {
+        let state = self.state.lock();
+        let epochs = state.in_flight.iter().map(|(statements, _)| statements).chain([&state.open]);
+        let mut chunks = Vec::new();
+        for statements in epochs {
+            if statements.overflow {
+                return None;
+            }
+            chunks.extend(statements.delta.iter().cloned());
         }
+        Some((state.committed, chunks))
+    }
+
+    /// What was committed in `(from, to]`. `None`: not all of it is kept.
+    pub(in crate::dml) fn recent(&self, from: Epoch, to: Epoch) -> Option<Vec<Arc<EpochDelta>>> {
+        self.hub.get(self.job, from, to)
+    }
+
+    /// The storage keys of changed rows.
+    pub(in crate::dml) fn keys_of(&self, chunk: &HubChunk) -> Result<BinaryArray, ExecError> {
+        self.layout.keys(chunk.rows(), chunk.vnodes())
     }
 
     /// Puts staged runs into the open epoch, which is empty and stays theirs alone: the caller holds the
@@ -109,15 +129,15 @@ impl Sequencer {
         Ok(receiver)
     }
 
-    /// Waits for a load's fate. The turn is held until then, whatever becomes of the session.
-    pub(in crate::dml) async fn committed_with_turn(
+    /// Waits for a load's fate. The turns are held until then, whatever becomes of the session.
+    pub(in crate::dml) async fn committed_with_turns(
         fate: oneshot::Receiver<Fate>,
-        turn: tokio::sync::OwnedMutexGuard<()>,
+        turns: TableLocks,
     ) -> Result<Epoch, DmlError> {
         let (sender, receiver) = oneshot::channel();
         tokio::spawn(async move {
             let fate = fate.await.unwrap_or(Fate::Unknown);
-            drop(turn);
+            drop(turns);
             let _ = sender.send(fate);
         });
         match receiver.await.unwrap_or(Fate::Unknown) {

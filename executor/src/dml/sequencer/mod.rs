@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow::datatypes::SchemaRef;
+use millrace_common::error::ErrorObject;
 use millrace_common::{Epoch, Generation, JobId, TableId};
 use millrace_rpc::catalog::{Relation, RowStorage};
 use millrace_rpc::services::MetaService;
@@ -29,6 +30,8 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ExecError;
+use crate::hub::DeltaHub;
+use crate::input::generated::PROCTIME;
 use crate::input::watermark::{SplitWatermark, WatermarkExpr};
 use crate::layout::RowLayout;
 use crate::memory::MemoryGovernor;
@@ -55,14 +58,18 @@ pub struct Sequencer {
     ties: Arc<Ties>,
     store: Arc<JobStore>,
     table: TableId,
-    name: String,
+    /// The primary key as errors name it.
+    primary_key_object: ErrorObject,
     /// A key the user declared, not hidden row ids.
     primary_key: bool,
     layout: RowLayout,
+    times_of_arrival: Vec<usize>,
     /// With the time column's position.
     watermark: Option<(u32, WatermarkExpr)>,
     pub(super) meta: Arc<dyn MetaService>,
     governor: Arc<MemoryGovernor>,
+    /// Where its committed changes are kept for a while.
+    hub: Arc<DeltaHub>,
     /// Bytes of statements an open epoch may hold before further ones wait.
     limit: usize,
     /// Bytes of change kept for the ring.
@@ -73,6 +80,14 @@ pub struct Sequencer {
     /// Fired by `stop`.
     ended: CancellationToken,
     next_row_id: AtomicI64,
+}
+
+/// What a worker's sequencers are given.
+pub struct Common {
+    pub meta: Arc<dyn MetaService>,
+    pub governor: Arc<MemoryGovernor>,
+    pub hub: Arc<DeltaHub>,
+    pub ties: Arc<Ties>,
 }
 
 /// Bounds of a sequencer.
@@ -87,11 +102,10 @@ impl Sequencer {
         relation: &Relation,
         store: &Arc<JobStore>,
         version: &JobVersion,
-        meta: Arc<dyn MetaService>,
-        governor: Arc<MemoryGovernor>,
-        ties: Arc<Ties>,
+        common: Common,
         limits: Limits,
     ) -> Result<Sequencer, ExecError> {
+        let Common { meta, governor, hub, ties } = common;
         let layout = RowLayout::of_relation(relation)?;
         if layout.storage != RowStorage::Keyed {
             return Err(ExecError::internal("a table whose rows have no key"));
@@ -104,9 +118,10 @@ impl Sequencer {
             ties,
             store: Arc::clone(store),
             table: TableId(relation.first_table_id),
-            name: relation.name.clone(),
+            primary_key_object: relation.primary_key_object(),
             primary_key: relation.primary_key,
             layout,
+            times_of_arrival: times_of_arrival(relation),
             watermark: relation
                 .watermark
                 .as_ref()
@@ -114,6 +129,7 @@ impl Sequencer {
                 .zip(WatermarkExpr::of(relation)?),
             meta,
             governor,
+            hub,
             limit: limits.statement_bytes,
             delta_limit: limits.delta_bytes,
             turn: Arc::default(),
@@ -137,9 +153,10 @@ impl Sequencer {
         &self.layout.schema
     }
 
-    /// The table's name.
-    pub fn name(&self) -> &str {
-        &self.name
+    /// A column of the table as errors name it.
+    pub fn error_object(&self, column: &str) -> ErrorObject {
+        let column = Some(column.to_owned());
+        ErrorObject { column, constraint: None, ..self.primary_key_object.clone() }
     }
 
     /// Position of the hidden row id that rows of a table without a key have.
@@ -148,6 +165,11 @@ impl Sequencer {
             [at] if !self.primary_key => Some(*at),
             _ => None,
         }
+    }
+
+    /// Positions of the columns that are `PROCTIME()`.
+    pub fn times_of_arrival(&self) -> &[usize] {
+        &self.times_of_arrival
     }
 
     /// `n` row ids that no committed row has. Ids of rows that are committed are below the counter
@@ -178,6 +200,12 @@ impl Sequencer {
     pub fn is_stopped(&self) -> bool {
         self.state.lock().stopped
     }
+}
+
+fn times_of_arrival(relation: &Relation) -> Vec<usize> {
+    let columns = relation.columns.iter().enumerate();
+    let times = columns.filter(|(_, c)| c.generated_sql.as_deref() == Some(PROCTIME));
+    times.map(|(at, _)| at).collect()
 }
 
 fn sink_marks(counters: &HashMap<String, u64>) -> HashMap<String, u64> {

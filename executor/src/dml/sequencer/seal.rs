@@ -125,11 +125,12 @@ impl Sequencer {
         let mut state = self.state.lock();
         state.committed = state.committed.max(epoch);
         let Some((mut statements, _)) = state.in_flight.pop_front() else { return };
-        drop(state);
         if statements.changed {
             let delta = std::mem::take(&mut statements.delta);
+            // Under the lock: who asks what has changed finds it here or there.
             before_acknowledging((!statements.overflow).then_some(delta));
         }
+        drop(state);
         crash::point("dml-before-acknowledge");
         statements.conclude(Fate::Committed(epoch));
     }

@@ -13,7 +13,7 @@ use arrow::array::{Array, BinaryArray, BinaryBuilder, UInt32Array};
 use arrow::row::Rows;
 use millrace_common::DeltaChunk;
 use millrace_common::delta::take_rows;
-use millrace_common::keys::KeyCodec;
+use millrace_common::identity::RowCodec;
 use millrace_storage::{Found, Lookup};
 
 use super::HashJoin;
@@ -48,8 +48,8 @@ pub(super) struct ByKey<'a> {
 }
 
 impl<'a> ByKey<'a> {
-    pub fn new(codec: &KeyCodec, held: &'a [Held]) -> Result<ByKey<'a>, ExecError> {
-        let rows = held.iter().map(|h| codec.rows_of(h.chunk.batch.columns(), h.chunk.num_rows()));
+    pub fn new(codec: &RowCodec, held: &'a [Held]) -> Result<ByKey<'a>, ExecError> {
+        let rows = held.iter().map(|h| codec.rows(h.chunk.batch.columns(), h.chunk.num_rows()));
         let rows: Vec<Rows> = rows.collect::<Result<_, _>>()?;
         let mut changes: HashMap<&[u8], Vec<(usize, usize, i64)>> = HashMap::new();
         for (piece, h) in held.iter().enumerate() {
@@ -119,7 +119,7 @@ impl Side {
         let keys =
             std::mem::replace(&mut self.asked_keys, BinaryArray::from_iter_values([[0u8; 0]; 0]));
         let by_key = ByKey::new(&self.row_codec, &asked)?;
-        let stored_rows = self.row_codec.rows_of(found.values.columns(), found.len())?;
+        let stored_rows = self.row_codec.rows(found.values.columns(), found.len())?;
         let mut stored: Vec<Option<usize>> = vec![None; keys.len()];
         for (row, &input) in found.input.values().iter().enumerate() {
             stored[input as usize] = Some(row);

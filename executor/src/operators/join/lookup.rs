@@ -10,6 +10,7 @@
 //! row that comes and goes within an epoch has met nothing: changes are netted first. Equal left rows that
 //! came at different times are told apart by the sequence; the last ones go first.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -21,19 +22,19 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::delta::take_rows;
-use millrace_common::keys::{KeyCodec, columns_at};
+use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Vnode};
 use millrace_planner::graph::{self, JoinKind, JoinSide};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup, MemRun};
 
 use super::pairs::{Matched, Pairs};
-use super::side::first_sequence;
 use super::{HashJoin, Work};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::operators::Env;
+use crate::sequence::ArrivalSequence;
 use crate::state::StateTable;
 use crate::state::arena::new_batch;
 use crate::state::fetch::wait;
@@ -140,11 +141,10 @@ struct Remembering {
     outer: bool,
     /// Key of a left row.
     keys: KeyReader,
-    identity: KeyCodec,
-    identity_columns: Vec<usize>,
+    identity: RowCodec,
     /// At most one copy of a left row.
     unique: bool,
-    row: KeyCodec,
+    row: RowCodec,
     left: SchemaRef,
     /// Left columns and the sequence.
     numbered: SchemaRef,
@@ -156,7 +156,7 @@ struct Remembering {
     /// Left changes of the epoch.
     pending: Vec<DeltaChunk>,
     pending_bytes: usize,
-    sequence: u64,
+    arrivals: ArrivalSequence,
     env: Env,
 }
 
@@ -182,19 +182,20 @@ impl Remembering {
         let all: Vec<usize> = (0..pairs.fields().len()).collect();
         let join =
             pairing(&lookup, &numbered, right, true, all, &pairs, env.clone(), &mut *tables)?;
-        let identity_columns: Vec<usize> = match matches.identity {
-            RowStorage::Keyed => matches.unique_key.clone(),
-            _ => (0..width).filter(|c| !lookup.left_keys.contains(c)).collect(),
+        let others: Vec<usize> = (0..width).filter(|c| !lookup.left_keys.contains(c)).collect();
+        let identity = match matches.identity {
+            RowStorage::Keyed => RowCodec::of_values(&left, &matches.unique_key)?,
+            _ => RowCodec::of_rows(&left, &others)?,
         };
         let met = lookup.right.keys.first().copied();
+        let arrivals = ArrivalSequence::new(matches.table, env.vnodes.start, env.first_arrival);
         Ok(Remembering {
             join,
             outer: lookup.outer,
             keys: KeyReader::new(&left, &lookup.left_keys, &lookup.left_vnode)?,
-            identity: KeyCodec::for_columns(&left, &identity_columns)?,
-            identity_columns,
+            identity,
             unique: matches.identity == RowStorage::Keyed,
-            row: KeyCodec::for_columns(&left, &(0..width).collect::<Vec<_>>())?,
+            row: RowCodec::whole(&left)?,
             left,
             numbered,
             met: met.ok_or_else(|| ExecError::internal("a lookup without a key"))?,
@@ -203,7 +204,7 @@ impl Remembering {
             schema: crate::operators::nullable(&node.schema),
             pending: Vec::new(),
             pending_bytes: 0,
-            sequence: first_sequence(),
+            arrivals,
             env,
         })
     }
@@ -229,9 +230,9 @@ impl Remembering {
     /// Keys of the stored entries of left rows: `vnode | left key | identity`.
     fn prefixes(&self, rows: &RecordBatch) -> Result<BinaryArray, ExecError> {
         let keys = self.keys.read(rows)?;
-        let identity = match self.identity_columns.is_empty() {
+        let identity = match self.identity.is_empty() {
             true => None,
-            false => Some(self.identity.rows(&columns_at(rows, &self.identity_columns))?),
+            false => Some(self.identity.rows(rows.columns(), rows.num_rows())?),
         };
         let mut out = BinaryBuilder::with_capacity(rows.num_rows(), rows.num_rows() * 32);
         let mut scratch = Vec::with_capacity(64);
@@ -250,8 +251,8 @@ impl Remembering {
         }
         self.env.metrics.fetch_rounds.add(1);
         let prefixes = self.prefixes(&gone.batch)?;
-        let found = wait(self.table.multi_scan(prefixes, None)).await?;
-        let taken = self.last_copies(gone, &found)?;
+        let found = wait(self.table.multi_scan(prefixes.clone(), None)).await?;
+        let taken = self.last_copies(gone, &prefixes, &found)?;
         if taken.is_empty() {
             return Ok(());
         }
@@ -268,7 +269,12 @@ impl Remembering {
     }
 
     /// The entries of the copies of each row that came last, as many as are retracted.
-    fn last_copies(&self, gone: &DeltaChunk, found: &Found) -> Result<Vec<u32>, ExecError> {
+    fn last_copies(
+        &self,
+        gone: &DeltaChunk,
+        prefixes: &BinaryArray,
+        found: &Found,
+    ) -> Result<Vec<u32>, ExecError> {
         let mut taken = Vec::new();
         let mut end = found.len();
         for row in (0..gone.num_rows()).rev() {
@@ -276,6 +282,11 @@ impl Remembering {
             let mut copy: Option<&[u8]> = None;
             while end > 0 && found.input.value(end - 1) as usize == row {
                 let key = found.keys.value(end - 1);
+                // Of an equal row that differs in the sign of a zero: its prefix goes on.
+                if key.len() != prefixes.value(row).len() + SEQUENCE + ORDINAL {
+                    end -= 1;
+                    continue;
+                }
                 let of = &key[..key.len().saturating_sub(ORDINAL)];
                 if copy != Some(of) {
                     copy = Some(of);
@@ -304,9 +315,7 @@ impl Remembering {
         }
         let mut ordinal = 0;
         for part in rows.chunks(self.env.options.chunk_rows.max(1)) {
-            let first = self.sequence;
-            self.sequence += part.len() as u64;
-            let numbers = UInt64Array::from_iter_values(first..self.sequence);
+            let numbers = UInt64Array::from_iter_values(self.arrivals.take(part.len() as u64));
             let part = UInt32Array::from(part.to_vec());
             let batch = take_rows(&come.batch, &part)?;
             let mut columns = batch.columns().to_vec();
@@ -447,6 +456,11 @@ impl Operator for Remembering {
         self.join.seal(sealed)?;
         sealed.extend(self.table.seal()?);
         Ok(())
+    }
+
+    fn counters(&self, out: &mut HashMap<String, u64>) {
+        self.join.counters(out);
+        out.extend([self.arrivals.counter()]);
     }
 
     fn memory_size(&self) -> usize {

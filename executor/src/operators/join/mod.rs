@@ -29,7 +29,7 @@ mod pairs;
 mod settle;
 mod side;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use arrow::array::{BooleanArray, UInt32Array};
 use arrow::datatypes::{Schema, SchemaRef};
@@ -173,6 +173,7 @@ impl HashJoin {
                 tables(join.left.table)?,
                 preserved[0],
                 append_only,
+                &env,
             )?,
             Side::new(
                 &join.right,
@@ -181,6 +182,7 @@ impl HashJoin {
                 tables(join.right.table)?,
                 preserved[1],
                 append_only,
+                &env,
             )?,
         ];
         let complete = sides.iter().all(|s| s.table.is_empty());
@@ -627,6 +629,10 @@ impl Operator for HashJoin {
             sealed.extend(side.table.seal()?);
         }
         Ok(())
+    }
+
+    fn counters(&self, out: &mut HashMap<String, u64>) {
+        out.extend(self.sides.iter().filter_map(Side::counter));
     }
 
     fn memory_size(&self) -> usize {

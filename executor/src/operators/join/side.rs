@@ -17,12 +17,11 @@
 use std::collections::HashMap;
 
 use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, Int64Array, UInt32Array};
-use arrow::compute;
 use arrow::datatypes::SchemaRef;
 use hashbrown::HashTable;
 use millrace_common::delta::take_rows;
-use millrace_common::hash::hash_columns;
-use millrace_common::keys::{KeyCodec, canonicalise, columns_at};
+use millrace_common::identity::{RowCodec, hash_rows, negative_zeros};
+use millrace_common::keys::canonicalise;
 use millrace_common::{DeltaChunk, Vnode};
 use millrace_planner::graph::JoinSide;
 use millrace_rpc::catalog::RowStorage;
@@ -31,6 +30,8 @@ use millrace_storage::Lookup;
 use super::super::aggregate::differ;
 use super::early::{ByKey, Held};
 use crate::error::ExecError;
+use crate::operators::Env;
+use crate::sequence::ArrivalSequence;
 use crate::state::arena::{RowArena, RowRef, gather_batch, new_batch};
 use crate::state::keys::append_storage_key;
 use crate::state::{Slot, StateTable};
@@ -98,10 +99,9 @@ pub struct Side {
     index: Option<HashTable<u32>>,
     /// Nodes of negative weight.
     negatives: usize,
-    identity: Vec<usize>,
-    identity_codec: KeyCodec,
-    pub(super) row_codec: KeyCodec,
-    sequence: u64,
+    identity: RowCodec,
+    pub(super) row_codec: RowCodec,
+    arrivals: ArrivalSequence,
     /// Changes of the epoch of a Keyed side.
     pub(super) held: Vec<Held>,
     /// Those whose keys' stored rows are being read, and these keys.
@@ -119,12 +119,14 @@ impl Side {
         table: Box<dyn StateTable>,
         preserved: bool,
         append_only: bool,
+        env: &Env,
     ) -> Result<Side, ExecError> {
         let all: Vec<usize> = (0..schema.fields().len()).collect();
+        let others: Vec<usize> = all.iter().copied().filter(|c| !keys.contains(c)).collect();
         let identity = match side.storage {
-            RowStorage::Keyed => side.unique_key.clone(),
-            RowStorage::Multiset => all.iter().copied().filter(|c| !keys.contains(c)).collect(),
-            RowStorage::Append => Vec::new(),
+            RowStorage::Keyed => RowCodec::of_values(schema, &side.unique_key)?,
+            RowStorage::Multiset => RowCodec::of_rows(schema, &others)?,
+            RowStorage::Append => RowCodec::of_values(schema, &[])?,
         };
         let indexed = side.storage != RowStorage::Append && !append_only;
         Ok(Side {
@@ -138,10 +140,9 @@ impl Side {
             point: side.storage == RowStorage::Keyed && identity.is_empty() && !keys.is_empty(),
             index: indexed.then(HashTable::new),
             negatives: 0,
-            identity_codec: KeyCodec::for_columns(schema, &identity)?,
-            row_codec: KeyCodec::for_columns(schema, &all)?,
+            row_codec: RowCodec::whole(schema)?,
             identity,
-            sequence: first_sequence(),
+            arrivals: ArrivalSequence::new(side.table, env.vnodes.start, env.first_arrival),
             held: Vec::new(),
             asked: Vec::new(),
             asked_keys: BinaryArray::from_iter_values([[0u8; 0]; 0]),
@@ -180,17 +181,15 @@ impl Side {
         let mut out = BinaryBuilder::with_capacity(keys.len(), keys.len() * 32);
         let mut scratch = Vec::with_capacity(64);
         if self.storage == RowStorage::Append {
-            for (vnode, key) in keys {
-                self.sequence += 1;
-                let sequence = self.sequence.to_be_bytes();
-                append_storage_key(&mut out, &mut scratch, *vnode, &[key, &sequence]);
+            for ((vnode, key), number) in keys.iter().zip(self.arrivals.take(keys.len() as u64)) {
+                append_storage_key(&mut out, &mut scratch, *vnode, &[key, &number.to_be_bytes()]);
             }
         } else if self.identity.is_empty() {
             for (vnode, key) in keys {
                 append_storage_key(&mut out, &mut scratch, *vnode, &[key]);
             }
         } else {
-            let rows = self.identity_codec.rows(&columns_at(&chunk.batch, &self.identity))?;
+            let rows = self.identity.rows(chunk.batch.columns(), chunk.num_rows())?;
             for (i, (vnode, key)) in keys.iter().enumerate() {
                 append_storage_key(&mut out, &mut scratch, *vnode, &[key, rows.row(i).data()]);
             }
@@ -222,10 +221,9 @@ impl Side {
                 return Err(ExecError::internal("an append-only side of a join got a retraction"));
             }
             let key = keys.value(i);
-            for _ in 0..weight {
-                self.sequence += 1;
+            for number in self.arrivals.take(weight as u64) {
                 let mut one = key[..key.len() - 8].to_vec();
-                one.extend_from_slice(&self.sequence.to_be_bytes());
+                one.extend_from_slice(&number.to_be_bytes());
                 out.append_value(&one);
                 rows.push(i as u32);
             }
@@ -289,7 +287,7 @@ impl Side {
     /// The hash of whole rows, for the index.
     fn row_hashes(&self, chunk: &DeltaChunk) -> Result<Vec<u64>, ExecError> {
         match self.index {
-            Some(_) => Ok(hash_columns(chunk.batch.columns(), chunk.num_rows())?),
+            Some(_) => Ok(hash_rows(chunk.batch.columns(), chunk.num_rows())?),
             None => Ok(vec![0; chunk.num_rows()]),
         }
     }
@@ -412,10 +410,17 @@ impl Side {
             candidates.iter().map(|&i| self.nodes[found[i] as usize].at).collect();
         let stored = self.arena.batch(&here)?;
         let indices = UInt32Array::from_iter_values(candidates.iter().map(|&i| rows[i].0));
-        for (c, stored) in stored.columns().iter().enumerate() {
-            let new = compute::take(chunk.batch.column(c), &indices, None)?;
-            let differ = differ(&canonicalise(&new), &canonicalise(stored))?;
+        let new = take_rows(&chunk.batch, &indices)?;
+        for (new, stored) in new.columns().iter().zip(stored.columns()) {
+            let differ = differ(&canonicalise(new), &canonicalise(stored))?;
             for i in differ.set_indices() {
+                found[candidates[i]] = END;
+            }
+        }
+        let signs = [&new, &stored].map(|b| negative_zeros(b.columns(), b.num_rows()));
+        if signs.iter().any(Option::is_some) {
+            let [new, stored] = signs.map(|s| s.unwrap_or_else(|| vec![0; candidates.len()]));
+            for i in (0..candidates.len()).filter(|&i| new[i] != stored[i]) {
                 found[candidates[i]] = END;
             }
         }
@@ -435,11 +440,9 @@ impl Side {
         }
         Ok(())
     }
-}
 
-/// Append sequences start beyond all of earlier instances of the task: nanoseconds of the wall
-/// clock. (A row takes longer than a nanosecond.)
-pub fn first_sequence() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |d| d.as_nanos() as u64)
+    /// The counter of an append-only side.
+    pub fn counter(&self) -> Option<(String, u64)> {
+        (self.storage == RowStorage::Append).then(|| self.arrivals.counter())
+    }
 }

@@ -130,7 +130,7 @@ fn left_rows_keep_what_they_met_at_their_epoch() {
                 subject.options
             );
             if rng.random_bool(0.3) {
-                op = subject.build();
+                op = subject.restart(Some(op.as_ref()));
             }
         }
         // When all is taken back nothing stays behind.

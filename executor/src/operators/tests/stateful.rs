@@ -1,6 +1,6 @@
 //! Aggregates, joins and top-N against a naive evaluation.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use arrow::compute::SortOptions;
@@ -22,6 +22,7 @@ use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, Output};
 use crate::operators::{Env, build_with};
 use crate::options::{Eviction, ExecOptions, StateAccess};
+use crate::sequence::first_arrival;
 use crate::stats::OperatorMetrics;
 
 /// A node with its inputs and tables; it can be built again over the same tables.
@@ -34,6 +35,15 @@ pub(super) struct Subject {
 
 impl Subject {
     pub fn build(&self) -> Box<dyn Operator> {
+        self.restart(None)
+    }
+
+    /// An instance that goes on after what another has committed.
+    pub fn restart(&self, before: Option<&dyn Operator>) -> Box<dyn Operator> {
+        let mut counters = HashMap::new();
+        if let Some(before) = before {
+            before.counters(&mut counters);
+        }
         let env = Env {
             options: Arc::new(self.options.clone()),
             errors: Arc::new(ErrorSink::default()),
@@ -41,6 +51,7 @@ impl Subject {
             governor: MemoryGovernor::new(1 << 30),
             vnodes: 0..256,
             restored: millrace_common::Epoch::ZERO,
+            first_arrival: first_arrival(&counters),
         };
         build_with(&self.node, &self.inputs, env, &mut |t| Ok(Box::new(self.tables[t].clone())))
             .unwrap()
@@ -92,7 +103,7 @@ fn check(
             subject.node.op, subject.options
         );
         if rng.random_bool(0.3) {
-            op = subject.build();
+            op = subject.restart(Some(op.as_ref()));
         }
     }
 }
@@ -350,14 +361,15 @@ fn joins_equal_a_naive_evaluation() {
         let null_aware =
             rng.random_bool(0.3) && matches!(join, JoinKind::LeftAnti | JoinKind::LeftMark);
         // Joined by the unique id instead.
-        let unique = kinds == [Kind::Keyed; 2] && !null_aware && rng.random_bool(0.5);
+        let unique = kinds == [Kind::Keyed; 2] && rng.random_bool(0.5);
+        let per_key = unique && !null_aware;
         let side = |table: usize| JoinSide {
             keys: vec![if unique { 3 } else { 0 }],
             vnode: vec![if unique { 3 } else { 0 }],
             table,
             storage: storage(kinds[table]),
-            unique_key: if kinds[table] == Kind::Keyed && !unique { vec![3] } else { vec![] },
-            unique_per_key: unique,
+            unique_key: if kinds[table] == Kind::Keyed && !per_key { vec![3] } else { vec![] },
+            unique_per_key: per_key,
         };
         let column = |name, c| Arc::new(Column::new(name, c));
         let expr = BinaryExpr::new(column("v", 1), BinaryOp::Lt, column("v", 5));

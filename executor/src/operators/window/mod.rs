@@ -20,11 +20,11 @@ mod values;
 
 use arrow::array::{Array, ArrayRef, Int64Array};
 use arrow::compute::interleave;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{Field, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
-use millrace_common::keys::KeyCodec;
+use millrace_common::identity::RowCodec;
 use millrace_planner::graph::{self, RetentionBy};
 use millrace_planner::window_call::Reach;
 use millrace_storage::{Found, MemRun};
@@ -51,7 +51,7 @@ pub struct WindowOperator {
     reaches: Vec<Reach>,
     spans: Vec<Span>,
     /// Tells results apart; absent where a result's type has no key.
-    results: Option<KeyCodec>,
+    results: Option<RowCodec>,
     table: Box<dyn StateTable>,
     schema: SchemaRef,
     keys: KeyTable,
@@ -93,7 +93,7 @@ impl WindowOperator {
             reaches: calls.reaches(),
             spans: calls.spans(),
             calls,
-            results: KeyCodec::new(window.calls.iter().map(|c| c.output_type.clone())).ok(),
+            results: results_codec(&window.calls),
             schema: super::nullable(&node.schema),
             keys: KeyTable::new(env.options.eviction, table.is_empty()),
             table,
@@ -324,7 +324,8 @@ impl WindowOperator {
     fn emit(&self, old: &Shown, new: &Shown, out: &mut Output) -> Result<(), ExecError> {
         let encoded = match &self.results {
             Some(codec) => {
-                Some((codec.rows(&old.results.columns)?, codec.rows(&new.results.columns)?))
+                let rows = |r: &Results| codec.rows(&r.columns, r.rows.len());
+                Some((rows(&old.results)?, rows(&new.results)?))
             }
             None => None,
         };
@@ -481,6 +482,12 @@ impl Operator for WindowOperator {
     fn memory_size(&self) -> usize {
         self.held()
     }
+}
+
+/// `None`: a result's type has no key.
+fn results_codec(calls: &[graph::WindowCall]) -> Option<RowCodec> {
+    let fields = calls.iter().map(|c| Field::new("", c.output_type.clone(), true));
+    RowCodec::whole(&Schema::new(fields.collect::<Vec<_>>())).ok()
 }
 
 /// An interval's entries, with their weights, and their results, copies one by one.

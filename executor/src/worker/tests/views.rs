@@ -1,5 +1,6 @@
 //! What a view promises: its query over its inputs, at every epoch, whatever happens to other jobs.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use super::*;
@@ -198,4 +199,31 @@ async fn calls_of_another_generation_are_refused() {
     c.worker.concluded(v, Generation(1), Verdict::Void).await;
     c.follow(v, t).await;
     assert_eq!(c.rows(v).await, [(1, 1, 1)]);
+}
+
+#[tokio::test]
+async fn rows_by_arrival_are_spread_and_never_numbered_twice() {
+    let c = Cluster::new(ExecOptions::default()).await;
+    let t = c.table(1).await;
+    let nodes = vec![subscribe(t), node(Op::Materialize, vec![0])];
+    let output = layout(RowStorage::Append, vec![]);
+    let v = c.view(2, t, graph(vec![nodes], vec![FragmentOutput::Relation], output), 1).await;
+    c.catch_up(v).await;
+    for parallelism in [1, 3, 2, 1] {
+        c.meta.jobs.lock().get_mut(&v).unwrap().start.parallelism = parallelism;
+        c.start(v).await.unwrap();
+        let first = c.rows(t).await.len() as i64;
+        c.insert(t, (first..first + 5_000).map(|i| (i, i))).await;
+        c.follow(v, t).await;
+        // A row whose number had been given before would have replaced another.
+        assert_eq!(c.rows(v).await, c.rows(t).await);
+    }
+    let snapshot = c.store.job(v).unwrap().snapshot(Epoch::MAX).unwrap();
+    let options = ScanOptions { with_keys: true, ..ScanOptions::default() };
+    let scan = snapshot.scan(TableId(v.0 * 10), options);
+    let batches: Vec<_> = scan.try_collect().await.unwrap();
+    let keys =
+        batches.iter().filter_map(|b| b.keys.as_ref()).flat_map(|keys| keys.iter().flatten());
+    let vnodes: HashSet<[u8; 2]> = keys.map(|key| [key[0], key[1]]).collect();
+    assert!(vnodes.len() >= 15, "20,000 rows are in {} vnodes", vnodes.len());
 }

@@ -7,12 +7,19 @@ use crate::catalog::objects::{columns, relkind};
 use crate::catalog::pg::view_text;
 
 pub(super) const FUNCTIONS: &[Entry] = &[
-    ("pg_index_column_has_property", 'b', |_, a| {
+    ("pg_index_column_has_property", 'b', |t, a| {
+        let oid = relation_argument(t, a)?;
+        let column = int(a, 1)?.and_then(|n| usize::try_from(n).ok()?.checked_sub(1));
+        let index = oid.and_then(|oid| t.indexes().iter().find(|i| i.oid == oid));
+        let direction = index.and_then(|i| i.directions().nth(column?));
+        let (descending, nulls_first) = direction.unwrap_or_default();
         let has = |p: &str| match p {
-            "asc" | "nulls_last" | "orderable" | "search_array" | "search_nulls" | "returnable" => {
-                Some(true)
-            }
-            "desc" | "nulls_first" | "distance_orderable" => Some(false),
+            "asc" => Some(!descending),
+            "desc" => Some(descending),
+            "nulls_first" => Some(nulls_first),
+            "nulls_last" => Some(!nulls_first),
+            "orderable" | "search_array" | "search_nulls" | "returnable" => Some(true),
+            "distance_orderable" => Some(false),
             _ => None,
         };
         Ok(text(a, 2).and_then(|p| has(&p.to_lowercase())).into())
@@ -26,13 +33,13 @@ pub(super) const FUNCTIONS: &[Entry] = &[
         Ok(oid.and_then(|oid| view_of(t, oid)).into())
     }),
     ("pg_get_indexdef", 't', |t, a| {
-        let (oid, column) = (int(a, 0)?, int(a, 1)?.unwrap_or(0));
+        let (oid, column) = (relation_argument(t, a)?, int(a, 1)?.unwrap_or(0));
         let index = oid.and_then(|oid| t.indexes().iter().find(|i| i.oid == oid));
         Ok(index.map(|i| i.definition(column)).into())
     }),
     ("pg_get_constraintdef", 't', |t, a| {
-        let index =
-            int(a, 0)?.and_then(|oid| t.indexes().iter().find(|i| i.oid == oid && i.primary));
+        let index = relation_argument(t, a)?
+            .and_then(|oid| t.indexes().iter().find(|i| i.oid == oid && i.primary));
         Ok(index.map(|i| i.constraint()).into())
     }),
     ("pg_get_ruledef", 't', NULL),

@@ -220,6 +220,11 @@ fn acts(name: &str) -> bool {
     locks::FUNCTIONS.iter().any(|f| f.0 == name) || sessions::ACTING.contains(&name)
 }
 
+/// The names of all functions.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    PARTS.iter().flat_map(|part| part.iter()).map(|f| f.0)
+}
+
 /// The function of a name.
 pub fn lookup(tables: &Arc<SystemTables>, name: &str) -> Option<Arc<ScalarUDF>> {
     let (name, kind, body) = *PARTS.iter().flat_map(|part| part.iter()).find(|f| f.0 == name)?;

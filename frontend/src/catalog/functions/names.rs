@@ -6,8 +6,9 @@ use super::{Body, Entry, int, text};
 use crate::catalog::SystemTables;
 use crate::catalog::columns::SYSTEM_TABLES;
 use crate::catalog::objects::{
-    PROCEDURES, TYPES, format_type, namespaces, quote_ident, system_table, type_named,
+    TYPES, format_type, namespaces, quote_ident, system_table, type_named,
 };
+use crate::catalog::procedures::{procedure_name, procedure_named};
 use crate::catalog::rows::Cell;
 
 pub(super) const FUNCTIONS: &[Entry] = &[
@@ -92,19 +93,7 @@ fn number(text: &str) -> Option<i64> {
 fn procedure_oid(name: &str) -> Option<i64> {
     let plain = name.split('(').next().unwrap_or(name).trim();
     let plain = plain.strip_prefix("pg_catalog.").unwrap_or(plain);
-    PROCEDURES.iter().find(|p| p.1 == plain).map(|p| p.0).or_else(|| number(plain))
-}
-
-fn procedure_name(oid: i64) -> String {
-    match oid {
-        0 => "-".to_owned(),
-        3 => "heap_tableam_handler".to_owned(),
-        330 => "bthandler".to_owned(),
-        oid => {
-            let known = PROCEDURES.iter().find(|p| p.0 == oid);
-            known.map_or_else(|| oid.to_string(), |p| p.1.to_owned())
-        }
-    }
+    procedure_named(plain).or_else(|| number(plain))
 }
 
 /// Operators are not listed: each is its number.
@@ -141,6 +130,10 @@ fn schema_oid(t: &SystemTables, name: &str) -> Option<i64> {
     namespaces(t.catalog()).into_iter().find(|n| n.1 == name).map(|n| n.0)
 }
 
+/// Types that no column has, by which psql sorts functions.
+const PSEUDO_TYPES: [(i64, &str); 4] =
+    [(2249, "record"), (2278, "void"), (2279, "trigger"), (3838, "event_trigger")];
+
 fn type_oid(name: &str) -> Option<i64> {
     if let Ok(oid) = name.parse::<i64>() {
         return Some(oid);
@@ -152,7 +145,8 @@ fn type_oid(name: &str) -> Option<i64> {
         None => {
             let plain = name.split('(').next().unwrap_or(name).trim();
             let array = || TYPES.iter().find(|t| name.strip_prefix('_') == Some(t.1)).map(|t| t.4);
-            type_named(plain).map(|t| t.0).or_else(array)
+            let pseudo = || PSEUDO_TYPES.iter().find(|t| t.1 == name).map(|t| t.0);
+            type_named(plain).map(|t| t.0).or_else(array).or_else(pseudo)
         }
     }
 }

@@ -36,7 +36,17 @@ pub(super) const FUNCTIONS: &[Entry] = &[
             _ => Cell::Null,
         })
     }),
-    ("#subscripts", 'v', |_, a| {
+    ("#numbers", 'l', |_, a| {
+        let Some(Cell::Texts(v)) = a.first() else { return Ok(Cell::Null) };
+        Ok(Cell::Ints(v.iter().filter_map(|s| s.parse().ok()).collect()))
+    }),
+    ("#vector_slice", 'k', |_, a| {
+        let Some(Cell::Texts(v)) = a.first() else { return Ok(Cell::Null) };
+        let (Some(from), Some(to)) = (int(a, 1)?, int(a, 2)?) else { return Ok(Cell::Null) };
+        let places = v.iter().enumerate().filter(|(i, _)| (from..=to).contains(&(*i as i64)));
+        Ok(Cell::Ints(places.filter_map(|(_, s)| s.parse().ok()).collect()))
+    }),
+    ("#subscripts", 'l', |_, a| {
         let Some(Cell::Texts(v)) = a.first() else { return Ok(Cell::Null) };
         let first = int(a, 1)?.unwrap_or(1);
         Ok(Cell::Ints((0..v.len() as i64).map(|i| first + i).collect()))

@@ -9,9 +9,10 @@ use datafusion::scalar::ScalarValue;
 use millrace_common::types::{Element, UNCONSTRAINED_NUMERIC};
 use millrace_common::{SqlError, SqlType};
 use millrace_planner::CatalogView;
+use millrace_planner::bind::types::second_digits;
 use millrace_planner::functions::call::implicit_cast;
 use millrace_planner::functions::cast::check_length;
-use millrace_rpc::catalog::Column;
+use millrace_rpc::catalog::{Column, ColumnType, RelationKind};
 
 use crate::dml::assign;
 use crate::query::SessionCatalog;
@@ -30,6 +31,41 @@ pub fn check(
         Some(from) => Err(assign::mismatch(&column.name, from, to).with_hint(
             "Cast it in the sink's query; what does not fit is NULL then, and counted.",
         )),
+    }
+}
+
+/// The digits that the seconds of a query's column must be rounded to for a column of the table; `None`: it has no
+/// more. A key is not wrapped without need: of what is computed nobody knows that it is unique.
+pub fn rounded_to(
+    plan: &LogicalPlan,
+    at: usize,
+    column: &Column,
+    catalog: &SessionCatalog,
+) -> Option<u32> {
+    let digits = second_digits(column.sql_type)?;
+    let from = declared(plan, at, catalog).filter(|from| from.oid == column.sql_type.oid);
+    let fits = from.and_then(second_digits).is_some_and(|from| from <= digits);
+    (!fits).then_some(digits)
+}
+
+/// The type of the stored column that a plan's column plainly is.
+fn declared(plan: &LogicalPlan, at: usize, catalog: &SessionCatalog) -> Option<ColumnType> {
+    let of = |expr: Option<&Expr>, input: &LogicalPlan| match expr?.clone().unalias() {
+        Expr::Column(c) => declared(input, input.schema().maybe_index_of_column(&c)?, catalog),
+        _ => None,
+    };
+    match plan {
+        LogicalPlan::Projection(p) => of(p.expr.get(at), &p.input),
+        LogicalPlan::Aggregate(a) => of(a.group_expr.get(at), &a.input),
+        LogicalPlan::SubqueryAlias(s) => declared(&s.input, at, catalog),
+        LogicalPlan::Filter(f) => declared(&f.input, at, catalog),
+        LogicalPlan::TableScan(scan) => {
+            let field = plan.schema().fields().get(at)?;
+            let table = catalog.relation(scan.table_name.schema(), scan.table_name.table())?;
+            let column = table.columns.iter().find(|c| c.name == *field.name())?;
+            (table.kind == RelationKind::Table as i32).then_some(column.sql_type)
+        }
+        _ => None,
     }
 }
 

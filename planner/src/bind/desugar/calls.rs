@@ -1,9 +1,11 @@
 //! Calls of functions that are operators, constants of the statement, or other functions.
 
+use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::*;
 
 use super::Desugar;
+use super::literals::digits_of;
 use super::ops::{
     Op, SCALAR, call, cast, null, number_text, ours, resolved, resolved_name, string, take,
     unwrap_number,
@@ -11,6 +13,20 @@ use super::ops::{
 use crate::bind::names::fold;
 use crate::functions::text::timestamptz_text;
 use crate::parser::VARIADIC;
+
+/// Functions that become operators, casts or constants.
+pub(super) const SPELLED: [&str; 10] = [
+    "mod",
+    "version",
+    "date",
+    "now",
+    "transaction_timestamp",
+    "statement_timestamp",
+    "current_database",
+    "age",
+    "timezone",
+    "row_to_json",
+];
 
 impl Desugar<'_> {
     /// Functions that are operators, or constants of the statement.
@@ -34,6 +50,11 @@ impl Desugar<'_> {
         if let Some(call) = variadic(f, name)? {
             return Ok(Some(call));
         }
+        if let Some(digits) = seconds_of(f, name)? {
+            let moment = self.function(f)?;
+            let none = || SqlError::unsupported(format!("{} with a precision", f.name));
+            return Ok(Some(call("round_seconds", [moment.ok_or_else(none)?, digits])));
+        }
         if f.over.is_some() {
             unwrap_window(f);
         }
@@ -53,14 +74,24 @@ impl Desugar<'_> {
                     (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
                 Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
             }),
-            "version" => Some(string(VERSION)),
+            "abs" | "ceil" | "ceiling" | "floor" | "sign" => {
+                arguments_mut(f).into_iter().for_each(|e| *e = number(take(e)));
+                None
+            }
+            "version" => Some(cast(string(VERSION), SqlType::Text)),
+            // What the type of the value does not tell any more.
+            "pg_typeof"
+                if let Some(name) = arguments_mut(f).first().and_then(|e| cast_to_varchar(e)) =>
+            {
+                Some(cast(string(name), SqlType::Text))
+            }
             "date" => arguments(f)
                 .and_then(<[Expr; 1]>::try_from_vec)
                 .map(|[moment]| cast(moment, SqlType::Date)),
-            "now" | "current_timestamp" | "transaction_timestamp" | "statement_timestamp"
-                if fixed =>
-            {
-                Some(now())
+            "now" | "current_timestamp" | "transaction_timestamp" if fixed => Some(now()),
+            "statement_timestamp" if fixed => {
+                let text = timestamptz_text(self.session.statement_us);
+                Some(cast(string(text), SqlType::Timestamptz))
             }
             "localtimestamp" if fixed => Some(cast(now(), SqlType::Timestamp)),
             "current_date" if fixed => Some(cast(now(), SqlType::Date)),
@@ -72,10 +103,10 @@ impl Desugar<'_> {
             | "current_timestamp"
             | "localtimestamp" => Some(call("now", [])),
             "current_user" | "session_user" | "user" | "current_role" if fixed => {
-                Some(string(self.session.user.clone()))
+                Some(cast(string(self.session.user.clone()), SqlType::Text))
             }
             "current_database" | "current_catalog" if fixed => {
-                Some(string(self.session.database.clone()))
+                Some(cast(string(self.session.database.clone()), SqlType::Text))
             }
             "jsonb_agg" | "json_agg" if f.over.is_none() => {
                 // An array of documents is one document. Distinct values are in the order of their own type.
@@ -122,6 +153,55 @@ impl Desugar<'_> {
                 _ => None,
             },
         })
+    }
+}
+
+/// A string constant as the number that a function of all numeric types takes it for.
+pub(super) fn number(e: Expr) -> Expr {
+    match &e {
+        Expr::Value(v) if matches!(v.value, Value::SingleQuotedString(_)) => {
+            cast(e, SqlType::Double)
+        }
+        _ => e,
+    }
+}
+
+/// Takes the precision of `current_timestamp(n)` away from it; an error where a function has none.
+fn seconds_of(f: &mut Function, name: &str) -> Result<Option<Expr>, SqlError> {
+    let precise = match name {
+        "current_timestamp" | "localtimestamp" | "current_time" | "localtime" => true,
+        "now" | "transaction_timestamp" | "statement_timestamp" => false,
+        _ => return Ok(None),
+    };
+    let FunctionArguments::List(list) = &mut f.args else { return Ok(None) };
+    let digits = match list.args.as_slice() {
+        [] => return Ok(None),
+        [only] if precise => argument_value(only).and_then(number_text),
+        _ => None,
+    };
+    match digits.and_then(|text| text.parse().ok()) {
+        Some(digits) => {
+            list.args.clear();
+            Ok(Some(digits_of(digits)))
+        }
+        None => {
+            let shown: Vec<String> = list.args.iter().map(argument_shown).collect();
+            let call = format!("{name}({})", shown.join(", "));
+            Err(crate::error::undefined_function(&call))
+        }
+    }
+}
+
+/// The name of `varchar` or its array, if an expression is a cast to it.
+fn cast_to_varchar(e: &Expr) -> Option<&'static str> {
+    match e {
+        Expr::Nested(inner) => cast_to_varchar(inner),
+        Expr::BinaryOp { op, .. } => match Op::decode(op)? {
+            Op::Cast(SqlType::Varchar(_)) => Some("character varying"),
+            Op::Cast(SqlType::Array(Element::Varchar(_))) => Some("character varying[]"),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

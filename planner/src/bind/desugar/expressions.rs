@@ -1,10 +1,12 @@
 //! Expressions, each rewritten after its parts, and the constructs that are calls by another name.
 
-use millrace_common::SqlError;
+use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
+use super::calls::number;
 use super::ops::{Op, binary, call, null, ours, resolved, string, take};
 use super::{Desugar, comparisons, literals, patterns, subscripts};
+use crate::bind::names::fold;
 
 impl Desugar<'_> {
     pub(super) fn rewrite(&self, expr: &mut Expr) -> Result<(), SqlError> {
@@ -34,6 +36,10 @@ impl Desugar<'_> {
             Expr::CompoundFieldAccess { root, access_chain } => {
                 subscripts::rewrite(root, access_chain)?
             }
+            Expr::Collate { expr: e, collation } => {
+                check_collation(collation)?;
+                Some(take(e))
+            }
             _ => construct(expr),
         };
         if let Some(new) = new {
@@ -41,6 +47,23 @@ impl Desugar<'_> {
         }
         Ok(())
     }
+}
+
+/// 42704 for an order of texts other than that of their bytes.
+fn check_collation(name: &ObjectName) -> Result<(), SqlError> {
+    let parts: Vec<String> = name.0.iter().filter_map(|p| p.as_ident()).map(fold).collect();
+    let known = match parts.as_slice() {
+        [name] => name.as_str(),
+        [schema, name] if schema == "pg_catalog" => name.as_str(),
+        _ => "",
+    };
+    if matches!(known, "C" | "POSIX" | "ucs_basic" | "default") {
+        return Ok(());
+    }
+    let shown = parts.join(".");
+    let message = format!("collation \"{shown}\" for encoding \"UTF8\" does not exist");
+    let error = SqlError::new(SqlState::UNDEFINED_OBJECT, message);
+    Err(error.with_hint("Texts are ordered by their bytes, which is COLLATE \"C\"."))
 }
 
 /// CASE, EXTRACT and their like; `None`: it stays as it is.
@@ -86,15 +109,14 @@ fn construct(expr: &mut Expr) -> Option<Expr> {
             call("overlay", args.into_iter().chain(length))
         }
         Expr::Floor { expr: e, field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime) } => {
-            call("floor", [take(e)])
+            call("floor", [number(take(e))])
         }
         Expr::Ceil { expr: e, field: CeilFloorKind::DateTimeField(DateTimeField::NoDateTime) } => {
-            call("ceil", [take(e)])
+            call("ceil", [number(take(e))])
         }
         Expr::AtTimeZone { timestamp, time_zone } => {
             call("timezone", [take(time_zone), take(timestamp)])
         }
-        Expr::Collate { expr: e, .. } => take(e),
         _ => return None,
     })
 }

@@ -1,12 +1,13 @@
 //! Values as they are written: numbers and their signs, strings, casts, intervals, arrays.
 
-use millrace_common::{SqlError, SqlType};
+use millrace_common::encoding::interval_text::{self, Field, Span};
+use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::*;
 
-use super::ops::{ARRAY, Op, binary, call, cast, null, number_text, ours, resolved, string, take};
+use super::ops::{ARRAY, Op, call, cast, null, number_text, ours, resolved, string, take};
 use crate::bind::SessionInfo;
 use crate::bind::types::sql_type;
-use crate::functions::text::timestamptz_text;
+use crate::functions::text::{push_interval_text, timestamptz_text};
 
 /// What a value, or one with a sign, becomes; `None`: it stays as it is.
 pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
@@ -27,7 +28,14 @@ pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
             }
             _ => ours(Op::Negate, take(e), null()),
         },
-        Expr::UnaryOp { op: UnaryOperator::Plus, expr: e } => take(e),
+        Expr::UnaryOp { op: UnaryOperator::Plus, expr: e } => match number_text(e) {
+            Some(_) => take(e),
+            None => ours(Op::Plus, take(e), null()),
+        },
+        Expr::UnaryOp { op: UnaryOperator::Not, expr: e } if is_string(e) => {
+            **e = cast(take(e), SqlType::Boolean);
+            return Ok(None);
+        }
         Expr::Cast { kind: CastKind::Cast | CastKind::DoubleColon, expr: e, data_type, .. } => {
             cast_to(take(e), data_type)?
         }
@@ -44,10 +52,9 @@ pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
         }
         Expr::UnaryOp { op: UnaryOperator::PGSquareRoot, expr: e } => call("sqrt", [take(e)]),
         Expr::UnaryOp { op: UnaryOperator::PGCubeRoot, expr: e } => call("cbrt", [take(e)]),
-        Expr::UnaryOp { op: UnaryOperator::PGAbs, expr: e } => call("abs", [take(e)]),
+        Expr::UnaryOp { op: UnaryOperator::PGAbs, expr: e } => ours(Op::Absolute, take(e), null()),
         Expr::UnaryOp { op: UnaryOperator::BitwiseNot, expr: e } => {
-            let ones = ours(Op::Number, string("-1"), null());
-            Expr::Nested(Box::new(binary(take(e), BinaryOperator::PGBitwiseXor, ones)))
+            ours(Op::Complement, take(e), null())
         }
         Expr::Array(array) if array.elem.iter().any(|e| matches!(e, Expr::Array(_))) => {
             return Err(SqlError::unsupported("an array of more than one dimension"));
@@ -59,7 +66,16 @@ pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
     }))
 }
 
-fn digits_of(n: u64) -> Expr {
+/// A string whose type is not known yet.
+fn is_string(e: &Expr) -> bool {
+    match e {
+        Expr::Nested(inner) => is_string(inner),
+        Expr::Value(v) => matches!(v.value, Value::SingleQuotedString(_)),
+        _ => false,
+    }
+}
+
+pub(super) fn digits_of(n: u64) -> Expr {
     ours(Op::Number, string(n.min(6).to_string()), null())
 }
 
@@ -128,7 +144,7 @@ pub(super) fn moment(expr: &Expr, session: &SessionInfo) -> Result<Option<Expr>,
     cast_to(moment, t).map(Some)
 }
 
-/// The text of an interval literal, its unit after the number.
+/// The text of an interval literal. With fields, what they make of it is written out.
 pub(in crate::bind) fn interval_text(i: &Interval) -> Result<String, SqlError> {
     let text = match i.value.as_ref() {
         Expr::Value(v) => match &v.value {
@@ -141,8 +157,50 @@ pub(in crate::bind) fn interval_text(i: &Interval) -> Result<String, SqlError> {
             None => return Err(SqlError::unsupported("an interval of an expression")),
         },
     };
-    Ok(match (&i.leading_field, text.trim().parse::<f64>()) {
-        (Some(unit), Ok(_)) => format!("{text} {}", unit.to_string().to_lowercase()),
-        _ => text,
+    let Some(first) = &i.leading_field else { return Ok(text) };
+    if let Some(span) = span(first, i.last_field.as_ref()) {
+        if i.leading_precision.is_some() && *first != DateTimeField::Second {
+            return Err(misplaced("("));
+        }
+        let read = interval_text::interval_of(&text, span)?;
+        let mut shown = String::new();
+        push_interval_text(&mut shown, read.months, read.days, read.us);
+        return Ok(shown);
+    }
+    if let Some(last) = &i.last_field {
+        return Err(misplaced(&last.to_string()));
+    }
+    // A unit that PostgreSQL has in the text only, such as weeks.
+    Ok(match text.trim().parse::<f64>() {
+        Ok(_) => format!("{text} {}", first.to_string().to_lowercase()),
+        Err(_) => return Err(misplaced(&first.to_string())),
     })
+}
+
+fn misplaced(word: &str) -> SqlError {
+    SqlError::new(SqlState::SYNTAX_ERROR, format!("syntax error at or near \"{word}\""))
+}
+
+/// The fields of an interval, if PostgreSQL has such ones.
+fn span(first: &DateTimeField, last: Option<&DateTimeField>) -> Option<Span> {
+    let field = |f: &DateTimeField| {
+        Some(match f {
+            DateTimeField::Year | DateTimeField::Years => Field::Year,
+            DateTimeField::Month | DateTimeField::Months => Field::Month,
+            DateTimeField::Day | DateTimeField::Days => Field::Day,
+            DateTimeField::Hour | DateTimeField::Hours => Field::Hour,
+            DateTimeField::Minute | DateTimeField::Minutes => Field::Minute,
+            DateTimeField::Second | DateTimeField::Seconds => Field::Second,
+            _ => return None,
+        })
+    };
+    let first = field(first)?;
+    let Some(last) = last else { return Some((first, first)) };
+    let last = field(last)?;
+    let good = match first {
+        Field::Year => last == Field::Month,
+        Field::Month => false,
+        first => last > first,
+    };
+    good.then_some((first, last))
 }

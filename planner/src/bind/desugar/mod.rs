@@ -25,11 +25,12 @@ use super::SessionInfo;
 use super::names::name_items;
 use super::own::change_own;
 use super::predicates::{spell_out_filter, spell_out_predicates};
+use crate::functions::functions;
 use crate::functions::window_fn::WITH_TIES;
 pub(super) use comparisons::row_items;
 pub use copies::{Copies, size};
 pub(super) use literals::interval_text;
-pub use ops::{ANY, ARRAY, ITEM, Op, SCALAR, SERIES, SLICE, VALUES, plain_call};
+pub use ops::{ANY, ARRAY, ITEM, Op, SCALAR, SERIES, SLICE, VALUES, assigned, plain_call};
 pub(super) use ops::{call, resolved, row_op, row_test, row_text, string, take};
 use ops::{null, number_text, ours, unwrap_number};
 
@@ -43,6 +44,18 @@ const SETS: [(&str, &str); 7] = [
     ("string_to_table", "string_to_array"),
     ("generate_subscripts", "array_subscripts"),
 ];
+
+/// Whether a function returns a set of rows.
+pub(super) fn returns_rows(name: &str) -> bool {
+    matches!(name, "unnest" | "regexp_matches") || SETS.iter().any(|(set, _)| *set == name)
+}
+
+/// Whether a name is that of a function of single values.
+pub(super) fn is_scalar(name: &str) -> bool {
+    ops::resolved_name(name).is_some()
+        || calls::SPELLED.contains(&name)
+        || functions().scalar(name).is_some()
+}
 
 /// Rewrites a query in place.
 pub fn desugar_query(query: &mut Query, session: &SessionInfo) -> Result<(), SqlError> {
@@ -125,15 +138,9 @@ impl VisitorMut for Desugar<'_> {
     }
 
     fn pre_visit_query(&mut self, query: &mut Query) -> Flow {
-        for cte in query.with.iter_mut().flat_map(|w| &mut w.cte_tables) {
-            if let Err(e) = super::order::part_and_keep_names(&mut cte.query) {
-                return ControlFlow::Break(Box::new(e));
-            }
-        }
-        if let Err(e) = super::order::place_distinct(query) {
+        if let Err(e) = spell_out_names(query) {
             return ControlFlow::Break(Box::new(e));
         }
-        super::order::part_names(query);
         if let Err(e) = super::windows::write_out_order(query, &mut self.copies) {
             return ControlFlow::Break(Box::new(e));
         }
@@ -190,8 +197,8 @@ impl VisitorMut for Desugar<'_> {
                     return ControlFlow::Break(Box::new(e));
                 }
             }
-            limit.iter_mut().for_each(unwrap_limit);
-            offset.iter_mut().for_each(|o| unwrap_limit(&mut o.value));
+            limit.iter_mut().for_each(|limit| unwrap_limit(limit, "LIMIT"));
+            offset.iter_mut().for_each(|o| unwrap_limit(&mut o.value, "OFFSET"));
         }
         ControlFlow::Continue(())
     }
@@ -226,6 +233,21 @@ impl VisitorMut for Desugar<'_> {
             Err(e) => ControlFlow::Break(Box::new(e)),
         }
     }
+}
+
+/// Gives a query's columns, and those of its WITH and of what it unites, names that mean one thing only.
+fn spell_out_names(query: &mut Query) -> Result<(), SqlError> {
+    let recursive = query.with.as_ref().is_some_and(|with| with.recursive);
+    for cte in query.with.iter_mut().flat_map(|w| &mut w.cte_tables) {
+        super::outer_outputs::name_in_with(&mut cte.query.body);
+        if !recursive && super::unions::is_set_operation(&cte.query.body) {
+            super::unions::in_from(&mut cte.query)?;
+        }
+        super::order::part_and_keep_names(&mut cte.query)?;
+    }
+    super::order::place_distinct(query)?;
+    super::order::part_branches(&mut query.body)?;
+    super::order::part_names(query)
 }
 
 /// `generate_series` in a SELECT list is a set of rows.
@@ -302,7 +324,7 @@ fn fetch_to_limit(query: &mut Query) -> Result<(), SqlError> {
     let mut quantity = fetch.quantity.unwrap_or_else(one);
     if fetch.with_ties {
         number_text(&quantity).map_or(Ok(()), super::limits::check_size)?;
-        unwrap_limit(&mut quantity);
+        unwrap_limit(&mut quantity, "LIMIT");
         quantity = call(WITH_TIES, [quantity]);
     }
     match &mut query.limit_clause {
@@ -331,7 +353,7 @@ fn is_null(e: &Expr) -> bool {
 }
 
 /// A whole number stays as it is; everything else becomes a bigint, in which LIMIT counts.
-fn unwrap_limit(e: &mut Expr) {
+fn unwrap_limit(e: &mut Expr, clause: &str) {
     if number_text(e).is_some_and(|text| text.parse::<i64>().is_ok()) {
         return unwrap_number(e);
     }
@@ -343,6 +365,6 @@ fn unwrap_limit(e: &mut Expr) {
         Expr::BinaryOp { op, right, .. } if Op::decode(op) == Some(Op::Parameter) => {
             *e = ours(Op::Cast(SqlType::BigInt), take(right), null());
         }
-        other => *other = ours(Op::Cast(SqlType::BigInt), take(other), null()),
+        other => *other = ours(Op::Rows, take(other), Box::new(string(clause))),
     }
 }

@@ -11,8 +11,18 @@ pub enum Op {
     Number,
     /// A cast of the left operand.
     Cast(SqlType),
+    /// The left operand as the value of a column (right operand: its name) of this type.
+    Assign(SqlType),
     /// Unary minus of the left operand.
     Negate,
+    /// Unary plus of the left operand: itself, if it is a number.
+    Plus,
+    /// The left operand without its sign.
+    Absolute,
+    /// The left operand with its bits turned.
+    Complement,
+    /// The left operand as a number of rows, for the clause that the right one names.
+    Rows,
     Distinct,
     NotDistinct,
     /// The right operand, as an element of a list that is compared with the left one.
@@ -110,11 +120,13 @@ impl Op {
     fn encode(self) -> BinaryOperator {
         BinaryOperator::Custom(match self {
             Op::Number => "#number".into(),
-            Op::Cast(t) => {
-                let t = ColumnType::from(t);
-                format!("#cast:{}:{}", t.oid, t.typmod)
-            }
+            Op::Cast(t) => format!("#cast:{}", encoded(t)),
+            Op::Assign(t) => format!("#assign:{}", encoded(t)),
             Op::Negate => "#negate".into(),
+            Op::Plus => "#plus".into(),
+            Op::Absolute => "#absolute".into(),
+            Op::Complement => "#complement".into(),
+            Op::Rows => "#rows".into(),
             Op::Distinct => "#distinct".into(),
             Op::NotDistinct => "#notdistinct".into(),
             Op::Element => "#element".into(),
@@ -135,6 +147,10 @@ impl Op {
         Some(match text.as_str() {
             "#number" => Op::Number,
             "#negate" => Op::Negate,
+            "#plus" => Op::Plus,
+            "#absolute" => Op::Absolute,
+            "#complement" => Op::Complement,
+            "#rows" => Op::Rows,
             "#distinct" => Op::Distinct,
             "#notdistinct" => Op::NotDistinct,
             "#element" => Op::Element,
@@ -147,13 +163,22 @@ impl Op {
             "#rownull" => Op::RowTest { not_null: false },
             "#rownotnull" => Op::RowTest { not_null: true },
             _ if text.starts_with("#call:") => Op::Call(resolved_name(&text[6..])?),
-            _ => {
-                let (oid, typmod) = text.strip_prefix("#cast:")?.split_once(':')?;
-                let t = ColumnType { oid: oid.parse().ok()?, typmod: typmod.parse().ok()? };
-                Op::Cast(t.to_sql().ok()?)
-            }
+            _ => match text.strip_prefix("#assign:") {
+                Some(t) => Op::Assign(decoded(t)?),
+                None => Op::Cast(decoded(text.strip_prefix("#cast:")?)?),
+            },
         })
     }
+}
+
+fn encoded(t: SqlType) -> String {
+    let t = ColumnType::from(t);
+    format!("{}:{}", t.oid, t.typmod)
+}
+
+fn decoded(text: &str) -> Option<SqlType> {
+    let (oid, typmod) = text.split_once(':')?;
+    ColumnType { oid: oid.parse().ok()?, typmod: typmod.parse().ok()? }.to_sql().ok()
 }
 
 pub(super) fn null() -> Box<Expr> {
@@ -189,6 +214,16 @@ pub(super) fn binary(left: Expr, op: BinaryOperator, right: Expr) -> Expr {
 
 pub(super) fn cast(e: Expr, t: SqlType) -> Expr {
     ours(Op::Cast(t), e, null())
+}
+
+/// What an expression is as the value of a column, by PostgreSQL's assignment casts: an error (42804) where there is
+/// none. The length of a text is left to whoever stores it, who refuses what is too long.
+pub fn assigned(e: Expr, column: &str, t: SqlType) -> Expr {
+    let t = match t {
+        SqlType::Varchar(_) | SqlType::Char(_) => SqlType::Text,
+        t => t,
+    };
+    ours(Op::Assign(t), Expr::Nested(Box::new(e)), Box::new(string(column)))
 }
 
 /// A call of a function, by a name that needs no folding.

@@ -3,7 +3,9 @@
 use datafusion::common::Result;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::logical_expr::utils::split_conjunction;
-use datafusion::logical_expr::{BinaryExpr, Expr, LogicalPlan, Operator};
+use datafusion::logical_expr::{
+    BinaryExpr, Distinct, Expr, FetchType, LogicalPlan, Operator, SkipType,
+};
 
 use super::{is_subquery, reads_outer};
 
@@ -21,6 +23,48 @@ pub fn decorrelates(plan: &LogicalPlan) -> Result<bool> {
         }
         plan => filters_by_equality(plan),
     }
+}
+
+/// A predicate of a subquery.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Predicate {
+    Exists,
+    /// IN, ANY and ALL.
+    Compared,
+}
+
+/// Whether DataFusion makes a semi or anti join of a predicate: columns of the outer query are only read in filters between
+/// which and the top there are only projections and DISTINCT, or GROUP BY where they are compared by `=`, and not with subqueries.
+/// Below an alias or a join it does not find the columns again that the filters compare.
+pub fn joins(plan: &LogicalPlan, kind: Predicate) -> Result<bool> {
+    if !reads_outer(plan)? {
+        return Ok(true);
+    }
+    match plan {
+        LogicalPlan::Projection(p) if !refers_outside(&p.expr)? => joins(&p.input, kind),
+        LogicalPlan::Distinct(Distinct::All(input)) => joins(input, kind),
+        LogicalPlan::Filter(f) => Ok(!compares_outside(&f.predicate)? && joins(&f.input, kind)?),
+        LogicalPlan::Aggregate(a) if !a.group_expr.is_empty() => {
+            let refers = refers_outside(&a.group_expr)? || refers_outside(&a.aggr_expr)?;
+            Ok(!refers && filters_by_equality(&a.input)?)
+        }
+        LogicalPlan::Limit(limit) => {
+            let some = matches!(limit.get_fetch_type()?, FetchType::Literal(Some(1..)));
+            let first = matches!(limit.get_skip_type()?, SkipType::Literal(0));
+            Ok(kind == Predicate::Exists && some && first && joins(&limit.input, kind)?)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Whether an expression compares a value of the outer query with a subquery: that becomes a join, below which DataFusion
+/// does not find the value.
+fn compares_outside(e: &Expr) -> Result<bool> {
+    e.exists(|e| match e {
+        Expr::InSubquery(x) => refers_outside(std::slice::from_ref(&x.expr)),
+        Expr::SetComparison(x) => refers_outside(std::slice::from_ref(&x.expr)),
+        _ => Ok(false),
+    })
 }
 
 fn filters_by_equality(plan: &LogicalPlan) -> Result<bool> {

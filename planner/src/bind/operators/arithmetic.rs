@@ -2,12 +2,14 @@
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, Result, ScalarValue};
-use datafusion::logical_expr::Expr;
+use datafusion::error::DataFusionError;
+use datafusion::logical_expr::{BinaryExpr, Expr, Operator, lit};
 use millrace_common::{SqlError, SqlState, SqlType};
 
-use super::{CAST_HINT, OperatorPlanner, describe, no_operator, type_name, type_of};
+use super::{CAST_HINT, OperatorPlanner, describe, is_unknown, no_operator, type_name, type_of};
 use crate::error::external;
 use crate::functions::arith::{ArithOp, Operands, operands};
+use crate::functions::functions;
 use crate::functions::numeric::Num;
 
 const AMBIGUOUS_FUNCTION: &str = "42725";
@@ -15,6 +17,7 @@ const AMBIGUOUS_FUNCTION: &str = "42725";
 impl OperatorPlanner {
     pub(super) fn negate(&self, e: Expr, schema: &DFSchema) -> Result<Expr> {
         let e = match self.seen(&e, schema)? {
+            None if is_unknown(&e) => return Err(ambiguous("- unknown")),
             None => self.coerce_unknown(e, SqlType::Double)?,
             Some(_) => e,
         };
@@ -24,6 +27,37 @@ impl OperatorPlanner {
             return Err(external(no_operator(&format!("- {name}"))));
         }
         Ok(crate::functions::arith::negate_function().call(vec![e]))
+    }
+
+    /// A number, which is all that a prefix operator takes.
+    pub(super) fn signed(&self, symbol: &str, e: Expr, schema: &DFSchema) -> Result<Expr> {
+        match self.seen(&e, schema)? {
+            None => self.coerce_unknown(e, SqlType::Double),
+            Some(t) if t.is_numeric() => Ok(e),
+            t => Err(external(no_operator(&format!("{symbol} {}", type_name(&t))))),
+        }
+    }
+
+    pub(super) fn function_of(&self, name: &str, e: Expr) -> Result<Expr> {
+        match functions().scalar(name) {
+            Some(function) => Ok(function.call(vec![e])),
+            None => Err(external(SqlError::internal(format!("no function {name}")))),
+        }
+    }
+
+    /// `~e`: all bits of -1 are set.
+    pub(super) fn complement(&self, e: Expr, schema: &DFSchema) -> Result<Expr> {
+        let e = match self.seen(&e, schema)? {
+            None if is_unknown(&e) => return Err(ambiguous("~ unknown")),
+            None => self.coerce_unknown(e, SqlType::Int)?,
+            Some(_) => e,
+        };
+        let t = type_of(&e, schema)?;
+        if !t.is_signed_integer() {
+            return Err(external(no_operator(&format!("~ {}", type_name(&Some(t))))));
+        }
+        let ones = Box::new(lit(ScalarValue::Int16(Some(-1)).cast_to(&t)?));
+        Ok(Expr::BinaryExpr(BinaryExpr::new(Box::new(e), Operator::BitwiseXor, ones)))
     }
 
     pub(super) fn arithmetic(
@@ -57,13 +91,7 @@ impl OperatorPlanner {
                 (left, right, a, b.clone())
             }
             (None, None) => {
-                return Err(external(
-                    SqlError::new(
-                        SqlState(AMBIGUOUS_FUNCTION),
-                        format!("operator is not unique: {}", describe(op.symbol(), &lt, &rt)),
-                    )
-                    .with_hint(CAST_HINT),
-                ));
+                return Err(ambiguous(&describe(op.symbol(), &lt, &rt)));
             }
         };
         let Operands { left: lc, right: rc, .. } = operands(op, &lt2, &rt2).ok_or_else(missing)?;
@@ -79,6 +107,11 @@ impl OperatorPlanner {
         let right = self.implicit(right, &rt2, &rc)?;
         Ok(op.function().call(vec![left, right]))
     }
+}
+
+fn ambiguous(what: &str) -> DataFusionError {
+    let message = format!("operator is not unique: {what}");
+    external(SqlError::new(SqlState(AMBIGUOUS_FUNCTION), message).with_hint(CAST_HINT))
 }
 
 /// The number of an exact literal.

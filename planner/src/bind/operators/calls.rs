@@ -3,12 +3,14 @@
 use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::datatypes::DataType;
+use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::{Case, ScalarFunction};
-use datafusion::logical_expr::{Expr, ExprSchemable, Operator, ScalarUDF, lit};
+use datafusion::logical_expr::{Expr, ExprSchemable, Operator, ScalarUDF, lit, when};
 use millrace_common::{SqlError, SqlType};
 
-use super::coercion::cast_expr;
+use super::coercion::{as_text, cast_expr};
+use super::comparison::is_char;
 use super::{OperatorPlanner, Seen, type_name};
 use crate::bind::desugar;
 use crate::error::external;
@@ -74,7 +76,10 @@ impl OperatorPlanner {
                 return Ok(args.swap_remove(0));
             }
             "coalesce" | "greatest" | "least" => {
-                let args = self.to_common(&name.to_uppercase(), args, &seen)?;
+                let mut args = self.to_common(&name.to_uppercase(), args, &seen)?;
+                if name == "coalesce" {
+                    args = spliced(args);
+                }
                 let common = args.first().and_then(|a| a.get_type(schema).ok());
                 let name = common.and_then(|t| farthest::name_for(name, &t)).unwrap_or(name);
                 let function = functions()
@@ -87,7 +92,18 @@ impl OperatorPlanner {
                 let [t] = seen.as_slice() else {
                     return Err(external(crate::error::undefined_function("pg_typeof()")));
                 };
-                return Ok(lit(type_name(t)));
+                let name = match args.first().map(|arg| is_char(arg, schema)).transpose()? {
+                    Some(true) => "character".to_owned(),
+                    _ => type_name(t),
+                };
+                let named = as_text(lit(name));
+                return match args.first() {
+                    // It makes the rows of its query one, whatever its value is.
+                    Some(arg) if arg.exists(|e| Ok(matches!(e, Expr::AggregateFunction(_))))? => {
+                        when(arg.clone().is_null(), named.clone()).otherwise(named)
+                    }
+                    _ => Ok(named),
+                };
             }
             _ => {}
         }
@@ -155,6 +171,20 @@ impl OperatorPlanner {
 
 /// The name of what carries arguments.
 const LIST: &str = "#arguments";
+
+/// The arguments of COALESCE with those of a COALESCE among them, which has the same type, in its place. What is nested
+/// is planned in time that doubles with every level, as each value is asked for twice: whether it is NULL and what it is.
+/// Merged columns of many FULL joins are nested so.
+fn spliced(args: Vec<Expr>) -> Vec<Expr> {
+    let mut flat = Vec::with_capacity(args.len());
+    for arg in args {
+        match arg {
+            Expr::ScalarFunction(f) if f.func.name() == "coalesce" => flat.extend(f.args),
+            arg => flat.push(arg),
+        }
+    }
+    flat
+}
 
 /// Carries the arguments of a call to where it is resolved; never in a plan.
 fn argument_list() -> Arc<ScalarUDF> {

@@ -15,7 +15,7 @@ use super::comparison::is_char;
 use super::{OperatorPlanner, Seen, is_text, type_name};
 use crate::error::external;
 use crate::functions::call;
-use crate::functions::cast::{cast_function, parse_number};
+use crate::functions::cast::{assignable, cast_function, parse_number};
 use crate::functions::numeric::Num;
 
 impl OperatorPlanner {
@@ -107,14 +107,65 @@ impl OperatorPlanner {
 
     /// An explicit cast.
     pub(super) fn cast(&self, e: Expr, to: SqlType, schema: &DFSchema) -> Result<Expr> {
-        match self.seen(&e, schema)? {
+        // What is read of a text that is written out is known at once.
+        let written = matches!(&e, Expr::Literal(ScalarValue::Utf8(_), Some(m)) if m.is_empty());
+        match self.seen(&e, schema)?.filter(|_| !written) {
             None if to == SqlType::Numeric(None) => self.coerce_unknown_like(e, &to.to_arrow()),
-            None => self.coerce_unknown(e, to),
-            // The column says that it is padded, which a text is not.
-            Some(from) if to == SqlType::Text && is_char(&e, schema)? => {
+            None => self.coerce_unknown(e, to).map(as_text),
+            // The column says that it is padded, which texts of other types are not.
+            Some(from)
+                if matches!(to, SqlType::Text | SqlType::Varchar(None)) && is_char(&e, schema)? =>
+            {
                 Ok(cast_function(&from, to).map_err(external)?.call(vec![e]))
             }
             Some(from) => cast_expr(e, &from, to).map_err(external),
+        }
+    }
+
+    /// An assignment cast to the type of the column of a name.
+    pub(super) fn assign(
+        &self,
+        e: Expr,
+        column: &Expr,
+        to: SqlType,
+        schema: &DFSchema,
+    ) -> Result<Expr> {
+        let Some(from) = self.seen(&e, schema)? else { return self.coerce_unknown(e, to) };
+        // Rows have no type of ours: whoever stores them says what is wrong.
+        if SqlType::from_arrow(&from).is_err() {
+            return Ok(e);
+        }
+        if !assignable(&from, to) {
+            let name = match column {
+                Expr::Literal(ScalarValue::Utf8(Some(name)), _) => name.as_str(),
+                _ => "",
+            };
+            let from = type_name(&Some(from));
+            let message =
+                format!("column \"{name}\" is of type {to} but expression is of type {from}");
+            return Err(external(
+                SqlError::new(SqlState::DATATYPE_MISMATCH, message)
+                    .with_hint("You will need to rewrite or cast the expression."),
+            ));
+        }
+        self.cast(e, to, schema)
+    }
+
+    /// A number of rows, by an assignment cast.
+    pub(super) fn rows(&self, e: Expr, clause: &Expr, schema: &DFSchema) -> Result<Expr> {
+        match self.seen(&e, schema)? {
+            Some(from) if !assignable(&from, SqlType::BigInt) => {
+                let clause = match clause {
+                    Expr::Literal(ScalarValue::Utf8(Some(name)), _) => name.as_str(),
+                    _ => "",
+                };
+                let message = format!(
+                    "argument of {clause} must be type bigint, not type {}",
+                    type_name(&Some(from))
+                );
+                Err(external(SqlError::new(SqlState::DATATYPE_MISMATCH, message)))
+            }
+            _ => self.cast(e, SqlType::BigInt, schema),
         }
     }
 
@@ -145,6 +196,21 @@ impl OperatorPlanner {
             return Ok(Expr::Literal(number, None));
         }
         self.coerce_unknown(e, to)
+    }
+}
+
+/// Whether an expression is a literal whose type PostgreSQL does not know: not what a cast has made a text.
+pub fn is_unknown(e: &Expr) -> bool {
+    matches!(e, Expr::Literal(ScalarValue::Null, _) | Expr::Literal(ScalarValue::Utf8(_), None))
+}
+
+/// A literal text that is one for certain: it has metadata, of which there may be none.
+pub(super) fn as_text(e: Expr) -> Expr {
+    match e {
+        Expr::Literal(text @ ScalarValue::Utf8(_), None) => {
+            Expr::Literal(text, Some(FieldMetadata::default()))
+        }
+        e => e,
     }
 }
 

@@ -36,7 +36,7 @@ use crate::functions::functions;
 use crate::interrupt;
 use calls::arguments_of;
 use coercion::placeholder;
-pub use coercion::{cast_expr, common_type};
+pub use coercion::{cast_expr, common_type, is_unknown};
 pub use comparison::compare;
 use typing::type_of;
 
@@ -224,7 +224,7 @@ fn is_text(t: &DataType) -> bool {
 impl OperatorPlanner {
     fn seen(&self, e: &Expr, schema: &DFSchema) -> Result<Seen> {
         Ok(match e {
-            Expr::Literal(ScalarValue::Utf8(_) | ScalarValue::Null, _) => None,
+            e if is_unknown(e) => None,
             Expr::Placeholder(p) => match &p.field {
                 Some(f) => Some(f.data_type().clone()),
                 None => self.parameters.get(&p.id),
@@ -246,7 +246,15 @@ impl OperatorPlanner {
                 _ => Err(external(SqlError::internal("number without text"))),
             },
             Op::Cast(to) => self.cast(left, to, schema),
+            Op::Assign(to) => self.assign(left, &right, to, schema),
             Op::Negate => self.negate(left, schema),
+            Op::Plus => self.signed("+", left, schema),
+            Op::Absolute => {
+                let number = self.signed("@", left, schema)?;
+                self.function_of("abs", number)
+            }
+            Op::Complement => self.complement(left, schema),
+            Op::Rows => self.rows(left, &right, schema),
             Op::Distinct => self.comparison(Operator::IsDistinctFrom, left, right, schema),
             Op::NotDistinct => self.comparison(Operator::IsNotDistinctFrom, left, right, schema),
             Op::Element => {
@@ -294,6 +302,8 @@ fn describe(symbol: &str, left: &Seen, right: &Seen) -> String {
 pub fn type_name(t: &Seen) -> String {
     match t {
         None => "unknown".into(),
+        Some(DataType::Struct(_)) => "record".into(),
+        Some(DataType::List(item)) => format!("{}[]", type_name(&Some(item.data_type().clone()))),
         Some(t) => match SqlType::from_arrow(t) {
             Ok(SqlType::Numeric(_)) => "numeric".into(),
             Ok(t) => t.to_string(),

@@ -9,7 +9,7 @@ use millrace_common::{SqlError, SqlState};
 
 use crate::bind::tests::{TestCatalog, bind};
 use crate::interrupt::Interrupt;
-use crate::optimizer::optimize_for_view;
+use crate::optimizer::{optimize_for_batch, optimize_for_view};
 
 /// Tables that a plan reads, each as often as it does.
 fn scans(plan: &LogicalPlan) -> usize {
@@ -104,6 +104,7 @@ fn ended() {
         nested_values(2),
         nested_filters(2)
     );
+    let catalog = TestCatalog::new();
     let mut question = 0;
     loop {
         let asked = Arc::new(AtomicUsize::new(0));
@@ -112,9 +113,8 @@ fn ended() {
             let before = counted.fetch_add(1, Ordering::Relaxed);
             (before >= question).then(|| SqlError::new(SqlState::QUERY_CANCELED, "ended"))
         });
-        let planned = interrupt.during(|| {
-            bind(&TestCatalog::new(), &sql, true).and_then(|bound| optimize_for_view(bound.plan))
-        });
+        let planned = interrupt
+            .during(|| bind(&catalog, &sql, true).and_then(|bound| optimize_for_view(bound.plan)));
         match planned {
             Ok(_) => break,
             Err(e) => {
@@ -125,4 +125,25 @@ fn ended() {
         question += 1 + question / 3;
     }
     assert!(question > 100, "{question}");
+}
+
+/// A join without an equality compares every row of one side with every row of the other.
+#[test]
+fn exists_over_not_exists_joins_by_keys() {
+    let sql = "SELECT a.id FROM k AS a JOIN t ON t.a = a.id WHERE EXISTS \
+        (SELECT 1 FROM k AS b WHERE b.id = a.id AND NOT EXISTS \
+        (SELECT 1 FROM t AS c WHERE c.a = b.id AND c.b = t.b))";
+    let batch = bind(&TestCatalog::new(), sql, false).unwrap().plan;
+    for plan in [optimize_for_batch(batch).unwrap(), optimize_for_view(bound(sql)).unwrap()] {
+        let mut joins = 0;
+        plan.apply_with_subqueries(|node| {
+            if let LogicalPlan::Join(join) = node {
+                joins += 1;
+                assert!(!join.on.is_empty(), "{}", plan.display_indent());
+            }
+            Ok(TreeNodeRecursion::Continue)
+        })
+        .unwrap();
+        assert!(joins >= 3, "{}", plan.display_indent());
+    }
 }

@@ -1,0 +1,151 @@
+//! A job as meta, its worker and its store know it, in one line.
+
+use std::time::Duration;
+
+use millrace_executor::input::watermark::LATE;
+use millrace_executor::stats::{JobStats, OperatorStats};
+use millrace_meta::status::STALL_AFTER;
+use millrace_meta::{JobState, JobStatus};
+use millrace_rpc::version::{JobVersion, RETAIN};
+use millrace_storage::TableStats;
+
+use super::Direct;
+use crate::cluster::{JobRow, OperatorRow, TableRow};
+
+impl Direct {
+    pub(super) fn job_row(&self, s: JobStatus) -> JobRow {
+        let stats = self.worker.stats(s.relation);
+        let stalled = stalled(&s, stats.as_ref());
+        let reason = match &s.state {
+            JobState::Failed { reason, .. } | JobState::Stalled { reason, .. } => {
+                Some(reason.clone())
+            }
+            JobState::WaitingForInputs { inputs } => {
+                let catalog = self.meta.catalog();
+                let name = |id| catalog.relation(id).map(|r| format!("\"{}\"", r.name));
+                let names: Vec<String> = inputs.iter().filter_map(|id| name(*id)).collect();
+                Some(format!("{} being created", is_or_are(&names)))
+            }
+            _ => stalled.map(|d| {
+                let s = d.as_secs();
+                format!("nothing of it has moved for {s} s; the object store may not answer")
+            }),
+        };
+        // A table goes on without its connector.
+        let feed = self.worker.feed_error(s.relation);
+        let feed = feed.map(|e| format!("its connector fails: {}", e.message));
+        let reason = reason.or(feed).or_else(|| self.failing_input(s.relation));
+        let reason = reason.or_else(|| clock_set_back(&s, stats.as_ref()));
+        let word = if stalled.is_some() { "stalled" } else { s.state.name() };
+        let (scanned, to_scan) = scan(&s, stats.as_ref());
+        let tables = self
+            .store
+            .job(s.relation)
+            .map_or(vec![], |job| job.stats().tables.into_iter().map(table_row).collect());
+        JobRow {
+            relation: s.relation.0,
+            state: word.to_owned(),
+            progress: progress(&s, scanned, to_scan),
+            scanned,
+            to_scan,
+            reason,
+            epoch: s.epoch.0,
+            lag_ms: s.frontier.is_some().then_some(s.lag_ms),
+            late_rows: late_rows(&s.version),
+            watermarks: s.version.watermarks.iter().map(|w| (w.column, w.value)).collect(),
+            cleaned: cleaned(&s.version),
+            rows: s.row_count,
+            commits: s.counters.commits,
+            restarts: s.counters.restarts,
+            barrier_p50: s.counters.barrier_p50,
+            barrier_p99: s.counters.barrier_p99,
+            operators: stats
+                .map_or(vec![], |stats| stats.operators.into_iter().map(operator_row).collect()),
+            tables,
+            published: s.published,
+            staged: s.staged,
+        }
+    }
+}
+
+/// `"a" is`, `"a" and "b" are`.
+fn is_or_are(names: &[String]) -> String {
+    match names {
+        [] => "an input is".to_owned(),
+        [one] => format!("{one} is"),
+        many => format!("{} are", many.join(" and ")),
+    }
+}
+
+/// For how long its tasks have been at one epoch without doing anything for it.
+fn stalled(s: &JobStatus, stats: Option<&JobStats>) -> Option<Duration> {
+    let idle = stats.map_or(Duration::MAX, |stats| stats.idle);
+    s.stalled.map(|at_it| at_it.min(idle)).filter(|d| *d > STALL_AFTER)
+}
+
+/// What a view with temporal filters shows while epochs, whose time is its `now()`, are ahead of the clock.
+fn clock_set_back(s: &JobStatus, stats: Option<&JobStats>) -> Option<String> {
+    let ahead = s.ahead?.as_secs();
+    let by_clock = |o: &OperatorStats| matches!(o.name.as_str(), "Expire" | "Appear");
+    stats?.operators.iter().any(by_clock).then(|| {
+        format!(
+            "the clock has been set back: now() is {ahead} s ahead of it, and rows come and go too early until the \
+             clock gets there"
+        )
+    })
+}
+
+/// Rows that its first scan has read, of about so many: by its tasks' own count, which runs ahead of what is committed.
+fn scan(s: &JobStatus, stats: Option<&JobStats>) -> (u64, u64) {
+    let Some(committed) = &s.version.backfill else { return (0, 0) };
+    let live = stats.map_or((0, 0), |stats| (stats.scanned, stats.to_scan));
+    (live.0.max(committed.rows_read), if live.1 > 0 { live.1 } else { committed.rows_total })
+}
+
+/// Of a creation. It is over when the last row is not only read.
+fn progress(s: &JobStatus, scanned: u64, to_scan: u64) -> Option<String> {
+    match &s.state {
+        JobState::Running | JobState::Paused => return None,
+        JobState::Stalled { .. } | JobState::Failed { .. } if s.frontier.is_some() => return None,
+        _ => {}
+    }
+    let percent = u128::from(scanned) * 100 / u128::from(to_scan.max(1));
+    Some(format!("{}%", percent.min(99)))
+}
+
+/// Rows that were too late for the job's inputs, or for the table.
+fn late_rows(version: &JobVersion) -> u64 {
+    version.counters.iter().filter(|(name, _)| name.starts_with(LATE)).map(|(_, n)| n).sum()
+}
+
+/// From when on rows of state tables are kept: (table, microseconds).
+fn cleaned(version: &JobVersion) -> Vec<(u32, i64)> {
+    let bound =
+        |(name, v): (&String, &u64)| Some((name.strip_prefix(RETAIN)?.parse().ok()?, *v as i64));
+    version.counters.iter().filter_map(bound).collect()
+}
+
+fn operator_row(o: OperatorStats) -> OperatorRow {
+    OperatorRow {
+        fragment: o.fragment,
+        node: o.node,
+        name: o.name,
+        rows_in: o.rows_in,
+        rows_out: o.rows_out,
+        state_bytes: o.state_bytes,
+        cache_hits: o.cache_hits,
+        cache_misses: o.cache_misses,
+        parked_rows: o.parked_rows,
+        fetch_rounds: o.fetch_rounds,
+    }
+}
+
+fn table_row(t: TableStats) -> TableRow {
+    TableRow {
+        id: t.table.0,
+        name: t.name,
+        memory_bytes: t.mem_bytes,
+        stored_bytes: t.disk_bytes,
+        entries: t.mem_rows + t.disk_rows,
+    }
+}

@@ -1,0 +1,186 @@
+//! A statement that runs, on all threads that run it: whether anybody still waits for it, and what memory it holds.
+//!
+//! The pool of queries counts what DataFusion's operators say they hold. What they do not speak of (results of functions,
+//! rows of windows, what is copied on the way) is counted where it is allocated: while a task of a statement is polled, its
+//! thread's allocations are the statement's. The count is rough, since rows are freed where they are not allocated; so
+//! it ends a statement only when the process as a whole is over its limit.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+
+use datafusion::common::runtime::{JoinSetTracer, set_join_set_tracer};
+use datafusion::error::{DataFusionError, Result};
+use futures::future::BoxFuture;
+use millrace_common::{SqlError, SqlState, heap};
+use millrace_planner::Interrupt;
+use millrace_planner::error::QUERY_MEMORY;
+use millrace_planner::sql_error_from_datafusion;
+
+/// Of the process's memory, queries have one such part.
+const QUERY_PART: usize = 4;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Execution {
+    /// Nobody waits for its rows any more.
+    ended: AtomicBool,
+    /// Bytes it has allocated and not freed, as of the last polls of its tasks.
+    held: AtomicIsize,
+    /// What queries may have together; 0: not bounded.
+    memory: usize,
+}
+
+thread_local! {
+    /// What runs on this thread, and the thread's bytes when it began.
+    static CURRENT: RefCell<Option<(Arc<Execution>, isize)>> = const { RefCell::new(None) };
+}
+
+impl Execution {
+    pub fn new(memory: usize) -> Arc<Execution> {
+        Arc::new(Execution { memory, ..Execution::default() })
+    }
+
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    pub fn check(&self) -> Result<()> {
+        self.error().map_or(Ok(()), |e| Err(DataFusionError::External(Box::new(e))))
+    }
+
+    /// Bytes that it no longer holds, since others do.
+    pub fn give_away(&self, bytes: usize) {
+        self.hold(-isize::try_from(bytes).unwrap_or(isize::MAX));
+    }
+
+    fn hold(&self, more: isize) {
+        let held = |held: isize| Some(held.saturating_add(more).max(0));
+        let _ = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, held);
+    }
+
+    /// Why it ends, if it does.
+    fn error(&self) -> Option<SqlError> {
+        if self.ended.load(Ordering::Relaxed) {
+            // Only the statement's own tasks see it: its client has been told why it ended.
+            let message = "canceling statement due to user request";
+            return Some(SqlError::new(SqlState::QUERY_CANCELED, message));
+        }
+        let live = heap::live_bytes()?;
+        let process = self.memory.saturating_mul(QUERY_PART);
+        if process == 0 || live <= process {
+            return None;
+        }
+        // Over the limit ends what holds more than queries may have, far over it also what holds a good part of that.
+        let most = if live <= process / 2 * 3 { self.memory * 2 } else { self.memory / 2 };
+        let held = self.held.load(Ordering::Relaxed).saturating_add(held_here(self));
+        let held = usize::try_from(held).unwrap_or(0);
+        (held > most).then(|| {
+            let (megabytes, held) = (self.memory >> 20, held >> 20);
+            let text = format!("{QUERY_MEMORY}{megabytes} MB: it holds {held} MB in all");
+            sql_error_from_datafusion(DataFusionError::ResourcesExhausted(text))
+        })
+    }
+
+    /// Runs a part of the statement on this thread.
+    fn during<T>(self: &Arc<Execution>, work: impl FnOnce() -> T) -> T {
+        let here = (Arc::clone(self), heap::thread_bytes());
+        let _part = Part { before: CURRENT.replace(Some(here)) };
+        let execution = Arc::clone(self);
+        Interrupt::new(move || execution.error()).during(work)
+    }
+}
+
+/// Bytes that a statement has come to hold on this thread since it began here.
+fn held_here(execution: &Execution) -> isize {
+    CURRENT.with_borrow(|current| match current {
+        Some((running, before)) if std::ptr::eq(running.as_ref(), execution) => {
+            heap::thread_bytes() - before
+        }
+        _ => 0,
+    })
+}
+
+/// A part of a statement under way: ended also by a panic.
+struct Part {
+    before: Option<(Arc<Execution>, isize)>,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if let Some((execution, before)) = CURRENT.replace(self.before.take()) {
+            execution.hold(heap::thread_bytes() - before);
+        }
+    }
+}
+
+/// A task of a statement.
+pub fn task<T>(
+    execution: Arc<Execution>,
+    work: impl Future<Output = T>,
+) -> impl Future<Output = T> {
+    // On the heap, so that dropping the future drops the work.
+    let mut work = Box::pin(work);
+    std::future::poll_fn(move |context| execution.during(|| work.as_mut().poll(context)))
+}
+
+/// What DataFusion starts on behalf of a statement belongs to it.
+struct Spawned;
+
+fn current() -> Option<Arc<Execution>> {
+    CURRENT.with_borrow(|current| current.as_ref().map(|(execution, _)| Arc::clone(execution)))
+}
+
+impl JoinSetTracer for Spawned {
+    fn trace_future(
+        &self,
+        work: BoxFuture<'static, Box<dyn Any + Send>>,
+    ) -> BoxFuture<'static, Box<dyn Any + Send>> {
+        match current() {
+            Some(execution) => Box::pin(task(execution, work)),
+            None => work,
+        }
+    }
+
+    fn trace_block(
+        &self,
+        work: Box<dyn FnOnce() -> Box<dyn Any + Send> + Send>,
+    ) -> Box<dyn FnOnce() -> Box<dyn Any + Send> + Send> {
+        match current() {
+            Some(execution) => Box::new(move || execution.during(work)),
+            None => work,
+        }
+    }
+}
+
+/// Has DataFusion tell what it starts. The second of two engines in a process finds it done.
+pub fn follow_spawned() {
+    let _ = set_join_set_tracer(&Spawned);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_that_has_ended_is_told_wherever_it_runs() {
+        let execution = Execution::new(1 << 20);
+        let asked = || millrace_planner::interrupt::check().map_err(|e| e.state);
+        execution.during(|| {
+            assert_eq!(asked(), Ok(()));
+            let inner = current().map(|e| {
+                std::thread::spawn(move || {
+                    e.end();
+                    e.during(asked)
+                })
+            });
+            let inner = inner.map(|thread| thread.join().unwrap());
+            assert_eq!(inner, Some(Err(SqlState::QUERY_CANCELED)));
+            assert_eq!(asked(), Err(SqlState::QUERY_CANCELED));
+        });
+        assert_eq!(asked(), Ok(()));
+        assert!(current().is_none());
+    }
+}

@@ -1,0 +1,131 @@
+//! Whether this process still leads, before a read is answered.
+//!
+//! A writer learns from its own appends that another process has taken over; one that appends nothing would
+//! answer reads from what it knew for ever. So a read is answered only if an append or a probe that *began* less
+//! than [`LEADER_LEASE`] ago showed us at the head of the log. Otherwise one probe (the next record: is there one?)
+//! serves all reads that wait. An idle server makes none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use millrace_rpc::log::{LogRecord, decode_frame};
+use parking_lot::RwLock;
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tracing::warn;
+
+use super::store::{LogStore, crc};
+use super::writer::{RETRY_MAX, RETRY_MIN};
+use crate::env::Env;
+use crate::error::MetaError;
+use crate::state::MetaState;
+
+/// For how long a proof counts, on a clock that also runs while the machine is suspended.
+pub const LEADER_LEASE: Duration = Duration::from_secs(2);
+
+/// Asks the writer whether it still leads, where the next record alone does not tell.
+pub type Check = oneshot::Sender<Result<(), MetaError>>;
+
+/// How long the log keeps records that a snapshot covers; it may change.
+pub type Retention = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// What the writer and readers share of the proof.
+pub struct Lead {
+    pub store: LogStore,
+    pub state: Arc<RwLock<MetaState>>,
+    pub env: Arc<dyn Env>,
+    /// Of this process, in its records.
+    pub nonce: u64,
+    pub retention: Retention,
+    /// When the latest proof began, in nanoseconds since boot.
+    proven: AtomicU64,
+    probing: Mutex<()>,
+    checks: mpsc::Sender<Check>,
+}
+
+/// What is at the next number.
+enum Next {
+    /// Nothing that is not ours.
+    Free,
+    Foreign,
+}
+
+impl Lead {
+    /// And where the writer is asked.
+    pub fn new(
+        store: LogStore,
+        state: Arc<RwLock<MetaState>>,
+        env: Arc<dyn Env>,
+        nonce: u64,
+        retention: Retention,
+    ) -> (Arc<Lead>, mpsc::Receiver<Check>) {
+        let (checks, asked) = mpsc::channel(1);
+        let (proven, probing) = Default::default();
+        (Arc::new(Lead { store, state, env, nonce, retention, proven, probing, checks }), asked)
+    }
+
+    /// Something that began then has shown us at the head.
+    pub fn proven(&self, began: Duration) {
+        self.proven.fetch_max(began.as_nanos() as u64, Ordering::AcqRel);
+    }
+
+    /// Since the latest proof began.
+    pub fn age(&self) -> Duration {
+        let proven = Duration::from_nanos(self.proven.load(Ordering::Acquire));
+        self.env.since_boot().saturating_sub(proven)
+    }
+
+    /// After so long a silence a record at our next number may have come, been covered by a snapshot and been
+    /// deleted: that there is none proves nothing (docs/design.md §10, late appends).
+    pub fn is_silent(&self) -> bool {
+        self.age() > (self.retention)() / 4
+    }
+
+    /// Returns when it is proven, or why not. While the store does not answer it goes on asking; `trouble` is told
+    /// why, for the error of a caller that gives up.
+    pub async fn prove(&self, trouble: impl Fn(MetaError)) -> Result<(), MetaError> {
+        if self.age() < LEADER_LEASE {
+            return Ok(());
+        }
+        let _one = self.probing.lock().await;
+        let mut pause = RETRY_MIN;
+        while self.age() >= LEADER_LEASE {
+            match self.probe().await {
+                Err(error @ MetaError::Store(_)) => {
+                    warn!(%error, "cannot tell whether this server still leads, trying again");
+                    trouble(error);
+                }
+                done => return done,
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+        Ok(())
+    }
+
+    async fn probe(&self) -> Result<(), MetaError> {
+        if !self.is_silent() {
+            let began = self.env.since_boot();
+            if let Next::Free = self.next().await? {
+                self.proven(began);
+                return Ok(());
+            }
+        }
+        let (answer, verdict) = oneshot::channel();
+        self.checks.send(answer).await.map_err(|_| MetaError::Closed)?;
+        verdict.await.unwrap_or(Err(MetaError::Closed))
+    }
+
+    /// Looks behind the last record we know, and behind one of ours that is under way.
+    async fn next(&self) -> Result<Next, MetaError> {
+        let mut number = self.state.read().number + 1;
+        while let Some(bytes) = self.store.read(number).await? {
+            let ours = decode_frame::<LogRecord>(&bytes, crc).is_ok_and(|r| r.leader == self.nonce);
+            if !ours {
+                return Ok(Next::Foreign);
+            }
+            number += 1;
+        }
+        Ok(Next::Free)
+    }
+}

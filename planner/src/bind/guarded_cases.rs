@@ -1,0 +1,64 @@
+//! CASE of booleans, whose branches are computed for their own rows only, as in PostgreSQL.
+//!
+//! DataFusion makes `AND` and `OR` of it, which compute all of them for all rows: `CASE WHEN x <> 0 THEN 3 / x > 1 END` would
+//! divide by zero. With something to compare its conditions with it stays what it is.
+
+use datafusion::arrow::datatypes::DataType;
+use datafusion::common::Result;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::logical_expr::expr::Case;
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::utils::merge_schema;
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, lit};
+use millrace_common::SqlError;
+
+use crate::error::sql_error_from_datafusion;
+
+pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+    let done = plan.transform_up_with_subqueries(|node| {
+        let mut concerned = false;
+        node.apply_expressions(|e| {
+            concerned |= e.exists(|e| Ok(matches!(e, Expr::Case(case) if guards(case)?)))?;
+            Ok(TreeNodeRecursion::Continue)
+        })?;
+        if !concerned {
+            return Ok(Transformed::no(node));
+        }
+        let schema = merge_schema(&node.inputs());
+        let names = NamePreserver::new(&node);
+        node.map_expressions(|e| {
+            let name = names.save(&e);
+            let new = e.transform_up(|e| match e {
+                Expr::Case(case) if guards(&case)? && is_boolean(&case, &schema)? => {
+                    let expr = Some(Box::new(lit(true)));
+                    Ok(Transformed::yes(Expr::Case(Case { expr, ..case })))
+                }
+                e => Ok(Transformed::no(e)),
+            })?;
+            Ok(new.update_data(|e| name.restore(e)))
+        })
+    });
+    done.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+fn is_boolean(case: &Case, schema: &datafusion::common::DFSchema) -> Result<bool> {
+    match case.when_then_expr.first() {
+        Some((_, then)) => Ok(then.get_type(schema)? == DataType::Boolean),
+        None => Ok(false),
+    }
+}
+
+/// Whether a branch, or a condition behind the first, computes something that may fail.
+fn guards(case: &Case) -> Result<bool> {
+    if case.expr.is_some() {
+        return Ok(false);
+    }
+    let branches = case.when_then_expr.iter().map(|(_, then)| then);
+    let conditions = case.when_then_expr.iter().skip(1).map(|(when, _)| when);
+    for e in branches.chain(conditions).chain(&case.else_expr) {
+        if e.exists(|e| Ok(matches!(e, Expr::ScalarFunction(_) | Expr::Cast(_))))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,76 @@
+//! ORDER BY of aggregates and of DISTINCT ON that names an expression twice. The second time says nothing, but DataFusion
+//! keeps as many columns as there are expressions for fewer values.
+
+use datafusion::common::tree_node::Transformed;
+use datafusion::logical_expr::expr::AggregateFunction;
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::{Aggregate, Distinct, DistinctOn, Expr, LogicalPlan, SortExpr};
+use millrace_common::SqlError;
+
+use crate::error::sql_error_from_datafusion;
+
+/// Leaves out what is repeated.
+pub fn rewrite(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+    let rewritten = plan.transform_up_with_subqueries(|node| {
+        Ok(match node {
+            LogicalPlan::Aggregate(aggregate) if aggregate.aggr_expr.iter().any(repeats) => {
+                let Aggregate { input, group_expr, aggr_expr, schema, .. } = aggregate;
+                let names = NamePreserver::new_for_projection();
+                let calls = aggr_expr.into_iter().map(|e| {
+                    let name = names.save(&e);
+                    name.restore(once(e))
+                });
+                let aggregate =
+                    Aggregate::try_new_with_schema(input, group_expr, calls.collect(), schema)?;
+                Transformed::yes(LogicalPlan::Aggregate(aggregate))
+            }
+            LogicalPlan::Distinct(Distinct::On(DistinctOn {
+                on_expr,
+                select_expr,
+                sort_expr: Some(order),
+                input,
+                ..
+            })) => {
+                let on = DistinctOn::try_new(on_expr, select_expr, Some(first(order)), input)?;
+                Transformed::yes(LogicalPlan::Distinct(Distinct::On(on)))
+            }
+            other => Transformed::no(other),
+        })
+    });
+    rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+fn repeats(e: &Expr) -> bool {
+    match e {
+        Expr::Alias(alias) => repeats(&alias.expr),
+        Expr::AggregateFunction(f) => {
+            first(f.params.order_by.clone()).len() < f.params.order_by.len()
+        }
+        _ => false,
+    }
+}
+
+fn once(e: Expr) -> Expr {
+    match e {
+        Expr::Alias(mut alias) => {
+            *alias.expr = once(*alias.expr);
+            Expr::Alias(alias)
+        }
+        Expr::AggregateFunction(AggregateFunction { func, mut params }) => {
+            params.order_by = first(params.order_by);
+            Expr::AggregateFunction(AggregateFunction { func, params })
+        }
+        other => other,
+    }
+}
+
+/// Each expression where it stands first.
+fn first(order: Vec<SortExpr>) -> Vec<SortExpr> {
+    let mut kept: Vec<SortExpr> = Vec::with_capacity(order.len());
+    for by in order {
+        if !kept.iter().any(|before| before.expr == by.expr) {
+            kept.push(by);
+        }
+    }
+    kept
+}

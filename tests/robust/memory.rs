@@ -1,0 +1,176 @@
+//! Short statements that ask for much: each is answered or refused, and the server stays as small as it was.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use millrace_sqllogictest::{Server, ServerOptions};
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+/// What a statement may make the server grow by, several times what its queries may have together.
+const MOST_BYTES: u64 = 256 << 20;
+
+struct Node {
+    server: Server,
+    client: Client,
+    _dir: tempfile::TempDir,
+}
+
+async fn start() -> Node {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let options = ServerOptions {
+        data_dir: dir.path().to_path_buf(),
+        args: vec!["--memory-limit=128MB".into()],
+        ..ServerOptions::default()
+    };
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
+    let client = server.connect().await.expect("the server answers");
+    client
+        .batch_execute(
+            "CREATE TABLE x (a int, b text); INSERT INTO x VALUES (1, 'a'), (2, 'b'), (2, 'c')",
+        )
+        .await
+        .expect("a table");
+    Node { server, client, _dir: dir }
+}
+
+/// The rows, their values separated by spaces, or the SQLSTATE.
+async fn answer(client: &Client, sql: &str) -> String {
+    let messages = match client.simple_query(sql).await {
+        Ok(messages) => messages,
+        Err(e) => return e.code().map_or_else(|| format!("{sql}: {e}"), |c| c.code().to_owned()),
+    };
+    let rows = messages.iter().filter_map(|m| match m {
+        SimpleQueryMessage::Row(r) => {
+            Some((0..r.len()).map(|i| r.get(i).unwrap_or("NULL")).collect::<Vec<_>>().join(" "))
+        }
+        _ => None,
+    });
+    rows.collect::<Vec<_>>().join(", ")
+}
+
+/// The most that the process has held in memory at a time.
+fn peak_bytes(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid()));
+    let status = status.expect("the server runs");
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+    kib.expect("the kernel says") << 10
+}
+
+impl Node {
+    /// Each statement has its answer, and none makes the server large.
+    async fn answers(&self, expected: &[(&str, &str)]) {
+        let before = peak_bytes(&self.server);
+        for (sql, expected) in expected {
+            assert_eq!(answer(&self.client, sql).await, *expected, "{sql}");
+            let more = peak_bytes(&self.server).saturating_sub(before);
+            assert!(more < MOST_BYTES, "{sql}: the server has grown by {} MiB", more >> 20);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_takes_no_memory_for_rows_that_there_are_not() {
+    const ALL: &str = "9223372036854775807";
+    let node = start().await;
+    for limit in ["2147483647", ALL] {
+        let with = |sql: &str| sql.replace("#", limit);
+        let distinct = with("SELECT DISTINCT a FROM x ORDER BY a LIMIT #");
+        let greatest = with("SELECT a, max(b) FROM x GROUP BY a ORDER BY max(b) DESC LIMIT #");
+        let union = with("SELECT a FROM x UNION SELECT a FROM x ORDER BY a LIMIT #");
+        let first = with("SELECT DISTINCT a FROM x ORDER BY a FETCH FIRST # ROWS ONLY");
+        let frame = with(
+            "SELECT a, sum(a) OVER (ORDER BY b ROWS BETWEEN CURRENT ROW AND # FOLLOWING) \
+             FROM x ORDER BY b LIMIT # OFFSET 1",
+        );
+        let rank = with(
+            "SELECT a FROM (SELECT a, row_number() OVER (PARTITION BY a ORDER BY b) AS n FROM x) t \
+             WHERE n <= # ORDER BY a",
+        );
+        node.answers(&[
+            (&distinct, "1, 2"),
+            (&greatest, "2 c, 1 a"),
+            (&union, "1, 2"),
+            (&first, "1, 2"),
+            (&frame, "2 4, 2 2"),
+            (&with("SELECT a FROM x LIMIT # OFFSET #"), ""),
+            (&rank, "1, 2, 2"),
+        ])
+        .await;
+    }
+}
+
+/// A limit that leaves every row does not keep a sort from going to disk.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sort_with_a_large_limit_goes_to_disk() {
+    let node = start().await;
+    let sorted = "SELECT count(*), min(g), max(g) FROM \
+        (SELECT g, repeat('y', 120) || g AS t FROM generate_series(1, 400000) AS s(g) \
+         ORDER BY t LIMIT 2147483647) u";
+    node.answers(&[(sorted, "400000 1 400000")]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_does_not_fit_into_memory_is_refused() {
+    let node = start().await;
+    node.answers(&[
+        ("SELECT string_agg(repeat('a', 1000000), '') FROM generate_series(1, 100000)", "53200"),
+        ("SELECT string_agg(repeat('a', 50000), '') FROM generate_series(1, 100000)", "53200"),
+        ("SELECT array_agg(repeat('a', 50000)) FROM generate_series(1, 100000)", "53200"),
+        ("SELECT jsonb_agg(repeat('a', 50000)) FROM generate_series(1, 100000)", "53200"),
+        (
+            "SELECT count(*) FROM (SELECT string_agg(repeat('a', 100), '') OVER (ORDER BY g) AS s \
+             FROM generate_series(1, 30000) g) t WHERE s IS NULL",
+            "53200",
+        ),
+        ("SELECT length(regexp_replace(repeat('a', 1000), 'a', repeat('b', 60000), 'g'))", "54000"),
+    ])
+    .await;
+    assert_eq!(answer(&node.client, "SELECT count(*) FROM x").await, "3");
+}
+
+/// Rows that are wide come in batches of as many as fit.
+#[tokio::test(flavor = "multi_thread")]
+async fn wide_values_are_made_a_few_at_a_time() {
+    let node = start().await;
+    node.answers(&[
+        ("SELECT max(length(repeat('x', g * 10))) FROM generate_series(1, 9000) g", "90000"),
+        (
+            "SELECT count(DISTINCT length(repeat('x', 300000) || g)) FROM generate_series(1, 1000) g",
+            "4",
+        ),
+        ("SELECT max(repeat('x', 500000)) = repeat('x', 500000) FROM generate_series(1, 500) g", "t"),
+        (
+            "SELECT max(length(repeat('x', g * 10))) FROM generate_series(1, 9000) g WHERE g % 10 < 9",
+            "90000",
+        ),
+    ])
+    .await;
+}
+
+/// Each would go on for minutes: a thread of queries that does not hear of the end would be missing afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_end_with_their_statement_within_a_row() {
+    let node = start().await;
+    let numbers = "(SELECT jsonb_agg(g) FROM generate_series(1, 100000) g)";
+    let keys = "(SELECT array_agg(g::text) FROM generate_series(1, 100000) g)";
+    let many = "regexp_replace(repeat('a', 1000), 'a', repeat('b', 1000), 'g')";
+    let endless = [
+        format!("SELECT {numbers} @> {numbers}"),
+        format!("SELECT {numbers} <@ {numbers}"),
+        format!("SELECT jsonb_agg(g::text) ?& {keys} FROM generate_series(1, 100000) g"),
+        format!("SELECT {many} LIKE ANY (ARRAY[repeat('%b', 100000) || 'c'])"),
+        "SELECT sum(length(regexp_replace(repeat('ab', 500000), '(a)(b)', '\\2\\1', 'g') || g)) \
+         FROM generate_series(1, 10000) g"
+            .to_owned(),
+    ];
+    node.client.batch_execute("SET statement_timeout = '200ms'").await.expect("a setting");
+    let began = Instant::now();
+    for sql in &endless {
+        assert_eq!(answer(&node.client, sql).await, "57014", "{sql}");
+    }
+    node.client.batch_execute("RESET statement_timeout").await.expect("a setting");
+    assert_eq!(answer(&node.client, "SELECT count(*) FROM generate_series(1, 1000)").await, "1000");
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+}
