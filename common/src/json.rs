@@ -41,6 +41,12 @@ struct Parser<'a> {
     at: usize,
 }
 
+/// Apart from [`Parser::value`], whose part of the stack each level of a document takes.
+fn too_deep() -> SqlError {
+    SqlError::new(SqlState::STATEMENT_TOO_COMPLEX, "stack depth limit exceeded")
+        .with_detail(format!("A document may nest {MAX_DEPTH} levels."))
+}
+
 impl<'a> Parser<'a> {
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
@@ -89,11 +95,7 @@ impl<'a> Parser<'a> {
 
     fn value(&mut self, depth: usize) -> Result<Json, SqlError> {
         if depth > MAX_DEPTH {
-            return Err(SqlError::new(
-                SqlState::STATEMENT_TOO_COMPLEX,
-                "stack depth limit exceeded",
-            )
-            .with_detail(format!("A document may nest {MAX_DEPTH} levels.")));
+            return Err(too_deep());
         }
         self.space();
         match self.peek() {

@@ -35,6 +35,8 @@ const CALLS: usize = 100;
 const OF_A_FUNCTION: usize = 3_000;
 const FEW: usize = 8;
 const MOST_ARGUMENTS: usize = 5;
+/// The stack of the server's threads (`millrace_frontend::STACK_BYTES`).
+const STACK_BYTES: usize = 32 << 20;
 
 /// Counts the bytes that the calling thread holds.
 struct Counting;
@@ -254,11 +256,12 @@ fn no_function_runs_without_end_or_panics() {
     let progress = Arc::new(Progress::default());
     let of_worker = Arc::clone(&progress);
     std::panic::set_hook(Box::new(|_| {}));
-    let worker = std::thread::spawn(move || {
+    let worker = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
         let failures = work(&of_worker);
         of_worker.done.store(true, Ordering::Release);
         failures
     });
+    let worker = worker.expect("a test may start threads");
     let (mut seen, mut since) = (0, Instant::now());
     while !progress.done.load(Ordering::Acquire) && !worker.is_finished() {
         std::thread::sleep(Duration::from_millis(5));

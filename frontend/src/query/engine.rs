@@ -369,7 +369,10 @@ async fn send_rows(
             Ok(batch) => batch,
             Err(e) => return Some(Failure { e, begun }),
         };
-        begun |= batch.num_rows() > 0;
+        if batch.num_rows() > 0 {
+            begun = true;
+            execution.answer();
+        }
         execution.give_away(batch.get_array_memory_size());
         sender.send(Ok(batch)).await.ok()?;
     }

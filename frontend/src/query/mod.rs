@@ -23,6 +23,7 @@ mod pauses;
 pub mod planning;
 pub mod pool;
 pub mod snapshot_table;
+mod wide;
 mod written_order;
 
 use std::sync::Arc;

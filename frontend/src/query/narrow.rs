@@ -29,6 +29,7 @@ use millrace_planner::functions::bounded;
 use millrace_planner::interrupt;
 
 use super::over;
+use super::wide::{Measured, measured};
 
 /// Constants below this are not looked at.
 const SMALL_BYTES: usize = 16 << 10;
@@ -40,6 +41,10 @@ pub fn fitted(
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
 ) -> Result<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)> {
+    let plan = match is_volatile(&plan)? {
+        true => plan,
+        false => measured(plan)?,
+    };
     let width = constant_bytes(&plan)?;
     if width < SMALL_BYTES {
         return Ok((plan, context));
@@ -119,6 +124,7 @@ fn with_rows_of(
 /// Whether a node's batches have no more rows than those that it is given.
 fn keeps_batches(node: &Arc<dyn ExecutionPlan>) -> bool {
     node.is::<ProjectionExec>()
+        || node.is::<Measured>()
         || node.is::<CoalescePartitionsExec>()
         || node.is::<UnionExec>()
         || node.is::<LocalLimitExec>()

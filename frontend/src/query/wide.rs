@@ -1,0 +1,194 @@
+//! Rows too wide for a join or an unnest.
+//!
+//! They copy each row once for every partner or element, thousands to a batch. How wide a row is shows only when it is
+//! there: their inputs are measured, and where a batch of copies of the widest row would not fit, the query begins again
+//! with batches of fewer rows (`narrow`).
+
+use std::fmt;
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, OffsetSizeTrait};
+use arrow::datatypes::{ArrowNativeType, DataType};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::error::{DataFusionError, Result};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::joins::{
+    CrossJoinExec, HashJoinExec, NestedLoopJoinExec, SortMergeJoinExec,
+};
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
+use datafusion::physical_plan::unnest::UnnestExec;
+use datafusion::physical_plan::{
+    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
+};
+use futures::StreamExt;
+use millrace_planner::functions::bounded;
+
+use super::execution::Execution;
+use super::over;
+
+/// A plan that measures the rows of which joins and unnests make several.
+pub fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    let with_measures = plan.transform_up(|node| {
+        if !copies_rows(&node) {
+            return Ok(Transformed::no(node));
+        }
+        let inputs = node
+            .children()
+            .into_iter()
+            .map(|input| Arc::new(Measured { input: Arc::clone(input) }) as Arc<dyn ExecutionPlan>);
+        let inputs = inputs.collect();
+        Ok(Transformed::yes(node.with_new_children(inputs)?))
+    });
+    with_measures.data()
+}
+
+fn copies_rows(node: &Arc<dyn ExecutionPlan>) -> bool {
+    node.is::<HashJoinExec>()
+        || node.is::<NestedLoopJoinExec>()
+        || node.is::<CrossJoinExec>()
+        || node.is::<SortMergeJoinExec>()
+        || node.is::<UnnestExec>()
+}
+
+/// Fails as a call does whose results are too large, when copies of its widest row would not fit a batch.
+#[derive(Debug)]
+pub struct Measured {
+    input: Arc<dyn ExecutionPlan>,
+}
+
+impl DisplayAs for Measured {
+    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Measured")
+    }
+}
+
+impl ExecutionPlan for Measured {
+    fn name(&self) -> &str {
+        "Measured"
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.input.properties()
+    }
+
+    fn maintains_input_order(&self) -> Vec<bool> {
+        vec![true]
+    }
+
+    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
+        vec![false]
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        vec![&self.input]
+    }
+
+    fn apply_expressions(
+        &self,
+        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        Ok(TreeNodeRecursion::Continue)
+    }
+
+    fn replace_children(
+        self: Arc<Self>,
+        mut children: Vec<Arc<dyn ExecutionPlan>>,
+        _: ReplaceChildrenOptions,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        let input = children.pop().unwrap_or_else(|| Arc::clone(&self.input));
+        Ok(Arc::new(Measured { input }))
+    }
+
+    fn with_new_children(
+        self: Arc<Self>,
+        children: Vec<Arc<dyn ExecutionPlan>>,
+    ) -> Result<Arc<dyn ExecutionPlan>> {
+        over(self, children)
+    }
+
+    fn execute(
+        &self,
+        partition: usize,
+        context: Arc<TaskContext>,
+    ) -> Result<SendableRecordBatchStream> {
+        let rows = context.session_config().batch_size();
+        let execution = context.session_config().get_extension::<Execution>();
+        let batches = self.input.execute(partition, context)?;
+        let measured = batches.map(move |batch| {
+            let batch = batch?;
+            // A query whose first rows are with the client cannot begin again; one row cannot be divided.
+            let settled = rows == 1 || execution.as_ref().is_some_and(|e| e.has_answered());
+            if !settled {
+                let copied = widest(batch.columns()).saturating_mul(rows);
+                bounded::check_bytes(i64::try_from(copied).unwrap_or(i64::MAX))
+                    .map_err(|e| DataFusionError::External(Box::new(e)))?;
+            }
+            Ok(batch)
+        });
+        Ok(Box::pin(RecordBatchStreamAdapter::new(self.input.schema(), measured)))
+    }
+}
+
+/// Bytes that the widest row takes, at most.
+fn widest(columns: &[ArrayRef]) -> usize {
+    columns.iter().map(|c| widest_value(c.as_ref())).fold(0, usize::saturating_add)
+}
+
+fn widest_value(array: &dyn Array) -> usize {
+    match array.data_type() {
+        DataType::Utf8 => longest(array.as_string::<i32>().value_offsets()),
+        DataType::LargeUtf8 => longest(array.as_string::<i64>().value_offsets()),
+        DataType::Binary => longest(array.as_binary::<i32>().value_offsets()),
+        DataType::LargeBinary => longest(array.as_binary::<i64>().value_offsets()),
+        DataType::List(_) => {
+            let lists = array.as_list::<i32>();
+            let offsets = lists.value_offsets();
+            let (Some(first), Some(last)) = (offsets.first(), offsets.last()) else { return 0 };
+            let elements = lists.values().slice(first.as_usize(), (last - first).as_usize());
+            let most = elements.to_data().get_slice_memory_size().unwrap_or(usize::MAX);
+            longest(offsets).saturating_mul(widest_value(elements.as_ref())).min(most)
+        }
+        DataType::Struct(_) => widest(array.as_struct().columns()),
+        DataType::Dictionary(..) => widest_value(array.as_any_dictionary().values().as_ref()),
+        other => other.primitive_width().unwrap_or(size_of::<u128>()),
+    }
+}
+
+/// The longest of the ranges between offsets.
+fn longest<O: OffsetSizeTrait>(offsets: &[O]) -> usize {
+    offsets.windows(2).map(|of| (of[1] - of[0]).as_usize()).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Int32Array, ListArray, StringArray, StructArray};
+    use arrow::datatypes::{Field, Int32Type};
+
+    use super::*;
+
+    #[test]
+    fn the_widest_row_is_that_of_the_slice() {
+        let texts = StringArray::from(vec![Some("a"), None, Some("four"), Some("seventh")]);
+        assert_eq!(widest_value(&texts), 7);
+        assert_eq!(widest_value(&texts.slice(0, 3)), 4);
+        assert_eq!(widest_value(&texts.slice(1, 1)), 0);
+        assert_eq!(widest_value(&texts.slice(0, 0)), 0);
+    }
+
+    #[test]
+    fn a_row_is_as_wide_as_its_columns_fields_and_elements() {
+        let numbers: ArrayRef = Arc::new(Int32Array::from(vec![1, 2, 3]));
+        let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "bb", "ccc"]));
+        assert_eq!(widest(&[Arc::clone(&numbers), Arc::clone(&texts)]), 7);
+        let fields = vec![
+            (Arc::new(Field::new("n", DataType::Int32, true)), numbers),
+            (Arc::new(Field::new("t", DataType::Utf8, true)), texts),
+        ];
+        assert_eq!(widest_value(&StructArray::from(fields)), 7);
+        let lists = [Some(vec![Some(1); 5]), None, Some(vec![Some(1); 2])];
+        let lists = ListArray::from_iter_primitive::<Int32Type, _, _>(lists);
+        assert_eq!(widest_value(&lists), 20);
+        assert_eq!(widest_value(&lists.slice(1, 2)), 8);
+    }
+}
