@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use crate::tree::WalkPlan;
 use datafusion::common::Column;
 use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::error::Result;
@@ -31,7 +32,7 @@ impl OptimizerRule for GroupKeys {
         if !has_nested_groups(&plan)? {
             return Ok(Transformed::no(plan));
         }
-        plan.transform_up_with_subqueries(|node| match recomputed(node)? {
+        plan.rewrite_up_with_subqueries(|node| match recomputed(node)? {
             LogicalPlan::Aggregate(a) if claims_too_much(&a) => {
                 Ok(Transformed::yes(by_names_of_their_own(a)?))
             }
@@ -43,7 +44,7 @@ impl OptimizerRule for GroupKeys {
 /// Only a group over another one can be concerned.
 fn has_nested_groups(plan: &LogicalPlan) -> Result<bool> {
     let mut groups = 0;
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         groups += usize::from(matches!(node, LogicalPlan::Aggregate(_)));
         Ok(if groups > 1 { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;

@@ -22,6 +22,7 @@ pub mod optimizer;
 pub mod parser;
 pub mod passes;
 pub mod stream;
+pub mod tree;
 pub mod window_call;
 
 pub use ast::{ParsedStatement, Statement};

@@ -16,10 +16,11 @@ use millrace_common::SqlError;
 
 use crate::bind::provider::columns_of;
 use crate::error::sql_error_from_datafusion;
+use crate::tree::WalkPlan;
 
 /// Puts a projection below every such node.
 pub fn project(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let projected = plan.transform_up_with_subqueries(|node| {
+    let projected = plan.rewrite_up_with_subqueries(|node| {
         Ok(match node {
             LogicalPlan::Sort(sort) => sorted(sort)?,
             LogicalPlan::Aggregate(aggregate) => grouped(aggregate)?,

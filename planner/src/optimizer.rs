@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use chrono::{DateTime, Utc};
 use datafusion::common::alias::AliasGenerator;
 
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
 use datafusion::error::Result as DataFusionResult;
 use datafusion::execution::FunctionRegistry;
@@ -28,6 +28,7 @@ use crate::functions::register_all;
 use crate::functions::window_fn::AS_OF_PROCTIME;
 use crate::group_keys::GroupKeys;
 use crate::interrupt;
+use crate::tree::{Walk, WalkPlan};
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 
@@ -284,9 +285,9 @@ pub fn optimize_for_view(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
 /// Whether a plan calls a function.
 fn calls(plan: &LogicalPlan, function: &str) -> Result<bool, SqlError> {
     let mut found = false;
-    let searched = plan.apply_with_subqueries(|node| {
+    let searched = plan.walk_with_subqueries(|node| {
         node.apply_expressions(|e| {
-            e.apply(|e| {
+            e.walk(|e| {
                 found |= matches!(e, Expr::ScalarFunction(f) if f.func.name() == function);
                 Ok(TreeNodeRecursion::Continue)
             })
@@ -337,7 +338,7 @@ fn optimize(
         );
         let plan = Optimizer::with_rules(rules).optimize(plan, &config, |_, _| {})?;
         match chooses {
-            true => plan.transform_up_with_subqueries(with_new_types).data(),
+            true => plan.rewrite_up_with_subqueries(with_new_types).data(),
             false => Ok(plan),
         }
     };
@@ -355,7 +356,7 @@ fn with_new_types(node: LogicalPlan) -> DataFusionResult<Transformed<LogicalPlan
 
 fn has_distinct_on(plan: &LogicalPlan) -> DataFusionResult<bool> {
     let mut found = false;
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         found |= matches!(node, LogicalPlan::Distinct(Distinct::On(_)));
         Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;

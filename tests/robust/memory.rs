@@ -174,3 +174,53 @@ async fn functions_end_with_their_statement_within_a_row() {
     assert_eq!(answer(&node.client, "SELECT count(*) FROM generate_series(1, 1000)").await, "1000");
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
+
+/// Joins and unnests copy a row once for each partner.
+#[tokio::test(flavor = "multi_thread")]
+async fn wide_rows_are_copied_a_few_at_a_time() {
+    let node = start().await;
+    let wide = "CREATE TABLE wide (k int, t text); \
+        INSERT INTO wide SELECT g, repeat('x', 100000) FROM generate_series(1, 3) g; \
+        CREATE TABLE narrow (k int); INSERT INTO narrow SELECT g % 3 + 1 FROM generate_series(1, 9000) g";
+    node.client.batch_execute(wide).await.expect("tables");
+    node.answers(&[
+        ("SELECT sum(length(t)) FROM wide w JOIN narrow n ON w.k = n.k", "900000000"),
+        ("SELECT sum(length(t)) FROM wide w LEFT JOIN narrow n ON w.k = n.k", "900000000"),
+        ("SELECT sum(length(t)) FROM wide w JOIN narrow n ON w.k > n.k", "900000000"),
+        ("SELECT sum(length(t || n.k)) FROM wide w CROSS JOIN narrow n", "2700027000"),
+        ("SELECT sum(length(t)) FROM wide, generate_series(1, 9000)", "2700000000"),
+        (
+            "SELECT sum(length(t)) FROM wide, unnest(string_to_array(repeat('a,', 8999), ',')) u",
+            "2700000000",
+        ),
+    ])
+    .await;
+}
+
+/// What a client sends takes from the memory of queries: what does not fit is read over, and the connection goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_large_message_is_refused_before_it_is_kept() {
+    let node = start().await;
+    let before = peak_bytes(&node.server);
+    let long = "x".repeat(200 << 20);
+    let refused = |e: tokio_postgres::Error| e.code().map(|c| c.code().to_owned());
+    let query = node.client.query("SELECT length($1::text)", &[&long]).await;
+    assert_eq!(query.map_err(refused).err(), Some(Some("53200".into())));
+    let statement = format!("SELECT length('{long}')");
+    assert_eq!(answer(&node.client, &statement).await, "53200");
+    let copied = node.client.copy_in::<_, bytes::Bytes>("COPY x FROM STDIN").await;
+    let mut copied = Box::pin(copied.expect("COPY begins"));
+    let line = bytes::Bytes::from(format!("7\t{long}\n"));
+    let sent = futures::SinkExt::send(&mut copied, line).await;
+    let ended = match sent {
+        Ok(()) => copied.as_mut().finish().await.map(|_| ()),
+        Err(e) => Err(e),
+    };
+    assert_eq!(ended.map_err(refused).err(), Some(Some("53200".into())));
+    let more = peak_bytes(&node.server).saturating_sub(before);
+    assert!(more < MOST_BYTES / 2, "the server has grown by {} MiB", more >> 20);
+    let fits = "x".repeat(3 << 20);
+    let row = node.client.query_one("SELECT length($1::text)", &[&fits]).await;
+    assert_eq!(row.expect("it fits").get::<_, i32>(0), 3 << 20);
+    assert_eq!(answer(&node.client, "SELECT count(*) FROM x").await, "3");
+}

@@ -16,6 +16,7 @@ use crate::advisory::{Mode, Scope, waits};
 use crate::encoding;
 use crate::query::catalog_view::fold;
 use crate::session::Session;
+use millrace_planner::parser::walk;
 
 /// The query as our planner takes it.
 pub fn for_clients(query: &Query, session: &Session) -> Result<Query, SqlError> {
@@ -26,7 +27,7 @@ pub fn for_clients(query: &Query, session: &Session) -> Result<Query, SqlError> 
     let tables = tableoid::Tables { catalog: &catalog, search_path: &path };
     let (names, scopes, defined) = (Vec::new(), Vec::new(), tableoid::Defined::default());
     let mut rewrite = Rewrite { is_user: &is_user, tables, names, scopes, defined, joins: 0 };
-    match VisitMut::visit(&mut query, &mut rewrite) {
+    match walk::visit_mut(&mut query, &mut rewrite) {
         ControlFlow::Continue(()) => {
             expanded::beside_wildcard(&mut query);
             Ok(query)

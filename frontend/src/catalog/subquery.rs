@@ -18,6 +18,7 @@ use super::objects::system_table;
 use super::rewrite::{Rewrite, boolean, call, function_name, null, take};
 use super::{information, pg};
 use crate::query::catalog_view::fold;
+use millrace_planner::parser::walk;
 
 const AGGREGATES: [&str; 12] = [
     "count",
@@ -100,7 +101,7 @@ pub(super) fn is_empty(query: &Query) -> bool {
 }
 
 fn any_expression<V: Visit>(node: &V, mut test: impl FnMut(&Expr) -> bool) -> bool {
-    let flow = visit_expressions(node, |e| {
+    let flow = walk::expressions(node, |e| {
         if test(e) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     flow.is_break()
@@ -253,7 +254,7 @@ fn one_from(from: Vec<TableWithJoins>) -> Vec<TableWithJoins> {
 
 /// Turns the lookups of an expression into joins; EXISTS in WHERE is left to DataFusion.
 fn lookups(e: &mut Expr, tests: bool, rewrite: &mut Rewrite, joins: &mut Vec<Join>) {
-    let _ = visit_expressions_mut(e, |e| {
+    let _ = walk::expressions_mut(e, |e| {
         let (query, exists) = match e {
             Expr::Subquery(q) => (q, None),
             Expr::Exists { subquery, negated } if tests => (subquery, Some(*negated)),
@@ -347,7 +348,7 @@ impl Scope {
     }
 
     fn qualify<V: VisitMut>(&self, node: &mut V) {
-        let _ = visit_expressions_mut(node, |e| {
+        let _ = walk::expressions_mut(node, |e| {
             match e {
                 Expr::Identifier(i) => {
                     if let Some(table) = self.columns.get(fold(i).as_str()) {

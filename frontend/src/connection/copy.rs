@@ -6,7 +6,7 @@ use millrace_common::{SqlError, SqlState};
 use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 
-use super::{Connection, Failure, SEND_BYTES, guarded, start::protocol_violation};
+use super::{Connection, Failure, SEND_BYTES, guarded, reading::Unread, start::protocol_violation};
 use crate::copy::{self, CopyIn, CopyOut};
 use crate::session::RowSet;
 use crate::session::cursor::columns_of;
@@ -48,7 +48,8 @@ impl Connection {
                     )
                     .into());
                 }
-                Some(Err(e)) => return Err(protocol_violation(&e).into()),
+                Some(Err(Unread::Protocol(e))) => return Err(protocol_violation(&e).into()),
+                Some(Err(Unread::TooLarge { error, .. })) => return Err(error.into()),
                 None => return Err(Failure::Io(std::io::ErrorKind::UnexpectedEof.into())),
             }
         }

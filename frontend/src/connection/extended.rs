@@ -97,11 +97,14 @@ impl Connection {
                 format!("portal \"{name}\" already exists"),
             ));
         }
+        let bytes = bind.parameters.iter().flatten().map(|value| value.len()).sum();
+        let held = Held::of_values(self.session.engine(), bytes)?;
         let values =
             self.session.bind_values(&prepared, &bind.parameter_format_codes, &bind.parameters)?;
         let portal = Portal {
             prepared,
             values,
+            _held: held,
             formats: bind.result_column_format_codes,
             state: PortalState::Ready,
             hold: false,

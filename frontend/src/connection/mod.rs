@@ -12,6 +12,7 @@ mod copy;
 mod extended;
 mod live;
 mod pipeline;
+mod reading;
 mod rows;
 mod simple;
 mod start;
@@ -23,12 +24,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
+use datafusion::execution::memory_pool::MemoryReservation;
 use futures::FutureExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_executor::dml::ENTERED;
 use millrace_planner::{Interrupt, ParsedStatement};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -36,45 +37,17 @@ use crate::ddl::{UNDOING, Undoing};
 use crate::query::planning::{self, HELD, Held};
 use crate::server::IDLE;
 use crate::session::{Session, busy, canceled, timed_out};
-use crate::wire::{Backend, FrontendMessage, ProtocolError, TransactionStatus, decode_message};
+use crate::wire::{Backend, FrontendMessage, TransactionStatus};
+
+use reading::{Message, Unread};
 
 pub use start::run;
 
 /// Bytes gathered before they are sent.
 const SEND_BYTES: usize = 64 << 10;
-/// Messages decoded ahead of the session.
-const READ_AHEAD: usize = 32;
-
-type Message = Result<FrontendMessage, ProtocolError>;
 /// The two halves of a socket, plain or under TLS.
 type Reader = Box<dyn AsyncRead + Send + Unpin>;
 type Writer = Box<dyn AsyncWrite + Send + Unpin>;
-
-async fn read_messages(
-    mut read: Reader,
-    mut buffer: BytesMut,
-    sender: mpsc::Sender<Message>,
-    gone: CancellationToken,
-) {
-    let _gone = gone.drop_guard();
-    loop {
-        match decode_message(&mut buffer) {
-            Ok(None) => match read.read_buf(&mut buffer).await {
-                Ok(n) if n > 0 => {}
-                _ => return,
-            },
-            Ok(Some(message)) => {
-                if sender.send(Ok(message)).await.is_err() {
-                    return;
-                }
-            }
-            Err(e) => {
-                let _ = sender.send(Err(e)).await;
-                return;
-            }
-        }
-    }
-}
 
 struct Connection {
     session: Session,
@@ -83,6 +56,8 @@ struct Connection {
     messages: mpsc::Receiver<Message>,
     /// Messages that have been looked at and not handled.
     ahead: VecDeque<Message>,
+    /// What the message that is being handled takes from the memory of queries.
+    memory: Option<MemoryReservation>,
     /// The client closed its side.
     gone: CancellationToken,
     /// The server ends.
@@ -134,10 +109,11 @@ impl Connection {
             self.waiting = false;
             match message {
                 None | Some(Ok(FrontendMessage::Terminate(_))) => return Ok(()),
-                Some(Err(e)) => {
+                Some(Err(Unread::Protocol(e))) => {
                     self.out.error("FATAL", &start::protocol_violation(&e));
                     return self.flush().await;
                 }
+                Some(Err(Unread::TooLarge { kind, error })) => self.refuse(kind, &error).await?,
                 Some(Ok(message)) => self.dispatch(message).await?,
             }
         }
@@ -174,6 +150,25 @@ impl Connection {
             Err(Failure::Sql(e)) => {
                 self.skip_to_sync = true;
                 self.fail(&e);
+                self.flush().await
+            }
+        }
+    }
+
+    /// Answers a message that there was no memory for.
+    async fn refuse(&mut self, kind: u8, e: &SqlError) -> std::io::Result<()> {
+        match kind {
+            b'Q' => {
+                self.skip_to_sync = false;
+                self.fail(e);
+                self.ready().await
+            }
+            // Data of a COPY that has ended.
+            b'd' => Ok(()),
+            _ if self.skip_to_sync => Ok(()),
+            _ => {
+                self.skip_to_sync = true;
+                self.fail(e);
                 self.flush().await
             }
         }

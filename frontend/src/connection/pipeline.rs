@@ -12,7 +12,8 @@ use millrace_common::SqlError;
 use millrace_planner::Statement;
 use sqlparser::ast::{CopySource, DiscardObject, Statement as Sql};
 
-use super::{Connection, Message, guarded};
+use super::reading::Unread;
+use super::{Connection, guarded};
 use crate::copy::CopyIn;
 use crate::session::Block;
 use crate::wire::FrontendMessage;
@@ -22,11 +23,16 @@ const LOOK_AHEAD: usize = 16;
 
 impl Connection {
     /// The next message: first those that have been looked at already.
-    pub(super) async fn receive(&mut self) -> Option<Message> {
-        match self.ahead.pop_front() {
+    pub(super) async fn receive(&mut self) -> Option<Result<FrontendMessage, Unread>> {
+        self.memory = None;
+        let message = match self.ahead.pop_front() {
             Some(message) => Some(message),
             None => self.messages.recv().await,
-        }
+        };
+        Some(message?.map(|arrived| {
+            self.memory = arrived.memory;
+            arrived.message
+        }))
     }
 
     /// Before a statement runs: it begins a transaction if more statements may follow it.
@@ -72,9 +78,9 @@ impl Connection {
                 let Some(message) = message else { return false };
                 self.ahead.push_back(message);
             }
-            match self.ahead.get(at) {
-                Some(Ok(FrontendMessage::Sync(_))) => return true,
-                Some(Ok(FrontendMessage::Close(_))) => {}
+            match self.ahead.get(at).and_then(|m| m.as_ref().ok()).map(|m| &m.message) {
+                Some(FrontendMessage::Sync(_)) => return true,
+                Some(FrontendMessage::Close(_)) => {}
                 _ => return false,
             }
         }

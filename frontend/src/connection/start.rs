@@ -17,7 +17,8 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Connection, READ_AHEAD, Reader, Writer, read_messages};
+use super::reading::{READ_AHEAD, read_messages};
+use super::{Connection, Reader, Writer};
 use crate::auth;
 use crate::entrance::Entrant;
 use crate::server::{Activity, Shared};
@@ -182,13 +183,15 @@ async fn serve(
     let stop = shared.stop_token(pid, &stop);
     let gone = CancellationToken::new();
     let (sender, messages) = mpsc::channel(READ_AHEAD);
-    let reader = tokio::spawn(read_messages(read, buffer, sender, gone.clone()));
+    let reader =
+        tokio::spawn(read_messages(read, buffer, Arc::clone(&shared), sender, gone.clone()));
     let mut connection = Connection {
         session,
         out,
         write,
         messages,
         ahead: VecDeque::new(),
+        memory: None,
         gone,
         stop,
         waiting: false,

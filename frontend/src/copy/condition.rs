@@ -6,11 +6,12 @@ use arrow::array::{ArrayRef, AsArray, RecordBatch, UInt32Array};
 use arrow::datatypes::Int64Type;
 use millrace_common::{SqlError, SqlState};
 use millrace_rpc::catalog::{Column, Relation, RelationKind};
-use sqlparser::ast::{Expr, Query, Visit, Visitor};
+use sqlparser::ast::{Expr, Query, Visitor};
 
 use crate::dml::{rewrite, rows};
 use crate::query::SessionCatalog;
 use crate::session::{Session, params};
+use millrace_planner::parser::walk;
 
 /// A condition that has been checked.
 pub struct Condition {
@@ -23,7 +24,7 @@ impl Condition {
         if params::count(&expr) > 0 {
             return Err(params::undefined(1));
         }
-        if expr.visit(&mut FindQuery).is_break() {
+        if walk::visit(&expr, &mut FindQuery).is_break() {
             let message = "cannot use subquery in COPY FROM WHERE condition";
             return Err(SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message));
         }

@@ -5,7 +5,7 @@ pub mod form;
 use std::any::Any;
 use std::iter::repeat;
 
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{RelationId, SqlError, SqlState};
@@ -14,6 +14,7 @@ use millrace_planner::ast::{Explain, ExplainTarget};
 use millrace_planner::bind::names::without_marks;
 use millrace_planner::codec::decode_graph;
 use millrace_planner::explain::explain_graph;
+use millrace_planner::tree::Walk;
 use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::{Query, Statement as Sql};
 
@@ -202,7 +203,7 @@ fn outputs(plan: &LogicalPlan) -> Vec<Vec<String>> {
         Ok(TreeNodeRecursion::Continue)
     };
     // The visitor never fails.
-    let _ = plan.apply(&mut visit);
+    let _ = plan.walk(&mut visit);
     found
 }
 
@@ -220,7 +221,7 @@ fn accesses(plan: &LogicalPlan) -> Vec<Option<String>> {
         Ok(TreeNodeRecursion::Continue)
     };
     // The visitor never fails.
-    let _ = plan.apply(&mut visit);
+    let _ = plan.walk(&mut visit);
     found
 }
 

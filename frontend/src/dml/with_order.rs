@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use sqlparser::ast::{Query, SetExpr, Statement as Sql, TableFactor, Visit, Visitor};
+use sqlparser::ast::{Query, SetExpr, Statement as Sql, TableFactor, Visitor};
 
 use crate::query::catalog_view::fold;
+use millrace_planner::parser::walk;
 
 /// The queries of a WITH that a part of the statement names.
 pub struct Named {
@@ -36,31 +37,31 @@ impl Names<'_> {
         let _ = match query.body.as_ref() {
             SetExpr::Insert(Sql::Insert(insert)) => {
                 self.enter(query);
-                let _ = query.with.visit(self);
-                let _ = insert.source.visit(self);
-                let _ = insert.on.visit(self);
-                let _ = insert.returning.visit(self);
+                let _ = walk::visit(&query.with, self);
+                let _ = walk::visit(&insert.source, self);
+                let _ = walk::visit(&insert.on, self);
+                let _ = walk::visit(&insert.returning, self);
                 self.leave()
             }
             SetExpr::Update(Sql::Update(update)) => {
                 self.enter(query);
-                let _ = query.with.visit(self);
-                let _ = update.table.joins.visit(self);
-                let _ = update.from.visit(self);
-                let _ = update.assignments.visit(self);
-                let _ = update.selection.visit(self);
-                let _ = update.returning.visit(self);
+                let _ = walk::visit(&query.with, self);
+                let _ = walk::visit(&update.table.joins, self);
+                let _ = walk::visit(&update.from, self);
+                let _ = walk::visit(&update.assignments, self);
+                let _ = walk::visit(&update.selection, self);
+                let _ = walk::visit(&update.returning, self);
                 self.leave()
             }
             SetExpr::Delete(Sql::Delete(delete)) => {
                 self.enter(query);
-                let _ = query.with.visit(self);
-                let _ = delete.using.visit(self);
-                let _ = delete.selection.visit(self);
-                let _ = delete.returning.visit(self);
+                let _ = walk::visit(&query.with, self);
+                let _ = walk::visit(&delete.using, self);
+                let _ = walk::visit(&delete.selection, self);
+                let _ = walk::visit(&delete.returning, self);
                 self.leave()
             }
-            _ => query.visit(self),
+            _ => walk::visit(query, self),
         };
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::config::ConfigOptions;
 use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::expressions::{CaseExpr, Column};
@@ -20,6 +20,7 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::utils::JoinFilter;
 use datafusion::physical_plan::joins::{NestedLoopJoinExec, NestedLoopJoinExecBuilder};
+use millrace_planner::tree::Walk;
 
 /// Functions that hardly ever fail: ranges of times and the like are joined by them.
 const HARMLESS: [&str; 3] = ["pg_add", "pg_sub", "pg_mul"];
@@ -34,7 +35,7 @@ impl PhysicalOptimizerRule for WholeConditions {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| {
+        plan.rewrite_up(|node| {
             let join = node.downcast_ref::<NestedLoopJoinExec>();
             let Some((join, filter)) = join.and_then(|join| Some((join, join.filter()?))) else {
                 return Ok(Transformed::no(node));
@@ -58,7 +59,7 @@ impl PhysicalOptimizerRule for WholeConditions {
 }
 
 fn may_fail(condition: &Arc<dyn PhysicalExpr>) -> Result<bool> {
-    condition.exists(|e| {
+    condition.any(|e| {
         let function = e.downcast_ref::<ScalarFunctionExpr>();
         Ok(e.is::<CaseExpr>() || function.is_some_and(|f| !HARMLESS.contains(&f.name())))
     })

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{EquivalenceProperties, PhysicalExpr};
@@ -20,6 +20,7 @@ use datafusion::physical_plan::{
 };
 
 use super::over;
+use millrace_planner::tree::Walk;
 
 /// Runs before DataFusion's rules.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ impl PhysicalOptimizerRule for GroupingSetsApart {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| match node.downcast_ref::<AggregateExec>() {
+        plan.rewrite_up(|node| match node.downcast_ref::<AggregateExec>() {
             Some(aggregate) if aggregate.group_expr().has_grouping_set() => {
                 let apart = Arc::new(Apart::new(Arc::clone(aggregate.input())));
                 over(node, vec![apart]).map(Transformed::yes)

@@ -6,13 +6,14 @@
 use std::sync::Arc;
 
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::config::ConfigOptions;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::sorts::sort::SortExec;
+use millrace_planner::tree::Walk;
 
 /// Groups for which an aggregate may make room at once.
 const MOST_GROUPS: usize = 8_192;
@@ -31,7 +32,7 @@ impl PhysicalOptimizerRule for CountableLimits {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| Ok(countable(node))).data()
+        plan.rewrite_up(|node| Ok(countable(node))).data()
     }
 
     fn name(&self) -> &str {
@@ -66,7 +67,7 @@ impl PhysicalOptimizerRule for LargeLimits {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| Ok(relieved(node))).data()
+        plan.rewrite_up(|node| Ok(relieved(node))).data()
     }
 
     fn name(&self) -> &str {

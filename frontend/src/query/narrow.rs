@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::Schema;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::ColumnarValue;
@@ -27,6 +27,7 @@ use datafusion::physical_plan::{
 use futures::{StreamExt, stream};
 use millrace_planner::functions::bounded;
 use millrace_planner::interrupt;
+use millrace_planner::tree::Walk;
 
 use super::over;
 use super::wide::{Measured, measured};
@@ -83,7 +84,7 @@ fn with_rows(
     context: &TaskContext,
     rows: usize,
 ) -> Result<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)> {
-    let plan = plan.transform_up(|node| with_rows_of(node, rows));
+    let plan = plan.rewrite_up(|node| with_rows_of(node, rows));
     let config = context.session_config().clone().with_batch_size(rows);
     let context = TaskContext::new(
         context.task_id(),
@@ -134,7 +135,7 @@ fn keeps_batches(node: &Arc<dyn ExecutionPlan>) -> bool {
 /// Bytes that the large constants of a plan take in a row.
 fn constant_bytes(plan: &Arc<dyn ExecutionPlan>) -> Result<usize> {
     let mut bytes = 0usize;
-    plan.apply(|node| {
+    plan.walk(|node| {
         node.apply_expressions(&mut |e| {
             bytes = bytes.saturating_add(widths(e)?);
             Ok(TreeNodeRecursion::Continue)
@@ -179,7 +180,7 @@ fn is_constant(e: &Arc<dyn PhysicalExpr>) -> bool {
 
 fn is_volatile(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
     let mut volatile = false;
-    plan.apply(|node| {
+    plan.walk(|node| {
         node.apply_expressions(&mut |e| {
             volatile |= datafusion::physical_expr_common::physical_expr::is_volatile(e);
             Ok(TreeNodeRecursion::Continue)

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, RecordBatch, new_null_array};
 use arrow::datatypes::{DataType, FieldRef, Schema};
 use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode};
+use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::PhysicalExpr;
@@ -25,6 +25,7 @@ use datafusion::physical_plan::joins::{
 };
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 use millrace_planner::interrupt;
+use millrace_planner::tree::Walk;
 
 use crate::query::conditions::whole;
 
@@ -122,7 +123,7 @@ impl PhysicalOptimizerRule for NullOnErrorRule {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| {
+        plan.rewrite_up(|node| {
             if let Some(p) = node.downcast_ref::<ProjectionExec>() {
                 return projection(p).map(Transformed::yes);
             }

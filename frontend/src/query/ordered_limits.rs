@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::{LexOrdering, OrderingRequirements, PhysicalExpr};
@@ -25,6 +25,7 @@ use datafusion::physical_plan::{
 };
 
 use super::over;
+use millrace_planner::tree::Walk;
 
 /// Runs before DataFusion's rules.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl PhysicalOptimizerRule for OrderedLimits {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|node| {
+        plan.rewrite_up(|node| {
             if let Some(limit) = node.downcast_ref::<GlobalLimitExec>()
                 && let Some(limited) = above_sort(limit.input(), limit.skip(), limit.fetch())?
             {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::common::{JoinType, ScalarValue};
 use datafusion::config::ConfigOptions;
 use datafusion::error::{DataFusionError, Result};
@@ -42,6 +42,7 @@ use futures::{Stream, StreamExt};
 
 use crate::query::execution::Execution;
 use crate::session::busy;
+use millrace_planner::tree::Walk;
 
 /// How long a stream is polled before other tasks have their turn.
 const SLICE: Duration = Duration::from_millis(10);
@@ -217,7 +218,7 @@ impl PhysicalOptimizerRule for PausingJoins {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.transform_up(|shown| match rewritten(&shown)? {
+        plan.rewrite_up(|shown| match rewritten(&shown)? {
             Some(inner) => {
                 Ok(Transformed::yes(Arc::new(Pausing { shown, inner }) as Arc<dyn ExecutionPlan>))
             }

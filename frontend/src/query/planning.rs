@@ -45,6 +45,16 @@ impl Held {
         Arc::new(Held { reservation, kept: AtomicIsize::new(0) })
     }
 
+    /// The memory of a statement's parameters, which are about to be read; `None`: they are small.
+    pub fn of_values(engine: &QueryEngine, bytes: usize) -> Result<Option<Held>, SqlError> {
+        if bytes < SMALL {
+            return Ok(None);
+        }
+        let reservation = engine.reservation("the parameters of a statement");
+        let held = Held { reservation: Mutex::new(reservation), kept: AtomicIsize::new(0) };
+        held.hold(bytes).map(|()| Some(held))
+    }
+
     /// Does a part of the statement's work.
     pub fn during<T>(self: &Arc<Held>, work: impl FnOnce() -> T) -> T {
         let inside = HERE.with_borrow(Option::is_some);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, OffsetSizeTrait};
 use arrow::datatypes::{ArrowNativeType, DataType};
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
@@ -23,13 +23,14 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use millrace_planner::functions::bounded;
+use millrace_planner::tree::Walk;
 
 use super::execution::Execution;
 use super::over;
 
 /// A plan that measures the rows of which joins and unnests make several.
 pub fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
-    let with_measures = plan.transform_up(|node| {
+    let with_measures = plan.rewrite_up(|node| {
         if !copies_rows(&node) {
             return Ok(Transformed::no(node));
         }
@@ -38,7 +39,7 @@ pub fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> 
             .into_iter()
             .map(|input| Arc::new(Measured { input: Arc::clone(input) }) as Arc<dyn ExecutionPlan>);
         let inputs = inputs.collect();
-        Ok(Transformed::yes(node.with_new_children(inputs)?))
+        Ok(Transformed::yes(over(node, inputs)?))
     });
     with_measures.data()
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
@@ -34,6 +34,7 @@ use futures::StreamExt;
 use futures::stream;
 
 use super::over;
+use millrace_planner::tree::Walk;
 
 /// Aggregates whose results are in the order of their rows.
 const ORDERED: [&str; 2] = ["array_agg", "string_agg"];
@@ -48,7 +49,7 @@ impl PhysicalOptimizerRule for WrittenOrder {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let plan = plan.transform_up(|node| match brought_together(&node)? {
+        let plan = plan.rewrite_up(|node| match brought_together(&node)? {
             Some(ordered) => Ok(Transformed::yes(ordered)),
             None => Ok(Transformed::no(node)),
         });

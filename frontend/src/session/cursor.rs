@@ -57,7 +57,7 @@ impl Session {
             depth: self.depth(),
         });
         let (values, formats) = (Vec::new(), Vec::new());
-        let portal = Portal { prepared, values, formats, state, hold, declared };
+        let portal = Portal { prepared, values, _held: None, formats, state, hold, declared };
         self.portals.insert(name, portal);
         Ok("DECLARE CURSOR".to_owned())
     }

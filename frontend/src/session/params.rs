@@ -10,10 +10,11 @@ use arrow::datatypes::DataType;
 use bytes::BytesMut;
 use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
-use sqlparser::ast::{Expr, Value, VisitMut, visit_expressions, visit_expressions_mut};
+use sqlparser::ast::{Expr, Value, VisitMut};
 
 use crate::dml::rewrite::typed_literal;
 use crate::encoding::Column;
+use millrace_planner::parser::walk;
 
 /// The number of `$n`, from 1.
 fn placeholder(expr: &Expr) -> Option<usize> {
@@ -32,7 +33,7 @@ fn placeholder(expr: &Expr) -> Option<usize> {
 /// The highest parameter number in a statement.
 pub fn count<V: sqlparser::ast::Visit>(statement: &V) -> usize {
     let mut highest = 0;
-    let _ = visit_expressions(statement, |e| {
+    let _ = walk::expressions(statement, |e| {
         highest = highest.max(placeholder(e).unwrap_or(0));
         ControlFlow::<()>::Continue(())
     });
@@ -66,7 +67,7 @@ pub fn merge_of<V: sqlparser::ast::Visit>(
     inferred: &[DataType],
 ) {
     types.resize(types.len().max(inferred.len()), None);
-    let _ = visit_expressions(part, |e| {
+    let _ = walk::expressions(part, |e| {
         if let Some(n) = placeholder(e)
             && let (Some(slot), Some(t)) = (types.get_mut(n - 1), inferred.get(n - 1))
             && *t != DataType::Null
@@ -82,7 +83,7 @@ pub fn substitute<V: VisitMut>(statement: &mut V, values: &[ArrayRef]) -> Result
     if values.is_empty() {
         return Ok(());
     }
-    let flow = visit_expressions_mut(statement, |e| {
+    let flow = walk::expressions_mut(statement, |e| {
         let Some(n) = placeholder(e) else { return ControlFlow::Continue(()) };
         match values.get(n - 1).ok_or_else(|| undefined(n)).and_then(literal_of) {
             Ok(literal) => {

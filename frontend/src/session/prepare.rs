@@ -70,6 +70,8 @@ impl PartialEq for Basis {
 pub struct Portal {
     pub prepared: Arc<Prepared>,
     pub values: Vec<ArrayRef>,
+    /// The memory that the values take from that of queries.
+    pub(crate) _held: Option<Held>,
     pub formats: Vec<i16>,
     pub state: PortalState,
     /// Survives its transaction (a cursor WITH HOLD).

@@ -50,6 +50,14 @@ pub fn decode_message(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, Pro
     decode_within(buf, MAX_MESSAGE)
 }
 
+/// The kind of the message that the buffer begins with, and its bytes in all; `None`: more bytes are needed, or
+/// the length is none.
+pub fn incoming(buf: &BytesMut) -> Option<(u8, usize)> {
+    let head: [u8; 5] = buf.get(..5)?.try_into().ok()?;
+    let length = i32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+    Some((head[0], usize::try_from(length).ok()?.checked_add(1)?))
+}
+
 /// The next message of a client that is proving who it is; `None`: more bytes are needed.
 pub fn decode_password(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, ProtocolError> {
     decode_within(buf, MAX_PASSWORD)

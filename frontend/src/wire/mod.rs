@@ -17,7 +17,7 @@ pub mod frontend;
 mod shape;
 
 pub use backend::{Backend, Field, Told, TransactionStatus, format_of};
-pub use frontend::{decode_message, decode_password, decode_startup, sasl_initial};
+pub use frontend::{decode_message, decode_password, decode_startup, incoming, sasl_initial};
 pub use pgwire::messages::PgWireFrontendMessage as FrontendMessage;
 
 /// The longest message taken from a client: PostgreSQL's own limit.

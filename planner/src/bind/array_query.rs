@@ -9,6 +9,7 @@ use super::desugar::{Copies, call, string};
 use super::names::fold;
 use super::predicates::fill;
 use crate::functions::functions;
+use crate::parser::walk;
 
 /// The name of the aggregate of such a subquery, which is of no other query even if all that it reads is.
 pub const GATHERED: &str = "#gathered";
@@ -51,7 +52,7 @@ fn gather(query: &mut Query) -> Result<bool, SqlError> {
         [SelectItem::ExprWithAlias { expr, alias }] => (expr.clone(), Some(fold(alias))),
         _ => return Ok(false),
     };
-    if visit_expressions(&value, more_than_a_row).is_break() {
+    if walk::expressions(&value, more_than_a_row).is_break() {
         return Ok(false);
     }
     let mut aggregate = call("array_agg", [value.clone()]);

@@ -36,6 +36,7 @@ use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::asof::{Place, latest};
 use crate::functions::window_fn::ASOF_MATCH;
 use crate::parser::ASOF_LEFT;
+use crate::tree::WalkPlan;
 
 const TIME: &str = "#time";
 const TIE: &str = "#tie";
@@ -120,7 +121,7 @@ fn no_comparison() -> SqlError {
 
 /// Rewrites every join on a call of `asof_match`.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    plan.transform_down_with_subqueries(|node| match asof_of(&node) {
+    plan.rewrite_down_with_subqueries(|node| match asof_of(&node) {
         Some(join) => Ok(Transformed::yes(Asof::of(join)?.plan(join)?)),
         None => Ok(Transformed::no(node)),
     })

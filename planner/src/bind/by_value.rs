@@ -4,7 +4,7 @@
 //! Others become `x = ANY (ARRAY[a, b])`, which compares by value ([`crate::functions::quantified`]), and `nullif(a, b)` a
 //! function that does.
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{DFSchema, Result};
 use datafusion::logical_expr::expr::{InList, ScalarFunction};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
@@ -16,13 +16,14 @@ use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::arrays::NULL_IF;
 use crate::functions::canonical::canonical;
 use crate::functions::{elements, functions, quantified};
+use crate::tree::{Walk, WalkPlan};
 
 /// Writes out the comparisons of a plan, those of its subqueries too.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let done = plan.transform_up_with_subqueries(|node| {
+    let done = plan.rewrite_up_with_subqueries(|node| {
         let mut concerned = false;
         node.apply_expressions(|e| {
-            concerned |= e.exists(|e| Ok(is_concerned(e)))?;
+            concerned |= e.any(|e| Ok(is_concerned(e)))?;
             Ok(TreeNodeRecursion::Continue)
         })?;
         if !concerned {
@@ -32,7 +33,7 @@ pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> 
         let names = NamePreserver::new(&node);
         node.map_expressions(|e| {
             let name = names.save(&e);
-            let new = e.transform_up(|e| match written_out(&e, &schema)? {
+            let new = e.rewrite_up(|e| match written_out(&e, &schema)? {
                 Some(new) => Ok(Transformed::yes(new)),
                 None => Ok(Transformed::no(e)),
             })?;

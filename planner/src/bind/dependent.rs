@@ -12,6 +12,7 @@ use super::misplaced::is_aggregate;
 use super::names::fold;
 use super::order::unnested;
 use super::scopes::{Joined, Table, is_plain};
+use crate::parser::walk;
 
 /// What a SELECT is grouped by, if these are plain expressions.
 pub fn group_exprs(select: &Select) -> Option<&[Expr]> {
@@ -36,13 +37,13 @@ pub fn spell_out(select: &mut Select, order_by: Option<&OrderBy>, from: &Joined)
     }
     let mut named = Named { from, places: Vec::new(), within: 0 };
     named.wildcards(&select.projection);
-    let _ = Visit::visit(&select.projection, &mut named);
-    let _ = Visit::visit(&select.having, &mut named);
-    let _ = Visit::visit(&select.distinct, &mut named);
-    let _ = Visit::visit(&select.named_window, &mut named);
-    let _ = Visit::visit(&select.qualify, &mut named);
+    let _ = walk::visit(&select.projection, &mut named);
+    let _ = walk::visit(&select.having, &mut named);
+    let _ = walk::visit(&select.distinct, &mut named);
+    let _ = walk::visit(&select.named_window, &mut named);
+    let _ = walk::visit(&select.qualify, &mut named);
     if let Some(order_by) = order_by {
-        let _ = Visit::visit(order_by, &mut named);
+        let _ = walk::visit(order_by, &mut named);
     }
     let mut places = named.places;
     places.retain(|place| dependent.contains(&place.0) && !grouped.contains(place));

@@ -14,6 +14,7 @@ use super::desugar::Copies;
 use super::names::fold;
 use super::order::{same, unnested};
 use super::scopes::{self, Joined};
+use crate::parser::walk;
 
 /// Whether a SELECT DISTINCT ON has `*` in its list.
 pub fn has_wildcard(select: &Select) -> bool {
@@ -220,7 +221,7 @@ pub fn unmatched_in(sql: &Statement) -> Option<Location> {
             }
         }
     }
-    Visit::visit(sql, &mut Unmatched).break_value()
+    walk::visit(sql, &mut Unmatched).break_value()
 }
 
 /// The position of a DISTINCT ON that its list does not have.
@@ -249,7 +250,7 @@ pub fn absent_in(e: &SqlError, sql: &Statement) -> Option<Location> {
             }
         }
     }
-    Visit::visit(sql, &mut Absent(e)).break_value()
+    walk::visit(sql, &mut Absent(e)).break_value()
 }
 
 fn unmatched_key(query: &Query) -> Option<&Expr> {

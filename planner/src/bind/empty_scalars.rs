@@ -6,21 +6,22 @@
 
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::Transformed;
 use datafusion::common::{JoinType, Result};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Subquery, lit};
 use millrace_common::SqlError;
 
 use crate::error::sql_error_from_datafusion;
+use crate::tree::{Walk, WalkPlan};
 
 /// Gives the scalar subqueries of a plan types that may be NULL.
 pub fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let done = plan.transform_up_with_subqueries(|node| {
+    let done = plan.rewrite_up_with_subqueries(|node| {
         let names = NamePreserver::new(&node);
         let done = node.map_expressions(|e| {
             let name = names.save(&e);
-            let new = e.transform_up(|e| match e {
+            let new = e.rewrite_up(|e| match e {
                 Expr::ScalarSubquery(subquery) if is_concerned(&subquery) => {
                     Ok(Transformed::yes(Expr::ScalarSubquery(outer(subquery)?)))
                 }

@@ -16,10 +16,11 @@ use millrace_common::SqlError;
 
 use crate::error::sql_error_from_datafusion;
 use crate::functions::canonical::canonical;
+use crate::tree::WalkPlan;
 
 /// Rewrites sorts, DISTINCT ON and windows of a plan.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let rewritten = plan.transform_up_with_subqueries(|node| {
+    let rewritten = plan.rewrite_up_with_subqueries(|node| {
         Ok(match node {
             LogicalPlan::Sort(Sort { expr, input, fetch }) => {
                 let expr = sorted(expr, input.schema())?;

@@ -24,6 +24,7 @@ use crate::catalog::CatalogView;
 use crate::error::sql_error_from_datafusion;
 use crate::functions::cast::assignable;
 use crate::functions::series::evaluated;
+use crate::parser::walk;
 
 /// An error where a frame is none. `orders`: how many expressions its window is ordered by.
 pub fn check(frame: &WindowFrame, orders: usize) -> Result<(), SqlError> {
@@ -264,7 +265,7 @@ pub fn variable_in(sql: &Statement, message: &str) -> Option<Location> {
         };
         let _ = offsets(frame).any(|e| any_own(e, &mut variable));
     });
-    let _ = Visit::visit(sql, &mut look);
+    let _ = walk::visit(sql, &mut look);
     found
 }
 
@@ -280,7 +281,7 @@ pub fn only_offset_in(sql: &Statement) -> Option<Location> {
             places.extend(offsets(frame).map(begins));
         }
     });
-    let _ = Visit::visit(sql, &mut look);
+    let _ = walk::visit(sql, &mut look);
     match places.as_slice() {
         [only] => *only,
         _ => None,

@@ -21,12 +21,13 @@ use crate::frame::{Distance, Edge, Exclude, Frame, Units};
 use crate::functions::framed::{Framed, framed};
 use crate::functions::interval_text;
 use crate::functions::window_fn::EXCLUDE;
+use crate::tree::WalkPlan;
 
 const DAY_US: i128 = 86_400_000_000;
 
 /// Rewrites the windows of a plan.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let rewritten = plan.transform_up_with_subqueries(|node| match node {
+    let rewritten = plan.rewrite_up_with_subqueries(|node| match node {
         LogicalPlan::Window(Window { input, window_expr, schema }) => {
             let names = NamePreserver::new_for_projection();
             let window_expr = window_expr.into_iter().map(|e| {

@@ -5,7 +5,7 @@
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::logical_expr::expr::Case;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
@@ -13,12 +13,13 @@ use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, lit};
 use millrace_common::SqlError;
 
 use crate::error::sql_error_from_datafusion;
+use crate::tree::{Walk, WalkPlan};
 
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let done = plan.transform_up_with_subqueries(|node| {
+    let done = plan.rewrite_up_with_subqueries(|node| {
         let mut concerned = false;
         node.apply_expressions(|e| {
-            concerned |= e.exists(|e| Ok(matches!(e, Expr::Case(case) if guards(case)?)))?;
+            concerned |= e.any(|e| Ok(matches!(e, Expr::Case(case) if guards(case)?)))?;
             Ok(TreeNodeRecursion::Continue)
         })?;
         if !concerned {
@@ -28,7 +29,7 @@ pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> 
         let names = NamePreserver::new(&node);
         node.map_expressions(|e| {
             let name = names.save(&e);
-            let new = e.transform_up(|e| match e {
+            let new = e.rewrite_up(|e| match e {
                 Expr::Case(case) if guards(&case)? && is_boolean(&case, &schema)? => {
                     let expr = Some(Box::new(lit(true)));
                     Ok(Transformed::yes(Expr::Case(Case { expr, ..case })))
@@ -56,7 +57,7 @@ fn guards(case: &Case) -> Result<bool> {
     let branches = case.when_then_expr.iter().map(|(_, then)| then);
     let conditions = case.when_then_expr.iter().skip(1).map(|(when, _)| when);
     for e in branches.chain(conditions).chain(&case.else_expr) {
-        if e.exists(|e| Ok(matches!(e, Expr::ScalarFunction(_) | Expr::Cast(_))))? {
+        if e.any(|e| Ok(matches!(e, Expr::ScalarFunction(_) | Expr::Cast(_))))? {
             return Ok(true);
         }
     }

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use sqlparser::ast::{Expr, ObjectName, VisitMut, VisitorMut};
 
 use super::names::{fold, table_alias};
+use crate::parser::walk;
 
 /// Ours, which the rewrites of this module call.
 const OWN: [&str; 34] = [
@@ -83,5 +84,5 @@ pub fn hide(query: &mut impl VisitMut) {
             ControlFlow::Continue(())
         }
     }
-    let _ = VisitMut::visit(query, &mut Hide);
+    let _ = walk::visit_mut(query, &mut Hide);
 }

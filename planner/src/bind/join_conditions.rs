@@ -9,6 +9,7 @@ use std::ops::ControlFlow;
 use sqlparser::ast::*;
 
 use super::own::any_own;
+use crate::parser::walk;
 
 /// Moves the conditions of a SELECT's joins that have subqueries to WHERE.
 pub fn move_to_where(select: &mut Select) {
@@ -79,7 +80,7 @@ fn has_subquery(e: &Expr) -> bool {
             ControlFlow::Break(())
         }
     }
-    Visit::visit(e, &mut Subquery).is_break()
+    walk::visit(e, &mut Subquery).is_break()
 }
 
 /// Whether all names of an expression say their tables.

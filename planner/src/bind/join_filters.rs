@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{Column, JoinType, Result};
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
 use datafusion::logical_expr::{Expr, Join, LogicalPlan, LogicalPlanBuilder, Subquery, ident, lit};
@@ -18,10 +18,11 @@ use super::levels::{outer_columns, subquery_of};
 use super::provider::columns_of;
 use crate::error::{correlated, external, sql_error_from_datafusion};
 use crate::functions::functions;
+use crate::tree::{Walk, WalkPlan};
 
 /// Moves such conditions out of all joins of a plan.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let done = plan.transform_up_with_subqueries(|node| match node {
+    let done = plan.rewrite_up_with_subqueries(|node| match node {
         LogicalPlan::Join(join) if has_subquery(join.filter.as_ref())? => {
             Ok(Transformed::yes(Parts::of(&join).join(join)?))
         }
@@ -33,7 +34,7 @@ pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> 
 /// Whether a condition has a subquery that joins are not made for: one that reads the tables joined, or a predicate.
 fn has_subquery(filter: Option<&Expr>) -> Result<bool> {
     let Some(filter) = filter else { return Ok(false) };
-    filter.exists(|e| {
+    filter.any(|e| {
         Ok(match e {
             Expr::ScalarSubquery(subquery) => !subquery.outer_ref_columns.is_empty(),
             e => subquery_of(e).is_some(),
@@ -110,7 +111,7 @@ impl Parts {
 
     /// A part of the condition that reads the values of its subqueries as columns.
     fn with_columns(&mut self, part: &Expr, join: &Join) -> Result<Expr> {
-        let replaced = part.clone().transform_up(|e| {
+        let replaced = part.clone().rewrite_up(|e| {
             let (value, test) = match &e {
                 Expr::ScalarSubquery(s) if s.outer_ref_columns.is_empty() => {
                     return Ok(Transformed::no(e));
@@ -161,7 +162,7 @@ fn reads(e: &Expr, join: &Join) -> Result<Reads> {
         reads.left |= join.left.schema().has_column(c);
         reads.right |= join.right.schema().has_column(c);
     };
-    e.apply(|e| {
+    e.walk(|e| {
         if let Expr::Column(c) = e {
             note(c);
         }

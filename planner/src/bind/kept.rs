@@ -5,13 +5,14 @@
 use std::ops::ControlFlow;
 
 use millrace_common::{SqlError, SqlState};
-use sqlparser::ast::{ColumnOption, Expr, Query, Spanned, Visit, Visitor};
+use sqlparser::ast::{ColumnOption, Expr, Query, Spanned, Visitor};
 use sqlparser::tokenizer::Location;
 
 use super::misplaced::{self, Misplaced};
 use super::names::fold;
 use super::table_functions;
 use crate::ast::TableDefinition;
+use crate::parser::walk;
 
 /// What an expression is kept for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,7 @@ pub(super) fn place(message: &str, def: &TableDefinition) -> Option<Location> {
 }
 
 fn first(expr: &Expr, kept: Kept) -> Option<Misplaced> {
-    expr.visit(&mut First { kept }).break_value().map(|found| *found)
+    walk::visit(expr, &mut First { kept }).break_value().map(|found| *found)
 }
 
 struct First {

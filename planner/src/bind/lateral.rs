@@ -11,7 +11,7 @@ mod simple;
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{
     Column, DFSchema, JoinType, NullEquality, Result, ScalarValue, Spans, UnnestOptions,
 };
@@ -29,6 +29,7 @@ use super::provider::columns_of;
 use crate::error::external;
 use crate::functions::{functions, row_counts};
 use crate::interrupt;
+use crate::tree::{Walk, WalkPlan};
 pub use simple::{Predicate, decorrelates, joins, refers_outside};
 
 /// A lateral join as a plan over its left side, where its right side allows that.
@@ -93,7 +94,7 @@ fn named_apart(
 /// Whether the right side reads columns of queries further out than the left side.
 fn reads_beyond(join: &Join) -> Result<bool> {
     let mut found = false;
-    join.right.apply_with_subqueries(|node| {
+    join.right.walk_with_subqueries(|node| {
         let read = node.all_out_ref_exprs();
         found |= read.iter().any(|e| match e {
             Expr::OuterReferenceColumn(_, c) => !join.left.schema().has_column(c),
@@ -155,7 +156,7 @@ fn value_by_value(join: &Join, source: &LogicalPlan) -> Result<Option<LogicalPla
 /// Whether a plan computes something that differs from one time to the next, such as `random()`.
 fn is_volatile(plan: &LogicalPlan) -> Result<bool> {
     let mut volatile = false;
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         volatile |= node.expressions().iter().any(Expr::is_volatile);
         Ok(if volatile { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;
@@ -189,9 +190,9 @@ fn without_limits(plan: &LogicalPlan) -> Result<LogicalPlan> {
 /// The columns of `left` that a plan reads.
 fn read_columns(plan: &LogicalPlan, left: &LogicalPlan) -> Result<Vec<Column>> {
     let mut columns: Vec<Column> = Vec::new();
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         for e in node.expressions() {
-            e.apply(|e| {
+            e.walk(|e| {
                 if let Expr::OuterReferenceColumn(_, c) = e
                     && left.schema().has_column(c)
                     && !columns.contains(c)
@@ -216,7 +217,7 @@ pub(super) fn is_subquery(plan: &LogicalPlan) -> bool {
 
 /// Whether a plan reads a relation.
 fn scans(plan: &LogicalPlan) -> Result<bool> {
-    plan.exists(|node| Ok(matches!(node, LogicalPlan::TableScan(_))))
+    plan.any(|node| Ok(matches!(node, LogicalPlan::TableScan(_))))
 }
 
 /// Whether rows of the right side are put together, so that left rows have to be told apart.
@@ -600,7 +601,7 @@ const PLACE: &str = "#place";
 
 /// References to the outer query that are columns of `left`, as such.
 fn resolved(e: Expr, left: &LogicalPlan) -> Result<Expr> {
-    e.transform(|e| match e {
+    e.rewrite_up(|e| match e {
         Expr::OuterReferenceColumn(_, c) if left.schema().has_column(&c) => {
             Ok(Transformed::yes(Expr::Column(c)))
         }
@@ -612,12 +613,12 @@ fn resolved(e: Expr, left: &LogicalPlan) -> Result<Expr> {
 /// Refuses DISTINCT ON over the rows that a subquery has for one outer row: what is first among them is not what is first
 /// among all, from which DataFusion would choose those of the outer row.
 pub fn refuse_distinct_on(plan: &LogicalPlan) -> Result<()> {
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         if let LogicalPlan::Subquery(s) = node {
             without_distinct_on(&s.subquery)?;
         }
         node.apply_expressions(|e| {
-            e.apply(|e| {
+            e.walk(|e| {
                 match e {
                     Expr::Exists(e) => without_distinct_on(&e.subquery.subquery)?,
                     Expr::InSubquery(e) => without_distinct_on(&e.subquery.subquery)?,
@@ -634,14 +635,14 @@ pub fn refuse_distinct_on(plan: &LogicalPlan) -> Result<()> {
 
 fn without_distinct_on(plan: &LogicalPlan) -> Result<()> {
     let is_outer = |e: &Expr| Ok(matches!(e, Expr::OuterReferenceColumn(_, _)));
-    plan.apply(|node| {
+    plan.walk(|node| {
         if !matches!(node, LogicalPlan::Distinct(Distinct::On(_))) {
             return Ok(TreeNodeRecursion::Continue);
         }
-        let correlated = node.exists(|below| {
+        let correlated = node.any(|below| {
             let mut found = false;
             below.apply_expressions(|e| {
-                found |= e.exists(is_outer)?;
+                found |= e.any(is_outer)?;
                 Ok(TreeNodeRecursion::Continue)
             })?;
             Ok(found)

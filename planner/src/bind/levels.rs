@@ -11,6 +11,7 @@ use datafusion::logical_expr::{Expr, LogicalPlan, Subquery};
 
 use super::lateral::is_subquery;
 use crate::error::{correlated, external};
+use crate::tree::Walk;
 
 /// The subquery that an expression is.
 pub fn subquery_of(e: &Expr) -> Option<&Subquery> {
@@ -25,7 +26,7 @@ pub fn subquery_of(e: &Expr) -> Option<&Subquery> {
 
 fn each_subquery(node: &LogicalPlan, see: &mut dyn FnMut(&Subquery) -> Result<()>) -> Result<()> {
     node.apply_expressions(|e| {
-        e.apply(|e| {
+        e.walk(|e| {
             if let Some(subquery) = subquery_of(e) {
                 see(subquery)?;
             }
@@ -43,7 +44,7 @@ fn is_of(node: &LogicalPlan, column: &Column) -> bool {
 /// Whether subqueries within a subquery read columns of the query around it.
 pub fn reads_across(subquery: &LogicalPlan, around: &DFSchema) -> Result<bool> {
     let mut found = false;
-    subquery.apply(|node| {
+    subquery.walk(|node| {
         each_subquery(node, &mut |inner| {
             let read = outer_columns(&inner.subquery)?;
             found |= read.iter().any(|c| around.has_column(c) && !is_of(node, c));
@@ -69,9 +70,9 @@ pub fn refuse_across(node: &LogicalPlan) -> Result<()> {
 /// The columns of queries around a plan that it reads, also by way of subqueries.
 pub fn outer_columns(plan: &LogicalPlan) -> Result<Vec<Column>> {
     let mut columns: Vec<Column> = Vec::new();
-    plan.apply(|node| {
+    plan.walk(|node| {
         node.apply_expressions(|e| {
-            e.apply(|e| {
+            e.walk(|e| {
                 if let Expr::OuterReferenceColumn(_, c) = e {
                     columns.push(c.clone());
                 }
@@ -101,7 +102,7 @@ pub fn renamed(plan: LogicalPlan, names: &[(Column, Column)]) -> Result<LogicalP
         }
         _ => None,
     };
-    let plan = plan.map_expressions(|e| e.transform(|e| renamed_expr(e, names, &inner)))?.data;
+    let plan = plan.map_expressions(|e| e.rewrite_up(|e| renamed_expr(e, names, &inner)))?.data;
     let mut inputs = 0;
     let plan = plan.map_children(|input| {
         inputs += 1;

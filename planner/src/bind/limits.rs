@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::Transformed;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::{
@@ -21,6 +21,7 @@ use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::functions;
 use crate::functions::row_counts::{self, Clause};
 use crate::functions::series::constant;
+use crate::tree::{Walk, WalkPlan};
 
 /// 42P10 where a LIMIT names a column: it has no rows to read one of.
 pub fn check(e: &Ast, clause: &str) -> std::result::Result<(), SqlError> {
@@ -43,7 +44,7 @@ pub fn check_size(text: &str) -> std::result::Result<(), SqlError> {
 
 /// Rewrites every limit by a subquery; an error where a constant one is below zero.
 pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
-    let rewritten = plan.transform_up_with_subqueries(|node| {
+    let rewritten = plan.rewrite_up_with_subqueries(|node| {
         let LogicalPlan::Limit(limit) = &node else { return Ok(Transformed::no(node)) };
         if !has_subquery(limit)? {
             check_constant(&limit.fetch, Clause::Limit)?;
@@ -70,7 +71,7 @@ fn check_constant(e: &Option<Box<Expr>>, clause: Clause) -> Result<()> {
 
 fn has_subquery(limit: &Limit) -> Result<bool> {
     for e in [&limit.skip, &limit.fetch].into_iter().flatten() {
-        if e.as_ref().exists(|e| Ok(subquery_of(e).is_some()))? {
+        if e.as_ref().any(|e| Ok(subquery_of(e).is_some()))? {
             return Ok(true);
         }
     }

@@ -19,6 +19,7 @@ use super::places::Place;
 use super::{kept, misfits, misplaced, order};
 use crate::ast::{ParsedStatement, Statement};
 use crate::functions::parse::base_name;
+use crate::parser::walk;
 use crate::parser::{folded, position_of, tokens_of};
 
 /// Adds the position of what the error is about, counted in the string the statement came in.
@@ -332,7 +333,7 @@ pub fn names_identifier<T: Visit>(node: &T, name: &str) -> bool {
 }
 
 fn find<T: Visit>(node: &T, name: &str) -> Option<Location> {
-    match node.visit(&mut Finder { name }) {
+    match walk::visit(node, &mut Finder { name }) {
         ControlFlow::Break(at) => Some(at),
         ControlFlow::Continue(()) => None,
     }

@@ -13,6 +13,7 @@ use sqlparser::tokenizer::Location;
 use super::misplaced::{first_item, width};
 use super::order::unnested;
 use super::{distinct_on, frame_bounds};
+use crate::parser::walk;
 
 pub fn place(e: &SqlError, sql: &Statement) -> Option<Location> {
     let message = e.message.as_str();
@@ -96,14 +97,14 @@ fn operations(sql: &Statement) -> usize {
         }
     }
     let mut count = Count(0);
-    let _ = Visit::visit(sql, &mut count);
+    let _ = walk::visit(sql, &mut count);
     count.0
 }
 
 /// The only operand of a NOT that is not boolean by its form.
 fn only_negated(sql: &Statement) -> Option<Location> {
     let mut found = Vec::new();
-    let _ = visit_expressions(sql, |e| {
+    let _ = walk::expressions(sql, |e| {
         if let Expr::UnaryOp { op: UnaryOperator::Not, expr } = e
             && !is_boolean(unnested(expr))
         {

@@ -12,6 +12,7 @@ use super::desugar;
 use super::names::fold;
 use super::own::any_own;
 use crate::functions::functions;
+use crate::parser::walk;
 
 /// What is wrong, and where.
 #[derive(Debug)]
@@ -275,7 +276,7 @@ impl Visitor for First {
 
 /// The first call of a kind.
 fn first<T: Visit>(node: &T, call: Call) -> Option<Location> {
-    node.visit(&mut First { call, queries: 0 }).break_value()
+    walk::visit(node, &mut First { call, queries: 0 }).break_value()
 }
 
 fn misplaced(call: Call, message: impl Into<String>, at: Location) -> Misplaced {
@@ -307,7 +308,7 @@ fn clause<T: Visit>(node: &T, name: &str) -> Option<Misplaced> {
 }
 
 fn search<T: Visit>(node: &T) -> Option<Misplaced> {
-    node.visit(&mut Search { queries: 0 }).break_value().map(|found| *found)
+    walk::visit(node, &mut Search { queries: 0 }).break_value().map(|found| *found)
 }
 
 struct Search {

@@ -8,10 +8,11 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::{
     AccessExpr, BinaryOperator, Expr, Ident, ObjectName, Query, SelectItem, SetExpr, UnaryOperator,
-    Value, visit_expressions,
+    Value,
 };
 
 use super::types::{sql_type, type_column_name};
+use crate::parser::walk;
 
 /// Starts the suffix of a repeated name; no identifier of a user contains it.
 const MARK: char = '\u{1f}';
@@ -63,7 +64,7 @@ pub fn makes_rows(items: &[SelectItem]) -> bool {
         _ => false,
     };
     let found = |item: &SelectItem| {
-        visit_expressions(item, |e| match of_rows(e) {
+        walk::expressions(item, |e| match of_rows(e) {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         })

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{Column, JoinType, NullEquality, Result, TableReference};
 use datafusion::logical_expr::utils::split_conjunction;
 use datafusion::logical_expr::{
@@ -18,6 +18,7 @@ use millrace_common::SqlError;
 
 use super::provider::columns_of;
 use crate::error::sql_error_from_datafusion;
+use crate::tree::{Walk, WalkPlan};
 
 /// Does that to a plan that has such joins.
 pub fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
@@ -25,9 +26,9 @@ pub fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
         if !joins.null_safe {
             return Ok(plan);
         }
-        let guarded = plan.transform_up_with_subqueries(guard_node)?.data;
+        let guarded = plan.rewrite_up_with_subqueries(guard_node)?.data;
         match joins.others {
-            true => guarded.transform_up_with_subqueries(set_apart).map(|t| t.data),
+            true => guarded.rewrite_up_with_subqueries(set_apart).map(|t| t.data),
             false => Ok(guarded),
         }
     });
@@ -44,7 +45,7 @@ struct Joins {
 impl Joins {
     fn of(plan: &LogicalPlan) -> Result<Joins> {
         let mut joins = Joins::default();
-        plan.apply_with_subqueries(|node| {
+        plan.walk_with_subqueries(|node| {
             if is_null_safe(node) {
                 joins.null_safe = true;
             } else if let LogicalPlan::Join(_) = node {
@@ -52,7 +53,7 @@ impl Joins {
             }
             node.apply_expressions(|e| {
                 // Scalar ones become joins later.
-                joins.others |= e.exists(|e| Ok(matches!(e, Expr::ScalarSubquery(_))))?;
+                joins.others |= e.any(|e| Ok(matches!(e, Expr::ScalarSubquery(_))))?;
                 Ok(TreeNodeRecursion::Continue)
             })
         })?;

@@ -15,6 +15,7 @@ use sqlparser::tokenizer::Location;
 use super::distinct_on::has_merged;
 use super::names::{column_name, fold, hidden_name, is_column};
 use super::own::any_own;
+use crate::parser::walk;
 
 /// Makes positions of what a SELECT DISTINCT is ordered by; 42P10 where its list has no such expression.
 pub fn place_distinct(query: &mut Query) -> Result<(), SqlError> {
@@ -60,7 +61,7 @@ pub fn unlisted_in(sql: &Statement) -> Option<Location> {
             }
         }
     }
-    sql.visit(&mut Unlisted).break_value()
+    walk::visit(sql, &mut Unlisted).break_value()
 }
 
 fn unlisted(query: &Query) -> Option<&Expr> {
@@ -126,7 +127,7 @@ impl Plain {
     fn of(e: &Expr) -> Plain {
         let mut plain = Plain { expr: e.clone(), tables: Vec::new() };
         let mut expr = e.clone();
-        let _ = VisitMut::visit(&mut expr, &mut plain);
+        let _ = walk::visit_mut(&mut expr, &mut plain);
         plain.expr = expr;
         plain
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{Column, Result};
 use datafusion::logical_expr::expr::Sort as SortExpr;
 use datafusion::logical_expr::{
@@ -16,13 +16,14 @@ use millrace_common::SqlError;
 use super::levels::subquery_of;
 use super::provider::columns_of;
 use crate::error::sql_error_from_datafusion;
+use crate::tree::{Walk, WalkPlan};
 
 /// Aggregates whose results are in the order of their rows; those of documents are made of `array_agg`.
 const ORDERED: [&str; 2] = ["array_agg", "string_agg"];
 
 /// Gives aggregates the order of the subqueries whose rows they take.
 pub fn keep(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let kept = plan.transform_up_with_subqueries(|node| match &node {
+    let kept = plan.rewrite_up_with_subqueries(|node| match &node {
         LogicalPlan::Aggregate(aggregate) => match ordered(aggregate)? {
             Some(aggregate) => Ok(Transformed::yes(LogicalPlan::Aggregate(aggregate))),
             None => Ok(Transformed::no(node)),
@@ -134,7 +135,7 @@ fn of_sort(
 /// Whether an expression is the same each time that it is computed, here as well as below.
 fn is_plain(e: &Expr) -> Result<bool> {
     let mut plain = !e.is_volatile();
-    e.apply(|e| {
+    e.walk(|e| {
         plain &= subquery_of(e).is_none() && !matches!(e, Expr::OuterReferenceColumn(..));
         Ok(if plain { TreeNodeRecursion::Continue } else { TreeNodeRecursion::Stop })
     })?;

@@ -2,7 +2,7 @@
 //! query, over its rows. This is not done here.
 
 use datafusion::common::Result;
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::expr::AggregateFunction;
 use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan};
 use millrace_common::SqlError;
@@ -14,11 +14,12 @@ use super::misplaced::{Called, is_aggregate, start};
 use super::names::{column_name, fold};
 use super::own::any_own;
 use crate::error::{external, sql_error_from_datafusion};
+use crate::tree::{Walk, WalkPlan};
 
 /// Refuses such aggregates.
 pub fn refuse(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {
     let mut gathered: Option<*const LogicalPlan> = None;
-    let checked = plan.apply_with_subqueries(|node| {
+    let checked = plan.walk_with_subqueries(|node| {
         match node {
             LogicalPlan::Projection(p) => {
                 if let [Expr::Alias(alias)] = p.expr.as_slice()
@@ -97,7 +98,7 @@ fn is_of_outer(f: &AggregateFunction) -> Result<bool> {
     let order = params.order_by.iter().map(|by| &by.expr);
     let (mut outer, mut own) = (false, false);
     for e in params.args.iter().chain(params.filter.as_deref()).chain(order) {
-        e.apply(|e| {
+        e.walk(|e| {
             match e {
                 Expr::OuterReferenceColumn(..) => outer = true,
                 // A subquery of an argument may read either.

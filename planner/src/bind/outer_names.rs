@@ -12,6 +12,7 @@ use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
 use super::names::{fold, table_alias};
+use crate::parser::walk;
 
 /// Names before a dot that were taken for columns.
 #[derive(Debug, Default)]
@@ -33,7 +34,7 @@ impl TakenForColumns {
 /// table is called so.
 pub fn rename(query: &mut Query, names: &BTreeSet<String>) -> Result<(), SqlError> {
     let mut rename = Rename { names, found: BTreeSet::new() };
-    let _ = VisitMut::visit(query, &mut rename);
+    let _ = walk::visit_mut(query, &mut rename);
     match names.iter().find(|n| !rename.found.contains(*n)) {
         Some(name) => {
             let message = format!("missing FROM-clause entry for table \"{name}\"");

@@ -6,13 +6,14 @@
 use std::collections::HashMap;
 
 use datafusion::common::Result;
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use sqlparser::ast;
 
 use super::misplaced::names_of;
 use super::names::{column_name, fold};
 use super::provider::columns_of;
+use crate::tree::Walk;
 
 /// Writes out the names of the columns of a query in WITH that are of no table in its FROM.
 pub fn name_in_with(body: &mut ast::SetExpr) {
@@ -50,7 +51,7 @@ fn is_of_outer(e: &ast::Expr, tables: &[String], nothing: bool) -> bool {
 /// The plan of a query in FROM, whose columns are called as those of the outer queries that they are.
 pub fn name(plan: LogicalPlan) -> Result<LogicalPlan> {
     let mut names: HashMap<String, String> = HashMap::new();
-    plan.apply(|node| {
+    plan.walk(|node| {
         if let LogicalPlan::Projection(p) = node {
             for e in &p.expr {
                 if let Expr::OuterReferenceColumn(_, c) = e {

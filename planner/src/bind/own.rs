@@ -2,16 +2,17 @@
 
 use std::ops::ControlFlow;
 
+use crate::parser::walk;
 use sqlparser::ast::{Expr, Query, Visit, VisitMut, Visitor, VisitorMut};
 
 /// Changes every expression that is no subquery's, inner ones first.
 pub fn change_own(clause: &mut impl VisitMut, change: impl FnMut(&mut Expr)) {
-    let _ = clause.visit(&mut Change { change, queries: 0 });
+    let _ = walk::visit_mut(clause, &mut Change { change, queries: 0 });
 }
 
 /// Whether an expression that is no subquery's is `wanted`; stops at the first.
 pub fn any_own(clause: &impl Visit, wanted: impl FnMut(&Expr) -> bool) -> bool {
-    clause.visit(&mut Look { wanted, queries: 0 }).is_break()
+    walk::visit(clause, &mut Look { wanted, queries: 0 }).is_break()
 }
 
 struct Change<F> {

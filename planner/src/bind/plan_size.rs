@@ -12,10 +12,11 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::Result;
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{SqlError, SqlState};
-use sqlparser::ast::{ObjectName, Query, Visit, Visitor};
+use sqlparser::ast::{ObjectName, Query, Visitor};
 
 use super::names::fold;
 use crate::error::sql_error_from_datafusion;
+use crate::parser::walk;
 
 /// Steps that a plan may have.
 pub const MAX_STEPS: usize = 16_384;
@@ -28,7 +29,7 @@ pub fn check(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {
 /// 54001 for a query that refers to too many relations once the queries of its WITHs are written out.
 pub fn check_references(query: &Query) -> std::result::Result<(), SqlError> {
     let mut references = References { queries: vec![Frame::default()] };
-    let _ = query.visit(&mut references);
+    let _ = walk::visit(query, &mut references);
     refuse_beyond(references.queries.first().map_or(0, |all| all.relations))
 }
 

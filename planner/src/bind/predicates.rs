@@ -17,6 +17,7 @@ use super::desugar::{Copies, row_items};
 use super::misplaced;
 use super::own::any_own;
 use super::table_functions::reads_columns;
+use crate::parser::walk;
 
 const EXISTS: &str = r##"SELECT (SELECT count(*) > 0 FROM (SELECT 1) AS "#s")"##;
 
@@ -58,7 +59,7 @@ pub fn spell_out_predicates(items: &mut [SelectItem], copies: &mut Copies) -> Re
 
 /// `exists`: EXISTS too.
 fn spell_out_in(e: &mut Expr, exists: bool, copies: &mut Copies) -> Result<(), SqlError> {
-    match e.visit(&mut SpellOut { depth: 0, exists, copies }) {
+    match walk::visit_mut(e, &mut SpellOut { depth: 0, exists, copies }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(e) => Err(*e),
     }
@@ -156,7 +157,7 @@ fn is_plain(e: &Expr) -> bool {
 /// How many IN, ANY and ALL of subqueries stand within each other in a query.
 fn levels_within(query: &Query) -> usize {
     let mut levels = Levels::default();
-    let _ = Visit::visit(query, &mut levels);
+    let _ = walk::visit(query, &mut levels);
     levels.most
 }
 
@@ -326,7 +327,7 @@ fn filled(
     copies.again(subquery, repeats(template, SUBQUERY))?;
     copies.again(&row, repeats(template, "\"#x0\""))?;
     let mut expr = only_item(template)?;
-    let _ = VisitMut::visit(&mut expr, &mut FillRow { subquery, row });
+    let _ = walk::visit_mut(&mut expr, &mut FillRow { subquery, row });
     Ok(expr)
 }
 
@@ -478,7 +479,7 @@ pub(super) fn fill(
         copies.again(value, repeats(template, "\"#x\""))?;
     }
     let mut expr = only_item(template)?;
-    let _ = VisitMut::visit(&mut expr, &mut Fill { subquery, value });
+    let _ = walk::visit_mut(&mut expr, &mut Fill { subquery, value });
     Ok(expr)
 }
 

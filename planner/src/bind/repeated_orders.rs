@@ -8,10 +8,11 @@ use datafusion::logical_expr::{Aggregate, Distinct, DistinctOn, Expr, LogicalPla
 use millrace_common::SqlError;
 
 use crate::error::sql_error_from_datafusion;
+use crate::tree::WalkPlan;
 
 /// Leaves out what is repeated.
 pub fn rewrite(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-    let rewritten = plan.transform_up_with_subqueries(|node| {
+    let rewritten = plan.rewrite_up_with_subqueries(|node| {
         Ok(match node {
             LogicalPlan::Aggregate(aggregate) if aggregate.aggr_expr.iter().any(repeats) => {
                 let Aggregate { input, group_expr, aggr_expr, schema, .. } = aggregate;

@@ -15,7 +15,7 @@ mod settled;
 
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DataFusionError, ExprSchema, JoinType, Result};
 use datafusion::logical_expr::expr::{AggregateFunction, InSubquery, SetQuantifier};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
@@ -33,17 +33,18 @@ use crate::error::{correlated, external, sql_error_from_datafusion};
 use crate::functions::functions;
 use crate::functions::single::single;
 use crate::interrupt;
+use crate::tree::{Walk, WalkPlan};
 use branches::Branch;
 
 /// Takes apart what DataFusion does not.
 pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
     // From the outermost query inwards: it is the others that then have its columns.
     let across = settled::rewrite(plan).and_then(|plan| {
-        plan.transform_down_with_subqueries(|node| taken_apart(node, Which::Across))
+        plan.rewrite_down_with_subqueries(|node| taken_apart(node, Which::Across))
     });
     let rest = across.and_then(|across| {
         let which = Which::Rest { for_view };
-        across.data.transform_up_with_subqueries(|node| taken_apart(node, which))
+        across.data.rewrite_up_with_subqueries(|node| taken_apart(node, which))
     });
     rest.map(|t| t.data).map_err(sql_error_from_datafusion)
 }
@@ -128,7 +129,7 @@ fn taken_apart(node: LogicalPlan, which: Which) -> Result<Transformed<LogicalPla
 /// computed for fewer rows.
 fn filtered_before(f: &Filter) -> Result<(LogicalPlan, Expr)> {
     let is_plain = |e: &Expr| {
-        let found = e.exists(|e| Ok(levels::subquery_of(e).is_some()))?;
+        let found = e.any(|e| Ok(levels::subquery_of(e).is_some()))?;
         Ok::<_, DataFusionError>(!found && !e.is_volatile())
     };
     let (mut before, mut rest) = (Vec::new(), Vec::new());
@@ -183,7 +184,7 @@ impl Joined {
     /// `x NOT IN (SELECT v …)` that is correlated: there is no row for which `v <> x` is not sure. DataFusion has no join for
     /// it, as views have.
     fn replace_not_in(&mut self, e: Expr) -> Result<Expr> {
-        e.transform_up(|e| {
+        e.rewrite_up(|e| {
             let new = match &e {
                 Expr::InSubquery(x) if x.negated && !x.subquery.outer_ref_columns.is_empty() => {
                     self.found_in(x)?
@@ -200,7 +201,7 @@ impl Joined {
         if branches::has_branches(&e)? {
             return self.replace_reached(e, &Branch::default());
         }
-        e.transform_up(|e| {
+        e.rewrite_up(|e| {
             let new = self.replaced(&e)?;
             self.changed |= new.is_some();
             Ok(new.map_or_else(|| Transformed::no(e), Transformed::yes))
@@ -269,7 +270,7 @@ impl Joined {
     /// An expression over the input as a subquery reads it.
     fn from_within(&self, e: &Expr) -> Result<Expr> {
         let schema = Arc::clone(self.plan.schema());
-        let read = e.clone().transform(|e| match e {
+        let read = e.clone().rewrite_up(|e| match e {
             Expr::Column(c) if schema.has_column(&c) => {
                 let field = Arc::clone(schema.field_from_column(&c)?);
                 Ok(Transformed::yes(Expr::OuterReferenceColumn(field, c)))

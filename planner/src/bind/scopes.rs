@@ -16,6 +16,7 @@ use super::names::{column_name, fold, repeated_name};
 use super::natural::Form;
 use super::{ambiguous, dependent, distinct_on, natural, written_out};
 use crate::catalog::CatalogView;
+use crate::parser::walk;
 
 /// Writes out what of a query depends on the columns of the relations that it reads.
 pub fn resolve(
@@ -157,7 +158,7 @@ fn is_concerned(query: &Query) -> bool {
             }
         }
     }
-    Visit::visit(query, &mut Concerned).is_break()
+    walk::visit(query, &mut Concerned).is_break()
 }
 
 fn is_select_concerned(select: &Select) -> bool {
@@ -236,13 +237,13 @@ impl Scopes<'_> {
             self.select(select, query.order_by.as_mut())?;
         }
         let mut within = Within { scopes: self, queries: 0 };
-        let flow = VisitMut::visit(query.body.as_mut(), &mut within);
+        let flow = walk::visit_mut(query.body.as_mut(), &mut within);
         let flow = match flow {
-            ControlFlow::Continue(()) => VisitMut::visit(&mut query.order_by, &mut within),
+            ControlFlow::Continue(()) => walk::visit_mut(&mut query.order_by, &mut within),
             broken => broken,
         };
         let flow = match flow {
-            ControlFlow::Continue(()) => VisitMut::visit(&mut query.limit_clause, &mut within),
+            ControlFlow::Continue(()) => walk::visit_mut(&mut query.limit_clause, &mut within),
             broken => broken,
         };
         match flow {

@@ -31,6 +31,7 @@ use millrace_common::SqlError;
 use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::functions;
 use crate::functions::window_fn::copies;
+use crate::tree::WalkPlan;
 
 /// Which side a row of the union is of; no identifier of a user looks like it.
 const LEFT: &str = "#left";
@@ -40,7 +41,7 @@ const COPIES: &str = "#copies";
 
 /// Rewrites every INTERSECT and EXCEPT that `SqlToRel` planned as a join.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    plan.transform_down_with_subqueries(|node| match SetOperation::of(&node) {
+    plan.rewrite_down_with_subqueries(|node| match SetOperation::of(&node) {
         Some(operation) => Ok(Transformed::yes(operation.plan(&node)?)),
         None => Ok(Transformed::no(node)),
     })

@@ -12,7 +12,7 @@ use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Projection
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::{
     Array, Expr as Ast, FunctionArg, FunctionArgExpr, Ident, ObjectName, Query, Select, SelectItem,
-    SetExpr, TableAlias, TableAliasColumnDef, TableFactor, Value, Values, VisitMut, VisitorMut,
+    SetExpr, TableAlias, TableAliasColumnDef, TableFactor, Value, Values, VisitorMut,
 };
 
 use super::desugar::{SERIES, call, take};
@@ -21,6 +21,8 @@ use super::names::fold;
 use super::provider::columns_of;
 use crate::error::sql_error_from_datafusion;
 use crate::functions::window_fn::{ORDINALS, ROWS};
+use crate::parser::walk;
+use crate::tree::WalkPlan;
 
 /// A function of FROM: its columns, by the function that makes an array of each. A column without a name is called
 /// as the function's alias.
@@ -261,7 +263,7 @@ pub fn reads_columns(e: &Ast) -> bool {
             }
         }
     }
-    e.clone().visit(&mut Reads).is_break()
+    walk::visit_mut(&mut e.clone(), &mut Reads).is_break()
 }
 
 /// A function's alias stands for its row, and that is its only column.
@@ -288,13 +290,13 @@ fn name_whole_rows(select: &mut Select, whole: &[(String, Ident)]) {
             ControlFlow::Continue(())
         }
     }
-    let _ = select.visit(&mut Whole(whole));
+    let _ = walk::visit_mut(select, &mut Whole(whole));
 }
 
 /// Turns marks of rows into `Unnest`s, and lateral joins into plans over their left sides.
 pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan
-        .transform_up_with_subqueries(|node| match &node {
+        .rewrite_up_with_subqueries(|node| match &node {
             LogicalPlan::Projection(p) if p.expr.iter().any(|e| list_of(e).is_some()) => {
                 Ok(Transformed::yes(spread(p)?))
             }
@@ -309,7 +311,7 @@ pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<Logical
         return Ok(rewritten.data);
     }
     let recomputed =
-        rewritten.data.transform_up_with_subqueries(|n| n.recompute_schema().map(Transformed::yes));
+        rewritten.data.rewrite_up_with_subqueries(|n| n.recompute_schema().map(Transformed::yes));
     recomputed.map(|t| t.data).map_err(sql_error_from_datafusion)
 }
 

@@ -20,13 +20,14 @@ use super::provider::columns_of;
 use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::functions;
 use crate::functions::window_fn::WITH_TIES;
+use crate::tree::WalkPlan;
 
 const RANK: &str = "#rank";
 const ROW: &str = "#row";
 
 /// Rewrites every limit with ties.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    plan.transform_down_with_subqueries(|node| match marked(&node) {
+    plan.rewrite_down_with_subqueries(|node| match marked(&node) {
         Some((limit, rows)) => {
             let skip = limit.skip.as_deref().cloned().unwrap_or_else(|| lit(0i64));
             Ok(Transformed::yes(limited(&limit.input, skip, rows)?))

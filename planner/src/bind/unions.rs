@@ -11,6 +11,7 @@ use sqlparser::ast::{Query, SetExpr, TableFactor};
 use super::operators::{cast_expr, common_type, compare, is_unknown, type_name};
 use super::set_operations::SetOperation;
 use crate::error::{external, sql_error_from_datafusion};
+use crate::tree::WalkPlan;
 
 /// Whether a query unites others.
 pub fn is_set_operation(body: &SetExpr) -> bool {
@@ -44,7 +45,7 @@ pub fn in_from(query: &mut Query) -> Result<(), SqlError> {
 /// 42804 where a column of a UNION has types of different kinds.
 pub fn check(plan: &LogicalPlan) -> Result<(), SqlError> {
     let mut found = None;
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         if let LogicalPlan::Union(union) = node {
             found = mismatch(union.inputs.iter().map(AsRef::as_ref));
         }
@@ -107,7 +108,7 @@ fn unknown(e: &Expr) -> bool {
 /// Gives the columns of every UNION the types that PostgreSQL resolves: literals of unknown type take the
 /// others' type, narrower numbers the widest one's. What stands above sees the new types.
 pub fn unify(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-    let unified = plan.transform_up_with_subqueries(|node| match node {
+    let unified = plan.rewrite_up_with_subqueries(|node| match node {
         LogicalPlan::Union(union) => {
             let inputs: Vec<LogicalPlan> =
                 union.inputs.iter().map(|i| LogicalPlan::clone(i)).collect();
@@ -129,7 +130,7 @@ pub fn unify(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
         return Ok(unified.data);
     }
     let recomputed =
-        unified.data.transform_up_with_subqueries(|n| n.recompute_schema().map(Transformed::yes));
+        unified.data.rewrite_up_with_subqueries(|n| n.recompute_schema().map(Transformed::yes));
     recomputed.map(|t| t.data).map_err(sql_error_from_datafusion)
 }
 

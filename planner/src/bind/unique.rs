@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchema, DFSchemaRef, DataFusionError, Result};
 use datafusion::logical_expr::expr::{Exists, InSubquery, SetComparison};
 use datafusion::logical_expr::{
@@ -23,6 +23,7 @@ use super::provider::columns_of;
 use super::{levels, names};
 use crate::error::{external, sql_error_from_datafusion};
 use crate::interrupt;
+use crate::tree::{Walk, WalkPlan};
 
 /// Gives the columns of a plan such names, where it has subqueries that need them. Its outputs keep theirs.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
@@ -36,9 +37,9 @@ pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> 
 /// Whether a plan reads columns of queries around a subquery, or compares a value with one, which becomes that.
 fn is_concerned(plan: &LogicalPlan) -> Result<bool> {
     let mut found = false;
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         node.apply_expressions(|e| {
-            e.apply(|e| {
+            e.walk(|e| {
                 found |= matches!(e, Expr::OuterReferenceColumn(..) | Expr::SetComparison(_));
                 Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
             })
@@ -383,7 +384,7 @@ impl Own {
     }
 
     fn expr(&mut self, e: Expr, scopes: &[Scope]) -> Result<Expr> {
-        let renamed = e.transform_down(|e| {
+        let renamed = e.rewrite_down(|e| {
             Ok(match e {
                 Expr::Column(c) => match found(scopes.iter(), &c) {
                     Some(now) if now != c => Transformed::yes(Expr::Column(now)),

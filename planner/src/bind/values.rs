@@ -13,16 +13,18 @@ use datafusion::logical_expr::{Expr, LogicalPlan, Values};
 use millrace_common::SqlError;
 use sqlparser::ast::{
     CastKind, Expr as Ast, Ident, Query, SelectItem, SetExpr, SetOperator, SetQuantifier,
-    UnaryOperator, Value, Values as AstValues, VisitMut, VisitorMut,
+    UnaryOperator, Value, Values as AstValues, VisitorMut,
 };
 
 use super::desugar::{Copies, Op, VALUES, resolved, size, take};
 use crate::error::sql_error_from_datafusion;
+use crate::parser::walk;
+use crate::tree::WalkPlan;
 
 /// Gives the columns of VALUES the names that an alias has for them, in place of a projection above: DataFusion loses
 /// the names when it takes a correlated subquery apart.
 pub fn name(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-    let named = plan.transform_up_with_subqueries(|node| {
+    let named = plan.rewrite_up_with_subqueries(|node| {
         let LogicalPlan::Projection(p) = &node else { return Ok(Transformed::no(node)) };
         let LogicalPlan::Values(values) = p.input.as_ref() else {
             return Ok(Transformed::no(node));
@@ -74,7 +76,7 @@ fn has_subquery(e: &Ast) -> bool {
             ControlFlow::Break(())
         }
     }
-    e.clone().visit(&mut Has).is_break()
+    walk::visit_mut(&mut e.clone(), &mut Has).is_break()
 }
 
 fn union_of(values: &mut AstValues) -> Result<Option<SetExpr>, SqlError> {

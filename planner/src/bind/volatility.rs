@@ -2,20 +2,21 @@
 
 use std::ops::ControlFlow;
 
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::{Expr, LogicalPlan, Volatility};
 use millrace_common::SqlError;
 
 use crate::error::sql_error_from_datafusion;
+use crate::tree::{Walk, WalkPlan};
 
 /// Refuses (0A000) functions in a view whose result changes from call to call or with the session.
 pub fn check_view_volatility(plan: &LogicalPlan) -> Result<(), SqlError> {
     let mut found: ControlFlow<String> = ControlFlow::Continue(());
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         // Temporal filters: the stream planner takes those it understands and refuses the others.
         let in_filter = matches!(node, LogicalPlan::Filter(_));
         node.apply_expressions(|e| {
-            e.apply(|e| {
+            e.walk(|e| {
                 if let Some(name) = volatile(e).filter(|name| !(in_filter && name == "now")) {
                     found = ControlFlow::Break(name);
                     return Ok(TreeNodeRecursion::Stop);

@@ -2,7 +2,7 @@
 //! and which row `nth_value` takes.
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
@@ -13,6 +13,7 @@ use super::operators::{compare, is_unknown, type_name};
 use super::zones::Zones;
 use crate::error::{external, sql_error_from_datafusion, undefined_function};
 use crate::functions::series::constant;
+use crate::tree::{Walk, WalkPlan};
 
 /// Whether `lag` or `lead` look by a distance of each row's own or by none: from NULL rows away there is NULL, which
 /// DataFusion takes for the row itself.
@@ -37,12 +38,12 @@ pub fn read_defaults(
     if zones.zone.is_none() {
         return Ok(plan);
     }
-    let read = plan.transform_up_with_subqueries(|node| match node {
+    let read = plan.rewrite_up_with_subqueries(|node| match node {
         LogicalPlan::Window(Window { input, window_expr, schema }) => {
             let names = NamePreserver::new_for_projection();
             let window_expr = window_expr.into_iter().map(|e| {
                 let name = names.save(&e);
-                let read = e.transform_up(|e| with_default(e, input.schema(), zones))?;
+                let read = e.rewrite_up(|e| with_default(e, input.schema(), zones))?;
                 Ok(name.restore(read.data))
             });
             let window_expr = window_expr.collect::<Result<Vec<_>>>()?;

@@ -10,6 +10,7 @@ use super::desugar::Copies;
 use super::names::fold;
 use super::{SessionInfo, frame_bounds};
 use crate::functions::window_fn::EXCLUDE;
+use crate::parser::walk;
 
 /// Writes out the windows that a query's ORDER BY names: those of its SELECT.
 pub fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), SqlError> {
@@ -19,7 +20,7 @@ pub fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), Sql
     };
     let mut writer = Writer { windows: &select.named_window, depth: 0, copies };
     for by in exprs {
-        if let ControlFlow::Break(e) = VisitMut::visit(&mut by.expr, &mut writer) {
+        if let ControlFlow::Break(e) = walk::visit_mut(&mut by.expr, &mut writer) {
             return Err(*e);
         }
     }
@@ -32,13 +33,13 @@ pub fn write_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlErro
     let mut writer = Writer { windows: &windows, depth: 0, copies };
     for item in &mut select.projection {
         if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item
-            && let ControlFlow::Break(e) = e.visit(&mut writer)
+            && let ControlFlow::Break(e) = walk::visit_mut(e, &mut writer)
         {
             return Err(*e);
         }
     }
     if let Some(e) = &mut select.qualify
-        && let ControlFlow::Break(e) = e.visit(&mut writer)
+        && let ControlFlow::Break(e) = walk::visit_mut(e, &mut writer)
     {
         return Err(*e);
     }

@@ -32,6 +32,7 @@ use crate::error::{external, sql_error_from_datafusion};
 use crate::functions::cast::fold_literal;
 use crate::functions::series::constant;
 use crate::functions::{call, extract, functions, interval_text, parse};
+use crate::tree::{Walk, WalkPlan};
 
 /// In which zone literals are read that name none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,7 +118,7 @@ fn refused(what: &str) -> SqlError {
 pub fn rewrite(plan: LogicalPlan, session: &SessionInfo) -> Result<LogicalPlan, SqlError> {
     let Some(zone) = session.zones.zone else { return Ok(plan) };
     let in_zone = InZone::new(zone);
-    let done = plan.transform_up_with_subqueries(|node| in_zone.node(node));
+    let done = plan.rewrite_up_with_subqueries(|node| in_zone.node(node));
     let done = done.map_err(sql_error_from_datafusion)?;
     match session.for_view && in_zone.changed.get() {
         true => Err(definition()),
@@ -246,7 +247,7 @@ impl InZone {
     }
 
     fn expr(&self, e: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
-        e.transform_up(|e| {
+        e.rewrite_up(|e| {
             Ok(match self.one(&e, schema)? {
                 Some(new) => Transformed::yes(new),
                 None => Transformed::no(e),

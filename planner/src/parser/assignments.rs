@@ -10,6 +10,7 @@ use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
 use super::parse_query;
+use crate::parser::walk;
 
 /// An error, and what it is about.
 pub struct Misstated {
@@ -44,7 +45,7 @@ pub fn spread(statement: &mut Statement) -> Result<(), Box<Misstated>> {
             }
         }
     }
-    match VisitMut::visit(statement, &mut Spread) {
+    match walk::visit_mut(statement, &mut Spread) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(e) => Err(e),
     }
@@ -141,7 +142,7 @@ fn calls_random(query: &Query) -> bool {
         }
         _ => false,
     };
-    let flow = visit_expressions(query, |e| match random(e) {
+    let flow = walk::expressions(query, |e| match random(e) {
         true => ControlFlow::Break(()),
         false => ControlFlow::Continue(()),
     });

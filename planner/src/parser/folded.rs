@@ -21,6 +21,7 @@ use sqlparser::tokenizer::{Location, Span, Token, TokenWithSpan, Tokenizer};
 
 use super::MillraceDialect;
 use crate::ast::ParsedStatement;
+use crate::parser::walk;
 pub(super) use scan::words_at_most;
 use scan::{Literal, literal, scan, separator};
 
@@ -226,7 +227,7 @@ pub fn spell_lists(query: &mut Query) -> Result<bool, SqlError> {
         return Ok(false);
     }
     let mut spell = Spell { failed: None };
-    let _ = VisitMut::visit(query, &mut spell);
+    let _ = walk::visit_mut(query, &mut spell);
     spell.failed.map_or(Ok(true), Err)
 }
 
@@ -242,7 +243,7 @@ fn has_lists<T: Visit>(node: &T) -> bool {
             }
         }
     }
-    node.visit(&mut Lists).is_break()
+    walk::visit(node, &mut Lists).is_break()
 }
 
 fn of_list(items: &[Expr]) -> Option<List<'_>> {
@@ -320,7 +321,7 @@ pub fn unfold<T: VisitMut + Visit>(node: &mut T) -> Result<(), SqlError> {
         return Ok(());
     }
     let mut unfold = Unfold { failed: None };
-    let _ = VisitMut::visit(node, &mut unfold);
+    let _ = walk::visit_mut(node, &mut unfold);
     unfold.failed.map_or(Ok(()), Err)
 }
 

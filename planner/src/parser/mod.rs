@@ -17,6 +17,7 @@ mod streams;
 mod table;
 mod tokens;
 mod users;
+pub mod walk;
 mod with;
 
 pub use with::{changes_rows, take_in, with_changes_rows};

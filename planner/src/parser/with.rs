@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use sqlparser::ast::*;
 
 use super::parse_query;
+use crate::parser::walk;
 
 /// Whether a query is INSERT, UPDATE, DELETE or MERGE, as it may be in WITH.
 pub fn changes_rows(query: &Query) -> bool {
@@ -41,8 +42,8 @@ pub fn take_in(statement: Statement) -> Statement {
     let mut named = Named { with, hidden: Vec::new() };
     match *query.body {
         SetExpr::Insert(Statement::Insert(mut insert)) => {
-            let _ = VisitMut::visit(&mut insert.on, &mut named);
-            let _ = VisitMut::visit(&mut insert.returning, &mut named);
+            let _ = walk::visit_mut(&mut insert.on, &mut named);
+            let _ = walk::visit_mut(&mut insert.returning, &mut named);
             if let (Some(mut with), Some(source)) = (named.with, &mut insert.source) {
                 if let Some(inner) = source.with.take() {
                     with.recursive |= inner.recursive;
@@ -55,13 +56,13 @@ pub fn take_in(statement: Statement) -> Statement {
         SetExpr::Update(Statement::Update(mut update)) => {
             // The table that is changed is never one of them.
             let table = update.table.relation.clone();
-            let _ = VisitMut::visit(&mut update, &mut named);
+            let _ = walk::visit_mut(&mut update, &mut named);
             update.table.relation = table;
             Statement::Update(update)
         }
         SetExpr::Delete(Statement::Delete(mut delete)) => {
             let from = delete.from.clone();
-            let _ = VisitMut::visit(&mut delete, &mut named);
+            let _ = walk::visit_mut(&mut delete, &mut named);
             delete.from = from;
             Statement::Delete(delete)
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, FieldRef, Schema};
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::execution_props::ExecutionProps;
@@ -15,6 +15,7 @@ use millrace_common::SqlError;
 
 use crate::error::sql_error_from_datafusion;
 use crate::graph::ExprRef;
+use crate::tree::Walk;
 
 /// Functions that DataFusion calls stable and whose value is the clock's.
 const CLOCK: [&str; 7] = [
@@ -42,7 +43,7 @@ pub fn compile(e: &Expr, schema: &DFSchema) -> std::result::Result<ExprRef, SqlE
 
 fn check(e: &Expr) -> std::result::Result<(), SqlError> {
     let mut refused = None;
-    let walked = e.apply(|e| {
+    let walked = e.walk(|e| {
         refused = refusal(e);
         Ok(if refused.is_some() { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     });
@@ -163,7 +164,7 @@ pub fn columns_of(e: &ExprRef) -> Vec<usize> {
 /// Replaces every column by what `f` gives for its position.
 pub fn replace_columns(e: &ExprRef, f: impl Fn(usize) -> Option<ExprRef>) -> Result<ExprRef> {
     Arc::clone(e)
-        .transform_up(|e| match as_column(&e) {
+        .rewrite_up(|e| match as_column(&e) {
             None => Ok(Transformed::no(e)),
             Some(c) => match f(c) {
                 Some(new) => Ok(Transformed::yes(new)),

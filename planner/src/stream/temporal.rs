@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, IntervalMonthDayNano, TimeUnit};
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
@@ -19,6 +19,7 @@ use crate::functions::window_fn::window_end;
 use crate::stream::convert::{Extended, Result, in_view};
 use crate::stream::expr;
 use crate::stream::plan::Stream;
+use crate::tree::Walk;
 
 const DAY_US: i64 = 86_400_000_000;
 
@@ -40,7 +41,7 @@ pub(super) fn filter(input: Stream, predicate: &Expr, schema: &DFSchema) -> Resu
 pub fn reads_clock(e: &Expr) -> bool {
     let mut found = false;
     // The closure does not fail.
-    let _ = e.apply(|e| {
+    let _ = e.walk(|e| {
         found |= is_now(e);
         Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     });

@@ -11,11 +11,12 @@ use arrow::buffer::BooleanBuffer;
 use arrow::compute;
 use arrow::compute::kernels::cmp::eq;
 use arrow::datatypes::{Schema, SchemaRef};
-use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::tree_node::Transformed;
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::utils::collect_columns;
 use millrace_common::DeltaChunk;
 use millrace_planner::graph::ExprRef;
+use millrace_planner::tree::Walk;
 
 use super::side::Side;
 use crate::error::ExecError;
@@ -103,7 +104,7 @@ impl Condition {
             columns = collect_columns(expr).iter().map(Column::index).collect();
             columns.sort_unstable();
             columns.dedup();
-            let rewritten = Arc::clone(expr).transform(|node| {
+            let rewritten = Arc::clone(expr).rewrite_up(|node| {
                 let Some(column) = node.downcast_ref::<Column>() else {
                     return Ok(Transformed::no(node));
                 };

@@ -26,15 +26,14 @@ use datafusion::logical_expr::{
 };
 use millrace_common::encoding::{invalid_text, out_of_range};
 use millrace_common::{SqlError, SqlState, SqlType};
-use sqlparser::ast::{
-    Expr, FunctionArg, FunctionArgExpr, FunctionArguments, Visit, visit_expressions,
-};
+use sqlparser::ast::{Expr, FunctionArg, FunctionArgExpr, FunctionArguments, Visit};
 
 use super::SystemTables;
 use super::rewrite::function_name;
 use super::rows::{Cell, array, field};
 use crate::query::snapshot_table::external;
 use crate::session::params::note_type;
+use millrace_planner::parser::walk;
 
 type Body = fn(&SystemTables, &[Cell]) -> Result<Cell, SqlError>;
 /// Name, kind of the result as in [`super::rows`], and what it does, which is its description.
@@ -190,7 +189,7 @@ pub(crate) fn check_numbers(name: &str, types: &[DataType]) -> Result<(), SqlErr
 
 /// Parameters that are arguments of functions which act: drivers send a number for what they are told is one.
 pub fn infer_parameters<V: Visit>(statement: &V, types: &mut Vec<Option<DataType>>) {
-    let _ = visit_expressions(statement, |e| {
+    let _ = walk::expressions(statement, |e| {
         if let Expr::Function(f) = e
             && let FunctionArguments::List(list) = &f.args
             && acts(&function_name(f))

@@ -5,6 +5,7 @@
 
 use std::ops::ControlFlow;
 
+use crate::parser::walk;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
@@ -122,6 +123,6 @@ fn size_up_to<T: Visit>(node: &T, most: usize) -> usize {
         }
     }
     let mut count = Count { found: 0, most };
-    let _ = node.visit(&mut count);
+    let _ = walk::visit(node, &mut count);
     count.found
 }

@@ -27,6 +27,7 @@ use super::own::change_own;
 use super::predicates::{spell_out_filter, spell_out_predicates};
 use crate::functions::functions;
 use crate::functions::window_fn::WITH_TIES;
+use crate::parser::walk;
 pub(super) use comparisons::row_items;
 pub use copies::{Copies, size};
 pub(super) use literals::interval_text;
@@ -69,7 +70,7 @@ pub fn desugar_expr(expr: &mut Expr, session: &SessionInfo) -> Result<(), SqlErr
 
 fn run<T: VisitMut + Visit>(node: &mut T, session: &SessionInfo) -> Result<(), SqlError> {
     let copies = Copies::of(&*node);
-    match VisitMut::visit(node, &mut Desugar { session, queries: 0, copies }) {
+    match walk::visit_mut(node, &mut Desugar { session, queries: 0, copies }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(e) => Err(*e),
     }

@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{Column, Result};
 use datafusion::logical_expr::{Expr, Join, LogicalPlan, LogicalPlanBuilder};
 
 use crate::bind::levels;
 use crate::bind::provider::columns_of;
+use crate::tree::{Walk, WalkPlan};
 
 /// The start of numbered names that no column of a join's sides has: the given one and, where there are such already, one
 /// more apostrophe than they have.
 pub fn unused(join: &Join, prefix: &str) -> Result<String> {
     let mut more = 0;
     for side in [&join.left, &join.right] {
-        side.apply_with_subqueries(|node| {
+        side.walk_with_subqueries(|node| {
             for field in node.schema().fields().iter() {
                 let Some(rest) = field.name().strip_prefix(prefix) else { continue };
                 let number = rest.trim_start_matches('\'');
@@ -60,7 +61,7 @@ fn under(plan: &LogicalPlan, names: &[(Column, Column)]) -> Result<LogicalPlan> 
 }
 
 fn renamed(e: Expr, names: &[(Column, Column)]) -> Result<Expr> {
-    e.transform(|e| match e {
+    e.rewrite_up(|e| match e {
         Expr::Column(c) => Ok(match names.iter().find(|(from, _)| *from == c) {
             Some((_, to)) => Transformed::yes(Expr::Column(to.clone())),
             None => Transformed::no(Expr::Column(c)),

@@ -1,13 +1,14 @@
 //! What DataFusion's own decorrelation does well.
 
 use datafusion::common::Result;
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::utils::split_conjunction;
 use datafusion::logical_expr::{
     BinaryExpr, Distinct, Expr, FetchType, LogicalPlan, Operator, SkipType,
 };
 
 use super::{is_subquery, reads_outer};
+use crate::tree::Walk;
 
 /// Whether DataFusion takes a subquery apart: columns of the outer query are only compared by `=`, in filters between which
 /// and the top there are only projections and one aggregate.
@@ -60,7 +61,7 @@ pub fn joins(plan: &LogicalPlan, kind: Predicate) -> Result<bool> {
 /// Whether an expression compares a value of the outer query with a subquery: that becomes a join, below which DataFusion
 /// does not find the value.
 fn compares_outside(e: &Expr) -> Result<bool> {
-    e.exists(|e| match e {
+    e.any(|e| match e {
         Expr::InSubquery(x) => refers_outside(std::slice::from_ref(&x.expr)),
         Expr::SetComparison(x) => refers_outside(std::slice::from_ref(&x.expr)),
         _ => Ok(false),
@@ -96,7 +97,7 @@ fn filters_by_equality(plan: &LogicalPlan) -> Result<bool> {
 pub fn refers_outside(exprs: &[Expr]) -> Result<bool> {
     let mut refers = false;
     for e in exprs {
-        e.apply(|e| {
+        e.walk(|e| {
             refers |= match e {
                 Expr::OuterReferenceColumn(_, _) => true,
                 Expr::ScalarSubquery(s) => !s.outer_ref_columns.is_empty(),

@@ -3,7 +3,6 @@
 use std::sync::{Arc, OnceLock};
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::tree_node::TreeNode;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::{Case, ScalarFunction};
 use datafusion::logical_expr::{Expr, ExprSchemable, Operator, ScalarUDF, lit, when};
@@ -15,6 +14,7 @@ use super::{OperatorPlanner, Seen, type_name};
 use crate::bind::desugar;
 use crate::error::external;
 use crate::functions::{call, farthest, functions};
+use crate::tree::Walk;
 
 impl OperatorPlanner {
     pub(super) fn argument(&self, list: Expr, argument: Expr) -> Result<Expr> {
@@ -99,7 +99,7 @@ impl OperatorPlanner {
                 let named = as_text(lit(name));
                 return match args.first() {
                     // It makes the rows of its query one, whatever its value is.
-                    Some(arg) if arg.exists(|e| Ok(matches!(e, Expr::AggregateFunction(_))))? => {
+                    Some(arg) if arg.any(|e| Ok(matches!(e, Expr::AggregateFunction(_))))? => {
                         when(arg.clone().is_null(), named.clone()).otherwise(named)
                     }
                     _ => Ok(named),

@@ -13,6 +13,7 @@ use super::{Joined, first_row, gathered, is_one_row};
 use crate::bind::lateral;
 use crate::bind::levels::subquery_of;
 use crate::functions::single::single;
+use crate::tree::{Walk, WalkPlan};
 
 /// Where in the CASEs of an expression a subquery stands.
 #[derive(Clone, Default)]
@@ -36,8 +37,8 @@ impl Branch {
 
 /// Whether an expression has a CASE with subqueries.
 pub fn has_branches(e: &Expr) -> Result<bool> {
-    e.exists(|e| match e {
-        Expr::Case(_) => e.exists(|e| Ok(subquery_of(e).is_some())),
+    e.any(|e| match e {
+        Expr::Case(_) => e.any(|e| Ok(subquery_of(e).is_some())),
         _ => Ok(false),
     })
 }
@@ -79,7 +80,7 @@ impl Joined {
     /// The rows for which a subquery of the branch is computed; `None`: all of them.
     pub(super) fn reached(&self, subquery: &LogicalPlan) -> Result<Option<LogicalPlan>> {
         let Some(guard) = self.branch.guard.as_ref() else { return Ok(None) };
-        let plain = !guard.is_volatile() && !guard.exists(|e| Ok(subquery_of(e).is_some()))?;
+        let plain = !guard.is_volatile() && !guard.any(|e| Ok(subquery_of(e).is_some()))?;
         if !plain || !may_fail(subquery)? {
             return Ok(None);
         }
@@ -110,9 +111,9 @@ impl Joined {
 /// Whether what a plan computes may fail: it does more than to compare and to aggregate.
 fn may_fail(plan: &LogicalPlan) -> Result<bool> {
     let mut may = false;
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         node.apply_expressions(|e| {
-            e.apply(|e| {
+            e.walk(|e| {
                 may |= match e {
                     Expr::ScalarFunction(_) | Expr::Cast(_) => true,
                     Expr::BinaryExpr(b) => is_arithmetic(b.op),

@@ -1,7 +1,7 @@
 //! `(SELECT y FROM w WHERE w.k = v.k ORDER BY z LIMIT 1)`: a left join with the rows of `w` that have number one among
 //! those of their key, which a view maintains as it does any top-n.
 
-use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::common::{JoinType, Result, ScalarValue};
 use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
@@ -15,6 +15,7 @@ use crate::bind::lateral::refers_outside;
 use crate::bind::provider::columns_of;
 use crate::error::external;
 use crate::functions::functions;
+use crate::tree::{Walk, WalkPlan};
 
 /// Whether a subquery takes the first row, so that there are never more.
 pub fn is_limited(plan: &LogicalPlan) -> bool {
@@ -101,7 +102,7 @@ impl Keys {
             self.outer.push(outer);
         }
         let mut below = false;
-        input.apply_with_subqueries(|node| {
+        input.walk_with_subqueries(|node| {
             below |= !node.all_out_ref_exprs().is_empty();
             Ok(if below { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
         })?;
@@ -181,7 +182,7 @@ fn equality(e: &Expr) -> Result<Option<(Expr, Expr)>> {
 fn resolved(e: &Expr) -> Result<Option<Expr>> {
     use datafusion::common::tree_node::Transformed;
     let mut own = false;
-    let outer = e.clone().transform(|e| match e {
+    let outer = e.clone().rewrite_up(|e| match e {
         Expr::OuterReferenceColumn(_, c) => Ok(Transformed::yes(Expr::Column(c))),
         Expr::Column(_) | Expr::ScalarSubquery(_) => {
             own = true;

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result};
 use datafusion::logical_expr::expr::{InSubquery, SetComparison};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
@@ -24,6 +24,7 @@ use crate::bind::lateral::reads_outer;
 use crate::bind::levels::subquery_of;
 use crate::bind::provider::columns_of;
 use crate::error::{correlated, external};
+use crate::tree::{Walk, WalkPlan};
 
 /// How deep correlated subqueries may be nested.
 const MAX_LEVELS: usize = 8;
@@ -38,7 +39,7 @@ pub fn rewrite(plan: LogicalPlan) -> Result<LogicalPlan> {
             "Correlated subqueries can be nested {MAX_LEVELS} deep. Write some of them as joins."
         )));
     }
-    plan.transform_up_with_subqueries(settled).map(|t| t.data)
+    plan.rewrite_up_with_subqueries(settled).map(|t| t.data)
 }
 
 fn too_complex(hint: String) -> DataFusionError {
@@ -49,7 +50,7 @@ fn too_complex(hint: String) -> DataFusionError {
 /// An error for a plan that has become too large.
 pub fn check_size(plan: &LogicalPlan) -> Result<()> {
     let mut operators = 0;
-    plan.apply_with_subqueries(|_| {
+    plan.walk_with_subqueries(|_| {
         operators += 1;
         let enough = operators > MAX_OPERATORS;
         Ok(if enough { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
@@ -65,9 +66,9 @@ pub fn check_size(plan: &LogicalPlan) -> Result<()> {
 /// How many correlated subqueries there are within each other.
 fn levels(plan: &LogicalPlan) -> Result<usize> {
     let mut most = 0;
-    plan.apply(|node| {
+    plan.walk(|node| {
         node.apply_expressions(|e| {
-            e.apply(|e| {
+            e.walk(|e| {
                 if let Some(subquery) = subquery_of(e) {
                     let own = usize::from(!subquery.outer_ref_columns.is_empty());
                     most = most.max(own + levels(&subquery.subquery)?);
@@ -87,7 +88,7 @@ fn settled(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
     let inputs: Vec<LogicalPlan> = node.inputs().into_iter().cloned().collect();
     node.map_expressions(|e| {
         let name = names.save(&e);
-        let new = e.transform_up(|e| {
+        let new = e.rewrite_up(|e| {
             let typed = in_its_type(e, &inputs)?;
             let new = of_one_row(&typed.data)?;
             Ok(new.map_or(typed, Transformed::yes))
@@ -100,7 +101,7 @@ fn settled(node: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
 }
 
 fn has_subquery(e: &Expr) -> bool {
-    e.exists(|e| Ok(subquery_of(e).is_some())).unwrap_or(true)
+    e.any(|e| Ok(subquery_of(e).is_some())).unwrap_or(true)
 }
 
 /// What a predicate is if its correlated subquery always has one row, or never any.
@@ -154,7 +155,7 @@ pub fn has_group(subquery: &Subquery) -> Result<bool> {
         return Ok(false);
     }
     let mut found = false;
-    subquery.subquery.apply(|node| {
+    subquery.subquery.walk(|node| {
         if let LogicalPlan::Aggregate(a) = node
             && a.group_expr.is_empty()
         {
@@ -168,7 +169,7 @@ pub fn has_group(subquery: &Subquery) -> Result<bool> {
 /// An error for such subqueries where they are not taken apart.
 pub fn refuse_groups(node: &LogicalPlan) -> Result<()> {
     node.apply_expressions(|e| {
-        e.apply(|e| {
+        e.walk(|e| {
             if let Expr::Exists(_) | Expr::InSubquery(_) | Expr::SetComparison(_) = e
                 && let Some(subquery) = subquery_of(e)
                 && has_group(subquery)?

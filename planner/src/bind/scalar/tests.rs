@@ -10,11 +10,12 @@ use millrace_common::{SqlError, SqlState};
 use crate::bind::tests::{TestCatalog, bind};
 use crate::interrupt::Interrupt;
 use crate::optimizer::{optimize_for_batch, optimize_for_view};
+use crate::tree::WalkPlan;
 
 /// Tables that a plan reads, each as often as it does.
 fn scans(plan: &LogicalPlan) -> usize {
     let mut scans = 0;
-    plan.apply_with_subqueries(|node| {
+    plan.walk_with_subqueries(|node| {
         scans += usize::from(matches!(node, LogicalPlan::TableScan(_)));
         Ok(TreeNodeRecursion::Continue)
     })
@@ -136,7 +137,7 @@ fn exists_over_not_exists_joins_by_keys() {
     let batch = bind(&TestCatalog::new(), sql, false).unwrap().plan;
     for plan in [optimize_for_batch(batch).unwrap(), optimize_for_view(bound(sql)).unwrap()] {
         let mut joins = 0;
-        plan.apply_with_subqueries(|node| {
+        plan.walk_with_subqueries(|node| {
             if let LogicalPlan::Join(join) = node {
                 joins += 1;
                 assert!(!join.on.is_empty(), "{}", plan.display_indent());

@@ -21,6 +21,7 @@ use sqlparser::tokenizer::Location;
 
 use super::Source;
 use crate::ast::{self, ExplainTarget};
+use crate::parser::walk;
 
 /// A clause that is not taken.
 pub struct Refused {
@@ -118,7 +119,7 @@ pub fn check(statement: &ast::Statement) -> Checked {
 }
 
 fn visit<T: Visit>(node: &T) -> Checked {
-    match node.visit(&mut Clauses) {
+    match walk::visit(node, &mut Clauses) {
         ControlFlow::Break(refused) => Err(refused),
         ControlFlow::Continue(()) => Ok(()),
     }
