@@ -235,6 +235,10 @@ pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
             let digits = (p1 as i8 - s1).max(p2 as i8 - s2) + scale;
             Some(D::Decimal128(digits.clamp(1, 38) as u8, scale.min(38)))
         }
+        (D::List(x), D::List(y)) => {
+            let of = common_type(x.data_type(), y.data_type())?;
+            Some(D::List(Arc::new(x.as_ref().clone().with_data_type(of))))
+        }
         _ => {
             let (x, y) = (SqlType::from_arrow(a).ok()?, SqlType::from_arrow(b).ok()?);
             match (call::implicit_cast(x, y), call::implicit_cast(y, x)) {
