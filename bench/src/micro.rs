@@ -14,8 +14,9 @@ use millrace_executor::memory::MemoryGovernor;
 use millrace_executor::operator::{Operator, OperatorContext, Output};
 use millrace_executor::options::ExecOptions;
 use millrace_executor::stats::OperatorMetrics;
-use millrace_planner::graph::{self, AggCall, AggFunc, JoinKind, JoinSide, Node};
-use millrace_planner::graph_state::accumulator_schema;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_graph::state::accumulator_schema;
+use millrace_graph::{AggCall, JoinKind, JoinSide, Node};
 use millrace_rpc::version::JobVersion;
 use millrace_storage::object::open_object_store;
 use millrace_storage::{
@@ -237,7 +238,7 @@ async fn aggregate(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
     let job = store(vec![(state, RowStorage::Keyed, StateClass::PointUpdate)]).await?;
     let fields = ["key", "count", "max"].map(|n| Field::new(n, DataType::Int64, true));
     let node = Node {
-        op: graph::Operator::Aggregate(graph::Aggregate {
+        op: millrace_graph::Operator::Aggregate(millrace_graph::Aggregate {
             group: vec![0],
             vnode: vec![0],
             calls,
@@ -266,7 +267,7 @@ async fn join(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
     };
     let both = schema().fields().iter().chain(schema().fields()).cloned().collect::<Vec<_>>();
     let node = Node {
-        op: graph::Operator::Join(graph::Join {
+        op: millrace_graph::Operator::Join(millrace_graph::Join {
             kind: JoinKind::Inner,
             left: side(0),
             right: side(1),

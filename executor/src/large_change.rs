@@ -121,7 +121,7 @@ mod tests {
     use arrow::array::{AsArray, Int64Array, RecordBatch};
     use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
     use millrace_common::RelationId;
-    use millrace_planner::graph::RelationLayout;
+    use millrace_graph::RelationLayout;
     use millrace_rpc::version::JobVersion;
     use millrace_storage::{RowStorage, StateClass, StateStore, StoreOptions, TableDesc};
     use object_store::memory::InMemory;

@@ -6,7 +6,7 @@ use millrace_common::hash::{hash_columns, vnodes};
 use millrace_common::identity::RowCodec;
 use millrace_common::keys::columns_at;
 use millrace_common::{SqlError, Vnode};
-use millrace_planner::graph::RelationLayout;
+use millrace_graph::RelationLayout;
 use millrace_rpc::catalog::{Relation, RowStorage};
 
 use crate::error::ExecError;

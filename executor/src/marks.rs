@@ -5,7 +5,7 @@
 //! ([`ColumnMark`]), so each task computes it for itself.
 
 use millrace_common::RelationId;
-use millrace_planner::graph::{ColumnMark, MarkTerm};
+use millrace_graph::{ColumnMark, MarkTerm};
 
 /// A column of a relation that has a watermark.
 pub type Origin = (RelationId, usize);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use millrace_common::{DeltaChunk, Epoch, JobId, Vnode};
-use millrace_planner::graph::RetentionBy;
+use millrace_graph::RetentionBy;
 use millrace_storage::{MemRun, TableWriter};
 
 use crate::error::ExecError;

@@ -377,7 +377,7 @@ mod tests {
 
     #[test]
     fn an_epoch_is_netted_by_key_and_hidden_columns_do_not_count() {
-        use millrace_planner::graph::RelationLayout;
+        use millrace_graph::RelationLayout;
         let schema = Arc::new(Schema::new(vec![
             Field::new("k", DataType::Int64, true),
             Field::new("v", DataType::Int64, true),

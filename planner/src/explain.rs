@@ -12,20 +12,23 @@ use arrow::compute::SortOptions;
 use arrow::datatypes::Schema;
 use datafusion::physical_expr::expressions::Column;
 use millrace_common::RelationId;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::expr::ExprRef;
+use millrace_functions::expr::replace_columns;
+use millrace_functions::framed::Framed;
+use millrace_functions::window_call::RankFunction;
+use millrace_functions::window_call::WindowCall;
+use millrace_functions::window_call::follows_frame;
+use millrace_graph::pair_schema;
+use millrace_graph::state::ROWS_COLUMN;
+use millrace_graph::{
+    AccessClass, AggCall, Aggregate, Expand, FragmentOutput, GroupingSet, Hold, JobGraph, Join,
+    JoinKind, JoinSide, Lookup, Node, Operator, StateTable, TopN, Window,
+};
 use millrace_rpc::catalog::RowStorage;
 
 use crate::bind::names::without_marks;
 use crate::explain_expr::expr_text;
-use crate::functions::framed::Framed;
-use crate::graph::{
-    AccessClass, AggCall, AggFunc, Aggregate, Expand, ExprRef, FragmentOutput, GroupingSet, Hold,
-    JobGraph, Join, JoinKind, JoinSide, Lookup, Node, Operator, RankFunction, StateTable, TopN,
-    Window, WindowCall,
-};
-use crate::graph_state::ROWS_COLUMN;
-use crate::passes::prune::pair_schema;
-use crate::stream::expr::replace_columns;
-use crate::window_call::follows_frame;
 
 /// More constant rows than this are only counted.
 const SHOWN_ROWS: usize = 4;
@@ -454,7 +457,7 @@ fn call(c: &AggCall, input: &Schema) -> String {
         AggFunc::PercentileDisc => "percentile_disc",
         AggFunc::Mode => "mode",
         AggFunc::JsonbObjectAgg => "jsonb_object_agg",
-        func => crate::functions::statistics::name_of(func).unwrap_or("?"),
+        func => millrace_functions::statistics::name_of(func).unwrap_or("?"),
     };
     let distinct = if c.distinct { "distinct " } else { "" };
     let arg = c.arg.map_or("*".into(), |a| column(input, a));

@@ -10,8 +10,7 @@ use datafusion::physical_expr::expressions::{
 };
 use datafusion::physical_expr_common::physical_expr::fmt_sql;
 use millrace_common::SqlType;
-
-use crate::graph::ExprRef;
+use millrace_functions::expr::ExprRef;
 
 /// Our functions that are operators in SQL.
 const INFIX: [(&str, &str, u8); 5] = [

@@ -8,12 +8,12 @@
 
 use std::sync::Arc;
 
-use crate::tree::WalkPlan;
 use datafusion::common::Column;
 use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::error::Result;
 use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, Projection};
 use datafusion::optimizer::{OptimizerConfig, OptimizerRule};
+use millrace_functions::tree::WalkPlan;
 
 /// Leaves no aggregate that says more of its keys than is so.
 #[derive(Debug)]

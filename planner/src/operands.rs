@@ -13,10 +13,10 @@ use datafusion::logical_expr::{
     Aggregate, Expr, LogicalPlan, Projection, Sort, SortExpr, Window, ident,
 };
 use millrace_common::SqlError;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::WalkPlan;
 
 use crate::bind::provider::columns_of;
-use crate::error::sql_error_from_datafusion;
-use crate::tree::WalkPlan;
 
 /// Puts a projection below every such node.
 pub fn project(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

@@ -10,7 +10,6 @@ use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, Utc};
 use datafusion::common::alias::AliasGenerator;
-
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::config::ConfigOptions;
 use datafusion::error::Result as DataFusionResult;
@@ -22,13 +21,13 @@ use datafusion::optimizer::optimizer::{ApplyOrder, Optimizer};
 use datafusion::optimizer::{OptimizerConfig, OptimizerContext, OptimizerRule};
 use datafusion::scalar::ScalarValue;
 use millrace_common::SqlError;
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::interrupt;
+use millrace_functions::register_all;
+use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::window_fn::AS_OF_PROCTIME;
 
-use crate::error::{external, sql_error_from_datafusion};
-use crate::functions::register_all;
-use crate::functions::window_fn::AS_OF_PROCTIME;
 use crate::group_keys::GroupKeys;
-use crate::interrupt;
-use crate::tree::{Walk, WalkPlan};
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 

@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{compare, explain, plan, tests_dir};
 use millrace_common::SqlState;
-use millrace_planner::codec::{CodecError, decode_graph, encode_graph};
-use millrace_planner::graph::JobGraph;
+use millrace_graph::JobGraph;
+use millrace_graph::codec::{CodecError, decode_graph, encode_graph};
+
+use common::{compare, explain, plan, tests_dir};
 
 const NEXMARK: [&str; 22] = [
     "q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7", "q8", "q9", "q10", "q11", "q13", "q14", "q15",

@@ -51,6 +51,16 @@ pub struct ColumnType {
     pub typmod: i32,
 }
 
+impl ColumnType {
+    /// The digits of seconds that a column's values are rounded to; `None`: all.
+    pub fn second_digits(self) -> Option<u32> {
+        const TIMES: [SqlType; 4] =
+            [SqlType::Time, SqlType::Timestamp, SqlType::Timestamptz, SqlType::Interval];
+        let timed = TIMES.iter().any(|time| time.oid() == self.oid);
+        u32::try_from(self.typmod).ok().filter(|_| timed).map(|m| m & 0xffff).filter(|d| *d < 6)
+    }
+}
+
 impl From<SqlType> for ColumnType {
     fn from(t: SqlType) -> ColumnType {
         ColumnType { oid: t.oid(), typmod: t.typmod() }

@@ -11,9 +11,9 @@ use millrace_frontend::cluster::{CatalogSnapshot, ExpressionError, JobRow, Sourc
 use millrace_frontend::ddl::drop::noun;
 use millrace_frontend::ddl::show::{told_jobs, waits_for};
 use millrace_frontend::secrets::shown_definition;
-use millrace_planner::codec::decode_graph;
+use millrace_graph::codec::decode_graph;
+use millrace_graph::{FragmentOutput, Operator};
 use millrace_planner::explain::explain_graph;
-use millrace_planner::graph::{FragmentOutput, Operator};
 use millrace_rpc::catalog::Relation;
 use serde_json::{Value, json};
 

@@ -7,6 +7,7 @@
 //! and rows must be the real ones. The tables of settings and options are compared with their source.
 
 mod blocks;
+mod crates;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_planner::graph::{self, JoinKind, JoinSide, Operator};
+use millrace_graph::{self, JoinKind, JoinSide, Operator};
 use millrace_rpc::catalog::RowStorage;
 
 use crate::case::{Mode, Report};
@@ -58,7 +58,7 @@ pub fn labels(op: &Operator) -> Vec<&'static str> {
     }
 }
 
-fn aggregate(a: &graph::Aggregate) -> Vec<&'static str> {
+fn aggregate(a: &millrace_graph::Aggregate) -> Vec<&'static str> {
     let valued =
         |distinct: bool| a.calls.iter().any(|c| c.value_table.is_some() && c.distinct == distinct);
     let mut labels = vec![match (a.group.is_empty(), a.calls.is_empty()) {
@@ -71,7 +71,7 @@ fn aggregate(a: &graph::Aggregate) -> Vec<&'static str> {
     labels
 }
 
-fn join(j: &graph::Join) -> Vec<&'static str> {
+fn join(j: &millrace_graph::Join) -> Vec<&'static str> {
     let mut labels = vec![match (j.kind, j.null_aware) {
         (JoinKind::LeftMark, true) => "join mark, null aware",
         (_, true) => "not in",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace::{Config, Overrides, Standalone};
 use millrace_executor::options::{ExecOptions, StateAccess};
-use millrace_planner::codec::decode_graph;
+use millrace_graph::codec::decode_graph;
 use millrace_storage::sim::{Profile, SimStore};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;

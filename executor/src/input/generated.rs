@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Schema, SchemaRef};
-use millrace_planner::codec::decode_graph;
-use millrace_planner::graph::{ExprRef, Operator as Op};
-use millrace_planner::stream::expr::{column, replace_columns};
+use millrace_functions::expr::ExprRef;
+use millrace_functions::expr::{column, replace_columns};
+use millrace_graph::Operator as Op;
+use millrace_graph::codec::decode_graph;
 use millrace_rpc::catalog::{Column, Relation};
 
 use crate::error::ExecError;

@@ -11,8 +11,8 @@ use arrow::array::{Array, AsArray, BooleanArray, Int64Array, RecordBatch};
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::{DataType, Int64Type, Schema, SchemaRef};
 use millrace_common::SqlError;
-use millrace_planner::codec::decode_watermark;
-use millrace_planner::graph::ExprRef;
+use millrace_functions::expr::ExprRef;
+use millrace_graph::codec::decode_watermark;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::log::SplitMarkAt;
 
@@ -45,7 +45,7 @@ impl WatermarkExpr {
 
     /// What it reads, in the relation it is of: the expression's columns, and the time.
     fn columns(&self) -> Vec<usize> {
-        let mut columns = millrace_planner::stream::expr::columns_of(&self.expr);
+        let mut columns = millrace_functions::expr::columns_of(&self.expr);
         columns.push(self.time);
         columns
     }
@@ -135,7 +135,7 @@ impl SourceWatermark {
         let map: Vec<Option<usize>> = (0..schema.fields().len())
             .map(|c| columns.iter().position(|have| *have == c))
             .collect();
-        let expr = millrace_planner::stream::expr::remap(&whole.expr, &map, &read)
+        let expr = millrace_functions::expr::remap(&whole.expr, &map, &read)
             .map_err(|e| ExecError::internal(format!("a watermark expression: {e}")))?;
         let time = map[whole.time].unwrap_or(0);
         let expr = WatermarkExpr { expr, time };
@@ -236,7 +236,7 @@ mod tests {
     fn a_row_whose_expression_fails_leaves_the_others_alone() {
         let timestamp = DataType::Timestamp(TimeUnit::Microsecond, None);
         // 100 / by, as a time.
-        let hundred = millrace_planner::stream::expr::literal(100i64.into());
+        let hundred = millrace_functions::expr::literal(100i64.into());
         let by: ExprRef = Arc::new(Column::new("by", 1));
         let divided = Arc::new(BinaryExpr::new(hundred, Operator::Divide, by));
         let expr: ExprRef = Arc::new(CastExpr::new(divided, timestamp.clone(), None));

@@ -11,7 +11,7 @@ use arrow::compute;
 use arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
 use millrace_common::{SqlError, SqlState};
-use millrace_planner::graph::ExprRef;
+use millrace_functions::expr::ExprRef;
 
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;

@@ -23,7 +23,6 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Epoch, Vnode};
-use millrace_planner::graph;
 use millrace_storage::MemRun;
 
 use super::Env;
@@ -65,7 +64,7 @@ pub struct Hold {
 impl Hold {
     pub fn new(
         mode: Mode,
-        hold: &graph::Hold,
+        hold: &millrace_graph::Hold,
         input: &SchemaRef,
         env: Env,
         table: Box<dyn StateTable>,

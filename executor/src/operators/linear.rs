@@ -11,7 +11,6 @@ use arrow::compute::{cast, take};
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
 use millrace_common::DeltaChunk;
 use millrace_common::delta::take_rows;
-use millrace_planner::graph;
 
 use super::expr::SafeExpr;
 use super::nullable;
@@ -198,7 +197,7 @@ impl Operator for Repeat {
 
 /// Puts out every row once for each grouping set.
 pub struct Expand {
-    pub expand: graph::Expand,
+    pub expand: millrace_graph::Expand,
     pub schema: SchemaRef,
 }
 

@@ -24,7 +24,7 @@ use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use millrace_common::keys::KeyCodec;
 use millrace_common::{DeltaChunk, Epoch, Vnode};
-use millrace_planner::graph::{Node, Operator as Op};
+use millrace_graph::{Node, Operator as Op};
 
 use self::expr::SafeExpr;
 use crate::error::ExecError;

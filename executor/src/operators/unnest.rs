@@ -15,7 +15,7 @@ use crate::state::arena::new_batch;
 /// Rows of one output chunk: a list may be of any length.
 const CHUNK_ROWS: usize = 8192;
 
-/// See `graph::Operator::Unnest`.
+/// See `millrace_graph::Operator::Unnest`.
 pub struct Unnest {
     pub lists: Vec<usize>,
     pub keep_empty: bool,

@@ -8,7 +8,7 @@ use std::time::Instant;
 use arrow::datatypes::SchemaRef;
 use millrace_common::{Epoch, Generation, JobId, RelationId, TableId, Vnode};
 use millrace_connector::create_source;
-use millrace_planner::graph::{Fragment, FragmentOutput, JobGraph, Node, Operator as Op};
+use millrace_graph::{Fragment, FragmentOutput, JobGraph, Node, Operator as Op};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::JobVersion;

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, FutureExt, select_all};
 use millrace_common::{DeltaChunk, Epoch};
-use millrace_planner::graph::{ColumnMark, Retention};
+use millrace_graph::{ColumnMark, Retention};
 use millrace_rpc::version::BackfillPosition;
 use millrace_storage::{JobStore, MemRun};
 use tokio::sync::mpsc;

@@ -1,7 +1,7 @@
 //! In which order the inputs of a job come in where that matters: what a lookup looks up before what it is
 //! looked up for, within an epoch and in the first scan.
 
-use millrace_planner::graph::{Fragment, JobGraph, Operator as Op};
+use millrace_graph::{Fragment, JobGraph, Operator as Op};
 
 /// See the module.
 pub struct Order {

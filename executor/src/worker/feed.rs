@@ -16,8 +16,7 @@ use arrow::compute::{self, filter_record_batch};
 use arrow::datatypes::DataType;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState, SqlType};
 use millrace_connector::{OnError, ReadFrom, Source, SplitReader, create_source};
-use millrace_planner::bind::types::second_digits;
-use millrace_planner::functions::round::round_seconds;
+use millrace_functions::round::round_seconds;
 use millrace_rpc::catalog::{OnConflict, Relation};
 use millrace_rpc::services::{MetaService, SourceParts};
 use millrace_rpc::version::{JobVersion, StatementId, feed_counter};
@@ -329,7 +328,7 @@ impl Feed {
 
     /// Times with as many digits of their seconds as their column has.
     fn rounded(&self, column: usize, array: &ArrayRef) -> Result<ArrayRef, ExecError> {
-        let digits = self.relation.columns.get(column).and_then(|c| second_digits(c.sql_type));
+        let digits = self.relation.columns.get(column).and_then(|c| c.sql_type.second_digits());
         match digits {
             Some(digits) => Ok(round_seconds(array, digits)?),
             None => Ok(Arc::clone(array)),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
-use millrace_planner::codec::decode_graph;
-use millrace_planner::graph::{AccessClass, JobGraph, JoinKind, Operator, RetentionBy};
+use millrace_graph::codec::decode_graph;
+use millrace_graph::{AccessClass, JobGraph, JoinKind, Operator, RetentionBy};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::services::StartJob;
 use millrace_rpc::version::{JobVersion, retention_counter};
@@ -71,7 +71,7 @@ fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
 
 fn tables(relation: &Relation, graph: &JobGraph) -> Vec<TableDesc> {
     let ids = relation.first_table_id..;
-    let describe = |(id, table): (u32, &millrace_planner::graph::StateTable)| TableDesc {
+    let describe = |(id, table): (u32, &millrace_graph::StateTable)| TableDesc {
         retention: table.retention.as_ref().map(|r| match r.by {
             RetentionBy::Key => RetainBy::Key,
             RetentionBy::Value(column) => RetainBy::Value(column),

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use millrace_planner::bind::types::second_digits;
 use millrace_planner::{ParsedStatement, Statement};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use sqlparser::ast::OrderByOptions;
@@ -213,7 +212,7 @@ pub fn format_type(oid: i64, typmod: Option<i64>) -> String {
     };
     if let Ok(plain) = sql.to_sql() {
         let name = plain.to_string();
-        return match (second_digits(sql), name.split_once(' ')) {
+        return match (sql.second_digits(), name.split_once(' ')) {
             (None, _) => name,
             (Some(digits), None) => format!("{name}({digits})"),
             (Some(digits), Some((first, zone))) => format!("{first}({digits}) {zone}"),

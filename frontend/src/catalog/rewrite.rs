@@ -571,7 +571,7 @@ fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
 
 /// Whether a call that returns an array is not one of the catalog's functions: `ARRAY(SELECT …)`, `array_agg` and others.
 fn is_planners(f: &Function) -> bool {
-    let (name, known) = (function_name(f), millrace_planner::functions::functions());
+    let (name, known) = (function_name(f), millrace_functions::functions());
     matches!(f.args, FunctionArguments::Subquery(_))
         || known.aggregate(&name).is_some()
         || known.scalar(&name).is_some()

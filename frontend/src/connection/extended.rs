@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millrace_common::{SqlError, SqlState};
-use millrace_planner::Interrupt;
+use millrace_functions::interrupt::Interrupt;
 use pgwire::messages::extendedquery::{Bind, TARGET_TYPE_BYTE_PORTAL};
 
 use super::live::passing_on;

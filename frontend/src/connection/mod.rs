@@ -28,7 +28,8 @@ use datafusion::execution::memory_pool::MemoryReservation;
 use futures::FutureExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_executor::dml::ENTERED;
-use millrace_planner::{Interrupt, ParsedStatement};
+use millrace_functions::interrupt::Interrupt;
+use millrace_planner::ParsedStatement;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +39,6 @@ use crate::query::planning::{self, HELD, Held};
 use crate::server::IDLE;
 use crate::session::{Session, busy, canceled, timed_out};
 use crate::wire::{Backend, FrontendMessage, TransactionStatus};
-
 use reading::{Message, Unread};
 
 pub use start::run;

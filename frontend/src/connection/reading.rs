@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::{Buf, BytesMut};
 use datafusion::execution::memory_pool::MemoryReservation;
 use millrace_common::SqlError;
-use millrace_planner::sql_error_from_datafusion;
+use millrace_functions::error::sql_error_from_datafusion;
 use tokio::io::AsyncReadExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

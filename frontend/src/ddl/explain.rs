@@ -9,12 +9,12 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{RelationId, SqlError, SqlState};
+use millrace_functions::tree::Walk;
+use millrace_graph::codec::decode_graph;
 use millrace_planner::Statement;
 use millrace_planner::ast::{Explain, ExplainTarget};
 use millrace_planner::bind::names::without_marks;
-use millrace_planner::codec::decode_graph;
 use millrace_planner::explain::explain_graph;
-use millrace_planner::tree::Walk;
 use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::{Query, Statement as Sql};
 

@@ -7,9 +7,8 @@
 use arrow::array::{Array, ArrayRef, RecordBatch};
 use bytes::Bytes;
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_graph::codec::encode_graph;
 use millrace_planner::Binder;
-use millrace_planner::bind::types::second_digits;
-use millrace_planner::codec::encode_graph;
 use millrace_planner::stream::{JobOptions, Sink, plan_job};
 use millrace_rpc::catalog::{Column, ColumnType, Relation, RelationKind};
 use sqlparser::ast::Expr;
@@ -166,7 +165,7 @@ pub fn over_rows(table: &Relation, rows: String) -> Result<String, SqlError> {
 
 /// A value with as many digits of its seconds as the column has.
 pub fn rounded(column: &Column, value: String) -> String {
-    match second_digits(column.sql_type) {
+    match column.sql_type.second_digits() {
         Some(digits) => format!("round_seconds({value}, {digits})"),
         None => value,
     }

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use millrace_common::{SqlError, SqlState};
+use millrace_graph::codec::encode_graph;
 use millrace_planner::ast::CreateIndex;
-use millrace_planner::codec::encode_graph;
 use millrace_planner::stream::plan_index;
 use millrace_rpc::catalog::{Column, OptionEntry, Relation, RelationKind, RowStorage};
 use sqlparser::ast::{Expr, Ident};

@@ -4,8 +4,8 @@ mod fits;
 
 use millrace_common::{RelationId, SqlError, SqlState, SqlType};
 use millrace_connector::sink::{self, SINK_ID, SinkType};
+use millrace_graph::{JobGraph, Operator};
 use millrace_planner::ast::CreateSink;
-use millrace_planner::graph::{JobGraph, Operator};
 use millrace_planner::stream::{JobOptions, Sink, SinkKey, plan_job};
 use millrace_planner::{Binder, BoundQuery, check_view_volatility};
 use millrace_rpc::catalog::{Column, OptionEntry, Relation, RelationKind};

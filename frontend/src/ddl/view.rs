@@ -1,10 +1,10 @@
 //! CREATE VIEW and CREATE MATERIALIZED VIEW.
 
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_graph::JobGraph;
+use millrace_graph::codec::encode_graph;
 use millrace_planner::ast::CreateView;
 use millrace_planner::bind::outputs::replaces;
-use millrace_planner::codec::encode_graph;
-use millrace_planner::graph::JobGraph;
 use millrace_planner::stream::{JobOptions, Sink, plan_job};
 use millrace_planner::{Binder, BoundQuery};
 use millrace_rpc::catalog::{Column, Relation, RelationKind};

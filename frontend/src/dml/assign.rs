@@ -8,7 +8,7 @@ use arrow::datatypes::DataType;
 use arrow::util::display::FormatOptions;
 use bytes::BytesMut;
 use millrace_common::{SqlError, SqlState, SqlType};
-use millrace_planner::functions::cast::convert;
+use millrace_functions::cast::convert;
 use millrace_rpc::catalog::{ColumnType, Relation};
 
 use crate::encoding::builder::fit_varchar;

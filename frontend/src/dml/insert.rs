@@ -10,8 +10,8 @@ use arrow::datatypes::DataType;
 use futures::StreamExt;
 use millrace_common::{RelationId, SqlError, SqlState, SqlType};
 use millrace_executor::dml::InsertConflict;
+use millrace_functions::interrupt;
 use millrace_planner::bind::desugar::assigned;
-use millrace_planner::interrupt;
 use millrace_planner::parser::{folded, with_changes_rows};
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{

@@ -12,9 +12,8 @@ use datafusion::datasource::MemTable;
 use millrace_common::delta::take_rows;
 use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlState};
-use millrace_planner::bind::types::second_digits;
-use millrace_planner::functions::round;
-use millrace_planner::sql_error_from_datafusion;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::round;
 use millrace_rpc::catalog::{Column as CatalogColumn, Relation};
 
 use crate::encoding::Column;
@@ -44,7 +43,7 @@ pub fn nullable(schema: &Schema) -> SchemaRef {
 /// Rounds the seconds of times to the digits that their columns are declared with.
 pub fn round_seconds(table: &Relation, columns: &mut [ArrayRef]) -> Result<(), SqlError> {
     for (column, array) in table.columns.iter().zip(columns) {
-        if let Some(digits) = second_digits(column.sql_type) {
+        if let Some(digits) = column.sql_type.second_digits() {
             *array = round::round_seconds(array, digits)?;
         }
     }

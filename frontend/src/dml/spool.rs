@@ -12,7 +12,7 @@ use arrow::ipc::writer::StreamWriter;
 use datafusion::execution::SpillFile;
 use futures::StreamExt;
 use millrace_common::SqlError;
-use millrace_planner::sql_error_from_datafusion;
+use millrace_functions::error::sql_error_from_datafusion;
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::SelectItem;
 

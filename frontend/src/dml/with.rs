@@ -17,8 +17,8 @@ use datafusion::datasource::MemTable;
 use datafusion::execution::memory_pool::MemoryReservation;
 use futures::StreamExt;
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::sql_error_from_datafusion;
 use millrace_planner::parser::{changes_rows, take_in, with_changes_rows};
-use millrace_planner::sql_error_from_datafusion;
 use millrace_rpc::catalog::{Column, ColumnType, Relation, RelationKind};
 use sqlparser::ast::{Cte, Ident, Query, SetExpr, Statement as Sql, With};
 

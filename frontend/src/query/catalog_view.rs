@@ -101,7 +101,7 @@ impl SessionCatalog {
         let e =
             SqlError::new(SqlState::UNDEFINED_TABLE, format!("relation \"{full}\" does not exist"));
         let names = self.names();
-        Err(match millrace_planner::error::closest(&table, names.iter().map(String::as_str)) {
+        Err(match millrace_functions::error::closest(&table, names.iter().map(String::as_str)) {
             Some(close) => e.with_hint(format!("Perhaps you meant \"{close}\".")),
             None => e,
         })

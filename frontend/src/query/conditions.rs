@@ -20,7 +20,7 @@ use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::utils::JoinFilter;
 use datafusion::physical_plan::joins::{NestedLoopJoinExec, NestedLoopJoinExecBuilder};
-use millrace_planner::tree::Walk;
+use millrace_functions::tree::Walk;
 
 /// Functions that hardly ever fail: ranges of times and the like are joined by them.
 const HARMLESS: [&str; 3] = ["pg_add", "pg_sub", "pg_mul"];

@@ -18,10 +18,10 @@ use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionConfig;
 use futures::StreamExt;
 use millrace_common::SqlError;
+use millrace_functions::error::sql_error_from_datafusion;
 use millrace_planner::optimizer::{
     batch_options, config_options, optimize_for_batch, optimize_like_view,
 };
-use millrace_planner::sql_error_from_datafusion;
 use tokio::sync::mpsc;
 
 use crate::cluster::BatchStream;
@@ -82,7 +82,7 @@ impl QueryEngine {
             .enable_all()
             .build()
             .map_err(FrontendError::Runtime)?;
-        millrace_planner::functions::bounded::fit_to_memory(memory_bytes);
+        millrace_functions::bounded::fit_to_memory(memory_bytes);
         execution::follow_spawned();
         let environment = RuntimeEnvBuilder::new()
             .with_memory_pool(SharedPool::new(memory_bytes))
@@ -109,7 +109,7 @@ impl QueryEngine {
                 .with_runtime_env(environment.clone())
                 .with_physical_optimizer_rules(interruptible(rules))
                 .build();
-            millrace_planner::functions::register_all(&mut state)
+            millrace_functions::register_all(&mut state)
                 .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
             Ok::<_, FrontendError>(state)
         };

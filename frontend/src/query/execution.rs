@@ -15,9 +15,9 @@ use datafusion::common::runtime::{JoinSetTracer, set_join_set_tracer};
 use datafusion::error::{DataFusionError, Result};
 use futures::future::BoxFuture;
 use millrace_common::{SqlError, SqlState, heap};
-use millrace_planner::Interrupt;
-use millrace_planner::error::QUERY_MEMORY;
-use millrace_planner::sql_error_from_datafusion;
+use millrace_functions::error::QUERY_MEMORY;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::interrupt::Interrupt;
 
 /// Of the process's memory, queries have one such part.
 const QUERY_PART: usize = 4;
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn a_statement_that_has_ended_is_told_wherever_it_runs() {
         let execution = Execution::new(1 << 20);
-        let asked = || millrace_planner::interrupt::check().map_err(|e| e.state);
+        let asked = || millrace_functions::interrupt::check().map_err(|e| e.state);
         execution.during(|| {
             assert_eq!(asked(), Ok(()));
             let inner = current().map(|e| {

@@ -18,9 +18,9 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning,
     PlanProperties, ReplaceChildrenOptions,
 };
+use millrace_functions::tree::Walk;
 
 use super::over;
-use millrace_planner::tree::Walk;
 
 /// Runs before DataFusion's rules.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ pub fn interruptible(rules: impl IntoIterator<Item = Rule>) -> Vec<Rule> {
 struct Interruptible(Rule);
 
 fn check() -> Result<()> {
-    millrace_planner::interrupt::check().map_err(|e| DataFusionError::External(Box::new(e)))
+    millrace_functions::interrupt::check().map_err(|e| DataFusionError::External(Box::new(e)))
 }
 
 impl PhysicalOptimizerRule for Interruptible {

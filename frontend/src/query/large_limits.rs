@@ -13,7 +13,7 @@ use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::sorts::sort::SortExec;
-use millrace_planner::tree::Walk;
+use millrace_functions::tree::Walk;
 
 /// Groups for which an aggregate may make room at once.
 const MOST_GROUPS: usize = 8_192;

@@ -25,9 +25,9 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
 };
 use futures::{StreamExt, stream};
-use millrace_planner::functions::bounded;
-use millrace_planner::interrupt;
-use millrace_planner::tree::Walk;
+use millrace_functions::bounded;
+use millrace_functions::interrupt;
+use millrace_functions::tree::Walk;
 
 use super::over;
 use super::wide::{Measured, measured};

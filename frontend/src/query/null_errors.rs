@@ -24,8 +24,8 @@ use datafusion::physical_plan::joins::{
     HashJoinExec, NestedLoopJoinExec, NestedLoopJoinExecBuilder, SortMergeJoinExec,
 };
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
-use millrace_planner::interrupt;
-use millrace_planner::tree::Walk;
+use millrace_functions::interrupt;
+use millrace_functions::tree::Walk;
 
 use crate::query::conditions::whole;
 

@@ -39,10 +39,10 @@ use datafusion::physical_plan::{
     InputDistributionRequirements, PlanProperties, ReplaceChildrenOptions,
 };
 use futures::{Stream, StreamExt};
+use millrace_functions::tree::Walk;
 
 use crate::query::execution::Execution;
 use crate::session::busy;
-use millrace_planner::tree::Walk;
 
 /// How long a stream is polled before other tasks have their turn.
 const SLICE: Duration = Duration::from_millis(10);

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use datafusion::execution::memory_pool::MemoryReservation;
 use millrace_common::{SqlError, heap};
-use millrace_planner::sql_error_from_datafusion;
+use millrace_functions::error::sql_error_from_datafusion;
 use parking_lot::Mutex;
 
 use super::QueryEngine;

@@ -13,7 +13,7 @@ use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::memory_pool::{
     MemoryConsumer, MemoryLimit, MemoryPool, MemoryReservation,
 };
-use millrace_planner::error::QUERY_MEMORY;
+use millrace_functions::error::QUERY_MEMORY;
 use parking_lot::Mutex;
 
 /// How DataFusion calls the consumer that merges what a sort has written.
@@ -236,7 +236,7 @@ mod tests {
         let pool: Arc<dyn MemoryPool> = SharedPool::new(64 << 20);
         let table = consumer("HashJoinInput", &pool, false);
         let e = table.try_grow(65 << 20).unwrap_err();
-        let e = millrace_planner::sql_error_from_datafusion(e.context("while joining"));
+        let e = millrace_functions::error::sql_error_from_datafusion(e.context("while joining"));
         assert_eq!(e.state, millrace_common::SqlState::OUT_OF_MEMORY);
         assert_eq!(e.message, "the query needs more memory than queries may have (64 MB)");
         let detail =

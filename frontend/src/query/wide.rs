@@ -22,8 +22,8 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
 };
 use futures::StreamExt;
-use millrace_planner::functions::bounded;
-use millrace_planner::tree::Walk;
+use millrace_functions::bounded;
+use millrace_functions::tree::Walk;
 
 use super::execution::Execution;
 use super::over;

@@ -32,9 +32,9 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use futures::stream;
+use millrace_functions::tree::Walk;
 
 use super::over;
-use millrace_planner::tree::Walk;
 
 /// Aggregates whose results are in the order of their rows.
 const ORDERED: [&str; 2] = ["array_agg", "string_agg"];

@@ -7,7 +7,7 @@ use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 use datafusion::execution::memory_pool::MemoryReservation;
 use futures::StreamExt;
 use millrace_common::{SqlError, SqlState};
-use millrace_planner::sql_error_from_datafusion;
+use millrace_functions::error::sql_error_from_datafusion;
 use sqlparser::ast::{FetchDirection, ValueWithSpan};
 
 use super::RowSet;

@@ -3,12 +3,12 @@
 use std::ops::ControlFlow;
 
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::functions;
 use sqlparser::ast::*;
 
 use super::desugar::{Copies, call, string};
 use super::names::fold;
 use super::predicates::fill;
-use crate::functions::functions;
 use crate::parser::walk;
 
 /// The name of the aggregate of such a subquery, which is of no other query even if all that it reads is.

@@ -27,16 +27,16 @@ use datafusion::logical_expr::{
     Operator, ident, lit, not,
 };
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::asof::{Place, latest};
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::tree::WalkPlan;
+use millrace_functions::window_fn::ASOF_MATCH;
 use sqlparser::ast::{
     BinaryOperator, Expr as SqlExpr, FunctionArg, FunctionArgExpr, FunctionArguments,
     JoinConstraint, JoinOperator, TableFactor, TableWithJoins,
 };
 
-use crate::error::{external, sql_error_from_datafusion};
-use crate::functions::asof::{Place, latest};
-use crate::functions::window_fn::ASOF_MATCH;
 use crate::parser::ASOF_LEFT;
-use crate::tree::WalkPlan;
 
 const TIME: &str = "#time";
 const TIE: &str = "#tie";
@@ -212,7 +212,7 @@ impl Asof {
         let refused = |what: String| {
             external(SqlError::unsupported(what).with_hint("Cast both to one type of fixed size."))
         };
-        let name = |t: &DataType| super::operators::type_name(&Some(t.clone()));
+        let name = |t: &DataType| millrace_functions::types::type_name(&Some(t.clone()));
         match l.primitive_width() {
             _ if l != r => {
                 Err(refused(format!("matching {} with {} in an ASOF join", name(&l), name(&r))))

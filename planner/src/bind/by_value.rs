@@ -1,7 +1,7 @@
 //! Lists and `nullif` of values that are equal without having the same bytes: floats, intervals and documents.
 //!
 //! DataFusion compares the items of `x IN (a, b)` by bytes. Of floats, which have two zeros, they are brought into one form.
-//! Others become `x = ANY (ARRAY[a, b])`, which compares by value ([`crate::functions::quantified`]), and `nullif(a, b)` a
+//! Others become `x = ANY (ARRAY[a, b])`, which compares by value ([`millrace_functions::quantified`]), and `nullif(a, b)` a
 //! function that does.
 
 use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
@@ -11,12 +11,11 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, lit};
 use millrace_common::SqlError;
-
-use crate::error::{external, sql_error_from_datafusion};
-use crate::functions::arrays::NULL_IF;
-use crate::functions::canonical::canonical;
-use crate::functions::{elements, functions, quantified};
-use crate::tree::{Walk, WalkPlan};
+use millrace_functions::arrays::NULL_IF;
+use millrace_functions::canonical::canonical;
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::{elements, functions, quantified};
 
 /// Writes out the comparisons of a plan, those of its subqueries too.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

@@ -11,9 +11,8 @@ use datafusion::common::{JoinType, Result};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Subquery, lit};
 use millrace_common::SqlError;
-
-use crate::error::sql_error_from_datafusion;
-use crate::tree::{Walk, WalkPlan};
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 /// Gives the scalar subqueries of a plan types that may be NULL.
 pub fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

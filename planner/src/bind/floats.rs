@@ -13,10 +13,9 @@ use datafusion::logical_expr::{
     Aggregate, Distinct, DistinctOn, Expr, ExprSchemable, LogicalPlan, Sort, SortExpr, Window,
 };
 use millrace_common::SqlError;
-
-use crate::error::sql_error_from_datafusion;
-use crate::functions::canonical::canonical;
-use crate::tree::WalkPlan;
+use millrace_functions::canonical::canonical;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::WalkPlan;
 
 /// Rewrites sorts, DISTINCT ON and windows of a plan.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

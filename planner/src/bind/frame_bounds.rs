@@ -5,25 +5,24 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use WindowFrameBound::{CurrentRow, Following, Preceding};
 use datafusion::arrow::datatypes::{Decimal128Type, Decimal256Type, DecimalType, i256};
 use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::logical_expr::{ExprSchemable, TableSource};
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::cast::assignable;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::types::type_name;
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
-use WindowFrameBound::{CurrentRow, Following, Preceding};
-
 use super::desugar::interval_text;
 use super::frames::UNTYPED;
-use super::operators::type_name;
 use super::own::any_own;
 use super::{Binder, SessionInfo, limits, misplaced};
+use crate::bind::series::evaluated;
 use crate::catalog::CatalogView;
-use crate::error::sql_error_from_datafusion;
-use crate::functions::cast::assignable;
-use crate::functions::series::evaluated;
 use crate::parser::walk;
 
 /// An error where a frame is none. `orders`: how many expressions its window is ordered by.

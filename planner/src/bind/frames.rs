@@ -13,15 +13,15 @@ use datafusion::logical_expr::{
     WindowFrameUnits, WindowFunctionDefinition, lit,
 };
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::frame::{Distance, Edge, Exclude, Frame, Units};
+use millrace_functions::framed::{Framed, framed};
+use millrace_functions::interval_text;
+use millrace_functions::tree::WalkPlan;
+use millrace_functions::types::type_name;
+use millrace_functions::window_fn::EXCLUDE;
 
-use super::operators::type_name;
 use super::{peers, window_args};
-use crate::error::{external, sql_error_from_datafusion};
-use crate::frame::{Distance, Edge, Exclude, Frame, Units};
-use crate::functions::framed::{Framed, framed};
-use crate::functions::interval_text;
-use crate::functions::window_fn::EXCLUDE;
-use crate::tree::WalkPlan;
 
 const DAY_US: i128 = 86_400_000_000;
 

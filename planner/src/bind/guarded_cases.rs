@@ -11,9 +11,8 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, lit};
 use millrace_common::SqlError;
-
-use crate::error::sql_error_from_datafusion;
-use crate::tree::{Walk, WalkPlan};
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let done = plan.rewrite_up_with_subqueries(|node| {

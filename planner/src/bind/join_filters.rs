@@ -13,12 +13,12 @@ use datafusion::common::{Column, JoinType, Result};
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
 use datafusion::logical_expr::{Expr, Join, LogicalPlan, LogicalPlanBuilder, Subquery, ident, lit};
 use millrace_common::SqlError;
+use millrace_functions::error::{correlated, external, sql_error_from_datafusion};
+use millrace_functions::functions;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::levels::{outer_columns, subquery_of};
 use super::provider::columns_of;
-use crate::error::{correlated, external, sql_error_from_datafusion};
-use crate::functions::functions;
-use crate::tree::{Walk, WalkPlan};
 
 /// Moves such conditions out of all joins of a plan.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

@@ -23,13 +23,13 @@ use datafusion::logical_expr::{
     binary_expr, cast, ident, lit, when,
 };
 use millrace_common::SqlError;
+use millrace_functions::error::external;
+use millrace_functions::interrupt;
+use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::{functions, row_counts};
 
 use super::levels;
 use super::provider::columns_of;
-use crate::error::external;
-use crate::functions::{functions, row_counts};
-use crate::interrupt;
-use crate::tree::{Walk, WalkPlan};
 pub use simple::{Predicate, decorrelates, joins, refers_outside};
 
 /// A lateral join as a plan over its left side, where its right side allows that.

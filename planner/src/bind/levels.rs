@@ -8,10 +8,10 @@ use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, DFSchema, Result};
 use datafusion::logical_expr::expr::{Exists, InSubquery, SetComparison};
 use datafusion::logical_expr::{Expr, LogicalPlan, Subquery};
+use millrace_functions::error::{correlated, external};
+use millrace_functions::tree::Walk;
 
 use super::lateral::is_subquery;
-use crate::error::{correlated, external};
-use crate::tree::Walk;
 
 /// The subquery that an expression is.
 pub fn subquery_of(e: &Expr) -> Option<&Subquery> {

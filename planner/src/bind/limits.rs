@@ -12,16 +12,16 @@ use datafusion::logical_expr::{
     SortExpr, cast, ident, lit,
 };
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::functions;
+use millrace_functions::row_counts::{self, Clause};
+use millrace_functions::tree::{Walk, WalkPlan};
 use sqlparser::ast::Expr as Ast;
 
 use super::levels::subquery_of;
 use super::own::any_own;
 use super::provider::columns_of;
-use crate::error::{external, sql_error_from_datafusion};
-use crate::functions::functions;
-use crate::functions::row_counts::{self, Clause};
-use crate::functions::series::constant;
-use crate::tree::{Walk, WalkPlan};
+use crate::bind::series::constant;
 
 /// 42P10 where a LIMIT names a column: it has no rows to read one of.
 pub fn check(e: &Ast, clause: &str) -> std::result::Result<(), SqlError> {

@@ -7,6 +7,7 @@
 use std::ops::ControlFlow;
 
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::parse::base_name;
 use sqlparser::ast::{
     AssignmentTarget, Expr, Ident, ObjectName, Query, Select, SetExpr, Spanned,
     Statement as SqlStatement, Visit, Visitor,
@@ -18,7 +19,6 @@ use super::names::fold;
 use super::places::Place;
 use super::{kept, misfits, misplaced, order};
 use crate::ast::{ParsedStatement, Statement};
-use crate::functions::parse::base_name;
 use crate::parser::walk;
 use crate::parser::{folded, position_of, tokens_of};
 

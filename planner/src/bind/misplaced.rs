@@ -5,13 +5,13 @@
 use std::ops::ControlFlow;
 
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::functions;
 use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
 use super::desugar;
 use super::names::fold;
 use super::own::any_own;
-use crate::functions::functions;
 use crate::parser::walk;
 
 /// What is wrong, and where.

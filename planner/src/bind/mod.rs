@@ -50,6 +50,7 @@ pub mod relations;
 mod repeated_orders;
 pub mod scalar;
 mod scopes;
+mod series;
 pub mod set_operations;
 pub mod sort_keys;
 pub mod table_functions;
@@ -75,12 +76,12 @@ use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder};
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::interrupt;
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast;
 
 use crate::catalog::CatalogView;
-use crate::error::sql_error_from_datafusion;
-use crate::interrupt;
 use crate::parser::folded;
 use operators::Parameters;
 use provider::{Provider, Seen};
@@ -234,7 +235,7 @@ impl<'a> Binder<'a> {
     /// among each other, literals of unknown type; else error 42804.
     pub fn assign(&self, expr: Expr, schema: &DFSchema, target: SqlType) -> Result<Expr, SqlError> {
         if let Expr::Literal(ScalarValue::Utf8(Some(text)), None) = &expr {
-            crate::functions::cast::check_length(text, target)?;
+            millrace_functions::cast::check_length(text, target)?;
             let value = self.session.zones.literal(text, target)?;
             return Ok(Expr::Literal(value, None));
         }
@@ -244,12 +245,12 @@ impl<'a> Binder<'a> {
                 ScalarValue::try_from(&target.to_arrow()).map_err(sql_error_from_datafusion)?;
             return Ok(Expr::Literal(null, None));
         }
-        if !crate::functions::cast::assignable(&from, target) {
+        if !millrace_functions::cast::assignable(&from, target) {
             return Err(SqlError::new(
                 SqlState::DATATYPE_MISMATCH,
                 format!(
                     "column is of type {target} but expression is of type {}",
-                    operators::type_name(&Some(from))
+                    millrace_functions::types::type_name(&Some(from))
                 ),
             )
             .with_hint("You will need to rewrite or cast the expression."));

@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
+use millrace_functions::types::type_column_name;
 use sqlparser::ast::{
     AccessExpr, BinaryOperator, Expr, Ident, ObjectName, Query, SelectItem, SetExpr, UnaryOperator,
     Value,
 };
 
-use super::types::{sql_type, type_column_name};
+use super::types::sql_type;
 use crate::parser::walk;
 
 /// Starts the suffix of a repeated name; no identifier of a user contains it.

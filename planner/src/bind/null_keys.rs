@@ -15,10 +15,10 @@ use datafusion::logical_expr::{
     BinaryExpr, Expr, Filter, Join, LogicalPlan, LogicalPlanBuilder, Operator,
 };
 use millrace_common::SqlError;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::provider::columns_of;
-use crate::error::sql_error_from_datafusion;
-use crate::tree::{Walk, WalkPlan};
 
 /// Does that to a plan that has such joins.
 pub fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

@@ -12,11 +12,11 @@ use datafusion::logical_expr::{
     Aggregate, Expr, Filter, Limit, LogicalPlan, Projection, Sort, SubqueryAlias, ident,
 };
 use millrace_common::SqlError;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::levels::subquery_of;
 use super::provider::columns_of;
-use crate::error::sql_error_from_datafusion;
-use crate::tree::{Walk, WalkPlan};
 
 /// Aggregates whose results are in the order of their rows; those of documents are made of `array_agg`.
 const ORDERED: [&str; 2] = ["array_agg", "string_agg"];

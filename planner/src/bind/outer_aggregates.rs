@@ -6,6 +6,8 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::expr::AggregateFunction;
 use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan};
 use millrace_common::SqlError;
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::tree::{Walk, WalkPlan};
 use sqlparser::ast;
 use sqlparser::tokenizer::Location;
 
@@ -13,8 +15,6 @@ use super::array_query::GATHERED;
 use super::misplaced::{Called, is_aggregate, start};
 use super::names::{column_name, fold};
 use super::own::any_own;
-use crate::error::{external, sql_error_from_datafusion};
-use crate::tree::{Walk, WalkPlan};
 
 /// Refuses such aggregates.
 pub fn refuse(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {

@@ -8,12 +8,12 @@ use std::collections::HashMap;
 use datafusion::common::Result;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
+use millrace_functions::tree::Walk;
 use sqlparser::ast;
 
 use super::misplaced::names_of;
 use super::names::{column_name, fold};
 use super::provider::columns_of;
-use crate::tree::Walk;
 
 /// Writes out the names of the columns of a query in WITH that are of no table in its FROM.
 pub fn name_in_with(body: &mut ast::SetExpr) {

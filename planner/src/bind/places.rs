@@ -8,9 +8,8 @@ use std::sync::OnceLock;
 
 use datafusion::error::DataFusionError;
 use millrace_common::SqlState;
+use millrace_functions::error::{external, sql_error_from_datafusion};
 use sqlparser::ast::{BinaryOperator, Expr, Spanned};
-
-use crate::error::{external, sql_error_from_datafusion};
 
 const MARK: &str = "#after:";
 

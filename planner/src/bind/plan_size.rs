@@ -12,10 +12,10 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::error::Result;
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::sql_error_from_datafusion;
 use sqlparser::ast::{ObjectName, Query, Visitor};
 
 use super::names::fold;
-use crate::error::sql_error_from_datafusion;
 use crate::parser::walk;
 
 /// Steps that a plan may have.

@@ -17,6 +17,9 @@ use datafusion::logical_expr::{
 };
 use datafusion::sql::planner::{PlannerContext, SqlToRel};
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::{closest, external};
+use millrace_functions::functions;
+use millrace_functions::interrupt;
 use millrace_rpc::catalog::{Column as CatalogColumn, Relation, RelationKind};
 
 use super::SessionInfo;
@@ -25,9 +28,6 @@ use super::outer_names::TakenForColumns;
 use super::relations::FromPlanner;
 use super::zones::Zones;
 use crate::catalog::CatalogView;
-use crate::error::{closest, external};
-use crate::functions::functions;
-use crate::interrupt;
 use crate::optimizer::config_options;
 
 /// Relations that a statement has named so far, by id.
@@ -133,7 +133,7 @@ impl<'a> Provider<'a> {
         relation: &Relation,
         source: Arc<dyn TableSource>,
     ) -> Result<Arc<dyn TableSource>, SqlError> {
-        let failed = crate::sql_error_from_datafusion;
+        let failed = millrace_functions::error::sql_error_from_datafusion;
         let shown = |c: &CatalogColumn| self.show_hidden || !c.hidden;
         let time = relation.watermark.as_ref().map(|w| w.column as usize);
         let is_read = |i: usize| relation.columns[i].generated_sql.is_none() || time == Some(i);
@@ -228,7 +228,7 @@ impl<'a> Provider<'a> {
         let plan = LogicalPlanBuilder::from(plan)
             .project(named)
             .and_then(|b| b.build())
-            .map_err(crate::sql_error_from_datafusion)?;
+            .map_err(millrace_functions::error::sql_error_from_datafusion)?;
         Ok(Arc::new(PlanSource::new(plan)))
     }
 
@@ -267,7 +267,7 @@ fn hide_columns(
     let name = TableReference::partial(relation.schema.as_str(), relation.name.as_str());
     let scan = LogicalPlanBuilder::scan(name, source, Some(visible))
         .and_then(|b| b.build())
-        .map_err(crate::sql_error_from_datafusion)?;
+        .map_err(millrace_functions::error::sql_error_from_datafusion)?;
     Ok(Arc::new(PlanSource::new(scan)))
 }
 
@@ -333,7 +333,7 @@ impl ContextProvider for Provider<'_> {
         {
             return known;
         }
-        Some(crate::functions::missing::missing_function(name))
+        Some(millrace_functions::missing::missing_function(name))
     }
 
     fn get_higher_order_meta(&self, _name: &str) -> Option<Arc<HigherOrderUDF>> {

@@ -7,6 +7,9 @@ use datafusion::logical_expr::planner::{
 };
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder, col, lit};
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::error::external;
+use millrace_functions::functions;
+use millrace_functions::window_fn::as_of_proctime;
 use sqlparser::ast::{
     FunctionArg, FunctionArgExpr, FunctionArguments, Ident, ObjectName, TableAlias,
     TableAliasColumnDef, TableFactor, TableVersion,
@@ -18,9 +21,6 @@ use super::outer_outputs;
 use super::unions;
 use super::window_tvf;
 use super::zones::Zones;
-use crate::error::external;
-use crate::functions::functions;
-use crate::functions::window_fn::as_of_proctime;
 
 #[derive(Debug)]
 pub struct FromPlanner {
@@ -194,7 +194,7 @@ impl FromPlanner {
         }
         let plan = if self.for_view {
             constant_series(&args)?
-        } else if let Some(relation) = crate::functions::series::relation(&args, self.zones)? {
+        } else if let Some(relation) = crate::bind::series::relation(&args, self.zones)? {
             relation
         } else {
             let t = args[0].get_type(&empty)?;

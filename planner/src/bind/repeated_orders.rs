@@ -6,9 +6,8 @@ use datafusion::logical_expr::expr::AggregateFunction;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{Aggregate, Distinct, DistinctOn, Expr, LogicalPlan, SortExpr};
 use millrace_common::SqlError;
-
-use crate::error::sql_error_from_datafusion;
-use crate::tree::WalkPlan;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::WalkPlan;
 
 /// Leaves out what is repeated.
 pub fn rewrite(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {

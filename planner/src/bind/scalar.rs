@@ -25,15 +25,15 @@ use datafusion::logical_expr::{
     binary_expr, ident, lit,
 };
 use millrace_common::SqlError;
+use millrace_functions::error::{correlated, external, sql_error_from_datafusion};
+use millrace_functions::functions;
+use millrace_functions::interrupt;
+use millrace_functions::single::single;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::lateral::Predicate;
 use super::provider::columns_of;
 use super::{lateral, levels};
-use crate::error::{correlated, external, sql_error_from_datafusion};
-use crate::functions::functions;
-use crate::functions::single::single;
-use crate::interrupt;
-use crate::tree::{Walk, WalkPlan};
 use branches::Branch;
 
 /// Takes apart what DataFusion does not.

@@ -27,11 +27,10 @@ use datafusion::logical_expr::{
     Distinct, Expr, Join, LogicalPlan, LogicalPlanBuilder, ident, lit, when,
 };
 use millrace_common::SqlError;
-
-use crate::error::{external, sql_error_from_datafusion};
-use crate::functions::functions;
-use crate::functions::window_fn::copies;
-use crate::tree::WalkPlan;
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::functions;
+use millrace_functions::tree::WalkPlan;
+use millrace_functions::window_fn::copies;
 
 /// Which side a row of the union is of; no identifier of a user looks like it.
 const LEFT: &str = "#left";

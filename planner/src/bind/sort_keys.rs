@@ -1,5 +1,5 @@
 //! What rows are ordered by where the bytes of values do not say it: intervals by their length, documents by an order of
-//! their own ([`crate::functions::elements`]).
+//! their own ([`millrace_functions::elements`]).
 //!
 //! DataFusion and the keys of views order by bytes. Here ORDER BY, DISTINCT ON and the ORDER BY of aggregates come to order by
 //! a value's key, in batch and views alike; windows do so in [`super::peers`], and comparisons in [`super::operators`].
@@ -12,10 +12,9 @@ use datafusion::logical_expr::{
     Aggregate, Distinct, DistinctOn, Expr, ExprSchemable, LogicalPlan, Sort, SortExpr,
 };
 use millrace_common::SqlError;
-
-use crate::error::{external, sql_error_from_datafusion};
-use crate::functions::{elements, functions};
-use crate::tree::WalkPlan;
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::tree::WalkPlan;
+use millrace_functions::{elements, functions};
 
 /// Rewrites the orders of a plan.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

@@ -10,6 +10,9 @@ use datafusion::common::tree_node::Transformed;
 use datafusion::common::{Column, Result, UnnestOptions};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Projection, ident};
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::WalkPlan;
+use millrace_functions::window_fn::{ORDINALS, ROWS};
 use sqlparser::ast::{
     Array, Expr as Ast, FunctionArg, FunctionArgExpr, Ident, ObjectName, Query, Select, SelectItem,
     SetExpr, TableAlias, TableAliasColumnDef, TableFactor, Value, Values, VisitorMut,
@@ -19,10 +22,7 @@ use super::desugar::{SERIES, call, take};
 use super::lateral;
 use super::names::fold;
 use super::provider::columns_of;
-use crate::error::sql_error_from_datafusion;
-use crate::functions::window_fn::{ORDINALS, ROWS};
 use crate::parser::walk;
-use crate::tree::WalkPlan;
 
 /// A function of FROM: its columns, by the function that makes an array of each. A column without a name is called
 /// as the function's alias.

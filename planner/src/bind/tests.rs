@@ -8,11 +8,11 @@ use datafusion::datasource::{MemTable, provider_as_source};
 use datafusion::logical_expr::TableSource;
 use datafusion::prelude::{SessionConfig, SessionContext};
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::{cast::to_text, register_all};
 use millrace_rpc::catalog::{Column, Relation, RelationKind};
 
 use super::*;
 use crate::ast::Statement;
-use crate::functions::{cast::to_text, register_all};
 use crate::optimizer::{batch_options, optimize_for_batch, optimize_for_view};
 
 /// Tables and views by name; tables are empty.
@@ -214,7 +214,8 @@ fn output_names_and_types_are_those_of_postgres() {
     for (sql, names, types) in cases {
         let bound = bind(&catalog, sql, false).unwrap_or_else(|e| panic!("{sql}: {e:?}"));
         assert_eq!(bound.names.join(" "), names, "{sql}");
-        let got: Vec<_> = bound.types.iter().map(|t| types::type_column_name(*t)).collect();
+        let got: Vec<_> =
+            bound.types.iter().map(|t| millrace_functions::types::type_column_name(*t)).collect();
         assert_eq!(got.join(" "), types, "{sql}");
     }
 }

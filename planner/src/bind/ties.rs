@@ -15,12 +15,12 @@ use datafusion::logical_expr::{
     SubqueryAlias, cast, ident, lit,
 };
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::functions;
+use millrace_functions::tree::WalkPlan;
+use millrace_functions::window_fn::WITH_TIES;
 
 use super::provider::columns_of;
-use crate::error::{external, sql_error_from_datafusion};
-use crate::functions::functions;
-use crate::functions::window_fn::WITH_TIES;
-use crate::tree::WalkPlan;
 
 const RANK: &str = "#rank";
 const ROW: &str = "#row";

@@ -89,14 +89,6 @@ pub fn column_type(t: &DataType) -> Result<ColumnType, SqlError> {
     Ok(ColumnType { typmod: typmod.unwrap_or(plain.typmod), ..plain })
 }
 
-/// The digits of seconds that a column's values are rounded to; `None`: all.
-pub fn second_digits(t: ColumnType) -> Option<u32> {
-    const TIMES: [SqlType; 4] =
-        [SqlType::Time, SqlType::Timestamp, SqlType::Timestamptz, SqlType::Interval];
-    let timed = TIMES.iter().any(|time| time.oid() == t.oid);
-    u32::try_from(t.typmod).ok().filter(|_| timed).map(|m| m & 0xffff).filter(|d| *d < 6)
-}
-
 fn unknown(name: &str) -> SqlError {
     let name = name.to_lowercase();
     SqlError::new(SqlState::UNDEFINED_OBJECT, format!("type \"{name}\" does not exist"))
@@ -133,29 +125,4 @@ fn numeric(n: &ExactNumberInfo) -> Result<SqlType, SqlError> {
         return invalid(format!("NUMERIC scale {s} must be between 0 and precision {p}"));
     }
     Ok(SqlType::Numeric(Some((p as u8, s as i8))))
-}
-
-/// The short internal name that PostgreSQL gives an unnamed cast's column.
-pub fn type_column_name(t: SqlType) -> &'static str {
-    match t {
-        SqlType::Boolean => "bool",
-        SqlType::SmallInt => "int2",
-        SqlType::Int => "int4",
-        SqlType::BigInt => "int8",
-        SqlType::Real => "float4",
-        SqlType::Double => "float8",
-        SqlType::Numeric(_) => "numeric",
-        SqlType::Text => "text",
-        SqlType::Varchar(_) => "varchar",
-        SqlType::Char(_) => "bpchar",
-        SqlType::Bytea => "bytea",
-        SqlType::Date => "date",
-        SqlType::Time => "time",
-        SqlType::Timestamp => "timestamp",
-        SqlType::Timestamptz => "timestamptz",
-        SqlType::Interval => "interval",
-        SqlType::Uuid => "uuid",
-        SqlType::Jsonb => "jsonb",
-        SqlType::Array(e) => type_column_name(e.scalar()),
-    }
 }

@@ -6,12 +6,13 @@ use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Union};
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::tree::WalkPlan;
+use millrace_functions::types::{common_type, type_name};
 use sqlparser::ast::{Query, SetExpr, TableFactor};
 
-use super::operators::{cast_expr, common_type, compare, is_unknown, type_name};
+use super::operators::{cast_expr, compare, is_unknown};
 use super::set_operations::SetOperation;
-use crate::error::{external, sql_error_from_datafusion};
-use crate::tree::WalkPlan;
 
 /// Whether a query unites others.
 pub fn is_set_operation(body: &SetExpr) -> bool {

@@ -18,12 +18,12 @@ use datafusion::logical_expr::{
     Projection, Sort, SortExpr, Subquery, SubqueryAlias, Union, Unnest, Values, Window,
 };
 use millrace_common::SqlError;
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::interrupt;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::provider::columns_of;
 use super::{levels, names};
-use crate::error::{external, sql_error_from_datafusion};
-use crate::interrupt;
-use crate::tree::{Walk, WalkPlan};
 
 /// Gives the columns of a plan such names, where it has subqueries that need them. Its outputs keep theirs.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

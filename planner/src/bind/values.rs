@@ -11,15 +11,15 @@ use datafusion::arrow::datatypes::FieldRef;
 use datafusion::common::tree_node::Transformed;
 use datafusion::logical_expr::{Expr, LogicalPlan, Values};
 use millrace_common::SqlError;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::WalkPlan;
 use sqlparser::ast::{
     CastKind, Expr as Ast, Ident, Query, SelectItem, SetExpr, SetOperator, SetQuantifier,
     UnaryOperator, Value, Values as AstValues, VisitorMut,
 };
 
 use super::desugar::{Copies, Op, VALUES, resolved, size, take};
-use crate::error::sql_error_from_datafusion;
 use crate::parser::walk;
-use crate::tree::WalkPlan;
 
 /// Gives the columns of VALUES the names that an alias has for them, in place of a projection above: DataFusion loses
 /// the names when it takes a correlated subquery apart.

@@ -5,9 +5,8 @@ use std::ops::ControlFlow;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::{Expr, LogicalPlan, Volatility};
 use millrace_common::SqlError;
-
-use crate::error::sql_error_from_datafusion;
-use crate::tree::{Walk, WalkPlan};
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 /// Refuses (0A000) functions in a view whose result changes from call to call or with the session.
 pub fn check_view_volatility(plan: &LogicalPlan) -> Result<(), SqlError> {

@@ -4,12 +4,12 @@
 //! Rows have no type of their own: they are counted, asked whether they are NULL, made documents of, and shown as text where
 //! they stand alone in a SELECT list, as do those that are written out, `ROW(1, 2)`. `(t).a` is `t.a`.
 
+use millrace_functions::strings::ROW_TEXT;
 use sqlparser::ast::*;
 
 use super::desugar::{call, row_items, row_op, row_test, row_text, string};
 use super::names::{column_name, fold};
 use super::own::change_own;
-use crate::functions::strings::ROW_TEXT;
 
 /// Functions of a row.
 const FUNCTIONS: [&str; 6] =

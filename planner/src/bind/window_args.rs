@@ -8,12 +8,13 @@ use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Window};
 use millrace_common::{SqlError, SqlType};
+use millrace_functions::error::{external, sql_error_from_datafusion, undefined_function};
+use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::types::type_name;
 
-use super::operators::{compare, is_unknown, type_name};
+use super::operators::{compare, is_unknown};
 use super::zones::Zones;
-use crate::error::{external, sql_error_from_datafusion, undefined_function};
-use crate::functions::series::constant;
-use crate::tree::{Walk, WalkPlan};
+use crate::bind::series::constant;
 
 /// Whether `lag` or `lead` look by a distance of each row's own or by none: from NULL rows away there is NULL, which
 /// DataFusion takes for the row itself.

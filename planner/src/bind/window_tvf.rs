@@ -41,12 +41,12 @@ use datafusion::logical_expr::{
     Expr, ExprFunctionExt, ExprSchemable, LogicalPlan, LogicalPlanBuilder, WindowUDF, col, lit,
 };
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::external;
+use millrace_functions::session::{session_end, session_start};
+use millrace_functions::window_fn::{hop_windows, tumble_start, window_end};
 use sqlparser::ast::{Expr as SqlExpr, ObjectName, TableAlias, TableFactor};
 
 use super::provider::columns_of;
-use crate::error::external;
-use crate::functions::session::{session_end, session_start};
-use crate::functions::window_fn::{hop_windows, tumble_start, window_end};
 
 /// Windows of one row: each is a copy of it.
 const MAX_WINDOWS: i64 = 10_000;
@@ -185,7 +185,7 @@ fn check_time(time: &Expr, input: &LogicalPlan, function: &str) -> Result<()> {
             SqlState::DATATYPE_MISMATCH,
             format!(
                 "the time column of {function} must be a timestamp, not {}",
-                super::operators::type_name(&Some(other))
+                millrace_functions::types::type_name(&Some(other))
             ),
         ))),
     }

@@ -4,12 +4,12 @@
 use std::ops::ControlFlow;
 
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::window_fn::EXCLUDE;
 use sqlparser::ast::*;
 
 use super::desugar::Copies;
 use super::names::fold;
 use super::{SessionInfo, frame_bounds};
-use crate::functions::window_fn::EXCLUDE;
 use crate::parser::walk;
 
 /// Writes out the windows that a query's ORDER BY names: those of its SELECT.

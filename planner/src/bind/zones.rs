@@ -1,7 +1,7 @@
 //! The session's time zone in a bound plan.
 //!
 //! Binding knows UTC only. Where the session's zone is another, [`rewrite`] puts the zone, as a constant, into every
-//! expression whose value depends on it ([`crate::functions::zones`]); then whatever runs the plan needs no session, and
+//! expression whose value depends on it ([`millrace_functions::zones`]); then whatever runs the plan needs no session, and
 //! sessions in UTC have the plans that they would have without any of this. What takes instants and is not known not to
 //! depend on the zone is refused, never computed in UTC. Materialized views and other definitions that are kept must
 //! not depend on a session at all.
@@ -25,14 +25,14 @@ use millrace_common::encoding::ColumnBuilder;
 use millrace_common::types::Element;
 use millrace_common::zone::Zone;
 use millrace_common::{SqlError, SqlType};
+use millrace_functions::cast::fold_literal;
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::{call, extract, functions, interval_text, parse};
 
 use super::SessionInfo;
 use super::operators::cast_expr;
-use crate::error::{external, sql_error_from_datafusion};
-use crate::functions::cast::fold_literal;
-use crate::functions::series::constant;
-use crate::functions::{call, extract, functions, interval_text, parse};
-use crate::tree::{Walk, WalkPlan};
+use crate::bind::series::constant;
 
 /// In which zone literals are read that name none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

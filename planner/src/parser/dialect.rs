@@ -7,6 +7,7 @@ use std::any::TypeId;
 use std::cell::{Cell, OnceCell};
 
 use millrace_common::SqlError;
+use millrace_functions::interrupt;
 use sqlparser::ast::{BinaryOperator, Expr, UnaryOperator};
 use sqlparser::dialect::{Dialect, PostgreSqlDialect, Precedence};
 use sqlparser::keywords::Keyword;
@@ -14,7 +15,6 @@ use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::Token;
 
 use crate::bind::desugar::{plain_call, size};
-use crate::interrupt;
 
 /// COLLATE's precedence in PostgreSQL's dialect of sqlparser, which does not name it.
 const COLLATE_PREC: u8 = 120;

@@ -30,11 +30,11 @@ use sqlparser::parser::{Parser, ParserError};
 use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer};
 
 use crate::ast::{CreateView, ExplainTarget, ParsedStatement, QueryText, Statement};
-use crate::interrupt;
 pub(crate) use asof::ASOF_LEFT;
 use dialect::MillraceDialect;
 pub(crate) use dialect::VARIADIC;
 use folded::Folded;
+use millrace_functions::interrupt;
 
 pub(crate) type Result<T, E = ParserError> = std::result::Result<T, E>;
 

@@ -1,8 +1,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use millrace_functions::interrupt::Interrupt;
+
 use super::*;
 use crate::ast::{CursorStart, ExplainTarget, ObjectKind, Show};
-use crate::interrupt::Interrupt;
 
 fn one(sql: &str) -> Statement {
     let mut all = parse(sql).unwrap_or_else(|e| panic!("{sql}: {e} {e:?}"));

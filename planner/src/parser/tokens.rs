@@ -1,12 +1,12 @@
 //! What is done to a text's tokens before sqlparser reads them: signs and clauses that it does not know.
 
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::window_fn::EXCLUDE;
 use sqlparser::keywords::Keyword;
 use sqlparser::tokenizer::{Location, Token, TokenWithSpan, Tokenizer, Whitespace};
 
 use super::dialect::MillraceDialect;
 use super::{Source, is_word};
-use crate::functions::window_fn::EXCLUDE;
 
 /// Words that PostgreSQL reserves and sqlparser takes for names.
 const RESERVED: [&str; 20] = [

@@ -5,7 +5,8 @@
 //! the key (equal columns count as the same): the operator then takes its vnode from these columns.
 //! Operators without a key run as one task. A single task that can hold only few rows is not spread.
 
-use crate::graph::JoinKind;
+use millrace_graph::JoinKind;
+
 use crate::passes::properties::{Distribution, Properties};
 use crate::stream::plan::{Aggregate, Hold, Join, Op, Stream, TopN, Window};
 

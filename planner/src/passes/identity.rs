@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use arrow::datatypes::{FieldRef, Schema};
 use datafusion::common::Result;
+use millrace_functions::expr;
+use millrace_graph::JoinKind;
+use millrace_graph::pair_schema;
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 
-use crate::graph::JoinKind;
 use crate::passes::properties::Properties;
-use crate::passes::prune::pair_schema;
-use crate::stream::expr;
 use crate::stream::plan::{Join, Op, Stream};
 
 pub fn add_identities(stream: Stream) -> Result<Stream> {

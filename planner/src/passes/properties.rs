@@ -6,10 +6,11 @@
 
 use std::collections::BTreeSet;
 
+use millrace_functions::expr;
+use millrace_functions::window_call::RankFunction;
+use millrace_graph::JoinKind;
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 
-use crate::graph::{JoinKind, RankFunction};
-use crate::stream::expr;
 use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
 
 /// More keys than this are not tracked: joins multiply them.

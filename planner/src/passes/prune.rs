@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use datafusion::common::Result;
+use millrace_functions::expr;
+use millrace_graph::pair_schema;
+use millrace_graph::{Expand, JoinKind};
 
-use crate::graph::{Expand, JoinKind};
-use crate::stream::expr;
 use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
 
 /// Old position → new position, for the columns that are left.
@@ -162,7 +163,7 @@ fn select(schema: &SchemaRef, required: &BTreeSet<usize>) -> (Vec<usize>, Schema
 }
 
 fn prune_project(
-    exprs: Vec<crate::graph::ExprRef>,
+    exprs: Vec<millrace_functions::expr::ExprRef>,
     input: Stream,
     schema: &SchemaRef,
     required: &BTreeSet<usize>,
@@ -343,11 +344,6 @@ fn prune_join(
         })
         .collect::<Result<_>>()?;
     Ok((left.join(right, j), map))
-}
-
-/// Left columns, then right columns: what a residual is over.
-pub fn pair_schema(left: &Schema, right: &Schema) -> Schema {
-    Schema::new(left.fields().iter().chain(right.fields()).cloned().collect::<Vec<_>>())
 }
 
 #[cfg(test)]

@@ -13,11 +13,11 @@ use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::conjunction;
 use datafusion::physical_expr::expressions::BinaryExpr;
 use datafusion::physical_expr::utils::split_conjunction;
+use millrace_functions::expr;
+use millrace_functions::expr::ExprRef;
+use millrace_functions::window_call;
 
-use crate::graph::ExprRef;
-use crate::stream::expr;
 use crate::stream::plan::{Op, Stream, Window};
-use crate::window_call;
 
 /// Ranks that pass, from 1, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

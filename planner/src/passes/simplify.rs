@@ -8,11 +8,12 @@ use std::sync::Arc;
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::Result;
 use datafusion::physical_expr::ScalarFunctionExpr;
+use millrace_functions::collected::collect_entry;
+use millrace_functions::expr;
+use millrace_functions::expr::ExprRef;
+use millrace_graph::JoinKind;
 
-use crate::functions::collected::collect_entry;
-use crate::graph::{ExprRef, JoinKind};
 use crate::passes::properties::Properties;
-use crate::stream::expr;
 use crate::stream::plan::{Op, Stream};
 
 pub fn simplify(stream: Stream) -> Result<Stream> {

@@ -8,10 +8,13 @@ use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::conjunction;
 use datafusion::physical_expr::expressions::{BinaryExpr, lit};
 use millrace_common::SqlType;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::expr;
+use millrace_functions::expr::ExprRef;
+use millrace_functions::window_call::RankFunction;
+use millrace_graph::JoinKind;
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 
-use crate::graph::{AggFunc, ExprRef, JoinKind, RankFunction};
-use crate::stream::expr;
 use crate::stream::plan::{Call, Join, Op, Stream, TopN};
 
 pub fn table() -> Stream {

@@ -11,14 +11,16 @@ use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::ScalarFunctionExpr;
 use datafusion::physical_expr::expressions::BinaryExpr;
 use millrace_common::RelationId;
+use millrace_functions::asof::LATEST;
+use millrace_functions::expr;
+use millrace_functions::expr::ExprRef;
+use millrace_functions::frame::Edge;
+use millrace_functions::session::SESSION_END;
+use millrace_functions::window_call::Reach;
+use millrace_functions::window_call::WindowCall;
+use millrace_graph::{ColumnMark, JoinKind, MarkStep, MarkTerm};
 
-use crate::frame::Edge;
-use crate::functions::asof::LATEST;
-use crate::functions::session::SESSION_END;
-use crate::graph::{ColumnMark, ExprRef, JoinKind, MarkStep, MarkTerm, WindowCall};
-use crate::stream::expr;
 use crate::stream::plan::{Join, Op, Stream, Window};
-use crate::window_call::Reach;
 
 const DAY_US: i64 = 86_400_000_000;
 
@@ -277,7 +279,7 @@ fn join_output(
     right: &[ColumnMark],
     widths: &[usize],
 ) -> Vec<ColumnMark> {
-    use crate::graph::JoinKind as K;
+    use millrace_graph::JoinKind as K;
     let width = widths.first().copied().unwrap_or(0);
     let full: Vec<ColumnMark> = match j.kind {
         K::LeftSemi | K::LeftAnti | K::LeftMark => left.to_vec(),
@@ -454,8 +456,8 @@ mod tests {
     fn an_order_keeps_its_mark_where_no_result_looks_ahead() {
         use arrow::compute::SortOptions;
 
-        use crate::graph::RankFunction;
-        use crate::window_call::numbering;
+        use millrace_functions::window_call::RankFunction;
+        use millrace_functions::window_call::numbering;
 
         let over = |call: WindowCall, options: SortOptions| {
             let (group, order) = (vec![1], vec![(0, options)]);

@@ -11,17 +11,19 @@ use datafusion::logical_expr::{
     lit,
 };
 use millrace_common::{SqlError, SqlType};
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::collected::collect_entry;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::exact::{Shape, pair_entry};
+use millrace_functions::expr;
+use millrace_functions::{ordered, statistics};
+use millrace_graph::Expand;
 
 use crate::bind::operators::cast_expr;
 use crate::bind::provider::columns_of;
 use crate::bind::sort_keys::key_of;
-use crate::error::sql_error_from_datafusion;
-use crate::functions::collected::collect_entry;
-use crate::functions::exact::{Shape, pair_entry};
-use crate::functions::{ordered, statistics};
-use crate::graph::{self, AggFunc, Expand};
+use crate::stream::compile::compile;
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
-use crate::stream::expr;
 use crate::stream::plan::{Call, Stream};
 
 impl Converter<'_> {
@@ -35,7 +37,7 @@ impl Converter<'_> {
         let mut input = Extended::new(input);
         let mut group = Vec::with_capacity(aggregate.group_expr.len());
         for e in &aggregate.group_expr {
-            group.push(input.add(expr::compile(&e.clone().unalias(), schema)?));
+            group.push(input.add(compile(&e.clone().unalias(), schema)?));
         }
         let mut calls = Vec::with_capacity(aggregate.aggr_expr.len());
         for (e, field) in calls_over.iter().zip(&aggregate.schema.fields()[group.len()..]) {
@@ -76,7 +78,7 @@ impl Converter<'_> {
         }
         let mut keys = Vec::with_capacity(exprs.len());
         for &e in &exprs {
-            keys.push(input.add(expr::compile(e, schema)?));
+            keys.push(input.add(compile(e, schema)?));
         }
         let masks = masks(sets, &exprs)?;
         let sets = numbered(&masks);
@@ -157,11 +159,11 @@ const MAX_CUBE_COLUMNS: usize = 12;
 
 /// Sets with DataFusion's ids, which `grouping()` is computed of: a bit for each column that is left out,
 /// the last column's lowest; above them how many equal sets came before.
-fn numbered(masks: &[Vec<bool>]) -> Vec<graph::GroupingSet> {
+fn numbered(masks: &[Vec<bool>]) -> Vec<millrace_graph::GroupingSet> {
     let id = |keep: &[bool]| keep.iter().fold(0i64, |id, kept| (id << 1) | i64::from(!kept));
     let one = |(i, keep): (usize, &Vec<bool>)| {
         let before = masks[..i].iter().filter(|m| *m == keep).count() as i64;
-        graph::GroupingSet { keep: keep.clone(), id: id(keep) | (before << keep.len()) }
+        millrace_graph::GroupingSet { keep: keep.clone(), id: id(keep) | (before << keep.len()) }
     };
     masks.iter().enumerate().map(one).collect()
 }
@@ -257,25 +259,25 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
     };
     let func = known(function)?;
     let params = &function.params;
-    let filter = params.filter.as_deref().map(|f| expr::compile(f, schema)).transpose()?;
+    let filter = params.filter.as_deref().map(|f| compile(f, schema)).transpose()?;
     let filter = filter.map(|f| input.add(f));
     let mut arg = None;
     if let Some(e) = ordering_error(func, function) {
         return Err(e);
     }
     if let Some((func, params)) = by_length(func, params, schema)? {
-        let arg = Some(input.add(expr::compile(&entry(func, &params, schema)?, schema)?));
+        let arg = Some(input.add(compile(&entry(func, &params, schema)?, schema)?));
         let output = Arc::new(Field::new(field.name(), field.data_type().clone(), true));
         return Ok(Call { func, arg, distinct: false, filter, output });
     }
     if func.is_collected() {
-        arg = Some(input.add(expr::compile(&entry(func, params, schema)?, schema)?));
+        arg = Some(input.add(compile(&entry(func, params, schema)?, schema)?));
         let output = Arc::new(Field::new(field.name(), field.data_type().clone(), true));
         return Ok(Call { func, arg, distinct: params.distinct, filter, output });
     }
     if let (Shape::Pair, [y, x]) = (func.shape(), params.args.as_slice()) {
         let pair = pair_entry().call(vec![y.clone(), x.clone()]);
-        let arg = Some(input.add(expr::compile(&pair, schema)?));
+        let arg = Some(input.add(compile(&pair, schema)?));
         let nullable = func != AggFunc::RegrCount;
         let output = Arc::new(Field::new(field.name(), field.data_type().clone(), nullable));
         return Ok(Call { func, arg, distinct: params.distinct, filter, output });
@@ -284,12 +286,12 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
         (func, params.distinct, params.args.as_slice())
         && row.func.name() == "struct"
     {
-        let arg = Some(input.add(expr::compile(&row_entry(&row.args), schema)?));
+        let arg = Some(input.add(compile(&row_entry(&row.args), schema)?));
         let output = Arc::new(Field::new(field.name(), field.data_type().clone(), false));
         return Ok(Call { func, arg, distinct: true, filter, output });
     }
     for (i, e) in params.args.iter().enumerate() {
-        let compiled = expr::compile(e, schema)?;
+        let compiled = compile(e, schema)?;
         if func == AggFunc::Count && !params.distinct && never_null(&compiled, input.input()) {
             continue; // count(*)
         }
@@ -436,7 +438,7 @@ fn known(f: &AggregateFunction) -> Result<AggFunc> {
 }
 
 /// A literal, or a column that holds no NULL.
-fn never_null(e: &crate::graph::ExprRef, input: &Stream) -> bool {
+fn never_null(e: &millrace_functions::expr::ExprRef, input: &Stream) -> bool {
     match (expr::as_literal(e), expr::as_column(e)) {
         (Some(literal), _) => !literal.is_null(),
         (_, Some(c)) => !input.schema.field(c).is_nullable(),

@@ -12,12 +12,13 @@ use datafusion::logical_expr::{
     EmptyRelation, Expr, Filter, LogicalPlan, Projection, TableScan, Union, Values,
 };
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::expr;
+use millrace_functions::interrupt;
 use millrace_rpc::catalog::{Relation, RelationKind};
 
 use crate::catalog::CatalogView;
-use crate::error::sql_error_from_datafusion;
-use crate::interrupt;
-use crate::stream::expr;
+use crate::stream::compile::compile;
 use crate::stream::plan::Stream;
 
 pub(super) type Result<T> = std::result::Result<T, SqlError>;
@@ -160,7 +161,7 @@ impl<'a> Converter<'a> {
 
     fn constant(&self, e: &Expr, empty: &DFSchema) -> Result<ArrayRef> {
         let row = batch(Arc::new(Schema::empty()), vec![], 1)?;
-        let value = expr::compile(e, empty)?.evaluate(&row);
+        let value = compile(e, empty)?.evaluate(&row);
         value.and_then(|v| v.into_array(1)).map_err(sql_error_from_datafusion)
     }
 
@@ -180,7 +181,7 @@ pub(super) fn project(input: Stream, projection: &Projection) -> Result<Stream> 
         .expr
         .iter()
         .zip(projection.schema.fields())
-        .map(|(e, field)| Ok((expr::compile(e, schema)?, field.name().clone())))
+        .map(|(e, field)| Ok((compile(e, schema)?, field.name().clone())))
         .collect::<Result<Vec<_>>>()?;
     input.project(columns).map_err(sql_error_from_datafusion)
 }
@@ -207,7 +208,7 @@ pub(super) fn cast_to(input: Stream, schema: &Schema) -> Result<Stream> {
 /// Expressions that are columns, and repeated ones, add nothing.
 pub(super) struct Extended {
     input: Stream,
-    extra: Vec<crate::graph::ExprRef>,
+    extra: Vec<millrace_functions::expr::ExprRef>,
 }
 
 impl Extended {
@@ -216,7 +217,7 @@ impl Extended {
     }
 
     /// The position of an expression over the input.
-    pub fn add(&mut self, e: crate::graph::ExprRef) -> usize {
+    pub fn add(&mut self, e: millrace_functions::expr::ExprRef) -> usize {
         if let Some(c) = expr::as_column(&e) {
             return c;
         }

@@ -9,22 +9,23 @@ use std::sync::Arc;
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use millrace_common::planted::is_planted;
 use millrace_common::{RelationId, SqlError, SqlState};
-use millrace_rpc::catalog::{RelationKind, RowStorage};
-
-use crate::functions::asof::LATEST;
-use crate::graph::{
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::asof::LATEST;
+use millrace_functions::expr;
+use millrace_functions::window_call::session_gap;
+use millrace_graph::state::{accumulator_schema, matches_schema};
+use millrace_graph::{
     self, AccessClass, AggCall, ColumnMark, Fragment, FragmentOutput, JobGraph, JoinSide, MarkTerm,
     Node, Operator, RelationLayout, Retention, RetentionBy, StateTable,
 };
-use crate::graph_state::{accumulator_schema, matches_schema};
+use millrace_rpc::catalog::{RelationKind, RowStorage};
+
 use crate::passes::classes::{self, SideLayout};
 use crate::passes::exchange::{Placed, exchange};
 use crate::passes::properties::{Distribution, Properties};
 use crate::passes::watermark;
-use crate::stream::expr;
 use crate::stream::plan::{self, Op, Stream};
 use crate::stream::{Sink, SinkKey};
-use crate::window_call::session_gap;
 
 /// Decides how the relation's rows lie and brings them to the tasks that own them.
 ///
@@ -404,13 +405,18 @@ impl Builder {
         let schema = accumulator_schema(&a.group, &calls, input);
         let name = if calls.is_empty() { "distinct" } else { "aggregate" };
         let table = self.table(name, AccessClass::PointUpdate, RowStorage::Keyed, schema);
-        Operator::Aggregate(graph::Aggregate { group: a.group, vnode: a.vnode, calls, table })
+        Operator::Aggregate(millrace_graph::Aggregate {
+            group: a.group,
+            vnode: a.vnode,
+            calls,
+            table,
+        })
     }
 
-    fn hold(&mut self, name: &str, h: plan::Hold, schema: &SchemaRef) -> graph::Hold {
+    fn hold(&mut self, name: &str, h: plan::Hold, schema: &SchemaRef) -> millrace_graph::Hold {
         let table =
             self.table(name, AccessClass::RangeRead, RowStorage::Multiset, Arc::clone(schema));
-        graph::Hold { column: h.column, vnode: h.vnode, table }
+        millrace_graph::Hold { column: h.column, vnode: h.vnode, table }
     }
 
     fn value_table(&mut self, input: &SchemaRef, arg: usize, distinct: bool) -> usize {
@@ -431,7 +437,7 @@ impl Builder {
         ];
         let left = self.join_side("join left", left_keys, &j.vnode, schemas[0], left_layout);
         let right = self.join_side("join right", right_keys, &j.vnode, schemas[1], right_layout);
-        Operator::Join(graph::Join {
+        Operator::Join(millrace_graph::Join {
             kind: j.kind,
             left,
             right,
@@ -454,10 +460,10 @@ impl Builder {
                 RowStorage::Keyed,
                 matches_schema(schemas[1]),
             );
-            graph::Matches { table, identity: storage, unique_key }
+            millrace_graph::Matches { table, identity: storage, unique_key }
         });
-        Operator::Lookup(graph::Lookup {
-            outer: j.kind == graph::JoinKind::LeftOuter,
+        Operator::Lookup(millrace_graph::Lookup {
+            outer: j.kind == millrace_graph::JoinKind::LeftOuter,
             left_vnode: j.vnode.iter().map(|&k| left_keys[k]).collect(),
             left_keys,
             right,
@@ -487,7 +493,7 @@ impl Builder {
         let (storage, unique_key) = classes::top_n_rows(p, &given);
         let table = self.table("window", AccessClass::RangeRead, storage, Arc::clone(schema));
         let plan::Window { group, order, calls, vnode, .. } = w;
-        Operator::Window(graph::Window {
+        Operator::Window(millrace_graph::Window {
             group,
             vnode,
             order,
@@ -502,10 +508,10 @@ impl Builder {
     /// What sessions and ASOF joins over a time with a watermark need to let rows go.
     fn closing(
         &mut self,
-        w: &graph::Window,
+        w: &millrace_graph::Window,
         input: &SchemaRef,
         marks: &[ColumnMark],
-    ) -> Option<graph::Closing> {
+    ) -> Option<millrace_graph::Closing> {
         let &(column, _) = w.order.first()?;
         let terms = watermark::of(marks, column)?;
         let gap = session_gap(w.calls.first()?);
@@ -520,7 +526,7 @@ impl Builder {
         let table = self.table("closing times", AccessClass::RangeRead, RowStorage::Keyed, schema);
         self.tables[table].retention =
             Some(Retention { by: RetentionBy::Key, terms: terms.to_vec() });
-        Some(graph::Closing { column, gap, table })
+        Some(millrace_graph::Closing { column, gap, table })
     }
 
     fn top_n(&mut self, t: plan::TopN, schema: &SchemaRef, p: &Properties) -> Operator {
@@ -528,7 +534,7 @@ impl Builder {
             t.group.iter().copied().chain(t.order.iter().map(|o| o.0)).collect();
         let (storage, unique_key) = classes::top_n_rows(p, &given);
         let table = self.table("top-n", AccessClass::RangeRead, storage, Arc::clone(schema));
-        Operator::TopN(graph::TopN {
+        Operator::TopN(millrace_graph::TopN {
             group: t.group,
             vnode: t.vnode,
             order: t.order,
@@ -549,9 +555,7 @@ impl Builder {
 fn closing_first(a: &mut plan::Aggregate, marks: Option<&Vec<ColumnMark>>) -> Option<Vec<usize>> {
     let marks = marks?;
     let values = a.calls.iter().any(|c| {
-        c.distinct
-            || c.func.is_collected()
-            || matches!(c.func, graph::AggFunc::Min | graph::AggFunc::Max)
+        c.distinct || c.func.is_collected() || matches!(c.func, AggFunc::Min | AggFunc::Max)
     });
     let at = a.group.iter().position(|g| watermark::of(marks, *g).is_some())?;
     if at == 0 || !values {

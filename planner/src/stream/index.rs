@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use arrow::datatypes::Schema;
 use millrace_common::SqlError;
+use millrace_graph::{JobGraph, RelationLayout};
 use millrace_rpc::catalog::{Relation, RowStorage};
 
 use super::Sink;
 use super::fragment;
 use super::plan::Stream;
-use crate::graph::{JobGraph, RelationLayout};
 use crate::passes::exchange;
 
 /// Plans the job that keeps `columns` (positions in `relation`) ordered by the first `ordered` of

@@ -6,12 +6,14 @@ use arrow::datatypes::Schema;
 use datafusion::common::{JoinType, NullEquality};
 use datafusion::logical_expr::{self, Operator};
 use datafusion::physical_expr::expressions::{BinaryExpr, IsNullExpr};
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::expr;
+use millrace_functions::expr::ExprRef;
+use millrace_graph::JoinKind;
+use millrace_graph::pair_schema;
 
-use crate::error::sql_error_from_datafusion;
-use crate::graph::{ExprRef, JoinKind};
-use crate::passes::prune::pair_schema;
+use crate::stream::compile::compile;
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
-use crate::stream::expr;
 use crate::stream::lookup::{Lookup, check_linear};
 use crate::stream::plan::{Join, Stream};
 
@@ -30,8 +32,8 @@ impl Converter<'_> {
         let (mut left, mut right) = (Extended::new(left), Extended::new(right));
         let mut keys = Vec::with_capacity(join.on.len());
         for (l, r) in &join.on {
-            let l = left.add(expr::compile(l, left_schema)?);
-            let r = right.add(expr::compile(r, right_schema)?);
+            let l = left.add(compile(l, left_schema)?);
+            let r = right.add(compile(r, right_schema)?);
             keys.push((l, r));
         }
         let (left, right) = (left.finish()?, right.finish()?);
@@ -40,7 +42,7 @@ impl Converter<'_> {
             None => None,
             Some(filter) => {
                 let both = left_schema.join(right_schema).map_err(sql_error_from_datafusion)?;
-                let compiled = expr::compile(filter, &both)?;
+                let compiled = compile(filter, &both)?;
                 Some(over_pair(&compiled, widths.0, &left.schema, &right.schema)?)
             }
         };

@@ -8,9 +8,9 @@
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
 use datafusion::logical_expr::{self, Expr, JoinType, LogicalPlan};
 use millrace_common::SqlError;
+use millrace_functions::window_fn::AS_OF_PROCTIME;
 use millrace_rpc::catalog::RelationKind;
 
-use crate::functions::window_fn::AS_OF_PROCTIME;
 use crate::stream::convert::{Converter, Result, in_view};
 use crate::stream::plan::{Op, Stream};
 

@@ -5,8 +5,8 @@
 //! tables. Whatever a view cannot have is refused here with SQLSTATE 0A000 and its name.
 
 mod aggregate;
+pub mod compile;
 mod convert;
-pub mod expr;
 mod fragment;
 mod index;
 mod join;
@@ -23,17 +23,17 @@ use arrow::datatypes::{Field, Schema};
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::{ExprSchemable, LogicalPlan};
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::interrupt;
+use millrace_functions::types::type_name;
+use millrace_graph::JobGraph;
+use millrace_graph::codec::encode_watermark;
 
-use crate::bind::operators::type_name;
 use crate::bind::{Binder, BoundQuery, check_view_volatility};
 use crate::catalog::CatalogView;
-use crate::codec::encode_watermark;
-use crate::error::{external, sql_error_from_datafusion};
-use crate::graph::JobGraph;
-use crate::interrupt;
 use crate::optimizer::optimize_for_view;
 use crate::passes::{exchange, identity, prune, rank, simplify, ttl, watermark};
-
+use crate::stream::compile::compile;
 use plan::Stream;
 
 pub use index::plan_index;
@@ -129,7 +129,7 @@ pub fn compile_watermark(
             ),
         ));
     }
-    Ok(encode_watermark(&expr::compile(&bound, &columns)?)?)
+    Ok(encode_watermark(&compile(&bound, &columns)?)?)
 }
 
 /// Holds the result back until its windows are closed.

@@ -6,11 +6,12 @@ use arrow::compute::SortOptions;
 use datafusion::logical_expr::{
     Distinct, DistinctOn, FetchType, Limit, LogicalPlan, SkipType, Sort, SortExpr,
 };
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::expr;
+use millrace_functions::window_call::RankFunction;
 
-use crate::error::sql_error_from_datafusion;
-use crate::graph::RankFunction;
+use crate::stream::compile::compile;
 use crate::stream::convert::{self, Converter, Extended, Result, check_key, in_view};
-use crate::stream::expr;
 use crate::stream::plan::{Stream, TopN};
 
 /// `LIMIT` without an order: by the rows' own bytes, so that the result is a function of the content.
@@ -101,7 +102,7 @@ impl Converter<'_> {
         let mut input = Extended::new(self.convert(&on.input)?);
         let mut group = Vec::with_capacity(on.on_expr.len());
         for e in &on.on_expr {
-            group.push(input.add(expr::compile(e, schema)?));
+            group.push(input.add(compile(e, schema)?));
         }
         let order = match &on.sort_expr {
             Some(sort) => order_of(sort, &on.input, &mut input)?,
@@ -131,7 +132,7 @@ impl Converter<'_> {
             .select_expr
             .iter()
             .zip(on.schema.fields())
-            .map(|(e, field)| Ok((expr::compile(e, schema)?, field.name().clone())))
+            .map(|(e, field)| Ok((compile(e, schema)?, field.name().clone())))
             .collect::<Result<Vec<_>>>()?;
         stream.project(columns).map_err(sql_error_from_datafusion)
     }
@@ -144,7 +145,7 @@ pub(super) fn order_of(
 ) -> Result<Vec<(usize, SortOptions)>> {
     let mut order: Vec<(usize, SortOptions)> = Vec::with_capacity(sort.len());
     for s in sort {
-        let compiled = expr::compile(&s.expr, plan.schema())?;
+        let compiled = compile(&s.expr, plan.schema())?;
         if expr::as_literal(&compiled).is_some() {
             continue;
         }

@@ -9,10 +9,13 @@ use std::sync::Arc;
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
 use arrow::record_batch::RecordBatch;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::expr;
+use millrace_functions::expr::ExprRef;
+use millrace_functions::window_call::RankFunction;
+use millrace_functions::window_call::WindowCall;
+use millrace_graph::{Expand, JoinKind};
 use millrace_rpc::catalog::Relation;
-
-use crate::graph::{AggFunc, Expand, ExprRef, JoinKind, RankFunction, WindowCall};
-use crate::stream::expr;
 
 /// A subtree: an operator, its inputs in port order, and the schema of what it puts out.
 #[derive(Clone, Debug)]
@@ -48,7 +51,7 @@ pub enum Op {
     Repeat {
         times_column: usize,
     },
-    /// See `graph::Operator::Unnest`.
+    /// See `millrace_graph::Operator::Unnest`.
     Unnest {
         lists: Vec<usize>,
         keep_empty: bool,
@@ -58,15 +61,15 @@ pub enum Op {
     Join(Join),
     TopN(TopN),
     Window(Window),
-    /// See `graph::Operator::WindowClose`.
+    /// See `millrace_graph::Operator::WindowClose`.
     WindowClose(Hold),
-    /// See `graph::Operator::Stamp`.
+    /// See `millrace_graph::Operator::Stamp`.
     Stamp {
         add_us: i64,
     },
-    /// See `graph::Operator::Expire`.
+    /// See `millrace_graph::Operator::Expire`.
     Expire(Hold),
-    /// See `graph::Operator::Appear`.
+    /// See `millrace_graph::Operator::Appear`.
     Appear(Hold),
     /// Rows move to the owner of their hash; no columns: to the only task.
     Exchange {
@@ -100,11 +103,11 @@ pub struct Join {
     pub residual: Option<ExprRef>,
     pub null_aware: bool,
     pub null_equals_null: bool,
-    /// Positions in the join's full output (see `graph::Join`).
+    /// Positions in the join's full output (see `millrace_graph::Join`).
     pub output: Vec<usize>,
     /// Set by exchange placement: which of `keys`, in order, decide the vnode.
     pub vnode: Vec<usize>,
-    /// Left rows meet the right ones of the time when they are processed (see `graph::Lookup`).
+    /// Left rows meet the right ones of the time when they are processed (see `millrace_graph::Lookup`).
     pub lookup: bool,
 }
 

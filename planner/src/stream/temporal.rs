@@ -2,8 +2,8 @@
 //!
 //! `now()` is the wall-clock time of the view's epoch. A condition `x > now() + c`, or with `>=`, holds
 //! until the time reaches `x - c`: its rows pass an operator that retracts them then
-//! ([`crate::graph::Operator::Expire`]). `x < now() + c`, or with `<=`, holds from that time on: its rows wait in one
-//! that lets them pass then ([`crate::graph::Operator::Appear`]). `now()` anywhere else is refused.
+//! ([`millrace_graph::Operator::Expire`]). `x < now() + c`, or with `<=`, holds from that time on: its rows wait in one
+//! that lets them pass then ([`millrace_graph::Operator::Appear`]). `now()` anywhere else is refused.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction};
 use datafusion::logical_expr::{BinaryExpr, Cast, Expr, ExprSchemable, Operator, TryCast, lit};
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::tree::Walk;
+use millrace_functions::window_fn::window_end;
 
-use crate::error::sql_error_from_datafusion;
-use crate::functions::window_fn::window_end;
+use crate::stream::compile::compile;
 use crate::stream::convert::{Extended, Result, in_view};
-use crate::stream::expr;
 use crate::stream::plan::Stream;
-use crate::tree::Walk;
 
 const DAY_US: i64 = 86_400_000_000;
 
@@ -29,7 +29,7 @@ pub(super) fn filter(input: Stream, predicate: &Expr, schema: &DFSchema) -> Resu
         split_conjunction(predicate).into_iter().partition(|e| reads_clock(e));
     let mut stream = input;
     if let Some(plain) = conjunction(plain.into_iter().cloned()) {
-        stream = stream.filter(expr::compile(&plain, schema)?);
+        stream = stream.filter(compile(&plain, schema)?);
     }
     for condition in conditions {
         stream = timed(stream, condition, schema)?;
@@ -66,7 +66,7 @@ fn timed(input: Stream, condition: &Expr, schema: &DFSchema) -> Result<Stream> {
     let turn = window_end().call(vec![instant, lit(us)]);
     let width = input.width();
     let mut extended = Extended::new(input);
-    let column = extended.add(expr::compile(&turn, schema)?);
+    let column = extended.add(compile(&turn, schema)?);
     let extended = extended.finish()?;
     let stream = match holds.kind {
         Kind::Until => extended.expire(column),

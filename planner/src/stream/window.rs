@@ -7,11 +7,13 @@ use datafusion::logical_expr::expr::{NullTreatment, WindowFunction, WindowFuncti
 use datafusion::logical_expr::{
     Expr, LogicalPlan, SortExpr, Window, WindowFrameUnits, WindowFunctionDefinition,
 };
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::expr;
+use millrace_functions::window_call::RankFunction;
+use millrace_functions::window_call::WindowCall;
 
-use crate::error::sql_error_from_datafusion;
-use crate::graph::{RankFunction, WindowCall};
+use crate::stream::compile::compile;
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
-use crate::stream::expr;
 use crate::stream::order::{check_order, order_of};
 use crate::stream::plan::{self, Stream, TopN};
 
@@ -91,7 +93,7 @@ fn ranking(f: &WindowFunction) -> Option<RankFunction> {
 fn group_of(f: Spec<'_>, schema: &DFSchema, input: &mut Extended) -> Result<Vec<usize>> {
     let mut group = Vec::new();
     for e in f.0 {
-        let c = input.add(expr::compile(e, schema)?);
+        let c = input.add(compile(e, schema)?);
         if !group.contains(&c) {
             group.push(c);
         }
@@ -171,7 +173,7 @@ fn call(
     // Arguments are columns, so that a failing expression is NULL here as everywhere; literals stay,
     // because some functions want them.
     let mut argument = |e: &Expr| -> Result<_> {
-        let compiled = expr::compile(e, schema)?;
+        let compiled = compile(e, schema)?;
         if expr::as_literal(&compiled).is_some() {
             return Ok(compiled);
         }

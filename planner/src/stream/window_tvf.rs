@@ -6,12 +6,13 @@ use datafusion::common::ScalarValue;
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{Expr, Extension, LogicalPlan, Projection, Unnest};
 use datafusion::physical_expr::expressions::IsNotNullExpr;
+use millrace_functions::error::sql_error_from_datafusion;
+use millrace_functions::expr;
+use millrace_functions::expr::ExprRef;
+use millrace_functions::window_fn::COPIES;
 
-use crate::error::sql_error_from_datafusion;
-use crate::functions::window_fn::COPIES;
-use crate::graph::ExprRef;
+use crate::stream::compile::compile;
 use crate::stream::convert::{Converter, Extended, Result, in_view};
-use crate::stream::expr;
 use crate::stream::plan::{Op, Stream};
 
 /// The function whose unnested result is the starts of a row's windows.
@@ -34,7 +35,7 @@ impl Converter<'_> {
         }
         let Some(hop) = recognise(unnest) else { return self.elements(unnest) };
         let schema = hop.projection.input.schema();
-        let time = expr::compile(hop.time, schema)?;
+        let time = compile(hop.time, schema)?;
         let input = without_null_check(self.convert(&hop.projection.input)?, &time);
         let mut input = Extended::new(input);
         let time = input.add(time);
@@ -45,7 +46,7 @@ impl Converter<'_> {
         for (&from, field) in unnest.dependency_indices.iter().zip(unnest.schema.fields()) {
             let e = match hop.projection.expr.get(from) {
                 Some(_) if from == hop.starts => expr::column(&stream.schema, start),
-                Some(e) => expr::compile(e, schema)?,
+                Some(e) => compile(e, schema)?,
                 None => return Err(in_view("unnest")),
             };
             columns.push((e, field.name().clone()));
@@ -79,13 +80,13 @@ impl Converter<'_> {
             projection.expr.get(list).and_then(scalar_function).and_then(|f| f.args.first());
         let Some(times) = times else { return Err(in_view("unnest")) };
         let mut input = Extended::new(self.convert(&projection.input)?);
-        let times = input.add(expr::compile(times, schema)?);
+        let times = input.add(compile(times, schema)?);
         let stream = input.finish()?.repeat(times);
         let mut columns = Vec::with_capacity(unnest.dependency_indices.len());
         for (&from, field) in unnest.dependency_indices.iter().zip(unnest.schema.fields()) {
             let e = match projection.expr.get(from) {
                 Some(_) if from == list => expr::literal(ScalarValue::Boolean(Some(true))),
-                Some(e) => expr::compile(e, schema)?,
+                Some(e) => compile(e, schema)?,
                 None => return Err(in_view("unnest")),
             };
             columns.push((e, field.name().clone()));

@@ -9,7 +9,7 @@ use datafusion::catalog::default_table_source::DefaultTableSource;
 use datafusion::datasource::empty::EmptyTable;
 use datafusion::logical_expr::TableSource;
 use millrace_common::{RelationId, SqlError, SqlType};
-use millrace_planner::graph::JobGraph;
+use millrace_graph::JobGraph;
 use millrace_planner::stream::{JobOptions, plan_job};
 use millrace_planner::{Binder, CatalogView, SessionInfo, Statement, parse};
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};

@@ -2,7 +2,7 @@
 //!
 //! Everything is exact under any weights in any order: sums are integers (with a carry, so that a
 //! sum that left the type and came back is right again) or exact float sums. What is stored is what
-//! `millrace_planner::graph_state` lays out.
+//! `millrace_graph::state` lays out.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ use arrow::buffer::BooleanBuffer;
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Decimal128Type, Float64Type, Int64Type, Schema, i256};
 use millrace_common::SqlError;
-use millrace_planner::graph::{AggCall, AggFunc};
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_graph::AggCall;
 
 use super::collected::Collected;
 use super::exact::ExactSums;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use arrow::datatypes::DataType;
 use millrace_common::{SqlError, SqlType};
-use millrace_planner::functions::collected::build;
-use millrace_planner::graph::AggFunc;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::collected::build;
 
 use crate::error::ExecError;
 use crate::state::Slot;
@@ -55,7 +55,7 @@ impl Collected {
             return Ok(arrow::compute::cast(&self.texts(slots), output)?);
         }
         let to = SqlType::from_arrow(output)?;
-        Ok(millrace_planner::functions::cast::convert(&self.texts(slots), to)?)
+        Ok(millrace_functions::cast::convert(&self.texts(slots), to)?)
     }
 
     /// A group's result from its entries in order, each with its count.

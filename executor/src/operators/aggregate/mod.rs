@@ -38,8 +38,8 @@ use millrace_common::delta::take_rows;
 use millrace_common::keys::KeyCodec;
 use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
-use millrace_planner::graph;
-use millrace_planner::graph::RetentionBy;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_graph::RetentionBy;
 use millrace_storage::{Found, MemRun};
 
 use self::accumulator::{Accumulator, Rows};
@@ -55,7 +55,7 @@ use crate::state::{Fetches, KeyGate, KeyTable, Slot, StateTable};
 
 /// See the module.
 pub struct Aggregate {
-    calls: Vec<graph::AggCall>,
+    calls: Vec<millrace_graph::AggCall>,
     reader: KeyReader,
     group_width: usize,
     table: Box<dyn StateTable>,
@@ -92,8 +92,8 @@ pub struct Aggregate {
 
 impl Aggregate {
     pub fn new(
-        node: &graph::Node,
-        aggregate: &graph::Aggregate,
+        node: &millrace_graph::Node,
+        aggregate: &millrace_graph::Aggregate,
         input: &SchemaRef,
         env: Env,
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
@@ -596,7 +596,7 @@ pub(super) fn differ(old: &ArrayRef, new: &ArrayRef) -> Result<BooleanBuffer, Ex
     Ok(old.iter().zip(new.iter()).map(|(old, new)| old != new).collect())
 }
 
-fn old_schema(calls: &[graph::AggCall]) -> SchemaRef {
+fn old_schema(calls: &[millrace_graph::AggCall]) -> SchemaRef {
     let results = calls.iter().map(|c| Field::new("", c.output_type.clone(), true));
     let fields: Vec<Field> =
         results.chain([Field::new("exists", DataType::Boolean, true)]).collect();
@@ -605,7 +605,7 @@ fn old_schema(calls: &[graph::AggCall]) -> SchemaRef {
 
 /// One value table for each that the calls name.
 fn value_tables(
-    calls: &[graph::AggCall],
+    calls: &[millrace_graph::AggCall],
     input: &SchemaRef,
     tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
 ) -> Result<Vec<ValueTable>, ExecError> {
@@ -619,7 +619,7 @@ fn value_tables(
             None => {
                 let t = input.field(arg).data_type();
                 let extremes = calls.iter().any(|c| {
-                    let extreme = matches!(c.func, graph::AggFunc::Min | graph::AggFunc::Max);
+                    let extreme = matches!(c.func, AggFunc::Min | AggFunc::Max);
                     extreme && c.value_table == Some(local)
                 });
                 let (table, down) = (tables(local)?, call.value_descending);
@@ -629,7 +629,7 @@ fn value_tables(
             }
         };
         match call.func {
-            graph::AggFunc::Min | graph::AggFunc::Max => values[at].1.add_extreme(i),
+            AggFunc::Min | AggFunc::Max => values[at].1.add_extreme(i),
             func if func.is_collected() => values[at].1.add_collected(i),
             _ => values[at].1.add_distinct(i),
         }

@@ -7,7 +7,7 @@ use arrow::array::{
 };
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, IntervalMonthDayNano, i256};
-use millrace_planner::functions::datetime::scale;
+use millrace_functions::datetime::scale;
 
 use super::accumulator::WideSum;
 use crate::error::ExecError;

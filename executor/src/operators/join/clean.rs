@@ -5,7 +5,7 @@
 //! time, so that a row is looked at a bounded number of times on average.
 
 use arrow::array::Array;
-use millrace_planner::graph::{Join, RetentionBy};
+use millrace_graph::{Join, RetentionBy};
 
 use super::side::{END, Side};
 use super::{Entry, HashJoin};

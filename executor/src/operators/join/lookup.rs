@@ -24,7 +24,7 @@ use futures::future::BoxFuture;
 use millrace_common::delta::take_rows;
 use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Vnode};
-use millrace_planner::graph::{self, JoinKind, JoinSide};
+use millrace_graph::{JoinKind, JoinSide};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup, MemRun};
 
@@ -50,8 +50,8 @@ const ORDINAL: usize = 4;
 
 /// Builds the operator of a lookup.
 pub fn build(
-    node: &graph::Node,
-    lookup: &graph::Lookup,
+    node: &millrace_graph::Node,
+    lookup: &millrace_graph::Lookup,
     left: &SchemaRef,
     right: &SchemaRef,
     env: Env,
@@ -73,7 +73,7 @@ pub fn build(
 /// The half of a hash join that pairs left rows and keeps right ones.
 #[allow(clippy::too_many_arguments)]
 fn pairing(
-    lookup: &graph::Lookup,
+    lookup: &millrace_graph::Lookup,
     left: &SchemaRef,
     right: &SchemaRef,
     outer: bool,
@@ -90,7 +90,7 @@ fn pairing(
         unique_key: Vec::new(),
         unique_per_key: false,
     };
-    let join = graph::Join {
+    let join = millrace_graph::Join {
         kind: if outer { JoinKind::LeftOuter } else { JoinKind::Inner },
         left: side,
         right: lookup.right.clone(),
@@ -162,9 +162,9 @@ struct Remembering {
 
 impl Remembering {
     fn new(
-        node: &graph::Node,
-        lookup: &graph::Lookup,
-        matches: &graph::Matches,
+        node: &millrace_graph::Node,
+        lookup: &millrace_graph::Lookup,
+        matches: &millrace_graph::Matches,
         left: &SchemaRef,
         right: &SchemaRef,
         env: Env,
@@ -178,7 +178,7 @@ impl Remembering {
         let pairs = numbered.fields().iter().chain(right.fields()).cloned().collect::<Vec<_>>();
         let pairs = crate::operators::nullable(&Schema::new(pairs));
         let residual = lookup.residual.as_ref().map(|e| behind_sequence(e, width, &pairs));
-        let lookup = graph::Lookup { residual: residual.transpose()?, ..lookup.clone() };
+        let lookup = millrace_graph::Lookup { residual: residual.transpose()?, ..lookup.clone() };
         let all: Vec<usize> = (0..pairs.fields().len()).collect();
         let join =
             pairing(&lookup, &numbered, right, true, all, &pairs, env.clone(), &mut *tables)?;
@@ -412,13 +412,13 @@ impl Remembering {
 
 /// A residual over left and right columns, over left columns, the sequence and right columns.
 fn behind_sequence(
-    e: &graph::ExprRef,
+    e: &millrace_functions::expr::ExprRef,
     width: usize,
     pairs: &Schema,
-) -> Result<graph::ExprRef, ExecError> {
+) -> Result<millrace_functions::expr::ExprRef, ExecError> {
     let map: Vec<Option<usize>> =
         (0..pairs.fields().len() - 1).map(|c| Some(if c < width { c } else { c + 1 })).collect();
-    Ok(millrace_planner::stream::expr::remap(e, &map, pairs)?)
+    Ok(millrace_functions::expr::remap(e, &map, pairs)?)
 }
 
 impl Operator for Remembering {

@@ -37,7 +37,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::planted::is_planted;
-use millrace_planner::graph::{self, JoinKind, RetentionBy};
+use millrace_graph::{JoinKind, RetentionBy};
 use millrace_storage::{Found, MemRun};
 
 use self::clean::Cleaning;
@@ -143,7 +143,7 @@ impl HashJoin {
     pub fn new(
         schema: &SchemaRef,
         append_only: bool,
-        join: &graph::Join,
+        join: &millrace_graph::Join,
         left: &SchemaRef,
         right: &SchemaRef,
         env: Env,
@@ -161,7 +161,7 @@ impl HashJoin {
         };
         let keys = [&join.left, &join.right]
             .map(|side| if join.null_aware { Vec::new() } else { side.keys.clone() });
-        let reader = |side: &graph::JoinSide, keys: &[usize], schema: &SchemaRef| {
+        let reader = |side: &millrace_graph::JoinSide, keys: &[usize], schema: &SchemaRef| {
             KeyReader::new(schema, keys, if join.null_aware { &[] } else { &side.vnode })
         };
         let append_only = append_only && join.kind == JoinKind::Inner;

@@ -15,8 +15,8 @@ use datafusion::common::tree_node::Transformed;
 use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::utils::collect_columns;
 use millrace_common::DeltaChunk;
-use millrace_planner::graph::ExprRef;
-use millrace_planner::tree::Walk;
+use millrace_functions::expr::ExprRef;
+use millrace_functions::tree::Walk;
 
 use super::side::Side;
 use crate::error::ExecError;

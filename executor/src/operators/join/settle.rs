@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, BooleanArray, Int64Array};
 use millrace_common::DeltaChunk;
 use millrace_common::planted::is_planted;
-use millrace_planner::graph::JoinKind;
+use millrace_graph::JoinKind;
 
 use super::pairs::{Matched, PairColumns, Pairs, padded};
 use super::side::{END, Mark};

@@ -23,7 +23,7 @@ use millrace_common::delta::take_rows;
 use millrace_common::identity::{RowCodec, hash_rows, negative_zeros};
 use millrace_common::keys::canonicalise;
 use millrace_common::{DeltaChunk, Vnode};
-use millrace_planner::graph::JoinSide;
+use millrace_graph::JoinSide;
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::Lookup;
 

@@ -7,10 +7,10 @@ use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
-use millrace_planner::graph::{
-    AggCall, AggFunc, Aggregate, Join, JoinKind, JoinSide, Node, Operator as Op, RankFunction, TopN,
-};
-use millrace_planner::graph_state::accumulator_schema;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::window_call::RankFunction;
+use millrace_graph::state::accumulator_schema;
+use millrace_graph::{AggCall, Aggregate, Join, JoinKind, JoinSide, Node, Operator as Op, TopN};
 use millrace_rpc::catalog::RowStorage;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};

@@ -1,6 +1,6 @@
 //! A group of a top-N: its first rows in order, and which of them are shown.
 
-use millrace_planner::graph::RankFunction;
+use millrace_functions::window_call::RankFunction;
 
 use crate::operators::ordered::Ranked;
 use crate::state::KeyBytes;

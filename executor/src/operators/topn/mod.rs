@@ -21,8 +21,7 @@ use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::delta::take_rows;
 use millrace_common::planted::is_planted;
-use millrace_planner::graph;
-use millrace_planner::graph::RetentionBy;
+use millrace_graph::RetentionBy;
 use millrace_storage::{Found, MemRun};
 
 use self::group::{Group, Shown, Window};
@@ -68,8 +67,8 @@ pub struct TopNOperator {
 
 impl TopNOperator {
     pub fn new(
-        node: &graph::Node,
-        top: &graph::TopN,
+        node: &millrace_graph::Node,
+        top: &millrace_graph::TopN,
         input: &SchemaRef,
         env: Env,
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,

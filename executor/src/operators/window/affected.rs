@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use millrace_planner::window_call::Reach;
+use millrace_functions::window_call::Reach;
 
 use super::rows::Rows;
 use super::values::Span;

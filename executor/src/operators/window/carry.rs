@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use millrace_planner::functions::asof::Place;
+use millrace_functions::asof::Place;
 
 use super::affected::{Changed, Interval};
 use super::rows::Rows;

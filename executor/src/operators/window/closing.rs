@@ -16,10 +16,9 @@ use arrow::array::{ArrayRef, BinaryArray, TimestampMicrosecondArray};
 use arrow::compute::cast;
 use arrow::datatypes::SchemaRef;
 use millrace_common::Vnode;
-use millrace_planner::functions::asof::Place;
-use millrace_planner::functions::session::continues;
-use millrace_planner::graph;
-use millrace_planner::window_call::Reach;
+use millrace_functions::asof::Place;
+use millrace_functions::session::continues;
+use millrace_functions::window_call::Reach;
 use millrace_storage::MemRun;
 
 use super::affected::Interval;
@@ -60,8 +59,8 @@ pub struct Closing {
 
 impl Closing {
     pub fn new(
-        closing: &graph::Closing,
-        window: &graph::Window,
+        closing: &millrace_graph::Closing,
+        window: &millrace_graph::Window,
         env: &Env,
         table: Box<dyn StateTable>,
     ) -> Result<Closing, ExecError> {

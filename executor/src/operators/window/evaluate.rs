@@ -11,9 +11,10 @@ use arrow::compute::{SortOptions, cast, concat};
 use arrow::datatypes::{DataType, SchemaRef};
 use datafusion::error::DataFusionError;
 use datafusion::physical_expr::window::WindowExpr;
-use millrace_planner::functions::asof::Place;
-use millrace_planner::graph::{RankFunction, WindowCall};
-use millrace_planner::window_call::{Reach, compile};
+use millrace_functions::asof::Place;
+use millrace_functions::window_call::RankFunction;
+use millrace_functions::window_call::WindowCall;
+use millrace_functions::window_call::{Reach, compile};
 
 use super::rows::Rows;
 use super::values::Span;

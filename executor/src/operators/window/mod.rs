@@ -25,8 +25,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::identity::RowCodec;
-use millrace_planner::graph::{self, RetentionBy};
-use millrace_planner::window_call::Reach;
+use millrace_functions::window_call::Reach;
+use millrace_graph::RetentionBy;
 use millrace_storage::{Found, MemRun};
 
 use self::affected::{Interval, affected};
@@ -72,8 +72,8 @@ pub struct WindowOperator {
 
 impl WindowOperator {
     pub fn new(
-        node: &graph::Node,
-        window: &graph::Window,
+        node: &millrace_graph::Node,
+        window: &millrace_graph::Window,
         input: &SchemaRef,
         env: Env,
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
@@ -485,7 +485,7 @@ impl Operator for WindowOperator {
 }
 
 /// `None`: a result's type has no key.
-fn results_codec(calls: &[graph::WindowCall]) -> Option<RowCodec> {
+fn results_codec(calls: &[millrace_functions::window_call::WindowCall]) -> Option<RowCodec> {
     let fields = calls.iter().map(|c| Field::new("", c.output_type.clone(), true));
     RowCodec::whole(&Schema::new(fields.collect::<Vec<_>>())).ok()
 }

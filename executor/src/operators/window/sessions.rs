@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use millrace_planner::functions::session::continues;
+use millrace_functions::session::continues;
 
 use super::affected::{Changed, Interval};
 use super::rows::Rows;

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, SchemaRef, i256};
-use millrace_planner::frame::{Axis, Edge, Frame, Value};
-use millrace_planner::window_call::Reach;
+use millrace_functions::frame::{Axis, Edge, Frame, Value};
+use millrace_functions::window_call::Reach;
 
 use super::affected::{Changed, Interval};
 use super::rows::Rows;
@@ -164,7 +164,7 @@ mod tests {
         ArrayRef, Date32Array, Decimal128Array, Float32Array, Float64Array, Int32Array,
     };
     use millrace_common::keys::KeyCodec;
-    use millrace_planner::frame::{Distance, Exclude, Units};
+    use millrace_functions::frame::{Distance, Exclude, Units};
 
     use super::*;
     use crate::state::KeyBytes;

@@ -16,7 +16,7 @@ use futures::TryStreamExt;
 use millrace_common::{
     DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId,
 };
-use millrace_planner::graph::{
+use millrace_graph::{
     AccessClass, Fragment, FragmentOutput, JobGraph, Node, Operator as Op, RelationLayout,
     StateTable,
 };

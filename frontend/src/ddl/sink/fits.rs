@@ -8,10 +8,9 @@ use datafusion::logical_expr::{Distinct, Expr, ExprSchemable, LogicalPlan};
 use datafusion::scalar::ScalarValue;
 use millrace_common::types::{Element, UNCONSTRAINED_NUMERIC};
 use millrace_common::{SqlError, SqlType};
+use millrace_functions::call::implicit_cast;
+use millrace_functions::cast::check_length;
 use millrace_planner::CatalogView;
-use millrace_planner::bind::types::second_digits;
-use millrace_planner::functions::call::implicit_cast;
-use millrace_planner::functions::cast::check_length;
 use millrace_rpc::catalog::{Column, ColumnType, RelationKind};
 
 use crate::dml::assign;
@@ -42,9 +41,9 @@ pub fn rounded_to(
     column: &Column,
     catalog: &SessionCatalog,
 ) -> Option<u32> {
-    let digits = second_digits(column.sql_type)?;
+    let digits = column.sql_type.second_digits()?;
     let from = declared(plan, at, catalog).filter(|from| from.oid == column.sql_type.oid);
-    let fits = from.and_then(second_digits).is_some_and(|from| from <= digits);
+    let fits = from.and_then(|from| from.second_digits()).is_some_and(|from| from <= digits);
     (!fits).then_some(digits)
 }
 

@@ -2,6 +2,7 @@
 
 use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::text::timestamptz_text;
 use sqlparser::ast::*;
 
 use super::Desugar;
@@ -11,7 +12,6 @@ use super::ops::{
     unwrap_number,
 };
 use crate::bind::names::fold;
-use crate::functions::text::timestamptz_text;
 use crate::parser::VARIADIC;
 
 /// Functions that become operators, casts or constants.
@@ -187,7 +187,7 @@ fn seconds_of(f: &mut Function, name: &str) -> Result<Option<Expr>, SqlError> {
         None => {
             let shown: Vec<String> = list.args.iter().map(argument_shown).collect();
             let call = format!("{name}({})", shown.join(", "));
-            Err(crate::error::undefined_function(&call))
+            Err(millrace_functions::error::undefined_function(&call))
         }
     }
 }
@@ -224,7 +224,8 @@ fn place_arguments(f: &mut Function, name: &str) -> Result<(), SqlError> {
         return Ok(());
     }
     let shown: Vec<String> = list.args.iter().map(argument_shown).collect();
-    let none = || crate::error::undefined_function(&format!("{name}({})", shown.join(", ")));
+    let none =
+        || millrace_functions::error::undefined_function(&format!("{name}({})", shown.join(", ")));
     let (_, names, required, left_out) = NAMED.iter().find(|n| n.0 == name).ok_or_else(none)?;
     let wrong = |message: String| SqlError::new(SqlState::SYNTAX_ERROR, message);
     let mut placed: Vec<Option<Expr>> = vec![None; names.len()];

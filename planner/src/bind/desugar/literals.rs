@@ -2,12 +2,12 @@
 
 use millrace_common::encoding::interval_text::{self, Field, Span};
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::text::{push_interval_text, timestamptz_text};
 use sqlparser::ast::*;
 
 use super::ops::{ARRAY, Op, call, cast, null, number_text, ours, resolved, string, take};
 use crate::bind::SessionInfo;
 use crate::bind::types::sql_type;
-use crate::functions::text::{push_interval_text, timestamptz_text};
 
 /// What a value, or one with a sign, becomes; `None`: it stays as it is.
 pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {

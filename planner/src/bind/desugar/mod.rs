@@ -25,12 +25,12 @@ use super::SessionInfo;
 use super::names::name_items;
 use super::own::change_own;
 use super::predicates::{spell_out_filter, spell_out_predicates};
-use crate::functions::functions;
-use crate::functions::window_fn::WITH_TIES;
 use crate::parser::walk;
 pub(super) use comparisons::row_items;
 pub use copies::{Copies, size};
 pub(super) use literals::interval_text;
+use millrace_functions::functions;
+use millrace_functions::window_fn::WITH_TIES;
 pub use ops::{ANY, ARRAY, ITEM, Op, SCALAR, SERIES, SLICE, VALUES, assigned, plain_call};
 pub(super) use ops::{call, resolved, row_op, row_test, row_text, string, take};
 use ops::{null, number_text, ours, unwrap_number};
@@ -90,7 +90,7 @@ impl VisitorMut for Desugar<'_> {
 
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
         // What is spelled out may have its subqueries more than once.
-        if let Err(e) = crate::interrupt::check() {
+        if let Err(e) = millrace_functions::interrupt::check() {
             return ControlFlow::Break(Box::new(e));
         }
         if let Err(e) = super::table_functions::spell_out(select) {

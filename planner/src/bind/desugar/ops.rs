@@ -113,7 +113,7 @@ pub(super) fn resolved_name(name: &str) -> Option<&'static str> {
         .iter()
         .find(|c| **c == name)
         .copied()
-        .or_else(|| crate::functions::call::defs().get_key_value(name).map(|(k, _)| *k))
+        .or_else(|| millrace_functions::call::defs().get_key_value(name).map(|(k, _)| *k))
 }
 
 impl Op {

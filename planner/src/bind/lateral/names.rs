@@ -5,10 +5,10 @@ use std::sync::Arc;
 use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{Column, Result};
 use datafusion::logical_expr::{Expr, Join, LogicalPlan, LogicalPlanBuilder};
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use crate::bind::levels;
 use crate::bind::provider::columns_of;
-use crate::tree::{Walk, WalkPlan};
 
 /// The start of numbered names that no column of a join's sides has: the given one and, where there are such already, one
 /// more apostrophe than they have.

@@ -6,9 +6,9 @@ use datafusion::logical_expr::utils::split_conjunction;
 use datafusion::logical_expr::{
     BinaryExpr, Distinct, Expr, FetchType, LogicalPlan, Operator, SkipType,
 };
+use millrace_functions::tree::Walk;
 
 use super::{is_subquery, reads_outer};
-use crate::tree::Walk;
 
 /// Whether DataFusion takes a subquery apart: columns of the outer query are only compared by `=`, in filters between which
 /// and the top there are only projections and one aggregate.

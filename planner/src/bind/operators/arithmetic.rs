@@ -5,12 +5,13 @@ use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{BinaryExpr, Expr, Operator, lit};
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::arith::{ArithOp, Operands, operands};
+use millrace_functions::error::external;
+use millrace_functions::functions;
+use millrace_functions::numeric::Num;
+use millrace_functions::types::type_name;
 
-use super::{CAST_HINT, OperatorPlanner, describe, is_unknown, no_operator, type_name, type_of};
-use crate::error::external;
-use crate::functions::arith::{ArithOp, Operands, operands};
-use crate::functions::functions;
-use crate::functions::numeric::Num;
+use super::{CAST_HINT, OperatorPlanner, describe, is_unknown, no_operator, type_of};
 
 const AMBIGUOUS_FUNCTION: &str = "42725";
 
@@ -26,7 +27,7 @@ impl OperatorPlanner {
             let name = type_name(&Some(t));
             return Err(external(no_operator(&format!("- {name}"))));
         }
-        Ok(crate::functions::arith::negate_function().call(vec![e]))
+        Ok(millrace_functions::arith::negate_function().call(vec![e]))
     }
 
     /// A number, which is all that a prefix operator takes.

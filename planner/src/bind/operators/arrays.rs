@@ -9,13 +9,15 @@ use datafusion::logical_expr::expr::Case;
 use datafusion::logical_expr::{Expr, ScalarUDF, lit};
 use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::error::external;
+use millrace_functions::functions;
+use millrace_functions::quantified::compare_any;
+use millrace_functions::types::common_type;
+use millrace_functions::types::type_name;
 use sqlparser::ast::BinaryOperator;
 
-use super::coercion::{cast_expr, common_type, implicit};
-use super::{OperatorPlanner, Seen, describe, no_operator, type_name};
-use crate::error::external;
-use crate::functions::functions;
-use crate::functions::quantified::compare_any;
+use super::coercion::{cast_expr, implicit};
+use super::{OperatorPlanner, Seen, describe, no_operator};
 
 fn known(name: &str) -> Result<Arc<ScalarUDF>> {
     let none = || external(SqlError::internal(format!("no function {name}")));
@@ -147,7 +149,7 @@ impl OperatorPlanner {
         let types: Vec<String> = seen.iter().map(type_name).collect();
         let none = || {
             let call = format!("width_bucket({})", types.join(", "));
-            external(crate::error::undefined_function(&call))
+            external(millrace_functions::error::undefined_function(&call))
         };
         let (Ok([value, list]), [vt, lt]) = (<[Expr; 2]>::try_from(args), seen) else {
             return Err(none());
@@ -201,7 +203,7 @@ impl OperatorPlanner {
         let types: Vec<String> = seen.iter().map(type_name).collect();
         let none = || {
             let call = format!("generate_series({})", types.join(", "));
-            external(crate::error::undefined_function(&call))
+            external(millrace_functions::error::undefined_function(&call))
         };
         if !(2..=3).contains(&args.len()) {
             return Err(none());
@@ -283,8 +285,12 @@ impl OperatorPlanner {
         seen: &[Seen],
     ) -> Result<Expr> {
         let types: Vec<String> = seen.iter().map(type_name).collect();
-        let none =
-            || external(crate::error::undefined_function(&format!("{name}({})", types.join(", "))));
+        let none = || {
+            external(millrace_functions::error::undefined_function(&format!(
+                "{name}({})",
+                types.join(", ")
+            )))
+        };
         let Some(Some(DataType::List(item))) = seen.first() else { return Err(none()) };
         let theirs = match name {
             "array_upper" | "array_lower" => "array_length",

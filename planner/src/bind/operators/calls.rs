@@ -7,14 +7,15 @@ use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::{Case, ScalarFunction};
 use datafusion::logical_expr::{Expr, ExprSchemable, Operator, ScalarUDF, lit, when};
 use millrace_common::{SqlError, SqlType};
+use millrace_functions::error::external;
+use millrace_functions::tree::Walk;
+use millrace_functions::types::type_name;
+use millrace_functions::{call, farthest, functions};
 
 use super::coercion::{as_text, cast_expr};
 use super::comparison::is_char;
-use super::{OperatorPlanner, Seen, type_name};
+use super::{OperatorPlanner, Seen};
 use crate::bind::desugar;
-use crate::error::external;
-use crate::functions::{call, farthest, functions};
-use crate::tree::Walk;
 
 impl OperatorPlanner {
     pub(super) fn argument(&self, list: Expr, argument: Expr) -> Result<Expr> {
@@ -31,7 +32,7 @@ impl OperatorPlanner {
         let types: Vec<String> = seen.iter().map(type_name).collect();
         let none = || {
             let call = format!("nullif({})", types.join(", "));
-            external(crate::error::undefined_function(&call))
+            external(millrace_functions::error::undefined_function(&call))
         };
         let [a, b] = <[Expr; 2]>::try_from(args).map_err(|_| none())?;
         let (_, b) = self.comparable(Operator::Eq, a.clone(), b, schema)?;
@@ -90,7 +91,9 @@ impl OperatorPlanner {
             "nullif" => return self.nullif(args, &seen, schema),
             "pg_typeof" => {
                 let [t] = seen.as_slice() else {
-                    return Err(external(crate::error::undefined_function("pg_typeof()")));
+                    return Err(external(millrace_functions::error::undefined_function(
+                        "pg_typeof()",
+                    )));
                 };
                 let name = match args.first().map(|arg| is_char(arg, schema)).transpose()? {
                     Some(true) => "character".to_owned(),
@@ -189,7 +192,7 @@ fn spliced(args: Vec<Expr>) -> Vec<Expr> {
 /// Carries the arguments of a call to where it is resolved; never in a plan.
 fn argument_list() -> Arc<ScalarUDF> {
     static CARRIER: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(CARRIER.get_or_init(|| crate::functions::missing::missing_function(LIST)))
+    Arc::clone(CARRIER.get_or_init(|| millrace_functions::missing::missing_function(LIST)))
 }
 
 pub(super) fn arguments_of(list: Expr) -> Vec<Expr> {

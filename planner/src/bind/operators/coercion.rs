@@ -10,13 +10,13 @@ use datafusion::logical_expr::expr::Placeholder;
 use datafusion::logical_expr::{Expr, ScalarUDF, lit};
 use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_functions::cast::{assignable, cast_function, parse_number};
+use millrace_functions::error::external;
+use millrace_functions::numeric::Num;
+use millrace_functions::types::{common_type, type_name};
 
 use super::comparison::is_char;
-use super::{OperatorPlanner, Seen, is_text, type_name};
-use crate::error::external;
-use crate::functions::call;
-use crate::functions::cast::{assignable, cast_function, parse_number};
-use crate::functions::numeric::Num;
+use super::{OperatorPlanner, Seen, is_text};
 
 impl OperatorPlanner {
     /// An implicit cast of an argument; a numeric keeps its scale.
@@ -211,42 +211,6 @@ pub(super) fn as_text(e: Expr) -> Expr {
             Expr::Literal(text, Some(FieldMetadata::default()))
         }
         e => e,
-    }
-}
-
-/// The type of two that values of both can be given: the wider one.
-pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
-    use DataType as D;
-    if a == b {
-        return Some(a.clone());
-    }
-    let whole = |t: &D| match t {
-        D::Int16 => Some((5u8, 0i8)),
-        D::Int32 => Some((10, 0)),
-        D::Int64 => Some((19, 0)),
-        D::Decimal128(p, s) => Some((*p, *s)),
-        _ => None,
-    };
-    match (a, b) {
-        (D::Decimal128(_, _), _) | (_, D::Decimal128(_, _))
-            if let (Some((p1, s1)), Some((p2, s2))) = (whole(a), whole(b)) =>
-        {
-            let scale = s1.max(s2);
-            let digits = (p1 as i8 - s1).max(p2 as i8 - s2) + scale;
-            Some(D::Decimal128(digits.clamp(1, 38) as u8, scale.min(38)))
-        }
-        (D::List(x), D::List(y)) => {
-            let of = common_type(x.data_type(), y.data_type())?;
-            Some(D::List(Arc::new(x.as_ref().clone().with_data_type(of))))
-        }
-        _ => {
-            let (x, y) = (SqlType::from_arrow(a).ok()?, SqlType::from_arrow(b).ok()?);
-            match (call::implicit_cast(x, y), call::implicit_cast(y, x)) {
-                (true, _) => Some(b.clone()),
-                (_, true) => Some(a.clone()),
-                _ => None,
-            }
-        }
     }
 }
 

@@ -5,11 +5,11 @@ use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::{BinaryExpr, Expr, ExprSchemable, Operator, lit};
 use millrace_common::SqlType;
 use millrace_common::types::CHAR_LENGTH;
+use millrace_functions::error::external;
+use millrace_functions::{elements, functions};
 
 use super::coercion::cast_expr;
 use super::{OperatorPlanner, describe, is_text, no_operator, type_of};
-use crate::error::external;
-use crate::functions::{elements, functions};
 
 impl OperatorPlanner {
     pub(super) fn comparison(

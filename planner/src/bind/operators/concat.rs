@@ -4,13 +4,13 @@ use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::Expr;
 use millrace_common::SqlType;
+use millrace_functions::bounded::text_concat;
+use millrace_functions::call;
+use millrace_functions::error::external;
+use millrace_functions::functions;
 
 use super::coercion::cast_expr;
 use super::{OperatorPlanner, Seen, describe, is_text, no_operator};
-use crate::error::external;
-use crate::functions::bounded::text_concat;
-use crate::functions::call;
-use crate::functions::functions;
 
 impl OperatorPlanner {
     fn concat_arrays(&self, left: Expr, right: Expr, lt: &Seen, rt: &Seen) -> Result<Expr> {

@@ -22,22 +22,23 @@ use datafusion::logical_expr::planner::{
     ExprPlanner, PlannerResult, RawBinaryExpr, RawFieldAccessExpr,
 };
 use datafusion::logical_expr::{BinaryExpr, Expr, GetFieldAccess, Operator};
-use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::BinaryOperator;
 
 use super::desugar::Op;
 use super::outer_names::TakenForColumns;
 use super::places;
 use super::zones::Zones;
-use crate::error::external;
-use crate::functions::arith::ArithOp;
-use crate::functions::cast::parse_number;
-use crate::functions::functions;
-use crate::interrupt;
 use calls::arguments_of;
 use coercion::placeholder;
-pub use coercion::{cast_expr, common_type, is_unknown};
+pub use coercion::{cast_expr, is_unknown};
 pub use comparison::compare;
+use millrace_functions::arith::ArithOp;
+use millrace_functions::cast::parse_number;
+use millrace_functions::error::external;
+use millrace_functions::functions;
+use millrace_functions::interrupt;
+use millrace_functions::types::type_name;
 use typing::type_of;
 
 /// Types of `$1…` as far as known: given by the client, or by the first use that told.
@@ -296,18 +297,4 @@ fn no_operator(what: &str) -> SqlError {
 
 fn describe(symbol: &str, left: &Seen, right: &Seen) -> String {
     format!("{} {symbol} {}", type_name(left), type_name(right))
-}
-
-/// A type's name in a message.
-pub fn type_name(t: &Seen) -> String {
-    match t {
-        None => "unknown".into(),
-        Some(DataType::Struct(_)) => "record".into(),
-        Some(DataType::List(item)) => format!("{}[]", type_name(&Some(item.data_type().clone()))),
-        Some(t) => match SqlType::from_arrow(t) {
-            Ok(SqlType::Numeric(_)) => "numeric".into(),
-            Ok(t) => t.to_string(),
-            Err(_) => t.to_string(),
-        },
-    }
 }

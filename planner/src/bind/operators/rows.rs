@@ -3,11 +3,11 @@
 use datafusion::common::{Column, DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::{Expr, lit};
 use millrace_common::SqlError;
+use millrace_functions::error::external;
+use millrace_functions::strings::ROW_TEXT;
 
 use super::OperatorPlanner;
 use crate::bind::names::shown;
-use crate::error::external;
-use crate::functions::strings::ROW_TEXT;
 
 /// The columns of the table of a name, by their names, if the name is no column's.
 pub(super) fn columns_of(

@@ -10,12 +10,12 @@ use datafusion::logical_expr::{
     ident, lit,
 };
 use millrace_common::SqlError;
+use millrace_functions::error::external;
+use millrace_functions::functions;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use crate::bind::lateral::refers_outside;
 use crate::bind::provider::columns_of;
-use crate::error::external;
-use crate::functions::functions;
-use crate::tree::{Walk, WalkPlan};
 
 /// Whether a subquery takes the first row, so that there are never more.
 pub fn is_limited(plan: &LogicalPlan) -> bool {

@@ -19,12 +19,12 @@ use datafusion::logical_expr::{
     LogicalPlanBuilder, Operator, SkipType, Subquery, binary_expr, cast, lit,
 };
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::error::{correlated, external};
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use crate::bind::lateral::reads_outer;
 use crate::bind::levels::subquery_of;
 use crate::bind::provider::columns_of;
-use crate::error::{correlated, external};
-use crate::tree::{Walk, WalkPlan};
 
 /// How deep correlated subqueries may be nested.
 const MAX_LEVELS: usize = 8;

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{SqlError, SqlState};
+use millrace_functions::interrupt::Interrupt;
+use millrace_functions::tree::WalkPlan;
 
 use crate::bind::tests::{TestCatalog, bind};
-use crate::interrupt::Interrupt;
 use crate::optimizer::{optimize_for_batch, optimize_for_view};
-use crate::tree::WalkPlan;
 
 /// Tables that a plan reads, each as often as it does.
 fn scans(plan: &LogicalPlan) -> usize {

@@ -1,0 +1,331 @@
+//! What aggregates that keep the rows of a group (`string_agg`, `array_agg`, percentiles, …) keep of a row:
+//! one binary value whose byte order is the order of the aggregate's `ORDER BY`; and what they make of
+//! a group's entries.
+//!
+//! `order keys | value | separator | length of the separator | length of the value`, lengths as four
+//! bytes, big-endian; all ones for the length of a value that is NULL. It is stored in state tables.
+
+use std::sync::{Arc, OnceLock};
+
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder};
+use arrow::compute::SortOptions;
+use arrow::datatypes::DataType;
+use datafusion::common::{Result, ScalarValue};
+use datafusion::logical_expr::{
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+};
+use millrace_common::encoding::array::array_items;
+use millrace_common::encoding::array::put_item;
+use millrace_common::json::Json;
+use millrace_common::keys::KeyCodec;
+use millrace_common::{SqlError, SqlState, SqlType};
+
+use super::parse;
+use super::text::push_float_text;
+use crate::aggregate_kind::AggFunc;
+use crate::error::external;
+
+const NULL_LENGTH: u32 = u32::MAX;
+
+/// `collect_entry(flags, value, separator, order keys…)`. Flags: `s`, `k` or `o` (NULL values are skipped, or
+/// kept; `o`: kept, and the separator is the key of an object, which may not be NULL), then `a` or `d` and `f` or `l` (nulls first or last) for each key.
+pub fn collect_entry() -> Arc<ScalarUDF> {
+    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
+    Arc::clone(F.get_or_init(|| {
+        let signature = Signature::variadic_any(Volatility::Immutable);
+        Arc::new(ScalarUDF::from(CollectEntry { signature }))
+    }))
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct CollectEntry {
+    signature: Signature,
+}
+
+impl ScalarUDFImpl for CollectEntry {
+    fn name(&self) -> &str {
+        "collect_entry"
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
+        Ok(DataType::Binary)
+    }
+
+    fn is_strict(&self) -> bool {
+        false
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        let bad = || external(SqlError::internal("malformed arguments of collect_entry"));
+        let Some(ColumnarValue::Scalar(ScalarValue::Utf8(Some(flags)))) = args.args.first() else {
+            return Err(bad());
+        };
+        let rows = args.number_rows;
+        let arrays: Vec<ArrayRef> =
+            args.args[1..].iter().map(|a| a.to_array(rows)).collect::<Result<_>>()?;
+        let [value, separator, keys @ ..] = arrays.as_slice() else { return Err(bad()) };
+        let directions = flags.as_bytes().get(1..).unwrap_or_default();
+        let texts = [value, separator].iter().all(|a| *a.data_type() == DataType::Utf8);
+        if !texts || directions.len() != 2 * keys.len() {
+            return Err(bad());
+        }
+        let options = directions
+            .chunks_exact(2)
+            .map(|f| SortOptions { descending: f[0] == b'd', nulls_first: f[1] == b'f' });
+        let nulls = match flags.as_bytes().first() {
+            Some(b's') => Nulls::Skipped,
+            Some(b'o') => Nulls::KeptUnderKeys,
+            _ => Nulls::Kept,
+        };
+        let entries = entries(nulls, value, Some(separator), keys, options).map_err(external)?;
+        Ok(ColumnarValue::Array(Arc::new(entries)))
+    }
+}
+
+/// What becomes of a NULL value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Nulls {
+    Skipped,
+    Kept,
+    /// And a NULL separator is error 22023.
+    KeptUnderKeys,
+}
+
+/// What columns are ordered by, where it is not their own bytes.
+pub fn order_keys(columns: &[ArrayRef]) -> Result<Vec<ArrayRef>, SqlError> {
+    super::elements::comparable(columns)
+}
+
+/// An entry for each row; `value` and `separator` are texts.
+pub fn entries(
+    nulls: Nulls,
+    value: &ArrayRef,
+    separator: Option<&ArrayRef>,
+    keys: &[ArrayRef],
+    options: impl Iterator<Item = SortOptions>,
+) -> Result<BinaryArray, SqlError> {
+    let fields = keys.iter().map(|k| k.data_type().clone()).zip(options);
+    let internal = |e: arrow::error::ArrowError| SqlError::internal(e.to_string());
+    let codec = KeyCodec::with_options(fields).map_err(internal)?;
+    let encoded = codec.rows(keys).map_err(internal)?;
+    let (value, separator) = (value.as_string::<i32>(), separator.map(|s| s.as_string::<i32>()));
+    let mut out = BinaryBuilder::new();
+    let mut entry = Vec::new();
+    for row in 0..value.len() {
+        if nulls == Nulls::Skipped && value.is_null(row) {
+            out.append_null();
+            continue;
+        }
+        entry.clear();
+        if !keys.is_empty() {
+            entry.extend_from_slice(encoded.row(row).data());
+        }
+        let text = if value.is_null(row) { "" } else { value.value(row) };
+        let between = separator.filter(|s| s.is_valid(row)).map(|s| s.value(row));
+        if between.is_none() && nulls == Nulls::KeptUnderKeys {
+            return Err(SqlError::new(
+                SqlState::INVALID_PARAMETER_VALUE,
+                "field name must not be null",
+            ));
+        }
+        let between = between.unwrap_or_default();
+        entry.extend_from_slice(text.as_bytes());
+        entry.extend_from_slice(between.as_bytes());
+        entry.extend_from_slice(&(between.len() as u32).to_be_bytes());
+        let length = if value.is_null(row) { NULL_LENGTH } else { text.len() as u32 };
+        entry.extend_from_slice(&length.to_be_bytes());
+        out.append_value(&entry);
+    }
+    Ok(out.finish())
+}
+
+/// The value (`None`: NULL) and separator of an entry; `None` if it is damaged.
+fn read_entry(entry: &[u8]) -> Option<(Option<&str>, &str)> {
+    let at = entry.len().checked_sub(8)?;
+    let word = |from: usize| Some(u32::from_be_bytes(entry.get(from..from + 4)?.try_into().ok()?));
+    let (between, length) = (word(at)? as usize, word(at + 4)?);
+    let separator = entry.get(at.checked_sub(between)?..at)?;
+    let separator = std::str::from_utf8(separator).ok()?;
+    if length == NULL_LENGTH {
+        return Some((None, separator));
+    }
+    let end = at - between;
+    let value = entry.get(end.checked_sub(length as usize)?..end)?;
+    Some((Some(std::str::from_utf8(value).ok()?), separator))
+}
+
+/// The value of an entry, unless it is NULL or damaged.
+pub fn value_of(entry: &[u8]) -> Option<&str> {
+    read_entry(entry)?.0
+}
+
+/// The order keys of a readable entry.
+fn key_of<'a>(entry: &'a [u8], value: Option<&str>, separator: &str) -> &'a [u8] {
+    &entry[..entry.len() - 8 - separator.len() - value.map_or(0, str::len)]
+}
+
+/// An entry's parts.
+struct Entry<'a> {
+    key: &'a [u8],
+    value: Option<&'a str>,
+    separator: &'a str,
+    count: i64,
+}
+
+/// A group's result as text, from its entries in order, each with how often it is there. `distinct`: an
+/// entry counts once. `output` is the call's type. `fraction` is that of a percentile, if it is not in the
+/// entries' separators; an empty one is NULL.
+pub fn build<'a>(
+    func: AggFunc,
+    distinct: bool,
+    output: &DataType,
+    fraction: Option<&str>,
+    entries: impl Iterator<Item = (&'a [u8], i64)>,
+) -> Result<Option<Box<str>>, SqlError> {
+    let mut all = Vec::new();
+    for (entry, count) in entries {
+        let (value, separator) = read_entry(entry)
+            .ok_or_else(|| SqlError::internal("a collected value is malformed"))?;
+        let count = if distinct { count.min(1) } else { count };
+        if count > 0 {
+            all.push(Entry { key: key_of(entry, value, separator), value, separator, count });
+        }
+    }
+    let (Some(first), Some(last)) = (all.first(), all.last()) else { return Ok(None) };
+    let text = match func {
+        AggFunc::StringAgg => Some(joined(&all, *output == DataType::Binary)),
+        AggFunc::ArrayAgg => Some(listed(all.iter().flat_map(|e| (0..e.count).map(|_| e.value)))),
+        AggFunc::FirstValue => first.value.map(str::to_owned),
+        AggFunc::LastValue => last.value.map(str::to_owned),
+        AggFunc::Mode => most_frequent(&all).map(str::to_owned),
+        AggFunc::JsonbObjectAgg => Some(object(&all)?),
+        AggFunc::PercentileCont | AggFunc::PercentileDisc => {
+            percentiles(func, output, fraction.unwrap_or(first.separator), &all)?
+        }
+        other => return Err(SqlError::internal(format!("{other:?} does not collect"))),
+    };
+    Ok(text.map(String::into_boxed_str))
+}
+
+fn joined(entries: &[Entry<'_>], bytea: bool) -> String {
+    let start = if bytea { BYTEA_START } else { "" };
+    let mut out = String::from(start);
+    let mut first = true;
+    for e in entries {
+        for _ in 0..e.count {
+            if !first {
+                out.push_str(e.separator.strip_prefix(start).unwrap_or_default());
+            }
+            first = false;
+            let value = e.value.unwrap_or_default();
+            out.push_str(value.strip_prefix(start).unwrap_or_default());
+        }
+    }
+    out
+}
+
+/// What the text of a `bytea` begins with; its digits follow.
+const BYTEA_START: &str = "\\x";
+
+/// The literal of an array.
+fn listed<'a>(values: impl Iterator<Item = Option<&'a str>>) -> String {
+    let mut out = String::from("{");
+    for (i, value) in values.enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        match value {
+            None => out.push_str("NULL"),
+            Some(value) => put_item(value, &mut out),
+        }
+    }
+    out.push('}');
+    out
+}
+
+/// The first of the most frequent values.
+fn most_frequent<'a>(entries: &[Entry<'a>]) -> Option<&'a str> {
+    let mut best: Option<(i64, Option<&str>)> = None;
+    for level in entries.chunk_by(|a, b| a.key == b.key) {
+        let count = level.iter().map(|e| e.count).sum();
+        if best.is_none_or(|(most, _)| count > most) {
+            best = Some((count, level[0].value));
+        }
+    }
+    best.and_then(|b| b.1)
+}
+
+fn object(entries: &[Entry<'_>]) -> Result<String, SqlError> {
+    let one = |e: &Entry<'_>| {
+        let value = e.value.map_or(Ok(Json::Null), Json::parse)?;
+        Ok((e.separator.to_owned(), value))
+    };
+    let entries = entries.iter().map(one).collect::<Result<Vec<_>, SqlError>>()?;
+    Ok(Json::object(entries).print())
+}
+
+/// `fractions` is the text of one or of an array of them.
+fn percentiles(
+    func: AggFunc,
+    output: &DataType,
+    fractions: &str,
+    entries: &[Entry<'_>],
+) -> Result<Option<String>, SqlError> {
+    let ends: Vec<i64> = entries
+        .iter()
+        .scan(0, |sum, e| {
+            *sum += e.count;
+            Some(*sum)
+        })
+        .collect();
+    // The value of a row, counted from 0.
+    let at = |row: i64| {
+        let entry = &entries[ends.partition_point(|end| *end <= row).min(entries.len() - 1)];
+        entry.value.unwrap_or_default()
+    };
+    let rows = ends.last().copied().unwrap_or_default();
+    let one = |fraction: f64| match func {
+        AggFunc::PercentileDisc => {
+            let row = (fraction * rows as f64).ceil().max(1.0) as i64;
+            Ok(at(row - 1).to_owned())
+        }
+        _ => {
+            let place = fraction * (rows - 1) as f64;
+            let (low, high) = (place.floor(), place.ceil());
+            let value = |row: f64| parse::float(at(row as i64), SqlType::Double);
+            let (from, to) = (value(low)?, value(high)?);
+            let mut text = String::new();
+            let between = if low == high { from } else { from + (to - from) * (place - low) };
+            push_float_text(&mut text, between);
+            Ok::<String, SqlError>(text)
+        }
+    };
+    if fractions.is_empty() {
+        return Ok(None);
+    }
+    if !matches!(output, DataType::List(_)) {
+        return one(read_fraction(fractions)?).map(Some);
+    }
+    let items = array_items(fractions)
+        .ok_or_else(|| SqlError::internal("malformed fractions of a percentile"))?;
+    let values = items
+        .iter()
+        .map(|item| item.as_deref().map(|text| one(read_fraction(text)?)).transpose())
+        .collect::<Result<Vec<_>, SqlError>>()?;
+    Ok(Some(listed(values.iter().map(Option::as_deref))))
+}
+
+fn read_fraction(text: &str) -> Result<f64, SqlError> {
+    let fraction = parse::float(text, SqlType::Double)?;
+    match (0.0..=1.0).contains(&fraction) {
+        true => Ok(fraction),
+        false => Err(SqlError::new(
+            SqlState::NUMERIC_VALUE_OUT_OF_RANGE,
+            format!("percentile value {text} is not between 0 and 1"),
+        )),
+    }
+}

@@ -1,0 +1,113 @@
+//! DataFusion's functions of texts, which it calls with whatever it can make a text of. PostgreSQL has them for texts only:
+//! of numbers and bytes they are not found.
+
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, FieldRef};
+use datafusion::common::Result;
+use datafusion::logical_expr::simplify::{ExprSimplifyResult, SimplifyContext};
+use datafusion::logical_expr::{
+    ColumnarValue, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
+};
+
+use crate::error::{external, undefined_function};
+use crate::types::type_name;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Takes {
+    Text,
+    Bytes,
+    Number,
+}
+
+use Takes::{Bytes as B, Number as N, Text as T};
+
+const FUNCTIONS: [(&str, &[&[Takes]]); 11] = [
+    ("ascii", &[&[T]]),
+    ("left", &[&[T, N]]),
+    ("right", &[&[T, N]]),
+    ("lpad", &[&[T, N], &[T, N, T]]),
+    ("rpad", &[&[T, N], &[T, N, T]]),
+    ("repeat", &[&[T, N]]),
+    ("replace", &[&[T, T, T]]),
+    ("reverse", &[&[T]]),
+    ("translate", &[&[T, T, T]]),
+    ("md5", &[&[T], &[B]]),
+    ("string_to_array", &[&[T, T], &[T, T, T]]),
+];
+
+/// The function as PostgreSQL has it.
+pub fn text_only(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
+    match FUNCTIONS.iter().find(|f| f.0 == udf.name()) {
+        Some((_, takes)) => {
+            let signature = Signature::user_defined(udf.signature().volatility);
+            Arc::new(ScalarUDF::from(TextOnly { inner: udf, takes, signature }))
+        }
+        None => udf,
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct TextOnly {
+    inner: Arc<ScalarUDF>,
+    takes: &'static [&'static [Takes]],
+    signature: Signature,
+}
+
+/// What a type is given as; `None`: it is not taken. A text may be a literal of any type.
+fn given_as(takes: Takes, t: &DataType) -> Option<DataType> {
+    use DataType as D;
+    match (takes, t) {
+        (Takes::Text, D::Utf8 | D::Null) => Some(D::Utf8),
+        (Takes::Text, D::Utf8View) => Some(t.clone()),
+        (Takes::Bytes, D::Binary) => Some(D::Binary),
+        (Takes::Number, t) if t.is_integer() || matches!(t, D::Utf8 | D::Null) => Some(D::Int64),
+        _ => None,
+    }
+}
+
+impl ScalarUDFImpl for TextOnly {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn aliases(&self) -> &[String] {
+        self.inner.aliases()
+    }
+
+    fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    fn coerce_types(&self, args: &[DataType]) -> Result<Vec<DataType>> {
+        let fits = |takes: &&&[Takes]| takes.len() == args.len();
+        let given = |takes: &&[Takes]| {
+            takes.iter().zip(args).map(|(takes, t)| given_as(*takes, t)).collect::<Option<Vec<_>>>()
+        };
+        self.takes.iter().filter(fits).find_map(given).ok_or_else(|| {
+            let name = |t: &DataType| type_name(&Some(t.clone()).filter(|t| !t.is_null()));
+            let types: Vec<String> = args.iter().map(name).collect();
+            external(undefined_function(&format!("{}({})", self.name(), types.join(", "))))
+        })
+    }
+
+    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
+        self.inner.inner().return_type(args)
+    }
+
+    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef> {
+        self.inner.inner().return_field_from_args(args)
+    }
+
+    fn simplify(&self, args: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {
+        self.inner.inner().simplify(args, info)
+    }
+
+    fn is_strict(&self) -> bool {
+        self.inner.inner().is_strict()
+    }
+
+    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+        self.inner.invoke_with_args(args)
+    }
+}

@@ -1,0 +1,100 @@
+//! Our enumerations as the numbers of the stored format. Numbers are never reused.
+
+use datafusion::logical_expr::WindowFrameUnits;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::window_call::RankFunction;
+use millrace_rpc::catalog::RowStorage;
+
+use crate::codec::CodecError;
+use crate::{AccessClass, JoinKind};
+
+/// An enumeration with a number for every variant.
+pub trait Numbered: Copy + PartialEq + Sized + 'static {
+    const NAME: &'static str;
+    const ALL: &'static [(Self, u32)];
+
+    fn number(self) -> Result<u32, CodecError> {
+        let found = Self::ALL.iter().find(|(v, _)| *v == self);
+        found.map(|(_, n)| *n).ok_or_else(|| CodecError::Encode(Self::NAME.into()))
+    }
+
+    fn from_number(n: u32) -> Result<Self, CodecError> {
+        let found = Self::ALL.iter().find(|(_, have)| *have == n);
+        found
+            .map(|(v, _)| *v)
+            .ok_or_else(|| CodecError::Damaged(format!("{} has no number {n}", Self::NAME)))
+    }
+}
+
+macro_rules! numbered {
+    ($type:ident, $name:literal, $($variant:ident = $number:literal),* $(,)?) => {
+        impl Numbered for $type {
+            const NAME: &'static str = $name;
+            const ALL: &'static [($type, u32)] = &[$(($type::$variant, $number)),*];
+        }
+    };
+}
+
+numbered!(RowStorage, "row storage", Keyed = 1, Multiset = 2, Append = 3);
+numbered!(
+    AccessClass,
+    "access class",
+    PointUpdate = 1,
+    Append = 2,
+    RangeRead = 3,
+    Lookup = 4,
+    Merge = 5,
+);
+numbered!(
+    AggFunc,
+    "aggregate function",
+    Count = 1,
+    Sum = 2,
+    Avg = 3,
+    Min = 4,
+    Max = 5,
+    BoolAnd = 6,
+    BoolOr = 7,
+    VarPop = 8,
+    VarSamp = 9,
+    StddevPop = 10,
+    StddevSamp = 11,
+    CovarPop = 12,
+    CovarSamp = 13,
+    Corr = 14,
+    BitAnd = 15,
+    BitOr = 16,
+    BitXor = 17,
+    StringAgg = 20,
+    ArrayAgg = 21,
+    FirstValue = 22,
+    LastValue = 23,
+    PercentileCont = 24,
+    PercentileDisc = 25,
+    Mode = 26,
+    JsonbObjectAgg = 27,
+    RegrCount = 40,
+    RegrAvgx = 41,
+    RegrAvgy = 42,
+    RegrSxx = 43,
+    RegrSyy = 44,
+    RegrSxy = 45,
+    RegrSlope = 46,
+    RegrIntercept = 47,
+    RegrR2 = 48,
+);
+numbered!(
+    JoinKind,
+    "join kind",
+    Inner = 1,
+    LeftOuter = 2,
+    RightOuter = 3,
+    FullOuter = 4,
+    LeftSemi = 5,
+    RightSemi = 6,
+    LeftAnti = 7,
+    RightAnti = 8,
+    LeftMark = 9,
+);
+numbered!(RankFunction, "ranking function", RowNumber = 1, Rank = 2, DenseRank = 3);
+numbered!(WindowFrameUnits, "window frame units", Rows = 1, Range = 2, Groups = 3);
