@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use millrace_common::access::AccessClass;
 use millrace_common::{JobId, SqlError, SqlState, TableId};
 use millrace_compactor::Compactor;
 use millrace_connector::paths::{self, PathLimit};
@@ -29,7 +30,7 @@ use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions};
 use millrace_storage::object::{Metered, Reserve, open_object_store};
 use millrace_storage::prefetch::TailPrefetch;
-use millrace_storage::{StateClass, StateStore, StorageError, StoreOptions};
+use millrace_storage::{StateStore, StorageError, StoreOptions};
 use object_store::ObjectStore;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -449,7 +450,7 @@ fn meta_options(
         settings,
         table_class: Arc::new(move |job: JobId, table: u32| {
             let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));
-            table.map_or(StateClass::PointUpdate, |t| t.class)
+            table.map_or(AccessClass::PointUpdate, |t| t.class)
         }),
         pinned: Arc::new(move |object| readers.get().is_some_and(|s| s.holds_object(object))),
         recovering: Some(Box::new(move |slices| {

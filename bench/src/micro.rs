@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use arrow::array::{ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use millrace_common::access::AccessClass;
 use millrace_common::hash::{hash_columns, vnodes};
 use millrace_common::keys::KeyCodec;
 use millrace_common::{DeltaChunk, RelationId, TableId};
@@ -19,9 +20,7 @@ use millrace_graph::state::accumulator_schema;
 use millrace_graph::{AggCall, JoinKind, JoinSide, Node};
 use millrace_rpc::version::JobVersion;
 use millrace_storage::object::open_object_store;
-use millrace_storage::{
-    JobStore, Lookup, RowStorage, StateClass, StateStore, StoreOptions, TableDesc,
-};
+use millrace_storage::{JobStore, Lookup, RowStorage, StateStore, StoreOptions, TableDesc};
 use serde::Serialize;
 
 /// Rows of a chunk, as sources make them.
@@ -147,11 +146,11 @@ fn keys_of(codec: &KeyCodec, chunk: &DeltaChunk) -> Result<BinaryArray, String> 
 }
 
 /// A job with these tables, in memory.
-async fn store(tables: Vec<(SchemaRef, RowStorage, StateClass)>) -> Result<Arc<JobStore>, String> {
+async fn store(tables: Vec<(SchemaRef, RowStorage, AccessClass)>) -> Result<Arc<JobStore>, String> {
     let objects = open_object_store("memory:").map_err(text)?;
     let store = StateStore::open(StoreOptions::new(objects, 1)).await.map_err(text)?;
     let describe =
-        |(i, (value_schema, storage, class)): (usize, (SchemaRef, RowStorage, StateClass))| {
+        |(i, (value_schema, storage, class)): (usize, (SchemaRef, RowStorage, AccessClass))| {
             TableDesc {
                 id: TableId(i as u32),
                 name: format!("table {i}"),
@@ -235,7 +234,7 @@ async fn aggregate(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
         call(AggFunc::Max, Some(1), DataType::Int64),
     ];
     let state = accumulator_schema(&[0], &calls, &schema());
-    let job = store(vec![(state, RowStorage::Keyed, StateClass::PointUpdate)]).await?;
+    let job = store(vec![(state, RowStorage::Keyed, AccessClass::PointUpdate)]).await?;
     let fields = ["key", "count", "max"].map(|n| Field::new(n, DataType::Int64, true));
     let node = Node {
         op: millrace_graph::Operator::Aggregate(millrace_graph::Aggregate {
@@ -255,7 +254,7 @@ async fn aggregate(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
 }
 
 async fn join(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
-    let append = || (schema(), RowStorage::Append, StateClass::RangeRead);
+    let append = || (schema(), RowStorage::Append, AccessClass::RangeRead);
     let job = store(vec![append(), append()]).await?;
     let side = |table| JoinSide {
         keys: vec![0],
@@ -290,7 +289,7 @@ async fn join(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
 }
 
 async fn seal(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
-    let job = store(vec![(schema(), RowStorage::Keyed, StateClass::PointUpdate)]).await?;
+    let job = store(vec![(schema(), RowStorage::Keyed, AccessClass::PointUpdate)]).await?;
     let codec = KeyCodec::for_columns(&schema(), &[0]).map_err(text)?;
     let keys = chunks.iter().map(|c| keys_of(&codec, c)).collect::<Result<Vec<_>, _>>()?;
     let mut writer = job.writer(TableId(0)).map_err(text)?;
@@ -307,7 +306,7 @@ async fn seal(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
 
 /// From sealed rows to bytes in the (memory) store: blocks, index, filter.
 async fn build_runs(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
-    let job = store(vec![(schema(), RowStorage::Keyed, StateClass::PointUpdate)]).await?;
+    let job = store(vec![(schema(), RowStorage::Keyed, AccessClass::PointUpdate)]).await?;
     let codec = KeyCodec::for_columns(&schema(), &[0]).map_err(text)?;
     let mut writer = job.writer(TableId(0)).map_err(text)?;
     for chunk in chunks {
@@ -326,7 +325,7 @@ async fn build_runs(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
 }
 
 async fn multi_get(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
-    let job = store(vec![(schema(), RowStorage::Keyed, StateClass::PointUpdate)]).await?;
+    let job = store(vec![(schema(), RowStorage::Keyed, AccessClass::PointUpdate)]).await?;
     let codec = KeyCodec::for_columns(&schema(), &[0]).map_err(text)?;
     let mut writer = job.writer(TableId(0)).map_err(text)?;
     for chunk in chunks {

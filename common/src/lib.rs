@@ -3,6 +3,7 @@
 //!
 //! Nothing here knows about storage, planning or execution (docs/design.md §13).
 
+pub mod access;
 pub mod crash;
 pub mod delta;
 pub mod encoding;

@@ -123,12 +123,11 @@ mod tests {
     use arrow::array::{BinaryArray, RecordBatch, RecordBatchOptions};
     use arrow::datatypes::{Schema, SchemaRef};
     use futures::TryStreamExt;
+    use millrace_common::access::AccessClass;
     use millrace_common::{Epoch, JobId, RelationId};
     use millrace_rpc::catalog::Relation;
     use millrace_rpc::version::{JobVersion, RunMeta};
-    use millrace_storage::{
-        JobStore, Persisted, RowStorage, ScanOptions, StateClass, StoreOptions,
-    };
+    use millrace_storage::{JobStore, Persisted, RowStorage, ScanOptions, StoreOptions};
     use object_store::memory::InMemory;
 
     use super::*;
@@ -158,7 +157,7 @@ mod tests {
             name: "rows".into(),
             value_schema: SchemaRef::new(Schema::empty()),
             storage,
-            class: StateClass::PointUpdate,
+            class: AccessClass::PointUpdate,
             relation: true,
             retention: None,
         };

@@ -121,9 +121,10 @@ mod tests {
     use arrow::array::{AsArray, Int64Array, RecordBatch};
     use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
     use millrace_common::RelationId;
+    use millrace_common::access::AccessClass;
     use millrace_graph::RelationLayout;
     use millrace_rpc::version::JobVersion;
-    use millrace_storage::{RowStorage, StateClass, StateStore, StoreOptions, TableDesc};
+    use millrace_storage::{RowStorage, StateStore, StoreOptions, TableDesc};
     use object_store::memory::InMemory;
 
     use super::*;
@@ -154,7 +155,7 @@ mod tests {
             name: "v".into(),
             value_schema: schema(),
             storage: RowStorage::Keyed,
-            class: StateClass::RangeRead,
+            class: AccessClass::RangeRead,
             relation: true,
             retention: None,
         };

@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
+use millrace_common::access::RetentionBy;
 use millrace_common::{DeltaChunk, Epoch, JobId, Vnode};
-use millrace_graph::RetentionBy;
 use millrace_storage::{MemRun, TableWriter};
 
 use crate::error::ExecError;

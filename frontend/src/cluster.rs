@@ -12,7 +12,7 @@ use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{Load, LoadKind, ReadSet, TableLocks};
+use millrace_executor::dml::{DmlKind, Load, LoadKind, ReadSet, TableLocks};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::version::StatementId;
@@ -91,35 +91,6 @@ pub struct KeyBounds {
 }
 
 pub type BatchStream = BoxStream<'static, Result<RecordBatch, SqlError>>;
-
-/// What a statement does to a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DmlKind {
-    /// An existing key is an error.
-    Insert,
-    /// Rows whose key exists are left out.
-    InsertOrIgnore,
-    /// Rows whose key exists replace the old row.
-    InsertOrOverwrite,
-    /// Old rows −1, new rows +1; old rows must still be as given.
-    Change,
-    /// As `Change`, but a new row whose key has come to exist since is a conflict.
-    Upsert,
-}
-
-impl From<DmlKind> for millrace_executor::dml::DmlKind {
-    fn from(kind: DmlKind) -> Self {
-        use millrace_executor::dml::{DmlKind as Worker, InsertConflict};
-        let insert = |on_conflict| Worker::Insert { on_conflict };
-        match kind {
-            DmlKind::Insert => insert(InsertConflict::Error),
-            DmlKind::InsertOrIgnore => insert(InsertConflict::Nothing),
-            DmlKind::InsertOrOverwrite => insert(InsertConflict::Overwrite),
-            DmlKind::Change => Worker::Change,
-            DmlKind::Upsert => Worker::Upsert,
-        }
-    }
-}
 
 /// What came of a statement.
 #[derive(Debug)]

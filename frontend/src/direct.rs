@@ -16,6 +16,7 @@ use millrace_common::{
     DeltaChunk, Epoch, RelationId, SqlError, SqlState, TableId, VNODE_COUNT, Vnode,
 };
 use millrace_connector::{ReadFrom, SplitReader};
+use millrace_executor::dml::DmlKind;
 use millrace_executor::dml::{
     DmlError, DmlOutcome, DmlStatement, Load, LoadKind, ReadSet, TableLocks,
 };
@@ -33,8 +34,8 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{
-    BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlKind, DmlResult, ExpressionError,
-    FollowStep, JobRow, ScanRequest, SourceRow, SplitRow,
+    BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
+    JobRow, ScanRequest, SourceRow, SplitRow,
 };
 
 /// Rows of a source made at a time.
@@ -369,7 +370,7 @@ impl Cluster for Direct {
         delta: DeltaChunk,
         kind: DmlKind,
     ) -> Result<DmlResult, SqlError> {
-        let statement = DmlStatement { id, delta, kind: kind.into(), mark: None };
+        let statement = DmlStatement { id, delta, kind, mark: None };
         result_of(self.worker.apply_dml(table, statement).await)
     }
 
@@ -388,9 +389,7 @@ impl Cluster for Direct {
         changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
         read: ReadSet,
     ) -> Result<DmlResult, SqlError> {
-        let parts =
-            changes.into_iter().map(|(table, delta, kind)| (table, delta, kind.into())).collect();
-        result_of(self.worker.apply_transaction(id, parts, read).await)
+        result_of(self.worker.apply_transaction(id, changes, read).await)
     }
 
     async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<TableLocks>, SqlError> {

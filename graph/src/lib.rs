@@ -43,6 +43,7 @@ use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Schema, SchemaRef};
 use arrow::record_batch::RecordBatch;
 use millrace_common::RelationId;
+use millrace_common::access::{AccessClass, RetentionBy};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::window_call::{RankFunction, WindowCall};
@@ -133,15 +134,6 @@ pub struct Retention {
     pub by: RetentionBy,
     /// Rows whose time is below the least of these go. Never empty.
     pub terms: Vec<MarkTerm>,
-}
-
-/// Where a row of a state table has its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RetentionBy {
-    /// In the first column of the key, a timestamp in ascending order.
-    Key,
-    /// In a column of the value.
-    Value(usize),
 }
 
 /// A pipeline of operators between exchanges.
@@ -448,21 +440,6 @@ pub struct Closing {
     pub gap: i64,
     /// When to look at a group: `time | group`. Times that are over are left where they are; retention takes them.
     pub table: usize,
-}
-
-/// How a state table is used; chosen from the plan (§2; APSys'18).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AccessClass {
-    /// Read, changed and written back by whole key: aggregates, a relation's keyed rows.
-    PointUpdate,
-    /// Written in arrival order, never read by a key of its own: append-only rows.
-    Append,
-    /// Read by prefix in key order: join sides, top-N, values of MIN and MAX.
-    RangeRead,
-    /// Read by whole key and written without being read: a join side with unique join keys.
-    Lookup,
-    /// Written as operands that the store adds up: weights of multiset rows nobody reads back.
-    Merge,
 }
 
 /// A state table of the job.

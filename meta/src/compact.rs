@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, Generation, JobId, SqlError, crash};
 use millrace_rpc::log::{EditVersion, Entry};
 use millrace_rpc::services::CompactionTask;
 use millrace_rpc::version::retention_counter;
 use millrace_storage::compaction::{Pick, pick};
-use millrace_storage::table::StateClass;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
@@ -31,7 +31,7 @@ const PARALLEL: usize = 2;
 const RETRY: Duration = Duration::from_secs(10);
 
 /// How a state table is used: decides between levels and tiers.
-pub type TableClass = Arc<dyn Fn(JobId, u32) -> StateClass + Send + Sync>;
+pub type TableClass = Arc<dyn Fn(JobId, u32) -> AccessClass + Send + Sync>;
 
 pub struct Scheduler {
     shared: Arc<Shared>,

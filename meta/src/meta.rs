@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::{
@@ -12,7 +13,6 @@ use millrace_rpc::log::{
 };
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
 use millrace_rpc::version::{ColumnWatermark, JobVersion, SliceRef, StatementId, VersionEdit};
-use millrace_storage::table::StateClass;
 use object_store::ObjectStore;
 use prost::bytes::Bytes;
 use tokio::sync::watch;
@@ -63,7 +63,7 @@ impl MetaOptions {
             source_epoch_events: crate::source::MAX_EVENTS,
             settings: BTreeMap::new(),
             snapshots: SnapshotPolicy::default(),
-            table_class: Arc::new(|_, _| StateClass::PointUpdate),
+            table_class: Arc::new(|_, _| AccessClass::PointUpdate),
             pinned: Arc::new(|_| false),
             gc: GcOptions::default(),
             recovering: None,

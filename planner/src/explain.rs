@@ -12,6 +12,7 @@ use arrow::compute::SortOptions;
 use arrow::datatypes::Schema;
 use datafusion::physical_expr::expressions::Column;
 use millrace_common::RelationId;
+use millrace_common::access::AccessClass;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::expr::replace_columns;
@@ -22,8 +23,8 @@ use millrace_functions::window_call::follows_frame;
 use millrace_graph::pair_schema;
 use millrace_graph::state::ROWS_COLUMN;
 use millrace_graph::{
-    AccessClass, AggCall, Aggregate, Expand, FragmentOutput, GroupingSet, Hold, JobGraph, Join,
-    JoinKind, JoinSide, Lookup, Node, Operator, StateTable, TopN, Window,
+    AggCall, Aggregate, Expand, FragmentOutput, GroupingSet, Hold, JobGraph, Join, JoinKind,
+    JoinSide, Lookup, Node, Operator, StateTable, TopN, Window,
 };
 use millrace_rpc::catalog::RowStorage;
 

@@ -16,6 +16,7 @@
 use std::sync::Arc;
 
 use millrace_common::Epoch;
+use millrace_common::access::AccessClass;
 use millrace_rpc::version::{RunMeta, SliceRef, VersionEdit};
 
 use crate::block::BlockCodec;
@@ -26,7 +27,7 @@ use crate::retain::Retain;
 use crate::run::RunReader;
 use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
 use crate::state_store::StateStore;
-use crate::table::{StateClass, TableDesc};
+use crate::table::TableDesc;
 
 /// Runs of level 0 that may hold one key before they are merged.
 const L0_OVERLAP: usize = 4;
@@ -62,7 +63,7 @@ pub struct Pick {
 pub fn pick(
     runs: &[RunMeta],
     tail: &[SliceRef],
-    class: impl Fn(u32) -> StateClass,
+    class: impl Fn(u32) -> AccessClass,
     cleaned: impl Fn(u32) -> bool,
     busy: impl Fn(u64) -> bool,
 ) -> Option<Pick> {
@@ -83,9 +84,9 @@ pub fn pick(
 }
 
 /// (urgency in per mille, task).
-fn pick_of_table(id: u32, runs: &[&RunMeta], class: StateClass) -> Option<(u64, Pick)> {
+fn pick_of_table(id: u32, runs: &[&RunMeta], class: AccessClass) -> Option<(u64, Pick)> {
     match class {
-        StateClass::Append => pick_tier(id, runs),
+        AccessClass::Append => pick_tier(id, runs),
         _ => pick_level0(id, runs).or_else(|| pick_level(id, runs)),
     }
 }

@@ -18,7 +18,7 @@ fn ids(pick: &Pick) -> Vec<u64> {
 }
 
 fn levelled(runs: &[RunMeta]) -> Option<Pick> {
-    pick(runs, &[], |_| StateClass::PointUpdate, |_| false, |_| false)
+    pick(runs, &[], |_| AccessClass::PointUpdate, |_| false, |_| false)
 }
 
 #[test]
@@ -47,12 +47,12 @@ fn overlapping_runs_go_to_level_one_with_what_they_touch() {
     runs.push(run(7, 2, 1, ("f", "g"), 100));
     assert!(!levelled(&runs).unwrap().bottom, "level 2 may hold older entries");
     assert_eq!(
-        pick(&runs, &[], |_| StateClass::PointUpdate, |_| false, |id| id == 3),
+        pick(&runs, &[], |_| AccessClass::PointUpdate, |_| false, |id| id == 3),
         None,
         "an input is busy"
     );
     let slice = SliceRef { sequence: 12, ..SliceRef::default() };
-    let held_back = pick(&runs, &[slice], |_| StateClass::PointUpdate, |_| false, |_| false);
+    let held_back = pick(&runs, &[slice], |_| AccessClass::PointUpdate, |_| false, |_| false);
     assert_eq!(held_back, None, "a slice of the tail lies between the inputs");
 }
 
@@ -84,7 +84,7 @@ fn a_level_that_outgrew_its_size_moves_the_cheapest_run_down() {
 
 #[test]
 fn append_runs_are_joined_by_size_and_left_alone_when_large() {
-    let class = |_| StateClass::Append;
+    let class = |_| AccessClass::Append;
     let mut runs: Vec<_> = (1..=8).map(|i| run(i, 0, i, ("a", "z"), 1 << 20)).collect();
     runs.push(run(9, 1, 0, ("a", "z"), TIER_DONE_BYTES));
     let task = pick(&runs, &[], class, |_| false, |_| false).unwrap();
@@ -98,7 +98,7 @@ fn disjoint_runs_of_a_cleaned_table_are_merged_for_what_has_left() {
     let level0 = |(i, k): (usize, &&str)| run(i as u64, 0, 10 + i as u64, (k, k), 100);
     let mut runs: Vec<_> = names.iter().enumerate().map(level0).collect();
     runs.push(run(20, 1, 3, ("x", "z"), 300));
-    let class = |_| StateClass::PointUpdate;
+    let class = |_| AccessClass::PointUpdate;
     let task = pick(&runs, &[], class, |_| true, |_| false).unwrap();
     assert_eq!(task.inputs.len(), 9, "a small level 1 goes along");
     assert!(task.bottom);

@@ -8,6 +8,7 @@ use arrow::array::{Array, AsArray, BinaryArray, BooleanArray, RecordBatch};
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::filter_record_batch;
 use arrow::datatypes::TimestampMicrosecondType;
+use millrace_common::access::RetentionBy;
 use millrace_common::keys::VNODE_BYTES;
 
 use crate::block::{Entries, Epochs};
@@ -16,19 +17,10 @@ use crate::error::Result;
 use crate::merge::Mode;
 use crate::table::RowStorage;
 
-/// Where an entry has its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RetainBy {
-    /// The first column of the key behind the vnode: a timestamp, ascending, NULLs first.
-    Key,
-    /// A value column: a timestamp.
-    Value(usize),
-}
-
 /// Entries below `bound` (microseconds) are gone; those without a time stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retain {
-    pub by: RetainBy,
+    pub by: RetentionBy,
     pub bound: i64,
 }
 
@@ -36,10 +28,10 @@ impl Retain {
     /// The entries that stay; `None`: all.
     fn mask(&self, keys: &BinaryArray, values: &RecordBatch) -> Option<BooleanArray> {
         let stays = match self.by {
-            RetainBy::Key => BooleanBuffer::collect_bool(keys.len(), |i| {
+            RetentionBy::Key => BooleanBuffer::collect_bool(keys.len(), |i| {
                 key_time(keys.value(i)).is_none_or(|t| t >= self.bound)
             }),
-            RetainBy::Value(column) => {
+            RetentionBy::Value(column) => {
                 let times = values.columns().get(column)?;
                 let times = times.as_primitive_opt::<TimestampMicrosecondType>()?;
                 BooleanBuffer::collect_bool(keys.len(), |i| {
@@ -55,7 +47,7 @@ impl Retain {
     pub fn applies(&self, storage: RowStorage, mode: Mode) -> bool {
         match mode {
             Mode::Compact { bottom, .. } => {
-                bottom || self.by == RetainBy::Key || storage != RowStorage::Keyed
+                bottom || self.by == RetentionBy::Key || storage != RowStorage::Keyed
             }
             Mode::AsOf(_) | Mode::Written { .. } => false,
         }

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use millrace_common::access::AccessClass;
 use millrace_common::{TableId, crash};
 use millrace_rpc::version::RunMeta;
 
@@ -15,7 +16,7 @@ use crate::merge::Merger;
 use crate::run::{FinishedRun, RunBuilder, RunIndex, RunKind, RunOptions, RunReader};
 use crate::segment::SegmentWriter;
 use crate::state_store::Shared;
-use crate::table::{RowStorage, StateClass, TableDesc};
+use crate::table::{RowStorage, TableDesc};
 
 /// Runs beyond this get a segment of their own; smaller ones share.
 const SHARED_SEGMENT_BYTES: usize = 8 << 20;
@@ -228,10 +229,10 @@ fn successor(vnode: &[u8]) -> Option<[u8; 2]> {
 
 fn run_options(desc: &TableDesc, block_bytes: Option<usize>) -> RunOptions {
     let kind = match desc.class {
-        StateClass::PointUpdate | StateClass::Lookup | StateClass::Merge if !desc.relation => {
+        AccessClass::PointUpdate | AccessClass::Lookup | AccessClass::Merge if !desc.relation => {
             RunKind::Point
         }
-        StateClass::RangeRead if !desc.relation => RunKind::Prefix,
+        AccessClass::RangeRead if !desc.relation => RunKind::Prefix,
         // Asked by key for each statement and changed row as often as scanned.
         _ if desc.storage == RowStorage::Keyed => RunKind::Prefix,
         _ => RunKind::Range,

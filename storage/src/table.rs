@@ -3,25 +3,8 @@
 
 use arrow::datatypes::SchemaRef;
 use millrace_common::TableId;
+use millrace_common::access::{AccessClass, RetentionBy};
 pub use millrace_rpc::catalog::RowStorage;
-
-use crate::retain::RetainBy;
-
-/// How a state table is used (docs/design.md §2): decides block size, filter and compaction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum StateClass {
-    /// Read and written by whole keys.
-    #[default]
-    PointUpdate,
-    /// Written in arrival order; runs hardly overlap.
-    Append,
-    /// Read by key prefix.
-    RangeRead,
-    /// Read by key or prefix, seldom written.
-    Lookup,
-    /// Written without being read.
-    Merge,
-}
 
 /// One state table of a job.
 #[derive(Clone, Debug)]
@@ -32,9 +15,9 @@ pub struct TableDesc {
     /// Columns of a stored value; may be none.
     pub value_schema: SchemaRef,
     pub storage: RowStorage,
-    pub class: StateClass,
+    pub class: AccessClass,
     /// Users and subscribers read it: versions are kept down to the horizon.
     pub relation: bool,
     /// Entries that become too old are dropped, by this time of theirs.
-    pub retention: Option<RetainBy>,
+    pub retention: Option<RetentionBy>,
 }

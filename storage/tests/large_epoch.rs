@@ -6,11 +6,12 @@ use std::sync::Arc;
 use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::TryStreamExt;
+use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, JobId, RelationId, TableId};
 use millrace_rpc::version::JobVersion;
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{
-    JobStore, RowStorage, ScanOptions, StateClass, StateStore, StoreOptions, TableDesc, TableWriter,
+    JobStore, RowStorage, ScanOptions, StateStore, StoreOptions, TableDesc, TableWriter,
 };
 use object_store::ObjectStore;
 
@@ -31,7 +32,7 @@ fn desc() -> TableDesc {
         name: "keyed".into(),
         value_schema: schema(),
         storage: RowStorage::Keyed,
-        class: StateClass::PointUpdate,
+        class: AccessClass::PointUpdate,
         relation: false,
         retention: None,
     }

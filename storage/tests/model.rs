@@ -8,12 +8,13 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::TryStreamExt;
+use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, JobId, TableId};
 use millrace_rpc::version::{JobVersion, VersionEdit};
 use millrace_storage::cache::CacheOptions;
 use millrace_storage::{
-    Found, JobStore, Persisted, RowStorage, ScanOptions, StateClass, StateStore, StoreOptions,
-    TableDesc, TableWriter, compaction,
+    Found, JobStore, Persisted, RowStorage, ScanOptions, StateStore, StoreOptions, TableDesc,
+    TableWriter, compaction,
 };
 use object_store::memory::InMemory;
 use proptest::prelude::*;
@@ -44,10 +45,10 @@ fn descs() -> Vec<TableDesc> {
         retention: None,
     };
     vec![
-        desc(KEYED, RowStorage::Keyed, StateClass::PointUpdate),
-        desc(MULTISET, RowStorage::Multiset, StateClass::RangeRead),
-        desc(APPEND, RowStorage::Append, StateClass::Append),
-        desc(STATE, RowStorage::Keyed, StateClass::PointUpdate),
+        desc(KEYED, RowStorage::Keyed, AccessClass::PointUpdate),
+        desc(MULTISET, RowStorage::Multiset, AccessClass::RangeRead),
+        desc(APPEND, RowStorage::Append, AccessClass::Append),
+        desc(STATE, RowStorage::Keyed, AccessClass::PointUpdate),
     ]
 }
 

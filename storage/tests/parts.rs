@@ -6,11 +6,10 @@ use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, JobId, RelationId, TableId};
 use millrace_rpc::version::JobVersion;
-use millrace_storage::{
-    JobStore, Lookup, Part, RowStorage, StateClass, StateStore, StoreOptions, TableDesc,
-};
+use millrace_storage::{JobStore, Lookup, Part, RowStorage, StateStore, StoreOptions, TableDesc};
 use object_store::memory::InMemory;
 
 const TABLE: TableId = TableId(1);
@@ -28,7 +27,7 @@ fn desc() -> TableDesc {
         name: "rows".into(),
         value_schema: schema(),
         storage: RowStorage::Keyed,
-        class: StateClass::RangeRead,
+        class: AccessClass::RangeRead,
         relation: false,
         retention: None,
     }

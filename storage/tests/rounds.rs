@@ -7,12 +7,12 @@ use std::time::Duration;
 use arrow::array::{BinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use futures::TryStreamExt;
+use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, JobId, RelationId, TableId};
 use millrace_rpc::version::{JobVersion, SliceRef};
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{
-    JobStore, Lookup, RowStorage, ScanOptions, StateClass, StateStore, StoreOptions, TableDesc,
-    TableWriter,
+    JobStore, Lookup, RowStorage, ScanOptions, StateStore, StoreOptions, TableDesc, TableWriter,
 };
 
 const TABLE: TableId = TableId(1);
@@ -27,7 +27,7 @@ fn desc() -> TableDesc {
         name: "aggregate".into(),
         value_schema: schema(),
         storage: RowStorage::Keyed,
-        class: StateClass::PointUpdate,
+        class: AccessClass::PointUpdate,
         relation: false,
         retention: None,
     }

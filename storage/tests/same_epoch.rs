@@ -14,13 +14,14 @@ use std::time::Duration;
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::TryStreamExt;
+use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, JobId, RelationId, TableId};
 use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
 use millrace_storage::cache::CacheOptions;
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{
-    Found, JobStore, Persisted, RowStorage, ScanOptions, StateClass, StateStore, StorageError,
-    StoreOptions, TableDesc, TableWriter, compaction,
+    Found, JobStore, Persisted, RowStorage, ScanOptions, StateStore, StorageError, StoreOptions,
+    TableDesc, TableWriter, compaction,
 };
 use proptest::prelude::*;
 use tokio::task::JoinHandle;
@@ -53,10 +54,10 @@ fn descs() -> Vec<TableDesc> {
         retention: None,
     };
     vec![
-        desc(KEYED, RowStorage::Keyed, StateClass::PointUpdate),
-        desc(MULTISET, RowStorage::Multiset, StateClass::PointUpdate),
-        desc(STATE, RowStorage::Keyed, StateClass::PointUpdate),
-        desc(COUNTS, RowStorage::Multiset, StateClass::RangeRead),
+        desc(KEYED, RowStorage::Keyed, AccessClass::PointUpdate),
+        desc(MULTISET, RowStorage::Multiset, AccessClass::PointUpdate),
+        desc(STATE, RowStorage::Keyed, AccessClass::PointUpdate),
+        desc(COUNTS, RowStorage::Multiset, AccessClass::RangeRead),
     ]
 }
 

@@ -12,6 +12,8 @@ const FILES: usize = 6;
 const KILLS: u64 = 3;
 
 fn options(endpoint: &str, bucket: &str, data_dir: &Path) -> ServerOptions {
+    // The store may have been there for an earlier run.
+    let bucket = &format!("{bucket}-{}", std::process::id());
     bucket::create(endpoint, bucket);
     let args = [
         "--object-store",

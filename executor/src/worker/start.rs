@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
 use millrace_graph::codec::decode_graph;
-use millrace_graph::{AccessClass, JobGraph, JoinKind, Operator, RetentionBy};
+use millrace_graph::{JobGraph, JoinKind, Operator};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::services::StartJob;
 use millrace_rpc::version::{JobVersion, retention_counter};
-use millrace_storage::{JobStore, RetainBy, StateClass, TableDesc};
+use millrace_storage::{JobStore, TableDesc};
 
 use super::Shared;
 use super::derived::{Cleaning, Derived};
@@ -61,8 +62,8 @@ fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
         value_schema: relation.arrow_schema()?,
         storage,
         class: match storage {
-            RowStorage::Append => StateClass::Append,
-            _ => StateClass::PointUpdate,
+            RowStorage::Append => AccessClass::Append,
+            _ => AccessClass::PointUpdate,
         },
         relation: true,
         retention: None,
@@ -72,21 +73,12 @@ fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
 fn tables(relation: &Relation, graph: &JobGraph) -> Vec<TableDesc> {
     let ids = relation.first_table_id..;
     let describe = |(id, table): (u32, &millrace_graph::StateTable)| TableDesc {
-        retention: table.retention.as_ref().map(|r| match r.by {
-            RetentionBy::Key => RetainBy::Key,
-            RetentionBy::Value(column) => RetainBy::Value(column),
-        }),
+        retention: table.retention.as_ref().map(|r| r.by),
         id: TableId(id),
         name: table.name.clone(),
         value_schema: Arc::clone(&table.value_schema),
         storage: table.storage,
-        class: match table.class {
-            AccessClass::PointUpdate => StateClass::PointUpdate,
-            AccessClass::Append => StateClass::Append,
-            AccessClass::RangeRead => StateClass::RangeRead,
-            AccessClass::Lookup => StateClass::Lookup,
-            AccessClass::Merge => StateClass::Merge,
-        },
+        class: table.class,
         relation: table.relation,
     };
     ids.zip(&graph.tables).map(describe).collect()

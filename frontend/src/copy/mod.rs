@@ -16,13 +16,13 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch};
 use millrace_common::{DeltaChunk, SqlError, SqlState};
-use millrace_executor::dml::{DmlError, InsertConflict, Load, LoadKind};
+use millrace_executor::dml::DmlKind;
+use millrace_executor::dml::{DmlError, Load, LoadKind};
 use millrace_executor::layout::RowLayout;
 use millrace_planner::ParsedStatement;
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{CopySource, CopyTarget, Ident, ObjectName, Statement as Sql};
 
-use crate::cluster::DmlKind;
 use crate::dml::{self, insert, rewrite, rows};
 use crate::session::{Outcome, RowSet, Session};
 use binary::BinaryReader;
@@ -342,11 +342,7 @@ impl CopyIn {
         }
         let Some(first) = self.held.first() else { return Ok("COPY 0".to_owned()) };
         let batch = rows::concat(&first.schema(), &self.held)?;
-        let kind = match insert::load_conflict(&self.table) {
-            InsertConflict::Overwrite => DmlKind::InsertOrOverwrite,
-            InsertConflict::Nothing => DmlKind::InsertOrIgnore,
-            InsertConflict::Error => DmlKind::Insert,
-        };
+        let kind = DmlKind::Insert { on_conflict: insert::load_conflict(&self.table) };
         let evaluated = dml::Evaluated {
             delta: DeltaChunk::inserts(batch.clone()),
             kind,

@@ -5,6 +5,7 @@ use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
 use millrace_executor::dml::second_time;
+use millrace_executor::dml::{DmlKind, InsertConflict};
 use millrace_rpc::catalog::{OnConflict as TableConflict, Relation};
 use sqlparser::ast::{
     BinaryOperator, ConflictTarget, DoUpdate, Expr, Insert, OnConflict, OnConflictAction, OnInsert,
@@ -15,7 +16,6 @@ use super::assign::{assign, check, check_fields};
 use super::insert::{assigned_value, assignment_position, column_position, set_twice};
 use super::repeats::Repeats;
 use super::{Evaluated, rewrite, rows};
-use crate::cluster::DmlKind;
 use crate::ddl::generated;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
@@ -85,12 +85,13 @@ pub async fn resolve_conflicts(
     let count = new.num_rows() as u64;
     match conflict {
         Conflict::Declared => {
-            let kind = match TableConflict::try_from(table.on_conflict) {
-                Ok(TableConflict::Overwrite) => DmlKind::InsertOrOverwrite,
-                Ok(TableConflict::Ignore) => DmlKind::InsertOrIgnore,
-                _ => DmlKind::Insert,
+            let on_conflict = match TableConflict::try_from(table.on_conflict) {
+                Ok(TableConflict::Overwrite) => InsertConflict::Overwrite,
+                Ok(TableConflict::Ignore) => InsertConflict::Nothing,
+                _ => InsertConflict::Error,
             };
-            let rows = (kind != DmlKind::InsertOrIgnore).then_some(count);
+            let kind = DmlKind::Insert { on_conflict };
+            let rows = (on_conflict != InsertConflict::Nothing).then_some(count);
             Ok(Evaluated {
                 delta: DeltaChunk::inserts(new.clone()),
                 kind,
@@ -108,7 +109,7 @@ pub async fn resolve_conflicts(
             let rows = Some(new.num_rows() as u64);
             Ok(Evaluated {
                 delta: DeltaChunk::inserts(new.clone()),
-                kind: DmlKind::Insert,
+                kind: DmlKind::Insert { on_conflict: InsertConflict::Error },
                 rows,
                 output: new,
                 resolves_conflicts: true,

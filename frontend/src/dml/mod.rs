@@ -23,11 +23,12 @@ mod with_order;
 use arrow::array::{RecordBatch, UInt32Array};
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
+use millrace_executor::dml::DmlKind;
 use millrace_planner::bind::misplaced;
 use millrace_rpc::catalog::{Relation, RelationKind};
 use sqlparser::ast::{Query, SelectItem, Statement as Sql};
 
-use crate::cluster::{BatchStream, DmlKind, DmlResult};
+use crate::cluster::{BatchStream, DmlResult};
 use crate::query::SessionCatalog;
 use crate::session::Session;
 use crate::session::reads::Written;

@@ -6,6 +6,7 @@ use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
 use arrow::datatypes::DataType;
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
+use millrace_executor::dml::DmlKind;
 use millrace_executor::dml::{DmlError, DmlOutcome, Load, LoadKind, OnRepeat, ReadSet};
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{
@@ -18,7 +19,7 @@ use super::attempts::Attempts;
 use super::insert::{assigned_value, assignment_position, set_twice};
 use super::spool::Spool;
 use super::{Done, Evaluated, apply, check_table, returning, rewrite, rows};
-use crate::cluster::{BatchStream, DmlKind};
+use crate::cluster::BatchStream;
 use crate::ddl::generated;
 use crate::query::catalog_view::{SessionCatalog, fold};
 use crate::session::Session;

@@ -10,12 +10,13 @@ use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
 use arrow::compute;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
 use millrace_executor::dml::{DmlError, StagedTable};
+use millrace_executor::dml::{DmlKind, InsertConflict};
 use millrace_rpc::catalog::Relation;
 use millrace_storage::Found;
 
 use super::Session;
 use super::reads::Written;
-use crate::cluster::{DmlKind, DmlResult};
+use crate::cluster::DmlResult;
 use crate::dml::{Evaluated, rows};
 
 /// Staged writes of all tables, by relation id.
@@ -96,8 +97,9 @@ impl Session {
             if writes.memory_size() + delta.memory_size() > limit {
                 return Err(too_much(limit));
             }
+            let strict = DmlKind::Insert { on_conflict: InsertConflict::Error };
             writes.lenient |=
-                !matches!(kind, DmlKind::Insert | DmlKind::Change) || evaluated.resolves_conflicts;
+                (kind != strict && kind != DmlKind::Change) || evaluated.resolves_conflicts;
             let staged = match writes.tables.entry(table.id) {
                 std::collections::btree_map::Entry::Occupied(at) => at.into_mut(),
                 std::collections::btree_map::Entry::Vacant(at) => {

@@ -7,6 +7,7 @@ use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Schema, SchemaRef, TimeUnit};
 use datafusion::logical_expr::{WindowFrame, WindowFrameBound, WindowFrameUnits};
 use millrace_common::RelationId;
+use millrace_common::access::{AccessClass, RetentionBy};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::expr::as_literal;
 use millrace_functions::window_call::RankFunction;
@@ -18,9 +19,9 @@ use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::pair_schema;
 use crate::{
-    AccessClass, AggCall, Aggregate, Closing, ColumnMark, Expand, Fragment, FragmentOutput,
-    GroupingSet, Hold, JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, MarkTerm, Matches,
-    Node, Operator, RelationLayout, Retention, RetentionBy, StateTable, TopN, Window,
+    AggCall, Aggregate, Closing, ColumnMark, Expand, Fragment, FragmentOutput, GroupingSet, Hold,
+    JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, MarkTerm, Matches, Node, Operator,
+    RelationLayout, Retention, StateTable, TopN, Window,
 };
 
 type Result<T> = std::result::Result<T, CodecError>;

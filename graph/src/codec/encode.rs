@@ -3,6 +3,7 @@
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::logical_expr::WindowFrameBound;
+use millrace_common::access::RetentionBy;
 use millrace_functions::expr::literal;
 use millrace_functions::window_call::WindowCall;
 
@@ -12,7 +13,7 @@ use crate::codec::{CodecError, proto};
 use crate::{
     AggCall, Aggregate, ColumnMark, Expand, Fragment, FragmentOutput, GroupingSet, Hold, JobGraph,
     Join, JoinSide, Lookup, MarkStep, MarkTerm, Node, Operator, RelationLayout, Retention,
-    RetentionBy, StateTable, TopN, Window,
+    StateTable, TopN, Window,
 };
 
 type Result<T> = std::result::Result<T, CodecError>;

@@ -1,12 +1,13 @@
 //! Our enumerations as the numbers of the stored format. Numbers are never reused.
 
 use datafusion::logical_expr::WindowFrameUnits;
+use millrace_common::access::AccessClass;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::window_call::RankFunction;
 use millrace_rpc::catalog::RowStorage;
 
+use crate::JoinKind;
 use crate::codec::CodecError;
-use crate::{AccessClass, JoinKind};
 
 /// An enumeration with a number for every variant.
 pub trait Numbered: Copy + PartialEq + Sized + 'static {

@@ -3,8 +3,8 @@
 //! In this order of preference: a layout that needs no read (an arrival sequence, weights that add
 //! up), one that reads a whole key, one that scans a prefix.
 
+use millrace_common::access::AccessClass;
 use millrace_functions::aggregate_kind::AggFunc;
-use millrace_graph::AccessClass;
 use millrace_rpc::catalog::RowStorage;
 
 use crate::passes::properties::Properties;

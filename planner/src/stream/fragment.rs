@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
+use millrace_common::access::{AccessClass, RetentionBy};
 use millrace_common::planted::is_planted;
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_functions::aggregate_kind::AggFunc;
@@ -15,8 +16,8 @@ use millrace_functions::expr;
 use millrace_functions::window_call::session_gap;
 use millrace_graph::state::{accumulator_schema, matches_schema};
 use millrace_graph::{
-    self, AccessClass, AggCall, ColumnMark, Fragment, FragmentOutput, JobGraph, JoinSide, MarkTerm,
-    Node, Operator, RelationLayout, Retention, RetentionBy, StateTable,
+    self, AggCall, ColumnMark, Fragment, FragmentOutput, JobGraph, JoinSide, MarkTerm, Node,
+    Operator, RelationLayout, Retention, StateTable,
 };
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 

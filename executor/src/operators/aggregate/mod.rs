@@ -34,12 +34,12 @@ use arrow::compute::kernels::cmp::distinct;
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use millrace_common::access::RetentionBy;
 use millrace_common::delta::take_rows;
 use millrace_common::keys::KeyCodec;
 use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
 use millrace_functions::aggregate_kind::AggFunc;
-use millrace_graph::RetentionBy;
 use millrace_storage::{Found, MemRun};
 
 use self::accumulator::{Accumulator, Rows};

@@ -5,7 +5,8 @@
 //! time, so that a row is looked at a bounded number of times on average.
 
 use arrow::array::Array;
-use millrace_graph::{Join, RetentionBy};
+use millrace_common::access::RetentionBy;
+use millrace_graph::Join;
 
 use super::side::{END, Side};
 use super::{Entry, HashJoin};

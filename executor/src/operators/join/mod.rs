@@ -36,8 +36,9 @@ use arrow::datatypes::{Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
+use millrace_common::access::RetentionBy;
 use millrace_common::planted::is_planted;
-use millrace_graph::{JoinKind, RetentionBy};
+use millrace_graph::JoinKind;
 use millrace_storage::{Found, MemRun};
 
 use self::clean::Cleaning;

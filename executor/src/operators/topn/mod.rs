@@ -19,9 +19,9 @@ use arrow::datatypes::SchemaRef;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
+use millrace_common::access::RetentionBy;
 use millrace_common::delta::take_rows;
 use millrace_common::planted::is_planted;
-use millrace_graph::RetentionBy;
 use millrace_storage::{Found, MemRun};
 
 use self::group::{Group, Shown, Window};

@@ -24,9 +24,9 @@ use arrow::datatypes::{Field, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
+use millrace_common::access::RetentionBy;
 use millrace_common::identity::RowCodec;
 use millrace_functions::window_call::Reach;
-use millrace_graph::RetentionBy;
 use millrace_storage::{Found, MemRun};
 
 use self::affected::{Interval, affected};

@@ -13,12 +13,12 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::TryStreamExt;
+use millrace_common::access::AccessClass;
 use millrace_common::{
     DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId,
 };
 use millrace_graph::{
-    AccessClass, Fragment, FragmentOutput, JobGraph, Node, Operator as Op, RelationLayout,
-    StateTable,
+    Fragment, FragmentOutput, JobGraph, Node, Operator as Op, RelationLayout, StateTable,
 };
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob, Verdict};
