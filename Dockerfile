@@ -2,7 +2,7 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /build
 COPY . .
-RUN cargo build --release --locked --bin millrace && cp target/release/millrace /millrace
+RUN cargo build --profile dist --locked --bin millrace && cp target/dist/millrace /millrace
 
 FROM debian:bookworm-slim
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates \

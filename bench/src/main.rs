@@ -58,6 +58,7 @@ enum Command {
 fn main() -> ExitCode {
     keep_freed_memory();
     let cli = Cli::parse();
+    eprintln!("built with the profile {}", env!("MILLRACE_PROFILE"));
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => {

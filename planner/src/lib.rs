@@ -8,7 +8,6 @@ pub mod ast;
 pub mod bind;
 pub mod catalog;
 pub mod explain;
-mod explain_expr;
 mod group_keys;
 mod operands;
 pub mod optimizer;

@@ -5,8 +5,9 @@ mod common;
 use millrace_common::SqlState;
 use millrace_graph::JobGraph;
 use millrace_graph::codec::{CodecError, decode_graph, encode_graph};
+use millrace_planner::explain::explain_stream;
 
-use common::{compare, explain, plan, tests_dir};
+use common::{compare, explain, plan, plan_seen, tests_dir};
 
 const NEXMARK: [&str; 22] = [
     "q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7", "q8", "q9", "q10", "q11", "q13", "q14", "q15",
@@ -119,4 +120,27 @@ fn refusals_name_the_feature() {
 fn a_view_cannot_have_two_columns_of_one_name() {
     let e = plan("SELECT id, name AS id FROM item").unwrap_err();
     assert_eq!(e.state, SqlState::DUPLICATE_COLUMN);
+}
+
+/// What EXPLAIN (PASSES) shows: the plan after each pass.
+#[test]
+fn each_pass_leaves_its_mark() {
+    let sql = "SELECT id, name, r FROM (SELECT o.id, i.name, row_number() OVER (PARTITION BY i.name ORDER BY o.id) AS r \
+        FROM orders o JOIN item i ON o.item_id = i.id) t WHERE r <= 2";
+    let mut seen: Vec<(&str, String)> = Vec::new();
+    plan_seen(sql, &mut |name, stream| seen.push((name, explain_stream(stream).join("\n"))))
+        .unwrap();
+    let names: Vec<&str> = seen.iter().map(|(name, _)| *name).collect();
+    let passes = ["simplify", "limit ranks", "number rows", "add identities", "prune", "simplify"];
+    assert_eq!(names[0], "convert");
+    assert_eq!(names[1..7], passes);
+    assert_eq!(names[7..], ["place exchanges", "lay out the result"]);
+    let after = |at: usize| seen[at].1.as_str();
+    // The condition becomes the rank's limit.
+    assert!(after(1).contains("Filter") && !after(1).contains("TopN row_number <= 2"));
+    assert!(!after(2).contains("Filter") && after(2).contains("TopN row_number <= 2"));
+    // Each projection that only chooses columns goes, or into the join.
+    assert!(after(5).lines().count() > after(6).lines().count(), "{}\n{}", after(5), after(6));
+    // Rows move to where their group is.
+    assert!(!after(6).contains("Exchange") && after(7).contains("Exchange hash (name)"));
 }

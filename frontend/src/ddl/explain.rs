@@ -14,7 +14,8 @@ use millrace_graph::codec::decode_graph;
 use millrace_planner::Statement;
 use millrace_planner::ast::{Explain, ExplainTarget};
 use millrace_planner::bind::names::without_marks;
-use millrace_planner::explain::explain_graph;
+use millrace_planner::explain::{explain_graph, explain_stream};
+use millrace_planner::stream::plan::Stream;
 use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::{Query, Statement as Sql};
 
@@ -30,7 +31,7 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
     let form = Form::of(explain)?;
     let catalog = session.cluster().catalog();
     let shown = match &explain.target {
-        ExplainTarget::Job(name) => {
+        ExplainTarget::Job(name) if !form.passes => {
             let relation = session.catalog_view().resolve(name)?;
             let kinds = [RelationKind::MaterializedView as i32, RelationKind::Sink as i32];
             if !kinds.contains(&relation.kind) {
@@ -45,9 +46,16 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
         }
         ExplainTarget::Statement(Statement::CreateView(def)) if def.materialized => {
             let view_catalog = session.catalog_view();
-            let (bound, names) = view::bind(session, &view_catalog, def)?;
-            let graph = view::plan(&view_catalog, &bound, &names, def)?;
-            Shown::of(explain_graph(&graph, &|id| relation_name(&catalog, id)))
+            let (bound, _) = view::bind(session, &view_catalog, def)?;
+            let mut after = Passes::default();
+            let graph =
+                view::plan_watched(&view_catalog, &bound, def, &mut |name, s| after.add(name, s))?;
+            let graph = explain_graph(&graph, &|id| relation_name(&catalog, id));
+            Shown::of(if form.passes { after.then(graph) } else { graph })
+        }
+        _ if form.passes => {
+            return Err(SqlError::unsupported("EXPLAIN (PASSES) of this statement")
+                .with_hint("It shows how CREATE MATERIALIZED VIEW is planned."));
         }
         ExplainTarget::Statement(Statement::CreateSink(def)) => {
             let planned = sink::plan(session, &session.catalog_view(), def)?;
@@ -56,11 +64,38 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
         ExplainTarget::Statement(Statement::Sql(sql)) => {
             explain_sql(session, sql, explain.analyze, form).await?
         }
-        ExplainTarget::Statement(_) => {
+        ExplainTarget::Job(_) | ExplainTarget::Statement(_) => {
             return Err(SqlError::unsupported("EXPLAIN of this statement"));
         }
     };
     shown.rows(form)
+}
+
+/// A job's plan after each pass; of one that changes nothing only the name.
+#[derive(Default)]
+struct Passes {
+    lines: Vec<String>,
+    last: Vec<String>,
+}
+
+impl Passes {
+    fn add(&mut self, name: &str, stream: &Stream) {
+        let plan = explain_stream(stream);
+        if plan == self.last {
+            self.lines.push(format!("{name}: no change"));
+            return;
+        }
+        self.lines.push(format!("{name}:"));
+        self.lines.extend(plan.iter().map(|line| format!("  {line}")));
+        self.last = plan;
+    }
+
+    /// All of them, and what the job runs.
+    fn then(mut self, graph: Vec<String>) -> Vec<String> {
+        self.lines.push("fragments:".into());
+        self.lines.extend(graph.into_iter().map(|line| format!("  {line}")));
+        self.lines
+    }
 }
 
 fn relation_name(catalog: &CatalogSnapshot, id: RelationId) -> Option<String> {

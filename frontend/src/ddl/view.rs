@@ -5,7 +5,7 @@ use millrace_graph::JobGraph;
 use millrace_graph::codec::encode_graph;
 use millrace_planner::ast::CreateView;
 use millrace_planner::bind::outputs::replaces;
-use millrace_planner::stream::{JobOptions, Sink, plan_job};
+use millrace_planner::stream::{self, JobOptions, Sink, Watch};
 use millrace_planner::{Binder, BoundQuery};
 use millrace_rpc::catalog::{Column, Relation, RelationKind};
 
@@ -54,7 +54,7 @@ pub async fn create_view(
     };
     let replace = matches!(existing, Existing::Replace);
     if def.materialized {
-        let graph = plan(&view, &bound, &names, def)?;
+        let graph = plan(&view, &bound, def)?;
         let mut relation = with_graph(relation, &graph, &bound, &names)?;
         // Hidden columns come after those of the query.
         relation.columns.iter_mut().zip(types).for_each(|(c, t)| c.sql_type = t);
@@ -135,9 +135,23 @@ pub fn depends_on(bound: &BoundQuery) -> Vec<u32> {
 pub fn plan(
     view: &SessionCatalog,
     bound: &BoundQuery,
-    _names: &[String],
     def: &CreateView,
 ) -> Result<JobGraph, SqlError> {
+    plan_watched(view, bound, def, &mut |_, _| {})
+}
+
+/// [`plan`], with a look at the plan after each pass.
+pub fn plan_watched(
+    view: &SessionCatalog,
+    bound: &BoundQuery,
+    def: &CreateView,
+    watch: Watch<'_>,
+) -> Result<JobGraph, SqlError> {
+    let options = job_options(def)?;
+    busy(|| stream::plan_watched(bound, view, &options, watch))
+}
+
+fn job_options(def: &CreateView) -> Result<JobOptions, SqlError> {
     let sink = match def.options.iter().find(|(n, _)| n == "sink") {
         Some((_, v)) if v == "blackhole" => Sink::Blackhole,
         Some((_, v)) => {
@@ -156,8 +170,7 @@ pub fn plan(
         ));
     }
     let on_window_close = def.emit_on_window_close;
-    let options = JobOptions { sink, on_window_close, ttl_us };
-    busy(|| plan_job(bound, view, &options))
+    Ok(JobOptions { sink, on_window_close, ttl_us })
 }
 
 /// How long rows count, in microseconds.

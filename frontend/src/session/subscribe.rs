@@ -222,7 +222,7 @@ impl Session {
             emit_on_window_close: false,
         };
         let (bound, names) = view::bind(self, &catalog, &create)?;
-        let graph = view::plan(&catalog, &bound, &names, &create)?;
+        let graph = view::plan(&catalog, &bound, &create)?;
         let relation = Relation {
             schema,
             name,

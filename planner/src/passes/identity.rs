@@ -11,13 +11,29 @@ use std::sync::Arc;
 
 use arrow::datatypes::{FieldRef, Schema};
 use datafusion::common::Result;
+use millrace_common::SqlError;
+use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::expr;
 use millrace_graph::JoinKind;
 use millrace_graph::pair_schema;
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 
+use crate::passes::Pass;
 use crate::passes::properties::Properties;
 use crate::stream::plan::{Join, Op, Stream};
+
+/// See [`add_identities`].
+pub struct AddIdentities;
+
+impl Pass for AddIdentities {
+    fn name(&self) -> &'static str {
+        "add identities"
+    }
+
+    fn run(&self, stream: Stream) -> std::result::Result<Stream, SqlError> {
+        add_identities(stream).map_err(sql_error_from_datafusion)
+    }
+}
 
 pub fn add_identities(stream: Stream) -> Result<Stream> {
     let mut stream = stream.map_inputs(add_identities)?;

@@ -1,5 +1,5 @@
-//! Passes over the stream plan, in the order `stream::plan_job` runs them. Each takes a tree and
-//! gives a tree (or reads properties off it), and has its tests beside it.
+//! Passes over the stream plan: each takes a tree and gives a tree, in a file of its own with its tests beside it.
+//! What only reads properties off a tree (`properties`, `classes`, `watermark`) stands here too.
 
 pub mod classes;
 pub mod exchange;
@@ -10,6 +10,40 @@ pub mod rank;
 pub mod simplify;
 pub mod ttl;
 pub mod watermark;
+mod window_close;
+
+use millrace_common::SqlError;
+
+use crate::stream::JobOptions;
+use crate::stream::plan::Stream;
+
+/// A rewrite of a job's stream plan.
+pub trait Pass {
+    /// As `EXPLAIN (PASSES)` shows it.
+    fn name(&self) -> &'static str;
+
+    fn run(&self, stream: Stream) -> Result<Stream, SqlError>;
+}
+
+/// The passes of a job whose result has so many visible columns, in the order they run. Exchanges are placed
+/// after them.
+pub fn passes(options: &JobOptions, visible: usize) -> Vec<Box<dyn Pass>> {
+    let mut all: Vec<Box<dyn Pass>> = vec![
+        Box::new(simplify::Simplify),
+        Box::new(rank::LimitRanks),
+        Box::new(rank::NumberRows),
+        Box::new(identity::AddIdentities),
+        Box::new(prune::Prune),
+        Box::new(simplify::Simplify),
+    ];
+    if let Some(ttl_us) = options.ttl_us {
+        all.push(Box::new(ttl::ExpireInputs { ttl_us }));
+    }
+    if options.on_window_close {
+        all.push(Box::new(window_close::CloseWindows { visible }));
+    }
+    all
+}
 
 #[cfg(test)]
 mod tests;

@@ -9,14 +9,30 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use datafusion::common::Result;
+use millrace_common::SqlError;
+use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::expr;
 use millrace_graph::pair_schema;
 use millrace_graph::{Expand, JoinKind};
 
+use crate::passes::Pass;
 use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
 
 /// Old position → new position, for the columns that are left.
 type Map = Vec<Option<usize>>;
+
+/// See [`prune`].
+pub struct Prune;
+
+impl Pass for Prune {
+    fn name(&self) -> &'static str {
+        "prune"
+    }
+
+    fn run(&self, stream: Stream) -> std::result::Result<Stream, SqlError> {
+        prune(stream).map_err(sql_error_from_datafusion)
+    }
+}
 
 /// Prunes a whole plan; its output stays as it is.
 pub fn prune(stream: Stream) -> Result<Stream> {

@@ -13,10 +13,12 @@ use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::conjunction;
 use datafusion::physical_expr::expressions::BinaryExpr;
 use datafusion::physical_expr::utils::split_conjunction;
+use millrace_common::SqlError;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::window_call;
 
+use crate::passes::Pass;
 use crate::stream::plan::{Op, Stream, Window};
 
 /// Ranks that pass, from 1, both ends included.
@@ -38,6 +40,19 @@ impl Bounds {
     }
 }
 
+/// See [`limit_ranks`].
+pub struct LimitRanks;
+
+impl Pass for LimitRanks {
+    fn name(&self) -> &'static str {
+        "limit ranks"
+    }
+
+    fn run(&self, stream: Stream) -> std::result::Result<Stream, SqlError> {
+        Ok(limit_ranks(stream))
+    }
+}
+
 pub fn limit_ranks(stream: Stream) -> Stream {
     let Stream { op, inputs, schema } = stream;
     let mut inputs: Vec<Stream> = inputs.into_iter().map(limit_ranks).collect();
@@ -56,6 +71,19 @@ pub fn limit_ranks(stream: Stream) -> Stream {
     let Some(input) = inputs.pop() else { return Stream { op, inputs, schema } };
     let input = apply(input, bounds);
     if rest.is_empty() { input } else { input.filter(conjunction(rest)) }
+}
+
+/// See [`number_rows`].
+pub struct NumberRows;
+
+impl Pass for NumberRows {
+    fn name(&self) -> &'static str {
+        "number rows"
+    }
+
+    fn run(&self, stream: Stream) -> std::result::Result<Stream, SqlError> {
+        Ok(number_rows(stream))
+    }
 }
 
 /// Rankings that nothing limits are window functions: a change emits the rows whose rank it moves,

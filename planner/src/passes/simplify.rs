@@ -8,13 +8,29 @@ use std::sync::Arc;
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::Result;
 use datafusion::physical_expr::ScalarFunctionExpr;
+use millrace_common::SqlError;
 use millrace_functions::collected::collect_entry;
+use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
 use millrace_graph::JoinKind;
 
+use crate::passes::Pass;
 use crate::passes::properties::Properties;
 use crate::stream::plan::{Op, Stream};
+
+/// See the module.
+pub struct Simplify;
+
+impl Pass for Simplify {
+    fn name(&self) -> &'static str {
+        "simplify"
+    }
+
+    fn run(&self, stream: Stream) -> std::result::Result<Stream, SqlError> {
+        simplify(stream).map_err(sql_error_from_datafusion)
+    }
+}
 
 pub fn simplify(stream: Stream) -> Result<Stream> {
     let mut stream = stream.map_inputs(simplify)?;

@@ -7,11 +7,27 @@
 
 use millrace_common::SqlError;
 
+use crate::passes::Pass;
 use crate::passes::properties::Properties;
 use crate::stream::plan::{Op, Stream};
 
 /// Puts an expiry behind every input.
-pub fn expire_inputs(stream: Stream, ttl_us: i64) -> Result<Stream, SqlError> {
+pub struct ExpireInputs {
+    /// How long rows count, in microseconds.
+    pub ttl_us: i64,
+}
+
+impl Pass for ExpireInputs {
+    fn name(&self) -> &'static str {
+        "expire inputs"
+    }
+
+    fn run(&self, stream: Stream) -> Result<Stream, SqlError> {
+        expire_inputs(stream, self.ttl_us)
+    }
+}
+
+fn expire_inputs(stream: Stream, ttl_us: i64) -> Result<Stream, SqlError> {
     if is_input(&stream) {
         return expire(stream, ttl_us);
     }

@@ -244,7 +244,7 @@ impl Extended {
             .enumerate()
             .map(|(i, f)| (expr::column(&schema, i), f.name().clone()));
         let more = self.extra.into_iter().map(|e| {
-            let name = crate::explain_expr::expr_text(&e);
+            let name = crate::explain::expr_text(&e);
             (e, name)
         });
         let columns = own.chain(more).collect();

@@ -23,7 +23,7 @@ use arrow::datatypes::{Field, Schema};
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::{ExprSchemable, LogicalPlan};
 use millrace_common::{SqlError, SqlState, SqlType};
-use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::interrupt;
 use millrace_functions::types::type_name;
 use millrace_graph::JobGraph;
@@ -32,7 +32,7 @@ use millrace_graph::codec::encode_watermark;
 use crate::bind::{Binder, BoundQuery, check_view_volatility};
 use crate::catalog::CatalogView;
 use crate::optimizer::optimize_for_view;
-use crate::passes::{exchange, identity, prune, rank, simplify, ttl, watermark};
+use crate::passes::{exchange, passes};
 use crate::stream::compile::compile;
 use plan::Stream;
 
@@ -70,42 +70,57 @@ pub struct JobOptions {
     pub ttl_us: Option<i64>,
 }
 
+/// Told of the plan after each pass, by the pass's name.
+pub type Watch<'a> = &'a mut dyn FnMut(&'static str, &Stream);
+
 /// Plans the job that maintains a query's result: optimises, then [`plan_logical`].
 pub fn plan_job(
     query: &BoundQuery,
     catalog: &dyn CatalogView,
     options: &JobOptions,
 ) -> Result<JobGraph, SqlError> {
+    plan_watched(query, catalog, options, &mut |_, _| {})
+}
+
+/// [`plan_job`], watched.
+pub fn plan_watched(
+    query: &BoundQuery,
+    catalog: &dyn CatalogView,
+    options: &JobOptions,
+    watch: Watch<'_>,
+) -> Result<JobGraph, SqlError> {
     check_view_volatility(&query.plan)?;
     let optimised = optimize_for_view(query.plan.clone())?;
     let columns: Vec<(String, SqlType)> =
         query.names.iter().cloned().zip(query.types.iter().copied()).collect();
-    plan_logical(&optimised, &columns, catalog, options)
+    plan_logical(&optimised, &columns, catalog, options, watch)
 }
 
 /// Plans the job of a logical plan that is already optimised. `columns`: names and types of the
 /// relation, which the plan's own are cast to.
-pub fn plan_logical(
+fn plan_logical(
     plan: &LogicalPlan,
     columns: &[(String, SqlType)],
     catalog: &dyn CatalogView,
     options: &JobOptions,
+    watch: Watch<'_>,
 ) -> Result<JobGraph, SqlError> {
     let converter = convert::Converter::new(catalog);
     let stream = converter.convert(plan)?;
     converter.check_lookups()?;
-    let stream = name_columns(stream, columns)?;
-    let mut stream = run_passes(stream).map_err(sql_error_from_datafusion)?;
-    if let Some(ttl_us) = options.ttl_us {
-        stream = ttl::expire_inputs(stream, ttl_us)?;
-    }
-    if options.on_window_close {
-        stream = close_windows(stream, columns.len())?;
+    let mut stream = name_columns(stream, columns)?;
+    watch("convert", &stream);
+    for pass in passes(options, columns.len()) {
+        interrupt::check()?;
+        stream = pass.run(stream)?;
+        watch(pass.name(), &stream);
     }
     interrupt::check()?;
     let placed = exchange::place(stream);
+    watch("place exchanges", &placed.0);
     interrupt::check()?;
     let (stream, layout) = fragment::lay_out(placed, &options.sink, columns.len())?;
+    watch("lay out the result", &stream);
     fragment::fragment(stream, layout, &options.sink)
 }
 
@@ -130,47 +145,6 @@ pub fn compile_watermark(
         ));
     }
     Ok(encode_watermark(&compile(&bound, &columns)?)?)
-}
-
-/// Holds the result back until its windows are closed.
-fn close_windows(stream: Stream, visible: usize) -> Result<Stream, SqlError> {
-    match watermark::closing_column(&stream, visible) {
-        Some(column) => Ok(stream.window_close(column)),
-        None => {
-            let message =
-                "EMIT ON WINDOW CLOSE of a query whose result has no column with a watermark";
-            let hint = match has_windows(&stream) {
-                true => WINDOW_HINT,
-                false => {
-                    "Declare WATERMARK FOR on the source, and have the window or time column in the result."
-                }
-            };
-            Err(SqlError::unsupported(message).with_hint(hint))
-        }
-    }
-}
-
-/// What a result with window functions can wait for.
-const WINDOW_HINT: &str = "A window function keeps the watermark of a column of its PARTITION BY; and of \
-     the first column of its ORDER BY, if that is ascending with NULLs last and no result depends on rows after its own \
-     (lag, row_number, rank, dense_rank, aggregates over frames that end at CURRENT ROW or before). Have that column \
-     in the result.";
-
-fn has_windows(stream: &Stream) -> bool {
-    matches!(stream.op, plan::Op::Window(_)) || stream.inputs.iter().any(has_windows)
-}
-
-fn run_passes(stream: Stream) -> datafusion::common::Result<Stream> {
-    let next = || interrupt::check().map_err(external);
-    let stream = simplify::simplify(stream)?;
-    next()?;
-    let stream = rank::number_rows(rank::limit_ranks(stream));
-    next()?;
-    let stream = identity::add_identities(stream)?;
-    next()?;
-    let stream = prune::prune(stream)?;
-    next()?;
-    simplify::simplify(stream)
 }
 
 /// The relation's own column names and types. A name that appears twice is an error.

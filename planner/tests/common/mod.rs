@@ -10,7 +10,7 @@ use datafusion::datasource::empty::EmptyTable;
 use datafusion::logical_expr::TableSource;
 use millrace_common::{RelationId, SqlError, SqlType};
 use millrace_graph::JobGraph;
-use millrace_planner::stream::{JobOptions, plan_job};
+use millrace_planner::stream::{JobOptions, Watch, plan_watched};
 use millrace_planner::{Binder, CatalogView, SessionInfo, Statement, parse};
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 
@@ -126,6 +126,11 @@ impl CatalogView for TestCatalog {
 
 /// SQL to job graph, the whole way.
 pub fn plan(sql: &str) -> Result<JobGraph, SqlError> {
+    plan_seen(sql, &mut |_, _| {})
+}
+
+/// The same, with a look at the plan after each pass.
+pub fn plan_seen(sql: &str, watch: Watch<'_>) -> Result<JobGraph, SqlError> {
     let catalog = TestCatalog::new();
     let mut statements = parse(sql)?;
     let session = SessionInfo { for_view: true, ..SessionInfo::default() };
@@ -134,7 +139,7 @@ pub fn plan(sql: &str) -> Result<JobGraph, SqlError> {
         Some(Statement::Sql(statement)) => match *statement {
             sqlparser::ast::Statement::Query(query) => {
                 let bound = binder.query(&query, &[])?;
-                plan_job(&bound, &catalog, &JobOptions::default())
+                plan_watched(&bound, &catalog, &JobOptions::default(), watch)
             }
             other => panic!("not a query: {other}"),
         },

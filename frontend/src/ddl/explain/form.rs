@@ -16,15 +16,18 @@ pub struct Form {
     pub json: bool,
     /// With the columns that each operator gives.
     pub verbose: bool,
+    /// The plan of a job after each of the planner's passes.
+    pub passes: bool,
 }
 
 impl Form {
     /// What the options in parentheses and words say.
     pub fn of(explain: &Explain) -> Result<Form, SqlError> {
-        let mut form = Form { json: false, verbose: explain.verbose };
+        let mut form = Form { json: false, verbose: explain.verbose, passes: false };
         for (name, value) in &explain.options {
             match name.as_str() {
                 "format" => form.json = is_json(value)?,
+                "passes" => form.passes = boolean(name, value)?,
                 "timing" | "wal" if boolean(name, value)? && !explain.analyze => {
                     let name = name.to_uppercase();
                     let message = format!("EXPLAIN option {name} requires ANALYZE");
@@ -39,6 +42,9 @@ impl Form {
                     return Err(SqlError::new(SqlState::SYNTAX_ERROR, message));
                 }
             }
+        }
+        if form.passes && form.json {
+            return Err(SqlError::unsupported("EXPLAIN (PASSES, FORMAT JSON)"));
         }
         Ok(form)
     }

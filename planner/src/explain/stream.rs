@@ -1,0 +1,95 @@
+//! A stream plan as text: one line an operator, inputs indented below.
+
+use arrow::datatypes::Schema;
+use millrace_graph::JoinKind;
+
+use super::text::{
+    JoinText, TopText, aggregate, call, column, duration, expand, hop, list, lookup, project, text,
+    unnest, values, window,
+};
+use crate::bind::names::without_marks;
+use crate::stream::plan::{Call, Join, Op, Stream};
+
+/// The plan between two passes, or after the last.
+pub fn explain_stream(stream: &Stream) -> Vec<String> {
+    let mut lines = Vec::new();
+    add(stream, 0, &mut lines);
+    lines
+}
+
+fn add(stream: &Stream, depth: usize, lines: &mut Vec<String>) {
+    lines.push("  ".repeat(depth) + &without_marks(&operator(stream)));
+    stream.inputs.iter().for_each(|input| add(input, depth + 1, lines));
+}
+
+fn operator(stream: &Stream) -> String {
+    let empty = Schema::empty();
+    let input = stream.inputs.first().map_or(&empty, |i| i.schema.as_ref());
+    let right = stream.inputs.get(1).map_or(&empty, |i| i.schema.as_ref());
+    match &stream.op {
+        Op::Scan { relation, .. } => {
+            let all: Vec<usize> = (0..stream.width()).collect();
+            format!("Scan {} ({})", relation.name, list(&stream.schema, &all))
+        }
+        Op::Values { batch } => values(batch),
+        Op::Filter { predicate } => format!("Filter {}", text(predicate, input)),
+        Op::Project { exprs } => project(exprs, input, &stream.schema),
+        Op::Union => "Union".into(),
+        Op::Hop { time_column, size_us, slide_us, offset_us } => {
+            hop(&column(input, *time_column), *size_us, *slide_us, *offset_us)
+        }
+        Op::Repeat { times_column } => format!("Repeat {} times", column(input, *times_column)),
+        Op::Unnest { lists, keep_empty } => unnest(lists, *keep_empty, input),
+        Op::Expand(e) => expand(e, input),
+        Op::Aggregate(a) => {
+            let one = |c: &Call| call(c.func, c.arg, c.distinct, c.filter, input);
+            aggregate(&a.group, &a.calls.iter().map(one).collect::<Vec<_>>(), input)
+        }
+        Op::Join(j) => join(j, input, right, &stream.schema),
+        Op::TopN(t) => {
+            let text = TopText {
+                rank: t.rank,
+                offset: t.offset,
+                limit: t.limit,
+                group: &t.group,
+                order: &t.order,
+                emit_rank: t.emit_rank,
+            };
+            text.line(input) + &told_apart(&t.identity, input)
+        }
+        Op::Window(w) => {
+            window(&w.calls, &w.group, &w.order, input) + &told_apart(&w.identity, input)
+        }
+        Op::WindowClose(h) => format!("Window close by {}", column(input, h.column)),
+        Op::Stamp { add_us } => format!("Stamp processing time + {}", duration(*add_us)),
+        Op::Expire(h) => format!("Expire by {}", column(input, h.column)),
+        Op::Appear(h) => format!("Appear by {}", column(input, h.column)),
+        Op::Exchange { hash } if hash.is_empty() => "Exchange to one task".into(),
+        Op::Exchange { hash } => format!("Exchange hash ({})", list(input, hash)),
+    }
+}
+
+fn join(j: &Join, left: &Schema, right: &Schema, output: &Schema) -> String {
+    let (left_keys, right_keys) = (j.left_keys(), j.right_keys());
+    let keys: [&[usize]; 2] = [&left_keys, &right_keys];
+    if j.lookup {
+        let outer = j.kind == JoinKind::LeftOuter;
+        return lookup(outer, keys, j.residual.as_ref(), [left, right], output);
+    }
+    let text = JoinText {
+        kind: j.kind,
+        keys,
+        null_equals_null: j.null_equals_null,
+        null_aware: j.null_aware,
+        residual: j.residual.as_ref(),
+    };
+    text.line(left, right, output)
+}
+
+/// The columns that tell rows of a group and order apart.
+fn told_apart(identity: &[usize], input: &Schema) -> String {
+    match identity {
+        [] => String::new(),
+        columns => format!(", identity ({})", list(input, columns)),
+    }
+}
