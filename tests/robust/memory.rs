@@ -195,6 +195,17 @@ async fn wide_rows_are_copied_a_few_at_a_time() {
         ),
     ])
     .await;
+    // Rows of one branch are with the client when those of another turn out to be wide.
+    let branches = "SELECT length(t) FROM (SELECT count(*)::text AS t FROM generate_series(1, 2000000) \
+        UNION ALL SELECT w.t FROM wide w JOIN narrow n ON w.k = n.k WHERE n.k = 1 LIMIT ALL) u";
+    let expected = ["7"].into_iter().chain(["100000"; 3_000]).collect::<Vec<_>>().join(", ");
+    node.answers(&[(branches, &expected)]).await;
+    let plan =
+        answer(&node.client, "EXPLAIN ANALYZE SELECT count(*) FROM wide w JOIN narrow n USING (k)");
+    let plan = plan.await;
+    assert!(plan.starts_with("ProjectionExec: ") && !plan.contains("Measured"), "{plan}");
+    // Counters of what runs above the join, too.
+    assert!(plan.contains("as count], metrics=[output_rows=1,"), "{plan}");
 }
 
 /// What a client sends takes from the memory of queries: what does not fit is read over, and the connection goes on.

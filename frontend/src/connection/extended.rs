@@ -97,6 +97,9 @@ impl Connection {
                 format!("portal \"{name}\" already exists"),
             ));
         }
+        if name.is_empty() {
+            self.session.portals.remove(&name);
+        }
         let bytes = bind.parameters.iter().flatten().map(|value| value.len()).sum();
         let held = Held::of_values(self.session.engine(), bytes)?;
         let values =

@@ -49,10 +49,25 @@ pub(super) async fn read_messages(
 ) {
     let _gone = gone.drop_guard();
     let mut memory = None;
+    let mut waited = false;
     loop {
         let message = match decode_message(&mut buffer) {
-            Ok(Some(message)) => Ok(Arrived { message, memory: memory.take() }),
+            Ok(Some(message)) => {
+                if memory.is_some() {
+                    // The message's memory goes with it: the buffer would keep it for as long as the connection lasts.
+                    buffer = BytesMut::from(&buffer[..]);
+                }
+                Ok(Arrived { message, memory: memory.take() })
+            }
             Err(e) => Err(Unread::Protocol(e)),
+            Ok(None) if memory.is_none() && buffer.len() >= STEP && !waited => {
+                // What has been read ahead takes memory, too: it is handled first.
+                if sender.reserve_many(READ_AHEAD).await.is_err() {
+                    return;
+                }
+                waited = true;
+                continue;
+            }
             Ok(None) => match take_memory(&shared.engine, &mut memory, buffer.len()) {
                 Ok(()) => match read.read_buf(&mut buffer).await {
                     Ok(n) if n > 0 => continue,
@@ -67,6 +82,7 @@ pub(super) async fn read_messages(
                 }
             },
         };
+        waited = false;
         let ends = matches!(message, Err(Unread::Protocol(_)));
         if sender.send(message).await.is_err() || ends {
             return;

@@ -15,15 +15,17 @@ use millrace_planner::Statement;
 use millrace_planner::ast::{Explain, ExplainTarget};
 use millrace_planner::bind::names::without_marks;
 use millrace_planner::explain::{explain_graph, explain_stream};
+use millrace_planner::stream::Watch;
 use millrace_planner::stream::plan::Stream;
 use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::{Query, Statement as Sql};
 
-use self::form::{Form, Shown};
+use self::form::{Form, Line, Shown};
 use super::{sink, view};
 use crate::cluster::{CatalogSnapshot, OperatorRow};
 use crate::dml;
 use crate::human;
+use crate::query::QueryEngine;
 use crate::query::snapshot_table::SnapshotTable;
 use crate::session::{RowSet, Session};
 
@@ -48,8 +50,13 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
             let view_catalog = session.catalog_view();
             let (bound, _) = view::bind(session, &view_catalog, def)?;
             let mut after = Passes::default();
-            let graph =
-                view::plan_watched(&view_catalog, &bound, def, &mut |name, s| after.add(name, s))?;
+            let graph = match form.passes {
+                true => {
+                    let watch: Watch<'_> = &mut |name, stream| after.add(name, stream);
+                    view::plan_watched(&view_catalog, &bound, def, watch)?
+                }
+                false => view::plan(&view_catalog, &bound, def)?,
+            };
             let graph = explain_graph(&graph, &|id| relation_name(&catalog, id));
             Shown::of(if form.passes { after.then(graph) } else { graph })
         }
@@ -261,6 +268,21 @@ fn accesses(plan: &LogicalPlan) -> Vec<Option<String>> {
 }
 
 /// Runs the query and shows the physical plan with its metrics.
+/// What measures rows on their way into joins is not of the plan.
+fn leave_out_measures(lines: &mut Vec<Line>) {
+    let mut above: Vec<usize> = Vec::new();
+    lines.retain_mut(|line| {
+        above.retain(|depth| *depth < line.depth);
+        let measures = line.text.starts_with("Measured");
+        if measures {
+            above.push(line.depth);
+        } else {
+            line.depth -= above.len();
+        }
+        !measures
+    });
+}
+
 async fn explain_analyze(session: &Session, query: &Query, form: Form) -> Result<Shown, SqlError> {
     use datafusion::physical_plan::display::DisplayableExecutionPlan;
     use futures::StreamExt;
@@ -268,7 +290,7 @@ async fn explain_analyze(session: &Session, query: &Query, form: Form) -> Result
     let (bound, _) = session.bind(&catalog, query, &[])?;
     session.fix_epoch(&catalog, &bound).await?;
     let plan = session.engine().optimize(bound.plan)?;
-    let physical = session.engine().physical(&plan).await?;
+    let physical = QueryEngine::measured(session.engine().physical(&plan).await?)?;
     let started = std::time::Instant::now();
     let mut stream = session.engine().execute(physical.clone());
     let mut rows = 0;
@@ -278,6 +300,7 @@ async fn explain_analyze(session: &Session, query: &Query, form: Form) -> Result
     let plan = DisplayableExecutionPlan::with_metrics(physical.as_ref()).indent(form.verbose);
     let text = without_marks(&plan.to_string());
     let mut shown = Shown::of(text.lines().map(str::to_owned));
+    leave_out_measures(&mut shown.lines);
     let took = format!("{:.3} ms", started.elapsed().as_secs_f64() * 1000.0);
     shown.footer = vec![("Rows".to_owned(), rows.to_string()), ("Execution Time".to_owned(), took)];
     Ok(shown)

@@ -37,6 +37,7 @@ use crate::query::ordered_limits::OrderedLimits;
 use crate::query::pauses::{PausingJoins, context};
 use crate::query::planning::{self, Held};
 use crate::query::pool::{SharedPool, first_of_merge};
+use crate::query::wide::{self, Outcome, too_wide};
 use crate::query::written_order::WrittenOrder;
 use crate::session::busy;
 
@@ -192,6 +193,11 @@ impl QueryEngine {
         let fallback = joins_by_hash(&physical)
             .then(|| Fallback { plan, state: Arc::clone(&self.sorting_state) });
         Ok(self.start(physical, fallback))
+    }
+
+    /// A plan as it runs, whose counters can be read afterwards.
+    pub fn measured(physical: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>, SqlError> {
+        wide::measured(physical).map(|plan| plan.data).map_err(sql_error_from_datafusion)
     }
 
     pub fn execute(&self, physical: Arc<dyn ExecutionPlan>) -> BatchStream {
@@ -359,6 +365,7 @@ async fn send_rows(
     sender: &BatchSender,
 ) -> Option<Failure> {
     let execution = context.session_config().get_extension::<Execution>().unwrap_or_default();
+    let outcome = context.session_config().get_extension::<Outcome>();
     let mut begun = false;
     let mut stream = match execute_stream(Arc::clone(physical), Arc::clone(context)) {
         Ok(stream) => stream,
@@ -369,9 +376,11 @@ async fn send_rows(
             Ok(batch) => batch,
             Err(e) => return Some(Failure { e, begun }),
         };
-        if batch.num_rows() > 0 {
+        if batch.num_rows() > 0 && !begun {
+            if outcome.as_ref().is_some_and(|outcome| !outcome.answer()) {
+                return Some(Failure { e: too_wide(), begun });
+            }
             begun = true;
-            execution.answer();
         }
         execution.give_away(batch.get_array_memory_size());
         sender.send(Ok(batch)).await.ok()?;

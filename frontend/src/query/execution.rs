@@ -27,8 +27,6 @@ const QUERY_PART: usize = 4;
 pub struct Execution {
     /// Nobody waits for its rows any more.
     ended: AtomicBool,
-    /// Its client has rows of it.
-    answered: AtomicBool,
     /// Bytes it has allocated and not freed, as of the last polls of its tasks.
     held: AtomicIsize,
     /// What queries may have together; 0: not bounded.
@@ -47,15 +45,6 @@ impl Execution {
 
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
-    }
-
-    /// From now on it cannot begin again.
-    pub fn answer(&self) {
-        self.answered.store(true, Ordering::Relaxed);
-    }
-
-    pub fn has_answered(&self) -> bool {
-        self.answered.load(Ordering::Relaxed)
     }
 
     pub fn check(&self) -> Result<()> {

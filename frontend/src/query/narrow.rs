@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{RecordBatch, UInt32Array};
 use arrow::datatypes::Schema;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result};
@@ -24,13 +24,15 @@ use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
 };
+use datafusion::prelude::SessionConfig;
 use futures::{StreamExt, stream};
+use millrace_common::delta::take_rows;
 use millrace_functions::bounded;
 use millrace_functions::interrupt;
 use millrace_functions::tree::Walk;
 
 use super::over;
-use super::wide::{Measured, measured};
+use super::wide::{Measured, Outcome, measured};
 
 /// Constants below this are not looked at.
 const SMALL_BYTES: usize = 16 << 10;
@@ -42,9 +44,15 @@ pub fn fitted(
     plan: Arc<dyn ExecutionPlan>,
     context: Arc<TaskContext>,
 ) -> Result<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)> {
-    let plan = match is_volatile(&plan)? {
-        true => plan,
-        false => measured(plan)?,
+    let (plan, context) = match is_volatile(&plan)? {
+        true => (plan, context),
+        false => match measured(plan)?.data {
+            plan if plan.any(|node| Ok(node.is::<Measured>()))? => {
+                let context = renewed(&context, context.session_config());
+                (plan, context)
+            }
+            plan => (plan, context),
+        },
     };
     let width = constant_bytes(&plan)?;
     if width < SMALL_BYTES {
@@ -86,7 +94,13 @@ fn with_rows(
 ) -> Result<(Arc<dyn ExecutionPlan>, Arc<TaskContext>)> {
     let plan = plan.rewrite_up(|node| with_rows_of(node, rows));
     let config = context.session_config().clone().with_batch_size(rows);
-    let context = TaskContext::new(
+    Ok((plan.data()?, renewed(context, &config)))
+}
+
+/// What another run of a plan runs in.
+fn renewed(context: &TaskContext, config: &SessionConfig) -> Arc<TaskContext> {
+    let config = config.clone().with_extension(Arc::new(Outcome::default()));
+    Arc::new(TaskContext::new(
         context.task_id(),
         context.session_id(),
         config,
@@ -95,8 +109,7 @@ fn with_rows(
         context.aggregate_functions().clone(),
         context.window_functions().clone(),
         context.runtime_env(),
-    );
-    Ok((plan.data()?, Arc::new(context)))
+    ))
 }
 
 /// A node that makes batches of so many rows out of such batches. Most nodes go by the number that the query asks for only in
@@ -254,13 +267,20 @@ impl ExecutionPlan for Narrow {
         let rows = context.session_config().batch_size();
         let batches = self.input.execute(partition, context)?;
         let divided = batches.flat_map(move |batch| match batch {
+            Ok(batch) if batch.num_rows() <= rows => stream::iter([Ok(batch)]).boxed(),
             Ok(batch) => {
                 let starts = (0..batch.num_rows()).step_by(rows);
-                let part = move |at: usize| Ok(batch.slice(at, rows.min(batch.num_rows() - at)));
-                stream::iter(starts.map(part)).boxed()
+                stream::iter(starts.map(move |at| part(&batch, at, rows))).boxed()
             }
             Err(e) => stream::iter([Err(e)]).boxed(),
         });
         Ok(Box::pin(RecordBatchStreamAdapter::new(self.input.schema(), divided)))
     }
+}
+
+/// So many rows from one on, as a batch of its own: what counts a batch's memory counts all of its buffers.
+fn part(batch: &RecordBatch, at: usize, rows: usize) -> Result<RecordBatch> {
+    let end = (at + rows).min(batch.num_rows());
+    let indices = UInt32Array::from_iter_values((at..end).map(|i| i as u32));
+    Ok(take_rows(batch, &indices)?)
 }

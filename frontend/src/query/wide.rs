@@ -6,10 +6,12 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use arrow::array::{Array, ArrayRef, AsArray, OffsetSizeTrait};
 use arrow::datatypes::{ArrowNativeType, DataType};
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
+use datafusion::common::JoinType;
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result};
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::physical_expr::PhysicalExpr;
@@ -25,13 +27,48 @@ use futures::StreamExt;
 use millrace_functions::bounded;
 use millrace_functions::tree::Walk;
 
-use super::execution::Execution;
 use super::over;
 
+/// How a run of a plan goes on: it answers, or turns out to be too wide and begins again. Its tasks run beside each
+/// other: whichever is first decides.
+#[derive(Debug, Default)]
+pub struct Outcome(AtomicU8);
+
+const ANSWERS: u8 = 1;
+const TOO_WIDE: u8 = 2;
+
+impl Outcome {
+    /// Before the first rows go to the client: whether they may.
+    pub fn answer(&self) -> bool {
+        self.decide(ANSWERS)
+    }
+
+    /// Before a row that is too wide fails the run: whether it may.
+    fn begin_again(&self) -> bool {
+        self.decide(TOO_WIDE)
+    }
+
+    fn decide(&self, how: u8) -> bool {
+        match self.0.compare_exchange(0, how, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(decided) => decided == how,
+        }
+    }
+}
+
+/// The error of a run that is too wide.
+pub fn too_wide() -> DataFusionError {
+    match bounded::check_bytes(i64::MAX) {
+        Err(e) => DataFusionError::External(Box::new(e)),
+        Ok(()) => DataFusionError::Internal("nothing is too large".to_owned()),
+    }
+}
+
 /// A plan that measures the rows of which joins and unnests make several.
-pub fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
-    let with_measures = plan.rewrite_up(|node| {
-        if !copies_rows(&node) {
+pub fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn ExecutionPlan>>> {
+    plan.rewrite_up(|node| {
+        let is_measured = |input: &&Arc<dyn ExecutionPlan>| input.is::<Measured>();
+        if !copies_rows(&node) || node.children().iter().all(is_measured) {
             return Ok(Transformed::no(node));
         }
         let inputs = node
@@ -40,16 +77,22 @@ pub fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> 
             .map(|input| Arc::new(Measured { input: Arc::clone(input) }) as Arc<dyn ExecutionPlan>);
         let inputs = inputs.collect();
         Ok(Transformed::yes(over(node, inputs)?))
-    });
-    with_measures.data()
+    })
 }
 
 fn copies_rows(node: &Arc<dyn ExecutionPlan>) -> bool {
-    node.is::<HashJoinExec>()
-        || node.is::<NestedLoopJoinExec>()
-        || node.is::<CrossJoinExec>()
-        || node.is::<SortMergeJoinExec>()
-        || node.is::<UnnestExec>()
+    if let Some(join) = node.downcast_ref::<HashJoinExec>() {
+        return gives_pairs(*join.join_type());
+    }
+    if let Some(join) = node.downcast_ref::<SortMergeJoinExec>() {
+        return gives_pairs(join.join_type());
+    }
+    node.is::<NestedLoopJoinExec>() || node.is::<CrossJoinExec>() || node.is::<UnnestExec>()
+}
+
+/// Other joins give each row once at most.
+fn gives_pairs(join: JoinType) -> bool {
+    matches!(join, JoinType::Inner | JoinType::Left | JoinType::Right | JoinType::Full)
 }
 
 /// Fails as a call does whose results are too large, when copies of its widest row would not fit a batch.
@@ -114,16 +157,16 @@ impl ExecutionPlan for Measured {
         context: Arc<TaskContext>,
     ) -> Result<SendableRecordBatchStream> {
         let rows = context.session_config().batch_size();
-        let execution = context.session_config().get_extension::<Execution>();
+        let outcome = context.session_config().get_extension::<Outcome>();
         let batches = self.input.execute(partition, context)?;
         let measured = batches.map(move |batch| {
             let batch = batch?;
-            // A query whose first rows are with the client cannot begin again; one row cannot be divided.
-            let settled = rows == 1 || execution.as_ref().is_some_and(|e| e.has_answered());
-            if !settled {
-                let copied = widest(batch.columns()).saturating_mul(rows);
-                bounded::check_bytes(i64::try_from(copied).unwrap_or(i64::MAX))
-                    .map_err(|e| DataFusionError::External(Box::new(e)))?;
+            // One row cannot be divided.
+            if let Some(outcome) = outcome.as_ref().filter(|_| rows > 1)
+                && widest(batch.columns()).saturating_mul(rows) > bounded::most_bytes()
+                && outcome.begin_again()
+            {
+                return Err(too_wide());
             }
             Ok(batch)
         });
@@ -167,6 +210,16 @@ mod tests {
     use arrow::datatypes::{Field, Int32Type};
 
     use super::*;
+
+    #[test]
+    fn a_run_answers_or_begins_again() {
+        let outcome = Outcome::default();
+        assert!(outcome.answer() && outcome.answer());
+        assert!(!outcome.begin_again());
+        let outcome = Outcome::default();
+        assert!(outcome.begin_again() && outcome.begin_again());
+        assert!(!outcome.answer());
+    }
 
     #[test]
     fn the_widest_row_is_that_of_the_slice() {
