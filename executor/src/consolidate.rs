@@ -237,7 +237,7 @@ fn has_zero(chunk: &DeltaChunk) -> bool {
 }
 
 /// Drops what cancels inside a chunk: after a projection, updates of other columns.
-pub fn vanish(chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
+pub fn consolidate_projected(chunk: DeltaChunk) -> Result<DeltaChunk, ExecError> {
     let retracts = chunk.weights.as_ref().is_some_and(|w| w.values().iter().any(|&w| w < 0));
     if !retracts || chunk.batch.num_columns() == 0 {
         return Ok(chunk);
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn multiplicities_add_up() {
         let (_, c) = chunk(&[(1, 1, 2), (1, 1, 3), (2, 2, 1), (2, 2, -1), (3, 3, 0)]);
-        let vanished = vanish(c.clone()).unwrap();
+        let vanished = consolidate_projected(c.clone()).unwrap();
         assert_eq!(listed(&vanished), [(1, 1, 5)]);
         let (keys, c) = chunk(&[(1, 1, 1), (2, 2, -1)]);
         assert!(net_by_identity(&keys, &c).unchanged);

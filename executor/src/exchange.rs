@@ -21,9 +21,9 @@ use millrace_common::{DeltaChunk, Epoch, VNODE_COUNT};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::error::ExecError;
-use crate::marks::Marks;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::options::ExecOptions;
+use crate::watermark::WatermarkSet;
 
 /// The marker that ends an epoch (docs/design.md §2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Barrier {
 pub enum Message {
     Chunk(DeltaChunk),
     /// The end of an epoch, and what the sender knows of the watermarks at it.
-    Barrier(Arc<Barrier>, Arc<Marks>),
+    Barrier(Arc<Barrier>, Arc<WatermarkSet>),
 }
 
 #[async_trait]
@@ -221,7 +221,7 @@ impl Dispatcher {
     pub async fn barrier(
         &mut self,
         barrier: &Arc<Barrier>,
-        marks: &Arc<Marks>,
+        marks: &Arc<WatermarkSet>,
     ) -> Result<(), ExecError> {
         for target in &mut self.targets {
             target.complete(self.chunk_rows)?;

@@ -5,16 +5,14 @@
 //! [`operator`]. Nothing here knows SQL; nothing here decides when an epoch ends: meta does.
 
 pub mod blackhole;
+pub mod changelog_cache;
 pub mod consolidate;
 pub mod dml;
 pub mod error;
 pub mod error_sink;
 pub mod exchange;
-pub mod hub;
 pub mod input;
-mod large_change;
 pub mod layout;
-pub mod marks;
 pub mod materialize;
 pub mod memory;
 pub mod operator;
@@ -22,9 +20,11 @@ pub mod operators;
 pub mod options;
 pub mod publish;
 mod sequence;
+mod spilled_delta;
 pub mod state;
 pub mod stats;
 pub mod task;
+pub mod watermark;
 pub mod worker;
 
 pub use blackhole::{Digest, digest};

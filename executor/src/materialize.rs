@@ -5,7 +5,7 @@
 //! and fails the job. `Append` rows are written as they come. A change beyond `delta_bytes` is not
 //! kept for the ring (readers fall back to the state table); `Multiset` rows are then written
 //! through, since the memtable adds their weights up anyway, and `Keyed` rows are consolidated early and, if
-//! most of them stay, set aside in the store until the barrier ([`LargeChange`]).
+//! most of them stay, set aside in the store until the barrier ([`SpilledDelta`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{MemRun, TableWriter};
 
 use crate::blackhole::{Digest, digest};
+use crate::changelog_cache::HubChunk;
 use crate::consolidate::{Net, net_across, net_by_key, weights};
 use crate::error::ExecError;
-use crate::hub::HubChunk;
-use crate::large_change::{LargeChange, Part};
 use crate::layout::RowLayout;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::publish::SinkRoot;
 use crate::sequence::{ArrivalSequence, first_arrival};
+use crate::spilled_delta::{Part, SpilledDelta};
 
 /// What a root made of an epoch, beyond what it wrote.
 #[derive(Debug, Default)]
@@ -107,7 +107,7 @@ pub struct Materialize {
     /// The epoch's change so far, not written.
     pending: Vec<DeltaChunk>,
     /// What of the epoch's change is set aside (Keyed).
-    large: Option<LargeChange>,
+    large: Option<SpilledDelta>,
     /// Written already, for the ring; `None`: too large.
     written: Option<Vec<HubChunk>>,
     written_bytes: usize,
@@ -260,7 +260,7 @@ impl Materialize {
             Some(large) => large,
             None => {
                 let begun =
-                    LargeChange::begin(&self.layout, self.writer.store(), self.writer.desc().id)?;
+                    SpilledDelta::begin(&self.layout, self.writer.store(), self.writer.desc().id)?;
                 self.large.insert(begun)
             }
         };

@@ -24,7 +24,7 @@ use millrace_rpc::version::{JobVersion, PublishHandle, SliceRef};
 use millrace_storage::JobStore;
 use parking_lot::Mutex;
 
-use crate::consolidate::{net_by_identity, net_by_key, vanish};
+use crate::consolidate::{consolidate_projected, net_by_identity, net_by_key};
 use crate::error::ExecError;
 use crate::layout::RowLayout;
 use crate::materialize::{KeyedWrites, RootReport};
@@ -76,11 +76,11 @@ impl SinkRoot {
         self.account.grow(chunk.memory_size());
         self.pending.push(chunk);
         let waiting: usize = self.pending.iter().map(DeltaChunk::memory_size).sum();
-        if waiting > self.budget { self.settle(false) } else { Ok(()) }
+        if waiting > self.budget { self.write_pending(false) } else { Ok(()) }
     }
 
     /// Nets what is pending. `whole`: it is all of the epoch's change.
-    fn settle(&mut self, whole: bool) -> Result<(), ExecError> {
+    fn write_pending(&mut self, whole: bool) -> Result<(), ExecError> {
         if self.pending.is_empty() {
             return Ok(());
         }
@@ -104,7 +104,9 @@ impl SinkRoot {
         };
         let shown: Vec<usize> = (0..self.shown).collect();
         let net = match self.shown < layout.schema.fields().len() {
-            true => vanish(DeltaChunk::new(net.batch.project(&shown)?, net.weights))?,
+            true => {
+                consolidate_projected(DeltaChunk::new(net.batch.project(&shown)?, net.weights))?
+            }
             false => net,
         };
         if !net.is_empty() {
@@ -116,7 +118,7 @@ impl SinkRoot {
 
     /// Ends the epoch.
     pub fn barrier(&mut self) -> Result<RootReport, ExecError> {
-        self.settle(true)?;
+        self.write_pending(true)?;
         let staged = std::mem::take(&mut self.done);
         self.account.set(0);
         let weights = staged.iter().flat_map(|c| (0..c.num_rows()).map(|i| c.weight(i)));
@@ -257,7 +259,7 @@ impl Publisher {
         more: Vec<DeltaChunk>,
     ) -> Result<Vec<DeltaChunk>, ExecError> {
         all.extend(more);
-        let net = vanish(DeltaChunk::concat(&self.schema, &all)?)?;
+        let net = consolidate_projected(DeltaChunk::concat(&self.schema, &all)?)?;
         Ok(if net.is_empty() { Vec::new() } else { vec![net] })
     }
 

@@ -1,7 +1,7 @@
 //! What a frontend needs of the rest of the system, as one trait.
 //!
 //! Purpose: sessions, DDL, DML and batch queries are written against [`Cluster`] and know neither
-//! meta, worker nor store. The process serves it by direct calls ([`crate::direct`]); tests serve it
+//! meta, worker nor store. The process serves it by direct calls ([`crate::local_cluster`]); tests serve it
 //! from memory; a cluster will serve it over the network.
 
 use std::collections::{BTreeMap, HashMap};

@@ -12,29 +12,29 @@ pub mod auth;
 pub mod catalog;
 pub mod cluster;
 pub mod connection;
+pub mod connection_limit;
 pub mod console;
 pub mod copy;
 pub mod ddl;
-pub mod direct;
-mod directions;
+pub mod display;
 pub mod dml;
 pub mod encoding;
-pub mod entrance;
 pub mod error;
-pub mod human;
+mod fetch_direction;
+pub mod local_cluster;
 pub mod query;
 pub mod secrets;
 pub mod server;
 pub mod session;
 pub mod statements;
-mod utility;
+mod unsupported;
 pub mod wire;
-mod words;
+mod word_reader;
 
 /// The stack of a thread that plans: plans are as deep as the longest chain that the parser takes. Address space only,
 /// until it is needed.
 pub const STACK_BYTES: usize = 32 << 20;
 
-pub use direct::Direct;
 pub use error::FrontendError;
+pub use local_cluster::Direct;
 pub use server::{Frontend, FrontendConfig};

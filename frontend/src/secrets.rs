@@ -3,13 +3,13 @@
 //! A statement is known to others before it is known to be right, so its words are read and not its syntax:
 //! what looks like a secret is hidden, also in a text that does not parse.
 
-mod words;
+mod word_reader;
 
 use std::ops::Range;
 
 use millrace_rpc::catalog::Relation;
 
-use words::{Kind, Word, words};
+use word_reader::{Kind, Word, word_reader};
 
 /// Stands for a secret.
 const MASK: &str = "***";

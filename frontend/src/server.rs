@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
 use crate::connection;
-use crate::entrance::Entrance;
+use crate::connection_limit::Entrance;
 use crate::error::FrontendError;
 use crate::query::QueryEngine;
 use crate::secrets;

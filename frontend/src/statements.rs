@@ -15,9 +15,9 @@ use sqlparser::tokenizer::{Token, TokenWithSpan};
 
 use crate::catalog::objects::quote_ident;
 use crate::copy::text::CopyText;
-use crate::directions;
-use crate::utility;
-use crate::words::{Places, is_word, text_of, tokens};
+use crate::fetch_direction;
+use crate::unsupported;
+use crate::word_reader::{Places, is_word, text_of, tokens};
 
 /// What stands in the text for a statement that the parser does not see at all.
 const PLACEHOLDER: &str = "WAIT";
@@ -57,7 +57,7 @@ enum Meaning {
 
 /// Parses a string of statements; an empty string has none.
 pub fn parse(sql: &str) -> Result<Vec<ParsedStatement>, SqlError> {
-    millrace_common::planted::panic_if_planted(sql);
+    millrace_common::fault_injection::panic_if_planted(sql);
     match parse_with(sql, &partials(sql, false)) {
         // What the parser does not know is looked for when it has failed: most strings have nothing of it.
         Err(e) if e.state == SqlState::SYNTAX_ERROR => {
@@ -104,7 +104,7 @@ fn partials(sql: &str, utilities: bool) -> Vec<Partial> {
 fn partial(places: &Places<'_>, tokens: &[TokenWithSpan], utilities: bool) -> Option<Partial> {
     let statement = places.range(tokens.first()?).start..places.range(tokens.last()?).end;
     let offset = places.characters(statement.start);
-    if utilities && utility::is_utility(tokens) {
+    if utilities && unsupported::is_utility(tokens) {
         // Some statement, as long as its word.
         let word = statement.start + PLACEHOLDER.len();
         if word <= statement.end && places.sql.is_char_boundary(word) {
@@ -124,7 +124,7 @@ fn partial(places: &Places<'_>, tokens: &[TokenWithSpan], utilities: bool) -> Op
     if let Some((hidden, meaning)) = setting(places, tokens, &statement) {
         return Some(Partial { offset, hidden, meaning });
     }
-    let (words, direction) = directions::find(tokens)?;
+    let (words, direction) = fetch_direction::find(tokens)?;
     let (first, last) = (tokens.get(words.start)?, tokens.get(words.end.checked_sub(1)?)?);
     let hidden = vec![(places.range(first).start..places.range(last).end, None)];
     Some(Partial { offset, hidden, meaning: Meaning::Fetch { statement, direction } })
@@ -168,7 +168,7 @@ fn complete(parsed: &mut ParsedStatement, sql: &str, meaning: &Meaning) {
     parsed.text = sql[statement.clone()].to_owned();
     match (&mut parsed.statement, meaning) {
         (statement, Meaning::Utility { .. }) => {
-            if let Some(mark) = utility::mark() {
+            if let Some(mark) = unsupported::mark() {
                 *statement = Statement::Sql(Box::new(mark));
             }
         }

@@ -11,7 +11,7 @@ pub enum AggFunc {
     Max,
     BoolAnd,
     BoolOr,
-    /// Variances and roots of them: exact sums ([`crate::exact`]).
+    /// Variances and roots of them: exact sums ([`crate::exact_aggregates`]).
     VarPop,
     VarSamp,
     StddevPop,
@@ -32,7 +32,7 @@ pub enum AggFunc {
     BitAnd,
     BitOr,
     BitXor,
-    /// Of the entries that `collect_entry` makes, in their order: see [`crate::collected`].
+    /// Of the entries that `collect_entry` makes, in their order: see [`crate::ordered_entries`].
     StringAgg,
     ArrayAgg,
     FirstValue,

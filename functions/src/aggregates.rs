@@ -38,7 +38,7 @@ pub fn functions() -> Vec<Arc<AggregateUDF>> {
     let mut all = vec![sum_udaf(), avg_udaf(), Arc::new(every), bool_or_udaf()];
     all.extend(super::statistics::functions());
     all.extend(super::ordered::functions());
-    all.extend([super::joined::string_agg(), super::listed::jsonb_agg()]);
+    all.extend([super::string_agg::string_agg(), super::jsonb_agg::jsonb_agg()]);
     all
 }
 

@@ -17,9 +17,9 @@ use datafusion::logical_expr::{
 use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlState};
 
-use super::bounded::check_bytes;
-use super::elements::comparable;
-use super::extremes::ARRAY_ORDER;
+use super::byte_order::comparable;
+use super::min_max::ARRAY_ORDER;
+use super::size_limits::check_bytes;
 use crate::error::{external, undefined_function};
 use crate::interrupt;
 use crate::types::{common_type, type_name};
@@ -99,7 +99,7 @@ impl ScalarUDFImpl for ArrayFunction {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        super::bounded::leave_large(&args.args)?;
+        super::size_limits::leave_large(&args.args)?;
         let rows = args.number_rows;
         let arrays: Vec<ArrayRef> =
             args.args.iter().map(|a| a.to_array(rows)).collect::<Result<_>>()?;

@@ -107,7 +107,7 @@ pub fn defs() -> &'static HashMap<&'static str, Arc<ScalarUDF>> {
             .chain(super::strings::defs())
             .chain(super::patterns::defs())
             .chain(super::jsonb::defs())
-            .chain(super::letters::defs())
+            .chain(super::bytea::defs())
             .chain(super::times::defs())
             .chain(super::zones::defs());
         all.map(|def| (def.name, Arc::new(ScalarUDF::from(Call::new(def))))).collect()
@@ -316,7 +316,7 @@ impl ScalarUDFImpl for Call {
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        super::bounded::leave_large(&args.args)?;
+        super::size_limits::leave_large(&args.args)?;
         let types: Vec<DataType> = args.args.iter().map(|a| a.data_type()).collect();
         let overload = self.overload(&types)?;
         let constant = self.def.volatility != Volatility::Volatile
@@ -385,7 +385,7 @@ fn run(o: &Overload, args: &[ColumnarValue], rows: usize, def: &Def) -> Result<O
             out.null();
         } else {
             (o.eval)(&args, &mut out)?;
-            super::bounded::check_bytes(out.made())?;
+            super::size_limits::check_bytes(out.made())?;
         }
     }
     Ok(out)

@@ -10,7 +10,7 @@ use arrow::row::{RowConverter, SortField};
 use datafusion::common::Result;
 use millrace_common::keys::canonicalise;
 
-use super::elements::comparable;
+use super::byte_order::comparable;
 use crate::error::external;
 
 /// Sets that are kept at the same time; a list beyond them is made a set again for each batch that comes after others.

@@ -13,8 +13,8 @@ use datafusion::logical_expr::{Accumulator, AggregateUDF};
 use millrace_common::SqlError;
 use millrace_common::keys::KeyCodec;
 
+use super::byte_order::{by_value, comparable};
 use super::cast::to_text;
-use super::elements::{by_value, comparable};
 use crate::error::external;
 
 /// The accumulator of such a call; `None`: it is another.

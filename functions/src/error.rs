@@ -255,14 +255,14 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
             ),
         );
     }
-    const TAKEN_APART: [&str; 4] = [
+    const DECORRELATED: [&str; 4] = [
         "correlated scalar subquery ",
         "accessing outer reference columns is not allowed",
         "subquery can only be used in ",
         "unsupported operator in the subquery plan",
     ];
     let lower = text.to_lowercase();
-    if TAKEN_APART.iter().any(|words| lower.contains(words)) {
+    if DECORRELATED.iter().any(|words| lower.contains(words)) {
         return Some(correlated());
     }
     if lower.starts_with("for select distinct, order by expressions ") {

@@ -7,58 +7,58 @@ pub mod aggregate_kind;
 pub mod aggregates;
 pub mod arith;
 pub mod arrays;
-mod asking;
 pub mod asof;
-pub mod bounded;
-pub mod buckets;
+pub mod byte_order;
+pub mod bytea;
 pub mod call;
 pub mod canonical;
+mod canonical_nan;
 pub mod cast;
-pub mod collected;
 mod constant_list;
 pub mod datetime;
 pub mod distinct_list;
-pub mod elements;
 pub mod error;
-pub mod exact;
+pub mod exact_aggregates;
 pub mod expr;
 pub mod extract;
-pub mod extremes;
-pub mod farthest;
 pub mod frame;
 pub mod framed;
+pub mod greatest_least;
 pub mod interrupt;
-pub mod joined;
+mod interruptible_aggregates;
 pub mod jsonb;
+pub mod jsonb_agg;
 pub mod kernels;
-pub mod letters;
-pub mod listed;
 pub mod math;
-pub mod missing;
-pub mod moments;
+pub mod min_max;
+pub mod ntile;
 pub mod number_format;
 pub mod numeric;
 pub mod ordered;
+pub mod ordered_entries;
 pub mod parse;
 pub mod patterns;
 pub mod quantified;
 pub mod round;
 pub mod row_counts;
+pub mod scalar_subquery_check;
 pub mod session;
-mod settled;
 pub mod sign;
-pub mod single;
-pub mod sliding;
+pub mod size_limits;
+pub mod sliding_aggregates;
 pub mod sorted_array;
 pub mod statistics;
+pub mod string_agg;
 pub mod strings;
 pub mod text;
 pub mod text_only;
-pub mod thresholds;
 pub mod time_format;
 pub mod times;
 pub mod tree;
 pub mod types;
+pub mod undefined_function;
+pub mod variance_sums;
+pub mod width_bucket;
 pub mod window_call;
 pub mod window_fn;
 pub mod zones;
@@ -122,23 +122,23 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
     all.extend([window_fn::copies(), window_fn::with_ties(), window_fn::exclude()]);
     all.extend([window_fn::as_of_proctime(), window_fn::asof_match()]);
-    all.extend([window_fn::rows(), window_fn::ordinals(), bounded::text_concat()]);
+    all.extend([window_fn::rows(), window_fn::ordinals(), size_limits::text_concat()]);
     all.extend(extract::functions());
     all.extend(round::functions());
     all.extend(arrays::functions());
-    all.extend(farthest::functions());
+    all.extend(greatest_least::functions());
     all.extend(sorted_array::functions());
-    all.extend(thresholds::functions());
+    all.extend(width_bucket::functions());
     all.extend([
         sign::sign_function(),
-        collected::collect_entry(),
-        exact::pair_entry(),
+        ordered_entries::collect_entry(),
+        exact_aggregates::pair_entry(),
         quantified::compare_any(),
-        single::single(),
+        scalar_subquery_check::single(),
         row_counts::limit(),
         row_counts::offset(),
         canonical::canonical(),
-        elements::order_key(),
+        byte_order::order_key(),
     ]);
     all.extend(call::defs().values().cloned());
     all
@@ -155,7 +155,11 @@ pub fn functions() -> &'static Functions {
         };
         let theirs = datafusion::functions::all_default_functions();
         let nested = datafusion::functions_nested::all_default_nested_functions();
-        let theirs = theirs.into_iter().chain(nested).map(bounded::bounded).map(settled::settled);
+        let theirs = theirs
+            .into_iter()
+            .chain(nested)
+            .map(size_limits::size_limits)
+            .map(canonical_nan::with_canonical_nan);
         for udf in theirs.map(text_only::text_only).chain(own_scalars()) {
             for alias in udf.aliases() {
                 f.scalars.insert(alias.clone(), Arc::clone(&udf));
@@ -171,8 +175,9 @@ pub fn functions() -> &'static Functions {
         f.scalars.extend(replaced);
         HIDDEN.iter().for_each(|name| drop(f.scalars.remove(*name)));
         let theirs = datafusion::functions_aggregate::all_default_aggregate_functions();
-        let theirs = theirs.into_iter().map(extremes::exact_extreme);
-        for udf in theirs.chain(aggregates::functions()).map(sliding::sliding) {
+        let theirs = theirs.into_iter().map(min_max::exact_extreme);
+        for udf in theirs.chain(aggregates::functions()).map(sliding_aggregates::sliding_aggregates)
+        {
             for alias in udf.aliases() {
                 f.aggregates.insert(alias.clone(), Arc::clone(&udf));
             }
@@ -181,7 +186,7 @@ pub fn functions() -> &'static Functions {
         HIDDEN_AGGREGATES.iter().for_each(|name| drop(f.aggregates.remove(*name)));
         let theirs = datafusion::functions_window::all_default_window_functions();
         let sessions = [session::session_start(), session::session_end()];
-        let own = sessions.into_iter().chain([asof::latest(), buckets::ntile(), framed::framed()]);
+        let own = sessions.into_iter().chain([asof::latest(), ntile::ntile(), framed::framed()]);
         for udf in theirs.into_iter().chain(own) {
             for alias in udf.aliases() {
                 f.windows.insert(alias.clone(), Arc::clone(&udf));
@@ -204,7 +209,7 @@ pub fn register_all(registry: &mut dyn FunctionRegistry) -> Result<()> {
     for udf in all.aggregates.values() {
         registry.register_udaf(Arc::clone(udf))?;
     }
-    for udf in aggregates::functions().into_iter().map(sliding::sliding) {
+    for udf in aggregates::functions().into_iter().map(sliding_aggregates::sliding_aggregates) {
         registry.register_udaf(udf)?;
     }
     for udf in all.windows.values() {

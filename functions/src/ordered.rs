@@ -1,6 +1,6 @@
 //! PostgreSQL's aggregates over the rows of a group in order, in batch: ordered sets (`percentile_cont`,
 //! `percentile_disc`, `mode`) and `jsonb_object_agg`. Rows are kept as views keep them
-//! ([`super::collected`]), so that both come to the same result.
+//! ([`super::ordered_entries`]), so that both come to the same result.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use millrace_common::{SqlError, SqlType};
 
 use super::aggregates::undefined_aggregate;
 use super::cast::{convert, to_text};
-use super::collected::{Nulls, build, entries, order_keys};
+use super::ordered_entries::{Nulls, build, entries, order_keys};
 use crate::aggregate_kind::AggFunc;
 use crate::error::external;
 

@@ -10,8 +10,8 @@ use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType as T};
 use regex::{Regex, RegexBuilder};
 
-use super::bounded::check_bytes;
 use super::call::{Args, Def, Out, Overload, over};
+use super::size_limits::check_bytes;
 use crate::interrupt;
 
 fn invalid(message: impl Into<String>) -> SqlError {

@@ -17,9 +17,9 @@ use datafusion::logical_expr::{
 use millrace_common::SqlError;
 use millrace_common::keys::canonicalise;
 
+use super::byte_order::{by_value, comparable};
 use super::canonical::canonical;
 use super::constant_list;
-use super::elements::{by_value, comparable};
 use crate::error::external;
 
 /// `compare_any(array, value, operator)`; the operator is a literal.

@@ -11,7 +11,7 @@ use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlState};
 
 use super::arrays::{function, internal, list, range};
-use super::elements::comparable;
+use super::byte_order::comparable;
 
 pub fn functions() -> Vec<Arc<ScalarUDF>> {
     ["array_sort", "list_sort"].map(|name| function(name, types, sort, true)).into()

@@ -1,4 +1,4 @@
-//! PostgreSQL's aggregates whose state is exact sums ([`super::exact`]), in batch.
+//! PostgreSQL's aggregates whose state is exact sums ([`super::exact_aggregates`]), in batch.
 //!
 //! | function | argument | result |
 //! |---|---|---|
@@ -21,7 +21,7 @@ use datafusion::logical_expr::{
 use millrace_common::SqlError;
 
 use super::aggregates::{result_type, undefined_aggregate};
-use super::exact::{Exact, ExactCall, Shape, column, pairs};
+use super::exact_aggregates::{Exact, ExactCall, Shape, column, pairs};
 use crate::aggregate_kind::AggFunc;
 use crate::error::external;
 

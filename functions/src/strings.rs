@@ -274,7 +274,7 @@ fn format(a: &Args, out: &mut Out) -> Result<(), SqlError> {
         if width.is_some_and(|w| w > 100_000_000) {
             return Err(invalid("number is out of range"));
         }
-        super::bounded::check_bytes(width.unwrap_or(0).saturating_add(result.len() as i64))?;
+        super::size_limits::check_bytes(width.unwrap_or(0).saturating_add(result.len() as i64))?;
         let kind = chars.next().ok_or_else(unterminated)?;
         if !matches!(kind, 's' | 'I' | 'L') {
             return Err(invalid(format!("unrecognized format() type specifier \"{kind}\""))
@@ -310,7 +310,7 @@ fn concat(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let mut text = String::new();
     for i in 0..a.len() {
         let part = a.text_or_null(i).unwrap_or("");
-        super::bounded::check_bytes(text.len().saturating_add(part.len()) as i64)?;
+        super::size_limits::check_bytes(text.len().saturating_add(part.len()) as i64)?;
         text.push_str(part);
     }
     out.text(&text)
@@ -328,7 +328,7 @@ fn concat_ws(a: &Args, out: &mut Out) -> Result<(), SqlError> {
             text.push_str(separator);
         }
         first = false;
-        super::bounded::check_bytes(text.len().saturating_add(part.len()) as i64)?;
+        super::size_limits::check_bytes(text.len().saturating_add(part.len()) as i64)?;
         text.push_str(part);
     }
     out.text(&text)

@@ -12,7 +12,7 @@ use datafusion::logical_expr::{
 };
 use millrace_common::{SqlError, SqlState};
 
-use super::bounded::check_bytes;
+use super::size_limits::check_bytes;
 use crate::error::{external, undefined_function};
 use crate::types::type_name;
 

@@ -16,7 +16,7 @@ use datafusion::common::config::ConfigOptions;
 use datafusion::logical_expr::type_coercion::functions::fields_with_udf;
 use datafusion::logical_expr::{ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF};
 use millrace_common::SqlType;
-use millrace_functions::{bounded, call, functions};
+use millrace_functions::{call, functions, size_limits};
 
 #[path = "arguments/values.rs"]
 mod values;
@@ -252,7 +252,7 @@ fn work(progress: &Progress) -> Vec<String> {
 
 #[test]
 fn no_function_runs_without_end_or_panics() {
-    bounded::fit_to_memory(QUERY_MEMORY);
+    size_limits::fit_to_memory(QUERY_MEMORY);
     let progress = Arc::new(Progress::default());
     let of_worker = Arc::clone(&progress);
     std::panic::set_hook(Box::new(|_| {}));

@@ -72,21 +72,21 @@ pub struct RelationLayout {
     pub distribution: Vec<usize>,
     pub append_only: bool,
     /// Columns of the relation that have a watermark.
-    pub marks: Vec<ColumnMark>,
+    pub marks: Vec<ColumnWatermark>,
 }
 
 /// A column's watermark: the least of its terms. After an epoch no change of the stream, insertion or
 /// retraction, has a smaller value in the column than the watermark at that epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ColumnMark {
+pub struct ColumnWatermark {
     pub column: usize,
     /// Never empty.
-    pub terms: Vec<MarkTerm>,
+    pub terms: Vec<WatermarkTerm>,
 }
 
 /// The watermark of a column of a relation that the job reads, after some steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MarkTerm {
+pub struct WatermarkTerm {
     pub relation: RelationId,
     /// Position in that relation.
     pub column: usize,
@@ -104,7 +104,7 @@ pub enum MarkStep {
     },
 }
 
-impl MarkTerm {
+impl WatermarkTerm {
     pub fn apply(&self, value: i64) -> i64 {
         self.steps.iter().fold(value, |v, step| match *step {
             MarkStep::Add(us) => v.saturating_add(us),
@@ -117,7 +117,7 @@ impl MarkTerm {
     }
 }
 
-impl ColumnMark {
+impl ColumnWatermark {
     /// The column's watermark, given those of the relations; `None`: one of them has none yet.
     pub fn value(&self, of: impl Fn(RelationId, usize) -> Option<i64>) -> Option<i64> {
         let mut least = i64::MAX;
@@ -133,7 +133,7 @@ impl ColumnMark {
 pub struct Retention {
     pub by: RetentionBy,
     /// Rows whose time is below the least of these go. Never empty.
-    pub terms: Vec<MarkTerm>,
+    pub terms: Vec<WatermarkTerm>,
 }
 
 /// A pipeline of operators between exchanges.
@@ -167,7 +167,7 @@ pub struct Node {
     /// The output never retracts.
     pub append_only: bool,
     /// Columns of the output that have a watermark.
-    pub marks: Vec<ColumnMark>,
+    pub marks: Vec<ColumnWatermark>,
 }
 
 #[derive(Clone, Debug)]
@@ -226,7 +226,7 @@ pub enum Operator {
     Window(Window),
     /// EMIT ON WINDOW CLOSE: holds rows back until the watermark of a column passes their value in it,
     /// then emits what they net to, once.
-    WindowClose(Hold),
+    WindowClose(EventTimeBuffer),
     /// Appends the processing time plus so many microseconds, a TIMESTAMP: when a row is too old for a job with a
     /// TTL.
     Stamp {
@@ -234,10 +234,10 @@ pub enum Operator {
     },
     /// A temporal filter: rows pass, and are retracted when the epoch's wall-clock time reaches the
     /// instant in a column. Rows whose time has come already, or that have none, vanish.
-    Expire(Hold),
+    TemporalUpperBound(EventTimeBuffer),
     /// A temporal filter: rows wait until the epoch's wall-clock time reaches the instant in a column. Rows that
     /// have none vanish.
-    Appear(Hold),
+    TemporalLowerBound(EventTimeBuffer),
     /// Writes the relation's rows to table 0 and its change to subscribers. The root.
     Materialize,
     /// Computes all and stores nothing but counts: rows and an order-independent hash. The root.
@@ -374,7 +374,7 @@ pub struct Matches {
 
 /// Rows kept in order of an instant: `column | all other columns → row`.
 #[derive(Clone, Debug)]
-pub struct Hold {
+pub struct EventTimeBuffer {
     /// A timestamp column of the input.
     pub column: usize,
     /// Input columns whose hash is the vnode. Empty: vnode 0, one task.

@@ -12,19 +12,19 @@ use futures::FutureExt;
 use millrace_common::{Epoch, Generation, SqlError, SqlState, crash};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Entry, Published, RaiseGenerations, StartBackfill, Tick};
-use millrace_rpc::services::{ComputeService, Cut, StartJob, Verdict};
+use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, StartJob};
 use millrace_rpc::version::{JobCommit, PublishHandle};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use crate::commit_volume::bytes_of;
 use crate::env::Env;
+use crate::epoch_waiters::FollowGuard;
 use crate::error::{MetaError, VoidReason};
 use crate::job::{JobHandle, Sealed};
 use crate::schedule::{Step, next_step};
 use crate::shared::Shared;
 use crate::status::JobState;
-use crate::waits::FollowGuard;
-use crate::written::bytes_of;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
@@ -43,15 +43,15 @@ const CLOCK_STEP: Duration = Duration::from_secs(10);
 const MARK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why a generation ended.
-enum Ended {
+enum ExitReason {
     Failed(SqlError),
     /// The log is closed: another leader.
     Closed(SqlError),
 }
 
-impl From<SqlError> for Ended {
-    fn from(error: SqlError) -> Ended {
-        Ended::Failed(error)
+impl From<SqlError> for ExitReason {
+    fn from(error: SqlError) -> ExitReason {
+        ExitReason::Failed(error)
     }
 }
 
@@ -92,19 +92,19 @@ impl Driver {
             let Some(generation) = self.shared.generation(self.handle.id) else { return };
             let commits = self.handle.counters().commits;
             let ended = AssertUnwindSafe(self.run_generation(generation)).catch_unwind().await;
-            let error = match ended.unwrap_or_else(|panic| Ended::Failed(panicked(panic.as_ref())))
-            {
-                Ended::Failed(error) => error,
-                Ended::Closed(error) => {
-                    let reason = error.to_string();
-                    self.set_state(JobState::Failed {
-                        code: error.state,
-                        reason,
-                        retry_at_ms: u64::MAX,
-                    });
-                    return;
-                }
-            };
+            let error =
+                match ended.unwrap_or_else(|panic| ExitReason::Failed(panicked(panic.as_ref()))) {
+                    ExitReason::Failed(error) => error,
+                    ExitReason::Closed(error) => {
+                        let reason = error.to_string();
+                        self.set_state(JobState::Failed {
+                            code: error.state,
+                            reason,
+                            retry_at_ms: u64::MAX,
+                        });
+                        return;
+                    }
+                };
             // Nobody waits for this generation's part of a transaction.
             self.shared.groups.abort(self.handle.id, generation);
             failures = if self.handle.counters().commits > commits { 1 } else { failures + 1 };
@@ -158,18 +158,18 @@ impl Driver {
     }
 
     /// Ends only with an error; a failure reported by the tasks interrupts whatever is awaited.
-    async fn run_generation(&self, generation: Generation) -> Ended {
+    async fn run_generation(&self, generation: Generation) -> ExitReason {
         tokio::select! {
             biased;
-            error = self.handle.failed(generation) => Ended::Failed(error),
+            error = self.handle.failed(generation) => ExitReason::Failed(error),
             ended = self.serve(generation) => match ended {
-                Ok(()) => Ended::Failed(SqlError::internal("the job's driver returned")),
+                Ok(()) => ExitReason::Failed(SqlError::internal("the job's driver returned")),
                 Err(ended) => ended,
             },
         }
     }
 
-    async fn serve(&self, generation: Generation) -> Result<(), Ended> {
+    async fn serve(&self, generation: Generation) -> Result<(), ExitReason> {
         self.handle.set_generation(generation);
         self.await_snapshot_epoch(generation).await?;
         let mut following = self.follow();
@@ -227,7 +227,7 @@ impl Driver {
 
     /// Until somebody has something for this job, or its content is due to change by itself: then the
     /// log's head is moved to that time, if nothing else has.
-    async fn await_change(&self) -> Result<(), Ended> {
+    async fn await_change(&self) -> Result<(), ExitReason> {
         let due = {
             let state = self.shared.state.read();
             state.due(self.handle.id).filter(|due| *due > state.epoch)
@@ -243,10 +243,10 @@ impl Driver {
             let _ = tokio::time::timeout(pause, self.handle.notify.notified()).await;
             return Ok(());
         }
-        match self.shared.log().map_err(Ended::Closed)?.append(Entry::Tick(Tick {})).await {
+        match self.shared.log().map_err(ExitReason::Closed)?.append(Entry::Tick(Tick {})).await {
             Ok(_) => Ok(()),
-            Err(full @ MetaError::Full(_)) => Err(Ended::Failed(full.into())),
-            Err(closed) => Err(Ended::Closed(closed.into())),
+            Err(full @ MetaError::Full(_)) => Err(ExitReason::Failed(full.into())),
+            Err(closed) => Err(ExitReason::Closed(closed.into())),
         }
     }
 
@@ -276,18 +276,20 @@ impl Driver {
 
     /// A job created over inputs that are themselves being created starts when all have content: one
     /// record then fixes the epoch of all their snapshots.
-    async fn await_snapshot_epoch(&self, generation: Generation) -> Result<(), Ended> {
+    async fn await_snapshot_epoch(&self, generation: Generation) -> Result<(), ExitReason> {
         loop {
             match self.step(Duration::MAX) {
                 Step::StartBackfill => {
                     let entry = StartBackfill { job: self.handle.id.0, generation: generation.0 };
-                    let log = self.shared.log().map_err(Ended::Closed)?;
+                    let log = self.shared.log().map_err(ExitReason::Closed)?;
                     match log.append(Entry::StartBackfill(entry)).await {
                         // An input was lost in between: look again when something changes.
                         Ok(Ok(_) | Err(VoidReason::InputsNotReady)) => {}
-                        Ok(Err(void)) => return Err(Ended::Failed(void.into())),
-                        Err(full @ MetaError::Full(_)) => return Err(Ended::Failed(full.into())),
-                        Err(closed) => return Err(Ended::Closed(closed.into())),
+                        Ok(Err(void)) => return Err(ExitReason::Failed(void.into())),
+                        Err(full @ MetaError::Full(_)) => {
+                            return Err(ExitReason::Failed(full.into()));
+                        }
+                        Err(closed) => return Err(ExitReason::Closed(closed.into())),
                     }
                 }
                 Step::AwaitInputs => {
@@ -306,7 +308,7 @@ impl Driver {
         generation: Generation,
         epoch: Epoch,
         following: &mut Option<FollowGuard<'a>>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), ExitReason> {
         let id = self.handle.id;
         let begun = Instant::now();
         let from = self.committed_epoch();
@@ -323,14 +325,14 @@ impl Driver {
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took: begun.elapsed() }));
         self.shared.notify_sources_of(id);
         if epoch == Epoch::ZERO && is_empty(&commit) {
-            self.compute.concluded(id, generation, Verdict::Committed(from)).await;
+            self.compute.commit_epoch(id, generation, CommitOutcome::Committed(from)).await;
             return Ok(());
         }
         commit.published = self.unmarked().unwrap_or(0);
         let handle = commit.publish.clone();
         let bytes = bytes_of(&commit);
         fail::fail_point!("meta.commit.before");
-        let log = self.shared.log().map_err(Ended::Closed)?;
+        let log = self.shared.log().map_err(ExitReason::Closed)?;
         let verdict = match commit.group.take() {
             None => log.append(Entry::Commit(commit)).await,
             Some(group) => self.shared.groups.commit(log, group, commit).await,
@@ -341,7 +343,9 @@ impl Driver {
                 self.handle.committed(begun.elapsed());
                 self.handle.note_written(applied.epoch, bytes);
                 crash::point("meta-before-conclude");
-                self.compute.concluded(id, generation, Verdict::Committed(applied.epoch)).await;
+                self.compute
+                    .commit_epoch(id, generation, CommitOutcome::Committed(applied.epoch))
+                    .await;
                 crash::point("meta-after-conclude");
                 if handle.is_some() {
                     self.publish_staged(generation, following).await;
@@ -350,17 +354,17 @@ impl Driver {
                 Ok(())
             }
             Ok(Err(reason)) => {
-                self.compute.concluded(id, generation, Verdict::Void).await;
+                self.compute.commit_epoch(id, generation, CommitOutcome::Void).await;
                 let error =
                     SqlError::internal(format!("the commit at epoch {epoch} is void: {reason}"));
-                Err(Ended::Failed(error))
+                Err(ExitReason::Failed(error))
             }
             Err(full @ MetaError::Full(_)) => {
                 let error = SqlError::from(full);
-                self.compute.refused(id, generation, error.clone()).await;
-                Err(Ended::Failed(error))
+                self.compute.abort_epoch(id, generation, error.clone()).await;
+                Err(ExitReason::Failed(error))
             }
-            Err(closed) => Err(Ended::Closed(closed.into())),
+            Err(closed) => Err(ExitReason::Closed(closed.into())),
         }
     }
 
@@ -450,17 +454,17 @@ impl Driver {
         (published > logged).then_some(published)
     }
 
-    async fn mark_published(&self, generation: Generation) -> Result<(), Ended> {
+    async fn mark_published(&self, generation: Generation) -> Result<(), ExitReason> {
         let Some(sequence) = self.unmarked() else { return Ok(()) };
         let entry = Published { job: self.handle.id.0, generation: generation.0, sequence };
-        let log = self.shared.log().map_err(Ended::Closed)?;
+        let log = self.shared.log().map_err(ExitReason::Closed)?;
         crash::point("sink-before-mark");
         match log.append(Entry::Published(entry)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(void)) => Err(Ended::Failed(void.into())),
+            Ok(Err(void)) => Err(ExitReason::Failed(void.into())),
             // The next one will do.
             Err(MetaError::Full(_)) => Ok(()),
-            Err(closed) => Err(Ended::Closed(closed.into())),
+            Err(closed) => Err(ExitReason::Closed(closed.into())),
         }
     }
 

@@ -9,8 +9,8 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::commit_volume::Written;
 use crate::status::{JobCounters, JobState, Latencies};
-use crate::written::Written;
 
 /// The last cut that a job's tasks finished; its speed paces the sources.
 #[derive(Clone, Copy, Debug)]

@@ -14,16 +14,18 @@
 
 pub mod backup;
 pub mod catalog;
+mod commit_volume;
 mod compact;
 mod driver;
 pub mod env;
+mod epoch_waiters;
 pub mod error;
-pub mod exact;
+pub mod exactness;
 pub mod feed;
 pub mod fold;
 mod gc;
 mod groups;
-mod idle;
+mod idle_splits;
 pub mod invariants;
 mod job;
 pub mod log;
@@ -39,8 +41,6 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 pub mod timeline;
-mod waits;
-mod written;
 
 pub use catalog::Catalog;
 pub use env::{Env, SystemEnv};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId};
 
-use crate::exact::{LONGEST_STEP, coarsest_grid_point};
+use crate::exactness::{LONGEST_STEP, coarsest_grid_point};
 use crate::state::{MetaState, is_derived};
 
 /// What others want of a job now.

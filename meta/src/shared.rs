@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::catalog::Catalog;
 use crate::driver::Driver;
 use crate::env::Env;
+use crate::epoch_waiters::Waits;
 use crate::error::MetaError;
 use crate::fold::Verdict;
 use crate::groups::Groups;
@@ -24,7 +25,6 @@ use crate::log::{LogWriter, Observer};
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
 use crate::state::MetaState;
-use crate::waits::Waits;
 
 /// The services a started meta calls.
 #[derive(Clone)]

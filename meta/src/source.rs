@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::idle::IdleSplits;
+use crate::idle_splits::IdleSplits;
 use crate::job::Sealed;
 use crate::shared::Shared;
 use crate::state::{MetaState, feed_counter};

@@ -35,7 +35,7 @@ pub struct Cut {
 
 /// What became of a job's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CommitOutcome {
     /// Durable at this epoch.
     Committed(Epoch),
     /// The fold rejected it: another generation, or another predecessor.
@@ -60,13 +60,13 @@ pub trait ComputeService: Send + Sync {
 
     /// The verdict on the commit that the last `cut` returned. On `Committed` the worker publishes
     /// the delta to snapshots and subscribers and acknowledges statements.
-    async fn concluded(&self, job: JobId, generation: Generation, verdict: Verdict);
+    async fn commit_epoch(&self, job: JobId, generation: Generation, verdict: CommitOutcome);
 
     /// In place of a verdict: the commit that the last `cut` returned is not in the log and never will
     /// be, for this reason. The job's generation ends with it.
-    async fn refused(&self, job: JobId, generation: Generation, error: SqlError) {
+    async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
         drop(error);
-        self.concluded(job, generation, Verdict::Void).await;
+        self.commit_epoch(job, generation, CommitOutcome::Void).await;
     }
 
     /// Brings committed changes of a sink to its target as one, under the last one's sequence; returns when

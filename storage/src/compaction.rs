@@ -23,11 +23,11 @@ use crate::block::BlockCodec;
 use crate::disk;
 use crate::error::{Result, StorageError};
 use crate::merge::{Merger, Mode};
-use crate::retain::Retain;
 use crate::run::RunReader;
-use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
+use crate::run_writer::{Admit, Place, RunWriter, on_blocking_thread};
 use crate::state_store::StateStore;
 use crate::table::TableDesc;
+use crate::ttl_filter::Retain;
 
 /// Runs of level 0 that may hold one key before they are merged.
 const L0_OVERLAP: usize = 4;
@@ -229,7 +229,7 @@ pub async fn compact(
     let merger = Merger::new(desc.storage, mode, schema, 8192, sources).retaining(retain);
     let sequence = inputs.iter().map(|r| r.sequence).max().unwrap_or(0);
     let place = Place { level: target_level, sequence };
-    let mut sink = RunSink::new(Arc::clone(&shared), Admit::Disk);
+    let mut sink = RunWriter::new(Arc::clone(&shared), Admit::Disk);
     let desc = desc.clone();
     let (add_runs, _) = on_blocking_thread(async move {
         sink.write(&desc, &codec, place, merger).await?;

@@ -25,7 +25,7 @@ use crate::run::{PrefixLengths, RunIndex, RunReader};
 use crate::snapshot::{KeyRange, cut_range};
 use crate::state_store::Shared;
 use crate::version::TableVersion;
-use crate::writer::{EarlyRun, Question};
+use crate::writer::{EarlyRun, LookupRequest};
 
 /// Encoded bytes that one step of a scan reads of a run, at most.
 const SCAN_WINDOW_BYTES: u64 = 1 << 20;
@@ -53,12 +53,12 @@ struct Target {
     /// Its rank among what one writer holds, where no version names the run.
     early: Option<u64>,
     strings: BinaryArray,
-    asks: Asks,
+    asks: KeyKind,
 }
 
 /// What the strings of a question are.
 #[derive(Clone, Debug)]
-enum Asks {
+enum KeyKind {
     Keys,
     Prefixes,
     /// Starts; these are the ends.
@@ -68,7 +68,7 @@ enum Asks {
 /// A lookup that needs I/O.
 pub(crate) struct Fetch {
     shared: Arc<Shared>,
-    asked: Asked,
+    asked: SortedKeys,
     targets: Vec<Target>,
     as_of: Epoch,
 }
@@ -84,7 +84,7 @@ impl Fetch {
     /// Answers the question, with what is in memory too. One round for the indexes that are missing, and
     /// one for the blocks; where these would take more memory than a lookup may, several, each for a part of
     /// the strings, with one read ahead.
-    pub fn answer(self, question: Question, lookups: Lookups) -> Reading {
+    pub fn answer(self, question: LookupRequest, lookups: Lookups) -> Reading {
         let fetch = Arc::new(self);
         let open = async move { fetch.open(question, lookups).await };
         Reading::new(futures::stream::once(open).try_flatten().boxed())
@@ -92,7 +92,7 @@ impl Fetch {
 
     async fn open(
         self: Arc<Self>,
-        question: Question,
+        question: LookupRequest,
         mut lookups: Lookups,
     ) -> Result<BoxStream<'static, Result<Part>>> {
         let runs: Vec<Arc<RunReader>> = self.targets.iter().map(|t| Arc::clone(&t.run)).collect();
@@ -174,25 +174,25 @@ impl Fetch {
 }
 
 /// The strings of a question in order, and which of them each one is.
-struct Asked {
+struct SortedKeys {
     sorted: BinaryArray,
     /// Positions in the question; `None`: it was in order.
     order: Option<Vec<u32>>,
 }
 
-impl Asked {
-    fn new(question: &Question) -> Result<Asked> {
+impl SortedKeys {
+    fn new(question: &LookupRequest) -> Result<SortedKeys> {
         let strings = question.strings();
-        if matches!(question, Question::Ranges { .. }) {
-            return Ok(Asked { sorted: strings.clone(), order: None });
+        if matches!(question, LookupRequest::Ranges { .. }) {
+            return Ok(SortedKeys { sorted: strings.clone(), order: None });
         }
         let order = sorted_order(strings);
         if order.iter().enumerate().all(|(i, &o)| i == o as usize) {
-            return Ok(Asked { sorted: strings.clone(), order: None });
+            return Ok(SortedKeys { sorted: strings.clone(), order: None });
         }
         let indices = UInt32Array::from(order.clone());
         let sorted = compute::take(strings, &indices, None)?.as_binary::<i32>().clone();
-        Ok(Asked { sorted, order: Some(order) })
+        Ok(SortedKeys { sorted, order: Some(order) })
     }
 
     fn len(&self) -> usize {
@@ -200,13 +200,13 @@ impl Asked {
     }
 
     /// The question of some of the sorted strings.
-    fn part(&self, question: &Question, strings: Range<usize>) -> Question {
+    fn part(&self, question: &LookupRequest, strings: Range<usize>) -> LookupRequest {
         let cut = |all: &BinaryArray| all.slice(strings.start, strings.len());
         match question {
-            Question::Keys(_) => Question::Keys(cut(&self.sorted)),
-            Question::Prefixes(_, limit) => Question::Prefixes(cut(&self.sorted), *limit),
-            Question::Ranges { starts, ends, limit } => {
-                Question::Ranges { starts: cut(starts), ends: cut(ends), limit: *limit }
+            LookupRequest::Keys(_) => LookupRequest::Keys(cut(&self.sorted)),
+            LookupRequest::Prefixes(_, limit) => LookupRequest::Prefixes(cut(&self.sorted), *limit),
+            LookupRequest::Ranges { starts, ends, limit } => {
+                LookupRequest::Ranges { starts: cut(starts), ends: cut(ends), limit: *limit }
             }
         }
     }
@@ -226,10 +226,10 @@ impl Target {
         run: &Arc<RunReader>,
         early: Option<u64>,
         sorted: &BinaryArray,
-        asks: &Asks,
+        asks: &KeyKind,
     ) -> Option<Target> {
         let meta = run.meta();
-        if let Asks::Ranges(ends) = asks {
+        if let KeyKind::Ranges(ends) = asks {
             let start = partition(ends, |e| e <= &meta.min_key[..]);
             let end = partition(sorted, |s| s <= &meta.max_key[..]);
             return (start < end).then(|| Target {
@@ -237,10 +237,10 @@ impl Target {
                 early,
                 first: start,
                 strings: sorted.slice(start, end - start),
-                asks: Asks::Ranges(ends.slice(start, end - start)),
+                asks: KeyKind::Ranges(ends.slice(start, end - start)),
             });
         }
-        let prefixes = matches!(asks, Asks::Prefixes);
+        let prefixes = matches!(asks, KeyKind::Prefixes);
         // A prefix of the smallest key is below it and still matches; none is shorter than `shortest`.
         let shortest = (0..sorted.len()).map(|i| sorted.value(i).len()).min().unwrap_or(0);
         let first = match prefixes {
@@ -261,9 +261,9 @@ impl Target {
     /// The blocks that may answer: (position of a string in the sorted question, block).
     fn located(&self, index: &RunIndex, as_of: Epoch) -> Vec<(usize, u32)> {
         let located: Vec<(u32, u32)> = match &self.asks {
-            Asks::Prefixes => index.locate_prefixes(&self.strings),
-            Asks::Keys => index.locate_keys(&self.strings, None),
-            Asks::Ranges(ends) => (0..self.strings.len())
+            KeyKind::Prefixes => index.locate_prefixes(&self.strings),
+            KeyKind::Keys => index.locate_keys(&self.strings, None),
+            KeyKind::Ranges(ends) => (0..self.strings.len())
                 .flat_map(|i| {
                     let start = Bound::Included(self.strings.value(i));
                     let blocks = index.locate_range(start, Bound::Excluded(ends.value(i)));
@@ -308,9 +308,9 @@ pub(crate) fn probe(
     table: &TableVersion,
     early: &[EarlyRun],
     as_of: Epoch,
-    question: &Question,
+    question: &LookupRequest,
 ) -> Result<Probe> {
-    if let Question::Prefixes(asked, _) = question {
+    if let LookupRequest::Prefixes(asked, _) = question {
         shared.prefixes(table.desc.id).note(asked);
     }
     let visible = table.disk.iter().filter(|r| Epoch(r.meta().min_epoch) <= as_of);
@@ -320,11 +320,11 @@ pub(crate) fn probe(
         return Ok(Probe::Ready(Vec::new()));
     }
     let asks = match question {
-        Question::Keys(_) => Asks::Keys,
-        Question::Prefixes(..) => Asks::Prefixes,
-        Question::Ranges { ends, .. } => Asks::Ranges(ends.clone()),
+        LookupRequest::Keys(_) => KeyKind::Keys,
+        LookupRequest::Prefixes(..) => KeyKind::Prefixes,
+        LookupRequest::Ranges { ends, .. } => KeyKind::Ranges(ends.clone()),
     };
-    let asked = Asked::new(question)?;
+    let asked = SortedKeys::new(question)?;
     let targets: Vec<Target> =
         visible.filter_map(|(run, early)| Target::of(run, early, &asked.sorted, &asks)).collect();
     match probe_memory(shared, &targets, as_of) {

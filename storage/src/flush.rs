@@ -15,7 +15,7 @@ use crate::error::{Result, StorageError};
 use crate::job_store::{JobStore, Persisted};
 use crate::memrun::{MemRun, RUN_BATCH_ROWS};
 use crate::merge::{Merger, Mode, Source};
-use crate::sink::{Admit, Built, Place, RunSink, on_blocking_thread};
+use crate::run_writer::{Admit, Built, Place, RunWriter, on_blocking_thread};
 use crate::version::{TableVersion, Version};
 
 /// Writes one commit's delta as level-0 runs whose epoch is not known yet.
@@ -27,7 +27,7 @@ pub(crate) async fn persist_as_runs(
     let seals = runs.iter().map(|r| (r.table(), r.seal)).collect();
     let version = store.version();
     let _turn = turn(store).await?;
-    let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Later).telling(store);
+    let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Later).telling(store);
     let (add_runs, built) = on_blocking_thread(async move {
         let mut tables: BTreeMap<TableId, Vec<MemRun>> = BTreeMap::new();
         for run in runs {
@@ -74,7 +74,7 @@ pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<Ve
     let version = version.clone();
     let flushed_sequence = version.sequence;
     let _turn = turn(store).await?;
-    let mut sink = RunSink::new(Arc::clone(&store.shared), Admit::Memory);
+    let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Memory);
     let (add_runs, _) = on_blocking_thread(async move {
         for table in version.tables() {
             flush_table(&mut sink, table, version.horizon).await?;
@@ -91,7 +91,7 @@ async fn turn(store: &JobStore) -> Result<SemaphorePermit<'_>> {
     store.shared.flushing.acquire().await.map_err(closed)
 }
 
-async fn flush_table(sink: &mut RunSink, table: &TableVersion, relations: Epoch) -> Result<()> {
+async fn flush_table(sink: &mut RunWriter, table: &TableVersion, relations: Epoch) -> Result<()> {
     let horizon = table.horizon(relations);
     for (i, runs) in table.mem.chunk_by(|a, b| a.group == b.group).enumerate() {
         let bottom = i == 0 && table.disk.is_empty();
@@ -102,7 +102,7 @@ async fn flush_table(sink: &mut RunSink, table: &TableVersion, relations: Epoch)
 }
 
 async fn write(
-    sink: &mut RunSink,
+    sink: &mut RunWriter,
     table: &TableVersion,
     runs: &[MemRun],
     mode: Mode,

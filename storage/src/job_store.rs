@@ -24,14 +24,14 @@ use tokio::sync::Notify;
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
 use crate::memrun::{MemRun, SealId};
-use crate::retain::Retain;
-use crate::sink::Built;
+use crate::run_writer::Built;
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
 use crate::table::TableDesc;
+use crate::ttl_filter::Retain;
 use crate::version::Version;
 use crate::writer::{SealedRuns, TableWriter};
-use crate::{changes, flush, slice, tiers};
+use crate::{changes, flush, memory_compaction, slice};
 
 /// Tail slices read at the same time when a job is opened.
 const OPEN_READS: usize = 64;
@@ -317,7 +317,7 @@ impl JobStore {
         });
         self.forget_published();
         flush::admit(self, epoch, persisted.built);
-        tiers::compact_memory(self);
+        memory_compaction::compact_memory(self);
     }
 
     /// Keeps track of what a new writer seals.

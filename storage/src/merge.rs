@@ -21,7 +21,7 @@ use crate::block::{Entries, Epochs};
 use crate::entry::Gather;
 use crate::error::StorageError;
 use crate::memtable::weights_of;
-use crate::retain::Retain;
+use crate::ttl_filter::Retain;
 
 /// What the merged entries are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use crate::job_store::JobStore;
 use crate::memrun::MemRun;
 use crate::merge::{Merger, Mode, Source};
 use crate::version::{TableVersion, Version};
-use crate::writer::{Question, ask, memory_sources};
+use crate::writer::{LookupRequest, ask, memory_sources};
 
 /// Bounds of key bytes.
 pub type KeyRange = (Bound<Vec<u8>>, Bound<Vec<u8>>);
@@ -106,7 +106,7 @@ impl Snapshot {
 
     /// The current rows of these keys, sorted by (input, key).
     pub async fn multi_get(&self, table: TableId, keys: BinaryArray) -> Result<Found> {
-        self.ask(table, Question::Keys(keys)).await
+        self.ask(table, LookupRequest::Keys(keys)).await
     }
 
     /// All rows whose key starts with a prefix, in key order, at most `limit` a prefix.
@@ -116,10 +116,10 @@ impl Snapshot {
         prefixes: BinaryArray,
         limit: Option<usize>,
     ) -> Result<Found> {
-        self.ask(table, Question::Prefixes(prefixes, limit)).await
+        self.ask(table, LookupRequest::Prefixes(prefixes, limit)).await
     }
 
-    async fn ask(&self, table: TableId, question: Question) -> Result<Found> {
+    async fn ask(&self, table: TableId, question: LookupRequest) -> Result<Found> {
         let table = Arc::clone(self.version.table(table)?);
         let memory = memory_sources(&table, self.epoch);
         ask(&self.store, table, memory, self.epoch, question).wait().await

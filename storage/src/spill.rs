@@ -22,7 +22,7 @@ use crate::job_store::JobStore;
 use crate::memrun::MemRun;
 use crate::merge::{Merger, Mode, Source};
 use crate::run::RunReader;
-use crate::sink::{Admit, Place, RunSink, on_blocking_thread};
+use crate::run_writer::{Admit, Place, RunWriter, on_blocking_thread};
 use crate::state_store::Shared;
 use crate::table::RowStorage;
 use crate::version::TableVersion;
@@ -157,7 +157,7 @@ pub(crate) async fn write_unnamed(
     sequence: u64,
     batches: impl FnOnce() -> Result<Arc<[Entries]>> + Send + 'static,
 ) -> Result<Vec<RunMeta>> {
-    let mut sink = RunSink::new(Arc::clone(shared), Admit::Never);
+    let mut sink = RunWriter::new(Arc::clone(shared), Admit::Never);
     let table = Arc::clone(table);
     let (runs, _) = on_blocking_thread(async move {
         let sorted = batches()?;

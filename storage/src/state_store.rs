@@ -18,7 +18,7 @@ use crate::cache::{BlockCache, CacheOptions};
 use crate::error::{Result, StorageError};
 use crate::job_store::JobStore;
 use crate::pins::ObjectPins;
-use crate::prefetch::TailPrefetch;
+use crate::recovery_reads::TailPrefetch;
 use crate::run::PrefixLengths;
 use crate::segment::ObjectNamer;
 use crate::table::TableDesc;

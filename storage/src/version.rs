@@ -17,9 +17,9 @@ use crate::block::BlockCodec;
 use crate::error::StorageError;
 use crate::memrun::{MemRun, SealId};
 use crate::pins::ObjectPins;
-use crate::retain::Retain;
 use crate::run::RunReader;
 use crate::table::TableDesc;
+use crate::ttl_filter::Retain;
 
 #[derive(Clone, Debug)]
 pub(crate) struct TableVersion {

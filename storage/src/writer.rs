@@ -132,12 +132,12 @@ impl TableWriter {
 
     /// The current entry of each key, own writes included.
     pub fn multi_get(&self, keys: BinaryArray) -> Lookup {
-        self.lookup(Question::Keys(keys))
+        self.lookup(LookupRequest::Keys(keys))
     }
 
     /// All current entries whose key starts with a prefix, in key order, at most `limit` a prefix.
     pub fn multi_scan(&self, prefixes: BinaryArray, limit: Option<usize>) -> Lookup {
-        self.lookup(Question::Prefixes(prefixes, limit))
+        self.lookup(LookupRequest::Prefixes(prefixes, limit))
     }
 
     /// All current entries with start ≤ key < end, in key order, at most `limit` a range. Ranges are
@@ -148,10 +148,10 @@ impl TableWriter {
         ends: BinaryArray,
         limit: Option<usize>,
     ) -> Lookup {
-        self.lookup(Question::Ranges { starts, ends, limit })
+        self.lookup(LookupRequest::Ranges { starts, ends, limit })
     }
 
-    fn lookup(&self, question: Question) -> Lookup {
+    fn lookup(&self, question: LookupRequest) -> Lookup {
         let retain = self.store.version().table(self.desc.id).ok().and_then(|t| t.retain);
         match (self.ask(question), retain) {
             (lookup, None) => lookup,
@@ -165,7 +165,7 @@ impl TableWriter {
         }
     }
 
-    fn ask(&self, question: Question) -> Lookup {
+    fn ask(&self, question: LookupRequest) -> Lookup {
         let sources = match self.sources(&question) {
             Ok(sources) => sources,
             Err(e) => return Lookup::failed(e),
@@ -177,7 +177,7 @@ impl TableWriter {
     /// The version's table, all sources in memory, and the runs of early seals.
     fn sources(
         &self,
-        question: &Question,
+        question: &LookupRequest,
     ) -> Result<(Arc<TableVersion>, Vec<Sorted>, Vec<EarlyRun>)> {
         // Before the version: what is published in between is in both, and told apart by its seal.
         let sealed: Vec<MemRun> = self.sealed.lock().clone();
@@ -200,8 +200,8 @@ impl TableWriter {
         let mut open = self.open.lock();
         if !open.is_empty() {
             let batches: Arc<[Entries]> = match question {
-                Question::Keys(keys) => open.matching(keys)?,
-                Question::Prefixes(..) | Question::Ranges { .. } => open.sorted()?,
+                LookupRequest::Keys(keys) => open.matching(keys)?,
+                LookupRequest::Prefixes(..) | LookupRequest::Ranges { .. } => open.sorted()?,
             };
             memory.push(Sorted { batches, private: true, rank: u64::MAX });
         }
@@ -212,7 +212,7 @@ impl TableWriter {
     pub fn is_empty(&self) -> bool {
         let everything = BinaryArray::from_iter_values([b""]);
         self.memory_complete()
-            && matches!(self.ask(Question::Prefixes(everything, Some(1))),
+            && matches!(self.ask(LookupRequest::Prefixes(everything, Some(1))),
                 Lookup::Ready(found) if found.is_empty())
     }
 
@@ -241,25 +241,25 @@ impl Drop for TableWriter {
 }
 
 /// What a lookup asks.
-pub(crate) enum Question {
+pub(crate) enum LookupRequest {
     Keys(BinaryArray),
     Prefixes(BinaryArray, Option<usize>),
     Ranges { starts: BinaryArray, ends: BinaryArray, limit: Option<usize> },
 }
 
-impl Question {
+impl LookupRequest {
     pub fn answer(&self, lookups: &Lookups) -> Result<Found> {
         match self {
-            Question::Keys(keys) => lookups.get(keys),
-            Question::Prefixes(prefixes, limit) => lookups.scan(prefixes, *limit),
-            Question::Ranges { starts, ends, limit } => lookups.ranges(starts, ends, *limit),
+            LookupRequest::Keys(keys) => lookups.get(keys),
+            LookupRequest::Prefixes(prefixes, limit) => lookups.scan(prefixes, *limit),
+            LookupRequest::Ranges { starts, ends, limit } => lookups.ranges(starts, ends, *limit),
         }
     }
 
     pub fn strings(&self) -> &BinaryArray {
         match self {
-            Question::Keys(keys) | Question::Prefixes(keys, _) => keys,
-            Question::Ranges { starts, .. } => starts,
+            LookupRequest::Keys(keys) | LookupRequest::Prefixes(keys, _) => keys,
+            LookupRequest::Ranges { starts, .. } => starts,
         }
     }
 }
@@ -285,7 +285,7 @@ pub(crate) fn ask(
     table: Arc<TableVersion>,
     memory: Vec<Sorted>,
     as_of: Epoch,
-    question: Question,
+    question: LookupRequest,
 ) -> Lookup {
     ask_all(store, table, memory, &[], as_of, question)
 }
@@ -296,7 +296,7 @@ fn ask_all(
     memory: Vec<Sorted>,
     early: &[EarlyRun],
     as_of: Epoch,
-    question: Question,
+    question: LookupRequest,
 ) -> Lookup {
     let mut lookups = Lookups {
         storage: table.desc.storage,

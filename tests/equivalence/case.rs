@@ -134,7 +134,7 @@ impl Case {
             .enable_all()
             .build()
             .map_err(|e| e.to_string())?;
-        millrace_common::planted::plant(bug);
+        millrace_common::fault_injection::plant(bug);
         let outcome = runtime.block_on(async {
             // A hang is a failure with a name, not a CI that never ends.
             let limit = if bug.is_some() { PLANTED_LIMIT } else { LIMIT };
@@ -142,7 +142,7 @@ impl Case {
                 .await
                 .unwrap_or_else(|_| Err(format!("the case did not finish in {limit:?}")))
         });
-        millrace_common::planted::plant(None);
+        millrace_common::fault_injection::plant(None);
         runtime.shutdown_background();
         outcome
     }

@@ -1,6 +1,6 @@
 //! The harness must notice each planted bug; otherwise it proves nothing.
 
-use millrace_common::planted::BUGS;
+use millrace_common::fault_injection::BUGS;
 
 use crate::case::{Case, Mode};
 

@@ -159,10 +159,10 @@ async fn a_panic_ends_one_statement() {
     let node = node().await;
     let client = node.connect().await;
     let other = node.connect().await;
-    millrace_common::planted::plant_panic(Some("the_planted_one"));
+    millrace_common::fault_injection::plant_panic(Some("the_planted_one"));
     let simple = errors(&client, "SELECT 1 AS the_planted_one", false).await;
     let extended = errors(&client, "SELECT 2 AS the_planted_one", true).await;
-    millrace_common::planted::plant_panic(None);
+    millrace_common::fault_injection::plant_panic(None);
     assert_eq!((simple.as_str(), extended.as_str()), ("XX000@-", "XX000@-"));
     for client in [&client, &other] {
         let row = client.query_one("SELECT 1 AS one", &[]).await.expect("the session lives");

@@ -29,12 +29,12 @@ pub struct Keyed {
 
 /// The keys of a statement's rows, and which of them have a row.
 #[derive(Debug)]
-pub struct Claims {
+pub struct KeyReservations {
     group: Vec<u32>,
     taken: Vec<bool>,
 }
 
-impl Claims {
+impl KeyReservations {
     /// Whether a row gets its key, which then has one.
     pub fn claim(&mut self, row: usize) -> bool {
         !std::mem::replace(&mut self.taken[self.group[row] as usize], true)
@@ -94,10 +94,10 @@ impl Keyed {
 
     /// Who gets each key, where the first row that wants it does and others give way: the rows found at
     /// [`Keyed::distinct`] have theirs.
-    pub fn claims(self, found: &Found) -> Claims {
+    pub fn claims(self, found: &Found) -> KeyReservations {
         let mut taken = vec![false; self.firsts.len()];
         found.input.values().iter().for_each(|key| taken[*key as usize] = true);
-        Claims { group: self.group, taken }
+        KeyReservations { group: self.group, taken }
     }
 
     /// Checks against the rows found at [`Keyed::distinct`] and says what to write.

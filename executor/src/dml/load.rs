@@ -333,7 +333,7 @@ impl Load {
             Some(locks) => locks.with(&tables)?,
             None => TableLocks::take(tables).await,
         };
-        self.table.settle().await?;
+        self.table.wait_until_quiescent().await?;
         let replaced = |epoch| self.table.changed_since(epoch, &ReadRows::All);
         if self.kind.read_at().is_some_and(replaced) || !reads.iter().all(TableRead::holds) {
             return Err(DmlError::Conflict);

@@ -14,7 +14,7 @@ use millrace_common::{Epoch, JobId};
 use tokio::sync::OwnedMutexGuard;
 
 use super::{DmlError, Sequencer};
-use crate::hub::HubChunk;
+use crate::changelog_cache::HubChunk;
 
 /// Whether any of a table's rows may be among those that were read.
 pub type Filter = Arc<dyn Fn(&RecordBatch) -> bool + Send + Sync>;
@@ -93,7 +93,7 @@ impl TableLocks {
     ) -> Result<TableLocks, DmlError> {
         let locks = TableLocks::take(tables).await;
         for (table, _) in locks.0.values() {
-            table.settle().await?;
+            table.wait_until_quiescent().await?;
         }
         Ok(locks)
     }

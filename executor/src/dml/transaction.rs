@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 
 use super::check::Writes;
 use super::reads::{TableLocks, TableRead};
-use super::sequencer::{Fate, OnTime, Sequencer};
+use super::sequencer::{OnTime, Sequencer, StatementOutcome};
 use super::{DmlError, DmlOutcome, DmlStatement, unknown_outcome};
 
 /// One table's part.
@@ -62,7 +62,7 @@ pub(crate) async fn commit(
         let settled = stale.table.state.lock().settled();
         drop(turns);
         return match outcome(&stale.table, settled).await {
-            Fate::Refused(error) => Err(error.into()),
+            StatementOutcome::Refused(error) => Err(error.into()),
             _ => Err(DmlError::Conflict),
         };
     }
@@ -77,7 +77,7 @@ pub(crate) async fn commit(
                 let settled = part.table.state.lock().settled();
                 drop(turns);
                 return match outcome(&part.table, settled).await {
-                    Fate::Committed(_) => Err(error),
+                    StatementOutcome::Committed(_) => Err(error),
                     fate => Err(refusal(fate)),
                 };
             }
@@ -90,7 +90,7 @@ pub(crate) async fn commit(
     Ok(DmlOutcome { epoch, rows_affected, kept: None, late })
 }
 
-type Waiting = Vec<(Arc<Sequencer>, oneshot::Receiver<Fate>)>;
+type Waiting = Vec<(Arc<Sequencer>, oneshot::Receiver<StatementOutcome>)>;
 
 /// The epoch at which everything that was entered is committed.
 async fn committed(waiting: Waiting) -> Result<Epoch, DmlError> {
@@ -100,10 +100,10 @@ async fn committed(waiting: Waiting) -> Result<Epoch, DmlError> {
     let mut epoch = Epoch::ZERO;
     let mut failed = None;
     for (_, fate) in waiting {
-        match fate.await.unwrap_or(Fate::Unknown) {
-            Fate::Committed(at) => epoch = epoch.max(at),
+        match fate.await.unwrap_or(StatementOutcome::Unknown) {
+            StatementOutcome::Committed(at) => epoch = epoch.max(at),
             // Of several answers the least certain one.
-            Fate::Unknown => failed = Some(Fate::Unknown),
+            StatementOutcome::Unknown => failed = Some(StatementOutcome::Unknown),
             fate => drop(failed.get_or_insert(fate)),
         }
     }
@@ -143,20 +143,20 @@ fn enter(id: StatementId, checked: Vec<Checked>, tables: &Tables) -> Result<Wait
     Ok(waiting)
 }
 
-async fn outcome(table: &Sequencer, settled: super::sequencer::Settled) -> Fate {
+async fn outcome(table: &Sequencer, settled: super::sequencer::Settled) -> StatementOutcome {
     match settled {
-        Ok(epoch) => Fate::Committed(epoch),
+        Ok(epoch) => StatementOutcome::Committed(epoch),
         Err(waiting) => {
             table.meta.request_cut(table.job);
-            waiting.await.unwrap_or(Fate::Unknown)
+            waiting.await.unwrap_or(StatementOutcome::Unknown)
         }
     }
 }
 
-fn refusal(fate: Fate) -> DmlError {
+fn refusal(fate: StatementOutcome) -> DmlError {
     match fate {
-        Fate::Refused(error) => error.into(),
-        Fate::Unknown => unknown_outcome().into(),
-        Fate::NotCommitted | Fate::Committed(_) => DmlError::Conflict,
+        StatementOutcome::Refused(error) => error.into(),
+        StatementOutcome::Unknown => unknown_outcome().into(),
+        StatementOutcome::NotCommitted | StatementOutcome::Committed(_) => DmlError::Conflict,
     }
 }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use crate::error::ExecError;
 use crate::exchange::{Barrier, ChunkReceiver, Message};
 use crate::input::Leaf;
-use crate::marks::Marks;
+use crate::watermark::WatermarkSet;
 
 pub struct ExchangeLeaf {
     channels: Vec<Channel>,
@@ -20,7 +20,7 @@ pub struct ExchangeLeaf {
 
 struct Channel {
     receiver: Box<dyn ChunkReceiver>,
-    aligned: Option<(Arc<Barrier>, Arc<Marks>)>,
+    aligned: Option<(Arc<Barrier>, Arc<WatermarkSet>)>,
 }
 
 impl ExchangeLeaf {

@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 
 use crate::error::ExecError;
 use crate::exchange::{Barrier, Message};
-use crate::marks::Marks;
+use crate::watermark::WatermarkSet;
 
 /// One input of a task.
 #[async_trait]
@@ -44,8 +44,8 @@ pub trait Leaf: Send {
 
     /// What it knows by itself of watermarks, as of the last barrier; an exchange has only what others
     /// told it.
-    fn marks(&self) -> Marks {
-        Marks::default()
+    fn marks(&self) -> WatermarkSet {
+        WatermarkSet::default()
     }
 
     /// What is to be committed with the epoch besides, by name.
@@ -71,9 +71,9 @@ pub trait Reader: Send {
         0
     }
 
-    /// See [`Leaf::marks`]. Asked at the end of an epoch.
-    fn marks(&self) -> Marks {
-        Marks::default()
+    /// See [`Leaf::watermark`]. Asked at the end of an epoch.
+    fn marks(&self) -> WatermarkSet {
+        WatermarkSet::default()
     }
 
     /// See [`Leaf::counters`].
@@ -119,7 +119,7 @@ impl<R: Reader> Leaf for CutLeaf<R> {
     fn take_scanned(&mut self) -> u64 {
         self.reader.take_scanned()
     }
-    fn marks(&self) -> Marks {
+    fn marks(&self) -> WatermarkSet {
         self.reader.marks()
     }
 

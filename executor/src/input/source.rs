@@ -25,8 +25,8 @@ use crate::exchange::Barrier;
 use crate::input::Reader;
 use crate::input::estimate::ScanEstimate;
 use crate::input::watermark::{SourceWatermark, SplitWatermark, is_idle};
-use crate::marks::{Mark, Marks};
 use crate::stats::Progress;
+use crate::watermark::{Watermark, WatermarkSet};
 
 /// What a source leaf reads, and with what.
 pub struct SourceInput {
@@ -358,15 +358,15 @@ impl Reader for SourceReader {
 
     /// The least running watermark of the splits that are not idle. During the first scan an idle split
     /// counts until it is read: its rows are as old as they are.
-    fn marks(&self) -> Marks {
-        let mut marks = Marks::default();
+    fn marks(&self) -> WatermarkSet {
+        let mut marks = WatermarkSet::default();
         let Some(w) = &self.from.watermark else { return marks };
-        let mut mark = Mark::Idle(None);
+        let mut mark = Watermark::Idle(None);
         for split in &self.splits {
             let own = match split.watermark.running {
-                own if split.idle && (!self.scanning || split.scanned) => Mark::Idle(own),
-                Some(own) => Mark::At(own),
-                None => Mark::Unknown,
+                own if split.idle && (!self.scanning || split.scanned) => Watermark::Idle(own),
+                Some(own) => Watermark::At(own),
+                None => Watermark::Unknown,
             };
             mark = mark.merge(own);
         }

@@ -1,6 +1,6 @@
 //! The snapshot of another relation, then its changes (docs/design.md §4).
 //!
-//! A task reads the upstream rows of the vnodes it owns. Changes come from the hub's ring, else from
+//! A task reads the upstream rows of the vnodes it owns. Changes come from the changelogs's ring, else from
 //! the relation's state table; both give exactly `(prev, epoch]`. The first scan goes through the
 //! snapshot in key order, a bounded number of rows a cut, and commits the last key read.
 
@@ -14,20 +14,20 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use millrace_common::planted::is_planted;
+use millrace_common::fault_injection::is_planted;
 use millrace_common::{DeltaChunk, Epoch, RelationId, TableId, Vnode};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{BackfillPosition, BackfillState};
 use millrace_storage::{JobStore, ScanBatch, ScanOptions, StateStore, StorageError};
 
-use crate::consolidate::vanish;
+use crate::changelog_cache::{ChangelogCache, EpochDelta};
+use crate::consolidate::consolidate_projected;
 use crate::error::ExecError;
 use crate::exchange::Barrier;
-use crate::hub::{DeltaHub, EpochDelta};
 use crate::input::Reader;
 use crate::input::position::{Span, spans};
-use crate::marks::{Mark, Marks};
 use crate::stats::Progress;
+use crate::watermark::{Watermark, WatermarkSet};
 
 /// While the upstream job restarts its store is away for a moment: how often to look again.
 const UPSTREAM_POLL: Duration = Duration::from_millis(20);
@@ -50,7 +50,7 @@ pub struct Subscription {
     pub meta: Arc<dyn MetaService>,
     pub vnodes: Range<Vnode>,
     pub store: Arc<StateStore>,
-    pub hub: Arc<DeltaHub>,
+    pub changelogs: Arc<ChangelogCache>,
     /// Rows of one step of the first scan.
     pub scan_rows: usize,
     /// See [`Barrier::stage`].
@@ -128,7 +128,7 @@ impl SubscribeReader {
     async fn open(&mut self) -> Result<(), ExecError> {
         let State::Start { prev, epoch, since } = &mut self.state else { return Ok(()) };
         let (prev, epoch) = (*prev, *epoch);
-        if let Some(deltas) = self.from.hub.get(self.from.relation, prev, epoch) {
+        if let Some(deltas) = self.from.changelogs.get(self.from.relation, prev, epoch) {
             self.state = State::Ring(deltas.into(), 0);
             return Ok(());
         }
@@ -253,7 +253,7 @@ impl Reader for SubscribeReader {
                 },
             };
             let Some(chunk) = chunk else { continue };
-            let chunk = if self.from.narrows { vanish(chunk)? } else { chunk };
+            let chunk = if self.from.narrows { consolidate_projected(chunk)? } else { chunk };
             if !chunk.is_empty() {
                 return Ok(Some(chunk));
             }
@@ -269,8 +269,8 @@ impl Reader for SubscribeReader {
     }
 
     /// The upstream's at the epoch. While the first scan goes on, rows of any age still come.
-    fn marks(&self) -> Marks {
-        let mut marks = Marks::default();
+    fn marks(&self) -> WatermarkSet {
+        let mut marks = WatermarkSet::default();
         if self.from.watermarked.is_empty() {
             return marks;
         }
@@ -281,7 +281,7 @@ impl Reader for SubscribeReader {
         };
         for &column in &self.from.watermarked {
             let found = known.iter().find(|w| w.column as usize == column);
-            let mark = found.map_or(Mark::Unknown, |w| Mark::At(w.value));
+            let mark = found.map_or(Watermark::Unknown, |w| Watermark::At(w.value));
             marks.add((self.from.relation, column), mark);
         }
         marks

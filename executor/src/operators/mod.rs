@@ -6,8 +6,8 @@
 //! independent of the order in which rows of different keys, or reads, complete.
 
 pub mod aggregate;
+pub mod event_time_buffer;
 pub mod expr;
-pub mod hold;
 pub mod join;
 pub mod linear;
 mod ordered;
@@ -129,15 +129,33 @@ pub fn build_with(
         Op::Window(w) => Box::new(window::WindowOperator::new(node, w, input(0)?, env, tables)?),
         Op::WindowClose(h) => {
             let table = tables(h.table)?;
-            Box::new(hold::Hold::new(hold::Mode::Close, h, input(0)?, env, table)?)
+            Box::new(event_time_buffer::EventTimeBuffer::new(
+                event_time_buffer::Mode::WindowClose,
+                h,
+                input(0)?,
+                env,
+                table,
+            )?)
         }
-        Op::Expire(h) => {
+        Op::TemporalUpperBound(h) => {
             let table = tables(h.table)?;
-            Box::new(hold::Hold::new(hold::Mode::Expire, h, input(0)?, env, table)?)
+            Box::new(event_time_buffer::EventTimeBuffer::new(
+                event_time_buffer::Mode::UpperBound,
+                h,
+                input(0)?,
+                env,
+                table,
+            )?)
         }
-        Op::Appear(h) => {
+        Op::TemporalLowerBound(h) => {
             let table = tables(h.table)?;
-            Box::new(hold::Hold::new(hold::Mode::Appear, h, input(0)?, env, table)?)
+            Box::new(event_time_buffer::EventTimeBuffer::new(
+                event_time_buffer::Mode::LowerBound,
+                h,
+                input(0)?,
+                env,
+                table,
+            )?)
         }
         Op::Subscribe { .. }
         | Op::Source { .. }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use arrow::array::{Int64Array, RecordBatch};
 use millrace_common::DeltaChunk;
-use millrace_common::planted::is_planted;
+use millrace_common::fault_injection::is_planted;
 
 use super::arena::{batch_bytes, gather_batch};
 use super::cache::Slot;

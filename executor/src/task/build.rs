@@ -16,14 +16,14 @@ use millrace_storage::{JobStore, StateStore};
 use tokio::sync::mpsc;
 
 use super::order::{Order, is_input};
-use super::{Kind, Slot, Task, TaskReport};
+use super::{Kind, PlanNode, Task, TaskReport};
 use crate::blackhole::Digest;
+use crate::changelog_cache::ChangelogCache;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::exchange::{
     Barrier, ChunkReceiver, ChunkSender, Dispatcher, local_channel, owned_vnodes,
 };
-use crate::hub::DeltaHub;
 use crate::input::exchange::ExchangeLeaf;
 use crate::input::source::{SourceInput, SourceReader};
 use crate::input::subscribe::{SubscribeReader, Subscription};
@@ -53,7 +53,7 @@ pub struct Blueprint<'a> {
     pub job_store: Arc<JobStore>,
     /// Of the inputs.
     pub store: Arc<StateStore>,
-    pub hub: Arc<DeltaHub>,
+    pub changelogs: Arc<ChangelogCache>,
     pub meta: Arc<dyn MetaService>,
     pub governor: Arc<MemoryGovernor>,
     pub options: Arc<ExecOptions>,
@@ -163,7 +163,7 @@ impl Builder<'_> {
         place: &Place,
         reports: mpsc::UnboundedSender<TaskReport>,
     ) -> Result<Task, ExecError> {
-        let mut nodes: Vec<Slot> = Vec::with_capacity(fragment.nodes.len());
+        let mut nodes: Vec<PlanNode> = Vec::with_capacity(fragment.nodes.len());
         let mut input = place.first_input;
         for (n, node) in fragment.nodes.iter().enumerate() {
             let schemas: Vec<SchemaRef> = node
@@ -292,7 +292,7 @@ impl Builder<'_> {
             meta: Arc::clone(&b.meta),
             vnodes: place.vnodes.clone(),
             store: Arc::clone(&b.store),
-            hub: Arc::clone(&b.hub),
+            changelogs: Arc::clone(&b.changelogs),
             scan_rows: (b.options.backfill_rows / place.parallelism).max(1),
             stage: self.order.stage(input),
             chunk_rows: b.options.chunk_rows,
@@ -377,8 +377,8 @@ impl Builder<'_> {
     }
 }
 
-fn slot(kind: Kind, metrics: Arc<OperatorMetrics>) -> Slot {
-    Slot {
+fn slot(kind: Kind, metrics: Arc<OperatorMetrics>) -> PlanNode {
+    PlanNode {
         kind,
         parent: None,
         ancestors: Vec::new(),
@@ -394,7 +394,7 @@ fn slot(kind: Kind, metrics: Arc<OperatorMetrics>) -> Slot {
 }
 
 /// Sets parents and ancestors; a node feeds one parent, the last node none.
-fn link(fragment: &Fragment, nodes: &mut [Slot]) -> Result<(), ExecError> {
+fn link(fragment: &Fragment, nodes: &mut [PlanNode]) -> Result<(), ExecError> {
     for (n, node) in fragment.nodes.iter().enumerate() {
         for (port, &input) in node.inputs.iter().enumerate() {
             if nodes[input].parent.replace((n, port)).is_some() {
@@ -454,8 +454,8 @@ fn name(op: &Op) -> &'static str {
         Op::TopN(_) => "TopN",
         Op::Window(_) => "Window",
         Op::WindowClose(_) => "WindowClose",
-        Op::Expire(_) => "Expire",
-        Op::Appear(_) => "Appear",
+        Op::TemporalUpperBound(_) => "Expire",
+        Op::TemporalLowerBound(_) => "Appear",
         Op::Materialize => "Materialize",
         Op::Blackhole => "Blackhole",
         Op::Sink => "Sink",

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, FutureExt, select_all};
 use millrace_common::{DeltaChunk, Epoch};
-use millrace_graph::{ColumnMark, Retention};
+use millrace_graph::{ColumnWatermark, Retention};
 use millrace_rpc::version::BackfillPosition;
 use millrace_storage::{JobStore, MemRun};
 use tokio::sync::mpsc;
@@ -26,14 +26,14 @@ use tokio::sync::mpsc;
 use crate::error::ExecError;
 use crate::exchange::{Barrier, Dispatcher, Message};
 use crate::input::Leaf;
-use crate::marks::Marks;
 use crate::materialize::{Root, RootReport};
 use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, Output};
 use crate::stats::{OperatorMetrics, Progress};
+use crate::watermark::WatermarkSet;
 
 /// Longest stretch of work without giving other tasks a turn.
-const STRETCH: Duration = Duration::from_millis(2);
+const TIME_SLICE: Duration = Duration::from_millis(2);
 /// Longest wait of a leaf for memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -45,7 +45,7 @@ pub struct TaskReport {
     /// Rows its first scans read.
     pub scanned: u64,
     /// What its own inputs know of watermarks.
-    pub marks: Marks,
+    pub marks: WatermarkSet,
     /// When its rows change by themselves next.
     pub due: Option<Epoch>,
     /// What its leaves commit with the epoch.
@@ -60,7 +60,7 @@ enum Kind {
     Root(Root),
 }
 
-struct Slot {
+struct PlanNode {
     kind: Kind,
     /// The node that takes its output, and at which port.
     parent: Option<(usize, usize)>,
@@ -73,16 +73,16 @@ struct Slot {
     /// Of a leaf: parts of a large chunk.
     queue: VecDeque<DeltaChunk>,
     /// Of a leaf: it has delivered this one, with these watermarks.
-    barrier: Option<(Arc<Barrier>, Arc<Marks>)>,
+    barrier: Option<(Arc<Barrier>, Arc<WatermarkSet>)>,
     /// Inputs in port order, and which of their columns have watermarks; of operators.
-    inputs: Vec<Vec<ColumnMark>>,
+    inputs: Vec<Vec<ColumnWatermark>>,
     /// Its state tables that are cleaned.
     retained: Vec<(usize, Retention)>,
     metrics: Arc<OperatorMetrics>,
     state_bytes: u64,
 }
 
-impl Slot {
+impl PlanNode {
     /// Full, and able to do something about it.
     fn is_full(&self) -> bool {
         matches!(&self.kind, Kind::Operator(op) if op.is_full() && op.is_pending())
@@ -100,7 +100,7 @@ impl Slot {
 }
 
 /// A barrier that all leaves have delivered, and the watermarks that came with it.
-type Aligned = (Arc<Barrier>, Arc<Marks>);
+type Aligned = (Arc<Barrier>, Arc<WatermarkSet>);
 
 enum Event {
     Input(usize, Message),
@@ -109,7 +109,7 @@ enum Event {
 }
 
 pub struct Task {
-    nodes: Vec<Slot>,
+    nodes: Vec<PlanNode>,
     /// `None`: the last node is the job's root.
     exit: Option<Dispatcher>,
     reports: mpsc::UnboundedSender<TaskReport>,
@@ -146,7 +146,7 @@ impl Task {
                 Event::Input(node, Message::Chunk(chunk)) => self.input(node, chunk)?,
             }
             self.flush().await?;
-            self.breathe().await;
+            self.yield_if_due().await;
         }
     }
 
@@ -172,7 +172,7 @@ impl Task {
 
     /// Waits for state that arrives, first, and for input that may be taken.
     async fn next_event(&mut self) -> Result<Event, ExecError> {
-        let full: Vec<bool> = self.nodes.iter().map(Slot::is_full).collect();
+        let full: Vec<bool> = self.nodes.iter().map(PlanNode::is_full).collect();
         let open: Vec<bool> = self.nodes.iter().map(|s| s.barrier.is_none()).collect();
         let mut pending: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
@@ -262,16 +262,16 @@ impl Task {
         if let Some(exit) = &mut self.exit {
             exit.flush().await?;
         }
-        if let Some(Slot { kind: Kind::Root(root), .. }) = self.nodes.last_mut() {
+        if let Some(PlanNode { kind: Kind::Root(root), .. }) = self.nodes.last_mut() {
             root.relieve().await?;
         }
         self.store.wait_for_spills().await;
         Ok(())
     }
 
-    async fn breathe(&mut self) {
+    async fn yield_if_due(&mut self) {
         self.progress.note_step();
-        if self.yielded.elapsed() > STRETCH {
+        if self.yielded.elapsed() > TIME_SLICE {
             tokio::task::yield_now().await;
             self.yielded = Instant::now();
         }
@@ -285,7 +285,7 @@ impl Task {
         }
         self.pass_on(node)?;
         self.flush().await?;
-        self.breathe().await;
+        self.yield_if_due().await;
         Ok(())
     }
 
@@ -309,7 +309,7 @@ impl Task {
         &mut self,
         node: usize,
         barrier: &Barrier,
-        marks: &Marks,
+        marks: &WatermarkSet,
     ) -> Result<(), ExecError> {
         while self.is_pending(node) {
             self.relieve(node).await?;
@@ -333,7 +333,7 @@ impl Task {
             self.relieve(node).await?;
             self.emit(node, chunk)?;
             self.flush().await?;
-            self.breathe().await;
+            self.yield_if_due().await;
         }
         Ok(())
     }
@@ -341,7 +341,7 @@ impl Task {
     async fn finish_epoch(
         &mut self,
         barrier: &Arc<Barrier>,
-        marks: &Arc<Marks>,
+        marks: &Arc<WatermarkSet>,
     ) -> Result<(), ExecError> {
         for node in 0..self.nodes.len() {
             self.finish_node(node, barrier, marks).await?;

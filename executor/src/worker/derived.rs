@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, TableId, crash};
-use millrace_graph::{ColumnMark, Retention};
+use millrace_graph::{ColumnWatermark, Retention};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::version::{
     BackfillPosition, BackfillState, ColumnWatermark, JobCommit, JobVersion, PublishHandle,
@@ -18,14 +18,14 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::blackhole::Digest;
+use crate::changelog_cache::{ChangelogCache, HubChunk};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::exchange::Barrier;
-use crate::hub::{DeltaHub, HubChunk};
-use crate::marks::Marks;
 use crate::publish::{ChangeOf, Publisher};
 use crate::stats::Progress;
 use crate::task::TaskReport;
+use crate::watermark::WatermarkSet;
 
 const DIGEST_ROWS: &str = "blackhole.rows";
 const DIGEST_HASH: &str = "blackhole.hash";
@@ -62,7 +62,7 @@ pub struct Derived {
     label: String,
     generation: Generation,
     store: Arc<JobStore>,
-    hub: Arc<DeltaHub>,
+    changelogs: Arc<ChangelogCache>,
     cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
     tasks: usize,
     /// Asynchronous: held while the tasks process an epoch.
@@ -91,7 +91,7 @@ struct Collected {
     delta: Option<Vec<HubChunk>>,
     counters: HashMap<String, u64>,
     digest: Option<Digest>,
-    marks: Marks,
+    marks: WatermarkSet,
     due: Option<Epoch>,
     staged: Vec<DeltaChunk>,
 }
@@ -99,7 +99,7 @@ struct Collected {
 /// What of a job's graph has to do with watermarks.
 pub struct Cleaning {
     /// Columns of the relation.
-    pub output: Vec<ColumnMark>,
+    pub output: Vec<ColumnWatermark>,
     pub tables: Vec<(TableId, Retention)>,
     /// Sources among the job's inputs.
     pub sources: Vec<RelationId>,
@@ -111,7 +111,7 @@ impl Derived {
         relation: &Relation,
         generation: Generation,
         store: Arc<JobStore>,
-        hub: Arc<DeltaHub>,
+        changelogs: Arc<ChangelogCache>,
         version: &JobVersion,
         cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
         reports: mpsc::UnboundedReceiver<TaskReport>,
@@ -138,7 +138,7 @@ impl Derived {
             label: relation.label(),
             generation,
             store,
-            hub,
+            changelogs,
             cuts,
             tasks,
             control: tokio::sync::Mutex::new(control),
@@ -302,9 +302,9 @@ impl Derived {
         crash::point("executor-after-publish");
         *self.digest.lock() = own.digest;
         if own.caught_up {
-            self.hub.open(self.job, epoch);
+            self.changelogs.open(self.job, epoch);
         } else if !own.backfill && own.changed {
-            self.hub.put(self.job, epoch, own.delta);
+            self.changelogs.put(self.job, epoch, own.delta);
         }
     }
 }

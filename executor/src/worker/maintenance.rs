@@ -130,7 +130,7 @@ fn close_stopped(shared: &Shared) {
         shared.stopped.write().remove(&id);
         if shared.job(id).is_none() {
             shared.store.close_job(id);
-            shared.hub.close(id);
+            shared.changelogs.close(id);
         }
     }
 }

@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
-use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob, Verdict};
+use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
 use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 use millrace_storage::StateStore;
 use parking_lot::RwLock;
@@ -31,9 +31,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::job::{Job, Kind};
 pub(crate) use self::statements::TableSource;
 use crate::blackhole::Digest;
-use crate::dml::sequencer::Ties;
+use crate::changelog_cache::ChangelogCache;
+use crate::dml::sequencer::TransactionGroups;
 use crate::error_sink::ErrorKind;
-use crate::hub::DeltaHub;
 use crate::memory::MemoryGovernor;
 use crate::options::ExecOptions;
 use crate::stats::JobStats;
@@ -59,8 +59,8 @@ struct Shared {
     store: Arc<StateStore>,
     options: Arc<ExecOptions>,
     governor: Arc<MemoryGovernor>,
-    hub: Arc<DeltaHub>,
-    ties: Arc<Ties>,
+    changelogs: Arc<ChangelogCache>,
+    ties: Arc<TransactionGroups>,
     runtime: Handle,
     meta: OnceLock<Arc<dyn MetaService>>,
     jobs: RwLock<HashMap<JobId, Arc<Job>>>,
@@ -86,12 +86,13 @@ impl Worker {
     pub fn new(options: WorkerOptions) -> Arc<Worker> {
         let runtime = options.runtime.unwrap_or_else(Handle::current);
         let governor = MemoryGovernor::new(options.memory_limit);
-        let hub = Arc::new(DeltaHub::new(options.exec.hub_bytes, Arc::clone(&governor)));
+        let changelogs =
+            Arc::new(ChangelogCache::new(options.exec.hub_bytes, Arc::clone(&governor)));
         let shared = Arc::new(Shared {
             store: options.store,
             options: Arc::new(options.exec),
             governor,
-            hub,
+            changelogs,
             ties: Arc::default(),
             runtime,
             meta: OnceLock::new(),
@@ -222,21 +223,21 @@ impl ComputeService for Worker {
         Ok(commit)
     }
 
-    async fn concluded(&self, job: JobId, generation: Generation, verdict: Verdict) {
+    async fn commit_epoch(&self, job: JobId, generation: Generation, verdict: CommitOutcome) {
         let Some(job) = self.shared.job_of(job, generation) else { return };
         match (verdict, &job.kind) {
-            (Verdict::Committed(epoch), Kind::Table(table)) => table.committed(epoch),
-            (Verdict::Committed(epoch), Kind::Derived(derived)) => derived.committed(epoch),
-            (Verdict::Void, Kind::Table(table)) => {
+            (CommitOutcome::Committed(epoch), Kind::Table(table)) => table.committed(epoch),
+            (CommitOutcome::Committed(epoch), Kind::Derived(derived)) => derived.committed(epoch),
+            (CommitOutcome::Void, Kind::Table(table)) => {
                 table.sequencer.void(None);
                 job.stop().await;
             }
-            (Verdict::Void, _) => job.stop().await,
+            (CommitOutcome::Void, _) => job.stop().await,
             (_, Kind::Nothing) => {}
         }
     }
 
-    async fn refused(&self, job: JobId, generation: Generation, error: SqlError) {
+    async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
         let Some(job) = self.shared.job_of(job, generation) else { return };
         if let Kind::Table(table) = &job.kind {
             table.sequencer.void(Some(&error));

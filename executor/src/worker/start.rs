@@ -108,12 +108,12 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     let common = Common {
         meta: Arc::clone(&meta),
         governor: Arc::clone(&shared.governor),
-        hub: Arc::clone(&shared.hub),
+        changelogs: Arc::clone(&shared.changelogs),
         ties: Arc::clone(&shared.ties),
     };
     let sequencer = Sequencer::new(&start.relation, &store, &start.version, common, limits)?;
     let last = Epoch(start.version.epoch);
-    shared.hub.open(id, last);
+    shared.changelogs.open(id, last);
     let sequencer = Arc::new(sequencer);
     let fed_by = Arc::clone(&sequencer);
     let table = Table::new(
@@ -121,7 +121,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         start.generation,
         sequencer,
         Arc::clone(&store),
-        Arc::clone(&shared.hub),
+        Arc::clone(&shared.changelogs),
         last,
     );
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
@@ -221,7 +221,7 @@ pub async fn start_graph(
         parallelism: start.parallelism,
         job_store: Arc::clone(&store),
         store: Arc::clone(&shared.store),
-        hub: Arc::clone(&shared.hub),
+        changelogs: Arc::clone(&shared.changelogs),
         meta: Arc::clone(&meta),
         governor: Arc::clone(&shared.governor),
         options: Arc::clone(&shared.options),
@@ -230,14 +230,14 @@ pub async fn start_graph(
     })?;
     match &start.version.backfill {
         // Opened when it has caught up.
-        Some(_) => shared.hub.close(id),
-        None => shared.hub.open(id, Epoch(start.version.epoch)),
+        Some(_) => shared.changelogs.close(id),
+        None => shared.changelogs.open(id, Epoch(start.version.epoch)),
     }
     let derived = Derived::new(
         &start.relation,
         start.generation,
         Arc::clone(&store),
-        Arc::clone(&shared.hub),
+        Arc::clone(&shared.changelogs),
         &start.version,
         built.cuts,
         built.reports,

@@ -8,16 +8,16 @@ use millrace_rpc::version::JobCommit;
 use millrace_storage::{JobStore, Persisted};
 use parking_lot::Mutex;
 
+use crate::changelog_cache::ChangelogCache;
 use crate::dml::Sequencer;
 use crate::error::ExecError;
-use crate::hub::DeltaHub;
 
 pub struct Table {
     pub job: JobId,
     pub generation: Generation,
     pub sequencer: Arc<Sequencer>,
     pub store: Arc<JobStore>,
-    pub hub: Arc<DeltaHub>,
+    pub changelogs: Arc<ChangelogCache>,
     last: Mutex<Epoch>,
     /// Durable, not concluded; oldest first.
     in_flight: Mutex<VecDeque<Persisted>>,
@@ -29,11 +29,11 @@ impl Table {
         generation: Generation,
         sequencer: Arc<Sequencer>,
         store: Arc<JobStore>,
-        hub: Arc<DeltaHub>,
+        changelogs: Arc<ChangelogCache>,
         last: Epoch,
     ) -> Table {
         let (last, in_flight) = (Mutex::new(last), Mutex::default());
-        Table { job, generation, sequencer, store, hub, last, in_flight }
+        Table { job, generation, sequencer, store, changelogs, last, in_flight }
     }
 
     /// Ends the epoch and makes its rows durable.
@@ -77,6 +77,6 @@ impl Table {
             *last = epoch.max(*last);
         }
         // The ring before the acknowledgement: who is acknowledged may read at once.
-        self.sequencer.committed(epoch, |delta| self.hub.put(self.job, epoch, delta));
+        self.sequencer.committed(epoch, |delta| self.changelogs.put(self.job, epoch, delta));
     }
 }

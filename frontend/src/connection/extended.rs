@@ -12,7 +12,7 @@ use crate::query::planning::Held;
 use crate::session::busy;
 use crate::session::execute::{ends_block, no_statement};
 use crate::session::prepare::{PortalState, Running, cannot_run, columns_changed};
-use crate::session::scroll::{Fetched, Scroll, Way};
+use crate::session::scroll::{Fetched, Movement, Scroll};
 use crate::session::{Outcome, Portal};
 use crate::wire::{Field, FrontendMessage};
 
@@ -233,7 +233,7 @@ impl Connection {
     ) -> Result<usize, Failure> {
         let mut fetched = Fetched::new(self.session.engine().reservation("a cursor's rows"), true);
         let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
-        let work = scroll.fetch(Way::Forward(limit), &mut fetched);
+        let work = scroll.fetch(Movement::Forward(limit), &mut fetched);
         guarded(&self.gone, &cancel, timeout, work).await?;
         let sent = fetched.rows();
         let fields = portal.prepared.fields.clone().unwrap_or_default();

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::reading::{READ_AHEAD, read_messages};
 use super::{Connection, Reader, Writer};
 use crate::auth;
-use crate::entrance::Entrant;
+use crate::connection_limit::Entrant;
 use crate::server::{Activity, Shared};
 use crate::session::Session;
 use crate::wire::{

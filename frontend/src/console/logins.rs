@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::most_frequent;
 use crate::auth;
-use crate::entrance::network_of;
+use crate::connection_limit::network_of;
 use crate::server::Shared;
 
 /// A login ends when nothing was asked for so long,

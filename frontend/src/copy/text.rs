@@ -10,7 +10,7 @@ use millrace_planner::ParsedStatement;
 use sqlparser::ast::Expr;
 use sqlparser::tokenizer::{Token, TokenWithSpan};
 
-use crate::words::{Places, is_word, text_of, tokens};
+use crate::word_reader::{Places, is_word, text_of, tokens};
 
 /// The parts of a COPY that the parser of statements does not know; ranges are of bytes.
 #[derive(Debug)]

@@ -23,8 +23,8 @@ use sqlparser::ast::{Query, Statement as Sql};
 use self::form::{Form, Line, Shown};
 use super::{sink, view};
 use crate::cluster::{CatalogSnapshot, OperatorRow};
+use crate::display;
 use crate::dml;
-use crate::human;
 use crate::query::QueryEngine;
 use crate::query::snapshot_table::SnapshotTable;
 use crate::session::{RowSet, Session};
@@ -124,23 +124,23 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
     let waits = super::show::waits_for(&job, &session.cluster().jobs(), &catalog);
     let mut lines = vec![format!("State: {}", job.state), format!("Epoch: {}", job.epoch)];
     lines.extend(job.progress.as_ref().map(|p| format!("Progress: {p}")));
-    lines.extend(job.lag_ms.map(|l| format!("Lag: {}", human::millis(l))));
+    lines.extend(job.lag_ms.map(|l| format!("Lag: {}", display::millis(l))));
     lines.extend(waits.map(|w| format!("Waits for: {w}")));
     lines.extend(job.reason.as_ref().map(|r| format!("Reason: {r}")));
-    lines.push(format!("Rows: {}", human::count(job.rows.max(0) as u64)));
+    lines.push(format!("Rows: {}", display::count(job.rows.max(0) as u64)));
     lines.push(format!("Commits: {}, restarts: {}", job.commits, job.restarts));
     lines.push(format!(
         "Epochs take: {} (p50), {} (p99)",
-        human::duration(job.barrier_p50),
-        human::duration(job.barrier_p99)
+        display::duration(job.barrier_p50),
+        display::duration(job.barrier_p99)
     ));
-    lines.push(format!("Cache hits: {}", human::ratio(job.cache())));
-    lines.push(format!("Operators, over {}:", human::duration(started.elapsed())));
+    lines.push(format!("Cache hits: {}", display::ratio(job.cache())));
+    lines.push(format!("Operators, over {}:", display::duration(started.elapsed())));
     for o in &job.operators {
         let was = before.operators.iter().find(|b| (b.fragment, b.node) == (o.fragment, o.node));
         let rate = |f: fn(&OperatorRow) -> u64| {
             let delta = f(o).saturating_sub(was.map_or(0, f));
-            human::count((delta as f64 / seconds).round() as u64)
+            display::count((delta as f64 / seconds).round() as u64)
         };
         let mut line = format!(
             "  {}.{} {}: {} rows/s in, {} rows/s out",
@@ -154,24 +154,24 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
         if reads > 0 || o.state_bytes > 0 {
             line += &format!(
                 "; cache {}, hits {}, {} store rounds",
-                human::bytes(o.state_bytes),
-                human::ratio((o.cache_hits, reads)),
-                human::count(o.fetch_rounds)
+                display::bytes(o.state_bytes),
+                display::ratio((o.cache_hits, reads)),
+                display::count(o.fetch_rounds)
             );
         }
         if o.parked_rows > 0 {
-            line += &format!(", {} rows parked", human::count(o.parked_rows));
+            line += &format!(", {} rows parked", display::count(o.parked_rows));
         }
         lines.push(line);
     }
-    lines.push(format!("State: {}", human::bytes(job.state_bytes())));
+    lines.push(format!("State: {}", display::bytes(job.state_bytes())));
     for t in &job.tables {
         lines.push(format!(
             "  {}: {} in memory, {} stored, {} entries",
             t.name,
-            human::bytes(t.memory_bytes),
-            human::bytes(t.stored_bytes),
-            human::count(t.entries)
+            display::bytes(t.memory_bytes),
+            display::bytes(t.stored_bytes),
+            display::count(t.entries)
         ));
     }
     lines

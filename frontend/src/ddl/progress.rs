@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::drop::noun;
 use crate::cluster::{Cluster, JobRow};
-use crate::human;
+use crate::display;
 use crate::session::Session;
 
 /// How often a statement that waits says how far it is. One that is done before says nothing.
@@ -43,7 +43,7 @@ fn told(cluster: &dyn Cluster, id: RelationId, since: Duration) -> Option<String
     let relation = catalog.by_id(id.0)?;
     let job = cluster.jobs().into_iter().find(|j| j.relation == id.0)?;
     let (noun, name) = (noun(relation), &relation.name);
-    Some(format!("{noun} \"{name}\" is {} ({})", state(&job), human::duration(since)))
+    Some(format!("{noun} \"{name}\" is {} ({})", state(&job), display::duration(since)))
 }
 
 /// `being created: 37%, 148,000 of about 400,000 rows read, 760,000 rows made`.
@@ -54,14 +54,14 @@ fn state(job: &JobRow) -> String {
     };
     let mut parts = Vec::new();
     if let Some(progress) = job.progress.as_ref().filter(|_| job.to_scan > 0) {
-        let (read, all) = (human::count(job.scanned), human::count(job.to_scan));
+        let (read, all) = (display::count(job.scanned), display::count(job.to_scan));
         parts.push(format!("{progress}, {read} of about {all} rows read"));
     } else if job.scanned > 0 {
-        parts.push(format!("{} rows read", human::count(job.scanned)));
+        parts.push(format!("{} rows read", display::count(job.scanned)));
     }
     let root = job.operators.iter().max_by_key(|o| (o.fragment, o.node));
     if let Some(made) = root.map(|o| o.rows_in).filter(|rows| *rows > 0) {
-        parts.push(format!("{} rows made", human::count(made)));
+        parts.push(format!("{} rows made", display::count(made)));
     }
     parts.extend(job.reason.clone());
     match parts.is_empty() {

@@ -11,7 +11,7 @@ use sqlparser::ast::{Ident, ObjectName};
 use super::drop::noun;
 use super::{PAUSED, sink};
 use crate::cluster::{CatalogSnapshot, Cluster, JobRow};
-use crate::human::{duration as human, millis};
+use crate::display::{duration as display, millis};
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
 use crate::secrets::shown_definition;

@@ -26,18 +26,18 @@ use tokio::sync::mpsc;
 
 use crate::cluster::BatchStream;
 use crate::error::FrontendError;
+use crate::query::batch_size;
+use crate::query::cancellation::{PausingJoins, context};
 use crate::query::conditions::WholeConditions;
 use crate::query::execution::{self, Execution};
 use crate::query::grouping_sets::GroupingSetsApart;
 use crate::query::interruptible::interruptible;
 use crate::query::large_limits::{CountableLimits, LargeLimits};
-use crate::query::narrow;
 use crate::query::null_errors::NullOnErrorRule;
 use crate::query::ordered_limits::OrderedLimits;
-use crate::query::pauses::{PausingJoins, context};
 use crate::query::planning::{self, Held};
 use crate::query::pool::{SharedPool, first_of_merge};
-use crate::query::wide::{self, Outcome, too_wide};
+use crate::query::wide_rows::{self, Outcome, too_wide};
 use crate::query::written_order::WrittenOrder;
 use crate::session::busy;
 
@@ -83,7 +83,7 @@ impl QueryEngine {
             .enable_all()
             .build()
             .map_err(FrontendError::Runtime)?;
-        millrace_functions::bounded::fit_to_memory(memory_bytes);
+        millrace_functions::size_limits::fit_to_memory(memory_bytes);
         execution::follow_spawned();
         let environment = RuntimeEnvBuilder::new()
             .with_memory_pool(SharedPool::new(memory_bytes))
@@ -197,7 +197,7 @@ impl QueryEngine {
 
     /// A plan as it runs, whose counters can be read afterwards.
     pub fn measured(physical: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>, SqlError> {
-        wide::measured(physical).map(|plan| plan.data).map_err(sql_error_from_datafusion)
+        wide_rows::measured(physical).map(|plan| plan.data).map_err(sql_error_from_datafusion)
     }
 
     pub fn execute(&self, physical: Arc<dyn ExecutionPlan>) -> BatchStream {
@@ -326,13 +326,13 @@ async fn drive(
     sender: &BatchSender,
     fallback: Option<Fallback>,
 ) -> Option<Fallback> {
-    let mut next = narrow::fitted(physical, context);
+    let mut next = batch_size::fitted(physical, context);
     loop {
         let e = match next {
             Ok((physical, context)) => match send_rows(&physical, &context, sender).await? {
                 Failure { e, begun: true } => e,
                 Failure { e, .. } if fallback.is_some() && is_out_of_memory(&e) => return fallback,
-                Failure { e, .. } => match narrow::narrower(&physical, &context, &e) {
+                Failure { e, .. } => match batch_size::narrower(&physical, &context, &e) {
                     Ok(Some(narrower)) => {
                         next = Ok(narrower);
                         continue;

@@ -7,6 +7,8 @@
 //! query and nothing else. Dropping the stream aborts the query; joins, which may go on for long without awaiting
 //! anything, see to it themselves that they end and that others have their turn.
 
+mod batch_size;
+mod cancellation;
 pub mod catalog_view;
 mod conditions;
 pub mod engine;
@@ -15,15 +17,13 @@ mod grouping_sets;
 pub mod index;
 mod interruptible;
 mod large_limits;
-mod narrow;
 pub mod null_errors;
 mod ordered_limits;
 pub mod overlay;
-mod pauses;
 pub mod planning;
 pub mod pool;
 pub mod snapshot_table;
-mod wide;
+mod wide_rows;
 mod written_order;
 
 use std::sync::Arc;

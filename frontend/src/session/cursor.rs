@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use sqlparser::ast::{CloseCursor, Declare, FetchDirection, Statement as Sql};
 
 use super::prepare::{Declared, Portal, PortalState, Running, cannot_run};
-use super::scroll::{Fetched, Scroll, Way, forward_only, store};
+use super::scroll::{Fetched, Movement, Scroll, forward_only, store};
 use super::{Outcome, RowSet, Session};
 use crate::catalog::procedures::procedure_name;
 use crate::encoding::Column;
@@ -103,11 +103,11 @@ impl Session {
         name: &str,
         direction: &FetchDirection,
     ) -> Result<RowSet, SqlError> {
-        let way = Way::of(direction)?;
+        let way = Movement::of(direction)?;
         if self.feeds.contains_key(name) {
             let wanted = match way {
-                Way::Forward(n) => n,
-                Way::Relative(0) => 0,
+                Movement::Forward(n) => n,
+                Movement::Relative(0) => 0,
                 _ => {
                     let what = format!("FETCH {direction} from a subscription cursor");
                     return Err(SqlError::unsupported(what).with_hint(
@@ -128,7 +128,7 @@ impl Session {
         direction: &FetchDirection,
     ) -> Result<usize, SqlError> {
         if !self.feeds.contains_key(name) {
-            let (_, fetched) = self.go(name, Way::of(direction)?, false).await?;
+            let (_, fetched) = self.go(name, Movement::of(direction)?, false).await?;
             return Ok(fetched.rows());
         }
         let mut rows = self.fetch(name, direction).await?.stream;
@@ -149,7 +149,7 @@ impl Session {
     async fn go(
         &mut self,
         name: &str,
-        way: Way,
+        way: Movement,
         keep: bool,
     ) -> Result<(Vec<Field>, Fetched), SqlError> {
         let mut fetched = Fetched::new(self.engine().reservation("rows of a FETCH"), keep);

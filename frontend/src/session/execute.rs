@@ -198,7 +198,7 @@ impl Session {
             Sql::UNLISTEN { .. } => done("UNLISTEN"),
             Sql::Analyze(_) => done("ANALYZE"),
             Sql::Vacuum(_) => done("VACUUM"),
-            _ => Ok(Outcome::Command(crate::utility::run(self, &parsed.text)?)),
+            _ => Ok(Outcome::Command(crate::unsupported::run(self, &parsed.text)?)),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::wire::Field;
 
 /// A direction, with counts as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Movement {
     /// That many rows on; `usize::MAX`: all.
     Forward(usize),
     Backward(usize),
@@ -27,29 +27,31 @@ pub enum Way {
     Relative(i64),
 }
 
-impl Way {
-    pub fn of(direction: &FetchDirection) -> Result<Way, SqlError> {
+impl Movement {
+    pub fn of(direction: &FetchDirection) -> Result<Movement, SqlError> {
         let either = |n: i64| match usize::try_from(n) {
-            Ok(0) => Way::Relative(0),
-            Ok(n) => Way::Forward(n),
-            Err(_) => Way::Backward(usize::try_from(n.unsigned_abs()).unwrap_or(usize::MAX)),
+            Ok(0) => Movement::Relative(0),
+            Ok(n) => Movement::Forward(n),
+            Err(_) => Movement::Backward(usize::try_from(n.unsigned_abs()).unwrap_or(usize::MAX)),
         };
         Ok(match direction {
-            FetchDirection::Next | FetchDirection::Forward { limit: None } => Way::Forward(1),
-            FetchDirection::Prior | FetchDirection::Backward { limit: None } => Way::Backward(1),
+            FetchDirection::Next | FetchDirection::Forward { limit: None } => Movement::Forward(1),
+            FetchDirection::Prior | FetchDirection::Backward { limit: None } => {
+                Movement::Backward(1)
+            }
             FetchDirection::Count { limit } | FetchDirection::Forward { limit: Some(limit) } => {
                 either(count(limit)?)
             }
             FetchDirection::Backward { limit: Some(limit) } => match count(limit)? {
-                0 => Way::Backward(0),
+                0 => Movement::Backward(0),
                 n => either(n.saturating_neg()),
             },
-            FetchDirection::All | FetchDirection::ForwardAll => Way::Forward(usize::MAX),
-            FetchDirection::BackwardAll => Way::Backward(usize::MAX),
-            FetchDirection::First => Way::Absolute(1),
-            FetchDirection::Last => Way::Absolute(-1),
-            FetchDirection::Absolute { limit } => Way::Absolute(count(limit)?),
-            FetchDirection::Relative { limit } => Way::Relative(count(limit)?),
+            FetchDirection::All | FetchDirection::ForwardAll => Movement::Forward(usize::MAX),
+            FetchDirection::BackwardAll => Movement::Backward(usize::MAX),
+            FetchDirection::First => Movement::Absolute(1),
+            FetchDirection::Last => Movement::Absolute(-1),
+            FetchDirection::Absolute { limit } => Movement::Absolute(count(limit)?),
+            FetchDirection::Relative { limit } => Movement::Relative(count(limit)?),
         })
     }
 }
@@ -121,16 +123,16 @@ fn grow(memory: &MemoryReservation, bytes: usize, hint: &str) -> Result<(), SqlE
 }
 
 /// Rows that a cursor which goes forward only passes over, and those it gives, from where it stands.
-fn steps(running: &Running, way: Way) -> Result<(usize, usize), SqlError> {
+fn steps(running: &Running, way: Movement) -> Result<(usize, usize), SqlError> {
     let sent = i64::try_from(running.sent).unwrap_or(i64::MAX);
     let at = sent.saturating_add(i64::from(running.ended));
     let (skipped, wanted) = match way {
-        Way::Forward(n) => (0, n),
+        Movement::Forward(n) => (0, n),
         // It is there already, and nothing is there.
-        Way::Absolute(0) if at == 0 => (0, 0),
-        Way::Relative(0) if !on_row(running) => (0, 0),
-        Way::Relative(n) if n > 0 => (n - 1, 1),
-        Way::Absolute(n) if n > at => (n - 1 - at, 1),
+        Movement::Absolute(0) if at == 0 => (0, 0),
+        Movement::Relative(0) if !on_row(running) => (0, 0),
+        Movement::Relative(n) if n > 0 => (n - 1, 1),
+        Movement::Absolute(n) if n > at => (n - 1 - at, 1),
         _ => return Err(backward()),
     };
     Ok((usize::try_from(skipped).unwrap_or(usize::MAX), wanted))
@@ -145,16 +147,18 @@ fn on_row(running: &Running) -> bool {
 /// or to go back to where it already is.
 pub async fn forward_only(
     running: &mut Running,
-    way: Way,
+    way: Movement,
     fetched: &mut Fetched,
 ) -> Result<(), SqlError> {
     let counts = fetched.batches.is_none();
     match way {
-        Way::Relative(0) | Way::Backward(0) if counts => {
+        Movement::Relative(0) | Movement::Backward(0) if counts => {
             fetched.rows = usize::from(on_row(running));
             return Ok(());
         }
-        Way::Backward(usize::MAX) if counts && running.sent == 0 && !running.ended => return Ok(()),
+        Movement::Backward(usize::MAX) if counts && running.sent == 0 && !running.ended => {
+            return Ok(());
+        }
         _ => {}
     }
     let (skipped, wanted) = steps(running, way)?;
@@ -272,9 +276,9 @@ impl Scroll {
     }
 
     /// The rows of a direction, in its order. After an error the cursor is not where it should be.
-    pub async fn fetch(&mut self, way: Way, fetched: &mut Fetched) -> Result<(), SqlError> {
+    pub async fn fetch(&mut self, way: Movement, fetched: &mut Fetched) -> Result<(), SqlError> {
         match way {
-            Way::Forward(n) => {
+            Movement::Forward(n) => {
                 let wanted = self.at.saturating_add(n);
                 self.read_to(wanted).await?;
                 let (from, to) = (self.at + 1, wanted.min(self.rows()));
@@ -282,14 +286,14 @@ impl Scroll {
                 self.at = if wanted > self.rows() { self.rows() + 1 } else { wanted };
                 self.pick(from, to, false, fetched)
             }
-            Way::Backward(0) => self.go_to(self.at, fetched).await,
-            Way::Backward(n) => {
+            Movement::Backward(0) => self.go_to(self.at, fetched).await,
+            Movement::Backward(n) => {
                 let to = self.at.saturating_sub(1);
                 let from = self.at.saturating_sub(n).max(1);
                 self.at = self.at.saturating_sub(n);
                 self.pick(from, to, true, fetched)
             }
-            Way::Absolute(n) => {
+            Movement::Absolute(n) => {
                 let row = match usize::try_from(n) {
                     Ok(row) => row,
                     Err(_) => {
@@ -300,7 +304,7 @@ impl Scroll {
                 };
                 self.go_to(row, fetched).await
             }
-            Way::Relative(n) => {
+            Movement::Relative(n) => {
                 let by = usize::try_from(n.unsigned_abs()).unwrap_or(usize::MAX);
                 let row = match n < 0 {
                     true => self.at.saturating_sub(by),
@@ -395,7 +399,7 @@ mod tests {
         Running::new(rows)
     }
 
-    async fn forward(running: &mut Running, way: Way) -> Vec<i32> {
+    async fn forward(running: &mut Running, way: Movement) -> Vec<i32> {
         let mut fetched = Fetched::new(memory(1 << 20), true);
         forward_only(running, way, &mut fetched).await.unwrap();
         values(fetched)
@@ -404,7 +408,7 @@ mod tests {
     #[tokio::test]
     async fn a_scroll_cursor_goes_as_in_postgres() {
         let mut cursor = Scroll::new(stream(), memory(1 << 20));
-        use Way::{Absolute, Backward, Forward, Relative};
+        use Movement::{Absolute, Backward, Forward, Relative};
         for (way, expected) in [
             (Backward(1), vec![]),
             (Relative(0), vec![]),
@@ -436,30 +440,30 @@ mod tests {
             assert_eq!(values(fetched), expected, "{way:?}");
         }
         let mut counted = Fetched::new(memory(0), false);
-        cursor.fetch(Way::Backward(usize::MAX), &mut counted).await.unwrap();
+        cursor.fetch(Movement::Backward(usize::MAX), &mut counted).await.unwrap();
         assert_eq!((counted.rows(), counted.batches.is_none()), (4, true));
     }
 
     #[tokio::test]
     async fn what_is_left_of_a_batch_comes_first() {
         let mut running = running();
-        assert_eq!(forward(&mut running, Way::Forward(1)).await, [1]);
+        assert_eq!(forward(&mut running, Movement::Forward(1)).await, [1]);
         assert_eq!(running.current.as_ref().map(Current::left), Some(1));
         // As the protocol leaves one.
         if let Some(current) = &mut running.current {
             (current.at, running.sent) = (2, 2);
         }
-        assert_eq!(forward(&mut running, Way::Relative(2)).await, [4]);
-        assert_eq!(forward(&mut running, Way::Absolute(5)).await, [5]);
-        assert!(forward(&mut running, Way::Forward(usize::MAX)).await.is_empty());
-        assert_eq!(steps(&running, Way::Backward(1)).unwrap_err().state.0, "55000");
+        assert_eq!(forward(&mut running, Movement::Relative(2)).await, [4]);
+        assert_eq!(forward(&mut running, Movement::Absolute(5)).await, [5]);
+        assert!(forward(&mut running, Movement::Forward(usize::MAX)).await.is_empty());
+        assert_eq!(steps(&running, Movement::Backward(1)).unwrap_err().state.0, "55000");
     }
 
     /// What PostgreSQL 15 says of NO SCROLL cursors of so many rows, before, among, at the last of and after them: for
     /// FETCH and for MOVE the number of rows, or -1 for an error.
     #[tokio::test]
     async fn a_forward_cursor_stays_where_it_is_as_in_postgres() {
-        use Way::{Absolute, Backward, Forward, Relative};
+        use Movement::{Absolute, Backward, Forward, Relative};
         let cases = [
             (Relative(0), [(0, 0), (-1, 1), (-1, 1), (0, 0)]),
             (Backward(0), [(-1, 0), (-1, 1), (-1, 1), (-1, 0)]),
@@ -488,10 +492,10 @@ mod tests {
     #[tokio::test]
     async fn rows_that_are_stored_are_those_that_are_left() {
         let mut running = running();
-        assert_eq!(forward(&mut running, Way::Forward(1)).await, [1]);
+        assert_eq!(forward(&mut running, Movement::Forward(1)).await, [1]);
         store(&mut running, memory(1 << 20)).await.unwrap();
-        assert_eq!(forward(&mut running, Way::Forward(2)).await, [2, 3]);
-        assert_eq!(forward(&mut running, Way::Absolute(5)).await, [5]);
+        assert_eq!(forward(&mut running, Movement::Forward(2)).await, [2, 3]);
+        assert_eq!(forward(&mut running, Movement::Absolute(5)).await, [5]);
         let e = store(&mut self::running(), memory(1)).await.unwrap_err();
         assert_eq!((e.state.0, e.hint.is_some()), ("53200", true));
     }
@@ -500,10 +504,10 @@ mod tests {
     async fn what_does_not_fit_is_refused() {
         let mut cursor = Scroll::new(stream(), memory(1));
         let mut fetched = Fetched::new(memory(1 << 20), true);
-        let e = cursor.fetch(Way::Forward(1), &mut fetched).await.unwrap_err();
+        let e = cursor.fetch(Movement::Forward(1), &mut fetched).await.unwrap_err();
         assert_eq!((e.state.0, e.hint.is_some()), ("53200", true));
         let mut fetched = Fetched::new(memory(1), true);
-        let all = Way::Forward(usize::MAX);
+        let all = Movement::Forward(usize::MAX);
         let e = forward_only(&mut running(), all, &mut fetched).await.unwrap_err();
         assert_eq!((e.state.0, e.hint.as_deref()), ("53200", Some("Fetch fewer rows at a time.")));
         // Who only counts needs no memory.

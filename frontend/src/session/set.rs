@@ -233,7 +233,7 @@ impl Session {
             true => (name, self.settings.get(name)?.to_owned()),
             false => {
                 let setting = millrace_common::settings::find(name)
-                    .map_err(|e| crate::utility::list_of_elsewhere(name).unwrap_or(e))?;
+                    .map_err(|e| crate::unsupported::list_of_elsewhere(name).unwrap_or(e))?;
                 (setting.name, self.printed(setting))
             }
         };

@@ -19,9 +19,9 @@ use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::pair_schema;
 use crate::{
-    AggCall, Aggregate, Closing, ColumnMark, Expand, Fragment, FragmentOutput, GroupingSet, Hold,
-    JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, MarkTerm, Matches, Node, Operator,
-    RelationLayout, Retention, StateTable, TopN, Window,
+    AggCall, Aggregate, Closing, ColumnWatermark, EventTimeBuffer, Expand, Fragment,
+    FragmentOutput, GroupingSet, JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, Matches,
+    Node, Operator, RelationLayout, Retention, StateTable, TopN, WatermarkTerm, Window,
 };
 
 type Result<T> = std::result::Result<T, CodecError>;
@@ -92,14 +92,14 @@ fn table(t: &proto::StateTable) -> Result<StateTable> {
     })
 }
 
-fn marks(list: &[proto::ColumnMark], schema: &SchemaRef) -> Result<Vec<ColumnMark>> {
-    let one = |m: &proto::ColumnMark| {
-        Ok(ColumnMark { column: timestamp(m.column, schema)?, terms: terms(&m.terms)? })
+fn marks(list: &[proto::ColumnWatermark], schema: &SchemaRef) -> Result<Vec<ColumnWatermark>> {
+    let one = |m: &proto::ColumnWatermark| {
+        Ok(ColumnWatermark { column: timestamp(m.column, schema)?, terms: terms(&m.terms)? })
     };
     list.iter().map(one).collect()
 }
 
-fn terms(list: &[proto::MarkTerm]) -> Result<Vec<MarkTerm>> {
+fn terms(list: &[proto::WatermarkTerm]) -> Result<Vec<WatermarkTerm>> {
     if list.is_empty() {
         return Err(damaged("a watermark of nothing"));
     }
@@ -107,7 +107,7 @@ fn terms(list: &[proto::MarkTerm]) -> Result<Vec<MarkTerm>> {
         0 => MarkStep::Add(s.add),
         size => MarkStep::Bin { size: size.max(1), offset: s.offset },
     };
-    let one = |t: &proto::MarkTerm| MarkTerm {
+    let one = |t: &proto::WatermarkTerm| WatermarkTerm {
         relation: RelationId(t.relation),
         column: t.column as usize,
         steps: t.steps.iter().map(step).collect(),
@@ -132,8 +132,8 @@ fn retention(r: &proto::Retention, values: &SchemaRef) -> Result<Retention> {
     Ok(Retention { by, terms: terms(&r.terms)? })
 }
 
-fn hold(h: &proto::Hold, input: &SchemaRef, sizes: Sizes) -> Result<Hold> {
-    Ok(Hold {
+fn hold(h: &proto::EventTimeBuffer, input: &SchemaRef, sizes: Sizes) -> Result<EventTimeBuffer> {
+    Ok(EventTimeBuffer {
         column: timestamp(h.column, input)?,
         vnode: columns(&h.vnode, input)?,
         table: sizes.table(h.table)?,
@@ -218,8 +218,12 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
         (In::Window(w), [input]) => Operator::Window(window(w, input, sizes)?),
         (In::TopN(t), [input]) => Operator::TopN(top_n(t, input, sizes)?),
         (In::WindowClose(h), [input]) => Operator::WindowClose(hold(h, input, sizes)?),
-        (In::Expire(h), [input]) => Operator::Expire(hold(h, input, sizes)?),
-        (In::Appear(h), [input]) => Operator::Appear(hold(h, input, sizes)?),
+        (In::TemporalUpperBound(h), [input]) => {
+            Operator::TemporalUpperBound(hold(h, input, sizes)?)
+        }
+        (In::TemporalLowerBound(h), [input]) => {
+            Operator::TemporalLowerBound(hold(h, input, sizes)?)
+        }
         (In::Materialize(_), [_]) => Operator::Materialize,
         (In::Blackhole(_), [_]) => Operator::Blackhole,
         (In::Sink(_), [_]) => Operator::Sink,

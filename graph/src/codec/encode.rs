@@ -11,9 +11,9 @@ use crate::codec::expr::{encode_batch, encode_expr, encode_schema};
 use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::{
-    AggCall, Aggregate, ColumnMark, Expand, Fragment, FragmentOutput, GroupingSet, Hold, JobGraph,
-    Join, JoinSide, Lookup, MarkStep, MarkTerm, Node, Operator, RelationLayout, Retention,
-    StateTable, TopN, Window,
+    AggCall, Aggregate, ColumnWatermark, EventTimeBuffer, Expand, Fragment, FragmentOutput,
+    GroupingSet, JobGraph, Join, JoinSide, Lookup, MarkStep, Node, Operator, RelationLayout,
+    Retention, StateTable, TopN, WatermarkTerm, Window,
 };
 
 type Result<T> = std::result::Result<T, CodecError>;
@@ -60,17 +60,17 @@ fn table(t: &StateTable) -> Result<proto::StateTable> {
     })
 }
 
-fn mark(m: &ColumnMark) -> Result<proto::ColumnMark> {
-    Ok(proto::ColumnMark { column: position(m.column)?, terms: terms(&m.terms)? })
+fn mark(m: &ColumnWatermark) -> Result<proto::ColumnWatermark> {
+    Ok(proto::ColumnWatermark { column: position(m.column)?, terms: terms(&m.terms)? })
 }
 
-fn terms(list: &[MarkTerm]) -> Result<Vec<proto::MarkTerm>> {
-    let one = |t: &MarkTerm| {
+fn terms(list: &[WatermarkTerm]) -> Result<Vec<proto::WatermarkTerm>> {
+    let one = |t: &WatermarkTerm| {
         let steps = t.steps.iter().map(|step| match *step {
             MarkStep::Add(add) => proto::MarkStep { add, size: 0, offset: 0 },
             MarkStep::Bin { size, offset } => proto::MarkStep { add: 0, size, offset },
         });
-        Ok(proto::MarkTerm {
+        Ok(proto::WatermarkTerm {
             relation: t.relation.0,
             column: position(t.column)?,
             steps: steps.collect(),
@@ -87,8 +87,8 @@ fn retention(r: &Retention) -> Result<proto::Retention> {
     Ok(proto::Retention { value, terms: terms(&r.terms)? })
 }
 
-fn hold(h: &Hold) -> Result<proto::Hold> {
-    Ok(proto::Hold {
+fn hold(h: &EventTimeBuffer) -> Result<proto::EventTimeBuffer> {
+    Ok(proto::EventTimeBuffer {
         column: position(h.column)?,
         vnode: positions(&h.vnode)?,
         table: position(h.table)?,
@@ -153,8 +153,8 @@ fn operator(op: &Operator) -> Result<proto::Operator> {
         Operator::TopN(t) => Out::TopN(top_n(t)?),
         Operator::Window(w) => Out::Window(window(w)?),
         Operator::WindowClose(h) => Out::WindowClose(hold(h)?),
-        Operator::Expire(h) => Out::Expire(hold(h)?),
-        Operator::Appear(h) => Out::Appear(hold(h)?),
+        Operator::TemporalUpperBound(h) => Out::TemporalUpperBound(hold(h)?),
+        Operator::TemporalLowerBound(h) => Out::TemporalLowerBound(hold(h)?),
         Operator::Materialize => Out::Materialize(nothing),
         Operator::Blackhole => Out::Blackhole(nothing),
         Operator::Sink => Out::Sink(nothing),

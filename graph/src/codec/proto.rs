@@ -43,19 +43,19 @@ pub struct RelationLayout {
     #[prost(bool, tag = "5")]
     pub append_only: bool,
     #[prost(message, repeated, tag = "20")]
-    pub marks: Vec<ColumnMark>,
+    pub marks: Vec<ColumnWatermark>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct ColumnMark {
+pub struct ColumnWatermark {
     #[prost(uint32, tag = "1")]
     pub column: u32,
     #[prost(message, repeated, tag = "2")]
-    pub terms: Vec<MarkTerm>,
+    pub terms: Vec<WatermarkTerm>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct MarkTerm {
+pub struct WatermarkTerm {
     #[prost(uint32, tag = "1")]
     pub relation: u32,
     #[prost(uint32, tag = "2")]
@@ -81,11 +81,11 @@ pub struct Retention {
     #[prost(uint32, optional, tag = "1")]
     pub value: Option<u32>,
     #[prost(message, repeated, tag = "2")]
-    pub terms: Vec<MarkTerm>,
+    pub terms: Vec<WatermarkTerm>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Hold {
+pub struct EventTimeBuffer {
     #[prost(uint32, tag = "1")]
     pub column: u32,
     #[prost(uint32, repeated, tag = "2")]
@@ -143,7 +143,7 @@ pub struct Node {
     )]
     pub op: Option<Operator>,
     #[prost(message, repeated, tag = "60")]
-    pub marks: Vec<ColumnMark>,
+    pub marks: Vec<ColumnWatermark>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
@@ -187,16 +187,16 @@ pub enum Operator {
     #[prost(message, tag = "44")]
     Unnest(Unnest),
     #[prost(message, tag = "50")]
-    WindowClose(Hold),
+    WindowClose(EventTimeBuffer),
     #[prost(message, tag = "51")]
-    Expire(Hold),
+    TemporalUpperBound(EventTimeBuffer),
     #[prost(message, tag = "52")]
     Lookup(Lookup),
     /// Microseconds.
     #[prost(int64, tag = "53")]
     Stamp(i64),
     #[prost(message, tag = "54")]
-    Appear(Hold),
+    TemporalLowerBound(EventTimeBuffer),
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

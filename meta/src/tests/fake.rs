@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::{
-    CompactionTask, CompactorService, ComputeService, Cut, MetaService, StartJob, Verdict,
+    CommitOutcome, CompactionTask, CompactorService, ComputeService, Cut, MetaService, StartJob,
 };
 use millrace_rpc::version::{BackfillState, JobCommit, VersionEdit};
 use parking_lot::Mutex;
@@ -175,11 +175,11 @@ impl ComputeService for Fake {
         Ok(commit)
     }
 
-    async fn concluded(&self, id: JobId, generation: Generation, verdict: Verdict) {
+    async fn commit_epoch(&self, id: JobId, generation: Generation, verdict: CommitOutcome) {
         let mut world = self.world.lock();
         let World { jobs, content, behaviours, .. } = &mut *world;
         let Some(job) = jobs.get_mut(&id).filter(|j| j.generation == generation) else { return };
-        let Verdict::Committed(epoch) = verdict else { return };
+        let CommitOutcome::Committed(epoch) = verdict else { return };
         let (acks, value) = std::mem::take(&mut job.sealed);
         if job.last != epoch || job.backfill.is_some() {
             content.entry(id).or_default().push((epoch, value));

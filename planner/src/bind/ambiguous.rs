@@ -8,9 +8,9 @@ use std::ops::Range;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
+use super::clause_expressions::any_own;
 use super::names::fold;
 use super::natural;
-use super::own::any_own;
 use super::scopes::{Column, Joined, Table};
 
 /// Whether a SELECT has a subquery in FROM, or several items.

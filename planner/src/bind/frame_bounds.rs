@@ -17,10 +17,10 @@ use millrace_rpc::catalog::Relation;
 use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
+use super::clause_expressions::any_own;
 use super::desugar::interval_text;
 use super::frames::UNTYPED;
-use super::own::any_own;
-use super::{Binder, SessionInfo, limits, misplaced};
+use super::{Binder, SessionInfo, limits, misplaced_calls};
 use crate::bind::series::evaluated;
 use crate::catalog::CatalogView;
 use crate::parser::walk;
@@ -173,7 +173,7 @@ fn check_constant(e: &Expr, units: &WindowFrameUnits) -> Result<(), SqlError> {
     let mut call = None;
     any_own(e, |e| {
         if let Expr::Function(f) = e {
-            call = misplaced::in_clause(f, &format!("window {}", name(units)));
+            call = misplaced_calls::in_clause(f, &format!("window {}", name(units)));
         }
         call.is_some()
     });

@@ -21,7 +21,7 @@ use millrace_functions::tree::WalkPlan;
 use millrace_functions::types::type_name;
 use millrace_functions::window_fn::EXCLUDE;
 
-use super::{peers, window_args};
+use super::{window_args, window_peers};
 
 const DAY_US: i128 = 86_400_000_000;
 
@@ -51,11 +51,11 @@ fn one(e: Expr, schema: &DFSchema) -> Result<Expr> {
         Expr::WindowFunction(mut call) => {
             let exclude = take_exclusion(&mut call.params.partition_by)?;
             let frame = frame_of(&call, exclude, schema)?;
-            peers::by_value(&mut call.params, schema)?;
+            window_peers::by_value(&mut call.params, schema)?;
             if let Some(frame) = frame {
                 return wrapped(*call, frame, schema);
             }
-            peers::by_groups(&mut call.params, schema)?;
+            window_peers::by_groups(&mut call.params, schema)?;
             Ok(Expr::WindowFunction(call))
         }
         other => Ok(other),

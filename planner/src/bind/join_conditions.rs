@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::*;
 
-use super::own::any_own;
+use super::clause_expressions::any_own;
 use crate::parser::walk;
 
 /// Moves the conditions of a SELECT's joins that have subqueries to WHERE.

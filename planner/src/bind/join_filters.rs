@@ -17,7 +17,7 @@ use millrace_functions::error::{correlated, external, sql_error_from_datafusion}
 use millrace_functions::functions;
 use millrace_functions::tree::{Walk, WalkPlan};
 
-use super::levels::{outer_columns, subquery_of};
+use super::outer_references::{outer_columns, subquery_of};
 use super::provider::columns_of;
 
 /// Moves such conditions out of all joins of a plan.

@@ -28,7 +28,7 @@ use millrace_functions::interrupt;
 use millrace_functions::tree::{Walk, WalkPlan};
 use millrace_functions::{functions, row_counts};
 
-use super::levels;
+use super::outer_references;
 use super::provider::columns_of;
 pub use simple::{Predicate, decorrelates, joins, refers_outside};
 
@@ -661,7 +661,7 @@ fn without_distinct_on(plan: &LogicalPlan) -> Result<()> {
 
 /// Whether a plan, or a subquery of it, reads columns of queries around it.
 pub(super) fn reads_outer(plan: &LogicalPlan) -> Result<bool> {
-    Ok(!levels::outer_columns(plan)?.is_empty())
+    Ok(!outer_references::outer_columns(plan)?.is_empty())
 }
 
 /// Empty arrays as NULLs, which an unnest can keep.

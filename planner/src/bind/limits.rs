@@ -18,8 +18,8 @@ use millrace_functions::row_counts::{self, Clause};
 use millrace_functions::tree::{Walk, WalkPlan};
 use sqlparser::ast::Expr as Ast;
 
-use super::levels::subquery_of;
-use super::own::any_own;
+use super::clause_expressions::any_own;
+use super::outer_references::subquery_of;
 use super::provider::columns_of;
 use crate::bind::series::constant;
 

@@ -16,8 +16,8 @@ use sqlparser::keywords::Keyword;
 use sqlparser::tokenizer::{Location, Token};
 
 use super::names::fold;
-use super::places::Place;
-use super::{kept, misfits, misplaced, order};
+use super::operator_spans::Place;
+use super::{error_spans, misplaced_calls, order, stored_expressions};
 use crate::ast::{ParsedStatement, Statement};
 use crate::parser::walk;
 use crate::parser::{folded, position_of, tokens_of};
@@ -48,7 +48,9 @@ pub fn in_statement(e: SqlError, parsed: &ParsedStatement) -> SqlError {
         Statement::CreateView(view) => {
             as_written(&e, &SqlStatement::Query(view.query.query.clone()))
         }
-        Statement::CreateTable(def) | Statement::CreateSource(def) => kept::place(&e.message, def),
+        Statement::CreateTable(def) | Statement::CreateSource(def) => {
+            stored_expressions::place(&e.message, def)
+        }
         _ => None,
     };
     let position = match at.and_then(|at| position_of(&parsed.source, at)) {
@@ -65,13 +67,13 @@ pub fn in_statement(e: SqlError, parsed: &ParsedStatement) -> SqlError {
 fn as_written(e: &SqlError, sql: &SqlStatement) -> Option<Location> {
     match e.state {
         SqlState::GROUPING_ERROR | SqlState::SYNTAX_ERROR | SqlState("42P20") => {
-            misplaced::place(&e.message, sql).or_else(|| misfits::place(e, sql))
+            misplaced_calls::place(&e.message, sql).or_else(|| error_spans::place(e, sql))
         }
         SqlState("42P10") if e.message.starts_with("for SELECT DISTINCT") => {
             order::unlisted_in(sql)
         }
         SqlState::DATATYPE_MISMATCH | SqlState::FEATURE_NOT_SUPPORTED | SqlState("42P10") => {
-            misfits::place(e, sql)
+            error_spans::place(e, sql)
         }
         _ => None,
     }

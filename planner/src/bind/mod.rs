@@ -8,41 +8,38 @@
 mod ambiguous;
 mod array_query;
 pub mod asof;
-mod by_value;
+mod clause_expressions;
 pub mod ddl;
-mod dependent;
 pub mod desugar;
 mod distinct_on;
 mod empty_scalars;
+mod error_spans;
 mod filters;
-mod floats;
+mod float_order;
 mod frame_bounds;
 mod frames;
+mod functional_dependency;
 mod grouping;
 mod guarded_cases;
 mod internal_calls;
 mod join_conditions;
 mod join_filters;
-pub mod kept;
 pub mod lateral;
-mod levels;
 mod limits;
 pub mod locate;
-mod misfits;
-pub mod misplaced;
+pub mod misplaced_calls;
 pub mod names;
 mod natural;
 mod null_keys;
+pub mod operator_spans;
 pub mod operators;
 mod order;
 mod ordered_input;
 mod outer_aggregates;
 mod outer_names;
 mod outer_outputs;
+mod outer_references;
 pub mod outputs;
-mod own;
-mod peers;
-pub mod places;
 mod plan_size;
 pub mod predicates;
 pub mod provider;
@@ -50,11 +47,13 @@ pub mod relations;
 mod repeated_orders;
 pub mod scalar;
 mod scopes;
+mod semantic_equality;
 mod series;
 pub mod set_operations;
 pub mod sort_keys;
+mod star_expansion;
+pub mod stored_expressions;
 pub mod table_functions;
-pub mod ties;
 pub mod types;
 pub mod unions;
 mod unique;
@@ -63,9 +62,10 @@ pub mod values;
 pub mod volatility;
 mod whole_rows;
 mod window_args;
+mod window_peers;
 pub mod window_tvf;
 pub mod windows;
-mod written_out;
+pub mod with_ties;
 pub mod zones;
 
 use std::collections::BTreeMap;
@@ -183,7 +183,7 @@ impl<'a> Binder<'a> {
         unions::check(&plan)?;
         let plan = repeated_orders::rewrite(type_nulls(unions::unify(plan)?)?)?;
         let plan = guarded_cases::rewrite(plan)?;
-        let plan = if self.session.for_view { plan } else { floats::rewrite(plan)? };
+        let plan = if self.session.for_view { plan } else { float_order::rewrite(plan)? };
         let plan = sort_keys::rewrite(plan)?;
         // After the zones, which know frames as they are written.
         let plan = frames::rewrite(zones::rewrite(plan, &self.session)?)?;
@@ -273,7 +273,7 @@ fn plan_query(
     relations: Seen,
     depth: usize,
 ) -> Result<LogicalPlan, SqlError> {
-    if let Some(found) = misplaced::in_query(written) {
+    if let Some(found) = misplaced_calls::in_query(written) {
         return Err(found.error);
     }
     let mut query = written.clone();
@@ -327,19 +327,20 @@ fn plan_spelled(
     let plan = table_functions::rewrite(plan, session.for_view)?;
     let plan = window_args::read_defaults(plan, session.zones)?;
     // Before subqueries are joined, which hides what they are ordered by.
-    let plan = ordered_input::keep(limits::rewrite(by_value::rewrite(plan)?, session.for_view)?)?;
+    let plan =
+        ordered_input::keep(limits::rewrite(semantic_equality::rewrite(plan)?, session.for_view)?)?;
     lateral::refuse_distinct_on(&plan).map_err(sql_error_from_datafusion)?;
     let plan = scalar::rewrite(plan, session.for_view)?;
     interrupt::check()?;
     let plan = null_keys::guard(plan)?;
-    let plan = asof::rewrite(ties::rewrite(set_operations::rewrite(plan)?)?)?;
+    let plan = asof::rewrite(with_ties::rewrite(set_operations::rewrite(plan)?)?)?;
     let plan = ordered_input::keep(plan)?;
     if session.for_view { Ok(plan) } else { empty_scalars::guard(plan) }
 }
 
 /// An error whose message shows nothing of what is noted in names and operators.
 fn without_marks(mut e: SqlError) -> SqlError {
-    e.message = names::without_marks(&places::without_marks(&e.message));
+    e.message = names::without_marks(&operator_spans::without_marks(&e.message));
     e
 }
 

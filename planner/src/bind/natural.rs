@@ -12,7 +12,7 @@ use sqlparser::ast::{
 use super::desugar::call;
 use super::names::fold;
 use super::scopes::{Column, Joined};
-use super::written_out;
+use super::star_expansion;
 
 /// What a join is by, if it has a way to say that.
 pub fn constraint(operator: &JoinOperator) -> Option<&JoinConstraint> {
@@ -75,7 +75,7 @@ pub fn join(
     {
         let mut both = left.clone();
         both.extend(right.clone());
-        written_out::replace(on, &both);
+        star_expansion::replace(on, &both);
     }
     if natural && names.is_empty() {
         if known {

@@ -12,9 +12,9 @@ use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
+use super::clause_expressions::any_own;
 use super::distinct_on::has_merged;
 use super::names::{column_name, fold, hidden_name, is_column};
-use super::own::any_own;
 use crate::parser::walk;
 
 /// Makes positions of what a SELECT DISTINCT is ordered by; 42P10 where its list has no such expression.
@@ -175,7 +175,7 @@ pub fn part_names(query: &mut Query) -> Result<(), SqlError> {
     };
     let SetExpr::Select(select) = query.body.as_mut() else { return Ok(()) };
     for name in order.iter().filter_map(|o| bare_name(&o.expr)) {
-        super::written_out::is_output(&select.projection, &name)?;
+        super::star_expansion::is_output(&select.projection, &name)?;
     }
     let found = hidden_inputs(select, order);
     for item in &mut select.projection {

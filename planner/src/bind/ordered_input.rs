@@ -15,7 +15,7 @@ use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::{Walk, WalkPlan};
 
-use super::levels::subquery_of;
+use super::outer_references::subquery_of;
 use super::provider::columns_of;
 
 /// Aggregates whose results are in the order of their rows; those of documents are made of `array_agg`.

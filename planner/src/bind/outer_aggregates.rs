@@ -12,9 +12,9 @@ use sqlparser::ast;
 use sqlparser::tokenizer::Location;
 
 use super::array_query::GATHERED;
-use super::misplaced::{Called, is_aggregate, start};
+use super::clause_expressions::any_own;
+use super::misplaced_calls::{Called, is_aggregate, start};
 use super::names::{column_name, fold};
-use super::own::any_own;
 
 /// Refuses such aggregates.
 pub fn refuse(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {

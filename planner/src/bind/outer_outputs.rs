@@ -11,7 +11,7 @@ use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
 use millrace_functions::tree::Walk;
 use sqlparser::ast;
 
-use super::misplaced::names_of;
+use super::misplaced_calls::names_of;
 use super::names::{column_name, fold};
 use super::provider::columns_of;
 

@@ -13,9 +13,9 @@ use std::ops::ControlFlow;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
+use super::clause_expressions::any_own;
 use super::desugar::{Copies, row_items};
-use super::misplaced;
-use super::own::any_own;
+use super::misplaced_calls;
 use super::table_functions::reads_columns;
 use crate::parser::walk;
 
@@ -272,8 +272,7 @@ pub fn compare_row(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError>
 
 /// Whether a row has aggregates or window functions: within a subquery they would be of that.
 fn has_calls_of_groups(row: &[Expr]) -> bool {
-    let is_call =
-        |e: &Expr| matches!(e, Expr::Function(f) if f.over.is_some() || misplaced::is_aggregate(f));
+    let is_call = |e: &Expr| matches!(e, Expr::Function(f) if f.over.is_some() || misplaced_calls::is_aggregate(f));
     row.iter().any(|e| any_own(e, is_call))
 }
 
@@ -297,7 +296,7 @@ fn subquery_of(e: &Expr) -> Option<&Query> {
 
 /// 42601 where a row and a subquery differ in their numbers of columns; `*` is left to the planner.
 fn check_width(row: &[Expr], subquery: &Query) -> Result<(), SqlError> {
-    let many = match misplaced::width(&subquery.body) {
+    let many = match misplaced_calls::width(&subquery.body) {
         Some(width) if width > row.len() => "many",
         Some(width) if width < row.len() => "few",
         _ => return Ok(()),

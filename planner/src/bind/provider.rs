@@ -333,7 +333,7 @@ impl ContextProvider for Provider<'_> {
         {
             return known;
         }
-        Some(millrace_functions::missing::missing_function(name))
+        Some(millrace_functions::undefined_function::missing_function(name))
     }
 
     fn get_higher_order_meta(&self, _name: &str) -> Option<Arc<HigherOrderUDF>> {

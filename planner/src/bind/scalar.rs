@@ -9,9 +9,9 @@
 //!
 //! So does, of whatever kind, a subquery within which others read columns of the query around both ([`levels`]).
 
+mod aggregate_subqueries;
 mod branches;
 mod first_row;
-mod settled;
 
 use std::sync::Arc;
 
@@ -28,18 +28,18 @@ use millrace_common::SqlError;
 use millrace_functions::error::{correlated, external, sql_error_from_datafusion};
 use millrace_functions::functions;
 use millrace_functions::interrupt;
-use millrace_functions::single::single;
+use millrace_functions::scalar_subquery_check::scalar_subquery_check;
 use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::lateral::Predicate;
 use super::provider::columns_of;
-use super::{lateral, levels};
+use super::{lateral, outer_references};
 use branches::Branch;
 
 /// Takes apart what DataFusion does not.
 pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
     // From the outermost query inwards: it is the others that then have its columns.
-    let across = settled::rewrite(plan).and_then(|plan| {
+    let across = aggregate_subqueries::rewrite(plan).and_then(|plan| {
         plan.rewrite_down_with_subqueries(|node| taken_apart(node, Which::Across))
     });
     let rest = across.and_then(|across| {
@@ -117,8 +117,8 @@ fn taken_apart(node: LogicalPlan, which: Which) -> Result<Transformed<LogicalPla
         }
         _ => {
             match which {
-                Which::Across => levels::refuse_across(&node)?,
-                Which::Rest { .. } => settled::refuse_groups(&node)?,
+                Which::Across => outer_references::refuse_across(&node)?,
+                Which::Rest { .. } => aggregate_subqueries::refuse_groups(&node)?,
             }
             Ok(Transformed::no(node))
         }
@@ -129,7 +129,7 @@ fn taken_apart(node: LogicalPlan, which: Which) -> Result<Transformed<LogicalPla
 /// computed for fewer rows.
 fn filtered_before(f: &Filter) -> Result<(LogicalPlan, Expr)> {
     let is_plain = |e: &Expr| {
-        let found = e.any(|e| Ok(levels::subquery_of(e).is_some()))?;
+        let found = e.any(|e| Ok(outer_references::subquery_of(e).is_some()))?;
         Ok::<_, DataFusionError>(!found && !e.is_volatile())
     };
     let (mut before, mut rest) = (Vec::new(), Vec::new());
@@ -226,9 +226,10 @@ impl Joined {
             Expr::InSubquery(_) | Expr::SetComparison(_) => Predicate::Compared,
             _ => return Ok(None),
         };
-        let Some(subquery) = levels::subquery_of(e) else { return Ok(None) };
+        let Some(subquery) = outer_references::subquery_of(e) else { return Ok(None) };
         if subquery.outer_ref_columns.is_empty()
-            || !settled::has_group(subquery)? && lateral::joins(&subquery.subquery, kind)?
+            || !aggregate_subqueries::has_group(subquery)?
+                && lateral::joins(&subquery.subquery, kind)?
         {
             return Ok(None);
         }
@@ -238,8 +239,8 @@ impl Joined {
     /// A subquery within which others read this query's columns. Where it is computed for these, as a join, they are columns
     /// of the queries around those others too.
     fn read_across(&mut self, e: &Expr) -> Result<Option<Expr>> {
-        let Some(subquery) = levels::subquery_of(e) else { return Ok(None) };
-        if !levels::reads_across(&subquery.subquery, self.plan.schema())? {
+        let Some(subquery) = outer_references::subquery_of(e) else { return Ok(None) };
+        if !outer_references::reads_across(&subquery.subquery, self.plan.schema())? {
             return Ok(None);
         }
         let new = match e {
@@ -395,7 +396,7 @@ impl Joined {
         let right =
             LogicalPlan::Subquery(Subquery { subquery: Arc::new(named), ..subquery.clone() });
         let Some(plan) = self.joined(right, kind)? else { return Ok(None) };
-        settled::check_size(&plan)?;
+        aggregate_subqueries::check_size(&plan)?;
         self.plan = plan;
         self.count += 1;
         Ok(Some(ident(name)))

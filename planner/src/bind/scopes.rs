@@ -1,7 +1,7 @@
 //! Which columns the items of FROM have, told from the catalog before a query is planned.
 //!
 //! NATURAL joins need it, which become joins by the columns that both sides have ([`super::natural`]); and GROUP BY the
-//! primary key of a table, which takes in the columns that depend on it ([`super::dependent`]); and DISTINCT ON the position of
+//! primary key of a table, which takes in the columns that depend on it ([`super::functional_dependency`]); and DISTINCT ON the position of
 //! a column of `*` ([`super::distinct_on`]); and an alias that names some of the columns, for which DataFusion wants all.
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use sqlparser::ast::*;
 use super::desugar::Copies;
 use super::names::{column_name, fold, repeated_name};
 use super::natural::Form;
-use super::{ambiguous, dependent, distinct_on, natural, written_out};
+use super::{ambiguous, distinct_on, functional_dependency, natural, star_expansion};
 use crate::catalog::CatalogView;
 use crate::parser::walk;
 
@@ -83,7 +83,7 @@ impl Joined {
 
     /// The only column of a name, by its table, or by its tables if USING merged it.
     pub fn value(&self, name: &str) -> Option<Expr> {
-        let column = written_out::only(self, name)?;
+        let column = star_expansion::only(self, name)?;
         if column.merged {
             return column.value.clone();
         }
@@ -163,11 +163,11 @@ fn is_concerned(query: &Query) -> bool {
 
 fn is_select_concerned(select: &Select) -> bool {
     select.from.iter().any(merges)
-        || dependent::group_exprs(select).is_some()
+        || functional_dependency::group_exprs(select).is_some()
         || distinct_on::has_wildcard(select)
         || select.from.iter().any(renames)
-        || select.from.iter().any(written_out::has_named_join)
-        || written_out::may_repeat(select)
+        || select.from.iter().any(star_expansion::has_named_join)
+        || star_expansion::may_repeat(select)
 }
 
 /// Whether a FROM item has columns by other names.
@@ -263,34 +263,34 @@ impl Scopes<'_> {
                 false => Ok(()),
             };
         }
-        select.from.iter_mut().try_for_each(written_out::name_joins)?;
-        let matters = select.from.iter().any(merges) || written_out::may_repeat(select);
+        select.from.iter_mut().try_for_each(star_expansion::name_joins)?;
+        let matters = select.from.iter().any(merges) || star_expansion::may_repeat(select);
         let known = if matters { self.known(select) } else { None };
-        let repeats = known.as_ref().is_some_and(|from| written_out::repeats(select, from));
-        let hides = written_out::hides_inputs(select, order_by.as_deref());
-        let conditions = known.is_some() && (written_out::nests(select) || repeats || hides);
+        let repeats = known.as_ref().is_some_and(|from| star_expansion::repeats(select, from));
+        let hides = star_expansion::hides_inputs(select, order_by.as_deref());
+        let conditions = known.is_some() && (star_expansion::nests(select) || repeats || hides);
         let form = if conditions { Form::Condition } else { Form::Tables };
         let mut from = Joined::default();
         for item in &mut select.from {
             from.extend(self.joined(item, form)?);
         }
         if !conditions {
-            written_out::refuse_nested(select)?;
+            star_expansion::refuse_nested(select)?;
         }
         ambiguous::check(select, &from)?;
         if distinct_on::has_wildcard(select) {
             distinct_on::place(select, order_by.as_deref_mut(), &from, &mut self.copies)?;
         }
-        dependent::spell_out(select, order_by.as_deref(), &from);
+        functional_dependency::spell_out(select, order_by.as_deref(), &from);
         match conditions {
-            true => written_out::write_out(select, order_by, &from),
+            true => star_expansion::write_out(select, order_by, &from),
             false => Ok(()),
         }
     }
 
     /// What FROM has, if all of that is known.
     fn known(&mut self, select: &Select) -> Option<Joined> {
-        self.names(select).filter(|from| written_out::is_known(select, from))
+        self.names(select).filter(|from| star_expansion::is_known(select, from))
     }
 
     /// What is known of FROM, unless something is wrong with it, which is said where it is planned.

@@ -1,8 +1,8 @@
 //! What rows are ordered by where the bytes of values do not say it: intervals by their length, documents by an order of
-//! their own ([`millrace_functions::elements`]).
+//! their own ([`millrace_functions::byte_order`]).
 //!
 //! DataFusion and the keys of views order by bytes. Here ORDER BY, DISTINCT ON and the ORDER BY of aggregates come to order by
-//! a value's key, in batch and views alike; windows do so in [`super::peers`], and comparisons in [`super::operators`].
+//! a value's key, in batch and views alike; windows do so in [`super::window_peers`], and comparisons in [`super::operators`].
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::Transformed;
@@ -14,7 +14,7 @@ use datafusion::logical_expr::{
 use millrace_common::SqlError;
 use millrace_functions::error::{external, sql_error_from_datafusion};
 use millrace_functions::tree::WalkPlan;
-use millrace_functions::{elements, functions};
+use millrace_functions::{byte_order, functions};
 
 /// Rewrites the orders of a plan.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
@@ -84,7 +84,7 @@ pub fn key_of(e: &Expr, schema: &DFSchema) -> Result<Expr> {
             let missing = || external(SqlError::internal("no function interval_span"));
             functions().scalar("interval_span").ok_or_else(missing)?.call(vec![e.clone()])
         }
-        t if elements::by_value(&t) => elements::order_key().call(vec![e.clone()]),
+        t if byte_order::by_value(&t) => byte_order::order_key().call(vec![e.clone()]),
         _ => e.clone(),
     })
 }

@@ -23,7 +23,7 @@ use millrace_functions::interrupt;
 use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::provider::columns_of;
-use super::{levels, names};
+use super::{names, outer_references};
 
 /// Gives the columns of a plan such names, where it has subqueries that need them. Its outputs keep theirs.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
@@ -201,7 +201,7 @@ impl Own {
 
     /// A scan, or what is taken for one: its outputs get names of their own.
     fn leaf(&mut self, plan: LogicalPlan) -> Result<LogicalPlan> {
-        let plan = levels::renamed(plan, &self.outer_names())?;
+        let plan = outer_references::renamed(plan, &self.outer_names())?;
         if let LogicalPlan::Values(values) = plan {
             let fields = values.schema.iter().map(|(q, f)| {
                 let own = f.as_ref().clone().with_name(self.name(f.name()));

@@ -4,14 +4,14 @@
 //!
 //! DataFusion takes the left side's always, finds the name ambiguous in some clauses, and leaves the columns in their
 //! places; what cannot be told from the text is left to it where that is right, in INNER and LEFT joins. Joins in
-//! parentheses have been written out by the catalog before ([`super::written_out`]).
+//! parentheses have been written out by the catalog before ([`super::star_expansion`]).
 
 use millrace_common::SqlError;
 use sqlparser::ast::*;
 
+use super::clause_expressions::change_own;
 use super::desugar::call;
 use super::names::fold;
-use super::own::change_own;
 use super::scopes::merges;
 
 /// A column that USING made one.

@@ -7,9 +7,9 @@
 use millrace_functions::strings::ROW_TEXT;
 use sqlparser::ast::*;
 
+use super::clause_expressions::change_own;
 use super::desugar::{call, row_items, row_op, row_test, row_text, string};
 use super::names::{column_name, fold};
-use super::own::change_own;
 
 /// Functions of a row.
 const FUNCTIONS: [&str; 6] =

@@ -15,8 +15,8 @@ use millrace_common::RelationId;
 use millrace_common::access::AccessClass;
 use millrace_graph::state::ROWS_COLUMN;
 use millrace_graph::{
-    AggCall, Aggregate, FragmentOutput, Hold, JobGraph, Join, JoinSide, Lookup, Node, Operator,
-    StateTable, TopN, Window,
+    AggCall, Aggregate, EventTimeBuffer, FragmentOutput, JobGraph, Join, JoinSide, Lookup, Node,
+    Operator, StateTable, TopN, Window,
 };
 use millrace_rpc::catalog::RowStorage;
 
@@ -118,8 +118,8 @@ impl Explain<'_> {
             (Operator::Window(w), Some(input)) => self.window(w, input),
             (Operator::TopN(t), Some(input)) => self.top_n(t, input),
             (Operator::WindowClose(h), Some(input)) => self.hold("Window close", h, input),
-            (Operator::Expire(h), Some(input)) => self.hold("Expire", h, input),
-            (Operator::Appear(h), Some(input)) => self.hold("Appear", h, input),
+            (Operator::TemporalUpperBound(h), Some(input)) => self.hold("Expire", h, input),
+            (Operator::TemporalLowerBound(h), Some(input)) => self.hold("Appear", h, input),
             (Operator::Materialize, _) => self.materialize(),
             (Operator::Blackhole, _) => "Blackhole".into(),
             (Operator::Sink, _) => self.sink(),
@@ -127,7 +127,7 @@ impl Explain<'_> {
         }
     }
 
-    fn hold(&mut self, name: &str, h: &Hold, input: &Schema) -> String {
+    fn hold(&mut self, name: &str, h: &EventTimeBuffer, input: &Schema) -> String {
         let column = column(input, h.column);
         self.note(h.table, format!("({column}, all other columns)"));
         format!("{name} by {column}")

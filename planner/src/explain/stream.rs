@@ -62,8 +62,8 @@ fn operator(stream: &Stream) -> String {
         }
         Op::WindowClose(h) => format!("Window close by {}", column(input, h.column)),
         Op::Stamp { add_us } => format!("Stamp processing time + {}", duration(*add_us)),
-        Op::Expire(h) => format!("Expire by {}", column(input, h.column)),
-        Op::Appear(h) => format!("Appear by {}", column(input, h.column)),
+        Op::TemporalUpperBound(h) => format!("Expire by {}", column(input, h.column)),
+        Op::TemporalLowerBound(h) => format!("Appear by {}", column(input, h.column)),
         Op::Exchange { hash } if hash.is_empty() => "Exchange to one task".into(),
         Op::Exchange { hash } => format!("Exchange hash ({})", list(input, hash)),
     }

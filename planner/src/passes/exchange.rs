@@ -8,7 +8,7 @@
 use millrace_graph::JoinKind;
 
 use crate::passes::properties::{Distribution, Properties};
-use crate::stream::plan::{Aggregate, Hold, Join, Op, Stream, TopN, Window};
+use crate::stream::plan::{Aggregate, EventTimeBuffer, Join, Op, Stream, TopN, Window};
 
 /// Inputs of at most this many rows stay in one task.
 const FEW_ROWS: u64 = 4096;
@@ -27,15 +27,15 @@ pub fn place(stream: Stream) -> Placed {
         Op::Union => (Op::Union, place_union(inputs)),
         Op::WindowClose(h) => {
             let (vnode, inputs) = place_hold(inputs);
-            (Op::WindowClose(Hold { vnode, ..h }), inputs)
+            (Op::WindowClose(EventTimeBuffer { vnode, ..h }), inputs)
         }
-        Op::Expire(h) => {
+        Op::TemporalUpperBound(h) => {
             let (vnode, inputs) = place_hold(inputs);
-            (Op::Expire(Hold { vnode, ..h }), inputs)
+            (Op::TemporalUpperBound(EventTimeBuffer { vnode, ..h }), inputs)
         }
-        Op::Appear(h) => {
+        Op::TemporalLowerBound(h) => {
             let (vnode, inputs) = place_hold(inputs);
-            (Op::Appear(Hold { vnode, ..h }), inputs)
+            (Op::TemporalLowerBound(EventTimeBuffer { vnode, ..h }), inputs)
         }
         other => (other, inputs),
     };

@@ -78,8 +78,10 @@ impl Properties {
                 p.equal.push(width - 1);
                 p
             }
-            (Op::Expire(_), [input]) => Properties { append_only: false, ..input.clone() },
-            (Op::Appear(_), [input]) => input.clone(),
+            (Op::TemporalUpperBound(_), [input]) => {
+                Properties { append_only: false, ..input.clone() }
+            }
+            (Op::TemporalLowerBound(_), [input]) => input.clone(),
             (Op::Exchange { hash }, [input]) => Properties {
                 distribution: if hash.is_empty() {
                     Distribution::Singleton

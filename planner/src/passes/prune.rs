@@ -126,13 +126,13 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
             map.push(Some(input.width()));
             Ok((input.stamp(add_us), map))
         }
-        Op::Expire(h) => {
+        Op::TemporalUpperBound(h) => {
             let needed = with(required, [h.column]);
             let (input, map) = prune_exact(only(inputs)?, &needed)?;
             let column = kept_at(&map, h.column)?;
             Ok((input.expire(column), map))
         }
-        Op::Appear(h) => {
+        Op::TemporalLowerBound(h) => {
             let needed = with(required, [h.column]);
             let (input, map) = prune_exact(only(inputs)?, &needed)?;
             let column = kept_at(&map, h.column)?;

@@ -9,10 +9,10 @@ use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::Result;
 use datafusion::physical_expr::ScalarFunctionExpr;
 use millrace_common::SqlError;
-use millrace_functions::collected::collect_entry;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
+use millrace_functions::ordered_entries::collect_entry;
 use millrace_graph::JoinKind;
 
 use crate::passes::Pass;

@@ -1,7 +1,7 @@
 //! Watermarks as a derived property: which columns of a stream have one, and how it follows from the
 //! watermarks of the relations that are read (docs/design.md §4, §5).
 //!
-//! A [`ColumnMark`] promises that after an epoch no change, insertion or retraction, has a smaller value
+//! A [`ColumnWatermark`] promises that after an epoch no change, insertion or retraction, has a smaller value
 //! in the column than the mark's value at that epoch. The value is a function of the relations'
 //! watermarks at the epoch alone, so every task computes it for itself once it knows these.
 
@@ -18,21 +18,21 @@ use millrace_functions::frame::Edge;
 use millrace_functions::session::SESSION_END;
 use millrace_functions::window_call::Reach;
 use millrace_functions::window_call::WindowCall;
-use millrace_graph::{ColumnMark, JoinKind, MarkStep, MarkTerm};
+use millrace_graph::{ColumnWatermark, JoinKind, MarkStep, WatermarkTerm};
 
 use crate::stream::plan::{Join, Op, Stream, Window};
 
 const DAY_US: i64 = 86_400_000_000;
 
 /// The marks of a subtree's output.
-pub fn marks(stream: &Stream) -> Vec<ColumnMark> {
-    let inputs: Vec<Vec<ColumnMark>> = stream.inputs.iter().map(marks).collect();
+pub fn marks(stream: &Stream) -> Vec<ColumnWatermark> {
+    let inputs: Vec<Vec<ColumnWatermark>> = stream.inputs.iter().map(marks).collect();
     let widths: Vec<usize> = stream.inputs.iter().map(Stream::width).collect();
     timed(derive(&stream.op, &inputs, &widths), &stream.schema)
 }
 
 /// The marks of columns that hold microseconds, as marks do.
-pub fn timed(mut marks: Vec<ColumnMark>, schema: &Schema) -> Vec<ColumnMark> {
+pub fn timed(mut marks: Vec<ColumnWatermark>, schema: &Schema) -> Vec<ColumnWatermark> {
     marks.retain(|m| {
         let typed = schema.fields().get(m.column).map(|f| f.data_type());
         matches!(typed, Some(DataType::Timestamp(TimeUnit::Microsecond, _)))
@@ -41,14 +41,14 @@ pub fn timed(mut marks: Vec<ColumnMark>, schema: &Schema) -> Vec<ColumnMark> {
 }
 
 /// The marks of an operator over inputs with these marks and numbers of columns.
-pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<ColumnMark> {
+pub fn derive(op: &Op, inputs: &[Vec<ColumnWatermark>], widths: &[usize]) -> Vec<ColumnWatermark> {
     match (op, inputs) {
         (Op::Scan { relation, columns }, _) => {
             let marked = relation.watermarked();
             let own = columns.iter().enumerate().filter(|(_, c)| marked.contains(c));
-            own.map(|(i, &c)| ColumnMark {
+            own.map(|(i, &c)| ColumnWatermark {
                 column: i,
-                terms: vec![MarkTerm {
+                terms: vec![WatermarkTerm {
                     relation: RelationId(relation.id),
                     column: c,
                     steps: vec![],
@@ -57,7 +57,7 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
             .collect()
         }
         // What expires or appears does so by the wall clock, whatever its time.
-        (Op::Expire(_) | Op::Appear(_), _) => vec![],
+        (Op::TemporalUpperBound(_) | Op::TemporalLowerBound(_), _) => vec![],
         (Op::Filter { .. } | Op::Exchange { .. } | Op::Stamp { .. }, [input]) => input.clone(),
         (Op::Project { exprs }, [input]) => project(exprs, input),
         (Op::Union, inputs) => union(inputs),
@@ -67,11 +67,11 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
                 let back = MarkStep::Add(slide_us.saturating_sub(*size_us));
                 let bin = MarkStep::Bin { size: *slide_us, offset: *offset_us };
                 let start = then(time, &[bin, back]);
-                out.push(ColumnMark {
+                out.push(ColumnWatermark {
                     column: width + 1,
                     terms: then(&start, &[MarkStep::Add(*size_us)]),
                 });
-                out.push(ColumnMark { column: width, terms: start });
+                out.push(ColumnWatermark { column: width, terms: start });
             }
             out
         }
@@ -83,19 +83,19 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnMark>], widths: &[usize]) -> Vec<Colu
             input.iter().filter(|m| t.group.contains(&m.column)).cloned().collect()
         }
         (Op::Window(w), [input]) => {
-            let mut out: Vec<ColumnMark> =
+            let mut out: Vec<ColumnWatermark> =
                 input.iter().filter(|m| w.group.contains(&m.column)).cloned().collect();
             let time = w.order.first().and_then(|o| of(input, o.0));
             if let (Some(terms), Some(&(column, _))) = (time, w.order.first())
                 && follows_order(w)
                 && of(&out, column).is_none()
             {
-                out.push(ColumnMark { column, terms: terms.to_vec() });
+                out.push(ColumnWatermark { column, terms: terms.to_vec() });
             }
             if let (Some(time), Some(&width)) = (time, widths.first()) {
                 // A session that has ended at the watermark does not change any more.
                 let ends = w.calls.iter().enumerate().filter(|(_, c)| c.function == SESSION_END);
-                out.extend(ends.map(|(i, _)| ColumnMark {
+                out.extend(ends.map(|(i, _)| ColumnWatermark {
                     column: width + i,
                     terms: then(time, &[MarkStep::Add(1)]),
                 }));
@@ -140,40 +140,41 @@ fn looks_back(call: &WindowCall) -> bool {
 }
 
 /// The terms of a column's mark.
-pub fn of(marks: &[ColumnMark], column: usize) -> Option<&[MarkTerm]> {
+pub fn of(marks: &[ColumnWatermark], column: usize) -> Option<&[WatermarkTerm]> {
     marks.iter().find(|m| m.column == column).map(|m| m.terms.as_slice())
 }
 
-fn then(terms: &[MarkTerm], steps: &[MarkStep]) -> Vec<MarkTerm> {
+fn then(terms: &[WatermarkTerm], steps: &[MarkStep]) -> Vec<WatermarkTerm> {
     let mut terms = terms.to_vec();
     terms.iter_mut().for_each(|t| t.steps.extend_from_slice(steps));
     terms
 }
 
 /// Input columns in output order.
-fn pick(input: &[ColumnMark], columns: &[usize]) -> Vec<ColumnMark> {
-    let one =
-        |(i, &c): (usize, &usize)| Some(ColumnMark { column: i, terms: of(input, c)?.to_vec() });
+fn pick(input: &[ColumnWatermark], columns: &[usize]) -> Vec<ColumnWatermark> {
+    let one = |(i, &c): (usize, &usize)| {
+        Some(ColumnWatermark { column: i, terms: of(input, c)?.to_vec() })
+    };
     columns.iter().enumerate().filter_map(one).collect()
 }
 
-fn project(exprs: &[ExprRef], input: &[ColumnMark]) -> Vec<ColumnMark> {
+fn project(exprs: &[ExprRef], input: &[ColumnWatermark]) -> Vec<ColumnWatermark> {
     let one = |(i, e): (usize, &ExprRef)| {
         let (column, steps) = monotone(e)?;
-        Some(ColumnMark { column: i, terms: then(of(input, column)?, &steps) })
+        Some(ColumnWatermark { column: i, terms: then(of(input, column)?, &steps) })
     };
     exprs.iter().enumerate().filter_map(one).collect()
 }
 
 /// A column of a union has the least of its inputs' marks.
-fn union(inputs: &[Vec<ColumnMark>]) -> Vec<ColumnMark> {
+fn union(inputs: &[Vec<ColumnWatermark>]) -> Vec<ColumnWatermark> {
     let Some((first, rest)) = inputs.split_first() else { return vec![] };
-    let one = |m: &ColumnMark| {
+    let one = |m: &ColumnWatermark| {
         let mut terms = m.terms.clone();
         for input in rest {
             terms.extend_from_slice(of(input, m.column)?);
         }
-        Some(ColumnMark { column: m.column, terms })
+        Some(ColumnWatermark { column: m.column, terms })
     };
     first.iter().filter_map(one).collect()
 }
@@ -185,19 +186,20 @@ fn union(inputs: &[Vec<ColumnMark>]) -> Vec<ColumnMark> {
 /// State of a side below the mark of such a column is never reached again.
 pub fn bounds(
     j: &Join,
-    left: &[ColumnMark],
-    right: &[ColumnMark],
+    left: &[ColumnWatermark],
+    right: &[ColumnWatermark],
     width: usize,
-) -> [Vec<ColumnMark>; 2] {
+) -> [Vec<ColumnWatermark>; 2] {
     let mut out = [vec![], vec![]];
-    let mut add = |side: usize, column: usize, own: &[MarkTerm], other: &[MarkTerm], shift: i64| {
-        if out[side].iter().any(|m: &ColumnMark| m.column == column) {
-            return;
-        }
-        let step = [MarkStep::Add(shift)];
-        let terms = [own.to_vec(), then(other, if shift == 0 { &[] } else { &step })].concat();
-        out[side].push(ColumnMark { column, terms });
-    };
+    let mut add =
+        |side: usize, column: usize, own: &[WatermarkTerm], other: &[WatermarkTerm], shift: i64| {
+            if out[side].iter().any(|m: &ColumnWatermark| m.column == column) {
+                return;
+            }
+            let step = [MarkStep::Add(shift)];
+            let terms = [own.to_vec(), then(other, if shift == 0 { &[] } else { &step })].concat();
+            out[side].push(ColumnWatermark { column, terms });
+        };
     for &(l, r) in &j.keys {
         if let (Some(l_terms), Some(r_terms)) = (of(left, l), of(right, r)) {
             add(0, l, l_terms, r_terms, 0);
@@ -230,10 +232,10 @@ pub fn bounds(
 /// as a row that may have met them is within reach.
 pub fn retained(
     j: &Join,
-    left: &[ColumnMark],
-    right: &[ColumnMark],
+    left: &[ColumnWatermark],
+    right: &[ColumnWatermark],
     width: usize,
-) -> [Option<ColumnMark>; 2] {
+) -> [Option<ColumnWatermark>; 2] {
     let bounds = bounds(j, left, right, width);
     let find = |side: usize, c: usize| bounds[side].iter().find(|m| m.column == c).cloned();
     // By a column of the key: the rows of a key go together.
@@ -275,19 +277,19 @@ fn preserved(kind: JoinKind) -> [bool; 2] {
 
 fn join_output(
     j: &Join,
-    left: &[ColumnMark],
-    right: &[ColumnMark],
+    left: &[ColumnWatermark],
+    right: &[ColumnWatermark],
     widths: &[usize],
-) -> Vec<ColumnMark> {
+) -> Vec<ColumnWatermark> {
     use millrace_graph::JoinKind as K;
     let width = widths.first().copied().unwrap_or(0);
-    let full: Vec<ColumnMark> = match j.kind {
+    let full: Vec<ColumnWatermark> = match j.kind {
         K::LeftSemi | K::LeftAnti | K::LeftMark => left.to_vec(),
         K::RightSemi | K::RightAnti => right.to_vec(),
         _ => {
             let shifted = right
                 .iter()
-                .map(|m| ColumnMark { column: m.column + width, terms: m.terms.clone() });
+                .map(|m| ColumnWatermark { column: m.column + width, terms: m.terms.clone() });
             left.iter().cloned().chain(shifted).collect()
         }
     };
@@ -443,7 +445,8 @@ mod tests {
 
     #[test]
     fn steps_follow_the_calendar() {
-        let term = |steps: Vec<MarkStep>| MarkTerm { relation: RelationId(1), column: 0, steps };
+        let term =
+            |steps: Vec<MarkStep>| WatermarkTerm { relation: RelationId(1), column: 0, steps };
         let at = |steps, v| term(steps).apply(v);
         assert_eq!(at(vec![MarkStep::Bin { size: 10, offset: 0 }], 25), 20);
         assert_eq!(at(vec![MarkStep::Bin { size: 10, offset: 3 }], 25), 23);
@@ -463,8 +466,8 @@ mod tests {
             let (group, order) = (vec![1], vec![(0, options)]);
             let window =
                 Window { group, order, calls: vec![call], identity: vec![], vnode: vec![] };
-            let term = MarkTerm { relation: RelationId(1), column: 0, steps: vec![] };
-            let input = vec![ColumnMark { column: 0, terms: vec![term] }];
+            let term = WatermarkTerm { relation: RelationId(1), column: 0, steps: vec![] };
+            let input = vec![ColumnWatermark { column: 0, terms: vec![term] }];
             !derive(&Op::Window(window), &[input], &[2]).is_empty()
         };
         let options = |descending, nulls_first| SortOptions { descending, nulls_first };
@@ -483,9 +486,9 @@ mod tests {
 
     #[test]
     fn a_mark_that_one_input_of_a_union_lacks_is_lost() {
-        let mark = |column, relation| ColumnMark {
+        let mark = |column, relation| ColumnWatermark {
             column,
-            terms: vec![MarkTerm { relation: RelationId(relation), column: 0, steps: vec![] }],
+            terms: vec![WatermarkTerm { relation: RelationId(relation), column: 0, steps: vec![] }],
         };
         let both = union(&[vec![mark(0, 1), mark(1, 1)], vec![mark(1, 2)]]);
         assert_eq!(both.len(), 1);

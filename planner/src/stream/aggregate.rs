@@ -12,10 +12,10 @@ use datafusion::logical_expr::{
 };
 use millrace_common::{SqlError, SqlType};
 use millrace_functions::aggregate_kind::AggFunc;
-use millrace_functions::collected::collect_entry;
 use millrace_functions::error::sql_error_from_datafusion;
-use millrace_functions::exact::{Shape, pair_entry};
+use millrace_functions::exact_aggregates::{Shape, pair_entry};
 use millrace_functions::expr;
+use millrace_functions::ordered_entries::collect_entry;
 use millrace_functions::{ordered, statistics};
 use millrace_graph::Expand;
 

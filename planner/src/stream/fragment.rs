@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use millrace_common::access::{AccessClass, RetentionBy};
-use millrace_common::planted::is_planted;
+use millrace_common::fault_injection::is_planted;
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::asof::LATEST;
@@ -16,8 +16,8 @@ use millrace_functions::expr;
 use millrace_functions::window_call::session_gap;
 use millrace_graph::state::{accumulator_schema, matches_schema};
 use millrace_graph::{
-    self, AggCall, ColumnMark, Fragment, FragmentOutput, JobGraph, JoinSide, MarkTerm, Node,
-    Operator, RelationLayout, Retention, StateTable,
+    self, AggCall, ColumnWatermark, Fragment, FragmentOutput, JobGraph, JoinSide, Node, Operator,
+    RelationLayout, Retention, StateTable, WatermarkTerm,
 };
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 
@@ -127,7 +127,7 @@ pub fn fragment(root: Stream, layout: RelationLayout, sink: &Sink) -> Result<Job
 /// What is known of a subtree's rows.
 struct Known {
     properties: Properties,
-    marks: Vec<ColumnMark>,
+    marks: Vec<ColumnWatermark>,
 }
 
 /// A fragment under construction.
@@ -235,7 +235,7 @@ impl Builder {
                 let exprs = (0..width).map(|c| expr::column(&below, back(c))).collect();
                 let moved = own
                     .iter()
-                    .map(|m| ColumnMark { column: back(m.column), terms: m.terms.clone() })
+                    .map(|m| ColumnWatermark { column: back(m.column), terms: m.terms.clone() })
                     .collect();
                 open.nodes.push(Node {
                     op,
@@ -262,8 +262,14 @@ impl Builder {
     }
 
     /// State cleaning: the tables from `first` on are the operator's.
-    fn retain(&mut self, op: &Operator, first: usize, marks: &[Vec<ColumnMark>], widths: &[usize]) {
-        let mut set = |table: usize, by: RetentionBy, terms: &[MarkTerm]| {
+    fn retain(
+        &mut self,
+        op: &Operator,
+        first: usize,
+        marks: &[Vec<ColumnWatermark>],
+        widths: &[usize],
+    ) {
+        let mut set = |table: usize, by: RetentionBy, terms: &[WatermarkTerm]| {
             if let Some(table) = self.tables.get_mut(table) {
                 table.retention = Some(Retention { by, terms: terms.to_vec() });
             }
@@ -353,8 +359,12 @@ impl Builder {
             (Op::WindowClose(h), [schema], _) => {
                 Operator::WindowClose(self.hold("held back", h, schema))
             }
-            (Op::Expire(h), [schema], _) => Operator::Expire(self.hold("to expire", h, schema)),
-            (Op::Appear(h), [schema], _) => Operator::Appear(self.hold("to appear", h, schema)),
+            (Op::TemporalUpperBound(h), [schema], _) => {
+                Operator::TemporalUpperBound(self.hold("to expire", h, schema))
+            }
+            (Op::TemporalLowerBound(h), [schema], _) => {
+                Operator::TemporalLowerBound(self.hold("to appear", h, schema))
+            }
             _ => return Err(SqlError::internal("an operator has the wrong number of inputs")),
         })
     }
@@ -414,10 +424,15 @@ impl Builder {
         })
     }
 
-    fn hold(&mut self, name: &str, h: plan::Hold, schema: &SchemaRef) -> millrace_graph::Hold {
+    fn hold(
+        &mut self,
+        name: &str,
+        h: plan::EventTimeBuffer,
+        schema: &SchemaRef,
+    ) -> millrace_graph::EventTimeBuffer {
         let table =
             self.table(name, AccessClass::RangeRead, RowStorage::Multiset, Arc::clone(schema));
-        millrace_graph::Hold { column: h.column, vnode: h.vnode, table }
+        millrace_graph::EventTimeBuffer { column: h.column, vnode: h.vnode, table }
     }
 
     fn value_table(&mut self, input: &SchemaRef, arg: usize, distinct: bool) -> usize {
@@ -511,7 +526,7 @@ impl Builder {
         &mut self,
         w: &millrace_graph::Window,
         input: &SchemaRef,
-        marks: &[ColumnMark],
+        marks: &[ColumnWatermark],
     ) -> Option<millrace_graph::Closing> {
         let &(column, _) = w.order.first()?;
         let terms = watermark::of(marks, column)?;
@@ -553,7 +568,10 @@ impl Builder {
 
 /// Brings the first group column with a watermark to the front, so that the state tables that have only
 /// the group's key can be cleaned by it. Gives the new order of the output columns, if it is another.
-fn closing_first(a: &mut plan::Aggregate, marks: Option<&Vec<ColumnMark>>) -> Option<Vec<usize>> {
+fn closing_first(
+    a: &mut plan::Aggregate,
+    marks: Option<&Vec<ColumnWatermark>>,
+) -> Option<Vec<usize>> {
     let marks = marks?;
     let values = a.calls.iter().any(|c| {
         c.distinct || c.func.is_collected() || matches!(c.func, AggFunc::Min | AggFunc::Max)

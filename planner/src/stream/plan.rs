@@ -62,15 +62,15 @@ pub enum Op {
     TopN(TopN),
     Window(Window),
     /// See `millrace_graph::Operator::WindowClose`.
-    WindowClose(Hold),
+    WindowClose(EventTimeBuffer),
     /// See `millrace_graph::Operator::Stamp`.
     Stamp {
         add_us: i64,
     },
-    /// See `millrace_graph::Operator::Expire`.
-    Expire(Hold),
-    /// See `millrace_graph::Operator::Appear`.
-    Appear(Hold),
+    /// See `millrace_graph::Operator::TemporalUpperBound`.
+    TemporalUpperBound(EventTimeBuffer),
+    /// See `millrace_graph::Operator::TemporalLowerBound`.
+    TemporalLowerBound(EventTimeBuffer),
     /// Rows move to the owner of their hash; no columns: to the only task.
     Exchange {
         hash: Vec<usize>,
@@ -138,7 +138,7 @@ pub struct Window {
 
 /// Rows kept in order of an instant.
 #[derive(Clone, Debug)]
-pub struct Hold {
+pub struct EventTimeBuffer {
     pub column: usize,
     /// Set by exchange placement.
     pub vnode: Vec<usize>,
@@ -304,7 +304,7 @@ impl Stream {
 
     pub fn window_close(self, column: usize) -> Stream {
         let schema = Arc::clone(&self.schema);
-        let op = Op::WindowClose(Hold { column, vnode: vec![] });
+        let op = Op::WindowClose(EventTimeBuffer { column, vnode: vec![] });
         Stream { op, inputs: vec![self], schema }
     }
 
@@ -318,13 +318,13 @@ impl Stream {
 
     pub fn expire(self, column: usize) -> Stream {
         let schema = Arc::clone(&self.schema);
-        let op = Op::Expire(Hold { column, vnode: vec![] });
+        let op = Op::TemporalUpperBound(EventTimeBuffer { column, vnode: vec![] });
         Stream { op, inputs: vec![self], schema }
     }
 
     pub fn appear(self, column: usize) -> Stream {
         let schema = Arc::clone(&self.schema);
-        let op = Op::Appear(Hold { column, vnode: vec![] });
+        let op = Op::TemporalLowerBound(EventTimeBuffer { column, vnode: vec![] });
         Stream { op, inputs: vec![self], schema }
     }
 

@@ -8,11 +8,11 @@ use millrace_storage::Found;
 use tokio::sync::oneshot;
 
 use super::state::State;
-use super::{Fate, OnTime, Sequencer, Settled};
-use crate::dml::check::{Claims, Keyed, Writes};
+use super::{OnTime, Sequencer, Settled, StatementOutcome};
+use crate::changelog_cache::HubChunk;
+use crate::dml::check::{KeyReservations, Keyed, Writes};
 use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, unknown_outcome};
 use crate::error::ExecError;
-use crate::hub::HubChunk;
 use crate::memory::MemoryClass;
 
 /// What a statement did: rows affected, and which of its rows took effect.
@@ -30,20 +30,20 @@ impl Sequencer {
             (entered, fate, on_time)
         };
         let epoch = match fate {
-            Ok(committed) => Fate::Committed(committed),
+            Ok(committed) => StatementOutcome::Committed(committed),
             Err(waiting) => {
                 self.meta.request_cut(self.job);
-                waiting.await.unwrap_or(Fate::Unknown)
+                waiting.await.unwrap_or(StatementOutcome::Unknown)
             }
         };
         match (entered, epoch) {
-            (Ok((rows_affected, kept)), Fate::Committed(epoch)) => {
+            (Ok((rows_affected, kept)), StatementOutcome::Committed(epoch)) => {
                 let kept = on_time.original(kept);
                 Ok(DmlOutcome { epoch, rows_affected, kept, late: on_time.late })
             }
-            (Ok(_), Fate::Unknown) => Err(unknown_outcome().into()),
-            (_, Fate::Refused(error)) => Err(error.into()),
-            (_, Fate::NotCommitted) => Err(DmlError::Conflict),
+            (Ok(_), StatementOutcome::Unknown) => Err(unknown_outcome().into()),
+            (_, StatementOutcome::Refused(error)) => Err(error.into()),
+            (_, StatementOutcome::NotCommitted) => Err(DmlError::Conflict),
             (Err(e), _) => Err(on_time.original_error(e)),
         }
     }
@@ -83,7 +83,7 @@ impl Sequencer {
     }
 
     /// Which keys are taken, for a statement whose rows give way to others of their keys.
-    async fn claims(&self, statement: &DmlStatement) -> Result<Option<Claims>, DmlError> {
+    async fn claims(&self, statement: &DmlStatement) -> Result<Option<KeyReservations>, DmlError> {
         let gives_way = match statement.kind {
             DmlKind::Insert { on_conflict } => on_conflict == InsertConflict::Nothing,
             DmlKind::Feed { on_conflict } => on_conflict != InsertConflict::Overwrite,
@@ -185,7 +185,7 @@ impl Sequencer {
         state: &mut State,
         id: StatementId,
         writes: Writes,
-    ) -> oneshot::Receiver<Fate> {
+    ) -> oneshot::Receiver<StatementOutcome> {
         let (sender, receiver) = oneshot::channel();
         state.open.waiters.push(sender);
         state.open.ids.push(id);
@@ -234,7 +234,7 @@ impl Sequencer {
     }
 
     /// Waits until everything that has entered is committed. Under the turn nothing else enters.
-    pub(in crate::dml) async fn settle(&self) -> Result<(), DmlError> {
+    pub(in crate::dml) async fn wait_until_quiescent(&self) -> Result<(), DmlError> {
         loop {
             let settled = {
                 let mut state = self.state.lock();

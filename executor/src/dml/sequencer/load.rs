@@ -10,11 +10,11 @@ use millrace_storage::stage::{Repeated, Staging};
 use millrace_storage::{Found, StorageError};
 use tokio::sync::oneshot;
 
-use super::{Fate, Sequencer};
+use super::{Sequencer, StatementOutcome};
+use crate::changelog_cache::{EpochDelta, HubChunk};
 use crate::dml::check::Keyed;
 use crate::dml::{DmlError, TableLocks, unknown_outcome};
 use crate::error::ExecError;
-use crate::hub::{EpochDelta, HubChunk};
 
 impl Sequencer {
     /// A chunk with the table's keys.
@@ -92,7 +92,7 @@ impl Sequencer {
 
     /// What was committed in `(from, to]`. `None`: not all of it is kept.
     pub(in crate::dml) fn recent(&self, from: Epoch, to: Epoch) -> Option<Vec<Arc<EpochDelta>>> {
-        self.hub.get(self.job, from, to)
+        self.changelogs.get(self.job, from, to)
     }
 
     /// The storage keys of changed rows.
@@ -107,7 +107,7 @@ impl Sequencer {
         id: StatementId,
         runs: Vec<RunMeta>,
         row_count: i64,
-    ) -> Result<oneshot::Receiver<Fate>, DmlError> {
+    ) -> Result<oneshot::Receiver<StatementOutcome>, DmlError> {
         let receiver = {
             let mut state = self.state.lock();
             if state.stopped {
@@ -131,20 +131,20 @@ impl Sequencer {
 
     /// Waits for a load's fate. The turns are held until then, whatever becomes of the session.
     pub(in crate::dml) async fn committed_with_turns(
-        fate: oneshot::Receiver<Fate>,
+        fate: oneshot::Receiver<StatementOutcome>,
         turns: TableLocks,
     ) -> Result<Epoch, DmlError> {
         let (sender, receiver) = oneshot::channel();
         tokio::spawn(async move {
-            let fate = fate.await.unwrap_or(Fate::Unknown);
+            let fate = fate.await.unwrap_or(StatementOutcome::Unknown);
             drop(turns);
             let _ = sender.send(fate);
         });
-        match receiver.await.unwrap_or(Fate::Unknown) {
-            Fate::Committed(epoch) => Ok(epoch),
-            Fate::NotCommitted => Err(DmlError::Conflict),
-            Fate::Refused(error) => Err(error.into()),
-            Fate::Unknown => Err(unknown_outcome().into()),
+        match receiver.await.unwrap_or(StatementOutcome::Unknown) {
+            StatementOutcome::Committed(epoch) => Ok(epoch),
+            StatementOutcome::NotCommitted => Err(DmlError::Conflict),
+            StatementOutcome::Refused(error) => Err(error.into()),
+            StatementOutcome::Unknown => Err(unknown_outcome().into()),
         }
     }
 }

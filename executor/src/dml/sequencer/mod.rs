@@ -29,14 +29,14 @@ use millrace_storage::JobStore;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::changelog_cache::ChangelogCache;
 use crate::error::ExecError;
-use crate::hub::DeltaHub;
 use crate::input::generated::PROCTIME;
 use crate::input::watermark::{SplitWatermark, WatermarkExpr};
 use crate::layout::RowLayout;
 use crate::memory::MemoryGovernor;
 pub use seal::SealedEpoch;
-pub(super) use state::{Fate, OnTime, Settled};
+pub(super) use state::{OnTime, Settled, StatementOutcome};
 use state::{State, Statements};
 
 /// Name of the counter that holds the next hidden row id.
@@ -48,14 +48,14 @@ pub const SINK_COUNTER: &str = "sink.";
 /// What all sequencers of a worker share: held while an epoch ends and while a transaction enters its
 /// tables, so that no epoch ends with a part of one.
 #[derive(Debug, Default)]
-pub struct Ties {
+pub struct TransactionGroups {
     groups: Mutex<u64>,
 }
 
 pub struct Sequencer {
     pub(super) job: JobId,
     generation: Generation,
-    ties: Arc<Ties>,
+    ties: Arc<TransactionGroups>,
     store: Arc<JobStore>,
     table: TableId,
     /// The primary key as errors name it.
@@ -69,7 +69,7 @@ pub struct Sequencer {
     pub(super) meta: Arc<dyn MetaService>,
     governor: Arc<MemoryGovernor>,
     /// Where its committed changes are kept for a while.
-    hub: Arc<DeltaHub>,
+    changelogs: Arc<ChangelogCache>,
     /// Bytes of statements an open epoch may hold before further ones wait.
     limit: usize,
     /// Bytes of change kept for the ring.
@@ -86,8 +86,8 @@ pub struct Sequencer {
 pub struct Common {
     pub meta: Arc<dyn MetaService>,
     pub governor: Arc<MemoryGovernor>,
-    pub hub: Arc<DeltaHub>,
-    pub ties: Arc<Ties>,
+    pub changelogs: Arc<ChangelogCache>,
+    pub ties: Arc<TransactionGroups>,
 }
 
 /// Bounds of a sequencer.
@@ -105,7 +105,7 @@ impl Sequencer {
         common: Common,
         limits: Limits,
     ) -> Result<Sequencer, ExecError> {
-        let Common { meta, governor, hub, ties } = common;
+        let Common { meta, governor, changelogs, ties } = common;
         let layout = RowLayout::of_relation(relation)?;
         if layout.storage != RowStorage::Keyed {
             return Err(ExecError::internal("a table whose rows have no key"));
@@ -129,7 +129,7 @@ impl Sequencer {
                 .zip(WatermarkExpr::of(relation)?),
             meta,
             governor,
-            hub,
+            changelogs,
             limit: limits.statement_bytes,
             delta_limit: limits.delta_bytes,
             turn: Arc::default(),

@@ -8,9 +8,9 @@ use millrace_rpc::version::{ColumnWatermark, CommitGroup, GroupMember, RunMeta, 
 use millrace_storage::MemRun;
 
 use super::state::State;
-use super::{Fate, ROW_ID_COUNTER, Sequencer};
+use super::{ROW_ID_COUNTER, Sequencer, StatementOutcome};
+use crate::changelog_cache::HubChunk;
 use crate::error::ExecError;
-use crate::hub::HubChunk;
 
 /// A sealed epoch of a table, to be made durable.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Sequencer {
         }
         drop(state);
         crash::point("dml-before-acknowledge");
-        statements.conclude(Fate::Committed(epoch));
+        statements.conclude(StatementOutcome::Committed(epoch));
     }
 
     /// The oldest sealed epoch is void in the log. Later ones are built on it.
@@ -155,7 +155,11 @@ impl Sequencer {
         };
         self.ended.cancel();
         for (statements, handed_over) in in_flight {
-            statements.conclude(if handed_over { Fate::Unknown } else { not_committed(reason) });
+            statements.conclude(if handed_over {
+                StatementOutcome::Unknown
+            } else {
+                not_committed(reason)
+            });
         }
         open.conclude(not_committed(reason));
     }
@@ -196,11 +200,11 @@ fn failed_member() -> ExecError {
 
 /// What became of statements that a failed job leaves uncommitted: a store that has no space, refuses
 /// or does not answer would do the same to the next attempt; anything else is worth one.
-fn not_committed(reason: Option<&SqlError>) -> Fate {
+fn not_committed(reason: Option<&SqlError>) -> StatementOutcome {
     const TOLD: [SqlState; 3] =
         [SqlState::DISK_FULL, SqlState::IO_ERROR, SqlState::INSUFFICIENT_PRIVILEGE];
     match reason {
-        Some(error) if TOLD.contains(&error.state) => Fate::Refused(error.clone()),
-        _ => Fate::NotCommitted,
+        Some(error) if TOLD.contains(&error.state) => StatementOutcome::Refused(error.clone()),
+        _ => StatementOutcome::NotCommitted,
     }
 }

@@ -10,14 +10,14 @@ use millrace_storage::TableWriter;
 use tokio::sync::oneshot;
 
 use super::{SealedEpoch, Sequencer};
+use crate::changelog_cache::HubChunk;
 use crate::dml::{DmlError, SinkMark};
-use crate::hub::HubChunk;
 use crate::input::watermark::SplitWatermark;
 use crate::memory::Reservation;
 
 /// What became of an epoch.
 #[derive(Clone, Debug)]
-pub(in crate::dml) enum Fate {
+pub(in crate::dml) enum StatementOutcome {
     Committed(Epoch),
     /// Provably not in the log.
     NotCommitted,
@@ -26,10 +26,10 @@ pub(in crate::dml) enum Fate {
     Unknown,
 }
 
-type Waiter = oneshot::Sender<Fate>;
+type Waiter = oneshot::Sender<StatementOutcome>;
 
 /// The epoch at which everything so far is committed, or where to wait for it.
-pub(in crate::dml) type Settled = Result<Epoch, oneshot::Receiver<Fate>>;
+pub(in crate::dml) type Settled = Result<Epoch, oneshot::Receiver<StatementOutcome>>;
 
 /// Statements of one epoch.
 #[derive(Default)]
@@ -53,7 +53,7 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    pub(super) fn conclude(self, fate: Fate) {
+    pub(super) fn conclude(self, fate: StatementOutcome) {
         for waiter in self.waiters {
             // A session that went away does not wait.
             let _ = waiter.send(fate.clone());

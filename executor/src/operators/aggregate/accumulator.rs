@@ -17,10 +17,10 @@ use millrace_common::SqlError;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_graph::AggCall;
 
-use super::collected::Collected;
-use super::exact::ExactSums;
+use super::exact_aggregates::ExactSums;
 use super::extreme::Extreme;
 use super::float_sum::FloatSums;
+use super::ordered_entries::Collected;
 use crate::error::ExecError;
 use crate::state::Slot;
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
 use arrow::compute::{SortOptions, cast};
 use arrow::datatypes::{DataType, Int64Type};
+use millrace_common::fault_injection::is_planted;
 use millrace_common::keys::KeyCodec;
-use millrace_common::planted::is_planted;
 
 use super::accumulator::Rows;
 use crate::error::ExecError;

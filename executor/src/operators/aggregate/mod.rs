@@ -16,11 +16,11 @@
 //! early emission does not show it yet: it is emitted with the barrier.
 
 mod accumulator;
-mod collected;
-mod exact;
+mod exact_aggregates;
 mod extreme;
 mod float_sum;
 mod number;
+mod ordered_entries;
 mod values;
 
 use std::sync::Arc;
@@ -36,8 +36,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::access::RetentionBy;
 use millrace_common::delta::take_rows;
+use millrace_common::fault_injection::is_planted;
 use millrace_common::keys::KeyCodec;
-use millrace_common::planted::is_planted;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_storage::{Found, MemRun};

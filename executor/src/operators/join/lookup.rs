@@ -210,7 +210,7 @@ impl Remembering {
     }
 
     /// The epoch's left changes.
-    async fn settle(&mut self, out: &mut Output) -> Result<(), ExecError> {
+    async fn update_match_status(&mut self, out: &mut Output) -> Result<(), ExecError> {
         let pending = std::mem::take(&mut self.pending);
         self.pending_bytes = 0;
         if pending.is_empty() {
@@ -446,7 +446,7 @@ impl Operator for Remembering {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            self.settle(out).await?;
+            self.update_match_status(out).await?;
             self.join.barrier(out).await
         }
         .boxed()

@@ -7,7 +7,7 @@
 //!
 //! Pairs are the bilinear part. What outer, semi, anti and mark joins add is a function of one row of
 //! a *preserved* side and whether it has matches: NULL-padded where there are none, the row itself
-//! where there are (semi) or are none (anti), the row with its mark. Invariant: `Mark::emitted` (and
+//! where there are (semi) or are none (anti), the row with its mark. Invariant: `MatchState::emitted` (and
 //! `emitted_as`) is exactly what this function has contributed for the row so far; at the barrier every row
 //! whose weight, or whose matches, have changed is settled: old out, new in, only if different. Whether a row has
 //! matches is its key's total weight on the other side, or with a residual the row's own *degree*, the
@@ -22,11 +22,11 @@
 //! are kept and not paired.
 
 mod clean;
-mod early;
+mod early_flush;
 mod intake;
 pub mod lookup;
+mod match_status;
 mod pairs;
-mod settle;
 mod side;
 
 use std::collections::{HashMap, VecDeque};
@@ -37,12 +37,12 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
-use millrace_common::planted::is_planted;
+use millrace_common::fault_injection::is_planted;
 use millrace_graph::JoinKind;
 use millrace_storage::{Found, MemRun};
 
 use self::clean::Cleaning;
-use self::early::Relief;
+use self::early_flush::FlushThresholds;
 use self::pairs::{Condition, Matched, PairColumns, Pairs};
 use self::side::{END, List, Side};
 use super::{Env, Limits};
@@ -119,9 +119,9 @@ pub struct HashJoin {
     entries: Vec<Entry>,
     gate: KeyGate,
     fetches: Fetches<Request>,
-    /// Reads of stored rows, by side: relief is under way.
+    /// Reads of stored rows, by side: an early flush is under way.
     relieving: Fetches<usize>,
-    relief: Relief,
+    early_flush: FlushThresholds,
     /// The chunk being paired; while there is one nothing else is taken in.
     work: Option<Work>,
     /// Chunks that wait for it, with their rows' slots, in order.
@@ -207,7 +207,10 @@ impl HashJoin {
             gate: KeyGate::new(),
             fetches: Fetches::default(),
             relieving: Fetches::default(),
-            relief: Relief::new(env.options.group_change_bytes, env.options.cache_bytes),
+            early_flush: FlushThresholds::new(
+                env.options.group_change_bytes,
+                env.options.cache_bytes,
+            ),
             work: None,
             inbox: VecDeque::new(),
             pairs: Pairs::default(),
@@ -230,7 +233,7 @@ impl HashJoin {
         !self.is_busy() && self.gate.is_empty() && self.fetches.is_empty()
     }
 
-    /// No row has marks: its own state is not needed to know what it adds.
+    /// No row has a match state: its own state is not needed to know what it adds.
     fn is_inner(&self) -> bool {
         self.kind == JoinKind::Inner || self.is_lookup
     }
@@ -611,7 +614,7 @@ impl Operator for HashJoin {
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             debug_assert!(self.is_idle() && self.relieving.is_empty());
-            self.settle(out)?;
+            self.update_match_status(out)?;
             for side in &mut self.sides {
                 side.flush()?;
                 side.compact()?;
@@ -654,12 +657,12 @@ fn preserved(kind: JoinKind) -> [bool; 2] {
 }
 
 fn add_degree(side: &mut Side, node: u32, weight: i64, is_match: bool) {
-    let mark = &mut side.marks[node as usize];
+    let mark = &mut side.match_states[node as usize];
     if is_match { mark.degree += weight } else { mark.unknown += weight }
 }
 
 fn touch_row(side: &mut Side, touched: &mut Vec<u32>, node: u32) {
-    let mark = &mut side.marks[node as usize];
+    let mark = &mut side.match_states[node as usize];
     if !mark.touched {
         mark.touched = true;
         touched.push(node);

@@ -8,7 +8,7 @@
 //! Stored: `join key | identity → row`. Append: identity is a sequence, written at once. Multiset: the
 //! whole row, weights written at once and added up by the store. Keyed: the unique key; within an
 //! epoch +new may overtake −old of one key, so changes are consolidated and written at the barrier
-//! (at once where the join's inputs are append-only; in part earlier where they are many, see [`super::early`]).
+//! (at once where the join's inputs are append-only; in part earlier where they are many, see [`super::early_flush`]).
 //!
 //! Rows that only add may be written without their key's rows being in memory (read avoidance);
 //! retractions, and everything on a Keyed side that may retract, need them there: the store hides
@@ -28,7 +28,7 @@ use millrace_rpc::catalog::RowStorage;
 use millrace_storage::Lookup;
 
 use super::super::aggregate::differ;
-use super::early::{ByKey, Held};
+use super::early_flush::{ByKey, Held};
 use crate::error::ExecError;
 use crate::operators::Env;
 use crate::sequence::ArrivalSequence;
@@ -52,7 +52,7 @@ pub struct Node {
 
 /// What has been emitted for a row of a preserved side.
 #[derive(Clone, Copy, Default)]
-pub struct Mark {
+pub struct MatchState {
     /// Weight of matching rows of the other side (with a residual).
     pub degree: i64,
     /// Weight of rows for which the match is unknown (null-aware).
@@ -89,7 +89,7 @@ pub struct Side {
     pub arena: RowArena,
     pub nodes: Vec<Node>,
     /// Parallel to `nodes` on a preserved side.
-    pub marks: Vec<Mark>,
+    pub match_states: Vec<MatchState>,
     free: u32,
     preserved: bool,
     storage: RowStorage,
@@ -133,7 +133,7 @@ impl Side {
             table,
             arena: RowArena::new(super::super::nullable(schema)),
             nodes: Vec::new(),
-            marks: Vec::new(),
+            match_states: Vec::new(),
             free: END,
             preserved,
             storage: side.storage,
@@ -161,13 +161,15 @@ impl Side {
     }
 
     pub fn row_bytes(&self) -> usize {
-        NODE_BYTES + self.arena.row_bytes() + if self.preserved { size_of::<Mark>() } else { 0 }
+        NODE_BYTES
+            + self.arena.row_bytes()
+            + if self.preserved { size_of::<MatchState>() } else { 0 }
     }
 
     pub fn memory_size(&self) -> usize {
         self.arena.bytes()
             + self.nodes.capacity() * NODE_BYTES
-            + self.marks.capacity() * size_of::<Mark>()
+            + self.match_states.capacity() * size_of::<MatchState>()
             + self.pending_bytes
     }
 
@@ -298,7 +300,7 @@ impl Side {
         let id = if self.free == END {
             self.nodes.push(node);
             if self.preserved {
-                self.marks.push(Mark::default());
+                self.match_states.push(MatchState::default());
             }
             (self.nodes.len() - 1) as u32
         } else {
@@ -306,7 +308,7 @@ impl Side {
             self.free = self.nodes[id as usize].next;
             self.nodes[id as usize] = node;
             if self.preserved {
-                self.marks[id as usize] = Mark::default();
+                self.match_states[id as usize] = MatchState::default();
             }
             id
         };

@@ -551,7 +551,7 @@ fn naive_top_n(content: &ZSet<Row>, top: &TopN) -> ZSet<Vec<String>> {
     }
     let mut result = ZSet::new();
     for rows in groups.values_mut() {
-        // Ties: by the unique key, else by the row's bytes; NULLs first, as in the encoding.
+        // TransactionGroups: by the unique key, else by the row's bytes; NULLs first, as in the encoding.
         let keyed = !top.unique_key.is_empty();
         rows.sort_by_key(|(r, _)| (order(r.1), if keyed { (None, None, None, r.3) } else { *r }));
         let (mut count, mut dense, mut rank) = (0i64, 0i64, 0i64);

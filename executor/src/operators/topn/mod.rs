@@ -21,7 +21,7 @@ use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
 use millrace_common::delta::take_rows;
-use millrace_common::planted::is_planted;
+use millrace_common::fault_injection::is_planted;
 use millrace_storage::{Found, MemRun};
 
 use self::group::{Group, Shown, Window};

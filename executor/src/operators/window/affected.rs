@@ -10,7 +10,7 @@ use millrace_functions::window_call::Reach;
 
 use super::rows::Rows;
 use super::values::Span;
-use super::{carry, sessions};
+use super::{asof_lookup, sessions};
 use crate::operators::ordered::Ranked;
 use crate::state::KeyBytes;
 
@@ -57,7 +57,7 @@ pub fn affected(
                 found.extend(changes.iter().map(around));
             }
             Reach::Shift { peers } => steps.shifted(changes, peers, &mut found),
-            Reach::Carry { place } => carry::touched(rows, changes, place, &mut found),
+            Reach::Carry { place } => asof_lookup::touched(rows, changes, place, &mut found),
             Reach::Session { gap } => sessions::touched(rows, changes, gap, &mut found),
             // Below.
             Reach::Values { .. } => {}

@@ -22,12 +22,12 @@ use millrace_functions::window_call::Reach;
 use millrace_storage::MemRun;
 
 use super::affected::Interval;
-use super::carry;
+use super::asof_lookup;
 use super::rows::Rows;
 use super::sessions::time_of;
 use crate::error::ExecError;
 use crate::operators::Env;
-use crate::operators::hold::position;
+use crate::operators::event_time_buffer::position;
 use crate::operators::ordered::Ranked;
 use crate::state::arena::new_batch;
 use crate::state::fetch::wait;
@@ -186,7 +186,7 @@ impl Closing {
     /// Rows below the watermark without the last right one. Rows without a time stay: nothing is promised of them.
     fn passed(&self, rows: &Rows, place: Place) -> Vec<Ranked> {
         let end = rows.partition_point(|r| time_of(r.order_bytes()).is_none_or(|t| t < self.bound));
-        let last = carry::right_before(rows, end, place);
+        let last = asof_lookup::right_before(rows, end, place);
         let passed = rows.range(0..end).enumerate();
         let goes = |(i, row): &(usize, &Ranked)| *i != last && time_of(row.order_bytes()).is_some();
         passed.filter(goes).map(|(_, row)| row.clone()).collect()

@@ -18,7 +18,7 @@ use millrace_functions::window_call::{Reach, compile};
 
 use super::rows::Rows;
 use super::values::Span;
-use super::{carry, sessions};
+use super::{asof_lookup, sessions};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::operators::expr::sql_error;
@@ -128,7 +128,7 @@ impl Calls {
                 }
                 Reach::Shift { .. } => (range.start, range.end),
                 Reach::Carry { place } => {
-                    (carry::right_before(rows, range.start, place), range.end)
+                    (asof_lookup::right_before(rows, range.start, place), range.end)
                 }
                 Reach::Session { gap } => sessions::around(rows, range.clone(), gap),
                 Reach::Values { .. } => {
@@ -207,7 +207,7 @@ fn carried(
     place: Place,
     arena: &RowArena,
 ) -> Result<Context, ExecError> {
-    let right = carry::right_before(rows, range.start, place);
+    let right = asof_lookup::right_before(rows, range.start, place);
     let right = (right < range.start).then(|| rows.get(right)).flatten();
     let mut refs: Vec<RowRef> = right.iter().map(|r| r.at).collect();
     let skip = refs.len();

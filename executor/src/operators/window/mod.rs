@@ -11,7 +11,7 @@
 //! rows as they were at the last barrier.
 
 mod affected;
-mod carry;
+mod asof_lookup;
 mod closing;
 mod evaluate;
 mod rows;
@@ -191,7 +191,7 @@ impl WindowOperator {
     }
 
     /// The epoch's changes: written, and what follows from them emitted.
-    fn settle(&mut self, out: &mut Output) -> Result<(), ExecError> {
+    fn emit_deltas(&mut self, out: &mut Output) -> Result<(), ExecError> {
         let mut changes: Vec<((Slot, KeyBytes), Change)> = self.pending.drain().collect();
         changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         self.order.write(&changes, &self.keys, &self.arena, self.table.as_mut())?;
@@ -461,7 +461,7 @@ impl Operator for WindowOperator {
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             debug_assert!(self.fetches.is_empty());
-            self.settle(out)?;
+            self.emit_deltas(out)?;
             self.close().await?;
             self.sweep()?;
             self.compact()?;

@@ -21,7 +21,7 @@ use millrace_graph::{
     Fragment, FragmentOutput, JobGraph, Node, Operator as Op, RelationLayout, StateTable,
 };
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
-use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob, Verdict};
+use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
 use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, StatementId, VersionEdit};
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{ScanOptions, StateStore, StoreOptions};
@@ -97,7 +97,7 @@ impl FakeMeta {
         let worker = self.worker();
         let commit = worker.cut(id, generation, Cut { epoch }).await?;
         let committed = self.fold(id, &commit);
-        worker.concluded(id, generation, Verdict::Committed(committed)).await;
+        worker.commit_epoch(id, generation, CommitOutcome::Committed(committed)).await;
         Ok(commit)
     }
 }

@@ -196,7 +196,7 @@ async fn calls_of_another_generation_are_refused() {
     let epoch = Epoch(c.version(t).epoch);
     assert!(c.worker.cut(v, Generation(1), Cut { epoch }).await.is_err());
     c.worker.stop_job(v, Generation(1)).await;
-    c.worker.concluded(v, Generation(1), Verdict::Void).await;
+    c.worker.commit_epoch(v, Generation(1), CommitOutcome::Void).await;
     c.follow(v, t).await;
     assert_eq!(c.rows(v).await, [(1, 1, 1)]);
 }

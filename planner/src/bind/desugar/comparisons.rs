@@ -5,7 +5,7 @@ use sqlparser::ast::*;
 
 use super::calls::unnamed_arguments;
 use super::ops::{Op, binary, call, negate_if, ours, take};
-use crate::bind::places;
+use crate::bind::operator_spans;
 
 /// What a comparison becomes; `None`: it stays as it is.
 pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
@@ -73,7 +73,7 @@ pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
             return Ok(None);
         }
         Expr::BinaryOp { left, op, right } => match (row_items(left), row_items(right)) {
-            (Some(a), Some(b)) => match compare_rows(&a, &places::split(op).0, &b)? {
+            (Some(a), Some(b)) => match compare_rows(&a, &operator_spans::split(op).0, &b)? {
                 Some(new) => new,
                 None => return Ok(None),
             },

@@ -22,8 +22,8 @@ use millrace_common::{SqlError, SqlState, SqlType};
 use sqlparser::ast::*;
 
 use super::SessionInfo;
+use super::clause_expressions::change_own;
 use super::names::name_items;
-use super::own::change_own;
 use super::predicates::{spell_out_filter, spell_out_predicates};
 use crate::parser::walk;
 pub(super) use comparisons::row_items;
@@ -217,7 +217,7 @@ impl VisitorMut for Desugar<'_> {
         }
         // Before its operands are rewritten, which loses their places.
         if let Expr::BinaryOp { left, op, .. } = expr {
-            super::places::note(op, left);
+            super::operator_spans::note(op, left);
         }
         if let Expr::Function(f) = expr {
             super::filters::guard(f);

@@ -7,7 +7,7 @@ use datafusion::common::{Column, Result};
 use datafusion::logical_expr::{Expr, Join, LogicalPlan, LogicalPlanBuilder};
 use millrace_functions::tree::{Walk, WalkPlan};
 
-use crate::bind::levels;
+use crate::bind::outer_references;
 use crate::bind::provider::columns_of;
 
 /// The start of numbered names that no column of a join's sides has: the given one and, where there are such already, one
@@ -42,7 +42,7 @@ pub fn with_own(
     let left = under(&join.left, &names)?;
     let width = source.schema().fields().len().min(names.len());
     let source = under(source, &names[..width]).unwrap_or_else(|_| left.clone());
-    let right = levels::renamed(join.right.as_ref().clone(), &names)?;
+    let right = outer_references::renamed(join.right.as_ref().clone(), &names)?;
     let filter = join.filter.clone().map(|f| renamed(f, &names)).transpose()?;
     let join = Join { left: Arc::new(left), right: Arc::new(right), filter, ..join.clone() };
     let Some(plan) = way(&join, &source)? else { return Ok(None) };

@@ -10,7 +10,7 @@ use millrace_common::{SqlError, SqlType};
 use millrace_functions::error::external;
 use millrace_functions::tree::Walk;
 use millrace_functions::types::type_name;
-use millrace_functions::{call, farthest, functions};
+use millrace_functions::{call, functions, greatest_least};
 
 use super::coercion::{as_text, cast_expr};
 use super::comparison::is_char;
@@ -82,7 +82,7 @@ impl OperatorPlanner {
                     args = spliced(args);
                 }
                 let common = args.first().and_then(|a| a.get_type(schema).ok());
-                let name = common.and_then(|t| farthest::name_for(name, &t)).unwrap_or(name);
+                let name = common.and_then(|t| greatest_least::name_for(name, &t)).unwrap_or(name);
                 let function = functions()
                     .scalar(name)
                     .ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
@@ -192,7 +192,9 @@ fn spliced(args: Vec<Expr>) -> Vec<Expr> {
 /// Carries the arguments of a call to where it is resolved; never in a plan.
 fn argument_list() -> Arc<ScalarUDF> {
     static CARRIER: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(CARRIER.get_or_init(|| millrace_functions::missing::missing_function(LIST)))
+    Arc::clone(
+        CARRIER.get_or_init(|| millrace_functions::undefined_function::missing_function(LIST)),
+    )
 }
 
 pub(super) fn arguments_of(list: Expr) -> Vec<Expr> {

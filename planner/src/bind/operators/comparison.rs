@@ -6,7 +6,7 @@ use datafusion::logical_expr::{BinaryExpr, Expr, ExprSchemable, Operator, lit};
 use millrace_common::SqlType;
 use millrace_common::types::CHAR_LENGTH;
 use millrace_functions::error::external;
-use millrace_functions::{elements, functions};
+use millrace_functions::{byte_order, functions};
 
 use super::coercion::cast_expr;
 use super::{OperatorPlanner, describe, is_text, no_operator, type_of};
@@ -33,7 +33,7 @@ impl OperatorPlanner {
             }
             // A NULL element is greater than all others; equal intervals may have other parts.
             (DataType::List(item), DataType::List(_))
-                if (ordered || (by_value && elements::by_value(item.data_type())))
+                if (ordered || (by_value && byte_order::by_value(item.data_type())))
                     && let Some(order) = functions().scalar("array_cmp") =>
             {
                 return Ok(to_zero(order.call(vec![left, right])));

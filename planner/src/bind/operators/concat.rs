@@ -4,10 +4,10 @@ use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::Expr;
 use millrace_common::SqlType;
-use millrace_functions::bounded::text_concat;
 use millrace_functions::call;
 use millrace_functions::error::external;
 use millrace_functions::functions;
+use millrace_functions::size_limits::text_concat;
 
 use super::coercion::cast_expr;
 use super::{OperatorPlanner, Seen, describe, is_text, no_operator};

@@ -26,8 +26,8 @@ use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::BinaryOperator;
 
 use super::desugar::Op;
+use super::operator_spans;
 use super::outer_names::TakenForColumns;
-use super::places;
 use super::zones::Zones;
 use calls::arguments_of;
 use coercion::placeholder;
@@ -100,9 +100,9 @@ impl ExprPlanner for OperatorPlanner {
     ) -> Result<PlannerResult<RawBinaryExpr>> {
         interrupt::check().map_err(external)?;
         let RawBinaryExpr { op, left, right } = expr;
-        let (op, after) = places::split(&op);
+        let (op, after) = operator_spans::split(&op);
         let raw = RawBinaryExpr { op, left, right };
-        self.plan(raw, schema).map_err(|e| places::placed(e, after))
+        self.plan(raw, schema).map_err(|e| operator_spans::placed(e, after))
     }
 
     /// `name.field` where a column has the name: no column has fields here, so that it is not what is meant.

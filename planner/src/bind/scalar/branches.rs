@@ -8,12 +8,12 @@ use datafusion::common::Result;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::logical_expr::expr::Case;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Operator};
-use millrace_functions::single::single;
+use millrace_functions::scalar_subquery_check::scalar_subquery_check;
 use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::{Joined, first_row, gathered, is_one_row};
 use crate::bind::lateral;
-use crate::bind::levels::subquery_of;
+use crate::bind::outer_references::subquery_of;
 
 /// Where in the CASEs of an expression a subquery stands.
 #[derive(Clone, Default)]

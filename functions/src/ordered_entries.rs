@@ -97,7 +97,7 @@ pub enum Nulls {
 
 /// What columns are ordered by, where it is not their own bytes.
 pub fn order_keys(columns: &[ArrayRef]) -> Result<Vec<ArrayRef>, SqlError> {
-    super::elements::comparable(columns)
+    super::byte_order::comparable(columns)
 }
 
 /// An entry for each row; `value` and `separator` are texts.

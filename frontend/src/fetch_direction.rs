@@ -5,7 +5,7 @@ use std::ops::Range;
 use sqlparser::ast::{FetchDirection, Value, ValueWithSpan};
 use sqlparser::tokenizer::{Token, TokenWithSpan};
 
-use crate::words::is_word;
+use crate::word_reader::is_word;
 
 /// Which of a statement's tokens say its direction, and what they say. `None`: no FETCH or MOVE, or one whose
 /// direction the parser knows.

@@ -97,16 +97,16 @@ impl Ring {
 
 /// The rings of all relations of the worker.
 #[derive(Debug)]
-pub struct DeltaHub {
+pub struct ChangelogCache {
     rings: Mutex<HashMap<RelationId, Ring>>,
     budget: usize,
     governor: Arc<MemoryGovernor>,
 }
 
-impl DeltaHub {
+impl ChangelogCache {
     /// `budget`: bytes one relation's ring may hold.
-    pub fn new(budget: usize, governor: Arc<MemoryGovernor>) -> DeltaHub {
-        DeltaHub { rings: Mutex::default(), budget, governor }
+    pub fn new(budget: usize, governor: Arc<MemoryGovernor>) -> ChangelogCache {
+        ChangelogCache { rings: Mutex::default(), budget, governor }
     }
 
     /// An empty ring that will hold every change after `from`.
@@ -176,26 +176,26 @@ mod tests {
 
     #[test]
     fn answers_a_span_exactly_or_not_at_all() {
-        let hub = DeltaHub::new(10_000, MemoryGovernor::new(1 << 30));
-        assert!(hub.get(R, Epoch(0), Epoch(9)).is_none());
-        hub.open(R, Epoch(10));
-        assert!(hub.get(R, Epoch(9), Epoch(20)).is_none());
-        assert!(hub.get(R, Epoch(10), Epoch(20)).unwrap().is_empty());
+        let changelogs = ChangelogCache::new(10_000, MemoryGovernor::new(1 << 30));
+        assert!(changelogs.get(R, Epoch(0), Epoch(9)).is_none());
+        changelogs.open(R, Epoch(10));
+        assert!(changelogs.get(R, Epoch(9), Epoch(20)).is_none());
+        assert!(changelogs.get(R, Epoch(10), Epoch(20)).unwrap().is_empty());
         for epoch in [12, 14, 16] {
-            hub.put(R, Epoch(epoch), Some(vec![chunk(4, |_| 0)]));
+            changelogs.put(R, Epoch(epoch), Some(vec![chunk(4, |_| 0)]));
         }
         let epochs = |from, to| {
-            let got = hub.get(R, Epoch(from), Epoch(to)).unwrap();
+            let got = changelogs.get(R, Epoch(from), Epoch(to)).unwrap();
             got.iter().map(|d| d.epoch.0).collect::<Vec<_>>()
         };
         assert_eq!(epochs(10, 20), [12, 14, 16]);
         assert_eq!(epochs(12, 14), [14]);
         // A large change pushes older ones out; one too large empties the ring.
-        hub.put(R, Epoch(18), Some(vec![chunk(990, |_| 0)]));
-        assert!(hub.get(R, Epoch(10), Epoch(18)).is_none());
+        changelogs.put(R, Epoch(18), Some(vec![chunk(990, |_| 0)]));
+        assert!(changelogs.get(R, Epoch(10), Epoch(18)).is_none());
         assert_eq!(epochs(16, 18), [18]);
-        hub.put(R, Epoch(20), Some(vec![chunk(90_000, |_| 0)]));
-        assert!(hub.get(R, Epoch(18), Epoch(20)).is_none());
+        changelogs.put(R, Epoch(20), Some(vec![chunk(90_000, |_| 0)]));
+        assert!(changelogs.get(R, Epoch(18), Epoch(20)).is_none());
         assert!(epochs(20, 30).is_empty());
     }
 

@@ -8,7 +8,7 @@ use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::{ColumnOption, Expr, Query, Spanned, Visitor};
 use sqlparser::tokenizer::Location;
 
-use super::misplaced::{self, Misplaced};
+use super::misplaced_calls::{self, Misplaced};
 use super::names::fold;
 use super::table_functions;
 use crate::ast::TableDefinition;
@@ -71,7 +71,7 @@ impl Visitor for First {
     fn post_visit_expr(&mut self, e: &Expr) -> ControlFlow<Box<Misplaced>> {
         let Expr::Function(f) = e else { return ControlFlow::Continue(()) };
         let among = format!("{}s", self.kept.noun());
-        if let Some(found) = misplaced::in_clause(f, &among) {
+        if let Some(found) = misplaced_calls::in_clause(f, &among) {
             return ControlFlow::Break(Box::new(found));
         }
         let name = f.name.0.last().and_then(|p| p.as_ident()).map(fold).unwrap_or_default();
@@ -80,7 +80,7 @@ impl Visitor for First {
         }
         let message = format!("set-returning functions are not allowed in {among}");
         let error = SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message);
-        ControlFlow::Break(Box::new(Misplaced { error, at: misplaced::start(f) }))
+        ControlFlow::Break(Box::new(Misplaced { error, at: misplaced_calls::start(f) }))
     }
 }
 

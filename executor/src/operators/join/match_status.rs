@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanArray, Int64Array};
 use millrace_common::DeltaChunk;
-use millrace_common::planted::is_planted;
+use millrace_common::fault_injection::is_planted;
 use millrace_graph::JoinKind;
 
 use super::pairs::{Matched, PairColumns, Pairs, padded};
-use super::side::{END, Mark};
+use super::side::{END, MatchState};
 use super::{HashJoin, add_degree};
 use crate::error::ExecError;
 use crate::operator::Output;
@@ -20,7 +20,7 @@ use crate::state::arena::{RowRef, new_batch};
 struct Emission {
     rows: Vec<RowRef>,
     weights: Vec<i64>,
-    marks: Vec<Option<bool>>,
+    match_states: Vec<Option<bool>>,
 }
 
 impl Emission {
@@ -28,7 +28,7 @@ impl Emission {
         if weight != 0 {
             self.rows.push(row);
             self.weights.push(weight);
-            self.marks.push(mark);
+            self.match_states.push(mark);
         }
     }
 }
@@ -48,7 +48,7 @@ fn contribution(kind: JoinKind, weight: i64, matched: bool, unknown: bool) -> (i
 
 impl HashJoin {
     /// Emits old → new for everything touched since the last time.
-    pub(super) fn settle(&mut self, out: &mut Output) -> Result<(), ExecError> {
+    pub(super) fn update_match_status(&mut self, out: &mut Output) -> Result<(), ExecError> {
         let mut emissions: [Emission; 2] = Default::default();
         for slot in std::mem::take(&mut self.touched_keys) {
             self.entries[slot as usize].touched = false;
@@ -68,7 +68,7 @@ impl HashJoin {
         for side in 0..2 {
             let mut gone = Vec::new();
             for node in std::mem::take(&mut self.touched_rows[side]) {
-                self.sides[side].marks[node as usize].touched = false;
+                self.sides[side].match_states[node as usize].touched = false;
                 self.settle_row(side, node, &mut emissions[side]);
                 if self.sides[side].nodes[node as usize].weight == 0 {
                     gone.push(node);
@@ -88,7 +88,7 @@ impl HashJoin {
     /// The contribution of a row as things are.
     fn wanted(&self, side: usize, node: u32) -> (i64, Option<bool>) {
         let row = &self.sides[side].nodes[node as usize];
-        let mark = &self.sides[side].marks[node as usize];
+        let mark = &self.sides[side].match_states[node as usize];
         let matched = match self.condition {
             Some(_) => mark.degree > 0,
             None => self.entries[row.slot as usize].sides[1 - side].total > 0,
@@ -106,7 +106,7 @@ impl HashJoin {
         {
             return;
         }
-        let mark = &mut self.sides[side].marks[node as usize];
+        let mark = &mut self.sides[side].match_states[node as usize];
         if mark.emitted_as == as_mark {
             emission.push(at, weight - mark.emitted, as_mark);
         } else {
@@ -139,9 +139,10 @@ impl HashJoin {
         if emission.rows.is_empty() {
             return Ok(());
         }
-        let Emission { rows, weights, marks } = std::mem::take(emission);
+        let Emission { rows, weights, match_states } = std::mem::take(emission);
         let batch = self.sides[side].arena.batch(&rows)?;
-        let columns = self.alone(side, batch.columns(), BooleanArray::from(marks), rows.len());
+        let columns =
+            self.alone(side, batch.columns(), BooleanArray::from(match_states), rows.len());
         let weights = weights.iter().any(|&w| w != 1).then(|| Int64Array::from(weights));
         out.push(DeltaChunk::new(new_batch(&self.schema, columns, rows.len())?, weights));
         Ok(())
@@ -152,7 +153,7 @@ impl HashJoin {
         &self,
         side: usize,
         columns: &[ArrayRef],
-        marks: BooleanArray,
+        match_states: BooleanArray,
         rows: usize,
     ) -> Vec<ArrayRef> {
         match self.kind {
@@ -160,8 +161,11 @@ impl HashJoin {
                 self.output.iter().map(|&c| Arc::clone(&columns[c])).collect()
             }
             JoinKind::LeftMark => {
-                let marks: ArrayRef = Arc::new(marks);
-                self.output.iter().map(|&c| Arc::clone(columns.get(c).unwrap_or(&marks))).collect()
+                let match_states: ArrayRef = Arc::new(match_states);
+                self.output
+                    .iter()
+                    .map(|&c| Arc::clone(columns.get(c).unwrap_or(&match_states)))
+                    .collect()
             }
             _ => padded(side, columns, self.left_width, &self.output, &self.schema, rows),
         }
@@ -175,8 +179,8 @@ impl HashJoin {
         out: &mut Output,
     ) -> Result<(), ExecError> {
         let rows = chunk.num_rows();
-        let marks = BooleanArray::from(vec![false; rows]);
-        let columns = self.alone(side, chunk.batch.columns(), marks, rows);
+        let match_states = BooleanArray::from(vec![false; rows]);
+        let columns = self.alone(side, chunk.batch.columns(), match_states, rows);
         out.push(DeltaChunk::new(new_batch(&self.schema, columns, rows)?, chunk.weights.clone()));
         Ok(())
     }
@@ -198,8 +202,8 @@ impl HashJoin {
                 let mut node = entry.sides[side].head;
                 while node != END {
                     let (emitted, emitted_as) = self.wanted(side, node);
-                    let mark = &mut self.sides[side].marks[node as usize];
-                    *mark = Mark { emitted, emitted_as, ..*mark };
+                    let mark = &mut self.sides[side].match_states[node as usize];
+                    *mark = MatchState { emitted, emitted_as, ..*mark };
                     node = self.sides[side].nodes[node as usize].next;
                 }
             }

@@ -27,12 +27,12 @@ use datafusion::physical_plan::{
 use datafusion::prelude::SessionConfig;
 use futures::{StreamExt, stream};
 use millrace_common::delta::take_rows;
-use millrace_functions::bounded;
 use millrace_functions::interrupt;
+use millrace_functions::size_limits;
 use millrace_functions::tree::Walk;
 
 use super::over;
-use super::wide::{Measured, Outcome, measured};
+use super::wide_rows::{Measured, Outcome, measured};
 
 /// Constants below this are not looked at.
 const SMALL_BYTES: usize = 16 << 10;
@@ -58,7 +58,7 @@ pub fn fitted(
     if width < SMALL_BYTES {
         return Ok((plan, context));
     }
-    let rows = (bounded::most_bytes() / width).max(1);
+    let rows = (size_limits::most_bytes() / width).max(1);
     match rows < context.session_config().batch_size() {
         true => with_rows(plan, &context, rows),
         false => Ok((plan, context)),
@@ -82,7 +82,7 @@ pub fn narrower(
 
 fn is_too_large(e: &DataFusionError) -> bool {
     match e.find_root() {
-        DataFusionError::External(e) => bounded::is_too_large(e.as_ref()),
+        DataFusionError::External(e) => size_limits::is_too_large(e.as_ref()),
         _ => false,
     }
 }

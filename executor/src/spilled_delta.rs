@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use arrow::array::BinaryArray;
-use millrace_common::planted::is_planted;
+use millrace_common::fault_injection::is_planted;
 use millrace_common::{DeltaChunk, TableId, Vnode};
 use millrace_storage::JobStore;
 use millrace_storage::stage::{Merged, Repeated, Staging};
@@ -17,18 +17,18 @@ use crate::layout::RowLayout;
 use crate::state::arena::new_batch;
 
 /// Pieces of a change, outside memory. Dropping it deletes them.
-pub(crate) struct LargeChange {
+pub(crate) struct SpilledDelta {
     layout: Arc<RowLayout>,
     staging: Staging,
 }
 
-impl LargeChange {
+impl SpilledDelta {
     pub fn begin(
         layout: &Arc<RowLayout>,
         store: &Arc<JobStore>,
         table: TableId,
-    ) -> Result<LargeChange, ExecError> {
-        Ok(LargeChange {
+    ) -> Result<SpilledDelta, ExecError> {
+        Ok(SpilledDelta {
             layout: Arc::clone(layout),
             staging: store.begin_staging(table, Repeated::Add)?,
         })
@@ -171,7 +171,7 @@ mod tests {
             append_only: false,
             marks: Vec::new(),
         });
-        let mut change = LargeChange::begin(&Arc::new(layout.unwrap()), &job, table).unwrap();
+        let mut change = SpilledDelta::begin(&Arc::new(layout.unwrap()), &job, table).unwrap();
         for (value, weight) in [(3, 1), (2, -1), (2, 1), (1, -1)] {
             change.add(&rows(value, weight)).await.unwrap();
         }

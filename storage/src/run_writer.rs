@@ -68,7 +68,7 @@ struct Unwritten {
 }
 
 /// Collects runs of any number of tables.
-pub(crate) struct RunSink {
+pub(crate) struct RunWriter {
     shared: Arc<Shared>,
     admit: Admit,
     /// The job whose delta this is, to be told that it goes on.
@@ -79,9 +79,9 @@ pub(crate) struct RunSink {
     built: Vec<Built>,
 }
 
-impl RunSink {
-    pub fn new(shared: Arc<Shared>, admit: Admit) -> RunSink {
-        RunSink {
+impl RunWriter {
+    pub fn new(shared: Arc<Shared>, admit: Admit) -> RunWriter {
+        RunWriter {
             shared,
             admit,
             job: None,
@@ -93,7 +93,7 @@ impl RunSink {
     }
 
     /// Tells the job of what has been written.
-    pub fn telling(mut self, job: &Arc<JobStore>) -> RunSink {
+    pub fn telling(mut self, job: &Arc<JobStore>) -> RunWriter {
         self.job = Some(Arc::clone(job));
         self
     }

@@ -15,7 +15,7 @@ use millrace_functions::arrays::NULL_IF;
 use millrace_functions::canonical::canonical;
 use millrace_functions::error::{external, sql_error_from_datafusion};
 use millrace_functions::tree::{Walk, WalkPlan};
-use millrace_functions::{elements, functions, quantified};
+use millrace_functions::{byte_order, functions, quantified};
 
 /// Writes out the comparisons of a plan, those of its subqueries too.
 pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
@@ -53,7 +53,7 @@ fn is_concerned(e: &Expr) -> bool {
 fn written_out(e: &Expr, schema: &DFSchema) -> Result<Option<Expr>> {
     let by_value = |e: &Expr| {
         let t = e.get_type(schema)?;
-        Ok::<_, datafusion::error::DataFusionError>(!t.is_nested() && elements::by_value(&t))
+        Ok::<_, datafusion::error::DataFusionError>(!t.is_nested() && byte_order::by_value(&t))
     };
     Ok(match e {
         Expr::InList(InList { expr, list, negated }) if by_value(expr)? => {

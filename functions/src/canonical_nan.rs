@@ -14,19 +14,19 @@ use millrace_common::keys::with_one_nan;
 const NAMES: [&str; 5] = ["log2", "power", "array_distance", "inner_product", "cosine_distance"];
 
 /// The form of a function that returns no other NaN, where it needs one.
-pub fn settled(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
+pub fn with_canonical_nan(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
     match NAMES.contains(&udf.name()) {
-        true => Arc::new(ScalarUDF::from(Settled { inner: udf })),
+        true => Arc::new(ScalarUDF::from(CanonicalNan { inner: udf })),
         false => udf,
     }
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Settled {
+struct CanonicalNan {
     inner: Arc<ScalarUDF>,
 }
 
-impl ScalarUDFImpl for Settled {
+impl ScalarUDFImpl for CanonicalNan {
     fn name(&self) -> &str {
         self.inner.name()
     }

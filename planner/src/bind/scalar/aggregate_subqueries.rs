@@ -23,7 +23,7 @@ use millrace_functions::error::{correlated, external};
 use millrace_functions::tree::{Walk, WalkPlan};
 
 use crate::bind::lateral::reads_outer;
-use crate::bind::levels::subquery_of;
+use crate::bind::outer_references::subquery_of;
 use crate::bind::provider::columns_of;
 
 /// How deep correlated subqueries may be nested.

@@ -19,8 +19,8 @@ use datafusion::logical_expr::{
 use datafusion::physical_expr::PhysicalSortExpr;
 use millrace_common::SqlError;
 
-use super::asking::asking;
 use super::distinct_list;
+use super::interruptible_aggregates::interruptible_aggregates;
 use crate::error::external;
 use crate::expr::ExprRef;
 

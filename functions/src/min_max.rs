@@ -19,9 +19,9 @@ use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlType};
 
 use super::aggregates::undefined_aggregate;
+use super::byte_order::by_value;
 use super::cast::{convert, to_text};
-use super::collected::{Nulls, entries, order_keys, value_of};
-use super::elements::by_value;
+use super::ordered_entries::{Nulls, entries, order_keys, value_of};
 use crate::error::external;
 
 /// DataFusion's `min` or `max`, safe for every type; other functions as they are.

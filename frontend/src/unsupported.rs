@@ -11,7 +11,7 @@ use sqlparser::tokenizer::{Token, TokenWithSpan};
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
 use crate::session::Session;
-use crate::words::{text_of, tokens};
+use crate::word_reader::{text_of, tokens};
 
 /// The name of the call that stands for a statement which is read here, and which nobody can write.
 const MARK: &str = "#utility";
@@ -120,7 +120,7 @@ pub fn list_of_elsewhere(name: &str) -> Option<SqlError> {
 }
 
 /// What streaming databases say that PostgreSQL does not.
-fn of_elsewhere(words: &[&str]) -> Option<What> {
+fn of_other_dialects(words: &[&str]) -> Option<What> {
     let refuse = |feature: String, hint| Some(What::Refuse(feature, hint));
     match words {
         ["SHOW", list, ..] => {
@@ -144,7 +144,7 @@ fn of_elsewhere(words: &[&str]) -> Option<What> {
 }
 
 fn find(words: &[&str]) -> Option<What> {
-    if let Some(what) = of_elsewhere(words) {
+    if let Some(what) = of_other_dialects(words) {
         return Some(what);
     }
     let refuse = |feature: &str, hint| Some(What::Refuse(feature.to_owned(), hint));

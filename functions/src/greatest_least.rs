@@ -11,9 +11,9 @@ use millrace_common::SqlError;
 use millrace_common::keys::KeyCodec;
 
 use super::arrays::function;
-use super::collected::order_keys;
-use super::elements::by_value;
-use super::extremes::ARRAY_ORDER;
+use super::byte_order::by_value;
+use super::min_max::ARRAY_ORDER;
+use super::ordered_entries::order_keys;
 
 /// The functions' names, by construct; no names that SQL text can contain unquoted.
 const NAMES: [(&str, &str); 2] = [("greatest", "#greatest"), ("least", "#least")];

@@ -7,7 +7,7 @@ use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use arrow::datatypes::DataType;
 use millrace_common::{SqlError, SqlType};
 use millrace_functions::aggregate_kind::AggFunc;
-use millrace_functions::collected::build;
+use millrace_functions::ordered_entries::build;
 
 use crate::error::ExecError;
 use crate::state::Slot;

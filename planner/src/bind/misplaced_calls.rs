@@ -9,9 +9,9 @@ use millrace_functions::functions;
 use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
+use super::clause_expressions::any_own;
 use super::desugar;
 use super::names::fold;
-use super::own::any_own;
 use crate::parser::walk;
 
 /// What is wrong, and where.

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 
 use sqlparser::ast::*;
 
-use super::misplaced::is_aggregate;
+use super::misplaced_calls::is_aggregate;
 use super::names::fold;
 use super::order::unnested;
 use super::scopes::{Joined, Table, is_plain};

@@ -49,7 +49,7 @@ const SLICE: Duration = Duration::from_millis(10);
 /// How long one poll may go on before the other tasks of its thread go to another one.
 const HOLD: Duration = Duration::from_millis(50);
 /// What the other thread has for taking them: nothing says when it has.
-const HANDOVER: Duration = Duration::from_millis(1);
+const YIELD_TIME: Duration = Duration::from_millis(1);
 
 /// What a plan runs in that ends with a statement.
 pub fn context(state: &SessionState, execution: &Arc<Execution>) -> Arc<TaskContext> {
@@ -86,7 +86,7 @@ impl Drop for Before {
 }
 
 /// What a condition does before it is computed.
-fn look_up() -> Result<()> {
+fn check_cancelled() -> Result<()> {
     let held_long = TURN.with_borrow_mut(|turn| {
         let Some(turn) = turn else { return Ok(false) };
         turn.execution.check()?;
@@ -98,30 +98,30 @@ fn look_up() -> Result<()> {
     })?;
     if held_long {
         // What does not take long is over before another thread has come for the tasks.
-        busy(|| std::thread::sleep(HANDOVER));
+        busy(|| std::thread::sleep(YIELD_TIME));
     }
     Ok(())
 }
 
 /// A condition that looks up before it is computed.
 #[derive(Debug, Eq, Hash)]
-struct LooksUp {
+struct CancellableExpr {
     inner: Arc<dyn PhysicalExpr>,
 }
 
-impl PartialEq for LooksUp {
-    fn eq(&self, other: &LooksUp) -> bool {
+impl PartialEq for CancellableExpr {
+    fn eq(&self, other: &CancellableExpr) -> bool {
         self.inner.eq(&other.inner)
     }
 }
 
-impl fmt::Display for LooksUp {
+impl fmt::Display for CancellableExpr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&self.inner, f)
     }
 }
 
-impl PhysicalExpr for LooksUp {
+impl PhysicalExpr for CancellableExpr {
     fn data_type(&self, schema: &Schema) -> Result<DataType> {
         self.inner.data_type(schema)
     }
@@ -135,7 +135,7 @@ impl PhysicalExpr for LooksUp {
     }
 
     fn evaluate(&self, batch: &RecordBatch) -> Result<ColumnarValue> {
-        look_up()?;
+        check_cancelled()?;
         self.inner.evaluate(batch)
     }
 
@@ -148,7 +148,7 @@ impl PhysicalExpr for LooksUp {
         mut children: Vec<Arc<dyn PhysicalExpr>>,
     ) -> Result<Arc<dyn PhysicalExpr>> {
         let inner = children.pop().unwrap_or_else(|| self.inner.clone());
-        Ok(Arc::new(LooksUp { inner }))
+        Ok(Arc::new(CancellableExpr { inner }))
     }
 
     fn fmt_sql(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -159,13 +159,13 @@ impl PhysicalExpr for LooksUp {
 fn looks_up(filter: &JoinFilter) -> JoinFilter {
     let inner = Arc::clone(filter.expression());
     let columns = filter.column_indices().to_vec();
-    JoinFilter::new(Arc::new(LooksUp { inner }), columns, Arc::clone(filter.schema()))
+    JoinFilter::new(Arc::new(CancellableExpr { inner }), columns, Arc::clone(filter.schema()))
 }
 
 /// A condition for joins that have none.
 fn always() -> JoinFilter {
     let inner = Arc::new(Literal::new(ScalarValue::Boolean(Some(true))));
-    JoinFilter::new(Arc::new(LooksUp { inner }), vec![], Arc::new(Schema::empty()))
+    JoinFilter::new(Arc::new(CancellableExpr { inner }), vec![], Arc::new(Schema::empty()))
 }
 
 /// Whether a join shows rows of one side only, and none of them before it is through.

@@ -3,13 +3,13 @@
 //! Both write what comes into a state table `vnode | instant | other columns → row`, without reading
 //! anything, and at a barrier read the rows whose turn has come, a range of each vnode.
 //!
-//! - *Close* holds rows back. When the watermark of the column has passed a row's instant, no further
+//! - *Window close* (the event-time buffer of EMIT ON WINDOW CLOSE) holds rows back. When the watermark of the column has passed a row's instant, no further
 //!   change of it can come: what the changes net to is emitted, once. The table is cleaned by the same
-//!   watermark (`storage/src/retain.rs`), so a row that was emitted is not found again, after a restart
+//!   watermark (`storage/src/ttl_filter.rs`), so a row that was emitted is not found again, after a restart
 //!   neither.
-//! - *Expire* passes rows on, and retracts them when the epoch's wall-clock time reaches their instant.
+//! - *Upper bound* (`now() < instant`) passes rows on, and retracts them when the epoch's wall-clock time reaches their instant.
 //!   They are taken out of the table in the same epoch.
-//! - *Appear* holds rows back until the epoch's wall-clock time reaches their instant, and takes them out of the
+//! - *Lower bound* (`now() >= instant`) holds rows back until the epoch's wall-clock time reaches their instant, and takes them out of the
 //!   table then. Rows whose instant has come pass.
 //!
 //! Rows without an instant are in no window and pass no comparison with `now()`: they vanish.
@@ -37,13 +37,13 @@ const STEP: usize = 4_096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    Close,
-    Expire,
-    Appear,
+    WindowClose,
+    UpperBound,
+    LowerBound,
 }
 
 /// See the module.
-pub struct Hold {
+pub struct EventTimeBuffer {
     mode: Mode,
     column: usize,
     keys: KeyReader,
@@ -61,17 +61,17 @@ pub struct Hold {
     env: Env,
 }
 
-impl Hold {
+impl EventTimeBuffer {
     pub fn new(
         mode: Mode,
-        hold: &millrace_graph::Hold,
+        hold: &millrace_graph::EventTimeBuffer,
         input: &SchemaRef,
         env: Env,
         table: Box<dyn StateTable>,
-    ) -> Result<Hold, ExecError> {
+    ) -> Result<EventTimeBuffer, ExecError> {
         let others = (0..input.fields().len()).filter(|c| *c != hold.column);
         let columns: Vec<usize> = [hold.column].into_iter().chain(others).collect();
-        Ok(Hold {
+        Ok(EventTimeBuffer {
             mode,
             column: hold.column,
             keys: KeyReader::new(input, &columns, &hold.vnode)?,
@@ -81,8 +81,8 @@ impl Hold {
             earliest: if table.is_empty() { i64::MAX } else { i64::MIN },
             // What had its turn before a restart is below.
             done: match mode {
-                Mode::Close => table.bound().unwrap_or(i64::MIN),
-                Mode::Expire | Mode::Appear => after(env.restored),
+                Mode::WindowClose => table.bound().unwrap_or(i64::MIN),
+                Mode::UpperBound | Mode::LowerBound => after(env.restored),
             },
             table,
             bound: i64::MIN,
@@ -105,7 +105,7 @@ impl Hold {
             stays
         });
         self.earliest = earliest;
-        if self.mode == Mode::Appear {
+        if self.mode == Mode::LowerBound {
             let come = BooleanBuffer::collect_bool(times.len(), |i| {
                 times.is_valid(i) && times.value(i) < self.done
             });
@@ -161,12 +161,12 @@ impl Hold {
         if found.values.num_rows() > 0 {
             let values = found.values.with_schema(SchemaRef::clone(&self.schema))?;
             let weights = match self.mode {
-                Mode::Close => found.weights,
-                Mode::Expire | Mode::Appear => {
+                Mode::WindowClose => found.weights,
+                Mode::UpperBound | Mode::LowerBound => {
                     let minus =
                         Int64Array::from_iter_values(found.weights.values().iter().map(|w| -w));
                     self.table.write(found.keys, Some(minus.clone()), values.clone())?;
-                    if self.mode == Mode::Expire { minus } else { found.weights }
+                    if self.mode == Mode::UpperBound { minus } else { found.weights }
                 }
             };
             let chunk = DeltaChunk::new(values, Some(weights));
@@ -204,7 +204,7 @@ pub(super) fn position(vnode: Vnode, time: i64) -> Vec<u8> {
     key
 }
 
-impl Operator for Hold {
+impl Operator for EventTimeBuffer {
     fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
         let chunk = self.ahead(chunk, out)?;
         if chunk.is_empty() {
@@ -220,7 +220,7 @@ impl Operator for Hold {
         }
         let encoded = encoded.finish();
         self.table.write(encoded, chunk.weights.clone(), chunk.batch.clone())?;
-        if self.mode == Mode::Expire {
+        if self.mode == Mode::UpperBound {
             out.push(chunk);
         }
         Ok(())
@@ -228,20 +228,20 @@ impl Operator for Hold {
 
     fn watermark(&mut self, _: usize, columns: &[(usize, i64)]) {
         if let Some((_, value)) = columns.iter().find(|(c, _)| *c == self.column)
-            && self.mode == Mode::Close
+            && self.mode == Mode::WindowClose
         {
             self.bound = self.bound.max(*value);
         }
     }
 
     fn time(&mut self, epoch: Epoch) {
-        if self.mode != Mode::Close {
+        if self.mode != Mode::WindowClose {
             self.bound = self.bound.max(after(epoch));
         }
     }
 
     fn due(&self) -> Option<Epoch> {
-        let waits = self.mode != Mode::Close && self.earliest < i64::MAX;
+        let waits = self.mode != Mode::WindowClose && self.earliest < i64::MAX;
         waits.then(|| Epoch::from_millis(u64::try_from(self.earliest).unwrap_or(0).div_ceil(1_000)))
     }
 
@@ -249,7 +249,7 @@ impl Operator for Hold {
         async move {
             let moved = self.done < self.bound;
             self.advance(out).await?;
-            if self.mode != Mode::Close && moved && self.earliest <= self.done {
+            if self.mode != Mode::WindowClose && moved && self.earliest <= self.done {
                 self.find_earliest().await?;
             }
             Ok(())

@@ -24,7 +24,7 @@ use datafusion::physical_plan::{
     DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
 };
 use futures::StreamExt;
-use millrace_functions::bounded;
+use millrace_functions::size_limits;
 use millrace_functions::tree::Walk;
 
 use super::over;
@@ -58,7 +58,7 @@ impl Outcome {
 
 /// The error of a run that is too wide.
 pub fn too_wide() -> DataFusionError {
-    match bounded::check_bytes(i64::MAX) {
+    match size_limits::check_bytes(i64::MAX) {
         Err(e) => DataFusionError::External(Box::new(e)),
         Ok(()) => DataFusionError::Internal("nothing is too large".to_owned()),
     }
@@ -163,7 +163,7 @@ impl ExecutionPlan for Measured {
             let batch = batch?;
             // One row cannot be divided.
             if let Some(outcome) = outcome.as_ref().filter(|_| rows > 1)
-                && widest(batch.columns()).saturating_mul(rows) > bounded::most_bytes()
+                && widest(batch.columns()).saturating_mul(rows) > size_limits::most_bytes()
                 && outcome.begin_again()
             {
                 return Err(too_wide());

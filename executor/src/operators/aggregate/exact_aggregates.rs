@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, AsArray, BinaryBuilder, Int64Array};
 use arrow::datatypes::{DataType, Int64Type};
 use millrace_functions::aggregate_kind::AggFunc;
-use millrace_functions::exact::{Exact, ExactCall, Number, column};
+use millrace_functions::exact_aggregates::{Exact, ExactCall, Number, column};
 
 use super::accumulator::Rows;
 use crate::error::ExecError;

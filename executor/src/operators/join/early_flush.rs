@@ -1,4 +1,4 @@
-//! Large epochs in a join: writing what a Keyed side holds back, and letting go of what is pinned, before
+//! Large epochs in a join: writing what a Keyed side holds back, and unpinning entries, before
 //! the barrier.
 //!
 //! A Keyed side's changes wait for the barrier because within an epoch the new row of a key may overtake the
@@ -186,16 +186,16 @@ fn part(h: &Held, rows: Vec<u32>, weights: Vec<i64>) -> Result<Held, ExecError> 
 }
 
 /// When a join ends an epoch's part early.
-pub(super) struct Relief {
+pub(super) struct FlushThresholds {
     /// Bytes held back beyond which it does.
     held_at: usize,
     /// Bytes of the cache that could not be evicted beyond which it does.
     pinned_at: usize,
 }
 
-impl Relief {
-    pub fn new(held_at: usize, pinned_at: usize) -> Relief {
-        Relief { held_at, pinned_at }
+impl FlushThresholds {
+    pub fn new(held_at: usize, pinned_at: usize) -> FlushThresholds {
+        FlushThresholds { held_at, pinned_at }
     }
 }
 
@@ -206,12 +206,13 @@ impl HashJoin {
 
     /// Whether so much waits for the barrier that memory should not wait for it too.
     pub(super) fn wants_relief(&self) -> bool {
-        self.held_bytes() > self.relief.held_at || self.limits.pinned() > self.relief.pinned_at
+        self.held_bytes() > self.early_flush.held_at
+            || self.limits.pinned() > self.early_flush.pinned_at
     }
 
-    /// Nothing is parked, being read or half paired: asks what relief has to know.
+    /// Nothing is parked, being read or half paired: asks what the early flush has to know.
     pub(super) fn begin_relief(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        self.settle(out)?;
+        self.update_match_status(out)?;
         for port in 0..2 {
             let Some(lookup) = self.sides[port].ask_stored()? else { continue };
             match self.relieving.submit(port, lookup)? {
@@ -240,14 +241,14 @@ impl HashJoin {
         self.make_room()?;
         // What could not be helped must not be tried again and again.
         let options = &self.env.options;
-        self.relief.held_at = options.group_change_bytes.max(2 * self.held_bytes());
-        self.relief.pinned_at = options.cache_bytes.max(2 * self.limits.pinned());
+        self.early_flush.held_at = options.group_change_bytes.max(2 * self.held_bytes());
+        self.early_flush.pinned_at = options.cache_bytes.max(2 * self.limits.pinned());
         Ok(())
     }
 
     /// The epoch has ended: nothing is held back.
     pub(super) fn reset_relief(&mut self) {
         let options = &self.env.options;
-        self.relief = Relief::new(options.group_change_bytes, options.cache_bytes);
+        self.early_flush = FlushThresholds::new(options.group_change_bytes, options.cache_bytes);
     }
 }

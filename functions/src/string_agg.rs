@@ -19,7 +19,7 @@ use millrace_common::{SqlError, SqlState, SqlType};
 
 use super::aggregates::undefined_aggregate;
 use super::cast::convert;
-use super::collected::order_keys;
+use super::ordered_entries::order_keys;
 use crate::error::external;
 
 /// `string_agg(value, separator)`.

@@ -2,17 +2,17 @@
 //!
 //! What travels with the barriers is, for every relation that the job reads, how far its watermark has
 //! come. The watermark of any column anywhere in the job is a function of these alone
-//! ([`ColumnMark`]), so each task computes it for itself.
+//! ([`ColumnWatermark`]), so each task computes it for itself.
 
 use millrace_common::RelationId;
-use millrace_graph::{ColumnMark, MarkTerm};
+use millrace_graph::{ColumnWatermark, WatermarkTerm};
 
 /// A column of a relation that has a watermark.
 pub type Origin = (RelationId, usize);
 
 /// How far a watermark has come, as one task or several know it. Microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum Watermark {
     /// A split has none yet, or a first scan is under way: nothing is promised.
     Unknown,
     /// The least over the splits that are not idle.
@@ -21,38 +21,40 @@ pub enum Mark {
     Idle(Option<i64>),
 }
 
-impl Mark {
-    pub fn merge(self, other: Mark) -> Mark {
+impl Watermark {
+    pub fn merge(self, other: Watermark) -> Watermark {
         match (self, other) {
-            (Mark::Unknown, _) | (_, Mark::Unknown) => Mark::Unknown,
-            (Mark::At(a), Mark::At(b)) => Mark::At(a.min(b)),
-            (Mark::At(a), Mark::Idle(_)) | (Mark::Idle(_), Mark::At(a)) => Mark::At(a),
-            (Mark::Idle(a), Mark::Idle(b)) => Mark::Idle(a.max(b)),
+            (Watermark::Unknown, _) | (_, Watermark::Unknown) => Watermark::Unknown,
+            (Watermark::At(a), Watermark::At(b)) => Watermark::At(a.min(b)),
+            (Watermark::At(a), Watermark::Idle(_)) | (Watermark::Idle(_), Watermark::At(a)) => {
+                Watermark::At(a)
+            }
+            (Watermark::Idle(a), Watermark::Idle(b)) => Watermark::Idle(a.max(b)),
         }
     }
 
     pub fn value(self) -> Option<i64> {
         match self {
-            Mark::At(v) => Some(v),
-            Mark::Idle(v) => v,
-            Mark::Unknown => None,
+            Watermark::At(v) => Some(v),
+            Watermark::Idle(v) => v,
+            Watermark::Unknown => None,
         }
     }
 }
 
 /// The marks of all relations with a watermark that some tasks read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Marks(Vec<(Origin, Mark)>);
+pub struct WatermarkSet(Vec<(Origin, Watermark)>);
 
-impl Marks {
-    pub fn add(&mut self, origin: Origin, mark: Mark) {
+impl WatermarkSet {
+    pub fn add(&mut self, origin: Origin, mark: Watermark) {
         match self.0.iter_mut().find(|(o, _)| *o == origin) {
             Some((_, known)) => *known = known.merge(mark),
             None => self.0.push((origin, mark)),
         }
     }
 
-    pub fn merge(&mut self, other: &Marks) {
+    pub fn merge(&mut self, other: &WatermarkSet) {
         other.0.iter().for_each(|&(origin, mark)| self.add(origin, mark));
     }
 
@@ -65,13 +67,13 @@ impl Marks {
     }
 
     /// The watermarks of columns, of those that have one by now.
-    pub fn columns(&self, marks: &[ColumnMark]) -> Vec<(usize, i64)> {
-        let one = |m: &ColumnMark| Some((m.column, m.value(|r, c| self.get(r, c))?));
+    pub fn columns(&self, marks: &[ColumnWatermark]) -> Vec<(usize, i64)> {
+        let one = |m: &ColumnWatermark| Some((m.column, m.value(|r, c| self.get(r, c))?));
         marks.iter().filter_map(one).collect()
     }
 
     /// The least of some terms; `None`: one is not known yet.
-    pub fn least(&self, terms: &[MarkTerm]) -> Option<i64> {
+    pub fn least(&self, terms: &[WatermarkTerm]) -> Option<i64> {
         let values: Option<Vec<i64>> =
             terms.iter().map(|t| Some(t.apply(self.get(t.relation, t.column)?))).collect();
         values?.into_iter().min()
@@ -84,11 +86,11 @@ mod tests {
 
     #[test]
     fn idle_splits_count_only_when_all_are() {
-        let (a, b) = (Mark::At(5), Mark::Idle(Some(9)));
-        assert_eq!(a.merge(b), Mark::At(5));
-        assert_eq!(b.merge(Mark::Idle(None)).value(), Some(9));
-        assert_eq!(Mark::Idle(None).merge(a), a);
-        assert_eq!(a.merge(Mark::Unknown).value(), None);
-        assert_eq!(a.merge(Mark::At(3)).value(), Some(3));
+        let (a, b) = (Watermark::At(5), Watermark::Idle(Some(9)));
+        assert_eq!(a.merge(b), Watermark::At(5));
+        assert_eq!(b.merge(Watermark::Idle(None)).value(), Some(9));
+        assert_eq!(Watermark::Idle(None).merge(a), a);
+        assert_eq!(a.merge(Watermark::Unknown).value(), None);
+        assert_eq!(a.merge(Watermark::At(3)).value(), Some(3));
     }
 }

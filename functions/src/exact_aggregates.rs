@@ -16,7 +16,7 @@ use millrace_common::SqlError;
 use millrace_common::keys::one_nan;
 use num_bigint::BigInt;
 
-use super::moments::{FloatMoments, PairMoments, WholeMoments};
+use super::variance_sums::{FloatMoments, PairMoments, WholeMoments};
 use crate::aggregate_kind::AggFunc;
 use crate::error::external;
 

@@ -10,9 +10,9 @@ use std::collections::HashSet;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
+use super::clause_expressions::change_own;
 use super::names::{column_name, fold};
 use super::order::{hidden_inputs, same};
-use super::own::change_own;
 use super::scopes::{self, Column, Joined, is_plain};
 
 /// Whether all of a FROM clause is known, so that each of its columns can be told by its table.

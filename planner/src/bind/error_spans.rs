@@ -10,7 +10,7 @@ use millrace_common::SqlError;
 use sqlparser::ast::*;
 use sqlparser::tokenizer::Location;
 
-use super::misplaced::{first_item, width};
+use super::misplaced_calls::{first_item, width};
 use super::order::unnested;
 use super::{distinct_on, frame_bounds};
 use crate::parser::walk;
