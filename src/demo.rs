@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use millrace_frontend::cluster::JobRow;
 use millrace_frontend::console;
-use millrace_frontend::human;
+use millrace_frontend::display;
 
 use crate::standalone::Standalone;
 
@@ -117,11 +117,11 @@ impl Sampler {
                     rate: (read.saturating_sub(was) as f64 / seconds).round() as u64,
                     rows: job.rows.max(0) as u64,
                     fresh: match (job.state.as_str(), job.lag_ms) {
-                        ("running", Some(lag)) => human::millis(lag),
+                        ("running", Some(lag)) => display::millis(lag),
                         (state, _) => state.to_owned(),
                     },
                     state: job.state_bytes(),
-                    hits: human::ratio(recent),
+                    hits: display::ratio(recent),
                 }
             })
             .collect()
@@ -174,14 +174,14 @@ fn table(lines: &[Line], elapsed: Duration) -> String {
             "{:<18} {:<20} {:>12} {:>12} {:>10} {:>11} {:>10}\n",
             l.name,
             l.what,
-            human::count(l.rate),
-            human::count(l.rows),
+            display::count(l.rate),
+            display::count(l.rows),
             l.fresh,
-            human::bytes(l.state),
+            display::bytes(l.state),
             l.hits
         );
     }
-    text + &format!("{} · Ctrl-C ends the demo", human::duration(elapsed))
+    text + &format!("{} · Ctrl-C ends the demo", display::duration(elapsed))
 }
 
 fn single(lines: &[Line], elapsed: Duration) -> String {
@@ -191,10 +191,10 @@ fn single(lines: &[Line], elapsed: Duration) -> String {
             format!(
                 "{} {} rows/s, {} rows, {} behind, {}, {} hits",
                 l.name,
-                human::count(l.rate),
-                human::count(l.rows),
+                display::count(l.rate),
+                display::count(l.rows),
                 l.fresh,
-                human::bytes(l.state),
+                display::bytes(l.state),
                 l.hits
             )
         })

@@ -2,10 +2,10 @@
 //!
 //! What travels with the barriers is, for every relation that the job reads, how far its watermark has
 //! come. The watermark of any column anywhere in the job is a function of these alone
-//! ([`ColumnWatermark`]), so each task computes it for itself.
+//! ([`DerivedWatermark`]), so each task computes it for itself.
 
 use millrace_common::RelationId;
-use millrace_graph::{ColumnWatermark, WatermarkTerm};
+use millrace_graph::{DerivedWatermark, WatermarkTerm};
 
 /// A column of a relation that has a watermark.
 pub type Origin = (RelationId, usize);
@@ -67,8 +67,8 @@ impl WatermarkSet {
     }
 
     /// The watermarks of columns, of those that have one by now.
-    pub fn columns(&self, marks: &[ColumnWatermark]) -> Vec<(usize, i64)> {
-        let one = |m: &ColumnWatermark| Some((m.column, m.value(|r, c| self.get(r, c))?));
+    pub fn columns(&self, marks: &[DerivedWatermark]) -> Vec<(usize, i64)> {
+        let one = |m: &DerivedWatermark| Some((m.column, m.value(|r, c| self.get(r, c))?));
         marks.iter().filter_map(one).collect()
     }
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use millrace_rpc::catalog::Relation;
 
-use word_reader::{Kind, Word, word_reader};
+use word_reader::{Kind, Word, words};
 
 /// Stands for a secret.
 const MASK: &str = "***";

@@ -12,7 +12,7 @@ use crate::interrupt;
 const ROW_BYTES: usize = 64;
 
 /// The accumulator, with questions.
-pub fn asking(inner: Box<dyn Accumulator>) -> Box<dyn Accumulator> {
+pub fn interruptible(inner: Box<dyn Accumulator>) -> Box<dyn Accumulator> {
     Box::new(Asking { inner })
 }
 

@@ -134,7 +134,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
         ordered_entries::collect_entry(),
         exact_aggregates::pair_entry(),
         quantified::compare_any(),
-        scalar_subquery_check::single(),
+        scalar_subquery_check::scalar_subquery_check(),
         row_counts::limit(),
         row_counts::offset(),
         canonical::canonical(),
@@ -158,7 +158,7 @@ pub fn functions() -> &'static Functions {
         let theirs = theirs
             .into_iter()
             .chain(nested)
-            .map(size_limits::size_limits)
+            .map(size_limits::with_size_limits)
             .map(canonical_nan::with_canonical_nan);
         for udf in theirs.map(text_only::text_only).chain(own_scalars()) {
             for alias in udf.aliases() {
@@ -176,7 +176,8 @@ pub fn functions() -> &'static Functions {
         HIDDEN.iter().for_each(|name| drop(f.scalars.remove(*name)));
         let theirs = datafusion::functions_aggregate::all_default_aggregate_functions();
         let theirs = theirs.into_iter().map(min_max::exact_extreme);
-        for udf in theirs.chain(aggregates::functions()).map(sliding_aggregates::sliding_aggregates)
+        for udf in
+            theirs.chain(aggregates::functions()).map(sliding_aggregates::with_sliding_frames)
         {
             for alias in udf.aliases() {
                 f.aggregates.insert(alias.clone(), Arc::clone(&udf));
@@ -209,7 +210,7 @@ pub fn register_all(registry: &mut dyn FunctionRegistry) -> Result<()> {
     for udf in all.aggregates.values() {
         registry.register_udaf(Arc::clone(udf))?;
     }
-    for udf in aggregates::functions().into_iter().map(sliding_aggregates::sliding_aggregates) {
+    for udf in aggregates::functions().into_iter().map(sliding_aggregates::with_sliding_frames) {
         registry.register_udaf(udf)?;
     }
     for udf in all.windows.values() {

@@ -15,7 +15,7 @@ use millrace_common::{SqlError, SqlState};
 use crate::error::external;
 
 /// `single_value(array)`.
-pub fn single() -> Arc<ScalarUDF> {
+pub fn scalar_subquery_check() -> Arc<ScalarUDF> {
     static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
     Arc::clone(F.get_or_init(|| {
         let signature = Signature::any(1, Volatility::Immutable);

@@ -106,7 +106,7 @@ fn left(bytes: i64) -> Result<()> {
 }
 
 /// The bounded form of a function, where it needs one.
-pub fn bounded(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
+pub fn with_size_limits(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
     match NAMES.contains(&udf.name()) {
         true => Arc::new(ScalarUDF::from(Bounded { inner: udf })),
         false => udf,

@@ -20,7 +20,7 @@ use datafusion::physical_expr::PhysicalSortExpr;
 use millrace_common::SqlError;
 
 use super::distinct_list;
-use super::interruptible_aggregates::interruptible_aggregates;
+use super::interruptible_aggregates::interruptible;
 use crate::error::external;
 use crate::expr::ExprRef;
 
@@ -28,7 +28,7 @@ use crate::expr::ExprRef;
 const CHUNK: usize = 256;
 
 /// The function, over any frame.
-pub fn sliding(inner: Arc<AggregateUDF>) -> Arc<AggregateUDF> {
+pub fn with_sliding_frames(inner: Arc<AggregateUDF>) -> Arc<AggregateUDF> {
     Arc::new(AggregateUDF::from(Sliding { inner }))
 }
 
@@ -94,15 +94,15 @@ impl AggregateUDFImpl for Sliding {
     }
 
     fn accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
-        self.plain(args).map(asking)
+        self.plain(args).map(interruptible)
     }
 
     fn create_sliding_accumulator(&self, args: AccumulatorArgs) -> Result<Box<dyn Accumulator>> {
         if self.backwards(&args) {
-            return Ok(asking(Box::new(Kept::new(&self.inner, &args, true))));
+            return Ok(interruptible(Box::new(Kept::new(&self.inner, &args, true))));
         }
         let theirs = self.inner.create_sliding_accumulator(args.clone())?;
-        Ok(asking(match theirs.supports_retract_batch() {
+        Ok(interruptible(match theirs.supports_retract_batch() {
             true => theirs,
             false => Box::new(Kept::new(&self.inner, &args, false)),
         }))
@@ -141,7 +141,7 @@ impl AggregateUDFImpl for Sliding {
 
     fn reverse_expr(&self) -> ReversedUDAF {
         match self.inner.reverse_udf() {
-            ReversedUDAF::Reversed(f) => ReversedUDAF::Reversed(sliding(f)),
+            ReversedUDAF::Reversed(f) => ReversedUDAF::Reversed(with_sliding_frames(f)),
             other => other,
         }
     }

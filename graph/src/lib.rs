@@ -72,13 +72,13 @@ pub struct RelationLayout {
     pub distribution: Vec<usize>,
     pub append_only: bool,
     /// Columns of the relation that have a watermark.
-    pub marks: Vec<ColumnWatermark>,
+    pub marks: Vec<DerivedWatermark>,
 }
 
 /// A column's watermark: the least of its terms. After an epoch no change of the stream, insertion or
 /// retraction, has a smaller value in the column than the watermark at that epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ColumnWatermark {
+pub struct DerivedWatermark {
     pub column: usize,
     /// Never empty.
     pub terms: Vec<WatermarkTerm>,
@@ -117,7 +117,7 @@ impl WatermarkTerm {
     }
 }
 
-impl ColumnWatermark {
+impl DerivedWatermark {
     /// The column's watermark, given those of the relations; `None`: one of them has none yet.
     pub fn value(&self, of: impl Fn(RelationId, usize) -> Option<i64>) -> Option<i64> {
         let mut least = i64::MAX;
@@ -167,7 +167,7 @@ pub struct Node {
     /// The output never retracts.
     pub append_only: bool,
     /// Columns of the output that have a watermark.
-    pub marks: Vec<ColumnWatermark>,
+    pub marks: Vec<DerivedWatermark>,
 }
 
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
-use millrace_common::planted::is_planted;
+use millrace_common::fault_injection::is_planted;
 use millrace_common::{DeltaChunk, Epoch, JobId, TableId, Vnode};
 use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
 use parking_lot::{Mutex, RwLock};

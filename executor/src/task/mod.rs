@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures::future::{BoxFuture, FutureExt, select_all};
 use millrace_common::{DeltaChunk, Epoch};
-use millrace_graph::{ColumnWatermark, Retention};
+use millrace_graph::{DerivedWatermark, Retention};
 use millrace_rpc::version::BackfillPosition;
 use millrace_storage::{JobStore, MemRun};
 use tokio::sync::mpsc;
@@ -75,7 +75,7 @@ struct PlanNode {
     /// Of a leaf: it has delivered this one, with these watermarks.
     barrier: Option<(Arc<Barrier>, Arc<WatermarkSet>)>,
     /// Inputs in port order, and which of their columns have watermarks; of operators.
-    inputs: Vec<Vec<ColumnWatermark>>,
+    inputs: Vec<Vec<DerivedWatermark>>,
     /// Its state tables that are cleaned.
     retained: Vec<(usize, Retention)>,
     metrics: Arc<OperatorMetrics>,

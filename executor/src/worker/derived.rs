@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, TableId, crash};
-use millrace_graph::{ColumnWatermark, Retention};
+use millrace_graph::{DerivedWatermark, Retention};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::version::{
     BackfillPosition, BackfillState, ColumnWatermark, JobCommit, JobVersion, PublishHandle,
@@ -99,7 +99,7 @@ struct Collected {
 /// What of a job's graph has to do with watermarks.
 pub struct Cleaning {
     /// Columns of the relation.
-    pub output: Vec<ColumnWatermark>,
+    pub output: Vec<DerivedWatermark>,
     pub tables: Vec<(TableId, Retention)>,
     /// Sources among the job's inputs.
     pub sources: Vec<RelationId>,

@@ -11,7 +11,7 @@ use sqlparser::ast::{Ident, ObjectName};
 use super::drop::noun;
 use super::{PAUSED, sink};
 use crate::cluster::{CatalogSnapshot, Cluster, JobRow};
-use crate::display::{duration as display, millis};
+use crate::display::{duration, millis};
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
 use crate::secrets::shown_definition;
@@ -289,7 +289,11 @@ pub fn waits_for(job: &JobRow, all: &[JobRow], catalog: &CatalogSnapshot) -> Opt
     Some(match parked {
         Some(o) => format!("state of {} ({} rows parked)", o.name, o.parked_rows),
         None => {
-            format!("its own work (epochs take {}, behind {})", human(job.barrier_p99), millis(lag))
+            format!(
+                "its own work (epochs take {}, behind {})",
+                duration(job.barrier_p99),
+                millis(lag)
+            )
         }
     })
 }

@@ -3,7 +3,7 @@
 use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_planner::Binder;
 use millrace_planner::ast::{ConflictAction, TableDefinition};
-use millrace_planner::bind::kept::{self, Kept};
+use millrace_planner::bind::stored_expressions::{self, Kept};
 use millrace_planner::parser::folded;
 use millrace_rpc::catalog::{
     Column, ColumnType, OnConflict, Relation, RelationKind, RowStorage, Watermark,
@@ -298,11 +298,11 @@ fn column_of(def: &ColumnDef, key: &mut Vec<String>) -> Result<Column, SqlError>
             ColumnOption::Null => {}
             ColumnOption::NotNull => column.nullable = false,
             ColumnOption::Default(expr) => {
-                kept::check(expr, Kept::Default)?;
+                stored_expressions::check(expr, Kept::Default)?;
                 column.default_sql = Some(folded::to_sql(expr)?);
             }
             ColumnOption::Generated { generation_expr: Some(expr), .. } => {
-                kept::check(expr, Kept::Generated)?;
+                stored_expressions::check(expr, Kept::Generated)?;
                 if def.data_type == DataType::Unspecified {
                     column.sql_type = generated::UNTYPED;
                 }

@@ -24,7 +24,7 @@ use arrow::array::{RecordBatch, UInt32Array};
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
 use millrace_executor::dml::DmlKind;
-use millrace_planner::bind::misplaced;
+use millrace_planner::bind::misplaced_calls;
 use millrace_rpc::catalog::{Relation, RelationKind};
 use sqlparser::ast::{Query, SelectItem, Statement as Sql};
 
@@ -70,7 +70,7 @@ pub async fn execute(session: &Session, statement: &Sql) -> Result<Done, SqlErro
 
 /// An error for aggregates and their like where a statement has none.
 fn check_calls(statement: &Sql) -> Result<(), SqlError> {
-    match misplaced::in_change(statement) {
+    match misplaced_calls::in_change(statement) {
         Some(found) => Err(found.error),
         None => Ok(()),
     }

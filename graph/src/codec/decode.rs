@@ -19,7 +19,7 @@ use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::pair_schema;
 use crate::{
-    AggCall, Aggregate, Closing, ColumnWatermark, EventTimeBuffer, Expand, Fragment,
+    AggCall, Aggregate, Closing, DerivedWatermark, EventTimeBuffer, Expand, Fragment,
     FragmentOutput, GroupingSet, JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, Matches,
     Node, Operator, RelationLayout, Retention, StateTable, TopN, WatermarkTerm, Window,
 };
@@ -92,9 +92,9 @@ fn table(t: &proto::StateTable) -> Result<StateTable> {
     })
 }
 
-fn marks(list: &[proto::ColumnWatermark], schema: &SchemaRef) -> Result<Vec<ColumnWatermark>> {
-    let one = |m: &proto::ColumnWatermark| {
-        Ok(ColumnWatermark { column: timestamp(m.column, schema)?, terms: terms(&m.terms)? })
+fn marks(list: &[proto::DerivedWatermark], schema: &SchemaRef) -> Result<Vec<DerivedWatermark>> {
+    let one = |m: &proto::DerivedWatermark| {
+        Ok(DerivedWatermark { column: timestamp(m.column, schema)?, terms: terms(&m.terms)? })
     };
     list.iter().map(one).collect()
 }

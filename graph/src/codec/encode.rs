@@ -11,7 +11,7 @@ use crate::codec::expr::{encode_batch, encode_expr, encode_schema};
 use crate::codec::names::Numbered;
 use crate::codec::{CodecError, proto};
 use crate::{
-    AggCall, Aggregate, ColumnWatermark, EventTimeBuffer, Expand, Fragment, FragmentOutput,
+    AggCall, Aggregate, DerivedWatermark, EventTimeBuffer, Expand, Fragment, FragmentOutput,
     GroupingSet, JobGraph, Join, JoinSide, Lookup, MarkStep, Node, Operator, RelationLayout,
     Retention, StateTable, TopN, WatermarkTerm, Window,
 };
@@ -60,8 +60,8 @@ fn table(t: &StateTable) -> Result<proto::StateTable> {
     })
 }
 
-fn mark(m: &ColumnWatermark) -> Result<proto::ColumnWatermark> {
-    Ok(proto::ColumnWatermark { column: position(m.column)?, terms: terms(&m.terms)? })
+fn mark(m: &DerivedWatermark) -> Result<proto::DerivedWatermark> {
+    Ok(proto::DerivedWatermark { column: position(m.column)?, terms: terms(&m.terms)? })
 }
 
 fn terms(list: &[WatermarkTerm]) -> Result<Vec<proto::WatermarkTerm>> {

@@ -43,11 +43,11 @@ pub struct RelationLayout {
     #[prost(bool, tag = "5")]
     pub append_only: bool,
     #[prost(message, repeated, tag = "20")]
-    pub marks: Vec<ColumnWatermark>,
+    pub marks: Vec<DerivedWatermark>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct ColumnWatermark {
+pub struct DerivedWatermark {
     #[prost(uint32, tag = "1")]
     pub column: u32,
     #[prost(message, repeated, tag = "2")]
@@ -143,7 +143,7 @@ pub struct Node {
     )]
     pub op: Option<Operator>,
     #[prost(message, repeated, tag = "60")]
-    pub marks: Vec<ColumnWatermark>,
+    pub marks: Vec<DerivedWatermark>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]

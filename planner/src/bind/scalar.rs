@@ -330,7 +330,9 @@ impl Joined {
         let all = gathered(subquery)?;
         Ok(match self.apart(&all, JoinType::Inner)? {
             None if self.across => None,
-            value => Some(single().call(vec![value.unwrap_or(Expr::ScalarSubquery(all))])),
+            value => {
+                Some(scalar_subquery_check().call(vec![value.unwrap_or(Expr::ScalarSubquery(all))]))
+            }
         })
     }
 

@@ -1,7 +1,7 @@
 //! Watermarks as a derived property: which columns of a stream have one, and how it follows from the
 //! watermarks of the relations that are read (docs/design.md §4, §5).
 //!
-//! A [`ColumnWatermark`] promises that after an epoch no change, insertion or retraction, has a smaller value
+//! A [`DerivedWatermark`] promises that after an epoch no change, insertion or retraction, has a smaller value
 //! in the column than the mark's value at that epoch. The value is a function of the relations'
 //! watermarks at the epoch alone, so every task computes it for itself once it knows these.
 
@@ -18,21 +18,21 @@ use millrace_functions::frame::Edge;
 use millrace_functions::session::SESSION_END;
 use millrace_functions::window_call::Reach;
 use millrace_functions::window_call::WindowCall;
-use millrace_graph::{ColumnWatermark, JoinKind, MarkStep, WatermarkTerm};
+use millrace_graph::{DerivedWatermark, JoinKind, MarkStep, WatermarkTerm};
 
 use crate::stream::plan::{Join, Op, Stream, Window};
 
 const DAY_US: i64 = 86_400_000_000;
 
 /// The marks of a subtree's output.
-pub fn marks(stream: &Stream) -> Vec<ColumnWatermark> {
-    let inputs: Vec<Vec<ColumnWatermark>> = stream.inputs.iter().map(marks).collect();
+pub fn marks(stream: &Stream) -> Vec<DerivedWatermark> {
+    let inputs: Vec<Vec<DerivedWatermark>> = stream.inputs.iter().map(marks).collect();
     let widths: Vec<usize> = stream.inputs.iter().map(Stream::width).collect();
     timed(derive(&stream.op, &inputs, &widths), &stream.schema)
 }
 
 /// The marks of columns that hold microseconds, as marks do.
-pub fn timed(mut marks: Vec<ColumnWatermark>, schema: &Schema) -> Vec<ColumnWatermark> {
+pub fn timed(mut marks: Vec<DerivedWatermark>, schema: &Schema) -> Vec<DerivedWatermark> {
     marks.retain(|m| {
         let typed = schema.fields().get(m.column).map(|f| f.data_type());
         matches!(typed, Some(DataType::Timestamp(TimeUnit::Microsecond, _)))
@@ -41,12 +41,16 @@ pub fn timed(mut marks: Vec<ColumnWatermark>, schema: &Schema) -> Vec<ColumnWate
 }
 
 /// The marks of an operator over inputs with these marks and numbers of columns.
-pub fn derive(op: &Op, inputs: &[Vec<ColumnWatermark>], widths: &[usize]) -> Vec<ColumnWatermark> {
+pub fn derive(
+    op: &Op,
+    inputs: &[Vec<DerivedWatermark>],
+    widths: &[usize],
+) -> Vec<DerivedWatermark> {
     match (op, inputs) {
         (Op::Scan { relation, columns }, _) => {
             let marked = relation.watermarked();
             let own = columns.iter().enumerate().filter(|(_, c)| marked.contains(c));
-            own.map(|(i, &c)| ColumnWatermark {
+            own.map(|(i, &c)| DerivedWatermark {
                 column: i,
                 terms: vec![WatermarkTerm {
                     relation: RelationId(relation.id),
@@ -67,11 +71,11 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnWatermark>], widths: &[usize]) -> Vec
                 let back = MarkStep::Add(slide_us.saturating_sub(*size_us));
                 let bin = MarkStep::Bin { size: *slide_us, offset: *offset_us };
                 let start = then(time, &[bin, back]);
-                out.push(ColumnWatermark {
+                out.push(DerivedWatermark {
                     column: width + 1,
                     terms: then(&start, &[MarkStep::Add(*size_us)]),
                 });
-                out.push(ColumnWatermark { column: width, terms: start });
+                out.push(DerivedWatermark { column: width, terms: start });
             }
             out
         }
@@ -83,19 +87,19 @@ pub fn derive(op: &Op, inputs: &[Vec<ColumnWatermark>], widths: &[usize]) -> Vec
             input.iter().filter(|m| t.group.contains(&m.column)).cloned().collect()
         }
         (Op::Window(w), [input]) => {
-            let mut out: Vec<ColumnWatermark> =
+            let mut out: Vec<DerivedWatermark> =
                 input.iter().filter(|m| w.group.contains(&m.column)).cloned().collect();
             let time = w.order.first().and_then(|o| of(input, o.0));
             if let (Some(terms), Some(&(column, _))) = (time, w.order.first())
                 && follows_order(w)
                 && of(&out, column).is_none()
             {
-                out.push(ColumnWatermark { column, terms: terms.to_vec() });
+                out.push(DerivedWatermark { column, terms: terms.to_vec() });
             }
             if let (Some(time), Some(&width)) = (time, widths.first()) {
                 // A session that has ended at the watermark does not change any more.
                 let ends = w.calls.iter().enumerate().filter(|(_, c)| c.function == SESSION_END);
-                out.extend(ends.map(|(i, _)| ColumnWatermark {
+                out.extend(ends.map(|(i, _)| DerivedWatermark {
                     column: width + i,
                     terms: then(time, &[MarkStep::Add(1)]),
                 }));
@@ -140,7 +144,7 @@ fn looks_back(call: &WindowCall) -> bool {
 }
 
 /// The terms of a column's mark.
-pub fn of(marks: &[ColumnWatermark], column: usize) -> Option<&[WatermarkTerm]> {
+pub fn of(marks: &[DerivedWatermark], column: usize) -> Option<&[WatermarkTerm]> {
     marks.iter().find(|m| m.column == column).map(|m| m.terms.as_slice())
 }
 
@@ -151,30 +155,30 @@ fn then(terms: &[WatermarkTerm], steps: &[MarkStep]) -> Vec<WatermarkTerm> {
 }
 
 /// Input columns in output order.
-fn pick(input: &[ColumnWatermark], columns: &[usize]) -> Vec<ColumnWatermark> {
+fn pick(input: &[DerivedWatermark], columns: &[usize]) -> Vec<DerivedWatermark> {
     let one = |(i, &c): (usize, &usize)| {
-        Some(ColumnWatermark { column: i, terms: of(input, c)?.to_vec() })
+        Some(DerivedWatermark { column: i, terms: of(input, c)?.to_vec() })
     };
     columns.iter().enumerate().filter_map(one).collect()
 }
 
-fn project(exprs: &[ExprRef], input: &[ColumnWatermark]) -> Vec<ColumnWatermark> {
+fn project(exprs: &[ExprRef], input: &[DerivedWatermark]) -> Vec<DerivedWatermark> {
     let one = |(i, e): (usize, &ExprRef)| {
         let (column, steps) = monotone(e)?;
-        Some(ColumnWatermark { column: i, terms: then(of(input, column)?, &steps) })
+        Some(DerivedWatermark { column: i, terms: then(of(input, column)?, &steps) })
     };
     exprs.iter().enumerate().filter_map(one).collect()
 }
 
 /// A column of a union has the least of its inputs' marks.
-fn union(inputs: &[Vec<ColumnWatermark>]) -> Vec<ColumnWatermark> {
+fn union(inputs: &[Vec<DerivedWatermark>]) -> Vec<DerivedWatermark> {
     let Some((first, rest)) = inputs.split_first() else { return vec![] };
-    let one = |m: &ColumnWatermark| {
+    let one = |m: &DerivedWatermark| {
         let mut terms = m.terms.clone();
         for input in rest {
             terms.extend_from_slice(of(input, m.column)?);
         }
-        Some(ColumnWatermark { column: m.column, terms })
+        Some(DerivedWatermark { column: m.column, terms })
     };
     first.iter().filter_map(one).collect()
 }
@@ -186,19 +190,19 @@ fn union(inputs: &[Vec<ColumnWatermark>]) -> Vec<ColumnWatermark> {
 /// State of a side below the mark of such a column is never reached again.
 pub fn bounds(
     j: &Join,
-    left: &[ColumnWatermark],
-    right: &[ColumnWatermark],
+    left: &[DerivedWatermark],
+    right: &[DerivedWatermark],
     width: usize,
-) -> [Vec<ColumnWatermark>; 2] {
+) -> [Vec<DerivedWatermark>; 2] {
     let mut out = [vec![], vec![]];
     let mut add =
         |side: usize, column: usize, own: &[WatermarkTerm], other: &[WatermarkTerm], shift: i64| {
-            if out[side].iter().any(|m: &ColumnWatermark| m.column == column) {
+            if out[side].iter().any(|m: &DerivedWatermark| m.column == column) {
                 return;
             }
             let step = [MarkStep::Add(shift)];
             let terms = [own.to_vec(), then(other, if shift == 0 { &[] } else { &step })].concat();
-            out[side].push(ColumnWatermark { column, terms });
+            out[side].push(DerivedWatermark { column, terms });
         };
     for &(l, r) in &j.keys {
         if let (Some(l_terms), Some(r_terms)) = (of(left, l), of(right, r)) {
@@ -232,10 +236,10 @@ pub fn bounds(
 /// as a row that may have met them is within reach.
 pub fn retained(
     j: &Join,
-    left: &[ColumnWatermark],
-    right: &[ColumnWatermark],
+    left: &[DerivedWatermark],
+    right: &[DerivedWatermark],
     width: usize,
-) -> [Option<ColumnWatermark>; 2] {
+) -> [Option<DerivedWatermark>; 2] {
     let bounds = bounds(j, left, right, width);
     let find = |side: usize, c: usize| bounds[side].iter().find(|m| m.column == c).cloned();
     // By a column of the key: the rows of a key go together.
@@ -277,19 +281,19 @@ fn preserved(kind: JoinKind) -> [bool; 2] {
 
 fn join_output(
     j: &Join,
-    left: &[ColumnWatermark],
-    right: &[ColumnWatermark],
+    left: &[DerivedWatermark],
+    right: &[DerivedWatermark],
     widths: &[usize],
-) -> Vec<ColumnWatermark> {
+) -> Vec<DerivedWatermark> {
     use millrace_graph::JoinKind as K;
     let width = widths.first().copied().unwrap_or(0);
-    let full: Vec<ColumnWatermark> = match j.kind {
+    let full: Vec<DerivedWatermark> = match j.kind {
         K::LeftSemi | K::LeftAnti | K::LeftMark => left.to_vec(),
         K::RightSemi | K::RightAnti => right.to_vec(),
         _ => {
             let shifted = right
                 .iter()
-                .map(|m| ColumnWatermark { column: m.column + width, terms: m.terms.clone() });
+                .map(|m| DerivedWatermark { column: m.column + width, terms: m.terms.clone() });
             left.iter().cloned().chain(shifted).collect()
         }
     };
@@ -467,7 +471,7 @@ mod tests {
             let window =
                 Window { group, order, calls: vec![call], identity: vec![], vnode: vec![] };
             let term = WatermarkTerm { relation: RelationId(1), column: 0, steps: vec![] };
-            let input = vec![ColumnWatermark { column: 0, terms: vec![term] }];
+            let input = vec![DerivedWatermark { column: 0, terms: vec![term] }];
             !derive(&Op::Window(window), &[input], &[2]).is_empty()
         };
         let options = |descending, nulls_first| SortOptions { descending, nulls_first };
@@ -486,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_mark_that_one_input_of_a_union_lacks_is_lost() {
-        let mark = |column, relation| ColumnWatermark {
+        let mark = |column, relation| DerivedWatermark {
             column,
             terms: vec![WatermarkTerm { relation: RelationId(relation), column: 0, steps: vec![] }],
         };

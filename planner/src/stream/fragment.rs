@@ -16,7 +16,7 @@ use millrace_functions::expr;
 use millrace_functions::window_call::session_gap;
 use millrace_graph::state::{accumulator_schema, matches_schema};
 use millrace_graph::{
-    self, AggCall, ColumnWatermark, Fragment, FragmentOutput, JobGraph, JoinSide, Node, Operator,
+    self, AggCall, DerivedWatermark, Fragment, FragmentOutput, JobGraph, JoinSide, Node, Operator,
     RelationLayout, Retention, StateTable, WatermarkTerm,
 };
 use millrace_rpc::catalog::{RelationKind, RowStorage};
@@ -127,7 +127,7 @@ pub fn fragment(root: Stream, layout: RelationLayout, sink: &Sink) -> Result<Job
 /// What is known of a subtree's rows.
 struct Known {
     properties: Properties,
-    marks: Vec<ColumnWatermark>,
+    marks: Vec<DerivedWatermark>,
 }
 
 /// A fragment under construction.
@@ -235,7 +235,7 @@ impl Builder {
                 let exprs = (0..width).map(|c| expr::column(&below, back(c))).collect();
                 let moved = own
                     .iter()
-                    .map(|m| ColumnWatermark { column: back(m.column), terms: m.terms.clone() })
+                    .map(|m| DerivedWatermark { column: back(m.column), terms: m.terms.clone() })
                     .collect();
                 open.nodes.push(Node {
                     op,
@@ -266,7 +266,7 @@ impl Builder {
         &mut self,
         op: &Operator,
         first: usize,
-        marks: &[Vec<ColumnWatermark>],
+        marks: &[Vec<DerivedWatermark>],
         widths: &[usize],
     ) {
         let mut set = |table: usize, by: RetentionBy, terms: &[WatermarkTerm]| {
@@ -526,7 +526,7 @@ impl Builder {
         &mut self,
         w: &millrace_graph::Window,
         input: &SchemaRef,
-        marks: &[ColumnWatermark],
+        marks: &[DerivedWatermark],
     ) -> Option<millrace_graph::Closing> {
         let &(column, _) = w.order.first()?;
         let terms = watermark::of(marks, column)?;
@@ -570,7 +570,7 @@ impl Builder {
 /// the group's key can be cleaned by it. Gives the new order of the output columns, if it is another.
 fn closing_first(
     a: &mut plan::Aggregate,
-    marks: Option<&Vec<ColumnWatermark>>,
+    marks: Option<&Vec<DerivedWatermark>>,
 ) -> Option<Vec<usize>> {
     let marks = marks?;
     let values = a.calls.iter().any(|c| {

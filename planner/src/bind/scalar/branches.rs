@@ -99,7 +99,7 @@ impl Joined {
         if lateral::reads_outer(&subquery.subquery)? {
             return Ok(None);
         }
-        Ok(Some(single().call(vec![Expr::ScalarSubquery(gathered(subquery)?)])))
+        Ok(Some(scalar_subquery_check().call(vec![Expr::ScalarSubquery(gathered(subquery)?)])))
     }
 
     /// A subquery of a branch has its value for the rows that reach it.
