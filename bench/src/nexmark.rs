@@ -325,7 +325,7 @@ async fn digest_of_view(server: &Standalone, view: RelationId) -> Result<Digest,
     while let Some(batch) = rows.next().await {
         let batch = batch.map_err(|e| e.to_string())?;
         let chunk = DeltaChunk::new(batch.values, Some(batch.weights));
-        sum = sum.add(digest(&chunk).map_err(|e| e.to_string())?);
+        sum = sum.plus(digest(&chunk).map_err(|e| e.to_string())?);
     }
     Ok(sum)
 }

@@ -2,6 +2,7 @@
 //! where possible a detail, a hint and a position (docs/design.md, "Bad input").
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
 /// A five-character SQLSTATE code of PostgreSQL's Appendix A.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,9 +89,15 @@ states! {
 }
 
 /// An error that a client sees. Other crates' typed errors convert into it where they reach a session.
+///
+/// One pointer wide, because functions return it for each row; its parts are read and written through [`Deref`].
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct SqlError {
+#[error("{}", .0.message)]
+pub struct SqlError(Box<ErrorParts>);
+
+/// The parts of a [`SqlError`].
+#[derive(Clone, Debug)]
+pub struct ErrorParts {
     pub state: SqlState,
     /// Primary line: lower case, no full stop.
     pub message: String,
@@ -106,7 +113,7 @@ pub struct SqlError {
     /// COPY's "CONTEXT" line and the like.
     pub context: Option<String>,
     /// The table, column or constraint that the error is about, for programs to read.
-    pub object: Option<Box<ErrorObject>>,
+    pub object: Option<ErrorObject>,
     /// PostgreSQL's name of the function that reports the error, where drivers decide by it.
     pub routine: Option<&'static str>,
 }
@@ -120,9 +127,23 @@ pub struct ErrorObject {
     pub constraint: Option<String>,
 }
 
+impl Deref for SqlError {
+    type Target = ErrorParts;
+
+    fn deref(&self) -> &ErrorParts {
+        &self.0
+    }
+}
+
+impl DerefMut for SqlError {
+    fn deref_mut(&mut self) -> &mut ErrorParts {
+        &mut self.0
+    }
+}
+
 impl SqlError {
     pub fn new(state: SqlState, message: impl Into<String>) -> SqlError {
-        SqlError {
+        SqlError(Box::new(ErrorParts {
             state,
             message: message.into(),
             detail: None,
@@ -132,7 +153,11 @@ impl SqlError {
             context: None,
             object: None,
             routine: None,
-        }
+        }))
+    }
+
+    pub fn into_parts(self) -> ErrorParts {
+        *self.0
     }
 
     /// Something Millrace does not do; `feature` is named in the message (SQLSTATE 0A000).
@@ -162,7 +187,7 @@ impl SqlError {
     }
 
     pub fn with_object(mut self, object: ErrorObject) -> SqlError {
-        self.object = Some(Box::new(object));
+        self.object = Some(object);
         self
     }
 

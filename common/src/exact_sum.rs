@@ -254,7 +254,7 @@ impl ExactSum {
         };
         let (nan, positive_infinity, negative_infinity) = (count()?, count()?, count()?);
         let base = u32::try_from(take_varint(&mut bytes)?).ok()?;
-        if bytes.len() % 8 != 0 || base > 64 || bytes.len() > 64 * 8 {
+        if !bytes.len().is_multiple_of(8) || base > 64 || bytes.len() > 64 * 8 {
             return None;
         }
         let limbs = bytes
@@ -346,7 +346,7 @@ mod tests {
             f64::MIN_POSITIVE,
             5e-324,
             -5e-324,
-            2.2250738585072011e-308,
+            2.225_073_858_507_201e-308,
             4.4e-308,
             9007199254740993.0,
         ];

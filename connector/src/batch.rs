@@ -119,7 +119,10 @@ impl BatchBuilder {
                 }
                 Role::Include(include) => put_fact(&mut output.builder, include, facts),
                 Role::RowId => output.builder.append_text(&facts.row_id.to_string()),
-                Role::Generated => Ok(output.builder.append_null()),
+                Role::Generated => {
+                    output.builder.append_null();
+                    Ok(())
+                }
             };
             if let Err(error) = added {
                 output.builder.append_null();

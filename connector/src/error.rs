@@ -74,8 +74,8 @@ impl From<ConnectorError> for SqlError {
                     "Files must not change once they are there; put new rows into new files.",
                 )
             }
-            ConnectorError::BadRow { error, .. } => {
-                let error = SqlError { message, ..*error };
+            ConnectorError::BadRow { mut error, .. } => {
+                error.message = message;
                 error.with_hint("Correct the row, or create the source with on_error = 'skip'.")
             }
             ConnectorError::Other(error) => *error,

@@ -18,7 +18,7 @@ pub struct Digest {
 }
 
 impl Digest {
-    pub fn add(self, other: Digest) -> Digest {
+    pub fn plus(self, other: Digest) -> Digest {
         Digest {
             rows: self.rows.wrapping_add(other.rows),
             hash: self.hash.wrapping_add(other.hash),

@@ -106,8 +106,8 @@ impl Chains {
 /// Nets a chunk whose keys are whole rows: weights of a key add up.
 pub fn net_by_identity(keys: &BinaryArray, chunk: &DeltaChunk) -> Net {
     let chains = chain(keys);
-    let mut net = Net::default();
-    net.unchanged = chains.firsts.len() == keys.len() && !has_zero(chunk);
+    let unchanged = chains.firsts.len() == keys.len() && !has_zero(chunk);
+    let mut net = Net { unchanged, ..Net::default() };
     for &first in &chains.firsts {
         let sum = chains.of(first).map(|r| chunk.weight(r as usize)).fold(0, i64::wrapping_add);
         net.push_key([(first, sum)]);

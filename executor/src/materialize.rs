@@ -54,7 +54,7 @@ impl Root {
         match self {
             Root::Materialize(m) => m.push(chunk),
             Root::Blackhole(sum) => {
-                *sum = sum.add(digest(&chunk)?);
+                *sum = sum.plus(digest(&chunk)?);
                 Ok(())
             }
             Root::Sink(sink) => sink.push(chunk),

@@ -8,6 +8,7 @@
 //! does when its session is gone takes nothing; a session waits for one lock at most; there are no more entries than
 //! `MAX_ENTRIES`.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
@@ -289,8 +290,8 @@ impl Table {
         while let Some(waiting) = todo.pop() {
             let Some((key, mode, blockers)) = self.waits(waiting) else { continue };
             for blocker in blockers {
-                if !reached.contains_key(&blocker) {
-                    reached.insert(blocker, (waiting, key, mode));
+                if let Entry::Vacant(new) = reached.entry(blocker) {
+                    new.insert((waiting, key, mode));
                     todo.push(blocker);
                 }
             }

@@ -215,7 +215,7 @@ impl Cluster for Direct {
         });
         Some(SourceRow {
             state: if feed.is_some() { "failing" } else { report.state.name() },
-            reason: feed.map(|e| e.message).or(report.reason),
+            reason: feed.map(|e| e.into_parts().message).or(report.reason),
             splits: splits.collect(),
             files: report.files,
         })

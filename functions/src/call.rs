@@ -214,7 +214,7 @@ impl Call {
         }
         let seen: Vec<Option<SqlType>> = args
             .iter()
-            .map(|t| t.as_ref().map(|t| SqlType::from_arrow(t)).transpose())
+            .map(|t| t.as_ref().map(SqlType::from_arrow).transpose())
             .collect::<Result<_, SqlError>>()
             .ok()?;
         let mut fits: Vec<(&Overload, Vec<SqlType>)> = self

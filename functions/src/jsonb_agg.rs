@@ -136,8 +136,8 @@ impl Accumulator for Listed {
     }
 
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
-        let item = |i: &Box<str>| ScalarValue::LargeUtf8(Some(i.to_string()));
-        let all: Vec<ScalarValue> = self.items.iter().map(item).collect();
+        let item = |i: &str| ScalarValue::LargeUtf8(Some(i.to_string()));
+        let all: Vec<ScalarValue> = self.items.iter().map(|i| item(i)).collect();
         let list = ScalarValue::new_list_nullable(&all, &DataType::LargeUtf8);
         Ok(vec![ScalarValue::List(list)])
     }

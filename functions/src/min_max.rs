@@ -149,7 +149,7 @@ impl Order {
         let better = |a: &[u8], b: &[u8]| if max { a > b } else { a < b };
         let mut best: Option<Box<[u8]>> = None;
         let mut see = |bytes: &[u8]| {
-            if best.as_ref().is_none_or(|b| better(bytes, &**b)) {
+            if best.as_ref().is_none_or(|b| better(bytes, b)) {
                 best = Some(bytes.into());
             }
         };

@@ -262,12 +262,12 @@ impl Accumulator for Collecting {
 
     /// Entries with their counts before them.
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
-        let entry = |(e, n): (&Box<[u8]>, &i64)| {
+        let entry = |e: &[u8], n: &i64| {
             ScalarValue::Binary(Some(
                 n.to_le_bytes().into_iter().chain(e.iter().copied()).collect(),
             ))
         };
-        let all: Vec<ScalarValue> = self.entries.iter().map(entry).collect();
+        let all: Vec<ScalarValue> = self.entries.iter().map(|(e, n)| entry(e, n)).collect();
         let list = ScalarValue::new_list_nullable(&all, &DataType::Binary);
         Ok(vec![ScalarValue::List(list), ScalarValue::Utf8(self.fraction.clone())])
     }

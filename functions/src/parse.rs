@@ -323,7 +323,7 @@ pub fn bytea(text: &str) -> Result<Vec<u8>, SqlError> {
     let bad = || invalid(SqlType::Bytea, text);
     if let Some(hex) = text.strip_prefix("\\x") {
         let digits: Vec<u8> = hex.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
-        if digits.len() % 2 != 0 {
+        if !digits.len().is_multiple_of(2) {
             return Err(SqlError::new(
                 SqlState::INVALID_PARAMETER_VALUE,
                 "invalid hexadecimal data: odd number of digits",

@@ -300,8 +300,8 @@ impl Accumulator for Sorted {
     }
 
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
-        let row = |r: &Box<[u8]>| ScalarValue::Binary(Some(r.to_vec()));
-        let all: Vec<ScalarValue> = self.rows.iter().map(row).collect();
+        let row = |r: &[u8]| ScalarValue::Binary(Some(r.to_vec()));
+        let all: Vec<ScalarValue> = self.rows.iter().map(|r| row(r)).collect();
         let list = ScalarValue::new_list_nullable(&all, &DataType::Binary);
         Ok(vec![ScalarValue::List(list)])
     }

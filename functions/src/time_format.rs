@@ -401,8 +401,8 @@ pub fn parse(text: &str, pattern: &str) -> Result<i64, SqlError> {
             Part::Word { word, fill, .. } => {
                 rest = rest.trim_start();
                 // Separators in front of a field that the pattern does not have.
-                let loose = rest
-                    .trim_start_matches(|c: char| !c.is_alphanumeric() && !(c == '-' || c == '+'));
+                let loose =
+                    rest.trim_start_matches(|c: char| !c.is_alphanumeric() && c != '-' && c != '+');
                 if !matches!(*word, "TZH" | "OF") {
                     rest = loose;
                 }

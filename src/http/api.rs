@@ -186,7 +186,8 @@ pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
     let graph = match decode_graph(&relation.graph) {
         Ok(graph) => graph,
         Err(e) => {
-            return (StatusCode::INTERNAL_SERVER_ERROR, SqlError::from(e).message).into_response();
+            return (StatusCode::INTERNAL_SERVER_ERROR, SqlError::from(e).into_parts().message)
+                .into_response();
         }
     };
     let name = |id: RelationId| catalog.by_id(id.0).map(|r| r.name.clone());

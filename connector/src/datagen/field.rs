@@ -304,7 +304,7 @@ impl Field {
                 let span = max.wrapping_sub(*min) as u64;
                 let drawn = match span.checked_add(1) {
                     None => self.bits(number),
-                    Some(span) => (u128::from(self.bits(number)) * u128::from(span) >> 64) as u64,
+                    Some(span) => ((u128::from(self.bits(number)) * u128::from(span)) >> 64) as u64,
                 };
                 min.wrapping_add(drawn as i64)
             }

@@ -159,7 +159,7 @@ fn zipf_ranks_follow_the_law() {
 
 #[test]
 fn options_are_checked() {
-    let bad = |option: (&str, &str)| source(ALL, &[option]).err().unwrap().message;
+    let bad = |option: (&str, &str)| source(ALL, &[option]).err().unwrap().into_parts().message;
     assert!(bad(("fields.nothing.kind", "random")).contains("column \"nothing\""));
     assert!(bad(("fields.id.colour", "red")).contains("unknown option \"fields.id.colour\""));
     assert!(bad(("fields.id.kind", "magic")).contains("fields.id.kind"));
@@ -172,7 +172,7 @@ fn options_are_checked() {
 #[test]
 fn values_must_fit_their_columns() {
     let refused = |t: SqlType, options: &[(&str, &str)]| {
-        source(&[("c", t)], options).err().map(|e| e.message).unwrap_or_default()
+        source(&[("c", t)], options).err().map(|e| e.into_parts().message).unwrap_or_default()
     };
     let small = SqlType::SmallInt;
     let sequence = ("fields.c.kind", "sequence");
@@ -202,7 +202,7 @@ async fn decimals_are_never_null_for_want_of_digits() {
     assert!(all.iter().all(|r| r.find('|').is_some_and(|digits| digits > 0)));
     assert!(all.iter().any(|r| r.find('.') == Some(20)), "{:?}", &all[..10]);
     for max in ["1e20", "1e30"] {
-        let told = of(max).err().map(|e| e.message).unwrap_or_default();
+        let told = of(max).err().map(|e| e.into_parts().message).unwrap_or_default();
         assert!(told.contains("fields.c.max") && told.contains("type numeric"), "{told}");
     }
     let whole = SqlType::Numeric(Some((38, 0)));
@@ -223,7 +223,9 @@ async fn texts_are_no_longer_than_their_column() {
     // Unless options say more, so many numbers as there is room for.
     let numbered = of(&[prefix]).unwrap();
     assert!(lengths(rows(&numbered, 0, 0, 99, 99).await).iter().all(|n| *n == Some(3)));
-    let told = |options: &[(&str, &str)]| of(options).err().map(|e| e.message).unwrap_or_default();
+    let told = |options: &[(&str, &str)]| {
+        of(options).err().map(|e| e.into_parts().message).unwrap_or_default()
+    };
     assert!(told(&[("fields.c.prefix", "abc")]).contains("fields.c.prefix"));
     assert!(told(&[prefix, ("fields.c.max", "10")]).contains("fields.c.max"));
     assert!(told(&[prefix, ("fields.c.min", "-1")]).contains("fields.c.min"));

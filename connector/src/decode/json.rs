@@ -496,7 +496,8 @@ mod tests {
         }
         let deep = format!("{{\"a\":{}1{}}}", "[".repeat(500), "]".repeat(500));
         assert!(field(&deep, "a", SqlType::Text).is_err());
-        let message = field("{\"a\":1 \"b\":2}", "a", SqlType::Int).unwrap_err().message;
+        let message =
+            field("{\"a\":1 \"b\":2}", "a", SqlType::Int).unwrap_err().into_parts().message;
         assert_eq!(message, "invalid JSON: expected \",\" or \"}\", found \"\"\" at character 8");
     }
 }

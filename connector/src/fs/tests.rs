@@ -100,7 +100,9 @@ async fn read(
             }
         }
         position = reader.position();
-        out.bad.extend(reader.take_bad_rows().into_iter().map(|b: BadRow| b.error.message));
+        out.bad.extend(
+            reader.take_bad_rows().into_iter().map(|b: BadRow| b.error.into_parts().message),
+        );
     }
     Ok(out)
 }
@@ -183,7 +185,7 @@ async fn json_lines_are_one_stream_of_rows_however_they_are_cut() {
     let fails = relation(&path, "JSON", COLUMNS, &[("on_error", "fail")]);
     let fails = FsSource::new(&fails).unwrap();
     let error = read(&fails, &known.parts, &[known.offset(0)], false, true).await.unwrap_err();
-    let error = SqlError::from(error).message;
+    let error = SqlError::from(error).into_parts().message;
     assert!(error.contains("1.jsonl: line 4"), "{error}");
 }
 
@@ -231,7 +233,8 @@ async fn new_files_are_found_and_changed_ones_are_an_error() {
     let source =
         FsSource::new(&relation(&path.display().to_string(), "JSON", COLUMNS, &[("splits", "2")]))
             .unwrap();
-    let missing = SqlError::from(source.poll(&Known::default()).await.unwrap_err()).message;
+    let missing =
+        SqlError::from(source.poll(&Known::default()).await.unwrap_err()).into_parts().message;
     assert!(missing.contains("sub") && missing.ends_with("it does not exist"), "{missing}");
     std::fs::create_dir(&path).unwrap();
     let known = discovered(&source, Known::default()).await;
@@ -286,7 +289,7 @@ async fn a_damaged_gzip_file_is_named_before_anybody_depends_on_it() {
         let polled = source.poll(&Known::default()).await.unwrap();
         match polled.trouble {
             None => tokio::time::sleep(Duration::from_millis(50)).await,
-            Some(e) => break (e.message, polled.files),
+            Some(e) => break (e.into_parts().message, polled.files),
         }
     };
     assert_eq!(files.len(), 1, "the other file goes on");
@@ -296,7 +299,7 @@ async fn a_damaged_gzip_file_is_named_before_anybody_depends_on_it() {
 #[test]
 fn options_are_checked() {
     let bad = |path: &str, encode: &str, more: &[(&str, &str)]| {
-        FsSource::new(&relation(path, encode, COLUMNS, more)).err().unwrap().message
+        FsSource::new(&relation(path, encode, COLUMNS, more)).err().unwrap().into_parts().message
     };
     assert!(bad("relative/x", "CSV", &[]).contains("not an absolute path"));
     assert!(bad("ftp://x/y", "CSV", &[]).contains("neither a path nor an s3:// URL"));

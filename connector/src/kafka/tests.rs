@@ -82,7 +82,7 @@ async fn read(
             let weight = weights.as_ref().map_or(1, |w| w.value(row));
             rows.push(format!("{weight}:{}|{}|{}", cell(0), cell(1), cell(2)));
         }
-        bad.extend(reader.take_bad_rows().into_iter().map(|b| b.error.message));
+        bad.extend(reader.take_bad_rows().into_iter().map(|b| b.error.into_parts().message));
     }
     (rows, bad)
 }
@@ -212,7 +212,7 @@ async fn partitions_begin_where_they_are_told_to() {
 #[test]
 fn options_are_checked() {
     let bad = |format, more: &[(&str, &str)]| {
-        KafkaSource::new(&relation("x:1", format, more)).err().unwrap().message
+        KafkaSource::new(&relation("x:1", format, more)).err().unwrap().into_parts().message
     };
     let plain = ("PLAIN", "JSON");
     assert!(bad(plain, &[("properties.group.id", "x")]).contains("cannot be set"));

@@ -147,7 +147,9 @@ pub fn timestamp_ms(number: u64, config: &StreamConfig) -> u64 {
 
 #[inline]
 fn last_person(number: u64) -> u64 {
-    number / CYCLE * PERSONS + (number % CYCLE).min(PERSONS - 1)
+    #[allow(clippy::unnecessary_min_or_max)] // PERSONS is 1 in the reference, and a constant here
+    let person = (number % CYCLE).min(PERSONS - 1);
+    number / CYCLE * PERSONS + person
 }
 
 #[inline]

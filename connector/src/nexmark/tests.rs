@@ -212,7 +212,7 @@ fn rate_paces_by_the_wall_clock() {
 #[test]
 fn bad_options_are_named() {
     let message = |extra: &[(&str, &str)]| {
-        NexmarkSource::new(&relation(Kind::Bid, extra)).err().unwrap().message
+        NexmarkSource::new(&relation(Kind::Bid, extra)).err().unwrap().into_parts().message
     };
     assert_eq!(message(&[("splits", "0")]), "invalid value for option \"splits\": \"0\"");
     assert_eq!(message(&[("event.nmu", "1")]), "unknown option \"event.nmu\"");

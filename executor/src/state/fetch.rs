@@ -1,6 +1,5 @@
 //! Batched reads under way.
 
-use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
 
@@ -116,6 +115,6 @@ fn next_part<T: Divide + Send + 'static>(request: T, mut reading: Reading) -> Re
 }
 
 /// A lookup, waited for. At barriers only.
-pub fn wait(lookup: Lookup) -> impl Future<Output = Result<Found, ExecError>> + Send {
-    async move { Ok(lookup.wait().await?) }
+pub async fn wait(lookup: Lookup) -> Result<Found, ExecError> {
+    Ok(lookup.wait().await?)
 }

@@ -375,7 +375,7 @@ impl Collected {
             _ => None,
         };
         if let Some(digest) = root.digest {
-            self.digest = Some(self.digest.unwrap_or_default().add(digest));
+            self.digest = Some(self.digest.unwrap_or_default().plus(digest));
         }
     }
 }

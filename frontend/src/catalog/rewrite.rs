@@ -496,10 +496,10 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
             None => Some(take(inner)),
         };
     }
-    if let Some(kind) = registering(inner) {
-        if matches!(name.as_str(), "text" | "name" | "varchar") {
-            return Some(call(&format!("#{kind}_out"), [take(inner)]));
-        }
+    if let Some(kind) = registering(inner)
+        && matches!(name.as_str(), "text" | "name" | "varchar")
+    {
+        return Some(call(&format!("#{kind}_out"), [take(inner)]));
     }
     let column = matches!(inner, Expr::Identifier(_) | Expr::CompoundIdentifier(_));
     if column && name == "text" && subquery::is_vector(inner) {

@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn rows_that_were_left_out_do_not_count() {
         let error = || SqlError::new(SqlState::NOT_NULL_VIOLATION, "no");
-        let at = |e: SqlError| e.context.unwrap_or_default();
+        let at = |e: SqlError| e.into_parts().context.unwrap_or_default();
         let mut lines = Lines::new("t", true);
         for (row, text) in ["a", "b", "c", "d"].iter().enumerate() {
             lines.note(row, row as u64 + 1, text.as_bytes());

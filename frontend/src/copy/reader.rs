@@ -601,7 +601,7 @@ mod tests {
         let refused = |format: &Format, input: &str| {
             let e = read(format, input).unwrap_err();
             assert_eq!((e.state.0, e.context.as_deref()), ("22P04", Some("COPY t, line 2")));
-            e.message
+            e.into_parts().message
         };
         assert_eq!(read(&text(), "1\tx\r\n2\ty\r\n").unwrap().len(), 2);
         assert_eq!(read(&text(), "1\tx\r\n2\ty").unwrap().len(), 2);
@@ -649,7 +649,7 @@ mod tests {
     #[test]
     fn rows_that_were_taken_still_have_their_lines() {
         let error = || SqlError::new(SqlState::NOT_NULL_VIOLATION, "no");
-        let at = |e: SqlError| e.context.unwrap_or_default();
+        let at = |e: SqlError| e.into_parts().context.unwrap_or_default();
         let mut reader = Reader::new(&table(), &[0, 1], csv()).unwrap();
         reader.push(b"a,b\n1,x\n2,\"y\nz\"\n3,w\n").unwrap();
         assert_eq!(reader.take().1, 3);

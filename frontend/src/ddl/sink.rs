@@ -82,7 +82,7 @@ pub fn plan(
     };
     let mut query = def.query.query.clone();
     if let (Some(table), Some((_, columns))) = (&table, &def.into) {
-        query = Box::new(into_query(session, catalog, def, table, columns)?);
+        *query = into_query(session, catalog, def, table, columns)?;
     }
     let bound = Binder::new(catalog, session.info(true)).query(&query, &[])?;
     let names = bound.relation_names()?;

@@ -189,11 +189,11 @@ pub fn cell_literal(cell: Cell<'_>, to: SqlType) -> Option<Literal<'_>> {
         Cell::Null => Some(Literal::Null),
         Cell::Text(text) => Some(Literal::Text(text)),
         Cell::Boolean(b) => (to == SqlType::Boolean)
-            .then(|| Literal::Text(Cow::Borrowed(if b { "true" } else { "false" }))),
+            .then_some(Literal::Text(Cow::Borrowed(if b { "true" } else { "false" }))),
         Cell::Number(signed) => {
             let n = signed.strip_prefix('-').unwrap_or(signed);
             let zero = n.len() < signed.len() && is_zero(n);
-            (!zero && reads(n, to)).then(|| Literal::Number(Cow::Borrowed(signed)))
+            (!zero && reads(n, to)).then_some(Literal::Number(Cow::Borrowed(signed)))
         }
     }
 }

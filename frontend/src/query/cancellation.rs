@@ -10,6 +10,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -104,7 +105,7 @@ fn check_cancelled() -> Result<()> {
 }
 
 /// A condition that looks up before it is computed.
-#[derive(Debug, Eq, Hash)]
+#[derive(Debug, Eq)]
 struct CancellableExpr {
     inner: Arc<dyn PhysicalExpr>,
 }
@@ -112,6 +113,12 @@ struct CancellableExpr {
 impl PartialEq for CancellableExpr {
     fn eq(&self, other: &CancellableExpr) -> bool {
         self.inner.eq(&other.inner)
+    }
+}
+
+impl Hash for CancellableExpr {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.inner.hash(state);
     }
 }
 

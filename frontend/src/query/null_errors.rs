@@ -6,6 +6,7 @@
 //! projections below them.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, new_null_array};
@@ -30,7 +31,7 @@ use millrace_functions::tree::Walk;
 use crate::query::conditions::whole;
 
 /// NULL where the inner expression fails.
-#[derive(Debug, Eq, Hash)]
+#[derive(Debug, Eq)]
 struct NullOnError {
     inner: Arc<dyn PhysicalExpr>,
 }
@@ -38,6 +39,12 @@ struct NullOnError {
 impl PartialEq for NullOnError {
     fn eq(&self, other: &NullOnError) -> bool {
         self.inner.eq(&other.inner)
+    }
+}
+
+impl Hash for NullOnError {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.inner.hash(state);
     }
 }
 

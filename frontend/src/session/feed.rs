@@ -199,7 +199,7 @@ impl ChangeFeed {
             e.state,
             format!("the changes of \"{}\" after epoch {} are no longer kept", self.relation.name, self.seen),
         )
-        .with_detail(e.message)
+        .with_detail(e.into_parts().message)
         .with_hint("Start again with the snapshot, and keep changes for longer with CREATE SUBSCRIPTION … WITH (retention = …).")
     }
 }

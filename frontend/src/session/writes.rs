@@ -106,7 +106,7 @@ impl Session {
                     at.insert(Arc::new(StagedTable::new(table)?))
                 }
             };
-            staged.prepare(delta, kind.into())?
+            staged.prepare(delta, kind)?
         };
         let keys = pending.keys()?;
         let found = if keys.value_offsets().len() <= 1 {

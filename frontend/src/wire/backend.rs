@@ -188,7 +188,7 @@ impl Backend {
 /// The fields of an ErrorResponse or NoticeResponse.
 fn report(severity: &str, e: &SqlError) -> Vec<(u8, String)> {
     let position = e.position.map(|p| p.to_string());
-    let object = e.object.as_deref();
+    let object = e.object.as_ref();
     let fields = [
         (b'S', Some(severity)),
         (b'V', Some(severity)),

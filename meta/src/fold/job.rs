@@ -333,7 +333,7 @@ pub fn start_backfill(state: &mut MetaState, entry: &StartBackfill) -> Verdict {
     if job.version.generation != entry.generation {
         return Err(VoidReason::OtherGeneration);
     }
-    if !job.version.backfill.as_ref().is_some_and(|b| b.snapshot_epoch == 0) {
+    if job.version.backfill.as_ref().is_none_or(|b| b.snapshot_epoch != 0) {
         return Err(VoidReason::BadEpoch);
     }
     if !fix_snapshot_epoch(state, id) {
@@ -346,7 +346,7 @@ pub fn start_backfill(state: &mut MetaState, entry: &StartBackfill) -> Verdict {
 /// is before this record's, so whatever else the record commits does not matter.
 pub fn fix_snapshot_epoch(state: &mut MetaState, id: RelationId) -> bool {
     let Some(job) = state.jobs.get(&id) else { return false };
-    if !job.version.backfill.as_ref().is_some_and(|b| b.snapshot_epoch == 0) {
+    if job.version.backfill.as_ref().is_none_or(|b| b.snapshot_epoch != 0) {
         return false;
     }
     let Some(epoch) = state.exact_common(&job.inputs, state.epoch.prev()) else { return false };

@@ -118,7 +118,7 @@ async fn a_laggard_is_named_when_time_is_up() {
         c.meta.read_epoch(&[w, t], Some(Duration::from_millis(300)), true).await.unwrap_err();
     assert_eq!(error.state, SqlState::QUERY_CANCELED);
     assert!(error.message.contains("\"v\"") && error.message.contains("300 ms"), "{error}");
-    let detail = error.detail.unwrap_or_default();
+    let detail = error.into_parts().detail.unwrap_or_default();
     let age = detail.split("does not have yet is ").nth(1).and_then(|d| d.split(' ').next());
     let age: u64 = age.and_then(|ms| ms.parse().ok()).unwrap_or_default();
     assert!(age >= 300, "{detail}");
@@ -138,7 +138,7 @@ async fn a_relation_being_created_is_not_readable_and_says_how_far_it_is() {
     for fresh in [true, false] {
         let error = c.meta.read_epoch(&[v], None, fresh).await.unwrap_err();
         assert_eq!(error.state, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
-        assert!(error.detail.unwrap().contains("of about 100 rows"));
+        assert!(error.detail.as_deref().unwrap().contains("of about 100 rows"));
     }
     c.meta.flush().await.unwrap();
 }

@@ -193,7 +193,10 @@ impl<'a> Provider<'a> {
         }
         let query = crate::parser::parse_query(&view.query)?;
         // Its places are those of another text.
-        let elsewhere = |e: SqlError| SqlError { after: None, ..e };
+        let elsewhere = |mut e: SqlError| {
+            e.after = None;
+            e
+        };
         let stored;
         let session = match self.session.zones.zone {
             None => self.session,

@@ -96,7 +96,7 @@ fn object(row: &Expr) -> Option<Expr> {
     let items = row_items(row)?;
     let members = items.into_iter().enumerate().flat_map(|(i, item)| {
         let value = object(&item).unwrap_or(item);
-        [string(&format!("f{}", i + 1)), value]
+        [string(format!("f{}", i + 1)), value]
     });
     Some(call("jsonb_build_object", members.collect::<Vec<_>>()))
 }

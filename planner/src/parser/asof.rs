@@ -16,10 +16,10 @@ pub(super) fn wrap_left(tokens: &mut Vec<TokenWithSpan>) {
     let mut out: Vec<TokenWithSpan> = Vec::with_capacity(tokens.len());
     // Parentheses open; those inside which a left join waits for its condition; those that close one.
     let (mut depth, mut waiting, mut closing) = (0usize, Vec::<usize>::new(), Vec::<usize>::new());
-    let mut rest = std::mem::take(tokens).into_iter().peekable();
+    let rest = std::mem::take(tokens);
     let mut after_asof = false;
     let mut at_condition = false;
-    while let Some(token) = rest.next() {
+    for token in rest {
         if matches!(token.token, Token::Whitespace(_)) {
             out.push(token);
             continue;

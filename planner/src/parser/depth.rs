@@ -85,17 +85,17 @@ pub fn check(tokens: &[TokenWithSpan], source: &Source<'_>) -> Result<(), SqlErr
 
 impl Counts {
     fn word(&mut self, word: &str) {
-        let is = |other: &&str| word.eq_ignore_ascii_case(other);
-        if ["AND", "OR"].iter().any(|w| is(w)) {
+        let is = |other: &str| word.eq_ignore_ascii_case(other);
+        if ["AND", "OR"].iter().copied().any(is) {
             self.operators = 0;
             self.conditions += 1;
-        } else if SET_OPERATIONS.iter().any(|w| is(w)) {
+        } else if SET_OPERATIONS.iter().copied().any(is) {
             *self = Counts { queries: self.queries + 1, ..Counts::default() };
-        } else if is(&"JOIN") {
+        } else if is("JOIN") {
             self.joins += 1;
-        } else if BOUNDARIES.iter().any(|w| is(w)) {
+        } else if BOUNDARIES.iter().copied().any(is) {
             (self.operators, self.conditions) = (0, 0);
-        } else if WORD_OPERATORS.iter().any(|w| is(w)) {
+        } else if WORD_OPERATORS.iter().copied().any(is) {
             self.operators += 1;
         }
     }

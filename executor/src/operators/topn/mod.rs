@@ -624,17 +624,17 @@ impl Diff {
                 (Some(a), Some(b)) => (&a.key, a.rank).cmp(&(&b.key, b.rank)),
             };
             let (mut weight, mut row) = (0, None);
-            if order.is_le() {
-                if let Some(a) = o.next() {
-                    weight -= a.weight;
-                    row = Some(a);
-                }
+            if order.is_le()
+                && let Some(a) = o.next()
+            {
+                weight -= a.weight;
+                row = Some(a);
             }
-            if order.is_ge() {
-                if let Some(b) = n.next() {
-                    weight += b.weight;
-                    row = Some(b);
-                }
+            if order.is_ge()
+                && let Some(b) = n.next()
+            {
+                weight += b.weight;
+                row = Some(b);
             }
             if let Some(row) = row.filter(|_| weight != 0) {
                 self.rows.push(row.at);

@@ -146,7 +146,7 @@ impl OperatorPlanner {
 
     /// CASE: conditions and results in turn, then ELSE.
     fn case(&self, args: Vec<Expr>, seen: &[Seen], schema: &DFSchema) -> Result<Expr> {
-        let is_condition = |i: usize| i % 2 == 0 && i + 1 < args.len();
+        let is_condition = |i: usize| i.is_multiple_of(2) && i + 1 < args.len();
         let (mut conditions, mut results, mut types) = (Vec::new(), Vec::new(), Vec::new());
         let count = args.len();
         let flags: Vec<bool> = (0..count).map(is_condition).collect();
