@@ -4,7 +4,8 @@
 //! fresh server. A line `-- = a | b` after a statement is a row of its result, in order; without such
 //! lines the result is not looked at. In a block fenced as `sql error` every statement must fail, and
 //! `-- = 0A000` gives the SQLSTATE. A block whose lines begin with psql's prompt is a transcript: tags
-//! and rows must be the real ones. The tables of settings and options are compared with their source.
+//! and rows must be the real ones. The rows of function tables run too ([`functions`]). The tables of settings
+//! and options are compared with their source.
 
 mod blocks;
 mod crates;
@@ -280,6 +281,21 @@ fn every_option_of_the_command_line_is_in_the_manual() {
     }
 }
 
+/// The anchors of a document's headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut fenced = false;
+    let headings = text.lines().filter(|line| {
+        fenced ^= line.starts_with("```");
+        !fenced && line.starts_with('#')
+    });
+    let anchor = |heading: &str| {
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = words.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
+        kept.collect::<String>().replace(' ', "-")
+    };
+    headings.map(anchor).collect()
+}
+
 #[test]
 fn links_between_documents_lead_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -287,10 +303,19 @@ fn links_between_documents_lead_somewhere() {
     for file in files {
         let text = read(&file);
         for (at, opening) in text.match_indices("](") {
-            let target = text[at + opening.len()..].split([')', '#']).next().unwrap_or_default();
-            if !target.is_empty() && !target.contains("://") {
-                let place = root.join(&file).with_file_name(target);
-                assert!(place.exists(), "{file} links to {target}, which does not exist");
+            let link = text[at + opening.len()..].split(')').next().unwrap_or_default();
+            let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
+            if link.is_empty() || target.contains("://") {
+                continue;
+            }
+            let place = match target.is_empty() {
+                true => root.join(&file),
+                false => root.join(&file).with_file_name(target),
+            };
+            assert!(place.exists(), "{file} links to {target}, which does not exist");
+            if !anchor.is_empty() {
+                let text = std::fs::read_to_string(&place).expect("the document is read");
+                assert!(anchors(&text).contains(anchor), "{file}: {link} has no such heading");
             }
         }
     }
