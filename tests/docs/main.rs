@@ -9,6 +9,7 @@
 
 mod blocks;
 mod crates;
+mod formats;
 mod functions;
 
 use std::collections::BTreeSet;
