@@ -9,13 +9,27 @@ use sqlparser::ast::*;
 use super::desugar::{Copies, call, string};
 use super::names::fold;
 use super::predicates::fill;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::parser::walk;
 
 /// The name of the aggregate of such a subquery, which is of no other query even if all that it reads is.
 pub const GATHERED: &str = "#gathered";
 
+/// Makes aggregates of `ARRAY(SELECT …)`.
+pub struct SpellOutArrayQueries;
+
+impl AstRewrite for SpellOutArrayQueries {
+    fn name(&self) -> &'static str {
+        "spell out array queries"
+    }
+
+    fn expr(&self, expr: &mut Expr, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        spell_out(expr, &mut cx.copies)
+    }
+}
+
 /// Spells out a call that is one.
-pub fn spell_out(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
+fn spell_out(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
     let Expr::Function(Function { name, args: FunctionArguments::Subquery(query), .. }) = expr
     else {
         return Ok(());

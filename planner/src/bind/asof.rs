@@ -33,9 +33,12 @@ use millrace_functions::tree::WalkPlan;
 use millrace_functions::window_fn::ASOF_MATCH;
 use sqlparser::ast::{
     BinaryOperator, Expr as SqlExpr, FunctionArg, FunctionArgExpr, FunctionArguments,
-    JoinConstraint, JoinOperator, TableFactor, TableWithJoins,
+    JoinConstraint, JoinOperator, Select, TableFactor, TableWithJoins,
 };
 
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::ASOF_LEFT;
 
 const TIME: &str = "#time";
@@ -43,8 +46,21 @@ const TIE: &str = "#tie";
 const RIGHT: &str = "#right";
 const MET: &str = "#met";
 
+/// Turns ASOF joins into joins on a call of `asof_match`.
+pub struct MarkAsof;
+
+impl AstRewrite for MarkAsof {
+    fn name(&self) -> &'static str {
+        "mark asof"
+    }
+
+    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        select.from.iter_mut().try_for_each(mark)
+    }
+}
+
 /// Turns the ASOF joins of a FROM item into joins on a call of `asof_match`.
-pub fn mark(from: &mut TableWithJoins) -> Result<(), SqlError> {
+fn mark(from: &mut TableWithJoins) -> Result<(), SqlError> {
     mark_factor(&mut from.relation)?;
     for join in &mut from.joins {
         mark_factor(&mut join.relation)?;
@@ -119,8 +135,25 @@ fn no_comparison() -> SqlError {
     )
 }
 
+/// Makes windows of ASOF joins.
+pub struct LatestOfAsof;
+
+impl PlanRewrite for LatestOfAsof {
+    fn name(&self) -> &'static str {
+        "latest of asof"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
+
 /// Rewrites every join on a call of `asof_match`.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     plan.rewrite_down_with_subqueries(|node| match asof_of(&node) {
         Some(join) => Ok(Transformed::yes(Asof::of(join)?.plan(join)?)),
         None => Ok(Transformed::no(node)),

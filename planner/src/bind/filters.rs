@@ -2,12 +2,30 @@
 //! Here arguments are columns, computed for all rows before the filter applies; so an argument that can fail is
 //! only computed where the filter is true.
 
+use millrace_common::SqlError;
 use sqlparser::ast::*;
 
 use super::desugar::{resolved, take};
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+
+/// Computes what an aggregate is of only where its FILTER is true.
+pub struct GuardFilters;
+
+impl AstRewrite for GuardFilters {
+    fn name(&self) -> &'static str {
+        "guard filters"
+    }
+
+    fn expr(&self, expr: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        if let Expr::Function(function) = expr {
+            guard(function);
+        }
+        Ok(())
+    }
+}
 
 /// `f(arg) FILTER (WHERE c)` as `f(CASE WHEN c THEN arg END) FILTER (WHERE c)`.
-pub fn guard(function: &mut Function) {
+fn guard(function: &mut Function) {
     let Some(filter) = &function.filter else { return };
     // Of an ordered-set aggregate the argument is a constant.
     if !function.within_group.is_empty() {

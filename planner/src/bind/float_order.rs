@@ -17,8 +17,31 @@ use millrace_functions::canonical::canonical;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::WalkPlan;
 
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Orders floats by value, in batch: views keep keys in that form anyway.
+pub struct OrderFloats;
+
+impl PlanRewrite for OrderFloats {
+    fn name(&self) -> &'static str {
+        "order floats"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        session: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        match session.for_view {
+            true => Ok(plan),
+            false => rewrite(plan),
+        }
+    }
+}
+
 /// Rewrites sorts, DISTINCT ON and windows of a plan.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan.rewrite_up_with_subqueries(|node| {
         Ok(match node {
             LogicalPlan::Sort(Sort { expr, input, fetch }) => {

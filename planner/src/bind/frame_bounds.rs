@@ -21,12 +21,45 @@ use super::clause_expressions::any_own;
 use super::desugar::interval_text;
 use super::frames::UNTYPED;
 use super::{Binder, SessionInfo, limits, misplaced_calls};
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::bind::series::evaluated;
 use crate::catalog::CatalogView;
 use crate::parser::walk;
 
+/// Checks the frames of windows, and makes plain offsets of theirs.
+pub struct CheckFrames;
+
+impl AstRewrite for CheckFrames {
+    fn name(&self) -> &'static str {
+        "check frames"
+    }
+
+    fn expr(&self, expr: &mut Expr, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        match expr {
+            Expr::Function(function) => plain_bounds(function, cx.session),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Frames with plain offsets: `ROWS 1 + 1 PRECEDING`, `RANGE INTERVAL '1 hour' PRECEDING`, which takes the type of the order.
+fn plain_bounds(function: &mut Function, session: &SessionInfo) -> Result<(), SqlError> {
+    let Some(WindowType::WindowSpec(spec)) = &mut function.over else { return Ok(()) };
+    let Some(frame) = &mut spec.window_frame else { return Ok(()) };
+    check(frame, spec.order_by.len())?;
+    let bounds = [("starting", Some(&mut frame.start_bound)), ("ending", frame.end_bound.as_mut())];
+    for (which, bound) in bounds {
+        if let Some(Preceding(Some(e)) | Following(Some(e))) = bound
+            && let Some(text) = plain(e, &frame.units, which, session)?
+        {
+            **e = Expr::value(Value::Number(text, false));
+        }
+    }
+    Ok(())
+}
+
 /// An error where a frame is none. `orders`: how many expressions its window is ordered by.
-pub fn check(frame: &WindowFrame, orders: usize) -> Result<(), SqlError> {
+fn check(frame: &WindowFrame, orders: usize) -> Result<(), SqlError> {
     check_bounds(&frame.start_bound, frame.end_bound.as_ref())?;
     let bounds = [Some(&frame.start_bound), frame.end_bound.as_ref()];
     let mut offsets = bounds.into_iter().flatten().filter_map(offset);
@@ -44,7 +77,7 @@ pub fn check(frame: &WindowFrame, orders: usize) -> Result<(), SqlError> {
 }
 
 /// How a bound's offset is written out. `which`: what messages call the bound. `None`: it stays as it is.
-pub fn plain(
+fn plain(
     e: &Expr,
     units: &WindowFrameUnits,
     which: &str,

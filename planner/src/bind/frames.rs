@@ -22,11 +22,30 @@ use millrace_functions::types::type_name;
 use millrace_functions::window_fn::EXCLUDE;
 
 use super::{window_args, window_peers};
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
 
 const DAY_US: i128 = 86_400_000_000;
 
+/// Makes calls of our own of windows that DataFusion computes otherwise.
+pub struct CallFramed;
+
+impl PlanRewrite for CallFramed {
+    fn name(&self) -> &'static str {
+        "call framed"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
+
 /// Rewrites the windows of a plan.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan.rewrite_up_with_subqueries(|node| match node {
         LogicalPlan::Window(Window { input, window_expr, schema }) => {
             let names = NamePreserver::new_for_projection();

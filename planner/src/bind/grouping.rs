@@ -7,11 +7,25 @@ use sqlparser::ast::{Expr, GroupByExpr, Select, SelectItem, Value};
 use super::desugar::Copies;
 use super::distinct_on::has_merged;
 use super::order::same;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 
 /// More sets than this are not spelled out.
 const MAX_COLUMNS: usize = 6;
 
-pub fn spell_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
+/// Spells out ROLLUP and CUBE that name a column twice.
+pub struct SpellOutGrouping;
+
+impl AstRewrite for SpellOutGrouping {
+    fn name(&self) -> &'static str {
+        "spell out grouping"
+    }
+
+    fn select(&self, select: &mut Select, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        spell_out(select, &mut cx.copies)
+    }
+}
+
+fn spell_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
     let exact = has_merged(select);
     let GroupByExpr::Expressions(exprs, _) = &mut select.group_by else {
         return Ok(());

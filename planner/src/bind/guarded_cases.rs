@@ -14,7 +14,27 @@ use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::{Walk, WalkPlan};
 
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Computes branches of boolean CASEs for their own rows only.
+pub struct GuardCases;
+
+impl PlanRewrite for GuardCases {
+    fn name(&self) -> &'static str {
+        "guard cases"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
+
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let done = plan.rewrite_up_with_subqueries(|node| {
         let mut concerned = false;
         node.apply_expressions(|e| {

@@ -3,9 +3,11 @@
 
 use std::ops::ControlFlow;
 
+use millrace_common::SqlError;
 use sqlparser::ast::{Expr, ObjectName, VisitMut, VisitorMut};
 
 use super::names::{fold, table_alias};
+use crate::bind::rewrites::ast::{AstContext, AstRewrite, Whole};
 use crate::parser::walk;
 
 /// Ours, which the rewrites of this module call.
@@ -67,8 +69,25 @@ const THEIRS: [&str; 17] = [
     "with_metadata",
 ];
 
+/// Hides internal functions from the text of a statement.
+pub struct HideInternalCalls;
+
+impl AstRewrite for HideInternalCalls {
+    fn name(&self) -> &'static str {
+        "hide internal calls"
+    }
+
+    fn whole(&self, node: &mut Whole<'_>, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        match node {
+            Whole::Query(query) => hide(*query),
+            Whole::Expr(expr) => hide(*expr),
+        }
+        Ok(())
+    }
+}
+
 /// Gives such calls of a query as it is written names that no function has, shown as theirs.
-pub fn hide(query: &mut impl VisitMut) {
+fn hide(query: &mut impl VisitMut) {
     struct Hide;
     impl VisitorMut for Hide {
         type Break = ();

@@ -6,13 +6,29 @@
 
 use std::ops::ControlFlow;
 
+use millrace_common::SqlError;
 use sqlparser::ast::*;
 
 use super::clause_expressions::any_own;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::parser::walk;
 
+/// Moves conditions with subqueries from joins to WHERE.
+pub struct MoveJoinConditions;
+
+impl AstRewrite for MoveJoinConditions {
+    fn name(&self) -> &'static str {
+        "move join conditions"
+    }
+
+    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        move_to_where(select);
+        Ok(())
+    }
+}
+
 /// Moves the conditions of a SELECT's joins that have subqueries to WHERE.
-pub fn move_to_where(select: &mut Select) {
+fn move_to_where(select: &mut Select) {
     let alone = select.from.len() == 1;
     let mut moved = Vec::new();
     for from in &mut select.from {

@@ -19,9 +19,28 @@ use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::outer_references::{outer_columns, subquery_of};
 use super::provider::columns_of;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Moves conditions with subqueries out of joins.
+pub struct MoveJoinFilters;
+
+impl PlanRewrite for MoveJoinFilters {
+    fn name(&self) -> &'static str {
+        "move join filters"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
 
 /// Moves such conditions out of all joins of a plan.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let done = plan.rewrite_up_with_subqueries(|node| match node {
         LogicalPlan::Join(join) if has_subquery(join.filter.as_ref())? => {
             Ok(Transformed::yes(Parts::of(&join).join(join)?))

@@ -23,13 +23,15 @@ use datafusion::logical_expr::{
     binary_expr, cast, ident, lit, when,
 };
 use millrace_common::SqlError;
-use millrace_functions::error::external;
+use millrace_functions::error::{external, sql_error_from_datafusion};
 use millrace_functions::interrupt;
 use millrace_functions::tree::{Walk, WalkPlan};
 use millrace_functions::{functions, row_counts};
 
 use super::outer_references;
 use super::provider::columns_of;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
 pub use simple::{Predicate, decorrelates, joins, refers_outside};
 
 /// A lateral join as a plan over its left side, where its right side allows that.
@@ -610,9 +612,27 @@ fn resolved(e: Expr, left: &LogicalPlan) -> Result<Expr> {
     .map(|t| t.data)
 }
 
+/// Refuses DISTINCT ON in subqueries that read an outer query.
+pub struct RefuseLateralDistinctOn;
+
+impl PlanRewrite for RefuseLateralDistinctOn {
+    fn name(&self) -> &'static str {
+        "refuse lateral distinct on"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        refuse_distinct_on(&plan).map_err(sql_error_from_datafusion)?;
+        Ok(plan)
+    }
+}
+
 /// Refuses DISTINCT ON over the rows that a subquery has for one outer row: what is first among them is not what is first
 /// among all, from which DataFusion would choose those of the outer row.
-pub fn refuse_distinct_on(plan: &LogicalPlan) -> Result<()> {
+fn refuse_distinct_on(plan: &LogicalPlan) -> Result<()> {
     plan.walk_with_subqueries(|node| {
         if let LogicalPlan::Subquery(s) = node {
             without_distinct_on(&s.subquery)?;

@@ -21,6 +21,8 @@ use sqlparser::ast::Expr as Ast;
 use super::clause_expressions::any_own;
 use super::outer_references::subquery_of;
 use super::provider::columns_of;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
 use crate::bind::series::constant;
 
 /// 42P10 where a LIMIT names a column: it has no rows to read one of.
@@ -42,8 +44,25 @@ pub fn check_size(text: &str) -> std::result::Result<(), SqlError> {
     }
 }
 
+/// Makes filters of limits that subqueries compute.
+pub struct FilterByLimits;
+
+impl PlanRewrite for FilterByLimits {
+    fn name(&self) -> &'static str {
+        "filter by limits"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        session: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan, session.for_view)
+    }
+}
+
 /// Rewrites every limit by a subquery; an error where a constant one is below zero.
-pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan.rewrite_up_with_subqueries(|node| {
         let LogicalPlan::Limit(limit) = &node else { return Ok(Transformed::no(node)) };
         if !has_subquery(limit)? {

@@ -1,9 +1,9 @@
 //! Names and types: AST to a logical plan.
 //!
-//! A query's AST is rewritten ([`desugar`]) so that everything whose meaning depends on types goes
-//! through one hook ([`operators`]); `SqlToRel` does the rest with our [`provider`]. Views are
-//! expanded from their stored text; window functions in FROM become plain plans ([`window_tvf`]).
-//! The result runs under DataFusion as it is, and the stream planner takes the same plan.
+//! A query's AST is rewritten ([`rewrites::ast`]) so that everything whose meaning depends on types goes through one hook
+//! ([`operators`]); `SqlToRel` does the rest with our [`provider`], and the plan that it makes is rewritten in turn
+//! ([`rewrites::plan`]). Views are expanded from their stored text; window functions in FROM become plain plans
+//! ([`window_tvf`]). The result runs under DataFusion as it is, and the stream planner takes the same plan.
 
 mod ambiguous;
 mod array_query;
@@ -31,6 +31,7 @@ pub mod misplaced_calls;
 pub mod names;
 mod natural;
 mod null_keys;
+mod null_types;
 pub mod operator_spans;
 pub mod operators;
 mod order;
@@ -45,6 +46,7 @@ pub mod predicates;
 pub mod provider;
 pub mod relations;
 mod repeated_orders;
+pub mod rewrites;
 pub mod scalar;
 mod scopes;
 mod semantic_equality;
@@ -73,7 +75,7 @@ use std::sync::{Arc, Mutex};
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, ScalarValue};
-use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, LogicalPlanBuilder};
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan};
 use datafusion::sql::planner::{ParserOptions, PlannerContext, SqlToRel};
 use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_functions::error::sql_error_from_datafusion;
@@ -85,6 +87,8 @@ use crate::catalog::CatalogView;
 use crate::parser::folded;
 use operators::Parameters;
 use provider::{Provider, Seen};
+use rewrites::ast::AstContext;
+use rewrites::plan::Of;
 pub use volatility::check_view_volatility;
 use zones::Zones;
 
@@ -180,13 +184,7 @@ impl<'a> Binder<'a> {
             Arc::clone(&relations),
             0,
         )?;
-        unions::check(&plan)?;
-        let plan = repeated_orders::rewrite(type_nulls(unions::unify(plan)?)?)?;
-        let plan = guarded_cases::rewrite(plan)?;
-        let plan = if self.session.for_view { plan } else { float_order::rewrite(plan)? };
-        let plan = sort_keys::rewrite(plan)?;
-        // After the zones, which know frames as they are written.
-        let plan = frames::rewrite(zones::rewrite(plan, &self.session)?)?;
+        let plan = rewrites::plan::rewrite(plan, Of::Statement, &self.session)?;
         let fields = plan.schema().fields();
         let names = fields.iter().map(|f| names::shown(f.name()).to_owned()).collect();
         let types = fields
@@ -210,8 +208,7 @@ impl<'a> Binder<'a> {
     ) -> Result<Expr, SqlError> {
         let mut expr = expr.clone();
         folded::unfold(&mut expr)?;
-        internal_calls::hide(&mut expr);
-        desugar::desugar_expr(&mut expr, &self.session)?;
+        rewrites::ast::rewrite_expr(&mut expr, AstContext::new(self.catalog, &self.session))?;
         let parameters = Arc::new(Parameters::default());
         let relations: Seen = Arc::new(Mutex::new(BTreeMap::new()));
         let provider = Provider::new(self.catalog, &self.session, parameters, relations, true, 0);
@@ -302,9 +299,8 @@ fn plan_spelled(
 ) -> Result<LogicalPlan, SqlError> {
     plan_size::check_references(&query)?;
     let hidden = locate::names_identifier(&query, ROW_ID);
-    internal_calls::hide(&mut query);
-    scopes::resolve(&mut query, catalog, &session.database)?;
-    desugar::desugar_query(&mut query, session).map_err(without_marks)?;
+    let context = AstContext::new(catalog, session);
+    rewrites::ast::rewrite_query(&mut query, context).map_err(without_marks)?;
     let provider = Provider::new(catalog, session, parameters, relations, hidden, depth);
     let planner = SqlToRel::new_with_options(&provider, parser_options());
     let plan_once = |query: &ast::Query| {
@@ -318,24 +314,7 @@ fn plan_spelled(
         outer_names::rename(&mut query, &names)?;
         planned = plan_once(&query);
     }
-    let plan = planned?;
-    interrupt::check()?;
-    plan_size::check(&plan)?;
-    outer_aggregates::refuse(&plan)?;
-    let plan = unique::rewrite(values::name(plan)?)?;
-    let plan = join_filters::rewrite(plan)?;
-    let plan = table_functions::rewrite(plan, session.for_view)?;
-    let plan = window_args::read_defaults(plan, session.zones)?;
-    // Before subqueries are joined, which hides what they are ordered by.
-    let plan =
-        ordered_input::keep(limits::rewrite(semantic_equality::rewrite(plan)?, session.for_view)?)?;
-    lateral::refuse_distinct_on(&plan).map_err(sql_error_from_datafusion)?;
-    let plan = scalar::rewrite(plan, session.for_view)?;
-    interrupt::check()?;
-    let plan = null_keys::guard(plan)?;
-    let plan = asof::rewrite(with_ties::rewrite(set_operations::rewrite(plan)?)?)?;
-    let plan = ordered_input::keep(plan)?;
-    if session.for_view { Ok(plan) } else { empty_scalars::guard(plan) }
+    rewrites::plan::rewrite(planned?, Of::Query, session)
 }
 
 /// An error whose message shows nothing of what is noted in names and operators.
@@ -346,28 +325,6 @@ fn without_marks(mut e: SqlError) -> SqlError {
 
 /// The hidden row id of relations without a key.
 const ROW_ID: &str = "_row_id";
-
-/// `SELECT NULL` has type text.
-fn type_nulls(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-    let schema = Arc::clone(plan.schema());
-    if !schema.fields().iter().any(|f| *f.data_type() == DataType::Null) {
-        return Ok(plan);
-    }
-    let exprs = schema.iter().map(|(qualifier, field)| {
-        let column = Expr::Column((qualifier, field).into());
-        match field.data_type() {
-            DataType::Null => {
-                let cast = datafusion::logical_expr::Cast::new(Box::new(column), DataType::Utf8);
-                Expr::Cast(cast).alias(field.name())
-            }
-            _ => column,
-        }
-    });
-    LogicalPlanBuilder::from(plan)
-        .project(exprs.collect::<Vec<_>>())
-        .and_then(|b| b.build())
-        .map_err(sql_error_from_datafusion)
-}
 
 /// Lists and structs, which only system queries return, are shown as text.
 fn output_type(t: &DataType) -> SqlType {

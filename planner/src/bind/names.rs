@@ -6,13 +6,15 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
+use millrace_common::SqlError;
 use millrace_functions::types::type_column_name;
 use sqlparser::ast::{
-    AccessExpr, BinaryOperator, Expr, Ident, ObjectName, Query, SelectItem, SetExpr, UnaryOperator,
-    Value,
+    AccessExpr, BinaryOperator, Expr, Ident, ObjectName, Query, Select, SelectItem, SetExpr,
+    UnaryOperator, Value,
 };
 
 use super::types::sql_type;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::parser::walk;
 
 /// Starts the suffix of a repeated name; no identifier of a user contains it.
@@ -74,8 +76,22 @@ pub fn makes_rows(items: &[SelectItem]) -> bool {
     items.iter().any(found)
 }
 
+/// Names the output columns of a SELECT as PostgreSQL does.
+pub struct NameColumns;
+
+impl AstRewrite for NameColumns {
+    fn name(&self) -> &'static str {
+        "name columns"
+    }
+
+    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        name_items(&mut select.projection);
+        Ok(())
+    }
+}
+
 /// Gives every expression of a SELECT list the alias that PostgreSQL would, unique in the list.
-pub fn name_items(items: &mut [SelectItem]) {
+fn name_items(items: &mut [SelectItem]) {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let rows = makes_rows(items);
     for item in items {

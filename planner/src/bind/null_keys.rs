@@ -19,9 +19,28 @@ use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::provider::columns_of;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Keeps NULLs apart in equalities over joins that take them as equal.
+pub struct GuardNullKeys;
+
+impl PlanRewrite for GuardNullKeys {
+    fn name(&self) -> &'static str {
+        "guard null keys"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        guard(plan)
+    }
+}
 
 /// Does that to a plan that has such joins.
-pub fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let guarded = Joins::of(&plan).and_then(|joins| {
         if !joins.null_safe {
             return Ok(plan);

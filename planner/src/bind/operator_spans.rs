@@ -7,9 +7,12 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use datafusion::error::DataFusionError;
+use millrace_common::SqlError;
 use millrace_common::SqlState;
 use millrace_functions::error::{external, sql_error_from_datafusion};
 use sqlparser::ast::{BinaryOperator, Expr, Spanned};
+
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 
 const MARK: &str = "#after:";
 
@@ -46,8 +49,24 @@ fn operators() -> &'static HashMap<String, BinaryOperator> {
     })
 }
 
+/// Notes where operators stand.
+pub struct NoteOperators;
+
+impl AstRewrite for NoteOperators {
+    fn name(&self) -> &'static str {
+        "note operators"
+    }
+
+    fn expr(&self, expr: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        if let Expr::BinaryOp { left, op, .. } = expr {
+            note(op, left);
+        }
+        Ok(())
+    }
+}
+
 /// Notes where an operator stands: after its left operand.
-pub fn note(op: &mut BinaryOperator, left: &Expr) {
+fn note(op: &mut BinaryOperator, left: &Expr) {
     let symbol = op.to_string();
     let end = left.span().end;
     if end.line > 0 && operators().contains_key(&symbol) {

@@ -15,10 +15,36 @@ use sqlparser::tokenizer::Location;
 use super::clause_expressions::any_own;
 use super::distinct_on::has_merged;
 use super::names::{column_name, fold, hidden_name, is_column};
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::parser::walk;
 
+/// Tells the names of outputs from those of inputs in ORDER BY.
+pub struct PartOrderNames;
+
+impl AstRewrite for PartOrderNames {
+    fn name(&self) -> &'static str {
+        "part order names"
+    }
+
+    fn query(&self, query: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        for cte in query.with.iter_mut().flat_map(|w| &mut w.cte_tables) {
+            part_and_keep_names(&mut cte.query)?;
+        }
+        place_distinct(query)?;
+        part_branches(&mut query.body)?;
+        part_names(query)
+    }
+
+    fn from_item(&self, factor: &mut TableFactor, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        match factor {
+            TableFactor::Derived { subquery, .. } => part_and_keep_names(subquery),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Makes positions of what a SELECT DISTINCT is ordered by; 42P10 where its list has no such expression.
-pub fn place_distinct(query: &mut Query) -> Result<(), SqlError> {
+fn place_distinct(query: &mut Query) -> Result<(), SqlError> {
     // Merged columns are written out first: the name of one is another column than that of a table's own.
     if matches!(query.body.as_ref(), SetExpr::Select(select) if select.distinct.is_some()) {
         super::using::spell_out_query(query)?;
@@ -169,7 +195,7 @@ pub(super) fn unnested(e: &Expr) -> &Expr {
 }
 
 /// Parts the output names of a query from the names in its ORDER BY; 42702 for a name of several output columns.
-pub fn part_names(query: &mut Query) -> Result<(), SqlError> {
+fn part_names(query: &mut Query) -> Result<(), SqlError> {
     let Some(OrderBy { kind: OrderByKind::Expressions(order), .. }) = &mut query.order_by else {
         return Ok(());
     };
@@ -214,7 +240,7 @@ pub(super) fn hidden_inputs(select: &Select, order: &[OrderByExpr]) -> HashSet<S
 }
 
 /// The same of a query that others read by its columns' names: it keeps them.
-pub fn part_and_keep_names(query: &mut Query) -> Result<(), SqlError> {
+fn part_and_keep_names(query: &mut Query) -> Result<(), SqlError> {
     let names = |q: &Query| match q.body.as_ref() {
         SetExpr::Select(s) => s.projection.iter().map(output_name).collect::<Option<Vec<_>>>(),
         _ => None,
@@ -243,7 +269,7 @@ pub fn part_and_keep_names(query: &mut Query) -> Result<(), SqlError> {
 }
 
 /// The same of the queries in parentheses that a set operation unites.
-pub fn part_branches(body: &mut SetExpr) -> Result<(), SqlError> {
+fn part_branches(body: &mut SetExpr) -> Result<(), SqlError> {
     let SetExpr::SetOperation { left, right, .. } = body else { return Ok(()) };
     for side in [left, right] {
         match side.as_mut() {

@@ -17,12 +17,47 @@ use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::outer_references::subquery_of;
 use super::provider::columns_of;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Aggregates whose results are in the order of their rows; those of documents are made of `array_agg`.
 const ORDERED: [&str; 2] = ["array_agg", "string_agg"];
 
 /// Gives aggregates the order of the subqueries whose rows they take.
-pub fn keep(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+pub struct KeepInputOrder;
+
+impl PlanRewrite for KeepInputOrder {
+    fn name(&self) -> &'static str {
+        "keep input order"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        keep(plan)
+    }
+}
+
+/// [`KeepInputOrder`] of the aggregates that subqueries have become.
+pub struct KeepJoinedOrder;
+
+impl PlanRewrite for KeepJoinedOrder {
+    fn name(&self) -> &'static str {
+        "keep joined order"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        keep(plan)
+    }
+}
+
+fn keep(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let kept = plan.rewrite_up_with_subqueries(|node| match &node {
         LogicalPlan::Aggregate(aggregate) => match ordered(aggregate)? {
             Some(aggregate) => Ok(Transformed::yes(LogicalPlan::Aggregate(aggregate))),

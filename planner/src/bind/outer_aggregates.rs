@@ -15,9 +15,29 @@ use super::array_query::GATHERED;
 use super::clause_expressions::any_own;
 use super::misplaced_calls::{Called, is_aggregate, start};
 use super::names::{column_name, fold};
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Refuses aggregates of columns of outer queries.
+pub struct RefuseOuterAggregates;
+
+impl PlanRewrite for RefuseOuterAggregates {
+    fn name(&self) -> &'static str {
+        "refuse outer aggregates"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        refuse(&plan)?;
+        Ok(plan)
+    }
+}
 
 /// Refuses such aggregates.
-pub fn refuse(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {
+fn refuse(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {
     let mut gathered: Option<*const LogicalPlan> = None;
     let checked = plan.walk_with_subqueries(|node| {
         match node {

@@ -8,15 +8,33 @@ use std::collections::HashMap;
 use datafusion::common::Result;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
+use millrace_common::SqlError;
 use millrace_functions::tree::Walk;
 use sqlparser::ast;
 
 use super::misplaced_calls::names_of;
 use super::names::{column_name, fold};
 use super::provider::columns_of;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+
+/// Names the columns of queries in WITH that are columns of an outer query.
+pub struct NameOuterOutputs;
+
+impl AstRewrite for NameOuterOutputs {
+    fn name(&self) -> &'static str {
+        "name outer outputs"
+    }
+
+    fn query(&self, query: &mut ast::Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        for cte in query.with.iter_mut().flat_map(|w| &mut w.cte_tables) {
+            name_in_with(&mut cte.query.body);
+        }
+        Ok(())
+    }
+}
 
 /// Writes out the names of the columns of a query in WITH that are of no table in its FROM.
-pub fn name_in_with(body: &mut ast::SetExpr) {
+fn name_in_with(body: &mut ast::SetExpr) {
     match body {
         ast::SetExpr::Select(select) => {
             let tables: Vec<String> = names_of(select).into_iter().map(|(name, _)| name).collect();

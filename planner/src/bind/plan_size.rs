@@ -16,13 +16,33 @@ use millrace_functions::error::sql_error_from_datafusion;
 use sqlparser::ast::{ObjectName, Query, Visitor};
 
 use super::names::fold;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::walk;
 
 /// Steps that a plan may have.
 pub const MAX_STEPS: usize = 16_384;
 
+/// Refuses plans that are too large.
+pub struct RefuseLargePlans;
+
+impl PlanRewrite for RefuseLargePlans {
+    fn name(&self) -> &'static str {
+        "refuse large plans"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        check(&plan)?;
+        Ok(plan)
+    }
+}
+
 /// 54001 for a plan that is too large.
-pub fn check(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {
+fn check(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {
     refuse_beyond(steps(plan, &mut HashMap::new()).map_err(sql_error_from_datafusion)?)
 }
 

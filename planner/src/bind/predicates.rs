@@ -17,6 +17,7 @@ use super::clause_expressions::any_own;
 use super::desugar::{Copies, row_items};
 use super::misplaced_calls;
 use super::table_functions::reads_columns;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::parser::walk;
 
 const EXISTS: &str = r##"SELECT (SELECT count(*) > 0 FROM (SELECT 1) AS "#s")"##;
@@ -46,8 +47,29 @@ const IN_OF_MANY: &str = r##"SELECT (SELECT CASE
 /// Levels of such predicates within a subquery from which on it is there once.
 const MANY_LEVELS: usize = 3;
 
+/// Spells out EXISTS, IN, ANY and ALL of subqueries where they are values, and rows that are compared with subqueries.
+pub struct SpellOutPredicates;
+
+impl AstRewrite for SpellOutPredicates {
+    fn name(&self) -> &'static str {
+        "spell out predicates"
+    }
+
+    fn select(&self, select: &mut Select, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        spell_out_predicates(&mut select.projection, &mut cx.copies)?;
+        for filter in [&mut select.selection, &mut select.having].into_iter().flatten() {
+            spell_out_filter(filter, &mut cx.copies)?;
+        }
+        Ok(())
+    }
+
+    fn expr(&self, expr: &mut Expr, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        compare_row(expr, &mut cx.copies)
+    }
+}
+
 /// Rewrites the predicates of a SELECT list; those of its subqueries are left for their own turn.
-pub fn spell_out_predicates(items: &mut [SelectItem], copies: &mut Copies) -> Result<(), SqlError> {
+fn spell_out_predicates(items: &mut [SelectItem], copies: &mut Copies) -> Result<(), SqlError> {
     for item in items {
         let (SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. }) = item else {
             continue;
@@ -192,7 +214,7 @@ impl Visitor for Levels {
 
 /// Rewrites the predicates of a filter that would not have PostgreSQL's result: rows IN subqueries; what is not a
 /// column NOT IN one; and those whose NULL matters, because they do not stand alone or under AND and OR.
-pub fn spell_out_filter(filter: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
+fn spell_out_filter(filter: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
     spell_out_under(filter, true, copies)
 }
 
@@ -245,7 +267,7 @@ fn in_subquery(e: &Expr) -> Option<Expr> {
 
 /// `(a, b) = (SELECT x, y …)` as `(SELECT (a, b) = (x, y) FROM (SELECT x, y …) AS s (x, y))`: it is NULL of no row, and of
 /// more than one there is an error.
-pub fn compare_row(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
+fn compare_row(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
     use BinaryOperator as B;
     let Expr::BinaryOp { left, op, right } = expr else { return Ok(()) };
     let (Some(row), Some(subquery)) = (row_items(left), subquery_of(right)) else { return Ok(()) };

@@ -27,6 +27,7 @@ use super::operators::{OperatorPlanner, Parameters};
 use super::outer_names::TakenForColumns;
 use super::relations::FromPlanner;
 use super::zones::Zones;
+use crate::bind::rewrites::ast::{AstContext, rewrite_expr};
 use crate::catalog::CatalogView;
 use crate::optimizer::config_options;
 
@@ -167,7 +168,7 @@ impl<'a> Provider<'a> {
                 }
                 Some(text) => {
                     let mut expr = crate::parser::parse_expr(text)?;
-                    super::desugar::desugar_expr(&mut expr, provider.session)?;
+                    rewrite_expr(&mut expr, AstContext::new(self.catalog, provider.session))?;
                     planner
                         .sql_to_expr(expr, scan.schema(), &mut PlannerContext::new())
                         .and_then(|e| self.session.zones.independent(e, scan.schema()))

@@ -9,8 +9,24 @@ use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::WalkPlan;
 
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Leaves out of orders what they name twice.
+pub struct DropRepeatedOrders;
+
+impl PlanRewrite for DropRepeatedOrders {
+    fn name(&self) -> &'static str {
+        "drop repeated orders"
+    }
+
+    fn run(&self, plan: LogicalPlan, _: &SessionInfo) -> Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
+
 /// Leaves out what is repeated.
-pub fn rewrite(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
     let rewritten = plan.rewrite_up_with_subqueries(|node| {
         Ok(match node {
             LogicalPlan::Aggregate(aggregate) if aggregate.aggr_expr.iter().any(repeats) => {

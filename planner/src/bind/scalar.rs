@@ -34,10 +34,29 @@ use millrace_functions::tree::{Walk, WalkPlan};
 use super::lateral::Predicate;
 use super::provider::columns_of;
 use super::{lateral, outer_references};
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
 use branches::Branch;
 
+/// Makes joins of correlated subqueries that compute one value.
+pub struct DecorrelateScalars;
+
+impl PlanRewrite for DecorrelateScalars {
+    fn name(&self) -> &'static str {
+        "decorrelate scalars"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        session: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan, session.for_view)
+    }
+}
+
 /// Takes apart what DataFusion does not.
-pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
     // From the outermost query inwards: it is the others that then have its columns.
     let across = aggregate_subqueries::rewrite(plan).and_then(|plan| {
         plan.rewrite_down_with_subqueries(|node| taken_apart(node, Which::Across))

@@ -15,15 +15,27 @@ use super::desugar::Copies;
 use super::names::{column_name, fold, repeated_name};
 use super::natural::Form;
 use super::{ambiguous, distinct_on, functional_dependency, natural, star_expansion};
+use crate::bind::rewrites::ast::{AstContext, AstRewrite, Whole};
 use crate::catalog::CatalogView;
 use crate::parser::walk;
 
 /// Writes out what of a query depends on the columns of the relations that it reads.
-pub fn resolve(
-    query: &mut Query,
-    catalog: &dyn CatalogView,
-    database: &str,
-) -> Result<(), SqlError> {
+pub struct ResolveScopes;
+
+impl AstRewrite for ResolveScopes {
+    fn name(&self) -> &'static str {
+        "resolve scopes"
+    }
+
+    fn whole(&self, node: &mut Whole<'_>, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        match node {
+            Whole::Query(query) => resolve(query, cx.catalog, &cx.session.database),
+            Whole::Expr(_) => Ok(()),
+        }
+    }
+}
+
+fn resolve(query: &mut Query, catalog: &dyn CatalogView, database: &str) -> Result<(), SqlError> {
     match is_concerned(query) {
         true => {
             let copies = Copies::default();

@@ -17,8 +17,28 @@ use millrace_functions::error::{external, sql_error_from_datafusion};
 use millrace_functions::tree::{Walk, WalkPlan};
 use millrace_functions::{byte_order, functions, quantified};
 
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Compares items of lists by value.
+pub struct CompareByValue;
+
+impl PlanRewrite for CompareByValue {
+    fn name(&self) -> &'static str {
+        "compare by value"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
+
 /// Writes out the comparisons of a plan, those of its subqueries too.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let done = plan.rewrite_up_with_subqueries(|node| {
         let mut concerned = false;
         node.apply_expressions(|e| {

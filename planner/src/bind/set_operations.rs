@@ -32,14 +32,34 @@ use millrace_functions::functions;
 use millrace_functions::tree::WalkPlan;
 use millrace_functions::window_fn::copies;
 
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
 /// Which side a row of the union is of; no identifier of a user looks like it.
 const LEFT: &str = "#left";
 const LEFT_COUNT: &str = "#l";
 const RIGHT_COUNT: &str = "#r";
 const COPIES: &str = "#copies";
 
+/// Makes counts of INTERSECT and EXCEPT.
+pub struct CountSetOperations;
+
+impl PlanRewrite for CountSetOperations {
+    fn name(&self) -> &'static str {
+        "count set operations"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
+
 /// Rewrites every INTERSECT and EXCEPT that `SqlToRel` planned as a join.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     plan.rewrite_down_with_subqueries(|node| match SetOperation::of(&node) {
         Some(operation) => Ok(Transformed::yes(operation.plan(&node)?)),
         None => Ok(Transformed::no(node)),

@@ -16,8 +16,28 @@ use millrace_functions::error::{external, sql_error_from_datafusion};
 use millrace_functions::tree::WalkPlan;
 use millrace_functions::{byte_order, functions};
 
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Orders values by their keys where bytes do not order them.
+pub struct OrderByKeys;
+
+impl PlanRewrite for OrderByKeys {
+    fn name(&self) -> &'static str {
+        "order by keys"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
+
 /// Rewrites the orders of a plan.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan.rewrite_up_with_subqueries(|node| {
         Ok(match node {
             LogicalPlan::Sort(Sort { expr, input, fetch }) => {

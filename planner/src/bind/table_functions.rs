@@ -22,6 +22,9 @@ use super::desugar::{SERIES, call, take};
 use super::lateral;
 use super::names::fold;
 use super::provider::columns_of;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::walk;
 
 /// A function of FROM: its columns, by the function that makes an array of each. A column without a name is called
@@ -62,8 +65,21 @@ pub fn returns_set(name: &str) -> bool {
         || FUNCTIONS.iter().any(|f| f.names.contains(&name))
 }
 
+/// Makes lateral subqueries of the functions in FROM that return rows.
+pub struct SpellOutTableFunctions;
+
+impl AstRewrite for SpellOutTableFunctions {
+    fn name(&self) -> &'static str {
+        "spell out table functions"
+    }
+
+    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        spell_out(select)
+    }
+}
+
 /// Spells out the functions that a SELECT has in FROM.
-pub fn spell_out(select: &mut Select) -> Result<(), SqlError> {
+fn spell_out(select: &mut Select) -> Result<(), SqlError> {
     let mut whole = Vec::new();
     for table in &mut select.from {
         spell_out_factor(&mut table.relation, &mut whole)?;
@@ -293,8 +309,25 @@ fn name_whole_rows(select: &mut Select, whole: &[(String, Ident)]) {
     let _ = walk::visit_mut(select, &mut Whole(whole));
 }
 
+/// Makes rows of the arrays that functions in FROM return.
+pub struct UnnestTableFunctions;
+
+impl PlanRewrite for UnnestTableFunctions {
+    fn name(&self) -> &'static str {
+        "unnest table functions"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        session: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan, session.for_view)
+    }
+}
+
 /// Turns marks of rows into `Unnest`s, and lateral joins into plans over their left sides.
-pub fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan
         .rewrite_up_with_subqueries(|node| match &node {
             LogicalPlan::Projection(p) if p.expr.iter().any(|e| list_of(e).is_some()) => {

@@ -13,6 +13,9 @@ use sqlparser::ast::{Query, SetExpr, TableFactor};
 
 use super::operators::{cast_expr, compare, is_unknown};
 use super::set_operations::SetOperation;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Whether a query unites others.
 pub fn is_set_operation(body: &SetExpr) -> bool {
@@ -29,8 +32,23 @@ pub fn typed_in_from(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
     unify(plan)
 }
 
+/// Gives set operations in WITH the types of their columns before others read them.
+pub struct TypeUnionsInWith;
+
+impl AstRewrite for TypeUnionsInWith {
+    fn name(&self) -> &'static str {
+        "type unions in with"
+    }
+
+    fn query(&self, query: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        let Some(with) = query.with.as_mut().filter(|with| !with.recursive) else { return Ok(()) };
+        let united = with.cte_tables.iter_mut().filter(|cte| is_set_operation(&cte.query.body));
+        united.map(|cte| in_from(&mut cte.query)).collect()
+    }
+}
+
 /// A set operation as a query in FROM, whose columns have their types where others read them.
-pub fn in_from(query: &mut Query) -> Result<(), SqlError> {
+fn in_from(query: &mut Query) -> Result<(), SqlError> {
     let mut outer = crate::parser::parse_query("SELECT * FROM (SELECT 1) AS united")?;
     if let SetExpr::Select(select) = outer.body.as_mut() {
         for from in &mut select.from {
@@ -43,8 +61,21 @@ pub fn in_from(query: &mut Query) -> Result<(), SqlError> {
     Ok(())
 }
 
+/// Gives the columns of UNIONs the types that PostgreSQL resolves; 42804 where there is none.
+pub struct UnifyUnions;
+
+impl PlanRewrite for UnifyUnions {
+    fn name(&self) -> &'static str {
+        "unify unions"
+    }
+
+    fn run(&self, plan: LogicalPlan, _: &SessionInfo) -> Result<LogicalPlan, SqlError> {
+        typed_in_from(plan)
+    }
+}
+
 /// 42804 where a column of a UNION has types of different kinds.
-pub fn check(plan: &LogicalPlan) -> Result<(), SqlError> {
+fn check(plan: &LogicalPlan) -> Result<(), SqlError> {
     let mut found = None;
     plan.walk_with_subqueries(|node| {
         if let LogicalPlan::Union(union) = node {

@@ -24,9 +24,28 @@ use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::provider::columns_of;
 use super::{names, outer_references};
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
+
+/// Gives columns names of their own where subqueries read them.
+pub struct NameUniquely;
+
+impl PlanRewrite for NameUniquely {
+    fn name(&self) -> &'static str {
+        "name uniquely"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
 
 /// Gives the columns of a plan such names, where it has subqueries that need them. Its outputs keep theirs.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let renamed = is_concerned(&plan).and_then(|concerned| match concerned {
         true => Own::default().statement(plan),
         false => Ok(plan),

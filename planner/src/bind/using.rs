@@ -13,6 +13,7 @@ use super::clause_expressions::change_own;
 use super::desugar::call;
 use super::names::fold;
 use super::scopes::merges;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 
 /// A column that USING made one.
 #[derive(Clone)]
@@ -29,6 +30,23 @@ enum Item {
     Merged(String),
     /// A table's columns but these.
     Table(Ident, Vec<String>),
+}
+
+/// Writes out the columns that USING merges.
+pub struct SpellOutUsing;
+
+impl AstRewrite for SpellOutUsing {
+    fn name(&self) -> &'static str {
+        "spell out using"
+    }
+
+    fn query(&self, query: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        spell_out_query(query)
+    }
+
+    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        spell_out_select(select)
+    }
 }
 
 /// Rewrites the joins of a query's SELECT, and what its ORDER BY says of their columns.
@@ -52,7 +70,7 @@ pub fn spell_out_query(query: &mut Query) -> Result<(), SqlError> {
 }
 
 /// Rewrites the joins of a SELECT; of no other use once it is done.
-pub fn spell_out_select(select: &mut Select) -> Result<(), SqlError> {
+fn spell_out_select(select: &mut Select) -> Result<(), SqlError> {
     spell_out(select).map(|_| ())
 }
 

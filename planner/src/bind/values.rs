@@ -19,11 +19,27 @@ use sqlparser::ast::{
 };
 
 use super::desugar::{Copies, Op, VALUES, resolved, size, take};
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::walk;
+
+/// Gives the columns of VALUES their names.
+pub struct NameValues;
+
+impl PlanRewrite for NameValues {
+    fn name(&self) -> &'static str {
+        "name values"
+    }
+
+    fn run(&self, plan: LogicalPlan, _: &SessionInfo) -> Result<LogicalPlan, SqlError> {
+        name(plan)
+    }
+}
 
 /// Gives the columns of VALUES the names that an alias has for them, in place of a projection above: DataFusion loses
 /// the names when it takes a correlated subquery apart.
-pub fn name(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+fn name(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
     let named = plan.rewrite_up_with_subqueries(|node| {
         let LogicalPlan::Projection(p) = &node else { return Ok(Transformed::no(node)) };
         let LogicalPlan::Values(values) = p.input.as_ref() else {
@@ -48,9 +64,22 @@ pub fn name(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
 /// Kinds of expressions in a column; beyond this many it is left to itself.
 const MAX_KINDS: usize = 8;
 
+/// Marks the columns of VALUES that have expressions of several kinds.
+pub struct TypeValues;
+
+impl AstRewrite for TypeValues {
+    fn name(&self) -> &'static str {
+        "type values"
+    }
+
+    fn query(&self, query: &mut Query, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        unify(&mut query.body, &mut cx.copies)
+    }
+}
+
 /// Marks the columns of mixed kinds in the VALUES lists of a query; subqueries have their own turn. A list with
 /// subqueries in it becomes a UNION ALL of its rows, because they are not evaluated in VALUES.
-pub fn unify(body: &mut SetExpr, copies: &mut Copies) -> Result<(), SqlError> {
+fn unify(body: &mut SetExpr, copies: &mut Copies) -> Result<(), SqlError> {
     match body {
         SetExpr::Values(values) if values.rows.iter().any(|r| r.iter().any(has_subquery)) => {
             if let Some(union) = union_of(values)? {

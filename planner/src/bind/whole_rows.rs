@@ -4,19 +4,40 @@
 //! Rows have no type of their own: they are counted, asked whether they are NULL, made documents of, and shown as text where
 //! they stand alone in a SELECT list, as do those that are written out, `ROW(1, 2)`. `(t).a` is `t.a`.
 
+use millrace_common::SqlError;
 use millrace_functions::strings::ROW_TEXT;
 use sqlparser::ast::*;
 
 use super::clause_expressions::change_own;
 use super::desugar::{call, row_items, row_op, row_test, row_text, string};
 use super::names::{column_name, fold};
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 
 /// Functions of a row.
 const FUNCTIONS: [&str; 6] =
     ["count", "to_jsonb", "to_json", "row_to_json", "jsonb_agg", "json_agg"];
 
+/// Marks the rows that a query reads whole.
+pub struct MarkWholeRows;
+
+impl AstRewrite for MarkWholeRows {
+    fn name(&self) -> &'static str {
+        "mark whole rows"
+    }
+
+    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        mark(select);
+        Ok(())
+    }
+
+    fn expr(&self, expr: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        name_field(expr);
+        Ok(())
+    }
+}
+
 /// Marks the rows that a SELECT reads whole.
-pub fn mark(select: &mut Select) {
+fn mark(select: &mut Select) {
     for item in &mut select.projection {
         show_written(item);
     }
@@ -227,7 +248,7 @@ impl Marks<'_> {
 }
 
 /// `(t).a` as `t.a`.
-pub fn name_field(e: &mut Expr) {
+fn name_field(e: &mut Expr) {
     let Expr::CompoundFieldAccess { root, access_chain } = e else { return };
     let Expr::Nested(inner) = root.as_ref() else { return };
     if let Some(items) = row_items(inner) {

@@ -14,6 +14,8 @@ use millrace_functions::types::type_name;
 
 use super::operators::{compare, is_unknown};
 use super::zones::Zones;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
 use crate::bind::series::constant;
 
 /// Whether `lag` or `lead` look by a distance of each row's own or by none: from NULL rows away there is NULL, which
@@ -31,11 +33,25 @@ pub fn own_number(args: &[Expr]) -> bool {
     !matches!(number, Some(ScalarValue::Int64(Some(n))) if n > 0)
 }
 
+/// Reads what `lag` and `lead` have instead of instants, in the session's zone.
+pub struct ReadWindowDefaults;
+
+impl PlanRewrite for ReadWindowDefaults {
+    fn name(&self) -> &'static str {
+        "read window defaults"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        session: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        read_defaults(plan, session.zones)
+    }
+}
+
 /// Reads the literals that `lag` and `lead` have instead of instants, in the session's zone: DataFusion would in UTC.
-pub fn read_defaults(
-    plan: LogicalPlan,
-    zones: Zones,
-) -> std::result::Result<LogicalPlan, SqlError> {
+fn read_defaults(plan: LogicalPlan, zones: Zones) -> std::result::Result<LogicalPlan, SqlError> {
     if zones.zone.is_none() {
         return Ok(plan);
     }

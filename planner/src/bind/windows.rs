@@ -1,5 +1,5 @@
 //! Named windows: `OVER w` and `OVER (w …)` are written out, because DataFusion forgets the window that
-//! a longer definition starts from. And frames with an interval, which it knows as plain text only.
+//! a longer definition starts from.
 
 use std::ops::ControlFlow;
 
@@ -9,11 +9,24 @@ use sqlparser::ast::*;
 
 use super::desugar::Copies;
 use super::names::fold;
-use super::{SessionInfo, frame_bounds};
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::parser::walk;
 
+/// Writes out the windows that ORDER BY names.
+pub struct WriteOutOrderWindows;
+
+impl AstRewrite for WriteOutOrderWindows {
+    fn name(&self) -> &'static str {
+        "write out order windows"
+    }
+
+    fn query(&self, query: &mut Query, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        write_out_order(query, &mut cx.copies)
+    }
+}
+
 /// Writes out the windows that a query's ORDER BY names: those of its SELECT.
-pub fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), SqlError> {
+fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), SqlError> {
     let SetExpr::Select(select) = query.body.as_ref() else { return Ok(()) };
     let Some(OrderBy { kind: OrderByKind::Expressions(exprs), .. }) = &mut query.order_by else {
         return Ok(());
@@ -27,8 +40,21 @@ pub fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), Sql
     Ok(())
 }
 
+/// Writes out the windows that a SELECT names.
+pub struct WriteOutWindows;
+
+impl AstRewrite for WriteOutWindows {
+    fn name(&self) -> &'static str {
+        "write out windows"
+    }
+
+    fn select(&self, select: &mut Select, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        write_out(select, &mut cx.copies)
+    }
+}
+
 /// Writes out the windows that a SELECT list names; subqueries have windows of their own.
-pub fn write_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
+fn write_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
     let windows = std::mem::take(&mut select.named_window);
     let mut writer = Writer { windows: &windows, depth: 0, copies };
     for item in &mut select.projection {
@@ -135,21 +161,4 @@ fn extended(windows: &[NamedWindowDefinition], spec: &WindowSpec) -> Result<Wind
 /// The parser's mark of rows that a frame leaves out, for [`super::frames`].
 fn leaves_out(e: &Expr) -> bool {
     matches!(e, Expr::Function(f) if f.name == ObjectName::from(vec![Ident::with_quote('"', EXCLUDE)]))
-}
-
-/// Frames with plain offsets: `ROWS 1 + 1 PRECEDING`, `RANGE INTERVAL '1 hour' PRECEDING`, which takes the type of the order.
-pub fn plain_bounds(function: &mut Function, session: &SessionInfo) -> Result<(), SqlError> {
-    let Some(WindowType::WindowSpec(spec)) = &mut function.over else { return Ok(()) };
-    let Some(frame) = &mut spec.window_frame else { return Ok(()) };
-    frame_bounds::check(frame, spec.order_by.len())?;
-    let bounds = [("starting", Some(&mut frame.start_bound)), ("ending", frame.end_bound.as_mut())];
-    for (which, bound) in bounds {
-        if let Some(WindowFrameBound::Preceding(Some(e)) | WindowFrameBound::Following(Some(e))) =
-            bound
-            && let Some(text) = frame_bounds::plain(e, &frame.units, which, session)?
-        {
-            **e = Expr::value(Value::Number(text, false));
-        }
-    }
-    Ok(())
 }

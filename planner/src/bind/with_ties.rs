@@ -21,12 +21,31 @@ use millrace_functions::tree::WalkPlan;
 use millrace_functions::window_fn::WITH_TIES;
 
 use super::provider::columns_of;
+use crate::bind::SessionInfo;
+use crate::bind::rewrites::plan::PlanRewrite;
 
 const RANK: &str = "#rank";
 const ROW: &str = "#row";
 
+/// Makes ranks of limits with ties.
+pub struct RankTies;
+
+impl PlanRewrite for RankTies {
+    fn name(&self) -> &'static str {
+        "rank ties"
+    }
+
+    fn run(
+        &self,
+        plan: LogicalPlan,
+        _: &SessionInfo,
+    ) -> std::result::Result<LogicalPlan, SqlError> {
+        rewrite(plan)
+    }
+}
+
 /// Rewrites every limit with ties.
-pub fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     plan.rewrite_down_with_subqueries(|node| match marked(&node) {
         Some((limit, rows)) => {
             let skip = limit.skip.as_deref().cloned().unwrap_or_else(|| lit(0i64));

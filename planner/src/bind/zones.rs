@@ -32,6 +32,7 @@ use millrace_functions::{call, extract, functions, interval_text, parse};
 
 use super::SessionInfo;
 use super::operators::cast_expr;
+use crate::bind::rewrites::plan::PlanRewrite;
 use crate::bind::series::constant;
 
 /// In which zone literals are read that name none.
@@ -114,8 +115,21 @@ fn refused(what: &str) -> SqlError {
     )
 }
 
+/// Computes in the session's zone.
+pub struct ComputeInZone;
+
+impl PlanRewrite for ComputeInZone {
+    fn name(&self) -> &'static str {
+        "compute in zone"
+    }
+
+    fn run(&self, plan: LogicalPlan, session: &SessionInfo) -> Result<LogicalPlan, SqlError> {
+        rewrite(plan, session)
+    }
+}
+
 /// A plan of a session in its zone.
-pub fn rewrite(plan: LogicalPlan, session: &SessionInfo) -> Result<LogicalPlan, SqlError> {
+fn rewrite(plan: LogicalPlan, session: &SessionInfo) -> Result<LogicalPlan, SqlError> {
     let Some(zone) = session.zones.zone else { return Ok(plan) };
     let in_zone = InZone::new(zone);
     let done = plan.rewrite_up_with_subqueries(|node| in_zone.node(node));

@@ -5,12 +5,12 @@ use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_functions::text::timestamptz_text;
 use sqlparser::ast::*;
 
-use super::Desugar;
 use super::literals::digits_of;
 use super::ops::{
     Op, SCALAR, call, cast, null, number_text, ours, resolved, resolved_name, string, take,
     unwrap_number,
 };
+use crate::bind::SessionInfo;
 use crate::bind::names::fold;
 use crate::parser::VARIADIC;
 
@@ -28,132 +28,129 @@ pub(super) const SPELLED: [&str; 10] = [
     "row_to_json",
 ];
 
-impl Desugar<'_> {
-    /// Functions that are operators, or constants of the statement.
-    pub(super) fn function(&self, f: &mut Function) -> Result<Option<Expr>, SqlError> {
-        let parts: Vec<String> = f.name.0.iter().filter_map(|p| p.as_ident()).map(fold).collect();
-        let name = match parts.as_slice() {
-            [name] => name.as_str(),
-            [schema, name] if schema == "pg_catalog" => {
-                f.name = ObjectName::from(vec![Ident::with_quote('"', name.clone())]);
-                name.as_str()
-            }
-            _ => {
-                let name = f.name.to_string();
-                return Err(SqlError::new(
-                    SqlState::UNDEFINED_FUNCTION,
-                    format!("function {name} does not exist"),
-                ));
-            }
-        };
-        place_arguments(f, name)?;
-        if let Some(call) = variadic(f, name)? {
-            return Ok(Some(call));
+/// Functions that are operators, or constants of the statement.
+pub(super) fn rewrite(f: &mut Function, session: &SessionInfo) -> Result<Option<Expr>, SqlError> {
+    let parts: Vec<String> = f.name.0.iter().filter_map(|p| p.as_ident()).map(fold).collect();
+    let name = match parts.as_slice() {
+        [name] => name.as_str(),
+        [schema, name] if schema == "pg_catalog" => {
+            f.name = ObjectName::from(vec![Ident::with_quote('"', name.clone())]);
+            name.as_str()
         }
-        if let Some(digits) = seconds_of(f, name)? {
-            let moment = self.function(f)?;
-            let none = || SqlError::unsupported(format!("{} with a precision", f.name));
-            return Ok(Some(call("round_seconds", [moment.ok_or_else(none)?, digits])));
+        _ => {
+            let name = f.name.to_string();
+            return Err(SqlError::new(
+                SqlState::UNDEFINED_FUNCTION,
+                format!("function {name} does not exist"),
+            ));
         }
-        if f.over.is_some() {
-            unwrap_window(f);
-        }
-        if matches!(name, "array_agg" | "string_agg" | "jsonb_agg" | "json_agg") {
-            order_distinct(f);
-        }
-        if name == "array_agg"
-            && let Some(value) = arguments_mut(f).into_iter().next()
-        {
-            *value = resolved(SCALAR, [take(value)]);
-        }
-        let now = || cast(string(timestamptz_text(self.session.now_us)), SqlType::Timestamptz);
-        let fixed = !self.session.for_view;
-        Ok(match name {
-            "mod" => arguments(f).and_then(<[Expr; 2]>::try_from_vec).map(|[a, b]| {
-                let (a, b) =
-                    (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
-                Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
-            }),
-            "abs" | "ceil" | "ceiling" | "floor" | "sign" => {
-                arguments_mut(f).into_iter().for_each(|e| *e = number(take(e)));
-                None
-            }
-            "version" => Some(cast(string(VERSION), SqlType::Text)),
-            // What the type of the value does not tell any more.
-            "pg_typeof"
-                if let Some(name) = arguments_mut(f).first().and_then(|e| cast_to_varchar(e)) =>
-            {
-                Some(cast(string(name), SqlType::Text))
-            }
-            "date" => arguments(f)
-                .and_then(<[Expr; 1]>::try_from_vec)
-                .map(|[moment]| cast(moment, SqlType::Date)),
-            "now" | "current_timestamp" | "transaction_timestamp" if fixed => Some(now()),
-            "statement_timestamp" if fixed => {
-                let text = timestamptz_text(self.session.statement_us);
-                Some(cast(string(text), SqlType::Timestamptz))
-            }
-            "localtimestamp" if fixed => Some(cast(now(), SqlType::Timestamp)),
-            "current_date" if fixed => Some(cast(now(), SqlType::Date)),
-            "localtime" | "current_time" if fixed => {
-                Some(cast(cast(now(), SqlType::Timestamp), SqlType::Time))
-            }
-            "transaction_timestamp"
-            | "statement_timestamp"
-            | "current_timestamp"
-            | "localtimestamp" => Some(call("now", [])),
-            "current_user" | "session_user" | "user" | "current_role" if fixed => {
-                Some(cast(string(self.session.user.clone()), SqlType::Text))
-            }
-            "current_database" | "current_catalog" if fixed => {
-                Some(cast(string(self.session.database.clone()), SqlType::Text))
-            }
-            "jsonb_agg" | "json_agg" if f.over.is_none() => {
-                // An array of documents is one document. Distinct values are in the order of their own type.
-                let distinct = is_distinct(f);
-                if let [argument] = arguments_mut(f).as_mut_slice() {
-                    let value = take(argument);
-                    **argument = match distinct {
-                        true => resolved(SCALAR, [value]),
-                        false => call("to_jsonb", [value]),
-                    };
-                }
-                let array = Function {
-                    name: ObjectName::from(vec![Ident::with_quote('"', "array_agg")]),
-                    ..f.clone()
-                };
-                Some(call("to_jsonb", [Expr::Function(array)]))
-            }
-            "jsonb_object_agg" | "json_object_agg" => {
-                if let [key, value] = arguments_mut(f).as_mut_slice() {
-                    **key = cast(take(key), SqlType::Text);
-                    **value = call("to_jsonb", [take(value)]);
-                }
-                f.name = ObjectName::from(vec![Ident::with_quote('"', "jsonb_object_agg")]);
-                None
-            }
-            "approx_count_distinct" | "approx_distinct" => {
-                // Exact, which is as near as it gets, and the same in a view as in a query.
-                f.name = ObjectName::from(vec![Ident::with_quote('"', "count")]);
-                if let FunctionArguments::List(list) = &mut f.args {
-                    list.duplicate_treatment = Some(DuplicateTreatment::Distinct);
-                }
-                None
-            }
-            "age" => match arguments(f) {
-                // The age of one time is counted from today's midnight.
-                Some(args) if args.len() == 1 && fixed => {
-                    let today = cast(cast(now(), SqlType::Date), SqlType::Timestamp);
-                    Some(call(name, [today].into_iter().chain(args)))
-                }
-                args => args.map(|args| call(name, args)),
-            },
-            _ => match (resolved_name(name), is_plain(f)) {
-                (Some(name), true) => arguments(f).map(|args| resolved(name, args)),
-                _ => None,
-            },
-        })
+    };
+    place_arguments(f, name)?;
+    if let Some(call) = variadic(f, name)? {
+        return Ok(Some(call));
     }
+    if let Some(digits) = seconds_of(f, name)? {
+        let moment = rewrite(f, session)?;
+        let none = || SqlError::unsupported(format!("{} with a precision", f.name));
+        return Ok(Some(call("round_seconds", [moment.ok_or_else(none)?, digits])));
+    }
+    if f.over.is_some() {
+        unwrap_window(f);
+    }
+    if matches!(name, "array_agg" | "string_agg" | "jsonb_agg" | "json_agg") {
+        order_distinct(f);
+    }
+    if name == "array_agg"
+        && let Some(value) = arguments_mut(f).into_iter().next()
+    {
+        *value = resolved(SCALAR, [take(value)]);
+    }
+    let now = || cast(string(timestamptz_text(session.now_us)), SqlType::Timestamptz);
+    let fixed = !session.for_view;
+    Ok(match name {
+        "mod" => arguments(f).and_then(<[Expr; 2]>::try_from_vec).map(|[a, b]| {
+            let (a, b) = (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
+            Expr::BinaryOp { left: a, op: BinaryOperator::Modulo, right: b }
+        }),
+        "abs" | "ceil" | "ceiling" | "floor" | "sign" => {
+            arguments_mut(f).into_iter().for_each(|e| *e = number(take(e)));
+            None
+        }
+        "version" => Some(cast(string(VERSION), SqlType::Text)),
+        // What the type of the value does not tell any more.
+        "pg_typeof"
+            if let Some(name) = arguments_mut(f).first().and_then(|e| cast_to_varchar(e)) =>
+        {
+            Some(cast(string(name), SqlType::Text))
+        }
+        "date" => arguments(f)
+            .and_then(<[Expr; 1]>::try_from_vec)
+            .map(|[moment]| cast(moment, SqlType::Date)),
+        "now" | "current_timestamp" | "transaction_timestamp" if fixed => Some(now()),
+        "statement_timestamp" if fixed => {
+            let text = timestamptz_text(session.statement_us);
+            Some(cast(string(text), SqlType::Timestamptz))
+        }
+        "localtimestamp" if fixed => Some(cast(now(), SqlType::Timestamp)),
+        "current_date" if fixed => Some(cast(now(), SqlType::Date)),
+        "localtime" | "current_time" if fixed => {
+            Some(cast(cast(now(), SqlType::Timestamp), SqlType::Time))
+        }
+        "transaction_timestamp"
+        | "statement_timestamp"
+        | "current_timestamp"
+        | "localtimestamp" => Some(call("now", [])),
+        "current_user" | "session_user" | "user" | "current_role" if fixed => {
+            Some(cast(string(session.user.clone()), SqlType::Text))
+        }
+        "current_database" | "current_catalog" if fixed => {
+            Some(cast(string(session.database.clone()), SqlType::Text))
+        }
+        "jsonb_agg" | "json_agg" if f.over.is_none() => {
+            // An array of documents is one document. Distinct values are in the order of their own type.
+            let distinct = is_distinct(f);
+            if let [argument] = arguments_mut(f).as_mut_slice() {
+                let value = take(argument);
+                **argument = match distinct {
+                    true => resolved(SCALAR, [value]),
+                    false => call("to_jsonb", [value]),
+                };
+            }
+            let array = Function {
+                name: ObjectName::from(vec![Ident::with_quote('"', "array_agg")]),
+                ..f.clone()
+            };
+            Some(call("to_jsonb", [Expr::Function(array)]))
+        }
+        "jsonb_object_agg" | "json_object_agg" => {
+            if let [key, value] = arguments_mut(f).as_mut_slice() {
+                **key = cast(take(key), SqlType::Text);
+                **value = call("to_jsonb", [take(value)]);
+            }
+            f.name = ObjectName::from(vec![Ident::with_quote('"', "jsonb_object_agg")]);
+            None
+        }
+        "approx_count_distinct" | "approx_distinct" => {
+            // Exact, which is as near as it gets, and the same in a view as in a query.
+            f.name = ObjectName::from(vec![Ident::with_quote('"', "count")]);
+            if let FunctionArguments::List(list) = &mut f.args {
+                list.duplicate_treatment = Some(DuplicateTreatment::Distinct);
+            }
+            None
+        }
+        "age" => match arguments(f) {
+            // The age of one time is counted from today's midnight.
+            Some(args) if args.len() == 1 && fixed => {
+                let today = cast(cast(now(), SqlType::Date), SqlType::Timestamp);
+                Some(call(name, [today].into_iter().chain(args)))
+            }
+            args => args.map(|args| call(name, args)),
+        },
+        _ => match (resolved_name(name), is_plain(f)) {
+            (Some(name), true) => arguments(f).map(|args| resolved(name, args)),
+            _ => None,
+        },
+    })
 }
 
 /// A string constant as the number that a function of all numeric types takes it for.

@@ -5,48 +5,61 @@ use sqlparser::ast::*;
 
 use super::calls::number;
 use super::ops::{Op, binary, call, null, ours, resolved, string, take};
-use super::{Desugar, comparisons, literals, patterns, subscripts};
+use super::{calls, comparisons, literals, patterns, subscripts};
+use crate::bind::SessionInfo;
 use crate::bind::names::fold;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 
-impl Desugar<'_> {
-    pub(super) fn rewrite(&self, expr: &mut Expr) -> Result<(), SqlError> {
-        let new = match expr {
-            Expr::Cast { .. } | Expr::TypedString(_) => match literals::moment(expr, self.session)?
-            {
-                Some(moment) => Some(moment),
-                None => literals::rewrite(expr)?,
-            },
-            Expr::Value(_) | Expr::UnaryOp { .. } | Expr::Interval(_) | Expr::Array(_) => {
-                literals::rewrite(expr)?
-            }
-            Expr::SimilarTo { .. }
-            | Expr::AnyOp { .. }
-            | Expr::AllOp { .. }
-            | Expr::Like { .. }
-            | Expr::ILike { .. } => patterns::rewrite(expr)?,
-            Expr::InSubquery { .. }
-            | Expr::Between { .. }
-            | Expr::IsNull(_)
-            | Expr::IsNotNull(_)
-            | Expr::IsDistinctFrom(_, _)
-            | Expr::IsNotDistinctFrom(_, _)
-            | Expr::InList { .. }
-            | Expr::BinaryOp { .. } => comparisons::rewrite(expr)?,
-            Expr::Function(f) => self.function(f)?,
-            Expr::CompoundFieldAccess { root, access_chain } => {
-                subscripts::rewrite(root, access_chain)?
-            }
-            Expr::Collate { expr: e, collation } => {
-                check_collation(collation)?;
-                Some(take(e))
-            }
-            _ => construct(expr),
-        };
-        if let Some(new) = new {
-            *expr = new;
-        }
-        Ok(())
+/// Spells out expressions in terms whose types are known when they are planned.
+pub struct SpellOutExpressions;
+
+impl AstRewrite for SpellOutExpressions {
+    fn name(&self) -> &'static str {
+        "spell out expressions"
     }
+
+    fn expr_done(&self, expr: &mut Expr, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        cx.copies.within(expr)?;
+        rewrite(expr, cx.session)
+    }
+}
+
+fn rewrite(expr: &mut Expr, session: &SessionInfo) -> Result<(), SqlError> {
+    let new = match expr {
+        Expr::Cast { .. } | Expr::TypedString(_) => match literals::moment(expr, session)? {
+            Some(moment) => Some(moment),
+            None => literals::rewrite(expr)?,
+        },
+        Expr::Value(_) | Expr::UnaryOp { .. } | Expr::Interval(_) | Expr::Array(_) => {
+            literals::rewrite(expr)?
+        }
+        Expr::SimilarTo { .. }
+        | Expr::AnyOp { .. }
+        | Expr::AllOp { .. }
+        | Expr::Like { .. }
+        | Expr::ILike { .. } => patterns::rewrite(expr)?,
+        Expr::InSubquery { .. }
+        | Expr::Between { .. }
+        | Expr::IsNull(_)
+        | Expr::IsNotNull(_)
+        | Expr::IsDistinctFrom(_, _)
+        | Expr::IsNotDistinctFrom(_, _)
+        | Expr::InList { .. }
+        | Expr::BinaryOp { .. } => comparisons::rewrite(expr)?,
+        Expr::Function(f) => calls::rewrite(f, session)?,
+        Expr::CompoundFieldAccess { root, access_chain } => {
+            subscripts::rewrite(root, access_chain)?
+        }
+        Expr::Collate { expr: e, collation } => {
+            check_collation(collation)?;
+            Some(take(e))
+        }
+        _ => construct(expr),
+    };
+    if let Some(new) = new {
+        *expr = new;
+    }
+    Ok(())
 }
 
 /// 42704 for an order of texts other than that of their bytes.

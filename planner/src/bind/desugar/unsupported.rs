@@ -1,0 +1,64 @@
+//! Clauses that would otherwise be ignored or computed wrongly.
+
+use millrace_common::{SqlError, SqlState};
+use sqlparser::ast::*;
+
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+
+/// Refuses what no other rewrite has taken away.
+pub struct RefuseClauses;
+
+impl AstRewrite for RefuseClauses {
+    fn name(&self) -> &'static str {
+        "refuse clauses"
+    }
+
+    fn query(&self, query: &mut Query, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        if crate::parser::with_changes_rows(query) {
+            return Err(changes_in_with(cx));
+        }
+        refuse_query(query).map_or(Ok(()), Err)
+    }
+
+    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        refuse_select(select).map_or(Ok(()), Err)
+    }
+}
+
+fn refuse_select(select: &Select) -> Option<SqlError> {
+    if select.into.is_some() {
+        return Some(SqlError::unsupported("SELECT INTO").with_hint("Use CREATE TABLE … AS."));
+    }
+    (select.top.is_some() || !select.lateral_views.is_empty() || select.prewhere.is_some())
+        .then(|| SqlError::unsupported("this SELECT clause"))
+}
+
+/// A statement that changes rows in the WITH of a query. Of a statement's own WITH nobody asks here: the
+/// statement is run in parts.
+fn changes_in_with(cx: &AstContext<'_>) -> SqlError {
+    let refused = |message: &str| SqlError::new(SqlState::FEATURE_NOT_SUPPORTED, message);
+    if cx.queries > 1 {
+        return refused(
+            "WITH clause containing a data-modifying statement must be at the top level",
+        );
+    }
+    if cx.session.for_view {
+        return refused("a definition must not contain data-modifying statements in WITH");
+    }
+    SqlError::unsupported("INSERT, UPDATE or DELETE in the WITH of this statement")
+        .with_hint("Write the query with its WITH as a statement of its own.")
+}
+
+fn refuse_query(query: &Query) -> Option<SqlError> {
+    if crate::parser::changes_rows(query) {
+        return Some(SqlError::unsupported("INSERT, UPDATE or DELETE within a query").with_hint(
+            "Write it as a statement of its own, in a transaction with the one that reads its rows.",
+        ));
+    }
+    if !query.locks.is_empty() {
+        return Some(SqlError::unsupported("a row lock (FOR UPDATE, FOR SHARE)").with_hint(
+            "Leave it out: statements that write check that what they read has not changed.",
+        ));
+    }
+    None
+}

@@ -1,0 +1,233 @@
+//! Rewrites of the AST. Some take a statement as a whole; the others take nodes of it, in one walk.
+//!
+//! The walk reaches a query before its SELECT, a SELECT before what stands in it, and an expression before its parts. At a
+//! node every rewrite has its turn before the walk goes on, so that what one of them writes is walked as well.
+
+use std::ops::ControlFlow;
+
+use millrace_common::SqlError;
+use millrace_functions::interrupt;
+use sqlparser::ast::{Expr, Query, Select, TableFactor, Visit, VisitMut, VisitorMut};
+
+use crate::bind::desugar::Copies;
+use crate::bind::desugar::expressions::SpellOutExpressions;
+use crate::bind::desugar::positions::KeepPositions;
+use crate::bind::desugar::returned_sets::UnnestSets;
+use crate::bind::desugar::unsupported::RefuseClauses;
+use crate::bind::{
+    SessionInfo, array_query, asof, filters, frame_bounds, grouping, internal_calls,
+    join_conditions, names, operator_spans, order, outer_outputs, predicates, scopes,
+    table_functions, unions, using, values, whole_rows, windows,
+};
+use crate::catalog::CatalogView;
+use crate::parser::walk;
+
+/// What the rewrites of one statement share.
+pub struct AstContext<'a> {
+    pub catalog: &'a dyn CatalogView,
+    pub session: &'a SessionInfo,
+    /// What the walk's rewrites have copied.
+    pub copies: Copies,
+    /// Queries that the walk is in.
+    pub queries: usize,
+}
+
+impl<'a> AstContext<'a> {
+    pub fn new(catalog: &'a dyn CatalogView, session: &'a SessionInfo) -> AstContext<'a> {
+        AstContext { catalog, session, copies: Copies::default(), queries: 0 }
+    }
+}
+
+/// What is rewritten.
+pub enum Whole<'a> {
+    Query(&'a mut Query),
+    /// An expression that is of no query: a default, a generated column.
+    Expr(&'a mut Expr),
+}
+
+/// A rewrite of the AST. It has those methods whose nodes it changes or checks.
+pub trait AstRewrite: Sync {
+    fn name(&self) -> &'static str;
+
+    /// Before the walk.
+    fn whole(&self, _: &mut Whole<'_>, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    fn query(&self, _: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    /// What stands in the query is rewritten.
+    fn query_done(&self, _: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    fn select(&self, _: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    /// What stands in the SELECT is rewritten.
+    fn select_done(&self, _: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    fn from_item(&self, _: &mut TableFactor, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    fn expr(&self, _: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        Ok(())
+    }
+
+    /// The expression's parts are rewritten.
+    fn expr_done(&self, _: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+        Ok(())
+    }
+}
+
+/// A rewrite at its place in the list.
+pub struct AstEntry {
+    pub rewrite: &'static dyn AstRewrite,
+    /// The ones it has to stand behind.
+    pub after: &'static [&'static str],
+}
+
+const fn entry(rewrite: &'static dyn AstRewrite, after: &'static [&'static str]) -> AstEntry {
+    AstEntry { rewrite, after }
+}
+
+/// All rewrites of the AST, in their order.
+pub static AST_REWRITES: &[AstEntry] = &[
+    // The ones behind it write calls of such functions themselves.
+    entry(&internal_calls::HideInternalCalls, &[]),
+    // Goes by joins and lists as they are written; says what the catalog knows in terms that the walk needs no catalog for.
+    entry(&scopes::ResolveScopes, &["hide internal calls"]),
+    entry(&outer_outputs::NameOuterOutputs, &["resolve scopes"]),
+    // Puts a set operation into a SELECT of its own, in which its outputs would not be found to be named.
+    entry(&unions::TypeUnionsInWith, &["name outer outputs"]),
+    // By the names that outputs have been given.
+    entry(&order::PartOrderNames, &["name outer outputs"]),
+    // What DISTINCT is ordered by is looked for in the list, which still has windows by name.
+    entry(&windows::WriteOutOrderWindows, &["part order names"]),
+    entry(&table_functions::SpellOutTableFunctions, &["resolve scopes"]),
+    // Joins in parentheses and NATURAL ones are written out by the scopes. Windows of ORDER BY may name merged columns.
+    entry(&using::SpellOutUsing, &["resolve scopes", "write out order windows"]),
+    entry(&values::TypeValues, &[]),
+    // A name without a table that is still there is no merged column.
+    entry(&join_conditions::MoveJoinConditions, &["spell out using"]),
+    entry(&array_query::SpellOutArrayQueries, &[]),
+    // The name of a function in FROM is its column's by now where it has one only.
+    entry(&whole_rows::MarkWholeRows, &["spell out table functions"]),
+    // Columns that are merged are told from others of their name while expressions are compared.
+    entry(&grouping::SpellOutGrouping, &["spell out using"]),
+    // A row that is shown has the name of its table.
+    entry(&names::NameColumns, &["mark whole rows"]),
+    // The calls of arrays that they become would have other names.
+    entry(&UnnestSets, &["name columns"]),
+    // Likewise; and a condition that has become the query's is one of its filters.
+    entry(&predicates::SpellOutPredicates, &["name columns", "move join conditions"]),
+    // Its condition stays with the join, whatever it has in it.
+    entry(&asof::MarkAsof, &["move join conditions"]),
+    // Takes the definitions away, which ORDER BY names as well.
+    entry(&windows::WriteOutWindows, &["write out order windows"]),
+    // Comparisons with rows of subqueries are known by their operators, which have another form when places are noted.
+    entry(&operator_spans::NoteOperators, &["spell out predicates"]),
+    entry(&filters::GuardFilters, &[]),
+    // Frames stand in the calls that the windows are of.
+    entry(&frame_bounds::CheckFrames, &["write out windows"]),
+    // Parts that are rewritten have lost their places, names and spelling, by which the ones before it go.
+    entry(
+        &SpellOutExpressions,
+        &["note operators", "guard filters", "check frames", "spell out array queries"],
+    ),
+    // Puts back the numbers that are no values.
+    entry(&KeepPositions, &["spell out expressions"]),
+    // What is left of these clauses has no meaning here.
+    entry(&RefuseClauses, &["keep positions"]),
+];
+
+/// Rewrites a query in place.
+pub fn rewrite_query(query: &mut Query, mut cx: AstContext<'_>) -> Result<(), SqlError> {
+    whole(Whole::Query(query), &mut cx)?;
+    nodes(query, cx)
+}
+
+/// Rewrites a scalar expression in place.
+pub fn rewrite_expr(expr: &mut Expr, mut cx: AstContext<'_>) -> Result<(), SqlError> {
+    whole(Whole::Expr(expr), &mut cx)?;
+    nodes(expr, cx)
+}
+
+fn whole(mut node: Whole<'_>, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+    AST_REWRITES.iter().try_for_each(|entry| entry.rewrite.whole(&mut node, cx))
+}
+
+fn nodes<T: VisitMut + Visit>(node: &mut T, cx: AstContext<'_>) -> Result<(), SqlError> {
+    let copies = Copies::of(&*node);
+    match walk::visit_mut(node, &mut Nodes { cx: AstContext { copies, ..cx } }) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(e) => Err(*e),
+    }
+}
+
+/// The walk that gives each rewrite its nodes.
+struct Nodes<'a> {
+    cx: AstContext<'a>,
+}
+
+type Flow = ControlFlow<Box<SqlError>>;
+
+impl<'a> Nodes<'a> {
+    fn each(
+        &mut self,
+        mut run: impl FnMut(&'static dyn AstRewrite, &mut AstContext<'a>) -> Result<(), SqlError>,
+    ) -> Flow {
+        let cx = &mut self.cx;
+        flow(AST_REWRITES.iter().try_for_each(|entry| run(entry.rewrite, cx)))
+    }
+}
+
+fn flow(done: Result<(), SqlError>) -> Flow {
+    match done {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(e) => ControlFlow::Break(Box::new(e)),
+    }
+}
+
+impl VisitorMut for Nodes<'_> {
+    type Break = Box<SqlError>;
+
+    fn pre_visit_query(&mut self, query: &mut Query) -> Flow {
+        self.cx.queries += 1;
+        self.each(|rewrite, cx| rewrite.query(query, cx))
+    }
+
+    fn post_visit_query(&mut self, query: &mut Query) -> Flow {
+        self.cx.queries -= 1;
+        self.each(|rewrite, cx| rewrite.query_done(query, cx))
+    }
+
+    fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
+        // What is spelled out may have its subqueries more than once.
+        flow(interrupt::check())?;
+        self.each(|rewrite, cx| rewrite.select(select, cx))
+    }
+
+    fn post_visit_select(&mut self, select: &mut Select) -> Flow {
+        self.each(|rewrite, cx| rewrite.select_done(select, cx))
+    }
+
+    fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> Flow {
+        self.each(|rewrite, cx| rewrite.from_item(factor, cx))
+    }
+
+    fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
+        flow(self.cx.copies.meet())?;
+        self.each(|rewrite, cx| rewrite.expr(expr, cx))
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> Flow {
+        self.each(|rewrite, cx| rewrite.expr_done(expr, cx))
+    }
+}

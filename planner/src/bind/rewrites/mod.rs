@@ -1,0 +1,11 @@
+//! The binder's rewrites, as two ordered lists: those of the AST ([`ast`]), which run before a query is planned, and those
+//! of the logical plan ([`plan`]).
+//!
+//! Each rewrite has a name and stands in the file of its subject. Nothing else calls one. An entry of a list says which
+//! rewrites it needs to stand behind, and why.
+
+pub mod ast;
+pub mod plan;
+
+#[cfg(test)]
+mod tests;
