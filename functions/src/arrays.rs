@@ -682,7 +682,7 @@ fn joined(args: &[DataType]) -> Option<(Vec<DataType>, DataType)> {
     }
 }
 
-/// `nullif` by value, for the planner's `bind::by_value`; not a name that SQL text can contain unquoted.
+/// `nullif` by value, for the planner's `bind::expressions::semantic_equality`; not a name that SQL text can contain unquoted.
 pub const NULL_IF: &str = "#nullif";
 
 /// All of them, under the names by which the planner's `bind` looks for them.

@@ -1,4 +1,4 @@
-//! The functions that an ASOF join is made of (see the planner's `bind::asof` for the plan).
+//! The functions that an ASOF join is made of (see the planner's `bind::relations::asof` for the plan).
 
 use std::sync::{Arc, OnceLock};
 

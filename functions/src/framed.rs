@@ -3,7 +3,7 @@
 //!
 //! `#framed(call, sample, order…, [filter], arguments…)`: the call is described by a text ([`Framed`]), because a
 //! function is told nothing of its frame or of its row's peers. The sample is a literal of the result's type, NULL if
-//! the result may be. the planner's `bind::frames` makes these calls.
+//! the result may be. the planner's `bind::windows::frames` makes these calls.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! The window functions that SESSION is made of (see the planner's `bind::window_tvf` for the plan).
+//! The window functions that SESSION is made of (see the planner's `bind::relations::window_tvf` for the plan).
 //!
 //! Rows of a partition in order of their time: a row is in the session of the one before it if it is less
 //! than the gap later. A session's window goes from its first time to its last one plus the gap.

@@ -1,5 +1,5 @@
-//! The functions that TUMBLE and HOP are made of (see the planner's `bind::window_tvf` for the plans), and
-//! the one that repeats rows (see the planner's `bind::set_operations`).
+//! The functions that TUMBLE and HOP are made of (see the planner's `bind::relations::window_tvf` for the plans), and
+//! the one that repeats rows (see the planner's `bind::relations::set_operations`).
 
 use std::sync::{Arc, OnceLock};
 
@@ -53,7 +53,7 @@ pub fn as_of_proctime() -> Arc<ScalarUDF> {
 /// The name of [`as_of_proctime`]; not one that SQL text can contain unquoted.
 pub const AS_OF_PROCTIME: &str = "#as_of_proctime";
 
-/// `asof_match(left, right, operator)`: the match condition of an ASOF join, for the planner's `bind::asof`; never
+/// `asof_match(left, right, operator)`: the match condition of an ASOF join, for the planner's `bind::relations::asof`; never
 /// computed.
 pub fn asof_match() -> Arc<ScalarUDF> {
     static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
@@ -63,7 +63,7 @@ pub fn asof_match() -> Arc<ScalarUDF> {
 /// The name of [`asof_match`]; not one that SQL text can contain unquoted.
 pub const ASOF_MATCH: &str = "#asof_match";
 
-/// Marks the number of rows of a limit with ties, for the planner's `bind::ties`; never computed.
+/// Marks the number of rows of a limit with ties, for the planner's `bind::ordering::with_ties`; never computed.
 pub const WITH_TIES: &str = "#with_ties";
 
 pub fn with_ties() -> Arc<ScalarUDF> {
@@ -72,7 +72,7 @@ pub fn with_ties() -> Arc<ScalarUDF> {
 }
 
 /// `exclude(what)`: marks, among the expressions of PARTITION BY, what a window's frame leaves out, for
-/// the planner's `bind::frames`; never computed.
+/// the planner's `bind::windows::frames`; never computed.
 pub const EXCLUDE: &str = "#exclude";
 
 pub fn exclude() -> Arc<ScalarUDF> {
@@ -80,7 +80,7 @@ pub fn exclude() -> Arc<ScalarUDF> {
     Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Exclude, EXCLUDE))))
 }
 
-/// Marks an array whose elements are a column's rows, for the planner's `bind::table_functions`; never computed.
+/// Marks an array whose elements are a column's rows, for the planner's `bind::relations::table_functions`; never computed.
 pub const ROWS: &str = "#rows";
 
 pub fn rows() -> Arc<ScalarUDF> {

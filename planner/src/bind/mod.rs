@@ -3,72 +3,17 @@
 //! A query's AST is rewritten ([`rewrites::ast`]) so that everything whose meaning depends on types goes through one hook
 //! ([`operators`]); `SqlToRel` does the rest with our [`provider`], and the plan that it makes is rewritten in turn
 //! ([`rewrites::plan`]). Views are expanded from their stored text; window functions in FROM become plain plans
-//! ([`window_tvf`]). The result runs under DataFusion as it is, and the stream planner takes the same plan.
+//! ([`relations::window_tvf`]). The result runs under DataFusion as it is, and the stream planner takes the same plan.
 
-mod ambiguous;
-mod array_query;
-pub mod asof;
-mod clause_expressions;
-pub mod ddl;
-pub mod desugar;
-mod distinct_on;
-mod empty_scalars;
-mod error_spans;
-mod filters;
-mod float_order;
-mod frame_bounds;
-mod frames;
-mod functional_dependency;
-mod grouping;
-mod guarded_cases;
-mod internal_calls;
-mod join_conditions;
-mod join_filters;
-pub mod lateral;
-mod limits;
-pub mod locate;
-pub mod misplaced_calls;
+mod aggregates;
+mod expressions;
 pub mod names;
-mod natural;
-mod null_keys;
-mod null_types;
-pub mod operator_spans;
-pub mod operators;
-mod order;
-mod ordered_input;
-mod outer_aggregates;
-mod outer_names;
-mod outer_outputs;
-mod outer_references;
-pub mod outputs;
-mod plan_size;
-pub mod predicates;
-pub mod provider;
-pub mod relations;
-mod repeated_orders;
+mod ordering;
+mod relations;
 pub mod rewrites;
-pub mod scalar;
-mod scopes;
-mod semantic_equality;
-mod series;
-pub mod set_operations;
-pub mod sort_keys;
-mod star_expansion;
-pub mod stored_expressions;
-pub mod table_functions;
-pub mod types;
-pub mod unions;
-mod unique;
-mod using;
-pub mod values;
-pub mod volatility;
-mod whole_rows;
-mod window_args;
-mod window_peers;
-pub mod window_tvf;
-pub mod windows;
-pub mod with_ties;
-pub mod zones;
+mod spans;
+mod subqueries;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -85,12 +30,20 @@ use sqlparser::ast;
 
 use crate::catalog::CatalogView;
 use crate::parser::folded;
-use operators::Parameters;
-use provider::{Provider, Seen};
+use expressions::operators::Parameters;
+pub use expressions::volatility::check_view_volatility;
+use expressions::zones::Zones;
+pub use expressions::{desugar, operators, stored_expressions, types, zones};
+use names::outer_names;
+pub use names::outputs;
+pub use ordering::sort_keys;
+use relations::plan_size;
+pub use relations::provider;
+use relations::provider::{Provider, Seen};
 use rewrites::ast::AstContext;
 use rewrites::plan::Of;
-pub use volatility::check_view_volatility;
-use zones::Zones;
+use spans::operator_spans;
+pub use spans::{locate, misplaced_calls};
 
 /// What of the session a statement's meaning depends on.
 #[derive(Clone, Debug)]

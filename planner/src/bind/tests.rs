@@ -43,9 +43,20 @@ impl TestCatalog {
         let (Statement::CreateTable(table) | Statement::CreateSource(table)) = statement else {
             panic!("not a table")
         };
-        let spec = ddl::table_spec(&table).unwrap();
-        let mut columns = spec.columns;
-        let mut key = spec.primary_key;
+        let mut columns: Vec<Column> = Vec::new();
+        let mut key = Vec::new();
+        for def in &table.columns {
+            let is_key =
+                |o: &ast::ColumnOptionDef| matches!(o.option, ast::ColumnOption::PrimaryKey(_));
+            let is_key = def.options.iter().any(is_key);
+            key.extend(is_key.then_some(columns.len() as u32));
+            columns.push(Column {
+                name: names::fold(&def.name),
+                sql_type: types::sql_type(&def.data_type).unwrap().into(),
+                nullable: !is_key,
+                ..Column::default()
+            });
+        }
         if key.is_empty() {
             key.push(columns.len() as u32);
             columns.push(Column {
@@ -120,7 +131,7 @@ pub(super) fn bind(
 }
 
 /// Runs a query in batch: rows of values as PostgreSQL prints them.
-fn run(sql: &str) -> Result<Vec<String>, SqlError> {
+pub(super) fn run(sql: &str) -> Result<Vec<String>, SqlError> {
     let bound = bind(&TestCatalog::new(), sql, false)?;
     let plan = optimize_for_batch(bound.plan)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

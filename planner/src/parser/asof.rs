@@ -1,5 +1,5 @@
 //! `ASOF LEFT JOIN`: the parser beneath knows ASOF JOIN only. The words LEFT and OUTER are taken out, and the
-//! join's match condition is wrapped in a call that says so, for `bind::asof`.
+//! join's match condition is wrapped in a call that says so, for `bind::relations::asof`.
 
 use sqlparser::tokenizer::{Token, TokenWithSpan, Whitespace, Word};
 

@@ -369,7 +369,7 @@ pub(super) fn cast_intervals(tokens: &mut Vec<TokenWithSpan>) {
 
 /// Takes what window frames leave out, of which sqlparser knows nothing, from the ends of their definitions.
 /// `EXCLUDE NO OTHERS` changes nothing; of others a mark is put among the expressions of PARTITION BY, for
-/// [`crate::bind::frames`].
+/// [`crate::bind::windows::frames`].
 pub(super) fn take_frame_exclusions(tokens: &mut Vec<TokenWithSpan>) {
     if !tokens.iter().any(|t| is_word(&t.token, "EXCLUDE")) {
         return;

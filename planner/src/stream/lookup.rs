@@ -1,7 +1,7 @@
 //! Lookup joins: `FROM s JOIN t FOR SYSTEM_TIME AS OF PROCTIME() ON s.k = t.k`.
 //!
 //! Each row of `s` meets the rows of `t` as they are when it is processed; later changes of `t` change
-//! nothing. The binder marks `t` with a filter that calls `as_of_proctime` (`bind::relations`); the
+//! nothing. The binder marks `t` with a filter that calls `as_of_proctime` (`bind::relations::from_items`); the
 //! optimiser moves it like any other, but never to another relation. Here the join whose side is marked
 //! becomes a lookup, and the marks vanish. In batch there are no marks: the relations are read at one epoch.
 

@@ -1,5 +1,5 @@
 //! The `Unnest`s of views: of arrays, with elements as rows, and those that stand for something else. HOP: that of a call of `hop_windows` that the binder makes of it (see
-//! `bind::window_tvf`) becomes the hop operator. TUMBLE is a plain projection and needs nothing.
+//! `bind::relations::window_tvf`) becomes the hop operator. TUMBLE is a plain projection and needs nothing.
 
 use arrow::datatypes::DataType;
 use datafusion::common::ScalarValue;
@@ -73,7 +73,7 @@ impl Converter<'_> {
         stream.project(columns).map_err(sql_error_from_datafusion)
     }
 
-    /// `copies(n)` that is unnested: rows that are there `n` times. See `bind::set_operations`.
+    /// `copies(n)` that is unnested: rows that are there `n` times. See `bind::relations::set_operations`.
     fn copies(&self, unnest: &Unnest, projection: &Projection, list: usize) -> Result<Stream> {
         let schema = projection.input.schema();
         let times =

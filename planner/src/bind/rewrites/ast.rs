@@ -9,16 +9,19 @@ use millrace_common::SqlError;
 use millrace_functions::interrupt;
 use sqlparser::ast::{Expr, Query, Select, TableFactor, Visit, VisitMut, VisitorMut};
 
+use crate::bind::SessionInfo;
+use crate::bind::aggregates::{filters, grouping};
 use crate::bind::desugar::Copies;
 use crate::bind::desugar::expressions::SpellOutExpressions;
 use crate::bind::desugar::positions::KeepPositions;
 use crate::bind::desugar::returned_sets::UnnestSets;
 use crate::bind::desugar::unsupported::RefuseClauses;
-use crate::bind::{
-    SessionInfo, array_query, asof, filters, frame_bounds, grouping, internal_calls,
-    join_conditions, names, operator_spans, order, outer_outputs, predicates, scopes,
-    table_functions, unions, using, values, whole_rows, windows,
-};
+use crate::bind::names::{internal_calls, outer_outputs, output_names, scopes, using, whole_rows};
+use crate::bind::ordering::order;
+use crate::bind::relations::{asof, table_functions, unions, values};
+use crate::bind::spans::operator_spans;
+use crate::bind::subqueries::{array_query, join_conditions, predicates};
+use crate::bind::windows::{frame_bounds, named};
 use crate::catalog::CatalogView;
 use crate::parser::walk;
 
@@ -109,7 +112,7 @@ pub static AST_REWRITES: &[AstEntry] = &[
     // By the names that outputs have been given.
     entry(&order::PartOrderNames, &["name outer outputs"]),
     // What DISTINCT is ordered by is looked for in the list, which still has windows by name.
-    entry(&windows::WriteOutOrderWindows, &["part order names"]),
+    entry(&named::WriteOutOrderWindows, &["part order names"]),
     entry(&table_functions::SpellOutTableFunctions, &["resolve scopes"]),
     // Joins in parentheses and NATURAL ones are written out by the scopes. Windows of ORDER BY may name merged columns.
     entry(&using::SpellOutUsing, &["resolve scopes", "write out order windows"]),
@@ -122,7 +125,7 @@ pub static AST_REWRITES: &[AstEntry] = &[
     // Columns that are merged are told from others of their name while expressions are compared.
     entry(&grouping::SpellOutGrouping, &["spell out using"]),
     // A row that is shown has the name of its table.
-    entry(&names::NameColumns, &["mark whole rows"]),
+    entry(&output_names::NameColumns, &["mark whole rows"]),
     // The calls of arrays that they become would have other names.
     entry(&UnnestSets, &["name columns"]),
     // Likewise; and a condition that has become the query's is one of its filters.
@@ -130,7 +133,7 @@ pub static AST_REWRITES: &[AstEntry] = &[
     // Its condition stays with the join, whatever it has in it.
     entry(&asof::MarkAsof, &["move join conditions"]),
     // Takes the definitions away, which ORDER BY names as well.
-    entry(&windows::WriteOutWindows, &["write out order windows"]),
+    entry(&named::WriteOutWindows, &["write out order windows"]),
     // Comparisons with rows of subqueries are known by their operators, which have another form when places are noted.
     entry(&operator_spans::NoteOperators, &["spell out predicates"]),
     entry(&filters::GuardFilters, &[]),

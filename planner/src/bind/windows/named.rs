@@ -1,0 +1,164 @@
+//! Named windows: `OVER w` and `OVER (w …)` are written out, because DataFusion forgets the window that
+//! a longer definition starts from.
+
+use std::ops::ControlFlow;
+
+use millrace_common::{SqlError, SqlState};
+use millrace_functions::window_fn::EXCLUDE;
+use sqlparser::ast::*;
+
+use crate::bind::expressions::desugar::Copies;
+use crate::bind::names::fold;
+use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::parser::walk;
+
+/// Writes out the windows that ORDER BY names.
+pub struct WriteOutOrderWindows;
+
+impl AstRewrite for WriteOutOrderWindows {
+    fn name(&self) -> &'static str {
+        "write out order windows"
+    }
+
+    fn query(&self, query: &mut Query, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        write_out_order(query, &mut cx.copies)
+    }
+}
+
+/// Writes out the windows that a query's ORDER BY names: those of its SELECT.
+fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), SqlError> {
+    let SetExpr::Select(select) = query.body.as_ref() else { return Ok(()) };
+    let Some(OrderBy { kind: OrderByKind::Expressions(exprs), .. }) = &mut query.order_by else {
+        return Ok(());
+    };
+    let mut writer = Writer { windows: &select.named_window, depth: 0, copies };
+    for by in exprs {
+        if let ControlFlow::Break(e) = walk::visit_mut(&mut by.expr, &mut writer) {
+            return Err(*e);
+        }
+    }
+    Ok(())
+}
+
+/// Writes out the windows that a SELECT names.
+pub struct WriteOutWindows;
+
+impl AstRewrite for WriteOutWindows {
+    fn name(&self) -> &'static str {
+        "write out windows"
+    }
+
+    fn select(&self, select: &mut Select, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+        write_out(select, &mut cx.copies)
+    }
+}
+
+/// Writes out the windows that a SELECT list names; subqueries have windows of their own.
+fn write_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
+    let windows = std::mem::take(&mut select.named_window);
+    let mut writer = Writer { windows: &windows, depth: 0, copies };
+    for item in &mut select.projection {
+        if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item
+            && let ControlFlow::Break(e) = walk::visit_mut(e, &mut writer)
+        {
+            return Err(*e);
+        }
+    }
+    if let Some(e) = &mut select.qualify
+        && let ControlFlow::Break(e) = walk::visit_mut(e, &mut writer)
+    {
+        return Err(*e);
+    }
+    Ok(())
+}
+
+struct Writer<'a> {
+    windows: &'a [NamedWindowDefinition],
+    /// Subqueries that the visitor is in.
+    depth: usize,
+    copies: &'a mut Copies,
+}
+
+impl VisitorMut for Writer<'_> {
+    type Break = Box<SqlError>;
+
+    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
+        self.depth += 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
+        self.depth -= 1;
+        ControlFlow::Continue(())
+    }
+
+    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Box<SqlError>> {
+        let Expr::Function(Function { over: Some(over), .. }) = expr else {
+            return ControlFlow::Continue(());
+        };
+        if self.depth > 0 {
+            return ControlFlow::Continue(());
+        }
+        let whole = match over {
+            WindowType::NamedWindow(name) => find(self.windows, name),
+            WindowType::WindowSpec(spec) if spec.window_name.is_some() => {
+                extended(self.windows, spec)
+            }
+            WindowType::WindowSpec(_) => return ControlFlow::Continue(()),
+        };
+        match whole.and_then(|spec| self.copies.again(&spec, 1).map(|()| spec)) {
+            Ok(spec) => {
+                *over = WindowType::WindowSpec(spec);
+                ControlFlow::Continue(())
+            }
+            Err(e) => ControlFlow::Break(Box::new(e)),
+        }
+    }
+}
+
+/// The definition of a name, which may start from one before it.
+fn find(windows: &[NamedWindowDefinition], name: &Ident) -> Result<WindowSpec, SqlError> {
+    let wanted = fold(name);
+    let Some(at) = windows.iter().position(|w| fold(&w.0) == wanted) else {
+        let message = format!("window \"{wanted}\" does not exist");
+        return Err(SqlError::new(SqlState::UNDEFINED_OBJECT, message));
+    };
+    match &windows[at].1 {
+        NamedWindowExpr::NamedWindow(other) => find(&windows[..at], other),
+        NamedWindowExpr::WindowSpec(spec) => extended(&windows[..at], spec),
+    }
+}
+
+/// A definition with what the window it starts from says.
+fn extended(windows: &[NamedWindowDefinition], spec: &WindowSpec) -> Result<WindowSpec, SqlError> {
+    let Some(name) = &spec.window_name else { return Ok(spec.clone()) };
+    let base = find(windows, name)?;
+    let refused = |what: &str| {
+        let message = format!("cannot {what} of window \"{}\"", fold(name));
+        Err(SqlError::new(SqlState("42P20"), message))
+    };
+    // What the frame leaves out stands there too.
+    let (marks, own): (Vec<Expr>, Vec<Expr>) =
+        spec.partition_by.iter().cloned().partition(leaves_out);
+    if !own.is_empty() {
+        return refused("override PARTITION BY clause");
+    }
+    if !spec.order_by.is_empty() && !base.order_by.is_empty() {
+        return refused("override ORDER BY clause");
+    }
+    if base.window_frame.is_some() {
+        return refused("copy the frame clause");
+    }
+    let order_by = if spec.order_by.is_empty() { base.order_by } else { spec.order_by.clone() };
+    Ok(WindowSpec {
+        window_name: None,
+        partition_by: base.partition_by.into_iter().chain(marks).collect(),
+        order_by,
+        window_frame: spec.window_frame.clone(),
+    })
+}
+
+/// The parser's mark of rows that a frame leaves out, for [`super::frames`].
+fn leaves_out(e: &Expr) -> bool {
+    matches!(e, Expr::Function(f) if f.name == ObjectName::from(vec![Ident::with_quote('"', EXCLUDE)]))
+}
