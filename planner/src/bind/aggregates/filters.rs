@@ -46,3 +46,15 @@ fn can_fail(arg: &Expr) -> bool {
         Expr::Identifier(_) | Expr::CompoundIdentifier(_) | Expr::Value(_) | Expr::Tuple(_)
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    /// 10 is divided by 5 only.
+    #[test]
+    fn what_does_not_pass_a_filter_is_not_computed() {
+        let sql = "SELECT sum(10 / a) FILTER (WHERE a <> 0) FROM (VALUES (0), (5)) AS v (a)";
+        assert_eq!(rows(sql), ["2"]);
+    }
+}

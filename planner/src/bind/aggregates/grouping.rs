@@ -103,3 +103,23 @@ fn cube(parts: &[Vec<Expr>]) -> Vec<Vec<Expr>> {
     };
     all.map(set).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::SpellOutGrouping;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn sets_have_each_column_once() {
+        for (sql, expected) in [
+            (
+                "SELECT 1 FROM t GROUP BY ROLLUP (a, b, a)",
+                "SELECT 1 FROM t GROUP BY GROUPING SETS ((a, b), (a, b), (a), ())",
+            ),
+            ("SELECT 1 FROM t GROUP BY a, b, a", "SELECT 1 FROM t GROUP BY a, b"),
+            ("SELECT 1 FROM t GROUP BY ROLLUP (a, b)", "SELECT 1 FROM t GROUP BY ROLLUP (a, b)"),
+        ] {
+            assert_eq!(rewritten(&SpellOutGrouping, sql).unwrap(), expected);
+        }
+    }
+}

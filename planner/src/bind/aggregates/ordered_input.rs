@@ -176,3 +176,15 @@ fn is_plain(e: &Expr) -> Result<bool> {
     })?;
     Ok(plain)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn an_array_has_the_order_of_its_subquery() {
+        let sql = "SELECT array_agg(a) FROM \
+                   (SELECT a FROM (VALUES (2), (1), (3)) AS v (a) ORDER BY a DESC) AS s";
+        assert_eq!(rows(sql), ["{3,2,1}"]);
+    }
+}

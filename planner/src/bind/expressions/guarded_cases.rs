@@ -82,3 +82,16 @@ fn guards(case: &Case) -> Result<bool> {
     }
     Ok(false)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    /// Where it is 0 nothing is divided by it.
+    #[test]
+    fn a_branch_is_computed_for_its_own_rows() {
+        let sql = "SELECT count(*) FROM (VALUES (0), (2)) AS v (x) \
+                   WHERE CASE WHEN x <> 0 THEN 4 / x > 1 END";
+        assert_eq!(rows(sql), ["1"]);
+    }
+}

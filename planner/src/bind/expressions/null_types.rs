@@ -38,3 +38,15 @@ impl PlanRewrite for TypeNulls {
             .map_err(sql_error_from_datafusion)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_common::SqlType;
+
+    use crate::bind::rewrites::testing::bound;
+
+    #[test]
+    fn a_null_of_no_type_is_text() {
+        assert_eq!(bound("SELECT NULL, 1").unwrap().types, [SqlType::Text, SqlType::Int]);
+    }
+}

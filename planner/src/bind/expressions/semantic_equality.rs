@@ -112,3 +112,19 @@ fn equals_any(value: &Expr, list: Vec<Expr>) -> Result<Expr> {
     let array = make_array.ok_or_else(missing)?.call(list);
     Ok(quantified::compare_any().call(vec![array, value.clone(), lit("=")]))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    /// Both zeros are equal, and so are a day and its hours.
+    #[test]
+    fn items_of_lists_are_compared_by_value() {
+        let sql =
+            "SELECT count(*) FROM (VALUES ('0'::float8)) AS v (x) WHERE x IN ('-0'::float8, 5)";
+        assert_eq!(rows(sql), ["1"]);
+        let sql = "SELECT count(*) FROM (VALUES (interval '1 day')) AS v (x) \
+                   WHERE x IN (interval '24 hours', interval '2 days')";
+        assert_eq!(rows(sql), ["1"]);
+    }
+}

@@ -105,3 +105,16 @@ fn hide(query: &mut impl VisitMut) {
     }
     let _ = walk::visit_mut(query, &mut Hide);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn only_internal_functions_have_other_names() {
+        let sql = "SELECT pg_add(1, 2), abs(a) FROM t";
+        let expected = "SELECT \"pg_add\u{1f}\"(1, 2), abs(a) FROM t";
+        assert_eq!(rewritten(&HideInternalCalls, sql).unwrap(), expected);
+    }
+}

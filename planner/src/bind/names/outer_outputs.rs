@@ -94,3 +94,24 @@ pub fn name(plan: LogicalPlan) -> Result<LogicalPlan> {
     let named: Vec<Expr> = named.collect();
     LogicalPlanBuilder::from(plan).project(named)?.build()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::NameOuterOutputs;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn columns_of_other_tables_are_named_in_with() {
+        let sql = "WITH w AS (SELECT u.id, a.x, y FROM a) SELECT u.id FROM w";
+        let expected = "WITH w AS (SELECT u.id AS \"id\", a.x, y FROM a) SELECT u.id FROM w";
+        assert_eq!(rewritten(&NameOuterOutputs, sql).unwrap(), expected);
+    }
+
+    #[test]
+    fn of_a_set_operation_the_first_branch_is_named() {
+        let sql = "WITH w AS (SELECT u.id FROM a UNION SELECT u.id FROM a) SELECT 1 FROM w";
+        let expected =
+            "WITH w AS (SELECT u.id AS \"id\" FROM a UNION SELECT u.id FROM a) SELECT 1 FROM w";
+        assert_eq!(rewritten(&NameOuterOutputs, sql).unwrap(), expected);
+    }
+}

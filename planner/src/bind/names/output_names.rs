@@ -207,3 +207,17 @@ fn subquery_name(q: &Query) -> Option<String> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::NameColumns;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn columns_have_names_of_their_own_that_are_shown_alike() {
+        let sql = "SELECT a + 1, count(*), count(b), x FROM t";
+        let expected = "SELECT a + 1 AS \"?column?\", count(*) AS \"count\", \
+                        count(b) AS \"count\u{1f}2\", x FROM t";
+        assert_eq!(rewritten(&NameColumns, sql).unwrap(), expected);
+    }
+}

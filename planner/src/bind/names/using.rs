@@ -378,3 +378,38 @@ fn replace(expr: &mut Expr, merged: &[Merged]) {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::SpellOutUsing;
+    use crate::bind::rewrites::testing::{rewritten, rows};
+
+    #[test]
+    fn merged_columns_are_the_side_s_whose_rows_are_all_kept() {
+        for (sql, expected) in [
+            (
+                "SELECT k, a.x FROM a JOIN b USING (k) WHERE k > 1",
+                "SELECT (a.k) AS k, a.x FROM a JOIN b ON a.k = b.k WHERE (a.k) > 1",
+            ),
+            (
+                "SELECT k FROM a RIGHT JOIN b USING (k)",
+                "SELECT (b.k) AS k FROM a RIGHT JOIN b ON a.k = b.k",
+            ),
+            // An output's name stands for it.
+            (
+                "SELECT x AS k FROM a JOIN b USING (k) ORDER BY k",
+                "SELECT x AS k FROM a JOIN b ON a.k = b.k ORDER BY k",
+            ),
+        ] {
+            assert_eq!(rewritten(&SpellOutUsing, sql).unwrap(), expected);
+        }
+    }
+
+    /// `x.a` has 1 and 2, `y.a` 2 and 3.
+    #[test]
+    fn of_a_full_join_the_first_that_is_not_null_is_merged() {
+        let sql = "SELECT a FROM (VALUES (1), (2)) AS x (a) FULL JOIN (VALUES (2), (3)) AS y (a) \
+                   USING (a) ORDER BY a";
+        assert_eq!(rows(sql), ["1", "2", "3"]);
+    }
+}

@@ -269,3 +269,15 @@ fn name_field(e: &mut Expr) {
         **root = column;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::MarkWholeRows;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn a_field_of_a_row_is_a_column() {
+        let sql = "SELECT (t).a, (ROW(1, b)).f2 FROM t";
+        assert_eq!(rewritten(&MarkWholeRows, sql).unwrap(), "SELECT t.a, (b) FROM t");
+    }
+}

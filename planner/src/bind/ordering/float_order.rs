@@ -157,3 +157,18 @@ fn one(e: Expr, schema: &DFSchema) -> Result<Expr> {
         false => e,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    /// Both zeros are one value, and NaN is the largest.
+    #[test]
+    fn floats_are_ordered_by_value() {
+        let values = "(VALUES (1, 'NaN'::float8), (2, '0'::float8), (3, '-0'::float8), \
+                      (4, 'Infinity'::float8)) AS v (n, f)";
+        assert_eq!(rows(&format!("SELECT n FROM {values} ORDER BY f, n")), ["2", "3", "4", "1"]);
+        let sql = format!("SELECT DISTINCT ON (f) n FROM {values} ORDER BY f, n");
+        assert_eq!(rows(&sql), ["2", "4", "1"]);
+    }
+}

@@ -141,3 +141,16 @@ fn among_numbered(input: &LogicalPlan, order: Vec<SortExpr>, limit: &Limit) -> R
         .project(columns_of(input))?
         .build()
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn a_subquery_says_how_many_rows_there_are() {
+        let sql = "SELECT a FROM (VALUES (3), (1), (2)) AS v (a) ORDER BY a LIMIT (SELECT 2)";
+        assert_eq!(rows(sql), ["1", "2"]);
+        let sql = "SELECT a FROM (VALUES (3), (1), (2)) AS v (a) ORDER BY a OFFSET (SELECT 2)";
+        assert_eq!(rows(sql), ["3"]);
+    }
+}

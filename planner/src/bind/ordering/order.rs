@@ -310,3 +310,41 @@ fn bare_name(e: &Expr) -> Option<String> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn a_name_within_an_expression_is_an_input_s() {
+        for (sql, expected) in [
+            (
+                "SELECT -a AS a FROM t ORDER BY a + 1",
+                "SELECT -a AS \"a\u{1f}own\" FROM t ORDER BY a + 1",
+            ),
+            // By itself it is the output's.
+            ("SELECT -a AS a FROM t ORDER BY a", "SELECT -a AS a FROM t ORDER BY a"),
+            ("SELECT a FROM t ORDER BY a + 1", "SELECT a FROM t ORDER BY a + 1"),
+        ] {
+            assert_eq!(rewritten(&PartOrderNames, sql).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_query_in_from_keeps_its_names() {
+        let sql = "SELECT a FROM (SELECT -a AS a FROM t ORDER BY a + 1) AS s";
+        let expected = "SELECT a FROM (SELECT \"a\u{1f}own\" AS \"a\" FROM \
+                        (SELECT -a AS \"a\u{1f}own\" FROM t ORDER BY a + 1) AS ordered) AS s";
+        assert_eq!(rewritten(&PartOrderNames, sql).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_distinct_is_ordered_by_is_a_place_in_its_list() {
+        let sql = "SELECT DISTINCT b, a + 1 FROM t ORDER BY A + 1, b";
+        let expected = "SELECT DISTINCT b, a + 1 FROM t ORDER BY 2, b";
+        assert_eq!(rewritten(&PartOrderNames, sql).unwrap(), expected);
+        let e = rewritten(&PartOrderNames, "SELECT DISTINCT b FROM t ORDER BY a + 1").unwrap_err();
+        assert_eq!(e.state, SqlState("42P10"));
+    }
+}

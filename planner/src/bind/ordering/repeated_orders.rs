@@ -90,3 +90,17 @@ fn first(order: Vec<SortExpr>) -> Vec<SortExpr> {
     }
     kept
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn an_order_that_is_named_twice_orders_once() {
+        let sql = "SELECT DISTINCT ON (a) a, b FROM (VALUES (1, 2), (1, 1)) AS v (a, b) \
+                   ORDER BY a, a, b";
+        assert_eq!(rows(sql), ["1|1"]);
+        let sql = "SELECT array_agg(a ORDER BY b, b) FROM (VALUES (1, 2), (2, 1)) AS v (a, b)";
+        assert_eq!(rows(sql), ["{2,1}"]);
+    }
+}

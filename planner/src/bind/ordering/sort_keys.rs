@@ -108,3 +108,16 @@ pub fn key_of(e: &Expr, schema: &DFSchema) -> Result<Expr> {
         _ => e.clone(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    /// A month is 30 days.
+    #[test]
+    fn intervals_are_ordered_by_their_length() {
+        let sql = "SELECT n FROM (VALUES (1, interval '40 days'), (2, interval '1 month'), \
+                   (3, interval '1 day')) AS v (n, i) ORDER BY i";
+        assert_eq!(rows(sql), ["3", "2", "1"]);
+    }
+}

@@ -113,3 +113,15 @@ fn with_ties(sort: &Sort, skip: Expr, rows: &Expr) -> Result<LogicalPlan> {
         .sort(sort.expr.clone())?
         .build()
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn rows_that_are_level_with_the_last_are_taken_too() {
+        let sql = "SELECT a FROM (VALUES (1), (3), (2), (2)) AS v (a) ORDER BY a \
+                   FETCH FIRST 2 ROWS WITH TIES";
+        assert_eq!(rows(sql), ["1", "2", "2"]);
+    }
+}

@@ -371,3 +371,26 @@ fn nulls(plan: &Arc<LogicalPlan>, name: fn(usize) -> String) -> Result<Vec<Expr>
     let fields = plan.schema().fields().iter().enumerate();
     fields.map(|(i, f)| Ok(lit(ScalarValue::try_from(f.data_type())?).alias(name(i)))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::MarkAsof;
+    use crate::bind::rewrites::testing::{rewritten, rows};
+
+    #[test]
+    fn an_asof_join_becomes_a_join_on_a_call() {
+        let sql = "SELECT 1 FROM l ASOF JOIN r MATCH_CONDITION (l.t >= r.t) ON l.k = r.k";
+        let expected =
+            "SELECT 1 FROM l INNER JOIN r ON \"#asof_match\"(l.t, r.t, '>=') AND (l.k = r.k)";
+        assert_eq!(rewritten(&MarkAsof, sql).unwrap(), expected);
+    }
+
+    /// Of 3, 4 and 6 the last that is not behind 5 is 4; of the other key there is none.
+    #[test]
+    fn a_left_row_has_the_nearest_right_row_of_its_key() {
+        let sql = "SELECT l.k, r.t FROM (VALUES (1, 5), (2, 5)) AS l (k, t) \
+                   ASOF JOIN (VALUES (1, 3), (1, 4), (1, 6)) AS r (k, t) \
+                   MATCH_CONDITION (l.t >= r.t) ON l.k = r.k";
+        assert_eq!(rows(sql), ["1|4"]);
+    }
+}

@@ -179,3 +179,21 @@ fn count(left: bool) -> Result<Expr> {
     );
     Ok(Expr::AggregateFunction(call).alias(if left { LEFT_COUNT } else { RIGHT_COUNT }))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn rows_are_counted_in_both_branches() {
+        let both = |operation: &str| {
+            format!(
+                "SELECT a FROM (VALUES (1), (1), (2), (NULL)) AS x (a) {operation} \
+                 SELECT b FROM (VALUES (1), (NULL), (3)) AS y (b) ORDER BY 1"
+            )
+        };
+        assert_eq!(rows(&both("EXCEPT ALL")), ["1", "2"]);
+        assert_eq!(rows(&both("EXCEPT")), ["2"]);
+        assert_eq!(rows(&both("INTERSECT ALL")), ["1", "∅"]);
+    }
+}

@@ -383,3 +383,17 @@ fn spread(p: &Projection) -> Result<LogicalPlan> {
         .project(outputs)?
         .build()
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn functions_in_from_are_read_side_by_side() {
+        let sql = "SELECT x, n FROM unnest(ARRAY[30, 40]) WITH ORDINALITY AS u (x, n) ORDER BY n";
+        assert_eq!(rows(sql), ["30|1", "40|2"]);
+        let sql = "SELECT v.a, x FROM (VALUES (1), (2)) AS v (a), generate_series(1, v.a) AS x \
+                   ORDER BY 1, 2";
+        assert_eq!(rows(sql), ["1|1", "2|1", "2|2"]);
+    }
+}

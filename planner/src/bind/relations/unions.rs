@@ -259,3 +259,27 @@ fn converted(
         _ => cast_expr(e, from, target).map_err(external),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bind::rewrites::testing::{bound, rewritten};
+
+    #[test]
+    fn a_set_operation_in_with_is_a_query_in_from() {
+        let sql = "WITH w AS (SELECT 1 UNION SELECT 2) SELECT * FROM w";
+        let expected =
+            "WITH w AS (SELECT * FROM (SELECT 1 UNION SELECT 2) AS united) SELECT * FROM w";
+        assert_eq!(rewritten(&TypeUnionsInWith, sql).unwrap(), expected);
+        // A recursive one is known by being one.
+        let sql = "WITH RECURSIVE w AS (SELECT 1 UNION SELECT 2) SELECT * FROM w";
+        assert_eq!(rewritten(&TypeUnionsInWith, sql).unwrap(), sql);
+    }
+
+    #[test]
+    fn branches_have_one_type_or_there_is_an_error() {
+        assert_eq!(bound("SELECT NULL UNION SELECT 1").unwrap().types, [SqlType::Int]);
+        let e = bound("SELECT 1 UNION SELECT true").unwrap_err();
+        assert_eq!(e.state, SqlState::DATATYPE_MISMATCH);
+    }
+}

@@ -204,3 +204,16 @@ fn mark(values: &mut AstValues, copies: &mut Copies) -> Result<(), SqlError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_common::SqlType;
+
+    use crate::bind::rewrites::testing::{bound, rows};
+
+    #[test]
+    fn a_column_of_several_kinds_has_a_common_type() {
+        assert_eq!(rows("VALUES (1), ('2')"), ["1", "2"]);
+        assert_eq!(bound("VALUES (1), ('2')").unwrap().types, [SqlType::Int]);
+    }
+}

@@ -92,7 +92,7 @@ pub trait AstRewrite: Sync {
 /// A rewrite at its place in the list.
 pub struct AstEntry {
     pub rewrite: &'static dyn AstRewrite,
-    /// The ones it has to stand behind.
+    /// The ones it has to stand behind; none, if it goes by nothing that others change.
     pub after: &'static [&'static str],
 }
 
@@ -106,6 +106,7 @@ pub static AST_REWRITES: &[AstEntry] = &[
     entry(&internal_calls::HideInternalCalls, &[]),
     // Goes by joins and lists as they are written; says what the catalog knows in terms that the walk needs no catalog for.
     entry(&scopes::ResolveScopes, &["hide internal calls"]),
+    // Here the walk begins, with names that mean what they say.
     entry(&outer_outputs::NameOuterOutputs, &["resolve scopes"]),
     // Puts a set operation into a SELECT of its own, in which its outputs would not be found to be named.
     entry(&unions::TypeUnionsInWith, &["name outer outputs"]),
@@ -113,16 +114,19 @@ pub static AST_REWRITES: &[AstEntry] = &[
     entry(&order::PartOrderNames, &["name outer outputs"]),
     // What DISTINCT is ordered by is looked for in the list, which still has windows by name.
     entry(&named::WriteOutOrderWindows, &["part order names"]),
+    // Their columns are not the catalog's: the scopes know a function by its call.
     entry(&table_functions::SpellOutTableFunctions, &["resolve scopes"]),
     // Joins in parentheses and NATURAL ones are written out by the scopes. Windows of ORDER BY may name merged columns.
     entry(&using::SpellOutUsing, &["resolve scopes", "write out order windows"]),
+    // Tells kinds of expressions by their spelling.
     entry(&values::TypeValues, &[]),
     // A name without a table that is still there is no merged column.
     entry(&join_conditions::MoveJoinConditions, &["spell out using"]),
+    // Takes calls of its own; the query that it makes of one is walked in turn.
     entry(&array_query::SpellOutArrayQueries, &[]),
     // The name of a function in FROM is its column's by now where it has one only.
     entry(&whole_rows::MarkWholeRows, &["spell out table functions"]),
-    // Columns that are merged are told from others of their name while expressions are compared.
+    // While columns are merged a name alone is not the table's column of that name: expressions are compared afterwards.
     entry(&grouping::SpellOutGrouping, &["spell out using"]),
     // A row that is shown has the name of its table.
     entry(&output_names::NameColumns, &["mark whole rows"]),
@@ -136,39 +140,59 @@ pub static AST_REWRITES: &[AstEntry] = &[
     entry(&named::WriteOutWindows, &["write out order windows"]),
     // Comparisons with rows of subqueries are known by their operators, which have another form when places are noted.
     entry(&operator_spans::NoteOperators, &["spell out predicates"]),
+    // Tells what cannot fail by its spelling.
     entry(&filters::GuardFilters, &[]),
     // Frames stand in the calls that the windows are of.
     entry(&frame_bounds::CheckFrames, &["write out windows"]),
     // Parts that are rewritten have lost their places, names and spelling, by which the ones before it go.
     entry(
         &SpellOutExpressions,
-        &["note operators", "guard filters", "check frames", "spell out array queries"],
+        &[
+            "note operators",
+            "guard filters",
+            "check frames",
+            "spell out array queries",
+            "type values",
+        ],
     ),
     // Puts back the numbers that are no values.
     entry(&KeepPositions, &["spell out expressions"]),
-    // What is left of these clauses has no meaning here.
-    entry(&RefuseClauses, &["keep positions"]),
+    // What is wrong with a clause that has a meaning is told first.
+    entry(&RefuseClauses, &[]),
 ];
 
 /// Rewrites a query in place.
-pub fn rewrite_query(query: &mut Query, mut cx: AstContext<'_>) -> Result<(), SqlError> {
-    whole(Whole::Query(query), &mut cx)?;
-    nodes(query, cx)
+pub fn rewrite_query(query: &mut Query, cx: AstContext<'_>) -> Result<(), SqlError> {
+    rewrite_query_by(AST_REWRITES, query, cx)
+}
+
+/// [`rewrite_query`] by the rewrites of a list.
+pub(super) fn rewrite_query_by(
+    list: &[AstEntry],
+    query: &mut Query,
+    mut cx: AstContext<'_>,
+) -> Result<(), SqlError> {
+    whole(list, Whole::Query(query), &mut cx)?;
+    nodes(list, query, cx)
 }
 
 /// Rewrites a scalar expression in place.
 pub fn rewrite_expr(expr: &mut Expr, mut cx: AstContext<'_>) -> Result<(), SqlError> {
-    whole(Whole::Expr(expr), &mut cx)?;
-    nodes(expr, cx)
+    whole(AST_REWRITES, Whole::Expr(expr), &mut cx)?;
+    nodes(AST_REWRITES, expr, cx)
 }
 
-fn whole(mut node: Whole<'_>, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-    AST_REWRITES.iter().try_for_each(|entry| entry.rewrite.whole(&mut node, cx))
+fn whole(list: &[AstEntry], mut node: Whole<'_>, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+    list.iter().try_for_each(|entry| entry.rewrite.whole(&mut node, cx))
 }
 
-fn nodes<T: VisitMut + Visit>(node: &mut T, cx: AstContext<'_>) -> Result<(), SqlError> {
+fn nodes<T: VisitMut + Visit>(
+    list: &[AstEntry],
+    node: &mut T,
+    cx: AstContext<'_>,
+) -> Result<(), SqlError> {
     let copies = Copies::of(&*node);
-    match walk::visit_mut(node, &mut Nodes { cx: AstContext { copies, ..cx } }) {
+    match walk::visit_mut(node, &mut Nodes { list, cx: AstContext { copies, ..cx } }) {
         ControlFlow::Continue(()) => Ok(()),
         ControlFlow::Break(e) => Err(*e),
     }
@@ -176,6 +200,7 @@ fn nodes<T: VisitMut + Visit>(node: &mut T, cx: AstContext<'_>) -> Result<(), Sq
 
 /// The walk that gives each rewrite its nodes.
 struct Nodes<'a> {
+    list: &'a [AstEntry],
     cx: AstContext<'a>,
 }
 
@@ -187,7 +212,7 @@ impl<'a> Nodes<'a> {
         mut run: impl FnMut(&'static dyn AstRewrite, &mut AstContext<'a>) -> Result<(), SqlError>,
     ) -> Flow {
         let cx = &mut self.cx;
-        flow(AST_REWRITES.iter().try_for_each(|entry| run(entry.rewrite, cx)))
+        flow(self.list.iter().try_for_each(|entry| run(entry.rewrite, cx)))
     }
 }
 

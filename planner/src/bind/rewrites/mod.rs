@@ -8,4 +8,6 @@ pub mod ast;
 pub mod plan;
 
 #[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
 mod tests;

@@ -172,3 +172,16 @@ fn named_order(query: &mut Query) -> Result<Vec<String>, SqlError> {
     }
     Ok(by)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn an_array_has_the_rows_of_its_subquery_in_their_order() {
+        let sql = "SELECT ARRAY(SELECT a FROM (VALUES (2), (1)) AS v (a) ORDER BY a)";
+        assert_eq!(rows(sql), ["{1,2}"]);
+        let sql = "SELECT ARRAY(SELECT a FROM (VALUES (2), (1)) AS v (a) WHERE a > 2)";
+        assert_eq!(rows(sql), ["{}"]);
+    }
+}

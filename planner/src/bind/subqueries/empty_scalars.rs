@@ -80,3 +80,14 @@ fn outer(subquery: Subquery) -> Result<Subquery> {
     let plan = one.join_on(inner, JoinType::Left, [lit(true)])?.build()?;
     Ok(Subquery { subquery: Arc::new(plan), ..subquery })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn a_subquery_of_no_row_is_null() {
+        let sql = "SELECT coalesce((SELECT a FROM (VALUES (1)) AS v (a) WHERE a > 1), 7)";
+        assert_eq!(rows(sql), ["7"]);
+    }
+}

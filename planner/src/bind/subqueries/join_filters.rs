@@ -199,3 +199,15 @@ fn filtered(plan: LogicalPlan, conditions: Vec<Expr>) -> Result<LogicalPlan> {
         None => Ok(plan),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    #[test]
+    fn a_condition_with_a_subquery_keeps_rows_of_the_outer_side() {
+        let sql = "SELECT v.a, w.b FROM (VALUES (1), (2)) AS v (a) \
+                   LEFT JOIN (VALUES (1), (2)) AS w (b) ON v.a = w.b AND w.b IN (SELECT 2) ORDER BY 1";
+        assert_eq!(rows(sql), ["1|∅", "2|2"]);
+    }
+}

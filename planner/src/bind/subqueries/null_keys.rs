@@ -142,3 +142,16 @@ fn not_of_null(condition: &Expr) -> Option<Expr> {
     let implied = implied.reduce(Expr::and)?;
     Some(condition.clone().and(implied))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    /// The rows of NULL meet in the subquery, but NULL equals nothing above it.
+    #[test]
+    fn null_equals_nothing_above_a_join_by_nulls() {
+        let sql = "SELECT a FROM (VALUES (1), (NULL)) AS v (a) WHERE a = \
+                   (SELECT max(b) FROM (VALUES (1), (NULL)) AS w (b) WHERE w.b IS NOT DISTINCT FROM v.a)";
+        assert_eq!(rows(sql), ["1"]);
+    }
+}

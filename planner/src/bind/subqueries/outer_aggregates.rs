@@ -134,3 +134,16 @@ fn is_of_outer(f: &AggregateFunction) -> Result<bool> {
     }
     Ok(outer && !own)
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_common::SqlState;
+
+    use crate::bind::rewrites::testing::bound;
+
+    #[test]
+    fn an_aggregate_of_an_outer_query_is_refused() {
+        let e = bound("SELECT (SELECT sum(t.a) FROM k) FROM t").unwrap_err();
+        assert_eq!(e.state, SqlState::FEATURE_NOT_SUPPORTED);
+    }
+}

@@ -549,3 +549,27 @@ impl VisitorMut for Fill<'_> {
         ControlFlow::Continue(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::SpellOutPredicates;
+    use crate::bind::rewrites::testing::{rewritten, rows};
+
+    #[test]
+    fn exists_is_a_count_where_it_is_a_value() {
+        let sql = "SELECT EXISTS (SELECT b FROM u WHERE c) FROM t";
+        let expected = "SELECT ((SELECT count(*) > 0 FROM u WHERE c)) FROM t";
+        assert_eq!(rewritten(&SpellOutPredicates, sql).unwrap(), expected);
+        let filter = "SELECT a FROM t WHERE EXISTS (SELECT b FROM u WHERE c)";
+        assert_eq!(rewritten(&SpellOutPredicates, filter).unwrap(), filter);
+    }
+
+    /// 3 is none of 1 and NULL, as far as is known.
+    #[test]
+    fn in_has_three_results() {
+        let sql = "SELECT a, CASE a IN (SELECT b FROM (VALUES (1), (NULL)) AS w (b)) \
+                   WHEN true THEN 'in' WHEN false THEN 'not' ELSE 'unknown' END \
+                   FROM (VALUES (1), (3)) AS v (a) ORDER BY a";
+        assert_eq!(rows(sql), ["1|in", "3|unknown"]);
+    }
+}

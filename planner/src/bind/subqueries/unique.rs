@@ -459,3 +459,16 @@ impl Own {
         Ok(Subquery { subquery: Arc::new(plan), outer_ref_columns, spans: subquery.spans })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bind::rewrites::testing::rows;
+
+    /// Both tables call their columns the same.
+    #[test]
+    fn columns_of_one_name_are_told_apart() {
+        let sql = "SELECT a, (SELECT count(*) FROM (VALUES (1), (1), (2)) AS w (a) WHERE w.a = v.a) \
+                   FROM (VALUES (1), (2), (3)) AS v (a) ORDER BY a";
+        assert_eq!(rows(sql), ["1|2", "2|1", "3|0"]);
+    }
+}

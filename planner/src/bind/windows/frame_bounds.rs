@@ -350,3 +350,27 @@ fn offset(bound: &WindowFrameBound) -> Option<&Expr> {
         CurrentRow => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn offsets_become_plain_numbers() {
+        let sql = "SELECT sum(a) OVER (ORDER BY a ROWS 1 + 1 PRECEDING) FROM t";
+        let expected = "SELECT sum(a) OVER (ORDER BY a ROWS 2 PRECEDING) FROM t";
+        assert_eq!(rewritten(&CheckFrames, sql).unwrap(), expected);
+    }
+
+    #[test]
+    fn frames_that_no_window_has_are_refused() {
+        let state = |frame: &str| {
+            let sql = format!("SELECT sum(a) OVER (ORDER BY a {frame}) FROM t");
+            rewritten(&CheckFrames, &sql).unwrap_err().state
+        };
+        assert_eq!(state("ROWS BETWEEN CURRENT ROW AND 1 PRECEDING"), SqlState("42P20"));
+        assert_eq!(state("ROWS -1 PRECEDING"), SqlState("22013"));
+        assert_eq!(state("ROWS NULL PRECEDING"), SqlState("22004"));
+    }
+}

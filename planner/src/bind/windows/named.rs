@@ -162,3 +162,34 @@ fn extended(windows: &[NamedWindowDefinition], spec: &WindowSpec) -> Result<Wind
 fn leaves_out(e: &Expr) -> bool {
     matches!(e, Expr::Function(f) if f.name == ObjectName::from(vec![Ident::with_quote('"', EXCLUDE)]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn windows_are_written_out_where_a_list_names_them() {
+        let sql = "SELECT sum(b) OVER (w ORDER BY c), count(*) OVER w FROM t \
+                   WINDOW w AS (PARTITION BY a)";
+        let expected = "SELECT sum(b) OVER (PARTITION BY a ORDER BY c), \
+                        count(*) OVER (PARTITION BY a) FROM t";
+        assert_eq!(rewritten(&WriteOutWindows, sql).unwrap(), expected);
+    }
+
+    #[test]
+    fn order_by_names_the_windows_of_its_select() {
+        let sql = "SELECT 1 FROM t WINDOW w AS (PARTITION BY a) ORDER BY sum(b) OVER w";
+        let expected = "SELECT 1 FROM t WINDOW w AS (PARTITION BY a) \
+                        ORDER BY sum(b) OVER (PARTITION BY a)";
+        assert_eq!(rewritten(&WriteOutOrderWindows, sql).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_window_overrides_nothing_of_the_one_it_starts_from() {
+        let sql = "SELECT sum(a) OVER (w PARTITION BY b) FROM t WINDOW w AS (ORDER BY a)";
+        assert_eq!(rewritten(&WriteOutWindows, sql).unwrap_err().state, SqlState("42P20"));
+        let missing = rewritten(&WriteOutWindows, "SELECT sum(a) OVER w FROM t").unwrap_err();
+        assert_eq!(missing.state, SqlState::UNDEFINED_OBJECT);
+    }
+}

@@ -108,3 +108,26 @@ fn unwrap_limit(e: &mut Expr, clause: &str) {
         other => *other = ours(Op::Rows, take(other), Box::new(string(clause))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn rows_are_limited_by_numbers() {
+        for (sql, expected) in [
+            ("SELECT a FROM t FETCH FIRST 3 ROWS ONLY", "SELECT a FROM t LIMIT 3"),
+            ("SELECT a FROM t LIMIT NULL", "SELECT a FROM t"),
+            ("SELECT a FROM t LIMIT 2 OFFSET 1", "SELECT a FROM t LIMIT 2 OFFSET 1"),
+        ] {
+            assert_eq!(rewritten(&KeepPositions, sql).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_limit_names_no_column() {
+        let e = rewritten(&KeepPositions, "SELECT a FROM t LIMIT a").unwrap_err();
+        assert_eq!(e.state, SqlState("42P10"));
+    }
+}

@@ -62,3 +62,16 @@ fn spread_matches(e: &mut Expr) {
         *e = call("unnest", [match_rows(args)]);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::UnnestSets;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn sets_are_arrays_that_are_unnested() {
+        let sql = "SELECT jsonb_object_keys(d), abs(a) FROM t";
+        let expected = "SELECT \"unnest\"(\"jsonb_object_keys_list\"(d)), abs(a) FROM t";
+        assert_eq!(rewritten(&UnnestSets, sql).unwrap(), expected);
+    }
+}

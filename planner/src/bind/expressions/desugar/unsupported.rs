@@ -62,3 +62,17 @@ fn refuse_query(query: &Query) -> Option<SqlError> {
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bind::rewrites::testing::rewritten;
+
+    #[test]
+    fn clauses_that_nothing_runs_are_refused() {
+        for sql in ["SELECT a INTO b FROM t", "SELECT a FROM t FOR UPDATE"] {
+            let e = rewritten(&RefuseClauses, sql).unwrap_err();
+            assert_eq!(e.state, SqlState::FEATURE_NOT_SUPPORTED, "{sql}");
+        }
+    }
+}
