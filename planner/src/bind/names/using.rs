@@ -128,6 +128,7 @@ fn spell_out(select: &mut Select) -> Result<Vec<Merged>, SqlError> {
     if let Some(Distinct::On(exprs)) = &mut select.distinct {
         exprs.iter_mut().for_each(|e| replace(e, &merged));
     }
+    select.named_window.iter_mut().for_each(|window| replace(window, &merged));
     Ok(merged)
 }
 
@@ -367,9 +368,9 @@ fn output_name(item: &SelectItem) -> Option<String> {
 }
 
 /// Writes merged columns out. Subqueries may have columns of the same name, and are left alone.
-fn replace(expr: &mut Expr, merged: &[Merged]) {
+fn replace(clause: &mut impl VisitMut, merged: &[Merged]) {
     if !merged.is_empty() {
-        change_own(expr, |expr| {
+        change_own(clause, |expr| {
             if let Expr::Identifier(name) = &*expr
                 && let Some(found) = find(merged, &fold(name))
             {
@@ -394,6 +395,10 @@ mod tests {
             (
                 "SELECT k FROM a RIGHT JOIN b USING (k)",
                 "SELECT (b.k) AS k FROM a RIGHT JOIN b ON a.k = b.k",
+            ),
+            (
+                "SELECT sum(x) OVER w FROM a JOIN b USING (k) WINDOW w AS (PARTITION BY k)",
+                "SELECT sum(x) OVER w FROM a JOIN b ON a.k = b.k WINDOW w AS (PARTITION BY (a.k))",
             ),
             // An output's name stands for it.
             (
