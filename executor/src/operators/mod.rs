@@ -73,6 +73,7 @@ pub fn build(
 }
 
 /// [`build`], with state tables of any kind.
+#[deny(clippy::wildcard_enum_match_arm)]
 pub fn build_with(
     node: &Node,
     input_schemas: &[SchemaRef],

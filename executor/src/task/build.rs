@@ -8,14 +8,14 @@ use std::time::Instant;
 use arrow::datatypes::SchemaRef;
 use millrace_common::{Epoch, Generation, JobId, RelationId, TableId, Vnode};
 use millrace_connector::create_source;
-use millrace_graph::{Fragment, FragmentOutput, JobGraph, Node, Operator as Op};
+use millrace_graph::{Fragment, FragmentOutput, JobGraph, Node, Operator as Op, Role};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::JobVersion;
 use millrace_storage::{JobStore, StateStore};
 use tokio::sync::mpsc;
 
-use super::order::{Order, is_input};
+use super::order::Order;
 use super::{Kind, PlanNode, Task, TaskReport};
 use crate::blackhole::Digest;
 use crate::changelog_cache::ChangelogCache;
@@ -116,7 +116,7 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
             let place = Place { fragment: f, task, parallelism, vnodes, first_input };
             tasks.push(builder.task(fragment, &place, reports.clone())?);
         }
-        first_input += fragment.nodes.iter().filter(|n| is_input(&n.op)).count() as u32;
+        first_input += fragment.nodes.iter().filter(|n| n.op.role() == Role::Input).count() as u32;
     }
     let mut metrics: Vec<_> = builder.metrics.into_values().collect();
     metrics.sort_by_key(|m| (m.fragment, m.node));
@@ -174,10 +174,12 @@ impl Builder<'_> {
                 .ok_or_else(|| ExecError::internal("a node's input does not precede it"))?;
             let metrics = self.metrics(place.fragment, n, &node.op);
             let kind = self.kind(node, &schemas, place, input, &metrics)?;
-            input += u32::from(is_input(&node.op));
+            input += u32::from(node.op.role() == Role::Input);
             let mut made = slot(kind, metrics);
             made.inputs = node.inputs.iter().map(|&i| fragment.nodes[i].marks.clone()).collect();
-            made.retained = tables_of(&node.op)
+            made.retained = node
+                .op
+                .cleaned_tables()
                 .into_iter()
                 .filter_map(|t| Some((t, self.blueprint.graph.tables.get(t)?.retention.clone()?)))
                 .collect();
@@ -210,9 +212,10 @@ impl Builder<'_> {
 
     fn metrics(&mut self, fragment: usize, node: usize, op: &Op) -> Arc<OperatorMetrics> {
         let made = self.metrics.entry((fragment, node));
-        Arc::clone(made.or_insert_with(|| OperatorMetrics::new(fragment, node, name(op))))
+        Arc::clone(made.or_insert_with(|| OperatorMetrics::new(fragment, node, op.name())))
     }
 
+    #[deny(clippy::wildcard_enum_match_arm)]
     fn kind(
         &mut self,
         node: &Node,
@@ -252,7 +255,24 @@ impl Builder<'_> {
             Op::Materialize => Kind::Root(self.materialize(place)?),
             Op::Blackhole => Kind::Root(Root::Blackhole(Digest::default())),
             Op::Sink => Kind::Root(self.sink()?),
-            _ => Kind::Operator(self.operator(node, schemas, place, metrics)?),
+            Op::Filter { .. }
+            | Op::Project { .. }
+            | Op::Union
+            | Op::Hop { .. }
+            | Op::Repeat { .. }
+            | Op::Stamp { .. }
+            | Op::Unnest { .. }
+            | Op::Expand(_)
+            | Op::Aggregate(_)
+            | Op::Join(_)
+            | Op::Lookup(_)
+            | Op::TopN(_)
+            | Op::Window(_)
+            | Op::WindowClose(_)
+            | Op::TemporalUpperBound(_)
+            | Op::TemporalLowerBound(_) => {
+                Kind::Operator(self.operator(node, schemas, place, metrics)?)
+            }
         })
     }
 
@@ -418,46 +438,4 @@ fn link(fragment: &Fragment, nodes: &mut [PlanNode]) -> Result<(), ExecError> {
         return Err(ExecError::internal("a fragment without a root, or a root in the middle"));
     }
     Ok(())
-}
-
-/// The main state tables of an operator.
-fn tables_of(op: &Op) -> Vec<usize> {
-    match op {
-        Op::Aggregate(a) => vec![a.table],
-        Op::Join(j) => vec![j.left.table, j.right.table],
-        Op::Lookup(l) => {
-            [l.right.table].into_iter().chain(l.matches.iter().map(|m| m.table)).collect()
-        }
-        Op::TopN(t) => vec![t.table],
-        Op::Window(w) => vec![w.table],
-        _ => vec![],
-    }
-}
-
-fn name(op: &Op) -> &'static str {
-    match op {
-        Op::Subscribe { .. } => "Subscribe",
-        Op::Source { .. } => "Source",
-        Op::Exchange { .. } => "Exchange",
-        Op::Values { .. } => "Values",
-        Op::Filter { .. } => "Filter",
-        Op::Project { .. } => "Project",
-        Op::Union => "Union",
-        Op::Hop { .. } => "Hop",
-        Op::Repeat { .. } => "Repeat",
-        Op::Stamp { .. } => "Stamp",
-        Op::Unnest { .. } => "Unnest",
-        Op::Expand(_) => "Expand",
-        Op::Aggregate(_) => "Aggregate",
-        Op::Join(_) => "Join",
-        Op::Lookup(_) => "Lookup",
-        Op::TopN(_) => "TopN",
-        Op::Window(_) => "Window",
-        Op::WindowClose(_) => "WindowClose",
-        Op::TemporalUpperBound(_) => "Expire",
-        Op::TemporalLowerBound(_) => "Appear",
-        Op::Materialize => "Materialize",
-        Op::Blackhole => "Blackhole",
-        Op::Sink => "Sink",
-    }
 }

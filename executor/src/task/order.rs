@@ -1,19 +1,14 @@
 //! In which order the inputs of a job come in where that matters: what a lookup looks up before what it is
 //! looked up for, within an epoch and in the first scan.
 
-use millrace_graph::{Fragment, JobGraph, Operator as Op};
+use millrace_graph::{Fragment, JobGraph, Operator as Op, Role};
 
 /// See the module.
 pub struct Order {
-    /// Of the job's inputs, by number: an input scans when all of earlier stages are done.
+    /// Of the job's inputs, numbered by fragment and node: an input scans when all of earlier stages are done.
     pub stages: Vec<u32>,
     /// By fragment and node: the leaves of the fragment that a leaf waits for in every epoch.
     after: Vec<Vec<Vec<usize>>>,
-}
-
-/// Whether an operator is one of the job's inputs. They are numbered by fragment and node.
-pub fn is_input(op: &Op) -> bool {
-    matches!(op, Op::Subscribe { .. } | Op::Source { .. } | Op::Values { .. })
 }
 
 impl Order {
@@ -22,7 +17,7 @@ impl Order {
         let mut inputs = 0;
         for fragment in &graph.fragments {
             let mut number = |op: &Op| {
-                inputs += u32::from(is_input(op));
+                inputs += u32::from(op.role() == Role::Input);
                 inputs.saturating_sub(1)
             };
             numbers.push(fragment.nodes.iter().map(|n| number(&n.op)).collect::<Vec<_>>());
@@ -66,7 +61,7 @@ impl Stages<'_> {
                 self.node(fragment, left, looked_up + 1)
             }
             (op, inputs) => {
-                if is_input(op) {
+                if op.role() == Role::Input {
                     let number = self.numbers[fragment][node] as usize;
                     self.stages[number] = stage;
                 }

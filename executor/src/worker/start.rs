@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
 use millrace_graph::codec::decode_graph;
-use millrace_graph::{JobGraph, JoinKind, Operator};
+use millrace_graph::{JobGraph, Operator};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::services::StartJob;
 use millrace_rpc::version::{JobVersion, retention_counter};
@@ -191,12 +191,7 @@ fn publisher(
 /// Whether a part of the inputs' snapshot has rows that the whole does not have.
 fn tells_intermediate(graph: &JobGraph) -> bool {
     let mut nodes = graph.fragments.iter().flat_map(|f| &f.nodes);
-    !graph.output.append_only
-        && nodes.any(|n| match &n.op {
-            Operator::Aggregate(_) | Operator::TopN(_) | Operator::Window(_) => true,
-            Operator::Join(join) => join.kind != JoinKind::Inner,
-            _ => false,
-        })
+    !graph.output.append_only && nodes.any(|n| n.op.has_intermediate_rows())
 }
 
 /// Starts a derived job with its graph decoded.

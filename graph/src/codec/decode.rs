@@ -167,68 +167,86 @@ fn node(n: &proto::Node, before: &[Node], sizes: Sizes) -> Result<Node> {
     Ok(Node { op, inputs, schema, append_only: n.append_only, marks })
 }
 
+#[deny(clippy::wildcard_enum_match_arm)]
 fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result<Operator> {
     use proto::Operator as In;
-    let leaf =
-        |l: &proto::Leaf| (RelationId(l.relation), l.columns.iter().map(|&c| c as usize).collect());
-    Ok(match (op, inputs) {
-        (In::Subscribe(l), []) => {
-            let (relation, columns) = leaf(l);
+    let wrong = || damaged("an operator with the wrong number of inputs");
+    let none = || if inputs.is_empty() { Ok(()) } else { Err(wrong()) };
+    let one = || if let [input] = inputs { Ok(*input) } else { Err(wrong()) };
+    let two = || if let [left, right] = inputs { Ok((*left, *right)) } else { Err(wrong()) };
+    let leaf = |l: &proto::Leaf| {
+        none()?;
+        Ok((RelationId(l.relation), l.columns.iter().map(|&c| c as usize).collect()))
+    };
+    let root = |op| one().map(|_| op);
+    Ok(match op {
+        In::Subscribe(l) => {
+            let (relation, columns) = leaf(l)?;
             Operator::Subscribe { relation, columns }
         }
-        (In::Source(l), []) => {
-            let (relation, columns) = leaf(l);
+        In::Source(l) => {
+            let (relation, columns) = leaf(l)?;
             Operator::Source { relation, columns }
         }
-        (In::Exchange(f), []) => {
+        In::Exchange(f) => {
+            none()?;
             Operator::Exchange { fragment: position(*f, sizes.fragments, "fragment")? }
         }
-        (In::Values(bytes), []) => Operator::Values { batch: decode_batch(bytes)? },
-        (In::Filter(e), [input]) => match e.exprs.as_slice() {
-            [one] => Operator::Filter { predicate: decode_expr(one, input)? },
+        In::Values(bytes) => {
+            none()?;
+            Operator::Values { batch: decode_batch(bytes)? }
+        }
+        In::Filter(e) => match e.exprs.as_slice() {
+            [predicate] => Operator::Filter { predicate: decode_expr(predicate, one()?)? },
             _ => return Err(damaged("a filter without one predicate")),
         },
-        (In::Project(e), [input]) => Operator::Project {
-            exprs: e.exprs.iter().map(|e| decode_expr(e, input)).collect::<Result<_>>()?,
-        },
-        (In::Union(_), _) => Operator::Union,
-        (In::Hop(h), [input]) => Operator::Hop {
-            time_column: position(h.time_column, input.fields().len(), "column")?,
+        In::Project(e) => {
+            let input = one()?;
+            let exprs = e.exprs.iter().map(|e| decode_expr(e, input)).collect::<Result<_>>()?;
+            Operator::Project { exprs }
+        }
+        In::Union(_) => Operator::Union,
+        In::Hop(h) => Operator::Hop {
+            time_column: position(h.time_column, one()?.fields().len(), "column")?,
             size_us: h.size_us,
             slide_us: h.slide_us,
             offset_us: h.offset_us,
         },
-        (In::Repeat(c), [input]) => {
-            Operator::Repeat { times_column: position(*c, input.fields().len(), "column")? }
+        In::Repeat(c) => {
+            Operator::Repeat { times_column: position(*c, one()?.fields().len(), "column")? }
         }
-        (In::Unnest(u), [input]) => {
-            let width = input.fields().len();
-            let lists = u.lists.iter().map(|c| position(*c, width, "column"));
-            let lists = lists.collect::<Result<Vec<_>>>()?;
-            if lists.iter().any(|&c| !matches!(input.field(c).data_type(), DataType::List(_))) {
-                return Err(damaged("an unnest of what is no list"));
-            }
-            Operator::Unnest { lists, keep_empty: u.keep_empty }
+        In::Unnest(u) => unnest(u, one()?)?,
+        In::Expand(e) => Operator::Expand(expand(e, one()?)?),
+        In::Aggregate(a) => Operator::Aggregate(aggregate(a, one()?, sizes)?),
+        In::Join(j) => {
+            let (left, right) = two()?;
+            Operator::Join(join(j, left, right, sizes)?)
         }
-        (In::Expand(e), [input]) => Operator::Expand(expand(e, input)?),
-        (In::Aggregate(a), [input]) => Operator::Aggregate(aggregate(a, input, sizes)?),
-        (In::Join(j), [left, right]) => Operator::Join(join(j, left, right, sizes)?),
-        (In::Stamp(add_us), [_]) => Operator::Stamp { add_us: *add_us },
-        (In::Lookup(l), [left, right]) => Operator::Lookup(lookup(l, left, right, sizes)?),
-        (In::Window(w), [input]) => Operator::Window(window(w, input, sizes)?),
-        (In::TopN(t), [input]) => Operator::TopN(top_n(t, input, sizes)?),
-        (In::WindowClose(h), [input]) => Operator::WindowClose(hold(h, input, sizes)?),
-        (In::TemporalUpperBound(h), [input]) => {
-            Operator::TemporalUpperBound(hold(h, input, sizes)?)
+        In::Stamp(add_us) => {
+            one()?;
+            Operator::Stamp { add_us: *add_us }
         }
-        (In::TemporalLowerBound(h), [input]) => {
-            Operator::TemporalLowerBound(hold(h, input, sizes)?)
+        In::Lookup(l) => {
+            let (left, right) = two()?;
+            Operator::Lookup(lookup(l, left, right, sizes)?)
         }
-        (In::Materialize(_), [_]) => Operator::Materialize,
-        (In::Blackhole(_), [_]) => Operator::Blackhole,
-        (In::Sink(_), [_]) => Operator::Sink,
-        _ => return Err(damaged("an operator with the wrong number of inputs")),
+        In::Window(w) => Operator::Window(window(w, one()?, sizes)?),
+        In::TopN(t) => Operator::TopN(top_n(t, one()?, sizes)?),
+        In::WindowClose(h) => Operator::WindowClose(hold(h, one()?, sizes)?),
+        In::TemporalUpperBound(h) => Operator::TemporalUpperBound(hold(h, one()?, sizes)?),
+        In::TemporalLowerBound(h) => Operator::TemporalLowerBound(hold(h, one()?, sizes)?),
+        In::Materialize(_) => root(Operator::Materialize)?,
+        In::Blackhole(_) => root(Operator::Blackhole)?,
+        In::Sink(_) => root(Operator::Sink)?,
     })
+}
+
+fn unnest(u: &proto::Unnest, input: &SchemaRef) -> Result<Operator> {
+    let lists = columns(&u.lists, input)?;
+    if lists.iter().any(|&c| !matches!(input.field(c).data_type(), DataType::List(_))) {
+        return Err(damaged("an unnest of what is no list"));
+    }
+    Ok(Operator::Unnest { lists, keep_empty: u.keep_empty })
 }
 
 fn expand(e: &proto::Expand, input: &SchemaRef) -> Result<Expand> {

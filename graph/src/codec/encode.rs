@@ -116,6 +116,7 @@ fn node(n: &Node) -> Result<proto::Node> {
     })
 }
 
+#[deny(clippy::wildcard_enum_match_arm)]
 fn operator(op: &Operator) -> Result<proto::Operator> {
     use proto::Operator as Out;
     let nothing = proto::Nothing {};

@@ -16,7 +16,7 @@ use millrace_common::access::AccessClass;
 use millrace_graph::state::ROWS_COLUMN;
 use millrace_graph::{
     AggCall, Aggregate, EventTimeBuffer, FragmentOutput, JobGraph, Join, JoinSide, Lookup, Node,
-    Operator, StateTable, TopN, Window,
+    Operator, Role, StateTable, TopN, Window,
 };
 use millrace_rpc::catalog::RowStorage;
 
@@ -67,7 +67,7 @@ impl Explain<'_> {
             node.inputs.iter().filter_map(|&i| nodes.get(i)).map(|n| n.schema.as_ref()).collect();
         let mut line = "  ".repeat(depth);
         line.push_str(&self.operator(node, &inputs));
-        if !node.append_only && !is_root(&node.op) {
+        if !node.append_only && node.op.role() != Role::Root {
             line.push_str(" ±");
         }
         if !node.marks.is_empty() {
@@ -83,47 +83,41 @@ impl Explain<'_> {
         }
     }
 
+    #[deny(clippy::wildcard_enum_match_arm)]
     fn operator(&mut self, node: &Node, inputs: &[&Schema]) -> String {
-        let first = inputs.first().copied();
-        match (&node.op, first) {
-            (Operator::Subscribe { relation, .. }, _) => self.leaf("Subscribe", *relation, node),
-            (Operator::Source { relation, .. }, _) => self.leaf("Source", *relation, node),
-            (Operator::Exchange { fragment }, _) => self.exchange(*fragment),
-            (Operator::Values { batch }, _) => values(batch),
-            (Operator::Filter { predicate }, Some(input)) => {
-                format!("Filter {}", text(predicate, input))
-            }
-            (Operator::Project { exprs }, Some(input)) => project(exprs, input, &node.schema),
-            (Operator::Union, _) => "Union".into(),
-            (Operator::Hop { time_column, size_us, slide_us, offset_us }, Some(input)) => {
+        let empty = Schema::empty();
+        let port = |n: usize| inputs.get(n).copied().unwrap_or(&empty);
+        let (input, right) = (port(0), port(1));
+        match &node.op {
+            Operator::Subscribe { relation, .. } => self.leaf("Subscribe", *relation, node),
+            Operator::Source { relation, .. } => self.leaf("Source", *relation, node),
+            Operator::Exchange { fragment } => self.exchange(*fragment),
+            Operator::Values { batch } => values(batch),
+            Operator::Filter { predicate } => format!("Filter {}", text(predicate, input)),
+            Operator::Project { exprs } => project(exprs, input, &node.schema),
+            Operator::Union => "Union".into(),
+            Operator::Hop { time_column, size_us, slide_us, offset_us } => {
                 hop(&column(input, *time_column), *size_us, *slide_us, *offset_us)
             }
-            (Operator::Repeat { times_column }, Some(input)) => {
+            Operator::Repeat { times_column } => {
                 format!("Repeat {} times", column(input, *times_column))
             }
-            (Operator::Unnest { lists, keep_empty }, Some(input)) => {
-                unnest(lists, *keep_empty, input)
-            }
-            (Operator::Expand(e), Some(input)) => expand(e, input),
-            (Operator::Aggregate(a), Some(input)) => self.aggregate(a, input),
-            (Operator::Join(j), Some(left)) => {
-                self.join(j, left, inputs.get(1).copied().unwrap_or(left), &node.schema)
-            }
-            (Operator::Stamp { add_us }, _) => {
+            Operator::Unnest { lists, keep_empty } => unnest(lists, *keep_empty, input),
+            Operator::Expand(e) => expand(e, input),
+            Operator::Aggregate(a) => self.aggregate(a, input),
+            Operator::Join(j) => self.join(j, input, right, &node.schema),
+            Operator::Stamp { add_us } => {
                 format!("Stamp processing time + {}", duration(*add_us))
             }
-            (Operator::Lookup(l), Some(left)) => {
-                self.lookup(l, left, inputs.get(1).copied().unwrap_or(left), &node.schema)
-            }
-            (Operator::Window(w), Some(input)) => self.window(w, input),
-            (Operator::TopN(t), Some(input)) => self.top_n(t, input),
-            (Operator::WindowClose(h), Some(input)) => self.hold("Window close", h, input),
-            (Operator::TemporalUpperBound(h), Some(input)) => self.hold("Expire", h, input),
-            (Operator::TemporalLowerBound(h), Some(input)) => self.hold("Appear", h, input),
-            (Operator::Materialize, _) => self.materialize(),
-            (Operator::Blackhole, _) => "Blackhole".into(),
-            (Operator::Sink, _) => self.sink(),
-            _ => "an operator without its input".into(),
+            Operator::Lookup(l) => self.lookup(l, input, right, &node.schema),
+            Operator::Window(w) => self.window(w, input),
+            Operator::TopN(t) => self.top_n(t, input),
+            Operator::WindowClose(h) => self.hold("Window close", h, input),
+            Operator::TemporalUpperBound(h) => self.hold("Expire", h, input),
+            Operator::TemporalLowerBound(h) => self.hold("Appear", h, input),
+            Operator::Materialize => self.materialize(),
+            Operator::Blackhole => "Blackhole".into(),
+            Operator::Sink => self.sink(),
         }
     }
 
@@ -314,10 +308,6 @@ impl Explain<'_> {
             self.lines.push(format!("state {i}: {}", table(t, &key)));
         }
     }
-}
-
-fn is_root(op: &Operator) -> bool {
-    matches!(op, Operator::Materialize | Operator::Blackhole | Operator::Sink)
 }
 
 fn table(t: &StateTable, key: &str) -> String {

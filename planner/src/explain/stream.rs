@@ -22,6 +22,7 @@ fn add(stream: &Stream, depth: usize, lines: &mut Vec<String>) {
     stream.inputs.iter().for_each(|input| add(input, depth + 1, lines));
 }
 
+#[deny(clippy::wildcard_enum_match_arm)]
 fn operator(stream: &Stream) -> String {
     let empty = Schema::empty();
     let input = stream.inputs.first().map_or(&empty, |i| i.schema.as_ref());

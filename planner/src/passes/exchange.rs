@@ -16,6 +16,7 @@ const FEW_ROWS: u64 = 4096;
 /// A subtree with exchanges in it, and its properties.
 pub type Placed = (Stream, Properties);
 
+#[deny(clippy::wildcard_enum_match_arm)]
 pub fn place(stream: Stream) -> Placed {
     let Stream { op, inputs, schema } = stream;
     let inputs: Vec<Placed> = inputs.into_iter().map(place).collect();
@@ -37,7 +38,16 @@ pub fn place(stream: Stream) -> Placed {
             let (vnode, inputs) = place_hold(inputs);
             (Op::TemporalLowerBound(EventTimeBuffer { vnode, ..h }), inputs)
         }
-        other => (other, inputs),
+        op @ (Op::Scan { .. }
+        | Op::Values { .. }
+        | Op::Filter { .. }
+        | Op::Project { .. }
+        | Op::Hop { .. }
+        | Op::Repeat { .. }
+        | Op::Unnest { .. }
+        | Op::Expand(_)
+        | Op::Stamp { .. }
+        | Op::Exchange { .. }) => (op, inputs),
     };
     let (inputs, properties): (Vec<Stream>, Vec<Properties>) = inputs.into_iter().unzip();
     let properties = Properties::derive(&op, schema.fields().len(), &properties);

@@ -72,30 +72,45 @@ fn identify(op: &mut Op, key: Vec<usize>) {
 }
 
 /// The stream with a unique key: its columns stay where they are, more may follow.
+#[deny(clippy::wildcard_enum_match_arm)]
 fn with_key(stream: &Stream) -> Result<Option<(Stream, Vec<usize>)>> {
     if let Some(key) = Properties::of(stream).keys.first() {
         return Ok(Some((stream.clone(), key.iter().copied().collect())));
     }
-    match (&stream.op, stream.inputs.as_slice()) {
-        (Op::Scan { .. }, _) => Ok(scan(stream)),
-        (Op::Filter { predicate }, [input]) => {
+    let Some(input) = stream.inputs.first() else { return Ok(scan(stream)) };
+    match &stream.op {
+        Op::Filter { predicate } => {
             let found = with_key(input)?;
             Ok(found.map(|(input, key)| (input.filter(Arc::clone(predicate)), key)))
         }
-        (Op::Project { .. }, [input]) => {
+        Op::Project { .. } => {
             let found = with_key(input)?;
             Ok(found.map(|(input, key)| project(stream, input, &key)))
         }
-        (Op::Hop { .. }, [input]) => {
-            Ok(with_key(input)?.map(|(input, key)| hop(stream, input, &key)))
-        }
-        (Op::Join(j), [left, right]) if j.kind == JoinKind::Inner && !j.lookup => {
-            match (with_key(left)?, with_key(right)?) {
-                (Some(l), Some(r)) => join(j, (left.width(), l), r).map(Some),
-                _ => Ok(None),
+        Op::Hop { .. } => Ok(with_key(input)?.map(|(input, key)| hop(stream, input, &key))),
+        Op::Join(j) => match stream.inputs.as_slice() {
+            [left, right] if j.kind == JoinKind::Inner && !j.lookup => {
+                match (with_key(left)?, with_key(right)?) {
+                    (Some(l), Some(r)) => join(j, (left.width(), l), r).map(Some),
+                    _ => Ok(None),
+                }
             }
-        }
-        _ => Ok(None),
+            _ => Ok(None),
+        },
+        Op::Scan { .. }
+        | Op::Values { .. }
+        | Op::Union
+        | Op::Repeat { .. }
+        | Op::Unnest { .. }
+        | Op::Expand(_)
+        | Op::Aggregate(_)
+        | Op::TopN(_)
+        | Op::Window(_)
+        | Op::WindowClose(_)
+        | Op::Stamp { .. }
+        | Op::TemporalUpperBound(_)
+        | Op::TemporalLowerBound(_)
+        | Op::Exchange { .. } => Ok(None),
     }
 }
 

@@ -47,50 +47,50 @@ impl Properties {
     }
 
     /// The properties of an operator with `width` output columns over inputs with these properties.
+    #[deny(clippy::wildcard_enum_match_arm)]
     pub fn derive(op: &Op, width: usize, inputs: &[Properties]) -> Properties {
-        let mut p = match (op, inputs) {
-            (Op::Scan { relation, columns }, _) => scan(relation, columns),
-            (Op::Values { batch }, _) => Properties {
+        let unknown = || plain(width, Distribution::Any);
+        let input = || inputs.first().cloned().unwrap_or_else(unknown);
+        let mut p = match op {
+            Op::Scan { relation, columns } => scan(relation, columns),
+            Op::Values { batch } => Properties {
                 append_only: true,
                 max_rows: Some(batch.num_rows() as u64),
                 ..plain(width, Distribution::Singleton)
             },
-            (Op::Filter { .. }, [input]) => input.clone(),
-            (Op::Project { exprs }, [input]) => {
+            Op::Filter { .. } | Op::TemporalLowerBound(_) => input(),
+            Op::Project { exprs } => {
                 let columns: Vec<Option<usize>> = exprs.iter().map(expr::as_column).collect();
-                project(input, &columns)
+                project(&input(), &columns)
             }
-            (Op::Union, inputs) => union(width, inputs),
-            (Op::Hop { size_us, slide_us, .. }, [input]) => hop(input, size_us == slide_us),
-            (Op::Repeat { .. }, [input]) => {
-                Properties { keys: vec![], max_rows: None, ..input.clone() }
-            }
-            (Op::Unnest { lists, .. }, [input]) => unnest(lists, input),
-            (Op::Expand(e), [input]) => expand(e.sets.len() as u64, width, input),
-            (Op::Aggregate(a), [input]) => aggregate(a, width, input),
-            (Op::Join(j), [left, right]) => join(j, left, right),
-            (Op::TopN(t), [input]) => top_n(t, input),
-            (Op::Window(w), [input]) => window(w, input),
+            Op::Union => union(width, inputs),
+            Op::Hop { size_us, slide_us, .. } => hop(&input(), size_us == slide_us),
+            Op::Repeat { .. } => Properties { keys: vec![], max_rows: None, ..input() },
+            Op::Unnest { lists, .. } => unnest(lists, &input()),
+            Op::Expand(e) => expand(e.sets.len() as u64, width, &input()),
+            Op::Aggregate(a) => aggregate(a, width, &input()),
+            Op::Join(j) => match inputs {
+                [left, right] => join(j, left, right),
+                _ => unknown(),
+            },
+            Op::TopN(t) => top_n(t, &input()),
+            Op::Window(w) => window(w, &input()),
             // Once a window is closed its rows stay.
-            (Op::WindowClose(_), [input]) => Properties { append_only: true, ..input.clone() },
-            (Op::Stamp { .. }, [input]) => {
-                let mut p = input.clone();
+            Op::WindowClose(_) => Properties { append_only: true, ..input() },
+            Op::Stamp { .. } => {
+                let mut p = input();
                 p.equal.push(width - 1);
                 p
             }
-            (Op::TemporalUpperBound(_), [input]) => {
-                Properties { append_only: false, ..input.clone() }
-            }
-            (Op::TemporalLowerBound(_), [input]) => input.clone(),
-            (Op::Exchange { hash }, [input]) => Properties {
+            Op::TemporalUpperBound(_) => Properties { append_only: false, ..input() },
+            Op::Exchange { hash } => Properties {
                 distribution: if hash.is_empty() {
                     Distribution::Singleton
                 } else {
                     Distribution::Hash(hash.clone())
                 },
-                ..input.clone()
+                ..input()
             },
-            _ => plain(width, Distribution::Any),
         };
         p.tidy();
         p

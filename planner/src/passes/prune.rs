@@ -66,6 +66,7 @@ fn at_least_one(schema: &Schema, required: &BTreeSet<usize>) -> BTreeSet<usize> 
 }
 
 /// Keeps at least the required columns.
+#[deny(clippy::wildcard_enum_match_arm)]
 fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, Map)> {
     let Stream { op, inputs, schema } = stream;
     match op {

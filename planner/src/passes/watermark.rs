@@ -41,13 +41,12 @@ pub fn timed(mut marks: Vec<DerivedWatermark>, schema: &Schema) -> Vec<DerivedWa
 }
 
 /// The marks of an operator over inputs with these marks and numbers of columns.
-pub fn derive(
-    op: &Op,
-    inputs: &[Vec<DerivedWatermark>],
-    widths: &[usize],
-) -> Vec<DerivedWatermark> {
-    match (op, inputs) {
-        (Op::Scan { relation, columns }, _) => {
+#[deny(clippy::wildcard_enum_match_arm)]
+pub fn derive(op: &Op, inputs: &[Vec<DerivedWatermark>], widths: &[usize]) -> Vec<DerivedWatermark> {
+    let port = |n: usize| inputs.get(n).map_or(&[][..], Vec::as_slice);
+    let input = port(0);
+    match op {
+        Op::Scan { relation, columns } => {
             let marked = relation.watermarked();
             let own = columns.iter().enumerate().filter(|(_, c)| marked.contains(c));
             own.map(|(i, &c)| DerivedWatermark {
@@ -61,12 +60,13 @@ pub fn derive(
             .collect()
         }
         // What expires or appears does so by the wall clock, whatever its time.
-        (Op::TemporalUpperBound(_) | Op::TemporalLowerBound(_), _) => vec![],
-        (Op::Filter { .. } | Op::Exchange { .. } | Op::Stamp { .. }, [input]) => input.clone(),
-        (Op::Project { exprs }, [input]) => project(exprs, input),
-        (Op::Union, inputs) => union(inputs),
-        (Op::Hop { time_column, size_us, slide_us, offset_us }, [input]) => {
-            let mut out = input.clone();
+        Op::TemporalUpperBound(_) | Op::TemporalLowerBound(_) => vec![],
+        Op::Values { .. } | Op::Repeat { .. } | Op::Expand(_) => vec![],
+        Op::Filter { .. } | Op::Exchange { .. } | Op::Stamp { .. } => input.to_vec(),
+        Op::Project { exprs } => project(exprs, input),
+        Op::Union => union(inputs),
+        Op::Hop { time_column, size_us, slide_us, offset_us } => {
+            let mut out = input.to_vec();
             if let (Some(time), Some(&width)) = (of(input, *time_column), widths.first()) {
                 let back = MarkStep::Add(slide_us.saturating_sub(*size_us));
                 let bin = MarkStep::Bin { size: *slide_us, offset: *offset_us };
@@ -79,44 +79,42 @@ pub fn derive(
             }
             out
         }
-        (Op::Unnest { lists, .. }, [input]) => {
+        Op::Unnest { lists, .. } => {
             input.iter().filter(|m| !lists.contains(&m.column)).cloned().collect()
         }
-        (Op::Aggregate(a), [input]) => pick(input, &a.group),
-        (Op::TopN(t), [input]) => {
-            input.iter().filter(|m| t.group.contains(&m.column)).cloned().collect()
-        }
-        (Op::Window(w), [input]) => {
-            let mut out: Vec<DerivedWatermark> =
-                input.iter().filter(|m| w.group.contains(&m.column)).cloned().collect();
-            let time = w.order.first().and_then(|o| of(input, o.0));
-            if let (Some(terms), Some(&(column, _))) = (time, w.order.first())
-                && follows_order(w)
-                && of(&out, column).is_none()
-            {
-                out.push(DerivedWatermark { column, terms: terms.to_vec() });
-            }
-            if let (Some(time), Some(&width)) = (time, widths.first()) {
-                // A session that has ended at the watermark does not change any more.
-                let ends = w.calls.iter().enumerate().filter(|(_, c)| c.function == SESSION_END);
-                out.extend(ends.map(|(i, _)| DerivedWatermark {
-                    column: width + i,
-                    terms: then(time, &[MarkStep::Add(1)]),
-                }));
-            }
-            out
-        }
-        (Op::WindowClose(h), [input]) => {
-            input.iter().filter(|m| m.column == h.column).cloned().collect()
-        }
+        Op::Aggregate(a) => pick(input, &a.group),
+        Op::TopN(t) => input.iter().filter(|m| t.group.contains(&m.column)).cloned().collect(),
+        Op::Window(w) => window(w, input, widths),
+        Op::WindowClose(h) => input.iter().filter(|m| m.column == h.column).cloned().collect(),
         // Only changes of the left side are changes of the output.
-        (Op::Join(j), [left, _]) if j.lookup => pick(left, &j.output),
-        (Op::Join(j), [left, right]) => {
-            let [left, right] = bounds(j, left, right, widths.first().copied().unwrap_or(0));
+        Op::Join(j) if j.lookup => pick(input, &j.output),
+        Op::Join(j) => {
+            let width = widths.first().copied().unwrap_or(0);
+            let [left, right] = bounds(j, input, port(1), width);
             join_output(j, &left, &right, widths)
         }
-        _ => vec![],
     }
+}
+
+fn window(w: &Window, input: &[DerivedWatermark], widths: &[usize]) -> Vec<DerivedWatermark> {
+    let mut out: Vec<DerivedWatermark> =
+        input.iter().filter(|m| w.group.contains(&m.column)).cloned().collect();
+    let time = w.order.first().and_then(|o| of(input, o.0));
+    if let (Some(terms), Some(&(column, _))) = (time, w.order.first())
+        && follows_order(w)
+        && of(&out, column).is_none()
+    {
+        out.push(DerivedWatermark { column, terms: terms.to_vec() });
+    }
+    if let (Some(time), Some(&width)) = (time, widths.first()) {
+        // A session that has ended at the watermark does not change any more.
+        let ends = w.calls.iter().enumerate().filter(|(_, c)| c.function == SESSION_END);
+        out.extend(ends.map(|(i, _)| DerivedWatermark {
+            column: width + i,
+            terms: then(time, &[MarkStep::Add(1)]),
+        }));
+    }
+    out
 }
 
 /// Whether a row that comes or goes changes no result of a row that is earlier in the order's first column.

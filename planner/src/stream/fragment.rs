@@ -262,6 +262,7 @@ impl Builder {
     }
 
     /// State cleaning: the tables from `first` on are the operator's.
+    #[deny(clippy::wildcard_enum_match_arm)]
     fn retain(
         &mut self,
         op: &Operator,
@@ -274,8 +275,13 @@ impl Builder {
                 table.retention = Some(Retention { by, terms: terms.to_vec() });
             }
         };
-        match (op, marks) {
-            (Operator::Aggregate(a), [input]) => {
+        let (input, right) = match marks {
+            [] => (&[][..], &[][..]),
+            [input] => (input.as_slice(), &[][..]),
+            [left, right, ..] => (left.as_slice(), right.as_slice()),
+        };
+        match op {
+            Operator::Aggregate(a) => {
                 // Put first by `closing_first` where a value table needs that.
                 let marked = |g: &usize| watermark::of(input, *g);
                 let Some(at) = a.group.iter().position(|g| marked(g).is_some()) else { return };
@@ -285,17 +291,19 @@ impl Builder {
                     set(table, RetentionBy::Key, terms);
                 }
             }
-            (Operator::TopN(t), [input]) => {
+            Operator::TopN(t) => {
                 if let Some(m) = input.iter().find(|m| t.group.contains(&m.column)) {
                     set(t.table, RetentionBy::Value(m.column), &m.terms);
                 }
             }
-            (Operator::Window(w), [input]) => {
+            Operator::Window(w) => {
                 if let Some(m) = input.iter().find(|m| w.group.contains(&m.column)) {
                     set(w.table, RetentionBy::Value(m.column), &m.terms);
                 }
             }
-            (Operator::Join(j), [left, right]) if !j.null_aware => {
+            // It looks at rows of every key.
+            Operator::Join(j) if j.null_aware => {}
+            Operator::Join(j) => {
                 let plan = plan::Join {
                     kind: j.kind,
                     keys: j.left.keys.iter().copied().zip(j.right.keys.iter().copied()).collect(),
@@ -307,65 +315,103 @@ impl Builder {
                     lookup: false,
                 };
                 let width = widths.first().copied().unwrap_or(0);
-                let kept = watermark::retained(&plan, left, right, width);
+                let kept = watermark::retained(&plan, input, right, width);
                 for (side, mark) in [&j.left, &j.right].into_iter().zip(kept) {
                     if let Some(m) = mark {
                         set(side.table, RetentionBy::Value(m.column), &m.terms);
                     }
                 }
             }
-            (Operator::WindowClose(h), [input]) => {
+            Operator::WindowClose(h) => {
                 if let Some(terms) = watermark::of(input, h.column) {
                     set(h.table, RetentionBy::Key, terms);
                 }
             }
-            _ => {}
+            // What was looked up, and what goes by the wall clock, is not bound by a watermark.
+            Operator::Lookup(_)
+            | Operator::TemporalUpperBound(_)
+            | Operator::TemporalLowerBound(_) => {}
+            Operator::Subscribe { .. }
+            | Operator::Source { .. }
+            | Operator::Exchange { .. }
+            | Operator::Values { .. }
+            | Operator::Filter { .. }
+            | Operator::Project { .. }
+            | Operator::Union
+            | Operator::Hop { .. }
+            | Operator::Repeat { .. }
+            | Operator::Unnest { .. }
+            | Operator::Expand(_)
+            | Operator::Stamp { .. }
+            | Operator::Materialize
+            | Operator::Blackhole
+            | Operator::Sink => {}
         }
         debug_assert!(first <= self.tables.len());
     }
 
+    #[deny(clippy::wildcard_enum_match_arm)]
     fn operator(
         &mut self,
         op: Op,
         schemas: &[SchemaRef],
         inputs: &[Properties],
     ) -> Result<Operator, SqlError> {
-        Ok(match (op, schemas, inputs) {
-            (Op::Scan { relation, columns }, ..) => {
+        let wrong = || SqlError::internal("an operator has the wrong number of inputs");
+        let one = || match (schemas, inputs) {
+            ([schema], [p]) => Ok((schema, p)),
+            _ => Err(wrong()),
+        };
+        let two = || match (schemas, inputs) {
+            ([left, right], [l, r]) => Ok(([left, right], [l, r])),
+            _ => Err(wrong()),
+        };
+        Ok(match op {
+            Op::Scan { relation, columns } => {
                 let id = RelationId(relation.id);
-                match relation.kind() {
-                    RelationKind::Source => Operator::Source { relation: id, columns },
-                    _ => Operator::Subscribe { relation: id, columns },
+                if relation.kind() == RelationKind::Source {
+                    Operator::Source { relation: id, columns }
+                } else {
+                    Operator::Subscribe { relation: id, columns }
                 }
             }
-            (Op::Values { batch }, ..) => Operator::Values { batch },
-            (Op::Filter { predicate }, ..) => Operator::Filter { predicate },
-            (Op::Project { exprs }, ..) => Operator::Project { exprs },
-            (Op::Union, ..) => Operator::Union,
-            (Op::Hop { time_column, size_us, slide_us, offset_us }, ..) => {
+            Op::Values { batch } => Operator::Values { batch },
+            Op::Filter { predicate } => Operator::Filter { predicate },
+            Op::Project { exprs } => Operator::Project { exprs },
+            Op::Union => Operator::Union,
+            Op::Hop { time_column, size_us, slide_us, offset_us } => {
                 Operator::Hop { time_column, size_us, slide_us, offset_us }
             }
-            (Op::Repeat { times_column }, ..) => Operator::Repeat { times_column },
-            (Op::Unnest { lists, keep_empty }, ..) => Operator::Unnest { lists, keep_empty },
-            (Op::Expand(e), ..) => Operator::Expand(e),
-            (Op::Aggregate(a), [schema], [p]) => self.aggregate(a, schema, p),
-            (Op::Join(j), [left, right], [l, r]) if j.lookup => {
-                self.lookup(j, [left, right], [l, r])
+            Op::Repeat { times_column } => Operator::Repeat { times_column },
+            Op::Unnest { lists, keep_empty } => Operator::Unnest { lists, keep_empty },
+            Op::Expand(e) => Operator::Expand(e),
+            Op::Aggregate(a) => {
+                let (schema, p) = one()?;
+                self.aggregate(a, schema, p)
             }
-            (Op::Join(j), [left, right], [l, r]) => self.join(j, [left, right], [l, r]),
-            (Op::TopN(t), [schema], [p]) => self.top_n(t, schema, p),
-            (Op::Window(w), [schema], [p]) => self.window(w, schema, p),
-            (Op::Stamp { add_us }, ..) => Operator::Stamp { add_us },
-            (Op::WindowClose(h), [schema], _) => {
-                Operator::WindowClose(self.hold("held back", h, schema))
+            Op::Join(j) => {
+                let (schemas, p) = two()?;
+                if j.lookup { self.lookup(j, schemas, p) } else { self.join(j, schemas, p) }
             }
-            (Op::TemporalUpperBound(h), [schema], _) => {
-                Operator::TemporalUpperBound(self.hold("to expire", h, schema))
+            Op::TopN(t) => {
+                let (schema, p) = one()?;
+                self.top_n(t, schema, p)
             }
-            (Op::TemporalLowerBound(h), [schema], _) => {
-                Operator::TemporalLowerBound(self.hold("to appear", h, schema))
+            Op::Window(w) => {
+                let (schema, p) = one()?;
+                self.window(w, schema, p)
             }
-            _ => return Err(SqlError::internal("an operator has the wrong number of inputs")),
+            Op::Stamp { add_us } => Operator::Stamp { add_us },
+            Op::WindowClose(h) => Operator::WindowClose(self.hold("held back", h, one()?.0)),
+            Op::TemporalUpperBound(h) => {
+                Operator::TemporalUpperBound(self.hold("to expire", h, one()?.0))
+            }
+            Op::TemporalLowerBound(h) => {
+                Operator::TemporalLowerBound(self.hold("to appear", h, one()?.0))
+            }
+            Op::Exchange { .. } => {
+                return Err(SqlError::internal("an exchange is not part of a fragment"));
+            }
         })
     }
 
