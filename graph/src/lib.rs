@@ -1,7 +1,8 @@
 //! The job graph: what the planner hands to the executor, and what is stored with a relation.
 //!
-//! A job is a list of [`Fragment`]s; a fragment is a tree of [`Node`]s between exchanges, run by one
-//! task or by `parallelism` tasks that own disjoint vnodes. All operators refer to columns of their
+//! A job is a list of [`Fragment`]s joined by [`Edge`]s; a fragment is a set of [`Node`]s between exchanges, run by
+//! one task or by `parallelism` tasks that own disjoint vnodes. Both are acyclic graphs: a node may feed several
+//! nodes of its fragment and, by edges, several others ([`check_edges`] says what must hold). All operators refer to columns of their
 //! inputs by position; expressions other than columns are computed by [`Operator::Project`] and
 //! [`Operator::Filter`], and by the residual of a join.
 //!
@@ -37,6 +38,7 @@
 //! entry of a group's prefix.
 
 pub mod codec;
+mod edges;
 mod operator;
 pub mod state;
 
@@ -45,6 +47,7 @@ use millrace_common::RelationId;
 use millrace_common::access::{AccessClass, RetentionBy};
 use millrace_rpc::catalog::RowStorage;
 
+pub use edges::{check_edges, shares};
 pub use operator::{
     AggCall, Aggregate, Closing, EventTimeBuffer, Expand, GroupingSet, Join, JoinKind, JoinSide,
     Lookup, Matches, Operator, Role, TopN, Window,
@@ -137,24 +140,34 @@ pub struct Retention {
     pub terms: Vec<WatermarkTerm>,
 }
 
-/// A pipeline of operators between exchanges.
+/// Operators between exchanges.
 #[derive(Clone, Debug)]
 pub struct Fragment {
-    /// Children before parents; the last node is the fragment's root.
+    /// Producers before consumers; a node may feed several.
     pub nodes: Vec<Node>,
     /// One task however large the job's parallelism.
     pub singleton: bool,
-    pub output: FragmentOutput,
+    /// What leaves it, and where to; empty where the last node is the job's root. An [`Operator::Exchange`] names
+    /// an edge by its fragment and its place here.
+    pub outputs: Vec<Edge>,
 }
 
-/// Where a fragment's rows go.
+/// A way out of a fragment, to one [`Operator::Exchange`] of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FragmentOutput {
-    /// To another fragment's [`Operator::Exchange`], to the task that owns the vnode of the hash of
-    /// these columns; no columns: to its only task.
-    Exchange { to: usize, hash: Vec<usize> },
-    /// The root is [`Operator::Materialize`] or a sink.
-    Relation,
+pub struct Edge {
+    /// The node whose output it carries.
+    pub from: usize,
+    /// The fragment that takes it, behind its own in the job's list.
+    pub to: usize,
+    pub carries: EdgeKind,
+}
+
+/// What an edge carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EdgeKind {
+    /// The node's rows and barriers, each row to the task that owns the vnode of the hash of these columns; no
+    /// columns: to the only task.
+    Rows { hash: Vec<usize> },
 }
 
 /// One operator.

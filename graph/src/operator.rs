@@ -21,9 +21,11 @@ pub enum Operator {
         relation: RelationId,
         columns: Vec<usize>,
     },
-    /// Rows from another fragment of this job.
+    /// What an edge from another fragment of this job brings.
     Exchange {
         fragment: usize,
+        /// Which of that fragment's outputs.
+        output: usize,
     },
     /// Constant rows, emitted once, in the job's first epoch. Singleton.
     Values {

@@ -12,7 +12,7 @@ use millrace_frontend::ddl::drop::noun;
 use millrace_frontend::ddl::show::{told_jobs, waits_for};
 use millrace_frontend::secrets::shown_definition;
 use millrace_graph::codec::decode_graph;
-use millrace_graph::{FragmentOutput, Operator};
+use millrace_graph::{Operator, Role};
 use millrace_planner::explain::explain_graph;
 use millrace_rpc::catalog::Relation;
 use serde_json::{Value, json};
@@ -197,9 +197,9 @@ pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
             let mut inputs: Vec<String> = node.inputs.iter().map(|i| format!("{f}.{i}")).collect();
             let mut reads = None;
             match &node.op {
-                Operator::Exchange { fragment: from } => {
-                    let root = graph.fragments.get(*from).map_or(0, |g| g.nodes.len());
-                    inputs.push(format!("{from}.{}", root.saturating_sub(1)));
+                Operator::Exchange { fragment: from, output } => {
+                    let edge = graph.fragments.get(*from).and_then(|g| g.outputs.get(*output));
+                    inputs.extend(edge.map(|e| format!("{from}.{}", e.from)));
                 }
                 Operator::Subscribe { relation, .. } | Operator::Source { relation, .. } => {
                     reads = name(*relation);
@@ -207,8 +207,7 @@ pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
                 _ => {}
             }
             nodes.push(json!({"id": format!("{f}.{n}"), "inputs": inputs, "reads": reads,
-                              "last": n + 1 == fragment.nodes.len()
-                                      && fragment.output == FragmentOutput::Relation}));
+                              "last": node.op.role() == Role::Root}));
         }
     }
     Json(json!({"id": id, "nodes": nodes, "plan": explain_graph(&graph, &name)})).into_response()

@@ -1,6 +1,6 @@
 //! Builds a job's tasks and the channels between them from its graph.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use arrow::datatypes::SchemaRef;
 use millrace_common::{Epoch, Generation, JobId, RelationId, TableId, Vnode};
 use millrace_connector::create_source;
-use millrace_graph::{Fragment, FragmentOutput, JobGraph, Node, Operator as Op, Role};
+use millrace_graph::{Edge, EdgeKind, Fragment, JobGraph, Node, Operator as Op, Role, check_edges};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::JobVersion;
@@ -16,7 +16,7 @@ use millrace_storage::{JobStore, StateStore};
 use tokio::sync::mpsc;
 
 use super::order::Order;
-use super::{Kind, PlanNode, Task, TaskReport};
+use super::{Consumer, Kind, PlanNode, Task, TaskReport};
 use crate::blackhole::Digest;
 use crate::changelog_cache::ChangelogCache;
 use crate::error::ExecError;
@@ -74,11 +74,11 @@ pub struct Built {
 type Senders = Vec<Box<dyn ChunkSender>>;
 type Receivers = Vec<Box<dyn ChunkReceiver>>;
 
-/// Channels by (sending fragment, task).
+/// Channels by (sending fragment, its output, task).
 #[derive(Default)]
 struct Channels {
-    senders: HashMap<(usize, usize), Senders>,
-    receivers: HashMap<(usize, usize), Receivers>,
+    senders: HashMap<(usize, usize, usize), Senders>,
+    receivers: HashMap<(usize, usize, usize), Receivers>,
 }
 
 struct Builder<'a> {
@@ -102,9 +102,10 @@ struct Place {
 
 pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     let graph = blueprint.graph;
+    check_edges(&graph.fragments).map_err(ExecError::internal)?;
     let channels = connect(&blueprint)?;
     let (reports, receiver) = mpsc::unbounded_channel();
-    let order = Order::of(graph);
+    let order = Order::of(graph)?;
     let (cuts, metrics) = (Vec::new(), HashMap::new());
     let mut builder = Builder { blueprint, channels, cuts, metrics, order };
     let mut tasks = Vec::new();
@@ -132,20 +133,25 @@ fn connect(blueprint: &Blueprint<'_>) -> Result<Channels, ExecError> {
     let mut channels = Channels::default();
     let fragments = &blueprint.graph.fragments;
     for (from, fragment) in fragments.iter().enumerate() {
-        let FragmentOutput::Exchange { to, hash } = &fragment.output else { continue };
-        let receiving = fragments
-            .get(*to)
-            .ok_or_else(|| ExecError::internal("an exchange leads to no fragment"))?;
         let sending_tasks = parallelism(fragment, blueprint.parallelism);
-        let receiving_tasks = parallelism(receiving, blueprint.parallelism);
-        if hash.is_empty() && receiving_tasks > 1 {
-            return Err(ExecError::internal("an exchange without keys leads to several tasks"));
-        }
-        for s in 0..sending_tasks {
-            for r in 0..receiving_tasks {
-                let (tx, rx) = local_channel(blueprint.options.channel_bytes, &blueprint.governor);
-                channels.senders.entry((from, s)).or_default().push(tx);
-                channels.receivers.entry((from, r)).or_default().push(rx);
+        for (output, edge) in fragment.outputs.iter().enumerate() {
+            let receiving = fragments
+                .get(edge.to)
+                .ok_or_else(|| ExecError::internal("an edge leads to no fragment"))?;
+            let receiving_tasks = parallelism(receiving, blueprint.parallelism);
+            match &edge.carries {
+                EdgeKind::Rows { hash } if hash.is_empty() && receiving_tasks > 1 => {
+                    return Err(ExecError::internal("an edge without keys leads to several tasks"));
+                }
+                EdgeKind::Rows { .. } => {}
+            }
+            for s in 0..sending_tasks {
+                for r in 0..receiving_tasks {
+                    let (tx, rx) =
+                        local_channel(blueprint.options.channel_bytes, &blueprint.governor);
+                    channels.senders.entry((from, output, s)).or_default().push(tx);
+                    channels.receivers.entry((from, output, r)).or_default().push(rx);
+                }
             }
         }
     }
@@ -185,21 +191,23 @@ impl Builder<'_> {
                 .collect();
             nodes.push(made);
         }
-        link(fragment, &mut nodes)?;
+        link(fragment, &mut nodes);
         for (n, slot) in nodes.iter_mut().enumerate() {
             slot.after = self.order.after(place.fragment, n).to_vec();
         }
-        let exit = match &fragment.output {
-            FragmentOutput::Relation => None,
-            FragmentOutput::Exchange { hash, .. } => {
-                let senders = self.channels.senders.remove(&(place.fragment, place.task));
-                let senders = senders.unwrap_or_default();
-                Some(Dispatcher::new(hash.clone(), senders, &self.blueprint.options))
+        let mut exit = |(output, edge): (usize, &Edge)| {
+            let senders = self.channels.senders.remove(&(place.fragment, output, place.task));
+            let senders = senders.unwrap_or_default();
+            match &edge.carries {
+                EdgeKind::Rows { hash } => {
+                    Dispatcher::new(hash.clone(), senders, &self.blueprint.options)
+                }
             }
         };
+        let exits = fragment.outputs.iter().enumerate().map(&mut exit).collect();
         Ok(Task {
             nodes,
-            exit,
+            exits,
             reports,
             store: Arc::clone(&self.blueprint.job_store),
             governor: Arc::clone(&self.blueprint.governor),
@@ -246,8 +254,8 @@ impl Builder<'_> {
                     backfill,
                 )))
             }
-            Op::Exchange { fragment } => {
-                let receivers = self.channels.receivers.remove(&(*fragment, place.task));
+            Op::Exchange { fragment, output } => {
+                let receivers = self.channels.receivers.remove(&(*fragment, *output, place.task));
                 let receivers = receivers
                     .ok_or_else(|| ExecError::internal("an exchange without a sending fragment"))?;
                 Kind::Leaf(Box::new(ExchangeLeaf::new(receivers)))
@@ -400,7 +408,7 @@ impl Builder<'_> {
 fn slot(kind: Kind, metrics: Arc<OperatorMetrics>) -> PlanNode {
     PlanNode {
         kind,
-        parent: None,
+        consumers: Vec::new(),
         ancestors: Vec::new(),
         after: Vec::new(),
         out: Output::default(),
@@ -413,29 +421,24 @@ fn slot(kind: Kind, metrics: Arc<OperatorMetrics>) -> PlanNode {
     }
 }
 
-/// Sets parents and ancestors; a node feeds one parent, the last node none.
-fn link(fragment: &Fragment, nodes: &mut [PlanNode]) -> Result<(), ExecError> {
+/// Sets consumers and ancestors.
+fn link(fragment: &Fragment, nodes: &mut [PlanNode]) {
     for (n, node) in fragment.nodes.iter().enumerate() {
         for (port, &input) in node.inputs.iter().enumerate() {
-            if nodes[input].parent.replace((n, port)).is_some() {
-                return Err(ExecError::internal("a node has two parents"));
+            nodes[input].consumers.push(Consumer::Node(n, port));
+        }
+    }
+    for (exit, edge) in fragment.outputs.iter().enumerate() {
+        nodes[edge.from].consumers.push(Consumer::Exit(exit));
+    }
+    for n in (0..nodes.len()).rev() {
+        let mut above = BTreeSet::new();
+        for consumer in &nodes[n].consumers {
+            if let Consumer::Node(parent, _) = *consumer {
+                above.insert(parent);
+                above.extend(&nodes[parent].ancestors);
             }
         }
+        nodes[n].ancestors = above.into_iter().collect();
     }
-    let last = nodes.len().checked_sub(1);
-    for n in 0..nodes.len() {
-        let mut at = n;
-        while let Some((parent, _)) = nodes[at].parent {
-            nodes[n].ancestors.push(parent);
-            at = parent;
-        }
-        if Some(at) != last {
-            return Err(ExecError::internal("a node's output goes nowhere"));
-        }
-    }
-    let is_root = last.is_some_and(|l| matches!(nodes[l].kind, Kind::Root(_)));
-    if is_root != (fragment.output == FragmentOutput::Relation) {
-        return Err(ExecError::internal("a fragment without a root, or a root in the middle"));
-    }
-    Ok(())
 }

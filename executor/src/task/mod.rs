@@ -1,6 +1,6 @@
 //! A task: one parallel instance of a fragment, one async function (docs/design.md §6).
 //!
-//! It pulls from its leaves and drives its tree of nodes, children before parents in `nodes`. State
+//! It pulls from its leaves and drives its nodes, producers before consumers in `nodes`. State
 //! that has arrived is worked off before new input is pulled; while a node is full, nothing below it
 //! moves. A leaf that has delivered the barrier rests until all have. Then every node, in order, is
 //! drained, gets the barrier, and its last output is passed on, so that when the root's turn comes
@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::future::{BoxFuture, FutureExt, select_all};
+use futures::future::{BoxFuture, FutureExt, select_all, try_join_all};
 use millrace_common::{DeltaChunk, Epoch};
 use millrace_graph::{DerivedWatermark, Retention};
 use millrace_rpc::version::BackfillPosition;
@@ -62,9 +62,9 @@ enum Kind {
 
 struct PlanNode {
     kind: Kind,
-    /// The node that takes its output, and at which port.
-    parent: Option<(usize, usize)>,
-    /// Parent, grandparent … root.
+    /// Who takes its output.
+    consumers: Vec<Consumer>,
+    /// All nodes that its output may reach, in order.
     ancestors: Vec<usize>,
     /// Leaves whose epoch must have come in before anything of this leaf's.
     after: Vec<usize>,
@@ -80,6 +80,15 @@ struct PlanNode {
     retained: Vec<(usize, Retention)>,
     metrics: Arc<OperatorMetrics>,
     state_bytes: u64,
+}
+
+/// Where a node's output goes.
+#[derive(Clone, Copy)]
+enum Consumer {
+    /// To a node of the task, at a port.
+    Node(usize, usize),
+    /// Out of the task, by one of its exits.
+    Exit(usize),
 }
 
 impl PlanNode {
@@ -102,6 +111,13 @@ impl PlanNode {
 /// A barrier that all leaves have delivered, and the watermarks that came with it.
 type Aligned = (Arc<Barrier>, Arc<WatermarkSet>);
 
+/// What is left to pass on, the next last.
+enum Step {
+    /// A node has put this out.
+    Out(usize, DeltaChunk),
+    In(Consumer, DeltaChunk),
+}
+
 enum Event {
     Input(usize, Message),
     /// A node has output.
@@ -110,8 +126,8 @@ enum Event {
 
 pub struct Task {
     nodes: Vec<PlanNode>,
-    /// `None`: the last node is the job's root.
-    exit: Option<Dispatcher>,
+    /// The fragment's outputs; none: the last node is the job's root.
+    exits: Vec<Dispatcher>,
     reports: mpsc::UnboundedSender<TaskReport>,
     /// Of the job.
     store: Arc<JobStore>,
@@ -229,28 +245,39 @@ impl Task {
         Ok(())
     }
 
-    /// Pushes a chunk into the parent, and what comes of it further up. Depth first.
+    /// Pushes a chunk into every consumer, and what comes of it further up. Depth first: all that comes of a chunk
+    /// by one consumer has been passed on before the next gets it, so that what a node puts out stays in order
+    /// where ways meet again.
     fn emit(&mut self, node: usize, chunk: DeltaChunk) -> Result<(), ExecError> {
-        let mut work = vec![(node, chunk)];
-        while let Some((from, chunk)) = work.pop() {
-            let rows = chunk.num_rows() as u64;
-            self.nodes[from].metrics.rows_out.add(rows);
-            let Some((parent, port)) = self.nodes[from].parent else {
-                match &mut self.exit {
-                    Some(exit) => exit.push(chunk)?,
-                    None => return Err(ExecError::internal("the root has output")),
+        let mut work = vec![Step::Out(node, chunk)];
+        while let Some(step) = work.pop() {
+            let (to, chunk) = match step {
+                Step::In(to, chunk) => (to, chunk),
+                Step::Out(from, chunk) => {
+                    let slot = &self.nodes[from];
+                    slot.metrics.rows_out.add(chunk.num_rows() as u64);
+                    let Some((first, more)) = slot.consumers.split_first() else {
+                        return Err(ExecError::internal("the root has output"));
+                    };
+                    work.extend(more.iter().rev().map(|&to| Step::In(to, chunk.clone())));
+                    (*first, chunk)
                 }
-                continue;
             };
-            let slot = &mut self.nodes[parent];
-            slot.metrics.rows_in.add(rows);
-            match &mut slot.kind {
-                Kind::Operator(op) => {
-                    op.push(port, chunk, &mut slot.out)?;
-                    work.extend(slot.out.take().into_iter().rev().map(|c| (parent, c)));
+            match to {
+                Consumer::Exit(exit) => self.exits[exit].push(chunk)?,
+                Consumer::Node(node, port) => {
+                    let slot = &mut self.nodes[node];
+                    slot.metrics.rows_in.add(chunk.num_rows() as u64);
+                    match &mut slot.kind {
+                        Kind::Operator(op) => {
+                            op.push(port, chunk, &mut slot.out)?;
+                            let out = slot.out.take().into_iter().rev();
+                            work.extend(out.map(|c| Step::Out(node, c)));
+                        }
+                        Kind::Root(root) => root.push(chunk)?,
+                        Kind::Leaf(_) => return Err(ExecError::internal("a leaf has an input")),
+                    }
                 }
-                Kind::Root(root) => root.push(chunk)?,
-                Kind::Leaf(_) => return Err(ExecError::internal("a leaf has an input")),
             }
         }
         Ok(())
@@ -259,8 +286,12 @@ impl Task {
     /// Waits until others have taken what was emitted, and until an epoch that has grown large is in part on
     /// its way to the store.
     async fn flush(&mut self) -> Result<(), ExecError> {
-        if let Some(exit) = &mut self.exit {
-            exit.flush().await?;
+        match self.exits.as_mut_slice() {
+            [] => {}
+            [only] => only.flush().await?,
+            several => {
+                try_join_all(several.iter_mut().map(Dispatcher::flush)).await?;
+            }
         }
         if let Some(PlanNode { kind: Kind::Root(root), .. }) = self.nodes.last_mut() {
             root.relieve().await?;
@@ -346,7 +377,7 @@ impl Task {
         for node in 0..self.nodes.len() {
             self.finish_node(node, barrier, marks).await?;
         }
-        if let Some(exit) = &mut self.exit {
+        for exit in &mut self.exits {
             exit.barrier(barrier, marks).await?;
         }
         let mut report = TaskReport::default();

@@ -1,7 +1,9 @@
 //! In which order the inputs of a job come in where that matters: what a lookup looks up before what it is
 //! looked up for, within an epoch and in the first scan.
 
-use millrace_graph::{Fragment, JobGraph, Operator as Op, Role};
+use millrace_graph::{Fragment, JobGraph, Operator as Op, Role, shares};
+
+use crate::error::ExecError;
 
 /// See the module.
 pub struct Order {
@@ -12,7 +14,14 @@ pub struct Order {
 }
 
 impl Order {
-    pub fn of(graph: &JobGraph) -> Order {
+    /// Fails where it might never end: a fragment that fed both sides of a lookup would wait, its channel to the one
+    /// full, for the other to have all of the epoch. Graphs with lookups are trees.
+    pub fn of(graph: &JobGraph) -> Result<Order, ExecError> {
+        let mut nodes = graph.fragments.iter().flat_map(|f| &f.nodes);
+        let looks_up = nodes.any(|n| matches!(n.op, Op::Lookup(_)));
+        if looks_up && shares(&graph.fragments) {
+            return Err(ExecError::internal("a graph with a lookup shares a node's output"));
+        }
         let mut numbers = Vec::with_capacity(graph.fragments.len());
         let mut inputs = 0;
         for fragment in &graph.fragments {
@@ -23,10 +32,11 @@ impl Order {
             numbers.push(fragment.nodes.iter().map(|n| number(&n.op)).collect::<Vec<_>>());
         }
         let mut stages = vec![0; inputs as usize];
-        if let Some(root) = graph.fragments.len().checked_sub(1) {
-            Stages { graph, numbers: &numbers, stages: &mut stages }.fragment(root, 0);
+        if looks_up && let Some((root, fragment)) = graph.fragments.iter().enumerate().next_back() {
+            let last = fragment.nodes.len().saturating_sub(1);
+            Stages { graph, numbers: &numbers, stages: &mut stages }.node(root, last, 0);
         }
-        Order { stages, after: graph.fragments.iter().map(leaves_after).collect() }
+        Ok(Order { stages, after: graph.fragments.iter().map(leaves_after).collect() })
     }
 
     pub fn stage(&self, input: u32) -> u32 {
@@ -45,17 +55,17 @@ struct Stages<'a> {
 }
 
 impl Stages<'_> {
-    fn fragment(&mut self, fragment: usize, stage: u32) -> u32 {
-        let last = self.graph.fragments.get(fragment).and_then(|f| f.nodes.len().checked_sub(1));
-        last.map_or(stage, |last| self.node(fragment, last, stage))
-    }
-
     /// Puts the inputs below a node into `stage` and later ones; the last one used.
     fn node(&mut self, fragment: usize, node: usize, stage: u32) -> u32 {
         let graph = self.graph;
         let of = &graph.fragments[fragment].nodes[node];
         match (&of.op, of.inputs.as_slice()) {
-            (Op::Exchange { fragment: from }, _) if *from < fragment => self.fragment(*from, stage),
+            (Op::Exchange { fragment: from, output }, _) if *from < fragment => {
+                match graph.fragments[*from].outputs.get(*output) {
+                    Some(edge) => self.node(*from, edge.from, stage),
+                    None => stage,
+                }
+            }
             (Op::Lookup(_), &[left, right]) if left < node && right < node => {
                 let looked_up = self.node(fragment, right, stage);
                 self.node(fragment, left, looked_up + 1)

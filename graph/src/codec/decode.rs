@@ -15,14 +15,14 @@ use millrace_functions::window_call::WindowCall;
 use millrace_rpc::catalog::RowStorage;
 
 use crate::codec::expr::{decode_batch, decode_expr, decode_schema};
-use crate::codec::names::Numbered;
+use crate::codec::names::{EDGE_ROWS, Numbered};
 use crate::codec::{CodecError, proto};
-use crate::pair_schema;
 use crate::{
-    AggCall, Aggregate, Closing, DerivedWatermark, EventTimeBuffer, Expand, Fragment,
-    FragmentOutput, GroupingSet, JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, Matches,
-    Node, Operator, RelationLayout, Retention, StateTable, TopN, WatermarkTerm, Window,
+    AggCall, Aggregate, Closing, DerivedWatermark, Edge, EdgeKind, EventTimeBuffer, Expand,
+    Fragment, GroupingSet, JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, Matches, Node,
+    Operator, RelationLayout, Retention, StateTable, TopN, WatermarkTerm, Window,
 };
+use crate::{check_edges, pair_schema};
 
 type Result<T> = std::result::Result<T, CodecError>;
 
@@ -51,7 +51,8 @@ pub fn graph(g: &proto::JobGraph) -> Result<JobGraph> {
         return Err(damaged("no tables or fragments"));
     }
     let sizes = Sizes { tables: tables.len(), fragments: g.fragments.len() };
-    let fragments = g.fragments.iter().map(|f| fragment(f, sizes)).collect::<Result<_>>()?;
+    let fragments = g.fragments.iter().map(|f| fragment(f, sizes)).collect::<Result<Vec<_>>>()?;
+    check_edges(&fragments).map_err(damaged)?;
     Ok(JobGraph { fragments, tables, output: layout(output)? })
 }
 
@@ -146,15 +147,17 @@ fn fragment(f: &proto::Fragment, sizes: Sizes) -> Result<Fragment> {
         let next = node(n, &nodes, sizes)?;
         nodes.push(next);
     }
-    let root = nodes.last().ok_or_else(|| damaged("a fragment without nodes"))?;
-    let output = match &f.exchange {
-        None => FragmentOutput::Relation,
-        Some(e) => FragmentOutput::Exchange {
-            to: position(e.to, sizes.fragments, "fragment")?,
-            hash: columns(&e.hash, &root.schema)?,
-        },
+    let outputs = f.outputs.iter().map(|e| edge(e, &nodes, sizes)).collect::<Result<_>>()?;
+    Ok(Fragment { nodes, singleton: f.singleton, outputs })
+}
+
+fn edge(e: &proto::Edge, nodes: &[Node], sizes: Sizes) -> Result<Edge> {
+    let from = position(e.from, nodes.len(), "node")?;
+    let carries = match e.kind {
+        EDGE_ROWS => EdgeKind::Rows { hash: columns(&e.hash, &nodes[from].schema)? },
+        kind => return Err(CodecError::EdgeKind(kind)),
     };
-    Ok(Fragment { nodes, singleton: f.singleton, output })
+    Ok(Edge { from, to: position(e.to, sizes.fragments, "fragment")?, carries })
 }
 
 fn node(n: &proto::Node, before: &[Node], sizes: Sizes) -> Result<Node> {
@@ -188,9 +191,10 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
             let (relation, columns) = leaf(l)?;
             Operator::Source { relation, columns }
         }
-        In::Exchange(f) => {
+        In::Exchange(e) => {
             none()?;
-            Operator::Exchange { fragment: position(*f, sizes.fragments, "fragment")? }
+            let fragment = position(e.fragment, sizes.fragments, "fragment")?;
+            Operator::Exchange { fragment, output: e.output as usize }
         }
         In::Values(bytes) => {
             none()?;

@@ -8,10 +8,10 @@ use millrace_functions::expr::literal;
 use millrace_functions::window_call::WindowCall;
 
 use crate::codec::expr::{encode_batch, encode_expr, encode_schema};
-use crate::codec::names::Numbered;
+use crate::codec::names::{EDGE_ROWS, Numbered};
 use crate::codec::{CodecError, proto};
 use crate::{
-    AggCall, Aggregate, DerivedWatermark, EventTimeBuffer, Expand, Fragment, FragmentOutput,
+    AggCall, Aggregate, DerivedWatermark, Edge, EdgeKind, EventTimeBuffer, Expand, Fragment,
     GroupingSet, JobGraph, Join, JoinSide, Lookup, MarkStep, Node, Operator, RelationLayout,
     Retention, StateTable, TopN, WatermarkTerm, Window,
 };
@@ -96,14 +96,16 @@ fn hold(h: &EventTimeBuffer) -> Result<proto::EventTimeBuffer> {
 }
 
 fn fragment(f: &Fragment) -> Result<proto::Fragment> {
-    let exchange = match &f.output {
-        FragmentOutput::Relation => None,
-        FragmentOutput::Exchange { to, hash } => {
-            Some(proto::ExchangeOutput { to: position(*to)?, hash: positions(hash)? })
-        }
-    };
     let nodes = f.nodes.iter().map(node).collect::<Result<_>>()?;
-    Ok(proto::Fragment { nodes, singleton: f.singleton, exchange })
+    let outputs = f.outputs.iter().map(edge).collect::<Result<_>>()?;
+    Ok(proto::Fragment { nodes, singleton: f.singleton, outputs })
+}
+
+fn edge(e: &Edge) -> Result<proto::Edge> {
+    let (kind, hash) = match &e.carries {
+        EdgeKind::Rows { hash } => (EDGE_ROWS, positions(hash)?),
+    };
+    Ok(proto::Edge { to: position(e.to)?, kind, from: position(e.from)?, hash })
 }
 
 fn node(n: &Node) -> Result<proto::Node> {
@@ -127,7 +129,10 @@ fn operator(op: &Operator) -> Result<proto::Operator> {
         Operator::Source { relation, columns } => {
             Out::Source(proto::Leaf { relation: relation.0, columns: positions(columns)? })
         }
-        Operator::Exchange { fragment } => Out::Exchange(position(*fragment)?),
+        Operator::Exchange { fragment, output } => Out::Exchange(proto::EdgeRef {
+            fragment: position(*fragment)?,
+            output: position(*output)?,
+        }),
         Operator::Values { batch } => Out::Values(encode_batch(batch)?),
         Operator::Filter { predicate } => {
             Out::Filter(proto::Expressions { exprs: vec![encode_expr(predicate)?] })

@@ -28,6 +28,8 @@ pub enum CodecError {
     Encode(String),
     #[error("the job graph has format version {0}, which this release does not know")]
     Version(u32),
+    #[error("the job graph has an edge of kind {0}, which this release does not know")]
+    EdgeKind(u32),
     #[error("the job graph is damaged: {0}")]
     Damaged(String),
     #[error("the job graph does not load: {0}")]
@@ -69,4 +71,84 @@ pub fn encode_watermark(e: &ExprRef) -> Result<Bytes, CodecError> {
 /// A watermark expression of the catalog, over the columns of its relation.
 pub fn decode_watermark(bytes: &[u8], schema: &Schema) -> Result<ExprRef, CodecError> {
     expr::decode_expr(bytes, schema)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use millrace_common::RelationId;
+    use millrace_rpc::catalog::RowStorage;
+
+    use super::*;
+    use crate::{Edge, EdgeKind, Fragment, Node, Operator, RelationLayout};
+
+    fn node(op: Operator, inputs: Vec<usize>) -> Node {
+        let schema = Arc::new(Schema::empty());
+        Node { op, inputs, schema, append_only: false, marks: vec![] }
+    }
+
+    /// A union of two ways out of one fragment.
+    fn two_ways() -> JobGraph {
+        let leaf = Operator::Subscribe { relation: RelationId(1), columns: vec![] };
+        let exchange = |output| node(Operator::Exchange { fragment: 0, output }, vec![]);
+        let rows = || Edge { from: 0, to: 1, carries: EdgeKind::Rows { hash: vec![] } };
+        let schema = Arc::new(Schema::empty());
+        let first = Fragment {
+            nodes: vec![node(leaf, vec![])],
+            singleton: true,
+            outputs: vec![rows(), rows()],
+        };
+        let union = node(Operator::Union, vec![0, 1]);
+        let nodes = vec![exchange(0), exchange(1), union, node(Operator::Materialize, vec![2])];
+        let table = crate::StateTable {
+            name: "rows".into(),
+            class: millrace_common::access::AccessClass::Merge,
+            value_schema: Arc::clone(&schema),
+            storage: RowStorage::Multiset,
+            relation: true,
+            retention: None,
+        };
+        let output = RelationLayout {
+            schema,
+            storage: RowStorage::Multiset,
+            key: vec![],
+            distribution: vec![],
+            append_only: false,
+            marks: vec![],
+        };
+        let last = Fragment { nodes, singleton: true, outputs: vec![] };
+        JobGraph { fragments: vec![first, last], tables: vec![table], output }
+    }
+
+    fn stored(message: &proto::JobGraph) -> Vec<u8> {
+        let graph = Bytes::from(message.encode_to_vec());
+        let checksum = hash_bytes(&graph);
+        proto::Stored { version: VERSION, checksum, graph }.encode_to_vec()
+    }
+
+    #[test]
+    fn several_ways_out_of_a_fragment_are_stored() {
+        let graph = two_ways();
+        let loaded = decode_graph(&encode_graph(&graph).unwrap()).unwrap();
+        assert_eq!(format!("{loaded:?}"), format!("{graph:?}"));
+    }
+
+    #[test]
+    fn an_edge_of_an_unknown_kind_is_refused() {
+        let mut message = encode::graph(&two_ways()).unwrap();
+        message.fragments[0].outputs[1].kind = 2;
+        let error = decode_graph(&stored(&message)).unwrap_err();
+        assert!(matches!(error, CodecError::EdgeKind(2)), "{error}");
+        // Neither is a kind that is not said taken for rows.
+        message.fragments[0].outputs[1].kind = 0;
+        assert!(matches!(decode_graph(&stored(&message)), Err(CodecError::EdgeKind(0))));
+    }
+
+    #[test]
+    fn a_stored_edge_that_leads_back_is_damage() {
+        let mut message = encode::graph(&two_ways()).unwrap();
+        message.fragments[0].outputs[0].to = 0;
+        assert!(matches!(decode_graph(&stored(&message)), Err(CodecError::Damaged(_))));
+    }
 }

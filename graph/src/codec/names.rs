@@ -9,6 +9,9 @@ use millrace_rpc::catalog::RowStorage;
 use crate::JoinKind;
 use crate::codec::CodecError;
 
+/// An edge that carries rows.
+pub const EDGE_ROWS: u32 = 1;
+
 /// An enumeration with a number for every variant.
 pub trait Numbered: Copy + PartialEq + Sized + 'static {
     const NAME: &'static str;

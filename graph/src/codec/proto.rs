@@ -116,17 +116,33 @@ pub struct Fragment {
     pub nodes: Vec<Node>,
     #[prost(bool, tag = "2")]
     pub singleton: bool,
-    /// Absent: the fragment holds the root.
-    #[prost(message, optional, tag = "3")]
-    pub exchange: Option<ExchangeOutput>,
+    /// None: the fragment holds the root.
+    #[prost(message, repeated, tag = "3")]
+    pub outputs: Vec<Edge>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct ExchangeOutput {
+pub struct Edge {
     #[prost(uint32, tag = "1")]
     pub to: u32,
-    #[prost(uint32, repeated, tag = "2")]
+    /// 1 rows.
+    #[prost(uint32, tag = "2")]
+    pub kind: u32,
+    /// The node that it leaves.
+    #[prost(uint32, tag = "3")]
+    pub from: u32,
+    /// Of rows.
+    #[prost(uint32, repeated, tag = "4")]
     pub hash: Vec<u32>,
+}
+
+/// Which edge an exchange takes.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct EdgeRef {
+    #[prost(uint32, tag = "1")]
+    pub fragment: u32,
+    #[prost(uint32, tag = "2")]
+    pub output: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -152,8 +168,8 @@ pub enum Operator {
     Subscribe(Leaf),
     #[prost(message, tag = "11")]
     Source(Leaf),
-    #[prost(uint32, tag = "12")]
-    Exchange(u32),
+    #[prost(message, tag = "12")]
+    Exchange(EdgeRef),
     /// An Arrow IPC stream of one batch.
     #[prost(bytes, tag = "13")]
     Values(Vec<u8>),

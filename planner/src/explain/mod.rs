@@ -8,6 +8,7 @@ mod expr;
 mod stream;
 mod text;
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use arrow::datatypes::Schema;
@@ -15,7 +16,7 @@ use millrace_common::RelationId;
 use millrace_common::access::AccessClass;
 use millrace_graph::state::ROWS_COLUMN;
 use millrace_graph::{
-    AggCall, Aggregate, EventTimeBuffer, FragmentOutput, JobGraph, Join, JoinSide, Lookup, Node,
+    AggCall, Aggregate, EdgeKind, EventTimeBuffer, JobGraph, Join, JoinSide, Lookup, Node,
     Operator, Role, StateTable, TopN, Window,
 };
 use millrace_rpc::catalog::RowStorage;
@@ -35,10 +36,10 @@ pub fn explain_graph(
     graph: &JobGraph,
     names: &dyn Fn(RelationId) -> Option<String>,
 ) -> Vec<String> {
-    let mut out =
-        Explain { graph, names, lines: vec![], keys: vec![String::new(); graph.tables.len()] };
-    if let Some(root) = graph.fragments.len().checked_sub(1) {
-        out.fragment(root, 0);
+    let keys = vec![String::new(); graph.tables.len()];
+    let mut out = Explain { graph, names, lines: vec![], keys, shown: HashSet::new() };
+    if let Some((root, fragment)) = graph.fragments.iter().enumerate().next_back() {
+        out.node(root, fragment.nodes.len().saturating_sub(1), 0);
     }
     out.tables();
     out.lines.iter().map(|line| without_marks(line)).collect()
@@ -50,18 +51,15 @@ struct Explain<'a> {
     lines: Vec<String>,
     /// What the key of every state table is, collected from the operators.
     keys: Vec<String>,
+    /// Nodes that have their lines, by fragment.
+    shown: HashSet<(usize, usize)>,
 }
 
 impl Explain<'_> {
-    fn fragment(&mut self, index: usize, depth: usize) {
+    /// A node and what is below it; what feeds several has its inputs shown once.
+    fn node(&mut self, fragment: usize, index: usize, depth: usize) {
         let graph = self.graph;
-        let Some(fragment) = graph.fragments.get(index) else { return };
-        if let Some(root) = fragment.nodes.len().checked_sub(1) {
-            self.node(&fragment.nodes, root, depth);
-        }
-    }
-
-    fn node(&mut self, nodes: &[Node], index: usize, depth: usize) {
+        let Some(nodes) = graph.fragments.get(fragment).map(|f| &f.nodes) else { return };
         let Some(node) = nodes.get(index) else { return };
         let inputs: Vec<&Schema> =
             node.inputs.iter().filter_map(|&i| nodes.get(i)).map(|n| n.schema.as_ref()).collect();
@@ -74,12 +72,18 @@ impl Explain<'_> {
             let columns: Vec<usize> = node.marks.iter().map(|m| m.column).collect();
             let _ = write!(line, " watermark ({})", list(&node.schema, &columns));
         }
+        if !self.shown.insert((fragment, index)) {
+            self.lines.push(line + " (shown above)");
+            return;
+        }
         self.lines.push(line);
         for &input in &node.inputs {
-            self.node(nodes, input, depth + 1);
+            self.node(fragment, input, depth + 1);
         }
-        if let Operator::Exchange { fragment } = node.op {
-            self.fragment(fragment, depth + 1);
+        if let Operator::Exchange { fragment: from, output } = node.op
+            && let Some(edge) = graph.fragments.get(from).and_then(|f| f.outputs.get(output))
+        {
+            self.node(from, edge.from, depth + 1);
         }
     }
 
@@ -91,7 +95,7 @@ impl Explain<'_> {
         match &node.op {
             Operator::Subscribe { relation, .. } => self.leaf("Subscribe", *relation, node),
             Operator::Source { relation, .. } => self.leaf("Source", *relation, node),
-            Operator::Exchange { fragment } => self.exchange(*fragment),
+            Operator::Exchange { fragment, output } => self.exchange(*fragment, *output),
             Operator::Values { batch } => values(batch),
             Operator::Filter { predicate } => format!("Filter {}", text(predicate, input)),
             Operator::Project { exprs } => project(exprs, input, &node.schema),
@@ -133,16 +137,20 @@ impl Explain<'_> {
         format!("{kind} {name} ({})", list(&node.schema, &all))
     }
 
-    fn exchange(&self, fragment: usize) -> String {
-        let producer = &self.graph.fragments.get(fragment);
-        let how = match producer.map(|f| (&f.output, f.nodes.last())) {
-            Some((FragmentOutput::Exchange { hash, .. }, Some(root))) if !hash.is_empty() => {
-                format!("hash ({})", list(&root.schema, hash))
-            }
-            _ => "to one task".into(),
+    fn exchange(&self, fragment: usize, output: usize) -> String {
+        let Some(producer) = self.graph.fragments.get(fragment) else {
+            return format!("Exchange from fragment {fragment}");
         };
-        let tasks = if producer.is_some_and(|f| f.singleton) { ", one task" } else { "" };
-        format!("Exchange {how} from fragment {fragment}{tasks}")
+        let edge = producer.outputs.get(output);
+        let how = match edge.and_then(|e| Some((&e.carries, producer.nodes.get(e.from)?))) {
+            Some((EdgeKind::Rows { hash }, from)) if !hash.is_empty() => {
+                format!("hash ({})", list(&from.schema, hash))
+            }
+            Some((EdgeKind::Rows { .. }, _)) | None => "to one task".into(),
+        };
+        let which = if producer.outputs.len() > 1 { format!(".{output}") } else { String::new() };
+        let tasks = if producer.singleton { ", one task" } else { "" };
+        format!("Exchange {how} from fragment {fragment}{which}{tasks}")
     }
 
     fn materialize(&mut self) -> String {

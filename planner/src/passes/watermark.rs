@@ -42,7 +42,11 @@ pub fn timed(mut marks: Vec<DerivedWatermark>, schema: &Schema) -> Vec<DerivedWa
 
 /// The marks of an operator over inputs with these marks and numbers of columns.
 #[deny(clippy::wildcard_enum_match_arm)]
-pub fn derive(op: &Op, inputs: &[Vec<DerivedWatermark>], widths: &[usize]) -> Vec<DerivedWatermark> {
+pub fn derive(
+    op: &Op,
+    inputs: &[Vec<DerivedWatermark>],
+    widths: &[usize],
+) -> Vec<DerivedWatermark> {
     let port = |n: usize| inputs.get(n).map_or(&[][..], Vec::as_slice);
     let input = port(0);
     match op {

@@ -16,7 +16,7 @@ use millrace_functions::expr;
 use millrace_functions::window_call::session_gap;
 use millrace_graph::state::{accumulator_schema, matches_schema};
 use millrace_graph::{
-    self, AggCall, DerivedWatermark, Fragment, FragmentOutput, JobGraph, JoinSide, Node, Operator,
+    self, AggCall, DerivedWatermark, Edge, EdgeKind, Fragment, JobGraph, JoinSide, Node, Operator,
     RelationLayout, Retention, StateTable, WatermarkTerm,
 };
 use millrace_rpc::catalog::{RelationKind, RowStorage};
@@ -120,7 +120,7 @@ pub fn fragment(root: Stream, layout: RelationLayout, sink: &Sink) -> Result<Job
         append_only: p.append_only,
         marks,
     });
-    builder.close(open, &p, FragmentOutput::Relation);
+    builder.close(open, &p, vec![]);
     Ok(JobGraph { fragments: builder.fragments, tables: builder.tables, output: layout })
 }
 
@@ -144,15 +144,15 @@ struct Builder {
 }
 
 impl Builder {
-    fn close(&mut self, open: Open, p: &Properties, output: FragmentOutput) -> usize {
+    fn close(&mut self, open: Open, p: &Properties, outputs: Vec<Edge>) -> usize {
         let index = self.fragments.len();
         for producer in open.producers {
-            if let FragmentOutput::Exchange { to, .. } = &mut self.fragments[producer].output {
-                *to = index;
+            for edge in &mut self.fragments[producer].outputs {
+                edge.to = index;
             }
         }
         let singleton = p.distribution == Distribution::Singleton;
-        self.fragments.push(Fragment { nodes: open.nodes, singleton, output });
+        self.fragments.push(Fragment { nodes: open.nodes, singleton, outputs });
         index
     }
 
@@ -186,7 +186,7 @@ impl Builder {
             let p = Properties::derive(&op, width, &[below.properties]);
             open.producers.push(fragment);
             let node = Node {
-                op: Operator::Exchange { fragment },
+                op: Operator::Exchange { fragment, output: 0 },
                 inputs: vec![],
                 schema,
                 append_only: p.append_only,
@@ -255,9 +255,9 @@ impl Builder {
     /// A closed fragment that feeds an exchange; its consumer is filled in when that is closed.
     fn producer(&mut self, input: Stream, hash: Vec<usize>) -> Result<(usize, Known), SqlError> {
         let mut open = Open::default();
-        let (_, known) = self.emit(input, &mut open)?;
-        let output = FragmentOutput::Exchange { to: usize::MAX, hash };
-        let index = self.close(open, &known.properties, output);
+        let (from, known) = self.emit(input, &mut open)?;
+        let edge = Edge { from, to: usize::MAX, carries: EdgeKind::Rows { hash } };
+        let index = self.close(open, &known.properties, vec![edge]);
         Ok((index, known))
     }
 

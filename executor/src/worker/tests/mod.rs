@@ -18,7 +18,7 @@ use millrace_common::{
     DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId,
 };
 use millrace_graph::{
-    Fragment, FragmentOutput, JobGraph, Node, Operator as Op, RelationLayout, StateTable,
+    Edge, EdgeKind, Fragment, JobGraph, Node, Operator as Op, RelationLayout, StateTable,
 };
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
@@ -353,10 +353,15 @@ pub fn subscribe(input: JobId) -> Node {
     node(Op::Subscribe { relation: input, columns: vec![0, 1] }, vec![])
 }
 
+/// A node's rows to another fragment, by the hash of these columns.
+pub fn rows(from: usize, to: usize, hash: Vec<usize>) -> Edge {
+    Edge { from, to, carries: EdgeKind::Rows { hash } }
+}
+
 /// The graph of one fragment, or of several, producers first.
 pub fn graph(
     fragments: Vec<Vec<Node>>,
-    outputs: Vec<FragmentOutput>,
+    outputs: Vec<Vec<Edge>>,
     output: RelationLayout,
 ) -> JobGraph {
     let rows = StateTable {
@@ -369,12 +374,12 @@ pub fn graph(
     };
     let fragments = fragments.into_iter().zip(outputs);
     let fragments =
-        fragments.map(|(nodes, output)| Fragment { nodes, singleton: false, output }).collect();
+        fragments.map(|(nodes, outputs)| Fragment { nodes, singleton: false, outputs }).collect();
     JobGraph { fragments, tables: vec![rows], output }
 }
 
 /// `SELECT * FROM input`, keyed as the input is.
 pub fn copy_of(input: JobId) -> JobGraph {
     let nodes = vec![subscribe(input), node(Op::Materialize, vec![0])];
-    graph(vec![nodes], vec![FragmentOutput::Relation], layout(RowStorage::Keyed, vec![0]))
+    graph(vec![nodes], vec![vec![]], layout(RowStorage::Keyed, vec![0]))
 }

@@ -12,15 +12,12 @@ fn exchanged(input: JobId, storage: RowStorage) -> JobGraph {
         vec![
             vec![subscribe(input)],
             vec![
-                node(Op::Exchange { fragment: 0 }, vec![]),
+                node(Op::Exchange { fragment: 0, output: 0 }, vec![]),
                 node(Op::Union, vec![0]),
                 node(Op::Materialize, vec![1]),
             ],
         ],
-        vec![
-            FragmentOutput::Exchange { to: 1, hash: distribution.clone() },
-            FragmentOutput::Relation,
-        ],
+        vec![vec![rows(0, 1, distribution.clone())], vec![]],
         layout(storage, distribution),
     )
 }
@@ -116,14 +113,55 @@ async fn parallelism_does_not_change_the_result() {
     }
 }
 
+/// The input's rows three times over: once more through a second way out of the same fragment, from another of its
+/// nodes and by another column, and once more from a node that feeds two.
+fn three_ways(input: JobId) -> JobGraph {
+    let exchange = |output| node(Op::Exchange { fragment: 0, output }, vec![]);
+    graph(
+        vec![
+            vec![subscribe(input), node(Op::Union, vec![0])],
+            vec![
+                exchange(0),
+                exchange(1),
+                node(Op::Union, vec![0, 1]),
+                node(Op::Union, vec![2, 1]),
+                node(Op::Materialize, vec![3]),
+            ],
+        ],
+        vec![vec![rows(0, 1, vec![1]), rows(1, 1, vec![1])], vec![]],
+        layout(RowStorage::Multiset, vec![1]),
+    )
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fragment_and_a_node_may_feed_several() {
+    let exec = ExecOptions { chunk_rows: 64, channel_bytes: 512, ..ExecOptions::default() };
+    let c = Cluster::new(exec).await;
+    let t = c.table(1).await;
+    c.insert(t, (0..2_000).map(|i| (i, i % 10))).await;
+    let views = [c.view(2, t, three_ways(t), 1).await, c.view(3, t, three_ways(t), 3).await];
+    for v in views {
+        c.catch_up(v).await;
+    }
+    c.dml(t, &[(7, 7, -1), (7, 8, 1), (9, 9, -1)], DmlKind::Change).await.unwrap();
+    let thrice: Vec<Row> = c.rows(t).await.into_iter().map(|(i, v, w)| (i, v, 3 * w)).collect();
+    for v in views {
+        c.follow(v, t).await;
+        let mut found: HashMap<(i64, i64), i64> = HashMap::new();
+        c.rows(v).await.into_iter().for_each(|(i, v, w)| *found.entry((i, v)).or_default() += w);
+        let mut found: Vec<Row> = found.into_iter().map(|((i, v), w)| (i, v, w)).collect();
+        found.sort_unstable();
+        assert_eq!(found, thrice);
+    }
+}
+
 #[tokio::test]
 async fn a_blackhole_sums_up_to_what_a_view_holds_also_after_a_restart() {
     let c = Cluster::new(ExecOptions::default()).await;
     let t = c.table(1).await;
     c.insert(t, (0..100).map(|i| (i, i))).await;
     let nodes = vec![subscribe(t), node(Op::Blackhole, vec![0])];
-    let g =
-        graph(vec![nodes], vec![FragmentOutput::Relation], layout(RowStorage::Multiset, vec![]));
+    let g = graph(vec![nodes], vec![vec![]], layout(RowStorage::Multiset, vec![]));
     let v = c.view(2, t, g, 2).await;
     c.catch_up(v).await;
     c.start(v).await.unwrap();
@@ -207,7 +245,7 @@ async fn rows_by_arrival_are_spread_and_never_numbered_twice() {
     let t = c.table(1).await;
     let nodes = vec![subscribe(t), node(Op::Materialize, vec![0])];
     let output = layout(RowStorage::Append, vec![]);
-    let v = c.view(2, t, graph(vec![nodes], vec![FragmentOutput::Relation], output), 1).await;
+    let v = c.view(2, t, graph(vec![nodes], vec![vec![]], output), 1).await;
     c.catch_up(v).await;
     for parallelism in [1, 3, 2, 1] {
         c.meta.jobs.lock().get_mut(&v).unwrap().start.parallelism = parallelism;
