@@ -50,7 +50,7 @@ use millrace_rpc::catalog::RowStorage;
 pub use edges::{check_edges, shares};
 pub use operator::{
     AggCall, Aggregate, Closing, EventTimeBuffer, Expand, GroupingSet, Join, JoinKind, JoinSide,
-    Lookup, Matches, Operator, Role, TopN, Window,
+    Lookup, Matches, Operator, Role, TopN, TopNState, Window, WindowState,
 };
 
 /// A whole dataflow that maintains one relation.

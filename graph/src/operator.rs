@@ -5,7 +5,7 @@ use arrow::datatypes::DataType;
 use arrow::record_batch::RecordBatch;
 use millrace_common::RelationId;
 use millrace_functions::aggregate_kind::AggFunc;
-use millrace_functions::expr::ExprRef;
+use millrace_functions::expr::{self, ExprRef};
 use millrace_functions::window_call::{RankFunction, WindowCall};
 use millrace_rpc::catalog::RowStorage;
 
@@ -165,8 +165,8 @@ impl Operator {
             Operator::Lookup(l) => {
                 [l.right.table].into_iter().chain(l.matches.iter().map(|m| m.table)).collect()
             }
-            Operator::TopN(t) => vec![t.table],
-            Operator::Window(w) => vec![w.table],
+            Operator::TopN(t) => vec![t.state.table],
+            Operator::Window(w) => vec![w.state.table],
             // They clean up after themselves: the watermark is what they wait for.
             Operator::WindowClose(_)
             | Operator::TemporalUpperBound(_)
@@ -345,20 +345,22 @@ pub struct Matches {
     pub unique_key: Vec<usize>,
 }
 
-/// Rows kept in order of an instant: `column | all other columns → row`.
+/// Rows kept in order of an instant: `column | all other columns → row`. `T`: its state table, `()` before tables are
+/// numbered.
 #[derive(Clone, Debug)]
-pub struct EventTimeBuffer {
+pub struct EventTimeBuffer<T = usize> {
     /// A timestamp column of the input.
     pub column: usize,
     /// Input columns whose hash is the vnode. Empty: vnode 0, one task.
     pub vnode: Vec<usize>,
-    pub table: usize,
+    pub table: T,
 }
 
 /// The first rows of every group by an order (ORDER BY … LIMIT, DISTINCT ON, row_number() <= n).
-/// Ties are broken by the row's own bytes, so the result is a function of the content.
+/// Ties are broken by the row's own bytes, so the result is a function of the content. `S`: how its rows are kept,
+/// as far as that is known where it stands.
 #[derive(Clone, Debug)]
-pub struct TopN {
+pub struct TopN<S = TopNState> {
     pub group: Vec<usize>,
     /// Input columns, some or all of `group`, whose hash is the vnode of a group's state. Empty:
     /// vnode 0, one task.
@@ -372,6 +374,11 @@ pub struct TopN {
     pub rank: RankFunction,
     /// Appends the rank (from 1, counted from the group's first row) as a BIGINT NOT NULL column.
     pub emit_rank: bool,
+    pub state: S,
+}
+
+#[derive(Clone, Debug)]
+pub struct TopNState {
     /// `group | order | identity → row`.
     pub table: usize,
     /// `Keyed` or `Multiset`.
@@ -383,23 +390,64 @@ pub struct TopN {
     pub append_only_input: bool,
 }
 
+impl<S> TopN<S> {
+    /// The same rows, kept otherwise.
+    pub fn with_state<T>(self, state: T) -> TopN<T> {
+        TopN {
+            group: self.group,
+            vnode: self.vnode,
+            order: self.order,
+            offset: self.offset,
+            limit: self.limit,
+            rank: self.rank,
+            emit_rank: self.emit_rank,
+            state,
+        }
+    }
+
+    /// The input's columns that decide which rows are put out.
+    pub fn columns_read(&self) -> Vec<usize> {
+        self.group.iter().copied().chain(self.order.iter().map(|o| o.0)).collect()
+    }
+}
+
 /// Window functions over the rows of each group in an order. Output: the input's columns, then one
-/// column a call. Rows that are level are in the order of their own bytes.
+/// column a call. Rows that are level are in the order of their own bytes. `S` as in [`TopN`].
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct Window<S = WindowState> {
     pub group: Vec<usize>,
     /// As in [`TopN`].
     pub vnode: Vec<usize>,
     pub order: Vec<(usize, SortOptions)>,
     pub calls: Vec<WindowCall>,
+    pub state: S,
+}
+
+#[derive(Clone, Debug)]
+pub struct WindowState {
     /// `group | order | identity → row`, every row.
     pub table: usize,
     /// `Keyed` or `Multiset`.
     pub storage: RowStorage,
-    /// As in [`TopN`].
+    /// As in [`TopNState`].
     pub unique_key: Vec<usize>,
     /// Of sessions and ASOF joins over a time with a watermark: when their rows go.
     pub closing: Option<Closing>,
+}
+
+impl<S> Window<S> {
+    /// The same calls, their rows kept otherwise.
+    pub fn with_state<T>(self, state: T) -> Window<T> {
+        Window { group: self.group, vnode: self.vnode, order: self.order, calls: self.calls, state }
+    }
+
+    /// The input's columns that decide the results.
+    pub fn columns_read(&self) -> Vec<usize> {
+        let arguments = self.calls.iter().flat_map(|c| c.args.iter().chain(&c.filter));
+        let order = self.order.iter().map(|o| o.0);
+        let own = self.group.iter().copied().chain(order);
+        own.chain(arguments.flat_map(expr::columns_of)).collect()
+    }
 }
 
 /// How rows of sessions and ASOF joins leave the state. A session is closed when the watermark of its time has come to its

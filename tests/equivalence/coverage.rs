@@ -49,7 +49,7 @@ pub fn labels(op: &Operator) -> Vec<&'static str> {
         Operator::Lookup(_) => vec!["lookup"],
         Operator::TopN(t) => {
             let mut labels = vec![if t.group.is_empty() { "top-n, global" } else { "top-n" }];
-            labels.extend((t.storage != RowStorage::Keyed).then_some("top-n of rows"));
+            labels.extend((t.state.storage != RowStorage::Keyed).then_some("top-n of rows"));
             labels
         }
         Operator::Window(w) if w.group.is_empty() => vec!["window, global"],

@@ -20,7 +20,8 @@ use crate::codec::{CodecError, proto};
 use crate::{
     AggCall, Aggregate, Closing, DerivedWatermark, Edge, EdgeKind, EventTimeBuffer, Expand,
     Fragment, GroupingSet, JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, Matches, Node,
-    Operator, RelationLayout, Retention, StateTable, TopN, WatermarkTerm, Window,
+    Operator, RelationLayout, Retention, StateTable, TopN, TopNState, WatermarkTerm, Window,
+    WindowState,
 };
 use crate::{check_edges, pair_schema};
 
@@ -351,14 +352,16 @@ fn window(w: &proto::Window, input: &SchemaRef, sizes: Sizes) -> Result<Window> 
         Ok(Closing { column, gap: c.gap, table })
     });
     Ok(Window {
-        closing: closing.transpose()?,
         group: columns(&w.group, input)?,
         vnode: columns(&w.vnode, input)?,
         order: w.order.iter().map(|o| order(o, input)).collect::<Result<_>>()?,
         calls: w.calls.iter().map(|c| window_call(c, input)).collect::<Result<_>>()?,
-        table: sizes.table(w.table)?,
-        storage: RowStorage::from_number(w.storage)?,
-        unique_key: columns(&w.unique_key, input)?,
+        state: WindowState {
+            table: sizes.table(w.table)?,
+            storage: RowStorage::from_number(w.storage)?,
+            unique_key: columns(&w.unique_key, input)?,
+            closing: closing.transpose()?,
+        },
     })
 }
 
@@ -399,9 +402,11 @@ fn top_n(t: &proto::TopN, input: &SchemaRef, sizes: Sizes) -> Result<TopN> {
         limit: t.limit,
         rank: RankFunction::from_number(t.rank)?,
         emit_rank: t.emit_rank,
-        table: sizes.table(t.table)?,
-        storage: RowStorage::from_number(t.storage)?,
-        unique_key: columns(&t.unique_key, input)?,
-        append_only_input: t.append_only_input,
+        state: TopNState {
+            table: sizes.table(t.table)?,
+            storage: RowStorage::from_number(t.storage)?,
+            unique_key: columns(&t.unique_key, input)?,
+            append_only_input: t.append_only_input,
+        },
     })
 }

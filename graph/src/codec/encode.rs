@@ -248,7 +248,7 @@ fn order((column, options): &(usize, SortOptions)) -> Result<proto::Order> {
 }
 
 fn window(w: &Window) -> Result<proto::Window> {
-    let closing = w.closing.as_ref().map(|c| -> Result<proto::Closing> {
+    let closing = w.state.closing.as_ref().map(|c| -> Result<proto::Closing> {
         let (column, table) = (position(c.column)?, position(c.table)?);
         Ok(proto::Closing { column, gap: c.gap, table })
     });
@@ -258,9 +258,9 @@ fn window(w: &Window) -> Result<proto::Window> {
         vnode: positions(&w.vnode)?,
         order: w.order.iter().map(order).collect::<Result<_>>()?,
         calls: w.calls.iter().map(window_call).collect::<Result<_>>()?,
-        table: position(w.table)?,
-        storage: w.storage.number()?,
-        unique_key: positions(&w.unique_key)?,
+        table: position(w.state.table)?,
+        storage: w.state.storage.number()?,
+        unique_key: positions(&w.state.unique_key)?,
     })
 }
 
@@ -299,9 +299,9 @@ fn top_n(t: &TopN) -> Result<proto::TopN> {
         limit: t.limit,
         rank: t.rank.number()?,
         emit_rank: t.emit_rank,
-        table: position(t.table)?,
-        storage: t.storage.number()?,
-        unique_key: positions(&t.unique_key)?,
-        append_only_input: t.append_only_input,
+        table: position(t.state.table)?,
+        storage: t.state.storage.number()?,
+        unique_key: positions(&t.state.unique_key)?,
+        append_only_input: t.state.append_only_input,
     })
 }

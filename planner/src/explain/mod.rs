@@ -11,19 +11,20 @@ mod text;
 use std::collections::HashSet;
 use std::fmt::Write;
 
+use arrow::compute::SortOptions;
 use arrow::datatypes::Schema;
 use millrace_common::RelationId;
 use millrace_common::access::AccessClass;
 use millrace_graph::state::ROWS_COLUMN;
 use millrace_graph::{
     AggCall, Aggregate, EdgeKind, EventTimeBuffer, JobGraph, Join, JoinSide, Lookup, Node,
-    Operator, Role, StateTable, TopN, Window,
+    Operator, Role, StateTable, TopN, TopNState, Window, WindowState,
 };
 use millrace_rpc::catalog::RowStorage;
 
 use self::text::{
-    JoinText, TopText, aggregate, call, column, duration, expand, hop, list, lookup, order_list,
-    project, text, unnest, values, window,
+    JoinText, aggregate, call, column, duration, expand, hop, list, lookup, order_list, project,
+    text, top_n, unnest, values, window,
 };
 use crate::bind::names::without_marks;
 
@@ -262,43 +263,18 @@ impl Explain<'_> {
     }
 
     fn top_n(&mut self, t: &TopN, input: &Schema) -> String {
-        let text = TopText {
-            rank: t.rank,
-            offset: t.offset,
-            limit: t.limit,
-            group: &t.group,
-            order: &t.order,
-            emit_rank: t.emit_rank,
-        };
-        let mut line = text.line(input);
-        if t.append_only_input {
-            line.push_str(", window only");
-        }
-        let mut key: Vec<String> = vec![];
-        let order = order_list(input, &t.order);
-        for columns in [list(input, &t.group), order, list(input, &t.unique_key)] {
-            key.extend((!columns.is_empty()).then_some(columns));
-        }
-        if t.storage == RowStorage::Multiset {
-            key.push("all others".into());
-        }
-        self.note(t.table, format!("({})", key.join(", ")));
-        line + &vnode(input, &t.vnode, &t.group) + &state(&[t.table])
+        let TopNState { table, storage, unique_key, append_only_input } = &t.state;
+        let window = if *append_only_input { ", window only" } else { "" };
+        self.note(*table, ordered_key(&t.group, &t.order, unique_key, *storage, input));
+        top_n(t, input) + window + &vnode(input, &t.vnode, &t.group) + &state(&[*table])
     }
 
     fn window(&mut self, w: &Window, input: &Schema) -> String {
-        let mut line = window(&w.calls, &w.group, &w.order, input);
-        let order = order_list(input, &w.order);
-        let mut key: Vec<String> = vec![];
-        for columns in [list(input, &w.group), order, list(input, &w.unique_key)] {
-            key.extend((!columns.is_empty()).then_some(columns));
-        }
-        if w.storage == RowStorage::Multiset {
-            key.push("all others".into());
-        }
-        self.note(w.table, format!("({})", key.join(", ")));
-        let mut tables = vec![w.table];
-        if let Some(closing) = &w.closing {
+        let WindowState { table, storage, unique_key, closing } = &w.state;
+        let mut line = window(w, input);
+        self.note(*table, ordered_key(&w.group, &w.order, unique_key, *storage, input));
+        let mut tables = vec![*table];
+        if let Some(closing) = closing {
             line.push_str(", closed by watermark");
             let columns: Vec<usize> = [closing.column].into_iter().chain(w.group.clone()).collect();
             self.note(closing.table, format!("({})", list(input, &columns)));
@@ -335,6 +311,24 @@ fn table(t: &StateTable, key: &str) -> String {
     let plural = if shown == 1 { "" } else { "s" };
     let cleaned = if t.retention.is_some() { ", cleaned by watermark" } else { "" };
     format!("{}, {class}, {storage} {key}, {shown} column{plural}{cleaned}", t.name)
+}
+
+/// The key of rows in order within their groups.
+fn ordered_key(
+    group: &[usize],
+    order: &[(usize, SortOptions)],
+    unique_key: &[usize],
+    storage: RowStorage,
+    input: &Schema,
+) -> String {
+    let mut key: Vec<String> = vec![];
+    for columns in [list(input, group), order_list(input, order), list(input, unique_key)] {
+        key.extend((!columns.is_empty()).then_some(columns));
+    }
+    if storage == RowStorage::Multiset {
+        key.push("all others".into());
+    }
+    format!("({})", key.join(", "))
 }
 
 /// The vnode columns, where they are not simply the whole key.

@@ -4,11 +4,11 @@ use arrow::datatypes::Schema;
 use millrace_graph::JoinKind;
 
 use super::text::{
-    JoinText, TopText, aggregate, call, column, duration, expand, hop, list, lookup, project, text,
+    JoinText, aggregate, call, column, duration, expand, hop, list, lookup, project, text, top_n,
     unnest, values, window,
 };
 use crate::bind::names::without_marks;
-use crate::stream::plan::{Call, Join, Op, Stream};
+use crate::stream::plan::{Call, Identity, Join, Op, Stream};
 
 /// The plan between two passes, or after the last.
 pub fn explain_stream(stream: &Stream) -> Vec<String> {
@@ -47,20 +47,8 @@ fn operator(stream: &Stream) -> String {
             aggregate(&a.group, &a.calls.iter().map(one).collect::<Vec<_>>(), input)
         }
         Op::Join(j) => join(j, input, right, &stream.schema),
-        Op::TopN(t) => {
-            let text = TopText {
-                rank: t.rank,
-                offset: t.offset,
-                limit: t.limit,
-                group: &t.group,
-                order: &t.order,
-                emit_rank: t.emit_rank,
-            };
-            text.line(input) + &told_apart(&t.identity, input)
-        }
-        Op::Window(w) => {
-            window(&w.calls, &w.group, &w.order, input) + &told_apart(&w.identity, input)
-        }
+        Op::TopN(t) => top_n(t, input) + &told_apart(&t.state, input),
+        Op::Window(w) => window(w, input) + &told_apart(&w.state, input),
         Op::WindowClose(h) => format!("Window close by {}", column(input, h.column)),
         Op::Stamp { add_us } => format!("Stamp processing time + {}", duration(*add_us)),
         Op::TemporalUpperBound(h) => format!("Expire by {}", column(input, h.column)),
@@ -88,8 +76,8 @@ fn join(j: &Join, left: &Schema, right: &Schema, output: &Schema) -> String {
 }
 
 /// The columns that tell rows of a group and order apart.
-fn told_apart(identity: &[usize], input: &Schema) -> String {
-    match identity {
+fn told_apart(identity: &Identity, input: &Schema) -> String {
+    match identity.0.as_slice() {
         [] => String::new(),
         columns => format!(", identity ({})", list(input, columns)),
     }

@@ -11,7 +11,7 @@ use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::expr::{ExprRef, replace_columns};
 use millrace_functions::framed::Framed;
 use millrace_functions::window_call::{RankFunction, WindowCall, follows_frame};
-use millrace_graph::{Expand, GroupingSet, JoinKind, pair_schema};
+use millrace_graph::{Expand, GroupingSet, JoinKind, TopN, Window, pair_schema};
 
 use super::expr::expr_text;
 
@@ -251,48 +251,32 @@ fn outputs(output: &Schema) -> String {
 }
 
 /// Which rows of each group by which order.
-pub(super) struct TopText<'a> {
-    pub rank: RankFunction,
-    pub offset: u64,
-    pub limit: Option<u64>,
-    pub group: &'a [usize],
-    pub order: &'a [(usize, SortOptions)],
-    pub emit_rank: bool,
-}
-
-impl TopText<'_> {
-    pub fn line(&self, input: &Schema) -> String {
-        let rank = match self.rank {
-            RankFunction::RowNumber => "row_number",
-            RankFunction::Rank => "rank",
-            RankFunction::DenseRank => "dense_rank",
-        };
-        let mut line = format!("TopN {rank}");
-        match (self.offset, self.limit) {
-            (0, Some(limit)) => drop(write!(line, " <= {limit}")),
-            (0, None) => {}
-            (offset, Some(limit)) => {
-                let _ = write!(line, " in {}..{}", offset + 1, offset.saturating_add(limit));
-            }
-            (offset, None) => drop(write!(line, " > {offset}")),
+pub(super) fn top_n<S>(top: &TopN<S>, input: &Schema) -> String {
+    let rank = match top.rank {
+        RankFunction::RowNumber => "row_number",
+        RankFunction::Rank => "rank",
+        RankFunction::DenseRank => "dense_rank",
+    };
+    let mut line = format!("TopN {rank}");
+    match (top.offset, top.limit) {
+        (0, Some(limit)) => drop(write!(line, " <= {limit}")),
+        (0, None) => {}
+        (offset, Some(limit)) => {
+            let _ = write!(line, " in {}..{}", offset + 1, offset.saturating_add(limit));
         }
-        line.push_str(&by_order(self.group, self.order, input));
-        if self.emit_rank {
-            line.push_str(", with rank");
-        }
-        line
+        (offset, None) => drop(write!(line, " > {offset}")),
     }
+    line.push_str(&by_order(&top.group, &top.order, input));
+    if top.emit_rank {
+        line.push_str(", with rank");
+    }
+    line
 }
 
 /// Window calls and what they are over.
-pub(super) fn window(
-    calls: &[WindowCall],
-    group: &[usize],
-    order: &[(usize, SortOptions)],
-    input: &Schema,
-) -> String {
-    let calls: Vec<String> = calls.iter().map(|c| window_call(c, input)).collect();
-    format!("Window {}{}", calls.join(", "), by_order(group, order, input))
+pub(super) fn window<S>(window: &Window<S>, input: &Schema) -> String {
+    let calls: Vec<String> = window.calls.iter().map(|c| window_call(c, input)).collect();
+    format!("Window {}{}", calls.join(", "), by_order(&window.group, &window.order, input))
 }
 
 fn by_order(group: &[usize], order: &[(usize, SortOptions)], input: &Schema) -> String {

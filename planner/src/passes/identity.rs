@@ -20,7 +20,7 @@ use millrace_rpc::catalog::{RelationKind, RowStorage};
 
 use crate::passes::Pass;
 use crate::passes::properties::Properties;
-use crate::stream::plan::{Join, Op, Stream};
+use crate::stream::plan::{Identity, Join, Op, Stream};
 
 /// See [`add_identities`].
 pub struct AddIdentities;
@@ -65,8 +65,8 @@ pub fn add_identities(stream: Stream) -> Result<Stream> {
 
 fn identify(op: &mut Op, key: Vec<usize>) {
     match op {
-        Op::TopN(t) => t.identity = key,
-        Op::Window(w) => w.identity = key,
+        Op::TopN(t) => t.state = Identity(key),
+        Op::Window(w) => w.state = Identity(key),
         _ => {}
     }
 }
@@ -203,7 +203,7 @@ mod tests {
 
     fn identity(stream: &Stream) -> Vec<usize> {
         match &stream.op {
-            Op::TopN(t) => t.identity.clone(),
+            Op::TopN(t) => t.state.0.clone(),
             _ => identity(&stream.inputs[0]),
         }
     }

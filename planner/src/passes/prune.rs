@@ -16,7 +16,7 @@ use millrace_graph::pair_schema;
 use millrace_graph::{Expand, JoinKind};
 
 use crate::passes::Pass;
-use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
+use crate::stream::plan::{Aggregate, Identity, Join, Op, Stream, TopN, Window};
 
 /// Old position → new position, for the columns that are left.
 type Map = Vec<Option<usize>>;
@@ -255,14 +255,12 @@ fn prune_top_n(mut t: TopN, input: Stream, required: &BTreeSet<usize>) -> Result
     let width = input.width();
     let rank_read = required.contains(&width);
     let below = required.iter().copied().filter(|&c| c < width).collect();
-    let order = t.order.iter().map(|o| o.0);
-    let own = t.group.iter().chain(&t.identity).copied().chain(order);
-    let needed = with(&below, own);
+    let needed = with(&below, t.columns_read().into_iter().chain(t.state.0.iter().copied()));
     let (input, mut map) = prune_exact(input, &needed)?;
     t.emit_rank = t.emit_rank && rank_read;
     t.group = all_kept(&map, &t.group)?;
     t.vnode = all_kept(&map, &t.vnode)?;
-    t.identity = all_kept(&map, &t.identity)?;
+    t.state = Identity(all_kept(&map, &t.state.0)?);
     for o in &mut t.order {
         o.0 = kept_at(&map, o.0)?;
     }
@@ -282,15 +280,11 @@ fn prune_window(mut w: Window, input: Stream, required: &BTreeSet<usize>) -> Res
         map.extend(read.iter().map(|_| None));
         return Ok((input, map));
     }
-    let order = w.order.iter().map(|o| o.0);
-    let args =
-        w.calls.iter().flat_map(|c| c.args.iter().chain(&c.filter)).flat_map(expr::columns_of);
-    let own: Vec<usize> =
-        w.group.iter().chain(&w.identity).copied().chain(order).chain(args).collect();
-    let (input, mut map) = prune_exact(input, &with(&below, own))?;
+    let needed = with(&below, w.columns_read().into_iter().chain(w.state.0.iter().copied()));
+    let (input, mut map) = prune_exact(input, &needed)?;
     w.group = all_kept(&map, &w.group)?;
     w.vnode = all_kept(&map, &w.vnode)?;
-    w.identity = all_kept(&map, &w.identity)?;
+    w.state = Identity(all_kept(&map, &w.state.0)?);
     for o in &mut w.order {
         o.0 = kept_at(&map, o.0)?;
     }

@@ -19,7 +19,7 @@ use millrace_functions::expr::ExprRef;
 use millrace_functions::window_call;
 
 use crate::passes::Pass;
-use crate::stream::plan::{Op, Stream, Window};
+use crate::stream::plan::{Identity, Op, Stream, Window};
 
 /// Ranks that pass, from 1, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,8 @@ pub fn number_rows(stream: Stream) -> Stream {
         (Op::TopN(t), Some(input)) if t.emit_rank && t.limit.is_none() && t.offset == 0 => {
             let (group, order) = (t.group, t.order);
             let calls = vec![window_call::numbering(t.rank)];
-            let op = Op::Window(Window { group, order, calls, identity: vec![], vnode: vec![] });
+            let state = Identity::default();
+            let op = Op::Window(Window { group, order, calls, vnode: vec![], state });
             Stream { op, inputs: vec![input], schema }
         }
         (op, input) => {

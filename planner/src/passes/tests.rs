@@ -15,7 +15,7 @@ use millrace_functions::window_call::RankFunction;
 use millrace_graph::JoinKind;
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 
-use crate::stream::plan::{Call, Join, Op, Stream, TopN};
+use crate::stream::plan::{Call, Identity, Join, Op, Stream, TopN};
 
 pub fn table() -> Stream {
     let column = |name: &str, t: SqlType, nullable| Column {
@@ -51,8 +51,8 @@ pub fn ranked(input: Stream) -> Stream {
         limit: None,
         rank: RankFunction::RowNumber,
         emit_rank: true,
-        identity: vec![],
         vnode: vec![],
+        state: Identity::default(),
     })
 }
 

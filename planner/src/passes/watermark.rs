@@ -448,6 +448,7 @@ pub fn closing_column(stream: &Stream, visible: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stream::plan::Identity;
 
     #[test]
     fn steps_follow_the_calendar() {
@@ -470,8 +471,13 @@ mod tests {
 
         let over = |call: WindowCall, options: SortOptions| {
             let (group, order) = (vec![1], vec![(0, options)]);
-            let window =
-                Window { group, order, calls: vec![call], identity: vec![], vnode: vec![] };
+            let window = Window {
+                group,
+                order,
+                calls: vec![call],
+                vnode: vec![],
+                state: Identity::default(),
+            };
             let term = WatermarkTerm { relation: RelationId(1), column: 0, steps: vec![] };
             let input = vec![DerivedWatermark { column: 0, terms: vec![term] }];
             !derive(&Op::Window(window), &[input], &[2]).is_empty()

@@ -17,7 +17,7 @@ use millrace_functions::window_call::session_gap;
 use millrace_graph::state::{accumulator_schema, matches_schema};
 use millrace_graph::{
     self, AggCall, DerivedWatermark, Edge, EdgeKind, Fragment, JobGraph, JoinSide, Node, Operator,
-    RelationLayout, Retention, StateTable, WatermarkTerm,
+    RelationLayout, Retention, StateTable, TopNState, WatermarkTerm, WindowState,
 };
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 
@@ -219,7 +219,7 @@ impl Builder {
         let first_table = self.tables.len();
         let mut op = self.operator(op, &schemas, &below)?;
         if let (Operator::Window(w), [input], [marks]) = (&mut op, schemas.as_slice(), &*marks) {
-            w.closing = self.closing(w, input, marks);
+            w.state.closing = self.closing(w, input, marks);
         }
         self.retain(&op, first_table, &marks, &widths);
         match order {
@@ -293,12 +293,12 @@ impl Builder {
             }
             Operator::TopN(t) => {
                 if let Some(m) = input.iter().find(|m| t.group.contains(&m.column)) {
-                    set(t.table, RetentionBy::Value(m.column), &m.terms);
+                    set(t.state.table, RetentionBy::Value(m.column), &m.terms);
                 }
             }
             Operator::Window(w) => {
                 if let Some(m) = input.iter().find(|m| w.group.contains(&m.column)) {
-                    set(w.table, RetentionBy::Value(m.column), &m.terms);
+                    set(w.state.table, RetentionBy::Value(m.column), &m.terms);
                 }
             }
             // It looks at rows of every key.
@@ -554,17 +554,7 @@ impl Builder {
             w.group.iter().copied().chain(w.order.iter().map(|o| o.0)).collect();
         let (storage, unique_key) = classes::top_n_rows(p, &given);
         let table = self.table("window", AccessClass::RangeRead, storage, Arc::clone(schema));
-        let plan::Window { group, order, calls, vnode, .. } = w;
-        Operator::Window(millrace_graph::Window {
-            group,
-            vnode,
-            order,
-            calls,
-            table,
-            storage,
-            unique_key,
-            closing: None,
-        })
+        Operator::Window(w.with_state(WindowState { table, storage, unique_key, closing: None }))
     }
 
     /// What sessions and ASOF joins over a time with a watermark need to let rows go.
@@ -592,23 +582,10 @@ impl Builder {
     }
 
     fn top_n(&mut self, t: plan::TopN, schema: &SchemaRef, p: &Properties) -> Operator {
-        let given: Vec<usize> =
-            t.group.iter().copied().chain(t.order.iter().map(|o| o.0)).collect();
-        let (storage, unique_key) = classes::top_n_rows(p, &given);
+        let (storage, unique_key) = classes::top_n_rows(p, &t.columns_read());
         let table = self.table("top-n", AccessClass::RangeRead, storage, Arc::clone(schema));
-        Operator::TopN(millrace_graph::TopN {
-            group: t.group,
-            vnode: t.vnode,
-            order: t.order,
-            offset: t.offset,
-            limit: t.limit,
-            rank: t.rank,
-            emit_rank: t.emit_rank,
-            table,
-            storage,
-            unique_key,
-            append_only_input: p.append_only,
-        })
+        let append_only_input = p.append_only;
+        Operator::TopN(t.with_state(TopNState { table, storage, unique_key, append_only_input }))
     }
 }
 

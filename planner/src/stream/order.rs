@@ -12,7 +12,7 @@ use millrace_functions::window_call::RankFunction;
 
 use crate::stream::compile::compile;
 use crate::stream::convert::{self, Converter, Extended, Result, check_key, in_view};
-use crate::stream::plan::{Stream, TopN};
+use crate::stream::plan::{Identity, Stream, TopN};
 
 /// `LIMIT` without an order: by the rows' own bytes, so that the result is a function of the content.
 pub(super) fn first_rows(input: Stream, offset: u64, limit: Option<u64>) -> Stream {
@@ -32,8 +32,8 @@ fn first_in_order(
         limit,
         rank: RankFunction::RowNumber,
         emit_rank: false,
-        identity: vec![],
         vnode: vec![],
+        state: Identity::default(),
     })
 }
 
@@ -121,8 +121,8 @@ impl Converter<'_> {
             limit: Some(1),
             rank: RankFunction::RowNumber,
             emit_rank: false,
-            identity: vec![],
             vnode: vec![],
+            state: Identity::default(),
         });
         let stream = match first {
             Some((offset, limit)) => first_in_order(stream, among, offset, limit),

@@ -6,14 +6,12 @@
 
 use std::sync::Arc;
 
-use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
 use arrow::record_batch::RecordBatch;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::window_call::RankFunction;
-use millrace_functions::window_call::WindowCall;
 use millrace_graph::{Expand, JoinKind};
 use millrace_rpc::catalog::Relation;
 
@@ -111,38 +109,13 @@ pub struct Join {
     pub lookup: bool,
 }
 
-#[derive(Clone, Debug)]
-pub struct TopN {
-    pub group: Vec<usize>,
-    pub order: Vec<(usize, SortOptions)>,
-    pub offset: u64,
-    pub limit: Option<u64>,
-    pub rank: RankFunction,
-    pub emit_rank: bool,
-    /// Set by the pass `identity`: columns that, with group and order, make a row unique.
-    pub identity: Vec<usize>,
-    /// Set by exchange placement.
-    pub vnode: Vec<usize>,
-}
+/// Columns that, with group and order, make a row unique; set by the pass `identity`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity(pub Vec<usize>);
 
-#[derive(Clone, Debug)]
-pub struct Window {
-    pub group: Vec<usize>,
-    pub order: Vec<(usize, SortOptions)>,
-    pub calls: Vec<WindowCall>,
-    /// As in [`TopN`].
-    pub identity: Vec<usize>,
-    /// Set by exchange placement.
-    pub vnode: Vec<usize>,
-}
-
-/// Rows kept in order of an instant.
-#[derive(Clone, Debug)]
-pub struct EventTimeBuffer {
-    pub column: usize,
-    /// Set by exchange placement.
-    pub vnode: Vec<usize>,
-}
+pub type TopN = millrace_graph::TopN<Identity>;
+pub type Window = millrace_graph::Window<Identity>;
+pub type EventTimeBuffer = millrace_graph::EventTimeBuffer<()>;
 
 impl Join {
     pub fn left_keys(&self) -> Vec<usize> {
@@ -304,7 +277,7 @@ impl Stream {
 
     pub fn window_close(self, column: usize) -> Stream {
         let schema = Arc::clone(&self.schema);
-        let op = Op::WindowClose(EventTimeBuffer { column, vnode: vec![] });
+        let op = Op::WindowClose(EventTimeBuffer { column, vnode: vec![], table: () });
         Stream { op, inputs: vec![self], schema }
     }
 
@@ -318,13 +291,13 @@ impl Stream {
 
     pub fn expire(self, column: usize) -> Stream {
         let schema = Arc::clone(&self.schema);
-        let op = Op::TemporalUpperBound(EventTimeBuffer { column, vnode: vec![] });
+        let op = Op::TemporalUpperBound(EventTimeBuffer { column, vnode: vec![], table: () });
         Stream { op, inputs: vec![self], schema }
     }
 
     pub fn appear(self, column: usize) -> Stream {
         let schema = Arc::clone(&self.schema);
-        let op = Op::TemporalLowerBound(EventTimeBuffer { column, vnode: vec![] });
+        let op = Op::TemporalLowerBound(EventTimeBuffer { column, vnode: vec![], table: () });
         Stream { op, inputs: vec![self], schema }
     }
 

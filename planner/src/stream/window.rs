@@ -15,7 +15,7 @@ use millrace_functions::window_call::WindowCall;
 use crate::stream::compile::compile;
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
 use crate::stream::order::{check_order, order_of};
-use crate::stream::plan::{self, Stream, TopN};
+use crate::stream::plan::{self, Identity, Stream, TopN};
 
 /// What a function is computed over.
 type Spec<'a> = (&'a [Expr], &'a [SortExpr]);
@@ -121,8 +121,8 @@ fn rank_rows(
         limit: None,
         rank,
         emit_rank: true,
-        identity: vec![],
         vnode: vec![],
+        state: Identity::default(),
     }))
 }
 
@@ -154,7 +154,8 @@ fn compute(
     }
     let grown = input.width();
     let columns: Vec<usize> = (0..width).chain(grown..grown + made.len()).collect();
-    let window = plan::Window { group, order, calls: made, identity: vec![], vnode: vec![] };
+    let window =
+        plan::Window { group, order, calls: made, vnode: vec![], state: Identity::default() };
     Ok(input.window(window).select(&columns))
 }
 

@@ -10,7 +10,9 @@ use datafusion::physical_expr::expressions::{BinaryExpr, Column};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::window_call::RankFunction;
 use millrace_graph::state::accumulator_schema;
-use millrace_graph::{AggCall, Aggregate, Join, JoinKind, JoinSide, Node, Operator as Op, TopN};
+use millrace_graph::{
+    AggCall, Aggregate, Join, JoinKind, JoinSide, Node, Operator as Op, TopN, TopNState,
+};
 use millrace_rpc::catalog::RowStorage;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -508,10 +510,12 @@ fn top_n_equals_a_naive_evaluation() {
             limit: rng.random_bool(0.9).then(|| rng.random_range(0..5)),
             rank,
             emit_rank: rank != RankFunction::RowNumber || rng.random_bool(0.5),
-            table: 0,
-            storage: if kind == Kind::Keyed { RowStorage::Keyed } else { RowStorage::Multiset },
-            unique_key: if kind == Kind::Keyed { vec![3] } else { vec![] },
-            append_only_input: kind == Kind::Append,
+            state: TopNState {
+                table: 0,
+                storage: if kind == Kind::Keyed { RowStorage::Keyed } else { RowStorage::Multiset },
+                unique_key: if kind == Kind::Keyed { vec![3] } else { vec![] },
+                append_only_input: kind == Kind::Append,
+            },
         };
         let mut fields: Vec<Field> = schema().fields().iter().map(|f| f.as_ref().clone()).collect();
         if top.emit_rank {
@@ -552,7 +556,7 @@ fn naive_top_n(content: &ZSet<Row>, top: &TopN) -> ZSet<Vec<String>> {
     let mut result = ZSet::new();
     for rows in groups.values_mut() {
         // TransactionGroups: by the unique key, else by the row's bytes; NULLs first, as in the encoding.
-        let keyed = !top.unique_key.is_empty();
+        let keyed = !top.state.unique_key.is_empty();
         rows.sort_by_key(|(r, _)| (order(r.1), if keyed { (None, None, None, r.3) } else { *r }));
         let (mut count, mut dense, mut rank) = (0i64, 0i64, 0i64);
         let mut last = None;

@@ -73,13 +73,13 @@ impl TopNOperator {
         env: Env,
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
     ) -> Result<TopNOperator, ExecError> {
-        let table = tables(top.table)?;
-        let append_only = top.append_only_input;
+        let table = tables(top.state.table)?;
+        let append_only = top.state.append_only_input;
         let rows = RowOrder::new(
             &top.group,
             &top.order,
-            top.storage,
-            &top.unique_key,
+            top.state.storage,
+            &top.state.unique_key,
             append_only,
             input,
         )?;

@@ -78,18 +78,18 @@ impl WindowOperator {
         env: Env,
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
     ) -> Result<WindowOperator, ExecError> {
-        let table = tables(window.table)?;
-        let (group, order, key) = (&window.group, &window.order, &window.unique_key);
+        let table = tables(window.state.table)?;
+        let (group, order, key) = (&window.group, &window.order, &window.state.unique_key);
         let input = super::nullable(input);
         let errors = std::sync::Arc::clone(&env.errors);
         let calls = Calls::new(&window.calls, order, &input, errors)?;
-        let closing = match &window.closing {
+        let closing = match &window.state.closing {
             Some(c) => Some(Closing::new(c, window, &env, tables(c.table)?)?),
             None => None,
         };
         Ok(WindowOperator {
             reader: KeyReader::new(&input, group, &window.vnode)?,
-            order: RowOrder::new(group, order, window.storage, key, false, &input)?,
+            order: RowOrder::new(group, order, window.state.storage, key, false, &input)?,
             reaches: calls.reaches(),
             spans: calls.spans(),
             calls,
