@@ -17,7 +17,7 @@ use millrace_executor::options::ExecOptions;
 use millrace_executor::stats::OperatorMetrics;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_graph::state::accumulator_schema;
-use millrace_graph::{AggCall, JoinKind, JoinSide, Node};
+use millrace_graph::{AggCall, JoinKind, JoinSide, Node, SideState};
 use millrace_rpc::version::JobVersion;
 use millrace_storage::object::open_object_store;
 use millrace_storage::{JobStore, Lookup, RowStorage, StateStore, StoreOptions, TableDesc};
@@ -226,8 +226,7 @@ async fn aggregate(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
         distinct: false,
         filter: None,
         output_type,
-        value_table: None,
-        value_descending: false,
+        state: None,
     };
     let calls = vec![
         call(AggFunc::Count, None, DataType::Int64),
@@ -259,10 +258,12 @@ async fn join(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
     let side = |table| JoinSide {
         keys: vec![0],
         vnode: vec![0],
-        table,
-        storage: RowStorage::Append,
-        unique_key: Vec::new(),
-        unique_per_key: false,
+        state: SideState {
+            table,
+            storage: RowStorage::Append,
+            unique_key: Vec::new(),
+            unique_per_key: false,
+        },
     };
     let both = schema().fields().iter().chain(schema().fields()).cloned().collect::<Vec<_>>();
     let node = Node {

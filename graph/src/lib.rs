@@ -34,7 +34,7 @@
 //!
 //! The identity of a top-N's or window's row is `unique_key` (`Keyed`) or all columns that are in neither `group`
 //! nor `order`, ascending by position (`Multiset`). An aggregate value table encodes its value
-//! column ascending or descending ([`AggCall::value_descending`]), so that MIN and MAX are the first
+//! column ascending or descending ([`ValueTable::descending`]), so that MIN and MAX are the first
 //! entry of a group's prefix.
 
 pub mod codec;
@@ -50,7 +50,7 @@ use millrace_rpc::catalog::RowStorage;
 pub use edges::{check_edges, shares};
 pub use operator::{
     AggCall, Aggregate, Closing, EventTimeBuffer, Expand, GroupingSet, Join, JoinKind, JoinSide,
-    Lookup, Matches, Operator, Role, TopN, TopNState, Window, WindowState,
+    Lookup, Matches, Operator, Role, SideState, TopN, TopNState, ValueTable, Window, WindowState,
 };
 
 /// A whole dataflow that maintains one relation.

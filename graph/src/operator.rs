@@ -1,7 +1,9 @@
 //! The operators of a job graph and what is declared of each.
 
+use std::sync::Arc;
+
 use arrow::compute::SortOptions;
-use arrow::datatypes::DataType;
+use arrow::datatypes::{DataType, Field, FieldRef, Schema};
 use arrow::record_batch::RecordBatch;
 use millrace_common::RelationId;
 use millrace_functions::aggregate_kind::AggFunc;
@@ -161,9 +163,9 @@ impl Operator {
     pub fn cleaned_tables(&self) -> Vec<usize> {
         match self {
             Operator::Aggregate(a) => vec![a.table],
-            Operator::Join(j) => vec![j.left.table, j.right.table],
+            Operator::Join(j) => vec![j.left.state.table, j.right.state.table],
             Operator::Lookup(l) => {
-                [l.right.table].into_iter().chain(l.matches.iter().map(|m| m.table)).collect()
+                [l.right.state.table].into_iter().chain(l.matches.iter().map(|m| m.table)).collect()
             }
             Operator::TopN(t) => vec![t.state.table],
             Operator::Window(w) => vec![w.state.table],
@@ -237,19 +239,27 @@ pub struct GroupingSet {
 
 /// Grouped aggregation. Output: the group columns, then one column a call. With no group columns
 /// there is exactly one output row, also over empty input, and the fragment is a singleton.
-/// With no calls it is DISTINCT.
+/// With no calls it is DISTINCT. `S` and `T`: the calls' state and the table, as far as they are known.
 #[derive(Clone, Debug)]
-pub struct Aggregate {
+pub struct Aggregate<S = Option<ValueTable>, T = usize> {
     pub group: Vec<usize>,
     /// Input columns, some or all of `group`, whose hash is the vnode of a group's state.
     pub vnode: Vec<usize>,
-    pub calls: Vec<AggCall>,
+    pub calls: Vec<AggCall<S>>,
     /// One row a group: count of input rows, then the calls' accumulators.
-    pub table: usize,
+    pub table: T,
 }
 
-#[derive(Clone, Debug)]
-pub struct AggCall {
+impl<S, T> Aggregate<S, T> {
+    /// The input's columns that decide the results.
+    pub fn columns_read(&self) -> Vec<usize> {
+        let arguments = self.calls.iter().flat_map(|c| c.arg.into_iter().chain(c.filter));
+        self.group.iter().copied().chain(arguments).collect()
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct AggCall<S = Option<ValueTable>> {
     pub func: AggFunc,
     /// Input column; `None` for `count(*)`.
     pub arg: Option<usize>,
@@ -257,11 +267,24 @@ pub struct AggCall {
     /// A boolean input column: only rows where it is true count.
     pub filter: Option<usize>,
     pub output_type: DataType,
-    /// MIN/MAX that may be retracted, and DISTINCT calls: state table `group | value → count`.
-    /// Calls over the same (arg, filter) and direction share one.
-    pub value_table: Option<usize>,
-    /// The value table's value column is encoded descending (MAX), else ascending.
-    pub value_descending: bool,
+    pub state: S,
+}
+
+/// MIN/MAX that may be retracted, and DISTINCT calls: state table `group | value → count`. Calls over the same
+/// (arg, filter) and direction share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ValueTable {
+    pub table: usize,
+    /// The value column is encoded descending (MAX), else ascending.
+    pub descending: bool,
+}
+
+impl<S> AggCall<S> {
+    /// The same call, its values kept otherwise.
+    pub fn with_state<T>(self, state: T) -> AggCall<T> {
+        let AggCall { func, arg, distinct, filter, output_type, .. } = self;
+        AggCall { func, arg, distinct, filter, output_type, state }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -278,15 +301,49 @@ pub enum JoinKind {
     LeftMark,
 }
 
-/// How one side of a join keeps its rows: `join key | row identity → row`; of a null-aware join
-/// `row identity → row`, since it compares its keys itself.
+impl JoinKind {
+    /// The fields of the join's full output, before [`Join::output`] selects.
+    pub fn output_fields(self, left: &Schema, right: &Schema) -> Vec<FieldRef> {
+        let side = |schema: &Schema, nullable: bool| -> Vec<FieldRef> {
+            let fields = schema.fields().iter();
+            if nullable {
+                fields.map(|f| Arc::new(f.as_ref().clone().with_nullable(true))).collect()
+            } else {
+                fields.cloned().collect()
+            }
+        };
+        let both = |l, r| [side(left, l), side(right, r)].concat();
+        match self {
+            JoinKind::Inner => both(false, false),
+            JoinKind::LeftOuter => both(false, true),
+            JoinKind::RightOuter => both(true, false),
+            JoinKind::FullOuter => both(true, true),
+            JoinKind::LeftSemi | JoinKind::LeftAnti => side(left, false),
+            JoinKind::RightSemi | JoinKind::RightAnti => side(right, false),
+            JoinKind::LeftMark => {
+                let mut fields = side(left, false);
+                fields.push(Arc::new(Field::new("mark", DataType::Boolean, true)));
+                fields
+            }
+        }
+    }
+}
+
+/// One side of a join. `S`: how it keeps its rows, `()` before tables are numbered.
 #[derive(Clone, Debug)]
-pub struct JoinSide {
+pub struct JoinSide<S = SideState> {
     /// Positions of the join key columns in this side's input.
     pub keys: Vec<usize>,
     /// Input columns, some or all of `keys`, whose hash is the vnode; the other side's list names
     /// the matching keys in the same order. Empty: vnode 0, one task.
     pub vnode: Vec<usize>,
+    pub state: S,
+}
+
+/// How one side of a join keeps its rows: `join key | row identity → row`; of a null-aware join
+/// `row identity → row`, since it compares its keys itself.
+#[derive(Clone, Debug)]
+pub struct SideState {
     pub table: usize,
     /// Keyed: the identity is `unique_key`; Multiset: the whole row; Append: a sequence.
     pub storage: RowStorage,
@@ -297,13 +354,20 @@ pub struct JoinSide {
     pub unique_per_key: bool,
 }
 
+impl<S> JoinSide<S> {
+    /// The same side, its rows kept otherwise.
+    pub fn with_state<T>(self, state: T) -> JoinSide<T> {
+        JoinSide { keys: self.keys, vnode: self.vnode, state }
+    }
+}
+
 /// A hash join on equal keys. No keys: a cross join, singleton. Output: left columns then right
 /// columns (outer), left or right columns (semi, anti), left columns then the mark.
 #[derive(Clone, Debug)]
-pub struct Join {
+pub struct Join<S = SideState> {
     pub kind: JoinKind,
-    pub left: JoinSide,
-    pub right: JoinSide,
+    pub left: JoinSide<S>,
+    pub right: JoinSide<S>,
     /// Over left columns then right columns; must be true for a pair to match.
     pub residual: Option<ExprRef>,
     /// `NOT IN`: NULL on either side makes the answer unknown (§12, null-aware anti join).
@@ -312,6 +376,13 @@ pub struct Join {
     pub null_equals_null: bool,
     /// Positions, in the output described above, of the columns that are kept.
     pub output: Vec<usize>,
+}
+
+impl<S> Join<S> {
+    /// The (left, right) columns that must be equal.
+    pub fn pairs(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.left.keys.iter().copied().zip(self.right.keys.iter().copied())
+    }
 }
 
 /// A join with a relation as of the processing time: a left row meets the right rows as they are at the

@@ -60,7 +60,7 @@ pub fn labels(op: &Operator) -> Vec<&'static str> {
 
 fn aggregate(a: &millrace_graph::Aggregate) -> Vec<&'static str> {
     let valued =
-        |distinct: bool| a.calls.iter().any(|c| c.value_table.is_some() && c.distinct == distinct);
+        |distinct: bool| a.calls.iter().any(|c| c.state.is_some() && c.distinct == distinct);
     let mut labels = vec![match (a.group.is_empty(), a.calls.is_empty()) {
         (true, _) => "aggregate, global",
         (_, true) => "distinct",
@@ -84,7 +84,7 @@ fn join(j: &millrace_graph::Join) -> Vec<&'static str> {
         (JoinKind::LeftMark, _) => "join mark",
     }];
     labels.extend(j.residual.as_ref().map(|_| "join with a residual"));
-    let keyed = |side: &JoinSide| side.storage == RowStorage::Keyed;
+    let keyed = |side: &JoinSide| side.state.storage == RowStorage::Keyed;
     if j.null_aware {
         labels.push(if keyed(&j.left) {
             "null aware, left keyed"
@@ -98,8 +98,8 @@ fn join(j: &millrace_graph::Join) -> Vec<&'static str> {
         return labels;
     }
     for side in [&j.left, &j.right] {
-        labels.push(match side.storage {
-            RowStorage::Keyed if side.unique_per_key => "side of one row a key",
+        labels.push(match side.state.storage {
+            RowStorage::Keyed if side.state.unique_per_key => "side of one row a key",
             RowStorage::Keyed => "side keyed",
             RowStorage::Multiset => "side of rows",
             RowStorage::Append => "side of rows that only come",

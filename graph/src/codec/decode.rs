@@ -20,8 +20,8 @@ use crate::codec::{CodecError, proto};
 use crate::{
     AggCall, Aggregate, Closing, DerivedWatermark, Edge, EdgeKind, EventTimeBuffer, Expand,
     Fragment, GroupingSet, JobGraph, Join, JoinKind, JoinSide, Lookup, MarkStep, Matches, Node,
-    Operator, RelationLayout, Retention, StateTable, TopN, TopNState, WatermarkTerm, Window,
-    WindowState,
+    Operator, RelationLayout, Retention, SideState, StateTable, TopN, TopNState, ValueTable,
+    WatermarkTerm, Window, WindowState,
 };
 use crate::{check_edges, pair_schema};
 
@@ -273,14 +273,16 @@ fn aggregate(a: &proto::Aggregate, input: &SchemaRef, sizes: Sizes) -> Result<Ag
 
 fn call(c: &proto::AggCall, input: &SchemaRef, sizes: Sizes) -> Result<AggCall> {
     let column = |c: u32| position(c, input.fields().len(), "column");
+    let value_table = c.value_table.map(|t| -> Result<ValueTable> {
+        Ok(ValueTable { table: sizes.table(t)?, descending: c.value_descending })
+    });
     Ok(AggCall {
         func: AggFunc::from_number(c.func)?,
         arg: c.arg.map(column).transpose()?,
         distinct: c.distinct,
         filter: c.filter.map(column).transpose()?,
         output_type: data_type(&c.output_type)?,
-        value_table: c.value_table.map(|t| sizes.table(t)).transpose()?,
-        value_descending: c.value_descending,
+        state: value_table.transpose()?,
     })
 }
 
@@ -295,10 +297,12 @@ fn side(s: Option<&proto::JoinSide>, input: &SchemaRef, sizes: Sizes) -> Result<
     Ok(JoinSide {
         keys: columns(&s.keys, input)?,
         vnode: columns(&s.vnode, input)?,
-        table: sizes.table(s.table)?,
-        storage: RowStorage::from_number(s.storage)?,
-        unique_key: columns(&s.unique_key, input)?,
-        unique_per_key: s.unique_per_key,
+        state: SideState {
+            table: sizes.table(s.table)?,
+            storage: RowStorage::from_number(s.storage)?,
+            unique_key: columns(&s.unique_key, input)?,
+            unique_per_key: s.unique_per_key,
+        },
     })
 }
 

@@ -188,8 +188,8 @@ fn call(c: &AggCall) -> Result<proto::AggCall> {
         distinct: c.distinct,
         filter: optional(c.filter)?,
         output_type: data_type(&c.output_type)?,
-        value_table: optional(c.value_table)?,
-        value_descending: c.value_descending,
+        value_table: optional(c.state.map(|v| v.table))?,
+        value_descending: c.state.is_some_and(|v| v.descending),
     })
 }
 
@@ -201,10 +201,10 @@ fn side(s: &JoinSide) -> Result<proto::JoinSide> {
     Ok(proto::JoinSide {
         keys: positions(&s.keys)?,
         vnode: positions(&s.vnode)?,
-        table: position(s.table)?,
-        storage: s.storage.number()?,
-        unique_key: positions(&s.unique_key)?,
-        unique_per_key: s.unique_per_key,
+        table: position(s.state.table)?,
+        storage: s.state.storage.number()?,
+        unique_key: positions(&s.state.unique_key)?,
+        unique_per_key: s.state.unique_per_key,
     })
 }
 

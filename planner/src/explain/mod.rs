@@ -17,14 +17,14 @@ use millrace_common::RelationId;
 use millrace_common::access::AccessClass;
 use millrace_graph::state::ROWS_COLUMN;
 use millrace_graph::{
-    AggCall, Aggregate, EdgeKind, EventTimeBuffer, JobGraph, Join, JoinSide, Lookup, Node,
-    Operator, Role, StateTable, TopN, TopNState, Window, WindowState,
+    Aggregate, EdgeKind, EventTimeBuffer, JobGraph, Join, JoinSide, Lookup, Node, Operator, Role,
+    StateTable, TopN, TopNState, ValueTable, Window, WindowState,
 };
 use millrace_rpc::catalog::RowStorage;
 
 use self::text::{
-    JoinText, aggregate, call, column, duration, expand, hop, list, lookup, order_list, project,
-    text, top_n, unnest, values, window,
+    aggregate, column, duration, expand, hop, join, list, lookup, order_list, project, text, top_n,
+    unnest, values, window,
 };
 use crate::bind::names::without_marks;
 
@@ -197,13 +197,11 @@ impl Explain<'_> {
     fn aggregate(&mut self, a: &Aggregate, input: &Schema) -> String {
         let group = list(input, &a.group);
         self.note(a.table, format!("({group})"));
-        let one = |c: &AggCall| call(c.func, c.arg, c.distinct, c.filter, input);
-        let calls: Vec<String> = a.calls.iter().map(one).collect();
-        let line = aggregate(&a.group, &calls, input);
+        let line = aggregate(a, input);
         let mut tables = vec![a.table];
         for c in &a.calls {
-            if let (Some(table), Some(arg)) = (c.value_table, c.arg) {
-                let direction = if c.value_descending { " desc" } else { "" };
+            if let (Some(ValueTable { table, descending }), Some(arg)) = (c.state, c.arg) {
+                let direction = if descending { " desc" } else { "" };
                 let comma = if a.group.is_empty() { "" } else { ", " };
                 let value = column(input, arg);
                 self.note(table, format!("({group}{comma}{value}{direction})"));
@@ -216,25 +214,19 @@ impl Explain<'_> {
     }
 
     fn join(&mut self, j: &Join, left: &Schema, right: &Schema, output: &Schema) -> String {
-        let text = JoinText {
-            kind: j.kind,
-            keys: [&j.left.keys, &j.right.keys],
-            null_equals_null: j.null_equals_null,
-            null_aware: j.null_aware,
-            residual: j.residual.as_ref(),
-        };
-        let line = text.line(left, right, output);
+        let line = join(j, [left, right], output);
         for (side, input) in [(&j.left, left), (&j.right, right)] {
             self.side(side, if j.null_aware { &[] } else { &side.keys }, input);
         }
-        line + &vnode(left, &j.left.vnode, &j.left.keys) + &state(&[j.left.table, j.right.table])
+        line + &vnode(left, &j.left.vnode, &j.left.keys)
+            + &state(&[j.left.state.table, j.right.state.table])
     }
 
     fn lookup(&mut self, l: &Lookup, left: &Schema, right: &Schema, output: &Schema) -> String {
         let keys: [&[usize]; 2] = [&l.left_keys, &l.right.keys];
         let line = lookup(l.outer, keys, l.residual.as_ref(), [left, right], output);
         self.side(&l.right, &l.right.keys, right);
-        let mut tables = vec![l.right.table];
+        let mut tables = vec![l.right.state.table];
         if let Some(m) = &l.matches {
             let mut columns = l.left_keys.clone();
             columns.extend(&m.unique_key);
@@ -248,9 +240,9 @@ impl Explain<'_> {
     /// `keys`: what rows are stored under, before what tells them apart.
     fn side(&mut self, side: &JoinSide, keys: &[usize], input: &Schema) {
         let mut columns = keys.to_vec();
-        columns.extend(&side.unique_key);
+        columns.extend(&side.state.unique_key);
         let mut key = list(input, &columns);
-        match side.storage {
+        match side.state.storage {
             RowStorage::Keyed => {}
             RowStorage::Multiset => {
                 key.push_str(if key.is_empty() { "all" } else { ", all others" })
@@ -259,7 +251,7 @@ impl Explain<'_> {
                 key.push_str(if key.is_empty() { "sequence" } else { ", sequence" })
             }
         }
-        self.note(side.table, format!("({key})"));
+        self.note(side.state.table, format!("({key})"));
     }
 
     fn top_n(&mut self, t: &TopN, input: &Schema) -> String {

@@ -4,11 +4,11 @@ use arrow::datatypes::Schema;
 use millrace_graph::JoinKind;
 
 use super::text::{
-    JoinText, aggregate, call, column, duration, expand, hop, list, lookup, project, text, top_n,
-    unnest, values, window,
+    aggregate, column, duration, expand, hop, join, list, lookup, project, text, top_n, unnest,
+    values, window,
 };
 use crate::bind::names::without_marks;
-use crate::stream::plan::{Call, Identity, Join, Op, Stream};
+use crate::stream::plan::{Identity, Op, Stream};
 
 /// The plan between two passes, or after the last.
 pub fn explain_stream(stream: &Stream) -> Vec<String> {
@@ -42,11 +42,12 @@ fn operator(stream: &Stream) -> String {
         Op::Repeat { times_column } => format!("Repeat {} times", column(input, *times_column)),
         Op::Unnest { lists, keep_empty } => unnest(lists, *keep_empty, input),
         Op::Expand(e) => expand(e, input),
-        Op::Aggregate(a) => {
-            let one = |c: &Call| call(c.func, c.arg, c.distinct, c.filter, input);
-            aggregate(&a.group, &a.calls.iter().map(one).collect::<Vec<_>>(), input)
+        Op::Aggregate(a) => aggregate(a, input),
+        Op::Join(j) => join(j, [input, right], &stream.schema),
+        Op::Lookup(j) => {
+            let (outer, keys) = (j.kind == JoinKind::LeftOuter, [&j.left.keys[..], &j.right.keys]);
+            lookup(outer, keys, j.residual.as_ref(), [input, right], &stream.schema)
         }
-        Op::Join(j) => join(j, input, right, &stream.schema),
         Op::TopN(t) => top_n(t, input) + &told_apart(&t.state, input),
         Op::Window(w) => window(w, input) + &told_apart(&w.state, input),
         Op::WindowClose(h) => format!("Window close by {}", column(input, h.column)),
@@ -56,23 +57,6 @@ fn operator(stream: &Stream) -> String {
         Op::Exchange { hash } if hash.is_empty() => "Exchange to one task".into(),
         Op::Exchange { hash } => format!("Exchange hash ({})", list(input, hash)),
     }
-}
-
-fn join(j: &Join, left: &Schema, right: &Schema, output: &Schema) -> String {
-    let (left_keys, right_keys) = (j.left_keys(), j.right_keys());
-    let keys: [&[usize]; 2] = [&left_keys, &right_keys];
-    if j.lookup {
-        let outer = j.kind == JoinKind::LeftOuter;
-        return lookup(outer, keys, j.residual.as_ref(), [left, right], output);
-    }
-    let text = JoinText {
-        kind: j.kind,
-        keys,
-        null_equals_null: j.null_equals_null,
-        null_aware: j.null_aware,
-        residual: j.residual.as_ref(),
-    };
-    text.line(left, right, output)
 }
 
 /// The columns that tell rows of a group and order apart.

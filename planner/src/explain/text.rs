@@ -11,7 +11,9 @@ use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::expr::{ExprRef, replace_columns};
 use millrace_functions::framed::Framed;
 use millrace_functions::window_call::{RankFunction, WindowCall, follows_frame};
-use millrace_graph::{Expand, GroupingSet, JoinKind, TopN, Window, pair_schema};
+use millrace_graph::{
+    AggCall, Aggregate, Expand, GroupingSet, Join, JoinKind, TopN, Window, pair_schema,
+};
 
 use super::expr::expr_text;
 
@@ -68,14 +70,8 @@ pub(super) fn project(exprs: &[ExprRef], input: &Schema, output: &Schema) -> Str
 }
 
 /// A call of an aggregate over an input column, of all rows or of those where another column is true.
-pub(super) fn call(
-    func: AggFunc,
-    arg: Option<usize>,
-    distinct: bool,
-    filter: Option<usize>,
-    input: &Schema,
-) -> String {
-    let name = match func {
+fn call<S>(call: &AggCall<S>, input: &Schema) -> String {
+    let name = match call.func {
         AggFunc::Count => "count",
         AggFunc::Sum => "sum",
         AggFunc::Avg => "avg",
@@ -93,9 +89,9 @@ pub(super) fn call(
         AggFunc::JsonbObjectAgg => "jsonb_object_agg",
         func => millrace_functions::statistics::name_of(func).unwrap_or("?"),
     };
-    let distinct = if distinct { "distinct " } else { "" };
-    let arg = arg.map_or("*".into(), |a| column(input, a));
-    let filter = filter.map_or(String::new(), |f| format!(" filter ({})", column(input, f)));
+    let distinct = if call.distinct { "distinct " } else { "" };
+    let arg = call.arg.map_or("*".into(), |a| column(input, a));
+    let filter = call.filter.map_or(String::new(), |f| format!(" filter ({})", column(input, f)));
     format!("{name}({distinct}{arg}){filter}")
 }
 
@@ -182,49 +178,41 @@ pub(super) fn values(batch: &RecordBatch) -> String {
 }
 
 /// What an aggregation groups by and calls.
-pub(super) fn aggregate(group: &[usize], calls: &[String], input: &Schema) -> String {
-    let mut line = if calls.is_empty() { "Distinct".to_owned() } else { "Aggregate".into() };
-    if !group.is_empty() {
-        let _ = write!(line, " by ({})", list(input, group));
+pub(super) fn aggregate<S, T>(a: &Aggregate<S, T>, input: &Schema) -> String {
+    let mut line = if a.calls.is_empty() { "Distinct".to_owned() } else { "Aggregate".into() };
+    if !a.group.is_empty() {
+        let _ = write!(line, " by ({})", list(input, &a.group));
     }
-    if !calls.is_empty() {
+    if !a.calls.is_empty() {
+        let calls: Vec<String> = a.calls.iter().map(|c| call(c, input)).collect();
         let _ = write!(line, ": {}", calls.join(", "));
     }
     line
 }
 
 /// A join's kind, its equalities, what else must hold, and its columns.
-pub(super) struct JoinText<'a> {
-    pub kind: JoinKind,
-    pub keys: [&'a [usize]; 2],
-    pub null_equals_null: bool,
-    pub null_aware: bool,
-    pub residual: Option<&'a ExprRef>,
-}
-
-impl JoinText<'_> {
-    pub fn line(&self, left: &Schema, right: &Schema, output: &Schema) -> String {
-        let kind = match self.kind {
-            JoinKind::Inner => "inner",
-            JoinKind::LeftOuter => "left outer",
-            JoinKind::RightOuter => "right outer",
-            JoinKind::FullOuter => "full outer",
-            JoinKind::LeftSemi => "left semi",
-            JoinKind::RightSemi => "right semi",
-            JoinKind::LeftAnti => "left anti",
-            JoinKind::RightAnti => "right anti",
-            JoinKind::LeftMark => "left mark",
-        };
-        let equals = if self.null_equals_null { " is not distinct from " } else { " = " };
-        let mut line = format!("Join {kind}{}", on([left, right], self.keys, equals));
-        if let Some(residual) = self.residual {
-            let _ = write!(line, " where {}", text(residual, &pair_schema(left, right)));
-        }
-        if self.null_aware {
-            line.push_str(", null aware");
-        }
-        line + &outputs(output)
+pub(super) fn join<S>(j: &Join<S>, [left, right]: [&Schema; 2], output: &Schema) -> String {
+    let kind = match j.kind {
+        JoinKind::Inner => "inner",
+        JoinKind::LeftOuter => "left outer",
+        JoinKind::RightOuter => "right outer",
+        JoinKind::FullOuter => "full outer",
+        JoinKind::LeftSemi => "left semi",
+        JoinKind::RightSemi => "right semi",
+        JoinKind::LeftAnti => "left anti",
+        JoinKind::RightAnti => "right anti",
+        JoinKind::LeftMark => "left mark",
+    };
+    let equals = if j.null_equals_null { " is not distinct from " } else { " = " };
+    let mut line =
+        format!("Join {kind}{}", on([left, right], [&j.left.keys, &j.right.keys], equals));
+    if let Some(residual) = &j.residual {
+        let _ = write!(line, " where {}", text(residual, &pair_schema(left, right)));
     }
+    if j.null_aware {
+        line.push_str(", null aware");
+    }
+    line + &outputs(output)
 }
 
 /// A lookup join's kind, its equalities, what else must hold, and its columns.

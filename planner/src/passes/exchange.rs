@@ -24,7 +24,14 @@ pub fn place(stream: Stream) -> Placed {
         Op::Aggregate(a) => place_aggregate(a, inputs),
         Op::TopN(t) => place_top_n(t, inputs),
         Op::Window(w) => place_window(w, inputs),
-        Op::Join(j) => place_join(j, inputs),
+        Op::Join(j) => {
+            let (j, inputs) = place_join(j, inputs);
+            (Op::Join(j), inputs)
+        }
+        Op::Lookup(j) => {
+            let (j, inputs) = place_join(j, inputs);
+            (Op::Lookup(j), inputs)
+        }
         Op::Union => (Op::Union, place_union(inputs)),
         Op::WindowClose(h) => {
             let (vnode, inputs) = place_hold(inputs);
@@ -112,20 +119,22 @@ fn place_window(mut w: Window, mut inputs: Vec<Placed>) -> (Op, Vec<Placed>) {
     (Op::Window(w), inputs)
 }
 
-fn place_join(mut j: Join, inputs: Vec<Placed>) -> (Op, Vec<Placed>) {
+fn place_join(mut j: Join, inputs: Vec<Placed>) -> (Join, Vec<Placed>) {
     let Ok([left, right]) = <[Placed; 2]>::try_from(inputs) else {
-        return (Op::Join(j), vec![]);
+        return (j, vec![]);
     };
     // NOT IN asks whether the right side has any row or NULL at all: one task must see it whole.
-    let one_task = j.keys.is_empty()
+    let one_task = j.left.keys.is_empty()
         || (j.null_aware && matches!(j.kind, JoinKind::LeftAnti | JoinKind::LeftMark))
         || (stays_single(&left.1) && stays_single(&right.1));
     if one_task {
-        j.vnode = vec![];
-        return (Op::Join(j), vec![gather(left), gather(right)]);
+        (j.left.vnode, j.right.vnode) = (vec![], vec![]);
+        return (j, vec![gather(left), gather(right)]);
     }
-    let (left_keys, right_keys) = (j.left_keys(), j.right_keys());
-    let at = |keys: &[usize], positions: &[usize]| positions.iter().map(|&p| keys[p]).collect();
+    let (left_keys, right_keys) = (j.left.keys.clone(), j.right.keys.clone());
+    let at = |keys: &[usize], positions: &[usize]| -> Vec<usize> {
+        positions.iter().map(|&p| keys[p]).collect()
+    };
     let left_fits = left.1.distributed_within(&left_keys);
     let right_fits = right.1.distributed_within(&right_keys);
     let (left, right, vnode) = match (left_fits, right_fits) {
@@ -139,12 +148,12 @@ fn place_join(mut j: Join, inputs: Vec<Placed>) -> (Op, Vec<Placed>) {
             (exchange(left, hash), right, r)
         }
         (None, None) => {
-            let vnode = (0..j.keys.len()).collect();
-            (exchange(left, left_keys), exchange(right, right_keys), vnode)
+            let vnode = (0..left_keys.len()).collect();
+            (exchange(left, left_keys.clone()), exchange(right, right_keys.clone()), vnode)
         }
     };
-    j.vnode = vnode;
-    (Op::Join(j), vec![left, right])
+    (j.left.vnode, j.right.vnode) = (at(&left_keys, &vnode), at(&right_keys, &vnode));
+    (j, vec![left, right])
 }
 
 /// Equal rows meet; where rows are distributed already they stay.

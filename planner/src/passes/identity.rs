@@ -89,7 +89,7 @@ fn with_key(stream: &Stream) -> Result<Option<(Stream, Vec<usize>)>> {
         }
         Op::Hop { .. } => Ok(with_key(input)?.map(|(input, key)| hop(stream, input, &key))),
         Op::Join(j) => match stream.inputs.as_slice() {
-            [left, right] if j.kind == JoinKind::Inner && !j.lookup => {
+            [left, right] if j.kind == JoinKind::Inner => {
                 match (with_key(left)?, with_key(right)?) {
                     (Some(l), Some(r)) => join(j, (left.width(), l), r).map(Some),
                     _ => Ok(None),
@@ -104,6 +104,7 @@ fn with_key(stream: &Stream) -> Result<Option<(Stream, Vec<usize>)>> {
         | Op::Unnest { .. }
         | Op::Expand(_)
         | Op::Aggregate(_)
+        | Op::Lookup(_)
         | Op::TopN(_)
         | Op::Window(_)
         | Op::WindowClose(_)

@@ -11,7 +11,7 @@ use millrace_functions::window_call::RankFunction;
 use millrace_graph::JoinKind;
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 
-use crate::stream::plan::{Aggregate, Join, Op, Stream, TopN, Window};
+use crate::stream::plan::{Aggregate, Join, JoinSide, Op, Stream, TopN, Window};
 
 /// More keys than this are not tracked: joins multiply them.
 const MAX_KEYS: usize = 8;
@@ -70,7 +70,11 @@ impl Properties {
             Op::Expand(e) => expand(e.sets.len() as u64, width, &input()),
             Op::Aggregate(a) => aggregate(a, width, &input()),
             Op::Join(j) => match inputs {
-                [left, right] => join(j, left, right),
+                [left, right] => select(&join(j, left, right), &j.output),
+                _ => unknown(),
+            },
+            Op::Lookup(j) => match inputs {
+                [left, right] => select(&lookup(j, left, right), &j.output),
                 _ => unknown(),
             },
             Op::TopN(t) => top_n(t, &input()),
@@ -173,6 +177,10 @@ fn scan(relation: &Relation, columns: &[usize]) -> Properties {
     };
     let append_only = source || relation.append_only;
     Properties { append_only, keys, ..plain(columns.len(), distribution) }
+}
+
+fn select(input: &Properties, columns: &[usize]) -> Properties {
+    project(input, &columns.iter().map(|&c| Some(c)).collect::<Vec<_>>())
 }
 
 /// Columns given by their position in the input (`None`: computed).
@@ -317,7 +325,7 @@ fn window(w: &Window, input: &Properties) -> Properties {
 /// rows that were met at different times, but that a left row has met them together.
 fn lookup(j: &Join, left: &Properties, right: &Properties) -> Properties {
     let width = left.equal.len();
-    let single = right.is_unique(&j.right_keys());
+    let single = right.is_unique(&j.right.keys);
     let shifted = |key: &BTreeSet<usize>| key.iter().map(|c| c + width).collect::<BTreeSet<_>>();
     let keys = if single {
         left.keys.clone()
@@ -331,57 +339,51 @@ fn lookup(j: &Join, left: &Properties, right: &Properties) -> Properties {
     let mut equal = left.equal.clone();
     equal.extend(right.equal.iter().map(|e| e + width));
     if j.kind == JoinKind::Inner {
-        j.keys.iter().for_each(|&(l, r)| merge(&mut equal, l, r + width));
+        j.pairs().for_each(|(l, r)| merge(&mut equal, l, r + width));
     }
     Properties {
         append_only: left.append_only,
         keys,
         equal,
-        distribution: by_keys(j, &j.left_keys()),
+        distribution: by_vnode(j.left.vnode.clone()),
         max_rows: left.max_rows.filter(|_| single),
     }
 }
 
 fn join(j: &Join, left: &Properties, right: &Properties) -> Properties {
     let width = left.equal.len();
-    let one_side = |p: &Properties, keys: Vec<usize>, extra: usize| {
+    let one_side = |p: &Properties, side: &JoinSide, extra: usize| {
         let mut p = p.clone();
         p.equal.extend(width..width + extra);
         p.append_only = false;
-        p.distribution = by_keys(j, &keys);
+        p.distribution = by_vnode(side.vnode.clone());
         p
     };
-    let full = match j.kind {
-        _ if j.lookup => lookup(j, left, right),
+    match j.kind {
         JoinKind::LeftSemi => Properties {
             append_only: left.append_only && right.append_only,
-            ..one_side(left, j.left_keys(), 0)
+            ..one_side(left, &j.left, 0)
         },
         JoinKind::RightSemi => Properties {
             append_only: left.append_only && right.append_only,
-            ..one_side(right, j.right_keys(), 0)
+            ..one_side(right, &j.right, 0)
         },
-        JoinKind::LeftAnti => one_side(left, j.left_keys(), 0),
-        JoinKind::RightAnti => one_side(right, j.right_keys(), 0),
-        JoinKind::LeftMark => one_side(left, j.left_keys(), 1),
-        _ => pairs(j, left, right),
-    };
-    let output: Vec<Option<usize>> = j.output.iter().map(|&c| Some(c)).collect();
-    project(&full, &output)
+        JoinKind::LeftAnti => one_side(left, &j.left, 0),
+        JoinKind::RightAnti => one_side(right, &j.right, 0),
+        JoinKind::LeftMark => one_side(left, &j.left, 1),
+        JoinKind::Inner | JoinKind::LeftOuter | JoinKind::RightOuter | JoinKind::FullOuter => {
+            pairs(j, left, right)
+        }
+    }
 }
 
-fn by_keys(j: &Join, keys: &[usize]) -> Distribution {
-    if j.vnode.is_empty() {
-        Distribution::Singleton
-    } else {
-        Distribution::Hash(j.vnode.iter().map(|&k| keys[k]).collect())
-    }
+fn by_vnode(columns: Vec<usize>) -> Distribution {
+    if columns.is_empty() { Distribution::Singleton } else { Distribution::Hash(columns) }
 }
 
 /// Joins whose output has both sides' columns.
 fn pairs(j: &Join, left: &Properties, right: &Properties) -> Properties {
     let width = left.equal.len();
-    let (left_keys, right_keys) = (j.left_keys(), j.right_keys());
     let shift = |columns: &BTreeSet<usize>| columns.iter().map(|c| c + width).collect();
     let right_unique: Vec<BTreeSet<usize>> = right.keys.iter().map(shift).collect();
     // A side whose rows each meet at most one row of the other side keeps its keys, unless it can
@@ -393,10 +395,10 @@ fn pairs(j: &Join, left: &Properties, right: &Properties) -> Properties {
         _ => (false, false),
     };
     let mut keys = Vec::new();
-    if !pads_left && right.is_unique(&right_keys) {
+    if !pads_left && right.is_unique(&j.right.keys) {
         keys.extend(left.keys.iter().cloned());
     }
-    if !pads_right && left.is_unique(&left_keys) {
+    if !pads_right && left.is_unique(&j.left.keys) {
         keys.extend(right_unique.iter().cloned());
     }
     // A full join pads both: (NULL, NULL) may come from either side.
@@ -408,13 +410,12 @@ fn pairs(j: &Join, left: &Properties, right: &Properties) -> Properties {
     let mut equal = left.equal.clone();
     equal.extend(right.equal.iter().map(|e| e + width));
     if j.kind == JoinKind::Inner {
-        j.keys.iter().for_each(|&(l, r)| merge(&mut equal, l, r + width));
+        j.pairs().for_each(|(l, r)| merge(&mut equal, l, r + width));
     }
-    let shifted: Vec<usize> = right_keys.iter().map(|k| k + width).collect();
     let distribution = match j.kind {
-        JoinKind::FullOuter if !j.vnode.is_empty() => Distribution::Any,
-        JoinKind::RightOuter => by_keys(j, &shifted),
-        _ => by_keys(j, &left_keys),
+        JoinKind::FullOuter if !j.left.vnode.is_empty() => Distribution::Any,
+        JoinKind::RightOuter => by_vnode(j.right.vnode.iter().map(|c| c + width).collect()),
+        _ => by_vnode(j.left.vnode.clone()),
     };
     let product = match (left.max_rows, right.max_rows) {
         (Some(l), Some(r)) if !(pads_left || pads_right) => l.checked_mul(r),

@@ -112,7 +112,8 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
         Op::Aggregate(a) => prune_aggregate(a, only(inputs)?, required),
         Op::TopN(t) => prune_top_n(t, only(inputs)?, required),
         Op::Window(w) => prune_window(w, only(inputs)?, required),
-        Op::Join(j) => prune_join(j, inputs, required),
+        Op::Join(j) => prune_join(j, Stream::join, inputs, required),
+        Op::Lookup(j) => prune_join(j, Stream::lookup, inputs, required),
         Op::WindowClose(h) => {
             let needed = with(required, [h.column]);
             let (input, map) = prune_exact(only(inputs)?, &needed)?;
@@ -220,7 +221,7 @@ fn prune_expand(mut e: Expand, input: Stream, required: &BTreeSet<usize>) -> Res
 }
 
 fn prune_aggregate(
-    a: Aggregate,
+    mut a: Aggregate,
     input: Stream,
     required: &BTreeSet<usize>,
 ) -> Result<(Stream, Map)> {
@@ -235,9 +236,9 @@ fn prune_aggregate(
             calls.push(call);
         }
     }
-    let read = calls.iter().flat_map(|c| c.arg.into_iter().chain(c.filter));
-    let needed = with(&a.group.iter().copied().collect(), read);
-    let (input, below) = prune_exact(input, &needed)?;
+    a.calls = calls;
+    let (input, below) = prune_exact(input, &a.columns_read().into_iter().collect())?;
+    let mut calls = a.calls;
     for call in &mut calls {
         call.arg = call.arg.map(|c| kept_at(&below, c)).transpose()?;
         call.filter = call.filter.map(|c| kept_at(&below, c)).transpose()?;
@@ -301,6 +302,7 @@ fn prune_window(mut w: Window, input: Stream, required: &BTreeSet<usize>) -> Res
 
 fn prune_join(
     mut j: Join,
+    rebuild: fn(Stream, Stream, Join) -> Stream,
     inputs: Vec<Stream>,
     required: &BTreeSet<usize>,
 ) -> Result<(Stream, Map)> {
@@ -309,15 +311,15 @@ fn prune_join(
     };
     let (width, right_width) = (left.width(), right.width());
     // What of the join's output is kept, and which columns of the sides that and the join itself read.
-    let old_schema = Join::full_output(j.kind, &left.schema, &right.schema);
+    let old_schema = j.kind.output_fields(&left.schema, &right.schema);
     let fields: Vec<FieldRef> = j.output.iter().map(|&c| Arc::clone(&old_schema[c])).collect();
     let (kept, _, map) = select(&Arc::new(Schema::new(fields)), required);
     let output: Vec<usize> = kept.iter().map(|&k| j.output[k]).collect();
 
     let right_only = matches!(j.kind, JoinKind::RightSemi | JoinKind::RightAnti);
     let mark = |c: usize| j.kind == JoinKind::LeftMark && c == width;
-    let mut needed_left: BTreeSet<usize> = j.keys.iter().map(|k| k.0).collect();
-    let mut needed_right: BTreeSet<usize> = j.keys.iter().map(|k| k.1).collect();
+    let mut needed_left: BTreeSet<usize> = j.left.keys.iter().copied().collect();
+    let mut needed_right: BTreeSet<usize> = j.right.keys.iter().copied().collect();
     let read =
         output.iter().filter(|c| !mark(**c)).map(|&c| c + if right_only { width } else { 0 });
     for c in read.chain(j.residual.iter().flat_map(expr::columns_of)) {
@@ -337,11 +339,10 @@ fn prune_join(
             Some(r) => right_map[r].map(|r| r + new_width),
         })
         .collect();
-    j.keys = j
-        .keys
-        .iter()
-        .map(|&(l, r)| Ok((kept_at(&left_map, l)?, kept_at(&right_map, r)?)))
-        .collect::<Result<_>>()?;
+    for (side, map) in [(&mut j.left, &left_map), (&mut j.right, &right_map)] {
+        side.keys = all_kept(map, &side.keys)?;
+        side.vnode = all_kept(map, &side.vnode)?;
+    }
     if let Some(residual) = &j.residual {
         let pair = pair_schema(&left.schema, &right.schema);
         j.residual = Some(expr::remap(residual, &pair_map, &pair)?);
@@ -354,7 +355,7 @@ fn prune_join(
             c => kept_at(&pair_map, c),
         })
         .collect::<Result<_>>()?;
-    Ok((left.join(right, j), map))
+    Ok((rebuild(left, right, j), map))
 }
 
 #[cfg(test)]

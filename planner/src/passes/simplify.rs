@@ -121,10 +121,10 @@ fn semi_to_inner(mut stream: Stream) -> Stream {
         return stream;
     };
     match j.kind {
-        JoinKind::LeftSemi if Properties::of(right).is_unique(&j.right_keys()) => {
+        JoinKind::LeftSemi if Properties::of(right).is_unique(&j.right.keys) => {
             j.kind = JoinKind::Inner;
         }
-        JoinKind::RightSemi if Properties::of(left).is_unique(&j.left_keys()) => {
+        JoinKind::RightSemi if Properties::of(left).is_unique(&j.left.keys) => {
             let width = left.width();
             j.output.iter_mut().for_each(|c| *c += width);
             j.kind = JoinKind::Inner;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use arrow::compute::SortOptions;
-use arrow::datatypes::{DataType, Field};
+use arrow::datatypes::DataType;
 use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::conjunction;
 use datafusion::physical_expr::expressions::{BinaryExpr, lit};
@@ -15,7 +15,7 @@ use millrace_functions::window_call::RankFunction;
 use millrace_graph::JoinKind;
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 
-use crate::stream::plan::{Call, Identity, Join, Op, Stream, TopN};
+use crate::stream::plan::{Call, Identity, Join, JoinSide, Named, Op, Stream, TopN};
 
 pub fn table() -> Stream {
     let column = |name: &str, t: SqlType, nullable| Column {
@@ -70,15 +70,15 @@ pub fn filter(input: Stream, comparisons: &[(&str, Operator, i64)]) -> Stream {
 pub fn join(kind: JoinKind, key: (usize, usize)) -> Stream {
     let one_side = matches!(kind, JoinKind::LeftSemi | JoinKind::LeftAnti);
     let output = (0..if one_side { 3 } else { 6 }).collect();
+    let side = |key| JoinSide { keys: vec![key], vnode: vec![], state: () };
     let join = Join {
         kind,
-        keys: vec![key],
+        left: side(key.0),
+        right: side(key.1),
         residual: None,
         null_aware: false,
         null_equals_null: false,
         output,
-        vnode: vec![],
-        lookup: false,
     };
     table().join(table(), join)
 }
@@ -89,7 +89,8 @@ pub fn count() -> Call {
         arg: None,
         distinct: false,
         filter: None,
-        output: Arc::new(Field::new("count", DataType::Int64, false)),
+        output_type: DataType::Int64,
+        state: Named { name: "count".into(), nullable: false },
     }
 }
 

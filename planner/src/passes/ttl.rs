@@ -32,7 +32,7 @@ fn expire_inputs(stream: Stream, ttl_us: i64) -> Result<Stream, SqlError> {
         return expire(stream, ttl_us);
     }
     let Stream { op, inputs, schema } = stream;
-    let looked_up = |port: usize| matches!(&op, Op::Join(j) if j.lookup && port == 1);
+    let looked_up = |port: usize| port == 1 && matches!(op, Op::Lookup(_));
     let inputs = inputs.into_iter().enumerate().map(|(port, input)| match looked_up(port) {
         true => Ok(input),
         false => expire_inputs(input, ttl_us),

@@ -91,7 +91,7 @@ pub fn derive(
         Op::Window(w) => window(w, input, widths),
         Op::WindowClose(h) => input.iter().filter(|m| m.column == h.column).cloned().collect(),
         // Only changes of the left side are changes of the output.
-        Op::Join(j) if j.lookup => pick(input, &j.output),
+        Op::Lookup(j) => pick(input, &j.output),
         Op::Join(j) => {
             let width = widths.first().copied().unwrap_or(0);
             let [left, right] = bounds(j, input, port(1), width);
@@ -190,8 +190,8 @@ fn union(inputs: &[Vec<DerivedWatermark>]) -> Vec<DerivedWatermark> {
 /// interval: `l ≥ r + c` with a new `r` at its watermark means that `l` is not below that plus `c`.
 ///
 /// State of a side below the mark of such a column is never reached again.
-pub fn bounds(
-    j: &Join,
+pub fn bounds<S>(
+    j: &millrace_graph::Join<S>,
     left: &[DerivedWatermark],
     right: &[DerivedWatermark],
     width: usize,
@@ -206,7 +206,7 @@ pub fn bounds(
             let terms = [own.to_vec(), then(other, if shift == 0 { &[] } else { &step })].concat();
             out[side].push(DerivedWatermark { column, terms });
         };
-    for &(l, r) in &j.keys {
+    for (l, r) in j.pairs() {
         if let (Some(l_terms), Some(r_terms)) = (of(left, l), of(right, r)) {
             add(0, l, l_terms, r_terms, 0);
             add(1, r, r_terms, l_terms, 0);
@@ -236,8 +236,8 @@ pub fn bounds(
 /// A row that no change can reach is not needed for pairs, but an outer, semi or anti join also counts, when a
 /// row of a preserved side is read back, the rows of the other side that it has met: those are kept for as long
 /// as a row that may have met them is within reach.
-pub fn retained(
-    j: &Join,
+pub fn retained<S>(
+    j: &millrace_graph::Join<S>,
     left: &[DerivedWatermark],
     right: &[DerivedWatermark],
     width: usize,
@@ -245,7 +245,7 @@ pub fn retained(
     let bounds = bounds(j, left, right, width);
     let find = |side: usize, c: usize| bounds[side].iter().find(|m| m.column == c).cloned();
     // By a column of the key: the rows of a key go together.
-    for &(l, r) in &j.keys {
+    for (l, r) in j.pairs() {
         if let (Some(l), Some(r)) = (find(0, l), find(1, r)) {
             return [Some(l), Some(r)];
         }

@@ -24,7 +24,7 @@ use crate::bind::provider::columns_of;
 use crate::bind::sort_keys::key_of;
 use crate::stream::compile::compile;
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
-use crate::stream::plan::{Call, Stream};
+use crate::stream::plan::{Call, Named, Stream};
 
 impl Converter<'_> {
     pub(super) fn aggregate(&self, aggregate: &Aggregate) -> Result<Stream> {
@@ -196,7 +196,7 @@ fn dedup(columns: &[usize]) -> (Vec<usize>, Vec<usize>) {
 fn dedup_calls(calls: Vec<Call>) -> (Vec<Call>, Vec<usize>) {
     let same = |a: &Call, b: &Call| {
         (a.func, a.arg, a.distinct, a.filter) == (b.func, b.arg, b.distinct, b.filter)
-            && a.output.data_type() == b.output.data_type()
+            && a.output_type == b.output_type
     };
     let mut unique: Vec<Call> = Vec::new();
     let mut at = Vec::with_capacity(calls.len());
@@ -258,6 +258,11 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
         other => return Err(in_view(format!("the aggregate {other}"))),
     };
     let func = known(function)?;
+    let named = |nullable| Named { name: field.name().clone(), nullable };
+    let call = |func, arg, distinct, filter, state| {
+        let output_type = field.data_type().clone();
+        Call { func, arg, distinct, filter, output_type, state }
+    };
     let params = &function.params;
     let filter = params.filter.as_deref().map(|f| compile(f, schema)).transpose()?;
     let filter = filter.map(|f| input.add(f));
@@ -267,28 +272,24 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
     }
     if let Some((func, params)) = by_length(func, params, schema)? {
         let arg = Some(input.add(compile(&entry(func, &params, schema)?, schema)?));
-        let output = Arc::new(Field::new(field.name(), field.data_type().clone(), true));
-        return Ok(Call { func, arg, distinct: false, filter, output });
+        return Ok(call(func, arg, false, filter, named(true)));
     }
     if func.is_collected() {
         arg = Some(input.add(compile(&entry(func, params, schema)?, schema)?));
-        let output = Arc::new(Field::new(field.name(), field.data_type().clone(), true));
-        return Ok(Call { func, arg, distinct: params.distinct, filter, output });
+        return Ok(call(func, arg, params.distinct, filter, named(true)));
     }
     if let (Shape::Pair, [y, x]) = (func.shape(), params.args.as_slice()) {
         let pair = pair_entry().call(vec![y.clone(), x.clone()]);
         let arg = Some(input.add(compile(&pair, schema)?));
         let nullable = func != AggFunc::RegrCount;
-        let output = Arc::new(Field::new(field.name(), field.data_type().clone(), nullable));
-        return Ok(Call { func, arg, distinct: params.distinct, filter, output });
+        return Ok(call(func, arg, params.distinct, filter, named(nullable)));
     }
     if let (AggFunc::Count, true, [Expr::ScalarFunction(row)]) =
         (func, params.distinct, params.args.as_slice())
         && row.func.name() == "struct"
     {
         let arg = Some(input.add(compile(&row_entry(&row.args), schema)?));
-        let output = Arc::new(Field::new(field.name(), field.data_type().clone(), false));
-        return Ok(Call { func, arg, distinct: true, filter, output });
+        return Ok(call(func, arg, true, filter, named(false)));
     }
     for (i, e) in params.args.iter().enumerate() {
         let compiled = compile(e, schema)?;
@@ -307,8 +308,7 @@ fn one_call(e: &Expr, field: &Field, schema: &DFSchema, input: &mut Extended) ->
     let counts = matches!(func, AggFunc::Count | AggFunc::Sum | AggFunc::Avg | AggFunc::BitXor);
     let distinct = params.distinct && (counts || func.shape() == Shape::Variance);
     let nullable = func != AggFunc::Count;
-    let output = Arc::new(Field::new(field.name(), field.data_type().clone(), nullable));
-    Ok(Call { func, arg, distinct, filter, output })
+    Ok(call(func, arg, distinct, filter, named(nullable)))
 }
 
 /// What tells rows apart: the bytes of their columns, which a NULL has too.

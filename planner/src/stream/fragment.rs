@@ -17,7 +17,8 @@ use millrace_functions::window_call::session_gap;
 use millrace_graph::state::{accumulator_schema, matches_schema};
 use millrace_graph::{
     self, AggCall, DerivedWatermark, Edge, EdgeKind, Fragment, JobGraph, JoinSide, Node, Operator,
-    RelationLayout, Retention, StateTable, TopNState, WatermarkTerm, WindowState,
+    RelationLayout, Retention, SideState, StateTable, TopNState, ValueTable, WatermarkTerm,
+    WindowState,
 };
 use millrace_rpc::catalog::{RelationKind, RowStorage};
 
@@ -287,8 +288,8 @@ impl Builder {
                 let Some(at) = a.group.iter().position(|g| marked(g).is_some()) else { return };
                 let Some(terms) = marked(&a.group[at]) else { return };
                 set(a.table, RetentionBy::Value(at), terms);
-                for table in a.calls.iter().filter_map(|c| c.value_table) {
-                    set(table, RetentionBy::Key, terms);
+                for table in a.calls.iter().filter_map(|c| c.state) {
+                    set(table.table, RetentionBy::Key, terms);
                 }
             }
             Operator::TopN(t) => {
@@ -304,21 +305,11 @@ impl Builder {
             // It looks at rows of every key.
             Operator::Join(j) if j.null_aware => {}
             Operator::Join(j) => {
-                let plan = plan::Join {
-                    kind: j.kind,
-                    keys: j.left.keys.iter().copied().zip(j.right.keys.iter().copied()).collect(),
-                    residual: j.residual.clone(),
-                    null_aware: j.null_aware,
-                    null_equals_null: j.null_equals_null,
-                    output: vec![],
-                    vnode: vec![],
-                    lookup: false,
-                };
                 let width = widths.first().copied().unwrap_or(0);
-                let kept = watermark::retained(&plan, input, right, width);
+                let kept = watermark::retained(j, input, right, width);
                 for (side, mark) in [&j.left, &j.right].into_iter().zip(kept) {
                     if let Some(m) = mark {
-                        set(side.table, RetentionBy::Value(m.column), &m.terms);
+                        set(side.state.table, RetentionBy::Value(m.column), &m.terms);
                     }
                 }
             }
@@ -391,7 +382,11 @@ impl Builder {
             }
             Op::Join(j) => {
                 let (schemas, p) = two()?;
-                if j.lookup { self.lookup(j, schemas, p) } else { self.join(j, schemas, p) }
+                self.join(j, schemas, p)
+            }
+            Op::Lookup(j) => {
+                let (schemas, p) = two()?;
+                self.lookup(j, schemas, p)
             }
             Op::TopN(t) => {
                 let (schema, p) = one()?;
@@ -444,18 +439,8 @@ impl Builder {
                     }
                 });
             }
-            calls.push((
-                i,
-                AggCall {
-                    func: call.func,
-                    arg: call.arg,
-                    distinct: call.distinct,
-                    filter: call.filter,
-                    output_type: call.output.data_type().clone(),
-                    value_table: value.map(|v| v.0),
-                    value_descending: value.is_some_and(|v| v.1),
-                },
-            ));
+            let state = value.map(|(table, descending)| ValueTable { table, descending });
+            calls.push((i, call.clone().with_state(state)));
         }
         calls.sort_by_key(|(i, _)| *i);
         let calls: Vec<AggCall> = calls.into_iter().map(|(_, call)| call).collect();
@@ -489,16 +474,15 @@ impl Builder {
     }
 
     fn join(&mut self, j: plan::Join, schemas: [&SchemaRef; 2], p: [&Properties; 2]) -> Operator {
-        let [left_keys, right_keys] = [j.left_keys(), j.right_keys()];
         // A null-aware join keeps all rows under one key: its columns do not tell stored rows apart.
         let apart = !j.null_aware || is_planted("rows-under-one-key");
         let under = |keys: &[usize]| if apart { keys.to_vec() } else { vec![] };
         let [left_layout, right_layout] = [
-            classes::join_side(p[0], &under(&left_keys)),
-            classes::join_side(p[1], &under(&right_keys)),
+            classes::join_side(p[0], &under(&j.left.keys)),
+            classes::join_side(p[1], &under(&j.right.keys)),
         ];
-        let left = self.join_side("join left", left_keys, &j.vnode, schemas[0], left_layout);
-        let right = self.join_side("join right", right_keys, &j.vnode, schemas[1], right_layout);
+        let left = self.join_side("join left", j.left, schemas[0], left_layout);
+        let right = self.join_side("join right", j.right, schemas[1], right_layout);
         Operator::Join(millrace_graph::Join {
             kind: j.kind,
             left,
@@ -511,11 +495,10 @@ impl Builder {
     }
 
     fn lookup(&mut self, j: plan::Join, schemas: [&SchemaRef; 2], p: [&Properties; 2]) -> Operator {
-        let [left_keys, right_keys] = [j.left_keys(), j.right_keys()];
-        let layout = classes::join_side(p[1], &right_keys);
-        let right = self.join_side("lookup", right_keys, &j.vnode, schemas[1], layout);
+        let layout = classes::join_side(p[1], &j.right.keys);
+        let right = self.join_side("lookup", j.right, schemas[1], layout);
         let matches = (!p[0].append_only).then(|| {
-            let SideLayout { storage, unique_key, .. } = classes::join_side(p[0], &left_keys);
+            let SideLayout { storage, unique_key, .. } = classes::join_side(p[0], &j.left.keys);
             let table = self.table(
                 "matches",
                 AccessClass::RangeRead,
@@ -526,8 +509,8 @@ impl Builder {
         });
         Operator::Lookup(millrace_graph::Lookup {
             outer: j.kind == millrace_graph::JoinKind::LeftOuter,
-            left_vnode: j.vnode.iter().map(|&k| left_keys[k]).collect(),
-            left_keys,
+            left_keys: j.left.keys,
+            left_vnode: j.left.vnode,
             right,
             residual: j.residual,
             output: j.output,
@@ -538,15 +521,13 @@ impl Builder {
     fn join_side(
         &mut self,
         name: &str,
-        keys: Vec<usize>,
-        vnode: &[usize],
+        side: plan::JoinSide,
         schema: &SchemaRef,
         layout: SideLayout,
     ) -> JoinSide {
         let SideLayout { storage, unique_key, unique_per_key, class } = layout;
         let table = self.table(name, class, storage, Arc::clone(schema));
-        let vnode = vnode.iter().map(|&k| keys[k]).collect();
-        JoinSide { keys, vnode, table, storage, unique_key, unique_per_key }
+        side.with_state(SideState { table, storage, unique_key, unique_per_key })
     }
 
     fn window(&mut self, w: plan::Window, schema: &SchemaRef, p: &Properties) -> Operator {

@@ -15,7 +15,7 @@ use millrace_graph::pair_schema;
 use crate::stream::compile::compile;
 use crate::stream::convert::{Converter, Extended, Result, check_key, in_view};
 use crate::stream::lookup::{Lookup, check_linear};
-use crate::stream::plan::{Join, Stream};
+use crate::stream::plan::{Join, JoinSide, Stream};
 
 impl Converter<'_> {
     pub(super) fn join(&self, join: &logical_expr::Join) -> Result<Stream> {
@@ -81,9 +81,14 @@ impl Converter<'_> {
         if lookup == Lookup::Left {
             output.rotate_left(widths.0);
         }
-        let (lookup, vnode) = (lookup != Lookup::No, vec![]);
-        let j = Join { kind, keys, residual, null_aware, null_equals_null, output, vnode, lookup };
-        let stream = left.join(right, j);
+        let (left_keys, right_keys) = keys.into_iter().unzip();
+        let side = |keys| JoinSide { keys, vnode: vec![], state: () };
+        let (l, r) = (side(left_keys), side(right_keys));
+        let j = Join { kind, left: l, right: r, residual, null_aware, null_equals_null, output };
+        let stream = match lookup {
+            Lookup::No => left.join(right, j),
+            _ => left.lookup(right, j),
+        };
         // Names as the logical plan has them (the mark column is named by its subquery).
         let columns = join
             .schema

@@ -8,11 +8,10 @@ use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
 use arrow::record_batch::RecordBatch;
-use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::window_call::RankFunction;
-use millrace_graph::{Expand, JoinKind};
+use millrace_graph::Expand;
 use millrace_rpc::catalog::Relation;
 
 /// A subtree: an operator, its inputs in port order, and the schema of what it puts out.
@@ -57,6 +56,9 @@ pub enum Op {
     Expand(Expand),
     Aggregate(Aggregate),
     Join(Join),
+    /// Left rows meet the right ones of the time when they are processed (see `millrace_graph::Lookup`); inner or
+    /// left outer.
+    Lookup(Join),
     TopN(TopN),
     Window(Window),
     /// See `millrace_graph::Operator::WindowClose`.
@@ -75,82 +77,34 @@ pub enum Op {
     },
 }
 
-#[derive(Clone, Debug)]
-pub struct Aggregate {
-    pub group: Vec<usize>,
-    pub calls: Vec<Call>,
-    /// Set by exchange placement: the columns of `group` that decide the vnode.
-    pub vnode: Vec<usize>,
+/// The column that a call puts out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    pub name: String,
+    pub nullable: bool,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Call {
-    pub func: AggFunc,
-    pub arg: Option<usize>,
-    pub distinct: bool,
-    pub filter: Option<usize>,
-    pub output: FieldRef,
-}
-
-#[derive(Clone, Debug)]
-pub struct Join {
-    pub kind: JoinKind,
-    /// Pairs of (left column, right column).
-    pub keys: Vec<(usize, usize)>,
-    /// Over left columns, then right columns.
-    pub residual: Option<ExprRef>,
-    pub null_aware: bool,
-    pub null_equals_null: bool,
-    /// Positions in the join's full output (see `millrace_graph::Join`).
-    pub output: Vec<usize>,
-    /// Set by exchange placement: which of `keys`, in order, decide the vnode.
-    pub vnode: Vec<usize>,
-    /// Left rows meet the right ones of the time when they are processed (see `millrace_graph::Lookup`).
-    pub lookup: bool,
-}
+// The graph's operators before their tables are known. Exchange placement sets their `vnode`.
+pub type Aggregate = millrace_graph::Aggregate<Named, ()>;
+pub type Call = millrace_graph::AggCall<Named>;
+pub type Join = millrace_graph::Join<()>;
+pub type JoinSide = millrace_graph::JoinSide<()>;
+pub type TopN = millrace_graph::TopN<Identity>;
+pub type Window = millrace_graph::Window<Identity>;
+pub type EventTimeBuffer = millrace_graph::EventTimeBuffer<()>;
 
 /// Columns that, with group and order, make a row unique; set by the pass `identity`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity(pub Vec<usize>);
 
-pub type TopN = millrace_graph::TopN<Identity>;
-pub type Window = millrace_graph::Window<Identity>;
-pub type EventTimeBuffer = millrace_graph::EventTimeBuffer<()>;
+fn call_field(call: &Call) -> FieldRef {
+    Arc::new(Field::new(&call.state.name, call.output_type.clone(), call.state.nullable))
+}
 
-impl Join {
-    pub fn left_keys(&self) -> Vec<usize> {
-        self.keys.iter().map(|k| k.0).collect()
-    }
-
-    pub fn right_keys(&self) -> Vec<usize> {
-        self.keys.iter().map(|k| k.1).collect()
-    }
-
-    /// The fields of the join's full output, before `output` selects.
-    pub fn full_output(kind: JoinKind, left: &Schema, right: &Schema) -> Vec<FieldRef> {
-        let side = |schema: &Schema, nullable: bool| -> Vec<FieldRef> {
-            let fields = schema.fields().iter();
-            if nullable {
-                fields.map(|f| Arc::new(f.as_ref().clone().with_nullable(true))).collect()
-            } else {
-                fields.cloned().collect()
-            }
-        };
-        let both = |l, r| [side(left, l), side(right, r)].concat();
-        match kind {
-            JoinKind::Inner => both(false, false),
-            JoinKind::LeftOuter => both(false, true),
-            JoinKind::RightOuter => both(true, false),
-            JoinKind::FullOuter => both(true, true),
-            JoinKind::LeftSemi | JoinKind::LeftAnti => side(left, false),
-            JoinKind::RightSemi | JoinKind::RightAnti => side(right, false),
-            JoinKind::LeftMark => {
-                let mut fields = side(left, false);
-                fields.push(Arc::new(Field::new("mark", DataType::Boolean, true)));
-                fields
-            }
-        }
-    }
+fn joined(left: &Stream, right: &Stream, join: &Join) -> SchemaRef {
+    let full = join.kind.output_fields(&left.schema, &right.schema);
+    let fields: Vec<FieldRef> = join.output.iter().map(|&i| Arc::clone(&full[i])).collect();
+    Arc::new(Schema::new(fields))
 }
 
 /// Constructors compute the output schema.
@@ -237,18 +191,20 @@ impl Stream {
 
     pub fn aggregate(self, group: Vec<usize>, calls: Vec<Call>) -> Stream {
         let groups = group.iter().map(|&g| Arc::clone(&self.schema.fields()[g]));
-        let fields: Vec<FieldRef> =
-            groups.chain(calls.iter().map(|c| Arc::clone(&c.output))).collect();
+        let fields: Vec<FieldRef> = groups.chain(calls.iter().map(call_field)).collect();
         let schema = Arc::new(Schema::new(fields));
-        let op = Op::Aggregate(Aggregate { group, calls, vnode: vec![] });
+        let op = Op::Aggregate(Aggregate { group, calls, vnode: vec![], table: () });
         Stream { op, inputs: vec![self], schema }
     }
 
     pub fn join(self, right: Stream, join: Join) -> Stream {
-        let full = Join::full_output(join.kind, &self.schema, &right.schema);
-        let fields: Vec<FieldRef> = join.output.iter().map(|&i| Arc::clone(&full[i])).collect();
-        let schema = Arc::new(Schema::new(fields));
+        let schema = joined(&self, &right, &join);
         Stream { op: Op::Join(join), inputs: vec![self, right], schema }
+    }
+
+    pub fn lookup(self, right: Stream, join: Join) -> Stream {
+        let schema = joined(&self, &right, &join);
+        Stream { op: Op::Lookup(join), inputs: vec![self, right], schema }
     }
 
     pub fn top_n(self, top: TopN) -> Stream {

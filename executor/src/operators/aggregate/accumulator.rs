@@ -140,7 +140,11 @@ impl Accumulator {
             },
             AggFunc::Min | AggFunc::Max => {
                 let t = arg.ok_or_else(|| ExecError::internal("min and max need an argument"))?;
-                Accumulator::Extreme(Extreme::new(t, call.func == AggFunc::Max, call.value_table)?)
+                Accumulator::Extreme(Extreme::new(
+                    t,
+                    call.func == AggFunc::Max,
+                    call.state.is_some(),
+                )?)
             }
             func if func.is_collected() => {
                 Accumulator::Collected(Collected::new(func, call.distinct, &call.output_type))

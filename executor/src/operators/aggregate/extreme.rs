@@ -37,7 +37,7 @@ pub fn value_order(t: &DataType, descending: bool) -> SortOptions {
 }
 
 impl Extreme {
-    pub fn new(t: &DataType, max: bool, value_table: Option<usize>) -> Result<Extreme, ExecError> {
+    pub fn new(t: &DataType, max: bool, retractable: bool) -> Result<Extreme, ExecError> {
         let ints = matches!(
             t,
             DataType::Int8
@@ -52,7 +52,7 @@ impl Extreme {
             let codec = KeyCodec::with_options([(t.clone(), value_order(t, false))])?;
             Values::Bytes { values: Vec::new(), codec }
         };
-        Ok(Extreme { max, retractable: value_table.is_some(), data_type: t.clone(), values })
+        Ok(Extreme { max, retractable, data_type: t.clone(), values })
     }
 
     pub fn ensure(&mut self, capacity: usize) {

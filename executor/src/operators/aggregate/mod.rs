@@ -162,7 +162,7 @@ impl Aggregate {
             Some(w) => slots.iter().zip(w).for_each(|(&s, &w)| self.rows[s as usize] += w),
         }
         for (call, accumulator) in self.calls.iter().zip(&mut self.accumulators) {
-            if call.distinct && call.value_table.is_some() {
+            if call.distinct && call.state.is_some() {
                 continue;
             }
             let rows = Rows { slots, weights, mask: mask(&chunk.batch, call.arg, call.filter) };
@@ -611,7 +611,9 @@ fn value_tables(
 ) -> Result<Vec<ValueTable>, ExecError> {
     let mut values: Vec<(usize, ValueTable)> = Vec::new();
     for (i, call) in calls.iter().enumerate() {
-        let Some(local) = call.value_table else { continue };
+        let Some(millrace_graph::ValueTable { table: local, descending }) = call.state else {
+            continue;
+        };
         let arg =
             call.arg.ok_or_else(|| ExecError::internal("a DISTINCT call without an argument"))?;
         let at = match values.iter().position(|v| v.0 == local) {
@@ -620,10 +622,10 @@ fn value_tables(
                 let t = input.field(arg).data_type();
                 let extremes = calls.iter().any(|c| {
                     let extreme = matches!(c.func, AggFunc::Min | AggFunc::Max);
-                    extreme && c.value_table == Some(local)
+                    extreme && c.state.is_some_and(|v| v.table == local)
                 });
-                let (table, down) = (tables(local)?, call.value_descending);
-                let made = ValueTable::new(table, arg, call.filter, t, down, extremes)?;
+                let table = tables(local)?;
+                let made = ValueTable::new(table, arg, call.filter, t, descending, extremes)?;
                 values.push((local, made));
                 values.len() - 1
             }

@@ -32,7 +32,7 @@ pub struct Cleaning {
 impl Cleaning {
     pub fn new(join: &Join) -> Cleaning {
         Cleaning {
-            tables: [join.left.table, join.right.table],
+            tables: [join.left.state.table, join.right.state.table],
             keys: [join.left.keys.clone(), join.right.keys.clone()],
             bounds: [None, None],
             swept: i64::MIN,

@@ -24,7 +24,7 @@ use futures::future::BoxFuture;
 use millrace_common::delta::take_rows;
 use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Vnode};
-use millrace_graph::{JoinKind, JoinSide};
+use millrace_graph::{JoinKind, JoinSide, SideState};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup, MemRun};
 
@@ -85,10 +85,12 @@ fn pairing(
     let side = JoinSide {
         keys: lookup.left_keys.clone(),
         vnode: lookup.left_vnode.clone(),
-        table: NO_TABLE,
-        storage: RowStorage::Append,
-        unique_key: Vec::new(),
-        unique_per_key: false,
+        state: SideState {
+            table: NO_TABLE,
+            storage: RowStorage::Append,
+            unique_key: Vec::new(),
+            unique_per_key: false,
+        },
     };
     let join = millrace_graph::Join {
         kind: if outer { JoinKind::LeftOuter } else { JoinKind::Inner },

@@ -123,12 +123,12 @@ impl Side {
     ) -> Result<Side, ExecError> {
         let all: Vec<usize> = (0..schema.fields().len()).collect();
         let others: Vec<usize> = all.iter().copied().filter(|c| !keys.contains(c)).collect();
-        let identity = match side.storage {
-            RowStorage::Keyed => RowCodec::of_values(schema, &side.unique_key)?,
+        let identity = match side.state.storage {
+            RowStorage::Keyed => RowCodec::of_values(schema, &side.state.unique_key)?,
             RowStorage::Multiset => RowCodec::of_rows(schema, &others)?,
             RowStorage::Append => RowCodec::of_values(schema, &[])?,
         };
-        let indexed = side.storage != RowStorage::Append && !append_only;
+        let indexed = side.state.storage != RowStorage::Append && !append_only;
         Ok(Side {
             table,
             arena: RowArena::new(super::super::nullable(schema)),
@@ -136,13 +136,15 @@ impl Side {
             match_states: Vec::new(),
             free: END,
             preserved,
-            storage: side.storage,
-            point: side.storage == RowStorage::Keyed && identity.is_empty() && !keys.is_empty(),
+            storage: side.state.storage,
+            point: side.state.storage == RowStorage::Keyed
+                && identity.is_empty()
+                && !keys.is_empty(),
             index: indexed.then(HashTable::new),
             negatives: 0,
             row_codec: RowCodec::whole(schema)?,
             identity,
-            arrivals: ArrivalSequence::new(side.table, env.vnodes.start, env.first_arrival),
+            arrivals: ArrivalSequence::new(side.state.table, env.vnodes.start, env.first_arrival),
             held: Vec::new(),
             asked: Vec::new(),
             asked_keys: BinaryArray::from_iter_values([[0u8; 0]; 0]),

@@ -7,7 +7,7 @@ use arrow::datatypes::{Field, Schema};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
 use millrace_graph::state::matches_schema;
-use millrace_graph::{JoinSide, Lookup, Matches, Node, Operator as Op};
+use millrace_graph::{JoinSide, Lookup, Matches, Node, Operator as Op, SideState};
 use millrace_rpc::catalog::RowStorage;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -61,10 +61,12 @@ fn subject(case: &Case, kinds: [Kind; 2], rng: &mut StdRng) -> Subject {
     let right = JoinSide {
         keys: vec![0],
         vnode: vec![0],
-        table: 0,
-        storage: storage(kinds[1]),
-        unique_key: if kinds[1] == Kind::Keyed { vec![3] } else { vec![] },
-        unique_per_key: false,
+        state: SideState {
+            table: 0,
+            storage: storage(kinds[1]),
+            unique_key: if kinds[1] == Kind::Keyed { vec![3] } else { vec![] },
+            unique_per_key: false,
+        },
     };
     let column = |name, c| Arc::new(Column::new(name, c));
     let expr = BinaryExpr::new(column("v", 1), BinaryOp::Lt, column("v", 5));

@@ -11,7 +11,8 @@ use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::window_call::RankFunction;
 use millrace_graph::state::accumulator_schema;
 use millrace_graph::{
-    AggCall, Aggregate, Join, JoinKind, JoinSide, Node, Operator as Op, TopN, TopNState,
+    AggCall, Aggregate, Join, JoinKind, JoinSide, Node, Operator as Op, SideState, TopN, TopNState,
+    ValueTable,
 };
 use millrace_rpc::catalog::RowStorage;
 use rand::rngs::StdRng;
@@ -190,8 +191,8 @@ fn aggregates_equal_a_naive_evaluation() {
             distinct,
             filter: None,
             output_type,
-            value_table: value(func, distinct, arg.unwrap_or(1)),
-            value_descending: func == AggFunc::Max,
+            state: value(func, distinct, arg.unwrap_or(1))
+                .map(|table| ValueTable { table, descending: func == AggFunc::Max }),
         };
         let calls = vec![
             call(AggFunc::Count, None, false, DataType::Int64),
@@ -297,8 +298,7 @@ fn a_group_with_as_many_retractions_as_rows_keeps_what_it_holds() {
         distinct: false,
         filter: None,
         output_type,
-        value_table: None,
-        value_descending: false,
+        state: None,
     };
     let calls = vec![
         call(AggFunc::Count, None, DataType::Int64),
@@ -368,10 +368,12 @@ fn joins_equal_a_naive_evaluation() {
         let side = |table: usize| JoinSide {
             keys: vec![if unique { 3 } else { 0 }],
             vnode: vec![if unique { 3 } else { 0 }],
-            table,
-            storage: storage(kinds[table]),
-            unique_key: if kinds[table] == Kind::Keyed && !per_key { vec![3] } else { vec![] },
-            unique_per_key: per_key,
+            state: SideState {
+                table,
+                storage: storage(kinds[table]),
+                unique_key: if kinds[table] == Kind::Keyed && !per_key { vec![3] } else { vec![] },
+                unique_per_key: per_key,
+            },
         };
         let column = |name, c| Arc::new(Column::new(name, c));
         let expr = BinaryExpr::new(column("v", 1), BinaryOp::Lt, column("v", 5));
