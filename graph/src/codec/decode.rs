@@ -182,7 +182,8 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
         none()?;
         Ok((RelationId(l.relation), l.columns.iter().map(|&c| c as usize).collect()))
     };
-    let root = |op| one().map(|_| op);
+    let source = |op| none().map(|()| op);
+    let unary = |op| one().map(|_| op);
     Ok(match op {
         In::Subscribe(l) => {
             let (relation, columns) = leaf(l)?;
@@ -192,15 +193,11 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
             let (relation, columns) = leaf(l)?;
             Operator::Source { relation, columns }
         }
-        In::Exchange(e) => {
-            none()?;
-            let fragment = position(e.fragment, sizes.fragments, "fragment")?;
-            Operator::Exchange { fragment, output: e.output as usize }
-        }
-        In::Values(bytes) => {
-            none()?;
-            Operator::Values { batch: decode_batch(bytes)? }
-        }
+        In::Exchange(e) => source(Operator::Exchange {
+            fragment: position(e.fragment, sizes.fragments, "fragment")?,
+            output: e.output as usize,
+        })?,
+        In::Values(bytes) => source(Operator::Values { batch: decode_batch(bytes)? })?,
         In::Filter(e) => match e.exprs.as_slice() {
             [predicate] => Operator::Filter { predicate: decode_expr(predicate, one()?)? },
             _ => return Err(damaged("a filter without one predicate")),
@@ -227,10 +224,7 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
             let (left, right) = two()?;
             Operator::Join(join(j, left, right, sizes)?)
         }
-        In::Stamp(add_us) => {
-            one()?;
-            Operator::Stamp { add_us: *add_us }
-        }
+        In::Stamp(add_us) => unary(Operator::Stamp { add_us: *add_us })?,
         In::Lookup(l) => {
             let (left, right) = two()?;
             Operator::Lookup(lookup(l, left, right, sizes)?)
@@ -240,9 +234,9 @@ fn operator(op: &proto::Operator, inputs: &[&SchemaRef], sizes: Sizes) -> Result
         In::WindowClose(h) => Operator::WindowClose(hold(h, one()?, sizes)?),
         In::TemporalUpperBound(h) => Operator::TemporalUpperBound(hold(h, one()?, sizes)?),
         In::TemporalLowerBound(h) => Operator::TemporalLowerBound(hold(h, one()?, sizes)?),
-        In::Materialize(_) => root(Operator::Materialize)?,
-        In::Blackhole(_) => root(Operator::Blackhole)?,
-        In::Sink(_) => root(Operator::Sink)?,
+        In::Materialize(_) => unary(Operator::Materialize)?,
+        In::Blackhole(_) => unary(Operator::Blackhole)?,
+        In::Sink(_) => unary(Operator::Sink)?,
     })
 }
 

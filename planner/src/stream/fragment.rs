@@ -217,12 +217,15 @@ impl Builder {
             }
             op => (op, None),
         };
-        let first_table = self.tables.len();
         let mut op = self.operator(op, &schemas, &below)?;
         if let (Operator::Window(w), [input], [marks]) = (&mut op, schemas.as_slice(), &*marks) {
             w.state.closing = self.closing(w, input, marks);
         }
-        self.retain(&op, first_table, &marks, &widths);
+        for (table, by, terms) in cleaned(&op, &marks, &widths) {
+            if let Some(table) = self.tables.get_mut(table) {
+                table.retention = Some(Retention { by, terms });
+            }
+        }
         match order {
             None => {
                 open.nodes.push(Node { op, inputs: nodes, schema, append_only, marks: own.clone() })
@@ -260,85 +263,6 @@ impl Builder {
         let edge = Edge { from, to: usize::MAX, carries: EdgeKind::Rows { hash } };
         let index = self.close(open, &known.properties, vec![edge]);
         Ok((index, known))
-    }
-
-    /// State cleaning: the tables from `first` on are the operator's.
-    #[deny(clippy::wildcard_enum_match_arm)]
-    fn retain(
-        &mut self,
-        op: &Operator,
-        first: usize,
-        marks: &[Vec<DerivedWatermark>],
-        widths: &[usize],
-    ) {
-        let mut set = |table: usize, by: RetentionBy, terms: &[WatermarkTerm]| {
-            if let Some(table) = self.tables.get_mut(table) {
-                table.retention = Some(Retention { by, terms: terms.to_vec() });
-            }
-        };
-        let (input, right) = match marks {
-            [] => (&[][..], &[][..]),
-            [input] => (input.as_slice(), &[][..]),
-            [left, right, ..] => (left.as_slice(), right.as_slice()),
-        };
-        match op {
-            Operator::Aggregate(a) => {
-                // Put first by `closing_first` where a value table needs that.
-                let marked = |g: &usize| watermark::of(input, *g);
-                let Some(at) = a.group.iter().position(|g| marked(g).is_some()) else { return };
-                let Some(terms) = marked(&a.group[at]) else { return };
-                set(a.table, RetentionBy::Value(at), terms);
-                for table in a.calls.iter().filter_map(|c| c.state) {
-                    set(table.table, RetentionBy::Key, terms);
-                }
-            }
-            Operator::TopN(t) => {
-                if let Some(m) = input.iter().find(|m| t.group.contains(&m.column)) {
-                    set(t.state.table, RetentionBy::Value(m.column), &m.terms);
-                }
-            }
-            Operator::Window(w) => {
-                if let Some(m) = input.iter().find(|m| w.group.contains(&m.column)) {
-                    set(w.state.table, RetentionBy::Value(m.column), &m.terms);
-                }
-            }
-            // It looks at rows of every key.
-            Operator::Join(j) if j.null_aware => {}
-            Operator::Join(j) => {
-                let width = widths.first().copied().unwrap_or(0);
-                let kept = watermark::retained(j, input, right, width);
-                for (side, mark) in [&j.left, &j.right].into_iter().zip(kept) {
-                    if let Some(m) = mark {
-                        set(side.state.table, RetentionBy::Value(m.column), &m.terms);
-                    }
-                }
-            }
-            Operator::WindowClose(h) => {
-                if let Some(terms) = watermark::of(input, h.column) {
-                    set(h.table, RetentionBy::Key, terms);
-                }
-            }
-            // What was looked up, and what goes by the wall clock, is not bound by a watermark.
-            Operator::Lookup(_)
-            | Operator::TemporalUpperBound(_)
-            | Operator::TemporalLowerBound(_) => {}
-            Operator::Subscribe { .. }
-            | Operator::Source { .. }
-            | Operator::Exchange { .. }
-            | Operator::Values { .. }
-            | Operator::Filter { .. }
-            | Operator::Project { .. }
-            | Operator::Union
-            | Operator::Hop { .. }
-            | Operator::Repeat { .. }
-            | Operator::Unnest { .. }
-            | Operator::Expand(_)
-            | Operator::Stamp { .. }
-            | Operator::Materialize
-            | Operator::Blackhole
-            | Operator::Sink => {}
-        }
-        debug_assert!(first <= self.tables.len());
     }
 
     #[deny(clippy::wildcard_enum_match_arm)]
@@ -568,6 +492,71 @@ impl Builder {
         let append_only_input = p.append_only;
         Operator::TopN(t.with_state(TopNState { table, storage, unique_key, append_only_input }))
     }
+}
+
+/// A state table that is cleaned, and from when on its rows are never reached again.
+type Cleaned = (usize, RetentionBy, Vec<WatermarkTerm>);
+
+/// State cleaning: which of an operator's tables are cleaned by the watermarks of its inputs.
+#[deny(clippy::wildcard_enum_match_arm)]
+fn cleaned(op: &Operator, inputs: &[Vec<DerivedWatermark>], widths: &[usize]) -> Vec<Cleaned> {
+    let port = |n: usize| inputs.get(n).map_or(&[][..], Vec::as_slice);
+    let input = port(0);
+    let by_group = |table: usize, group: &[usize]| {
+        let found = input.iter().find(|m| group.contains(&m.column));
+        found.map(|m| (table, RetentionBy::Value(m.column), m.terms.clone())).into_iter().collect()
+    };
+    match op {
+        Operator::Aggregate(a) => cleaned_groups(a, input),
+        Operator::TopN(t) => by_group(t.state.table, &t.group),
+        Operator::Window(w) => by_group(w.state.table, &w.group),
+        // It looks at rows of every key.
+        Operator::Join(j) if j.null_aware => vec![],
+        Operator::Join(j) => {
+            let width = widths.first().copied().unwrap_or(0);
+            let kept = watermark::retained(j, input, port(1), width);
+            let sides = [&j.left, &j.right].into_iter().zip(kept);
+            let one = |(side, mark): (&JoinSide, Option<DerivedWatermark>)| {
+                let mark = mark?;
+                Some((side.state.table, RetentionBy::Value(mark.column), mark.terms))
+            };
+            sides.filter_map(one).collect()
+        }
+        Operator::WindowClose(h) => {
+            let terms = watermark::of(input, h.column);
+            terms.map(|t| (h.table, RetentionBy::Key, t.to_vec())).into_iter().collect()
+        }
+        // What is looked up, and what goes by the wall clock, is not bound by a watermark.
+        Operator::Lookup(_)
+        | Operator::TemporalUpperBound(_)
+        | Operator::TemporalLowerBound(_)
+        | Operator::Subscribe { .. }
+        | Operator::Source { .. }
+        | Operator::Exchange { .. }
+        | Operator::Values { .. }
+        | Operator::Filter { .. }
+        | Operator::Project { .. }
+        | Operator::Union
+        | Operator::Hop { .. }
+        | Operator::Repeat { .. }
+        | Operator::Unnest { .. }
+        | Operator::Expand(_)
+        | Operator::Stamp { .. }
+        | Operator::Materialize
+        | Operator::Blackhole
+        | Operator::Sink => vec![],
+    }
+}
+
+/// Groups below the watermark of a group column, which [`closing_first`] has put first where a value table needs
+/// that.
+fn cleaned_groups(a: &millrace_graph::Aggregate, input: &[DerivedWatermark]) -> Vec<Cleaned> {
+    let found = a.group.iter().enumerate().find_map(|(i, &g)| Some((i, watermark::of(input, g)?)));
+    let Some((at, terms)) = found else { return vec![] };
+    let groups = (a.table, RetentionBy::Value(at), terms.to_vec());
+    let values = a.calls.iter().filter_map(|c| c.state);
+    let values = values.map(|v| (v.table, RetentionBy::Key, terms.to_vec()));
+    [groups].into_iter().chain(values).collect()
 }
 
 /// Brings the first group column with a watermark to the front, so that the state tables that have only
