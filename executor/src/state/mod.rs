@@ -5,6 +5,7 @@
 //! - [`cache`]: key → slot, residency, age, completeness; what a slot holds is the operator's;
 //! - [`gate`]: rows waiting for their key's state, first in first out by key;
 //! - [`fetch`]: batched reads under way;
+//! - [`keyed`]: these together, generic over what an entry holds: what operators use;
 //! - [`arena`]: rows kept column-wise and referred to by (chunk, row);
 //! - [`delayed`]: a table whose reads all complete later, for tests;
 //! - [`table`]: the state table behind it all, as a trait, so that tests choose when reads complete.
@@ -22,6 +23,7 @@ pub mod cache;
 pub mod delayed;
 pub mod fetch;
 pub mod gate;
+pub mod keyed;
 pub mod keys;
 pub mod table;
 
@@ -30,5 +32,6 @@ pub use cache::{KeyTable, Slot};
 pub use delayed::Delayed;
 pub use fetch::{Divide, Fetches};
 pub use gate::KeyGate;
+pub use keyed::{Entries, KeyedState};
 pub use keys::KeyBytes;
 pub use table::StateTable;

@@ -1,0 +1,423 @@
+//! Keyed state: what an operator with state by key does with a chunk (docs/design.md §7), once for all of
+//! them. What the entry of a key holds, how it is read and how large it is, is the operator's [`Entries`].
+//!
+//! A chunk's keys are probed in one pass. Rows whose state is in memory run; the others are parked, and
+//! what they miss is asked for in one batched read. When an answer comes its entries are loaded and the rows
+//! that waited for them run as one batch. Where every key that exists is in memory nothing is asked for.
+//!
+//! Invariants: a row is parked only while its key is being fetched; a key is fetched once at a time; entries
+//! that are being fetched, or are dirty, stay.
+
+use arrow::array::{Array, BinaryArray, RecordBatch, UInt32Array};
+use millrace_common::{DeltaChunk, Vnode};
+use millrace_storage::{Found, Lookup};
+
+use super::cache::Probe;
+use super::gate::Ready;
+use super::keys::{ChunkKeys, KeyReader, storage_keys};
+use super::{Divide, Fetches, KeyGate, KeyTable, Slot};
+use crate::error::ExecError;
+use crate::operators::{Env, Limits, times_of};
+
+/// State tables that one entry is read from at most.
+const TABLES: usize = 2;
+
+/// Which of its state tables an entry must still be read from.
+pub type Missing = [bool; TABLES];
+
+/// What an operator keeps for each key, in columns indexed by slot, and the state tables it comes from.
+pub trait Entries {
+    /// An entry may be resident without the rows of one of its tables; [`Entries::missing`] tells.
+    const IS_PARTIAL: bool = false;
+
+    /// Makes room for slots below `capacity`.
+    fn ensure(&mut self, capacity: usize);
+
+    /// What a row of this port and weight needs of an entry and is not in memory.
+    fn missing(&self, slot: Slot, is_resident: bool, port: usize, weight: i64) -> Missing {
+        let _ = (slot, port, weight);
+        [!is_resident, false]
+    }
+
+    /// Reads a table's state of keys, given as storage keys.
+    fn read(&self, table: usize, keys: BinaryArray) -> Lookup;
+
+    /// Takes in what was read from a table for entries; one of which nothing was found has nothing there.
+    fn load(&mut self, table: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError>;
+
+    /// Entries have all that was asked for: derives what follows from several tables.
+    fn complete(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
+        let _ = slots;
+        Ok(())
+    }
+
+    /// Nothing is stored for the key of an entry.
+    fn absent(&mut self, slot: Slot);
+
+    /// Bytes of an entry's content.
+    fn size(&self, slot: Slot) -> usize;
+
+    /// Lets go of an entry's content; whether the store may have something of its key.
+    fn release(&mut self, slot: Slot) -> bool;
+
+    /// Bytes held for all entries.
+    fn held(&self, keys: &KeyTable) -> usize {
+        keys.bytes()
+    }
+
+    /// Entries have left: gives back what they shared with others.
+    fn compact(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
+        let _ = keys;
+        Ok(())
+    }
+}
+
+/// A read from one table for these entries.
+struct Request {
+    table: usize,
+    slots: Vec<Slot>,
+}
+
+impl Divide for Request {
+    fn divide(&self, asked: &[u32]) -> Request {
+        let slots = asked.iter().map(|&i| self.slots[i as usize]).collect();
+        Request { table: self.table, slots }
+    }
+}
+
+/// See the module.
+pub struct KeyedState<E> {
+    pub keys: KeyTable,
+    pub entries: E,
+    /// Of the keys of each port.
+    readers: Vec<KeyReader>,
+    gate: KeyGate,
+    fetches: Fetches<Request>,
+    /// Reads under way for each slot.
+    outstanding: Vec<u8>,
+    stamp: u64,
+    limits: Limits,
+    /// Of a key column: keys below are never asked for again.
+    closed: Option<(usize, i64)>,
+    /// Keys below have left.
+    swept: i64,
+    /// Slots of a chunk that is done with.
+    scratch: Vec<Slot>,
+    env: Env,
+}
+
+impl<E: Entries> KeyedState<E> {
+    /// `readers`: of the keys of each port. `is_empty`: nothing is stored.
+    pub fn new(entries: E, readers: Vec<KeyReader>, is_empty: bool, env: &Env) -> KeyedState<E> {
+        KeyedState {
+            keys: KeyTable::new(env.options.eviction, is_empty),
+            entries,
+            readers,
+            gate: KeyGate::new(),
+            fetches: Fetches::default(),
+            outstanding: Vec::new(),
+            stamp: 0,
+            limits: Limits::new(env),
+            closed: None,
+            swept: i64::MIN,
+            scratch: Vec::new(),
+            env: env.clone(),
+        }
+    }
+
+    pub fn reader(&self, port: usize) -> &KeyReader {
+        &self.readers[port]
+    }
+
+    /// The slots of a chunk's keys, made where they are new.
+    pub fn probe(
+        &mut self,
+        port: usize,
+        batch: &RecordBatch,
+    ) -> Result<(Vec<Slot>, Probe), ExecError> {
+        let keys = self.readers[port].read(batch)?;
+        self.stamp += 1;
+        let mut slots = std::mem::take(&mut self.scratch);
+        let probe = self.keys.probe(&keys, None, self.stamp, &mut slots);
+        self.grow();
+        Ok((slots, probe))
+    }
+
+    /// The slots of keys.
+    pub fn probe_keys(&mut self, keys: &ChunkKeys) -> Vec<Slot> {
+        self.stamp += 1;
+        let mut slots = Vec::with_capacity(keys.hashes.len());
+        self.keys.probe(keys, None, self.stamp, &mut slots);
+        self.grow();
+        slots
+    }
+
+    /// The slot of one key.
+    pub fn slot(&mut self, hash: u64, vnode: Vnode, key: &[u8]) -> Slot {
+        let slot = self.keys.find_or_insert(hash, vnode, key, self.stamp);
+        self.grow();
+        slot
+    }
+
+    fn grow(&mut self) {
+        if self.outstanding.len() < self.keys.capacity() {
+            let capacity = self.keys.capacity().next_power_of_two();
+            self.outstanding.resize(capacity, 0);
+            self.entries.ensure(capacity);
+        }
+    }
+
+    /// Gives back the slots of a chunk whose rows have run.
+    pub fn recycle(&mut self, slots: Vec<Slot>) {
+        self.scratch = slots;
+    }
+
+    /// Takes in a chunk: its rows that can run; the others are parked.
+    pub fn admit(&mut self, port: usize, chunk: DeltaChunk) -> Result<Option<Ready>, ExecError> {
+        let (slots, probe) = self.probe(port, &chunk.batch)?;
+        if probe == Probe::AllResident && !E::IS_PARTIAL {
+            self.env.metrics.cache_hits.add(slots.len() as u64);
+            return Ok(Some(Ready { port, chunk, slots }));
+        }
+        self.admit_probed(port, chunk, slots)
+    }
+
+    /// [`KeyedState::admit`] for a chunk whose rows have slots.
+    pub fn admit_probed(
+        &mut self,
+        port: usize,
+        chunk: DeltaChunk,
+        slots: Vec<Slot>,
+    ) -> Result<Option<Ready>, ExecError> {
+        self.request(port, &slots, |row| chunk.weight(row))?;
+        if !slots.iter().any(|&slot| self.keys.is_fetching(slot)) {
+            return Ok(Some(Ready { port, chunk, slots }));
+        }
+        let (mut run, mut run_slots, mut park, mut park_slots) = (vec![], vec![], vec![], vec![]);
+        for (row, &slot) in slots.iter().enumerate() {
+            let waits = self.keys.is_fetching(slot);
+            let (rows, row_slots) =
+                if waits { (&mut park, &mut park_slots) } else { (&mut run, &mut run_slots) };
+            rows.push(row as u32);
+            row_slots.push(slot);
+        }
+        self.env.metrics.parked_rows.add(park.len() as u64);
+        self.gate.park(port, &chunk, &park, &park_slots);
+        if run.is_empty() {
+            return Ok(None);
+        }
+        let chunk = chunk.take(&UInt32Array::from(run))?;
+        Ok(Some(Ready { port, chunk, slots: run_slots }))
+    }
+
+    /// Asks for what rows with these slots miss, all of it in one round. `weight` is a row's.
+    pub fn request(
+        &mut self,
+        port: usize,
+        slots: &[Slot],
+        weight: impl Fn(usize) -> i64,
+    ) -> Result<(), ExecError> {
+        let mut missing: [Vec<Slot>; TABLES] = Default::default();
+        let mut known = 0;
+        for (row, &slot) in slots.iter().enumerate() {
+            if self.keys.is_fetching(slot) {
+                continue;
+            }
+            let is_resident = self.keys.is_resident(slot);
+            let tables = self.entries.missing(slot, is_resident, port, weight(row));
+            if tables == Missing::default() {
+                if !is_resident {
+                    self.set_resident(slot);
+                }
+                known += 1;
+            } else if self.keys.is_complete() {
+                self.entries.absent(slot);
+                self.set_resident(slot);
+                known += 1;
+            } else {
+                for (of_table, _) in missing.iter_mut().zip(tables).filter(|(_, is)| *is) {
+                    of_table.push(slot);
+                    self.outstanding[slot as usize] += 1;
+                }
+                self.keys.set_fetching(slot);
+            }
+        }
+        self.env.metrics.cache_hits.add(known);
+        self.fetch(missing)
+    }
+
+    fn fetch(&mut self, missing: [Vec<Slot>; TABLES]) -> Result<(), ExecError> {
+        let mut answered = Vec::new();
+        for (table, slots) in missing.into_iter().enumerate().filter(|(_, m)| !m.is_empty()) {
+            self.env.metrics.cache_misses.add(slots.len() as u64);
+            let keys = storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
+            let lookup = self.entries.read(table, keys);
+            match self.fetches.submit_divided(Request { table, slots }, lookup)? {
+                Some(answer) => answered.push(answer),
+                None => self.env.metrics.fetch_rounds.add(1),
+            }
+        }
+        if !answered.is_empty() {
+            self.load(answered)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in answers; the entries that have all that was asked for.
+    fn load(&mut self, answers: Vec<(Request, Found)>) -> Result<Vec<Slot>, ExecError> {
+        let mut complete = Vec::new();
+        for (Request { table, slots }, found) in answers {
+            self.entries.load(table, &slots, &found)?;
+            for slot in slots {
+                let outstanding = &mut self.outstanding[slot as usize];
+                *outstanding -= 1;
+                if *outstanding == 0 {
+                    complete.push(slot);
+                }
+            }
+        }
+        self.entries.complete(&complete)?;
+        for &slot in &complete {
+            self.set_resident(slot);
+        }
+        Ok(complete)
+    }
+
+    fn set_resident(&mut self, slot: Slot) {
+        self.keys.set_resident(slot);
+        self.resize(slot);
+    }
+
+    /// The content of an entry has changed.
+    pub fn resize(&mut self, slot: Slot) {
+        self.keys.set_size(slot, self.entries.size(slot));
+    }
+
+    /// Waits for answers; the rows they free. Cancel-safe; empty when nothing is under way.
+    pub async fn completed(&mut self) -> Result<Vec<Ready>, ExecError> {
+        let slots = self.arrived().await?;
+        self.gate.take(slots)
+    }
+
+    /// [`KeyedState::completed`] where nothing is parked: the entries that are here now.
+    pub async fn arrived(&mut self) -> Result<Vec<Slot>, ExecError> {
+        let answers = self.fetches.completed().await?;
+        self.load(answers)
+    }
+
+    /// Rows of these keys will come to a port: makes their entries and asks for what rows that add need of
+    /// them, as a row does, but parks nothing. `event_time`, counted as the cache counts time, is when they
+    /// are needed; an entry's time is never set back. A hint changes no result.
+    pub fn hint(
+        &mut self,
+        port: usize,
+        keys: &ChunkKeys,
+        event_time: u64,
+    ) -> Result<(), ExecError> {
+        let mut slots = Vec::with_capacity(keys.hashes.len());
+        self.keys.probe(keys, None, self.stamp.max(event_time), &mut slots);
+        self.grow();
+        self.request(port, &slots, |_| 1)
+    }
+
+    /// Reads are under way.
+    pub fn is_fetching(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// Nothing is parked and no read is under way, as at a barrier.
+    pub fn is_settled(&self) -> bool {
+        self.gate.is_empty() && self.fetches.is_empty()
+    }
+
+    /// Whether to stop pulling input.
+    pub fn is_full(&self) -> bool {
+        self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty())
+    }
+
+    /// Bytes held for all entries.
+    pub fn held(&self) -> usize {
+        self.entries.held(&self.keys)
+    }
+
+    /// Bytes of chunks that have parked rows.
+    pub fn parked_bytes(&self) -> usize {
+        self.gate.bytes()
+    }
+
+    /// Whether entries must leave.
+    pub fn is_over(&mut self) -> bool {
+        let held = self.held();
+        let budget = self.limits.cache_budget(&self.env, held);
+        self.limits.is_over(held, budget)
+    }
+
+    /// Entries that are not pinned leave, oldest first, until what is held is within the budget.
+    pub fn evict(&mut self) -> Result<(), ExecError> {
+        let held = self.held();
+        let budget = self.limits.cache_budget(&self.env, held);
+        // Bytes by key do not count waste: the target is scaled by what is really held.
+        let target = self.keys.bytes() as f64 * (budget - budget / 8) as f64 / held.max(1) as f64;
+        let entries = &mut self.entries;
+        self.keys.evict(target as usize, |slot| entries.release(slot));
+        self.entries.compact(&self.keys)?;
+        let held = self.held();
+        self.limits.evicted(held, budget);
+        Ok(())
+    }
+
+    /// Gives back what is wasted; see [`Entries::compact`].
+    pub fn compact(&mut self) -> Result<(), ExecError> {
+        self.entries.compact(&self.keys)
+    }
+
+    /// Bytes that the last eviction had to leave; 0: all there is can be evicted.
+    pub fn pinned(&self) -> usize {
+        self.limits.pinned()
+    }
+
+    /// Nothing is pinned any more.
+    pub fn unpin(&mut self) {
+        self.limits.unpinned();
+    }
+
+    /// Keys whose column `at` is below the bound are never asked for again.
+    pub fn close(&mut self, at: usize, bound: i64) {
+        self.closed = Some((at, bound));
+    }
+
+    /// Entries of closed keys leave. At a barrier, when nothing is dirty.
+    pub fn sweep(&mut self) -> Result<(), ExecError> {
+        let Some((at, bound)) = self.closed.filter(|(_, bound)| *bound > self.swept) else {
+            return Ok(());
+        };
+        self.swept = bound;
+        for slot in self.closed_keys(at, bound)? {
+            self.remove(slot);
+        }
+        Ok(())
+    }
+
+    fn closed_keys(&self, at: usize, bound: i64) -> Result<Vec<Slot>, ExecError> {
+        let known = |&s: &Slot| self.keys.is_resident(s) && !self.keys.is_fetching(s);
+        let mut slots: Vec<Slot> = self.keys.slots().filter(known).collect();
+        if slots.is_empty() {
+            return Ok(slots);
+        }
+        let columns = self.readers[0].codec().decode(slots.iter().map(|&s| self.keys.key(s)))?;
+        let Some(times) = columns.get(at) else { return Ok(Vec::new()) };
+        let times = times_of(times)?;
+        let mut row = 0;
+        slots.retain(|_| {
+            row += 1;
+            times.is_valid(row - 1) && times.value(row - 1) < bound
+        });
+        Ok(slots)
+    }
+
+    /// An entry leaves, whatever it holds; what is stored of it is not asked for again.
+    pub fn remove(&mut self, slot: Slot) {
+        self.entries.release(slot);
+        self.keys.remove(slot);
+    }
+}
