@@ -1,0 +1,298 @@
+//! The groups of a top-N by slot, the rows they refer to, and what is to be written of them.
+
+use std::collections::hash_map::Entry;
+
+use arrow::array::{BinaryArray, BinaryBuilder};
+use arrow::datatypes::SchemaRef;
+use millrace_storage::{Found, Lookup};
+
+use super::SLACK;
+use super::group::{Group, Window};
+use crate::error::ExecError;
+use crate::operators::ordered::{Change, Changes, Ranked, RowKeys, RowOrder};
+use crate::state::arena::RowRef;
+use crate::state::keys::append_storage_key;
+use crate::state::{Entries, KeyBytes, KeyTable, RowArena, Slot, StateTable};
+
+/// See the module.
+pub struct Groups {
+    pub table: Box<dyn StateTable>,
+    pub order: RowOrder,
+    pub window: Window,
+    pub append_only: bool,
+    /// The stored rows are exactly those shown: what to write follows from old and new window.
+    stores_window: bool,
+    pub of: Vec<Group>,
+    pub arena: RowArena,
+    pending: Changes,
+}
+
+impl Groups {
+    pub fn new(
+        table: Box<dyn StateTable>,
+        order: RowOrder,
+        window: Window,
+        append_only: bool,
+        input: &SchemaRef,
+    ) -> Groups {
+        Groups {
+            table,
+            stores_window: order.keyed && append_only && window.offset == 0,
+            order,
+            window,
+            append_only,
+            of: Vec::new(),
+            arena: RowArena::new(crate::operators::nullable(input)),
+            pending: Changes::new(),
+        }
+    }
+
+    /// Rows to read for a window, and to keep after trimming.
+    pub fn prefix_rows(&self) -> Option<usize> {
+        let end = usize::try_from(self.window.end?).ok()?;
+        Some(end.saturating_mul(2).saturating_add(SLACK))
+    }
+
+    fn fetch_limit(&self) -> Option<usize> {
+        if self.append_only { None } else { self.prefix_rows() }
+    }
+
+    /// Whether a row of append-only input can be in its group's window.
+    pub fn may_enter(&self, slot: Slot, keys: &RowKeys, row: usize) -> bool {
+        let group = &self.of[slot as usize];
+        match group.cut(&self.window) {
+            Some(0) => false,
+            Some(cut) => {
+                let last = &group.rows[cut - 1];
+                keys.cmp_order(row, &last.key[..last.order as usize]).is_le()
+            }
+            None => true,
+        }
+    }
+
+    /// The group changes in this epoch: remembers what it showed. Its slot is marked dirty.
+    pub fn touch(&mut self, slot: Slot) {
+        let group = &mut self.of[slot as usize];
+        if group.old.is_none() {
+            let shown = group.shown(&self.window);
+            for row in &shown {
+                self.arena.retain(row.at);
+            }
+            group.old = Some(shown);
+        }
+    }
+
+    /// A row's change, for the group's prefix and for the store.
+    pub fn apply(&mut self, slot: Slot, row: Ranked) -> Result<(), ExecError> {
+        if self.append_only && row.weight < 0 {
+            return Err(ExecError::internal("an append-only top-N got a retraction"));
+        }
+        let group = &mut self.of[slot as usize];
+        match group.rows.binary_search_by(|r| r.key.cmp(&row.key)) {
+            Ok(at) => {
+                group.rows[at].weight += row.weight;
+                if group.rows[at].weight == 0 {
+                    let gone = group.rows.remove(at);
+                    self.arena.release(gone.at);
+                }
+            }
+            Err(at) if at < group.rows.len() || group.complete => {
+                self.arena.retain(row.at);
+                group.rows.insert(at, row.clone());
+            }
+            Err(_) => {}
+        }
+        self.note(slot, row);
+        self.trim(slot);
+        Ok(())
+    }
+
+    /// Adds to what will be written; takes over the reference to `at`.
+    fn note(&mut self, slot: Slot, row: Ranked) {
+        let Ranked { key, order, at, weight } = row;
+        if self.stores_window {
+            self.arena.release(at);
+            return;
+        }
+        match self.pending.entry((slot, key)) {
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().weight += weight;
+                self.arena.release(at);
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Change { weight, order, at });
+            }
+        }
+    }
+
+    /// Forgets rows that are not needed; of append-only input, for good.
+    fn trim(&mut self, slot: Slot) {
+        let group = &mut self.of[slot as usize];
+        let keep = if self.append_only {
+            group.cut(&self.window).unwrap_or(usize::MAX)
+        } else {
+            match (self.window.end, group.rows.len()) {
+                (Some(end), len)
+                    if len > (end as usize).saturating_mul(4).saturating_add(4 * SLACK) =>
+                {
+                    let cut = group.cut(&self.window).unwrap_or(len);
+                    cut.saturating_mul(2).saturating_add(SLACK)
+                }
+                _ => usize::MAX,
+            }
+        };
+        if group.rows.len() <= keep {
+            return;
+        }
+        let dropped = group.rows.split_off(keep);
+        if self.append_only {
+            for row in dropped {
+                self.note(slot, Ranked { weight: -row.weight, ..row });
+            }
+        } else {
+            group.complete = false;
+            for row in dropped {
+                self.arena.release(row.at);
+            }
+        }
+    }
+
+    /// Writes what entered and what left the windows since they were last shown.
+    fn write_windows(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
+        let mut out = BinaryBuilder::new();
+        let (mut rows, mut weights) = (Vec::new(), Vec::new());
+        let mut scratch = Vec::with_capacity(64);
+        for &slot in keys.dirty() {
+            let group = &self.of[slot as usize];
+            let mut old = group.old.iter().flatten().peekable();
+            let mut new = group.rows.iter().peekable();
+            loop {
+                let order = match (old.peek(), new.peek()) {
+                    (None, None) => break,
+                    (Some(_), None) => std::cmp::Ordering::Less,
+                    (None, Some(_)) => std::cmp::Ordering::Greater,
+                    (Some(o), Some(n)) => o.key.cmp(&n.key),
+                };
+                let gone = if order.is_le() { old.next() } else { None };
+                let come = if order.is_ge() { new.next() } else { None };
+                let (key, at, weight) = match (gone, come) {
+                    (Some(o), None) => (&o.key, o.at, 0),
+                    (None, Some(n)) => (&n.key, n.at, 1),
+                    _ => continue,
+                };
+                let parts: [&[u8]; 2] = [keys.key(slot), key];
+                append_storage_key(&mut out, &mut scratch, keys.vnode(slot), &parts);
+                rows.push(at);
+                weights.push(weight);
+            }
+        }
+        if !rows.is_empty() {
+            let batch = self.arena.batch(&rows)?;
+            self.table.write(out.finish(), Some(weights.into()), batch)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the epoch's net changes.
+    pub fn write(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
+        if self.stores_window {
+            return self.write_windows(keys);
+        }
+        let mut changes: Vec<((Slot, KeyBytes), Change)> = self.pending.drain().collect();
+        changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        self.order.write(&changes, keys, &self.arena, self.table.as_mut())?;
+        for (_, change) in changes {
+            self.arena.release(change.at);
+        }
+        Ok(())
+    }
+
+    /// Groups' rows as read; replaces what was remembered.
+    pub fn load_prefixes(
+        &mut self,
+        slots: &[Slot],
+        found: &Found,
+        limit: Option<usize>,
+    ) -> Result<(), ExecError> {
+        for &slot in slots {
+            for row in std::mem::take(&mut self.of[slot as usize].rows) {
+                self.arena.release(row.at);
+            }
+        }
+        let mut counts = vec![0usize; slots.len()];
+        if !found.is_empty() {
+            let keys = self.order.keys(&found.values)?;
+            let chunk = self.arena.insert(found.values.clone(), found.len());
+            let mut scratch = Vec::with_capacity(64);
+            for (row, &input) in found.input.values().iter().enumerate() {
+                counts[input as usize] += 1;
+                let order = keys.write(row, &mut scratch);
+                let at = RowRef { chunk, row: row as u32 };
+                let weight = found.weights.value(row);
+                let group = &mut self.of[slots[input as usize] as usize];
+                group.rows.push(Ranked { key: KeyBytes::new(&scratch), order, at, weight });
+            }
+        }
+        for (&slot, count) in slots.iter().zip(counts) {
+            self.of[slot as usize].complete = self.append_only || limit.is_none_or(|l| count < l);
+        }
+        Ok(())
+    }
+
+    /// Whether a group's window can be told from the rows remembered.
+    pub fn is_sufficient(&self, slot: Slot) -> bool {
+        self.of[slot as usize].is_sufficient(&self.window)
+    }
+
+    /// Whether it can be told, and no row is still to come that is already taken back.
+    pub fn is_certain(&self, slot: Slot) -> bool {
+        self.is_sufficient(slot) && self.of[slot as usize].rows.iter().all(|r| r.weight > 0)
+    }
+}
+
+impl Entries for Groups {
+    fn ensure(&mut self, capacity: usize) {
+        self.of.resize(capacity, Group::default());
+    }
+
+    /// The prefixes of groups; whole groups when there is no limit.
+    fn read(&self, _: usize, keys: BinaryArray) -> Lookup {
+        self.table.multi_scan(keys, self.fetch_limit())
+    }
+
+    fn load(&mut self, _: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
+        self.load_prefixes(slots, found, self.fetch_limit())
+    }
+
+    fn absent(&mut self, slot: Slot) {
+        self.of[slot as usize] = Group { complete: true, ..Group::default() };
+    }
+
+    fn size(&self, slot: Slot) -> usize {
+        let group = &self.of[slot as usize];
+        let keys: usize = group.rows.iter().map(|r| r.key.heap_size()).sum();
+        let row = size_of::<Ranked>() + self.arena.row_bytes();
+        size_of::<Group>() + group.rows.len() * row + keys
+    }
+
+    fn release(&mut self, slot: Slot) -> bool {
+        let group = std::mem::take(&mut self.of[slot as usize]);
+        group.rows.iter().for_each(|r| self.arena.release(r.at));
+        !group.rows.is_empty() || !group.complete
+    }
+
+    fn held(&self, keys: &KeyTable) -> usize {
+        keys.bytes().max(self.arena.bytes()) + self.pending.capacity() * 64
+    }
+
+    /// Rewrites the rows in memory densely; only when nothing else refers to them.
+    fn compact(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
+        let only_groups = self.pending.is_empty() && keys.dirty().is_empty();
+        if only_groups && self.arena.wants_compaction() {
+            let rows = self.of.iter_mut().flat_map(|g| g.rows.iter_mut());
+            let mut refs: Vec<&mut RowRef> = rows.map(|r| &mut r.at).collect();
+            self.arena.compact(&mut refs)?;
+        }
+        Ok(())
+    }
+}
