@@ -14,6 +14,7 @@ mod affected;
 mod asof_lookup;
 mod closing;
 mod evaluate;
+mod groups;
 mod rows;
 mod sessions;
 mod values;
@@ -27,47 +28,33 @@ use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
 use millrace_common::identity::RowCodec;
 use millrace_functions::window_call::Reach;
-use millrace_storage::{Found, MemRun};
+use millrace_storage::MemRun;
 
 use self::affected::{Interval, affected};
 use self::closing::Closing;
 use self::evaluate::{Calls, Results};
-use self::rows::Rows;
+use self::groups::Groups;
 use self::values::Span;
-use super::ordered::{Change, Changes, Ranked, RowOrder};
-use super::{Env, Limits};
+use super::Env;
+use super::ordered::{Change, Ranked, RowOrder};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
-use crate::options::StateAccess;
 use crate::state::arena::{RowRef, new_batch};
-use crate::state::keys::{KeyReader, storage_keys};
-use crate::state::{Fetches, KeyBytes, KeyTable, RowArena, Slot, StateTable};
+use crate::state::keys::KeyReader;
+use crate::state::{KeyBytes, KeyedState, Slot, StateTable};
 
 /// See the module.
 pub struct WindowOperator {
-    reader: KeyReader,
-    order: RowOrder,
+    state: KeyedState<Groups>,
     calls: Calls,
     reaches: Vec<Reach>,
     spans: Vec<Span>,
     /// Tells results apart; absent where a result's type has no key.
     results: Option<RowCodec>,
-    table: Box<dyn StateTable>,
     schema: SchemaRef,
-    keys: KeyTable,
-    groups: Vec<Rows>,
-    arena: RowArena,
-    pending: Changes,
-    fetches: Fetches<Vec<Slot>>,
-    stamp: u64,
-    limits: Limits,
     env: Env,
     closing: Option<Closing>,
     group_columns: Vec<usize>,
-    /// Of a column of the group, by position in it: groups below are never asked for again.
-    closed: Option<(usize, i64)>,
-    /// Groups below have left the cache.
-    swept: i64,
 }
 
 impl WindowOperator {
@@ -87,100 +74,38 @@ impl WindowOperator {
             Some(c) => Some(Closing::new(c, window, &env, tables(c.table)?)?),
             None => None,
         };
+        let reader = KeyReader::new(&input, group, &window.vnode)?;
+        let order = RowOrder::new(group, order, window.state.storage, key, false, &input)?;
+        let is_empty = table.is_empty();
+        let groups = Groups::new(table, order, input);
         Ok(WindowOperator {
-            reader: KeyReader::new(&input, group, &window.vnode)?,
-            order: RowOrder::new(group, order, window.state.storage, key, false, &input)?,
+            state: KeyedState::new(groups, vec![reader], is_empty, &env),
             reaches: calls.reaches(),
             spans: calls.spans(),
             calls,
             results: results_codec(&window.calls),
             schema: super::nullable(&node.schema),
-            keys: KeyTable::new(env.options.eviction, table.is_empty()),
-            table,
-            groups: Vec::new(),
-            arena: RowArena::new(input),
-            pending: Changes::new(),
-            fetches: Fetches::default(),
-            stamp: 0,
-            limits: Limits::new(&env),
             env,
             closing,
             group_columns: group.clone(),
-            closed: None,
-            swept: i64::MIN,
         })
-    }
-
-    /// Reads groups that are not in memory, as they were when the epoch began.
-    fn fetch(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
-        let mut missing = Vec::new();
-        for &slot in slots {
-            if self.keys.is_resident(slot) || self.keys.is_fetching(slot) {
-                continue;
-            }
-            if self.keys.is_complete() {
-                self.keys.set_resident(slot);
-            } else {
-                self.keys.set_fetching(slot);
-                missing.push(slot);
-            }
-        }
-        self.env.metrics.cache_hits.add((slots.len() - missing.len()) as u64);
-        if missing.is_empty() {
-            return Ok(());
-        }
-        self.env.metrics.cache_misses.add(missing.len() as u64);
-        let keys = missing.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s)));
-        let lookup = self.table.multi_scan(storage_keys(keys), None);
-        match self.fetches.submit(missing, lookup)? {
-            Some((slots, found)) => self.arrived(&slots, &found),
-            None => {
-                self.env.metrics.fetch_rounds.add(1);
-                Ok(())
-            }
-        }
-    }
-
-    fn arrived(&mut self, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
-        let mut read: Vec<Vec<Ranked>> = slots.iter().map(|_| Vec::new()).collect();
-        if !found.is_empty() {
-            let keys = self.order.keys(&found.values)?;
-            let chunk = self.arena.insert(found.values.clone(), found.len());
-            let mut scratch = Vec::with_capacity(64);
-            for (row, &input) in found.input.values().iter().enumerate() {
-                let order = keys.write(row, &mut scratch);
-                let at = RowRef { chunk, row: row as u32 };
-                let (key, weight) = (KeyBytes::new(&scratch), found.weights.value(row));
-                read[input as usize].push(Ranked { key, order, at, weight });
-            }
-        }
-        for (&slot, rows) in slots.iter().zip(read) {
-            self.groups[slot as usize] = Rows::from_sorted(rows);
-            self.keys.set_resident(slot);
-            self.resize(slot);
-        }
-        Ok(())
-    }
-
-    fn resize(&mut self, slot: Slot) {
-        let rows = &self.groups[slot as usize];
-        self.keys.set_size(slot, rows.bytes() + rows.len() * self.arena.row_bytes());
     }
 
     /// Notes the rows of a chunk.
     fn note(&mut self, chunk: &DeltaChunk, slots: &[Slot]) -> Result<(), ExecError> {
-        let keys = self.order.keys(&chunk.batch)?;
-        let id = self.arena.insert(chunk.batch.clone(), chunk.num_rows());
+        let groups = &mut self.state.entries;
+        let keys = groups.order.keys(&chunk.batch)?;
+        let id = groups.arena.insert(chunk.batch.clone(), chunk.num_rows());
         let mut scratch = Vec::with_capacity(64);
         for (row, &slot) in slots.iter().enumerate() {
-            self.keys.mark_dirty(slot);
+            self.state.keys.mark_dirty(slot);
             let order = keys.write(row, &mut scratch);
             let at = RowRef { chunk: id, row: row as u32 };
             let weight = chunk.weight(row);
-            match self.pending.entry((slot, KeyBytes::new(&scratch))) {
+            match groups.pending.entry((slot, KeyBytes::new(&scratch))) {
                 std::collections::hash_map::Entry::Occupied(mut entry) => {
                     entry.get_mut().weight += weight;
-                    self.arena.release(at);
+                    groups.arena.release(at);
                 }
                 std::collections::hash_map::Entry::Vacant(entry) => {
                     entry.insert(Change { weight, order, at });
@@ -192,25 +117,26 @@ impl WindowOperator {
 
     /// The epoch's changes: written, and what follows from them emitted.
     fn emit_deltas(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        let mut changes: Vec<((Slot, KeyBytes), Change)> = self.pending.drain().collect();
+        let groups = &mut self.state.entries;
+        let mut changes: Vec<((Slot, KeyBytes), Change)> = groups.pending.drain().collect();
         changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        self.order.write(&changes, &self.keys, &self.arena, self.table.as_mut())?;
+        groups.write(&changes, &self.state.keys)?;
         let mut rest = changes.into_iter().peekable();
         while let Some(slot) = rest.peek().map(|c| c.0.0) {
             let mut group = Vec::new();
             while let Some(((_, key), change)) = rest.next_if(|c| c.0.0 == slot) {
                 if change.weight == 0 {
-                    self.arena.release(change.at);
+                    self.state.entries.arena.release(change.at);
                 } else {
                     group.push((key, change));
                 }
             }
             if !group.is_empty() {
                 self.settle_group(slot, group, out)?;
-                self.resize(slot);
+                self.state.resize(slot);
             }
         }
-        self.keys.take_dirty();
+        self.state.keys.take_dirty();
         Ok(())
     }
 
@@ -227,20 +153,25 @@ impl WindowOperator {
             Some(_) => changed.iter().map(|(key, order, _)| key[..*order].to_vec()).collect(),
             None => Vec::new(),
         };
-        let intervals = affected(&self.groups[at], &changed, &self.reaches, &self.spans);
+        let intervals = affected(&self.state.entries.of[at], &changed, &self.reaches, &self.spans);
         let before = self.results_in(at, &intervals)?;
         let mut released = Vec::new();
         for (key, Change { weight, order, at: row }) in changes {
-            released.extend(self.groups[at].add(Ranked { key, order, at: row, weight })?);
+            released.extend(self.state.entries.of[at].add(Ranked {
+                key,
+                order,
+                at: row,
+                weight,
+            })?);
         }
         let after = self.results_in(at, &intervals)?;
         for (old, new) in before.iter().zip(&after) {
             self.emit(old, new, out)?;
         }
-        released.into_iter().for_each(|row| self.arena.release(row));
+        released.into_iter().for_each(|row| self.state.entries.arena.release(row));
         if let Some(closing) = &mut self.closing {
             let orders = orders.iter().map(Vec::as_slice);
-            closing.note(slot, &self.groups[at], &intervals, orders);
+            closing.note(slot, &self.state.entries.of[at], &intervals, orders);
         }
         Ok(())
     }
@@ -248,22 +179,20 @@ impl WindowOperator {
     /// Lets go of the rows of sessions and ASOF joins that no later change can reach, in memory and in the store.
     async fn close(&mut self) -> Result<(), ExecError> {
         let Some(closing) = &mut self.closing else { return Ok(()) };
-        closing.write(&self.keys, &self.reader)?;
+        closing.write(&self.state.keys, self.state.reader(0))?;
         let Some(due) = closing.due().await? else { return Ok(()) };
-        self.stamp += 1;
-        let mut slots = Vec::new();
-        self.keys.probe(&due, None, self.stamp, &mut slots);
-        self.grow();
+        let mut slots = self.state.probe_keys(&due);
         slots.sort_unstable();
         slots.dedup();
-        self.fetch(&slots)?;
-        while !self.fetches.is_empty() {
-            self.complete_fetches().await?;
+        self.state.request(0, &slots, |_| 1)?;
+        while self.state.is_fetching() {
+            self.state.arrived().await?;
         }
+        let groups = &mut self.state.entries;
         let (mut gone, mut looked_at) = (Vec::new(), Vec::new());
         for slot in slots {
             let Some(closing) = &self.closing else { break };
-            let group = &mut self.groups[slot as usize];
+            let group = &mut groups.of[slot as usize];
             for row in closing.closed(group) {
                 group.add(Ranked { weight: -row.weight, ..row.clone() })?;
                 let change = Change { weight: -row.weight, order: row.order, at: row.at };
@@ -271,42 +200,21 @@ impl WindowOperator {
             }
             looked_at.push(slot);
         }
-        self.order.write(&gone, &self.keys, &self.arena, self.table.as_mut())?;
-        gone.into_iter().for_each(|(_, change)| self.arena.release(change.at));
+        groups.write(&gone, &self.state.keys)?;
+        gone.into_iter().for_each(|(_, change)| groups.arena.release(change.at));
         for slot in looked_at {
-            if self.groups[slot as usize].len() > 0 {
-                self.resize(slot);
+            if self.state.entries.of[slot as usize].len() > 0 {
+                self.state.resize(slot);
             } else {
-                self.keys.remove(slot);
+                self.state.remove(slot);
             }
         }
         Ok(())
     }
 
-    /// Lets go of groups that no later change can reach, as the store does.
-    fn sweep(&mut self) -> Result<(), ExecError> {
-        let Some((at, bound)) = self.closed.filter(|(_, bound)| *bound > self.swept) else {
-            return Ok(());
-        };
-        self.swept = bound;
-        for slot in super::closed_keys(&self.keys, self.reader.codec(), at, bound)? {
-            let rows = std::mem::take(&mut self.groups[slot as usize]);
-            rows.iter().for_each(|r| self.arena.release(r.at));
-            self.keys.remove(slot);
-        }
-        Ok(())
-    }
-
-    /// As many groups as there are slots.
-    fn grow(&mut self) {
-        if self.groups.len() < self.keys.capacity() {
-            self.groups.resize(self.keys.capacity().next_power_of_two(), Rows::default());
-        }
-    }
-
     /// The entries of every interval and their results.
     fn results_in(&self, group: usize, intervals: &[Interval]) -> Result<Vec<Shown>, ExecError> {
-        let rows = &self.groups[group];
+        let rows = &self.state.entries.of[group];
         let one = |interval: &Interval| -> Result<Shown, ExecError> {
             let start = rows.partition_point(|r| r.key[..] < interval.low[..]);
             let end = match &interval.high {
@@ -314,7 +222,7 @@ impl WindowOperator {
                 None => rows.len(),
             };
             let entries = rows.range(start..end).map(|r| (r.key.clone(), r.weight)).collect();
-            let results = self.calls.evaluate(rows, start..end, &self.arena)?;
+            let results = self.calls.evaluate(rows, start..end, &self.state.entries.arena)?;
             Ok(Shown { entries, results })
         };
         intervals.iter().map(one).collect()
@@ -363,7 +271,8 @@ impl WindowOperator {
         if diff.rows.is_empty() {
             return Ok(());
         }
-        let mut columns: Vec<ArrayRef> = self.arena.batch(&diff.rows)?.columns().to_vec();
+        let mut columns: Vec<ArrayRef> =
+            self.state.entries.arena.batch(&diff.rows)?.columns().to_vec();
         for (a, b) in old.results.columns.iter().zip(&new.results.columns) {
             let both: [&dyn Array; 2] = [a.as_ref(), b.as_ref()];
             columns.push(interleave(&both, &diff.picks)?);
@@ -374,45 +283,9 @@ impl WindowOperator {
         Ok(())
     }
 
-    async fn complete_fetches(&mut self) -> Result<(), ExecError> {
-        for (asked, found) in self.fetches.completed().await? {
-            self.arrived(&asked, &found)?;
-        }
-        Ok(())
-    }
-
-    fn held(&self) -> usize {
-        self.keys.bytes().max(self.arena.bytes()) + self.pending.capacity() * 64
-    }
-
     /// Keeps within the cache's budget: groups that have not changed go.
     fn make_room(&mut self) -> Result<(), ExecError> {
-        let held = self.held();
-        let budget = self.limits.cache_budget(&self.env, held);
-        if !self.limits.is_over(held, budget) {
-            return Ok(());
-        }
-        let target = self.keys.bytes() as f64 * (budget - budget / 8) as f64 / held as f64;
-        let (groups, arena) = (&mut self.groups, &mut self.arena);
-        self.keys.evict(target as usize, |slot| {
-            let rows = std::mem::take(&mut groups[slot as usize]);
-            rows.iter().for_each(|r| arena.release(r.at));
-            rows.len() > 0
-        });
-        self.compact()?;
-        let held = self.held();
-        self.limits.evicted(held, budget);
-        Ok(())
-    }
-
-    /// Rewrites the rows in memory densely; only when nothing else refers to them.
-    fn compact(&mut self) -> Result<(), ExecError> {
-        if self.pending.is_empty() && self.arena.wants_compaction() {
-            let mut refs: Vec<&mut RowRef> =
-                self.groups.iter_mut().flat_map(Rows::refs_mut).collect();
-            self.arena.compact(&mut refs)?;
-        }
-        Ok(())
+        if self.state.is_over() { self.state.evict() } else { Ok(()) }
     }
 }
 
@@ -421,26 +294,23 @@ impl Operator for WindowOperator {
         if chunk.is_empty() {
             return Ok(());
         }
-        self.stamp += 1;
-        let keys = self.reader.read(&chunk.batch)?;
-        let mut slots = Vec::with_capacity(chunk.num_rows());
-        self.keys.probe(&keys, None, self.stamp, &mut slots);
-        self.grow();
+        let (slots, _) = self.state.probe(0, &chunk.batch)?;
         self.note(&chunk, &slots)?;
-        self.fetch(&slots)?;
+        self.state.request(0, &slots, |row| chunk.weight(row))?;
+        self.state.recycle(slots);
         self.make_room()
     }
 
     fn is_full(&self) -> bool {
-        self.env.options.state_access == StateAccess::Synchronous && !self.fetches.is_empty()
+        self.state.is_full()
     }
 
     fn is_pending(&self) -> bool {
-        !self.fetches.is_empty()
+        self.state.is_fetching()
     }
 
     fn progress<'a>(&'a mut self, _: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
-        self.complete_fetches().boxed()
+        async move { self.state.arrived().await.map(drop) }.boxed()
     }
 
     /// The table's values are whole rows.
@@ -448,7 +318,7 @@ impl Operator for WindowOperator {
         if let RetentionBy::Value(column) = by
             && let Some(at) = self.group_columns.iter().position(|g| *g == column)
         {
-            self.closed = Some((at, bound));
+            self.state.close(at, bound);
         }
     }
 
@@ -460,19 +330,19 @@ impl Operator for WindowOperator {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            debug_assert!(self.fetches.is_empty());
+            debug_assert!(self.state.is_settled());
             self.emit_deltas(out)?;
             self.close().await?;
-            self.sweep()?;
-            self.compact()?;
-            self.limits.unpinned();
+            self.state.sweep()?;
+            self.state.compact()?;
+            self.state.unpin();
             self.make_room()
         }
         .boxed()
     }
 
     fn seal(&mut self, sealed: &mut Vec<MemRun>) -> Result<(), ExecError> {
-        sealed.extend(self.table.seal()?);
+        sealed.extend(self.state.entries.table.seal()?);
         if let Some(closing) = &mut self.closing {
             sealed.extend(closing.seal()?);
         }
@@ -480,7 +350,7 @@ impl Operator for WindowOperator {
     }
 
     fn memory_size(&self) -> usize {
-        self.held()
+        self.state.held()
     }
 }
 
