@@ -1,8 +1,7 @@
 //! The operators of the job graph; see [`build`].
 //!
-//! [`linear`] ones keep no state. [`aggregate`], [`join`], [`topn`] and [`window`] are built from
-//! [`crate::state`]: a key table with columns of state by slot, a gate for rows whose state is
-//! missing, and batched reads under way. All emit whole chunks and all of their results are
+//! [`linear`] ones keep no state. [`aggregate`], [`join`], [`topn`] and [`window`] say what the entry of a
+//! key holds, and how it is read and written; [`crate::state::KeyedState`] does the rest. All emit whole chunks and all of their results are
 //! independent of the order in which rows of different keys, or reads, complete.
 
 pub mod aggregate;
@@ -20,19 +19,18 @@ pub mod window;
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array};
+use arrow::array::{ArrayRef, AsArray, Int64Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
-use millrace_common::keys::KeyCodec;
 use millrace_common::{DeltaChunk, Epoch, Vnode};
 use millrace_graph::{Node, Operator as Op};
 
 use self::expr::SafeExpr;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
-use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
+use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, OperatorContext, Output};
-use crate::options::{ExecOptions, StateAccess};
-use crate::state::{Delayed, KeyGate, KeyTable, Slot, StateTable};
+use crate::options::ExecOptions;
+use crate::state::{Delayed, StateTable};
 use crate::stats::OperatorMetrics;
 
 /// What every operator with state shares.
@@ -177,27 +175,6 @@ pub(crate) fn nullable(schema: &Schema) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// Cached keys that are never asked for again: the time in their column `at` is below the bound. At a
-/// barrier, when nothing is dirty or being fetched.
-pub(crate) fn closed_keys(
-    keys: &KeyTable,
-    codec: &KeyCodec,
-    at: usize,
-    bound: i64,
-) -> Result<Vec<Slot>, ExecError> {
-    let slots: Vec<Slot> = keys.slots().collect();
-    if slots.is_empty() {
-        return Ok(slots);
-    }
-    let columns = codec.decode(slots.iter().map(|&s| keys.key(s)))?;
-    let Some(times) = columns.get(at) else { return Ok(Vec::new()) };
-    let times = times_of(times)?;
-    let closed = |(i, slot): (usize, Slot)| {
-        (times.is_valid(i) && times.value(i) < bound && keys.is_resident(slot)).then_some(slot)
-    };
-    Ok(slots.into_iter().enumerate().filter_map(closed).collect())
-}
-
 /// A timestamp column as microseconds.
 pub(crate) fn times_of(column: &ArrayRef) -> Result<Int64Array, ExecError> {
     let cast = arrow::compute::cast(column, &DataType::Int64)?;
@@ -215,56 +192,5 @@ pub(crate) fn emit_sliced(chunk: DeltaChunk, rows: usize, out: &mut Output) {
         let len = rows.min(chunk.num_rows() - at);
         out.push(chunk.slice(at, len));
         at += len;
-    }
-}
-
-/// Budgets of one operator with state.
-pub(crate) struct Limits {
-    cache: Reservation,
-    /// Eviction could not reach its target: the rest is pinned. Not tried again below this.
-    retry_at: usize,
-}
-
-impl Limits {
-    pub fn new(env: &Env) -> Limits {
-        Limits { cache: env.governor.account(MemoryClass::Cache), retry_at: 0 }
-    }
-
-    /// What the cache may hold, told what it holds.
-    pub fn cache_budget(&mut self, env: &Env, held: usize) -> usize {
-        self.cache.set(held);
-        env.governor.share(env.options.cache_bytes)
-    }
-
-    /// Whether to evict now.
-    pub fn is_over(&self, held: usize, budget: usize) -> bool {
-        held > budget.max(self.retry_at)
-    }
-
-    /// What eviction has left.
-    pub fn evicted(&mut self, held: usize, budget: usize) {
-        self.cache.set(held);
-        self.retry_at = if held > budget { held + budget / 8 } else { 0 };
-    }
-
-    /// Nothing is pinned any more.
-    pub fn unpinned(&mut self) {
-        self.retry_at = 0;
-    }
-
-    /// Bytes that the last eviction had to leave; 0: all there is can be evicted.
-    pub fn pinned(&self) -> usize {
-        self.retry_at
-    }
-
-    /// Whether to stop pulling input. Parked rows go beyond the bound by at most one chunk.
-    pub fn is_full(&self, env: &Env, gate: &KeyGate, idle: bool) -> bool {
-        match env.options.state_access {
-            StateAccess::Synchronous => !idle,
-            StateAccess::Asynchronous => {
-                gate.rows() >= env.options.parked_rows.max(1)
-                    || (!gate.is_empty() && gate.bytes() >= env.options.parked_bytes)
-            }
-        }
     }
 }

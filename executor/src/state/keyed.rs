@@ -15,9 +15,10 @@ use millrace_storage::{Found, Lookup};
 use super::cache::Probe;
 use super::gate::Ready;
 use super::keys::{ChunkKeys, KeyReader, storage_keys};
+use super::limits::Limits;
 use super::{Divide, Fetches, KeyGate, KeyTable, Slot};
 use crate::error::ExecError;
-use crate::operators::{Env, Limits, times_of};
+use crate::operators::{Env, times_of};
 
 /// State tables that one entry is read from at most.
 const TABLES: usize = 2;
@@ -138,6 +139,7 @@ impl<E: Entries> KeyedState<E> {
         let keys = self.readers[port].read(batch)?;
         self.stamp += 1;
         let mut slots = std::mem::take(&mut self.scratch);
+        slots.reserve(batch.num_rows());
         let probe = self.keys.probe(&keys, None, self.stamp, &mut slots);
         self.grow();
         Ok((slots, probe))
@@ -225,14 +227,14 @@ impl<E: Entries> KeyedState<E> {
             }
             let is_resident = self.keys.is_resident(slot);
             let tables = self.entries.missing(slot, is_resident, port, weight(row));
-            if tables == Missing::default() {
+            if !is_resident && self.keys.is_complete() {
+                self.entries.absent(slot);
+                self.set_resident(slot);
+                known += 1;
+            } else if tables == Missing::default() {
                 if !is_resident {
                     self.set_resident(slot);
                 }
-                known += 1;
-            } else if self.keys.is_complete() {
-                self.entries.absent(slot);
-                self.set_resident(slot);
                 known += 1;
             } else {
                 for (of_table, _) in missing.iter_mut().zip(tables).filter(|(_, is)| *is) {

@@ -25,6 +25,7 @@ pub mod fetch;
 pub mod gate;
 pub mod keyed;
 pub mod keys;
+mod limits;
 pub mod table;
 
 pub use arena::RowArena;

@@ -8,10 +8,10 @@ use arrow::array::Array;
 use millrace_common::access::RetentionBy;
 use millrace_graph::Join;
 
-use super::side::{END, Side};
-use super::{Entry, HashJoin};
+use super::HashJoin;
+use super::side::END;
 use crate::error::ExecError;
-use crate::operators::{closed_keys, times_of};
+use crate::operators::times_of;
 use crate::state::Slot;
 use crate::state::arena::RowRef;
 
@@ -24,7 +24,6 @@ pub struct Cleaning {
     keys: [Vec<usize>; 2],
     /// Column and bound of a side.
     bounds: [Option<(usize, i64)>; 2],
-    swept: i64,
     /// Rows that were left on each side.
     left: [usize; 2],
 }
@@ -35,7 +34,6 @@ impl Cleaning {
             tables: [join.left.state.table, join.right.state.table],
             keys: [join.left.keys.clone(), join.right.keys.clone()],
             bounds: [None, None],
-            swept: i64::MIN,
             left: [0, 0],
         }
     }
@@ -60,13 +58,10 @@ impl HashJoin {
     /// At a barrier, when everything is written.
     pub(super) fn clean(&mut self) -> Result<(), ExecError> {
         match self.cleaning.by_key() {
-            Some((at, bound)) if bound > self.cleaning.swept => {
-                self.cleaning.swept = bound;
-                for slot in closed_keys(&self.keys, self.readers[0].codec(), at, bound)? {
-                    self.forget(slot);
-                }
+            Some((at, bound)) => {
+                self.state.close(at, bound);
+                self.state.sweep()?;
             }
-            Some(_) => {}
             None => {
                 for side in 0..2 {
                     if let Some((column, bound)) = self.cleaning.bounds[side] {
@@ -75,23 +70,11 @@ impl HashJoin {
                 }
             }
         }
-        self.sides.iter_mut().try_for_each(Side::compact)
-    }
-
-    fn forget(&mut self, slot: Slot) {
-        let entry = &mut self.entries[slot as usize];
-        for (side, list) in self.sides.iter_mut().zip(&mut entry.sides) {
-            while list.head != END {
-                let head = list.head;
-                side.unlink(list, head);
-            }
-        }
-        *entry = Entry::default();
-        self.keys.remove(slot);
+        self.state.compact()
     }
 
     fn clean_side(&mut self, port: usize, column: usize, bound: i64) -> Result<(), ExecError> {
-        let side = &mut self.sides[port];
+        let side = &mut self.state.entries.sides[port];
         let live = side.nodes.iter().enumerate().filter(|(_, n)| n.slot != Slot::MAX);
         let live: Vec<(u32, RowRef)> = live.map(|(i, n)| (i as u32, n.at)).collect();
         if live.len() < FEW.max(self.cleaning.left[port] * 2) {
@@ -105,14 +88,14 @@ impl HashJoin {
             if times.is_null(i) || times.value(i) >= bound {
                 continue;
             }
-            let slot = self.sides[port].nodes[node as usize].slot;
-            let list = &mut self.entries[slot as usize].sides[port];
-            self.sides[port].unlink(list, node);
-            self.resize(slot);
+            let slot = self.state.entries.sides[port].nodes[node as usize].slot;
+            let list = &mut self.state.entries.of[slot as usize].sides[port];
+            self.state.entries.sides[port].unlink(list, node);
+            self.state.resize(slot);
             left -= 1;
-            let entry = &self.entries[slot as usize];
-            if self.keys.is_complete() && entry.sides.iter().all(|l| l.head == END) {
-                self.forget(slot);
+            let entry = &self.state.entries.of[slot as usize];
+            if self.state.keys.is_complete() && entry.sides.iter().all(|l| l.head == END) {
+                self.state.remove(slot);
             }
         }
         self.cleaning.left[port] = left;

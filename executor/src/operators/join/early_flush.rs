@@ -201,22 +201,22 @@ impl FlushThresholds {
 
 impl HashJoin {
     fn held_bytes(&self) -> usize {
-        self.sides.iter().map(|s| s.pending_bytes).sum()
+        self.state.entries.sides.iter().map(|s| s.pending_bytes).sum()
     }
 
     /// Whether so much waits for the barrier that memory should not wait for it too.
     pub(super) fn wants_relief(&self) -> bool {
         self.held_bytes() > self.early_flush.held_at
-            || self.limits.pinned() > self.early_flush.pinned_at
+            || self.state.pinned() > self.early_flush.pinned_at
     }
 
     /// Nothing is parked, being read or half paired: asks what the early flush has to know.
     pub(super) fn begin_relief(&mut self, out: &mut Output) -> Result<(), ExecError> {
         self.update_match_status(out)?;
         for port in 0..2 {
-            let Some(lookup) = self.sides[port].ask_stored()? else { continue };
+            let Some(lookup) = self.state.entries.sides[port].ask_stored()? else { continue };
             match self.relieving.submit(port, lookup)? {
-                Some((port, found)) => self.sides[port].write_settled(&found)?,
+                Some((port, found)) => self.state.entries.sides[port].write_settled(&found)?,
                 None => self.env.metrics.fetch_rounds.add(1),
             }
         }
@@ -226,23 +226,23 @@ impl HashJoin {
     /// Waits for an answer. Cancel-safe.
     pub(super) async fn go_on_with_relief(&mut self) -> Result<(), ExecError> {
         for (port, found) in self.relieving.completed().await? {
-            self.sides[port].write_settled(&found)?;
+            self.state.entries.sides[port].write_settled(&found)?;
         }
         if self.relieving.is_empty() { self.end_relief() } else { Ok(()) }
     }
 
     fn end_relief(&mut self) -> Result<(), ExecError> {
-        let pinned: Vec<Slot> = self.sides.iter().flat_map(Side::pinned).collect();
-        self.keys.take_dirty();
+        let pinned: Vec<Slot> = self.state.entries.sides.iter().flat_map(Side::pinned).collect();
+        self.state.keys.take_dirty();
         for slot in pinned {
-            self.keys.mark_dirty(slot);
+            self.state.keys.mark_dirty(slot);
         }
-        self.limits.unpinned();
+        self.state.unpin();
         self.make_room()?;
         // What could not be helped must not be tried again and again.
         let options = &self.env.options;
         self.early_flush.held_at = options.group_change_bytes.max(2 * self.held_bytes());
-        self.early_flush.pinned_at = options.cache_bytes.max(2 * self.limits.pinned());
+        self.early_flush.pinned_at = options.cache_bytes.max(2 * self.state.pinned());
         Ok(())
     }
 

@@ -18,16 +18,16 @@ impl HashJoin {
         chunk: DeltaChunk,
         slots: Vec<Slot>,
     ) -> Result<(), ExecError> {
-        if self.is_lookup && port == 0 {
+        if self.state.entries.is_lookup && port == 0 {
             let nodes = vec![END; slots.len()];
             self.work = Some(Work::new(port, chunk, slots, nodes));
             return Ok(());
         }
         let keys: Vec<(Vnode, &[u8])> =
-            slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))).collect();
-        self.sides[port].store(&chunk, &keys, &slots)?;
+            slots.iter().map(|&s| (self.state.keys.vnode(s), self.state.keys.key(s))).collect();
+        self.state.entries.sides[port].store(&chunk, &keys, &slots)?;
         let nodes = self.insert(port, &chunk, &slots)?;
-        if !self.is_lookup {
+        if !self.state.entries.is_lookup {
             self.work = Some(Work::new(port, chunk, slots, nodes));
         }
         Ok(())
@@ -44,13 +44,13 @@ impl HashJoin {
         let loaded: Vec<(u32, Slot)> = slots
             .iter()
             .enumerate()
-            .filter(|(_, s)| self.entries[**s as usize].sides[port].loaded)
+            .filter(|(_, s)| self.state.entries.of[**s as usize].sides[port].loaded)
             .map(|(row, &slot)| (row as u32, slot))
             .collect();
         if loaded.is_empty() {
             return Ok(nodes);
         }
-        let side = &self.sides[port];
+        let side = &self.state.entries.sides[port];
         let hashes = side.hashes(chunk)?;
         // Insertions first, so that a retraction in the same chunk finds its row.
         let (plus, minus): (Vec<_>, Vec<_>) =
@@ -59,7 +59,7 @@ impl HashJoin {
             if rows.is_empty() {
                 continue;
             }
-            let side = &self.sides[port];
+            let side = &self.state.entries.sides[port];
             let opposite = if side.may_cancel(chunk) {
                 side.find_opposites(chunk, &hashes, &rows)?
             } else {
@@ -79,7 +79,7 @@ impl HashJoin {
         opposite: &[u32],
         nodes: &mut [u32],
     ) -> Result<(), ExecError> {
-        let side = &mut self.sides[port];
+        let side = &mut self.state.entries.sides[port];
         let fresh: Vec<(u32, Slot)> =
             rows.iter().zip(opposite).filter(|(_, n)| **n == END).map(|(r, _)| *r).collect();
         if !fresh.is_empty() {
@@ -93,31 +93,31 @@ impl HashJoin {
             let id = side.arena.insert(batch, fresh.len());
             for (i, &(row, slot)) in fresh.iter().enumerate() {
                 let at = RowRef { chunk: id, row: if whole { row } else { i as u32 } };
-                let list = &mut self.entries[slot as usize].sides[port];
+                let list = &mut self.state.entries.of[slot as usize].sides[port];
                 let weight = chunk.weight(row as usize);
                 nodes[row as usize] = side.link(list, slot, at, weight, hashes[row as usize]);
             }
         }
         for (&(row, slot), &node) in rows.iter().zip(opposite) {
             let weight = chunk.weight(row as usize);
-            let list = &mut self.entries[slot as usize].sides[port];
+            let list = &mut self.state.entries.of[slot as usize].sides[port];
             let touched = if node == END { nodes[row as usize] } else { node };
             if node != END {
                 side.add_weight(list, node, weight);
-                if side.nodes[node as usize].weight == 0 && !self.preserved[port] {
+                if side.nodes[node as usize].weight == 0 && !self.state.entries.preserved[port] {
                     side.unlink(list, node);
                 }
             }
-            if self.preserved[port] {
+            if self.state.entries.preserved[port] {
                 touch_row(side, &mut self.touched_rows[port], touched);
             }
             // What the store cannot show for a moment, or does not have yet, must stay in memory.
-            if weight < 0 || !side.may_write_blind(weight) || self.preserved[port] {
-                self.keys.mark_dirty(slot);
+            if weight < 0 || !side.may_write_blind(weight) || self.state.entries.preserved[port] {
+                self.state.keys.mark_dirty(slot);
             }
         }
         for &(_, slot) in rows {
-            self.resize(slot);
+            self.state.resize(slot);
         }
         Ok(())
     }

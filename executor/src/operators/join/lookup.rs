@@ -106,8 +106,8 @@ fn pairing(
         table => tables(table),
     };
     let mut made = HashJoin::new(schema, false, &join, left, right, env, &mut tables)?;
-    made.is_lookup = true;
-    made.preserved = [false, false];
+    made.state.entries.is_lookup = true;
+    made.state.entries.preserved = [false, false];
     Ok(made)
 }
 
@@ -126,7 +126,7 @@ impl Work {
 impl HashJoin {
     /// Emits the rows of a lookup that have met nothing, if it pads.
     pub(super) fn pad(&self, work: &mut Work, out: &mut Output) -> Result<(), ExecError> {
-        if self.kind != JoinKind::LeftOuter {
+        if self.state.entries.kind != JoinKind::LeftOuter {
             return Ok(());
         }
         work.met.resize(work.chunk.num_rows(), 0);

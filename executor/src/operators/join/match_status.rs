@@ -7,6 +7,7 @@ use millrace_common::DeltaChunk;
 use millrace_common::fault_injection::is_planted;
 use millrace_graph::JoinKind;
 
+use super::entries::JoinEntries;
 use super::pairs::{Matched, PairColumns, Pairs, padded};
 use super::side::{END, MatchState};
 use super::{HashJoin, add_degree};
@@ -51,15 +52,17 @@ impl HashJoin {
     pub(super) fn update_match_status(&mut self, out: &mut Output) -> Result<(), ExecError> {
         let mut emissions: [Emission; 2] = Default::default();
         for slot in std::mem::take(&mut self.touched_keys) {
-            self.entries[slot as usize].touched = false;
+            self.state.entries.of[slot as usize].touched = false;
             for side in 0..2 {
-                let matched = self.entries[slot as usize].sides[1 - side].total > 0;
-                if self.preserved[side] && self.entries[slot as usize].matched[side] != matched {
-                    self.entries[slot as usize].matched[side] = matched;
-                    let mut node = self.entries[slot as usize].sides[side].head;
+                let matched = self.state.entries.of[slot as usize].sides[1 - side].total > 0;
+                if self.state.entries.preserved[side]
+                    && self.state.entries.of[slot as usize].matched[side] != matched
+                {
+                    self.state.entries.of[slot as usize].matched[side] = matched;
+                    let mut node = self.state.entries.of[slot as usize].sides[side].head;
                     while node != END {
                         self.settle_row(side, node, &mut emissions[side]);
-                        node = self.sides[side].nodes[node as usize].next;
+                        node = self.state.entries.sides[side].nodes[node as usize].next;
                         self.emit_large(side, &mut emissions[side], out)?;
                     }
                 }
@@ -68,45 +71,35 @@ impl HashJoin {
         for side in 0..2 {
             let mut gone = Vec::new();
             for node in std::mem::take(&mut self.touched_rows[side]) {
-                self.sides[side].match_states[node as usize].touched = false;
+                self.state.entries.sides[side].match_states[node as usize].touched = false;
                 self.settle_row(side, node, &mut emissions[side]);
-                if self.sides[side].nodes[node as usize].weight == 0 {
+                if self.state.entries.sides[side].nodes[node as usize].weight == 0 {
                     gone.push(node);
                 }
                 self.emit_large(side, &mut emissions[side], out)?;
             }
             self.emit_rows(side, &mut emissions[side], out)?;
             for node in gone {
-                let slot = self.sides[side].nodes[node as usize].slot;
-                self.sides[side].unlink(&mut self.entries[slot as usize].sides[side], node);
-                self.resize(slot);
+                let slot = self.state.entries.sides[side].nodes[node as usize].slot;
+                self.state.entries.sides[side]
+                    .unlink(&mut self.state.entries.of[slot as usize].sides[side], node);
+                self.state.resize(slot);
             }
         }
         Ok(())
     }
 
-    /// The contribution of a row as things are.
-    fn wanted(&self, side: usize, node: u32) -> (i64, Option<bool>) {
-        let row = &self.sides[side].nodes[node as usize];
-        let mark = &self.sides[side].match_states[node as usize];
-        let matched = match self.condition {
-            Some(_) => mark.degree > 0,
-            None => self.entries[row.slot as usize].sides[1 - side].total > 0,
-        };
-        contribution(self.kind, row.weight, matched, mark.unknown > 0)
-    }
-
     fn settle_row(&mut self, side: usize, node: u32, emission: &mut Emission) {
-        let (weight, as_mark) = self.wanted(side, node);
-        let at = self.sides[side].nodes[node as usize].at;
+        let (weight, as_mark) = self.state.entries.wanted(side, node);
+        let at = self.state.entries.sides[side].nodes[node as usize].at;
         if weight == 0
             && self.emits_pairs
-            && self.sides[side].nodes[node as usize].weight > 0
+            && self.state.entries.sides[side].nodes[node as usize].weight > 0
             && is_planted("outer-null-row-stays")
         {
             return;
         }
-        let mark = &mut self.sides[side].match_states[node as usize];
+        let mark = &mut self.state.entries.sides[side].match_states[node as usize];
         if mark.emitted_as == as_mark {
             emission.push(at, weight - mark.emitted, as_mark);
         } else {
@@ -140,7 +133,7 @@ impl HashJoin {
             return Ok(());
         }
         let Emission { rows, weights, match_states } = std::mem::take(emission);
-        let batch = self.sides[side].arena.batch(&rows)?;
+        let batch = self.state.entries.sides[side].arena.batch(&rows)?;
         let columns =
             self.alone(side, batch.columns(), BooleanArray::from(match_states), rows.len());
         let weights = weights.iter().any(|&w| w != 1).then(|| Int64Array::from(weights));
@@ -156,7 +149,7 @@ impl HashJoin {
         match_states: BooleanArray,
         rows: usize,
     ) -> Vec<ArrayRef> {
-        match self.kind {
+        match self.state.entries.kind {
             JoinKind::LeftSemi | JoinKind::RightSemi | JoinKind::LeftAnti | JoinKind::RightAnti => {
                 self.output.iter().map(|&c| Arc::clone(&columns[c])).collect()
             }
@@ -167,7 +160,14 @@ impl HashJoin {
                     .map(|&c| Arc::clone(columns.get(c).unwrap_or(&match_states)))
                     .collect()
             }
-            _ => padded(side, columns, self.left_width, &self.output, &self.schema, rows),
+            _ => padded(
+                side,
+                columns,
+                self.state.entries.left_width,
+                &self.output,
+                &self.schema,
+                rows,
+            ),
         }
     }
 
@@ -184,6 +184,19 @@ impl HashJoin {
         out.push(DeltaChunk::new(new_batch(&self.schema, columns, rows)?, chunk.weights.clone()));
         Ok(())
     }
+}
+
+impl JoinEntries {
+    /// The contribution of a row as things are.
+    fn wanted(&self, side: usize, node: u32) -> (i64, Option<bool>) {
+        let row = &self.sides[side].nodes[node as usize];
+        let mark = &self.sides[side].match_states[node as usize];
+        let matched = match self.condition {
+            Some(_) => mark.degree > 0,
+            None => self.of[row.slot as usize].sides[1 - side].total > 0,
+        };
+        contribution(self.kind, row.weight, matched, mark.unknown > 0)
+    }
 
     /// Keys just loaded: what their rows had contributed when they were last written.
     pub(super) fn restore_marks(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
@@ -197,7 +210,7 @@ impl HashJoin {
                 if !self.preserved[side] {
                     continue;
                 }
-                let entry = &mut self.entries[slot as usize];
+                let entry = &mut self.of[slot as usize];
                 entry.matched[side] = entry.sides[1 - side].total > 0;
                 let mut node = entry.sides[side].head;
                 while node != END {
@@ -213,7 +226,7 @@ impl HashJoin {
 
     /// Degrees of a key's rows from all of its pairs.
     fn restore_degrees(&mut self, slot: Slot) -> Result<(), ExecError> {
-        let [left, right] = self.entries[slot as usize].sides;
+        let [left, right] = self.of[slot as usize].sides;
         if left.len == 0 || right.len == 0 {
             return Ok(());
         }
@@ -232,7 +245,7 @@ impl HashJoin {
                 let n = &self.sides[1].nodes[node as usize];
                 pairs.push(row as u32, n.at, node, 1);
                 node = n.next;
-                if pairs.len() >= self.env.options.chunk_rows.max(1) {
+                if pairs.len() >= self.chunk_rows {
                     self.add_pairs(&batch, &left_nodes, &mut pairs)?;
                 }
             }

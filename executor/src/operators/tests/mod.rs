@@ -4,5 +4,6 @@
 
 mod fake;
 mod history;
+mod keyed;
 mod lookup;
 mod stateful;

@@ -1,0 +1,124 @@
+//! What a join keeps for its keys: for each side a list of rows, and what has been emitted of them.
+
+use arrow::array::BinaryArray;
+use millrace_common::DeltaChunk;
+use millrace_graph::JoinKind;
+use millrace_storage::{Found, Lookup};
+
+use super::pairs::Condition;
+use super::side::{END, List, Side};
+use crate::error::ExecError;
+use crate::state::arena::RowRef;
+use crate::state::keyed::Missing;
+use crate::state::{Entries, KeyTable, Slot};
+
+/// State of a join key.
+#[derive(Clone, Copy, Default)]
+pub struct Entry {
+    pub sides: [List; 2],
+    /// Whether rows of a preserved side were last emitted as having matches (no residual).
+    pub matched: [bool; 2],
+    /// In the list of keys to settle.
+    pub touched: bool,
+}
+
+/// See the module. The table of a side has its number.
+pub struct JoinEntries {
+    pub kind: JoinKind,
+    pub sides: [Side; 2],
+    pub preserved: [bool; 2],
+    pub condition: Option<Condition>,
+    pub left_width: usize,
+    pub chunk_rows: usize,
+    /// See [`super::lookup`].
+    pub is_lookup: bool,
+    pub of: Vec<Entry>,
+}
+
+impl JoinEntries {
+    /// No row has a match state: its own state is not needed to know what it adds.
+    pub fn is_inner(&self) -> bool {
+        self.kind == JoinKind::Inner || self.is_lookup
+    }
+}
+
+impl Entries for JoinEntries {
+    const IS_PARTIAL: bool = true;
+
+    fn ensure(&mut self, capacity: usize) {
+        self.of.resize(capacity, Entry::default());
+    }
+
+    /// A side that is written blind is not needed for itself; of a lookup, the left side never.
+    fn missing(&self, slot: Slot, _: bool, port: usize, weight: i64) -> Missing {
+        let own = match self.is_lookup {
+            true => port == 1 && !self.sides[1].may_write_blind(weight),
+            false => self.kind != JoinKind::Inner || !self.sides[port].may_write_blind(weight),
+        };
+        let other = !(self.is_lookup && port == 1);
+        let lists = &self.of[slot as usize].sides;
+        let mut missing = [false; 2];
+        missing[port] = own && !lists[port].loaded;
+        missing[1 - port] = other && !lists[1 - port].loaded;
+        missing
+    }
+
+    fn read(&self, side: usize, keys: BinaryArray) -> Lookup {
+        self.sides[side].read(keys)
+    }
+
+    fn load(&mut self, at: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
+        let side = &mut self.sides[at];
+        for &slot in slots {
+            self.of[slot as usize].sides[at].loaded = true;
+        }
+        if found.is_empty() {
+            return Ok(());
+        }
+        let hashes = side.hashes(&DeltaChunk::inserts(found.values.clone()))?;
+        let chunk = side.arena.insert(found.values.clone(), found.len());
+        for (row, &input) in found.input.values().iter().enumerate() {
+            let slot = slots[input as usize];
+            let list = &mut self.of[slot as usize].sides[at];
+            let at = RowRef { chunk, row: row as u32 };
+            side.link(list, slot, at, found.weights.value(row), hashes[row]);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
+        if self.is_inner() { Ok(()) } else { self.restore_marks(slots) }
+    }
+
+    fn absent(&mut self, slot: Slot) {
+        self.of[slot as usize].sides.iter_mut().for_each(|list| list.loaded = true);
+    }
+
+    fn size(&self, slot: Slot) -> usize {
+        let lists = self.of[slot as usize].sides.iter().zip(&self.sides);
+        let rows: usize = lists.map(|(list, side)| list.len as usize * side.row_bytes()).sum();
+        rows + size_of::<Entry>()
+    }
+
+    fn release(&mut self, slot: Slot) -> bool {
+        let entry = &mut self.of[slot as usize];
+        let mut any = false;
+        for (side, list) in self.sides.iter_mut().zip(&mut entry.sides) {
+            any |= !list.loaded || list.len > 0;
+            while list.head != END {
+                let head = list.head;
+                side.unlink(list, head);
+            }
+        }
+        *entry = Entry::default();
+        any
+    }
+
+    fn held(&self, keys: &KeyTable) -> usize {
+        keys.bytes().max(self.sides.iter().map(Side::memory_size).sum())
+    }
+
+    fn compact(&mut self, _: &KeyTable) -> Result<(), ExecError> {
+        self.sides.iter_mut().try_for_each(Side::compact)
+    }
+}

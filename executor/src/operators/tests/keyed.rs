@@ -1,0 +1,284 @@
+//! Keyed state: rows wait for their keys only, in order; hints read ahead and change nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema};
+use futures::executor::block_on;
+use millrace_common::DeltaChunk;
+use millrace_rpc::catalog::RowStorage;
+use millrace_storage::{Found, Lookup};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::fake::FakeTable;
+use super::history::{Row, chunk, schema};
+use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
+use crate::memory::MemoryGovernor;
+use crate::operators::Env;
+use crate::options::{Eviction, ExecOptions};
+use crate::state::fetch::wait;
+use crate::state::gate::Ready;
+use crate::state::keys::{KeyReader, storage_keys};
+use crate::state::{Entries, KeyedState, Slot, StateTable};
+use crate::stats::OperatorMetrics;
+
+const ENTRY: usize = 64;
+
+/// How many rows each key has had.
+struct Counts {
+    table: FakeTable,
+    of: Vec<i64>,
+}
+
+impl Entries for Counts {
+    fn ensure(&mut self, capacity: usize) {
+        self.of.resize(capacity, 0);
+    }
+
+    fn read(&self, _: usize, keys: BinaryArray) -> Lookup {
+        self.table.multi_get(keys)
+    }
+
+    fn load(&mut self, _: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
+        slots.iter().for_each(|&slot| self.absent(slot));
+        let counts = found.values.column(0).as_primitive::<Int64Type>();
+        for (row, &input) in found.input.values().iter().enumerate() {
+            self.of[slots[input as usize] as usize] = counts.value(row);
+        }
+        Ok(())
+    }
+
+    fn absent(&mut self, slot: Slot) {
+        self.of[slot as usize] = 0;
+    }
+
+    fn size(&self, _: Slot) -> usize {
+        ENTRY
+    }
+
+    fn release(&mut self, slot: Slot) -> bool {
+        self.of[slot as usize] != 0
+    }
+}
+
+/// Counts the rows of keys, as an operator would.
+struct Counter {
+    state: KeyedState<Counts>,
+    metrics: Arc<OperatorMetrics>,
+    /// Ids of the rows that have run.
+    ran: Vec<i64>,
+}
+
+impl Counter {
+    fn new(table: &FakeTable, options: ExecOptions) -> Counter {
+        let metrics = OperatorMetrics::new(0, 0, "test");
+        let env = Env {
+            options: Arc::new(options),
+            errors: Arc::new(ErrorSink::default()),
+            metrics: Arc::clone(&metrics),
+            governor: MemoryGovernor::new(1 << 30),
+            vnodes: 0..256,
+            restored: millrace_common::Epoch::ZERO,
+            first_arrival: 0,
+        };
+        let entries = Counts { table: table.clone(), of: Vec::new() };
+        let reader = KeyReader::new(&schema(), &[0], &[]).unwrap();
+        let state = KeyedState::new(entries, vec![reader], table.is_empty(), &env);
+        Counter { state, metrics, ran: Vec::new() }
+    }
+
+    fn run(&mut self, Ready { chunk, slots, .. }: Ready) {
+        let ids = chunk.batch.column(3).as_primitive::<Int64Type>();
+        for (row, &slot) in slots.iter().enumerate() {
+            self.state.keys.mark_dirty(slot);
+            self.state.entries.of[slot as usize] += 1;
+            self.ran.push(ids.value(row));
+        }
+    }
+
+    fn push(&mut self, chunk: DeltaChunk) {
+        if let Some(ready) = self.state.admit(0, chunk).unwrap() {
+            self.run(ready);
+        }
+    }
+
+    fn progress(&mut self) {
+        let ready = block_on(self.state.completed()).unwrap();
+        ready.into_iter().for_each(|ready| self.run(ready));
+    }
+
+    fn settle(&mut self) {
+        while self.state.is_fetching() {
+            self.progress();
+        }
+        assert!(self.state.is_settled());
+    }
+
+    fn hint(&mut self, keys: &[i64], event_time: u64) {
+        let chunk = rows(keys.iter().map(|&key| (key, 0)));
+        let keys = self.state.reader(0).read(&chunk.batch).unwrap();
+        self.state.hint(0, &keys, event_time).unwrap();
+    }
+
+    fn write(&mut self) {
+        let dirty = self.state.keys.take_dirty();
+        let of_slot = |&s: &Slot| (self.state.keys.vnode(s), self.state.keys.key(s));
+        let keys = storage_keys(dirty.iter().map(of_slot));
+        let counts = dirty.iter().map(|&s| self.state.entries.of[s as usize]);
+        let values = counts_batch(counts.collect());
+        self.state.entries.table.write(keys, None, values).unwrap();
+    }
+
+    fn make_room(&mut self) {
+        if self.state.is_over() {
+            self.write();
+            self.state.evict().unwrap();
+        }
+    }
+
+    fn is_resident(&mut self, key: i64) -> bool {
+        let chunk = rows([(key, 0)].into_iter());
+        let (slots, _) = self.state.probe(0, &chunk.batch).unwrap();
+        self.state.keys.is_resident(slots[0])
+    }
+}
+
+fn counts_batch(counts: Vec<i64>) -> RecordBatch {
+    let schema = Schema::new(vec![Field::new("n", DataType::Int64, true)]);
+    RecordBatch::try_new(Arc::new(schema), vec![Arc::new(Int64Array::from(counts))]).unwrap()
+}
+
+/// Rows of (key, id).
+fn rows(of: impl Iterator<Item = (i64, i64)>) -> DeltaChunk {
+    let row = |(key, id)| -> (Row, i64) { ((Some(key), None, None, id), 1) };
+    chunk(&of.map(row).collect::<Vec<_>>())
+}
+
+fn table(delay: Option<u64>) -> FakeTable {
+    FakeTable::new(counts_batch(Vec::new()).schema(), RowStorage::Keyed, delay)
+}
+
+/// What is stored for keys `0..keys`.
+fn stored(table: &FakeTable, keys: i64) -> BTreeMap<i64, i64> {
+    let reader = KeyReader::new(&schema(), &[0], &[]).unwrap();
+    let read = reader.read(&rows((0..keys).map(|key| (key, 0))).batch).unwrap();
+    let asked = storage_keys((0..keys as usize).map(|row| (read.vnode(row), read.key(row))));
+    let found = block_on(wait(table.multi_get(asked))).unwrap();
+    let counts = found.values.column(0).as_primitive::<Int64Type>();
+    let count = |(row, &input): (usize, &u32)| (i64::from(input), counts.value(row));
+    found.input.values().iter().enumerate().map(count).collect()
+}
+
+#[test]
+fn rows_wait_for_their_own_keys_only_and_in_order() {
+    for seed in 0..20 {
+        let table = table(Some(seed));
+        let mut counter = Counter::new(&table, ExecOptions::default());
+        counter.push(rows([(7, 0)].into_iter()));
+        counter.settle();
+        assert_eq!(counter.ran, [0]);
+        counter.push(rows([(1, 1), (7, 2), (2, 3), (1, 4)].into_iter()));
+        assert_eq!(counter.ran, [0, 2], "a row of a key in memory runs at once");
+        counter.push(rows([(1, 5), (2, 6)].into_iter()));
+        counter.settle();
+        let place = |id: i64| counter.ran.iter().position(|ran| *ran == id).unwrap();
+        assert!(place(1) < place(4) && place(4) < place(5) && place(3) < place(6));
+        assert_eq!(counter.ran.len(), 7);
+        assert_eq!(*table.rounds.lock(), 2, "keys being read are not asked for again");
+    }
+}
+
+#[test]
+fn nothing_is_read_while_every_key_is_in_memory() {
+    let table = table(None);
+    let mut counter = Counter::new(&table, ExecOptions::default());
+    counter.hint(&[1, 2], 1);
+    counter.push(rows([(1, 0), (3, 1)].into_iter()));
+    counter.push(rows([(3, 2)].into_iter()));
+    assert_eq!(counter.ran, [0, 1, 2]);
+    assert_eq!((*table.rounds.lock(), counter.metrics.cache_misses.get()), (0, 0));
+}
+
+#[test]
+fn a_hint_reads_ahead_and_parks_nothing() {
+    let table = table(Some(1));
+    let mut counter = Counter::new(&table, ExecOptions::default());
+    counter.hint(&[1, 2, 1], 1);
+    assert!(counter.state.is_fetching() && counter.ran.is_empty());
+    counter.settle();
+    counter.push(rows([(1, 0), (2, 1), (1, 2)].into_iter()));
+    assert_eq!(counter.ran, [0, 1, 2], "what was hinted is in memory");
+    counter.hint(&[1, 2], 2);
+    assert!(!counter.state.is_fetching(), "what is in memory is not read");
+    assert_eq!((*table.rounds.lock(), counter.metrics.parked_rows.get()), (1, 0));
+}
+
+#[test]
+fn a_row_that_meets_a_hinted_read_waits_for_its_answer() {
+    for seed in 0..20 {
+        let table = table(Some(seed));
+        let mut counter = Counter::new(&table, ExecOptions::default());
+        counter.hint(&[1, 2], 1);
+        counter.push(rows([(1, 0), (2, 1)].into_iter()));
+        assert!(counter.ran.is_empty());
+        counter.hint(&[1, 2], 1);
+        counter.settle();
+        counter.ran.sort_unstable();
+        assert_eq!(counter.ran, [0, 1]);
+        assert_eq!(*table.rounds.lock(), 1, "one read serves the hint and the rows");
+    }
+}
+
+#[test]
+fn a_hinted_key_leaves_after_those_needed_before_it() {
+    let options = ExecOptions { cache_bytes: 4_000, ..ExecOptions::default() };
+    let mut counter = Counter::new(&table(Some(1)), options);
+    for key in 0..200 {
+        counter.push(rows([(key, key)].into_iter()));
+        if key == 5 {
+            counter.hint(&[1], 10_000);
+        }
+        counter.settle();
+        counter.make_room();
+    }
+    assert!(counter.is_resident(1) && !counter.is_resident(2));
+}
+
+#[test]
+fn hints_that_are_early_late_doubled_or_wrong_change_no_result() {
+    for seed in 0..200 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let rng = &mut rng;
+        let table = table(rng.random_bool(0.8).then_some(seed));
+        let options = ExecOptions {
+            cache_bytes: rng.random_range(1..3_000),
+            eviction: [Eviction::Timestamp, Eviction::Lru, Eviction::Clock][rng.random_range(0..3)],
+            ..ExecOptions::default()
+        };
+        let mut expected: BTreeMap<i64, i64> = BTreeMap::new();
+        let mut counter = Counter::new(&table, options);
+        for _ in 0..rng.random_range(1..5) {
+            for _ in 0..rng.random_range(1..15) {
+                if rng.random_bool(0.6) {
+                    let keys: Vec<i64> = (0..6).map(|_| rng.random_range(0..40)).collect();
+                    counter.hint(&keys, rng.random_range(0..100));
+                }
+                let keys: Vec<i64> = (0..5).map(|_| rng.random_range(0..30)).collect();
+                keys.iter().for_each(|key| *expected.entry(*key).or_default() += 1);
+                counter.push(rows(keys.into_iter().map(|key| (key, 0))));
+                if counter.state.is_fetching() && rng.random_bool(0.4) {
+                    counter.progress();
+                }
+                counter.make_room();
+            }
+            counter.settle();
+            counter.write();
+            counter.state.unpin();
+            counter.make_room();
+            assert_eq!(stored(&table, 40), expected, "seed {seed}");
+        }
+    }
+}
