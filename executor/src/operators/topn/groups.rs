@@ -1,5 +1,6 @@
 //! The groups of a top-N by slot, the rows they refer to, and what is to be written of them.
 
+use std::collections::HashSet;
 use std::collections::hash_map::Entry;
 
 use arrow::array::{BinaryArray, BinaryBuilder};
@@ -235,6 +236,40 @@ impl Groups {
         }
         for (&slot, count) in slots.iter().zip(counts) {
             self.of[slot as usize].complete = self.append_only || limit.is_none_or(|l| count < l);
+        }
+        Ok(())
+    }
+
+    /// Whether the prefix of a dirty group must be read again and is not being read.
+    pub fn begins_refill(&mut self, slot: Slot) -> bool {
+        let group = &mut self.of[slot as usize];
+        let begins = !group.refilling && !group.is_sufficient(&self.window);
+        group.refilling |= begins;
+        begins
+    }
+
+    /// Groups' rows as they were stored when the epoch began; its changes are applied to them.
+    pub fn load_and_change(&mut self, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
+        self.load_prefixes(slots, found, self.prefix_rows())?;
+        slots.iter().for_each(|&slot| self.of[slot as usize].refilling = false);
+        let read: HashSet<Slot> = slots.iter().copied().collect();
+        for ((slot, key), change) in self.pending.iter().filter(|(of, _)| read.contains(&of.0)) {
+            let group = &mut self.of[*slot as usize];
+            let &Change { weight, order, at } = change;
+            match group.rows.binary_search_by(|r| r.key.cmp(key)) {
+                Ok(place) => {
+                    group.rows[place].weight += weight;
+                    if group.rows[place].weight == 0 {
+                        let gone = group.rows.remove(place);
+                        self.arena.release(gone.at);
+                    }
+                }
+                Err(place) if weight != 0 && (place < group.rows.len() || group.complete) => {
+                    self.arena.retain(at);
+                    group.rows.insert(place, Ranked { key: key.clone(), order, at, weight });
+                }
+                Err(_) => {}
+            }
         }
         Ok(())
     }

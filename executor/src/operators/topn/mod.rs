@@ -3,8 +3,9 @@
 //! Stored: `group | order | identity → row`, every row of the group, so that a prefix scan with a
 //! limit reads the first ones; ties are broken by the identity's bytes. In memory a group has a prefix of its
 //! rows in order: enough for the window and some more. A row beyond the prefix is written without
-//! looking. When retractions leave too few rows, the prefix is read again at the barrier, one batched
-//! scan for all such groups.
+//! looking. When retractions leave too few rows, the prefix is read again at once, in one batched scan for
+//! all such groups of a chunk, and the epoch's changes are applied to the answer; where that was too
+//! little, at the barrier.
 //!
 //! Over append-only input a row that has left the window never comes back: only the
 //! window is kept, in memory and in the store, and a row that sorts behind a full window is dropped on arrival.
@@ -23,7 +24,7 @@ use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
 use millrace_common::delta::take_rows;
 use millrace_common::fault_injection::is_planted;
-use millrace_storage::MemRun;
+use millrace_storage::{Found, MemRun};
 
 use self::group::{Shown, Window};
 use self::groups::Groups;
@@ -31,11 +32,12 @@ use super::Env;
 use super::ordered::{Ranked, RowOrder};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
+use crate::options::StateAccess;
 use crate::state::arena::{RowRef, new_batch};
 use crate::state::fetch::wait;
 use crate::state::gate::Ready;
 use crate::state::keys::{KeyReader, storage_keys};
-use crate::state::{Entries, KeyBytes, KeyedState, Slot, StateTable};
+use crate::state::{Entries, Fetches, KeyBytes, KeyedState, Slot, StateTable};
 
 /// Rows remembered beyond twice the window.
 const SLACK: usize = 16;
@@ -43,6 +45,8 @@ const SLACK: usize = 16;
 /// See the module.
 pub struct TopNOperator {
     state: KeyedState<Groups>,
+    /// Prefixes being read again.
+    refills: Fetches<Vec<Slot>>,
     emit_rank: bool,
     schema: SchemaRef,
     group_columns: Vec<usize>,
@@ -79,6 +83,7 @@ impl TopNOperator {
         let groups = Groups::new(table, rows, window, append_only, input);
         Ok(TopNOperator {
             state: KeyedState::new(groups, vec![reader], is_empty, &env),
+            refills: Fetches::default(),
             emit_rank: top.emit_rank,
             schema: super::nullable(&node.schema),
             group_columns: top.group.clone(),
@@ -107,6 +112,7 @@ impl TopNOperator {
         // One reference a row for now, handed over to the row's entry in what is pending.
         let id = groups.arena.insert(batch, rows.len());
         let mut scratch = Vec::with_capacity(64);
+        let mut short = Vec::new();
         for (place, &row) in rows.iter().enumerate() {
             let slot = slots[row as usize];
             let weight = chunk.weight(row as usize);
@@ -115,22 +121,62 @@ impl TopNOperator {
             self.state.keys.mark_dirty(slot);
             groups.touch(slot);
             groups.apply(slot, Ranked { key: KeyBytes::new(&scratch), order, at, weight })?;
+            if weight < 0 && !groups.of[slot as usize].complete {
+                short.push(slot);
+            }
             // Large groups are measured at the barrier.
             if groups.of[slot as usize].rows.len() <= 4 * SLACK {
                 self.state.keys.set_size(slot, groups.size(slot));
             }
         }
+        self.read_again(short)
+    }
+
+    /// Asks for the prefixes of groups that retractions have left with too few rows.
+    fn read_again(&mut self, mut slots: Vec<Slot>) -> Result<(), ExecError> {
+        let groups = &mut self.state.entries;
+        slots.retain(|&slot| groups.begins_refill(slot));
+        if slots.is_empty() {
+            return Ok(());
+        }
+        let limit = groups.prefix_rows();
+        let keys = &self.state.keys;
+        let prefixes = storage_keys(slots.iter().map(|&s| (keys.vnode(s), keys.key(s))));
+        match self.refills.submit(slots, groups.table.multi_scan(prefixes, limit))? {
+            Some(answer) => self.refilled(vec![answer]),
+            None => {
+                self.env.metrics.fetch_rounds.add(1);
+                Ok(())
+            }
+        }
+    }
+
+    fn refilled(&mut self, answers: Vec<(Vec<Slot>, Found)>) -> Result<(), ExecError> {
+        for (slots, found) in answers {
+            self.state.entries.load_and_change(&slots, &found)?;
+            slots.into_iter().for_each(|slot| self.state.resize(slot));
+        }
         Ok(())
     }
 
     async fn complete_fetches(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        for Ready { chunk, slots, .. } in self.state.completed().await? {
-            self.run(&chunk, &slots)?;
+        tokio::select! {
+            biased;
+            ready = self.state.completed(), if self.state.is_fetching() => {
+                for Ready { chunk, slots, .. } in ready? {
+                    self.run(&chunk, &slots)?;
+                }
+            }
+            answers = self.refills.completed(), if !self.refills.is_empty() => {
+                self.refilled(answers?)?;
+            }
+            else => {}
         }
         self.make_room(out)
     }
 
-    /// Makes every dirty group's window known, reading in rounds over all of them together.
+    /// Makes every dirty group's window known: what was read again on arrival can be too little.
+    /// Reads in rounds over all such groups together.
     async fn refill(&mut self) -> Result<(), ExecError> {
         let mut limit = self.state.entries.prefix_rows();
         loop {
@@ -219,11 +265,12 @@ impl Operator for TopNOperator {
     }
 
     fn is_full(&self) -> bool {
-        self.state.is_full()
+        let waits = self.env.options.state_access == StateAccess::Synchronous;
+        self.state.is_full() || (waits && !self.refills.is_empty())
     }
 
     fn is_pending(&self) -> bool {
-        self.state.is_fetching()
+        self.state.is_fetching() || !self.refills.is_empty()
     }
 
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
@@ -241,7 +288,7 @@ impl Operator for TopNOperator {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            debug_assert!(self.state.is_settled());
+            debug_assert!(self.state.is_settled() && self.refills.is_empty());
             self.state.entries.write(&self.state.keys)?;
             self.refill().await?;
             self.emit(true, out)?;
