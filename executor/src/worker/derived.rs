@@ -249,7 +249,7 @@ impl Derived {
         mut all: Collected,
     ) -> (JobCommit, u64) {
         if let Some(delta) = all.digest {
-            let total = control.digest.unwrap_or_default().add(delta);
+            let total = control.digest.unwrap_or_default().plus(delta);
             control.digest = Some(total);
             all.counters.insert(DIGEST_ROWS.to_string(), total.rows as u64);
             all.counters.insert(DIGEST_HASH.to_string(), total.hash);

@@ -352,7 +352,7 @@ mod tests {
     }
 
     fn error(sql: &str) -> (&'static str, String, Option<u32>) {
-        let e = of(sql).err().map(|e| (e.state.0, e.into_parts().message, e.position));
+        let e = of(sql).err().map(|e| (e.state.0, e.message.clone(), e.position));
         e.unwrap_or_default()
     }
 
