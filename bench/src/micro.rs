@@ -175,6 +175,7 @@ fn operator(
         job: RelationId(1),
         task: 0,
         vnodes: 0..256,
+        event_time: Vec::new(),
         writers: &writers,
         options: Arc::new(ExecOptions { cache_bytes: 4 << 30, ..ExecOptions::default() }),
         errors: Arc::new(ErrorSink::default()),

@@ -136,6 +136,8 @@ pub struct OperatorContext<'a> {
     pub task: usize,
     /// Vnodes the task owns; `0..256` for a singleton.
     pub vnodes: Range<Vnode>,
+    /// By input port: the column that tells the event time of its rows.
+    pub event_time: Vec<Option<usize>>,
     pub writers: &'a TableWriters<'a>,
     pub options: Arc<ExecOptions>,
     /// Where a failing expression is counted; the row's value becomes NULL.

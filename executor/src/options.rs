@@ -13,10 +13,12 @@ pub enum StateAccess {
 /// What a state cache evicts first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Eviction {
-    /// The entry whose event time, or hinted next use, lies furthest back.
+    /// The entry whose latest use lies furthest back in event time (order of arrival where rows bring none).
     #[default]
     Timestamp,
+    /// The entry whose latest use lies furthest back in the order of arrival.
     Lru,
+    /// The next around the ring that was not used since it was last passed over.
     Clock,
 }
 

@@ -42,6 +42,8 @@ pub struct Env {
     pub governor: Arc<MemoryGovernor>,
     /// Vnodes the task owns.
     pub vnodes: Range<Vnode>,
+    /// By input port: the column that tells the event time of its rows.
+    pub event_time: Vec<Option<usize>>,
     /// The last epoch that the job's state has all of.
     pub restored: Epoch,
     /// Number of the next row of append-only state: see [`crate::sequence`].
@@ -60,6 +62,7 @@ pub fn build(
         metrics: Arc::clone(&ctx.metrics),
         governor: Arc::clone(&ctx.governor),
         vnodes: ctx.vnodes.clone(),
+        event_time: ctx.event_time.clone(),
         restored: ctx.restored,
         first_arrival: ctx.first_arrival,
     };

@@ -8,7 +8,7 @@
 //! Invariants: a row is parked only while its key is being fetched; a key is fetched once at a time; entries
 //! that are being fetched, or are dirty, stay.
 
-use arrow::array::{Array, BinaryArray, RecordBatch, UInt32Array};
+use arrow::array::{Array, BinaryArray, UInt32Array};
 use millrace_common::{DeltaChunk, Vnode};
 use millrace_storage::{Found, Lookup};
 
@@ -16,7 +16,7 @@ use super::cache::Probe;
 use super::gate::Ready;
 use super::keys::{ChunkKeys, KeyReader, storage_keys};
 use super::limits::Limits;
-use super::{Divide, Fetches, KeyGate, KeyTable, Slot};
+use super::{Divide, Fetches, KeyGate, KeyTable, Slot, Stamps};
 use crate::error::ExecError;
 use crate::operators::{Env, times_of};
 
@@ -96,7 +96,7 @@ pub struct KeyedState<E> {
     fetches: Fetches<Request>,
     /// Reads under way for each slot.
     outstanding: Vec<u8>,
-    stamp: u64,
+    stamps: Stamps,
     limits: Limits,
     /// Of a key column: keys below are never asked for again.
     closed: Option<(usize, i64)>,
@@ -117,7 +117,7 @@ impl<E: Entries> KeyedState<E> {
             gate: KeyGate::new(),
             fetches: Fetches::default(),
             outstanding: Vec::new(),
-            stamp: 0,
+            stamps: Stamps::new(&env.event_time),
             limits: Limits::new(env),
             closed: None,
             swept: i64::MIN,
@@ -134,29 +134,29 @@ impl<E: Entries> KeyedState<E> {
     pub fn probe(
         &mut self,
         port: usize,
-        batch: &RecordBatch,
+        chunk: &DeltaChunk,
     ) -> Result<(Vec<Slot>, Probe), ExecError> {
-        let keys = self.readers[port].read(batch)?;
-        self.stamp += 1;
+        let keys = self.readers[port].read(&chunk.batch)?;
+        let stamps = self.stamps.of(port, chunk);
         let mut slots = std::mem::take(&mut self.scratch);
-        slots.reserve(batch.num_rows());
-        let probe = self.keys.probe(&keys, None, self.stamp, &mut slots);
+        slots.reserve(chunk.num_rows());
+        let probe = self.keys.probe(&keys, None, &stamps, &mut slots);
         self.grow();
         Ok((slots, probe))
     }
 
-    /// The slots of keys.
+    /// The slots of keys that no input row brings.
     pub fn probe_keys(&mut self, keys: &ChunkKeys) -> Vec<Slot> {
-        self.stamp += 1;
+        let stamps = self.stamps.untimed(keys.hashes.len());
         let mut slots = Vec::with_capacity(keys.hashes.len());
-        self.keys.probe(keys, None, self.stamp, &mut slots);
+        self.keys.probe(keys, None, &stamps, &mut slots);
         self.grow();
         slots
     }
 
-    /// The slot of one key.
+    /// The slot of one key; a known one keeps its stamp.
     pub fn slot(&mut self, hash: u64, vnode: Vnode, key: &[u8]) -> Slot {
-        let slot = self.keys.find_or_insert(hash, vnode, key, self.stamp);
+        let slot = self.keys.find_or_insert(hash, vnode, key, 0);
         self.grow();
         slot
     }
@@ -176,7 +176,7 @@ impl<E: Entries> KeyedState<E> {
 
     /// Takes in a chunk: its rows that can run; the others are parked.
     pub fn admit(&mut self, port: usize, chunk: DeltaChunk) -> Result<Option<Ready>, ExecError> {
-        let (slots, probe) = self.probe(port, &chunk.batch)?;
+        let (slots, probe) = self.probe(port, &chunk)?;
         if probe == Probe::AllResident && !E::IS_PARTIAL {
             self.env.metrics.cache_hits.add(slots.len() as u64);
             return Ok(Some(Ready { port, chunk, slots }));
@@ -308,16 +308,17 @@ impl<E: Entries> KeyedState<E> {
     }
 
     /// Rows of these keys will come to a port: makes their entries and asks for what rows that add need of
-    /// them, as a row does, but parks nothing. `event_time`, counted as the cache counts time, is when they
-    /// are needed; an entry's time is never set back. A hint changes no result.
+    /// them, as a row does, but parks nothing. `event_time` (microseconds) is when they are needed; an
+    /// entry's time is never set back. A hint changes no result.
     pub fn hint(
         &mut self,
         port: usize,
         keys: &ChunkKeys,
-        event_time: u64,
+        event_time: i64,
     ) -> Result<(), ExecError> {
         let mut slots = Vec::with_capacity(keys.hashes.len());
-        self.keys.probe(keys, None, self.stamp.max(event_time), &mut slots);
+        let stamps = self.stamps.at(keys.hashes.len(), event_time);
+        self.keys.probe(keys, None, &stamps, &mut slots);
         self.grow();
         self.request(port, &slots, |_| 1)
     }

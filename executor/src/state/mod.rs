@@ -3,6 +3,8 @@
 //!
 //! - [`keys`]: a chunk's keys, hashed and encoded once, and small owned key bytes;
 //! - [`cache`]: key → slot, residency, age, completeness; what a slot holds is the operator's;
+//! - [`stamps`]: when a row uses its key's entry: event time, or order of arrival;
+//! - [`eviction_queue`]: entries in the order in which they are evicted;
 //! - [`gate`]: rows waiting for their key's state, first in first out by key;
 //! - [`fetch`]: batched reads under way;
 //! - [`keyed`]: these together, generic over what an entry holds: what operators use;
@@ -21,11 +23,13 @@
 pub mod arena;
 pub mod cache;
 pub mod delayed;
+pub mod eviction_queue;
 pub mod fetch;
 pub mod gate;
 pub mod keyed;
 pub mod keys;
 mod limits;
+pub mod stamps;
 pub mod table;
 
 pub use arena::RowArena;
@@ -35,4 +39,5 @@ pub use fetch::{Divide, Fetches};
 pub use gate::KeyGate;
 pub use keyed::{Entries, KeyedState};
 pub use keys::KeyBytes;
+pub use stamps::Stamps;
 pub use table::StateTable;

@@ -8,7 +8,9 @@ use std::time::Instant;
 use arrow::datatypes::SchemaRef;
 use millrace_common::{Epoch, Generation, JobId, RelationId, TableId, Vnode};
 use millrace_connector::create_source;
-use millrace_graph::{Edge, EdgeKind, Fragment, JobGraph, Node, Operator as Op, Role, check_edges};
+use millrace_graph::{
+    DerivedWatermark, Edge, EdgeKind, Fragment, JobGraph, Node, Operator as Op, Role, check_edges,
+};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::JobVersion;
@@ -38,6 +40,7 @@ use crate::operators;
 use crate::options::ExecOptions;
 use crate::publish::SinkRoot;
 use crate::sequence::first_arrival;
+use crate::state::stamps::event_time_column;
 use crate::stats::{OperatorMetrics, Progress};
 
 /// What the tasks of a job are made from.
@@ -73,6 +76,12 @@ pub struct Built {
 
 type Senders = Vec<Box<dyn ChunkSender>>;
 type Receivers = Vec<Box<dyn ChunkReceiver>>;
+
+/// Of a node's inputs, in port order.
+struct Inputs<'a> {
+    schemas: Vec<SchemaRef>,
+    marks: &'a [Vec<DerivedWatermark>],
+}
 
 /// Channels by (sending fragment, its output, task).
 #[derive(Default)]
@@ -178,11 +187,14 @@ impl Builder<'_> {
                 .map(|&i| fragment.nodes.get(i).filter(|_| i < n).map(|c| c.schema.clone()))
                 .collect::<Option<_>>()
                 .ok_or_else(|| ExecError::internal("a node's input does not precede it"))?;
+            let marks: Vec<_> =
+                node.inputs.iter().map(|&i| fragment.nodes[i].marks.clone()).collect();
             let metrics = self.metrics(place.fragment, n, &node.op);
-            let kind = self.kind(node, &schemas, place, input, &metrics)?;
+            let inputs = Inputs { schemas, marks: &marks };
+            let kind = self.kind(node, &inputs, place, input, &metrics)?;
             input += u32::from(node.op.role() == Role::Input);
             let mut made = slot(kind, metrics);
-            made.inputs = node.inputs.iter().map(|&i| fragment.nodes[i].marks.clone()).collect();
+            made.inputs = marks;
             made.retained = node
                 .op
                 .cleaned_tables()
@@ -227,7 +239,7 @@ impl Builder<'_> {
     fn kind(
         &mut self,
         node: &Node,
-        schemas: &[SchemaRef],
+        inputs: &Inputs<'_>,
         place: &Place,
         input: u32,
         metrics: &Arc<OperatorMetrics>,
@@ -279,7 +291,7 @@ impl Builder<'_> {
             | Op::WindowClose(_)
             | Op::TemporalUpperBound(_)
             | Op::TemporalLowerBound(_) => {
-                Kind::Operator(self.operator(node, schemas, place, metrics)?)
+                Kind::Operator(self.operator(node, inputs, place, metrics)?)
             }
         })
     }
@@ -380,7 +392,7 @@ impl Builder<'_> {
     fn operator(
         &self,
         node: &Node,
-        schemas: &[SchemaRef],
+        inputs: &Inputs<'_>,
         place: &Place,
         metrics: &Arc<OperatorMetrics>,
     ) -> Result<Box<dyn crate::operator::Operator>, ExecError> {
@@ -393,6 +405,7 @@ impl Builder<'_> {
             job: b.job,
             task: place.task,
             vnodes: place.vnodes.clone(),
+            event_time: inputs.marks.iter().map(|m| event_time_column(m)).collect(),
             writers: &writers,
             options: Arc::clone(&b.options),
             errors: Arc::clone(&b.errors),
@@ -401,7 +414,7 @@ impl Builder<'_> {
             restored: Epoch(b.version.epoch),
             first_arrival: first_arrival(&b.version.counters),
         };
-        operators::build(node, schemas, &ctx)
+        operators::build(node, &inputs.schemas, &ctx)
     }
 }
 

@@ -395,7 +395,7 @@ impl Operator for HashJoin {
         if chunk.is_empty() {
             return Ok(());
         }
-        let (slots, _) = self.state.probe(port, &chunk.batch)?;
+        let (slots, _) = self.state.probe(port, &chunk)?;
         self.inbox.push_back((port, chunk, slots));
         self.drain(out)
     }

@@ -83,6 +83,7 @@ impl Counter {
             vnodes: 0..256,
             restored: millrace_common::Epoch::ZERO,
             first_arrival: 0,
+            event_time: Vec::new(),
         };
         let entries = Counts { table: table.clone(), of: Vec::new() };
         let reader = KeyReader::new(&schema(), &[0], &[]).unwrap();
@@ -117,7 +118,7 @@ impl Counter {
         assert!(self.state.is_settled());
     }
 
-    fn hint(&mut self, keys: &[i64], event_time: u64) {
+    fn hint(&mut self, keys: &[i64], event_time: i64) {
         let chunk = rows(keys.iter().map(|&key| (key, 0)));
         let keys = self.state.reader(0).read(&chunk.batch).unwrap();
         self.state.hint(0, &keys, event_time).unwrap();
@@ -141,7 +142,7 @@ impl Counter {
 
     fn is_resident(&mut self, key: i64) -> bool {
         let chunk = rows([(key, 0)].into_iter());
-        let (slots, _) = self.state.probe(0, &chunk.batch).unwrap();
+        let (slots, _) = self.state.probe(0, &chunk).unwrap();
         self.state.keys.is_resident(slots[0])
     }
 }

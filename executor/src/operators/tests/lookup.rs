@@ -100,6 +100,7 @@ fn subject(case: &Case, kinds: [Kind; 2], rng: &mut StdRng) -> Subject {
             FakeTable::new(matches_schema(&schema()), RowStorage::Keyed, delay),
         ],
         options: random_options(rng),
+        event_time: vec![],
     }
 }
 

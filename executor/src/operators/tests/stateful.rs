@@ -34,6 +34,8 @@ pub(super) struct Subject {
     pub inputs: Vec<SchemaRef>,
     pub tables: Vec<FakeTable>,
     pub options: ExecOptions,
+    /// By input port.
+    pub event_time: Vec<Option<usize>>,
 }
 
 impl Subject {
@@ -53,6 +55,7 @@ impl Subject {
             metrics: OperatorMetrics::new(0, 0, "test"),
             governor: MemoryGovernor::new(1 << 30),
             vnodes: 0..256,
+            event_time: self.event_time.clone(),
             restored: millrace_common::Epoch::ZERO,
             first_arrival: first_arrival(&counters),
         };
@@ -241,6 +244,7 @@ fn aggregates_equal_a_naive_evaluation() {
                 values(2),
             ],
             options: random_options(rng),
+            event_time: vec![],
         };
         let mut history = [History::new(kind, 4)];
         check(seed, &subject, rng, &mut history, |h| {
@@ -318,6 +322,7 @@ fn a_group_with_as_many_retractions_as_rows_keeps_what_it_holds() {
         inputs: vec![schema()],
         tables: vec![FakeTable::new(state, RowStorage::Keyed, None)],
         options: ExecOptions { cache_bytes: 1, group_change_bytes: 1, ..ExecOptions::default() },
+        event_time: vec![],
     };
     let mut op = subject.build();
     let mut actual = ZSet::new();
@@ -408,6 +413,7 @@ fn joins_equal_a_naive_evaluation() {
             inputs: vec![schema(), schema()],
             tables: (0..2).map(|t| FakeTable::new(schema(), storage(kinds[t]), delay)).collect(),
             options: random_options(rng),
+            event_time: vec![],
         };
         let mut histories = kinds.map(|k| History::new(k, 4));
         let case = Naive { join, nulls: nulls && !null_aware, residual, null_aware, unique };
@@ -536,6 +542,7 @@ fn top_n_equals_a_naive_evaluation() {
             inputs: vec![schema()],
             tables: vec![FakeTable::new(schema(), table_storage, delay(rng))],
             options: random_options(rng),
+            event_time: vec![],
         };
         let mut history = [History::new(kind, 3)];
         check(seed, &subject, rng, &mut history, |h| naive_top_n(&h[0].content, &top));

@@ -294,7 +294,7 @@ impl Operator for WindowOperator {
         if chunk.is_empty() {
             return Ok(());
         }
-        let (slots, _) = self.state.probe(0, &chunk.batch)?;
+        let (slots, _) = self.state.probe(0, &chunk)?;
         self.note(&chunk, &slots)?;
         self.state.request(0, &slots, |row| chunk.weight(row))?;
         self.state.recycle(slots);
