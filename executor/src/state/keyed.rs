@@ -74,7 +74,7 @@ pub trait Entries {
 }
 
 /// A read from one table for these entries.
-struct Request {
+pub struct Request {
     table: usize,
     slots: Vec<Slot>,
 }
@@ -177,6 +177,17 @@ impl<E: Entries> KeyedState<E> {
     /// Takes in a chunk: its rows that can run; the others are parked.
     pub fn admit(&mut self, port: usize, chunk: DeltaChunk) -> Result<Option<Ready>, ExecError> {
         let (slots, probe) = self.probe(port, &chunk)?;
+        self.admit_slots(port, chunk, slots, probe)
+    }
+
+    /// [`KeyedState::admit`] for a chunk that has been probed.
+    pub fn admit_slots(
+        &mut self,
+        port: usize,
+        chunk: DeltaChunk,
+        slots: Vec<Slot>,
+        probe: Probe,
+    ) -> Result<Option<Ready>, ExecError> {
         if probe == Probe::AllResident && !E::IS_PARTIAL {
             self.env.metrics.cache_hits.add(slots.len() as u64);
             return Ok(Some(Ready { port, chunk, slots }));
@@ -297,8 +308,19 @@ impl<E: Entries> KeyedState<E> {
 
     /// Waits for answers; the rows they free. Cancel-safe; empty when nothing is under way.
     pub async fn completed(&mut self) -> Result<Vec<Ready>, ExecError> {
-        let slots = self.arrived().await?;
+        let answers = self.fetches.completed().await?;
+        self.take_in(answers)
+    }
+
+    /// Takes in answers; the rows they free.
+    pub fn take_in(&mut self, answers: Vec<(Request, Found)>) -> Result<Vec<Ready>, ExecError> {
+        let slots = self.load(answers)?;
         self.gate.take(slots)
+    }
+
+    /// The reads under way, the entries and their keys, for an operator that waits for other reads too.
+    pub fn parts(&mut self) -> (&mut Fetches<Request>, &mut E, &KeyTable) {
+        (&mut self.fetches, &mut self.entries, &self.keys)
     }
 
     /// [`KeyedState::completed`] where nothing is parked: the entries that are here now.
@@ -335,7 +357,12 @@ impl<E: Entries> KeyedState<E> {
 
     /// Whether to stop pulling input.
     pub fn is_full(&self) -> bool {
-        self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty())
+        self.is_full_beside(false)
+    }
+
+    /// [`KeyedState::is_full`] of an operator that may have other reads under way.
+    pub fn is_full_beside(&self, others: bool) -> bool {
+        self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty() && !others)
     }
 
     /// Bytes held for all entries.

@@ -352,7 +352,10 @@ fn errors_have_state_position_and_hint() {
         assert_eq!(e.position, position, "{sql}");
     }
     let e = bind(&catalog, "SELECT bider FROM bid", false).unwrap_err();
-    assert_eq!(e.hint.unwrap(), "Perhaps you meant to reference the column \"bid.bidder\".");
+    assert_eq!(
+        e.hint.as_deref().unwrap(),
+        "Perhaps you meant to reference the column \"bid.bidder\"."
+    );
 }
 
 #[test]

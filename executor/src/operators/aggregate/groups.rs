@@ -8,7 +8,7 @@ use millrace_common::fault_injection::is_planted;
 use millrace_storage::{Found, Lookup};
 
 use super::accumulator::Accumulator;
-use super::values::ValueTable;
+use super::value_tables::ValueTables;
 use crate::error::ExecError;
 use crate::state::arena::new_batch;
 use crate::state::keys::storage_keys;
@@ -27,7 +27,7 @@ pub struct Groups {
     /// Whether the state table has a row of it.
     written: Vec<bool>,
     pub accumulators: Vec<Accumulator>,
-    pub values: Vec<ValueTable>,
+    pub values: ValueTables,
     slot_bytes: usize,
 }
 
@@ -36,7 +36,7 @@ impl Groups {
         table: Box<dyn StateTable>,
         width: usize,
         accumulators: Vec<Accumulator>,
-        values: Vec<ValueTable>,
+        values: ValueTables,
     ) -> Groups {
         Groups {
             schema: table.value_schema(),
@@ -154,7 +154,7 @@ impl Entries for Groups {
         self.emitted[slot as usize] = false;
         self.written[slot as usize] = false;
         self.accumulators.iter_mut().for_each(|a| a.reset(slot as usize));
-        self.values.iter_mut().for_each(|v| v.created(slot));
+        self.values.created(slot);
     }
 
     fn size(&self, _: Slot) -> usize {
@@ -162,7 +162,7 @@ impl Entries for Groups {
     }
 
     fn release(&mut self, slot: Slot) -> bool {
-        self.values.iter_mut().for_each(|v| v.forget(slot));
+        self.values.forget(slot);
         self.written[slot as usize]
     }
 }

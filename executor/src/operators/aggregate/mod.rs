@@ -12,18 +12,21 @@
 //!
 //! Invariants: what has been emitted for a group is a function of the state row last written; a
 //! dirty slot is not evicted; a group exists while its row count is positive (a global aggregate
-//! always). DISTINCT calls and retractable MIN/MAX get their part at the barrier ([`values`]), so
-//! early emission does not show it yet: it is emitted with the barrier.
+//! always). DISTINCT calls and retractable MIN/MAX are read for when rows arrive and get their part at the
+//! barrier ([`value_tables`]), so early emission does not show it yet: it is emitted with the barrier.
 
 mod accumulator;
+mod best_values;
 mod exact_aggregates;
 mod extreme;
 mod float_sum;
 mod groups;
 mod number;
 mod ordered_entries;
+mod value_tables;
 mod values;
 
+use std::pin::pin;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -34,22 +37,24 @@ use arrow::compute;
 use arrow::compute::kernels::cmp::distinct;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either, select};
 use millrace_common::access::RetentionBy;
 use millrace_common::fault_injection::is_planted;
 use millrace_common::keys::KeyCodec;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
-use millrace_functions::aggregate_kind::AggFunc;
-use millrace_storage::MemRun;
+use millrace_storage::{Found, MemRun};
 
 use self::accumulator::{Accumulator, Rows};
 use self::groups::Groups;
-use self::values::ValueTable;
+use self::value_tables::ValueTables;
 use super::Env;
 use crate::error::ExecError;
+use crate::memory::MemoryClass;
 use crate::operator::{Operator, Output};
 use crate::state::arena::new_batch;
+use crate::state::cache::Probe;
 use crate::state::gate::Ready;
+use crate::state::keyed::Request;
 use crate::state::keys::KeyReader;
 use crate::state::{KeyedState, Slot, StateTable};
 
@@ -83,7 +88,8 @@ impl Aggregate {
             .iter()
             .map(|call| Accumulator::new(call, input))
             .collect::<Result<Vec<_>, _>>()?;
-        let values = value_tables(&aggregate.calls, input, tables)?;
+        let held = env.governor.account(MemoryClass::Memtable);
+        let values = ValueTables::new(&aggregate.calls, input, tables, held)?;
         let width = aggregate.group.len();
         let reader = KeyReader::new(input, &aggregate.group, &aggregate.vnode)?;
         let is_empty = table.is_empty();
@@ -123,12 +129,7 @@ impl Aggregate {
             let rows = Rows { slots, weights, mask: mask(&chunk.batch, call.arg, call.filter) };
             accumulator.update(&rows, call.arg.map(|a| chunk.batch.column(a)))?;
         }
-        for table in &mut groups.values {
-            let rows =
-                Rows { slots, weights, mask: mask(&chunk.batch, Some(table.arg), table.filter) };
-            table.update(&rows, chunk.batch.column(table.arg))?;
-        }
-        Ok(())
+        groups.values.update(chunk, slots, &self.state.keys, &groups.accumulators)
     }
 
     /// Marks groups dirty and remembers the results of those that were not.
@@ -256,14 +257,31 @@ impl Aggregate {
 
     /// A flush between barriers. Groups with unresolved values stay as they are until the barrier.
     fn flush_early(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        if self.state.entries.values.iter().all(ValueTable::is_empty) {
+        if self.state.entries.values.is_empty() {
             self.flush(false, out)?;
         }
         Ok(())
     }
 
+    /// Waits for a read, of groups or of their values: groups that have come, or nothing more to do.
+    async fn next_answer(&mut self) -> Result<Option<Vec<(Request, Found)>>, ExecError> {
+        let (groups, Groups { values, .. }, keys) = self.state.parts();
+        if values.is_idle() {
+            return Ok(Some(groups.completed().await?));
+        }
+        if groups.is_empty() {
+            values.completed(keys).await?;
+            return Ok(None);
+        }
+        match select(pin!(groups.completed()), pin!(values.completed(keys))).await {
+            Either::Left((groups, _)) => Ok(Some(groups?)),
+            Either::Right((taken, _)) => taken.map(|()| None),
+        }
+    }
+
     async fn complete_fetches(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        for Ready { chunk, slots, .. } in self.state.completed().await? {
+        let Some(answers) = self.next_answer().await? else { return Ok(()) };
+        for Ready { chunk, slots, .. } in self.state.take_in(answers)? {
             self.run(&chunk, &slots)?;
         }
         self.make_room(out)
@@ -291,7 +309,12 @@ impl Operator for Aggregate {
         if chunk.is_empty() {
             return Ok(());
         }
-        if let Some(Ready { chunk, slots, .. }) = self.state.admit(0, chunk)? {
+        let (slots, probe) = self.state.probe(0, &chunk)?;
+        if probe != Probe::AllResident && !self.state.keys.is_complete() {
+            let Groups { values, accumulators, .. } = &mut self.state.entries;
+            values.ask_ahead(&chunk, &slots, &self.state.keys, accumulators)?;
+        }
+        if let Some(Ready { chunk, slots, .. }) = self.state.admit_slots(0, chunk, slots, probe)? {
             self.run(&chunk, &slots)?;
             self.state.recycle(slots);
         }
@@ -299,11 +322,11 @@ impl Operator for Aggregate {
     }
 
     fn is_full(&self) -> bool {
-        self.state.is_full()
+        self.state.is_full_beside(!self.state.entries.values.is_idle())
     }
 
     fn is_pending(&self) -> bool {
-        self.state.is_fetching()
+        self.state.is_fetching() || !self.state.entries.values.is_idle()
     }
 
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
@@ -322,9 +345,7 @@ impl Operator for Aggregate {
             debug_assert!(self.state.is_settled());
             self.ensure_global().await?;
             let Groups { values, accumulators, .. } = &mut self.state.entries;
-            for table in values {
-                table.resolve(&self.state.keys, accumulators, &self.env.errors).await?;
-            }
+            values.resolve(&self.state.keys, accumulators, &self.env.errors).await?;
             self.flush(true, out)?;
             self.state.sweep()?;
             self.state.unpin();
@@ -335,17 +356,14 @@ impl Operator for Aggregate {
 
     fn seal(&mut self, sealed: &mut Vec<MemRun>) -> Result<(), ExecError> {
         sealed.extend(self.state.entries.table.seal()?);
-        for values in &mut self.state.entries.values {
-            sealed.extend(values.table().seal()?);
-        }
-        Ok(())
+        self.state.entries.values.seal(sealed)
     }
 
     fn memory_size(&self) -> usize {
         self.state.held()
             + self.old_bytes
             + self.state.parked_bytes()
-            + self.state.entries.values.iter().map(ValueTable::memory_size).sum::<usize>()
+            + self.state.entries.values.memory_size()
     }
 }
 
@@ -365,42 +383,6 @@ fn old_schema(calls: &[millrace_graph::AggCall]) -> SchemaRef {
     let fields: Vec<Field> =
         results.chain([Field::new("exists", DataType::Boolean, true)]).collect();
     SchemaRef::new(Schema::new(fields))
-}
-
-/// One value table for each that the calls name.
-fn value_tables(
-    calls: &[millrace_graph::AggCall],
-    input: &SchemaRef,
-    tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
-) -> Result<Vec<ValueTable>, ExecError> {
-    let mut values: Vec<(usize, ValueTable)> = Vec::new();
-    for (i, call) in calls.iter().enumerate() {
-        let Some(millrace_graph::ValueTable { table: local, descending }) = call.state else {
-            continue;
-        };
-        let arg =
-            call.arg.ok_or_else(|| ExecError::internal("a DISTINCT call without an argument"))?;
-        let at = match values.iter().position(|v| v.0 == local) {
-            Some(at) => at,
-            None => {
-                let t = input.field(arg).data_type();
-                let extremes = calls.iter().any(|c| {
-                    let extreme = matches!(c.func, AggFunc::Min | AggFunc::Max);
-                    extreme && c.state.is_some_and(|v| v.table == local)
-                });
-                let table = tables(local)?;
-                let made = ValueTable::new(table, arg, call.filter, t, descending, extremes)?;
-                values.push((local, made));
-                values.len() - 1
-            }
-        };
-        match call.func {
-            AggFunc::Min | AggFunc::Max => values[at].1.add_extreme(i),
-            func if func.is_collected() => values[at].1.add_collected(i),
-            _ => values[at].1.add_distinct(i),
-        }
-    }
-    Ok(values.into_iter().map(|v| v.1).collect())
 }
 
 /// Which rows count for a call: argument not NULL, filter true. `None`: all.

@@ -1,9 +1,10 @@
 //! A state table in memory whose reads complete when the test's scheduler says so, in any order.
 
 use std::collections::BTreeMap;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use arrow::array::{Array, BinaryArray, Int64Array, RecordBatch, UInt32Array};
@@ -29,6 +30,8 @@ pub struct FakeTable {
     storage: RowStorage,
     entries: Arc<Mutex<Entries>>,
     delays: Arc<Mutex<Option<StdRng>>>,
+    /// Reads complete when this has moved on.
+    turn: Option<Arc<AtomicUsize>>,
     pub rounds: Arc<Mutex<usize>>,
 }
 
@@ -40,8 +43,14 @@ impl FakeTable {
             storage,
             entries: Arc::default(),
             delays: Arc::new(Mutex::new(delay.map(StdRng::seed_from_u64))),
+            turn: None,
             rounds: Arc::default(),
         }
+    }
+
+    /// Reads complete in the turn after the one in which they were asked for.
+    pub fn in_turns(schema: SchemaRef, storage: RowStorage, turn: Arc<AtomicUsize>) -> FakeTable {
+        FakeTable { turn: Some(turn), ..FakeTable::new(schema, storage, None) }
     }
 
     pub fn len(&self) -> usize {
@@ -59,6 +68,24 @@ impl FakeTable {
             weights: Int64Array::from_iter_values(found.iter().map(|f| f.2)),
             values,
         };
+        if let Some(turn) = &self.turn {
+            let turn = Arc::clone(turn);
+            let asked_in = turn.load(Ordering::Relaxed);
+            let part = Part::whole(answer, asked);
+            let next = Box::pin(async move {
+                poll_fn(|cx| {
+                    cx.waker().wake_by_ref();
+                    if turn.load(Ordering::Relaxed) > asked_in {
+                        Poll::Ready(())
+                    } else {
+                        Poll::Pending
+                    }
+                })
+                .await;
+                Ok::<_, millrace_storage::StorageError>(part)
+            });
+            return Lookup::Pending(Reading::new(stream::once(next).boxed()));
+        }
         match &mut *self.delays.lock() {
             None => Lookup::Ready(answer),
             Some(rng) => {
@@ -180,6 +207,6 @@ impl StateTable for FakeTable {
 
     /// Delayed tables never claim to be empty, so that their reads are exercised.
     fn is_empty(&self) -> bool {
-        self.delays.lock().is_none() && self.entries.lock().is_empty()
+        self.turn.is_none() && self.delays.lock().is_none() && self.entries.lock().is_empty()
     }
 }

@@ -8,3 +8,4 @@ mod history;
 mod keyed;
 mod lookup;
 mod stateful;
+mod values;

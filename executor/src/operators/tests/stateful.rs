@@ -186,7 +186,7 @@ fn aggregates_equal_a_naive_evaluation() {
             AggFunc::Min | AggFunc::Max if kind == Kind::Append => None,
             AggFunc::Min => Some(2 * c - 1),
             AggFunc::Max => Some(2 * c),
-            _ => distinct.then_some(1),
+            _ => distinct.then_some(2 * c - 1),
         };
         let call = |func, arg: Option<usize>, distinct, output_type| AggCall {
             func,
@@ -208,6 +208,8 @@ fn aggregates_equal_a_naive_evaluation() {
             call(AggFunc::Count, Some(1), true, DataType::Int64),
             call(AggFunc::Sum, Some(1), true, DataType::Int64),
             call(AggFunc::Avg, Some(1), false, DataType::Decimal128(38, 6)),
+            call(AggFunc::Count, Some(2), true, DataType::Int64),
+            call(AggFunc::Count, Some(3), true, DataType::Int64),
         ];
         let mut fields: Vec<Field> = group.iter().map(|&g| schema().field(g).clone()).collect();
         fields.extend(
@@ -242,6 +244,7 @@ fn aggregates_equal_a_naive_evaluation() {
                 values(1),
                 values(2),
                 values(2),
+                values(3),
             ],
             options: random_options(rng),
             event_time: vec![],
@@ -286,6 +289,8 @@ fn naive_aggregate(content: &ZSet<Row>, grouped: bool) -> ZSet<Vec<String>> {
             distinct.len().to_string(),
             show(some(distinct.iter().sum())),
             avg,
+            texts.len().to_string(),
+            rows.iter().map(|(r, _)| r.3).collect::<BTreeSet<i64>>().len().to_string(),
         ]);
         add(&mut result, line, 1);
     }

@@ -91,7 +91,7 @@ mod tests {
     fn refused(text: &str, kept: Kept) -> (String, String) {
         let expr = crate::parser::parse_expr(text).unwrap();
         let e = check(&expr, kept).unwrap_err();
-        (e.state.0.to_owned(), e.message)
+        (e.state.0.to_owned(), e.into_parts().message)
     }
 
     #[test]

@@ -1,0 +1,240 @@
+//! The value tables of one aggregate and the reads of them under way.
+//!
+//! Reads go out when rows arrive, a chunk's together: the counts of DISTINCT values, and the best values of
+//! groups whose MIN or MAX a retraction may have taken away. Nothing is written to a value table before the
+//! barrier, so such a read finds what there was when the epoch began, whenever it is answered, and each is
+//! made once an epoch. What then remains (beyond the bounds, or known only when all of the epoch's changes
+//! are) is asked of all tables together at the barrier, in one round.
+
+use std::collections::HashMap;
+
+use arrow::buffer::BooleanBuffer;
+use arrow::datatypes::SchemaRef;
+use millrace_common::DeltaChunk;
+use millrace_functions::aggregate_kind::AggFunc;
+use millrace_graph::AggCall;
+use millrace_storage::{Found, Lookup, MemRun};
+
+use super::accumulator::{Accumulator, Rows};
+use super::values::{Request, ValueTable};
+use crate::error::ExecError;
+use crate::error_sink::ErrorSink;
+use crate::memory::Reservation;
+use crate::state::{Fetches, KeyTable, Slot, StateTable};
+
+/// Reads under way before the barrier, at most.
+const EARLY_READS: usize = 64;
+/// Bytes of keys they ask for.
+const EARLY_BYTES: usize = 4 << 20;
+
+/// A request that is under way, or answered from memory.
+pub struct Question {
+    pub request: Request,
+    pub lookup: Lookup,
+    /// Of the keys asked for.
+    pub bytes: usize,
+}
+
+/// What was asked of which table.
+struct Asked {
+    table: usize,
+    request: Request,
+    bytes: usize,
+}
+
+/// See the module.
+pub struct ValueTables {
+    tables: Vec<ValueTable>,
+    reads: Fetches<Asked>,
+    /// Of the keys of `reads`.
+    bytes: usize,
+    /// The epoch's changes.
+    held: Reservation,
+}
+
+impl ValueTables {
+    /// One table for each that the calls name.
+    pub fn new(
+        calls: &[AggCall],
+        input: &SchemaRef,
+        tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
+        held: Reservation,
+    ) -> Result<ValueTables, ExecError> {
+        let mut at: HashMap<usize, usize> = HashMap::new();
+        let mut made: Vec<ValueTable> = Vec::new();
+        for (i, call) in calls.iter().enumerate() {
+            let Some(millrace_graph::ValueTable { table: local, descending }) = call.state else {
+                continue;
+            };
+            let arg = call
+                .arg
+                .ok_or_else(|| ExecError::internal("a DISTINCT call without an argument"))?;
+            let at = match at.get(&local) {
+                Some(&at) => at,
+                None => {
+                    let t = input.field(arg).data_type();
+                    let extremes = calls.iter().any(|c| {
+                        let extreme = matches!(c.func, AggFunc::Min | AggFunc::Max);
+                        extreme && c.state.is_some_and(|v| v.table == local)
+                    });
+                    let table = tables(local)?;
+                    made.push(ValueTable::new(table, arg, call.filter, t, descending, extremes)?);
+                    at.insert(local, made.len() - 1);
+                    made.len() - 1
+                }
+            };
+            match call.func {
+                AggFunc::Min | AggFunc::Max => made[at].add_extreme(i),
+                func if func.is_collected() => made[at].add_collected(i),
+                _ => made[at].add_distinct(i),
+            }
+        }
+        Ok(ValueTables { tables: made, reads: Fetches::default(), bytes: 0, held })
+    }
+
+    /// No change of the epoch is waiting for the barrier.
+    pub fn is_empty(&self) -> bool {
+        self.tables.iter().all(ValueTable::is_empty)
+    }
+
+    /// No read is under way.
+    pub fn is_idle(&self) -> bool {
+        self.reads.is_empty()
+    }
+
+    fn may_ask(&self) -> bool {
+        self.reads.len() < EARLY_READS && self.bytes < EARLY_BYTES
+    }
+
+    /// Rows of groups in memory.
+    pub fn update(
+        &mut self,
+        chunk: &DeltaChunk,
+        slots: &[Slot],
+        keys: &KeyTable,
+        accumulators: &[Accumulator],
+    ) -> Result<(), ExecError> {
+        let weights = chunk.weights.as_ref().map(|w| &w.values()[..]);
+        for t in 0..self.tables.len() {
+            let ask = self.may_ask().then_some(keys);
+            let table = &mut self.tables[t];
+            let rows = Rows { slots, weights, mask: table.mask(&chunk.batch) };
+            table.update(&rows, chunk.batch.column(table.arg), ask)?;
+            if ask.is_some() {
+                let questions = table.questions(keys, accumulators)?;
+                self.submit(t, keys, questions)?;
+            }
+        }
+        self.account();
+        Ok(())
+    }
+
+    /// Rows that come while their groups are read: the old counts of their values are read at the same time.
+    pub fn ask_ahead(
+        &mut self,
+        chunk: &DeltaChunk,
+        slots: &[Slot],
+        keys: &KeyTable,
+        accumulators: &[Accumulator],
+    ) -> Result<(), ExecError> {
+        let missing: BooleanBuffer = slots.iter().map(|&slot| !keys.is_resident(slot)).collect();
+        let nothing = vec![0; slots.len()];
+        for t in 0..self.tables.len() {
+            if !self.tables[t].counts_distinct() || !self.may_ask() {
+                continue;
+            }
+            let table = &mut self.tables[t];
+            let mask = match table.mask(&chunk.batch) {
+                Some(mask) => &mask & &missing,
+                None => missing.clone(),
+            };
+            let rows = Rows { slots, weights: Some(&nothing), mask: Some(mask) };
+            table.update(&rows, chunk.batch.column(table.arg), Some(keys))?;
+            let questions = table.questions(keys, accumulators)?;
+            self.submit(t, keys, questions)?;
+        }
+        self.account();
+        Ok(())
+    }
+
+    fn account(&mut self) {
+        if !self.tables.is_empty() {
+            self.held.set(self.tables.iter().map(ValueTable::pending_bytes).sum());
+        }
+    }
+
+    fn submit(
+        &mut self,
+        table: usize,
+        keys: &KeyTable,
+        questions: Vec<Question>,
+    ) -> Result<(), ExecError> {
+        for Question { request, lookup, bytes } in questions {
+            self.bytes += bytes;
+            if let Some((asked, found)) =
+                self.reads.submit(Asked { table, request, bytes }, lookup)?
+            {
+                self.arrived(keys, asked, found);
+            }
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, keys: &KeyTable, asked: Asked, found: Found) {
+        self.bytes -= asked.bytes;
+        self.tables[asked.table].arrived(keys, asked.request, found);
+    }
+
+    /// Waits for a read and takes its answer in. Cancel-safe; while one is under way.
+    pub async fn completed(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
+        for (asked, found) in self.reads.completed().await? {
+            self.arrived(keys, asked, found);
+        }
+        Ok(())
+    }
+
+    /// The barrier: applies the epoch's changes. Writes counts, feeds DISTINCT calls, sets MIN and MAX. What is still
+    /// to be read is read in one round for all tables.
+    pub async fn resolve(
+        &mut self,
+        keys: &KeyTable,
+        accumulators: &mut [Accumulator],
+        errors: &ErrorSink,
+    ) -> Result<(), ExecError> {
+        debug_assert!(self.is_idle());
+        let mut begun = Vec::with_capacity(self.tables.len());
+        for t in 0..self.tables.len() {
+            let (resolving, questions) = self.tables[t].begin(keys, accumulators)?;
+            begun.push(resolving);
+            self.submit(t, keys, questions)?;
+        }
+        while !self.is_idle() {
+            self.completed(keys).await?;
+        }
+        for (table, resolving) in self.tables.iter_mut().zip(begun) {
+            table.finish(resolving, accumulators, errors)?;
+        }
+        self.account();
+        Ok(())
+    }
+
+    /// A group that has no state yet: it has no values.
+    pub fn created(&mut self, slot: Slot) {
+        self.tables.iter_mut().for_each(|table| table.created(slot));
+    }
+
+    pub fn forget(&mut self, slot: Slot) {
+        self.tables.iter_mut().for_each(|table| table.forget(slot));
+    }
+
+    pub fn seal(&mut self, sealed: &mut Vec<MemRun>) -> Result<(), ExecError> {
+        for table in &mut self.tables {
+            sealed.extend(table.table().seal()?);
+        }
+        Ok(())
+    }
+
+    pub fn memory_size(&self) -> usize {
+        self.tables.iter().map(ValueTable::memory_size).sum::<usize>() + self.bytes
+    }
+}
