@@ -7,5 +7,6 @@ mod fake;
 mod history;
 mod keyed;
 mod lookup;
+mod on_arrival;
 mod stateful;
 mod values;

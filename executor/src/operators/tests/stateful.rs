@@ -554,7 +554,7 @@ fn top_n_equals_a_naive_evaluation() {
     }
 }
 
-fn naive_top_n(content: &ZSet<Row>, top: &TopN) -> ZSet<Vec<String>> {
+pub(super) fn naive_top_n(content: &ZSet<Row>, top: &TopN) -> ZSet<Vec<String>> {
     let options = top.order[0].1;
     let order = |v: Option<i64>| match v {
         None => (if options.nulls_first { 0 } else { 2 }, 0),

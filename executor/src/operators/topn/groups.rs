@@ -89,6 +89,7 @@ impl Groups {
             return Err(ExecError::internal("an append-only top-N got a retraction"));
         }
         let group = &mut self.of[slot as usize];
+        group.retracted += usize::from(row.weight < 0);
         match group.rows.binary_search_by(|r| r.key.cmp(&row.key)) {
             Ok(at) => {
                 group.rows[at].weight += row.weight;
@@ -248,9 +249,20 @@ impl Groups {
         begins
     }
 
+    /// Rows to read of groups as they were stored when the epoch began: those retracted since are among them.
+    pub fn refill_limit(&self, slots: &[Slot]) -> Option<usize> {
+        let retracted = slots.iter().map(|&slot| self.of[slot as usize].retracted).max();
+        Some(self.prefix_rows()?.saturating_add(retracted.unwrap_or(0)))
+    }
+
     /// Groups' rows as they were stored when the epoch began; its changes are applied to them.
-    pub fn load_and_change(&mut self, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
-        self.load_prefixes(slots, found, self.prefix_rows())?;
+    pub fn load_and_change(
+        &mut self,
+        slots: &[Slot],
+        found: &Found,
+        limit: Option<usize>,
+    ) -> Result<(), ExecError> {
+        self.load_prefixes(slots, found, limit)?;
         slots.iter().for_each(|&slot| self.of[slot as usize].refilling = false);
         let read: HashSet<Slot> = slots.iter().copied().collect();
         for ((slot, key), change) in self.pending.iter().filter(|(of, _)| read.contains(&of.0)) {

@@ -46,7 +46,7 @@ const SLACK: usize = 16;
 pub struct TopNOperator {
     state: KeyedState<Groups>,
     /// Prefixes being read again.
-    refills: Fetches<Vec<Slot>>,
+    refills: Fetches<Refill>,
     emit_rank: bool,
     schema: SchemaRef,
     group_columns: Vec<usize>,
@@ -139,10 +139,11 @@ impl TopNOperator {
         if slots.is_empty() {
             return Ok(());
         }
-        let limit = groups.prefix_rows();
+        let limit = groups.refill_limit(&slots);
         let keys = &self.state.keys;
         let prefixes = storage_keys(slots.iter().map(|&s| (keys.vnode(s), keys.key(s))));
-        match self.refills.submit(slots, groups.table.multi_scan(prefixes, limit))? {
+        let lookup = groups.table.multi_scan(prefixes, limit);
+        match self.refills.submit(Refill { slots, limit }, lookup)? {
             Some(answer) => self.refilled(vec![answer]),
             None => {
                 self.env.metrics.fetch_rounds.add(1);
@@ -151,10 +152,15 @@ impl TopNOperator {
         }
     }
 
-    fn refilled(&mut self, answers: Vec<(Vec<Slot>, Found)>) -> Result<(), ExecError> {
-        for (slots, found) in answers {
-            self.state.entries.load_and_change(&slots, &found)?;
-            slots.into_iter().for_each(|slot| self.state.resize(slot));
+    fn refilled(&mut self, answers: Vec<(Refill, Found)>) -> Result<(), ExecError> {
+        for (Refill { slots, limit }, found) in answers {
+            self.state.entries.load_and_change(&slots, &found, limit)?;
+            slots.iter().for_each(|&slot| self.state.resize(slot));
+            // Retractions that came meanwhile can have taken all that was read.
+            let groups = &self.state.entries;
+            let more = slots.into_iter().filter(|&slot| groups.refill_limit(&[slot]) > limit);
+            let more = more.collect();
+            self.read_again(more)?;
         }
         Ok(())
     }
@@ -204,6 +210,7 @@ impl TopNOperator {
             if barrier && group.rows.iter().any(|r| r.weight < 0) {
                 return Err(ExecError::internal("a group has more retractions than rows"));
             }
+            group.retracted = 0;
             let old = group.old.take().unwrap_or_default();
             let mut new = group.shown(&groups.window);
             if old.iter().any(|o| !new.iter().any(|n| n.key == o.key))
@@ -308,6 +315,12 @@ impl Operator for TopNOperator {
     fn memory_size(&self) -> usize {
         self.state.held() + self.state.parked_bytes()
     }
+}
+
+/// Groups whose prefixes are read again, and how many rows of each at most.
+struct Refill {
+    slots: Vec<Slot>,
+    limit: Option<usize>,
 }
 
 /// Rows on their way out.
