@@ -6,8 +6,8 @@
 //!
 //! Left rows that are never retracted need no state: [`HashJoin`] pairs them and forgets them. Where they may
 //! be retracted ([`Remembering`]), what each has met is stored, `left key | identity | sequence | ordinal →
-//! right row, copies`, and read back, all retracted rows of an epoch in one batch, to be taken out again. A
-//! row that comes and goes within an epoch has met nothing: changes are netted first. Equal left rows that
+//! right row, copies`, and read back as retracted rows arrive, to be taken out again at the barrier. A row
+//! that comes and goes within an epoch has met nothing: changes are netted first. Equal left rows that
 //! came at different times are told apart by the sequence; the last ones go first.
 
 use std::collections::HashMap;
@@ -29,15 +29,16 @@ use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup, MemRun};
 
 use super::pairs::{Matched, Pairs};
+use super::retractions::Retractions;
 use super::{HashJoin, Work};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::operators::Env;
+use crate::options::StateAccess;
 use crate::sequence::ArrivalSequence;
 use crate::state::StateTable;
 use crate::state::arena::new_batch;
-use crate::state::fetch::wait;
 use crate::state::keys::{KeyReader, append_storage_key};
 
 type Tables<'a> = &'a mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>;
@@ -158,6 +159,8 @@ struct Remembering {
     /// Left changes of the epoch.
     pending: Vec<DeltaChunk>,
     pending_bytes: usize,
+    /// What its retracted rows have met.
+    retractions: Retractions,
     arrivals: ArrivalSequence,
     env: Env,
 }
@@ -206,6 +209,7 @@ impl Remembering {
             schema: crate::operators::nullable(&node.schema),
             pending: Vec::new(),
             pending_bytes: 0,
+            retractions: Retractions::default(),
             arrivals,
             env,
         })
@@ -226,6 +230,7 @@ impl Remembering {
         };
         let (gone, come) = (sign(-1)?, sign(1)?);
         self.retract(&gone, out).await?;
+        self.retractions.clear();
         self.meet(&come, out).await
     }
 
@@ -251,9 +256,13 @@ impl Remembering {
         if gone.is_empty() {
             return Ok(());
         }
-        self.env.metrics.fetch_rounds.add(1);
         let prefixes = self.prefixes(&gone.batch)?;
-        let found = wait(self.table.multi_scan(prefixes.clone(), None)).await?;
+        self.retractions.ask(&prefixes, self.table.as_ref(), &self.env)?;
+        while self.retractions.is_reading() {
+            self.retractions.completed().await?;
+        }
+        let schema = crate::operators::nullable(&self.table.value_schema());
+        let found = self.retractions.found(&prefixes, &schema)?;
         let taken = self.last_copies(gone, &prefixes, &found)?;
         if taken.is_empty() {
             return Ok(());
@@ -430,20 +439,34 @@ impl Operator for Remembering {
         }
         self.pending_bytes += chunk.memory_size();
         let chunk = DeltaChunk { batch: chunk.batch.with_schema(Arc::clone(&self.left))?, ..chunk };
+        if chunk.weights.is_some() {
+            let gone = (0..chunk.num_rows()).map(|row| Some(chunk.weight(row) < 0));
+            let prefixes = self.prefixes(&chunk.filter(&gone.collect())?.batch)?;
+            self.retractions.ask(&prefixes, self.table.as_ref(), &self.env)?;
+        }
         self.pending.push(chunk);
         Ok(())
     }
 
     fn is_full(&self) -> bool {
-        self.join.is_full()
+        let waits = self.env.options.state_access == StateAccess::Synchronous;
+        self.join.is_full() || (waits && self.retractions.is_reading())
     }
 
     fn is_pending(&self) -> bool {
-        self.join.is_pending()
+        self.join.is_pending() || self.retractions.is_reading()
     }
 
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
-        self.join.progress(out)
+        async move {
+            tokio::select! {
+                biased;
+                done = self.retractions.completed(), if self.retractions.is_reading() => done,
+                done = self.join.progress(out), if self.join.is_pending() => done,
+                else => Ok(()),
+            }
+        }
+        .boxed()
     }
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
@@ -466,7 +489,7 @@ impl Operator for Remembering {
     }
 
     fn memory_size(&self) -> usize {
-        self.join.memory_size() + self.pending_bytes
+        self.join.memory_size() + self.pending_bytes + self.retractions.memory_size()
     }
 }
 

@@ -28,6 +28,7 @@ mod intake;
 pub mod lookup;
 mod match_status;
 mod pairs;
+mod retractions;
 mod side;
 
 use std::collections::{HashMap, VecDeque};
