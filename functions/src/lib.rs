@@ -58,6 +58,7 @@ pub mod tree;
 pub mod types;
 pub mod undefined_function;
 pub mod variance_sums;
+pub mod versions;
 pub mod width_bucket;
 pub mod window_call;
 pub mod window_fn;
@@ -144,6 +145,14 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
     all
 }
 
+/// DataFusion's scalar functions, as PostgreSQL has them.
+fn datafusion_scalars() -> impl Iterator<Item = Arc<ScalarUDF>> {
+    let theirs = datafusion::functions::all_default_functions();
+    let nested = datafusion::functions_nested::all_default_nested_functions();
+    let theirs = theirs.into_iter().chain(nested).map(size_limits::with_size_limits);
+    theirs.map(canonical_nan::with_canonical_nan).map(text_only::text_only)
+}
+
 /// All functions; ours replace DataFusion's of the same name.
 pub fn functions() -> &'static Functions {
     static ALL: OnceLock<Functions> = OnceLock::new();
@@ -153,14 +162,7 @@ pub fn functions() -> &'static Functions {
             aggregates: HashMap::new(),
             windows: HashMap::new(),
         };
-        let theirs = datafusion::functions::all_default_functions();
-        let nested = datafusion::functions_nested::all_default_nested_functions();
-        let theirs = theirs
-            .into_iter()
-            .chain(nested)
-            .map(size_limits::with_size_limits)
-            .map(canonical_nan::with_canonical_nan);
-        for udf in theirs.map(text_only::text_only).chain(own_scalars()) {
+        for udf in datafusion_scalars().chain(own_scalars()) {
             for alias in udf.aliases() {
                 f.scalars.insert(alias.clone(), Arc::clone(&udf));
             }
