@@ -10,11 +10,13 @@ use millrace_common::RelationId;
 use millrace_common::access::{AccessClass, RetentionBy};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::expr::as_literal;
+use millrace_functions::versions;
 use millrace_functions::window_call::RankFunction;
 use millrace_functions::window_call::WindowCall;
 use millrace_rpc::catalog::RowStorage;
 
-use crate::codec::expr::{decode_batch, decode_expr, decode_schema};
+use crate::codec::expr::decode_expr;
+use crate::codec::ipc::{decode_batch, decode_schema};
 use crate::codec::names::{EDGE_ROWS, Numbered};
 use crate::codec::{CodecError, proto};
 use crate::{
@@ -366,6 +368,10 @@ fn window(w: &proto::Window, input: &SchemaRef, sizes: Sizes) -> Result<Window> 
 fn window_call(c: &proto::WindowCall, input: &SchemaRef) -> Result<WindowCall> {
     let units = WindowFrameUnits::from_number(c.units)?;
     let (start, end) = (bound(c.start.as_ref())?, bound(c.end.as_ref())?);
+    if c.version != versions::newest(&c.function) {
+        let (name, version) = (c.function.clone(), c.version);
+        return Err(CodecError::UnknownFunction { name, version });
+    }
     Ok(WindowCall {
         function: c.function.clone(),
         aggregate: c.aggregate,

@@ -5,9 +5,11 @@ use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::logical_expr::WindowFrameBound;
 use millrace_common::access::RetentionBy;
 use millrace_functions::expr::literal;
+use millrace_functions::versions;
 use millrace_functions::window_call::WindowCall;
 
-use crate::codec::expr::{encode_batch, encode_expr, encode_schema};
+use crate::codec::expr::encode_expr;
+use crate::codec::ipc::{encode_batch, encode_schema};
 use crate::codec::names::{EDGE_ROWS, Numbered};
 use crate::codec::{CodecError, proto};
 use crate::{
@@ -277,6 +279,7 @@ fn window_call(c: &WindowCall) -> Result<proto::WindowCall> {
         end: Some(bound(&c.frame.end_bound)?),
         numbering: c.numbering.map(Numbered::number).transpose()?,
         output_type: data_type(&c.output_type)?,
+        version: versions::newest(&c.function),
     })
 }
 

@@ -6,12 +6,13 @@
 mod decode;
 mod encode;
 mod expr;
+mod ipc;
 mod names;
 mod proto;
 
 use arrow::datatypes::Schema;
-use millrace_common::SqlError;
 use millrace_common::hash::hash_bytes;
+use millrace_common::{SqlError, SqlState};
 use millrace_functions::expr::ExprRef;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -32,13 +33,26 @@ pub enum CodecError {
     EdgeKind(u32),
     #[error("the job graph is damaged: {0}")]
     Damaged(String),
-    #[error("the job graph does not load: {0}")]
-    Decode(String),
+    #[error("the function {name}, version {version}, is not known to this release")]
+    UnknownFunction { name: String, version: u32 },
+    /// A message that a later release writes.
+    #[error("{0} is not known to this release")]
+    Unknown(String),
+    #[error("an expression is nested more than {} levels deep", expr::MAX_DEPTH)]
+    TooDeep,
 }
 
 impl From<CodecError> for SqlError {
     fn from(e: CodecError) -> SqlError {
-        SqlError::internal(e.to_string())
+        let state = match e {
+            CodecError::Encode(_) => SqlState::FEATURE_NOT_SUPPORTED,
+            CodecError::TooDeep => SqlState::STATEMENT_TOO_COMPLEX,
+            CodecError::Version(_)
+            | CodecError::Damaged(_)
+            | CodecError::UnknownFunction { .. }
+            | CodecError::Unknown(_) => return SqlError::internal(e.to_string()),
+        };
+        SqlError::new(state, e.to_string())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Our enumerations as the numbers of the stored format. Numbers are never reused.
 
-use datafusion::logical_expr::WindowFrameUnits;
+use arrow::datatypes::TimeUnit;
+use datafusion::logical_expr::{Operator, WindowFrameUnits};
 use millrace_common::access::AccessClass;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::window_call::RankFunction;
@@ -102,3 +103,39 @@ numbered!(
 );
 numbered!(RankFunction, "ranking function", RowNumber = 1, Rank = 2, DenseRank = 3);
 numbered!(WindowFrameUnits, "window frame units", Rows = 1, Range = 2, Groups = 3);
+numbered!(TimeUnit, "time unit", Second = 1, Millisecond = 2, Microsecond = 3, Nanosecond = 4);
+numbered!(
+    Operator,
+    "binary operator",
+    Eq = 1,
+    NotEq = 2,
+    Lt = 3,
+    LtEq = 4,
+    Gt = 5,
+    GtEq = 6,
+    Plus = 7,
+    Minus = 8,
+    Multiply = 9,
+    Divide = 10,
+    Modulo = 11,
+    And = 12,
+    Or = 13,
+    IsDistinctFrom = 14,
+    IsNotDistinctFrom = 15,
+    RegexMatch = 16,
+    RegexIMatch = 17,
+    RegexNotMatch = 18,
+    RegexNotIMatch = 19,
+    LikeMatch = 20,
+    ILikeMatch = 21,
+    NotLikeMatch = 22,
+    NotILikeMatch = 23,
+    BitwiseAnd = 24,
+    BitwiseOr = 25,
+    BitwiseXor = 26,
+    BitwiseShiftRight = 27,
+    BitwiseShiftLeft = 28,
+    StringConcat = 29,
+    AtArrow = 30,
+    ArrowAt = 31,
+);

@@ -1,9 +1,8 @@
 //! The messages of the stored job graph, format version 1.
 //!
 //! Tags are the format and never change meaning; what is new gets a new tag. Positions are `u32`.
-//! Enumerations start at 1 so that a missing value is noticed. Expressions are DataFusion's
-//! `PhysicalExprNode` messages and schemas Arrow IPC streams without batches, both as bytes: their
-//! versions are pinned by the golden test, not ours to define.
+//! Enumerations start at 1 so that a missing value is noticed. Expressions ([`super::expr`]) are
+//! messages of their own, as bytes; so are schemas, as Arrow IPC streams without batches.
 
 use prost::bytes::Bytes;
 
@@ -453,6 +452,9 @@ pub struct WindowCall {
     /// A schema of one column, of the output's type.
     #[prost(bytes = "bytes", tag = "11")]
     pub output_type: Bytes,
+    /// The function's.
+    #[prost(uint32, tag = "12")]
+    pub version: u32,
 }
 
 /// An end of a window frame.
