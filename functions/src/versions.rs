@@ -28,10 +28,10 @@ fn newest_of(changed: &[(&str, u32)], name: &str) -> u32 {
     changed.iter().find(|(n, _)| *n == name).map_or(FIRST, |(_, version)| *version)
 }
 
-/// The version of a scalar function; `None`: it is not one of the registry, so a stored expression
-/// cannot name it.
-pub fn version_of(function: &ScalarUDF) -> Option<u32> {
-    stored().version_of(function)
+/// What a stored expression names a scalar function: its name, unless another function has taken it
+/// and left it an alias, and its version. `None`: it is not one of the registry.
+pub fn name_of(function: &ScalarUDF) -> Option<(&str, u32)> {
+    stored().name_of(function)
 }
 
 /// A scalar function by what a stored expression names it; `None`: this release does not have it.
@@ -39,7 +39,7 @@ pub fn scalar(name: &str, version: u32) -> Option<Arc<ScalarUDF>> {
     stored().scalar(name, version)
 }
 
-/// Scalar functions by their own names (never by an alias) and versions.
+/// Scalar functions by their names and versions.
 struct Stored {
     newest: HashMap<String, (u32, Arc<ScalarUDF>)>,
     retained: Vec<(u32, Arc<ScalarUDF>)>,
@@ -48,27 +48,45 @@ struct Stored {
 fn stored() -> &'static Stored {
     static STORED: OnceLock<Stored> = OnceLock::new();
     STORED.get_or_init(|| {
-        let all = crate::datafusion_scalars().chain(crate::own_scalars());
+        let all = crate::datafusion_scalars().chain(crate::own_scalars()).collect();
         let retained = RETAINED.iter().map(|(version, function)| (*version, function()));
         Stored::new(all, CHANGED, retained.collect())
     })
 }
 
 impl Stored {
-    /// Of functions with the same name the last one counts.
+    /// Of functions with the same name the last one has it; what it replaces keeps its aliases.
     fn new(
-        all: impl Iterator<Item = Arc<ScalarUDF>>,
+        all: Vec<Arc<ScalarUDF>>,
         changed: &[(&str, u32)],
         retained: Vec<(u32, Arc<ScalarUDF>)>,
     ) -> Stored {
-        let newest = all.map(|f| (f.name().to_owned(), (newest_of(changed, f.name()), f)));
-        Stored { newest: newest.collect(), retained }
+        let entry = |name: &str, f: &Arc<ScalarUDF>| {
+            (name.to_owned(), (newest_of(changed, name), Arc::clone(f)))
+        };
+        let mut newest: HashMap<_, _> = all.iter().map(|f| entry(f.name(), f)).collect();
+        for function in &all {
+            if newest.get(function.name()).is_some_and(|(_, f)| f != function) {
+                for alias in function.aliases().iter().filter(|a| *a != function.name()) {
+                    let (name, found) = entry(alias, function);
+                    newest.entry(name).or_insert(found);
+                }
+            }
+        }
+        Stored { newest, retained }
     }
 
-    fn version_of(&self, function: &ScalarUDF) -> Option<u32> {
-        let retained = self.retained.iter().find(|(_, f)| **f == *function);
-        let newest = || self.newest.get(function.name()).map(|(version, _)| *version);
-        retained.map(|(version, _)| *version).or_else(newest)
+    fn name_of<'f>(&self, function: &'f ScalarUDF) -> Option<(&'f str, u32)> {
+        let own = function.name();
+        let is = |f: &ScalarUDF| f.name() == own && *f == *function;
+        if let Some((version, _)) = self.retained.iter().find(|(_, f)| is(f)) {
+            return Some((own, *version));
+        }
+        let named = |name: &'f str| self.newest.get(name).map(|(v, f)| (name, *v, f));
+        let aliases = function.aliases().iter().map(String::as_str);
+        let same = std::iter::once(own).chain(aliases).filter_map(named).find(|(_, _, f)| is(f));
+        // DataFusion's own form of a function, where the registry has one of ours for it.
+        same.or_else(|| named(own)).map(|(name, version, _)| (name, version))
     }
 
     fn scalar(&self, name: &str, version: u32) -> Option<Arc<ScalarUDF>> {
@@ -92,21 +110,42 @@ mod tests {
     }
 
     #[test]
+    fn every_scalar_function_of_the_registry_can_be_stored_and_found() {
+        let all = crate::functions();
+        for name in all.scalar_names() {
+            let function = all.scalar(&name).unwrap();
+            let named = name_of(&function);
+            let (stored, version) = named.unwrap_or_else(|| panic!("{name} cannot be stored"));
+            let found = scalar(stored, version);
+            assert!(found.is_some_and(|f| f == function), "{name} is another function once stored");
+        }
+    }
+
+    #[test]
     fn functions_are_at_version_1_and_at_no_other() {
-        assert_eq!(version_of(&crate::functions().scalar("upper").unwrap()), Some(1));
+        assert_eq!(name_of(&crate::functions().scalar("upper").unwrap()), Some(("upper", 1)));
         assert!(scalar("upper", 1).is_some());
         assert!(scalar("upper", 2).is_none());
         assert!(scalar("upper", 0).is_none());
         assert!(scalar("no_such_function", 1).is_none());
-        assert_eq!(version_of(&function("no_such_function", DataType::Int64)), None);
+        assert_eq!(name_of(&function("no_such_function", DataType::Int64)), None);
+    }
+
+    /// `date_format` is DataFusion's `to_char`, which PostgreSQL's replaces under that name.
+    #[test]
+    fn a_function_whose_name_is_taken_is_stored_by_an_alias() {
+        let theirs = crate::functions().scalar("date_format").unwrap();
+        assert_eq!((theirs.name(), name_of(&theirs)), ("to_char", Some(("date_format", 1))));
+        let ours = crate::functions().scalar("to_char").unwrap();
+        assert_eq!(name_of(&ours), Some(("to_char", 1)));
     }
 
     #[test]
     fn a_changed_function_is_found_by_each_of_its_versions() {
         let [old, new] = [DataType::Int64, DataType::Utf8].map(|t| function("f", t));
-        let of = |retained| Stored::new([Arc::clone(&new)].into_iter(), &[("f", 2)], retained);
+        let of = |retained| Stored::new(vec![Arc::clone(&new)], &[("f", 2)], retained);
         let kept = of(vec![(1, Arc::clone(&old))]);
-        assert_eq!((kept.version_of(&old), kept.version_of(&new)), (Some(1), Some(2)));
+        assert_eq!((kept.name_of(&old), kept.name_of(&new)), (Some(("f", 1)), Some(("f", 2))));
         assert_eq!(kept.scalar("f", 1), Some(Arc::clone(&old)));
         assert_eq!(kept.scalar("f", 2), Some(Arc::clone(&new)));
         assert_eq!(kept.scalar("g", 1), None);

@@ -140,5 +140,6 @@ fn call(c: &message::Call, arguments: Vec<ExprRef>) -> Result<ScalarFunctionExpr
         return Err(CodecError::UnknownFunction { name, version });
     };
     let options = Arc::clone(OPTIONS.get_or_init(Arc::default));
-    Ok(ScalarFunctionExpr::new(&c.function, function, arguments, target(&c.result)?, options))
+    let name = function.name().to_owned();
+    Ok(ScalarFunctionExpr::new(&name, function, arguments, target(&c.result)?, options))
 }

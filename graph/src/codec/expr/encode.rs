@@ -108,9 +108,9 @@ fn cast(e: &CastExpr) -> Result<message::Cast> {
 }
 
 fn call(e: &ScalarFunctionExpr) -> Result<message::Call> {
-    let function = e.fun().name();
-    let version = versions::version_of(e.fun())
-        .ok_or_else(|| CodecError::Encode(format!("the function {function}")))?;
+    let named = versions::name_of(e.fun());
+    let unknown = || CodecError::Encode(format!("the function {}", e.fun().name()));
+    let (function, version) = named.ok_or_else(unknown)?;
     let result = e.return_field(&Schema::empty());
     let result = result.map_err(|error| CodecError::Encode(format!("{function} ({error})")))?;
     Ok(message::Call {

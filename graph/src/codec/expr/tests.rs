@@ -342,6 +342,18 @@ fn metadata_of_literals_and_results_is_kept() {
     assert_eq!(loaded.return_field(&batch().schema()).unwrap(), field);
 }
 
+/// DataFusion's `to_char`, not PostgreSQL's, which has the name.
+#[test]
+fn a_function_under_an_alias_is_kept() {
+    round_trip_function("date_format", vec![column("ts"), lit("%Y")]);
+    round_trip_function("to_char", vec![column("ts"), lit("YYYY")]);
+}
+
+fn round_trip_function(name: &str, args: Vec<ExprRef>) {
+    let e = call(name, args);
+    assert_eq!(outcome(&round_trip(&e)), outcome(&e), "{name}");
+}
+
 #[test]
 fn lists_and_rows_are_kept() {
     let row: Vec<(&str, ArrayRef)> =
