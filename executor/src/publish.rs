@@ -377,6 +377,17 @@ mod tests {
         }
     }
 
+    /// A failure here means that changes staged before an upgrade could not be published after it: give the new
+    /// format a new version and keep reading the old one.
+    #[test]
+    fn golden_staged_change() {
+        let pinned = include_str!("testdata/staged_change_v1.hex").trim_end();
+        let chunks = [chunk(&[(1, 1), (2, -1)])];
+        let bytes = encode(&chunks[0].schema(), &chunks).unwrap();
+        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(hex, pinned);
+    }
+
     #[test]
     fn an_epoch_is_netted_by_key_and_hidden_columns_do_not_count() {
         use millrace_graph::RelationLayout;

@@ -167,6 +167,16 @@ mod tests {
         assert!(matches!(runs[0].batches()[0].epochs, Epochs::Uniform(Epoch(5))));
     }
 
+    /// A failure here means that old commits would not be readable: give the new format a new version and keep
+    /// reading the old one.
+    #[test]
+    fn golden_slice() {
+        let pinned = include_str!("testdata/slice_v1.hex").trim_end();
+        let bytes = encode(&[run(&["a", "b"])], &codecs()).unwrap();
+        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(hex, pinned);
+    }
+
     #[test]
     fn any_damaged_byte_names_the_object_and_yields_no_rows() {
         let bytes = encode(&[run(&["a", "b", "c"])], &codecs()).unwrap();

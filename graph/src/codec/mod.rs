@@ -48,6 +48,7 @@ impl From<CodecError> for SqlError {
             CodecError::Encode(_) => SqlState::FEATURE_NOT_SUPPORTED,
             CodecError::TooDeep => SqlState::STATEMENT_TOO_COMPLEX,
             CodecError::Version(_)
+            | CodecError::EdgeKind(_)
             | CodecError::Damaged(_)
             | CodecError::UnknownFunction { .. }
             | CodecError::Unknown(_) => return SqlError::internal(e.to_string()),

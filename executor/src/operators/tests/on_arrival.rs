@@ -3,7 +3,7 @@
 use arrow::compute::SortOptions;
 use futures::executor::block_on;
 use millrace_functions::window_call::RankFunction;
-use millrace_graph::{Node, Operator as Op, TopN};
+use millrace_graph::{Node, Operator as Op, TopN, TopNState};
 use millrace_rpc::catalog::RowStorage;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -28,10 +28,12 @@ fn top() -> TopN {
         limit: Some(3),
         rank: RankFunction::RowNumber,
         emit_rank: false,
-        table: 0,
-        storage: RowStorage::Keyed,
-        unique_key: vec![3],
-        append_only_input: false,
+        state: TopNState {
+            table: 0,
+            storage: RowStorage::Keyed,
+            unique_key: vec![3],
+            append_only_input: false,
+        },
     }
 }
 
@@ -47,6 +49,7 @@ fn subject(seed: u64) -> Subject {
         inputs: vec![schema()],
         tables: vec![FakeTable::new(schema(), RowStorage::Keyed, Some(seed))],
         options: ExecOptions::default(),
+        event_time: Vec::new(),
     }
 }
 
