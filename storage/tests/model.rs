@@ -1,6 +1,8 @@
 //! The state store against a model: every read of every table, after any history of writes, seals,
 //! commits, flushes, compactions, horizon moves and restarts, equals the same read of a sorted map.
 
+#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -356,7 +358,7 @@ impl World {
 
         let prefixes: Vec<Key> =
             vec![vec![0, 2], vec![], vec![0, 1, b'k', 1], vec![0, 0, b'k', 2, 16], vec![9]];
-        let limit = (seed % 3 > 0).then_some(usize::from(seed % 5));
+        let limit = (!seed.is_multiple_of(3)).then_some(usize::from(seed % 5));
         let asked = BinaryArray::from_iter_values(&prefixes);
         let found = self.writers[&table].multi_scan(asked, limit).wait().await.unwrap();
         let mut want = Vec::new();
@@ -371,7 +373,8 @@ impl World {
     async fn check_scan(&self, table: u32, at: u64, seed: u8) {
         let snapshot = self.job.snapshot(Epoch(at)).unwrap();
         let lower = vec![0, seed % 4];
-        let range = (seed % 2 == 0).then(|| (Bound::Excluded(lower.clone()), Bound::Unbounded));
+        let range =
+            (seed.is_multiple_of(2)).then(|| (Bound::Excluded(lower.clone()), Bound::Unbounded));
         let options = ScanOptions {
             with_keys: true,
             batch_rows: 7,

@@ -1,6 +1,8 @@
 //! A lookup whose blocks do not fit its memory answers in parts. Its strings are read in key order, whatever the order of
 //! the question: a part is of some of them, neither the first ones nor in their order.
 
+#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -117,7 +119,7 @@ async fn parts_of_an_unsorted_question_say_which_strings_they_answer() {
     let job = cold().await;
     let writer = job.writer(TABLE).unwrap();
     // Every tenth is not there.
-    let row = |g: u16| if g % 10 == 0 { ROWS } else { (g % u16::from(ROWS)) as u8 };
+    let row = |g: u16| if g.is_multiple_of(10) { ROWS } else { (g % u16::from(ROWS)) as u8 };
     let keys =
         BinaryArray::from_iter_values(shuffled().map(|g| key(g, row(g))).collect::<Vec<_>>());
     let group = |s: &[u8]| u16::from_be_bytes([s[2], s[3]]);

@@ -21,7 +21,7 @@ fn pinned(text: &str) -> Vec<(String, String, String)> {
         let (Some(format), Some(tests)) = (cells.first(), cells.last()) else { continue };
         let codes: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
         assert!(
-            !codes.is_empty() && codes.len() % 2 == 0,
+            !codes.is_empty() && codes.len().is_multiple_of(2),
             "{format}: a file and a test, not {tests}"
         );
         for pair in codes.chunks_exact(2) {

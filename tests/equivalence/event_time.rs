@@ -95,9 +95,9 @@ fn views() -> Vec<View> {
         live(session),
         live(asof),
         live(next),
-        closed(&aggregate, &[by_a.clone()]),
+        closed(&aggregate, std::slice::from_ref(&by_a)),
         closed(hop, &[format!("q.window_start + INTERVAL '10 seconds' < {}", bin(5, A))]),
-        closed(&top, &[by_a.clone()]),
+        closed(&top, std::slice::from_ref(&by_a)),
         closed(&join(""), &[by_a.clone(), by_b.clone()]),
         closed(&anti, &[by_a, by_b]),
         closed(

@@ -258,7 +258,7 @@ fn group_columns(rng: &mut Rng) -> &'static str {
 
 fn aggregates(rng: &mut Rng, q: &str) -> String {
     let all = [
-        format!("count(*) AS c0"),
+        "count(*) AS c0".to_string(),
         format!("count({q}a) AS c1"),
         format!("sum({q}a) AS c2"),
         format!("sum({q}n) AS c3"),

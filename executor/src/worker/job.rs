@@ -32,7 +32,7 @@ pub enum Kind {
     /// A source: its readers regenerate its rows.
     Nothing,
     Table(Table),
-    Derived(Derived),
+    Derived(Box<Derived>),
 }
 
 #[derive(Default)]

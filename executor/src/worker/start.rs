@@ -243,7 +243,7 @@ pub async fn start_graph(
         Arc::clone(&errors),
         Arc::clone(&progress),
     );
-    let kind = Kind::Derived(derived);
+    let kind = Kind::Derived(Box::new(derived));
     let metrics = JobMetrics { operators: built.metrics, progress };
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     job.spawn(built.tasks, &shared.runtime);

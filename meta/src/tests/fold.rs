@@ -166,7 +166,7 @@ fn commit(
         }],
         backfill: if finish { None } else { version.backfill.clone() },
         row_count_delta: 1,
-        publish: (n % 3 == 0).then(|| PublishHandle {
+        publish: n.is_multiple_of(3).then(|| PublishHandle {
             sequence: version.publish.last().map_or(version.published, |h| h.sequence) + 1,
             parts: vec![SliceRef { object: object(n.wrapping_add(1)), ..SliceRef::default() }],
             ..PublishHandle::default()

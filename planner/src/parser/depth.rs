@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn long_chains_are_refused_and_long_lists_are_not() {
         let refused = |sql: &str| {
-            let error = parse(sql).err().expect("too long a chain");
+            let error = parse(sql).expect_err("too long a chain");
             assert_eq!(error.state, SqlState::STATEMENT_TOO_COMPLEX, "{}", error.message);
             assert!(error.position.is_some());
         };

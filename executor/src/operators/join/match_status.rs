@@ -53,7 +53,7 @@ impl HashJoin {
         let mut emissions: [Emission; 2] = Default::default();
         for slot in std::mem::take(&mut self.touched_keys) {
             self.state.entries.of[slot as usize].touched = false;
-            for side in 0..2 {
+            for (side, emission) in emissions.iter_mut().enumerate() {
                 let matched = self.state.entries.of[slot as usize].sides[1 - side].total > 0;
                 if self.state.entries.preserved[side]
                     && self.state.entries.of[slot as usize].matched[side] != matched
@@ -61,24 +61,24 @@ impl HashJoin {
                     self.state.entries.of[slot as usize].matched[side] = matched;
                     let mut node = self.state.entries.of[slot as usize].sides[side].head;
                     while node != END {
-                        self.settle_row(side, node, &mut emissions[side]);
+                        self.settle_row(side, node, emission);
                         node = self.state.entries.sides[side].nodes[node as usize].next;
-                        self.emit_large(side, &mut emissions[side], out)?;
+                        self.emit_large(side, emission, out)?;
                     }
                 }
             }
         }
-        for side in 0..2 {
+        for (side, emission) in emissions.iter_mut().enumerate() {
             let mut gone = Vec::new();
             for node in std::mem::take(&mut self.touched_rows[side]) {
                 self.state.entries.sides[side].match_states[node as usize].touched = false;
-                self.settle_row(side, node, &mut emissions[side]);
+                self.settle_row(side, node, emission);
                 if self.state.entries.sides[side].nodes[node as usize].weight == 0 {
                     gone.push(node);
                 }
-                self.emit_large(side, &mut emissions[side], out)?;
+                self.emit_large(side, emission, out)?;
             }
-            self.emit_rows(side, &mut emissions[side], out)?;
+            self.emit_rows(side, emission, out)?;
             for node in gone {
                 let slot = self.state.entries.sides[side].nodes[node as usize].slot;
                 self.state.entries.sides[side]

@@ -42,8 +42,8 @@ impl AstRewrite for TypeUnionsInWith {
 
     fn query(&self, query: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
         let Some(with) = query.with.as_mut().filter(|with| !with.recursive) else { return Ok(()) };
-        let united = with.cte_tables.iter_mut().filter(|cte| is_set_operation(&cte.query.body));
-        united.map(|cte| in_from(&mut cte.query)).collect()
+        let mut united = with.cte_tables.iter_mut().filter(|cte| is_set_operation(&cte.query.body));
+        united.try_for_each(|cte| in_from(&mut cte.query))
     }
 }
 
