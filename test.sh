@@ -89,4 +89,18 @@ for what in "${skipped[@]:-}"; do
   [ -z "$what" ] || echo "note: $what is not here; the tests that need it are skipped"
 done
 
-cargo test --workspace --locked "$@"
+# Runs a test binary so that each test reports how long it took; rustc's test harness has no stable flag for it.
+cat >"$scratch/timed" <<'EOF'
+#!/usr/bin/env bash
+case "$1" in */deps/*) grep -q -e --report-time <("$1" --help 2>/dev/null) || exec "$@" ;; *) exec "$@" ;; esac
+RUSTC_BOOTSTRAP=1 exec "$@" -Z unstable-options --report-time
+EOF
+chmod +x "$scratch/timed"
+host="$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')"
+export "CARGO_TARGET_${host}_RUNNER=$scratch/timed"
+
+status=0
+cargo test --workspace --locked "$@" | tee "$scratch/output" || status=$?
+echo "The slowest tests (seconds):"
+sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 \1/p' "$scratch/output" | sort -rn | sed -n 1,10p
+exit "$status"
