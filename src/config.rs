@@ -33,8 +33,8 @@ pub struct Options {
     #[serde(default)]
     pub require_password: bool,
 
-    /// Password of the user root, if it has none yet; from MILLRACE_ROOT_PASSWORD or the config file, as flags can be seen
-    /// by others
+    /// Password of the user root, if it has none yet; from MILLRACE_ROOT_PASSWORD or the config file, as
+    /// flags can be seen by others
     #[arg(skip)]
     pub root_password: Option<Password>,
 
@@ -100,8 +100,8 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_SNAPSHOT_RECORDS", value_name = "N", help_heading = "Tuning")]
     pub snapshot_records: Option<u64>,
 
-    /// How often unused objects are deleted; if given, they stay six times as long, until ALTER SYSTEM SET object_retention
-    /// says otherwise [default: 10s]
+    /// How often unused objects are deleted; if given, they stay six times as long, until ALTER SYSTEM SET
+    /// object_retention says otherwise [default: 10s]
     #[arg(long, env = "MILLRACE_GC_INTERVAL", value_name = "DURATION", help_heading = "Tuning")]
     pub gc_interval: Option<String>,
 
@@ -271,97 +271,28 @@ impl Options {
             Some(path) => read_file(path)?,
             None => Options::default(),
         };
-        let data_dir =
-            self.data_dir.or(file.data_dir).unwrap_or_else(|| PathBuf::from("millrace-data"));
+        let given = self.completed_from(file);
+        let data_dir = given.data_dir.clone().unwrap_or_else(|| PathBuf::from("millrace-data"));
         let data_dir = std::path::absolute(&data_dir).unwrap_or(data_dir);
-        let object_store = self
+        let object_store = given
             .object_store
-            .or(file.object_store)
+            .clone()
             .unwrap_or_else(|| format!("file://{}", data_dir.join("store").display()));
-        let memory_limit = match self.memory_limit.or(file.memory_limit) {
-            Some(text) => size("--memory-limit", &text)?,
-            None => crate::machine::memory() / 2,
-        };
-        if memory_limit < MIN_MEMORY {
-            return Err(ConfigError::Invalid {
-                name: "--memory-limit",
-                value: memory_limit.to_string(),
-                expected: "at least 64MB",
-            });
-        }
-        let disk_cache = match self.disk_cache.or(file.disk_cache) {
-            Some(text) => size("--disk-cache", &text)?,
+        let memory_limit = given.memory_limit()?;
+        let disk_cache = match &given.disk_cache {
+            Some(text) => size("--disk-cache", text)?,
             None if object_store.starts_with("s3") => 8 * GIB,
             None => 0,
         };
-        let barrier_interval = match self.barrier_interval.or(file.barrier_interval) {
-            Some(text) => duration("--barrier-interval", &text)?,
+        let barrier_interval = match &given.barrier_interval {
+            Some(text) => duration("--barrier-interval", text)?,
             None => Duration::from_millis(250),
         };
-        let listen = self.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4566".to_string());
-        let parallelism = self.parallelism.or(file.parallelism).unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-        });
-        if !(1..=256).contains(&parallelism) {
-            return Err(ConfigError::Invalid {
-                name: "--parallelism",
-                value: parallelism.to_string(),
-                expected: "1 to 256",
-            });
-        }
-        let bytes = |name, flag: Option<String>, file: Option<String>| {
-            flag.or(file).map(|text| size(name, &text)).transpose()
-        };
-        let tuning = Tuning {
-            flush_bytes: bytes("--flush-size", self.flush_size, file.flush_size)?,
-            direct_run_bytes: bytes(
-                "--direct-run-size",
-                self.direct_run_size,
-                file.direct_run_size,
-            )?,
-            inline_bytes: bytes("--inline-size", self.inline_size, file.inline_size)?,
-            snapshot_records: self.snapshot_records.or(file.snapshot_records),
-            gc_interval: self
-                .gc_interval
-                .or(file.gc_interval)
-                .map(|text| duration("--gc-interval", &text))
-                .transpose()?,
-        };
-        let count = |name, flag: Option<usize>, file: Option<usize>, default| match flag.or(file) {
-            Some(n) if !(1..=MAX_CONNECTIONS).contains(&n) => {
-                Err(ConfigError::Invalid { name, value: n.to_string(), expected: "1 to 262143" })
-            }
-            given => Ok(given.unwrap_or(default)),
-        };
-        let defaults = Access::default();
-        let authentication_timeout =
-            match self.authentication_timeout.or(file.authentication_timeout) {
-                Some(text) => duration("--authentication-timeout", &text)?,
-                None => defaults.authentication_timeout,
-            };
-        let access = Access {
-            max_connections: count(
-                "--max-connections",
-                self.max_connections,
-                file.max_connections,
-                defaults.max_connections,
-            )?,
-            max_pending: count(
-                "--max-pending-connections",
-                self.max_pending_connections,
-                file.max_pending_connections,
-                defaults.max_pending,
-            )?,
-            authentication_timeout,
-            tls: self.tls_cert.or(file.tls_cert).zip(self.tls_key.or(file.tls_key)),
-            require_password: self.require_password || file.require_password,
-            root_password: self.root_password.or_else(Password::from_env).or(file.root_password),
-            allow_paths: match self.allow_path.is_empty() {
-                true => file.allow_path,
-                false => self.allow_path,
-            },
-        };
-        let http = Http::from_option(self.http.or(file.http), &listen);
+        let parallelism = given.parallelism()?;
+        let tuning = given.tuning()?;
+        let access = given.access()?;
+        let listen = given.listen.unwrap_or_else(|| "127.0.0.1:4566".to_string());
+        let http = Http::from_option(given.http, &listen);
         Ok(Config {
             listen,
             http,
@@ -373,6 +304,114 @@ impl Options {
             barrier_interval,
             parallelism,
             tuning,
+        })
+    }
+
+    /// These, and where one is not given, that of the config file.
+    fn completed_from(self, file: Options) -> Options {
+        Options {
+            listen: self.listen.or(file.listen),
+            http: self.http.or(file.http),
+            tls_cert: self.tls_cert.or(file.tls_cert),
+            tls_key: self.tls_key.or(file.tls_key),
+            require_password: self.require_password || file.require_password,
+            root_password: self.root_password.or_else(Password::from_env).or(file.root_password),
+            max_connections: self.max_connections.or(file.max_connections),
+            max_pending_connections: self.max_pending_connections.or(file.max_pending_connections),
+            authentication_timeout: self.authentication_timeout.or(file.authentication_timeout),
+            allow_path: match self.allow_path.is_empty() {
+                true => file.allow_path,
+                false => self.allow_path,
+            },
+            data_dir: self.data_dir.or(file.data_dir),
+            object_store: self.object_store.or(file.object_store),
+            memory_limit: self.memory_limit.or(file.memory_limit),
+            disk_cache: self.disk_cache.or(file.disk_cache),
+            barrier_interval: self.barrier_interval.or(file.barrier_interval),
+            parallelism: self.parallelism.or(file.parallelism),
+            flush_size: self.flush_size.or(file.flush_size),
+            direct_run_size: self.direct_run_size.or(file.direct_run_size),
+            inline_size: self.inline_size.or(file.inline_size),
+            snapshot_records: self.snapshot_records.or(file.snapshot_records),
+            gc_interval: self.gc_interval.or(file.gc_interval),
+            config: self.config,
+        }
+    }
+
+    fn memory_limit(&self) -> Result<usize, ConfigError> {
+        let limit = match &self.memory_limit {
+            Some(text) => size("--memory-limit", text)?,
+            None => crate::machine::memory() / 2,
+        };
+        if limit < MIN_MEMORY {
+            return Err(ConfigError::Invalid {
+                name: "--memory-limit",
+                value: limit.to_string(),
+                expected: "at least 64MB",
+            });
+        }
+        Ok(limit)
+    }
+
+    fn parallelism(&self) -> Result<usize, ConfigError> {
+        let parallelism = self.parallelism.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        });
+        if !(1..=256).contains(&parallelism) {
+            return Err(ConfigError::Invalid {
+                name: "--parallelism",
+                value: parallelism.to_string(),
+                expected: "1 to 256",
+            });
+        }
+        Ok(parallelism)
+    }
+
+    fn tuning(&self) -> Result<Tuning, ConfigError> {
+        let bytes = |name: &'static str, given: &Option<String>| {
+            given.as_deref().map(|text| size(name, text)).transpose()
+        };
+        Ok(Tuning {
+            flush_bytes: bytes("--flush-size", &self.flush_size)?,
+            direct_run_bytes: bytes("--direct-run-size", &self.direct_run_size)?,
+            inline_bytes: bytes("--inline-size", &self.inline_size)?,
+            snapshot_records: self.snapshot_records,
+            gc_interval: self
+                .gc_interval
+                .as_deref()
+                .map(|text| duration("--gc-interval", text))
+                .transpose()?,
+        })
+    }
+
+    fn access(&self) -> Result<Access, ConfigError> {
+        let count = |name: &'static str, given: Option<usize>, default: usize| match given {
+            Some(n) if !(1..=MAX_CONNECTIONS).contains(&n) => {
+                Err(ConfigError::Invalid { name, value: n.to_string(), expected: "1 to 262143" })
+            }
+            given => Ok(given.unwrap_or(default)),
+        };
+        let defaults = Access::default();
+        let authentication_timeout = match &self.authentication_timeout {
+            Some(text) => duration("--authentication-timeout", text)?,
+            None => defaults.authentication_timeout,
+        };
+        Ok(Access {
+            max_connections: count(
+                "--max-connections",
+                self.max_connections,
+                defaults.max_connections,
+            )?,
+            max_pending: count(
+                "--max-pending-connections",
+                self.max_pending_connections,
+                defaults.max_pending,
+            )?,
+            authentication_timeout,
+            tls: self.tls_cert.clone().zip(self.tls_key.clone()),
+            require_password: self.require_password,
+            root_password: self.root_password.clone(),
+            allow_paths: self.allow_path.clone(),
         })
     }
 }

@@ -125,40 +125,16 @@ impl Standalone {
         let shares = share_descriptors(&config);
         let lock =
             if overrides.object_store.is_some() { None } else { Some(lock(&config.data_dir)?) };
-        let listener = TcpListener::bind(&config.listen)
-            .await
-            .map_err(|source| StartError::Listen { address: config.listen.clone(), source })?;
-        let address = listener
-            .local_addr()
-            .map_err(|source| StartError::Listen { address: config.listen.clone(), source })?;
+        let (listener, address) = bind(&config.listen).await?;
         let tls = load_tls(&config.access)?;
         let http_listener = bind_http(&config.http).await?;
         let http = http_listener.as_ref().and_then(|l| l.local_addr().ok());
-        let is_open =
-            [Some(address), http].iter().flatten().any(|a| !a.ip().to_canonical().is_loopback());
-        let trusting = !is_open && !config.access.require_password;
+        let trusting = !config.access.require_password && is_local(&[Some(address), http]);
         limit_paths(&config.access, trusting)?;
         let (object_store, requests) = open_store(&config, &overrides)?;
+        let (meta, store) = open_state(&config, &overrides, object_store).await?;
 
-        let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
-        let tail: Arc<OnceLock<Arc<TailPrefetch>>> = Arc::default();
-        let meta = take_lead(&config, &overrides, || {
-            meta_options(&config, &overrides, Arc::clone(&object_store), &late_store, &tail)
-        })
-        .await?;
-        let options = StoreOptions {
-            prefetch: tail.get().cloned(),
-            ..store_options(&config, &overrides, object_store, meta.incarnation())
-        };
-        let store = StateStore::open(options).await?;
-        // Set once, here: nobody else holds the cell yet.
-        let _ = late_store.set(Arc::clone(&store));
-
-        let worker = Worker::new(WorkerOptions {
-            exec: overrides.exec.clone().unwrap_or_else(|| exec_options(&config)),
-            memory_limit: config.memory_limit,
-            ..WorkerOptions::new(Arc::clone(&store))
-        });
+        let worker = Worker::new(worker_options(&config, &overrides, &store));
         worker.set_meta(Arc::clone(&meta) as Arc<dyn MetaService>);
         let compactor = Arc::new(Compactor::new(Arc::clone(&store)));
         meta.start(Arc::clone(&worker) as Arc<dyn ComputeService>, compactor).await?;
@@ -167,20 +143,13 @@ impl Standalone {
 
         let cluster =
             Arc::new(Direct::new(Arc::clone(&meta), Arc::clone(&store), Arc::clone(&worker)));
-        let frontend = Frontend::new(
-            cluster,
-            FrontendConfig {
-                query_memory: config.memory_limit / 4,
-                incarnation: meta.incarnation(),
-                tls,
-                own_secret,
-                require_password: config.access.require_password,
-                max_connections: shares.sessions,
-                max_pending: shares.pending,
-                authentication_timeout: config.access.authentication_timeout,
-                ..FrontendConfig::default()
-            },
-        )?;
+        let settings = FrontendConfig {
+            incarnation: meta.incarnation(),
+            tls,
+            own_secret,
+            ..frontend_config(&config, shares)
+        };
+        let frontend = Frontend::new(cluster, settings)?;
         let shutdown = CancellationToken::new();
         let shared = Arc::clone(frontend.shared());
         let stop = shutdown.clone();
@@ -196,10 +165,7 @@ impl Standalone {
             logins: (!trusting).then(Logins::default),
             runs: Runs::new(Arc::clone(&shared), stop.clone()),
         };
-        let limits = http::Limits {
-            connections: shares.http,
-            patience: config.access.authentication_timeout.min(HTTP_PATIENCE),
-        };
+        let limits = http_limits(&config, shares);
         let http_serving =
             http_listener.map(|l| tokio::spawn(http::serve(l, Arc::new(sources), limits, stop)));
         let stop = shutdown.clone();
@@ -277,7 +243,73 @@ fn share_descriptors(config: &Config) -> Shares {
     shares
 }
 
-/// Gives the user root the password of the configuration. One that it has already stays: it may have been changed since.
+async fn bind(listen: &str) -> Result<(TcpListener, SocketAddr), StartError> {
+    let failed = |source| StartError::Listen { address: listen.to_owned(), source };
+    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
+/// Whether only this machine can connect.
+fn is_local(addresses: &[Option<SocketAddr>]) -> bool {
+    addresses.iter().flatten().all(|a| a.ip().to_canonical().is_loopback())
+}
+
+/// Reads the log, takes the lead and opens the state store.
+async fn open_state(
+    config: &Config,
+    overrides: &Overrides,
+    object_store: Arc<dyn ObjectStore>,
+) -> Result<(Arc<Meta>, Arc<StateStore>), StartError> {
+    let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
+    let tail: Arc<OnceLock<Arc<TailPrefetch>>> = Arc::default();
+    let meta = take_lead(config, overrides, || {
+        meta_options(config, overrides, Arc::clone(&object_store), &late_store, &tail)
+    })
+    .await?;
+    let options = StoreOptions {
+        prefetch: tail.get().cloned(),
+        ..store_options(config, overrides, object_store, meta.incarnation())
+    };
+    let store = StateStore::open(options).await?;
+    // Set once, here: nobody else holds the cell yet.
+    let _ = late_store.set(Arc::clone(&store));
+    Ok((meta, store))
+}
+
+fn worker_options(
+    config: &Config,
+    overrides: &Overrides,
+    store: &Arc<StateStore>,
+) -> WorkerOptions {
+    WorkerOptions {
+        exec: overrides.exec.clone().unwrap_or_else(|| exec_options(config)),
+        memory_limit: config.memory_limit,
+        ..WorkerOptions::new(Arc::clone(store))
+    }
+}
+
+/// What the configuration says of it.
+fn frontend_config(config: &Config, shares: Shares) -> FrontendConfig {
+    FrontendConfig {
+        query_memory: config.memory_limit / 4,
+        require_password: config.access.require_password,
+        max_connections: shares.sessions,
+        max_pending: shares.pending,
+        authentication_timeout: config.access.authentication_timeout,
+        ..FrontendConfig::default()
+    }
+}
+
+fn http_limits(config: &Config, shares: Shares) -> http::Limits {
+    http::Limits {
+        connections: shares.http,
+        patience: config.access.authentication_timeout.min(HTTP_PATIENCE),
+    }
+}
+
+/// Gives the user root the password of the configuration. One that it has already stays: it may have been
+/// changed since.
 async fn set_root_password(access: &Access, meta: &Meta) -> Result<(), StartError> {
     let Some(password) = &access.root_password else { return Ok(()) };
     if meta.catalog().users().get(ROOT).is_some_and(Option::is_some) {
@@ -519,7 +551,7 @@ fn exec_options(config: &Config) -> ExecOptions {
         backfill_rows: (limit / event_memory(limit)).clamp(MIN_STEP, defaults.backfill_rows),
         delta_bytes: (limit / 16).min(defaults.delta_bytes),
         group_change_bytes: (limit / 16).min(defaults.group_change_bytes),
-        hub_bytes: (limit / 16).min(defaults.hub_bytes),
+        changelog_bytes: (limit / 16).min(defaults.changelog_bytes),
         statement_bytes: (limit / 8).min(defaults.statement_bytes),
         load_bytes: config.tuning.direct_run_bytes.unwrap_or((limit / 16).clamp(8 << 20, 32 << 20)),
         ..defaults

@@ -1,5 +1,5 @@
 //! Errors as a user meets them: a primary line in lower case without a full stop, a SQLSTATE, and
-//! where possible a detail, a hint and a position (docs/design.md, "Bad input").
+//! where possible a detail, a hint and a position (docs/design.md).
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

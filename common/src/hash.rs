@@ -111,12 +111,7 @@ fn wide(v: i128) -> u64 {
 fn hash_column(column: &ArrayRef, h: &mut [u64]) -> Result<(), ArrowError> {
     match column.data_type() {
         DataType::Null => h.iter_mut().for_each(|x| *x = mix(*x, NULL_HASH)),
-        DataType::Boolean => {
-            let a = column.as_boolean();
-            for (i, x) in h.iter_mut().enumerate() {
-                *x = mix(*x, if a.is_null(i) { NULL_HASH } else { u64::from(a.value(i)) + 1 });
-            }
-        }
+        DataType::Boolean => hash_booleans(column, h),
         DataType::Int8 => primitive::<Int8Type>(column, h, |v| i64::from(v) as u64),
         DataType::Int16 => primitive::<Int16Type>(column, h, |v| i64::from(v) as u64),
         DataType::Int32 => primitive::<Int32Type>(column, h, |v| i64::from(v) as u64),
@@ -150,19 +145,7 @@ fn hash_column(column: &ArrayRef, h: &mut [u64]) -> Result<(), ArrowError> {
             TimeUnit::Microsecond => primitive::<TimestampMicrosecondType>(column, h, |v| v as u64),
             TimeUnit::Nanosecond => primitive::<TimestampNanosecondType>(column, h, |v| v as u64),
         },
-        DataType::Interval(IntervalUnit::YearMonth) => {
-            primitive::<IntervalYearMonthType>(column, h, |v| v as u64);
-        }
-        DataType::Interval(IntervalUnit::DayTime) => {
-            primitive::<IntervalDayTimeType>(column, h, |v| {
-                fold(v.days as u64 ^ K1, v.milliseconds as u64 ^ K2)
-            });
-        }
-        DataType::Interval(IntervalUnit::MonthDayNano) => {
-            primitive::<IntervalMonthDayNanoType>(column, h, |v| {
-                fold((v.months as u64) << 32 ^ v.days as u64 ^ K1, v.nanoseconds as u64 ^ K2)
-            });
-        }
+        DataType::Interval(unit) => hash_intervals(*unit, column, h),
         DataType::Utf8 => {
             bytes_like(column.as_string::<i32>().iter().map(|v| v.map(str::as_bytes)), h);
         }
@@ -175,25 +158,47 @@ fn hash_column(column: &ArrayRef, h: &mut [u64]) -> Result<(), ArrowError> {
         DataType::Binary => bytes_like(column.as_binary::<i32>().iter(), h),
         DataType::LargeBinary => bytes_like(column.as_binary::<i64>().iter(), h),
         DataType::FixedSizeBinary(_) => bytes_like(column.as_fixed_size_binary().iter(), h),
-        DataType::List(_) => {
-            let list = column.as_list::<i32>();
-            let mut items = vec![SEED; list.values().len()];
-            hash_column(list.values(), &mut items)?;
-            for (row, x) in h.iter_mut().enumerate() {
-                if list.is_null(row) {
-                    *x = mix(*x, NULL_HASH);
-                    continue;
-                }
-                let (from, to) = (list.value_offsets()[row], list.value_offsets()[row + 1]);
-                *x = mix(*x, (to - from) as u64);
-                items[from as usize..to as usize].iter().for_each(|item| *x = mix(*x, *item));
-            }
-        }
+        DataType::List(_) => hash_lists(column, h)?,
         other => {
             return Err(ArrowError::NotYetImplemented(format!(
                 "a column of type {other} cannot be a key"
             )));
         }
+    }
+    Ok(())
+}
+
+fn hash_booleans(column: &ArrayRef, h: &mut [u64]) {
+    let a = column.as_boolean();
+    for (i, x) in h.iter_mut().enumerate() {
+        *x = mix(*x, if a.is_null(i) { NULL_HASH } else { u64::from(a.value(i)) + 1 });
+    }
+}
+
+fn hash_intervals(unit: IntervalUnit, column: &ArrayRef, h: &mut [u64]) {
+    match unit {
+        IntervalUnit::YearMonth => primitive::<IntervalYearMonthType>(column, h, |v| v as u64),
+        IntervalUnit::DayTime => primitive::<IntervalDayTimeType>(column, h, |v| {
+            fold(v.days as u64 ^ K1, v.milliseconds as u64 ^ K2)
+        }),
+        IntervalUnit::MonthDayNano => primitive::<IntervalMonthDayNanoType>(column, h, |v| {
+            fold((v.months as u64) << 32 ^ v.days as u64 ^ K1, v.nanoseconds as u64 ^ K2)
+        }),
+    }
+}
+
+fn hash_lists(column: &ArrayRef, h: &mut [u64]) -> Result<(), ArrowError> {
+    let list = column.as_list::<i32>();
+    let mut items = vec![SEED; list.values().len()];
+    hash_column(list.values(), &mut items)?;
+    for (row, x) in h.iter_mut().enumerate() {
+        if list.is_null(row) {
+            *x = mix(*x, NULL_HASH);
+            continue;
+        }
+        let (from, to) = (list.value_offsets()[row], list.value_offsets()[row + 1]);
+        *x = mix(*x, (to - from) as u64);
+        items[from as usize..to as usize].iter().for_each(|item| *x = mix(*x, *item));
     }
     Ok(())
 }

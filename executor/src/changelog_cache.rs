@@ -111,7 +111,7 @@ impl ChangelogCache {
 
     /// An empty ring that will hold every change after `from`.
     pub fn open(&self, relation: RelationId, from: Epoch) {
-        let account = self.governor.account(MemoryClass::Hub);
+        let account = self.governor.account(MemoryClass::Changelog);
         let ring = Ring { covered_from: from, deltas: VecDeque::new(), bytes: 0, account };
         self.rings.lock().insert(relation, ring);
     }

@@ -1,7 +1,8 @@
 //! Consolidation: equal rows' weights summed, zeros dropped (docs/design.md §3).
 //!
 //! Rows are grouped by key bytes first; only where a key occurs more than once are whole rows
-//! compared, and encoded only where it occurs more than twice. So a change that touches every key once costs one hash a row.
+//! compared, and encoded only where it occurs more than twice. So a change that touches every key once costs
+//! one hash a row.
 
 use arrow::array::{
     Array, BinaryArray, DynComparator, Int64Array, RecordBatch, UInt32Array, make_comparator,

@@ -3,7 +3,7 @@
 //! A [`Materialize`] collects the epoch's change, consolidates it at the barrier and writes it once.
 //! `Keyed` rows must net to at most one old and one new row a key, each once; anything else is a bug
 //! and fails the job. `Append` rows are written as they come. A change beyond `delta_bytes` is not
-//! kept for the ring (readers fall back to the state table); `Multiset` rows are then written
+//! kept for the changelog cache (readers fall back to the state table); `Multiset` rows are then written
 //! through, since the memtable adds their weights up anyway, and `Keyed` rows are consolidated early and, if
 //! most of them stay, set aside in the store until the barrier ([`SpilledDelta`]).
 
@@ -108,7 +108,7 @@ pub struct Materialize {
     pending: Vec<DeltaChunk>,
     /// What of the epoch's change is set aside (Keyed).
     large: Option<SpilledDelta>,
-    /// Written already, for the ring; `None`: too large.
+    /// Written already, for the changelog cache; `None`: too large.
     written: Option<Vec<HubChunk>>,
     written_bytes: usize,
     row_count: i64,
@@ -185,7 +185,7 @@ impl Materialize {
         Ok(())
     }
 
-    /// Keeps a written change for the ring while there is room.
+    /// Keeps a written change for the changelog cache while there is room.
     fn remember(&mut self, chunk: DeltaChunk, vnodes: Vec<Vnode>) {
         self.changed |= !chunk.is_empty();
         let (Some(kept), Some(new)) = (&mut self.written, HubChunk::new(chunk, vnodes)) else {
@@ -208,8 +208,8 @@ impl Materialize {
         Ok(Some(whole))
     }
 
-    /// Keys of whole rows are as large as the rows, and all of them are needed at once: a row may cancel one of any other
-    /// piece. What is written goes piece by piece.
+    /// Keys of whole rows are as large as the rows, and all of them are needed at once: a row may cancel one
+    /// of any other piece. What is written goes piece by piece.
     fn write_multiset(&mut self) -> Result<(), ExecError> {
         let pieces = pieces(&self.layout.schema, std::mem::take(&mut self.pending))?;
         let (mut keys, mut vnodes) = (Vec::new(), Vec::new());

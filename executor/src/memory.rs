@@ -29,7 +29,7 @@ pub enum MemoryClass {
     /// Chunks under way between tasks.
     Channel = 3,
     /// Recent deltas kept for readers.
-    Hub = 4,
+    Changelog = 4,
     /// Statements not yet committed.
     Statement = 5,
     /// Decoded blocks, indexes and filters that can be read again.
@@ -38,7 +38,7 @@ pub enum MemoryClass {
 
 /// Names of the classes, in order, for metrics.
 pub const MEMORY_CLASSES: [&str; 7] =
-    ["cache", "memtable", "parked", "channel", "hub", "statement", "blocks"];
+    ["cache", "memtable", "parked", "channel", "changelog", "statement", "blocks"];
 
 #[derive(Debug)]
 pub struct MemoryGovernor {

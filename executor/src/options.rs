@@ -48,7 +48,7 @@ pub struct ExecOptions {
     /// Bytes a root consolidates in an epoch before it writes through.
     pub delta_bytes: usize,
     /// Bytes of recent deltas a relation keeps for its readers.
-    pub hub_bytes: usize,
+    pub changelog_bytes: usize,
     /// Rows of a source a leaf reads at once.
     pub source_rows: usize,
     /// Bytes one statement may hold in the sequencer.
@@ -72,7 +72,7 @@ impl Default for ExecOptions {
             channel_bytes: 4 << 20,
             backfill_rows: 256 * 1024,
             delta_bytes: 64 << 20,
-            hub_bytes: 32 << 20,
+            changelog_bytes: 32 << 20,
             source_rows: 8_192,
             statement_bytes: 256 << 20,
             load_bytes: 16 << 20,

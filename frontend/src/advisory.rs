@@ -1,8 +1,8 @@
 //! Advisory locks (`pg_advisory_lock` and its family): numbers that sessions of this process agree on.
 //!
 //! A lock is held by a session until it gives it back or ends, or by a transaction until that ends. Who waits stands
-//! in line: nobody is passed by later ones, but for those that hold the lock already. A wait that would close a circle is
-//! error 40P01 at once. The table's lock is held for look-ups only.
+//! in line: nobody is passed by later ones, but for those that hold the lock already. A wait that would
+//! close a circle is error 40P01 at once. The table's lock is held for look-ups only.
 //!
 //! Invariants: only sessions that have entered and not ended hold locks or stand in line, so that what a query still
 //! does when its session is gone takes nothing; a session waits for one lock at most; there are no more entries than

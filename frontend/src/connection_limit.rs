@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 const GRACE: Duration = Duration::from_millis(500);
 
 /// A place for each connection that may wait at a time.
-pub struct Entrance {
+pub struct ConnectionLimit {
     places: usize,
     waiting: Mutex<Waiting>,
     /// Somebody has left.
@@ -41,26 +41,26 @@ struct Place {
     lost: CancellationToken,
 }
 
-/// A place at the entrance, given back when dropped.
-pub struct Entrant {
-    entrance: Arc<Entrance>,
+/// The place of a connection whose client has not identified itself yet, given back when dropped.
+pub struct PendingConnection {
+    connection_limit: Arc<ConnectionLimit>,
     number: u64,
     lost: CancellationToken,
 }
 
-impl Entrance {
-    pub fn new(places: usize) -> Arc<Entrance> {
+impl ConnectionLimit {
+    pub fn new(places: usize) -> Arc<ConnectionLimit> {
         let (waiting, left) = (Mutex::default(), Notify::new());
-        Arc::new(Entrance { places: places.max(1), waiting, left })
+        Arc::new(ConnectionLimit { places: places.max(1), waiting, left })
     }
 
     /// A place, once there is one: whoever loses his is waited for, so that there are never more connections than
     /// places.
-    pub async fn enter(self: &Arc<Self>, address: IpAddr) -> Entrant {
+    pub async fn enter(self: &Arc<Self>, address: IpAddr) -> PendingConnection {
         loop {
             let left = self.left.notified();
             match self.try_enter(address) {
-                Ok(entrant) => return entrant,
+                Ok(pending_connection) => return pending_connection,
                 Err(None) => left.await,
                 Err(Some(until)) => {
                     // Whether somebody left or somebody's time is over: tried again.
@@ -71,7 +71,7 @@ impl Entrance {
     }
 
     /// A place, or when another one has to be given up at the earliest.
-    fn try_enter(self: &Arc<Self>, address: IpAddr) -> Result<Entrant, Option<Instant>> {
+    fn try_enter(self: &Arc<Self>, address: IpAddr) -> Result<PendingConnection, Option<Instant>> {
         let (network, now) = (network_of(address), Instant::now());
         let mut waiting = self.waiting.lock();
         if waiting.by_number.len() >= self.places {
@@ -81,7 +81,7 @@ impl Entrance {
         waiting.next += 1;
         let place = Place { network, since: now, kept: false, lost: lost.clone() };
         waiting.by_number.insert(number, place);
-        Ok(Entrant { entrance: Arc::clone(self), number, lost })
+        Ok(PendingConnection { connection_limit: Arc::clone(self), number, lost })
     }
 }
 
@@ -109,7 +109,7 @@ impl Waiting {
     }
 }
 
-impl Entrant {
+impl PendingConnection {
     /// Completes when the place goes to somebody else.
     pub async fn lost(&self) {
         self.lost.cancelled().await;
@@ -117,19 +117,19 @@ impl Entrant {
 
     /// Whether nobody else may get the place for now.
     pub fn keep(&self, kept: bool) {
-        if let Some(place) = self.entrance.waiting.lock().by_number.get_mut(&self.number) {
+        if let Some(place) = self.connection_limit.waiting.lock().by_number.get_mut(&self.number) {
             place.kept = kept;
         }
         if !kept {
-            self.entrance.left.notify_waiters();
+            self.connection_limit.left.notify_waiters();
         }
     }
 }
 
-impl Drop for Entrant {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
-        self.entrance.waiting.lock().by_number.remove(&self.number);
-        self.entrance.left.notify_waiters();
+        self.connection_limit.waiting.lock().by_number.remove(&self.number);
+        self.connection_limit.left.notify_waiters();
     }
 }
 
@@ -155,12 +155,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_of_the_network_that_has_most_gives_way() {
-        let entrance = Entrance::new(4);
-        let enter = |text: &str| entrance.enter(address(text)).now_or_never();
+        let connection_limit = ConnectionLimit::new(4);
+        let enter = |text: &str| connection_limit.enter(address(text)).now_or_never();
         let alone = enter("10.0.0.1").unwrap();
-        let many: Vec<Entrant> =
+        let many: Vec<PendingConnection> =
             ["2001:db8::1", "2001:db8::2", "2001:db8::3"].map(|a| enter(a).unwrap()).into();
-        let lost = |e: &Entrant| e.lost().now_or_never().is_some();
+        let lost = |e: &PendingConnection| e.lost().now_or_never().is_some();
         assert!(enter("10.0.0.2").is_none(), "nobody has left yet");
         assert!(!many.iter().any(lost), "nobody has had his time yet");
         tokio::time::advance(GRACE).await;
@@ -177,12 +177,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_arrives_waits_for_the_place() {
-        let entrance = Entrance::new(1);
-        let first = entrance.enter(address("10.0.0.1")).await;
+        let connection_limit = ConnectionLimit::new(1);
+        let first = connection_limit.enter(address("10.0.0.1")).await;
         let gone = async {
             first.lost().await;
             drop(first);
         };
-        let (_second, ()) = tokio::join!(entrance.enter(address("10.0.0.2")), gone);
+        let (_second, ()) = tokio::join!(connection_limit.enter(address("10.0.0.2")), gone);
     }
 }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advisory::AdvisoryLocks;
 use crate::cluster::Cluster;
 use crate::connection;
-use crate::connection_limit::Entrance;
+use crate::connection_limit::ConnectionLimit;
 use crate::error::FrontendError;
 use crate::query::QueryEngine;
 use crate::secrets;
@@ -307,7 +307,7 @@ impl Frontend {
     ) -> Result<(), FrontendError> {
         let sessions = tokio_util::sync::CancellationToken::new();
         let mut tasks = tokio::task::JoinSet::new();
-        let entrance = Entrance::new(self.shared.config.max_pending);
+        let connection_limit = ConnectionLimit::new(self.shared.config.max_pending);
         let mut failing = false;
         loop {
             let accepted = tokio::select! {
@@ -318,12 +318,12 @@ impl Frontend {
             match accepted {
                 Ok((socket, address)) => {
                     failing = false;
-                    let entrant = tokio::select! {
+                    let pending_connection = tokio::select! {
                         () = shutdown.cancelled() => break,
-                        entrant = entrance.enter(address.ip()) => entrant,
+                        pending_connection = connection_limit.enter(address.ip()) => pending_connection,
                     };
                     let (shared, stop) = (self.shared.clone(), sessions.clone());
-                    tasks.spawn(connection::run(shared, socket, address, entrant, stop));
+                    tasks.spawn(connection::run(shared, socket, address, pending_connection, stop));
                 }
                 Err(e) => {
                     // Out of descriptors, say: others close in time.

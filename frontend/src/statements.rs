@@ -1,7 +1,8 @@
 //! SQL text to statements, with what our parser leaves to us.
 //!
-//! It knows a part only of what may follow the target of a COPY, only directions of FETCH that go forward, and not SET of
-//! a quoted name. That is hidden from it by blanks and the like, so that places stay what they are, and read here.
+//! It knows a part only of what may follow the target of a COPY, only directions of FETCH that go forward,
+//! and not SET of a quoted name. That is hidden from it by blanks and the like, so that places stay what
+//! they are, and read here.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ enum Meaning {
     Set {
         statement: Range<usize>,
     },
-    /// What only [`utility`] knows.
+    /// What only [`unsupported`] knows.
     Utility {
         statement: Range<usize>,
     },

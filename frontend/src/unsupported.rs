@@ -121,14 +121,13 @@ pub fn list_of_elsewhere(name: &str) -> Option<SqlError> {
 
 /// What streaming databases say that PostgreSQL does not.
 fn of_other_dialects(words: &[&str]) -> Option<What> {
-    let refuse = |feature: String, hint| Some(What::Refuse(feature, hint));
     match words {
         ["SHOW", list, ..] => {
             let (list, hint) = *LISTS.iter().find(|(name, _)| name == list)?;
-            refuse(format!("SHOW {list}"), hint)
+            refuse(&format!("SHOW {list}"), hint)
         }
         ["CREATE", "DEFAULT", "INDEX", ..] => refuse(
-            "CREATE DEFAULT INDEX".to_owned(),
+            "CREATE DEFAULT INDEX",
             "What a materialized view has is kept by its key without one; CREATE INDEX ON t (column) finds rows by others.",
         ),
         ["CREATE", rest @ ..] => {
@@ -137,17 +136,20 @@ fn of_other_dialects(words: &[&str]) -> Option<What> {
             if !head.windows(2).any(|w| w == ["IN", "CLUSTER"]) {
                 return None;
             }
-            refuse("IN CLUSTER".to_owned(), "Leave it out: a server is one cluster.")
+            refuse("IN CLUSTER", "Leave it out: a server is one cluster.")
         }
         _ => None,
     }
+}
+
+fn refuse(feature: &str, hint: &'static str) -> Option<What> {
+    Some(What::Refuse(feature.to_owned(), hint))
 }
 
 fn find(words: &[&str]) -> Option<What> {
     if let Some(what) = of_other_dialects(words) {
         return Some(what);
     }
-    let refuse = |feature: &str, hint| Some(What::Refuse(feature.to_owned(), hint));
     match words {
         ["CHECKPOINT", ..] => Some(What::Done("CHECKPOINT")),
         ["VACUUM", ..] => Some(What::Done("VACUUM")),
@@ -192,6 +194,13 @@ fn find(words: &[&str]) -> Option<What> {
         ["PREPARE", "TRANSACTION", ..] => refuse("PREPARE TRANSACTION", BLOCKS),
         ["COMMIT", "PREPARED", ..] => refuse("COMMIT PREPARED", BLOCKS),
         ["ROLLBACK", "PREPARED", ..] => refuse("ROLLBACK PREPARED", BLOCKS),
+        _ => of_definitions(words),
+    }
+}
+
+/// CREATE, ALTER and DROP, of which some are here.
+fn of_definitions(words: &[&str]) -> Option<What> {
+    match words {
         ["ALTER", "ROLE" | "USER", rest @ ..]
             if rest.contains(&"SET") || rest.contains(&"RESET") =>
         {
@@ -405,7 +414,8 @@ fn alter_table(
     Err(SqlError::unsupported(format!("{tag} … {}", verbs.join(" "))).with_hint(hint))
 }
 
-/// CREATE EXTENSION. Schemas are dumped with one that is always there in PostgreSQL: asking for it with IF NOT EXISTS is no reason to stop.
+/// CREATE EXTENSION. Schemas are dumped with one that is always there in PostgreSQL: asking for it with IF
+/// NOT EXISTS is no reason to stop.
 fn create_extension(
     session: &mut Session,
     tokens: &[TokenWithSpan],

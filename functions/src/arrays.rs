@@ -557,8 +557,8 @@ fn two_arrays(args: &[DataType]) -> Option<Vec<DataType>> {
     }
 }
 
-/// Two arrays of one type, for operators. Numerics of any scale are one; so are integers, because catalogs have wider ones
-/// in places.
+/// Two arrays of one type, for operators. Numerics of any scale are one; so are integers, because catalogs
+/// have wider ones in places.
 fn same_arrays(args: &[DataType]) -> Option<(Vec<DataType>, DataType)> {
     if let [DataType::List(a), DataType::List(b)] = args {
         let (a, b) = (a.data_type(), b.data_type());
@@ -682,7 +682,8 @@ fn joined(args: &[DataType]) -> Option<(Vec<DataType>, DataType)> {
     }
 }
 
-/// `nullif` by value, for the planner's `bind::expressions::semantic_equality`; not a name that SQL text can contain unquoted.
+/// `nullif` by value, for the planner's `bind::expressions::semantic_equality`; not a name that SQL text can
+/// contain unquoted.
 pub const NULL_IF: &str = "#nullif";
 
 /// All of them, under the names by which the planner's `bind` looks for them.

@@ -1,4 +1,5 @@
-//! DataFusion's functions that make a NaN of their own where they have no value. Ours return the one that all values share.
+//! DataFusion's functions that make a NaN of their own where they have no value. Ours return the one that
+//! all values share.
 
 use std::sync::Arc;
 

@@ -509,18 +509,7 @@ fn from_text(strings: &StringArray, to: SqlType) -> Result<ArrayRef, SqlError> {
             Arc::new(BinaryArray::from_iter(values))
         }
         SqlType::Text | SqlType::Varchar(_) | SqlType::Char(_) => Arc::new(strings.clone()),
-        SqlType::Uuid => {
-            let mut out = FixedSizeBinaryBuilder::with_capacity(strings.len(), UUID_BYTES);
-            for s in strings {
-                match s {
-                    None => out.append_null(),
-                    Some(s) => out
-                        .append_value(parse_uuid(s)?)
-                        .map_err(|e| SqlError::internal(e.to_string()))?,
-                }
-            }
-            Arc::new(out.finish())
-        }
+        SqlType::Uuid => Arc::new(uuids_from_text(strings)?),
         SqlType::Jsonb => {
             let mut out = LargeStringBuilder::new();
             for s in strings {
@@ -531,31 +520,46 @@ fn from_text(strings: &StringArray, to: SqlType) -> Result<ArrayRef, SqlError> {
             }
             Arc::new(out.finish())
         }
-        SqlType::Array(element) => {
-            let mut items = StringBuilder::new();
-            let mut lengths = Vec::with_capacity(strings.len());
-            for s in strings {
-                let Some(s) = s else {
-                    lengths.push(0);
-                    continue;
-                };
-                let malformed = || {
-                    SqlError::new(
-                        SqlState::INVALID_TEXT_REPRESENTATION,
-                        format!("malformed array literal: \"{s}\""),
-                    )
-                };
-                let parts = array_items(s).ok_or_else(malformed)?;
-                lengths.push(parts.len());
-                parts.iter().for_each(|p| items.append_option(p.as_deref()));
-            }
-            let items: ArrayRef = Arc::new(items.finish());
-            let values = convert(&items, element.scalar())?;
-            let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
-            let offsets = OffsetBuffer::from_lengths(lengths);
-            Arc::new(ListArray::new(item, offsets, values, strings.nulls().cloned()))
-        }
+        SqlType::Array(element) => Arc::new(lists_from_text(strings, element)?),
     })
+}
+
+fn uuids_from_text(strings: &StringArray) -> Result<FixedSizeBinaryArray, SqlError> {
+    let mut out = FixedSizeBinaryBuilder::with_capacity(strings.len(), UUID_BYTES);
+    for s in strings {
+        match s {
+            None => out.append_null(),
+            Some(s) => {
+                out.append_value(parse_uuid(s)?).map_err(|e| SqlError::internal(e.to_string()))?
+            }
+        }
+    }
+    Ok(out.finish())
+}
+
+fn lists_from_text(strings: &StringArray, element: Element) -> Result<ListArray, SqlError> {
+    let mut items = StringBuilder::new();
+    let mut lengths = Vec::with_capacity(strings.len());
+    for s in strings {
+        let Some(s) = s else {
+            lengths.push(0);
+            continue;
+        };
+        let malformed = || {
+            SqlError::new(
+                SqlState::INVALID_TEXT_REPRESENTATION,
+                format!("malformed array literal: \"{s}\""),
+            )
+        };
+        let parts = array_items(s).ok_or_else(malformed)?;
+        lengths.push(parts.len());
+        parts.iter().for_each(|p| items.append_option(p.as_deref()));
+    }
+    let items: ArrayRef = Arc::new(items.finish());
+    let values = convert(&items, element.scalar())?;
+    let item = Arc::new(Field::new_list_field(values.data_type().clone(), true));
+    let offsets = OffsetBuffer::from_lengths(lengths);
+    Ok(ListArray::new(item, offsets, values, strings.nulls().cloned()))
 }
 
 fn cannot_cast(doc: Doc<'_>, to: SqlType) -> SqlError {

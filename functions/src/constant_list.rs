@@ -1,6 +1,7 @@
 //! Constant lists that values are looked up in: `x = ANY ('{…}')`, and `x IN (…)` of many constants.
 //!
-//! A list is made a set once, not for each batch of values. Sets are found by where their list is, and go when it is gone.
+//! A list is made a set once, not for each batch of values. Sets are found by where their list is, and go
+//! when it is gone.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

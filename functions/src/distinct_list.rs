@@ -1,5 +1,6 @@
-//! `array_agg(DISTINCT x ORDER BY x)` of values whose order is not that of their bytes: DataFusion collects them, here they
-//! are sorted. Level ones, which are written otherwise, are in the order of their texts, as in views.
+//! `array_agg(DISTINCT x ORDER BY x)` of values whose order is not that of their bytes: DataFusion collects
+//! them, here they are sorted. Level ones, which are written otherwise, are in the order of their texts, as
+//! in views.
 
 use std::sync::Arc;
 

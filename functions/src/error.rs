@@ -226,9 +226,12 @@ fn from_plan_message(m: &str) -> SqlError {
 
 /// PostgreSQL's error for what DataFusion's planner says in other words.
 fn in_postgres_words(text: &str) -> Option<SqlError> {
+    of_types(text).or_else(|| of_clauses(text)).or_else(|| of_counts(text))
+}
+
+fn of_types(text: &str) -> Option<SqlError> {
     let some = |state, message: String| Some(SqlError::new(state, message));
-    let after = |mark: &str| text.split_once(mark).map(|(_, rest)| rest);
-    let word = |rest: &str| rest.split([' ', ',', '\'']).next().unwrap_or(rest).to_owned();
+    let after = |mark: &str| after(text, mark);
     if let Some(call) = after("argument types '").and_then(|t| t.split('\'').next()) {
         return Some(undefined_function(&call_in_sql(call)));
     }
@@ -237,15 +240,22 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
         let clause = if aggregate { "HAVING" } else { "WHERE" };
         let message = format!(
             "argument of {clause} must be type boolean, not type {}",
-            type_in_sql(&word(t))
+            type_in_sql(&first_word(t))
         );
         return some(SqlState::DATATYPE_MISMATCH, message);
     }
     if let Some(t) = after("'NOT' requires a boolean expression, got ") {
-        let t = type_in_sql(&word(t));
+        let t = type_in_sql(&first_word(t));
         let message = format!("argument of NOT must be type boolean, not type {t}");
         return some(SqlState::DATATYPE_MISMATCH, message);
     }
+    None
+}
+
+/// Of what a clause may not have in it.
+fn of_clauses(text: &str) -> Option<SqlError> {
+    let some = |state, message: String| Some(SqlError::new(state, message));
+    let after = |mark: &str| after(text, mark);
     if let Some(column) = after("SELECT must be in GROUP BY").and_then(|_| text.split('"').nth(1)) {
         return some(
             SqlState::GROUPING_ERROR,
@@ -255,14 +265,14 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
             ),
         );
     }
-    const DECORRELATED: [&str; 4] = [
+    const NOT_DECORRELATED: [&str; 4] = [
         "correlated scalar subquery ",
         "accessing outer reference columns is not allowed",
         "subquery can only be used in ",
         "unsupported operator in the subquery plan",
     ];
     let lower = text.to_lowercase();
-    if DECORRELATED.iter().any(|words| lower.contains(words)) {
+    if NOT_DECORRELATED.iter().any(|words| lower.contains(words)) {
         return Some(correlated());
     }
     if lower.starts_with("for select distinct, order by expressions ") {
@@ -279,6 +289,13 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
         let message = "aggregate function calls cannot be nested";
         return some(SqlState::GROUPING_ERROR, message.into());
     }
+    None
+}
+
+/// Of numbers of columns, of rows, and of positions.
+fn of_counts(text: &str) -> Option<SqlError> {
+    let some = |state, message: String| Some(SqlError::new(state, message));
+    let after = |mark: &str| after(text, mark);
     if text.starts_with("too many columns! The subquery") {
         return some(SqlState::SYNTAX_ERROR, "subquery must return only one column".into());
     }
@@ -306,14 +323,23 @@ fn in_postgres_words(text: &str) -> Option<SqlError> {
         return some(SqlState("2201X"), "OFFSET must not be negative".into());
     }
     if let Some(n) = after("column out of bounds, specified: ") {
-        let message = format!("ORDER BY position {} is not in select list", word(n));
+        let message = format!("ORDER BY position {} is not in select list", first_word(n));
         return some(SqlState("42P10"), message);
     }
     if let Some(n) = after("cannot find column with position ") {
-        let message = format!("GROUP BY position {} is not in select list", word(n));
+        let message = format!("GROUP BY position {} is not in select list", first_word(n));
         return some(SqlState("42P10"), message);
     }
     None
+}
+
+/// What follows a mark.
+fn after<'a>(text: &'a str, mark: &str) -> Option<&'a str> {
+    text.split_once(mark).map(|(_, rest)| rest)
+}
+
+fn first_word(rest: &str) -> String {
+    rest.split([' ', ',', '\'']).next().unwrap_or(rest).to_owned()
 }
 
 /// 42883 for a call written with its argument types.

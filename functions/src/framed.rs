@@ -223,7 +223,8 @@ impl WindowUDFImpl for Function {
     }
 }
 
-/// The aggregate itself. Its literals stay, because some aggregates want them; the rest are columns of what it is given.
+/// The aggregate itself. Its literals stay, because some aggregates want them; the rest are columns of what
+/// it is given.
 fn aggregate(
     call: &Framed,
     exprs: &[ExprRef],

@@ -1,5 +1,6 @@
 //! `greatest` and `least` of values whose order is not that of their bytes: of intervals the longest is the greatest,
-//! documents have an order of their own, of arrays a NULL element is greater than all others. Of equal values it is the first.
+//! documents have an order of their own, of arrays a NULL element is greater than all others. Of equal
+//! values it is the first.
 
 use std::sync::Arc;
 

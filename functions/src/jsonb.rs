@@ -434,12 +434,21 @@ const ABSENT: [&str; 10] = [
 ];
 
 pub fn defs() -> Vec<Def> {
-    const J: T = T::Jsonb;
-    let any = |eval| Overload { args: &[T::Text], variadic: true, returns: J, eval };
     let mut all = getters();
     all.extend(predicates());
     all.extend(ABSENT.map(Def::absent));
-    all.extend([
+    all.extend(changes());
+    all.extend(constructors());
+    all.extend(lists());
+    let random = over(&[], T::Uuid, |_, out| out.uuid(random_uuid()));
+    all.push(Def::new("gen_random_uuid", &[random]).volatile());
+    all
+}
+
+/// Documents made of others.
+fn changes() -> Vec<Def> {
+    const J: T = T::Jsonb;
+    vec![
         Def::new(
             "jsonb_delete",
             &[
@@ -490,6 +499,14 @@ pub fn defs() -> Vec<Def> {
             ],
         )
         .takes_nulls(),
+    ]
+}
+
+/// Documents made of values.
+fn constructors() -> Vec<Def> {
+    const J: T = T::Jsonb;
+    let any = |eval| Overload { args: &[T::Text], variadic: true, returns: J, eval };
+    vec![
         Def::new(
             "jsonb_object",
             &[over(&[T::Text], J, object), over(&[T::Text, T::Text], J, object_of)],
@@ -501,6 +518,13 @@ pub fn defs() -> Vec<Def> {
         Def::new("jsonb_build_array", &[over(&[], J, build_array), any(build_array)])
             .takes_nulls()
             .documents(),
+    ]
+}
+
+/// What a document consists of, as arrays.
+fn lists() -> Vec<Def> {
+    const J: T = T::Jsonb;
+    vec![
         Def::new(
             "jsonb_array_elements_list",
             &[over(&[J], T::Array(Element::Jsonb), |a, out| out.jsons(elements(a)?.map(|d| d.0)))],
@@ -533,10 +557,7 @@ pub fn defs() -> Vec<Def> {
                 out.texts(values.iter().map(|v| v.as_deref()))
             })],
         ),
-        Def::new("gen_random_uuid", &[over(&[], T::Uuid, |_, out| out.uuid(random_uuid()))])
-            .volatile(),
-    ]);
-    all
+    ]
 }
 
 /// A version 4 UUID.

@@ -292,6 +292,12 @@ fn transcendental() -> Vec<Def> {
             ],
         ),
         float_fn!("cbrt", cbrt),
+    ]
+}
+
+/// Of angles in radians and in degrees.
+fn trigonometric() -> Vec<Def> {
+    vec![
         float_fn!("sin", f64::sin),
         float_fn!("cos", f64::cos),
         Def::new("tan", &[over(&[T::Double], T::Double, |a, out| any_size(a, out, f64::tan))]),
@@ -361,7 +367,38 @@ fn cbrt(x: f64) -> f64 {
 
 pub fn defs() -> Vec<Def> {
     let mut all = transcendental();
+    all.extend(trigonometric());
+    all.extend(whole_numbers());
+    all.extend(common_factors());
     all.extend([
+        Def::new("factorial", &[over(&[T::BigInt], NUM, factorial)]),
+        Def::new(
+            "width_bucket",
+            &[
+                over(&[T::Double, T::Double, T::Double, T::Int], T::Int, width_bucket_float),
+                over(&[NUM, NUM, NUM, T::Int], T::Int, width_bucket),
+            ],
+        ),
+        Def::new("scale", &[over(&[NUM], T::Int, |a, out| out.int(a.numeric(0).scale()))]),
+        Def::new(
+            "min_scale",
+            &[over(&[NUM], T::Int, |a, out| out.int(a.numeric(0).trimmed().scale()))],
+        ),
+        Def::new("trim_scale", &[over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).trimmed()))]),
+        Def::new(
+            "to_hex",
+            &[
+                over(&[T::Int], T::Text, |a, out| out.text(&format!("{:x}", a.int(0)))),
+                over(&[T::BigInt], T::Text, |a, out| out.text(&format!("{:x}", a.big(0)))),
+            ],
+        ),
+    ]);
+    all
+}
+
+/// Numbers without their fractions.
+fn whole_numbers() -> Vec<Def> {
+    vec![
         Def::new(
             "round",
             &[
@@ -382,6 +419,12 @@ pub fn defs() -> Vec<Def> {
             "div",
             &[over(&[NUM, NUM], NUM, |a, out| out.numeric(a.numeric(0).div_trunc(&a.numeric(1))?))],
         ),
+    ]
+}
+
+/// What two numbers have in common.
+fn common_factors() -> Vec<Def> {
+    vec![
         Def::new(
             "gcd",
             &[
@@ -413,27 +456,5 @@ pub fn defs() -> Vec<Def> {
                 }),
             ],
         ),
-        Def::new("factorial", &[over(&[T::BigInt], NUM, factorial)]),
-        Def::new(
-            "width_bucket",
-            &[
-                over(&[T::Double, T::Double, T::Double, T::Int], T::Int, width_bucket_float),
-                over(&[NUM, NUM, NUM, T::Int], T::Int, width_bucket),
-            ],
-        ),
-        Def::new("scale", &[over(&[NUM], T::Int, |a, out| out.int(a.numeric(0).scale()))]),
-        Def::new(
-            "min_scale",
-            &[over(&[NUM], T::Int, |a, out| out.int(a.numeric(0).trimmed().scale()))],
-        ),
-        Def::new("trim_scale", &[over(&[NUM], NUM, |a, out| out.numeric(a.numeric(0).trimmed()))]),
-        Def::new(
-            "to_hex",
-            &[
-                over(&[T::Int], T::Text, |a, out| out.text(&format!("{:x}", a.int(0)))),
-                over(&[T::BigInt], T::Text, |a, out| out.text(&format!("{:x}", a.big(0)))),
-            ],
-        ),
-    ]);
-    all
+    ]
 }

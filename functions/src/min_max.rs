@@ -1,7 +1,7 @@
 //! `min` and `max` as PostgreSQL has them. Of floats, NaN is the greatest value: DataFusion's, of groups, compare
 //! with `<`, so that their results would depend on the order of rows; its accumulators of single groups do not. Of
-//! intervals, the longest is the greatest, not the one of the most months. Of arrays, a NULL element is greater than all others.
-//! There are none of booleans and documents.
+//! intervals, the longest is the greatest, not the one of the most months. Of arrays, a NULL element is
+//! greater than all others. There are none of booleans and documents.
 
 use std::sync::Arc;
 

@@ -45,8 +45,6 @@ fn read_pattern(text: &str) -> Result<Pattern, SqlError> {
     let mut rest = text;
     let (mut point, mut shifted) = (false, false);
     while let Some(c) = rest.chars().next() {
-        let upper = |n: usize| rest.get(..n).map(str::to_ascii_uppercase).unwrap_or_default();
-        let two = upper(2);
         let mut used = c.len_utf8();
         match c {
             '"' => {
@@ -75,44 +73,37 @@ fn read_pattern(text: &str) -> Result<Pattern, SqlError> {
             ',' | 'G' | 'g' => p.nodes.push(Node::Group),
             'L' | 'l' => p.nodes.push(Node::Currency),
             'V' | 'v' => shifted = true,
-            _ if upper(4) == "EEEE" => {
-                p.exponent = true;
-                used = 4;
-            }
-            _ if two == "FM" => {
-                p.no_fill = true;
-                used = 2;
-            }
-            _ if two == "MI" => {
-                p.nodes.push(Node::Minus);
-                used = 2;
-            }
-            _ if two == "PL" => {
-                p.nodes.push(Node::Plus);
-                used = 2;
-            }
-            _ if two == "SG" => {
-                p.nodes.push(Node::Either);
-                used = 2;
-            }
-            _ if two == "PR" => {
-                p.brackets = true;
-                used = 2;
-            }
-            _ if two == "RN" => {
-                p.roman = Some(c == 'R');
-                used = 2;
-            }
-            _ if two == "TH" => {
-                p.ordinal = Some(rest[..2].to_owned());
-                used = 2;
-            }
-            'S' | 's' => p.nodes.push(Node::Sign),
-            c => p.nodes.push(Node::Char(c)),
+            c => match p.take_word(rest) {
+                0 if matches!(c, 'S' | 's') => p.nodes.push(Node::Sign),
+                0 => p.nodes.push(Node::Char(c)),
+                letters => used = letters,
+            },
         }
         rest = &rest[used..];
     }
     Ok(p)
+}
+
+impl Pattern {
+    /// Takes the word of several letters that a pattern goes on with; its length, 0 without one.
+    fn take_word(&mut self, rest: &str) -> usize {
+        let upper = |n: usize| rest.get(..n).map(str::to_ascii_uppercase).unwrap_or_default();
+        if upper(4) == "EEEE" {
+            self.exponent = true;
+            return 4;
+        }
+        match upper(2).as_str() {
+            "FM" => self.no_fill = true,
+            "MI" => self.nodes.push(Node::Minus),
+            "PL" => self.nodes.push(Node::Plus),
+            "SG" => self.nodes.push(Node::Either),
+            "PR" => self.brackets = true,
+            "RN" => self.roman = Some(rest.starts_with('R')),
+            "TH" => self.ordinal = Some(rest[..2].to_owned()),
+            _ => return 0,
+        }
+        2
+    }
 }
 
 fn roman(n: i32, upper: bool, fill: bool) -> String {
@@ -207,94 +198,23 @@ fn print_pattern(n: &Num, p: &Pattern) -> Result<String, SqlError> {
         true => vec!['#'; p.before],
         false => whole.chars().collect(),
     };
-    let blanks = p.before - digits.len();
-    let kept = kept_fraction(p, fraction);
-
-    let has = |node: Node| p.nodes.contains(&node);
-    let own_sign = !(has(Node::Sign) || has(Node::Minus) || has(Node::Either) || p.brackets);
-    let sign_first = p.nodes.iter().position(|n| *n == Node::Sign);
-    let first_digit = p.nodes.iter().position(|n| matches!(n, Node::Digit(_) | Node::Point));
-    let sign_before = matches!((sign_first, first_digit), (Some(s), Some(d)) if s < d);
-
-    let mark = match (negative, p.brackets) {
-        (true, true) => "<",
-        (false, true) => " ",
-        (true, false) => "-",
-        (false, false) if sign_before => "+",
-        (false, false) => " ",
+    let sign_before = sign_precedes_digits(p);
+    let mut number = Printed {
+        pattern: p,
+        digits,
+        kept: kept_fraction(p, fraction),
+        too_long,
+        negative,
+        sign_before,
+        mark: mark_of_sign(p, negative, sign_before),
+        position: 0,
+        after: 0,
+        started: false,
+        past_point: false,
+        out: String::new(),
     };
-    let mark = if mark == " " && p.no_fill { "" } else { mark };
-    let wants_mark = own_sign || sign_before || p.brackets;
-    let mut out = String::new();
-    let mut marked = !wants_mark;
-    let (mut position, mut after, mut started, mut past_point) = (0, 0, false, false);
-    let mut mark_now = |out: &mut String| {
-        if !marked {
-            out.push_str(mark);
-            marked = true;
-        }
-    };
-    for node in &p.nodes {
-        match *node {
-            Node::Digit(zero) if !past_point => {
-                if position < blanks {
-                    if zero || started {
-                        started = true;
-                        mark_now(&mut out);
-                        out.push('0');
-                    } else if !p.no_fill {
-                        // The last blank before a point that follows no digit carries no sign yet.
-                        out.push(' ');
-                    }
-                } else {
-                    started = true;
-                    mark_now(&mut out);
-                    out.push(digits[position - blanks]);
-                }
-                position += 1;
-            }
-            Node::Digit(_) => {
-                match (too_long, kept.get(after)) {
-                    (true, _) => out.push('#'),
-                    (_, Some(c)) => out.push(*c),
-                    _ => {}
-                }
-                after += 1;
-            }
-            Node::Point => {
-                mark_now(&mut out);
-                past_point = true;
-                started = true;
-                if !(p.no_fill && kept.is_empty()) || too_long {
-                    out.push('.');
-                }
-            }
-            Node::Group => match (started, p.no_fill) {
-                (true, _) => out.push(','),
-                (false, false) => out.push(' '),
-                _ => {}
-            },
-            Node::Sign if sign_before => {}
-            Node::Sign => out.push(if negative { '-' } else { '+' }),
-            Node::Minus => match (negative, p.no_fill) {
-                (true, _) => out.push('-'),
-                (false, false) => out.push(' '),
-                _ => {}
-            },
-            Node::Plus => match (negative, p.no_fill) {
-                (false, _) => out.push('+'),
-                (true, false) => out.push(' '),
-                _ => {}
-            },
-            Node::Either => out.push(if negative { '-' } else { '+' }),
-            Node::Currency => {
-                if !p.no_fill {
-                    out.push(' ');
-                }
-            }
-            Node::Char(c) => out.push(c),
-        }
-    }
+    p.nodes.iter().for_each(|node| number.push(*node));
+    let mut out = number.out;
     if p.brackets {
         match (negative, p.no_fill) {
             (true, _) => out.push('>'),
@@ -306,6 +226,124 @@ fn print_pattern(n: &Num, p: &Pattern) -> Result<String, SqlError> {
         out.push_str(&ordinal(rounded.to_i64().unwrap_or(0), suffix));
     }
     Ok(out)
+}
+
+/// Whether an `S` of the pattern stands before its digits.
+fn sign_precedes_digits(p: &Pattern) -> bool {
+    let sign_first = p.nodes.iter().position(|n| *n == Node::Sign);
+    let first_digit = p.nodes.iter().position(|n| matches!(n, Node::Digit(_) | Node::Point));
+    matches!((sign_first, first_digit), (Some(s), Some(d)) if s < d)
+}
+
+/// What is written for the sign before the first digit; `None`: the pattern has a place for it.
+fn mark_of_sign(p: &Pattern, negative: bool, sign_before: bool) -> Option<&'static str> {
+    let has = |node: Node| p.nodes.contains(&node);
+    let own_sign = !(has(Node::Sign) || has(Node::Minus) || has(Node::Either) || p.brackets);
+    let mark = match (negative, p.brackets) {
+        (true, true) => "<",
+        (false, true) => " ",
+        (true, false) => "-",
+        (false, false) if sign_before => "+",
+        (false, false) => " ",
+    };
+    let mark = if mark == " " && p.no_fill { "" } else { mark };
+    (own_sign || sign_before || p.brackets).then_some(mark)
+}
+
+/// A number as far as it is written by the nodes of its pattern.
+struct Printed<'a> {
+    pattern: &'a Pattern,
+    /// Digits before the point.
+    digits: Vec<char>,
+    /// Digits after it that are written.
+    kept: Vec<char>,
+    too_long: bool,
+    negative: bool,
+    sign_before: bool,
+    /// Goes before the first digit; `None`: it is written, or there is none.
+    mark: Option<&'static str>,
+    /// Places for digits that have been met before the point, and after it.
+    position: usize,
+    after: usize,
+    /// Whether there is a digit or the point already.
+    started: bool,
+    past_point: bool,
+    out: String,
+}
+
+impl Printed<'_> {
+    fn push(&mut self, node: Node) {
+        let (negative, no_fill) = (self.negative, self.pattern.no_fill);
+        match node {
+            Node::Digit(zero) if !self.past_point => self.push_whole_digit(zero),
+            Node::Digit(_) => {
+                match (self.too_long, self.kept.get(self.after)) {
+                    (true, _) => self.out.push('#'),
+                    (_, Some(c)) => self.out.push(*c),
+                    _ => {}
+                }
+                self.after += 1;
+            }
+            Node::Point => {
+                self.push_mark();
+                self.past_point = true;
+                self.started = true;
+                if !(no_fill && self.kept.is_empty()) || self.too_long {
+                    self.out.push('.');
+                }
+            }
+            Node::Group => match (self.started, no_fill) {
+                (true, _) => self.out.push(','),
+                (false, false) => self.out.push(' '),
+                _ => {}
+            },
+            Node::Sign if self.sign_before => {}
+            Node::Sign => self.out.push(if negative { '-' } else { '+' }),
+            Node::Minus => match (negative, no_fill) {
+                (true, _) => self.out.push('-'),
+                (false, false) => self.out.push(' '),
+                _ => {}
+            },
+            Node::Plus => match (negative, no_fill) {
+                (false, _) => self.out.push('+'),
+                (true, false) => self.out.push(' '),
+                _ => {}
+            },
+            Node::Either => self.out.push(if negative { '-' } else { '+' }),
+            Node::Currency => {
+                if !no_fill {
+                    self.out.push(' ');
+                }
+            }
+            Node::Char(c) => self.out.push(c),
+        }
+    }
+
+    fn push_whole_digit(&mut self, zero: bool) {
+        let blanks = self.pattern.before - self.digits.len();
+        if self.position < blanks {
+            if zero || self.started {
+                self.started = true;
+                self.push_mark();
+                self.out.push('0');
+            } else if !self.pattern.no_fill {
+                // The last blank before a point that follows no digit carries no sign yet.
+                self.out.push(' ');
+            }
+        } else {
+            self.started = true;
+            self.push_mark();
+            let digit = self.digits[self.position - blanks];
+            self.out.push(digit);
+        }
+        self.position += 1;
+    }
+
+    fn push_mark(&mut self) {
+        if let Some(mark) = self.mark.take() {
+            self.out.push_str(mark);
+        }
+    }
 }
 
 /// Digits after the point that are written: with FM, trailing zeros go up to the last `0` of the pattern.
@@ -333,30 +371,11 @@ pub fn parse(text: &str, pattern: &str) -> Result<Num, SqlError> {
     let mut negative = false;
     let mut point = false;
     let mut rest = text.chars().peekable();
-    let mut take_sign = |rest: &mut std::iter::Peekable<std::str::Chars<'_>>| {
-        while rest.peek() == Some(&' ') {
-            rest.next();
-        }
-        match rest.peek() {
-            Some('-') => {
-                rest.next();
-                negative = true;
-            }
-            Some('<') => {
-                rest.next();
-                negative = true;
-            }
-            Some('+') => {
-                rest.next();
-            }
-            _ => {}
-        }
-    };
     for node in &p.nodes {
         match node {
             Node::Digit(_) => {
                 if digits.is_empty() {
-                    take_sign(&mut rest);
+                    negative |= take_sign(&mut rest);
                 }
                 if let Some(d) = rest.peek().filter(|c| c.is_ascii_digit()) {
                     digits.push(*d);
@@ -377,7 +396,9 @@ pub fn parse(text: &str, pattern: &str) -> Result<Num, SqlError> {
                     rest.next();
                 }
             }
-            Node::Sign | Node::Minus | Node::Plus | Node::Either => take_sign(&mut rest),
+            Node::Sign | Node::Minus | Node::Plus | Node::Either => {
+                negative |= take_sign(&mut rest);
+            }
             Node::Currency => {
                 if rest.peek().is_some_and(|c| !c.is_ascii_digit() && !matches!(c, '-' | '+')) {
                     rest.next();
@@ -402,4 +423,22 @@ pub fn parse(text: &str, pattern: &str) -> Result<Num, SqlError> {
         return Err(invalid("\"RN\" not supported for input"));
     }
     Ok(if negative { n.neg() } else { n })
+}
+
+/// Takes the sign that is next, where there is one; whether it is that of a negative number.
+fn take_sign(rest: &mut std::iter::Peekable<std::str::Chars<'_>>) -> bool {
+    while rest.peek() == Some(&' ') {
+        rest.next();
+    }
+    match rest.peek() {
+        Some('-' | '<') => {
+            rest.next();
+            true
+        }
+        Some('+') => {
+            rest.next();
+            false
+        }
+        _ => false,
+    }
 }

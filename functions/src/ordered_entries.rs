@@ -28,7 +28,8 @@ use crate::error::external;
 const NULL_LENGTH: u32 = u32::MAX;
 
 /// `collect_entry(flags, value, separator, order keys…)`. Flags: `s`, `k` or `o` (NULL values are skipped, or
-/// kept; `o`: kept, and the separator is the key of an object, which may not be NULL), then `a` or `d` and `f` or `l` (nulls first or last) for each key.
+/// kept; `o`: kept, and the separator is the key of an object, which may not be NULL), then `a` or `d` and
+/// `f` or `l` (nulls first or last) for each key.
 pub fn collect_entry() -> Arc<ScalarUDF> {
     static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
     Arc::clone(F.get_or_init(|| {

@@ -1,5 +1,5 @@
-//! The value of a subquery that is used as an expression: the one element of the array of its rows, NULL of none. Of more
-//! there is an error, 21000.
+//! The value of a subquery that is used as an expression: the one element of the array of its rows, NULL of
+//! none. Of more there is an error, 21000.
 
 use std::sync::{Arc, OnceLock};
 

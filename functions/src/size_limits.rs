@@ -1,7 +1,7 @@
 //! Functions whose result can be of any length: `repeat`, `lpad`, `replace`, `||`, lists of series. PostgreSQL refuses
 //! what nobody can hold; here the bound is one on a batch of rows, because a batch is made in one piece that no
-//! memory budget sees coming. And functions whose time goes with the size of a value: those of large constants are computed
-//! when the query runs, not while it is planned, where nobody could end them.
+//! memory budget sees coming. And functions whose time goes with the size of a value: those of large
+//! constants are computed when the query runs, not while it is planned, where nobody could end them.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -83,7 +83,8 @@ pub fn is_too_large(e: &(dyn std::error::Error + 'static)) -> bool {
 /// What a call of constants may take or make when it is computed in advance.
 const FOLDED_BYTES: i64 = 64 << 10;
 
-/// Refuses to compute a call of large constants in advance, which leaves it for the execution: that can be ended at any time.
+/// Refuses to compute a call of large constants in advance, which leaves it for the execution: that can be
+/// ended at any time.
 pub fn leave_large(args: &[ColumnarValue]) -> Result<()> {
     if !interrupt::is_folding() {
         return Ok(());

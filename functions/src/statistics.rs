@@ -2,7 +2,8 @@
 //!
 //! | function | argument | result |
 //! |---|---|---|
-//! | `var_pop`, `var_samp` (`variance`), `stddev_pop`, `stddev_samp` (`stddev`) | integers, numeric | numeric, as of `avg` |
+//! | `var_pop`, `var_samp` (`variance`), `stddev_pop`, `stddev_samp` (`stddev`) | integers, numeric |
+//! numeric, as of `avg` |
 //! | the same | real, double precision | double precision |
 //! | `covar_pop`, `covar_samp`, `corr`, `regr_…` | two numbers | double precision; `regr_count`: bigint |
 //! | `bit_and`, `bit_or`, `bit_xor` | integers | the argument's type |

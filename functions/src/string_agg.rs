@@ -1,5 +1,5 @@
-//! `string_agg`, of texts and of `bytea`, in batch and over windows. A separator is a value of its row, as in PostgreSQL: it
-//! stands before the row's value, and that of the first row is not seen.
+//! `string_agg`, of texts and of `bytea`, in batch and over windows. A separator is a value of its row, as
+//! in PostgreSQL: it stands before the row's value, and that of the first row is not seen.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};

@@ -214,7 +214,6 @@ fn format(a: &Args, out: &mut Out) -> Result<(), SqlError> {
     let unterminated = || {
         invalid("unterminated format() type specifier").with_hint("For a single \"%\" use \"%%\".")
     };
-    let few = || invalid("too few arguments for format()");
     let mut result = String::with_capacity(pattern.len());
     let mut chars = pattern.chars().peekable();
     let mut next = 1usize;
@@ -228,53 +227,8 @@ fn format(a: &Args, out: &mut Out) -> Result<(), SqlError> {
             result.push('%');
             continue;
         }
-        let number = |chars: &mut std::iter::Peekable<std::str::Chars<'_>>| {
-            let mut n = None;
-            while let Some(d) = chars.peek().and_then(|c| c.to_digit(10)) {
-                n = Some(n.unwrap_or(0usize).saturating_mul(10).saturating_add(d as usize));
-                chars.next();
-            }
-            n
-        };
-        let (mut position, mut width, mut left) = (None, None, false);
-        let n = number(&mut chars);
-        match (n, chars.peek()) {
-            (Some(n), Some('$')) => {
-                chars.next();
-                if n == 0 {
-                    return Err(invalid(
-                        "format specifies argument 0, but arguments are numbered from 1",
-                    ));
-                }
-                position = Some(n);
-            }
-            (n, _) => width = n.map(|n| n as i64),
-        }
-        if width.is_none() {
-            while chars.peek() == Some(&'-') {
-                left = true;
-                chars.next();
-            }
-            if chars.peek() == Some(&'*') {
-                chars.next();
-                if next >= a.len() {
-                    return Err(few());
-                }
-                let text = a.text_or_null(next).unwrap_or("0");
-                next += 1;
-                width = Some(super::parse::integer(text, T::Int)?);
-            } else {
-                width = number(&mut chars).map(|n| n as i64);
-            }
-        }
-        if let Some(w) = width.filter(|w| *w < 0) {
-            left = true;
-            width = Some(-w);
-        }
-        if width.is_some_and(|w| w > 100_000_000) {
-            return Err(invalid("number is out of range"));
-        }
-        super::size_limits::check_bytes(width.unwrap_or(0).saturating_add(result.len() as i64))?;
+        let Specifier { position, width, left } = read_specifier(a, &mut chars, &mut next)?;
+        super::size_limits::check_bytes(width.saturating_add(result.len() as i64))?;
         let kind = chars.next().ok_or_else(unterminated)?;
         if !matches!(kind, 's' | 'I' | 'L') {
             return Err(invalid(format!("unrecognized format() type specifier \"{kind}\""))
@@ -283,27 +237,102 @@ fn format(a: &Args, out: &mut Out) -> Result<(), SqlError> {
         let index = position.unwrap_or(next);
         next = index + 1;
         if index >= a.len() {
-            return Err(few());
+            return Err(too_few_arguments());
         }
         let start = result.len();
-        match (kind, a.text_or_null(index)) {
-            ('s', v) => result.push_str(v.unwrap_or("")),
-            ('I', Some(v)) => push_ident(&mut result, v),
-            ('I', None) => {
-                let message = "null values cannot be formatted as an SQL identifier";
-                return Err(SqlError::new(SqlState("22004"), message));
-            }
-            (_, Some(v)) => push_literal(&mut result, v),
-            (_, None) => result.push_str("NULL"),
-        }
+        push_formatted(&mut result, kind, a.text_or_null(index))?;
         let wide = result[start..].chars().count() as i64;
-        let pad = " ".repeat((width.unwrap_or(0) - wide).max(0) as usize);
+        let pad = " ".repeat((width - wide).max(0) as usize);
         match left {
             true => result.push_str(&pad),
             false => result.insert_str(start, &pad),
         }
     }
     out.text(&result)
+}
+
+/// What stands between the `%` and the letter of a specifier of `format`.
+struct Specifier {
+    /// Of the argument, where it is given.
+    position: Option<usize>,
+    width: i64,
+    left: bool,
+}
+
+type Characters<'a> = std::iter::Peekable<std::str::Chars<'a>>;
+
+/// `next`: the argument that is next without a position; the width may be that one.
+fn read_specifier(
+    a: &Args,
+    chars: &mut Characters<'_>,
+    next: &mut usize,
+) -> Result<Specifier, SqlError> {
+    let (mut position, mut width, mut left) = (None, None, false);
+    let n = read_number(chars);
+    match (n, chars.peek()) {
+        (Some(n), Some('$')) => {
+            chars.next();
+            if n == 0 {
+                return Err(invalid(
+                    "format specifies argument 0, but arguments are numbered from 1",
+                ));
+            }
+            position = Some(n);
+        }
+        (n, _) => width = n.map(|n| n as i64),
+    }
+    if width.is_none() {
+        while chars.peek() == Some(&'-') {
+            left = true;
+            chars.next();
+        }
+        if chars.peek() == Some(&'*') {
+            chars.next();
+            if *next >= a.len() {
+                return Err(too_few_arguments());
+            }
+            let text = a.text_or_null(*next).unwrap_or("0");
+            *next += 1;
+            width = Some(super::parse::integer(text, T::Int)?);
+        } else {
+            width = read_number(chars).map(|n| n as i64);
+        }
+    }
+    if let Some(w) = width.filter(|w| *w < 0) {
+        left = true;
+        width = Some(-w);
+    }
+    if width.is_some_and(|w| w > 100_000_000) {
+        return Err(invalid("number is out of range"));
+    }
+    Ok(Specifier { position, width: width.unwrap_or(0), left })
+}
+
+fn read_number(chars: &mut Characters<'_>) -> Option<usize> {
+    let mut n = None;
+    while let Some(d) = chars.peek().and_then(|c| c.to_digit(10)) {
+        n = Some(n.unwrap_or(0usize).saturating_mul(10).saturating_add(d as usize));
+        chars.next();
+    }
+    n
+}
+
+fn too_few_arguments() -> SqlError {
+    invalid("too few arguments for format()")
+}
+
+fn push_formatted(out: &mut String, kind: char, value: Option<&str>) -> Result<(), SqlError> {
+    match (kind, value) {
+        ('s', v) => out.push_str(v.unwrap_or("")),
+        ('I', Some(v)) => push_ident(out, v),
+        ('I', None) => {
+            let message = "null values cannot be formatted as an SQL identifier";
+            return Err(SqlError::new(SqlState("22004"), message));
+        }
+        (_, Some(v)) => push_literal(out, v),
+        (_, None) => out.push_str("NULL"),
+    }
+    Ok(())
 }
 
 fn concat(a: &Args, out: &mut Out) -> Result<(), SqlError> {
@@ -476,9 +505,15 @@ fn quoting() -> Vec<Def> {
 pub const ROW_TEXT: &str = "row_text";
 
 pub fn defs() -> Vec<Def> {
-    let variadic = |args, eval| Overload { args, variadic: true, returns: T::Text, eval };
-    let mut all = quoting();
-    all.extend([
+    [quoting(), lengths(), parts_and_forms(), compositions(), positions(), bytes(), null_counts()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// How long a text or bytes are.
+fn lengths() -> Vec<Def> {
+    vec![
         Def::new("length", &LENGTH),
         Def::new("char_length", &LENGTH[..1]),
         Def::new("character_length", &LENGTH[..1]),
@@ -496,6 +531,12 @@ pub fn defs() -> Vec<Def> {
                 over(&[T::Bytea], T::Int, |a, out| out.int(a.bytes(0).len() as i32 * 8)),
             ],
         ),
+    ]
+}
+
+/// Parts of a text, and the text in another case or encoding.
+fn parts_and_forms() -> Vec<Def> {
+    vec![
         Def::new("substr", &SUBSTRING),
         Def::new(
             "substring",
@@ -527,10 +568,23 @@ pub fn defs() -> Vec<Def> {
         Def::new("chr", &[over(&[T::Int], T::Text, chr)]),
         Def::new("encode", &[over(&[T::Bytea, T::Text], T::Text, encode)]),
         Def::new("decode", &[over(&[T::Text, T::Text], T::Bytea, decode)]),
+    ]
+}
+
+/// Texts put together of values.
+fn compositions() -> Vec<Def> {
+    let variadic = |args, eval| Overload { args, variadic: true, returns: T::Text, eval };
+    vec![
         Def::new("format", &[variadic(&[T::Text], format)]).takes_nulls().any(),
         Def::new(ROW_TEXT, &[variadic(&[T::Text], row_text)]).takes_nulls().any(),
         Def::new("concat", &[variadic(&[T::Text], concat)]).takes_nulls().any(),
         Def::new("concat_ws", &[variadic(&[T::Text, T::Text], concat_ws)]).takes_nulls().any(),
+    ]
+}
+
+/// Where a part is in a text, and what is trimmed off its ends.
+fn positions() -> Vec<Def> {
+    vec![
         Def::new(
             "strpos",
             &[over(&[T::Text, T::Text], T::Int, |a, out| {
@@ -553,6 +607,12 @@ pub fn defs() -> Vec<Def> {
         trim!("btrim", true, true),
         trim!("ltrim", true, false),
         trim!("rtrim", false, true),
+    ]
+}
+
+/// Bytes, singly and as texts.
+fn bytes() -> Vec<Def> {
+    vec![
         Def::new(
             "bytea_concat",
             &[over(&[T::Bytea, T::Bytea], T::Bytea, |a, out| {
@@ -590,6 +650,12 @@ pub fn defs() -> Vec<Def> {
                 out.text(text)
             })],
         ),
+    ]
+}
+
+/// How many arguments are NULL, or are not.
+fn null_counts() -> Vec<Def> {
+    vec![
         Def::new(
             "num_nulls",
             &[variadic_any(|a, out| {
@@ -606,8 +672,7 @@ pub fn defs() -> Vec<Def> {
         )
         .takes_nulls()
         .any(),
-    ]);
-    all
+    ]
 }
 
 /// Any number of arguments, looked at for NULL only.

@@ -127,6 +127,19 @@ impl Moment {
         let us = i.nanoseconds / 1000;
         Moment { year, month, day: i.days.into(), us, days: None, zone: None }
     }
+
+    /// The days since 1970; an error of an interval, which has none.
+    fn date(&self) -> Result<i64, SqlError> {
+        self.days.ok_or_else(|| {
+            invalid("invalid format specification for an interval value")
+                .with_hint("Intervals are not tied to specific calendar dates.")
+        })
+    }
+
+    /// The year as it is counted in its era.
+    fn shown_year(&self) -> i64 {
+        if self.days.is_some() && self.year <= 0 { 1 - self.year } else { self.year }
+    }
 }
 
 /// A name in the case of its pattern word, padded unless told not to.
@@ -184,65 +197,24 @@ fn print_word(
     text: &str,
     fill: bool,
 ) -> Result<(), SqlError> {
-    let mut number = |n: i64, width: usize| {
+    if let Some((n, width)) = number_of_word(t, word)? {
         let width = if fill { width + usize::from(n < 0) } else { 0 };
         let _ = write!(out, "{n:0width$}");
-    };
-    let (hour, minute) = (t.us / 3_600_000_000, t.us / 60_000_000 % 60);
-    let (second, us) = (t.us / 1_000_000 % 60, t.us % 1_000_000);
-    let shown_year = if t.days.is_some() && t.year <= 0 { 1 - t.year } else { t.year };
-    let date = || {
-        t.days.ok_or_else(|| {
-            invalid("invalid format specification for an interval value")
-                .with_hint("Intervals are not tied to specific calendar dates.")
-        })
-    };
+        return Ok(());
+    }
     match word {
-        "HH24" => number(hour, 2),
-        "HH12" | "HH" => number(if hour % 12 == 0 { 12 } else { hour % 12 }, 2),
-        "MI" => number(minute, 2),
-        "SS" => number(second, 2),
-        "SSSS" | "SSSSS" => number(t.us / 1_000_000, 1),
-        "MS" | "FF3" => number(us / 1000, 3),
-        "US" | "FF6" => number(us, 6),
-        "FF1" => number(us / 100_000, 1),
-        "FF2" => number(us / 10_000, 2),
-        "FF4" => number(us / 100, 4),
-        "FF5" => number(us / 10, 5),
-        "YYYY" => number(shown_year, 4),
         "Y,YYY" => {
-            let _ = write!(out, "{},{:03}", shown_year / 1000, shown_year % 1000);
+            let year = t.shown_year();
+            let _ = write!(out, "{},{:03}", year / 1000, year % 1000);
         }
-        "YYY" => number(shown_year % 1000, 3),
-        "YY" => number(shown_year % 100, 2),
-        "Y" => number(shown_year % 10, 1),
-        "IYYY" => number(iso_week(date()?).0, 4),
-        "IYY" => number(iso_week(date()?).0 % 1000, 3),
-        "IY" => number(iso_week(date()?).0 % 100, 2),
-        "I" => number(iso_week(date()?).0 % 10, 1),
-        "MM" => number(t.month, 2),
-        "DD" => number(t.day, 2),
-        "DDD" => number(date()? - days_from_civil(t.year, 1, 1) + 1, 3),
-        "IDDD" => {
-            let (week, day) = (iso_week(date()?).1, (date()? + 3).rem_euclid(7) + 1);
-            number((week - 1) * 7 + day, 3);
-        }
-        "D" => number((date()? + 4).rem_euclid(7) + 1, 1),
-        "ID" => number((date()? + 3).rem_euclid(7) + 1, 1),
-        "WW" => number((date()? - days_from_civil(t.year, 1, 1)) / 7 + 1, 2),
-        "W" => number((t.day - 1) / 7 + 1, 1),
-        "IW" => number(iso_week(date()?).1, 2),
-        "Q" => number((t.month - 1) / 3 + 1, 1),
-        "CC" => number(if t.year > 0 { (t.year + 99) / 100 } else { t.year / 100 - 1 }, 2),
-        "J" => number(date()? + 2_440_588, 1),
         "TZH" | "TZM" | "OF" | "TZ" => print_zone(out, t, word, text, fill),
         "MONTH" => push_name(out, month_name(t)?, text, if fill { 9 } else { 0 }),
         "MON" => push_name(out, &month_name(t)?[..3], text, 0),
         "DAY" => {
-            let name = DAYS[(date()? + 4).rem_euclid(7) as usize];
+            let name = DAYS[(t.date()? + 4).rem_euclid(7) as usize];
             push_name(out, name, text, if fill { 9 } else { 0 });
         }
-        "DY" => push_name(out, &DAYS[(date()? + 4).rem_euclid(7) as usize][..3], text, 0),
+        "DY" => push_name(out, &DAYS[(t.date()? + 4).rem_euclid(7) as usize][..3], text, 0),
         "RM" => {
             let name = ROMAN[((t.month - 1).clamp(0, 11)) as usize];
             let pad = if fill { 4 } else { 0 };
@@ -250,7 +222,7 @@ fn print_word(
             let _ = write!(out, "{name:<pad$}");
         }
         "AM" | "PM" | "A.M." | "P.M." => {
-            let half = if hour % 24 < 12 { 'A' } else { 'P' };
+            let half = if t.us / 3_600_000_000 % 24 < 12 { 'A' } else { 'P' };
             let full = if text.len() == 2 { format!("{half}M") } else { format!("{half}.M.") };
             let lower = text.starts_with(char::is_lowercase);
             out.push_str(&if lower { full.to_lowercase() } else { full });
@@ -268,6 +240,57 @@ fn print_word(
         _ => {}
     }
     Ok(())
+}
+
+/// What a word that is a number says, and the digits that it is filled up to.
+fn number_of_word(t: &Moment, word: &str) -> Result<Option<(i64, usize)>, SqlError> {
+    let year = t.shown_year();
+    let (number, width) = match word {
+        "YYYY" => (year, 4),
+        "YYY" => (year % 1000, 3),
+        "YY" => (year % 100, 2),
+        "Y" => (year % 10, 1),
+        "IYYY" => (iso_week(t.date()?).0, 4),
+        "IYY" => (iso_week(t.date()?).0 % 1000, 3),
+        "IY" => (iso_week(t.date()?).0 % 100, 2),
+        "I" => (iso_week(t.date()?).0 % 10, 1),
+        "MM" => (t.month, 2),
+        "DD" => (t.day, 2),
+        "DDD" => (t.date()? - days_from_civil(t.year, 1, 1) + 1, 3),
+        "IDDD" => {
+            let (week, day) = (iso_week(t.date()?).1, (t.date()? + 3).rem_euclid(7) + 1);
+            ((week - 1) * 7 + day, 3)
+        }
+        "D" => ((t.date()? + 4).rem_euclid(7) + 1, 1),
+        "ID" => ((t.date()? + 3).rem_euclid(7) + 1, 1),
+        "WW" => ((t.date()? - days_from_civil(t.year, 1, 1)) / 7 + 1, 2),
+        "W" => ((t.day - 1) / 7 + 1, 1),
+        "IW" => (iso_week(t.date()?).1, 2),
+        "Q" => ((t.month - 1) / 3 + 1, 1),
+        "CC" => (if t.year > 0 { (t.year + 99) / 100 } else { t.year / 100 - 1 }, 2),
+        "J" => (t.date()? + 2_440_588, 1),
+        _ => return Ok(number_of_clock_word(t, word)),
+    };
+    Ok(Some((number, width)))
+}
+
+fn number_of_clock_word(t: &Moment, word: &str) -> Option<(i64, usize)> {
+    let (hour, minute) = (t.us / 3_600_000_000, t.us / 60_000_000 % 60);
+    let (second, us) = (t.us / 1_000_000 % 60, t.us % 1_000_000);
+    Some(match word {
+        "HH24" => (hour, 2),
+        "HH12" | "HH" => (if hour % 12 == 0 { 12 } else { hour % 12 }, 2),
+        "MI" => (minute, 2),
+        "SS" => (second, 2),
+        "SSSS" | "SSSSS" => (t.us / 1_000_000, 1),
+        "MS" | "FF3" => (us / 1000, 3),
+        "US" | "FF6" => (us, 6),
+        "FF1" => (us / 100_000, 1),
+        "FF2" => (us / 10_000, 2),
+        "FF4" => (us / 100, 4),
+        "FF5" => (us / 10, 5),
+        _ => return None,
+    })
 }
 
 fn print_zone(out: &mut String, t: &Moment, word: &str, text: &str, fill: bool) {

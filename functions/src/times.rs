@@ -18,6 +18,8 @@ use super::{number_format, time_format};
 
 pub const DAY_US: i64 = 86_400_000_000;
 const NUM: T = T::Numeric(None);
+const TS: T = T::Timestamp;
+const TZ: T = T::Timestamptz;
 
 pub fn invalid(message: impl Into<String>) -> SqlError {
     SqlError::new(SqlState::INVALID_PARAMETER_VALUE, message)
@@ -329,8 +331,6 @@ fn overlaps_interval(a: &Args, out: &mut Out) -> Result<(), SqlError> {
 }
 
 fn conversions() -> Vec<Def> {
-    const TS: T = T::Timestamp;
-    const TZ: T = T::Timestamptz;
     vec![
         Def::new(
             "timezone",
@@ -377,40 +377,7 @@ fn conversions() -> Vec<Def> {
                 out.date(us.div_euclid(DAY_US) as i32)
             })],
         ),
-        Def::new(
-            "to_char",
-            &[
-                over(&[TZ, T::Text], T::Text, |a, out| {
-                    let t = time_format::Moment::of_timestamp(a.timestamp(0), true);
-                    out.text(&time_format::print(&t, a.text(1))?)
-                }),
-                over(&[TS, T::Text], T::Text, |a, out| {
-                    let t = time_format::Moment::of_timestamp(a.timestamp(0), false);
-                    out.text(&time_format::print(&t, a.text(1))?)
-                }),
-                over(&[T::Interval, T::Text], T::Text, |a, out| {
-                    let t = time_format::Moment::of_interval(a.interval(0));
-                    out.text(&time_format::print(&t, a.text(1))?)
-                }),
-                over(&[T::Int, T::Text], T::Text, |a, out| {
-                    let n = super::numeric::Num::new(a.int(0).into(), 0);
-                    out.text(&number_format::print(&n, a.text(1))?)
-                }),
-                over(&[T::BigInt, T::Text], T::Text, |a, out| {
-                    let n = super::numeric::Num::new(a.big(0).into(), 0);
-                    out.text(&number_format::print(&n, a.text(1))?)
-                }),
-                over(&[NUM, T::Text], T::Text, |a, out| {
-                    out.text(&number_format::print(&a.numeric(0), a.text(1))?)
-                }),
-                over(&[T::Real, T::Text], T::Text, |a, out| {
-                    out.text(&number_format::print_float(f64::from(a.real(0)), 6, a.text(1))?)
-                }),
-                over(&[T::Double, T::Text], T::Text, |a, out| {
-                    out.text(&number_format::print_float(a.float(0), 15, a.text(1))?)
-                }),
-            ],
-        ),
+        to_char(),
         Def::new(
             "to_number",
             &[over(&[T::Text, T::Text], NUM, |a, out| {
@@ -420,9 +387,44 @@ fn conversions() -> Vec<Def> {
     ]
 }
 
+fn to_char() -> Def {
+    Def::new(
+        "to_char",
+        &[
+            over(&[TZ, T::Text], T::Text, |a, out| {
+                let t = time_format::Moment::of_timestamp(a.timestamp(0), true);
+                out.text(&time_format::print(&t, a.text(1))?)
+            }),
+            over(&[TS, T::Text], T::Text, |a, out| {
+                let t = time_format::Moment::of_timestamp(a.timestamp(0), false);
+                out.text(&time_format::print(&t, a.text(1))?)
+            }),
+            over(&[T::Interval, T::Text], T::Text, |a, out| {
+                let t = time_format::Moment::of_interval(a.interval(0));
+                out.text(&time_format::print(&t, a.text(1))?)
+            }),
+            over(&[T::Int, T::Text], T::Text, |a, out| {
+                let n = super::numeric::Num::new(a.int(0).into(), 0);
+                out.text(&number_format::print(&n, a.text(1))?)
+            }),
+            over(&[T::BigInt, T::Text], T::Text, |a, out| {
+                let n = super::numeric::Num::new(a.big(0).into(), 0);
+                out.text(&number_format::print(&n, a.text(1))?)
+            }),
+            over(&[NUM, T::Text], T::Text, |a, out| {
+                out.text(&number_format::print(&a.numeric(0), a.text(1))?)
+            }),
+            over(&[T::Real, T::Text], T::Text, |a, out| {
+                out.text(&number_format::print_float(f64::from(a.real(0)), 6, a.text(1))?)
+            }),
+            over(&[T::Double, T::Text], T::Text, |a, out| {
+                out.text(&number_format::print_float(a.float(0), 15, a.text(1))?)
+            }),
+        ],
+    )
+}
+
 fn truncations() -> Vec<Def> {
-    const TS: T = T::Timestamp;
-    const TZ: T = T::Timestamptz;
     vec![
         Def::new(
             "date_trunc",
@@ -454,79 +456,11 @@ fn truncations() -> Vec<Def> {
 }
 
 pub fn defs() -> Vec<Def> {
-    const TS: T = T::Timestamp;
-    const TZ: T = T::Timestamptz;
-    let age = |a: &Args, out: &mut Out| out.interval(age_of(a.timestamp(0), a.timestamp(1))?);
     let mut all = conversions();
     all.extend(truncations());
+    all.extend(ages());
+    all.extend(constructors());
     all.extend([
-        Def::new("age", &[over(&[TS, TS], T::Interval, age), over(&[TZ, TZ], T::Interval, age)]),
-        Def::new(
-            "justify_hours",
-            &[over(&[T::Interval], T::Interval, |a, out| {
-                justified(out, justify_hours(a.interval(0)))
-            })],
-        ),
-        Def::new(
-            "justify_days",
-            &[over(&[T::Interval], T::Interval, |a, out| {
-                justified(out, justify_days(a.interval(0)))
-            })],
-        ),
-        Def::new(
-            "justify_interval",
-            &[over(&[T::Interval], T::Interval, |a, out| {
-                justified(out, justify_interval(a.interval(0)))
-            })],
-        ),
-        Def::new(
-            "make_interval",
-            &[
-                over(&[], T::Interval, make_interval),
-                over(&[T::Int], T::Interval, make_interval),
-                over(&[T::Int; 2], T::Interval, make_interval),
-                over(&[T::Int; 3], T::Interval, make_interval),
-                over(&[T::Int; 4], T::Interval, make_interval),
-                over(&[T::Int; 5], T::Interval, make_interval),
-                over(&[T::Int; 6], T::Interval, make_interval),
-                over(
-                    &[T::Int, T::Int, T::Int, T::Int, T::Int, T::Int, T::Double],
-                    T::Interval,
-                    make_interval,
-                ),
-            ],
-        ),
-        Def::new(
-            "make_date",
-            &[over(&[T::Int, T::Int, T::Int], T::Date, |a, out| {
-                out.date(civil(a.int(0), a.int(1), a.int(2))? as i32)
-            })],
-        ),
-        Def::new(
-            "make_time",
-            &[over(&[T::Int, T::Int, T::Double], T::Time, |a, out| {
-                out.time(clock(a.int(0), a.int(1), a.float(2))?)
-            })],
-        ),
-        Def::new(
-            "make_timestamp",
-            &[over(&[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double], TS, |a, out| {
-                out.timestamp(make_timestamp(a)?)
-            })],
-        ),
-        Def::new(
-            "make_timestamptz",
-            &[
-                over(&[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double], TZ, |a, out| {
-                    out.timestamp(make_timestamp(a)?)
-                }),
-                over(
-                    &[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double, T::Text],
-                    TZ,
-                    |a, out| out.timestamp(zone_of_parts(a.text(6))?.instant(make_timestamp(a)?)),
-                ),
-            ],
-        ),
         Def::new(
             "isfinite",
             &[
@@ -578,4 +512,84 @@ pub fn defs() -> Vec<Def> {
         ),
     ]);
     all
+}
+
+/// The time between two times, and intervals in larger units.
+fn ages() -> Vec<Def> {
+    let age = |a: &Args, out: &mut Out| out.interval(age_of(a.timestamp(0), a.timestamp(1))?);
+    vec![
+        Def::new("age", &[over(&[TS, TS], T::Interval, age), over(&[TZ, TZ], T::Interval, age)]),
+        Def::new(
+            "justify_hours",
+            &[over(&[T::Interval], T::Interval, |a, out| {
+                justified(out, justify_hours(a.interval(0)))
+            })],
+        ),
+        Def::new(
+            "justify_days",
+            &[over(&[T::Interval], T::Interval, |a, out| {
+                justified(out, justify_days(a.interval(0)))
+            })],
+        ),
+        Def::new(
+            "justify_interval",
+            &[over(&[T::Interval], T::Interval, |a, out| {
+                justified(out, justify_interval(a.interval(0)))
+            })],
+        ),
+    ]
+}
+
+/// Values put together of their fields.
+fn constructors() -> Vec<Def> {
+    vec![
+        Def::new(
+            "make_interval",
+            &[
+                over(&[], T::Interval, make_interval),
+                over(&[T::Int], T::Interval, make_interval),
+                over(&[T::Int; 2], T::Interval, make_interval),
+                over(&[T::Int; 3], T::Interval, make_interval),
+                over(&[T::Int; 4], T::Interval, make_interval),
+                over(&[T::Int; 5], T::Interval, make_interval),
+                over(&[T::Int; 6], T::Interval, make_interval),
+                over(
+                    &[T::Int, T::Int, T::Int, T::Int, T::Int, T::Int, T::Double],
+                    T::Interval,
+                    make_interval,
+                ),
+            ],
+        ),
+        Def::new(
+            "make_date",
+            &[over(&[T::Int, T::Int, T::Int], T::Date, |a, out| {
+                out.date(civil(a.int(0), a.int(1), a.int(2))? as i32)
+            })],
+        ),
+        Def::new(
+            "make_time",
+            &[over(&[T::Int, T::Int, T::Double], T::Time, |a, out| {
+                out.time(clock(a.int(0), a.int(1), a.float(2))?)
+            })],
+        ),
+        Def::new(
+            "make_timestamp",
+            &[over(&[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double], TS, |a, out| {
+                out.timestamp(make_timestamp(a)?)
+            })],
+        ),
+        Def::new(
+            "make_timestamptz",
+            &[
+                over(&[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double], TZ, |a, out| {
+                    out.timestamp(make_timestamp(a)?)
+                }),
+                over(
+                    &[T::Int, T::Int, T::Int, T::Int, T::Int, T::Double, T::Text],
+                    TZ,
+                    |a, out| out.timestamp(zone_of_parts(a.text(6))?.instant(make_timestamp(a)?)),
+                ),
+            ],
+        ),
+    ]
 }

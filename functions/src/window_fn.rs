@@ -53,8 +53,8 @@ pub fn as_of_proctime() -> Arc<ScalarUDF> {
 /// The name of [`as_of_proctime`]; not one that SQL text can contain unquoted.
 pub const AS_OF_PROCTIME: &str = "#as_of_proctime";
 
-/// `asof_match(left, right, operator)`: the match condition of an ASOF join, for the planner's `bind::relations::asof`; never
-/// computed.
+/// `asof_match(left, right, operator)`: the match condition of an ASOF join, for the planner's
+/// `bind::relations::asof`; never computed.
 pub fn asof_match() -> Arc<ScalarUDF> {
     static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
     Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::AsofMatch, ASOF_MATCH))))
@@ -80,7 +80,8 @@ pub fn exclude() -> Arc<ScalarUDF> {
     Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Exclude, EXCLUDE))))
 }
 
-/// Marks an array whose elements are a column's rows, for the planner's `bind::relations::table_functions`; never computed.
+/// Marks an array whose elements are a column's rows, for the planner's `bind::relations::table_functions`;
+/// never computed.
 pub const ROWS: &str = "#rows";
 
 pub fn rows() -> Arc<ScalarUDF> {

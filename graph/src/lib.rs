@@ -2,9 +2,9 @@
 //!
 //! A job is a list of [`Fragment`]s joined by [`Edge`]s; a fragment is a set of [`Node`]s between exchanges, run by
 //! one task or by `parallelism` tasks that own disjoint vnodes. Both are acyclic graphs: a node may feed several
-//! nodes of its fragment and, by edges, several others ([`check_edges`] says what must hold). All operators refer to columns of their
-//! inputs by position; expressions other than columns are computed by [`Operator::Project`] and
-//! [`Operator::Filter`], and by the residual of a join.
+//! nodes of its fragment and, by edges, several others ([`check_edges`] says what must hold). All operators
+//! refer to columns of their inputs by position; expressions other than columns are computed by
+//! [`Operator::Project`] and [`Operator::Filter`], and by the residual of a join.
 //!
 //! # State tables: keys and values
 //!
@@ -26,11 +26,14 @@
 //! | join side, `Multiset` | `keys`, then all other columns in order | all columns of the input | Multiset |
 //! | join side, `Append` | `keys`, then an i64 sequence, 8 bytes BE | all columns of the input | Append |
 //! | lookup | as a join side | all columns of the right input | as a join side |
-//! | matches, `Keyed` | `left_keys`, then `unique_key`, an u64 sequence, 8 bytes BE, an u32 ordinal, 4 bytes BE | all columns of the right input, then `copies` | Keyed |
-//! | matches, `Multiset` | `left_keys`, then all other columns of the left input, sequence, ordinal | as above | Keyed |
+//! | matches, `Keyed` | `left_keys`, then `unique_key`, an u64 sequence, 8 bytes BE, an u32 ordinal, 4 bytes
+//! BE | all columns of the right input, then `copies` | Keyed |
+//! | matches, `Multiset` | `left_keys`, then all other columns of the left input, sequence, ordinal | as
+//! above | Keyed |
 //! | window close, expire | `column`, then all other columns in order | all columns of the input | Multiset |
 //! | closing times | the time, `group` | the time, the columns of `group` | Keyed |
-//! | top-N, window | `group`, `order` (with its sort options), then the identity | all columns of the input | `storage` |
+//! | top-N, window | `group`, `order` (with its sort options), then the identity | all columns of the input
+//! | `storage` |
 //!
 //! The identity of a top-N's or window's row is `unique_key` (`Keyed`) or all columns that are in neither `group`
 //! nor `order`, ascending by position (`Multiset`). An aggregate value table encodes its value

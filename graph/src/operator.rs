@@ -521,9 +521,9 @@ impl<S> Window<S> {
     }
 }
 
-/// How rows of sessions and ASOF joins leave the state. A session is closed when the watermark of its time has come to its
-/// last time plus the gap, because no row that joins it can come any more. Of an ASOF join all rows below the watermark
-/// go but those of each group that rows to come may concern.
+/// How rows of sessions and ASOF joins leave the state. A session is closed when the watermark of its time
+/// has come to its last time plus the gap, because no row that joins it can come any more. Of an ASOF join
+/// all rows below the watermark go but those of each group that rows to come may concern.
 #[derive(Clone, Debug)]
 pub struct Closing {
     /// The input's timestamp column, the first of the order.

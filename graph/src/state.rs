@@ -35,8 +35,10 @@ pub fn accumulator_schema(group: &[usize], calls: &[AggCall], input: &Schema) ->
 /// | `sum`, `avg` of intervals | Decimal128(38, 0) each for months, days, microseconds; Int64 count |
 /// | `bool_and`, `bool_or` | Int64 count of true, Int64 count of false |
 /// | `min`, `max` | the current result (nullable) |
-/// | variances, covariances, regressions, `bit_…` | Binary, exact sums ([`millrace_functions::exact`]); Int64 count |
-/// | `string_agg`, `array_agg`, `mode`, percentiles and other collected ones | Utf8, the current result as text (nullable) |
+/// | variances, covariances, regressions, `bit_…` | Binary, exact sums
+/// ([`millrace_functions::exact_aggregates`]); Int64 count |
+/// | `string_agg`, `array_agg`, `mode`, percentiles and other collected ones | Utf8, the current result as
+/// text (nullable) |
 ///
 /// DISTINCT calls have the same columns, fed with values as they enter and leave the value table.
 pub fn accumulator_fields(index: usize, call: &AggCall, input: &Schema) -> Vec<Field> {

@@ -325,7 +325,7 @@ impl Driver {
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took: begun.elapsed() }));
         self.shared.notify_sources_of(id);
         if epoch == Epoch::ZERO && is_empty(&commit) {
-            self.compute.commit_epoch(id, generation, CommitOutcome::Committed(from)).await;
+            self.compute.conclude_epoch(id, generation, CommitOutcome::Committed(from)).await;
             return Ok(());
         }
         commit.published = self.unmarked().unwrap_or(0);
@@ -344,7 +344,7 @@ impl Driver {
                 self.handle.note_written(applied.epoch, bytes);
                 crash::point("meta-before-conclude");
                 self.compute
-                    .commit_epoch(id, generation, CommitOutcome::Committed(applied.epoch))
+                    .conclude_epoch(id, generation, CommitOutcome::Committed(applied.epoch))
                     .await;
                 crash::point("meta-after-conclude");
                 if handle.is_some() {
@@ -354,7 +354,7 @@ impl Driver {
                 Ok(())
             }
             Ok(Err(reason)) => {
-                self.compute.commit_epoch(id, generation, CommitOutcome::Void).await;
+                self.compute.conclude_epoch(id, generation, CommitOutcome::Void).await;
                 let error =
                     SqlError::internal(format!("the commit at epoch {epoch} is void: {reason}"));
                 Err(ExitReason::Failed(error))
@@ -426,7 +426,8 @@ impl Driver {
         self.shared.state.read().is_paused_sink(self.handle.id)
     }
 
-    /// Until the sink is resumed, if it is paused. An ALTER wakes the driver. Meanwhile its inputs need not hurry for it.
+    /// Until the sink is resumed, if it is paused. An ALTER wakes the driver. Meanwhile its inputs need not
+    /// hurry for it.
     async fn await_resumed<'a>(&'a self, following: &mut Option<FollowGuard<'a>>) {
         if !self.is_paused() {
             return;

@@ -30,8 +30,8 @@ impl MetaState {
         self.timeline(id)?.next_after(seen)
     }
 
-    /// An epoch no later than the relation's first change after `seen`, and just that as far as its timeline reaches back;
-    /// `None`: it has not changed.
+    /// An epoch no later than the relation's first change after `seen`, and just that as far as its timeline
+    /// reaches back; `None`: it has not changed.
     pub fn oldest_change(&self, id: RelationId, seen: Epoch) -> Option<Epoch> {
         self.timeline(id)?.oldest_after(seen)
     }

@@ -3,7 +3,7 @@
 //! Everything durable is in the object store. Metadata is a log of numbered records created with
 //! conditional puts ([`log`]); the state is a pure fold over it ([`state`], [`fold`]); nothing else is
 //! written, and an idle cluster makes no request. Frontiers and exact intervals are derived from the
-//! state ([`exact`]). Each job has a driver of its own ([`driver`]), so that no job waits for another;
+//! state ([`exactness`]). Each job has a driver of its own ([`driver`]), so that no job waits for another;
 //! what they share is the [`log::LogWriter`], which never waits for a job.
 //!
 //! ```text

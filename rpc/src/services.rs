@@ -58,15 +58,15 @@ pub trait ComputeService: Send + Sync {
         cut: Cut,
     ) -> Result<JobCommit, SqlError>;
 
-    /// The verdict on the commit that the last `cut` returned. On `Committed` the worker publishes
+    /// The outcome of the commit that the last `cut` returned. On `Committed` the worker publishes
     /// the delta to snapshots and subscribers and acknowledges statements.
-    async fn commit_epoch(&self, job: JobId, generation: Generation, verdict: CommitOutcome);
+    async fn conclude_epoch(&self, job: JobId, generation: Generation, outcome: CommitOutcome);
 
-    /// In place of a verdict: the commit that the last `cut` returned is not in the log and never will
+    /// In place of an outcome: the commit that the last `cut` returned is not in the log and never will
     /// be, for this reason. The job's generation ends with it.
     async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
         drop(error);
-        self.commit_epoch(job, generation, CommitOutcome::Void).await;
+        self.conclude_epoch(job, generation, CommitOutcome::Void).await;
     }
 
     /// Brings committed changes of a sink to its target as one, under the last one's sequence; returns when

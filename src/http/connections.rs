@@ -18,7 +18,7 @@ use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use millrace_frontend::connection_limit::{Entrance, Entrant};
+use millrace_frontend::connection_limit::{ConnectionLimit, PendingConnection};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
@@ -49,7 +49,7 @@ pub async fn serve(
     limits: Limits,
     shutdown: CancellationToken,
 ) {
-    let entrance = Entrance::new(limits.connections);
+    let connection_limit = ConnectionLimit::new(limits.connections);
     let arriving = Arc::new(Semaphore::new(ARRIVING_BYTES));
     let mut failing = false;
     let mut tasks = tokio::task::JoinSet::new();
@@ -62,12 +62,13 @@ pub async fn serve(
         match accepted {
             Ok((socket, peer)) => {
                 failing = false;
-                let entrant = tokio::select! {
+                let pending_connection = tokio::select! {
                     () = shutdown.cancelled() => break,
-                    entrant = entrance.enter(peer.ip()) => entrant,
+                    pending_connection = connection_limit.enter(peer.ip()) => pending_connection,
                 };
-                let (entrant, arriving) = (Arc::new(entrant), Arc::clone(&arriving));
-                let arrival = Arrival { entrant, arriving, patience: limits.patience };
+                let (pending_connection, arriving) =
+                    (Arc::new(pending_connection), Arc::clone(&arriving));
+                let arrival = Arrival { pending_connection, arriving, patience: limits.patience };
                 tasks.spawn(connection(socket, peer, router.clone(), arrival));
             }
             Err(error) => {
@@ -83,14 +84,15 @@ pub async fn serve(
 /// What a request finds of its connection.
 #[derive(Clone)]
 struct Arrival {
-    entrant: Arc<Entrant>,
+    pending_connection: Arc<PendingConnection>,
     arriving: Arc<Semaphore>,
     patience: Duration,
 }
 
 async fn connection(socket: TcpStream, peer: SocketAddr, router: Router, arrival: Arrival) {
     let _ = socket.set_nodelay(true);
-    let (entrant, patience) = (Arc::clone(&arrival.entrant), arrival.patience);
+    let (pending_connection, patience) =
+        (Arc::clone(&arrival.pending_connection), arrival.patience);
     let router = router
         .layer(middleware::from_fn_with_state(arrival, receive))
         .layer(Extension(ConnectInfo(peer)));
@@ -99,7 +101,7 @@ async fn connection(socket: TcpStream, peer: SocketAddr, router: Router, arrival
     let serving = server.serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
     tokio::select! {
         biased;
-        () = entrant.lost() => {}
+        () = pending_connection.lost() => {}
         result = serving => if let Err(error) = result {
             tracing::debug!(%peer, %error, "an HTTP connection ended");
         },
@@ -116,7 +118,7 @@ async fn receive(State(arrival): State<Arrival>, request: Request<Body>, next: N
         Ok(None) => return ended(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large\n"),
         Err(_) => return ended(StatusCode::REQUEST_TIMEOUT, "the request did not arrive\n"),
     };
-    let _kept = Kept::new(&arrival.entrant);
+    let _kept = Kept::new(&arrival.pending_connection);
     next.run(Request::from_parts(head, Body::from(body))).await
 }
 
@@ -152,12 +154,12 @@ fn ended(status: StatusCode, why: &'static str) -> Response {
 }
 
 /// A connection that keeps its place.
-struct Kept<'a>(&'a Entrant);
+struct Kept<'a>(&'a PendingConnection);
 
 impl Kept<'_> {
-    fn new(entrant: &Entrant) -> Kept<'_> {
-        entrant.keep(true);
-        Kept(entrant)
+    fn new(pending_connection: &PendingConnection) -> Kept<'_> {
+        pending_connection.keep(true);
+        Kept(pending_connection)
     }
 }
 

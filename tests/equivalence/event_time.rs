@@ -40,7 +40,6 @@ fn closed(query: &str, conditions: &[String]) -> View {
 }
 
 fn views() -> Vec<View> {
-    let tumble = |t: &str| format!("TUMBLE({t}, at, INTERVAL '10 seconds')");
     let (ta, tb) = (tumble("a"), tumble("b"));
     let aggregate = format!(
         "SELECT k, window_start, count(*) AS n, sum(v) AS s, min(v) AS low, max(v) AS high, \
@@ -49,18 +48,6 @@ fn views() -> Vec<View> {
     let hop = "SELECT window_start, window_end, count(*) AS n \
                FROM HOP(a, at, INTERVAL '5 seconds', INTERVAL '15 seconds') GROUP BY 1, 2";
     let distinct = format!("SELECT DISTINCT window_start, k FROM {ta}");
-    let join = |kind: &str| {
-        format!(
-            "SELECT x.window_start, x.id, y.id AS other FROM {ta} x {kind} JOIN {tb} y \
-             ON x.window_start = y.window_start AND x.k = y.k"
-        )
-    };
-    let interval = |kind: &str| {
-        format!(
-            "SELECT x.at, x.id, y.id AS other FROM a x {kind} JOIN b y ON x.k = y.k \
-             AND x.at BETWEEN y.at - INTERVAL '4 seconds' AND y.at + INTERVAL '6 seconds'"
-        )
-    };
     let top = format!(
         "SELECT window_start, id, v, r FROM (SELECT *, row_number() OVER \
          (PARTITION BY window_start ORDER BY v DESC, id) AS r FROM {ta}) t WHERE r <= 2"
@@ -85,11 +72,11 @@ fn views() -> Vec<View> {
         live(&aggregate),
         live(hop),
         live(&distinct),
-        live(&join("")),
-        live(&join("LEFT")),
-        live(&join("FULL")),
-        live(&interval("")),
-        live(&interval("LEFT")),
+        live(&window_join("")),
+        live(&window_join("LEFT")),
+        live(&window_join("FULL")),
+        live(&interval_join("")),
+        live(&interval_join("LEFT")),
         live(&top),
         live(&anti),
         live(session),
@@ -98,10 +85,10 @@ fn views() -> Vec<View> {
         closed(&aggregate, std::slice::from_ref(&by_a)),
         closed(hop, &[format!("q.window_start + INTERVAL '10 seconds' < {}", bin(5, A))]),
         closed(&top, std::slice::from_ref(&by_a)),
-        closed(&join(""), &[by_a.clone(), by_b.clone()]),
+        closed(&window_join(""), &[by_a.clone(), by_b.clone()]),
         closed(&anti, &[by_a, by_b]),
         closed(
-            &interval(""),
+            &interval_join(""),
             &[format!("q.at < {A}"), format!("q.at < {B} - INTERVAL '4 seconds'")],
         ),
         closed(session, &[format!("q.window_end <= {A}")]),
@@ -115,6 +102,26 @@ fn views() -> Vec<View> {
             ],
         ),
     ]
+}
+
+fn tumble(table: &str) -> String {
+    format!("TUMBLE({table}, at, INTERVAL '10 seconds')")
+}
+
+fn window_join(kind: &str) -> String {
+    format!(
+        "SELECT x.window_start, x.id, y.id AS other FROM {} x {kind} JOIN {} y \
+         ON x.window_start = y.window_start AND x.k = y.k",
+        tumble("a"),
+        tumble("b")
+    )
+}
+
+fn interval_join(kind: &str) -> String {
+    format!(
+        "SELECT x.at, x.id, y.id AS other FROM a x {kind} JOIN b y ON x.k = y.k \
+         AND x.at BETWEEN y.at - INTERVAL '4 seconds' AND y.at + INTERVAL '6 seconds'"
+    )
 }
 
 fn table(name: &str, delay: u32) -> String {
@@ -207,25 +214,30 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
             }
         }
     }
+    wait_until_cleaned(&client).await?;
+    node.stop().await;
+    Ok(())
+}
+
+/// The state tables of most views say that they are cleaned.
+async fn wait_until_cleaned(client: &Client) -> Result<(), String> {
     let kept = "SELECT count(*) FROM millrace_catalog.state_tables s \
                 WHERE s.relation_name LIKE 'v%' AND s.kept_since IS NOT NULL";
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let rows = client.simple_query(kept).await.map_err(sql)?;
+        let rows = client.simple_query(kept).await.map_err(|e| format!("{e:?}"))?;
         let cleaned = rows.iter().find_map(|m| match m {
             SimpleQueryMessage::Row(r) => r.get(0)?.parse::<u32>().ok(),
             _ => None,
         });
         if cleaned.unwrap_or(0) >= 20 {
-            break;
+            return Ok(());
         }
         if Instant::now() > deadline {
             return Err(format!("only {cleaned:?} state tables are cleaned"));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    node.stop().await;
-    Ok(())
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl NodeOptions {
                 backfill_rows: 7,
                 group_change_bytes: if mode == Mode::TinyCaches { 600 } else { 4 << 10 },
                 delta_bytes: if mode == Mode::TinyCaches { 400 } else { 4 << 10 },
-                hub_bytes: if mode == Mode::TinyCaches { 300 } else { 1 << 20 },
+                changelog_bytes: if mode == Mode::TinyCaches { 300 } else { 1 << 20 },
                 chunk_rows: 16,
                 delay_reads: mode != Mode::Crash,
                 state_access: if mode == Mode::Synchronous {

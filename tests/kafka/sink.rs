@@ -90,8 +90,38 @@ async fn every_format_goes_out_and_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path());
     let client = server.connect().await.unwrap();
+    create_every_format(&client, &broker).await;
+    execute(&client, "INSERT INTO log VALUES (3, 'th;ree'); UPDATE t SET name = 'z' WHERE id = 2; DELETE FROM t WHERE id = 3").await;
+    flush(&client).await;
+    check_every_format(&broker);
+    // What went out comes in again.
     execute(
         &client,
+        &format!(
+            "CREATE TABLE back (id int PRIMARY KEY, name text, price numeric(8,2), at timestamp) {} FORMAT UPSERT ENCODE JSON;
+             CREATE TABLE names_back (name text PRIMARY KEY, n bigint) {} FORMAT DEBEZIUM ENCODE JSON;",
+            to(&broker, "upsert", ", discovery_interval = '100ms'"),
+            to(&broker, "changes", ", discovery_interval = '100ms'"),
+        ),
+    )
+    .await;
+    eventually(
+        &client,
+        "SELECT * FROM back",
+        &["1|a\"b|1.25|2024-01-02 03:04:05", "2|z|NULL|NULL"],
+    )
+    .await;
+    eventually(&client, "SELECT * FROM names_back", &["a\"b|1", "z|1"]).await;
+    for (sql, state) in refused_sinks(&broker) {
+        let error = client.batch_execute(&sql).await.expect_err(&sql);
+        let code = error.as_db_error().map(|e| e.code().code().to_owned());
+        assert_eq!(code.as_deref(), Some(state), "{sql}: {error:?}");
+    }
+}
+
+async fn create_every_format(client: &tokio_postgres::Client, broker: &Broker) {
+    execute(
+        client,
         "CREATE TABLE t (id int PRIMARY KEY, name text, price numeric(8,2), at timestamp);
          CREATE TABLE log (n int, what text) APPEND ONLY;
          INSERT INTO t VALUES (1, 'a\"b', 1.25, '2024-01-02 03:04:05'), (2, NULL, NULL, NULL), (3, 'c', 3, NULL);
@@ -100,21 +130,23 @@ async fn every_format_goes_out_and_comes_back() {
     )
     .await;
     execute(
-        &client,
+        client,
         &format!(
             "CREATE SINK plain FROM log {} FORMAT PLAIN ENCODE JSON;
              CREATE SINK csv FROM log {} FORMAT PLAIN ENCODE CSV;
              CREATE SINK upsert FROM t {} FORMAT UPSERT ENCODE JSON;
              CREATE SINK changes FROM names {} FORMAT DEBEZIUM ENCODE JSON;",
-            to(&broker, "plain", ""),
-            to(&broker, "csv", ", delimiter = ';'"),
-            to(&broker, "upsert", ""),
-            to(&broker, "changes", ""),
+            to(broker, "plain", ""),
+            to(broker, "csv", ", delimiter = ';'"),
+            to(broker, "upsert", ""),
+            to(broker, "changes", ""),
         ),
     )
     .await;
-    execute(&client, "INSERT INTO log VALUES (3, 'th;ree'); UPDATE t SET name = 'z' WHERE id = 2; DELETE FROM t WHERE id = 3").await;
-    flush(&client).await;
+}
+
+/// The topics hold what the tables and views did when all was published.
+fn check_every_format(broker: &Broker) {
     let plain = committed(&broker.content("plain", 2), 2);
     let mut values: Vec<String> = plain.iter().filter_map(|m| m.value.clone()).collect();
     values.sort();
@@ -138,50 +170,32 @@ async fn every_format_goes_out_and_comes_back() {
     let changes = committed(&broker.content("changes", 2), 2);
     assert_eq!(replayed(&changes, &["name", "n"]), ["a\"b|1", "z|1"]);
     assert!(changes.iter().all(|m| m.key.as_ref().is_some_and(|k| json(k)["name"].is_string())));
-    // What went out comes in again.
-    execute(
-        &client,
-        &format!(
-            "CREATE TABLE back (id int PRIMARY KEY, name text, price numeric(8,2), at timestamp) {} FORMAT UPSERT ENCODE JSON;
-             CREATE TABLE names_back (name text PRIMARY KEY, n bigint) {} FORMAT DEBEZIUM ENCODE JSON;",
-            to(&broker, "upsert", ", discovery_interval = '100ms'"),
-            to(&broker, "changes", ", discovery_interval = '100ms'"),
-        ),
-    )
-    .await;
-    eventually(
-        &client,
-        "SELECT * FROM back",
-        &["1|a\"b|1.25|2024-01-02 03:04:05", "2|z|NULL|NULL"],
-    )
-    .await;
-    eventually(&client, "SELECT * FROM names_back", &["a\"b|1", "z|1"]).await;
-    for (sql, state) in [
+}
+
+/// Statements that do not make a sink, and the code of their errors.
+fn refused_sinks(broker: &Broker) -> [(String, &'static str); 5] {
+    [
         (
-            format!("CREATE SINK s FROM t {} FORMAT PLAIN ENCODE JSON", to(&broker, "plain", "")),
+            format!("CREATE SINK s FROM t {} FORMAT PLAIN ENCODE JSON", to(broker, "plain", "")),
             "42P17",
         ),
         (
-            format!("CREATE SINK s FROM t {} FORMAT UPSERT ENCODE CSV", to(&broker, "plain", "")),
+            format!("CREATE SINK s FROM t {} FORMAT UPSERT ENCODE CSV", to(broker, "plain", "")),
             "0A000",
         ),
         (
-            format!("CREATE SINK s FROM t {} FORMAT UPSERT ENCODE AVRO", to(&broker, "plain", "")),
+            format!("CREATE SINK s FROM t {} FORMAT UPSERT ENCODE AVRO", to(broker, "plain", "")),
             "0A000",
         ),
         (
             format!(
                 "CREATE SINK s FROM t {} FORMAT UPSERT ENCODE JSON",
-                to(&broker, "plain", ", properties.transactional.id = 'x'")
+                to(broker, "plain", ", properties.transactional.id = 'x'")
             ),
             "22023",
         ),
         ("CREATE SINK s FROM t WITH (connector = 'kafka', topic = 'x') FORMAT UPSERT ENCODE JSON".to_owned(), "22023"),
-    ] {
-        let error = client.batch_execute(&sql).await.expect_err(&sql);
-        let code = error.as_db_error().map(|e| e.code().code().to_owned());
-        assert_eq!(code.as_deref(), Some(state), "{sql}: {error:?}");
-    }
+    ]
 }
 
 const TABLES: &str = "

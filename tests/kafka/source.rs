@@ -17,32 +17,7 @@ fn from(broker: &Broker, topic: &str, more: &str) -> String {
 async fn every_format_and_fact_of_a_message_arrives() {
     let topics = ["plain", "csv", "bytes", "upsert", "upsert_csv", "changes"];
     let broker = Broker::new(&topics.map(|t| (t, 2)));
-    for (partition, id) in [(0, 1), (1, 2), (0, 3)] {
-        let value = format!("{{\"id\":{id},\"name\":\"n{id}\",\"price\":{id}.50}}");
-        broker.send("plain", partition, Some(&format!("k{id}")), Some(&value));
-        broker.send("csv", partition, None, Some(&format!("{id},\"a,{id}\",")));
-        broker.send("bytes", partition, None, Some(&format!("raw {id}")));
-    }
-    broker.send("plain", 0, None, Some("no json"));
-    broker.send("upsert", 0, Some("{\"id\":1}"), Some("{\"id\":1,\"name\":\"a\"}"));
-    broker.send("upsert", 1, Some("{\"id\":2}"), Some("{\"id\":2,\"name\":\"b\"}"));
-    broker.send("upsert", 0, Some("{\"id\":1}"), Some("{\"id\":1,\"name\":\"c\"}"));
-    broker.send("upsert", 1, Some("{\"id\":2}"), None);
-    broker.send("upsert_csv", 0, Some("7"), Some("7,seven"));
-    broker.send("upsert_csv", 0, Some("8"), Some("8,eight"));
-    broker.send("upsert_csv", 0, Some("7"), None);
-    let row = |id: i32, name: &str| format!("{{\"id\":{id},\"name\":\"{name}\"}}");
-    for (before, after) in [
-        ("null".to_owned(), row(1, "a")),
-        ("null".to_owned(), row(2, "b")),
-        (row(1, "a"), row(1, "z")),
-        (row(2, "b"), "null".to_owned()),
-        ("null".to_owned(), row(3, "c")),
-    ] {
-        let change =
-            format!("{{\"payload\":{{\"before\":{before},\"after\":{after},\"op\":\"x\"}}}}");
-        broker.send("changes", 0, None, Some(&change));
-    }
+    send_every_format(&broker);
     broker.flush();
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path());
@@ -93,6 +68,35 @@ async fn every_format_and_fact_of_a_message_arrives() {
         "an error that names partition and offset",
     )
     .await;
+}
+
+fn send_every_format(broker: &Broker) {
+    for (partition, id) in [(0, 1), (1, 2), (0, 3)] {
+        let value = format!("{{\"id\":{id},\"name\":\"n{id}\",\"price\":{id}.50}}");
+        broker.send("plain", partition, Some(&format!("k{id}")), Some(&value));
+        broker.send("csv", partition, None, Some(&format!("{id},\"a,{id}\",")));
+        broker.send("bytes", partition, None, Some(&format!("raw {id}")));
+    }
+    broker.send("plain", 0, None, Some("no json"));
+    broker.send("upsert", 0, Some("{\"id\":1}"), Some("{\"id\":1,\"name\":\"a\"}"));
+    broker.send("upsert", 1, Some("{\"id\":2}"), Some("{\"id\":2,\"name\":\"b\"}"));
+    broker.send("upsert", 0, Some("{\"id\":1}"), Some("{\"id\":1,\"name\":\"c\"}"));
+    broker.send("upsert", 1, Some("{\"id\":2}"), None);
+    broker.send("upsert_csv", 0, Some("7"), Some("7,seven"));
+    broker.send("upsert_csv", 0, Some("8"), Some("8,eight"));
+    broker.send("upsert_csv", 0, Some("7"), None);
+    let row = |id: i32, name: &str| format!("{{\"id\":{id},\"name\":\"{name}\"}}");
+    for (before, after) in [
+        ("null".to_owned(), row(1, "a")),
+        ("null".to_owned(), row(2, "b")),
+        (row(1, "a"), row(1, "z")),
+        (row(2, "b"), "null".to_owned()),
+        ("null".to_owned(), row(3, "c")),
+    ] {
+        let change =
+            format!("{{\"payload\":{{\"before\":{before},\"after\":{after},\"op\":\"x\"}}}}");
+        broker.send("changes", 0, None, Some(&change));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -139,6 +139,56 @@ async fn compared(client: &Client, next: &mut usize, twin: &Twin) -> (Duration, 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
     let broken = Broken::new(STEADY);
+    let objects = fill_three_jobs(&broken).await;
+
+    // What b and vb read is damaged: they fail. The state of va is cold and cannot be read: it hangs.
+    broken.damage(&objects).await;
+    let node = Node::start(&broken.options).await;
+    broken.store.hang_reads(Some("data/1/"));
+    let client = node.connect().await;
+    let _ = client
+        .batch_execute("INSERT INTO b SELECT g, 'zzz' FROM generate_series(1, 9000) AS t(g)")
+        .await;
+    let reason = node.wait_for_state("vb", "failed").await;
+    assert!(reason.contains("data/2/"), "the reason names the object: {reason}");
+    run(&client, "INSERT INTO a SELECT g, 1 FROM generate_series(1, 3000) AS t(g)").await;
+    run(&client, "INSERT INTO c VALUES (0, 0)").await;
+    let reason = node.wait_for_state("va", "stalled").await;
+    assert!(reason.contains("object store"), "{reason}");
+    let twin = Twin::with(
+        STEADY,
+        "CREATE TABLE c (id int PRIMARY KEY, g int);
+         CREATE MATERIALIZED VIEW vc AS SELECT g, count(*) AS n FROM c GROUP BY g;
+         CREATE TABLE a (g int, v int);
+         CREATE MATERIALIZED VIEW va AS SELECT g, count(*) AS n FROM a GROUP BY g;
+         CREATE TABLE b (id int, t varchar);
+         CREATE MATERIALIZED VIEW vb AS SELECT id, max(t) AS t FROM b GROUP BY id;
+         INSERT INTO c VALUES (0, 0)",
+    )
+    .await;
+    let mut next = 1;
+    let (with, alone) = compared(&client, &mut next, &twin).await;
+    println!("p99 of a commit: {alone:?} alone, {with:?} beside a hung and a failing job");
+    assert!(with.as_secs_f64() <= alone.as_secs_f64() * 1.5, "{with:?} against {alone:?} alone");
+
+    reads_are_not_delayed(&client, &twin, next).await;
+    for sql in
+        ["DROP MATERIALIZED VIEW va", "DROP MATERIALIZED VIEW vb", "DROP TABLE a", "DROP TABLE b"]
+    {
+        let ((dropped, took), (_, twins)) =
+            tokio::join!(timed(client.batch_execute(sql)), timed(twin.client.batch_execute(sql)));
+        dropped.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+        in_time(sql, took, Duration::from_secs(1), twins);
+    }
+    drop(twin.node);
+    broken.store.release_reads();
+    settle(&broken.store).await;
+    run(&client, "SET read_wait_timeout = '120s'; INSERT INTO c VALUES (-1, 0)").await;
+    assert_eq!(one(&client, "SELECT sum(n) FROM vc").await, (next + 1).to_string());
+}
+
+/// Three tables with a view each; the objects of b and vb alone.
+async fn fill_three_jobs(broken: &Broken) -> BTreeSet<Path> {
     let node = Node::start(&broken.options).await;
     let client = node
         .run(
@@ -172,44 +222,17 @@ async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
     assert!(!objects.is_empty(), "b's rows are in objects of their own");
     drop(client);
     drop(node);
+    objects
+}
 
-    // What b and vb read is damaged: they fail. The state of va is cold and cannot be read: it hangs.
-    broken.damage(&objects).await;
-    let node = Node::start(&broken.options).await;
-    broken.store.hang_reads(Some("data/1/"));
-    let client = node.connect().await;
-    let _ = client
-        .batch_execute("INSERT INTO b SELECT g, 'zzz' FROM generate_series(1, 9000) AS t(g)")
-        .await;
-    let reason = node.wait_for_state("vb", "failed").await;
-    assert!(reason.contains("data/2/"), "the reason names the object: {reason}");
-    run(&client, "INSERT INTO a SELECT g, 1 FROM generate_series(1, 3000) AS t(g)").await;
-    run(&client, "INSERT INTO c VALUES (0, 0)").await;
-    let reason = node.wait_for_state("va", "stalled").await;
-    assert!(reason.contains("object store"), "{reason}");
-    let twin = Twin::with(
-        STEADY,
-        "CREATE TABLE c (id int PRIMARY KEY, g int);
-         CREATE MATERIALIZED VIEW vc AS SELECT g, count(*) AS n FROM c GROUP BY g;
-         CREATE TABLE a (g int, v int);
-         CREATE MATERIALIZED VIEW va AS SELECT g, count(*) AS n FROM a GROUP BY g;
-         CREATE TABLE b (id int, t varchar);
-         CREATE MATERIALIZED VIEW vb AS SELECT id, max(t) AS t FROM b GROUP BY id;
-         INSERT INTO c VALUES (0, 0)",
-    )
-    .await;
-    let mut next = 1;
-    let (with, alone) = compared(&client, &mut next, &twin).await;
-    println!("p99 of a commit: {alone:?} alone, {with:?} beside a hung and a failing job");
-    assert!(with.as_secs_f64() <= alone.as_secs_f64() * 1.5, "{with:?} against {alone:?} alone");
-
-    // Reads of others are not delayed; a read of the stalled view says which one it is.
+/// Reads of others are not delayed; a read of the stalled view says which one it is.
+async fn reads_are_not_delayed(client: &Client, twin: &Twin, rows: usize) {
     let sum = "SELECT sum(n) FROM vc";
     let ((found, took), (_, twins)) =
-        tokio::join!(timed(one(&client, sum)), timed(one(&twin.client, sum)));
-    assert_eq!(found, next.to_string());
+        tokio::join!(timed(one(client, sum)), timed(one(&twin.client, sum)));
+    assert_eq!(found, rows.to_string());
     in_time(sum, took, Duration::from_secs(2), twins);
-    run(&client, "SET read_wait_timeout = '700ms'").await;
+    run(client, "SET read_wait_timeout = '700ms'").await;
     let ((late, took), (_, twins)) = tokio::join!(
         timed(client.simple_query("SELECT * FROM va")),
         timed(twin.client.simple_query("SELECT * FROM va"))
@@ -219,20 +242,6 @@ async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
     assert_eq!(late.code(), &SqlState::QUERY_CANCELED, "{late}");
     assert!(late.message().contains("\"va\""), "{late}");
     in_time("a read that is late", took, Duration::from_secs(3), twins);
-
-    for sql in
-        ["DROP MATERIALIZED VIEW va", "DROP MATERIALIZED VIEW vb", "DROP TABLE a", "DROP TABLE b"]
-    {
-        let ((dropped, took), (_, twins)) =
-            tokio::join!(timed(client.batch_execute(sql)), timed(twin.client.batch_execute(sql)));
-        dropped.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
-        in_time(sql, took, Duration::from_secs(1), twins);
-    }
-    drop(twin.node);
-    broken.store.release_reads();
-    settle(&broken.store).await;
-    run(&client, "SET read_wait_timeout = '120s'; INSERT INTO c VALUES (-1, 0)").await;
-    assert_eq!(one(&client, "SELECT sum(n) FROM vc").await, (next + 1).to_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]

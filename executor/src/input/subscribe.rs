@@ -1,6 +1,6 @@
 //! The snapshot of another relation, then its changes (docs/design.md §4).
 //!
-//! A task reads the upstream rows of the vnodes it owns. Changes come from the changelogs's ring, else from
+//! A task reads the upstream rows of the vnodes it owns. Changes come from the changelog cache, else from
 //! the relation's state table; both give exactly `(prev, epoch]`. The first scan goes through the
 //! snapshot in key order, a bounded number of rows a cut, and commits the last key read.
 

@@ -3,13 +3,16 @@
 //! Both write what comes into a state table `vnode | instant | other columns → row`, without reading
 //! anything, and at a barrier read the rows whose turn has come, a range of each vnode.
 //!
-//! - *Window close* (the event-time buffer of EMIT ON WINDOW CLOSE) holds rows back. When the watermark of the column has passed a row's instant, no further
+//! - *Window close* (the event-time buffer of EMIT ON WINDOW CLOSE) holds rows back. When the watermark of the
+//!   column has passed a row's instant, no further
 //!   change of it can come: what the changes net to is emitted, once. The table is cleaned by the same
 //!   watermark (`storage/src/ttl_filter.rs`), so a row that was emitted is not found again, after a restart
 //!   neither.
-//! - *Upper bound* (`now() < instant`) passes rows on, and retracts them when the epoch's wall-clock time reaches their instant.
+//! - *Upper bound* (`now() < instant`) passes rows on, and retracts them when the epoch's wall-clock time
+//!   reaches their instant.
 //!   They are taken out of the table in the same epoch.
-//! - *Lower bound* (`now() >= instant`) holds rows back until the epoch's wall-clock time reaches their instant, and takes them out of the
+//! - *Lower bound* (`now() >= instant`) holds rows back until the epoch's wall-clock time reaches their
+//!   instant, and takes them out of the
 //!   table then. Rows whose instant has come pass.
 //!
 //! Rows without an instant are in no window and pass no comparison with `now()`: they vanish.

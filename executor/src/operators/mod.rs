@@ -1,8 +1,9 @@
 //! The operators of the job graph; see [`build`].
 //!
 //! [`linear`] ones keep no state. [`aggregate`], [`join`], [`topn`] and [`window`] say what the entry of a
-//! key holds, and how it is read and written; [`crate::state::KeyedState`] does the rest. All emit whole chunks and all of their results are
-//! independent of the order in which rows of different keys, or reads, complete.
+//! key holds, and how it is read and written; [`crate::state::KeyedState`] does the rest. All emit whole
+//! chunks and all of their results are independent of the order in which rows of different keys, or reads,
+//! complete.
 
 pub mod aggregate;
 pub mod event_time_buffer;
@@ -24,6 +25,7 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use millrace_common::{DeltaChunk, Epoch, Vnode};
 use millrace_graph::{Node, Operator as Op};
 
+use self::event_time_buffer::{EventTimeBuffer, Mode};
 use self::expr::SafeExpr;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
@@ -129,36 +131,9 @@ pub fn build_with(
         Op::Lookup(l) => join::lookup::build(node, l, input(0)?, input(1)?, env, tables)?,
         Op::TopN(t) => Box::new(topn::TopNOperator::new(node, t, input(0)?, env, tables)?),
         Op::Window(w) => Box::new(window::WindowOperator::new(node, w, input(0)?, env, tables)?),
-        Op::WindowClose(h) => {
-            let table = tables(h.table)?;
-            Box::new(event_time_buffer::EventTimeBuffer::new(
-                event_time_buffer::Mode::WindowClose,
-                h,
-                input(0)?,
-                env,
-                table,
-            )?)
-        }
-        Op::TemporalUpperBound(h) => {
-            let table = tables(h.table)?;
-            Box::new(event_time_buffer::EventTimeBuffer::new(
-                event_time_buffer::Mode::UpperBound,
-                h,
-                input(0)?,
-                env,
-                table,
-            )?)
-        }
-        Op::TemporalLowerBound(h) => {
-            let table = tables(h.table)?;
-            Box::new(event_time_buffer::EventTimeBuffer::new(
-                event_time_buffer::Mode::LowerBound,
-                h,
-                input(0)?,
-                env,
-                table,
-            )?)
-        }
+        Op::WindowClose(h) => buffered(Mode::WindowClose, h, input(0)?, env, tables)?,
+        Op::TemporalUpperBound(h) => buffered(Mode::UpperBound, h, input(0)?, env, tables)?,
+        Op::TemporalLowerBound(h) => buffered(Mode::LowerBound, h, input(0)?, env, tables)?,
         Op::Subscribe { .. }
         | Op::Source { .. }
         | Op::Exchange { .. }
@@ -169,6 +144,18 @@ pub fn build_with(
             return Err(ExecError::internal("leaves and roots are built by the runtime"));
         }
     })
+}
+
+/// What holds rows until the event time is there.
+fn buffered(
+    mode: Mode,
+    hold: &millrace_graph::EventTimeBuffer,
+    input: &SchemaRef,
+    env: Env,
+    tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
+) -> Result<Box<dyn Operator>, ExecError> {
+    let table = tables(hold.table)?;
+    Ok(Box::new(EventTimeBuffer::new(mode, hold, input, env, table)?))
 }
 
 /// A failed expression is NULL whatever the plan derived about its column.

@@ -308,9 +308,9 @@ impl KeyTable {
     /// The content of a slot now takes `bytes`.
     #[inline]
     pub fn set_size(&mut self, slot: Slot, bytes: usize) {
-        let size = &mut self.sizes[slot as usize];
-        self.bytes = self.bytes - *size as usize + bytes;
-        *size = bytes as u32;
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let size = std::mem::replace(&mut self.sizes[slot as usize], bytes);
+        self.bytes = self.bytes - size as usize + bytes as usize;
     }
 
     #[inline]

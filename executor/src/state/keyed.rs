@@ -355,6 +355,15 @@ impl<E: Entries> KeyedState<E> {
         self.gate.is_empty() && self.fetches.is_empty()
     }
 
+    /// Invariant at a barrier: nothing is parked or being read, here or (`others`) in the operator's other reads.
+    /// Rows that were still parked would be lost.
+    pub fn check_settled(&self, others: bool) -> Result<(), ExecError> {
+        if self.is_settled() && others {
+            return Ok(());
+        }
+        Err(ExecError::internal("rows are still waiting for state at a barrier"))
+    }
+
     /// Whether to stop pulling input.
     pub fn is_full(&self) -> bool {
         self.is_full_beside(false)

@@ -19,7 +19,8 @@ impl Order {
     pub fn of(graph: &JobGraph) -> Result<Order, ExecError> {
         let mut nodes = graph.fragments.iter().flat_map(|f| &f.nodes);
         let looks_up = nodes.any(|n| matches!(n.op, Op::Lookup(_)));
-        if looks_up && shares(&graph.fragments) {
+        let exits = graph.fragments.iter().map(|f| f.outputs.len()).max().unwrap_or(0);
+        if looks_up && (exits > 1 || shares(&graph.fragments)) {
             return Err(ExecError::internal("a graph with a lookup shares a node's output"));
         }
         let mut numbers = Vec::with_capacity(graph.fragments.len());

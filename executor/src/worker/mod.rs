@@ -87,7 +87,7 @@ impl Worker {
         let runtime = options.runtime.unwrap_or_else(Handle::current);
         let governor = MemoryGovernor::new(options.memory_limit);
         let changelogs =
-            Arc::new(ChangelogCache::new(options.exec.hub_bytes, Arc::clone(&governor)));
+            Arc::new(ChangelogCache::new(options.exec.changelog_bytes, Arc::clone(&governor)));
         let shared = Arc::new(Shared {
             store: options.store,
             options: Arc::new(options.exec),
@@ -223,9 +223,9 @@ impl ComputeService for Worker {
         Ok(commit)
     }
 
-    async fn commit_epoch(&self, job: JobId, generation: Generation, verdict: CommitOutcome) {
+    async fn conclude_epoch(&self, job: JobId, generation: Generation, outcome: CommitOutcome) {
         let Some(job) = self.shared.job_of(job, generation) else { return };
-        match (verdict, &job.kind) {
+        match (outcome, &job.kind) {
             (CommitOutcome::Committed(epoch), Kind::Table(table)) => table.committed(epoch),
             (CommitOutcome::Committed(epoch), Kind::Derived(derived)) => derived.committed(epoch),
             (CommitOutcome::Void, Kind::Table(table)) => {

@@ -76,7 +76,7 @@ impl Table {
             let mut last = self.last.lock();
             *last = epoch.max(*last);
         }
-        // The ring before the acknowledgement: who is acknowledged may read at once.
+        // The changelog cache before the acknowledgement: who is acknowledged may read at once.
         self.sequencer.committed(epoch, |delta| self.changelogs.put(self.job, epoch, delta));
     }
 }

@@ -154,119 +154,143 @@ fn information_columns(t: &SystemTables, r: &Relation, rows: &mut Rows) {
     }
 }
 
-/// Names of the tables in `millrace_catalog`.
+/// The tables of `millrace_catalog`.
 pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
-    let catalog = t.catalog();
-    let named = |id: u32| catalog.by_id(id);
-    let mut rows;
     match name {
-        "jobs" => {
-            rows = Rows::new(
-                "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t",
-            );
-            let all = told_jobs(t.shared.cluster.as_ref(), catalog);
-            for j in &all {
-                let r = named(j.relation);
-                row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()), name: r.map(|r| r.name.as_str()),
-                    state: j.state.as_str(), progress: j.progress.clone(), reason: j.reason.clone(), epoch: j.epoch as i64,
-                    lag_ms: j.lag_ms.map(|l| l as i64), late_rows: j.late_rows as i64, kind: r.map(|r| noun(r)),
-                    rows: j.rows, state_bytes: j.state_bytes() as i64, waits_for: waits_for(j, &all, catalog));
-            }
+        "jobs" => jobs(t),
+        "watermarks" => watermarks(t),
+        "errors" => errors(t),
+        "sources" => sources(t),
+        "source_splits" => source_splits(t),
+        "settings" => settings(t),
+        "state_tables" => state_tables(t),
+        "relations" => relations(t),
+        _ => None,
+    }
+}
+
+fn jobs(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new(
+        "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t",
+    );
+    let all = told_jobs(t.shared.cluster.as_ref(), t.catalog());
+    for j in &all {
+        let r = t.catalog().by_id(j.relation);
+        row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()),
+            name: r.map(|r| r.name.as_str()), state: j.state.as_str(), progress: j.progress.clone(),
+            reason: j.reason.clone(), epoch: j.epoch as i64, lag_ms: j.lag_ms.map(|l| l as i64),
+            late_rows: j.late_rows as i64, kind: r.map(|r| noun(r)), rows: j.rows,
+            state_bytes: j.state_bytes() as i64, waits_for: waits_for(j, &all, t.catalog()));
+    }
+    rows.finish()
+}
+
+fn watermarks(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new("id:o schema_name:n name:n column_name:n watermark:t");
+    for j in t.shared.cluster.jobs() {
+        let Some(r) = t.catalog().by_id(j.relation) else { continue };
+        for (column, value) in &j.watermarks {
+            let column = r.columns.get(*column as usize).map(|c| c.name.as_str());
+            row!(rows; id: j.relation, schema_name: &r.schema, name: &r.name,
+                column_name: column, watermark: instant(*value));
         }
-        "watermarks" => {
-            rows = Rows::new("id:o schema_name:n name:n column_name:n watermark:t");
-            for j in t.shared.cluster.jobs() {
-                let Some(r) = named(j.relation) else { continue };
-                for (column, value) in &j.watermarks {
-                    let column = r.columns.get(*column as usize).map(|c| c.name.as_str());
-                    row!(rows; id: j.relation, schema_name: &r.schema, name: &r.name,
-                        column_name: column, watermark: instant(*value));
-                }
-            }
+    }
+    rows.finish()
+}
+
+fn errors(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new("id:o schema_name:n name:n place:t sqlstate:t count:i message:t");
+    for r in t.catalog().relations() {
+        for e in t.shared.cluster.expression_errors(RelationId(r.id)) {
+            row!(rows; id: r.id, schema_name: &r.schema, name: &r.name, place: e.place,
+                sqlstate: e.sqlstate, count: e.count as i64, message: e.samples.into_iter().next());
         }
-        "errors" => {
-            rows = Rows::new("id:o schema_name:n name:n place:t sqlstate:t count:i message:t");
-            for r in catalog.relations() {
-                for e in t.shared.cluster.expression_errors(RelationId(r.id)) {
-                    row!(rows; id: r.id, schema_name: &r.schema, name: &r.name, place: e.place,
-                        sqlstate: e.sqlstate, count: e.count as i64, message: e.samples.into_iter().next());
-                }
-            }
+    }
+    rows.finish()
+}
+
+fn sources(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new(
+        "id:o schema_name:n name:n kind:t connector:t state:t paused:b rate_limit:t splits:i files:i offsets:i lag:i reason:t",
+    );
+    for r in t.catalog().relations().iter().filter(|r| r.has_connector()) {
+        let report = t.shared.cluster.source_report(RelationId(r.id)).unwrap_or_default();
+        let lags: Vec<u64> = report.splits.iter().filter_map(|s| s.lag()).collect();
+        let taken: u64 = report.splits.iter().map(|s| s.offset.saturating_sub(s.start)).sum();
+        row!(rows; id: r.id, schema_name: &r.schema, name: &r.name,
+            kind: if relkind(r) == "r" { "table" } else { "source" },
+            connector: r.option("connector").map(str::to_owned), state: report.state,
+            paused: r.paused, rate_limit: r.option("rate_limit").map(str::to_owned),
+            splits: report.splits.len() as i64, files: report.files as i64, offsets: taken as i64,
+            lag: (!lags.is_empty()).then(|| lags.iter().sum::<u64>() as i64),
+            reason: report.reason);
+    }
+    rows.finish()
+}
+
+fn source_splits(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new(
+        "source_id:o schema_name:n source_name:n split:i split_name:t start_offset:i current_offset:i available_offset:i lag:i",
+    );
+    for r in t.catalog().relations().iter().filter(|r| r.has_connector()) {
+        let report = t.shared.cluster.source_report(RelationId(r.id)).unwrap_or_default();
+        for s in report.splits {
+            let lag = s.lag().map(|l| l as i64);
+            row!(rows; source_id: r.id, schema_name: &r.schema, source_name: &r.name,
+                split: i64::from(s.split), split_name: s.name, start_offset: s.start as i64,
+                current_offset: s.offset as i64, available_offset: s.available.map(|a| a as i64),
+                lag: lag);
         }
-        "sources" => {
-            rows = Rows::new(
-                "id:o schema_name:n name:n kind:t connector:t state:t paused:b rate_limit:t splits:i files:i offsets:i lag:i reason:t",
-            );
-            for r in catalog.relations().iter().filter(|r| r.has_connector()) {
-                let report = t.shared.cluster.source_report(RelationId(r.id)).unwrap_or_default();
-                let lags: Vec<u64> = report.splits.iter().filter_map(|s| s.lag()).collect();
-                let taken: u64 =
-                    report.splits.iter().map(|s| s.offset.saturating_sub(s.start)).sum();
-                row!(rows; id: r.id, schema_name: &r.schema, name: &r.name,
-                    kind: if relkind(r) == "r" { "table" } else { "source" },
-                    connector: r.option("connector").map(str::to_owned), state: report.state,
-                    paused: r.paused, rate_limit: r.option("rate_limit").map(str::to_owned),
-                    splits: report.splits.len() as i64, files: report.files as i64, offsets: taken as i64,
-                    lag: (!lags.is_empty()).then(|| lags.iter().sum::<u64>() as i64), reason: report.reason);
-            }
+    }
+    rows.finish()
+}
+
+fn settings(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new("name:t value:t default_value:t description:t");
+    for s in SETTINGS {
+        row!(rows; name: s.name, value: t.settings.value(s), default_value: s.default,
+            description: s.doc);
+    }
+    rows.finish()
+}
+
+fn state_tables(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new(
+        "table_id:i relation_id:o schema_name:n relation_name:n is_result:b kept_since:t name:t entries:i bytes:i",
+    );
+    let jobs = t.shared.cluster.jobs();
+    for r in t.catalog().relations() {
+        let job = jobs.iter().find(|j| j.relation == r.id);
+        for id in r.first_table_id..r.first_table_id + r.table_count {
+            let bound = job.and_then(|j| j.cleaned.iter().find(|(t, _)| *t == id));
+            let held = job.and_then(|j| j.tables.iter().find(|t| t.id == id));
+            row!(rows; table_id: id, relation_id: r.id, schema_name: &r.schema,
+                relation_name: &r.name, is_result: id == r.first_table_id,
+                kept_since: bound.map(|(_, us)| instant(*us)), name: held.map(|t| t.name.as_str()),
+                entries: held.map(|t| t.entries as i64), bytes: held.map(|t| t.bytes() as i64));
         }
-        "source_splits" => {
-            rows = Rows::new(
-                "source_id:o schema_name:n source_name:n split:i split_name:t start_offset:i current_offset:i available_offset:i lag:i",
-            );
-            for r in catalog.relations().iter().filter(|r| r.has_connector()) {
-                let report = t.shared.cluster.source_report(RelationId(r.id)).unwrap_or_default();
-                for s in report.splits {
-                    let lag = s.lag().map(|l| l as i64);
-                    row!(rows; source_id: r.id, schema_name: &r.schema, source_name: &r.name,
-                        split: i64::from(s.split), split_name: s.name, start_offset: s.start as i64,
-                        current_offset: s.offset as i64, available_offset: s.available.map(|a| a as i64), lag: lag);
-                }
-            }
-        }
-        "settings" => {
-            rows = Rows::new("name:t value:t default_value:t description:t");
-            for s in SETTINGS {
-                row!(rows; name: s.name, value: t.settings.value(s), default_value: s.default, description: s.doc);
-            }
-        }
-        "state_tables" => {
-            rows = Rows::new(
-                "table_id:i relation_id:o schema_name:n relation_name:n is_result:b kept_since:t name:t entries:i bytes:i",
-            );
-            let jobs = t.shared.cluster.jobs();
-            for r in catalog.relations() {
-                let job = jobs.iter().find(|j| j.relation == r.id);
-                for id in r.first_table_id..r.first_table_id + r.table_count {
-                    let bound = job.and_then(|j| j.cleaned.iter().find(|(t, _)| *t == id));
-                    let held = job.and_then(|j| j.tables.iter().find(|t| t.id == id));
-                    row!(rows; table_id: id, relation_id: r.id, schema_name: &r.schema, relation_name: &r.name,
-                        is_result: id == r.first_table_id, kept_since: bound.map(|(_, us)| instant(*us)),
-                        name: held.map(|t| t.name.as_str()), entries: held.map(|t| t.entries as i64),
-                        bytes: held.map(|t| t.bytes() as i64));
-                }
-            }
-        }
-        "relations" => {
-            rows = Rows::new(
-                "id:o schema_name:n name:n kind:t owner:n append_only:b primary_key:a definition:t depends_on:w",
-            );
-            for r in catalog.relations() {
-                let kind = match relkind(r) {
-                    "v" => "view",
-                    "m" => "materialized view",
-                    "f" => "source",
-                    "i" => "index",
-                    _ => "table",
-                };
-                let key = r.key.iter().filter_map(|k| r.columns.get(*k as usize));
-                let key: Vec<String> = key.filter(|c| !c.hidden).map(|c| c.name.clone()).collect();
-                let reads: Vec<i64> = r.depends_on.iter().map(|d| i64::from(*d)).collect();
-                row!(rows; id: r.id, schema_name: &r.schema, name: &r.name, kind: kind, owner: "postgres",
-                    append_only: r.append_only, primary_key: key, definition: shown_definition(r), depends_on: reads);
-            }
-        }
-        _ => return None,
+    }
+    rows.finish()
+}
+
+fn relations(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new(
+        "id:o schema_name:n name:n kind:t owner:n append_only:b primary_key:a definition:t depends_on:w",
+    );
+    for r in t.catalog().relations() {
+        let kind = match relkind(r) {
+            "v" => "view",
+            "m" => "materialized view",
+            "f" => "source",
+            "i" => "index",
+            _ => "table",
+        };
+        let key = r.key.iter().filter_map(|k| r.columns.get(*k as usize));
+        let key: Vec<String> = key.filter(|c| !c.hidden).map(|c| c.name.clone()).collect();
+        let reads: Vec<i64> = r.depends_on.iter().map(|d| i64::from(*d)).collect();
+        row!(rows; id: r.id, schema_name: &r.schema, name: &r.name, kind: kind, owner: "postgres",
+            append_only: r.append_only, primary_key: key, definition: shown_definition(r),
+            depends_on: reads);
     }
     rows.finish()
 }

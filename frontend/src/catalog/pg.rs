@@ -1,5 +1,7 @@
 //! The content of `pg_catalog`.
 
+use std::sync::Arc;
+
 use arrow::array::RecordBatch;
 use millrace_common::encoding::interval::{Interval, write_interval};
 use millrace_common::settings::SETTINGS;
@@ -62,7 +64,7 @@ fn server_oid(connector: &str) -> i64 {
     14_000 + connector.bytes().fold(0, |h: i64, b| (h * 31 + i64::from(b)) % 1000)
 }
 
-fn connectors(relations: &[std::sync::Arc<Relation>]) -> Vec<&str> {
+fn connectors(relations: &[Arc<Relation>]) -> Vec<&str> {
     let mut all: Vec<&str> = relations.iter().filter_map(|r| r.option("connector")).collect();
     all.sort_unstable();
     all.dedup();
@@ -74,158 +76,207 @@ pub fn table(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         return keywords();
     }
     let mut rows = Rows::new(system_table("pg_catalog", name)?.4);
-    let catalog = t.catalog();
-    let relations = catalog.relations();
-    let spaces = namespaces(catalog);
-    let relations_of = |kind: &'static str| relations.iter().filter(move |r| relkind(r) == kind);
     match name {
-        "pg_namespace" => {
-            for (oid, name) in &spaces {
-                row!(rows; oid: *oid, nspname: name, nspowner: OWNER);
-            }
-        }
+        "pg_namespace" => schemas(t, &mut rows),
         "pg_class" => classes(t, &mut rows),
         "pg_attribute" => attributes(t, &mut rows),
-        "pg_attrdef" => {
-            for r in relations {
-                for (number, c) in columns(r) {
-                    if let Some(default) = default_text(c) {
-                        let oid = i64::from(r.id) * 2000 + number;
-                        row!(rows; oid: oid, adrelid: r.id, adnum: number, adbin: default);
-                    }
-                }
-            }
-        }
-        "pg_index" => {
-            for i in indexes(catalog) {
-                let columns: Vec<i64> = i.columns().map(|k| k as i64 + 1).collect();
-                let zeros = vec![0i64; i.key.len()];
-                row!(rows; indexrelid: i.oid, indrelid: i.table.id, indnatts: columns.len() as i64,
-                    indnkeyatts: i.key.len() as i64,
-                    indisunique: i.primary, indisprimary: i.primary, indimmediate: true, indisvalid: true,
-                    indisready: true, indislive: true, indkey: columns, indcollation: zeros.clone(),
-                    indclass: zeros, indoption: i.options());
-            }
-        }
-        "pg_constraint" => {
-            for i in indexes(catalog).iter().filter(|i| i.primary) {
-                let key: Vec<i64> = i.key.iter().map(|k| *k as i64 + 1).collect();
-                row!(rows; oid: i.oid, conname: &i.name, connamespace: namespace_oid(&spaces, &i.table.schema),
-                    contype: "p", convalidated: true, conrelid: i.table.id, conindid: i.oid, confupdtype: " ",
-                    confdeltype: " ", confmatchtype: " ", conislocal: true, connoinherit: true, conkey: key);
-            }
-        }
+        "pg_attrdef" => defaults(t, &mut rows),
+        "pg_index" => index_keys(t, &mut rows),
+        "pg_constraint" => constraints(t, &mut rows),
         "pg_type" => types(&mut rows),
-        "pg_database" => {
-            row!(rows; oid: 5i64, datname: t.database.as_str(), datdba: OWNER, encoding: 6i64, datlocprovider: "c",
-                datallowconn: true, datconnlimit: -1i64, dattablespace: 1663i64, datcollate: "C", datctype: "C.UTF-8");
-        }
-        "pg_roles" | "pg_authid" => {
-            for (oid, name) in t.roles() {
-                row!(rows; oid: oid, rolname: name, rolsuper: true, rolinherit: true, rolcreaterole: true,
-                    rolcreatedb: true, rolcanlogin: true, rolreplication: true, rolbypassrls: true, rolconnlimit: -1i64);
-            }
-        }
-        "pg_user" => {
-            for (oid, name) in t.roles() {
-                row!(rows; usename: name, usesysid: oid, usecreatedb: true, usesuper: true, userepl: true,
-                    usebypassrls: true, passwd: "********");
-            }
-        }
-        "pg_settings" => {
-            for s in SETTINGS {
-                row!(rows; name: s.name, setting: t.settings.value(s), category: s.category(), short_desc: s.doc,
-                    context: "user", vartype: "string", source: "default", boot_val: s.default,
-                    reset_val: s.default, sourceline: Cell::Null);
-            }
-        }
+        "pg_database" => database(t, &mut rows),
+        "pg_roles" | "pg_authid" => roles(t, &mut rows),
+        "pg_user" => users(t, &mut rows),
+        "pg_settings" => settings(t, &mut rows),
         "pg_timezone_names" => zones(&mut rows),
-        "pg_am" => {
-            row!(rows; oid: 2i64, amname: "heap", amhandler: 3i64, amtype: "t");
-            row!(rows; oid: 403i64, amname: "btree", amhandler: 330i64, amtype: "i");
-        }
-        "pg_tables" => {
-            for r in relations_of("r") {
-                row!(rows; schemaname: &r.schema, tablename: &r.name, tableowner: "postgres", hasindexes: r.primary_key);
-            }
-        }
-        "pg_views" => {
-            for r in relations_of("v") {
-                row!(rows; schemaname: &r.schema, viewname: &r.name, viewowner: "postgres", definition: view_text(r));
-            }
-        }
-        "pg_matviews" => {
-            for r in relations_of("m") {
-                row!(rows; schemaname: &r.schema, matviewname: &r.name, matviewowner: "postgres",
-                    hasindexes: r.primary_key, ispopulated: true, definition: view_text(r));
-            }
-        }
-        "pg_indexes" => {
-            for i in indexes(catalog) {
-                row!(rows; schemaname: &i.table.schema, tablename: &i.table.name, indexname: &i.name,
-                    indexdef: i.definition(0));
-            }
-        }
+        "pg_am" => access_methods(&mut rows),
+        "pg_tables" => tables(t, &mut rows),
+        "pg_views" => views(t, &mut rows),
+        "pg_matviews" => materialized_views(t, &mut rows),
+        "pg_indexes" => index_definitions(t, &mut rows),
         "pg_stat_activity" => activity(t, &mut rows),
-        "pg_locks" => {
-            for l in t.shared.locks.list() {
-                let (class, object, kind) = l.key.parts();
-                row!(rows; locktype: "advisory", database: 5i64, relation: Cell::Null, page: Cell::Null,
-                    tuple: Cell::Null, transactionid: Cell::Null, classid: class, objid: object, objsubid: kind,
-                    pid: l.pid, mode: l.mode.name(), granted: l.granted);
-            }
-        }
-        "pg_collation" => {
-            for (oid, name, provider) in [(100i64, "default", "d"), (950, "C", "c")] {
-                row!(rows; oid: oid, collname: name, collnamespace: PG_CATALOG, collowner: OWNER,
-                    collprovider: provider, collisdeterministic: true, collencoding: -1i64);
-            }
-        }
+        "pg_locks" => locks(t, &mut rows),
+        "pg_collation" => collations(&mut rows),
         "pg_tablespace" => row!(rows; oid: 1663i64, spcname: "pg_default", spcowner: OWNER),
         "pg_foreign_data_wrapper" => {
             row!(rows; oid: 13_900i64, fdwname: "millrace", fdwowner: OWNER)
         }
-        "pg_foreign_server" => {
-            for connector in connectors(relations) {
-                row!(rows; oid: server_oid(connector), srvname: connector, srvowner: OWNER, srvfdw: 13_900i64);
-            }
-        }
-        "pg_foreign_table" => {
-            for r in relations_of("f") {
-                let options = r.options.iter().filter(|o| o.name != "connector");
-                let options: Vec<String> = options
-                    .map(|o| format!("{}={}", o.name, shown_value(&o.name, &o.value)))
-                    .collect();
-                let server = r.option("connector").map_or(0, server_oid);
-                row!(rows; ftrelid: r.id, ftserver: server, ftoptions: options);
-            }
-        }
+        "pg_foreign_server" => foreign_servers(t, &mut rows),
+        "pg_foreign_table" => foreign_tables(t, &mut rows),
         "pg_language" => {
             row!(rows; oid: 14i64, lanname: "sql", lanowner: OWNER, lanpltrusted: true)
         }
-        "pg_proc" => {
-            for (oid, name) in procedures() {
-                row!(rows; oid: oid, proname: name, pronamespace: PG_CATALOG, proowner: OWNER, prolang: 14i64,
-                    prokind: "f", proisstrict: true, provolatile: "s", proparallel: "s");
-            }
-        }
-        "pg_prepared_statements" => {
-            for (name, p) in &t.prepared {
-                let statement = p.statement.as_ref().map_or("", |s| s.text.as_str());
-                let types = p.param_oids.iter().map(|oid| format_type(i64::from(*oid), None));
-                row!(rows; name: name, statement: statement, prepare_time: p.prepared_at,
-                    parameter_types: types.collect::<Vec<String>>(), from_sql: p.from_sql);
-            }
-        }
-        "pg_cursors" => {
-            for (name, hold, declared) in &t.cursors {
-                row!(rows; name: name, statement: &declared.statement, is_holdable: *hold,
-                    is_binary: declared.binary, is_scrollable: declared.scroll, creation_time: declared.at);
-            }
-        }
+        "pg_proc" => functions(&mut rows),
+        "pg_prepared_statements" => prepared_statements(t, &mut rows),
+        "pg_cursors" => cursors(t, &mut rows),
         _ => {}
     }
     rows.finish()
+}
+
+fn relations_of<'a>(
+    t: &'a SystemTables,
+    kind: &'static str,
+) -> impl Iterator<Item = &'a Arc<Relation>> {
+    t.catalog().relations().iter().filter(move |r| relkind(r) == kind)
+}
+
+fn schemas(t: &SystemTables, rows: &mut Rows) {
+    for (oid, name) in &namespaces(t.catalog()) {
+        row!(rows; oid: *oid, nspname: name, nspowner: OWNER);
+    }
+}
+
+fn defaults(t: &SystemTables, rows: &mut Rows) {
+    for r in t.catalog().relations() {
+        for (number, c) in columns(r) {
+            if let Some(default) = default_text(c) {
+                let oid = i64::from(r.id) * 2000 + number;
+                row!(rows; oid: oid, adrelid: r.id, adnum: number, adbin: default);
+            }
+        }
+    }
+}
+
+fn index_keys(t: &SystemTables, rows: &mut Rows) {
+    for i in indexes(t.catalog()) {
+        let columns: Vec<i64> = i.columns().map(|k| k as i64 + 1).collect();
+        let zeros = vec![0i64; i.key.len()];
+        row!(rows; indexrelid: i.oid, indrelid: i.table.id, indnatts: columns.len() as i64,
+            indnkeyatts: i.key.len() as i64,
+            indisunique: i.primary, indisprimary: i.primary, indimmediate: true, indisvalid: true,
+            indisready: true, indislive: true, indkey: columns, indcollation: zeros.clone(),
+            indclass: zeros, indoption: i.options());
+    }
+}
+
+fn constraints(t: &SystemTables, rows: &mut Rows) {
+    let spaces = namespaces(t.catalog());
+    for i in indexes(t.catalog()).iter().filter(|i| i.primary) {
+        let key: Vec<i64> = i.key.iter().map(|k| *k as i64 + 1).collect();
+        row!(rows; oid: i.oid, conname: &i.name,
+            connamespace: namespace_oid(&spaces, &i.table.schema), contype: "p", convalidated: true,
+            conrelid: i.table.id, conindid: i.oid, confupdtype: " ", confdeltype: " ",
+            confmatchtype: " ", conislocal: true, connoinherit: true, conkey: key);
+    }
+}
+
+fn database(t: &SystemTables, rows: &mut Rows) {
+    row!(rows; oid: 5i64, datname: t.database.as_str(), datdba: OWNER, encoding: 6i64,
+        datlocprovider: "c", datallowconn: true, datconnlimit: -1i64, dattablespace: 1663i64,
+        datcollate: "C", datctype: "C.UTF-8");
+}
+
+fn roles(t: &SystemTables, rows: &mut Rows) {
+    for (oid, name) in t.roles() {
+        row!(rows; oid: oid, rolname: name, rolsuper: true, rolinherit: true, rolcreaterole: true,
+            rolcreatedb: true, rolcanlogin: true, rolreplication: true, rolbypassrls: true,
+            rolconnlimit: -1i64);
+    }
+}
+
+fn users(t: &SystemTables, rows: &mut Rows) {
+    for (oid, name) in t.roles() {
+        row!(rows; usename: name, usesysid: oid, usecreatedb: true, usesuper: true, userepl: true,
+            usebypassrls: true, passwd: "********");
+    }
+}
+
+fn settings(t: &SystemTables, rows: &mut Rows) {
+    for s in SETTINGS {
+        row!(rows; name: s.name, setting: t.settings.value(s), category: s.category(),
+            short_desc: s.doc, context: "user", vartype: "string", source: "default",
+            boot_val: s.default, reset_val: s.default, sourceline: Cell::Null);
+    }
+}
+
+fn access_methods(rows: &mut Rows) {
+    row!(rows; oid: 2i64, amname: "heap", amhandler: 3i64, amtype: "t");
+    row!(rows; oid: 403i64, amname: "btree", amhandler: 330i64, amtype: "i");
+}
+
+fn tables(t: &SystemTables, rows: &mut Rows) {
+    for r in relations_of(t, "r") {
+        row!(rows; schemaname: &r.schema, tablename: &r.name, tableowner: "postgres",
+            hasindexes: r.primary_key);
+    }
+}
+
+fn views(t: &SystemTables, rows: &mut Rows) {
+    for r in relations_of(t, "v") {
+        row!(rows; schemaname: &r.schema, viewname: &r.name, viewowner: "postgres",
+            definition: view_text(r));
+    }
+}
+
+fn materialized_views(t: &SystemTables, rows: &mut Rows) {
+    for r in relations_of(t, "m") {
+        row!(rows; schemaname: &r.schema, matviewname: &r.name, matviewowner: "postgres",
+            hasindexes: r.primary_key, ispopulated: true, definition: view_text(r));
+    }
+}
+
+fn index_definitions(t: &SystemTables, rows: &mut Rows) {
+    for i in indexes(t.catalog()) {
+        row!(rows; schemaname: &i.table.schema, tablename: &i.table.name, indexname: &i.name,
+            indexdef: i.definition(0));
+    }
+}
+
+fn locks(t: &SystemTables, rows: &mut Rows) {
+    for l in t.shared.locks.list() {
+        let (class, object, kind) = l.key.parts();
+        row!(rows; locktype: "advisory", database: 5i64, relation: Cell::Null, page: Cell::Null,
+            tuple: Cell::Null, transactionid: Cell::Null, classid: class, objid: object,
+            objsubid: kind, pid: l.pid, mode: l.mode.name(), granted: l.granted);
+    }
+}
+
+fn collations(rows: &mut Rows) {
+    for (oid, name, provider) in [(100i64, "default", "d"), (950, "C", "c")] {
+        row!(rows; oid: oid, collname: name, collnamespace: PG_CATALOG, collowner: OWNER,
+            collprovider: provider, collisdeterministic: true, collencoding: -1i64);
+    }
+}
+
+fn foreign_servers(t: &SystemTables, rows: &mut Rows) {
+    for connector in connectors(t.catalog().relations()) {
+        row!(rows; oid: server_oid(connector), srvname: connector, srvowner: OWNER,
+            srvfdw: 13_900i64);
+    }
+}
+
+fn foreign_tables(t: &SystemTables, rows: &mut Rows) {
+    for r in relations_of(t, "f") {
+        let options = r.options.iter().filter(|o| o.name != "connector");
+        let options: Vec<String> =
+            options.map(|o| format!("{}={}", o.name, shown_value(&o.name, &o.value))).collect();
+        let server = r.option("connector").map_or(0, server_oid);
+        row!(rows; ftrelid: r.id, ftserver: server, ftoptions: options);
+    }
+}
+
+fn functions(rows: &mut Rows) {
+    for (oid, name) in procedures() {
+        row!(rows; oid: oid, proname: name, pronamespace: PG_CATALOG, proowner: OWNER,
+            prolang: 14i64, prokind: "f", proisstrict: true, provolatile: "s", proparallel: "s");
+    }
+}
+
+fn prepared_statements(t: &SystemTables, rows: &mut Rows) {
+    for (name, p) in &t.prepared {
+        let statement = p.statement.as_ref().map_or("", |s| s.text.as_str());
+        let types = p.param_oids.iter().map(|oid| format_type(i64::from(*oid), None));
+        row!(rows; name: name, statement: statement, prepare_time: p.prepared_at,
+            parameter_types: types.collect::<Vec<String>>(), from_sql: p.from_sql);
+    }
+}
+
+fn cursors(t: &SystemTables, rows: &mut Rows) {
+    for (name, hold, declared) in &t.cursors {
+        row!(rows; name: name, statement: &declared.statement, is_holdable: *hold,
+            is_binary: declared.binary, is_scrollable: declared.scroll, creation_time: declared.at);
+    }
 }
 
 /// The sessions; one that waits for an advisory lock says so.

@@ -350,13 +350,7 @@ impl Rewrite<'_> {
         }
         match expr {
             Expr::BinaryOp { left, op: BinaryOperator::StringConcat, right } => {
-                // Nothing is appended to an array.
-                let empty = |e: &Expr| called(e).is_some_and(|n| n == "#no_texts");
-                match (empty(left), empty(right)) {
-                    (_, true) => Some(take(left)),
-                    (true, _) => Some(take(right)),
-                    _ => None,
-                }
+                without_empty_array(left, right)
             }
             Expr::BinaryOp { left, op, right } => {
                 if let BinaryOperator::PGCustomBinaryOperator(parts) = op {
@@ -398,16 +392,7 @@ impl Rewrite<'_> {
             Expr::Function(f) => {
                 expanded::rows_of_array(f).or_else(|| expanded::places_in_vector(f))
             }
-            Expr::Identifier(i)
-                if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("current_schema") =>
-            {
-                Some(call("current_schema", []))
-            }
-            Expr::Identifier(i)
-                if i.quote_style.is_none() && i.value.eq_ignore_ascii_case("current_role") =>
-            {
-                Some(call("current_user", []))
-            }
+            Expr::Identifier(i) if i.quote_style.is_none() => session_value(&i.value),
             Expr::Subquery(query) if subquery::is_empty(query) => Some(null()),
             Expr::Exists { subquery: query, negated } if subquery::is_empty(query) => {
                 Some(boolean(*negated))
@@ -420,6 +405,25 @@ impl Rewrite<'_> {
             }
             _ => None,
         }
+    }
+}
+
+/// `array || …`: nothing is appended to an array.
+fn without_empty_array(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
+    let empty = |e: &Expr| called(e).is_some_and(|n| n == "#no_texts");
+    match (empty(left), empty(right)) {
+        (_, true) => Some(take(left)),
+        (true, _) => Some(take(right)),
+        _ => None,
+    }
+}
+
+/// The words that are a value of the session without parentheses.
+fn session_value(word: &str) -> Option<Expr> {
+    match word.to_ascii_lowercase().as_str() {
+        "current_schema" => Some(call("current_schema", [])),
+        "current_role" => Some(call("current_user", [])),
+        _ => None,
     }
 }
 
@@ -469,30 +473,7 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
             return None;
         }
         return match string_of(inner) {
-            Some(text) => {
-                let items = encoding::array::array_items(text)?;
-                if items.is_empty() {
-                    return Some(call("#no_texts", []));
-                }
-                let DataType::Array(ArrayElemTypeDef::SquareBracket(item, _)) = t else {
-                    return None;
-                };
-                let plain = matches!(name.as_str(), "name" | "oid" | "char");
-                let item = if plain { DataType::Text } else { item.as_ref().clone() };
-                let element = |value: Option<String>| Expr::Cast {
-                    kind: CastKind::DoubleColon,
-                    expr: Box::new(Expr::value(
-                        value.map_or(Value::Null, Value::SingleQuotedString),
-                    )),
-                    data_type: item.clone(),
-                    array: false,
-                    format: None,
-                };
-                Some(Expr::Array(Array {
-                    elem: items.into_iter().map(element).collect(),
-                    named: true,
-                }))
-            }
+            Some(text) => array_of_text(text, &name, t),
             None => Some(take(inner)),
         };
     }
@@ -533,6 +514,25 @@ fn cast(inner: &mut Expr, t: &DataType) -> Option<Expr> {
     None
 }
 
+/// `'{…}'::name[]`, where `t` is the type of that `name` with its brackets.
+fn array_of_text(text: &str, name: &str, t: &DataType) -> Option<Expr> {
+    let items = encoding::array::array_items(text)?;
+    if items.is_empty() {
+        return Some(call("#no_texts", []));
+    }
+    let DataType::Array(ArrayElemTypeDef::SquareBracket(item, _)) = t else { return None };
+    let plain = matches!(name, "name" | "oid" | "char");
+    let item = if plain { DataType::Text } else { item.as_ref().clone() };
+    let element = |value: Option<String>| Expr::Cast {
+        kind: CastKind::DoubleColon,
+        expr: Box::new(Expr::value(value.map_or(Value::Null, Value::SingleQuotedString))),
+        data_type: item.clone(),
+        array: false,
+        format: None,
+    };
+    Some(Expr::Array(Array { elem: items.into_iter().map(element).collect(), named: true }))
+}
+
 /// `left = ANY (right)`: a list stays a list; functions and catalog columns go through ours.
 fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
     let mut array = &mut *right;
@@ -569,7 +569,8 @@ fn any(left: &mut Expr, right: &mut Expr) -> Option<Expr> {
     }
 }
 
-/// Whether a call that returns an array is not one of the catalog's functions: `ARRAY(SELECT …)`, `array_agg` and others.
+/// Whether a call that returns an array is not one of the catalog's functions: `ARRAY(SELECT …)`,
+/// `array_agg` and others.
 fn is_planners(f: &Function) -> bool {
     let (name, known) = (function_name(f), millrace_functions::functions());
     matches!(f.args, FunctionArguments::Subquery(_))

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::reading::{READ_AHEAD, read_messages};
 use super::{Connection, Reader, Writer};
 use crate::auth;
-use crate::connection_limit::Entrant;
+use crate::connection_limit::PendingConnection;
 use crate::server::{Activity, Shared};
 use crate::session::Session;
 use crate::wire::{
@@ -34,11 +34,11 @@ pub async fn run(
     shared: Arc<Shared>,
     socket: TcpStream,
     address: SocketAddr,
-    entrant: Entrant,
+    pending_connection: PendingConnection,
     stop: CancellationToken,
 ) {
     let _ = socket.set_nodelay(true);
-    if let Err(e) = serve(shared, socket, address, entrant, stop).await {
+    if let Err(e) = serve(shared, socket, address, pending_connection, stop).await {
         tracing::debug!(%address, error = %e, "connection ended");
     }
 }
@@ -164,18 +164,18 @@ async fn serve(
     shared: Arc<Shared>,
     socket: TcpStream,
     address: SocketAddr,
-    entrant: Entrant,
+    pending_connection: PendingConnection,
     stop: CancellationToken,
 ) -> std::io::Result<()> {
     let entered = tokio::select! {
         biased;
-        () = entrant.lost() => return Err(std::io::Error::other("others wait to come in")),
+        () = pending_connection.lost() => return Err(std::io::Error::other("others wait to come in")),
         () = tokio::time::sleep(shared.config.authentication_timeout) => {
             return Err(std::io::ErrorKind::TimedOut.into());
         }
         entered = enter(&shared, socket, address) => entered?,
     };
-    drop(entrant);
+    drop(pending_connection);
     let Some(Entered { opening, session, secret }) = entered else { return Ok(()) };
     let Opening { read, write, buffer, startup, .. } = opening;
     let out = Backend::default();

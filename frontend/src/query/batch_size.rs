@@ -1,7 +1,8 @@
 //! Batches of fewer rows for queries whose rows are wide.
 //!
-//! A batch has thousands of rows and is made in one piece. A text of a megabyte that is the same for all of them, or that
-//! a function makes for each, would take gigabytes that no budget sees coming: so a batch has as many rows as fit.
+//! A batch has thousands of rows and is made in one piece. A text of a megabyte that is the same for all of
+//! them, or that a function makes for each, would take gigabytes that no budget sees coming: so a batch has
+//! as many rows as fit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -65,8 +66,8 @@ pub fn fitted(
     }
 }
 
-/// The same plan from its beginning with fewer rows in a batch, if that may help where an error says that a batch was too
-/// large. What changes something each time it is computed is not computed again.
+/// The same plan from its beginning with fewer rows in a batch, if that may help where an error says that a
+/// batch was too large. What changes something each time it is computed is not computed again.
 pub fn narrower(
     plan: &Arc<dyn ExecutionPlan>,
     context: &TaskContext,
@@ -112,8 +113,9 @@ fn renewed(context: &TaskContext, config: &SessionConfig) -> Arc<TaskContext> {
     ))
 }
 
-/// A node that makes batches of so many rows out of such batches. Most nodes go by the number that the query asks for only in
-/// part: a join gives the rows without a match, a group of a partial sort or an aggregate's largest values in one piece.
+/// A node that makes batches of so many rows out of such batches. Most nodes go by the number that the query
+/// asks for only in part: a join gives the rows without a match, a group of a partial sort or an aggregate's
+/// largest values in one piece.
 fn with_rows_of(
     node: Arc<dyn ExecutionPlan>,
     rows: usize,

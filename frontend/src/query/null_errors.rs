@@ -1,9 +1,9 @@
 //! `SET expression_errors = 'null'`: a query computes what a view of it would hold.
 //!
 //! Views go on where an expression fails on a row: its value is NULL there. Under this setting a batch
-//! query is optimised by the views' rules and its projections, filters and conditions of joins are evaluated in the same
-//! way: at once, and only when that fails in halves, down to the failing rows. What the other nodes compute is in
-//! projections below them.
+//! query is optimised by the views' rules and its projections, filters and conditions of joins are evaluated
+//! in the same way: at once, and only when that fails in halves, down to the failing rows. What the other
+//! nodes compute is in projections below them.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

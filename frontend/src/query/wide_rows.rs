@@ -1,8 +1,8 @@
 //! Rows too wide for a join or an unnest.
 //!
 //! They copy each row once for every partner or element, thousands to a batch. How wide a row is shows only when it is
-//! there: their inputs are measured, and where a batch of copies of the widest row would not fit, the query begins again
-//! with batches of fewer rows (`narrow`).
+//! there: their inputs are measured, and where a batch of copies of the widest row would not fit, the query
+//! begins again with batches of fewer rows ([`super::batch_size`]).
 
 use std::fmt;
 use std::sync::Arc;

@@ -103,9 +103,9 @@ impl Session {
         name: &str,
         direction: &FetchDirection,
     ) -> Result<RowSet, SqlError> {
-        let way = Movement::of(direction)?;
+        let movement = Movement::of(direction)?;
         if self.feeds.contains_key(name) {
-            let wanted = match way {
+            let wanted = match movement {
                 Movement::Forward(n) => n,
                 Movement::Relative(0) => 0,
                 _ => {
@@ -117,7 +117,7 @@ impl Session {
             };
             return self.fetch_changes(name, wanted, None).await;
         }
-        let (fields, fetched) = self.go(name, way, true).await?;
+        let (fields, fetched) = self.go(name, movement, true).await?;
         Ok(fetched.into_rows(fields))
     }
 
@@ -149,7 +149,7 @@ impl Session {
     async fn go(
         &mut self,
         name: &str,
-        way: Movement,
+        movement: Movement,
         keep: bool,
     ) -> Result<(Vec<Field>, Fetched), SqlError> {
         let mut fetched = Fetched::new(self.engine().reservation("rows of a FETCH"), keep);
@@ -158,11 +158,11 @@ impl Session {
         portal.state = match std::mem::replace(&mut portal.state, PortalState::Failed) {
             PortalState::Failed => return Err(cannot_run(name)),
             PortalState::Running(mut running) => {
-                forward_only(running.get_mut(), way, &mut fetched).await?;
+                forward_only(running.get_mut(), movement, &mut fetched).await?;
                 PortalState::Running(running)
             }
             PortalState::Scroll(mut scroll) => {
-                scroll.get_mut().fetch(way, &mut fetched).await?;
+                scroll.get_mut().fetch(movement, &mut fetched).await?;
                 PortalState::Scroll(scroll)
             }
             state @ (PortalState::Ready | PortalState::Done) => state,

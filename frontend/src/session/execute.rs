@@ -8,7 +8,7 @@ use millrace_planner::ast::Show;
 use millrace_planner::bind::locate;
 use millrace_planner::parser::{folded, with_changes_rows};
 use millrace_planner::{ParsedStatement, Statement};
-use sqlparser::ast::{DiscardObject, Expr, ObjectName, Statement as Sql};
+use sqlparser::ast::{DataType, DiscardObject, Expr, Ident, ObjectName, Statement as Sql};
 
 use super::{Block, Outcome, Prepared, RowSet, Session, params, transaction};
 use crate::query::catalog_view::fold;
@@ -87,7 +87,6 @@ impl Session {
         sql: &Sql,
         parsed: &ParsedStatement,
     ) -> Result<Outcome, SqlError> {
-        let done = |tag: &str| Ok(Outcome::Command(tag.to_owned()));
         match sql {
             Sql::Query(query) if with_changes_rows(query) => {
                 self.check_writable("a write")?;
@@ -99,32 +98,11 @@ impl Session {
                 Some(settings) => Ok(Outcome::Rows(self.set_configs(settings)?)),
                 None => Ok(Outcome::Rows(self.query(query).await?)),
             },
-            Sql::Insert(_) | Sql::Update(_) | Sql::Delete(_) => {
-                self.check_writable("a write")?;
-                let result = dml::execute(self, sql).await;
-                self.notice_late();
-                let result = result?;
-                Ok(match result.returning {
-                    Some((fields, stream)) => {
-                        Outcome::Rows(RowSet { fields, stream, tag: result.tag })
-                    }
-                    None => Outcome::Command(result.tag),
-                })
-            }
+            Sql::Insert(_) | Sql::Update(_) | Sql::Delete(_) => self.execute_write(sql).await,
             Sql::Copy { .. } => copy::plan(self, sql, parsed).await,
             Sql::StartTransaction { modes, .. } => Ok(Outcome::Command(self.begin(modes)?)),
-            Sql::Commit { chain, .. } => {
-                let next = if *chain { Some(self.chained("COMMIT AND CHAIN")?) } else { None };
-                let tag = self.commit().await?;
-                self.begin_chained(next)?;
-                Ok(Outcome::Command(tag))
-            }
-            Sql::Rollback { savepoint: None, chain } => {
-                let next = if *chain { Some(self.chained("ROLLBACK AND CHAIN")?) } else { None };
-                let tag = self.rollback();
-                self.begin_chained(next)?;
-                Ok(Outcome::Command(tag))
-            }
+            Sql::Commit { chain, .. } => self.execute_commit(*chain).await,
+            Sql::Rollback { savepoint: None, chain } => self.execute_rollback(*chain),
             Sql::Rollback { savepoint: Some(name), .. } => {
                 Ok(Outcome::Command(self.rollback_to(&fold(name))?))
             }
@@ -134,18 +112,7 @@ impl Session {
                 self.set(set)?;
                 done("SET")
             }
-            Sql::Reset(reset) => {
-                let name = reset.to_string();
-                let name = name.trim_start_matches("RESET ").trim().to_owned();
-                if name.eq_ignore_ascii_case("all") {
-                    self.reset_all()
-                } else if name.eq_ignore_ascii_case("role") {
-                    // Nobody has another than their own.
-                } else {
-                    self.reset(&name.replace('"', ""))?
-                }
-                done("RESET")
-            }
+            Sql::Reset(reset) => self.execute_reset(&reset.to_string()),
             Sql::Discard { object_type } => {
                 if matches!(object_type, DiscardObject::ALL) {
                     self.discard_all()?;
@@ -161,45 +128,95 @@ impl Session {
             }
             Sql::Close { cursor } => Ok(Outcome::Command(self.close(cursor)?)),
             Sql::Prepare { name, statement, data_types } => {
-                let oids: Vec<u32> = data_types
-                    .iter()
-                    .map(|t| ddl::types::sql_type(t).map(|t| t.oid()))
-                    .collect::<Result<_, _>>()?;
                 let inner = ParsedStatement {
                     statement: Statement::Sql(statement.clone()),
                     text: parsed.text.clone(),
                     offset: parsed.offset,
                     source: Arc::clone(&parsed.source),
                 };
-                let name = fold(name);
-                if self.prepared.contains_key(&name) {
-                    return Err(SqlError::new(
-                        SqlState("42P05"),
-                        format!("prepared statement \"{name}\" already exists"),
-                    ));
-                }
-                let described = self.describe(inner, &oids)?;
-                let prepared = Prepared { from_sql: true, ..described };
-                self.prepared.insert(name, Arc::new(prepared));
-                done("PREPARE")
+                self.execute_prepare(fold(name), inner, data_types)
             }
             Sql::Execute { name: Some(name), parameters, .. } => {
                 Box::pin(self.execute_prepared(&prepared_name(name), parameters)).await
             }
-            Sql::Deallocate { name, .. } => {
-                if name.quote_style.is_none() && name.value.eq_ignore_ascii_case("all") {
-                    self.prepared.clear();
-                    return done("DEALLOCATE ALL");
-                }
-                let name = fold(name);
-                self.prepared.remove(&name).ok_or_else(|| no_statement(&name))?;
-                done("DEALLOCATE")
-            }
+            Sql::Deallocate { name, .. } => self.execute_deallocate(name),
             Sql::UNLISTEN { .. } => done("UNLISTEN"),
             Sql::Analyze(_) => done("ANALYZE"),
             Sql::Vacuum(_) => done("VACUUM"),
             _ => Ok(Outcome::Command(crate::unsupported::run(self, &parsed.text)?)),
         }
+    }
+
+    /// INSERT, UPDATE and DELETE.
+    async fn execute_write(&mut self, sql: &Sql) -> Result<Outcome, SqlError> {
+        self.check_writable("a write")?;
+        let result = dml::execute(self, sql).await;
+        self.notice_late();
+        let result = result?;
+        Ok(match result.returning {
+            Some((fields, stream)) => Outcome::Rows(RowSet { fields, stream, tag: result.tag }),
+            None => Outcome::Command(result.tag),
+        })
+    }
+
+    async fn execute_commit(&mut self, chain: bool) -> Result<Outcome, SqlError> {
+        let next = if chain { Some(self.chained("COMMIT AND CHAIN")?) } else { None };
+        let tag = self.commit().await?;
+        self.begin_chained(next)?;
+        Ok(Outcome::Command(tag))
+    }
+
+    fn execute_rollback(&mut self, chain: bool) -> Result<Outcome, SqlError> {
+        let next = if chain { Some(self.chained("ROLLBACK AND CHAIN")?) } else { None };
+        let tag = self.rollback();
+        self.begin_chained(next)?;
+        Ok(Outcome::Command(tag))
+    }
+
+    /// RESET, given by its text.
+    fn execute_reset(&mut self, text: &str) -> Result<Outcome, SqlError> {
+        let name = text.trim_start_matches("RESET ").trim();
+        if name.eq_ignore_ascii_case("all") {
+            self.reset_all()
+        } else if name.eq_ignore_ascii_case("role") {
+            // Nobody has another than their own.
+        } else {
+            self.reset(&name.replace('"', ""))?
+        }
+        done("RESET")
+    }
+
+    /// PREPARE name (types) AS statement.
+    fn execute_prepare(
+        &mut self,
+        name: String,
+        statement: ParsedStatement,
+        types: &[DataType],
+    ) -> Result<Outcome, SqlError> {
+        let oids: Vec<u32> = types
+            .iter()
+            .map(|t| ddl::types::sql_type(t).map(|t| t.oid()))
+            .collect::<Result<_, _>>()?;
+        if self.prepared.contains_key(&name) {
+            return Err(SqlError::new(
+                SqlState("42P05"),
+                format!("prepared statement \"{name}\" already exists"),
+            ));
+        }
+        let described = self.describe(statement, &oids)?;
+        let prepared = Prepared { from_sql: true, ..described };
+        self.prepared.insert(name, Arc::new(prepared));
+        done("PREPARE")
+    }
+
+    fn execute_deallocate(&mut self, name: &Ident) -> Result<Outcome, SqlError> {
+        if name.quote_style.is_none() && name.value.eq_ignore_ascii_case("all") {
+            self.prepared.clear();
+            return done("DEALLOCATE ALL");
+        }
+        let name = fold(name);
+        self.prepared.remove(&name).ok_or_else(|| no_statement(&name))?;
+        done("DEALLOCATE")
     }
 
     /// EXECUTE name (expr, …).
@@ -235,6 +252,11 @@ impl Session {
         self.check_columns(&prepared)?;
         self.execute(parsed, &values).await
     }
+}
+
+/// The outcome of a statement that answers with its tag alone.
+fn done(tag: &str) -> Result<Outcome, SqlError> {
+    Ok(Outcome::Command(tag.to_owned()))
 }
 
 /// The name that EXECUTE gives, as PREPARE has kept it.

@@ -1,7 +1,7 @@
 //! Where a cursor goes: PostgreSQL's directions, and cursors that go back.
 //!
-//! A SCROLL cursor keeps the rows that it has read in the memory of queries, and so does a FETCH its rows. The positions are
-//! PostgreSQL's: 0 is before the first row, one past the number of rows is after the last.
+//! A SCROLL cursor keeps the rows that it has read in the memory of queries, and so does a FETCH its rows.
+//! The positions are PostgreSQL's: 0 is before the first row, one past the number of rows is after the last.
 
 use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
 use datafusion::execution::memory_pool::MemoryReservation;
@@ -123,10 +123,10 @@ fn grow(memory: &MemoryReservation, bytes: usize, hint: &str) -> Result<(), SqlE
 }
 
 /// Rows that a cursor which goes forward only passes over, and those it gives, from where it stands.
-fn steps(running: &Running, way: Movement) -> Result<(usize, usize), SqlError> {
+fn steps(running: &Running, movement: Movement) -> Result<(usize, usize), SqlError> {
     let sent = i64::try_from(running.sent).unwrap_or(i64::MAX);
     let at = sent.saturating_add(i64::from(running.ended));
-    let (skipped, wanted) = match way {
+    let (skipped, wanted) = match movement {
         Movement::Forward(n) => (0, n),
         // It is there already, and nothing is there.
         Movement::Absolute(0) if at == 0 => (0, 0),
@@ -147,11 +147,11 @@ fn on_row(running: &Running) -> bool {
 /// or to go back to where it already is.
 pub async fn forward_only(
     running: &mut Running,
-    way: Movement,
+    movement: Movement,
     fetched: &mut Fetched,
 ) -> Result<(), SqlError> {
     let counts = fetched.batches.is_none();
-    match way {
+    match movement {
         Movement::Relative(0) | Movement::Backward(0) if counts => {
             fetched.rows = usize::from(on_row(running));
             return Ok(());
@@ -161,7 +161,7 @@ pub async fn forward_only(
         }
         _ => {}
     }
-    let (skipped, wanted) = steps(running, way)?;
+    let (skipped, wanted) = steps(running, movement)?;
     read_on(running, skipped, None).await?;
     read_on(running, wanted, Some(fetched)).await
 }
@@ -276,8 +276,12 @@ impl Scroll {
     }
 
     /// The rows of a direction, in its order. After an error the cursor is not where it should be.
-    pub async fn fetch(&mut self, way: Movement, fetched: &mut Fetched) -> Result<(), SqlError> {
-        match way {
+    pub async fn fetch(
+        &mut self,
+        movement: Movement,
+        fetched: &mut Fetched,
+    ) -> Result<(), SqlError> {
+        match movement {
             Movement::Forward(n) => {
                 let wanted = self.at.saturating_add(n);
                 self.read_to(wanted).await?;
@@ -399,9 +403,9 @@ mod tests {
         Running::new(rows)
     }
 
-    async fn forward(running: &mut Running, way: Movement) -> Vec<i32> {
+    async fn forward(running: &mut Running, movement: Movement) -> Vec<i32> {
         let mut fetched = Fetched::new(memory(1 << 20), true);
-        forward_only(running, way, &mut fetched).await.unwrap();
+        forward_only(running, movement, &mut fetched).await.unwrap();
         values(fetched)
     }
 
@@ -409,7 +413,7 @@ mod tests {
     async fn a_scroll_cursor_goes_as_in_postgres() {
         let mut cursor = Scroll::new(stream(), memory(1 << 20));
         use Movement::{Absolute, Backward, Forward, Relative};
-        for (way, expected) in [
+        for (movement, expected) in [
             (Backward(1), vec![]),
             (Relative(0), vec![]),
             (Forward(1), vec![1]),
@@ -436,8 +440,8 @@ mod tests {
             (Relative(0), vec![5]),
         ] {
             let mut fetched = Fetched::new(memory(1 << 20), true);
-            cursor.fetch(way, &mut fetched).await.unwrap();
-            assert_eq!(values(fetched), expected, "{way:?}");
+            cursor.fetch(movement, &mut fetched).await.unwrap();
+            assert_eq!(values(fetched), expected, "{movement:?}");
         }
         let mut counted = Fetched::new(memory(0), false);
         cursor.fetch(Movement::Backward(usize::MAX), &mut counted).await.unwrap();
@@ -475,15 +479,15 @@ mod tests {
             (Absolute(9), [(0, 0), (0, 0), (0, 0), (0, 0)]),
             (Relative(1), [(1, 1), (1, 1), (0, 0), (0, 0)]),
         ];
-        for (way, expected) in cases {
+        for (movement, expected) in cases {
             for (before, (fetch, moved)) in [0, 1, 5, usize::MAX].into_iter().zip(expected) {
                 for (keep, expected) in [(true, fetch), (false, moved)] {
                     let mut running = running();
                     forward(&mut running, Forward(before)).await;
                     let mut fetched = Fetched::new(memory(1 << 20), keep);
-                    let went = forward_only(&mut running, way, &mut fetched).await;
+                    let went = forward_only(&mut running, movement, &mut fetched).await;
                     let rows = went.map_or(-1, |()| fetched.rows() as i64);
-                    assert_eq!(rows, expected, "{way:?} after {before}, rows kept: {keep}");
+                    assert_eq!(rows, expected, "{movement:?} after {before}, rows kept: {keep}");
                 }
             }
         }

@@ -175,11 +175,11 @@ impl ComputeService for Fake {
         Ok(commit)
     }
 
-    async fn commit_epoch(&self, id: JobId, generation: Generation, verdict: CommitOutcome) {
+    async fn conclude_epoch(&self, id: JobId, generation: Generation, outcome: CommitOutcome) {
         let mut world = self.world.lock();
         let World { jobs, content, behaviours, .. } = &mut *world;
         let Some(job) = jobs.get_mut(&id).filter(|j| j.generation == generation) else { return };
-        let CommitOutcome::Committed(epoch) = verdict else { return };
+        let CommitOutcome::Committed(epoch) = outcome else { return };
         let (acks, value) = std::mem::take(&mut job.sealed);
         if job.last != epoch || job.backfill.is_some() {
             content.entry(id).or_default().push((epoch, value));

@@ -1,9 +1,10 @@
 //! Names and types: AST to a logical plan.
 //!
-//! A query's AST is rewritten ([`rewrites::ast`]) so that everything whose meaning depends on types goes through one hook
-//! ([`operators`]); `SqlToRel` does the rest with our [`provider`], and the plan that it makes is rewritten in turn
-//! ([`rewrites::plan`]). Views are expanded from their stored text; window functions in FROM become plain plans
-//! ([`relations::window_tvf`]). The result runs under DataFusion as it is, and the stream planner takes the same plan.
+//! A query's AST is rewritten ([`rewrites::ast`]) so that everything whose meaning depends on types goes
+//! through one hook ([`operators`]); `SqlToRel` does the rest with our [`provider`], and the plan that it
+//! makes is rewritten in turn ([`rewrites::plan`]). Views are expanded from their stored text; window
+//! functions in FROM become plain plans ([`relations::window_tvf`]). The result runs under DataFusion as it
+//! is, and the stream planner takes the same plan.
 
 mod aggregates;
 mod expressions;

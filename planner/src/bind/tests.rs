@@ -231,119 +231,111 @@ fn output_names_and_types_are_those_of_postgres() {
     }
 }
 
+/// Statements, and of their errors the state, the message and the position.
+const ERRORS: &[(&str, &str, &str, Option<u32>)] = &[
+    ("SELECT x FROM t", "42703", "column \"x\" does not exist", Some(8)),
+    ("SELECT t.x FROM t", "42703", "column t.x does not exist", Some(8)),
+    ("SELECT 1 FROM nope", "42P01", "relation \"nope\" does not exist", Some(15)),
+    ("SELECT 1 FROM s.nope", "42P01", "relation \"s.nope\" does not exist", Some(15)),
+    ("SELECT id FROM k, person", "42702", "column reference \"id\" is ambiguous", Some(8)),
+    ("SELECT nope(1)", "42883", "function nope(integer) does not exist", Some(8)),
+    ("SELECT a + c FROM t", "42883", "operator does not exist: integer + text", Some(10)),
+    ("SELECT a = c FROM t", "42883", "operator does not exist: integer = text", Some(10)),
+    ("SELECT a = 'x' FROM t", "22P02", "invalid input syntax for type integer: \"x\"", Some(12)),
+    (
+        "SELECT a IN (1, 'x') FROM t",
+        "22P02",
+        "invalid input syntax for type integer: \"x\"",
+        Some(17),
+    ),
+    ("SELECT ok::date FROM t", "42846", "cannot cast type boolean to date", Some(10)),
+    ("SELECT a::nope FROM t", "42704", "type \"nope\" does not exist", Some(11)),
+    ("SELECT sum(c) FROM t", "42883", "function sum(text) does not exist", Some(8)),
+    (
+        "SELECT a FROM t WHERE row_number() OVER () = 1",
+        "42P20",
+        "window functions are not allowed in WHERE",
+        Some(23),
+    ),
+    (
+        "SELECT a FROM t WHERE count(*) = 1",
+        "42803",
+        "aggregate functions are not allowed in WHERE",
+        Some(23),
+    ),
+    ("SELECT sum(count(*)) FROM t", "42803", "aggregate function calls cannot be nested", Some(12)),
+    (
+        "SELECT 1 UNION SELECT 1, 2",
+        "42601",
+        "each UNION query must have the same number of columns",
+        Some(23),
+    ),
+    (
+        "SELECT DISTINCT a FROM t ORDER BY ok",
+        "42P10",
+        "for SELECT DISTINCT, ORDER BY expressions must appear in select list",
+        Some(35),
+    ),
+    (
+        "SELECT * FROM t UNION SELECT 1",
+        "42601",
+        "each UNION query must have the same number of columns",
+        Some(30),
+    ),
+    (
+        "SELECT a FROM t UNION SELECT c FROM t",
+        "42804",
+        "UNION types integer and text cannot be matched",
+        Some(30),
+    ),
+    (
+        "SELECT DISTINCT ON (a) c FROM t ORDER BY c, a",
+        "42P10",
+        "SELECT DISTINCT ON expressions must match initial ORDER BY expressions",
+        Some(21),
+    ),
+    (
+        "SELECT NOT ok, NOT a FROM t WHERE NOT (a = 1)",
+        "42804",
+        "argument of NOT must be type boolean, not type integer",
+        None,
+    ),
+    (
+        "SELECT NOT a FROM t WHERE NOT (a = 1)",
+        "42804",
+        "argument of NOT must be type boolean, not type integer",
+        Some(12),
+    ),
+    (
+        "SELECT 1 FROM t JOIN k USING (nope)",
+        "42703",
+        "column \"nope\" specified in USING clause does not exist in left table",
+        None,
+    ),
+    (
+        "SELECT * FROM t FOR SYSTEM_TIME AS OF now()",
+        "0A000",
+        "FOR SYSTEM_TIME AS OF another time than PROCTIME() is not supported",
+        None,
+    ),
+    (
+        "SELECT * FROM tumble(t, c, interval '1 s')",
+        "42804",
+        "the time column of TUMBLE must be a timestamp, not text",
+        None,
+    ),
+    (
+        "SELECT * FROM tumble(t, ts, interval '1 month')",
+        "22023",
+        "the window size must be a positive interval of days or less",
+        None,
+    ),
+];
+
 #[test]
 fn errors_have_state_position_and_hint() {
-    let cases = [
-        ("SELECT x FROM t", "42703", "column \"x\" does not exist", Some(8)),
-        ("SELECT t.x FROM t", "42703", "column t.x does not exist", Some(8)),
-        ("SELECT 1 FROM nope", "42P01", "relation \"nope\" does not exist", Some(15)),
-        ("SELECT 1 FROM s.nope", "42P01", "relation \"s.nope\" does not exist", Some(15)),
-        ("SELECT id FROM k, person", "42702", "column reference \"id\" is ambiguous", Some(8)),
-        ("SELECT nope(1)", "42883", "function nope(integer) does not exist", Some(8)),
-        ("SELECT a + c FROM t", "42883", "operator does not exist: integer + text", Some(10)),
-        ("SELECT a = c FROM t", "42883", "operator does not exist: integer = text", Some(10)),
-        (
-            "SELECT a = 'x' FROM t",
-            "22P02",
-            "invalid input syntax for type integer: \"x\"",
-            Some(12),
-        ),
-        (
-            "SELECT a IN (1, 'x') FROM t",
-            "22P02",
-            "invalid input syntax for type integer: \"x\"",
-            Some(17),
-        ),
-        ("SELECT ok::date FROM t", "42846", "cannot cast type boolean to date", Some(10)),
-        ("SELECT a::nope FROM t", "42704", "type \"nope\" does not exist", Some(11)),
-        ("SELECT sum(c) FROM t", "42883", "function sum(text) does not exist", Some(8)),
-        (
-            "SELECT a FROM t WHERE row_number() OVER () = 1",
-            "42P20",
-            "window functions are not allowed in WHERE",
-            Some(23),
-        ),
-        (
-            "SELECT a FROM t WHERE count(*) = 1",
-            "42803",
-            "aggregate functions are not allowed in WHERE",
-            Some(23),
-        ),
-        (
-            "SELECT sum(count(*)) FROM t",
-            "42803",
-            "aggregate function calls cannot be nested",
-            Some(12),
-        ),
-        (
-            "SELECT 1 UNION SELECT 1, 2",
-            "42601",
-            "each UNION query must have the same number of columns",
-            Some(23),
-        ),
-        (
-            "SELECT DISTINCT a FROM t ORDER BY ok",
-            "42P10",
-            "for SELECT DISTINCT, ORDER BY expressions must appear in select list",
-            Some(35),
-        ),
-        (
-            "SELECT * FROM t UNION SELECT 1",
-            "42601",
-            "each UNION query must have the same number of columns",
-            Some(30),
-        ),
-        (
-            "SELECT a FROM t UNION SELECT c FROM t",
-            "42804",
-            "UNION types integer and text cannot be matched",
-            Some(30),
-        ),
-        (
-            "SELECT DISTINCT ON (a) c FROM t ORDER BY c, a",
-            "42P10",
-            "SELECT DISTINCT ON expressions must match initial ORDER BY expressions",
-            Some(21),
-        ),
-        (
-            "SELECT NOT ok, NOT a FROM t WHERE NOT (a = 1)",
-            "42804",
-            "argument of NOT must be type boolean, not type integer",
-            None,
-        ),
-        (
-            "SELECT NOT a FROM t WHERE NOT (a = 1)",
-            "42804",
-            "argument of NOT must be type boolean, not type integer",
-            Some(12),
-        ),
-        (
-            "SELECT 1 FROM t JOIN k USING (nope)",
-            "42703",
-            "column \"nope\" specified in USING clause does not exist in left table",
-            None,
-        ),
-        (
-            "SELECT * FROM t FOR SYSTEM_TIME AS OF now()",
-            "0A000",
-            "FOR SYSTEM_TIME AS OF another time than PROCTIME() is not supported",
-            None,
-        ),
-        (
-            "SELECT * FROM tumble(t, c, interval '1 s')",
-            "42804",
-            "the time column of TUMBLE must be a timestamp, not text",
-            None,
-        ),
-        (
-            "SELECT * FROM tumble(t, ts, interval '1 month')",
-            "22023",
-            "the window size must be a positive interval of days or less",
-            None,
-        ),
-    ];
     let catalog = TestCatalog::new();
-    for (sql, state, message, position) in cases {
+    for &(sql, state, message, position) in ERRORS {
         let e = match bind(&catalog, sql, false) {
             Err(e) => e,
             Ok(b) => panic!("{sql} was bound: {}", b.plan),

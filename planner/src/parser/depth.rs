@@ -1,8 +1,9 @@
 //! How long chains of operators may be.
 //!
-//! `1 + 1 + 1 …`, `a AND b AND c …` and `q UNION r UNION s …` are as deep as they are long, and every later pass goes down
-//! to the first of them on the stack, and looks at all that is below at every step. The parser itself does not, so
-//! chains are counted in the text's words before it runs. What is nested by parentheses the parser bounds.
+//! `1 + 1 + 1 …`, `a AND b AND c …` and `q UNION r UNION s …` are as deep as they are long, and every later
+//! pass goes down to the first of them on the stack, and looks at all that is below at every step. The
+//! parser itself does not, so chains are counted in the text's words before it runs. What is nested by
+//! parentheses the parser bounds.
 
 use millrace_common::{SqlError, SqlState};
 use sqlparser::tokenizer::{Token, TokenWithSpan};

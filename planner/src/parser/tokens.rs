@@ -311,8 +311,8 @@ pub(super) fn take_emit_clauses(tokens: &mut [TokenWithSpan]) -> Vec<Location> {
     found
 }
 
-/// Puts the string that an offset of a window frame begins with into parentheses: sqlparser would take it for an interval,
-/// and nothing but that.
+/// Puts the string that an offset of a window frame begins with into parentheses: sqlparser would take it
+/// for an interval, and nothing but that.
 pub(super) fn enclose_offsets(tokens: &mut Vec<TokenWithSpan>) {
     let words: Vec<usize> =
         (0..tokens.len()).filter(|&i| !matches!(tokens[i].token, Token::Whitespace(_))).collect();
@@ -437,8 +437,8 @@ fn exclusions(tokens: &[TokenWithSpan]) -> Vec<Exclusion> {
     found
 }
 
-/// `PARTITION BY "#exclude"('what')`, before what the window is parted by already, behind its name; and where it is to be
-/// put.
+/// `PARTITION BY "#exclude"('what')`, before what the window is parted by already, behind its name; and
+/// where it is to be put.
 fn mark_exclusion(
     tokens: &[TokenWithSpan],
     open: usize,

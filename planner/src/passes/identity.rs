@@ -63,11 +63,29 @@ pub fn add_identities(stream: Stream) -> Result<Stream> {
     })
 }
 
+/// Tells an operator that keeps its input's rows what tells them apart; others need no key.
+#[deny(clippy::wildcard_enum_match_arm)]
 fn identify(op: &mut Op, key: Vec<usize>) {
     match op {
         Op::TopN(t) => t.state = Identity(key),
         Op::Window(w) => w.state = Identity(key),
-        _ => {}
+        Op::Scan { .. }
+        | Op::Values { .. }
+        | Op::Filter { .. }
+        | Op::Project { .. }
+        | Op::Union
+        | Op::Hop { .. }
+        | Op::Repeat { .. }
+        | Op::Unnest { .. }
+        | Op::Expand(_)
+        | Op::Aggregate(_)
+        | Op::Join(_)
+        | Op::Lookup(_)
+        | Op::WindowClose(_)
+        | Op::Stamp { .. }
+        | Op::TemporalUpperBound(_)
+        | Op::TemporalLowerBound(_)
+        | Op::Exchange { .. } => {}
     }
 }
 

@@ -79,12 +79,7 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
             let (kept, _, map) = select(&schema, required);
             Ok((Stream::values(batch.project(&kept)?), map))
         }
-        Op::Filter { predicate } => {
-            let needed = with(required, expr::columns_of(&predicate));
-            let (input, map) = prune_columns(only(inputs)?, &needed)?;
-            let predicate = expr::remap(&predicate, &map, &input.schema)?;
-            Ok((input.filter(predicate), map))
-        }
+        Op::Filter { predicate } => prune_filters(predicate, only(inputs)?, required),
         Op::Project { exprs } => prune_project(exprs, only(inputs)?, &schema, required),
         Op::Union => prune_union(inputs, &schema, required),
         Op::Hop { time_column, size_us, slide_us, offset_us } => {
@@ -114,12 +109,7 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
         Op::Window(w) => prune_window(w, only(inputs)?, required),
         Op::Join(j) => prune_join(j, Stream::join, inputs, required),
         Op::Lookup(j) => prune_join(j, Stream::lookup, inputs, required),
-        Op::WindowClose(h) => {
-            let needed = with(required, [h.column]);
-            let (input, map) = prune_exact(only(inputs)?, &needed)?;
-            let column = kept_at(&map, h.column)?;
-            Ok((input.window_close(column), map))
-        }
+        Op::WindowClose(h) => prune_buffer(h.column, Stream::window_close, inputs, required),
         Op::Stamp { add_us } => {
             let input = only(inputs)?;
             let width = input.width();
@@ -128,18 +118,8 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
             map.push(Some(input.width()));
             Ok((input.stamp(add_us), map))
         }
-        Op::TemporalUpperBound(h) => {
-            let needed = with(required, [h.column]);
-            let (input, map) = prune_exact(only(inputs)?, &needed)?;
-            let column = kept_at(&map, h.column)?;
-            Ok((input.expire(column), map))
-        }
-        Op::TemporalLowerBound(h) => {
-            let needed = with(required, [h.column]);
-            let (input, map) = prune_exact(only(inputs)?, &needed)?;
-            let column = kept_at(&map, h.column)?;
-            Ok((input.appear(column), map))
-        }
+        Op::TemporalUpperBound(h) => prune_buffer(h.column, Stream::expire, inputs, required),
+        Op::TemporalLowerBound(h) => prune_buffer(h.column, Stream::appear, inputs, required),
         Op::Exchange { hash } => {
             let needed = with(required, hash.iter().copied());
             let (input, map) = prune_exact(only(inputs)?, &needed)?;
@@ -147,6 +127,39 @@ fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, 
             Ok((input.exchange(hash), map))
         }
     }
+}
+
+/// Of all filters in a row, without recursion: a condition of a thousand terms is a thousand of them.
+fn prune_filters(
+    predicate: expr::ExprRef,
+    mut input: Stream,
+    required: &BTreeSet<usize>,
+) -> Result<(Stream, Map)> {
+    let mut needed = with(required, expr::columns_of(&predicate));
+    let mut predicates = vec![predicate];
+    while let Op::Filter { predicate } = &input.op {
+        needed.extend(expr::columns_of(predicate));
+        predicates.push(Arc::clone(predicate));
+        input = only(input.inputs)?;
+    }
+    let (mut input, map) = prune_columns(input, &needed)?;
+    for predicate in predicates.iter().rev() {
+        let predicate = expr::remap(predicate, &map, &input.schema)?;
+        input = input.filter(predicate);
+    }
+    Ok((input, map))
+}
+
+/// Of an operator that keeps rows back by the times of a column.
+fn prune_buffer(
+    column: usize,
+    buffer: fn(Stream, usize) -> Stream,
+    inputs: Vec<Stream>,
+    required: &BTreeSet<usize>,
+) -> Result<(Stream, Map)> {
+    let (input, map) = prune_exact(only(inputs)?, &with(required, [column]))?;
+    let column = kept_at(&map, column)?;
+    Ok((buffer(input, column), map))
 }
 
 fn only(mut inputs: Vec<Stream>) -> Result<Stream> {

@@ -340,7 +340,7 @@ fn by_length(
     Ok(Some((place, params)))
 }
 
-/// What a collecting aggregate keeps of a row: see [`collected`].
+/// What a collecting aggregate keeps of a row: see [`millrace_functions::ordered_entries`].
 fn entry(func: AggFunc, params: &AggregateFunctionParams, schema: &DFSchema) -> Result<Expr> {
     let none = || in_view("an aggregate without an argument".to_owned());
     let first = params.args.first().ok_or_else(none)?;

@@ -139,6 +139,26 @@ struct Open {
     producers: Vec<usize>,
 }
 
+impl Open {
+    /// Adds a node with its columns in the order of its state, then one with them in the plan's.
+    fn push_reordered(&mut self, node: Node, order: &[usize]) {
+        let Node { op, inputs, schema, append_only, marks } = node;
+        let fields: Vec<_> = order.iter().map(|&c| Arc::clone(&schema.fields()[c])).collect();
+        let below = Arc::new(Schema::new(fields));
+        let back = |c: usize| order.iter().position(|&o| o == c).unwrap_or(c);
+        let width = schema.fields().len();
+        let exprs = (0..width).map(|c| expr::column(&below, back(c))).collect();
+        let moved = marks
+            .iter()
+            .map(|m| DerivedWatermark { column: back(m.column), terms: m.terms.clone() })
+            .collect();
+        self.nodes.push(Node { op, inputs, schema: below, append_only, marks: moved });
+        let inputs = vec![self.nodes.len() - 1];
+        let op = Operator::Project { exprs };
+        self.nodes.push(Node { op, inputs, schema, append_only, marks });
+    }
+}
+
 struct Builder {
     fragments: Vec<Fragment>,
     tables: Vec<StateTable>,
@@ -180,21 +200,7 @@ impl Builder {
         let Stream { op, inputs, schema } = stream;
         let width = schema.fields().len();
         if let Op::Exchange { hash } = &op {
-            let Some(input) = inputs.into_iter().next() else {
-                return Err(SqlError::internal("an exchange has no input"));
-            };
-            let (fragment, below) = self.producer(input, hash.clone())?;
-            let p = Properties::derive(&op, width, &[below.properties]);
-            open.producers.push(fragment);
-            let node = Node {
-                op: Operator::Exchange { fragment, output: 0 },
-                inputs: vec![],
-                schema,
-                append_only: p.append_only,
-                marks: below.marks.clone(),
-            };
-            open.nodes.push(node);
-            return Ok((open.nodes.len() - 1, Known { properties: p, marks: below.marks }));
+            return self.receive(&op, hash, inputs, schema, open);
         }
         let schemas: Vec<SchemaRef> = inputs.iter().map(|i| Arc::clone(&i.schema)).collect();
         let mut nodes = Vec::with_capacity(inputs.len());
@@ -231,29 +237,38 @@ impl Builder {
                 open.nodes.push(Node { op, inputs: nodes, schema, append_only, marks: own.clone() })
             }
             Some(order) => {
-                // The aggregate's columns in the order of its state, then in the plan's.
-                let fields: Vec<_> =
-                    order.iter().map(|&c| Arc::clone(&schema.fields()[c])).collect();
-                let below = Arc::new(Schema::new(fields));
-                let back = |c: usize| order.iter().position(|&o| o == c).unwrap_or(c);
-                let exprs = (0..width).map(|c| expr::column(&below, back(c))).collect();
-                let moved = own
-                    .iter()
-                    .map(|m| DerivedWatermark { column: back(m.column), terms: m.terms.clone() })
-                    .collect();
-                open.nodes.push(Node {
-                    op,
-                    inputs: nodes,
-                    schema: below,
-                    append_only,
-                    marks: moved,
-                });
-                let inputs = vec![open.nodes.len() - 1];
-                let op = Operator::Project { exprs };
-                open.nodes.push(Node { op, inputs, schema, append_only, marks: own.clone() });
+                let node = Node { op, inputs: nodes, schema, append_only, marks: own.clone() };
+                open.push_reordered(node, &order);
             }
         }
         Ok((open.nodes.len() - 1, Known { properties, marks: own }))
+    }
+
+    /// Adds an exchange, whose input becomes a fragment of its own.
+    fn receive(
+        &mut self,
+        op: &Op,
+        hash: &[usize],
+        inputs: Vec<Stream>,
+        schema: SchemaRef,
+        open: &mut Open,
+    ) -> Result<(usize, Known), SqlError> {
+        let width = schema.fields().len();
+        let Some(input) = inputs.into_iter().next() else {
+            return Err(SqlError::internal("an exchange has no input"));
+        };
+        let (fragment, below) = self.producer(input, hash.to_vec())?;
+        let p = Properties::derive(op, width, &[below.properties]);
+        open.producers.push(fragment);
+        let node = Node {
+            op: Operator::Exchange { fragment, output: 0 },
+            inputs: vec![],
+            schema,
+            append_only: p.append_only,
+            marks: below.marks.clone(),
+        };
+        open.nodes.push(node);
+        Ok((open.nodes.len() - 1, Known { properties: p, marks: below.marks }))
     }
 
     /// A closed fragment that feeds an exchange; its consumer is filled in when that is closed.

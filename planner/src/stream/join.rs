@@ -38,28 +38,10 @@ impl Converter<'_> {
         }
         let (left, right) = (left.finish()?, right.finish()?);
         check_keys(&left, &right, &keys)?;
-        let residual = match &join.filter {
-            None => None,
-            Some(filter) => {
-                let both = left_schema.join(right_schema).map_err(sql_error_from_datafusion)?;
-                let compiled = compile(filter, &both)?;
-                Some(over_pair(&compiled, widths.0, &left.schema, &right.schema)?)
-            }
-        };
-        let mut null_aware = join.null_aware;
-        let residual = match (null_aware, keys.len(), residual) {
-            (false, _, residual) => residual,
-            (true, 1, None) => None,
-            // Correlated. DataFusion puts the pair of IN before those of the correlation.
-            (true, 2.., None) => {
-                null_aware = false;
-                let (l, r) = keys.remove(0);
-                Some(may_equal(&pair_schema(&left.schema, &right.schema), l, left.width() + r))
-            }
-            _ => {
-                return Err(in_view("this correlated NOT IN over columns that may be NULL")
-                    .with_hint("Use NOT EXISTS, or declare the columns NOT NULL."));
-            }
+        let residual = residual(join, widths.0, &left.schema, &right.schema)?;
+        let (residual, null_aware) = match join.null_aware {
+            true => not_in(&left, &right, &mut keys, residual)?,
+            false => (residual, false),
         };
         let null_equals_null = join.null_equality == NullEquality::NullEqualsNull;
         if lookup != Lookup::No && null_equals_null {
@@ -98,6 +80,39 @@ impl Converter<'_> {
             .map(|(i, f)| (expr::column(&stream.schema, i), f.name().clone()))
             .collect();
         stream.project(columns).map_err(sql_error_from_datafusion)
+    }
+}
+
+/// The filter of a join over its sides, which may have grown key columns.
+fn residual(
+    join: &logical_expr::Join,
+    left_width: usize,
+    left: &Schema,
+    right: &Schema,
+) -> Result<Option<ExprRef>> {
+    let Some(filter) = &join.filter else { return Ok(None) };
+    let both = join.left.schema().join(join.right.schema()).map_err(sql_error_from_datafusion)?;
+    let compiled = compile(filter, &both)?;
+    over_pair(&compiled, left_width, left, right).map(Some)
+}
+
+/// The residual of a NOT IN, and whether the join has to look for NULLs of its key besides.
+fn not_in(
+    left: &Stream,
+    right: &Stream,
+    keys: &mut Vec<(usize, usize)>,
+    residual: Option<ExprRef>,
+) -> Result<(Option<ExprRef>, bool)> {
+    match (keys.len(), residual) {
+        (1, None) => Ok((None, true)),
+        // Correlated. DataFusion puts the pair of IN before those of the correlation.
+        (2.., None) => {
+            let (l, r) = keys.remove(0);
+            let pair = pair_schema(&left.schema, &right.schema);
+            Ok((Some(may_equal(&pair, l, left.width() + r)), false))
+        }
+        _ => Err(in_view("this correlated NOT IN over columns that may be NULL")
+            .with_hint("Use NOT EXISTS, or declare the columns NOT NULL.")),
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! `now()` is the wall-clock time of the view's epoch. A condition `x > now() + c`, or with `>=`, holds
 //! until the time reaches `x - c`: its rows pass an operator that retracts them then
-//! ([`millrace_graph::Operator::TemporalUpperBound`]). `x < now() + c`, or with `<=`, holds from that time on: its rows wait in one
-//! that lets them pass then ([`millrace_graph::Operator::TemporalLowerBound`]). `now()` anywhere else is refused.
+//! ([`millrace_graph::Operator::TemporalUpperBound`]). `x < now() + c`, or with `<=`, holds from that time
+//! on: its rows wait in one that lets them pass then ([`millrace_graph::Operator::TemporalLowerBound`]).
+//! `now()` anywhere else is refused.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! The `Unnest`s of views: of arrays, with elements as rows, and those that stand for something else. HOP: that of a call of `hop_windows` that the binder makes of it (see
-//! `bind::relations::window_tvf`) becomes the hop operator. TUMBLE is a plain projection and needs nothing.
+//! The `Unnest`s of views: of arrays, with elements as rows, and those that stand for something else. HOP:
+//! that of a call of `hop_windows` that the binder makes of it (see `bind::relations::window_tvf`) becomes
+//! the hop operator. TUMBLE is a plain projection and needs nothing.
 
 use arrow::datatypes::DataType;
 use datafusion::common::ScalarValue;

@@ -72,7 +72,7 @@ pub struct Sequencer {
     changelogs: Arc<ChangelogCache>,
     /// Bytes of statements an open epoch may hold before further ones wait.
     limit: usize,
-    /// Bytes of change kept for the ring.
+    /// Bytes of change kept for the changelog cache.
     delta_limit: usize,
     /// Held by one statement at a time; fair.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,

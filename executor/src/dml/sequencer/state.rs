@@ -38,7 +38,7 @@ pub(super) struct Statements {
     pub(super) waiters: Vec<Waiter>,
     pub(super) delta: Vec<HubChunk>,
     pub(super) delta_bytes: usize,
-    /// The change is too large for the ring: `delta` is empty.
+    /// The change is too large for the changelog cache: `delta` is empty.
     pub(super) overflow: bool,
     pub(super) row_count: i64,
     pub(super) changed: bool,

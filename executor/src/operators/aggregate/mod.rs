@@ -4,11 +4,11 @@
 //! chunk of resident groups is one probe and one tight loop a call. Groups that are not resident are
 //! fetched in one batched `multi_get`; their rows wait at the gate.
 //!
-//! The first time a group is touched in an epoch its old result is remembered, column-wise, parallel to the list of dirty
-//! slots. At the barrier each dirty group's new result is compared with it, differences leave
-//! as −old +new, and the group's state row is written. When the old values exceed their budget, or
-//! the cache is full of dirty groups, the same happens early: every such step emits the net change
-//! since the one before, so the sum is the same.
+//! The first time a group is touched in an epoch its old result is remembered, column-wise, parallel to the
+//! list of dirty slots. At the barrier each dirty group's new result is compared with it, differences leave
+//! as −old +new, and the group's state row is written. When the old values exceed their budget, or the cache
+//! is full of dirty groups, the same happens early: every such step emits the net change since the one
+//! before, so the sum is the same.
 //!
 //! Invariants: what has been emitted for a group is a function of the state row last written; a
 //! dirty slot is not evicted; a group exists while its row count is positive (a global aggregate
@@ -342,7 +342,7 @@ impl Operator for Aggregate {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            debug_assert!(self.state.is_settled());
+            self.state.check_settled(self.state.entries.values.is_idle())?;
             self.ensure_global().await?;
             let Groups { values, accumulators, .. } = &mut self.state.entries;
             values.resolve(&self.state.keys, accumulators, &self.env.errors).await?;

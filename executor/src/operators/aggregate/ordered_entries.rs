@@ -1,5 +1,5 @@
-//! `string_agg`, `array_agg`, percentiles and their like: the current result of every slot as text, set at the barrier from the
-//! call's value table (see [`super::values`]).
+//! `string_agg`, `array_agg`, percentiles and their like: the current result of every slot as text, set at
+//! the barrier from the call's value table (see [`super::values`]).
 
 use std::sync::Arc;
 

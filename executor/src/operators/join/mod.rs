@@ -130,26 +130,7 @@ impl HashJoin {
             KeyReader::new(schema, keys, if join.null_aware { &[] } else { &side.vnode })
         };
         let append_only = append_only && join.kind == JoinKind::Inner;
-        let sides = [
-            Side::new(
-                &join.left,
-                &keys[0],
-                left,
-                tables(join.left.state.table)?,
-                preserved[0],
-                append_only,
-                &env,
-            )?,
-            Side::new(
-                &join.right,
-                &keys[1],
-                right,
-                tables(join.right.state.table)?,
-                preserved[1],
-                append_only,
-                &env,
-            )?,
-        ];
+        let sides = both_sides(join, &keys, [left, right], append_only, &env, tables)?;
         let is_empty = sides.iter().all(|s| s.table.is_empty());
         let readers =
             vec![reader(&join.left, &keys[0], left)?, reader(&join.right, &keys[1], right)?];
@@ -167,10 +148,7 @@ impl HashJoin {
             state: KeyedState::new(entries, readers, is_empty, &env),
             null_equals_null: join.null_equals_null,
             null_aware: join.null_aware,
-            emits_pairs: matches!(
-                join.kind,
-                JoinKind::Inner | JoinKind::LeftOuter | JoinKind::RightOuter | JoinKind::FullOuter
-            ),
+            emits_pairs: emits_pairs(join.kind),
             output: join.output.clone(),
             schema: super::nullable(schema),
             relieving: Fetches::default(),
@@ -422,7 +400,7 @@ impl Operator for HashJoin {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            debug_assert!(self.is_idle() && self.relieving.is_empty());
+            self.state.check_settled(self.is_idle() && self.relieving.is_empty())?;
             self.update_match_status(out)?;
             for side in &mut self.state.entries.sides {
                 side.flush()?;
@@ -453,6 +431,31 @@ impl Operator for HashJoin {
             + self.state.parked_bytes()
             + self.state.entries.of.capacity() * size_of::<Entry>()
     }
+}
+
+/// Left and right; `keys` and `schemas` in this order.
+fn both_sides(
+    join: &millrace_graph::Join,
+    keys: &[Vec<usize>; 2],
+    schemas: [&SchemaRef; 2],
+    append_only: bool,
+    env: &Env,
+    tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
+) -> Result<[Side; 2], ExecError> {
+    let preserved = preserved(join.kind);
+    let mut side = |port: usize, side: &millrace_graph::JoinSide| {
+        let table = tables(side.state.table)?;
+        Side::new(side, &keys[port], schemas[port], table, preserved[port], append_only, env)
+    };
+    Ok([side(0, &join.left)?, side(1, &join.right)?])
+}
+
+/// Whether rows leave with what they match, and not alone.
+fn emits_pairs(kind: JoinKind) -> bool {
+    matches!(
+        kind,
+        JoinKind::Inner | JoinKind::LeftOuter | JoinKind::RightOuter | JoinKind::FullOuter
+    )
 }
 
 /// Sides whose rows appear in the output by themselves.

@@ -33,6 +33,8 @@ pub struct FakeTable {
     /// Reads complete when this has moved on.
     turn: Option<Arc<AtomicUsize>>,
     pub rounds: Arc<Mutex<usize>>,
+    /// Rows in all answers.
+    pub rows_read: Arc<Mutex<usize>>,
 }
 
 impl FakeTable {
@@ -45,6 +47,7 @@ impl FakeTable {
             delays: Arc::new(Mutex::new(delay.map(StdRng::seed_from_u64))),
             turn: None,
             rounds: Arc::default(),
+            rows_read: Arc::default(),
         }
     }
 
@@ -59,6 +62,7 @@ impl FakeTable {
 
     fn answer(&self, found: Vec<(u32, Vec<u8>, i64, RecordBatch)>, asked: usize) -> Lookup {
         *self.rounds.lock() += 1;
+        *self.rows_read.lock() += found.len();
         let batches: Vec<&RecordBatch> = found.iter().map(|f| &f.3).collect();
         let picks: Vec<(usize, usize)> = (0..found.len()).map(|i| (i, 0)).collect();
         let values = gather_batch(&self.schema, &batches, &picks).unwrap();

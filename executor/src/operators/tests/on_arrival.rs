@@ -103,3 +103,34 @@ fn a_top_n_that_loses_its_first_rows_reads_others_before_the_barrier() {
         assert_eq!(actual, naive_top_n(&content, &top()), "seed {seed}");
     }
 }
+
+/// One statement that deletes most of a table: what is read for its view must not grow with each of its chunks.
+#[test]
+fn a_bulk_deletion_reads_a_bounded_number_of_rows() {
+    const STORED: i64 = 20_000;
+    const DELETED: i64 = 18_000;
+    let subject = Subject { options: ExecOptions::default(), ..subject(1) };
+    let mut rng = StdRng::seed_from_u64(1);
+    let (mut actual, mut content) = (ZSet::new(), ZSet::new());
+    let all: Vec<(Row, i64)> = (0..STORED).map(|id| (row(id), 1)).collect();
+    all.iter().for_each(|(row, weight)| add(&mut content, *row, *weight));
+    let mut op = subject.build();
+    let mut out = Output::default();
+    op.push(0, chunk(&all), &mut out).unwrap();
+    block_on(push(op.as_mut(), &[], &mut rng, &mut out));
+    block_on(op.barrier(&mut out)).unwrap();
+    out.take().iter().for_each(|chunk| accumulate(&mut actual, chunk));
+    let mut op = subject.restart(Some(op.as_ref()));
+
+    let read = *subject.tables[0].rows_read.lock();
+    let deleted: Vec<(Row, i64)> = (0..DELETED).map(|id| (row(id), -1)).collect();
+    deleted.iter().for_each(|(row, weight)| add(&mut content, *row, *weight));
+    for part in deleted.chunks(500) {
+        block_on(push(op.as_mut(), part, &mut rng, &mut out));
+    }
+    block_on(op.barrier(&mut out)).unwrap();
+    let read = *subject.tables[0].rows_read.lock() - read;
+    assert!(read < 4 * DELETED as usize, "{read} rows were read");
+    out.take().iter().for_each(|chunk| accumulate(&mut actual, chunk));
+    assert_eq!(actual, naive_top_n(&content, &top()));
+}

@@ -182,35 +182,7 @@ fn aggregates_equal_a_naive_evaluation() {
         let rng = &mut rng;
         let kind = kind(rng);
         let group = if rng.random_bool(0.2) { vec![] } else { vec![0] };
-        let value = |func, distinct: bool, c: usize| match func {
-            AggFunc::Min | AggFunc::Max if kind == Kind::Append => None,
-            AggFunc::Min => Some(2 * c - 1),
-            AggFunc::Max => Some(2 * c),
-            _ => distinct.then_some(2 * c - 1),
-        };
-        let call = |func, arg: Option<usize>, distinct, output_type| AggCall {
-            func,
-            arg,
-            distinct,
-            filter: None,
-            output_type,
-            state: value(func, distinct, arg.unwrap_or(1))
-                .map(|table| ValueTable { table, descending: func == AggFunc::Max }),
-        };
-        let calls = vec![
-            call(AggFunc::Count, None, false, DataType::Int64),
-            call(AggFunc::Count, Some(1), false, DataType::Int64),
-            call(AggFunc::Sum, Some(1), false, DataType::Int64),
-            call(AggFunc::Min, Some(1), false, DataType::Int64),
-            call(AggFunc::Max, Some(1), false, DataType::Int64),
-            call(AggFunc::Min, Some(2), false, DataType::Utf8),
-            call(AggFunc::Max, Some(2), false, DataType::Utf8),
-            call(AggFunc::Count, Some(1), true, DataType::Int64),
-            call(AggFunc::Sum, Some(1), true, DataType::Int64),
-            call(AggFunc::Avg, Some(1), false, DataType::Decimal128(38, 6)),
-            call(AggFunc::Count, Some(2), true, DataType::Int64),
-            call(AggFunc::Count, Some(3), true, DataType::Int64),
-        ];
+        let calls = aggregate_calls(kind);
         let mut fields: Vec<Field> = group.iter().map(|&g| schema().field(g).clone()).collect();
         fields.extend(
             calls
@@ -254,6 +226,39 @@ fn aggregates_equal_a_naive_evaluation() {
             naive_aggregate(&h[0].content, !group.is_empty())
         });
     }
+}
+
+/// With the tables of values that they need where rows can be taken back.
+fn aggregate_calls(kind: Kind) -> Vec<AggCall> {
+    let value = |func, distinct: bool, c: usize| match func {
+        AggFunc::Min | AggFunc::Max if kind == Kind::Append => None,
+        AggFunc::Min => Some(2 * c - 1),
+        AggFunc::Max => Some(2 * c),
+        _ => distinct.then_some(2 * c - 1),
+    };
+    let call = |func, arg: Option<usize>, distinct, output_type| AggCall {
+        func,
+        arg,
+        distinct,
+        filter: None,
+        output_type,
+        state: value(func, distinct, arg.unwrap_or(1))
+            .map(|table| ValueTable { table, descending: func == AggFunc::Max }),
+    };
+    vec![
+        call(AggFunc::Count, None, false, DataType::Int64),
+        call(AggFunc::Count, Some(1), false, DataType::Int64),
+        call(AggFunc::Sum, Some(1), false, DataType::Int64),
+        call(AggFunc::Min, Some(1), false, DataType::Int64),
+        call(AggFunc::Max, Some(1), false, DataType::Int64),
+        call(AggFunc::Min, Some(2), false, DataType::Utf8),
+        call(AggFunc::Max, Some(2), false, DataType::Utf8),
+        call(AggFunc::Count, Some(1), true, DataType::Int64),
+        call(AggFunc::Sum, Some(1), true, DataType::Int64),
+        call(AggFunc::Avg, Some(1), false, DataType::Decimal128(38, 6)),
+        call(AggFunc::Count, Some(2), true, DataType::Int64),
+        call(AggFunc::Count, Some(3), true, DataType::Int64),
+    ]
 }
 
 fn naive_aggregate(content: &ZSet<Row>, grouped: bool) -> ZSet<Vec<String>> {
@@ -569,7 +574,7 @@ pub(super) fn naive_top_n(content: &ZSet<Row>, top: &TopN) -> ZSet<Vec<String>> 
     }
     let mut result = ZSet::new();
     for rows in groups.values_mut() {
-        // TransactionGroups: by the unique key, else by the row's bytes; NULLs first, as in the encoding.
+        // Ties: by the unique key, else by the row's bytes; NULLs first, as in the encoding.
         let keyed = !top.state.unique_key.is_empty();
         rows.sort_by_key(|(r, _)| (order(r.1), if keyed { (None, None, None, r.3) } else { *r }));
         let (mut count, mut dense, mut rank) = (0i64, 0i64, 0i64);

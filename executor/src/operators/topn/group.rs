@@ -38,6 +38,8 @@ pub struct Group {
     pub retracted: usize,
     /// Its prefix is being read again.
     pub refilling: bool,
+    /// In this epoch its prefix was read again, and is still too short: it waits for the barrier.
+    pub is_short: bool,
 }
 
 impl Group {

@@ -15,6 +15,12 @@ use crate::state::arena::RowRef;
 use crate::state::keys::append_storage_key;
 use crate::state::{Entries, KeyBytes, KeyTable, RowArena, Slot, StateTable};
 
+/// Retractions of an epoch after which a group is read at the barrier only, when they are written: a prefix read
+/// before is longer by each of them.
+const EARLY_RETRACTIONS: usize = 1_024;
+/// Changed rows of an epoch after which groups are read at the barrier only: each answer is compared with all of them.
+const EARLY_CHANGES: usize = 1 << 16;
+
 /// See the module.
 pub struct Groups {
     pub table: Box<dyn StateTable>,
@@ -241,10 +247,16 @@ impl Groups {
         Ok(())
     }
 
-    /// Whether the prefix of a dirty group must be read again and is not being read.
+    /// Whether the prefix of a dirty group is to be read again now: it is too short, is not being read, and need not
+    /// wait for the barrier.
     pub fn begins_refill(&mut self, slot: Slot) -> bool {
+        let most = self.prefix_rows().unwrap_or(0).saturating_mul(4).max(EARLY_RETRACTIONS);
         let group = &mut self.of[slot as usize];
-        let begins = !group.refilling && !group.is_sufficient(&self.window);
+        let begins = !group.refilling
+            && !group.is_short
+            && group.retracted <= most
+            && self.pending.len() <= EARLY_CHANGES
+            && !group.is_sufficient(&self.window);
         group.refilling |= begins;
         begins
     }
@@ -282,6 +294,11 @@ impl Groups {
                 }
                 Err(_) => {}
             }
+        }
+        for &slot in slots {
+            let is_short = !self.is_sufficient(slot) && self.refill_limit(&[slot]) <= limit;
+            self.of[slot as usize].is_short = is_short;
+            self.trim(slot);
         }
         Ok(())
     }
@@ -329,7 +346,7 @@ impl Entries for Groups {
     }
 
     fn held(&self, keys: &KeyTable) -> usize {
-        keys.bytes().max(self.arena.bytes()) + self.pending.capacity() * 64
+        keys.bytes().max(self.arena.bytes()) + self.pending.len() * 64
     }
 
     /// Rewrites the rows in memory densely; only when nothing else refers to them.

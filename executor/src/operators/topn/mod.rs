@@ -10,8 +10,8 @@
 //! Over append-only input a row that has left the window never comes back: only the
 //! window is kept, in memory and in the store, and a row that sorts behind a full window is dropped on arrival.
 //!
-//! Emission is at the barrier, old window → new window, differences only (with ranks, rows whose rank changed). Invariant:
-//! what was shown at the last barrier is the window of the stored rows.
+//! Emission is at the barrier, old window → new window, differences only (with ranks, rows whose rank
+//! changed). Invariant: what was shown at the last barrier is the window of the stored rows.
 
 mod group;
 mod groups;
@@ -210,7 +210,7 @@ impl TopNOperator {
             if barrier && group.rows.iter().any(|r| r.weight < 0) {
                 return Err(ExecError::internal("a group has more retractions than rows"));
             }
-            group.retracted = 0;
+            (group.retracted, group.is_short) = (0, false);
             let old = group.old.take().unwrap_or_default();
             let mut new = group.shown(&groups.window);
             if old.iter().any(|o| !new.iter().any(|n| n.key == o.key))
@@ -295,7 +295,7 @@ impl Operator for TopNOperator {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            debug_assert!(self.state.is_settled() && self.refills.is_empty());
+            self.state.check_settled(self.refills.is_empty())?;
             self.state.entries.write(&self.state.keys)?;
             self.refill().await?;
             self.emit(true, out)?;

@@ -80,7 +80,7 @@ impl Entries for Groups {
     }
 
     fn held(&self, keys: &KeyTable) -> usize {
-        keys.bytes().max(self.arena.bytes()) + self.pending.capacity() * 64
+        keys.bytes().max(self.arena.bytes()) + self.pending.len() * 64
     }
 
     /// Rewrites the rows in memory densely; only when nothing else refers to them.

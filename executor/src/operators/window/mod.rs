@@ -330,7 +330,7 @@ impl Operator for WindowOperator {
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
-            debug_assert!(self.state.is_settled());
+            self.state.check_settled(true)?;
             self.emit_deltas(out)?;
             self.close().await?;
             self.state.sweep()?;

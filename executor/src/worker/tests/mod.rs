@@ -97,7 +97,7 @@ impl FakeMeta {
         let worker = self.worker();
         let commit = worker.cut(id, generation, Cut { epoch }).await?;
         let committed = self.fold(id, &commit);
-        worker.commit_epoch(id, generation, CommitOutcome::Committed(committed)).await;
+        worker.conclude_epoch(id, generation, CommitOutcome::Committed(committed)).await;
         Ok(commit)
     }
 }

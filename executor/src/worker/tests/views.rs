@@ -52,7 +52,7 @@ async fn a_view_scans_in_steps_and_then_follows() {
 
 #[tokio::test]
 async fn changes_come_from_the_store_when_the_ring_has_them_no_more() {
-    let exec = ExecOptions { hub_bytes: 0, ..ExecOptions::default() };
+    let exec = ExecOptions { changelog_bytes: 0, ..ExecOptions::default() };
     let c = Cluster::new(exec).await;
     let t = c.table(1).await;
     let v = c.view(2, t, copy_of(t), 2).await;
@@ -174,7 +174,7 @@ async fn a_blackhole_sums_up_to_what_a_view_holds_also_after_a_restart() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_stops_at_once_while_its_input_hangs_and_others_go_on() {
-    let exec = ExecOptions { hub_bytes: 0, ..ExecOptions::default() };
+    let exec = ExecOptions { changelog_bytes: 0, ..ExecOptions::default() };
     let c = Arc::new(Cluster::new(exec).await);
     let (t, other) = (c.table(1).await, c.table(2).await);
     let v = c.view(3, t, copy_of(t), 2).await;
@@ -234,7 +234,7 @@ async fn calls_of_another_generation_are_refused() {
     let epoch = Epoch(c.version(t).epoch);
     assert!(c.worker.cut(v, Generation(1), Cut { epoch }).await.is_err());
     c.worker.stop_job(v, Generation(1)).await;
-    c.worker.commit_epoch(v, Generation(1), CommitOutcome::Void).await;
+    c.worker.conclude_epoch(v, Generation(1), CommitOutcome::Void).await;
     c.follow(v, t).await;
     assert_eq!(c.rows(v).await, [(1, 1, 1)]);
 }

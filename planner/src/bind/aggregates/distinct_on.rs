@@ -1,8 +1,8 @@
 //! DISTINCT ON as the planner knows it: by expressions, in the order of ORDER BY, which names each of them.
 //!
-//! PostgreSQL takes positions and the names of output columns too, in any order, and ORDER BY may end before all are named.
-//! By a constant there is one row. Positions that count columns of `*` are written out where the catalog is at hand
-//! ([`place`]), the rest here.
+//! PostgreSQL takes positions and the names of output columns too, in any order, and ORDER BY may end before
+//! all are named. By a constant there is one row. Positions that count columns of `*` are written out where
+//! the catalog is at hand ([`place`]), the rest here.
 
 use std::ops::ControlFlow;
 
@@ -22,8 +22,8 @@ pub fn has_wildcard(select: &Select) -> bool {
     by_keys && select.projection.iter().any(|item| plain(item).is_none())
 }
 
-/// Writes out the positions of a DISTINCT ON with `*` in its list, and those of its ORDER BY. Where the columns that `*`
-/// stands for are not known they stay.
+/// Writes out the positions of a DISTINCT ON with `*` in its list, and those of its ORDER BY. Where the
+/// columns that `*` stands for are not known they stay.
 pub fn place(
     select: &mut Select,
     order_by: Option<&mut OrderBy>,
@@ -111,8 +111,8 @@ pub fn spell_out(query: &mut Query) -> Result<(), SqlError> {
     Ok(())
 }
 
-/// The same of the SELECTs that a set operation unites, whose ORDER BY is not theirs. What stands there in parentheses is
-/// a query, which has its own turn.
+/// The same of the SELECTs that a set operation unites, whose ORDER BY is not theirs. What stands there in
+/// parentheses is a query, which has its own turn.
 fn spell_out_branches(body: &mut SetExpr) -> Result<(), SqlError> {
     match body {
         SetExpr::SetOperation { left, right, .. } => {
@@ -157,8 +157,9 @@ fn keys_of(select: &Select, exact: bool) -> Result<Option<Vec<Expr>>, SqlError> 
     Ok(Some(keys))
 }
 
-/// Brings the keys into the order of ORDER BY, which then names all of them first. Where a position in it counts columns of
-/// `*` that are not known both stay as they are written, and the planner compares them. Whether ORDER BY has become longer.
+/// Brings the keys into the order of ORDER BY, which then names all of them first. Where a position in it
+/// counts columns of `*` that are not known both stay as they are written, and the planner compares them.
+/// Whether ORDER BY has become longer.
 fn sort_keys(
     keys: &mut Vec<Expr>,
     order: &mut Vec<OrderByExpr>,

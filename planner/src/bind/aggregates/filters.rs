@@ -1,6 +1,6 @@
-//! FILTER guards what an aggregate is computed of: PostgreSQL does not look at the argument where the filter is not true.
-//! Here arguments are columns, computed for all rows before the filter applies; so an argument that can fail is
-//! only computed where the filter is true.
+//! FILTER guards what an aggregate is computed of: PostgreSQL does not look at the argument where the filter
+//! is not true. Here arguments are columns, computed for all rows before the filter applies; so an argument
+//! that can fail is only computed where the filter is true.
 
 use millrace_common::SqlError;
 use sqlparser::ast::*;

@@ -1,8 +1,8 @@
-//! GROUP BY the primary key of a table: its other columns have one value in each group, so the ones that the query names
-//! are grouped by too.
+//! GROUP BY the primary key of a table: its other columns have one value in each group, so the ones that the
+//! query names are grouped by too.
 //!
-//! As in PostgreSQL only tables have such a key, not views or subqueries over them; and with GROUPING SETS, ROLLUP and CUBE
-//! nothing is added.
+//! As in PostgreSQL only tables have such a key, not views or subqueries over them; and with GROUPING SETS,
+//! ROLLUP and CUBE nothing is added.
 
 use std::ops::ControlFlow;
 
@@ -64,8 +64,8 @@ fn column(from: &Joined, (table, column): Place) -> Option<Expr> {
     Some(Expr::CompoundIdentifier(vec![table.name.clone()?, name]))
 }
 
-/// The column that an expression of GROUP BY is: by its name, as that of an input or else of an output column, or by the
-/// position of an output column.
+/// The column that an expression of GROUP BY is: by its name, as that of an input or else of an output
+/// column, or by the position of an output column.
 fn grouped_column(e: &Expr, items: &[SelectItem], from: &Joined) -> Option<Place> {
     let item = |e: &Expr| input_column(unnested(e), from);
     match unnested(e) {

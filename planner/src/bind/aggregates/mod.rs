@@ -1,7 +1,7 @@
 //! What rows are put together by and what is computed of them: GROUP BY, DISTINCT ON, FILTER.
 //!
-//! Columns that depend on a grouped primary key are grouped by too, and aggregates that keep the order of their input are
-//! told it.
+//! Columns that depend on a grouped primary key are grouped by too, and aggregates that keep the order of
+//! their input are told it.
 
 pub(super) mod distinct_on;
 pub(super) mod filters;

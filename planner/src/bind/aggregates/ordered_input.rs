@@ -1,7 +1,7 @@
 //! `array_agg(x)` of a subquery with ORDER BY: PostgreSQL's rows come in that order, and the result has it.
 //!
-//! A sort below an aggregate says nothing in a plan. So what the subquery is ordered by becomes columns of it, and the order
-//! that of the aggregates whose result depends on one and that say none themselves.
+//! A sort below an aggregate says nothing in a plan. So what the subquery is ordered by becomes columns of
+//! it, and the order that of the aggregates whose result depends on one and that say none themselves.
 
 use std::sync::Arc;
 
@@ -105,8 +105,8 @@ fn order_name(i: usize) -> String {
     format!("#order{i}")
 }
 
-/// A plan with what its rows are ordered by as further columns; `None`: they are in no order. `limited`: which rows there
-/// are depends on the order.
+/// A plan with what its rows are ordered by as further columns; `None`: they are in no order. `limited`:
+/// which rows there are depends on the order.
 fn exposed(plan: &LogicalPlan, limited: bool) -> Result<Option<(LogicalPlan, Vec<SortExpr>)>> {
     Ok(match plan {
         LogicalPlan::Sort(sort) => of_sort(plan, sort, limited)?,

@@ -1,7 +1,7 @@
 //! CASE of booleans, whose branches are computed for their own rows only, as in PostgreSQL.
 //!
-//! DataFusion makes `AND` and `OR` of it, which compute all of them for all rows: `CASE WHEN x <> 0 THEN 3 / x > 1 END` would
-//! divide by zero. With something to compare its conditions with it stays what it is.
+//! DataFusion makes `AND` and `OR` of it, which compute all of them for all rows: `CASE WHEN x <> 0 THEN 3 /
+//! x > 1 END` would divide by zero. With something to compare its conditions with it stays what it is.
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::Result;

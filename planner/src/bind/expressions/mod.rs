@@ -1,7 +1,8 @@
 //! Values and their types: PostgreSQL's literals, casts, operators and functions.
 //!
-//! The AST is spelled out in terms that one hook of the planner sees with types ([`desugar`], [`operators`]); in the plan,
-//! what depends on the session's zone or compares values without the same bytes becomes calls of ours.
+//! The AST is spelled out in terms that one hook of the planner sees with types ([`desugar`],
+//! [`operators`]); in the plan, what depends on the session's zone or compares values without the same bytes
+//! becomes calls of ours.
 
 pub(super) mod clause_expressions;
 pub mod desugar;

@@ -1,8 +1,8 @@
 //! Lists and `nullif` of values that are equal without having the same bytes: floats, intervals and documents.
 //!
-//! DataFusion compares the items of `x IN (a, b)` by bytes. Of floats, which have two zeros, they are brought into one form.
-//! Others become `x = ANY (ARRAY[a, b])`, which compares by value ([`millrace_functions::quantified`]), and `nullif(a, b)` a
-//! function that does.
+//! DataFusion compares the items of `x IN (a, b)` by bytes. Of floats, which have two zeros, they are
+//! brought into one form. Others become `x = ANY (ARRAY[a, b])`, which compares by value
+//! ([`millrace_functions::quantified`]), and `nullif(a, b)` a function that does.
 
 use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{DFSchema, Result};

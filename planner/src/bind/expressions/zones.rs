@@ -1,13 +1,14 @@
 //! The session's time zone in a bound plan.
 //!
 //! Binding knows UTC only. Where the session's zone is another, [`rewrite`] puts the zone, as a constant, into every
-//! expression whose value depends on it ([`millrace_functions::zones`]); then whatever runs the plan needs no session, and
-//! sessions in UTC have the plans that they would have without any of this. What takes instants and is not known not to
-//! depend on the zone is refused, never computed in UTC. Materialized views and other definitions that are kept must
-//! not depend on a session at all.
+//! expression whose value depends on it ([`millrace_functions::zones`]); then whatever runs the plan needs
+//! no session, and sessions in UTC have the plans that they would have without any of this. What takes
+//! instants and is not known not to depend on the zone is refused, never computed in UTC. Materialized views
+//! and other definitions that are kept must not depend on a session at all.
 //!
-//! Literals of unknown type are read while binding ([`Zones::literal`]). As in PostgreSQL, a plain view or a default has
-//! the instant that its literal had when it was defined, and everything else is computed in the reader's zone.
+//! Literals of unknown type are read while binding ([`Zones::literal`]). As in PostgreSQL, a plain view or a
+//! default has the instant that its literal had when it was defined, and everything else is computed in the
+//! reader's zone.
 
 use std::cell::Cell;
 

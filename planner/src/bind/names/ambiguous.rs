@@ -1,6 +1,6 @@
-//! 42702 for names that mean several columns, where DataFusion would take one of them in silence: a column that an item of
-//! FROM has twice, a merged column that another item has too, and, within a subquery, a name that several
-//! items have and the query around has once.
+//! 42702 for names that mean several columns, where DataFusion would take one of them in silence: a column
+//! that an item of FROM has twice, a merged column that another item has too, and, within a subquery, a name
+//! that several items have and the query around has once.
 
 use std::collections::HashSet;
 use std::ops::Range;

@@ -1,7 +1,8 @@
 //! Which column, table or function a name means, and what a query's columns are called.
 //!
-//! Scopes tell what the items of FROM have by the catalog; joins that merge columns by their names are written out, `*` where
-//! it repeats names, and names of outer queries where DataFusion would take them for something else.
+//! Scopes tell what the items of FROM have by the catalog; joins that merge columns by their names are
+//! written out, `*` where it repeats names, and names of outer queries where DataFusion would take them for
+//! something else.
 
 pub(super) mod ambiguous;
 pub(super) mod internal_calls;

@@ -1,5 +1,5 @@
-//! NATURAL joins as joins by the columns that both sides have, in the order of the left side's. [`super::using`] does the
-//! rest.
+//! NATURAL joins as joins by the columns that both sides have, in the order of the left side's.
+//! [`super::using`] does the rest.
 //!
 //! A column that USING names may be that of one of several tables on the left. The table is noted before the
 //! column's name, and taken off again by [`super::using`].

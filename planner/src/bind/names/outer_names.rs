@@ -1,8 +1,9 @@
-//! `customer.id` in a subquery over a table that has a column `customer`, where the outer query reads a table of that name.
+//! `customer.id` in a subquery over a table that has a column `customer`, where the outer query reads a
+//! table of that name.
 //!
-//! PostgreSQL looks for a table first, in all enclosing queries. DataFusion takes the name for the column and `id` for a
-//! field of it. Columns have no fields here, so a query in which this happened is planned again with other
-//! names for the tables that are called so.
+//! PostgreSQL looks for a table first, in all enclosing queries. DataFusion takes the name for the column
+//! and `id` for a field of it. Columns have no fields here, so a query in which this happened is planned
+//! again with other names for the tables that are called so.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;

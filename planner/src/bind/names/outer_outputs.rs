@@ -1,7 +1,7 @@
 //! `(SELECT u.id FROM a) AS s` in a subquery where `u` is of the query around: the column is called `id`.
 //!
-//! The planner gives a column of an outer query no name of its own where it stands in a SELECT list. That of a query in FROM
-//! is given one in its plan, that of a query in WITH in the text.
+//! The planner gives a column of an outer query no name of its own where it stands in a SELECT list. That of
+//! a query in FROM is given one in its plan, that of a query in WITH in the text.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,9 @@
 //! What a RowDescription tells of a query's columns: the column of a relation that each one is, and its declared type.
 //!
-//! Plans do not know either: rewrites replace columns, and Arrow has no `varchar(n)` and no `timestamp(p)`. So the query
-//! is read as it is written, by the rules of PostgreSQL (`markTargetListOrigin`, `exprTypmod`). The result is for
-//! clients alone. It never changes what is computed: where something is not understood, nothing is told.
+//! Plans do not know either: rewrites replace columns, and Arrow has no `varchar(n)` and no `timestamp(p)`.
+//! So the query is read as it is written, by the rules of PostgreSQL (`markTargetListOrigin`, `exprTypmod`).
+//! The result is for clients alone. It never changes what is computed: where something is not understood,
+//! nothing is told.
 
 use millrace_common::SqlType;
 use millrace_common::types::Element;

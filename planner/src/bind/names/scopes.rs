@@ -1,8 +1,10 @@
 //! Which columns the items of FROM have, told from the catalog before a query is planned.
 //!
 //! NATURAL joins need it, which become joins by the columns that both sides have ([`super::natural`]); and GROUP BY the
-//! primary key of a table, which takes in the columns that depend on it ([`crate::bind::aggregates::functional_dependency`]); and DISTINCT ON the position of
-//! a column of `*` ([`crate::bind::aggregates::distinct_on`]); and an alias that names some of the columns, for which DataFusion wants all.
+//! primary key of a table, which takes in the columns that depend on it
+//! ([`crate::bind::aggregates::functional_dependency`]); and DISTINCT ON the position of a column of `*`
+//! ([`crate::bind::aggregates::distinct_on`]); and an alias that names some of the columns, for which
+//! DataFusion wants all.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;

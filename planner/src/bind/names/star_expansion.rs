@@ -2,8 +2,8 @@
 //! where a join stands in parentheses, and `*` where it repeats names.
 //!
 //! [`super::using`] does without the catalog, for joins in a row. A join in parentheses has merged columns of its own,
-//! which a join around it may merge once more; and of columns of one name in `*`, DataFusion tells the tables apart only
-//! as long as the query is not part of another.
+//! which a join around it may merge once more; and of columns of one name in `*`, DataFusion tells the
+//! tables apart only as long as the query is not part of another.
 
 use std::collections::HashSet;
 
@@ -121,8 +121,8 @@ pub fn may_repeat(select: &Select) -> bool {
     several && select.projection.iter().any(wild)
 }
 
-/// Whether ORDER BY means columns of the input by names that output columns beside `*` have. Those are given other names,
-/// for which the list must be known.
+/// Whether ORDER BY means columns of the input by names that output columns beside `*` have. Those are given
+/// other names, for which the list must be known.
 pub fn hides_inputs(select: &Select, order_by: Option<&OrderBy>) -> bool {
     match order_by.map(|order_by| &order_by.kind) {
         Some(OrderByKind::Expressions(order)) => {

@@ -1,6 +1,6 @@
-//! The merged columns of joins with USING: an unqualified name is the left side's column, in RIGHT joins the right side's,
-//! in FULL joins the first of both that is not NULL. Such a join gets a condition, and the merged columns are written out
-//! wherever the query names them; in `*` they come first.
+//! The merged columns of joins with USING: an unqualified name is the left side's column, in RIGHT joins the
+//! right side's, in FULL joins the first of both that is not NULL. Such a join gets a condition, and the
+//! merged columns are written out wherever the query names them; in `*` they come first.
 //!
 //! DataFusion takes the left side's always, finds the name ambiguous in some clauses, and leaves the columns in their
 //! places; what cannot be told from the text is left to it where that is right, in INNER and LEFT joins. Joins in
@@ -132,8 +132,8 @@ fn spell_out(select: &mut Select) -> Result<Vec<Merged>, SqlError> {
     Ok(merged)
 }
 
-/// DataFusion knows the merged columns of INNER and LEFT joins but in WHERE, where they are ambiguous to it. Of what cannot
-/// be told from the text.
+/// DataFusion knows the merged columns of INNER and LEFT joins but in WHERE, where they are ambiguous to it.
+/// Of what cannot be told from the text.
 fn resolve_in_filter(select: &mut Select) {
     let Some(filter) = &mut select.selection else { return };
     for from in &select.from {
@@ -272,8 +272,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Merges a column of what has been joined so far with the right side's; gives the condition. `owner`: the table that
-    /// is known to have it.
+    /// Merges a column of what has been joined so far with the right side's; gives the condition. `owner`:
+    /// the table that is known to have it.
     fn merge(
         &mut self,
         name: &Ident,

@@ -1,8 +1,10 @@
-//! A table's name in the place of a value: its whole row. A column of that name comes first, and which there are is known
-//! when the query is planned; so such names are marked for [`crate::bind::expressions::operators`].
+//! A table's name in the place of a value: its whole row. A column of that name comes first, and which there
+//! are is known when the query is planned; so such names are marked for
+//! [`crate::bind::expressions::operators`].
 //!
-//! Rows have no type of their own: they are counted, asked whether they are NULL, made documents of, and shown as text where
-//! they stand alone in a SELECT list, as do those that are written out, `ROW(1, 2)`. `(t).a` is `t.a`.
+//! Rows have no type of their own: they are counted, asked whether they are NULL, made documents of, and
+//! shown as text where they stand alone in a SELECT list, as do those that are written out, `ROW(1, 2)`.
+//! `(t).a` is `t.a`.
 
 use millrace_common::SqlError;
 use millrace_functions::strings::ROW_TEXT;

@@ -1,8 +1,8 @@
 //! −0 and NaN of floats in batch: as PostgreSQL has it, −0 is 0 and every NaN is the same and larger than all numbers.
 //!
 //! DataFusion sorts and parts rows by a float's bits. Where a query orders by a float, or parts rows by one in
-//! DISTINCT ON, aggregates of distinct values and windows, it now does so by [`canonical`]. Views keep keys in that form
-//! anyway, and DataFusion those of GROUP BY.
+//! DISTINCT ON, aggregates of distinct values and windows, it now does so by [`canonical`]. Views keep keys
+//! in that form anyway, and DataFusion those of GROUP BY.
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::Transformed;

@@ -1,6 +1,7 @@
 //! ORDER BY and how many rows of an order there are: LIMIT, OFFSET, FETCH.
 //!
-//! Names in ORDER BY are told apart as outputs and inputs; values whose bytes do not say their order are ordered by keys.
+//! Names in ORDER BY are told apart as outputs and inputs; values whose bytes do not say their order are
+//! ordered by keys.
 
 pub(super) mod float_order;
 pub(super) mod limits;

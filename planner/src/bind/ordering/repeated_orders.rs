@@ -1,5 +1,5 @@
-//! ORDER BY of aggregates and of DISTINCT ON that names an expression twice. The second time says nothing, but DataFusion
-//! keeps as many columns as there are expressions for fewer values.
+//! ORDER BY of aggregates and of DISTINCT ON that names an expression twice. The second time says nothing,
+//! but DataFusion keeps as many columns as there are expressions for fewer values.
 
 use datafusion::common::tree_node::Transformed;
 use datafusion::logical_expr::expr::AggregateFunction;

@@ -1,8 +1,9 @@
-//! What rows are ordered by where the bytes of values do not say it: intervals by their length, documents by an order of
-//! their own ([`millrace_functions::byte_order`]).
+//! What rows are ordered by where the bytes of values do not say it: intervals by their length, documents by
+//! an order of their own ([`millrace_functions::byte_order`]).
 //!
-//! DataFusion and the keys of views order by bytes. Here ORDER BY, DISTINCT ON and the ORDER BY of aggregates come to order by
-//! a value's key, in batch and views alike; windows do so in [`crate::bind::windows::peers`], and comparisons in [`crate::bind::expressions::operators`].
+//! DataFusion and the keys of views order by bytes. Here ORDER BY, DISTINCT ON and the ORDER BY of
+//! aggregates come to order by a value's key, in batch and views alike; windows do so in
+//! [`crate::bind::windows::peers`], and comparisons in [`crate::bind::expressions::operators`].
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::Transformed;
@@ -69,8 +70,8 @@ fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
 }
 
-/// An aggregate that DataFusion sorts the rows of; ours know the order of values themselves, and so does the one that sorts
-/// distinct values.
+/// An aggregate that DataFusion sorts the rows of; ours know the order of values themselves, and so does the
+/// one that sorts distinct values.
 fn aggregate(e: Expr, schema: &DFSchema) -> Result<Expr> {
     match e {
         Expr::Alias(mut alias) => {

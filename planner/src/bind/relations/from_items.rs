@@ -88,19 +88,18 @@ impl RelationPlanner for FromPlanner {
             "tumble" | "hop" | "session" => window_tvf::plan(&function, args, alias, context)?,
             "generate_series" => self.series(args, alias, context)?,
             "generate_subscripts" => self.subscripts(args, alias, context)?,
-            _ => {
-                let message = format!("function {function} does not exist");
-                return Err(external(
-                    SqlError::new(SqlState::UNDEFINED_FUNCTION, message)
-                        .with_hint(
-                            "Functions in FROM are TUMBLE, HOP, SESSION, generate_series, generate_subscripts, unnest, string_to_table, \
-                             regexp_split_to_table and those of jsonb that return rows.",
-                        ),
-                ));
-            }
+            _ => return Err(external(unknown_function(&function))),
         };
         Ok(RelationPlanning::Planned(Box::new(planned)))
     }
+}
+
+fn unknown_function(name: &str) -> SqlError {
+    let message = format!("function {name} does not exist");
+    SqlError::new(SqlState::UNDEFINED_FUNCTION, message).with_hint(
+        "Functions in FROM are TUMBLE, HOP, SESSION, generate_series, generate_subscripts, unnest, \
+         string_to_table, regexp_split_to_table and those of jsonb that return rows.",
+    )
 }
 
 /// `FOR SYSTEM_TIME AS OF PROCTIME()`.

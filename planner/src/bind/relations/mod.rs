@@ -1,7 +1,7 @@
 //! Where rows come from: tables and views of the catalog, functions in FROM, ASOF joins, VALUES and set operations.
 //!
-//! The [`provider`] answers what `SqlToRel` asks of the catalog; what is no plain scan becomes an ordinary plan that batch
-//! runs and views maintain.
+//! The [`provider`] answers what `SqlToRel` asks of the catalog; what is no plain scan becomes an ordinary
+//! plan that batch runs and views maintain.
 
 pub mod asof;
 pub mod from_items;

@@ -1,9 +1,10 @@
 //! How large a plan is once everything in it is written out.
 //!
-//! A query of a WITH is planned once, and each reference to it shares that plan; so does a view within another. But every
-//! later pass goes through what is shared as often as it is referred to: twenty queries of which each reads the one before
-//! twice are a million. So plans are measured, in the time that their parts take, before anything goes through them; and
-//! references are counted before a plan is made, since that goes through some of them too.
+//! A query of a WITH is planned once, and each reference to it shares that plan; so does a view within
+//! another. But every later pass goes through what is shared as often as it is referred to: twenty queries
+//! of which each reads the one before twice are a million. So plans are measured, in the time that their
+//! parts take, before anything goes through them; and references are counted before a plan is made, since
+//! that goes through some of them too.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;

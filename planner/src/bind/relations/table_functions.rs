@@ -148,18 +148,7 @@ fn spell_out_factor(
     let Some(columns) = columns_of_call(&name, args)? else { return Ok(()) };
     let table =
         alias.as_ref().map_or_else(|| Ident::with_quote('"', name.clone()), |a| a.name.clone());
-    // Each by a name of its own, so that `*` may name all.
-    let numbered =
-        |i: usize| Ident { value: format!("{}_{}", table.value, i + 1), ..table.clone() };
-    let mut items: Vec<(Ident, Ast)> = columns
-        .into_iter()
-        .enumerate()
-        .map(|(i, (column, list))| match column {
-            "" if i == 0 => (table.clone(), list),
-            "" => (numbered(i), list),
-            named => (Ident::with_quote('"', named), list),
-        })
-        .collect();
+    let mut items = named_lists(columns, &table);
     if ordinality {
         let lists: Vec<Ast> = match name.as_str() {
             "unnest" => items.iter().map(|(_, list)| list.clone()).collect(),
@@ -178,6 +167,33 @@ fn spell_out_factor(
         );
         return Err(SqlError::new(SqlState("42P10"), message));
     }
+    *factor = rows_of(table, items, &given, whole)?;
+    Ok(())
+}
+
+/// Arrays, each by a name of its own, so that `*` may name all.
+fn named_lists(columns: Vec<(&'static str, Ast)>, table: &Ident) -> Vec<(Ident, Ast)> {
+    let numbered =
+        |i: usize| Ident { value: format!("{}_{}", table.value, i + 1), ..table.clone() };
+    columns
+        .into_iter()
+        .enumerate()
+        .map(|(i, (column, list))| match column {
+            "" if i == 0 => (table.clone(), list),
+            "" => (numbered(i), list),
+            named => (Ident::with_quote('"', named), list),
+        })
+        .collect()
+}
+
+/// The lateral subquery of the rows that are read from arrays side by side. `given`: names of the
+/// first columns, instead of their own.
+fn rows_of(
+    table: Ident,
+    items: Vec<(Ident, Ast)>,
+    given: &[TableAliasColumnDef],
+    whole: &mut Vec<(String, Ident)>,
+) -> Result<TableFactor, SqlError> {
     let names: Vec<Ident> = items.iter().map(|(name, _)| name.clone()).collect();
     let mut named =
         given.iter().map(|c| c.name.clone()).chain(names.iter().skip(given.len()).cloned());
@@ -198,13 +214,12 @@ fn spell_out_factor(
     if let SetExpr::Select(select) = subquery.body.as_mut() {
         select.projection = projection;
     }
-    *factor = TableFactor::Derived {
+    Ok(TableFactor::Derived {
         lateral: true,
         subquery,
         alias: Some(TableAlias { explicit: true, name: table, columns, at: None }),
         sample: None,
-    };
-    Ok(())
+    })
 }
 
 /// The numbers of rows that are read from arrays side by side: as many as the longest has elements.

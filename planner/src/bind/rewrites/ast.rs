@@ -1,7 +1,8 @@
 //! Rewrites of the AST. Some take a statement as a whole; the others take nodes of it, in one walk.
 //!
-//! The walk reaches a query before its SELECT, a SELECT before what stands in it, and an expression before its parts. At a
-//! node every rewrite has its turn before the walk goes on, so that what one of them writes is walked as well.
+//! The walk reaches a query before its SELECT, a SELECT before what stands in it, and an expression before
+//! its parts. At a node every rewrite has its turn before the walk goes on, so that what one of them writes
+//! is walked as well.
 
 use std::ops::ControlFlow;
 
@@ -104,7 +105,8 @@ const fn entry(rewrite: &'static dyn AstRewrite, after: &'static [&'static str])
 pub static AST_REWRITES: &[AstEntry] = &[
     // The ones behind it write calls of such functions themselves.
     entry(&internal_calls::HideInternalCalls, &[]),
-    // Goes by joins and lists as they are written; says what the catalog knows in terms that the walk needs no catalog for.
+    // Goes by joins and lists as they are written; says what the catalog knows in terms that the walk needs
+    // no catalog for.
     entry(&scopes::ResolveScopes, &["hide internal calls"]),
     // Here the walk begins, with names that mean what they say.
     entry(&outer_outputs::NameOuterOutputs, &["resolve scopes"]),
@@ -126,7 +128,8 @@ pub static AST_REWRITES: &[AstEntry] = &[
     entry(&array_query::SpellOutArrayQueries, &[]),
     // The name of a function in FROM is its column's by now where it has one only.
     entry(&whole_rows::MarkWholeRows, &["spell out table functions"]),
-    // While columns are merged a name alone is not the table's column of that name: expressions are compared afterwards.
+    // While columns are merged a name alone is not the table's column of that name: expressions are compared
+    // afterwards.
     entry(&grouping::SpellOutGrouping, &["spell out using"]),
     // A row that is shown has the name of its table.
     entry(&output_names::NameColumns, &["mark whole rows"]),

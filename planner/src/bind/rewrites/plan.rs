@@ -1,5 +1,5 @@
-//! Rewrites of the logical plan, between `SqlToRel` and the optimiser: what PostgreSQL means and DataFusion does not, for
-//! batch and views alike.
+//! Rewrites of the logical plan, between `SqlToRel` and the optimiser: what PostgreSQL means and DataFusion
+//! does not, for batch and views alike.
 
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::SqlError;

@@ -1,6 +1,8 @@
-//! Calls of aggregates and window functions where a clause has none, and what else is wrong with a query as it is written.
+//! Calls of aggregates and window functions where a clause has none, and what else is wrong with a query as
+//! it is written.
 //!
-//! It is looked for in the tree as it was parsed: before it is planned, and once more for the place that an error means.
+//! It is looked for in the tree as it was parsed: before it is planned, and once more for the place that an
+//! error means.
 
 use std::ops::ControlFlow;
 

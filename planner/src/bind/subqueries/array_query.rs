@@ -52,8 +52,8 @@ fn spell_out(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
     Ok(())
 }
 
-/// Makes a plain SELECT one of the aggregate, where that takes no query around it: such a subquery can be correlated in a
-/// view. `false`: it is left as it was.
+/// Makes a plain SELECT one of the aggregate, where that takes no query around it: such a subquery can be
+/// correlated in a view. `false`: it is left as it was.
 fn gather(query: &mut Query) -> Result<bool, SqlError> {
     let limited = query.limit_clause.is_some() || query.fetch.is_some() || query.with.is_some();
     let SetExpr::Select(select) = query.body.as_mut() else { return Ok(false) };
@@ -113,8 +113,8 @@ fn too_many_columns() -> SqlError {
     SqlError::new(SqlState::SYNTAX_ERROR, "subquery must return only one column")
 }
 
-/// Gives the column of an ordered SELECT the name `#v`, and what it is ordered by columns of its own; the order by these.
-/// Of another query there is no order.
+/// Gives the column of an ordered SELECT the name `#v`, and what it is ordered by columns of its own; the
+/// order by these. Of another query there is no order.
 fn named_order(query: &mut Query) -> Result<Vec<String>, SqlError> {
     let SetExpr::Select(select) = query.body.as_mut() else { return Ok(Vec::new()) };
     if select.projection.len() > 1 {

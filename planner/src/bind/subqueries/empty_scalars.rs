@@ -1,5 +1,5 @@
-//! Scalar subqueries that may have no row. Their value is NULL then, which DataFusion's type of one whose column is never
-//! NULL does not allow for.
+//! Scalar subqueries that may have no row. Their value is NULL then, which DataFusion's type of one whose
+//! column is never NULL does not allow for.
 //!
 //! Such a subquery becomes the right side of an outer join with one row of no columns: the same value, of a type that
 //! may be NULL. Only those that do not depend on the query around them are left by now; in views they are joins anyway.

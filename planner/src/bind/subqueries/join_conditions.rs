@@ -1,5 +1,5 @@
-//! Conditions of inner joins that have subqueries, as conditions of the query: there every subquery is known, and an inner
-//! join makes no difference between the two.
+//! Conditions of inner joins that have subqueries, as conditions of the query: there every subquery is
+//! known, and an inner join makes no difference between the two.
 //!
 //! They stay where they are if a later join of the same item is RIGHT or FULL, which would pad the rows that they let
 //! through, or if a name that is not qualified might mean another table's column in WHERE.

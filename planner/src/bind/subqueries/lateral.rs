@@ -2,8 +2,8 @@
 //!
 //! A right side that only computes, filters and unnests becomes that over the left rows. One that puts rows together
 //! (aggregates, takes the first, unites) is computed for each of the different values that it reads of the left side
-//! and joined to it by them (T. Neumann, A. Kemper, Unnesting Arbitrary Queries, BTW 2015). Both run in batch and can be
-//! maintained. What else there is is left to DataFusion's decorrelation.
+//! and joined to it by them (T. Neumann, A. Kemper, Unnesting Arbitrary Queries, BTW 2015). Both run in
+//! batch and can be maintained. What else there is is left to DataFusion's decorrelation.
 
 mod names;
 mod simple;
@@ -19,8 +19,8 @@ use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{
     Aggregate, Distinct, EmptyRelation, Expr, ExprFunctionExt, Join, Limit, LogicalPlan,
-    LogicalPlanBuilder, Operator, Projection, ScalarUDF, SortExpr, Subquery, SubqueryAlias,
-    binary_expr, cast, ident, lit, when,
+    LogicalPlanBuilder, Operator, Projection, ScalarUDF, SortExpr, Subquery, SubqueryAlias, Union,
+    Window, binary_expr, cast, ident, lit, when,
 };
 use millrace_common::SqlError;
 use millrace_functions::error::{external, sql_error_from_datafusion};
@@ -42,8 +42,8 @@ pub fn over_left(join: &Join, for_view: bool) -> Option<LogicalPlan> {
     }
 }
 
-/// A join whose right side reads its left one without being a subquery: one of the right side's own lateral joins does, or a
-/// subquery of an expression.
+/// A join whose right side reads its left one without being a subquery: one of the right side's own lateral
+/// joins does, or a subquery of an expression.
 fn as_lateral(join: &Join) -> Result<Option<Join>> {
     if read_columns(&join.right, &join.left)?.is_empty() {
         return Ok(None);
@@ -57,8 +57,8 @@ fn as_lateral(join: &Join) -> Result<Option<Join>> {
     Ok(Some(Join { on: Vec::new(), filter, right, ..join.clone() }))
 }
 
-/// The same, where the values that the right side reads are also those of `source`: a plan of which the left side has every
-/// row, and whose columns are its first ones.
+/// The same, where the values that the right side reads are also those of `source`: a plan of which the left
+/// side has every row, and whose columns are its first ones.
 pub fn over_values(join: &Join, source: &LogicalPlan, for_view: bool) -> Option<LogicalPlan> {
     if !join.on.is_empty() || !is_subquery(&join.right) {
         return None;
@@ -132,9 +132,9 @@ fn row_by_row(join: &Join) -> Result<Option<LogicalPlan>> {
 }
 
 /// The right side for each of the different values that it reads of the left one, joined by them. So it does not matter
-/// in which order the left side's rows come, nor that its plan is there twice: that of `source`, where it has the values.
-/// The left side may be the source with a column for each of many subqueries, and a second copy of all of them for the
-/// next would be twice as many every time.
+/// in which order the left side's rows come, nor that its plan is there twice: that of `source`, where it
+/// has the values. The left side may be the source with a column for each of many subqueries, and a second
+/// copy of all of them for the next would be twice as many every time.
 fn value_by_value(join: &Join, source: &LogicalPlan) -> Result<Option<LogicalPlan>> {
     if join.join_type != JoinType::Inner && join.join_type != JoinType::Left {
         return Ok(None);
@@ -318,19 +318,7 @@ impl Over {
                 let Some(inner) = self.apply(input, left, outer)? else { return Ok(None) };
                 Some(renamed(inner, width, schema)?)
             }
-            LogicalPlan::Projection(p) => {
-                let Some(inner) = self.apply(&p.input, left, outer)? else { return Ok(None) };
-                let mut all = columns_of(left);
-                for (e, (qualifier, field)) in p.expr.iter().zip(p.schema.iter()) {
-                    let same = matches!(e, Expr::Column(_));
-                    let e = resolved(e.clone(), left)?;
-                    all.push(match same {
-                        true => e,
-                        false => e.unalias().alias_qualified(qualifier.cloned(), field.name()),
-                    });
-                }
-                Some(LogicalPlanBuilder::from(inner).project(all)?.build()?)
-            }
+            LogicalPlan::Projection(p) => self.projected(p, left, outer)?,
             LogicalPlan::Filter(f) if !outer => {
                 let Some(inner) = self.apply(&f.input, left, outer)? else { return Ok(None) };
                 let predicate = resolved(f.predicate.clone(), left)?;
@@ -345,36 +333,8 @@ impl Over {
                 Some(unnested.build()?)
             }
             LogicalPlan::Join(j) if !outer => self.join(j, left)?,
-            LogicalPlan::Union(u) if grouped => {
-                // A union keeps no qualifiers: in it the columns have names of their own.
-                let place = |i: usize| format!("#column{i}");
-                let mut all: Option<LogicalPlanBuilder> = None;
-                for input in &u.inputs {
-                    let Some(rows) = self.apply(input, left, false)? else { return Ok(None) };
-                    let columns = columns_of(&rows).into_iter().enumerate();
-                    let rows = LogicalPlanBuilder::from(rows)
-                        .project(columns.map(|(i, c)| c.alias(place(i))))?;
-                    all = Some(match all {
-                        None => rows,
-                        Some(before) => before.union(rows.build()?)?,
-                    });
-                }
-                let Some(all) = all else { return Ok(None) };
-                let names = left.schema().iter().chain(u.schema.iter()).enumerate();
-                let named =
-                    names.map(|(i, (q, f))| ident(place(i)).alias_qualified(q.cloned(), f.name()));
-                Some(all.project(named.collect::<Vec<_>>())?.build()?)
-            }
-            LogicalPlan::Window(w) if grouped => {
-                let Some(inner) = self.apply(&w.input, left, false)? else { return Ok(None) };
-                let names = NamePreserver::new_for_projection();
-                let calls = w.window_expr.iter().map(|e| {
-                    let name = names.save(e);
-                    Ok(name.restore(partitioned(resolved(e.clone(), left)?, &self.key_exprs())))
-                });
-                let calls = calls.collect::<Result<Vec<_>>>()?;
-                Some(LogicalPlanBuilder::from(inner).window(calls)?.build()?)
-            }
+            LogicalPlan::Union(u) if grouped => self.united(u, left)?,
+            LogicalPlan::Window(w) if grouped => self.windowed(w, left)?,
             LogicalPlan::Aggregate(a) if grouped => self.aggregated(a, left)?,
             LogicalPlan::Distinct(Distinct::All(input)) if grouped => {
                 let Some(inner) = self.apply(input, left, outer)? else { return Ok(None) };
@@ -387,6 +347,56 @@ impl Over {
             }
             _ => None,
         })
+    }
+
+    fn projected(
+        &self,
+        p: &Projection,
+        left: &LogicalPlan,
+        outer: bool,
+    ) -> Result<Option<LogicalPlan>> {
+        let Some(inner) = self.apply(&p.input, left, outer)? else { return Ok(None) };
+        let mut all = columns_of(left);
+        for (e, (qualifier, field)) in p.expr.iter().zip(p.schema.iter()) {
+            let same = matches!(e, Expr::Column(_));
+            let e = resolved(e.clone(), left)?;
+            all.push(match same {
+                true => e,
+                false => e.unalias().alias_qualified(qualifier.cloned(), field.name()),
+            });
+        }
+        LogicalPlanBuilder::from(inner).project(all)?.build().map(Some)
+    }
+
+    fn united(&self, u: &Union, left: &LogicalPlan) -> Result<Option<LogicalPlan>> {
+        // A union keeps no qualifiers: in it the columns have names of their own.
+        let place = |i: usize| format!("#column{i}");
+        let mut all: Option<LogicalPlanBuilder> = None;
+        for input in &u.inputs {
+            let Some(rows) = self.apply(input, left, false)? else { return Ok(None) };
+            let columns = columns_of(&rows).into_iter().enumerate();
+            let rows =
+                LogicalPlanBuilder::from(rows).project(columns.map(|(i, c)| c.alias(place(i))))?;
+            all = Some(match all {
+                None => rows,
+                Some(before) => before.union(rows.build()?)?,
+            });
+        }
+        let Some(all) = all else { return Ok(None) };
+        let names = left.schema().iter().chain(u.schema.iter()).enumerate();
+        let named = names.map(|(i, (q, f))| ident(place(i)).alias_qualified(q.cloned(), f.name()));
+        all.project(named.collect::<Vec<_>>())?.build().map(Some)
+    }
+
+    fn windowed(&self, w: &Window, left: &LogicalPlan) -> Result<Option<LogicalPlan>> {
+        let Some(inner) = self.apply(&w.input, left, false)? else { return Ok(None) };
+        let names = NamePreserver::new_for_projection();
+        let calls = w.window_expr.iter().map(|e| {
+            let name = names.save(e);
+            Ok(name.restore(partitioned(resolved(e.clone(), left)?, &self.key_exprs())))
+        });
+        let calls = calls.collect::<Result<Vec<_>>>()?;
+        LogicalPlanBuilder::from(inner).window(calls)?.build().map(Some)
     }
 
     fn join(&self, j: &Join, left: &LogicalPlan) -> Result<Option<LogicalPlan>> {
@@ -630,8 +640,8 @@ impl PlanRewrite for RefuseLateralDistinctOn {
     }
 }
 
-/// Refuses DISTINCT ON over the rows that a subquery has for one outer row: what is first among them is not what is first
-/// among all, from which DataFusion would choose those of the outer row.
+/// Refuses DISTINCT ON over the rows that a subquery has for one outer row: what is first among them is not
+/// what is first among all, from which DataFusion would choose those of the outer row.
 fn refuse_distinct_on(plan: &LogicalPlan) -> Result<()> {
     plan.walk_with_subqueries(|node| {
         if let LogicalPlan::Subquery(s) = node {

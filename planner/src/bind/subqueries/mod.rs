@@ -1,7 +1,7 @@
 //! Subqueries in expressions: EXISTS, IN, ANY and ALL, scalar ones, arrays, and what is lateral in FROM.
 //!
-//! They are spelled out as joins and aggregates that batch runs and views maintain, where DataFusion's decorrelation would
-//! leave them or would have another result.
+//! They are spelled out as joins and aggregates that batch runs and views maintain, where DataFusion's
+//! decorrelation would leave them or would have another result.
 
 pub(super) mod array_query;
 pub(super) mod empty_scalars;

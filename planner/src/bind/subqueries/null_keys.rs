@@ -1,7 +1,7 @@
 //! Equalities over joins in which NULL is equal to NULL, as they come of correlated subqueries.
 //!
-//! DataFusion makes keys of such a join of the equalities that stand above it or in its condition, for which NULLs would be
-//! equal too. So each says by itself that its left side is not NULL, which it implies.
+//! DataFusion makes keys of such a join of the equalities that stand above it or in its condition, for which
+//! NULLs would be equal too. So each says by itself that its left side is not NULL, which it implies.
 //!
 //! It also makes one of inner joins that stand on each other, where all of them get what the topmost says of NULLs. So
 //! below and above other joins each of these stands apart, under an alias of columns that have names of their own.

@@ -78,8 +78,8 @@ fn refused(name: &str) -> SqlError {
     )
 }
 
-/// The error for such an aggregate in a condition of a subquery, which has no aggregates of its own: all names in the call
-/// are those of columns of tables that are not the subquery's.
+/// The error for such an aggregate in a condition of a subquery, which has no aggregates of its own: all
+/// names in the call are those of columns of tables that are not the subquery's.
 pub fn written(condition: &ast::Expr, tables: &[Called<'_>]) -> Option<(SqlError, Location)> {
     let mut found = None;
     any_own(condition, |e| {

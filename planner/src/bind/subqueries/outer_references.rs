@@ -1,6 +1,7 @@
 //! Whose columns subqueries read: those of the nearest query around them that has them.
 //!
-//! A subquery's own columns of outer queries are known to DataFusion; those that only subqueries within it read are not.
+//! A subquery's own columns of outer queries are known to DataFusion; those that only subqueries within it
+//! read are not.
 
 use std::sync::Arc;
 

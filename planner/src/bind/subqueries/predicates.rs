@@ -37,8 +37,8 @@ const IN_OF_FEW: &str = r##"SELECT CASE
         > CASE WHEN "#x" IS NULL THEN 0 ELSE 1 END THEN NULL
     ELSE false END"##;
 
-/// The same of one within which they are nested deep: all is asked in one go, by which the values that are looked for are
-/// compared with all rows, one by one.
+/// The same of one within which they are nested deep: all is asked in one go, by which the values that are
+/// looked for are compared with all rows, one by one.
 const IN_OF_MANY: &str = r##"SELECT (SELECT CASE
     WHEN count(CASE WHEN "#x" = "#v" THEN 1 END) > 0 THEN true
     WHEN count(CASE WHEN ("#x" = "#v") IS NULL THEN 1 END) > 0 THEN NULL
@@ -265,8 +265,8 @@ fn in_subquery(e: &Expr) -> Option<Expr> {
     }
 }
 
-/// `(a, b) = (SELECT x, y …)` as `(SELECT (a, b) = (x, y) FROM (SELECT x, y …) AS s (x, y))`: it is NULL of no row, and of
-/// more than one there is an error.
+/// `(a, b) = (SELECT x, y …)` as `(SELECT (a, b) = (x, y) FROM (SELECT x, y …) AS s (x, y))`: it is NULL of
+/// no row, and of more than one there is an error.
 fn compare_row(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {
     use BinaryOperator as B;
     let Expr::BinaryOp { left, op, right } = expr else { return Ok(()) };
@@ -374,8 +374,8 @@ fn row_quantified(e: &Expr, filter: bool, copies: &mut Copies) -> Result<Option<
     })
 }
 
-/// Whether a comparison with a row holds for one row of a subquery, as a value: NULL where it surely holds for none and may
-/// for one.
+/// Whether a comparison with a row holds for one row of a subquery, as a value: NULL where it surely holds
+/// for none and may for one.
 fn row_in_value(
     row: Vec<Expr>,
     op: &BinaryOperator,

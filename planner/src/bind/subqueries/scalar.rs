@@ -3,11 +3,12 @@
 //! DataFusion takes apart those that aggregate and are compared by `=` in filters and SELECT lists. The others become:
 //! - the first row (`ORDER BY … LIMIT 1`) by equalities: a join with the row that has number one among those of its key
 //!   ([`first_row`]);
-//! - what neither aggregates nor limits: an array of what there is, of which [`single`] takes the one element, or
-//!   there is an error, as PostgreSQL says;
+//! - what neither aggregates nor limits: an array of what there is, of which [`scalar_subquery_check`] takes the one
+//!   element, or there is an error, as PostgreSQL says;
 //! - all else: lateral joins ([`super::lateral`]).
 //!
-//! So does, of whatever kind, a subquery within which others read columns of the query around both ([`levels`]).
+//! So does, of whatever kind, a subquery within which others read columns of the query around both
+//! ([`super::outer_references`]).
 
 mod aggregate_subqueries;
 mod branches;
@@ -201,8 +202,8 @@ impl Joined {
         replaced.collect()
     }
 
-    /// `x NOT IN (SELECT v …)` that is correlated: there is no row for which `v <> x` is not sure. DataFusion has no join for
-    /// it, as views have.
+    /// `x NOT IN (SELECT v …)` that is correlated: there is no row for which `v <> x` is not sure.
+    /// DataFusion has no join for it, as views have.
     fn replace_not_in(&mut self, e: Expr) -> Result<Expr> {
         e.rewrite_up(|e| {
             let new = match &e {
@@ -256,8 +257,8 @@ impl Joined {
         self.truth(e)?.map_or_else(|| Err(external(correlated())), |e| Ok(Some(e)))
     }
 
-    /// A subquery within which others read this query's columns. Where it is computed for these, as a join, they are columns
-    /// of the queries around those others too.
+    /// A subquery within which others read this query's columns. Where it is computed for these, as a join,
+    /// they are columns of the queries around those others too.
     fn read_across(&mut self, e: &Expr) -> Result<Option<Expr>> {
         let Some(subquery) = outer_references::subquery_of(e) else { return Ok(None) };
         if !outer_references::reads_across(&subquery.subquery, self.plan.schema())? {

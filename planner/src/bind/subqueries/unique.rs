@@ -1,9 +1,10 @@
 //! Every column of a query with correlated subqueries under a name of its own.
 //!
-//! When a subquery is taken apart it gets an alias, and what its conditions compare is looked for under that alias by name
-//! alone. Two tables that call a column the same, or one table that is read twice, are then one. So before that each scan,
-//! and each projection and aggregate that computes something, gives its columns names that no other in the
-//! statement has. The first to have a name keeps it; of the others it has a suffix that users do not see.
+//! When a subquery is taken apart it gets an alias, and what its conditions compare is looked for under that
+//! alias by name alone. Two tables that call a column the same, or one table that is read twice, are then
+//! one. So before that each scan, and each projection and aggregate that computes something, gives its
+//! columns names that no other in the statement has. The first to have a name keeps it; of the others it has
+//! a suffix that users do not see.
 //!
 //! A column of an outer query is that of the nearest query around which has it.
 

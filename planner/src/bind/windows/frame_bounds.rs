@@ -45,7 +45,8 @@ impl AstRewrite for CheckFrames {
     }
 }
 
-/// Frames with plain offsets: `ROWS 1 + 1 PRECEDING`, `RANGE INTERVAL '1 hour' PRECEDING`, which takes the type of the order.
+/// Frames with plain offsets: `ROWS 1 + 1 PRECEDING`, `RANGE INTERVAL '1 hour' PRECEDING`, which takes the
+/// type of the order.
 fn plain_bounds(function: &mut Function, session: &SessionInfo) -> Result<(), SqlError> {
     let Some(WindowType::WindowSpec(spec)) = &mut function.over else { return Ok(()) };
     let Some(frame) = &mut spec.window_frame else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Window functions that DataFusion does not compute as PostgreSQL does become calls of [`framed`]: over frames by value
-//! and frames with rows left out, and `lag` and `lead` by a distance of each row's own.
+//! Window functions that DataFusion does not compute as PostgreSQL does become calls of [`framed`]: over
+//! frames by value and frames with rows left out, and `lag` and `lead` by a distance of each row's own.
 
 use datafusion::arrow::compute::SortOptions;
 use datafusion::arrow::datatypes::{DataType, TimeUnit, i256};

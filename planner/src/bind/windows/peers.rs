@@ -18,8 +18,9 @@ pub fn by_value(params: &mut WindowFunctionParams, schema: &DFSchema) -> Result<
     Ok(())
 }
 
-/// Makes RANGE without distances GROUPS, which is the same, where the order is of a type that DataFusion has no RANGE over.
-/// With distances, which are measured elsewhere, it is the frame of a function that looks at places only.
+/// Makes RANGE without distances GROUPS, which is the same, where the order is of a type that DataFusion has
+/// no RANGE over. With distances, which are measured elsewhere, it is the frame of a function that looks at
+/// places only.
 pub fn by_groups(params: &mut WindowFunctionParams, schema: &DFSchema) -> Result<()> {
     let Some(first) = params.order_by.first_mut() else { return Ok(()) };
     let frame = &params.window_frame;

@@ -30,21 +30,8 @@ pub(super) const SPELLED: [&str; 10] = [
 
 /// Functions that are operators, or constants of the statement.
 pub(super) fn rewrite(f: &mut Function, session: &SessionInfo) -> Result<Option<Expr>, SqlError> {
-    let parts: Vec<String> = f.name.0.iter().filter_map(|p| p.as_ident()).map(fold).collect();
-    let name = match parts.as_slice() {
-        [name] => name.as_str(),
-        [schema, name] if schema == "pg_catalog" => {
-            f.name = ObjectName::from(vec![Ident::with_quote('"', name.clone())]);
-            name.as_str()
-        }
-        _ => {
-            let name = f.name.to_string();
-            return Err(SqlError::new(
-                SqlState::UNDEFINED_FUNCTION,
-                format!("function {name} does not exist"),
-            ));
-        }
-    };
+    let name = own_name(f)?;
+    let name = name.as_str();
     place_arguments(f, name)?;
     if let Some(call) = variadic(f, name)? {
         return Ok(Some(call));
@@ -65,8 +52,9 @@ pub(super) fn rewrite(f: &mut Function, session: &SessionInfo) -> Result<Option<
     {
         *value = resolved(SCALAR, [take(value)]);
     }
-    let now = || cast(string(timestamptz_text(session.now_us)), SqlType::Timestamptz);
-    let fixed = !session.for_view;
+    if let Some(constant) = constant(name, session) {
+        return Ok(Some(constant));
+    }
     Ok(match name {
         "mod" => arguments(f).and_then(<[Expr; 2]>::try_from_vec).map(|[a, b]| {
             let (a, b) = (Box::new(Expr::Nested(Box::new(a))), Box::new(Expr::Nested(Box::new(b))));
@@ -76,7 +64,6 @@ pub(super) fn rewrite(f: &mut Function, session: &SessionInfo) -> Result<Option<
             arguments_mut(f).into_iter().for_each(|e| *e = number(take(e)));
             None
         }
-        "version" => Some(cast(string(VERSION), SqlType::Text)),
         // What the type of the value does not tell any more.
         "pg_typeof"
             if let Some(name) = arguments_mut(f).first().and_then(|e| cast_to_varchar(e)) =>
@@ -86,62 +73,19 @@ pub(super) fn rewrite(f: &mut Function, session: &SessionInfo) -> Result<Option<
         "date" => arguments(f)
             .and_then(<[Expr; 1]>::try_from_vec)
             .map(|[moment]| cast(moment, SqlType::Date)),
-        "now" | "current_timestamp" | "transaction_timestamp" if fixed => Some(now()),
-        "statement_timestamp" if fixed => {
-            let text = timestamptz_text(session.statement_us);
-            Some(cast(string(text), SqlType::Timestamptz))
-        }
-        "localtimestamp" if fixed => Some(cast(now(), SqlType::Timestamp)),
-        "current_date" if fixed => Some(cast(now(), SqlType::Date)),
-        "localtime" | "current_time" if fixed => {
-            Some(cast(cast(now(), SqlType::Timestamp), SqlType::Time))
-        }
-        "transaction_timestamp"
-        | "statement_timestamp"
-        | "current_timestamp"
-        | "localtimestamp" => Some(call("now", [])),
-        "current_user" | "session_user" | "user" | "current_role" if fixed => {
-            Some(cast(string(session.user.clone()), SqlType::Text))
-        }
-        "current_database" | "current_catalog" if fixed => {
-            Some(cast(string(session.database.clone()), SqlType::Text))
-        }
-        "jsonb_agg" | "json_agg" if f.over.is_none() => {
-            // An array of documents is one document. Distinct values are in the order of their own type.
-            let distinct = is_distinct(f);
-            if let [argument] = arguments_mut(f).as_mut_slice() {
-                let value = take(argument);
-                **argument = match distinct {
-                    true => resolved(SCALAR, [value]),
-                    false => call("to_jsonb", [value]),
-                };
-            }
-            let array = Function {
-                name: ObjectName::from(vec![Ident::with_quote('"', "array_agg")]),
-                ..f.clone()
-            };
-            Some(call("to_jsonb", [Expr::Function(array)]))
-        }
+        "jsonb_agg" | "json_agg" if f.over.is_none() => Some(array_of_documents(f)),
         "jsonb_object_agg" | "json_object_agg" => {
-            if let [key, value] = arguments_mut(f).as_mut_slice() {
-                **key = cast(take(key), SqlType::Text);
-                **value = call("to_jsonb", [take(value)]);
-            }
-            f.name = ObjectName::from(vec![Ident::with_quote('"', "jsonb_object_agg")]);
+            make_object_of_documents(f);
             None
         }
         "approx_count_distinct" | "approx_distinct" => {
-            // Exact, which is as near as it gets, and the same in a view as in a query.
-            f.name = ObjectName::from(vec![Ident::with_quote('"', "count")]);
-            if let FunctionArguments::List(list) = &mut f.args {
-                list.duplicate_treatment = Some(DuplicateTreatment::Distinct);
-            }
+            make_count_of_distinct(f);
             None
         }
         "age" => match arguments(f) {
             // The age of one time is counted from today's midnight.
-            Some(args) if args.len() == 1 && fixed => {
-                let today = cast(cast(now(), SqlType::Date), SqlType::Timestamp);
+            Some(args) if args.len() == 1 && !session.for_view => {
+                let today = cast(cast(now(session), SqlType::Date), SqlType::Timestamp);
                 Some(call(name, [today].into_iter().chain(args)))
             }
             args => args.map(|args| call(name, args)),
@@ -151,6 +95,91 @@ pub(super) fn rewrite(f: &mut Function, session: &SessionInfo) -> Result<Option<
             _ => None,
         },
     })
+}
+
+/// The name of a function, without PostgreSQL's own schema; an error of one in another schema.
+fn own_name(f: &mut Function) -> Result<String, SqlError> {
+    let parts: Vec<String> = f.name.0.iter().filter_map(|p| p.as_ident()).map(fold).collect();
+    match parts.as_slice() {
+        [name] => Ok(name.clone()),
+        [schema, name] if schema == "pg_catalog" => {
+            f.name = ObjectName::from(vec![Ident::with_quote('"', name.clone())]);
+            Ok(name.clone())
+        }
+        _ => {
+            let name = f.name.to_string();
+            Err(SqlError::new(
+                SqlState::UNDEFINED_FUNCTION,
+                format!("function {name} does not exist"),
+            ))
+        }
+    }
+}
+
+/// What a function says that says the same all through a statement.
+fn constant(name: &str, session: &SessionInfo) -> Option<Expr> {
+    let fixed = !session.for_view;
+    Some(match name {
+        "version" => cast(string(VERSION), SqlType::Text),
+        "now" | "current_timestamp" | "transaction_timestamp" if fixed => now(session),
+        "statement_timestamp" if fixed => {
+            let text = timestamptz_text(session.statement_us);
+            cast(string(text), SqlType::Timestamptz)
+        }
+        "localtimestamp" if fixed => cast(now(session), SqlType::Timestamp),
+        "current_date" if fixed => cast(now(session), SqlType::Date),
+        "localtime" | "current_time" if fixed => {
+            cast(cast(now(session), SqlType::Timestamp), SqlType::Time)
+        }
+        "transaction_timestamp"
+        | "statement_timestamp"
+        | "current_timestamp"
+        | "localtimestamp" => call("now", []),
+        "current_user" | "session_user" | "user" | "current_role" if fixed => {
+            cast(string(session.user.clone()), SqlType::Text)
+        }
+        "current_database" | "current_catalog" if fixed => {
+            cast(string(session.database.clone()), SqlType::Text)
+        }
+        _ => return None,
+    })
+}
+
+fn now(session: &SessionInfo) -> Expr {
+    cast(string(timestamptz_text(session.now_us)), SqlType::Timestamptz)
+}
+
+/// `jsonb_agg`: an array of documents is one document. Distinct values are in the order of their
+/// own type.
+fn array_of_documents(f: &mut Function) -> Expr {
+    let distinct = is_distinct(f);
+    if let [argument] = arguments_mut(f).as_mut_slice() {
+        let value = take(argument);
+        **argument = match distinct {
+            true => resolved(SCALAR, [value]),
+            false => call("to_jsonb", [value]),
+        };
+    }
+    let array =
+        Function { name: ObjectName::from(vec![Ident::with_quote('"', "array_agg")]), ..f.clone() };
+    call("to_jsonb", [Expr::Function(array)])
+}
+
+/// `jsonb_object_agg`, of keys that are texts and values that are documents.
+fn make_object_of_documents(f: &mut Function) {
+    if let [key, value] = arguments_mut(f).as_mut_slice() {
+        **key = cast(take(key), SqlType::Text);
+        **value = call("to_jsonb", [take(value)]);
+    }
+    f.name = ObjectName::from(vec![Ident::with_quote('"', "jsonb_object_agg")]);
+}
+
+/// Exact, which is as near as it gets, and the same in a view as in a query.
+fn make_count_of_distinct(f: &mut Function) {
+    f.name = ObjectName::from(vec![Ident::with_quote('"', "count")]);
+    if let FunctionArguments::List(list) = &mut f.args {
+        list.duplicate_treatment = Some(DuplicateTreatment::Distinct);
+    }
 }
 
 /// A string constant as the number that a function of all numeric types takes it for.
@@ -202,7 +231,8 @@ fn cast_to_varchar(e: &Expr) -> Option<&'static str> {
     }
 }
 
-/// Functions whose arguments have names; how many there must be; what those that are left out are, where they have places.
+/// Functions whose arguments have names; how many there must be; what those that are left out are, where
+/// they have places.
 static NAMED: [(&str, &[&str], usize, Option<&str>); 8] = [
     ("make_interval", &["years", "months", "weeks", "days", "hours", "mins", "secs"], 0, Some("0")),
     ("make_date", &["year", "month", "day"], 3, None),

@@ -11,18 +11,7 @@ use crate::bind::spans::operator_spans;
 pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
     Ok(Some(match expr {
         Expr::InSubquery { expr: e, subquery, .. } => {
-            let width = match subquery.body.as_ref() {
-                SetExpr::Select(s) => s.projection.len(),
-                _ => 1,
-            };
-            if row_items(e).is_some() {
-                return Err(SqlError::unsupported("a row IN a subquery outside of WHERE")
-                    .with_hint("In WHERE it may stand alone or under AND and OR."));
-            }
-            if width > 1 {
-                let message = "subquery has too many columns";
-                return Err(SqlError::new(SqlState::SYNTAX_ERROR, message));
-            }
+            check_in_subquery(e, subquery)?;
             return Ok(None);
         }
         Expr::Between { expr: e, negated, low, high } => {
@@ -81,6 +70,23 @@ pub(super) fn rewrite(expr: &mut Expr) -> Result<Option<Expr>, SqlError> {
         },
         _ => return Ok(None),
     }))
+}
+
+/// Only one value is looked for in the rows of a subquery, which have one column.
+fn check_in_subquery(e: &Expr, subquery: &Query) -> Result<(), SqlError> {
+    let width = match subquery.body.as_ref() {
+        SetExpr::Select(s) => s.projection.len(),
+        _ => 1,
+    };
+    if row_items(e).is_some() {
+        return Err(SqlError::unsupported("a row IN a subquery outside of WHERE")
+            .with_hint("In WHERE it may stand alone or under AND and OR."));
+    }
+    if width > 1 {
+        let message = "subquery has too many columns";
+        return Err(SqlError::new(SqlState::SYNTAX_ERROR, message));
+    }
+    Ok(())
 }
 
 fn no() -> Expr {

@@ -1,7 +1,7 @@
 //! What spelling out copies. `BETWEEN`, `IN (…)`, `CASE x WHEN` and their like compare one operand several
-//! times, so each has copies of it; so have subqueries in a SELECT list, named windows, positions and FILTER. Within one
-//! another they double at every level. A statement may have copies up to a limit, so that a short text cannot become an
-//! expression that fills the memory.
+//! times, so each has copies of it; so have subqueries in a SELECT list, named windows, positions and
+//! FILTER. Within one another they double at every level. A statement may have copies up to a limit, so that
+//! a short text cannot become an expression that fills the memory.
 
 use std::ops::ControlFlow;
 
@@ -31,8 +31,8 @@ impl Copies {
         Copies { written: size_up_to(node, usize::MAX), ..Copies::default() }
     }
 
-    /// Counts an expression on the way from the outermost inwards: what is copied there stands within copies, which double
-    /// at every level, and is met.
+    /// Counts an expression on the way from the outermost inwards: what is copied there stands within
+    /// copies, which double at every level, and is met.
     pub fn meet(&mut self) -> Result<(), SqlError> {
         self.met += 1;
         check(self.met.saturating_sub(self.written.saturating_mul(SPELLED)))

@@ -33,8 +33,8 @@ pub enum Op {
     Argument,
     /// A call of the named function or construct with the left operand's list of arguments.
     Call(&'static str),
-    /// The left operand, or the row of the table of that name (right operand) as a document. `padded`: an outer join may leave
-    /// the row out.
+    /// The left operand, or the row of the table of that name (right operand) as a document. `padded`: an
+    /// outer join may leave the row out.
     Row {
         padded: bool,
     },

@@ -50,14 +50,7 @@ impl OperatorPlanner {
         let mut args = args;
         let mut seen = args.iter().map(|a| self.seen(a, schema)).collect::<Result<Vec<_>>>()?;
         if name.starts_with("jsonb_") && !name.starts_with("jsonb_build") {
-            // Paths and lists of keys are read as the text of an array.
-            for (arg, t) in args.iter_mut().zip(seen.iter_mut()) {
-                if let Some(from @ DataType::List(_)) = t {
-                    let list = std::mem::replace(arg, lit(ScalarValue::Null));
-                    *arg = cast_expr(list, from, SqlType::Text).map_err(external)?;
-                    *t = Some(DataType::Utf8);
-                }
-            }
+            lists_as_text(&mut args, &mut seen)?;
         }
         match name {
             "array_length" | "array_upper" | "array_lower" | "cardinality" | "array_ndims"
@@ -76,47 +69,43 @@ impl OperatorPlanner {
                 let mut args = self.to_common("VALUES", args, &seen)?;
                 return Ok(args.swap_remove(0));
             }
-            "coalesce" | "greatest" | "least" => {
-                let mut args = self.to_common(&name.to_uppercase(), args, &seen)?;
-                if name == "coalesce" {
-                    args = spliced(args);
-                }
-                let common = args.first().and_then(|a| a.get_type(schema).ok());
-                let name = common.and_then(|t| greatest_least::name_for(name, &t)).unwrap_or(name);
-                let function = functions()
-                    .scalar(name)
-                    .ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
-                return Ok(function.call(args));
-            }
+            "coalesce" | "greatest" | "least" => return self.one_of(name, args, &seen, schema),
             "nullif" => return self.nullif(args, &seen, schema),
-            "pg_typeof" => {
-                let [t] = seen.as_slice() else {
-                    return Err(external(millrace_functions::error::undefined_function(
-                        "pg_typeof()",
-                    )));
-                };
-                let name = match args.first().map(|arg| is_char(arg, schema)).transpose()? {
-                    Some(true) => "character".to_owned(),
-                    _ => type_name(t),
-                };
-                let named = as_text(lit(name));
-                return match args.first() {
-                    // It makes the rows of its query one, whatever its value is.
-                    Some(arg) if arg.any(|e| Ok(matches!(e, Expr::AggregateFunction(_))))? => {
-                        when(arg.clone().is_null(), named.clone()).otherwise(named)
-                    }
-                    _ => Ok(named),
-                };
-            }
+            "pg_typeof" => return pg_typeof(&args, &seen, schema),
             _ => {}
         }
+        self.by_types(name, args, &seen)
+    }
+
+    /// `coalesce`, `greatest` and `least`, of values of a common type.
+    fn one_of(
+        &self,
+        name: &'static str,
+        args: Vec<Expr>,
+        seen: &[Seen],
+        schema: &DFSchema,
+    ) -> Result<Expr> {
+        let mut args = self.to_common(&name.to_uppercase(), args, seen)?;
+        if name == "coalesce" {
+            args = spliced(args);
+        }
+        let common = args.first().and_then(|a| a.get_type(schema).ok());
+        let name = common.and_then(|t| greatest_least::name_for(name, &t)).unwrap_or(name);
+        let function = functions()
+            .scalar(name)
+            .ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
+        Ok(function.call(args))
+    }
+
+    /// A call of what its name and the types of its arguments stand for.
+    fn by_types(&self, name: &'static str, args: Vec<Expr>, seen: &[Seen]) -> Result<Expr> {
         let udf = call::defs().get(name).cloned().or_else(|| functions().scalar(name));
         let udf = udf.ok_or_else(|| external(SqlError::internal(format!("no function {name}"))))?;
         let udf = &udf;
-        let overload = call::resolve(udf, &seen).map_err(external)?;
+        let overload = call::resolve(udf, seen).map_err(external)?;
         let types = overload.types(args.len()).unwrap_or_default();
         let mut taken = Vec::with_capacity(args.len());
-        for ((arg, seen), t) in args.into_iter().zip(&seen).zip(types) {
+        for ((arg, seen), t) in args.into_iter().zip(seen).zip(types) {
             taken.push(match seen {
                 _ if call::takes_any(udf) && seen.is_some() => arg,
                 None if matches!(t, SqlType::Numeric(_)) => {
@@ -172,12 +161,43 @@ impl OperatorPlanner {
     }
 }
 
+/// Paths and lists of keys are read as the text of an array.
+fn lists_as_text(args: &mut [Expr], seen: &mut [Seen]) -> Result<()> {
+    for (arg, t) in args.iter_mut().zip(seen.iter_mut()) {
+        if let Some(from @ DataType::List(_)) = t {
+            let list = std::mem::replace(arg, lit(ScalarValue::Null));
+            *arg = cast_expr(list, from, SqlType::Text).map_err(external)?;
+            *t = Some(DataType::Utf8);
+        }
+    }
+    Ok(())
+}
+
+/// `pg_typeof`, which the types tell.
+fn pg_typeof(args: &[Expr], seen: &[Seen], schema: &DFSchema) -> Result<Expr> {
+    let [t] = seen else {
+        return Err(external(millrace_functions::error::undefined_function("pg_typeof()")));
+    };
+    let name = match args.first().map(|arg| is_char(arg, schema)).transpose()? {
+        Some(true) => "character".to_owned(),
+        _ => type_name(t),
+    };
+    let named = as_text(lit(name));
+    match args.first() {
+        // It makes the rows of its query one, whatever its value is.
+        Some(arg) if arg.any(|e| Ok(matches!(e, Expr::AggregateFunction(_))))? => {
+            when(arg.clone().is_null(), named.clone()).otherwise(named)
+        }
+        _ => Ok(named),
+    }
+}
+
 /// The name of what carries arguments.
 const LIST: &str = "#arguments";
 
 /// The arguments of COALESCE with those of a COALESCE among them, which has the same type, in its place. What is nested
-/// is planned in time that doubles with every level, as each value is asked for twice: whether it is NULL and what it is.
-/// Merged columns of many FULL joins are nested so.
+/// is planned in time that doubles with every level, as each value is asked for twice: whether it is NULL
+/// and what it is. Merged columns of many FULL joins are nested so.
 fn spliced(args: Vec<Expr>) -> Vec<Expr> {
     let mut flat = Vec::with_capacity(args.len());
     for arg in args {

@@ -1,7 +1,7 @@
 //! PostgreSQL's operators: which exists for which types, what its operands become, and what it
 //! returns.
 //!
-//! Arithmetic, casts and `||` turn into functions of ours ([`crate::functions`]) that compute and fail
+//! Arithmetic, casts and `||` turn into functions of ours ([`millrace_functions`]) that compute and fail
 //! as PostgreSQL does. Comparisons stay DataFusion's, so that joins and filters are recognised, with
 //! literals and parameters of unknown type turned into the other operand's type first.
 

@@ -10,8 +10,8 @@ use millrace_functions::tree::{Walk, WalkPlan};
 use crate::bind::relations::provider::columns_of;
 use crate::bind::subqueries::outer_references;
 
-/// The start of numbered names that no column of a join's sides has: the given one and, where there are such already, one
-/// more apostrophe than they have.
+/// The start of numbered names that no column of a join's sides has: the given one and, where there are such
+/// already, one more apostrophe than they have.
 pub fn unused(join: &Join, prefix: &str) -> Result<String> {
     let mut more = 0;
     for side in [&join.left, &join.right] {

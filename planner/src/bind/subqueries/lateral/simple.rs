@@ -10,8 +10,8 @@ use millrace_functions::tree::Walk;
 
 use super::{is_subquery, reads_outer};
 
-/// Whether DataFusion takes a subquery apart: columns of the outer query are only compared by `=`, in filters between which
-/// and the top there are only projections and one aggregate.
+/// Whether DataFusion takes a subquery apart: columns of the outer query are only compared by `=`, in
+/// filters between which and the top there are only projections and one aggregate.
 pub fn decorrelates(plan: &LogicalPlan) -> Result<bool> {
     match plan {
         LogicalPlan::Subquery(s) => decorrelates(&s.subquery),
@@ -34,9 +34,10 @@ pub enum Predicate {
     Compared,
 }
 
-/// Whether DataFusion makes a semi or anti join of a predicate: columns of the outer query are only read in filters between
-/// which and the top there are only projections and DISTINCT, or GROUP BY where they are compared by `=`, and not with subqueries.
-/// Below an alias or a join it does not find the columns again that the filters compare.
+/// Whether DataFusion makes a semi or anti join of a predicate: columns of the outer query are only read in
+/// filters between which and the top there are only projections and DISTINCT, or GROUP BY where they are
+/// compared by `=`, and not with subqueries. Below an alias or a join it does not find the columns again
+/// that the filters compare.
 pub fn joins(plan: &LogicalPlan, kind: Predicate) -> Result<bool> {
     if !reads_outer(plan)? {
         return Ok(true);
@@ -58,8 +59,8 @@ pub fn joins(plan: &LogicalPlan, kind: Predicate) -> Result<bool> {
     }
 }
 
-/// Whether an expression compares a value of the outer query with a subquery: that becomes a join, below which DataFusion
-/// does not find the value.
+/// Whether an expression compares a value of the outer query with a subquery: that becomes a join, below
+/// which DataFusion does not find the value.
 fn compares_outside(e: &Expr) -> Result<bool> {
     e.any(|e| match e {
         Expr::InSubquery(x) => refers_outside(std::slice::from_ref(&x.expr)),

@@ -1,10 +1,13 @@
 //! What is settled about correlated subqueries before they are taken apart.
 //!
-//! - An aggregate without GROUP BY has a row over no rows too, which a join with the rows by their values does not have. So
+//! - An aggregate without GROUP BY has a row over no rows too, which a join with the rows by their values does
+//!   not have. So
 //!   EXISTS of one is true, and IN or a comparison with one is a comparison with its value.
-//! - What a number is compared with gets its type here, as a column by a name of its own: the cast that the planner would
+//! - What a number is compared with gets its type here, as a column by a name of its own: the cast that the
+//!   planner would
 //!   put there is called as the column is that it reads.
-//! - A query within which subqueries are nested too deep is refused: each level makes DataFusion look at those within it
+//! - A query within which subqueries are nested too deep is refused: each level makes DataFusion look at those
+//!   within it
 //!   once more, which is twice as often for every level. So is one whose plan becomes too large.
 
 use std::sync::Arc;
@@ -28,8 +31,8 @@ use crate::bind::subqueries::outer_references::subquery_of;
 
 /// How deep correlated subqueries may be nested.
 const MAX_LEVELS: usize = 8;
-/// How many operators a plan may have in which subqueries are taken apart: what they read of the query around them is there
-/// once more for each of them.
+/// How many operators a plan may have in which subqueries are taken apart: what they read of the query
+/// around them is there once more for each of them.
 const MAX_OPERATORS: usize = 10_000;
 
 /// Settles that in all queries of a plan.
@@ -148,8 +151,8 @@ fn limited(limit: &Limit) -> Result<Option<bool>> {
     })
 }
 
-/// Whether a subquery has a group over no rows, which reads the query around it: whether such a group stays, as by HAVING,
-/// has to be asked for every row of that query.
+/// Whether a subquery has a group over no rows, which reads the query around it: whether such a group stays,
+/// as by HAVING, has to be asked for every row of that query.
 pub fn has_group(subquery: &Subquery) -> Result<bool> {
     if subquery.outer_ref_columns.is_empty() {
         return Ok(false);

@@ -1,8 +1,8 @@
-//! Subqueries in the branches of a CASE: they are computed for the rows that reach the branch, so that what fails for others
-//! does not fail.
+//! Subqueries in the branches of a CASE: they are computed for the rows that reach the branch, so that what
+//! fails for others does not fail.
 //!
-//! A correlated one that may fail is joined for the values of these rows only. Of one that is not correlated, in batch, only
-//! whether it has more than one row is asked where it is reached.
+//! A correlated one that may fail is joined for the values of these rows only. Of one that is not
+//! correlated, in batch, only whether it has more than one row is asked where it is reached.
 
 use datafusion::common::Result;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
@@ -89,7 +89,8 @@ impl Joined {
         LogicalPlanBuilder::from(rows.clone()).filter(guard.clone())?.build().map(Some)
     }
 
-    /// The value of a subquery that is not correlated, in batch: an error where there is more than one only where it is asked for.
+    /// The value of a subquery that is not correlated, in batch: an error where there is more than one only
+    /// where it is asked for.
     pub(super) fn asked_for(&self, e: &Expr) -> Result<Option<Expr>> {
         let Expr::ScalarSubquery(subquery) = e else { return Ok(None) };
         let one = is_one_row(&subquery.subquery) || first_row::is_limited(&subquery.subquery);
