@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::{EdgeKind, Fragment, Operator, Role};
+use crate::{EdgeKind, Exchange, Fragment, Operator, Role};
 
 /// Checks that the graph is acyclic and whole: every position points at something that comes before (an input) or
 /// behind (an edge's fragment), every exchange takes an edge that leads to it, every edge is taken once, every
@@ -14,7 +14,7 @@ pub fn check_edges(fragments: &[Fragment]) -> Result<(), String> {
             if node.inputs.iter().any(|&i| i >= n) {
                 return Err(format!("input of node {f}.{n} does not precede it"));
             }
-            if let Operator::Exchange { fragment: from, output } = node.op {
+            if let Operator::Exchange(Exchange { fragment: from, output }) = node.op {
                 let edge = fragments.get(from).and_then(|p| p.outputs.get(output));
                 let edge = edge.ok_or_else(|| format!("node {f}.{n} takes no edge"))?;
                 match edge.carries {
@@ -86,7 +86,7 @@ mod tests {
     use millrace_common::RelationId;
 
     use super::*;
-    use crate::{Edge, Node};
+    use crate::{Edge, Materialize, Node, Sink, Subscribe, Union};
 
     fn node(op: Operator, inputs: Vec<usize>) -> Node {
         let schema = Arc::new(Schema::empty());
@@ -102,17 +102,17 @@ mod tests {
     }
 
     fn leaf() -> Node {
-        node(Operator::Subscribe { relation: RelationId(1), columns: vec![] }, vec![])
+        node(Operator::Subscribe(Subscribe { relation: RelationId(1), columns: vec![] }), vec![])
     }
 
     fn exchange(output: usize) -> Node {
-        node(Operator::Exchange { fragment: 0, output }, vec![])
+        node(Operator::Exchange(Exchange { fragment: 0, output }), vec![])
     }
 
     /// A fragment with two ways out, both taken by the next.
     fn twice() -> Vec<Fragment> {
-        let union = node(Operator::Union, vec![0, 1]);
-        let root = node(Operator::Materialize, vec![2]);
+        let union = node(Operator::Union(Union), vec![0, 1]);
+        let root = node(Operator::Materialize(Materialize), vec![2]);
         vec![
             fragment(vec![leaf()], vec![edge(0, 1), edge(0, 1)]),
             fragment(vec![exchange(0), exchange(1), union, root], vec![]),
@@ -150,7 +150,7 @@ mod tests {
         idle[1].nodes[2].inputs = vec![0];
         assert!(check_edges(&idle).unwrap_err().contains("node 1.1 goes nowhere"));
         let mut middle = twice();
-        middle[1].nodes[2].op = Operator::Sink;
+        middle[1].nodes[2].op = Operator::Sink(Sink);
         assert!(check_edges(&middle).unwrap_err().contains("node 1.2 is a root"));
     }
 }

@@ -30,7 +30,7 @@
 //! BE | all columns of the right input, then `copies` | Keyed |
 //! | matches, `Multiset` | `left_keys`, then all other columns of the left input, sequence, ordinal | as
 //! above | Keyed |
-//! | window close, expire | `column`, then all other columns in order | all columns of the input | Multiset |
+//! | event-time buffer | `column`, then all other columns in order | all columns of the input | Multiset |
 //! | closing times | the time, `group` | the time, the columns of `group` | Keyed |
 //! | top-N, window | `group`, `order` (with its sort options), then the identity | all columns of the input
 //! | `storage` |
@@ -51,10 +51,7 @@ use millrace_common::access::{AccessClass, RetentionBy};
 use millrace_rpc::catalog::RowStorage;
 
 pub use edges::{check_edges, shares};
-pub use operator::{
-    AggCall, Aggregate, Closing, EventTimeBuffer, Expand, GroupingSet, Join, JoinKind, JoinSide,
-    Lookup, Matches, Operator, Role, SideState, TopN, TopNState, ValueTable, Window, WindowState,
-};
+pub use operator::*;
 
 /// A whole dataflow that maintains one relation.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use millrace_frontend::ddl::drop::noun;
 use millrace_frontend::ddl::show::{told_jobs, waits_for};
 use millrace_frontend::secrets::shown_definition;
 use millrace_graph::codec::decode_graph;
-use millrace_graph::{Operator, Role};
+use millrace_graph::{Exchange, Operator, Role, Source, Subscribe};
 use millrace_planner::explain::explain_graph;
 use millrace_rpc::catalog::Relation;
 use serde_json::{Value, json};
@@ -197,13 +197,12 @@ pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
             let mut inputs: Vec<String> = node.inputs.iter().map(|i| format!("{f}.{i}")).collect();
             let mut reads = None;
             match &node.op {
-                Operator::Exchange { fragment: from, output } => {
+                Operator::Exchange(Exchange { fragment: from, output }) => {
                     let edge = graph.fragments.get(*from).and_then(|g| g.outputs.get(*output));
                     inputs.extend(edge.map(|e| format!("{from}.{}", e.from)));
                 }
-                Operator::Subscribe { relation, .. } | Operator::Source { relation, .. } => {
-                    reads = name(*relation);
-                }
+                Operator::Subscribe(Subscribe { relation, .. })
+                | Operator::Source(Source { relation, .. }) => reads = name(*relation),
                 _ => {}
             }
             nodes.push(json!({"id": format!("{f}.{n}"), "inputs": inputs, "reads": reads,

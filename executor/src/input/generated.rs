@@ -7,8 +7,8 @@ use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow::datatypes::{Schema, SchemaRef};
 use millrace_functions::expr::ExprRef;
 use millrace_functions::expr::{column, replace_columns};
-use millrace_graph::Operator as Op;
 use millrace_graph::codec::decode_graph;
+use millrace_graph::{Operator as Op, Project, Source};
 use millrace_rpc::catalog::{Column, Relation};
 
 use crate::error::ExecError;
@@ -33,12 +33,14 @@ pub fn expressions(relation: &Relation) -> Result<(Vec<ExprRef>, Vec<usize>), Ex
     let mut exprs: Vec<ExprRef> = Vec::new();
     for node in graph.fragments.iter().flat_map(|f| &f.nodes) {
         match &node.op {
-            Op::Source { columns, .. } if sources.is_none() => {
+            Op::Source(Source { columns, .. }) if sources.is_none() => {
                 exprs = (0..node.schema.fields().len()).map(|i| column(&node.schema, i)).collect();
                 sources = Some(columns.clone());
             }
-            Op::Project { exprs: outer } if sources.is_some() => exprs = composed(outer, &exprs)?,
-            Op::Blackhole | Op::Materialize => {}
+            Op::Project(Project { exprs: outer }) if sources.is_some() => {
+                exprs = composed(outer, &exprs)?
+            }
+            Op::Blackhole(_) | Op::Materialize(_) => {}
             _ => return Err(ExecError::internal("a generated column is not a plain expression")),
         }
     }

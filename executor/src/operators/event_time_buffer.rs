@@ -26,9 +26,10 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Epoch, Vnode};
+use millrace_graph::BufferMode;
 use millrace_storage::MemRun;
 
-use super::Env;
+use super::{BuildContext, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::StateTable;
@@ -38,16 +39,9 @@ use crate::state::keys::{KeyReader, append_storage_key};
 /// Rows read of one vnode at once.
 const STEP: usize = 4_096;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    WindowClose,
-    UpperBound,
-    LowerBound,
-}
-
 /// See the module.
 pub struct EventTimeBuffer {
-    mode: Mode,
+    mode: BufferMode,
     column: usize,
     keys: KeyReader,
     /// What tells rows apart beyond their values.
@@ -64,9 +58,19 @@ pub struct EventTimeBuffer {
     env: Env,
 }
 
+/// Builds the operator of a node. Fails where the graph does not fit it.
+pub fn build(
+    p: &millrace_graph::EventTimeBuffer,
+    ctx: BuildContext<'_>,
+) -> Result<Box<dyn Operator>, ExecError> {
+    let input = ctx.input(0)?;
+    let BuildContext { env, tables, .. } = ctx;
+    let table = tables(p.table)?;
+    Ok(Box::new(EventTimeBuffer::new(p, &input, env, table)?))
+}
+
 impl EventTimeBuffer {
     pub fn new(
-        mode: Mode,
         hold: &millrace_graph::EventTimeBuffer,
         input: &SchemaRef,
         env: Env,
@@ -75,7 +79,7 @@ impl EventTimeBuffer {
         let others = (0..input.fields().len()).filter(|c| *c != hold.column);
         let columns: Vec<usize> = [hold.column].into_iter().chain(others).collect();
         Ok(EventTimeBuffer {
-            mode,
+            mode: hold.mode,
             column: hold.column,
             keys: KeyReader::new(input, &columns, &hold.vnode)?,
             apart: RowCodec::of_rows(input, &[])?,
@@ -83,9 +87,9 @@ impl EventTimeBuffer {
             vnodes: if hold.vnode.is_empty() { 0..1 } else { env.vnodes.clone() },
             earliest: if table.is_empty() { i64::MAX } else { i64::MIN },
             // What had its turn before a restart is below.
-            done: match mode {
-                Mode::WindowClose => table.bound().unwrap_or(i64::MIN),
-                Mode::UpperBound | Mode::LowerBound => after(env.restored),
+            done: match hold.mode {
+                BufferMode::WindowClose => table.bound().unwrap_or(i64::MIN),
+                BufferMode::UpperBound | BufferMode::LowerBound => after(env.restored),
             },
             table,
             bound: i64::MIN,
@@ -108,7 +112,7 @@ impl EventTimeBuffer {
             stays
         });
         self.earliest = earliest;
-        if self.mode == Mode::LowerBound {
+        if self.mode == BufferMode::LowerBound {
             let come = BooleanBuffer::collect_bool(times.len(), |i| {
                 times.is_valid(i) && times.value(i) < self.done
             });
@@ -164,12 +168,12 @@ impl EventTimeBuffer {
         if found.values.num_rows() > 0 {
             let values = found.values.with_schema(SchemaRef::clone(&self.schema))?;
             let weights = match self.mode {
-                Mode::WindowClose => found.weights,
-                Mode::UpperBound | Mode::LowerBound => {
+                BufferMode::WindowClose => found.weights,
+                BufferMode::UpperBound | BufferMode::LowerBound => {
                     let minus =
                         Int64Array::from_iter_values(found.weights.values().iter().map(|w| -w));
                     self.table.write(found.keys, Some(minus.clone()), values.clone())?;
-                    if self.mode == Mode::UpperBound { minus } else { found.weights }
+                    if self.mode == BufferMode::UpperBound { minus } else { found.weights }
                 }
             };
             let chunk = DeltaChunk::new(values, Some(weights));
@@ -223,7 +227,7 @@ impl Operator for EventTimeBuffer {
         }
         let encoded = encoded.finish();
         self.table.write(encoded, chunk.weights.clone(), chunk.batch.clone())?;
-        if self.mode == Mode::UpperBound {
+        if self.mode == BufferMode::UpperBound {
             out.push(chunk);
         }
         Ok(())
@@ -231,20 +235,20 @@ impl Operator for EventTimeBuffer {
 
     fn watermark(&mut self, _: usize, columns: &[(usize, i64)]) {
         if let Some((_, value)) = columns.iter().find(|(c, _)| *c == self.column)
-            && self.mode == Mode::WindowClose
+            && self.mode == BufferMode::WindowClose
         {
             self.bound = self.bound.max(*value);
         }
     }
 
     fn time(&mut self, epoch: Epoch) {
-        if self.mode != Mode::WindowClose {
+        if self.mode != BufferMode::WindowClose {
             self.bound = self.bound.max(after(epoch));
         }
     }
 
     fn due(&self) -> Option<Epoch> {
-        let waits = self.mode != Mode::WindowClose && self.earliest < i64::MAX;
+        let waits = self.mode != BufferMode::WindowClose && self.earliest < i64::MAX;
         waits.then(|| Epoch::from_millis(u64::try_from(self.earliest).unwrap_or(0).div_ceil(1_000)))
     }
 
@@ -252,7 +256,7 @@ impl Operator for EventTimeBuffer {
         async move {
             let moved = self.done < self.bound;
             self.advance(out).await?;
-            if self.mode != Mode::WindowClose && moved && self.earliest <= self.done {
+            if self.mode != BufferMode::WindowClose && moved && self.earliest <= self.done {
                 self.find_earliest().await?;
             }
             Ok(())

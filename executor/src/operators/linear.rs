@@ -11,9 +11,10 @@ use arrow::compute::{cast, take};
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
 use millrace_common::DeltaChunk;
 use millrace_common::delta::take_rows;
+use millrace_graph as graph;
 
 use super::expr::SafeExpr;
-use super::nullable;
+use super::{BuildContext, nullable};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::arena::new_batch;
@@ -21,6 +22,14 @@ use crate::state::arena::new_batch;
 /// Keeps rows for which the predicate is true; a row on which it fails is dropped and counted.
 pub struct Filter {
     pub predicate: SafeExpr,
+}
+
+impl Filter {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(p: &graph::Filter, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+        let predicate = SafeExpr::new(Arc::clone(&p.predicate), "Filter", ctx.env.errors);
+        Ok(Box::new(Filter { predicate }))
+    }
 }
 
 impl Operator for Filter {
@@ -42,6 +51,15 @@ pub struct Project {
 }
 
 impl Project {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(
+        p: &graph::Project,
+        ctx: BuildContext<'_>,
+    ) -> Result<Box<dyn Operator>, ExecError> {
+        let safe = |e| SafeExpr::new(Arc::clone(e), "Project", Arc::clone(&ctx.env.errors));
+        Ok(Box::new(Project::new(p.exprs.iter().map(safe).collect(), &ctx.node.schema)))
+    }
+
     pub fn new(exprs: Vec<SafeExpr>, schema: &SchemaRef) -> Project {
         Project { exprs, schema: nullable(schema) }
     }
@@ -72,6 +90,13 @@ fn conform(array: ArrayRef, field: &Field) -> Result<ArrayRef, ExecError> {
 /// Bag union.
 pub struct Union {
     pub schema: SchemaRef,
+}
+
+impl Union {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(_: &graph::Union, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+        Ok(Box::new(Union { schema: ctx.output() }))
+    }
 }
 
 impl Operator for Union {
@@ -125,6 +150,16 @@ impl Operator for Hop {
 }
 
 impl Hop {
+    /// Fails for windows without a length.
+    pub fn build(p: &graph::Hop, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+        let graph::Hop { time_column, size_us, slide_us, offset_us } = *p;
+        if slide_us <= 0 || size_us <= 0 {
+            return Err(ExecError::internal("a window without a length"));
+        }
+        let schema = ctx.output();
+        Ok(Box::new(Hop { time_column, size_us, slide_us, offset_us, schema }))
+    }
+
     /// The type of the windows' edges: microseconds.
     fn time_type(&self) -> DataType {
         self.schema.field(self.schema.fields().len() - 1).data_type().clone()
@@ -157,6 +192,13 @@ pub struct Stamp {
     pub schema: SchemaRef,
 }
 
+impl Stamp {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(p: &graph::Stamp, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+        Ok(Box::new(Stamp { add_us: p.add_us, schema: ctx.output() }))
+    }
+}
+
 impl Operator for Stamp {
     fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -172,6 +214,13 @@ impl Operator for Stamp {
 /// Multiplies the weight of a row by a column of it.
 pub struct Repeat {
     pub times_column: usize,
+}
+
+impl Repeat {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(p: &graph::Repeat, _: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+        Ok(Box::new(Repeat { times_column: p.times_column }))
+    }
 }
 
 impl Operator for Repeat {
@@ -197,8 +246,15 @@ impl Operator for Repeat {
 
 /// Puts out every row once for each grouping set.
 pub struct Expand {
-    pub expand: millrace_graph::Expand,
+    pub expand: graph::Expand,
     pub schema: SchemaRef,
+}
+
+impl Expand {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(p: &graph::Expand, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+        Ok(Box::new(Expand { expand: p.clone(), schema: ctx.output() }))
+    }
 }
 
 impl Operator for Expand {

@@ -25,8 +25,6 @@ use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use millrace_common::{DeltaChunk, Epoch, Vnode};
 use millrace_graph::{Node, Operator as Op};
 
-use self::event_time_buffer::{EventTimeBuffer, Mode};
-use self::expr::SafeExpr;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::memory::MemoryGovernor;
@@ -75,6 +73,30 @@ pub fn build(
     })
 }
 
+/// What an operator is built from.
+pub struct BuildContext<'a> {
+    node: &'a Node,
+    inputs: &'a [SchemaRef],
+    env: Env,
+    tables: Tables<'a>,
+}
+
+/// Gives an operator its state tables, by local id.
+type Tables<'a> = &'a mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>;
+
+impl BuildContext<'_> {
+    /// The schema of an input. Fails where the graph gives the node fewer inputs.
+    fn input(&self, port: usize) -> Result<SchemaRef, ExecError> {
+        let missing = || ExecError::internal("the graph gives a node too few inputs");
+        self.inputs.get(port).cloned().ok_or_else(missing)
+    }
+
+    /// The schema of the output, whose columns may all be NULL.
+    fn output(&self) -> SchemaRef {
+        nullable(&self.node.schema)
+    }
+}
+
 /// [`build`], with state tables of any kind.
 #[deny(clippy::wildcard_enum_match_arm)]
 pub fn build_with(
@@ -83,79 +105,31 @@ pub fn build_with(
     env: Env,
     tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
 ) -> Result<Box<dyn Operator>, ExecError> {
-    let input = |port: usize| {
-        let missing = || ExecError::internal("the graph gives a node too few inputs");
-        input_schemas.get(port).ok_or_else(missing)
-    };
-    Ok(match &node.op {
-        Op::Filter { predicate } => {
-            let predicate = SafeExpr::new(Arc::clone(predicate), "Filter", env.errors);
-            Box::new(linear::Filter { predicate })
-        }
-        Op::Project { exprs } => {
-            let safe = |e| SafeExpr::new(Arc::clone(e), "Project", Arc::clone(&env.errors));
-            Box::new(linear::Project::new(exprs.iter().map(safe).collect(), &node.schema))
-        }
-        Op::Union => Box::new(linear::Union { schema: nullable(&node.schema) }),
-        Op::Hop { time_column, size_us, slide_us, offset_us } => {
-            if *slide_us <= 0 || *size_us <= 0 {
-                return Err(ExecError::internal("a window without a length"));
-            }
-            Box::new(linear::Hop {
-                time_column: *time_column,
-                size_us: *size_us,
-                slide_us: *slide_us,
-                offset_us: *offset_us,
-                schema: nullable(&node.schema),
-            })
-        }
-        Op::Stamp { add_us } => {
-            Box::new(linear::Stamp { add_us: *add_us, schema: nullable(&node.schema) })
-        }
-        Op::Repeat { times_column } => Box::new(linear::Repeat { times_column: *times_column }),
-        Op::Unnest { lists, keep_empty } => Box::new(unnest::Unnest {
-            lists: lists.clone(),
-            keep_empty: *keep_empty,
-            schema: nullable(&node.schema),
-        }),
-        Op::Expand(e) => {
-            Box::new(linear::Expand { expand: e.clone(), schema: nullable(&node.schema) })
-        }
-        Op::Aggregate(a) => Box::new(aggregate::Aggregate::new(node, a, input(0)?, env, tables)?),
-        Op::Join(j) => {
-            let (left, right) = (input(0)?, input(1)?);
-            let made =
-                join::HashJoin::new(&node.schema, node.append_only, j, left, right, env, tables)?;
-            Box::new(made)
-        }
-        Op::Lookup(l) => join::lookup::build(node, l, input(0)?, input(1)?, env, tables)?,
-        Op::TopN(t) => Box::new(topn::TopNOperator::new(node, t, input(0)?, env, tables)?),
-        Op::Window(w) => Box::new(window::WindowOperator::new(node, w, input(0)?, env, tables)?),
-        Op::WindowClose(h) => buffered(Mode::WindowClose, h, input(0)?, env, tables)?,
-        Op::TemporalUpperBound(h) => buffered(Mode::UpperBound, h, input(0)?, env, tables)?,
-        Op::TemporalLowerBound(h) => buffered(Mode::LowerBound, h, input(0)?, env, tables)?,
-        Op::Subscribe { .. }
-        | Op::Source { .. }
-        | Op::Exchange { .. }
-        | Op::Values { .. }
-        | Op::Materialize
-        | Op::Blackhole
-        | Op::Sink => {
-            return Err(ExecError::internal("leaves and roots are built by the runtime"));
-        }
-    })
-}
-
-/// What holds rows until the event time is there.
-fn buffered(
-    mode: Mode,
-    hold: &millrace_graph::EventTimeBuffer,
-    input: &SchemaRef,
-    env: Env,
-    tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
-) -> Result<Box<dyn Operator>, ExecError> {
-    let table = tables(hold.table)?;
-    Ok(Box::new(EventTimeBuffer::new(mode, hold, input, env, table)?))
+    let ctx = BuildContext { node, inputs: input_schemas, env, tables };
+    match &node.op {
+        Op::Filter(p) => linear::Filter::build(p, ctx),
+        Op::Project(p) => linear::Project::build(p, ctx),
+        Op::Union(p) => linear::Union::build(p, ctx),
+        Op::Hop(p) => linear::Hop::build(p, ctx),
+        Op::Stamp(p) => linear::Stamp::build(p, ctx),
+        Op::Repeat(p) => linear::Repeat::build(p, ctx),
+        Op::Expand(p) => linear::Expand::build(p, ctx),
+        Op::Unnest(p) => unnest::build(p, ctx),
+        Op::Aggregate(p) => aggregate::build(p, ctx),
+        Op::Join(p) => join::build(p, ctx),
+        Op::Lookup(p) => join::lookup::build(p, ctx),
+        Op::TopN(p) => topn::build(p, ctx),
+        Op::Window(p) => window::build(p, ctx),
+        Op::Buffer(p) => event_time_buffer::build(p, ctx),
+        Op::Subscribe(_)
+        | Op::Source(_)
+        | Op::Exchange(_)
+        | Op::Values(_)
+        | Op::Materialize(_)
+        | Op::Blackhole(_)
+        | Op::Sink(_) => Err(ExecError::internal("leaves and roots are built by the runtime")),
+        Op::Scan(scan) => match *scan {},
+    }
 }
 
 /// A failed expression is NULL whatever the plan derived about its column.

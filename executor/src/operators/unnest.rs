@@ -8,6 +8,7 @@ use arrow::compute::take;
 use arrow::datatypes::SchemaRef;
 use millrace_common::DeltaChunk;
 
+use super::BuildContext;
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::arena::new_batch;
@@ -15,11 +16,20 @@ use crate::state::arena::new_batch;
 /// Rows of one output chunk: a list may be of any length.
 const CHUNK_ROWS: usize = 8192;
 
-/// See `millrace_graph::Operator::Unnest`.
+/// See [`millrace_graph::Unnest`].
 pub struct Unnest {
     pub lists: Vec<usize>,
     pub keep_empty: bool,
     pub schema: SchemaRef,
+}
+
+/// Builds the operator of a node. Fails where the graph does not fit it.
+pub fn build(
+    p: &millrace_graph::Unnest,
+    ctx: BuildContext<'_>,
+) -> Result<Box<dyn Operator>, ExecError> {
+    let (lists, keep_empty, schema) = (p.lists.clone(), p.keep_empty, ctx.output());
+    Ok(Box::new(Unnest { lists, keep_empty, schema }))
 }
 
 impl Operator for Unnest {

@@ -1,7 +1,7 @@
 //! In which order the inputs of a job come in where that matters: what a lookup looks up before what it is
 //! looked up for, within an epoch and in the first scan.
 
-use millrace_graph::{Fragment, JobGraph, Operator as Op, Role, shares};
+use millrace_graph::{Exchange, Fragment, JobGraph, Operator as Op, Role, shares};
 
 use crate::error::ExecError;
 
@@ -61,7 +61,7 @@ impl Stages<'_> {
         let graph = self.graph;
         let of = &graph.fragments[fragment].nodes[node];
         match (&of.op, of.inputs.as_slice()) {
-            (Op::Exchange { fragment: from, output }, _) if *from < fragment => {
+            (Op::Exchange(Exchange { fragment: from, output }), _) if *from < fragment => {
                 match graph.fragments[*from].outputs.get(*output) {
                     Some(edge) => self.node(*from, edge.from, stage),
                     None => stage,

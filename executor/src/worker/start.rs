@@ -176,7 +176,7 @@ fn publisher(
     graph: &JobGraph,
 ) -> Result<Option<Publisher>, ExecError> {
     let root = graph.fragments.last().and_then(|f| f.nodes.last());
-    if !root.is_some_and(|n| matches!(n.op, Operator::Sink)) {
+    if !root.is_some_and(|n| matches!(n.op, Operator::Sink(_))) {
         return Ok(None);
     }
     let layout = RowLayout::of_output(&graph.output)?;

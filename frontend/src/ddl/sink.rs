@@ -377,7 +377,7 @@ fn default(column: &Column) -> Result<String, SqlError> {
 /// Whether the job's last operator hands changes on.
 pub fn publishes(graph: &JobGraph) -> bool {
     let root = graph.fragments.last().and_then(|f| f.nodes.last());
-    root.is_some_and(|n| matches!(n.op, Operator::Sink))
+    root.is_some_and(|n| matches!(n.op, Operator::Sink(_)))
 }
 
 /// The relation that a sink's changes go into.

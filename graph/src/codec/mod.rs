@@ -4,12 +4,12 @@
 //! format is pinned by a golden file (`planner/tests/golden`). Version 1, whose expressions were
 //! DataFusion's messages, is not read.
 
-mod decode;
-mod encode;
-mod expr;
-mod ipc;
-mod names;
-mod proto;
+pub(crate) mod decode;
+pub(crate) mod encode;
+pub(crate) mod expr;
+pub(crate) mod ipc;
+pub(crate) mod names;
+pub(crate) mod proto;
 
 use arrow::datatypes::Schema;
 use millrace_common::hash::hash_bytes;
@@ -97,7 +97,10 @@ mod tests {
     use millrace_rpc::catalog::RowStorage;
 
     use super::*;
-    use crate::{Edge, EdgeKind, Fragment, Node, Operator, RelationLayout};
+    use crate::{
+        Edge, EdgeKind, Exchange, Fragment, Materialize, Node, Operator, RelationLayout, Subscribe,
+        Union,
+    };
 
     fn node(op: Operator, inputs: Vec<usize>) -> Node {
         let schema = Arc::new(Schema::empty());
@@ -106,8 +109,8 @@ mod tests {
 
     /// A union of two ways out of one fragment.
     fn two_ways() -> JobGraph {
-        let leaf = Operator::Subscribe { relation: RelationId(1), columns: vec![] };
-        let exchange = |output| node(Operator::Exchange { fragment: 0, output }, vec![]);
+        let leaf = Operator::Subscribe(Subscribe { relation: RelationId(1), columns: vec![] });
+        let exchange = |output| node(Operator::Exchange(Exchange { fragment: 0, output }), vec![]);
         let rows = || Edge { from: 0, to: 1, carries: EdgeKind::Rows { hash: vec![] } };
         let schema = Arc::new(Schema::empty());
         let first = Fragment {
@@ -115,8 +118,13 @@ mod tests {
             singleton: true,
             outputs: vec![rows(), rows()],
         };
-        let union = node(Operator::Union, vec![0, 1]);
-        let nodes = vec![exchange(0), exchange(1), union, node(Operator::Materialize, vec![2])];
+        let union = node(Operator::Union(Union), vec![0, 1]);
+        let nodes = vec![
+            exchange(0),
+            exchange(1),
+            union,
+            node(Operator::Materialize(Materialize), vec![2]),
+        ];
         let table = crate::StateTable {
             name: "rows".into(),
             class: millrace_common::access::AccessClass::Merge,

@@ -6,12 +6,10 @@
 
 use std::collections::BTreeSet;
 
-use millrace_functions::expr;
-use millrace_functions::window_call::RankFunction;
-use millrace_graph::JoinKind;
-use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
+use millrace_graph::dispatch_operator;
 
-use crate::stream::plan::{Aggregate, Join, JoinSide, Op, Stream, TopN, Window};
+use crate::stream::operators::OperatorRules;
+use crate::stream::plan::{Op, Stream};
 
 /// More keys than this are not tracked: joins multiply them.
 const MAX_KEYS: usize = 8;
@@ -25,6 +23,13 @@ pub enum Distribution {
     Hash(Vec<usize>),
     /// Any task, not known by columns.
     Any,
+}
+
+impl Distribution {
+    /// Of rows in the tasks that own the vnode of these columns; none: in the only task.
+    pub fn by_vnode(columns: Vec<usize>) -> Distribution {
+        if columns.is_empty() { Distribution::Singleton } else { Distribution::Hash(columns) }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -47,57 +52,57 @@ impl Properties {
     }
 
     /// The properties of an operator with `width` output columns over inputs with these properties.
-    #[deny(clippy::wildcard_enum_match_arm)]
     pub fn derive(op: &Op, width: usize, inputs: &[Properties]) -> Properties {
-        let unknown = || plain(width, Distribution::Any);
-        let input = || inputs.first().cloned().unwrap_or_else(unknown);
-        let mut p = match op {
-            Op::Scan { relation, columns } => scan(relation, columns),
-            Op::Values { batch } => Properties {
-                append_only: true,
-                max_rows: Some(batch.num_rows() as u64),
-                ..plain(width, Distribution::Singleton)
-            },
-            Op::Filter { .. } | Op::TemporalLowerBound(_) => input(),
-            Op::Project { exprs } => {
-                let columns: Vec<Option<usize>> = exprs.iter().map(expr::as_column).collect();
-                project(&input(), &columns)
-            }
-            Op::Union => union(width, inputs),
-            Op::Hop { size_us, slide_us, .. } => hop(&input(), size_us == slide_us),
-            Op::Repeat { .. } => Properties { keys: vec![], max_rows: None, ..input() },
-            Op::Unnest { lists, .. } => unnest(lists, &input()),
-            Op::Expand(e) => expand(e.sets.len() as u64, width, &input()),
-            Op::Aggregate(a) => aggregate(a, width, &input()),
-            Op::Join(j) => match inputs {
-                [left, right] => select(&join(j, left, right), &j.output),
-                _ => unknown(),
-            },
-            Op::Lookup(j) => match inputs {
-                [left, right] => select(&lookup(j, left, right), &j.output),
-                _ => unknown(),
-            },
-            Op::TopN(t) => top_n(t, &input()),
-            Op::Window(w) => window(w, &input()),
-            // Once a window is closed its rows stay.
-            Op::WindowClose(_) => Properties { append_only: true, ..input() },
-            Op::Stamp { .. } => {
-                let mut p = input();
-                p.equal.push(width - 1);
-                p
-            }
-            Op::TemporalUpperBound(_) => Properties { append_only: false, ..input() },
-            Op::Exchange { hash } => Properties {
-                distribution: if hash.is_empty() {
-                    Distribution::Singleton
-                } else {
-                    Distribution::Hash(hash.clone())
-                },
-                ..input()
-            },
-        };
+        let mut p = dispatch_operator!(op, p => p.properties(width, inputs));
         p.tidy();
         p
+    }
+
+    /// Nothing known but where rows are.
+    pub fn unknown(width: usize, distribution: Distribution) -> Properties {
+        Properties {
+            append_only: false,
+            keys: vec![],
+            equal: (0..width).collect(),
+            distribution,
+            max_rows: None,
+        }
+    }
+
+    /// Of the first input; where there is none, of nothing known of `width` columns.
+    pub fn of_input(inputs: &[Properties], width: usize) -> Properties {
+        inputs.first().cloned().unwrap_or_else(|| Properties::unknown(width, Distribution::Any))
+    }
+
+    /// Of some of the columns, by position.
+    pub fn select(&self, columns: &[usize]) -> Properties {
+        self.project(&columns.iter().map(|&c| Some(c)).collect::<Vec<_>>())
+    }
+
+    /// Of columns given by their position here (`None`: computed).
+    pub fn project(&self, columns: &[Option<usize>]) -> Properties {
+        let find = |c: usize| {
+            let same = |have: &Option<usize>| have.is_some_and(|have| self.equals(have, c));
+            columns.iter().position(same)
+        };
+        let keys = self.keys.iter().filter_map(|k| k.iter().map(|&c| find(c)).collect()).collect();
+        let equal =
+            columns.iter().enumerate().map(|(i, c)| c.and_then(find).unwrap_or(i)).collect();
+        let distribution = match &self.distribution {
+            Distribution::Hash(hash) => hash
+                .iter()
+                .map(|&c| find(c))
+                .collect::<Option<Vec<_>>>()
+                .map_or(Distribution::Any, Distribution::Hash),
+            other => other.clone(),
+        };
+        Properties {
+            append_only: self.append_only,
+            keys,
+            equal,
+            distribution,
+            max_rows: self.max_rows,
+        }
     }
 
     /// Whether `a` and `b` always hold the same value.
@@ -147,292 +152,8 @@ impl Properties {
     }
 }
 
-/// Nothing known but where rows are.
-fn plain(width: usize, distribution: Distribution) -> Properties {
-    Properties {
-        append_only: false,
-        keys: vec![],
-        equal: (0..width).collect(),
-        distribution,
-        max_rows: None,
-    }
-}
-
-fn scan(relation: &Relation, columns: &[usize]) -> Properties {
-    let position = |c: &u32| columns.iter().position(|&have| have == *c as usize);
-    let source = relation.kind() == RelationKind::Source;
-    let all = |list: &[u32]| list.iter().map(position).collect::<Option<Vec<usize>>>();
-    let keyed = source || relation.storage() == RowStorage::Keyed;
-    // A view with at most one row is keyed by no columns; a root always has a key.
-    let empty_key = relation.key.is_empty() && relation.kind() != RelationKind::MaterializedView;
-    let keys = match all(&relation.key) {
-        Some(key) if keyed && !empty_key => vec![key.into_iter().collect()],
-        _ => vec![],
-    };
-    let distribution = match all(&relation.distribution) {
-        Some(hash) if !source && relation.storage() != RowStorage::Append && !hash.is_empty() => {
-            Distribution::Hash(hash)
-        }
-        _ => Distribution::Any,
-    };
-    let append_only = source || relation.append_only;
-    Properties { append_only, keys, ..plain(columns.len(), distribution) }
-}
-
-fn select(input: &Properties, columns: &[usize]) -> Properties {
-    project(input, &columns.iter().map(|&c| Some(c)).collect::<Vec<_>>())
-}
-
-/// Columns given by their position in the input (`None`: computed).
-fn project(input: &Properties, columns: &[Option<usize>]) -> Properties {
-    let find = |c: usize| {
-        let same = |have: &Option<usize>| have.is_some_and(|have| input.equals(have, c));
-        columns.iter().position(same)
-    };
-    let keys = input.keys.iter().filter_map(|k| k.iter().map(|&c| find(c)).collect()).collect();
-    let equal = columns.iter().enumerate().map(|(i, c)| c.and_then(find).unwrap_or(i)).collect();
-    let distribution = match &input.distribution {
-        Distribution::Hash(hash) => hash
-            .iter()
-            .map(|&c| find(c))
-            .collect::<Option<Vec<_>>>()
-            .map_or(Distribution::Any, Distribution::Hash),
-        other => other.clone(),
-    };
-    Properties {
-        append_only: input.append_only,
-        keys,
-        equal,
-        distribution,
-        max_rows: input.max_rows,
-    }
-}
-
-fn union(width: usize, inputs: &[Properties]) -> Properties {
-    let distribution = match inputs.split_first() {
-        Some((first, rest)) if rest.iter().all(|p| p.distribution == first.distribution) => {
-            first.distribution.clone()
-        }
-        _ => Distribution::Any,
-    };
-    Properties {
-        append_only: inputs.iter().all(|p| p.append_only),
-        max_rows: inputs.iter().map(|p| p.max_rows).sum(),
-        ..plain(width, distribution)
-    }
-}
-
-/// A column of elements is none of those that its list was equal to, and rows multiply.
-fn unnest(lists: &[usize], input: &Properties) -> Properties {
-    let equal = (0..input.equal.len())
-        .map(|c| {
-            let same = |&o: &usize| !lists.contains(&o) && input.equal.get(o) == input.equal.get(c);
-            if lists.contains(&c) { c } else { (0..=c).find(same).unwrap_or(c) }
-        })
-        .collect();
-    let moved = match &input.distribution {
-        Distribution::Hash(columns) => columns.iter().any(|c| lists.contains(c)),
-        _ => false,
-    };
-    let distribution = if moved { Distribution::Any } else { input.distribution.clone() };
-    Properties { keys: vec![], max_rows: None, equal, distribution, ..input.clone() }
-}
-
-fn hop(input: &Properties, tumble: bool) -> Properties {
-    let start = input.equal.len();
-    let mut p = input.clone();
-    p.equal.extend([start, start + 1]);
-    if !tumble {
-        p.keys.iter_mut().for_each(|k| {
-            k.insert(start);
-        });
-        p.max_rows = None;
-    }
-    p
-}
-
-/// The id behind all columns tells a row's copies apart.
-fn expand(sets: u64, width: usize, input: &Properties) -> Properties {
-    let mut p = input.clone();
-    p.equal.extend(input.equal.len()..width);
-    p.keys.iter_mut().for_each(|k| {
-        k.insert(width - 1);
-    });
-    p.max_rows = p.max_rows.map(|n| n.saturating_mul(sets));
-    p
-}
-
-fn aggregate(a: &Aggregate, width: usize, input: &Properties) -> Properties {
-    let groups: Vec<Option<usize>> = a.group.iter().map(|&g| Some(g)).collect();
-    let below = project(input, &groups);
-    let distribution = if a.vnode.is_empty() {
-        Distribution::Singleton
-    } else {
-        let find = |c: &usize| a.group.iter().position(|g| g == c);
-        let found = a.vnode.iter().map(find).collect::<Option<Vec<_>>>();
-        found.map_or(Distribution::Any, Distribution::Hash)
-    };
-    let mut keys = below.keys;
-    keys.push((0..a.group.len()).collect());
-    let mut equal = below.equal;
-    equal.extend(a.group.len()..width);
-    Properties {
-        append_only: a.calls.is_empty() && input.append_only,
-        keys,
-        equal,
-        distribution,
-        max_rows: if a.group.is_empty() { Some(1) } else { input.max_rows },
-    }
-}
-
-fn top_n(t: &TopN, input: &Properties) -> Properties {
-    let mut p = input.clone();
-    p.append_only = false;
-    let one_each = t.rank == RankFunction::RowNumber;
-    if one_each && t.limit.is_some_and(|l| l <= 1) {
-        p.keys.push(t.group.iter().copied().collect());
-    }
-    if t.emit_rank {
-        let rank = p.equal.len();
-        p.equal.push(rank);
-        if one_each {
-            p.keys.push(t.group.iter().copied().chain([rank]).collect());
-        }
-    }
-    if one_each && t.group.is_empty() {
-        p.max_rows = match (t.limit, p.max_rows) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-    }
-    p
-}
-
-fn window(w: &Window, input: &Properties) -> Properties {
-    let mut p = input.clone();
-    p.append_only = false;
-    for call in &w.calls {
-        let column = p.equal.len();
-        p.equal.push(column);
-        if call.numbering == Some(RankFunction::RowNumber) {
-            p.keys.push(w.group.iter().copied().chain([column]).collect());
-        }
-    }
-    p
-}
-
-/// What a left row has met stays as it was, so nothing about the right side's rows at one time holds of the
-/// rows that were met at different times, but that a left row has met them together.
-fn lookup(j: &Join, left: &Properties, right: &Properties) -> Properties {
-    let width = left.equal.len();
-    let single = right.is_unique(&j.right.keys);
-    let shifted = |key: &BTreeSet<usize>| key.iter().map(|c| c + width).collect::<BTreeSet<_>>();
-    let keys = if single {
-        left.keys.clone()
-    } else {
-        let pairs = left
-            .keys
-            .iter()
-            .flat_map(|l| right.keys.iter().map(move |r| l.union(&shifted(r)).copied().collect()));
-        pairs.collect()
-    };
-    let mut equal = left.equal.clone();
-    equal.extend(right.equal.iter().map(|e| e + width));
-    if j.kind == JoinKind::Inner {
-        j.pairs().for_each(|(l, r)| merge(&mut equal, l, r + width));
-    }
-    Properties {
-        append_only: left.append_only,
-        keys,
-        equal,
-        distribution: by_vnode(j.left.vnode.clone()),
-        max_rows: left.max_rows.filter(|_| single),
-    }
-}
-
-fn join(j: &Join, left: &Properties, right: &Properties) -> Properties {
-    let width = left.equal.len();
-    let one_side = |p: &Properties, side: &JoinSide, extra: usize| {
-        let mut p = p.clone();
-        p.equal.extend(width..width + extra);
-        p.append_only = false;
-        p.distribution = by_vnode(side.vnode.clone());
-        p
-    };
-    match j.kind {
-        JoinKind::LeftSemi => Properties {
-            append_only: left.append_only && right.append_only,
-            ..one_side(left, &j.left, 0)
-        },
-        JoinKind::RightSemi => Properties {
-            append_only: left.append_only && right.append_only,
-            ..one_side(right, &j.right, 0)
-        },
-        JoinKind::LeftAnti => one_side(left, &j.left, 0),
-        JoinKind::RightAnti => one_side(right, &j.right, 0),
-        JoinKind::LeftMark => one_side(left, &j.left, 1),
-        JoinKind::Inner | JoinKind::LeftOuter | JoinKind::RightOuter | JoinKind::FullOuter => {
-            pairs(j, left, right)
-        }
-    }
-}
-
-fn by_vnode(columns: Vec<usize>) -> Distribution {
-    if columns.is_empty() { Distribution::Singleton } else { Distribution::Hash(columns) }
-}
-
-/// Joins whose output has both sides' columns.
-fn pairs(j: &Join, left: &Properties, right: &Properties) -> Properties {
-    let width = left.equal.len();
-    let shift = |columns: &BTreeSet<usize>| columns.iter().map(|c| c + width).collect();
-    let right_unique: Vec<BTreeSet<usize>> = right.keys.iter().map(shift).collect();
-    // A side whose rows each meet at most one row of the other side keeps its keys, unless it can
-    // be padded with NULLs.
-    let (pads_left, pads_right) = match j.kind {
-        JoinKind::LeftOuter => (false, true),
-        JoinKind::RightOuter => (true, false),
-        JoinKind::FullOuter => (true, true),
-        _ => (false, false),
-    };
-    let mut keys = Vec::new();
-    if !pads_left && right.is_unique(&j.right.keys) {
-        keys.extend(left.keys.iter().cloned());
-    }
-    if !pads_right && left.is_unique(&j.left.keys) {
-        keys.extend(right_unique.iter().cloned());
-    }
-    // A full join pads both: (NULL, NULL) may come from either side.
-    if !(pads_left && pads_right) {
-        for l in &left.keys {
-            keys.extend(right_unique.iter().map(|r| l.union(r).copied().collect()));
-        }
-    }
-    let mut equal = left.equal.clone();
-    equal.extend(right.equal.iter().map(|e| e + width));
-    if j.kind == JoinKind::Inner {
-        j.pairs().for_each(|(l, r)| merge(&mut equal, l, r + width));
-    }
-    let distribution = match j.kind {
-        JoinKind::FullOuter if !j.left.vnode.is_empty() => Distribution::Any,
-        JoinKind::RightOuter => by_vnode(j.right.vnode.iter().map(|c| c + width).collect()),
-        _ => by_vnode(j.left.vnode.clone()),
-    };
-    let product = match (left.max_rows, right.max_rows) {
-        (Some(l), Some(r)) if !(pads_left || pads_right) => l.checked_mul(r),
-        (Some(l), Some(r)) => l.checked_mul(r).map(|n| n.max(l).max(r).max(l + r)),
-        _ => None,
-    };
-    Properties {
-        append_only: j.kind == JoinKind::Inner && left.append_only && right.append_only,
-        keys,
-        equal,
-        distribution,
-        max_rows: product,
-    }
-}
-
 /// Puts `a` and `b` into one class; the smallest column stands for it.
-fn merge(equal: &mut [usize], a: usize, b: usize) {
+pub fn merge(equal: &mut [usize], a: usize, b: usize) {
     let (a, b) = (equal[a], equal[b]);
     let (low, high) = (a.min(b), a.max(b));
     equal.iter_mut().filter(|e| **e == high).for_each(|e| *e = low);
@@ -440,6 +161,8 @@ fn merge(equal: &mut [usize], a: usize, b: usize) {
 
 #[cfg(test)]
 mod tests {
+    use millrace_graph::JoinKind;
+
     use super::*;
     use crate::passes::exchange::place;
     use crate::passes::tests::{join, ranked, table};

@@ -17,6 +17,7 @@ use millrace_common::SqlError;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::window_call;
+use millrace_graph::{Filter, Project};
 
 use crate::passes::Pass;
 use crate::stream::plan::{Identity, Op, Stream, Window};
@@ -56,7 +57,7 @@ impl Pass for LimitRanks {
 pub fn limit_ranks(stream: Stream) -> Stream {
     let Stream { op, inputs, schema } = stream;
     let mut inputs: Vec<Stream> = inputs.into_iter().map(limit_ranks).collect();
-    let Op::Filter { predicate } = &op else { return Stream { op, inputs, schema } };
+    let Op::Filter(Filter { predicate }) = &op else { return Stream { op, inputs, schema } };
     let mut bounds = Bounds::ALL;
     let mut rest = Vec::new();
     for conjunct in split_conjunction(predicate) {
@@ -148,8 +149,10 @@ fn is_rank(e: &ExprRef, input: &Stream) -> bool {
     let e = expr::below_integer_casts(e, &input.schema);
     let Some(column) = expr::as_column(&e) else { return false };
     match (&input.op, input.inputs.as_slice()) {
-        (Op::Project { exprs }, [below]) => exprs.get(column).is_some_and(|e| is_rank(e, below)),
-        (Op::Filter { .. }, [below]) => is_rank(&e, below),
+        (Op::Project(Project { exprs }), [below]) => {
+            exprs.get(column).is_some_and(|e| is_rank(e, below))
+        }
+        (Op::Filter(_), [below]) => is_rank(&e, below),
         (Op::TopN(t), _) => {
             let unlimited = t.limit.is_none() && t.offset == 0;
             unlimited && t.emit_rank && column + 1 == input.width()
@@ -166,7 +169,7 @@ fn apply(mut stream: Stream, bounds: Bounds) -> Stream {
             t.limit = bounds.high.map(|h| (h - bounds.low + 1).max(0).unsigned_abs());
             stream
         }
-        Op::Project { .. } | Op::Filter { .. } => {
+        Op::Project(_) | Op::Filter(_) => {
             stream.inputs = stream.inputs.into_iter().map(|i| apply(i, bounds)).collect();
             stream
         }
@@ -181,7 +184,7 @@ mod tests {
 
     fn limits(sql_like: &[(&str, Operator, i64)]) -> (u64, Option<u64>, bool) {
         let plan = limit_ranks(filter(ranked(table()), sql_like));
-        let filtered = matches!(plan.op, Op::Filter { .. });
+        let filtered = matches!(plan.op, Op::Filter(_));
         let mut at = &plan;
         loop {
             if let Op::TopN(t) = &at.op {

@@ -13,7 +13,7 @@ use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::ordered_entries::collect_entry;
-use millrace_graph::JoinKind;
+use millrace_graph::{JoinKind, Project, Values};
 
 use crate::passes::Pass;
 use crate::passes::properties::Properties;
@@ -49,14 +49,14 @@ pub fn simplify(stream: Stream) -> Result<Stream> {
 /// Takes the place of a projection whose columns are the input's, in order and by the same names.
 fn drop_identity(mut stream: Stream) -> Stream {
     let nothing = match (&stream.op, stream.inputs.as_slice()) {
-        (Op::Project { exprs }, [input]) => {
+        (Op::Project(Project { exprs }), [input]) => {
             let same = |(i, e): (usize, &ExprRef)| {
                 expr::as_column(e) == Some(i)
                     && stream.schema.field(i).name() == input.schema.field(i).name()
             };
             exprs.len() == input.width() && exprs.iter().enumerate().all(same)
         }
-        (Op::Union, [input]) => stream.schema == input.schema,
+        (Op::Union(_), [input]) => stream.schema == input.schema,
         _ => false,
     };
     match stream.inputs.pop() {
@@ -73,9 +73,10 @@ fn drop_identity(mut stream: Stream) -> Stream {
 fn merge_projections(stream: Stream) -> Result<(Stream, bool)> {
     let Stream { op, mut inputs, schema } = stream;
     let (outer, inner) = match (&op, inputs.as_slice()) {
-        (Op::Project { exprs }, [Stream { op: Op::Project { exprs: inner }, .. }]) => {
-            (exprs, inner)
-        }
+        (
+            Op::Project(Project { exprs }),
+            [Stream { op: Op::Project(Project { exprs: inner }), .. }],
+        ) => (exprs, inner),
         _ => return Ok((Stream { op, inputs, schema }, false)),
     };
     let mut uses = vec![0; inner.len()];
@@ -101,7 +102,7 @@ fn merge_projections(stream: Stream) -> Result<(Stream, bool)> {
             exprs.into_iter().map(|e| expr::without_rank_casts(e, &input.schema)).collect()
         }
     };
-    Ok((Stream { op: Op::Project { exprs }, inputs: below, schema }, true))
+    Ok((Stream { op: Op::Project(Project { exprs }), inputs: below, schema }, true))
 }
 
 fn is_entry(e: &ExprRef) -> bool {
@@ -137,7 +138,7 @@ fn semi_to_inner(mut stream: Stream) -> Stream {
 /// A projection of constant rows is constant rows, unless an expression fails: that is NULL at run
 /// time, and counted.
 fn fold_values(stream: Stream) -> Stream {
-    let (Op::Project { exprs }, [Stream { op: Op::Values { batch }, .. }]) =
+    let (Op::Project(Project { exprs }), [Stream { op: Op::Values(Values { batch }), .. }]) =
         (&stream.op, stream.inputs.as_slice())
     else {
         return stream;
@@ -176,9 +177,9 @@ mod tests {
     #[test]
     fn projections_merge_and_vanish() {
         let plan = simplify(table().select(&[2, 1, 0]).select(&[2, 1, 0])).unwrap();
-        assert!(matches!(plan.op, Op::Scan { .. }), "{plan:?}");
+        assert!(matches!(plan.op, Op::Scan(_)), "{plan:?}");
         let plan = simplify(table().select(&[2, 1, 0]).select(&[1])).unwrap();
-        assert!(matches!(plan.inputs[0].op, Op::Scan { .. }), "{plan:?}");
+        assert!(matches!(plan.inputs[0].op, Op::Scan(_)), "{plan:?}");
     }
 
     #[test]
@@ -195,7 +196,7 @@ mod tests {
     #[test]
     fn distinct_over_a_key_is_a_projection() {
         let plan = simplify(table().aggregate(vec![0, 2], vec![])).unwrap();
-        assert!(matches!(plan.op, Op::Project { .. }), "{plan:?}");
+        assert!(matches!(plan.op, Op::Project(_)), "{plan:?}");
         let plan = simplify(table().aggregate(vec![1, 2], vec![])).unwrap();
         assert!(matches!(plan.op, Op::Aggregate(_)), "{plan:?}");
     }

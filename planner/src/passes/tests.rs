@@ -15,7 +15,7 @@ use millrace_functions::window_call::RankFunction;
 use millrace_graph::JoinKind;
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 
-use crate::stream::plan::{Call, Identity, Join, JoinSide, Named, Op, Stream, TopN};
+use crate::stream::plan::{Call, Identity, Join, JoinSide, Named, Op, Scan, Stream, TopN};
 
 pub fn table() -> Stream {
     let column = |name: &str, t: SqlType, nullable| Column {
@@ -97,7 +97,7 @@ pub fn count() -> Call {
 /// The columns that the plan's only scan reads.
 pub fn scanned(stream: &Stream) -> Vec<usize> {
     match &stream.op {
-        Op::Scan { columns, .. } => columns.clone(),
+        Op::Scan(Scan { columns, .. }) => columns.clone(),
         _ => scanned(&stream.inputs[0]),
     }
 }

@@ -44,8 +44,8 @@ fn expire_inputs(stream: Stream, ttl_us: i64) -> Result<Stream, SqlError> {
 /// A scan, filtered and projected.
 fn is_input(stream: &Stream) -> bool {
     match (&stream.op, stream.inputs.as_slice()) {
-        (Op::Scan { .. }, _) => true,
-        (Op::Filter { .. } | Op::Project { .. }, [input]) => is_input(input),
+        (Op::Scan(_), _) => true,
+        (Op::Filter(_) | Op::Project(_), [input]) => is_input(input),
         _ => false,
     }
 }

@@ -96,8 +96,8 @@ impl Converter<'_> {
 /// changes of an epoch are.
 pub(super) fn check_linear(stream: &Stream) -> Result<()> {
     match (&stream.op, stream.inputs.as_slice()) {
-        (Op::Scan { .. }, _) => Ok(()),
-        (Op::Filter { .. } | Op::Project { .. }, [input]) => check_linear(input),
+        (Op::Scan(_), _) => Ok(()),
+        (Op::Filter(_) | Op::Project(_), [input]) => check_linear(input),
         _ => Err(in_view(format!("{NAME} of rows that change with the time"))),
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! `now()` is the wall-clock time of the view's epoch. A condition `x > now() + c`, or with `>=`, holds
 //! until the time reaches `x - c`: its rows pass an operator that retracts them then
-//! ([`millrace_graph::Operator::TemporalUpperBound`]). `x < now() + c`, or with `<=`, holds from that time
-//! on: its rows wait in one that lets them pass then ([`millrace_graph::Operator::TemporalLowerBound`]).
+//! ([`millrace_graph::BufferMode::UpperBound`]). `x < now() + c`, or with `<=`, holds from that time
+//! on: its rows wait in one that lets them pass then ([`millrace_graph::BufferMode::LowerBound`]).
 //! `now()` anywhere else is refused.
 
 use std::sync::Arc;

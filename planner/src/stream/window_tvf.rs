@@ -42,7 +42,12 @@ impl Converter<'_> {
         let time = input.add(time);
         let input = input.finish()?;
         let start = input.width();
-        let stream = input.hop(time, hop.size_us, hop.slide_us, hop.offset_us);
+        let stream = input.hop(millrace_graph::Hop {
+            time_column: time,
+            size_us: hop.size_us,
+            slide_us: hop.slide_us,
+            offset_us: hop.offset_us,
+        });
         let mut columns = Vec::with_capacity(unnest.dependency_indices.len());
         for (&from, field) in unnest.dependency_indices.iter().zip(unnest.schema.fields()) {
             let e = match hop.projection.expr.get(from) {
@@ -102,7 +107,7 @@ impl Converter<'_> {
 
 /// The hop operator drops rows without a time itself.
 fn without_null_check(mut stream: Stream, time: &ExprRef) -> Stream {
-    let Op::Filter { predicate } = &stream.op else { return stream };
+    let Op::Filter(millrace_graph::Filter { predicate }) = &stream.op else { return stream };
     let only_that = predicate.downcast_ref::<IsNotNullExpr>().is_some_and(|e| e.arg() == time);
     match stream.inputs.pop() {
         Some(input) if only_that => input,

@@ -47,7 +47,7 @@ use millrace_storage::{Found, MemRun};
 use self::accumulator::{Accumulator, Rows};
 use self::groups::Groups;
 use self::value_tables::ValueTables;
-use super::Env;
+use super::{BuildContext, Env};
 use crate::error::ExecError;
 use crate::memory::MemoryClass;
 use crate::operator::{Operator, Output};
@@ -72,6 +72,15 @@ pub struct Aggregate {
     /// A global aggregate has not yet made sure of its one row.
     global_due: bool,
     env: Env,
+}
+
+/// Builds the operator of a node. Fails where the graph does not fit it.
+pub fn build(
+    p: &millrace_graph::Aggregate,
+    ctx: BuildContext<'_>,
+) -> Result<Box<dyn Operator>, ExecError> {
+    let input = ctx.input(0)?;
+    Ok(Box::new(Aggregate::new(ctx.node, p, &input, ctx.env, ctx.tables)?))
 }
 
 impl Aggregate {

@@ -34,14 +34,12 @@ use super::{HashJoin, Work};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
-use crate::operators::Env;
+use crate::operators::{BuildContext, Env, Tables};
 use crate::options::StateAccess;
 use crate::sequence::ArrivalSequence;
 use crate::state::StateTable;
 use crate::state::arena::new_batch;
 use crate::state::keys::{KeyReader, append_storage_key};
-
-type Tables<'a> = &'a mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>;
 
 /// The left side's table: nothing is kept there.
 const NO_TABLE: usize = usize::MAX;
@@ -49,23 +47,21 @@ const NO_TABLE: usize = usize::MAX;
 const SEQUENCE: usize = 8;
 const ORDINAL: usize = 4;
 
-/// Builds the operator of a lookup.
+/// Builds the operator of a lookup. Fails where the graph does not fit it.
 pub fn build(
-    node: &millrace_graph::Node,
     lookup: &millrace_graph::Lookup,
-    left: &SchemaRef,
-    right: &SchemaRef,
-    env: Env,
-    tables: Tables<'_>,
+    ctx: BuildContext<'_>,
 ) -> Result<Box<dyn Operator>, ExecError> {
+    let (left, right) = (ctx.input(0)?, ctx.input(1)?);
+    let BuildContext { node, env, tables, .. } = ctx;
     match &lookup.matches {
         None => {
             let (output, schema) = (lookup.output.clone(), &node.schema);
-            let join = pairing(lookup, left, right, lookup.outer, output, schema, env, tables)?;
+            let join = pairing(lookup, &left, &right, lookup.outer, output, schema, env, tables)?;
             Ok(Box::new(join))
         }
         Some(matches) => {
-            let made = Remembering::new(node, lookup, matches, left, right, env, tables)?;
+            let made = Remembering::new(node, lookup, matches, &left, &right, env, tables)?;
             Ok(Box::new(made))
         }
     }

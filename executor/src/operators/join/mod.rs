@@ -48,7 +48,7 @@ use self::early_flush::FlushThresholds;
 use self::entries::{Entry, JoinEntries};
 use self::pairs::{Condition, Matched, PairColumns, Pairs};
 use self::side::{END, Side};
-use super::Env;
+use super::{BuildContext, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::gate::Ready;
@@ -101,6 +101,17 @@ pub struct HashJoin {
     touched_rows: [Vec<u32>; 2],
     env: Env,
     cleaning: Cleaning,
+}
+
+/// Builds the operator of a node. Fails where the graph does not fit it.
+pub fn build(
+    p: &millrace_graph::Join,
+    ctx: BuildContext<'_>,
+) -> Result<Box<dyn Operator>, ExecError> {
+    let (left, right, node) = (ctx.input(0)?, ctx.input(1)?, ctx.node);
+    let (schema, append_only) = (&node.schema, node.append_only);
+    let made = HashJoin::new(schema, append_only, p, &left, &right, ctx.env, ctx.tables)?;
+    Ok(Box::new(made))
 }
 
 impl HashJoin {

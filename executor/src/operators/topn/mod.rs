@@ -28,8 +28,8 @@ use millrace_storage::{Found, MemRun};
 
 use self::group::{Shown, Window};
 use self::groups::Groups;
-use super::Env;
 use super::ordered::{Ranked, RowOrder};
+use super::{BuildContext, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::options::StateAccess;
@@ -51,6 +51,15 @@ pub struct TopNOperator {
     schema: SchemaRef,
     group_columns: Vec<usize>,
     env: Env,
+}
+
+/// Builds the operator of a node. Fails where the graph does not fit it.
+pub fn build(
+    p: &millrace_graph::TopN,
+    ctx: BuildContext<'_>,
+) -> Result<Box<dyn Operator>, ExecError> {
+    let input = ctx.input(0)?;
+    Ok(Box::new(TopNOperator::new(ctx.node, p, &input, ctx.env, ctx.tables)?))
 }
 
 impl TopNOperator {

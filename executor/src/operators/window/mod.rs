@@ -35,8 +35,8 @@ use self::closing::Closing;
 use self::evaluate::{Calls, Results};
 use self::groups::Groups;
 use self::values::Span;
-use super::Env;
 use super::ordered::{Change, Ranked, RowOrder};
+use super::{BuildContext, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::arena::{RowRef, new_batch};
@@ -55,6 +55,15 @@ pub struct WindowOperator {
     env: Env,
     closing: Option<Closing>,
     group_columns: Vec<usize>,
+}
+
+/// Builds the operator of a node. Fails where the graph does not fit it.
+pub fn build(
+    p: &millrace_graph::Window,
+    ctx: BuildContext<'_>,
+) -> Result<Box<dyn Operator>, ExecError> {
+    let input = ctx.input(0)?;
+    Ok(Box::new(WindowOperator::new(ctx.node, p, &input, ctx.env, ctx.tables)?))
 }
 
 impl WindowOperator {

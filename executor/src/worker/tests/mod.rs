@@ -18,7 +18,8 @@ use millrace_common::{
     DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId,
 };
 use millrace_graph::{
-    Edge, EdgeKind, Fragment, JobGraph, Node, Operator as Op, RelationLayout, StateTable,
+    Blackhole, Edge, EdgeKind, Exchange, Fragment, JobGraph, Materialize, Node, Operator as Op,
+    RelationLayout, StateTable, Subscribe, Union,
 };
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
@@ -350,7 +351,7 @@ pub fn layout(storage: RowStorage, distribution: Vec<usize>) -> RelationLayout {
 }
 
 pub fn subscribe(input: JobId) -> Node {
-    node(Op::Subscribe { relation: input, columns: vec![0, 1] }, vec![])
+    node(Op::Subscribe(Subscribe { relation: input, columns: vec![0, 1] }), vec![])
 }
 
 /// A node's rows to another fragment, by the hash of these columns.
@@ -380,6 +381,6 @@ pub fn graph(
 
 /// `SELECT * FROM input`, keyed as the input is.
 pub fn copy_of(input: JobId) -> JobGraph {
-    let nodes = vec![subscribe(input), node(Op::Materialize, vec![0])];
+    let nodes = vec![subscribe(input), node(Op::Materialize(Materialize), vec![0])];
     graph(vec![nodes], vec![vec![]], layout(RowStorage::Keyed, vec![0]))
 }

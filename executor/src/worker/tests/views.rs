@@ -12,9 +12,9 @@ fn exchanged(input: JobId, storage: RowStorage) -> JobGraph {
         vec![
             vec![subscribe(input)],
             vec![
-                node(Op::Exchange { fragment: 0, output: 0 }, vec![]),
-                node(Op::Union, vec![0]),
-                node(Op::Materialize, vec![1]),
+                node(Op::Exchange(Exchange { fragment: 0, output: 0 }), vec![]),
+                node(Op::Union(Union), vec![0]),
+                node(Op::Materialize(Materialize), vec![1]),
             ],
         ],
         vec![vec![rows(0, 1, distribution.clone())], vec![]],
@@ -116,16 +116,16 @@ async fn parallelism_does_not_change_the_result() {
 /// The input's rows three times over: once more through a second way out of the same fragment, from another of its
 /// nodes and by another column, and once more from a node that feeds two.
 fn three_ways(input: JobId) -> JobGraph {
-    let exchange = |output| node(Op::Exchange { fragment: 0, output }, vec![]);
+    let exchange = |output| node(Op::Exchange(Exchange { fragment: 0, output }), vec![]);
     graph(
         vec![
-            vec![subscribe(input), node(Op::Union, vec![0])],
+            vec![subscribe(input), node(Op::Union(Union), vec![0])],
             vec![
                 exchange(0),
                 exchange(1),
-                node(Op::Union, vec![0, 1]),
-                node(Op::Union, vec![2, 1]),
-                node(Op::Materialize, vec![3]),
+                node(Op::Union(Union), vec![0, 1]),
+                node(Op::Union(Union), vec![2, 1]),
+                node(Op::Materialize(Materialize), vec![3]),
             ],
         ],
         vec![vec![rows(0, 1, vec![1]), rows(1, 1, vec![1])], vec![]],
@@ -160,7 +160,7 @@ async fn a_blackhole_sums_up_to_what_a_view_holds_also_after_a_restart() {
     let c = Cluster::new(ExecOptions::default()).await;
     let t = c.table(1).await;
     c.insert(t, (0..100).map(|i| (i, i))).await;
-    let nodes = vec![subscribe(t), node(Op::Blackhole, vec![0])];
+    let nodes = vec![subscribe(t), node(Op::Blackhole(Blackhole), vec![0])];
     let g = graph(vec![nodes], vec![vec![]], layout(RowStorage::Multiset, vec![]));
     let v = c.view(2, t, g, 2).await;
     c.catch_up(v).await;
@@ -243,7 +243,7 @@ async fn calls_of_another_generation_are_refused() {
 async fn rows_by_arrival_are_spread_and_never_numbered_twice() {
     let c = Cluster::new(ExecOptions::default()).await;
     let t = c.table(1).await;
-    let nodes = vec![subscribe(t), node(Op::Materialize, vec![0])];
+    let nodes = vec![subscribe(t), node(Op::Materialize(Materialize), vec![0])];
     let output = layout(RowStorage::Append, vec![]);
     let v = c.view(2, t, graph(vec![nodes], vec![vec![]], output), 1).await;
     c.catch_up(v).await;

@@ -1,0 +1,19 @@
+//! [`Union`]: the rows of all inputs.
+
+use super::{Facts, OperatorMessage, Payload};
+use crate::codec::CodecError;
+use crate::codec::proto::Nothing;
+
+/// Bag union: one port an input, same schema.
+#[derive(Clone, Copy, Debug)]
+pub struct Union;
+
+impl Payload for Union {
+    fn facts(&self) -> Facts {
+        Facts::inner("Union")
+    }
+
+    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+        Ok(OperatorMessage::Union(Nothing {}))
+    }
+}

@@ -1,0 +1,68 @@
+//! [`Repeat`]: copies of a row.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow::datatypes::SchemaRef;
+use datafusion::common::Result;
+use millrace_common::SqlError;
+use millrace_graph::{DerivedWatermark, Operator, Repeat};
+
+use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use crate::explain::text::column;
+use crate::passes::exchange::Placed;
+use crate::passes::identity::Keyed;
+use crate::passes::properties::Properties;
+use crate::passes::prune::{Map, kept_at, only, prune_columns, with};
+use crate::stream::plan::{Op, Stream};
+use crate::stream::tables::StateTables;
+
+impl Stream {
+    pub fn repeat(self, times_column: usize) -> Stream {
+        let schema = Arc::clone(&self.schema);
+        Stream { op: Op::Repeat(Repeat { times_column }), inputs: vec![self], schema }
+    }
+}
+
+impl OperatorRules for Repeat {
+    fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
+        Properties { keys: vec![], max_rows: None, ..Properties::of_input(inputs, width) }
+    }
+
+    fn watermarks(&self, _: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
+        vec![]
+    }
+
+    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
+        inputs
+    }
+
+    fn identity(&mut self) -> Option<RowIdentity<'_>> {
+        None
+    }
+
+    fn with_key(&self, _: &Stream) -> Result<Option<Keyed>> {
+        Ok(None)
+    }
+
+    fn prune(
+        self,
+        inputs: Vec<Stream>,
+        _: &SchemaRef,
+        required: &BTreeSet<usize>,
+    ) -> Result<(Stream, Map)> {
+        let (input, map) = prune_columns(only(inputs)?, &with(required, [self.times_column]))?;
+        let times = kept_at(&map, self.times_column)?;
+        Ok((input.repeat(times), map))
+    }
+
+    fn lower(self, _: &mut StateTables, _: &[Input<'_>]) -> Result<Lowered, SqlError> {
+        Ok(Lowered::of(Operator::Repeat(self)))
+    }
+}
+
+impl OperatorLine for Repeat {
+    fn line(&self, at: &mut LineContext<'_>) -> String {
+        format!("Repeat {} times", column(at.inputs[0], self.times_column))
+    }
+}
