@@ -1,4 +1,4 @@
-//! Logical plan → stream algebra: one function a node kind. What has no case is refused by name.
+//! Logical plan → stream algebra: one function a node kind. [`crate::stream::operators`] says which.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,7 +14,6 @@ use datafusion::logical_expr::{
 use millrace_common::{SqlError, SqlState};
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::expr;
-use millrace_functions::interrupt;
 use millrace_rpc::catalog::{Relation, RelationKind};
 
 use crate::catalog::CatalogView;
@@ -36,30 +35,7 @@ impl<'a> Converter<'a> {
         Converter { catalog, marks: Cell::new(0), lookups: Cell::new(0) }
     }
 
-    pub fn convert(&self, plan: &LogicalPlan) -> Result<Stream> {
-        interrupt::check()?;
-        match plan {
-            LogicalPlan::TableScan(scan) => self.scan(scan),
-            LogicalPlan::Filter(filter) => self.filter(filter),
-            LogicalPlan::Projection(projection) => self.projection(projection),
-            LogicalPlan::SubqueryAlias(alias) => self.convert(&alias.input),
-            LogicalPlan::Union(union) => self.union(union),
-            LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate),
-            LogicalPlan::Distinct(distinct) => self.distinct(distinct),
-            LogicalPlan::Join(join) => self.join(join),
-            LogicalPlan::Sort(sort) => self.sort(sort),
-            LogicalPlan::Limit(limit) => self.limit(limit),
-            LogicalPlan::Window(window) => self.window(window),
-            LogicalPlan::Values(values) => self.values(values),
-            LogicalPlan::EmptyRelation(empty) => self.empty(empty),
-            LogicalPlan::Unnest(unnest) => self.unnest(unnest),
-            LogicalPlan::Extension(extension) => self.extension(extension),
-            LogicalPlan::RecursiveQuery(_) => Err(in_view("WITH RECURSIVE")),
-            other => Err(in_view(node_name(other))),
-        }
-    }
-
-    fn scan(&self, scan: &TableScan) -> Result<Stream> {
+    pub(super) fn scan(&self, scan: &TableScan) -> Result<Stream> {
         let relation = self.relation(&scan.table_name)?;
         // By name: a table source may or may not show hidden columns.
         let source = scan.source.schema();
@@ -104,7 +80,7 @@ impl<'a> Converter<'a> {
         }
     }
 
-    fn filter(&self, filter: &Filter) -> Result<Stream> {
+    pub(super) fn filter(&self, filter: &Filter) -> Result<Stream> {
         let input = self.convert(&filter.input)?;
         match self.without_marks(&filter.predicate) {
             Some(predicate) => super::temporal::filter(input, &predicate, filter.input.schema()),
@@ -112,12 +88,12 @@ impl<'a> Converter<'a> {
         }
     }
 
-    fn projection(&self, projection: &Projection) -> Result<Stream> {
+    pub(super) fn projection(&self, projection: &Projection) -> Result<Stream> {
         let input = self.convert(&projection.input)?;
         project(input, projection)
     }
 
-    fn union(&self, union: &Union) -> Result<Stream> {
+    pub(super) fn union(&self, union: &Union) -> Result<Stream> {
         let mut inputs = Vec::with_capacity(union.inputs.len());
         for plan in &union.inputs {
             inputs.push(self.convert(plan)?);
@@ -139,7 +115,7 @@ impl<'a> Converter<'a> {
         Ok(Stream::union(inputs, schema))
     }
 
-    fn values(&self, values: &Values) -> Result<Stream> {
+    pub(super) fn values(&self, values: &Values) -> Result<Stream> {
         let schema = plain_schema(values.schema.as_arrow());
         let empty = DFSchema::empty();
         let mut columns: Vec<Vec<ArrayRef>> = vec![Vec::new(); schema.fields().len()];
@@ -165,7 +141,7 @@ impl<'a> Converter<'a> {
         value.and_then(|v| v.into_array(1)).map_err(sql_error_from_datafusion)
     }
 
-    fn empty(&self, empty: &EmptyRelation) -> Result<Stream> {
+    pub(super) fn empty(&self, empty: &EmptyRelation) -> Result<Stream> {
         let schema = plain_schema(empty.schema.as_arrow());
         let rows = usize::from(empty.produce_one_row);
         let null = |f: &FieldRef| arrow::array::new_null_array(f.data_type(), rows);
@@ -269,7 +245,7 @@ pub(super) fn check_key(stream: &Stream, columns: &[usize], what: &str) -> Resul
     Ok(())
 }
 
-fn node_name(plan: &LogicalPlan) -> String {
+pub(super) fn node_name(plan: &LogicalPlan) -> String {
     let text = plan.display().to_string();
     let end = text.find(|c: char| !c.is_alphanumeric()).unwrap_or(text.len());
     format!("the operator {}", &text[..end])
