@@ -18,6 +18,8 @@ mod project;
 mod repeat;
 mod root;
 mod stamp;
+#[cfg(test)]
+mod tests;
 mod top_n;
 mod union;
 mod unnest;
