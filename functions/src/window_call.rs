@@ -28,7 +28,7 @@ pub enum RankFunction {
     DenseRank,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WindowCall {
     /// The window or aggregate function, by the name it is registered under.
     pub function: String,

@@ -3,8 +3,8 @@
 mod common;
 
 use millrace_common::SqlState;
-use millrace_graph::JobGraph;
 use millrace_graph::codec::{CodecError, decode_graph, encode_graph};
+use millrace_graph::{JobGraph, Role};
 use millrace_planner::explain::explain_stream;
 
 use common::{compare, explain, plan, plan_seen, tests_dir};
@@ -135,7 +135,7 @@ fn each_pass_leaves_its_mark() {
     let passes = ["simplify", "limit ranks", "number rows", "add identities", "prune", "simplify"];
     assert_eq!(names[0], "convert");
     assert_eq!(names[1..7], passes);
-    assert_eq!(names[7..], ["place exchanges", "lay out the result"]);
+    assert_eq!(names[7..], ["place exchanges", "lay out the result", "mark common subplans"]);
     let after = |at: usize| seen[at].1.as_str();
     // The condition becomes the rank's limit.
     assert!(after(1).contains("Filter") && !after(1).contains("TopN row_number <= 2"));
@@ -144,4 +144,25 @@ fn each_pass_leaves_its_mark() {
     assert!(after(5).lines().count() > after(6).lines().count(), "{}\n{}", after(5), after(6));
     // Rows move to where their group is.
     assert!(!after(6).contains("Exchange") && after(7).contains("Exchange hash (name)"));
+}
+
+/// A subquery that stands in two places is computed once, with one state table and two outputs; so is a table's scan.
+#[test]
+fn common_subplans_are_computed_once() {
+    let sql = "WITH n AS (SELECT item_id, count(*) AS c FROM orders GROUP BY item_id) \
+        SELECT a.item_id, a.c FROM n a JOIN (SELECT max(c) AS most FROM n) m ON a.c = m.most";
+    let graph = plan(sql).unwrap();
+    let tables = |name: &str| graph.tables.iter().filter(|t| t.name == name).count();
+    // Of the counts, and of their maximum.
+    assert_eq!(tables("aggregate"), 2);
+    let outputs = |n: usize| graph.fragments.iter().filter(|f| f.outputs.len() == n).count();
+    assert_eq!(outputs(2), 1);
+    let pairs = plan("SELECT a.id, b.id AS other FROM orders a JOIN orders b ON a.item_id = b.id");
+    let inputs = |graph: &JobGraph| {
+        let nodes = graph.fragments.iter().flat_map(|f| &f.nodes);
+        nodes.filter(|n| n.op.role() == Role::Input).count()
+    };
+    assert_eq!(inputs(&graph), 1);
+    // One side lies where it is joined already, and does not move to be read once.
+    assert_eq!(inputs(&pairs.unwrap()), 2);
 }

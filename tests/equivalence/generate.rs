@@ -6,6 +6,8 @@
 use crate::rng::Rng;
 
 // With paths, so that other tests may include this file.
+#[path = "generate/common.rs"]
+mod common;
 #[path = "generate/documents.rs"]
 mod documents;
 #[path = "generate/keys.rs"]
@@ -213,7 +215,7 @@ pub fn query(rng: &mut Rng, tables: &[Table]) -> Query {
 
 /// Shapes of further views: what a seed draws of the others stays the same.
 fn further() -> impl Iterator<Item = Shape> {
-    keys::SHAPES.iter().chain(documents::SHAPES).copied()
+    keys::SHAPES.iter().chain(documents::SHAPES).chain(common::SHAPES).copied()
 }
 
 pub fn further_query(rng: &mut Rng, tables: &[Table]) -> Query {

@@ -128,7 +128,7 @@ pub fn build_with(
         | Op::Materialize(_)
         | Op::Blackhole(_)
         | Op::Sink(_) => Err(ExecError::internal("leaves and roots are built by the runtime")),
-        Op::Scan(scan) => match *scan {},
+        Op::Scan(never) | Op::Common(never) => match *never {},
     }
 }
 

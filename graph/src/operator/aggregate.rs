@@ -14,7 +14,7 @@ type Result<T> = std::result::Result<T, CodecError>;
 /// Grouped aggregation. Output: the group columns, then one column a call. With no group columns
 /// there is exactly one output row, also over empty input, and the fragment is a singleton.
 /// With no calls it is DISTINCT. `S` and `T`: the calls' state and the table, as far as they are known.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Aggregate<S = Option<ValueTable>, T = usize> {
     pub group: Vec<usize>,
     /// Input columns, some or all of `group`, whose hash is the vnode of a group's state.

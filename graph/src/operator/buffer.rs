@@ -6,7 +6,7 @@ use crate::codec::{CodecError, encode};
 
 /// Rows kept in order of an instant: `column | all other columns → row`. `T`: its state table, `()` before tables are
 /// numbered.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EventTimeBuffer<T = usize> {
     pub mode: BufferMode,
     /// A timestamp column of the input.

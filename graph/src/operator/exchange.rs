@@ -5,7 +5,7 @@ use crate::codec::decode::{self, Inputs};
 use crate::codec::{CodecError, encode};
 
 /// What an edge from another fragment of this job brings.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exchange {
     pub fragment: usize,
     /// Which of that fragment's outputs.

@@ -13,6 +13,13 @@ pub struct Filter {
     pub predicate: ExprRef,
 }
 
+// A derived one would move the trait object out of its pointer.
+impl PartialEq for Filter {
+    fn eq(&self, other: &Filter) -> bool {
+        *self.predicate == *other.predicate
+    }
+}
+
 impl Payload for Filter {
     fn facts(&self) -> Facts {
         Facts::inner("Filter")

@@ -6,7 +6,7 @@ use crate::codec::{CodecError, encode};
 
 /// Appends `window_start` and `window_end` columns; a row goes into `size / slide` windows
 /// (TUMBLE: slide = size). Microseconds. Rows with a NULL time vanish.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hop {
     pub time_column: usize,
     pub size_us: i64,

@@ -7,7 +7,7 @@ use crate::codec::decode::Inputs;
 use crate::codec::{CodecError, encode};
 
 /// The snapshot, then the changes of another relation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Subscribe {
     pub relation: RelationId,
     /// Positions in that relation.
@@ -15,7 +15,7 @@ pub struct Subscribe {
 }
 
 /// Reads a source's splits directly.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Source {
     pub relation: RelationId,
     /// Positions in that relation.

@@ -59,7 +59,7 @@ impl JoinKind {
 }
 
 /// One side of a join. `S`: how it keeps its rows, `()` before tables are numbered.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct JoinSide<S = SideState> {
     /// Positions of the join key columns in this side's input.
     pub keys: Vec<usize>,
@@ -71,7 +71,7 @@ pub struct JoinSide<S = SideState> {
 
 /// How one side of a join keeps its rows: `join key | row identity → row`; of a null-aware join
 /// `row identity → row`, since it compares its keys itself.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SideState {
     pub table: usize,
     /// Keyed: the identity is `unique_key`; Multiset: the whole row; Append: a sequence.
@@ -92,7 +92,7 @@ impl<S> JoinSide<S> {
 
 /// A hash join on equal keys. No keys: a cross join, singleton. Output: left columns then right
 /// columns (outer), left or right columns (semi, anti), left columns then the mark.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Join<S = SideState> {
     pub kind: JoinKind,
     pub left: JoinSide<S>,

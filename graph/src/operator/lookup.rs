@@ -20,7 +20,7 @@ type Result<T> = std::result::Result<T, CodecError>;
 /// epoch that it comes with, and what it has met stays, whatever becomes of the right side. Right changes of
 /// an epoch are taken in before the epoch's left rows; they emit nothing. Output as a join's; left rows with a
 /// NULL key meet nothing. `S` and `M`: how the right side and the matches are kept, as far as that is known.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Lookup<S = SideState, M = Option<Matches>> {
     /// Left rows that meet nothing are padded with NULLs (LEFT JOIN), else dropped.
     pub outer: bool,
@@ -39,7 +39,7 @@ pub struct Lookup<S = SideState, M = Option<Matches>> {
 
 /// What left rows of a lookup have met: an entry a pair, one with NULLs for a row that met nothing (none if the
 /// rows are told apart by a unique key and not padded).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Matches {
     pub table: usize,
     /// How left rows are told apart beside their key: `Keyed` by `unique_key`, `Multiset` by the whole row.

@@ -54,32 +54,35 @@ use crate::codec::decode::Inputs;
 use crate::codec::proto::{DerivedWatermark, Nothing};
 
 /// What stands in operators where a plan and a graph differ.
-pub trait Phase: Clone + Debug {
+pub trait Phase: Clone + Debug + PartialEq {
     /// A relation that is read, before it is decided how.
-    type Scan: Clone + Debug;
-    type Exchange: Clone + Debug;
+    type Scan: Clone + Debug + PartialEq;
+    /// A subtree that stands in several places of a plan.
+    type Common: Clone + Debug + PartialEq;
+    type Exchange: Clone + Debug + PartialEq;
     /// An operator of graphs only; in a plan a type without values.
-    type InGraph<T: Clone + Debug>: Clone + Debug;
+    type InGraph<T: Clone + Debug + PartialEq>: Clone + Debug + PartialEq;
     /// Of a call of an aggregate.
-    type CallState: Clone + Debug;
+    type CallState: Clone + Debug + PartialEq;
     /// A state table.
-    type Table: Clone + Debug;
+    type Table: Clone + Debug + PartialEq;
     /// Of one side of a join.
-    type SideState: Clone + Debug;
+    type SideState: Clone + Debug + PartialEq;
     /// What the left rows of a lookup have met.
-    type Matches: Clone + Debug;
-    type TopNState: Clone + Debug;
-    type WindowState: Clone + Debug;
+    type Matches: Clone + Debug + PartialEq;
+    type TopNState: Clone + Debug + PartialEq;
+    type WindowState: Clone + Debug + PartialEq;
 }
 
 /// The phase of job graphs: state tables are numbered and edges known.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InGraph;
 
 impl Phase for InGraph {
     type Scan = std::convert::Infallible;
+    type Common = std::convert::Infallible;
     type Exchange = Exchange;
-    type InGraph<T: Clone + Debug> = T;
+    type InGraph<T: Clone + Debug + PartialEq> = T;
     type CallState = Option<ValueTable>;
     type Table = usize;
     type SideState = SideState;
@@ -89,12 +92,14 @@ impl Phase for InGraph {
 }
 
 /// An operator of a stream plan or, by default, of a job graph.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Operator<P: Phase = InGraph> {
     /// Of plans only: becomes a subscription or a source.
     Scan(P::Scan),
     Subscribe(P::InGraph<Subscribe>),
     Source(P::InGraph<Source>),
+    /// Of plans only: becomes a fragment with several outputs.
+    Common(P::Common),
     Exchange(P::Exchange),
     Values(Values),
     Filter(Filter),
@@ -125,6 +130,7 @@ macro_rules! dispatch_operator {
             $crate::Operator::Scan($payload) => $body,
             $crate::Operator::Subscribe($payload) => $body,
             $crate::Operator::Source($payload) => $body,
+            $crate::Operator::Common($payload) => $body,
             $crate::Operator::Exchange($payload) => $body,
             $crate::Operator::Values($payload) => $body,
             $crate::Operator::Filter($payload) => $body,

@@ -9,7 +9,7 @@ use crate::codec::decode::Inputs;
 use crate::codec::expr::{decode_expr, encode_expr};
 
 /// Computes a row's columns from each row.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Project {
     pub exprs: Vec<ExprRef>,
 }

@@ -6,7 +6,7 @@ use crate::codec::{CodecError, encode};
 
 /// A row as many times as a BIGINT column of it says; not at all where that is NULL or below one.
 /// Passes all columns on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Repeat {
     pub times_column: usize,
 }

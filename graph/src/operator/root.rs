@@ -6,15 +6,15 @@ use crate::codec::decode::Inputs;
 use crate::codec::proto::Nothing;
 
 /// Writes the relation's rows to table 0 and its change to subscribers. The root.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Materialize;
 
 /// Computes all and stores nothing but counts: rows and an order-independent hash. The root.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Blackhole;
 
 /// Nets each epoch's change and hands it on to a target; stores no rows. The root.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sink;
 
 /// Roots differ in their name and their tag.

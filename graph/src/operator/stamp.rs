@@ -6,7 +6,7 @@ use crate::codec::decode::Inputs;
 
 /// Appends the processing time plus so many microseconds, a TIMESTAMP: when a row is too old for a job with a
 /// TTL.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stamp {
     pub add_us: i64,
 }

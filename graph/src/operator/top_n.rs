@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, CodecError>;
 /// The first rows of every group by an order (ORDER BY … LIMIT, DISTINCT ON, row_number() <= n).
 /// Ties are broken by the row's own bytes, so the result is a function of the content. `S`: how its rows are kept,
 /// as far as that is known where it stands.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TopN<S = TopNState> {
     pub group: Vec<usize>,
     /// Input columns, some or all of `group`, whose hash is the vnode of a group's state. Empty:
@@ -33,7 +33,7 @@ pub struct TopN<S = TopNState> {
     pub state: S,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TopNState {
     /// `group | order | identity → row`.
     pub table: usize,

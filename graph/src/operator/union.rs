@@ -5,7 +5,7 @@ use crate::codec::CodecError;
 use crate::codec::proto::Nothing;
 
 /// Bag union: one port an input, same schema.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Union;
 
 impl Payload for Union {

@@ -8,7 +8,7 @@ use crate::codec::{CodecError, encode};
 
 /// A row once for each element of its lists, which are read side by side, the shorter ones filled up with
 /// NULLs: the elements take the lists' places. A row without elements vanishes, or has NULLs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Unnest {
     pub lists: Vec<usize>,
     pub keep_empty: bool,

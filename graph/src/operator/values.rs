@@ -8,7 +8,7 @@ use crate::codec::decode::Inputs;
 use crate::codec::ipc::{decode_batch, encode_batch};
 
 /// Constant rows, emitted once, in the job's first epoch. Singleton.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Values {
     pub batch: RecordBatch,
 }

@@ -20,7 +20,7 @@ type Result<T> = std::result::Result<T, CodecError>;
 
 /// Window functions over the rows of each group in an order. Output: the input's columns, then one
 /// column a call. Rows that are level are in the order of their own bytes. `S` as in [`TopN`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Window<S = WindowState> {
     pub group: Vec<usize>,
     /// As in [`TopN`].
@@ -30,7 +30,7 @@ pub struct Window<S = WindowState> {
     pub state: S,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WindowState {
     /// `group | order | identity → row`, every row.
     pub table: usize,
@@ -60,7 +60,7 @@ impl<S> Window<S> {
 /// How rows of sessions and ASOF joins leave the state. A session is closed when the watermark of its time
 /// has come to its last time plus the gap, because no row that joins it can come any more. Of an ASOF join
 /// all rows below the watermark go but those of each group that rows to come may concern.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Closing {
     /// The input's timestamp column, the first of the order.
     pub column: usize,

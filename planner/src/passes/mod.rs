@@ -7,6 +7,7 @@ pub mod identity;
 pub mod properties;
 pub mod prune;
 pub mod rank;
+pub mod share;
 pub mod simplify;
 pub mod ttl;
 pub mod watermark;

@@ -68,8 +68,12 @@ pub fn filter(input: Stream, comparisons: &[(&str, Operator, i64)]) -> Stream {
 
 /// The table with itself.
 pub fn join(kind: JoinKind, key: (usize, usize)) -> Stream {
+    joined_on(table(), table(), kind, key)
+}
+
+pub fn joined_on(left: Stream, right: Stream, kind: JoinKind, key: (usize, usize)) -> Stream {
     let one_side = matches!(kind, JoinKind::LeftSemi | JoinKind::LeftAnti);
-    let output = (0..if one_side { 3 } else { 6 }).collect();
+    let output = (0..left.width() + if one_side { 0 } else { right.width() }).collect();
     let side = |key| JoinSide { keys: vec![key], vnode: vec![], state: () };
     let join = Join {
         kind,
@@ -80,7 +84,7 @@ pub fn join(kind: JoinKind, key: (usize, usize)) -> Stream {
         null_equals_null: false,
         output,
     };
-    table().join(table(), join)
+    left.join(right, join)
 }
 
 pub fn count() -> Call {

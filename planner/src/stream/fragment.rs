@@ -1,17 +1,19 @@
 //! Stream plan with exchanges → fragments, nodes and state tables.
 //!
 //! A fragment ends at an exchange: what is below becomes a fragment of its own, pushed before its
-//! consumer. State tables are numbered as their operators are emitted, children first; table 0 is
+//! consumer. A common subplan becomes one fragment, with an output for each place that it stands in
+//! (`outputs`). State tables are numbered as their operators are emitted, children first; table 0 is
 //! the relation's rows.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::datatypes::{Schema, SchemaRef};
 use millrace_common::{SqlError, SqlState};
 use millrace_functions::expr;
 use millrace_graph::{
-    self, DerivedWatermark, Edge, EdgeKind, Fragment, JobGraph, Node, Operator, Project,
-    RelationLayout, StateTable, dispatch_operator,
+    self, DerivedWatermark, Edge, Fragment, JobGraph, Node, Operator, Project, RelationLayout,
+    StateTable, dispatch_operator,
 };
 use millrace_rpc::catalog::RowStorage;
 
@@ -20,7 +22,8 @@ use crate::passes::exchange::{Placed, exchange};
 use crate::passes::properties::{Distribution, Properties};
 use crate::passes::watermark;
 use crate::stream::operators::{Input, Lowered, OperatorRules};
-use crate::stream::plan::{Exchange, Op, Stream};
+use crate::stream::outputs::only;
+use crate::stream::plan::{Common, Exchange, Op, Stream};
 use crate::stream::tables::StateTables;
 use crate::stream::{Sink, SinkKey};
 
@@ -101,7 +104,8 @@ pub fn fragment(root: Stream, layout: RelationLayout, sink: &Sink) -> Result<Job
         relation: true,
         retention: None,
     };
-    let mut builder = Builder { fragments: vec![], tables: StateTables::new(rows) };
+    let mut builder =
+        Builder { fragments: vec![], tables: StateTables::new(rows), common: HashMap::new() };
     let mut open = Open::default();
     let (node, Known { properties: p, marks }) = builder.emit(root, &mut open)?;
     let op = match sink {
@@ -125,17 +129,20 @@ pub fn fragment(root: Stream, layout: RelationLayout, sink: &Sink) -> Result<Job
 }
 
 /// What is known of a subtree's rows.
-struct Known {
-    properties: Properties,
-    marks: Vec<DerivedWatermark>,
+#[derive(Clone)]
+pub(super) struct Known {
+    pub properties: Properties,
+    pub marks: Vec<DerivedWatermark>,
 }
 
 /// A fragment under construction.
 #[derive(Default)]
-struct Open {
-    nodes: Vec<Node>,
-    /// Fragments whose rows it takes.
-    producers: Vec<usize>,
+pub(super) struct Open {
+    pub nodes: Vec<Node>,
+    /// The edges whose rows it takes: fragments, and which of their outputs.
+    pub producers: Vec<(usize, usize)>,
+    /// The common subplan that the fragment computes, once that is in it: the fragment goes on above it.
+    pub above: Option<usize>,
 }
 
 impl Open {
@@ -158,18 +165,26 @@ impl Open {
     }
 }
 
-struct Builder {
-    fragments: Vec<Fragment>,
+pub(super) struct Builder {
+    pub fragments: Vec<Fragment>,
     tables: StateTables,
+    /// By number, the common subplans that have their fragments.
+    pub common: HashMap<usize, Computed>,
+}
+
+/// Where the rows of a subtree come from.
+#[derive(Clone)]
+pub(super) struct Computed {
+    pub fragment: usize,
+    pub node: usize,
+    pub known: Known,
 }
 
 impl Builder {
-    fn close(&mut self, open: Open, p: &Properties, outputs: Vec<Edge>) -> usize {
+    pub fn close(&mut self, open: Open, p: &Properties, outputs: Vec<Edge>) -> usize {
         let index = self.fragments.len();
-        for producer in open.producers {
-            for edge in &mut self.fragments[producer].outputs {
-                edge.to = index;
-            }
+        for (producer, output) in open.producers {
+            self.fragments[producer].outputs[output].to = index;
         }
         let singleton = p.distribution == Distribution::Singleton;
         self.fragments.push(Fragment { nodes: open.nodes, singleton, outputs });
@@ -177,11 +192,15 @@ impl Builder {
     }
 
     /// Adds a subtree to the open fragment; gives its node and what is known of it.
-    fn emit(&mut self, stream: Stream, open: &mut Open) -> Result<(usize, Known), SqlError> {
+    pub fn emit(&mut self, stream: Stream, open: &mut Open) -> Result<(usize, Known), SqlError> {
         let Stream { op, inputs, schema } = stream;
         let width = schema.fields().len();
         if let Op::Exchange(Exchange { hash }) = &op {
-            return self.receive(&op, hash, inputs, schema, open);
+            let edge = self.producer(only(inputs)?, hash)?;
+            return Ok(self.receive(edge, schema, open));
+        }
+        if let Op::Common(Common { id }) = op {
+            return self.place_common(id, only(inputs)?, open);
         }
         let schemas: Vec<SchemaRef> = inputs.iter().map(|i| Arc::clone(&i.schema)).collect();
         let mut nodes = Vec::with_capacity(inputs.len());
@@ -215,41 +234,5 @@ impl Builder {
             }
         }
         Ok((open.nodes.len() - 1, Known { properties, marks: own }))
-    }
-
-    /// Adds an exchange, whose input becomes a fragment of its own.
-    fn receive(
-        &mut self,
-        op: &Op,
-        hash: &[usize],
-        inputs: Vec<Stream>,
-        schema: SchemaRef,
-        open: &mut Open,
-    ) -> Result<(usize, Known), SqlError> {
-        let width = schema.fields().len();
-        let Some(input) = inputs.into_iter().next() else {
-            return Err(SqlError::internal("an exchange has no input"));
-        };
-        let (fragment, below) = self.producer(input, hash.to_vec())?;
-        let p = Properties::derive(op, width, &[below.properties]);
-        open.producers.push(fragment);
-        let node = Node {
-            op: Operator::Exchange(millrace_graph::Exchange { fragment, output: 0 }),
-            inputs: vec![],
-            schema,
-            append_only: p.append_only,
-            marks: below.marks.clone(),
-        };
-        open.nodes.push(node);
-        Ok((open.nodes.len() - 1, Known { properties: p, marks: below.marks }))
-    }
-
-    /// A closed fragment that feeds an exchange; its consumer is filled in when that is closed.
-    fn producer(&mut self, input: Stream, hash: Vec<usize>) -> Result<(usize, Known), SqlError> {
-        let mut open = Open::default();
-        let (from, known) = self.emit(input, &mut open)?;
-        let edge = Edge { from, to: usize::MAX, carries: EdgeKind::Rows { hash } };
-        let index = self.close(open, &known.properties, vec![edge]);
-        Ok((index, known))
     }
 }

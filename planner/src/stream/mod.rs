@@ -13,6 +13,7 @@ mod join;
 mod lookup;
 pub mod operators;
 mod order;
+mod outputs;
 pub mod plan;
 pub mod tables;
 pub mod temporal;
@@ -34,7 +35,7 @@ use millrace_graph::codec::encode_watermark;
 use crate::bind::{Binder, BoundQuery, check_view_volatility};
 use crate::catalog::CatalogView;
 use crate::optimizer::optimize_for_view;
-use crate::passes::{exchange, passes};
+use crate::passes::{exchange, passes, share};
 use crate::stream::compile::compile;
 use plan::Stream;
 
@@ -123,6 +124,9 @@ fn plan_logical(
     interrupt::check()?;
     let (stream, layout) = fragment::lay_out(placed, &options.sink, columns.len())?;
     watch("lay out the result", &stream);
+    interrupt::check()?;
+    let stream = share::mark_common(stream);
+    watch("mark common subplans", &stream);
     fragment::fragment(stream, layout, &options.sink)
 }
 

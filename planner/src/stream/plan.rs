@@ -14,7 +14,7 @@ use millrace_graph::{Operator, Phase};
 use millrace_rpc::catalog::Relation;
 
 /// A subtree: an operator, its inputs in port order, and the schema of what it puts out.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Stream {
     pub op: Op,
     pub inputs: Vec<Stream>,
@@ -22,13 +22,14 @@ pub struct Stream {
 }
 
 /// The phase of plans: no state tables, and exchanges by columns.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InPlan;
 
 impl Phase for InPlan {
     type Scan = Scan;
     type Exchange = Exchange;
-    type InGraph<T: Clone + Debug> = Infallible;
+    type Common = Common;
+    type InGraph<T: Clone + Debug + PartialEq> = Infallible;
     type CallState = Named;
     type Table = ();
     type SideState = ();
@@ -41,7 +42,7 @@ impl Phase for InPlan {
 pub type Op = Operator<InPlan>;
 
 /// A relation's content and changes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Scan {
     pub relation: Arc<Relation>,
     /// Positions in the relation.
@@ -49,9 +50,16 @@ pub struct Scan {
 }
 
 /// Rows move to the owner of their hash; no columns: to the only task.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Exchange {
     pub hash: Vec<usize>,
+}
+
+/// The subtree stands in several places of the plan, in each below one of these with the same `id`. Its rows pass
+/// unchanged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Common {
+    pub id: usize,
 }
 
 /// The column that a call puts out.

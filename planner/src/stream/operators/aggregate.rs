@@ -67,6 +67,10 @@ impl OperatorRules for Aggregate {
         watermark::pick(port(inputs, 0), &self.group)
     }
 
+    fn keeps_state(&self) -> bool {
+        true
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         let (inputs, vnode) = meet_only(inputs, &self.group);
         self.vnode = vnode;

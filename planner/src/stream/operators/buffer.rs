@@ -62,6 +62,10 @@ impl OperatorRules for EventTimeBuffer {
         }
     }
 
+    fn keeps_state(&self) -> bool {
+        true
+    }
+
     /// Equal rows meet; where rows are distributed already they stay.
     fn place(&mut self, mut inputs: Vec<Placed>) -> Vec<Placed> {
         let Some(input) = inputs.pop() else { return inputs };

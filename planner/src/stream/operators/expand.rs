@@ -45,6 +45,10 @@ impl OperatorRules for Expand {
         vec![]
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         inputs
     }

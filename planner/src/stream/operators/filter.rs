@@ -35,6 +35,10 @@ impl OperatorRules for Filter {
         port(inputs, 0).to_vec()
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         inputs
     }

@@ -93,6 +93,10 @@ impl OperatorRules for Join {
         watermark::pick(&full, &self.output)
     }
 
+    fn keeps_state(&self) -> bool {
+        true
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         // NOT IN asks whether the right side has any row or NULL at all: one task must see it whole.
         let whole = self.null_aware && matches!(self.kind, JoinKind::LeftAnti | JoinKind::LeftMark);

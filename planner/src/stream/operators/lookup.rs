@@ -98,6 +98,10 @@ impl OperatorRules for Lookup {
         watermark::pick(port(inputs, 0), &self.output)
     }
 
+    fn keeps_state(&self) -> bool {
+        true
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         let (inputs, vnodes) = place_sides([&self.left_keys, &self.right.keys], false, inputs);
         [self.left_vnode, self.right.vnode] = vnodes;

@@ -7,6 +7,7 @@
 
 mod aggregate;
 mod buffer;
+mod common;
 mod exchange;
 mod expand;
 mod filter;

@@ -59,6 +59,10 @@ impl OperatorRules for Project {
         self.exprs.iter().enumerate().filter_map(one).collect()
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         inputs
     }

@@ -33,6 +33,10 @@ impl OperatorRules for Repeat {
         vec![]
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         inputs
     }

@@ -27,6 +27,9 @@ pub trait OperatorRules: Sized {
         widths: &[usize],
     ) -> Vec<DerivedWatermark>;
 
+    /// Whether it keeps rows or what it made of them from one epoch to the next.
+    fn keeps_state(&self) -> bool;
+
     /// Brings its inputs' rows to where its state is, with exchanges where that is needed, and notes by which columns
     /// they lie there.
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed>;
@@ -121,6 +124,10 @@ impl OperatorRules for Infallible {
     }
 
     fn watermarks(&self, _: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
+        match *self {}
+    }
+
+    fn keeps_state(&self) -> bool {
         match *self {}
     }
 

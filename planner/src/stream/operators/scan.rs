@@ -59,6 +59,10 @@ impl OperatorRules for Scan {
         .collect()
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         inputs
     }

@@ -39,6 +39,10 @@ impl OperatorRules for Stamp {
         port(inputs, 0).to_vec()
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         inputs
     }

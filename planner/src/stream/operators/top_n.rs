@@ -70,6 +70,10 @@ impl OperatorRules for TopN {
         port(inputs, 0).iter().filter(|m| self.group.contains(&m.column)).cloned().collect()
     }
 
+    fn keeps_state(&self) -> bool {
+        true
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         let (inputs, vnode) = meet_only(inputs, &self.group);
         self.vnode = vnode;

@@ -50,6 +50,10 @@ impl OperatorRules for Union {
         first.iter().filter_map(one).collect()
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     /// The inputs run in the same tasks: all in one, or all in parallel.
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         let single = |p: &Placed| p.1.distribution == Distribution::Singleton;

@@ -57,6 +57,10 @@ impl OperatorRules for Unnest {
         kept.cloned().collect()
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         inputs
     }

@@ -39,6 +39,10 @@ impl OperatorRules for Values {
         vec![]
     }
 
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         inputs
     }

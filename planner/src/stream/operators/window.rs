@@ -83,6 +83,10 @@ impl OperatorRules for Window {
         out
     }
 
+    fn keeps_state(&self) -> bool {
+        true
+    }
+
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
         let (inputs, vnode) = meet_only(inputs, &self.group);
         self.vnode = vnode;
