@@ -9,7 +9,7 @@ const LISTS: [&str; 2] = ["graph/src/operator/mod.rs", "executor/src/operators/m
 const OWN: [&str; 2] = ["graph/src/operator/", "planner/src/stream/operators/"];
 
 /// Rewrites and checks that look for particular operators, and leave all others as they are.
-const PARTICULAR: [&str; 16] = [
+const PARTICULAR: [&str; 18] = [
     "executor/src/input/generated.rs",
     "executor/src/task/build.rs",
     "executor/src/task/order.rs",
@@ -19,11 +19,13 @@ const PARTICULAR: [&str; 16] = [
     "planner/src/explain/mod.rs",
     "planner/src/passes/exchange.rs",
     "planner/src/passes/rank.rs",
+    "planner/src/passes/share.rs",
     "planner/src/passes/simplify.rs",
     "planner/src/passes/ttl.rs",
     "planner/src/passes/window_close.rs",
     "planner/src/stream/fragment.rs",
     "planner/src/stream/lookup.rs",
+    "planner/src/stream/outputs.rs",
     "planner/src/stream/window_tvf.rs",
     "src/http/api.rs",
 ];
