@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, new_empty_array, new_null_array};
+use arrow::buffer::BooleanBuffer;
 use arrow::compute;
 use arrow::error::ArrowError;
 use datafusion::error::DataFusionError;
@@ -15,6 +16,14 @@ use millrace_functions::expr::ExprRef;
 
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+
+/// Rows for which a boolean is true, and not NULL.
+pub fn truth(array: &BooleanArray) -> BooleanBuffer {
+    match array.nulls() {
+        Some(nulls) => array.values() & nulls.inner(),
+        None => array.values().clone(),
+    }
+}
 
 /// A compiled expression and where its errors go.
 pub struct SafeExpr {

@@ -6,7 +6,7 @@
 
 use arrow::array::Array;
 use millrace_common::access::RetentionBy;
-use millrace_graph::Join;
+use millrace_graph::JoinSide;
 
 use super::HashJoin;
 use super::side::END;
@@ -29,10 +29,10 @@ pub struct Cleaning {
 }
 
 impl Cleaning {
-    pub fn new(join: &Join) -> Cleaning {
+    pub fn new(sides: [&JoinSide; 2]) -> Cleaning {
         Cleaning {
-            tables: [join.left.state.table, join.right.state.table],
-            keys: [join.left.keys.clone(), join.right.keys.clone()],
+            tables: sides.map(|side| side.state.table),
+            keys: sides.map(|side| side.keys.clone()),
             bounds: [None, None],
             left: [0, 0],
         }

@@ -2,10 +2,10 @@
 
 use arrow::array::BinaryArray;
 use millrace_common::DeltaChunk;
-use millrace_graph::JoinKind;
 use millrace_storage::{Found, Lookup};
 
 use super::pairs::Condition;
+use super::policy::Rules;
 use super::side::{END, List, Side};
 use crate::error::ExecError;
 use crate::state::arena::RowRef;
@@ -24,22 +24,12 @@ pub struct Entry {
 
 /// See the module. The table of a side has its number.
 pub struct JoinEntries {
-    pub kind: JoinKind,
+    pub rules: Rules,
     pub sides: [Side; 2],
-    pub preserved: [bool; 2],
     pub condition: Option<Condition>,
     pub left_width: usize,
     pub chunk_rows: usize,
-    /// See [`super::lookup`].
-    pub is_lookup: bool,
     pub of: Vec<Entry>,
-}
-
-impl JoinEntries {
-    /// No row has a match state: its own state is not needed to know what it adds.
-    pub fn is_inner(&self) -> bool {
-        self.kind == JoinKind::Inner || self.is_lookup
-    }
 }
 
 impl Entries for JoinEntries {
@@ -49,13 +39,12 @@ impl Entries for JoinEntries {
         self.of.resize(capacity, Entry::default());
     }
 
-    /// A side that is written blind is not needed for itself; of a lookup, the left side never.
+    /// A row needs the other side if it is paired. It needs its own side if its place there matters now: not if it
+    /// is not kept, or if it may be written blind and no match state has to be derived.
     fn missing(&self, slot: Slot, _: bool, port: usize, weight: i64) -> Missing {
-        let own = match self.is_lookup {
-            true => port == 1 && !self.sides[1].may_write_blind(weight),
-            false => self.kind != JoinKind::Inner || !self.sides[port].may_write_blind(weight),
-        };
-        let other = !(self.is_lookup && port == 1);
+        let own = self.rules.keeps[port]
+            && (self.rules.is_any_preserved() || !self.sides[port].may_write_blind(weight));
+        let other = self.rules.probes[port];
         let lists = &self.of[slot as usize].sides;
         let mut missing = [false; 2];
         missing[port] = own && !lists[port].loaded;
@@ -87,7 +76,7 @@ impl Entries for JoinEntries {
     }
 
     fn complete(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
-        if self.is_inner() { Ok(()) } else { self.restore_marks(slots) }
+        if self.rules.is_any_preserved() { self.restore_marks(slots) } else { Ok(()) }
     }
 
     fn absent(&mut self, slot: Slot) {

@@ -11,29 +11,37 @@ use crate::state::Slot;
 use crate::state::arena::RowRef;
 
 impl HashJoin {
-    /// Puts rows into their own side, in the store and in memory, and begins to pair them.
+    /// Puts rows into their own side, if it is kept, and begins to pair them, if they probe.
     pub(super) fn start(
         &mut self,
         port: usize,
         chunk: DeltaChunk,
         slots: Vec<Slot>,
     ) -> Result<(), ExecError> {
-        if self.state.entries.is_lookup && port == 0 {
-            let nodes = vec![END; slots.len()];
-            self.work = Some(Work::new(port, chunk, slots, nodes));
-            return Ok(());
-        }
-        let keys: Vec<(Vnode, &[u8])> =
-            slots.iter().map(|&s| (self.state.keys.vnode(s), self.state.keys.key(s))).collect();
-        self.state.entries.sides[port].store(&chunk, &keys, &slots)?;
-        let nodes = self.insert(port, &chunk, &slots)?;
-        if !self.state.entries.is_lookup {
+        let nodes = match self.state.entries.rules.keeps[port] {
+            true => self.keep(port, &chunk, &slots)?,
+            false => vec![END; slots.len()],
+        };
+        if self.state.entries.rules.probes[port] {
             self.work = Some(Work::new(port, chunk, slots, nodes));
         }
         Ok(())
     }
 
-    /// The in-memory half of `start`: new nodes, or weights of existing ones.
+    /// Puts rows into their own side, in the store and in memory; their nodes where they have new ones.
+    fn keep(
+        &mut self,
+        port: usize,
+        chunk: &DeltaChunk,
+        slots: &[Slot],
+    ) -> Result<Vec<u32>, ExecError> {
+        let keys: Vec<(Vnode, &[u8])> =
+            slots.iter().map(|&s| (self.state.keys.vnode(s), self.state.keys.key(s))).collect();
+        self.state.entries.sides[port].store(chunk, &keys, slots)?;
+        self.insert(port, chunk, slots)
+    }
+
+    /// The in-memory half of `keep`: new nodes, or weights of existing ones.
     fn insert(
         &mut self,
         port: usize,
@@ -79,6 +87,7 @@ impl HashJoin {
         opposite: &[u32],
         nodes: &mut [u32],
     ) -> Result<(), ExecError> {
+        let preserved = self.state.entries.rules.preserved[port];
         let side = &mut self.state.entries.sides[port];
         let fresh: Vec<(u32, Slot)> =
             rows.iter().zip(opposite).filter(|(_, n)| **n == END).map(|(r, _)| *r).collect();
@@ -104,15 +113,15 @@ impl HashJoin {
             let touched = if node == END { nodes[row as usize] } else { node };
             if node != END {
                 side.add_weight(list, node, weight);
-                if side.nodes[node as usize].weight == 0 && !self.state.entries.preserved[port] {
+                if side.nodes[node as usize].weight == 0 && !preserved {
                     side.unlink(list, node);
                 }
             }
-            if self.state.entries.preserved[port] {
+            if preserved {
                 touch_row(side, &mut self.touched_rows[port], touched);
             }
             // What the store cannot show for a moment, or does not have yet, must stay in memory.
-            if weight < 0 || !side.may_write_blind(weight) || self.state.entries.preserved[port] {
+            if weight < 0 || !side.may_write_blind(weight) || preserved {
                 self.state.keys.mark_dirty(slot);
             }
         }

@@ -24,13 +24,12 @@ use futures::future::BoxFuture;
 use millrace_common::delta::take_rows;
 use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Vnode};
-use millrace_graph::{JoinKind, JoinSide, SideState};
+use millrace_graph::{JoinSide, SideState};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup, MemRun};
 
-use super::pairs::{Matched, Pairs};
 use super::retractions::Retractions;
-use super::{HashJoin, Work};
+use super::{HashJoin, Spec, policy};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
@@ -52,12 +51,13 @@ pub fn build(
     lookup: &millrace_graph::Lookup,
     ctx: BuildContext<'_>,
 ) -> Result<Box<dyn Operator>, ExecError> {
-    let (left, right) = (ctx.input(0)?, ctx.input(1)?);
+    let [left, right] = [ctx.input(0)?, ctx.input(1)?];
     let BuildContext { node, env, tables, .. } = ctx;
     match &lookup.matches {
         None => {
             let (output, schema) = (lookup.output.clone(), &node.schema);
-            let join = pairing(lookup, &left, &right, lookup.outer, output, schema, env, tables)?;
+            let inputs = [&left, &right];
+            let join = pairing(lookup, inputs, lookup.outer, output, schema, env, tables)?;
             Ok(Box::new(join))
         }
         Some(matches) => {
@@ -67,19 +67,17 @@ pub fn build(
     }
 }
 
-/// The half of a hash join that pairs left rows and keeps right ones.
-#[allow(clippy::too_many_arguments)]
+/// What pairs left rows and keeps right ones.
 fn pairing(
     lookup: &millrace_graph::Lookup,
-    left: &SchemaRef,
-    right: &SchemaRef,
+    inputs: [&SchemaRef; 2],
     outer: bool,
     output: Vec<usize>,
     schema: &SchemaRef,
     env: Env,
     tables: Tables<'_>,
 ) -> Result<HashJoin, ExecError> {
-    let side = JoinSide {
+    let left = JoinSide {
         keys: lookup.left_keys.clone(),
         vnode: lookup.left_vnode.clone(),
         state: SideState {
@@ -89,48 +87,19 @@ fn pairing(
             unique_per_key: false,
         },
     };
-    let join = millrace_graph::Join {
-        kind: if outer { JoinKind::LeftOuter } else { JoinKind::Inner },
-        left: side,
-        right: lookup.right.clone(),
-        residual: lookup.residual.clone(),
-        null_aware: false,
+    let spec = Spec {
+        sides: [&left, &lookup.right],
+        inputs,
+        residual: lookup.residual.as_ref(),
         null_equals_null: false,
         output,
+        schema,
     };
     let mut tables = |table: usize| match table {
-        NO_TABLE => Ok(Box::new(NoTable(Arc::clone(left))) as Box<dyn StateTable>),
+        NO_TABLE => Ok(Box::new(NoTable(Arc::clone(inputs[0]))) as Box<dyn StateTable>),
         table => tables(table),
     };
-    let mut made = HashJoin::new(schema, false, &join, left, right, env, &mut tables)?;
-    made.state.entries.is_lookup = true;
-    made.state.entries.preserved = [false, false];
-    Ok(made)
-}
-
-impl Work {
-    /// Counts what rows have met.
-    pub(super) fn note_met(&mut self, pairs: &Pairs, matched: &Matched) {
-        self.met.resize(self.chunk.num_rows(), 0);
-        let mut add = |i: usize| self.met[pairs.probe[i] as usize] += pairs.weights[i];
-        match matched {
-            Matched::All => (0..pairs.len()).for_each(&mut add),
-            Matched::Some { matches, .. } => matches.set_indices().for_each(&mut add),
-        }
-    }
-}
-
-impl HashJoin {
-    /// Emits the rows of a lookup that have met nothing, if it pads.
-    pub(super) fn pad(&self, work: &mut Work, out: &mut Output) -> Result<(), ExecError> {
-        if self.state.entries.kind != JoinKind::LeftOuter {
-            return Ok(());
-        }
-        work.met.resize(work.chunk.num_rows(), 0);
-        let alone = work.met.iter().map(|met| Some(*met == 0)).collect();
-        let alone = work.chunk.filter(&alone)?;
-        if alone.is_empty() { Ok(()) } else { self.emit_unmatched(0, &alone, out) }
-    }
+    HashJoin::new(Box::new(policy::Lookup { outer }), spec, env, &mut tables)
 }
 
 /// A lookup whose left rows may be retracted. See the module.
@@ -182,7 +151,7 @@ impl Remembering {
         let lookup = millrace_graph::Lookup { residual: residual.transpose()?, ..lookup.clone() };
         let all: Vec<usize> = (0..pairs.fields().len()).collect();
         let join =
-            pairing(&lookup, &numbered, right, true, all, &pairs, env.clone(), &mut *tables)?;
+            pairing(&lookup, [&numbered, right], true, all, &pairs, env.clone(), &mut *tables)?;
         let others: Vec<usize> = (0..width).filter(|c| !lookup.left_keys.contains(c)).collect();
         let identity = match matches.identity {
             RowStorage::Keyed => RowCodec::of_values(&left, &matches.unique_key)?,

@@ -1,27 +1,24 @@
 //! Outer, semi, anti and mark joins: bringing what was emitted for rows of preserved sides up to date.
 
-use std::sync::Arc;
-
-use arrow::array::{ArrayRef, BooleanArray, Int64Array};
-use millrace_common::DeltaChunk;
+use arrow::array::Int64Array;
 use millrace_common::fault_injection::is_planted;
-use millrace_graph::JoinKind;
 
 use super::entries::JoinEntries;
-use super::pairs::{Matched, PairColumns, Pairs, padded};
+use super::pairs::{Matched, PairColumns, Pairs};
+use super::policy::MatchStatus;
 use super::side::{END, MatchState};
 use super::{HashJoin, add_degree};
 use crate::error::ExecError;
 use crate::operator::Output;
 use crate::state::Slot;
-use crate::state::arena::{RowRef, new_batch};
+use crate::state::arena::RowRef;
 
 /// Rows of one side on their way out.
 #[derive(Default)]
 struct Emission {
     rows: Vec<RowRef>,
     weights: Vec<i64>,
-    match_states: Vec<Option<bool>>,
+    marks: Vec<Option<bool>>,
 }
 
 impl Emission {
@@ -29,21 +26,8 @@ impl Emission {
         if weight != 0 {
             self.rows.push(row);
             self.weights.push(weight);
-            self.match_states.push(mark);
+            self.marks.push(mark);
         }
-    }
-}
-
-/// What a row contributes: how often, and with which mark.
-fn contribution(kind: JoinKind, weight: i64, matched: bool, unknown: bool) -> (i64, Option<bool>) {
-    let times = |visible: bool| (if visible { weight } else { 0 }, None);
-    match kind {
-        JoinKind::Inner => times(false),
-        JoinKind::LeftOuter | JoinKind::RightOuter | JoinKind::FullOuter => times(!matched),
-        JoinKind::LeftSemi | JoinKind::RightSemi => times(matched),
-        JoinKind::LeftAnti | JoinKind::RightAnti => times(!matched && !unknown),
-        JoinKind::LeftMark if matched => (weight, Some(true)),
-        JoinKind::LeftMark => (weight, (!unknown).then_some(false)),
     }
 }
 
@@ -55,7 +39,7 @@ impl HashJoin {
             self.state.entries.of[slot as usize].touched = false;
             for (side, emission) in emissions.iter_mut().enumerate() {
                 let matched = self.state.entries.of[slot as usize].sides[1 - side].total > 0;
-                if self.state.entries.preserved[side]
+                if self.state.entries.rules.preserved[side]
                     && self.state.entries.of[slot as usize].matched[side] != matched
                 {
                     self.state.entries.of[slot as usize].matched[side] = matched;
@@ -93,7 +77,7 @@ impl HashJoin {
         let (weight, as_mark) = self.state.entries.wanted(side, node);
         let at = self.state.entries.sides[side].nodes[node as usize].at;
         if weight == 0
-            && self.emits_pairs
+            && self.state.entries.rules.emits_pairs
             && self.state.entries.sides[side].nodes[node as usize].weight > 0
             && is_planted("outer-null-row-stays")
         {
@@ -132,62 +116,15 @@ impl HashJoin {
         if emission.rows.is_empty() {
             return Ok(());
         }
-        let Emission { rows, weights, match_states } = std::mem::take(emission);
+        let Emission { rows, weights, marks } = std::mem::take(emission);
         let batch = self.state.entries.sides[side].arena.batch(&rows)?;
-        let columns =
-            self.alone(side, batch.columns(), BooleanArray::from(match_states), rows.len());
         let weights = weights.iter().any(|&w| w != 1).then(|| Int64Array::from(weights));
-        out.push(DeltaChunk::new(new_batch(&self.schema, columns, rows.len())?, weights));
-        Ok(())
-    }
-
-    /// Output columns of rows of one side without the other.
-    fn alone(
-        &self,
-        side: usize,
-        columns: &[ArrayRef],
-        match_states: BooleanArray,
-        rows: usize,
-    ) -> Vec<ArrayRef> {
-        match self.state.entries.kind {
-            JoinKind::LeftSemi | JoinKind::RightSemi | JoinKind::LeftAnti | JoinKind::RightAnti => {
-                self.output.iter().map(|&c| Arc::clone(&columns[c])).collect()
-            }
-            JoinKind::LeftMark => {
-                let match_states: ArrayRef = Arc::new(match_states);
-                self.output
-                    .iter()
-                    .map(|&c| Arc::clone(columns.get(c).unwrap_or(&match_states)))
-                    .collect()
-            }
-            _ => padded(
-                side,
-                columns,
-                self.state.entries.left_width,
-                &self.output,
-                &self.schema,
-                rows,
-            ),
-        }
-    }
-
-    /// Rows whose key is NULL: they never match and need no state.
-    pub(super) fn emit_unmatched(
-        &self,
-        side: usize,
-        chunk: &DeltaChunk,
-        out: &mut Output,
-    ) -> Result<(), ExecError> {
-        let rows = chunk.num_rows();
-        let match_states = BooleanArray::from(vec![false; rows]);
-        let columns = self.alone(side, chunk.batch.columns(), match_states, rows);
-        out.push(DeltaChunk::new(new_batch(&self.schema, columns, rows)?, chunk.weights.clone()));
-        Ok(())
+        self.emitter.emit_rows(side, batch.columns(), marks, weights, out)
     }
 }
 
 impl JoinEntries {
-    /// The contribution of a row as things are.
+    /// The contribution of a row as things are: its weight in the output, and its mark.
     fn wanted(&self, side: usize, node: u32) -> (i64, Option<bool>) {
         let row = &self.sides[side].nodes[node as usize];
         let mark = &self.sides[side].match_states[node as usize];
@@ -195,7 +132,13 @@ impl JoinEntries {
             Some(_) => mark.degree > 0,
             None => self.of[row.slot as usize].sides[1 - side].total > 0,
         };
-        contribution(self.kind, row.weight, matched, mark.unknown > 0)
+        let status = match (matched, mark.unknown > 0) {
+            (true, _) => MatchStatus::Matched,
+            (false, true) => MatchStatus::Unknown,
+            (false, false) => MatchStatus::Unmatched,
+        };
+        let contribution = self.rules.contribution(status);
+        (if contribution.is_emitted { row.weight } else { 0 }, contribution.mark)
     }
 
     /// Keys just loaded: what their rows had contributed when they were last written.
@@ -207,7 +150,7 @@ impl JoinEntries {
         }
         for &slot in slots {
             for side in 0..2 {
-                if !self.preserved[side] {
+                if !self.rules.preserved[side] {
                     continue;
                 }
                 let entry = &mut self.of[slot as usize];
@@ -271,10 +214,10 @@ impl JoinEntries {
                         self.sides[0].nodes[l as usize].weight,
                         self.sides[1].nodes[r as usize].weight,
                     );
-                    if self.preserved[0] {
+                    if self.rules.preserved[0] {
                         add_degree(&mut self.sides[0], l, rw, is_match);
                     }
-                    if self.preserved[1] {
+                    if self.rules.preserved[1] {
                         add_degree(&mut self.sides[1], r, lw, is_match);
                     }
                 }

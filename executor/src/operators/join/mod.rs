@@ -18,16 +18,19 @@
 //! has all rows in one slot and compares keys in three-valued logic: exact, for the modest sizes it is
 //! used with; its fragment is a singleton.
 //!
-//! A [`lookup`] is the same machine with half of it left out: left rows are paired and not kept, right rows
-//! are kept and not paired.
+//! A [`lookup`] leaves half of this out: left rows are paired and not kept, right rows are kept and not paired.
+//!
+//! What the kind of a join decides is its [`policy`]; an [`emitter`] puts rows out as the policy says.
 
 mod clean;
 mod early_flush;
+mod emitter;
 mod entries;
 mod intake;
 pub mod lookup;
 mod match_status;
 mod pairs;
+mod policy;
 mod retractions;
 mod side;
 
@@ -40,15 +43,18 @@ use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
 use millrace_common::fault_injection::is_planted;
-use millrace_graph::JoinKind;
+use millrace_functions::expr::ExprRef;
+use millrace_graph::JoinSide;
 use millrace_storage::MemRun;
 
 use self::clean::Cleaning;
 use self::early_flush::FlushThresholds;
+use self::emitter::{Emitter, OutputColumns};
 use self::entries::{Entry, JoinEntries};
 use self::pairs::{Condition, Matched, PairColumns, Pairs};
+use self::policy::{MatchStatus, NullKeys, Policy, Rules};
 use self::side::{END, Side};
-use super::{BuildContext, Env};
+use super::{BuildContext, Env, Tables};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::gate::Ready;
@@ -69,7 +75,8 @@ struct Work {
     /// Next node of the other side for `row`; `END` with `started`: none left.
     cursor: u32,
     started: bool,
-    /// Of a lookup: how many rows each row has met, the sum of their weights. Nodes of equal rows may cancel.
+    /// Where matches are counted while a chunk is paired: of each row, the sum of the weights that it has met, in
+    /// which nodes of equal rows may cancel.
     met: Vec<i64>,
 }
 
@@ -77,16 +84,42 @@ impl Work {
     fn new(port: usize, chunk: DeltaChunk, slots: Vec<Slot>, nodes: Vec<u32>) -> Work {
         Work { port, chunk, slots, nodes, row: 0, cursor: END, started: false, met: Vec::new() }
     }
+
+    /// Counts what rows have met.
+    fn count_met(&mut self, pairs: &Pairs, matched: &Matched) {
+        self.met.resize(self.chunk.num_rows(), 0);
+        let mut add = |i: usize| self.met[pairs.probe[i] as usize] += pairs.weights[i];
+        match matched {
+            Matched::All => (0..pairs.len()).for_each(&mut add),
+            Matched::Some { matches, .. } => matches.set_indices().for_each(&mut add),
+        }
+    }
+
+    /// The rows that have met nothing.
+    fn unmatched(&mut self) -> Result<DeltaChunk, ExecError> {
+        self.met.resize(self.chunk.num_rows(), 0);
+        let rows = self.met.iter().map(|met| Some(*met == 0)).collect();
+        Ok(self.chunk.filter(&rows)?)
+    }
+}
+
+/// What a join is built from; left and right in this order.
+struct Spec<'a> {
+    sides: [&'a JoinSide; 2],
+    inputs: [&'a SchemaRef; 2],
+    /// Over left columns then right columns.
+    residual: Option<&'a ExprRef>,
+    /// NULL keys are equal to each other.
+    null_equals_null: bool,
+    /// The columns of the output, by position as the policy reads it.
+    output: Vec<usize>,
+    schema: &'a SchemaRef,
 }
 
 /// See the module.
 pub struct HashJoin {
     state: KeyedState<JoinEntries>,
-    null_equals_null: bool,
-    null_aware: bool,
-    emits_pairs: bool,
-    output: Vec<usize>,
-    schema: SchemaRef,
+    emitter: Emitter,
     /// Reads of stored rows, by side: an early flush is under way.
     relieving: Fetches<usize>,
     early_flush: FlushThresholds,
@@ -108,60 +141,62 @@ pub fn build(
     p: &millrace_graph::Join,
     ctx: BuildContext<'_>,
 ) -> Result<Box<dyn Operator>, ExecError> {
-    let (left, right, node) = (ctx.input(0)?, ctx.input(1)?, ctx.node);
-    let (schema, append_only) = (&node.schema, node.append_only);
-    let made = HashJoin::new(schema, append_only, p, &left, &right, ctx.env, ctx.tables)?;
+    let inputs = [ctx.input(0)?, ctx.input(1)?];
+    let spec = Spec {
+        sides: [&p.left, &p.right],
+        inputs: [&inputs[0], &inputs[1]],
+        residual: p.residual.as_ref(),
+        null_equals_null: p.null_equals_null,
+        output: p.output.clone(),
+        schema: &ctx.node.schema,
+    };
+    let made = HashJoin::new(policy::of(p, ctx.node.append_only), spec, ctx.env, ctx.tables)?;
     Ok(Box::new(made))
 }
 
 impl HashJoin {
-    /// `append_only`: nothing that it emits is ever retracted.
-    pub fn new(
-        schema: &SchemaRef,
-        append_only: bool,
-        join: &millrace_graph::Join,
-        left: &SchemaRef,
-        right: &SchemaRef,
+    fn new(
+        policy: Box<dyn Policy>,
+        spec: Spec<'_>,
         env: Env,
-        tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
+        tables: Tables<'_>,
     ) -> Result<HashJoin, ExecError> {
-        let preserved = preserved(join.kind);
+        let rules = Rules::of(policy.as_ref(), spec.null_equals_null);
+        let [left, right] = spec.inputs;
         let both =
             Schema::new(left.fields().iter().chain(right.fields()).cloned().collect::<Vec<_>>());
         let left_width = left.fields().len();
-        let pairs = join.left.keys.iter().zip(&join.right.keys);
-        let null_keys = if join.null_aware {
-            pairs.map(|(&l, &r)| (l, left_width + r)).collect()
-        } else {
-            Vec::new()
+        let pairs = spec.sides[0].keys.iter().zip(&spec.sides[1].keys);
+        let comparison = policy.key_comparison(pairs.map(|(&l, &r)| (l, left_width + r)).collect());
+        // Keys that are compared pair by pair are not encoded.
+        let encoded = comparison.is_none();
+        let keys = spec.sides.map(|side| if encoded { side.keys.clone() } else { Vec::new() });
+        let reader = |side: usize| {
+            let vnode: &[usize] = if encoded { &spec.sides[side].vnode } else { &[] };
+            KeyReader::new(spec.inputs[side], &keys[side], vnode)
         };
-        let keys = [&join.left, &join.right]
-            .map(|side| if join.null_aware { Vec::new() } else { side.keys.clone() });
-        let reader = |side: &millrace_graph::JoinSide, keys: &[usize], schema: &SchemaRef| {
-            KeyReader::new(schema, keys, if join.null_aware { &[] } else { &side.vnode })
+        let readers = vec![reader(0)?, reader(1)?];
+        let mut side = |at: usize| {
+            let (side, schema) = (spec.sides[at], spec.inputs[at]);
+            let table = tables(side.state.table)?;
+            let (preserved, append_only) = (rules.preserved[at], policy.is_append_only());
+            Side::new(side, &keys[at], schema, table, preserved, append_only, &env)
         };
-        let append_only = append_only && join.kind == JoinKind::Inner;
-        let sides = both_sides(join, &keys, [left, right], append_only, &env, tables)?;
+        let sides = [side(0)?, side(1)?];
         let is_empty = sides.iter().all(|s| s.table.is_empty());
-        let readers =
-            vec![reader(&join.left, &keys[0], left)?, reader(&join.right, &keys[1], right)?];
         let entries = JoinEntries {
-            kind: join.kind,
+            rules,
             sides,
-            preserved,
-            condition: Condition::new(join.residual.as_ref(), null_keys, &both, &env)?,
+            condition: Condition::new(spec.residual, comparison, &both, &env)?,
             left_width,
             chunk_rows: env.options.chunk_rows.max(1),
-            is_lookup: false,
             of: Vec::new(),
         };
+        let schema = super::nullable(spec.schema);
+        let output = OutputColumns { left_width, positions: spec.output, schema };
         Ok(HashJoin {
             state: KeyedState::new(entries, readers, is_empty, &env),
-            null_equals_null: join.null_equals_null,
-            null_aware: join.null_aware,
-            emits_pairs: emits_pairs(join.kind),
-            output: join.output.clone(),
-            schema: super::nullable(schema),
+            emitter: Emitter::new(policy, output),
             relieving: Fetches::default(),
             early_flush: FlushThresholds::new(
                 env.options.group_change_bytes,
@@ -173,7 +208,7 @@ impl HashJoin {
             touched_keys: Vec::new(),
             touched_rows: [Vec::new(), Vec::new()],
             env,
-            cleaning: Cleaning::new(join),
+            cleaning: Cleaning::new(spec.sides),
         })
     }
 
@@ -186,26 +221,22 @@ impl HashJoin {
         !self.is_busy() && self.state.is_settled()
     }
 
-    /// Takes out rows with a NULL in their key: they match nothing.
+    /// Takes out rows with a NULL in their key where they match nothing.
     fn split_nulls(
         &mut self,
         port: usize,
         chunk: DeltaChunk,
         out: &mut Output,
     ) -> Result<DeltaChunk, ExecError> {
-        if self.null_equals_null || self.null_aware || is_planted("null-keys-match") {
+        let rules = &self.state.entries.rules;
+        if rules.null_keys[port] == NullKeys::Paired || is_planted("null-keys-match") {
             return Ok(chunk);
         }
         let Some(valid) = self.state.reader(port).non_null(&chunk.batch) else { return Ok(chunk) };
-        let pads = self.state.entries.is_lookup
-            && port == 0
-            && self.state.entries.kind == JoinKind::LeftOuter;
-        if (self.state.entries.preserved[port] || pads)
-            && self.state.entries.kind != JoinKind::LeftSemi
-            && self.state.entries.kind != JoinKind::RightSemi
-        {
+        if rules.null_keys[port] == NullKeys::Emitted {
             let nulls = chunk.filter(&BooleanArray::new(!&valid, None))?;
-            self.emit_unmatched(port, &nulls, out)?;
+            let contribution = rules.contribution(MatchStatus::Unmatched);
+            self.emitter.emit_alike(port, &nulls, contribution, out)?;
         }
         Ok(chunk.filter(&BooleanArray::new(valid, None))?)
     }
@@ -241,14 +272,15 @@ impl HashJoin {
         let other = 1 - work.port;
         let chunk_rows = self.env.options.chunk_rows.max(1);
         let by_degree = self.state.entries.condition.is_some();
-        let needs_pairs = self.emits_pairs || by_degree;
+        let rules = self.state.entries.rules;
+        let needs_pairs = rules.emits_pairs || by_degree;
         while work.row < work.slots.len() {
             let slot = work.slots[work.row];
             let entry = &mut self.state.entries.of[slot as usize];
             if !work.started {
                 work.started = true;
                 work.cursor = if needs_pairs { entry.sides[other].head } else { END };
-                if !by_degree && self.state.entries.preserved[other] && !entry.touched {
+                if !by_degree && rules.preserved[other] && !entry.touched {
                     entry.touched = true;
                     self.touched_keys.push(slot);
                     self.state.keys.mark_dirty(slot);
@@ -280,8 +312,12 @@ impl HashJoin {
             }
         }
         self.emit_pairs(work, out)?;
-        if self.state.entries.is_lookup {
-            self.pad(work, out)?;
+        if rules.counts_while_paired[work.port] {
+            let rows = work.unmatched()?;
+            if !rows.is_empty() {
+                let contribution = rules.contribution(MatchStatus::Unmatched);
+                self.emitter.emit_alike(work.port, &rows, contribution, out)?;
+            }
         }
         Ok(true)
     }
@@ -301,12 +337,14 @@ impl HashJoin {
             self.state.entries.left_width,
         );
         let matched = columns.test(self.state.entries.condition.as_ref())?;
-        if self.emits_pairs {
-            out.push(columns.output(&self.output, &self.schema, &matched)?);
+        let rules = self.state.entries.rules;
+        if rules.emits_pairs {
+            out.push(columns.output(self.emitter.output(), &matched)?);
         }
-        if self.state.entries.is_lookup {
-            work.note_met(&pairs, &matched);
-        } else {
+        if rules.counts_while_paired[work.port] {
+            work.count_met(&pairs, &matched);
+        }
+        if rules.is_any_preserved() {
             self.count_degrees(work, &pairs, &matched);
         }
         pairs.clear();
@@ -318,6 +356,7 @@ impl HashJoin {
     fn count_degrees(&mut self, work: &Work, pairs: &Pairs, matched: &Matched) {
         let Matched::Some { matches, unknown } = matched else { return };
         let port = work.port;
+        let preserved = self.state.entries.rules.preserved;
         for (bits, is_match) in
             std::iter::once((Some(matches), true)).chain(std::iter::once((unknown.as_ref(), false)))
         {
@@ -325,7 +364,7 @@ impl HashJoin {
             for i in bits.set_indices() {
                 let row = pairs.probe[i] as usize;
                 let own_weight = work.chunk.weight(row);
-                if self.state.entries.preserved[1 - port] {
+                if preserved[1 - port] {
                     let node = pairs.nodes[i];
                     add_degree(&mut self.state.entries.sides[1 - port], node, own_weight, is_match);
                     touch_row(
@@ -336,7 +375,7 @@ impl HashJoin {
                     self.state.keys.mark_dirty(work.slots[row]);
                 }
                 let own = work.nodes[row];
-                if self.state.entries.preserved[port] && own != END {
+                if preserved[port] && own != END {
                     add_degree(
                         &mut self.state.entries.sides[port],
                         own,
@@ -364,10 +403,9 @@ impl HashJoin {
         if !self.is_busy() {
             // A later row of a key may still need a side that the first one did not.
             let mut ready = self.state.completed().await?;
-            if self.state.entries.is_lookup {
-                // What is looked up comes first.
-                ready.sort_by_key(|r| std::cmp::Reverse(r.port));
-            }
+            // What is only kept comes first: the rows that probe meet it.
+            let probes = self.state.entries.rules.probes;
+            ready.sort_by_key(|r| probes[r.port]);
             self.inbox
                 .extend(ready.into_iter().map(|Ready { port, chunk, slots }| (port, chunk, slots)));
         }
@@ -441,43 +479,6 @@ impl Operator for HashJoin {
         self.state.held()
             + self.state.parked_bytes()
             + self.state.entries.of.capacity() * size_of::<Entry>()
-    }
-}
-
-/// Left and right; `keys` and `schemas` in this order.
-fn both_sides(
-    join: &millrace_graph::Join,
-    keys: &[Vec<usize>; 2],
-    schemas: [&SchemaRef; 2],
-    append_only: bool,
-    env: &Env,
-    tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
-) -> Result<[Side; 2], ExecError> {
-    let preserved = preserved(join.kind);
-    let mut side = |port: usize, side: &millrace_graph::JoinSide| {
-        let table = tables(side.state.table)?;
-        Side::new(side, &keys[port], schemas[port], table, preserved[port], append_only, env)
-    };
-    Ok([side(0, &join.left)?, side(1, &join.right)?])
-}
-
-/// Whether rows leave with what they match, and not alone.
-fn emits_pairs(kind: JoinKind) -> bool {
-    matches!(
-        kind,
-        JoinKind::Inner | JoinKind::LeftOuter | JoinKind::RightOuter | JoinKind::FullOuter
-    )
-}
-
-/// Sides whose rows appear in the output by themselves.
-fn preserved(kind: JoinKind) -> [bool; 2] {
-    match kind {
-        JoinKind::Inner => [false, false],
-        JoinKind::LeftOuter | JoinKind::LeftSemi | JoinKind::LeftAnti | JoinKind::LeftMark => {
-            [true, false]
-        }
-        JoinKind::RightOuter | JoinKind::RightSemi | JoinKind::RightAnti => [false, true],
-        JoinKind::FullOuter => [true, true],
     }
 }
 

@@ -4,12 +4,9 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array, new_null_array,
-};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt32Array};
 use arrow::buffer::BooleanBuffer;
 use arrow::compute;
-use arrow::compute::kernels::cmp::eq;
 use arrow::datatypes::{Schema, SchemaRef};
 use datafusion::common::tree_node::Transformed;
 use datafusion::physical_expr::expressions::Column;
@@ -18,10 +15,12 @@ use millrace_common::DeltaChunk;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::tree::Walk;
 
+use super::emitter::OutputColumns;
+use super::policy::ThreeValuedKeys;
 use super::side::Side;
 use crate::error::ExecError;
 use crate::operators::Env;
-use crate::operators::expr::SafeExpr;
+use crate::operators::expr::{SafeExpr, truth};
 use crate::state::arena::{Located, RowRef, gather_column, new_batch};
 
 /// Pairs of a probing chunk's rows with rows in memory of the other side.
@@ -69,7 +68,7 @@ impl Pairs {
 /// Which pairs match.
 pub enum Matched {
     All,
-    /// Matches, and pairs for which NOT IN would not know.
+    /// Matches, and pairs of which it is unknown.
     Some {
         matches: BooleanBuffer,
         unknown: Option<BooleanBuffer>,
@@ -83,19 +82,18 @@ pub struct Condition {
     schema: SchemaRef,
     /// Positions (left then right columns) the residual reads.
     columns: Vec<usize>,
-    /// Null-aware joins compare their keys here, in three-valued logic: (left, right) positions.
-    keys: Vec<(usize, usize)>,
+    keys: Option<ThreeValuedKeys>,
 }
 
 impl Condition {
     /// `None` when equal keys are all there is to it.
     pub fn new(
         residual: Option<&ExprRef>,
-        null_aware_keys: Vec<(usize, usize)>,
+        keys: Option<ThreeValuedKeys>,
         both: &Schema,
         env: &Env,
     ) -> Result<Option<Condition>, ExecError> {
-        if residual.is_none() && null_aware_keys.is_empty() {
+        if residual.is_none() && keys.is_none() {
             return Ok(None);
         }
         let mut columns = Vec::new();
@@ -116,7 +114,7 @@ impl Condition {
         let fields: Vec<_> =
             columns.iter().map(|&c| both.field(c).clone().with_nullable(true)).collect();
         let schema = Arc::new(Schema::new(fields));
-        Ok(Some(Condition { residual: compact, schema, columns, keys: null_aware_keys }))
+        Ok(Some(Condition { residual: compact, schema, columns, keys }))
     }
 
     fn test(&self, builder: &PairColumns<'_>, rows: usize) -> Result<Matched, ExecError> {
@@ -127,29 +125,12 @@ impl Condition {
             let batch = new_batch(&self.schema, columns, rows)?;
             matches = truth(&residual.evaluate_mask(&batch)?);
         }
-        if self.keys.is_empty() {
+        let Some(keys) = &self.keys else {
             return Ok(Matched::Some { matches, unknown: None });
-        }
-        let (mut equal, mut possible) =
-            (BooleanBuffer::new_set(rows), BooleanBuffer::new_set(rows));
-        for &(left, right) in &self.keys {
-            let same = eq(&builder.column(left)?, &builder.column(right)?)?;
-            equal = &equal & &truth(&same);
-            if let Some(nulls) = same.nulls() {
-                possible = &possible & &(same.values() | &!nulls.inner());
-            } else {
-                possible = &possible & same.values();
-            }
-        }
-        let unknown = &(&possible & &!&equal) & &matches;
-        Ok(Matched::Some { matches: &matches & &equal, unknown: Some(unknown) })
-    }
-}
-
-fn truth(array: &BooleanArray) -> BooleanBuffer {
-    match array.nulls() {
-        Some(nulls) => array.values() & nulls.inner(),
-        None => array.values().clone(),
+        };
+        let (equal, unknown) = keys.compare(rows, |c| builder.column(c))?;
+        let unknown = Some(&unknown & &matches);
+        Ok(Matched::Some { matches: &matches & &equal, unknown })
     }
 }
 
@@ -212,54 +193,30 @@ impl<'a> PairColumns<'a> {
     /// The matching pairs as output rows. Only these are gathered.
     pub fn output(
         &self,
-        output: &[usize],
-        schema: &SchemaRef,
+        output: &OutputColumns,
         matched: &Matched,
     ) -> Result<DeltaChunk, ExecError> {
         match matched {
             Matched::Some { matches, .. } if matches.count_set_bits() < matches.len() => {
                 let kept = self.pairs.only(matches);
                 if kept.len() == 0 {
-                    return Ok(DeltaChunk::empty(SchemaRef::clone(schema)));
+                    return Ok(DeltaChunk::empty(SchemaRef::clone(&output.schema)));
                 }
                 PairColumns::new(self.port, self.chunk, self.other, &kept, self.left_width)
-                    .rows(output, schema)
+                    .rows(output)
             }
-            _ => self.rows(output, schema),
+            _ => self.rows(output),
         }
     }
 
     /// All pairs as output rows.
-    fn rows(&self, output: &[usize], schema: &SchemaRef) -> Result<DeltaChunk, ExecError> {
-        let mut columns = Vec::with_capacity(output.len());
-        for &c in output {
+    fn rows(&self, output: &OutputColumns) -> Result<DeltaChunk, ExecError> {
+        let mut columns = Vec::with_capacity(output.positions.len());
+        for &c in &output.positions {
             columns.push(self.column(c)?);
         }
         let plain = self.pairs.weights.iter().all(|&w| w == 1);
         let weights = (!plain).then(|| Int64Array::from(self.pairs.weights.clone()));
-        Ok(DeltaChunk::new(new_batch(schema, columns, self.pairs.len())?, weights))
+        Ok(DeltaChunk::new(new_batch(&output.schema, columns, self.pairs.len())?, weights))
     }
-}
-
-/// Output columns of rows of one side alone: the other side's are NULL.
-pub fn padded(
-    side: usize,
-    columns: &[ArrayRef],
-    left_width: usize,
-    output: &[usize],
-    schema: &SchemaRef,
-    rows: usize,
-) -> Vec<ArrayRef> {
-    output
-        .iter()
-        .zip(schema.fields())
-        .map(|(&c, field)| {
-            let (of, c) = if c < left_width { (0, c) } else { (1, c - left_width) };
-            if of == side {
-                Arc::clone(&columns[c])
-            } else {
-                new_null_array(field.data_type(), rows)
-            }
-        })
-        .collect()
 }
