@@ -28,8 +28,9 @@ use millrace_graph::{JoinSide, SideState};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup, MemRun};
 
+use super::pairing::JoinSpec;
 use super::retractions::Retractions;
-use super::{HashJoin, Spec, policy};
+use super::{HashJoin, policy};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
@@ -87,7 +88,7 @@ fn pairing(
             unique_per_key: false,
         },
     };
-    let spec = Spec {
+    let spec = JoinSpec {
         sides: [&left, &lookup.right],
         inputs,
         residual: lookup.residual.as_ref(),

@@ -8,7 +8,7 @@ use arrow::array::Array;
 use millrace_common::access::RetentionBy;
 use millrace_graph::JoinSide;
 
-use super::HashJoin;
+use super::PairingCore;
 use super::side::END;
 use crate::error::ExecError;
 use crate::operators::times_of;
@@ -54,7 +54,7 @@ impl Cleaning {
     }
 }
 
-impl HashJoin {
+impl PairingCore {
     /// At a barrier, when everything is written.
     pub(super) fn clean(&mut self) -> Result<(), ExecError> {
         match self.cleaning.by_key() {

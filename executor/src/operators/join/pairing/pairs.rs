@@ -15,8 +15,8 @@ use millrace_common::DeltaChunk;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::tree::Walk;
 
-use super::emitter::OutputColumns;
-use super::policy::ThreeValuedKeys;
+use super::super::emitter::OutputColumns;
+use super::super::policy::ThreeValuedKeys;
 use super::side::Side;
 use crate::error::ExecError;
 use crate::operators::Env;

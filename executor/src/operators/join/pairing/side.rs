@@ -27,10 +27,10 @@ use millrace_graph::JoinSide;
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::Lookup;
 
-use super::super::aggregate::differ;
 use super::early_flush::{ByKey, Held};
 use crate::error::ExecError;
-use crate::operators::Env;
+use crate::operators::aggregate::differ;
+use crate::operators::{Env, nullable};
 use crate::sequence::ArrivalSequence;
 use crate::state::arena::{RowArena, RowRef, gather_batch, new_batch};
 use crate::state::keys::append_storage_key;
@@ -131,7 +131,7 @@ impl Side {
         let indexed = side.state.storage != RowStorage::Append && !append_only;
         Ok(Side {
             table,
-            arena: RowArena::new(super::super::nullable(schema)),
+            arena: RowArena::new(nullable(schema)),
             nodes: Vec::new(),
             match_states: Vec::new(),
             free: END,
@@ -243,8 +243,7 @@ impl Side {
         columns: &[ArrayRef],
     ) -> Result<(), ExecError> {
         let rows = keys.len();
-        let values =
-            new_batch(&super::super::nullable(&self.table.value_schema()), columns.to_vec(), rows)?;
+        let values = new_batch(&nullable(&self.table.value_schema()), columns.to_vec(), rows)?;
         self.table.write(keys, weights, values)
     }
 

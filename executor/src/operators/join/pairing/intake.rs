@@ -4,13 +4,15 @@ use arrow::array::UInt32Array;
 use millrace_common::delta::take_rows;
 use millrace_common::{DeltaChunk, Vnode};
 
+use super::PairingCore;
+use super::match_status::touch_row;
 use super::side::END;
-use super::{HashJoin, Work, touch_row};
+use super::work::Work;
 use crate::error::ExecError;
 use crate::state::Slot;
 use crate::state::arena::RowRef;
 
-impl HashJoin {
+impl PairingCore {
     /// Puts rows into their own side, if it is kept, and begins to pair them, if they probe.
     pub(super) fn start(
         &mut self,

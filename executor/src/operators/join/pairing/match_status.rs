@@ -1,13 +1,16 @@
-//! Outer, semi, anti and mark joins: bringing what was emitted for rows of preserved sides up to date.
+//! Match counts of rows of preserved sides, and bringing what was emitted for these rows up to date. What a row
+//! contributes with which status is the policy's.
 
 use arrow::array::Int64Array;
 use millrace_common::fault_injection::is_planted;
 
+use super::super::emitter::Emitter;
+use super::super::policy::MatchStatus;
+use super::PairingCore;
 use super::entries::JoinEntries;
 use super::pairs::{Matched, PairColumns, Pairs};
-use super::policy::MatchStatus;
-use super::side::{END, MatchState};
-use super::{HashJoin, add_degree};
+use super::side::{END, MatchState, Side};
+use super::work::Work;
 use crate::error::ExecError;
 use crate::operator::Output;
 use crate::state::Slot;
@@ -31,9 +34,48 @@ impl Emission {
     }
 }
 
-impl HashJoin {
+impl PairingCore {
+    /// Adds matching pairs to the degrees of rows of preserved sides.
+    pub(super) fn count_degrees(&mut self, work: &Work, pairs: &Pairs, matched: &Matched) {
+        let Matched::Some { matches, unknown } = matched else { return };
+        let port = work.port;
+        let preserved = self.state.entries.rules.preserved;
+        for (bits, is_match) in
+            std::iter::once((Some(matches), true)).chain(std::iter::once((unknown.as_ref(), false)))
+        {
+            let Some(bits) = bits else { continue };
+            for i in bits.set_indices() {
+                let row = pairs.probe[i] as usize;
+                let own_weight = work.chunk.weight(row);
+                if preserved[1 - port] {
+                    let node = pairs.nodes[i];
+                    add_degree(&mut self.state.entries.sides[1 - port], node, own_weight, is_match);
+                    touch_row(
+                        &mut self.state.entries.sides[1 - port],
+                        &mut self.touched_rows[1 - port],
+                        node,
+                    );
+                    self.state.keys.mark_dirty(work.slots[row]);
+                }
+                let own = work.nodes[row];
+                if preserved[port] && own != END {
+                    add_degree(
+                        &mut self.state.entries.sides[port],
+                        own,
+                        pairs.weights[i] / own_weight,
+                        is_match,
+                    );
+                }
+            }
+        }
+    }
+
     /// Emits old → new for everything touched since the last time.
-    pub(super) fn update_match_status(&mut self, out: &mut Output) -> Result<(), ExecError> {
+    pub(super) fn update_match_status(
+        &mut self,
+        emitter: &Emitter,
+        out: &mut Output,
+    ) -> Result<(), ExecError> {
         let mut emissions: [Emission; 2] = Default::default();
         for slot in std::mem::take(&mut self.touched_keys) {
             self.state.entries.of[slot as usize].touched = false;
@@ -47,7 +89,7 @@ impl HashJoin {
                     while node != END {
                         self.settle_row(side, node, emission);
                         node = self.state.entries.sides[side].nodes[node as usize].next;
-                        self.emit_large(side, emission, out)?;
+                        self.emit_large(side, emission, emitter, out)?;
                     }
                 }
             }
@@ -60,9 +102,9 @@ impl HashJoin {
                 if self.state.entries.sides[side].nodes[node as usize].weight == 0 {
                     gone.push(node);
                 }
-                self.emit_large(side, emission, out)?;
+                self.emit_large(side, emission, emitter, out)?;
             }
-            self.emit_rows(side, emission, out)?;
+            self.emit_rows(side, emission, emitter, out)?;
             for node in gone {
                 let slot = self.state.entries.sides[side].nodes[node as usize].slot;
                 self.state.entries.sides[side]
@@ -98,11 +140,12 @@ impl HashJoin {
         &self,
         side: usize,
         emission: &mut Emission,
+        emitter: &Emitter,
         out: &mut Output,
     ) -> Result<(), ExecError> {
         // A row may add two: its old mark out, its new one in.
         if emission.rows.len() + 1 >= self.env.options.chunk_rows {
-            self.emit_rows(side, emission, out)?;
+            self.emit_rows(side, emission, emitter, out)?;
         }
         Ok(())
     }
@@ -111,6 +154,7 @@ impl HashJoin {
         &self,
         side: usize,
         emission: &mut Emission,
+        emitter: &Emitter,
         out: &mut Output,
     ) -> Result<(), ExecError> {
         if emission.rows.is_empty() {
@@ -119,7 +163,7 @@ impl HashJoin {
         let Emission { rows, weights, marks } = std::mem::take(emission);
         let batch = self.state.entries.sides[side].arena.batch(&rows)?;
         let weights = weights.iter().any(|&w| w != 1).then(|| Int64Array::from(weights));
-        self.emitter.emit_rows(side, batch.columns(), marks, weights, out)
+        emitter.emit_rows(side, batch.columns(), marks, weights, out)
     }
 }
 
@@ -225,5 +269,20 @@ impl JoinEntries {
         }
         pairs.clear();
         Ok(())
+    }
+}
+
+/// Adds to the weight of a row's matches, or of rows of which it is unknown.
+fn add_degree(side: &mut Side, node: u32, weight: i64, is_match: bool) {
+    let mark = &mut side.match_states[node as usize];
+    if is_match { mark.degree += weight } else { mark.unknown += weight }
+}
+
+/// Puts a row on the list of those to settle.
+pub fn touch_row(side: &mut Side, touched: &mut Vec<u32>, node: u32) {
+    let mark = &mut side.match_states[node as usize];
+    if !mark.touched {
+        mark.touched = true;
+        touched.push(node);
     }
 }

@@ -16,7 +16,8 @@ use millrace_common::delta::take_rows;
 use millrace_common::identity::RowCodec;
 use millrace_storage::{Found, Lookup};
 
-use super::HashJoin;
+use super::super::emitter::Emitter;
+use super::PairingCore;
 use super::side::Side;
 use crate::error::ExecError;
 use crate::materialize::take_binary;
@@ -199,7 +200,7 @@ impl FlushThresholds {
     }
 }
 
-impl HashJoin {
+impl PairingCore {
     fn held_bytes(&self) -> usize {
         self.state.entries.sides.iter().map(|s| s.pending_bytes).sum()
     }
@@ -211,8 +212,12 @@ impl HashJoin {
     }
 
     /// Nothing is parked, being read or half paired: asks what the early flush has to know.
-    pub(super) fn begin_relief(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        self.update_match_status(out)?;
+    pub(super) fn begin_relief(
+        &mut self,
+        emitter: &Emitter,
+        out: &mut Output,
+    ) -> Result<(), ExecError> {
+        self.update_match_status(emitter, out)?;
         for port in 0..2 {
             let Some(lookup) = self.state.entries.sides[port].ask_stored()? else { continue };
             match self.relieving.submit(port, lookup)? {

@@ -4,8 +4,8 @@ use arrow::array::BinaryArray;
 use millrace_common::DeltaChunk;
 use millrace_storage::{Found, Lookup};
 
+use super::super::policy::Rules;
 use super::pairs::Condition;
-use super::policy::Rules;
 use super::side::{END, List, Side};
 use crate::error::ExecError;
 use crate::state::arena::RowRef;
