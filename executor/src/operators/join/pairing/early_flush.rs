@@ -206,13 +206,13 @@ impl PairingCore {
     }
 
     /// Whether so much waits for the barrier that memory should not wait for it too.
-    pub(super) fn wants_relief(&self) -> bool {
-        self.held_bytes() > self.early_flush.held_at
-            || self.state.pinned() > self.early_flush.pinned_at
+    pub(super) fn wants_early_flush(&self) -> bool {
+        self.held_bytes() > self.flush_thresholds.held_at
+            || self.state.pinned() > self.flush_thresholds.pinned_at
     }
 
     /// Nothing is parked, being read or half paired: asks what the early flush has to know.
-    pub(super) fn begin_relief(
+    pub(super) fn begin_early_flush(
         &mut self,
         emitter: &Emitter,
         out: &mut Output,
@@ -220,23 +220,23 @@ impl PairingCore {
         self.update_match_status(emitter, out)?;
         for port in 0..2 {
             let Some(lookup) = self.state.entries.sides[port].ask_stored()? else { continue };
-            match self.relieving.submit(port, lookup)? {
+            match self.stored_reads.submit(port, lookup)? {
                 Some((port, found)) => self.state.entries.sides[port].write_settled(&found)?,
                 None => self.env.metrics.fetch_rounds.add(1),
             }
         }
-        if self.relieving.is_empty() { self.end_relief() } else { Ok(()) }
+        if self.stored_reads.is_empty() { self.end_early_flush() } else { Ok(()) }
     }
 
     /// Waits for an answer. Cancel-safe.
-    pub(super) async fn go_on_with_relief(&mut self) -> Result<(), ExecError> {
-        for (port, found) in self.relieving.completed().await? {
+    pub(super) async fn continue_early_flush(&mut self) -> Result<(), ExecError> {
+        for (port, found) in self.stored_reads.completed().await? {
             self.state.entries.sides[port].write_settled(&found)?;
         }
-        if self.relieving.is_empty() { self.end_relief() } else { Ok(()) }
+        if self.stored_reads.is_empty() { self.end_early_flush() } else { Ok(()) }
     }
 
-    fn end_relief(&mut self) -> Result<(), ExecError> {
+    fn end_early_flush(&mut self) -> Result<(), ExecError> {
         let pinned: Vec<Slot> = self.state.entries.sides.iter().flat_map(Side::pinned).collect();
         self.state.keys.take_dirty();
         for slot in pinned {
@@ -246,14 +246,15 @@ impl PairingCore {
         self.make_room()?;
         // What could not be helped must not be tried again and again.
         let options = &self.env.options;
-        self.early_flush.held_at = options.group_change_bytes.max(2 * self.held_bytes());
-        self.early_flush.pinned_at = options.cache_bytes.max(2 * self.state.pinned());
+        self.flush_thresholds.held_at = options.group_change_bytes.max(2 * self.held_bytes());
+        self.flush_thresholds.pinned_at = options.cache_bytes.max(2 * self.state.pinned());
         Ok(())
     }
 
     /// The epoch has ended: nothing is held back.
-    pub(super) fn reset_relief(&mut self) {
+    pub(super) fn reset_flush_thresholds(&mut self) {
         let options = &self.env.options;
-        self.early_flush = FlushThresholds::new(options.group_change_bytes, options.cache_bytes);
+        self.flush_thresholds =
+            FlushThresholds::new(options.group_change_bytes, options.cache_bytes);
     }
 }

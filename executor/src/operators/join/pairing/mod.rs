@@ -75,8 +75,8 @@ impl JoinSpec<'_> {
 pub struct PairingCore {
     state: KeyedState<JoinEntries>,
     /// Reads of stored rows, by side: an early flush is under way.
-    relieving: Fetches<usize>,
-    early_flush: FlushThresholds,
+    stored_reads: Fetches<usize>,
+    flush_thresholds: FlushThresholds,
     /// The chunk being paired; while there is one nothing else is taken in.
     work: Option<Work>,
     /// Chunks that wait for it, with their rows' slots, in order.
@@ -129,8 +129,8 @@ impl PairingCore {
         };
         Ok(PairingCore {
             state: KeyedState::new(entries, readers, is_empty, &env),
-            relieving: Fetches::default(),
-            early_flush: FlushThresholds::new(
+            stored_reads: Fetches::default(),
+            flush_thresholds: FlushThresholds::new(
                 env.options.group_change_bytes,
                 env.options.cache_bytes,
             ),
@@ -178,15 +178,18 @@ impl PairingCore {
 
     /// See [`crate::operator::Operator::is_full`].
     pub fn is_full(&self) -> bool {
-        self.is_busy() || !self.relieving.is_empty() || self.wants_relief() || self.state.is_full()
+        self.is_busy()
+            || !self.stored_reads.is_empty()
+            || self.wants_early_flush()
+            || self.state.is_full()
     }
 
     /// See [`crate::operator::Operator::is_pending`].
     pub fn is_pending(&self) -> bool {
         self.is_busy()
             || self.state.is_fetching()
-            || !self.relieving.is_empty()
-            || self.wants_relief()
+            || !self.stored_reads.is_empty()
+            || self.wants_early_flush()
     }
 
     /// Continues what was put aside, then takes in what waits, one chunk after the other: a row must
@@ -201,7 +204,7 @@ impl PairingCore {
                 return Ok(());
             }
             // What is asked of the stored rows must not change meanwhile.
-            if !self.relieving.is_empty() {
+            if !self.stored_reads.is_empty() {
                 return Ok(());
             }
             match self.inbox.pop_front() {
@@ -221,12 +224,12 @@ impl PairingCore {
 
     /// Continues what is half done, or waits for what is read. Cancel-safe.
     pub async fn advance(&mut self, emitter: &Emitter, out: &mut Output) -> Result<(), ExecError> {
-        if !self.relieving.is_empty() {
-            self.go_on_with_relief().await?;
+        if !self.stored_reads.is_empty() {
+            self.continue_early_flush().await?;
             return self.drain(emitter, out);
         }
-        if !self.is_busy() && self.wants_relief() {
-            self.begin_relief(emitter, out)?;
+        if !self.is_busy() && self.wants_early_flush() {
+            self.begin_early_flush(emitter, out)?;
             return self.drain(emitter, out);
         }
         if !self.is_busy() {
@@ -248,7 +251,7 @@ impl PairingCore {
 
     /// The barrier: emits what rows contribute by themselves as it is now, and writes what was held back.
     pub fn end_epoch(&mut self, emitter: &Emitter, out: &mut Output) -> Result<(), ExecError> {
-        self.state.check_settled(self.is_idle() && self.relieving.is_empty())?;
+        self.state.check_settled(self.is_idle() && self.stored_reads.is_empty())?;
         self.update_match_status(emitter, out)?;
         for side in &mut self.state.entries.sides {
             side.flush()?;
@@ -257,7 +260,7 @@ impl PairingCore {
         self.state.keys.take_dirty();
         self.clean()?;
         self.state.unpin();
-        self.reset_relief();
+        self.reset_flush_thresholds();
         self.make_room()
     }
 
