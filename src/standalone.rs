@@ -12,7 +12,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use millrace_common::access::AccessClass;
-use millrace_common::{JobId, SqlError, SqlState, TableId};
+use millrace_common::collections;
+use millrace_common::{EnvHandle, JobId, SqlError, SqlState, TableId};
 use millrace_compactor::Compactor;
 use millrace_connector::paths::{self, PathLimit};
 use millrace_executor::options::ExecOptions;
@@ -23,12 +24,11 @@ use millrace_frontend::console::runs::Runs;
 use millrace_frontend::local_cluster::Direct;
 use millrace_frontend::server::Shared;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
-use millrace_meta::env::Env;
 use millrace_meta::{GcOptions, Meta, MetaOptions};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions};
-use millrace_storage::object::{Metered, Reserve, open_object_store};
+use millrace_storage::object::{MeterOptions, Metered, Reserve, open_with};
 use millrace_storage::recovery_reads::TailPrefetch;
 use millrace_storage::{StateStore, StorageError, StoreOptions};
 use object_store::ObjectStore;
@@ -96,8 +96,8 @@ pub struct Overrides {
     pub spill_bytes: Option<usize>,
     /// Decoded blocks that one lookup holds.
     pub lookup_bytes: Option<usize>,
-    /// The clock that epochs follow.
-    pub env: Option<Arc<dyn Env>>,
+    /// The clocks and random numbers of all roles.
+    pub env: EnvHandle,
 }
 
 /// A running process. Dropping it stops it without ceremony, as a crash would.
@@ -122,6 +122,8 @@ impl Standalone {
     /// Starts all roles and listens.
     pub async fn start(config: Config, overrides: Overrides) -> Result<Standalone, StartError> {
         let began = Instant::now();
+        // Where another server of this process has set it, its seed stays.
+        collections::seed(overrides.env.random());
         let shares = share_descriptors(&config);
         let lock =
             if overrides.object_store.is_some() { None } else { Some(lock(&config.data_dir)?) };
@@ -448,7 +450,8 @@ fn open_store(config: &Config, overrides: &Overrides) -> Result<OpenedStore, Sta
     if let Some(given) = &overrides.object_store {
         return Ok((Arc::clone(given), None));
     }
-    let metered = open_object_store(&config.object_store)?;
+    let meter = MeterOptions { env: overrides.env.clone(), ..MeterOptions::default() };
+    let metered = open_with(&config.object_store, meter)?;
     Ok((Arc::clone(&metered) as Arc<dyn ObjectStore>, Some(metered)))
 }
 
@@ -490,7 +493,7 @@ fn meta_options(
         })),
         snapshots,
         gc,
-        env: overrides.env.clone().unwrap_or(defaults.env),
+        env: overrides.env.clone(),
         ..defaults
     }
 }
@@ -533,6 +536,7 @@ fn store_options(
             .unwrap_or((limit / 16).clamp(4 << 20, 64 << 20)),
         spill_bytes: overrides.spill_bytes.unwrap_or((limit / 8).clamp(8 << 20, 256 << 20)),
         direct_run_bytes: config.tuning.direct_run_bytes.unwrap_or(defaults.direct_run_bytes),
+        env: overrides.env.clone(),
         inline_bytes: config.tuning.inline_bytes.unwrap_or(defaults.inline_bytes),
         block_bytes: overrides.block_bytes,
         // A compaction holds a run or two until they are written.

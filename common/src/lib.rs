@@ -1,12 +1,14 @@
 //! What every other crate of Millrace shares: identifiers, the epoch clock's type, Z-set deltas,
-//! key encoding and hashing, SQL types, and errors that read as a sentence to a user.
+//! key encoding and hashing, SQL types, time and tasks, and errors that read as a sentence to a user.
 //!
 //! Nothing here knows about storage, planning or execution (docs/design.md §13).
 
 pub mod access;
+pub mod collections;
 pub mod crash;
 pub mod delta;
 pub mod encoding;
+pub mod env;
 pub mod epoch;
 pub mod error;
 pub mod exact_sum;
@@ -18,10 +20,12 @@ pub mod ids;
 pub mod json;
 pub mod keys;
 pub mod settings;
+pub mod task;
 pub mod types;
 pub mod zone;
 
 pub use delta::DeltaChunk;
+pub use env::{Env, EnvHandle, SystemEnv};
 pub use epoch::Epoch;
 pub use error::{SqlError, SqlState};
 pub use exact_sum::ExactSum;

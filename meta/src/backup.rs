@@ -5,10 +5,10 @@
 //! objects meanwhile. Then the log is read again and what its newer version names is copied too, until nothing of
 //! a version was missing; each round copies only what is new.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
+use millrace_common::collections::HashMap;
 use millrace_common::{SqlError, SqlState};
 use millrace_storage::StorageError;
 use object_store::path::Path;
@@ -49,7 +49,7 @@ pub async fn copy(
     if state.number == 0 {
         return Err(not_ready("there is no database in the store that is to be copied"));
     }
-    let mut copied: HashMap<String, u64> = HashMap::new();
+    let mut copied: HashMap<String, u64> = HashMap::default();
     let mut rounds = 0;
     while let Some(missing) = copy_objects(&from, &to, &state, &mut copied).await? {
         let newer = source.open().await?.state;

@@ -1,9 +1,10 @@
 //! An immutable picture of the catalog, replaced as a whole when a record changes it.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use millrace_common::RelationId;
+use millrace_common::collections::HashMap;
 use millrace_rpc::catalog::{Relation, RelationKind};
 
 /// All relations, schemas and settings after some log record.
@@ -28,8 +29,8 @@ impl Catalog {
         users: BTreeMap<String, Option<String>>,
         inputs: impl Fn(RelationId) -> Vec<RelationId>,
     ) -> Catalog {
-        let mut names: HashMap<String, HashMap<String, RelationId>> = HashMap::new();
-        let mut dependants: HashMap<RelationId, Vec<RelationId>> = HashMap::new();
+        let mut names: HashMap<String, HashMap<String, RelationId>> = HashMap::default();
+        let mut dependants: HashMap<RelationId, Vec<RelationId>> = HashMap::default();
         for (id, relation) in &relations {
             names.entry(relation.schema.clone()).or_default().insert(relation.name.clone(), *id);
             let named = relation.depends_on.iter().copied().map(RelationId);

@@ -7,12 +7,13 @@
 //! reading a version and opening it. A task that fails is tried again after a pause; nothing it wrote is
 //! referenced.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_common::access::AccessClass;
+use millrace_common::collections::HashSet;
+use millrace_common::task::spawn;
 use millrace_common::{Epoch, Generation, JobId, SqlError, crash};
 use millrace_rpc::log::{EditVersion, Entry};
 use millrace_rpc::services::CompactionTask;
@@ -66,7 +67,7 @@ impl Scheduler {
                     Arc::clone(&self.busy),
                 );
                 let shared = Arc::clone(&self.shared);
-                tokio::spawn(async move {
+                spawn("compact", async move {
                     run.await;
                     drop(slot);
                     shared.compaction.notify_one();

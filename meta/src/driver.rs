@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use millrace_common::{Epoch, Generation, SqlError, SqlState, crash};
+use millrace_common::{Env, Epoch, Generation, SqlError, SqlState, crash};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Entry, Published, RaiseGenerations, StartBackfill, Tick};
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, StartJob};
@@ -18,7 +18,6 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::commit_volume::bytes_of;
-use crate::env::Env;
 use crate::epoch_waiters::FollowGuard;
 use crate::error::{MetaError, VoidReason};
 use crate::job::{JobHandle, Sealed};
@@ -108,7 +107,7 @@ impl Driver {
             // Nobody waits for this generation's part of a transaction.
             self.shared.groups.abort(self.handle.id, generation);
             failures = if self.handle.counters().commits > commits { 1 } else { failures + 1 };
-            let pause = backoff(failures, self.shared.env.as_ref());
+            let pause = backoff(failures, &*self.shared.env);
             let pause_ms = pause.as_millis() as u64;
             warn!(job = %self.label(), %error, pause_ms, "job failed");
             let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
@@ -194,7 +193,7 @@ impl Driver {
         self.handle.set_attempted();
         let mut last_cut: Option<Instant> = None;
         loop {
-            let since = last_cut.map_or(Duration::MAX, |at| at.elapsed());
+            let since = last_cut.map_or(Duration::MAX, |at| self.shared.env.elapsed(at));
             let step = self.step(since);
             // Asked after the step was chosen: what comes after a pause is no part of it.
             if self.is_paused() {
@@ -204,7 +203,7 @@ impl Driver {
             }
             match step {
                 Step::Cut(epoch) => {
-                    last_cut = Some(Instant::now());
+                    last_cut = Some(self.shared.env.now());
                     self.cut(generation, epoch, &mut following).await?;
                 }
                 Step::Wait if self.unmarked().is_some() => {
@@ -310,7 +309,7 @@ impl Driver {
         following: &mut Option<FollowGuard<'a>>,
     ) -> Result<(), ExitReason> {
         let id = self.handle.id;
-        let begun = Instant::now();
+        let begun = self.shared.env.now();
         let from = self.committed_epoch();
         self.handle.take_cut_request();
         self.handle.set_cutting(Some(begun));
@@ -322,7 +321,8 @@ impl Driver {
             ))
             .into());
         }
-        self.handle.set_sealed(Some(Sealed { from, to: epoch, took: begun.elapsed() }));
+        let took = self.shared.env.elapsed(begun);
+        self.handle.set_sealed(Some(Sealed { from, to: epoch, took }));
         self.shared.notify_sources_of(id);
         if epoch == Epoch::ZERO && is_empty(&commit) {
             self.compute.conclude_epoch(id, generation, CommitOutcome::Committed(from)).await;
@@ -340,7 +340,7 @@ impl Driver {
         fail::fail_point!("meta.commit.after");
         match verdict {
             Ok(Ok(applied)) => {
-                self.handle.committed(begun.elapsed());
+                self.handle.committed(self.shared.env.elapsed(begun));
                 self.handle.note_written(applied.epoch, bytes);
                 crash::point("meta-before-conclude");
                 self.compute
@@ -405,7 +405,7 @@ impl Driver {
             let published = self.compute.publish(self.handle.id, generation, handles.clone()).await;
             let Err(error) = published else { break };
             failures += 1;
-            let pause = backoff(failures, self.shared.env.as_ref());
+            let pause = backoff(failures, &*self.shared.env);
             let pause_ms = pause.as_millis() as u64;
             warn!(job = %self.label(), %error, pause_ms, "sink stalled");
             let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
@@ -554,8 +554,9 @@ fn backoff(failures: u32, env: &dyn Env) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use millrace_common::SystemEnv;
+
     use super::*;
-    use crate::env::SystemEnv;
 
     #[test]
     fn backoff_grows_and_is_bounded() {

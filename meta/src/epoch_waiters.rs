@@ -1,7 +1,8 @@
 //! Who waits for which job to reach which epoch.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use millrace_common::collections::HashMap;
 use millrace_common::{Epoch, JobId};
 use parking_lot::Mutex;
 

@@ -8,7 +8,6 @@
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
-use tokio::time::Instant;
 
 use crate::shared::Shared;
 use crate::state::MetaState;
@@ -49,7 +48,7 @@ pub async fn follow(
     let _following = shared.waits.follow(path.clone());
     shared.wake(path);
     let shutdown = || SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down");
-    let due = progress.map(|step| Instant::now() + step);
+    let due = progress.map(|step| shared.env.now() + step);
     loop {
         events.borrow_and_update();
         {
@@ -67,7 +66,7 @@ pub async fn follow(
                 {
                     return Ok(Follow::Unchanged(upto));
                 }
-                (unchanged, Some(_)) if due.is_some_and(|due| due <= Instant::now()) => {
+                (unchanged, Some(_)) if due.is_some_and(|due| due <= shared.env.now()) => {
                     let upto = match unchanged {
                         Some(Follow::Unchanged(upto)) => upto,
                         _ => seen,

@@ -6,7 +6,7 @@
 //! can never be referenced again, and then done; what a crash leaves undeleted is found by the sweep at the next
 //! start. Objects that this incarnation has written and not (yet) committed are never touched.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ impl Collector {
         if let Err(error) = self.sweep().await {
             warn!(%error, "objects of earlier incarnations were not swept; the next start tries again");
         }
-        let mut horizons = HashMap::new();
+        let mut horizons = BTreeMap::new();
         let mut events = self.shared.events();
         loop {
             if events.changed().await.is_err() {
@@ -125,7 +125,7 @@ impl Collector {
     }
 
     /// Tells the workers which versions no read needs any more.
-    async fn move_horizons(&self, known: &mut HashMap<JobId, Epoch>) {
+    async fn move_horizons(&self, known: &mut BTreeMap<JobId, Epoch>) {
         let Some(services) = self.shared.services.get() else { return };
         let now_ms = self.shared.env.now_ms();
         let limit = before(now_ms, self.shared.settings().snapshot_retention);
@@ -154,8 +154,8 @@ pub fn horizons(
     limit: Epoch,
     now_ms: u64,
     written: &dyn Fn(JobId, u64) -> Epoch,
-) -> HashMap<JobId, Epoch> {
-    let mut out: HashMap<JobId, Epoch> = state.jobs.keys().map(|id| (*id, limit)).collect();
+) -> BTreeMap<JobId, Epoch> {
+    let mut out: BTreeMap<JobId, Epoch> = state.jobs.keys().map(|id| (*id, limit)).collect();
     for job in state.jobs.values() {
         let position = match &job.version.backfill {
             Some(b) if b.snapshot_epoch == 0 => continue,

@@ -3,8 +3,10 @@
 //! entry. If a table's generation ends before it has brought its epoch, the group is void: the others
 //! are told so, and nothing of it is in the log.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use millrace_common::collections::HashMap;
+use millrace_common::task::spawn;
 use millrace_common::{Generation, JobId, RelationId, crash};
 use millrace_rpc::log::{Entry, Transaction};
 use millrace_rpc::version::{CommitGroup, JobCommit};
@@ -46,7 +48,7 @@ impl Groups {
         };
         let log = log.clone();
         // A task of its own: a driver that is dropped must not take the others' answers with it.
-        tokio::spawn(async move {
+        spawn("log a transaction", async move {
             crash::point("meta-before-transaction");
             let entry = Entry::Transaction(Transaction { commits: complete.commits });
             let verdict = log.append(entry).await;

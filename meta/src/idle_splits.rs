@@ -5,9 +5,9 @@
 //! carries a floor: the source's watermark before, as a reader has computed it, below which the split's
 //! further rows are late. All of it being in the log, every reader decides alike.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
+use millrace_common::collections::HashMap;
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{SplitMark, SplitOffset};
@@ -37,7 +37,7 @@ impl IdleSplits {
         relation.watermark.as_ref().filter(|_| relation.kind() == RelationKind::Source)?;
         // Checked when the source was made.
         let timeout = millrace_connector::options::idle_timeout(relation).unwrap_or(None);
-        Some(IdleSplits { timeout, moved: HashMap::new() })
+        Some(IdleSplits { timeout, moved: HashMap::default() })
     }
 
     /// The marks that an advance to these offsets needs. A split that enters the minimum (it was idle, or
@@ -47,6 +47,7 @@ impl IdleSplits {
         state: &MetaState,
         id: RelationId,
         offsets: Vec<SplitOffset>,
+        now: Instant,
     ) -> Admitted {
         let mut out = Admitted { offsets: vec![], marks: vec![], held_back: false };
         let Some(source) = state.sources.get(&id) else { return out };
@@ -60,18 +61,17 @@ impl IdleSplits {
                 };
                 out.marks.push(SplitMark { split: offset.split, idle: false, floor });
             }
-            self.moved.insert(offset.split, Instant::now());
+            self.moved.insert(offset.split, now);
             out.offsets.push(offset);
         }
         out
     }
 
     /// The splits that have been silent for long enough and are not marked yet.
-    pub fn silent(&mut self, state: &MetaState, id: RelationId) -> Vec<SplitMark> {
+    pub fn silent(&mut self, state: &MetaState, id: RelationId, now: Instant) -> Vec<SplitMark> {
         let (Some(timeout), Some(source)) = (self.timeout, state.sources.get(&id)) else {
             return vec![];
         };
-        let now = Instant::now();
         let splits = source.newest().iter().map(|o| o.split);
         splits
             .filter(|s| !source.is_idle(*s))
@@ -81,11 +81,11 @@ impl IdleSplits {
     }
 
     /// How long until a split may become silent; `None`: never.
-    pub fn next_check(&self, state: &MetaState, id: RelationId) -> Option<Duration> {
+    pub fn next_check(&self, state: &MetaState, id: RelationId, now: Instant) -> Option<Duration> {
         let (timeout, source) = (self.timeout?, state.sources.get(&id)?);
         let active = self.moved.iter().filter(|(split, _)| !source.is_idle(**split));
         let next = active.map(|(_, at)| *at + timeout).min()?;
-        Some(next.saturating_duration_since(Instant::now()))
+        Some(next.saturating_duration_since(now))
     }
 }
 

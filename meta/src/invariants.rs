@@ -2,6 +2,7 @@
 //! property tests.
 
 use millrace_common::RelationId;
+use millrace_common::collections::HashSet;
 
 use crate::state::{MetaState, has_job, is_derived};
 
@@ -41,7 +42,7 @@ pub fn check(state: &MetaState) -> Result<(), String> {
 }
 
 fn check_catalog(state: &MetaState) -> Result<(), String> {
-    let mut names = std::collections::HashSet::new();
+    let mut names = HashSet::default();
     for (id, relation) in &state.relations {
         if relation.id != id.0 || relation.id >= state.next_relation_id {
             return Err(format!("relation {id} is filed under another id"));

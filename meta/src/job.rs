@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_common::{Epoch, Generation, JobId, SqlError};
+use millrace_common::{Env, Epoch, Generation, JobId, SqlError};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -133,8 +133,8 @@ impl JobHandle {
     }
 
     /// How long the cut under way has taken so far.
-    pub fn cutting_for(&self) -> Option<Duration> {
-        self.cutting.lock().map(|since| since.elapsed())
+    pub fn cutting_for(&self, env: &dyn Env) -> Option<Duration> {
+        self.cutting.lock().map(|since| env.elapsed(since))
     }
 
     pub fn set_cutting(&self, since: Option<Instant>) {

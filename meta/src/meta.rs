@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_common::task::spawn;
+use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
@@ -20,7 +21,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
 use crate::compact::{Scheduler, TableClass};
-use crate::env::{Env, SystemEnv};
 use crate::error::VoidReason;
 use crate::feed::{self, Follow};
 use crate::fold::Verdict;
@@ -36,7 +36,7 @@ use crate::status::{JobState, JobStatus, STALL_AFTER, ahead_of_clock};
 /// How to open the log.
 pub struct MetaOptions {
     pub store: Arc<dyn ObjectStore>,
-    pub env: Arc<dyn Env>,
+    pub env: EnvHandle,
     /// Parallel tasks of a job's fragments.
     pub parallelism: usize,
     /// Events a source's epoch may hold: a reader keeps what it writes of one in memory.
@@ -58,7 +58,7 @@ impl MetaOptions {
     pub fn new(store: Arc<dyn ObjectStore>) -> MetaOptions {
         MetaOptions {
             store,
-            env: Arc::new(SystemEnv),
+            env: EnvHandle::default(),
             parallelism: 2,
             source_epoch_events: crate::source::MAX_EVENTS,
             settings: BTreeMap::new(),
@@ -132,7 +132,7 @@ impl Meta {
             let jobs = opened.state.jobs.values();
             recovering(jobs.flat_map(|j| j.version.tail.iter().cloned()).collect());
         }
-        let shared = Shared::new(Arc::clone(&options.env), options.parallelism, options.settings);
+        let shared = Shared::new(options.env.clone(), options.parallelism, options.settings);
         // Set once, here.
         let _ = shared.source_epoch_events.set(options.source_epoch_events);
         let retention = Arc::downgrade(&shared);
@@ -186,8 +186,8 @@ impl Meta {
         };
         let scheduler = Scheduler::new(Arc::clone(&self.shared), Arc::clone(&self.table_class));
         let shutdown = &self.shared.shutdown;
-        tokio::spawn(shutdown.clone().run_until_cancelled_owned(collector.run()));
-        tokio::spawn(shutdown.clone().run_until_cancelled_owned(scheduler.run()));
+        spawn("collect garbage", shutdown.clone().run_until_cancelled_owned(collector.run()));
+        spawn("plan compactions", shutdown.clone().run_until_cancelled_owned(scheduler.run()));
         let ids: Vec<JobId> = self.shared.state.read().jobs.keys().copied().collect();
         let handles = ids.into_iter().filter_map(|id| self.shared.job(id)).collect::<Vec<_>>();
         futures::future::join_all(handles.iter().map(|h| h.wait_attempted(START_LIMIT))).await;
@@ -282,7 +282,7 @@ impl Meta {
         if let Some(kept) = self.catalog().settings().get(AUTHENTICATION_SECRET) {
             return Ok(kept.clone());
         }
-        let made = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
+        let made: String = (0..4).map(|_| format!("{:016x}", self.shared.env.random())).collect();
         let (name, value) = (AUTHENTICATION_SECRET.to_owned(), Some(made.clone()));
         match self.apply(Entry::SetSetting(SetSetting { name, value })).await {
             Ok(()) => Ok(made),
@@ -385,7 +385,10 @@ impl Meta {
             lag_ms,
             row_count: job.version.row_count,
             version: Arc::clone(&job.version),
-            stalled: handle.as_ref().and_then(|h| h.cutting_for()).filter(|d| *d > STALL_AFTER),
+            stalled: handle
+                .as_ref()
+                .and_then(|h| h.cutting_for(&*self.shared.env))
+                .filter(|d| *d > STALL_AFTER),
             published: job.version.published.max(handle.as_ref().map_or(0, |h| h.published())),
             staged: staged(&job.version, handle.as_ref().map_or(0, |h| h.published())),
             counters: handle.map(|h| h.counters()).unwrap_or_default(),

@@ -5,9 +5,10 @@
 //! running incarnation, which can never be referenced again. Age alone deletes nothing: an object must
 //! have lost its last reference in the log, or belong to a fenced incarnation without one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use millrace_common::Epoch;
+use millrace_common::collections::HashMap;
 use millrace_rpc::log::CounterRange;
 use millrace_rpc::version::JobVersion;
 
@@ -28,7 +29,7 @@ impl Objects {
         deleted: &[CounterRange],
     ) -> Objects {
         let mut objects = Objects {
-            refs: HashMap::new(),
+            refs: HashMap::default(),
             garbage: garbage.iter().map(|(n, e)| (n.clone(), Epoch(*e))).collect(),
             deleted: deleted.iter().map(|r| ((r.incarnation, r.from), r.to)).collect(),
         };
@@ -126,7 +127,7 @@ impl Objects {
 
     /// The counts are those of `versions`, and nothing is both alive and garbage or deleted.
     pub fn check<'a>(&self, versions: impl Iterator<Item = &'a JobVersion>) -> Result<(), String> {
-        let mut counts: HashMap<&str, u32> = HashMap::new();
+        let mut counts: HashMap<&str, u32> = HashMap::default();
         for name in versions.flat_map(names_of).filter(|n| !n.is_empty()) {
             *counts.entry(name).or_default() += 1;
         }

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
 use parking_lot::Mutex;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::shared::Shared;
@@ -143,7 +142,7 @@ async fn wait<T>(
     timeout: Duration,
     reached: impl Fn(&MetaState) -> Option<T>,
 ) -> Result<T, SqlError> {
-    let deadline = Instant::now() + timeout;
+    let deadline = shared.env.now() + timeout;
     let mut events = shared.events();
     let _guard = shared.waits.register(goal.path.clone(), goal.target, goal.aligned);
     shared.wake(goal.path.iter().copied());

@@ -3,10 +3,11 @@
 //! Locks here are held for lookups only, never across an await. The folded state is written by the log
 //! writer alone; drivers only take published jobs out of `unpublished`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
 
-use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_common::task::spawn;
+use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
 use millrace_rpc::log::{Entry, LogRecord};
 use millrace_rpc::services::{CompactorService, ComputeService};
 use parking_lot::{Mutex, RwLock};
@@ -15,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
 use crate::driver::Driver;
-use crate::env::Env;
 use crate::epoch_waiters::Waits;
 use crate::error::MetaError;
 use crate::fold::Verdict;
@@ -42,7 +42,7 @@ struct SourceHandle {
 
 pub struct Shared {
     me: Weak<Shared>,
-    pub env: Arc<dyn Env>,
+    pub env: EnvHandle,
     pub state: Arc<RwLock<MetaState>>,
     pub parallelism: usize,
     /// See `MetaOptions`.
@@ -52,8 +52,8 @@ pub struct Shared {
     catalog: RwLock<Arc<Catalog>>,
     log: OnceLock<LogWriter>,
     pub services: OnceLock<Services>,
-    jobs: RwLock<HashMap<JobId, Arc<JobHandle>>>,
-    sources: RwLock<HashMap<RelationId, SourceHandle>>,
+    jobs: RwLock<BTreeMap<JobId, Arc<JobHandle>>>,
+    sources: RwLock<BTreeMap<RelationId, SourceHandle>>,
     pub waits: Waits,
     /// Transactions over several tables on their way to the log.
     pub groups: Groups,
@@ -67,7 +67,7 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(
-        env: Arc<dyn Env>,
+        env: EnvHandle,
         parallelism: usize,
         base_settings: BTreeMap<String, String>,
     ) -> Arc<Shared> {
@@ -240,7 +240,8 @@ impl Shared {
                     Arc::clone(&notify),
                     Arc::clone(&status),
                 );
-                tokio::spawn(cancel.clone().run_until_cancelled_owned(coordinator.run()));
+                let run = cancel.clone().run_until_cancelled_owned(coordinator.run());
+                spawn("pace a source", run);
                 SourceHandle { notify, status, cancel }
             });
         }
@@ -264,7 +265,7 @@ impl Shared {
         drop(running);
         for handle in new {
             let compute = Arc::clone(&services.compute);
-            tokio::spawn(Driver { shared: Arc::clone(me), handle, compute }.run());
+            spawn("drive a job", Driver { shared: Arc::clone(me), handle, compute }.run());
         }
     }
 

@@ -124,14 +124,13 @@ struct Rate {
 }
 
 impl Rate {
-    fn new(per_second: Option<u64>) -> Rate {
-        Rate { per_second, tokens: 0.0, filled: Instant::now() }
+    fn new(per_second: Option<u64>, now: Instant) -> Rate {
+        Rate { per_second, tokens: 0.0, filled: now }
     }
 
     /// How much may be taken now.
-    fn allowance(&mut self) -> u64 {
+    fn allowance(&mut self, now: Instant) -> u64 {
         let Some(rate) = self.per_second else { return u64::MAX };
-        let now = Instant::now();
         let earned = (now - self.filled).as_secs_f64() * rate as f64;
         self.filled = now;
         self.tokens = (self.tokens + earned).min((rate as f64).max(1.0));
@@ -184,7 +183,7 @@ impl Coordinator {
         Ok(Session {
             source: millrace_connector::create_source(relation)?,
             started_ms: Epoch(relation.created_epoch).millis(),
-            rate: Rate::new(options::rate_limit(relation)?),
+            rate: Rate::new(options::rate_limit(relation)?, self.shared.env.now()),
             relation: Arc::clone(relation),
             polled: None,
             failures: 0,
@@ -265,14 +264,14 @@ impl Coordinator {
         let known = self.known(session.started_ms);
         let wanted = session.amount.saturating_mul(per_row);
         let mut found = None;
-        if is_poll_due(session, &known, wanted, interval) {
+        if is_poll_due(session, &known, wanted, interval, self.shared.env.now()) {
             match tokio::time::timeout(POLL_LIMIT, session.source.poll(&known)).await {
                 Ok(Ok(polled)) => {
                     session.failures = 0;
                     session.retry_at = None;
                     self.status.lock().available = polled.available.clone();
                     found = Some((polled.splits.clone(), polled.files.clone()));
-                    session.polled = Some((Instant::now(), polled));
+                    session.polled = Some((self.shared.env.now(), polled));
                 }
                 Ok(Err(error)) => self.poll_failed(session, error.into()),
                 Err(_) => {
@@ -290,7 +289,7 @@ impl Coordinator {
         let (splits, files) = found.unwrap_or_default();
         let mut after = known;
         after.parts = extended(&after.parts, &splits);
-        let allowed = session.rate.allowance().min(wanted);
+        let allowed = session.rate.allowance(self.shared.env.now()).min(wanted);
         let next = match &session.polled {
             Some((_, polled)) if allowed > 0 => next_offsets(polled, &after, allowed),
             _ => Next::default(),
@@ -302,13 +301,13 @@ impl Coordinator {
             return true;
         }
         // What follows the clock is fixed once in a barrier interval.
-        let since = session.last_advance.map_or(Duration::MAX, |at| at.elapsed());
+        let since = session.last_advance.map_or(Duration::MAX, |at| self.shared.env.elapsed(at));
         let only_offsets = splits.is_empty() && files.is_empty() && marks.is_empty();
         if at_clock && since < interval && only_offsets {
             tokio::time::sleep(interval - since).await;
             return true;
         }
-        session.last_advance = Some(Instant::now());
+        session.last_advance = Some(self.shared.env.now());
         session.rate.take(next.taken);
         let entry = SourceAdvance { source: self.id.0, offsets, splits, files, marks };
         self.advance(entry).await
@@ -322,14 +321,15 @@ impl Coordinator {
     ) -> (Vec<SplitOffset>, Vec<SplitMark>) {
         let Some(idle) = &mut session.idle else { return (offsets, Vec::new()) };
         let state = self.shared.state.read();
-        let mut admitted = idle.admit(&state, self.id, offsets);
-        admitted.marks.extend(idle.silent(&state, self.id));
+        let now = self.shared.env.now();
+        let mut admitted = idle.admit(&state, self.id, offsets, now);
+        admitted.marks.extend(idle.silent(&state, self.id, now));
         (admitted.offsets, admitted.marks)
     }
 
     fn poll_failed(&self, session: &mut Session, error: SqlError) {
         session.failures += 1;
-        session.retry_at = Some(Instant::now() + retry_pause(session.failures));
+        session.retry_at = Some(self.shared.env.now() + retry_pause(session.failures));
         self.failing(&error);
     }
 
@@ -337,18 +337,21 @@ impl Coordinator {
     async fn wait_for_more(&self, session: &Session, interval: Duration) {
         // A rate holds back only what is there.
         let limited = session.rate.per_second.is_some() && self.is_left(session);
-        let until_retry = session.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let now = self.shared.env.now();
+        let until_retry = session.retry_at.map(|at| at.saturating_duration_since(now));
         match (&session.polled, until_retry) {
             (_, Some(pause)) => self.pause(pause).await,
             (Some((_, polled)), None) if polled.more == More::WithTime || limited => {
                 tokio::time::sleep(interval).await;
             }
             (Some((at, polled)), None) => match polled.more {
-                More::After(pause) => self.pause(pause.saturating_sub(at.elapsed())).await,
+                More::After(pause) => self.pause(pause.saturating_sub(now - *at)).await,
                 _ => {
                     self.set_state(SourceState::Finished);
                     let idle = session.idle.as_ref();
-                    let check = idle.and_then(|i| i.next_check(&self.shared.state.read(), self.id));
+                    let check = idle.and_then(|i| {
+                        i.next_check(&self.shared.state.read(), self.id, self.shared.env.now())
+                    });
                     match check {
                         None => self.notify.notified().await,
                         Some(check) => self.pause(check.max(interval)).await,
@@ -383,7 +386,11 @@ impl Coordinator {
         let state = self.shared.state.read();
         if state.jobs.contains_key(&self.id) {
             let running = self.shared.job(self.id).is_some_and(|h| h.state() == JobState::Running);
-            return if running { fed_demand(&state, self.id, session) } else { Demand::Enough };
+            return if running {
+                fed_demand(&state, self.id, session, self.shared.env.now())
+            } else {
+                Demand::Enough
+            };
         }
         let readers: Vec<(Epoch, Option<Sealed>)> = state
             .readers(self.id)
@@ -437,24 +444,30 @@ fn extended(
 
 /// Whether to ask again: nothing is known, or what is known does not fill the next epoch and there
 /// may be more.
-fn is_poll_due(session: &Session, known: &Known, wanted: u64, interval: Duration) -> bool {
-    if session.retry_at.is_some_and(|at| Instant::now() < at) {
+fn is_poll_due(
+    session: &Session,
+    known: &Known,
+    wanted: u64,
+    interval: Duration,
+    now: Instant,
+) -> bool {
+    if session.retry_at.is_some_and(|at| now < at) {
         return false;
     }
     let Some((at, polled)) = &session.polled else { return true };
     match polled.more {
         More::Never => false,
-        More::WithTime => at.elapsed() >= interval / 2,
+        More::WithTime => now - *at >= interval / 2,
         More::After(pause) => {
             let left = |(split, end): &(u32, u64)| end.saturating_sub(known.offset(*split));
             let left = polled.available.iter().map(left).fold(0, u64::saturating_add);
-            at.elapsed() >= pause && left < wanted
+            now - *at >= pause && left < wanted
         }
     }
 }
 
 /// A fed table's demand: one epoch's worth may be fixed that it has not committed.
-fn fed_demand(state: &MetaState, id: RelationId, session: &mut Session) -> Demand {
+fn fed_demand(state: &MetaState, id: RelationId, session: &mut Session, now: Instant) -> Demand {
     let (Some(source), Some(job)) = (state.sources.get(&id), state.jobs.get(&id)) else {
         return Demand::Nobody;
     };
@@ -464,7 +477,6 @@ fn fed_demand(state: &MetaState, id: RelationId, session: &mut Session) -> Deman
     };
     let total: u64 = source.newest().iter().map(committed).sum();
     let fixed: u64 = source.newest().iter().map(|o| o.offset).sum();
-    let now = Instant::now();
     let mut speed = None;
     match session.fed {
         Some((before, at)) if total > before => {

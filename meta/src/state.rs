@@ -3,9 +3,10 @@
 //! It is a value: two folds of the same records are equal, and a [`Snapshot`] is the same state in
 //! bytes. Large parts sit behind `Arc`, so that a clone for a snapshot or a reader is cheap.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use millrace_common::collections::HashMap;
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{

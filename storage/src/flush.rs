@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use millrace_common::task::spawn_blocking_on;
 use millrace_common::{Epoch, TableId};
 use millrace_rpc::version::VersionEdit;
 
@@ -64,7 +65,7 @@ pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) 
         }
     };
     match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(work)),
+        Ok(runtime) => drop(spawn_blocking_on(&runtime, "cache new runs", work)),
         Err(_) => work(),
     }
 }

@@ -5,21 +5,22 @@
 //! else; `publish` makes them visible and does no I/O. All changes build a new [`Version`] and swap it
 //! under one short lock; readers load it and go on without.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
+use millrace_common::collections::HashMap;
 use millrace_common::fault_injection::is_planted;
-use millrace_common::{DeltaChunk, Epoch, JobId, TableId, Vnode};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, JobId, TableId, Vnode};
 use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
@@ -118,14 +119,19 @@ impl JobStore {
         self.label.get().cloned().unwrap_or_else(|| self.job.to_string())
     }
 
+    /// The clocks of the store that the job is open in.
+    pub fn env(&self) -> &EnvHandle {
+        &self.shared.options.env
+    }
+
     /// Part of a large delta has been encoded or uploaded.
     pub(crate) fn note_upload(&self) {
-        *self.uploaded.lock() = Some(Instant::now());
+        *self.uploaded.lock() = Some(self.env().now());
     }
 
     /// How long ago the last part of a large delta was encoded or uploaded.
     pub fn since_upload(&self) -> Option<Duration> {
-        self.uploaded.lock().map(|at| at.elapsed())
+        self.uploaded.lock().map(|at| self.env().elapsed(at))
     }
 
     /// Opens the committed version: fetches and decodes all tail slices, in one round.

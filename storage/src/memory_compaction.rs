@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use millrace_common::task::spawn_blocking_on;
 use millrace_common::{Epoch, TableId};
 
 use crate::error::Result;
@@ -48,7 +49,7 @@ fn merge_in_background(
         store.merging.store(false, Ordering::Release);
     };
     match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn_blocking(work)),
+        Ok(runtime) => drop(spawn_blocking_on(&runtime, "merge memory runs", work)),
         Err(_) => work(),
     }
 }

@@ -4,9 +4,9 @@
 //! holds its readers as long as it lives; so counting pins is counting who may still read. Garbage
 //! collection asks before it deletes.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+use millrace_common::collections::HashMap;
 use parking_lot::Mutex;
 
 #[derive(Debug, Default)]

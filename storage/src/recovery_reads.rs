@@ -4,10 +4,11 @@
 //! Only a cache: names are never reused, so a slice that was read is right whenever it is asked for, and
 //! one that could not be read is read again by its job.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use millrace_common::collections::HashMap;
+use millrace_common::task::spawn;
 use millrace_rpc::version::SliceRef;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -45,7 +46,7 @@ impl TailPrefetch {
             let (store, slots) = (Arc::clone(store), Arc::clone(&slots));
             let path = Path::from(slice.object.as_str());
             let range = slice.offset..slice.offset + slice.length;
-            let read = tokio::spawn(async move {
+            let read = spawn("read the tail ahead", async move {
                 // The semaphore is never closed.
                 let _slot = slots.acquire_owned().await;
                 store.get_range(&path, range).await

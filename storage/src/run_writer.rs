@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use millrace_common::access::AccessClass;
+use millrace_common::task::spawn_blocking;
 use millrace_common::{TableId, crash};
 use millrace_rpc::version::RunMeta;
 
@@ -248,6 +249,6 @@ pub(crate) async fn on_blocking_thread<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     let runtime = tokio::runtime::Handle::current();
-    let done = tokio::task::spawn_blocking(move || runtime.block_on(work)).await;
+    let done = spawn_blocking("write runs", move || runtime.block_on(work)).await;
     done.map_err(|e| crate::StorageError::internal(format!("a storage task failed: {e}")))?
 }

@@ -12,10 +12,10 @@
 //! two tasks wrote has their parts one after the other, so a reader starts a new run where keys step
 //! back.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use millrace_common::collections::HashMap;
 use millrace_common::{Epoch, TableId};
 
 use crate::block::{BlockCodec, BlockEncoder, Entries};
@@ -143,7 +143,7 @@ mod tests {
 
     fn codecs() -> Codecs {
         let schema = Schema::new(vec![Field::new("n", DataType::Int64, false)]);
-        HashMap::from([(TableId(7), Arc::new(BlockCodec::new(&schema)))])
+        HashMap::from_iter([(TableId(7), Arc::new(BlockCodec::new(&schema)))])
     }
 
     fn run(keys: &[&str]) -> MemRun {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_common::Epoch;
+use millrace_common::task::{spawn, spawn_on};
 use millrace_rpc::version::RunMeta;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -113,7 +114,7 @@ pub(crate) fn start(
     let (store, spill, sealed) = (Arc::clone(store), Arc::clone(spill), Arc::downgrade(sealed));
     let (seal, bytes) = (run.seal, run.memory_size());
     store.spilling.fetch_add(bytes, Ordering::Relaxed);
-    tokio::spawn(async move {
+    spawn("spill", async move {
         let written = write(&store, run).await;
         let sealed = sealed.upgrade();
         let mut sealed = sealed.as_ref().map(|s| s.lock());
@@ -179,7 +180,7 @@ pub(crate) fn delete_unnamed(shared: &Shared, objects: impl Iterator<Item = Stri
     let store = Arc::clone(&shared.options.store);
     // What is not deleted here the sweep at the next start deletes.
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-    runtime.spawn(async move {
+    spawn_on(&runtime, "delete unnamed objects", async move {
         for object in objects {
             if let Err(error) = store.delete(&Path::from(object.as_str())).await {
                 tracing::warn!(%error, object, "an unnamed object was not deleted");

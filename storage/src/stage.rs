@@ -4,12 +4,12 @@
 //! Until then their epoch is not known and nobody reads them but the statement's own check. Linking
 //! gives every run a new id, so that nothing a cache has kept of the unlinked run is found under it.
 
-use std::collections::HashSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::take;
+use millrace_common::collections::HashSet;
 use millrace_common::delta::take_rows;
 use millrace_common::{Epoch, TableId};
 use millrace_rpc::version::{RunMeta, VersionEdit};
@@ -115,7 +115,7 @@ impl Staging {
             return Ok(());
         }
         // The later of two entries in memory would win.
-        let mut seen: HashSet<&[u8]> = HashSet::new();
+        let mut seen: HashSet<&[u8]> = HashSet::default();
         let there = self.open.matching(&keys)?;
         seen.extend(there.iter().flat_map(|e| (0..e.len()).map(|i| e.keys.value(i))));
         let first = |i: &u32| seen.insert(keys.value(*i as usize));

@@ -1,13 +1,13 @@
 //! The state store of one worker: what its jobs share (object store, block cache, names, the tail) and
 //! the list of open jobs.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use bytes::Bytes;
-use millrace_common::{JobId, TableId};
+use millrace_common::collections::HashMap;
+use millrace_common::{EnvHandle, JobId, TableId};
 use millrace_rpc::version::JobVersion;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -52,6 +52,8 @@ pub struct StoreOptions {
     pub scan_bytes: usize,
     /// Tail slices that are being read already.
     pub prefetch: Option<Arc<TailPrefetch>>,
+    /// Clocks and random numbers, of the store and of the worker that is given it.
+    pub env: EnvHandle,
 }
 
 impl StoreOptions {
@@ -69,6 +71,7 @@ impl StoreOptions {
             lookup_bytes: 256 << 20,
             scan_bytes: 256 << 20,
             prefetch: None,
+            env: EnvHandle::default(),
         }
     }
 }
@@ -142,11 +145,16 @@ impl StateStore {
             changed: Notify::new(),
             prefixes: RwLock::default(),
         });
-        Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::new()) }))
+        Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::default()) }))
     }
 
     pub fn object_store(&self) -> &Arc<dyn ObjectStore> {
         &self.shared.options.store
+    }
+
+    /// The clocks and random numbers of the worker that the store belongs to.
+    pub fn env(&self) -> &EnvHandle {
+        &self.shared.options.env
     }
 
     pub fn incarnation(&self) -> u64 {

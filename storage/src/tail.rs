@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use millrace_common::crash;
+use millrace_common::task::spawn;
 use millrace_rpc::version::SliceRef;
 use object_store::ObjectStore;
 use parking_lot::Mutex;
@@ -60,7 +61,7 @@ impl Tail {
         };
         if start {
             // A task of its own: a caller that goes away must not take the others' put with it.
-            tokio::spawn(put_all(Arc::clone(&self.inner)));
+            spawn("write tail segments", put_all(Arc::clone(&self.inner)));
         }
         let stopped =
             |_| StorageError::internal("the tail writer stopped before the slice was written");

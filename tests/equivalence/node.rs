@@ -62,7 +62,7 @@ impl NodeOptions {
             flush_bytes: tiny.then_some(4 << 10),
             spill_bytes: tiny.then_some(1 << 10),
             lookup_bytes: tiny.then_some(2 << 10),
-            env: None,
+            ..Overrides::default()
         };
         NodeOptions { overrides }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace::{Config, Overrides, Standalone, StartError};
-use millrace_meta::env::Env;
+use millrace_common::EnvHandle;
 use millrace_sqllogictest::{server, suite};
 use object_store::ObjectStore;
 use tokio::runtime::Runtime;
@@ -24,12 +24,12 @@ pub struct NodeOptions {
     pub flush_bytes: usize,
     pub block_bytes: Option<usize>,
     /// Instead of the machine's clock.
-    pub env: Option<Arc<dyn Env>>,
+    pub env: EnvHandle,
 }
 
 impl NodeOptions {
     pub fn new(store: Arc<dyn ObjectStore>) -> NodeOptions {
-        NodeOptions { store, flush_bytes: 16 << 20, block_bytes: None, env: None }
+        NodeOptions { store, flush_bytes: 16 << 20, block_bytes: None, env: EnvHandle::default() }
     }
 }
 

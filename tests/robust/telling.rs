@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use millrace_meta::env::{Env, SystemEnv};
+use millrace_common::{Env, EnvHandle, SystemEnv};
 use millrace_sqllogictest::suite;
 use millrace_storage::sim::{Profile, SimStore};
 use object_store::ObjectStore;
@@ -137,7 +137,7 @@ async fn a_clock_that_was_set_back_is_told_of_views_that_follow_it() {
     const HOUR_MS: u64 = 3_600_000;
     let clock = Arc::new(SetForward::default());
     let options = NodeOptions {
-        env: Some(Arc::clone(&clock) as Arc<dyn Env>),
+        env: EnvHandle::from(Arc::clone(&clock) as Arc<dyn Env>),
         ..NodeOptions::new(Arc::new(InMemory::new()))
     };
     let node = Node::start(&options).await;

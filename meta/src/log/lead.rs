@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use millrace_common::EnvHandle;
 use millrace_rpc::log::{LogRecord, decode_frame};
 use parking_lot::RwLock;
 use tokio::sync::{Mutex, mpsc, oneshot};
@@ -16,7 +17,6 @@ use tracing::warn;
 
 use super::store::{LogStore, crc};
 use super::writer::{RETRY_MAX, RETRY_MIN};
-use crate::env::Env;
 use crate::error::MetaError;
 use crate::state::MetaState;
 
@@ -33,7 +33,7 @@ pub type Retention = Arc<dyn Fn() -> Duration + Send + Sync>;
 pub struct Lead {
     pub store: LogStore,
     pub state: Arc<RwLock<MetaState>>,
-    pub env: Arc<dyn Env>,
+    pub env: EnvHandle,
     /// Of this process, in its records.
     pub nonce: u64,
     pub retention: Retention,
@@ -55,7 +55,7 @@ impl Lead {
     pub fn new(
         store: LogStore,
         state: Arc<RwLock<MetaState>>,
-        env: Arc<dyn Env>,
+        env: EnvHandle,
         nonce: u64,
         retention: Retention,
     ) -> (Arc<Lead>, mpsc::Receiver<Check>) {

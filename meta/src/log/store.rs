@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
+use millrace_common::task::spawn;
 use millrace_rpc::log::{LogRecord, Snapshot, decode_frame, encode_frame};
 use millrace_storage::StorageError;
 use object_store::path::Path;
@@ -78,7 +79,7 @@ impl LogStore {
         let second = create().await;
         let store = Arc::clone(&self.store);
         // Nobody waits for it: a key left behind is harmless, the nonce is not used again.
-        tokio::spawn(async move {
+        spawn("delete a probe", async move {
             let _ = store.delete(&path).await;
         });
         match second {

@@ -9,7 +9,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_common::EnvHandle;
 use millrace_common::crash;
+use millrace_common::task::spawn;
 use millrace_rpc::log::{Entry, LogEntry, LogRecord, encode_frame};
 use parking_lot::RwLock;
 use prost::Message;
@@ -20,7 +22,6 @@ use tracing::{error, warn};
 use super::lead::{Check, Lead, Retention};
 use super::snapshot::{self, SnapshotPolicy};
 use super::store::{Created, LogStore, Opened, crc, fold_next};
-use crate::env::Env;
 use crate::error::{MetaError, VoidReason};
 use crate::fold::{self, Applied, Verdict};
 use crate::state::MetaState;
@@ -40,7 +41,7 @@ pub trait Observer: Send + Sync + 'static {
 }
 
 pub struct WriterOptions {
-    pub env: Arc<dyn Env>,
+    pub env: EnvHandle,
     pub policy: SnapshotPolicy,
     /// Read at every snapshot and for the rule of late appends.
     pub log_retention: Retention,
@@ -76,7 +77,7 @@ impl LogWriter {
         let (lead, checks) = Lead::new(
             store.clone(),
             Arc::clone(&state),
-            Arc::clone(&options.env),
+            options.env.clone(),
             nonce,
             Arc::clone(&options.log_retention),
         );
@@ -96,7 +97,7 @@ impl LogWriter {
         writer.take_lead(entries).await?;
         let term = writer.term;
         let (queue, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(writer.run(receiver, checks, deposed_tx));
+        spawn("write the log", writer.run(receiver, checks, deposed_tx));
         Ok((LogWriter { queue, lead, deposed }, term))
     }
 
@@ -400,7 +401,7 @@ impl Writer {
         let store = self.store.clone();
         let retention = (self.options.log_retention)();
         let now_ms = self.options.env.now_ms();
-        self.snapshot_task = Some(tokio::spawn(async move {
+        self.snapshot_task = Some(spawn("take a snapshot", async move {
             snapshot::take(&store, &state, retention, now_ms)
                 .await
                 .inspect_err(|e| warn!(error = %e, "no snapshot this time; the log stays longer"))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::{
     CommitOutcome, CompactionTask, CompactorService, ComputeService, Cut, MetaService, StartJob,
@@ -241,7 +241,7 @@ impl Cluster {
     /// Opens (again) what a store holds.
     pub async fn on(store: Arc<TestStore>, fake: Arc<Fake>) -> Cluster {
         let seed = store.requests() + 1;
-        let env = Arc::new(TestEnv::new(seed));
+        let env = EnvHandle::new(TestEnv::new(seed));
         let options = MetaOptions { env, ..MetaOptions::new(Arc::clone(&store) as _) };
         let meta = Meta::open(options).await.unwrap();
         *fake.meta.lock() = Arc::downgrade(&meta);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_common::EnvHandle;
 use millrace_rpc::log::{Entry, SetSetting};
 use parking_lot::RwLock;
 
@@ -34,7 +35,7 @@ async fn lead_with(store: &Arc<TestStore>, seed: u64, policy: SnapshotPolicy) ->
     let opened = log_store.open().await.unwrap();
     let state = Arc::new(RwLock::new(MetaState::default()));
     let options = WriterOptions {
-        env: Arc::new(TestEnv::new(seed)),
+        env: EnvHandle::new(TestEnv::new(seed)),
         policy,
         log_retention: Arc::new(|| Duration::from_secs(86_400)),
         observer: Arc::new(Nobody),

@@ -10,11 +10,9 @@ mod store;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millrace_common::{RelationId, SqlType};
+use millrace_common::{Env, RelationId, SqlType};
 use millrace_rpc::catalog::{Column, Relation, RelationKind};
 use tokio::time::Instant;
-
-use crate::env::Env;
 
 /// Wall clock from tokio's (paused) clock, numbers from a seed.
 pub struct TestEnv {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::future::Shared;
-use hashbrown::HashMap;
+use millrace_common::collections::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -39,7 +39,7 @@ pub(super) enum Joined<K: Hash + Eq + Clone, V: Clone> {
 
 impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
     pub fn new() -> Flights<K, V> {
-        Flights { under_way: Arc::new(Mutex::new(HashMap::new())) }
+        Flights { under_way: Arc::new(Mutex::new(HashMap::default())) }
     }
 
     /// Joins a read under way or starts one. `look` looks once more whether the value has arrived in

@@ -24,6 +24,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use foyer::{Cache, CacheBuilder, LruConfig, S3FifoConfig};
 use futures::future::try_join_all;
+use millrace_common::task::spawn_on;
 use object_store::ObjectStore;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -187,7 +188,7 @@ impl BlockCache {
             return;
         };
         let cache = Arc::downgrade(self);
-        runtime.spawn(async move {
+        spawn_on(&runtime, "open the disk cache", async move {
             match DiskTier::open(&options).await {
                 Ok(tier) => {
                     if let Some(cache) = cache.upgrade() {

@@ -1,10 +1,11 @@
 //! The reading half of the cache: from leads (reads we must make) to answers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
-use hashbrown::HashMap;
+use millrace_common::task;
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use tokio::sync::SemaphorePermit;
@@ -49,10 +50,10 @@ impl BlockCache {
         }
     }
 
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         match &self.options.runtime {
-            Some(runtime) => drop(runtime.spawn(task)),
-            None => drop(tokio::spawn(task)),
+            Some(runtime) => drop(task::spawn_on(runtime, "read blocks", work)),
+            None => drop(task::spawn("read blocks", work)),
         }
     }
 
@@ -97,7 +98,7 @@ impl BlockCache {
             let BlockRequest { run, index, block } = &l.request;
             (run.path(), run.block_range(index, *block))
         });
-        for (path, read, members) in self.plan_reads(ranges, leads.len()).assign(leads) {
+        for (path, read, members) in self.plan_reads(ranges).assign(leads) {
             let cache = Arc::clone(self);
             self.spawn(async move {
                 let bytes = cache.read(&path, &read, options.priority).await;
@@ -141,7 +142,7 @@ impl BlockCache {
         }
         Counters::add(&self.counters.rounds, 1);
         let ranges = leads.iter().map(|l| (l.run.path(), l.run.meta_range()));
-        for (path, read, members) in self.plan_reads(ranges, leads.len()).assign(leads) {
+        for (path, read, members) in self.plan_reads(ranges).assign(leads) {
             let cache = Arc::clone(self);
             self.spawn(async move {
                 let bytes = cache.read(&path, &read, priority).await;
@@ -166,9 +167,8 @@ impl BlockCache {
     fn plan_reads<'a>(
         &self,
         ranges: impl Iterator<Item = (&'a Path, std::ops::Range<u64>)>,
-        count: usize,
     ) -> ReadPlan {
-        let mut objects: HashMap<&Path, Vec<Piece>> = HashMap::with_capacity(count.min(64));
+        let mut objects: BTreeMap<&Path, Vec<Piece>> = BTreeMap::new();
         for (tag, (path, range)) in ranges.enumerate() {
             objects.entry(path).or_default().push(Piece { range, tag });
         }

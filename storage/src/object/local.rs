@@ -18,6 +18,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::stream::{self, BoxStream, StreamExt};
+use millrace_common::EnvHandle;
+use millrace_common::task::spawn_blocking;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{
@@ -26,7 +28,6 @@ use object_store::{
     PutPayload, PutResult, Result, UploadPart,
 };
 use parking_lot::Mutex;
-use tokio::task::spawn_blocking;
 
 use crate::error::{StorageError, UnknownOutcome};
 
@@ -36,11 +37,13 @@ const STORE: &str = "local directory";
 pub struct DurableLocal {
     inner: Arc<LocalFileSystem>,
     root: Arc<PathBuf>,
+    /// Names temporary files.
+    env: EnvHandle,
 }
 
 impl DurableLocal {
     /// Opens a directory, creating it when missing.
-    pub fn open(root: &FilePath) -> crate::error::Result<DurableLocal> {
+    pub fn open(root: &FilePath, env: EnvHandle) -> crate::error::Result<DurableLocal> {
         let name = root.display().to_string();
         let io = |cause: io::Error| StorageError::Io {
             operation: "open",
@@ -51,7 +54,7 @@ impl DurableLocal {
         create_dirs(&absolute).map_err(io)?;
         let inner = LocalFileSystem::new_with_prefix(&absolute)
             .map_err(|e| StorageError::from_store("open", name.clone(), e))?;
-        Ok(DurableLocal { inner: Arc::new(inner), root: Arc::new(absolute) })
+        Ok(DurableLocal { inner: Arc::new(inner), root: Arc::new(absolute), env })
     }
 
     pub fn root(&self) -> &FilePath {
@@ -60,10 +63,11 @@ impl DurableLocal {
 
     async fn write(&self, location: &Path, payload: PutPayload, create: bool) -> Result<PutResult> {
         let target = self.inner.path_to_filesystem(location)?;
-        let location = location.clone();
-        spawn_blocking(move || write_durably(&target, &location, &payload, create))
-            .await?
-            .map(|()| PutResult { e_tag: None, version: None })
+        let (location, env) = (location.clone(), self.env.clone());
+        let written = spawn_blocking("write an object", move || {
+            write_durably(&env, &target, &location, &payload, create)
+        });
+        written.await?.map(|()| PutResult { e_tag: None, version: None })
     }
 }
 
@@ -110,7 +114,7 @@ impl ObjectStore for DurableLocal {
             Some(GetRange::Bounded(range)) if !conditional && !options.head => {
                 let file = self.inner.path_to_filesystem(location)?;
                 let location = location.clone();
-                spawn_blocking(move || read_range(&file, location, range)).await?
+                spawn_blocking("read an object", move || read_range(&file, location, range)).await?
             }
             _ => self.inner.get_opts(location, options).await,
         }
@@ -152,13 +156,14 @@ fn generic(source: io::Error) -> Error {
 
 /// Runs on a blocking thread.
 fn write_durably(
+    env: &EnvHandle,
     target: &FilePath,
     location: &Path,
     payload: &PutPayload,
     create: bool,
 ) -> Result<()> {
     let parent = target.parent().ok_or_else(|| generic(io::ErrorKind::InvalidInput.into()))?;
-    let (file, temporary) = open_temporary(target, parent).map_err(generic)?;
+    let (file, temporary) = open_temporary(env, target, parent).map_err(generic)?;
     let named = fill(file, payload).and_then(|()| match create {
         true => fs::hard_link(&temporary, target),
         false => fs::rename(&temporary, target),
@@ -195,11 +200,15 @@ fn fill(mut file: File, payload: &PutPayload) -> io::Result<()> {
 }
 
 /// A new file beside `target`, its directory made when missing.
-fn open_temporary(target: &FilePath, parent: &FilePath) -> io::Result<(File, PathBuf)> {
+fn open_temporary(
+    env: &EnvHandle,
+    target: &FilePath,
+    parent: &FilePath,
+) -> io::Result<(File, PathBuf)> {
     let mut made = false;
     loop {
         let mut name = target.as_os_str().to_owned();
-        name.push(format!("#{}", rand::random::<u64>()));
+        name.push(format!("#{}", env.random()));
         let path = PathBuf::from(name);
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((file, path)),

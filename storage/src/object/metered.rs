@@ -14,6 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt};
+use millrace_common::EnvHandle;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
@@ -26,7 +27,7 @@ use crate::error::{TimedOut, UnknownOutcome, find, is_disk_full};
 
 const STORE: &str = "object store";
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct MeterOptions {
     /// Of a request without payload.
     pub request_timeout: Duration,
@@ -37,6 +38,8 @@ pub struct MeterOptions {
     /// Wait before the second attempt; doubles from there.
     pub backoff: Duration,
     pub max_backoff: Duration,
+    /// Where the random part of a wait comes from.
+    pub env: EnvHandle,
 }
 
 impl Default for MeterOptions {
@@ -47,6 +50,7 @@ impl Default for MeterOptions {
             attempts: 4,
             backoff: Duration::from_millis(50),
             max_backoff: Duration::from_secs(2),
+            env: EnvHandle::default(),
         }
     }
 }
@@ -156,7 +160,7 @@ impl Metered {
     /// Doubles a time, halved by chance so that clients do not march in step.
     fn backoff(&self, attempt: u32) -> Duration {
         let full = self.options.backoff.saturating_mul(1 << attempt.min(16).saturating_sub(1));
-        full.min(self.options.max_backoff).mul_f64(0.5 + rand::random::<f64>() / 2.0)
+        full.min(self.options.max_backoff).mul_f64(0.5 + self.options.env.random_fraction() / 2.0)
     }
 
     fn count_failure(&self, error: &Error) {

@@ -11,6 +11,7 @@ mod reserve;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use millrace_common::EnvHandle;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -32,12 +33,12 @@ pub fn open_object_store(url: &str) -> Result<Arc<Metered>> {
     open_with(url, MeterOptions::default())
 }
 
-/// [`open_object_store`] with other time-outs.
+/// [`open_object_store`] with other time-outs, or another environment.
 pub fn open_with(url: &str, options: MeterOptions) -> Result<Arc<Metered>> {
-    Ok(Metered::wrap(open_raw(url)?, options))
+    Ok(Metered::wrap(open_raw(url, &options.env)?, options))
 }
 
-fn open_raw(url: &str) -> Result<Arc<dyn ObjectStore>> {
+fn open_raw(url: &str, env: &EnvHandle) -> Result<Arc<dyn ObjectStore>> {
     let invalid = |reason: &str| StorageError::InvalidUrl {
         url: url.to_string(),
         reason: reason.to_string(),
@@ -49,7 +50,7 @@ fn open_raw(url: &str) -> Result<Arc<dyn ObjectStore>> {
         return Ok(Arc::new(InMemory::new()));
     }
     if let Some(path) = local_directory(url)? {
-        return Ok(Arc::new(DurableLocal::open(&path)?));
+        return Ok(Arc::new(DurableLocal::open(&path, env.clone())?));
     }
     let parsed = Url::parse(url).map_err(|e| invalid(&e.to_string()))?;
     match parsed.scheme() {
@@ -112,8 +113,8 @@ pub async fn create(store: &dyn ObjectStore, name: &str, payload: PutPayload) ->
 
 /// Checks that the store refuses to create one key twice, which every commit relies on. A store that
 /// does not is refused. Leaves nothing behind.
-pub async fn probe(store: &dyn ObjectStore) -> Result<()> {
-    let name = format!("meta/probe/{:016x}", rand::random::<u64>());
+pub async fn probe(store: &dyn ObjectStore, env: &EnvHandle) -> Result<()> {
+    let name = format!("meta/probe/{:016x}", env.random());
     let outcome = probe_object(store, &name).await;
     if let Err(e) = store.delete(&Path::from(name.as_str())).await {
         tracing::debug!(error = %e, object = name, "a probe object stays behind");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::StreamExt;
-use millrace_common::{SqlError, SqlState};
+use millrace_common::{EnvHandle, SqlError, SqlState};
 use object_store::GetOptions;
 
 use super::*;
@@ -83,7 +83,7 @@ async fn names(store: &dyn ObjectStore) -> Vec<String> {
 #[tokio::test]
 async fn a_store_without_conditional_put_is_refused() {
     let store = Careless(InMemory::new());
-    let error = probe(&store).await.unwrap_err();
+    let error = probe(&store, &EnvHandle::default()).await.unwrap_err();
     assert!(error.to_string().contains("careless store"), "{error}");
     assert_eq!(SqlError::from(error).state, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
     assert!(names(&store).await.is_empty());
@@ -95,7 +95,7 @@ async fn good_stores_pass_the_probe_and_keep_nothing_of_it() {
     let file = format!("file://{}", dir.path().join("a b").display());
     for url in ["memory:", dir.path().join("new/deep").to_str().unwrap(), &file] {
         let store = open_object_store(url).unwrap();
-        probe(&*store).await.unwrap();
+        probe(&*store, &EnvHandle::default()).await.unwrap();
         assert!(names(&*store).await.is_empty(), "{url}");
         assert!(store.stats().puts >= 2);
     }
@@ -140,7 +140,7 @@ async fn exactly_one_of_many_creators_wins() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_first_writers_of_a_new_directory_all_succeed() {
     let dir = tempfile::tempdir().unwrap();
-    let store = local::DurableLocal::open(dir.path()).unwrap();
+    let store = local::DurableLocal::open(dir.path(), EnvHandle::default()).unwrap();
     for round in 0..100 {
         let put = |n: u32| {
             let store = store.clone();
