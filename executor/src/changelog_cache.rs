@@ -4,12 +4,13 @@
 //! span of epochs exactly or not at all; what it has dropped is read from the relation's state table.
 //! Chunks carry their rows' vnodes, computed once by the writer, so that readers only compare.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{BooleanArray, RecordBatch};
 use arrow::buffer::BooleanBuffer;
+use millrace_common::collections::HashMap;
 use millrace_common::{DeltaChunk, Epoch, RelationId, Vnode};
 use parking_lot::Mutex;
 

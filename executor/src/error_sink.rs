@@ -5,7 +5,7 @@
 //! `errors.total`, `error.<SQLSTATE>.<place>` (a count) and `sample.<SQLSTATE>.<bytes of the place>.<place><message>`
 //! (its number). They are bounded, because a job's counters are never removed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_common::SqlError;
@@ -46,7 +46,7 @@ pub struct ErrorSink {
 
 impl ErrorSink {
     /// What a job had counted when these counters of it were committed.
-    pub fn load(counters: &HashMap<String, u64>) -> ErrorSink {
+    pub fn load(counters: &BTreeMap<String, u64>) -> ErrorSink {
         let sink = ErrorSink::default();
         let total = counters.get(TOTAL).copied().unwrap_or(0);
         sink.total.store(total, Ordering::Relaxed);
@@ -85,12 +85,12 @@ impl ErrorSink {
     }
 
     /// What is to be committed: counters that have changed since the last call.
-    pub fn unsaved(&self) -> HashMap<String, u64> {
+    pub fn unsaved(&self) -> BTreeMap<String, u64> {
         let total = self.total();
         if self.saved_total.swap(total, Ordering::Relaxed) == total {
-            return HashMap::new();
+            return BTreeMap::new();
         }
-        let mut out = HashMap::from([(TOTAL.to_string(), total)]);
+        let mut out = BTreeMap::from([(TOTAL.to_string(), total)]);
         for kind in self.kinds.lock().values_mut().filter(|k| k.count != k.saved) {
             kind.saved = kind.count;
             let (state, place) = (&kind.state, &kind.place);
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn what_is_committed_outlives_a_restart_and_is_bounded() {
         let sink = ErrorSink::default();
-        let mut counters = HashMap::new();
+        let mut counters = BTreeMap::new();
         let long = "é".repeat(1_000);
         for i in 0..1_000 {
             let e = SqlError::new(SqlState::DIVISION_BY_ZERO, format!("{i}: {long}"));

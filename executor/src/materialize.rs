@@ -127,7 +127,7 @@ impl Materialize {
         layout: Arc<RowLayout>,
         writer: TableWriter,
         vnodes: Range<Vnode>,
-        counters: &std::collections::HashMap<String, u64>,
+        counters: &std::collections::BTreeMap<String, u64>,
         budget: usize,
         governor: &Arc<MemoryGovernor>,
     ) -> Materialize {

@@ -6,13 +6,13 @@
 //! An operator knows nothing of channels, epochs' numbers or other tasks; the runtime knows nothing
 //! of keys. Rows of different keys may run in any order inside an epoch.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use millrace_common::access::RetentionBy;
-use millrace_common::{DeltaChunk, Epoch, JobId, Vnode};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, JobId, Vnode};
 use millrace_storage::{MemRun, TableWriter};
 
 use crate::error::ExecError;
@@ -115,7 +115,7 @@ pub trait Operator: Send {
     }
 
     /// Counters that are committed with what was sealed.
-    fn counters(&self, out: &mut HashMap<String, u64>) {
+    fn counters(&self, out: &mut BTreeMap<String, u64>) {
         let _ = out;
     }
 
@@ -145,6 +145,7 @@ pub struct OperatorContext<'a> {
     /// This operator's counters; shared by its parallel instances.
     pub metrics: Arc<OperatorMetrics>,
     pub governor: Arc<MemoryGovernor>,
+    pub clock: EnvHandle,
     /// The last epoch that the job's state has all of.
     pub restored: Epoch,
     /// Number of the next row of append-only state: see [`crate::sequence`].

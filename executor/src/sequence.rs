@@ -4,7 +4,7 @@
 //! instance of a job begins at the highest counter of any of its tasks: rows that an earlier instance did not commit
 //! leave no trace, and those that it did have lower numbers, whatever the clock of the machine says.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use millrace_common::Vnode;
@@ -39,7 +39,7 @@ impl ArrivalSequence {
 
 /// Where an instance of a job begins to number rows: beyond all that was committed, by any task under any
 /// parallelism.
-pub fn first_arrival(counters: &HashMap<String, u64>) -> u64 {
+pub fn first_arrival(counters: &BTreeMap<String, u64>) -> u64 {
     let committed = counters.iter().filter(|(name, _)| name.starts_with(PREFIX));
     committed.map(|(_, next)| *next).max().unwrap_or(0)
 }
@@ -50,11 +50,11 @@ mod tests {
 
     #[test]
     fn an_instance_numbers_beyond_all_that_any_task_committed() {
-        let start = first_arrival(&HashMap::new());
+        let start = first_arrival(&BTreeMap::new());
         let mut tasks = [0, 128].map(|vnode| ArrivalSequence::new(3, vnode, start));
         assert_eq!(tasks[0].take(2), 0..2);
         assert_eq!(tasks[1].take(7), 0..7);
-        let mut counters: HashMap<_, _> = tasks.iter().map(ArrivalSequence::counter).collect();
+        let mut counters: BTreeMap<_, _> = tasks.iter().map(ArrivalSequence::counter).collect();
         assert_eq!(counters.len(), 2, "tasks have counters of their own");
         counters.insert("rows.3.0".to_string(), 100);
         // One task takes over the vnodes of both.

@@ -116,12 +116,11 @@ impl Parts {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
-
     use arrow::array::{AsArray, Int64Array, RecordBatch};
     use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
     use millrace_common::RelationId;
     use millrace_common::access::AccessClass;
+    use millrace_common::collections::HashSet;
     use millrace_graph::RelationLayout;
     use millrace_rpc::version::JobVersion;
     use millrace_storage::{RowStorage, StateStore, StoreOptions, TableDesc};
@@ -176,7 +175,7 @@ mod tests {
             change.add(&rows(value, weight)).await.unwrap();
         }
         let mut parts = change.read().unwrap();
-        let mut seen: HashSet<i64> = HashSet::new();
+        let mut seen: HashSet<i64> = HashSet::default();
         let (mut count, mut sum) = (0, 0);
         while let Some(part) = parts.next().await.unwrap() {
             let column = |c: usize| part.chunk.batch.column(c).as_primitive::<Int64Type>().clone();

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use millrace_common::EnvHandle;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// A number that any task may add to.
 #[derive(Debug, Default)]
@@ -93,6 +95,7 @@ pub struct Progress {
     /// Rows that the first scans have read, and have to read in all as far as that is known.
     pub scanned: Counter,
     pub to_scan: Counter,
+    clock: EnvHandle,
     began: Instant,
     /// When rows last moved: milliseconds from `began`.
     moved: AtomicU64,
@@ -100,22 +103,22 @@ pub struct Progress {
     computing: AtomicUsize,
 }
 
-impl Default for Progress {
-    fn default() -> Progress {
+impl Progress {
+    pub fn new(clock: EnvHandle) -> Progress {
         Progress {
             scanned: Counter::default(),
             to_scan: Counter::default(),
-            began: Instant::now(),
+            began: clock.now(),
+            clock,
             moved: AtomicU64::new(0),
             computing: AtomicUsize::new(0),
         }
     }
-}
 
-impl Progress {
     /// A task has taken a step.
     pub fn note_step(&self) {
-        self.moved.store(self.began.elapsed().as_millis() as u64, Ordering::Relaxed);
+        let since = self.clock.elapsed(self.began);
+        self.moved.store(since.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// For how long no task has done anything but wait.
@@ -124,7 +127,7 @@ impl Progress {
             return Duration::ZERO;
         }
         let moved = Duration::from_millis(self.moved.load(Ordering::Relaxed));
-        self.began.elapsed().saturating_sub(moved)
+        self.clock.elapsed(self.began).saturating_sub(moved)
     }
 
     /// A task's work, which must not unwind. While it is being polled, the task computes.
@@ -140,7 +143,7 @@ impl Progress {
 }
 
 /// What is counted of a running job.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct JobMetrics {
     pub operators: Vec<Arc<OperatorMetrics>>,
     pub progress: Arc<Progress>,
@@ -191,7 +194,7 @@ mod tests {
     async fn a_task_that_computes_is_not_idle() {
         let progress = Arc::new(Progress {
             began: Instant::now() - Duration::from_secs(60),
-            ..Progress::default()
+            ..Progress::new(EnvHandle::default())
         });
         assert!(progress.idle() >= Duration::from_secs(60));
         let of_task = Arc::clone(&progress);

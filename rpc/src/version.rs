@@ -115,8 +115,8 @@ pub struct JobVersion {
     #[prost(int64, tag = "6")]
     pub row_count: i64,
     /// Counters a job persists with its epochs, by name (next row id, append sequence per task …).
-    #[prost(map = "string, uint64", tag = "7")]
-    pub counters: std::collections::HashMap<String, u64>,
+    #[prost(btree_map = "string, uint64", tag = "7")]
+    pub counters: std::collections::BTreeMap<String, u64>,
     /// The relation's watermarks at `epoch`.
     #[prost(message, repeated, tag = "30")]
     pub watermarks: Vec<ColumnWatermark>,
@@ -210,8 +210,8 @@ pub struct JobCommit {
     /// Change of the relation's row count.
     #[prost(int64, tag = "8")]
     pub row_count_delta: i64,
-    #[prost(map = "string, uint64", tag = "9")]
-    pub counters: std::collections::HashMap<String, u64>,
+    #[prost(btree_map = "string, uint64", tag = "9")]
+    pub counters: std::collections::BTreeMap<String, u64>,
     /// Whether the relation's content changed: its readers have something to do.
     #[prost(bool, tag = "10")]
     pub changed: bool,

@@ -5,11 +5,12 @@
 //! filter lets through. It holds while no such row has been inserted, changed or deleted since that epoch: in what is
 //! committed, in epochs on their way, and in the open one.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use millrace_common::collections::HashSet;
 use millrace_common::{Epoch, JobId};
 use tokio::sync::OwnedMutexGuard;
 

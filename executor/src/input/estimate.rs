@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn rows_read_tell_how_many_are_left() {
-        let progress = Progress::default();
+        let progress = Progress::new(millrace_common::EnvHandle::default());
         progress.to_scan.add(7);
         let mut estimate = ScanEstimate::default();
         estimate.begin(10_000, 100, &progress);

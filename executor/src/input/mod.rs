@@ -14,7 +14,7 @@ pub mod subscribe;
 pub mod values;
 pub mod watermark;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -49,7 +49,7 @@ pub trait Leaf: Send {
     }
 
     /// What is to be committed with the epoch besides, by name.
-    fn counters(&self, out: &mut HashMap<String, u64>) {
+    fn counters(&self, out: &mut BTreeMap<String, u64>) {
         let _ = out;
     }
 }
@@ -77,7 +77,7 @@ pub trait Reader: Send {
     }
 
     /// See [`Leaf::counters`].
-    fn counters(&self, out: &mut HashMap<String, u64>) {
+    fn counters(&self, out: &mut BTreeMap<String, u64>) {
         let _ = out;
     }
 }
@@ -123,7 +123,7 @@ impl<R: Reader> Leaf for CutLeaf<R> {
         self.reader.marks()
     }
 
-    fn counters(&self, out: &mut HashMap<String, u64>) {
+    fn counters(&self, out: &mut BTreeMap<String, u64>) {
         self.reader.counters(out);
     }
 }

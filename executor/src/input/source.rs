@@ -4,7 +4,7 @@
 //! offsets. The first scan goes from offset 0 to the snapshot epoch's, in bounded steps. A task reads
 //! the splits that are its own by number. Readers stay open from epoch to epoch.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::compute::filter_record_batch;
@@ -47,7 +47,7 @@ pub struct SourceInput {
     /// Of the job.
     pub progress: Arc<Progress>,
     /// The job's counters as committed: where readers stood exactly.
-    pub counters: HashMap<String, u64>,
+    pub counters: BTreeMap<String, u64>,
 }
 
 type ReadResult = Result<Option<(RecordBatch, u64)>, ConnectorError>;
@@ -92,7 +92,7 @@ fn position_counters(input: u32, split: u32) -> (String, String) {
 
 /// The place committed under [`position_counters`].
 pub(crate) fn committed_position(
-    counters: &HashMap<String, u64>,
+    counters: &BTreeMap<String, u64>,
     input: u32,
     split: u32,
 ) -> Option<Position> {
@@ -103,7 +103,7 @@ pub(crate) fn committed_position(
 
 /// What to commit of a reader's place.
 pub(crate) fn put_position(
-    counters: &mut HashMap<String, u64>,
+    counters: &mut BTreeMap<String, u64>,
     input: u32,
     split: u32,
     position: Position,
@@ -374,7 +374,7 @@ impl Reader for SourceReader {
         marks
     }
 
-    fn counters(&self, out: &mut HashMap<String, u64>) {
+    fn counters(&self, out: &mut BTreeMap<String, u64>) {
         for split in self.splits.iter().filter(|_| self.from.watermark.is_some()) {
             split.watermark.store(self.from.input, split.number, out);
         }
@@ -390,7 +390,7 @@ impl Reader for SourceReader {
 mod tests {
     use arrow::array::{ArrayRef, AsArray, Int64Array};
     use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
-    use millrace_common::{Generation, JobId, SqlError};
+    use millrace_common::{EnvHandle, Generation, JobId, SqlError};
     use millrace_connector::{Known, Polled};
     use millrace_rpc::version::VersionEdit;
 
@@ -468,8 +468,8 @@ mod tests {
             stage: 0,
             read_rows: 4,
             errors: Arc::default(),
-            progress: Arc::default(),
-            counters: HashMap::new(),
+            progress: Arc::new(Progress::new(EnvHandle::default())),
+            counters: BTreeMap::new(),
         };
         SourceReader::new(from, task, parallelism, backfill).unwrap()
     }

@@ -19,6 +19,7 @@ use millrace_common::{DeltaChunk, Epoch, RelationId, TableId, Vnode};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{BackfillPosition, BackfillState};
 use millrace_storage::{JobStore, ScanBatch, ScanOptions, StateStore, StorageError};
+use tokio::time::Instant;
 
 use crate::changelog_cache::{ChangelogCache, EpochDelta};
 use crate::consolidate::consolidate_projected;
@@ -75,7 +76,7 @@ enum State {
     Start {
         prev: Epoch,
         epoch: Epoch,
-        since: Option<tokio::time::Instant>,
+        since: Option<Instant>,
     },
     Ring(VecDeque<Arc<EpochDelta>>, usize),
     Store(BoxStream<'static, Result<DeltaChunk, StorageError>>),
@@ -83,7 +84,7 @@ enum State {
     Scan {
         epoch: Epoch,
         left: usize,
-        since: Option<tokio::time::Instant>,
+        since: Option<Instant>,
     },
 }
 
@@ -110,14 +111,15 @@ impl SubscribeReader {
     /// The upstream's store; waits for it while the upstream restarts.
     async fn upstream(
         from: &Subscription,
-        since: &mut Option<tokio::time::Instant>,
+        since: &mut Option<Instant>,
     ) -> Result<Arc<JobStore>, ExecError> {
         loop {
             if let Some(store) = from.store.job(from.relation) {
                 return Ok(store);
             }
-            let began = *since.get_or_insert_with(tokio::time::Instant::now);
-            if began.elapsed() > UPSTREAM_WAIT {
+            let clock = from.store.env();
+            let began = *since.get_or_insert_with(|| clock.now());
+            if clock.elapsed(began) > UPSTREAM_WAIT {
                 let message = format!("input relation {} is not running", from.relation);
                 return Err(ExecError::Unavailable(message));
             }

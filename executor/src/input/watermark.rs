@@ -4,7 +4,7 @@
 //! that were not late, exact for every row, however the rows are chunked. A row whose time is below its split's running
 //! watermark before it is late: it never enters, and is counted.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BooleanArray, Int64Array, RecordBatch};
@@ -175,7 +175,7 @@ impl SplitWatermark {
         (format!("watermark.{input}.{split}"), format!("{LATE}{input}.{split}"))
     }
 
-    pub fn load(counters: &HashMap<String, u64>, input: u32, split: u32) -> SplitWatermark {
+    pub fn load(counters: &BTreeMap<String, u64>, input: u32, split: u32) -> SplitWatermark {
         let (running, late) = SplitWatermark::names(input, split);
         SplitWatermark {
             running: counters.get(&running).map(|v| *v as i64),
@@ -184,7 +184,7 @@ impl SplitWatermark {
         }
     }
 
-    pub fn store(&self, input: u32, split: u32, out: &mut HashMap<String, u64>) {
+    pub fn store(&self, input: u32, split: u32, out: &mut BTreeMap<String, u64>) {
         let (running, late) = SplitWatermark::names(input, split);
         if let Some(value) = self.running {
             out.insert(running, value as u64);

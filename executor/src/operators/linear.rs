@@ -1,7 +1,6 @@
 //! The linear operators: filter, project, union, hop, repeat, expand. They keep no state and pass weights through.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use arrow::array::{
     Array, ArrayRef, AsArray, Int64Array, RecordBatch, TimestampMicrosecondArray, UInt32Array,
@@ -9,8 +8,8 @@ use arrow::array::{
 };
 use arrow::compute::{cast, take};
 use arrow::datatypes::{DataType, Field, Int64Type, SchemaRef};
-use millrace_common::DeltaChunk;
 use millrace_common::delta::take_rows;
+use millrace_common::{DeltaChunk, EnvHandle};
 use millrace_graph as graph;
 
 use super::expr::SafeExpr;
@@ -190,19 +189,20 @@ impl Hop {
 pub struct Stamp {
     pub add_us: i64,
     pub schema: SchemaRef,
+    pub clock: EnvHandle,
 }
 
 impl Stamp {
     /// Builds the operator of a node. Fails where the graph does not fit it.
     pub fn build(p: &graph::Stamp, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
-        Ok(Box::new(Stamp { add_us: p.add_us, schema: ctx.output() }))
+        let schema = ctx.output();
+        Ok(Box::new(Stamp { add_us: p.add_us, schema, clock: ctx.env.clock }))
     }
 }
 
 impl Operator for Stamp {
     fn push(&mut self, _: usize, chunk: DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
+        let now = i64::try_from(self.clock.now_micros()).unwrap_or(i64::MAX);
         let stamp = vec![now.saturating_add(self.add_us); chunk.num_rows()];
         let mut columns = chunk.batch.columns().to_vec();
         columns.push(Arc::new(TimestampMicrosecondArray::from(stamp)));

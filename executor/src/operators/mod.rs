@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, Int64Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
-use millrace_common::{DeltaChunk, Epoch, Vnode};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, Vnode};
 use millrace_graph::{Node, Operator as Op};
 
 use crate::error::ExecError;
@@ -40,6 +40,7 @@ pub struct Env {
     pub errors: Arc<ErrorSink>,
     pub metrics: Arc<OperatorMetrics>,
     pub governor: Arc<MemoryGovernor>,
+    pub clock: EnvHandle,
     /// Vnodes the task owns.
     pub vnodes: Range<Vnode>,
     /// By input port: the column that tells the event time of its rows.
@@ -61,6 +62,7 @@ pub fn build(
         errors: Arc::clone(&ctx.errors),
         metrics: Arc::clone(&ctx.metrics),
         governor: Arc::clone(&ctx.governor),
+        clock: ctx.clock.clone(),
         vnodes: ctx.vnodes.clone(),
         event_time: ctx.event_time.clone(),
         restored: ctx.restored,

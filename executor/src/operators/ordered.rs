@@ -6,11 +6,11 @@
 //! of the whole row.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
 
 use arrow::array::{ArrayRef, BinaryBuilder, RecordBatch};
 use arrow::compute::SortOptions;
 use arrow::datatypes::SchemaRef;
+use millrace_common::collections::HashMap;
 use millrace_common::identity::{RowCodec, hash_rows};
 use millrace_common::keys::{KeyCodec, columns_at};
 use millrace_rpc::catalog::RowStorage;

@@ -383,12 +383,12 @@ impl KeyTable {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
     use std::sync::Arc;
 
     use arrow::array::{Int64Array, RecordBatch, TimestampMicrosecondArray};
     use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
     use millrace_common::DeltaChunk;
+    use millrace_common::collections::HashMap;
 
     use super::*;
     use crate::state::Stamps;
@@ -412,7 +412,7 @@ mod tests {
                 reader: KeyReader::new(&schema, &[0], &[]).unwrap(),
                 stamps: Stamps::new(&[Some(1), None]),
                 table: KeyTable::new(policy, false),
-                names: HashMap::new(),
+                names: HashMap::default(),
             }
         }
 

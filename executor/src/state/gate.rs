@@ -4,10 +4,9 @@
 //! Parked rows of keys that complete together leave as one batch per port: the blocking buffer is
 //! also the mini-batch. Ports of one key are not ordered against each other: deltas commute.
 
-use std::collections::HashMap;
-
 use arrow::array::{Int64Array, RecordBatch};
 use millrace_common::DeltaChunk;
+use millrace_common::collections::HashMap;
 use millrace_common::fault_injection::is_planted;
 
 use super::arena::{batch_bytes, gather_batch};
@@ -142,7 +141,7 @@ impl KeyGate {
 
     /// The rows as one chunk; chunks left without parked rows are let go.
     fn gather(&mut self, rows: &[(u32, u32)]) -> Result<DeltaChunk, ExecError> {
-        let mut place: HashMap<u32, usize> = HashMap::new();
+        let mut place: HashMap<u32, usize> = HashMap::default();
         let mut chunks: Vec<&DeltaChunk> = Vec::new();
         let mut picks = Vec::with_capacity(rows.len());
         for &(id, row) in rows {

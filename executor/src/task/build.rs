@@ -1,11 +1,11 @@
 //! Builds a job's tasks and the channels between them from its graph.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use arrow::datatypes::SchemaRef;
+use millrace_common::collections::HashMap;
 use millrace_common::{Epoch, Generation, JobId, RelationId, TableId, Vnode};
 use millrace_connector::create_source;
 use millrace_graph::{
@@ -116,7 +116,7 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     let channels = connect(&blueprint)?;
     let (reports, receiver) = mpsc::unbounded_channel();
     let order = Order::of(graph)?;
-    let (cuts, metrics) = (Vec::new(), HashMap::new());
+    let (cuts, metrics) = (Vec::new(), HashMap::default());
     let mut builder = Builder { blueprint, channels, cuts, metrics, order };
     let mut tasks = Vec::new();
     let mut first_input = 0;
@@ -227,7 +227,8 @@ impl Builder<'_> {
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             progress: Arc::clone(&self.blueprint.progress),
             turn: 0,
-            yielded: Instant::now(),
+            yielded: self.blueprint.store.env().now(),
+            clock: self.blueprint.store.env().clone(),
         })
     }
 
@@ -395,6 +396,7 @@ impl Builder<'_> {
             errors: Arc::clone(&b.errors),
             metrics: Arc::clone(metrics),
             governor: Arc::clone(&b.governor),
+            clock: b.store.env().clone(),
             restored: Epoch(b.version.epoch),
             first_arrival: first_arrival(&b.version.counters),
         };

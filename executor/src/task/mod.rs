@@ -12,16 +12,17 @@
 pub mod build;
 mod order;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt, select_all, try_join_all};
-use millrace_common::{DeltaChunk, Epoch};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch};
 use millrace_graph::{DerivedWatermark, Retention};
 use millrace_rpc::version::BackfillPosition;
 use millrace_storage::{JobStore, MemRun};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use crate::error::ExecError;
 use crate::exchange::{Barrier, Dispatcher, Message};
@@ -49,7 +50,7 @@ pub struct TaskReport {
     /// When its rows change by themselves next.
     pub due: Option<Epoch>,
     /// What its leaves commit with the epoch.
-    pub counters: HashMap<String, u64>,
+    pub counters: BTreeMap<String, u64>,
     /// Of the job's root, where this task has it.
     pub root: Option<RootReport>,
 }
@@ -137,6 +138,7 @@ pub struct Task {
     /// Leaf to be asked first, so that none starves another.
     turn: usize,
     yielded: Instant,
+    clock: EnvHandle,
 }
 
 impl Task {
@@ -302,9 +304,9 @@ impl Task {
 
     async fn yield_if_due(&mut self) {
         self.progress.note_step();
-        if self.yielded.elapsed() > TIME_SLICE {
+        if self.clock.elapsed(self.yielded) > TIME_SLICE {
             tokio::task::yield_now().await;
-            self.yielded = Instant::now();
+            self.yielded = self.clock.now();
         }
     }
 

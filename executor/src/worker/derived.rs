@@ -3,7 +3,7 @@
 //! Cuts enter one at a time; making an epoch durable happens outside that, so the next epoch may be
 //! processed meanwhile. Commits are concluded in the order of their cuts.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, TableId, crash};
@@ -89,7 +89,7 @@ struct Collected {
     row_count: i64,
     changed: bool,
     delta: Option<Vec<HubChunk>>,
-    counters: HashMap<String, u64>,
+    counters: BTreeMap<String, u64>,
     digest: Option<Digest>,
     marks: WatermarkSet,
     due: Option<Epoch>,

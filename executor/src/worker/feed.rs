@@ -4,9 +4,9 @@
 //! each row enters exactly once, whatever dies. The feed fails by itself: it says why, waits and goes
 //! on, while statements on the table work.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use arrow::array::{
     Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, RecordBatchOptions,
@@ -76,7 +76,7 @@ pub struct Feed {
     over: Vec<usize>,
     splits: Vec<Split>,
     parts: SourceParts,
-    counters: HashMap<String, u64>,
+    counters: BTreeMap<String, u64>,
     in_flight: VecDeque<oneshot::Receiver<()>>,
 }
 
@@ -242,7 +242,7 @@ impl Feed {
         };
         let number = split.number;
         let (rows, weights) = self.complete(batch, weights).map_err(failed)?;
-        let mut fed = HashMap::from([(feed_counter(number), after)]);
+        let mut fed = BTreeMap::from([(feed_counter(number), after)]);
         if let Some(position) = position {
             put_position(&mut fed, INPUT, number, position);
         }
@@ -256,7 +256,7 @@ impl Feed {
     async fn enter(
         &mut self,
         delta: DeltaChunk,
-        fed: &HashMap<String, u64>,
+        fed: &BTreeMap<String, u64>,
     ) -> Result<(), FeedError> {
         while self.in_flight.len() >= IN_FLIGHT {
             if let Some(oldest) = self.in_flight.pop_front() {
@@ -300,7 +300,7 @@ impl Feed {
         let columns = self.make.iter().enumerate().map(|(column, make)| match make {
             Make::Read(at) => Ok(Arc::clone(batch.column(*at))),
             Make::Compute(at) => self.rounded(column, &computed[*at]),
-            Make::Now => Ok(now(rows)),
+            Make::Now => Ok(times_of_arrival(self.sequencer.time_of_arrival(), rows)),
             Make::RowId => {
                 let first = self.sequencer.allocate_row_ids(rows as u64);
                 Ok(Arc::new(Int64Array::from_iter_values(first..first + rows as i64)) as ArrayRef)
@@ -402,10 +402,9 @@ fn failed(error: ExecError) -> FeedError {
     FeedError::Failed(error.into_sql())
 }
 
-/// The wall clock, so many times.
-pub(super) fn now(rows: usize) -> ArrayRef {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let array = TimestampMicrosecondArray::from(vec![since.as_micros() as i64; rows]);
+/// The time at which rows arrive, so many times.
+pub(super) fn times_of_arrival(time: i64, rows: usize) -> ArrayRef {
+    let array = TimestampMicrosecondArray::from(vec![time; rows]);
     match SqlType::Timestamptz.to_arrow() {
         DataType::Timestamp(_, Some(zone)) => Arc::new(array.with_timezone(zone)),
         _ => Arc::new(array),

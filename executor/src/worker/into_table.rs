@@ -15,7 +15,7 @@ use millrace_rpc::catalog::Relation;
 use millrace_rpc::version::StatementId;
 
 use super::Shared;
-use super::feed::now;
+use super::feed::times_of_arrival;
 use crate::dml::{DmlError, DmlKind, DmlStatement, SinkMark};
 use crate::error::ExecError;
 
@@ -98,7 +98,7 @@ impl TableTarget {
         }
         for at in table.times_of_arrival() {
             if let Some(column) = columns.get_mut(*at) {
-                *column = now(rows);
+                *column = times_of_arrival(table.time_of_arrival(), rows);
             }
         }
         check_not_null(table, &columns, hidden)?;

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::FutureExt;
+use millrace_common::task::spawn_on;
 use millrace_common::{Generation, JobId, RelationId, SqlError};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::services::MetaService;
@@ -100,7 +101,7 @@ impl Job {
             let job = Arc::downgrade(self);
             let stop = self.stop.clone();
             let progress = Arc::clone(&self.metrics.progress);
-            handles.push(runtime.spawn(async move {
+            handles.push(spawn_on(runtime, "run a task", async move {
                 let run = progress.watch(AssertUnwindSafe(task.run()).catch_unwind());
                 let ended = tokio::select! {
                     biased;
@@ -122,7 +123,7 @@ impl Job {
     /// Runs a table's connector until the job ends.
     pub fn spawn_feed(self: &Arc<Self>, feed: Feed, runtime: &tokio::runtime::Handle) {
         let (job, stop) = (Arc::downgrade(self), self.stop.clone());
-        self.handles.lock().push(runtime.spawn(async move {
+        self.handles.lock().push(spawn_on(runtime, "feed a table", async move {
             let run = AssertUnwindSafe(feed.run()).catch_unwind();
             let ended = tokio::select! {
                 biased;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use millrace_common::task::spawn_on;
 use millrace_common::{JobId, crash, heap};
 use tokio_util::sync::CancellationToken;
 
@@ -29,7 +30,7 @@ pub fn spawn(shared: &Arc<Shared>, stop: CancellationToken) {
         most_blocks: shared.store.cache().memory_budget(),
         blocks_budget: shared.store.cache().memory_budget(),
     };
-    shared.runtime.spawn(stop.run_until_cancelled_owned(async move {
+    let work = stop.run_until_cancelled_owned(async move {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -37,7 +38,8 @@ pub fn spawn(shared: &Arc<Shared>, stop: CancellationToken) {
             let Some(shared) = weak.upgrade() else { return };
             round(&shared, &mut accounts);
         }
-    }));
+    });
+    spawn_on(&shared.runtime, "maintain the worker", work);
 }
 
 /// What the worker as a whole reports, rather than one holder.
@@ -92,7 +94,7 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
         let early = tight && Some(store.memory_size()) == largest;
         let due = store.needs_flush() || (early && store.stats().memrun_bytes > WORTH_FLUSHING);
         if due && !job.flushing.swap(true, Ordering::AcqRel) {
-            shared.runtime.spawn(async move {
+            spawn_on(&shared.runtime, "flush", async move {
                 if let Err(error) = flush(&job).await {
                     // The rows are safe in the tail; the next round tries again.
                     tracing::warn!(job = job.label, %error, "flush failed");
@@ -123,7 +125,8 @@ async fn flush(job: &Job) -> Result<(), ExecError> {
 fn close_stopped(shared: &Shared) {
     let due: Vec<JobId> = {
         let stopped = shared.stopped.read();
-        let gone = stopped.iter().filter(|(_, job)| job.since.elapsed() > CLOSE_AFTER);
+        let gone =
+            stopped.iter().filter(|(_, job)| shared.store.env().elapsed(job.since) > CLOSE_AFTER);
         gone.map(|(id, _)| *id).collect()
     };
     for id in due {

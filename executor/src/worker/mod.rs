@@ -15,9 +15,8 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
 use async_trait::async_trait;
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
@@ -26,6 +25,7 @@ use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 use millrace_storage::StateStore;
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::job::{Job, Kind};
@@ -63,9 +63,9 @@ struct Shared {
     ties: Arc<TransactionGroups>,
     runtime: Handle,
     meta: OnceLock<Arc<dyn MetaService>>,
-    jobs: RwLock<HashMap<JobId, Arc<Job>>>,
+    jobs: RwLock<BTreeMap<JobId, Arc<Job>>>,
     /// Stopped jobs whose state is still open, and since when.
-    stopped: RwLock<HashMap<JobId, Stopped>>,
+    stopped: RwLock<BTreeMap<JobId, Stopped>>,
     /// A job was started.
     started: tokio::sync::Notify,
 }
@@ -179,7 +179,9 @@ impl Shared {
             }
         };
         if let Some(job) = job {
-            self.stopped.write().insert(id, Stopped { since: Instant::now(), why: job.failure() });
+            self.stopped
+                .write()
+                .insert(id, Stopped { since: self.store.env().now(), why: job.failure() });
             job.stop().await;
         }
     }
@@ -212,13 +214,13 @@ impl ComputeService for Worker {
         cut: Cut,
     ) -> Result<JobCommit, SqlError> {
         let job = self.shared.job_of(job, generation).ok_or_else(|| not_running(job))?;
-        let began = Instant::now();
+        let began = self.shared.store.env().now();
         let commit = match &job.kind {
             Kind::Nothing => Err(SqlError::internal("a source has nothing to cut")),
             Kind::Table(table) => job.guard(table.cut()).await,
             Kind::Derived(derived) => job.guard(derived.cut(cut.epoch)).await,
         }?;
-        job.barriers.record(began.elapsed());
+        job.barriers.record(self.shared.store.env().elapsed(began));
         job.epochs.add(1);
         Ok(commit)
     }

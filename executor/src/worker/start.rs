@@ -32,13 +32,14 @@ pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, Ex
         RelationKind::Source => {
             let meta = shared.meta()?;
             let errors = Arc::new(ErrorSink::default());
+            let progress = Arc::new(Progress::new(shared.store.env().clone()));
             Ok(Job::new(
                 &start.relation,
                 start.generation,
                 None,
                 Kind::Nothing,
                 meta,
-                JobMetrics::default(),
+                JobMetrics { operators: Vec::new(), progress },
                 errors,
             ))
         }
@@ -127,7 +128,8 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let kind = Kind::Table(table);
     let (of_feed, metas) = (Arc::clone(&errors), Arc::clone(&meta));
-    let metrics = JobMetrics::default();
+    let progress = Arc::new(Progress::new(shared.store.env().clone()));
+    let metrics = JobMetrics { operators: Vec::new(), progress };
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     if start.relation.has_connector() {
         let state = Arc::clone(&job.feed);
@@ -204,7 +206,7 @@ pub async fn start_graph(
     let id = RelationId(start.relation.id);
     let store = open(shared, &start, tables(&start.relation, graph)).await?;
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
-    let progress = Arc::new(Progress::default());
+    let progress = Arc::new(Progress::new(shared.store.env().clone()));
     progress.scanned.add(start.version.backfill.as_ref().map_or(0, |b| b.rows_read));
     let built = build(Blueprint {
         job: id,

@@ -5,7 +5,7 @@
 //! them. What the table's sequencer checks anyway, the old rows of keys that are written, is left out at the end, so
 //! that a statement which reads no other rows has nothing to be checked.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BinaryArray, RecordBatch};
@@ -14,6 +14,7 @@ use datafusion::catalog::Session as PlanSession;
 use datafusion::common::DFSchema;
 use datafusion::logical_expr::Expr;
 use datafusion::physical_plan::PhysicalExpr;
+use millrace_common::collections::HashSet;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
 use millrace_executor::dml::{Filter, Read, ReadRows, ReadSet, TableLocks};
 use millrace_rpc::catalog::{Relation, RelationKind};
@@ -108,7 +109,7 @@ impl OfRelation {
         let id = self.relation.id;
         let by_key = self.reads.iter().any(|(_, l)| matches!(l, Looked::Keys(_)));
         let at_one_epoch = self.reads.iter().all(|(at, _)| *at == self.reads[0].0);
-        let mut checked: HashSet<Vec<u8>> = HashSet::new();
+        let mut checked: HashSet<Vec<u8>> = HashSet::default();
         for w in written.iter().filter(|w| w.table == id && by_key && at_one_epoch) {
             let keys = rows::storage_keys(&self.relation, &w.delta.batch)?;
             let told = |row: &usize| w.new_keys || w.delta.weight(*row) < 0;

@@ -1,6 +1,6 @@
 //! How statements enter the open epoch: looked up, checked and written in their turn.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use arrow::array::{Array, UInt32Array};
 use millrace_rpc::version::StatementId;
@@ -104,7 +104,7 @@ impl Sequencer {
     pub async fn feed(
         &self,
         mut rows: DmlStatement,
-        fed: HashMap<String, u64>,
+        fed: BTreeMap<String, u64>,
     ) -> Result<oneshot::Receiver<()>, DmlError> {
         let _turn = self.turn.lock().await;
         self.wait_for_room().await?;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use arrow::array::{BinaryArray, RecordBatch};
+use millrace_common::task::spawn;
 use millrace_common::{DeltaChunk, Epoch};
 use millrace_rpc::version::{RunMeta, StatementId};
 use millrace_storage::stage::{Repeated, Staging};
@@ -135,7 +136,7 @@ impl Sequencer {
         turns: TableLocks,
     ) -> Result<Epoch, DmlError> {
         let (sender, receiver) = oneshot::channel();
-        tokio::spawn(async move {
+        spawn("await a load", async move {
             let fate = fate.await.unwrap_or(StatementOutcome::Unknown);
             drop(turns);
             let _ = sender.send(fate);

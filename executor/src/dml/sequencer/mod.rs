@@ -15,7 +15,7 @@ mod load;
 mod seal;
 mod state;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -167,6 +167,11 @@ impl Sequencer {
         }
     }
 
+    /// `PROCTIME()` of rows that arrive now: microseconds since 1970.
+    pub fn time_of_arrival(&self) -> i64 {
+        i64::try_from(self.store.env().now_micros()).unwrap_or(i64::MAX)
+    }
+
     /// Positions of the columns that are `PROCTIME()`.
     pub fn times_of_arrival(&self) -> &[usize] {
         &self.times_of_arrival
@@ -208,7 +213,7 @@ fn times_of_arrival(relation: &Relation) -> Vec<usize> {
     times.map(|(at, _)| at).collect()
 }
 
-fn sink_marks(counters: &HashMap<String, u64>) -> HashMap<String, u64> {
+fn sink_marks(counters: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let marks = counters.iter().filter(|(name, _)| name.starts_with(SINK_COUNTER));
     marks.map(|(name, n)| (name.clone(), *n)).collect()
 }

@@ -1,6 +1,6 @@
 //! The end of epochs: sealed, handed over, and committed or lost.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState, crash};
@@ -19,7 +19,7 @@ pub struct SealedEpoch {
     pub statements: Vec<StatementId>,
     pub row_count: i64,
     pub changed: bool,
-    pub counters: HashMap<String, u64>,
+    pub counters: BTreeMap<String, u64>,
     pub watermark: Option<ColumnWatermark>,
     /// Staged runs of a load, which is then alone in the epoch.
     pub load: Option<Vec<RunMeta>>,
@@ -83,7 +83,7 @@ impl Sequencer {
         statements.ties.clear();
         let fed = std::mem::take(&mut statements.fed);
         // Nothing in it: nothing to log.
-        let mut counters = HashMap::new();
+        let mut counters = BTreeMap::new();
         let mut watermark = None;
         if statements.changed {
             counters.insert(ROW_ID_COUNTER.to_string(), self.next_row_id());

@@ -1,6 +1,6 @@
 //! What a sequencer keeps of its epochs, the open one and those on their way, and who waits for them.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 
 use arrow::array::UInt32Array;
@@ -47,7 +47,7 @@ pub(super) struct Statements {
     pub(super) ties: BTreeMap<JobId, Weak<Sequencer>>,
     pub(super) load: Option<Vec<RunMeta>>,
     /// How far the table's connector is with these rows.
-    pub(super) fed: HashMap<String, u64>,
+    pub(super) fed: BTreeMap<String, u64>,
     /// Who feeds it waits for the end of these.
     pub(super) concluded: Vec<oneshot::Sender<()>>,
 }
@@ -73,7 +73,7 @@ pub(in crate::dml) struct State {
     /// Of a table with a watermark: its only split.
     pub(super) watermark: SplitWatermark,
     /// How far each sink's changes are in the table, those of open epochs included.
-    pub(super) marks: HashMap<String, u64>,
+    pub(super) marks: BTreeMap<String, u64>,
     /// A mark has moved in the open epoch.
     pub(super) marked: bool,
 }

@@ -6,11 +6,10 @@
 //! made once an epoch. What then remains (beyond the bounds, or known only when all of the epoch's changes
 //! are) is asked of all tables together at the barrier, in one round.
 
-use std::collections::HashMap;
-
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::SchemaRef;
 use millrace_common::DeltaChunk;
+use millrace_common::collections::HashMap;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_graph::AggCall;
 use millrace_storage::{Found, Lookup, MemRun};
@@ -60,7 +59,7 @@ impl ValueTables {
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
         held: Reservation,
     ) -> Result<ValueTables, ExecError> {
-        let mut at: HashMap<usize, usize> = HashMap::new();
+        let mut at: HashMap<usize, usize> = HashMap::default();
         let mut made: Vec<ValueTable> = Vec::new();
         for (i, call) in calls.iter().enumerate() {
             let Some(millrace_graph::ValueTable { table: local, descending }) = call.state else {

@@ -13,8 +13,8 @@
 //!   is not read: without remembered values, only the retraction of the current result (or better) counts;
 //! - all values of changed groups, for results that are made of all, at the barrier.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
 
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder, Int64Array, RecordBatch, UInt32Array,
@@ -23,6 +23,7 @@ use arrow::array::{
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::{self, SortOptions};
 use arrow::datatypes::{DataType, SchemaRef};
+use millrace_common::collections::{HashMap, HashSet};
 use millrace_common::keys::{KeyCodec, VNODE_BYTES};
 use millrace_storage::Found;
 
@@ -130,11 +131,11 @@ impl ValueTable {
             distinct: Vec::new(),
             extremes: Vec::new(),
             collected: Vec::new(),
-            numbers: HashMap::new(),
+            numbers: HashMap::default(),
             pending: Vec::new(),
             unasked: Unasked::default(),
-            best: HashMap::new(),
-            asked: HashSet::new(),
+            best: HashMap::default(),
+            asked: HashSet::default(),
             suspects: Vec::new(),
             all: None,
         })

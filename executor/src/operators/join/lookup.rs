@@ -10,7 +10,7 @@
 //! that comes and goes within an epoch has met nothing: changes are netted first. Equal left rows that
 //! came at different times are told apart by the sequence; the last ones go first.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -449,7 +449,7 @@ impl Operator for Remembering {
         Ok(())
     }
 
-    fn counters(&self, out: &mut HashMap<String, u64>) {
+    fn counters(&self, out: &mut BTreeMap<String, u64>) {
         self.join.counters(out);
         out.extend([self.arrivals.counter()]);
     }

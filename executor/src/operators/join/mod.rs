@@ -23,7 +23,7 @@ mod pairing;
 mod policy;
 mod retractions;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use arrow::array::BooleanArray;
 use futures::FutureExt;
@@ -138,7 +138,7 @@ impl Operator for HashJoin {
         self.core.seal(sealed)
     }
 
-    fn counters(&self, out: &mut HashMap<String, u64>) {
+    fn counters(&self, out: &mut BTreeMap<String, u64>) {
         self.core.counters(out);
     }
 

@@ -1,11 +1,11 @@
 //! What the retracted rows of a lookup have met: read as the rows arrive, used at the barrier.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use arrow::array::{Array, AsArray, BinaryArray, BinaryBuilder, RecordBatch, UInt32Array};
 use arrow::compute::interleave;
 use arrow::datatypes::{Int64Type, SchemaRef};
+use millrace_common::collections::{HashMap, HashSet};
 use millrace_storage::Found;
 
 use crate::error::ExecError;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use futures::executor::block_on;
-use millrace_common::DeltaChunk;
+use millrace_common::{DeltaChunk, EnvHandle};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup};
 use rand::rngs::StdRng;
@@ -79,6 +79,7 @@ impl Counter {
             options: Arc::new(options),
             errors: Arc::new(ErrorSink::default()),
             metrics: Arc::clone(&metrics),
+            clock: EnvHandle::default(),
             governor: MemoryGovernor::new(1 << 30),
             vnodes: 0..256,
             restored: millrace_common::Epoch::ZERO,

@@ -1,12 +1,13 @@
 //! Aggregates, joins and top-N against a naive evaluation.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
+use millrace_common::EnvHandle;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::window_call::RankFunction;
 use millrace_graph::state::accumulator_schema;
@@ -45,7 +46,7 @@ impl Subject {
 
     /// An instance that goes on after what another has committed.
     pub fn restart(&self, before: Option<&dyn Operator>) -> Box<dyn Operator> {
-        let mut counters = HashMap::new();
+        let mut counters = BTreeMap::new();
         if let Some(before) = before {
             before.counters(&mut counters);
         }
@@ -53,6 +54,7 @@ impl Subject {
             options: Arc::new(self.options.clone()),
             errors: Arc::new(ErrorSink::default()),
             metrics: OperatorMetrics::new(0, 0, "test"),
+            clock: EnvHandle::default(),
             governor: MemoryGovernor::new(1 << 30),
             vnodes: 0..256,
             event_time: self.event_time.clone(),

@@ -1,10 +1,10 @@
 //! The groups of a top-N by slot, the rows they refer to, and what is to be written of them.
 
-use std::collections::HashSet;
 use std::collections::hash_map::Entry;
 
 use arrow::array::{BinaryArray, BinaryBuilder};
 use arrow::datatypes::SchemaRef;
+use millrace_common::collections::HashSet;
 use millrace_storage::{Found, Lookup};
 
 use super::SLACK;
@@ -50,7 +50,7 @@ impl Groups {
             append_only,
             of: Vec::new(),
             arena: RowArena::new(crate::operators::nullable(input)),
-            pending: Changes::new(),
+            pending: Changes::default(),
         }
     }
 

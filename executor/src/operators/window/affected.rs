@@ -4,8 +4,7 @@
 //! after, a changed row is among them. Steps from a changed row count rows that are there before and
 //! after (`survivors`): that many of either are then no more.
 
-use std::collections::HashMap;
-
+use millrace_common::collections::HashMap;
 use millrace_functions::window_call::Reach;
 
 use super::rows::Rows;

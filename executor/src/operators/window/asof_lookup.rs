@@ -1,8 +1,7 @@
 //! ASOF joins: left and right rows of a group in one order, and for each left row the last right row before it.
 //! A change of a left row reaches itself; one of a right row, the rows up to the next right one that stays.
 
-use std::collections::HashMap;
-
+use millrace_common::collections::HashMap;
 use millrace_functions::asof::Place;
 
 use super::affected::{Changed, Interval};

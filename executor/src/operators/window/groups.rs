@@ -22,7 +22,7 @@ pub struct Groups {
 
 impl Groups {
     pub fn new(table: Box<dyn StateTable>, order: RowOrder, input: SchemaRef) -> Groups {
-        let (of, arena, pending) = (Vec::new(), RowArena::new(input), Changes::new());
+        let (of, arena, pending) = (Vec::new(), RowArena::new(input), Changes::default());
         Groups { table, order, of, arena, pending }
     }
 

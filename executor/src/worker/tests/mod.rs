@@ -5,7 +5,6 @@ mod reads;
 mod tables;
 mod views;
 
-use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
@@ -14,6 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
+use millrace_common::collections::HashMap;
 use millrace_common::{
     DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId,
 };

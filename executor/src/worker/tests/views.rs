@@ -1,7 +1,8 @@
 //! What a view promises: its query over its inputs, at every epoch, whatever happens to other jobs.
 
-use std::collections::HashSet;
 use std::time::Duration;
+
+use millrace_common::collections::HashSet;
 
 use super::*;
 
@@ -147,7 +148,7 @@ async fn a_fragment_and_a_node_may_feed_several() {
     let thrice: Vec<Row> = c.rows(t).await.into_iter().map(|(i, v, w)| (i, v, 3 * w)).collect();
     for v in views {
         c.follow(v, t).await;
-        let mut found: HashMap<(i64, i64), i64> = HashMap::new();
+        let mut found: HashMap<(i64, i64), i64> = HashMap::default();
         c.rows(v).await.into_iter().for_each(|(i, v, w)| *found.entry((i, v)).or_default() += w);
         let mut found: Vec<Row> = found.into_iter().map(|((i, v), w)| (i, v, w)).collect();
         found.sort_unstable();

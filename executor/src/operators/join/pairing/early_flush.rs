@@ -7,11 +7,10 @@
 //! one waits on. Keys that wait, or whose rows in memory have negative weights, stay pinned; all others
 //! may leave memory, since the store now says the same of them.
 
-use std::collections::HashMap;
-
 use arrow::array::{Array, BinaryArray, BinaryBuilder, UInt32Array};
 use arrow::row::Rows;
 use millrace_common::DeltaChunk;
+use millrace_common::collections::HashMap;
 use millrace_common::delta::take_rows;
 use millrace_common::identity::RowCodec;
 use millrace_storage::{Found, Lookup};
@@ -52,7 +51,7 @@ impl<'a> ByKey<'a> {
     pub fn new(codec: &RowCodec, held: &'a [Held]) -> Result<ByKey<'a>, ExecError> {
         let rows = held.iter().map(|h| codec.rows(h.chunk.batch.columns(), h.chunk.num_rows()));
         let rows: Vec<Rows> = rows.collect::<Result<_, _>>()?;
-        let mut changes: HashMap<&[u8], Vec<(usize, usize, i64)>> = HashMap::new();
+        let mut changes: HashMap<&[u8], Vec<(usize, usize, i64)>> = HashMap::default();
         for (piece, h) in held.iter().enumerate() {
             for i in 0..h.keys.len() {
                 let of_key = changes.entry(h.keys.value(i)).or_default();
@@ -169,7 +168,7 @@ impl Side {
 
 /// Weights of the rows that wait, added up.
 fn net_weights(by_key: &ByKey<'_>, waiting: &[Vec<u32>]) -> Vec<Vec<i64>> {
-    let mut of: HashMap<(usize, usize), i64> = HashMap::new();
+    let mut of: HashMap<(usize, usize), i64> = HashMap::default();
     for &(piece, row, weight) in by_key.changes.values().flatten() {
         of.insert((piece, row), weight);
     }

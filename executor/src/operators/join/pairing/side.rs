@@ -14,11 +14,10 @@
 //! retractions, and everything on a Keyed side that may retract, need them there: the store hides
 //! what is negative for a moment, and an overwritten row is gone.
 
-use std::collections::HashMap;
-
 use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, Int64Array, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use hashbrown::HashTable;
+use millrace_common::collections::HashMap;
 use millrace_common::delta::take_rows;
 use millrace_common::identity::{RowCodec, hash_rows, negative_zeros};
 use millrace_common::keys::canonicalise;
@@ -378,7 +377,7 @@ impl Side {
     ) -> Result<Vec<u32>, ExecError> {
         let mut found = vec![END; rows.len()];
         let Some(index) = &self.index else { return Ok(found) };
-        let mut left: HashMap<u32, i64> = HashMap::new();
+        let mut left: HashMap<u32, i64> = HashMap::default();
         let mut candidates: Vec<usize> = Vec::new();
         for (i, &(row, slot)) in rows.iter().enumerate() {
             let weight = chunk.weight(row as usize);
