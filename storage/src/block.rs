@@ -16,7 +16,6 @@
 //! `[__epoch]`, `[__weight]`, values. It is compressed as one piece, so that small blocks of many
 //! columns compress well; decoding is zero-copy from the decompressed buffer.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -295,7 +294,11 @@ impl BlockCodec {
             header.flags & FLAG_UNIT_WEIGHTS == 0,
         ));
         let body = buffer.slice(body_at);
-        let none = HashMap::new();
+        #[expect(
+            clippy::disallowed_types,
+            reason = "the decoder takes this type; the map stays empty"
+        )]
+        let none = std::collections::HashMap::new();
         RecordBatchDecoder::try_new(&body, batch, schema, &none, &MetadataVersion::V5)
             .and_then(RecordBatchDecoder::read_record_batch)
             .map_err(|e| e.to_string())

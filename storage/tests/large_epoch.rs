@@ -1,6 +1,7 @@
 //! An epoch larger than its memory: it is written while it is open, reads as one, is committed as one, and
 //! leaves nothing behind when it is not (docs/design.md §9, "Large epochs").
 
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
 use std::sync::Arc;

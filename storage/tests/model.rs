@@ -1,6 +1,7 @@
 //! The state store against a model: every read of every table, after any history of writes, seals,
 //! commits, flushes, compactions, horizon moves and restarts, equals the same read of a sorted map.
 
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
 use std::collections::BTreeMap;

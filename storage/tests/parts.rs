@@ -1,6 +1,7 @@
 //! A lookup whose blocks do not fit its memory answers in parts. Its strings are read in key order, whatever
 //! the order of the question: a part is of some of them, neither the first ones nor in their order.
 
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
 use std::collections::BTreeSet;

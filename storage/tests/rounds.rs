@@ -1,6 +1,7 @@
 //! What state access costs in store requests and dependent rounds, whatever the number of keys: the
 //! hardware-independent form of "never one key at a time" (docs/design.md §14).
 
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
 use std::sync::Arc;

@@ -7,6 +7,7 @@
 //! flush's before it has applied them; a compaction begins in between. The store answers slowly and in no
 //! order, memory for lookups and caches is tiny.
 
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
 use std::collections::{BTreeMap, VecDeque};
