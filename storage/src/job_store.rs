@@ -30,7 +30,7 @@ use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
 use crate::table::TableDesc;
 use crate::ttl_filter::Retain;
-use crate::version::Version;
+use crate::version::{Version, check_rewrite};
 use crate::writer::{SealedRuns, TableWriter};
 use crate::{changes, flush, memory_compaction, slice};
 
@@ -186,6 +186,7 @@ impl JobStore {
         let mut current = self.version.write();
         let mut next = Version::clone(&current);
         let result = change(&mut next);
+        debug_check(self.job, &current, &next);
         *current = Arc::new(next);
         drop(current);
         self.shared.changed.notify_waiters();
@@ -353,6 +354,11 @@ impl JobStore {
     /// come: runs that came later would be read beside those made of them. See
     /// [`StateStore::wait_for_runs`](crate::StateStore::wait_for_runs).
     pub fn apply_edit(&self, edit: &VersionEdit) {
+        if cfg!(debug_assertions)
+            && let Err(broken) = check_rewrite(edit)
+        {
+            debug_assert!(false, "an edit of job {}: {broken}", self.job);
+        }
         let replaced = self.update(|version| {
             let replaced = version.runs(&edit.remove_runs);
             // A compaction that the version was opened with already: what it added may be gone again.
@@ -460,6 +466,16 @@ impl JobStore {
             memrun_bytes: version.mem_bytes(),
             open_bytes: self.open_bytes.load(Ordering::Relaxed),
         }
+    }
+}
+
+/// In debug builds, the invariants of a version that is about to take effect.
+fn debug_check(job: JobId, current: &Version, next: &Version) {
+    if !cfg!(debug_assertions) {
+        return;
+    }
+    if let Err(broken) = next.check_invariants().and_then(|()| current.check_next(next)) {
+        debug_assert!(false, "version of job {job}: {broken}");
     }
 }
 

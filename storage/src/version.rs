@@ -21,6 +21,10 @@ use crate::run::RunReader;
 use crate::table::TableDesc;
 use crate::ttl_filter::Retain;
 
+mod invariants;
+
+pub(crate) use invariants::check_rewrite;
+
 #[derive(Clone, Debug)]
 pub(crate) struct TableVersion {
     pub desc: Arc<TableDesc>,
