@@ -26,6 +26,8 @@ use super::keys::{ChunkKeys, KeyBytes};
 use super::stamps::ChunkStamps;
 use crate::options::Eviction;
 
+mod invariants;
+
 /// Index of an entry; reused after eviction.
 pub type Slot = u32;
 

@@ -16,6 +16,8 @@ use std::collections::VecDeque;
 
 use super::Slot;
 
+mod invariants;
+
 /// Bits of a digit.
 const DIGIT_BITS: u32 = 4;
 const BUCKETS: usize = 1 << DIGIT_BITS;

@@ -13,6 +13,8 @@ use super::arena::{batch_bytes, gather_batch};
 use super::cache::Slot;
 use crate::error::ExecError;
 
+mod invariants;
+
 const END: u32 = u32::MAX;
 
 #[derive(Clone, Copy)]
@@ -65,6 +67,11 @@ impl KeyGate {
 
     pub fn is_empty(&self) -> bool {
         self.rows == 0
+    }
+
+    /// The keys that rows are parked for.
+    pub fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.queues.keys().copied()
     }
 
     /// Parks `rows` of a chunk; `slots` is parallel to them.

@@ -20,6 +20,8 @@ use super::{Divide, Fetches, KeyGate, KeyTable, Slot, Stamps};
 use crate::error::ExecError;
 use crate::operators::{Env, times_of};
 
+mod invariants;
+
 /// State tables that one entry is read from at most.
 const TABLES: usize = 2;
 
@@ -104,6 +106,8 @@ pub struct KeyedState<E> {
     swept: i64,
     /// Slots of a chunk that is done with.
     scratch: Vec<Slot>,
+    /// Rows since the invariants were last checked.
+    unchecked: usize,
     env: Env,
 }
 
@@ -122,6 +126,7 @@ impl<E: Entries> KeyedState<E> {
             closed: None,
             swept: i64::MIN,
             scratch: Vec::new(),
+            unchecked: 0,
             env: env.clone(),
         }
     }
@@ -190,6 +195,7 @@ impl<E: Entries> KeyedState<E> {
     ) -> Result<Option<Ready>, ExecError> {
         if probe == Probe::AllResident && !E::IS_PARTIAL {
             self.env.metrics.cache_hits.add(slots.len() as u64);
+            self.unchecked += slots.len();
             return Ok(Some(Ready { port, chunk, slots }));
         }
         self.admit_probed(port, chunk, slots)
@@ -216,6 +222,7 @@ impl<E: Entries> KeyedState<E> {
         }
         self.env.metrics.parked_rows.add(park.len() as u64);
         self.gate.park(port, &chunk, &park, &park_slots);
+        self.debug_check(slots.len());
         if run.is_empty() {
             return Ok(None);
         }
@@ -315,7 +322,10 @@ impl<E: Entries> KeyedState<E> {
     /// Takes in answers; the rows they free.
     pub fn take_in(&mut self, answers: Vec<(Request, Found)>) -> Result<Vec<Ready>, ExecError> {
         let slots = self.load(answers)?;
-        self.gate.take(slots)
+        let rows = slots.len();
+        let ready = self.gate.take(slots);
+        self.debug_check(rows);
+        ready
     }
 
     /// The reads under way, the entries and their keys, for an operator that waits for other reads too.
@@ -357,7 +367,8 @@ impl<E: Entries> KeyedState<E> {
 
     /// Invariant at a barrier: nothing is parked or being read, here or (`others`) in the operator's other reads.
     /// Rows that were still parked would be lost.
-    pub fn check_settled(&self, others: bool) -> Result<(), ExecError> {
+    pub fn check_settled(&mut self, others: bool) -> Result<(), ExecError> {
+        self.debug_check(0);
         if self.is_settled() && others {
             return Ok(());
         }
@@ -398,7 +409,8 @@ impl<E: Entries> KeyedState<E> {
         // Bytes by key do not count waste: the target is scaled by what is really held.
         let target = self.keys.bytes() as f64 * (budget - budget / 8) as f64 / held.max(1) as f64;
         let entries = &mut self.entries;
-        self.keys.evict(target as usize, |slot| entries.release(slot));
+        let evicted = self.keys.evict(target as usize, |slot| entries.release(slot));
+        self.debug_check(evicted * 16);
         self.entries.compact(&self.keys)?;
         let held = self.held();
         self.limits.evicted(held, budget);

@@ -284,3 +284,21 @@ fn hints_that_are_early_late_doubled_or_wrong_change_no_result() {
         }
     }
 }
+
+#[test]
+fn broken_keyed_state_is_noticed() {
+    let table = table(Some(1));
+    let mut counter = Counter::new(&table, ExecOptions::default());
+    counter.push(rows([(1, 1), (2, 2)].into_iter()));
+    counter.state.check_invariants().unwrap();
+    let fetched: Vec<Slot> = counter.state.keys.slots().collect();
+    counter.state.keys.set_resident(fetched[0]);
+    let broken = counter.state.check_invariants().unwrap_err();
+    assert!(broken.contains("which nothing fetches"), "{broken}");
+    counter.state.keys.set_fetching(fetched[0]);
+    counter.settle();
+    counter.state.check_invariants().unwrap();
+    counter.state.keys.set_fetching(fetched[1]);
+    let broken = counter.state.check_invariants().unwrap_err();
+    assert!(broken.contains("waits for 0 answers"), "{broken}");
+}
