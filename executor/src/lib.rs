@@ -15,6 +15,7 @@ pub mod error;
 pub mod error_sink;
 pub mod exchange;
 pub mod input;
+mod invariants;
 pub mod layout;
 pub mod materialize;
 pub mod memory;

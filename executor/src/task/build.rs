@@ -33,6 +33,7 @@ use crate::input::subscribe::{SubscribeReader, Subscription};
 use crate::input::values::ValuesReader;
 use crate::input::watermark::SourceWatermark;
 use crate::input::{CutLeaf, Leaf, Reader};
+use crate::invariants::check_owners;
 use crate::layout::RowLayout;
 use crate::materialize::{Materialize, Root};
 use crate::memory::MemoryGovernor;
@@ -102,6 +103,8 @@ struct Builder<'a> {
 /// One task's place.
 #[derive(Clone)]
 struct Place {
+    /// Among the tasks of the job.
+    number: usize,
     fragment: usize,
     task: usize,
     parallelism: usize,
@@ -122,9 +125,11 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     let mut first_input = 0;
     for (f, fragment) in graph.fragments.iter().enumerate() {
         let parallelism = builder.parallelism(fragment);
+        debug_check_owners(parallelism);
         for task in 0..parallelism {
             let vnodes = owned_vnodes(task, parallelism);
-            let place = Place { fragment: f, task, parallelism, vnodes, first_input };
+            let number = tasks.len();
+            let place = Place { number, fragment: f, task, parallelism, vnodes, first_input };
             tasks.push(builder.task(fragment, &place, reports.clone())?);
         }
         first_input += fragment.nodes.iter().filter(|n| n.op.role() == Role::Input).count() as u32;
@@ -166,6 +171,14 @@ fn connect(blueprint: &Blueprint<'_>) -> Result<Channels, ExecError> {
         }
     }
     Ok(channels)
+}
+
+/// In debug builds, that every vnode has one owner among the tasks of a fragment.
+fn debug_check_owners(parallelism: usize) {
+    if cfg!(debug_assertions) {
+        let owned: Vec<_> = (0..parallelism).map(|task| owned_vnodes(task, parallelism)).collect();
+        debug_assert_eq!(check_owners(&owned), Ok(()));
+    }
 }
 
 impl Builder<'_> {
@@ -219,6 +232,7 @@ impl Builder<'_> {
         };
         let exits = fragment.outputs.iter().enumerate().map(&mut exit).collect();
         Ok(Task {
+            number: place.number,
             nodes,
             exits,
             reports,

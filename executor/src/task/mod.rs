@@ -41,6 +41,9 @@ const MEMORY_PAUSE: Duration = Duration::from_millis(10);
 /// What a task made of an epoch.
 #[derive(Debug, Default)]
 pub struct TaskReport {
+    /// The number of the task in its job, and the epoch that it has ended.
+    pub task: usize,
+    pub epoch: Epoch,
     pub runs: Vec<MemRun>,
     pub positions: Vec<BackfillPosition>,
     /// Rows its first scans read.
@@ -126,6 +129,8 @@ enum Event {
 }
 
 pub struct Task {
+    /// Among the tasks of the job.
+    number: usize,
     nodes: Vec<PlanNode>,
     /// The fragment's outputs; none: the last node is the job's root.
     exits: Vec<Dispatcher>,
@@ -382,7 +387,8 @@ impl Task {
         for exit in &mut self.exits {
             exit.barrier(barrier, marks).await?;
         }
-        let mut report = TaskReport::default();
+        let mut report =
+            TaskReport { task: self.number, epoch: barrier.epoch, ..TaskReport::default() };
         for slot in &mut self.nodes {
             let bytes = match &mut slot.kind {
                 Kind::Leaf(leaf) => {

@@ -22,6 +22,7 @@ use crate::changelog_cache::{ChangelogCache, HubChunk};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::exchange::Barrier;
+use crate::invariants::{check_in_flight, check_reports};
 use crate::publish::{ChangeOf, Publisher};
 use crate::stats::Progress;
 use crate::task::TaskReport;
@@ -43,6 +44,7 @@ struct InFlight {
     caught_up: bool,
     digest: Option<Digest>,
     number: u64,
+    epoch: Epoch,
 }
 
 /// What only one cut at a time touches.
@@ -83,6 +85,8 @@ pub struct Derived {
 /// What all tasks made of an epoch.
 #[derive(Default)]
 struct Collected {
+    /// Which task has ended which epoch.
+    reporters: Vec<(usize, Epoch)>,
     runs: Vec<MemRun>,
     positions: Vec<BackfillPosition>,
     scanned: u64,
@@ -208,6 +212,7 @@ impl Derived {
         for _ in 0..self.tasks {
             all.add(control.reports.recv().await.ok_or(ExecError::Stopped)?);
         }
+        self.debug_check_reports(&all, epoch);
         self.progress.note_step();
         fail::fail_point!("executor.sealed");
         crash::point("executor-before-persist");
@@ -283,10 +288,28 @@ impl Derived {
             caught_up: barrier.backfill && after.is_none(),
             digest: control.digest,
             number: control.number,
+            epoch: barrier.epoch,
         });
         control.backfill = after;
         control.last = barrier.epoch;
+        self.debug_check_in_flight(control);
         (commit, control.number)
+    }
+
+    fn debug_check_reports(&self, all: &Collected, epoch: Epoch) {
+        if cfg!(debug_assertions) {
+            let checked = check_reports(&all.reporters, self.tasks, epoch);
+            debug_assert_eq!(checked, Ok(()), "job {}", self.label);
+        }
+    }
+
+    fn debug_check_in_flight(&self, control: &Control) {
+        if cfg!(debug_assertions) {
+            let in_flight = self.in_flight.lock();
+            let cuts = in_flight.iter().map(|f| (f.number, f.epoch));
+            let checked = check_in_flight(cuts, (control.number, control.last));
+            debug_assert_eq!(checked, Ok(()), "job {}", self.label);
+        }
     }
 
     /// The oldest epoch in flight is committed: visible from now on.
@@ -296,6 +319,7 @@ impl Derived {
             tracing::error!(job = self.label, %epoch, "committed before it was durable");
             return;
         };
+        debug_assert_eq!(own.epoch, epoch, "job {} commits its oldest epoch", self.label);
         crash::point("executor-before-publish");
         self.store.publish(epoch, persisted);
         self.store.set_bounds(&own.bounds);
@@ -356,6 +380,7 @@ fn advance(
 
 impl Collected {
     fn add(&mut self, report: TaskReport) {
+        self.reporters.push((report.task, report.epoch));
         self.runs.extend(report.runs);
         self.positions.extend(report.positions);
         self.scanned += report.scanned;
