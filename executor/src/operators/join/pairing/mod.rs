@@ -22,7 +22,7 @@ mod pairs;
 mod side;
 mod work;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::{Schema, SchemaRef};
@@ -272,7 +272,7 @@ impl PairingCore {
         Ok(())
     }
 
-    pub fn counters(&self, out: &mut HashMap<String, u64>) {
+    pub fn counters(&self, out: &mut BTreeMap<String, u64>) {
         out.extend(self.state.entries.sides.iter().filter_map(Side::counter));
     }
 
