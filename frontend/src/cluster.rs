@@ -12,7 +12,7 @@ use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{DmlKind, Load, LoadKind, ReadSet, TableLocks};
+use millrace_executor::dml::{DmlKind, EntryFlag, Load, LoadKind, ReadSet, TableLocks};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::version::StatementId;
@@ -332,12 +332,14 @@ pub trait Cluster: Send + Sync + 'static {
         to: Epoch,
     ) -> Result<ChangeStream, SqlError>;
 
+    /// Commits a statement's rows; `entered` is set when they may be committed.
     async fn apply_dml(
         &self,
         table: RelationId,
         id: StatementId,
         delta: DeltaChunk,
         kind: DmlKind,
+        entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError>;
     /// A statement whose rows come in pieces; nothing is visible before it is finished.
     async fn begin_load(
@@ -352,6 +354,7 @@ pub trait Cluster: Send + Sync + 'static {
         id: StatementId,
         changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
         read: ReadSet,
+        entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError>;
     /// Makes other statements of these tables wait, and waits for those that are under way. `None`: a table has been
     /// started again meanwhile.

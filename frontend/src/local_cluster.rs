@@ -18,7 +18,7 @@ use millrace_common::{
 use millrace_connector::{ReadFrom, SplitReader};
 use millrace_executor::dml::DmlKind;
 use millrace_executor::dml::{
-    DmlError, DmlOutcome, DmlStatement, Load, LoadKind, ReadSet, TableLocks,
+    DmlError, DmlOutcome, DmlStatement, EntryFlag, Load, LoadKind, ReadSet, TableLocks,
 };
 use millrace_executor::error_sink::ErrorSink;
 use millrace_executor::input::watermark::{SourceWatermark, SplitWatermark};
@@ -369,8 +369,10 @@ impl Cluster for Direct {
         id: StatementId,
         delta: DeltaChunk,
         kind: DmlKind,
+        entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError> {
-        let statement = DmlStatement { id, delta, kind, mark: None };
+        let entered = entered.clone();
+        let statement = DmlStatement { id, delta, kind, mark: None, entered };
         result_of(self.worker.apply_dml(table, statement).await)
     }
 
@@ -388,8 +390,9 @@ impl Cluster for Direct {
         id: StatementId,
         changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
         read: ReadSet,
+        entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError> {
-        result_of(self.worker.apply_transaction(id, changes, read).await)
+        result_of(self.worker.apply_transaction(id, changes, read, entered).await)
     }
 
     async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<TableLocks>, SqlError> {

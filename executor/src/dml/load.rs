@@ -17,8 +17,8 @@ use super::check::Keyed;
 use super::reads::{ReadRows, TableRead};
 use super::transaction::{self, Part, Premises};
 use super::{
-    DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, ReadSet, Sequencer, TableLocks,
-    resolve,
+    DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict, ReadSet, Sequencer,
+    TableLocks, resolve,
 };
 use crate::error::ExecError;
 use crate::memory::{MemoryClass, Reservation};
@@ -233,9 +233,11 @@ impl Load {
         Some(self.table.duplicate(&keyed.delta.batch, row, Some(self.staged + row)))
     }
 
-    /// Checks and commits all rows as one statement.
-    pub async fn finish(mut self) -> Result<DmlOutcome, DmlError> {
-        let Some(mut staging) = self.staging.take() else { return self.finish_in_memory().await };
+    /// Checks and commits all rows as one statement. `entered` is set when they have entered the table.
+    pub async fn finish(mut self, entered: &EntryFlag) -> Result<DmlOutcome, DmlError> {
+        let Some(mut staging) = self.staging.take() else {
+            return self.finish_in_memory(entered).await;
+        };
         staging.spill().await.map_err(|e| failed(e.into()))?;
         if let Some(removed) = &mut self.removed {
             removed.spill().await.map_err(|e| failed(e.into()))?;
@@ -244,7 +246,7 @@ impl Load {
         crash::point("load-before-link");
         let alone = self.stands_alone();
         for _ in 0..MAX_ATTEMPTS {
-            match self.enter(&mut staging).await {
+            match self.enter(&mut staging, entered).await {
                 // A restarted job: the rows are where they were.
                 Err(DmlError::Conflict) if alone => {
                     self.table = self.tables.table(self.job).await?;
@@ -255,7 +257,7 @@ impl Load {
         Err(DmlError::Conflict)
     }
 
-    async fn finish_in_memory(mut self) -> Result<DmlOutcome, DmlError> {
+    async fn finish_in_memory(mut self, entered: &EntryFlag) -> Result<DmlOutcome, DmlError> {
         let LoadKind::Insert { on_conflict } = self.kind else {
             return Err(SqlError::internal("a small load that replaces rows").into());
         };
@@ -263,16 +265,22 @@ impl Load {
         let delta = DeltaChunk::concat(self.table.schema(), &chunks)
             .map_err(|e| DmlError::Sql(SqlError::internal(e.to_string())))?;
         drop(chunks);
-        let kind = DmlKind::Insert { on_conflict };
+        let id = self.id;
+        let statement = |delta: DeltaChunk| DmlStatement {
+            id,
+            delta,
+            kind: DmlKind::Insert { on_conflict },
+            mark: None,
+            entered: entered.clone(),
+        };
         if !self.read.is_empty() {
-            let statement = DmlStatement { id: self.id, delta, kind, mark: None };
+            let statement = statement(delta);
             let premises = self.tables.premises(std::mem::take(&mut self.read)).await?;
             let part = Part { table: Arc::clone(&self.table), statement };
             return transaction::commit(self.id, vec![part], premises).await;
         }
         for _ in 0..MAX_ATTEMPTS {
-            let statement = DmlStatement { id: self.id, delta: delta.clone(), kind, mark: None };
-            match self.table.apply(statement).await {
+            match self.table.apply(statement(delta.clone())).await {
                 Err(DmlError::Conflict) => self.table = self.tables.table(self.job).await?,
                 other => return other,
             }
@@ -281,7 +289,11 @@ impl Load {
     }
 
     /// Links the staged rows, alone in their epoch.
-    async fn enter(&mut self, staging: &mut Staging) -> Result<DmlOutcome, DmlError> {
+    async fn enter(
+        &mut self,
+        staging: &mut Staging,
+        entered: &EntryFlag,
+    ) -> Result<DmlOutcome, DmlError> {
         let turns = self.turns().await?;
         let mut rows = (self.rows, self.row_count);
         let runs = match self.kind {
@@ -312,7 +324,7 @@ impl Load {
             }
             _ => staging.keep(),
         };
-        let fate = self.table.enter_load(self.id, runs, rows.1)?;
+        let fate = self.table.enter_load(self.id, runs, rows.1, entered)?;
         let epoch = Sequencer::committed_with_turns(fate, turns).await?;
         Ok(DmlOutcome { epoch, rows_affected: rows.0, kept: None, late: 0 })
     }

@@ -23,16 +23,20 @@ pub use resolve::second_time;
 pub use sequencer::Sequencer;
 pub use staged::StagedTable;
 
-tokio::task_local! {
-    /// Set when rows of the statement under way have entered an open epoch: from then on it may be committed,
-    /// whoever still waits for it.
-    pub static ENTERED: Arc<AtomicBool>;
-}
+/// Tells who waits for a statement that its rows have entered an open epoch: from then on it may be committed, whoever
+/// still waits for it. Clones are one flag. Invariant: once set it stays set.
+#[derive(Clone, Debug, Default)]
+pub struct EntryFlag(Arc<AtomicBool>);
 
-/// The statement under way may be committed from now on.
-pub(crate) fn note_entered() {
-    // Connectors and sinks have nobody who could go away.
-    let _ = ENTERED.try_with(|entered| entered.store(true, Ordering::Release));
+impl EntryFlag {
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    /// Whether the statement may be committed by now.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// What an INSERT does with a key that exists.
@@ -80,6 +84,8 @@ pub struct DmlStatement {
     pub kind: DmlKind,
     /// Of a sink's change: applied only if the table has none of this sequence or a later one.
     pub mark: Option<SinkMark>,
+    /// Set when its rows enter. Nobody waits for that of a connector or a sink.
+    pub entered: EntryFlag,
 }
 
 /// A statement that is committed.

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use super::check::Writes;
 use super::reads::{TableLocks, TableRead};
 use super::sequencer::{OnTime, Sequencer, StatementOutcome};
-use super::{DmlError, DmlOutcome, DmlStatement, unknown_outcome};
+use super::{DmlError, DmlOutcome, DmlStatement, EntryFlag, unknown_outcome};
 
 /// One table's part.
 pub struct Part {
@@ -38,7 +38,12 @@ pub(crate) struct Premises {
 type Tables = BTreeMap<JobId, Arc<Sequencer>>;
 
 /// A part that has passed.
-type Checked = (Arc<Sequencer>, Writes, OnTime);
+struct Checked {
+    table: Arc<Sequencer>,
+    entered: EntryFlag,
+    writes: Writes,
+    on_time: OnTime,
+}
 
 /// Commits all parts at one epoch; their tables are distinct. Without parts it only checks what was read.
 pub(crate) async fn commit(
@@ -71,7 +76,10 @@ pub(crate) async fn commit(
         let on_time = part.table.drop_late(&mut part.statement).await?;
         late += on_time.late;
         match part.table.check_until_ended(&part.statement).await? {
-            Ok(writes) => checked.push((Arc::clone(&part.table), writes, on_time)),
+            Ok(writes) => {
+                let (table, entered) = (Arc::clone(&part.table), part.statement.entered.clone());
+                checked.push(Checked { table, entered, writes, on_time });
+            }
             Err(error) => {
                 // It may have failed by a row that is not committed yet.
                 let settled = part.table.state.lock().settled();
@@ -83,7 +91,7 @@ pub(crate) async fn commit(
             }
         }
     }
-    let rows_affected = checked.iter().map(|(_, w, _)| w.rows_affected).sum();
+    let rows_affected = checked.iter().map(|part| part.writes.rows_affected).sum();
     let waiting = enter(id, checked, &tables)?;
     drop(turns);
     let epoch = committed(waiting).await?;
@@ -117,7 +125,7 @@ async fn committed(waiting: Waiting) -> Result<Epoch, DmlError> {
 
 /// All parts into their open epochs, or none. In any case says what to wait for.
 fn enter(id: StatementId, checked: Vec<Checked>, tables: &Tables) -> Result<Waiting, DmlError> {
-    let writes = checked.iter().any(|(_, writes, _)| !writes.keys.is_empty());
+    let any_writes = checked.iter().any(|part| !part.writes.keys.is_empty());
     let list: Vec<Arc<Sequencer>> = tables.values().cloned().collect();
     let Some(first) = list.first() else { return Ok(Vec::new()) };
     let _seals = first.hold_seals();
@@ -126,18 +134,19 @@ fn enter(id: StatementId, checked: Vec<Checked>, tables: &Tables) -> Result<Wait
         return Err(DmlError::Conflict);
     }
     let mut waiting = Vec::with_capacity(checked.len());
-    for (table, part, on_time) in checked {
+    for Checked { table, entered, writes, on_time } in checked {
         let Some(at) = list.iter().position(|t| t.job == table.job) else { continue };
         let state = &mut states[at];
         state.note(&on_time);
-        if !part.keys.is_empty() {
-            waiting.push((Arc::clone(&table), table.write_statement(state, id, part)));
+        if !writes.keys.is_empty() {
+            let waits = table.write_statement(state, id, &entered, writes);
+            waiting.push((table, waits));
         } else if let Err(receiver) = state.settled() {
             // That there is nothing to do may follow from what is not committed yet.
             waiting.push((table, receiver));
         }
     }
-    if writes && list.len() > 1 {
+    if any_writes && list.len() > 1 {
         states.iter_mut().for_each(|state| state.tie(&list));
     }
     Ok(waiting)

@@ -23,7 +23,7 @@ use millrace_rpc::version::{JobVersion, StatementId, feed_counter};
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
-use crate::dml::{DmlError, DmlKind, DmlStatement, InsertConflict, Sequencer};
+use crate::dml::{DmlError, DmlKind, DmlStatement, EntryFlag, InsertConflict, Sequencer};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::input::generated::{PROCTIME, expressions};
@@ -274,7 +274,9 @@ impl Feed {
         };
         // Nobody asks for the fate of these rows by name.
         let id = StatementId::default();
-        match self.sequencer.feed(DmlStatement { id, delta, kind, mark: None }, fed.clone()).await {
+        let entered = EntryFlag::default();
+        let statement = DmlStatement { id, delta, kind, mark: None, entered };
+        match self.sequencer.feed(statement, fed.clone()).await {
             Ok(concluded) => {
                 self.in_flight.push_back(concluded);
                 Ok(())

@@ -16,7 +16,7 @@ use millrace_rpc::version::StatementId;
 
 use super::Shared;
 use super::feed::times_of_arrival;
-use crate::dml::{DmlError, DmlKind, DmlStatement, SinkMark};
+use crate::dml::{DmlError, DmlKind, DmlStatement, EntryFlag, SinkMark};
 use crate::error::ExecError;
 
 /// Times a change is tried again because the table's job ended under it.
@@ -59,6 +59,7 @@ impl TableTarget {
                 delta,
                 kind: DmlKind::Replicate,
                 mark: Some(SinkMark { counter: self.mark.clone(), sequence }),
+                entered: EntryFlag::default(),
             };
             match table.apply(statement).await {
                 Ok(_) => return Ok(()),

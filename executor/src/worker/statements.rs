@@ -14,8 +14,8 @@ use crate::dml::load::LoadLimits;
 use crate::dml::reads::TableRead;
 use crate::dml::transaction::{self, Part, Premises};
 use crate::dml::{
-    DmlError, DmlKind, DmlOutcome, DmlStatement, Load, LoadKind, Read, ReadSet, Sequencer,
-    TableLocks,
+    DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, Load, LoadKind, Read, ReadSet,
+    Sequencer, TableLocks,
 };
 use crate::memory::MemoryGovernor;
 use crate::worker::job::Kind;
@@ -34,17 +34,20 @@ impl Worker {
     }
 
     /// Commits net changes of several tables at one epoch, or none of them, if what they were computed from is still
-    /// so.
+    /// so. `entered` is set when they have entered the tables.
     pub async fn apply_transaction(
         &self,
         id: StatementId,
         parts: Vec<(JobId, DeltaChunk, DmlKind)>,
         read: ReadSet,
+        entered: &EntryFlag,
     ) -> Result<DmlOutcome, DmlError> {
         let mut found = Vec::with_capacity(parts.len());
         for (job, delta, kind) in parts {
             let table = self.shared.table(job).await?;
-            found.push(Part { table, statement: DmlStatement { id, delta, kind, mark: None } });
+            let entered = entered.clone();
+            let statement = DmlStatement { id, delta, kind, mark: None, entered };
+            found.push(Part { table, statement });
         }
         let premises = self.shared.premises(read).await?;
         transaction::commit(id, found, premises).await

@@ -6,7 +6,8 @@ use millrace_common::{SqlError, SqlState};
 use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 
-use super::{Connection, Failure, SEND_BYTES, guarded, reading::Unread, start::protocol_violation};
+use super::{Connection, Failure, SEND_BYTES, awaited, guarded};
+use super::{reading::Unread, start::protocol_violation};
 use crate::copy::{self, CopyIn, CopyOut};
 use crate::session::RowSet;
 use crate::session::cursor::columns_of;
@@ -25,11 +26,13 @@ impl Connection {
             (self.session.cancel.clone(), self.timeout(), self.gone.clone());
         loop {
             let next = async { Ok(self.receive().await) };
-            match guarded(&CancellationToken::new(), &cancel, timeout, next).await? {
+            match awaited(&CancellationToken::new(), &cancel, timeout, next).await? {
                 Some(Ok(FrontendMessage::CopyData(data))) => {
                     copy.push(&data.data)?;
                     if copy.is_due() {
-                        guarded(&gone, &cancel, timeout, copy.flush(&self.session)).await?;
+                        let step = self.session.begin_step();
+                        let work = copy.flush(&self.session);
+                        guarded(&gone, &cancel, timeout, &step, work).await?;
                     }
                 }
                 Some(Ok(FrontendMessage::CopyDone(_))) => break,
@@ -56,7 +59,9 @@ impl Connection {
         if pipelined {
             self.enter_pipeline_after_copy(&copy).await?;
         }
-        let tag = guarded(&gone, &cancel, timeout, copy.finish(&self.session)).await?;
+        let step = self.session.begin_step();
+        let work = copy.finish(&self.session);
+        let tag = guarded(&gone, &cancel, timeout, &step, work).await?;
         self.session.notice_late();
         self.conclude(&tag).await
     }
@@ -80,10 +85,10 @@ impl Connection {
             if live {
                 let (write, buf) = (&mut self.write, &mut self.out.buf);
                 let send = async { Ok(write.write_all_buf(buf).await) };
-                guarded(&self.gone, &cancel, timeout, send).await??;
+                awaited(&self.gone, &cancel, timeout, send).await??;
             }
             let next = async { stream.next().await.transpose() };
-            let Some(batch) = guarded(&self.gone, &cancel, timeout, next).await? else { break };
+            let Some(batch) = awaited(&self.gone, &cancel, timeout, next).await? else { break };
             let columns = columns_of(&batch, &fields)?;
             for row in 0..batch.num_rows() {
                 match format.binary {
@@ -95,7 +100,7 @@ impl Connection {
                 if self.out.buf.len() >= SEND_BYTES {
                     let (write, buf) = (&mut self.write, &mut self.out.buf);
                     let send = async { Ok(write.write_all_buf(buf).await) };
-                    guarded(&self.gone, &cancel, timeout, send).await??;
+                    awaited(&self.gone, &cancel, timeout, send).await??;
                 }
             }
             count += batch.num_rows() as u64;

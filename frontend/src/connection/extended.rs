@@ -3,13 +3,11 @@
 use std::sync::Arc;
 
 use millrace_common::{SqlError, SqlState};
-use millrace_functions::interrupt::Interrupt;
 use pgwire::messages::extendedquery::{Bind, TARGET_TYPE_BYTE_PORTAL};
 
 use super::live::passing_on;
-use super::{Connection, Ending, Failure, SEND_BYTES, guarded};
+use super::{Connection, Failure, SEND_BYTES, awaited, guarded};
 use crate::query::planning::Held;
-use crate::session::busy;
 use crate::session::execute::{ends_block, no_statement};
 use crate::session::prepare::{PortalState, Running, cannot_run, columns_changed};
 use crate::session::scroll::{Fetched, Movement, Scroll};
@@ -70,13 +68,10 @@ impl Connection {
             }
         }
         self.begin_statement(sql);
-        let ending = Ending::new(&self.gone, &self.session.cancel, self.timeout());
-        let interrupt = Interrupt::new(move || ending.error());
-        let held = Held::new(self.session.engine());
-        let prepare = || busy(|| self.session.prepare(sql, types));
-        let prepared = interrupt.during(|| held.during(prepare));
+        let prepared = self.counted(|session| session.prepare(sql, types));
         self.end_statement();
-        let prepared = Arc::new(prepared?.holding(held));
+        let (prepared, held) = prepared?;
+        let prepared = Arc::new(prepared.holding(held));
         self.session.prepared.insert(name, prepared);
         self.out.parse_complete();
         Ok(())
@@ -168,8 +163,9 @@ impl Connection {
             portal.state = PortalState::Failed;
             let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
             let live = Arc::clone(&self.session.live);
+            let step = self.session.begin_step();
             let work = Box::pin(self.session.run_prepared(&portal.prepared, &portal.values));
-            let work = guarded(&self.gone, &cancel, timeout, work);
+            let work = guarded(&self.gone, &cancel, timeout, &step, work);
             let outcome = passing_on(&live, &mut self.out, &mut self.write, work).await?;
             self.flush_notices();
             portal.state = PortalState::Done;
@@ -234,7 +230,7 @@ impl Connection {
         let mut fetched = Fetched::new(self.session.engine().reservation("a cursor's rows"), true);
         let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
         let work = scroll.fetch(Movement::Forward(limit), &mut fetched);
-        guarded(&self.gone, &cancel, timeout, work).await?;
+        awaited(&self.gone, &cancel, timeout, work).await?;
         let sent = fetched.rows();
         let fields = portal.prepared.fields.clone().unwrap_or_default();
         if let Outcome::Rows(rows) = self.session.shown(fetched, fields) {

@@ -20,24 +20,21 @@ mod start;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use datafusion::execution::memory_pool::MemoryReservation;
 use futures::FutureExt;
 use millrace_common::{SqlError, SqlState};
-use millrace_executor::dml::ENTERED;
 use millrace_functions::interrupt::Interrupt;
 use millrace_planner::ParsedStatement;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::ddl::{UNDOING, Undoing};
-use crate::query::planning::{self, HELD, Held};
+use crate::query::planning::Held;
 use crate::server::IDLE;
-use crate::session::{Session, busy, canceled, timed_out};
+use crate::session::{Session, Step, busy, canceled, timed_out};
 use crate::wire::{Backend, FrontendMessage, TransactionStatus};
 use reading::{Message, Unread};
 
@@ -196,12 +193,24 @@ impl Connection {
     /// Parses a string as a statement that can be cancelled, whose memory is counted as long as what comes with it lives.
     fn parse_string(&mut self, sql: &str) -> Result<(Vec<ParsedStatement>, Arc<Held>), SqlError> {
         self.begin_statement(sql);
-        let ending = Ending::new(&self.gone, &self.session.cancel, self.timeout());
-        let held = Held::new(self.session.engine());
-        let parse = || busy(|| crate::statements::parse(sql));
-        let parsed = Interrupt::new(move || ending.error()).during(|| held.during(parse));
+        let parsed = self.counted(|_| crate::statements::parse(sql));
         self.end_statement();
-        Ok((parsed?, held))
+        parsed
+    }
+
+    /// Does work that awaits nothing as a step of the statement under way; its memory is counted as long as what comes
+    /// with its result lives.
+    fn counted<T>(
+        &mut self,
+        work: impl FnOnce(&Session) -> Result<T, SqlError>,
+    ) -> Result<(T, Arc<Held>), SqlError> {
+        let step = self.session.begin_step();
+        let held = self.session.plan_memory();
+        let ending = Ending::new(&self.gone, &self.session.cancel, self.timeout(), &step);
+        let work = || busy(|| work(&self.session));
+        let result = Interrupt::new(move || ending.error()).during(|| held.during(work));
+        step.free();
+        Ok((result?, held))
     }
 
     fn end_statement(&mut self) {
@@ -231,7 +240,8 @@ impl Connection {
             return Ok(());
         }
         let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
-        guarded(&self.gone, &cancel, timeout, self.session.commit_implicit()).await?;
+        let step = self.session.begin_step();
+        guarded(&self.gone, &cancel, timeout, &step, self.session.commit_implicit()).await?;
         self.flush_notices();
         self.session.end_string();
         Ok(())
@@ -267,6 +277,7 @@ struct Ending {
     gone: CancellationToken,
     cancel: CancellationToken,
     deadline: Option<Instant>,
+    step: Arc<Step>,
 }
 
 impl Ending {
@@ -274,10 +285,12 @@ impl Ending {
         gone: &CancellationToken,
         cancel: &CancellationToken,
         timeout: Option<Duration>,
+        step: &Arc<Step>,
     ) -> Ending {
-        let (gone, cancel) = (gone.clone(), cancel.clone());
+        let (gone, cancel, step) = (gone.clone(), cancel.clone(), Arc::clone(step));
         // What is too far off to be told never comes.
-        Ending { gone, cancel, deadline: timeout.and_then(|t| Instant::now().checked_add(t)) }
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        Ending { gone, cancel, deadline, step }
     }
 
     /// The error of the statement, if it has ended.
@@ -286,16 +299,12 @@ impl Ending {
             return Some(canceled());
         }
         let late = self.deadline.filter(|d| Instant::now() >= *d).map(|_| timed_out());
-        late.or_else(planning::error)
+        late.or_else(|| self.step.memory_error())
     }
 
     /// Work whose planning ends with the statement, unless its rows have entered the log.
-    fn during<T>(
-        self,
-        entered: Arc<AtomicBool>,
-        work: impl Future<Output = T>,
-    ) -> impl Future<Output = T> {
-        let interrupt = Interrupt::new(move || match entered.load(Ordering::Acquire) {
+    fn during<T>(self, work: impl Future<Output = T>) -> impl Future<Output = T> {
+        let interrupt = Interrupt::new(move || match self.step.entered().is_set() {
             true => None,
             false => self.error(),
         });
@@ -307,33 +316,42 @@ impl Ending {
 
 /// Awaits under the statement's cancellation, its timeout and the client's presence. A panic, which may
 /// come from a library, is an error of the statement and leaves the connection. Once the statement's rows are on
-/// their way into the log nobody can say that it has not taken place: it ends as one of unknown outcome.
+/// their way into the log nobody can say that it has not taken place: it ends as one of unknown outcome. `step` is the
+/// step that `work` does; work that runs nothing of a statement has one of its own ([`awaited`]).
 pub(crate) async fn guarded<T>(
     gone: &CancellationToken,
     cancel: &CancellationToken,
     timeout: Option<Duration>,
+    step: &Arc<Step>,
     work: impl Future<Output = Result<T, SqlError>>,
 ) -> Result<T, SqlError> {
     let expired = elapsed(timeout);
-    let entered = Arc::new(AtomicBool::new(false));
-    let undoing = Arc::new(Undoing::default());
-    let ending = Ending::new(gone, cancel, timeout);
-    let work = ENTERED.scope(Arc::clone(&entered), AssertUnwindSafe(work).catch_unwind());
-    let work = UNDOING.scope(Arc::clone(&undoing), HELD.scope(OnceLock::new(), work));
-    let work = ending.during(Arc::clone(&entered), work);
+    let ending = Ending::new(gone, cancel, timeout, step);
+    let work = ending.during(AssertUnwindSafe(work).catch_unwind());
     let ended = tokio::select! {
         biased;
         () = cancel.cancelled() => canceled(),
         () = gone.cancelled() => canceled(),
         result = work => {
-            undoing.wait().await;
+            step.end().await;
             return result.unwrap_or_else(|_| Err(panicked()));
         }
         () = expired => timed_out(),
     };
     // The statement has been dropped. What that undoes is undone when the client hears of it.
-    undoing.wait().await;
-    Err(if entered.load(Ordering::Acquire) { uncertain(&ended) } else { ended })
+    step.end().await;
+    Err(if step.entered().is_set() { uncertain(&ended) } else { ended })
+}
+
+/// [`guarded`] for work that runs nothing of a statement: it reads rows that are computed elsewhere, or waits for the
+/// client.
+async fn awaited<T>(
+    gone: &CancellationToken,
+    cancel: &CancellationToken,
+    timeout: Option<Duration>,
+    work: impl Future<Output = Result<T, SqlError>>,
+) -> Result<T, SqlError> {
+    guarded(gone, cancel, timeout, &Arc::default(), work).await
 }
 
 /// What a client is told that does not wait for its commit.

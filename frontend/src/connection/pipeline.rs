@@ -93,8 +93,9 @@ impl Connection {
         if matches!(self.session.block, Block::Implicit) {
             let cancel = self.session.shared.resume_statement(self.session.pid);
             let timeout = self.timeout();
+            let step = self.session.begin_step();
             let commit = self.session.commit_implicit();
-            match guarded(&self.gone, &cancel, timeout, commit).await {
+            match guarded(&self.gone, &cancel, timeout, &step, commit).await {
                 Ok(()) => {
                     self.session.end_string();
                     self.flush_notices();

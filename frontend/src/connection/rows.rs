@@ -3,7 +3,7 @@
 use futures::StreamExt;
 use tokio::io::AsyncWriteExt;
 
-use super::{Connection, Failure, SEND_BYTES, guarded};
+use super::{Connection, Failure, SEND_BYTES, awaited};
 use crate::encoding::put_rows;
 use crate::session::cursor::columns_of;
 use crate::session::prepare::{Current, Running};
@@ -39,7 +39,7 @@ impl Connection {
                         deadline.map(|d| d.saturating_duration_since(tokio::time::Instant::now()));
                     let (write, buf) = (&mut self.write, &mut self.out.buf);
                     let send = async { Ok(write.write_all_buf(buf).await) };
-                    guarded(&self.gone, &cancel, rest, send).await??;
+                    awaited(&self.gone, &cancel, rest, send).await??;
                 }
                 if left == 0 {
                     return Ok(false);
@@ -47,7 +47,7 @@ impl Connection {
             }
             let rest = deadline.map(|d| d.saturating_duration_since(tokio::time::Instant::now()));
             let next = async { running.rows.stream.next().await.transpose() };
-            match guarded(&self.gone, &cancel, rest, next).await? {
+            match awaited(&self.gone, &cancel, rest, next).await? {
                 None => {
                     running.ended = true;
                     return Ok(true);

@@ -56,8 +56,9 @@ impl Connection {
     ) -> Result<(), Failure> {
         let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
         let live = Arc::clone(&self.session.live);
+        let step = self.session.begin_step();
         let work = Box::pin(self.session.execute(parsed, &[]));
-        let work = guarded(&self.gone, &cancel, timeout, work);
+        let work = guarded(&self.gone, &cancel, timeout, &step, work);
         let outcome = passing_on(&live, &mut self.out, &mut self.write, work).await?;
         self.flush_notices();
         match outcome {

@@ -364,8 +364,9 @@ async fn run_one(
     session.cancel = session.shared.begin_statement(session.pid, &parsed.text);
     let cancel = session.cancel.clone();
     let timeout = session.settings.millis("statement_timeout").map(Duration::from_millis);
+    let step = session.begin_step();
     let work = async { gather(session.execute(parsed, &[]).await?, limits).await };
-    let mut answer = guarded(&run.cancel, &cancel, timeout, work).await?;
+    let mut answer = guarded(&run.cancel, &cancel, timeout, &step, work).await?;
     answer.elapsed = began.elapsed();
     let notices = std::mem::take(&mut session.notices).into_iter();
     let notices = notices.map(|(severity, n)| format!("{severity}: {}", n.message));

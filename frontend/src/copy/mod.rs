@@ -337,7 +337,8 @@ impl CopyIn {
         let (columns, count) = self.reader.finish()?;
         self.add(session, columns, count).await?;
         if let Some(load) = self.load.take() {
-            let done = load.finish().await.map_err(|e| at_duplicate(self.reader.lines(), e))?;
+            let done = load.finish(session.step.entered()).await;
+            let done = done.map_err(|e| at_duplicate(self.reader.lines(), e))?;
             return Ok(format!("COPY {}", done.rows_affected));
         }
         let Some(first) = self.held.first() else { return Ok("COPY 0".to_owned()) };

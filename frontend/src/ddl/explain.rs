@@ -292,7 +292,7 @@ async fn explain_analyze(session: &Session, query: &Query, form: Form) -> Result
     let plan = session.engine().optimize(bound.plan)?;
     let physical = QueryEngine::measured(session.engine().physical(&plan).await?)?;
     let started = std::time::Instant::now();
-    let mut stream = session.engine().execute(physical.clone());
+    let mut stream = session.engine().execute(physical.clone(), &session.plan_memory());
     let mut rows = 0;
     while let Some(batch) = stream.next().await {
         rows += batch?.num_rows();

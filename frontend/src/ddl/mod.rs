@@ -16,21 +16,18 @@ pub mod user;
 pub mod view;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::Statement;
 use millrace_planner::ast::{AlterAction, ObjectKind};
 use millrace_rpc::catalog::{Relation, RelationKind};
-use parking_lot::Mutex;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use self::progress::wait_created;
 use crate::dml;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
-use crate::session::{Outcome, Session};
+use crate::session::{Outcome, Session, Step};
 
 /// The state of a sink that waits to be resumed.
 pub const PAUSED: &str = "paused";
@@ -193,38 +190,10 @@ pub async fn create_and_wait(
     if background {
         return Ok(());
     }
-    let undo = Undo::of(&cluster, id);
+    let undo = Undo::of(session, id);
     wait_created(session, id, CancellationToken::new()).await?;
     undo.keep();
     Ok(())
-}
-
-tokio::task_local! {
-    /// What of the statement under way is being undone, once it has been cut off.
-    pub static UNDOING: Arc<Undoing>;
-}
-
-/// Work that outlives the statement it belongs to. Who tells the client that the statement has ended waits for it first:
-/// then nothing of it is seen any more.
-#[derive(Default)]
-pub struct Undoing(Mutex<Vec<JoinHandle<()>>>);
-
-/// How long an answer waits for what is being undone: then the client is told first.
-const UNDOING_WAIT: Duration = Duration::from_secs(10);
-
-impl Undoing {
-    fn of_statement() -> Option<Arc<Undoing>> {
-        UNDOING.try_with(Arc::clone).ok()
-    }
-
-    /// Waits until all is undone, within bounds.
-    pub async fn wait(&self) {
-        let tasks = std::mem::take(&mut *self.0.lock());
-        if !tasks.is_empty() {
-            let all = futures::future::join_all(tasks);
-            let _ = tokio::time::timeout(UNDOING_WAIT, all).await;
-        }
-    }
 }
 
 /// Drops a relation whose creation did not come to its end: Ctrl-C, time-out, a lost client.
@@ -232,15 +201,17 @@ struct Undo {
     cluster: Option<(Arc<dyn crate::cluster::Cluster>, RelationId)>,
     /// For the log.
     name: String,
-    undoing: Option<Arc<Undoing>>,
+    /// Which step of its statement waits for that.
+    step: Arc<Step>,
 }
 
 impl Undo {
     /// Of a relation that has just been created.
-    fn of(cluster: &Arc<dyn crate::cluster::Cluster>, id: RelationId) -> Undo {
+    fn of(session: &Session, id: RelationId) -> Undo {
+        let cluster = session.cluster();
         let name = cluster.catalog().by_id(id.0).map_or_else(|| id.to_string(), |r| r.label());
         let cluster = Some((Arc::clone(cluster), id));
-        Undo { cluster, name, undoing: Undoing::of_statement() }
+        Undo { cluster, name, step: Arc::clone(&session.step) }
     }
 
     /// There is nothing to undo any more.
@@ -260,9 +231,7 @@ impl Drop for Undo {
                     tracing::warn!(relation = name, error = %e, "a cancelled creation could not be removed");
                 }
             });
-            if let Some(undoing) = &self.undoing {
-                undoing.0.lock().push(task);
-            }
+            self.step.undo(task);
         }
     }
 }

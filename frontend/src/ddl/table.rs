@@ -104,7 +104,7 @@ async fn create_table_as(
     if !def.with_data {
         return Ok("CREATE TABLE AS".to_owned());
     }
-    let undo = Undo::of(session.cluster(), id);
+    let undo = Undo::of(session, id);
     let insert = crate::statements::parse(&format!("INSERT INTO {target} {}", query.query))?;
     let filled = match insert.first().map(|s| &s.statement) {
         Some(millrace_planner::Statement::Sql(sql)) => crate::dml::execute(session, sql).await,

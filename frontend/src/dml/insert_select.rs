@@ -119,7 +119,7 @@ impl Into<'_> {
             // would wait for them.
             read = Some(ReadSet::default());
         }
-        match finish(load, read).await {
+        match finish(session, load, read).await {
             Ok(done) => {
                 session.note_late(done.late);
                 let tag = format!("INSERT 0 {}", done.rows_affected);
@@ -175,7 +175,7 @@ impl Into<'_> {
                 return Ok(Done { tag: "INSERT 0 0".to_owned(), returning: None });
             }
             let read = session.read_set_beside(self.table.id)?;
-            match finish(load, read).await {
+            match finish(session, load, read).await {
                 Ok(_) => return Ok(Done { tag: format!("INSERT 0 {count}"), returning: None }),
                 Err(DmlError::Conflict) => attempts.take_turn(),
                 Err(e) => return Err(e.into()),

@@ -101,13 +101,13 @@ pub async fn apply(
     let Some(read) = session.read_set(&[written])? else { return Ok(None) };
     let id = session.shared.next_statement();
     let (relation, delta) = (RelationId(table.id), evaluated.delta.clone());
-    let cluster = session.cluster();
+    let (cluster, entered) = (session.cluster(), session.step.entered());
     let result = if read.is_empty() {
-        cluster.apply_dml(relation, id, delta, evaluated.kind).await?
+        cluster.apply_dml(relation, id, delta, evaluated.kind, entered).await?
     } else {
         let mut changes = vec![(relation, delta, evaluated.kind)];
         changes.retain(|(_, delta, _)| !delta.is_empty());
-        cluster.apply_transaction(id, changes, read).await?
+        cluster.apply_transaction(id, changes, read, entered).await?
     };
     Ok(match result {
         DmlResult::Applied { rows, late } => {

@@ -205,7 +205,7 @@ async fn run(
                 None => None,
             };
             let read = session.read_set_beside(plan.table.id)?;
-            match finish(loading.load, read).await {
+            match finish(session, loading.load, read).await {
                 Ok(_) => {
                     return Ok(Done { tag: format!("{verb} {}", loading.rows), returning });
                 }
@@ -232,9 +232,13 @@ async fn run(
 }
 
 /// Has a load take effect, if what it was computed from is still so; without that it cannot be.
-pub(super) async fn finish(mut load: Load, read: Option<ReadSet>) -> Result<DmlOutcome, DmlError> {
+pub(super) async fn finish(
+    session: &Session,
+    mut load: Load,
+    read: Option<ReadSet>,
+) -> Result<DmlOutcome, DmlError> {
     load.rest_on(read.ok_or(DmlError::Conflict)?);
-    load.finish().await
+    load.finish(session.step.entered()).await
 }
 
 /// Rows of this many bytes are held.

@@ -35,7 +35,7 @@ use crate::query::interruptible::interruptible;
 use crate::query::large_limits::{CountableLimits, LargeLimits};
 use crate::query::null_errors::NullOnErrorRule;
 use crate::query::ordered_limits::OrderedLimits;
-use crate::query::planning::{self, Held};
+use crate::query::planning::Held;
 use crate::query::pool::{SharedPool, first_of_merge};
 use crate::query::wide_rows::{self, Outcome, too_wide};
 use crate::query::written_order::WrittenOrder;
@@ -165,34 +165,40 @@ impl QueryEngine {
         &self,
         plan: LogicalPlan,
         errors: ExpressionErrors,
+        held: &Arc<Held>,
     ) -> Result<BatchStream, SqlError> {
         if errors == ExpressionErrors::Raised {
-            return self.run(plan).await;
+            return self.run(plan, held).await;
         }
-        planning::planning(self, self.started_as_view(plan)).await
+        held.planning(self.started_as_view(plan, held)).await
     }
 
-    async fn started_as_view(&self, plan: LogicalPlan) -> Result<BatchStream, SqlError> {
+    async fn started_as_view(
+        &self,
+        plan: LogicalPlan,
+        held: &Arc<Held>,
+    ) -> Result<BatchStream, SqlError> {
         let plan = busy(|| optimize_like_view(plan))?;
         let planner = self.null_state.query_planner().clone();
         let physical = planner
             .create_physical_plan(&plan, &self.null_state)
             .await
             .map_err(sql_error_from_datafusion)?;
-        Ok(self.execute(physical))
+        Ok(self.execute(physical, held))
     }
 
     /// Starts a plan; its batches come through the stream, which aborts the plan when dropped.
-    pub async fn run(&self, plan: LogicalPlan) -> Result<BatchStream, SqlError> {
-        planning::planning(self, self.started(plan)).await
+    /// `held` counts the memory of planning it.
+    pub async fn run(&self, plan: LogicalPlan, held: &Arc<Held>) -> Result<BatchStream, SqlError> {
+        held.planning(self.started(plan, held)).await
     }
 
-    async fn started(&self, plan: LogicalPlan) -> Result<BatchStream, SqlError> {
+    async fn started(&self, plan: LogicalPlan, held: &Arc<Held>) -> Result<BatchStream, SqlError> {
         let plan = self.optimize(plan)?;
         let physical = self.physical(&plan).await?;
         let fallback = joins_by_hash(&physical)
             .then(|| Fallback { plan, state: Arc::clone(&self.sorting_state) });
-        Ok(self.start(physical, fallback))
+        Ok(self.start(physical, fallback, held))
     }
 
     /// A plan as it runs, whose counters can be read afterwards.
@@ -200,11 +206,17 @@ impl QueryEngine {
         wide_rows::measured(physical).map(|plan| plan.data).map_err(sql_error_from_datafusion)
     }
 
-    pub fn execute(&self, physical: Arc<dyn ExecutionPlan>) -> BatchStream {
-        self.start(physical, None)
+    /// Starts a physical plan, whose memory `held` counts until its rows have been read.
+    pub fn execute(&self, physical: Arc<dyn ExecutionPlan>, held: &Arc<Held>) -> BatchStream {
+        self.start(physical, None, held)
     }
 
-    fn start(&self, physical: Arc<dyn ExecutionPlan>, fallback: Option<Fallback>) -> BatchStream {
+    fn start(
+        &self,
+        physical: Arc<dyn ExecutionPlan>,
+        fallback: Option<Fallback>,
+        held: &Arc<Held>,
+    ) -> BatchStream {
         let (sender, receiver) = mpsc::channel(CHANNEL_BATCHES);
         let execution = Execution::new(self.memory_bytes);
         let running = Arc::clone(&execution);
@@ -215,22 +227,12 @@ impl QueryEngine {
             }
         };
         let task = self.handle.spawn(execution::task(Arc::clone(&execution), work));
-        let _held = planning::held(self);
+        let _held = Arc::clone(held);
         let stream = Running { receiver, task, execution, ended: false, _held };
         Box::pin(futures::stream::unfold(stream, |mut s| async move {
             let item = s.next().await?;
             Some((item, s))
         }))
-    }
-
-    /// All rows of a plan, for statements that need them together.
-    pub async fn collect(&self, plan: LogicalPlan) -> Result<Vec<RecordBatch>, SqlError> {
-        let mut stream = self.run(plan).await?;
-        let mut batches = Vec::new();
-        while let Some(batch) = stream.next().await {
-            batches.push(batch?);
-        }
-        Ok(batches)
     }
 }
 
@@ -418,10 +420,10 @@ mod tests {
     /// While the query runs another one is answered; when its reader is gone it gives its memory back.
     async fn leaves_room_and_ends(query: &str) {
         let (engine, tables) = engine();
-        let mut long = engine.execute(planned(&tables, query).await);
+        let mut long = engine.execute(planned(&tables, query).await, &Held::new(&engine));
         let early = tokio::time::timeout(Duration::from_millis(500), long.next()).await;
         assert!(early.is_err(), "{query} takes longer");
-        let mut short = engine.execute(planned(&tables, "SELECT 1").await);
+        let mut short = engine.execute(planned(&tables, "SELECT 1").await, &Held::new(&engine));
         let answer = tokio::time::timeout(Duration::from_secs(30), short.next()).await;
         let batch = answer.unwrap_or_else(|_| panic!("no room beside {query}"));
         assert_eq!(batch.unwrap().unwrap().num_rows(), 1);
@@ -455,7 +457,7 @@ mod tests {
         let plan = planned(&tables, query).await;
         let shown = displayable(plan.as_ref()).indent(false).to_string();
         assert!(shown.contains("NestedLoopJoinExec: join_type=Inner, filter=x@"), "{shown}");
-        let batch = engine.execute(plan).next().await.unwrap().unwrap();
+        let batch = engine.execute(plan, &Held::new(&engine)).next().await.unwrap().unwrap();
         let counts = batch.column(0).as_any().downcast_ref::<Int64Array>().unwrap();
         // 0 + 1 + ... + 19 smaller ones.
         assert_eq!(counts.value(0), 190);

@@ -3,12 +3,10 @@
 //! Text becomes words, words expressions, expressions plans, each of them many times as large as what it is made from. What
 //! that comes to is counted where it is allocated: parsing and planning are computed on one thread at a time, so that what
 //! the thread allocates meanwhile is the statement's. It is asked for from the queries' memory when planning asks whether its
-//! statement goes on ([`error`]), and kept until the statement has ended and its rows have been read.
+//! statement goes on ([`Held::error`]), and kept until the statement has ended and its rows have been read.
 
-use std::cell::RefCell;
 use std::future::Future;
-use std::sync::atomic::{AtomicIsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use datafusion::execution::memory_pool::MemoryReservation;
 use millrace_common::{SqlError, heap};
@@ -22,27 +20,25 @@ const SMALL: usize = 512 << 10;
 /// What is asked for at a time.
 const STEP: usize = 1 << 20;
 
-tokio::task_local! {
-    /// What the statement under way holds.
-    pub static HELD: OnceLock<Arc<Held>>;
-}
-
-thread_local! {
-    /// Whose work the thread does, and the bytes of the thread at which it would hold nothing.
-    static HERE: RefCell<Option<(Arc<Held>, isize)>> = const { RefCell::new(None) };
-}
-
 /// What a statement holds of the queries' memory besides its rows.
 pub struct Held {
     reservation: Mutex<MemoryReservation>,
+    account: Mutex<Account>,
+}
+
+/// What is counted of a statement's work.
+#[derive(Default)]
+struct Account {
     /// Bytes at the end of what has been done so far.
-    kept: AtomicIsize,
+    kept: isize,
+    /// While a part of the work is done: the bytes of its thread at which it would hold nothing.
+    nothing: Option<isize>,
 }
 
 impl Held {
     pub fn new(engine: &QueryEngine) -> Arc<Held> {
         let reservation = Mutex::new(engine.reservation("the plan of a statement"));
-        Arc::new(Held { reservation, kept: AtomicIsize::new(0) })
+        Arc::new(Held { reservation, account: Mutex::default() })
     }
 
     /// The memory of a statement's parameters, which are about to be read; `None`: they are small.
@@ -51,20 +47,49 @@ impl Held {
             return Ok(None);
         }
         let reservation = engine.reservation("the parameters of a statement");
-        let held = Held { reservation: Mutex::new(reservation), kept: AtomicIsize::new(0) };
+        let held = Held { reservation: Mutex::new(reservation), account: Mutex::default() };
         held.hold(bytes).map(|()| Some(held))
     }
 
-    /// Does a part of the statement's work.
-    pub fn during<T>(self: &Arc<Held>, work: impl FnOnce() -> T) -> T {
-        let inside = HERE.with_borrow(Option::is_some);
-        if inside {
-            return work();
+    /// Does a part of the statement's work, which may be within another part of it.
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        {
+            let mut account = self.account.lock();
+            if account.nothing.is_some() {
+                drop(account);
+                return work();
+            }
+            account.nothing = Some(heap::thread_bytes() - account.kept);
         }
-        let nothing = heap::thread_bytes() - self.kept.load(Ordering::Relaxed);
-        HERE.set(Some((Arc::clone(self), nothing)));
-        let _part = Part;
+        let _part = Part(self);
         work()
+    }
+
+    /// Plans a query of the statement. What an earlier one of its queries was planned to is gone.
+    pub fn binding<T>(&self, work: impl FnOnce() -> T) -> T {
+        {
+            let mut account = self.account.lock();
+            if account.nothing.is_none() {
+                account.kept = 0;
+            }
+        }
+        self.during(work)
+    }
+
+    /// Goes on planning what [`Held::binding`] has begun.
+    pub fn planning<T>(self: &Arc<Held>, work: impl Future<Output = T>) -> impl Future<Output = T> {
+        let held = Arc::clone(self);
+        // On the heap, so that dropping the future drops the work.
+        let mut work = Box::pin(work);
+        std::future::poll_fn(move |context| held.during(|| work.as_mut().poll(context)))
+    }
+
+    /// The error of the statement if there is no memory for what is being done. It is asked for on the thread that does it.
+    pub fn error(&self) -> Option<SqlError> {
+        let nothing = self.account.lock().nothing?;
+        let bytes = usize::try_from(heap::thread_bytes() - nothing).unwrap_or(0);
+        let enough = self.reservation.lock().size() >= bytes || bytes < SMALL;
+        if enough { None } else { self.hold(bytes).err() }
     }
 
     fn hold(&self, bytes: usize) -> Result<(), SqlError> {
@@ -75,50 +100,17 @@ impl Held {
 }
 
 /// A part of a statement's work: ended also by a panic.
-struct Part;
+struct Part<'a>(&'a Held);
 
-impl Drop for Part {
+impl Drop for Part<'_> {
     fn drop(&mut self) {
-        if let Some((held, nothing)) = HERE.take() {
-            let kept = (heap::thread_bytes() - nothing).max(0);
-            held.kept.store(kept, Ordering::Relaxed);
-            // What there is no memory for has been told before, or is told when the statement goes on.
-            let _ = held.hold(kept.unsigned_abs());
-        }
+        let kept = {
+            let mut account = self.0.account.lock();
+            let Some(nothing) = account.nothing.take() else { return };
+            account.kept = (heap::thread_bytes() - nothing).max(0);
+            account.kept
+        };
+        // What there is no memory for has been told before, or is told when the statement goes on.
+        let _ = self.0.hold(kept.unsigned_abs());
     }
-}
-
-/// The error of the statement that this thread works on, if there is no memory for it.
-pub fn error() -> Option<SqlError> {
-    let here = HERE.with_borrow(|here| {
-        here.as_ref().map(|(held, nothing)| (Arc::clone(held), heap::thread_bytes() - nothing))
-    });
-    let (held, bytes) = here?;
-    let bytes = usize::try_from(bytes).unwrap_or(0);
-    let enough = held.reservation.lock().size() >= bytes || bytes < SMALL;
-    if enough { None } else { held.hold(bytes).err() }
-}
-
-/// What the statement under way holds.
-pub fn held(engine: &QueryEngine) -> Arc<Held> {
-    let held = HELD.try_with(|held| Arc::clone(held.get_or_init(|| Held::new(engine))));
-    held.unwrap_or_else(|_| Held::new(engine))
-}
-
-/// Plans a query of the statement under way. What an earlier one of its queries was planned to is gone.
-pub fn binding<T>(engine: &QueryEngine, work: impl FnOnce() -> T) -> T {
-    let held = held(engine);
-    let inside = HERE.with_borrow(Option::is_some);
-    if !inside {
-        held.kept.store(0, Ordering::Relaxed);
-    }
-    held.during(work)
-}
-
-/// Goes on planning what [`binding`] has begun.
-pub fn planning<T>(engine: &QueryEngine, work: impl Future<Output = T>) -> impl Future<Output = T> {
-    let held = held(engine);
-    // On the heap, so that dropping the future drops the work.
-    let mut work = Box::pin(work);
-    std::future::poll_fn(move |context| held.during(|| work.as_mut().poll(context)))
 }

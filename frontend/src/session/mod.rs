@@ -16,6 +16,7 @@ pub mod scope;
 pub mod scroll;
 pub mod set;
 pub mod settings;
+pub mod step;
 pub mod subscribe;
 pub mod transaction;
 pub mod writes;
@@ -41,13 +42,14 @@ pub use live::LiveNotices;
 pub use outcome::{Outcome, RowSet};
 pub use prepare::{Portal, Prepared};
 pub use settings::Settings;
+pub use step::Step;
 pub use transaction::Block;
 pub use writes::StagedWrites;
 
 use crate::catalog::SystemTables;
 use crate::catalog::rows::TYPE_OID;
 use crate::cluster::{BatchStream, Cluster};
-use crate::query::planning;
+use crate::query::planning::Held;
 use crate::query::{ExpressionErrors, QueryEngine, SessionCatalog};
 use crate::server::Shared;
 use crate::wire::{Field, Told, TransactionStatus};
@@ -82,6 +84,8 @@ pub struct Session {
     transaction_at: i64,
     /// Cancels the statement under way.
     pub cancel: CancellationToken,
+    /// The step of the statement that is being awaited.
+    pub step: Arc<Step>,
     /// Writes of the block. Shared with the catalogs of its statements, whose reads see them.
     pub writes: Arc<Mutex<StagedWrites>>,
     /// What the statement under way has read, if it will be asked.
@@ -120,6 +124,7 @@ impl Session {
             statement_at: now_us(),
             transaction_at: now_us(),
             cancel: CancellationToken::new(),
+            step: Arc::default(),
             writes: Arc::default(),
             reads: Arc::default(),
             frozen: Mutex::default(),
@@ -134,6 +139,17 @@ impl Session {
 
     pub fn engine(&self) -> &QueryEngine {
         &self.shared.engine
+    }
+
+    /// Begins a step of a statement.
+    pub fn begin_step(&mut self) -> Arc<Step> {
+        self.step = Arc::default();
+        Arc::clone(&self.step)
+    }
+
+    /// The memory of what the step under way plans.
+    pub fn plan_memory(&self) -> Arc<Held> {
+        self.step.held(self.engine())
     }
 
     pub fn status(&self) -> TransactionStatus {
@@ -230,7 +246,7 @@ impl Session {
     ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
         let query = crate::catalog::rewrite::for_clients(written, self)?;
         let plan = || busy(|| Binder::new(view, self.info(false)).query(&query, params));
-        let bound = planning::binding(self.engine(), plan)?;
+        let bound = self.plan_memory().binding(plan)?;
         self.note_relations(&bound.relations);
         let mut fields =
             fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
@@ -330,7 +346,7 @@ impl Session {
             "null" => ExpressionErrors::Null,
             _ => ExpressionErrors::Raised,
         };
-        let stream = self.engine().run_with(bound.plan, errors).await?;
+        let stream = self.engine().run_with(bound.plan, errors, &self.plan_memory()).await?;
         Ok(RowSet::select(fields, stream))
     }
 
@@ -342,7 +358,7 @@ impl Session {
     ) -> Result<(Vec<Field>, BatchStream), SqlError> {
         let (bound, fields) = self.bind(view, query, &[])?;
         self.fix_epoch(view, &bound).await?;
-        Ok((fields, self.engine().run(bound.plan).await?))
+        Ok((fields, self.engine().run(bound.plan, &self.plan_memory()).await?))
     }
 
     /// All rows of a query that a statement is made of.

@@ -176,14 +176,14 @@ impl Session {
         let Some(read) = self.read_set(&written)? else {
             return Err(crate::dml::too_many_conflicts());
         };
-        let id = self.shared.next_statement();
+        let (id, entered) = (self.shared.next_statement(), self.step.entered());
         let result = match changes.len() {
             0 => return Ok(()),
             1 if read.is_empty() => {
                 let Some((table, delta, kind)) = changes.pop() else { return Ok(()) };
-                self.cluster().apply_dml(table, id, delta, kind).await?
+                self.cluster().apply_dml(table, id, delta, kind, entered).await?
             }
-            _ => self.cluster().apply_transaction(id, changes, read).await?,
+            _ => self.cluster().apply_transaction(id, changes, read, entered).await?,
         };
         match result {
             DmlResult::Applied { late, .. } => {

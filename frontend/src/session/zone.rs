@@ -62,7 +62,7 @@ impl Session {
         let info = SessionInfo { zones: Zones::default(), ..self.info(false) };
         let bound = busy(|| Binder::new(view, info).query(&query, &[]))?;
         self.fix_epoch(view, &bound).await?;
-        let mut stream = self.engine().run(bound.plan).await?;
+        let mut stream = self.engine().run(bound.plan, &self.plan_memory()).await?;
         let mut batches = Vec::new();
         while let Some(batch) = stream.next().await {
             batches.push(batch?);

@@ -11,7 +11,9 @@ use super::state::State;
 use super::{OnTime, Sequencer, Settled, StatementOutcome};
 use crate::changelog_cache::HubChunk;
 use crate::dml::check::{KeyReservations, Keyed, Writes};
-use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict, unknown_outcome};
+use crate::dml::{
+    DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict, unknown_outcome,
+};
 use crate::error::ExecError;
 use crate::memory::MemoryClass;
 
@@ -176,7 +178,7 @@ impl Sequencer {
             state.marks.insert(mark.counter.clone(), mark.sequence);
             state.marked = true;
         }
-        let receiver = self.write_statement(&mut state, statement.id, writes);
+        let receiver = self.write_statement(&mut state, statement.id, &statement.entered, writes);
         Ok((Ok(entered), Err(receiver)))
     }
 
@@ -184,13 +186,14 @@ impl Sequencer {
         &self,
         state: &mut State,
         id: StatementId,
+        flag: &EntryFlag,
         writes: Writes,
     ) -> oneshot::Receiver<StatementOutcome> {
         let (sender, receiver) = oneshot::channel();
         state.open.waiters.push(sender);
         state.open.ids.push(id);
         self.write(state, writes);
-        crate::dml::note_entered();
+        flag.set();
         receiver
     }
 

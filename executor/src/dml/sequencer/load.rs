@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::{Sequencer, StatementOutcome};
 use crate::changelog_cache::{EpochDelta, HubChunk};
 use crate::dml::check::Keyed;
-use crate::dml::{DmlError, TableLocks, unknown_outcome};
+use crate::dml::{DmlError, EntryFlag, TableLocks, unknown_outcome};
 use crate::error::ExecError;
 
 impl Sequencer {
@@ -102,12 +102,13 @@ impl Sequencer {
     }
 
     /// Puts staged runs into the open epoch, which is empty and stays theirs alone: the caller holds the
-    /// turn until it is concluded.
+    /// turn until it is concluded. `flag` is set when they are in.
     pub(in crate::dml) fn enter_load(
         &self,
         id: StatementId,
         runs: Vec<RunMeta>,
         row_count: i64,
+        flag: &EntryFlag,
     ) -> Result<oneshot::Receiver<StatementOutcome>, DmlError> {
         let receiver = {
             let mut state = self.state.lock();
@@ -123,7 +124,7 @@ impl Sequencer {
             // Its readers read the runs.
             open.overflow = true;
             open.load = Some(runs);
-            crate::dml::note_entered();
+            flag.set();
             receiver
         };
         self.meta.request_cut(self.job);

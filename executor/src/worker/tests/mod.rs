@@ -29,7 +29,7 @@ use millrace_storage::{ScanOptions, StateStore, StoreOptions};
 use parking_lot::Mutex;
 
 use super::{Worker, WorkerOptions, start};
-use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, InsertConflict};
+use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict};
 use crate::options::ExecOptions;
 
 /// (id, value, weight)
@@ -272,9 +272,12 @@ impl Cluster {
             *statements
         };
         let id = StatementId { frontend: 1, number };
-        self.worker
-            .apply_dml(table, DmlStatement { id, delta: delta(rows), kind, mark: None })
-            .await
+        let entered = EntryFlag::default();
+        let statement =
+            DmlStatement { id, delta: delta(rows), kind, mark: None, entered: entered.clone() };
+        let result = self.worker.apply_dml(table, statement).await;
+        assert!(entered.is_set() || !result.as_ref().is_ok_and(|done| done.rows_affected > 0));
+        result
     }
 
     pub async fn insert(&self, table: JobId, rows: impl IntoIterator<Item = (i64, i64)>) {

@@ -1,7 +1,7 @@
 //! A statement that has read other rows than those it writes.
 
 use super::*;
-use crate::dml::{Read, ReadRows, ReadSet};
+use crate::dml::{EntryFlag, Read, ReadRows, ReadSet};
 use crate::layout::RowLayout;
 
 /// Writes a row, given that what was read is as it was.
@@ -14,7 +14,10 @@ async fn write_if(
 ) -> bool {
     let read = ReadSet { reads: vec![Read { table: t, epoch, rows }], locks: None };
     let id = StatementId { frontend: 3, number: key as u64 };
-    match c.worker.apply_transaction(id, vec![(t, delta(&[(key, value, 1)]), INSERT)], read).await {
+    let (change, entered) = (delta(&[(key, value, 1)]), EntryFlag::default());
+    let done = c.worker.apply_transaction(id, vec![(t, change, INSERT)], read, &entered).await;
+    assert_eq!(entered.is_set(), done.is_ok());
+    match done {
         Ok(done) => done.rows_affected == 1,
         Err(DmlError::Conflict) => false,
         Err(e) => panic!("{e}"),
@@ -94,7 +97,7 @@ async fn a_locked_table_takes_the_statement_that_holds_it_first() {
     let read = ReadSet { reads: vec![read], locks: Some(locks) };
     let id = StatementId { frontend: 3, number: 1 };
     let change = vec![(t, delta(&[(1, 10, -1), (1, 11, 1)]), DmlKind::Change)];
-    c.worker.apply_transaction(id, change, read).await.unwrap();
+    c.worker.apply_transaction(id, change, read, &EntryFlag::default()).await.unwrap();
     waiting.await.unwrap();
     assert_eq!(c.rows(t).await, [(1, 11, 1), (2, 20, 1)]);
 }

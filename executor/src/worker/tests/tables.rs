@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millrace_common::{SqlError, SqlState};
 
 use super::*;
-use crate::dml::{LoadKind, OnRepeat, ReadSet};
+use crate::dml::{EntryFlag, LoadKind, OnRepeat, ReadSet};
 
 const CHANGE: DmlKind = DmlKind::Change;
 const NEW_ROWS: LoadKind = LoadKind::Insert { on_conflict: InsertConflict::Error };
@@ -129,7 +129,7 @@ async fn a_load_shows_nothing_before_it_is_finished() {
     load.append(delta(&[(2, 2, 1)])).await.unwrap();
     c.insert(t, [(3, 3)]).await;
     assert_eq!(c.rows(t).await.len(), 1);
-    assert_eq!(load.finish().await.unwrap().rows_affected, 2);
+    assert_eq!(load.finish(&EntryFlag::default()).await.unwrap().rows_affected, 2);
     assert_eq!(c.rows(t).await.len(), 3);
     let mut aborted = c.worker.begin_load(t, id(2), NEW_ROWS).await.unwrap();
     aborted.append(delta(&[(9, 9, 1)])).await.unwrap();
@@ -150,7 +150,7 @@ async fn a_load_beyond_its_memory_is_staged_checked_and_linked() {
     }
     assert!(load.has_spilled());
     assert_eq!(c.rows(t).await.len(), 1);
-    assert_eq!(load.finish().await.unwrap().rows_affected, 30);
+    assert_eq!(load.finish(&EntryFlag::default()).await.unwrap().rows_affected, 30);
     assert_eq!((c.rows(t).await.len(), c.version(t).row_count), (31, 31));
     c.start(t).await.unwrap();
     assert_eq!(c.rows(t).await.len(), 31);
@@ -159,7 +159,7 @@ async fn a_load_beyond_its_memory_is_staged_checked_and_linked() {
         let mut load = c.worker.begin_load(t, id(second as u64), NEW_ROWS).await.unwrap();
         load.append(delta(&rows(100))).await.unwrap();
         load.append(delta(&[(second, 0, 1)])).await.unwrap();
-        let failed = load.finish().await;
+        let failed = load.finish(&EntryFlag::default()).await;
         let detail = format!("Key (id)=({second}) already exists.");
         assert!(
             matches!(&failed, Err(DmlError::UniqueViolation { detail: d, .. }) if *d == detail),
@@ -192,13 +192,13 @@ async fn a_load_that_replaces_rows_needs_the_table_as_it_was_read() {
     c.insert(t, [(4, 4)]).await;
     let mut load = c.worker.begin_load(t, id(1), stale).await.unwrap();
     load.append(delta(&[(1, 1, -1)])).await.unwrap();
-    assert!(matches!(load.finish().await, Err(DmlError::Conflict)));
+    assert!(matches!(load.finish(&EntryFlag::default()).await, Err(DmlError::Conflict)));
     let mut load = c.worker.begin_load(t, id(2), stale).await.unwrap();
     let locks = Some(c.worker.lock_tables(&[t]).await.unwrap());
     load.rest_on(ReadSet { locks, ..ReadSet::default() });
     load.read_at(Epoch(c.version(t).epoch));
     load.append(delta(&[(1, 1, -1), (2, 20, 1)])).await.unwrap();
-    assert_eq!(load.finish().await.unwrap().rows_affected, 2);
+    assert_eq!(load.finish(&EntryFlag::default()).await.unwrap().rows_affected, 2);
     assert_eq!(c.rows(t).await, [(2, 20, 1), (3, 3, 1), (4, 4, 1)]);
     assert_eq!(c.version(t).row_count, 3);
     c.insert(t, [(1, 5)]).await;
@@ -217,21 +217,24 @@ async fn a_load_that_moves_rows_gives_each_key_one_row() {
     load.append(delta(&[(3, 3, -1), (4, 3, 1)])).await.unwrap();
     load.append(delta(&[(1, 1, -1), (2, 1, 1), (2, 2, -1), (3, 2, 1)])).await.unwrap();
     load.append(delta(&[(5, 5, 1)])).await.unwrap();
-    load.finish().await.unwrap();
+    load.finish(&EntryFlag::default()).await.unwrap();
     let rows = [(2, 1, 1), (3, 2, 1), (4, 3, 1), (5, 5, 1), (9, 9, 1)];
     assert_eq!(c.rows(t).await, rows);
     assert_eq!(c.version(t).row_count, 5);
     // Onto a row that stays, and two onto one key.
     let mut load = begin(2, OnRepeat::Duplicate).await.unwrap();
     load.append(delta(&[(2, 1, -1), (9, 1, 1)])).await.unwrap();
-    assert!(matches!(load.finish().await, Err(DmlError::UniqueViolation { .. })));
+    assert!(matches!(
+        load.finish(&EntryFlag::default()).await,
+        Err(DmlError::UniqueViolation { .. })
+    ));
     for (number, on_repeat, state) in
         [(3, OnRepeat::Duplicate, "23505"), (4, OnRepeat::SecondTime, "21000")]
     {
         let mut load = begin(number, on_repeat).await.unwrap();
         load.append(delta(&[(2, 1, -1), (7, 1, 1)])).await.unwrap();
         load.append(delta(&[(3, 2, -1), (7, 2, 1)])).await.unwrap();
-        let e = SqlError::from(load.finish().await.unwrap_err());
+        let e = SqlError::from(load.finish(&EntryFlag::default()).await.unwrap_err());
         assert_eq!(e.state.0, state);
     }
     assert_eq!(c.rows(t).await, rows);
@@ -253,7 +256,7 @@ async fn a_load_that_meets_keys_overwrites_or_gives_way() {
         load.append(delta(&[(3, 30, 1), (2, 22, 1)])).await.unwrap();
         load.append(delta(&[(1, 11, 1), (3, 33, 1)])).await.unwrap();
         assert!(load.has_spilled());
-        let done = load.finish().await.unwrap();
+        let done = load.finish(&EntryFlag::default()).await.unwrap();
         assert_eq!(c.rows(t).await, expected);
         assert_eq!(c.version(t).row_count, 3);
         assert_eq!(done.rows_affected, affected);
