@@ -19,6 +19,7 @@ pub mod identity;
 pub mod ids;
 pub mod json;
 pub mod keys;
+pub mod random_tests;
 pub mod settings;
 pub mod task;
 pub mod types;

@@ -104,5 +104,11 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
 
 #[test]
 fn correlated_subqueries_equal_postgresql() {
-    crate::each_case("MILLRACE_CORRELATED_CASES", 12, &[], &[Mode::Plain, Mode::TinyCaches], run);
+    crate::each_case(
+        "MILLRACE_CORRELATED_CASES",
+        [12, 120],
+        &[],
+        &[Mode::Plain, Mode::TinyCaches],
+        run,
+    );
 }

@@ -243,5 +243,5 @@ async fn wait_until_cleaned(client: &Client) -> Result<(), String> {
 #[test]
 fn event_time_views_equal_their_queries() {
     let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash, Mode::SlowStore, Mode::Restart];
-    crate::each_case("MILLRACE_EVENT_TIME_CASES", 5, &[], &modes, run);
+    crate::each_case("MILLRACE_EVENT_TIME_CASES", [5, 20], &[], &modes, run);
 }

@@ -179,7 +179,7 @@ async fn run(mode: Mode, seed: u64, folder: PathBuf) -> Result<(), String> {
 #[test]
 fn silent_splits_hold_no_reader_back_and_mislead_none() {
     let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash];
-    crate::each_case("MILLRACE_IDLE_CASES", 3, &[], &modes, async |mode, seed| {
+    crate::each_case("MILLRACE_IDLE_CASES", [3, 12], &[], &modes, async |mode, seed| {
         let folder = tempfile::tempdir().expect("a temporary folder");
         run(mode, seed, folder.path().to_path_buf()).await
     });

@@ -171,5 +171,5 @@ fn looked_up_rows_stay_as_they_were_met() {
         Mode::Synchronous,
         Mode::Restart,
     ];
-    crate::each_case("MILLRACE_LOOKUP_CASES", 6, &[], &modes, run);
+    crate::each_case("MILLRACE_LOOKUP_CASES", [6, 24], &[], &modes, run);
 }

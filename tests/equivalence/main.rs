@@ -5,8 +5,9 @@
 //! random store latency, crash and recovery, concurrent sessions, restarts without caches); each check is one statement that reads the
 //! view and its query at the same epoch. PostgreSQL judges the batch side at the end of each case.
 //!
-//! `MILLRACE_EQUIVALENCE_CASES` (histories of ten views; default 50) and `MILLRACE_EQUIVALENCE_SEED`
-//! (first seed) lengthen or replay a run; `MILLRACE_EQUIVALENCE_MODE` runs all cases in one mode.
+//! `MILLRACE_LONG_TESTS=1` runs the long form of every test here. `MILLRACE_EQUIVALENCE_CASES` (histories of ten views)
+//! and `MILLRACE_EQUIVALENCE_SEED` (first seed) set the cases or replay one; `MILLRACE_EQUIVALENCE_MODE` runs all cases in
+//! one mode.
 
 mod bounded;
 mod case;
@@ -30,8 +31,10 @@ use std::time::Instant;
 
 use case::{Case, Mode};
 use coverage::Coverage;
+use millrace_common::random_tests;
 
-const DEFAULT_CASES: u64 = 50;
+/// Histories of the short and of the long form.
+const CASES: [u32; 2] = [30, 300];
 const VIEWS_A_CASE: usize = 10;
 
 /// Cases that once found a bug; they always run.
@@ -44,6 +47,11 @@ const SEEDS: &[(u64, Mode)] = &[
     (44, Mode::SlowStore),
 ];
 
+/// The number of cases: what the variable says, or that of the form that runs.
+fn number_of_cases(variable: &str, [short, long]: [u32; 2]) -> u64 {
+    env_number(variable, u64::from(random_tests::cases(short, long)))
+}
+
 fn env_number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
@@ -54,32 +62,54 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a case for each of the seeds that once found a bug, and of as many others as the variable says, each in the mode of
-/// its turn.
+/// Runs a case for each of the seeds that once found a bug, and of as many others as the variable or the form says, each in
+/// the mode of its turn.
 fn each_case(
     variable: &str,
-    default: u64,
+    forms: [u32; 2],
     found: &[u64],
     modes: &[Mode],
-    run: impl AsyncFn(Mode, u64) -> Result<(), String>,
+    run: impl AsyncFn(Mode, u64) -> Result<(), String> + Sync,
 ) {
     let _alone = alone();
-    let cases = env_number(variable, default);
+    let cases = number_of_cases(variable, forms);
     let first = env_number("MILLRACE_EQUIVALENCE_SEED", 1);
-    for seed in found.iter().copied().chain(first..first + cases) {
+    let seeds: Vec<u64> = found.iter().copied().chain(first..first + cases).collect();
+    let failures = Mutex::new(Vec::new());
+    on_two_threads(&seeds, |&seed| {
         let mode = modes[seed as usize % modes.len()];
+        let started = Instant::now();
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-        if let Err(e) = runtime.block_on(run(mode, seed)) {
-            panic!("seed {seed}, {mode:?}: {e}");
+        let result = runtime.block_on(run(mode, seed));
+        println!("seed {seed} ({}): {} ms", mode.name(), started.elapsed().as_millis());
+        if let Err(e) = result {
+            let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.push(format!("seed {seed}, {mode:?}: {e}"));
         }
-    }
+    });
+    let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Runs cases two at a time, each a node of its own.
+fn on_two_threads<T: Sync>(cases: &[T], run: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    run(case);
+                }
+            });
+        }
+    });
 }
 
 #[test]
 fn views_equal_their_queries() {
     let _alone = alone();
     let first = env_number("MILLRACE_EQUIVALENCE_SEED", 1);
-    let cases = env_number("MILLRACE_EQUIVALENCE_CASES", DEFAULT_CASES);
+    let cases = number_of_cases("MILLRACE_EQUIVALENCE_CASES", CASES);
     let all = std::env::var("MILLRACE_EQUIVALENCE_SEED").is_err();
     let fixed = if all { SEEDS } else { &[] };
     let forced = forced_mode();
@@ -126,32 +156,24 @@ struct Outcome {
     failures: Vec<String>,
 }
 
-/// Runs the cases on two threads; each is a node of its own.
 fn run_all(plan: &[(u64, Mode)]) -> Outcome {
     let outcome = Mutex::new(Outcome::default());
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                while let Some(&(seed, mode)) = plan.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let started = Instant::now();
-                    let result = Case::generate(seed, mode, VIEWS_A_CASE).run(None);
-                    let took = started.elapsed().as_millis();
-                    let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
-                    match result {
-                        Ok(report) => {
-                            println!("seed {seed} ({}): {took} ms", mode.name());
-                            outcome.pairs += report.views;
-                            outcome.coverage.add(mode, &report);
-                        }
-                        Err(failure) => {
-                            let line = format!("seed {seed} ({}): {failure}", mode.name());
-                            println!("FAILED {line}");
-                            outcome.failures.push(line);
-                        }
-                    }
-                }
-            });
+    on_two_threads(plan, |&(seed, mode)| {
+        let started = Instant::now();
+        let result = Case::generate(seed, mode, VIEWS_A_CASE).run(None);
+        let took = started.elapsed().as_millis();
+        let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        match result {
+            Ok(report) => {
+                println!("seed {seed} ({}): {took} ms", mode.name());
+                outcome.pairs += report.views;
+                outcome.coverage.add(mode, &report);
+            }
+            Err(failure) => {
+                let line = format!("seed {seed} ({}): {failure}", mode.name());
+                println!("FAILED {line}");
+                outcome.failures.push(line);
+            }
         }
     });
     outcome.into_inner().unwrap_or_else(PoisonError::into_inner)

@@ -98,5 +98,5 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
 #[test]
 fn temporal_filters_follow_the_clock() {
     let modes = [Mode::Plain, Mode::TinyCaches, Mode::Crash, Mode::Restart];
-    crate::each_case("MILLRACE_TEMPORAL_CASES", 4, SEEDS, &modes, run);
+    crate::each_case("MILLRACE_TEMPORAL_CASES", [4, 16], SEEDS, &modes, run);
 }
