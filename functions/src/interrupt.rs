@@ -2,8 +2,9 @@
 //! the statement has been cancelled, has run out of time or holds too much memory. Planning asks at every step, functions
 //! ask within a row where a single value takes long.
 //!
-//! Both are long computations on a thread, in which a good part of the steps are DataFusion's: so it is the thread
-//! that knows what is asked, not an argument of every function.
+//! Both are long computations on a thread, in which a good part of the steps are DataFusion's, and sqlparser's: its rules
+//! call ours and its expressions call functions without passing on whose statement it is. So it is the thread that knows
+//! what is asked, not an argument of every function. Only [`here`] reaches it.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -11,10 +12,26 @@ use std::sync::Arc;
 use millrace_common::SqlError;
 
 thread_local! {
-    static CURRENT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
+    static HERE: Here = const { Here::nothing() };
+}
+
+/// What a thread computes.
+struct Here {
+    interrupt: RefCell<Option<Interrupt>>,
     /// What [`step`] may still be told of before it asks.
-    static UNASKED: Cell<usize> = const { Cell::new(0) };
-    static FOLDING: Cell<bool> = const { Cell::new(false) };
+    unasked: Cell<usize>,
+    folding: Cell<bool>,
+}
+
+impl Here {
+    const fn nothing() -> Here {
+        Here { interrupt: RefCell::new(None), unasked: Cell::new(0), folding: Cell::new(false) }
+    }
+}
+
+#[inline]
+fn here<T>(look: impl FnOnce(&Here) -> T) -> T {
+    HERE.with(look)
 }
 
 /// Bytes that are handled without asking: some milliseconds even of slow work.
@@ -31,7 +48,7 @@ impl Interrupt {
 
     /// Runs what plans for the statement.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _before = Before(CURRENT.replace(Some(self.clone())));
+        let _before = Before(here(|here| here.interrupt.replace(Some(self.clone()))));
         work()
     }
 }
@@ -41,13 +58,14 @@ struct Before(Option<Interrupt>);
 
 impl Drop for Before {
     fn drop(&mut self) {
-        CURRENT.set(self.0.take());
+        let before = self.0.take();
+        here(|here| drop(here.interrupt.replace(before)));
     }
 }
 
 /// The error of a statement that has ended, if the one that is planned has.
 pub fn check() -> Result<(), SqlError> {
-    let current = CURRENT.with_borrow(Clone::clone);
+    let current = here(|here| here.interrupt.borrow().clone());
     match current.and_then(|interrupt| (interrupt.0)()) {
         Some(e) => Err(e),
         None => Ok(()),
@@ -57,31 +75,31 @@ pub fn check() -> Result<(), SqlError> {
 /// [`check`] once in a while, for loops whose turns are short. `bytes`: what a turn handles or makes, about.
 #[inline]
 pub fn step(bytes: usize) -> Result<(), SqlError> {
-    let unasked = UNASKED.get();
-    if bytes < unasked {
-        UNASKED.set(unasked - bytes);
-        return Ok(());
-    }
-    UNASKED.set(UNASKED_BYTES);
-    check()
+    let asks = here(|here| {
+        let unasked = here.unasked.get();
+        let asks = bytes >= unasked;
+        here.unasked.set(if asks { UNASKED_BYTES } else { unasked - bytes });
+        asks
+    });
+    if asks { check() } else { Ok(()) }
 }
 
 /// Runs what computes calls of constants in advance.
 pub fn folding<T>(work: impl FnOnce() -> T) -> T {
-    let _before = Folded(FOLDING.replace(true));
+    let _before = Folded(here(|here| here.folding.replace(true)));
     work()
 }
 
 /// Whether calls of constants are computed in advance: one that fails is left for the execution.
 pub fn is_folding() -> bool {
-    FOLDING.get()
+    here(|here| here.folding.get())
 }
 
 struct Folded(bool);
 
 impl Drop for Folded {
     fn drop(&mut self) {
-        FOLDING.set(self.0);
+        here(|here| here.folding.set(self.0));
     }
 }
 

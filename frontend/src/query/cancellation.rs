@@ -8,7 +8,6 @@
 //! its thread on to another thread.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::pin::Pin;
@@ -21,7 +20,7 @@ use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::common::{JoinType, ScalarValue};
 use datafusion::config::ConfigOptions;
-use datafusion::error::{DataFusionError, Result};
+use datafusion::error::Result;
 use datafusion::execution::session_state::SessionState;
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::ColumnarValue;
@@ -42,12 +41,12 @@ use datafusion::physical_plan::{
 use futures::{Stream, StreamExt};
 use millrace_functions::tree::Walk;
 
-use crate::query::execution::Execution;
+use crate::query::execution::{Execution, has_held_thread};
 use crate::session::busy;
 
 /// How long a stream is polled before other tasks have their turn.
 const SLICE: Duration = Duration::from_millis(10);
-/// How long one poll may go on before the other tasks of its thread go to another one.
+/// How long one poll of a task may go on before the other tasks of its thread go to another one.
 const HOLD: Duration = Duration::from_millis(50);
 /// What the other thread has for taking them: nothing says when it has.
 const YIELD_TIME: Duration = Duration::from_millis(1);
@@ -59,45 +58,9 @@ pub fn context(state: &SessionState, execution: &Arc<Execution>) -> Arc<TaskCont
     Arc::new(context.with_session_config(config))
 }
 
-thread_local! {
-    /// Of the innermost join that is polled on this thread.
-    static TURN: RefCell<Option<Turn>> = const { RefCell::new(None) };
-}
-
-struct Turn {
-    execution: Arc<Execution>,
-    /// When the other tasks of the thread were last looked after.
-    since: Instant,
-}
-
-impl Turn {
-    fn during<T>(self, work: impl FnOnce() -> T) -> T {
-        let _before = Before(TURN.replace(Some(self)));
-        work()
-    }
-}
-
-/// The turn of an outer join, put back also after a panic.
-struct Before(Option<Turn>);
-
-impl Drop for Before {
-    fn drop(&mut self) {
-        TURN.set(self.0.take());
-    }
-}
-
 /// What a condition does before it is computed.
 fn check_cancelled() -> Result<()> {
-    let held_long = TURN.with_borrow_mut(|turn| {
-        let Some(turn) = turn else { return Ok(false) };
-        turn.execution.check()?;
-        let long = turn.since.elapsed() >= HOLD;
-        if long {
-            turn.since = Instant::now();
-        }
-        Ok::<_, DataFusionError>(long)
-    })?;
-    if held_long {
+    if has_held_thread(HOLD)? {
         // What does not take long is over before another thread has come for the tasks.
         busy(|| std::thread::sleep(YIELD_TIME));
     }
@@ -364,8 +327,7 @@ impl Stream for PausingStream {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let turn = Turn { execution: Arc::clone(&this.execution), since: now };
-        let polled = turn.during(|| this.inner.poll_next_unpin(cx));
+        let polled = this.inner.poll_next_unpin(cx);
         if polled.is_pending() {
             this.since = None;
         }

@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};
+use std::time::{Duration, Instant};
 
 use datafusion::common::runtime::{JoinSetTracer, set_join_set_tracer};
 use datafusion::error::{DataFusionError, Result};
@@ -34,8 +35,22 @@ pub struct Execution {
 }
 
 thread_local! {
-    /// What runs on this thread, and the thread's bytes when it began.
-    static CURRENT: RefCell<Option<(Arc<Execution>, isize)>> = const { RefCell::new(None) };
+    /// Known by the thread, not by arguments, since DataFusion's code is between: it starts tasks and computes conditions of
+    /// joins without passing on what they belong to, and allocations are counted by thread. Only [`here`] reaches it.
+    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+}
+
+/// What runs on a thread.
+struct Here {
+    execution: Arc<Execution>,
+    /// The thread's bytes when it began.
+    before: isize,
+    /// When the other tasks of the thread were last looked after.
+    since: Instant,
+}
+
+fn here<T>(look: impl FnOnce(&mut Option<Here>) -> T) -> T {
+    HERE.with_borrow_mut(look)
 }
 
 impl Execution {
@@ -86,8 +101,9 @@ impl Execution {
 
     /// Runs a part of the statement on this thread.
     fn during<T>(self: &Arc<Execution>, work: impl FnOnce() -> T) -> T {
-        let here = (Arc::clone(self), heap::thread_bytes());
-        let _part = Part { before: CURRENT.replace(Some(here)) };
+        let (before, since) = (heap::thread_bytes(), Instant::now());
+        let part = Here { execution: Arc::clone(self), before, since };
+        let _part = Part { outer: here(|here| here.replace(part)) };
         let execution = Arc::clone(self);
         Interrupt::new(move || execution.error()).during(work)
     }
@@ -95,23 +111,40 @@ impl Execution {
 
 /// Bytes that a statement has come to hold on this thread since it began here.
 fn held_here(execution: &Execution) -> isize {
-    CURRENT.with_borrow(|current| match current {
-        Some((running, before)) if std::ptr::eq(running.as_ref(), execution) => {
-            heap::thread_bytes() - before
+    here(|here| match here {
+        Some(here) if std::ptr::eq(here.execution.as_ref(), execution) => {
+            heap::thread_bytes() - here.before
         }
         _ => 0,
     })
 }
 
+/// What is looked up within a long computation: an error if the statement that runs on this thread has ended, else whether
+/// the thread's other tasks have waited so long for it that they are to be looked after now.
+pub fn has_held_thread(long: Duration) -> Result<bool> {
+    let Some(execution) = current() else { return Ok(false) };
+    execution.check()?;
+    Ok(here(|here| {
+        let Some(here) = here else { return false };
+        let held = here.since.elapsed() >= long;
+        if held {
+            here.since = Instant::now();
+        }
+        held
+    }))
+}
+
 /// A part of a statement under way: ended also by a panic.
 struct Part {
-    before: Option<(Arc<Execution>, isize)>,
+    /// What runs on the thread after it.
+    outer: Option<Here>,
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        if let Some((execution, before)) = CURRENT.replace(self.before.take()) {
-            execution.hold(heap::thread_bytes() - before);
+        let outer = self.outer.take();
+        if let Some(part) = here(|here| std::mem::replace(here, outer)) {
+            part.execution.hold(heap::thread_bytes() - part.before);
         }
     }
 }
@@ -130,7 +163,7 @@ pub fn task<T>(
 struct Spawned;
 
 fn current() -> Option<Arc<Execution>> {
-    CURRENT.with_borrow(|current| current.as_ref().map(|(execution, _)| Arc::clone(execution)))
+    here(|here| here.as_ref().map(|here| Arc::clone(&here.execution)))
 }
 
 impl JoinSetTracer for Spawned {
@@ -163,6 +196,21 @@ pub fn follow_spawned() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_part_looks_after_other_tasks_once_in_a_while() {
+        let hour = Duration::from_secs(3600);
+        assert!(!has_held_thread(Duration::ZERO).unwrap(), "nothing runs here");
+        let execution = Execution::new(1 << 20);
+        execution.during(|| {
+            assert!(!has_held_thread(hour).unwrap());
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(has_held_thread(Duration::from_millis(30)).unwrap());
+            assert!(!has_held_thread(hour).unwrap());
+            execution.end();
+            assert!(has_held_thread(hour).is_err());
+        });
+    }
 
     #[test]
     fn a_statement_that_has_ended_is_told_wherever_it_runs() {
