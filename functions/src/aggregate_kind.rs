@@ -44,6 +44,47 @@ pub enum AggFunc {
 }
 
 impl AggFunc {
+    /// The name of the SQL function; a variant that keeps an earlier version of an aggregate has the same.
+    pub fn name(self) -> &'static str {
+        use AggFunc as F;
+        match self {
+            F::Count => "count",
+            F::Sum => "sum",
+            F::Avg => "avg",
+            F::Min => "min",
+            F::Max => "max",
+            F::BoolAnd => "bool_and",
+            F::BoolOr => "bool_or",
+            F::VarPop => "var_pop",
+            F::VarSamp => "var_samp",
+            F::StddevPop => "stddev_pop",
+            F::StddevSamp => "stddev_samp",
+            F::CovarPop => "covar_pop",
+            F::CovarSamp => "covar_samp",
+            F::Corr => "corr",
+            F::RegrCount => "regr_count",
+            F::RegrAvgx => "regr_avgx",
+            F::RegrAvgy => "regr_avgy",
+            F::RegrSxx => "regr_sxx",
+            F::RegrSyy => "regr_syy",
+            F::RegrSxy => "regr_sxy",
+            F::RegrSlope => "regr_slope",
+            F::RegrIntercept => "regr_intercept",
+            F::RegrR2 => "regr_r2",
+            F::BitAnd => "bit_and",
+            F::BitOr => "bit_or",
+            F::BitXor => "bit_xor",
+            F::StringAgg => "string_agg",
+            F::ArrayAgg => "array_agg",
+            F::FirstValue => "first_value",
+            F::LastValue => "last_value",
+            F::PercentileCont => "percentile_cont",
+            F::PercentileDisc => "percentile_disc",
+            F::Mode => "mode",
+            F::JsonbObjectAgg => "jsonb_object_agg",
+        }
+    }
+
     /// Whether the result is made of all values of the group, in order.
     pub fn is_collected(self) -> bool {
         use AggFunc as F;
@@ -58,5 +99,21 @@ impl AggFunc {
                 | F::Mode
                 | F::JsonbObjectAgg
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ordered, statistics};
+
+    #[test]
+    fn an_aggregate_has_the_name_of_its_function() {
+        for func in [AggFunc::VarPop, AggFunc::StddevSamp, AggFunc::RegrR2, AggFunc::BitXor] {
+            assert_eq!(statistics::by_name(func.name()), Some(func));
+        }
+        for func in [AggFunc::PercentileCont, AggFunc::Mode, AggFunc::JsonbObjectAgg] {
+            assert_eq!(ordered::by_name(func.name()), Some(func));
+        }
     }
 }

@@ -66,11 +66,6 @@ pub fn by_name(name: &str) -> Option<AggFunc> {
     FUNCTIONS.iter().find(|f| f.1 == name).map(|f| f.0)
 }
 
-/// The name of one of these functions.
-pub fn name_of(func: AggFunc) -> Option<&'static str> {
-    FUNCTIONS.iter().find(|f| f.0 == func).map(|f| f.1)
-}
-
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Statistic {
     func: AggFunc,

@@ -1,14 +1,17 @@
-//! Versions of functions: stored job graphs name a function by its name and version.
+//! Versions of functions: stored job graphs name a function by its name and version, an aggregate by its number and
+//! version.
 //!
 //! A view keeps the results that it was created with. So a function whose result changes for any
 //! arguments, by our doing or by an upgrade of DataFusion, gets a new version in [`CHANGED`], and the
-//! function that it was stays in [`RETAINED`] for the views that name it. What is not declared here is
-//! at version 1. Queries and new views always get the newest version.
+//! function that it was stays in [`RETAINED`], or [`RETAINED_AGGREGATES`], for the views that name it. What is not
+//! declared here is at version 1. Queries and new views always get the newest version.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use datafusion::logical_expr::ScalarUDF;
+
+use crate::aggregate_kind::AggFunc;
 
 /// The version of a function that is not declared otherwise.
 const FIRST: u32 = 1;
@@ -19,6 +22,10 @@ const CHANGED: &[(&str, u32)] = &[];
 /// Scalar functions as they were at an earlier version.
 const RETAINED: &[(u32, fn() -> Arc<ScalarUDF>)] = &[];
 
+/// Aggregates of views as they were at an earlier version: variants of their own, with the number and the name of the
+/// aggregate that has changed.
+const RETAINED_AGGREGATES: &[(AggFunc, u32)] = &[];
+
 /// The version of the function that [`crate::functions`] has under a name.
 pub fn newest(name: &str) -> u32 {
     newest_of(CHANGED, name)
@@ -26,6 +33,16 @@ pub fn newest(name: &str) -> u32 {
 
 fn newest_of(changed: &[(&str, u32)], name: &str) -> u32 {
     changed.iter().find(|(n, _)| *n == name).map_or(FIRST, |(_, version)| *version)
+}
+
+/// The version of an aggregate that views maintain.
+pub fn of_aggregate(func: AggFunc) -> u32 {
+    of_aggregate_in(CHANGED, RETAINED_AGGREGATES, func)
+}
+
+fn of_aggregate_in(changed: &[(&str, u32)], retained: &[(AggFunc, u32)], func: AggFunc) -> u32 {
+    let earlier = retained.iter().find(|(kept, _)| *kept == func);
+    earlier.map_or_else(|| newest_of(changed, func.name()), |(_, version)| *version)
 }
 
 /// What a stored expression names a scalar function: its name, unless another function has taken it
@@ -129,6 +146,16 @@ mod tests {
         assert!(scalar("upper", 0).is_none());
         assert!(scalar("no_such_function", 1).is_none());
         assert_eq!(name_of(&function("no_such_function", DataType::Int64)), None);
+    }
+
+    #[test]
+    fn a_changed_aggregate_has_a_later_version_than_the_one_that_is_kept() {
+        assert_eq!(of_aggregate(AggFunc::Sum), 1);
+        let changed = [("sum", 3)];
+        // As if this variant were the sum at version 2.
+        let retained = [(AggFunc::BitXor, 2)];
+        let version = |func| of_aggregate_in(&changed, &retained, func);
+        assert_eq!([AggFunc::Sum, AggFunc::BitXor, AggFunc::Count].map(version), [3, 2, 1]);
     }
 
     /// `date_format` is DataFusion's `to_char`, which PostgreSQL's replaces under that name.

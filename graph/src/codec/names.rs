@@ -4,6 +4,7 @@ use arrow::datatypes::TimeUnit;
 use datafusion::logical_expr::{Operator, WindowFrameUnits};
 use millrace_common::access::AccessClass;
 use millrace_functions::aggregate_kind::AggFunc;
+use millrace_functions::versions;
 use millrace_functions::window_call::RankFunction;
 use millrace_rpc::catalog::RowStorage;
 
@@ -139,3 +140,63 @@ numbered!(
     AtArrow = 30,
     ArrowAt = 31,
 );
+
+/// An aggregate's number and version, as a stored graph names it. The first version is 0: it is not written.
+pub fn of_aggregate(func: AggFunc) -> Result<(u32, u32), CodecError> {
+    let version = versions::of_aggregate(func);
+    Ok((func.number()?, if version == 1 { 0 } else { version }))
+}
+
+/// The aggregate that a stored graph names. A version that this release does not have is an error that says which.
+pub fn aggregate(number: u32, version: u32) -> Result<AggFunc, CodecError> {
+    aggregate_in(AggFunc::ALL, versions::of_aggregate, number, version)
+}
+
+/// Versions of one aggregate have one number.
+fn aggregate_in(
+    all: &[(AggFunc, u32)],
+    version_of: impl Fn(AggFunc) -> u32,
+    number: u32,
+    version: u32,
+) -> Result<AggFunc, CodecError> {
+    let version = version.max(1);
+    let versions = || all.iter().filter(|(_, n)| *n == number).map(|(func, _)| *func);
+    match (versions().find(|func| version_of(*func) == version), versions().next()) {
+        (Some(func), _) => Ok(func),
+        (None, Some(other)) => {
+            Err(CodecError::UnknownFunction { name: other.name().to_owned(), version })
+        }
+        (None, None) => AggFunc::from_number(number),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_aggregate_is_found_by_its_number_and_version() {
+        for (func, number) in AggFunc::ALL {
+            let named = of_aggregate(*func).unwrap();
+            assert_eq!(named.0, *number);
+            assert_eq!(aggregate(named.0, named.1).unwrap(), *func);
+        }
+        // The first version is not written.
+        assert_eq!(of_aggregate(AggFunc::Count).unwrap(), (1, 0));
+        assert_eq!(aggregate(1, 1).unwrap(), AggFunc::Count);
+        let error = aggregate(2, 7).unwrap_err().to_string();
+        assert_eq!(error, "the function sum, version 7, is not known to this release");
+        assert!(matches!(aggregate(1000, 0), Err(CodecError::Damaged(_))));
+    }
+
+    #[test]
+    fn a_kept_aggregate_shares_the_number_of_the_changed_one() {
+        // As if sum were at version 2, and this variant what it was before.
+        let all = [(AggFunc::Sum, 2), (AggFunc::BitXor, 2)];
+        let version_of = |func| if func == AggFunc::Sum { 2 } else { 1 };
+        let found = |version| aggregate_in(&all, version_of, 2, version);
+        assert_eq!(found(2).unwrap(), AggFunc::Sum);
+        assert_eq!(found(0).unwrap(), AggFunc::BitXor);
+        assert!(matches!(found(3), Err(CodecError::UnknownFunction { version: 3, .. })));
+    }
+}

@@ -6,7 +6,7 @@ use prost::bytes::Bytes;
 
 use super::{Facts, OperatorMessage, Payload};
 use crate::codec::decode::{self, Inputs, Sizes};
-use crate::codec::names::Numbered;
+use crate::codec::names;
 use crate::codec::{CodecError, encode};
 
 type Result<T> = std::result::Result<T, CodecError>;
@@ -109,6 +109,9 @@ pub(crate) struct AggCallMessage {
     pub value_table: Option<u32>,
     #[prost(bool, tag = "7")]
     pub value_descending: bool,
+    /// The aggregate's; 0 is version 1.
+    #[prost(uint32, tag = "8")]
+    pub version: u32,
 }
 
 impl Aggregate {
@@ -128,8 +131,10 @@ impl Aggregate {
 }
 
 fn encode_call(c: &AggCall) -> Result<AggCallMessage> {
+    let (func, version) = names::of_aggregate(c.func)?;
     Ok(AggCallMessage {
-        func: c.func.number()?,
+        func,
+        version,
         arg: encode::optional(c.arg)?,
         distinct: c.distinct,
         filter: encode::optional(c.filter)?,
@@ -145,7 +150,7 @@ fn decode_call(c: &AggCallMessage, input: &SchemaRef, sizes: Sizes) -> Result<Ag
         Ok(ValueTable { table: sizes.table(t)?, descending: c.value_descending })
     });
     Ok(AggCall {
-        func: AggFunc::from_number(c.func)?,
+        func: names::aggregate(c.func, c.version)?,
         arg: c.arg.map(column).transpose()?,
         distinct: c.distinct,
         filter: c.filter.map(column).transpose()?,

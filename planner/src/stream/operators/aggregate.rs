@@ -249,24 +249,7 @@ fn line<S, T>(a: &graph::Aggregate<S, T>, input: &Schema) -> String {
 
 /// A call of an aggregate over an input column, of all rows or of those where another column is true.
 fn call<S>(call: &AggCall<S>, input: &Schema) -> String {
-    let name = match call.func {
-        AggFunc::Count => "count",
-        AggFunc::Sum => "sum",
-        AggFunc::Avg => "avg",
-        AggFunc::Min => "min",
-        AggFunc::Max => "max",
-        AggFunc::BoolAnd => "bool_and",
-        AggFunc::BoolOr => "bool_or",
-        AggFunc::StringAgg => "string_agg",
-        AggFunc::ArrayAgg => "array_agg",
-        AggFunc::FirstValue => "first_value",
-        AggFunc::LastValue => "last_value",
-        AggFunc::PercentileCont => "percentile_cont",
-        AggFunc::PercentileDisc => "percentile_disc",
-        AggFunc::Mode => "mode",
-        AggFunc::JsonbObjectAgg => "jsonb_object_agg",
-        func => millrace_functions::statistics::name_of(func).unwrap_or("?"),
-    };
+    let name = call.func.name();
     let distinct = if call.distinct { "distinct " } else { "" };
     let arg = call.arg.map_or("*".into(), |a| column(input, a));
     let filter = call.filter.map_or(String::new(), |f| format!(" filter ({})", column(input, f)));
