@@ -12,7 +12,7 @@ use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatc
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, JobId, TableId};
+use millrace_common::{Epoch, JobId, TableId, random_tests};
 use millrace_rpc::version::{JobVersion, VersionEdit};
 use millrace_storage::cache::CacheOptions;
 use millrace_storage::{
@@ -457,10 +457,11 @@ fn run(ops: Vec<Op>) {
     });
 }
 
-/// `PROPTEST_CASES` runs it longer.
+/// `MILLRACE_LONG_TESTS=1` runs it longer; `PROPTEST_CASES` says how long.
 fn config() -> ProptestConfig {
-    let longer = std::env::var_os("PROPTEST_CASES").is_some();
-    if longer { ProptestConfig::default() } else { ProptestConfig::with_cases(150) }
+    let given = std::env::var_os("PROPTEST_CASES").is_some();
+    let cases = random_tests::cases(150, 1500);
+    if given { ProptestConfig::default() } else { ProptestConfig::with_cases(cases) }
 }
 
 proptest! {

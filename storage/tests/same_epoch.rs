@@ -18,7 +18,7 @@ use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatc
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, JobId, RelationId, TableId};
+use millrace_common::{Epoch, JobId, RelationId, TableId, random_tests};
 use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
 use millrace_storage::cache::CacheOptions;
 use millrace_storage::sim::{Profile, SimStore};
@@ -585,10 +585,11 @@ fn run(sizes: Sizes, seed: u64, ops: Vec<Op>) {
     runtime.shutdown_background();
 }
 
-/// `PROPTEST_CASES` runs it longer.
+/// `MILLRACE_LONG_TESTS=1` runs it longer; `PROPTEST_CASES` says how long.
 fn config() -> ProptestConfig {
-    let longer = std::env::var_os("PROPTEST_CASES").is_some();
-    if longer { ProptestConfig::default() } else { ProptestConfig::with_cases(60) }
+    let given = std::env::var_os("PROPTEST_CASES").is_some();
+    let cases = random_tests::cases(60, 600);
+    if given { ProptestConfig::default() } else { ProptestConfig::with_cases(cases) }
 }
 
 proptest! {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use arrow::datatypes::{Field, Schema};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
+use millrace_common::random_tests;
 use millrace_graph::state::matches_schema;
 use millrace_graph::{JoinSide, Lookup, Matches, Node, Operator as Op, SideState};
 use millrace_rpc::catalog::RowStorage;
@@ -106,7 +107,7 @@ fn subject(case: &Case, kinds: [Kind; 2], rng: &mut StdRng) -> Subject {
 
 #[test]
 fn left_rows_keep_what_they_met_at_their_epoch() {
-    for seed in 0..200 {
+    for seed in 0..u64::from(random_tests::cases(200, 2000)) {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
         let kinds = [kind(rng), kind(rng)];

@@ -2,6 +2,7 @@
 
 use arrow::compute::SortOptions;
 use futures::executor::block_on;
+use millrace_common::random_tests;
 use millrace_functions::window_call::RankFunction;
 use millrace_graph::{Node, Operator as Op, TopN, TopNState};
 use millrace_rpc::catalog::RowStorage;
@@ -75,7 +76,7 @@ async fn push(op: &mut dyn Operator, deltas: &[(Row, i64)], rng: &mut StdRng, ou
 
 #[test]
 fn a_top_n_that_loses_its_first_rows_reads_others_before_the_barrier() {
-    for seed in 0..100 {
+    for seed in 0..u64::from(random_tests::cases(100, 1000)) {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
         let subject = subject(seed);

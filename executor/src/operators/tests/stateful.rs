@@ -7,7 +7,7 @@ use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
-use millrace_common::EnvHandle;
+use millrace_common::{EnvHandle, random_tests};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::window_call::RankFunction;
 use millrace_graph::state::accumulator_schema;
@@ -179,7 +179,7 @@ pub(super) fn show(v: Option<i64>) -> String {
 
 #[test]
 fn aggregates_equal_a_naive_evaluation() {
-    for seed in 0..300 {
+    for seed in 0..u64::from(random_tests::cases(300, 3000)) {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
         let kind = kind(rng);
@@ -370,7 +370,7 @@ const JOINS: [JoinKind; 9] = [
 
 #[test]
 fn joins_equal_a_naive_evaluation() {
-    for seed in 0..400 {
+    for seed in 0..u64::from(random_tests::cases(400, 4000)) {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
         let kinds = [kind(rng), kind(rng)];
@@ -512,7 +512,7 @@ impl Naive {
 
 #[test]
 fn top_n_equals_a_naive_evaluation() {
-    for seed in 0..400 {
+    for seed in 0..u64::from(random_tests::cases(400, 4000)) {
         let mut rng = StdRng::seed_from_u64(seed);
         let rng = &mut rng;
         let kind = kind(rng);
