@@ -4,17 +4,17 @@
 //! them, or that a function makes for each, would take gigabytes that no budget sees coming: so a batch has
 //! as many rows as fit.
 
-use std::fmt;
 use std::sync::Arc;
 
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::datatypes::Schema;
 use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
+use datafusion::execution::TaskContext;
 use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::{Column, Literal};
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::execution_plan::reset_plan_states;
 use datafusion::physical_plan::filter::FilterExec;
@@ -22,9 +22,6 @@ use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::union::UnionExec;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
-};
 use datafusion::prelude::SessionConfig;
 use futures::{StreamExt, stream};
 use millrace_common::delta::take_rows;
@@ -32,7 +29,7 @@ use millrace_functions::interrupt;
 use millrace_functions::size_limits;
 use millrace_functions::tree::Walk;
 
-use super::over;
+use super::one_input::{OneInput, Operation, StreamResult};
 use super::wide_rows::{Measured, Outcome, measured};
 
 /// Constants below this are not looked at.
@@ -134,7 +131,7 @@ fn with_rows_of(
     if keeps_batches(&node) {
         return Ok(Transformed::no(node));
     }
-    Ok(Transformed::yes(Arc::new(Narrow { input: node })))
+    Ok(Transformed::yes(Arc::new(OneInput::new(Divide, node))))
 }
 
 /// Whether a node's batches have no more rows than those that it is given.
@@ -206,68 +203,18 @@ fn is_volatile(plan: &Arc<dyn ExecutionPlan>) -> Result<bool> {
 }
 
 /// Divides batches into those that the query asks for.
-#[derive(Debug)]
-struct Narrow {
-    input: Arc<dyn ExecutionPlan>,
-}
+#[derive(Clone, Debug)]
+struct Divide;
 
-impl DisplayAs for Narrow {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Narrow")
-    }
-}
+type Narrow = OneInput<Divide>;
 
-impl ExecutionPlan for Narrow {
-    fn name(&self) -> &str {
-        "Narrow"
-    }
+impl Operation for Divide {
+    const NAME: &'static str = "Narrow";
+    const KEEPS_ORDER: bool = true;
 
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.input.properties()
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        mut children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = children.pop().unwrap_or_else(|| Arc::clone(&self.input));
-        Ok(Arc::new(Narrow { input }))
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        over(self, children)
-    }
-
-    fn execute(
-        &self,
-        partition: usize,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableRecordBatchStream> {
+    fn execute(node: &OneInput<Self>, partition: usize, context: Arc<TaskContext>) -> StreamResult {
         let rows = context.session_config().batch_size();
-        let batches = self.input.execute(partition, context)?;
+        let batches = node.input.execute(partition, context)?;
         let divided = batches.flat_map(move |batch| match batch {
             Ok(batch) if batch.num_rows() <= rows => stream::iter([Ok(batch)]).boxed(),
             Ok(batch) => {
@@ -276,7 +223,7 @@ impl ExecutionPlan for Narrow {
             }
             Err(e) => stream::iter([Err(e)]).boxed(),
         });
-        Ok(Box::pin(RecordBatchStreamAdapter::new(self.input.schema(), divided)))
+        Ok(Box::pin(RecordBatchStreamAdapter::new(node.input.schema(), divided)))
     }
 }
 

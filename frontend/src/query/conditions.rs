@@ -11,51 +11,34 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult};
-use datafusion::config::ConfigOptions;
+use datafusion::common::tree_node::Transformed;
 use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::expressions::{CaseExpr, Column};
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::utils::JoinFilter;
 use datafusion::physical_plan::joins::{NestedLoopJoinExec, NestedLoopJoinExecBuilder};
 use millrace_functions::tree::Walk;
 
+use crate::query::node_rule::{Changed, NodeRule};
+
 /// Functions that hardly ever fail: ranges of times and the like are joined by them.
 const HARMLESS: [&str; 3] = ["pg_add", "pg_sub", "pg_mul"];
 
 /// Runs before DataFusion's rules.
-#[derive(Debug)]
-pub struct WholeConditions;
+pub const WHOLE_CONDITIONS: NodeRule =
+    NodeRule { name: "whole_conditions", keeps_schema: true, change: in_one_piece };
 
-impl PhysicalOptimizerRule for WholeConditions {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.rewrite_up(|node| {
-            let join = node.downcast_ref::<NestedLoopJoinExec>();
-            let Some((join, filter)) = join.and_then(|join| Some((join, join.filter()?))) else {
-                return Ok(Transformed::no(node));
-            };
-            if !may_fail(filter.expression())? {
-                return Ok(Transformed::no(node));
-            }
-            let builder = NestedLoopJoinExecBuilder::from(join).with_filter(Some(whole(filter)));
-            Ok(Transformed::yes(Arc::new(builder.build()?) as Arc<dyn ExecutionPlan>))
-        })
-        .data()
+fn in_one_piece(node: Arc<dyn ExecutionPlan>) -> Changed {
+    let join = node.downcast_ref::<NestedLoopJoinExec>();
+    let Some((join, filter)) = join.and_then(|join| Some((join, join.filter()?))) else {
+        return Ok(Transformed::no(node));
+    };
+    if !may_fail(filter.expression())? {
+        return Ok(Transformed::no(node));
     }
-
-    fn name(&self) -> &str {
-        "whole_conditions"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+    let builder = NestedLoopJoinExecBuilder::from(join).with_filter(Some(whole(filter)));
+    Ok(Transformed::yes(Arc::new(builder.build()?) as Arc<dyn ExecutionPlan>))
 }
 
 fn may_fail(condition: &Arc<dyn PhysicalExpr>) -> Result<bool> {

@@ -28,13 +28,13 @@ use crate::cluster::BatchStream;
 use crate::error::FrontendError;
 use crate::query::batch_size;
 use crate::query::cancellation::{PausingJoins, context};
-use crate::query::conditions::WholeConditions;
+use crate::query::conditions::WHOLE_CONDITIONS;
 use crate::query::execution::{self, Execution};
-use crate::query::grouping_sets::GroupingSetsApart;
+use crate::query::grouping_sets::GROUPING_SETS_APART;
 use crate::query::interruptible::interruptible;
-use crate::query::large_limits::{CountableLimits, LargeLimits};
-use crate::query::null_errors::NullOnErrorRule;
-use crate::query::ordered_limits::OrderedLimits;
+use crate::query::large_limits::{COUNTABLE_LIMITS, LARGE_LIMITS};
+use crate::query::null_errors::NULL_ON_ERROR;
+use crate::query::ordered_limits::ORDERED_LIMITS;
 use crate::query::planning::Held;
 use crate::query::pool::{SharedPool, first_of_merge};
 use crate::query::wide_rows::{self, Outcome, too_wide};
@@ -95,14 +95,14 @@ impl QueryEngine {
                 .with_target_partitions(partitions)
                 .with_extension(Arc::new(errors));
             let mut rules = PhysicalOptimizer::new().rules;
-            rules.insert(0, Arc::new(WholeConditions));
-            rules.insert(0, Arc::new(OrderedLimits));
-            rules.insert(0, Arc::new(CountableLimits));
-            rules.insert(0, Arc::new(GroupingSetsApart));
+            rules.insert(0, Arc::new(WHOLE_CONDITIONS));
+            rules.insert(0, Arc::new(ORDERED_LIMITS));
+            rules.insert(0, Arc::new(COUNTABLE_LIMITS));
+            rules.insert(0, Arc::new(GROUPING_SETS_APART));
             if errors == ExpressionErrors::Null {
-                rules.insert(0, Arc::new(NullOnErrorRule));
+                rules.insert(0, Arc::new(NULL_ON_ERROR));
             }
-            rules.push(Arc::new(LargeLimits));
+            rules.push(Arc::new(LARGE_LIMITS));
             rules.push(Arc::new(WrittenOrder));
             rules.push(Arc::new(PausingJoins));
             let mut state = SessionStateBuilder::new_with_default_features()

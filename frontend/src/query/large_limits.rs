@@ -5,15 +5,13 @@
 
 use std::sync::Arc;
 
-use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult};
-use datafusion::config::ConfigOptions;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::common::tree_node::Transformed;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::aggregates::AggregateExec;
 use datafusion::physical_plan::limit::{GlobalLimitExec, LocalLimitExec};
 use datafusion::physical_plan::sorts::sort::SortExec;
-use millrace_functions::tree::Walk;
+
+use super::node_rule::NodeRule;
 
 /// Groups for which an aggregate may make room at once.
 const MOST_GROUPS: usize = 8_192;
@@ -23,26 +21,8 @@ const MOST_ROWS: usize = 65_536;
 const ALL_ROWS: usize = 1 << 60;
 
 /// Numbers of rows that add up. Runs before DataFusion's rules, which add them to each other and to bounds of frames.
-#[derive(Debug)]
-pub struct CountableLimits;
-
-impl PhysicalOptimizerRule for CountableLimits {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.rewrite_up(|node| Ok(countable(node))).data()
-    }
-
-    fn name(&self) -> &str {
-        "countable_limits"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
+pub const COUNTABLE_LIMITS: NodeRule =
+    NodeRule { name: "countable_limits", keeps_schema: true, change: |node| Ok(countable(node)) };
 
 fn countable(node: Arc<dyn ExecutionPlan>) -> Transformed<Arc<dyn ExecutionPlan>> {
     let Some(limit) = node.downcast_ref::<GlobalLimitExec>() else {
@@ -58,26 +38,8 @@ fn countable(node: Arc<dyn ExecutionPlan>) -> Transformed<Arc<dyn ExecutionPlan>
 }
 
 /// Takes large limits out of aggregates and sorts. Runs after DataFusion's rules, which put them there.
-#[derive(Debug)]
-pub struct LargeLimits;
-
-impl PhysicalOptimizerRule for LargeLimits {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.rewrite_up(|node| Ok(relieved(node))).data()
-    }
-
-    fn name(&self) -> &str {
-        "large_limits"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
-}
+pub const LARGE_LIMITS: NodeRule =
+    NodeRule { name: "large_limits", keeps_schema: true, change: |node| Ok(relieved(node)) };
 
 fn relieved(node: Arc<dyn ExecutionPlan>) -> Transformed<Arc<dyn ExecutionPlan>> {
     if let Some(aggregate) = node.downcast_ref::<AggregateExec>()

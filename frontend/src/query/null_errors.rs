@@ -11,13 +11,11 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, new_null_array};
 use arrow::datatypes::{DataType, FieldRef, Schema};
-use datafusion::common::config::ConfigOptions;
-use datafusion::common::tree_node::{Transformed, TransformedResult};
+use datafusion::common::tree_node::Transformed;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::{Column, Literal};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::joins::utils::JoinFilter;
@@ -26,9 +24,9 @@ use datafusion::physical_plan::joins::{
 };
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 use millrace_functions::interrupt;
-use millrace_functions::tree::Walk;
 
 use crate::query::conditions::whole;
+use crate::query::node_rule::{Changed, NodeRule};
 
 /// NULL where the inner expression fails.
 #[derive(Debug, Eq)]
@@ -120,42 +118,24 @@ impl PhysicalExpr for NullOnError {
 }
 
 /// Wraps the expressions of a plan. Runs before DataFusion's rules, which merge projections: what
-/// one projection makes NULL stays NULL for the next.
-#[derive(Debug)]
-pub struct NullOnErrorRule;
+/// one projection makes NULL stays NULL for the next. Columns become nullable.
+pub const NULL_ON_ERROR: NodeRule =
+    NodeRule { name: "null_on_error", keeps_schema: false, change: wrapped };
 
-impl PhysicalOptimizerRule for NullOnErrorRule {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.rewrite_up(|node| {
-            if let Some(p) = node.downcast_ref::<ProjectionExec>() {
-                return projection(p).map(Transformed::yes);
-            }
-            if let Some(f) = node.downcast_ref::<FilterExec>()
-                && f.projection().is_none()
-            {
-                let filter = FilterExec::try_new(wrap(f.predicate()), f.input().clone())?;
-                return Ok(Transformed::yes(Arc::new(filter)));
-            }
-            if let Some(join) = joined(&node)? {
-                return Ok(Transformed::yes(join));
-            }
-            Ok(Transformed::no(node))
-        })
-        .data()
+fn wrapped(node: Arc<dyn ExecutionPlan>) -> Changed {
+    if let Some(p) = node.downcast_ref::<ProjectionExec>() {
+        return projection(p).map(Transformed::yes);
     }
-
-    fn name(&self) -> &str {
-        "null_on_error"
+    if let Some(f) = node.downcast_ref::<FilterExec>()
+        && f.projection().is_none()
+    {
+        let filter = FilterExec::try_new(wrap(f.predicate()), f.input().clone())?;
+        return Ok(Transformed::yes(Arc::new(filter)));
     }
-
-    /// Columns become nullable.
-    fn schema_check(&self) -> bool {
-        false
+    if let Some(join) = joined(&node)? {
+        return Ok(Transformed::yes(join));
     }
+    Ok(Transformed::no(node))
 }
 
 fn projection(p: &ProjectionExec) -> Result<Arc<dyn ExecutionPlan>> {

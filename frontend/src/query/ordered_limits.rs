@@ -9,60 +9,41 @@ use std::fmt;
 use std::sync::Arc;
 
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
-use datafusion::config::ConfigOptions;
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::{LexOrdering, OrderingRequirements, PhysicalExpr};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
+use datafusion::common::tree_node::Transformed;
+use datafusion::execution::TaskContext;
+use datafusion::physical_expr::LexOrdering;
 use datafusion::physical_plan::limit::{GlobalLimitExec, LimitStream};
-use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::metrics::BaselineMetrics;
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::sorts::sort::SortExec;
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, Distribution, ExecutionPlan, ExecutionPlanProperties,
-    InputDistributionRequirements, Partitioning, PlanProperties, ReplaceChildrenOptions,
+    ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
 };
-use millrace_functions::tree::Walk;
 
+use super::node_rule::{Changed, NodeRule};
+use super::one_input::{OneInput, Operation, StreamResult};
 use super::over;
 
 /// Runs before DataFusion's rules.
-#[derive(Debug)]
-pub struct OrderedLimits;
+pub const ORDERED_LIMITS: NodeRule =
+    NodeRule { name: "ordered_limits", keeps_schema: true, change: ordered };
 
-impl PhysicalOptimizerRule for OrderedLimits {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.rewrite_up(|node| {
-            if let Some(limit) = node.downcast_ref::<GlobalLimitExec>()
-                && let Some(limited) = above_sort(limit.input(), limit.skip(), limit.fetch())?
-            {
-                return Ok(Transformed::yes(limited));
-            }
-            if !node.is::<UnionExec>() {
-                return Ok(Transformed::no(node));
-            }
-            let inputs = node
-                .children()
-                .into_iter()
-                .map(|input| Ok(above_sort(input, 0, None)?.unwrap_or_else(|| Arc::clone(input))));
-            let inputs = inputs.collect::<Result<Vec<_>>>()?;
-            over(node, inputs).map(Transformed::yes)
-        })
-        .data()
+fn ordered(node: Arc<dyn ExecutionPlan>) -> Changed {
+    if let Some(limit) = node.downcast_ref::<GlobalLimitExec>()
+        && let Some(limited) = above_sort(limit.input(), limit.skip(), limit.fetch())?
+    {
+        return Ok(Transformed::yes(limited));
     }
-
-    fn name(&self) -> &str {
-        "ordered_limits"
+    if !node.is::<UnionExec>() {
+        return Ok(Transformed::no(node));
     }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+    let inputs = node
+        .children()
+        .into_iter()
+        .map(|input| Ok(above_sort(input, 0, None)?.unwrap_or_else(|| Arc::clone(input))));
+    let inputs = inputs.collect::<Result<Vec<_>>>()?;
+    over(node, inputs).map(Transformed::yes)
 }
 
 /// A limit of a sort's rows, below the projections that stand between the two.
@@ -85,108 +66,45 @@ fn above_sort(
             let sort = Arc::new(sort.with_fetch(Some(rows)));
             Arc::new(GlobalLimitExec::new(sort, skip, Some(fetch)))
         }
-        None => Arc::new(OrderedOffset::new(Arc::clone(plan), sort.expr().clone(), skip)),
+        None => {
+            let offset = OrderedOffset { order: sort.expr().clone(), skip };
+            Arc::new(OneInput::new(offset, Arc::clone(plan)))
+        }
     }))
 }
 
-/// All rows of its input but the first ones of an order.
-#[derive(Debug)]
+/// Gives all rows of its input but the first ones of an order.
+#[derive(Clone, Debug)]
 struct OrderedOffset {
-    input: Arc<dyn ExecutionPlan>,
     order: LexOrdering,
     skip: usize,
-    metrics: ExecutionPlanMetricsSet,
-    properties: Arc<PlanProperties>,
 }
 
-impl OrderedOffset {
-    fn new(input: Arc<dyn ExecutionPlan>, order: LexOrdering, skip: usize) -> OrderedOffset {
-        let properties = PlanProperties::new(
+impl Operation for OrderedOffset {
+    const NAME: &'static str = "OrderedOffset";
+    /// It does, but no other order may be asked for below it.
+    const KEEPS_ORDER: bool = false;
+
+    fn properties(&self, input: &Arc<dyn ExecutionPlan>) -> Arc<PlanProperties> {
+        Arc::new(PlanProperties::new(
             input.equivalence_properties().clone(),
             Partitioning::UnknownPartitioning(1),
             input.pipeline_behavior(),
             input.boundedness(),
-        );
-        let metrics = ExecutionPlanMetricsSet::new();
-        OrderedOffset { input, order, skip, metrics, properties: Arc::new(properties) }
+        ))
     }
-}
 
-impl DisplayAs for OrderedOffset {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn required_order(&self) -> Option<&LexOrdering> {
+        Some(&self.order)
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "OrderedOffset: skip={}, order=[{}]", self.skip, self.order)
     }
-}
 
-impl ExecutionPlan for OrderedOffset {
-    fn name(&self) -> &str {
-        "OrderedOffset"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn input_distribution_requirements(&self) -> InputDistributionRequirements {
-        InputDistributionRequirements::new(vec![Distribution::SinglePartition])
-    }
-
-    fn required_input_ordering(&self) -> Vec<Option<OrderingRequirements>> {
-        vec![Some(OrderingRequirements::from(self.order.clone()))]
-    }
-
-    /// It does, but no other order may be asked for below it.
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        f: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        for by in &self.order {
-            if f(&by.expr)? == TreeNodeRecursion::Stop {
-                return Ok(TreeNodeRecursion::Stop);
-            }
-        }
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        mut children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = children.pop().unwrap_or_else(|| Arc::clone(&self.input));
-        Ok(Arc::new(OrderedOffset::new(input, self.order.clone(), self.skip)))
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        over(self, children)
-    }
-
-    fn execute(
-        &self,
-        partition: usize,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableRecordBatchStream> {
-        let metrics = BaselineMetrics::new(&self.metrics, partition);
-        let rows = self.input.execute(partition, context)?;
-        Ok(Box::pin(LimitStream::new(rows, self.skip, None, metrics)))
-    }
-
-    fn metrics(&self) -> Option<MetricsSet> {
-        Some(self.metrics.clone_inner())
+    fn execute(node: &OneInput<Self>, partition: usize, context: Arc<TaskContext>) -> StreamResult {
+        let metrics = BaselineMetrics::new(&node.metrics, partition);
+        let rows = node.input.execute(partition, context)?;
+        Ok(Box::pin(LimitStream::new(rows, node.operation.skip, None, metrics)))
     }
 }

@@ -4,29 +4,26 @@
 //! there: their inputs are measured, and where a batch of copies of the widest row would not fit, the query
 //! begins again with batches of fewer rows ([`super::batch_size`]).
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use arrow::array::{Array, ArrayRef, AsArray, OffsetSizeTrait};
 use arrow::datatypes::{ArrowNativeType, DataType};
 use datafusion::common::JoinType;
-use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
+use datafusion::common::tree_node::Transformed;
 use datafusion::error::{DataFusionError, Result};
-use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
+use datafusion::execution::TaskContext;
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::{
     CrossJoinExec, HashJoinExec, NestedLoopJoinExec, SortMergeJoinExec,
 };
 use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::unnest::UnnestExec;
-use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
-};
 use futures::StreamExt;
 use millrace_functions::size_limits;
 use millrace_functions::tree::Walk;
 
+use super::one_input::{OneInput, Operation, StreamResult};
 use super::over;
 
 /// How a run of a plan goes on: it answers, or turns out to be too wide and begins again. Its tasks run beside each
@@ -71,11 +68,10 @@ pub fn measured(plan: Arc<dyn ExecutionPlan>) -> Result<Transformed<Arc<dyn Exec
         if !copies_rows(&node) || node.children().iter().all(is_measured) {
             return Ok(Transformed::no(node));
         }
-        let inputs = node
-            .children()
-            .into_iter()
-            .map(|input| Arc::new(Measured { input: Arc::clone(input) }) as Arc<dyn ExecutionPlan>);
-        let inputs = inputs.collect();
+        let measure = |input: &Arc<dyn ExecutionPlan>| -> Arc<dyn ExecutionPlan> {
+            Arc::new(OneInput::new(Measure, Arc::clone(input)))
+        };
+        let inputs = node.children().into_iter().map(measure).collect();
         Ok(Transformed::yes(over(node, inputs)?))
     })
 }
@@ -96,69 +92,19 @@ fn gives_pairs(join: JoinType) -> bool {
 }
 
 /// Fails as a call does whose results are too large, when copies of its widest row would not fit a batch.
-#[derive(Debug)]
-pub struct Measured {
-    input: Arc<dyn ExecutionPlan>,
-}
+#[derive(Clone, Debug)]
+pub struct Measure;
 
-impl DisplayAs for Measured {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Measured")
-    }
-}
+pub type Measured = OneInput<Measure>;
 
-impl ExecutionPlan for Measured {
-    fn name(&self) -> &str {
-        "Measured"
-    }
+impl Operation for Measure {
+    const NAME: &'static str = "Measured";
+    const KEEPS_ORDER: bool = true;
 
-    fn properties(&self) -> &Arc<PlanProperties> {
-        self.input.properties()
-    }
-
-    fn maintains_input_order(&self) -> Vec<bool> {
-        vec![true]
-    }
-
-    fn benefits_from_input_partitioning(&self) -> Vec<bool> {
-        vec![false]
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        mut children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = children.pop().unwrap_or_else(|| Arc::clone(&self.input));
-        Ok(Arc::new(Measured { input }))
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        over(self, children)
-    }
-
-    fn execute(
-        &self,
-        partition: usize,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableRecordBatchStream> {
+    fn execute(node: &OneInput<Self>, partition: usize, context: Arc<TaskContext>) -> StreamResult {
         let rows = context.session_config().batch_size();
         let outcome = context.session_config().get_extension::<Outcome>();
-        let batches = self.input.execute(partition, context)?;
+        let batches = node.input.execute(partition, context)?;
         let measured = batches.map(move |batch| {
             let batch = batch?;
             // One row cannot be divided.
@@ -170,7 +116,7 @@ impl ExecutionPlan for Measured {
             }
             Ok(batch)
         });
-        Ok(Box::pin(RecordBatchStreamAdapter::new(self.input.schema(), measured)))
+        Ok(Box::pin(RecordBatchStreamAdapter::new(node.input.schema(), measured)))
     }
 }
 

@@ -10,30 +10,29 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TransformedResult};
 use datafusion::config::ConfigOptions;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::limit::{LimitStream, LocalLimitExec};
-use datafusion::physical_plan::metrics::{BaselineMetrics, ExecutionPlanMetricsSet, MetricsSet};
+use datafusion::physical_plan::metrics::BaselineMetrics;
 use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::repartition::RepartitionExec;
 use datafusion::physical_plan::scalar_subquery::ScalarSubqueryExec;
 use datafusion::physical_plan::stream::{RecordBatchReceiverStream, RecordBatchStreamAdapter};
 use datafusion::physical_plan::union::UnionExec;
 use datafusion::physical_plan::{
-    DisplayAs, DisplayFormatType, ExecutionPlan, ExecutionPlanProperties, Partitioning,
-    PlanProperties, ReplaceChildrenOptions,
+    ExecutionPlan, ExecutionPlanProperties, Partitioning, PlanProperties,
 };
 use futures::StreamExt;
 use futures::stream;
 use millrace_functions::tree::Walk;
 
+use super::one_input::{OneInput, Operation, StreamResult};
 use super::over;
 
 /// Aggregates whose results are in the order of their rows.
@@ -75,7 +74,7 @@ fn result(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
         return over(plan, children);
     }
     Ok(match branches(&plan)? {
-        Some((input, branches)) => Arc::new(InOrder::new(input, branches, None)),
+        Some((input, branches)) => InOrder::over(input, branches, None),
         None => plan,
     })
 }
@@ -83,14 +82,14 @@ fn result(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
 fn brought_together(node: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
     if let Some(coalesce) = node.downcast_ref::<CoalescePartitionsExec>() {
         let branches = branches(coalesce.input())?;
-        return Ok(branches.map(|(input, branches)| {
-            Arc::new(InOrder::new(input, branches, coalesce.fetch())) as Arc<dyn ExecutionPlan>
-        }));
+        return Ok(
+            branches.map(|(input, branches)| InOrder::over(input, branches, coalesce.fetch()))
+        );
     }
     match node.downcast_ref::<AggregateExec>() {
         Some(aggregate) if in_groups(aggregate) => match branches(aggregate.input())? {
             Some((input, branches)) => {
-                let input = Arc::new(InOrder::new(input, branches, None));
+                let input = InOrder::over(input, branches, None);
                 over(Arc::clone(node), vec![input]).map(Some)
             }
             None => Ok(None),
@@ -161,29 +160,20 @@ fn by_rows(plan: &Arc<dyn ExecutionPlan>) -> bool {
         || plan.downcast_ref::<AggregateExec>().is_some_and(partial)
 }
 
-/// The partitions of branches in one, branch by branch.
-#[derive(Debug)]
+/// Brings the partitions of branches into one, branch by branch.
+#[derive(Clone, Debug)]
 struct InOrder {
-    input: Arc<dyn ExecutionPlan>,
     branches: Branches,
     fetch: Option<usize>,
-    metrics: ExecutionPlanMetricsSet,
-    properties: Arc<PlanProperties>,
 }
 
 impl InOrder {
-    fn new(input: Arc<dyn ExecutionPlan>, branches: Branches, fetch: Option<usize>) -> InOrder {
-        let mut equivalences = input.equivalence_properties().clone();
-        equivalences.clear_orderings();
-        equivalences.clear_per_partition_constants();
-        let properties = PlanProperties::new(
-            equivalences,
-            Partitioning::UnknownPartitioning(1),
-            input.pipeline_behavior(),
-            input.boundedness(),
-        );
-        let metrics = ExecutionPlanMetricsSet::new();
-        InOrder { input, branches, fetch, metrics, properties: Arc::new(properties) }
+    fn over(
+        input: Arc<dyn ExecutionPlan>,
+        branches: Branches,
+        fetch: Option<usize>,
+    ) -> Arc<dyn ExecutionPlan> {
+        Arc::new(OneInput::new(InOrder { branches, fetch }, input))
     }
 
     /// The partitions of each branch.
@@ -222,59 +212,37 @@ fn branch(
     builder.build()
 }
 
-impl DisplayAs for InOrder {
-    fn fmt_as(&self, _: DisplayFormatType, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Operation for InOrder {
+    const NAME: &'static str = "InOrder";
+
+    fn properties(&self, input: &Arc<dyn ExecutionPlan>) -> Arc<PlanProperties> {
+        let mut equivalences = input.equivalence_properties().clone();
+        equivalences.clear_orderings();
+        equivalences.clear_per_partition_constants();
+        Arc::new(PlanProperties::new(
+            equivalences,
+            Partitioning::UnknownPartitioning(1),
+            input.pipeline_behavior(),
+            input.boundedness(),
+        ))
+    }
+
+    fn fetch(&self) -> Option<usize> {
+        self.fetch
+    }
+
+    fn describe(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "InOrder: branches={:?}", self.branches)?;
         self.fetch.map_or(Ok(()), |fetch| write!(f, ", fetch={fetch}"))
     }
-}
 
-impl ExecutionPlan for InOrder {
-    fn name(&self) -> &str {
-        "InOrder"
-    }
-
-    fn properties(&self) -> &Arc<PlanProperties> {
-        &self.properties
-    }
-
-    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
-        vec![&self.input]
-    }
-
-    fn apply_expressions(
-        &self,
-        _: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
-    ) -> Result<TreeNodeRecursion> {
-        Ok(TreeNodeRecursion::Continue)
-    }
-
-    fn replace_children(
-        self: Arc<Self>,
-        mut children: Vec<Arc<dyn ExecutionPlan>>,
-        _: ReplaceChildrenOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let input = children.pop().unwrap_or_else(|| Arc::clone(&self.input));
-        Ok(Arc::new(InOrder::new(input, self.branches.clone(), self.fetch)))
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        children: Vec<Arc<dyn ExecutionPlan>>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        over(self, children)
-    }
-
-    fn execute(
-        &self,
-        partition: usize,
-        context: Arc<TaskContext>,
-    ) -> Result<SendableRecordBatchStream> {
-        let input = Arc::clone(&self.input);
+    fn execute(node: &OneInput<Self>, partition: usize, context: Arc<TaskContext>) -> StreamResult {
+        let input = Arc::clone(&node.input);
         let schema = input.schema();
-        let metrics = BaselineMetrics::new(&self.metrics, partition);
-        let ranges = self.ranges().into_iter();
-        let rows: stream::BoxStream<'static, Result<RecordBatch>> = match self.fetch {
+        let metrics = BaselineMetrics::new(&node.metrics, partition);
+        let InOrder { fetch, .. } = node.operation;
+        let ranges = node.operation.ranges().into_iter();
+        let rows: stream::BoxStream<'static, Result<RecordBatch>> = match fetch {
             Some(_) => {
                 let lazily = ranges.map(move |partitions| branch(&input, partitions, &context));
                 stream::iter(lazily).flatten().boxed()
@@ -286,14 +254,6 @@ impl ExecutionPlan for InOrder {
             }
         };
         let rows = Box::pin(RecordBatchStreamAdapter::new(schema, rows));
-        Ok(Box::pin(LimitStream::new(rows, 0, self.fetch, metrics)))
-    }
-
-    fn metrics(&self) -> Option<MetricsSet> {
-        Some(self.metrics.clone_inner())
-    }
-
-    fn fetch(&self) -> Option<usize> {
-        self.fetch
+        Ok(Box::pin(LimitStream::new(rows, 0, fetch, metrics)))
     }
 }
