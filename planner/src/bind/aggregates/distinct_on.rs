@@ -13,7 +13,7 @@ use sqlparser::tokenizer::Location;
 use crate::bind::expressions::desugar::Copies;
 use crate::bind::names::fold;
 use crate::bind::names::scopes::{self, Joined};
-use crate::bind::ordering::order::{same, unnested};
+use crate::bind::ordering::order::{first_in_queries, same, unnested};
 use crate::parser::walk;
 
 /// Whether a SELECT DISTINCT ON has `*` in its list.
@@ -211,18 +211,7 @@ fn sort_keys(
 
 /// The first expression of a DISTINCT ON that ORDER BY does not begin with.
 pub fn unmatched_in(sql: &Statement) -> Option<Location> {
-    struct Unmatched;
-    impl Visitor for Unmatched {
-        type Break = Location;
-
-        fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<Location> {
-            match unmatched_key(query) {
-                Some(e) => ControlFlow::Break(e.span().start),
-                None => ControlFlow::Continue(()),
-            }
-        }
-    }
-    walk::visit(sql, &mut Unmatched).break_value()
+    first_in_queries(sql, unmatched_key)
 }
 
 /// The position of a DISTINCT ON that its list does not have.

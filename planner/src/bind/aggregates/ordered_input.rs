@@ -15,7 +15,6 @@ use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::{Walk, WalkPlan};
 
-use crate::bind::SessionInfo;
 use crate::bind::relations::provider::columns_of;
 use crate::bind::rewrites::plan::PlanRewrite;
 use crate::bind::subqueries::outer_references::subquery_of;
@@ -24,38 +23,12 @@ use crate::bind::subqueries::outer_references::subquery_of;
 const ORDERED: [&str; 2] = ["array_agg", "string_agg"];
 
 /// Gives aggregates the order of the subqueries whose rows they take.
-pub struct KeepInputOrder;
+pub const KEEP_INPUT_ORDER: PlanRewrite =
+    PlanRewrite::new("keep input order", |plan, _| keep(plan));
 
-impl PlanRewrite for KeepInputOrder {
-    fn name(&self) -> &'static str {
-        "keep input order"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        keep(plan)
-    }
-}
-
-/// [`KeepInputOrder`] of the aggregates that subqueries have become.
-pub struct KeepJoinedOrder;
-
-impl PlanRewrite for KeepJoinedOrder {
-    fn name(&self) -> &'static str {
-        "keep joined order"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        keep(plan)
-    }
-}
+/// [`KEEP_INPUT_ORDER`] of the aggregates that subqueries have become.
+pub const KEEP_JOINED_ORDER: PlanRewrite =
+    PlanRewrite::new("keep joined order", |plan, _| keep(plan));
 
 fn keep(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let kept = plan.rewrite_up_with_subqueries(|node| match &node {

@@ -6,8 +6,22 @@ use crate::parser::walk;
 use sqlparser::ast::{Expr, Query, Visit, VisitMut, Visitor, VisitorMut};
 
 /// Changes every expression that is no subquery's, inner ones first.
-pub fn change_own(clause: &mut impl VisitMut, change: impl FnMut(&mut Expr)) {
-    let _ = walk::visit_mut(clause, &mut Change { change, queries: 0 });
+pub fn change_own(clause: &mut impl VisitMut, mut change: impl FnMut(&mut Expr)) {
+    let _: Result<(), ()> = try_change_own(clause, |e| {
+        change(e);
+        Ok(())
+    });
+}
+
+/// [`change_own`] up to the first error.
+pub fn try_change_own<E>(
+    clause: &mut impl VisitMut,
+    change: impl FnMut(&mut Expr) -> Result<(), E>,
+) -> Result<(), E> {
+    match walk::visit_mut(clause, &mut Change { change, queries: 0 }) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(e) => Err(e),
+    }
 }
 
 /// Whether an expression that is no subquery's is `wanted`; stops at the first.
@@ -20,24 +34,27 @@ struct Change<F> {
     queries: usize,
 }
 
-impl<F: FnMut(&mut Expr)> VisitorMut for Change<F> {
-    type Break = ();
+impl<E, F: FnMut(&mut Expr) -> Result<(), E>> VisitorMut for Change<F> {
+    type Break = E;
 
-    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
+    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<E> {
         self.queries += 1;
         ControlFlow::Continue(())
     }
 
-    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<()> {
+    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<E> {
         self.queries -= 1;
         ControlFlow::Continue(())
     }
 
-    fn post_visit_expr(&mut self, e: &mut Expr) -> ControlFlow<()> {
-        if self.queries == 0 {
-            (self.change)(e);
+    fn post_visit_expr(&mut self, e: &mut Expr) -> ControlFlow<E> {
+        if self.queries > 0 {
+            return ControlFlow::Continue(());
         }
-        ControlFlow::Continue(())
+        match (self.change)(e) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(e) => ControlFlow::Break(e),
+        }
     }
 }
 

@@ -5,60 +5,32 @@
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
+use datafusion::common::tree_node::Transformed;
 use datafusion::logical_expr::expr::Case;
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, lit};
 use millrace_common::SqlError;
-use millrace_functions::error::sql_error_from_datafusion;
-use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::tree::Walk;
 
-use crate::bind::SessionInfo;
-use crate::bind::rewrites::plan::PlanRewrite;
+use crate::bind::rewrites::plan::{PlanRewrite, change_expressions};
 
 /// Computes branches of boolean CASEs for their own rows only.
-pub struct GuardCases;
-
-impl PlanRewrite for GuardCases {
-    fn name(&self) -> &'static str {
-        "guard cases"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const GUARD_CASES: PlanRewrite = PlanRewrite::new("guard cases", |plan, _| rewrite(plan));
 
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let done = plan.rewrite_up_with_subqueries(|node| {
-        let mut concerned = false;
-        node.apply_expressions(|e| {
-            concerned |= e.any(|e| Ok(matches!(e, Expr::Case(case) if guards(case)?)))?;
-            Ok(TreeNodeRecursion::Continue)
-        })?;
-        if !concerned {
-            return Ok(Transformed::no(node));
+    change_expressions(plan, is_concerned, |e, schema| match e {
+        Expr::Case(case) if guards(&case)? && is_boolean(&case, schema)? => {
+            let expr = Some(Box::new(lit(true)));
+            Ok(Transformed::yes(Expr::Case(Case { expr, ..case })))
         }
-        let schema = merge_schema(&node.inputs());
-        let names = NamePreserver::new(&node);
-        node.map_expressions(|e| {
-            let name = names.save(&e);
-            let new = e.rewrite_up(|e| match e {
-                Expr::Case(case) if guards(&case)? && is_boolean(&case, &schema)? => {
-                    let expr = Some(Box::new(lit(true)));
-                    Ok(Transformed::yes(Expr::Case(Case { expr, ..case })))
-                }
-                e => Ok(Transformed::no(e)),
-            })?;
-            Ok(new.update_data(|e| name.restore(e)))
-        })
-    });
-    done.map(|t| t.data).map_err(sql_error_from_datafusion)
+        e => Ok(Transformed::no(e)),
+    })
+}
+
+fn is_concerned(e: &Expr) -> Result<bool> {
+    match e {
+        Expr::Case(case) => guards(case),
+        _ => Ok(false),
+    }
 }
 
 fn is_boolean(case: &Case, schema: &datafusion::common::DFSchema) -> Result<bool> {

@@ -7,36 +7,29 @@ use datafusion::logical_expr::{Cast, Expr, LogicalPlan, LogicalPlanBuilder};
 use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 
-use crate::bind::SessionInfo;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Gives a statement's columns that are nothing but NULL the type text.
-pub struct TypeNulls;
+pub const TYPE_NULLS: PlanRewrite = PlanRewrite::new("type nulls", |plan, _| typed(plan));
 
-impl PlanRewrite for TypeNulls {
-    fn name(&self) -> &'static str {
-        "type nulls"
+fn typed(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
+    let schema = Arc::clone(plan.schema());
+    if !schema.fields().iter().any(|f| *f.data_type() == DataType::Null) {
+        return Ok(plan);
     }
-
-    fn run(&self, plan: LogicalPlan, _: &SessionInfo) -> Result<LogicalPlan, SqlError> {
-        let schema = Arc::clone(plan.schema());
-        if !schema.fields().iter().any(|f| *f.data_type() == DataType::Null) {
-            return Ok(plan);
-        }
-        let exprs = schema.iter().map(|(qualifier, field)| {
-            let column = Expr::Column((qualifier, field).into());
-            match field.data_type() {
-                DataType::Null => {
-                    Expr::Cast(Cast::new(Box::new(column), DataType::Utf8)).alias(field.name())
-                }
-                _ => column,
+    let exprs = schema.iter().map(|(qualifier, field)| {
+        let column = Expr::Column((qualifier, field).into());
+        match field.data_type() {
+            DataType::Null => {
+                Expr::Cast(Cast::new(Box::new(column), DataType::Utf8)).alias(field.name())
             }
-        });
-        LogicalPlanBuilder::from(plan)
-            .project(exprs.collect::<Vec<_>>())
-            .and_then(|b| b.build())
-            .map_err(sql_error_from_datafusion)
-    }
+            _ => column,
+        }
+    });
+    LogicalPlanBuilder::from(plan)
+        .project(exprs.collect::<Vec<_>>())
+        .and_then(|b| b.build())
+        .map_err(sql_error_from_datafusion)
 }
 
 #[cfg(test)]

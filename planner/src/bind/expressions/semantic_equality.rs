@@ -4,62 +4,34 @@
 //! brought into one form. Others become `x = ANY (ARRAY[a, b])`, which compares by value
 //! ([`millrace_functions::quantified`]), and `nullif(a, b)` a function that does.
 
-use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
+use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result};
 use datafusion::logical_expr::expr::{InList, ScalarFunction};
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::utils::merge_schema;
 use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, lit};
 use millrace_common::SqlError;
 use millrace_functions::arrays::NULL_IF;
 use millrace_functions::canonical::canonical;
-use millrace_functions::error::{external, sql_error_from_datafusion};
-use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::error::external;
 use millrace_functions::{byte_order, functions, quantified};
 
-use crate::bind::SessionInfo;
-use crate::bind::rewrites::plan::PlanRewrite;
+use crate::bind::rewrites::plan::{PlanRewrite, change_expressions};
 
 /// Compares items of lists by value.
-pub struct CompareByValue;
-
-impl PlanRewrite for CompareByValue {
-    fn name(&self) -> &'static str {
-        "compare by value"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const COMPARE_BY_VALUE: PlanRewrite =
+    PlanRewrite::new("compare by value", |plan, _| rewrite(plan));
 
 /// Writes out the comparisons of a plan, those of its subqueries too.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let done = plan.rewrite_up_with_subqueries(|node| {
-        let mut concerned = false;
-        node.apply_expressions(|e| {
-            concerned |= e.any(|e| Ok(is_concerned(e)))?;
-            Ok(TreeNodeRecursion::Continue)
-        })?;
-        if !concerned {
-            return Ok(Transformed::no(node));
-        }
-        let schema = merge_schema(&node.inputs());
-        let names = NamePreserver::new(&node);
-        node.map_expressions(|e| {
-            let name = names.save(&e);
-            let new = e.rewrite_up(|e| match written_out(&e, &schema)? {
-                Some(new) => Ok(Transformed::yes(new)),
-                None => Ok(Transformed::no(e)),
-            })?;
-            Ok(new.update_data(|e| name.restore(e)))
-        })
-    });
-    done.map(|t| t.data).map_err(sql_error_from_datafusion)
+    change_expressions(
+        plan,
+        |e| Ok(is_concerned(e)),
+        |e, schema| {
+            Ok(match written_out(&e, schema)? {
+                Some(new) => Transformed::yes(new),
+                None => Transformed::no(e),
+            })
+        },
+    )
 }
 
 fn is_concerned(e: &Expr) -> bool {

@@ -117,17 +117,7 @@ fn refused(what: &str) -> SqlError {
 }
 
 /// Computes in the session's zone.
-pub struct ComputeInZone;
-
-impl PlanRewrite for ComputeInZone {
-    fn name(&self) -> &'static str {
-        "compute in zone"
-    }
-
-    fn run(&self, plan: LogicalPlan, session: &SessionInfo) -> Result<LogicalPlan, SqlError> {
-        rewrite(plan, session)
-    }
-}
+pub const COMPUTE_IN_ZONE: PlanRewrite = PlanRewrite::new("compute in zone", rewrite);
 
 /// A plan of a session in its zone.
 fn rewrite(plan: LogicalPlan, session: &SessionInfo) -> Result<LogicalPlan, SqlError> {

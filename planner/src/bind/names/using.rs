@@ -201,27 +201,17 @@ impl Chain {
         for join in &mut from.joins {
             let right = table_name(&join.relation)?;
             let operator = &mut join.join_operator;
-            let outer = match operator {
-                JoinOperator::Right(_) | JoinOperator::RightOuter(_) => Outer::Right,
-                JoinOperator::FullOuter(_) => Outer::Full,
-                JoinOperator::Join(_)
-                | JoinOperator::Inner(_)
-                | JoinOperator::Left(_)
-                | JoinOperator::LeftOuter(_)
-                | JoinOperator::CrossJoin(_) => Outer::Left,
-                _ => return Err(unsupported("this join")),
-            };
-            match operator {
-                JoinOperator::Right(c)
-                | JoinOperator::RightOuter(c)
-                | JoinOperator::FullOuter(c)
-                | JoinOperator::Join(c)
+            let (outer, constraint) = match operator {
+                JoinOperator::Right(c) | JoinOperator::RightOuter(c) => (Outer::Right, c),
+                JoinOperator::FullOuter(c) => (Outer::Full, c),
+                JoinOperator::Join(c)
                 | JoinOperator::Inner(c)
                 | JoinOperator::Left(c)
                 | JoinOperator::LeftOuter(c)
-                | JoinOperator::CrossJoin(c) => chain.join(c, right, outer)?,
-                _ => {}
-            }
+                | JoinOperator::CrossJoin(c) => (Outer::Left, c),
+                _ => return Err(unsupported("this join")),
+            };
+            chain.join(constraint, right, outer)?;
         }
         Ok(chain)
     }

@@ -8,79 +8,38 @@ use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result};
 use datafusion::logical_expr::expr::WindowFunction;
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::{
-    Aggregate, Distinct, DistinctOn, Expr, ExprSchemable, LogicalPlan, Sort, SortExpr, Window,
-};
+use datafusion::logical_expr::{Aggregate, Expr, ExprSchemable, LogicalPlan, Window};
 use millrace_common::SqlError;
 use millrace_functions::canonical::canonical;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::WalkPlan;
 
-use crate::bind::SessionInfo;
+use super::by_keys::{all, keeping_names, sort_by_keys, sorted};
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Orders floats by value, in batch: views keep keys in that form anyway.
-pub struct OrderFloats;
-
-impl PlanRewrite for OrderFloats {
-    fn name(&self) -> &'static str {
-        "order floats"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        session: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        match session.for_view {
-            true => Ok(plan),
-            false => rewrite(plan),
-        }
-    }
-}
+pub const ORDER_FLOATS: PlanRewrite =
+    PlanRewrite::new("order floats", |plan, session| match session.for_view {
+        true => Ok(plan),
+        false => rewrite(plan),
+    });
 
 /// Rewrites sorts, DISTINCT ON and windows of a plan.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan.rewrite_up_with_subqueries(|node| {
         Ok(match node {
-            LogicalPlan::Sort(Sort { expr, input, fetch }) => {
-                let expr = sorted(expr, input.schema())?;
-                Transformed::yes(LogicalPlan::Sort(Sort { expr, input, fetch }))
-            }
-            LogicalPlan::Distinct(Distinct::On(on)) => {
-                let DistinctOn { on_expr, select_expr, sort_expr, input, .. } = on;
-                let on_expr = all(on_expr, input.schema())?;
-                let sort_expr = sort_expr.map(|s| sorted(s, input.schema())).transpose()?;
-                let on = DistinctOn::try_new(on_expr, select_expr, sort_expr, input)?;
-                Transformed::yes(LogicalPlan::Distinct(Distinct::On(on)))
-            }
             LogicalPlan::Window(Window { input, window_expr, schema }) => {
-                let names = NamePreserver::new_for_projection();
-                let window_expr = window_expr.into_iter().map(|e| {
-                    let name = names.save(&e);
-                    Ok(name.restore(window(e, input.schema())?))
-                });
-                let window_expr = window_expr.collect::<Result<Vec<_>>>()?;
+                let window_expr = keeping_names(window_expr, input.schema(), window)?;
                 Transformed::yes(LogicalPlan::Window(Window { input, window_expr, schema }))
             }
             LogicalPlan::Aggregate(Aggregate { input, group_expr, aggr_expr, schema, .. }) => {
-                let names = NamePreserver::new_for_projection();
-                let group_expr = group_expr.into_iter().map(|e| {
-                    let name = names.save(&e);
-                    Ok(name.restore(group(e, input.schema())?))
-                });
-                let group_expr = group_expr.collect::<Result<Vec<_>>>()?;
-                let aggr_expr = aggr_expr.into_iter().map(|e| {
-                    let name = names.save(&e);
-                    Ok(name.restore(distinct(e, input.schema())?))
-                });
-                let aggr_expr = aggr_expr.collect::<Result<Vec<_>>>()?;
+                let group_expr = keeping_names(group_expr, input.schema(), group)?;
+                let aggr_expr = keeping_names(aggr_expr, input.schema(), distinct)?;
                 let aggregate =
                     Aggregate::try_new_with_schema(input, group_expr, aggr_expr, schema)?;
                 Transformed::yes(LogicalPlan::Aggregate(aggregate))
             }
-            other => Transformed::no(other),
+            other => sort_by_keys(other, one)?,
         })
     });
     rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
@@ -94,8 +53,8 @@ fn window(e: Expr, schema: &DFSchema) -> Result<Expr> {
         }
         Expr::WindowFunction(mut call) => {
             let WindowFunction { params, .. } = call.as_mut();
-            params.partition_by = all(std::mem::take(&mut params.partition_by), schema)?;
-            params.order_by = sorted(std::mem::take(&mut params.order_by), schema)?;
+            params.partition_by = all(&params.partition_by, schema, one)?;
+            params.order_by = sorted(std::mem::take(&mut params.order_by), schema, one)?;
             Ok(Expr::WindowFunction(call))
         }
         other => Ok(other),
@@ -106,7 +65,7 @@ fn window(e: Expr, schema: &DFSchema) -> Result<Expr> {
 fn group(e: Expr, schema: &DFSchema) -> Result<Expr> {
     match &e {
         Expr::GroupingSet(_) => Ok(e),
-        e if matches!(e.get_type(schema)?, DataType::List(_)) => one(e.clone(), schema),
+        e if matches!(e.get_type(schema)?, DataType::List(_)) => one(e, schema),
         _ => Ok(e),
     }
 }
@@ -123,38 +82,30 @@ fn distinct(e: Expr, schema: &DFSchema) -> Result<Expr> {
         }
         Expr::AggregateFunction(mut call) if ORDERED.contains(&call.func.name()) => {
             if call.params.distinct {
-                call.params.args = all(std::mem::take(&mut call.params.args), schema)?;
+                call.params.args = all(&call.params.args, schema, one)?;
             }
-            call.params.order_by = sorted(std::mem::take(&mut call.params.order_by), schema)?;
+            call.params.order_by = sorted(std::mem::take(&mut call.params.order_by), schema, one)?;
             Ok(Expr::AggregateFunction(call))
         }
         Expr::AggregateFunction(mut call) if call.params.distinct => {
-            call.params.args = all(std::mem::take(&mut call.params.args), schema)?;
+            call.params.args = all(&call.params.args, schema, one)?;
             // One of its arguments: still the same expression.
-            call.params.order_by = sorted(std::mem::take(&mut call.params.order_by), schema)?;
+            call.params.order_by = sorted(std::mem::take(&mut call.params.order_by), schema, one)?;
             Ok(Expr::AggregateFunction(call))
         }
         other => Ok(other),
     }
 }
 
-fn sorted(by: Vec<SortExpr>, schema: &DFSchema) -> Result<Vec<SortExpr>> {
-    by.into_iter().map(|s| Ok(SortExpr { expr: one(s.expr, schema)?, ..s })).collect()
-}
-
-fn all(exprs: Vec<Expr>, schema: &DFSchema) -> Result<Vec<Expr>> {
-    exprs.into_iter().map(|e| one(e, schema)).collect()
-}
-
-fn one(e: Expr, schema: &DFSchema) -> Result<Expr> {
+fn one(e: &Expr, schema: &DFSchema) -> Result<Expr> {
     let is_float = |t: &DataType| match t {
         DataType::List(item) => item.data_type().is_floating(),
         t => t.is_floating(),
     };
     let wrapped = |e: &Expr| matches!(e, Expr::ScalarFunction(f) if f.func == canonical());
-    Ok(match is_float(&e.get_type(schema)?) && !wrapped(&e) {
-        true => canonical().call(vec![e]),
-        false => e,
+    Ok(match is_float(&e.get_type(schema)?) && !wrapped(e) {
+        true => canonical().call(vec![e.clone()]),
+        false => e.clone(),
     })
 }
 

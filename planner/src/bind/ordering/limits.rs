@@ -18,7 +18,6 @@ use millrace_functions::row_counts::{self, Clause};
 use millrace_functions::tree::{Walk, WalkPlan};
 use sqlparser::ast::Expr as Ast;
 
-use crate::bind::SessionInfo;
 use crate::bind::expressions::clause_expressions::any_own;
 use crate::bind::relations::provider::columns_of;
 use crate::bind::relations::series::constant;
@@ -45,21 +44,8 @@ pub fn check_size(text: &str) -> std::result::Result<(), SqlError> {
 }
 
 /// Makes filters of limits that subqueries compute.
-pub struct FilterByLimits;
-
-impl PlanRewrite for FilterByLimits {
-    fn name(&self) -> &'static str {
-        "filter by limits"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        session: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan, session.for_view)
-    }
-}
+pub const FILTER_BY_LIMITS: PlanRewrite =
+    PlanRewrite::new("filter by limits", |plan, session| rewrite(plan, session.for_view));
 
 /// Rewrites every limit by a subquery; an error where a constant one is below zero.
 fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {

@@ -76,18 +76,26 @@ fn place_distinct(query: &mut Query) -> Result<(), SqlError> {
 
 /// What the first SELECT DISTINCT is ordered by that is not in its list.
 pub fn unlisted_in(sql: &Statement) -> Option<Location> {
-    struct Unlisted;
-    impl Visitor for Unlisted {
+    first_in_queries(sql, unlisted)
+}
+
+/// The position of the first expression that is found in a query of a statement.
+pub fn first_in_queries(
+    sql: &Statement,
+    find: impl Fn(&Query) -> Option<&Expr>,
+) -> Option<Location> {
+    struct First<F>(F);
+    impl<F: Fn(&Query) -> Option<&Expr>> Visitor for First<F> {
         type Break = Location;
 
         fn pre_visit_query(&mut self, query: &Query) -> ControlFlow<Location> {
-            match unlisted(query) {
+            match (self.0)(query) {
                 Some(e) => ControlFlow::Break(e.span().start),
                 None => ControlFlow::Continue(()),
             }
         }
     }
-    walk::visit(sql, &mut Unlisted).break_value()
+    walk::visit(sql, &mut First(find)).break_value()
 }
 
 fn unlisted(query: &Query) -> Option<&Expr> {

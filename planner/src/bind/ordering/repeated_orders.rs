@@ -9,21 +9,11 @@ use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::WalkPlan;
 
-use crate::bind::SessionInfo;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Leaves out of orders what they name twice.
-pub struct DropRepeatedOrders;
-
-impl PlanRewrite for DropRepeatedOrders {
-    fn name(&self) -> &'static str {
-        "drop repeated orders"
-    }
-
-    fn run(&self, plan: LogicalPlan, _: &SessionInfo) -> Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const DROP_REPEATED_ORDERS: PlanRewrite =
+    PlanRewrite::new("drop repeated orders", |plan, _| rewrite(plan));
 
 /// Leaves out what is repeated.
 fn rewrite(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {

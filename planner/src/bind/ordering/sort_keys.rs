@@ -8,63 +8,29 @@
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result};
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::{
-    Aggregate, Distinct, DistinctOn, Expr, ExprSchemable, LogicalPlan, Sort, SortExpr,
-};
+use datafusion::logical_expr::{Aggregate, Expr, ExprSchemable, LogicalPlan};
 use millrace_common::SqlError;
 use millrace_functions::error::{external, sql_error_from_datafusion};
 use millrace_functions::tree::WalkPlan;
 use millrace_functions::{byte_order, functions};
 
-use crate::bind::SessionInfo;
+use super::by_keys::{keeping_names, sort_by_keys, sorted};
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Orders values by their keys where bytes do not order them.
-pub struct OrderByKeys;
-
-impl PlanRewrite for OrderByKeys {
-    fn name(&self) -> &'static str {
-        "order by keys"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const ORDER_BY_KEYS: PlanRewrite = PlanRewrite::new("order by keys", |plan, _| rewrite(plan));
 
 /// Rewrites the orders of a plan.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan.rewrite_up_with_subqueries(|node| {
         Ok(match node {
-            LogicalPlan::Sort(Sort { expr, input, fetch }) => {
-                let expr = sorted(expr, input.schema())?;
-                Transformed::yes(LogicalPlan::Sort(Sort { expr, input, fetch }))
-            }
-            LogicalPlan::Distinct(Distinct::On(on)) => {
-                let DistinctOn { on_expr, select_expr, sort_expr, input, .. } = on;
-                let on_expr = on_expr.iter().map(|e| key_of(e, input.schema()));
-                let on_expr = on_expr.collect::<Result<Vec<_>>>()?;
-                let sort_expr = sort_expr.map(|s| sorted(s, input.schema())).transpose()?;
-                let on = DistinctOn::try_new(on_expr, select_expr, sort_expr, input)?;
-                Transformed::yes(LogicalPlan::Distinct(Distinct::On(on)))
-            }
             LogicalPlan::Aggregate(Aggregate { input, group_expr, aggr_expr, schema, .. }) => {
-                let names = NamePreserver::new_for_projection();
-                let aggr_expr = aggr_expr.into_iter().map(|e| {
-                    let name = names.save(&e);
-                    Ok(name.restore(aggregate(e, input.schema())?))
-                });
-                let aggr_expr = aggr_expr.collect::<Result<Vec<_>>>()?;
+                let aggr_expr = keeping_names(aggr_expr, input.schema(), aggregate)?;
                 let aggregate =
                     Aggregate::try_new_with_schema(input, group_expr, aggr_expr, schema)?;
                 Transformed::yes(LogicalPlan::Aggregate(aggregate))
             }
-            other => Transformed::no(other),
+            other => sort_by_keys(other, key_of)?,
         })
     });
     rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
@@ -81,7 +47,8 @@ fn aggregate(e: Expr, schema: &DFSchema) -> Result<Expr> {
         Expr::AggregateFunction(mut call)
             if !call.params.distinct && DATAFUSIONS.contains(&call.func.name()) =>
         {
-            call.params.order_by = sorted(std::mem::take(&mut call.params.order_by), schema)?;
+            call.params.order_by =
+                sorted(std::mem::take(&mut call.params.order_by), schema, key_of)?;
             Ok(Expr::AggregateFunction(call))
         }
         other => Ok(other),
@@ -89,10 +56,6 @@ fn aggregate(e: Expr, schema: &DFSchema) -> Result<Expr> {
 }
 
 const DATAFUSIONS: [&str; 4] = ["array_agg", "first_value", "last_value", "nth_value"];
-
-fn sorted(by: Vec<SortExpr>, schema: &DFSchema) -> Result<Vec<SortExpr>> {
-    by.into_iter().map(|s| Ok(SortExpr { expr: key_of(&s.expr, schema)?, ..s })).collect()
-}
 
 /// What an expression is ordered by.
 pub fn key_of(e: &Expr, schema: &DFSchema) -> Result<Expr> {

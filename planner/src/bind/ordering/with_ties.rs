@@ -20,7 +20,6 @@ use millrace_functions::functions;
 use millrace_functions::tree::WalkPlan;
 use millrace_functions::window_fn::WITH_TIES;
 
-use crate::bind::SessionInfo;
 use crate::bind::relations::provider::columns_of;
 use crate::bind::rewrites::plan::PlanRewrite;
 
@@ -28,21 +27,7 @@ const RANK: &str = "#rank";
 const ROW: &str = "#row";
 
 /// Makes ranks of limits with ties.
-pub struct RankTies;
-
-impl PlanRewrite for RankTies {
-    fn name(&self) -> &'static str {
-        "rank ties"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const RANK_TIES: PlanRewrite = PlanRewrite::new("rank ties", |plan, _| rewrite(plan));
 
 /// Rewrites every limit with ties.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

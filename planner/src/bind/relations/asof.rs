@@ -36,7 +36,6 @@ use sqlparser::ast::{
     JoinConstraint, JoinOperator, Select, TableFactor, TableWithJoins,
 };
 
-use crate::bind::SessionInfo;
 use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::ASOF_LEFT;
@@ -139,21 +138,7 @@ fn no_comparison() -> SqlError {
 }
 
 /// Makes windows of ASOF joins.
-pub struct LatestOfAsof;
-
-impl PlanRewrite for LatestOfAsof {
-    fn name(&self) -> &'static str {
-        "latest of asof"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const LATEST_OF_ASOF: PlanRewrite = PlanRewrite::new("latest of asof", |plan, _| rewrite(plan));
 
 /// Rewrites every join on a call of `asof_match`.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

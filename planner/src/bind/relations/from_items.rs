@@ -31,37 +31,14 @@ pub struct FromPlanner {
 impl RelationPlanner for FromPlanner {
     fn plan_relation(
         &self,
-        relation: TableFactor,
+        mut relation: TableFactor,
         context: &mut dyn RelationPlannerContext,
     ) -> Result<RelationPlanning> {
+        if take_proctime(&mut relation) {
+            let planned = self.as_of_proctime(context.plan(relation)?)?;
+            return Ok(RelationPlanning::Planned(Box::new(planned)));
+        }
         let (name, args, alias) = match relation {
-            TableFactor::Table {
-                name,
-                args: None,
-                alias,
-                version: Some(version),
-                with_hints,
-                sample: None,
-                with_ordinality: false,
-                partitions,
-                json_path,
-                index_hints,
-            } if is_proctime(&version) => {
-                let table = TableFactor::Table {
-                    name,
-                    args: None,
-                    alias,
-                    version: None,
-                    with_hints,
-                    sample: None,
-                    with_ordinality: false,
-                    partitions,
-                    json_path,
-                    index_hints,
-                };
-                let planned = self.as_of_proctime(context.plan(table)?)?;
-                return Ok(RelationPlanning::Planned(Box::new(planned)));
-            }
             TableFactor::Table { ref version, ref sample, with_ordinality, .. }
                 if version.is_some() || sample.is_some() || with_ordinality =>
             {
@@ -100,6 +77,19 @@ fn unknown_function(name: &str) -> SqlError {
         "Functions in FROM are TUMBLE, HOP, SESSION, generate_series, generate_subscripts, unnest, \
          string_to_table, regexp_split_to_table and those of jsonb that return rows.",
     )
+}
+
+/// Takes `FOR SYSTEM_TIME AS OF PROCTIME()` off a table; whether it was there.
+fn take_proctime(relation: &mut TableFactor) -> bool {
+    match relation {
+        TableFactor::Table {
+            args: None, version, sample: None, with_ordinality: false, ..
+        } if version.as_ref().is_some_and(is_proctime) => {
+            *version = None;
+            true
+        }
+        _ => false,
+    }
 }
 
 /// `FOR SYSTEM_TIME AS OF PROCTIME()`.

@@ -16,7 +16,6 @@ use millrace_common::{SqlError, SqlState};
 use millrace_functions::error::sql_error_from_datafusion;
 use sqlparser::ast::{ObjectName, Query, Visitor};
 
-use crate::bind::SessionInfo;
 use crate::bind::names::fold;
 use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::walk;
@@ -25,22 +24,10 @@ use crate::parser::walk;
 pub const MAX_STEPS: usize = 16_384;
 
 /// Refuses plans that are too large.
-pub struct RefuseLargePlans;
-
-impl PlanRewrite for RefuseLargePlans {
-    fn name(&self) -> &'static str {
-        "refuse large plans"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        check(&plan)?;
-        Ok(plan)
-    }
-}
+pub const REFUSE_LARGE_PLANS: PlanRewrite = PlanRewrite::new("refuse large plans", |plan, _| {
+    check(&plan)?;
+    Ok(plan)
+});
 
 /// 54001 for a plan that is too large.
 fn check(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {

@@ -32,7 +32,6 @@ use millrace_functions::functions;
 use millrace_functions::tree::WalkPlan;
 use millrace_functions::window_fn::copies;
 
-use crate::bind::SessionInfo;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Which side a row of the union is of; no identifier of a user looks like it.
@@ -42,21 +41,8 @@ const RIGHT_COUNT: &str = "#r";
 const COPIES: &str = "#copies";
 
 /// Makes counts of INTERSECT and EXCEPT.
-pub struct CountSetOperations;
-
-impl PlanRewrite for CountSetOperations {
-    fn name(&self) -> &'static str {
-        "count set operations"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const COUNT_SET_OPERATIONS: PlanRewrite =
+    PlanRewrite::new("count set operations", |plan, _| rewrite(plan));
 
 /// Rewrites every INTERSECT and EXCEPT that `SqlToRel` planned as a join.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

@@ -19,7 +19,6 @@ use sqlparser::ast::{
 };
 
 use super::provider::columns_of;
-use crate::bind::SessionInfo;
 use crate::bind::expressions::desugar::{SERIES, call, take};
 use crate::bind::names::fold;
 use crate::bind::rewrites::ast::{AstContext, AstRewrite};
@@ -325,21 +324,8 @@ fn name_whole_rows(select: &mut Select, whole: &[(String, Ident)]) {
 }
 
 /// Makes rows of the arrays that functions in FROM return.
-pub struct UnnestTableFunctions;
-
-impl PlanRewrite for UnnestTableFunctions {
-    fn name(&self) -> &'static str {
-        "unnest table functions"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        session: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan, session.for_view)
-    }
-}
+pub const UNNEST_TABLE_FUNCTIONS: PlanRewrite =
+    PlanRewrite::new("unnest table functions", |plan, session| rewrite(plan, session.for_view));
 
 /// Turns marks of rows into `Unnest`s, and lateral joins into plans over their left sides.
 fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {

@@ -12,7 +12,6 @@ use millrace_functions::types::{common_type, type_name};
 use sqlparser::ast::{Query, SetExpr, TableFactor};
 
 use super::set_operations::SetOperation;
-use crate::bind::SessionInfo;
 use crate::bind::expressions::operators::{cast_expr, compare, is_unknown};
 use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::bind::rewrites::plan::PlanRewrite;
@@ -62,17 +61,8 @@ fn in_from(query: &mut Query) -> Result<(), SqlError> {
 }
 
 /// Gives the columns of UNIONs the types that PostgreSQL resolves; 42804 where there is none.
-pub struct UnifyUnions;
-
-impl PlanRewrite for UnifyUnions {
-    fn name(&self) -> &'static str {
-        "unify unions"
-    }
-
-    fn run(&self, plan: LogicalPlan, _: &SessionInfo) -> Result<LogicalPlan, SqlError> {
-        typed_in_from(plan)
-    }
-}
+pub const UNIFY_UNIONS: PlanRewrite =
+    PlanRewrite::new("unify unions", |plan, _| typed_in_from(plan));
 
 /// 42804 where a column of a UNION has types of different kinds.
 fn check(plan: &LogicalPlan) -> Result<(), SqlError> {

@@ -18,24 +18,13 @@ use sqlparser::ast::{
     UnaryOperator, Value, Values as AstValues, VisitorMut,
 };
 
-use crate::bind::SessionInfo;
 use crate::bind::expressions::desugar::{Copies, Op, VALUES, resolved, size, take};
 use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::walk;
 
 /// Gives the columns of VALUES their names.
-pub struct NameValues;
-
-impl PlanRewrite for NameValues {
-    fn name(&self) -> &'static str {
-        "name values"
-    }
-
-    fn run(&self, plan: LogicalPlan, _: &SessionInfo) -> Result<LogicalPlan, SqlError> {
-        name(plan)
-    }
-}
+pub const NAME_VALUES: PlanRewrite = PlanRewrite::new("name values", |plan, _| name(plan));
 
 /// Gives the columns of VALUES the names that an alias has for them, in place of a projection above: DataFusion loses
 /// the names when it takes a correlated subquery apart.

@@ -1,9 +1,15 @@
 //! Rewrites of the logical plan, between `SqlToRel` and the optimiser: what PostgreSQL means and DataFusion
 //! does not, for batch and views alike.
 
-use datafusion::logical_expr::LogicalPlan;
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
+use datafusion::common::{DFSchema, Result as PlanResult};
+use datafusion::logical_expr::expr_rewriter::NamePreserver;
+use datafusion::logical_expr::utils::merge_schema;
+use datafusion::logical_expr::{Expr, LogicalPlan};
 use millrace_common::SqlError;
+use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::interrupt;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use crate::bind::SessionInfo;
 use crate::bind::aggregates::ordered_input;
@@ -16,10 +22,46 @@ use crate::bind::subqueries::{
 use crate::bind::windows::{args, frames};
 
 /// A rewrite of the logical plan, or a check of it that gives it back as it was.
-pub trait PlanRewrite: Sync {
-    fn name(&self) -> &'static str;
+#[derive(Clone, Copy)]
+pub struct PlanRewrite {
+    pub name: &'static str,
+    pub run: fn(LogicalPlan, &SessionInfo) -> Result<LogicalPlan, SqlError>,
+}
 
-    fn run(&self, plan: LogicalPlan, session: &SessionInfo) -> Result<LogicalPlan, SqlError>;
+impl PlanRewrite {
+    pub const fn new(
+        name: &'static str,
+        run: fn(LogicalPlan, &SessionInfo) -> Result<LogicalPlan, SqlError>,
+    ) -> PlanRewrite {
+        PlanRewrite { name, run }
+    }
+}
+
+/// Changes the expressions of a plan and of its subqueries, inner ones first, in nodes that have a `concerned`
+/// one. Each is told the columns that its node reads; columns keep their names.
+pub fn change_expressions(
+    plan: LogicalPlan,
+    concerned: fn(&Expr) -> PlanResult<bool>,
+    change: fn(Expr, &DFSchema) -> PlanResult<Transformed<Expr>>,
+) -> Result<LogicalPlan, SqlError> {
+    let done = plan.rewrite_up_with_subqueries(|node| {
+        let mut found = false;
+        node.apply_expressions(|e| {
+            found |= e.any(concerned)?;
+            Ok(TreeNodeRecursion::Continue)
+        })?;
+        if !found {
+            return Ok(Transformed::no(node));
+        }
+        let schema = merge_schema(&node.inputs());
+        let names = NamePreserver::new(&node);
+        node.map_expressions(|e| {
+            let name = names.save(&e);
+            let new = e.rewrite_up(|e| change(e, &schema))?;
+            Ok(new.update_data(|e| name.restore(e)))
+        })
+    });
+    done.map(|t| t.data).map_err(sql_error_from_datafusion)
 }
 
 /// Whose plan a rewrite takes.
@@ -34,48 +76,48 @@ pub enum Of {
 /// A rewrite at its place in the list.
 pub struct PlanEntry {
     pub of: Of,
-    pub rewrite: &'static dyn PlanRewrite,
+    pub rewrite: PlanRewrite,
     /// The ones it has to stand behind; none, if it goes by nothing that others change.
     pub after: &'static [&'static str],
 }
 
 type After = &'static [&'static str];
 
-const fn query(rewrite: &'static dyn PlanRewrite, after: After) -> PlanEntry {
+const fn query(rewrite: PlanRewrite, after: After) -> PlanEntry {
     PlanEntry { of: Of::Query, rewrite, after }
 }
 
-const fn statement(rewrite: &'static dyn PlanRewrite, after: After) -> PlanEntry {
+const fn statement(rewrite: PlanRewrite, after: After) -> PlanEntry {
     PlanEntry { of: Of::Statement, rewrite, after }
 }
 
 /// All rewrites of the plan, in their order.
 pub static PLAN_REWRITES: &[PlanEntry] = &[
     // The ones behind it go through shared parts as often as these are referred to.
-    query(&plan_size::RefuseLargePlans, &[]),
+    query(plan_size::REFUSE_LARGE_PLANS, &[]),
     // Tells an aggregate's query from the ones around it while subqueries stand where they were written.
-    query(&outer_aggregates::RefuseOuterAggregates, &["refuse large plans"]),
+    query(outer_aggregates::REFUSE_OUTER_AGGREGATES, &["refuse large plans"]),
     // Names are looked for by what comes next.
-    query(&values::NameValues, &["refuse large plans"]),
+    query(values::NAME_VALUES, &["refuse large plans"]),
     // A projection that only names columns of VALUES is none any more, and gives them no names of their own.
-    query(&unique::NameUniquely, &["name values"]),
+    query(unique::NAME_UNIQUELY, &["name values"]),
     // The columns of both sides have names of their own when a subquery's value becomes one of them.
-    query(&join_filters::MoveJoinFilters, &["name uniquely"]),
+    query(join_filters::MOVE_JOIN_FILTERS, &["name uniquely"]),
     // Likewise when what reads the left side becomes a plan over it.
-    query(&table_functions::UnnestTableFunctions, &["name uniquely"]),
+    query(table_functions::UNNEST_TABLE_FUNCTIONS, &["name uniquely"]),
     // The literals are as they were written: a zone is put into expressions once for the statement.
-    query(&args::ReadWindowDefaults, &[]),
+    query(args::READ_WINDOW_DEFAULTS, &[]),
     // Conditions are written out before subqueries are joined by them.
-    query(&semantic_equality::CompareByValue, &[]),
+    query(semantic_equality::COMPARE_BY_VALUE, &[]),
     // What a subquery limits becomes a filter by it, which is then taken apart like any other.
-    query(&limits::FilterByLimits, &[]),
+    query(limits::FILTER_BY_LIMITS, &[]),
     // Joins hide what a subquery is ordered by.
-    query(&ordered_input::KeepInputOrder, &[]),
+    query(ordered_input::KEEP_INPUT_ORDER, &[]),
     // DISTINCT ON is refused in a subquery, which it is in no more once that is joined.
-    query(&lateral::RefuseLateralDistinctOn, &[]),
+    query(lateral::REFUSE_LATERAL_DISTINCT_ON, &[]),
     // See the entries above for why each of these comes first.
     query(
-        &scalar::DecorrelateScalars,
+        scalar::DECORRELATE_SCALARS,
         &[
             "name uniquely",
             "compare by value",
@@ -85,28 +127,28 @@ pub static PLAN_REWRITES: &[PlanEntry] = &[
         ],
     ),
     // The equalities of NULLs are those of the joins that subqueries became.
-    query(&null_keys::GuardNullKeys, &["decorrelate scalars"]),
+    query(null_keys::GUARD_NULL_KEYS, &["decorrelate scalars"]),
     // Each of these takes marks of its own, in joins that `SqlToRel` made, in limits and in conditions.
-    query(&set_operations::CountSetOperations, &[]),
-    query(&with_ties::RankTies, &[]),
-    query(&asof::LatestOfAsof, &[]),
+    query(set_operations::COUNT_SET_OPERATIONS, &[]),
+    query(with_ties::RANK_TIES, &[]),
+    query(asof::LATEST_OF_ASOF, &[]),
     // Once more, for the aggregates that subqueries became.
-    query(&ordered_input::KeepJoinedOrder, &["decorrelate scalars"]),
+    query(ordered_input::KEEP_JOINED_ORDER, &["decorrelate scalars"]),
     // The scalar subqueries that are left are those that do not depend on the query around them.
-    query(&empty_scalars::AllowEmptyScalars, &["decorrelate scalars"]),
+    query(empty_scalars::ALLOW_EMPTY_SCALARS, &["decorrelate scalars"]),
     // Counts are taken over unions of both branches, which have one type.
-    statement(&unions::UnifyUnions, &["count set operations"]),
+    statement(unions::UNIFY_UNIONS, &["count set operations"]),
     // A NULL may have the type of another branch's column by now.
-    statement(&null_types::TypeNulls, &["unify unions"]),
+    statement(null_types::TYPE_NULLS, &["unify unions"]),
     // From here on values are computed, compared and ordered as PostgreSQL does, each by its own types.
-    statement(&repeated_orders::DropRepeatedOrders, &[]),
-    statement(&guarded_cases::GuardCases, &[]),
-    statement(&float_order::OrderFloats, &[]),
-    statement(&sort_keys::OrderByKeys, &[]),
+    statement(repeated_orders::DROP_REPEATED_ORDERS, &[]),
+    statement(guarded_cases::GUARD_CASES, &[]),
+    statement(float_order::ORDER_FLOATS, &[]),
+    statement(sort_keys::ORDER_BY_KEYS, &[]),
     // What it looks for is what is computed in the end.
-    statement(&zones::ComputeInZone, &["read window defaults"]),
+    statement(zones::COMPUTE_IN_ZONE, &["read window defaults"]),
     // The zones know frames as they are written.
-    statement(&frames::CallFramed, &["compute in zone"]),
+    statement(frames::CALL_FRAMED, &["compute in zone"]),
 ];
 
 /// Runs the rewrites of a query's plan, or of a statement's.
@@ -117,7 +159,7 @@ pub fn rewrite(
 ) -> Result<LogicalPlan, SqlError> {
     for entry in PLAN_REWRITES.iter().filter(|entry| entry.of == of) {
         interrupt::check()?;
-        plan = entry.rewrite.run(plan, session)?;
+        plan = (entry.rewrite.run)(plan, session)?;
     }
     Ok(plan)
 }

@@ -13,7 +13,7 @@ use sqlparser::tokenizer::Location;
 
 use crate::bind::expressions::clause_expressions::any_own;
 use crate::bind::expressions::desugar;
-use crate::bind::names::fold;
+use crate::bind::names::{fold, natural};
 use crate::parser::walk;
 
 /// What is wrong, and where.
@@ -476,17 +476,8 @@ fn in_definition<T: Visit>(windows: &T) -> Option<Misplaced> {
 
 /// The condition of a join.
 fn on(operator: &JoinOperator) -> Option<&Expr> {
-    match operator {
-        JoinOperator::Join(c)
-        | JoinOperator::Inner(c)
-        | JoinOperator::Left(c)
-        | JoinOperator::LeftOuter(c)
-        | JoinOperator::Right(c)
-        | JoinOperator::RightOuter(c)
-        | JoinOperator::FullOuter(c) => match c {
-            JoinConstraint::On(e) => Some(e),
-            _ => None,
-        },
-        _ => None,
+    match natural::constraint(operator)? {
+        JoinConstraint::On(e) => Some(e),
+        JoinConstraint::Using(_) | JoinConstraint::Natural | JoinConstraint::None => None,
     }
 }

@@ -14,28 +14,14 @@ use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::{Walk, WalkPlan};
 
-use crate::bind::SessionInfo;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Lets scalar subqueries that may have no row be NULL, in batch: in views they are joins anyway.
-pub struct AllowEmptyScalars;
-
-impl PlanRewrite for AllowEmptyScalars {
-    fn name(&self) -> &'static str {
-        "allow empty scalars"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        session: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        match session.for_view {
-            true => Ok(plan),
-            false => guard(plan),
-        }
-    }
-}
+pub const ALLOW_EMPTY_SCALARS: PlanRewrite =
+    PlanRewrite::new("allow empty scalars", |plan, session| match session.for_view {
+        true => Ok(plan),
+        false => guard(plan),
+    });
 
 /// Gives the scalar subqueries of a plan types that may be NULL.
 fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

@@ -18,26 +18,12 @@ use millrace_functions::functions;
 use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::outer_references::{outer_columns, subquery_of};
-use crate::bind::SessionInfo;
 use crate::bind::relations::provider::columns_of;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Moves conditions with subqueries out of joins.
-pub struct MoveJoinFilters;
-
-impl PlanRewrite for MoveJoinFilters {
-    fn name(&self) -> &'static str {
-        "move join filters"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const MOVE_JOIN_FILTERS: PlanRewrite =
+    PlanRewrite::new("move join filters", |plan, _| rewrite(plan));
 
 /// Moves such conditions out of all joins of a plan.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

@@ -29,7 +29,6 @@ use millrace_functions::tree::{Walk, WalkPlan};
 use millrace_functions::{functions, row_counts};
 
 use super::outer_references;
-use crate::bind::SessionInfo;
 use crate::bind::relations::provider::columns_of;
 use crate::bind::rewrites::plan::PlanRewrite;
 pub use simple::{Predicate, decorrelates, joins, refers_outside};
@@ -623,22 +622,11 @@ fn resolved(e: Expr, left: &LogicalPlan) -> Result<Expr> {
 }
 
 /// Refuses DISTINCT ON in subqueries that read an outer query.
-pub struct RefuseLateralDistinctOn;
-
-impl PlanRewrite for RefuseLateralDistinctOn {
-    fn name(&self) -> &'static str {
-        "refuse lateral distinct on"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
+pub const REFUSE_LATERAL_DISTINCT_ON: PlanRewrite =
+    PlanRewrite::new("refuse lateral distinct on", |plan, _| {
         refuse_distinct_on(&plan).map_err(sql_error_from_datafusion)?;
         Ok(plan)
-    }
-}
+    });
 
 /// Refuses DISTINCT ON over the rows that a subquery has for one outer row: what is first among them is not
 /// what is first among all, from which DataFusion would choose those of the outer row.

@@ -18,26 +18,11 @@ use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::tree::{Walk, WalkPlan};
 
-use crate::bind::SessionInfo;
 use crate::bind::relations::provider::columns_of;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Keeps NULLs apart in equalities over joins that take them as equal.
-pub struct GuardNullKeys;
-
-impl PlanRewrite for GuardNullKeys {
-    fn name(&self) -> &'static str {
-        "guard null keys"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        guard(plan)
-    }
-}
+pub const GUARD_NULL_KEYS: PlanRewrite = PlanRewrite::new("guard null keys", |plan, _| guard(plan));
 
 /// Does that to a plan that has such joins.
 fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

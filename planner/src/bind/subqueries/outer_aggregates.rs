@@ -12,29 +12,17 @@ use sqlparser::ast;
 use sqlparser::tokenizer::Location;
 
 use super::array_query::GATHERED;
-use crate::bind::SessionInfo;
 use crate::bind::expressions::clause_expressions::any_own;
 use crate::bind::names::{column_name, fold};
 use crate::bind::rewrites::plan::PlanRewrite;
 use crate::bind::spans::misplaced_calls::{Called, is_aggregate, start};
 
 /// Refuses aggregates of columns of outer queries.
-pub struct RefuseOuterAggregates;
-
-impl PlanRewrite for RefuseOuterAggregates {
-    fn name(&self) -> &'static str {
-        "refuse outer aggregates"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
+pub const REFUSE_OUTER_AGGREGATES: PlanRewrite =
+    PlanRewrite::new("refuse outer aggregates", |plan, _| {
         refuse(&plan)?;
         Ok(plan)
-    }
-}
+    });
 
 /// Refuses such aggregates.
 fn refuse(plan: &LogicalPlan) -> std::result::Result<(), SqlError> {

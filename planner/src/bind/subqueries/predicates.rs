@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
-use crate::bind::expressions::clause_expressions::any_own;
+use crate::bind::expressions::clause_expressions::{any_own, try_change_own};
 use crate::bind::expressions::desugar::{Copies, row_items};
 use crate::bind::relations::table_functions::reads_columns;
 use crate::bind::rewrites::ast::{AstContext, AstRewrite};
@@ -81,43 +81,15 @@ fn spell_out_predicates(items: &mut [SelectItem], copies: &mut Copies) -> Result
 
 /// `exists`: EXISTS too.
 fn spell_out_in(e: &mut Expr, exists: bool, copies: &mut Copies) -> Result<(), SqlError> {
-    match walk::visit_mut(e, &mut SpellOut { depth: 0, exists, copies }) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(e) => Err(*e),
-    }
-}
-
-struct SpellOut<'a> {
-    /// Subqueries that the visitor is in.
-    depth: usize,
-    exists: bool,
-    copies: &'a mut Copies,
-}
-
-impl VisitorMut for SpellOut<'_> {
-    type Break = Box<SqlError>;
-
-    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
-        self.depth += 1;
-        ControlFlow::Continue(())
-    }
-
-    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
-        self.depth -= 1;
-        ControlFlow::Continue(())
-    }
-
-    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Box<SqlError>> {
-        if self.depth > 0 || (!self.exists && matches!(expr, Expr::Exists { .. })) {
-            return ControlFlow::Continue(());
+    try_change_own(e, |expr| {
+        if !exists && matches!(expr, Expr::Exists { .. }) {
+            return Ok(());
         }
-        match spelled_out(expr, self.copies) {
-            Ok(Some(new)) => *expr = new,
-            Ok(None) => {}
-            Err(e) => return ControlFlow::Break(Box::new(e)),
+        if let Some(new) = spelled_out(expr, copies)? {
+            *expr = new;
         }
-        ControlFlow::Continue(())
-    }
+        Ok(())
+    })
 }
 
 fn spelled_out(expr: &Expr, copies: &mut Copies) -> Result<Option<Expr>, SqlError> {

@@ -35,27 +35,13 @@ use millrace_functions::tree::{Walk, WalkPlan};
 use super::lateral;
 use super::lateral::Predicate;
 use super::outer_references;
-use crate::bind::SessionInfo;
 use crate::bind::relations::provider::columns_of;
 use crate::bind::rewrites::plan::PlanRewrite;
 use branches::Branch;
 
 /// Makes joins of correlated subqueries that compute one value.
-pub struct DecorrelateScalars;
-
-impl PlanRewrite for DecorrelateScalars {
-    fn name(&self) -> &'static str {
-        "decorrelate scalars"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        session: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan, session.for_view)
-    }
-}
+pub const DECORRELATE_SCALARS: PlanRewrite =
+    PlanRewrite::new("decorrelate scalars", |plan, session| rewrite(plan, session.for_view));
 
 /// Takes apart what DataFusion does not.
 fn rewrite(plan: LogicalPlan, for_view: bool) -> std::result::Result<LogicalPlan, SqlError> {

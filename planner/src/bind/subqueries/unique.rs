@@ -24,27 +24,12 @@ use millrace_functions::interrupt;
 use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::outer_references;
-use crate::bind::SessionInfo;
 use crate::bind::names;
 use crate::bind::relations::provider::columns_of;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Gives columns names of their own where subqueries read them.
-pub struct NameUniquely;
-
-impl PlanRewrite for NameUniquely {
-    fn name(&self) -> &'static str {
-        "name uniquely"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const NAME_UNIQUELY: PlanRewrite = PlanRewrite::new("name uniquely", |plan, _| rewrite(plan));
 
 /// Gives the columns of a plan such names, where it has subqueries that need them. Its outputs keep theirs.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {

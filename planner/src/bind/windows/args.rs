@@ -12,7 +12,6 @@ use millrace_functions::error::{external, sql_error_from_datafusion, undefined_f
 use millrace_functions::tree::{Walk, WalkPlan};
 use millrace_functions::types::type_name;
 
-use crate::bind::SessionInfo;
 use crate::bind::expressions::operators::{compare, is_unknown};
 use crate::bind::expressions::zones::Zones;
 use crate::bind::relations::series::constant;
@@ -34,21 +33,8 @@ pub fn own_number(args: &[Expr]) -> bool {
 }
 
 /// Reads what `lag` and `lead` have instead of instants, in the session's zone.
-pub struct ReadWindowDefaults;
-
-impl PlanRewrite for ReadWindowDefaults {
-    fn name(&self) -> &'static str {
-        "read window defaults"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        session: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        read_defaults(plan, session.zones)
-    }
-}
+pub const READ_WINDOW_DEFAULTS: PlanRewrite =
+    PlanRewrite::new("read window defaults", |plan, session| read_defaults(plan, session.zones));
 
 /// Reads the literals that `lag` and `lead` have instead of instants, in the session's zone: DataFusion would in UTC.
 fn read_defaults(plan: LogicalPlan, zones: Zones) -> std::result::Result<LogicalPlan, SqlError> {

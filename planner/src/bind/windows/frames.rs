@@ -6,7 +6,6 @@ use datafusion::arrow::datatypes::{DataType, TimeUnit, i256};
 use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::{FieldMetadata, NullTreatment, WindowFunction};
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::type_coercion::functions::fields_with_udf;
 use datafusion::logical_expr::{
     Expr, ExprSchemable, LogicalPlan, SortExpr, Window, WindowFrame, WindowFrameBound,
@@ -23,38 +22,19 @@ use millrace_functions::window_fn::EXCLUDE;
 
 use super::args;
 use super::peers;
-use crate::bind::SessionInfo;
+use crate::bind::ordering::by_keys::keeping_names;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 const DAY_US: i128 = 86_400_000_000;
 
 /// Makes calls of our own of windows that DataFusion computes otherwise.
-pub struct CallFramed;
-
-impl PlanRewrite for CallFramed {
-    fn name(&self) -> &'static str {
-        "call framed"
-    }
-
-    fn run(
-        &self,
-        plan: LogicalPlan,
-        _: &SessionInfo,
-    ) -> std::result::Result<LogicalPlan, SqlError> {
-        rewrite(plan)
-    }
-}
+pub const CALL_FRAMED: PlanRewrite = PlanRewrite::new("call framed", |plan, _| rewrite(plan));
 
 /// Rewrites the windows of a plan.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
     let rewritten = plan.rewrite_up_with_subqueries(|node| match node {
         LogicalPlan::Window(Window { input, window_expr, schema }) => {
-            let names = NamePreserver::new_for_projection();
-            let window_expr = window_expr.into_iter().map(|e| {
-                let name = names.save(&e);
-                Ok(name.restore(one(e, input.schema())?))
-            });
-            let window_expr = window_expr.collect::<Result<Vec<_>>>()?;
+            let window_expr = keeping_names(window_expr, input.schema(), one)?;
             Ok(Transformed::yes(LogicalPlan::Window(Window { input, window_expr, schema })))
         }
         other => Ok(Transformed::no(other)),

@@ -1,16 +1,14 @@
 //! Named windows: `OVER w` and `OVER (w …)` are written out, because DataFusion forgets the window that
 //! a longer definition starts from.
 
-use std::ops::ControlFlow;
-
 use millrace_common::{SqlError, SqlState};
 use millrace_functions::window_fn::EXCLUDE;
 use sqlparser::ast::*;
 
+use crate::bind::expressions::clause_expressions::try_change_own;
 use crate::bind::expressions::desugar::Copies;
 use crate::bind::names::fold;
 use crate::bind::rewrites::ast::{AstContext, AstRewrite};
-use crate::parser::walk;
 
 /// Writes out the windows that ORDER BY names.
 pub struct WriteOutOrderWindows;
@@ -31,13 +29,7 @@ fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), SqlErro
     let Some(OrderBy { kind: OrderByKind::Expressions(exprs), .. }) = &mut query.order_by else {
         return Ok(());
     };
-    let mut writer = Writer { windows: &select.named_window, depth: 0, copies };
-    for by in exprs {
-        if let ControlFlow::Break(e) = walk::visit_mut(&mut by.expr, &mut writer) {
-            return Err(*e);
-        }
-    }
-    Ok(())
+    exprs.iter_mut().try_for_each(|by| write_out_in(&mut by.expr, &select.named_window, copies))
 }
 
 /// Writes out the windows that a SELECT names.
@@ -56,64 +48,33 @@ impl AstRewrite for WriteOutWindows {
 /// Writes out the windows that a SELECT list names; subqueries have windows of their own.
 fn write_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
     let windows = std::mem::take(&mut select.named_window);
-    let mut writer = Writer { windows: &windows, depth: 0, copies };
     for item in &mut select.projection {
-        if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item
-            && let ControlFlow::Break(e) = walk::visit_mut(e, &mut writer)
-        {
-            return Err(*e);
+        if let SelectItem::UnnamedExpr(e) | SelectItem::ExprWithAlias { expr: e, .. } = item {
+            write_out_in(e, &windows, copies)?;
         }
     }
-    if let Some(e) = &mut select.qualify
-        && let ControlFlow::Break(e) = walk::visit_mut(e, &mut writer)
-    {
-        return Err(*e);
+    match &mut select.qualify {
+        Some(e) => write_out_in(e, &windows, copies),
+        None => Ok(()),
     }
-    Ok(())
 }
 
-struct Writer<'a> {
-    windows: &'a [NamedWindowDefinition],
-    /// Subqueries that the visitor is in.
-    depth: usize,
-    copies: &'a mut Copies,
-}
-
-impl VisitorMut for Writer<'_> {
-    type Break = Box<SqlError>;
-
-    fn pre_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
-        self.depth += 1;
-        ControlFlow::Continue(())
-    }
-
-    fn post_visit_query(&mut self, _: &mut Query) -> ControlFlow<Box<SqlError>> {
-        self.depth -= 1;
-        ControlFlow::Continue(())
-    }
-
-    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<Box<SqlError>> {
-        let Expr::Function(Function { over: Some(over), .. }) = expr else {
-            return ControlFlow::Continue(());
+fn write_out_in(
+    e: &mut Expr,
+    windows: &[NamedWindowDefinition],
+    copies: &mut Copies,
+) -> Result<(), SqlError> {
+    try_change_own(e, |expr| {
+        let Expr::Function(Function { over: Some(over), .. }) = expr else { return Ok(()) };
+        let spec = match over {
+            WindowType::NamedWindow(name) => find(windows, name)?,
+            WindowType::WindowSpec(spec) if spec.window_name.is_some() => extended(windows, spec)?,
+            WindowType::WindowSpec(_) => return Ok(()),
         };
-        if self.depth > 0 {
-            return ControlFlow::Continue(());
-        }
-        let whole = match over {
-            WindowType::NamedWindow(name) => find(self.windows, name),
-            WindowType::WindowSpec(spec) if spec.window_name.is_some() => {
-                extended(self.windows, spec)
-            }
-            WindowType::WindowSpec(_) => return ControlFlow::Continue(()),
-        };
-        match whole.and_then(|spec| self.copies.again(&spec, 1).map(|()| spec)) {
-            Ok(spec) => {
-                *over = WindowType::WindowSpec(spec);
-                ControlFlow::Continue(())
-            }
-            Err(e) => ControlFlow::Break(Box::new(e)),
-        }
-    }
+        copies.again(&spec, 1)?;
+        *over = WindowType::WindowSpec(spec);
+        Ok(())
+    })
 }
 
 /// The definition of a name, which may start from one before it.
