@@ -1,18 +1,17 @@
 //! The functions that an ASOF join is made of (see the planner's `bind::relations::asof` for the plan).
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::{Array, ArrayRef, AsArray, UInt32Array};
 use arrow::compute::take;
-use arrow::datatypes::{Field, FieldRef};
+use arrow::datatypes::DataType;
 use datafusion::common::Result;
-use datafusion::logical_expr::function::{PartitionEvaluatorArgs, WindowUDFFieldArgs};
-use datafusion::logical_expr::{
-    PartitionEvaluator, Signature, Volatility, WindowUDF, WindowUDFImpl,
-};
+use datafusion::logical_expr::function::WindowUDFFieldArgs;
+use datafusion::logical_expr::{PartitionEvaluator, Signature, Volatility, WindowUDF};
 use millrace_common::SqlError;
 
 use crate::error::external;
+use crate::plain::PlainWindow;
 
 /// The name of [`latest`]; not one that SQL text can contain unquoted.
 pub const LATEST: &str = "#latest";
@@ -20,11 +19,17 @@ pub const LATEST: &str = "#latest";
 /// `latest(value, is_right, place)`: over left and right rows in order, the value of the last right row so far,
 /// the row itself included. `place` is a BIGINT literal for the executor, see [`Place`].
 pub fn latest() -> Arc<WindowUDF> {
-    static F: OnceLock<Arc<WindowUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| {
+    static F: LazyLock<Arc<WindowUDF>> = LazyLock::new(|| {
         let signature = Signature::any(3, Volatility::Immutable);
-        Arc::new(WindowUDF::from(Latest { signature }))
-    }))
+        PlainWindow::udf(LATEST, signature, value_type, || Box::new(Carry))
+    });
+    Arc::clone(&F)
+}
+
+fn value_type(args: &WindowUDFFieldArgs) -> Result<DataType> {
+    let value = args.get_input_field(0);
+    let value = value.ok_or_else(|| external(SqlError::internal("latest of nothing")))?;
+    Ok(value.data_type().clone())
 }
 
 /// Where in a row's order bytes it says whether it is a right row: the order is by the time, of fixed width,
@@ -49,34 +54,6 @@ impl Place {
     /// Whether a row with these order bytes is a right one.
     pub fn is_right(self, order: &[u8]) -> bool {
         order.get(self.offset).is_some_and(|b| (*b == 1) == self.right)
-    }
-}
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Latest {
-    signature: Signature,
-}
-
-impl WindowUDFImpl for Latest {
-    fn name(&self) -> &str {
-        LATEST
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn partition_evaluator(
-        &self,
-        _: PartitionEvaluatorArgs,
-    ) -> Result<Box<dyn PartitionEvaluator>> {
-        Ok(Box::new(Carry))
-    }
-
-    fn field(&self, args: WindowUDFFieldArgs) -> Result<FieldRef> {
-        let value = args.get_input_field(0);
-        let value = value.ok_or_else(|| external(SqlError::internal("latest of nothing")))?;
-        Ok(Arc::new(Field::new(args.name(), value.data_type().clone(), true)))
     }
 }
 

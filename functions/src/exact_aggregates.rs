@@ -10,7 +10,7 @@ use arrow::compute::cast;
 use arrow::datatypes::{DataType, Decimal128Type, Float64Type, Int64Type};
 use datafusion::common::Result as PlanResult;
 use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, Signature, Volatility,
 };
 use millrace_common::SqlError;
 use millrace_common::keys::one_nan;
@@ -19,6 +19,7 @@ use num_bigint::BigInt;
 use super::variance_sums::{FloatMoments, PairMoments, WholeMoments};
 use crate::aggregate_kind::AggFunc;
 use crate::error::external;
+use crate::plain::PlainScalar;
 
 /// Number of ones in each bit.
 #[derive(Clone, Debug)]
@@ -303,38 +304,15 @@ pub fn column(results: Vec<Number>, output: &DataType) -> Result<ArrayRef, SqlEr
 pub fn pair_entry() -> Arc<ScalarUDF> {
     let signature =
         Signature::exact(vec![DataType::Float64, DataType::Float64], Volatility::Immutable);
-    Arc::new(ScalarUDF::from(PairEntry { signature }))
+    PlainScalar::new("pair_entry", signature, |_| Ok(DataType::Binary), paired).strict().udf()
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct PairEntry {
-    signature: Signature,
-}
-
-impl ScalarUDFImpl for PairEntry {
-    fn name(&self) -> &str {
-        "pair_entry"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, _: &[DataType]) -> PlanResult<DataType> {
-        Ok(DataType::Binary)
-    }
-
-    fn is_strict(&self) -> bool {
-        true
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> PlanResult<ColumnarValue> {
-        let [y, x] = args.args.as_slice() else {
-            return Err(external(SqlError::internal("pair_entry takes two arguments")));
-        };
-        let (y, x) = (y.to_array(args.number_rows)?, x.to_array(args.number_rows)?);
-        Ok(ColumnarValue::Array(Arc::new(pairs(&y, &x))))
-    }
+fn paired(args: ScalarFunctionArgs) -> PlanResult<ColumnarValue> {
+    let [y, x] = args.args.as_slice() else {
+        return Err(external(SqlError::internal("pair_entry takes two arguments")));
+    };
+    let (y, x) = (y.to_array(args.number_rows)?, x.to_array(args.number_rows)?);
+    Ok(ColumnarValue::Array(Arc::new(pairs(&y, &x))))
 }
 
 /// Two columns of floats as one of pairs.

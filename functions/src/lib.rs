@@ -38,6 +38,7 @@ pub mod ordered;
 pub mod ordered_entries;
 pub mod parse;
 pub mod patterns;
+mod plain;
 pub mod quantified;
 pub mod round;
 pub mod row_counts;
@@ -62,6 +63,7 @@ pub mod versions;
 pub mod width_bucket;
 pub mod window_call;
 pub mod window_fn;
+mod wrapped;
 pub mod zones;
 
 pub use millrace_common::encoding::interval_text;

@@ -1,53 +1,25 @@
 //! `ntile`, with PostgreSQL's type and errors.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::{Array, ArrayRef, AsArray, Int32Array, new_null_array};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Field, FieldRef, Int64Type};
+use arrow::datatypes::{DataType, Int64Type};
 use datafusion::common::Result;
-use datafusion::logical_expr::function::{PartitionEvaluatorArgs, WindowUDFFieldArgs};
-use datafusion::logical_expr::{
-    PartitionEvaluator, Signature, Volatility, WindowUDF, WindowUDFImpl,
-};
+use datafusion::logical_expr::{PartitionEvaluator, Signature, Volatility, WindowUDF};
 use millrace_common::{SqlError, SqlState};
 
 use crate::error::external;
+use crate::plain::PlainWindow;
 
 /// `ntile(buckets)`: the number of the row's bucket, of as many as possible of one size.
 pub fn ntile() -> Arc<WindowUDF> {
-    static F: OnceLock<Arc<WindowUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| {
+    static F: LazyLock<Arc<WindowUDF>> = LazyLock::new(|| {
         let types = vec![DataType::Int32, DataType::Int16, DataType::Int64];
         let signature = Signature::uniform(1, types, Volatility::Immutable);
-        Arc::new(WindowUDF::from(Ntile { signature }))
-    }))
-}
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Ntile {
-    signature: Signature,
-}
-
-impl WindowUDFImpl for Ntile {
-    fn name(&self) -> &str {
-        "ntile"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn partition_evaluator(
-        &self,
-        _: PartitionEvaluatorArgs,
-    ) -> Result<Box<dyn PartitionEvaluator>> {
-        Ok(Box::new(Buckets))
-    }
-
-    fn field(&self, args: WindowUDFFieldArgs) -> Result<FieldRef> {
-        Ok(Arc::new(Field::new(args.name(), DataType::Int32, true)))
-    }
+        PlainWindow::udf("ntile", signature, |_| Ok(DataType::Int32), || Box::new(Buckets))
+    });
+    Arc::clone(&F)
 }
 
 #[derive(Debug)]

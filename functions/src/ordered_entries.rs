@@ -5,14 +5,14 @@
 //! `order keys | value | separator | length of the separator | length of the value`, lengths as four
 //! bytes, big-endian; all ones for the length of a value that is NULL. It is stored in state tables.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder};
 use arrow::compute::SortOptions;
 use arrow::datatypes::DataType;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, Signature, Volatility,
 };
 use millrace_common::encoding::array::array_items;
 use millrace_common::encoding::array::put_item;
@@ -24,6 +24,7 @@ use super::parse;
 use super::text::push_float_text;
 use crate::aggregate_kind::AggFunc;
 use crate::error::external;
+use crate::plain::PlainScalar;
 
 const NULL_LENGTH: u32 = u32::MAX;
 
@@ -31,60 +32,37 @@ const NULL_LENGTH: u32 = u32::MAX;
 /// kept; `o`: kept, and the separator is the key of an object, which may not be NULL), then `a` or `d` and
 /// `f` or `l` (nulls first or last) for each key.
 pub fn collect_entry() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| {
+    static F: LazyLock<Arc<ScalarUDF>> = LazyLock::new(|| {
         let signature = Signature::variadic_any(Volatility::Immutable);
-        Arc::new(ScalarUDF::from(CollectEntry { signature }))
-    }))
+        PlainScalar::new("collect_entry", signature, |_| Ok(DataType::Binary), collected).udf()
+    });
+    Arc::clone(&F)
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct CollectEntry {
-    signature: Signature,
-}
-
-impl ScalarUDFImpl for CollectEntry {
-    fn name(&self) -> &str {
-        "collect_entry"
+fn collected(args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+    let bad = || external(SqlError::internal("malformed arguments of collect_entry"));
+    let Some(ColumnarValue::Scalar(ScalarValue::Utf8(Some(flags)))) = args.args.first() else {
+        return Err(bad());
+    };
+    let rows = args.number_rows;
+    let arrays: Vec<ArrayRef> =
+        args.args[1..].iter().map(|a| a.to_array(rows)).collect::<Result<_>>()?;
+    let [value, separator, keys @ ..] = arrays.as_slice() else { return Err(bad()) };
+    let directions = flags.as_bytes().get(1..).unwrap_or_default();
+    let texts = [value, separator].iter().all(|a| *a.data_type() == DataType::Utf8);
+    if !texts || directions.len() != 2 * keys.len() {
+        return Err(bad());
     }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        Ok(DataType::Binary)
-    }
-
-    fn is_strict(&self) -> bool {
-        false
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let bad = || external(SqlError::internal("malformed arguments of collect_entry"));
-        let Some(ColumnarValue::Scalar(ScalarValue::Utf8(Some(flags)))) = args.args.first() else {
-            return Err(bad());
-        };
-        let rows = args.number_rows;
-        let arrays: Vec<ArrayRef> =
-            args.args[1..].iter().map(|a| a.to_array(rows)).collect::<Result<_>>()?;
-        let [value, separator, keys @ ..] = arrays.as_slice() else { return Err(bad()) };
-        let directions = flags.as_bytes().get(1..).unwrap_or_default();
-        let texts = [value, separator].iter().all(|a| *a.data_type() == DataType::Utf8);
-        if !texts || directions.len() != 2 * keys.len() {
-            return Err(bad());
-        }
-        let options = directions
-            .chunks_exact(2)
-            .map(|f| SortOptions { descending: f[0] == b'd', nulls_first: f[1] == b'f' });
-        let nulls = match flags.as_bytes().first() {
-            Some(b's') => Nulls::Skipped,
-            Some(b'o') => Nulls::KeptUnderKeys,
-            _ => Nulls::Kept,
-        };
-        let entries = entries(nulls, value, Some(separator), keys, options).map_err(external)?;
-        Ok(ColumnarValue::Array(Arc::new(entries)))
-    }
+    let options = directions
+        .chunks_exact(2)
+        .map(|f| SortOptions { descending: f[0] == b'd', nulls_first: f[1] == b'f' });
+    let nulls = match flags.as_bytes().first() {
+        Some(b's') => Nulls::Skipped,
+        Some(b'o') => Nulls::KeptUnderKeys,
+        _ => Nulls::Kept,
+    };
+    let entries = entries(nulls, value, Some(separator), keys, options).map_err(external)?;
+    Ok(ColumnarValue::Array(Arc::new(entries)))
 }
 
 /// What becomes of a NULL value.

@@ -115,10 +115,7 @@ impl ScalarUDFImpl for Round {
     }
 
     fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        Ok(match args.first() {
-            Some(DataType::Decimal128(_, _)) => DataType::Decimal128(38, 0),
-            _ => DataType::Float64,
-        })
+        Ok(result_type(args))
     }
 
     fn is_strict(&self) -> bool {
@@ -133,6 +130,14 @@ impl ScalarUDFImpl for Round {
                 ColumnarValue::Scalar(ScalarValue::try_from_array(&one, 0)?)
             }
         })
+    }
+}
+
+/// A whole numeric of a numeric, else a float.
+pub fn result_type(args: &[DataType]) -> DataType {
+    match args.first() {
+        Some(DataType::Decimal128(_, _)) => DataType::Decimal128(38, 0),
+        _ => DataType::Float64,
     }
 }
 

@@ -1,31 +1,27 @@
 //! The value of a subquery that is used as an expression: the one element of the array of its rows, NULL of
 //! none. Of more there is an error, 21000.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::{Array, ArrayRef, AsArray, UInt32Array};
 use arrow::compute::take;
 use arrow::datatypes::DataType;
 use datafusion::common::Result;
 use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, Signature, Volatility,
 };
 use millrace_common::{SqlError, SqlState};
 
 use crate::error::external;
+use crate::plain::PlainScalar;
 
 /// `single_value(array)`.
 pub fn scalar_subquery_check() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| {
+    static F: LazyLock<Arc<ScalarUDF>> = LazyLock::new(|| {
         let signature = Signature::any(1, Volatility::Immutable);
-        Arc::new(ScalarUDF::from(Single { signature }))
-    }))
-}
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Single {
-    signature: Signature,
+        PlainScalar::new("single_value", signature, element_type, single).udf()
+    });
+    Arc::clone(&F)
 }
 
 fn misuse() -> datafusion::error::DataFusionError {
@@ -48,24 +44,14 @@ fn single_of(lists: &ArrayRef) -> Result<ArrayRef> {
     Ok(take(lists.values(), &elements, None)?)
 }
 
-impl ScalarUDFImpl for Single {
-    fn name(&self) -> &str {
-        "single_value"
+fn element_type(args: &[DataType]) -> Result<DataType> {
+    match args {
+        [DataType::List(element)] => Ok(element.data_type().clone()),
+        _ => Err(misuse()),
     }
+}
 
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        match args {
-            [DataType::List(element)] => Ok(element.data_type().clone()),
-            _ => Err(misuse()),
-        }
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let [list] = args.args.as_slice() else { return Err(misuse()) };
-        Ok(ColumnarValue::Array(single_of(&list.to_array(args.number_rows)?)?))
-    }
+fn single(args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+    let [list] = args.args.as_slice() else { return Err(misuse()) };
+    Ok(ColumnarValue::Array(single_of(&list.to_array(args.number_rows)?)?))
 }

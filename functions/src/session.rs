@@ -3,18 +3,17 @@
 //! Rows of a partition in order of their time: a row is in the session of the one before it if it is less
 //! than the gap later. A session's window goes from its first time to its last one plus the gap.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::{Array, ArrayRef, AsArray, TimestampMicrosecondArray};
-use arrow::datatypes::{Field, FieldRef, TimestampMicrosecondType};
+use arrow::datatypes::{DataType, TimestampMicrosecondType};
 use datafusion::common::Result;
-use datafusion::logical_expr::function::{PartitionEvaluatorArgs, WindowUDFFieldArgs};
-use datafusion::logical_expr::{
-    PartitionEvaluator, Signature, Volatility, WindowUDF, WindowUDFImpl,
-};
+use datafusion::logical_expr::function::WindowUDFFieldArgs;
+use datafusion::logical_expr::{PartitionEvaluator, Signature, Volatility, WindowUDF};
 use millrace_common::{SqlError, SqlState};
 
 use crate::error::external;
+use crate::plain::PlainWindow;
 
 /// The names; not ones that SQL text can contain unquoted.
 pub const SESSION_START: &str = "#session_start";
@@ -22,14 +21,16 @@ pub const SESSION_END: &str = "#session_end";
 
 /// `session_start(time, gap)`: the first time of the row's session. The gap in microseconds, a BIGINT literal.
 pub fn session_start() -> Arc<WindowUDF> {
-    static F: OnceLock<Arc<WindowUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowUDF::from(Edge::new(SESSION_START)))))
+    static F: LazyLock<Arc<WindowUDF>> =
+        LazyLock::new(|| edge(SESSION_START, || Box::new(Sessions { end: false })));
+    Arc::clone(&F)
 }
 
 /// `session_end(time, gap)`: the last time of the row's session plus the gap.
 pub fn session_end() -> Arc<WindowUDF> {
-    static F: OnceLock<Arc<WindowUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowUDF::from(Edge::new(SESSION_END)))))
+    static F: LazyLock<Arc<WindowUDF>> =
+        LazyLock::new(|| edge(SESSION_END, || Box::new(Sessions { end: true })));
+    Arc::clone(&F)
 }
 
 /// Whether a time continues the session whose last time so far is `last`.
@@ -37,39 +38,15 @@ pub fn continues(last: i64, time: i64, gap: i64) -> bool {
     time.saturating_sub(last) < gap
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Edge {
-    name: &'static str,
-    signature: Signature,
+/// The start or the end of a session.
+fn edge(name: &'static str, evaluator: fn() -> Box<dyn PartitionEvaluator>) -> Arc<WindowUDF> {
+    PlainWindow::udf(name, Signature::any(2, Volatility::Immutable), time_type, evaluator)
 }
 
-impl Edge {
-    fn new(name: &'static str) -> Edge {
-        Edge { name, signature: Signature::any(2, Volatility::Immutable) }
-    }
-}
-
-impl WindowUDFImpl for Edge {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn partition_evaluator(
-        &self,
-        _: PartitionEvaluatorArgs,
-    ) -> Result<Box<dyn PartitionEvaluator>> {
-        Ok(Box::new(Sessions { end: self.name == SESSION_END }))
-    }
-
-    fn field(&self, args: WindowUDFFieldArgs) -> Result<FieldRef> {
-        let time = args.get_input_field(0);
-        let time = time.ok_or_else(|| external(SqlError::internal("a session without a time")))?;
-        Ok(Arc::new(Field::new(args.name(), time.data_type().clone(), true)))
-    }
+fn time_type(args: &WindowUDFFieldArgs) -> Result<DataType> {
+    let time = args.get_input_field(0);
+    let time = time.ok_or_else(|| external(SqlError::internal("a session without a time")))?;
+    Ok(time.data_type().clone())
 }
 
 #[derive(Debug)]

@@ -48,10 +48,7 @@ impl ScalarUDFImpl for Sign {
     }
 
     fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        Ok(match args.first() {
-            Some(DataType::Decimal128(_, _)) => DataType::Decimal128(38, 0),
-            _ => DataType::Float64,
-        })
+        Ok(super::round::result_type(args))
     }
 
     fn is_strict(&self) -> bool {

@@ -4,22 +4,22 @@
 //! constants are computed when the query runs, not while it is planned, where nobody could end them.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::{Array, ArrayRef, AsArray, StringArray};
 use arrow::compute::kernels::concat_elements::concat_elements_utf8;
 use arrow::compute::{cast, kernels::length::length};
-use arrow::datatypes::{DataType, FieldRef, Int64Type, IntervalMonthDayNanoType, IntervalUnit};
+use arrow::datatypes::{DataType, Int64Type, IntervalMonthDayNanoType, IntervalUnit};
 use datafusion::common::{Result, ScalarValue};
-use datafusion::logical_expr::simplify::{ExprSimplifyResult, SimplifyContext};
 use datafusion::logical_expr::{
-    ColumnarValue, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
-    Volatility,
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, Signature, Volatility,
 };
 use millrace_common::{SqlError, SqlState};
 
 use crate::error::external;
 use crate::interrupt;
+use crate::plain::PlainScalar;
+use crate::wrapped::{Change, wrapped};
 
 const NAMES: [&str; 22] = [
     "array_distinct",
@@ -109,66 +109,32 @@ fn left(bytes: i64) -> Result<()> {
 /// The bounded form of a function, where it needs one.
 pub fn with_size_limits(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
     match NAMES.contains(&udf.name()) {
-        true => Arc::new(ScalarUDF::from(Bounded { inner: udf })),
+        true => wrapped(udf, Bounded),
         false => udf,
     }
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct Bounded {
-    inner: Arc<ScalarUDF>,
-}
+struct Bounded;
 
-impl ScalarUDFImpl for Bounded {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn aliases(&self) -> &[String] {
-        self.inner.aliases()
-    }
-
-    fn signature(&self) -> &Signature {
-        self.inner.signature()
-    }
-
-    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        self.inner.inner().return_type(args)
-    }
-
-    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef> {
-        self.inner.inner().return_field_from_args(args)
-    }
-
-    fn simplify(&self, args: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {
-        self.inner.inner().simplify(args, info)
-    }
-
-    fn is_strict(&self) -> bool {
-        self.inner.inner().is_strict()
-    }
-
-    fn coerce_types(&self, args: &[DataType]) -> Result<Vec<DataType>> {
-        self.inner.inner().coerce_types(args)
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+impl Change for Bounded {
+    fn invoke(&self, inner: &ScalarUDF, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let constant = args.args.iter().all(|a| matches!(a, ColumnarValue::Scalar(_)));
         let rows = if constant { 1 } else { args.number_rows };
         leave_large(&args.args)?;
-        let bytes = result_bytes(self.name(), &args.args, rows)?;
+        let bytes = result_bytes(inner.name(), &args.args, rows)?;
         check_bytes(bytes).map_err(external)?;
         left(bytes)?;
         interrupt::step(usize::try_from(bytes).unwrap_or(0)).map_err(external)?;
         let mut args = args;
-        match (self.name(), args.args.as_mut_slice()) {
+        match (inner.name(), args.args.as_mut_slice()) {
             // DataFusion makes room for so many characters, and there is none for fewer than none.
             ("lpad" | "rpad", [_, count, ..]) => *count = at_least_none(count)?,
             ("generate_series" | "range", [_, _, step]) => check_step(step, rows)?,
             ("levenshtein", [a, b, ..]) => check_lengths(a, b, rows)?,
             _ => {}
         }
-        self.inner.invoke_with_args(args)
+        inner.invoke_with_args(args)
     }
 }
 
@@ -364,61 +330,36 @@ fn series_length(
 
 /// `||` of texts.
 pub fn text_concat() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    let make = || {
+    static F: LazyLock<Arc<ScalarUDF>> = LazyLock::new(|| {
         let text = vec![DataType::Utf8, DataType::Utf8];
         let signature = Signature::exact(text, Volatility::Immutable);
-        Arc::new(ScalarUDF::from(TextConcat { signature }))
+        PlainScalar::new("textcat", signature, |_| Ok(DataType::Utf8), concatenated).strict().udf()
+    });
+    Arc::clone(&F)
+}
+
+fn concatenated(args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+    let constant = args.args.iter().all(|a| matches!(a, ColumnarValue::Scalar(_)));
+    let rows = if constant { 1 } else { args.number_rows };
+    let bytes = sum(args.args.iter().map(|a| match a {
+        ColumnarValue::Scalar(ScalarValue::Utf8(Some(s))) => {
+            (s.len() as i64).saturating_mul(rows as i64)
+        }
+        ColumnarValue::Array(a) => a.as_string_opt::<i32>().map_or(0, text_bytes),
+        _ => 0,
+    }));
+    check_bytes(bytes).map_err(external)?;
+    interrupt::step(usize::try_from(bytes).unwrap_or(0)).map_err(external)?;
+    let arrays = args.args.iter().map(|a| a.to_array(rows)).collect::<Result<Vec<_>>>()?;
+    let texts: Vec<&StringArray> = arrays.iter().filter_map(|a| a.as_string_opt::<i32>()).collect();
+    let [left, right] = texts.as_slice() else {
+        return Err(external(SqlError::internal("|| of other than texts")));
     };
-    Arc::clone(F.get_or_init(make))
-}
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct TextConcat {
-    signature: Signature,
-}
-
-impl ScalarUDFImpl for TextConcat {
-    fn name(&self) -> &str {
-        "textcat"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, _: &[DataType]) -> Result<DataType> {
-        Ok(DataType::Utf8)
-    }
-
-    fn is_strict(&self) -> bool {
-        true
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let constant = args.args.iter().all(|a| matches!(a, ColumnarValue::Scalar(_)));
-        let rows = if constant { 1 } else { args.number_rows };
-        let bytes = sum(args.args.iter().map(|a| match a {
-            ColumnarValue::Scalar(ScalarValue::Utf8(Some(s))) => {
-                (s.len() as i64).saturating_mul(rows as i64)
-            }
-            ColumnarValue::Array(a) => a.as_string_opt::<i32>().map_or(0, text_bytes),
-            _ => 0,
-        }));
-        check_bytes(bytes).map_err(external)?;
-        interrupt::step(usize::try_from(bytes).unwrap_or(0)).map_err(external)?;
-        let arrays = args.args.iter().map(|a| a.to_array(rows)).collect::<Result<Vec<_>>>()?;
-        let texts: Vec<&StringArray> =
-            arrays.iter().filter_map(|a| a.as_string_opt::<i32>()).collect();
-        let [left, right] = texts.as_slice() else {
-            return Err(external(SqlError::internal("|| of other than texts")));
-        };
-        let both: ArrayRef = Arc::new(concat_elements_utf8(left, right)?);
-        Ok(match constant {
-            true => ColumnarValue::Scalar(ScalarValue::try_from_array(&both, 0)?),
-            false => ColumnarValue::Array(both),
-        })
-    }
+    let both: ArrayRef = Arc::new(concat_elements_utf8(left, right)?);
+    Ok(match constant {
+        true => ColumnarValue::Scalar(ScalarValue::try_from_array(&both, 0)?),
+        false => ColumnarValue::Array(both),
+    })
 }
 
 fn text_bytes(texts: &StringArray) -> i64 {

@@ -3,15 +3,13 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, FieldRef};
+use arrow::datatypes::DataType;
 use datafusion::common::Result;
-use datafusion::logical_expr::simplify::{ExprSimplifyResult, SimplifyContext};
-use datafusion::logical_expr::{
-    ColumnarValue, Expr, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
-};
+use datafusion::logical_expr::{ScalarUDF, Signature};
 
 use crate::error::{external, undefined_function};
 use crate::types::type_name;
+use crate::wrapped::{Change, wrapped};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Takes {
@@ -41,7 +39,7 @@ pub fn text_only(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
     match FUNCTIONS.iter().find(|f| f.0 == udf.name()) {
         Some((_, takes)) => {
             let signature = Signature::user_defined(udf.signature().volatility);
-            Arc::new(ScalarUDF::from(TextOnly { inner: udf, takes, signature }))
+            wrapped(udf, TextOnly { takes, signature })
         }
         None => udf,
     }
@@ -49,7 +47,6 @@ pub fn text_only(udf: Arc<ScalarUDF>) -> Arc<ScalarUDF> {
 
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct TextOnly {
-    inner: Arc<ScalarUDF>,
     takes: &'static [&'static [Takes]],
     signature: Signature,
 }
@@ -66,20 +63,12 @@ fn given_as(takes: Takes, t: &DataType) -> Option<DataType> {
     }
 }
 
-impl ScalarUDFImpl for TextOnly {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn aliases(&self) -> &[String] {
-        self.inner.aliases()
-    }
-
-    fn signature(&self) -> &Signature {
+impl Change for TextOnly {
+    fn signature<'a>(&'a self, _: &'a ScalarUDF) -> &'a Signature {
         &self.signature
     }
 
-    fn coerce_types(&self, args: &[DataType]) -> Result<Vec<DataType>> {
+    fn coerce_types(&self, inner: &ScalarUDF, args: &[DataType]) -> Result<Vec<DataType>> {
         let fits = |takes: &&&[Takes]| takes.len() == args.len();
         let given = |takes: &&[Takes]| {
             takes.iter().zip(args).map(|(takes, t)| given_as(*takes, t)).collect::<Option<Vec<_>>>()
@@ -87,27 +76,7 @@ impl ScalarUDFImpl for TextOnly {
         self.takes.iter().filter(fits).find_map(given).ok_or_else(|| {
             let name = |t: &DataType| type_name(&Some(t.clone()).filter(|t| !t.is_null()));
             let types: Vec<String> = args.iter().map(name).collect();
-            external(undefined_function(&format!("{}({})", self.name(), types.join(", "))))
+            external(undefined_function(&format!("{}({})", inner.name(), types.join(", "))))
         })
-    }
-
-    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        self.inner.inner().return_type(args)
-    }
-
-    fn return_field_from_args(&self, args: ReturnFieldArgs<'_>) -> Result<FieldRef> {
-        self.inner.inner().return_field_from_args(args)
-    }
-
-    fn simplify(&self, args: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {
-        self.inner.inner().simplify(args, info)
-    }
-
-    fn is_strict(&self) -> bool {
-        self.inner.inner().is_strict()
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        self.inner.invoke_with_args(args)
     }
 }

@@ -110,31 +110,28 @@ fn age_of(later: i64, earlier: i64) -> Result<Interval, SqlError> {
     interval(sign * months, sign * days, sign * us)
 }
 
-fn justify_hours(i: Interval) -> (i64, i64, i64) {
-    let (mut days, mut us) = (i64::from(i.days), us_of(i));
-    days += us / DAY_US;
-    us %= DAY_US;
-    if days > 0 && us < 0 {
-        us += DAY_US;
-        days -= 1;
-    } else if days < 0 && us > 0 {
-        us -= DAY_US;
-        days += 1;
+/// Gives a number of `unit`s and the rest below one the same sign.
+fn with_one_sign(units: &mut i64, rest: &mut i64, unit: i64) {
+    if *units > 0 && *rest < 0 {
+        *rest += unit;
+        *units -= 1;
+    } else if *units < 0 && *rest > 0 {
+        *rest -= unit;
+        *units += 1;
     }
+}
+
+fn justify_hours(i: Interval) -> (i64, i64, i64) {
+    let us = us_of(i);
+    let (mut days, mut us) = (i64::from(i.days) + us / DAY_US, us % DAY_US);
+    with_one_sign(&mut days, &mut us, DAY_US);
     (i64::from(i.months), days, us)
 }
 
 fn justify_days(i: Interval) -> (i64, i64, i64) {
-    let (mut months, mut days) = (i64::from(i.months), i64::from(i.days));
-    months += days / 30;
-    days %= 30;
-    if months > 0 && days < 0 {
-        days += 30;
-        months -= 1;
-    } else if months < 0 && days > 0 {
-        days -= 30;
-        months += 1;
-    }
+    let days = i64::from(i.days);
+    let (mut months, mut days) = (i64::from(i.months) + days / 30, days % 30);
+    with_one_sign(&mut months, &mut days, 30);
     (months, days, us_of(i))
 }
 
@@ -151,13 +148,7 @@ fn justify_interval(i: Interval) -> (i64, i64, i64) {
         days -= 30;
         months += 1;
     }
-    if days > 0 && us < 0 {
-        us += DAY_US;
-        days -= 1;
-    } else if days < 0 && us > 0 {
-        us -= DAY_US;
-        days += 1;
-    }
+    with_one_sign(&mut days, &mut us, DAY_US);
     (months, days, us)
 }
 

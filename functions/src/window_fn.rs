@@ -1,7 +1,7 @@
 //! The functions that TUMBLE and HOP are made of (see the planner's `bind::relations::window_tvf` for the plans), and
 //! the one that repeats rows (see the planner's `bind::relations::set_operations`).
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::*;
 use arrow::buffer::{BooleanBuffer, OffsetBuffer};
@@ -18,26 +18,22 @@ use crate::types::type_name;
 
 /// `hop_windows(time, slide, size, offset)` → list of starts, ascending.
 pub fn hop_windows() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Hop, "hop_windows"))))
+    WindowFn::shared(Kind::Hop)
 }
 
 /// `tumble_start(time, size, offset)` → start of the only window.
 pub fn tumble_start() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Tumble, "tumble_start"))))
+    WindowFn::shared(Kind::Tumble)
 }
 
 /// `window_end(start, size)`.
 pub fn window_end() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::End, "window_end"))))
+    WindowFn::shared(Kind::End)
 }
 
 /// `copies(n)` → a list of `n` elements, for rows that are in a result `n` times.
 pub fn copies() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Copies, COPIES))))
+    WindowFn::shared(Kind::Copies)
 }
 
 /// The name of [`copies`]; not one that SQL text can contain unquoted.
@@ -46,8 +42,7 @@ pub const COPIES: &str = "#copies";
 /// `as_of_proctime(column)`: marks rows of a relation that are looked up as of the processing time, for
 /// the planner's `stream`; never computed.
 pub fn as_of_proctime() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::AsOfProctime, AS_OF_PROCTIME))))
+    WindowFn::shared(Kind::AsOfProctime)
 }
 
 /// The name of [`as_of_proctime`]; not one that SQL text can contain unquoted.
@@ -56,8 +51,7 @@ pub const AS_OF_PROCTIME: &str = "#as_of_proctime";
 /// `asof_match(left, right, operator)`: the match condition of an ASOF join, for the planner's
 /// `bind::relations::asof`; never computed.
 pub fn asof_match() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::AsofMatch, ASOF_MATCH))))
+    WindowFn::shared(Kind::AsofMatch)
 }
 
 /// The name of [`asof_match`]; not one that SQL text can contain unquoted.
@@ -67,8 +61,7 @@ pub const ASOF_MATCH: &str = "#asof_match";
 pub const WITH_TIES: &str = "#with_ties";
 
 pub fn with_ties() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::WithTies, WITH_TIES))))
+    WindowFn::shared(Kind::WithTies)
 }
 
 /// `exclude(what)`: marks, among the expressions of PARTITION BY, what a window's frame leaves out, for
@@ -76,8 +69,7 @@ pub fn with_ties() -> Arc<ScalarUDF> {
 pub const EXCLUDE: &str = "#exclude";
 
 pub fn exclude() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Exclude, EXCLUDE))))
+    WindowFn::shared(Kind::Exclude)
 }
 
 /// Marks an array whose elements are a column's rows, for the planner's `bind::relations::table_functions`;
@@ -85,16 +77,14 @@ pub fn exclude() -> Arc<ScalarUDF> {
 pub const ROWS: &str = "#rows";
 
 pub fn rows() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Rows, ROWS))))
+    WindowFn::shared(Kind::Rows)
 }
 
 /// The positions of an array's elements, from 1: WITH ORDINALITY.
 pub const ORDINALS: &str = "#ordinals";
 
 pub fn ordinals() -> Arc<ScalarUDF> {
-    static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| Arc::new(WindowFn::udf(Kind::Ordinals, ORDINALS))))
+    WindowFn::shared(Kind::Ordinals)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,6 +101,20 @@ enum Kind {
     AsofMatch,
 }
 
+/// The functions' names, in the order of their kinds.
+const NAMES: [(Kind, &str); 10] = [
+    (Kind::Rows, ROWS),
+    (Kind::Ordinals, ORDINALS),
+    (Kind::Hop, "hop_windows"),
+    (Kind::Tumble, "tumble_start"),
+    (Kind::End, "window_end"),
+    (Kind::Copies, COPIES),
+    (Kind::WithTies, WITH_TIES),
+    (Kind::Exclude, EXCLUDE),
+    (Kind::AsOfProctime, AS_OF_PROCTIME),
+    (Kind::AsofMatch, ASOF_MATCH),
+];
+
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct WindowFn {
     kind: Kind,
@@ -119,9 +123,14 @@ struct WindowFn {
 }
 
 impl WindowFn {
-    fn udf(kind: Kind, name: &'static str) -> ScalarUDF {
-        let signature = Signature::variadic_any(Volatility::Immutable);
-        ScalarUDF::from(WindowFn { kind, name, signature })
+    fn shared(kind: Kind) -> Arc<ScalarUDF> {
+        static ALL: LazyLock<[Arc<ScalarUDF>; 10]> = LazyLock::new(|| {
+            NAMES.map(|(kind, name)| {
+                let signature = Signature::variadic_any(Volatility::Immutable);
+                Arc::new(ScalarUDF::from(WindowFn { kind, name, signature }))
+            })
+        });
+        Arc::clone(&ALL[kind as usize])
     }
 }
 
