@@ -57,9 +57,11 @@ pub trait Source: Send + Sync {
     }
 
     /// Opens a split for reading. `columns`: positions in [`Source::schema`]; only they are produced.
-    fn open(&self, at: ReadFrom, columns: &[usize])
-    -> Result<Box<dyn SplitReader>, ConnectorError>;
+    fn open(&self, at: ReadFrom, columns: &[usize]) -> OpenResult;
 }
+
+/// The reader of a split.
+pub type OpenResult = Result<Box<dyn SplitReader>, ConnectorError>;
 
 /// What the log says of a source when it is polled.
 #[derive(Clone, Debug, Default)]
@@ -124,17 +126,16 @@ pub struct Position {
     pub line: u64,
 }
 
+/// Rows, and the offset after them; `None`: there are no more.
+pub type ReadResult = Result<Option<(RecordBatch, u64)>, ConnectorError>;
+
 /// A place in a split, and the rows from there on.
 #[async_trait]
 pub trait SplitReader: Send {
     /// The next rows that begin before offset `until`, at most `max_rows` (≥ 1) of them, and the offset
     /// after them. A batch may be empty when the offsets passed hold no rows of this relation. `None`
     /// when `until` is reached.
-    async fn read(
-        &mut self,
-        until: u64,
-        max_rows: usize,
-    ) -> Result<Option<(RecordBatch, u64)>, ConnectorError>;
+    async fn read(&mut self, until: u64, max_rows: usize) -> ReadResult;
 
     /// Weights of the rows that the last `read` gave: −1 deletes the row of this key. `None`: all +1.
     fn weights(&mut self) -> Option<Int64Array> {

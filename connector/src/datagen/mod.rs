@@ -17,7 +17,9 @@ use millrace_rpc::catalog::Relation;
 
 use crate::columns::{Columns, Include, Role};
 use crate::generated::Pace;
-use crate::{ConnectorError, Known, Polled, ReadFrom, Source, SplitReader, options};
+use crate::{
+    ConnectorError, Known, OpenResult, Polled, ReadFrom, ReadResult, Source, SplitReader, options,
+};
 use field::Field;
 
 const OPTIONS: &[&str] = &["connector", "rows", "rows_per_second", "splits", "seed", "rate_limit"];
@@ -91,11 +93,7 @@ impl Source for DatagenSource {
         Ok(self.pace.poll(known))
     }
 
-    fn open(
-        &self,
-        at: ReadFrom,
-        columns: &[usize],
-    ) -> Result<Box<dyn SplitReader>, ConnectorError> {
+    fn open(&self, at: ReadFrom, columns: &[usize]) -> OpenResult {
         if at.split >= self.pace.splits {
             return Err(ConnectorError::NoSuchSplit(at.split));
         }
@@ -151,11 +149,7 @@ impl Reader {
 
 #[async_trait]
 impl SplitReader for Reader {
-    async fn read(
-        &mut self,
-        until: u64,
-        max_rows: usize,
-    ) -> Result<Option<(RecordBatch, u64)>, ConnectorError> {
+    async fn read(&mut self, until: u64, max_rows: usize) -> ReadResult {
         if self.offset >= until {
             return Ok(None);
         }

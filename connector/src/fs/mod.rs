@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::columns::{Columns, Include};
 use crate::decode::{ENCODE_OPTIONS, Encoding};
-use crate::{ConnectorError, Known, More, OnError, Polled, ReadFrom, Source, SplitReader, options};
+use crate::{ConnectorError, Known, More, OnError, OpenResult, Polled, ReadFrom, Source, options};
 use listing::{Location, Settling};
 
 const OPTIONS: &[&str] =
@@ -159,11 +159,7 @@ impl Source for FsSource {
         ROW_BYTES
     }
 
-    fn open(
-        &self,
-        at: ReadFrom,
-        columns: &[usize],
-    ) -> Result<Box<dyn SplitReader>, ConnectorError> {
+    fn open(&self, at: ReadFrom, columns: &[usize]) -> OpenResult {
         if at.split >= self.splits {
             return Err(ConnectorError::NoSuchSplit(at.split));
         }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Int64Array, RecordBatch};
+use arrow::array::Int64Array;
 use async_trait::async_trait;
 use bytes::Buf;
 use millrace_common::{SqlError, SqlState};
@@ -22,7 +22,7 @@ use crate::batch::{BatchBuilder, Facts};
 use crate::columns::Columns;
 use crate::decode::csv::Quotes;
 use crate::decode::{Decoder, Encoding};
-use crate::{BadRow, ConnectorError, Position, ReadFrom, SplitReader};
+use crate::{BadRow, ConnectorError, Position, ReadFrom, ReadResult, SplitReader};
 
 /// A record longer than this is a missing quote, or not a file of lines at all.
 const MAX_RECORD: usize = 16 << 20;
@@ -343,11 +343,7 @@ async fn take_header(
 
 #[async_trait]
 impl SplitReader for FileReader {
-    async fn read(
-        &mut self,
-        until: u64,
-        max_rows: usize,
-    ) -> Result<Option<(RecordBatch, u64)>, ConnectorError> {
+    async fn read(&mut self, until: u64, max_rows: usize) -> ReadResult {
         if self.offset >= until {
             return Ok(None);
         }

@@ -27,7 +27,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use crate::columns::{Columns, Include};
 use crate::decode::{ENCODE_OPTIONS, Encoding};
-use crate::{ConnectorError, Known, More, OnError, Polled, ReadFrom, Source, SplitReader, options};
+use crate::{ConnectorError, Known, More, OnError, OpenResult, Polled, ReadFrom, Source, options};
 use message::Envelope;
 
 const OPTIONS: &[&str] = &[
@@ -254,11 +254,7 @@ impl Source for KafkaSource {
         Ok(Polled { splits, available, more: More::After(self.interval), ..Polled::default() })
     }
 
-    fn open(
-        &self,
-        at: ReadFrom,
-        columns: &[usize],
-    ) -> Result<Box<dyn SplitReader>, ConnectorError> {
+    fn open(&self, at: ReadFrom, columns: &[usize]) -> OpenResult {
         let reader = reader::PartitionReader::new(
             &self.config,
             &self.topic,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use arrow::array::{Int64Array, RecordBatch};
+use arrow::array::Int64Array;
 use async_trait::async_trait;
 use millrace_common::{SqlError, SqlState};
 use rdkafka::ClientConfig;
@@ -13,7 +13,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 
 use super::message::Messages;
 use crate::batch::Facts;
-use crate::{BadRow, ConnectorError, OnError, ReadFrom, SplitReader};
+use crate::{BadRow, ConnectorError, OnError, ReadFrom, ReadResult, SplitReader};
 
 /// How long one wait for a message may block its thread.
 const WAIT: Duration = Duration::from_millis(100);
@@ -184,11 +184,7 @@ fn receive(consumer: &BaseConsumer, until: u64, most: usize) -> Received {
 
 #[async_trait]
 impl SplitReader for PartitionReader {
-    async fn read(
-        &mut self,
-        until: u64,
-        max_rows: usize,
-    ) -> Result<Option<(RecordBatch, u64)>, ConnectorError> {
+    async fn read(&mut self, until: u64, max_rows: usize) -> ReadResult {
         if self.offset >= until {
             return Ok(None);
         }

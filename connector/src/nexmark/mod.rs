@@ -20,7 +20,7 @@ use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_rpc::catalog::Relation;
 
 use crate::generated::Pace;
-use crate::{ConnectorError, Known, Polled, ROW_ID, ReadFrom, Source, SplitReader, options};
+use crate::{ConnectorError, Known, OpenResult, Polled, ROW_ID, ReadFrom, Source, options};
 
 pub use events::Kind;
 
@@ -103,12 +103,7 @@ impl NexmarkSource {
         })
     }
 
-    fn reader(
-        &self,
-        split: u32,
-        offset: u64,
-        columns: &[usize],
-    ) -> Result<Box<dyn SplitReader>, ConnectorError> {
+    fn reader(&self, split: u32, offset: u64, columns: &[usize]) -> OpenResult {
         if split >= self.pace.splits {
             return Err(ConnectorError::NoSuchSplit(split));
         }
@@ -117,15 +112,15 @@ impl NexmarkSource {
             .map(|&c| self.columns.get(c).copied().ok_or(ConnectorError::NoSuchColumn(c)))
             .collect::<Result<Vec<_>, _>>()?;
         let schema = Arc::new(self.schema.project(columns)?);
-        Ok(Box::new(reader::Reader::new(
-            self.kind,
-            self.config,
+        Ok(Box::new(reader::Reader {
+            kind: self.kind,
+            config: self.config,
             wanted,
             schema,
-            u64::from(self.pace.splits),
-            u64::from(split),
+            splits: u64::from(self.pace.splits),
+            split: u64::from(split),
             offset,
-        )))
+        }))
     }
 }
 
@@ -139,11 +134,7 @@ impl Source for NexmarkSource {
         Ok(self.pace.poll(known))
     }
 
-    fn open(
-        &self,
-        at: ReadFrom,
-        columns: &[usize],
-    ) -> Result<Box<dyn SplitReader>, ConnectorError> {
+    fn open(&self, at: ReadFrom, columns: &[usize]) -> OpenResult {
         self.reader(at.split, at.offset, columns)
     }
 }

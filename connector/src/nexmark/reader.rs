@@ -12,43 +12,25 @@ use millrace_common::SqlType;
 
 use super::StreamConfig;
 use super::events::{self, Kind, Sink};
-use crate::{ConnectorError, SplitReader};
+use crate::{ReadResult, SplitReader};
 
 /// A reader passes at most this many events a call, so that a rare kind does not hold its task.
 const MAX_EVENTS_A_READ: u64 = 65_536;
 
 pub struct Reader {
-    kind: Kind,
-    config: StreamConfig,
+    pub kind: Kind,
+    pub config: StreamConfig,
     /// Generated column of each output column; `kind.columns().len()` is the row id.
-    wanted: Vec<usize>,
-    schema: SchemaRef,
-    splits: u64,
-    split: u64,
-    offset: u64,
-}
-
-impl Reader {
-    pub fn new(
-        kind: Kind,
-        config: StreamConfig,
-        wanted: Vec<usize>,
-        schema: SchemaRef,
-        splits: u64,
-        split: u64,
-        offset: u64,
-    ) -> Reader {
-        Reader { kind, config, wanted, schema, splits, split, offset }
-    }
+    pub wanted: Vec<usize>,
+    pub schema: SchemaRef,
+    pub splits: u64,
+    pub split: u64,
+    pub offset: u64,
 }
 
 #[async_trait]
 impl SplitReader for Reader {
-    async fn read(
-        &mut self,
-        until: u64,
-        max_rows: usize,
-    ) -> Result<Option<(RecordBatch, u64)>, ConnectorError> {
+    async fn read(&mut self, until: u64, max_rows: usize) -> ReadResult {
         if self.offset >= until {
             return Ok(None);
         }
