@@ -5,14 +5,14 @@
 //! taken apart by an expression, they differ. So a row that is kept under its own bytes keeps its zeros. Its
 //! bytes are those of its values ([`KeyCodec`]); where some zero is negative, eight more follow that say which.
 
-use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder};
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray};
 use arrow::datatypes::{DataType, Float32Type, Float64Type, Schema};
 use arrow::error::ArrowError;
 use arrow_row::Rows;
 
 use crate::hash::hash_columns;
 use crate::ids::Vnode;
-use crate::keys::{KeyCodec, VNODE_BYTES};
+use crate::keys::{KeyCodec, with_vnodes};
 
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -68,18 +68,7 @@ impl RowCodec {
         vnodes: &[Vnode],
         all: &[ArrayRef],
     ) -> Result<BinaryArray, ArrowError> {
-        let rows = self.rows(all, vnodes.len())?;
-        let bytes = rows.size();
-        let mut out =
-            BinaryBuilder::with_capacity(vnodes.len(), bytes + vnodes.len() * VNODE_BYTES);
-        let mut key = Vec::with_capacity(64);
-        for (vnode, row) in vnodes.iter().zip(rows.iter()) {
-            key.clear();
-            key.extend_from_slice(&vnode.to_be_bytes());
-            key.extend_from_slice(row.data());
-            out.append_value(&key);
-        }
-        Ok(out.finish())
+        Ok(with_vnodes(vnodes, &self.rows(all, vnodes.len())?))
     }
 }
 

@@ -99,18 +99,7 @@ impl KeyCodec {
         vnodes: &[Vnode],
         columns: &[ArrayRef],
     ) -> Result<BinaryArray, ArrowError> {
-        let rows = self.rows_of(columns, vnodes.len())?;
-        let bytes = rows.size();
-        let mut out =
-            BinaryBuilder::with_capacity(vnodes.len(), bytes + vnodes.len() * VNODE_BYTES);
-        let mut key = Vec::with_capacity(64);
-        for (vnode, row) in vnodes.iter().zip(rows.iter()) {
-            key.clear();
-            key.extend_from_slice(&vnode.to_be_bytes());
-            key.extend_from_slice(row.as_ref());
-            out.append_value(&key);
-        }
-        Ok(out.finish())
+        Ok(with_vnodes(vnodes, &self.rows_of(columns, vnodes.len())?))
     }
 
     /// The columns of encoded rows (without vnode bytes).
@@ -121,6 +110,20 @@ impl KeyCodec {
         let parser = self.converter.parser();
         self.converter.convert_rows(rows.into_iter().map(|r| parser.parse(r)))
     }
+}
+
+/// Storage keys of encoded rows: each row's vnode stands before its bytes.
+pub(crate) fn with_vnodes(vnodes: &[Vnode], rows: &Rows) -> BinaryArray {
+    let bytes = rows.size();
+    let mut out = BinaryBuilder::with_capacity(vnodes.len(), bytes + vnodes.len() * VNODE_BYTES);
+    let mut key = Vec::with_capacity(64);
+    for (vnode, row) in vnodes.iter().zip(rows.iter()) {
+        key.clear();
+        key.extend_from_slice(&vnode.to_be_bytes());
+        key.extend_from_slice(row.data());
+        out.append_value(&key);
+    }
+    out.finish()
 }
 
 fn holds_floats(t: &DataType) -> bool {
