@@ -6,11 +6,13 @@
 //! beyond the places a moment later.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -65,6 +67,41 @@ impl ConnectionLimit {
                 Err(Some(until)) => {
                     // Whether somebody left or somebody's time is over: tried again.
                     let _ = tokio::time::timeout_at(until, left).await;
+                }
+            }
+        }
+    }
+
+    /// The next connection of a port with its place; `None` after `shutdown`. Meanwhile those of `tasks` that have
+    /// ended are let go. `failure`: what the log says when nothing can be accepted, once in a row.
+    pub async fn accept(
+        self: &Arc<Self>,
+        listener: &TcpListener,
+        tasks: &mut JoinSet<()>,
+        shutdown: &CancellationToken,
+        failure: &'static str,
+    ) -> Option<(TcpStream, SocketAddr, PendingConnection)> {
+        let mut failing = false;
+        loop {
+            let accepted = tokio::select! {
+                () = shutdown.cancelled() => return None,
+                Some(_) = tasks.join_next() => continue,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((socket, address)) => {
+                    let pending_connection = tokio::select! {
+                        () = shutdown.cancelled() => return None,
+                        pending_connection = self.enter(address.ip()) => pending_connection,
+                    };
+                    return Some((socket, address, pending_connection));
+                }
+                Err(error) => {
+                    // Out of descriptors, say: others close in time.
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!(%error, "{failure}");
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
         }

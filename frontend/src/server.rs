@@ -308,31 +308,12 @@ impl Frontend {
         let sessions = tokio_util::sync::CancellationToken::new();
         let mut tasks = tokio::task::JoinSet::new();
         let connection_limit = ConnectionLimit::new(self.shared.config.max_pending);
-        let mut failing = false;
-        loop {
-            let accepted = tokio::select! {
-                () = shutdown.cancelled() => break,
-                Some(_) = tasks.join_next() => continue,
-                accepted = listener.accept() => accepted,
-            };
-            match accepted {
-                Ok((socket, address)) => {
-                    failing = false;
-                    let pending_connection = tokio::select! {
-                        () = shutdown.cancelled() => break,
-                        pending_connection = connection_limit.enter(address.ip()) => pending_connection,
-                    };
-                    let (shared, stop) = (self.shared.clone(), sessions.clone());
-                    tasks.spawn(connection::run(shared, socket, address, pending_connection, stop));
-                }
-                Err(e) => {
-                    // Out of descriptors, say: others close in time.
-                    if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!(error = %e, "cannot accept connections");
-                    }
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                }
-            }
+        let failure = "cannot accept connections";
+        while let Some((socket, address, pending_connection)) =
+            connection_limit.accept(&listener, &mut tasks, &shutdown, failure).await
+        {
+            let (shared, stop) = (self.shared.clone(), sessions.clone());
+            tasks.spawn(connection::run(shared, socket, address, pending_connection, stop));
         }
         sessions.cancel();
         let drain = async { while tasks.join_next().await.is_some() {} };

@@ -51,33 +51,14 @@ pub async fn serve(
 ) {
     let connection_limit = ConnectionLimit::new(limits.connections);
     let arriving = Arc::new(Semaphore::new(ARRIVING_BYTES));
-    let mut failing = false;
     let mut tasks = tokio::task::JoinSet::new();
-    loop {
-        let accepted = tokio::select! {
-            () = shutdown.cancelled() => break,
-            Some(_) = tasks.join_next() => continue,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((socket, peer)) => {
-                failing = false;
-                let pending_connection = tokio::select! {
-                    () = shutdown.cancelled() => break,
-                    pending_connection = connection_limit.enter(peer.ip()) => pending_connection,
-                };
-                let (pending_connection, arriving) =
-                    (Arc::new(pending_connection), Arc::clone(&arriving));
-                let arrival = Arrival { pending_connection, arriving, patience: limits.patience };
-                tasks.spawn(connection(socket, peer, router.clone(), arrival));
-            }
-            Err(error) => {
-                if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "the HTTP port cannot accept connections");
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
+    let failure = "the HTTP port cannot accept connections";
+    while let Some((socket, peer, pending_connection)) =
+        connection_limit.accept(&listener, &mut tasks, &shutdown, failure).await
+    {
+        let (pending_connection, arriving) = (Arc::new(pending_connection), Arc::clone(&arriving));
+        let arrival = Arrival { pending_connection, arriving, patience: limits.patience };
+        tasks.spawn(connection(socket, peer, router.clone(), arrival));
     }
 }
 
