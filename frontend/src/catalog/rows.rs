@@ -9,11 +9,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, BooleanArray, Float32Array, Float64Array, Int16Array, Int16Builder, Int32Array,
-    Int32Builder, Int64Array, Int64Builder, ListBuilder, RecordBatch, StringArray, StringBuilder,
+    ArrayRef, BooleanArray, Float32Array, Float64Array, Int16Array, Int32Array, Int64Array,
+    ListBuilder, PrimitiveBuilder, RecordBatch, StringArray, StringBuilder,
     TimestampMicrosecondArray,
 };
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow::datatypes::{
+    ArrowPrimitiveType, DataType, Field, Int16Type, Int32Type, Int64Type, Schema,
+};
 use millrace_common::SqlType;
 
 /// Key of the field metadata that holds the OID of the type a client sees.
@@ -116,38 +118,23 @@ pub fn array(kind: char, cells: &[Cell]) -> ArrayRef {
             }
             Arc::new(b.finish())
         }
-        'v' | 'k' => {
-            let mut b = ListBuilder::new(Int16Builder::new());
-            for cell in cells {
-                match cell {
-                    Cell::Ints(v) => b.append_value(v.iter().map(|i| i16::try_from(*i).ok())),
-                    _ => b.append_null(),
-                }
-            }
-            Arc::new(b.finish())
-        }
-        'l' => {
-            let mut b = ListBuilder::new(Int32Builder::new());
-            for cell in cells {
-                match cell {
-                    Cell::Ints(v) => b.append_value(v.iter().map(|i| i32::try_from(*i).ok())),
-                    _ => b.append_null(),
-                }
-            }
-            Arc::new(b.finish())
-        }
-        'w' => {
-            let mut b = ListBuilder::new(Int64Builder::new());
-            for cell in cells {
-                match cell {
-                    Cell::Ints(v) => b.append_value(v.iter().map(|i| Some(*i))),
-                    _ => b.append_null(),
-                }
-            }
-            Arc::new(b.finish())
-        }
+        'v' | 'k' => lists::<Int16Type>(cells, |i| i16::try_from(i).ok()),
+        'l' => lists::<Int32Type>(cells, |i| i32::try_from(i).ok()),
+        'w' => lists::<Int64Type>(cells, Some),
         _ => Arc::new(texts().collect::<StringArray>()),
     }
+}
+
+/// A column of lists of integers; one that has no place in the type is NULL.
+fn lists<T: ArrowPrimitiveType>(cells: &[Cell], element: fn(i64) -> Option<T::Native>) -> ArrayRef {
+    let mut b = ListBuilder::new(PrimitiveBuilder::<T>::new());
+    for cell in cells {
+        match cell {
+            Cell::Ints(v) => b.append_value(v.iter().map(|i| element(*i))),
+            _ => b.append_null(),
+        }
+    }
+    Arc::new(b.finish())
 }
 
 /// Rows of one table.

@@ -228,10 +228,7 @@ impl BinaryReader {
 
     /// The columns of the rows read so far; reading goes on.
     pub fn take(&mut self) -> (Vec<ArrayRef>, usize) {
-        let columns = self.builders.iter_mut().map(ColumnBuilder::finish).collect();
-        let rows = std::mem::take(&mut self.rows);
-        self.lines.take(rows);
-        (columns, rows)
+        self.lines.take_columns(&mut self.builders, &mut self.rows)
     }
 
     /// The columns, when all input has come. The trailer may be missing.

@@ -1,6 +1,9 @@
 //! Which line of the input each row came from, for errors that are found when rows are complete.
 
+use arrow::array::ArrayRef;
 use millrace_common::SqlError;
+
+use crate::encoding::ColumnBuilder;
 
 /// Characters of a value that an error message shows: as many as PostgreSQL's.
 const SHOWN: usize = 100;
@@ -60,8 +63,20 @@ impl Lines {
         self.reading.push(text);
     }
 
+    /// Takes the rows that a reader has read so far: their columns, and how many there are.
+    pub fn take_columns(
+        &mut self,
+        builders: &mut [ColumnBuilder],
+        rows: &mut usize,
+    ) -> (Vec<ArrayRef>, usize) {
+        let columns = builders.iter_mut().map(ColumnBuilder::finish).collect();
+        let rows = std::mem::take(rows);
+        self.take(rows);
+        (columns, rows)
+    }
+
     /// The rows read so far are taken.
-    pub fn take(&mut self, rows: usize) {
+    fn take(&mut self, rows: usize) {
         std::mem::swap(&mut self.reading, &mut self.taken);
         self.reading.first = self.taken.first + rows as u64;
         self.reading.text.clear();

@@ -100,10 +100,7 @@ impl Reader {
 
     /// The columns of the lines read so far; reading goes on.
     pub fn take(&mut self) -> (Vec<ArrayRef>, usize) {
-        let columns = self.builders.iter_mut().map(ColumnBuilder::finish).collect();
-        let rows = std::mem::take(&mut self.rows);
-        self.lines.take(rows);
-        (columns, rows)
+        self.lines.take_columns(&mut self.builders, &mut self.rows)
     }
 
     /// The columns, when all input has come.
