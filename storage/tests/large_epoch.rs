@@ -4,42 +4,28 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
+#[path = "common/numbers.rs"]
+mod numbers;
+
 use std::sync::Arc;
 
 use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use arrow::datatypes::Int64Type;
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, JobId, RelationId, TableId};
+use millrace_common::{Epoch, JobId, RelationId};
 use millrace_rpc::version::JobVersion;
 use millrace_storage::sim::{Profile, SimStore};
-use millrace_storage::{
-    JobStore, RowStorage, ScanOptions, StateStore, StoreOptions, TableDesc, TableWriter,
-};
+use millrace_storage::{JobStore, ScanOptions, StateStore, StoreOptions, TableWriter};
 use object_store::ObjectStore;
 
-const TABLE: TableId = TableId(1);
+use numbers::{TABLE, desc, schema};
+
 const JOB: JobId = RelationId(20_000);
 const SPILL_BYTES: usize = 256 << 10;
 const CHUNK: u64 = 1_000;
 /// Entries of the epoch: each of half as many keys is written twice.
 const ENTRIES: u64 = 200_000;
-
-fn schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]))
-}
-
-fn desc() -> TableDesc {
-    TableDesc {
-        id: TABLE,
-        name: "keyed".into(),
-        value_schema: schema(),
-        storage: RowStorage::Keyed,
-        class: AccessClass::PointUpdate,
-        relation: false,
-        retention: None,
-    }
-}
 
 async fn open(store: &Arc<SimStore>, incarnation: u64, version: &JobVersion) -> Arc<JobStore> {
     let options = StoreOptions {
@@ -47,7 +33,7 @@ async fn open(store: &Arc<SimStore>, incarnation: u64, version: &JobVersion) -> 
         ..StoreOptions::new(Arc::clone(store) as _, incarnation)
     };
     let store = StateStore::open(options).await.unwrap();
-    store.open_job(JOB, vec![desc()], version).await.unwrap()
+    store.open_job(JOB, vec![desc(AccessClass::PointUpdate)], version).await.unwrap()
 }
 
 fn key(i: u64) -> Vec<u8> {

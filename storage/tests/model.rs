@@ -4,23 +4,27 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
+#[path = "common/pairs.rs"]
+mod pairs;
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, StringArray};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, JobId, TableId, random_tests};
+use millrace_common::{Epoch, JobId, TableId};
 use millrace_rpc::version::{JobVersion, VersionEdit};
 use millrace_storage::cache::CacheOptions;
 use millrace_storage::{
-    Found, JobStore, Persisted, RowStorage, ScanOptions, StateStore, StoreOptions, TableDesc,
-    TableWriter, compaction,
+    JobStore, Persisted, RowStorage, ScanOptions, StateStore, StoreOptions, TableDesc, TableWriter,
+    compaction,
 };
 use object_store::memory::InMemory;
 use proptest::prelude::*;
+
+use pairs::{Key, Row, found_rows, row_at, schema};
 
 const KEYED: u32 = 1;
 const MULTISET: u32 = 2;
@@ -30,23 +34,8 @@ const STATE: u32 = 4;
 const TABLES: [u32; 4] = [KEYED, MULTISET, APPEND, STATE];
 const JOB: JobId = millrace_common::RelationId(9);
 
-fn schema(nullable: bool) -> SchemaRef {
-    Arc::new(Schema::new(vec![
-        Field::new("n", DataType::Int64, nullable),
-        Field::new("s", DataType::Utf8, true),
-    ]))
-}
-
 fn descs() -> Vec<TableDesc> {
-    let desc = |id: u32, storage, class| TableDesc {
-        id: TableId(id),
-        name: format!("t{id}"),
-        value_schema: schema(false),
-        storage,
-        class,
-        relation: id != STATE,
-        retention: None,
-    };
+    let desc = |id, storage, class| pairs::desc(id, storage, class, id != STATE);
     vec![
         desc(KEYED, RowStorage::Keyed, AccessClass::PointUpdate),
         desc(MULTISET, RowStorage::Multiset, AccessClass::RangeRead),
@@ -85,8 +74,6 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-type Key = Vec<u8>;
-type Row = (Option<i64>, String);
 /// Entries in the order they were written; the epoch is `None` until published.
 type History = BTreeMap<Key, Vec<(Option<u64>, i64, Row)>>;
 
@@ -429,21 +416,6 @@ impl World {
     }
 }
 
-fn row_at(batch: &RecordBatch, i: usize) -> Row {
-    let n = batch.column(0).as_primitive::<Int64Type>();
-    let s = batch.column(1).as_string::<i32>();
-    (n.is_valid(i).then(|| n.value(i)), s.value(i).to_string())
-}
-
-fn found_rows(found: &Found) -> Vec<(u32, Key, i64, Row)> {
-    (0..found.len())
-        .map(|i| {
-            let key = found.keys.value(i).to_vec();
-            (found.input.value(i), key, found.weights.value(i), row_at(&found.values, i))
-        })
-        .collect()
-}
-
 fn run(ops: Vec<Op>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async move {
@@ -457,15 +429,8 @@ fn run(ops: Vec<Op>) {
     });
 }
 
-/// `MILLRACE_LONG_TESTS=1` runs it longer; `PROPTEST_CASES` says how long.
-fn config() -> ProptestConfig {
-    let given = std::env::var_os("PROPTEST_CASES").is_some();
-    let cases = random_tests::cases(150, 1500);
-    if given { ProptestConfig::default() } else { ProptestConfig::with_cases(cases) }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(pairs::config(150))]
     #[test]
     fn every_read_equals_the_model(ops in prop::collection::vec(op(), 1..80)) {
         run(ops);

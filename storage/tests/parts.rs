@@ -4,37 +4,25 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
+#[path = "common/numbers.rs"]
+mod numbers;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BinaryArray, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use arrow::datatypes::Int64Type;
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, JobId, RelationId, TableId};
+use millrace_common::{Epoch, JobId, RelationId};
 use millrace_rpc::version::JobVersion;
-use millrace_storage::{JobStore, Lookup, Part, RowStorage, StateStore, StoreOptions, TableDesc};
+use millrace_storage::{JobStore, Lookup, Part, StateStore, StoreOptions};
 use object_store::memory::InMemory;
 
-const TABLE: TableId = TableId(1);
+use numbers::{TABLE, desc, schema};
+
 const JOB: JobId = RelationId(20_000);
 const GROUPS: u16 = 500;
 const ROWS: u8 = 4;
-
-fn schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]))
-}
-
-fn desc() -> TableDesc {
-    TableDesc {
-        id: TABLE,
-        name: "rows".into(),
-        value_schema: schema(),
-        storage: RowStorage::Keyed,
-        class: AccessClass::RangeRead,
-        relation: false,
-        retention: None,
-    }
-}
 
 fn prefix(group: u16) -> Vec<u8> {
     [&[0, 0][..], &group.to_be_bytes()].concat()
@@ -55,7 +43,7 @@ async fn open(memory: &Arc<InMemory>, incarnation: u64, version: &JobVersion) ->
         ..StoreOptions::new(Arc::clone(memory) as _, incarnation)
     };
     let store = StateStore::open(options).await.unwrap();
-    store.open_job(JOB, vec![desc()], version).await.unwrap()
+    store.open_job(JOB, vec![desc(AccessClass::RangeRead)], version).await.unwrap()
 }
 
 /// A table in the store, of which nothing is in memory.

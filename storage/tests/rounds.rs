@@ -4,37 +4,21 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
+#[path = "common/numbers.rs"]
+mod numbers;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::{BinaryArray, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, JobId, RelationId, TableId};
+use millrace_common::{Epoch, JobId, RelationId};
 use millrace_rpc::version::{JobVersion, SliceRef};
 use millrace_storage::sim::{Profile, SimStore};
-use millrace_storage::{
-    JobStore, Lookup, RowStorage, ScanOptions, StateStore, StoreOptions, TableDesc, TableWriter,
-};
+use millrace_storage::{JobStore, Lookup, ScanOptions, StateStore, StoreOptions, TableWriter};
 
-const TABLE: TableId = TableId(1);
-
-fn schema() -> SchemaRef {
-    Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]))
-}
-
-fn desc() -> TableDesc {
-    TableDesc {
-        id: TABLE,
-        name: "aggregate".into(),
-        value_schema: schema(),
-        storage: RowStorage::Keyed,
-        class: AccessClass::PointUpdate,
-        relation: false,
-        retention: None,
-    }
-}
+use numbers::{TABLE, desc, schema};
 
 fn keys(from: u64, to: u64) -> BinaryArray {
     let key = |i: u64| [&[0, (i % 256) as u8][..], &i.to_be_bytes()].concat();
@@ -65,7 +49,7 @@ async fn open(store: &Arc<SimStore>, incarnation: u64) -> Arc<StateStore> {
 
 async fn open_job(store: &StateStore, job: u32, version: &JobVersion) -> Arc<JobStore> {
     let job: JobId = RelationId(job);
-    store.open_job(job, vec![desc()], version).await.unwrap()
+    store.open_job(job, vec![desc(AccessClass::PointUpdate)], version).await.unwrap()
 }
 
 /// Writes, commits and publishes some keys; the slices, as the log would keep them.
@@ -179,6 +163,9 @@ async fn a_damaged_tail_slice_stops_the_job_and_names_the_object() {
     let mut slices = commit(&job, &mut writer, 1, (0, 10_000)).await;
     slices[0].length -= 1;
     let version = JobVersion { tail: slices.clone(), ..JobVersion::default() };
-    let error = store.open_job(RelationId(20000), vec![desc()], &version).await.unwrap_err();
+    let error = store
+        .open_job(RelationId(20000), vec![desc(AccessClass::PointUpdate)], &version)
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains(&slices[0].object), "{error}");
 }

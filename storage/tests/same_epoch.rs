@@ -10,15 +10,17 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
+#[path = "common/pairs.rs"]
+mod pairs;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, StringArray};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, JobId, RelationId, TableId, random_tests};
+use millrace_common::{Epoch, JobId, RelationId, TableId};
 use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
 use millrace_storage::cache::CacheOptions;
 use millrace_storage::sim::{Profile, SimStore};
@@ -28,6 +30,8 @@ use millrace_storage::{
 };
 use proptest::prelude::*;
 use tokio::task::JoinHandle;
+
+use pairs::{FoundRow, Key, Row, found_rows, row_at, schema};
 
 const JOB: JobId = RelationId(20_000);
 const KEYED: u32 = 1;
@@ -39,23 +43,8 @@ const TABLES: [u32; 4] = [KEYED, MULTISET, STATE, COUNTS];
 const RELATIONS: [u32; 2] = [KEYED, MULTISET];
 const KEYS: u8 = 9;
 
-fn schema(nullable: bool) -> SchemaRef {
-    Arc::new(Schema::new(vec![
-        Field::new("n", DataType::Int64, nullable),
-        Field::new("s", DataType::Utf8, true),
-    ]))
-}
-
 fn descs() -> Vec<TableDesc> {
-    let desc = |id: u32, storage, class| TableDesc {
-        id: TableId(id),
-        name: format!("t{id}"),
-        value_schema: schema(false),
-        storage,
-        class,
-        relation: RELATIONS.contains(&id),
-        retention: None,
-    };
+    let desc = |id, storage, class| pairs::desc(id, storage, class, RELATIONS.contains(&id));
     vec![
         desc(KEYED, RowStorage::Keyed, AccessClass::PointUpdate),
         desc(MULTISET, RowStorage::Multiset, AccessClass::PointUpdate),
@@ -144,12 +133,9 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-type Key = Vec<u8>;
-type Row = (Option<i64>, String);
 type Write = (u32, Key, i64, Row);
 /// Published entries in the order they were written, with their epochs.
 type History = BTreeMap<Key, Vec<(u64, i64, Row)>>;
-type FoundRow = (u32, Key, i64, Row);
 
 /// A read under way, and what it must find.
 struct Asked {
@@ -554,21 +540,6 @@ fn of_key(k: u8) -> Row {
     (Some(i64::from(k)), "k".repeat(k.into()))
 }
 
-fn row_at(batch: &RecordBatch, i: usize) -> Row {
-    let n = batch.column(0).as_primitive::<Int64Type>();
-    let s = batch.column(1).as_string::<i32>();
-    (n.is_valid(i).then(|| n.value(i)), s.value(i).to_string())
-}
-
-fn found_rows(found: &Found) -> Vec<FoundRow> {
-    (0..found.len())
-        .map(|i| {
-            let key = found.keys.value(i).to_vec();
-            (found.input.value(i), key, found.weights.value(i), row_at(&found.values, i))
-        })
-        .collect()
-}
-
 fn run(sizes: Sizes, seed: u64, ops: Vec<Op>) {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
@@ -585,15 +556,8 @@ fn run(sizes: Sizes, seed: u64, ops: Vec<Op>) {
     runtime.shutdown_background();
 }
 
-/// `MILLRACE_LONG_TESTS=1` runs it longer; `PROPTEST_CASES` says how long.
-fn config() -> ProptestConfig {
-    let given = std::env::var_os("PROPTEST_CASES").is_some();
-    let cases = random_tests::cases(60, 600);
-    if given { ProptestConfig::default() } else { ProptestConfig::with_cases(cases) }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    #![proptest_config(pairs::config(60))]
     #[test]
     fn every_read_answers_with_what_was_written_when_it_was_asked(
         sizes in tiny(), seed in any::<u64>(), ops in prop::collection::vec(op(), 1..160)

@@ -532,6 +532,17 @@ fn union(rng: &mut Rng, t: &[Table]) -> Query {
 fn set_operation(rng: &mut Rng, t: &[Table]) -> Query {
     let operation = rng.pick(&["EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT ALL"]);
     let (l, r) = *rng.pick(&[&("a, s", "b, s"), &("a", "b"), &("s, n", "s, n"), &("f", "f")]);
+    combined(rng, t, operation, (l, r), "set operation")
+}
+
+/// A set operation of columns of two tables.
+fn combined(
+    rng: &mut Rng,
+    t: &[Table],
+    operation: &str,
+    (l, r): (&str, &str),
+    tag: &'static str,
+) -> Query {
     tagged(
         format!(
             "SELECT {l} FROM {} {operation} SELECT {r} FROM {} WHERE {}",
@@ -539,7 +550,7 @@ fn set_operation(rng: &mut Rng, t: &[Table]) -> Query {
             table_name(rng, t),
             condition(rng, "")
         ),
-        &["set operation"],
+        &[tag],
     )
 }
 

@@ -7,6 +7,8 @@ use millrace_frontend::catalog::functions;
 use millrace_sqllogictest::{Server, ServerOptions};
 use tokio_postgres::Client;
 
+use crate::peak_bytes;
+
 /// Beyond what it had before.
 const MOST_BYTES: u64 = 256 << 20;
 
@@ -58,15 +60,6 @@ fn calls(name: &str) -> Vec<String> {
         all.push(format!("{name}({})", args.join(", ")));
     }
     all
-}
-
-/// The most that the process has held in memory at a time.
-fn peak_bytes(server: &Server) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid()));
-    let status = status.expect("the server runs");
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
-    kib.expect("the kernel says") << 10
 }
 
 /// What is wrong with the answer of a call.

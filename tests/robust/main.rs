@@ -17,3 +17,14 @@ mod telling;
 
 #[path = "../crash/ledger.rs"]
 mod ledger;
+
+use millrace_sqllogictest::Server;
+
+/// The most that the process has held in memory at a time.
+fn peak_bytes(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid()));
+    let status = status.expect("the server runs");
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
+    kib.expect("the kernel says") << 10
+}

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use millrace_sqllogictest::{Server, ServerOptions};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
+use crate::peak_bytes;
+
 /// What a statement may make the server grow by, several times what its queries may have together.
 const MOST_BYTES: u64 = 256 << 20;
 
@@ -47,15 +49,6 @@ async fn answer(client: &Client, sql: &str) -> String {
         _ => None,
     });
     rows.collect::<Vec<_>>().join(", ")
-}
-
-/// The most that the process has held in memory at a time.
-fn peak_bytes(server: &Server) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid()));
-    let status = status.expect("the server runs");
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok());
-    kib.expect("the kernel says") << 10
 }
 
 impl Node {

@@ -1,7 +1,7 @@
 //! Queries whose joins, groups and orders are by keys: of tables, whole or in part, and derived ones that may be
 //! NULL. What is stored under such a column has no other name, so it shows when state is read back.
 
-use super::{Query, Shape, Table, condition, table_name, tagged};
+use super::{Query, Shape, Table, combined, condition, table_name, tagged};
 use crate::rng::Rng;
 
 pub const SHAPES: &[Shape] = &[
@@ -242,13 +242,5 @@ fn window_of_key(rng: &mut Rng, t: &[Table]) -> Query {
 fn key_sets(rng: &mut Rng, t: &[Table]) -> Query {
     let operation = rng.pick(&["EXCEPT", "EXCEPT ALL", "INTERSECT", "INTERSECT ALL", "UNION"]);
     let (l, r) = *rng.pick(&[&("id", "id"), &("id", "a"), &("id, o", "id, o"), &("a", "id")]);
-    tagged(
-        format!(
-            "SELECT {l} FROM {} {operation} SELECT {r} FROM {} WHERE {}",
-            table_name(rng, t),
-            table_name(rng, t),
-            condition(rng, "")
-        ),
-        &["set operation over keys"],
-    )
+    combined(rng, t, operation, (l, r), "set operation over keys")
 }
