@@ -463,3 +463,114 @@ impl Accumulator for Distinct {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check_aggregates;
+
+    #[test]
+    fn sums_and_averages_of_integers() {
+        check_aggregates(&[
+            ("sum", "int2", "32767; 32767; NULL", "65534"),
+            ("sum", "int4", "2147483647; 2147483647", "4294967294"),
+            ("sum", "int8", "9223372036854775807; 9223372036854775807", "18446744073709551614"),
+            ("sum", "int4", "NULL; NULL", "NULL"),
+            ("sum", "int4", "", "NULL"),
+            ("sum", "int4", "-5", "-5"),
+            ("avg", "int4", "NULL; NULL", "NULL"),
+            ("avg", "int8", "", "NULL"),
+            ("avg", "int4", "1; 2; 4; 5", "3.0000000000000000"),
+        ]);
+    }
+
+    #[test]
+    fn averages_have_sixteen_digits() {
+        check_aggregates(&[
+            ("avg", "int4", "1; 2; 2", "1.6666666666666667"),
+            ("avg", "int8", "-1; -2; -2", "-1.6666666666666667"),
+            ("avg", "numeric(10,2)", "0.01; 0.02; 0.02", "0.0166666666666667"),
+            (
+                "avg",
+                "numeric(20,18)",
+                "0.000000000000000001; 0.000000000000000002",
+                "0.000000000000000002",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn sums_of_numerics_keep_the_scale() {
+        check_aggregates(&[
+            ("sum", "numeric(10,2)", "1.10; 2.25; -0.05", "3.30"),
+            ("sum", "numeric(10,2)", "0.00", "0.00"),
+            ("sum", "numeric", "1.10; 2.2", "3.3"),
+            ("sum", "numeric(38,0)", "99999999999999999999999999999999999999; 1", "error 22003"),
+            (
+                "sum",
+                "numeric(38,0)",
+                "99999999999999999999999999999999999999; 1; -1",
+                "99999999999999999999999999999999999999",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn floats_are_summed_exactly() {
+        check_aggregates(&[
+            // PostgreSQL adds in the order of rows: here it would lose the one.
+            ("sum", "float8", "1e16; 1; -1e16", "1"),
+            ("sum", "float8", "0.1; 0.2; 0.3", "0.6"),
+            ("avg", "float8", "1e16; 1; -1e16; 1", "0.5"),
+            ("sum", "float8", "1e308; 1e308; -1e308", "1e+308"),
+            ("sum", "float8", "1e308; 1e308", "error 22003"),
+            ("sum", "float8", "1; Infinity", "Infinity"),
+            ("sum", "float8", "Infinity; -Infinity", "NaN"),
+            ("sum", "float8", "1; NaN; Infinity", "NaN"),
+            ("avg", "float4", "1; 2", "1.5"),
+            ("sum", "float4", "3e38; 3e38", "error 22003"),
+            ("sum", "float4", "1.5; 2.25; NULL", "3.75"),
+        ]);
+    }
+
+    #[test]
+    fn sums_of_intervals() {
+        check_aggregates(&[
+            ("sum", "interval", "1 mon; 2 days; -03:00", "1 mon 2 days -03:00:00"),
+            ("avg", "interval", "1 day; 2 days", "1 day 12:00:00"),
+            ("avg", "interval", "1 mon; 00:00", "15 days"),
+            ("sum", "interval", "NULL", "NULL"),
+            ("sum", "interval", "2147483647 days; 1 day", "error 22008"),
+        ]);
+    }
+
+    #[test]
+    fn distinct_values_count_once() {
+        check_aggregates(&[
+            ("distinct sum", "int4", "1; 2; 2; NULL; 1", "3"),
+            ("distinct avg", "int4", "1; 3; 3", "2.0000000000000000"),
+            ("distinct sum", "numeric(5,2)", "1.50; 1.5; 2", "3.50"),
+            ("distinct sum", "float8", "0.5; 0.5; NaN; NaN", "NaN"),
+            ("distinct sum", "int4", "", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn logical_aggregates() {
+        check_aggregates(&[
+            ("bool_and", "bool", "true; NULL; true", "true"),
+            ("bool_and", "bool", "true; false", "false"),
+            ("every", "bool", "true; true", "true"),
+            ("bool_or", "bool", "false; NULL", "false"),
+            ("bool_or", "bool", "NULL", "NULL"),
+            ("every", "bool", "", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn other_types_have_no_sum() {
+        check_aggregates(&[
+            ("sum", "text", "a", "error 42883"),
+            ("avg", "date", "2024-01-01", "error 42883"),
+        ]);
+    }
+}

@@ -293,3 +293,134 @@ impl ScalarUDFImpl for Unary {
         kernels::negate(&args.args[0], self.abs)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn integers_keep_the_wider_type_and_its_range() {
+        check(&[
+            ("1 + 2", "3"),
+            ("'32767'::int2 + '1'::int2", "error 22003"),
+            ("'32767'::int2 + 1", "32768"),
+            ("'-32768'::int2 - '1'::int2", "error 22003"),
+            ("2147483647 + 1", "error 22003"),
+            ("2147483647 + '1'::int8", "2147483648"),
+            ("9223372036854775807 + 1", "error 22003"),
+            ("'-9223372036854775808'::int8 - 1", "error 22003"),
+            ("3037000500 * 3037000500", "error 22003"),
+            ("NULL::int4 + 1", "NULL"),
+            ("1 + '2'", "3"),
+        ]);
+    }
+
+    #[test]
+    fn division_of_integers_truncates() {
+        check(&[
+            ("7 / 2", "3"),
+            ("-7 / 2", "-3"),
+            ("7 / -2", "-3"),
+            ("-7 % 3", "-1"),
+            ("7 % -3", "1"),
+            ("'-2147483648'::int4 / -1", "error 22003"),
+            ("'-2147483648'::int4 % -1", "0"),
+            ("'-9223372036854775808'::int8 % -1", "0"),
+            ("1 / 0", "error 22012"),
+            ("1 % 0", "error 22012"),
+            ("NULL::int4 / 0", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn numerics_are_exact() {
+        check(&[
+            ("0.1 + 0.2", "0.3"),
+            ("1.10 + 2.2", "3.30"),
+            ("1.5 - 2.25", "-0.75"),
+            ("1.50 * 2.0", "3.000"),
+            ("-0.5 * 0.5", "-0.25"),
+            ("7.5 % 2", "1.5"),
+            ("-7.5 % 2", "-1.5"),
+            ("(10.0 / 4)::float8", "2.5"),
+            ("(1.0 / 3)::numeric(10,5)", "0.33333"),
+            ("(-2.0 / 3)::numeric(10,5)", "-0.66667"),
+            ("1.5 / 0", "error 22012"),
+            ("1.5 % 0", "error 22012"),
+            ("1.5 + 1", "2.5"),
+            ("1.5 + '9223372036854775807'::int8", "9223372036854775808.5"),
+            ("'0.1'::numeric + '0.2'::numeric", "0.3"),
+            ("'1.5'::numeric * '1.5'::numeric", "2.25"),
+        ]);
+    }
+
+    #[test]
+    fn numerics_of_more_than_38_digits_are_errors() {
+        check(&[
+            (
+                "'99999999999999999999999999999999999999'::numeric(38,0) + '1'::numeric(38,0)",
+                "error 22003",
+            ),
+            (
+                "'99999999999999999999'::numeric(20,0) * '99999999999999999999'::numeric(20,0)",
+                "error 22003",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn floats_overflow_and_underflow() {
+        check(&[
+            ("'1e308'::float8 * 10::float8", "error 22003"),
+            ("'-1e308'::float8 - '1e308'::float8", "error 22003"),
+            ("'1e-308'::float8 / '1e300'::float8", "error 22003"),
+            ("'1e-300'::float8 * '1e-300'::float8", "error 22003"),
+            ("'Infinity'::float8 + 1::float8", "Infinity"),
+            ("'Infinity'::float8 - 'Infinity'::float8", "NaN"),
+            ("'Infinity'::float8 * '0'::float8", "NaN"),
+            ("'1'::float8 / 'Infinity'::float8", "0"),
+            ("'1'::float8 / '0'::float8", "error 22012"),
+            ("'NaN'::float8 / '0'::float8", "NaN"),
+            ("'NaN'::float8 + 1::float8", "NaN"),
+            ("'-0'::float8 * 1::float8", "-0"),
+            ("'0'::float8 * -1::float8", "-0"),
+            ("'3e38'::float4 * 10::float4", "error 22003"),
+            ("'1e-38'::float4 * '1e-38'::float4", "error 22003"),
+            ("'0.1'::float4 + '0.2'::float4", "0.3"),
+            ("'0.1'::float4 + '0.2'::float8", "0.30000000149011613"),
+            ("1.5 + '0.25'::float8", "1.75"),
+        ]);
+    }
+
+    #[test]
+    fn operators_of_other_types_do_not_exist() {
+        check(&[
+            ("'1'::float8 % '1'::float8", "error 42883"),
+            ("'a'::text + 1", "error 42883"),
+            ("true + true", "error 42883"),
+            ("'2020-01-01'::date + '2020-01-01'::date", "error 42883"),
+        ]);
+    }
+
+    #[test]
+    fn negation_and_absolute_values() {
+        check(&[
+            ("pg_neg(5)", "-5"),
+            ("pg_neg('-32768'::int2)", "error 22003"),
+            ("pg_neg('-2147483648'::int4)", "error 22003"),
+            ("pg_neg('0'::float8)", "-0"),
+            ("pg_neg('NaN'::float8)", "NaN"),
+            ("pg_neg(1.50)", "-1.50"),
+            ("pg_neg('1 mon -2 days 03:00'::interval)", "-1 mons +2 days -03:00:00"),
+            ("pg_neg(NULL::int4)", "NULL"),
+            ("abs(-5)", "5"),
+            ("abs('-9223372036854775808'::int8)", "error 22003"),
+            ("abs('-0'::float8)", "0"),
+            ("abs('-Infinity'::float8)", "Infinity"),
+            ("abs('NaN'::float8)", "NaN"),
+            ("abs(-1.50)", "1.50"),
+            ("abs('-1.5'::float4)", "1.5"),
+            ("abs(NULL::numeric)", "NULL"),
+        ]);
+    }
+}

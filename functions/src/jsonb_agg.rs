@@ -149,3 +149,36 @@ impl Accumulator for Listed {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check_aggregates;
+
+    #[test]
+    fn values_in_the_order_of_rows() {
+        check_aggregates(&[
+            ("jsonb_agg", "int4", "2; 1; NULL", "[2, 1, null]"),
+            ("jsonb_agg", "text", "a\"b; ä", "[\"a\\\"b\", \"ä\"]"),
+            ("jsonb_agg", "numeric(4,2)", "1.50; -0.05", "[1.50, -0.05]"),
+            ("jsonb_agg", "jsonb", "{\"a\": 1}; [1]", "[{\"a\": 1}, [1]]"),
+            ("jsonb_agg", "timestamp", "2024-02-29 13:14", "[\"2024-02-29T13:14:00\"]"),
+            ("jsonb_agg", "bool", "t; f", "[true, false]"),
+            ("jsonb_agg", "int4[]", "{1,2}; {}", "[[1, 2], []]"),
+            ("jsonb_agg", "float8", "NaN; 1.5", "[\"NaN\", 1.5]"),
+            ("json_agg", "int4", "1", "[1]"),
+        ]);
+    }
+
+    #[test]
+    fn of_no_rows_it_is_null() {
+        check_aggregates(&[("jsonb_agg", "int4", "", "NULL")]);
+    }
+
+    #[test]
+    fn order_and_distinct_are_refused_over_windows() {
+        check_aggregates(&[
+            ("distinct jsonb_agg", "int4", "1", "error 0A000"),
+            ("jsonb_agg order by 1", "int4", "1", "error 0A000"),
+        ]);
+    }
+}

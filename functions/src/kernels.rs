@@ -339,3 +339,129 @@ pub fn negate(value: &ColumnarValue, abs: bool) -> Result<ColumnarValue> {
         ColumnarValue::Array(_) => ColumnarValue::Array(array),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::check;
+
+    #[test]
+    fn numerics_are_rounded_half_away_from_zero() {
+        check(&[
+            ("(1.0::numeric(38,0) / 6)::numeric(10,4)", "0.1667"),
+            ("(-1.0::numeric(38,0) / 6)::numeric(10,4)", "-0.1667"),
+            (
+                "'0.5'::numeric(38,18) * '0.000000000000000003'::numeric(38,18)",
+                "0.000000000000000002",
+            ),
+            (
+                "'-0.5'::numeric(38,18) * '0.000000000000000003'::numeric(38,18)",
+                "-0.000000000000000002",
+            ),
+            (
+                "'99999999999999999999999999999999999999'::numeric(38,0) / '1'::numeric(38,0)",
+                "error 22003",
+            ),
+            ("'12345678901234567890123456789012'::numeric(38,0) % '97'::numeric(38,0)", "71"),
+            (
+                "'1e20'::numeric(38,0) * '1e17'::numeric(38,0)",
+                "10000000000000000000000000000000000000",
+            ),
+            ("'1e20'::numeric(38,0) * '1e18'::numeric(38,0)", "error 22003"),
+        ]);
+    }
+
+    #[test]
+    fn negation_has_a_range() {
+        check(&[
+            ("pg_neg('-9223372036854775808'::int8)", "error 22003"),
+            ("pg_neg('9223372036854775807'::int8)", "-9223372036854775807"),
+            ("pg_neg('-2147483648 mons'::interval)", "error 22008"),
+            ("pg_neg('Infinity'::float4)", "-Infinity"),
+            ("abs('-32768'::int2)", "error 22003"),
+            ("abs('-2147483648'::int4)", "error 22003"),
+            ("abs('-0.00'::numeric(5,2))", "0.00"),
+        ]);
+    }
+
+    #[test]
+    fn a_column_and_a_constant_meet_in_every_way() {
+        let column = |values: Vec<Option<i32>>| {
+            ColumnarValue::Array(Arc::new(Int32Array::from(values)) as ArrayRef)
+        };
+        let constant = |value: Option<i32>| ColumnarValue::Scalar(ScalarValue::Int32(value));
+        let some = || column(vec![Some(7), None]);
+        let cases = [
+            (some(), column(vec![Some(2), Some(2)]), vec![Some(5), None]),
+            (some(), constant(Some(2)), vec![Some(5), None]),
+            (constant(Some(2)), some(), vec![Some(-5), None]),
+            (some(), constant(None), vec![None, None]),
+            (constant(None), some(), vec![None, None]),
+            (constant(Some(2)), constant(Some(3)), vec![Some(-1)]),
+            (constant(None), constant(Some(3)), vec![None]),
+        ];
+        for (left, right, expected) in cases {
+            let found = binary(ArithOp::Sub, &left, &right, 2, &DataType::Int32).unwrap();
+            let constants =
+                matches!((&left, &right), (ColumnarValue::Scalar(_), ColumnarValue::Scalar(_)));
+            assert_eq!(matches!(found, ColumnarValue::Scalar(_)), constants);
+            let found = found.into_array(1).unwrap();
+            assert_eq!(found.as_primitive::<Int32Type>(), &Int32Array::from(expected));
+        }
+    }
+
+    #[test]
+    fn rows_that_are_null_do_not_fail() {
+        let zero = ColumnarValue::Array(Arc::new(Int32Array::from(vec![0, 0])) as ArrayRef);
+        let none = ColumnarValue::Array(Arc::new(Int32Array::from(vec![None, None])) as ArrayRef);
+        let found = binary(ArithOp::Div, &none, &zero, 2, &DataType::Int32).unwrap();
+        assert_eq!(found.into_array(2).unwrap().null_count(), 2);
+    }
+
+    #[test]
+    fn every_nan_is_the_one() {
+        let other = f64::from_bits(f64::NAN.to_bits() | 1 << 63);
+        let column = ColumnarValue::Array(Arc::new(Float64Array::from(vec![other])) as ArrayRef);
+        let one = ColumnarValue::Scalar(ScalarValue::Float64(Some(1.0)));
+        let sum = binary(ArithOp::Add, &column, &one, 1, &DataType::Float64).unwrap();
+        for found in [sum, negate(&column, false).unwrap(), negate(&column, true).unwrap()] {
+            let found = found.into_array(1).unwrap();
+            let bits = found.as_primitive::<Float64Type>().value(0).to_bits();
+            assert_eq!(bits, f64::NAN.to_bits());
+        }
+    }
+
+    #[test]
+    fn quotients_of_digits_are_shifted_and_rounded() {
+        let cases = [
+            ((1, 3, 2), 33),
+            ((2, 3, 2), 67),
+            ((-2, 3, 2), -67),
+            ((2, -3, 2), -67),
+            ((5, 2, 0), 3),
+            ((-5, 2, 0), -3),
+            ((12_345, 1, -2), 123),
+            ((12_350, 1, -2), 124),
+            ((1, 10i128.pow(37), 40), 1000),
+        ];
+        for ((a, b, shift), expected) in cases {
+            assert_eq!(divide(a, b, shift).unwrap(), expected, "{a} / {b} shifted by {shift}");
+        }
+        let state = |found: Result<i128, SqlError>| found.unwrap_err().state;
+        assert_eq!(state(divide(1, 0, 0)), SqlState::DIVISION_BY_ZERO);
+        assert_eq!(state(divide(10, 1, 37)), SqlState::NUMERIC_VALUE_OUT_OF_RANGE);
+        assert_eq!(state(divide(1, 1, 100)), SqlState::NUMERIC_VALUE_OUT_OF_RANGE);
+    }
+
+    #[test]
+    fn negation_keeps_constants_and_refuses_other_types() {
+        let constant = ColumnarValue::Scalar(ScalarValue::Int16(Some(i16::MIN)));
+        assert!(negate(&constant, true).is_err());
+        let constant = ColumnarValue::Scalar(ScalarValue::Int16(Some(5)));
+        let found = negate(&constant, false).unwrap();
+        assert!(matches!(found, ColumnarValue::Scalar(ScalarValue::Int16(Some(-5)))));
+        let text = ColumnarValue::Scalar(ScalarValue::from("a"));
+        let error = crate::error::sql_error_from_datafusion(negate(&text, false).unwrap_err());
+        assert_eq!(error.state, SqlState::UNDEFINED_FUNCTION);
+    }
+}

@@ -51,6 +51,8 @@ pub mod sorted_array;
 pub mod statistics;
 pub mod string_agg;
 pub mod strings;
+#[cfg(test)]
+mod testing;
 pub mod text;
 pub mod text_only;
 pub mod time_format;

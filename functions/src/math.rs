@@ -458,3 +458,6 @@ fn common_factors() -> Vec<Def> {
         ),
     ]
 }
+
+#[cfg(test)]
+mod tests;

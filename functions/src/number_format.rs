@@ -442,3 +442,104 @@ fn take_sign(rest: &mut std::iter::Peekable<std::str::Chars<'_>>) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn digits_and_signs() {
+        check(&[
+            ("to_char(485, '999')", " 485"),
+            ("to_char(-485, '999')", "-485"),
+            ("to_char(485, '9 9 9')", " 4 8 5"),
+            ("to_char(1485, '9,999')", " 1,485"),
+            ("to_char(148.5, '999.999')", " 148.500"),
+            ("to_char(148.5, 'FM999.999')", "148.5"),
+            ("to_char(148.5, 'FM999.990')", "148.500"),
+            ("to_char(0.1, '0.9')", " 0.1"),
+            ("to_char(0.1, '9.9')", "  .1"),
+            ("to_char(0.1, 'FM9.9')", ".1"),
+            ("to_char(-0.1, 'FM99.99')", "-.1"),
+            ("to_char(0, '99.99')", "   .00"),
+            ("to_char(12, '9990999.9')", "    0012.0"),
+            ("to_char(-485, '999S')", "485-"),
+            ("to_char(-485, 'S999')", "-485"),
+            ("to_char(485, 'SG999')", "+485"),
+            ("to_char(-485, '999MI')", "485-"),
+            ("to_char(485, '999MI')", "485 "),
+            ("to_char(485, 'FM999MI')", "485"),
+            ("to_char(-485, '9SG99')", "4-85"),
+            ("to_char(-485, '999PR')", "<485>"),
+            ("to_char(485, '999PR')", " 485 "),
+            ("to_char(485, 'PL999')", "+ 485"),
+            ("to_char(485, '\"Good number:\"999')", "Good number: 485"),
+            ("to_char(485.8, '\"Pre:\"999\" Post:\" .999')", "Pre: 485 Post: .800"),
+            ("to_char(1234567, '9G999G999')", " 1,234,567"),
+            ("to_char(1.5, '9D9')", " 1.5"),
+        ]);
+    }
+
+    #[test]
+    fn values_that_do_not_fit() {
+        check(&[
+            ("to_char(12345, '999')", " ###"),
+            ("to_char(-12345, '999')", "-###"),
+            ("to_char(1234.56, '99.99')", " ##.##"),
+            ("to_char(99.96, '99.9')", " ##.#"),
+            ("to_char(9.99, '9.9')", " #.#"),
+        ]);
+    }
+
+    #[test]
+    fn roman_numerals_ordinals_and_shifts() {
+        check(&[
+            ("to_char(485, 'RN')", "        CDLXXXV"),
+            ("to_char(485, 'FMRN')", "CDLXXXV"),
+            ("to_char(5.2, 'FMRN')", "V"),
+            ("to_char(4000, 'RN')", "###############"),
+            ("to_char(0, 'RN')", "###############"),
+            ("to_char(482, '999th')", " 482nd"),
+            ("to_char(1, '9TH')", " 1ST"),
+            ("to_char(11, '99th')", " 11th"),
+            ("to_char(12, '99V999')", " 12000"),
+            ("to_char(12.4, '99V999')", " 12400"),
+            ("to_char(12.45, '99V9')", " 125"),
+        ]);
+    }
+
+    #[test]
+    fn floats_and_exponents() {
+        check(&[
+            ("to_char('0.000485'::float8, '9.99EEEE')", " 4.85e-04"),
+            ("to_char('-12345.6789'::float8, '9.999EEEE')", "-1.235e+04"),
+            ("to_char('1e100'::float8, '9.9EEEE')", " 1.0e+100"),
+            ("to_char('1234.5'::float4, '9999.99')", " 1234.50"),
+            ("to_char(1.5, NULL)", "NULL"),
+            ("to_char(NULL::numeric, '9')", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn patterns_with_an_error() {
+        check(&[("to_char(1, '9.9.9')", "error 42601"), ("to_char(1, '')", "")]);
+    }
+
+    #[test]
+    fn numbers_are_read_by_patterns() {
+        check(&[
+            ("to_number('12,454.8-', '99G999D9S')", "-12454.8"),
+            ("to_number('-34,338,492', '99G999G999')", "-34338492"),
+            ("to_number('<564646.654564>', '999999.999999PR')", "-564646.654564"),
+            ("to_number('0.00001-', '9.999999S')", "-0.00001"),
+            ("to_number(' 4 4 4 4 5 5 5 4', '9 9 9 9 9 9 9 9')", "44445554"),
+            ("to_number('$1,234.56', 'L99,999.99')", "1234.56"),
+            ("to_number('123', '99')", "12"),
+            ("to_number('1.5', '9')", "1"),
+            ("to_number('42nd', '99th')", "42"),
+            ("to_number('abc', '999')", "error 22P02"),
+            ("to_number('', '999')", "error 22P02"),
+            ("to_number(NULL, '9')", "NULL"),
+        ]);
+    }
+}

@@ -424,3 +424,70 @@ impl Num {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn roots() {
+        check(&[
+            ("sqrt('0'::numeric)", "0.000000000000000000"),
+            ("sqrt('1e-10'::numeric)", "0.000010000000000000000"),
+            ("sqrt('0.0001'::numeric)", "0.010000000000000000"),
+        ]);
+    }
+
+    #[test]
+    fn exponentials_and_logarithms() {
+        check(&[
+            ("exp('0'::numeric)", "1.000000000000000000"),
+            ("exp('-20'::numeric)", "0.000000002061153622438558"),
+            ("exp('1000'::numeric)", "error 22003"),
+            ("ln('1'::numeric)", "0.000000000000000000"),
+            ("ln('-1'::numeric)", "error 2201E"),
+            ("log('10'::numeric, '0.01'::numeric)", "-2.000000000000000000"),
+            ("log('0.5'::numeric, '8'::numeric)", "-3.000000000000000000"),
+            ("log('1'::numeric, '8'::numeric)", "error 22012"),
+            ("log('0'::numeric, '8'::numeric)", "error 2201E"),
+        ]);
+    }
+
+    #[test]
+    fn powers() {
+        check(&[
+            ("power('10'::numeric, '20'::numeric)", "100000000000000000000.00000000000000000"),
+            ("power('1.1'::numeric, '10'::numeric)", "2.593742460100000000"),
+            ("power('0'::numeric, '0'::numeric)", "1.000000000000000000"),
+            ("power('0'::numeric, '5'::numeric)", "0.000000000000000000"),
+            ("power('-2'::numeric, '3'::numeric)", "-8.000000000000000000"),
+            ("power('-2'::numeric, '2'::numeric)", "4.000000000000000000"),
+            ("power('-2'::numeric, '0.5'::numeric)", "error 2201F"),
+            ("power('10'::numeric, '-10'::numeric)", "0.000000000100000000"),
+            ("power('10'::numeric, '40'::numeric)", "error 22003"),
+        ]);
+    }
+
+    #[test]
+    fn quotients_and_remainders() {
+        check(&[
+            ("div('9.9'::numeric, '3'::numeric)", "3"),
+            ("div('-9.9'::numeric, '2'::numeric)", "-4"),
+            ("gcd('-0.12'::numeric, '0.18'::numeric)", "0.060000000000000000"),
+            ("lcm('0.12'::numeric, '0.18'::numeric)", "0.360000000000000000"),
+        ]);
+    }
+
+    #[test]
+    fn digits_that_are_cut() {
+        check(&[
+            ("trunc('-0.000000000000000000009'::numeric, 20)", "0.00000000000000000000"),
+            ("round('9.995'::numeric, 2)", "10.00"),
+            ("round('99.5'::numeric)", "100"),
+            ("round('55'::numeric, -2)", "100"),
+            ("round('-55'::numeric, -2)", "-100"),
+            ("round('49'::numeric, -2)", "0"),
+            ("trim_scale('-0.0500'::numeric)", "-0.05"),
+        ]);
+    }
+}

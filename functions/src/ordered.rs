@@ -286,3 +286,67 @@ impl Accumulator for Collecting {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check_aggregates;
+
+    #[test]
+    fn percentiles_between_rows() {
+        check_aggregates(&[
+            ("percentile_cont order by 1", "float8|float8", "1|0.5; 2|0.5; 4|0.5; 8|0.5", "3"),
+            ("percentile_cont order by 1", "float8|float8", "1|0; 2|0", "1"),
+            ("percentile_cont order by 1", "float8|float8", "1|1; 2|1", "2"),
+            ("percentile_cont order by 1 desc", "float8|float8", "1|0.25; 2|0.25; 3|0.25", "2.5"),
+            ("percentile_cont order by 1", "float8|float8", "NULL|0.5; 3|0.5", "3"),
+            ("percentile_cont order by 1", "float8|float8", "NULL|0.5", "NULL"),
+            ("percentile_cont order by 1", "float8|float8", "1|1.5", "error 22003"),
+            ("percentile_cont order by 1", "float8|float8", "1|-0.1", "error 22003"),
+            (
+                "percentile_cont order by 1",
+                "float8|float8[]",
+                "1|{0,0.5,NULL,1}; 3|{0,0.5,NULL,1}",
+                "{1,2,NULL,3}",
+            ),
+            ("percentile_cont order by 1", "int4|float8", "1|0.5; 2|0.5", "1.5"),
+        ]);
+    }
+
+    #[test]
+    fn percentiles_are_rows() {
+        check_aggregates(&[
+            ("percentile_disc order by 1", "int4|float8", "1|0.5; 2|0.5; 3|0.5; 4|0.5", "2"),
+            ("percentile_disc order by 1", "int4|float8", "1|0; 2|0", "1"),
+            ("percentile_disc order by 1", "text|float8", "b|0.4; a|0.4; c|0.4", "b"),
+            ("percentile_disc order by 1 desc", "text|float8", "b|0.1; a|0.1; c|0.1", "c"),
+            ("percentile_disc order by 1", "int4|float8[]", "1|{1,0}; 5|{1,0}", "{5,1}"),
+            (
+                "percentile_disc order by 1",
+                "interval|float8",
+                "1 mon|0.9; 29 days|0.9; 31 days|0.9",
+                "31 days",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn the_most_frequent_value() {
+        check_aggregates(&[
+            ("mode order by 1", "int4", "2; 1; 2; NULL; NULL; NULL", "2"),
+            ("mode order by 1", "int4", "2; 1; 2; 1", "1"),
+            ("mode order by 1 desc", "int4", "2; 1; 2; 1", "2"),
+            ("mode order by 1", "text", "NULL", "NULL"),
+            ("mode order by 1", "float8", "NaN; 1; NaN", "NaN"),
+        ]);
+    }
+
+    #[test]
+    fn objects_of_rows() {
+        check_aggregates(&[
+            ("jsonb_object_agg", "text|jsonb", "b|1; a|\"x\"; b|2", "{\"a\": \"x\", \"b\": 2}"),
+            ("jsonb_object_agg", "text|jsonb", "a|NULL", "{\"a\": null}"),
+            ("jsonb_object_agg", "text|jsonb", "NULL|1", "error 22023"),
+            ("jsonb_object_agg", "text|jsonb", "", "NULL"),
+        ]);
+    }
+}

@@ -182,3 +182,62 @@ pub fn round_seconds(array: &ArrayRef, digits: u32) -> Result<ArrayRef, SqlError
         _ => Arc::clone(array),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn numerics_stay_numerics() {
+        check(&[
+            ("floor(2.7)", "2"),
+            ("floor(-2.1)", "-3"),
+            ("ceil(2.1)", "3"),
+            ("ceiling(-2.9)", "-2"),
+            ("ceil(-0.5)", "0"),
+            ("floor(0.00)", "0"),
+            ("floor(NULL::numeric)", "NULL"),
+            ("ceil('0.0000000000000001'::numeric)", "1"),
+            ("floor('-0.0000000000000001'::numeric)", "-1"),
+            ("ceil('99999999999999999999.5'::numeric)", "100000000000000000000"),
+        ]);
+    }
+
+    #[test]
+    fn everything_else_is_a_float() {
+        check(&[
+            ("floor('2.7'::float8)", "2"),
+            ("floor('-2.1'::float4)", "-3"),
+            ("ceil('-0.5'::float8)", "-0"),
+            ("ceil('NaN'::float8)", "NaN"),
+            ("floor('-Infinity'::float8)", "-Infinity"),
+            ("floor(5)", "5"),
+            ("ceil('-7'::int8)", "-7"),
+            ("ceil(NULL)", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn seconds_are_rounded_half_away_from_2000() {
+        check(&[
+            ("round_seconds('2024-01-01 00:00:00.5'::timestamp, 0)", "2024-01-01 00:00:01"),
+            ("round_seconds('1999-12-31 23:59:59.5'::timestamp, 0)", "1999-12-31 23:59:59"),
+            ("round_seconds('1969-12-31 23:59:58.25'::timestamptz, 1)", "1969-12-31 23:59:58.2+00"),
+            (
+                "round_seconds('2024-01-01 00:00:00.123456'::timestamp, 3)",
+                "2024-01-01 00:00:00.123",
+            ),
+            (
+                "round_seconds('2024-01-01 00:00:00.123456'::timestamp, 6)",
+                "2024-01-01 00:00:00.123456",
+            ),
+            ("round_seconds('12:00:00.0005'::time, 3)", "12:00:00.001"),
+            ("round_seconds('23:59:59.9999'::time, 0)", "24:00:00"),
+            ("round_seconds('-1.5 seconds'::interval, 0)", "-00:00:02"),
+            (
+                "round_seconds('1 mon -2 days 00:00:00.45'::interval, 1)",
+                "1 mon -2 days +00:00:00.5",
+            ),
+        ]);
+    }
+}

@@ -77,3 +77,31 @@ impl ScalarUDFImpl for Sign {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn signs_of_numerics_and_floats() {
+        check(&[
+            ("sign(-2.50)", "-1"),
+            ("sign(0.0)", "0"),
+            ("sign(3)", "1"),
+            ("sign('-9223372036854775808'::int8)", "-1"),
+            ("sign('-0'::float8)", "0"),
+            ("sign('0.0000001'::float8)", "1"),
+            ("sign('-Infinity'::float8)", "-1"),
+            ("sign(NULL::numeric)", "NULL"),
+            ("sign('2'::float4)", "1"),
+        ]);
+    }
+
+    #[test]
+    fn a_nan_has_no_sign() {
+        check(&[
+            // PostgreSQL's float sign(NaN) is 0 as well.
+            ("sign('NaN'::float8)", "0"),
+        ]);
+    }
+}

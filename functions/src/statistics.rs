@@ -325,3 +325,81 @@ impl Accumulator for Distinct {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check_aggregates;
+
+    #[test]
+    fn variances_of_integers_are_numerics() {
+        check_aggregates(&[
+            ("var_pop", "int4", "1; 2; 3; 4", "1.2500000000000000"),
+            ("var_samp", "int4", "1; 2; 3; 4", "1.6666666666666667"),
+            ("variance", "int8", "10; 20", "50.0000000000000000"),
+            ("stddev_pop", "int2", "2; 4; 4; 4; 5; 5; 7; 9", "2.0000000000000000"),
+            ("stddev_samp", "int4", "1; 3", "1.4142135623730950"),
+            ("stddev", "numeric(10,2)", "1.50; 2.50; 3.50", "1.0000000000000000"),
+            ("var_pop", "int4", "5", "0.0000000000000000"),
+            ("var_samp", "int4", "5", "NULL"),
+            ("stddev_samp", "int4", "", "NULL"),
+            ("var_pop", "int4", "NULL; NULL", "NULL"),
+            ("var_pop", "int8", "9223372036854775807; 9223372036854775807", "0.0000000000000000"),
+        ]);
+    }
+
+    #[test]
+    fn variances_of_floats() {
+        check_aggregates(&[
+            ("var_pop", "float8", "1; 2; 3; 4", "1.25"),
+            ("var_samp", "float8", "1", "NULL"),
+            ("var_pop", "float8", "7", "0"),
+            ("stddev_pop", "float8", "1; NaN", "NaN"),
+            ("var_pop", "float8", "1; Infinity", "NaN"),
+            ("stddev_samp", "float4", "1.5; 2.5", "0.7071067811865476"),
+            ("var_pop", "float8", "NULL", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn pairs_count_where_both_are_there() {
+        check_aggregates(&[
+            ("covar_pop", "float8|float8", "1|2; 2|4; 3|6", "1.3333333333333333"),
+            ("covar_samp", "float8|float8", "1|2; 2|4; NULL|1", "1"),
+            ("covar_samp", "float8|float8", "1|2", "NULL"),
+            ("corr", "float8|float8", "1|2; 2|4; 3|6", "1"),
+            ("corr", "float8|float8", "1|2; 1|4", "NULL"),
+            ("corr", "float8|float8", "3|1; 2|2; 1|3", "-1"),
+            ("regr_count", "float8|float8", "1|2; NULL|4; 3|NULL", "1"),
+            ("regr_count", "float8|float8", "", "0"),
+            ("regr_avgx", "float8|float8", "1|2; 2|4", "3"),
+            ("regr_avgy", "float8|float8", "1|2; 2|4; 9|NULL", "1.5"),
+            ("regr_sxx", "float8|float8", "1|2; 2|4", "2"),
+            ("regr_syy", "float8|float8", "1|2; 2|4", "0.5"),
+            ("regr_sxy", "float8|float8", "1|2; 2|4", "1"),
+            ("regr_slope", "float8|float8", "1|2; 2|4", "0.5"),
+            ("regr_slope", "float8|float8", "1|2; 2|2", "NULL"),
+            ("regr_intercept", "float8|float8", "3|2; 5|4", "1"),
+            ("regr_r2", "float8|float8", "1|1; 1|2", "1"),
+            ("regr_r2", "float8|float8", "1|1; 2|1", "NULL"),
+            ("corr", "float8|float8", "1|1; NaN|2", "NaN"),
+            ("corr", "float8|float8", "1|1; Infinity|2", "NaN"),
+            ("corr", "float8|float8", "", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn bits() {
+        check_aggregates(&[
+            ("bit_and", "int4", "12; 10; NULL", "8"),
+            ("bit_or", "int4", "12; 10", "14"),
+            ("bit_xor", "int4", "12; 10; 6", "0"),
+            ("bit_and", "int2", "-1; 255", "255"),
+            ("bit_or", "int8", "-9223372036854775808; 1", "-9223372036854775807"),
+            ("bit_xor", "int8", "-1; -1", "0"),
+            ("bit_and", "int4", "NULL", "NULL"),
+            ("bit_xor", "int4", "", "NULL"),
+            ("distinct bit_xor", "int4", "5; 5; 3", "6"),
+            ("distinct var_pop", "int4", "1; 1; 3", "1.0000000000000000"),
+        ]);
+    }
+}

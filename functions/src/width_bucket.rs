@@ -84,3 +84,31 @@ fn arrays(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
     let nested = ListArray::try_new(field, lists.offsets().clone(), items, lists.nulls().cloned());
     Ok(Arc::new(nested.map_err(internal)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn a_bucket_begins_with_its_threshold() {
+        check(&[
+            ("width_bucket_of(5, '{1,5,10}'::int4[])", "2"),
+            ("width_bucket_of(0, '{1,5,10}'::int4[])", "0"),
+            ("width_bucket_of(10, '{1,5,10}'::int4[])", "3"),
+            ("width_bucket_of(1, '{}'::int4[])", "0"),
+            ("width_bucket_of(5.5, '{1,5,10}'::int4[])", "2"),
+            ("width_bucket_of('NaN'::float8, '{1,Infinity,NaN}'::float8[])", "3"),
+            ("width_bucket_of('b'::text, '{a,b,c}'::text[])", "2"),
+            ("width_bucket_of('2024-01-15'::date, '{2024-01-01,2024-02-01}'::date[])", "1"),
+        ]);
+    }
+
+    #[test]
+    fn nulls_and_types() {
+        check(&[
+            ("width_bucket_of(NULL::int4, '{1,5}'::int4[])", "NULL"),
+            ("width_bucket_of(1, NULL::int4[])", "NULL"),
+            ("width_bucket_of(1, '{1,NULL}'::int4[])", "error 22004"),
+        ]);
+    }
+}
