@@ -219,3 +219,69 @@ pub fn defs() -> Vec<Def> {
         ),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn bits_count_from_each_byte_s_lowest() {
+        check(&[
+            ("get_bit('\\x1234567890'::bytea, 30)", "1"),
+            ("get_bit('\\x01'::bytea, 0)", "1"),
+            ("get_bit('\\x80'::bytea, 7)", "1"),
+            ("get_bit('\\x80'::bytea, 8)", "error 2202E"),
+            ("get_bit('\\x80'::bytea, -1)", "error 2202E"),
+            ("set_bit('\\x1234567890'::bytea, 30, 0)", "\\x1234563890"),
+            ("set_bit('\\x00'::bytea, 3, 1)", "\\x08"),
+            ("set_bit('\\x00'::bytea, 3, 2)", "error 22023"),
+            ("set_bit('\\x00'::bytea, 8, 1)", "error 2202E"),
+            ("bit_count('\\x1234567890'::bytea)", "15"),
+            ("bit_count('\\x'::bytea)", "0"),
+            ("bit_count(NULL::bytea)", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn overlays() {
+        check(&[
+            ("overlay('Txxxxas'::text, 'hom'::text, 2, 4)", "Thomas"),
+            ("overlay('größe'::text, 'o', 3)", "große"),
+            ("overlay('abc'::text, 'XYZ', 2)", "aXYZ"),
+            ("overlay('abc'::text, 'X', 3, 0)", "abXc"),
+            ("overlay('abc'::text, 'X', 0)", "error 22011"),
+            ("overlay('abc'::text, 'X', 10)", "abcX"),
+            ("overlay('abc'::text, 'X', 2, -1)", "aXabc"),
+            ("overlay('\\x1234567890'::bytea, '\\x0203'::bytea, 2, 3)", "\\x12020390"),
+            ("overlay('\\x12'::bytea, '\\x02'::bytea, 0)", "error 22011"),
+        ]);
+    }
+
+    #[test]
+    fn escapes_of_code_points() {
+        check(&[
+            ("unistr('d\\0061t\\+000061')", "data"),
+            ("unistr('\\u0061\\U00000062')", "ab"),
+            ("unistr('\\D83E\\DD80')", "🦀"),
+            ("unistr('a\\\\b')", "a\\b"),
+            ("unistr('\\D83E')", "error 42601"),
+            ("unistr('\\00')", "error 42601"),
+            ("unistr('ö')", "ö"),
+        ]);
+    }
+
+    #[test]
+    fn parts_of_names() {
+        check(&[
+            ("parse_ident('\"SomeSchema\".someTable')", "{SomeSchema,sometable}"),
+            ("parse_ident('a.\"b\"\"c\".D')", "{a,\"b\\\"c\",d}"),
+            ("parse_ident('a.b.')", "error 22023"),
+            ("parse_ident('1a')", "error 22023"),
+            ("parse_ident('foo boo[]')", "error 22023"),
+            ("parse_ident('foo[]', false)", "{foo}"),
+            ("parse_ident('')", "error 22023"),
+            ("parse_ident('\"\"')", "error 22023"),
+            ("to_ascii('a'::text)", "error 0A000"),
+        ]);
+    }
+}

@@ -725,3 +725,6 @@ impl Out {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -752,3 +752,6 @@ pub fn div_round(value: i128, divisor: i128) -> i128 {
         false => q,
     }
 }
+
+#[cfg(test)]
+mod tests;

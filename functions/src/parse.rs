@@ -360,3 +360,112 @@ pub fn bytea_escape(text: &str) -> Result<Vec<u8>, SqlError> {
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn numbers() {
+        check(&[
+            ("'1_000'::int4", "error 22P02"),
+            ("'-0'::int4", "0"),
+            ("'00012'::int2", "12"),
+            ("'--1'::int4", "error 22P02"),
+            ("'+-1'::numeric", "error 22P02"),
+            ("'1.'::float8", "1"),
+            ("'.'::numeric", "error 22P02"),
+            ("'1e5'::numeric(8,2)", "100000.00"),
+            ("'-1.50E+1'::numeric", "-15"),
+            ("'1e-3'::numeric", "0.001"),
+            ("' 0.0 '::numeric", "0"),
+            ("'Infinity '::float8", "Infinity"),
+            ("'+inf'::float8", "Infinity"),
+            ("'infinit'::float8", "error 22P02"),
+            ("'1.7976931348623157e308'::float8", "1.7976931348623157e+308"),
+            ("'5e-324'::float8", "5e-324"),
+            ("'3.4028235e38'::float4", "3.4028235e+38"),
+            ("'1 2'::float8", "error 22P02"),
+            ("'123456789012345678901234567890123456789'::numeric", "error 22003"),
+        ]);
+    }
+
+    #[test]
+    fn booleans() {
+        check(&[
+            ("'TRUE'::bool", "true"),
+            ("'tru'::bool", "true"),
+            ("'yes'::bool", "true"),
+            ("'n'::bool", "false"),
+            ("'on'::bool", "true"),
+            ("'off'::bool", "false"),
+            ("'0'::bool", "false"),
+            ("''::bool", "error 22P02"),
+            ("'truex'::bool", "error 22P02"),
+        ]);
+    }
+
+    #[test]
+    fn dates() {
+        check(&[
+            ("'2024-1-5'::date", "2024-01-05"),
+            ("'2000-02-30'::date", "error 22008"),
+            ("'1900-02-29'::date", "error 22008"),
+            ("'2024-00-10'::date", "error 22008"),
+            ("'2024-01-32'::date", "error 22008"),
+            ("'10000-01-01'::date", "10000-01-01"),
+            ("'0000-01-01'::date", "error 22008"),
+            ("'4714-11-24 BC'::date", "4714-11-24 BC"),
+            ("'4714-11-23 BC'::date", "error 22008"),
+            ("'abc'::date", "error 22007"),
+            ("''::date", "error 22007"),
+            ("'2024-02-29 junk'::date", "error 22007"),
+            ("'2024-02-29 13:14'::date", "2024-02-29"),
+        ]);
+    }
+
+    #[test]
+    fn times_of_day() {
+        check(&[
+            ("'00:00'::time", "00:00:00"),
+            ("'23:59:59.9999999'::time", "24:00:00"),
+            ("'13:14:15.1234565'::time", "13:14:15.123456"),
+            ("'040506'::time", "04:05:06"),
+            ("'12:00 AM'::time", "00:00:00"),
+            ("'24:00:01'::time", "error 22008"),
+            ("'1'::time", "error 22007"),
+        ]);
+    }
+
+    #[test]
+    fn instants_and_offsets() {
+        check(&[
+            ("'2024-02-29 12:00-08'::timestamptz", "2024-02-29 20:00:00+00"),
+            ("'2024-02-29 12:00+0530'::timestamptz", "2024-02-29 06:30:00+00"),
+            ("'2024-02-29 12:00:00 UTC'::timestamptz", "2024-02-29 12:00:00+00"),
+            ("'2024-02-29 12:00 Europe/Berlin'::timestamptz", "2024-02-29 11:00:00+00"),
+            ("'2024-07-01 12:00 Europe/Berlin'::timestamptz", "2024-07-01 10:00:00+00"),
+            ("'2024-02-29'::timestamptz", "2024-02-29 00:00:00+00"),
+            ("'2024-02-29 12'::timestamp", "error 22007"),
+            ("'2024-02-29 12:61'::timestamp", "error 22008"),
+            ("'20240229T131415'::timestamp", "2024-02-29 13:14:15"),
+            ("'294277-01-01'::timestamp", "error 22008"),
+            ("'2024-02-29 23:59:59.9999995'::timestamp", "2024-03-01 00:00:00"),
+            ("'0001-01-01 00:00:00 BC'::timestamp", "0001-01-01 00:00:00 BC"),
+        ]);
+    }
+
+    #[test]
+    fn bytes_as_digits_or_escapes() {
+        check(&[
+            ("'\\X00'::bytea", "error 22P02"),
+            ("'\\x00 '::bytea", "\\x00"),
+            ("'\\\\'::bytea", "\\x5c"),
+            ("'\\'::bytea", "error 22P02"),
+            ("'\\400'::bytea", "error 22P02"),
+            ("'\\12'::bytea", "error 22P02"),
+            ("''::bytea", "\\x"),
+            ("'é\\000'::bytea", "\\xc3a900"),
+        ]);
+    }
+}

@@ -675,3 +675,6 @@ pub fn defs() -> Vec<Def> {
         Def::new("ilike_all", &[over(LISTED, T::Boolean, |a, out| like_each(a, out, true, true))]),
     ]
 }
+
+#[cfg(test)]
+mod tests;

@@ -679,3 +679,6 @@ fn null_counts() -> Vec<Def> {
 fn variadic_any(eval: super::call::Eval) -> Overload {
     Overload { args: &[T::Text], variadic: true, returns: T::Int, eval }
 }
+
+#[cfg(test)]
+mod tests;

@@ -80,3 +80,45 @@ impl Change for TextOnly {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn texts_are_counted_in_characters() {
+        check(&[
+            ("left('größe'::text, 3)", "grö"),
+            ("left('größe'::text, -3)", "gr"),
+            ("left('ab', 0)", ""),
+            ("right('größe'::text, 3)", "öße"),
+            ("right('größe'::text, -1)", "röße"),
+            ("right('abc', -5)", ""),
+            ("lpad('ä'::text, 3, 'xy')", "xyä"),
+            ("lpad('größe'::text, 2)", "gr"),
+            ("rpad('ä'::text, 4, 'ö')", "äööö"),
+            ("rpad('a', 0)", ""),
+            ("rpad('a', 3, '')", "a"),
+            ("repeat('ö', 3)", "ööö"),
+            ("repeat('a', -1)", ""),
+            ("repeat('', 5)", ""),
+            ("reverse('größe'::text)", "eßörg"),
+            ("replace('aXbX', 'X', 'ßß')", "aßßbßß"),
+            ("replace('abc', '', 'x')", "abc"),
+            ("translate('größe', 'öß', 'os')", "grose"),
+            ("translate('12345', '143', 'ax')", "a2x5"),
+            ("ascii('ä'::text)", "228"),
+            ("ascii('')", "0"),
+            ("md5('ä'::text)", "8419b71c87a225a2c70b50486fbee545"),
+            ("md5('\\x00ff'::bytea)", "d07d34efac6328007ad67c7e0a985e00"),
+            ("string_to_array('a,b,,c'::text, ',')", "{a,b,\"\",c}"),
+            ("string_to_array('abc', NULL)", "{a,b,c}"),
+            ("string_to_array('', ',')", "{}"),
+            ("string_to_array('a,b', ',', 'b')", "{a,NULL}"),
+            ("string_to_array('abc', '')", "{abc}"),
+            ("left(NULL, 1)", "NULL"),
+            ("repeat(NULL::text, 2)", "NULL"),
+            ("replace('a', NULL, 'b')", "NULL"),
+        ]);
+    }
+}
