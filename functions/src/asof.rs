@@ -79,3 +79,63 @@ impl PartitionEvaluator for Carry {
         Ok(take(value, &picks, None)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{BooleanArray, Int64Array};
+    use arrow::datatypes::Int64Type;
+
+    use super::*;
+
+    fn carried(values: Vec<Option<i64>>, right: Vec<Option<bool>>) -> Vec<Option<i64>> {
+        let rows = values.len();
+        let values: ArrayRef = Arc::new(Int64Array::from(values));
+        let right: ArrayRef = Arc::new(BooleanArray::from(right));
+        let found = Carry.evaluate_all(&[values, right], rows).unwrap();
+        found.as_primitive::<Int64Type>().iter().collect()
+    }
+
+    #[test]
+    fn a_row_gets_the_last_right_row_s_value() {
+        let values = vec![Some(1), Some(2), Some(3), Some(4), Some(5)];
+        let right = [false, true, false, true, false].map(Some).to_vec();
+        assert_eq!(carried(values, right), [None, Some(2), Some(2), Some(4), Some(4)]);
+    }
+
+    #[test]
+    fn a_right_row_without_a_value_hides_the_one_before_it() {
+        let right = vec![Some(true), Some(true), Some(false)];
+        assert_eq!(carried(vec![Some(1), None, Some(3)], right), [Some(1), None, None]);
+    }
+
+    #[test]
+    fn rows_of_no_side_are_left_rows() {
+        assert_eq!(carried(vec![Some(1), Some(2)], vec![Some(true), None]), [Some(1), Some(1)]);
+        assert_eq!(carried(vec![], vec![]), []);
+    }
+
+    #[test]
+    fn misuse_is_an_error() {
+        let values: ArrayRef = Arc::new(Int64Array::from(vec![1]));
+        assert!(Carry.evaluate_all(&[Arc::clone(&values)], 1).is_err());
+        assert!(Carry.evaluate_all(&[Arc::clone(&values), values], 1).is_err());
+    }
+
+    #[test]
+    fn places_are_read_as_they_were_written() {
+        for (offset, right) in [(0, false), (0, true), (9, true), (17, false)] {
+            let place = Place { offset, right };
+            assert_eq!(Place::decode(place.encode()), Some(place));
+        }
+        assert_eq!(Place::decode(-2), None);
+    }
+
+    #[test]
+    fn order_bytes_say_which_rows_are_right() {
+        let place = Place { offset: 2, right: true };
+        assert!(place.is_right(&[9, 9, 1]));
+        assert!(!place.is_right(&[9, 9, 0]));
+        assert!(Place { right: false, ..place }.is_right(&[9, 9, 0]));
+        assert!(!place.is_right(&[9, 9]), "bytes that are too short are of no right row");
+    }
+}

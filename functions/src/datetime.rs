@@ -177,3 +177,87 @@ pub fn scale(i: Interval, by: f64, divide: bool) -> Result<Interval, SqlError> {
     }
     interval(months.trunc() as i64, whole as i64, us as i64)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn dates_and_days() {
+        check(&[
+            ("'2024-02-28'::date + 2", "2024-03-01"),
+            ("2 + '2023-02-28'::date", "2023-03-02"),
+            ("'2024-03-01'::date - 1", "2024-02-29"),
+            ("'2024-03-01'::date - '2024-02-01'::date", "29"),
+            ("'2024-02-28'::date + NULL::int4", "NULL"),
+            ("'2024-02-28'::date - '2024-02-29'", "-1"),
+            ("'4714-11-24 BC'::date - 1", "error 22008"),
+            ("'2024-01-01'::date + 2147483647", "error 22008"),
+            ("'0001-01-01'::date - 1", "0001-12-31 BC"),
+        ]);
+    }
+
+    #[test]
+    fn months_end_at_their_last_day() {
+        check(&[
+            ("'2024-01-31'::date + '1 mon'::interval", "2024-02-29 00:00:00"),
+            ("'2024-03-31'::timestamp - '1 mon'::interval", "2024-02-29 00:00:00"),
+            ("'2023-01-31 10:00'::timestamp + '1 mon 1 day'::interval", "2023-03-01 10:00:00"),
+            ("'2024-02-29'::timestamp + '1 year'::interval", "2025-02-28 00:00:00"),
+            ("'2024-02-29'::timestamptz - '4 years'::interval", "2020-02-29 00:00:00+00"),
+            (
+                "'1 mon'::interval + '2024-05-31 01:02:03.000004'::timestamp",
+                "2024-06-30 01:02:03.000004",
+            ),
+            ("'0001-01-01'::timestamp - '1 day'::interval", "0001-12-31 00:00:00 BC"),
+        ]);
+    }
+
+    #[test]
+    fn timestamps_and_times() {
+        check(&[
+            ("'2024-01-01'::date + '23:59:59.5'::time", "2024-01-01 23:59:59.5"),
+            ("'01:30'::time + '2024-01-01 23:00'::timestamp", "2024-01-02 00:30:00"),
+            ("'2024-01-02 01:00'::timestamp - '2024-01-01 02:00'::timestamp", "23:00:00"),
+            ("'2024-01-01 02:00'::timestamp - '2024-01-03 03:00'::timestamp", "-2 days -01:00:00"),
+            ("'2024-01-01 02:00'::timestamp - '2023-12-31'::date", "1 day 02:00:00"),
+            ("'2024-01-01 02:00'::timestamptz - '2024-01-01'::timestamp", "02:00:00"),
+            ("'2024-01-01'::timestamp + '1 day'", "2024-01-02 00:00:00"),
+            ("'23:00'::time + '2 hours'::interval", "01:00:00"),
+            ("'01:00'::time - '2 hours'::interval", "23:00:00"),
+            ("'01:00'::time - '26 hours'::interval", "23:00:00"),
+            ("'2 days 01:00'::interval + '23:30'::time", "00:30:00"),
+            ("'01:00'::time - '02:30'::time", "-01:30:00"),
+            ("'4713-01-01 BC'::timestamp - '2 years'::interval", "error 22008"),
+            ("NULL::timestamp - '2024-01-01'::timestamp", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn intervals_add_part_by_part() {
+        check(&[
+            ("'1 mon 2 days 03:00'::interval + '-1 mon 1 day 21:00'::interval", "3 days 24:00:00"),
+            ("'1 day'::interval - '24:00'::interval", "1 day -24:00:00"),
+            ("'2147483647 days'::interval + '1 day'::interval", "error 22008"),
+            ("'1 mon'::interval - NULL::interval", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn fractions_of_intervals_go_to_smaller_parts() {
+        check(&[
+            ("'1 mon'::interval * 0.5", "15 days"),
+            ("'1 mon 1 day'::interval * 1.5", "1 mon 16 days 12:00:00"),
+            ("'1 year'::interval / 7", "1 mon 21 days 10:17:08.5344"),
+            ("'1 day'::interval / 3", "08:00:00"),
+            ("'1 day'::interval * '-0.5'::float8", "-12:00:00"),
+            ("2 * '1 day 01:00'::interval", "2 days 02:00:00"),
+            ("'1 mon 15 days 12:00'::interval / 0.25", "4 mons 60 days 48:00:00"),
+            ("'1 mon'::interval * '2.9999999996'::float8", "2 mons 30 days"),
+            ("'1 day'::interval / 0", "error 22012"),
+            ("'1 day'::interval * '1e300'::float8", "error 22008"),
+            ("'1 day'::interval * 'NaN'::float8", "error 22008"),
+            ("'2147483647 mons'::interval * 2", "error 22008"),
+        ]);
+    }
+}

@@ -253,3 +253,99 @@ impl ScalarUDFImpl for Extract {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn fields_of_a_timestamp() {
+        check(&[
+            ("extract('year', '2024-02-29 13:14:15.678901'::timestamp)", "2024"),
+            ("extract('month', '2024-02-29 13:14:15.678901'::timestamp)", "2"),
+            ("extract('day', '2024-02-29 13:14:15.678901'::timestamp)", "29"),
+            ("extract('hour', '2024-02-29 13:14:15.678901'::timestamp)", "13"),
+            ("extract('minute', '2024-02-29 13:14:15.678901'::timestamp)", "14"),
+            ("extract('second', '2024-02-29 13:14:15.678901'::timestamp)", "15.678901"),
+            ("extract('milliseconds', '2024-02-29 13:14:15.678901'::timestamp)", "15678.901"),
+            ("extract('microseconds', '2024-02-29 13:14:15.678901'::timestamp)", "15678901"),
+            ("extract('quarter', '2024-12-31'::timestamp)", "4"),
+            ("extract('doy', '2024-12-31'::timestamp)", "366"),
+            ("extract('dow', '2024-03-03'::timestamp)", "0"),
+            ("extract('isodow', '2024-03-03'::timestamp)", "7"),
+            ("extract('epoch', '2024-02-29 13:14:15.678901'::timestamptz)", "1709212455.678901"),
+            ("extract('epoch', '1969-12-31 23:59:59.5'::timestamp)", "-0.500000"),
+            ("extract('julian', '2024-02-29'::date)", "2460370"),
+            ("extract('YEAR', '2024-02-29'::date)", "2024"),
+            ("extract('year', NULL::timestamp)", "NULL"),
+            ("extract('timezone', '2024-02-29 13:14'::timestamptz)", "0"),
+        ]);
+    }
+
+    #[test]
+    fn years_before_and_at_the_turns_of_centuries() {
+        check(&[
+            ("extract('year', '0044-03-15 BC'::date)", "-44"),
+            ("extract('century', '2000-12-31'::date)", "20"),
+            ("extract('century', '2001-01-01'::date)", "21"),
+            ("extract('century', '0001-01-01 BC'::date)", "-1"),
+            ("extract('millennium', '2000-12-31'::date)", "2"),
+            ("extract('millennium', '2001-01-01'::date)", "3"),
+            ("extract('millennium', '1001-01-01 BC'::date)", "-2"),
+            ("extract('decade', '1999-12-31'::date)", "199"),
+            ("extract('decade', '0001-01-01'::date)", "0"),
+            ("extract('decade', '0012-01-01 BC'::date)", "-2"),
+        ]);
+    }
+
+    #[test]
+    fn iso_weeks_belong_to_the_year_of_their_thursday() {
+        check(&[
+            ("extract('week', '2021-01-03'::date)", "53"),
+            ("extract('isoyear', '2021-01-03'::date)", "2020"),
+            ("extract('week', '2020-12-31'::date)", "53"),
+            ("extract('week', '2018-12-31'::date)", "1"),
+            ("extract('isoyear', '2018-12-31'::date)", "2019"),
+            ("extract('week', '2005-01-01'::timestamp)", "53"),
+        ]);
+    }
+
+    #[test]
+    fn fields_of_intervals_and_times() {
+        check(&[
+            ("extract('year', '-1 year -2 mons'::interval)", "-1"),
+            ("extract('month', '14 mons'::interval)", "2"),
+            ("extract('day', '40 days'::interval)", "40"),
+            ("extract('hour', '50:00'::interval)", "50"),
+            ("extract('second', '-1.5 seconds'::interval)", "-1.500000"),
+            ("extract('minute', '-90 minutes'::interval)", "-30"),
+            ("extract('quarter', '7 mons'::interval)", "3"),
+            ("extract('epoch', '1 year 1 mon 1 day 1 second'::interval)", "34236001.000000"),
+            ("extract('hour', '13:14:15.5'::time)", "13"),
+            ("extract('second', '13:14:15.5'::time)", "15.500000"),
+            ("extract('epoch', '00:01:00.5'::time)", "60.500000"),
+        ]);
+    }
+
+    #[test]
+    fn date_part_is_a_float() {
+        check(&[
+            ("date_part('second', '2024-02-29 13:14:15.678901'::timestamp)", "15.678901"),
+            ("date_part('epoch', '2024-02-29'::date)", "1709164800"),
+            ("date_part('hour', '2024-02-29'::date)", "0"),
+            ("date_part('year', '1 year'::interval)", "1"),
+            ("date_part('week', NULL::date)", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn fields_that_a_type_does_not_have() {
+        check(&[
+            ("extract('hour', '2024-02-29'::date)", "error 0A000"),
+            ("extract('day', '13:14'::time)", "error 0A000"),
+            ("extract('timezone', '2024-02-29'::timestamp)", "error 0A000"),
+            ("date_part('fortnight', '2024-02-29'::date)", "error 22023"),
+            ("date_part('timezone', '1 day'::interval)", "error 0A000"),
+        ]);
+    }
+}

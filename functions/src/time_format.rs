@@ -700,3 +700,6 @@ fn offset_us(read: &Read, text: &str) -> Result<i64, SqlError> {
     let us = (hours * 60 + minutes) * 60_000_000;
     Ok(if read.west { -us } else { us })
 }
+
+#[cfg(test)]
+mod tests;

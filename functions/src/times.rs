@@ -584,3 +584,6 @@ fn constructors() -> Vec<Def> {
         ),
     ]
 }
+
+#[cfg(test)]
+mod tests;

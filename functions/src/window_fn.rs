@@ -284,3 +284,76 @@ fn hop(us: &TimestampMicrosecondArray, slide: i64, size: i64, offset: i64) -> Re
     let offsets = OffsetBuffer::from_lengths(lengths);
     Ok(Arc::new(ListArray::new(field, offsets, Arc::new(values), us.nulls().cloned())))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn a_window_begins_at_or_before_its_times() {
+        check(&[
+            (
+                "tumble_start('2024-02-29 13:14:15'::timestamp, '900000000'::int8, '0'::int8)",
+                "2024-02-29 13:00:00",
+            ),
+            (
+                "tumble_start('2024-02-29 13:15:00'::timestamp, '900000000'::int8, '0'::int8)",
+                "2024-02-29 13:15:00",
+            ),
+            (
+                "tumble_start('1969-12-31 23:59:59'::timestamp, '60000000'::int8, '0'::int8)",
+                "1969-12-31 23:59:00",
+            ),
+            (
+                "tumble_start('2024-02-29 13:14:15+00'::timestamptz, '3600000000'::int8, '1800000000'::int8)",
+                "2024-02-29 12:30:00+00",
+            ),
+            (
+                "tumble_start('2024-02-29 13:14:15'::timestamp, '60000000'::int8, '-1000000'::int8)",
+                "2024-02-29 13:13:59",
+            ),
+            ("tumble_start(NULL::timestamp, '60000000'::int8, '0'::int8)", "NULL"),
+            ("window_end('2024-02-29 13:00'::timestamp, '900000000'::int8)", "2024-02-29 13:15:00"),
+            ("window_end(NULL::timestamp, '900000000'::int8)", "NULL"),
+            (
+                "window_end('2024-02-29 13:00'::timestamp, '9223372036854775807'::int8)",
+                "error 22008",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn hopping_windows_overlap() {
+        check(&[
+            (
+                "hop_windows('2024-02-29 13:07'::timestamp, '300000000'::int8, '900000000'::int8, '0'::int8)",
+                "{\"2024-02-29 12:55:00\",\"2024-02-29 13:00:00\",\"2024-02-29 13:05:00\"}",
+            ),
+            (
+                "hop_windows('2024-02-29 13:05'::timestamp, '300000000'::int8, '300000000'::int8, '0'::int8)",
+                "{\"2024-02-29 13:05:00\"}",
+            ),
+            (
+                "hop_windows('2024-02-29 13:07'::timestamp, '300000000'::int8, '600000000'::int8, '60000000'::int8)",
+                "{\"2024-02-29 13:01:00\",\"2024-02-29 13:06:00\"}",
+            ),
+            (
+                "hop_windows(NULL::timestamp, '300000000'::int8, '900000000'::int8, '0'::int8)",
+                "NULL",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn rows_are_repeated_and_numbered() {
+        check(&[
+            ("#copies('3'::int8)", "{t,t,t}"),
+            ("#copies('0'::int8)", "{}"),
+            ("#copies('-1'::int8)", "{}"),
+            ("#ordinals('{a,NULL,c}'::text[])", "{1,2,3}"),
+            ("#ordinals('{}'::text[])", "{}"),
+            ("#ordinals(NULL::text[])", "NULL"),
+            ("#copies('3000000000'::int8)", "error 54000"),
+        ]);
+    }
+}
