@@ -724,3 +724,6 @@ pub(super) fn function(
     let signature = Signature::user_defined(Volatility::Immutable);
     Arc::new(ScalarUDF::from(ArrayFunction { name, types, eval, strict, signature }))
 }
+
+#[cfg(test)]
+mod tests;

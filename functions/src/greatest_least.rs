@@ -66,3 +66,38 @@ fn farthest(args: &[ArrayRef], greatest: bool) -> Result<ArrayRef, SqlError> {
     let columns: Vec<&dyn Array> = args.iter().map(AsRef::as_ref).collect();
     interleave(&columns, &places).map_err(internal)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn intervals_by_length() {
+        check(&[
+            ("#greatest('1 mon'::interval, '31 days'::interval, '100 hours'::interval)", "31 days"),
+            ("#least('1 mon'::interval, '29 days 23:59:59'::interval)", "29 days 23:59:59"),
+            ("#greatest('24:00'::interval, '1 day'::interval)", "24:00:00"),
+            ("#least('1 day'::interval, '24:00'::interval)", "1 day"),
+            ("#greatest('-1 day'::interval, NULL::interval)", "-1 days"),
+            ("#least(NULL::interval, NULL::interval)", "NULL"),
+        ]);
+    }
+
+    #[test]
+    fn documents_by_kind() {
+        check(&[
+            ("#greatest('{}'::jsonb, '[1]'::jsonb, 'true'::jsonb)", "{}"),
+            ("#least('1'::jsonb, '\"a\"'::jsonb, 'null'::jsonb)", "null"),
+            ("#greatest('2'::jsonb, '10'::jsonb)", "10"),
+        ]);
+    }
+
+    #[test]
+    fn a_null_element_is_greater_than_others() {
+        check(&[
+            ("#greatest('{1,2}'::int4[], '{1,NULL}'::int4[])", "{1,NULL}"),
+            ("#least('{2}'::int4[], '{10,1}'::int4[], '{}'::int4[])", "{}"),
+            ("#greatest('{1}'::int4[], '{1,0}'::int4[])", "{1,0}"),
+        ]);
+    }
+}

@@ -567,3 +567,6 @@ fn random_uuid() -> [u8; 16] {
     bytes[8] = bytes[8] & 0x3f | 0x80;
     bytes
 }
+
+#[cfg(test)]
+mod tests;

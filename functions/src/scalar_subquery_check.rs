@@ -55,3 +55,27 @@ fn single(args: ScalarFunctionArgs) -> Result<ColumnarValue> {
     let [list] = args.args.as_slice() else { return Err(misuse()) };
     Ok(ColumnarValue::Array(single_of(&list.to_array(args.number_rows)?)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn the_only_row_or_none() {
+        check(&[
+            ("single_value('{7}'::int4[])", "7"),
+            ("single_value('{}'::int4[])", "NULL"),
+            ("single_value('{NULL}'::int4[])", "NULL"),
+            ("single_value(NULL::int4[])", "NULL"),
+            ("single_value('{ä}'::text[])", "ä"),
+        ]);
+    }
+
+    #[test]
+    fn more_than_one_row_is_an_error() {
+        check(&[
+            ("single_value('{1,2}'::int4[])", "error 21000"),
+            ("single_value('{NULL,NULL}'::int4[])", "error 21000"),
+        ]);
+    }
+}

@@ -87,3 +87,42 @@ fn sort(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
     let sorted = ListArray::try_new(Arc::clone(item), ends, values, Some(valid));
     Ok(Arc::new(sorted.map_err(internal)?))
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check;
+
+    #[test]
+    fn values_in_order() {
+        check(&[
+            ("array_sort('{3,1,2}'::int4[])", "{1,2,3}"),
+            ("array_sort('{3,NULL,1}'::int4[])", "{1,3,NULL}"),
+            ("array_sort('{}'::int4[])", "{}"),
+            ("array_sort(NULL::int4[])", "NULL"),
+            (
+                "array_sort('{NaN,-Infinity,1,-0,Infinity}'::float8[])",
+                "{-Infinity,-0,1,Infinity,NaN}",
+            ),
+            ("array_sort('{b,ä,a,B}'::text[])", "{B,a,b,ä}"),
+            (
+                "array_sort('{\"1 mon\",\"29 days\",\"31 days\"}'::interval[])",
+                "{\"29 days\",\"1 mon\",\"31 days\"}",
+            ),
+            ("list_sort('{2.50,2.5,1}'::numeric[])", "{1,2.5,2.5}"),
+        ]);
+    }
+
+    #[test]
+    fn directions() {
+        check(&[
+            ("array_sort('{3,NULL,1}'::int4[], true)", "{NULL,3,1}"),
+            ("array_sort('{3,NULL,1}'::int4[], true, false)", "{3,1,NULL}"),
+            ("array_sort('{3,NULL,1}'::int4[], false, true)", "{NULL,1,3}"),
+            ("array_sort('{3,NULL,1}'::int4[], 'DESC')", "{NULL,3,1}"),
+            ("array_sort('{3,NULL,1}'::int4[], 'desc', 'nulls last')", "{3,1,NULL}"),
+            ("array_sort('{3,NULL,1}'::int4[], 'ASC', 'NULLS FIRST')", "{NULL,1,3}"),
+            ("array_sort('{3,1}'::int4[], NULL::bool)", "NULL"),
+            ("array_sort('{3,1}'::int4[], 'up')", "error 22023"),
+        ]);
+    }
+}
