@@ -116,4 +116,32 @@ mod tests {
             assert_eq!(ordered::by_name(func.name()), Some(func));
         }
     }
+
+    #[test]
+    fn what_is_collected_has_no_exact_sums() {
+        let collected = ["percentile_cont", "percentile_disc", "mode", "jsonb_object_agg"];
+        for func in collected.into_iter().map(|name| ordered::by_name(name).unwrap()) {
+            assert!(func.is_collected() && !func.is_exact(), "{func:?}");
+        }
+        for name in ["var_pop", "stddev_samp", "corr", "regr_count", "bit_xor"] {
+            let func = statistics::by_name(name).unwrap();
+            assert!(func.is_exact() && !func.is_collected(), "{func:?}");
+        }
+    }
+
+    #[test]
+    fn counts_sums_and_extremes_are_neither() {
+        use AggFunc as F;
+        for func in [F::Count, F::Sum, F::Avg, F::Min, F::Max, F::BoolAnd, F::BoolOr] {
+            assert!(!func.is_collected() && !func.is_exact(), "{func:?}");
+        }
+    }
+
+    #[test]
+    fn values_in_order_are_collected() {
+        use AggFunc as F;
+        for func in [F::StringAgg, F::ArrayAgg, F::FirstValue, F::LastValue] {
+            assert!(func.is_collected(), "{func:?}");
+        }
+    }
 }

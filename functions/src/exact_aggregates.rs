@@ -382,3 +382,135 @@ impl AggFunc {
         (sample, matches!(self, AggFunc::StddevPop | AggFunc::StddevSamp))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use AggFunc as F;
+    use arrow::array::{Int32Array, StringArray};
+
+    use super::*;
+    use crate::cast::to_text;
+
+    fn texts(found: &ArrayRef) -> Vec<Option<String>> {
+        let texts = to_text(found).unwrap();
+        let texts: &StringArray = texts.as_string::<i32>();
+        texts.iter().map(|t| t.map(str::to_owned)).collect()
+    }
+
+    fn result(call: &ExactCall, state: &Exact, output: &DataType) -> Option<String> {
+        let number = call.result(state, output).unwrap();
+        texts(&column(vec![number], output).unwrap()).remove(0)
+    }
+
+    fn floats(values: &[f64]) -> ArrayRef {
+        Arc::new(Float64Array::from(values.to_vec()))
+    }
+
+    /// A call over five rows, in the forms of its arguments.
+    fn calls() -> Vec<(ExactCall, ArrayRef, DataType)> {
+        let whole: ArrayRef = Arc::new(Int32Array::from(vec![12, 10, -3, 10, 7]));
+        let some = floats(&[1.5, -2.0, 1e300, f64::NAN, f64::INFINITY]);
+        let (y, x) = (floats(&[1.0, 2.0, 4.0, 8.0, 16.0]), floats(&[3.0, 1.0, -2.0, 0.5, 9.0]));
+        let both: ArrayRef = Arc::new(pairs(&y, &x));
+        let made = |func, array: &ArrayRef, output: DataType| {
+            (ExactCall::new(func, array.data_type()).unwrap(), Arc::clone(array), output)
+        };
+        vec![
+            made(F::VarSamp, &whole, DataType::Decimal128(38, 16)),
+            made(F::StddevPop, &some, DataType::Float64),
+            made(F::Corr, &both, DataType::Float64),
+            made(F::RegrCount, &both, DataType::Int64),
+            made(F::BitAnd, &whole, DataType::Int32),
+            made(F::BitXor, &whole, DataType::Int32),
+        ]
+    }
+
+    #[test]
+    fn what_is_taken_back_was_never_there() {
+        for (call, array, output) in calls() {
+            let values = call.values(&array).unwrap();
+            let (mut some, mut all) = (call.empty(), call.empty());
+            (0..2).for_each(|row| some.add(&values, row, 1));
+            (0..5).for_each(|row| all.add(&values, row, 1));
+            (2..5).for_each(|row| all.add(&values, row, -1));
+            assert_eq!(all.to_bytes(), some.to_bytes(), "{call:?}");
+            assert_eq!(result(&call, &all, &output), result(&call, &some, &output));
+            (0..2).for_each(|row| all.add(&values, row, -1));
+            assert_eq!(all.to_bytes(), call.empty().to_bytes(), "{call:?}");
+        }
+    }
+
+    #[test]
+    fn a_weight_counts_as_so_many_rows() {
+        for (call, array, output) in calls() {
+            let values = call.values(&array).unwrap();
+            let (mut one_by_one, mut at_once) = (call.empty(), call.empty());
+            (0..3).for_each(|_| one_by_one.add(&values, 0, 1));
+            at_once.add(&values, 0, 3);
+            assert_eq!(at_once.to_bytes(), one_by_one.to_bytes(), "{call:?}");
+            assert_eq!(result(&call, &at_once, &output), result(&call, &one_by_one, &output));
+        }
+    }
+
+    #[test]
+    fn merged_and_stored_states_are_those_of_all_rows() {
+        for (call, array, _) in calls() {
+            let values = call.values(&array).unwrap();
+            let mut all = call.empty();
+            (0..5).for_each(|row| all.add(&values, row, 1));
+            for middle in 0..=5 {
+                let (mut first, mut last) = (call.empty(), call.empty());
+                (0..middle).for_each(|row| first.add(&values, row, 1));
+                (middle..5).for_each(|row| last.add(&values, row, 1));
+                first.merge(&call.read(&last.to_bytes()).unwrap());
+                assert_eq!(first.to_bytes(), all.to_bytes(), "{call:?} at row {middle}");
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_states_are_errors() {
+        for (call, ..) in calls() {
+            let bytes = call.empty().to_bytes();
+            assert!(call.read(&[bytes.as_slice(), &[0]].concat()).is_err(), "{call:?}");
+        }
+        let bits = ExactCall::new(F::BitOr, &DataType::Int64).unwrap();
+        assert!(bits.read(&[]).is_err());
+        assert!(bits.read(&[0; 66 * 8]).is_err());
+    }
+
+    #[test]
+    fn equal_pairs_have_equal_bytes() {
+        let other_nan = f64::from_bits(f64::NAN.to_bits() | 1 << 63);
+        let (y, x) = (floats(&[0.0, f64::NAN]), floats(&[1.0, 1.0]));
+        let (same_y, same_x) = (floats(&[-0.0, other_nan]), floats(&[1.0, 1.0]));
+        assert_eq!(pairs(&y, &x), pairs(&same_y, &same_x));
+        let partly: ArrayRef = Arc::new(Float64Array::from(vec![None, Some(1.0)]));
+        let found = pairs(&partly, &x);
+        assert!(found.is_null(0) && found.is_valid(1));
+    }
+
+    #[test]
+    fn functions_take_types_that_they_have_sums_of() {
+        assert!(ExactCall::new(F::VarPop, &DataType::Utf8).is_err());
+        assert!(ExactCall::new(F::Sum, &DataType::Int32).is_err());
+        assert_eq!(F::Count.shape(), Shape::Other);
+        assert_eq!(F::RegrR2.shape(), Shape::Pair);
+    }
+
+    #[test]
+    fn correlations_of_extreme_values_stay_in_range() {
+        let (y, x) = (floats(&[1e200, 2e200, 3e200]), floats(&[1e-200, 2e-200, 3e-200]));
+        let both: ArrayRef = Arc::new(pairs(&y, &x));
+        let call = ExactCall::new(F::Corr, both.data_type()).unwrap();
+        let values = call.values(&both).unwrap();
+        let mut state = call.empty();
+        (0..3).for_each(|row| state.add(&values, row, 1));
+        // Or PostgreSQL's error for a square that is no float.
+        match call.result(&state, &DataType::Float64) {
+            Ok(Number::Float(Some(found))) => assert!((-1.0..=1.0).contains(&found)),
+            Ok(_) => panic!("a correlation of different values is a number"),
+            Err(e) => assert_eq!(e.state, millrace_common::SqlState::NUMERIC_VALUE_OUT_OF_RANGE),
+        }
+    }
+}

@@ -110,3 +110,105 @@ pub fn replace_columns(e: &ExprRef, f: impl Fn(usize) -> Option<ExprRef>) -> Res
 pub fn remap(e: &ExprRef, map: &[Option<usize>], schema: &Schema) -> Result<ExprRef> {
     replace_columns(e, |c| map.get(c).copied().flatten().map(|new| column(schema, new)))
 }
+
+#[cfg(test)]
+mod tests {
+    use datafusion::common::config::ConfigOptions;
+    use millrace_common::SqlType;
+
+    use super::*;
+
+    fn schema() -> Schema {
+        let field = |name: &str, t| Field::new(name, t, false);
+        Schema::new(vec![
+            field("a", DataType::Int16),
+            field("b", DataType::Int64),
+            field("c", DataType::UInt64),
+            field("d", DataType::Utf8),
+        ])
+    }
+
+    fn ours(e: ExprRef, to: SqlType, schema: &Schema) -> ExprRef {
+        let from = e.data_type(schema).unwrap();
+        let function = crate::cast::cast_function(&from, to).unwrap();
+        let options = Arc::new(ConfigOptions::default());
+        Arc::new(ScalarFunctionExpr::try_new(function, vec![e], schema, options).unwrap())
+    }
+
+    #[test]
+    fn casts_of_both_kinds_are_seen() {
+        let schema = schema();
+        let a = column(&schema, 0);
+        for wide in [
+            cast(Arc::clone(&a), DataType::Int64),
+            Arc::new(TryCastExpr::new(Arc::clone(&a), DataType::Int64)),
+            ours(Arc::clone(&a), SqlType::BigInt, &schema),
+        ] {
+            let (inner, to) = as_cast(&wide).unwrap();
+            assert_eq!((as_column(inner), to), (Some(0), &DataType::Int64));
+            assert_eq!(as_column(&wide), None);
+            assert_eq!(as_column(&below_integer_casts(&wide, &schema)), Some(0));
+        }
+        assert!(as_cast(&a).is_none());
+        assert!(as_cast(&literal(ScalarValue::from(1i64))).is_none());
+    }
+
+    #[test]
+    fn only_casts_among_integers_are_looked_below() {
+        let schema = schema();
+        let twice = cast(cast(column(&schema, 0), DataType::Int32), DataType::Int64);
+        assert_eq!(as_column(&below_integer_casts(&twice, &schema)), Some(0));
+        let text = cast(column(&schema, 1), DataType::Utf8);
+        assert!(Arc::ptr_eq(&text, &below_integer_casts(&text, &schema)));
+        let read = cast(column(&schema, 3), DataType::Int64);
+        assert!(Arc::ptr_eq(&read, &below_integer_casts(&read, &schema)));
+        let over = cast(Arc::clone(&text), DataType::Int64);
+        assert!(Arc::ptr_eq(&over, &below_integer_casts(&over, &schema)));
+    }
+
+    #[test]
+    fn a_rank_that_was_cast_to_and_fro_is_itself() {
+        let schema = schema();
+        let rank = |c, through| cast(cast(column(&schema, c), through), DataType::Int64);
+        let kept = |e: ExprRef| as_column(&without_rank_casts(e, &schema));
+        assert_eq!(kept(rank(1, DataType::UInt64)), Some(1));
+        // Another width loses digits, another type is no rank.
+        assert_eq!(kept(rank(1, DataType::Int32)), None);
+        assert_eq!(kept(rank(0, DataType::UInt64)), None);
+        assert_eq!(kept(cast(column(&schema, 2), DataType::Int64)), None);
+        assert_eq!(kept(column(&schema, 1)), Some(1));
+    }
+
+    #[test]
+    fn fields_of_projections_know_what_is_null() {
+        let schema = schema();
+        let field = |e: ExprRef| output_field(&e, &schema, "x").unwrap();
+        assert_eq!(*field(column(&schema, 0)), Field::new("x", DataType::Int16, false));
+        let one = literal(ScalarValue::from(1i64));
+        assert_eq!(*field(one), Field::new("x", DataType::Int64, false));
+        let none = literal(ScalarValue::Int64(None));
+        assert_eq!(*field(none), Field::new("x", DataType::Int64, true));
+        let made = cast(column(&schema, 0), DataType::Int64);
+        assert_eq!(*field(made), Field::new("x", DataType::Int64, true));
+    }
+
+    #[test]
+    fn columns_are_listed_once_and_moved() {
+        use datafusion::logical_expr::Operator;
+        use datafusion::physical_expr::expressions::BinaryExpr;
+        let schema = schema();
+        let sum = |l: usize, r: usize| -> ExprRef {
+            let (l, r) = (column(&schema, l), column(&schema, r));
+            Arc::new(BinaryExpr::new(l, Operator::Plus, r))
+        };
+        let all: ExprRef = Arc::new(BinaryExpr::new(sum(2, 0), Operator::Plus, sum(2, 1)));
+        assert_eq!(columns_of(&all), [0, 1, 2]);
+        assert_eq!(columns_of(&literal(ScalarValue::from(1i64))), [0usize; 0]);
+        let narrow = Schema::new(vec![schema.field(1).clone(), schema.field(0).clone()]);
+        let moved = remap(&sum(0, 1), &[Some(1), Some(0)], &narrow).unwrap();
+        assert_eq!(moved.to_string(), "a@1 + b@0");
+        assert!(remap(&sum(0, 1), &[Some(0)], &narrow).is_err(), "a column that is not there");
+        assert!(remap(&sum(0, 1), &[Some(0), None], &narrow).is_err());
+        assert_eq!(as_column(&placeholder(7)), Some(7));
+    }
+}

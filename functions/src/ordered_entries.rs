@@ -308,3 +308,117 @@ fn read_fraction(text: &str) -> Result<f64, SqlError> {
         )),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow::array::{Int64Array, StringArray};
+
+    const FIRST: SortOptions = SortOptions { descending: false, nulls_first: false };
+
+    fn texts(values: &[Option<&str>]) -> ArrayRef {
+        Arc::new(StringArray::from(values.to_vec()))
+    }
+
+    fn made(nulls: Nulls, values: &[Option<&str>], separators: &[Option<&str>]) -> BinaryArray {
+        let separators = texts(separators);
+        entries(nulls, &texts(values), Some(&separators), &[], [].into_iter()).unwrap()
+    }
+
+    fn joined_by(
+        func: AggFunc,
+        output: &DataType,
+        all: &[(&BinaryArray, usize, i64)],
+    ) -> Option<String> {
+        let all = all.iter().map(|(column, row, count)| (column.value(*row), *count));
+        build(func, false, output, None, all).unwrap().map(String::from)
+    }
+
+    #[test]
+    fn bytes_of_entries_are_in_the_order_of_the_keys() {
+        let keys: ArrayRef = Arc::new(Int64Array::from(vec![Some(-5), Some(7), None]));
+        let values = texts(&[Some("zz"), Some("a"), Some("m")]);
+        let sorted = |options: SortOptions| {
+            let keys = [Arc::clone(&keys)];
+            let found = entries(Nulls::Kept, &values, None, &keys, [options].into_iter()).unwrap();
+            let mut all: Vec<&[u8]> = found.iter().flatten().collect();
+            all.sort();
+            all.into_iter().map(|e| value_of(e).unwrap().to_owned()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(sorted(FIRST), "zz a m");
+        assert_eq!(sorted(SortOptions { descending: true, ..FIRST }), "a zz m");
+        assert_eq!(sorted(SortOptions { nulls_first: true, ..FIRST }), "m zz a");
+    }
+
+    #[test]
+    fn entries_are_read_as_they_were_written() {
+        let found =
+            made(Nulls::Kept, &[Some("größe"), None, Some("")], &[Some(", "), None, Some("")]);
+        let read: Vec<_> = found.iter().map(|e| read_entry(e.unwrap()).unwrap()).collect();
+        assert_eq!(read, [(Some("größe"), ", "), (None, ""), (Some(""), "")]);
+        assert_eq!(value_of(found.value(1)), None);
+    }
+
+    #[test]
+    fn damaged_entries_are_errors() {
+        let whole = made(Nulls::Kept, &[Some("ab")], &[Some(",")]);
+        let whole = whole.value(0);
+        assert!(read_entry(whole).is_some());
+        for end in 0..whole.len() {
+            assert_eq!(read_entry(&whole[..end]), None, "{end} bytes");
+        }
+        let output = DataType::Utf8;
+        let damaged = [(&whole[1..], 1)];
+        assert!(build(AggFunc::StringAgg, false, &output, None, damaged.into_iter()).is_err());
+    }
+
+    #[test]
+    fn null_values_are_skipped_or_kept() {
+        let (values, none) = ([Some("a"), None], [None, None]);
+        assert_eq!(made(Nulls::Skipped, &values, &none).null_count(), 1);
+        assert_eq!(made(Nulls::Kept, &values, &none).null_count(), 0);
+        let keys = texts(&[None]);
+        let error =
+            entries(Nulls::KeptUnderKeys, &texts(&[None]), Some(&keys), &[], [].into_iter());
+        assert_eq!(error.unwrap_err().state, SqlState::INVALID_PARAMETER_VALUE);
+    }
+
+    #[test]
+    fn a_distinct_entry_counts_once() {
+        let found = made(Nulls::Kept, &[Some("a"), Some("b")], &[Some("-"), Some("+")]);
+        let all = [(found.value(0), 3), (found.value(1), 2)];
+        let text = build(AggFunc::StringAgg, true, &DataType::Utf8, None, all.into_iter());
+        assert_eq!(text.unwrap().as_deref(), Some("a+b"));
+    }
+
+    #[test]
+    fn bytes_are_joined_behind_one_prefix() {
+        let found = made(Nulls::Kept, &[Some("\\x01"), Some("\\xff")], &[None, Some("\\x00")]);
+        let all = [(&found, 0, 1), (&found, 1, 1)];
+        let joined = joined_by(AggFunc::StringAgg, &DataType::Binary, &all);
+        assert_eq!(joined.as_deref(), Some("\\x0100ff"));
+    }
+
+    #[test]
+    fn percentiles_need_a_fraction_from_zero_to_one() {
+        let found = made(Nulls::Kept, &[Some("1"), Some("2")], &[None, None]);
+        let of = |fraction: &str| {
+            let all = found.iter().flatten().map(|e| (e, 1));
+            build(AggFunc::PercentileCont, false, &DataType::Float64, Some(fraction), all)
+        };
+        assert_eq!(of("0.25").unwrap().as_deref(), Some("1.25"));
+        assert_eq!(of("1").unwrap().as_deref(), Some("2"));
+        assert_eq!(of("").unwrap(), None, "a fraction that is NULL");
+        for wrong in ["1.01", "-0.5", "NaN"] {
+            let state = of(wrong).unwrap_err().state;
+            assert_eq!(state, SqlState::NUMERIC_VALUE_OUT_OF_RANGE, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_collected_functions_are_built() {
+        let found = made(Nulls::Kept, &[Some("1")], &[None]);
+        let all = found.iter().flatten().map(|e| (e, 1));
+        assert!(build(AggFunc::Sum, false, &DataType::Int64, None, all).is_err());
+    }
+}

@@ -81,3 +81,86 @@ pub fn common_type(a: &DataType, b: &DataType) -> Option<DataType> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::sql_type;
+
+    use super::*;
+
+    fn arrow(name: &str) -> DataType {
+        sql_type(name).to_arrow()
+    }
+
+    #[test]
+    fn messages_name_types_as_postgresql_does() {
+        let cases = [
+            ("int2", "smallint"),
+            ("int4", "integer"),
+            ("float4", "real"),
+            ("float8", "double precision"),
+            ("numeric(10,2)", "numeric"),
+            ("numeric", "numeric"),
+            ("text", "text"),
+            ("timestamp", "timestamp without time zone"),
+            ("timestamptz", "timestamp with time zone"),
+            ("int4[]", "integer[]"),
+            ("numeric(10,2)[]", "numeric[]"),
+            ("jsonb", "jsonb"),
+        ];
+        for (name, expected) in cases {
+            assert_eq!(type_name(&Some(arrow(name))), expected);
+        }
+        assert_eq!(type_name(&None), "unknown");
+        assert_eq!(type_name(&Some(DataType::Struct(Default::default()))), "record");
+    }
+
+    #[test]
+    fn columns_of_casts_have_the_internal_names() {
+        let same = ["bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "date"];
+        for name in same {
+            assert_eq!(type_column_name(sql_type(name)), name);
+        }
+        assert_eq!(type_column_name(sql_type("char(3)")), "bpchar");
+        assert_eq!(type_column_name(sql_type("varchar(3)")), "varchar");
+        assert_eq!(type_column_name(sql_type("numeric(5,2)")), "numeric");
+        assert_eq!(type_column_name(sql_type("timestamptz[]")), "timestamptz");
+    }
+
+    #[test]
+    fn the_wider_type_holds_values_of_both() {
+        let cases = [
+            ("int2", "int4", Some("int4")),
+            ("int8", "int4", Some("int8")),
+            ("int4", "float4", Some("float4")),
+            ("float4", "float8", Some("float8")),
+            ("numeric(10,2)", "float8", Some("float8")),
+            ("numeric(10,2)", "numeric(12,4)", Some("numeric(12,4)")),
+            ("numeric(10,2)", "numeric(8,4)", Some("numeric(12,4)")),
+            ("numeric(5,2)", "int4", Some("numeric(12,2)")),
+            ("int8", "numeric(38,30)", Some("numeric(38,30)")),
+            ("date", "timestamptz", Some("timestamptz")),
+            ("timestamp", "timestamptz", Some("timestamptz")),
+            ("time", "interval", Some("interval")),
+            ("int4[]", "int8[]", Some("int8[]")),
+            ("numeric(5,1)[]", "int2[]", Some("numeric(6,1)[]")),
+            ("int4", "text", None),
+            ("bool", "int4", None),
+            ("int4[]", "int4", None),
+            ("int4[]", "text[]", None),
+            ("uuid", "bytea", None),
+        ];
+        for (a, b, expected) in cases {
+            let expected = expected.map(arrow);
+            assert_eq!(common_type(&arrow(a), &arrow(b)), expected, "{a} and {b}");
+            assert_eq!(common_type(&arrow(b), &arrow(a)), expected, "{b} and {a}");
+        }
+    }
+
+    #[test]
+    fn a_type_and_itself_have_it_in_common() {
+        for name in ["int4", "text", "jsonb", "numeric", "numeric(38,30)", "interval[]"] {
+            assert_eq!(common_type(&arrow(name), &arrow(name)), Some(arrow(name)));
+        }
+    }
+}
