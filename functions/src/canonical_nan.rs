@@ -34,6 +34,7 @@ impl Change for CanonicalNan {
 #[cfg(test)]
 mod tests {
     use arrow::array::AsArray;
+    use arrow::datatypes::{DataType, FieldRef};
     use arrow::datatypes::{Field, Float64Type};
     use datafusion::common::ScalarValue;
     use datafusion::logical_expr::{ScalarFunctionImplementation, Volatility, create_udf};

@@ -67,17 +67,18 @@ mod tests {
 
     use datafusion::logical_expr::Operator;
     use millrace_common::SqlState;
-    use millrace_graph::JoinKind;
+    use millrace_graph::{BufferMode, JoinKind};
     use millrace_rpc::catalog::Relation;
 
     use super::*;
     use crate::passes::tests::{count, filter, join, table};
+    use crate::stream::plan::Scan;
 
     const TTL_US: i64 = 60_000_000;
 
     /// The table of the tests, whose rows stay.
     fn growing() -> Stream {
-        let Stream { op: Op::Scan { relation, columns }, schema, .. } = table() else {
+        let Stream { op: Op::Scan(Scan { relation, columns }), schema, .. } = table() else {
             panic!("the table is scanned");
         };
         let relation = Relation { append_only: true, ..Relation::clone(&relation) };
@@ -90,16 +91,18 @@ mod tests {
 
     /// What an expiry is put behind, if the plan is one.
     fn below_expiry(stream: &Stream) -> Option<&Stream> {
-        let Op::Project { .. } = stream.op else { return None };
-        let [Stream { op: Op::TemporalUpperBound(buffer), inputs, .. }] = stream.inputs.as_slice()
-        else {
+        let Op::Project(_) = stream.op else { return None };
+        let [Stream { op: Op::Buffer(buffer), inputs, .. }] = stream.inputs.as_slice() else {
             return None;
         };
-        let [Stream { op: Op::Stamp { add_us }, inputs, .. }] = inputs.as_slice() else {
+        let [Stream { op: Op::Stamp(stamp), inputs, .. }] = inputs.as_slice() else {
             return None;
         };
         let [input] = inputs.as_slice() else { return None };
-        (*add_us == TTL_US && buffer.column == input.width()).then_some(input)
+        (stamp.add_us == TTL_US
+            && buffer.mode == BufferMode::UpperBound
+            && buffer.column == input.width())
+        .then_some(input)
     }
 
     fn over_growing(kind: JoinKind) -> Stream {
@@ -113,8 +116,8 @@ mod tests {
         let found = expired(narrow).unwrap();
         assert_eq!(found.width(), 1, "the stamp is dropped again");
         let input = below_expiry(&found).expect("an expiry");
-        assert!(matches!(input.op, Op::Project { .. }));
-        assert!(matches!(input.inputs[0].op, Op::Filter { .. }));
+        assert!(matches!(input.op, Op::Project(_)));
+        assert!(matches!(input.inputs[0].op, Op::Filter(_)));
     }
 
     #[test]
@@ -134,7 +137,7 @@ mod tests {
         let [left, right]: [Stream; 2] = inputs.try_into().unwrap_or_else(|_| panic!("two inputs"));
         let found = expired(left.lookup(right, of)).unwrap();
         assert!(below_expiry(&found.inputs[0]).is_some());
-        assert!(matches!(found.inputs[1].op, Op::Scan { .. }));
+        assert!(matches!(found.inputs[1].op, Op::Scan(_)));
     }
 
     #[test]
