@@ -165,4 +165,10 @@ fn common_subplans_are_computed_once() {
     assert_eq!(inputs(&graph), 1);
     // One side lies where it is joined already, and does not move to be read once.
     assert_eq!(inputs(&pairs.unwrap()), 2);
+    // The join's rows lie by a column that they do not have any more.
+    let sql = "WITH n AS (SELECT o.note FROM orders o JOIN item i ON o.item_id = i.id) \
+        SELECT note, 1 AS k FROM n UNION ALL SELECT note, 2 FROM n";
+    let graph = plan(sql).unwrap();
+    assert_eq!(graph.tables.iter().filter(|t| t.name.starts_with("join")).count(), 2);
+    assert_eq!(inputs(&graph), 2);
 }

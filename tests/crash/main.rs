@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use ledger::Ledger;
 use millrace_common::crash::POINTS;
-use millrace_common::random_tests;
 use millrace_sqllogictest::{Server, ServerOptions, suite};
 
 /// Cases that run at the same time.
@@ -103,14 +102,9 @@ async fn case(base: &Base, point: &'static str, pass: u32) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
 async fn killed_at_every_crash_point() {
     let base = Arc::new(base().await);
-    // A start passes the points of taking the lead once. In the short form every second point is also met late.
-    let late = |i: usize, point: &str| {
-        !point.ends_with("-lead") && (i.is_multiple_of(2) || random_tests::is_long())
-    };
-    let cases = POINTS.iter().enumerate().flat_map(|(i, point)| {
-        let passes: &[u32] = if late(i, point) { &[1, 7] } else { &[1] };
-        passes.iter().map(move |pass| (*point, *pass))
-    });
+    // A start passes the points of taking the lead once.
+    let passes = |point: &str| if point.ends_with("-lead") { vec![1] } else { vec![1, 7] };
+    let cases = POINTS.iter().flat_map(|p| passes(p).into_iter().map(move |pass| (*p, pass)));
     let results: Vec<(&str, bool)> = futures::stream::iter(cases)
         .map(|(point, pass)| {
             let base = Arc::clone(&base);

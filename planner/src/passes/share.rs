@@ -12,21 +12,23 @@ use std::collections::HashMap;
 use std::mem::{Discriminant, discriminant};
 
 use arrow::datatypes::SchemaRef;
+use millrace_common::SqlError;
+use millrace_functions::interrupt;
 
 use crate::stream::plan::{Op, Stream};
 
-/// Marks the common subplans of a plan whose exchanges are placed.
-pub fn mark_common(stream: Stream) -> Stream {
+/// Marks the common subplans of a plan whose exchanges are placed. Fails where the statement has ended.
+pub fn mark_common(stream: Stream) -> Result<Stream, SqlError> {
     if has_lookup(&stream) {
-        return stream;
+        return Ok(stream);
     }
     let mut numbering = Numbering::default();
-    let root = numbering.number(&stream);
+    let root = numbering.number(&stream)?;
     let uses = numbering.uses;
     if uses.iter().all(|&n| n < 2) {
-        return stream;
+        return Ok(stream);
     }
-    mark(stream, &root, &uses)
+    Ok(mark(stream, &root, &uses))
 }
 
 fn has_lookup(stream: &Stream) -> bool {
@@ -52,8 +54,10 @@ struct Numbering<'a> {
 }
 
 impl<'a> Numbering<'a> {
-    fn number(&mut self, stream: &'a Stream) -> Numbered {
-        let inputs: Vec<Numbered> = stream.inputs.iter().map(|i| self.number(i)).collect();
+    fn number(&mut self, stream: &'a Stream) -> Result<Numbered, SqlError> {
+        interrupt::check()?;
+        let inputs: Vec<Numbered> =
+            stream.inputs.iter().map(|i| self.number(i)).collect::<Result<_, _>>()?;
         let shape = (discriminant(&stream.op), inputs.iter().map(|i| i.id).collect());
         let alike = self.by_shape.entry(shape).or_default();
         let same = |&&id: &&usize| {
@@ -61,7 +65,7 @@ impl<'a> Numbering<'a> {
             *op == stream.op && *schema == stream.schema
         };
         if let Some(&id) = alike.iter().find(same) {
-            return Numbered { id, inputs };
+            return Ok(Numbered { id, inputs });
         }
         let id = self.nodes.len();
         alike.push(id);
@@ -72,7 +76,7 @@ impl<'a> Numbering<'a> {
                 self.uses[moved(input, numbered)] += 1;
             }
         }
-        Numbered { id, inputs }
+        Ok(Numbered { id, inputs })
     }
 }
 
@@ -119,7 +123,7 @@ mod tests {
     }
 
     fn marked(stream: Stream) -> Vec<(usize, &'static str)> {
-        marks(&mark_common(place(stream).0))
+        marks(&mark_common(place(stream).0).unwrap())
     }
 
     #[test]

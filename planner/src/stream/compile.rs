@@ -1,10 +1,14 @@
 //! Expressions of views, compiled.
 
+use std::sync::{Arc, LazyLock};
+
 use datafusion::common::DFSchema;
 use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::config::ConfigOptions;
 use datafusion::logical_expr::execution_props::ExecutionProps;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
 use datafusion::logical_expr::{Expr, Volatility};
+use datafusion::physical_expr::create_physical_expr;
 use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::expr::ExprRef;
@@ -21,17 +25,18 @@ const CLOCK: [&str; 7] = [
     "today",
 ];
 
+/// What functions of views are told of settings. Calls that share them are compared by the pointer; otherwise DataFusion
+/// compares all settings as texts.
+static OPTIONS: LazyLock<Arc<ConfigOptions>> = LazyLock::new(Arc::default);
+
 /// Compiles an expression over the columns of `schema`. Volatile functions, the clock, subqueries
 /// that are still expressions, parameters: 0A000.
 pub fn compile(e: &Expr, schema: &DFSchema) -> std::result::Result<ExprRef, SqlError> {
     check(e)?;
-    datafusion::physical_expr::create_physical_expr(
-        e,
-        schema,
-        &ExecutionProps::new(),
-        &PhysicalPlanningContext::default(),
-    )
-    .map_err(sql_error_from_datafusion)
+    let mut props = ExecutionProps::new();
+    props.config_options = Some(Arc::clone(&OPTIONS));
+    create_physical_expr(e, schema, &props, &PhysicalPlanningContext::default())
+        .map_err(sql_error_from_datafusion)
 }
 
 fn check(e: &Expr) -> std::result::Result<(), SqlError> {

@@ -125,7 +125,7 @@ fn plan_logical(
     let (stream, layout) = fragment::lay_out(placed, &options.sink, columns.len())?;
     watch("lay out the result", &stream);
     interrupt::check()?;
-    let stream = share::mark_common(stream);
+    let stream = share::mark_common(stream)?;
     watch("mark common subplans", &stream);
     fragment::fragment(stream, layout, &options.sink)
 }

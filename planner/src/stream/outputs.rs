@@ -82,7 +82,8 @@ impl Builder {
     }
 
     /// A common subplan in the middle of a fragment. Its rows come from its own fragment to the tasks that would
-    /// compute them, if it has state; else computing them again costs less than moving them.
+    /// compute them, if it has state; where these are not known by columns nothing above asks for them, so any task
+    /// does. Without state computing them again costs less than moving them.
     pub fn place_common(
         &mut self,
         id: usize,
@@ -93,14 +94,14 @@ impl Builder {
             let Computed { node, known, .. } = self.common(id, &subplan)?;
             return Ok((node, known));
         }
+        if !keeps_state(&subplan) || subplan.width() == 0 {
+            return self.emit(subplan, open);
+        }
         let hash = match Properties::of(&subplan).distribution {
             Distribution::Hash(columns) => columns,
             Distribution::Singleton => vec![],
-            Distribution::Any => return self.emit(subplan, open),
+            Distribution::Any => (0..subplan.width()).collect(),
         };
-        if !keeps_state(&subplan) {
-            return self.emit(subplan, open);
-        }
         let schema = Arc::clone(&subplan.schema);
         let computed = self.common(id, &subplan)?;
         let edge = self.output(computed, hash);

@@ -6,6 +6,7 @@ use millrace_common::collections::HashSet;
 use millrace_rpc::version::{RunMeta, VersionEdit};
 
 use super::{TableVersion, Version};
+use crate::memrun::MemRun;
 
 impl Version {
     /// The first broken invariant, in words: memory runs follow each other in the order of commits, none of them is in
@@ -53,7 +54,12 @@ impl Version {
         for (older, newer) in table.mem.iter().zip(table.mem.iter().skip(1)) {
             let (a, b) = (older.max_sequence, newer.min_sequence);
             if a > b || older.group > newer.group || older.max_epoch > newer.max_epoch {
-                return Err(format!("memory runs of commits {a} and {b} are in the wrong order"));
+                let place = |r: &MemRun| format!("group {}, epoch {}", r.group, r.max_epoch);
+                return Err(format!(
+                    "memory runs of commits {a} ({}) and {b} ({}) are in the wrong order",
+                    place(older),
+                    place(newer)
+                ));
             }
         }
         Ok(())
@@ -117,7 +123,7 @@ mod tests {
     use millrace_common::access::AccessClass;
 
     use super::*;
-    use crate::memrun::{MemRun, SealId};
+    use crate::memrun::SealId;
     use crate::table::{RowStorage, TableDesc};
 
     const TABLE: TableId = TableId(3);
