@@ -8,8 +8,7 @@ use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::DerivedWatermark;
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
-use crate::passes::exchange::Placed;
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
 use crate::passes::prune::{Map, only, prune_exact};
@@ -25,25 +24,13 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Common {
+impl RowRules for Common {
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         Properties::of_input(inputs, width)
     }
 
     fn watermarks(&self, inputs: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
         port(inputs, 0).to_vec()
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, _: &Stream) -> Result<Option<Keyed>> {

@@ -9,9 +9,8 @@ use millrace_common::SqlError;
 use millrace_graph as graph;
 use millrace_graph::{DerivedWatermark, EdgeKind};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::list;
-use crate::passes::exchange::Placed;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
 use crate::passes::prune::{Map, all_kept, only, prune_exact, with};
@@ -26,7 +25,7 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Exchange {
+impl RowRules for Exchange {
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         let distribution = Distribution::by_vnode(self.hash.clone());
         Properties { distribution, ..Properties::of_input(inputs, width) }
@@ -34,18 +33,6 @@ impl OperatorRules for Exchange {
 
     fn watermarks(&self, inputs: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
         port(inputs, 0).to_vec()
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, _: &Stream) -> Result<Option<Keyed>> {

@@ -8,9 +8,8 @@ use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Expand, GroupingSet, Operator};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::list;
-use crate::passes::exchange::Placed;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
 use crate::passes::prune::{Map, all_kept, only, prune_columns, with};
@@ -29,7 +28,7 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Expand {
+impl RowRules for Expand {
     /// The id behind all columns tells a row's copies apart.
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         let mut p = Properties::of_input(inputs, width);
@@ -43,18 +42,6 @@ impl OperatorRules for Expand {
 
     fn watermarks(&self, _: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
         vec![]
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, _: &Stream) -> Result<Option<Keyed>> {

@@ -9,9 +9,8 @@ use millrace_common::SqlError;
 use millrace_functions::expr::{self, ExprRef};
 use millrace_graph::{DerivedWatermark, Filter, Operator};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::text;
-use crate::passes::exchange::Placed;
 use crate::passes::identity::{Keyed, with_key};
 use crate::passes::properties::Properties;
 use crate::passes::prune::{Map, only, prune_columns, with};
@@ -26,25 +25,13 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Filter {
+impl RowRules for Filter {
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         Properties::of_input(inputs, width)
     }
 
     fn watermarks(&self, inputs: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
         port(inputs, 0).to_vec()
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, stream: &Stream) -> Result<Option<Keyed>> {

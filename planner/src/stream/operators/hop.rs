@@ -9,9 +9,8 @@ use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Hop, MarkStep, Operator};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::{column, duration};
-use crate::passes::exchange::Placed;
 use crate::passes::identity::{Keyed, with_key};
 use crate::passes::properties::Properties;
 use crate::passes::prune::{Map, kept_at, only, prune_columns, with};
@@ -31,7 +30,7 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Hop {
+impl RowRules for Hop {
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         let mut p = Properties::of_input(inputs, width);
         let start = p.equal.len();
@@ -62,18 +61,6 @@ impl OperatorRules for Hop {
             out.push(DerivedWatermark { column: width, terms: start });
         }
         out
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     /// The windows come behind the input's columns, and a grown input moves them: they move back.

@@ -1,5 +1,5 @@
 //! The operators of stream plans, a file each: how a plan gets one, and all that the passes, the fragmenter and EXPLAIN
-//! ask of it ([`OperatorRules`], [`OperatorLine`]).
+//! ask of it ([`OperatorRules`], or [`RowRules`] where it keeps nothing, and [`OperatorLine`]).
 //!
 //! The passes walk the plan; what they ask of an operator is answered here. No method has a default, so an operator
 //! does not compile before it has answered them all. Its settings are declared in `millrace_graph`. Conversions of
@@ -33,7 +33,7 @@ use millrace_functions::interrupt;
 use crate::stream::convert::{Converter, in_view, node_name};
 use crate::stream::plan::Stream;
 
-pub use rules::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+pub use rules::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity, RowRules};
 
 impl Converter<'_> {
     /// The stream plan of a logical plan. Refuses by name what a view cannot have.

@@ -9,10 +9,9 @@ use millrace_common::SqlError;
 use millrace_functions::expr::{self, ExprRef};
 use millrace_graph::{DerivedWatermark, Operator, Project};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::expr_text;
 use crate::explain::text::text;
-use crate::passes::exchange::Placed;
 use crate::passes::identity::{Keyed, with_key};
 use crate::passes::properties::Properties;
 use crate::passes::prune::{Map, only, prune_columns, select};
@@ -44,7 +43,7 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Project {
+impl RowRules for Project {
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         let columns: Vec<Option<usize>> = self.exprs.iter().map(expr::as_column).collect();
         Properties::of_input(inputs, width).project(&columns)
@@ -57,18 +56,6 @@ impl OperatorRules for Project {
             Some(DerivedWatermark { column: i, terms: watermark::then(terms, &steps) })
         };
         self.exprs.iter().enumerate().filter_map(one).collect()
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     /// Passes the key on behind its own columns.

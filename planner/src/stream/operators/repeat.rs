@@ -8,9 +8,8 @@ use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Operator, Repeat};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::column;
-use crate::passes::exchange::Placed;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
 use crate::passes::prune::{Map, kept_at, only, prune_columns, with};
@@ -24,25 +23,13 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Repeat {
+impl RowRules for Repeat {
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         Properties { keys: vec![], max_rows: None, ..Properties::of_input(inputs, width) }
     }
 
     fn watermarks(&self, _: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
         vec![]
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, _: &Stream) -> Result<Option<Keyed>> {

@@ -55,6 +55,71 @@ pub trait OperatorRules: Sized {
     fn lower(self, tables: &mut StateTables, inputs: &[Input<'_>]) -> Result<Lowered, SqlError>;
 }
 
+/// The rules of an operator that keeps nothing and takes rows wherever they are. As in [`OperatorRules`].
+pub trait RowRules: Sized {
+    fn properties(&self, width: usize, inputs: &[Properties]) -> Properties;
+
+    fn watermarks(
+        &self,
+        inputs: &[Vec<DerivedWatermark>],
+        widths: &[usize],
+    ) -> Vec<DerivedWatermark>;
+
+    fn with_key(&self, stream: &Stream) -> Result<Option<Keyed>>;
+
+    fn prune(
+        self,
+        inputs: Vec<Stream>,
+        schema: &SchemaRef,
+        required: &BTreeSet<usize>,
+    ) -> Result<(Stream, Map)>;
+
+    fn lower(self, tables: &mut StateTables, inputs: &[Input<'_>]) -> Result<Lowered, SqlError>;
+}
+
+impl<T: RowRules> OperatorRules for T {
+    fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
+        RowRules::properties(self, width, inputs)
+    }
+
+    fn watermarks(
+        &self,
+        inputs: &[Vec<DerivedWatermark>],
+        widths: &[usize],
+    ) -> Vec<DerivedWatermark> {
+        RowRules::watermarks(self, inputs, widths)
+    }
+
+    fn keeps_state(&self) -> bool {
+        false
+    }
+
+    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
+        inputs
+    }
+
+    fn identity(&mut self) -> Option<RowIdentity<'_>> {
+        None
+    }
+
+    fn with_key(&self, stream: &Stream) -> Result<Option<Keyed>> {
+        RowRules::with_key(self, stream)
+    }
+
+    fn prune(
+        self,
+        inputs: Vec<Stream>,
+        schema: &SchemaRef,
+        required: &BTreeSet<usize>,
+    ) -> Result<(Stream, Map)> {
+        RowRules::prune(self, inputs, schema, required)
+    }
+
+    fn lower(self, tables: &mut StateTables, inputs: &[Input<'_>]) -> Result<Lowered, SqlError> {
+        RowRules::lower(self, tables, inputs)
+    }
+}
+
 /// An operator's line of EXPLAIN.
 pub trait OperatorLine {
     /// In a job graph it notes the keys of its state tables, too.

@@ -10,9 +10,8 @@ use millrace_graph as graph;
 use millrace_graph::{DerivedWatermark, Operator, WatermarkTerm};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::all_columns;
-use crate::passes::exchange::Placed;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
 use crate::passes::prune::{Map, select};
@@ -25,7 +24,7 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Scan {
+impl RowRules for Scan {
     fn properties(&self, _: usize, _: &[Properties]) -> Properties {
         let Scan { relation, columns } = self;
         let position = |c: &u32| columns.iter().position(|&have| have == *c as usize);
@@ -57,18 +56,6 @@ impl OperatorRules for Scan {
             terms: vec![WatermarkTerm { relation, column: c, steps: vec![] }],
         })
         .collect()
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, stream: &Stream) -> Result<Option<Keyed>> {

@@ -8,9 +8,8 @@ use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Operator, Stamp};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::duration;
-use crate::passes::exchange::Placed;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
 use crate::passes::prune::{Map, only, prune_columns};
@@ -28,7 +27,7 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Stamp {
+impl RowRules for Stamp {
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         let mut p = Properties::of_input(inputs, width);
         p.equal.push(width - 1);
@@ -37,18 +36,6 @@ impl OperatorRules for Stamp {
 
     fn watermarks(&self, inputs: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
         port(inputs, 0).to_vec()
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, _: &Stream) -> Result<Option<Keyed>> {

@@ -8,9 +8,8 @@ use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Operator, Unnest};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::column;
-use crate::passes::exchange::Placed;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
 use crate::passes::prune::{Map, all_kept, only, prune_columns, with};
@@ -32,7 +31,7 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Unnest {
+impl RowRules for Unnest {
     /// A column of elements is none of those that its list was equal to, and rows multiply.
     fn properties(&self, width: usize, inputs: &[Properties]) -> Properties {
         let lists = &self.lists;
@@ -55,18 +54,6 @@ impl OperatorRules for Unnest {
     fn watermarks(&self, inputs: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
         let kept = port(inputs, 0).iter().filter(|m| !self.lists.contains(&m.column));
         kept.cloned().collect()
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, _: &Stream) -> Result<Option<Keyed>> {

@@ -8,8 +8,7 @@ use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Operator, Values};
 
-use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentity};
-use crate::passes::exchange::Placed;
+use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
 use crate::passes::prune::{Map, select};
@@ -26,7 +25,7 @@ impl Stream {
     }
 }
 
-impl OperatorRules for Values {
+impl RowRules for Values {
     fn properties(&self, width: usize, _: &[Properties]) -> Properties {
         Properties {
             append_only: true,
@@ -37,18 +36,6 @@ impl OperatorRules for Values {
 
     fn watermarks(&self, _: &[Vec<DerivedWatermark>], _: &[usize]) -> Vec<DerivedWatermark> {
         vec![]
-    }
-
-    fn keeps_state(&self) -> bool {
-        false
-    }
-
-    fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        inputs
-    }
-
-    fn identity(&mut self) -> Option<RowIdentity<'_>> {
-        None
     }
 
     fn with_key(&self, _: &Stream) -> Result<Option<Keyed>> {
