@@ -58,11 +58,14 @@ pub fn meet(input: Placed, key: &[usize]) -> (Placed, Vec<usize>) {
     (exchange(input, key.to_vec()), key.to_vec())
 }
 
-/// The only input as [`meet`] gives it.
-pub fn meet_only(mut inputs: Vec<Placed>, key: &[usize]) -> (Vec<Placed>, Vec<usize>) {
-    let Some(input) = inputs.pop() else { return (inputs, vec![]) };
-    let (input, vnode) = meet(input, key);
-    (vec![input], vnode)
+/// The only input as [`meet`] gives it; the columns that decide the vnode go into `vnode`.
+pub fn meet_only(inputs: Vec<Placed>, key: &[usize], vnode: &mut Vec<usize>) -> Vec<Placed> {
+    let met = inputs.into_iter().map(|input| {
+        let (input, columns) = meet(input, key);
+        *vnode = columns;
+        input
+    });
+    met.collect()
 }
 
 #[cfg(test)]

@@ -20,6 +20,16 @@ use crate::stream::plan::Stream;
 /// Old position → new position, for the columns that are left.
 pub type Map = Vec<Option<usize>>;
 
+/// An operator that is pruned: its inputs as they were, its output columns, and which of them are required.
+pub struct Pruning<'a> {
+    pub inputs: Vec<Stream>,
+    pub schema: &'a SchemaRef,
+    pub required: &'a BTreeSet<usize>,
+}
+
+/// The operator over pruned inputs, and where its columns are now.
+pub type Pruned = (Stream, Map);
+
 /// See [`prune`].
 pub struct Prune;
 
@@ -40,7 +50,7 @@ pub fn prune(stream: Stream) -> Result<Stream> {
 }
 
 /// Keeps exactly the required columns, in their old order.
-pub fn prune_exact(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, Map)> {
+pub fn prune_exact(stream: Stream, required: &BTreeSet<usize>) -> Result<Pruned> {
     let old_width = stream.width();
     let required = at_least_one(&stream.schema, required);
     let (stream, map) = prune_columns(stream, &required)?;
@@ -65,9 +75,9 @@ fn at_least_one(schema: &Schema, required: &BTreeSet<usize>) -> BTreeSet<usize> 
 }
 
 /// Keeps at least the required columns.
-pub fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<(Stream, Map)> {
+pub fn prune_columns(stream: Stream, required: &BTreeSet<usize>) -> Result<Pruned> {
     let Stream { op, inputs, schema } = stream;
-    dispatch_operator!(op, p => p.prune(inputs, &schema, required))
+    dispatch_operator!(op, p => p.prune(Pruning { inputs, schema: &schema, required }))
 }
 
 /// The only input.
@@ -76,6 +86,11 @@ pub fn only(mut inputs: Vec<Stream>) -> Result<Stream> {
         (Some(input), true) => Ok(input),
         _ => datafusion::common::internal_err!("an operator has not exactly one input"),
     }
+}
+
+/// The required columns that come from an input of this width.
+pub fn below(required: &BTreeSet<usize>, width: usize) -> BTreeSet<usize> {
+    required.iter().copied().filter(|&c| c < width).collect()
 }
 
 /// More required columns.

@@ -1,6 +1,5 @@
 //! [`Aggregate`]: grouped aggregation, DISTINCT.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use crate::passes::classes;
 use crate::passes::exchange::{Placed, meet_only};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
-use crate::passes::prune::{Map, all_kept, kept_at, only, prune_exact};
+use crate::passes::prune::{Map, Pruned, Pruning, all_kept, kept_at, only, prune_exact};
 use crate::passes::watermark::{self, port};
 use crate::stream::plan::{Aggregate, Call, Op, Stream};
 use crate::stream::tables::StateTables;
@@ -72,9 +71,7 @@ impl OperatorRules for Aggregate {
     }
 
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        let (inputs, vnode) = meet_only(inputs, &self.group);
-        self.vnode = vnode;
-        inputs
+        meet_only(inputs, &self.group, &mut self.vnode)
     }
 
     fn identity(&mut self) -> Option<RowIdentity<'_>> {
@@ -85,15 +82,10 @@ impl OperatorRules for Aggregate {
         Ok(None)
     }
 
-    fn prune(
-        mut self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
+    fn prune(mut self, at: Pruning<'_>) -> Result<Pruned> {
         let groups = self.group.len();
         // An aggregate without groups must not lose its last call: it would have no columns.
-        let keep = |i: usize| required.contains(&(groups + i)) || (groups == 0 && i == 0);
+        let keep = |i: usize| at.required.contains(&(groups + i)) || (groups == 0 && i == 0);
         let mut map: Map = (0..groups).map(Some).collect();
         let mut calls = Vec::new();
         for (i, call) in self.calls.into_iter().enumerate() {
@@ -104,7 +96,7 @@ impl OperatorRules for Aggregate {
         }
         self.calls = calls;
         let needed = self.columns_read().into_iter().collect();
-        let (input, below) = prune_exact(only(inputs)?, &needed)?;
+        let (input, below) = prune_exact(only(at.inputs)?, &needed)?;
         let mut calls = self.calls;
         for call in &mut calls {
             call.arg = call.arg.map(|c| kept_at(&below, c)).transpose()?;

@@ -1,9 +1,7 @@
 //! [`EventTimeBuffer`]: rows that wait for an instant.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_common::access::{AccessClass, RetentionBy};
@@ -16,7 +14,7 @@ use crate::explain::text::column;
 use crate::passes::exchange::{Placed, meet};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
-use crate::passes::prune::{Map, kept_at, only, prune_exact, with};
+use crate::passes::prune::{Pruned, Pruning, kept_at, only, prune_exact, with};
 use crate::passes::watermark::{self, port};
 use crate::stream::plan::{EventTimeBuffer, Op, Stream};
 use crate::stream::tables::StateTables;
@@ -86,13 +84,8 @@ impl OperatorRules for EventTimeBuffer {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let (input, map) = prune_exact(only(inputs)?, &with(required, [self.column]))?;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let (input, map) = prune_exact(only(at.inputs)?, &with(at.required, [self.column]))?;
         let column = kept_at(&map, self.column)?;
         Ok((input.buffer(self.mode, column), map))
     }

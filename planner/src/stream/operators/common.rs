@@ -1,9 +1,7 @@
 //! [`Common`]: a subtree that stands in several places of the plan.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::DerivedWatermark;
@@ -11,7 +9,7 @@ use millrace_graph::DerivedWatermark;
 use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, only, prune_exact};
+use crate::passes::prune::{Pruned, Pruning, only, prune_exact};
 use crate::passes::watermark::port;
 use crate::stream::plan::{Common, Op, Stream};
 use crate::stream::tables::StateTables;
@@ -37,13 +35,8 @@ impl RowRules for Common {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let (input, map) = prune_exact(only(inputs)?, required)?;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let (input, map) = prune_exact(only(at.inputs)?, at.required)?;
         Ok((input.common(self.id), map))
     }
 

@@ -1,9 +1,7 @@
 //! [`Exchange`]: rows that move between tasks. In a plan it says where to; in a graph its edge does.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph as graph;
@@ -13,7 +11,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::list;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
-use crate::passes::prune::{Map, all_kept, only, prune_exact, with};
+use crate::passes::prune::{Pruned, Pruning, all_kept, only, prune_exact, with};
 use crate::passes::watermark::port;
 use crate::stream::plan::{Exchange, Op, Stream};
 use crate::stream::tables::StateTables;
@@ -39,14 +37,9 @@ impl RowRules for Exchange {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let needed = with(required, self.hash.iter().copied());
-        let (input, map) = prune_exact(only(inputs)?, &needed)?;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let needed = with(at.required, self.hash.iter().copied());
+        let (input, map) = prune_exact(only(at.inputs)?, &needed)?;
         let hash = all_kept(&map, &self.hash)?;
         Ok((input.exchange(hash), map))
     }

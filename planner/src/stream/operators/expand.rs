@@ -1,9 +1,8 @@
 //! [`Expand`]: a row for each grouping set.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema};
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Expand, GroupingSet, Operator};
@@ -12,7 +11,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::list;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, all_kept, only, prune_columns, with};
+use crate::passes::prune::{Pruned, Pruning, all_kept, below, only, prune_columns, with};
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
 
@@ -48,15 +47,10 @@ impl RowRules for Expand {
         Ok(None)
     }
 
-    fn prune(
-        mut self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let input = only(inputs)?;
+    fn prune(mut self, at: Pruning<'_>) -> Result<Pruned> {
+        let input = only(at.inputs)?;
         let width = input.width();
-        let below = required.iter().copied().filter(|&c| c < width).collect();
+        let below = below(at.required, width);
         let needed = with(&below, self.columns.iter().copied());
         let (input, mut map) = prune_columns(input, &needed)?;
         self.columns = all_kept(&map, &self.columns)?;

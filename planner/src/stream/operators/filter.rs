@@ -1,9 +1,7 @@
 //! [`Filter`]: rows for which a predicate is true.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_functions::expr::{self, ExprRef};
@@ -13,7 +11,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::text;
 use crate::passes::identity::{Keyed, with_key};
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, only, prune_columns, with};
+use crate::passes::prune::{Pruned, Pruning, only, prune_columns, with};
 use crate::passes::watermark::port;
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
@@ -41,14 +39,9 @@ impl RowRules for Filter {
     }
 
     /// Of all filters in a row, without recursion: a condition of a thousand terms is a thousand of them.
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let mut input = only(inputs)?;
-        let mut needed = with(required, expr::columns_of(&self.predicate));
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let mut input = only(at.inputs)?;
+        let mut needed = with(at.required, expr::columns_of(&self.predicate));
         let mut predicates = vec![self.predicate];
         while let Op::Filter(Filter { predicate }) = &input.op {
             needed.extend(expr::columns_of(predicate));

@@ -1,10 +1,9 @@
 //! [`Hop`]: the windows that a row's time lies in.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use arrow::datatypes::{Field, FieldRef, Schema, SchemaRef};
+use arrow::datatypes::{Field, FieldRef, Schema};
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Hop, MarkStep, Operator};
@@ -13,7 +12,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::{column, duration};
 use crate::passes::identity::{Keyed, with_key};
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, kept_at, only, prune_columns, with};
+use crate::passes::prune::{Pruned, Pruning, below, kept_at, only, prune_columns, with};
 use crate::passes::watermark::{self, port};
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
@@ -75,15 +74,10 @@ impl RowRules for Hop {
         Ok(Some((input.hop(*self).select(&columns), key)))
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let input = only(inputs)?;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let input = only(at.inputs)?;
         let width = input.width();
-        let below = required.iter().copied().filter(|&c| c < width).collect();
+        let below = below(at.required, width);
         let (input, mut map) = prune_columns(input, &with(&below, [self.time_column]))?;
         let time_column = kept_at(&map, self.time_column)?;
         map.extend([Some(input.width()), Some(input.width() + 1)]);

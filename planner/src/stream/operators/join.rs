@@ -23,7 +23,7 @@ use crate::passes::classes::SideLayout;
 use crate::passes::exchange::{Placed, exchange, gather, stays_single};
 use crate::passes::identity::{Keyed, with_key};
 use crate::passes::properties::{Distribution, Properties, merge};
-use crate::passes::prune::{Map, all_kept, kept_at, prune_exact, select};
+use crate::passes::prune::{Map, Pruned, Pruning, all_kept, kept_at, prune_exact, select};
 use crate::passes::watermark::{self, port};
 use crate::stream::plan::{Join, JoinSide, Op, Stream};
 use crate::stream::tables::StateTables;
@@ -121,13 +121,8 @@ impl OperatorRules for Join {
         }
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let ([left, right], join, map) = prune_sides(self, inputs, required)?;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let ([left, right], join, map) = prune_sides(self, at.inputs, at.required)?;
         Ok((left.join(right, join), map))
     }
 

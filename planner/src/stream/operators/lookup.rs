@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use arrow::datatypes::SchemaRef;
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_common::access::AccessClass;
@@ -20,7 +19,7 @@ use crate::passes::classes::SideLayout;
 use crate::passes::exchange::Placed;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties, merge};
-use crate::passes::prune::Map;
+use crate::passes::prune::{Pruned, Pruning};
 use crate::passes::watermark::{self, port};
 use crate::stream::plan::{Join, JoinSide, Lookup, Op, Stream};
 use crate::stream::tables::StateTables;
@@ -116,13 +115,8 @@ impl OperatorRules for Lookup {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let ([left, right], join, map) = prune_sides(as_join(self), inputs, required)?;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let ([left, right], join, map) = prune_sides(as_join(self), at.inputs, at.required)?;
         Ok((left.lookup(right, join), map))
     }
 

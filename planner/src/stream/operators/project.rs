@@ -1,9 +1,8 @@
 //! [`Project`]: columns computed from each row.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::{FieldRef, Schema, SchemaRef};
+use arrow::datatypes::{FieldRef, Schema};
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_functions::expr::{self, ExprRef};
@@ -14,7 +13,7 @@ use crate::explain::expr_text;
 use crate::explain::text::text;
 use crate::passes::identity::{Keyed, with_key};
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, only, prune_columns, select};
+use crate::passes::prune::{Pruned, Pruning, only, prune_columns, select};
 use crate::passes::watermark::{self, port};
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
@@ -78,15 +77,10 @@ impl RowRules for Project {
         Ok(Some((Stream { op, inputs: vec![input], schema }, at)))
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        schema: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let (kept, schema, map) = select(schema, required);
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let (kept, schema, map) = select(at.schema, at.required);
         let needed = kept.iter().flat_map(|&k| expr::columns_of(&self.exprs[k])).collect();
-        let (input, below) = prune_columns(only(inputs)?, &needed)?;
+        let (input, below) = prune_columns(only(at.inputs)?, &needed)?;
         let exprs = kept
             .iter()
             .map(|&k| expr::remap(&self.exprs[k], &below, &input.schema))

@@ -1,9 +1,7 @@
 //! [`Repeat`]: copies of a row.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::SchemaRef;
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Operator, Repeat};
@@ -12,7 +10,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::column;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, kept_at, only, prune_columns, with};
+use crate::passes::prune::{Pruned, Pruning, kept_at, only, prune_columns, with};
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
 
@@ -36,13 +34,9 @@ impl RowRules for Repeat {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let (input, map) = prune_columns(only(inputs)?, &with(required, [self.times_column]))?;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let (input, map) =
+            prune_columns(only(at.inputs)?, &with(at.required, [self.times_column]))?;
         let times = kept_at(&map, self.times_column)?;
         Ok((input.repeat(times), map))
     }

@@ -1,6 +1,5 @@
 //! What is asked of every operator of a stream plan.
 
-use std::collections::BTreeSet;
 use std::convert::Infallible;
 
 use arrow::datatypes::{Schema, SchemaRef};
@@ -11,7 +10,7 @@ use millrace_graph::{DerivedWatermark, JobGraph, Operator};
 use crate::passes::exchange::Placed;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
-use crate::passes::prune::Map;
+use crate::passes::prune::{Pruned, Pruning};
 use crate::stream::plan::{Identity, Stream};
 use crate::stream::tables::StateTables;
 
@@ -43,12 +42,7 @@ pub trait OperatorRules: Sized {
 
     /// The same over pruned inputs, with at least the required columns, and where each of its columns (by `schema`) is
     /// now.
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        schema: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)>;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned>;
 
     /// The operator of the job graph. Its state tables go into `tables`, with what the watermarks of the inputs let
     /// them forget.
@@ -67,12 +61,7 @@ pub trait RowRules: Sized {
 
     fn with_key(&self, stream: &Stream) -> Result<Option<Keyed>>;
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        schema: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)>;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned>;
 
     fn lower(self, tables: &mut StateTables, inputs: &[Input<'_>]) -> Result<Lowered, SqlError>;
 }
@@ -106,13 +95,8 @@ impl<T: RowRules> OperatorRules for T {
         RowRules::with_key(self, stream)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        schema: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        RowRules::prune(self, inputs, schema, required)
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        RowRules::prune(self, at)
     }
 
     fn lower(self, tables: &mut StateTables, inputs: &[Input<'_>]) -> Result<Lowered, SqlError> {
@@ -208,7 +192,7 @@ impl OperatorRules for Infallible {
         match *self {}
     }
 
-    fn prune(self, _: Vec<Stream>, _: &SchemaRef, _: &BTreeSet<usize>) -> Result<(Stream, Map)> {
+    fn prune(self, _: Pruning<'_>) -> Result<Pruned> {
         match self {}
     }
 

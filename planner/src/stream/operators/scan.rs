@@ -1,6 +1,5 @@
 //! [`Scan`]: a relation that is read; in a graph a subscription or a source.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::datatypes::{FieldRef, Schema, SchemaRef};
@@ -14,7 +13,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::all_columns;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
-use crate::passes::prune::{Map, select};
+use crate::passes::prune::{Pruned, Pruning, select};
 use crate::stream::plan::{Op, Scan, Stream};
 use crate::stream::tables::StateTables;
 
@@ -62,13 +61,8 @@ impl RowRules for Scan {
         Ok(with_key_columns(self, stream))
     }
 
-    fn prune(
-        self,
-        _: Vec<Stream>,
-        schema: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let (kept, schema, map) = select(schema, required);
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let (kept, schema, map) = select(at.schema, at.required);
         let columns = kept.iter().map(|&c| self.columns[c]).collect();
         Ok((Stream::scan(self.relation, schema, columns), map))
     }

@@ -1,9 +1,8 @@
 //! [`Stamp`]: the processing time of a row.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema, TimeUnit};
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Operator, Stamp};
@@ -12,7 +11,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::duration;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, only, prune_columns};
+use crate::passes::prune::{Pruned, Pruning, below, only, prune_columns};
 use crate::passes::watermark::port;
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
@@ -42,15 +41,10 @@ impl RowRules for Stamp {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let input = only(inputs)?;
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let input = only(at.inputs)?;
         let width = input.width();
-        let below = required.iter().copied().filter(|&c| c < width).collect();
+        let below = below(at.required, width);
         let (input, mut map) = prune_columns(input, &below)?;
         map.push(Some(input.width()));
         Ok((input.stamp(self.add_us), map))

@@ -1,10 +1,9 @@
 //! [`TopN`]: the first rows of each group.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema};
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_common::access::AccessClass;
@@ -18,7 +17,7 @@ use crate::passes::classes;
 use crate::passes::exchange::{Placed, meet_only};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, all_kept, kept_at, only, prune_exact, with};
+use crate::passes::prune::{Pruned, Pruning, all_kept, below, kept_at, only, prune_exact, with};
 use crate::passes::watermark::port;
 use crate::stream::plan::{Identity, Op, Stream, TopN};
 use crate::stream::tables::StateTables;
@@ -75,9 +74,7 @@ impl OperatorRules for TopN {
     }
 
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        let (inputs, vnode) = meet_only(inputs, &self.group);
-        self.vnode = vnode;
-        inputs
+        meet_only(inputs, &self.group, &mut self.vnode)
     }
 
     fn identity(&mut self) -> Option<RowIdentity<'_>> {
@@ -88,16 +85,11 @@ impl OperatorRules for TopN {
         Ok(None)
     }
 
-    fn prune(
-        mut self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let input = only(inputs)?;
+    fn prune(mut self, at: Pruning<'_>) -> Result<Pruned> {
+        let input = only(at.inputs)?;
         let width = input.width();
-        let rank_read = required.contains(&width);
-        let below = required.iter().copied().filter(|&c| c < width).collect();
+        let rank_read = at.required.contains(&width);
+        let below = below(at.required, width);
         let read = self.columns_read().into_iter().chain(self.state.0.iter().copied());
         let (input, mut map) = prune_exact(input, &with(&below, read))?;
         self.emit_rank = self.emit_rank && rank_read;

@@ -1,7 +1,5 @@
 //! [`Union`]: the rows of all inputs.
 
-use std::collections::BTreeSet;
-
 use arrow::datatypes::SchemaRef;
 use datafusion::common::Result;
 use millrace_common::SqlError;
@@ -11,7 +9,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, OperatorRules, RowIdentit
 use crate::passes::exchange::{Placed, exchange, gather};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
-use crate::passes::prune::{Map, prune_exact, select};
+use crate::passes::prune::{Pruned, Pruning, prune_exact, select};
 use crate::passes::watermark;
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
@@ -82,15 +80,11 @@ impl OperatorRules for Union {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        schema: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let (kept, schema, map) = select(schema, required);
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let (kept, schema, map) = select(at.schema, at.required);
         let kept = kept.into_iter().collect();
-        let inputs = inputs
+        let inputs = at
+            .inputs
             .into_iter()
             .map(|input| Ok(prune_exact(input, &kept)?.0))
             .collect::<Result<Vec<_>>>()?;

@@ -1,9 +1,8 @@
 //! [`Unnest`]: the elements of lists as rows.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema};
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_graph::{DerivedWatermark, Operator, Unnest};
@@ -12,7 +11,7 @@ use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::explain::text::column;
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
-use crate::passes::prune::{Map, all_kept, only, prune_columns, with};
+use crate::passes::prune::{Pruned, Pruning, all_kept, only, prune_columns, with};
 use crate::passes::watermark::port;
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
@@ -60,15 +59,10 @@ impl RowRules for Unnest {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
         // How many elements there are decides how many rows.
-        let needed = with(required, self.lists.iter().copied());
-        let (input, map) = prune_columns(only(inputs)?, &needed)?;
+        let needed = with(at.required, self.lists.iter().copied());
+        let (input, map) = prune_columns(only(at.inputs)?, &needed)?;
         let lists = all_kept(&map, &self.lists)?;
         Ok((input.unnest(lists, self.keep_empty), map))
     }

@@ -1,8 +1,5 @@
 //! [`Values`]: constant rows.
 
-use std::collections::BTreeSet;
-
-use arrow::datatypes::SchemaRef;
 use arrow::record_batch::RecordBatch;
 use datafusion::common::Result;
 use millrace_common::SqlError;
@@ -11,7 +8,7 @@ use millrace_graph::{DerivedWatermark, Operator, Values};
 use super::{Input, LineContext, Lowered, OperatorLine, RowRules};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::{Distribution, Properties};
-use crate::passes::prune::{Map, select};
+use crate::passes::prune::{Pruned, Pruning, select};
 use crate::stream::plan::{Op, Stream};
 use crate::stream::tables::StateTables;
 
@@ -42,13 +39,8 @@ impl RowRules for Values {
         Ok(None)
     }
 
-    fn prune(
-        self,
-        _: Vec<Stream>,
-        schema: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let (kept, _, map) = select(schema, required);
+    fn prune(self, at: Pruning<'_>) -> Result<Pruned> {
+        let (kept, _, map) = select(at.schema, at.required);
         Ok((Stream::values(self.batch.project(&kept)?), map))
     }
 

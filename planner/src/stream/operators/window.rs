@@ -1,10 +1,9 @@
 //! [`Window`]: window functions over the rows of each group.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use arrow::datatypes::{Field, FieldRef, Schema, SchemaRef};
+use arrow::datatypes::{Field, FieldRef, Schema};
 use datafusion::common::Result;
 use millrace_common::SqlError;
 use millrace_common::access::{AccessClass, RetentionBy};
@@ -26,7 +25,9 @@ use crate::passes::classes;
 use crate::passes::exchange::{Placed, meet_only};
 use crate::passes::identity::Keyed;
 use crate::passes::properties::Properties;
-use crate::passes::prune::{Map, all_kept, kept_at, only, prune_columns, prune_exact, with};
+use crate::passes::prune::{
+    Pruned, Pruning, all_kept, below, kept_at, only, prune_columns, prune_exact, with,
+};
 use crate::passes::watermark::{self, port};
 use crate::stream::plan::{Identity, Op, Stream, Window};
 use crate::stream::tables::StateTables;
@@ -88,9 +89,7 @@ impl OperatorRules for Window {
     }
 
     fn place(&mut self, inputs: Vec<Placed>) -> Vec<Placed> {
-        let (inputs, vnode) = meet_only(inputs, &self.group);
-        self.vnode = vnode;
-        inputs
+        meet_only(inputs, &self.group, &mut self.vnode)
     }
 
     fn identity(&mut self) -> Option<RowIdentity<'_>> {
@@ -102,17 +101,12 @@ impl OperatorRules for Window {
     }
 
     /// Calls that nobody reads are not computed; without any the rows are the input's.
-    fn prune(
-        mut self,
-        inputs: Vec<Stream>,
-        _: &SchemaRef,
-        required: &BTreeSet<usize>,
-    ) -> Result<(Stream, Map)> {
-        let input = only(inputs)?;
+    fn prune(mut self, at: Pruning<'_>) -> Result<Pruned> {
+        let input = only(at.inputs)?;
         let width = input.width();
-        let below: BTreeSet<usize> = required.iter().copied().filter(|&c| c < width).collect();
+        let below = below(at.required, width);
         let read: Vec<bool> =
-            (0..self.calls.len()).map(|i| required.contains(&(width + i))).collect();
+            (0..self.calls.len()).map(|i| at.required.contains(&(width + i))).collect();
         let mut reads = read.iter();
         self.calls.retain(|_| reads.next() == Some(&true));
         if self.calls.is_empty() {
