@@ -20,8 +20,9 @@ use tracing::{info, warn};
 use crate::commit_volume::bytes_of;
 use crate::epoch_waiters::FollowGuard;
 use crate::error::{MetaError, VoidReason};
+use crate::in_flight::{InFlight, Turn};
 use crate::job::{JobHandle, Sealed};
-use crate::schedule::{Step, next_step};
+use crate::schedule::{Position, Step, next_step};
 use crate::shared::Shared;
 use crate::status::JobState;
 
@@ -187,38 +188,49 @@ impl Driver {
         self.handle.set_attempted();
         self.publish_staged(generation, &mut following).await;
         // A worker starts with everything that is committed.
-        self.shared.published(self.handle.id);
+        self.shared.published_all(self.handle.id);
         info!(job = %self.label(), generation = generation.0, "job started");
         self.publish_state();
         self.handle.set_attempted();
+        self.run_epochs(generation, following).await
+    }
+
+    /// Epoch after epoch. While one is on its way into the log, the tasks process the next.
+    async fn run_epochs<'a>(
+        &'a self,
+        generation: Generation,
+        mut following: Option<FollowGuard<'a>>,
+    ) -> Result<(), ExitReason> {
+        let mut in_flight = InFlight::new();
         let mut last_cut: Option<Instant> = None;
         loop {
             let since = last_cut.map_or(Duration::MAX, |at| self.shared.env.elapsed(at));
-            let step = self.step(since);
+            let step = self.step(since, in_flight.newest());
             // Asked after the step was chosen: what comes after a pause is no part of it.
             if self.is_paused() {
+                in_flight.drain().await?;
                 self.mark_published(generation).await?;
                 self.await_resumed(&mut following).await;
                 continue;
             }
+            let woken = self.handle.notify.notified();
             match step {
-                Step::Cut(epoch) => {
+                Step::Cut(epoch) if in_flight.has_room() => {
                     last_cut = Some(self.shared.env.now());
-                    self.cut(generation, epoch, &mut following).await?;
+                    self.cut(generation, epoch, &mut in_flight, &mut following).await?;
                 }
+                Step::WaitFor(pause) => {
+                    let _ = in_flight.during(tokio::time::timeout(pause, woken)).await?;
+                }
+                // A commit that is concluded wakes the driver, too.
+                _ if !in_flight.is_empty() => in_flight.during(woken).await?,
                 Step::Wait if self.unmarked().is_some() => {
-                    let woken = tokio::time::timeout(MARK_PAUSE, self.handle.notify.notified());
-                    if woken.await.is_err() {
+                    if tokio::time::timeout(MARK_PAUSE, woken).await.is_err() {
                         self.mark_published(generation).await?;
                     }
                 }
                 Step::Wait => self.await_change().await?,
-                Step::AwaitInputs | Step::StartBackfill => {
-                    self.handle.notify.notified().await;
-                }
-                Step::WaitFor(pause) => {
-                    let _ = tokio::time::timeout(pause, self.handle.notify.notified()).await;
-                }
+                Step::Cut(_) | Step::AwaitInputs | Step::StartBackfill => woken.await,
             }
             self.publish_state();
         }
@@ -266,18 +278,18 @@ impl Driver {
         })
     }
 
-    fn step(&self, since_cut: Duration) -> Step {
+    fn step(&self, since_cut: Duration, cut: Option<Position>) -> Step {
         let mut wants = self.shared.waits.wants(self.handle.id);
         wants.cut = self.handle.is_cut_requested();
         let interval = self.shared.settings().barrier_interval.max(self.interval());
-        next_step(&self.shared.state.read(), self.handle.id, &wants, since_cut, interval)
+        next_step(&self.shared.state.read(), self.handle.id, cut, &wants, since_cut, interval)
     }
 
     /// A job created over inputs that are themselves being created starts when all have content: one
     /// record then fixes the epoch of all their snapshots.
     async fn await_snapshot_epoch(&self, generation: Generation) -> Result<(), ExitReason> {
         loop {
-            match self.step(Duration::MAX) {
+            match self.step(Duration::MAX, None) {
                 Step::StartBackfill => {
                     let entry = StartBackfill { job: self.handle.id.0, generation: generation.0 };
                     let log = self.shared.log().map_err(ExitReason::Closed)?;
@@ -301,19 +313,21 @@ impl Driver {
         }
     }
 
-    /// One epoch: cut, log, tell.
+    /// Ends an epoch, and has it logged and concluded. A derived job's next epoch begins meanwhile, except where the
+    /// commit leaves something to publish: nothing is logged before the target has it.
     async fn cut<'a>(
         &'a self,
         generation: Generation,
         epoch: Epoch,
+        in_flight: &mut InFlight<'a, ExitReason>,
         following: &mut Option<FollowGuard<'a>>,
     ) -> Result<(), ExitReason> {
         let id = self.handle.id;
         let begun = self.shared.env.now();
-        let from = self.committed_epoch();
+        let from = in_flight.newest().map_or_else(|| self.committed_epoch(), |p| p.epoch);
         self.handle.take_cut_request();
         self.handle.set_cutting(Some(begun));
-        let mut commit = self.compute.cut(id, generation, Cut { epoch }).await?;
+        let commit = in_flight.during(self.compute.cut(id, generation, Cut { epoch })).await??;
         self.handle.set_cutting(None);
         if commit.job != id.0 || commit.generation != generation.0 || commit.epoch != epoch.0 {
             return Err(SqlError::internal(format!(
@@ -324,12 +338,43 @@ impl Driver {
         let took = self.shared.env.elapsed(begun);
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took }));
         self.shared.notify_sources_of(id);
-        if epoch == Epoch::ZERO && is_empty(&commit) {
+        let root = epoch == Epoch::ZERO;
+        if root && commit.is_empty() {
             self.compute.conclude_epoch(id, generation, CommitOutcome::Committed(from)).await;
             return Ok(());
         }
+        let publishes = commit.publish.is_some();
+        if root || publishes {
+            in_flight.drain().await?;
+            self.commit(generation, commit, begun, &mut Turn::default()).await?;
+            if publishes {
+                self.publish_staged(generation, following).await;
+            }
+            self.shared.published(id);
+            return Ok(());
+        }
+        in_flight.push(Position::of_commit(&commit), |mut turn| {
+            Box::pin(async move {
+                self.commit(generation, commit, begun, &mut turn).await?;
+                self.shared.published(id);
+                turn.end();
+                self.handle.notify.notify_one();
+                Ok(())
+            })
+        });
+        Ok(())
+    }
+
+    /// Logs a commit and, when it is its turn, concludes it.
+    async fn commit(
+        &self,
+        generation: Generation,
+        mut commit: JobCommit,
+        begun: Instant,
+        turn: &mut Turn,
+    ) -> Result<(), ExitReason> {
+        let (id, epoch) = (self.handle.id, Epoch(commit.epoch));
         commit.published = self.unmarked().unwrap_or(0);
-        let handle = commit.publish.clone();
         let bytes = bytes_of(&commit);
         fail::fail_point!("meta.commit.before");
         let log = self.shared.log().map_err(ExitReason::Closed)?;
@@ -338,6 +383,7 @@ impl Driver {
             Some(group) => self.shared.groups.commit(log, group, commit).await,
         };
         fail::fail_point!("meta.commit.after");
+        turn.begin().await;
         match verdict {
             Ok(Ok(applied)) => {
                 self.handle.committed(self.shared.env.elapsed(begun));
@@ -347,10 +393,6 @@ impl Driver {
                     .conclude_epoch(id, generation, CommitOutcome::Committed(applied.epoch))
                     .await;
                 crash::point("meta-after-conclude");
-                if handle.is_some() {
-                    self.publish_staged(generation, following).await;
-                }
-                self.shared.published(id);
                 Ok(())
             }
             Ok(Err(reason)) => {
@@ -521,18 +563,6 @@ impl Driver {
         };
         self.set_state(next);
     }
-}
-
-/// Nothing to log: the tasks had nothing open, and nobody's epoch ends with theirs.
-fn is_empty(commit: &JobCommit) -> bool {
-    !commit.changed
-        && commit.group.is_none()
-        && commit.slices.is_empty()
-        && commit.edit.is_none()
-        && commit.statements.is_empty()
-        && commit.counters.is_empty()
-        && commit.row_count_delta == 0
-        && commit.publish.is_none()
 }
 
 /// The reason why a target refuses, with which row it is and what can be done, as far as that is known.

@@ -77,8 +77,13 @@ impl MetaState {
     /// As `exact_at_most`, of what workers have published: a commit is readable only after its worker
     /// has been told of it. Not for the fold, which knows the log alone.
     pub fn readable_at_most(&self, id: RelationId, limit: Epoch) -> Option<Epoch> {
-        let published = self.unpublished.get(&id).map_or(Epoch::MAX, |e| e.prev());
+        let published = self.oldest_unpublished(id).map_or(Epoch::MAX, Epoch::prev);
         self.exact_at_most(id, limit.min(published))
+    }
+
+    /// The epoch of the oldest commit that the job's worker has perhaps not published.
+    pub fn oldest_unpublished(&self, id: RelationId) -> Option<Epoch> {
+        self.unpublished.get(&id)?.front().copied()
     }
 
     /// As `exact_common`, of what workers have published.
@@ -124,8 +129,12 @@ impl MetaState {
 
     /// Whether an input of the job has changed in `(own, at]`, or its own content does by itself.
     pub fn job_changed(&self, id: RelationId, own: Epoch, at: Epoch) -> bool {
-        self.due(id).is_some_and(|due| due <= at)
-            || self.inputs(id).iter().any(|i| self.stable_until(*i, own) < at)
+        self.due(id).is_some_and(|due| due <= at) || self.inputs_changed(id, own, at)
+    }
+
+    /// Whether an input of the job changes in `(own, at]`.
+    pub fn inputs_changed(&self, id: RelationId, own: Epoch, at: Epoch) -> bool {
+        self.inputs(id).iter().any(|i| self.stable_until(*i, own) < at)
     }
 }
 

@@ -28,6 +28,7 @@ pub mod fold;
 mod gc;
 mod groups;
 mod idle_splits;
+mod in_flight;
 pub mod invariants;
 mod job;
 pub mod log;

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId};
+use millrace_rpc::version::{BackfillState, JobCommit, JobVersion};
 
 use crate::exactness::{LONGEST_STEP, coarsest_grid_point};
 use crate::state::{MetaState, is_derived};
@@ -24,6 +25,31 @@ pub struct Wants {
     pub reach: Vec<Epoch>,
 }
 
+/// Where a job's last cut was: of the newest commit in flight, or of its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    pub epoch: Epoch,
+    /// The snapshot epoch of a backfill that goes on (`ZERO`: not fixed yet).
+    pub backfill: Option<Epoch>,
+    /// When the content changes by itself.
+    pub due: Option<Epoch>,
+}
+
+impl Position {
+    fn new(epoch: u64, backfill: Option<&BackfillState>, due: u64) -> Position {
+        let backfill = backfill.map(|b| Epoch(b.snapshot_epoch));
+        Position { epoch: Epoch(epoch), backfill, due: (due > 0).then_some(Epoch(due)) }
+    }
+
+    pub fn of_version(version: &JobVersion) -> Position {
+        Position::new(version.epoch, version.backfill.as_ref(), version.due)
+    }
+
+    pub fn of_commit(commit: &JobCommit) -> Position {
+        Position::new(commit.epoch, commit.backfill.as_ref(), commit.due)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing to do until something changes.
@@ -38,27 +64,31 @@ pub enum Step {
     AwaitInputs,
 }
 
-/// The next step of a job whose last cut began `since_cut` ago.
+/// The next step of a job whose last cut began `since_cut` ago, at `cut`; `None`: it is committed.
 pub fn next_step(
     state: &MetaState,
     id: RelationId,
+    cut: Option<Position>,
     wants: &Wants,
     since_cut: Duration,
     interval: Duration,
 ) -> Step {
     let Some(job) = state.jobs.get(&id) else { return Step::Wait };
+    let position = cut.unwrap_or_else(|| Position::of_version(&job.version));
     if !state.relations.get(&id).is_some_and(|r| is_derived(r)) {
         return if wants.cut { Step::Cut(Epoch::ZERO) } else { Step::Wait };
     }
-    if let Some(backfill) = &job.version.backfill {
-        return match backfill.snapshot_epoch {
-            0 if state.readable_common(&job.inputs, Epoch::MAX).is_some() => Step::StartBackfill,
-            0 => Step::AwaitInputs,
-            epoch if is_readable(state, &job.inputs, Epoch(epoch)) => Step::Cut(Epoch(epoch)),
+    if let Some(snapshot) = position.backfill {
+        return match snapshot {
+            Epoch::ZERO if state.readable_common(&job.inputs, Epoch::MAX).is_some() => {
+                Step::StartBackfill
+            }
+            Epoch::ZERO => Step::AwaitInputs,
+            epoch if is_readable(state, &job.inputs, epoch) => Step::Cut(epoch),
             _ => Step::Wait,
         };
     }
-    let own = Epoch(job.version.epoch);
+    let own = position.epoch;
     let unmet =
         |target: &&Epoch| **target > own && state.exact_at_most(id, **target) != Some(**target);
     // An epoch that the inputs have skipped cannot be met any more, only passed.
@@ -70,7 +100,8 @@ pub fn next_step(
     let aligned = wants.aligned.iter().find(|t| unmet(t) && possible(t)).copied();
     let limit = aligned.unwrap_or(Epoch::MAX);
     let Some(newest) = state.readable_common(&job.inputs, limit) else { return Step::Wait };
-    if newest <= own || !state.job_changed(id, own, newest) {
+    let due = position.due.is_some_and(|due| due <= newest);
+    if newest <= own || !(due || state.inputs_changed(id, own, newest)) {
         return Step::Wait;
     }
     if aligned == Some(newest) {
@@ -109,7 +140,7 @@ fn choose(
 /// Whether the inputs' snapshots at this epoch are there. That they are exact was settled when it was
 /// chosen.
 fn is_readable(state: &MetaState, inputs: &[RelationId], epoch: Epoch) -> bool {
-    inputs.iter().all(|i| state.unpublished.get(i).is_none_or(|e| *e > epoch))
+    inputs.iter().all(|i| state.oldest_unpublished(*i).is_none_or(|e| e > epoch))
 }
 
 /// Whether some derived relation reads several views of which this is one, or comes from one.
@@ -167,7 +198,7 @@ mod tests {
         add(&mut state, 3, RelationKind::Sink, &[2], &[(9, 10)]);
         let wants = Wants { aligned: vec![Epoch(20)], ..Wants::default() };
         let step = |state: &MetaState, wants: &Wants| {
-            next_step(state, RelationId(3), wants, Duration::ZERO, Duration::from_secs(1))
+            next_step(state, RelationId(3), None, wants, Duration::ZERO, Duration::from_secs(1))
         };
         assert_eq!(step(&state, &wants), Step::Cut(Epoch(40)));
         // Where the view has not come that far yet, it is waited for.

@@ -156,10 +156,21 @@ impl Shared {
 
     /// The job's worker has published everything committed.
     pub fn published(&self, id: JobId) {
+        self.take_unpublished(id, false);
+    }
+
+    /// The job's worker has begun with everything that is committed.
+    pub fn published_all(&self, id: JobId) {
+        self.take_unpublished(id, true);
+    }
+
+    fn take_unpublished(&self, id: JobId, all: bool) {
         let readers = {
             let mut state = self.state.write();
-            if state.unpublished.remove(&id).is_none() {
-                return;
+            let Some(epochs) = state.unpublished.get_mut(&id) else { return };
+            epochs.pop_front();
+            if all || epochs.is_empty() {
+                state.unpublished.remove(&id);
             }
             state.readers(id)
         };
@@ -175,7 +186,7 @@ impl Shared {
             .jobs
             .iter()
             .filter(|(_, job)| !job.version.publish.is_empty())
-            .map(|(id, job)| (*id, Epoch(job.version.epoch)))
+            .map(|(id, job)| (*id, [Epoch(job.version.epoch)].into()))
             .collect();
     }
 

@@ -131,9 +131,9 @@ pub struct MetaState {
     pub statements: Statements,
     /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
     pub catalog_version: u64,
-    /// Jobs whose newest commit their worker has perhaps not published yet, and that commit's epoch. Set
-    /// by the fold, taken out by the drivers; the fold never reads it. Not part of a snapshot.
-    pub unpublished: BTreeMap<RelationId, Epoch>,
+    /// Jobs with commits that their worker has perhaps not published yet, and the epochs of these, oldest first. Put
+    /// in by the fold, taken out by the drivers; the fold never reads it. Not part of a snapshot.
+    pub unpublished: BTreeMap<RelationId, VecDeque<Epoch>>,
 }
 
 impl Default for MetaState {

@@ -49,7 +49,8 @@ pub trait ComputeService: Send + Sync {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError>;
 
     /// Ends an epoch in all tasks of the job and makes its delta durable (uploads done when this
-    /// returns). The commit's `epoch` and `prev_epoch` are as in the cut and the last commit.
+    /// returns). The commit's `epoch` is as in the cut; its number follows that of the cut before. A derived job may be
+    /// cut again before earlier commits are concluded.
     /// An error means that the job's tasks failed and have stopped: meta starts a new generation.
     async fn cut(
         &self,
@@ -58,7 +59,7 @@ pub trait ComputeService: Send + Sync {
         cut: Cut,
     ) -> Result<JobCommit, SqlError>;
 
-    /// The outcome of the commit that the last `cut` returned. On `Committed` the worker publishes
+    /// The outcome of the oldest commit that is not concluded. On `Committed` the worker publishes
     /// the delta to snapshots and subscribers and acknowledges statements.
     async fn conclude_epoch(&self, job: JobId, generation: Generation, outcome: CommitOutcome);
 

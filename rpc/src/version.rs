@@ -117,6 +117,9 @@ pub struct JobVersion {
     /// Counters a job persists with its epochs, by name (next row id, append sequence per task …).
     #[prost(btree_map = "string, uint64", tag = "7")]
     pub counters: std::collections::BTreeMap<String, u64>,
+    /// How many commits have been taken; see [`JobCommit::number`].
+    #[prost(uint64, tag = "8")]
+    pub commits: u64,
     /// The relation's watermarks at `epoch`.
     #[prost(message, repeated, tag = "30")]
     pub watermarks: Vec<ColumnWatermark>,
@@ -195,9 +198,13 @@ pub struct JobCommit {
     pub job: u32,
     #[prost(uint64, tag = "2")]
     pub generation: u64,
-    /// The job's epoch before this one; a mismatch makes the entry void.
+    /// Of entries without a number, which earlier releases wrote: the job's epoch before this one.
     #[prost(uint64, tag = "3")]
     pub prev_epoch: u64,
+    /// Counts the job's commits: one more than the version has taken, or the entry is void. So a void commit voids
+    /// those that were cut after it, also where several have the same epoch (backfill) or none yet (tables).
+    #[prost(uint64, tag = "13")]
+    pub number: u64,
     /// 0 for a root: the record's own epoch.
     #[prost(uint64, tag = "4")]
     pub epoch: u64,
@@ -235,6 +242,20 @@ pub struct JobCommit {
     /// Of a sink: the target has every handle up to this sequence. 0: nothing new.
     #[prost(uint64, tag = "21")]
     pub published: u64,
+}
+
+impl JobCommit {
+    /// Nothing to log: the tasks had nothing open, and nobody's epoch ends with theirs.
+    pub fn is_empty(&self) -> bool {
+        !self.changed
+            && self.group.is_none()
+            && self.slices.is_empty()
+            && self.edit.is_none()
+            && self.statements.is_empty()
+            && self.counters.is_empty()
+            && self.row_count_delta == 0
+            && self.publish.is_none()
+    }
 }
 
 /// Epochs of several tables that are committed together.

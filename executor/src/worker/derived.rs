@@ -55,6 +55,7 @@ struct Control {
     digest: Option<Digest>,
     /// The relation's, by column.
     watermarks: BTreeMap<u32, i64>,
+    /// Of the last commit.
     number: u64,
 }
 
@@ -135,7 +136,7 @@ impl Derived {
             backfill: version.backfill.clone(),
             digest,
             watermarks: version.watermarks.iter().map(|w| (w.column, w.value)).collect(),
-            number: 0,
+            number: version.commits,
         };
         Derived {
             job: RelationId(relation.id),
@@ -269,7 +270,7 @@ impl Derived {
         let mut commit = JobCommit {
             job: self.job.0,
             generation: self.generation.0,
-            prev_epoch: control.last.0,
+            number: control.number + 1,
             epoch: barrier.epoch.0,
             backfill: after.clone(),
             row_count_delta: all.row_count,

@@ -18,7 +18,8 @@ pub struct Table {
     pub sequencer: Arc<Sequencer>,
     pub store: Arc<JobStore>,
     pub changelogs: Arc<ChangelogCache>,
-    last: Mutex<Epoch>,
+    /// Of its last commit.
+    number: Mutex<u64>,
     /// Durable, not concluded; oldest first.
     in_flight: Mutex<VecDeque<Persisted>>,
 }
@@ -30,10 +31,10 @@ impl Table {
         sequencer: Arc<Sequencer>,
         store: Arc<JobStore>,
         changelogs: Arc<ChangelogCache>,
-        last: Epoch,
+        commits: u64,
     ) -> Table {
-        let (last, in_flight) = (Mutex::new(last), Mutex::default());
-        Table { job, generation, sequencer, store, changelogs, last, in_flight }
+        let (number, in_flight) = (Mutex::new(commits), Mutex::default());
+        Table { job, generation, sequencer, store, changelogs, number, in_flight }
     }
 
     /// Ends the epoch and makes its rows durable.
@@ -47,10 +48,9 @@ impl Table {
         };
         fail::fail_point!("executor.persisted");
         crash::point("executor-after-persist");
-        let commit = JobCommit {
+        let mut commit = JobCommit {
             job: self.job.0,
             generation: self.generation.0,
-            prev_epoch: self.last.lock().0,
             epoch: 0,
             slices: persisted.slices.clone(),
             edit: persisted.edit.clone(),
@@ -62,6 +62,11 @@ impl Table {
             watermarks: sealed.watermark.into_iter().collect(),
             ..JobCommit::default()
         };
+        let mut number = self.number.lock();
+        commit.number = *number + 1;
+        // An empty one is not logged.
+        *number += u64::from(!commit.is_empty());
+        drop(number);
         self.in_flight.lock().push_back(persisted);
         self.sequencer.handed_over();
         Ok(commit)
@@ -72,10 +77,6 @@ impl Table {
         crash::point("executor-before-publish");
         self.store.publish(epoch, persisted);
         crash::point("executor-after-publish");
-        {
-            let mut last = self.last.lock();
-            *last = epoch.max(*last);
-        }
         // The changelog cache before the acknowledgement: who is acknowledged may read at once.
         self.sequencer.committed(epoch, |delta| self.changelogs.put(self.job, epoch, delta));
     }

@@ -55,7 +55,11 @@ fn check_commit(state: &MetaState, entry: &JobCommit) -> Result<Epoch, VoidReaso
     if version.generation != entry.generation {
         return Err(VoidReason::OtherGeneration);
     }
-    if version.epoch != entry.prev_epoch {
+    let follows = match entry.number {
+        0 => entry.prev_epoch == version.epoch,
+        number => number == version.commits + 1,
+    };
+    if !follows {
         return Err(VoidReason::OtherPredecessor);
     }
     let root = state.relations.get(&id).is_some_and(|r| !is_derived(r));
@@ -97,7 +101,7 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
             None => job.timeline.advance(epoch.prev(), epoch, true),
         }
     }
-    state.unpublished.insert(id, epoch);
+    state.unpublished.entry(id).or_default().push_back(epoch);
     for statement in &entry.statements {
         state.statements.insert(*statement, epoch);
     }
@@ -212,6 +216,7 @@ fn absorb(
         version.publish.push(PublishHandle { epoch: epoch.0, ..handle.clone() });
     }
     version.epoch = epoch.0;
+    version.commits += 1;
     version.row_count += entry.row_count_delta;
     version.counters.extend(entry.counters.iter().map(|(k, v)| (k.clone(), *v)));
     for new in &entry.watermarks {

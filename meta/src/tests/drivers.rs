@@ -35,6 +35,63 @@ async fn data_nobody_waits_for_is_cut_once_an_interval() {
     assert!((6..=12).contains(&cuts), "{cuts} cuts in two seconds");
 }
 
+/// With a log that takes a second a record, a view's tasks process an epoch while those before are logged; a table's do
+/// not. Every epoch that is read is exact.
+#[tokio::test(start_paused = true)]
+async fn the_next_epoch_is_processed_while_the_last_is_logged() {
+    let c = Cluster::new().await;
+    let t = c.created(table("t")).await;
+    let v = c.created(view("v", &[t])).await;
+    let w = c.created(view("w", &[v, t])).await;
+    c.store.set_put_takes(Duration::from_secs(1));
+    let cut_takes = Duration::from_millis(600);
+    c.fake.behave(v, Behaviour { cut_takes, ..Behaviour::default() });
+    let inserts = (0..60).map(|n| {
+        let fake = &c.fake;
+        async move {
+            tokio::time::sleep(Duration::from_millis(300) * n).await;
+            fake.insert(t).await.unwrap()
+        }
+    });
+    futures::future::join_all(inserts).await;
+    assert_eq!(c.fake.most_in_flight(t), 1);
+    assert_eq!(c.fake.most_in_flight(v), 2);
+    assert_eq!(c.read(&[t, v, w]).await, [60, 60, 120]);
+}
+
+/// What was in the log when a driver ended counts; what was not does not.
+#[tokio::test(start_paused = true)]
+async fn epochs_in_flight_survive_a_failure_and_a_restart() {
+    let c = Cluster::new().await;
+    let t = c.created(table("t")).await;
+    let v = c.created(view("v", &[t])).await;
+    c.store.set_put_takes(Duration::from_secs(1));
+    for round in 0..12_u64 {
+        let inserts = (0..8).map(|n| {
+            let fake = &c.fake;
+            async move {
+                tokio::time::sleep(Duration::from_millis(250) * n).await;
+                fake.insert(t).await.unwrap()
+            }
+        });
+        let fail = async {
+            tokio::time::sleep(Duration::from_millis(1_000 + 170 * round)).await;
+            let generation = c.meta.job_status(v).unwrap().generation;
+            c.meta.report_failure(v, generation, SqlError::internal("out of luck"));
+        };
+        futures::future::join(futures::future::join_all(inserts), fail).await;
+        while c.meta.job_status(v).unwrap().state != JobState::Running {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let rows = 8 * (round as i64 + 1);
+        assert_eq!(c.read(&[t, v]).await, [rows, rows]);
+    }
+    assert!(c.meta.job_status(v).unwrap().counters.restarts > 0);
+    c.store.set_put_takes(Duration::ZERO);
+    let c = c.restart().await;
+    assert_eq!(c.read(&[t, v]).await, [96, 96]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn idle_makes_no_requests_and_no_cuts() {
     let c = Cluster::new().await;

@@ -1,7 +1,7 @@
 //! A compute service without dataflows: a relation's content is one number. A table's is how many rows
 //! were inserted, a view's the sum of its inputs' at the same epoch, so every exact read can be checked.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -35,13 +35,14 @@ pub struct Behaviour {
 #[derive(Debug)]
 struct FakeJob {
     generation: Generation,
-    last: Epoch,
+    /// Of its last commit.
+    number: u64,
     is_table: bool,
     inputs: Vec<RelationId>,
     backfill: Option<BackfillState>,
     waiting: Vec<oneshot::Sender<Epoch>>,
-    /// Sealed by the cut in flight: acknowledgements and the content to be.
-    sealed: (Vec<oneshot::Sender<Epoch>>, i64),
+    /// Sealed by the cuts in flight: acknowledgements and the content to be.
+    sealed: VecDeque<(Vec<oneshot::Sender<Epoch>>, i64)>,
 }
 
 #[derive(Default)]
@@ -52,6 +53,8 @@ struct World {
     content: HashMap<RelationId, Vec<(Epoch, i64)>>,
     cuts: Vec<(JobId, Generation, Epoch)>,
     stopped: HashSet<(JobId, Generation)>,
+    /// How many epochs of each were cut and not concluded at a time, at the most.
+    most_in_flight: HashMap<JobId, usize>,
 }
 
 #[derive(Default)]
@@ -67,6 +70,10 @@ impl Fake {
 
     pub fn cuts_of(&self, job: JobId) -> Vec<Epoch> {
         self.world.lock().cuts.iter().filter(|(j, _, _)| *j == job).map(|(_, _, e)| *e).collect()
+    }
+
+    pub fn most_in_flight(&self, job: JobId) -> usize {
+        self.world.lock().most_in_flight.get(&job).copied().unwrap_or(0)
     }
 
     pub fn is_stopped(&self, job: JobId) -> bool {
@@ -109,7 +116,7 @@ impl ComputeService for Fake {
         }
         let job = FakeJob {
             generation: start.generation,
-            last: Epoch(start.version.epoch),
+            number: start.version.commits,
             is_table: start.relation.kind() == RelationKind::Table,
             inputs: start.inputs.iter().map(|r| RelationId(r.id)).collect(),
             backfill: start.version.backfill,
@@ -137,15 +144,17 @@ impl ComputeService for Fake {
         }
         let mut world = self.world.lock();
         world.cuts.push((id, generation, cut.epoch));
-        let World { jobs, content, .. } = &mut *world;
+        let World { jobs, content, most_in_flight, .. } = &mut *world;
         let job = jobs.get_mut(&id).ok_or_else(|| SqlError::internal("not started"))?;
         if job.generation != generation {
             return Err(SqlError::internal("another generation runs"));
         }
+        let most = most_in_flight.entry(id).or_default();
+        *most = (*most).max(job.sealed.len() + 1);
         let mut commit = JobCommit {
             job: id.0,
             generation: generation.0,
-            prev_epoch: job.last.0,
+            number: job.number + 1,
             epoch: cut.epoch.0,
             ..JobCommit::default()
         };
@@ -154,44 +163,35 @@ impl ComputeService for Fake {
             let value = value_at(content, id, Epoch::MAX) + acks.len() as i64;
             commit.changed = !acks.is_empty();
             commit.row_count_delta = acks.len() as i64;
-            job.sealed = (acks, value);
+            job.sealed.push_back((acks, value));
+            job.number += u64::from(!commit.is_empty());
             return Ok(commit);
         }
-        if let Some(backfill) = &job.backfill {
+        if let Some(backfill) = &mut job.backfill {
             if Epoch(backfill.snapshot_epoch) != cut.epoch && backfill.snapshot_epoch != 0 {
                 return Err(SqlError::internal("a backfill is cut at its snapshot epoch"));
             }
-            let rows_read = backfill.rows_read + 1;
-            let more = rows_read < behaviour.backfill_steps;
-            commit.backfill = more.then(|| BackfillState {
-                rows_read,
-                rows_total: behaviour.backfill_steps,
-                ..backfill.clone()
-            });
+            backfill.snapshot_epoch = cut.epoch.0;
+            backfill.rows_read += 1;
+            backfill.rows_total = behaviour.backfill_steps;
+            let more = backfill.rows_read < behaviour.backfill_steps;
+            commit.backfill = more.then(|| backfill.clone());
+            job.backfill = commit.backfill.clone();
         }
         let value = job.inputs.iter().map(|i| value_at(content, *i, cut.epoch)).sum();
         commit.changed = value != value_at(content, id, Epoch::MAX);
-        job.sealed = (Vec::new(), value);
+        job.sealed.push_back((Vec::new(), value));
+        job.number += 1;
         Ok(commit)
     }
 
     async fn conclude_epoch(&self, id: JobId, generation: Generation, outcome: CommitOutcome) {
         let mut world = self.world.lock();
-        let World { jobs, content, behaviours, .. } = &mut *world;
+        let World { jobs, content, .. } = &mut *world;
         let Some(job) = jobs.get_mut(&id).filter(|j| j.generation == generation) else { return };
         let CommitOutcome::Committed(epoch) = outcome else { return };
-        let (acks, value) = std::mem::take(&mut job.sealed);
-        if job.last != epoch || job.backfill.is_some() {
-            content.entry(id).or_default().push((epoch, value));
-        }
-        job.last = epoch;
-        if let Some(backfill) = &mut job.backfill {
-            backfill.snapshot_epoch = epoch.0;
-            backfill.rows_read += 1;
-            if backfill.rows_read >= behaviours.get(&id).map_or(0, |b| b.backfill_steps) {
-                job.backfill = None;
-            }
-        }
+        let (acks, value) = job.sealed.pop_front().unwrap_or_default();
+        content.entry(id).or_default().push((epoch, value));
         for ack in acks {
             let _ = ack.send(epoch);
         }

@@ -156,7 +156,7 @@ fn commit(
     JobCommit {
         job: id.0,
         generation: version.generation + u64::from(off == 1),
-        prev_epoch: version.epoch + u64::from(off == 2),
+        number: version.commits + 1 + u64::from(off == 2),
         epoch: epoch + if off == 3 { 1 << 40 } else { 0 },
         changed,
         slices: vec![SliceRef {
@@ -404,6 +404,50 @@ fn a_deleted_name_can_never_be_referenced_again() {
     assert!(step(&mut state, vec![delete])[0].is_ok());
     let late = commit(&state, t, 0, true, 1, true);
     assert_eq!(step(&mut state, vec![Entry::Commit(late)]), [Err(VoidReason::DeletedObject)]);
+}
+
+/// The steps of a backfill have one epoch: only their numbers tell that one is missing.
+#[test]
+fn a_void_commit_voids_those_cut_after_it() {
+    let (mut state, t, v) = table_and_view();
+    let create =
+        Entry::CreateRelation(CreateRelation { relation: view("w", &[t]), or_replace: false });
+    step(&mut state, vec![create, Entry::DropRelations(DropRelations { ids: vec![v.0] })]);
+    let delete = Entry::DeleteObjects(DeleteObjects { names: vec![object(1)] });
+    assert!(step(&mut state, vec![delete])[0].is_ok());
+    let w = RelationId(v.0 + 1);
+    let first = commit(&state, w, 0, true, 1, false);
+    let second = JobCommit { number: first.number + 1, ..commit(&state, w, 0, true, 2, true) };
+    assert_eq!(first.epoch, second.epoch);
+    let before = state.jobs[&w].clone();
+    let verdicts = step(&mut state, vec![Entry::Commit(first), Entry::Commit(second)]);
+    assert_eq!(verdicts, [Err(VoidReason::DeletedObject), Err(VoidReason::OtherPredecessor)]);
+    assert_eq!(state.jobs[&w], before);
+}
+
+/// Epochs in flight come into one record or into several: both are the same history.
+#[test]
+fn a_record_takes_several_commits_of_a_view_in_order() {
+    let (mut state, t, v) = table_and_view();
+    change(&mut state, t).unwrap();
+    let first = Epoch(state.jobs[&t].version.epoch);
+    change(&mut state, t).unwrap();
+    let second = state.epoch;
+    step(&mut state, vec![]);
+    let number = state.jobs[&v].version.commits + 1;
+    let at = |epoch: Epoch, number: u64| {
+        let plain =
+            JobCommit { slices: vec![], publish: None, ..commit(&state, v, 0, true, 2, true) };
+        Entry::Commit(JobCommit { epoch: epoch.0, number, ..plain })
+    };
+    let both = vec![at(first, number), at(second, number + 1)];
+    assert!(step(&mut state, both).iter().all(Result::is_ok));
+    assert_eq!(state.exact_at_most(v, first), Some(first));
+    assert_eq!(state.frontier(v), Some(state.epoch));
+    assert_eq!(
+        state.unpublished[&v].iter().rev().take(2).copied().collect::<Vec<_>>(),
+        [second, first]
+    );
 }
 
 #[test]

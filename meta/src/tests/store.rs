@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -32,6 +33,8 @@ pub enum Fault {
 pub struct TestStore {
     inner: InMemory,
     faults: Mutex<VecDeque<Fault>>,
+    /// How long a put of a log record takes.
+    put_takes: Mutex<Duration>,
     requests: AtomicU64,
 }
 
@@ -43,6 +46,10 @@ impl TestStore {
     /// Queues a fault for the next put of a log record.
     pub fn inject(&self, fault: Fault) {
         self.faults.lock().push_back(fault);
+    }
+
+    pub fn set_put_takes(&self, takes: Duration) {
+        *self.put_takes.lock() = takes;
     }
 
     pub fn faults_left(&self) -> usize {
@@ -79,6 +86,10 @@ impl ObjectStore for TestStore {
         self.count();
         let is_record = to.as_ref().starts_with("meta/log/");
         let fault = if is_record { self.faults.lock().pop_front() } else { None };
+        let takes = *self.put_takes.lock();
+        if is_record && !takes.is_zero() {
+            tokio::time::sleep(takes).await;
+        }
         if fault == Some(Fault::NotDone) {
             return Err(lost());
         }

@@ -70,7 +70,8 @@ impl FakeMeta {
         };
         let mut jobs = self.jobs.lock();
         let version = &mut jobs.get_mut(&id).unwrap().start.version;
-        assert_eq!(version.epoch, commit.prev_epoch);
+        assert_eq!(version.commits + 1, commit.number);
+        version.commits += u64::from(commit.epoch != 0 || !commit.is_empty());
         version.tail.extend(commit.slices.iter().cloned().map(|mut s| {
             s.epoch = epoch.0;
             s
