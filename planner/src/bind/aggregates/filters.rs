@@ -2,27 +2,22 @@
 //! is not true. Here arguments are columns, computed for all rows before the filter applies; so an argument
 //! that can fail is only computed where the filter is true.
 
-use millrace_common::SqlError;
 use sqlparser::ast::*;
 
 use crate::bind::expressions::desugar::{resolved, take};
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 /// Computes what an aggregate is of only where its FILTER is true.
-pub struct GuardFilters;
-
-impl AstRewrite for GuardFilters {
-    fn name(&self) -> &'static str {
-        "guard filters"
-    }
-
-    fn expr(&self, expr: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const GUARD_FILTERS: AstRewrite = AstRewrite {
+    name: "guard filters",
+    expr: |expr, _| {
         if let Expr::Function(function) = expr {
             guard(function);
         }
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// `f(arg) FILTER (WHERE c)` as `f(CASE WHEN c THEN arg END) FILTER (WHERE c)`.
 fn guard(function: &mut Function) {

@@ -7,23 +7,17 @@ use sqlparser::ast::{Expr, GroupByExpr, Select, SelectItem, Value};
 use super::distinct_on::has_merged;
 use crate::bind::expressions::desugar::Copies;
 use crate::bind::ordering::order::same;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 /// More sets than this are not spelled out.
 const MAX_COLUMNS: usize = 6;
 
 /// Spells out ROLLUP and CUBE that name a column twice.
-pub struct SpellOutGrouping;
-
-impl AstRewrite for SpellOutGrouping {
-    fn name(&self) -> &'static str {
-        "spell out grouping"
-    }
-
-    fn select(&self, select: &mut Select, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-        spell_out(select, &mut cx.copies)
-    }
-}
+pub const SPELL_OUT_GROUPING: AstRewrite = AstRewrite {
+    name: "spell out grouping",
+    select: |select, cx| spell_out(select, &mut cx.copies),
+    ..AstRewrite::NONE
+};
 
 fn spell_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
     let exact = has_merged(select);
@@ -106,7 +100,7 @@ fn cube(parts: &[Vec<Expr>]) -> Vec<Vec<Expr>> {
 
 #[cfg(test)]
 mod tests {
-    use super::SpellOutGrouping;
+    use super::SPELL_OUT_GROUPING;
     use crate::bind::rewrites::testing::rewritten;
 
     #[test]
@@ -119,7 +113,7 @@ mod tests {
             ("SELECT 1 FROM t GROUP BY a, b, a", "SELECT 1 FROM t GROUP BY a, b"),
             ("SELECT 1 FROM t GROUP BY ROLLUP (a, b)", "SELECT 1 FROM t GROUP BY ROLLUP (a, b)"),
         ] {
-            assert_eq!(rewritten(&SpellOutGrouping, sql).unwrap(), expected);
+            assert_eq!(rewritten(SPELL_OUT_GROUPING, sql).unwrap(), expected);
         }
     }
 }

@@ -3,11 +3,10 @@
 
 use std::ops::ControlFlow;
 
-use millrace_common::SqlError;
 use sqlparser::ast::{Expr, ObjectName, VisitMut, VisitorMut};
 
 use super::output_names::{fold, table_alias};
-use crate::bind::rewrites::ast::{AstContext, AstRewrite, Whole};
+use crate::bind::rewrites::ast::{AstRewrite, Whole};
 use crate::parser::walk;
 
 /// Ours, which the rewrites of this module call.
@@ -70,21 +69,17 @@ const THEIRS: [&str; 17] = [
 ];
 
 /// Hides internal functions from the text of a statement.
-pub struct HideInternalCalls;
-
-impl AstRewrite for HideInternalCalls {
-    fn name(&self) -> &'static str {
-        "hide internal calls"
-    }
-
-    fn whole(&self, node: &mut Whole<'_>, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const HIDE_INTERNAL_CALLS: AstRewrite = AstRewrite {
+    name: "hide internal calls",
+    whole: |node, _| {
         match node {
             Whole::Query(query) => hide(*query),
             Whole::Expr(expr) => hide(*expr),
         }
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// Gives such calls of a query as it is written names that no function has, shown as theirs.
 fn hide(query: &mut impl VisitMut) {
@@ -115,6 +110,6 @@ mod tests {
     fn only_internal_functions_have_other_names() {
         let sql = "SELECT pg_add(1, 2), abs(a) FROM t";
         let expected = "SELECT \"pg_add\u{1f}\"(1, 2), abs(a) FROM t";
-        assert_eq!(rewritten(&HideInternalCalls, sql).unwrap(), expected);
+        assert_eq!(rewritten(HIDE_INTERNAL_CALLS, sql).unwrap(), expected);
     }
 }

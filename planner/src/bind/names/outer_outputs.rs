@@ -8,30 +8,25 @@ use std::collections::HashMap;
 use datafusion::common::Result;
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder};
-use millrace_common::SqlError;
 use millrace_functions::tree::Walk;
 use sqlparser::ast;
 
 use super::output_names::{column_name, fold};
 use crate::bind::relations::provider::columns_of;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::bind::spans::misplaced_calls::names_of;
 
 /// Names the columns of queries in WITH that are columns of an outer query.
-pub struct NameOuterOutputs;
-
-impl AstRewrite for NameOuterOutputs {
-    fn name(&self) -> &'static str {
-        "name outer outputs"
-    }
-
-    fn query(&self, query: &mut ast::Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const NAME_OUTER_OUTPUTS: AstRewrite = AstRewrite {
+    name: "name outer outputs",
+    query: |query, _| {
         for cte in query.with.iter_mut().flat_map(|w| &mut w.cte_tables) {
             name_in_with(&mut cte.query.body);
         }
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// Writes out the names of the columns of a query in WITH that are of no table in its FROM.
 fn name_in_with(body: &mut ast::SetExpr) {
@@ -97,14 +92,14 @@ pub fn name(plan: LogicalPlan) -> Result<LogicalPlan> {
 
 #[cfg(test)]
 mod tests {
-    use super::NameOuterOutputs;
+    use super::NAME_OUTER_OUTPUTS;
     use crate::bind::rewrites::testing::rewritten;
 
     #[test]
     fn columns_of_other_tables_are_named_in_with() {
         let sql = "WITH w AS (SELECT u.id, a.x, y FROM a) SELECT u.id FROM w";
         let expected = "WITH w AS (SELECT u.id AS \"id\", a.x, y FROM a) SELECT u.id FROM w";
-        assert_eq!(rewritten(&NameOuterOutputs, sql).unwrap(), expected);
+        assert_eq!(rewritten(NAME_OUTER_OUTPUTS, sql).unwrap(), expected);
     }
 
     #[test]
@@ -112,6 +107,6 @@ mod tests {
         let sql = "WITH w AS (SELECT u.id FROM a UNION SELECT u.id FROM a) SELECT 1 FROM w";
         let expected =
             "WITH w AS (SELECT u.id AS \"id\" FROM a UNION SELECT u.id FROM a) SELECT 1 FROM w";
-        assert_eq!(rewritten(&NameOuterOutputs, sql).unwrap(), expected);
+        assert_eq!(rewritten(NAME_OUTER_OUTPUTS, sql).unwrap(), expected);
     }
 }

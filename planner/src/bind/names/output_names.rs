@@ -6,15 +6,14 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 
-use millrace_common::SqlError;
 use millrace_functions::types::type_column_name;
 use sqlparser::ast::{
-    AccessExpr, BinaryOperator, Expr, Ident, ObjectName, Query, Select, SelectItem, SetExpr,
-    UnaryOperator, Value,
+    AccessExpr, BinaryOperator, Expr, Ident, ObjectName, Query, SelectItem, SetExpr, UnaryOperator,
+    Value,
 };
 
 use crate::bind::expressions::types::sql_type;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::parser::walk;
 
 /// Starts the suffix of a repeated name; no identifier of a user contains it.
@@ -77,18 +76,14 @@ pub fn makes_rows(items: &[SelectItem]) -> bool {
 }
 
 /// Names the output columns of a SELECT as PostgreSQL does.
-pub struct NameColumns;
-
-impl AstRewrite for NameColumns {
-    fn name(&self) -> &'static str {
-        "name columns"
-    }
-
-    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const NAME_COLUMNS: AstRewrite = AstRewrite {
+    name: "name columns",
+    select: |select, _| {
         name_items(&mut select.projection);
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// Gives every expression of a SELECT list the alias that PostgreSQL would, unique in the list.
 fn name_items(items: &mut [SelectItem]) {
@@ -210,7 +205,7 @@ fn subquery_name(q: &Query) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::NameColumns;
+    use super::NAME_COLUMNS;
     use crate::bind::rewrites::testing::rewritten;
 
     #[test]
@@ -218,6 +213,6 @@ mod tests {
         let sql = "SELECT a + 1, count(*), count(b), x FROM t";
         let expected = "SELECT a + 1 AS \"?column?\", count(*) AS \"count\", \
                         count(b) AS \"count\u{1f}2\", x FROM t";
-        assert_eq!(rewritten(&NameColumns, sql).unwrap(), expected);
+        assert_eq!(rewritten(NAME_COLUMNS, sql).unwrap(), expected);
     }
 }

@@ -21,25 +21,19 @@ use super::star_expansion;
 use crate::bind::aggregates::distinct_on;
 use crate::bind::aggregates::functional_dependency;
 use crate::bind::expressions::desugar::Copies;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite, Whole};
+use crate::bind::rewrites::ast::{AstRewrite, Whole};
 use crate::catalog::CatalogView;
 use crate::parser::walk;
 
 /// Writes out what of a query depends on the columns of the relations that it reads.
-pub struct ResolveScopes;
-
-impl AstRewrite for ResolveScopes {
-    fn name(&self) -> &'static str {
-        "resolve scopes"
-    }
-
-    fn whole(&self, node: &mut Whole<'_>, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-        match node {
-            Whole::Query(query) => resolve(query, cx.catalog, &cx.session.database),
-            Whole::Expr(_) => Ok(()),
-        }
-    }
-}
+pub const RESOLVE_SCOPES: AstRewrite = AstRewrite {
+    name: "resolve scopes",
+    whole: |node, cx| match node {
+        Whole::Query(query) => resolve(query, cx.catalog, &cx.session.database),
+        Whole::Expr(_) => Ok(()),
+    },
+    ..AstRewrite::NONE
+};
 
 fn resolve(query: &mut Query, catalog: &dyn CatalogView, database: &str) -> Result<(), SqlError> {
     match is_concerned(query) {
@@ -554,12 +548,12 @@ mod tests {
     fn an_alias_of_some_columns_names_the_others_as_they_are() {
         let sql = "SELECT x, name FROM k AS s (x)";
         let expected = "SELECT x, name FROM k AS s (x, \"name\")";
-        assert_eq!(rewritten(&ResolveScopes, sql).unwrap(), expected);
+        assert_eq!(rewritten(RESOLVE_SCOPES, sql).unwrap(), expected);
     }
 
     #[test]
     fn what_no_catalog_is_needed_for_stays() {
         let sql = "SELECT a, count(*) FROM t WHERE b > 1 ORDER BY a";
-        assert_eq!(rewritten(&ResolveScopes, sql).unwrap(), sql);
+        assert_eq!(rewritten(RESOLVE_SCOPES, sql).unwrap(), sql);
     }
 }

@@ -13,7 +13,7 @@ use super::output_names::fold;
 use super::scopes::merges;
 use crate::bind::expressions::clause_expressions::change_own;
 use crate::bind::expressions::desugar::call;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 /// A column that USING made one.
 #[derive(Clone)]
@@ -33,21 +33,12 @@ enum Item {
 }
 
 /// Writes out the columns that USING merges.
-pub struct SpellOutUsing;
-
-impl AstRewrite for SpellOutUsing {
-    fn name(&self) -> &'static str {
-        "spell out using"
-    }
-
-    fn query(&self, query: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        spell_out_query(query)
-    }
-
-    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        spell_out_select(select)
-    }
-}
+pub const SPELL_OUT_USING: AstRewrite = AstRewrite {
+    name: "spell out using",
+    query: |query, _| spell_out_query(query),
+    select: |select, _| spell_out_select(select),
+    ..AstRewrite::NONE
+};
 
 /// Rewrites the joins of a query's SELECT, and what its ORDER BY says of their columns.
 pub fn spell_out_query(query: &mut Query) -> Result<(), SqlError> {
@@ -372,7 +363,7 @@ fn replace(clause: &mut impl VisitMut, merged: &[Merged]) {
 
 #[cfg(test)]
 mod tests {
-    use super::SpellOutUsing;
+    use super::SPELL_OUT_USING;
     use crate::bind::rewrites::testing::{rewritten, rows};
 
     #[test]
@@ -396,7 +387,7 @@ mod tests {
                 "SELECT x AS k FROM a JOIN b ON a.k = b.k ORDER BY k",
             ),
         ] {
-            assert_eq!(rewritten(&SpellOutUsing, sql).unwrap(), expected);
+            assert_eq!(rewritten(SPELL_OUT_USING, sql).unwrap(), expected);
         }
     }
 

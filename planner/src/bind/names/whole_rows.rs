@@ -6,37 +6,31 @@
 //! shown as text where they stand alone in a SELECT list, as do those that are written out, `ROW(1, 2)`.
 //! `(t).a` is `t.a`.
 
-use millrace_common::SqlError;
 use millrace_functions::strings::ROW_TEXT;
 use sqlparser::ast::*;
 
 use super::output_names::{column_name, fold};
 use crate::bind::expressions::clause_expressions::change_own;
 use crate::bind::expressions::desugar::{call, row_items, row_op, row_test, row_text, string};
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 /// Functions of a row.
 const FUNCTIONS: [&str; 6] =
     ["count", "to_jsonb", "to_json", "row_to_json", "jsonb_agg", "json_agg"];
 
 /// Marks the rows that a query reads whole.
-pub struct MarkWholeRows;
-
-impl AstRewrite for MarkWholeRows {
-    fn name(&self) -> &'static str {
-        "mark whole rows"
-    }
-
-    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const MARK_WHOLE_ROWS: AstRewrite = AstRewrite {
+    name: "mark whole rows",
+    select: |select, _| {
         mark(select);
         Ok(())
-    }
-
-    fn expr(&self, expr: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+    },
+    expr: |expr, _| {
         name_field(expr);
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// Marks the rows that a SELECT reads whole.
 fn mark(select: &mut Select) {
@@ -274,12 +268,12 @@ fn name_field(e: &mut Expr) {
 
 #[cfg(test)]
 mod tests {
-    use super::MarkWholeRows;
+    use super::MARK_WHOLE_ROWS;
     use crate::bind::rewrites::testing::rewritten;
 
     #[test]
     fn a_field_of_a_row_is_a_column() {
         let sql = "SELECT (t).a, (ROW(1, b)).f2 FROM t";
-        assert_eq!(rewritten(&MarkWholeRows, sql).unwrap(), "SELECT t.a, (b) FROM t");
+        assert_eq!(rewritten(MARK_WHOLE_ROWS, sql).unwrap(), "SELECT t.a, (b) FROM t");
     }
 }

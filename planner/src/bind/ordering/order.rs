@@ -15,33 +15,26 @@ use sqlparser::tokenizer::Location;
 use crate::bind::aggregates::distinct_on::has_merged;
 use crate::bind::expressions::clause_expressions::any_own;
 use crate::bind::names::{column_name, fold, hidden_name, is_column};
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::parser::walk;
 
 /// Tells the names of outputs from those of inputs in ORDER BY.
-pub struct PartOrderNames;
-
-impl AstRewrite for PartOrderNames {
-    fn name(&self) -> &'static str {
-        "part order names"
-    }
-
-    fn query(&self, query: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const PART_ORDER_NAMES: AstRewrite = AstRewrite {
+    name: "part order names",
+    query: |query, _| {
         for cte in query.with.iter_mut().flat_map(|w| &mut w.cte_tables) {
             part_and_keep_names(&mut cte.query)?;
         }
         place_distinct(query)?;
         part_branches(&mut query.body)?;
         part_names(query)
-    }
-
-    fn from_item(&self, factor: &mut TableFactor, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        match factor {
-            TableFactor::Derived { subquery, .. } => part_and_keep_names(subquery),
-            _ => Ok(()),
-        }
-    }
-}
+    },
+    from_item: |factor, _| match factor {
+        TableFactor::Derived { subquery, .. } => part_and_keep_names(subquery),
+        _ => Ok(()),
+    },
+    ..AstRewrite::NONE
+};
 
 /// Makes positions of what a SELECT DISTINCT is ordered by; 42P10 where its list has no such expression.
 fn place_distinct(query: &mut Query) -> Result<(), SqlError> {
@@ -335,7 +328,7 @@ mod tests {
             ("SELECT -a AS a FROM t ORDER BY a", "SELECT -a AS a FROM t ORDER BY a"),
             ("SELECT a FROM t ORDER BY a + 1", "SELECT a FROM t ORDER BY a + 1"),
         ] {
-            assert_eq!(rewritten(&PartOrderNames, sql).unwrap(), expected);
+            assert_eq!(rewritten(PART_ORDER_NAMES, sql).unwrap(), expected);
         }
     }
 
@@ -344,15 +337,15 @@ mod tests {
         let sql = "SELECT a FROM (SELECT -a AS a FROM t ORDER BY a + 1) AS s";
         let expected = "SELECT a FROM (SELECT \"a\u{1f}own\" AS \"a\" FROM \
                         (SELECT -a AS \"a\u{1f}own\" FROM t ORDER BY a + 1) AS ordered) AS s";
-        assert_eq!(rewritten(&PartOrderNames, sql).unwrap(), expected);
+        assert_eq!(rewritten(PART_ORDER_NAMES, sql).unwrap(), expected);
     }
 
     #[test]
     fn what_distinct_is_ordered_by_is_a_place_in_its_list() {
         let sql = "SELECT DISTINCT b, a + 1 FROM t ORDER BY A + 1, b";
         let expected = "SELECT DISTINCT b, a + 1 FROM t ORDER BY 2, b";
-        assert_eq!(rewritten(&PartOrderNames, sql).unwrap(), expected);
-        let e = rewritten(&PartOrderNames, "SELECT DISTINCT b FROM t ORDER BY a + 1").unwrap_err();
+        assert_eq!(rewritten(PART_ORDER_NAMES, sql).unwrap(), expected);
+        let e = rewritten(PART_ORDER_NAMES, "SELECT DISTINCT b FROM t ORDER BY a + 1").unwrap_err();
         assert_eq!(e.state, SqlState("42P10"));
     }
 }

@@ -33,10 +33,10 @@ use millrace_functions::tree::WalkPlan;
 use millrace_functions::window_fn::ASOF_MATCH;
 use sqlparser::ast::{
     BinaryOperator, Expr as SqlExpr, FunctionArg, FunctionArgExpr, FunctionArguments,
-    JoinConstraint, JoinOperator, Select, TableFactor, TableWithJoins,
+    JoinConstraint, JoinOperator, TableFactor, TableWithJoins,
 };
 
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::ASOF_LEFT;
 
@@ -46,17 +46,11 @@ const RIGHT: &str = "#right";
 const MET: &str = "#met";
 
 /// Turns ASOF joins into joins on a call of `asof_match`.
-pub struct MarkAsof;
-
-impl AstRewrite for MarkAsof {
-    fn name(&self) -> &'static str {
-        "mark asof"
-    }
-
-    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        select.from.iter_mut().try_for_each(mark)
-    }
-}
+pub const MARK_ASOF: AstRewrite = AstRewrite {
+    name: "mark asof",
+    select: |select, _| select.from.iter_mut().try_for_each(mark),
+    ..AstRewrite::NONE
+};
 
 /// Turns the ASOF joins of a FROM item into joins on a call of `asof_match`.
 fn mark(from: &mut TableWithJoins) -> Result<(), SqlError> {
@@ -359,7 +353,7 @@ fn nulls(plan: &Arc<LogicalPlan>, name: fn(usize) -> String) -> Result<Vec<Expr>
 
 #[cfg(test)]
 mod tests {
-    use super::MarkAsof;
+    use super::MARK_ASOF;
     use crate::bind::rewrites::testing::{rewritten, rows};
 
     #[test]
@@ -367,7 +361,7 @@ mod tests {
         let sql = "SELECT 1 FROM l ASOF JOIN r MATCH_CONDITION (l.t >= r.t) ON l.k = r.k";
         let expected =
             "SELECT 1 FROM l INNER JOIN r ON \"#asof_match\"(l.t, r.t, '>=') AND (l.k = r.k)";
-        assert_eq!(rewritten(&MarkAsof, sql).unwrap(), expected);
+        assert_eq!(rewritten(MARK_ASOF, sql).unwrap(), expected);
     }
 
     /// Of 3, 4 and 6 the last that is not behind 5 is 4; of the other key there is none.

@@ -21,7 +21,7 @@ use sqlparser::ast::{
 use super::provider::columns_of;
 use crate::bind::expressions::desugar::{SERIES, call, take};
 use crate::bind::names::fold;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::bind::rewrites::plan::PlanRewrite;
 use crate::bind::subqueries::lateral;
 use crate::parser::walk;
@@ -65,17 +65,11 @@ pub fn returns_set(name: &str) -> bool {
 }
 
 /// Makes lateral subqueries of the functions in FROM that return rows.
-pub struct SpellOutTableFunctions;
-
-impl AstRewrite for SpellOutTableFunctions {
-    fn name(&self) -> &'static str {
-        "spell out table functions"
-    }
-
-    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        spell_out(select)
-    }
-}
+pub const SPELL_OUT_TABLE_FUNCTIONS: AstRewrite = AstRewrite {
+    name: "spell out table functions",
+    select: |select, _| spell_out(select),
+    ..AstRewrite::NONE
+};
 
 /// Spells out the functions that a SELECT has in FROM.
 fn spell_out(select: &mut Select) -> Result<(), SqlError> {

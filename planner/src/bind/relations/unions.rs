@@ -13,7 +13,7 @@ use sqlparser::ast::{Query, SetExpr, TableFactor};
 
 use super::set_operations::SetOperation;
 use crate::bind::expressions::operators::{cast_expr, compare, is_unknown};
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::bind::rewrites::plan::PlanRewrite;
 
 /// Whether a query unites others.
@@ -32,19 +32,15 @@ pub fn typed_in_from(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
 }
 
 /// Gives set operations in WITH the types of their columns before others read them.
-pub struct TypeUnionsInWith;
-
-impl AstRewrite for TypeUnionsInWith {
-    fn name(&self) -> &'static str {
-        "type unions in with"
-    }
-
-    fn query(&self, query: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const TYPE_UNIONS_IN_WITH: AstRewrite = AstRewrite {
+    name: "type unions in with",
+    query: |query, _| {
         let Some(with) = query.with.as_mut().filter(|with| !with.recursive) else { return Ok(()) };
         let mut united = with.cte_tables.iter_mut().filter(|cte| is_set_operation(&cte.query.body));
         united.try_for_each(|cte| in_from(&mut cte.query))
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// A set operation as a query in FROM, whose columns have their types where others read them.
 fn in_from(query: &mut Query) -> Result<(), SqlError> {
@@ -260,10 +256,10 @@ mod tests {
         let sql = "WITH w AS (SELECT 1 UNION SELECT 2) SELECT * FROM w";
         let expected =
             "WITH w AS (SELECT * FROM (SELECT 1 UNION SELECT 2) AS united) SELECT * FROM w";
-        assert_eq!(rewritten(&TypeUnionsInWith, sql).unwrap(), expected);
+        assert_eq!(rewritten(TYPE_UNIONS_IN_WITH, sql).unwrap(), expected);
         // A recursive one is known by being one.
         let sql = "WITH RECURSIVE w AS (SELECT 1 UNION SELECT 2) SELECT * FROM w";
-        assert_eq!(rewritten(&TypeUnionsInWith, sql).unwrap(), sql);
+        assert_eq!(rewritten(TYPE_UNIONS_IN_WITH, sql).unwrap(), sql);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use sqlparser::ast::{
 };
 
 use crate::bind::expressions::desugar::{Copies, Op, VALUES, resolved, size, take};
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::bind::rewrites::plan::PlanRewrite;
 use crate::parser::walk;
 
@@ -54,17 +54,11 @@ fn name(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
 const MAX_KINDS: usize = 8;
 
 /// Marks the columns of VALUES that have expressions of several kinds.
-pub struct TypeValues;
-
-impl AstRewrite for TypeValues {
-    fn name(&self) -> &'static str {
-        "type values"
-    }
-
-    fn query(&self, query: &mut Query, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-        unify(&mut query.body, &mut cx.copies)
-    }
-}
+pub const TYPE_VALUES: AstRewrite = AstRewrite {
+    name: "type values",
+    query: |query, cx| unify(&mut query.body, &mut cx.copies),
+    ..AstRewrite::NONE
+};
 
 /// Marks the columns of mixed kinds in the VALUES lists of a query; subqueries have their own turn. A list with
 /// subqueries in it becomes a UNION ALL of its rows, because they are not evaluated in VALUES.

@@ -13,10 +13,10 @@ use sqlparser::ast::{Expr, Query, Select, TableFactor, Visit, VisitMut, VisitorM
 use crate::bind::SessionInfo;
 use crate::bind::aggregates::{filters, grouping};
 use crate::bind::desugar::Copies;
-use crate::bind::desugar::expressions::SpellOutExpressions;
-use crate::bind::desugar::positions::KeepPositions;
-use crate::bind::desugar::returned_sets::UnnestSets;
-use crate::bind::desugar::unsupported::RefuseClauses;
+use crate::bind::desugar::expressions::SPELL_OUT_EXPRESSIONS;
+use crate::bind::desugar::positions::KEEP_POSITIONS;
+use crate::bind::desugar::returned_sets::UNNEST_SETS;
+use crate::bind::desugar::unsupported::REFUSE_CLAUSES;
 use crate::bind::names::{internal_calls, outer_outputs, output_names, scopes, using, whole_rows};
 use crate::bind::ordering::order;
 use crate::bind::relations::{asof, table_functions, unions, values};
@@ -49,107 +49,106 @@ pub enum Whole<'a> {
     Expr(&'a mut Expr),
 }
 
-/// A rewrite of the AST. It has those methods whose nodes it changes or checks.
-pub trait AstRewrite: Sync {
-    fn name(&self) -> &'static str;
+/// What a rewrite does to one kind of node: it changes the node, or refuses it.
+pub type At<T> = fn(&mut T, &mut AstContext<'_>) -> Result<(), SqlError>;
 
+fn stays<T>(_: &mut T, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+    Ok(())
+}
+
+/// A rewrite of the AST, made of [`AstRewrite::NONE`] and what it does to the nodes that it changes or checks.
+#[derive(Clone, Copy)]
+pub struct AstRewrite {
+    pub name: &'static str,
     /// Before the walk.
-    fn whole(&self, _: &mut Whole<'_>, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        Ok(())
-    }
-
-    fn query(&self, _: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        Ok(())
-    }
-
+    pub whole: fn(&mut Whole<'_>, &mut AstContext<'_>) -> Result<(), SqlError>,
+    pub query: At<Query>,
     /// What stands in the query is rewritten.
-    fn query_done(&self, _: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        Ok(())
-    }
-
-    fn select(&self, _: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        Ok(())
-    }
-
+    pub query_done: At<Query>,
+    pub select: At<Select>,
     /// What stands in the SELECT is rewritten.
-    fn select_done(&self, _: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        Ok(())
-    }
-
-    fn from_item(&self, _: &mut TableFactor, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        Ok(())
-    }
-
-    fn expr(&self, _: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        Ok(())
-    }
-
+    pub select_done: At<Select>,
+    pub from_item: At<TableFactor>,
+    pub expr: At<Expr>,
     /// The expression's parts are rewritten.
-    fn expr_done(&self, _: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        Ok(())
-    }
+    pub expr_done: At<Expr>,
+}
+
+impl AstRewrite {
+    /// Every node stays as it is.
+    pub const NONE: AstRewrite = AstRewrite {
+        name: "",
+        whole: |_, _| Ok(()),
+        query: stays,
+        query_done: stays,
+        select: stays,
+        select_done: stays,
+        from_item: stays,
+        expr: stays,
+        expr_done: stays,
+    };
 }
 
 /// A rewrite at its place in the list.
 pub struct AstEntry {
-    pub rewrite: &'static dyn AstRewrite,
+    pub rewrite: AstRewrite,
     /// The ones it has to stand behind; none, if it goes by nothing that others change.
     pub after: &'static [&'static str],
 }
 
-const fn entry(rewrite: &'static dyn AstRewrite, after: &'static [&'static str]) -> AstEntry {
+const fn entry(rewrite: AstRewrite, after: &'static [&'static str]) -> AstEntry {
     AstEntry { rewrite, after }
 }
 
 /// All rewrites of the AST, in their order.
 pub static AST_REWRITES: &[AstEntry] = &[
     // The ones behind it write calls of such functions themselves.
-    entry(&internal_calls::HideInternalCalls, &[]),
+    entry(internal_calls::HIDE_INTERNAL_CALLS, &[]),
     // Goes by joins and lists as they are written; says what the catalog knows in terms that the walk needs
     // no catalog for.
-    entry(&scopes::ResolveScopes, &["hide internal calls"]),
+    entry(scopes::RESOLVE_SCOPES, &["hide internal calls"]),
     // Here the walk begins, with names that mean what they say.
-    entry(&outer_outputs::NameOuterOutputs, &["resolve scopes"]),
+    entry(outer_outputs::NAME_OUTER_OUTPUTS, &["resolve scopes"]),
     // Puts a set operation into a SELECT of its own, in which its outputs would not be found to be named.
-    entry(&unions::TypeUnionsInWith, &["name outer outputs"]),
+    entry(unions::TYPE_UNIONS_IN_WITH, &["name outer outputs"]),
     // By the names that outputs have been given.
-    entry(&order::PartOrderNames, &["name outer outputs"]),
+    entry(order::PART_ORDER_NAMES, &["name outer outputs"]),
     // What DISTINCT is ordered by is looked for in the list, which still has windows by name.
-    entry(&named::WriteOutOrderWindows, &["part order names"]),
+    entry(named::WRITE_OUT_ORDER_WINDOWS, &["part order names"]),
     // Their columns are not the catalog's: the scopes know a function by its call.
-    entry(&table_functions::SpellOutTableFunctions, &["resolve scopes"]),
+    entry(table_functions::SPELL_OUT_TABLE_FUNCTIONS, &["resolve scopes"]),
     // Joins in parentheses and NATURAL ones are written out by the scopes. Windows of ORDER BY may name merged columns.
-    entry(&using::SpellOutUsing, &["resolve scopes", "write out order windows"]),
+    entry(using::SPELL_OUT_USING, &["resolve scopes", "write out order windows"]),
     // Tells kinds of expressions by their spelling.
-    entry(&values::TypeValues, &[]),
+    entry(values::TYPE_VALUES, &[]),
     // A name without a table that is still there is no merged column.
-    entry(&join_conditions::MoveJoinConditions, &["spell out using"]),
+    entry(join_conditions::MOVE_JOIN_CONDITIONS, &["spell out using"]),
     // Takes calls of its own; the query that it makes of one is walked in turn.
-    entry(&array_query::SpellOutArrayQueries, &[]),
+    entry(array_query::SPELL_OUT_ARRAY_QUERIES, &[]),
     // The name of a function in FROM is its column's by now where it has one only.
-    entry(&whole_rows::MarkWholeRows, &["spell out table functions"]),
+    entry(whole_rows::MARK_WHOLE_ROWS, &["spell out table functions"]),
     // While columns are merged a name alone is not the table's column of that name: expressions are compared
     // afterwards.
-    entry(&grouping::SpellOutGrouping, &["spell out using"]),
+    entry(grouping::SPELL_OUT_GROUPING, &["spell out using"]),
     // A row that is shown has the name of its table.
-    entry(&output_names::NameColumns, &["mark whole rows"]),
+    entry(output_names::NAME_COLUMNS, &["mark whole rows"]),
     // The calls of arrays that they become would have other names.
-    entry(&UnnestSets, &["name columns"]),
+    entry(UNNEST_SETS, &["name columns"]),
     // Likewise; and a condition that has become the query's is one of its filters.
-    entry(&predicates::SpellOutPredicates, &["name columns", "move join conditions"]),
+    entry(predicates::SPELL_OUT_PREDICATES, &["name columns", "move join conditions"]),
     // Its condition stays with the join, whatever it has in it.
-    entry(&asof::MarkAsof, &["move join conditions"]),
+    entry(asof::MARK_ASOF, &["move join conditions"]),
     // Takes the definitions away, which ORDER BY names as well.
-    entry(&named::WriteOutWindows, &["write out order windows"]),
+    entry(named::WRITE_OUT_WINDOWS, &["write out order windows"]),
     // Comparisons with rows of subqueries are known by their operators, which have another form when places are noted.
-    entry(&operator_spans::NoteOperators, &["spell out predicates"]),
+    entry(operator_spans::NOTE_OPERATORS, &["spell out predicates"]),
     // Tells what cannot fail by its spelling.
-    entry(&filters::GuardFilters, &[]),
+    entry(filters::GUARD_FILTERS, &[]),
     // Frames stand in the calls that the windows are of.
-    entry(&frame_bounds::CheckFrames, &["write out windows"]),
+    entry(frame_bounds::CHECK_FRAMES, &["write out windows"]),
     // Parts that are rewritten have lost their places, names and spelling, by which the ones before it go.
     entry(
-        &SpellOutExpressions,
+        SPELL_OUT_EXPRESSIONS,
         &[
             "note operators",
             "guard filters",
@@ -159,9 +158,9 @@ pub static AST_REWRITES: &[AstEntry] = &[
         ],
     ),
     // Puts back the numbers that are no values.
-    entry(&KeepPositions, &["spell out expressions"]),
+    entry(KEEP_POSITIONS, &["spell out expressions"]),
     // What is wrong with a clause that has a meaning is told first.
-    entry(&RefuseClauses, &[]),
+    entry(REFUSE_CLAUSES, &[]),
 ];
 
 /// Rewrites a query in place.
@@ -186,7 +185,7 @@ pub fn rewrite_expr(expr: &mut Expr, mut cx: AstContext<'_>) -> Result<(), SqlEr
 }
 
 fn whole(list: &[AstEntry], mut node: Whole<'_>, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-    list.iter().try_for_each(|entry| entry.rewrite.whole(&mut node, cx))
+    list.iter().try_for_each(|entry| (entry.rewrite.whole)(&mut node, cx))
 }
 
 fn nodes<T: VisitMut + Visit>(
@@ -212,10 +211,10 @@ type Flow = ControlFlow<Box<SqlError>>;
 impl<'a> Nodes<'a> {
     fn each(
         &mut self,
-        mut run: impl FnMut(&'static dyn AstRewrite, &mut AstContext<'a>) -> Result<(), SqlError>,
+        mut run: impl FnMut(&AstRewrite, &mut AstContext<'a>) -> Result<(), SqlError>,
     ) -> Flow {
         let cx = &mut self.cx;
-        flow(self.list.iter().try_for_each(|entry| run(entry.rewrite, cx)))
+        flow(self.list.iter().try_for_each(|entry| run(&entry.rewrite, cx)))
     }
 }
 
@@ -231,34 +230,34 @@ impl VisitorMut for Nodes<'_> {
 
     fn pre_visit_query(&mut self, query: &mut Query) -> Flow {
         self.cx.queries += 1;
-        self.each(|rewrite, cx| rewrite.query(query, cx))
+        self.each(|rewrite, cx| (rewrite.query)(query, cx))
     }
 
     fn post_visit_query(&mut self, query: &mut Query) -> Flow {
         self.cx.queries -= 1;
-        self.each(|rewrite, cx| rewrite.query_done(query, cx))
+        self.each(|rewrite, cx| (rewrite.query_done)(query, cx))
     }
 
     fn pre_visit_select(&mut self, select: &mut Select) -> Flow {
         // What is spelled out may have its subqueries more than once.
         flow(interrupt::check())?;
-        self.each(|rewrite, cx| rewrite.select(select, cx))
+        self.each(|rewrite, cx| (rewrite.select)(select, cx))
     }
 
     fn post_visit_select(&mut self, select: &mut Select) -> Flow {
-        self.each(|rewrite, cx| rewrite.select_done(select, cx))
+        self.each(|rewrite, cx| (rewrite.select_done)(select, cx))
     }
 
     fn pre_visit_table_factor(&mut self, factor: &mut TableFactor) -> Flow {
-        self.each(|rewrite, cx| rewrite.from_item(factor, cx))
+        self.each(|rewrite, cx| (rewrite.from_item)(factor, cx))
     }
 
     fn pre_visit_expr(&mut self, expr: &mut Expr) -> Flow {
         flow(self.cx.copies.meet())?;
-        self.each(|rewrite, cx| rewrite.expr(expr, cx))
+        self.each(|rewrite, cx| (rewrite.expr)(expr, cx))
     }
 
     fn post_visit_expr(&mut self, expr: &mut Expr) -> Flow {
-        self.each(|rewrite, cx| rewrite.expr_done(expr, cx))
+        self.each(|rewrite, cx| (rewrite.expr_done)(expr, cx))
     }
 }

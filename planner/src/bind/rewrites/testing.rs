@@ -7,7 +7,7 @@ use crate::bind::tests::{TestCatalog, run};
 use crate::bind::{BoundQuery, SessionInfo, tests};
 
 /// A query as one rewrite leaves it, which has had all of its nodes.
-pub fn rewritten(rewrite: &'static dyn AstRewrite, sql: &str) -> Result<String, SqlError> {
+pub fn rewritten(rewrite: AstRewrite, sql: &str) -> Result<String, SqlError> {
     let mut query = crate::parser::parse_query(sql)?;
     let (catalog, session) = (TestCatalog::new(), SessionInfo::default());
     let list = [AstEntry { rewrite, after: &[] }];

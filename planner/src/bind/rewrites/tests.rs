@@ -6,7 +6,7 @@ use super::testing::bound;
 type List = Vec<(&'static str, &'static [&'static str])>;
 
 fn lists() -> [List; 2] {
-    let ast = AST_REWRITES.iter().map(|entry| (entry.rewrite.name(), entry.after));
+    let ast = AST_REWRITES.iter().map(|entry| (entry.rewrite.name, entry.after));
     let plan = PLAN_REWRITES.iter().map(|entry| (entry.rewrite.name, entry.after));
     [ast.collect(), plan.collect()]
 }

@@ -7,12 +7,11 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use datafusion::error::DataFusionError;
-use millrace_common::SqlError;
 use millrace_common::SqlState;
 use millrace_functions::error::{external, sql_error_from_datafusion};
 use sqlparser::ast::{BinaryOperator, Expr, Spanned};
 
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 const MARK: &str = "#after:";
 
@@ -50,20 +49,16 @@ fn operators() -> &'static HashMap<String, BinaryOperator> {
 }
 
 /// Notes where operators stand.
-pub struct NoteOperators;
-
-impl AstRewrite for NoteOperators {
-    fn name(&self) -> &'static str {
-        "note operators"
-    }
-
-    fn expr(&self, expr: &mut Expr, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const NOTE_OPERATORS: AstRewrite = AstRewrite {
+    name: "note operators",
+    expr: |expr, _| {
         if let Expr::BinaryOp { left, op, .. } = expr {
             note(op, left);
         }
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// Notes where an operator stands: after its left operand.
 fn note(op: &mut BinaryOperator, left: &Expr) {

@@ -9,24 +9,18 @@ use sqlparser::ast::*;
 use super::predicates::fill;
 use crate::bind::expressions::desugar::{Copies, call, string};
 use crate::bind::names::fold;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::parser::walk;
 
 /// The name of the aggregate of such a subquery, which is of no other query even if all that it reads is.
 pub const GATHERED: &str = "#gathered";
 
 /// Makes aggregates of `ARRAY(SELECT …)`.
-pub struct SpellOutArrayQueries;
-
-impl AstRewrite for SpellOutArrayQueries {
-    fn name(&self) -> &'static str {
-        "spell out array queries"
-    }
-
-    fn expr(&self, expr: &mut Expr, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-        spell_out(expr, &mut cx.copies)
-    }
-}
+pub const SPELL_OUT_ARRAY_QUERIES: AstRewrite = AstRewrite {
+    name: "spell out array queries",
+    expr: |expr, cx| spell_out(expr, &mut cx.copies),
+    ..AstRewrite::NONE
+};
 
 /// Spells out a call that is one.
 fn spell_out(expr: &mut Expr, copies: &mut Copies) -> Result<(), SqlError> {

@@ -6,26 +6,21 @@
 
 use std::ops::ControlFlow;
 
-use millrace_common::SqlError;
 use sqlparser::ast::*;
 
 use crate::bind::expressions::clause_expressions::any_own;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::parser::walk;
 
 /// Moves conditions with subqueries from joins to WHERE.
-pub struct MoveJoinConditions;
-
-impl AstRewrite for MoveJoinConditions {
-    fn name(&self) -> &'static str {
-        "move join conditions"
-    }
-
-    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const MOVE_JOIN_CONDITIONS: AstRewrite = AstRewrite {
+    name: "move join conditions",
+    select: |select, _| {
         move_to_where(select);
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// Moves the conditions of a SELECT's joins that have subqueries to WHERE.
 fn move_to_where(select: &mut Select) {

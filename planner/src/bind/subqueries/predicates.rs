@@ -16,7 +16,7 @@ use sqlparser::ast::*;
 use crate::bind::expressions::clause_expressions::{any_own, try_change_own};
 use crate::bind::expressions::desugar::{Copies, row_items};
 use crate::bind::relations::table_functions::reads_columns;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::bind::spans::misplaced_calls;
 use crate::parser::walk;
 
@@ -48,25 +48,18 @@ const IN_OF_MANY: &str = r##"SELECT (SELECT CASE
 const MANY_LEVELS: usize = 3;
 
 /// Spells out EXISTS, IN, ANY and ALL of subqueries where they are values, and rows that are compared with subqueries.
-pub struct SpellOutPredicates;
-
-impl AstRewrite for SpellOutPredicates {
-    fn name(&self) -> &'static str {
-        "spell out predicates"
-    }
-
-    fn select(&self, select: &mut Select, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const SPELL_OUT_PREDICATES: AstRewrite = AstRewrite {
+    name: "spell out predicates",
+    select: |select, cx| {
         spell_out_predicates(&mut select.projection, &mut cx.copies)?;
         for filter in [&mut select.selection, &mut select.having].into_iter().flatten() {
             spell_out_filter(filter, &mut cx.copies)?;
         }
         Ok(())
-    }
-
-    fn expr(&self, expr: &mut Expr, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-        compare_row(expr, &mut cx.copies)
-    }
-}
+    },
+    expr: |expr, cx| compare_row(expr, &mut cx.copies),
+    ..AstRewrite::NONE
+};
 
 /// Rewrites the predicates of a SELECT list; those of its subqueries are left for their own turn.
 fn spell_out_predicates(items: &mut [SelectItem], copies: &mut Copies) -> Result<(), SqlError> {
@@ -524,16 +517,16 @@ impl VisitorMut for Fill<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::SpellOutPredicates;
+    use super::SPELL_OUT_PREDICATES;
     use crate::bind::rewrites::testing::{rewritten, rows};
 
     #[test]
     fn exists_is_a_count_where_it_is_a_value() {
         let sql = "SELECT EXISTS (SELECT b FROM u WHERE c) FROM t";
         let expected = "SELECT ((SELECT count(*) > 0 FROM u WHERE c)) FROM t";
-        assert_eq!(rewritten(&SpellOutPredicates, sql).unwrap(), expected);
+        assert_eq!(rewritten(SPELL_OUT_PREDICATES, sql).unwrap(), expected);
         let filter = "SELECT a FROM t WHERE EXISTS (SELECT b FROM u WHERE c)";
-        assert_eq!(rewritten(&SpellOutPredicates, filter).unwrap(), filter);
+        assert_eq!(rewritten(SPELL_OUT_PREDICATES, filter).unwrap(), filter);
     }
 
     /// 3 is none of 1 and NULL, as far as is known.

@@ -24,26 +24,20 @@ use crate::bind::expressions::clause_expressions::any_own;
 use crate::bind::expressions::desugar::interval_text;
 use crate::bind::ordering::limits;
 use crate::bind::relations::series::evaluated;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 use crate::bind::spans::misplaced_calls;
 use crate::catalog::CatalogView;
 use crate::parser::walk;
 
 /// Checks the frames of windows, and makes plain offsets of theirs.
-pub struct CheckFrames;
-
-impl AstRewrite for CheckFrames {
-    fn name(&self) -> &'static str {
-        "check frames"
-    }
-
-    fn expr(&self, expr: &mut Expr, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-        match expr {
-            Expr::Function(function) => plain_bounds(function, cx.session),
-            _ => Ok(()),
-        }
-    }
-}
+pub const CHECK_FRAMES: AstRewrite = AstRewrite {
+    name: "check frames",
+    expr: |expr, cx| match expr {
+        Expr::Function(function) => plain_bounds(function, cx.session),
+        _ => Ok(()),
+    },
+    ..AstRewrite::NONE
+};
 
 /// Frames with plain offsets: `ROWS 1 + 1 PRECEDING`, `RANGE INTERVAL '1 hour' PRECEDING`, which takes the
 /// type of the order.
@@ -361,14 +355,14 @@ mod tests {
     fn offsets_become_plain_numbers() {
         let sql = "SELECT sum(a) OVER (ORDER BY a ROWS 1 + 1 PRECEDING) FROM t";
         let expected = "SELECT sum(a) OVER (ORDER BY a ROWS 2 PRECEDING) FROM t";
-        assert_eq!(rewritten(&CheckFrames, sql).unwrap(), expected);
+        assert_eq!(rewritten(CHECK_FRAMES, sql).unwrap(), expected);
     }
 
     #[test]
     fn frames_that_no_window_has_are_refused() {
         let state = |frame: &str| {
             let sql = format!("SELECT sum(a) OVER (ORDER BY a {frame}) FROM t");
-            rewritten(&CheckFrames, &sql).unwrap_err().state
+            rewritten(CHECK_FRAMES, &sql).unwrap_err().state
         };
         assert_eq!(state("ROWS BETWEEN CURRENT ROW AND 1 PRECEDING"), SqlState("42P20"));
         assert_eq!(state("ROWS -1 PRECEDING"), SqlState("22013"));

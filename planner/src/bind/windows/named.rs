@@ -8,20 +8,14 @@ use sqlparser::ast::*;
 use crate::bind::expressions::clause_expressions::try_change_own;
 use crate::bind::expressions::desugar::Copies;
 use crate::bind::names::fold;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 /// Writes out the windows that ORDER BY names.
-pub struct WriteOutOrderWindows;
-
-impl AstRewrite for WriteOutOrderWindows {
-    fn name(&self) -> &'static str {
-        "write out order windows"
-    }
-
-    fn query(&self, query: &mut Query, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-        write_out_order(query, &mut cx.copies)
-    }
-}
+pub const WRITE_OUT_ORDER_WINDOWS: AstRewrite = AstRewrite {
+    name: "write out order windows",
+    query: |query, cx| write_out_order(query, &mut cx.copies),
+    ..AstRewrite::NONE
+};
 
 /// Writes out the windows that a query's ORDER BY names: those of its SELECT.
 fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), SqlError> {
@@ -33,17 +27,11 @@ fn write_out_order(query: &mut Query, copies: &mut Copies) -> Result<(), SqlErro
 }
 
 /// Writes out the windows that a SELECT names.
-pub struct WriteOutWindows;
-
-impl AstRewrite for WriteOutWindows {
-    fn name(&self) -> &'static str {
-        "write out windows"
-    }
-
-    fn select(&self, select: &mut Select, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
-        write_out(select, &mut cx.copies)
-    }
-}
+pub const WRITE_OUT_WINDOWS: AstRewrite = AstRewrite {
+    name: "write out windows",
+    select: |select, cx| write_out(select, &mut cx.copies),
+    ..AstRewrite::NONE
+};
 
 /// Writes out the windows that a SELECT list names; subqueries have windows of their own.
 fn write_out(select: &mut Select, copies: &mut Copies) -> Result<(), SqlError> {
@@ -135,7 +123,7 @@ mod tests {
                    WINDOW w AS (PARTITION BY a)";
         let expected = "SELECT sum(b) OVER (PARTITION BY a ORDER BY c), \
                         count(*) OVER (PARTITION BY a) FROM t";
-        assert_eq!(rewritten(&WriteOutWindows, sql).unwrap(), expected);
+        assert_eq!(rewritten(WRITE_OUT_WINDOWS, sql).unwrap(), expected);
     }
 
     #[test]
@@ -143,14 +131,14 @@ mod tests {
         let sql = "SELECT 1 FROM t WINDOW w AS (PARTITION BY a) ORDER BY sum(b) OVER w";
         let expected = "SELECT 1 FROM t WINDOW w AS (PARTITION BY a) \
                         ORDER BY sum(b) OVER (PARTITION BY a)";
-        assert_eq!(rewritten(&WriteOutOrderWindows, sql).unwrap(), expected);
+        assert_eq!(rewritten(WRITE_OUT_ORDER_WINDOWS, sql).unwrap(), expected);
     }
 
     #[test]
     fn a_window_overrides_nothing_of_the_one_it_starts_from() {
         let sql = "SELECT sum(a) OVER (w PARTITION BY b) FROM t WINDOW w AS (ORDER BY a)";
-        assert_eq!(rewritten(&WriteOutWindows, sql).unwrap_err().state, SqlState("42P20"));
-        let missing = rewritten(&WriteOutWindows, "SELECT sum(a) OVER w FROM t").unwrap_err();
+        assert_eq!(rewritten(WRITE_OUT_WINDOWS, sql).unwrap_err().state, SqlState("42P20"));
+        let missing = rewritten(WRITE_OUT_WINDOWS, "SELECT sum(a) OVER w FROM t").unwrap_err();
         assert_eq!(missing.state, SqlState::UNDEFINED_OBJECT);
     }
 }

@@ -8,21 +8,17 @@ use super::ops::{Op, binary, call, null, ours, resolved, string, take};
 use super::{calls, comparisons, literals, patterns, subscripts};
 use crate::bind::SessionInfo;
 use crate::bind::names::fold;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 /// Spells out expressions in terms whose types are known when they are planned.
-pub struct SpellOutExpressions;
-
-impl AstRewrite for SpellOutExpressions {
-    fn name(&self) -> &'static str {
-        "spell out expressions"
-    }
-
-    fn expr_done(&self, expr: &mut Expr, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const SPELL_OUT_EXPRESSIONS: AstRewrite = AstRewrite {
+    name: "spell out expressions",
+    expr_done: |expr, cx| {
         cx.copies.within(expr)?;
         rewrite(expr, cx.session)
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 fn rewrite(expr: &mut Expr, session: &SessionInfo) -> Result<(), SqlError> {
     let new = match expr {

@@ -6,17 +6,12 @@ use sqlparser::ast::*;
 
 use super::ops::{Op, call, null, number_text, ours, string, take, unwrap_number};
 use crate::bind::ordering::limits;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 /// Keeps positions and numbers of rows as they are written, and checks these.
-pub struct KeepPositions;
-
-impl AstRewrite for KeepPositions {
-    fn name(&self) -> &'static str {
-        "keep positions"
-    }
-
-    fn query(&self, query: &mut Query, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const KEEP_POSITIONS: AstRewrite = AstRewrite {
+    name: "keep positions",
+    query: |query, cx| {
         // Within others it may name what is theirs.
         if cx.queries == 1
             && let Some(LimitClause::LimitOffset { limit, offset, .. }) = &query.limit_clause
@@ -26,9 +21,8 @@ impl AstRewrite for KeepPositions {
             counts.try_for_each(|(e, clause)| limits::check(e, clause))?;
         }
         Ok(())
-    }
-
-    fn query_done(&self, query: &mut Query, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+    },
+    query_done: |query, _| {
         fetch_to_limit(query)?;
         if let Some(OrderBy { kind: OrderByKind::Expressions(exprs), .. }) = &mut query.order_by {
             exprs.iter_mut().for_each(|o| unwrap_number(&mut o.expr));
@@ -44,15 +38,15 @@ impl AstRewrite for KeepPositions {
             offset.iter_mut().for_each(|o| unwrap_limit(&mut o.value, "OFFSET"));
         }
         Ok(())
-    }
-
-    fn select_done(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+    },
+    select_done: |select, _| {
         if let GroupByExpr::Expressions(exprs, _) = &mut select.group_by {
             exprs.iter_mut().for_each(unwrap_number);
         }
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// FETCH FIRST n ROWS ONLY is the standard's LIMIT n.
 fn fetch_to_limit(query: &mut Query) -> Result<(), SqlError> {
@@ -121,13 +115,13 @@ mod tests {
             ("SELECT a FROM t LIMIT NULL", "SELECT a FROM t"),
             ("SELECT a FROM t LIMIT 2 OFFSET 1", "SELECT a FROM t LIMIT 2 OFFSET 1"),
         ] {
-            assert_eq!(rewritten(&KeepPositions, sql).unwrap(), expected);
+            assert_eq!(rewritten(KEEP_POSITIONS, sql).unwrap(), expected);
         }
     }
 
     #[test]
     fn a_limit_names_no_column() {
-        let e = rewritten(&KeepPositions, "SELECT a FROM t LIMIT a").unwrap_err();
+        let e = rewritten(KEEP_POSITIONS, "SELECT a FROM t LIMIT a").unwrap_err();
         assert_eq!(e.state, SqlState("42P10"));
     }
 }

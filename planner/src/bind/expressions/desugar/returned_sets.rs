@@ -1,13 +1,12 @@
 //! Functions in a SELECT list that return sets of rows.
 
-use millrace_common::SqlError;
 use sqlparser::ast::*;
 
 use super::calls::unnamed_arguments;
 use super::ops::{SERIES, call, take};
 use crate::bind::expressions::clause_expressions::change_own;
 use crate::bind::relations::table_functions::match_rows;
-use crate::bind::rewrites::ast::{AstContext, AstRewrite};
+use crate::bind::rewrites::ast::AstRewrite;
 
 /// Functions that return sets of rows, and the ones of arrays that they are in a SELECT list.
 const SETS: [(&str, &str); 7] = [
@@ -26,19 +25,15 @@ pub(in crate::bind) fn returns_rows(name: &str) -> bool {
 }
 
 /// Unnests arrays in place of functions that return sets.
-pub struct UnnestSets;
-
-impl AstRewrite for UnnestSets {
-    fn name(&self) -> &'static str {
-        "unnest sets"
-    }
-
-    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const UNNEST_SETS: AstRewrite = AstRewrite {
+    name: "unnest sets",
+    select: |select, _| {
         select.projection.iter_mut().for_each(spread_series);
         change_own(&mut select.projection, spread_matches);
         Ok(())
-    }
-}
+    },
+    ..AstRewrite::NONE
+};
 
 /// `generate_series` in a SELECT list is a set of rows.
 fn spread_series(item: &mut SelectItem) {
@@ -65,13 +60,13 @@ fn spread_matches(e: &mut Expr) {
 
 #[cfg(test)]
 mod tests {
-    use super::UnnestSets;
+    use super::UNNEST_SETS;
     use crate::bind::rewrites::testing::rewritten;
 
     #[test]
     fn sets_are_arrays_that_are_unnested() {
         let sql = "SELECT jsonb_object_keys(d), abs(a) FROM t";
         let expected = "SELECT \"unnest\"(\"jsonb_object_keys_list\"(d)), abs(a) FROM t";
-        assert_eq!(rewritten(&UnnestSets, sql).unwrap(), expected);
+        assert_eq!(rewritten(UNNEST_SETS, sql).unwrap(), expected);
     }
 }

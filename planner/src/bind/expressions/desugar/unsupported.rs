@@ -6,24 +6,17 @@ use sqlparser::ast::*;
 use crate::bind::rewrites::ast::{AstContext, AstRewrite};
 
 /// Refuses what no other rewrite has taken away.
-pub struct RefuseClauses;
-
-impl AstRewrite for RefuseClauses {
-    fn name(&self) -> &'static str {
-        "refuse clauses"
-    }
-
-    fn query(&self, query: &mut Query, cx: &mut AstContext<'_>) -> Result<(), SqlError> {
+pub const REFUSE_CLAUSES: AstRewrite = AstRewrite {
+    name: "refuse clauses",
+    query: |query, cx| {
         if crate::parser::with_changes_rows(query) {
             return Err(changes_in_with(cx));
         }
         refuse_query(query).map_or(Ok(()), Err)
-    }
-
-    fn select(&self, select: &mut Select, _: &mut AstContext<'_>) -> Result<(), SqlError> {
-        refuse_select(select).map_or(Ok(()), Err)
-    }
-}
+    },
+    select: |select, _| refuse_select(select).map_or(Ok(()), Err),
+    ..AstRewrite::NONE
+};
 
 fn refuse_select(select: &Select) -> Option<SqlError> {
     if select.into.is_some() {
@@ -71,7 +64,7 @@ mod tests {
     #[test]
     fn clauses_that_nothing_runs_are_refused() {
         for sql in ["SELECT a INTO b FROM t", "SELECT a FROM t FOR UPDATE"] {
-            let e = rewritten(&RefuseClauses, sql).unwrap_err();
+            let e = rewritten(REFUSE_CLAUSES, sql).unwrap_err();
             assert_eq!(e.state, SqlState::FEATURE_NOT_SUPPORTED, "{sql}");
         }
     }
