@@ -5,52 +5,33 @@
 //! in that form anyway, and DataFusion those of GROUP BY.
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result};
 use datafusion::logical_expr::expr::WindowFunction;
-use datafusion::logical_expr::{Aggregate, Expr, ExprSchemable, LogicalPlan, Window};
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan};
 use millrace_common::SqlError;
 use millrace_functions::canonical::canonical;
-use millrace_functions::error::sql_error_from_datafusion;
-use millrace_functions::tree::WalkPlan;
 
-use super::by_keys::{all, keeping_names, sort_by_keys, sorted};
-use crate::bind::rewrites::plan::PlanRewrite;
+use super::by_keys::{all, change_aggregates, change_windows, keeping_names, sort_by_keys, sorted};
+use crate::bind::rewrites::plan::{PlanRewrite, change_nodes};
 
 /// Orders floats by value, in batch: views keep keys in that form anyway.
 pub const ORDER_FLOATS: PlanRewrite =
-    PlanRewrite::new("order floats", |plan, session| match session.for_view {
-        true => Ok(plan),
-        false => rewrite(plan),
-    });
+    PlanRewrite::in_batch("order floats", |plan, _| rewrite(plan));
 
 /// Rewrites sorts, DISTINCT ON and windows of a plan.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let rewritten = plan.rewrite_up_with_subqueries(|node| {
-        Ok(match node {
-            LogicalPlan::Window(Window { input, window_expr, schema }) => {
-                let window_expr = keeping_names(window_expr, input.schema(), window)?;
-                Transformed::yes(LogicalPlan::Window(Window { input, window_expr, schema }))
-            }
-            LogicalPlan::Aggregate(Aggregate { input, group_expr, aggr_expr, schema, .. }) => {
-                let group_expr = keeping_names(group_expr, input.schema(), group)?;
-                let aggr_expr = keeping_names(aggr_expr, input.schema(), distinct)?;
-                let aggregate =
-                    Aggregate::try_new_with_schema(input, group_expr, aggr_expr, schema)?;
-                Transformed::yes(LogicalPlan::Aggregate(aggregate))
-            }
-            other => sort_by_keys(other, one)?,
-        })
-    });
-    rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
+    change_nodes(plan, |node| match node {
+        LogicalPlan::Window(node) => change_windows(node, window),
+        LogicalPlan::Aggregate(mut node) => {
+            node.group_expr = keeping_names(node.group_expr, node.input.schema(), group)?;
+            change_aggregates(node, distinct)
+        }
+        other => sort_by_keys(other, one),
+    })
 }
 
 fn window(e: Expr, schema: &DFSchema) -> Result<Expr> {
     match e {
-        Expr::Alias(mut alias) => {
-            *alias.expr = window(*alias.expr, schema)?;
-            Ok(Expr::Alias(alias))
-        }
         Expr::WindowFunction(mut call) => {
             let WindowFunction { params, .. } = call.as_mut();
             params.partition_by = all(&params.partition_by, schema, one)?;
@@ -76,10 +57,6 @@ const ORDERED: [&str; 2] = ["array_agg", "string_agg"];
 /// An aggregate of distinct values, or of values in an order.
 fn distinct(e: Expr, schema: &DFSchema) -> Result<Expr> {
     match e {
-        Expr::Alias(mut alias) => {
-            *alias.expr = distinct(*alias.expr, schema)?;
-            Ok(Expr::Alias(alias))
-        }
         Expr::AggregateFunction(mut call) if ORDERED.contains(&call.func.name()) => {
             if call.params.distinct {
                 call.params.args = all(&call.params.args, schema, one)?;

@@ -3,13 +3,11 @@
 
 use datafusion::common::tree_node::Transformed;
 use datafusion::logical_expr::expr::AggregateFunction;
-use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::{Aggregate, Distinct, DistinctOn, Expr, LogicalPlan, SortExpr};
+use datafusion::logical_expr::{Distinct, DistinctOn, Expr, LogicalPlan, SortExpr};
 use millrace_common::SqlError;
-use millrace_functions::error::sql_error_from_datafusion;
-use millrace_functions::tree::WalkPlan;
 
-use crate::bind::rewrites::plan::PlanRewrite;
+use super::by_keys::change_aggregates;
+use crate::bind::rewrites::plan::{PlanRewrite, change_nodes};
 
 /// Leaves out of orders what they name twice.
 pub const DROP_REPEATED_ORDERS: PlanRewrite =
@@ -17,33 +15,22 @@ pub const DROP_REPEATED_ORDERS: PlanRewrite =
 
 /// Leaves out what is repeated.
 fn rewrite(plan: LogicalPlan) -> Result<LogicalPlan, SqlError> {
-    let rewritten = plan.rewrite_up_with_subqueries(|node| {
-        Ok(match node {
-            LogicalPlan::Aggregate(aggregate) if aggregate.aggr_expr.iter().any(repeats) => {
-                let Aggregate { input, group_expr, aggr_expr, schema, .. } = aggregate;
-                let names = NamePreserver::new_for_projection();
-                let calls = aggr_expr.into_iter().map(|e| {
-                    let name = names.save(&e);
-                    name.restore(once(e))
-                });
-                let aggregate =
-                    Aggregate::try_new_with_schema(input, group_expr, calls.collect(), schema)?;
-                Transformed::yes(LogicalPlan::Aggregate(aggregate))
-            }
-            LogicalPlan::Distinct(Distinct::On(DistinctOn {
-                on_expr,
-                select_expr,
-                sort_expr: Some(order),
-                input,
-                ..
-            })) => {
-                let on = DistinctOn::try_new(on_expr, select_expr, Some(first(order)), input)?;
-                Transformed::yes(LogicalPlan::Distinct(Distinct::On(on)))
-            }
-            other => Transformed::no(other),
-        })
-    });
-    rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
+    change_nodes(plan, |node| match node {
+        LogicalPlan::Aggregate(aggregate) if aggregate.aggr_expr.iter().any(repeats) => {
+            change_aggregates(aggregate, |e, _| Ok(once(e)))
+        }
+        LogicalPlan::Distinct(Distinct::On(DistinctOn {
+            on_expr,
+            select_expr,
+            sort_expr: Some(order),
+            input,
+            ..
+        })) => {
+            let on = DistinctOn::try_new(on_expr, select_expr, Some(first(order)), input)?;
+            Ok(Transformed::yes(LogicalPlan::Distinct(Distinct::On(on))))
+        }
+        other => Ok(Transformed::no(other)),
+    })
 }
 
 fn repeats(e: &Expr) -> bool {
@@ -58,10 +45,6 @@ fn repeats(e: &Expr) -> bool {
 
 fn once(e: Expr) -> Expr {
     match e {
-        Expr::Alias(mut alias) => {
-            *alias.expr = once(*alias.expr);
-            Expr::Alias(alias)
-        }
         Expr::AggregateFunction(AggregateFunction { func, mut params }) => {
             params.order_by = first(params.order_by);
             Expr::AggregateFunction(AggregateFunction { func, params })

@@ -6,44 +6,30 @@
 //! [`crate::bind::windows::peers`], and comparisons in [`crate::bind::expressions::operators`].
 
 use datafusion::arrow::datatypes::DataType;
-use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result};
-use datafusion::logical_expr::{Aggregate, Expr, ExprSchemable, LogicalPlan};
+use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan};
 use millrace_common::SqlError;
-use millrace_functions::error::{external, sql_error_from_datafusion};
-use millrace_functions::tree::WalkPlan;
+use millrace_functions::error::external;
 use millrace_functions::{byte_order, functions};
 
-use super::by_keys::{keeping_names, sort_by_keys, sorted};
-use crate::bind::rewrites::plan::PlanRewrite;
+use super::by_keys::{change_aggregates, sort_by_keys, sorted};
+use crate::bind::rewrites::plan::{PlanRewrite, change_nodes};
 
 /// Orders values by their keys where bytes do not order them.
 pub const ORDER_BY_KEYS: PlanRewrite = PlanRewrite::new("order by keys", |plan, _| rewrite(plan));
 
 /// Rewrites the orders of a plan.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let rewritten = plan.rewrite_up_with_subqueries(|node| {
-        Ok(match node {
-            LogicalPlan::Aggregate(Aggregate { input, group_expr, aggr_expr, schema, .. }) => {
-                let aggr_expr = keeping_names(aggr_expr, input.schema(), aggregate)?;
-                let aggregate =
-                    Aggregate::try_new_with_schema(input, group_expr, aggr_expr, schema)?;
-                Transformed::yes(LogicalPlan::Aggregate(aggregate))
-            }
-            other => sort_by_keys(other, key_of)?,
-        })
-    });
-    rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
+    change_nodes(plan, |node| match node {
+        LogicalPlan::Aggregate(node) => change_aggregates(node, aggregate),
+        other => sort_by_keys(other, key_of),
+    })
 }
 
 /// An aggregate that DataFusion sorts the rows of; ours know the order of values themselves, and so does the
 /// one that sorts distinct values.
 fn aggregate(e: Expr, schema: &DFSchema) -> Result<Expr> {
     match e {
-        Expr::Alias(mut alias) => {
-            *alias.expr = aggregate(*alias.expr, schema)?;
-            Ok(Expr::Alias(alias))
-        }
         Expr::AggregateFunction(mut call)
             if !call.params.distinct && DATAFUSIONS.contains(&call.func.name()) =>
         {

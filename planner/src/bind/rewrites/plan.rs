@@ -25,6 +25,8 @@ use crate::bind::windows::{args, frames};
 #[derive(Clone, Copy)]
 pub struct PlanRewrite {
     pub name: &'static str,
+    /// Plans of views stay as they are.
+    pub batch_only: bool,
     pub run: fn(LogicalPlan, &SessionInfo) -> Result<LogicalPlan, SqlError>,
 }
 
@@ -33,8 +35,38 @@ impl PlanRewrite {
         name: &'static str,
         run: fn(LogicalPlan, &SessionInfo) -> Result<LogicalPlan, SqlError>,
     ) -> PlanRewrite {
-        PlanRewrite { name, run }
+        PlanRewrite { name, batch_only: false, run }
     }
+
+    /// A rewrite that views need not have.
+    pub const fn in_batch(
+        name: &'static str,
+        run: fn(LogicalPlan, &SessionInfo) -> Result<LogicalPlan, SqlError>,
+    ) -> PlanRewrite {
+        PlanRewrite { name, batch_only: true, run }
+    }
+}
+
+/// Changes the nodes of a plan and of its subqueries, inner ones first.
+pub fn change_nodes(
+    plan: LogicalPlan,
+    change: impl FnMut(LogicalPlan) -> PlanResult<Transformed<LogicalPlan>>,
+) -> Result<LogicalPlan, SqlError> {
+    let done = plan.rewrite_up_with_subqueries(change);
+    done.map(|t| t.data).map_err(sql_error_from_datafusion)
+}
+
+/// Whether a node has an expression that is wanted, or that has one in it.
+pub fn has_expression(
+    node: &LogicalPlan,
+    wanted: impl Fn(&Expr) -> PlanResult<bool>,
+) -> PlanResult<bool> {
+    let mut found = false;
+    node.apply_expressions(|e| {
+        found |= e.any(&wanted)?;
+        Ok(TreeNodeRecursion::Continue)
+    })?;
+    Ok(found)
 }
 
 /// Changes the expressions of a plan and of its subqueries, inner ones first, in nodes that have a `concerned`
@@ -44,13 +76,8 @@ pub fn change_expressions(
     concerned: fn(&Expr) -> PlanResult<bool>,
     change: fn(Expr, &DFSchema) -> PlanResult<Transformed<Expr>>,
 ) -> Result<LogicalPlan, SqlError> {
-    let done = plan.rewrite_up_with_subqueries(|node| {
-        let mut found = false;
-        node.apply_expressions(|e| {
-            found |= e.any(concerned)?;
-            Ok(TreeNodeRecursion::Continue)
-        })?;
-        if !found {
+    change_nodes(plan, |node| {
+        if !has_expression(&node, concerned)? {
             return Ok(Transformed::no(node));
         }
         let schema = merge_schema(&node.inputs());
@@ -60,8 +87,7 @@ pub fn change_expressions(
             let new = e.rewrite_up(|e| change(e, &schema))?;
             Ok(new.update_data(|e| name.restore(e)))
         })
-    });
-    done.map(|t| t.data).map_err(sql_error_from_datafusion)
+    })
 }
 
 /// Whose plan a rewrite takes.
@@ -157,9 +183,11 @@ pub fn rewrite(
     of: Of,
     session: &SessionInfo,
 ) -> Result<LogicalPlan, SqlError> {
-    for entry in PLAN_REWRITES.iter().filter(|entry| entry.of == of) {
+    for PlanEntry { rewrite, .. } in PLAN_REWRITES.iter().filter(|entry| entry.of == of) {
         interrupt::check()?;
-        plan = (entry.rewrite.run)(plan, session)?;
+        if !(rewrite.batch_only && session.for_view) {
+            plan = (rewrite.run)(plan, session)?;
+        }
     }
     Ok(plan)
 }

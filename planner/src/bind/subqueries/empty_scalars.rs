@@ -11,21 +11,17 @@ use datafusion::common::{JoinType, Result};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{Expr, LogicalPlan, LogicalPlanBuilder, Subquery, lit};
 use millrace_common::SqlError;
-use millrace_functions::error::sql_error_from_datafusion;
-use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::tree::Walk;
 
-use crate::bind::rewrites::plan::PlanRewrite;
+use crate::bind::rewrites::plan::{PlanRewrite, change_nodes};
 
 /// Lets scalar subqueries that may have no row be NULL, in batch: in views they are joins anyway.
 pub const ALLOW_EMPTY_SCALARS: PlanRewrite =
-    PlanRewrite::new("allow empty scalars", |plan, session| match session.for_view {
-        true => Ok(plan),
-        false => guard(plan),
-    });
+    PlanRewrite::in_batch("allow empty scalars", |plan, _| guard(plan));
 
 /// Gives the scalar subqueries of a plan types that may be NULL.
 fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let done = plan.rewrite_up_with_subqueries(|node| {
+    change_nodes(plan, |node| {
         let names = NamePreserver::new(&node);
         let done = node.map_expressions(|e| {
             let name = names.save(&e);
@@ -39,8 +35,7 @@ fn guard(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
         })?;
         // What is computed of it may be NULL too, here and further up.
         done.map_data(LogicalPlan::recompute_schema)
-    });
-    done.map(|t| t.data).map_err(sql_error_from_datafusion)
+    })
 }
 
 fn is_concerned(subquery: &Subquery) -> bool {

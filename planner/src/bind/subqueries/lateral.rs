@@ -30,7 +30,7 @@ use millrace_functions::{functions, row_counts};
 
 use super::outer_references;
 use crate::bind::relations::provider::columns_of;
-use crate::bind::rewrites::plan::PlanRewrite;
+use crate::bind::rewrites::plan::{PlanRewrite, has_expression};
 pub use simple::{Predicate, decorrelates, joins, refers_outside};
 
 /// A lateral join as a plan over its left side, where its right side allows that.
@@ -657,15 +657,7 @@ fn without_distinct_on(plan: &LogicalPlan) -> Result<()> {
         if !matches!(node, LogicalPlan::Distinct(Distinct::On(_))) {
             return Ok(TreeNodeRecursion::Continue);
         }
-        let correlated = node.any(|below| {
-            let mut found = false;
-            below.apply_expressions(|e| {
-                found |= e.any(is_outer)?;
-                Ok(TreeNodeRecursion::Continue)
-            })?;
-            Ok(found)
-        })?;
-        match correlated {
+        match node.any(|below| has_expression(below, is_outer))? {
             true => Err(external(
                 SqlError::unsupported("DISTINCT ON in a correlated subquery").with_hint(
                     "row_number() OVER (PARTITION BY … ORDER BY …) = 1 in it says the same.",

@@ -8,22 +8,21 @@ use datafusion::common::{DFSchema, Result, ScalarValue};
 use datafusion::logical_expr::expr::{FieldMetadata, NullTreatment, WindowFunction};
 use datafusion::logical_expr::type_coercion::functions::fields_with_udf;
 use datafusion::logical_expr::{
-    Expr, ExprSchemable, LogicalPlan, SortExpr, Window, WindowFrame, WindowFrameBound,
-    WindowFrameUnits, WindowFunctionDefinition, lit,
+    Expr, ExprSchemable, LogicalPlan, SortExpr, WindowFrame, WindowFrameBound, WindowFrameUnits,
+    WindowFunctionDefinition, lit,
 };
 use millrace_common::{SqlError, SqlState};
-use millrace_functions::error::{external, sql_error_from_datafusion};
+use millrace_functions::error::external;
 use millrace_functions::frame::{Distance, Edge, Exclude, Frame, Units};
 use millrace_functions::framed::{Framed, framed};
 use millrace_functions::interval_text;
-use millrace_functions::tree::WalkPlan;
 use millrace_functions::types::type_name;
 use millrace_functions::window_fn::EXCLUDE;
 
 use super::args;
 use super::peers;
-use crate::bind::ordering::by_keys::keeping_names;
-use crate::bind::rewrites::plan::PlanRewrite;
+use crate::bind::ordering::by_keys::change_windows;
+use crate::bind::rewrites::plan::{PlanRewrite, change_nodes};
 
 const DAY_US: i128 = 86_400_000_000;
 
@@ -32,22 +31,14 @@ pub const CALL_FRAMED: PlanRewrite = PlanRewrite::new("call framed", |plan, _| r
 
 /// Rewrites the windows of a plan.
 fn rewrite(plan: LogicalPlan) -> std::result::Result<LogicalPlan, SqlError> {
-    let rewritten = plan.rewrite_up_with_subqueries(|node| match node {
-        LogicalPlan::Window(Window { input, window_expr, schema }) => {
-            let window_expr = keeping_names(window_expr, input.schema(), one)?;
-            Ok(Transformed::yes(LogicalPlan::Window(Window { input, window_expr, schema })))
-        }
+    change_nodes(plan, |node| match node {
+        LogicalPlan::Window(node) => change_windows(node, one),
         other => Ok(Transformed::no(other)),
-    });
-    rewritten.map(|t| t.data).map_err(sql_error_from_datafusion)
+    })
 }
 
 fn one(e: Expr, schema: &DFSchema) -> Result<Expr> {
     match e {
-        Expr::Alias(mut alias) => {
-            *alias.expr = one(*alias.expr, schema)?;
-            Ok(Expr::Alias(alias))
-        }
         Expr::WindowFunction(mut call) => {
             let exclude = take_exclusion(&mut call.params.partition_by)?;
             let frame = frame_of(&call, exclude, schema)?;
