@@ -16,8 +16,7 @@ mod spans;
 mod subqueries;
 mod windows;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use datafusion::arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, ScalarValue};
@@ -40,7 +39,7 @@ pub use names::outputs;
 pub use ordering::sort_keys;
 use relations::plan_size;
 pub use relations::provider;
-use relations::provider::{Provider, Seen};
+use relations::provider::{Planning, Provider, Seen};
 use rewrites::ast::AstContext;
 use rewrites::plan::Of;
 use spans::operator_spans;
@@ -129,15 +128,9 @@ impl<'a> Binder<'a> {
         params: &[Option<DataType>],
     ) -> Result<BoundQuery, SqlError> {
         let parameters = Arc::new(Parameters::new(params));
-        let relations: Seen = Arc::new(Mutex::new(BTreeMap::new()));
-        let plan = plan_query(
-            query,
-            self.catalog,
-            &self.session,
-            Arc::clone(&parameters),
-            Arc::clone(&relations),
-            0,
-        )?;
+        let relations = Seen::default();
+        let planning = self.planning(Arc::clone(&parameters), Arc::clone(&relations));
+        let plan = plan_query(query, planning)?;
         let plan = rewrites::plan::rewrite(plan, Of::Statement, &self.session)?;
         let fields = plan.schema().fields();
         let names = fields.iter().map(|f| names::shown(f.name()).to_owned()).collect();
@@ -152,6 +145,11 @@ impl<'a> Binder<'a> {
         Ok(BoundQuery { plan, names, types, param_types, relations })
     }
 
+    fn planning(&self, parameters: Arc<Parameters>, relations: Seen) -> Planning<'_> {
+        let Binder { catalog, session } = self;
+        Planning { catalog: *catalog, session, parameters, relations, depth: 0 }
+    }
+
     /// Binds a scalar expression over the columns of `schema`. With a target, the result has that
     /// type, by PostgreSQL's assignment casts.
     pub fn expr(
@@ -163,9 +161,7 @@ impl<'a> Binder<'a> {
         let mut expr = expr.clone();
         folded::unfold(&mut expr)?;
         rewrites::ast::rewrite_expr(&mut expr, AstContext::new(self.catalog, &self.session))?;
-        let parameters = Arc::new(Parameters::default());
-        let relations: Seen = Arc::new(Mutex::new(BTreeMap::new()));
-        let provider = Provider::new(self.catalog, &self.session, parameters, relations, true, 0);
+        let provider = Provider::new(self.planning(Arc::default(), Arc::default()), true);
         let planner = SqlToRel::new_with_options(&provider, parser_options());
         let bound = planner
             .sql_to_expr(expr, schema, &mut PlannerContext::new())
@@ -216,46 +212,32 @@ fn parser_options() -> ParserOptions {
 }
 
 /// Plans one query (a statement's, or a view's stored one).
-fn plan_query(
-    written: &ast::Query,
-    catalog: &dyn CatalogView,
-    session: &SessionInfo,
-    parameters: Arc<Parameters>,
-    relations: Seen,
-    depth: usize,
-) -> Result<LogicalPlan, SqlError> {
+fn plan_query(written: &ast::Query, planning: Planning<'_>) -> Result<LogicalPlan, SqlError> {
     if let Some(found) = misplaced_calls::in_query(written) {
         return Err(found.error);
     }
     let mut query = written.clone();
     if folded::spell_lists(&mut query)? {
-        let seen = Arc::clone(&relations);
-        let plan = plan_spelled(query, catalog, session, Arc::clone(&parameters), seen, depth);
+        let plan = plan_spelled(query, planning.clone());
         interrupt::check()?;
         return plan.or_else(|_| {
             // What is wrong has its place in the list as it is written.
             let mut written = written.clone();
             folded::unfold(&mut written)?;
-            plan_spelled(written, catalog, session, parameters, relations, depth)
+            plan_spelled(written, planning)
         });
     }
-    plan_spelled(query, catalog, session, parameters, relations, depth)
+    plan_spelled(query, planning)
 }
 
 /// [`plan_query`] of a query whose lists are expressions.
-fn plan_spelled(
-    mut query: ast::Query,
-    catalog: &dyn CatalogView,
-    session: &SessionInfo,
-    parameters: Arc<Parameters>,
-    relations: Seen,
-    depth: usize,
-) -> Result<LogicalPlan, SqlError> {
+fn plan_spelled(mut query: ast::Query, planning: Planning<'_>) -> Result<LogicalPlan, SqlError> {
+    let session = planning.session;
     plan_size::check_references(&query)?;
     let hidden = locate::names_identifier(&query, ROW_ID);
-    let context = AstContext::new(catalog, session);
+    let context = AstContext::new(planning.catalog, session);
     rewrites::ast::rewrite_query(&mut query, context).map_err(without_marks)?;
-    let provider = Provider::new(catalog, session, parameters, relations, hidden, depth);
+    let provider = Provider::new(planning, hidden);
     let planner = SqlToRel::new_with_options(&provider, parser_options());
     let plan_once = |query: &ast::Query| {
         let statement = ast::Statement::Query(Box::new(query.clone()));

@@ -34,6 +34,17 @@ use crate::optimizer::config_options;
 /// Relations that a statement has named so far, by id.
 pub type Seen = Arc<Mutex<BTreeMap<u32, Arc<Relation>>>>;
 
+/// What the queries of one text are planned with.
+#[derive(Clone)]
+pub struct Planning<'a> {
+    pub catalog: &'a dyn CatalogView,
+    pub session: &'a SessionInfo,
+    pub parameters: Arc<Parameters>,
+    pub relations: Seen,
+    /// Views within views.
+    pub depth: usize,
+}
+
 pub struct Provider<'a> {
     catalog: &'a dyn CatalogView,
     session: &'a SessionInfo,
@@ -56,14 +67,8 @@ const STACK_LEFT: usize = 512 << 10;
 const MORE_STACK: usize = 4 << 20;
 
 impl<'a> Provider<'a> {
-    pub fn new(
-        catalog: &'a dyn CatalogView,
-        session: &'a SessionInfo,
-        parameters: Arc<Parameters>,
-        relations: Seen,
-        show_hidden: bool,
-        depth: usize,
-    ) -> Provider<'a> {
+    pub fn new(planning: Planning<'a>, show_hidden: bool) -> Provider<'a> {
+        let Planning { catalog, session, parameters, relations, depth } = planning;
         let taken_for_columns = Arc::new(TakenForColumns::default());
         let mut expr_planners: Vec<Arc<dyn ExprPlanner>> = vec![Arc::new(OperatorPlanner {
             parameters,
@@ -85,6 +90,12 @@ impl<'a> Provider<'a> {
             depth,
             taken_for_columns,
         }
+    }
+
+    /// What another text is planned with, whose relations are the statement's too.
+    fn planning<'s>(&'s self, session: &'s SessionInfo, depth: usize) -> Planning<'s> {
+        let relations = Arc::clone(&self.relations);
+        Planning { catalog: self.catalog, session, parameters: Arc::default(), relations, depth }
     }
 
     fn source(&self, name: &TableReference) -> Result<Arc<dyn TableSource>, SqlError> {
@@ -152,9 +163,7 @@ impl<'a> Provider<'a> {
             None => self,
             Some(_) => {
                 utc = SessionInfo { zones: Zones::default(), ..self.session.clone() };
-                let (parameters, seen) = (Arc::default(), Arc::clone(&self.relations));
-                let (hidden, depth) = (self.show_hidden, self.depth);
-                in_utc = Provider::new(self.catalog, &utc, parameters, seen, hidden, depth);
+                in_utc = Provider::new(self.planning(&utc, self.depth), self.show_hidden);
                 &in_utc
             }
         };
@@ -207,16 +216,7 @@ impl<'a> Provider<'a> {
                 &stored
             }
         };
-        let bind = || {
-            crate::bind::plan_query(
-                &query,
-                self.catalog,
-                session,
-                Arc::new(Parameters::default()),
-                Arc::clone(&self.relations),
-                self.depth + 1,
-            )
-        };
+        let bind = || crate::bind::plan_query(&query, self.planning(session, self.depth + 1));
         let plan = stacker::maybe_grow(STACK_LEFT, MORE_STACK, bind)
             .and_then(super::unions::unify)
             .map_err(elsewhere)?;
