@@ -63,8 +63,17 @@ impl RelationPlanner for FromPlanner {
         let args = plain_args(args).map_err(external)?;
         let planned = match function.as_str() {
             "tumble" | "hop" | "session" => window_tvf::plan(&function, args, alias, context)?,
-            "generate_series" => self.series(args, alias, context)?,
-            "generate_subscripts" => self.subscripts(args, alias, context)?,
+            "generate_series" => {
+                let plan = self.series(bound(args, context)?)?;
+                PlannedRelation::new(plan, Some(series_alias(alias, &function)))
+            }
+            "generate_subscripts" if self.for_view => {
+                return Err(external(SqlError::unsupported("generate_subscripts in a view")));
+            }
+            "generate_subscripts" => {
+                let plan = self.subscripts(bound(args, context)?)?;
+                PlannedRelation::new(plan, Some(series_alias(alias, &function)))
+            }
             _ => return Err(external(unknown_function(&function))),
         };
         Ok(RelationPlanning::Planned(Box::new(planned)))
@@ -126,6 +135,14 @@ fn plain_args(args: Vec<FunctionArg>) -> Result<Vec<sqlparser::ast::Expr>, SqlEr
         .collect()
 }
 
+/// Arguments that read no columns.
+fn bound(
+    args: Vec<sqlparser::ast::Expr>,
+    context: &mut dyn RelationPlannerContext,
+) -> Result<Vec<Expr>> {
+    args.into_iter().map(|a| context.sql_to_expr(a, &DFSchema::empty())).collect()
+}
+
 /// More rows than this in a constant relation of a view would not belong into its plan.
 const MAX_CONSTANT_ROWS: i64 = 100_000;
 
@@ -146,15 +163,8 @@ impl FromPlanner {
 
     /// `generate_series(start, stop [, step])`: in batch a relation that makes its rows as they are
     /// read (a list that is unnested where the arguments are only known later), in a view constant rows.
-    fn series(
-        &self,
-        args: Vec<sqlparser::ast::Expr>,
-        alias: Option<TableAlias>,
-        context: &mut dyn RelationPlannerContext,
-    ) -> Result<PlannedRelation> {
+    fn series(&self, args: Vec<Expr>) -> Result<LogicalPlan> {
         let empty = DFSchema::empty();
-        let args =
-            args.into_iter().map(|a| context.sql_to_expr(a, &empty)).collect::<Result<Vec<_>>>()?;
         if !(2..=3).contains(&args.len()) {
             return Err(external(SqlError::new(
                 SqlState::UNDEFINED_FUNCTION,
@@ -181,42 +191,30 @@ impl FromPlanner {
                 "step size cannot equal zero",
             )));
         }
-        let plan = if self.for_view {
-            constant_series(&args)?
-        } else if let Some(relation) = super::series::relation(&args, self.zones)? {
-            relation
-        } else {
-            let t = args[0].get_type(&empty)?;
-            let integer = t.is_integer();
-            let int4 = args
-                .iter()
-                .all(|a| matches!(a.get_type(&empty), Ok(DataType::Int32 | DataType::Int16)));
-            let args = match integer {
-                true => args
-                    .into_iter()
-                    .map(|a| a.cast_to(&DataType::Int64, &empty))
-                    .collect::<Result<Vec<_>>>()?,
-                false => args,
-            };
-            unnested_series(args, int4, "generate_series")?
+        if self.for_view {
+            return constant_series(&args);
+        }
+        if let Some(relation) = super::series::relation(&args, self.zones)? {
+            return Ok(relation);
+        }
+        let t = args[0].get_type(&empty)?;
+        let integer = t.is_integer();
+        let int4 = args
+            .iter()
+            .all(|a| matches!(a.get_type(&empty), Ok(DataType::Int32 | DataType::Int16)));
+        let args = match integer {
+            true => args
+                .into_iter()
+                .map(|a| a.cast_to(&DataType::Int64, &empty))
+                .collect::<Result<Vec<_>>>()?,
+            false => args,
         };
-        Ok(PlannedRelation::new(plan, Some(series_alias(alias, "generate_series"))))
+        unnested_series(args, int4, "generate_series")
     }
 
     /// `generate_subscripts(array, dimension)`: from 1, as all our arrays count.
-    fn subscripts(
-        &self,
-        args: Vec<sqlparser::ast::Expr>,
-        alias: Option<TableAlias>,
-        context: &mut dyn RelationPlannerContext,
-    ) -> Result<PlannedRelation> {
+    fn subscripts(&self, args: Vec<Expr>) -> Result<LogicalPlan> {
         let name = "generate_subscripts";
-        if self.for_view {
-            return Err(external(SqlError::unsupported("generate_subscripts in a view")));
-        }
-        let empty = DFSchema::empty();
-        let args =
-            args.into_iter().map(|a| context.sql_to_expr(a, &empty)).collect::<Result<Vec<_>>>()?;
         if args.len() != 2 {
             return Err(external(SqlError::new(
                 SqlState::UNDEFINED_FUNCTION,
@@ -226,9 +224,8 @@ impl FromPlanner {
         let Some(length) = functions().scalar("array_length") else {
             return Err(external(SqlError::internal("array_length is not registered")));
         };
-        let length = length.call(args).cast_to(&DataType::Int64, &empty)?;
-        let plan = unnested_series(vec![lit(1i64), length], true, name)?;
-        Ok(PlannedRelation::new(plan, Some(series_alias(alias, name))))
+        let length = length.call(args).cast_to(&DataType::Int64, &DFSchema::empty())?;
+        unnested_series(vec![lit(1i64), length], true, name)
     }
 }
 

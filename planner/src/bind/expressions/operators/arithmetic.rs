@@ -17,17 +17,29 @@ const AMBIGUOUS_FUNCTION: &str = "42725";
 
 impl OperatorPlanner {
     pub(super) fn negate(&self, e: Expr, schema: &DFSchema) -> Result<Expr> {
-        let e = match self.seen(&e, schema)? {
-            None if is_unknown(&e) => return Err(ambiguous("- unknown")),
-            None => self.coerce_unknown(e, SqlType::Double)?,
-            Some(_) => e,
-        };
-        let t = type_of(&e, schema)?;
+        let (e, t) = self.operand("-", e, SqlType::Double, schema)?;
         if !(t.is_numeric() || matches!(t, DataType::Interval(_))) {
             let name = type_name(&Some(t));
             return Err(external(no_operator(&format!("- {name}"))));
         }
         Ok(millrace_functions::arith::negate_function().call(vec![e]))
+    }
+
+    /// What a prefix operator takes, and its type: a parameter without one is `parameter`.
+    fn operand(
+        &self,
+        symbol: &str,
+        e: Expr,
+        parameter: SqlType,
+        schema: &DFSchema,
+    ) -> Result<(Expr, DataType)> {
+        let e = match self.seen(&e, schema)? {
+            None if is_unknown(&e) => return Err(ambiguous(&format!("{symbol} unknown"))),
+            None => self.coerce_unknown(e, parameter)?,
+            Some(_) => e,
+        };
+        let t = type_of(&e, schema)?;
+        Ok((e, t))
     }
 
     /// A number, which is all that a prefix operator takes.
@@ -48,12 +60,7 @@ impl OperatorPlanner {
 
     /// `~e`: all bits of -1 are set.
     pub(super) fn complement(&self, e: Expr, schema: &DFSchema) -> Result<Expr> {
-        let e = match self.seen(&e, schema)? {
-            None if is_unknown(&e) => return Err(ambiguous("~ unknown")),
-            None => self.coerce_unknown(e, SqlType::Int)?,
-            Some(_) => e,
-        };
-        let t = type_of(&e, schema)?;
+        let (e, t) = self.operand("~", e, SqlType::Int, schema)?;
         if !t.is_signed_integer() {
             return Err(external(no_operator(&format!("~ {}", type_name(&Some(t))))));
         }

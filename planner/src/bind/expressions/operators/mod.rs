@@ -264,13 +264,13 @@ impl OperatorPlanner {
             }
             Op::Argument => self.argument(left, right),
             Op::Call(name) => self.call(name, arguments_of(left), schema),
-            Op::Row { padded } => match rows::columns_of(&left, &right, schema) {
+            Op::Row { padded } => match rows::whole_row(&left, &right, padded, schema)? {
                 None => Ok(left),
-                Some(columns) => self.row(columns, padded, schema),
+                Some(columns) => self.row(columns, schema),
             },
-            Op::RowText { padded } => match rows::columns_of(&left, &right, schema) {
+            Op::RowText { padded } => match rows::whole_row(&left, &right, padded, schema)? {
                 None => Ok(left),
-                Some(columns) => self.row_text(columns, padded, schema),
+                Some(columns) => self.row_text(columns, schema),
             },
             Op::RowTest { not_null } => Ok(rows::test(left, &right, not_null, schema)),
             Op::Parameter => match right {

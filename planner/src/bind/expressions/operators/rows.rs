@@ -9,12 +9,23 @@ use millrace_functions::strings::ROW_TEXT;
 use super::OperatorPlanner;
 use crate::bind::names::shown;
 
-/// The columns of the table of a name, by their names, if the name is no column's.
-pub(super) fn columns_of(
+/// [`columns_of`] of a row that is a value; an error where an outer join may have left the row out.
+pub(super) fn whole_row(
     name: &Expr,
     table: &Expr,
+    padded: bool,
     schema: &DFSchema,
-) -> Option<Vec<(String, Expr)>> {
+) -> Result<Option<Vec<(String, Expr)>>> {
+    let columns = columns_of(name, table, schema);
+    if padded && columns.is_some() {
+        let e = SqlError::unsupported("a whole row that an outer join may leave out");
+        return Err(external(e.with_hint("Use one of its columns.")));
+    }
+    Ok(columns)
+}
+
+/// The columns of the table of a name, by their names, if the name is no column's.
+fn columns_of(name: &Expr, table: &Expr, schema: &DFSchema) -> Option<Vec<(String, Expr)>> {
     let (Expr::Column(c), Expr::Literal(ScalarValue::Utf8(Some(table)), _)) = (name, table) else {
         return None;
     };
@@ -43,34 +54,14 @@ pub(super) fn test(name: Expr, table: &Expr, not_null: bool, schema: &DFSchema) 
 
 impl OperatorPlanner {
     /// A row as a document.
-    pub(super) fn row(
-        &self,
-        columns: Vec<(String, Expr)>,
-        padded: bool,
-        schema: &DFSchema,
-    ) -> Result<Expr> {
-        refuse_padded(padded)?;
+    pub(super) fn row(&self, columns: Vec<(String, Expr)>, schema: &DFSchema) -> Result<Expr> {
         let args = columns.into_iter().flat_map(|(name, column)| [lit(name), column]);
         self.call("jsonb_build_object", args.collect(), schema)
     }
 
     /// A row as PostgreSQL shows it.
-    pub(super) fn row_text(
-        &self,
-        columns: Vec<(String, Expr)>,
-        padded: bool,
-        schema: &DFSchema,
-    ) -> Result<Expr> {
-        refuse_padded(padded)?;
+    pub(super) fn row_text(&self, columns: Vec<(String, Expr)>, schema: &DFSchema) -> Result<Expr> {
         let args = columns.into_iter().map(|(_, column)| column);
         self.call(ROW_TEXT, args.collect(), schema)
     }
-}
-
-fn refuse_padded(padded: bool) -> Result<()> {
-    if !padded {
-        return Ok(());
-    }
-    let e = SqlError::unsupported("a whole row that an outer join may leave out");
-    Err(external(e.with_hint("Use one of its columns.")))
 }
