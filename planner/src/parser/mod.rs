@@ -12,6 +12,7 @@ mod clauses;
 mod depth;
 mod dialect;
 pub mod folded;
+pub mod joins;
 mod statements;
 mod streams;
 mod table;

@@ -8,10 +8,10 @@ use std::ops::Range;
 use millrace_common::{SqlError, SqlState};
 use sqlparser::ast::*;
 
-use super::natural;
 use super::output_names::fold;
 use super::scopes::{Column, Joined, Table};
 use crate::bind::expressions::clause_expressions::any_own;
+use crate::parser::joins;
 
 /// Whether a SELECT has a subquery in FROM, or several items.
 pub fn may_be(select: &Select) -> bool {
@@ -89,7 +89,7 @@ fn conditions(select: &Select) -> Vec<(&Expr, Range<usize>)> {
         end += tables_of(&from.relation);
         for join in &from.joins {
             end += tables_of(&join.relation);
-            if let Some(JoinConstraint::On(on)) = natural::constraint(&join.join_operator) {
+            if let Some(JoinConstraint::On(on)) = joins::constraint(&join.join_operator) {
                 conditions.push((on, start..end));
             }
         }

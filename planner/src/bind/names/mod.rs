@@ -6,7 +6,7 @@
 
 pub(super) mod ambiguous;
 pub(super) mod internal_calls;
-pub(super) mod natural;
+mod natural;
 pub(super) mod outer_names;
 pub(super) mod outer_outputs;
 pub mod output_names;

@@ -13,35 +13,7 @@ use super::output_names::fold;
 use super::scopes::{Column, Joined};
 use super::star_expansion;
 use crate::bind::expressions::desugar::call;
-
-/// What a join is by, if it has a way to say that.
-pub fn constraint(operator: &JoinOperator) -> Option<&JoinConstraint> {
-    use JoinOperator as J;
-    match operator {
-        J::Join(c)
-        | J::Inner(c)
-        | J::Left(c)
-        | J::LeftOuter(c)
-        | J::Right(c)
-        | J::RightOuter(c)
-        | J::FullOuter(c) => Some(c),
-        _ => None,
-    }
-}
-
-fn constraint_mut(operator: &mut JoinOperator) -> Option<&mut JoinConstraint> {
-    use JoinOperator as J;
-    match operator {
-        J::Join(c)
-        | J::Inner(c)
-        | J::Left(c)
-        | J::LeftOuter(c)
-        | J::Right(c)
-        | J::RightOuter(c)
-        | J::FullOuter(c) => Some(c),
-        _ => None,
-    }
-}
+use crate::parser::joins::{constraint, constraint_mut};
 
 /// How a join by names is written out.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -10,11 +10,11 @@ use millrace_common::types::Element;
 use millrace_rpc::catalog::ColumnType;
 use sqlparser::ast::*;
 
-use super::natural::constraint;
 use super::output_names::{column_name, fold};
 use super::scopes::is_plain;
 use crate::bind::expressions::types::column_type;
 use crate::catalog::CatalogView;
+use crate::parser::joins::constraint;
 
 /// A column of a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

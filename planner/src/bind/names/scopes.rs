@@ -14,8 +14,7 @@ use millrace_rpc::catalog::RelationKind;
 use sqlparser::ast::*;
 
 use super::ambiguous;
-use super::natural;
-use super::natural::Form;
+use super::natural::{self, Form};
 use super::output_names::{column_name, fold, repeated_name};
 use super::star_expansion;
 use crate::bind::aggregates::distinct_on;
@@ -23,6 +22,7 @@ use crate::bind::aggregates::functional_dependency;
 use crate::bind::expressions::desugar::Copies;
 use crate::bind::rewrites::ast::{AstRewrite, Whole};
 use crate::catalog::CatalogView;
+use crate::parser::joins;
 use crate::parser::walk;
 
 /// Writes out what of a query depends on the columns of the relations that it reads.
@@ -207,7 +207,7 @@ pub fn merges(from: &TableWithJoins) -> bool {
         _ => false,
     };
     let by_name = |join: &Join| {
-        let constraint = natural::constraint(&join.join_operator);
+        let constraint = joins::constraint(&join.join_operator);
         matches!(constraint, Some(JoinConstraint::Using(_) | JoinConstraint::Natural))
     };
     nested(&from.relation) || from.joins.iter().any(|join| nested(&join.relation) || by_name(join))

@@ -14,6 +14,7 @@ use super::output_names::{column_name, fold};
 use super::scopes::{self, Column, Joined, is_plain};
 use crate::bind::expressions::clause_expressions::change_own;
 use crate::bind::ordering::order::{hidden_inputs, same};
+use crate::parser::joins::qualified_join;
 
 /// Whether all of a FROM clause is known, so that each of its columns can be told by its table.
 pub fn is_known(select: &Select, from: &Joined) -> bool {
@@ -25,23 +26,12 @@ pub fn is_known(select: &Select, from: &Joined) -> bool {
 
 /// Whether a join has the columns of both sides.
 fn is_standard(from: &TableWithJoins) -> bool {
-    use JoinOperator as J;
     let nested = |factor: &TableFactor| match factor {
         TableFactor::NestedJoin { table_with_joins, .. } => is_standard(table_with_joins),
         _ => true,
     };
     let standard = |operator: &JoinOperator| {
-        matches!(
-            operator,
-            J::Join(_)
-                | J::Inner(_)
-                | J::Left(_)
-                | J::LeftOuter(_)
-                | J::Right(_)
-                | J::RightOuter(_)
-                | J::FullOuter(_)
-                | J::CrossJoin(_)
-        )
+        matches!(operator, qualified_join!(_) | JoinOperator::CrossJoin(_))
     };
     nested(&from.relation)
         && from.joins.iter().all(|j| nested(&j.relation) && standard(&j.join_operator))

@@ -13,7 +13,8 @@ use sqlparser::tokenizer::Location;
 
 use crate::bind::expressions::clause_expressions::any_own;
 use crate::bind::expressions::desugar;
-use crate::bind::names::{fold, natural};
+use crate::bind::names::fold;
+use crate::parser::joins;
 use crate::parser::walk;
 
 /// What is wrong, and where.
@@ -476,7 +477,7 @@ fn in_definition<T: Visit>(windows: &T) -> Option<Misplaced> {
 
 /// The condition of a join.
 fn on(operator: &JoinOperator) -> Option<&Expr> {
-    match natural::constraint(operator)? {
+    match joins::constraint(operator)? {
         JoinConstraint::On(e) => Some(e),
         JoinConstraint::Using(_) | JoinConstraint::Natural | JoinConstraint::None => None,
     }

@@ -3,6 +3,7 @@
 use sqlparser::ast::*;
 
 use super::{Checked, NOWHERE, start, syntax, unsupported};
+use crate::parser::joins::qualified_join;
 
 pub fn joined(table: &TableWithJoins) -> Checked {
     // The relation has a hook of its own.
@@ -15,13 +16,7 @@ fn join(join: &Join) -> Checked {
     let at = relation.span().start;
     syntax(*global, "GLOBAL", at)?;
     match join_operator {
-        JoinOperator::Join(c)
-        | JoinOperator::Inner(c)
-        | JoinOperator::Left(c)
-        | JoinOperator::LeftOuter(c)
-        | JoinOperator::Right(c)
-        | JoinOperator::RightOuter(c)
-        | JoinOperator::FullOuter(c) => constraint(c),
+        qualified_join!(c) => constraint(c),
         JoinOperator::CrossJoin(c) => match c {
             JoinConstraint::None => Ok(()),
             JoinConstraint::On(e) => syntax(true, "ON", e.span().start),
