@@ -313,7 +313,7 @@ fn filled(
     copies.again(subquery, repeats(template, SUBQUERY))?;
     copies.again(&row, repeats(template, "\"#x0\""))?;
     let mut expr = only_item(template)?;
-    let _ = walk::visit_mut(&mut expr, &mut FillRow { subquery, row });
+    let _ = walk::visit_mut(&mut expr, &mut Fill { subquery, value: None, row: &row });
     Ok(expr)
 }
 
@@ -381,32 +381,6 @@ fn row_in(
     filled(&template, row, subquery, copies)
 }
 
-struct FillRow<'a> {
-    subquery: &'a Query,
-    row: Vec<Expr>,
-}
-
-impl VisitorMut for FillRow<'_> {
-    type Break = ();
-
-    fn post_visit_table_factor(&mut self, factor: &mut TableFactor) -> ControlFlow<()> {
-        if let TableFactor::Derived { subquery, .. } = factor {
-            **subquery = self.subquery.clone();
-        }
-        ControlFlow::Continue(())
-    }
-
-    fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
-        if let Expr::Identifier(i) = &*expr
-            && let Some(at) = i.value.strip_prefix("#x").and_then(|n| n.parse::<usize>().ok())
-            && let Some(value) = self.row.get(at)
-        {
-            *expr = Expr::Nested(Box::new(value.clone()));
-        }
-        ControlFlow::Continue(())
-    }
-}
-
 /// A plain SELECT with its list replaced by `count(*) > 0`: a form that decorrelates.
 fn counted(subquery: &Query) -> Result<Option<Query>, SqlError> {
     let SetExpr::Select(select) = subquery.body.as_ref() else { return Ok(None) };
@@ -465,7 +439,7 @@ pub(in crate::bind) fn fill(
         copies.again(value, repeats(template, "\"#x\""))?;
     }
     let mut expr = only_item(template)?;
-    let _ = walk::visit_mut(&mut expr, &mut Fill { subquery, value });
+    let _ = walk::visit_mut(&mut expr, &mut Fill { subquery, value, row: &[] });
     Ok(expr)
 }
 
@@ -480,9 +454,22 @@ fn only_item(template: &str) -> Result<Expr, SqlError> {
     }
 }
 
+/// Fills a template.
 struct Fill<'a> {
     subquery: &'a Query,
+    /// What is put in for `#x`, and for `=` behind that.
     value: Option<(&'a Expr, &'a BinaryOperator)>,
+    /// What is put in for `#x0` and so on.
+    row: &'a [Expr],
+}
+
+impl<'a> Fill<'a> {
+    fn value_of(&self, name: &str) -> Option<&'a Expr> {
+        match name.strip_prefix("#x")? {
+            "" => self.value.map(|(value, _)| value),
+            at => self.row.get(at.parse::<usize>().ok()?),
+        }
+    }
 }
 
 impl VisitorMut for Fill<'_> {
@@ -506,8 +493,8 @@ impl VisitorMut for Fill<'_> {
     }
 
     fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
-        if let (Expr::Identifier(i), Some((value, _))) = (&*expr, self.value)
-            && i.value == "#x"
+        if let Expr::Identifier(i) = &*expr
+            && let Some(value) = self.value_of(&i.value)
         {
             *expr = Expr::Nested(Box::new(value.clone()));
         }
