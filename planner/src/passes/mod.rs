@@ -26,16 +26,32 @@ pub trait Pass {
     fn run(&self, stream: Stream) -> Result<Stream, SqlError>;
 }
 
+/// A pass without settings.
+pub struct Plain {
+    pub name: &'static str,
+    pub run: fn(Stream) -> Result<Stream, SqlError>,
+}
+
+impl Pass for Plain {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn run(&self, stream: Stream) -> Result<Stream, SqlError> {
+        (self.run)(stream)
+    }
+}
+
 /// The passes of a job whose result has so many visible columns, in the order they run. Exchanges are placed
 /// after them.
 pub fn passes(options: &JobOptions, visible: usize) -> Vec<Box<dyn Pass>> {
     let mut all: Vec<Box<dyn Pass>> = vec![
-        Box::new(simplify::Simplify),
-        Box::new(rank::LimitRanks),
-        Box::new(rank::NumberRows),
+        Box::new(simplify::SIMPLIFY),
+        Box::new(rank::LIMIT_RANKS),
+        Box::new(rank::NUMBER_ROWS),
         Box::new(identity::AddIdentities),
         Box::new(prune::Prune),
-        Box::new(simplify::Simplify),
+        Box::new(simplify::SIMPLIFY),
     ];
     if let Some(ttl_us) = options.ttl_us {
         all.push(Box::new(ttl::ExpireInputs { ttl_us }));

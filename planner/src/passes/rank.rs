@@ -13,13 +13,12 @@ use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::conjunction;
 use datafusion::physical_expr::expressions::BinaryExpr;
 use datafusion::physical_expr::utils::split_conjunction;
-use millrace_common::SqlError;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::window_call;
 use millrace_graph::{Filter, Project};
 
-use crate::passes::Pass;
+use crate::passes::Plain;
 use crate::stream::plan::{Identity, Op, Stream, Window};
 
 /// Ranks that pass, from 1, both ends included.
@@ -41,20 +40,10 @@ impl Bounds {
     }
 }
 
-/// See [`limit_ranks`].
-pub struct LimitRanks;
+/// Moves filters on ranks into the top-Ns below them.
+pub const LIMIT_RANKS: Plain = Plain { name: "limit ranks", run: |stream| Ok(limit_ranks(stream)) };
 
-impl Pass for LimitRanks {
-    fn name(&self) -> &'static str {
-        "limit ranks"
-    }
-
-    fn run(&self, stream: Stream) -> std::result::Result<Stream, SqlError> {
-        Ok(limit_ranks(stream))
-    }
-}
-
-pub fn limit_ranks(stream: Stream) -> Stream {
+fn limit_ranks(stream: Stream) -> Stream {
     let Stream { op, inputs, schema } = stream;
     let mut inputs: Vec<Stream> = inputs.into_iter().map(limit_ranks).collect();
     let Op::Filter(Filter { predicate }) = &op else { return Stream { op, inputs, schema } };
@@ -74,22 +63,12 @@ pub fn limit_ranks(stream: Stream) -> Stream {
     if rest.is_empty() { input } else { input.filter(conjunction(rest)) }
 }
 
-/// See [`number_rows`].
-pub struct NumberRows;
-
-impl Pass for NumberRows {
-    fn name(&self) -> &'static str {
-        "number rows"
-    }
-
-    fn run(&self, stream: Stream) -> std::result::Result<Stream, SqlError> {
-        Ok(number_rows(stream))
-    }
-}
+/// Makes windows of top-Ns without limits.
+pub const NUMBER_ROWS: Plain = Plain { name: "number rows", run: |stream| Ok(number_rows(stream)) };
 
 /// Rankings that nothing limits are window functions: a change emits the rows whose rank it moves,
 /// without a look at the rest of their group.
-pub fn number_rows(stream: Stream) -> Stream {
+fn number_rows(stream: Stream) -> Stream {
     let Stream { op, inputs, schema } = stream;
     let mut inputs: Vec<Stream> = inputs.into_iter().map(number_rows).collect();
     match (op, inputs.pop()) {

@@ -8,31 +8,21 @@ use std::sync::Arc;
 use arrow::record_batch::{RecordBatch, RecordBatchOptions};
 use datafusion::common::Result;
 use datafusion::physical_expr::ScalarFunctionExpr;
-use millrace_common::SqlError;
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_functions::expr;
 use millrace_functions::expr::ExprRef;
 use millrace_functions::ordered_entries::collect_entry;
 use millrace_graph::{JoinKind, Project, Values};
 
-use crate::passes::Pass;
+use crate::passes::Plain;
 use crate::passes::properties::Properties;
 use crate::stream::plan::{Op, Stream};
 
 /// See the module.
-pub struct Simplify;
+pub const SIMPLIFY: Plain =
+    Plain { name: "simplify", run: |stream| simplify(stream).map_err(sql_error_from_datafusion) };
 
-impl Pass for Simplify {
-    fn name(&self) -> &'static str {
-        "simplify"
-    }
-
-    fn run(&self, stream: Stream) -> std::result::Result<Stream, SqlError> {
-        simplify(stream).map_err(sql_error_from_datafusion)
-    }
-}
-
-pub fn simplify(stream: Stream) -> Result<Stream> {
+fn simplify(stream: Stream) -> Result<Stream> {
     let mut stream = stream.map_inputs(simplify)?;
     stream = semi_to_inner(drop_distinct(stream));
     loop {
@@ -47,7 +37,7 @@ pub fn simplify(stream: Stream) -> Result<Stream> {
 }
 
 /// Takes the place of a projection whose columns are the input's, in order and by the same names.
-fn drop_identity(mut stream: Stream) -> Stream {
+fn drop_identity(stream: Stream) -> Stream {
     let nothing = match (&stream.op, stream.inputs.as_slice()) {
         (Op::Project(Project { exprs }), [input]) => {
             let same = |(i, e): (usize, &ExprRef)| {
@@ -59,14 +49,7 @@ fn drop_identity(mut stream: Stream) -> Stream {
         (Op::Union(_), [input]) => stream.schema == input.schema,
         _ => false,
     };
-    match stream.inputs.pop() {
-        Some(input) if nothing => input,
-        Some(input) => {
-            stream.inputs.push(input);
-            stream
-        }
-        None => stream,
-    }
+    if nothing { stream.into_input() } else { stream }
 }
 
 /// `Project(Project(x))` as one, unless that computes something twice.

@@ -88,6 +88,11 @@ impl Stream {
         self.schema.fields().len()
     }
 
+    /// The input of a node that has one; the stream itself where it has none.
+    pub fn into_input(mut self) -> Stream {
+        self.inputs.pop().unwrap_or(self)
+    }
+
     /// The same operator over other inputs, for passes that rebuild from below.
     pub fn map_inputs<E>(
         self,

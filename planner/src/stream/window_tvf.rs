@@ -106,17 +106,10 @@ impl Converter<'_> {
 }
 
 /// The hop operator drops rows without a time itself.
-fn without_null_check(mut stream: Stream, time: &ExprRef) -> Stream {
+fn without_null_check(stream: Stream, time: &ExprRef) -> Stream {
     let Op::Filter(millrace_graph::Filter { predicate }) = &stream.op else { return stream };
     let only_that = predicate.downcast_ref::<IsNotNullExpr>().is_some_and(|e| e.arg() == time);
-    match stream.inputs.pop() {
-        Some(input) if only_that => input,
-        Some(input) => {
-            stream.inputs.push(input);
-            stream
-        }
-        None => stream,
-    }
+    if only_that { stream.into_input() } else { stream }
 }
 
 fn recognise(unnest: &Unnest) -> Option<Hop<'_>> {
