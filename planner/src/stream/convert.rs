@@ -152,11 +152,19 @@ impl<'a> Converter<'a> {
 
 /// A projection over an input that stands for the projection's own.
 pub(super) fn project(input: Stream, projection: &Projection) -> Result<Stream> {
-    let schema = projection.input.schema();
-    let columns = projection
-        .expr
+    project_as(input, &projection.expr, projection.input.schema(), &projection.schema)
+}
+
+/// Expressions over a stream whose columns are those of `schema`, with the names that they have in `output`.
+pub(super) fn project_as(
+    input: Stream,
+    exprs: &[Expr],
+    schema: &DFSchema,
+    output: &DFSchema,
+) -> Result<Stream> {
+    let columns = exprs
         .iter()
-        .zip(projection.schema.fields())
+        .zip(output.fields())
         .map(|(e, field)| Ok((compile(e, schema)?, field.name().clone())))
         .collect::<Result<Vec<_>>>()?;
     input.project(columns).map_err(sql_error_from_datafusion)

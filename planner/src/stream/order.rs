@@ -128,13 +128,7 @@ impl Converter<'_> {
             Some((offset, limit)) => first_in_order(stream, among, offset, limit),
             None => stream,
         };
-        let columns = on
-            .select_expr
-            .iter()
-            .zip(on.schema.fields())
-            .map(|(e, field)| Ok((compile(e, schema)?, field.name().clone())))
-            .collect::<Result<Vec<_>>>()?;
-        stream.project(columns).map_err(sql_error_from_datafusion)
+        convert::project_as(stream, &on.select_expr, schema, &on.schema)
     }
 }
 
