@@ -93,20 +93,21 @@ pub fn name(plan: LogicalPlan) -> Result<LogicalPlan> {
 #[cfg(test)]
 mod tests {
     use super::NAME_OUTER_OUTPUTS;
-    use crate::bind::rewrites::testing::rewritten;
+    use crate::bind::rewrites::testing::assert_rewritten;
 
     #[test]
     fn columns_of_other_tables_are_named_in_with() {
-        let sql = "WITH w AS (SELECT u.id, a.x, y FROM a) SELECT u.id FROM w";
-        let expected = "WITH w AS (SELECT u.id AS \"id\", a.x, y FROM a) SELECT u.id FROM w";
-        assert_eq!(rewritten(NAME_OUTER_OUTPUTS, sql).unwrap(), expected);
-    }
-
-    #[test]
-    fn of_a_set_operation_the_first_branch_is_named() {
-        let sql = "WITH w AS (SELECT u.id FROM a UNION SELECT u.id FROM a) SELECT 1 FROM w";
-        let expected =
-            "WITH w AS (SELECT u.id AS \"id\" FROM a UNION SELECT u.id FROM a) SELECT 1 FROM w";
-        assert_eq!(rewritten(NAME_OUTER_OUTPUTS, sql).unwrap(), expected);
+        let cases = [
+            (
+                "WITH w AS (SELECT u.id, a.x, y FROM a) SELECT u.id FROM w",
+                "WITH w AS (SELECT u.id AS \"id\", a.x, y FROM a) SELECT u.id FROM w",
+            ),
+            // Of a set operation the first branch names the columns.
+            (
+                "WITH w AS (SELECT u.id FROM a UNION SELECT u.id FROM a) SELECT 1 FROM w",
+                "WITH w AS (SELECT u.id AS \"id\" FROM a UNION SELECT u.id FROM a) SELECT 1 FROM w",
+            ),
+        ];
+        assert_rewritten(NAME_OUTER_OUTPUTS, &cases);
     }
 }

@@ -206,13 +206,13 @@ fn subquery_name(q: &Query) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::NAME_COLUMNS;
-    use crate::bind::rewrites::testing::rewritten;
+    use crate::bind::rewrites::testing::assert_rewritten;
 
     #[test]
     fn columns_have_names_of_their_own_that_are_shown_alike() {
         let sql = "SELECT a + 1, count(*), count(b), x FROM t";
         let expected = "SELECT a + 1 AS \"?column?\", count(*) AS \"count\", \
                         count(b) AS \"count\u{1f}2\", x FROM t";
-        assert_eq!(rewritten(NAME_COLUMNS, sql).unwrap(), expected);
+        assert_rewritten(NAME_COLUMNS, &[(sql, expected)]);
     }
 }

@@ -542,18 +542,16 @@ impl VisitorMut for Within<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bind::rewrites::testing::rewritten;
+    use crate::bind::rewrites::testing::assert_rewritten;
 
     #[test]
     fn an_alias_of_some_columns_names_the_others_as_they_are() {
-        let sql = "SELECT x, name FROM k AS s (x)";
-        let expected = "SELECT x, name FROM k AS s (x, \"name\")";
-        assert_eq!(rewritten(RESOLVE_SCOPES, sql).unwrap(), expected);
-    }
-
-    #[test]
-    fn what_no_catalog_is_needed_for_stays() {
-        let sql = "SELECT a, count(*) FROM t WHERE b > 1 ORDER BY a";
-        assert_eq!(rewritten(RESOLVE_SCOPES, sql).unwrap(), sql);
+        let no_alias = "SELECT a, count(*) FROM t WHERE b > 1 ORDER BY a";
+        let cases = [
+            ("SELECT x, name FROM k AS s (x)", "SELECT x, name FROM k AS s (x, \"name\")"),
+            // What no catalog is needed for stays.
+            (no_alias, no_alias),
+        ];
+        assert_rewritten(RESOLVE_SCOPES, &cases);
     }
 }

@@ -364,11 +364,11 @@ fn replace(clause: &mut impl VisitMut, merged: &[Merged]) {
 #[cfg(test)]
 mod tests {
     use super::SPELL_OUT_USING;
-    use crate::bind::rewrites::testing::{rewritten, rows};
+    use crate::bind::rewrites::testing::{assert_rewritten, rows};
 
     #[test]
     fn merged_columns_are_the_side_s_whose_rows_are_all_kept() {
-        for (sql, expected) in [
+        let cases = [
             (
                 "SELECT k, a.x FROM a JOIN b USING (k) WHERE k > 1",
                 "SELECT (a.k) AS k, a.x FROM a JOIN b ON a.k = b.k WHERE (a.k) > 1",
@@ -386,9 +386,8 @@ mod tests {
                 "SELECT x AS k FROM a JOIN b USING (k) ORDER BY k",
                 "SELECT x AS k FROM a JOIN b ON a.k = b.k ORDER BY k",
             ),
-        ] {
-            assert_eq!(rewritten(SPELL_OUT_USING, sql).unwrap(), expected);
-        }
+        ];
+        assert_rewritten(SPELL_OUT_USING, &cases);
     }
 
     /// `x.a` has 1 and 2, `y.a` 2 and 3.

@@ -315,11 +315,11 @@ fn bare_name(e: &Expr) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bind::rewrites::testing::rewritten;
+    use crate::bind::rewrites::testing::{assert_rewritten, rewritten};
 
     #[test]
     fn a_name_within_an_expression_is_an_input_s() {
-        for (sql, expected) in [
+        let cases = [
             (
                 "SELECT -a AS a FROM t ORDER BY a + 1",
                 "SELECT -a AS \"a\u{1f}own\" FROM t ORDER BY a + 1",
@@ -327,9 +327,8 @@ mod tests {
             // By itself it is the output's.
             ("SELECT -a AS a FROM t ORDER BY a", "SELECT -a AS a FROM t ORDER BY a"),
             ("SELECT a FROM t ORDER BY a + 1", "SELECT a FROM t ORDER BY a + 1"),
-        ] {
-            assert_eq!(rewritten(PART_ORDER_NAMES, sql).unwrap(), expected);
-        }
+        ];
+        assert_rewritten(PART_ORDER_NAMES, &cases);
     }
 
     #[test]
@@ -337,14 +336,14 @@ mod tests {
         let sql = "SELECT a FROM (SELECT -a AS a FROM t ORDER BY a + 1) AS s";
         let expected = "SELECT a FROM (SELECT \"a\u{1f}own\" AS \"a\" FROM \
                         (SELECT -a AS \"a\u{1f}own\" FROM t ORDER BY a + 1) AS ordered) AS s";
-        assert_eq!(rewritten(PART_ORDER_NAMES, sql).unwrap(), expected);
+        assert_rewritten(PART_ORDER_NAMES, &[(sql, expected)]);
     }
 
     #[test]
     fn what_distinct_is_ordered_by_is_a_place_in_its_list() {
         let sql = "SELECT DISTINCT b, a + 1 FROM t ORDER BY A + 1, b";
         let expected = "SELECT DISTINCT b, a + 1 FROM t ORDER BY 2, b";
-        assert_eq!(rewritten(PART_ORDER_NAMES, sql).unwrap(), expected);
+        assert_rewritten(PART_ORDER_NAMES, &[(sql, expected)]);
         let e = rewritten(PART_ORDER_NAMES, "SELECT DISTINCT b FROM t ORDER BY a + 1").unwrap_err();
         assert_eq!(e.state, SqlState("42P10"));
     }

@@ -354,14 +354,14 @@ fn nulls(plan: &Arc<LogicalPlan>, name: fn(usize) -> String) -> Result<Vec<Expr>
 #[cfg(test)]
 mod tests {
     use super::MARK_ASOF;
-    use crate::bind::rewrites::testing::{rewritten, rows};
+    use crate::bind::rewrites::testing::{assert_rewritten, rows};
 
     #[test]
     fn an_asof_join_becomes_a_join_on_a_call() {
         let sql = "SELECT 1 FROM l ASOF JOIN r MATCH_CONDITION (l.t >= r.t) ON l.k = r.k";
         let expected =
             "SELECT 1 FROM l INNER JOIN r ON \"#asof_match\"(l.t, r.t, '>=') AND (l.k = r.k)";
-        assert_eq!(rewritten(MARK_ASOF, sql).unwrap(), expected);
+        assert_rewritten(MARK_ASOF, &[(sql, expected)]);
     }
 
     /// Of 3, 4 and 6 the last that is not behind 5 is 4; of the other key there is none.

@@ -249,17 +249,17 @@ fn converted(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bind::rewrites::testing::{bound, rewritten};
+    use crate::bind::rewrites::testing::{assert_rewritten, bound};
 
     #[test]
     fn a_set_operation_in_with_is_a_query_in_from() {
         let sql = "WITH w AS (SELECT 1 UNION SELECT 2) SELECT * FROM w";
         let expected =
             "WITH w AS (SELECT * FROM (SELECT 1 UNION SELECT 2) AS united) SELECT * FROM w";
-        assert_eq!(rewritten(TYPE_UNIONS_IN_WITH, sql).unwrap(), expected);
+        assert_rewritten(TYPE_UNIONS_IN_WITH, &[(sql, expected)]);
         // A recursive one is known by being one.
         let sql = "WITH RECURSIVE w AS (SELECT 1 UNION SELECT 2) SELECT * FROM w";
-        assert_eq!(rewritten(TYPE_UNIONS_IN_WITH, sql).unwrap(), sql);
+        assert_rewritten(TYPE_UNIONS_IN_WITH, &[(sql, sql)]);
     }
 
     #[test]

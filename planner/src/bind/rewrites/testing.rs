@@ -15,6 +15,13 @@ pub fn rewritten(rewrite: AstRewrite, sql: &str) -> Result<String, SqlError> {
     Ok(query.to_string())
 }
 
+/// Asserts what one rewrite, which has had all of their nodes, makes of queries.
+pub fn assert_rewritten(rewrite: AstRewrite, cases: &[(&str, &str)]) {
+    for (sql, expected) in cases {
+        assert_eq!(rewritten(rewrite, sql).unwrap(), *expected, "{sql}");
+    }
+}
+
 /// A query over the tables of the test catalog, bound in batch.
 pub fn bound(sql: &str) -> Result<BoundQuery, SqlError> {
     tests::bind(&TestCatalog::new(), sql, false)

@@ -505,15 +505,19 @@ impl VisitorMut for Fill<'_> {
 #[cfg(test)]
 mod tests {
     use super::SPELL_OUT_PREDICATES;
-    use crate::bind::rewrites::testing::{rewritten, rows};
+    use crate::bind::rewrites::testing::{assert_rewritten, rows};
 
     #[test]
     fn exists_is_a_count_where_it_is_a_value() {
-        let sql = "SELECT EXISTS (SELECT b FROM u WHERE c) FROM t";
-        let expected = "SELECT ((SELECT count(*) > 0 FROM u WHERE c)) FROM t";
-        assert_eq!(rewritten(SPELL_OUT_PREDICATES, sql).unwrap(), expected);
         let filter = "SELECT a FROM t WHERE EXISTS (SELECT b FROM u WHERE c)";
-        assert_eq!(rewritten(SPELL_OUT_PREDICATES, filter).unwrap(), filter);
+        let cases = [
+            (
+                "SELECT EXISTS (SELECT b FROM u WHERE c) FROM t",
+                "SELECT ((SELECT count(*) > 0 FROM u WHERE c)) FROM t",
+            ),
+            (filter, filter),
+        ];
+        assert_rewritten(SPELL_OUT_PREDICATES, &cases);
     }
 
     /// 3 is none of 1 and NULL, as far as is known.

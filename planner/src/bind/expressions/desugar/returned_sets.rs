@@ -61,12 +61,12 @@ fn spread_matches(e: &mut Expr) {
 #[cfg(test)]
 mod tests {
     use super::UNNEST_SETS;
-    use crate::bind::rewrites::testing::rewritten;
+    use crate::bind::rewrites::testing::assert_rewritten;
 
     #[test]
     fn sets_are_arrays_that_are_unnested() {
         let sql = "SELECT jsonb_object_keys(d), abs(a) FROM t";
         let expected = "SELECT \"unnest\"(\"jsonb_object_keys_list\"(d)), abs(a) FROM t";
-        assert_eq!(rewritten(UNNEST_SETS, sql).unwrap(), expected);
+        assert_rewritten(UNNEST_SETS, &[(sql, expected)]);
     }
 }
