@@ -9,14 +9,12 @@ use millrace_rpc::catalog::RowStorage;
 
 use crate::codec::ipc::decode_schema;
 use crate::codec::names::{EDGE_ROWS, Numbered};
-use crate::codec::{CodecError, proto};
+use crate::codec::{CodecError, Result, proto};
 use crate::operator::{self, NodeMessage};
 use crate::{
     DerivedWatermark, Edge, EdgeKind, Fragment, JobGraph, MarkStep, Node, RelationLayout,
     Retention, StateTable, WatermarkTerm, check_edges,
 };
-
-type Result<T> = std::result::Result<T, CodecError>;
 
 pub fn damaged(what: impl Into<String>) -> CodecError {
     CodecError::Damaged(what.into())

@@ -6,14 +6,12 @@ use millrace_common::access::RetentionBy;
 
 use crate::codec::ipc::encode_schema;
 use crate::codec::names::{EDGE_ROWS, Numbered};
-use crate::codec::{CodecError, proto};
+use crate::codec::{CodecError, Result, proto};
 use crate::operator::{NodeMessage, Payload};
 use crate::{
     DerivedWatermark, Edge, EdgeKind, Fragment, JobGraph, MarkStep, Node, RelationLayout,
     Retention, StateTable, WatermarkTerm, dispatch_operator,
 };
-
-type Result<T> = std::result::Result<T, CodecError>;
 
 pub fn graph(g: &JobGraph) -> Result<proto::JobGraph> {
     Ok(proto::JobGraph {

@@ -43,6 +43,8 @@ pub enum CodecError {
     TooDeep,
 }
 
+pub(crate) type Result<T, E = CodecError> = std::result::Result<T, E>;
+
 impl From<CodecError> for SqlError {
     fn from(e: CodecError) -> SqlError {
         let state = match e {

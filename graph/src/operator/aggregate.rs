@@ -7,9 +7,7 @@ use prost::bytes::Bytes;
 use super::{Facts, OperatorMessage, Payload};
 use crate::codec::decode::{self, Inputs, Sizes};
 use crate::codec::names;
-use crate::codec::{CodecError, encode};
-
-type Result<T> = std::result::Result<T, CodecError>;
+use crate::codec::{Result, encode};
 
 /// Grouped aggregation. Output: the group columns, then one column a call. With no group columns
 /// there is exactly one output row, also over empty input, and the fragment is a singleton.
@@ -63,11 +61,7 @@ impl<S> AggCall<S> {
 
 impl Payload for Aggregate {
     fn facts(&self) -> Facts {
-        Facts {
-            cleaned_tables: vec![self.table],
-            has_intermediate_rows: true,
-            ..Facts::inner("Aggregate")
-        }
+        Facts::grouped("Aggregate", self.table)
     }
 
     fn encode(&self) -> Result<OperatorMessage> {

@@ -2,7 +2,7 @@
 
 use super::{Facts, OperatorMessage, Payload};
 use crate::codec::decode::{self, Inputs};
-use crate::codec::{CodecError, encode};
+use crate::codec::{Result, encode};
 
 /// Rows kept in order of an instant: `column | all other columns → row`. `T`: its state table, `()` before tables are
 /// numbered.
@@ -41,7 +41,7 @@ impl Payload for EventTimeBuffer {
         })
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         let message = BufferMessage {
             column: encode::position(self.column)?,
             vnode: encode::positions(&self.vnode)?,
@@ -70,7 +70,7 @@ impl EventTimeBuffer {
         m: &BufferMessage,
         mode: BufferMode,
         inputs: &Inputs<'_>,
-    ) -> Result<EventTimeBuffer, CodecError> {
+    ) -> Result<EventTimeBuffer> {
         let input = inputs.one()?;
         Ok(EventTimeBuffer {
             mode,

@@ -2,7 +2,7 @@
 
 use super::{Facts, OperatorMessage, Payload, Role};
 use crate::codec::decode::{self, Inputs};
-use crate::codec::{CodecError, encode};
+use crate::codec::{Result, encode};
 
 /// What an edge from another fragment of this job brings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +17,7 @@ impl Payload for Exchange {
         Facts::new("Exchange", Role::Exchange)
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         Ok(OperatorMessage::Exchange(ExchangeMessage {
             fragment: encode::position(self.fragment)?,
             output: encode::position(self.output)?,
@@ -35,7 +35,7 @@ pub(crate) struct ExchangeMessage {
 }
 
 impl Exchange {
-    pub(crate) fn decode(m: &ExchangeMessage, inputs: &Inputs<'_>) -> Result<Exchange, CodecError> {
+    pub(crate) fn decode(m: &ExchangeMessage, inputs: &Inputs<'_>) -> Result<Exchange> {
         inputs.none()?;
         let fragment = decode::position(m.fragment, inputs.sizes.fragments, "fragment")?;
         Ok(Exchange { fragment, output: m.output as usize })

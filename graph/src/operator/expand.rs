@@ -2,7 +2,7 @@
 
 use super::{Facts, OperatorMessage, Payload};
 use crate::codec::decode::{self, Inputs, damaged};
-use crate::codec::{CodecError, encode};
+use crate::codec::{Result, encode};
 
 /// GROUPING SETS: a row leaves once for each set, with the input's columns, then a copy of each of
 /// `columns` that is NULL where the set does not group by it, then the set's id (BIGINT NOT NULL).
@@ -25,7 +25,7 @@ impl Payload for Expand {
         Facts::inner("Expand")
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         let set = |s: &GroupingSet| GroupingSetMessage { keep: s.keep.clone(), id: s.id };
         Ok(OperatorMessage::Expand(ExpandMessage {
             columns: encode::positions(&self.columns)?,
@@ -51,7 +51,7 @@ pub(crate) struct GroupingSetMessage {
 }
 
 impl Expand {
-    pub(crate) fn decode(m: &ExpandMessage, inputs: &Inputs<'_>) -> Result<Expand, CodecError> {
+    pub(crate) fn decode(m: &ExpandMessage, inputs: &Inputs<'_>) -> Result<Expand> {
         if m.sets.iter().any(|s| s.keep.len() != m.columns.len()) {
             return Err(damaged("a grouping set over other columns"));
         }

@@ -3,7 +3,7 @@
 use millrace_functions::expr::ExprRef;
 
 use super::{ExprsMessage, Facts, OperatorMessage, Payload};
-use crate::codec::CodecError;
+use crate::codec::Result;
 use crate::codec::decode::{Inputs, damaged};
 use crate::codec::expr::{decode_expr, encode_expr};
 
@@ -25,13 +25,13 @@ impl Payload for Filter {
         Facts::inner("Filter")
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         Ok(OperatorMessage::Filter(ExprsMessage { exprs: vec![encode_expr(&self.predicate)?] }))
     }
 }
 
 impl Filter {
-    pub(crate) fn decode(m: &ExprsMessage, inputs: &Inputs<'_>) -> Result<Filter, CodecError> {
+    pub(crate) fn decode(m: &ExprsMessage, inputs: &Inputs<'_>) -> Result<Filter> {
         match m.exprs.as_slice() {
             [predicate] => Ok(Filter { predicate: decode_expr(predicate, inputs.one()?)? }),
             _ => Err(damaged("a filter without one predicate")),

@@ -2,7 +2,7 @@
 
 use super::{Facts, OperatorMessage, Payload};
 use crate::codec::decode::{self, Inputs};
-use crate::codec::{CodecError, encode};
+use crate::codec::{Result, encode};
 
 /// Appends `window_start` and `window_end` columns; a row goes into `size / slide` windows
 /// (TUMBLE: slide = size). Microseconds. Rows with a NULL time vanish.
@@ -19,7 +19,7 @@ impl Payload for Hop {
         Facts::inner("Hop")
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         Ok(OperatorMessage::Hop(HopMessage {
             time_column: encode::position(self.time_column)?,
             size_us: self.size_us,
@@ -42,7 +42,7 @@ pub(crate) struct HopMessage {
 }
 
 impl Hop {
-    pub(crate) fn decode(m: &HopMessage, inputs: &Inputs<'_>) -> Result<Hop, CodecError> {
+    pub(crate) fn decode(m: &HopMessage, inputs: &Inputs<'_>) -> Result<Hop> {
         let HopMessage { time_column, size_us, slide_us, offset_us } = *m;
         let time_column = decode::column(time_column, inputs.one()?)?;
         Ok(Hop { time_column, size_us, slide_us, offset_us })

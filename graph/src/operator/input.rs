@@ -4,7 +4,7 @@ use millrace_common::RelationId;
 
 use super::{Facts, OperatorMessage, Payload, Role};
 use crate::codec::decode::Inputs;
-use crate::codec::{CodecError, encode};
+use crate::codec::{Result, encode};
 
 /// The snapshot, then the changes of another relation.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ impl Payload for Subscribe {
         Facts::new("Subscribe", Role::Input)
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         Ok(OperatorMessage::Subscribe(ScanMessage::of(self.relation, &self.columns)?))
     }
 }
@@ -37,7 +37,7 @@ impl Payload for Source {
         Facts::new("Source", Role::Input)
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         Ok(OperatorMessage::Source(ScanMessage::of(self.relation, &self.columns)?))
     }
 }
@@ -51,7 +51,7 @@ pub(crate) struct ScanMessage {
 }
 
 impl ScanMessage {
-    fn of(relation: RelationId, columns: &[usize]) -> Result<ScanMessage, CodecError> {
+    fn of(relation: RelationId, columns: &[usize]) -> Result<ScanMessage> {
         Ok(ScanMessage { relation: relation.0, columns: encode::positions(columns)? })
     }
 
@@ -62,14 +62,14 @@ impl ScanMessage {
 }
 
 impl Subscribe {
-    pub(crate) fn decode(m: &ScanMessage, inputs: &Inputs<'_>) -> Result<Subscribe, CodecError> {
+    pub(crate) fn decode(m: &ScanMessage, inputs: &Inputs<'_>) -> Result<Subscribe> {
         inputs.none()?;
         Ok(Subscribe { relation: RelationId(m.relation), columns: m.columns() })
     }
 }
 
 impl Source {
-    pub(crate) fn decode(m: &ScanMessage, inputs: &Inputs<'_>) -> Result<Source, CodecError> {
+    pub(crate) fn decode(m: &ScanMessage, inputs: &Inputs<'_>) -> Result<Source> {
         inputs.none()?;
         Ok(Source { relation: RelationId(m.relation), columns: m.columns() })
     }

@@ -11,10 +11,8 @@ use super::{Facts, OperatorMessage, Payload};
 use crate::codec::decode::{self, Inputs, Sizes, damaged};
 use crate::codec::expr::{decode_expr, encode_expr};
 use crate::codec::names::Numbered;
-use crate::codec::{CodecError, encode};
+use crate::codec::{Result, encode};
 use crate::pair_schema;
-
-type Result<T> = std::result::Result<T, CodecError>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum JoinKind {

@@ -11,10 +11,8 @@ use super::{Facts, JoinSide, JoinSideMessage, OperatorMessage, Payload, SideStat
 use crate::codec::decode::{self, Inputs, damaged};
 use crate::codec::expr::{decode_expr, encode_expr};
 use crate::codec::names::Numbered;
-use crate::codec::{CodecError, encode};
+use crate::codec::{Result, encode};
 use crate::pair_schema;
-
-type Result<T> = std::result::Result<T, CodecError>;
 
 /// A join with a relation as of the processing time: a left row meets the right rows as they are at the
 /// epoch that it comes with, and what it has met stays, whatever becomes of the right side. Right changes of

@@ -49,7 +49,7 @@ pub use unnest::*;
 pub use values::*;
 pub use window::*;
 
-use crate::codec::CodecError;
+use crate::codec::Result;
 use crate::codec::decode::Inputs;
 use crate::codec::proto::{DerivedWatermark, Nothing};
 
@@ -171,7 +171,7 @@ pub(crate) trait Payload {
     fn facts(&self) -> Facts;
 
     /// Its stored form. Fails for what has none, such as an expression of a kind that is not stored.
-    fn encode(&self) -> Result<OperatorMessage, CodecError>;
+    fn encode(&self) -> Result<OperatorMessage>;
 }
 
 /// What is declared of an operator.
@@ -195,6 +195,12 @@ impl Facts {
     pub fn inner(name: &'static str) -> Facts {
         Facts::new(name, Role::Inner)
     }
+
+    /// Of one that keeps rows of groups in a table, and whose results of a group change while rows come.
+    pub fn grouped(name: &'static str, table: usize) -> Facts {
+        let cleaned_tables = vec![table];
+        Facts { cleaned_tables, has_intermediate_rows: true, ..Facts::inner(name) }
+    }
 }
 
 impl Payload for std::convert::Infallible {
@@ -202,7 +208,7 @@ impl Payload for std::convert::Infallible {
         match *self {}
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         match *self {}
     }
 }
@@ -306,8 +312,9 @@ pub(crate) enum OperatorMessage {
 
 /// An operator from its stored form, over its inputs. Fails where a number points at nothing.
 #[deny(clippy::wildcard_enum_match_arm)]
-pub(crate) fn decode(op: &OperatorMessage, inputs: &Inputs<'_>) -> Result<Operator, CodecError> {
+pub(crate) fn decode(op: &OperatorMessage, inputs: &Inputs<'_>) -> Result<Operator> {
     use OperatorMessage as In;
+    let buffer = |m, mode| EventTimeBuffer::decode(m, mode, inputs).map(Operator::Buffer);
     Ok(match op {
         In::Subscribe(m) => Operator::Subscribe(Subscribe::decode(m, inputs)?),
         In::Source(m) => Operator::Source(Source::decode(m, inputs)?),
@@ -326,15 +333,9 @@ pub(crate) fn decode(op: &OperatorMessage, inputs: &Inputs<'_>) -> Result<Operat
         In::Lookup(m) => Operator::Lookup(Lookup::decode(m, inputs)?),
         In::TopN(m) => Operator::TopN(TopN::decode(m, inputs)?),
         In::Window(m) => Operator::Window(Window::decode(m, inputs)?),
-        In::WindowClose(m) => {
-            Operator::Buffer(EventTimeBuffer::decode(m, BufferMode::WindowClose, inputs)?)
-        }
-        In::TemporalUpperBound(m) => {
-            Operator::Buffer(EventTimeBuffer::decode(m, BufferMode::UpperBound, inputs)?)
-        }
-        In::TemporalLowerBound(m) => {
-            Operator::Buffer(EventTimeBuffer::decode(m, BufferMode::LowerBound, inputs)?)
-        }
+        In::WindowClose(m) => buffer(m, BufferMode::WindowClose)?,
+        In::TemporalUpperBound(m) => buffer(m, BufferMode::UpperBound)?,
+        In::TemporalLowerBound(m) => buffer(m, BufferMode::LowerBound)?,
         In::Materialize(_) => Operator::Materialize(Materialize::decode(inputs)?),
         In::Blackhole(_) => Operator::Blackhole(Blackhole::decode(inputs)?),
         In::Sink(_) => Operator::Sink(Sink::decode(inputs)?),

@@ -4,7 +4,7 @@ use millrace_functions::expr::ExprRef;
 use prost::bytes::Bytes;
 
 use super::{Facts, OperatorMessage, Payload};
-use crate::codec::CodecError;
+use crate::codec::Result;
 use crate::codec::decode::Inputs;
 use crate::codec::expr::{decode_expr, encode_expr};
 
@@ -19,7 +19,7 @@ impl Payload for Project {
         Facts::inner("Project")
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         let exprs = self.exprs.iter().map(encode_expr).collect::<Result<_, _>>()?;
         Ok(OperatorMessage::Project(ExprsMessage { exprs }))
     }
@@ -33,7 +33,7 @@ pub(crate) struct ExprsMessage {
 }
 
 impl Project {
-    pub(crate) fn decode(m: &ExprsMessage, inputs: &Inputs<'_>) -> Result<Project, CodecError> {
+    pub(crate) fn decode(m: &ExprsMessage, inputs: &Inputs<'_>) -> Result<Project> {
         let input = inputs.one()?;
         let exprs = m.exprs.iter().map(|e| decode_expr(e, input)).collect::<Result<_, _>>()?;
         Ok(Project { exprs })

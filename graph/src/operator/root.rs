@@ -1,7 +1,7 @@
 //! The operators that end a job: [`Materialize`], [`Blackhole`] and [`Sink`].
 
 use super::{Facts, OperatorMessage, Payload, Role};
-use crate::codec::CodecError;
+use crate::codec::Result;
 use crate::codec::decode::Inputs;
 use crate::codec::proto::Nothing;
 
@@ -25,13 +25,13 @@ macro_rules! root {
                 Facts::new(stringify!($root), Role::Root)
             }
 
-            fn encode(&self) -> Result<OperatorMessage, CodecError> {
+            fn encode(&self) -> Result<OperatorMessage> {
                 Ok(OperatorMessage::$root(Nothing {}))
             }
         }
 
         impl $root {
-            pub(crate) fn decode(inputs: &Inputs<'_>) -> Result<$root, CodecError> {
+            pub(crate) fn decode(inputs: &Inputs<'_>) -> Result<$root> {
                 inputs.one()?;
                 Ok($root)
             }

@@ -8,9 +8,7 @@ use super::{Facts, OperatorMessage, Payload};
 use crate::codec::decode::{self, Inputs};
 use crate::codec::names::Numbered;
 use crate::codec::proto::Order;
-use crate::codec::{CodecError, encode};
-
-type Result<T> = std::result::Result<T, CodecError>;
+use crate::codec::{Result, encode};
 
 /// The first rows of every group by an order (ORDER BY … LIMIT, DISTINCT ON, row_number() <= n).
 /// Ties are broken by the row's own bytes, so the result is a function of the content. `S`: how its rows are kept,
@@ -69,11 +67,7 @@ impl<S> TopN<S> {
 
 impl Payload for TopN {
     fn facts(&self) -> Facts {
-        Facts {
-            cleaned_tables: vec![self.state.table],
-            has_intermediate_rows: true,
-            ..Facts::inner("TopN")
-        }
+        Facts::grouped("TopN", self.state.table)
     }
 
     fn encode(&self) -> Result<OperatorMessage> {

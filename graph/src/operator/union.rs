@@ -1,7 +1,7 @@
 //! [`Union`]: the rows of all inputs.
 
 use super::{Facts, OperatorMessage, Payload};
-use crate::codec::CodecError;
+use crate::codec::Result;
 use crate::codec::proto::Nothing;
 
 /// Bag union: one port an input, same schema.
@@ -13,7 +13,7 @@ impl Payload for Union {
         Facts::inner("Union")
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         Ok(OperatorMessage::Union(Nothing {}))
     }
 }

@@ -4,7 +4,7 @@ use arrow::datatypes::DataType;
 
 use super::{Facts, OperatorMessage, Payload};
 use crate::codec::decode::{self, Inputs, damaged};
-use crate::codec::{CodecError, encode};
+use crate::codec::{Result, encode};
 
 /// A row once for each element of its lists, which are read side by side, the shorter ones filled up with
 /// NULLs: the elements take the lists' places. A row without elements vanishes, or has NULLs.
@@ -19,7 +19,7 @@ impl Payload for Unnest {
         Facts::inner("Unnest")
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         let lists = encode::positions(&self.lists)?;
         Ok(OperatorMessage::Unnest(UnnestMessage { lists, keep_empty: self.keep_empty }))
     }
@@ -34,7 +34,7 @@ pub(crate) struct UnnestMessage {
 }
 
 impl Unnest {
-    pub(crate) fn decode(m: &UnnestMessage, inputs: &Inputs<'_>) -> Result<Unnest, CodecError> {
+    pub(crate) fn decode(m: &UnnestMessage, inputs: &Inputs<'_>) -> Result<Unnest> {
         let input = inputs.one()?;
         let lists = decode::columns(&m.lists, input)?;
         if lists.iter().any(|&c| !matches!(input.field(c).data_type(), DataType::List(_))) {

@@ -3,7 +3,7 @@
 use arrow::record_batch::RecordBatch;
 
 use super::{Facts, OperatorMessage, Payload, Role};
-use crate::codec::CodecError;
+use crate::codec::Result;
 use crate::codec::decode::Inputs;
 use crate::codec::ipc::{decode_batch, encode_batch};
 
@@ -18,13 +18,13 @@ impl Payload for Values {
         Facts::new("Values", Role::Input)
     }
 
-    fn encode(&self) -> Result<OperatorMessage, CodecError> {
+    fn encode(&self) -> Result<OperatorMessage> {
         Ok(OperatorMessage::Values(encode_batch(&self.batch)?))
     }
 }
 
 impl Values {
-    pub(crate) fn decode(bytes: &[u8], inputs: &Inputs<'_>) -> Result<Values, CodecError> {
+    pub(crate) fn decode(bytes: &[u8], inputs: &Inputs<'_>) -> Result<Values> {
         inputs.none()?;
         Ok(Values { batch: decode_batch(bytes)? })
     }

@@ -14,9 +14,7 @@ use crate::codec::decode::{self, Inputs, damaged};
 use crate::codec::expr::{decode_expr, encode_expr};
 use crate::codec::names::Numbered;
 use crate::codec::proto::Order;
-use crate::codec::{CodecError, encode};
-
-type Result<T> = std::result::Result<T, CodecError>;
+use crate::codec::{CodecError, Result, encode};
 
 /// Window functions over the rows of each group in an order. Output: the input's columns, then one
 /// column a call. Rows that are level are in the order of their own bytes. `S` as in [`TopN`].
@@ -72,11 +70,7 @@ pub struct Closing {
 
 impl Payload for Window {
     fn facts(&self) -> Facts {
-        Facts {
-            cleaned_tables: vec![self.state.table],
-            has_intermediate_rows: true,
-            ..Facts::inner("Window")
-        }
+        Facts::grouped("Window", self.state.table)
     }
 
     fn encode(&self) -> Result<OperatorMessage> {

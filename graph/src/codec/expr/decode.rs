@@ -15,14 +15,12 @@ use datafusion::physical_expr::expressions::{
 use millrace_functions::expr::ExprRef;
 use millrace_functions::versions;
 
-use crate::codec::CodecError;
 use crate::codec::expr::MAX_DEPTH;
 use crate::codec::expr::literal::decode_literal;
 use crate::codec::expr::message::{self, Kind};
 use crate::codec::expr::types::decode_field;
 use crate::codec::names::Numbered;
-
-type Result<T> = std::result::Result<T, CodecError>;
+use crate::codec::{CodecError, Result};
 
 fn damaged(what: impl ToString) -> CodecError {
     CodecError::Damaged(what.to_string())

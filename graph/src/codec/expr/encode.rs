@@ -11,15 +11,13 @@ use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use millrace_functions::expr::ExprRef;
 use millrace_functions::versions;
 
-use crate::codec::CodecError;
 use crate::codec::expr::MAX_DEPTH;
 use crate::codec::expr::literal::encode_literal;
 use crate::codec::expr::message::{self, Kind, Node};
 use crate::codec::expr::types::encode_field;
 use crate::codec::names::Numbered;
 use crate::codec::proto::Nothing;
-
-type Result<T> = std::result::Result<T, CodecError>;
+use crate::codec::{CodecError, Result};
 
 /// An expression whose operands are being encoded.
 struct Open<'a> {

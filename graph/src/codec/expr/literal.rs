@@ -11,12 +11,10 @@ use datafusion::common::ScalarValue;
 use datafusion::common::metadata::FieldMetadata;
 use datafusion::physical_expr::expressions::Literal;
 
-use crate::codec::CodecError;
 use crate::codec::expr::message::{self, Value, ValueKind, Values};
 use crate::codec::expr::types::{decode_type, encode_type};
 use crate::codec::proto::Nothing;
-
-type Result<T> = std::result::Result<T, CodecError>;
+use crate::codec::{CodecError, Result};
 
 fn damaged(what: impl ToString) -> CodecError {
     CodecError::Damaged(what.to_string())

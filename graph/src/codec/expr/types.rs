@@ -7,11 +7,9 @@ use arrow::datatypes::{
     DataType, Decimal128Type, Decimal256Type, DecimalType, Field, FieldRef, IntervalUnit, TimeUnit,
 };
 
-use crate::codec::CodecError;
 use crate::codec::expr::message;
 use crate::codec::names::Numbered;
-
-type Result<T> = std::result::Result<T, CodecError>;
+use crate::codec::{CodecError, Result};
 
 /// Types without parameters. Numbers are never reused.
 const PLAIN: [(DataType, u32); 22] = [
