@@ -2,15 +2,17 @@
 //!
 //! A root is exact at every epoch up to the log's head. A derived relation that committed at epoch `c`
 //! is exact from `c` for as long as every input is known to have kept the content it had at `c`; where
-//! no input changes that reaches the head by itself. Two busy views have common exact epochs because a
+//! no input changes that reaches the head by itself. How far that is, the fold keeps per job
+//! (`Dependencies::known_until`), so a question costs the same however many views lie behind one another. Two busy views have common exact epochs because a
 //! job that skips epochs does so onto one grid ([`coarsest_grid_point`]).
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId};
 
 use crate::state::MetaState;
-use crate::timeline::Timeline;
+use crate::timeline::{Segment, Timeline};
 
 impl MetaState {
     fn timeline(&self, id: RelationId) -> Option<&Timeline> {
@@ -36,24 +38,24 @@ impl MetaState {
         self.timeline(id)?.oldest_after(seen)
     }
 
+    /// The newest segment of the relation's timeline that begins at or before `at`, and whether it is the open one.
+    pub(crate) fn segment_at(&self, id: RelationId, at: Epoch) -> Option<(Segment, bool)> {
+        self.timeline(id)?.segment_at(at)
+    }
+
     /// The last epoch through which the relation is known to keep the content it has at `at`, given
     /// that it is exact there. At least `at`.
     pub fn stable_until(&self, id: RelationId, at: Epoch) -> Epoch {
-        let Some(timeline) = self.timeline(id) else { return at };
-        match timeline.segment_at(at) {
-            Some((segment, true)) => self.open_hi(id, segment.hi).max(at),
+        match self.segment_at(id, at) {
+            Some((_, true)) => self.open_hi(id).max(at),
             Some((segment, false)) => segment.hi.max(at),
             None => at,
         }
     }
 
-    /// Where the open segment whose newest commit was at `anchor` ends now.
-    fn open_hi(&self, id: RelationId, anchor: Epoch) -> Epoch {
-        let inputs = self.inputs(id);
-        let stable = inputs.iter().map(|i| self.stable_until(*i, anchor)).min();
-        // Rows that expire change the content by themselves.
-        let due = self.due(id).map_or(Epoch::MAX, Epoch::prev);
-        stable.unwrap_or(self.epoch).min(due).min(self.epoch).max(anchor)
+    /// Where the open segment ends now.
+    fn open_hi(&self, id: RelationId) -> Epoch {
+        self.dependencies.known_until(id).min(self.epoch)
     }
 
     /// The epoch at which the relation's content changes by itself next.
@@ -64,8 +66,8 @@ impl MetaState {
 
     /// The newest epoch `≤ limit` at which the relation is exact; `None`: none is known.
     pub fn exact_at_most(&self, id: RelationId, limit: Epoch) -> Option<Epoch> {
-        let (segment, open) = self.timeline(id)?.segment_at(limit)?;
-        let hi = if open { self.open_hi(id, segment.hi) } else { segment.hi };
+        let (segment, open) = self.segment_at(id, limit)?;
+        let hi = if open { self.open_hi(id) } else { segment.hi };
         Some(hi.min(limit))
     }
 
@@ -103,21 +105,15 @@ impl MetaState {
 
     /// `ids` and everything they are derived from, inputs first.
     pub fn closure(&self, ids: &[RelationId]) -> Vec<RelationId> {
-        let mut order = Vec::new();
-        for id in ids {
-            self.visit_inputs(*id, &mut order);
+        let mut seen = BTreeSet::new();
+        let mut todo = ids.to_vec();
+        while let Some(id) = todo.pop() {
+            if seen.insert(id) {
+                todo.extend_from_slice(self.inputs(id));
+            }
         }
-        order
-    }
-
-    fn visit_inputs(&self, id: RelationId, order: &mut Vec<RelationId>) {
-        if order.contains(&id) {
-            return;
-        }
-        for input in self.inputs(id) {
-            self.visit_inputs(*input, order);
-        }
-        order.push(id);
+        // Inputs have smaller ids.
+        seen.into_iter().collect()
     }
 
     /// The newest change of any root that `closure` contains: at this epoch and later, up to the

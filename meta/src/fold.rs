@@ -65,7 +65,7 @@ pub fn apply(state: &mut MetaState, record: &LogRecord, crc: u32) -> Vec<Verdict
         job::fix_snapshot_epoch(state, id);
     }
     #[cfg(debug_assertions)]
-    if let Err(broken) = crate::invariants::check(state) {
+    if let Err(broken) = crate::invariants::check_after(state) {
         debug_assert!(false, "after record {}: {broken}", record.number);
     }
     verdicts
@@ -129,7 +129,6 @@ fn advance_source(state: &mut MetaState, entry: &SourceAdvance) -> Verdict {
     let epoch = state.epoch;
     // A table's connector has no reader but the table, which knows where it is.
     let fed = state.jobs.contains_key(&id);
-    let needed = if fed { Epoch::MAX } else { oldest_reader(state, id) };
     let kept = if fed { 1 } else { SOURCE_HISTORY };
     let source = state.sources.get_mut(&id).ok_or(VoidReason::UnknownRelation(entry.source))?;
     let mut next = source.newest().to_vec();
@@ -161,12 +160,25 @@ fn advance_source(state: &mut MetaState, entry: &SourceAdvance) -> Verdict {
         source.timeline.advance(epoch.prev(), epoch, true);
     }
     source.history.push_back((epoch, next));
+    let full = source.history.len() > kept;
+    if !fed {
+        state.content_moved(id);
+    }
+    if full {
+        trim_history(state, id, kept, fed);
+    }
+    Ok(applied(state))
+}
+
+/// Forgets positions beyond `kept` that no reader needs.
+fn trim_history(state: &mut MetaState, id: RelationId, kept: usize, fed: bool) {
+    let needed = if fed { Epoch::MAX } else { job::oldest_reader(state, id) };
+    let Some(source) = state.sources.get_mut(&id) else { return };
     while source.history.len() > kept
         && source.history.get(1).is_some_and(|(second, _)| *second <= needed)
     {
         source.history.pop_front();
     }
-    Ok(applied(state))
 }
 
 /// Takes in discovered splits and files; says whether there are any. Void without a change when one is
@@ -195,12 +207,6 @@ fn add_parts(source: &mut SourceRecord, entry: &SourceAdvance) -> Result<bool, V
         }
     }
     Ok(!entry.splits.is_empty() || !entry.files.is_empty())
-}
-
-/// The oldest epoch that a reader of the source stands at.
-fn oldest_reader(state: &MetaState, source: RelationId) -> Epoch {
-    let readers = state.jobs.values().filter(|j| j.inputs.contains(&source));
-    readers.map(job::position).min().unwrap_or(Epoch::MAX)
 }
 
 /// Only what nothing names: garbage, or an object of an incarnation before this leader's.

@@ -6,10 +6,26 @@ use millrace_common::collections::HashSet;
 
 use crate::state::{MetaState, has_job, is_derived};
 
+/// Jobs from which on a debug build does not check the whole state after every record.
+const MANY_JOBS: usize = 128;
+/// It checks every so many records then.
+const RECORDS: u64 = 64;
+
+/// As `check`, after a record: of a state with many jobs only now and then, because a check looks at all of them.
+pub fn check_after(state: &MetaState) -> Result<(), String> {
+    if state.jobs.len() > MANY_JOBS && !state.number.is_multiple_of(RECORDS) {
+        return Ok(());
+    }
+    #[cfg(test)]
+    return crate::jobs::visits::uncounted(|| check(state));
+    #[cfg(not(test))]
+    check(state)
+}
+
 /// The first broken invariant, in words.
 pub fn check(state: &MetaState) -> Result<(), String> {
     check_catalog(state)?;
-    for (id, job) in &state.jobs {
+    for (id, job) in state.jobs.iter() {
         let Some(relation) = state.relations.get(id).filter(|r| has_job(r)) else {
             return Err(format!("job {id} has no relation"));
         };
@@ -38,6 +54,7 @@ pub fn check(state: &MetaState) -> Result<(), String> {
             return Err(format!("history of source {id} does not ascend"));
         }
     }
+    state.check_dependencies()?;
     state.objects.check(state.jobs.values().map(|j| j.version.as_ref()))
 }
 

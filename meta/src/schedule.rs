@@ -127,7 +127,7 @@ fn choose(
     // Nothing happened up to here: the grid matters only from here on.
     let quiet = inputs.iter().map(|i| state.stable_until(*i, own)).min().unwrap_or(own);
     let late_ms = newest.millis().saturating_sub(quiet.millis());
-    let combined = feeds_combination(state, id);
+    let combined = state.dependencies.feeds_combination(id);
     if late_ms < 1_000 && !combined {
         return newest;
     }
@@ -141,14 +141,6 @@ fn choose(
 /// chosen.
 fn is_readable(state: &MetaState, inputs: &[RelationId], epoch: Epoch) -> bool {
     inputs.iter().all(|i| state.oldest_unpublished(*i).is_none_or(|e| e > epoch))
-}
-
-/// Whether some derived relation reads several views of which this is one, or comes from one.
-fn feeds_combination(state: &MetaState, id: RelationId) -> bool {
-    state.jobs.iter().any(|(_, job)| {
-        let derived = job.inputs.iter().filter(|i| !state.inputs(**i).is_empty()).count();
-        derived >= 2 && state.closure(&job.inputs).contains(&id)
-    })
 }
 
 #[cfg(test)]
@@ -187,6 +179,7 @@ mod tests {
         state.jobs.insert(RelationId(id), job);
         let relation = Relation { id, kind: kind as i32, ..Relation::default() };
         state.relations.insert(RelationId(id), Arc::new(relation));
+        state.rebuild_dependencies();
     }
 
     /// A view that has cut past an epoch will never be exact there: what reads it goes on.

@@ -16,6 +16,8 @@ use millrace_rpc::log::{
 use millrace_rpc::services::SourceParts;
 use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId};
 
+use crate::dependencies::Dependencies;
+use crate::jobs::Jobs;
 use crate::objects::Objects;
 use crate::timeline::Timeline;
 
@@ -122,7 +124,7 @@ pub struct MetaState {
     pub next_table_id: u32,
     pub schemas: BTreeSet<String>,
     pub relations: BTreeMap<RelationId, Arc<Relation>>,
-    pub jobs: BTreeMap<RelationId, JobRecord>,
+    pub jobs: Jobs,
     pub sources: BTreeMap<RelationId, SourceRecord>,
     pub settings: BTreeMap<String, String>,
     /// Users that were created or changed, and their SCRAM verifiers.
@@ -134,6 +136,8 @@ pub struct MetaState {
     /// Jobs with commits that their worker has perhaps not published yet, and the epochs of these, oldest first. Put
     /// in by the fold, taken out by the drivers; the fold never reads it. Not part of a snapshot.
     pub unpublished: BTreeMap<RelationId, VecDeque<Epoch>>,
+    /// Who reads what, and what follows from it. Kept by the fold; not part of a snapshot.
+    pub dependencies: Dependencies,
 }
 
 impl Default for MetaState {
@@ -148,7 +152,7 @@ impl Default for MetaState {
             next_table_id: FIRST_TABLE_ID,
             schemas: BTreeSet::from([DEFAULT_SCHEMA.to_owned()]),
             relations: BTreeMap::new(),
-            jobs: BTreeMap::new(),
+            jobs: Jobs::default(),
             sources: BTreeMap::new(),
             settings: BTreeMap::new(),
             users: BTreeMap::new(),
@@ -156,6 +160,7 @@ impl Default for MetaState {
             statements: Statements::default(),
             catalog_version: 0,
             unpublished: BTreeMap::new(),
+            dependencies: Dependencies::default(),
         }
     }
 }
@@ -219,7 +224,7 @@ impl MetaState {
 
     /// Derived relations that read `id` directly.
     pub fn readers(&self, id: RelationId) -> Vec<RelationId> {
-        self.jobs.iter().filter(|(_, job)| job.inputs.contains(&id)).map(|(job, _)| *job).collect()
+        self.dependencies.readers(id).collect()
     }
 
     pub fn relation_named(&self, schema: &str, name: &str) -> Option<&Arc<Relation>> {
@@ -258,7 +263,7 @@ impl MetaState {
     }
 
     pub fn from_snapshot(snapshot: Snapshot) -> MetaState {
-        let jobs: BTreeMap<RelationId, JobRecord> =
+        let jobs: Jobs =
             snapshot.jobs.into_iter().map(|j| (RelationId(j.job), job_record(j))).collect();
         let objects = Objects::from_snapshot(
             jobs.values().map(|j| j.version.as_ref()),
@@ -269,7 +274,7 @@ impl MetaState {
         for s in &snapshot.statements {
             statements.insert(s.id, Epoch(s.epoch));
         }
-        MetaState {
+        let mut state = MetaState {
             number: snapshot.number,
             crc: snapshot.crc,
             term: snapshot.term,
@@ -295,7 +300,10 @@ impl MetaState {
             statements,
             catalog_version: 0,
             unpublished: BTreeMap::new(),
-        }
+            dependencies: Dependencies::default(),
+        };
+        state.rebuild_dependencies();
+        state
     }
 }
 

@@ -58,6 +58,7 @@ pub fn create_relation(
     }
     state.next_relation_id += 1;
     state.relations.insert(id, Arc::new(relation));
+    state.relation_added(id);
     state.catalog_version += 1;
     Ok(Applied { epoch: state.epoch, relation: Some(id) })
 }
@@ -133,6 +134,8 @@ fn replace_view(
     relation.created_epoch = existing.created_epoch;
     relation.first_table_id = 0;
     relation.table_count = 0;
+    state.dependencies.remove_relation(existing);
+    state.dependencies.add_relation(&relation);
     state.relations.insert(id, Arc::new(relation));
     state.catalog_version += 1;
     Ok(Applied { epoch: state.epoch, relation: Some(id) })
@@ -167,24 +170,20 @@ pub fn drop_relations(state: &mut MetaState, entry: &DropRelations) -> Verdict {
     if let Some(missing) = ids.iter().find(|id| !state.relations.contains_key(id)) {
         return Err(VoidReason::UnknownRelation(missing.0));
     }
-    for (id, relation) in &state.relations {
-        if ids.contains(id) {
-            continue;
-        }
-        let named = relation.depends_on.iter().copied().chain(target(relation)).map(RelationId);
-        if let Some(dep) = named.chain(state.inputs(*id).iter().copied()).find(|d| ids.contains(d))
-        {
-            let name =
-                state.relations.get(&dep).map_or_else(String::new, |r| format!("\"{}\"", r.name));
-            return Err(VoidReason::DependentsExist(name));
-        }
+    let dependants = ids.iter().flat_map(|id| state.dependencies.dependants(*id).map(|d| (d, *id)));
+    if let Some((_, needed)) = dependants.filter(|(dependant, _)| !ids.contains(dependant)).min() {
+        let name =
+            state.relations.get(&needed).map_or_else(String::new, |r| format!("\"{}\"", r.name));
+        return Err(VoidReason::DependentsExist(name));
     }
     remove(state, &ids);
     Ok(applied(state))
 }
 
 fn remove(state: &mut MetaState, ids: &BTreeSet<RelationId>) {
-    for id in ids {
+    // Readers before what they read.
+    for id in ids.iter().rev() {
+        state.relation_leaves(*id);
         state.relations.remove(id);
         state.sources.remove(id);
         state.unpublished.remove(id);
@@ -244,23 +243,10 @@ pub fn drop_schema(state: &mut MetaState, entry: &DropSchema) -> Verdict {
     Ok(applied(state))
 }
 
-/// Ids grow with creation except for replaced views, so a few passes close the set.
+/// Adds what cannot be without these.
 pub(crate) fn add_dependants(state: &MetaState, ids: &mut BTreeSet<RelationId>) {
-    loop {
-        let more: Vec<RelationId> = state
-            .relations
-            .iter()
-            .filter(|(id, r)| {
-                !ids.contains(id)
-                    && (r.depends_on.iter().any(|d| ids.contains(&RelationId(*d)))
-                        || ids.contains(&RelationId(r.target))
-                        || state.inputs(**id).iter().any(|d| ids.contains(d)))
-            })
-            .map(|(id, _)| *id)
-            .collect();
-        if more.is_empty() {
-            return;
-        }
-        ids.extend(more);
+    let mut todo: Vec<RelationId> = ids.iter().copied().collect();
+    while let Some(id) = todo.pop() {
+        todo.extend(state.dependencies.dependants(id).filter(|d| ids.insert(*d)));
     }
 }

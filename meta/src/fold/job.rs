@@ -88,11 +88,10 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
         }
     });
 
-    let needed = oldest_reader(state, id);
+    note_watermarks(state, entry, epoch);
     let Some(job) = state.jobs.get_mut(&id) else {
         return Err(VoidReason::UnknownRelation(entry.job));
     };
-    note_watermarks(job, entry, epoch, needed);
     let finished = absorb(Arc::make_mut(&mut job.version), entry, epoch, &mut state.objects, head);
     if finished {
         match was_exact_until {
@@ -101,6 +100,7 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
             None => job.timeline.advance(epoch.prev(), epoch, true),
         }
     }
+    state.content_moved(id);
     state.unpublished.entry(id).or_default().push_back(epoch);
     for statement in &entry.statements {
         state.statements.insert(*statement, epoch);
@@ -108,14 +108,34 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
     Ok(Applied { epoch, relation: Some(id) })
 }
 
-/// The oldest epoch that a reader of the relation stands at.
-fn oldest_reader(state: &MetaState, id: RelationId) -> Epoch {
-    let readers = state.jobs.values().filter(|j| j.inputs.contains(&id));
+/// The oldest epoch that a reader of the relation stands at; `MAX` without readers.
+pub fn oldest_reader(state: &MetaState, id: RelationId) -> Epoch {
+    let readers = state.dependencies.readers(id).filter_map(|reader| state.jobs.get(&reader));
     readers.map(position).min().unwrap_or(Epoch::MAX)
 }
 
 /// Watermarks only rise. What no reader needs is kept for a while, for reads as of an epoch.
-fn note_watermarks(job: &mut JobRecord, entry: &JobCommit, epoch: Epoch, needed: Epoch) {
+fn note_watermarks(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) {
+    let id = RelationId(entry.job);
+    if entry.watermarks.is_empty() || !add_watermarks(state, entry, epoch) {
+        return;
+    }
+    let kept = state.jobs.get(&id).map_or(0, |job| job.watermarks.len());
+    if kept <= WATERMARKS_KEPT {
+        return;
+    }
+    let needed = oldest_reader(state, id);
+    let Some(job) = state.jobs.get_mut(&id) else { return };
+    while job.watermarks.len() > WATERMARKS_KEPT
+        && job.watermarks.get(1).is_some_and(|(second, _)| *second <= needed)
+    {
+        job.watermarks.pop_front();
+    }
+}
+
+/// Whether any has risen.
+fn add_watermarks(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> bool {
+    let Some(job) = state.jobs.get_mut(&RelationId(entry.job)) else { return false };
     let mut next = job.watermarks.back().map_or(Vec::new(), |(_, columns)| columns.clone());
     let mut moved = false;
     for new in &entry.watermarks {
@@ -130,18 +150,13 @@ fn note_watermarks(job: &mut JobRecord, entry: &JobCommit, epoch: Epoch, needed:
             }
         }
     }
-    if !moved {
-        return;
+    if moved {
+        if job.watermarks.back().is_some_and(|(e, _)| *e >= epoch) {
+            job.watermarks.pop_back();
+        }
+        job.watermarks.push_back((epoch, next));
     }
-    if job.watermarks.back().is_some_and(|(e, _)| *e >= epoch) {
-        job.watermarks.pop_back();
-    }
-    job.watermarks.push_back((epoch, next));
-    while job.watermarks.len() > WATERMARKS_KEPT
-        && job.watermarks.get(1).is_some_and(|(second, _)| *second <= needed)
-    {
-        job.watermarks.pop_front();
-    }
+    moved
 }
 
 fn stable_inputs(state: &MetaState, inputs: &[RelationId], at: Epoch) -> Epoch {
@@ -324,8 +339,14 @@ pub fn raise_generations(state: &mut MetaState, entry: &RaiseGenerations) -> Ver
     if let Some(missing) = entry.jobs.iter().find(|j| !state.jobs.contains_key(&RelationId(**j))) {
         return Err(VoidReason::UnknownRelation(*missing));
     }
-    for (id, job) in &mut state.jobs {
-        if entry.jobs.is_empty() || entry.jobs.contains(&id.0) {
+    if entry.jobs.is_empty() {
+        for (_, job) in state.jobs.iter_mut() {
+            Arc::make_mut(&mut job.version).generation += 1;
+        }
+    }
+    let named: BTreeSet<u32> = entry.jobs.iter().copied().collect();
+    for id in named {
+        if let Some(job) = state.jobs.get_mut(&RelationId(id)) {
             Arc::make_mut(&mut job.version).generation += 1;
         }
     }
@@ -362,6 +383,7 @@ pub fn fix_snapshot_epoch(state: &mut MetaState, id: RelationId) -> bool {
         version.backfill = None;
         version.epoch = epoch.0;
         job.timeline = Timeline::since(epoch);
+        state.content_moved(id);
     } else if let Some(backfill) = &mut version.backfill {
         backfill.snapshot_epoch = epoch.0;
     }

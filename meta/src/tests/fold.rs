@@ -290,6 +290,18 @@ proptest! {
         }
     }
 
+    /// What the fold keeps per job is what following all inputs back to the roots gives.
+    #[test]
+    fn kept_bounds_are_those_of_the_definition(history in history()) {
+        for state in run(&history).1 {
+            for id in state.relations.keys() {
+                for at in [Epoch::ZERO, state.epoch.prev(), state.epoch] {
+                    prop_assert_eq!(state.stable_until(*id, at), defined_until(&state, *id, at));
+                }
+            }
+        }
+    }
+
     /// A record of an older term, or of another leader of this term, moves only the position.
     #[test]
     fn older_terms_are_ignored(history in history(), ops in prop::collection::vec(op(), 1..4), other in any::<bool>()) {
@@ -306,6 +318,19 @@ proptest! {
     }
 }
 
+/// `MetaState::stable_until` by its definition: by way of all inputs, each time.
+fn defined_until(state: &MetaState, id: RelationId, at: Epoch) -> Epoch {
+    match state.segment_at(id, at) {
+        None => at,
+        Some((segment, false)) => segment.hi.max(at),
+        Some((segment, true)) => {
+            let inputs = state.inputs(id).iter().map(|i| defined_until(state, *i, segment.hi));
+            let due = state.due(id).map_or(Epoch::MAX, Epoch::prev);
+            inputs.min().unwrap_or(state.epoch).min(due).min(state.epoch).max(segment.hi).max(at)
+        }
+    }
+}
+
 /// Table, view over it; the view backfilled to the table's epoch.
 fn table_and_view() -> (MetaState, RelationId, RelationId) {
     let mut state = MetaState::default();
@@ -316,6 +341,17 @@ fn table_and_view() -> (MetaState, RelationId, RelationId) {
     let done = commit(&state, v, 0, true, 1, true);
     assert!(step(&mut state, vec![Entry::Commit(done)])[0].is_ok());
     (state, t, v)
+}
+
+#[test]
+fn dependencies_that_do_not_follow_from_the_jobs_are_noticed() {
+    let (mut state, t, v) = table_and_view();
+    assert_eq!(state.readers(t), [v]);
+    assert_eq!(invariants::check(&state), Ok(()));
+    state.dependencies = Default::default();
+    assert!(invariants::check(&state).unwrap_err().contains("dependencies"));
+    state.rebuild_dependencies();
+    assert_eq!(invariants::check(&state), Ok(()));
 }
 
 fn change(state: &mut MetaState, id: RelationId) -> Verdict {
