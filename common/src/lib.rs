@@ -21,6 +21,7 @@ pub mod json;
 pub mod keys;
 pub mod random_tests;
 pub mod settings;
+pub mod shared_map;
 pub mod task;
 pub mod types;
 pub mod zone;

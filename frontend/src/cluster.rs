@@ -4,16 +4,18 @@
 //! meta, worker nor store. The process serves it by direct calls ([`crate::local_cluster`]); tests serve it
 //! from memory; a cluster will serve it over the network.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use millrace_common::shared_map::SharedMap;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
 use millrace_executor::dml::{DmlKind, EntryFlag, Load, LoadKind, ReadSet, TableLocks};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+use millrace_rpc::catalog_diff::differences;
 use millrace_rpc::log::UserChange;
 use millrace_rpc::version::StatementId;
 use tokio_util::sync::CancellationToken;
@@ -25,23 +27,45 @@ pub struct CatalogSnapshot {
     relations: Vec<Arc<Relation>>,
     /// Those that users see as relations: neither subscriptions nor what ends with a session.
     listed: Vec<Arc<Relation>>,
-    by_name: HashMap<(String, String), usize>,
-    by_id: HashMap<u32, usize>,
+    by_name: SharedMap<(String, String), Arc<Relation>>,
+    /// By the id of what they read or belong to, by ascending ids.
+    dependants: SharedMap<u32, Vec<Arc<Relation>>>,
 }
 
 impl CatalogSnapshot {
-    pub fn new(schemas: Vec<String>, mut relations: Vec<Arc<Relation>>) -> CatalogSnapshot {
-        relations.sort_by_key(|r| r.id);
-        let by_name = relations
-            .iter()
-            .enumerate()
-            .map(|(i, r)| ((r.schema.clone(), r.name.clone()), i))
-            .collect();
-        let by_id = relations.iter().enumerate().map(|(i, r)| (r.id, i)).collect();
+    /// The one that follows `previous`. Costs what differs, but for a look at each pointer. `relations` ascend by id.
+    pub fn after(
+        previous: &CatalogSnapshot,
+        schemas: Vec<String>,
+        relations: Vec<Arc<Relation>>,
+    ) -> CatalogSnapshot {
+        let mut by_name = previous.by_name.clone();
+        let mut dependants = previous.dependants.clone();
+        let (gone, added) = differences(&previous.relations, &relations);
+        for r in gone {
+            by_name.remove(&(r.schema.clone(), r.name.clone()));
+            for on in reads_or_belongs_to(r) {
+                let mut all = dependants.get(&on).cloned().unwrap_or_default();
+                all.retain(|d| d.id != r.id);
+                match all.is_empty() {
+                    true => drop(dependants.remove(&on)),
+                    false => drop(dependants.insert(on, all)),
+                }
+            }
+        }
+        for r in added {
+            by_name.insert((r.schema.clone(), r.name.clone()), Arc::clone(r));
+            for on in reads_or_belongs_to(r) {
+                let mut all = dependants.get(&on).cloned().unwrap_or_default();
+                let at = all.partition_point(|d| d.id < r.id);
+                all.insert(at, Arc::clone(r));
+                dependants.insert(on, all);
+            }
+        }
         let is_listed =
             |r: &&Arc<Relation>| r.ephemeral == 0 && r.kind != RelationKind::Subscription as i32;
         let listed = relations.iter().filter(is_listed).cloned().collect();
-        CatalogSnapshot { schemas, relations, listed, by_name, by_id }
+        CatalogSnapshot { schemas, relations, listed, by_name, dependants }
     }
 
     /// The relations that users see as such, by ascending id.
@@ -55,17 +79,24 @@ impl CatalogSnapshot {
     }
 
     pub fn get(&self, schema: &str, name: &str) -> Option<&Arc<Relation>> {
-        self.by_name.get(&(schema.to_owned(), name.to_owned())).map(|i| &self.relations[*i])
+        self.by_name.get(&(schema.to_owned(), name.to_owned()))
     }
 
     pub fn by_id(&self, id: u32) -> Option<&Arc<Relation>> {
-        self.by_id.get(&id).map(|i| &self.relations[*i])
+        let at = self.relations.binary_search_by_key(&id, |r| r.id).ok()?;
+        self.relations.get(at)
     }
 
     /// Relations that read `id` or belong to it, directly.
     pub fn dependants(&self, id: u32) -> impl Iterator<Item = &Arc<Relation>> {
-        self.relations.iter().filter(move |r| r.depends_on.contains(&id) || r.target == id)
+        self.dependants.get(&id).into_iter().flatten()
     }
+}
+
+/// Each once.
+fn reads_or_belongs_to(relation: &Relation) -> BTreeSet<u32> {
+    let target = Some(relation.target).filter(|t| *t != 0);
+    relation.depends_on.iter().copied().chain(target).collect()
 }
 
 /// What a scan reads.

@@ -171,7 +171,9 @@ impl Cluster for Direct {
         }
         let schemas = current.schemas().map(str::to_owned).collect();
         let relations = current.relations().cloned().collect();
-        let snapshot = Arc::new(CatalogSnapshot::new(schemas, relations));
+        let first = CatalogSnapshot::default();
+        let previous = cached.as_ref().map_or(&first, |(_, snapshot)| snapshot);
+        let snapshot = Arc::new(CatalogSnapshot::after(previous, schemas, relations));
         *cached = Some((current, snapshot.clone()));
         snapshot
     }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use millrace_common::RelationId;
-use millrace_common::collections::HashMap;
+use millrace_common::shared_map::SharedMap;
 use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::catalog_diff::differences;
 
 /// All relations, schemas and settings after some log record.
 #[derive(Clone, Debug, Default)]
@@ -13,15 +14,21 @@ pub struct Catalog {
     /// Rises with every change of the catalog.
     pub version: u64,
     relations: BTreeMap<RelationId, Arc<Relation>>,
-    names: HashMap<String, HashMap<String, RelationId>>,
+    /// By schema and name.
+    names: SharedMap<(String, String), RelationId>,
     schemas: BTreeSet<String>,
-    dependants: HashMap<RelationId, Vec<RelationId>>,
+    /// What each relation names or reads.
+    dependencies: SharedMap<RelationId, BTreeSet<RelationId>>,
+    dependants: SharedMap<RelationId, Vec<RelationId>>,
     settings: BTreeMap<String, String>,
     users: BTreeMap<String, Option<String>>,
 }
 
 impl Catalog {
-    pub fn new(
+    /// The catalog that follows `previous`. Costs what differs, but for a look at each pointer. `inputs`: what a job
+    /// that is in the new catalog reads.
+    pub fn after(
+        previous: &Catalog,
         version: u64,
         relations: BTreeMap<RelationId, Arc<Relation>>,
         schemas: BTreeSet<String>,
@@ -29,17 +36,59 @@ impl Catalog {
         users: BTreeMap<String, Option<String>>,
         inputs: impl Fn(RelationId) -> Vec<RelationId>,
     ) -> Catalog {
-        let mut names: HashMap<String, HashMap<String, RelationId>> = HashMap::default();
-        let mut dependants: HashMap<RelationId, Vec<RelationId>> = HashMap::default();
-        for (id, relation) in &relations {
-            names.entry(relation.schema.clone()).or_default().insert(relation.name.clone(), *id);
+        let mut next = Catalog {
+            version,
+            relations: BTreeMap::new(),
+            names: previous.names.clone(),
+            schemas,
+            dependencies: previous.dependencies.clone(),
+            dependants: previous.dependants.clone(),
+            settings,
+            users,
+        };
+        let (gone, added) = differences(previous.relations.values(), relations.values());
+        for relation in gone {
+            next.forget(relation);
+        }
+        for relation in added {
             let named = relation.depends_on.iter().copied().map(RelationId);
-            let all: BTreeSet<RelationId> = named.chain(inputs(*id)).collect();
-            for dep in all {
-                dependants.entry(dep).or_default().push(*id);
+            let all = named.chain(inputs(RelationId(relation.id))).collect();
+            next.take_in(relation, all);
+        }
+        next.relations = relations;
+        next
+    }
+
+    /// Relations that are new, gone or changed. Costs what differs, but for a look at each pointer.
+    pub fn differs_from(&self, previous: &Catalog) -> BTreeSet<RelationId> {
+        let (gone, added) = differences(previous.relations.values(), self.relations.values());
+        gone.into_iter().chain(added).map(|r| RelationId(r.id)).collect()
+    }
+
+    fn take_in(&mut self, relation: &Relation, dependencies: BTreeSet<RelationId>) {
+        let id = RelationId(relation.id);
+        self.names.insert((relation.schema.clone(), relation.name.clone()), id);
+        for dependency in &dependencies {
+            let mut all = self.dependants.get(dependency).cloned().unwrap_or_default();
+            if let Err(at) = all.binary_search(&id) {
+                all.insert(at, id);
+                self.dependants.insert(*dependency, all);
             }
         }
-        Catalog { version, relations, names, schemas, dependants, settings, users }
+        self.dependencies.insert(id, dependencies);
+    }
+
+    fn forget(&mut self, relation: &Relation) {
+        let id = RelationId(relation.id);
+        self.names.remove(&(relation.schema.clone(), relation.name.clone()));
+        for dependency in self.dependencies.remove(&id).unwrap_or_default() {
+            let mut all = self.dependants.get(&dependency).cloned().unwrap_or_default();
+            all.retain(|dependant| *dependant != id);
+            match all.is_empty() {
+                true => drop(self.dependants.remove(&dependency)),
+                false => drop(self.dependants.insert(dependency, all)),
+            }
+        }
     }
 
     pub fn relation(&self, id: RelationId) -> Option<&Arc<Relation>> {
@@ -47,7 +96,7 @@ impl Catalog {
     }
 
     pub fn by_name(&self, schema: &str, name: &str) -> Option<&Arc<Relation>> {
-        let id = self.names.get(schema)?.get(name)?;
+        let id = self.names.get(&(schema.to_owned(), name.to_owned()))?;
         self.relations.get(id)
     }
 

@@ -176,7 +176,7 @@ impl Meta {
         if self.shared.services.set(Services { compute, compactor }).is_err() {
             return Err(SqlError::internal("meta was started twice"));
         }
-        self.shared.sync_tasks();
+        self.shared.start_tasks();
         let collector = Collector {
             shared: Arc::clone(&self.shared),
             store: self.store.clone(),

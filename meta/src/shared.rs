@@ -203,13 +203,16 @@ impl Shared {
     /// Everything derived from the state, once it has been read.
     pub fn refresh(&self) {
         self.refresh_catalog();
-        self.sync_tasks();
+        self.start_tasks();
         self.bump();
     }
 
-    fn refresh_catalog(&self) {
+    /// Replaces the catalog. Returns what is new, gone or changed in it.
+    fn refresh_catalog(&self) -> BTreeSet<RelationId> {
         let state = self.state.read();
-        let catalog = Catalog::new(
+        let previous = self.catalog();
+        let catalog = Catalog::after(
+            &previous,
             state.catalog_version,
             state.relations.clone(),
             state.schemas.clone(),
@@ -219,28 +222,36 @@ impl Shared {
         );
         *self.settings.write() = Settings::resolve(&self.base_settings, &state.settings);
         drop(state);
+        let differ = catalog.differs_from(&previous);
         *self.catalog.write() = Arc::new(catalog);
+        differ
     }
 
-    /// One driver per job and one coordinator per source: starts and stops what the catalog says.
-    pub fn sync_tasks(&self) {
+    /// Starts what the catalog says when the services are there.
+    pub fn start_tasks(&self) {
+        let all = self.state.read().relations.keys().copied().collect();
+        self.sync_tasks(&all);
+    }
+
+    /// One driver per job and one coordinator per source: starts and stops those of these relations, as the state says.
+    fn sync_tasks(&self, ids: &BTreeSet<RelationId>) {
         let (Some(services), Some(me)) = (self.services.get(), self.me.upgrade()) else { return };
         if self.shutdown.is_cancelled() {
             return;
         }
-        let (jobs, sources): (Vec<JobId>, BTreeSet<RelationId>) = {
+        let (jobs, sources): (BTreeSet<JobId>, BTreeSet<RelationId>) = {
             let state = self.state.read();
-            (state.jobs.keys().copied().collect(), state.sources.keys().copied().collect())
+            let jobs = ids.iter().copied().filter(|id| state.jobs.contains_key(id));
+            let sources = ids.iter().copied().filter(|id| state.sources.contains_key(id));
+            (jobs.collect(), sources.collect())
         };
-        self.sync_jobs(&me, services, &jobs);
+        self.sync_jobs(&me, services, ids, &jobs);
         let mut running = self.sources.write();
-        running.retain(|id, handle| {
-            let stays = sources.contains(id);
-            if !stays {
+        for gone in ids.difference(&sources) {
+            if let Some(handle) = running.remove(gone) {
                 handle.cancel.cancel();
             }
-            stays
-        });
+        }
         for id in sources {
             running.entry(id).or_insert_with(|| {
                 let (notify, cancel) = (Arc::new(Notify::new()), self.shutdown.child_token());
@@ -258,15 +269,19 @@ impl Shared {
         }
     }
 
-    fn sync_jobs(&self, me: &Arc<Shared>, services: &Services, jobs: &[JobId]) {
+    fn sync_jobs(
+        &self,
+        me: &Arc<Shared>,
+        services: &Services,
+        ids: &BTreeSet<RelationId>,
+        jobs: &BTreeSet<JobId>,
+    ) {
         let mut running = self.jobs.write();
-        running.retain(|id, handle| {
-            let stays = jobs.contains(id);
-            if !stays {
+        for gone in ids.difference(jobs) {
+            if let Some(handle) = running.remove(gone) {
                 handle.cancel.cancel();
             }
-            stays
-        });
+        }
         let new: Vec<Arc<JobHandle>> = jobs
             .iter()
             .filter(|id| !running.contains_key(id))
@@ -336,8 +351,8 @@ impl Shared {
     fn folded(&self, record: &LogRecord, verdicts: &[Verdict]) {
         let catalog_changed = self.state.read().catalog_version != self.catalog.read().version;
         if catalog_changed {
-            self.refresh_catalog();
-            self.sync_tasks();
+            let differ = self.refresh_catalog();
+            self.sync_tasks(&differ);
         }
         self.wake_after(record, verdicts);
         let edits = |e: &Entry| match e {

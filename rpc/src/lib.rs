@@ -5,6 +5,7 @@
 //! Messages are written as prost structs: field tags are the format and never change meaning.
 
 pub mod catalog;
+pub mod catalog_diff;
 pub mod log;
 pub mod services;
 pub mod version;

@@ -11,6 +11,7 @@ use millrace_rpc::version::{JobCommit, PublishHandle, RunMeta, SliceRef, Version
 use proptest::prelude::*;
 
 use super::{relation, table, view};
+use crate::catalog::Catalog;
 use crate::error::VoidReason;
 use crate::fold::{Verdict, apply};
 use crate::invariants;
@@ -302,6 +303,23 @@ proptest! {
         }
     }
 
+    /// A catalog made from the one before it is the one made from nothing.
+    #[test]
+    fn catalogs_follow_each_other(history in history()) {
+        let mut catalog = Catalog::default();
+        for state in run(&history).1 {
+            catalog = catalog_after(&catalog, &state);
+            let fresh = catalog_after(&Catalog::default(), &state);
+            for id in (FIRST_RELATION_ID..state.next_relation_id).map(RelationId) {
+                prop_assert_eq!(catalog.dependants(id), fresh.dependants(id));
+            }
+            for name in (0..12).map(|n| format!("r{n}")) {
+                let id = |c: &Catalog| c.by_name("public", &name).map(|r| r.id);
+                prop_assert_eq!(id(&catalog), id(&fresh));
+            }
+        }
+    }
+
     /// A record of an older term, or of another leader of this term, moves only the position.
     #[test]
     fn older_terms_are_ignored(history in history(), ops in prop::collection::vec(op(), 1..4), other in any::<bool>()) {
@@ -316,6 +334,12 @@ proptest! {
         let after = canonical(&state);
         prop_assert_eq!(MetaState { number: before.number, crc: before.crc, ..after }, before);
     }
+}
+
+fn catalog_after(previous: &Catalog, state: &MetaState) -> Catalog {
+    let (relations, schemas) = (state.relations.clone(), state.schemas.clone());
+    let inputs = |id| state.inputs(id).to_vec();
+    Catalog::after(previous, 0, relations, schemas, Default::default(), Default::default(), inputs)
 }
 
 /// `MetaState::stable_until` by its definition: by way of all inputs, each time.
