@@ -536,7 +536,7 @@ impl Driver {
     fn set_state(&self, state: JobState) {
         let running = state == JobState::Running;
         if self.handle.set_state(state) {
-            self.shared.bump();
+            self.shared.changes.touch(self.handle.id);
             // A source moves only while a reader runs: it may have looked before this one did.
             if running {
                 self.shared.notify_sources_of(self.handle.id);

@@ -42,7 +42,7 @@ pub async fn follow(
     seen: Epoch,
     progress: Option<Duration>,
 ) -> Result<Follow, SqlError> {
-    let mut events = shared.events();
+    let mut changes = shared.changes.watch([id]);
     // Whoever waits asks all jobs on the way to end their epochs at once.
     let path = shared.path_to(id);
     let _following = shared.waits.follow(path.clone());
@@ -50,7 +50,7 @@ pub async fn follow(
     let shutdown = || SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down");
     let due = progress.map(|step| shared.env.now() + step);
     loop {
-        events.borrow_and_update();
+        changes.mark_seen();
         {
             let state = shared.state.read();
             if !state.relations.contains_key(&id) {
@@ -83,7 +83,7 @@ pub async fn follow(
             }
         };
         tokio::select! {
-            changed = events.changed() => changed.map_err(|_| shutdown())?,
+            () = changes.changed() => {}
             () = silence => {}
             () = shared.shutdown.cancelled() => return Err(shutdown()),
         }

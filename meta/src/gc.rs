@@ -58,13 +58,9 @@ impl Collector {
             warn!(%error, "objects of earlier incarnations were not swept; the next start tries again");
         }
         let mut horizons = BTreeMap::new();
-        let mut events = self.shared.events();
         loop {
-            if events.changed().await.is_err() {
-                return;
-            }
+            self.shared.appended.notified().await;
             tokio::time::sleep(self.options.period).await;
-            events.borrow_and_update();
             self.move_horizons(&mut horizons).await;
             if let Err(error) = self.collect().await {
                 warn!(%error, "garbage was not collected this time");

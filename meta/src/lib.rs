@@ -37,6 +37,7 @@ pub mod log;
 pub mod meta;
 pub mod objects;
 mod read;
+mod relation_changes;
 pub mod schedule;
 pub mod settings;
 mod shared;

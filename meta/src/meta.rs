@@ -197,7 +197,7 @@ impl Meta {
     /// Stops all drivers; nothing durable needs it.
     pub async fn shutdown(&self) {
         self.shared.shutdown.cancel();
-        self.shared.bump();
+        self.shared.changes.touch_where(|_| true);
     }
 
     /// The catalog after the newest record.
@@ -578,8 +578,8 @@ impl MetaService for Meta {
         state.relations.get(&relation)?.option(name).map(str::to_owned)
     }
 
-    fn changes(&self) -> Option<watch::Receiver<u64>> {
-        Some(self.shared.events())
+    fn changes(&self, relation: RelationId) -> Option<watch::Receiver<u64>> {
+        Some(self.shared.changes.subscribe(relation))
     }
 
     fn graph(&self, relation: RelationId) -> Option<Bytes> {

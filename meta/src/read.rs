@@ -5,12 +5,15 @@
 //! later epoch up to the head the content is the same. Where that epoch is not reached yet, the drivers of
 //! all views in between are asked for it; views that must meet are asked for that very epoch.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::epoch_waiters::WaitGuard;
 use crate::shared::Shared;
 use crate::state::MetaState;
 use crate::status::JobState;
@@ -67,7 +70,9 @@ pub async fn read_epoch(
         let epoch = state.readable_common(&goal.relations, Epoch::MAX)?;
         (epoch >= goal.target).then_some(epoch)
     };
-    wait(shared, &goal, timeout, reached).await
+    let watched = goal.path.iter().chain(&goal.relations).copied().collect();
+    let _asked = ask(shared, &goal);
+    wait(shared, &goal, watched, shared.env.now() + timeout, timeout, reached).await
 }
 
 /// What was acknowledged before includes what another server has that leads now: the read is refused then.
@@ -105,16 +110,21 @@ pub async fn flush(shared: &Shared) -> Result<(), SqlError> {
         Goal { aligned: true, ..Goal::new(&state, &running) }
     };
     let timeout = shared.settings().read_wait_timeout.saturating_mul(FLUSH_TIMEOUTS);
-    let reached = |state: &MetaState| {
-        let behind = |id: &&RelationId| {
-            state.jobs.contains_key(id)
-                && is_fed(shared, state, **id)
-                && state.readable_frontier(**id).is_none_or(|f| f < goal.target)
+    let deadline = shared.env.now() + timeout;
+    let _asked = ask(shared, &goal);
+    // One after the other: each wait is woken only by what its own job waits for.
+    for id in &goal.relations {
+        let done = |state: &MetaState| {
+            let behind = state.jobs.contains_key(id)
+                && is_fed(shared, state, *id)
+                && state.readable_frontier(*id).is_none_or(|f| f < goal.target);
+            (!behind).then_some(())
         };
-        goal.relations.iter().find(behind).is_none().then_some(())
-    };
-    let asked = Goal { relations: Vec::new(), path: goal.path.clone(), ..goal };
-    wait(shared, &asked, timeout, reached).await
+        let path = shared.path_to(*id);
+        let own = Goal { relations: Vec::new(), path: path.clone(), ..goal };
+        wait(shared, &own, path.into_iter().collect(), deadline, timeout, done).await?;
+    }
+    Ok(())
 }
 
 /// Whether the job and every job behind it run, or are about to. Whether a sink is paused the catalog says: its
@@ -135,19 +145,26 @@ fn is_fed(shared: &Shared, state: &MetaState, id: RelationId) -> bool {
     state.closure(&[id]).iter().all(runs)
 }
 
-/// Registers the goal with the drivers and waits until `reached`.
+/// Has the drivers on the way work towards the goal, for as long as the guard lives.
+fn ask<'a>(shared: &'a Shared, goal: &Goal) -> WaitGuard<'a> {
+    let asked = shared.waits.register(goal.path.clone(), goal.target, goal.aligned);
+    shared.wake(goal.path.iter().copied());
+    asked
+}
+
+/// Waits until `reached`, which is looked at again when something about the watched relations has changed.
+/// `timeout`: how long that is in all, for the error at the deadline.
 async fn wait<T>(
     shared: &Shared,
     goal: &Goal,
+    watched: BTreeSet<RelationId>,
+    deadline: Instant,
     timeout: Duration,
     reached: impl Fn(&MetaState) -> Option<T>,
 ) -> Result<T, SqlError> {
-    let deadline = shared.env.now() + timeout;
-    let mut events = shared.events();
-    let _guard = shared.waits.register(goal.path.clone(), goal.target, goal.aligned);
-    shared.wake(goal.path.iter().copied());
+    let mut changes = shared.changes.watch(watched);
     loop {
-        events.borrow_and_update();
+        changes.mark_seen();
         {
             let state = shared.state.read();
             if let Some(result) = reached(&state) {
@@ -158,17 +175,15 @@ async fn wait<T>(
             }
         }
         tokio::select! {
-            changed = events.changed() => {
-                if changed.is_err() {
-                    return Err(SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down"));
-                }
-            }
+            () = changes.changed() => {}
             () = tokio::time::sleep_until(deadline) => return Err(too_late(shared, goal, timeout)),
-            () = shared.shutdown.cancelled() => {
-                return Err(SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down"));
-            }
+            () = shared.shutdown.cancelled() => return Err(shutting_down()),
         }
     }
+}
+
+fn shutting_down() -> SqlError {
+    SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down")
 }
 
 /// Why no waiting will help: a relation is gone, not created yet, or its job has failed.
@@ -267,9 +282,9 @@ pub async fn wait_created(
     id: RelationId,
     cancel: &CancellationToken,
 ) -> Result<(), SqlError> {
-    let mut events = shared.events();
+    let mut changes = shared.changes.watch([id]);
     loop {
-        events.borrow_and_update();
+        changes.mark_seen();
         {
             let state = shared.state.read();
             let Some(relation) = state.relations.get(&id) else { return Err(undefined(id)) };
@@ -296,20 +311,14 @@ pub async fn wait_created(
             }
         }
         tokio::select! {
-            changed = events.changed() => {
-                if changed.is_err() {
-                    return Err(SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down"));
-                }
-            }
+            () = changes.changed() => {}
             () = cancel.cancelled() => {
                 return Err(SqlError::new(
                     SqlState::QUERY_CANCELED,
                     "canceling statement due to user request",
                 ));
             }
-            () = shared.shutdown.cancelled() => {
-                return Err(SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down"));
-            }
+            () = shared.shutdown.cancelled() => return Err(shutting_down()),
         }
     }
 }

@@ -10,8 +10,9 @@ use millrace_common::task::spawn;
 use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
 use millrace_rpc::log::{Entry, LogRecord};
 use millrace_rpc::services::{CompactorService, ComputeService};
+use millrace_rpc::version::JobCommit;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
@@ -22,6 +23,7 @@ use crate::fold::Verdict;
 use crate::groups::Groups;
 use crate::job::JobHandle;
 use crate::log::{LogWriter, Observer};
+use crate::relation_changes::RelationChanges;
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
 use crate::state::MetaState;
@@ -57,8 +59,10 @@ pub struct Shared {
     pub waits: Waits,
     /// Transactions over several tables on their way to the log.
     pub groups: Groups,
-    /// Rises whenever something that a waiter may watch has changed.
-    events: watch::Sender<u64>,
+    /// Wakes those who wait for a relation.
+    pub changes: RelationChanges,
+    /// Told of every record: there may be garbage.
+    pub appended: Notify,
     /// Jobs whose runs may need compaction.
     pub compaction: Notify,
     /// Stops everything.
@@ -86,7 +90,8 @@ impl Shared {
             sources: RwLock::default(),
             waits: Waits::default(),
             groups: Groups::default(),
-            events: watch::Sender::new(0),
+            changes: RelationChanges::default(),
+            appended: Notify::new(),
             compaction: Notify::new(),
             shutdown: CancellationToken::new(),
         })
@@ -121,14 +126,6 @@ impl Shared {
     /// The generation in the log; `None`: dropped.
     pub fn generation(&self, id: JobId) -> Option<Generation> {
         self.state.read().jobs.get(&id).map(|j| Generation(j.version.generation))
-    }
-
-    pub fn events(&self) -> watch::Receiver<u64> {
-        self.events.subscribe()
-    }
-
-    pub fn bump(&self) {
-        self.events.send_modify(|n| *n += 1);
     }
 
     /// Wakes the drivers of these jobs.
@@ -175,7 +172,7 @@ impl Shared {
             state.readers(id)
         };
         self.wake(readers);
-        self.bump();
+        self.changes.touch(id);
     }
 
     /// No worker runs yet: each begins with everything committed. Only what a sink has staged may not
@@ -204,7 +201,6 @@ impl Shared {
     pub fn refresh(&self) {
         self.refresh_catalog();
         self.start_tasks();
-        self.bump();
     }
 
     /// Replaces the catalog. Returns what is new, gone or changed in it.
@@ -301,38 +297,67 @@ impl Shared {
         state.relations.get(&id).map_or_else(|| id.to_string(), |r| r.label())
     }
 
-    /// Drivers that may have something to do after this record: of the jobs it names and of what reads
-    /// the relations it changed.
-    fn wake_after(&self, record: &LogRecord, verdicts: &[Verdict]) {
-        let mut touched: BTreeSet<RelationId> = BTreeSet::new();
+    /// Wakes those that may have something to do after this record: drivers of the jobs it names and of what reads the
+    /// relations it changed, coordinators of sources, and those who wait for a relation. What reads a job's commit is
+    /// woken when its worker has published it, not before ([`Shared::published`]).
+    fn wake_after(&self, touched: &Touched) {
+        let state = self.state.read();
+        let inputs = touched.all().flat_map(|id| state.inputs(id).iter().copied().chain([id]));
+        let sources: BTreeSet<RelationId> =
+            inputs.filter(|id| state.sources.contains_key(id)).collect();
+        let readers = touched.changed.iter().flat_map(|id| state.dependencies.readers(*id));
+        let woken: BTreeSet<JobId> = readers.chain(touched.changed.iter().copied()).collect();
+        drop(state);
+        self.wake(woken);
+        for id in &touched.changed {
+            self.changes.touch(*id);
+        }
+        let running = self.sources.read();
+        for source in sources.iter().filter_map(|id| running.get(id)) {
+            source.notify.notify_one();
+        }
+    }
+}
+
+/// What the entries of a record that took effect were about.
+#[derive(Default)]
+struct Touched {
+    /// Jobs that committed.
+    committed: BTreeSet<JobId>,
+    /// Relations that changed in another way.
+    changed: BTreeSet<RelationId>,
+    /// Jobs whose runs or tail are others.
+    edited: BTreeSet<JobId>,
+}
+
+impl Touched {
+    fn of(record: &LogRecord, verdicts: &[Verdict]) -> Touched {
+        let mut touched = Touched::default();
         for (entry, verdict) in record.entries.iter().zip(verdicts) {
             let (Some(entry), Ok(verdict)) = (entry.entry.as_ref(), verdict) else { continue };
             match entry {
-                Entry::Commit(c) => drop(touched.insert(RelationId(c.job))),
-                Entry::Transaction(t) => {
-                    touched.extend(t.commits.iter().map(|c| RelationId(c.job)));
-                }
-                Entry::SourceAdvance(a) => drop(touched.insert(RelationId(a.source))),
-                Entry::StartBackfill(b) => drop(touched.insert(RelationId(b.job))),
-                Entry::AlterRelation(a) => drop(touched.insert(RelationId(a.id))),
-                Entry::CreateRelation(_) => touched.extend(verdict.relation),
+                Entry::Commit(c) => touched.commit(c),
+                Entry::Transaction(t) => t.commits.iter().for_each(|c| touched.commit(c)),
+                Entry::EditVersion(e) => drop(touched.edited.insert(RelationId(e.job))),
+                Entry::SourceAdvance(a) => drop(touched.changed.insert(RelationId(a.source))),
+                Entry::StartBackfill(b) => drop(touched.changed.insert(RelationId(b.job))),
+                Entry::AlterRelation(a) => drop(touched.changed.insert(RelationId(a.id))),
+                Entry::CreateRelation(_) => touched.changed.extend(verdict.relation),
                 _ => {}
             }
         }
-        let state = self.state.read();
-        let readers = state.jobs.iter().filter(|(id, job)| {
-            touched.contains(id) || job.inputs.iter().any(|i| touched.contains(i))
-        });
-        let woken: Vec<JobId> = readers.map(|(id, _)| *id).collect();
-        drop(state);
-        self.wake(woken);
-        let sources = self.sources.read();
-        for id in &touched {
-            let inputs = self.state.read().inputs(*id).to_vec();
-            for source in inputs.iter().chain([id]).filter_map(|i| sources.get(i)) {
-                source.notify.notify_one();
-            }
+        touched
+    }
+
+    fn commit(&mut self, commit: &JobCommit) {
+        self.committed.insert(RelationId(commit.job));
+        if commit.edit.is_some() {
+            self.edited.insert(RelationId(commit.job));
         }
+    }
+
+    fn all(&self) -> impl Iterator<Item = RelationId> {
+        self.committed.union(&self.changed).copied()
     }
 }
 
@@ -354,17 +379,16 @@ impl Shared {
             let differ = self.refresh_catalog();
             self.sync_tasks(&differ);
         }
-        self.wake_after(record, verdicts);
-        let edits = |e: &Entry| match e {
-            Entry::EditVersion(_) => true,
-            Entry::Commit(c) => c.edit.is_some(),
-            Entry::Transaction(t) => t.commits.iter().any(|c| c.edit.is_some()),
-            _ => false,
-        };
-        if record.entries.iter().filter_map(|e| e.entry.as_ref()).any(edits) {
+        let touched = Touched::of(record, verdicts);
+        self.wake_after(&touched);
+        if catalog_changed {
+            let catalog = self.catalog();
+            self.changes.touch_where(|id| catalog.relation(id).is_none());
+        }
+        if !touched.edited.is_empty() {
             self.compaction.notify_one();
         }
-        self.bump();
+        self.appended.notify_one();
     }
 
     pub fn head(&self) -> Epoch {

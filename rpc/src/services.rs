@@ -184,8 +184,9 @@ pub trait MetaService: Send + Sync {
         None
     }
 
-    /// Changes its value whenever offsets of a source may have been fixed.
-    fn changes(&self) -> Option<watch::Receiver<u64>> {
+    /// Changes its value whenever offsets of this source may have been fixed, or its options changed.
+    fn changes(&self, relation: RelationId) -> Option<watch::Receiver<u64>> {
+        let _ = relation;
         None
     }
 

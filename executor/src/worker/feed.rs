@@ -136,7 +136,7 @@ impl Feed {
     pub async fn run(mut self) {
         let mut failures = 0;
         let id = RelationId(self.relation.id);
-        let mut changes = self.meta.changes();
+        let mut changes = self.meta.changes(id);
         loop {
             if let Some(changes) = &mut changes {
                 changes.mark_unchanged();
