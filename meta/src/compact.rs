@@ -14,7 +14,7 @@ use std::time::Duration;
 use millrace_common::access::AccessClass;
 use millrace_common::collections::HashSet;
 use millrace_common::task::spawn;
-use millrace_common::{Epoch, Generation, JobId, SqlError, crash};
+use millrace_common::{Generation, JobId, SqlError, crash};
 use millrace_rpc::log::{EditVersion, Entry};
 use millrace_rpc::services::CompactionTask;
 use millrace_rpc::version::retention_counter;
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
-use crate::gc::{before, horizons};
+use crate::gc::{before, horizon};
 use crate::shared::{Services, Shared};
 
 /// Compactions at a time.
@@ -104,10 +104,7 @@ impl Scheduler {
             relation: relation.as_ref().clone(),
             inputs,
             target_level,
-            horizon: horizons(&state, limit, now_ms, &written)
-                .get(&job)
-                .copied()
-                .unwrap_or(Epoch::ZERO),
+            horizon: horizon(&state, job, limit, now_ms, &written),
             bottom,
         };
         Some((task, generation))

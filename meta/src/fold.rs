@@ -8,6 +8,7 @@ mod catalog;
 mod job;
 
 pub(crate) use catalog::add_dependants;
+pub(crate) use job::position;
 use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId};

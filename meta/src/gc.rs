@@ -10,13 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, JobId, RelationId, crash};
+use millrace_common::{Epoch, JobId, crash};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{DeleteObjects, Entry};
 use object_store::path::Path;
 use tracing::{info, warn};
 
 use crate::error::MetaError;
+use crate::fold::position;
 use crate::log::LogStore;
 use crate::objects::{DATA_PREFIX, parse};
 use crate::shared::Shared;
@@ -57,11 +58,13 @@ impl Collector {
         if let Err(error) = self.sweep().await {
             warn!(%error, "objects of earlier incarnations were not swept; the next start tries again");
         }
-        let mut horizons = BTreeMap::new();
+        // Jobs with versions above their horizon: at first perhaps all.
+        let mut moving: BTreeMap<JobId, Epoch> =
+            self.shared.state.read().jobs.keys().map(|id| (*id, Epoch::ZERO)).collect();
         loop {
             self.shared.appended.notified().await;
             tokio::time::sleep(self.options.period).await;
-            self.move_horizons(&mut horizons).await;
+            self.move_horizons(&mut moving).await;
             if let Err(error) = self.collect().await {
                 warn!(%error, "garbage was not collected this time");
             }
@@ -120,19 +123,32 @@ impl Collector {
         Ok(())
     }
 
-    /// Tells the workers which versions no read needs any more.
-    async fn move_horizons(&self, known: &mut BTreeMap<JobId, Epoch>) {
+    /// Tells the workers which versions no read needs any more. A job whose horizon has reached its newest version has
+    /// nothing to lose until it commits again. `moving`: the others, and their horizons.
+    async fn move_horizons(&self, moving: &mut BTreeMap<JobId, Epoch>) {
         let Some(services) = self.shared.services.get() else { return };
         let now_ms = self.shared.env.now_ms();
         let limit = before(now_ms, self.shared.settings().snapshot_retention);
         let written = |id, bytes| self.shared.written_since(id, bytes);
-        let horizons = horizons(&self.shared.state.read(), limit, now_ms, &written);
-        known.retain(|job, _| horizons.contains_key(job));
-        for (job, horizon) in horizons {
-            let old = known.insert(job, horizon).unwrap_or_default();
-            if horizon > old {
-                services.compute.set_horizon(job, horizon).await;
-            }
+        let committed = std::mem::take(&mut *self.shared.committed.lock());
+        for job in committed {
+            moving.entry(job).or_default();
+        }
+        let mut raised = Vec::new();
+        {
+            let state = self.shared.state.read();
+            moving.retain(|id, known| {
+                let Some(job) = state.jobs.get(id) else { return false };
+                let horizon = horizon(&state, *id, limit, now_ms, &written);
+                if horizon > *known {
+                    *known = horizon;
+                    raised.push((*id, horizon));
+                }
+                horizon < Epoch(job.version.epoch)
+            });
+        }
+        for (job, horizon) in raised {
+            services.compute.set_horizon(job, horizon).await;
         }
     }
 }
@@ -142,40 +158,29 @@ pub fn before(now_ms: u64, age: Duration) -> Epoch {
     Epoch::from_millis(now_ms.saturating_sub(age.as_millis() as u64))
 }
 
-/// Per job the epoch below which no version is needed: `limit`, or less where a reader of the relation
+/// The epoch below which no version of the job is needed: `limit`, or less where a reader of the relation
 /// stands further back or a subscription keeps its changes for longer. `written`: the epoch after which a
 /// job has committed no more than so many bytes.
-pub fn horizons(
+pub fn horizon(
     state: &MetaState,
+    id: JobId,
     limit: Epoch,
     now_ms: u64,
     written: &dyn Fn(JobId, u64) -> Epoch,
-) -> BTreeMap<JobId, Epoch> {
-    let mut out: BTreeMap<JobId, Epoch> = state.jobs.keys().map(|id| (*id, limit)).collect();
-    for job in state.jobs.values() {
-        let position = match &job.version.backfill {
-            Some(b) if b.snapshot_epoch == 0 => continue,
-            Some(b) => Epoch(b.snapshot_epoch),
-            None => Epoch(job.version.epoch),
-        };
-        for input in &job.inputs {
-            if let Some(horizon) = out.get_mut(input) {
-                *horizon = (*horizon).min(position);
-            }
-        }
+) -> Epoch {
+    let mut horizon = limit;
+    for reader in state.dependencies.readers(id).filter_map(|r| state.jobs.get(&r)) {
+        // A reader whose snapshot is not fixed needs none: `MAX`.
+        horizon = horizon.min(position(reader));
     }
-    for subscription in state.relations.values() {
+    for subscription in state.dependencies.named_by(id) {
+        let Some(subscription) = state.relations.get(&subscription) else { continue };
         let Some(retention) = retention(subscription) else { continue };
         let bytes = subscription.option("retention_bytes").and_then(|b| b.parse().ok());
-        for relation in &subscription.depends_on {
-            let by_bytes = bytes.map_or(Epoch::ZERO, |b| written(RelationId(*relation), b));
-            let kept = before(now_ms, retention).max(by_bytes);
-            if let Some(horizon) = out.get_mut(&RelationId(*relation)) {
-                *horizon = (*horizon).min(kept);
-            }
-        }
+        let by_bytes = bytes.map_or(Epoch::ZERO, |b| written(id, b));
+        horizon = horizon.min(before(now_ms, retention).max(by_bytes));
     }
-    out
+    horizon
 }
 
 /// For how long a subscription keeps the changes of its relation.

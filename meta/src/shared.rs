@@ -63,6 +63,8 @@ pub struct Shared {
     pub changes: RelationChanges,
     /// Told of every record: there may be garbage.
     pub appended: Notify,
+    /// Jobs that have committed since the collector last moved their horizons.
+    pub committed: Mutex<BTreeSet<JobId>>,
     /// Jobs whose runs may need compaction.
     pub compaction: Notify,
     /// Stops everything.
@@ -92,6 +94,7 @@ impl Shared {
             groups: Groups::default(),
             changes: RelationChanges::default(),
             appended: Notify::new(),
+            committed: Mutex::default(),
             compaction: Notify::new(),
             shutdown: CancellationToken::new(),
         })
@@ -388,6 +391,7 @@ impl Shared {
         if !touched.edited.is_empty() {
             self.compaction.notify_one();
         }
+        self.committed.lock().extend(touched.committed);
         self.appended.notify_one();
     }
 
