@@ -8,7 +8,6 @@
 //! referenced.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_common::access::AccessClass;
@@ -23,6 +22,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
+use crate::compaction_queue::Candidates;
 use crate::gc::{before, horizon};
 use crate::shared::{Services, Shared};
 
@@ -39,7 +39,8 @@ pub struct Scheduler {
     class: TableClass,
     busy: Arc<Mutex<HashSet<u64>>>,
     slots: Arc<Semaphore>,
-    next_task: AtomicU64,
+    next_task: u64,
+    candidates: Candidates,
 }
 
 impl Scheduler {
@@ -49,65 +50,90 @@ impl Scheduler {
             class,
             busy: Arc::default(),
             slots: Arc::new(Semaphore::new(PARALLEL)),
-            next_task: AtomicU64::new(1),
+            next_task: 1,
+            candidates: Candidates::default(),
         }
     }
 
     /// Until the server stops. Sleeps until runs have changed.
-    pub async fn run(self) {
+    pub async fn run(mut self) {
         let Some(services) = self.shared.services.get().cloned() else { return };
         loop {
-            while let Some((task, generation)) = self.next() {
-                let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
-                let run = run(
-                    Arc::clone(&self.shared),
-                    services.clone(),
-                    task,
-                    generation,
-                    Arc::clone(&self.busy),
-                );
-                let shared = Arc::clone(&self.shared);
-                spawn("compact", async move {
-                    run.await;
-                    drop(slot);
-                    shared.compaction.notify_one();
-                });
-            }
-            self.shared.compaction.notified().await;
+            // The slot first: what is most urgent may have changed when it is free.
+            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
+            self.look();
+            let Some((task, generation)) = self.next() else {
+                drop(slot);
+                self.shared.compaction.told().await;
+                continue;
+            };
+            let job = task.job;
+            let shared = Arc::clone(&self.shared);
+            let run = run(
+                Arc::clone(&self.shared),
+                services.clone(),
+                task,
+                generation,
+                Arc::clone(&self.busy),
+            );
+            spawn("compact", async move {
+                run.await;
+                drop(slot);
+                // Its runs are free again.
+                shared.compaction.look_at([job]);
+            });
         }
     }
 
-    /// The most useful compaction of the first job that needs one; its runs are busy from now on.
-    fn next(&self) -> Option<(CompactionTask, Generation)> {
-        let now_ms = self.shared.env.now_ms();
-        let limit = before(now_ms, self.shared.settings().snapshot_retention);
-        let state = self.shared.state.read();
-        let mut busy = self.busy.lock();
-        let (job, relation, picked, generation) = state.jobs.iter().find_map(|(id, job)| {
-            let generation = Generation(job.version.generation);
-            if self.shared.job(*id)?.started() != Some(generation) {
-                return None;
-            }
-            let class = |table| (self.class)(*id, table);
-            let version = &job.version;
-            let cleaned = |table| version.counters.contains_key(&retention_counter(table));
-            let is_busy = |run| busy.contains(&run);
-            let picked = pick(&version.runs, &version.tail, class, cleaned, is_busy)?;
-            Some((*id, state.relations.get(id)?, picked, generation))
-        })?;
-        let Pick { inputs, target_level, bottom, .. } = picked;
-        let written = |id, bytes| self.shared.written_since(id, bytes);
-        busy.extend(inputs.iter().map(|r| r.run_id));
-        let task = CompactionTask {
-            task_id: self.next_task.fetch_add(1, Ordering::Relaxed),
-            job,
-            relation: relation.as_ref().clone(),
-            inputs,
-            target_level,
-            horizon: horizon(&state, job, limit, now_ms, &written),
-            bottom,
-        };
-        Some((task, generation))
+    /// Scores the jobs whose runs have changed.
+    fn look(&mut self) {
+        for job in self.shared.compaction.take() {
+            self.score(job);
+        }
+    }
+
+    fn score(&mut self, job: JobId) {
+        let score = self.pick(job).map(|(picked, _)| picked.score);
+        self.candidates.set(job, score, self.shared.env.now());
+    }
+
+    /// The most useful rewriting of a job's runs, if any is worth it.
+    fn pick(&self, job: JobId) -> Option<(Pick, Generation)> {
+        let version = Arc::clone(&self.shared.state.read().jobs.get(&job)?.version);
+        let generation = Generation(version.generation);
+        if self.shared.job(job)?.started() != Some(generation) {
+            return None;
+        }
+        let class = |table| (self.class)(job, table);
+        let cleaned = |table| version.counters.contains_key(&retention_counter(table));
+        let busy = self.busy.lock();
+        let is_busy = |run| busy.contains(&run);
+        Some((pick(&version.runs, &version.tail, class, cleaned, is_busy)?, generation))
+    }
+
+    /// The most urgent compaction of all jobs; its runs are busy from now on.
+    fn next(&mut self) -> Option<(CompactionTask, Generation)> {
+        loop {
+            let job = self.candidates.take_best(self.shared.env.now())?;
+            let Some((picked, generation)) = self.pick(job) else { continue };
+            let Pick { inputs, target_level, bottom, .. } = picked;
+            let now_ms = self.shared.env.now_ms();
+            let limit = before(now_ms, self.shared.settings().snapshot_retention);
+            let written = |id, bytes| self.shared.written_since(id, bytes);
+            let (relation, horizon) = {
+                let state = self.shared.state.read();
+                let Some(relation) = state.relations.get(&job) else { continue };
+                (relation.as_ref().clone(), horizon(&state, job, limit, now_ms, &written))
+            };
+            self.busy.lock().extend(inputs.iter().map(|r| r.run_id));
+            // Another table of the job may be worth it too.
+            self.score(job);
+            let task_id = self.next_task;
+            self.next_task += 1;
+            let task =
+                CompactionTask { task_id, job, relation, inputs, target_level, horizon, bottom };
+            return Some((task, generation));
+        }
     }
 }
 

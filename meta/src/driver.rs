@@ -182,7 +182,7 @@ impl Driver {
         // Compactions have dropped versions below: nobody may read there.
         self.compute.set_horizon(self.handle.id, horizon.unwrap_or_default()).await;
         self.handle.set_started(generation);
-        self.shared.compaction.notify_one();
+        self.shared.compaction.look_at([self.handle.id]);
         // It runs, though its target may keep it waiting: who waits for running jobs waits for it.
         self.publish_state();
         self.handle.set_attempted();

@@ -19,6 +19,7 @@ pub mod backup;
 pub mod catalog;
 mod commit_volume;
 mod compact;
+mod compaction_queue;
 pub mod dependencies;
 mod driver;
 mod epoch_waiters;

@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
+use crate::compaction_queue::CompactionQueue;
 use crate::driver::Driver;
 use crate::epoch_waiters::Waits;
 use crate::error::MetaError;
@@ -66,7 +67,7 @@ pub struct Shared {
     /// Jobs that have committed since the collector last moved their horizons.
     pub committed: Mutex<BTreeSet<JobId>>,
     /// Jobs whose runs may need compaction.
-    pub compaction: Notify,
+    pub compaction: CompactionQueue,
     /// Stops everything.
     pub shutdown: CancellationToken,
 }
@@ -95,7 +96,7 @@ impl Shared {
             changes: RelationChanges::default(),
             appended: Notify::new(),
             committed: Mutex::default(),
-            compaction: Notify::new(),
+            compaction: CompactionQueue::default(),
             shutdown: CancellationToken::new(),
         })
     }
@@ -388,9 +389,7 @@ impl Shared {
             let catalog = self.catalog();
             self.changes.touch_where(|id| catalog.relation(id).is_none());
         }
-        if !touched.edited.is_empty() {
-            self.compaction.notify_one();
-        }
+        self.compaction.look_at(touched.edited.iter().copied());
         self.committed.lock().extend(touched.committed);
         self.appended.notify_one();
     }

@@ -55,6 +55,8 @@ pub struct Pick {
     pub target_level: u32,
     /// Nothing older lies outside the inputs where their keys are.
     pub bottom: bool,
+    /// How urgent it is, in per mille of what makes it worth while.
+    pub score: u64,
 }
 
 /// The most useful rewriting of a job's runs, if any is worth it. `tail`: the job's slices that no
@@ -80,11 +82,10 @@ pub fn pick(
         let picked = pick_of_table(id, &of_table, class(id));
         picked.or_else(|| if cleaned(id) { pick_sweep(id, &of_table) } else { None })
     });
-    candidates.max_by_key(|(score, _)| *score).map(|(_, pick)| pick)
+    candidates.max_by_key(|pick| pick.score)
 }
 
-/// (urgency in per mille, task).
-fn pick_of_table(id: u32, runs: &[&RunMeta], class: AccessClass) -> Option<(u64, Pick)> {
+fn pick_of_table(id: u32, runs: &[&RunMeta], class: AccessClass) -> Option<Pick> {
     match class {
         AccessClass::Append => pick_tier(id, runs),
         _ => pick_level0(id, runs).or_else(|| pick_level(id, runs)),
@@ -121,7 +122,7 @@ fn at_level<'a>(runs: &[&'a RunMeta], level: u32) -> Vec<&'a RunMeta> {
 }
 
 /// The oldest runs of level 0 with all of level 1 that they touch.
-fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     let level0 = at_level(runs, 0);
     let depth = overlap(level0.iter().copied());
     if depth < L0_OVERLAP {
@@ -135,12 +136,12 @@ fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
         return None;
     }
     inputs.extend(below);
-    Some((depth as u64 * 1000 / L0_OVERLAP as u64, task(id, runs, inputs, 1)))
+    Some(task(id, runs, inputs, 1, depth as u64 * 1000 / L0_OVERLAP as u64))
 }
 
 /// Level 0 runs of a table whose entries leave it, with all of level 1 unless that is far larger: where keys
 /// ascend with the time nothing overlaps, and what is gone would stay for ever.
-fn pick_sweep(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+fn pick_sweep(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     let mut inputs: Vec<&RunMeta> = at_level(runs, 0).into_iter().take(MAX_INPUT_RUNS).collect();
     if inputs.len() < SWEEP_RUNS {
         return None;
@@ -152,11 +153,11 @@ fn pick_sweep(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
     let below: Vec<&RunMeta> = level1.into_iter().filter(touched).collect();
     inputs.extend(below);
     // Less urgent than anything that makes reads cheaper.
-    Some((1, task(id, runs, inputs, 1)))
+    Some(task(id, runs, inputs, 1, 1))
 }
 
 /// One run of a level that has outgrown its size, with what it touches below.
-fn pick_level(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+fn pick_level(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     let mut limit = LEVEL1_BYTES;
     for level in 1..MAX_LEVEL {
         let of_level = at_level(runs, level);
@@ -172,7 +173,7 @@ fn pick_level(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
                 .min_by_key(|r| (touched(r) * 1000 / r.length.max(1), r.run_id))?;
             let mut inputs = vec![best];
             inputs.extend(below.iter().filter(|b| overlaps(best, b)));
-            return Some((bytes * 1000 / limit, task(id, runs, inputs, level + 1)));
+            return Some(task(id, runs, inputs, level + 1, bytes * 1000 / limit));
         }
         limit = limit.saturating_mul(LEVEL_RATIO);
     }
@@ -180,7 +181,7 @@ fn pick_level(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
 }
 
 /// Neighbours, by sequence, of one size.
-fn pick_tier(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+fn pick_tier(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     let mut sorted: Vec<&RunMeta> =
         runs.iter().copied().filter(|r| r.length < TIER_DONE_BYTES).collect();
     sorted.sort_by_key(|r| (r.sequence, r.run_id));
@@ -189,15 +190,17 @@ fn pick_tier(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
     let group = groups.max_by_key(|g| g.len())?;
     let inputs: Vec<&RunMeta> = group.iter().copied().take(MAX_INPUT_RUNS).collect();
     let level = inputs.iter().map(|r| r.level).max()?.clamp(1, MAX_LEVEL);
-    Some((group.len() as u64 * 1000 / TIER_FAN_IN as u64, task(id, runs, inputs, level)))
+    let score = group.len() as u64 * 1000 / TIER_FAN_IN as u64;
+    Some(task(id, runs, inputs, level, score))
 }
 
-fn task(id: u32, runs: &[&RunMeta], inputs: Vec<&RunMeta>, target_level: u32) -> Pick {
+fn task(id: u32, runs: &[&RunMeta], inputs: Vec<&RunMeta>, target_level: u32, score: u64) -> Pick {
     let newest = inputs.iter().map(|r| r.sequence).max().unwrap_or(0);
     let is_input = |r: &RunMeta| inputs.iter().any(|i| i.run_id == r.run_id);
     let older = |r: &&&RunMeta| !is_input(r) && (r.level > target_level || r.sequence <= newest);
     let bottom = !runs.iter().filter(older).any(|r| inputs.iter().any(|i| overlaps(i, r)));
-    Pick { table_id: id, inputs: inputs.into_iter().cloned().collect(), target_level, bottom }
+    let inputs = inputs.into_iter().cloned().collect();
+    Pick { table_id: id, inputs, target_level, bottom, score }
 }
 
 /// Merges runs of one table into new ones at `target_level`, in bounded memory. Nothing changes until
