@@ -494,6 +494,11 @@ impl Meta {
         self.shared.state.read().jobs.get(&id).map(|j| Arc::clone(&j.version))
     }
 
+    #[cfg(test)]
+    pub(crate) fn state_for_tests(&self) -> MetaState {
+        self.shared.state.read().clone()
+    }
+
     /// Completes when another server has taken over this store: nothing is acknowledged any more.
     pub async fn deposed(&self) -> SqlError {
         match self.shared.log() {

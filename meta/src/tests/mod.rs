@@ -5,6 +5,7 @@ mod fake;
 mod fold;
 mod isolation;
 mod log;
+mod many_jobs;
 mod reads;
 mod store;
 
