@@ -101,6 +101,8 @@ pub struct JobStore {
     pub(crate) spilled: Notify,
     /// When a part of a large delta was last encoded or uploaded.
     uploaded: Mutex<Option<Instant>>,
+    /// Whether the job is among those to be looked at (`Shared::touched`).
+    touched: AtomicBool,
 }
 
 impl std::fmt::Debug for JobStore {
@@ -170,6 +172,7 @@ impl JobStore {
             spilling: AtomicUsize::new(0),
             spilled: Notify::new(),
             uploaded: Mutex::default(),
+            touched: AtomicBool::new(false),
         }))
     }
 
@@ -190,7 +193,21 @@ impl JobStore {
         *current = Arc::new(next);
         drop(current);
         self.shared.changed.notify_waiters();
+        self.touch();
         result
+    }
+
+    /// Has whoever looks after memory and flushes look at this job again (`StateStore::take_touched`).
+    pub fn touch(&self) {
+        if !self.touched.swap(true, Ordering::AcqRel) {
+            self.shared.touched.lock().insert(self.job);
+        }
+    }
+
+    /// It is being looked at: the next change is news.
+    pub(crate) fn begin_look(&self) {
+        // Acquires what came before a touch that found the mark set.
+        self.touched.swap(false, Ordering::AcqRel);
     }
 
     /// What is known of a table of this job.
@@ -343,6 +360,7 @@ impl JobStore {
         for sealed in self.sealed.lock().iter().filter_map(Weak::upgrade) {
             sealed.lock().retain(|run| !committed(run));
         }
+        self.touch();
     }
 
     fn sealed_bytes(&self) -> usize {

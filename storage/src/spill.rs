@@ -131,6 +131,7 @@ pub(crate) fn start(
         }
         drop(sealed);
         store.spilling.fetch_sub(bytes, Ordering::Relaxed);
+        store.touch();
         store.spilled.notify_waiters();
     });
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use bytes::Bytes;
-use millrace_common::collections::HashMap;
+use millrace_common::collections::{HashMap, HashSet};
 use millrace_common::{EnvHandle, JobId, TableId};
 use millrace_rpc::version::JobVersion;
 use object_store::path::Path;
@@ -93,6 +93,8 @@ pub(crate) struct Shared {
     pub compacting: Semaphore,
     /// Told when some job's version has changed, and when a job was opened or closed.
     pub changed: Notify,
+    /// Jobs whose memory or need for a flush may have changed since [`StateStore::take_touched`].
+    pub touched: Mutex<HashSet<JobId>>,
     prefixes: RwLock<HashMap<TableId, Arc<PrefixLengths>>>,
 }
 
@@ -143,6 +145,7 @@ impl StateStore {
             flushing: Semaphore::new(writers),
             compacting: Semaphore::new(writers),
             changed: Notify::new(),
+            touched: Mutex::default(),
             prefixes: RwLock::default(),
         });
         Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::default()) }))
@@ -171,6 +174,7 @@ impl StateStore {
     ) -> Result<Arc<JobStore>> {
         let store = JobStore::open(Arc::clone(&self.shared), job, tables, version).await?;
         self.jobs.lock().insert(job, Arc::clone(&store));
+        self.shared.touched.lock().insert(job);
         self.shared.changed.notify_waiters();
         Ok(store)
     }
@@ -182,6 +186,7 @@ impl StateStore {
     /// Forgets a job; snapshots that are open stay readable.
     pub fn close_job(&self, job: JobId) {
         self.jobs.lock().remove(&job);
+        self.shared.touched.lock().insert(job);
         self.shared.changed.notify_waiters();
     }
 
@@ -199,10 +204,19 @@ impl StateStore {
         }
     }
 
-    /// Heap bytes of all jobs' memtables and memory runs, for the memory governor.
-    pub fn memory_size(&self) -> usize {
-        let jobs: Vec<_> = self.jobs.lock().values().cloned().collect();
-        jobs.iter().map(|j| j.memory_size()).sum()
+    /// Jobs that may hold more or less memory, or need a flush, since the last call: opened, closed, written to, or
+    /// with another version. For one caller, who looks after all of them.
+    pub fn take_touched(&self) -> Vec<(JobId, Option<Arc<JobStore>>)> {
+        let touched = std::mem::take(&mut *self.shared.touched.lock());
+        let jobs = self.jobs.lock();
+        let mut touched: Vec<_> =
+            touched.into_iter().map(|id| (id, jobs.get(&id).cloned())).collect();
+        drop(jobs);
+        // Marked before it is looked at: what happens from here on counts as new.
+        for store in touched.iter_mut().filter_map(|(_, store)| store.as_ref()) {
+            store.begin_look();
+        }
+        touched
     }
 
     /// Whether some reader (an open version, scan or compaction) may still read an object.

@@ -93,6 +93,7 @@ impl TableWriter {
             counter.fetch_sub(self.counted, Ordering::Relaxed);
         }
         self.counted = bytes;
+        self.store.touch();
     }
 
     /// Sends what the open epoch has written so far on its way to the store.
@@ -237,6 +238,7 @@ impl Drop for TableWriter {
     fn drop(&mut self) {
         self.store.open_bytes.fetch_sub(self.counted, Ordering::Relaxed);
         self.store.shared.open_bytes.fetch_sub(self.counted, Ordering::Relaxed);
+        self.store.touch();
     }
 }
 

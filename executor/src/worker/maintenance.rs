@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use millrace_common::collections::HashMap;
 use millrace_common::task::spawn_on;
 use millrace_common::{JobId, crash, heap};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +30,8 @@ pub fn spawn(shared: &Arc<Shared>, stop: CancellationToken) {
         blocks: shared.governor.account(MemoryClass::Blocks),
         most_blocks: shared.store.cache().memory_budget(),
         blocks_budget: shared.store.cache().memory_budget(),
+        sizes: HashMap::default(),
+        in_memory: 0,
     };
     let work = stop.run_until_cancelled_owned(async move {
         let mut ticks = tokio::time::interval(PERIOD);
@@ -49,14 +52,26 @@ struct Accounts {
     /// Decoded blocks that the cache may hold, as configured, and at present.
     most_blocks: usize,
     blocks_budget: usize,
+    /// Of each job with anything in memory, and their sum.
+    sizes: HashMap<JobId, usize>,
+    in_memory: usize,
 }
 
 impl Accounts {
+    /// What the job holds in memory now.
+    fn set_size(&mut self, id: JobId, bytes: usize) {
+        let before = match bytes {
+            0 => self.sizes.remove(&id),
+            _ => self.sizes.insert(id, bytes),
+        };
+        self.in_memory = (self.in_memory + bytes).saturating_sub(before.unwrap_or(0));
+    }
+
     /// Brings accounts up to date, and the block cache to the size that the rest leaves it.
     fn update(&mut self, shared: &Shared) {
         let cache = shared.store.cache();
         let held = cache.stats();
-        self.memtables.set(shared.store.memory_size());
+        self.memtables.set(self.in_memory);
         self.blocks.set((held.memory_bytes + held.index_bytes) as usize);
         let share = shared.governor.block_share(self.most_blocks);
         // Small corrections are not worth an eviction round.
@@ -69,41 +84,65 @@ impl Accounts {
     }
 }
 
+/// Looks at the jobs in which something has changed since the last round. Under memory pressure also at the largest.
 fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
-    accounts.update(shared);
-    if let Some(resident) = resident_bytes() {
-        let live = heap::live_bytes();
-        shared.governor.observe(resident, live);
-        let by_class = MEMORY_CLASSES.iter().zip(shared.governor.by_class());
-        let text: Vec<String> =
-            by_class.map(|(name, bytes)| format!("{name} {}", bytes >> 20)).collect();
-        tracing::trace!(
-            resident_mb = resident >> 20,
-            live_mb = live.map(|bytes| bytes >> 20),
-            heap_limit_mb = shared.governor.heap_limit() >> 20,
-            accounted_mb = %text.join(", "),
-            "memory"
-        );
+    let touched = shared.store.take_touched();
+    for (id, store) in &touched {
+        accounts.set_size(*id, store.as_ref().map_or(0, |s| s.memory_size()));
     }
+    accounts.update(shared);
+    observe_memory(shared);
     close_stopped(shared);
-    let jobs: Vec<Arc<Job>> = shared.jobs.read().values().cloned().collect();
-    let tight = shared.governor.is_tight();
-    let largest = jobs.iter().filter_map(|j| Some(j.store.as_ref()?.memory_size())).max();
-    for job in jobs {
-        let Some(store) = job.store.as_ref().filter(|_| !job.is_stopped()) else { continue };
-        let early = tight && Some(store.memory_size()) == largest;
-        let due = store.needs_flush() || (early && store.stats().memrun_bytes > WORTH_FLUSHING);
-        if due && !job.flushing.swap(true, Ordering::AcqRel) {
-            spawn_on(&shared.runtime, "flush", async move {
-                if let Err(error) = flush(&job).await {
-                    // The rows are safe in the tail; the next round tries again.
-                    tracing::warn!(job = job.label, %error, "flush failed");
-                    tokio::time::sleep(FLUSH_PAUSE).await;
-                }
-                job.flushing.store(false, Ordering::Release);
-            });
+    for job in touched.iter().filter_map(|(id, _)| shared.job(*id)) {
+        if job.store.as_ref().is_some_and(|s| s.needs_flush()) {
+            start_flush(shared, job);
         }
     }
+    if shared.governor.is_tight()
+        && let Some((largest, _)) = accounts.sizes.iter().max_by_key(|(id, bytes)| (**bytes, **id))
+        && let Some(job) = shared.job(*largest)
+        && job.store.as_ref().is_some_and(|s| s.stats().memrun_bytes > WORTH_FLUSHING)
+    {
+        start_flush(shared, job);
+    }
+}
+
+fn observe_memory(shared: &Shared) {
+    let Some(resident) = resident_bytes() else { return };
+    let live = heap::live_bytes();
+    shared.governor.observe(resident, live);
+    if !tracing::enabled!(tracing::Level::TRACE) {
+        return;
+    }
+    let by_class = MEMORY_CLASSES.iter().zip(shared.governor.by_class());
+    let text: Vec<String> =
+        by_class.map(|(name, bytes)| format!("{name} {}", bytes >> 20)).collect();
+    tracing::trace!(
+        resident_mb = resident >> 20,
+        live_mb = live.map(|bytes| bytes >> 20),
+        heap_limit_mb = shared.governor.heap_limit() >> 20,
+        accounted_mb = %text.join(", "),
+        "memory"
+    );
+}
+
+/// Flushes a job in the background, unless that is under way.
+fn start_flush(shared: &Arc<Shared>, job: Arc<Job>) {
+    if job.is_stopped() || job.flushing.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    spawn_on(&shared.runtime, "flush", async move {
+        if let Err(error) = flush(&job).await {
+            // The rows are safe in the tail; a later round tries again.
+            tracing::warn!(job = job.label, %error, "flush failed");
+            tokio::time::sleep(FLUSH_PAUSE).await;
+        }
+        job.flushing.store(false, Ordering::Release);
+        // There may be more by now, and a flush that was due meanwhile was not begun.
+        if let Some(store) = &job.store {
+            store.touch();
+        }
+    });
 }
 
 /// Writes the job's memory runs to the store, and has the log take note.
