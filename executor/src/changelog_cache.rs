@@ -156,8 +156,10 @@ impl ChangelogCache {
         if from < ring.covered_from {
             return None;
         }
-        let in_span = ring.deltas.iter().filter(|d| d.epoch > from && d.epoch <= to);
-        Some(in_span.cloned().collect())
+        // Epochs ascend, and a ring may hold very many.
+        let first = ring.deltas.partition_point(|d| d.epoch <= from);
+        let end = ring.deltas.partition_point(|d| d.epoch <= to).max(first);
+        Some(ring.deltas.range(first..end).cloned().collect())
     }
 }
 
