@@ -4,6 +4,7 @@
 //! across machines.
 
 mod freshness;
+mod jobs;
 mod micro;
 mod nexmark;
 mod one_row;
@@ -53,6 +54,8 @@ enum Command {
     Window(window::Args),
     /// From a row sent until it can be read, is streamed, and is in a sink, behind chains of views
     Freshness(freshness::Args),
+    /// Commits, CREATE, DROP and idling with many views
+    Jobs(jobs::Args),
 }
 
 fn main() -> ExitCode {
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Nexmark(args) => runtime.block_on(nexmark::run(&args)),
         Command::Micro(args) => runtime.block_on(micro::run(&args)),
+        Command::Jobs(args) => runtime.block_on(jobs::run(&args)),
         Command::Freshness(args) => runtime.block_on(freshness::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
         Command::Window(args) => runtime.block_on(window::run(&args)),

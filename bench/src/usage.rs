@@ -55,10 +55,19 @@ fn processor_times() -> Option<(Duration, Duration)> {
 
 /// The largest resident set so far, in megabytes.
 pub fn peak_rss_mb() -> f64 {
+    status_mb("VmHWM:")
+}
+
+/// The resident set, in megabytes.
+pub fn rss_mb() -> f64 {
+    status_mb("VmRSS:")
+}
+
+fn status_mb(field: &str) -> f64 {
     std::fs::read_to_string("/proc/self/status")
         .ok()
         .and_then(|text| {
-            let line = text.lines().find(|l| l.starts_with("VmHWM:"))?;
+            let line = text.lines().find(|l| l.starts_with(field))?;
             line.split_whitespace().nth(1)?.parse::<f64>().ok()
         })
         .map_or(0.0, |kib| kib / 1024.0)
