@@ -96,6 +96,19 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_INLINE_SIZE", value_name = "SIZE", help_heading = "Tuning")]
     pub inline_size: Option<String>,
 
+    /// Commits of a job after which its rows are written as runs, however small [default: 1000]
+    #[arg(long, env = "MILLRACE_FLUSH_COMMITS", value_name = "N", help_heading = "Tuning")]
+    pub flush_commits: Option<usize>,
+
+    /// How long the commits of a job may stay in the tail before its rows are written as runs [default: 1h]
+    #[arg(long, env = "MILLRACE_FLUSH_AGE", value_name = "DURATION", help_heading = "Tuning")]
+    pub flush_age: Option<String>,
+
+    /// Bytes of the commits of all jobs that are not written as runs; a job may have a quarter of them
+    /// [default: a sixteenth of the memory limit, 4MiB to 64MiB]
+    #[arg(long, env = "MILLRACE_TAIL_SIZE", value_name = "SIZE", help_heading = "Tuning")]
+    pub tail_size: Option<String>,
+
     /// Log records after which a snapshot of the log may be written [default: 256]
     #[arg(long, env = "MILLRACE_SNAPSHOT_RECORDS", value_name = "N", help_heading = "Tuning")]
     pub snapshot_records: Option<u64>,
@@ -243,6 +256,9 @@ pub struct Tuning {
     pub flush_bytes: Option<usize>,
     pub direct_run_bytes: Option<usize>,
     pub inline_bytes: Option<usize>,
+    pub flush_commits: Option<usize>,
+    pub flush_age: Option<Duration>,
+    pub tail_bytes: Option<usize>,
     pub snapshot_records: Option<u64>,
     pub gc_interval: Option<Duration>,
 }
@@ -332,6 +348,9 @@ impl Options {
             flush_size: self.flush_size.or(file.flush_size),
             direct_run_size: self.direct_run_size.or(file.direct_run_size),
             inline_size: self.inline_size.or(file.inline_size),
+            flush_commits: self.flush_commits.or(file.flush_commits),
+            flush_age: self.flush_age.or(file.flush_age),
+            tail_size: self.tail_size.or(file.tail_size),
             snapshot_records: self.snapshot_records.or(file.snapshot_records),
             gc_interval: self.gc_interval.or(file.gc_interval),
             config: self.config,
@@ -371,16 +390,18 @@ impl Options {
         let bytes = |name: &'static str, given: &Option<String>| {
             given.as_deref().map(|text| size(name, text)).transpose()
         };
+        let time = |name: &'static str, given: &Option<String>| {
+            given.as_deref().map(|text| duration(name, text)).transpose()
+        };
         Ok(Tuning {
             flush_bytes: bytes("--flush-size", &self.flush_size)?,
             direct_run_bytes: bytes("--direct-run-size", &self.direct_run_size)?,
             inline_bytes: bytes("--inline-size", &self.inline_size)?,
+            flush_commits: self.flush_commits,
+            flush_age: time("--flush-age", &self.flush_age)?,
+            tail_bytes: bytes("--tail-size", &self.tail_size)?,
             snapshot_records: self.snapshot_records,
-            gc_interval: self
-                .gc_interval
-                .as_deref()
-                .map(|text| duration("--gc-interval", text))
-                .transpose()?,
+            gc_interval: time("--gc-interval", &self.gc_interval)?,
         })
     }
 

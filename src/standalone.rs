@@ -30,7 +30,7 @@ use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions};
 use millrace_storage::object::{MeterOptions, Metered, Reserve, open_with};
 use millrace_storage::recovery_reads::TailPrefetch;
-use millrace_storage::{StateStore, StorageError, StoreOptions};
+use millrace_storage::{StateStore, StorageError, StoreOptions, TailLimits};
 use object_store::ObjectStore;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -536,6 +536,11 @@ fn store_options(
             .unwrap_or((limit / 16).clamp(4 << 20, 64 << 20)),
         spill_bytes: overrides.spill_bytes.unwrap_or((limit / 8).clamp(8 << 20, 256 << 20)),
         direct_run_bytes: config.tuning.direct_run_bytes.unwrap_or(defaults.direct_run_bytes),
+        tail: TailLimits {
+            slices: config.tuning.flush_commits.unwrap_or(defaults.tail.slices),
+            bytes: config.tuning.tail_bytes.unwrap_or((limit / 16).clamp(4 << 20, 64 << 20)) as u64,
+            age: config.tuning.flush_age.unwrap_or(defaults.tail.age),
+        },
         env: overrides.env.clone(),
         inline_bytes: config.tuning.inline_bytes.unwrap_or(defaults.inline_bytes),
         block_bytes: overrides.block_bytes,

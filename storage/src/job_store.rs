@@ -29,6 +29,7 @@ use crate::run_writer::Built;
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
 use crate::table::TableDesc;
+use crate::tail_limits::{JobTail, TailSize};
 use crate::ttl_filter::Retain;
 use crate::version::{Version, check_rewrite};
 use crate::writer::{SealedRuns, TableWriter};
@@ -89,6 +90,8 @@ pub struct JobStore {
     next_sequence: AtomicU64,
     next_writer: AtomicU64,
     pub(crate) open_bytes: AtomicUsize,
+    /// The slices of what is published.
+    tail: Mutex<JobTail>,
     /// Of the job's writers.
     sealed: Mutex<Vec<Weak<Mutex<Vec<MemRun>>>>>,
     /// The edit of the last flush, applied or not. Held while one is being made.
@@ -157,6 +160,8 @@ impl JobStore {
         let slices = futures::stream::iter(fetches).buffered(OPEN_READS).try_collect().await?;
         version.load(&committed.runs, &tail, slices);
         let sequence = version.sequence;
+        let (mut held, now) = (JobTail::default(), shared.options.env.now());
+        tail.iter().for_each(|s| held.add(s.sequence, s.length, now));
         Ok(Arc::new(JobStore {
             job,
             label: OnceLock::new(),
@@ -166,6 +171,7 @@ impl JobStore {
             next_sequence: AtomicU64::new(sequence + 1),
             next_writer: AtomicU64::new(1),
             open_bytes: AtomicUsize::new(0),
+            tail: Mutex::new(held),
             sealed: Mutex::default(),
             flushed: tokio::sync::Mutex::default(),
             merging: AtomicBool::new(false),
@@ -326,6 +332,10 @@ impl JobStore {
 
     /// Makes a committed delta visible at its epoch. In commit order.
     pub fn publish(self: &Arc<Self>, epoch: Epoch, persisted: Persisted) {
+        let now = self.env().now();
+        let mut tail = self.tail.lock();
+        persisted.slices.iter().for_each(|s| tail.add(s.sequence, s.length, now));
+        drop(tail);
         self.update(|version| {
             version.epoch = version.epoch.max(epoch);
             version.sequence = version.sequence.max(persisted.sequence);
@@ -385,14 +395,20 @@ impl JobStore {
             }
             replaced
         });
+        self.tail.lock().retire(edit.flushed_sequence);
         // Who still reads them reads past the cache.
         for run in replaced {
             self.shared.cache.forget_run(&run);
         }
     }
 
-    /// Whether memory runs exceed the job's budget, or keep disk runs from being compacted, and no
-    /// flush is under way.
+    /// The slices that no flush has retired.
+    pub fn tail_size(&self) -> TailSize {
+        self.tail.lock().size()
+    }
+
+    /// Whether memory runs exceed the job's budget, or keep disk runs from being compacted, or the tail exceeds a
+    /// limit of one job, and no flush is under way.
     pub fn needs_flush(&self) -> bool {
         let version = self.version();
         // Locked: one is being made.
@@ -401,6 +417,7 @@ impl JobStore {
         }
         version.mem_bytes() > self.shared.options.flush_bytes
             || version.held_back_runs() >= HELD_BACK_RUNS
+            || self.shared.options.tail.exceeded_by(self.tail_size(), self.env().now())
     }
 
     /// Writes everything published so far as level-0 runs. Nothing changes until the edit is committed
@@ -415,7 +432,8 @@ impl JobStore {
             version.seal_groups();
             version.clone()
         });
-        if version.mem_bytes() == 0 {
+        // What the tail holds may have cancelled out: then there is nothing to write, and the tail goes all the same.
+        if version.mem_bytes() == 0 && self.tail_size().slices == 0 {
             return Ok(VersionEdit::default());
         }
         let edit = flush::flush(self, &version).await?;

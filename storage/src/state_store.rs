@@ -23,6 +23,7 @@ use crate::run::PrefixLengths;
 use crate::segment::ObjectNamer;
 use crate::table::TableDesc;
 use crate::tail::Tail;
+use crate::tail_limits::TailLimits;
 
 /// Where runs are made smaller than this, memory is scarce: one is written at a time.
 const LARGE_RUN_BYTES: usize = 16 << 20;
@@ -40,6 +41,8 @@ pub struct StoreOptions {
     pub spill_bytes: usize,
     /// A commit larger than this goes into runs of its own instead of the tail.
     pub direct_run_bytes: usize,
+    /// How much may be committed and not flushed.
+    pub tail: TailLimits,
     /// A slice up to this rides in the log record.
     pub inline_bytes: usize,
     /// Blocks of this many bytes instead of the class's; tests make them tiny.
@@ -65,6 +68,7 @@ impl StoreOptions {
             flush_bytes: 64 << 20,
             spill_bytes: 256 << 20,
             direct_run_bytes: 8 << 20,
+            tail: TailLimits::default(),
             inline_bytes: 16 << 10,
             block_bytes: None,
             run_bytes: 64 << 20,
@@ -217,6 +221,11 @@ impl StateStore {
             store.begin_look();
         }
         touched
+    }
+
+    /// How much may be committed and not flushed.
+    pub fn tail_limits(&self) -> TailLimits {
+        self.shared.options.tail
     }
 
     /// Whether some reader (an open version, scan or compaction) may still read an object.

@@ -152,6 +152,9 @@ const BUSY: Tuning = Tuning {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() {
+    flush_commits: None,
+    flush_age: None,
+    tail_bytes: None,
     const ROWS: u64 = 500;
     const SECONDS: u64 = 8;
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());

@@ -1,6 +1,7 @@
 //! Background work of a worker: flushes memory runs to the store, closes the state of jobs that are
 //! gone, and keeps the governor's account of memtables.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use millrace_common::collections::HashMap;
 use millrace_common::task::spawn_on;
 use millrace_common::{JobId, crash, heap};
+use millrace_storage::tail_limits::{TailSize, largest_tails};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
@@ -32,6 +34,7 @@ pub fn spawn(shared: &Arc<Shared>, stop: CancellationToken) {
         blocks_budget: shared.store.cache().memory_budget(),
         sizes: HashMap::default(),
         in_memory: 0,
+        tails: BTreeMap::new(),
     };
     let work = stop.run_until_cancelled_owned(async move {
         let mut ticks = tokio::time::interval(PERIOD);
@@ -55,6 +58,8 @@ struct Accounts {
     /// Of each job with anything in memory, and their sum.
     sizes: HashMap<JobId, usize>,
     in_memory: usize,
+    /// Of each job with slices that are not flushed.
+    tails: BTreeMap<JobId, TailSize>,
 }
 
 impl Accounts {
@@ -65,6 +70,13 @@ impl Accounts {
             _ => self.sizes.insert(id, bytes),
         };
         self.in_memory = (self.in_memory + bytes).saturating_sub(before.unwrap_or(0));
+    }
+
+    fn set_tail(&mut self, id: JobId, tail: TailSize) {
+        match tail.slices {
+            0 => self.tails.remove(&id),
+            _ => self.tails.insert(id, tail),
+        };
     }
 
     /// Brings accounts up to date, and the block cache to the size that the rest leaves it.
@@ -89,12 +101,13 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
     let touched = shared.store.take_touched();
     for (id, store) in &touched {
         accounts.set_size(*id, store.as_ref().map_or(0, |s| s.memory_size()));
+        accounts.set_tail(*id, store.as_ref().map_or_else(TailSize::default, |s| s.tail_size()));
     }
     accounts.update(shared);
     observe_memory(shared);
     close_stopped(shared);
     for job in touched.iter().filter_map(|(id, _)| shared.job(*id)) {
-        if job.store.as_ref().is_some_and(|s| s.needs_flush()) {
+        if needs_flush(&job) {
             start_flush(shared, job);
         }
     }
@@ -105,6 +118,7 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
     {
         start_flush(shared, job);
     }
+    flush_tails(shared, &accounts.tails);
 }
 
 fn observe_memory(shared: &Shared) {
@@ -143,6 +157,32 @@ fn start_flush(shared: &Arc<Shared>, job: Arc<Job>) {
             store.touch();
         }
     });
+}
+
+fn needs_flush(job: &Job) -> bool {
+    job.store.as_ref().is_some_and(|s| s.needs_flush())
+}
+
+/// Flushes the jobs whose tail has become old, and the largest tails where all together are too large. What is being
+/// flushed counts as gone.
+fn flush_tails(shared: &Arc<Shared>, tails: &BTreeMap<JobId, TailSize>) {
+    let (limits, now) = (shared.store.tail_limits(), shared.store.env().now());
+    let exceeded = tails.iter().filter(|(_, tail)| limits.exceeded_by(**tail, now));
+    for job in exceeded.filter_map(|(id, _)| shared.job(*id)) {
+        if needs_flush(&job) {
+            start_flush(shared, job);
+        }
+    }
+    let held: u64 = tails.values().map(|tail| tail.bytes).sum();
+    if held <= limits.bytes {
+        return;
+    }
+    let waits = |job: &Arc<Job>| !job.flushing.load(Ordering::Acquire);
+    let waiting = tails.iter().filter_map(|(id, tail)| Some((shared.job(*id).filter(waits)?, *tail)));
+    let (jobs, tails): (Vec<Arc<Job>>, Vec<TailSize>) = waiting.unzip();
+    for at in largest_tails(&tails, limits.bytes) {
+        start_flush(shared, Arc::clone(&jobs[at]));
+    }
 }
 
 /// Writes the job's memory runs to the store, and has the log take note.
