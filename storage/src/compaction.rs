@@ -6,7 +6,8 @@
 //! only joined into larger ones and never rewritten because of what lies below.
 //!
 //! What decides is overlap per key: the number of runs that a read of one key may have to ask. Ten
-//! disjoint runs are no reason to do anything.
+//! disjoint runs are no reason to do anything, unless they are many and small: jobs that commit little are flushed by
+//! the number of their commits, and every run is part of the log.
 //!
 //! Order is sacred: of entries with equal key and epoch the larger sequence wins, and a run's
 //! sequence is that of its newest commit. So inputs are always the oldest runs of a level, by
@@ -41,6 +42,12 @@ const LEVEL_RATIO: u64 = 10;
 const LEVEL1_BYTES: u64 = 512 << 20;
 /// Level 0 runs of a table that is cleaned, however little they overlap, that are merged for what has left it.
 const SWEEP_RUNS: usize = 8;
+/// Level 0 runs below this are small …
+const SMALL_RUN_BYTES: u64 = 1 << 20;
+/// … and joined when there are so many, however little they overlap, …
+const MANY_SMALL_RUNS: usize = 16;
+/// … while this many times their bytes are rewritten for them, or when there are twice as many.
+const SMALL_RUNS_REWRITE: u64 = 8;
 /// Neighbouring runs of a tier that are joined.
 const TIER_FAN_IN: usize = 8;
 /// Runs that are large enough never to be joined again.
@@ -88,7 +95,9 @@ pub fn pick(
 fn pick_of_table(id: u32, runs: &[&RunMeta], class: AccessClass) -> Option<Pick> {
     match class {
         AccessClass::Append => pick_tier(id, runs),
-        _ => pick_level0(id, runs).or_else(|| pick_level(id, runs)),
+        _ => {
+            pick_level0(id, runs).or_else(|| pick_level(id, runs)).or_else(|| pick_small(id, runs))
+        }
     }
 }
 
@@ -137,6 +146,30 @@ fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     }
     inputs.extend(below);
     Some(task(id, runs, inputs, 1, depth as u64 * 1000 / L0_OVERLAP as u64))
+}
+
+/// The oldest runs of level 0 where many are small, with the small ones of level 1 and what lies between: otherwise
+/// keys that ascend would leave a run a flush for ever.
+fn pick_small(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+    let small = |r: &&&RunMeta| r.length < SMALL_RUN_BYTES;
+    let (level0, level1) = (at_level(runs, 0), at_level(runs, 1));
+    let many = level0.iter().filter(small).count();
+    if many < MANY_SMALL_RUNS {
+        return None;
+    }
+    let mut inputs: Vec<&RunMeta> = level0.into_iter().take(MAX_INPUT_RUNS).collect();
+    let joined = inputs.iter().chain(level1.iter().filter(small));
+    let first = joined.clone().map(|r| &r.min_key).min()?;
+    let last = joined.map(|r| &r.max_key).max()?;
+    let between = |r: &&&RunMeta| r.min_key <= *last && *first <= r.max_key;
+    let below: Vec<&RunMeta> = level1.iter().filter(between).copied().collect();
+    let bytes = |runs: &[&RunMeta]| runs.iter().map(|r| r.length).sum::<u64>();
+    if many < 2 * MANY_SMALL_RUNS && bytes(&below) > bytes(&inputs) * SMALL_RUNS_REWRITE {
+        return None;
+    }
+    inputs.extend(below);
+    // Less urgent than anything that makes reads cheaper.
+    Some((2, task(id, runs, inputs, 1)))
 }
 
 /// Level 0 runs of a table whose entries leave it, with all of level 1 unless that is far larger: where keys

@@ -30,6 +30,30 @@ fn disjoint_runs_are_no_reason_to_do_anything() {
     assert_eq!(levelled(&runs), None);
 }
 
+/// Keys that ascend, and a flush after every few of them.
+#[test]
+fn many_small_runs_are_joined_however_little_they_overlap() {
+    let key = |i: u64| format!("{i:04}");
+    let level0 = |i: u64, length| run(i, 0, i, (&key(i), &key(i)), length);
+    let small: Vec<_> = (100..116).map(|i| level0(i, 100)).collect();
+    assert_eq!(levelled(&small[1..]), None, "too few");
+    let large: Vec<_> = (100..116).map(|i| level0(i, SMALL_RUN_BYTES)).collect();
+    assert_eq!(levelled(&large), None, "they are not small");
+    let task = levelled(&small).unwrap();
+    assert_eq!((task.inputs.len(), task.target_level, task.bottom), (16, 1, true));
+    // What was joined before goes along until it is large; what lies apart and is large does not.
+    let mut runs = small.clone();
+    runs.push(run(1, 1, 9, (&key(50), &key(60)), 500));
+    runs.push(run(2, 1, 8, (&key(10), &key(49)), SMALL_RUN_BYTES));
+    assert_eq!(levelled(&runs).unwrap().inputs.len(), 17);
+    assert!(levelled(&runs).unwrap().inputs.iter().all(|r| r.run_id != 2));
+    // Much is rewritten for more of them only.
+    runs.push(run(3, 1, 9, (&key(61), &key(200)), SMALL_RUN_BYTES));
+    assert_eq!(levelled(&runs), None);
+    runs.extend((116..132).map(|i| level0(i, 100)));
+    assert_eq!(levelled(&runs).unwrap().inputs.len(), 32 + 2);
+}
+
 #[test]
 fn touching_ends_overlap() {
     assert_eq!(overlap(&[run(1, 0, 1, ("a", "c"), 1), run(2, 0, 2, ("c", "d"), 1)]), 2);
