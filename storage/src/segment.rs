@@ -19,12 +19,14 @@ pub const DATA_PREFIX: &str = "data";
 #[derive(Debug)]
 pub struct ObjectNamer {
     incarnation: u64,
-    counter: AtomicU64,
+    /// Of segments alone: names without holes are remembered as few ranges once they are deleted.
+    segments: AtomicU64,
+    runs: AtomicU64,
 }
 
 impl ObjectNamer {
     pub fn new(incarnation: u64) -> ObjectNamer {
-        ObjectNamer { incarnation, counter: AtomicU64::new(1) }
+        ObjectNamer { incarnation, segments: AtomicU64::new(1), runs: AtomicU64::new(1) }
     }
 
     pub fn incarnation(&self) -> u64 {
@@ -33,16 +35,13 @@ impl ObjectNamer {
 
     /// A fresh segment name.
     pub fn next_segment(&self) -> String {
-        segment_name(self.incarnation, self.next())
+        segment_name(self.incarnation, self.segments.fetch_add(1, Ordering::Relaxed))
     }
 
     /// A fresh run id: incarnation in the high half.
     pub fn next_run_id(&self) -> u64 {
-        (self.incarnation << 32) | (self.next() & u64::from(u32::MAX))
-    }
-
-    fn next(&self) -> u64 {
-        self.counter.fetch_add(1, Ordering::Relaxed)
+        let number = self.runs.fetch_add(1, Ordering::Relaxed);
+        (self.incarnation << 32) | (number & u64::from(u32::MAX))
     }
 }
 
