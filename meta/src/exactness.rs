@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId};
 
-use crate::state::MetaState;
-use crate::timeline::{Segment, Timeline};
+use crate::state::{MetaState, is_derived};
+use crate::timeline::{GRIDS_MS, Segment, Timeline};
 
 impl MetaState {
     fn timeline(&self, id: RelationId) -> Option<&Timeline> {
@@ -66,9 +66,27 @@ impl MetaState {
 
     /// The newest epoch `≤ limit` at which the relation is exact; `None`: none is known.
     pub fn exact_at_most(&self, id: RelationId, limit: Epoch) -> Option<Epoch> {
+        if self.is_exact_root_at(id, limit) {
+            return Some(limit.min(self.epoch));
+        }
         let (segment, open) = self.segment_at(id, limit)?;
         let hi = if open { self.open_hi(id) } else { segment.hi };
         Some(hi.min(limit))
+    }
+
+    /// Whether this is a root whose content at the epoch is known whatever its timeline has dropped: a table since its
+    /// creation, a source as far back as its offsets are kept.
+    fn is_exact_root_at(&self, id: RelationId, epoch: Epoch) -> bool {
+        let Some(relation) = self.relations.get(&id) else { return false };
+        if is_derived(relation) || epoch.0 < relation.created_epoch {
+            return false;
+        }
+        match self.sources.get(&id) {
+            Some(source) if !self.jobs.contains_key(&id) => {
+                source.history.front().is_some_and(|(oldest, _)| *oldest <= epoch)
+            }
+            _ => self.jobs.get(&id).is_some_and(|job| job.timeline.anchor().is_some()),
+        }
     }
 
     /// The newest epoch `≤ limit` and `≤` the head at which all of them are exact.
@@ -154,13 +172,12 @@ fn common(
     }
 }
 
-/// The grid of cuts, coarsest first, in milliseconds. The barrier interval may be a third, finest one.
-const GRIDS_MS: [u64; 2] = [10_000, 1_000];
 /// A late job goes forward in steps of at most this, so that it never skips a point of the coarsest
 /// grid, and an epoch's work stays bounded.
 pub const LONGEST_STEP: Duration = Duration::from_secs(10);
 
-/// The newest point of the coarsest grid that has one in `(after, upto]`. Whatever the speed of two
+/// The newest point of the coarsest grid that has one in `(after, upto]`; the barrier interval may be a third, finest
+/// grid. Whatever the speed of two
 /// jobs, they meet at the coarse points.
 pub fn coarsest_grid_point(after: Epoch, upto: Epoch, finest: Option<Duration>) -> Option<Epoch> {
     let finest = finest.map(|d| (d.as_millis() as u64).max(1));

@@ -5,16 +5,24 @@
 //! The last segment is open: where it ends follows from the log's head (a root) or from the inputs (a
 //! derived relation), so an idle relation advances without any record.
 //!
-//! The list is bounded. What is trimmed is merely unknown: every answer drawn from a shorter list is
-//! more careful, never wrong.
+//! The list is bounded. The newest segments are all there; of older ones only those that contain a point of the
+//! grid on which late jobs meet ([`GRIDS_MS`]): first of each second, then of each ten seconds. What is dropped is
+//! merely unknown: every answer drawn from a shorter list is more careful, never wrong.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use millrace_common::Epoch;
 use millrace_rpc::log::TimelineSnapshot;
 
-/// Segments kept: at four commits a second, half an hour.
-const KEPT: usize = 8_192;
+/// The grid of the cuts of late jobs, coarsest first, in milliseconds.
+pub const GRIDS_MS: [u64; 2] = [10_000, 1_000];
+/// The newest segments, kept as they are: at four commits a second, four minutes.
+const RECENT: usize = 1_024;
+/// Before them, segments with a point of the fine grid: two minutes.
+const FINE: usize = 128;
+/// Before those, segments with a point of the coarse grid: an hour.
+const COARSE: usize = 360;
 
 /// Inclusive bounds. Of the last segment of a timeline, which is open, `hi` is its anchor: the newest
 /// commit that left the content as it was. From there on the inputs tell how far it reaches.
@@ -26,14 +34,18 @@ pub struct Segment {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
-    segments: VecDeque<Segment>,
+    /// Shared with copies of the state that are on their way into a snapshot.
+    segments: Arc<VecDeque<Segment>>,
     last_change: Epoch,
 }
 
 impl Timeline {
     /// Known since `lo`.
     pub fn since(lo: Epoch) -> Timeline {
-        Timeline { segments: VecDeque::from([Segment { lo, hi: lo }]), last_change: Epoch::ZERO }
+        Timeline {
+            segments: Arc::new(VecDeque::from([Segment { lo, hi: lo }])),
+            last_change: Epoch::ZERO,
+        }
     }
 
     /// Epoch of the newest change; `ZERO`: none.
@@ -53,7 +65,8 @@ impl Timeline {
         if changed {
             self.last_change = lo;
         }
-        match self.segments.back_mut() {
+        let segments = Arc::make_mut(&mut self.segments);
+        match segments.back_mut() {
             // Created by the very record that changes it.
             Some(open) if open.lo >= lo => return,
             Some(open) if !changed && hi >= lo.prev() => {
@@ -63,10 +76,8 @@ impl Timeline {
             Some(open) => open.hi = hi.max(open.hi),
             None => {}
         }
-        self.segments.push_back(Segment { lo, hi: lo });
-        if self.segments.len() > KEPT {
-            self.segments.pop_front();
-        }
+        segments.push_back(Segment { lo, hi: lo });
+        thin_out(segments);
     }
 
     /// The newest segment that begins at or before `epoch`, and whether it is the open one.
@@ -82,24 +93,42 @@ impl Timeline {
         self.segments.get(at).map(|s| s.lo)
     }
 
-    /// The same, or `epoch` itself where segments that followed it have been trimmed: never later than what came first.
+    /// The same, or `epoch` itself where segments that followed it may have been dropped: never later than what came
+    /// first.
     pub fn oldest_after(&self, epoch: Epoch) -> Option<Epoch> {
         let next = self.next_after(epoch)?;
-        Some(if self.segment_at(epoch).is_some() { next } else { epoch })
+        // Where fewer are kept, none has been dropped.
+        let complete_since = match self.segments.len().checked_sub(RECENT) {
+            Some(at) => self.segments.get(at),
+            None => self.segments.front(),
+        };
+        Some(if complete_since.is_some_and(|s| s.lo <= epoch) { next } else { epoch })
     }
 
     pub fn to_snapshot(&self) -> TimelineSnapshot {
-        let bounds = self.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).collect();
-        TimelineSnapshot { bounds, last_change: self.last_change.0 }
+        let mut before = 0;
+        let step = |bound: u64| bound.wrapping_sub(std::mem::replace(&mut before, bound));
+        let steps = self.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).map(step).collect();
+        TimelineSnapshot { steps, last_change: self.last_change.0, ..TimelineSnapshot::default() }
     }
 
     pub fn from_snapshot(snapshot: &TimelineSnapshot) -> Timeline {
+        let mut at = 0u64;
+        let add = |step: &u64| {
+            at = at.wrapping_add(*step);
+            at
+        };
+        let bounds: Vec<u64> = match snapshot.steps.is_empty() {
+            // As earlier releases stored them.
+            true => snapshot.bounds.clone(),
+            false => snapshot.steps.iter().map(add).collect(),
+        };
         let segment =
             |c: &[u64]| Segment { lo: Epoch(c[0]), hi: Epoch(*c.get(1).unwrap_or(&c[0])) };
-        Timeline {
-            segments: snapshot.bounds.chunks(2).map(segment).collect(),
-            last_change: Epoch(snapshot.last_change),
-        }
+        let mut segments: VecDeque<Segment> = bounds.chunks(2).map(segment).collect();
+        let surplus = segments.len().saturating_sub(RECENT + FINE + COARSE);
+        segments.drain(..surplus);
+        Timeline { segments: Arc::new(segments), last_change: Epoch(snapshot.last_change) }
     }
 
     /// Segments are disjoint and ascend.
@@ -113,6 +142,30 @@ impl Timeline {
             previous = Some(*s);
         }
         Ok(())
+    }
+}
+
+/// Keeps the list bounded after one segment was added: the one that has left the recent ones stays if it has a point
+/// of the fine grid, and the one that has left those, if it has a point of the coarse grid.
+fn thin_out(segments: &mut VecDeque<Segment>) {
+    let [coarse, fine] = GRIDS_MS;
+    for (newer, grid_ms) in [(RECENT, fine), (RECENT + FINE, coarse)] {
+        let Some(at) = segments.len().checked_sub(newer + 1) else { return };
+        if segments.get(at).is_some_and(|s| !s.has_point_of(grid_ms)) {
+            segments.remove(at);
+            return;
+        }
+    }
+    if segments.len() > RECENT + FINE + COARSE {
+        segments.pop_front();
+    }
+}
+
+impl Segment {
+    /// Whether an epoch in it is the first of its step of the grid.
+    fn has_point_of(self, grid_ms: u64) -> bool {
+        let point = Epoch::from_millis(self.hi.millis() / grid_ms * grid_ms);
+        self.lo <= point && point <= self.hi
     }
 }
 
@@ -145,17 +198,63 @@ mod tests {
         assert_eq!(Timeline::from_snapshot(&t.to_snapshot()).to_snapshot(), t.to_snapshot());
     }
 
-    #[test]
-    fn long_histories_are_trimmed_from_the_old_end() {
-        let mut t = Timeline::since(Epoch(1));
-        for e in 2..(KEPT as u64 + 100) {
-            t.advance(Epoch(e - 1), Epoch(e), true);
+    /// A change every 20 ms for so many seconds.
+    fn busy(seconds: u64) -> Timeline {
+        let mut t = Timeline::since(Epoch::from_millis(0));
+        for at in 1..seconds * 50 {
+            let lo = Epoch::from_millis(at * 20 + 1);
+            t.advance(lo.prev(), lo, true);
         }
-        assert_eq!(t.segments.len(), KEPT);
-        assert_eq!(t.segment_at(Epoch(1)), None);
-        // The first change after it is no longer known: it is older than the oldest that is.
-        assert_eq!(t.oldest_after(Epoch(1)), Some(Epoch(1)));
-        assert_eq!(t.oldest_after(Epoch(5_000)), Some(Epoch(5_001)));
-        assert_eq!(t.oldest_after(Epoch(KEPT as u64 + 99)), None);
+        t
+    }
+
+    #[test]
+    fn long_histories_are_thinned_out_onto_the_grid() {
+        let seconds = 7_200;
+        let t = busy(seconds);
+        t.check().unwrap();
+        assert_eq!(t.segments.len(), RECENT + FINE + COARSE);
+        let exact =
+            |epoch: Epoch| t.segment_at(epoch).is_some_and(|(s, open)| open || epoch <= s.hi);
+        // Twenty seconds of everything, two minutes of seconds, an hour of tens of seconds.
+        assert!((1..20_000).step_by(7).all(|ms| exact(Epoch::from_millis(seconds * 1_000 - ms))));
+        assert!((20..140).all(|s| exact(Epoch::from_millis((seconds - s) * 1_000))));
+        assert!((2..360).all(|tens| exact(Epoch::from_millis((seconds - tens * 10) * 1_000))));
+        assert!(!exact(Epoch::from_millis((seconds - 60) * 1_000 + 500)));
+        assert!(!exact(Epoch::from_millis((seconds - 605) * 1_000)));
+        assert!(!exact(Epoch::from_millis((seconds - 5_000) * 1_000)));
+    }
+
+    #[test]
+    fn the_first_change_after_an_epoch_is_never_told_too_late() {
+        let t = busy(7_200);
+        let newest = Epoch::from_millis(7_199_980 + 1);
+        assert_eq!(t.oldest_after(newest), None);
+        let recent = Epoch::from_millis(7_199_000);
+        assert_eq!(t.oldest_after(recent), Some(Epoch::from_millis(7_199_001)));
+        // Changes that followed may have been dropped, whether a segment is known there or none.
+        for ms in [7_100_000, 7_000_000, 1] {
+            let old = Epoch::from_millis(ms);
+            assert_eq!(t.oldest_after(old), Some(old), "{ms}");
+        }
+        let short = busy(2);
+        assert_eq!(short.oldest_after(Epoch(5)), Some(Epoch::from_millis(21)));
+    }
+
+    #[test]
+    fn a_full_timeline_is_small_in_a_snapshot() {
+        use prost::Message;
+        let bytes = busy(7_200).to_snapshot().encoded_len();
+        assert!(bytes <= 16 << 10, "{bytes} bytes");
+    }
+
+    #[test]
+    fn bounds_that_an_earlier_release_stored_are_read() {
+        let t = busy(3);
+        let bounds = t.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).collect();
+        let last_change = t.last_change.0;
+        let stored = TimelineSnapshot { bounds, last_change, ..TimelineSnapshot::default() };
+        assert_eq!(Timeline::from_snapshot(&stored), t);
+        assert_eq!(Timeline::from_snapshot(&t.to_snapshot()), t);
     }
 }

@@ -410,12 +410,16 @@ pub struct SourcePosition {
     pub offsets: Vec<SplitOffset>,
 }
 
-/// Segments of constant, exact content: `lo` and `hi` of each, inclusive, ascending; the last `hi`
-/// is not stored (it moves with the log's head).
+/// Segments of constant, exact content: `lo` and `hi` of each, inclusive, ascending. Of the last, which is open,
+/// `hi` is the newest commit that left the content as it was.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TimelineSnapshot {
+    /// As earlier releases stored them; read where there are no `steps`, and not written.
     #[prost(uint64, repeated, tag = "1")]
     pub bounds: Vec<u64>,
+    /// The bounds, each as its distance from the one before, the first from 0.
+    #[prost(uint64, repeated, tag = "3")]
+    pub steps: Vec<u64>,
     /// Epoch of the newest change; 0: never.
     #[prost(uint64, tag = "2")]
     pub last_change: u64,
@@ -540,6 +544,11 @@ mod tests {
             schemas: vec!["s".into()],
             settings: [("a".to_string(), "b".to_string())].into(),
             garbage: [("o".to_string(), 7)].into(),
+            sources: vec![SourceSnapshot {
+                source: 8,
+                timeline: TimelineSnapshot { steps: vec![300, 1], last_change: 9, bounds: vec![] },
+                ..SourceSnapshot::default()
+            }],
             ..Snapshot::default()
         };
         let body = concat!(
@@ -551,6 +560,11 @@ mod tests {
             "3005",
             "3806",   // next ids
             "420173", // schema s
+            "5a0b",
+            "0808",
+            "1a07",
+            "1009",
+            "1a03ac0201", // source 8: changed at 9, one segment from 300 to 301
             "6206",
             "0a0161",
             "120162", // setting a = b
