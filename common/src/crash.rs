@@ -19,6 +19,8 @@ pub const POINTS: &[&str] = &[
     // A snapshot of the folded log.
     "meta-before-snapshot",
     "meta-after-snapshot",
+    // Older snapshots that it supersedes are deleted.
+    "meta-after-superseded",
     // The record of a transaction over several tables.
     "meta-before-transaction",
     "meta-after-transaction",

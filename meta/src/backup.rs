@@ -40,7 +40,8 @@ pub async fn copy(
     takes_over: bool,
 ) -> Result<Copied, SqlError> {
     let (source, target) = (LogStore::new(Arc::clone(&from)), LogStore::new(Arc::clone(&to)));
-    let (records, snapshots) = futures::try_join!(target.list_records(), target.list_snapshots())?;
+    let (records, snapshots) =
+        futures::try_join!(target.list_records_after(0), target.list_snapshots())?;
     if !records.is_empty() || !snapshots.is_empty() {
         return Err(not_ready("the target of the copy holds a database already")
             .with_hint("Give an empty directory or prefix."));

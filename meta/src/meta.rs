@@ -25,7 +25,7 @@ use crate::error::VoidReason;
 use crate::feed::{self, Follow};
 use crate::fold::Verdict;
 use crate::gc::{Collector, GcOptions};
-use crate::log::{LogStore, LogWriter, SnapshotPolicy, WriterOptions};
+use crate::log::{LogStore, LogWriter, Retention, SnapshotPolicy, WriterOptions, encode_snapshot};
 use crate::read;
 use crate::settings::{self, Settings};
 use crate::shared::{Follower, Services, Shared};
@@ -135,13 +135,15 @@ impl Meta {
         let shared = Shared::new(options.env.clone(), options.parallelism, options.settings);
         // Set once, here.
         let _ = shared.source_epoch_events.set(options.source_epoch_events);
-        let retention = Arc::downgrade(&shared);
+        let setting = |of: fn(&Settings) -> Duration| -> Retention {
+            let shared = Arc::downgrade(&shared);
+            Arc::new(move || shared.upgrade().map_or(Duration::MAX, |s| of(&s.settings())))
+        };
         let writer = WriterOptions {
             env: options.env,
             policy: options.snapshots,
-            log_retention: Arc::new(move || {
-                retention.upgrade().map_or(Duration::MAX, |s| s.settings().log_retention)
-            }),
+            log_retention: setting(|s| s.log_retention),
+            object_retention: setting(|s| s.object_retention),
             observer: Arc::new(Follower(Arc::downgrade(&shared))),
         };
         let raise = Entry::RaiseGenerations(RaiseGenerations { jobs: Vec::new() });
@@ -497,6 +499,12 @@ impl Meta {
     #[cfg(test)]
     pub(crate) fn state_for_tests(&self) -> MetaState {
         self.shared.state.read().clone()
+    }
+
+    /// Bytes of a snapshot of the log, if one were taken now.
+    pub fn snapshot_bytes(&self) -> usize {
+        let state = self.shared.state.read().for_snapshot();
+        encode_snapshot(&state).len()
     }
 
     /// Completes when another server has taken over this store: nothing is acknowledged any more.

@@ -39,6 +39,15 @@ impl Objects {
         objects
     }
 
+    /// What a snapshot holds of it: counts follow from the versions.
+    pub fn without_references(&self) -> Objects {
+        Objects {
+            refs: HashMap::default(),
+            garbage: self.garbage.clone(),
+            deleted: self.deleted.clone(),
+        }
+    }
+
     pub fn add(&mut self, name: &str) {
         if name.is_empty() {
             return;

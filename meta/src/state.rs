@@ -231,6 +231,33 @@ impl MetaState {
         self.relations.values().find(|r| r.schema == schema && r.name == name)
     }
 
+    /// A copy of what [`Self::to_snapshot`] takes, for use outside the lock. What is large is shared, or left out
+    /// because it follows from the rest.
+    pub fn for_snapshot(&self) -> MetaState {
+        MetaState {
+            number: self.number,
+            crc: self.crc,
+            term: self.term,
+            leader: self.leader,
+            epoch: self.epoch,
+            next_relation_id: self.next_relation_id,
+            next_table_id: self.next_table_id,
+            schemas: self.schemas.clone(),
+            relations: self.relations.clone(),
+            jobs: self.jobs.clone(),
+            sources: self.sources.clone(),
+            settings: self.settings.clone(),
+            users: self.users.clone(),
+            objects: self.objects.without_references(),
+            statements: Statements {
+                order: self.statements.order.clone(),
+                by_id: HashMap::default(),
+            },
+            catalog_version: self.catalog_version,
+            unpublished: BTreeMap::new(),
+        }
+    }
+
     /// The same state as bytes to be.
     pub fn to_snapshot(&self) -> Snapshot {
         Snapshot {

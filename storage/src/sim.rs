@@ -491,6 +491,20 @@ impl ObjectStore for SimStore {
         .boxed()
     }
 
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        let (store, prefix, offset) = (self.clone(), prefix.cloned(), offset.clone());
+        stream::once(async move {
+            let _begun = store.begin(Op::List, 0).await;
+            store.inner.list_with_offset(prefix.as_ref(), &offset)
+        })
+        .flatten()
+        .boxed()
+    }
+
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         let _begun = self.begin(Op::List, 0).await;
         self.inner.list_with_delimiter(prefix).await

@@ -1,5 +1,6 @@
 //! Names, frames and single requests: what the log asks of an object store.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,11 @@ const SNAPSHOT: &str = "meta/snapshot";
 const PROBE: &str = "meta/probe";
 /// Records fetched at a time when opening: all there usually are, so that they cost one round.
 const OPEN_PARALLEL: usize = 512;
+/// Records behind the newest snapshot that are asked for before it is known how many there are: where there are no
+/// more, they cost no round of their own.
+const OPEN_AHEAD: u64 = 256;
+/// Objects deleted at a time.
+pub const DELETE_PARALLEL: usize = 8;
 /// A request that takes longer is given up and its outcome looked up.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -58,7 +64,7 @@ impl LogStore {
         LogStore { store }
     }
 
-    fn record_path(number: u64) -> Path {
+    pub fn record_path(number: u64) -> Path {
         Path::from(format!("{LOG}/{number:020}"))
     }
 
@@ -89,25 +95,34 @@ impl LogStore {
         }
     }
 
-    /// Reads the newest snapshot and everything after it.
+    /// Reads the newest snapshot and everything after it. The records that it covers are not even listed: they stay for
+    /// a day, and that may be a million.
     pub async fn open(&self) -> Result<Opened, MetaError> {
-        let (records, snapshots) = futures::try_join!(self.list(LOG), self.list(SNAPSHOT))?;
-        let newest = snapshots.iter().map(|(n, _)| *n).max();
+        let newest = self.list_snapshots().await?.iter().map(|(n, _)| *n).max();
         let covered = newest.unwrap_or(0);
-        let mut numbers: Vec<u64> =
-            records.iter().map(|(n, _)| *n).filter(|n| *n > covered).collect();
-        numbers.sort_unstable();
         let snapshot = async {
             match newest {
                 Some(n) => self.get(&LogStore::snapshot_path(n)).await.map(Some),
                 None => Ok(None),
             }
         };
+        let ahead = async { Ok(self.read_ahead(covered + 1).await) };
+        let (snapshot, records, ahead) =
+            futures::try_join!(snapshot, self.list_records_after(covered), ahead)?;
+        let mut numbers: Vec<u64> =
+            records.iter().map(|(n, _)| *n).filter(|n| *n > covered).collect();
+        numbers.sort_unstable();
+        let ahead = &ahead;
         let tail = stream::iter(numbers.clone())
-            .map(|n| async move { self.get(&LogStore::record_path(n)).await })
+            .map(|n| async move {
+                match ahead.get(&n) {
+                    Some(bytes) => Ok(bytes.clone()),
+                    None => self.get(&LogStore::record_path(n)).await,
+                }
+            })
             .buffered(OPEN_PARALLEL)
-            .try_collect::<Vec<Bytes>>();
-        let (snapshot, tail) = futures::try_join!(snapshot, tail)?;
+            .try_collect::<Vec<Bytes>>()
+            .await?;
         let snapshot_bytes = snapshot.as_ref().map_or(0, |b| b.len() as u64);
         let mut state = match snapshot {
             Some(bytes) => MetaState::from_snapshot(decode::<Snapshot>(
@@ -123,6 +138,16 @@ impl LogStore {
         Ok(Opened { state, snapshot_bytes, tail_bytes, tail_records: tail.len() as u64 })
     }
 
+    /// The records from `first` on, as far as they are among the next few and can be read. Which ones there must be, the
+    /// list of all tells.
+    async fn read_ahead(&self, first: u64) -> BTreeMap<u64, Bytes> {
+        let reads = (first..first + OPEN_AHEAD).map(|n| async move {
+            let found = self.get_optional(&LogStore::record_path(n)).await.ok()??;
+            Some((n, found))
+        });
+        futures::future::join_all(reads).await.into_iter().flatten().collect()
+    }
+
     async fn get(&self, path: &Path) -> Result<Bytes, MetaError> {
         Ok(self.store.get(path).await?.bytes().await?)
     }
@@ -131,12 +156,27 @@ impl LogStore {
     pub async fn list(&self, prefix: &str) -> Result<Vec<(u64, ObjectMeta)>, MetaError> {
         let prefix = Path::from(prefix);
         let all: Vec<ObjectMeta> = self.store.list(Some(&prefix)).try_collect().await?;
-        let numbered = |m: ObjectMeta| Some((m.location.filename()?.parse().ok()?, m));
         Ok(all.into_iter().filter_map(numbered).collect())
     }
 
-    pub async fn list_records(&self) -> Result<Vec<(u64, ObjectMeta)>, MetaError> {
-        self.list(LOG).await
+    /// The records with a number above this one.
+    pub async fn list_records_after(
+        &self,
+        number: u64,
+    ) -> Result<Vec<(u64, ObjectMeta)>, MetaError> {
+        let (prefix, offset) = (Path::from(LOG), LogStore::record_path(number));
+        let listed = self.store.list_with_offset(Some(&prefix), &offset);
+        let all: Vec<ObjectMeta> = listed.try_collect().await?;
+        Ok(all.into_iter().filter_map(numbered).collect())
+    }
+
+    /// When a record was written, in wall-clock milliseconds; `None`: there is none.
+    pub async fn record_time(&self, number: u64) -> Result<Option<i64>, MetaError> {
+        match self.store.head(&LogStore::record_path(number)).await {
+            Ok(meta) => Ok(Some(meta.last_modified.timestamp_millis())),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
     }
 
     pub async fn list_snapshots(&self) -> Result<Vec<(u64, ObjectMeta)>, MetaError> {
@@ -179,20 +219,24 @@ impl LogStore {
 
     /// Writes the snapshot of `state`; returns its size. One that is already there is the same.
     pub async fn put_snapshot(&self, state: &MetaState) -> Result<u64, MetaError> {
-        let bytes = encode_frame(&state.to_snapshot(), crc);
+        self.put_encoded_snapshot(state.number, encode_snapshot(state)).await
+    }
+
+    /// As `put_snapshot`, of what [`encode_snapshot`] has made of the state after record `number`.
+    pub async fn put_encoded_snapshot(&self, number: u64, bytes: Bytes) -> Result<u64, MetaError> {
         let size = bytes.len() as u64;
-        let path = LogStore::snapshot_path(state.number);
+        let path = LogStore::snapshot_path(number);
         match self.store.put_opts(&path, bytes.into(), PutMode::Create.into()).await {
             Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => Ok(size),
             Err(e) => Err(e.into()),
         }
     }
 
-    /// Deletes objects; those already gone count as deleted. Returns how many failed.
+    /// Deletes objects, about in this order; those already gone count as deleted. Returns how many failed.
     pub async fn delete(&self, paths: Vec<Path>) -> usize {
         let results = stream::iter(paths)
             .map(|path| async move { self.store.delete(&path).await })
-            .buffer_unordered(8)
+            .buffered(DELETE_PARALLEL)
             .collect::<Vec<_>>()
             .await;
         let failed = |r: &&object_store::Result<()>| {
@@ -207,6 +251,15 @@ impl LogStore {
         let all: Vec<ObjectMeta> = self.store.list(Some(&prefix)).try_collect().await?;
         Ok(all.into_iter().map(|m| m.location.to_string()).collect())
     }
+}
+
+/// The bytes of a snapshot of this state.
+pub fn encode_snapshot(state: &MetaState) -> Bytes {
+    encode_frame(&state.to_snapshot(), crc)
+}
+
+fn numbered(object: ObjectMeta) -> Option<(u64, ObjectMeta)> {
+    Some((object.location.filename()?.parse().ok()?, object))
 }
 
 fn decode<M: prost::Message + Default>(path: &Path, bytes: &[u8]) -> Result<M, MetaError> {

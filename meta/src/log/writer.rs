@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, warn};
 
 use super::lead::{Check, Lead, Retention};
-use super::snapshot::{self, SnapshotPolicy};
+use super::snapshot::{self, Retained, SnapshotPolicy, Taken};
 use super::store::{Created, LogStore, Opened, crc, fold_next};
 use crate::error::{MetaError, VoidReason};
 use crate::fold::{self, Applied, Verdict};
@@ -45,6 +45,8 @@ pub struct WriterOptions {
     pub policy: SnapshotPolicy,
     /// Read at every snapshot and for the rule of late appends.
     pub log_retention: Retention,
+    /// For how long superseded snapshots stay.
+    pub object_retention: Retention,
     pub observer: Arc<dyn Observer>,
 }
 
@@ -91,6 +93,7 @@ impl LogWriter {
             bytes_since: opened.tail_bytes,
             snapshot_bytes: opened.snapshot_bytes,
             snapshot_task: None,
+            oldest_record: None,
             clock_behind: false,
             options,
         };
@@ -152,7 +155,9 @@ struct Writer {
     records_since: u64,
     bytes_since: u64,
     snapshot_bytes: u64,
-    snapshot_task: Option<tokio::task::JoinHandle<Option<u64>>>,
+    snapshot_task: Option<tokio::task::JoinHandle<Option<Taken>>>,
+    /// As the last snapshot has returned it.
+    oldest_record: Option<u64>,
     /// The clock was behind the newest epoch when we looked last.
     clock_behind: bool,
     options: WriterOptions,
@@ -359,10 +364,12 @@ impl Writer {
     async fn confirm_head(&self, number: u64, covered: u64) -> Result<(), MetaError> {
         let mut pause = RETRY_MIN;
         loop {
-            match futures::try_join!(self.store.list_records(), self.store.list_snapshots()) {
+            match futures::try_join!(
+                self.store.list_records_after(number),
+                self.store.list_snapshots()
+            ) {
                 Ok((records, snapshots)) => {
-                    let beyond = records.iter().any(|(n, _)| *n > number)
-                        || snapshots.iter().any(|(n, _)| *n > covered);
+                    let beyond = !records.is_empty() || snapshots.iter().any(|(n, _)| *n > covered);
                     return if beyond {
                         Err(MetaError::Deposed { term: self.term + 1 })
                     } else {
@@ -386,9 +393,10 @@ impl Writer {
     async fn maybe_snapshot(&mut self) {
         if self.snapshot_task.as_ref().is_some_and(|t| t.is_finished())
             && let Some(task) = self.snapshot_task.take()
-            && let Ok(Some(size)) = task.await
+            && let Ok(Some(taken)) = task.await
         {
-            self.snapshot_bytes = size;
+            self.snapshot_bytes = taken.size;
+            self.oldest_record = taken.oldest_record;
         }
         let due =
             self.options.policy.is_due(self.records_since, self.bytes_since, self.snapshot_bytes);
@@ -397,12 +405,15 @@ impl Writer {
         }
         self.records_since = 0;
         self.bytes_since = 0;
-        let state = self.state.read().clone();
-        let store = self.store.clone();
-        let retention = (self.options.log_retention)();
+        let state = self.state.read().for_snapshot();
+        let (store, oldest) = (self.store.clone(), self.oldest_record);
+        let retained = Retained {
+            records: (self.options.log_retention)(),
+            snapshots: (self.options.object_retention)(),
+        };
         let now_ms = self.options.env.now_ms();
         self.snapshot_task = Some(spawn("take a snapshot", async move {
-            snapshot::take(&store, &state, retention, now_ms)
+            snapshot::take(&store, state, retained, oldest, now_ms)
                 .await
                 .inspect_err(|e| warn!(error = %e, "no snapshot this time; the log stays longer"))
                 .ok()

@@ -38,6 +38,7 @@ async fn lead_with(store: &Arc<TestStore>, seed: u64, policy: SnapshotPolicy) ->
         env: EnvHandle::new(TestEnv::new(seed)),
         policy,
         log_retention: Arc::new(|| Duration::from_secs(86_400)),
+        object_retention: Arc::new(|| Duration::from_secs(600)),
         observer: Arc::new(Nobody),
     };
     let (log, _) =
@@ -130,7 +131,7 @@ async fn a_leader_that_slept_for_long_is_not_misled_by_an_empty_next_number() {
     let log_store = LogStore::new(Arc::clone(&store) as _);
     let state = second.state.read().clone();
     log_store.put_snapshot(&state).await.unwrap();
-    let records = log_store.list_records().await.unwrap();
+    let records = log_store.list_records_after(0).await.unwrap();
     assert_eq!(log_store.delete(records.into_iter().map(|(_, m)| m.location).collect()).await, 0);
     tokio::time::advance(Duration::from_secs(86_400)).await;
     assert!(matches!(proof(&first).await, Err(MetaError::Deposed { .. })));
@@ -217,11 +218,34 @@ async fn snapshots_cover_the_log_and_opening_reads_little() {
         leader.log.append(set(&format!("s{}", i % 5), &i.to_string())).await.unwrap().unwrap();
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let before = store.requests();
+    let (before, listed) = (store.requests(), store.listed());
     let found = LogStore::new(Arc::clone(&store) as _).open().await.unwrap();
     assert!(found.tail_records <= 16, "{} records after the snapshot", found.tail_records);
-    assert!(store.requests() - before <= 3 + found.tail_records);
+    // Two lists, the snapshot, and the next records, whether they are there or not.
+    assert_eq!(store.requests() - before, 3 + 256);
+    let snapshots = LogStore::new(Arc::clone(&store) as _).list_snapshots().await.unwrap().len();
+    let listed = store.listed() - listed - snapshots as u64;
+    assert_eq!(listed, snapshots as u64 + found.tail_records, "covered records are not listed");
     assert_eq!(found.state.to_snapshot(), leader.state.read().to_snapshot());
+}
+
+/// More records than are read before it is known how many there are.
+#[tokio::test(start_paused = true)]
+async fn a_long_log_without_a_snapshot_is_read_whole_and_a_hole_in_it_is_noticed() {
+    let store = TestStore::new();
+    let policy = SnapshotPolicy { min_records: 1_000, ..SnapshotPolicy::default() };
+    let leader = lead_with(&store, 1, policy).await;
+    for i in 0..600 {
+        leader.log.append(set("s", &i.to_string())).await.unwrap().unwrap();
+    }
+    let found = reread(&store).await;
+    assert_eq!((found.number, found.settings["s"].as_str()), (601, "599"));
+    let log_store = LogStore::new(Arc::clone(&store) as _);
+    for hole in [450, 30] {
+        assert_eq!(log_store.delete(vec![LogStore::record_path(hole)]).await, 0);
+        let error = log_store.open().await.unwrap_err();
+        assert!(matches!(error, MetaError::Gap { number } if number == hole), "{error}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,7 +262,8 @@ async fn an_append_after_a_long_silence_counts_only_at_the_head() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let log_store = LogStore::new(Arc::clone(&store) as _);
-    let next = log_store.list_records().await.unwrap().into_iter().find(|(n, _)| *n == 3).unwrap();
+    let next =
+        log_store.list_records_after(0).await.unwrap().into_iter().find(|(n, _)| *n == 3).unwrap();
     log_store.delete(vec![next.1.location]).await;
     tokio::time::advance(Duration::from_secs(40_000)).await;
     let late = first.log.append(set("c", "1")).await;

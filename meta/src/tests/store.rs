@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -36,6 +37,7 @@ pub struct TestStore {
     /// How long a put of a log record takes.
     put_takes: Mutex<Duration>,
     requests: AtomicU64,
+    listed: Arc<AtomicU64>,
 }
 
 impl TestStore {
@@ -58,6 +60,11 @@ impl TestStore {
 
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Objects that lists have returned.
+    pub fn listed(&self) -> u64 {
+        self.listed.load(Ordering::Relaxed)
     }
 
     fn count(&self) {
@@ -129,7 +136,24 @@ impl ObjectStore for TestStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         self.count();
-        self.inner.list(prefix)
+        let listed = Arc::clone(&self.listed);
+        let count = move |_: &Result<ObjectMeta>| {
+            listed.fetch_add(1, Ordering::Relaxed);
+        };
+        self.inner.list(prefix).inspect(count).boxed()
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.count();
+        let listed = Arc::clone(&self.listed);
+        let count = move |_: &Result<ObjectMeta>| {
+            listed.fetch_add(1, Ordering::Relaxed);
+        };
+        self.inner.list_with_offset(prefix, offset).inspect(count).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
