@@ -5,6 +5,7 @@
 
 mod freshness;
 mod jobs;
+mod life;
 mod micro;
 mod nexmark;
 mod one_row;
@@ -52,6 +53,8 @@ enum Command {
     OneRow(one_row::Args),
     /// A one-row change under window functions, over groups of growing size
     Window(window::Args),
+    /// Tiny views over tables that change at the full rate of commits: what a long life leaves behind
+    Life(life::Args),
     /// From a row sent until it can be read, is streamed, and is in a sink, behind chains of views
     Freshness(freshness::Args),
     /// Commits, CREATE, DROP and idling with many views
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Micro(args) => runtime.block_on(micro::run(&args)),
         Command::Jobs(args) => runtime.block_on(jobs::run(&args)),
         Command::Freshness(args) => runtime.block_on(freshness::run(&args)),
+        Command::Life(args) => runtime.block_on(life::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
         Command::Window(args) => runtime.block_on(window::run(&args)),
     };

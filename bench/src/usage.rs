@@ -58,7 +58,7 @@ pub fn peak_rss_mb() -> f64 {
     status_mb("VmHWM:")
 }
 
-/// The resident set, in megabytes.
+/// The resident set now, in megabytes.
 pub fn rss_mb() -> f64 {
     status_mb("VmRSS:")
 }

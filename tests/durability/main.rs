@@ -2,6 +2,8 @@
 //! and without planning, a bucket that does not grow with the number of updates, readers that never lose
 //! an object to compaction, and a store without space.
 
+mod life;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,13 +27,17 @@ struct Node {
 
 impl Node {
     async fn start(store: &Arc<dyn ObjectStore>, tuning: Tuning) -> Node {
+        Node::start_at(store, tuning, Duration::from_millis(20)).await
+    }
+
+    async fn start_at(store: &Arc<dyn ObjectStore>, tuning: Tuning, interval: Duration) -> Node {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(4)
             .enable_all()
             .build()
             .expect("threads");
         let config = Config {
-            barrier_interval: Duration::from_millis(20),
+            barrier_interval: interval,
             tuning,
             ..Config::embedded(&std::env::temp_dir())
         };
@@ -146,15 +152,15 @@ const BUSY: Tuning = Tuning {
     flush_bytes: Some(64 << 10),
     direct_run_bytes: None,
     inline_bytes: Some(256),
+    flush_commits: None,
+    flush_age: None,
+    tail_bytes: None,
     snapshot_records: Some(64),
     gc_interval: Some(Duration::from_millis(100)),
 };
 
 #[tokio::test(flavor = "multi_thread")]
 async fn updates_of_the_same_keys_do_not_fill_the_bucket_and_scans_never_fail() {
-    flush_commits: None,
-    flush_age: None,
-    tail_bytes: None,
     const ROWS: u64 = 500;
     const SECONDS: u64 = 8;
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
