@@ -255,6 +255,7 @@ impl MetaState {
             },
             catalog_version: self.catalog_version,
             unpublished: BTreeMap::new(),
+            dependencies: Dependencies::default(),
         }
     }
 

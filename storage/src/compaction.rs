@@ -150,7 +150,7 @@ fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
 
 /// The oldest runs of level 0 where many are small, with the small ones of level 1 and what lies between: otherwise
 /// keys that ascend would leave a run a flush for ever.
-fn pick_small(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
+fn pick_small(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     let small = |r: &&&RunMeta| r.length < SMALL_RUN_BYTES;
     let (level0, level1) = (at_level(runs, 0), at_level(runs, 1));
     let many = level0.iter().filter(small).count();
@@ -169,7 +169,7 @@ fn pick_small(id: u32, runs: &[&RunMeta]) -> Option<(u64, Pick)> {
     }
     inputs.extend(below);
     // Less urgent than anything that makes reads cheaper.
-    Some((2, task(id, runs, inputs, 1)))
+    Some(task(id, runs, inputs, 1, 2))
 }
 
 /// Level 0 runs of a table whose entries leave it, with all of level 1 unless that is far larger: where keys

@@ -178,7 +178,8 @@ fn flush_tails(shared: &Arc<Shared>, tails: &BTreeMap<JobId, TailSize>) {
         return;
     }
     let waits = |job: &Arc<Job>| !job.flushing.load(Ordering::Acquire);
-    let waiting = tails.iter().filter_map(|(id, tail)| Some((shared.job(*id).filter(waits)?, *tail)));
+    let waiting =
+        tails.iter().filter_map(|(id, tail)| Some((shared.job(*id).filter(waits)?, *tail)));
     let (jobs, tails): (Vec<Arc<Job>>, Vec<TailSize>) = waiting.unzip();
     for at in largest_tails(&tails, limits.bytes) {
         start_flush(shared, Arc::clone(&jobs[at]));
