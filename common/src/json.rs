@@ -110,15 +110,31 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn object(&mut self, depth: usize) -> Result<Json, SqlError> {
+    /// Passes the opening of an object or an array, and its end where nothing is in it; then true.
+    fn opens_nothing(&mut self, end: u8) -> bool {
         self.at += 1;
-        let mut entries = Vec::new();
         self.space();
-        if self.peek() == Some(b'}') {
-            self.at += 1;
-            return Ok(Json::Object(entries));
+        let empty = self.peek() == Some(end);
+        self.at += usize::from(empty);
+        empty
+    }
+
+    /// Passes the comma before another part; false: passed the end.
+    fn another(&mut self, end: u8) -> Result<bool, SqlError> {
+        self.space();
+        match self.peek() {
+            Some(c) if c == b',' || c == end => {
+                self.at += 1;
+                Ok(c == b',')
+            }
+            _ => Err(self.unexpected()),
         }
-        loop {
+    }
+
+    fn object(&mut self, depth: usize) -> Result<Json, SqlError> {
+        let mut entries = Vec::new();
+        let mut more = !self.opens_nothing(b'}');
+        while more {
             self.space();
             if self.peek() != Some(b'"') {
                 return Err(self.unexpected());
@@ -126,38 +142,19 @@ impl<'a> Parser<'a> {
             let key = self.string()?;
             self.expect(b':')?;
             entries.push((key, self.value(depth + 1)?));
-            self.space();
-            match self.peek() {
-                Some(b',') => self.at += 1,
-                Some(b'}') => {
-                    self.at += 1;
-                    return Ok(Json::object(entries));
-                }
-                _ => return Err(self.unexpected()),
-            }
+            more = self.another(b'}')?;
         }
+        Ok(Json::object(entries))
     }
 
     fn array(&mut self, depth: usize) -> Result<Json, SqlError> {
-        self.at += 1;
         let mut items = Vec::new();
-        self.space();
-        if self.peek() == Some(b']') {
-            self.at += 1;
-            return Ok(Json::Array(items));
-        }
-        loop {
+        let mut more = !self.opens_nothing(b']');
+        while more {
             items.push(self.value(depth + 1)?);
-            self.space();
-            match self.peek() {
-                Some(b',') => self.at += 1,
-                Some(b']') => {
-                    self.at += 1;
-                    return Ok(Json::Array(items));
-                }
-                _ => return Err(self.unexpected()),
-            }
+            more = self.another(b']')?;
         }
+        Ok(Json::Array(items))
     }
 
     fn hex4(&mut self) -> Result<u32, SqlError> {

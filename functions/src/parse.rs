@@ -1,5 +1,6 @@
 //! Text as PostgreSQL reads it into each type, with its errors.
 
+use millrace_common::encoding::builder::bytes_of_escape;
 use millrace_common::encoding::datetime_text;
 pub use millrace_common::encoding::datetime_text::fraction_us;
 pub use millrace_common::zone::offset_us as zone_us;
@@ -340,25 +341,7 @@ pub fn bytea(text: &str) -> Result<Vec<u8>, SqlError> {
 
 /// Bytes in the escape format: `\\000` is a byte, a double backslash one.
 pub fn bytea_escape(text: &str) -> Result<Vec<u8>, SqlError> {
-    let bad = || invalid(SqlType::Bytea, text);
-    let mut out = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(b) = bytes.next() {
-        if b != b'\\' {
-            out.push(b);
-            continue;
-        }
-        match bytes.next() {
-            Some(b'\\') => out.push(b'\\'),
-            Some(a @ b'0'..=b'3') => {
-                let mut octal = || bytes.next().filter(|b| (b'0'..=b'7').contains(b));
-                let (b, c) = (octal().ok_or_else(bad)?, octal().ok_or_else(bad)?);
-                out.push((a - b'0') * 64 + (b - b'0') * 8 + (c - b'0'));
-            }
-            _ => return Err(bad()),
-        }
-    }
-    Ok(out)
+    bytes_of_escape(text).ok_or_else(|| invalid(SqlType::Bytea, text))
 }
 
 #[cfg(test)]

@@ -442,6 +442,11 @@ fn parse_bytea(text: &str) -> Result<Vec<u8>, SqlError> {
         }
         return Ok(digits.chunks_exact(2).map(|d| d[0] << 4 | d[1]).collect());
     }
+    bytes_of_escape(text).ok_or_else(invalid)
+}
+
+/// Bytes in the escape format: `\\000` is a byte, a double backslash one. `None`: no such text.
+pub fn bytes_of_escape(text: &str) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(b) = bytes.next() {
@@ -449,18 +454,17 @@ fn parse_bytea(text: &str) -> Result<Vec<u8>, SqlError> {
             out.push(b);
             continue;
         }
-        match bytes.next().ok_or_else(invalid)? {
+        match bytes.next()? {
             b'\\' => out.push(b'\\'),
             a @ b'0'..=b'3' => {
-                let mut octal =
-                    || bytes.next().filter(|b| (b'0'..=b'7').contains(b)).ok_or_else(invalid);
+                let mut octal = || bytes.next().filter(|b| (b'0'..=b'7').contains(b));
                 let (b, c) = (octal()?, octal()?);
                 out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
             }
-            _ => return Err(invalid()),
+            _ => return None,
         }
     }
-    Ok(out)
+    Some(out)
 }
 
 #[cfg(test)]

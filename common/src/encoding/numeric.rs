@@ -302,20 +302,22 @@ impl Write for SmallText {
 
 /// A double from text.
 pub fn parse_f64(text: &str) -> Result<f64, SqlError> {
-    let v = float_text(text, "double precision")?;
-    let v: f64 = v.parse().map_err(|_| invalid_text("double precision", text))?;
-    if v.is_infinite() && !text.to_ascii_lowercase().contains("inf") {
-        return Err(out_of_range_float(text, "double precision"));
-    }
-    Ok(v)
+    parse_float(text, "double precision", f64::is_infinite)
 }
 
 /// A real from text.
 pub fn parse_f32(text: &str) -> Result<f32, SqlError> {
-    let v = float_text(text, "real")?;
-    let v: f32 = v.parse().map_err(|_| invalid_text("real", text))?;
-    if v.is_infinite() && !text.to_ascii_lowercase().contains("inf") {
-        return Err(out_of_range_float(text, "real"));
+    parse_float(text, "real", f32::is_infinite)
+}
+
+fn parse_float<T: std::str::FromStr + Copy>(
+    text: &str,
+    kind: &str,
+    infinite: fn(T) -> bool,
+) -> Result<T, SqlError> {
+    let v: T = float_text(text, kind)?.parse().map_err(|_| invalid_text(kind, text))?;
+    if infinite(v) && !text.to_ascii_lowercase().contains("inf") {
+        return Err(out_of_range_float(text, kind));
     }
     Ok(v)
 }
