@@ -353,16 +353,19 @@ pub fn find(name: &str) -> Result<&'static Setting, SqlError> {
 fn find_of_session(name: &str) -> Result<&'static Setting, SqlError> {
     let setting = find(name)?;
     if setting.scope == Scope::Cluster {
-        return Err(SqlError::new(
-            SqlState("55P02"),
-            format!("parameter \"{}\" cannot be changed in a session", setting.name),
-        )
-        .with_hint(format!("Use ALTER SYSTEM SET {} = ….", setting.name)));
+        return Err(setting.wrong_scope("cannot be changed in a session", "ALTER SYSTEM SET"));
     }
     Ok(setting)
 }
 
 impl Setting {
+    /// Of a statement that does not set this setting, with the one that does.
+    pub fn wrong_scope(&self, why: &str, instead: &str) -> SqlError {
+        let name = self.name;
+        SqlError::new(SqlState("55P02"), format!("parameter \"{name}\" {why}"))
+            .with_hint(format!("Use {instead} {name} = …."))
+    }
+
     /// A value as it is stored and shown, or why it is refused.
     pub fn check(&self, value: &str) -> Result<String, SqlError> {
         let invalid = || {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millrace_common::SqlError;
 use millrace_common::settings::{self, Scope, Setting};
-use millrace_common::{SqlError, SqlState};
 
 /// The values in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,11 +56,7 @@ impl Settings {
 pub fn find(name: &str) -> Result<&'static Setting, SqlError> {
     let setting = settings::find(name)?;
     if setting.scope == Scope::Session {
-        return Err(SqlError::new(
-            SqlState("55P02"),
-            format!("parameter \"{}\" is a setting of sessions", setting.name),
-        )
-        .with_hint(format!("Use SET {} = ….", setting.name)));
+        return Err(setting.wrong_scope("is a setting of sessions", "SET"));
     }
     Ok(setting)
 }
@@ -76,6 +72,8 @@ pub fn parse(name: &str, value: &str) -> Result<Duration, SqlError> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_common::SqlState;
+
     use super::*;
 
     #[test]
