@@ -17,6 +17,7 @@ use millrace_common::types::UNCONSTRAINED_NUMERIC;
 
 use super::kernels;
 use crate::error::external;
+use crate::plain::PlainScalar;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArithOp {
@@ -250,48 +251,21 @@ impl ScalarUDFImpl for Arith {
 
 pub fn negate_function() -> Arc<ScalarUDF> {
     static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| {
-        let signature = Signature::any(1, Volatility::Immutable);
-        Arc::new(ScalarUDF::from(Unary { name: "pg_neg", signature, abs: false }))
-    }))
+    Arc::clone(F.get_or_init(|| unary("pg_neg", |args| kernels::negate(&args.args[0], false))))
 }
 
 pub fn abs_function() -> Arc<ScalarUDF> {
     static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
-    Arc::clone(F.get_or_init(|| {
-        let signature = Signature::any(1, Volatility::Immutable);
-        Arc::new(ScalarUDF::from(Unary { name: "abs", signature, abs: true }))
-    }))
+    Arc::clone(F.get_or_init(|| unary("abs", |args| kernels::negate(&args.args[0], true))))
 }
 
-/// `-x` and `abs(x)`: both fail where the type has no such value.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Unary {
+/// `-x` or `abs(x)`: both fail where the type has no such value.
+fn unary(
     name: &'static str,
-    signature: Signature,
-    abs: bool,
-}
-
-impl ScalarUDFImpl for Unary {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        Ok(args[0].clone())
-    }
-
-    fn is_strict(&self) -> bool {
-        true
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        kernels::negate(&args.args[0], self.abs)
-    }
+    invoke: fn(ScalarFunctionArgs) -> Result<ColumnarValue>,
+) -> Arc<ScalarUDF> {
+    let signature = Signature::any(1, Volatility::Immutable);
+    PlainScalar::new(name, signature, |args| Ok(args[0].clone()), invoke).strict().udf()
 }
 
 #[cfg(test)]

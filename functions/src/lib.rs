@@ -124,10 +124,8 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
         [A::Add, A::Sub, A::Mul, A::Div, A::Mod].iter().map(|op| op.function()).collect();
     all.extend([arith::negate_function(), arith::abs_function()]);
     all.extend(cast::cast_functions().iter().cloned());
-    all.extend([window_fn::hop_windows(), window_fn::tumble_start(), window_fn::window_end()]);
-    all.extend([window_fn::copies(), window_fn::with_ties(), window_fn::exclude()]);
-    all.extend([window_fn::as_of_proctime(), window_fn::asof_match()]);
-    all.extend([window_fn::rows(), window_fn::ordinals(), size_limits::text_concat()]);
+    all.extend(window_fn::functions());
+    all.push(size_limits::text_concat());
     all.extend(extract::functions());
     all.extend(round::functions());
     all.extend(arrays::functions());

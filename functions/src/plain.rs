@@ -1,22 +1,53 @@
 //! Functions that are no more than a name, a signature, a type and what they compute.
 
+use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, FieldRef};
-use datafusion::common::Result;
+use datafusion::common::{Result, not_impl_err};
 use datafusion::logical_expr::function::{PartitionEvaluatorArgs, WindowUDFFieldArgs};
 use datafusion::logical_expr::{
     ColumnarValue, PartitionEvaluator, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature,
     WindowUDF, WindowUDFImpl,
 };
 
-/// A scalar function. Two with one name are the same.
-#[derive(Debug)]
-pub struct PlainScalar {
+/// A function: its name, its signature and the rest. Two with one name are the same.
+pub struct Plain<Rest> {
     name: &'static str,
     signature: Signature,
+    rest: Rest,
+}
+
+impl<Rest> fmt::Debug for Plain<Rest> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Plain").field(&self.name).field(&self.signature).finish()
+    }
+}
+
+impl<Rest> PartialEq for Plain<Rest> {
+    fn eq(&self, other: &Plain<Rest>) -> bool {
+        self.name == other.name
+    }
+}
+
+impl<Rest> Eq for Plain<Rest> {}
+
+impl<Rest> Hash for Plain<Rest> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+/// A scalar function.
+pub type PlainScalar = Plain<Scalar>;
+
+/// The types that arguments are cast to.
+type Coerce = fn(&[DataType]) -> Result<Vec<DataType>>;
+
+pub struct Scalar {
     strict: bool,
+    coerce: Option<Coerce>,
     returns: fn(&[DataType]) -> Result<DataType>,
     invoke: fn(ScalarFunctionArgs) -> Result<ColumnarValue>,
 }
@@ -29,30 +60,23 @@ impl PlainScalar {
         returns: fn(&[DataType]) -> Result<DataType>,
         invoke: fn(ScalarFunctionArgs) -> Result<ColumnarValue>,
     ) -> PlainScalar {
-        PlainScalar { name, signature, strict: false, returns, invoke }
+        Plain { name, signature, rest: Scalar { strict: false, coerce: None, returns, invoke } }
     }
 
     /// NULL where an argument is.
-    pub fn strict(self) -> PlainScalar {
-        PlainScalar { strict: true, ..self }
+    pub fn strict(mut self) -> PlainScalar {
+        self.rest.strict = true;
+        self
+    }
+
+    /// What the arguments are cast to, or why they do not fit, where the signature is user-defined.
+    pub fn coerced_by(mut self, coerce: Coerce) -> PlainScalar {
+        self.rest.coerce = Some(coerce);
+        self
     }
 
     pub fn udf(self) -> Arc<ScalarUDF> {
         Arc::new(ScalarUDF::from(self))
-    }
-}
-
-impl PartialEq for PlainScalar {
-    fn eq(&self, other: &PlainScalar) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for PlainScalar {}
-
-impl Hash for PlainScalar {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
     }
 }
 
@@ -65,24 +89,30 @@ impl ScalarUDFImpl for PlainScalar {
         &self.signature
     }
 
+    fn coerce_types(&self, args: &[DataType]) -> Result<Vec<DataType>> {
+        match self.rest.coerce {
+            Some(coerce) => coerce(args),
+            None => not_impl_err!("{} does not cast its arguments", self.name),
+        }
+    }
+
     fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        (self.returns)(args)
+        (self.rest.returns)(args)
     }
 
     fn is_strict(&self) -> bool {
-        self.strict
+        self.rest.strict
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        (self.invoke)(args)
+        (self.rest.invoke)(args)
     }
 }
 
-/// A window function that looks at its partition only. Two with one name are the same.
-#[derive(Debug)]
-pub struct PlainWindow {
-    name: &'static str,
-    signature: Signature,
+/// A window function that looks at its partition only.
+pub type PlainWindow = Plain<Window>;
+
+pub struct Window {
     returns: fn(&WindowUDFFieldArgs) -> Result<DataType>,
     evaluator: fn() -> Box<dyn PartitionEvaluator>,
 }
@@ -95,21 +125,7 @@ impl PlainWindow {
         returns: fn(&WindowUDFFieldArgs) -> Result<DataType>,
         evaluator: fn() -> Box<dyn PartitionEvaluator>,
     ) -> Arc<WindowUDF> {
-        Arc::new(WindowUDF::from(PlainWindow { name, signature, returns, evaluator }))
-    }
-}
-
-impl PartialEq for PlainWindow {
-    fn eq(&self, other: &PlainWindow) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for PlainWindow {}
-
-impl Hash for PlainWindow {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
+        Arc::new(WindowUDF::from(Plain { name, signature, rest: Window { returns, evaluator } }))
     }
 }
 
@@ -126,10 +142,10 @@ impl WindowUDFImpl for PlainWindow {
         &self,
         _: PartitionEvaluatorArgs,
     ) -> Result<Box<dyn PartitionEvaluator>> {
-        Ok((self.evaluator)())
+        Ok((self.rest.evaluator)())
     }
 
     fn field(&self, args: WindowUDFFieldArgs) -> Result<FieldRef> {
-        Ok(Arc::new(Field::new(args.name(), (self.returns)(&args)?, true)))
+        Ok(Arc::new(Field::new(args.name(), (self.rest.returns)(&args)?, true)))
     }
 }

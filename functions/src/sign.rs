@@ -6,76 +6,54 @@ use arrow::array::{ArrayRef, AsArray};
 use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
 use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, Signature, Volatility,
 };
 
 use crate::error::{external, undefined_function};
+use crate::plain::PlainScalar;
 
 pub fn sign_function() -> Arc<ScalarUDF> {
     static F: OnceLock<Arc<ScalarUDF>> = OnceLock::new();
     Arc::clone(F.get_or_init(|| {
-        Arc::new(ScalarUDF::from(Sign {
-            signature: Signature::user_defined(Volatility::Immutable),
-        }))
+        let signature = Signature::user_defined(Volatility::Immutable);
+        let returns = |args: &[DataType]| Ok(super::round::result_type(args));
+        PlainScalar::new("sign", signature, returns, signs).coerced_by(argument).strict().udf()
     }))
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Sign {
-    signature: Signature,
-}
-
-impl ScalarUDFImpl for Sign {
-    fn name(&self) -> &str {
-        "sign"
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn coerce_types(&self, args: &[DataType]) -> Result<Vec<DataType>> {
-        match args {
-            // PostgreSQL takes the float for integers and literals of unknown type.
-            [DataType::Decimal128(_, _)] => Ok(args.to_vec()),
-            [t] if t.is_numeric() || t.is_null() => Ok(vec![DataType::Float64]),
-            _ => {
-                let names: Vec<String> =
-                    args.iter().map(|t| crate::types::type_name(&Some(t.clone()))).collect();
-                Err(external(undefined_function(&format!("sign({})", names.join(", ")))))
-            }
+fn argument(args: &[DataType]) -> Result<Vec<DataType>> {
+    match args {
+        // PostgreSQL takes the float for integers and literals of unknown type.
+        [DataType::Decimal128(_, _)] => Ok(args.to_vec()),
+        [t] if t.is_numeric() || t.is_null() => Ok(vec![DataType::Float64]),
+        _ => {
+            let names: Vec<String> =
+                args.iter().map(|t| crate::types::type_name(&Some(t.clone()))).collect();
+            Err(external(undefined_function(&format!("sign({})", names.join(", ")))))
         }
     }
+}
 
-    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        Ok(super::round::result_type(args))
-    }
-
-    fn is_strict(&self) -> bool {
-        true
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let scalar = matches!(args.args[0], ColumnarValue::Scalar(_));
-        let array = args.args[0].to_array(1)?;
-        let out: ArrayRef = match array.data_type() {
-            DataType::Decimal128(_, _) => Arc::new(
-                array
-                    .as_primitive::<Decimal128Type>()
-                    .unary::<_, Decimal128Type>(i128::signum)
-                    .with_precision_and_scale(38, 0)?,
-            ),
-            _ => {
-                // Of NaN and of −0 it is 0.
-                let sign = |v: f64| if v == 0.0 || v.is_nan() { 0.0 } else { v.signum() };
-                Arc::new(array.as_primitive::<Float64Type>().unary::<_, Float64Type>(sign))
-            }
-        };
-        Ok(match scalar {
-            true => ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?),
-            false => ColumnarValue::Array(out),
-        })
-    }
+fn signs(args: ScalarFunctionArgs) -> Result<ColumnarValue> {
+    let scalar = matches!(args.args[0], ColumnarValue::Scalar(_));
+    let array = args.args[0].to_array(1)?;
+    let out: ArrayRef = match array.data_type() {
+        DataType::Decimal128(_, _) => Arc::new(
+            array
+                .as_primitive::<Decimal128Type>()
+                .unary::<_, Decimal128Type>(i128::signum)
+                .with_precision_and_scale(38, 0)?,
+        ),
+        _ => {
+            // Of NaN and of −0 it is 0.
+            let sign = |v: f64| if v == 0.0 || v.is_nan() { 0.0 } else { v.signum() };
+            Arc::new(array.as_primitive::<Float64Type>().unary::<_, Float64Type>(sign))
+        }
+    };
+    Ok(match scalar {
+        true => ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?),
+        false => ColumnarValue::Array(out),
+    })
 }
 
 #[cfg(test)]

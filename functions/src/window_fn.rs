@@ -7,131 +7,193 @@ use arrow::array::*;
 use arrow::buffer::{BooleanBuffer, OffsetBuffer};
 use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
+use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{
-    ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+    ColumnarValue, ScalarFunctionArgs, ScalarUDF, Signature, Volatility,
 };
 use millrace_common::{SqlError, SqlState};
 
 use super::size_limits::check_bytes;
 use crate::error::{external, undefined_function};
+use crate::plain::PlainScalar;
 use crate::types::type_name;
 
 /// `hop_windows(time, slide, size, offset)` → list of starts, ascending.
 pub fn hop_windows() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::Hop)
+    Arc::clone(&FUNCTIONS.hop_windows)
 }
 
 /// `tumble_start(time, size, offset)` → start of the only window.
 pub fn tumble_start() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::Tumble)
+    Arc::clone(&FUNCTIONS.tumble_start)
 }
 
 /// `window_end(start, size)`.
 pub fn window_end() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::End)
+    Arc::clone(&FUNCTIONS.window_end)
 }
 
 /// `copies(n)` → a list of `n` elements, for rows that are in a result `n` times.
 pub fn copies() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::Copies)
+    Arc::clone(&FUNCTIONS.copies)
 }
-
-/// The name of [`copies`]; not one that SQL text can contain unquoted.
-pub const COPIES: &str = "#copies";
 
 /// `as_of_proctime(column)`: marks rows of a relation that are looked up as of the processing time, for
 /// the planner's `stream`; never computed.
 pub fn as_of_proctime() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::AsOfProctime)
+    Arc::clone(&FUNCTIONS.as_of_proctime)
 }
 
-/// The name of [`as_of_proctime`]; not one that SQL text can contain unquoted.
+/// The name of [`copies`]. SQL text cannot contain it unquoted, nor those of the functions below.
+pub const COPIES: &str = "#copies";
+
+/// The name of [`as_of_proctime`].
 pub const AS_OF_PROCTIME: &str = "#as_of_proctime";
 
 /// `asof_match(left, right, operator)`: the match condition of an ASOF join, for the planner's
 /// `bind::relations::asof`; never computed.
-pub fn asof_match() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::AsofMatch)
-}
-
-/// The name of [`asof_match`]; not one that SQL text can contain unquoted.
 pub const ASOF_MATCH: &str = "#asof_match";
 
 /// Marks the number of rows of a limit with ties, for the planner's `bind::ordering::with_ties`; never computed.
 pub const WITH_TIES: &str = "#with_ties";
 
-pub fn with_ties() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::WithTies)
-}
-
 /// `exclude(what)`: marks, among the expressions of PARTITION BY, what a window's frame leaves out, for
 /// the planner's `bind::windows::frames`; never computed.
 pub const EXCLUDE: &str = "#exclude";
-
-pub fn exclude() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::Exclude)
-}
 
 /// Marks an array whose elements are a column's rows, for the planner's `bind::relations::table_functions`;
 /// never computed.
 pub const ROWS: &str = "#rows";
 
-pub fn rows() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::Rows)
-}
-
 /// The positions of an array's elements, from 1: WITH ORDINALITY.
 pub const ORDINALS: &str = "#ordinals";
 
-pub fn ordinals() -> Arc<ScalarUDF> {
-    WindowFn::shared(Kind::Ordinals)
+/// All functions of this module.
+pub fn functions() -> Vec<Arc<ScalarUDF>> {
+    let number: Returns = |_| Ok(DataType::Int64);
+    let flag: Returns = |_| Ok(DataType::Boolean);
+    vec![
+        hop_windows(),
+        tumble_start(),
+        window_end(),
+        copies(),
+        as_of_proctime(),
+        function(ASOF_MATCH, flag, never),
+        function(WITH_TIES, number, never),
+        function(EXCLUDE, flag, never),
+        function(ROWS, element, never),
+        function(ORDINALS, |_| Ok(list_of(DataType::Int64)), |args| on_first(&args, positions)),
+    ]
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
-    Rows,
-    Ordinals,
-    Hop,
-    Tumble,
-    End,
-    Copies,
-    WithTies,
-    Exclude,
-    AsOfProctime,
-    AsofMatch,
+/// Those that are asked for by themselves.
+struct Functions {
+    hop_windows: Arc<ScalarUDF>,
+    tumble_start: Arc<ScalarUDF>,
+    window_end: Arc<ScalarUDF>,
+    copies: Arc<ScalarUDF>,
+    as_of_proctime: Arc<ScalarUDF>,
 }
 
-/// The functions' names, in the order of their kinds.
-const NAMES: [(Kind, &str); 10] = [
-    (Kind::Rows, ROWS),
-    (Kind::Ordinals, ORDINALS),
-    (Kind::Hop, "hop_windows"),
-    (Kind::Tumble, "tumble_start"),
-    (Kind::End, "window_end"),
-    (Kind::Copies, COPIES),
-    (Kind::WithTies, WITH_TIES),
-    (Kind::Exclude, EXCLUDE),
-    (Kind::AsOfProctime, AS_OF_PROCTIME),
-    (Kind::AsofMatch, ASOF_MATCH),
-];
-
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct WindowFn {
-    kind: Kind,
-    name: &'static str,
-    signature: Signature,
-}
-
-impl WindowFn {
-    fn shared(kind: Kind) -> Arc<ScalarUDF> {
-        static ALL: LazyLock<[Arc<ScalarUDF>; 10]> = LazyLock::new(|| {
-            NAMES.map(|(kind, name)| {
-                let signature = Signature::variadic_any(Volatility::Immutable);
-                Arc::new(ScalarUDF::from(WindowFn { kind, name, signature }))
-            })
-        });
-        Arc::clone(&ALL[kind as usize])
+static FUNCTIONS: LazyLock<Functions> = LazyLock::new(|| {
+    let time: Returns = |args| Ok(first_type(args));
+    let starts: Returns = |args| Ok(list_of(first_type(args)));
+    let flags: Returns = |_| Ok(list_of(DataType::Boolean));
+    Functions {
+        hop_windows: function("hop_windows", starts, |args| on_times(&args, hops)),
+        tumble_start: function("tumble_start", time, |args| on_times(&args, tumbled)),
+        window_end: function("window_end", time, |args| on_times(&args, ended)),
+        copies: function(COPIES, flags, |args| on_first(&args, repeated)),
+        as_of_proctime: function(AS_OF_PROCTIME, |_| Ok(DataType::Boolean), never),
     }
+});
+
+/// The type of a result by those of the arguments.
+type Returns = fn(&[DataType]) -> Result<DataType>;
+
+fn function(
+    name: &'static str,
+    returns: Returns,
+    invoke: fn(ScalarFunctionArgs) -> Result<ColumnarValue>,
+) -> Arc<ScalarUDF> {
+    let signature = Signature::variadic_any(Volatility::Immutable);
+    PlainScalar::new(name, signature, returns, invoke).strict().udf()
+}
+
+fn first_type(args: &[DataType]) -> DataType {
+    args.first().cloned().unwrap_or(DataType::Null)
+}
+
+fn list_of(item: DataType) -> DataType {
+    DataType::List(Arc::new(Field::new_list_field(item, true)))
+}
+
+/// The type of a list's elements.
+fn element(args: &[DataType]) -> Result<DataType> {
+    match first_type(args) {
+        DataType::List(item) => Ok(item.data_type().clone()),
+        other => {
+            let call = format!("unnest({})", type_name(&Some(other)));
+            Err(external(undefined_function(&call)))
+        }
+    }
+}
+
+fn never(_: ScalarFunctionArgs) -> Result<ColumnarValue> {
+    Err(external(SqlError::internal("a mark in a plan is computed")))
+}
+
+/// What a function makes of its first argument; of a literal a literal.
+fn on_first(
+    args: &ScalarFunctionArgs,
+    compute: impl Fn(&ArrayRef) -> Result<ArrayRef>,
+) -> Result<ColumnarValue> {
+    let scalar = matches!(args.args.first(), Some(ColumnarValue::Scalar(_)));
+    let out = compute(&args.args[0].to_array(if scalar { 1 } else { args.number_rows })?)?;
+    match scalar {
+        true => Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?)),
+        false => Ok(ColumnarValue::Array(out)),
+    }
+}
+
+/// What a function makes of times and of the numbers, which are literals, that follow them.
+fn on_times(
+    args: &ScalarFunctionArgs,
+    compute: fn(&TimestampMicrosecondArray, &[i64]) -> Result<ArrayRef>,
+) -> Result<ColumnarValue> {
+    on_first(args, |times| {
+        let us = times.as_primitive_opt::<TimestampMicrosecondType>().ok_or_else(|| {
+            external(SqlError::internal("window functions take timestamps in microseconds"))
+        })?;
+        let numbers = (1..args.args.len()).map(|i| constant(args.args.get(i)));
+        compute(us, &numbers.collect::<Result<Vec<i64>>>()?)
+    })
+}
+
+fn wrong_number() -> DataFusionError {
+    external(SqlError::internal("wrong number of window arguments"))
+}
+
+/// Each time changed; the type stays.
+fn changed(
+    us: &TimestampMicrosecondArray,
+    change: impl Fn(i64) -> Option<i64>,
+) -> Result<ArrayRef> {
+    let overflow = || external(out_of_range());
+    let changed = us
+        .try_unary::<_, TimestampMicrosecondType, _>(|t| change(t).ok_or_else(overflow))?
+        .with_data_type(us.data_type().clone());
+    Ok(Arc::new(changed))
+}
+
+fn tumbled(us: &TimestampMicrosecondArray, numbers: &[i64]) -> Result<ArrayRef> {
+    let &[size, offset] = numbers else { return Err(wrong_number()) };
+    changed(us, |t| last_start(t, size, offset))
+}
+
+fn ended(us: &TimestampMicrosecondArray, numbers: &[i64]) -> Result<ArrayRef> {
+    let &[size] = numbers else { return Err(wrong_number()) };
+    changed(us, |t| t.checked_add(size))
 }
 
 fn constant(v: Option<&ColumnarValue>) -> Result<i64> {
@@ -149,85 +211,6 @@ fn out_of_range() -> SqlError {
 fn last_start(time: i64, step: i64, offset: i64) -> Option<i64> {
     let since = time.checked_sub(offset)?;
     time.checked_sub(since.checked_rem_euclid(step)?)
-}
-
-impl ScalarUDFImpl for WindowFn {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    fn return_type(&self, args: &[DataType]) -> Result<DataType> {
-        let time = args.first().cloned().unwrap_or(DataType::Null);
-        Ok(match self.kind {
-            Kind::Hop => DataType::List(Arc::new(Field::new_list_field(time, true))),
-            Kind::Tumble | Kind::End => time,
-            Kind::WithTies => DataType::Int64,
-            Kind::Exclude | Kind::AsOfProctime | Kind::AsofMatch => DataType::Boolean,
-            Kind::Rows => match time {
-                DataType::List(item) => item.data_type().clone(),
-                other => {
-                    let call = format!("unnest({})", type_name(&Some(other)));
-                    return Err(external(undefined_function(&call)));
-                }
-            },
-            Kind::Ordinals => {
-                DataType::List(Arc::new(Field::new_list_field(DataType::Int64, true)))
-            }
-            Kind::Copies => {
-                DataType::List(Arc::new(Field::new_list_field(DataType::Boolean, true)))
-            }
-        })
-    }
-
-    fn is_strict(&self) -> bool {
-        true
-    }
-
-    fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
-        let rows = args.number_rows;
-        let scalar = matches!(args.args.first(), Some(ColumnarValue::Scalar(_)));
-        let times = args.args[0].to_array(if scalar { 1 } else { rows })?;
-        if matches!(self.kind, Kind::Copies | Kind::Ordinals) {
-            let out = match self.kind {
-                Kind::Copies => repeated(&times)?,
-                _ => positions(&times)?,
-            };
-            return match scalar {
-                true => Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?)),
-                false => Ok(ColumnarValue::Array(out)),
-            };
-        }
-        let us = times.as_primitive_opt::<TimestampMicrosecondType>().ok_or_else(|| {
-            external(SqlError::internal("window functions take timestamps in microseconds"))
-        })?;
-        let numbers: Vec<i64> =
-            (1..args.args.len()).map(|i| constant(args.args.get(i))).collect::<Result<_>>()?;
-        let overflow = || external(out_of_range());
-        let out: ArrayRef = match (self.kind, numbers.as_slice()) {
-            (Kind::Tumble, [size, offset]) => Arc::new(
-                us.try_unary::<_, TimestampMicrosecondType, _>(|t| {
-                    last_start(t, *size, *offset).ok_or_else(overflow)
-                })?
-                .with_data_type(us.data_type().clone()),
-            ),
-            (Kind::End, [size]) => Arc::new(
-                us.try_unary::<_, TimestampMicrosecondType, _>(|t| {
-                    t.checked_add(*size).ok_or_else(overflow)
-                })?
-                .with_data_type(us.data_type().clone()),
-            ),
-            (Kind::Hop, [slide, size, offset]) => hop(us, *slide, *size, *offset)?,
-            _ => return Err(external(SqlError::internal("wrong number of window arguments"))),
-        };
-        match scalar {
-            true => Ok(ColumnarValue::Scalar(ScalarValue::try_from_array(&out, 0)?)),
-            false => Ok(ColumnarValue::Array(out)),
-        }
-    }
 }
 
 /// Lists of as many elements as each count says.
@@ -260,7 +243,8 @@ fn positions(lists: &ArrayRef) -> Result<ArrayRef> {
     Ok(Arc::new(ListArray::new(field, offsets, Arc::new(numbers), lists.nulls().cloned())))
 }
 
-fn hop(us: &TimestampMicrosecondArray, slide: i64, size: i64, offset: i64) -> Result<ArrayRef> {
+fn hops(us: &TimestampMicrosecondArray, numbers: &[i64]) -> Result<ArrayRef> {
+    let &[slide, size, offset] = numbers else { return Err(wrong_number()) };
     let windows = size.checked_div(slide).and_then(|n| usize::try_from(n).ok());
     let windows = windows.ok_or_else(|| external(out_of_range()))?;
     let bytes = us.len().saturating_mul(windows).saturating_mul(size_of::<i64>());
