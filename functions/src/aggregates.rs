@@ -18,6 +18,7 @@ use std::sync::{Arc, OnceLock};
 use arrow::array::*;
 use arrow::datatypes::*;
 use datafusion::common::{Result, ScalarValue};
+use datafusion::error::DataFusionError;
 use datafusion::functions_aggregate::bool_and_or::{bool_and_udaf, bool_or_udaf};
 use datafusion::logical_expr::function::{AccumulatorArgs, StateFieldsArgs};
 use datafusion::logical_expr::utils::AggregateOrderSensitivity;
@@ -166,6 +167,21 @@ impl AggregateUDFImpl for Sum {
     }
 }
 
+/// Values as the state of an accumulator.
+pub fn list_state(values: &[ScalarValue], item: &DataType) -> ScalarValue {
+    ScalarValue::List(ScalarValue::new_list_nullable(values, item))
+}
+
+/// What [`list_state`] made, one list a row.
+pub fn lists_of(states: &[ArrayRef]) -> Result<&ListArray> {
+    states.first().and_then(|s| s.as_list_opt::<i32>()).ok_or_else(malformed_state)
+}
+
+/// Of states that no accumulator of the function has made.
+pub fn malformed_state() -> DataFusionError {
+    external(SqlError::internal("malformed aggregate state"))
+}
+
 /// What PostgreSQL says of a call that no function fits.
 pub fn undefined_aggregate(function: &str, args: &[DataType]) -> SqlError {
     let types: Vec<String> =
@@ -216,7 +232,7 @@ impl Number {
     }
 
     fn merge(&mut self, bytes: &[u8]) -> Result<()> {
-        let bad = || external(SqlError::internal("malformed aggregate state"));
+        let bad = malformed_state;
         match self {
             Number::Integer(v) => {
                 let other = i256::from_le_bytes(bytes.try_into().map_err(|_| bad())?);
@@ -452,12 +468,11 @@ impl Accumulator for Distinct {
 
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
         let values: Vec<ScalarValue> = self.seen.drain().collect();
-        let list = ScalarValue::new_list_nullable(&values, &self.state.input);
-        Ok(vec![ScalarValue::List(list)])
+        Ok(vec![list_state(&values, &self.state.input)])
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
-        for list in states[0].as_list::<i32>().iter().flatten() {
+        for list in lists_of(states)?.iter().flatten() {
             self.update_batch(&[list])?;
         }
         Ok(())

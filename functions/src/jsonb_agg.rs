@@ -13,7 +13,7 @@ use datafusion::logical_expr::{
 };
 use millrace_common::{SqlError, SqlType};
 
-use super::aggregates::undefined_aggregate;
+use super::aggregates::{list_state, lists_of, undefined_aggregate};
 use super::jsonb::documents;
 use crate::error::external;
 
@@ -138,14 +138,11 @@ impl Accumulator for Listed {
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
         let item = |i: &str| ScalarValue::LargeUtf8(Some(i.to_string()));
         let all: Vec<ScalarValue> = self.items.iter().map(|i| item(i)).collect();
-        let list = ScalarValue::new_list_nullable(&all, &DataType::LargeUtf8);
-        Ok(vec![ScalarValue::List(list)])
+        Ok(vec![list_state(&all, &DataType::LargeUtf8)])
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
-        let bad = || external(SqlError::internal("malformed aggregate state"));
-        let lists = states.first().and_then(|s| s.as_list_opt::<i32>()).ok_or_else(bad)?;
-        lists.iter().flatten().for_each(|list| self.add(&list));
+        lists_of(states)?.iter().flatten().for_each(|list| self.add(&list));
         Ok(())
     }
 }

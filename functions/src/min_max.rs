@@ -18,7 +18,7 @@ use datafusion::logical_expr::{
 use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlType};
 
-use super::aggregates::undefined_aggregate;
+use super::aggregates::{malformed_state, undefined_aggregate};
 use super::byte_order::by_value;
 use super::cast::{convert, to_text};
 use super::ordered_entries::{Nulls, entries, order_keys, value_of};
@@ -170,7 +170,7 @@ impl Order {
     }
 
     fn value(&self, bytes: &[u8]) -> Result<ScalarValue> {
-        let bad = || external(SqlError::internal("malformed aggregate state"));
+        let bad = malformed_state;
         let column = match self {
             Order::Intervals => {
                 let text = value_of(bytes).ok_or_else(bad)?;

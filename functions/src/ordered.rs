@@ -16,7 +16,7 @@ use datafusion::logical_expr::{
 };
 use millrace_common::{SqlError, SqlType};
 
-use super::aggregates::undefined_aggregate;
+use super::aggregates::{list_state, lists_of, malformed_state, undefined_aggregate};
 use super::cast::{convert, to_text};
 use super::ordered_entries::{Nulls, build, entries, order_keys};
 use crate::aggregate_kind::AggFunc;
@@ -268,13 +268,12 @@ impl Accumulator for Collecting {
             ))
         };
         let all: Vec<ScalarValue> = self.entries.iter().map(|(e, n)| entry(e, n)).collect();
-        let list = ScalarValue::new_list_nullable(&all, &DataType::Binary);
-        Ok(vec![ScalarValue::List(list), ScalarValue::Utf8(self.fraction.clone())])
+        Ok(vec![list_state(&all, &DataType::Binary), ScalarValue::Utf8(self.fraction.clone())])
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
-        let bad = || external(SqlError::internal("malformed aggregate state"));
-        for list in states[0].as_list::<i32>().iter().flatten() {
+        let bad = malformed_state;
+        for list in lists_of(states)?.iter().flatten() {
             for entry in list.as_binary::<i32>().iter().flatten() {
                 let (count, entry) = entry.split_at_checked(8).ok_or_else(bad)?;
                 let count = i64::from_le_bytes(count.try_into().map_err(|_| bad())?);

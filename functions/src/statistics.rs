@@ -19,9 +19,8 @@ use datafusion::logical_expr::utils::AggregateOrderSensitivity;
 use datafusion::logical_expr::{
     Accumulator, AggregateUDF, AggregateUDFImpl, Signature, Volatility,
 };
-use millrace_common::SqlError;
 
-use super::aggregates::{result_type, undefined_aggregate};
+use super::aggregates::{list_state, lists_of, malformed_state, result_type, undefined_aggregate};
 use super::exact_aggregates::{Exact, ExactCall, Shape, column, pairs};
 use crate::aggregate_kind::AggFunc;
 use crate::error::external;
@@ -248,7 +247,7 @@ impl Accumulator for Accumulated {
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
-        let bad = || external(SqlError::internal("malformed aggregate state"));
+        let bad = malformed_state;
         for bytes in states[0].as_binary::<i32>().iter().flatten() {
             let (n, state) = bytes.split_at_checked(8).ok_or_else(bad)?;
             self.n += i64::from_le_bytes(n.try_into().map_err(|_| bad())?);
@@ -315,11 +314,11 @@ impl Accumulator for Distinct {
 
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
         let values: Vec<ScalarValue> = self.seen.keys().cloned().collect();
-        Ok(vec![ScalarValue::List(ScalarValue::new_list_nullable(&values, &self.entry))])
+        Ok(vec![list_state(&values, &self.entry)])
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
-        for list in states[0].as_list::<i32>().iter().flatten() {
+        for list in lists_of(states)?.iter().flatten() {
             self.add(&list, 1)?;
         }
         Ok(())

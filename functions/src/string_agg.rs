@@ -17,7 +17,7 @@ use datafusion::physical_expr::PhysicalSortExpr;
 use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlState, SqlType};
 
-use super::aggregates::undefined_aggregate;
+use super::aggregates::{list_state, lists_of, malformed_state, undefined_aggregate};
 use super::cast::convert;
 use super::ordered_entries::order_keys;
 use crate::error::external;
@@ -250,8 +250,7 @@ impl Sorted {
     }
 
     fn joined(&self) -> Result<Option<Vec<u8>>> {
-        let damaged = || external(SqlError::internal("malformed aggregate state"));
-        let rows = self.rows.iter().map(|r| row_parts(r).ok_or_else(damaged));
+        let rows = self.rows.iter().map(|r| row_parts(r).ok_or_else(malformed_state));
         let mut rows = rows.collect::<Result<Vec<Parts<'_>>>>()?;
         // Stable: rows that are level stay as they came.
         rows.sort_by(|a, b| a.0.cmp(b.0));
@@ -302,15 +301,12 @@ impl Accumulator for Sorted {
     fn state(&mut self) -> Result<Vec<ScalarValue>> {
         let row = |r: &[u8]| ScalarValue::Binary(Some(r.to_vec()));
         let all: Vec<ScalarValue> = self.rows.iter().map(|r| row(r)).collect();
-        let list = ScalarValue::new_list_nullable(&all, &DataType::Binary);
-        Ok(vec![ScalarValue::List(list)])
+        Ok(vec![list_state(&all, &DataType::Binary)])
     }
 
     fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<()> {
-        let bad = || external(SqlError::internal("malformed aggregate state"));
-        let lists = states.first().and_then(|s| s.as_list_opt::<i32>()).ok_or_else(bad)?;
-        for list in lists.iter().flatten() {
-            let rows = list.as_binary_opt::<i32>().ok_or_else(bad)?;
+        for list in lists_of(states)?.iter().flatten() {
+            let rows = list.as_binary_opt::<i32>().ok_or_else(malformed_state)?;
             rows.iter().flatten().for_each(|row| self.keep(row.into()));
         }
         Ok(())

@@ -17,7 +17,7 @@ const UNIT: i32 = -1074;
 
 /// A sum of whole numbers of any size.
 #[derive(Clone, Debug, Default)]
-struct Whole {
+pub struct Whole {
     small: i256,
     /// What did not fit into `small`; the sum is both together.
     large: Option<Box<BigInt>>,
@@ -43,13 +43,6 @@ impl Whole {
         }
     }
 
-    fn merge(&mut self, other: &Whole) {
-        self.add(other.small, 1);
-        if let Some(large) = &other.large {
-            **self.large.get_or_insert_default() += large.as_ref();
-        }
-    }
-
     fn from_total(total: BigInt) -> Whole {
         let bytes = total.to_signed_bytes_le();
         if bytes.len() > 32 {
@@ -62,24 +55,57 @@ impl Whole {
     }
 }
 
-/// Of integers and numerics: count, sum and sum of squares, in units of the last digit.
-#[derive(Clone, Debug, Default)]
-pub struct WholeMoments {
-    n: i64,
-    sum: Whole,
-    squares: Whole,
+/// A sum as moments keep it.
+pub trait Sum: Default {
+    fn merge(&mut self, other: &Self);
+
+    fn to_bytes(&self) -> Vec<u8>;
+
+    /// `None`: damaged.
+    fn from_bytes(bytes: &[u8]) -> Option<Self>;
 }
 
-impl WholeMoments {
-    pub fn add(&mut self, value: i128, weight: i64) {
-        let wide = i256::from_i128(value);
-        self.n += weight;
-        self.sum.add(wide, weight);
-        // A value has at most 38 digits, its square 76: 253 bits.
-        self.squares.add(wide.wrapping_mul(wide), weight);
+impl Sum for Whole {
+    fn merge(&mut self, other: &Whole) {
+        self.add(other.small, 1);
+        if let Some(large) = &other.large {
+            **self.large.get_or_insert_default() += large.as_ref();
+        }
     }
 
-    pub fn merge(&mut self, other: &WholeMoments) {
+    fn to_bytes(&self) -> Vec<u8> {
+        self.total().to_signed_bytes_le()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Whole> {
+        Some(Whole::from_total(BigInt::from_signed_bytes_le(bytes)))
+    }
+}
+
+impl Sum for ExactSum {
+    fn merge(&mut self, other: &ExactSum) {
+        ExactSum::merge(self, other);
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        ExactSum::to_bytes(self)
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<ExactSum> {
+        ExactSum::from_bytes(bytes)
+    }
+}
+
+/// Count, sum and sum of squares.
+#[derive(Clone, Debug, Default)]
+pub struct Moments<S> {
+    n: i64,
+    sum: S,
+    squares: S,
+}
+
+impl<S: Sum> Moments<S> {
+    pub fn merge(&mut self, other: &Moments<S>) {
         self.n += other.n;
         self.sum.merge(&other.sum);
         self.squares.merge(&other.squares);
@@ -88,17 +114,30 @@ impl WholeMoments {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = self.n.to_le_bytes().to_vec();
         for sum in [&self.sum, &self.squares] {
-            push_part(&mut out, &sum.total().to_signed_bytes_le());
+            push_part(&mut out, &sum.to_bytes());
         }
         out
     }
 
-    pub fn from_bytes(mut bytes: &[u8]) -> Option<WholeMoments> {
+    /// `None`: damaged.
+    pub fn from_bytes(mut bytes: &[u8]) -> Option<Moments<S>> {
         let n = take_count(&mut bytes)?;
-        let mut sum =
-            || Some(Whole::from_total(BigInt::from_signed_bytes_le(take_part(&mut bytes)?)));
+        let mut sum = || S::from_bytes(take_part(&mut bytes)?);
         let (sum, squares) = (sum()?, sum()?);
-        bytes.is_empty().then_some(WholeMoments { n, sum, squares })
+        bytes.is_empty().then_some(Moments { n, sum, squares })
+    }
+}
+
+/// Of integers and numerics, in units of the last digit.
+pub type WholeMoments = Moments<Whole>;
+
+impl WholeMoments {
+    pub fn add(&mut self, value: i128, weight: i64) {
+        let wide = i256::from_i128(value);
+        self.n += weight;
+        self.sum.add(wide, weight);
+        // A value has at most 38 digits, its square 76: 253 bits.
+        self.squares.add(wide.wrapping_mul(wide), weight);
     }
 
     /// The variance of values with `scale` digits behind the point, or its root, in units of the last of
@@ -132,39 +171,13 @@ impl WholeMoments {
 }
 
 /// Of floats.
-#[derive(Clone, Debug, Default)]
-pub struct FloatMoments {
-    n: i64,
-    sum: ExactSum,
-    squares: ExactSum,
-}
+pub type FloatMoments = Moments<ExactSum>;
 
 impl FloatMoments {
     pub fn add(&mut self, value: f64, weight: i64) {
         self.n += weight;
         self.sum.add(value, weight);
         add_product(&mut self.squares, value, value, weight);
-    }
-
-    pub fn merge(&mut self, other: &FloatMoments) {
-        self.n += other.n;
-        self.sum.merge(&other.sum);
-        self.squares.merge(&other.squares);
-    }
-
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = self.n.to_le_bytes().to_vec();
-        for sum in [&self.sum, &self.squares] {
-            push_part(&mut out, &sum.to_bytes());
-        }
-        out
-    }
-
-    pub fn from_bytes(mut bytes: &[u8]) -> Option<FloatMoments> {
-        let n = take_count(&mut bytes)?;
-        let mut sum = || ExactSum::from_bytes(take_part(&mut bytes)?);
-        let (sum, squares) = (sum()?, sum()?);
-        bytes.is_empty().then_some(FloatMoments { n, sum, squares })
     }
 
     /// The variance, or its root; `None`: too few values.
