@@ -165,20 +165,31 @@ pub(super) fn array_of(t: &DataType) -> DataType {
     DataType::List(Arc::new(Field::new_list_field(t.clone(), true)))
 }
 
+/// The elements that `add` puts into a list of each row, and how many they are; those of NULL are none.
+fn new_elements<P>(
+    lists: &ListArray,
+    mut add: impl FnMut(usize, &mut Vec<P>),
+) -> (Vec<P>, Vec<usize>) {
+    let (mut elements, mut lengths) = (Vec::new(), Vec::with_capacity(lists.len()));
+    for row in 0..lists.len() {
+        let before = elements.len();
+        if lists.is_valid(row) {
+            add(row, &mut elements);
+        }
+        lengths.push(elements.len() - before);
+    }
+    (elements, lengths)
+}
+
 /// `array_remove(array, element)`.
 fn remove(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
     let [array, element] = args else { return Err(internal("array_remove of two")) };
     let lists = list(array)?;
     let (values, gone) = identities(lists.values(), element)?;
-    let (mut kept, mut lengths) = (Vec::new(), Vec::with_capacity(lists.len()));
-    for row in 0..lists.len() {
-        let before = kept.len();
-        if lists.is_valid(row) {
-            let stays = |i: &usize| values.value(*i) != gone.value(row);
-            kept.extend(range(lists, row).filter(stays).map(|i| i as u32));
-        }
-        lengths.push(kept.len() - before);
-    }
+    let (kept, lengths) = new_elements(lists, |row, kept: &mut Vec<u32>| {
+        let stays = |i: &usize| values.value(*i) != gone.value(row);
+        kept.extend(range(lists, row).filter(stays).map(|i| i as u32));
+    });
     let kept = take(lists.values(), &UInt32Array::from(kept), None).map_err(internal)?;
     listed(lists, kept, lengths, lists.nulls().cloned())
 }
@@ -212,17 +223,12 @@ fn replace(args: &[ArrayRef]) -> Result<ArrayRef, SqlError> {
     let [array, from, to] = args else { return Err(internal("array_replace of three")) };
     let lists = list(array)?;
     let (values, gone) = identities(lists.values(), from)?;
-    let (mut places, mut lengths) = (Vec::new(), Vec::with_capacity(lists.len()));
-    for row in 0..lists.len() {
-        let before = places.len();
-        if lists.is_valid(row) {
-            places.extend(range(lists, row).map(|i| match values.value(i) == gone.value(row) {
-                true => (1, row),
-                false => (0, i),
-            }));
-        }
-        lengths.push(places.len() - before);
-    }
+    let (places, lengths) = new_elements(lists, |row, places: &mut Vec<(usize, usize)>| {
+        places.extend(range(lists, row).map(|i| match values.value(i) == gone.value(row) {
+            true => (1, row),
+            false => (0, i),
+        }));
+    });
     check_texts(&[lists.values(), to], places.iter())?;
     let values = interleave(&[lists.values().as_ref(), to.as_ref()], &places).map_err(internal)?;
     listed(lists, values, lengths, lists.nulls().cloned())

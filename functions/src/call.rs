@@ -552,6 +552,15 @@ pub enum Out {
     Jsons(ListBuilder<LargeStringBuilder>),
 }
 
+/// Another list of texts.
+fn append_list<'a, O: OffsetSizeTrait>(
+    lists: &mut ListBuilder<GenericStringBuilder<O>>,
+    items: impl Iterator<Item = Option<&'a str>>,
+) {
+    items.for_each(|item| lists.values().append_option(item));
+    lists.append(true);
+}
+
 macro_rules! pusher {
     ($name:ident, $variant:ident, $t:ty) => {
         pub fn $name(&mut self, v: $t) -> Result<(), SqlError> {
@@ -605,8 +614,7 @@ impl Out {
     ) -> Result<(), SqlError> {
         match self {
             Out::Texts(b) => {
-                items.for_each(|i| b.values().append_option(i));
-                b.append(true);
+                append_list(b, items);
                 Ok(())
             }
             _ => Err(SqlError::internal("not a builder of text[]")),
@@ -617,8 +625,7 @@ impl Out {
     pub fn jsons<'a>(&mut self, items: impl Iterator<Item = &'a str>) -> Result<(), SqlError> {
         match self {
             Out::Jsons(b) => {
-                items.for_each(|i| b.values().append_value(i));
-                b.append(true);
+                append_list(b, items.map(Some));
                 Ok(())
             }
             _ => Err(SqlError::internal("not a builder of jsonb[]")),

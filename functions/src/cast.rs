@@ -26,33 +26,12 @@ use crate::types::type_column_name;
 
 const DAY_US: i64 = 86_400_000_000;
 
-/// The targets that have a function, modifiers aside.
-const TARGETS: [SqlType; 18] = [
-    SqlType::Boolean,
-    SqlType::SmallInt,
-    SqlType::Int,
-    SqlType::BigInt,
-    SqlType::Real,
-    SqlType::Double,
-    SqlType::Numeric(None),
-    SqlType::Text,
-    SqlType::Varchar(None),
-    SqlType::Char(1),
-    SqlType::Bytea,
-    SqlType::Date,
-    SqlType::Time,
-    SqlType::Timestamp,
-    SqlType::Timestamptz,
-    SqlType::Interval,
-    SqlType::Uuid,
-    SqlType::Jsonb,
-];
-
 pub fn cast_functions() -> &'static [Arc<ScalarUDF>] {
     static ALL: OnceLock<Vec<Arc<ScalarUDF>>> = OnceLock::new();
     ALL.get_or_init(|| {
-        let arrays = Element::ALL.into_iter().map(SqlType::Array);
-        let all = TARGETS.into_iter().chain(arrays);
+        // Modifiers aside.
+        let scalars = Element::ALL.into_iter().map(Element::scalar).chain([SqlType::Char(1)]);
+        let all = scalars.chain(Element::ALL.into_iter().map(SqlType::Array));
         all.map(|t| Arc::new(ScalarUDF::from(Cast::new(t)))).collect()
     })
 }

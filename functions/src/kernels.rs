@@ -91,7 +91,7 @@ pub fn binary(
         (DataType::Int32, DataType::Int32) => integers::<Int32Type>(op, &l, &r, "integer")?,
         (DataType::Int64, DataType::Int64) => integers::<Int64Type>(op, &l, &r, "bigint")?,
         (DataType::Float32, DataType::Float32) => {
-            Arc::new(map2::<Float32Type, Float32Type, Float32Type>(&l, &r, |a, b| real(op, a, b))?)
+            Arc::new(map2::<Float32Type, Float32Type, Float32Type>(&l, &r, |a, b| float(op, a, b))?)
         }
         (DataType::Float64, DataType::Float64) => {
             let f = |a, b| float(op, a, b);
@@ -141,39 +141,36 @@ fn float_range(what: &str) -> SqlError {
 }
 
 /// PostgreSQL's checks of a float result.
-fn check(v: f64, infinite: bool, zero: bool) -> Result<f64, SqlError> {
-    if v.is_infinite() && !infinite {
+fn check<T: Float>(v: T, infinite: bool, zero: bool) -> Result<T, SqlError> {
+    let wide: f64 = v.into();
+    if wide.is_infinite() && !infinite {
         return Err(float_range("overflow"));
     }
-    if v == 0.0 && !zero {
+    if wide == 0.0 && !zero {
         return Err(float_range("underflow"));
     }
     Ok(one_nan(v))
 }
 
-fn float(op: ArithOp, a: f64, b: f64) -> Result<f64, SqlError> {
-    let infinite = a.is_infinite() || b.is_infinite();
-    match op {
-        ArithOp::Add => check(a + b, infinite, true),
-        ArithOp::Sub => check(a - b, infinite, true),
-        ArithOp::Mul => check(a * b, infinite, a == 0.0 || b == 0.0),
-        ArithOp::Div if b == 0.0 && !a.is_nan() => Err(division_by_zero()),
-        ArithOp::Div => check(a / b, a.is_infinite(), a == 0.0 || b.is_infinite()),
-        ArithOp::Mod => Err(SqlError::internal("modulo of floats")),
-    }
-}
+/// `real` and `double precision`.
+trait Float: ArrowNativeTypeOp + From<f32> + Into<f64> {}
 
-fn real(op: ArithOp, a: f32, b: f32) -> Result<f32, SqlError> {
-    let infinite = a.is_infinite() || b.is_infinite();
-    let wide = |v: f32, infinite: bool, zero: bool| {
-        check(f64::from(v), infinite, zero).map(|_| one_nan(v))
-    };
+impl Float for f32 {}
+
+impl Float for f64 {}
+
+fn float<T: Float>(op: ArithOp, a: T, b: T) -> Result<T, SqlError> {
+    let (wide_a, wide_b): (f64, f64) = (a.into(), b.into());
+    let infinite = wide_a.is_infinite() || wide_b.is_infinite();
+    let (no_a, no_b) = (wide_a == 0.0, wide_b == 0.0);
     match op {
-        ArithOp::Add => wide(a + b, infinite, true),
-        ArithOp::Sub => wide(a - b, infinite, true),
-        ArithOp::Mul => wide(a * b, infinite, a == 0.0 || b == 0.0),
-        ArithOp::Div if b == 0.0 && !a.is_nan() => Err(division_by_zero()),
-        ArithOp::Div => wide(a / b, a.is_infinite(), a == 0.0 || b.is_infinite()),
+        ArithOp::Add => check(a.add_wrapping(b), infinite, true),
+        ArithOp::Sub => check(a.sub_wrapping(b), infinite, true),
+        ArithOp::Mul => check(a.mul_wrapping(b), infinite, no_a || no_b),
+        ArithOp::Div if no_b && !wide_a.is_nan() => Err(division_by_zero()),
+        ArithOp::Div => {
+            check(a.div_wrapping(b), wide_a.is_infinite(), no_a || wide_b.is_infinite())
+        }
         ArithOp::Mod => Err(SqlError::internal("modulo of floats")),
     }
 }

@@ -10,7 +10,7 @@ use millrace_common::types::Element;
 use millrace_common::{SqlError, SqlState, SqlType as T};
 use regex::{Regex, RegexBuilder};
 
-use super::call::{Args, Def, Out, Overload, over};
+use super::call::{Args, Def, Eval, Out, Overload, over};
 use super::size_limits::check_bytes;
 use crate::interrupt;
 
@@ -591,35 +591,33 @@ const TEXTS: [&[T]; 7] = [
     &[T::Text, T::Text, T::Int, T::Text],
 ];
 
-const REPLACE: [Overload; 5] = [
-    over(TEXTS[3], T::Text, regexp_replace),
-    over(TEXTS[4], T::Text, regexp_replace),
-    over(&[T::Text, T::Text, T::Text, T::Int], T::Text, regexp_replace_nth),
-    over(&[T::Text, T::Text, T::Text, T::Int, T::Int], T::Text, regexp_replace_nth),
-    over(&[T::Text, T::Text, T::Text, T::Int, T::Int, T::Text], T::Text, regexp_replace_nth),
-];
+/// The same of the first arguments, from `least` of them to all.
+fn shortened(args: &'static [T], least: usize, returns: T, eval: Eval) -> Vec<Overload> {
+    (least..=args.len()).map(|n| over(&args[..n], returns, eval)).collect()
+}
 
-const SUBSTR: [Overload; 5] = [
-    over(TEXTS[2], T::Text, regexp_substr),
-    over(TEXTS[5], T::Text, regexp_substr),
-    over(&[T::Text, T::Text, T::Int, T::Int], T::Text, regexp_substr),
-    over(&[T::Text, T::Text, T::Int, T::Int, T::Text], T::Text, regexp_substr),
-    over(&[T::Text, T::Text, T::Int, T::Int, T::Text, T::Int], T::Text, regexp_substr),
-];
+fn regexp_replace_def() -> Def {
+    let mut all =
+        vec![over(TEXTS[3], T::Text, regexp_replace), over(TEXTS[4], T::Text, regexp_replace)];
+    let args = &[T::Text, T::Text, T::Text, T::Int, T::Int, T::Text];
+    all.extend(shortened(args, 4, T::Text, regexp_replace_nth));
+    Def::new("regexp_replace", &all)
+}
 
-const INSTR: [Overload; 6] = [
-    over(TEXTS[2], T::Int, regexp_instr),
-    over(TEXTS[5], T::Int, regexp_instr),
-    over(&[T::Text, T::Text, T::Int, T::Int], T::Int, regexp_instr),
-    over(&[T::Text, T::Text, T::Int, T::Int, T::Int], T::Int, regexp_instr),
-    over(&[T::Text, T::Text, T::Int, T::Int, T::Int, T::Text], T::Int, regexp_instr),
-    over(&[T::Text, T::Text, T::Int, T::Int, T::Int, T::Text, T::Int], T::Int, regexp_instr),
-];
+fn regexp_substr_def() -> Def {
+    let args = &[T::Text, T::Text, T::Int, T::Int, T::Text, T::Int];
+    Def::new("regexp_substr", &shortened(args, 2, T::Text, regexp_substr))
+}
+
+fn regexp_instr_def() -> Def {
+    let args = &[T::Text, T::Text, T::Int, T::Int, T::Int, T::Text, T::Int];
+    Def::new("regexp_instr", &shortened(args, 2, T::Int, regexp_instr))
+}
 
 pub fn defs() -> Vec<Def> {
     vec![
-        Def::new("regexp_replace", &REPLACE),
-        Def::new("regexp_substr", &SUBSTR),
+        regexp_replace_def(),
+        regexp_substr_def(),
         Def::new(
             "regexp_split_to_array",
             &[
@@ -642,7 +640,7 @@ pub fn defs() -> Vec<Def> {
             ],
         ),
         Def::absent("regexp_matches"),
-        Def::new("regexp_instr", &INSTR),
+        regexp_instr_def(),
         Def::new(
             "regexp_count",
             &[

@@ -195,14 +195,19 @@ pub fn push_literal(out: &mut String, text: &str) {
     if text.contains('\\') {
         out.push_str(" E");
     }
-    out.push('\'');
+    push_quoted(out, '\'', text);
+}
+
+/// The text in quotes; quotes and backslashes in it are there twice.
+fn push_quoted(out: &mut String, quote: char, text: &str) {
+    out.push(quote);
     for c in text.chars() {
-        if matches!(c, '\'' | '\\') {
+        if c == quote || c == '\\' {
             out.push(c);
         }
         out.push(c);
     }
-    out.push('\'');
+    out.push(quote);
 }
 
 /// `format`: `%s`, `%I`, `%L`, with positions, widths and the flag `-`.
@@ -376,14 +381,7 @@ fn row_text(a: &Args, out: &mut Out) -> Result<(), SqlError> {
             text.push_str(value);
             continue;
         }
-        text.push('"');
-        for c in value.chars() {
-            if matches!(c, '"' | '\\') {
-                text.push(c);
-            }
-            text.push(c);
-        }
-        text.push('"');
+        push_quoted(&mut text, '"', value);
     }
     text.push(')');
     out.text(&text)
