@@ -157,3 +157,13 @@ fn as_int64(array: ArrayRef) -> Int64Array {
 pub fn schema_of(batch: &RecordBatch) -> SchemaRef {
     Arc::clone(batch.schema_ref())
 }
+
+/// A batch of these columns; `rows` matters where there are none. Fails where they do not fit the schema.
+pub fn new_batch(
+    schema: &SchemaRef,
+    columns: Vec<ArrayRef>,
+    rows: usize,
+) -> Result<RecordBatch, ArrowError> {
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)
+}

@@ -8,12 +8,12 @@
 use std::cmp::Ordering;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, RecordBatchOptions,
-    UInt32Array, new_empty_array,
+    Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array, new_empty_array,
 };
 use arrow::compute;
 use arrow::datatypes::{DataType, Int64Type, SchemaRef, UInt32Type};
 use arrow::error::ArrowError;
+pub(crate) use millrace_common::delta::new_batch as rebuild;
 use millrace_common::delta::take_rows;
 
 use crate::block::Entries;
@@ -143,16 +143,6 @@ pub(crate) fn project(batch: &RecordBatch, columns: &[usize]) -> Result<RecordBa
     let schema = SchemaRef::new(batch.schema_ref().project(columns)?);
     let arrays = columns.iter().map(|&c| ArrayRef::clone(batch.column(c))).collect();
     rebuild(&schema, arrays, batch.num_rows())
-}
-
-/// A batch of these columns; `rows` matters where there are none.
-pub(crate) fn rebuild(
-    schema: &SchemaRef,
-    columns: Vec<ArrayRef>,
-    rows: usize,
-) -> Result<RecordBatch, ArrowError> {
-    let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)
 }
 
 /// Rows picked out of several batches of one table, as (batch, row). Contiguous rows of one batch

@@ -5,7 +5,7 @@
 //! owner rewrites its live rows densely when [`RowArena::wants_compaction`] says so, which it does at
 //! most once per doubling of the waste, so the cost is amortised.
 
-use arrow::array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
 use arrow::compute;
 use arrow::datatypes::SchemaRef;
 use millrace_common::delta::take_rows;
@@ -228,6 +228,5 @@ pub fn new_batch(
     columns: Vec<ArrayRef>,
     rows: usize,
 ) -> Result<RecordBatch, ExecError> {
-    let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(schema), columns, &options)?)
+    Ok(millrace_common::delta::new_batch(schema, columns, rows)?)
 }

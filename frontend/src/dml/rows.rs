@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::array::{Array, ArrayRef, BooleanArray, RecordBatch, UInt32Array};
 use arrow::compute;
 use arrow::datatypes::{Schema, SchemaRef};
 use bytes::BytesMut;
 use datafusion::catalog::TableProvider;
 use datafusion::datasource::MemTable;
-use millrace_common::delta::take_rows;
+use millrace_common::delta::{new_batch, take_rows};
 use millrace_common::keys::KeyCodec;
 use millrace_common::{SqlError, SqlState};
 use millrace_functions::error::sql_error_from_datafusion;
@@ -29,8 +29,7 @@ pub fn batch(
     columns: Vec<ArrayRef>,
     rows: usize,
 ) -> Result<RecordBatch, SqlError> {
-    let options = RecordBatchOptions::new().with_row_count(Some(rows));
-    RecordBatch::try_new_with_options(schema.clone(), columns, &options).map_err(arrow_error)
+    new_batch(schema, columns, rows).map_err(arrow_error)
 }
 
 /// The table's schema with every column nullable, so that violations are found by us.
