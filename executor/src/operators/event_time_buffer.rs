@@ -29,7 +29,7 @@ use millrace_common::{DeltaChunk, Epoch, Vnode};
 use millrace_graph::BufferMode;
 use millrace_storage::MemRun;
 
-use super::{BuildContext, Env};
+use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::StateTable;
@@ -58,27 +58,15 @@ pub struct EventTimeBuffer {
     env: Env,
 }
 
-/// Builds the operator of a node. Fails where the graph does not fit it.
-pub fn build(
-    p: &millrace_graph::EventTimeBuffer,
-    ctx: BuildContext<'_>,
-) -> Result<Box<dyn Operator>, ExecError> {
-    let input = ctx.input(0)?;
-    let BuildContext { env, tables, .. } = ctx;
-    let table = tables(p.table)?;
-    Ok(Box::new(EventTimeBuffer::new(p, &input, env, table)?))
-}
-
 impl EventTimeBuffer {
-    pub fn new(
-        hold: &millrace_graph::EventTimeBuffer,
-        input: &SchemaRef,
-        env: Env,
-        table: Box<dyn StateTable>,
-    ) -> Result<EventTimeBuffer, ExecError> {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(hold: &millrace_graph::EventTimeBuffer, ctx: BuildContext<'_>) -> Built {
+        let input = &ctx.input(0)?;
+        let BuildContext { env, tables, .. } = ctx;
+        let table = tables(hold.table)?;
         let others = (0..input.fields().len()).filter(|c| *c != hold.column);
         let columns: Vec<usize> = [hold.column].into_iter().chain(others).collect();
-        Ok(EventTimeBuffer {
+        Ok(Box::new(EventTimeBuffer {
             mode: hold.mode,
             column: hold.column,
             keys: KeyReader::new(input, &columns, &hold.vnode)?,
@@ -94,7 +82,7 @@ impl EventTimeBuffer {
             table,
             bound: i64::MIN,
             env,
-        })
+        }))
     }
 
     /// The rows that have an instant which is still to come; and of *Appear* the others that have one.

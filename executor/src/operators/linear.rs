@@ -13,7 +13,7 @@ use millrace_common::{DeltaChunk, EnvHandle};
 use millrace_graph as graph;
 
 use super::expr::SafeExpr;
-use super::{BuildContext, nullable};
+use super::{BuildContext, Built, nullable};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::arena::new_batch;
@@ -25,7 +25,7 @@ pub struct Filter {
 
 impl Filter {
     /// Builds the operator of a node. Fails where the graph does not fit it.
-    pub fn build(p: &graph::Filter, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+    pub fn build(p: &graph::Filter, ctx: BuildContext<'_>) -> Built {
         let predicate = SafeExpr::new(Arc::clone(&p.predicate), "Filter", ctx.env.errors);
         Ok(Box::new(Filter { predicate }))
     }
@@ -51,10 +51,7 @@ pub struct Project {
 
 impl Project {
     /// Builds the operator of a node. Fails where the graph does not fit it.
-    pub fn build(
-        p: &graph::Project,
-        ctx: BuildContext<'_>,
-    ) -> Result<Box<dyn Operator>, ExecError> {
+    pub fn build(p: &graph::Project, ctx: BuildContext<'_>) -> Built {
         let safe = |e| SafeExpr::new(Arc::clone(e), "Project", Arc::clone(&ctx.env.errors));
         Ok(Box::new(Project::new(p.exprs.iter().map(safe).collect(), &ctx.node.schema)))
     }
@@ -93,7 +90,7 @@ pub struct Union {
 
 impl Union {
     /// Builds the operator of a node. Fails where the graph does not fit it.
-    pub fn build(_: &graph::Union, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+    pub fn build(_: &graph::Union, ctx: BuildContext<'_>) -> Built {
         Ok(Box::new(Union { schema: ctx.output() }))
     }
 }
@@ -150,7 +147,7 @@ impl Operator for Hop {
 
 impl Hop {
     /// Fails for windows without a length.
-    pub fn build(p: &graph::Hop, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+    pub fn build(p: &graph::Hop, ctx: BuildContext<'_>) -> Built {
         let graph::Hop { time_column, size_us, slide_us, offset_us } = *p;
         if slide_us <= 0 || size_us <= 0 {
             return Err(ExecError::internal("a window without a length"));
@@ -194,7 +191,7 @@ pub struct Stamp {
 
 impl Stamp {
     /// Builds the operator of a node. Fails where the graph does not fit it.
-    pub fn build(p: &graph::Stamp, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+    pub fn build(p: &graph::Stamp, ctx: BuildContext<'_>) -> Built {
         let schema = ctx.output();
         Ok(Box::new(Stamp { add_us: p.add_us, schema, clock: ctx.env.clock }))
     }
@@ -218,7 +215,7 @@ pub struct Repeat {
 
 impl Repeat {
     /// Builds the operator of a node. Fails where the graph does not fit it.
-    pub fn build(p: &graph::Repeat, _: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+    pub fn build(p: &graph::Repeat, _: BuildContext<'_>) -> Built {
         Ok(Box::new(Repeat { times_column: p.times_column }))
     }
 }
@@ -252,7 +249,7 @@ pub struct Expand {
 
 impl Expand {
     /// Builds the operator of a node. Fails where the graph does not fit it.
-    pub fn build(p: &graph::Expand, ctx: BuildContext<'_>) -> Result<Box<dyn Operator>, ExecError> {
+    pub fn build(p: &graph::Expand, ctx: BuildContext<'_>) -> Built {
         Ok(Box::new(Expand { expand: p.clone(), schema: ctx.output() }))
     }
 }

@@ -52,11 +52,7 @@ pub struct Env {
 }
 
 /// Builds the instance of a node that one task drives. Leaves and roots are the runtime's.
-pub fn build(
-    node: &Node,
-    input_schemas: &[SchemaRef],
-    ctx: &OperatorContext<'_>,
-) -> Result<Box<dyn Operator>, ExecError> {
+pub fn build(node: &Node, input_schemas: &[SchemaRef], ctx: &OperatorContext<'_>) -> Built {
     let env = Env {
         options: Arc::clone(&ctx.options),
         errors: Arc::clone(&ctx.errors),
@@ -83,6 +79,9 @@ pub struct BuildContext<'a> {
     tables: Tables<'a>,
 }
 
+/// What building an operator gives.
+type Built = Result<Box<dyn Operator>, ExecError>;
+
 /// Gives an operator its state tables, by local id.
 type Tables<'a> = &'a mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>;
 
@@ -101,12 +100,7 @@ impl BuildContext<'_> {
 
 /// [`build`], with state tables of any kind.
 #[deny(clippy::wildcard_enum_match_arm)]
-pub fn build_with(
-    node: &Node,
-    input_schemas: &[SchemaRef],
-    env: Env,
-    tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
-) -> Result<Box<dyn Operator>, ExecError> {
+pub fn build_with(node: &Node, input_schemas: &[SchemaRef], env: Env, tables: Tables<'_>) -> Built {
     let ctx = BuildContext { node, inputs: input_schemas, env, tables };
     match &node.op {
         Op::Filter(p) => linear::Filter::build(p, ctx),
@@ -117,12 +111,12 @@ pub fn build_with(
         Op::Repeat(p) => linear::Repeat::build(p, ctx),
         Op::Expand(p) => linear::Expand::build(p, ctx),
         Op::Unnest(p) => unnest::build(p, ctx),
-        Op::Aggregate(p) => aggregate::build(p, ctx),
+        Op::Aggregate(p) => aggregate::Aggregate::build(p, ctx),
         Op::Join(p) => join::build(p, ctx),
         Op::Lookup(p) => join::lookup::build(p, ctx),
-        Op::TopN(p) => topn::build(p, ctx),
-        Op::Window(p) => window::build(p, ctx),
-        Op::Buffer(p) => event_time_buffer::build(p, ctx),
+        Op::TopN(p) => topn::TopNOperator::build(p, ctx),
+        Op::Window(p) => window::WindowOperator::build(p, ctx),
+        Op::Buffer(p) => event_time_buffer::EventTimeBuffer::build(p, ctx),
         Op::Subscribe(_)
         | Op::Source(_)
         | Op::Exchange(_)

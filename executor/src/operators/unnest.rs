@@ -8,7 +8,7 @@ use arrow::compute::take;
 use arrow::datatypes::SchemaRef;
 use millrace_common::DeltaChunk;
 
-use super::BuildContext;
+use super::{BuildContext, Built};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::arena::new_batch;
@@ -24,10 +24,7 @@ pub struct Unnest {
 }
 
 /// Builds the operator of a node. Fails where the graph does not fit it.
-pub fn build(
-    p: &millrace_graph::Unnest,
-    ctx: BuildContext<'_>,
-) -> Result<Box<dyn Operator>, ExecError> {
+pub fn build(p: &millrace_graph::Unnest, ctx: BuildContext<'_>) -> Built {
     let (lists, keep_empty, schema) = (p.lists.clone(), p.keep_empty, ctx.output());
     Ok(Box::new(Unnest { lists, keep_empty, schema }))
 }

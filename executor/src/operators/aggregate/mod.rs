@@ -47,7 +47,7 @@ use millrace_storage::{Found, MemRun};
 use self::accumulator::{Accumulator, Rows};
 use self::groups::Groups;
 use self::value_tables::ValueTables;
-use super::{BuildContext, Env};
+use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
 use crate::memory::MemoryClass;
 use crate::operator::{Operator, Output};
@@ -56,7 +56,7 @@ use crate::state::cache::Probe;
 use crate::state::gate::Ready;
 use crate::state::keyed::Request;
 use crate::state::keys::KeyReader;
-use crate::state::{KeyedState, Slot, StateTable};
+use crate::state::{KeyedState, Slot};
 
 /// See the module.
 pub struct Aggregate {
@@ -74,23 +74,11 @@ pub struct Aggregate {
     env: Env,
 }
 
-/// Builds the operator of a node. Fails where the graph does not fit it.
-pub fn build(
-    p: &millrace_graph::Aggregate,
-    ctx: BuildContext<'_>,
-) -> Result<Box<dyn Operator>, ExecError> {
-    let input = ctx.input(0)?;
-    Ok(Box::new(Aggregate::new(ctx.node, p, &input, ctx.env, ctx.tables)?))
-}
-
 impl Aggregate {
-    pub fn new(
-        node: &millrace_graph::Node,
-        aggregate: &millrace_graph::Aggregate,
-        input: &SchemaRef,
-        env: Env,
-        tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
-    ) -> Result<Aggregate, ExecError> {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(aggregate: &millrace_graph::Aggregate, ctx: BuildContext<'_>) -> Built {
+        let input = &ctx.input(0)?;
+        let BuildContext { node, env, tables, .. } = ctx;
         let table = tables(aggregate.table)?;
         let accumulators = aggregate
             .calls
@@ -103,7 +91,7 @@ impl Aggregate {
         let reader = KeyReader::new(input, &aggregate.group, &aggregate.vnode)?;
         let is_empty = table.is_empty();
         let groups = Groups::new(table, width, accumulators, values);
-        Ok(Aggregate {
+        Ok(Box::new(Aggregate {
             group_width: width,
             output_schema: super::nullable(&node.schema),
             old_schema: old_schema(&aggregate.calls),
@@ -113,7 +101,7 @@ impl Aggregate {
             old_bytes: 0,
             global_due: aggregate.group.is_empty(),
             env,
-        })
+        }))
     }
 
     /// Adds rows of resident groups.

@@ -34,7 +34,7 @@ use super::{HashJoin, policy};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
-use crate::operators::{BuildContext, Env, Tables};
+use crate::operators::{BuildContext, Built, Env, Tables};
 use crate::options::StateAccess;
 use crate::sequence::ArrivalSequence;
 use crate::state::StateTable;
@@ -48,10 +48,7 @@ const SEQUENCE: usize = 8;
 const ORDINAL: usize = 4;
 
 /// Builds the operator of a lookup. Fails where the graph does not fit it.
-pub fn build(
-    lookup: &millrace_graph::Lookup,
-    ctx: BuildContext<'_>,
-) -> Result<Box<dyn Operator>, ExecError> {
+pub fn build(lookup: &millrace_graph::Lookup, ctx: BuildContext<'_>) -> Built {
     let [left, right] = [ctx.input(0)?, ctx.input(1)?];
     let BuildContext { node, env, tables, .. } = ctx;
     match &lookup.matches {

@@ -36,7 +36,7 @@ use millrace_storage::MemRun;
 use self::emitter::{Emitter, OutputColumns};
 use self::pairing::{JoinSpec, PairingCore};
 use self::policy::{MatchStatus, NullKeys, Policy};
-use super::{BuildContext, Env, Tables};
+use super::{BuildContext, Built, Env, Tables};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 
@@ -47,10 +47,7 @@ pub struct HashJoin {
 }
 
 /// Builds the operator of a node. Fails where the graph does not fit it.
-pub fn build(
-    p: &millrace_graph::Join,
-    ctx: BuildContext<'_>,
-) -> Result<Box<dyn Operator>, ExecError> {
+pub fn build(p: &millrace_graph::Join, ctx: BuildContext<'_>) -> Built {
     let inputs = [ctx.input(0)?, ctx.input(1)?];
     let spec = JoinSpec {
         sides: [&p.left, &p.right],

@@ -29,7 +29,7 @@ use millrace_storage::{Found, MemRun};
 use self::group::{Shown, Window};
 use self::groups::Groups;
 use super::ordered::{Ranked, RowOrder};
-use super::{BuildContext, Env};
+use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::options::StateAccess;
@@ -37,7 +37,7 @@ use crate::state::arena::{RowRef, new_batch};
 use crate::state::fetch::wait;
 use crate::state::gate::Ready;
 use crate::state::keys::{KeyReader, storage_keys};
-use crate::state::{Entries, Fetches, KeyBytes, KeyedState, Slot, StateTable};
+use crate::state::{Entries, Fetches, KeyBytes, KeyedState, Slot};
 
 /// Rows remembered beyond twice the window.
 const SLACK: usize = 16;
@@ -53,23 +53,11 @@ pub struct TopNOperator {
     env: Env,
 }
 
-/// Builds the operator of a node. Fails where the graph does not fit it.
-pub fn build(
-    p: &millrace_graph::TopN,
-    ctx: BuildContext<'_>,
-) -> Result<Box<dyn Operator>, ExecError> {
-    let input = ctx.input(0)?;
-    Ok(Box::new(TopNOperator::new(ctx.node, p, &input, ctx.env, ctx.tables)?))
-}
-
 impl TopNOperator {
-    pub fn new(
-        node: &millrace_graph::Node,
-        top: &millrace_graph::TopN,
-        input: &SchemaRef,
-        env: Env,
-        tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
-    ) -> Result<TopNOperator, ExecError> {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(top: &millrace_graph::TopN, ctx: BuildContext<'_>) -> Built {
+        let input = &ctx.input(0)?;
+        let BuildContext { node, env, tables, .. } = ctx;
         let table = tables(top.state.table)?;
         let append_only = top.state.append_only_input;
         let rows = RowOrder::new(
@@ -90,14 +78,14 @@ impl TopNOperator {
         let reader = KeyReader::new(input, &top.group, &top.vnode)?;
         let is_empty = table.is_empty();
         let groups = Groups::new(table, rows, window, append_only, input);
-        Ok(TopNOperator {
+        Ok(Box::new(TopNOperator {
             state: KeyedState::new(groups, vec![reader], is_empty, &env),
             refills: Fetches::default(),
             emit_rank: top.emit_rank,
             schema: super::nullable(&node.schema),
             group_columns: top.group.clone(),
             env,
-        })
+        }))
     }
 
     /// Takes in rows of resident groups.

@@ -36,12 +36,12 @@ use self::evaluate::{Calls, Results};
 use self::groups::Groups;
 use self::values::Span;
 use super::ordered::{Change, Ranked, RowOrder};
-use super::{BuildContext, Env};
+use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::arena::{RowRef, new_batch};
 use crate::state::keys::KeyReader;
-use crate::state::{KeyBytes, KeyedState, Slot, StateTable};
+use crate::state::{KeyBytes, KeyedState, Slot};
 
 /// See the module.
 pub struct WindowOperator {
@@ -57,26 +57,13 @@ pub struct WindowOperator {
     group_columns: Vec<usize>,
 }
 
-/// Builds the operator of a node. Fails where the graph does not fit it.
-pub fn build(
-    p: &millrace_graph::Window,
-    ctx: BuildContext<'_>,
-) -> Result<Box<dyn Operator>, ExecError> {
-    let input = ctx.input(0)?;
-    Ok(Box::new(WindowOperator::new(ctx.node, p, &input, ctx.env, ctx.tables)?))
-}
-
 impl WindowOperator {
-    pub fn new(
-        node: &millrace_graph::Node,
-        window: &millrace_graph::Window,
-        input: &SchemaRef,
-        env: Env,
-        tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
-    ) -> Result<WindowOperator, ExecError> {
+    /// Builds the operator of a node. Fails where the graph does not fit it.
+    pub fn build(window: &millrace_graph::Window, ctx: BuildContext<'_>) -> Built {
+        let input = super::nullable(ctx.input(0)?.as_ref());
+        let BuildContext { node, env, tables, .. } = ctx;
         let table = tables(window.state.table)?;
         let (group, order, key) = (&window.group, &window.order, &window.state.unique_key);
-        let input = super::nullable(input);
         let errors = std::sync::Arc::clone(&env.errors);
         let calls = Calls::new(&window.calls, order, &input, errors)?;
         let closing = match &window.state.closing {
@@ -87,7 +74,7 @@ impl WindowOperator {
         let order = RowOrder::new(group, order, window.state.storage, key, false, &input)?;
         let is_empty = table.is_empty();
         let groups = Groups::new(table, order, input);
-        Ok(WindowOperator {
+        Ok(Box::new(WindowOperator {
             state: KeyedState::new(groups, vec![reader], is_empty, &env),
             reaches: calls.reaches(),
             spans: calls.spans(),
@@ -97,7 +84,7 @@ impl WindowOperator {
             env,
             closing,
             group_columns: group.clone(),
-        })
+        }))
     }
 
     /// Notes the rows of a chunk.
