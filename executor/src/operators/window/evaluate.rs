@@ -262,29 +262,25 @@ fn ahead(rows: &Rows, at: usize, count: Option<u64>) -> usize {
 /// The start of the group that is so many groups before the one that the entry `at` is in.
 fn groups_back(rows: &Rows, at: usize, count: Option<u64>) -> usize {
     let Some(count) = count else { return 0 };
-    let Some(first) = rows.get(at) else { return at };
-    let mut order = first.order_bytes();
-    let (mut start, mut left) = (at, count);
-    for row in rows.before(at) {
-        if row.order_bytes() != order {
-            if left == 0 {
-                break;
-            }
-            left -= 1;
-            order = row.order_bytes();
-        }
-        start -= 1;
-    }
-    start
+    rows.get(at).map_or(at, |first| at - entries_of_groups(first, rows.before(at), count))
 }
 
 /// The end of the group that is so many groups after the one that the entry before `at` is in.
 fn groups_ahead(rows: &Rows, at: usize, count: Option<u64>) -> usize {
     let Some(count) = count else { return rows.len() };
-    let Some(last) = at.checked_sub(1).and_then(|i| rows.get(i)) else { return at };
-    let mut order = last.order_bytes();
-    let (mut end, mut left) = (at, count);
-    for row in rows.after(at) {
+    let last = at.checked_sub(1).and_then(|i| rows.get(i));
+    last.map_or(at, |last| at + entries_of_groups(last, rows.after(at), count))
+}
+
+/// How many of these entries are in the group of `from` or in one of the `count` groups that follow it.
+fn entries_of_groups<'a>(
+    from: &'a Ranked,
+    rows: impl Iterator<Item = &'a Ranked>,
+    count: u64,
+) -> usize {
+    let (mut entries, mut left) = (0, count);
+    let mut order = from.order_bytes();
+    for row in rows {
         if row.order_bytes() != order {
             if left == 0 {
                 break;
@@ -292,9 +288,9 @@ fn groups_ahead(rows: &Rows, at: usize, count: Option<u64>) -> usize {
             left -= 1;
             order = row.order_bytes();
         }
-        end += 1;
+        entries += 1;
     }
-    end
+    entries
 }
 
 /// Ranks of the entries in a range, copies one by one.
