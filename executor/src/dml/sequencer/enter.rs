@@ -217,37 +217,30 @@ impl Sequencer {
 
     /// Waits while the open epoch is full.
     pub(in crate::dml) async fn wait_for_room(&self) -> Result<(), DmlError> {
-        loop {
-            let waiting = {
-                let mut state = self.state.lock();
-                if state.stopped {
-                    return Err(DmlError::Conflict);
-                }
-                if state.open.delta_bytes <= self.limit {
-                    return Ok(());
-                }
-                state.settled()
-            };
-            if let Err(waiting) = waiting {
-                self.meta.request_cut(self.job);
-                // However it ended, there is room now, or the table has stopped.
-                let _ = waiting.await;
-            }
-        }
+        self.wait_for_commits(|state| state.open.delta_bytes <= self.limit).await
     }
 
     /// Waits until everything that has entered is committed. Under the turn nothing else enters.
     pub(in crate::dml) async fn wait_until_quiescent(&self) -> Result<(), DmlError> {
+        self.wait_for_commits(|_| false).await
+    }
+
+    /// Asks for cuts and waits until enough is committed, or all of it.
+    async fn wait_for_commits(&self, enough: impl Fn(&State) -> bool) -> Result<(), DmlError> {
         loop {
             let settled = {
                 let mut state = self.state.lock();
                 if state.stopped {
                     return Err(DmlError::Conflict);
                 }
+                if enough(&state) {
+                    return Ok(());
+                }
                 state.settled()
             };
             let Err(waiting) = settled else { return Ok(()) };
             self.meta.request_cut(self.job);
+            // However it ended, more is committed now, or the table has stopped.
             let _ = waiting.await;
         }
     }
