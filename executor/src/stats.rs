@@ -74,18 +74,22 @@ impl OperatorMetrics {
     }
 }
 
-/// What [`OperatorMetrics`] read at some moment.
+/// One operator of a running job, all its tasks together: what [`OperatorMetrics`] read at some moment.
 #[derive(Clone, Debug, Default)]
 pub struct OperatorStats {
+    /// Its place in the job graph.
     pub fragment: usize,
     pub node: usize,
     pub name: String,
     pub rows_in: u64,
     pub rows_out: u64,
+    /// Bytes of its state in caches.
     pub state_bytes: u64,
     pub cache_hits: u64,
     pub cache_misses: u64,
+    /// Rows that wait for state now.
     pub parked_rows: u64,
+    /// Dependent rounds of reads that went below its caches.
     pub fetch_rounds: u64,
 }
 

@@ -14,6 +14,7 @@ use futures::stream::BoxStream;
 use millrace_common::shared_map::SharedMap;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
 use millrace_executor::dml::{DmlKind, EntryFlag, Load, LoadKind, ReadSet, TableLocks};
+use millrace_executor::stats::OperatorStats;
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::catalog_diff::differences;
 use millrace_rpc::log::UserChange;
@@ -162,7 +163,7 @@ pub struct JobRow {
     /// From asking for a cut to its commit.
     pub barrier_p50: Duration,
     pub barrier_p99: Duration,
-    pub operators: Vec<OperatorRow>,
+    pub operators: Vec<OperatorStats>,
     pub tables: Vec<TableRow>,
     /// Of a sink: changes its target has, and changes staged that it does not have yet.
     pub published: u64,
@@ -184,29 +185,10 @@ impl JobRow {
 
     /// Reads of keyed state that a cache answered, of all: (hits, reads).
     pub fn cache(&self) -> (u64, u64) {
-        let add = |f: fn(&OperatorRow) -> u64| self.operators.iter().map(f).sum::<u64>();
+        let add = |f: fn(&OperatorStats) -> u64| self.operators.iter().map(f).sum::<u64>();
         let hits = add(|o| o.cache_hits);
         (hits, hits + add(|o| o.cache_misses))
     }
-}
-
-/// One operator of a running job, all its tasks together.
-#[derive(Clone, Debug, Default)]
-pub struct OperatorRow {
-    /// Its place in the job graph.
-    pub fragment: usize,
-    pub node: usize,
-    pub name: String,
-    pub rows_in: u64,
-    pub rows_out: u64,
-    /// Bytes of its state in caches.
-    pub state_bytes: u64,
-    pub cache_hits: u64,
-    pub cache_misses: u64,
-    /// Rows that wait for state now.
-    pub parked_rows: u64,
-    /// Dependent rounds of reads that went below its caches.
-    pub fetch_rounds: u64,
 }
 
 /// One state table of a job.

@@ -163,7 +163,7 @@ fn jobs(out: &mut Exposition, sources: &Sources) {
 }
 
 fn operators(out: &mut Exposition, names: &[String], jobs: &[millrace_frontend::cluster::JobRow]) {
-    type Number = fn(&millrace_frontend::cluster::OperatorRow) -> u64;
+    type Number = fn(&millrace_executor::stats::OperatorStats) -> u64;
     let families: [(&str, &str, &str, Number); 7] = [
         ("millrace_operator_rows_in_total", "counter", "Rows into an operator.", |o| o.rows_in),
         ("millrace_operator_rows_out_total", "counter", "Rows out of an operator.", |o| o.rows_out),

@@ -9,6 +9,7 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{RelationId, SqlError, SqlState};
+use millrace_executor::stats::OperatorStats;
 use millrace_functions::tree::Walk;
 use millrace_graph::codec::decode_graph;
 use millrace_planner::Statement;
@@ -22,7 +23,7 @@ use sqlparser::ast::{Query, Statement as Sql};
 
 use self::form::{Form, Line, Shown};
 use super::{sink, view};
-use crate::cluster::{CatalogSnapshot, OperatorRow};
+use crate::cluster::CatalogSnapshot;
 use crate::display;
 use crate::dml;
 use crate::query::QueryEngine;
@@ -138,7 +139,7 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
     lines.push(format!("Operators, over {}:", display::duration(started.elapsed())));
     for o in &job.operators {
         let was = before.operators.iter().find(|b| (b.fragment, b.node) == (o.fragment, o.node));
-        let rate = |f: fn(&OperatorRow) -> u64| {
+        let rate = |f: fn(&OperatorStats) -> u64| {
             let delta = f(o).saturating_sub(was.map_or(0, f));
             display::count((delta as f64 / seconds).round() as u64)
         };

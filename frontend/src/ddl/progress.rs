@@ -72,18 +72,19 @@ fn state(job: &JobRow) -> String {
 
 #[cfg(test)]
 mod tests {
+    use millrace_executor::stats::OperatorStats;
+
     use super::*;
-    use crate::cluster::OperatorRow;
 
     #[test]
     fn what_is_known_is_told() {
-        let root = OperatorRow { node: 3, rows_in: 760_000, ..OperatorRow::default() };
+        let root = OperatorStats { node: 3, rows_in: 760_000, ..OperatorStats::default() };
         let job = JobRow {
             state: "creating".to_owned(),
             progress: Some("37%".to_owned()),
             scanned: 148_000,
             to_scan: 400_000,
-            operators: vec![OperatorRow::default(), root],
+            operators: vec![OperatorStats::default(), root],
             ..JobRow::default()
         };
         assert_eq!(

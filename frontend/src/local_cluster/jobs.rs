@@ -10,7 +10,7 @@ use millrace_rpc::version::{JobVersion, RETAIN};
 use millrace_storage::TableStats;
 
 use super::Direct;
-use crate::cluster::{JobRow, OperatorRow, TableRow};
+use crate::cluster::{JobRow, TableRow};
 
 impl Direct {
     pub(super) fn job_row(&self, s: JobStatus) -> JobRow {
@@ -59,8 +59,7 @@ impl Direct {
             restarts: s.counters.restarts,
             barrier_p50: s.counters.barrier_p50,
             barrier_p99: s.counters.barrier_p99,
-            operators: stats
-                .map_or(vec![], |stats| stats.operators.into_iter().map(operator_row).collect()),
+            operators: stats.map_or(vec![], |stats| stats.operators),
             tables,
             published: s.published,
             staged: s.staged,
@@ -123,21 +122,6 @@ fn cleaned(version: &JobVersion) -> Vec<(u32, i64)> {
     let bound =
         |(name, v): (&String, &u64)| Some((name.strip_prefix(RETAIN)?.parse().ok()?, *v as i64));
     version.counters.iter().filter_map(bound).collect()
-}
-
-fn operator_row(o: OperatorStats) -> OperatorRow {
-    OperatorRow {
-        fragment: o.fragment,
-        node: o.node,
-        name: o.name,
-        rows_in: o.rows_in,
-        rows_out: o.rows_out,
-        state_bytes: o.state_bytes,
-        cache_hits: o.cache_hits,
-        cache_misses: o.cache_misses,
-        parked_rows: o.parked_rows,
-        fetch_rounds: o.fetch_rounds,
-    }
 }
 
 fn table_row(t: TableStats) -> TableRow {
