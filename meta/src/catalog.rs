@@ -149,22 +149,7 @@ impl Catalog {
 
     /// The relations with rows of their own that these read: plain views are replaced by theirs.
     pub fn base_relations(&self, ids: &[RelationId]) -> Vec<RelationId> {
-        let mut out = BTreeSet::new();
-        let mut seen = BTreeSet::new();
-        let mut todo = ids.to_vec();
-        while let Some(id) = todo.pop() {
-            if !seen.insert(id) {
-                continue;
-            }
-            match self.relations.get(&id) {
-                Some(r) if r.kind() == RelationKind::View => {
-                    todo.extend(r.depends_on.iter().copied().map(RelationId));
-                }
-                Some(_) => drop(out.insert(id)),
-                None => {}
-            }
-        }
-        out.into_iter().collect()
+        without_views(&self.relations, ids.iter().copied())
     }
 
     /// Users that were created or changed, with their SCRAM verifiers.
@@ -176,4 +161,27 @@ impl Catalog {
     pub fn settings(&self) -> &BTreeMap<String, String> {
         &self.settings
     }
+}
+
+/// The relations with plain views replaced by what they read, in the order of their numbers.
+pub fn without_views(
+    relations: &BTreeMap<RelationId, Arc<Relation>>,
+    ids: impl Iterator<Item = RelationId>,
+) -> Vec<RelationId> {
+    let mut out = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    let mut todo: Vec<RelationId> = ids.collect();
+    while let Some(id) = todo.pop() {
+        if !seen.insert(id) {
+            continue;
+        }
+        match relations.get(&id) {
+            Some(r) if r.kind() == RelationKind::View => {
+                todo.extend(r.depends_on.iter().copied().map(RelationId));
+            }
+            Some(_) => drop(out.insert(id)),
+            None => {}
+        }
+    }
+    out.into_iter().collect()
 }

@@ -16,6 +16,7 @@ use millrace_rpc::log::{
 use millrace_rpc::services::SourceParts;
 use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId};
 
+use crate::catalog::without_views;
 use crate::dependencies::Dependencies;
 use crate::jobs::Jobs;
 use crate::objects::Objects;
@@ -207,19 +208,7 @@ impl MetaState {
 
     /// These relations with plain views replaced by what they read.
     pub fn expand_views(&self, ids: &[u32]) -> Vec<RelationId> {
-        let mut out = BTreeSet::new();
-        let mut todo: Vec<RelationId> = ids.iter().copied().map(RelationId).collect();
-        // Views cannot be cyclic (the fold refuses it), so this ends.
-        while let Some(id) = todo.pop() {
-            match self.relations.get(&id) {
-                Some(r) if r.kind() == RelationKind::View => {
-                    todo.extend(r.depends_on.iter().copied().map(RelationId));
-                }
-                Some(_) => drop(out.insert(id)),
-                None => {}
-            }
-        }
-        out.into_iter().collect()
+        without_views(&self.relations, ids.iter().copied().map(RelationId))
     }
 
     /// Derived relations that read `id` directly.
