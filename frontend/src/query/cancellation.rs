@@ -9,24 +9,21 @@
 
 use std::any::Any;
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::{DataType, FieldRef, Schema, SchemaRef};
-use datafusion::common::tree_node::{Transformed, TransformedResult, TreeNodeRecursion};
+use arrow::datatypes::{Schema, SchemaRef};
+use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
 use datafusion::common::{JoinType, ScalarValue};
-use datafusion::config::ConfigOptions;
 use datafusion::error::Result;
 use datafusion::execution::session_state::SessionState;
 use datafusion::execution::{RecordBatchStream, SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::Literal;
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::execution_plan::InvariantLevel;
 use datafusion::physical_plan::joins::utils::JoinFilter;
 use datafusion::physical_plan::joins::{
@@ -39,9 +36,11 @@ use datafusion::physical_plan::{
     InputDistributionRequirements, PlanProperties, ReplaceChildrenOptions,
 };
 use futures::{Stream, StreamExt};
-use millrace_functions::tree::Walk;
 
+use crate::query::conditions::merge_join;
 use crate::query::execution::{Execution, has_held_thread};
+use crate::query::node_rule::{Changed, NodeRule};
+use crate::query::wrapped_expr::{Around, wrapped};
 use crate::session::busy;
 
 /// How long a stream is polled before other tasks have their turn.
@@ -68,74 +67,31 @@ fn check_cancelled() -> Result<()> {
 }
 
 /// A condition that looks up before it is computed.
-#[derive(Debug, Eq)]
-struct CancellableExpr {
-    inner: Arc<dyn PhysicalExpr>,
-}
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Cancellable;
 
-impl PartialEq for CancellableExpr {
-    fn eq(&self, other: &CancellableExpr) -> bool {
-        self.inner.eq(&other.inner)
-    }
-}
+impl Around for Cancellable {
+    const ADDS_NULLS: bool = false;
 
-impl Hash for CancellableExpr {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.inner.hash(state);
-    }
-}
-
-impl fmt::Display for CancellableExpr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.inner, f)
-    }
-}
-
-impl PhysicalExpr for CancellableExpr {
-    fn data_type(&self, schema: &Schema) -> Result<DataType> {
-        self.inner.data_type(schema)
-    }
-
-    fn nullable(&self, schema: &Schema) -> Result<bool> {
-        self.inner.nullable(schema)
-    }
-
-    fn return_field(&self, schema: &Schema) -> Result<FieldRef> {
-        self.inner.return_field(schema)
-    }
-
-    fn evaluate(&self, batch: &RecordBatch) -> Result<ColumnarValue> {
+    fn evaluate(&self, inner: &dyn PhysicalExpr, batch: &RecordBatch) -> Result<ColumnarValue> {
         check_cancelled()?;
-        self.inner.evaluate(batch)
+        inner.evaluate(batch)
     }
 
-    fn children(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
-        vec![&self.inner]
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        mut children: Vec<Arc<dyn PhysicalExpr>>,
-    ) -> Result<Arc<dyn PhysicalExpr>> {
-        let inner = children.pop().unwrap_or_else(|| self.inner.clone());
-        Ok(Arc::new(CancellableExpr { inner }))
-    }
-
-    fn fmt_sql(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt_sql(f)
+    fn show(&self, inner: &dyn PhysicalExpr, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(inner, f)
     }
 }
 
 fn looks_up(filter: &JoinFilter) -> JoinFilter {
-    let inner = Arc::clone(filter.expression());
-    let columns = filter.column_indices().to_vec();
-    JoinFilter::new(Arc::new(CancellableExpr { inner }), columns, Arc::clone(filter.schema()))
+    let condition = wrapped(filter.expression(), Cancellable);
+    JoinFilter::new(condition, filter.column_indices().to_vec(), Arc::clone(filter.schema()))
 }
 
 /// A condition for joins that have none.
 fn always() -> JoinFilter {
-    let inner = Arc::new(Literal::new(ScalarValue::Boolean(Some(true))));
-    JoinFilter::new(Arc::new(CancellableExpr { inner }), vec![], Arc::new(Schema::empty()))
+    let inner: Arc<dyn PhysicalExpr> = Arc::new(Literal::new(ScalarValue::Boolean(Some(true))));
+    JoinFilter::new(wrapped(&inner, Cancellable), vec![], Arc::new(Schema::empty()))
 }
 
 /// Whether a join shows rows of one side only, and none of them before it is through.
@@ -164,46 +120,19 @@ fn rewritten(node: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPl
     }
     if let Some(join) = node.downcast_ref::<SortMergeJoinExec>() {
         let Some(filter) = join.filter() else { return Ok(Some(Arc::clone(node))) };
-        let join = SortMergeJoinExec::try_new(
-            Arc::clone(join.left()),
-            Arc::clone(join.right()),
-            join.on().to_vec(),
-            Some(looks_up(filter)),
-            join.join_type(),
-            join.sort_options().to_vec(),
-            join.null_equality(),
-        )?;
-        return Ok(Some(Arc::new(join)));
+        return merge_join(join, looks_up(filter)).map(Some);
     }
     Ok(node.is::<CrossJoinExec>().then(|| Arc::clone(node)))
 }
 
 /// Wraps the joins of a plan. Runs after all other rules: none of them has to know the wrapped ones.
-#[derive(Debug)]
-pub struct PausingJoins;
+pub const PAUSING_JOINS: NodeRule = NodeRule::new("pausing_joins", pausing);
 
-impl PhysicalOptimizerRule for PausingJoins {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.rewrite_up(|shown| match rewritten(&shown)? {
-            Some(inner) => {
-                Ok(Transformed::yes(Arc::new(Pausing { shown, inner }) as Arc<dyn ExecutionPlan>))
-            }
-            None => Ok(Transformed::no(shown)),
-        })
-        .data()
-    }
-
-    fn name(&self) -> &str {
-        "pausing_joins"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+fn pausing(shown: Arc<dyn ExecutionPlan>) -> Changed {
+    Ok(match rewritten(&shown)? {
+        Some(inner) => Transformed::yes(Arc::new(Pausing { shown, inner })),
+        None => Transformed::no(shown),
+    })
 }
 
 /// A join that pauses. Whoever looks at it sees the join.

@@ -17,7 +17,9 @@ use datafusion::physical_expr::expressions::{CaseExpr, Column};
 use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::physical_plan::joins::utils::JoinFilter;
-use datafusion::physical_plan::joins::{NestedLoopJoinExec, NestedLoopJoinExecBuilder};
+use datafusion::physical_plan::joins::{
+    NestedLoopJoinExec, NestedLoopJoinExecBuilder, SortMergeJoinExec,
+};
 use millrace_functions::tree::Walk;
 
 use crate::query::node_rule::{Changed, NodeRule};
@@ -26,8 +28,7 @@ use crate::query::node_rule::{Changed, NodeRule};
 const HARMLESS: [&str; 3] = ["pg_add", "pg_sub", "pg_mul"];
 
 /// Runs before DataFusion's rules.
-pub const WHOLE_CONDITIONS: NodeRule =
-    NodeRule { name: "whole_conditions", keeps_schema: true, change: in_one_piece };
+pub const WHOLE_CONDITIONS: NodeRule = NodeRule::new("whole_conditions", in_one_piece);
 
 fn in_one_piece(node: Arc<dyn ExecutionPlan>) -> Changed {
     let join = node.downcast_ref::<NestedLoopJoinExec>();
@@ -46,6 +47,19 @@ fn may_fail(condition: &Arc<dyn PhysicalExpr>) -> Result<bool> {
         let function = e.downcast_ref::<ScalarFunctionExpr>();
         Ok(e.is::<CaseExpr>() || function.is_some_and(|f| !HARMLESS.contains(&f.name())))
     })
+}
+
+/// The same join with another condition.
+pub fn merge_join(join: &SortMergeJoinExec, filter: JoinFilter) -> Result<Arc<dyn ExecutionPlan>> {
+    Ok(Arc::new(SortMergeJoinExec::try_new(
+        Arc::clone(join.left()),
+        Arc::clone(join.right()),
+        join.on().to_vec(),
+        Some(filter),
+        join.join_type(),
+        join.sort_options().to_vec(),
+        join.null_equality(),
+    )?))
 }
 
 /// The same condition in one piece.

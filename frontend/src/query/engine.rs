@@ -27,7 +27,7 @@ use tokio::sync::mpsc;
 use crate::cluster::BatchStream;
 use crate::error::FrontendError;
 use crate::query::batch_size;
-use crate::query::cancellation::{PausingJoins, context};
+use crate::query::cancellation::{PAUSING_JOINS, context};
 use crate::query::conditions::WHOLE_CONDITIONS;
 use crate::query::execution::{self, Execution};
 use crate::query::grouping_sets::GROUPING_SETS_APART;
@@ -38,7 +38,7 @@ use crate::query::ordered_limits::ORDERED_LIMITS;
 use crate::query::planning::Held;
 use crate::query::pool::{SharedPool, first_of_merge};
 use crate::query::wide_rows::{self, Outcome, too_wide};
-use crate::query::written_order::WrittenOrder;
+use crate::query::written_order::WRITTEN_ORDER;
 use crate::session::busy;
 
 /// Batches on their way to a client: enough to overlap computing with sending.
@@ -103,8 +103,8 @@ impl QueryEngine {
                 rules.insert(0, Arc::new(NULL_ON_ERROR));
             }
             rules.push(Arc::new(LARGE_LIMITS));
-            rules.push(Arc::new(WrittenOrder));
-            rules.push(Arc::new(PausingJoins));
+            rules.push(Arc::new(WRITTEN_ORDER));
+            rules.push(Arc::new(PAUSING_JOINS));
             let mut state = SessionStateBuilder::new_with_default_features()
                 .with_config(config)
                 .with_runtime_env(environment.clone())

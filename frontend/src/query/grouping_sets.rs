@@ -19,8 +19,7 @@ use super::one_input::{OneInput, Operation, StreamResult};
 use super::over;
 
 /// Runs before DataFusion's rules.
-pub const GROUPING_SETS_APART: NodeRule =
-    NodeRule { name: "grouping_sets_apart", keeps_schema: true, change: apart };
+pub const GROUPING_SETS_APART: NodeRule = NodeRule::new("grouping_sets_apart", apart);
 
 fn apart(node: Arc<dyn ExecutionPlan>) -> Changed {
     match node.downcast_ref::<AggregateExec>() {

@@ -22,7 +22,7 @@ const ALL_ROWS: usize = 1 << 60;
 
 /// Numbers of rows that add up. Runs before DataFusion's rules, which add them to each other and to bounds of frames.
 pub const COUNTABLE_LIMITS: NodeRule =
-    NodeRule { name: "countable_limits", keeps_schema: true, change: |node| Ok(countable(node)) };
+    NodeRule::new("countable_limits", |node| Ok(countable(node)));
 
 fn countable(node: Arc<dyn ExecutionPlan>) -> Transformed<Arc<dyn ExecutionPlan>> {
     let Some(limit) = node.downcast_ref::<GlobalLimitExec>() else {
@@ -38,8 +38,7 @@ fn countable(node: Arc<dyn ExecutionPlan>) -> Transformed<Arc<dyn ExecutionPlan>
 }
 
 /// Takes large limits out of aggregates and sorts. Runs after DataFusion's rules, which put them there.
-pub const LARGE_LIMITS: NodeRule =
-    NodeRule { name: "large_limits", keeps_schema: true, change: |node| Ok(relieved(node)) };
+pub const LARGE_LIMITS: NodeRule = NodeRule::new("large_limits", |node| Ok(relieved(node)));
 
 fn relieved(node: Arc<dyn ExecutionPlan>) -> Transformed<Arc<dyn ExecutionPlan>> {
     if let Some(aggregate) = node.downcast_ref::<AggregateExec>()

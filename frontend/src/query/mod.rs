@@ -26,6 +26,7 @@ pub mod planning;
 pub mod pool;
 pub mod snapshot_table;
 mod wide_rows;
+mod wrapped_expr;
 mod written_order;
 
 use std::sync::Arc;

@@ -15,10 +15,35 @@ pub type Changed = Result<Transformed<Arc<dyn ExecutionPlan>>>;
 /// A rule that looks at each node by itself, inputs first.
 #[derive(Debug)]
 pub struct NodeRule {
-    pub name: &'static str,
+    name: &'static str,
     /// Whether columns keep their types and whether they may be NULL.
-    pub keeps_schema: bool,
-    pub change: fn(Arc<dyn ExecutionPlan>) -> Changed,
+    keeps_schema: bool,
+    change: fn(Arc<dyn ExecutionPlan>) -> Changed,
+    finish: Finish,
+}
+
+type Finish = fn(Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>>;
+
+impl NodeRule {
+    /// A rule by its name, for columns that keep their types and that may be NULL as before.
+    pub const fn new(
+        name: &'static str,
+        change: fn(Arc<dyn ExecutionPlan>) -> Changed,
+    ) -> NodeRule {
+        NodeRule { name, keeps_schema: true, change, finish: Ok }
+    }
+
+    /// The rule makes other columns.
+    pub const fn of_other_columns(mut self) -> NodeRule {
+        self.keeps_schema = false;
+        self
+    }
+
+    /// What is done to the whole plan when all nodes have been looked at.
+    pub const fn then(mut self, finish: Finish) -> NodeRule {
+        self.finish = finish;
+        self
+    }
 }
 
 impl PhysicalOptimizerRule for NodeRule {
@@ -27,7 +52,7 @@ impl PhysicalOptimizerRule for NodeRule {
         plan: Arc<dyn ExecutionPlan>,
         _: &ConfigOptions,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        plan.rewrite_up(self.change).data()
+        (self.finish)(plan.rewrite_up(self.change).data()?)
     }
 
     fn name(&self) -> &str {

@@ -6,11 +6,9 @@
 //! nodes compute is in projections below them.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, RecordBatch, new_null_array};
-use arrow::datatypes::{DataType, FieldRef, Schema};
 use datafusion::common::tree_node::Transformed;
 use datafusion::error::{DataFusionError, Result};
 use datafusion::logical_expr::ColumnarValue;
@@ -25,104 +23,57 @@ use datafusion::physical_plan::joins::{
 use datafusion::physical_plan::projection::{ProjectionExec, ProjectionExpr};
 use millrace_functions::interrupt;
 
-use crate::query::conditions::whole;
+use crate::query::conditions::{merge_join, whole};
 use crate::query::node_rule::{Changed, NodeRule};
+use crate::query::wrapped_expr::{Around, wrapped};
 
-/// NULL where the inner expression fails.
-#[derive(Debug, Eq)]
-struct NullOnError {
-    inner: Arc<dyn PhysicalExpr>,
-}
-
-impl PartialEq for NullOnError {
-    fn eq(&self, other: &NullOnError) -> bool {
-        self.inner.eq(&other.inner)
-    }
-}
-
-impl Hash for NullOnError {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.inner.hash(state);
-    }
-}
+/// NULL where the expression inside fails.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct NullOnError;
 
 fn wrap(expr: &Arc<dyn PhysicalExpr>) -> Arc<dyn PhysicalExpr> {
     let safe = expr.downcast_ref::<Column>().is_some() || expr.downcast_ref::<Literal>().is_some();
-    match safe {
-        true => expr.clone(),
-        false => Arc::new(NullOnError { inner: expr.clone() }),
-    }
+    if safe { expr.clone() } else { wrapped(expr, NullOnError) }
 }
 
-impl NullOnError {
-    fn halves(&self, batch: &RecordBatch) -> Result<ArrayRef> {
-        let rows = batch.num_rows();
-        // The end of the statement is no failure of the expression.
-        interrupt::check().map_err(|e| DataFusionError::External(Box::new(e)))?;
-        match self.inner.evaluate(batch).and_then(|v| v.into_array(rows)) {
-            Ok(array) => Ok(array),
-            Err(_) if rows <= 1 => {
-                interrupt::check().map_err(|e| DataFusionError::External(Box::new(e)))?;
-                Ok(new_null_array(&self.inner.data_type(&batch.schema())?, rows))
-            }
-            Err(_) => {
-                let left = self.halves(&batch.slice(0, rows / 2))?;
-                let right = self.halves(&batch.slice(rows / 2, rows - rows / 2))?;
-                Ok(arrow::compute::concat(&[left.as_ref() as &dyn Array, right.as_ref()])?)
-            }
+fn halves(expr: &dyn PhysicalExpr, batch: &RecordBatch) -> Result<ArrayRef> {
+    let rows = batch.num_rows();
+    // The end of the statement is no failure of the expression.
+    interrupt::check().map_err(|e| DataFusionError::External(Box::new(e)))?;
+    match expr.evaluate(batch).and_then(|v| v.into_array(rows)) {
+        Ok(array) => Ok(array),
+        Err(_) if rows <= 1 => {
+            interrupt::check().map_err(|e| DataFusionError::External(Box::new(e)))?;
+            Ok(new_null_array(&expr.data_type(&batch.schema())?, rows))
+        }
+        Err(_) => {
+            let left = halves(expr, &batch.slice(0, rows / 2))?;
+            let right = halves(expr, &batch.slice(rows / 2, rows - rows / 2))?;
+            Ok(arrow::compute::concat(&[left.as_ref() as &dyn Array, right.as_ref()])?)
         }
     }
 }
 
-impl fmt::Display for NullOnError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "null_on_error({})", self.inner)
-    }
-}
+impl Around for NullOnError {
+    const ADDS_NULLS: bool = true;
 
-impl PhysicalExpr for NullOnError {
-    fn data_type(&self, schema: &Schema) -> Result<DataType> {
-        self.inner.data_type(schema)
-    }
-
-    fn nullable(&self, _: &Schema) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn return_field(&self, schema: &Schema) -> Result<FieldRef> {
-        Ok(Arc::new(self.inner.return_field(schema)?.as_ref().clone().with_nullable(true)))
-    }
-
-    fn evaluate(&self, batch: &RecordBatch) -> Result<ColumnarValue> {
-        match self.inner.evaluate(batch) {
+    fn evaluate(&self, inner: &dyn PhysicalExpr, batch: &RecordBatch) -> Result<ColumnarValue> {
+        match inner.evaluate(batch) {
             Ok(value) => Ok(value),
-            Err(_) => self.halves(batch).map(ColumnarValue::Array),
+            Err(_) => halves(inner, batch).map(ColumnarValue::Array),
         }
     }
 
-    fn children(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
-        vec![&self.inner]
-    }
-
-    fn with_new_children(
-        self: Arc<Self>,
-        mut children: Vec<Arc<dyn PhysicalExpr>>,
-    ) -> Result<Arc<dyn PhysicalExpr>> {
-        let inner = children.pop().unwrap_or_else(|| self.inner.clone());
-        Ok(Arc::new(NullOnError { inner }))
-    }
-
-    fn fmt_sql(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt_sql(f)
+    fn show(&self, inner: &dyn PhysicalExpr, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "null_on_error({inner})")
     }
 }
 
 /// Wraps the expressions of a plan. Runs before DataFusion's rules, which merge projections: what
 /// one projection makes NULL stays NULL for the next. Columns become nullable.
-pub const NULL_ON_ERROR: NodeRule =
-    NodeRule { name: "null_on_error", keeps_schema: false, change: wrapped };
+pub const NULL_ON_ERROR: NodeRule = NodeRule::new("null_on_error", guarded).of_other_columns();
 
-fn wrapped(node: Arc<dyn ExecutionPlan>) -> Changed {
+fn guarded(node: Arc<dyn ExecutionPlan>) -> Changed {
     if let Some(p) = node.downcast_ref::<ProjectionExec>() {
         return projection(p).map(Transformed::yes);
     }
@@ -161,16 +112,7 @@ fn joined(node: &Arc<dyn ExecutionPlan>) -> Result<Option<Arc<dyn ExecutionPlan>
     if let Some(join) = node.downcast_ref::<SortMergeJoinExec>()
         && let Some(filter) = join.filter()
     {
-        let join = SortMergeJoinExec::try_new(
-            Arc::clone(join.left()),
-            Arc::clone(join.right()),
-            join.on().to_vec(),
-            Some(safe(filter)),
-            join.join_type(),
-            join.sort_options().to_vec(),
-            join.null_equality(),
-        )?;
-        return Ok(Some(Arc::new(join)));
+        return merge_join(join, safe(filter)).map(Some);
     }
     Ok(None)
 }

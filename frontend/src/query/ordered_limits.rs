@@ -26,8 +26,7 @@ use super::one_input::{OneInput, Operation, StreamResult};
 use super::over;
 
 /// Runs before DataFusion's rules.
-pub const ORDERED_LIMITS: NodeRule =
-    NodeRule { name: "ordered_limits", keeps_schema: true, change: ordered };
+pub const ORDERED_LIMITS: NodeRule = NodeRule::new("ordered_limits", ordered);
 
 fn ordered(node: Arc<dyn ExecutionPlan>) -> Changed {
     if let Some(limit) = node.downcast_ref::<GlobalLimitExec>()

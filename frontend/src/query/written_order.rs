@@ -10,10 +10,8 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use datafusion::common::Result;
-use datafusion::common::tree_node::{Transformed, TransformedResult};
-use datafusion::config::ConfigOptions;
+use datafusion::common::tree_node::Transformed;
 use datafusion::execution::{SendableRecordBatchStream, TaskContext};
-use datafusion::physical_optimizer::PhysicalOptimizerRule;
 use datafusion::physical_plan::aggregates::{AggregateExec, AggregateMode};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::coop::CooperativeExec;
@@ -30,8 +28,8 @@ use datafusion::physical_plan::{
 };
 use futures::StreamExt;
 use futures::stream;
-use millrace_functions::tree::Walk;
 
+use super::node_rule::{Changed, NodeRule};
 use super::one_input::{OneInput, Operation, StreamResult};
 use super::over;
 
@@ -39,29 +37,13 @@ use super::over;
 const ORDERED: [&str; 2] = ["array_agg", "string_agg"];
 
 /// Brings the branches of unions together in order. Runs after DataFusion's rules, which know nothing of it.
-#[derive(Debug)]
-pub struct WrittenOrder;
+pub const WRITTEN_ORDER: NodeRule = NodeRule::new("written_order", in_order).then(result);
 
-impl PhysicalOptimizerRule for WrittenOrder {
-    fn optimize(
-        &self,
-        plan: Arc<dyn ExecutionPlan>,
-        _: &ConfigOptions,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let plan = plan.rewrite_up(|node| match brought_together(&node)? {
-            Some(ordered) => Ok(Transformed::yes(ordered)),
-            None => Ok(Transformed::no(node)),
-        });
-        result(plan.data()?)
-    }
-
-    fn name(&self) -> &str {
-        "written_order"
-    }
-
-    fn schema_check(&self) -> bool {
-        true
-    }
+fn in_order(node: Arc<dyn ExecutionPlan>) -> Changed {
+    Ok(match brought_together(&node)? {
+        Some(ordered) => Transformed::yes(ordered),
+        None => Transformed::no(node),
+    })
 }
 
 /// What a client reads: partitions of a result are brought together where it runs.
