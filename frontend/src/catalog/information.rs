@@ -1,5 +1,7 @@
 //! The content of `information_schema` and of `millrace_catalog`.
 
+use std::sync::Arc;
+
 use arrow::array::RecordBatch;
 use millrace_common::settings::SETTINGS;
 use millrace_common::{RelationId, SqlType};
@@ -9,6 +11,7 @@ use super::SystemTables;
 use super::objects::{TYPES, columns, indexes, namespaces, relkind, system_table};
 use super::pg::view_text;
 use super::rows::{Cell, Rows, row};
+use crate::cluster::SourceRow;
 use crate::ddl::drop::noun;
 use crate::ddl::show::{told_jobs, waits_for};
 use crate::secrets::shown_definition;
@@ -209,12 +212,18 @@ fn errors(t: &SystemTables) -> Option<RecordBatch> {
     rows.finish()
 }
 
+/// Relations that read another system, and how far they are.
+fn connected(t: &SystemTables) -> impl Iterator<Item = (&Arc<Relation>, SourceRow)> {
+    let report = |r: &Relation| t.shared.cluster.source_report(RelationId(r.id));
+    let relations = t.catalog().relations().iter().filter(|r| r.has_connector());
+    relations.map(move |r| (r, report(r).unwrap_or_default()))
+}
+
 fn sources(t: &SystemTables) -> Option<RecordBatch> {
     let mut rows = Rows::new(
         "id:o schema_name:n name:n kind:t connector:t state:t paused:b rate_limit:t splits:i files:i offsets:i lag:i reason:t",
     );
-    for r in t.catalog().relations().iter().filter(|r| r.has_connector()) {
-        let report = t.shared.cluster.source_report(RelationId(r.id)).unwrap_or_default();
+    for (r, report) in connected(t) {
         let lags: Vec<u64> = report.splits.iter().filter_map(|s| s.lag()).collect();
         let taken: u64 = report.splits.iter().map(|s| s.offset.saturating_sub(s.start)).sum();
         row!(rows; id: r.id, schema_name: &r.schema, name: &r.name,
@@ -232,8 +241,7 @@ fn source_splits(t: &SystemTables) -> Option<RecordBatch> {
     let mut rows = Rows::new(
         "source_id:o schema_name:n source_name:n split:i split_name:t start_offset:i current_offset:i available_offset:i lag:i",
     );
-    for r in t.catalog().relations().iter().filter(|r| r.has_connector()) {
-        let report = t.shared.cluster.source_report(RelationId(r.id)).unwrap_or_default();
+    for (r, report) in connected(t) {
         for s in report.splits {
             let lag = s.lag().map(|l| l as i64);
             row!(rows; source_id: r.id, schema_name: &r.schema, source_name: &r.name,

@@ -243,10 +243,25 @@ impl Reader {
         if self.builders.is_empty() {
             return if line.is_empty() { Ok(()) } else { Err(self.extra(line)) };
         }
+        self.fields(line, |reader, column, start| {
+            let (end, escaped) = text_end(delimiter, line, start);
+            reader.text_field(column, &line[start..end], escaped)?;
+            Ok(end)
+        })
+    }
+
+    /// Takes the fields of a line: `take` is told a field's column and where it begins, and says where it ends.
+    fn fields(
+        &mut self,
+        line: &[u8],
+        take: impl Fn(&mut Self, usize, usize) -> Result<usize, SqlError>,
+    ) -> Result<(), SqlError> {
         let (mut column, mut start) = (0, 0);
         loop {
-            let (end, escaped) = text_end(delimiter, line, start);
-            self.text_field(column, &line[start..end], escaped, line)?;
+            if column >= self.builders.len() {
+                return Err(self.extra(line));
+            }
+            let end = take(self, column, start)?;
             column += 1;
             if end >= line.len() {
                 return self.check_complete(column, line);
@@ -255,16 +270,7 @@ impl Reader {
         }
     }
 
-    fn text_field(
-        &mut self,
-        column: usize,
-        field: &[u8],
-        escaped: bool,
-        line: &[u8],
-    ) -> Result<(), SqlError> {
-        if column >= self.builders.len() {
-            return Err(self.extra(line));
-        }
+    fn text_field(&mut self, column: usize, field: &[u8], escaped: bool) -> Result<(), SqlError> {
         if field == self.format.null.as_bytes() {
             self.builders[column].append_null();
             return Ok(());
@@ -281,34 +287,19 @@ impl Reader {
     }
 
     fn csv_line(&mut self, line: &[u8]) -> Result<(), SqlError> {
-        let (mut column, mut start) = (0, 0);
-        loop {
-            let mut scratch = std::mem::take(&mut self.scratch);
-            let (end, quoted) = csv_field(&self.format, line, start, &mut scratch);
+        self.fields(line, |reader, column, start| {
+            let mut scratch = std::mem::take(&mut reader.scratch);
+            let (end, quoted) = csv_field(&reader.format, line, start, &mut scratch);
             let value = if quoted { scratch.as_slice() } else { &line[start..end] };
-            let result = self.csv_value(column, value, quoted, line);
-            self.scratch = scratch;
-            result?;
-            column += 1;
-            if end >= line.len() {
-                return self.check_complete(column, line);
-            }
-            start = end + 1;
-        }
+            let result = reader.csv_value(column, value, quoted);
+            reader.scratch = scratch;
+            result.map(|()| end)
+        })
     }
 
     /// A value without quotes that reads as NULL is NULL, unless the column is of FORCE_NOT_NULL; one in
     /// quotes is, if the column is of FORCE_NULL.
-    fn csv_value(
-        &mut self,
-        column: usize,
-        value: &[u8],
-        quoted: bool,
-        line: &[u8],
-    ) -> Result<(), SqlError> {
-        if column >= self.builders.len() {
-            return Err(self.extra(line));
-        }
+    fn csv_value(&mut self, column: usize, value: &[u8], quoted: bool) -> Result<(), SqlError> {
         let flag = |flags: &[bool]| flags.get(column).copied().unwrap_or(false);
         let null = value == self.format.null.as_bytes()
             && match quoted {

@@ -21,6 +21,7 @@ use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::Statement;
 use millrace_planner::ast::{AlterAction, ObjectKind};
 use millrace_rpc::catalog::{Relation, RelationKind};
+use sqlparser::ast::ObjectName;
 use tokio_util::sync::CancellationToken;
 
 use self::progress::wait_created;
@@ -175,6 +176,20 @@ pub fn check_name(
         return Ok(Existing::Skip);
     }
     Err(SqlError::new(SqlState::DUPLICATE_TABLE, message))
+}
+
+/// Where a relation that is to be created goes: the catalog, a schema and a name. `None`: it is there, and the statement
+/// says that this is no failure.
+pub fn new_name(
+    session: &mut Session,
+    name: &ObjectName,
+    kind: RelationKind,
+    if_not_exists: bool,
+) -> Result<Option<(SessionCatalog, String, String)>, SqlError> {
+    let catalog = session.catalog_view();
+    let (schema, name) = catalog.target(name)?;
+    let existing = check_name(session, &catalog, &schema, &name, kind, if_not_exists, false)?;
+    Ok((!matches!(existing, Existing::Skip)).then_some((catalog, schema, name)))
 }
 
 /// Creates a relation and waits until it can be read. A wait that is cut off, however, drops it.

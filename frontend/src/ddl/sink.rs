@@ -11,7 +11,7 @@ use millrace_planner::{Binder, BoundQuery, check_view_volatility};
 use millrace_rpc::catalog::{Column, OptionEntry, Relation, RelationKind};
 use sqlparser::ast::Ident;
 
-use super::{Existing, check_name, create_and_wait, generated, view};
+use super::{create_and_wait, generated, new_name, view};
 use crate::dml::{self, rewrite};
 use crate::query::SessionCatalog;
 use crate::secrets::masked_definition;
@@ -29,14 +29,11 @@ pub async fn create_sink(
     text: &str,
 ) -> Result<String, SqlError> {
     let tag = "CREATE SINK".to_owned();
-    let catalog = session.catalog_view();
-    let (schema, name) = catalog.target(&def.name)?;
     let kind = RelationKind::Sink;
-    if let Existing::Skip =
-        check_name(session, &catalog, &schema, &name, kind, def.if_not_exists, false)?
-    {
+    let Some((catalog, schema, name)) = new_name(session, &def.name, kind, def.if_not_exists)?
+    else {
         return Ok(tag);
-    }
+    };
     let Planned { relation, graph } = plan(session, &catalog, def)?;
     if relation.target == 0 {
         sink::create_target(&relation)?.check().await.map_err(|e| {

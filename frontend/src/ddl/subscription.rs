@@ -8,7 +8,7 @@ use millrace_planner::ast::CreateSubscription;
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 
 use super::drop::noun;
-use super::{Existing, check_name};
+use super::new_name;
 use crate::session::Session;
 
 const DEFAULT_RETENTION: &str = "1 day";
@@ -21,14 +21,11 @@ pub async fn create_subscription(
     text: &str,
 ) -> Result<String, SqlError> {
     let tag = "CREATE SUBSCRIPTION".to_owned();
-    let catalog = session.catalog_view();
-    let (schema, name) = catalog.target(&def.name)?;
     let kind = RelationKind::Subscription;
-    if let Existing::Skip =
-        check_name(session, &catalog, &schema, &name, kind, def.if_not_exists, false)?
-    {
+    let Some((catalog, schema, name)) = new_name(session, &def.name, kind, def.if_not_exists)?
+    else {
         return Ok(tag);
-    }
+    };
     let from = catalog.resolve(&def.from)?;
     check_followable(&from)?;
     let known = ["retention", "retention_bytes"];
