@@ -20,7 +20,9 @@ use millrace_graph::state::accumulator_schema;
 use millrace_graph::{AggCall, JoinKind, JoinSide, Node, SideState};
 use millrace_rpc::version::JobVersion;
 use millrace_storage::object::open_object_store;
-use millrace_storage::{JobStore, Lookup, RowStorage, StateStore, StoreOptions, TableDesc};
+use millrace_storage::{
+    JobStore, Lookup, RowStorage, StateStore, StoreOptions, TableDesc, TableWriter,
+};
 use serde::Serialize;
 
 /// Rows of a chunk, as sources make them.
@@ -307,14 +309,20 @@ async fn seal(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
     })
 }
 
-/// From sealed rows to bytes in the (memory) store: blocks, index, filter.
-async fn build_runs(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
+/// A job whose table holds the chunks in an open memtable, and what encodes its keys.
+async fn written(chunks: &[DeltaChunk]) -> Result<(Arc<JobStore>, TableWriter, KeyCodec), String> {
     let job = store(vec![(schema(), RowStorage::Keyed, AccessClass::PointUpdate)]).await?;
     let codec = KeyCodec::for_columns(&schema(), &[0]).map_err(text)?;
     let mut writer = job.writer(TableId(0)).map_err(text)?;
     for chunk in chunks {
         writer.write(keys_of(&codec, chunk)?, None, chunk.batch.clone());
     }
+    Ok((job, writer, codec))
+}
+
+/// From sealed rows to bytes in the (memory) store: blocks, index, filter.
+async fn build_runs(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
+    let (job, mut writer, _) = written(chunks).await?;
     let run = writer.seal().map_err(text)?.pop().ok_or("nothing was sealed")?;
     let limit = Duration::from_secs_f64(args.seconds);
     let started = Instant::now();
@@ -328,12 +336,7 @@ async fn build_runs(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
 }
 
 async fn multi_get(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
-    let job = store(vec![(schema(), RowStorage::Keyed, AccessClass::PointUpdate)]).await?;
-    let codec = KeyCodec::for_columns(&schema(), &[0]).map_err(text)?;
-    let mut writer = job.writer(TableId(0)).map_err(text)?;
-    for chunk in chunks {
-        writer.write(keys_of(&codec, chunk)?, None, chunk.batch.clone());
-    }
+    let (_job, mut writer, codec) = written(chunks).await?;
     std::hint::black_box(writer.seal().map_err(text)?);
     let questions = chunks
         .iter()

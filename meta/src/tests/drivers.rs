@@ -7,14 +7,12 @@ use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::services::MetaService;
 
 use super::fake::{Behaviour, Cluster};
-use super::{relation, table, view};
+use super::{relation, view};
 use crate::status::JobState;
 
 #[tokio::test(start_paused = true)]
 async fn a_view_follows_its_table_without_anybody_asking() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     let epoch = c.insert(t).await;
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(c.fake.value_at(v, epoch), 1);
@@ -23,9 +21,7 @@ async fn a_view_follows_its_table_without_anybody_asking() {
 
 #[tokio::test(start_paused = true)]
 async fn data_nobody_waits_for_is_cut_once_an_interval() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     let before = c.fake.cuts_of(v).len();
     for _ in 0..200 {
         c.insert(t).await;
@@ -94,9 +90,7 @@ async fn epochs_in_flight_survive_a_failure_and_a_restart() {
 
 #[tokio::test(start_paused = true)]
 async fn idle_makes_no_requests_and_no_cuts() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     c.insert(t).await;
     assert_eq!(c.read(&[t, v]).await, [1, 1]);
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -111,8 +105,7 @@ async fn idle_makes_no_requests_and_no_cuts() {
 
 #[tokio::test(start_paused = true)]
 async fn a_backfill_resumes_where_it_was_after_a_restart() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     c.insert(t).await;
     let v = RelationId(t.0 + 1);
     let steps = Behaviour {
@@ -137,9 +130,7 @@ async fn a_backfill_resumes_where_it_was_after_a_restart() {
 
 #[tokio::test(start_paused = true)]
 async fn a_restart_brings_everything_back_with_new_generations() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     let w = c.created(view("w", &[v, t])).await;
     for _ in 0..3 {
         c.insert(t).await;
@@ -156,8 +147,7 @@ async fn a_restart_brings_everything_back_with_new_generations() {
 
 #[tokio::test(start_paused = true)]
 async fn a_view_over_a_view_being_created_waits_for_it() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     c.insert(t).await;
     let a = RelationId(t.0 + 1);
     c.fake.behave(
@@ -178,9 +168,7 @@ async fn a_view_over_a_view_being_created_waits_for_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failure_reported_between_cuts_starts_a_new_generation() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     let before = c.meta.job_status(v).unwrap().generation;
     c.meta.report_failure(v, before, SqlError::internal("out of luck"));
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -202,8 +190,7 @@ async fn a_failure_reported_between_cuts_starts_a_new_generation() {
 
 #[tokio::test(start_paused = true)]
 async fn a_paused_sink_stands_still_and_holds_up_nobody() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     let s = c.created(relation("s", RelationKind::Sink, &[t])).await;
     c.meta.alter_relation(s, Vec::new(), Some(true)).await.unwrap();
     let cuts = c.fake.cuts_of(s).len();

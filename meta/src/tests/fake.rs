@@ -15,8 +15,8 @@ use millrace_rpc::version::{BackfillState, JobCommit, VersionEdit};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::TestEnv;
 use super::store::TestStore;
+use super::{TestEnv, table, view};
 use crate::meta::{CreateOptions, Meta, MetaOptions};
 
 /// How a job behaves.
@@ -236,6 +236,20 @@ pub struct Cluster {
 impl Cluster {
     pub async fn new() -> Cluster {
         Cluster::on(TestStore::new(), Arc::default()).await
+    }
+
+    /// With the table `t`.
+    pub async fn with_table() -> (Cluster, RelationId) {
+        let cluster = Cluster::new().await;
+        let table = cluster.created(table("t")).await;
+        (cluster, table)
+    }
+
+    /// With the table `t` and the view `v` of it.
+    pub async fn with_view() -> (Cluster, RelationId, RelationId) {
+        let (cluster, table) = Cluster::with_table().await;
+        let view = cluster.created(view("v", &[table])).await;
+        (cluster, table, view)
     }
 
     /// Opens (again) what a store holds.

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::fake::{Behaviour, Cluster};
-use super::{table, view};
+use super::view;
 use crate::status::JobState;
 
 fn hang() -> Behaviour {
@@ -20,8 +20,7 @@ fn failing(reason: &str) -> Behaviour {
 
 #[tokio::test(start_paused = true)]
 async fn hanging_and_failing_views_do_not_delay_a_third() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     let (stuck, broken) =
         (c.created(view("stuck", &[t])).await, c.created(view("broken", &[t])).await);
     let good = c.created(view("good", &[t])).await;
@@ -43,9 +42,7 @@ async fn hanging_and_failing_views_do_not_delay_a_third() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_a_hanging_job_returns_at_once() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     c.fake.behave(v, hang());
     c.insert(t).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -61,8 +58,7 @@ async fn dropping_a_hanging_job_returns_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_job_that_cannot_start_says_why_and_the_rest_starts() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     let (bad, good) = (c.created(view("bad", &[t])).await, c.created(view("good", &[t])).await);
     let fail_start = Some("the graph has version 9".to_owned());
     c.fake.behave(bad, Behaviour { fail_start, ..Behaviour::default() });
@@ -81,8 +77,7 @@ async fn a_job_that_cannot_start_says_why_and_the_rest_starts() {
 
 #[tokio::test(start_paused = true)]
 async fn a_creation_that_fails_tells_its_waiter_and_one_that_is_cancelled_too() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     c.insert(t).await;
     let v = c.create(view("v", &[t])).await;
     c.fake.behave(v, failing("no such function"));
@@ -106,8 +101,7 @@ async fn a_creation_that_fails_tells_its_waiter_and_one_that_is_cancelled_too() 
 
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_panics_says_so_and_starts_again() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     let (bad, good) = (c.created(view("bad", &[t])).await, c.created(view("good", &[t])).await);
     c.fake.behave(bad, Behaviour { panic_in_cut: true, ..Behaviour::default() });
     c.insert(t).await;

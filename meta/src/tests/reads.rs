@@ -17,9 +17,7 @@ fn slow(ms: u64) -> Behaviour {
 
 #[tokio::test(start_paused = true)]
 async fn a_read_sees_everything_acknowledged_before_it() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     let w = c.created(view("w", &[v])).await;
     for n in 1..=20 {
         c.insert(t).await;
@@ -32,8 +30,7 @@ async fn a_read_sees_everything_acknowledged_before_it() {
 /// nothing of that; it must not answer with what was there before.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_was_deposed_answers_no_read() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     c.insert(t).await;
     let other = Cluster::on(Arc::clone(&c.store), Arc::default()).await;
     tokio::time::advance(LEADER_LEASE).await;
@@ -108,9 +105,7 @@ async fn a_view_over_two_busy_views_is_never_starved() {
 
 #[tokio::test(start_paused = true)]
 async fn a_laggard_is_named_when_time_is_up() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     let w = c.created(view("w", &[v])).await;
     c.fake.behave(v, Behaviour { hang: true, ..Behaviour::default() });
     c.insert(t).await;
@@ -128,8 +123,7 @@ async fn a_laggard_is_named_when_time_is_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_relation_being_created_is_not_readable_and_says_how_far_it_is() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     c.insert(t).await;
     let v = RelationId(t.0 + 1);
     c.fake.behave(v, Behaviour { backfill_steps: 100, ..slow(100) });
@@ -145,9 +139,7 @@ async fn a_relation_being_created_is_not_readable_and_says_how_far_it_is() {
 
 #[tokio::test(start_paused = true)]
 async fn flush_returns_when_all_views_have_everything() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     let w = c.created(view("w", &[v, t])).await;
     c.fake.behave(v, slow(400));
     let epoch = c.insert(t).await;
@@ -158,8 +150,7 @@ async fn flush_returns_when_all_views_have_everything() {
 
 #[tokio::test(start_paused = true)]
 async fn jobs_read_through_plain_views() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     let plain = c.created(relation("p", RelationKind::View, &[t])).await;
     let v = c.created(view("v", &[plain])).await;
     c.insert(t).await;
@@ -174,8 +165,7 @@ async fn jobs_read_through_plain_views() {
 
 #[tokio::test(start_paused = true)]
 async fn a_view_of_constants_is_exact_everywhere() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
+    let (c, t) = Cluster::with_table().await;
     let v = c.created(view("v", &[])).await;
     let epoch = c.insert(t).await;
     assert!(c.meta.read_epoch(&[t, v], None, true).await.unwrap() >= epoch);

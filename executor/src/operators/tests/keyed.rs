@@ -6,14 +6,14 @@ use std::sync::Arc;
 use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use futures::executor::block_on;
-use millrace_common::{DeltaChunk, EnvHandle, random_tests};
+use millrace_common::{DeltaChunk, EnvHandle};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use rand::Rng;
 
 use super::fake::FakeTable;
 use super::history::{Row, chunk, schema};
+use super::seeded;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::memory::MemoryGovernor;
@@ -251,9 +251,7 @@ fn a_hinted_key_leaves_after_those_needed_before_it() {
 
 #[test]
 fn hints_that_are_early_late_doubled_or_wrong_change_no_result() {
-    for seed in 0..u64::from(random_tests::cases(200, 2000)) {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let rng = &mut rng;
+    for (seed, ref mut rng) in seeded(200, 2000) {
         let table = table(rng.random_bool(0.8).then_some(seed));
         let options = ExecOptions {
             cache_bytes: rng.random_range(1..3_000),

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use arrow::datatypes::{Field, Schema};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
-use millrace_common::random_tests;
 use millrace_graph::state::matches_schema;
 use millrace_graph::{JoinSide, Lookup, Matches, Node, Operator as Op, SideState};
 use millrace_rpc::catalog::RowStorage;
+use rand::Rng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
 use super::fake::FakeTable;
 use super::history::{History, Kind, Row, ZSet, add, schema, text};
+use super::seeded;
 use super::stateful::{Subject, delay, kind, random_options, run_epoch, show, storage};
 
 /// What each copy of a left row has met, in the order they came.
@@ -107,9 +107,7 @@ fn subject(case: &Case, kinds: [Kind; 2], rng: &mut StdRng) -> Subject {
 
 #[test]
 fn left_rows_keep_what_they_met_at_their_epoch() {
-    for seed in 0..u64::from(random_tests::cases(200, 2000)) {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let rng = &mut rng;
+    for (seed, ref mut rng) in seeded(200, 2000) {
         let kinds = [kind(rng), kind(rng)];
         let case = Case { outer: rng.random_bool(0.5), residual: rng.random_bool(0.4) };
         let subject = subject(&case, kinds, rng);

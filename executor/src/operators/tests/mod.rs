@@ -10,3 +10,13 @@ mod lookup;
 mod on_arrival;
 mod stateful;
 mod values;
+
+use millrace_common::random_tests;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+/// The seeds of a test of random cases, with their random numbers: `short` of them, in the long form `long`.
+fn seeded(short: u32, long: u32) -> impl Iterator<Item = (u64, StdRng)> {
+    let seeds = 0..u64::from(random_tests::cases(short, long));
+    seeds.map(|seed| (seed, StdRng::seed_from_u64(seed)))
+}

@@ -2,7 +2,6 @@
 
 use arrow::compute::SortOptions;
 use futures::executor::block_on;
-use millrace_common::random_tests;
 use millrace_functions::window_call::RankFunction;
 use millrace_graph::{Node, Operator as Op, TopN, TopNState};
 use millrace_rpc::catalog::RowStorage;
@@ -12,6 +11,7 @@ use rand::{Rng, SeedableRng};
 
 use super::fake::FakeTable;
 use super::history::{Row, ZSet, accumulate, add, chunk, schema};
+use super::seeded;
 use super::stateful::{Subject, naive_top_n, run_epoch};
 use crate::operator::{Operator, Output};
 use crate::options::ExecOptions;
@@ -76,9 +76,7 @@ async fn push(op: &mut dyn Operator, deltas: &[(Row, i64)], rng: &mut StdRng, ou
 
 #[test]
 fn a_top_n_that_loses_its_first_rows_reads_others_before_the_barrier() {
-    for seed in 0..u64::from(random_tests::cases(100, 1000)) {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let rng = &mut rng;
+    for (seed, ref mut rng) in seeded(100, 1000) {
         let subject = subject(seed);
         let (mut actual, mut content) = (ZSet::new(), ZSet::new());
         let all: Vec<(Row, i64)> = (0..ROWS).map(|id| (row(id), 1)).collect();

@@ -7,7 +7,7 @@ use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
-use millrace_common::{EnvHandle, random_tests};
+use millrace_common::EnvHandle;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::window_call::RankFunction;
 use millrace_graph::state::accumulator_schema;
@@ -16,11 +16,12 @@ use millrace_graph::{
     ValueTable,
 };
 use millrace_rpc::catalog::RowStorage;
+use rand::Rng;
 use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
 use super::fake::FakeTable;
 use super::history::{History, Kind, Row, ZSet, accumulate, add, chunk, schema, text};
+use super::seeded;
 use crate::error_sink::ErrorSink;
 use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, Output};
@@ -179,9 +180,7 @@ pub(super) fn show(v: Option<i64>) -> String {
 
 #[test]
 fn aggregates_equal_a_naive_evaluation() {
-    for seed in 0..u64::from(random_tests::cases(300, 3000)) {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let rng = &mut rng;
+    for (seed, ref mut rng) in seeded(300, 3000) {
         let kind = kind(rng);
         let group = if rng.random_bool(0.2) { vec![] } else { vec![0] };
         let calls = aggregate_calls(kind);
@@ -370,9 +369,7 @@ const JOINS: [JoinKind; 9] = [
 
 #[test]
 fn joins_equal_a_naive_evaluation() {
-    for seed in 0..u64::from(random_tests::cases(400, 4000)) {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let rng = &mut rng;
+    for (seed, ref mut rng) in seeded(400, 4000) {
         let kinds = [kind(rng), kind(rng)];
         let join = JOINS[rng.random_range(0..JOINS.len())];
         let nulls = rng.random_bool(0.3);
@@ -512,9 +509,7 @@ impl Naive {
 
 #[test]
 fn top_n_equals_a_naive_evaluation() {
-    for seed in 0..u64::from(random_tests::cases(400, 4000)) {
-        let mut rng = StdRng::seed_from_u64(seed);
-        let rng = &mut rng;
+    for (seed, ref mut rng) in seeded(400, 4000) {
         let kind = kind(rng);
         let group = if rng.random_bool(0.3) { vec![] } else { vec![0] };
         let rank = [RankFunction::RowNumber, RankFunction::Rank, RankFunction::DenseRank]

@@ -157,6 +157,13 @@ impl Cluster {
         Cluster::with(exec, |_| {}).await
     }
 
+    /// With the table 1.
+    pub async fn with_table(exec: ExecOptions) -> (Cluster, JobId) {
+        let cluster = Cluster::new(exec).await;
+        let table = cluster.table(1).await;
+        (cluster, table)
+    }
+
     pub async fn with(exec: ExecOptions, set: impl FnOnce(&mut StoreOptions)) -> Cluster {
         let profile = Profile::by_name("instant").unwrap();
         let sim = Arc::new(SimStore::in_memory(profile, 1));

@@ -33,8 +33,7 @@ fn at_least(least: i64) -> ReadRows {
 
 #[tokio::test]
 async fn a_read_holds_until_one_of_its_rows_changes() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, [(1, 10)]).await;
     let then = Epoch(c.version(t).epoch);
     assert!(write_if(&c, t, (2, 20), then, ReadRows::All).await);
@@ -52,8 +51,7 @@ async fn a_read_holds_until_one_of_its_rows_changes() {
 
 #[tokio::test]
 async fn a_read_by_key_holds_while_others_change() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, [(1, 10)]).await;
     let layout = RowLayout::of_relation(&Relation {
         key: vec![0],
@@ -74,8 +72,7 @@ async fn a_read_by_key_holds_while_others_change() {
 
 #[tokio::test]
 async fn what_is_no_longer_kept_counts_as_changed() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, [(1, 10)]).await;
     let then = Epoch(c.version(t).epoch);
     c.insert(t, [(2, 20)]).await;

@@ -7,6 +7,11 @@ use millrace_common::{SqlError, SqlState};
 use super::*;
 use crate::dml::{EntryFlag, LoadKind, OnRepeat, ReadSet};
 
+/// Loads go to the table in parts.
+fn small_loads() -> ExecOptions {
+    ExecOptions { load_bytes: 64, ..ExecOptions::default() }
+}
+
 const CHANGE: DmlKind = DmlKind::Change;
 const NEW_ROWS: LoadKind = LoadKind::Insert { on_conflict: InsertConflict::Error };
 
@@ -16,8 +21,7 @@ fn insert(on_conflict: InsertConflict) -> DmlKind {
 
 #[tokio::test]
 async fn an_acknowledged_insert_is_visible_and_survives_a_restart() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     let done = c.dml(t, &[(1, 10, 1), (2, 20, 1)], INSERT).await.unwrap();
     assert_eq!(done.rows_affected, 2);
     assert_eq!(c.rows(t).await, [(1, 10, 1), (2, 20, 1)]);
@@ -30,8 +34,7 @@ async fn an_acknowledged_insert_is_visible_and_survives_a_restart() {
 
 #[tokio::test]
 async fn a_duplicate_key_is_named_and_nothing_of_its_statement_stays() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, [(1, 10)]).await;
     for rows in [[(5, 0, 1), (1, 0, 1)], [(1, 0, 1), (5, 0, 1)]] {
         let error = SqlError::from(c.dml(t, &rows, INSERT).await.unwrap_err());
@@ -46,8 +49,7 @@ async fn a_duplicate_key_is_named_and_nothing_of_its_statement_stays() {
 
 #[tokio::test]
 async fn on_conflict_keeps_or_overwrites() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, [(1, 10), (2, 20)]).await;
     let rows = [(2, 99, 1), (3, 30, 1), (3, 31, 1)];
     let done = c.dml(t, &rows, insert(InsertConflict::Nothing)).await.unwrap();
@@ -61,8 +63,7 @@ async fn on_conflict_keeps_or_overwrites() {
 
 #[tokio::test]
 async fn updates_may_swap_keys_and_must_have_seen_the_rows_they_change() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, [(1, 10), (2, 20), (3, 30)]).await;
     // UPDATE SET id = id + 1
     let shift = [(1, 10, -1), (2, 10, 1), (2, 20, -1), (3, 20, 1), (3, 30, -1), (4, 30, 1)];
@@ -121,8 +122,7 @@ async fn of_concurrent_inserts_of_a_key_one_wins() {
 
 #[tokio::test]
 async fn a_load_shows_nothing_before_it_is_finished() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     let id = |number| StatementId { frontend: 2, number };
     let mut load = c.worker.begin_load(t, id(1), NEW_ROWS).await.unwrap();
     load.append(delta(&[(1, 1, 1)])).await.unwrap();
@@ -139,8 +139,7 @@ async fn a_load_shows_nothing_before_it_is_finished() {
 
 #[tokio::test]
 async fn a_load_beyond_its_memory_is_staged_checked_and_linked() {
-    let c = Cluster::new(ExecOptions { load_bytes: 64, ..ExecOptions::default() }).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(small_loads()).await;
     c.insert(t, [(50, 0)]).await;
     let id = |number| StatementId { frontend: 2, number };
     let rows = |from: i64| (from..from + 10).map(|i| (i, i, 1)).collect::<Vec<_>>();
@@ -184,8 +183,7 @@ async fn a_load_beyond_its_memory_is_staged_checked_and_linked() {
 
 #[tokio::test]
 async fn a_load_that_replaces_rows_needs_the_table_as_it_was_read() {
-    let c = Cluster::new(ExecOptions { load_bytes: 64, ..ExecOptions::default() }).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(small_loads()).await;
     let id = |number| StatementId { frontend: 2, number };
     let done = c.dml(t, &[(1, 1, 1), (2, 2, 1), (3, 3, 1)], INSERT).await.unwrap();
     let stale = LoadKind::Replace { read_at: done.epoch };
@@ -206,8 +204,7 @@ async fn a_load_that_replaces_rows_needs_the_table_as_it_was_read() {
 
 #[tokio::test]
 async fn a_load_that_moves_rows_gives_each_key_one_row() {
-    let c = Cluster::new(ExecOptions { load_bytes: 64, ..ExecOptions::default() }).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(small_loads()).await;
     let id = |number| StatementId { frontend: 2, number };
     c.dml(t, &[(1, 1, 1), (2, 2, 1), (3, 3, 1), (9, 9, 1)], INSERT).await.unwrap();
     let change = |on_repeat| LoadKind::Change { read_at: Epoch(c.version(t).epoch), on_repeat };
@@ -246,8 +243,7 @@ async fn a_load_that_meets_keys_overwrites_or_gives_way() {
         (InsertConflict::Overwrite, [(1, 11, 1), (2, 22, 1), (3, 33, 1)], 6),
         (InsertConflict::Nothing, [(1, 1, 1), (2, 20, 1), (3, 30, 1)], 2),
     ] {
-        let c = Cluster::new(ExecOptions { load_bytes: 64, ..ExecOptions::default() }).await;
-        let t = c.table(1).await;
+        let (c, t) = Cluster::with_table(small_loads()).await;
         c.insert(t, [(1, 1)]).await;
         let id = StatementId { frontend: 2, number: 1 };
         let kind = LoadKind::Insert { on_conflict };
@@ -265,8 +261,7 @@ async fn a_load_that_meets_keys_overwrites_or_gives_way() {
 
 #[tokio::test]
 async fn row_ids_of_committed_rows_are_never_given_again() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     let first = c.worker.allocate_row_ids(t, 10).await.unwrap();
     assert_eq!(c.worker.allocate_row_ids(t, 1).await.unwrap(), first + 10);
     c.insert(t, [(first, 0)]).await;

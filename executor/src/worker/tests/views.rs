@@ -26,8 +26,7 @@ fn exchanged(input: JobId, storage: RowStorage) -> JobGraph {
 #[tokio::test]
 async fn a_view_scans_in_steps_and_then_follows() {
     let exec = ExecOptions { backfill_rows: 100, chunk_rows: 40, ..ExecOptions::default() };
-    let c = Cluster::new(exec).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(exec).await;
     c.insert(t, (0..1_000).map(|i| (i, i * 2))).await;
     let v = c.view(2, t, copy_of(t), 2).await;
     // Rows that come after the snapshot are not the scan's.
@@ -54,8 +53,7 @@ async fn a_view_scans_in_steps_and_then_follows() {
 #[tokio::test]
 async fn changes_come_from_the_store_when_the_ring_has_them_no_more() {
     let exec = ExecOptions { changelog_bytes: 0, ..ExecOptions::default() };
-    let c = Cluster::new(exec).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(exec).await;
     let v = c.view(2, t, copy_of(t), 2).await;
     c.catch_up(v).await;
     c.insert(t, (0..500).map(|i| (i, i))).await;
@@ -66,8 +64,7 @@ async fn changes_come_from_the_store_when_the_ring_has_them_no_more() {
 
 #[tokio::test]
 async fn a_view_on_a_view_follows_both_scans_and_changes() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, (0..300).map(|i| (i, i % 7))).await;
     let v = c.view(2, t, copy_of(t), 2).await;
     c.catch_up(v).await;
@@ -92,8 +89,7 @@ async fn parallelism_does_not_change_the_result() {
             channel_bytes: 512,
             ..ExecOptions::default()
         };
-        let c = Cluster::new(exec).await;
-        let t = c.table(1).await;
+        let (c, t) = Cluster::with_table(exec).await;
         c.insert(t, (0..2_000).map(|i| (i, i % 10))).await;
         let views = [
             c.view(2, t, exchanged(t, storage), 1).await,
@@ -137,8 +133,7 @@ fn three_ways(input: JobId) -> JobGraph {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fragment_and_a_node_may_feed_several() {
     let exec = ExecOptions { chunk_rows: 64, channel_bytes: 512, ..ExecOptions::default() };
-    let c = Cluster::new(exec).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(exec).await;
     c.insert(t, (0..2_000).map(|i| (i, i % 10))).await;
     let views = [c.view(2, t, three_ways(t), 1).await, c.view(3, t, three_ways(t), 3).await];
     for v in views {
@@ -158,8 +153,7 @@ async fn a_fragment_and_a_node_may_feed_several() {
 
 #[tokio::test]
 async fn a_blackhole_sums_up_to_what_a_view_holds_also_after_a_restart() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, (0..100).map(|i| (i, i))).await;
     let nodes = vec![subscribe(t), node(Op::Blackhole(Blackhole), vec![0])];
     let g = graph(vec![nodes], vec![vec![]], layout(RowStorage::Multiset, vec![]));
@@ -203,8 +197,7 @@ async fn a_job_stops_at_once_while_its_input_hangs_and_others_go_on() {
 
 #[tokio::test]
 async fn a_failing_job_says_why_and_fails_alone() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     let v = c.view(2, t, copy_of(t), 2).await;
     // Two rows of one value under a key of the value: a broken promise of the plan.
     let mut broken = exchanged(t, RowStorage::Multiset);
@@ -226,8 +219,7 @@ async fn a_failing_job_says_why_and_fails_alone() {
 
 #[tokio::test]
 async fn calls_of_another_generation_are_refused() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     let v = c.view(2, t, copy_of(t), 1).await;
     c.catch_up(v).await;
     c.start(v).await.unwrap();
@@ -242,8 +234,7 @@ async fn calls_of_another_generation_are_refused() {
 
 #[tokio::test]
 async fn rows_by_arrival_are_spread_and_never_numbered_twice() {
-    let c = Cluster::new(ExecOptions::default()).await;
-    let t = c.table(1).await;
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     let nodes = vec![subscribe(t), node(Op::Materialize(Materialize), vec![0])];
     let output = layout(RowStorage::Append, vec![]);
     let v = c.view(2, t, graph(vec![nodes], vec![vec![]], output), 1).await;
