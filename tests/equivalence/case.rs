@@ -256,7 +256,7 @@ impl Case {
         let sql = format!(
             "SELECT 0 AS side__, x.* FROM v{i} AS x UNION ALL SELECT 1 AS side__, y.* FROM ({query}) AS y"
         );
-        let mut sides: [BTreeMap<Vec<Option<String>>, i64>; 2] = Default::default();
+        let mut sides: [Content; 2] = Default::default();
         let read = match rows(client, &sql).await {
             Ok(read) => read,
             Err(e) => {
@@ -269,13 +269,12 @@ impl Case {
             *sides[side].entry(row[1..].to_vec()).or_default() += 1;
         }
         let [view, batch] = sides;
-        if view == batch {
-            return Ok(());
+        match differences(&view, &batch) {
+            None => Ok(()),
+            Some([extra, missing]) => {
+                Err(format!("v{i} = {query}\n  view has {extra:?}\n  batch has {missing:?}"))
+            }
         }
-        let extra: Vec<_> = view.iter().filter(|(k, n)| batch.get(*k) != Some(n)).take(5).collect();
-        let missing: Vec<_> =
-            batch.iter().filter(|(k, n)| view.get(*k) != Some(n)).take(5).collect();
-        Err(format!("v{i} = {query}\n  view has {extra:?}\n  batch has {missing:?}"))
     }
 
     /// PostgreSQL's answers to the same queries over the same history.
@@ -364,6 +363,30 @@ async fn block(
         Box::pin(perform(client, action)).await?;
     }
     execute(client, if commit { "COMMIT" } else { "ROLLBACK" }).await
+}
+
+/// The values of a row as text, NULL as `None`.
+pub type Row = Vec<Option<String>>;
+
+/// How often each row is there.
+pub type Content = BTreeMap<Row, i64>;
+
+/// Some rows, with how often they are there, that only the one has, and only the other. `None`: they are the same.
+pub fn differences<'a>(left: &'a Content, right: &'a Content) -> Option<[Vec<(&'a Row, i64)>; 2]> {
+    let only = |a: &'a Content, b: &'a Content| -> Vec<(&'a Row, i64)> {
+        let others = a.iter().filter(|(row, count)| b.get(*row) != Some(count));
+        others.map(|(row, count)| (row, *count)).take(5).collect()
+    };
+    (left != right).then(|| [only(left, right), only(right, left)])
+}
+
+/// Some rows that only the one list has, and only the other. `None`: they have the same rows.
+pub fn differing<'a>(left: &'a mut [Row], right: &'a mut [Row]) -> Option<[Vec<&'a Row>; 2]> {
+    left.sort();
+    right.sort();
+    let (left, right) = (&*left, &*right);
+    let only = |a: &'a [Row], b: &[Row]| a.iter().filter(|r| !b.contains(r)).take(5).collect();
+    (left != right).then(|| [only(left, right), only(right, left)])
 }
 
 pub async fn execute(client: &Client, sql: &str) -> Result<(), String> {

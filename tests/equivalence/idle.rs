@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 
-use crate::case::{Mode, execute, rows};
+use crate::case::{Mode, differing, execute, rows};
 use crate::node::{Node, NodeOptions};
 use crate::rng::Rng;
 
@@ -94,18 +94,14 @@ pub async fn compare(client: &Client, a: &str, b: &str) -> Result<(), String> {
         let side = row.remove(0);
         if side.as_deref() == Some("a") { left.push(row) } else { right.push(row) }
     }
-    left.sort();
-    right.sort();
-    if left == right {
-        return Ok(());
+    let lengths = (left.len(), right.len());
+    match differing(&mut left, &mut right) {
+        None => Ok(()),
+        Some([extra, missing]) => Err(format!(
+            "{a} ({} rows)\n{b} ({} rows)\n  + {extra:?}\n  - {missing:?}",
+            lengths.0, lengths.1
+        )),
     }
-    let extra: Vec<_> = left.iter().filter(|r| !right.contains(r)).take(5).collect();
-    let missing: Vec<_> = right.iter().filter(|r| !left.contains(r)).take(5).collect();
-    Err(format!(
-        "{a} ({} rows)\n{b} ({} rows)\n  + {extra:?}\n  - {missing:?}",
-        left.len(),
-        right.len()
-    ))
 }
 
 async fn run(mode: Mode, seed: u64, folder: PathBuf) -> Result<(), String> {

@@ -9,12 +9,10 @@ use std::collections::BTreeMap;
 
 use tokio_postgres::Client;
 
-use crate::case::{Mode, execute, rows};
+use crate::case::{Mode, Row, differing, execute, rows};
 use crate::coverage::Reads;
 use crate::node::{Node, NodeOptions};
 use crate::rng::Rng;
-
-type Row = Vec<Option<String>>;
 
 /// Left sides: rows that only come, and rows that change. `id` is unique in both.
 const LEFTS: [&str; 2] = ["stream", "changing"];
@@ -67,14 +65,12 @@ impl View {
         self.follow(client).await?;
         let mut have = rows(client, &format!("SELECT * FROM {}", self.name)).await?;
         let mut want: Vec<Row> = self.met.values().flat_map(|(_, met)| met.clone()).collect();
-        have.sort();
-        want.sort();
-        if have == want {
-            return Ok(());
+        match differing(&mut have, &mut want) {
+            None => Ok(()),
+            Some([extra, missing]) => {
+                Err(format!("{} = {}\n  + {extra:?}\n  - {missing:?}", self.name, self.query("")))
+            }
         }
-        let extra: Vec<_> = have.iter().filter(|r| !want.contains(r)).take(5).collect();
-        let missing: Vec<_> = want.iter().filter(|r| !have.contains(r)).take(5).collect();
-        Err(format!("{} = {}\n  + {extra:?}\n  - {missing:?}", self.name, self.query("")))
     }
 }
 

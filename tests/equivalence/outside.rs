@@ -1,14 +1,13 @@
 //! Rows from outside and results to outside: a table of a case may be a source of files, into which the
 //! history's INSERTs are written, and views may have sinks, whose files must add up to the view.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio_postgres::Client;
 
-use crate::case::{execute, rows};
+use crate::case::{Content, differences, execute, rows};
 use crate::generate::Table;
 
 /// How long the last files may take to be found and read.
@@ -20,8 +19,6 @@ pub struct Outside {
     files: usize,
     rows: usize,
 }
-
-type Content = BTreeMap<Vec<Option<String>>, i64>;
 
 impl Outside {
     pub fn new() -> Result<Outside, String> {
@@ -104,14 +101,12 @@ impl Outside {
         for row in rows(client, &format!("SELECT {columns} FROM v{i}")).await? {
             *view.entry(row).or_default() += 1;
         }
-        let told = self.told(i)?;
-        if view == told {
-            return Ok(());
+        match differences(&self.told(i)?, &view) {
+            None => Ok(()),
+            Some([extra, missing]) => {
+                Err(format!("the sink of v{i} has {extra:?}\n  the view has {missing:?}"))
+            }
         }
-        let extra: Vec<_> = told.iter().filter(|(k, n)| view.get(*k) != Some(n)).take(5).collect();
-        let missing: Vec<_> =
-            view.iter().filter(|(k, n)| told.get(*k) != Some(n)).take(5).collect();
-        Err(format!("the sink of v{i} has {extra:?}\n  the view has {missing:?}"))
     }
 
     fn sink_path(&self, i: usize) -> std::path::PathBuf {

@@ -1,13 +1,10 @@
 //! Functions of the catalogs with arguments at the edges of their types: each call is answered, with a value or with what
 //! is wrong, and the server stays as small as it was. Those of the planner have a test of their own, which needs no server.
 
-use std::path::Path;
-
 use millrace_frontend::catalog::functions;
-use millrace_sqllogictest::{Server, ServerOptions};
 use tokio_postgres::Client;
 
-use crate::peak_bytes;
+use crate::{peak_bytes, started};
 
 /// Beyond what it had before.
 const MOST_BYTES: u64 = 256 << 20;
@@ -76,10 +73,7 @@ async fn fault(client: &Client, call: &str) -> Option<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_of_the_catalogs_answer_any_call() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let options = ServerOptions { data_dir: dir.path().to_path_buf(), ..ServerOptions::default() };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
-        .expect("the server starts");
+    let (server, _dir) = started(&[]);
     let client = server.connect().await.expect("the server answers");
     client.batch_execute("SET statement_timeout = '20s'").await.expect("a setting");
     client.batch_execute("CREATE TABLE t (a int PRIMARY KEY, b text)").await.expect("a table");

@@ -34,6 +34,13 @@ struct Broken {
 }
 
 impl Broken {
+    /// A store that answers at once, and a node over it.
+    async fn started() -> (Broken, Node) {
+        let broken = Broken::new(Profile::INSTANT);
+        let node = Node::start(&broken.options).await;
+        (broken, node)
+    }
+
     fn new(profile: Profile) -> Broken {
         let memory = Arc::new(InMemory::new());
         let store = SimStore::new(Arc::clone(&memory) as Arc<dyn ObjectStore>, profile, 7);
@@ -246,8 +253,7 @@ async fn reads_are_not_delayed(client: &Client, twin: &Twin, rows: usize) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failing_job_shows_its_reason_and_others_go_on() {
-    let broken = Broken::new(Profile::INSTANT);
-    let node = Node::start(&broken.options).await;
+    let (broken, node) = Broken::started().await;
     let client = node
         .run(
             "CREATE TABLE good (id int PRIMARY KEY);
@@ -290,8 +296,7 @@ async fn a_failing_job_shows_its_reason_and_others_go_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_creation_can_be_cancelled_or_left_in_the_background() {
-    let broken = Broken::new(Profile::INSTANT);
-    let node = Node::start(&broken.options).await;
+    let (broken, node) = Broken::started().await;
     let client = node
         .run(
             "CREATE TABLE a (g int, v int);
@@ -342,8 +347,7 @@ async fn a_creation_can_be_cancelled_or_left_in_the_background() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn expressions_that_fail_in_a_view_are_null_and_counted() {
-    let broken = Broken::new(Profile::INSTANT);
-    let node = Node::start(&broken.options).await;
+    let (_broken, node) = Broken::started().await;
     let client = node
         .run(
             "CREATE TABLE t (k int PRIMARY KEY, v int, name varchar);

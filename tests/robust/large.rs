@@ -1,10 +1,10 @@
 //! Statements of more rows than are held in memory: each changes what it should, or nothing.
 
-use std::path::Path;
-
 use futures::SinkExt;
-use millrace_sqllogictest::{Server, ServerOptions};
+use millrace_sqllogictest::Server;
 use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::started;
 
 /// Rows of the table: with their filler more than is held of a statement before it is staged.
 const ROWS: i64 = 40_000;
@@ -43,16 +43,8 @@ async fn content(client: &Client) -> String {
     table
 }
 
-async fn start() -> (Server, tempfile::TempDir) {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let options = ServerOptions {
-        data_dir: dir.path().to_path_buf(),
-        args: vec!["--memory-limit=192MB".into()],
-        ..ServerOptions::default()
-    };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
-        .expect("the server starts");
-    (server, dir)
+fn start() -> (Server, tempfile::TempDir) {
+    started(&["--memory-limit=192MB"])
 }
 
 async fn filled(client: &Client) {
@@ -75,7 +67,7 @@ fn sum(n: i64) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn updates_move_keys_join_and_return() {
-    let (server, _dir) = start().await;
+    let (server, _dir) = start();
     let client = server.connect().await.expect("a connection");
     filled(&client).await;
     // Every row moves to the key of the next one.
@@ -120,7 +112,7 @@ async fn updates_move_keys_join_and_return() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn inserts_meet_the_rows_that_are_there() {
-    let (server, _dir) = start().await;
+    let (server, _dir) = start();
     let client = server.connect().await.expect("a connection");
     filled(&client).await;
     // Half of the keys are there.
@@ -178,7 +170,7 @@ async fn copy(client: &Client, table: &str, keys: i64, lines: i64) -> u64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bad_line_at_the_end_of_a_large_copy_is_named() {
-    let (server, _dir) = start().await;
+    let (server, _dir) = start();
     let client = server.connect().await.expect("a connection");
     client
         .batch_execute("CREATE TABLE a (k int PRIMARY KEY, n int NOT NULL, filler text)")
@@ -213,7 +205,7 @@ async fn a_bad_line_at_the_end_of_a_large_copy_is_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn tables_that_overwrite_or_ignore_take_loads_of_any_size() {
-    let (server, _dir) = start().await;
+    let (server, _dir) = start();
     let client = server.connect().await.expect("a connection");
     client
         .batch_execute(
@@ -249,7 +241,7 @@ async fn tables_that_overwrite_or_ignore_take_loads_of_any_size() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_join_that_does_not_fit_into_memory_is_answered() {
     const SIDE: i64 = 400_000;
-    let (server, _dir) = start().await;
+    let (server, _dir) = start();
     let client = server.connect().await.expect("a connection");
     let side =
         format!("(SELECT g, repeat('y', 120) || g AS t FROM generate_series(1, {SIDE}) AS s(g))");
@@ -263,7 +255,7 @@ async fn a_join_that_does_not_fit_into_memory_is_answered() {
 /// The longest chains that are taken can be planned, in queries and in views; longer ones are refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_chains_are_planned_or_refused() {
-    let (server, _dir) = start().await;
+    let (server, _dir) = start();
     let client = server.connect().await.expect("a connection");
     let conditions = |n: usize| (0..n).map(|i| format!("x <> {i}")).collect::<Vec<_>>();
     let view = format!(
@@ -305,7 +297,7 @@ async fn long_chains_are_planned_or_refused() {
 /// Views may stand on views as far as a layered model goes; the server outlives what goes further.
 #[tokio::test(flavor = "multi_thread")]
 async fn views_on_views_are_bound_in_any_depth_that_is_taken() {
-    let (server, _dir) = start().await;
+    let (server, _dir) = start();
     let client = server.connect().await.expect("a connection");
     client.batch_execute("CREATE VIEW l0 AS SELECT 1 AS a").await.expect("a view");
     for i in 1..60 {

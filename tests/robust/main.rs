@@ -18,7 +18,23 @@ mod telling;
 #[path = "../crash/ledger.rs"]
 mod ledger;
 
-use millrace_sqllogictest::Server;
+use std::path::Path;
+
+use millrace_sqllogictest::{Server, ServerOptions};
+use tempfile::TempDir;
+
+/// A server of a directory of its own, which must outlive it.
+fn started(args: &[&str]) -> (Server, TempDir) {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let options = ServerOptions {
+        data_dir: dir.path().to_path_buf(),
+        args: args.iter().map(|a| (*a).to_string()).collect(),
+        ..ServerOptions::default()
+    };
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
+    (server, dir)
+}
 
 /// The most that the process has held in memory at a time.
 fn peak_bytes(server: &Server) -> u64 {

@@ -1,12 +1,11 @@
 //! Short statements that ask for much: each is answered or refused, and the server stays as small as it was.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use millrace_sqllogictest::{Server, ServerOptions};
+use millrace_sqllogictest::Server;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use crate::peak_bytes;
+use crate::{peak_bytes, started};
 
 /// What a statement may make the server grow by, several times what its queries may have together.
 const MOST_BYTES: u64 = 256 << 20;
@@ -18,14 +17,7 @@ struct Node {
 }
 
 async fn start() -> Node {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let options = ServerOptions {
-        data_dir: dir.path().to_path_buf(),
-        args: vec!["--memory-limit=128MB".into()],
-        ..ServerOptions::default()
-    };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
-        .expect("the server starts");
+    let (server, dir) = started(&["--memory-limit=128MB"]);
     let client = server.connect().await.expect("the server answers");
     client
         .batch_execute(

@@ -29,15 +29,21 @@ async fn rounds_of(load: &str, statement: &str, read: &str, expected: &str) -> u
     best
 }
 
+/// A node that flushes early, in small blocks, over a store that answers at once.
+fn small_runs(flush_bytes: usize, block_bytes: usize) -> (SimStore, NodeOptions) {
+    let store = SimStore::in_memory(Profile::INSTANT, 3);
+    let options = NodeOptions {
+        flush_bytes,
+        block_bytes: Some(block_bytes),
+        ..NodeOptions::new(Arc::new(store.clone()))
+    };
+    (store, options)
+}
+
 /// Loads, starts again so that all caches are cold and the state is in runs, and counts what one
 /// statement and the read of its effect take.
 async fn rounds_once(load: &str, statement: &str, read: &str, expected: &str) -> u64 {
-    let store = SimStore::in_memory(Profile::INSTANT, 3);
-    let options = NodeOptions {
-        flush_bytes: 64 << 10,
-        block_bytes: Some(4 << 10),
-        ..NodeOptions::new(Arc::new(store.clone()))
-    };
+    let (store, options) = small_runs(64 << 10, 4 << 10);
     let node = Node::start(&options).await;
     let client = node.run(load).await;
     one(&client, read).await;
@@ -131,12 +137,7 @@ struct Grouped {
 
 impl Grouped {
     async fn new(rows: u64) -> Grouped {
-        let store = SimStore::in_memory(Profile::INSTANT, 3);
-        let options = NodeOptions {
-            flush_bytes: 16 << 10,
-            block_bytes: Some(2 << 10),
-            ..NodeOptions::new(Arc::new(store.clone()))
-        };
+        let (store, options) = small_runs(16 << 10, 2 << 10);
         let node = Node::start(&options).await;
         let load = format!(
             "CREATE TABLE t (id int PRIMARY KEY, k int, v bigint);

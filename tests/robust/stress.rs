@@ -1,13 +1,13 @@
 //! Many sessions at once: what one was told is committed, every session that starts afterwards sees.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use millrace_sqllogictest::{Server, ServerOptions, suite};
+use millrace_sqllogictest::{Server, suite};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use crate::node::{one, run};
+use crate::started;
 
 const SESSIONS: usize = 20;
 const TIME: Duration = Duration::from_secs(20);
@@ -99,10 +99,7 @@ async fn session(server: &Server, owner: usize, until: Instant) -> Tally {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_see_what_others_were_told() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let options = ServerOptions { data_dir: dir.path().to_path_buf(), ..ServerOptions::default() };
-    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
-        .expect("the server starts");
+    let (server, _dir) = started(&[]);
     let client = server.connect().await.expect("a connection");
     run(&client, SCHEMA).await;
     let until = Instant::now() + TIME;
