@@ -84,3 +84,63 @@ impl Accumulator for Sorted {
         self.values.merge_batch(states)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::check_aggregates;
+
+    #[test]
+    fn intervals_are_in_the_order_of_their_lengths() {
+        check_aggregates(&[
+            (
+                "distinct array_agg order by 1",
+                "interval",
+                "1 mon; 29 days; 31 days; 1 mon; NULL",
+                "{\"29 days\",\"1 mon\",\"31 days\",NULL}",
+            ),
+            (
+                "distinct array_agg order by 1 desc",
+                "interval",
+                "1 mon; 29 days; 31 days; 1 mon; NULL",
+                "{NULL,\"31 days\",\"1 mon\",\"29 days\"}",
+            ),
+            (
+                "distinct array_agg order by 1",
+                "interval",
+                "00:00; 1 day -24:00:01; -1 day",
+                "{\"-1 days\",\"1 day -24:00:01\",00:00:00}",
+            ),
+            ("distinct array_agg order by 1", "interval", "", "NULL"),
+            ("distinct array_agg order by 1", "interval", "NULL; NULL", "{NULL}"),
+        ]);
+    }
+
+    #[test]
+    fn level_intervals_are_in_the_order_of_their_texts() {
+        // PostgreSQL takes them for one value and keeps that which comes first.
+        check_aggregates(&[
+            (
+                "distinct array_agg order by 1",
+                "interval",
+                "30 days; 31 days; 1 mon",
+                "{\"1 mon\",\"30 days\",\"31 days\"}",
+            ),
+            (
+                "distinct array_agg order by 1 desc",
+                "interval",
+                "30 days; 31 days; 1 mon",
+                "{\"31 days\",\"1 mon\",\"30 days\"}",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn documents_are_in_their_order() {
+        check_aggregates(&[(
+            "distinct array_agg order by 1",
+            "jsonb",
+            "10; {}; 2; \"b\"; [1]; null; 2; NULL",
+            "{\"null\",\"\\\"b\\\"\",2,10,[1],\"{}\",NULL}",
+        )]);
+    }
+}
