@@ -149,9 +149,11 @@ async fn run(
     let job = task.relation.label();
     if let Err(error) = compact(&shared, &services, task, generation).await {
         warn!(job, %error, "compaction failed, trying again");
+        // In a fixed order, so that a seed repeats a run. Either comes once.
         tokio::select! {
-            () = tokio::time::sleep(RETRY) => {}
+            biased;
             () = shared.shutdown.cancelled() => {}
+            () = tokio::time::sleep(RETRY) => {}
         }
     }
     let mut busy = busy.lock();

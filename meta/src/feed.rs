@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
 
+use crate::read::shutting_down;
 use crate::shared::Shared;
 use crate::state::MetaState;
 
@@ -47,7 +48,6 @@ pub async fn follow(
     let path = shared.path_to(id);
     let _following = shared.waits.follow(path.clone());
     shared.wake(path);
-    let shutdown = || SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down");
     let due = progress.map(|step| shared.env.now() + step);
     loop {
         changes.mark_seen();
@@ -82,10 +82,12 @@ pub async fn follow(
                 None => std::future::pending().await,
             }
         };
+        // In a fixed order, so that a seed repeats a run. Changes may follow each other without end; the others end it.
         tokio::select! {
-            () = changes.changed() => {}
+            biased;
+            () = shared.shutdown.cancelled() => return Err(shutting_down()),
             () = silence => {}
-            () = shared.shutdown.cancelled() => return Err(shutdown()),
+            () = changes.changed() => {}
         }
     }
 }

@@ -174,10 +174,12 @@ async fn wait<T>(
                 return Err(error);
             }
         }
+        // In a fixed order, so that a seed repeats a run. Changes may follow each other without end; the others end it.
         tokio::select! {
-            () = changes.changed() => {}
-            () = tokio::time::sleep_until(deadline) => return Err(too_late(shared, goal, timeout)),
+            biased;
             () = shared.shutdown.cancelled() => return Err(shutting_down()),
+            () = tokio::time::sleep_until(deadline) => return Err(too_late(shared, goal, timeout)),
+            () = changes.changed() => {}
         }
     }
 }
@@ -310,17 +312,24 @@ pub async fn wait_created(
                 Some(_) => {}
             }
         }
+        // In a fixed order, so that a seed repeats a run. Changes may follow each other without end; the others end it.
         tokio::select! {
-            () = changes.changed() => {}
+            biased;
+            () = shared.shutdown.cancelled() => return Err(shutting_down()),
             () = cancel.cancelled() => {
                 return Err(SqlError::new(
                     SqlState::QUERY_CANCELED,
                     "canceling statement due to user request",
                 ));
             }
-            () = shared.shutdown.cancelled() => return Err(shutting_down()),
+            () = changes.changed() => {}
         }
     }
+}
+
+/// What ends every wait when the server stops.
+pub fn shutting_down() -> SqlError {
+    SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down")
 }
 
 fn not_ready(message: String) -> SqlError {

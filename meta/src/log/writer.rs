@@ -171,11 +171,10 @@ impl Writer {
         deposed: watch::Sender<Option<MetaError>>,
     ) {
         loop {
+            // In a fixed order, so that a seed repeats a run. Appends may follow each other without end; a check is asked
+            // when the one before has been answered and is older than a lease, so that appends have their turn.
             let ended = tokio::select! {
-                first = queue.recv() => match first {
-                    Some(first) => self.serve(first, &mut queue, &deposed).await,
-                    None => return,
-                },
+                biased;
                 Some(answer) = checks.recv() => {
                     let verdict = self.check_head().await;
                     let lost = verdict.as_ref().is_err_and(|e| !matches!(e, MetaError::Store(_)));
@@ -186,6 +185,10 @@ impl Writer {
                     let _ = answer.send(verdict);
                     lost
                 }
+                first = queue.recv() => match first {
+                    Some(first) => self.serve(first, &mut queue, &deposed).await,
+                    None => return,
+                },
             };
             if ended {
                 return;
