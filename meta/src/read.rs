@@ -184,10 +184,6 @@ async fn wait<T>(
     }
 }
 
-fn shutting_down() -> SqlError {
-    SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down")
-}
-
 /// Why no waiting will help: a relation is gone, not created yet, or its job has failed.
 fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError> {
     if let Some(gone) = goal.relations.iter().find(|id| !state.relations.contains_key(id)) {
