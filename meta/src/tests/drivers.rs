@@ -35,9 +35,7 @@ async fn data_nobody_waits_for_is_cut_once_an_interval() {
 /// not. Every epoch that is read is exact.
 #[tokio::test(start_paused = true)]
 async fn the_next_epoch_is_processed_while_the_last_is_logged() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     let w = c.created(view("w", &[v, t])).await;
     c.store.set_put_takes(Duration::from_secs(1));
     let cut_takes = Duration::from_millis(600);
@@ -58,9 +56,7 @@ async fn the_next_epoch_is_processed_while_the_last_is_logged() {
 /// What was in the log when a driver ended counts; what was not does not.
 #[tokio::test(start_paused = true)]
 async fn epochs_in_flight_survive_a_failure_and_a_restart() {
-    let c = Cluster::new().await;
-    let t = c.created(table("t")).await;
-    let v = c.created(view("v", &[t])).await;
+    let (c, t, v) = Cluster::with_view().await;
     c.store.set_put_takes(Duration::from_secs(1));
     for round in 0..12_u64 {
         let inserts = (0..8).map(|n| {
