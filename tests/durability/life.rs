@@ -110,20 +110,20 @@ async fn settled(node: &Node, store: &Arc<dyn ObjectStore>, client: &Client) -> 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn small_commits_for_ever_leave_a_bounded_log_and_bucket() {
-    const COMMITS: u64 = 20_000;
+    let all = u64::from(millrace_common::random_tests::cases(4_000, 20_000));
     let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let node = Node::start_at(&store, TUNING, Duration::from_millis(1)).await;
     let client = node.connect().await;
     create(&client).await;
     let (mut updates, mut seen) = (0, Vec::new());
-    for commits in [COMMITS / 2, COMMITS] {
+    for commits in [all / 2, all] {
         let writers = (0..4).map(|writer| write(&node, writer, commits));
         updates += futures::future::join_all(writers).await.into_iter().sum::<u64>();
         seen.push(settled(&node, &store, &client).await);
     }
     println!("{updates} updates: {seen:?}");
     let [half, end] = [seen[0], seen[1]];
-    assert!(end.commits >= COMMITS && end.commits > half.commits);
+    assert!(end.commits >= all && end.commits > half.commits);
     // A slice and its reference are about a kilobyte; timelines and statements are bounded too.
     let jobs = TABLES * (1 + VIEWS);
     let bound = jobs * (FLUSH_COMMITS * 2 + 20) * 1024 + (256 << 10);
