@@ -14,12 +14,13 @@ use futures::StreamExt;
 use futures::TryStreamExt;
 use futures::stream::BoxStream;
 use millrace_common::{Epoch, TableId};
+use millrace_rpc::version::RunMeta;
 
 use crate::block::{Block, Entries};
 use crate::cache::{BlockCache, BlockRequest, Priority, ReadOptions};
 use crate::error::{Result, StorageError};
 use crate::lookup::{Lookups, Sorted, sorted_order};
-use crate::merge::{Input, Mode, Source};
+use crate::merge::{Input, Mode, Source, rank};
 use crate::reading::{Part, Reading};
 use crate::run::{PrefixLengths, RunIndex, RunReader};
 use crate::snapshot::{KeyRange, cut_range};
@@ -287,9 +288,13 @@ impl Target {
         Sorted {
             batches: blocks.map(|b| b.entries.clone()).collect(),
             private: self.early.is_some(),
-            rank: self.early.unwrap_or(self.run.meta().sequence),
+            rank: self.early.unwrap_or_else(|| rank_of(self.run.meta())),
         }
     }
+}
+
+fn rank_of(run: &RunMeta) -> u64 {
+    rank(run.level, run.sequence)
 }
 
 /// The first position where `below` is false.
@@ -381,7 +386,7 @@ pub(crate) fn scan_all(
     let source = |run: Arc<RunReader>| {
         let fill_cache =
             !matches!(mode, Mode::Compact { .. }) && run.meta().length <= SMALL_RUN_BYTES;
-        let rank = run.meta().sequence;
+        let rank = rank_of(run.meta());
         let scan = Scan {
             cache: Arc::clone(&shared.cache),
             prefixes: shared.prefixes(TableId(run.meta().table_id)),

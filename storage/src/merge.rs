@@ -51,9 +51,19 @@ impl Mode {
     }
 }
 
+/// Breaks ties of equal key and epoch between runs that a version names: the larger was written later. Of one key, a
+/// lower level always has the newer entry; in level 0 and in memory, which is one level here, the commit decides. A
+/// run's sequence alone does not: moved to the next level it is that of the newest commit of all that was merged, also
+/// for keys of which the level above has newer entries. Sequences stay below 2^56.
+pub(crate) fn rank(level: u32, sequence: u64) -> u64 {
+    const SEQUENCE_BITS: u32 = 56;
+    let above = u64::from(u8::MAX.saturating_sub(level.min(255) as u8));
+    above << SEQUENCE_BITS | sequence & ((1 << SEQUENCE_BITS) - 1)
+}
+
 /// A sorted source of entries.
 pub struct Source {
-    /// Breaks ties of equal key and epoch: the larger was written later.
+    /// As [`rank`] gives it, or in another order of one's own.
     pub rank: u64,
     pub input: Input,
     /// Sources whose keys all lie above, read one after the other when this one has ended: only one of
@@ -437,7 +447,9 @@ fn epochs_of(epochs: Vec<u64>) -> Epochs {
 mod tests {
     use std::sync::{Mutex, Weak};
 
-    use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, StringArray};
+    use arrow::array::{
+        Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, StringArray,
+    };
     use arrow::datatypes::{DataType, Field, Schema};
 
     use super::*;
@@ -485,6 +497,40 @@ mod tests {
             // Each batch has about 110 KB.
             let held = *most.lock().unwrap();
             assert!(held <= BATCH_BYTES / (100 * ROWS) + 4, "{held} batches in memory, {mode:?}");
+        }
+    }
+
+    /// Two commits of one epoch (a backfill) wrote the key: the older entry was moved down with a run of the newest
+    /// commit, or even of a later one.
+    #[tokio::test]
+    async fn of_one_epoch_the_entry_of_the_lower_level_is_newer() {
+        let one = |value: &str, level: u32, sequence: u64| {
+            let values: ArrayRef = Arc::new(StringArray::from(vec![value]));
+            let entries = Entries {
+                keys: BinaryArray::from_iter_values([b"n"]),
+                weights: None,
+                epochs: Epochs::Uniform(Epoch(5)),
+                values: RecordBatch::try_new(schema(), vec![values]).unwrap(),
+            };
+            Source::memory([entries], rank(level, sequence))
+        };
+        let memory = || one("newest", 0, 9);
+        for sources in [
+            vec![one("old", 2, 20), one("new", 1, 20)],
+            vec![one("new", 1, 20), one("old", 2, 20)],
+            vec![one("new", 1, 8), one("old", 2, 20)],
+            vec![one("old", 1, 20), one("new", 0, 21)],
+            vec![one("old", 0, 21), one("new", 0, 22)],
+        ] {
+            for (sources, expected) in
+                [(sources, "new"), (vec![memory(), one("old", 0, 8)], "newest")]
+            {
+                let mode = Mode::AsOf(Epoch(5));
+                let mut merger = Merger::new(RowStorage::Keyed, mode, schema(), 16, sources);
+                let found = merger.next().await.unwrap().unwrap();
+                let values = found.values.column(0).as_string::<i32>();
+                assert_eq!((values.len(), values.value(0)), (1, expected));
+            }
         }
     }
 }

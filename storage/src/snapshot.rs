@@ -16,7 +16,7 @@ use crate::entry::{Found, rebuild};
 use crate::error::Result;
 use crate::job_store::JobStore;
 use crate::memrun::MemRun;
-use crate::merge::{Merger, Mode, Source};
+use crate::merge::{Merger, Mode, Source, rank};
 use crate::version::{TableVersion, Version};
 use crate::writer::{LookupRequest, ask, memory_sources};
 
@@ -153,7 +153,7 @@ pub(crate) fn table_sources(
 ) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for run in table.mem.iter().filter(|r| mode.wants(r.min_epoch, r.max_epoch)) {
-        sources.push(Source::memory(run_range(run, range, projection)?, run.max_sequence));
+        sources.push(Source::memory(run_range(run, range, projection)?, rank(0, run.max_sequence)));
     }
     let wanted = table.disk.iter().filter(|run| {
         let meta = run.meta();

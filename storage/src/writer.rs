@@ -20,6 +20,7 @@ use crate::job_store::JobStore;
 use crate::lookup::{Lookups, Sorted};
 use crate::memrun::{MemRun, SealId};
 use crate::memtable::Memtable;
+use crate::merge::rank;
 use crate::reading::Lookup;
 use crate::run::RunReader;
 use crate::spill::{self, Spill};
@@ -273,7 +274,7 @@ pub(crate) fn memory_sources(table: &TableVersion, as_of: Epoch) -> Vec<Sorted> 
         .map(|run| Sorted {
             batches: Arc::clone(&run.batches),
             private: false,
-            rank: run.max_sequence,
+            rank: rank(0, run.max_sequence),
         })
         .collect()
 }
