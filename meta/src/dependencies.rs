@@ -191,7 +191,12 @@ impl MetaState {
         // Ids ascend from inputs to readers: a job's turn comes after all its inputs'.
         let mut todo = BTreeSet::from([id]);
         while let Some(next) = todo.pop_first() {
+            let before = self.dependencies.known_until(next);
             let until = known_until(self, &self.dependencies, next);
+            if until > before && next != id {
+                // Nothing will be published of it: its readers learn it from here.
+                self.moved.insert(next);
+            }
             if self.dependencies.set_known_until(next, until) || next == id {
                 todo.extend(self.dependencies.readers(next));
             }

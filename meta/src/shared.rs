@@ -303,13 +303,16 @@ impl Shared {
 
     /// Wakes those that may have something to do after this record: drivers of the jobs it names and of what reads the
     /// relations it changed, coordinators of sources, and those who wait for a relation. What reads a job's commit is
-    /// woken when its worker has published it, not before ([`Shared::published`]).
+    /// woken when its worker has published it, not before ([`Shared::published`]); what reads a job that keeps its content
+    /// although an input behind it has moved is woken at once, because that job commits nothing.
     fn wake_after(&self, touched: &Touched) {
+        let moved = std::mem::take(&mut self.state.write().moved);
         let state = self.state.read();
         let inputs = touched.all().flat_map(|id| state.inputs(id).iter().copied().chain([id]));
         let sources: BTreeSet<RelationId> =
             inputs.filter(|id| state.sources.contains_key(id)).collect();
-        let readers = touched.changed.iter().flat_map(|id| state.dependencies.readers(*id));
+        let changed = touched.changed.iter().chain(&moved);
+        let readers = changed.flat_map(|id| state.dependencies.readers(*id));
         let woken: BTreeSet<JobId> = readers.chain(touched.changed.iter().copied()).collect();
         drop(state);
         self.wake(woken);

@@ -137,6 +137,9 @@ pub struct MetaState {
     /// Jobs with commits that their worker has perhaps not published yet, and the epochs of these, oldest first. Put
     /// in by the fold, taken out by the drivers; the fold never reads it. Not part of a snapshot.
     pub unpublished: BTreeMap<RelationId, VecDeque<Epoch>>,
+    /// Jobs that are known to keep their content for longer than before without having committed. Put in by the fold,
+    /// taken out by who wakes their readers. Not part of a snapshot.
+    pub moved: BTreeSet<RelationId>,
     /// Who reads what, and what follows from it. Kept by the fold; not part of a snapshot.
     pub dependencies: Dependencies,
 }
@@ -161,6 +164,7 @@ impl Default for MetaState {
             statements: Statements::default(),
             catalog_version: 0,
             unpublished: BTreeMap::new(),
+            moved: BTreeSet::new(),
             dependencies: Dependencies::default(),
         }
     }
@@ -244,6 +248,7 @@ impl MetaState {
             },
             catalog_version: self.catalog_version,
             unpublished: BTreeMap::new(),
+            moved: BTreeSet::new(),
             dependencies: Dependencies::default(),
         }
     }
@@ -317,6 +322,7 @@ impl MetaState {
             statements,
             catalog_version: 0,
             unpublished: BTreeMap::new(),
+            moved: BTreeSet::new(),
             dependencies: Dependencies::default(),
         };
         state.rebuild_dependencies();

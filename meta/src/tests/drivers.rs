@@ -53,6 +53,31 @@ async fn the_next_epoch_is_processed_while_the_last_is_logged() {
     assert_eq!(c.read(&[t, v, w]).await, [60, 60, 120]);
 }
 
+/// A view that commits nothing, because what it reads has not changed, still goes on: what reads it must hear of it.
+#[tokio::test(start_paused = true)]
+async fn who_reads_an_unchanged_view_behind_an_unchanged_view_wakes() {
+    let (c, t) = Cluster::with_table().await;
+    let slow = Behaviour {
+        filters_all: true,
+        cut_takes: Duration::from_millis(400),
+        ..Behaviour::default()
+    };
+    c.fake.behave(RelationId(t.0 + 1), slow);
+    let v = c.created(view("v", &[t])).await;
+    let w = c.created(view("w", &[v])).await;
+    let u = c.created(view("u", &[t])).await;
+    let y = c.created(view("y", &[w, u])).await;
+    for n in 1..5 {
+        c.insert(t).await;
+        assert_eq!(c.read(&[y]).await, [n]);
+    }
+    assert_eq!(c.fake.value_at(v, c.meta.head()), 0);
+    // Nobody asks: the views follow all the same.
+    c.insert(t).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(c.fake.value_at(y, c.meta.head()), 5);
+}
+
 /// What was in the log when a driver ended counts; what was not does not.
 #[tokio::test(start_paused = true)]
 async fn epochs_in_flight_survive_a_failure_and_a_restart() {

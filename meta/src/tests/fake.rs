@@ -28,6 +28,8 @@ pub struct Behaviour {
     /// A bug in what the driver runs itself.
     pub panic_in_cut: bool,
     pub cut_takes: Duration,
+    /// Of a view: no row passes it.
+    pub filters_all: bool,
     /// Cuts a backfill takes.
     pub backfill_steps: u64,
 }
@@ -178,7 +180,8 @@ impl ComputeService for Fake {
             commit.backfill = more.then(|| backfill.clone());
             job.backfill = commit.backfill.clone();
         }
-        let value = job.inputs.iter().map(|i| value_at(content, *i, cut.epoch)).sum();
+        let passing = job.inputs.iter().filter(|_| !behaviour.filters_all);
+        let value = passing.map(|i| value_at(content, *i, cut.epoch)).sum();
         commit.changed = value != value_at(content, id, Epoch::MAX);
         job.sealed.push_back((Vec::new(), value));
         job.number += 1;
