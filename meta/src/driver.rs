@@ -38,6 +38,8 @@ const INPUT_START_LIMIT: Duration = Duration::from_secs(5);
 
 /// Longest sleep towards an instant of the wall clock.
 const CLOCK_STEP: Duration = Duration::from_secs(10);
+/// How often a job whose content is due to change looks whether it can.
+const DUE_PAUSE: Duration = Duration::from_millis(250);
 /// A sink that has nothing to do for so long logs that its target has everything: until then the next
 /// commit may say so.
 const MARK_PAUSE: Duration = Duration::from_secs(1);
@@ -181,6 +183,8 @@ impl Driver {
         self.compute.start_job(start).await?;
         // Compactions have dropped versions below: nobody may read there.
         self.compute.set_horizon(self.handle.id, horizon.unwrap_or_default()).await;
+        // The worker has opened the job anew: it is told again what has risen since.
+        self.shared.committed.lock().insert(self.handle.id);
         self.handle.set_started(generation);
         self.shared.compaction.look_at([self.handle.id]);
         // It runs, though its target may keep it waiting: who waits for running jobs waits for it.
@@ -239,14 +243,19 @@ impl Driver {
     /// Until somebody has something for this job, or its content is due to change by itself: then the
     /// log's head is moved to that time, if nothing else has.
     async fn await_change(&self) -> Result<(), ExitReason> {
-        let due = {
+        let (due, head) = {
             let state = self.shared.state.read();
-            state.due(self.handle.id).filter(|due| *due > state.epoch)
+            (state.due(self.handle.id), state.epoch)
         };
         let Some(due) = due else {
             self.handle.notify.notified().await;
             return Ok(());
         };
+        if due <= head {
+            // It came after the step was chosen, or an input is not that far: not everything that moves it wakes this job.
+            let _ = tokio::time::timeout(DUE_PAUSE, self.handle.notify.notified()).await;
+            return Ok(());
+        }
         let pause = due.millis().saturating_sub(self.shared.env.now_ms());
         if pause > 0 {
             // In steps: the wall clock may be set.
