@@ -75,7 +75,7 @@ impl MetaState {
     }
 
     /// Whether this is a root whose content at the epoch is known whatever its timeline has dropped: a table since its
-    /// creation, a source as far back as its offsets are kept.
+    /// creation, as far as its versions are kept, a source as far back as its offsets are kept.
     fn is_exact_root_at(&self, id: RelationId, epoch: Epoch) -> bool {
         let Some(relation) = self.relations.get(&id) else { return false };
         if is_derived(relation) || epoch.0 < relation.created_epoch {
@@ -85,7 +85,10 @@ impl MetaState {
             Some(source) if !self.jobs.contains_key(&id) => {
                 source.history.front().is_some_and(|(oldest, _)| *oldest <= epoch)
             }
-            _ => self.jobs.get(&id).is_some_and(|job| job.timeline.anchor().is_some()),
+            _ => self
+                .jobs
+                .get(&id)
+                .is_some_and(|job| job.timeline.anchor().is_some() && epoch >= job.horizon),
         }
     }
 

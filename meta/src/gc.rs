@@ -148,6 +148,9 @@ impl Collector {
             });
         }
         for (job, horizon) in raised {
+            if let Some(handle) = self.shared.job(job) {
+                handle.raise_horizon(horizon);
+            }
             services.compute.set_horizon(job, horizon).await;
         }
     }

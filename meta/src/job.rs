@@ -42,6 +42,8 @@ pub struct JobHandle {
     generation: Mutex<Option<Generation>>,
     /// The generation whose state is open in the worker.
     started: Mutex<Option<Generation>>,
+    /// The newest horizon that the worker has been told: what it writes may hold no versions below.
+    horizon: AtomicU64,
     /// Of a sink: the last sequence that this process has seen its target take.
     published: AtomicU64,
     latencies: Latencies,
@@ -65,6 +67,7 @@ impl JobHandle {
             cutting: Mutex::new(None),
             generation: Mutex::new(None),
             started: Mutex::new(None),
+            horizon: AtomicU64::new(0),
             published: AtomicU64::new(0),
             latencies: Latencies::default(),
             written: Mutex::default(),
@@ -157,6 +160,15 @@ impl JobHandle {
 
     pub fn set_started(&self, generation: Generation) {
         *self.started.lock() = Some(generation);
+    }
+
+    pub fn horizon(&self) -> Epoch {
+        Epoch(self.horizon.load(Ordering::Acquire))
+    }
+
+    /// Called before the worker is told.
+    pub fn raise_horizon(&self, horizon: Epoch) {
+        self.horizon.fetch_max(horizon.0, Ordering::AcqRel);
     }
 
     pub fn published(&self) -> u64 {

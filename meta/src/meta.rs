@@ -549,7 +549,9 @@ impl MetaService for Meta {
         generation: Generation,
         edit: VersionEdit,
     ) -> Result<bool, SqlError> {
-        let entry = EditVersion { job: job.0, generation: generation.0, edit, horizon: 0 };
+        // After a restart nobody may read what a flush with this horizon has left out.
+        let horizon = self.shared.job(job).map_or(0, |handle| handle.horizon().0);
+        let entry = EditVersion { job: job.0, generation: generation.0, edit, horizon };
         Ok(self.shared.log()?.append(Entry::EditVersion(entry)).await?.is_ok())
     }
 
