@@ -126,18 +126,23 @@ async fn expire(
         if last < oldest || young {
             break;
         }
-        delete(store, (oldest..=last).map(LogStore::record_path).collect()).await;
+        if delete(store, (oldest..=last).map(LogStore::record_path).collect()).await > 0 {
+            // The next snapshot begins with them.
+            break;
+        }
         oldest = last + 1;
     }
     Ok(Some(oldest))
 }
 
-async fn delete(store: &LogStore, paths: Vec<Path>) {
+/// Returns how many could not be deleted.
+async fn delete(store: &LogStore, paths: Vec<Path>) -> usize {
     let count = paths.len();
     let failed = store.delete(paths).await;
     if failed > 0 {
         warn!(count, failed, "covered objects of the log could not be deleted and stay");
     }
+    failed
 }
 
 /// The oldest record up to `base`, or one a little older: a crash may have left some behind in the middle of the last
