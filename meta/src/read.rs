@@ -178,7 +178,11 @@ async fn wait<T>(
         tokio::select! {
             biased;
             () = shared.shutdown.cancelled() => return Err(shutting_down()),
-            () = tokio::time::sleep_until(deadline) => return Err(too_late(shared, goal, timeout)),
+            () = tokio::time::sleep_until(deadline) => {
+                // What was reached at the last moment is reached.
+                let result = reached(&shared.state.read());
+                return result.ok_or_else(|| too_late(shared, goal, timeout));
+            }
             () = changes.changed() => {}
         }
     }
