@@ -111,12 +111,16 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
             start_flush(shared, job);
         }
     }
-    if shared.governor.is_tight()
-        && let Some((largest, _)) = accounts.sizes.iter().max_by_key(|(id, bytes)| (**bytes, **id))
-        && let Some(job) = shared.job(*largest)
-        && job.store.as_ref().is_some_and(|s| s.stats().memrun_bytes > WORTH_FLUSHING)
-    {
-        start_flush(shared, job);
+    if shared.governor.is_tight() {
+        // Jobs that have stopped keep their state for a while.
+        let running =
+            accounts.sizes.iter().filter_map(|(id, bytes)| Some((*bytes, shared.job(*id)?)));
+        let worth = |(_, job): &(usize, Arc<Job>)| {
+            job.store.as_ref().is_some_and(|s| s.stats().memrun_bytes > WORTH_FLUSHING)
+        };
+        if let Some((_, job)) = running.filter(worth).max_by_key(|(bytes, job)| (*bytes, job.id)) {
+            start_flush(shared, job);
+        }
     }
     flush_tails(shared, &accounts.tails);
 }
@@ -146,10 +150,13 @@ fn start_flush(shared: &Arc<Shared>, job: Arc<Job>) {
         return;
     }
     spawn_on(&shared.runtime, "flush", async move {
-        if let Err(error) = flush(&job).await {
-            // The rows are safe in the tail; a later round tries again.
+        // The rows are safe in the tail. What is written already is not written again.
+        while let Err(error) = flush(&job).await {
             tracing::warn!(job = job.label, %error, "flush failed");
             tokio::time::sleep(FLUSH_PAUSE).await;
+            if job.is_stopped() {
+                break;
+            }
         }
         job.flushing.store(false, Ordering::Release);
         // There may be more by now, and a flush that was due meanwhile was not begun.
