@@ -125,6 +125,10 @@ impl ChangelogCache {
     pub fn put(&self, relation: RelationId, epoch: Epoch, chunks: Option<Vec<HubChunk>>) {
         let mut rings = self.rings.lock();
         let Some(ring) = rings.get_mut(&relation) else { return };
+        // Only a watermark has moved: an epoch without an entry has no changes either.
+        if chunks.as_ref().is_some_and(Vec::is_empty) {
+            return;
+        }
         let bytes = chunks.iter().flatten().map(HubChunk::memory_size).sum::<usize>();
         let Some(chunks) = chunks.filter(|_| bytes <= self.budget) else {
             ring.deltas.clear();
