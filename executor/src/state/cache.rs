@@ -131,6 +131,11 @@ impl KeyTable {
         self.vnodes[slot as usize]
     }
 
+    /// When the slot was last used.
+    pub fn stamp(&self, slot: Slot) -> u64 {
+        self.stamps[slot as usize]
+    }
+
     #[inline]
     pub fn is_resident(&self, slot: Slot) -> bool {
         self.flags[slot as usize] & RESIDENT != 0

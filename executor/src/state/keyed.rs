@@ -161,7 +161,12 @@ impl<E: Entries> KeyedState<E> {
 
     /// The slot of one key; a known one keeps its stamp.
     pub fn slot(&mut self, hash: u64, vnode: Vnode, key: &[u8]) -> Slot {
-        let slot = self.keys.find_or_insert(hash, vnode, key, 0);
+        self.slot_used_at(hash, vnode, key, 0)
+    }
+
+    /// The slot of one key, which is used at the time of a stamp ([`KeyTable::stamp`] of what it belongs to).
+    pub fn slot_used_at(&mut self, hash: u64, vnode: Vnode, key: &[u8], stamp: u64) -> Slot {
+        let slot = self.keys.find_or_insert(hash, vnode, key, stamp);
         self.grow();
         slot
     }
@@ -358,6 +363,11 @@ impl<E: Entries> KeyedState<E> {
     /// Reads are under way.
     pub fn is_fetching(&self) -> bool {
         !self.fetches.is_empty()
+    }
+
+    /// How many.
+    pub fn reads(&self) -> usize {
+        self.fetches.len()
     }
 
     /// Nothing is parked and no read is under way, as at a barrier.

@@ -23,6 +23,7 @@ mod float_sum;
 mod groups;
 mod number;
 mod ordered_entries;
+mod value_counts;
 mod value_tables;
 mod values;
 
@@ -49,7 +50,6 @@ use self::groups::Groups;
 use self::value_tables::ValueTables;
 use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
-use crate::memory::MemoryClass;
 use crate::operator::{Operator, Output};
 use crate::state::arena::new_batch;
 use crate::state::cache::Probe;
@@ -85,8 +85,7 @@ impl Aggregate {
             .iter()
             .map(|call| Accumulator::new(call, input))
             .collect::<Result<Vec<_>, _>>()?;
-        let held = env.governor.account(MemoryClass::Memtable);
-        let values = ValueTables::new(&aggregate.calls, input, tables, held)?;
+        let values = ValueTables::new(&aggregate.calls, &aggregate.group, input, tables, &env)?;
         let width = aggregate.group.len();
         let reader = KeyReader::new(input, &aggregate.group, &aggregate.vnode)?;
         let is_empty = table.is_empty();
@@ -249,7 +248,7 @@ impl Aggregate {
             self.flush_early(out)?;
             self.state.evict()?;
         }
-        Ok(())
+        self.state.entries.values.make_room()
     }
 
     /// A flush between barriers. Groups with unresolved values stay as they are until the barrier.
@@ -334,6 +333,7 @@ impl Operator for Aggregate {
     fn retain(&mut self, _: usize, by: RetentionBy, bound: i64) {
         if let RetentionBy::Value(at) = by {
             self.state.close(at, bound);
+            self.state.entries.values.close(at, bound);
         }
     }
 

@@ -1,13 +1,15 @@
 //! The value tables of one aggregate and the reads of them under way.
 //!
-//! Reads go out when rows arrive, a chunk's together: the counts of DISTINCT values, and the best values of
-//! groups whose MIN or MAX a retraction may have taken away. Nothing is written to a value table before the
+//! Reads go out when rows arrive, a chunk's together: the counts of DISTINCT values that are not in memory, and
+//! the best values of groups whose MIN or MAX a retraction may have taken away. Nothing is written to a value table before the
 //! barrier, so such a read finds what there was when the epoch began, whenever it is answered, and each is
 //! made once an epoch. What then remains (beyond the bounds, or known only when all of the epoch's changes
 //! are) is asked of all tables together at the barrier, in one round.
 
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::SchemaRef;
+use futures::future::{BoxFuture, select_all};
+use futures::{FutureExt, TryFutureExt};
 use millrace_common::DeltaChunk;
 use millrace_common::collections::HashMap;
 use millrace_functions::aggregate_kind::AggFunc;
@@ -18,12 +20,13 @@ use super::accumulator::{Accumulator, Rows};
 use super::values::{Request, ValueTable};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
-use crate::memory::Reservation;
+use crate::memory::{MemoryClass, Reservation};
+use crate::operators::Env;
 use crate::state::{Fetches, KeyTable, Slot, StateTable};
 
 /// Reads under way before the barrier, at most.
 const EARLY_READS: usize = 64;
-/// Bytes of keys they ask for.
+/// Bytes of keys they ask for, at most.
 const EARLY_BYTES: usize = 4 << 20;
 
 /// A request that is under way, or answered from memory.
@@ -52,32 +55,27 @@ pub struct ValueTables {
 }
 
 impl ValueTables {
-    /// One table for each that the calls name.
+    /// One table for each that the calls name. `group`: the columns of `input` that are the group's key.
     pub fn new(
         calls: &[AggCall],
+        group: &[usize],
         input: &SchemaRef,
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
-        held: Reservation,
+        env: &Env,
     ) -> Result<ValueTables, ExecError> {
         let mut at: HashMap<usize, usize> = HashMap::default();
         let mut made: Vec<ValueTable> = Vec::new();
         for (i, call) in calls.iter().enumerate() {
-            let Some(millrace_graph::ValueTable { table: local, descending }) = call.state else {
-                continue;
-            };
-            let arg = call
-                .arg
-                .ok_or_else(|| ExecError::internal("a DISTINCT call without an argument"))?;
+            let Some(local) = call.state.map(|state| state.table) else { continue };
             let at = match at.get(&local) {
                 Some(&at) => at,
                 None => {
-                    let t = input.field(arg).data_type();
                     let extremes = calls.iter().any(|c| {
                         let extreme = matches!(c.func, AggFunc::Min | AggFunc::Max);
                         extreme && c.state.is_some_and(|v| v.table == local)
                     });
                     let table = tables(local)?;
-                    made.push(ValueTable::new(table, arg, call.filter, t, descending, extremes)?);
+                    made.push(ValueTable::new(table, group, call, extremes, input, env)?);
                     at.insert(local, made.len() - 1);
                     made.len() - 1
                 }
@@ -88,6 +86,7 @@ impl ValueTables {
                 _ => made[at].add_distinct(i),
             }
         }
+        let held = env.governor.account(MemoryClass::Memtable);
         Ok(ValueTables { tables: made, reads: Fetches::default(), bytes: 0, held })
     }
 
@@ -98,11 +97,16 @@ impl ValueTables {
 
     /// No read is under way.
     pub fn is_idle(&self) -> bool {
-        self.reads.is_empty()
+        self.reads.is_empty() && !self.tables.iter().any(ValueTable::is_fetching)
     }
 
     fn may_ask(&self) -> bool {
-        self.reads.len() < EARLY_READS && self.bytes < EARLY_BYTES
+        let (mut reads, mut bytes) = (self.reads.len(), self.bytes);
+        for (of_counts, their_bytes) in self.tables.iter().map(ValueTable::reads) {
+            reads += of_counts;
+            bytes += their_bytes;
+        }
+        reads < EARLY_READS && bytes < EARLY_BYTES
     }
 
     /// Rows of groups in memory.
@@ -115,11 +119,11 @@ impl ValueTables {
     ) -> Result<(), ExecError> {
         let weights = chunk.weights.as_ref().map(|w| &w.values()[..]);
         for t in 0..self.tables.len() {
-            let ask = self.may_ask().then_some(keys);
+            let ask = self.may_ask();
             let table = &mut self.tables[t];
             let rows = Rows { slots, weights, mask: table.mask(&chunk.batch) };
-            table.update(&rows, chunk.batch.column(table.arg), ask)?;
-            if ask.is_some() {
+            table.update(&rows, chunk.batch.column(table.arg), keys, ask)?;
+            if ask {
                 let questions = table.questions(keys, accumulators)?;
                 self.submit(t, keys, questions)?;
             }
@@ -148,7 +152,7 @@ impl ValueTables {
                 None => missing.clone(),
             };
             let rows = Rows { slots, weights: Some(&nothing), mask: Some(mask) };
-            table.update(&rows, chunk.batch.column(table.arg), Some(keys))?;
+            table.update(&rows, chunk.batch.column(table.arg), keys, true)?;
             let questions = table.questions(keys, accumulators)?;
             self.submit(t, keys, questions)?;
         }
@@ -186,7 +190,19 @@ impl ValueTables {
 
     /// Waits for a read and takes its answer in. Cancel-safe; while one is under way.
     pub async fn completed(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
-        for (asked, found) in self.reads.completed().await? {
+        let ValueTables { tables, reads, .. } = self;
+        let mut waits: Vec<BoxFuture<'_, Result<Vec<(Asked, Found)>, ExecError>>> = Vec::new();
+        if !reads.is_empty() {
+            waits.push(reads.completed().boxed());
+        }
+        let fetching = tables.iter_mut().filter(|table| table.is_fetching());
+        waits.extend(fetching.map(|table| table.counts_arrived().map_ok(|()| Vec::new()).boxed()));
+        if waits.is_empty() {
+            return Ok(());
+        }
+        let (answers, _, others) = select_all(waits).await;
+        drop(others);
+        for (asked, found) in answers? {
             self.arrived(keys, asked, found);
         }
         Ok(())
@@ -220,6 +236,16 @@ impl ValueTables {
     /// A group that has no state yet: it has no values.
     pub fn created(&mut self, slot: Slot) {
         self.tables.iter_mut().for_each(|table| table.created(slot));
+    }
+
+    /// See [`ValueTable::close`].
+    pub fn close(&mut self, at: usize, bound: i64) {
+        self.tables.iter_mut().for_each(|table| table.close(at, bound));
+    }
+
+    /// Keeps the counts in memory within their budget.
+    pub fn make_room(&mut self) -> Result<(), ExecError> {
+        self.tables.iter_mut().try_for_each(ValueTable::make_room)
     }
 
     pub fn forget(&mut self, slot: Slot) {

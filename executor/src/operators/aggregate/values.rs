@@ -6,40 +6,46 @@
 //!
 //! Three things are read, in batches for all groups together ([`super::value_tables`] sends them):
 //!
-//! - the old counts of changed DISTINCT values (a value that appears or vanishes counts once), when their
-//!   rows arrive;
+//! - the old counts of changed DISTINCT values (a value that appears or vanishes counts once) that are not in
+//!   memory, when their rows arrive;
 //! - the few best values of groups from which a retraction may have taken the result, when it arrives, and
 //!   again at the barrier where the remembered ones have run out. A group whose result cannot have got worse
 //!   is not read: without remembered values, only the retraction of the current result (or better) counts;
 //! - all values of changed groups, for results that are made of all, at the barrier.
 
 use std::collections::BTreeMap;
-use std::collections::hash_map::Entry;
+use std::hash::BuildHasher;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder, Int64Array, RecordBatch, UInt32Array,
-    new_empty_array,
+    Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array, new_empty_array,
 };
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::{self, SortOptions};
 use arrow::datatypes::{DataType, SchemaRef};
-use millrace_common::collections::{HashMap, HashSet};
+use millrace_common::collections::{HashMap, HashSet, SeededState};
 use millrace_common::keys::{KeyCodec, VNODE_BYTES};
+use millrace_graph::AggCall;
 use millrace_storage::Found;
 
 use super::accumulator::{Accumulator, Rows};
 use super::best_values::{Best, REFILL, improve};
 use super::extreme::value_order;
+use super::value_counts::{ValueCounts, dirty_bytes};
 use super::value_tables::Question;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::operators::Env;
 use crate::state::arena::new_batch;
-use crate::state::keys::{append_storage_key, storage_keys};
-use crate::state::{KeyBytes, KeyTable, Slot, StateTable};
+use crate::state::keys::{KeyReader, storage_keys};
+use crate::state::{KeyBytes, KeyTable, KeyedState, Slot, StateTable};
 
 /// See the module.
 pub struct ValueTable {
-    table: Box<dyn StateTable>,
+    /// Entries by group and value. Without DISTINCT calls they hold the epoch's changes only.
+    state: KeyedState<ValueCounts>,
+    hash: SeededState,
+    /// Of the key that is looked up.
+    scratch: Vec<u8>,
     pub arg: usize,
     filter: Option<usize>,
     data_type: DataType,
@@ -49,11 +55,10 @@ pub struct ValueTable {
     extremes: Vec<usize>,
     /// Calls whose result is made of all values.
     collected: Vec<usize>,
-    /// The epoch's changes by group and value: their numbers in `pending`.
-    numbers: HashMap<(Slot, KeyBytes), u32>,
-    pending: Vec<Pending>,
-    /// Counts to ask for next.
-    unasked: Unasked,
+    /// Entries whose counts are to be asked for next.
+    unasked: Vec<Slot>,
+    /// Of the keys of counts that are being read.
+    asked_bytes: usize,
     best: HashMap<Slot, Best>,
     /// Groups whose best values have been asked for in this epoch.
     asked: HashSet<Slot>,
@@ -64,25 +69,8 @@ pub struct ValueTable {
     schema: SchemaRef,
 }
 
-/// A change of a value's count.
-#[derive(Clone, Copy)]
-struct Pending {
-    delta: i64,
-    /// The count when the epoch began, once it has been read.
-    old: Option<i64>,
-}
-
-#[derive(Default)]
-struct Unasked {
-    numbers: Vec<u32>,
-    keys: BinaryBuilder,
-    scratch: Vec<u8>,
-}
-
-/// What is asked of a value table.
+/// What is asked of a value table beside counts.
 pub enum Request {
-    /// Counts, by the numbers of changes.
-    Counts(Vec<u32>),
     /// The best values of groups.
     Best(Vec<Slot>),
     /// All values of groups.
@@ -94,7 +82,8 @@ pub struct Change {
     slot: Slot,
     pub value: KeyBytes,
     pub delta: i64,
-    number: u32,
+    /// Where its count is.
+    count: Slot,
 }
 
 /// The changes of a barrier, between what is asked for them and what follows.
@@ -108,32 +97,40 @@ pub struct Resolving {
 }
 
 impl ValueTable {
+    /// `group`: the columns of `input` that are the group's key.
     pub fn new(
         table: Box<dyn StateTable>,
-        arg: usize,
-        filter: Option<usize>,
-        data_type: &DataType,
-        descending: bool,
+        group: &[usize],
+        call: &AggCall,
         extremes: bool,
+        input: &SchemaRef,
+        env: &Env,
     ) -> Result<ValueTable, ExecError> {
+        let arg =
+            call.arg.ok_or_else(|| ExecError::internal("a DISTINCT call without an argument"))?;
+        let data_type = input.field(arg).data_type().clone();
+        let descending = call.state.is_some_and(|state| state.descending);
         // Only the order of extremes is seen; the others' keys stay as they have always been.
         let options = match extremes {
-            true => value_order(data_type, descending),
+            true => value_order(&data_type, descending),
             false => SortOptions { descending, nulls_first: true },
         };
+        let is_empty = table.is_empty();
+        let reader = KeyReader::with_last(input, group, (arg, options))?;
         Ok(ValueTable {
             schema: table.value_schema(),
-            table,
+            state: KeyedState::new(ValueCounts::new(table), vec![reader], is_empty, env),
+            hash: SeededState::default(),
+            scratch: Vec::new(),
             arg,
-            filter,
-            data_type: data_type.clone(),
+            filter: call.filter,
             codec: KeyCodec::with_options([(data_type.clone(), options)])?,
+            data_type,
             distinct: Vec::new(),
             extremes: Vec::new(),
             collected: Vec::new(),
-            numbers: HashMap::default(),
-            pending: Vec::new(),
-            unasked: Unasked::default(),
+            unasked: Vec::new(),
+            asked_bytes: 0,
             best: HashMap::default(),
             asked: HashSet::default(),
             suspects: Vec::new(),
@@ -154,11 +151,22 @@ impl ValueTable {
     }
 
     pub fn table(&mut self) -> &mut dyn StateTable {
-        self.table.as_mut()
+        self.state.entries.table.as_mut()
     }
 
+    /// No change of the epoch is waiting for the barrier.
     pub fn is_empty(&self) -> bool {
-        self.pending.is_empty()
+        self.state.keys.dirty().is_empty()
+    }
+
+    /// Counts are being read.
+    pub fn is_fetching(&self) -> bool {
+        self.state.is_fetching()
+    }
+
+    /// Reads of counts under way, and the bytes of the keys they ask for.
+    pub fn reads(&self) -> (usize, usize) {
+        (self.state.reads(), if self.is_fetching() { self.asked_bytes } else { 0 })
     }
 
     pub fn counts_distinct(&self) -> bool {
@@ -176,29 +184,38 @@ impl ValueTable {
         &mut self,
         rows: &Rows<'_>,
         arg: &ArrayRef,
-        ask: Option<&KeyTable>,
+        keys: &KeyTable,
+        ask: bool,
     ) -> Result<(), ExecError> {
         let values = self.codec.rows(std::slice::from_ref(arg))?;
-        let counts = ask.filter(|_| !self.distinct.is_empty());
-        let suspects = ask.is_some() && !self.extremes.is_empty();
+        let counts = ask && !self.distinct.is_empty();
+        let suspects = ask && !self.extremes.is_empty();
         rows.for_each(|i, s, w| {
-            let (slot, value) = (s as Slot, KeyBytes::new(values.row(i).data()));
-            if suspects && w < 0 && !self.best.contains_key(&slot) && !self.asked.contains(&slot) {
-                self.suspects.push((slot, value.clone()));
+            let (group, row) = (s as Slot, values.row(i));
+            let value = row.data();
+            if suspects && w < 0 && !self.best.contains_key(&group) && !self.asked.contains(&group)
+            {
+                self.suspects.push((group, KeyBytes::new(value)));
             }
-            match self.numbers.entry((slot, value)) {
-                Entry::Occupied(number) => self.pending[*number.get() as usize].delta += w,
-                Entry::Vacant(vacant) => {
-                    let number = self.pending.len() as u32;
-                    self.pending.push(Pending { delta: w, old: None });
-                    if let Some(keys) = counts {
-                        self.unasked.add(number, keys, slot, &vacant.key().1);
-                    }
-                    vacant.insert(number);
+            let slot = self.entry(keys, group, value);
+            if self.state.keys.mark_dirty(slot) {
+                self.state.entries.groups[slot as usize] = group;
+                if counts {
+                    self.unasked.push(slot);
                 }
             }
+            self.state.entries.deltas[slot as usize] += w;
         });
         Ok(())
+    }
+
+    /// The entry of a value, used when its group is.
+    fn entry(&mut self, keys: &KeyTable, group: Slot, value: &[u8]) -> Slot {
+        self.scratch.clear();
+        self.scratch.extend_from_slice(keys.key(group));
+        self.scratch.extend_from_slice(value);
+        let hash = self.hash.hash_one(&self.scratch[..]);
+        self.state.slot_used_at(hash, keys.vnode(group), &self.scratch, keys.stamp(group))
     }
 
     /// Asks for what the rows so far need.
@@ -207,7 +224,9 @@ impl ValueTable {
         keys: &KeyTable,
         accumulators: &[Accumulator],
     ) -> Result<Vec<Question>, ExecError> {
-        let mut questions: Vec<Question> = self.ask_counts().into_iter().collect();
+        let unasked = std::mem::take(&mut self.unasked);
+        self.ask_counts(&unasked)?;
+        let mut questions = Vec::new();
         let suspects = std::mem::take(&mut self.suspects);
         if !suspects.is_empty() {
             let slots: Vec<Slot> = suspects.iter().map(|s| s.0).collect();
@@ -223,18 +242,20 @@ impl ValueTable {
         Ok(questions)
     }
 
-    fn ask_counts(&mut self) -> Option<Question> {
-        let Unasked { numbers, keys, .. } = &mut self.unasked;
-        if numbers.is_empty() {
-            return None;
+    /// Asks for the counts of entries that are not in memory.
+    fn ask_counts(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
+        if !self.is_fetching() {
+            self.asked_bytes = 0;
         }
-        let (numbers, keys) = (std::mem::take(numbers), keys.finish());
-        let bytes = keys.value_data().len();
-        Some(Question {
-            request: Request::Counts(numbers),
-            lookup: self.table.multi_get(keys),
-            bytes,
-        })
+        let keys = &self.state.keys;
+        let missing = slots.iter().filter(|&&slot| !keys.is_resident(slot));
+        self.asked_bytes += missing.map(|&slot| VNODE_BYTES + keys.key(slot).len()).sum::<usize>();
+        self.state.request(0, slots, |_| 1)
+    }
+
+    /// Waits for counts and takes them in. Cancel-safe; while some are being read.
+    pub async fn counts_arrived(&mut self) -> Result<(), ExecError> {
+        self.state.arrived().await.map(drop)
     }
 
     fn ask_best(&self, keys: &KeyTable, slots: Vec<Slot>) -> Option<Question> {
@@ -243,22 +264,13 @@ impl ValueTable {
         }
         let prefixes = prefixes(keys, &slots);
         let bytes = prefixes.value_data().len();
-        let lookup = self.table.multi_scan(prefixes, Some(REFILL));
+        let lookup = self.state.entries.table.multi_scan(prefixes, Some(REFILL));
         Some(Question { request: Request::Best(slots), lookup, bytes })
     }
 
     /// Takes in an answer.
     pub fn arrived(&mut self, keys: &KeyTable, request: Request, found: Found) {
         match request {
-            Request::Counts(numbers) => {
-                for &number in &numbers {
-                    self.pending[number as usize].old = Some(0);
-                }
-                for (i, &input) in found.input.values().iter().enumerate() {
-                    let number = numbers[input as usize] as usize;
-                    self.pending[number].old = Some(found.weights.value(i));
-                }
-            }
             Request::Best(slots) => {
                 let mut best: Vec<Best> = slots.iter().map(|_| Best::default()).collect();
                 for (i, &input) in found.input.values().iter().enumerate() {
@@ -288,14 +300,26 @@ impl ValueTable {
 
     /// Of the epoch's changes, roughly.
     pub fn pending_bytes(&self) -> usize {
-        self.numbers.capacity() * size_of::<((Slot, KeyBytes), u32)>()
-            + self.pending.capacity() * size_of::<Pending>()
+        dirty_bytes(&self.state.keys)
     }
 
     pub fn memory_size(&self) -> usize {
         let entry = size_of::<(KeyBytes, i64)>();
         let best: usize = self.best.values().map(|b| 48 + b.entries.capacity() * entry).sum();
-        self.pending_bytes() + best
+        self.state.keys.bytes() + best
+    }
+
+    /// Keeps the counts within the budget of caches.
+    pub fn make_room(&mut self) -> Result<(), ExecError> {
+        if self.state.is_over() {
+            self.state.evict()?;
+        }
+        Ok(())
+    }
+
+    /// Groups whose key column `at` is below the bound are never asked for again.
+    pub fn close(&mut self, at: usize, bound: i64) {
+        self.state.close(at, bound);
     }
 
     /// Begins to apply the epoch's changes: writes them, and asks for what is not known yet. A read sees what was
@@ -306,18 +330,8 @@ impl ValueTable {
         accumulators: &[Accumulator],
     ) -> Result<(Resolving, Vec<Question>), ExecError> {
         self.suspects.clear();
-        let pending = &self.pending;
-        let mut changes: Vec<Change> = self
-            .numbers
-            .drain()
-            .map(|((slot, value), number)| Change {
-                slot,
-                value,
-                delta: pending[number as usize].delta,
-                number,
-            })
-            .filter(|change| change.delta != 0)
-            .collect();
+        self.unasked.clear();
+        let mut changes = self.changes(keys);
         changes.sort_unstable_by(|a, b| (a.slot, &a.value).cmp(&(b.slot, &b.value)));
         let values = self.decode(changes.iter().map(|c| &*c.value))?;
         let mut resolving =
@@ -327,14 +341,10 @@ impl ValueTable {
         }
         let mut questions = Vec::new();
         if !self.distinct.is_empty() {
-            for c in &resolving.changes {
-                if self.pending[c.number as usize].old.is_none() {
-                    self.unasked.add(c.number, keys, c.slot, &c.value);
-                }
-            }
-            questions.extend(self.ask_counts());
+            let counts: Vec<Slot> = resolving.changes.iter().map(|c| c.count).collect();
+            self.ask_counts(&counts)?;
         }
-        self.write(keys, &resolving)?;
+        self.write(&resolving)?;
         let mut slots: Vec<Slot> = resolving.changes.iter().map(|c| c.slot).collect();
         slots.dedup();
         if !self.extremes.is_empty() {
@@ -344,10 +354,23 @@ impl ValueTable {
         if !self.collected.is_empty() {
             let prefixes = prefixes(keys, &slots);
             let bytes = prefixes.value_data().len();
-            let lookup = self.table.multi_scan(prefixes, None);
+            let lookup = self.state.entries.table.multi_scan(prefixes, None);
             questions.push(Question { request: Request::All(slots), lookup, bytes });
         }
         Ok((resolving, questions))
+    }
+
+    /// The epoch's changes.
+    fn changes(&self, keys: &KeyTable) -> Vec<Change> {
+        let ValueCounts { deltas, groups, .. } = &self.state.entries;
+        let change = |&count: &Slot| {
+            let (slot, delta) = (groups[count as usize], deltas[count as usize]);
+            (delta != 0).then(|| {
+                let value = &self.state.keys.key(count)[keys.key(slot).len()..];
+                Change { slot, value: KeyBytes::new(value), delta, count }
+            })
+        };
+        self.state.keys.dirty().iter().filter_map(change).collect()
     }
 
     /// Feeds DISTINCT calls, sets MIN and MAX, makes collected results: all that was asked for is here.
@@ -370,9 +393,22 @@ impl ValueTable {
         if let Some((slots, found)) = self.all.take() {
             self.collect(accumulators, &slots, &found, errors)?;
         }
-        self.pending.clear();
         self.asked.clear();
-        Ok(())
+        self.settle_changes();
+        self.state.sweep()?;
+        self.state.unpin();
+        self.make_room()
+    }
+
+    /// The epoch's changes have been applied: what is known of counts stays.
+    fn settle_changes(&mut self) {
+        for slot in self.state.keys.take_dirty() {
+            self.state.entries.deltas[slot as usize] = 0;
+            // Its count was not needed, or it came and went.
+            if !self.state.keys.is_resident(slot) {
+                self.state.remove(slot);
+            }
+        }
     }
 
     /// Makes the results of changed groups anew, from all their values in order. One that cannot be made
@@ -417,32 +453,33 @@ impl ValueTable {
         columns.pop().ok_or_else(|| ExecError::internal("a value decodes to no column"))
     }
 
-    fn write(&mut self, keys: &KeyTable, resolving: &Resolving) -> Result<(), ExecError> {
+    fn write(&mut self, resolving: &Resolving) -> Result<(), ExecError> {
         let changes = &resolving.changes;
-        let mut storage_keys = BinaryBuilder::with_capacity(changes.len(), changes.len() * 24);
-        let mut scratch = Vec::new();
-        for c in changes {
-            let parts: [&[u8]; 2] = [keys.key(c.slot), &c.value];
-            append_storage_key(&mut storage_keys, &mut scratch, keys.vnode(c.slot), &parts);
-        }
+        let entries = &self.state.keys;
+        let storage_keys =
+            storage_keys(changes.iter().map(|c| (entries.vnode(c.count), entries.key(c.count))));
         let weights = Int64Array::from_iter_values(changes.iter().map(|c| c.delta));
         let columns = vec![ArrayRef::clone(&resolving.values)];
         let values: RecordBatch = new_batch(&self.schema, columns, changes.len())?;
-        self.table.write(storage_keys.finish(), Some(weights), values)
+        self.state.entries.table.write(storage_keys, Some(weights), values)
     }
 
     /// Values that appear count +1, values that vanish −1.
     fn count_distinct(
-        &self,
+        &mut self,
         accumulators: &mut [Accumulator],
         resolving: &Resolving,
     ) -> Result<(), ExecError> {
         let mut rows = Vec::new();
         let (mut slots, mut weights) = (Vec::new(), Vec::new());
         for (i, c) in resolving.changes.iter().enumerate() {
-            let old = self.pending[c.number as usize].old;
-            let old = old.ok_or_else(|| ExecError::internal("a value's count was not read"))?;
+            if !self.state.keys.is_resident(c.count) {
+                return Err(ExecError::internal("a value's count was not read"));
+            }
+            let count = &mut self.state.entries.counts[c.count as usize];
+            let old = *count;
             let new = old + c.delta;
+            *count = new;
             if new < 0 {
                 return Err(ExecError::internal(
                     "a distinct value is retracted more often than it came",
@@ -520,14 +557,6 @@ impl ValueTable {
             accumulator.load(&slots, std::slice::from_ref(&values))?;
         }
         Ok(())
-    }
-}
-
-impl Unasked {
-    fn add(&mut self, number: u32, keys: &KeyTable, slot: Slot, value: &[u8]) {
-        let parts: [&[u8]; 2] = [keys.key(slot), value];
-        append_storage_key(&mut self.keys, &mut self.scratch, keys.vnode(slot), &parts);
-        self.numbers.push(number);
     }
 }
 
