@@ -109,6 +109,11 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_TAIL_SIZE", value_name = "SIZE", help_heading = "Tuning")]
     pub tail_size: Option<String>,
 
+    /// Bytes of its inputs' changes that a job which is behind takes in with one commit
+    /// [default: a sixteenth of the memory limit, at least 4MiB]
+    #[arg(long, env = "MILLRACE_STEP_SIZE", value_name = "SIZE", help_heading = "Tuning")]
+    pub step_size: Option<String>,
+
     /// Log records after which a snapshot of the log may be written [default: 256]
     #[arg(long, env = "MILLRACE_SNAPSHOT_RECORDS", value_name = "N", help_heading = "Tuning")]
     pub snapshot_records: Option<u64>,
@@ -259,6 +264,7 @@ pub struct Tuning {
     pub flush_commits: Option<usize>,
     pub flush_age: Option<Duration>,
     pub tail_bytes: Option<usize>,
+    pub step_bytes: Option<usize>,
     pub snapshot_records: Option<u64>,
     pub gc_interval: Option<Duration>,
 }
@@ -351,6 +357,7 @@ impl Options {
             flush_commits: self.flush_commits.or(file.flush_commits),
             flush_age: self.flush_age.or(file.flush_age),
             tail_size: self.tail_size.or(file.tail_size),
+            step_size: self.step_size.or(file.step_size),
             snapshot_records: self.snapshot_records.or(file.snapshot_records),
             gc_interval: self.gc_interval.or(file.gc_interval),
             config: self.config,
@@ -400,6 +407,7 @@ impl Options {
             flush_commits: self.flush_commits,
             flush_age: time("--flush-age", &self.flush_age)?,
             tail_bytes: bytes("--tail-size", &self.tail_size)?,
+            step_bytes: bytes("--step-size", &self.step_size)?,
             snapshot_records: self.snapshot_records,
             gc_interval: time("--gc-interval", &self.gc_interval)?,
         })

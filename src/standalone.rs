@@ -482,6 +482,8 @@ fn meta_options(
     MetaOptions {
         parallelism: config.parallelism,
         source_epoch_events: (config.memory_limit / event_memory(config.memory_limit)) as u64,
+        step_bytes: config.tuning.step_bytes.unwrap_or((config.memory_limit / 16).max(4 << 20))
+            as u64,
         settings,
         table_class: Arc::new(move |job: JobId, table: u32| {
             let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));

@@ -22,7 +22,7 @@ use crate::epoch_waiters::FollowGuard;
 use crate::error::{MetaError, VoidReason};
 use crate::in_flight::{InFlight, Turn};
 use crate::job::{JobHandle, Sealed};
-use crate::schedule::{Position, Step, next_step};
+use crate::schedule::{Pace, Position, Step, next_step};
 use crate::shared::Shared;
 use crate::status::JobState;
 
@@ -291,7 +291,8 @@ impl Driver {
         let mut wants = self.shared.waits.wants(self.handle.id);
         wants.cut = self.handle.is_cut_requested();
         let interval = self.shared.settings().barrier_interval.max(self.interval());
-        next_step(&self.shared.state.read(), self.handle.id, cut, &wants, since_cut, interval)
+        let pace = Pace { interval, step: self.shared.step_limit() };
+        next_step(&self.shared.state.read(), self.handle.id, cut, &wants, since_cut, &pace)
     }
 
     /// A job created over inputs that are themselves being created starts when all have content: one

@@ -97,6 +97,33 @@ impl MetaState {
         common(ids, limit.min(self.epoch), |id, at| self.exact_at_most(id, at))
     }
 
+    /// The oldest epoch after `after` at which all of them are exact; `None`: there is none up to the head.
+    pub fn next_exact_common(&self, ids: &[RelationId], after: Epoch) -> Option<Epoch> {
+        let mut at = after.next(0);
+        loop {
+            if at > self.epoch {
+                return None;
+            }
+            let mut settled = true;
+            for id in ids {
+                let exact = self.exact_at_least(*id, at)?;
+                settled &= exact == at;
+                at = exact;
+            }
+            if settled {
+                return Some(at);
+            }
+        }
+    }
+
+    /// The oldest epoch `≥ limit` at which the relation is exact; `None`: none is known.
+    fn exact_at_least(&self, id: RelationId, limit: Epoch) -> Option<Epoch> {
+        match self.exact_at_most(id, limit) {
+            Some(at) if at == limit => Some(limit),
+            _ => self.timeline(id)?.next_after(limit),
+        }
+    }
+
     /// As `exact_at_most`, of what workers have published: a commit is readable only after its worker
     /// has been told of it. Not for the fold, which knows the log alone.
     pub fn readable_at_most(&self, id: RelationId, limit: Epoch) -> Option<Epoch> {

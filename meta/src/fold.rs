@@ -158,7 +158,8 @@ fn advance_source(state: &mut MetaState, entry: &SourceAdvance) -> Verdict {
     if source.history.back().is_some_and(|(e, _)| *e == epoch) {
         source.history.pop_back();
     } else {
-        source.timeline.advance(epoch.prev(), epoch, true);
+        // What it brings is counted in offsets, by the history.
+        source.timeline.advance(epoch.prev(), epoch, Some(0));
     }
     source.history.push_back((epoch, next));
     let full = source.history.len() > kept;

@@ -41,6 +41,9 @@ pub struct MetaOptions {
     pub parallelism: usize,
     /// Events a source's epoch may hold: a reader keeps what it writes of one in memory.
     pub source_epoch_events: u64,
+    /// Bytes of its inputs' changes that a job takes in at once: what it writes and emits of them is in memory until
+    /// its commit.
+    pub step_bytes: u64,
     /// Settings of the command line, below those set by SQL.
     pub settings: BTreeMap<String, String>,
     pub snapshots: SnapshotPolicy,
@@ -61,6 +64,7 @@ impl MetaOptions {
             env: EnvHandle::default(),
             parallelism: 2,
             source_epoch_events: crate::source::MAX_EVENTS,
+            step_bytes: u64::MAX,
             settings: BTreeMap::new(),
             snapshots: SnapshotPolicy::default(),
             table_class: Arc::new(|_, _| AccessClass::PointUpdate),
@@ -135,6 +139,7 @@ impl Meta {
         let shared = Shared::new(options.env.clone(), options.parallelism, options.settings);
         // Set once, here.
         let _ = shared.source_epoch_events.set(options.source_epoch_events);
+        let _ = shared.step_bytes.set(options.step_bytes.max(1));
         let setting = |of: fn(&Settings) -> Duration| -> Retention {
             let shared = Arc::downgrade(&shared);
             Arc::new(move || shared.upgrade().map_or(Duration::MAX, |s| of(&s.settings())))

@@ -2,13 +2,15 @@
 //!
 //! A waiter cuts at once; otherwise data nobody waits for is cut `barrier_interval` after the last cut.
 //! Waiters that need several views at one epoch name that epoch, and the views cut exactly there.
-//! A late job, and one whose readers combine several views, cuts on the grid.
+//! A late job, and one whose readers combine several views, cuts on the grid. A job that has more before it than one
+//! step may take in goes forward in several, each of them committed, however it is waited for.
 
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::version::{BackfillState, JobCommit, JobVersion};
 
+use crate::backlog::{Backlog, StepLimit};
 use crate::exactness::{LONGEST_STEP, coarsest_grid_point};
 use crate::state::{MetaState, is_derived};
 
@@ -50,6 +52,14 @@ impl Position {
     }
 }
 
+/// How often a job cuts, and how much it takes in at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// How long data that nobody waits for may stay uncut.
+    pub interval: Duration,
+    pub step: StepLimit,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing to do until something changes.
@@ -71,7 +81,7 @@ pub fn next_step(
     cut: Option<Position>,
     wants: &Wants,
     since_cut: Duration,
-    interval: Duration,
+    pace: &Pace,
 ) -> Step {
     let Some(job) = state.jobs.get(&id) else { return Step::Wait };
     let position = cut.unwrap_or_else(|| Position::of_version(&job.version));
@@ -104,37 +114,78 @@ pub fn next_step(
     if newest <= own || !(due || state.inputs_changed(id, own, newest)) {
         return Step::Wait;
     }
-    if aligned == Some(newest) {
+    let backlog = state.backlog(id, own, newest, &pace.step);
+    // Too much for one step, as far as that is known.
+    let over = match backlog.bytes {
+        Some(bytes) => bytes > pace.step.bytes,
+        None => backlog.late >= LONGEST_STEP,
+    };
+    if aligned == Some(newest) && !over {
         return Step::Cut(newest);
     }
     let targets = wants.reach.iter().chain(&wants.aligned);
     let asked = wants.cut || wants.followed || targets.into_iter().any(|t| unmet(&t));
-    if !asked && since_cut < interval {
-        return Step::WaitFor(interval - since_cut);
+    // Who is behind does not wait between steps.
+    let behind = over || backlog.late >= LONGEST_STEP.max(pace.interval);
+    if !asked && !behind && since_cut < pace.interval {
+        return Step::WaitFor(pace.interval - since_cut);
     }
-    Step::Cut(choose(state, id, own, newest, interval))
+    let goal = choose(state, id, newest, &backlog, pace.interval);
+    Step::Cut(within_step(state, id, own, goal, &backlog, pace))
 }
 
-/// The epoch to cut at, in `(own, newest]`.
+/// The epoch to cut at by time and the grid alone, in `(quiet, newest]`.
 fn choose(
     state: &MetaState,
     id: RelationId,
-    own: Epoch,
     newest: Epoch,
+    backlog: &Backlog,
     interval: Duration,
 ) -> Epoch {
     let inputs = state.inputs(id);
     // Nothing happened up to here: the grid matters only from here on.
-    let quiet = inputs.iter().map(|i| state.stable_until(*i, own)).min().unwrap_or(own);
-    let late_ms = newest.millis().saturating_sub(quiet.millis());
+    let quiet = backlog.quiet;
     let combined = state.dependencies.feeds_combination(id);
-    if late_ms < 1_000 && !combined {
+    if backlog.late < Duration::from_secs(1) && !combined {
         return newest;
     }
     let step_end = Epoch::from_millis(quiet.millis() + LONGEST_STEP.as_millis() as u64);
     let upto = newest.min(step_end.max(quiet.next(0)));
     let on_grid = coarsest_grid_point(quiet, upto, combined.then_some(interval));
-    on_grid.filter(|e| state.readable_common(inputs, *e) == Some(*e)).unwrap_or(newest)
+    on_grid
+        .filter(|e| state.readable_common(inputs, *e) == Some(*e))
+        .or_else(|| state.readable_common(inputs, upto).filter(|e| *e > quiet))
+        // The inputs' timelines have dropped all epochs up to there.
+        .unwrap_or_else(|| nearest(state, inputs, quiet, newest))
+}
+
+/// `goal`, or an epoch before it where the job would take in too much otherwise. A point of the grid before the goal is
+/// never passed, so jobs that meet on the grid still do. One commit of an input cannot be divided: if the nearest epoch
+/// is too far already, that one.
+fn within_step(
+    state: &MetaState,
+    id: RelationId,
+    own: Epoch,
+    goal: Epoch,
+    backlog: &Backlog,
+    pace: &Pace,
+) -> Epoch {
+    let furthest = state.furthest_within(id, own, goal, &pace.step);
+    if furthest >= goal {
+        return goal;
+    }
+    let inputs = state.inputs(id);
+    let Some(exact) = state.readable_common(inputs, furthest).filter(|e| *e > backlog.quiet) else {
+        return nearest(state, inputs, backlog.quiet, goal);
+    };
+    let finest = state.dependencies.feeds_combination(id).then_some(pace.interval);
+    let on_grid = coarsest_grid_point(backlog.quiet, exact, finest);
+    on_grid.filter(|e| state.readable_common(inputs, *e) == Some(*e)).unwrap_or(exact)
+}
+
+/// The oldest epoch after `quiet` at which all inputs are exact; `limit` is one.
+fn nearest(state: &MetaState, inputs: &[RelationId], quiet: Epoch, limit: Epoch) -> Epoch {
+    state.next_exact_common(inputs, quiet).map_or(limit, |e| e.min(limit))
 }
 
 /// Whether the inputs' snapshots at this epoch are there. That they are exact was settled when it was
@@ -163,7 +214,7 @@ mod tests {
     ) {
         let mut timeline = Timeline::since(Epoch(1));
         for (hi, lo) in changes {
-            timeline.advance(Epoch(*hi), Epoch(*lo), true);
+            timeline.advance(Epoch(*hi), Epoch(*lo), Some(1));
         }
         let epoch = changes.last().map_or(1, |c| c.1);
         let version = JobVersion { epoch, ..JobVersion::default() };
@@ -191,7 +242,8 @@ mod tests {
         add(&mut state, 3, RelationKind::Sink, &[2], &[(9, 10)]);
         let wants = Wants { aligned: vec![Epoch(20)], ..Wants::default() };
         let step = |state: &MetaState, wants: &Wants| {
-            next_step(state, RelationId(3), None, wants, Duration::ZERO, Duration::from_secs(1))
+            let pace = Pace { interval: Duration::from_secs(1), step: StepLimit::NONE };
+            next_step(state, RelationId(3), None, wants, Duration::ZERO, &pace)
         };
         assert_eq!(step(&state, &wants), Step::Cut(Epoch(40)));
         // Where the view has not come that far yet, it is waited for.

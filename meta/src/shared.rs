@@ -15,6 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use crate::backlog::StepLimit;
 use crate::catalog::Catalog;
 use crate::compaction_queue::CompactionQueue;
 use crate::driver::Driver;
@@ -50,6 +51,8 @@ pub struct Shared {
     pub parallelism: usize,
     /// See `MetaOptions`.
     pub source_epoch_events: OnceLock<u64>,
+    /// See `MetaOptions`.
+    pub step_bytes: OnceLock<u64>,
     base_settings: BTreeMap<String, String>,
     settings: RwLock<Settings>,
     catalog: RwLock<Arc<Catalog>>,
@@ -84,6 +87,7 @@ impl Shared {
             state: Arc::default(),
             parallelism: parallelism.max(1),
             source_epoch_events: OnceLock::new(),
+            step_bytes: OnceLock::new(),
             settings: RwLock::new(Settings::resolve(&base_settings, &BTreeMap::new())),
             base_settings,
             catalog: RwLock::default(),
@@ -99,6 +103,14 @@ impl Shared {
             compaction: CompactionQueue::default(),
             shutdown: CancellationToken::new(),
         })
+    }
+
+    /// What one step of a job may take in.
+    pub fn step_limit(&self) -> StepLimit {
+        let Some(bytes) = self.step_bytes.get().copied() else { return StepLimit::NONE };
+        let events = self.source_epoch_events.get().copied().unwrap_or(source::MAX_EVENTS).max(1);
+        // Sources are paced so that an epoch of theirs is half a step at most, or one that nobody can divide.
+        StepLimit { bytes, source_row_bytes: bytes / 2 / events }
     }
 
     pub fn set_log(&self, log: LogWriter) {

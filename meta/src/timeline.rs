@@ -5,9 +5,12 @@
 //! The last segment is open: where it ends follows from the log's head (a root) or from the inputs (a
 //! derived relation), so an idle relation advances without any record.
 //!
-//! The list is bounded. The newest segments are all there; of older ones only those that contain a point of the
-//! grid on which late jobs meet ([`GRIDS_MS`]): first of each second, then of each ten seconds. What is dropped is
-//! merely unknown: every answer drawn from a shorter list is more careful, never wrong.
+//! The list is bounded. The newest segments are all there; of older ones only those that contain a point of a grid
+//! that gets coarser ([`THINNED`]). What is dropped is merely unknown: every answer drawn from a shorter list is more
+//! careful, never wrong.
+//!
+//! A segment also says how many bytes of change the relation had been given when it began. The count only rises, so
+//! between two segments it holds whatever was dropped between them: jobs that are behind cut their steps by it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,10 +22,11 @@ use millrace_rpc::log::TimelineSnapshot;
 pub const GRIDS_MS: [u64; 2] = [10_000, 1_000];
 /// The newest segments, kept as they are: at four commits a second, four minutes.
 const RECENT: usize = 1_024;
-/// Before them, segments with a point of the fine grid: two minutes.
-const FINE: usize = 128;
-/// Before those, segments with a point of the coarse grid: an hour.
-const COARSE: usize = 360;
+/// Before them, per grid in milliseconds, so many segments that have a point of it: two minutes, an hour, twelve
+/// hours.
+const THINNED: [(u64, usize); 3] = [(1_000, 128), (10_000, 360), (100_000, 432)];
+/// Segments of a full timeline.
+const MOST: usize = RECENT + THINNED[0].1 + THINNED[1].1 + THINNED[2].1;
 
 /// Inclusive bounds. Of the last segment of a timeline, which is open, `hi` is its anchor: the newest
 /// commit that left the content as it was. From there on the inputs tell how far it reaches.
@@ -30,6 +34,8 @@ const COARSE: usize = 360;
 pub struct Segment {
     pub lo: Epoch,
     pub hi: Epoch,
+    /// Bytes of change through `lo`, since the timeline began.
+    through: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,14 +43,17 @@ pub struct Timeline {
     /// Shared with copies of the state that are on their way into a snapshot.
     segments: Arc<VecDeque<Segment>>,
     last_change: Epoch,
+    /// From here on bytes of change are counted.
+    measured_since: Epoch,
 }
 
 impl Timeline {
     /// Known since `lo`.
     pub fn since(lo: Epoch) -> Timeline {
         Timeline {
-            segments: Arc::new(VecDeque::from([Segment { lo, hi: lo }])),
+            segments: Arc::new(VecDeque::from([Segment { lo, hi: lo, through: 0 }])),
             last_change: Epoch::ZERO,
+            measured_since: lo,
         }
     }
 
@@ -58,26 +67,51 @@ impl Timeline {
         self.segments.back().map(|s| s.hi)
     }
 
-    /// Ends the open segment at `hi` and begins another at `lo` (`hi < lo`). Without a change and
-    /// without a gap the open segment just continues, anchored at `lo`.
-    pub fn advance(&mut self, hi: Epoch, lo: Epoch, changed: bool) {
+    /// Ends the open segment at `hi` and begins another at `lo` (`hi < lo`), where the content changes by so many
+    /// bytes. Without a change (`None`) and without a gap the open segment just continues, anchored at `lo`.
+    pub fn advance(&mut self, hi: Epoch, lo: Epoch, change: Option<u64>) {
         debug_assert!(hi < lo);
-        if changed {
+        if change.is_some() {
             self.last_change = lo;
         }
         let segments = Arc::make_mut(&mut self.segments);
+        let through = segments.back().map_or(0, |s| s.through) + change.unwrap_or(0);
         match segments.back_mut() {
             // Created by the very record that changes it.
-            Some(open) if open.lo >= lo => return,
-            Some(open) if !changed && hi >= lo.prev() => {
+            Some(open) if open.lo >= lo => {
+                open.through = through;
+                return;
+            }
+            Some(open) if change.is_none() && hi >= lo.prev() => {
                 open.hi = lo;
                 return;
             }
             Some(open) => open.hi = hi.max(open.hi),
-            None => {}
+            None => self.measured_since = lo,
         }
-        segments.push_back(Segment { lo, hi: lo });
+        segments.push_back(Segment { lo, hi: lo, through });
         thin_out(segments);
+    }
+
+    /// Bytes of change through `epoch`, since the timeline began. Between two segments, where others may have been
+    /// dropped, as if the change had come evenly. `None`: not counted so far back.
+    pub fn volume_through(&self, epoch: Epoch) -> Option<u64> {
+        if epoch < self.measured_since {
+            return None;
+        }
+        let after = self.segments.partition_point(|s| s.lo <= epoch);
+        let before = after.checked_sub(1).and_then(|at| self.segments.get(at));
+        // All before may have been dropped.
+        let (since, through) = match before.filter(|s| s.lo >= self.measured_since) {
+            Some(segment) => (segment.hi, segment.through),
+            None => (self.measured_since, 0),
+        };
+        let Some(next) = self.segments.get(after).filter(|_| epoch > since) else {
+            return Some(through);
+        };
+        let (part, whole) = (epoch.0 - since.0, next.lo.0 - since.0);
+        let between = u128::from(next.through - through) * u128::from(part);
+        Some(through + (between / u128::from(whole)) as u64)
     }
 
     /// The newest segment that begins at or before `epoch`, and whether it is the open one.
@@ -106,37 +140,48 @@ impl Timeline {
     }
 
     pub fn to_snapshot(&self) -> TimelineSnapshot {
-        let mut before = 0;
-        let step = |bound: u64| bound.wrapping_sub(std::mem::replace(&mut before, bound));
-        let steps = self.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).map(step).collect();
-        TimelineSnapshot { steps, last_change: self.last_change.0, ..TimelineSnapshot::default() }
+        TimelineSnapshot {
+            steps: steps_of(self.segments.iter().flat_map(|s| [s.lo.0, s.hi.0])),
+            volumes: steps_of(self.segments.iter().map(|s| s.through)),
+            measured_since: self.measured_since.0,
+            last_change: self.last_change.0,
+            bounds: Vec::new(),
+        }
     }
 
     pub fn from_snapshot(snapshot: &TimelineSnapshot) -> Timeline {
-        let mut at = 0u64;
-        let add = |step: &u64| {
-            at = at.wrapping_add(*step);
-            at
-        };
-        let bounds: Vec<u64> = match snapshot.steps.is_empty() {
+        let bounds = match snapshot.steps.is_empty() {
             // As earlier releases stored them.
             true => snapshot.bounds.clone(),
-            false => snapshot.steps.iter().map(add).collect(),
+            false => sums_of(&snapshot.steps),
         };
-        let segment =
-            |c: &[u64]| Segment { lo: Epoch(c[0]), hi: Epoch(*c.get(1).unwrap_or(&c[0])) };
-        let mut segments: VecDeque<Segment> = bounds.chunks(2).map(segment).collect();
-        let surplus = segments.len().saturating_sub(RECENT + FINE + COARSE);
+        let mut volumes = sums_of(&snapshot.volumes).into_iter();
+        let mut segments: VecDeque<Segment> = bounds
+            .chunks(2)
+            .map(|c| Segment {
+                lo: Epoch(c[0]),
+                hi: Epoch(*c.get(1).unwrap_or(&c[0])),
+                through: volumes.next().unwrap_or(0),
+            })
+            .collect();
+        let surplus = segments.len().saturating_sub(MOST);
         segments.drain(..surplus);
-        Timeline { segments: Arc::new(segments), last_change: Epoch(snapshot.last_change) }
+        // From a release that did not count: what comes from now on is counted.
+        let unmeasured = segments.back().filter(|_| snapshot.volumes.is_empty()).map(|s| s.lo);
+        Timeline {
+            segments: Arc::new(segments),
+            last_change: Epoch(snapshot.last_change),
+            measured_since: unmeasured.unwrap_or(Epoch(snapshot.measured_since)),
+        }
     }
 
-    /// Segments are disjoint and ascend.
+    /// Segments are disjoint and ascend, and so do their volumes.
     pub fn check(&self) -> Result<(), String> {
         let mut previous: Option<Segment> = None;
         for (i, s) in self.segments.iter().enumerate() {
             let open = i + 1 == self.segments.len();
-            if !open && s.hi < s.lo || previous.is_some_and(|p| p.hi >= s.lo) {
+            let follows = |p: Segment| p.hi < s.lo && p.through <= s.through;
+            if !open && s.hi < s.lo || previous.is_some_and(|p| !follows(p)) {
                 return Err(format!("segment {s:?} after {previous:?}"));
             }
             previous = Some(*s);
@@ -145,18 +190,34 @@ impl Timeline {
     }
 }
 
+/// Numbers that hardly differ as short ones: each as its distance from the one before, the first from 0.
+fn steps_of(numbers: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut before = 0;
+    numbers.map(|n| n.wrapping_sub(std::mem::replace(&mut before, n))).collect()
+}
+
+fn sums_of(steps: &[u64]) -> Vec<u64> {
+    let mut at = 0u64;
+    let add = |step: &u64| {
+        at = at.wrapping_add(*step);
+        at
+    };
+    steps.iter().map(add).collect()
+}
+
 /// Keeps the list bounded after one segment was added: the one that has left the recent ones stays if it has a point
-/// of the fine grid, and the one that has left those, if it has a point of the coarse grid.
+/// of the finest grid, the one that has left those, if it has a point of the next, and so on.
 fn thin_out(segments: &mut VecDeque<Segment>) {
-    let [coarse, fine] = GRIDS_MS;
-    for (newer, grid_ms) in [(RECENT, fine), (RECENT + FINE, coarse)] {
+    let mut newer = RECENT;
+    for (grid_ms, kept) in THINNED {
         let Some(at) = segments.len().checked_sub(newer + 1) else { return };
         if segments.get(at).is_some_and(|s| !s.has_point_of(grid_ms)) {
             segments.remove(at);
             return;
         }
+        newer += kept;
     }
-    if segments.len() > RECENT + FINE + COARSE {
+    if segments.len() > newer {
         segments.pop_front();
     }
 }
@@ -176,14 +237,13 @@ mod tests {
     #[test]
     fn changes_split_and_idle_commits_merge() {
         let mut t = Timeline::since(Epoch(10));
-        t.advance(Epoch(19), Epoch(20), false);
-        assert_eq!(t.segment_at(Epoch(20)), Some((Segment { lo: Epoch(10), hi: Epoch(20) }, true)));
-        t.advance(Epoch(24), Epoch(30), false);
-        assert_eq!(
-            t.segment_at(Epoch(29)),
-            Some((Segment { lo: Epoch(10), hi: Epoch(24) }, false))
-        );
-        t.advance(Epoch(39), Epoch(40), true);
+        let bounds =
+            |t: &Timeline, at| t.segment_at(Epoch(at)).map(|(s, open)| (s.lo.0, s.hi.0, open));
+        t.advance(Epoch(19), Epoch(20), None);
+        assert_eq!(bounds(&t, 20), Some((10, 20, true)));
+        t.advance(Epoch(24), Epoch(30), None);
+        assert_eq!(bounds(&t, 29), Some((10, 24, false)));
+        t.advance(Epoch(39), Epoch(40), Some(1));
         assert_eq!((t.last_change(), t.anchor()), (Epoch(40), Some(Epoch(40))));
         assert_eq!(t.segment_at(Epoch(9)), None);
         t.check().unwrap();
@@ -193,36 +253,73 @@ mod tests {
     fn a_snapshot_is_the_same_timeline() {
         let mut t = Timeline::since(Epoch(1));
         for e in 2..20 {
-            t.advance(Epoch(e * 10 - 5), Epoch(e * 10), e % 3 == 0);
+            t.advance(Epoch(e * 10 - 5), Epoch(e * 10), (e % 3 == 0).then_some(e * 100));
         }
         assert_eq!(Timeline::from_snapshot(&t.to_snapshot()).to_snapshot(), t.to_snapshot());
     }
 
-    /// A change every 20 ms for so many seconds.
+    /// A change of 1,000 bytes every 20 ms for so many seconds.
     fn busy(seconds: u64) -> Timeline {
         let mut t = Timeline::since(Epoch::from_millis(0));
         for at in 1..seconds * 50 {
             let lo = Epoch::from_millis(at * 20 + 1);
-            t.advance(lo.prev(), lo, true);
+            t.advance(lo.prev(), lo, Some(1_000));
         }
         t
     }
 
     #[test]
     fn long_histories_are_thinned_out_onto_the_grid() {
-        let seconds = 7_200;
+        let seconds = 50_000;
         let t = busy(seconds);
         t.check().unwrap();
-        assert_eq!(t.segments.len(), RECENT + FINE + COARSE);
+        assert_eq!(t.segments.len(), MOST);
         let exact =
             |epoch: Epoch| t.segment_at(epoch).is_some_and(|(s, open)| open || epoch <= s.hi);
-        // Twenty seconds of everything, two minutes of seconds, an hour of tens of seconds.
+        // Twenty seconds of everything, two minutes of seconds, an hour of tens of seconds, then of hundreds.
         assert!((1..20_000).step_by(7).all(|ms| exact(Epoch::from_millis(seconds * 1_000 - ms))));
         assert!((20..140).all(|s| exact(Epoch::from_millis((seconds - s) * 1_000))));
         assert!((2..360).all(|tens| exact(Epoch::from_millis((seconds - tens * 10) * 1_000))));
         assert!(!exact(Epoch::from_millis((seconds - 60) * 1_000 + 500)));
         assert!(!exact(Epoch::from_millis((seconds - 605) * 1_000)));
-        assert!(!exact(Epoch::from_millis((seconds - 5_000) * 1_000)));
+        assert!(
+            (40..450).all(|hundreds| exact(Epoch::from_millis((seconds - hundreds * 100) * 1_000)))
+        );
+        assert!(!exact(Epoch::from_millis((seconds - 5_010) * 1_000)));
+        assert!(!exact(Epoch::from_millis((seconds - 49_000) * 1_000)));
+    }
+
+    /// The bytes between two epochs are those of the changes between them, to a change or two, whatever was dropped
+    /// and also after a restart.
+    #[test]
+    fn volumes_survive_thinning_and_snapshots() {
+        let t = busy(10_000);
+        let restored = Timeline::from_snapshot(&t.to_snapshot());
+        for timeline in [&t, &restored] {
+            let through = |ms: u64| timeline.volume_through(Epoch::from_millis(ms)).unwrap();
+            for (from, to) in [(9_999_000, 9_999_500), (9_900_350, 9_950_950), (12_345, 9_876_543)]
+            {
+                let expected = (to - from) / 20 * 1_000;
+                let told = through(to) - through(from);
+                assert!(told.abs_diff(expected) <= 2_000, "{from} to {to}: {told} of {expected}");
+            }
+        }
+        assert_eq!(restored, t);
+    }
+
+    #[test]
+    fn volumes_that_an_earlier_release_did_not_store_are_unknown() {
+        let mut t = busy(10);
+        let mut stored = t.to_snapshot();
+        stored.volumes.clear();
+        t = Timeline::from_snapshot(&stored);
+        let newest = t.last_change();
+        assert_eq!(t.volume_through(Epoch::from_millis(5_000)), None);
+        assert_eq!(t.volume_through(newest), Some(0));
+        t.advance(newest, newest.next(0), Some(70));
+        let t = Timeline::from_snapshot(&t.to_snapshot());
+        assert_eq!(t.volume_through(newest.next(0)), Some(70));
+        assert_eq!(t.volume_through(Epoch::from_millis(5_000)), None);
     }
 
     #[test]
@@ -244,8 +341,8 @@ mod tests {
     #[test]
     fn a_full_timeline_is_small_in_a_snapshot() {
         use prost::Message;
-        let bytes = busy(7_200).to_snapshot().encoded_len();
-        assert!(bytes <= 16 << 10, "{bytes} bytes");
+        let bytes = busy(50_000).to_snapshot().encoded_len();
+        assert!(bytes <= 24 << 10, "{bytes} bytes");
     }
 
     #[test]
@@ -254,7 +351,9 @@ mod tests {
         let bounds = t.segments.iter().flat_map(|s| [s.lo.0, s.hi.0]).collect();
         let last_change = t.last_change.0;
         let stored = TimelineSnapshot { bounds, last_change, ..TimelineSnapshot::default() };
-        assert_eq!(Timeline::from_snapshot(&stored), t);
+        let read = Timeline::from_snapshot(&stored);
+        assert_eq!(read.to_snapshot().steps, t.to_snapshot().steps);
+        assert_eq!(read.last_change(), t.last_change());
         assert_eq!(Timeline::from_snapshot(&t.to_snapshot()), t);
     }
 }

@@ -423,6 +423,13 @@ pub struct TimelineSnapshot {
     /// Epoch of the newest change; 0: never.
     #[prost(uint64, tag = "2")]
     pub last_change: u64,
+    /// Per segment the bytes of change through its beginning, each as its distance from the one before, the first
+    /// from 0. None: an earlier release stored the segments and did not count.
+    #[prost(uint64, repeated, tag = "4")]
+    pub volumes: Vec<u64>,
+    /// From here on bytes are counted.
+    #[prost(uint64, tag = "5")]
+    pub measured_since: u64,
 }
 
 /// Object counters `from ..= to` of one incarnation.
@@ -546,7 +553,12 @@ mod tests {
             garbage: [("o".to_string(), 7)].into(),
             sources: vec![SourceSnapshot {
                 source: 8,
-                timeline: TimelineSnapshot { steps: vec![300, 1], last_change: 9, bounds: vec![] },
+                timeline: TimelineSnapshot {
+                    steps: vec![300, 1],
+                    volumes: vec![5],
+                    last_change: 9,
+                    ..TimelineSnapshot::default()
+                },
                 ..SourceSnapshot::default()
             }],
             ..Snapshot::default()
@@ -560,11 +572,12 @@ mod tests {
             "3005",
             "3806",   // next ids
             "420173", // schema s
-            "5a0b",
+            "5a0e",
             "0808",
-            "1a07",
+            "1a0a",
             "1009",
             "1a03ac0201", // source 8: changed at 9, one segment from 300 to 301
+            "220105",     // which begins after 5 bytes of change
             "6206",
             "0a0161",
             "120162", // setting a = b

@@ -26,6 +26,7 @@ const TUNING: Tuning = Tuning {
     flush_commits: Some(FLUSH_COMMITS),
     flush_age: None,
     tail_bytes: None,
+    step_bytes: None,
     snapshot_records: Some(256),
     gc_interval: Some(Duration::from_millis(100)),
 };

@@ -155,6 +155,7 @@ const BUSY: Tuning = Tuning {
     flush_commits: None,
     flush_age: None,
     tail_bytes: None,
+    step_bytes: None,
     snapshot_records: Some(64),
     gc_interval: Some(Duration::from_millis(100)),
 };

@@ -8,6 +8,7 @@ use millrace_rpc::log::{EditVersion, Published, RaiseGenerations, StartBackfill,
 use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, PublishHandle, VersionEdit};
 
 use super::{Applied, Verdict, applied};
+use crate::commit_volume::bytes_of;
 use crate::error::VoidReason;
 use crate::objects::Objects;
 use crate::state::{JobRecord, MetaState, is_derived, skips_snapshot};
@@ -94,10 +95,11 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
     };
     let finished = absorb(Arc::make_mut(&mut job.version), entry, epoch, &mut state.objects, head);
     if finished {
+        let bytes = bytes_of(entry);
         match was_exact_until {
-            Some(hi) => job.timeline.advance(hi, epoch, entry.changed),
+            Some(hi) => job.timeline.advance(hi, epoch, entry.changed.then_some(bytes)),
             // The backfill's result: content from its snapshot epoch on.
-            None => job.timeline.advance(epoch.prev(), epoch, true),
+            None => job.timeline.advance(epoch.prev(), epoch, Some(bytes)),
         }
     }
     state.content_moved(id);

@@ -6,7 +6,7 @@ use millrace_common::{RelationId, SqlError};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::services::MetaService;
 
-use super::fake::{Behaviour, Cluster};
+use super::fake::{Behaviour, Cluster, STEP_BYTES};
 use super::{relation, view};
 use crate::status::JobState;
 
@@ -207,6 +207,32 @@ async fn a_failure_reported_between_cuts_starts_a_new_generation() {
     assert_eq!(c.meta.job_status(v).unwrap().state, JobState::Running);
     c.insert(t).await;
     assert_eq!(c.read(&[v]).await, [1]);
+}
+
+/// A table changes a tenth of a step a second, for an hour, while a view of it cannot run. What it has missed it takes
+/// in step by step, without a pause in between.
+#[tokio::test(start_paused = true)]
+async fn a_view_that_failed_for_an_hour_catches_up_in_steps() {
+    let (c, t, v) = Cluster::with_view().await;
+    c.fake.behave(t, Behaviour { commit_bytes: STEP_BYTES / 10, ..Behaviour::default() });
+    let failing = Some("bad row".to_owned());
+    c.fake.behave(v, Behaviour { fail_cut: failing, ..Behaviour::default() });
+    let mut inserted = Vec::new();
+    for _ in 0..3_600 {
+        inserted.push(c.insert(t).await);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let before = c.fake.cuts_of(v).len();
+    c.fake.behave(v, Behaviour::default());
+    // The longest pause before a failed job starts again.
+    tokio::time::sleep(Duration::from_secs(31)).await;
+    assert_eq!(c.read(&[t, v]).await, [3_600, 3_600]);
+    let cuts = c.fake.cuts_of(v).split_off(before);
+    assert!((360..720).contains(&cuts.len()), "{} steps", cuts.len());
+    for step in cuts.windows(2) {
+        let commits = inserted.iter().filter(|e| **e > step[0] && **e <= step[1]).count();
+        assert!(commits <= 11, "{commits} commits in a step");
+    }
 }
 
 #[tokio::test(start_paused = true)]

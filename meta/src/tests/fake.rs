@@ -11,7 +11,7 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::{
     CommitOutcome, CompactionTask, CompactorService, ComputeService, Cut, MetaService, StartJob,
 };
-use millrace_rpc::version::{BackfillState, JobCommit, VersionEdit};
+use millrace_rpc::version::{BackfillState, JobCommit, SliceRef, VersionEdit};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -32,7 +32,12 @@ pub struct Behaviour {
     pub filters_all: bool,
     /// Cuts a backfill takes.
     pub backfill_steps: u64,
+    /// Of a table: what each commit with rows adds to the store.
+    pub commit_bytes: u64,
 }
+
+/// Bytes of changes that a job takes in at once.
+pub const STEP_BYTES: u64 = 1 << 20;
 
 #[derive(Debug)]
 struct FakeJob {
@@ -165,6 +170,10 @@ impl ComputeService for Fake {
             let value = value_at(content, id, Epoch::MAX) + acks.len() as i64;
             commit.changed = !acks.is_empty();
             commit.row_count_delta = acks.len() as i64;
+            if commit.changed && behaviour.commit_bytes > 0 {
+                let length = behaviour.commit_bytes;
+                commit.slices = vec![SliceRef { length, ..SliceRef::default() }];
+            }
             job.sealed.push_back((acks, value));
             job.number += u64::from(!commit.is_empty());
             return Ok(commit);
@@ -259,7 +268,11 @@ impl Cluster {
     pub async fn on(store: Arc<TestStore>, fake: Arc<Fake>) -> Cluster {
         let seed = store.requests() + 1;
         let env = EnvHandle::new(TestEnv::new(seed));
-        let options = MetaOptions { env, ..MetaOptions::new(Arc::clone(&store) as _) };
+        let options = MetaOptions {
+            env,
+            step_bytes: STEP_BYTES,
+            ..MetaOptions::new(Arc::clone(&store) as _)
+        };
         let meta = Meta::open(options).await.unwrap();
         *fake.meta.lock() = Arc::downgrade(&meta);
         fake.world.lock().jobs.clear();
