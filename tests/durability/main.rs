@@ -2,6 +2,7 @@
 //! and without planning, a bucket that does not grow with the number of updates, readers that never lose
 //! an object to compaction, and a store without space.
 
+mod backlog;
 mod life;
 
 use std::collections::BTreeSet;
