@@ -91,6 +91,41 @@ pub struct Case {
     sinks: usize,
 }
 
+/// Sinks that are paused and resumed while the history runs: they take in what they have missed.
+struct Pauses {
+    /// Drawn apart: what a seed writes stays the same.
+    rng: Rng,
+    paused: Vec<bool>,
+}
+
+impl Pauses {
+    fn new(seed: u64, sinks: usize) -> Pauses {
+        Pauses { rng: Rng::new(seed ^ 0x9a05e), paused: vec![false; sinks] }
+    }
+
+    async fn some(&mut self, client: &Client) -> Result<(), String> {
+        for (i, paused) in self.paused.iter_mut().enumerate() {
+            if self.rng.chance(30) {
+                *paused = !*paused;
+                alter(client, i, *paused).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn end(self, client: &Client) -> Result<(), String> {
+        for (i, _) in self.paused.iter().enumerate().filter(|(_, paused)| **paused) {
+            alter(client, i, false).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn alter(client: &Client, sink: usize, pause: bool) -> Result<(), String> {
+    let change = if pause { "PAUSE" } else { "RESUME" };
+    execute(client, &format!("ALTER SINK k{sink} {change}")).await
+}
+
 pub struct Report {
     pub views: usize,
     pub tags: Vec<&'static str>,
@@ -167,7 +202,9 @@ impl Case {
         for i in 0..self.sinks {
             outside.create_sink(&client, i).await?;
         }
+        let mut pauses = Pauses::new(self.seed, self.sinks);
         for (step, action) in self.history.iter().enumerate() {
+            pauses.some(&client).await?;
             if step == self.history.len() / 2 {
                 for i in early..self.queries.len() {
                     self.create(&client, i).await?;
@@ -200,6 +237,7 @@ impl Case {
                 self.check(&client, i).await?;
             }
         }
+        pauses.end(&client).await?;
         if self.sinks > 0 {
             suite::flush(&client).await?;
         }

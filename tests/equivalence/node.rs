@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace::{Config, Overrides, Standalone};
+use millrace::{Config, Overrides, Standalone, Tuning};
 use millrace_executor::options::{ExecOptions, StateAccess};
 use millrace_graph::codec::decode_graph;
 use millrace_storage::sim::{Profile, SimStore};
@@ -19,6 +19,7 @@ use crate::coverage::{self, Reads};
 #[derive(Clone)]
 pub struct NodeOptions {
     overrides: Overrides,
+    tuning: Tuning,
 }
 
 impl NodeOptions {
@@ -64,7 +65,9 @@ impl NodeOptions {
             lookup_bytes: tiny.then_some(2 << 10),
             ..Overrides::default()
         };
-        NodeOptions { overrides }
+        // A job that is behind takes a few rows at a time.
+        let tuning = Tuning { step_bytes: tiny.then_some(1 << 10), ..Tuning::default() };
+        NodeOptions { overrides, tuning }
     }
 }
 
@@ -76,8 +79,9 @@ pub struct Node {
     port: u16,
 }
 
-fn config() -> Config {
+fn config(tuning: Tuning) -> Config {
     Config {
+        tuning,
         barrier_interval: Duration::from_millis(20),
         ..Config::embedded(&std::env::temp_dir())
     }
@@ -92,7 +96,8 @@ impl Node {
             .build()
             .map_err(|e| e.to_string())?;
         let overrides = options.overrides.clone();
-        let started = runtime.spawn(Standalone::start(config(), overrides));
+        let config = config(options.tuning);
+        let started = runtime.spawn(Standalone::start(config, overrides));
         let server = started.await.map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
         let port = server.address.port();
         Ok(Node { options, server: Some(server), runtime: Some(runtime), port })
