@@ -3,7 +3,8 @@
 //! Latencies are log-normal, drawn from a seed, so that answers come in a random but repeatable order.
 //! It runs on tokio's clock: under a paused clock a test with an S3 profile takes no real time.
 //! Faults: refused requests, lost answers (done, but reported as failed), torn writes (a prefix of
-//! the object stays), a full disk, short and damaged reads, and a switch that hangs reads.
+//! the object stays), a full disk, short and damaged reads, "503 Slow Down" at random or above a rate, reset
+//! connections, and a switch that hangs reads. They may be confined to one kind of request.
 //!
 //! **Dependent rounds** are the length of the longest chain of requests in which each began after
 //! another had ended: parallel requests are one round, a read that needed another's result is two.
@@ -101,7 +102,30 @@ pub struct Faults {
     pub short_read: f64,
     /// A read returns a flipped bit.
     pub damaged_read: f64,
+    /// Answered with 503 Slow Down, nothing done.
+    pub slow_down: f64,
+    /// Requests a second above which they are answered with 503 Slow Down; 0: unlimited. A tenth of a second's may
+    /// come at once.
+    pub slow_down_above: u64,
+    /// The connection is reset, nothing done.
+    pub reset: f64,
+    /// The kind of requests that all this happens to; `None`: all.
+    pub only: Option<RequestKind>,
 }
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestKind {
+    Put,
+    Get,
+    List,
+    Delete,
+}
+
+/// A status other than success, in the words of `object_store`'s own errors.
+#[derive(Debug, thiserror::Error)]
+#[error("Server returned non-2xx status code: {0} Slow Down: injected failure")]
+struct HttpStatus(u16);
 
 /// What the store has been asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -124,17 +148,11 @@ impl SimStats {
     }
 }
 
-#[derive(Clone, Copy)]
-enum Op {
-    Put,
-    Get,
-    List,
-    Delete,
-}
-
 enum Fate {
     Fine,
     Refused,
+    SlowDown,
+    Reset,
     AnswerLost,
     Hung,
     Torn,
@@ -150,6 +168,8 @@ struct State {
     /// When the pipe is free again.
     bandwidth_free: Option<Instant>,
     requests_free: Option<Instant>,
+    /// When the next request is within the rate of [`Faults::slow_down_above`].
+    within_rate: Option<Instant>,
 }
 
 /// Which reads hang.
@@ -178,6 +198,7 @@ impl SimStore {
             depth: 0,
             bandwidth_free: None,
             requests_free: None,
+            within_rate: None,
         };
         SimStore {
             inner,
@@ -226,11 +247,11 @@ impl SimStore {
     }
 
     /// Counts a request and waits as long as it would take. Returns its fate and chain position.
-    async fn begin(&self, op: Op, bytes: u64) -> Begun {
+    async fn begin(&self, kind: RequestKind, bytes: u64) -> Begun {
         let (fate, until, depth) = {
             let mut state = self.state.lock();
-            state.count(op, bytes, &self.profile);
-            let fate = state.fate(op);
+            state.count(kind, bytes, &self.profile);
+            let fate = state.fate(kind);
             let until = state.schedule(bytes, &self.profile);
             (fate, until, state.depth + 1)
         };
@@ -302,34 +323,56 @@ impl State {
         hit
     }
 
-    fn fate(&mut self, op: Op) -> Fate {
+    fn fate(&mut self, kind: RequestKind) -> Fate {
         let faults = self.faults;
-        if self.chance(faults.error) {
+        if faults.only.is_some_and(|only| only != kind) {
+            return Fate::Fine;
+        }
+        if self.exceeds(faults.slow_down_above) || self.chance(faults.slow_down) {
+            Fate::SlowDown
+        } else if self.chance(faults.reset) {
+            Fate::Reset
+        } else if self.chance(faults.error) {
             Fate::Refused
         } else if self.chance(faults.lost_answer) {
             Fate::AnswerLost
         } else if self.chance(faults.hang) {
             Fate::Hung
-        } else if matches!(op, Op::Put) && self.chance(faults.torn_write) {
+        } else if matches!(kind, RequestKind::Put) && self.chance(faults.torn_write) {
             Fate::Torn
-        } else if matches!(op, Op::Put) && self.chance(faults.disk_full) {
+        } else if matches!(kind, RequestKind::Put) && self.chance(faults.disk_full) {
             Fate::Full
         } else {
             Fate::Fine
         }
     }
 
-    fn count(&mut self, op: Op, bytes: u64, profile: &Profile) {
+    /// Whether this request is one too many for a rate.
+    fn exceeds(&mut self, per_second: u64) -> bool {
+        if per_second == 0 {
+            return false;
+        }
+        let now = Instant::now();
+        let next = self.within_rate.map_or(now, |next| next.max(now));
+        let exceeds = next > now + Duration::from_millis(100);
+        self.stats.faults += u64::from(exceeds);
+        if !exceeds {
+            self.within_rate = Some(next + Duration::from_secs(1).div_f64(per_second as f64));
+        }
+        exceeds
+    }
+
+    fn count(&mut self, kind: RequestKind, bytes: u64, profile: &Profile) {
         let stats = &mut self.stats;
-        let (counter, dollars) = match op {
-            Op::Put => (&mut stats.puts, profile.put_dollars),
-            Op::Get => (&mut stats.gets, profile.get_dollars),
-            Op::List => (&mut stats.lists, profile.put_dollars),
-            Op::Delete => (&mut stats.deletes, 0.0),
+        let (counter, dollars) = match kind {
+            RequestKind::Put => (&mut stats.puts, profile.put_dollars),
+            RequestKind::Get => (&mut stats.gets, profile.get_dollars),
+            RequestKind::List => (&mut stats.lists, profile.put_dollars),
+            RequestKind::Delete => (&mut stats.deletes, 0.0),
         };
         *counter += 1;
         stats.dollars += dollars / 1e6;
-        if matches!(op, Op::Put) {
+        if matches!(kind, RequestKind::Put) {
             stats.bytes_written += bytes;
         }
     }
@@ -378,6 +421,23 @@ fn refused() -> Error {
     Error::Generic { store: STORE, source: "injected failure".into() }
 }
 
+impl Fate {
+    /// The answer to a request that was not done.
+    fn refusal(&self) -> Option<Error> {
+        match self {
+            Fate::Refused => Some(refused()),
+            Fate::SlowDown => {
+                Some(Error::Generic { store: STORE, source: Box::new(HttpStatus(503)) })
+            }
+            Fate::Reset => {
+                let source = Box::new(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+                Some(Error::Generic { store: STORE, source })
+            }
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Debug for SimStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SimStore")
@@ -401,9 +461,11 @@ impl ObjectStore for SimStore {
         payload: PutPayload,
         opts: PutOptions,
     ) -> Result<PutResult> {
-        let begun = self.begin(Op::Put, payload.content_length() as u64).await;
+        let begun = self.begin(RequestKind::Put, payload.content_length() as u64).await;
+        if let Some(error) = begun.fate.refusal() {
+            return Err(error);
+        }
         match begun.fate {
-            Fate::Refused => Err(refused()),
             Fate::Full => {
                 let source = Box::new(std::io::Error::from(std::io::ErrorKind::StorageFull));
                 Err(Error::Generic { store: STORE, source })
@@ -417,9 +479,7 @@ impl ObjectStore for SimStore {
                 Err(refused())
             }
             // Creates are atomic in every store that passes the probe.
-            Fate::Fine | Fate::Torn | Fate::Hung => {
-                self.inner.put_opts(location, payload, opts).await
-            }
+            _ => self.inner.put_opts(location, payload, opts).await,
         }
     }
 
@@ -428,14 +488,17 @@ impl ObjectStore for SimStore {
         location: &Path,
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        let _begun = self.begin(Op::Put, 0).await;
+        let _begun = self.begin(RequestKind::Put, 0).await;
         self.inner.put_multipart_opts(location, opts).await
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let begun = self.begin(Op::Get, 0).await;
+        let begun = self.begin(RequestKind::Get, 0).await;
         self.while_hung(location).await;
-        if matches!(begun.fate, Fate::Refused | Fate::AnswerLost) {
+        if let Some(error) = begun.fate.refusal() {
+            return Err(error);
+        }
+        if matches!(begun.fate, Fate::AnswerLost) {
             return Err(refused());
         }
         let head = options.head;
@@ -469,9 +532,9 @@ impl ObjectStore for SimStore {
                 let store = store.clone();
                 async move {
                     let location = location?;
-                    let begun = store.begin(Op::Delete, 0).await;
-                    if matches!(begun.fate, Fate::Refused) {
-                        return Err(refused());
+                    let begun = store.begin(RequestKind::Delete, 0).await;
+                    if let Some(error) = begun.fate.refusal() {
+                        return Err(error);
                     }
                     store.inner.delete(&location).await?;
                     Ok(location)
@@ -484,7 +547,7 @@ impl ObjectStore for SimStore {
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let (store, prefix) = (self.clone(), prefix.cloned());
         stream::once(async move {
-            let _begun = store.begin(Op::List, 0).await;
+            let _begun = store.begin(RequestKind::List, 0).await;
             store.inner.list(prefix.as_ref())
         })
         .flatten()
@@ -498,7 +561,7 @@ impl ObjectStore for SimStore {
     ) -> BoxStream<'static, Result<ObjectMeta>> {
         let (store, prefix, offset) = (self.clone(), prefix.cloned(), offset.clone());
         stream::once(async move {
-            let _begun = store.begin(Op::List, 0).await;
+            let _begun = store.begin(RequestKind::List, 0).await;
             store.inner.list_with_offset(prefix.as_ref(), &offset)
         })
         .flatten()
@@ -506,108 +569,15 @@ impl ObjectStore for SimStore {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let _begun = self.begin(Op::List, 0).await;
+        let _begun = self.begin(RequestKind::List, 0).await;
         self.inner.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        let _begun = self.begin(Op::Put, 0).await;
+        let _begun = self.begin(RequestKind::Put, 0).await;
         self.inner.copy_opts(from, to, options).await
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use tokio::time::sleep;
-
-    use super::*;
-
-    fn path(name: &str) -> Path {
-        Path::from(name)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn latencies_follow_the_profile_and_the_seed() {
-        async fn times(seed: u64) -> Vec<Duration> {
-            let store = SimStore::in_memory(Profile::S3, seed);
-            store.put(&path("a"), "x".into()).await.unwrap();
-            let mut times = Vec::new();
-            for _ in 0..500 {
-                let start = Instant::now();
-                store.get(&path("a")).await.unwrap();
-                times.push(start.elapsed());
-            }
-            times
-        }
-        let (a, b) = (times(1).await, times(1).await);
-        assert_eq!(a, b, "the same seed gives the same times");
-        let mut sorted = times(2).await;
-        assert_ne!(a, sorted);
-        sorted.sort();
-        let (p50, p99) = (sorted[250].as_millis(), sorted[495].as_millis());
-        assert!((24..38).contains(&p50), "median {p50} ms");
-        assert!((90..300).contains(&p99), "p99 {p99} ms");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn parallel_requests_are_one_round_and_chains_are_many() {
-        let store = SimStore::in_memory(Profile::S3, 1);
-        for i in 0..8 {
-            store.put(&path(&format!("o/{i}")), "x".into()).await.unwrap();
-        }
-        let at_once = futures::future::join_all((0..8).map(|i| {
-            let (store, name) = (store.clone(), path(&format!("o/{i}")));
-            async move { store.get(&name).await.unwrap() }
-        }));
-        assert_eq!(store.count_rounds(at_once).await.1, 1);
-        let chain = async {
-            for i in 0..5 {
-                store.get(&path(&format!("o/{i}"))).await.unwrap();
-            }
-        };
-        assert_eq!(store.count_rounds(chain).await.1, 5);
-        assert_eq!(store.stats().gets, 13);
-        assert!(store.stats().dollars > 0.0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn hung_reads_wait_for_the_switch() {
-        let store = SimStore::in_memory(Profile::DFS, 1);
-        store.put(&path("data/a"), "x".into()).await.unwrap();
-        store.put(&path("meta/a"), "x".into()).await.unwrap();
-        store.hang_reads(Some("data/"));
-        store.get(&path("meta/a")).await.unwrap();
-        let read = tokio::spawn({
-            let store = store.clone();
-            async move { store.get(&path("data/a")).await.map(|_| ()) }
-        });
-        sleep(Duration::from_secs(60)).await;
-        assert!(!read.is_finished());
-        store.release_reads();
-        read.await.unwrap().unwrap();
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_lost_answer_has_been_done() {
-        let store = SimStore::in_memory(Profile::INSTANT, 1);
-        store.set_faults(Faults { lost_answer: 1.0, ..Faults::default() });
-        assert!(store.put(&path("a"), "x".into()).await.is_err());
-        store.set_faults(Faults::default());
-        assert_eq!(store.get(&path("a")).await.unwrap().bytes().await.unwrap(), "x");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn bandwidth_and_rate_are_shared() {
-        let profile =
-            Profile { bytes_per_second: 1 << 20, requests_per_second: 10, ..Profile::INSTANT };
-        let store = SimStore::in_memory(profile, 1);
-        let start = Instant::now();
-        store.put(&path("a"), vec![0; 2 << 20].into()).await.unwrap();
-        assert!(start.elapsed() >= Duration::from_secs(2));
-        let start = Instant::now();
-        for _ in 0..10 {
-            store.head(&path("a")).await.unwrap();
-        }
-        assert!(start.elapsed() >= Duration::from_millis(800), "{:?}", start.elapsed());
-    }
-}
+mod tests;
