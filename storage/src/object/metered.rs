@@ -27,6 +27,13 @@ use crate::error::{TimedOut, UnknownOutcome, find, is_disk_full};
 
 const STORE: &str = "object store";
 
+/// As an extension of a read: its caller bounds and repeats it, because it must know of every failure.
+#[derive(Clone, Copy, Debug)]
+pub struct OneAttempt {
+    /// An earlier attempt failed.
+    pub again: bool,
+}
+
 #[derive(Clone, Debug)]
 pub struct MeterOptions {
     /// Of a request without payload.
@@ -169,6 +176,21 @@ impl Metered {
         }
     }
 
+    /// One read with its body.
+    async fn get_once(&self, location: &Path, options: &GetOptions) -> Result<GetResult> {
+        add(&self.counters.gets, 1);
+        let mut result = self.inner.get_opts(location, options.clone()).await?;
+        if options.head {
+            return Ok(result);
+        }
+        let (meta, range) = (result.meta.clone(), result.range.clone());
+        let attributes = std::mem::take(&mut result.attributes);
+        let bytes: Bytes = result.bytes().await?;
+        add(&self.counters.bytes_read, bytes.len() as u64);
+        let payload = GetResultPayload::Stream(stream::once(async move { Ok(bytes) }).boxed());
+        Ok(GetResult { payload, meta, range, attributes })
+    }
+
     async fn create(
         &self,
         location: &Path,
@@ -262,20 +284,11 @@ impl ObjectStore for Metered {
             Some(GetRange::Suffix(n)) => *n,
             _ => 64 << 20,
         };
-        self.repeat(self.limit(expected), || async {
-            add(&self.counters.gets, 1);
-            let mut result = self.inner.get_opts(location, options.clone()).await?;
-            if options.head {
-                return Ok(result);
-            }
-            let (meta, range) = (result.meta.clone(), result.range.clone());
-            let attributes = std::mem::take(&mut result.attributes);
-            let bytes: Bytes = result.bytes().await?;
-            add(&self.counters.bytes_read, bytes.len() as u64);
-            let payload = GetResultPayload::Stream(stream::once(async move { Ok(bytes) }).boxed());
-            Ok(GetResult { payload, meta, range, attributes })
-        })
-        .await
+        if let Some(attempt) = options.extensions.get::<OneAttempt>() {
+            add(&self.counters.retries, u64::from(attempt.again));
+            return self.get_once(location, &options).await;
+        }
+        self.repeat(self.limit(expected), || self.get_once(location, &options)).await
     }
 
     fn delete_stream(

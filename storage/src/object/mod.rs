@@ -4,6 +4,7 @@
 //! repeats those that may be repeated. Local directories go through [`DurableLocal`], because
 //! `object_store`'s own does not sync to disk.
 
+mod failure;
 mod local;
 mod metered;
 mod reserve;
@@ -21,8 +22,9 @@ use url::Url;
 
 use crate::error::{Result, StorageError};
 
+pub use failure::Failure;
 pub use local::DurableLocal;
-pub use metered::{MeterOptions, Metered, RequestStats};
+pub use metered::{MeterOptions, Metered, OneAttempt, RequestStats};
 pub use reserve::Reserve;
 
 /// Opens the store at a path, `file:///path`, `s3://bucket/prefix` or (tests) `memory:`.
