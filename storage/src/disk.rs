@@ -384,8 +384,13 @@ pub(crate) fn scan_all(
     let ahead = if share / (SCAN_AHEAD as u64 + 1) < MIN_WINDOW_BYTES { 1 } else { SCAN_AHEAD };
     let window = (share / (ahead as u64 + 1)).min(SCAN_WINDOW_BYTES);
     let source = |run: Arc<RunReader>| {
-        let fill_cache =
-            !matches!(mode, Mode::Compact { .. }) && run.meta().length <= SMALL_RUN_BYTES;
+        let options = match mode {
+            Mode::Compact { .. } => ReadOptions::COMPACTION,
+            _ => {
+                let fill_cache = run.meta().length <= SMALL_RUN_BYTES;
+                ReadOptions { fill_cache, ..ReadOptions::SCAN }
+            }
+        };
         let rank = rank_of(run.meta());
         let scan = Scan {
             cache: Arc::clone(&shared.cache),
@@ -394,7 +399,7 @@ pub(crate) fn scan_all(
             range: range.clone(),
             projection: projection.map(<[usize]>::to_vec),
             mode,
-            options: ReadOptions { fill_cache, ..ReadOptions::SCAN },
+            options,
             window,
             ahead,
             _lease: Arc::clone(&lease),

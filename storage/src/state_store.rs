@@ -9,13 +9,12 @@ use bytes::Bytes;
 use millrace_common::collections::{HashMap, HashSet};
 use millrace_common::{EnvHandle, JobId, TableId};
 use millrace_rpc::version::JobVersion;
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStore;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::cache::{BlockCache, CacheOptions};
-use crate::error::{Result, StorageError};
+use crate::cache::{BlockCache, CacheOptions, Priority};
+use crate::error::Result;
 use crate::job_store::JobStore;
 use crate::pins::ObjectPins;
 use crate::recovery_reads::TailPrefetch;
@@ -113,9 +112,7 @@ impl Shared {
 
     /// A byte range of an object.
     pub async fn read(&self, object: &str, range: Range<u64>) -> Result<Bytes> {
-        let path = Path::from(object);
-        let got = self.options.store.get_range(&path, range).await;
-        got.map_err(|e| StorageError::from_store("read", object, e))
+        self.cache.read_uncached(object, range, Priority::Demand).await
     }
 }
 
@@ -136,7 +133,8 @@ impl StateStore {
     pub async fn open(options: StoreOptions) -> Result<Arc<StateStore>> {
         let namer = Arc::new(ObjectNamer::new(options.incarnation));
         let tail = Tail::new(Arc::clone(&options.store), Arc::clone(&namer), options.inline_bytes);
-        let cache = BlockCache::open(Arc::clone(&options.store), options.cache.clone());
+        let cache = CacheOptions { env: options.env.clone(), ..options.cache.clone() };
+        let cache = BlockCache::open(Arc::clone(&options.store), cache);
         let writers = if options.run_bytes < LARGE_RUN_BYTES { 1 } else { 2 };
         let shared = Arc::new(Shared {
             options,
@@ -176,6 +174,7 @@ impl StateStore {
         tables: Vec<TableDesc>,
         version: &JobVersion,
     ) -> Result<Arc<JobStore>> {
+        self.shared.cache.set_owner(job, tables.iter().map(|t| t.id));
         let store = JobStore::open(Arc::clone(&self.shared), job, tables, version).await?;
         self.jobs.lock().insert(job, Arc::clone(&store));
         self.shared.touched.lock().insert(job);
@@ -190,6 +189,7 @@ impl StateStore {
     /// Forgets a job; snapshots that are open stay readable.
     pub fn close_job(&self, job: JobId) {
         self.jobs.lock().remove(&job);
+        self.shared.cache.forget_owner(job);
         self.shared.touched.lock().insert(job);
         self.shared.changed.notify_waiters();
     }

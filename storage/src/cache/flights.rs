@@ -23,6 +23,7 @@ pub(super) struct Wait<V: Clone>(Pending<V>);
 /// The duty to answer. Dropping it unanswered fails the waiters, never hangs them.
 pub(super) struct Promise<K: Hash + Eq + Clone, V: Clone> {
     key: K,
+    /// `None`: answered, or given up because nobody waits.
     answer: Option<oneshot::Sender<Result<V>>>,
     under_way: Arc<Mutex<HashMap<K, Pending<V>>>>,
 }
@@ -75,11 +76,26 @@ impl<V: Clone> Wait<V> {
 
 impl<K: Hash + Eq + Clone, V: Clone> Promise<K, V> {
     pub fn answer(mut self, result: Result<V>) {
-        self.under_way.lock().remove(&self.key);
         if let Some(answer) = self.answer.take() {
+            self.under_way.lock().remove(&self.key);
             // Nobody may be waiting any more.
             let _ = answer.send(result);
         }
+    }
+
+    /// Whether somebody waits for the answer. If nobody does, the duty ends: who asks from now on reads anew.
+    pub fn is_wanted(&mut self) -> bool {
+        let mut flights = self.under_way.lock();
+        if self.answer.is_none() {
+            return false;
+        }
+        // One is the map's own.
+        if flights.get(&self.key).is_some_and(|f| f.strong_count().unwrap_or(0) > 1) {
+            return true;
+        }
+        flights.remove(&self.key);
+        self.answer = None;
+        false
     }
 }
 
@@ -108,6 +124,27 @@ mod tests {
         assert_eq!(first.get().await.unwrap(), 7);
         assert_eq!(second.get().await.unwrap(), 7);
         assert!(matches!(flights.join(&1, || Some(8)), Joined::Here(8)));
+    }
+
+    #[tokio::test]
+    async fn a_read_that_nobody_waits_for_is_given_up() {
+        let flights: Flights<u32, u32> = Flights::new();
+        let Joined::Lead(mut promise, first) = flights.join(&1, || None) else {
+            panic!("nobody else reads")
+        };
+        let Joined::Follow(second) = flights.join(&1, || None) else {
+            panic!("a read is under way")
+        };
+        drop(first);
+        assert!(promise.is_wanted());
+        drop(second);
+        assert!(!promise.is_wanted());
+        let Joined::Lead(again, third) = flights.join(&1, || None) else {
+            panic!("the first read was given up")
+        };
+        promise.answer(Ok(6));
+        again.answer(Ok(7));
+        assert_eq!(third.get().await.unwrap(), 7, "by its own read");
     }
 
     #[tokio::test]

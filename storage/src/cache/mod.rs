@@ -6,40 +6,53 @@
 //!   misses are joined to reads already under way, the rest become as few ranged reads an object as
 //!   the planner can make, all in parallel.
 //! - Memory hits need no future ([`BlockCache::try_get`]).
-//! - Scans and compactions pass `fill_cache: false` and leave no trace; their reads may take only part of the
-//!   read slots, so that demand reads always find one.
+//! - Scans and compactions pass `fill_cache: false` and leave no trace.
+//! - The scheduler decides when reads start: by class, in turns of the relations, as many as the store takes. A read
+//!   that fails because of the store is tried again for as long as somebody waits for it.
 //! - Nothing damaged is served: every block is checked against its own checksum and the index's. A
 //!   damaged disk entry is dropped and read from the store again; a damaged object is an error.
 //!
 //! Reads run as tasks of their own: a caller that goes away does not cut off those who joined it.
 
+mod attempts;
 mod disk;
 mod flights;
 mod plan;
 mod read;
+mod scheduler;
 mod stats;
 
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use foyer::{Cache, CacheBuilder, LruConfig, S3FifoConfig};
 use futures::future::try_join_all;
+use millrace_common::collections::HashMap;
 use millrace_common::task::spawn_on;
+use millrace_common::{EnvHandle, JobId, TableId};
 use object_store::ObjectStore;
+use object_store::path::Path;
+use parking_lot::RwLock;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 
 use crate::block::Block;
 use crate::error::{Result, StorageError};
 use crate::run::{RunIndex, RunReader};
 
+pub use attempts::AttemptOptions;
 pub use disk::DiskCacheOptions;
 pub use plan::{Piece, PlannedRead, plan};
+pub use scheduler::limiter::ReadLimits;
+pub use scheduler::{ClassStats, ReadStats, Retrying};
 pub use stats::CacheStats;
 
+use attempts::RangeRead;
 use disk::DiskTier;
 use flights::{Flights, Joined, Wait};
 use read::{IndexLead, Lead};
+use scheduler::ReadScheduler;
+use scheduler::queues::Owner;
 use stats::Counters;
 
 /// Bookkeeping bytes a cached block costs beside its content.
@@ -61,11 +74,19 @@ pub struct CacheOptions {
     /// Largest joined read.
     pub max_read_bytes: u64,
     /// Reads in flight, all together.
-    pub reads: usize,
-    /// Of these, what scans may take.
+    pub reads: ReadLimits,
+    /// Of these, what scans may take, and what compactions may take, at most.
     pub scan_reads: usize,
+    /// Bytes that all reads in flight bring, at most.
+    pub read_bytes: u64,
+    /// Whether a slow demand read is asked for a second time.
+    pub hedge_reads: bool,
+    /// Time-outs and pauses of requests.
+    pub attempts: AttemptOptions,
     /// Where reads run; `None`: the caller's runtime.
     pub runtime: Option<Handle>,
+    /// Clocks and random numbers.
+    pub env: EnvHandle,
 }
 
 impl Default for CacheOptions {
@@ -76,9 +97,13 @@ impl Default for CacheOptions {
             disk: None,
             join_gap: 128 << 10,
             max_read_bytes: 4 << 20,
-            reads: 64,
+            reads: ReadLimits::default(),
             scan_reads: 24,
+            read_bytes: 256 << 20,
+            hedge_reads: true,
+            attempts: AttemptOptions::default(),
             runtime: None,
+            env: EnvHandle::default(),
         }
     }
 }
@@ -97,8 +122,24 @@ pub enum Priority {
     /// A row, a statement.
     #[default]
     Demand,
-    /// A scan, a compaction, a prefetch.
+    /// A scan.
     Scan,
+    /// Runs that are rewritten.
+    Compaction,
+}
+
+impl Priority {
+    /// Highest first.
+    pub const ALL: [Priority; 3] = [Priority::Demand, Priority::Scan, Priority::Compaction];
+
+    /// In one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Priority::Demand => "demand",
+            Priority::Scan => "scan",
+            Priority::Compaction => "compaction",
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,6 +152,8 @@ pub struct ReadOptions {
 impl ReadOptions {
     pub const DEMAND: ReadOptions = ReadOptions { priority: Priority::Demand, fill_cache: true };
     pub const SCAN: ReadOptions = ReadOptions { priority: Priority::Scan, fill_cache: false };
+    pub const COMPACTION: ReadOptions =
+        ReadOptions { priority: Priority::Compaction, fill_cache: false };
 }
 
 /// A block to fetch.
@@ -139,8 +182,9 @@ pub struct BlockCache {
     disk: OnceLock<DiskTier>,
     block_flights: Flights<BlockKey, Arc<Block>>,
     index_flights: Flights<u64, Arc<RunIndex>>,
-    reads: Semaphore,
-    scan_reads: Semaphore,
+    scheduler: Arc<ReadScheduler>,
+    /// The jobs that keep state tables.
+    owners: RwLock<HashMap<TableId, JobId>>,
     counters: Counters,
 }
 
@@ -167,8 +211,8 @@ impl BlockCache {
             disk: OnceLock::new(),
             block_flights: Flights::new(),
             index_flights: Flights::new(),
-            reads: Semaphore::new(options.reads.max(2)),
-            scan_reads: Semaphore::new(options.scan_reads.clamp(1, options.reads.max(2) - 1)),
+            scheduler: ReadScheduler::new(&options),
+            owners: RwLock::default(),
             counters: Counters::default(),
             options,
         });
@@ -330,6 +374,47 @@ impl BlockCache {
         }
     }
 
+    /// Says whose state tables these are: reads of a job's tables take turns with those of other jobs.
+    pub fn set_owner(&self, job: JobId, tables: impl IntoIterator<Item = TableId>) {
+        self.owners.write().extend(tables.into_iter().map(|table| (table, job)));
+    }
+
+    /// Forgets whose state tables a job's were.
+    pub fn forget_owner(&self, job: JobId) {
+        self.owners.write().retain(|_, owner| *owner != job);
+    }
+
+    fn owner_of(&self, run: &RunReader) -> Owner {
+        let table = TableId(run.meta().table_id);
+        match self.owners.read().get(&table) {
+            Some(job) => Owner::from(job.0),
+            // No job has such a number.
+            None => Owner::from(table.0) | (1 << 32),
+        }
+    }
+
+    /// A byte range of an object that is not kept: scheduled and tried again as reads of blocks are.
+    pub async fn read_uncached(
+        &self,
+        object: &str,
+        range: Range<u64>,
+        priority: Priority,
+    ) -> Result<Bytes> {
+        let read = RangeRead { path: &Path::from(object), range, priority, owner: 0 };
+        let bytes = self.read_range(&read, || true).await?;
+        bytes.ok_or_else(|| StorageError::internal("a read that was wanted was given up"))
+    }
+
+    /// Reads of the store at this moment.
+    pub fn read_stats(&self) -> ReadStats {
+        self.scheduler.stats()
+    }
+
+    /// Reads of a job's state that have failed and are being tried again.
+    pub fn retrying(&self, job: JobId) -> Option<Retrying> {
+        self.scheduler.retrying(Owner::from(job.0))
+    }
+
     pub fn stats(&self) -> CacheStats {
         let mut stats = self.counters.snapshot();
         stats.memory_bytes = self.memory.usage() as u64;
@@ -377,5 +462,7 @@ impl<V: Clone> Answer<V> {
     }
 }
 
+#[cfg(test)]
+mod faults;
 #[cfg(test)]
 mod tests;

@@ -1,21 +1,22 @@
 //! The reading half of the cache: from leads (reads we must make) to answers.
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt};
 use millrace_common::task;
-use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use tokio::sync::SemaphorePermit;
 
+use super::attempts::RangeRead;
 use super::flights::Promise;
+use super::scheduler::queues::Owner;
 use super::{
     BlockCache, BlockKey, BlockRequest, Counters, Piece, PlannedRead, Priority, ReadOptions, plan,
 };
 use crate::block::Block;
-use crate::error::{Result, StorageError};
+use crate::error::Result;
 use crate::run::{RunIndex, RunReader};
 
 /// A block that this caller must read.
@@ -98,10 +99,13 @@ impl BlockCache {
             let BlockRequest { run, index, block } = &l.request;
             (run.path(), run.block_range(index, *block))
         });
-        for (path, read, members) in self.plan_reads(ranges).assign(leads) {
+        let owner = leads.first().map_or(0, |l| self.owner_of(&l.request.run));
+        for (path, read, mut members) in self.plan_reads(ranges).assign(leads) {
             let cache = Arc::clone(self);
             self.spawn(async move {
-                let bytes = cache.read(&path, &read, options.priority).await;
+                let wanted = || wanted(members.iter_mut().map(|l| &mut l.promise));
+                let bytes = cache.read(&path, &read, options.priority, owner, wanted).await;
+                let Some(bytes) = bytes.transpose() else { return };
                 for (piece, lead) in read.pieces.iter().zip(members) {
                     let block = match &bytes {
                         Ok(bytes) => {
@@ -142,10 +146,13 @@ impl BlockCache {
         }
         Counters::add(&self.counters.rounds, 1);
         let ranges = leads.iter().map(|l| (l.run.path(), l.run.meta_range()));
-        for (path, read, members) in self.plan_reads(ranges).assign(leads) {
+        let owner = leads.first().map_or(0, |l| self.owner_of(&l.run));
+        for (path, read, mut members) in self.plan_reads(ranges).assign(leads) {
             let cache = Arc::clone(self);
             self.spawn(async move {
-                let bytes = cache.read(&path, &read, priority).await;
+                let wanted = || wanted(members.iter_mut().map(|l| &mut l.promise));
+                let bytes = cache.read(&path, &read, priority, owner, wanted).await;
+                let Some(bytes) = bytes.transpose() else { return };
                 for (piece, lead) in read.pieces.iter().zip(members) {
                     let index = match &bytes {
                         // Copied: filter and keys are windows that outlive the read.
@@ -180,36 +187,27 @@ impl BlockCache {
         ReadPlan { reads: reads.collect() }
     }
 
-    /// One ranged read, within the limits on reads in flight.
-    async fn read(&self, path: &Path, read: &PlannedRead, priority: Priority) -> Result<Bytes> {
-        let _slots = self.slots(priority).await?;
-        let bytes = self
-            .store
-            .get_range(path, read.range.clone())
-            .await
-            .map_err(|e| StorageError::from_store("read", path.as_ref(), e))?;
-        Counters::add(&self.counters.gets, 1);
-        Counters::add(&self.counters.bytes, bytes.len());
-        let wanted = read.range.end - read.range.start;
-        if bytes.len() as u64 != wanted {
-            let reason = format!("{} of {wanted} bytes were there", bytes.len());
-            return Err(StorageError::corrupt(path.as_ref(), read.range.start, reason));
-        }
-        Ok(bytes)
-    }
-
-    /// A scan needs a scan slot first, so that demand reads always find a free slot.
-    async fn slots(
+    /// One ranged read, when the scheduler lets it start; `None`: nobody waits for it any longer.
+    async fn read(
         &self,
+        path: &Path,
+        read: &PlannedRead,
         priority: Priority,
-    ) -> Result<(Option<SemaphorePermit<'_>>, SemaphorePermit<'_>)> {
-        let closed = |_| StorageError::internal("the block cache is closed");
-        let scan = match priority {
-            Priority::Demand => None,
-            Priority::Scan => Some(self.scan_reads.acquire().await.map_err(closed)?),
-        };
-        Ok((scan, self.reads.acquire().await.map_err(closed)?))
+        owner: Owner,
+        is_wanted: impl FnMut() -> bool,
+    ) -> Result<Option<Bytes>> {
+        let range = RangeRead { path, range: read.range.clone(), priority, owner };
+        self.read_range(&range, is_wanted).await
     }
+}
+
+/// Whether somebody waits for one of these; all are asked, so that those nobody waits for end.
+fn wanted<'a, K, V>(promises: impl Iterator<Item = &'a mut Promise<K, V>>) -> bool
+where
+    K: Hash + Eq + Clone + 'a,
+    V: Clone + 'a,
+{
+    promises.fold(false, |wanted, promise| promise.is_wanted() || wanted)
 }
 
 struct ReadPlan {

@@ -15,7 +15,7 @@ use crate::run::{RunBuilder, RunKind, RunOptions};
 use crate::sim::{Faults, Profile, SimStore};
 
 /// Runs of 2,000 rows each, all in one object.
-async fn runs(store: &SimStore, count: u64) -> Vec<Arc<RunReader>> {
+pub(super) async fn runs(store: &SimStore, count: u64) -> Vec<Arc<RunReader>> {
     let schema = Schema::new(vec![Field::new("v", DataType::Int64, true)]);
     let codec = Arc::new(BlockCodec::new(&schema));
     let mut segment = crate::segment::SegmentWriter::new("data/1/1.seg".to_string());
@@ -43,15 +43,15 @@ async fn runs(store: &SimStore, count: u64) -> Vec<Arc<RunReader>> {
     metas.into_iter().map(|m| Arc::new(RunReader::new(m, Arc::clone(&codec)))).collect()
 }
 
-fn open(store: &SimStore, options: CacheOptions) -> Arc<BlockCache> {
+pub(super) fn open(store: &SimStore, options: CacheOptions) -> Arc<BlockCache> {
     BlockCache::open(Arc::new(store.clone()), options)
 }
 
-fn request(run: &Arc<RunReader>, index: &Arc<RunIndex>, block: u32) -> BlockRequest {
+pub(super) fn request(run: &Arc<RunReader>, index: &Arc<RunIndex>, block: u32) -> BlockRequest {
     BlockRequest { run: Arc::clone(run), index: Arc::clone(index), block }
 }
 
-fn all(run: &Arc<RunReader>, index: &Arc<RunIndex>) -> Vec<BlockRequest> {
+pub(super) fn all(run: &Arc<RunReader>, index: &Arc<RunIndex>) -> Vec<BlockRequest> {
     index.locate_range(Bound::Unbounded, Bound::Unbounded).map(|b| request(run, index, b)).collect()
 }
 
@@ -137,7 +137,7 @@ async fn scans_leave_no_trace_and_leave_room() {
     let sim = SimStore::in_memory(Profile::S3, 1);
     let runs = runs(&sim, 2).await;
     let options = CacheOptions {
-        reads: 4,
+        reads: ReadLimits::fixed(8),
         scan_reads: 2,
         join_gap: 0,
         max_read_bytes: 1,
@@ -151,9 +151,9 @@ async fn scans_leave_no_trace_and_leave_room() {
         async move { cache.fetch(wanted, ReadOptions::SCAN).await }
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (slots, scan_slots) =
-        (cache.reads.available_permits(), cache.scan_reads.available_permits());
-    assert_eq!((slots, scan_slots), (2, 0), "a scan cannot take every slot");
+    let scans = cache.read_stats().classes[Priority::Scan as usize];
+    assert_eq!(scans.in_flight, 2, "a scan cannot take every slot");
+    assert!(scans.queued > 2);
     sim.release_reads();
     cache.fetch(vec![request(&runs[1], &indexes[1], 0)], ReadOptions::DEMAND).await.unwrap();
     scan.await.unwrap().unwrap();
