@@ -113,6 +113,17 @@ pub struct Options {
     /// [default: a sixteenth of the memory limit, at least 4MiB]
     #[arg(long, env = "MILLRACE_STEP_SIZE", value_name = "SIZE", help_heading = "Tuning")]
     pub step_size: Option<String>,
+    /// Reads of the object store in flight, at least, however often it asks for fewer [default: 64]
+    #[arg(long, env = "MILLRACE_MIN_READS", value_name = "N", help_heading = "Tuning")]
+    pub min_reads: Option<usize>,
+
+    /// Reads of the object store in flight, at most [default: 1024; 128 for a local directory]
+    #[arg(long, env = "MILLRACE_MAX_READS", value_name = "N", help_heading = "Tuning")]
+    pub max_reads: Option<usize>,
+
+    /// Whether a read that takes longer than usual is requested a second time, on or off [default: on]
+    #[arg(long, env = "MILLRACE_HEDGE_READS", value_name = "on|off", help_heading = "Tuning")]
+    pub hedge_reads: Option<String>,
 
     /// Log records after which a snapshot of the log may be written [default: 256]
     #[arg(long, env = "MILLRACE_SNAPSHOT_RECORDS", value_name = "N", help_heading = "Tuning")]
@@ -243,6 +254,8 @@ impl Http {
     }
 }
 
+/// Of the object store, in flight.
+const MAX_READS: usize = 1 << 16;
 /// From psql's port to the console's: 4566 and 5691.
 const HTTP_OFFSET: u16 = 1125;
 
@@ -265,6 +278,9 @@ pub struct Tuning {
     pub flush_age: Option<Duration>,
     pub tail_bytes: Option<usize>,
     pub step_bytes: Option<usize>,
+    pub min_reads: Option<usize>,
+    pub max_reads: Option<usize>,
+    pub hedge_reads: Option<bool>,
     pub snapshot_records: Option<u64>,
     pub gc_interval: Option<Duration>,
 }
@@ -358,6 +374,9 @@ impl Options {
             flush_age: self.flush_age.or(file.flush_age),
             tail_size: self.tail_size.or(file.tail_size),
             step_size: self.step_size.or(file.step_size),
+            min_reads: self.min_reads.or(file.min_reads),
+            max_reads: self.max_reads.or(file.max_reads),
+            hedge_reads: self.hedge_reads.or(file.hedge_reads),
             snapshot_records: self.snapshot_records.or(file.snapshot_records),
             gc_interval: self.gc_interval.or(file.gc_interval),
             config: self.config,
@@ -400,6 +419,12 @@ impl Options {
         let time = |name: &'static str, given: &Option<String>| {
             given.as_deref().map(|text| duration(name, text)).transpose()
         };
+        let reads = |name: &'static str, given: Option<usize>| match given {
+            Some(n) if !(2..=MAX_READS).contains(&n) => {
+                Err(ConfigError::Invalid { name, value: n.to_string(), expected: "2 to 65536" })
+            }
+            given => Ok(given),
+        };
         Ok(Tuning {
             flush_bytes: bytes("--flush-size", &self.flush_size)?,
             direct_run_bytes: bytes("--direct-run-size", &self.direct_run_size)?,
@@ -408,6 +433,17 @@ impl Options {
             flush_age: time("--flush-age", &self.flush_age)?,
             tail_bytes: bytes("--tail-size", &self.tail_size)?,
             step_bytes: bytes("--step-size", &self.step_size)?,
+            min_reads: reads("--min-reads", self.min_reads)?,
+            max_reads: reads("--max-reads", self.max_reads)?,
+            hedge_reads: match self.hedge_reads.as_deref() {
+                None => None,
+                Some("on") => Some(true),
+                Some("off") => Some(false),
+                Some(other) => {
+                    let (name, value) = ("--hedge-reads", other.to_owned());
+                    return Err(ConfigError::Invalid { name, value, expected: "on or off" });
+                }
+            },
             snapshot_records: self.snapshot_records,
             gc_interval: time("--gc-interval", &self.gc_interval)?,
         })

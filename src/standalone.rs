@@ -27,8 +27,8 @@ use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
 use millrace_meta::{GcOptions, Meta, MetaOptions};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::services::{ComputeService, MetaService};
-use millrace_storage::cache::{CacheOptions, DiskCacheOptions};
-use millrace_storage::object::{MeterOptions, Metered, Reserve, open_with};
+use millrace_storage::cache::{CacheOptions, DiskCacheOptions, ReadLimits};
+use millrace_storage::object::{MeterOptions, Metered, Reserve, local_directory, open_with};
 use millrace_storage::recovery_reads::TailPrefetch;
 use millrace_storage::{StateStore, StorageError, StoreOptions, TailLimits};
 use object_store::ObjectStore;
@@ -510,6 +510,26 @@ fn event_memory(limit: usize) -> usize {
 /// Rows of a backfill's step, at least.
 const MIN_STEP: usize = 4 << 10;
 
+/// Threads that read a local directory, at most.
+const LOCAL_READS: usize = 128;
+
+/// Reads of the object store in flight. Each takes a thread (a local directory) or a connection, and so an open file.
+fn read_limits(config: &Config) -> ReadLimits {
+    let defaults = ReadLimits::default();
+    let is_local = !matches!(local_directory(&config.object_store), Ok(None));
+    let most = match is_local {
+        true => LOCAL_READS,
+        false => defaults.most.min((descriptors::raise_limit() / 8).max(2)),
+    };
+    let (least, most) = match (config.tuning.min_reads, config.tuning.max_reads) {
+        (None, None) => (defaults.least.min(most), most),
+        (Some(least), None) => (least, most.max(least)),
+        (None, Some(most)) => (defaults.least.min(most), most),
+        (Some(least), Some(most)) => (least.min(most), most),
+    };
+    ReadLimits { least, most, start: defaults.start.clamp(least, most) }
+}
+
 /// How the memory limit is dealt out: a quarter each for blocks, state caches and queries; the rest
 /// for memory runs, channels and what the allocator keeps.
 fn store_options(
@@ -530,6 +550,9 @@ fn store_options(
             // Scans and compactions read ahead: all of it together stays a small part.
             max_read_bytes: (limit as u64 / 256).clamp(256 << 10, 4 << 20),
             scan_reads: (limit / (16 << 20)).clamp(4, 24),
+            read_bytes: (limit as u64 / 16).clamp(16 << 20, 256 << 20),
+            reads: read_limits(config),
+            hedge_reads: config.tuning.hedge_reads.unwrap_or(true),
             ..CacheOptions::default()
         },
         flush_bytes: overrides

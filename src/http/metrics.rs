@@ -2,6 +2,8 @@
 
 use std::fmt::{Display, Write};
 
+use millrace_storage::cache::{Priority, ReadStats};
+
 use super::Sources;
 
 /// A text under construction: families in order, each with its help once.
@@ -103,6 +105,37 @@ fn store(out: &mut Exposition, sources: &Sources) {
     out.sample(name, &[("kind", "indexes")], c.index_bytes);
     let help = "Dependent rounds of block reads.";
     out.single("millrace_block_cache_rounds_total", "counter", help, c.rounds);
+    reads(out, &sources.store.cache().read_stats());
+}
+
+/// Reads of the store: what waits, what is under way, and how the store answers.
+fn reads(out: &mut Exposition, stats: &ReadStats) {
+    let name = "millrace_store_reads_queued";
+    out.family(name, "gauge", "Reads that wait for their turn, by class.");
+    for (class, n) in Priority::ALL.iter().zip(&stats.classes) {
+        out.sample(name, &[("class", class.name())], n.queued);
+    }
+    let name = "millrace_store_reads_in_flight";
+    out.family(name, "gauge", "Reads under way, by class.");
+    for (class, n) in Priority::ALL.iter().zip(&stats.classes) {
+        out.sample(name, &[("class", class.name())], n.in_flight);
+    }
+    let help = "Reads that may be under way at present.";
+    out.single("millrace_store_reads_limit", "gauge", help, stats.limit);
+    let help = "Reads that may start in a second at present; 0: any number.";
+    out.single("millrace_store_reads_rate_limit", "gauge", help, stats.rate.unwrap_or(0.0));
+    let help = "Reads that have failed and are being tried again.";
+    out.single("millrace_store_reads_retrying", "gauge", help, stats.retrying);
+    let help = "Answers to reads that ask for fewer requests (429, 503).";
+    out.single("millrace_store_slow_downs_total", "counter", help, stats.slow_downs);
+    let help = "Reads given up because no answer came in time.";
+    out.single("millrace_store_read_timeouts_total", "counter", help, stats.timeouts);
+    let help = "Reads sent again after a failure.";
+    out.single("millrace_store_read_retries_total", "counter", help, stats.retries);
+    let name = "millrace_store_hedged_reads_total";
+    out.family(name, "counter", "Second requests for slow reads, and those that answered first.");
+    out.sample(name, &[("result", "sent")], stats.hedges_sent);
+    out.sample(name, &[("result", "won")], stats.hedges_won);
 }
 
 fn jobs(out: &mut Exposition, sources: &Sources) {

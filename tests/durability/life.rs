@@ -27,6 +27,9 @@ const TUNING: Tuning = Tuning {
     flush_age: None,
     tail_bytes: None,
     step_bytes: None,
+    min_reads: None,
+    max_reads: None,
+    hedge_reads: None,
     snapshot_records: Some(256),
     gc_interval: Some(Duration::from_millis(100)),
 };
