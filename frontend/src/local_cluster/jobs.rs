@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use millrace_common::JobId;
 use millrace_executor::input::watermark::LATE;
 use millrace_executor::stats::{JobStats, OperatorStats};
 use millrace_meta::status::STALL_AFTER;
 use millrace_meta::{JobState, JobStatus};
 use millrace_rpc::version::{JobVersion, RETAIN};
 use millrace_storage::TableStats;
+use millrace_storage::cache::Retrying;
 
 use super::Direct;
 use crate::cluster::{JobRow, TableRow};
@@ -26,9 +28,9 @@ impl Direct {
                 let names: Vec<String> = inputs.iter().filter_map(|id| name(*id)).collect();
                 Some(format!("{} being created", is_or_are(&names)))
             }
-            _ => stalled.map(|d| {
-                let s = d.as_secs();
-                format!("nothing of it has moved for {s} s; the object store may not answer")
+            _ => self.retried_reads(s.relation).or_else(|| {
+                let s = stalled?.as_secs();
+                Some(format!("nothing of it has moved for {s} s; the object store may not answer"))
             }),
         };
         // A table goes on without its connector.
@@ -64,6 +66,12 @@ impl Direct {
             published: s.published,
             staged: s.staged,
         }
+    }
+
+    /// What a job shows while reads of its state fail and are tried again.
+    fn retried_reads(&self, job: JobId) -> Option<String> {
+        let Retrying { reads, error } = self.store.cache().retrying(job)?;
+        Some(format!("the object store fails {reads} reads, which are tried again: {error}"))
     }
 }
 
