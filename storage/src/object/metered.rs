@@ -1,8 +1,8 @@
 //! Counts, bounds and repeats requests.
 //!
 //! Every request has a time-out that grows with its payload; a read's includes its body. Requests that
-//! can be repeated without harm are, with jittered exponential back-off, up to a bound; then the error
-//! says what happened. **A create is never repeated**: a lost answer to one that succeeded would come
+//! can be repeated without harm are, with jittered exponential back-off, up to a bound (writes longer, while the store
+//! throttles or cannot be reached); then the error says what happened. **A create is never repeated**: a lost answer to one that succeeded would come
 //! back as "already exists". It ends as [`UnknownOutcome`] and the caller reads the object to find out.
 
 use std::fmt;
@@ -23,6 +23,7 @@ use object_store::{
 };
 use tokio::time::{sleep, timeout};
 
+use super::Failure;
 use crate::error::{TimedOut, UnknownOutcome, find, is_disk_full};
 
 const STORE: &str = "object store";
@@ -45,6 +46,9 @@ pub struct MeterOptions {
     /// Wait before the second attempt; doubles from there.
     pub backoff: Duration,
     pub max_backoff: Duration,
+    /// For how long a write of a unique name is repeated at least, where the store asks for fewer requests, does not
+    /// answer, or cannot be reached: its failure would restart jobs, and these ask even more of the store.
+    pub write_patience: Duration,
     /// Where the random part of a wait comes from.
     pub env: EnvHandle,
 }
@@ -57,6 +61,7 @@ impl Default for MeterOptions {
             attempts: 4,
             backoff: Duration::from_millis(50),
             max_backoff: Duration::from_secs(2),
+            write_patience: Duration::from_secs(120),
             env: EnvHandle::default(),
         }
     }
@@ -142,18 +147,26 @@ impl Metered {
         }
     }
 
-    /// Attempts until one succeeds, fails for good, or there were enough.
-    async fn repeat<T, F>(&self, limit: Duration, mut request: impl FnMut() -> F) -> Result<T>
+    /// Attempts until one succeeds, fails for good, or there were enough for long enough.
+    async fn repeat<T, F>(
+        &self,
+        limit: Duration,
+        patience: Duration,
+        mut request: impl FnMut() -> F,
+    ) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
+        let began = self.options.env.now();
         let mut attempt = 1;
         loop {
             let error = match self.attempt(limit, request()).await {
                 Ok(value) => return Ok(value),
                 Err(e) => e,
             };
-            if attempt >= self.options.attempts || !may_pass(&error) {
+            let is_patient =
+                Failure::of(&error).passes() && self.options.env.elapsed(began) < patience;
+            if attempt >= self.options.attempts && !is_patient || !may_pass(&error) {
                 self.count_failure(&error);
                 return Err(error);
             }
@@ -254,7 +267,7 @@ impl ObjectStore for Metered {
         let bytes = payload.content_length() as u64;
         let limit = self.limit(bytes);
         let result = if opts.mode == PutMode::Overwrite {
-            self.repeat(limit, || {
+            self.repeat(limit, self.options.write_patience, || {
                 add(&self.counters.puts, 1);
                 self.inner.put_opts(location, payload.clone(), opts.clone())
             })
@@ -288,7 +301,8 @@ impl ObjectStore for Metered {
             add(&self.counters.retries, u64::from(attempt.again));
             return self.get_once(location, &options).await;
         }
-        self.repeat(self.limit(expected), || self.get_once(location, &options)).await
+        self.repeat(self.limit(expected), Duration::ZERO, || self.get_once(location, &options))
+            .await
     }
 
     fn delete_stream(
@@ -315,7 +329,7 @@ impl ObjectStore for Metered {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.repeat(self.options.request_timeout, || {
+        self.repeat(self.options.request_timeout, Duration::ZERO, || {
             add(&self.counters.lists, 1);
             self.inner.list_with_delimiter(prefix)
         })

@@ -208,6 +208,31 @@ async fn reads_and_writes_of_unique_names_are_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_write_outlives_a_minute_of_throttling_and_not_an_hour() {
+    for faults in [
+        Faults { slow_down: 1.0, ..Faults::default() },
+        Faults { reset: 1.0, ..Faults::default() },
+        Faults { hang: 1.0, ..Faults::default() },
+    ] {
+        let sim = SimStore::in_memory(Profile::S3, 3);
+        let store = wrapped(&sim);
+        let name = path("data/1/1.seg");
+        sim.set_faults(faults);
+        let put = store.put(&name, "abc".into());
+        let well_again = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            sim.set_faults(Faults::default());
+        };
+        let (written, ()) = tokio::join!(put, well_again);
+        written.unwrap();
+        assert_eq!(store.get_range(&name, 0..3).await.unwrap(), "abc");
+        sim.set_faults(faults);
+        assert!(store.put(&name, "abc".into()).await.is_err());
+        assert_eq!(store.stats().errors, 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_create_is_never_repeated_and_an_unknown_outcome_is_told() {
     let sim = SimStore::in_memory(Profile::S3, 3);
     let store = wrapped(&sim);
