@@ -12,6 +12,7 @@ mod protocol;
 mod rounds;
 mod s3;
 mod serializable;
+mod slow_store;
 mod stress;
 mod telling;
 
