@@ -13,6 +13,7 @@ use arrow::array::{
 use arrow::compute;
 use arrow::datatypes::{DataType, Int64Type, SchemaRef, UInt32Type};
 use arrow::error::ArrowError;
+use millrace_common::Epoch;
 pub(crate) use millrace_common::delta::new_batch as rebuild;
 use millrace_common::delta::take_rows;
 
@@ -38,6 +39,13 @@ impl Entries {
     /// The position of the first entry whose key is above `key`, at or after `from`.
     pub fn upper_bound(&self, key: &[u8], from: usize) -> usize {
         gallop(&self.keys, from, |k| k <= key)
+    }
+
+    /// The epoch of the newest entry of a key up to an epoch.
+    pub fn newest(&self, key: &[u8], as_of: Epoch) -> Option<Epoch> {
+        let end = self.upper_bound(key, 0);
+        let of_key = (0..end).rev().take_while(|&row| self.keys.value(row) == key);
+        of_key.map(|row| self.epochs.at(row)).find(|&epoch| epoch <= as_of)
     }
 
     /// The weights as an array, made where they are implied.

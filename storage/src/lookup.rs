@@ -59,6 +59,9 @@ fn ends_below(batch: &Entries, key: &[u8]) -> bool {
     batch.is_empty() || batch.keys.value(batch.len() - 1) < key
 }
 
+/// Decides between entries of a key: epoch, then rank. The larger was written later.
+pub(crate) type Recency = (Epoch, u64);
+
 /// An entry that was found.
 #[derive(Clone, Copy, Debug)]
 struct Hit {
@@ -97,6 +100,21 @@ impl Lookups {
             rest = &rest[n..];
         }
         out.finish(self)
+    }
+
+    /// How recent the current entry of every key is, deletes included. Keys ascend.
+    pub fn newest(&self, keys: &BinaryArray) -> Vec<Option<Recency>> {
+        let order: Vec<u32> = (0..keys.len() as u32).collect();
+        let mut hits = Vec::new();
+        for source in 0..self.sources.len() {
+            self.collect(source, keys, &order, &mut hits);
+        }
+        let mut newest = vec![None; keys.len()];
+        for hit in hits {
+            let known: &mut Option<Recency> = &mut newest[hit.input as usize];
+            *known = (*known).max(Some((hit.epoch, hit.rank)));
+        }
+        newest
     }
 
     fn collect(&self, source: usize, keys: &BinaryArray, order: &[u32], hits: &mut Vec<Hit>) {

@@ -56,11 +56,6 @@ impl Reading {
         while parts.last().is_some_and(|p| !p.is_last) {
             parts.push(self.next().await?);
         }
-        if parts.len() == 1
-            && let Some(only) = parts.pop()
-        {
-            return Ok(only.found);
-        }
         let position = |part: &Part, i: u32| part.asked[i as usize];
         let inputs: Vec<u32> = parts
             .iter()

@@ -282,7 +282,7 @@ pub(crate) fn memory_sources(table: &TableVersion, as_of: Epoch) -> Vec<Sorted> 
 /// A run that no version names, and its rank among what its writer holds.
 pub(crate) type EarlyRun = (Arc<RunReader>, u64);
 
-/// Answers at once where memory can, else returns the one batched fetch that will.
+/// Answers at once where memory can, else with the batched reads that will.
 pub(crate) fn ask(
     store: &JobStore,
     table: Arc<TableVersion>,
@@ -301,24 +301,14 @@ fn ask_all(
     as_of: Epoch,
     question: LookupRequest,
 ) -> Lookup {
-    let mut lookups = Lookups {
+    let lookups = Lookups {
         storage: table.desc.storage,
         schema: Arc::clone(&table.desc.value_schema),
         as_of,
         sources: memory,
     };
-    let probe = match disk::probe(&store.shared, &table, early, as_of, &question) {
-        Ok(probe) => probe,
-        Err(e) => return Lookup::failed(e),
-    };
-    match probe {
-        disk::Probe::Ready(blocks) => {
-            lookups.sources.extend(blocks);
-            match question.answer(&lookups) {
-                Ok(found) => Lookup::Ready(found),
-                Err(e) => Lookup::failed(e),
-            }
-        }
-        disk::Probe::Fetch(fetch) => Lookup::Pending(fetch.answer(question, lookups)),
+    match disk::ask(&store.shared, &table, early, question, lookups) {
+        Ok(lookup) => lookup,
+        Err(e) => Lookup::failed(e),
     }
 }

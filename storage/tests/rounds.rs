@@ -67,6 +67,8 @@ async fn commit(
     slices
 }
 
+/// Six runs of keys of their own, which all cover the whole range: filters decide, and where one is wrong asking all at
+/// once reads hardly more.
 #[tokio::test]
 async fn a_cold_read_of_thousands_of_keys_costs_two_rounds() {
     let sim = sim();
