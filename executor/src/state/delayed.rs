@@ -17,6 +17,8 @@ use crate::error::ExecError;
 
 /// A read waits for fewer turns of the scheduler than this.
 const MAX_TURNS: u64 = 7;
+/// An answer comes in so many parts at most.
+const MAX_PARTS: u64 = 4;
 
 pub struct Delayed<T> {
     inner: T,
@@ -28,28 +30,38 @@ impl<T: StateTable> Delayed<T> {
         Delayed { inner, reads: AtomicU64::new(0) }
     }
 
-    /// `asked`: how many strings. Some answers come in two parts.
+    /// `asked`: how many strings. Many answers come in parts, in no order, each after a while of its own.
     fn delay(&self, lookup: Lookup, asked: usize) -> Lookup {
-        // Fibonacci hashing of a counter: an irregular but repeatable sequence.
         let n = self.reads.fetch_add(1, Ordering::Relaxed) + 1;
-        let irregular = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let turns = irregular % MAX_TURNS + 1;
-        let cut = (irregular / MAX_TURNS) as usize % asked.max(1);
+        let count = irregular(n) % MAX_PARTS + 1;
+        let mut strings = vec![Vec::new(); count as usize];
+        for i in (0..asked as u32).rev() {
+            strings[(irregular(n + u64::from(i)) % count) as usize].push(i);
+        }
+        let turns = move |part: u64| irregular(n + part) / MAX_PARTS % MAX_TURNS + 1;
         let wait = async move {
-            yield_turns(turns).await;
+            yield_turns(turns(0)).await;
             let found = lookup.wait().await?;
-            let parts = match cut {
-                0 => vec![Part::whole(found, asked)],
-                _ => cut_at(&found, cut, asked)?,
+            let parts = match count {
+                1 => vec![Part::whole(found, asked)],
+                _ => parts_of(&found, strings)?,
             };
-            Ok::<_, StorageError>(stream::iter(parts.into_iter().map(Ok)))
+            Ok::<_, StorageError>(stream::iter(
+                parts.into_iter().zip(1..).map(Ok::<_, StorageError>),
+            ))
         };
         let parts = stream::once(wait).try_flatten().then(move |part| async move {
-            yield_turns(turns).await;
-            part
+            let (part, number) = part?;
+            yield_turns(turns(number)).await;
+            Ok(part)
         });
         Lookup::Pending(Reading::new(parts.boxed()))
     }
+}
+
+/// Fibonacci hashing: of a counter, an irregular but repeatable sequence.
+fn irregular(n: u64) -> u64 {
+    n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
 async fn yield_turns(turns: u64) {
@@ -65,11 +77,21 @@ pub fn cut_at(found: &Found, cut: usize, asked: usize) -> Result<Vec<Part>, Arro
     let all = 0..asked as u32;
     let (picked, others): (Vec<u32>, Vec<u32>) =
         (all.clone().filter(every).collect(), all.rev().filter(|i| !every(i)).collect());
-    let part = |asked: Vec<u32>, is_last: bool| -> Result<Part, ArrowError> {
+    parts_of(found, vec![picked, others])
+}
+
+/// What was found of each of these groups of strings, which are all that were asked; groups without any are left out.
+fn parts_of(found: &Found, mut groups: Vec<Vec<u32>>) -> Result<Vec<Part>, ArrowError> {
+    groups.retain(|strings| !strings.is_empty());
+    if groups.is_empty() {
+        return Ok(vec![Part::whole(found.clone(), 0)]);
+    }
+    let last = groups.len() - 1;
+    let part = |(i, asked): (usize, Vec<u32>)| {
         let found = of_strings(found, &asked)?;
-        Ok(Part { asked, found, is_last })
+        Ok(Part { asked, found, is_last: i == last })
     };
-    Ok(vec![part(picked, false)?, part(others, true)?])
+    groups.into_iter().enumerate().map(part).collect()
 }
 
 /// What was found of the strings at these positions, in this order.
