@@ -3,6 +3,7 @@
 //! Every result is a table row and a JSON line. Compare modes of one run with each other, not seconds
 //! across machines.
 
+mod cold;
 mod freshness;
 mod jobs;
 mod life;
@@ -55,6 +56,8 @@ enum Command {
     Window(window::Args),
     /// Tiny views over tables that change at the full rate of commits: what a long life leaves behind
     Life(life::Args),
+    /// Rows whose state is in no cache, over a simulated store: an aggregate and a join, in both modes of state access
+    Cold(cold::Args),
     /// From a row sent until it can be read, is streamed, and is in a sink, behind chains of views
     Freshness(freshness::Args),
     /// Commits, CREATE, DROP and idling with many views
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Nexmark(args) => runtime.block_on(nexmark::run(&args)),
         Command::Micro(args) => runtime.block_on(micro::run(&args)),
         Command::Jobs(args) => runtime.block_on(jobs::run(&args)),
+        Command::Cold(args) => runtime.block_on(cold::run(&args)),
         Command::Freshness(args) => runtime.block_on(freshness::run(&args)),
         Command::Life(args) => runtime.block_on(life::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
