@@ -187,8 +187,7 @@ async fn load(memory: &Arc<dyn ObjectStore>, keys: u64) -> Result<Vec<u64>, Stri
     for from in (0..keys).step_by(LOAD_ROWS as usize) {
         let to = (from + LOAD_ROWS).min(keys) - 1;
         let rows = format!("FROM generate_series({from}, {to}) AS s(x)");
-        let facts =
-            "INSERT INTO facts SELECT x, x * 2654435761 % 1000000007, x * 48271 % 2147483647";
+        let facts = "INSERT INTO facts SELECT x, x::bigint * 2654435761 % 1000000007, x::bigint * 48271 % 2147483647";
         execute(&client, &format!("{facts} {rows}")).await?;
         // Text that compresses to half, as hexadecimal digits do.
         let items = "INSERT INTO items SELECT x, md5(x::text), md5((x + 1)::text)";
@@ -235,7 +234,7 @@ async fn measure(
     for from in range.clone().step_by(STATEMENT_ROWS as usize) {
         let to = (from + STATEMENT_ROWS).min(range.end) - 1;
         // Keys in no order.
-        let insert = subject.insert.replace("{key}", &format!("x * 2654435761 % {keys}"));
+        let insert = subject.insert.replace("{key}", &format!("x::bigint * 2654435761 % {keys}"));
         let insert = insert.replace("{from}", &from.to_string()).replace("{to}", &to.to_string());
         execute(&client, &insert).await?;
     }
