@@ -285,6 +285,24 @@ pub struct Tuning {
     pub gc_interval: Option<Duration>,
 }
 
+impl Tuning {
+    /// What suits the memory limit, in constants.
+    pub const DEFAULT: Tuning = Tuning {
+        flush_bytes: None,
+        direct_run_bytes: None,
+        inline_bytes: None,
+        flush_commits: None,
+        flush_age: None,
+        tail_bytes: None,
+        step_bytes: None,
+        min_reads: None,
+        max_reads: None,
+        hedge_reads: None,
+        snapshot_records: None,
+        gc_interval: None,
+    };
+}
+
 /// A setting that cannot be understood.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

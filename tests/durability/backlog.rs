@@ -22,14 +22,10 @@ const STEPS: u64 = (COMMITS * ROWS * DIGITS / STEP) as u64;
 
 const TUNING: Tuning = Tuning {
     flush_bytes: Some(64 << 10),
-    direct_run_bytes: None,
-    inline_bytes: None,
-    flush_commits: None,
-    flush_age: None,
-    tail_bytes: None,
     step_bytes: Some(STEP),
     snapshot_records: Some(32),
     gc_interval: Some(Duration::from_millis(100)),
+    ..Tuning::DEFAULT
 };
 
 /// All commits so far of the sink.

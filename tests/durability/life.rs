@@ -20,18 +20,10 @@ const VIEWS: usize = 2;
 const FLUSH_COMMITS: usize = 100;
 
 const TUNING: Tuning = Tuning {
-    flush_bytes: None,
-    direct_run_bytes: None,
-    inline_bytes: None,
     flush_commits: Some(FLUSH_COMMITS),
-    flush_age: None,
-    tail_bytes: None,
-    step_bytes: None,
-    min_reads: None,
-    max_reads: None,
-    hedge_reads: None,
     snapshot_records: Some(256),
     gc_interval: Some(Duration::from_millis(100)),
+    ..Tuning::DEFAULT
 };
 
 /// Tables of one row a writer, and views of a few groups over them.

@@ -151,17 +151,10 @@ async fn object_bytes(store: &Arc<dyn ObjectStore>) -> u64 {
 
 const BUSY: Tuning = Tuning {
     flush_bytes: Some(64 << 10),
-    direct_run_bytes: None,
     inline_bytes: Some(256),
-    flush_commits: None,
-    flush_age: None,
-    tail_bytes: None,
-    step_bytes: None,
-    min_reads: None,
-    max_reads: None,
-    hedge_reads: None,
     snapshot_records: Some(64),
     gc_interval: Some(Duration::from_millis(100)),
+    ..Tuning::DEFAULT
 };
 
 #[tokio::test(flavor = "multi_thread")]
