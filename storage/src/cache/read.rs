@@ -207,7 +207,7 @@ where
     K: Hash + Eq + Clone + 'a,
     V: Clone + 'a,
 {
-    promises.fold(false, |wanted, promise| promise.is_wanted() || wanted)
+    promises.map(|promise| usize::from(promise.is_wanted())).sum::<usize>() > 0
 }
 
 struct ReadPlan {
