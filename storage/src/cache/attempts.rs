@@ -72,10 +72,11 @@ impl BlockCache {
         mut is_wanted: impl FnMut() -> bool,
     ) -> Result<Option<Bytes>> {
         let mut mark: Option<RetryMark> = None;
-        let mut attempt = 1;
+        let (mut attempt, mut unknown) = (1, 0);
         loop {
             let permit = self.scheduler.acquire(read.slot()).await?;
             if !is_wanted() {
+                permit.unused();
                 return Ok(None);
             }
             let error = match self.attempt(read, permit, attempt > 1).await {
@@ -83,9 +84,9 @@ impl BlockCache {
                 Err(e) => e,
             };
             let failure = Failure::of(&error);
-            self.scheduler.failed(failure);
+            unknown += u32::from(failure == Failure::Unknown);
             let again = failure.passes()
-                || failure == Failure::Unknown && attempt < self.options.attempts.unknown;
+                || failure == Failure::Unknown && unknown < self.options.attempts.unknown;
             if !again {
                 return Err(StorageError::from_store("read", read.path.as_ref(), error));
             }
@@ -130,8 +131,10 @@ impl BlockCache {
                 Err(object_store::Error::Generic { store: "object store", source })
             }
         };
-        if answer.is_ok() {
-            self.scheduler.answered(slot, self.options.env.elapsed(began));
+        // Before the permit starts the next read.
+        match &answer {
+            Ok(_) => self.scheduler.answered(slot, self.options.env.elapsed(began)),
+            Err(error) => self.scheduler.failed(Failure::of(error)),
         }
         drop(permit);
         answer

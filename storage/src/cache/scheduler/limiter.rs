@@ -18,6 +18,14 @@ const SLOW_DOWN: f64 = 0.5;
 const TIMEOUT: f64 = 0.75;
 /// Of the rate that the store last answered.
 const RATE_CUT: f64 = 0.7;
+/// A rate is limited where one of this many answers is a complaint: fewer say nothing about the rate.
+const COMPLAINTS: f64 = 20.0;
+/// Where one of this many was refused, what was answered is what the store can do...
+const REFUSED: f64 = 4.0;
+/// ...if there were as many as this in a second.
+const TELLING: f64 = 50.0;
+/// What a read is taken to last before any was answered, in seconds.
+const TYPICAL: f64 = 0.03;
 /// Reads a second that are tried however often the store complains.
 const LEAST_RATE: f64 = 10.0;
 /// Of the rate at the last cut, each second.
@@ -73,6 +81,8 @@ pub(super) struct Limiter {
     rate: Option<Rate>,
     last_cut: Option<Instant>,
     answered: Answered,
+    /// Whether the limit held reads back when the last one was answered.
+    saturated: bool,
     latency: Latency,
 }
 
@@ -86,7 +96,8 @@ impl Limiter {
             limit: bounds.start as f64,
             rate: None,
             last_cut: None,
-            answered: Answered { since: now, count: 0, last: 0.0 },
+            answered: Answered::new(now),
+            saturated: false,
             latency: Latency::default(),
         }
     }
@@ -124,9 +135,17 @@ impl Limiter {
         }
     }
 
+    /// A read that was to start does not ask the store for anything.
+    pub fn not_needed(&mut self) {
+        if let Some(rate) = &mut self.rate {
+            rate.tokens += 1.0;
+        }
+    }
+
     /// A read was answered. `saturated`: the limit held others back.
     pub fn answered(&mut self, took: Duration, bytes: u64, saturated: bool, now: Instant) {
         self.answered.count(now);
+        self.saturated = saturated;
         if bytes <= SMALL_READ_BYTES {
             self.latency.add(took);
         }
@@ -137,11 +156,20 @@ impl Limiter {
 
     /// The store asked for fewer requests.
     pub fn slow_down(&mut self, now: Instant) {
-        if !self.cut(SLOW_DOWN, now) {
+        self.answered.complaint(now);
+        let before = self.limit;
+        if !self.cut(SLOW_DOWN, now) || !self.answered.complains_often() {
             return;
         }
         let answered = self.answered.per_second(now);
-        let known = self.rate.as_ref().map_or(answered, |r| r.per_second.min(answered));
+        // A rate at which few reads wanted to start says nothing about what the store can do.
+        let known = match &self.rate {
+            _ if self.answered.are_mostly_refused() => self.answered.last,
+            Some(rate) if answered < rate.per_second / 2.0 => rate.per_second,
+            Some(rate) => rate.per_second.min(answered),
+            None if self.saturated => answered,
+            None => answered.max(before / self.latency.last.unwrap_or(TYPICAL)),
+        };
         self.rate = Some(Rate::new((known * RATE_CUT).max(LEAST_RATE), now));
     }
 
@@ -197,16 +225,41 @@ impl Rate {
     }
 }
 
-/// Answers a second.
+/// Answers and complaints a second.
 #[derive(Debug)]
 struct Answered {
     since: Instant,
     count: u64,
+    complaints: u64,
     /// Of the last whole second.
     last: f64,
+    last_complaints: f64,
 }
 
 impl Answered {
+    fn new(now: Instant) -> Answered {
+        Answered { since: now, count: 0, complaints: 0, last: 0.0, last_complaints: 0.0 }
+    }
+
+    fn complaint(&mut self, now: Instant) {
+        self.roll(now);
+        self.complaints += 1;
+    }
+
+    /// Whether enough of the answers of this second, or of the last one, were complaints.
+    fn complains_often(&self) -> bool {
+        let often =
+            |complaints: f64, answers: f64| complaints > 0.0 && complaints * COMPLAINTS >= answers;
+        let this = self.count as f64;
+        often(self.complaints as f64, this.max(self.last)) || often(self.last_complaints, self.last)
+    }
+
+    /// Whether the last second tells what the store can do.
+    fn are_mostly_refused(&self) -> bool {
+        let all = self.last + self.last_complaints;
+        all >= TELLING && self.last_complaints * REFUSED >= all
+    }
+
     fn count(&mut self, now: Instant) {
         self.roll(now);
         self.count += 1;
@@ -216,7 +269,8 @@ impl Answered {
         let seconds = now.saturating_duration_since(self.since).as_secs_f64();
         if seconds >= 1.0 {
             self.last = self.count as f64 / seconds;
-            self.count = 0;
+            self.last_complaints = self.complaints as f64 / seconds;
+            (self.count, self.complaints) = (0, 0);
             self.since = now;
         }
     }
@@ -312,7 +366,45 @@ mod tests {
             limiter.slow_down(start + second * BURST);
         }
         assert_eq!(limiter.limit(), 64);
+        for second in 10..100 {
+            limiter.slow_down(start + second * BURST);
+        }
         assert_eq!(limiter.rate(), Some(LEAST_RATE));
+    }
+
+    /// A restart reads much at once, and the first complaint comes before any answer.
+    #[test]
+    fn the_first_complaint_leaves_most_of_the_rate() {
+        let start = Instant::now();
+        let mut limiter = limiter(start);
+        limiter.slow_down(start);
+        let rate = limiter.rate().unwrap();
+        assert!((5_000.0..7_000.0).contains(&rate), "256 reads of 30 ms: {rate}");
+        // A quiet second does not make it less than another cut would.
+        limiter.slow_down(start + 2 * BURST);
+        assert!(limiter.rate().unwrap() >= rate * RATE_CUT);
+    }
+
+    #[test]
+    fn a_store_that_refuses_most_tells_what_it_can_do() {
+        let start = Instant::now();
+        let mut limiter = limiter(start);
+        answer(&mut limiter, 100, 30 * MS, start);
+        (0..200).for_each(|_| limiter.slow_down(start));
+        limiter.slow_down(start + BURST);
+        assert_eq!(limiter.rate(), Some(100.0 * RATE_CUT));
+    }
+
+    #[test]
+    fn seldom_complaints_limit_no_rate() {
+        let start = Instant::now();
+        let mut limiter = limiter(start);
+        for second in 0..20 {
+            let now = start + second * BURST;
+            answer(&mut limiter, 1_000, 30 * MS, now);
+            limiter.slow_down(now);
+        }
+        assert_eq!(limiter.rate(), None);
     }
 
     #[test]
@@ -348,13 +440,14 @@ mod tests {
         let mut limiter = limiter(start);
         let at = |second| start + Duration::from_secs(second);
         answer(&mut limiter, 1_000, 30 * MS, at(1));
-        limiter.slow_down(at(1));
-        assert!(matches!(limiter.may_start(0, at(1)), Start::At(_)), "a pause comes first");
-        let first = started(&mut limiter, at(1));
+        (0..100).for_each(|_| limiter.slow_down(at(1)));
+        limiter.slow_down(at(2));
+        assert!(matches!(limiter.may_start(0, at(2)), Start::At(_)), "a pause comes first");
+        let first = started(&mut limiter, at(2));
         assert!((690..=800).contains(&first), "{first}");
-        let tenth = started(&mut limiter, at(10));
+        let tenth = started(&mut limiter, at(11));
         assert!((1_200..=1_500).contains(&tenth), "{tenth}");
-        assert_eq!(started(&mut limiter, at(40)), usize::MAX, "lifted");
-        assert_eq!(limiter.may_start(limiter.limit(), at(41)), Start::Later);
+        assert_eq!(started(&mut limiter, at(41)), usize::MAX, "lifted");
+        assert_eq!(limiter.may_start(limiter.limit(), at(42)), Start::Later);
     }
 }

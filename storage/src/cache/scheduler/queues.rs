@@ -61,7 +61,13 @@ pub(super) struct Queues<T> {
     bounds: Bounds,
     in_flight: usize,
     bytes: u64,
+    /// Starts whose rate was limited.
+    paced: u64,
 }
+
+/// Of starts whose rate is limited every so many looks at the shares of lower classes first: slots in flight say
+/// little there, because most are free.
+const SHARE_OF_PACED: u64 = 8;
 
 /// What a class has for a free slot.
 enum Turn<T> {
@@ -75,7 +81,7 @@ enum Turn<T> {
 impl<T> Queues<T> {
     pub fn new(bounds: Bounds) -> Queues<T> {
         let bounds = Bounds { scans: bounds.scans.max(1), ..bounds };
-        Queues { classes: Default::default(), bounds, in_flight: 0, bytes: 0 }
+        Queues { classes: Default::default(), bounds, in_flight: 0, bytes: 0, paced: 0 }
     }
 
     pub fn push(&mut self, slot: Slot, read: T) {
@@ -88,12 +94,15 @@ impl<T> Queues<T> {
         queue.push_back((slot, read));
     }
 
-    /// The read that a free slot goes to, which is in flight from now on.
-    pub fn take(&mut self, limit: usize) -> Option<(Slot, T)> {
+    /// The read that a free slot goes to, which is in flight from now on. `is_paced`: the rate of starts is limited.
+    pub fn take(&mut self, limit: usize, is_paced: bool) -> Option<(Slot, T)> {
         if self.in_flight >= limit {
             return None;
         }
-        let shares = Priority::ALL.into_iter().rev().map(|p| (p, self.share(p, limit), true));
+        self.paced += u64::from(is_paced);
+        let has_shares = !is_paced || self.paced.is_multiple_of(SHARE_OF_PACED);
+        let shares = Priority::ALL.into_iter().rev().filter(|_| has_shares);
+        let shares = shares.map(|p| (p, self.share(p, limit), true));
         let rest = Priority::ALL.into_iter().map(|p| (p, self.most(p, limit), false));
         let order: Vec<(Priority, usize, bool)> = shares.chain(rest).collect();
         for (priority, most, is_share) in order {
@@ -225,7 +234,7 @@ mod tests {
 
     /// Takes as many as there are slots.
     fn fill(queues: &mut Queues<usize>, limit: usize) -> Vec<Slot> {
-        std::iter::from_fn(|| queues.take(limit).map(|(slot, _)| slot)).collect()
+        std::iter::from_fn(|| queues.take(limit, false).map(|(slot, _)| slot)).collect()
     }
 
     #[test]
@@ -236,7 +245,7 @@ mod tests {
         assert!(queues.is_saturated(64), "a higher limit would start more");
         assert!(!queues.is_saturated(128), "these need not wait");
         queues.push(slot(Priority::Demand, 2), 0);
-        assert_eq!(queues.take(64).map(|(s, _)| s.owner), Some(2), "it is served at once");
+        assert_eq!(queues.take(64, false).map(|(s, _)| s.owner), Some(2), "it is served at once");
         // Also where all slots are taken, by many owners.
         let mut queues = filled(&[(Priority::Demand, 1, 2_000), (Priority::Demand, 3, 2_000)]);
         let first = fill(&mut queues, 64);
@@ -245,7 +254,7 @@ mod tests {
         let mut owners = Vec::new();
         for ended in &first[..3] {
             queues.finish(*ended);
-            owners.extend(queues.take(64).map(|(s, _)| s.owner));
+            owners.extend(queues.take(64, false).map(|(s, _)| s.owner));
         }
         assert!(owners.contains(&2), "{owners:?}");
     }
@@ -254,7 +263,7 @@ mod tests {
     fn reads_of_one_owner_keep_their_order() {
         let mut queues = filled(&[(Priority::Demand, 1, 5), (Priority::Demand, 2, 5)]);
         let taken: Vec<(Owner, usize)> =
-            std::iter::from_fn(|| queues.take(64).map(|(s, n)| (s.owner, n))).collect();
+            std::iter::from_fn(|| queues.take(64, false).map(|(s, n)| (s.owner, n))).collect();
         let of = |owner| taken.iter().filter(|t| t.0 == owner).map(|t| t.1).collect::<Vec<_>>();
         assert_eq!((of(1), of(2)), ((0..5).collect(), (0..5).collect()));
         assert_eq!(taken[..4].iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2, 1, 2]);
@@ -279,11 +288,25 @@ mod tests {
         let mut served = Vec::new();
         for _ in 0..2 {
             queues.finish(in_flight.pop_front().unwrap());
-            served.extend(queues.take(64).map(|(s, _)| s.priority));
+            served.extend(queues.take(64, false).map(|(s, _)| s.priority));
         }
         served.sort_unstable_by_key(|p| *p as usize);
         assert_eq!(served, [Priority::Scan, Priority::Compaction]);
         assert_eq!(queues.counts(Priority::Scan), (0, 1));
+    }
+
+    #[test]
+    fn demand_comes_first_where_the_rate_is_limited() {
+        let reads = [(Priority::Demand, 1, 100), (Priority::Scan, 2, 100)];
+        let mut queues = filled(&[reads[0], reads[1], (Priority::Compaction, 3, 100)]);
+        // Each ends before the next starts.
+        let mut demand = 0;
+        for _ in 0..80 {
+            let (slot, _) = queues.take(64, true).unwrap();
+            demand += usize::from(slot.priority == Priority::Demand);
+            queues.finish(slot);
+        }
+        assert_eq!(demand, 70);
     }
 
     #[test]
@@ -295,13 +318,13 @@ mod tests {
         push(&mut queues, 60);
         push(&mut queues, 500);
         push(&mut queues, 10);
-        let (first, ()) = queues.take(64).unwrap();
-        assert!(queues.take(64).is_none(), "smaller ones do not overtake it");
+        let (first, ()) = queues.take(64, false).unwrap();
+        assert!(queues.take(64, false).is_none(), "smaller ones do not overtake it");
         queues.finish(first);
-        let (large, ()) = queues.take(64).unwrap();
+        let (large, ()) = queues.take(64, false).unwrap();
         assert_eq!(large.bytes, 500);
         queues.finish(large);
-        assert_eq!(queues.take(64).unwrap().0.bytes, 10);
+        assert_eq!(queues.take(64, false).unwrap().0.bytes, 10);
         assert_eq!((queues.in_flight(), queues.queued()), (1, 0));
     }
 }
