@@ -67,7 +67,6 @@ fn is_connection(kind: io::ErrorKind) -> bool {
             | K::ConnectionRefused
             | K::NotConnected
             | K::BrokenPipe
-            | K::UnexpectedEof
             | K::TimedOut
     )
 }
