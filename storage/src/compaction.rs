@@ -21,6 +21,7 @@ use millrace_common::access::AccessClass;
 use millrace_rpc::version::{RunMeta, SliceRef, VersionEdit};
 
 use crate::block::BlockCodec;
+use crate::cache::Priority;
 use crate::disk;
 use crate::error::{Result, StorageError};
 use crate::merge::{Merger, Mode};
@@ -259,7 +260,7 @@ pub async fn compact(
     let readers = inputs
         .iter()
         .map(|m| Arc::new(RunReader::pinned(m.clone(), Arc::clone(&codec), &shared.pins)));
-    let sources = disk::scan_all(&shared, readers, mode, &everything, None);
+    let sources = disk::scan_all(&shared, readers, mode, &everything, None, Priority::Compaction);
     let schema = Arc::clone(codec.value_schema());
     let retain = desc.retention.zip(bound).map(|(by, bound)| Retain { by, bound });
     let merger = Merger::new(desc.storage, mode, schema, 8192, sources).retaining(retain);

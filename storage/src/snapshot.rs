@@ -11,6 +11,7 @@ use futures::stream::BoxStream;
 use millrace_common::{Epoch, TableId, Vnode};
 
 use crate::block::Entries;
+use crate::cache::Priority;
 use crate::disk;
 use crate::entry::{Found, rebuild};
 use crate::error::Result;
@@ -159,7 +160,14 @@ pub(crate) fn table_sources(
         let meta = run.meta();
         mode.wants(Epoch(meta.min_epoch), Epoch(meta.max_epoch))
     });
-    sources.extend(disk::scan_all(&store.shared, wanted.cloned(), mode, range, projection));
+    sources.extend(disk::scan_all(
+        &store.shared,
+        wanted.cloned(),
+        mode,
+        range,
+        projection,
+        Priority::Scan,
+    ));
     Ok(sources)
 }
 

@@ -15,6 +15,7 @@ use millrace_common::{Epoch, TableId};
 use millrace_rpc::version::{RunMeta, VersionEdit};
 
 use crate::block::{Entries, stored_schema};
+use crate::cache::Priority;
 use crate::disk;
 use crate::error::Result;
 use crate::job_store::{JobStore, Persisted};
@@ -163,7 +164,14 @@ impl Staging {
             .iter()
             .map(|run| Arc::new(RunReader::new(run.clone(), Arc::clone(&table.codec))))
             .collect();
-        let sources = disk::scan_all(&self.shared, readers.iter().cloned(), ALL, &range, None);
+        let sources = disk::scan_all(
+            &self.shared,
+            readers.iter().cloned(),
+            ALL,
+            &range,
+            None,
+            Priority::Scan,
+        );
         let schema = Arc::clone(table.schema());
         let merger = Merger::new(self.repeated.storage(), ALL, schema, CHECK_ROWS, sources);
         Ok(Merged { merger, readers, shared: Arc::clone(&self.shared) })

@@ -11,7 +11,7 @@ use millrace_common::TableId;
 
 use super::{DECODED, rank_of};
 use crate::block::Entries;
-use crate::cache::{BlockCache, BlockRequest, ReadOptions};
+use crate::cache::{BlockCache, BlockRequest, Priority, ReadOptions};
 use crate::error::{Result, StorageError};
 use crate::merge::{Input, Mode, Source};
 use crate::run::{PrefixLengths, RunReader};
@@ -35,6 +35,7 @@ pub(crate) fn scan_all(
     mode: Mode,
     range: &KeyRange,
     projection: Option<&[usize]>,
+    priority: Priority,
 ) -> Vec<Source> {
     let runs: Vec<Arc<RunReader>> = runs.into_iter().filter(|r| overlaps(r, range)).collect();
     if runs.is_empty() {
@@ -52,13 +53,9 @@ pub(crate) fn scan_all(
     let ahead = if share / (SCAN_AHEAD as u64 + 1) < MIN_WINDOW_BYTES { 1 } else { SCAN_AHEAD };
     let window = (share / (ahead as u64 + 1)).min(SCAN_WINDOW_BYTES);
     let source = |run: Arc<RunReader>| {
-        let options = match mode {
-            Mode::Compact { .. } => ReadOptions::COMPACTION,
-            _ => {
-                let fill_cache = run.meta().length <= SMALL_RUN_BYTES;
-                ReadOptions { fill_cache, ..ReadOptions::SCAN }
-            }
-        };
+        let fill_cache =
+            !matches!(mode, Mode::Compact { .. }) && run.meta().length <= SMALL_RUN_BYTES;
+        let options = ReadOptions { priority, fill_cache };
         let rank = rank_of(run.meta());
         let scan = Scan {
             cache: Arc::clone(&shared.cache),
