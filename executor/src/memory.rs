@@ -44,7 +44,7 @@ pub const MEMORY_CLASSES: [&str; 7] =
 pub struct MemoryGovernor {
     limit: usize,
     used: [AtomicI64; MEMORY_CLASSES.len()],
-    /// State caches that hold something; they share what is left evenly.
+    /// State caches that exist; they share what is left evenly.
     caches: AtomicUsize,
     /// What the heap may use, so that the process stays within its limit and a margin.
     heap: AtomicUsize,
@@ -85,6 +85,9 @@ impl MemoryGovernor {
 
     /// An account of `class` that gives back what it holds when dropped.
     pub fn account(self: &Arc<Self>, class: MemoryClass) -> Reservation {
+        if class == MemoryClass::Cache {
+            self.caches.fetch_add(1, Ordering::Relaxed);
+        }
         Reservation { governor: Arc::clone(self), class, bytes: 0 }
     }
 
@@ -156,14 +159,6 @@ impl MemoryGovernor {
         let _ = tokio::time::timeout(at_most, self.released.notified()).await;
     }
 
-    /// A cache has begun to hold something, or holds nothing any more.
-    fn count_cache(&self, holds: bool) {
-        match holds {
-            true => self.caches.fetch_add(1, Ordering::Relaxed),
-            false => self.caches.fetch_sub(1, Ordering::Relaxed),
-        };
-    }
-
     fn add(&self, class: MemoryClass, delta: i64) {
         self.used[class as usize].fetch_add(delta, Ordering::Relaxed);
         if delta < 0 {
@@ -188,9 +183,6 @@ impl Reservation {
     /// The holder now holds `bytes`.
     pub fn set(&mut self, bytes: usize) {
         if bytes != self.bytes {
-            if self.class == MemoryClass::Cache && (bytes == 0 || self.bytes == 0) {
-                self.governor.count_cache(bytes > 0);
-            }
             self.governor.add(self.class, bytes as i64 - self.bytes as i64);
             self.bytes = bytes;
         }
@@ -208,6 +200,9 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.set(0);
+        if self.class == MemoryClass::Cache {
+            self.governor.caches.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -255,21 +250,15 @@ mod tests {
     fn dropped_accounts_give_back_and_caches_share_what_is_left() {
         let governor = MemoryGovernor::new(100 << 20);
         let mut memtable = governor.account(MemoryClass::Memtable);
-        let mut a = governor.account(MemoryClass::Cache);
-        let mut b = governor.account(MemoryClass::Cache);
+        let _a = governor.account(MemoryClass::Cache);
+        let _b = governor.account(MemoryClass::Cache);
         memtable.grow(50 << 20);
         assert_eq!(governor.used_by(MemoryClass::Memtable), 50 << 20);
-        // Caches that hold nothing have no share.
-        assert_eq!(governor.share(usize::MAX) >> 20, 40);
-        a.grow(1 << 10);
-        b.grow(1 << 10);
         assert_eq!(governor.share(usize::MAX) >> 20, 20);
-        b.set(0);
-        assert_eq!(governor.share(usize::MAX) >> 20, 40);
         assert!(!governor.is_tight());
         memtable.set(80 << 20);
         assert!(governor.is_tight());
-        drop((memtable, a));
+        drop(memtable);
         assert_eq!(governor.used(), 0);
     }
 }

@@ -199,7 +199,9 @@ impl KeyTable {
             .find(hash, |&s| self.hashes[s as usize] == hash && &*self.keys[s as usize] == key);
         if let Some(&slot) = found {
             let renewed = &mut self.stamps[slot as usize];
-            *renewed = stamp.max(*renewed);
+            if self.policy != Eviction::Clock {
+                *renewed = stamp.max(*renewed);
+            }
             self.flags[slot as usize] |= REFERENCED;
             return slot;
         }

@@ -131,6 +131,11 @@ impl<E: Entries> KeyedState<E> {
         }
     }
 
+    /// The same, where nothing stays in memory from epoch to epoch: without a share of the memory for caches.
+    pub fn without_cache(self) -> KeyedState<E> {
+        KeyedState { limits: Limits::without_cache(), ..self }
+    }
+
     pub fn reader(&self, port: usize) -> &KeyReader {
         &self.readers[port]
     }
@@ -416,10 +421,15 @@ impl<E: Entries> KeyedState<E> {
     pub fn evict(&mut self) -> Result<(), ExecError> {
         let held = self.held();
         let budget = self.limits.cache_budget(&self.env, held);
-        // Bytes by key do not count waste: the target is scaled by what is really held.
-        let target = self.keys.bytes() as f64 * (budget - budget / 8) as f64 / held.max(1) as f64;
+        let (bytes, keep) = (self.keys.bytes(), budget - budget / 8);
+        let target = match bytes.checked_sub(held) {
+            // Entries that cannot leave are not in `held`.
+            Some(stay) => stay + keep,
+            // Bytes by key do not count waste: the target is scaled by what is really held.
+            None => (bytes as f64 * keep as f64 / held as f64) as usize,
+        };
         let entries = &mut self.entries;
-        let evicted = self.keys.evict(target as usize, |slot| entries.release(slot));
+        let evicted = self.keys.evict(target, |slot| entries.release(slot));
         self.debug_check(evicted * 16);
         self.entries.compact(&self.keys)?;
         let held = self.held();

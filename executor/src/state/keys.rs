@@ -6,7 +6,6 @@ use std::ops::Deref;
 
 use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, RecordBatch};
 use arrow::buffer::BooleanBuffer;
-use arrow::compute::SortOptions;
 use arrow::datatypes::Schema;
 use arrow_row::Rows;
 use millrace_common::Vnode;
@@ -126,21 +125,6 @@ impl KeyReader {
             vnode: vnode.to_vec(),
             codec: KeyCodec::for_columns(schema, columns)?,
         })
-    }
-
-    /// Keys that end with a column in an order of its own, all in vnode 0.
-    pub fn with_last(
-        schema: &Schema,
-        columns: &[usize],
-        (last, order): (usize, SortOptions),
-    ) -> Result<KeyReader, ExecError> {
-        let columns: Vec<usize> = columns.iter().copied().chain([last]).collect();
-        let ordered = |(i, &c): (usize, &usize)| {
-            let order = if i + 1 == columns.len() { order } else { SortOptions::default() };
-            (schema.field(c).data_type().clone(), order)
-        };
-        let codec = KeyCodec::with_options(columns.iter().enumerate().map(ordered))?;
-        Ok(KeyReader { vnode: Vec::new(), codec, columns })
     }
 
     pub fn codec(&self) -> &KeyCodec {

@@ -7,19 +7,26 @@ use crate::options::StateAccess;
 
 /// Budgets of one operator with state.
 pub struct Limits {
-    cache: Reservation,
+    /// `None`: nothing stays in memory, so that there is no share for it.
+    cache: Option<Reservation>,
     /// Eviction could not reach its target: the rest is pinned. Not tried again below this.
     retry_at: usize,
 }
 
 impl Limits {
     pub fn new(env: &Env) -> Limits {
-        Limits { cache: env.governor.account(MemoryClass::Cache), retry_at: 0 }
+        Limits { cache: Some(env.governor.account(MemoryClass::Cache)), retry_at: 0 }
+    }
+
+    /// Of an operator that keeps nothing from epoch to epoch.
+    pub fn without_cache() -> Limits {
+        Limits { cache: None, retry_at: 0 }
     }
 
     /// What the cache may hold, told what it holds.
     pub fn cache_budget(&mut self, env: &Env, held: usize) -> usize {
-        self.cache.set(held);
+        let Some(cache) = &mut self.cache else { return 0 };
+        cache.set(held);
         env.governor.share(env.options.cache_bytes)
     }
 
@@ -30,7 +37,9 @@ impl Limits {
 
     /// What eviction has left.
     pub fn evicted(&mut self, held: usize, budget: usize) {
-        self.cache.set(held);
+        if let Some(cache) = &mut self.cache {
+            cache.set(held);
+        }
         self.retry_at = if held > budget { held + budget / 8 } else { 0 };
     }
 

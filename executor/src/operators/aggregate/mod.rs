@@ -85,7 +85,7 @@ impl Aggregate {
             .iter()
             .map(|call| Accumulator::new(call, input))
             .collect::<Result<Vec<_>, _>>()?;
-        let values = ValueTables::new(&aggregate.calls, &aggregate.group, input, tables, &env)?;
+        let values = ValueTables::new(&aggregate.calls, input, tables, &env)?;
         let width = aggregate.group.len();
         let reader = KeyReader::new(input, &aggregate.group, &aggregate.vnode)?;
         let is_empty = table.is_empty();
@@ -333,7 +333,6 @@ impl Operator for Aggregate {
     fn retain(&mut self, _: usize, by: RetentionBy, bound: i64) {
         if let RetentionBy::Value(at) = by {
             self.state.close(at, bound);
-            self.state.entries.values.close(at, bound);
         }
     }
 

@@ -55,10 +55,9 @@ pub struct ValueTables {
 }
 
 impl ValueTables {
-    /// One table for each that the calls name. `group`: the columns of `input` that are the group's key.
+    /// One table for each that the calls name.
     pub fn new(
         calls: &[AggCall],
-        group: &[usize],
         input: &SchemaRef,
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
         env: &Env,
@@ -70,12 +69,14 @@ impl ValueTables {
             let at = match at.get(&local) {
                 Some(&at) => at,
                 None => {
-                    let extremes = calls.iter().any(|c| {
-                        let extreme = matches!(c.func, AggFunc::Min | AggFunc::Max);
-                        extreme && c.state.is_some_and(|v| v.table == local)
-                    });
-                    let table = tables(local)?;
-                    made.push(ValueTable::new(table, group, call, extremes, input, env)?);
+                    let of_table =
+                        || calls.iter().filter(|c| c.state.is_some_and(|v| v.table == local));
+                    let is_extreme = |f: AggFunc| matches!(f, AggFunc::Min | AggFunc::Max);
+                    let extremes = of_table().any(|c| is_extreme(c.func));
+                    let distinct =
+                        of_table().any(|c| !is_extreme(c.func) && !c.func.is_collected());
+                    let (table, kinds) = (tables(local)?, (distinct, extremes));
+                    made.push(ValueTable::new(table, call, kinds, input, env)?);
                     at.insert(local, made.len() - 1);
                     made.len() - 1
                 }
@@ -236,11 +237,6 @@ impl ValueTables {
     /// A group that has no state yet: it has no values.
     pub fn created(&mut self, slot: Slot) {
         self.tables.iter_mut().for_each(|table| table.created(slot));
-    }
-
-    /// See [`ValueTable::close`].
-    pub fn close(&mut self, at: usize, bound: i64) {
-        self.tables.iter_mut().for_each(|table| table.close(at, bound));
     }
 
     /// Keeps the counts in memory within their budget.

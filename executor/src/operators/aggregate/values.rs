@@ -36,7 +36,7 @@ use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::operators::Env;
 use crate::state::arena::new_batch;
-use crate::state::keys::{KeyReader, storage_keys};
+use crate::state::keys::storage_keys;
 use crate::state::{KeyBytes, KeyTable, KeyedState, Slot, StateTable};
 
 /// See the module.
@@ -97,12 +97,11 @@ pub struct Resolving {
 }
 
 impl ValueTable {
-    /// `group`: the columns of `input` that are the group's key.
+    /// `distinct`, `extremes`: whether such calls share the table.
     pub fn new(
         table: Box<dyn StateTable>,
-        group: &[usize],
         call: &AggCall,
-        extremes: bool,
+        (distinct, extremes): (bool, bool),
         input: &SchemaRef,
         env: &Env,
     ) -> Result<ValueTable, ExecError> {
@@ -116,10 +115,11 @@ impl ValueTable {
             false => SortOptions { descending, nulls_first: true },
         };
         let is_empty = table.is_empty();
-        let reader = KeyReader::with_last(input, group, (arg, options))?;
+        let schema = table.value_schema();
+        let state = KeyedState::new(ValueCounts::new(table), Vec::new(), is_empty, env);
         Ok(ValueTable {
-            schema: table.value_schema(),
-            state: KeyedState::new(ValueCounts::new(table), vec![reader], is_empty, env),
+            schema,
+            state: if distinct { state } else { state.without_cache() },
             hash: SeededState::default(),
             scratch: Vec::new(),
             arg,
@@ -255,7 +255,11 @@ impl ValueTable {
 
     /// Waits for counts and takes them in. Cancel-safe; while some are being read.
     pub async fn counts_arrived(&mut self) -> Result<(), ExecError> {
-        self.state.arrived().await.map(drop)
+        for slot in self.state.arrived().await? {
+            let bytes = VNODE_BYTES + self.state.keys.key(slot).len();
+            self.asked_bytes = self.asked_bytes.saturating_sub(bytes);
+        }
+        Ok(())
     }
 
     fn ask_best(&self, keys: &KeyTable, slots: Vec<Slot>) -> Option<Question> {
@@ -311,15 +315,10 @@ impl ValueTable {
 
     /// Keeps the counts within the budget of caches.
     pub fn make_room(&mut self) -> Result<(), ExecError> {
-        if self.state.is_over() {
+        if self.counts_distinct() && self.state.is_over() {
             self.state.evict()?;
         }
         Ok(())
-    }
-
-    /// Groups whose key column `at` is below the bound are never asked for again.
-    pub fn close(&mut self, at: usize, bound: i64) {
-        self.state.close(at, bound);
     }
 
     /// Begins to apply the epoch's changes: writes them, and asks for what is not known yet. A read sees what was
@@ -395,7 +394,6 @@ impl ValueTable {
         }
         self.asked.clear();
         self.settle_changes();
-        self.state.sweep()?;
         self.state.unpin();
         self.make_room()
     }
