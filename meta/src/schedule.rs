@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId};
+use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::version::{BackfillState, JobCommit, JobVersion};
 
 use crate::backlog::{Backlog, StepLimit};
@@ -149,7 +150,10 @@ fn choose(
     if backlog.late < Duration::from_secs(1) && !combined {
         return newest;
     }
-    let step_end = Epoch::from_millis(quiet.millis() + LONGEST_STEP.as_millis() as u64);
+    // Nobody reads a sink, so that its bytes alone bound what it takes in with one of its longer intervals.
+    let is_sink = state.relations.get(&id).is_some_and(|r| r.kind() == RelationKind::Sink);
+    let longest = if is_sink { LONGEST_STEP.max(interval) } else { LONGEST_STEP };
+    let step_end = Epoch::from_millis(quiet.millis() + longest.as_millis() as u64);
     let upto = newest.min(step_end.max(quiet.next(0)));
     let on_grid = coarsest_grid_point(quiet, upto, combined.then_some(interval));
     on_grid
@@ -198,7 +202,7 @@ fn is_readable(state: &MetaState, inputs: &[RelationId], epoch: Epoch) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use millrace_rpc::catalog::{Relation, RelationKind};
+    use millrace_rpc::catalog::Relation;
     use millrace_rpc::version::JobVersion;
 
     use super::*;
