@@ -42,7 +42,7 @@ impl MetaState {
     /// What a job that has cut at `own` has before it up to `upto`.
     pub fn backlog(&self, id: RelationId, own: Epoch, upto: Epoch, limit: &StepLimit) -> Backlog {
         let inputs = self.inputs(id);
-        let quiet = inputs.iter().map(|i| self.stable_until(*i, own)).min().unwrap_or(own);
+        let quiet = inputs.iter().map(|i| self.stable_until(*i, own)).min().unwrap_or(upto);
         let late = Duration::from_millis(upto.millis().saturating_sub(quiet.millis()));
         Backlog { quiet, late, bytes: self.volume_between(inputs, own, upto, limit) }
     }

@@ -110,7 +110,7 @@ impl Shared {
         let Some(bytes) = self.step_bytes.get().copied() else { return StepLimit::NONE };
         let events = self.source_epoch_events.get().copied().unwrap_or(source::MAX_EVENTS).max(1);
         // Sources are paced so that an epoch of theirs is half a step at most, or one that nobody can divide.
-        StepLimit { bytes, source_row_bytes: bytes / 2 / events }
+        StepLimit { bytes, source_row_bytes: (bytes / 2 / events).max(1) }
     }
 
     pub fn set_log(&self, log: LogWriter) {
