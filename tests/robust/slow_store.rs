@@ -33,7 +33,7 @@ async fn a_store_that_hangs_delays_a_view_and_does_not_restart_it() {
     loop {
         let (state, reason) = node.job("v").await.expect("the view is listed");
         assert_ne!(state, "failed", "{reason}");
-        if reason.contains("which are tried again") {
+        if reason.contains("that are tried again") {
             assert!(reason.contains("no answer within"), "{reason}");
             break;
         }

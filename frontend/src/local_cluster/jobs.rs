@@ -71,7 +71,9 @@ impl Direct {
     /// What a job shows while reads of its state fail and are tried again.
     fn retried_reads(&self, job: JobId) -> Option<String> {
         let Retrying { reads, error } = self.store.cache().retrying(job)?;
-        Some(format!("the object store fails {reads} reads, which are tried again: {error}"))
+        Some(format!(
+            "reads that the object store failed and that are tried again: {reads}; the last error: {error}"
+        ))
     }
 }
 
