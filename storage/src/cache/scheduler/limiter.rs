@@ -16,32 +16,8 @@ const BURST: Duration = Duration::from_secs(1);
 const INCREASE: f64 = 4.0;
 const SLOW_DOWN: f64 = 0.5;
 const TIMEOUT: f64 = 0.75;
-/// Of the rate that the store last answered.
-const RATE_CUT: f64 = 0.7;
-/// A rate is limited where one of this many answers is a complaint: fewer say nothing about the rate.
-const COMPLAINTS: f64 = 20.0;
-/// Where one of this many was refused, what was answered is what the store can do...
-const REFUSED: f64 = 4.0;
-/// ...if there were as many as this in a second.
-const TELLING: f64 = 50.0;
-/// What a read is taken to last before any was answered, in seconds.
-const TYPICAL: f64 = 0.03;
-/// Reads a second that are tried however often the store complains.
-const LEAST_RATE: f64 = 10.0;
-/// Of the rate at the last cut, each second.
-const RATE_INCREASE: f64 = 0.1;
-/// At this many times the rate of the last cut there is no limit on the rate any more.
-const RATE_LIFTED: f64 = 4.0;
-/// Time whose reads may start at once.
-const RATE_BURST: f64 = 0.1;
 /// Reads up to this many bytes take as long as the store takes, not the transfer.
 const SMALL_READ_BYTES: u64 = 256 << 10;
-/// Answers whose latencies are averaged.
-const WINDOW: u32 = 64;
-/// Answers that take this many times longer than the best windows' are too slow to ask for more.
-const SLOWER: f64 = 2.0;
-/// How the best window is forgotten, a window.
-const FORGET: f64 = 1.02;
 
 /// Bounds of the reads in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +144,7 @@ impl Limiter {
             Some(rate) if answered < rate.per_second / 2.0 => rate.per_second,
             Some(rate) => rate.per_second.min(answered),
             None if self.saturated => answered,
-            None => answered.max(before / self.latency.last.unwrap_or(TYPICAL)),
+            None => answered.max(before / self.latency.last.unwrap_or(Latency::TYPICAL)),
         };
         self.rate = Some(Rate::new((known * RATE_CUT).max(LEAST_RATE), now));
     }
@@ -188,6 +164,10 @@ impl Limiter {
     }
 }
 
+/// Of the rate that the store last answered, but no less than that many reads a second however often it complains.
+const RATE_CUT: f64 = 0.7;
+const LEAST_RATE: f64 = 10.0;
+
 /// A token bucket whose rate grows by itself.
 #[derive(Debug)]
 struct Rate {
@@ -204,15 +184,21 @@ impl Rate {
     }
 
     fn pass(&mut self, now: Instant) {
+        /// Growth in a second, in rates of the last cut.
+        const INCREASE: f64 = 0.1;
+        /// Seconds whose reads may start at once.
+        const AT_ONCE: f64 = 0.1;
         let seconds = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = now;
-        self.per_second += self.base * RATE_INCREASE * seconds;
-        let most = (self.per_second * RATE_BURST).max(1.0);
+        self.per_second += self.base * INCREASE * seconds;
+        let most = (self.per_second * AT_ONCE).max(1.0);
         self.tokens = (self.tokens + self.per_second * seconds).min(most);
     }
 
     fn is_lifted(&self) -> bool {
-        self.per_second >= self.base * RATE_LIFTED
+        /// In rates of the last cut.
+        const LIFTED: f64 = 4.0;
+        self.per_second >= self.base * LIFTED
     }
 
     /// Until there is a token.
@@ -248,6 +234,8 @@ impl Answered {
 
     /// Whether enough of the answers of this second, or of the last one, were complaints.
     fn complains_often(&self) -> bool {
+        /// One of this many answers; fewer complaints say nothing about the rate.
+        const COMPLAINTS: f64 = 20.0;
         let often =
             |complaints: f64, answers: f64| complaints > 0.0 && complaints * COMPLAINTS >= answers;
         let this = self.count as f64;
@@ -256,6 +244,9 @@ impl Answered {
 
     /// Whether the last second tells what the store can do.
     fn are_mostly_refused(&self) -> bool {
+        /// One of this many was refused, of no fewer than these.
+        const REFUSED: f64 = 4.0;
+        const TELLING: f64 = 50.0;
         let all = self.last + self.last_complaints;
         all >= TELLING && self.last_complaints * REFUSED >= all
     }
@@ -291,18 +282,28 @@ struct Latency {
 }
 
 impl Latency {
+    /// Answers whose latencies are averaged: a window.
+    const WINDOW: u32 = 64;
+    /// What a read is taken to last before any was answered, in seconds.
+    const TYPICAL: f64 = 0.03;
+
     fn add(&mut self, took: Duration) {
+        /// How much of the best window is forgotten, a window.
+        const FORGET: f64 = 1.02;
         self.sum += took.as_secs_f64();
         self.count += 1;
-        if self.count == WINDOW {
-            let mean = self.sum / f64::from(WINDOW);
+        if self.count == Self::WINDOW {
+            let mean = self.sum / f64::from(Self::WINDOW);
             self.best = Some(self.best.map_or(mean, |best| (best * FORGET).min(mean)));
             self.last = Some(mean);
             (self.sum, self.count) = (0.0, 0);
         }
     }
 
+    /// Whether answers take too long to ask for more.
     fn suffers(&self) -> bool {
+        /// Of the best window's.
+        const SLOWER: f64 = 2.0;
         match (self.last, self.best) {
             (Some(last), Some(best)) => last > best * SLOWER,
             _ => false,
@@ -345,12 +346,12 @@ mod tests {
     fn it_does_not_grow_while_answers_get_slower() {
         let now = Instant::now();
         let mut limiter = limiter(now);
-        answer(&mut limiter, 2 * WINDOW as usize, 30 * MS, now);
-        answer(&mut limiter, WINDOW as usize, 90 * MS, now);
+        answer(&mut limiter, 2 * Latency::WINDOW as usize, 30 * MS, now);
+        answer(&mut limiter, Latency::WINDOW as usize, 90 * MS, now);
         let then = limiter.limit();
-        answer(&mut limiter, 10 * WINDOW as usize, 90 * MS, now);
+        answer(&mut limiter, 10 * Latency::WINDOW as usize, 90 * MS, now);
         assert_eq!(limiter.limit(), then);
-        answer(&mut limiter, 10 * WINDOW as usize, 30 * MS, now);
+        answer(&mut limiter, 10 * Latency::WINDOW as usize, 30 * MS, now);
         assert!(limiter.limit() > then);
     }
 
