@@ -257,4 +257,29 @@ mod tests {
         add(&mut behind, 3, RelationKind::Sink, &[2], &[(9, 10)]);
         assert_eq!(step(&behind, &wants), Step::Wait);
     }
+
+    /// Its table changes every second. What a sink has missed by more than its interval comes in steps of about the
+    /// interval's length, so that the sink gets ahead of it; a view's are of ten seconds, where late jobs meet.
+    #[test]
+    fn a_late_sink_takes_in_an_interval_at_a_time() {
+        const MINUTE: u64 = 60_000;
+        let at = |ms: u64| Epoch::from_millis(ms).0;
+        let changes: Vec<(u64, u64)> =
+            (1..=600).map(|s| (at(MINUTE + s * 1_000) - 1, at(MINUTE + s * 1_000))).collect();
+        let newest = Epoch::from_millis(11 * MINUTE);
+        let mut state = MetaState { epoch: newest, ..MetaState::default() };
+        add(&mut state, 1, RelationKind::Table, &[], &changes);
+        add(&mut state, 2, RelationKind::Sink, &[1], &[(at(MINUTE) - 1, at(MINUTE))]);
+        add(&mut state, 3, RelationKind::MaterializedView, &[1], &[(at(MINUTE) - 1, at(MINUTE))]);
+        let pace = Pace { interval: Duration::from_millis(MINUTE), step: StepLimit::NONE };
+        let lag = |id| {
+            let step =
+                next_step(&state, RelationId(id), None, &Wants::default(), pace.interval, &pace);
+            let Step::Cut(epoch) = step else { panic!("{step:?}") };
+            epoch.millis() - MINUTE
+        };
+        let (sink, view) = (lag(2), lag(3));
+        assert!((MINUTE / 2..=MINUTE + 1_000).contains(&sink), "{sink} ms");
+        assert!((1..=11_000).contains(&view), "{view} ms");
+    }
 }
