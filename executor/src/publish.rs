@@ -9,6 +9,7 @@
 //! A staged part is `"MRPH" | u16 version | u16 0 | u32 CRC-32 of what follows | Arrow IPC stream`, all
 //! little-endian; the stream's last column is the rows' weight.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -37,6 +38,8 @@ const HEADER: usize = 12;
 const WEIGHT: &str = "__weight";
 /// Bytes of rows in one staged part, about.
 const PART_BYTES: usize = 16 << 20;
+/// Staged changes that are kept in memory.
+const RECENT: usize = 2;
 
 /// The last node of a sink's graph.
 pub struct SinkRoot {
@@ -161,8 +164,9 @@ pub struct Publisher {
     next: AtomicU64,
     /// Of the last change that the target is known to have.
     known: AtomicU64,
-    /// The newest change, so that publishing it reads nothing.
-    recent: Mutex<Option<(u64, Vec<DeltaChunk>)>>,
+    /// The newest changes, by sequence, so that publishing them reads nothing: one is published while the next is
+    /// staged.
+    recent: Mutex<BTreeMap<u64, Vec<DeltaChunk>>>,
 }
 
 impl Publisher {
@@ -185,7 +189,7 @@ impl Publisher {
             holding: AtomicBool::new(version.publish.last().is_some_and(|h| h.held)),
             next: AtomicU64::new(last + 1),
             known: AtomicU64::new(version.published),
-            recent: Mutex::new(None),
+            recent: Mutex::default(),
         })
     }
 
@@ -213,7 +217,11 @@ impl Publisher {
         let parts: Vec<SliceRef> = futures::future::try_join_all(staging).await?;
         crash::point("sink-after-stage");
         let sequence = self.next.fetch_add(1, Ordering::Relaxed);
-        *self.recent.lock() = Some((sequence, chunks));
+        let mut recent = self.recent.lock();
+        recent.insert(sequence, chunks);
+        while recent.len() > RECENT {
+            recent.pop_first();
+        }
         Ok(Some(PublishHandle { sequence, epoch: 0, parts, rows, held }))
     }
 
@@ -224,10 +232,10 @@ impl Publisher {
         handles: &[PublishHandle],
     ) -> Result<(), ExecError> {
         let Some(handle) = handles.last() else { return Ok(()) };
-        let recent = self.recent.lock().clone();
+        let recent = self.recent.lock().get(&handle.sequence).cloned();
         let mut chunks = match recent {
-            Some((sequence, chunks)) if sequence == handle.sequence => chunks,
-            _ => self.load(store, handle).await?,
+            Some(chunks) => chunks,
+            None => self.load(store, handle).await?,
         };
         if handles.len() > 1 {
             // As much is in memory as the net of it is, and one part.
@@ -246,10 +254,7 @@ impl Publisher {
             }
             Target::Table(table) => table.publish(handle.sequence, chunks).await?,
         }
-        let mut recent = self.recent.lock();
-        if recent.as_ref().is_some_and(|(sequence, _)| *sequence == handle.sequence) {
-            *recent = None;
-        }
+        self.recent.lock().retain(|sequence, _| *sequence > handle.sequence);
         Ok(())
     }
 

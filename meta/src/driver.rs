@@ -6,6 +6,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -14,6 +15,7 @@ use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Entry, Published, RaiseGenerations, StartBackfill, Tick};
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, StartJob};
 use millrace_rpc::version::{JobCommit, PublishHandle};
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -62,6 +64,24 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> SqlError {
     let text = panic.downcast_ref::<&str>().map(|t| (*t).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
     SqlError::internal(format!("the job's driver panicked: {text}"))
+}
+
+/// Of a sink: what its driver and the publication that is under way share.
+struct Publishing<'g> {
+    /// Has the jobs on the way to an eager sink end their epochs for it.
+    following: Mutex<Option<FollowGuard<'g>>>,
+    /// The target did not take what it was given last.
+    stalled: AtomicBool,
+}
+
+impl<'g> Publishing<'g> {
+    fn new(following: Option<FollowGuard<'g>>) -> Publishing<'g> {
+        Publishing { following: Mutex::new(following), stalled: AtomicBool::new(false) }
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
 }
 
 pub struct Driver {
@@ -174,7 +194,7 @@ impl Driver {
     async fn serve(&self, generation: Generation) -> Result<(), ExitReason> {
         self.handle.set_generation(generation);
         self.await_snapshot_epoch(generation).await?;
-        let mut following = self.follow();
+        let publishing = Publishing::new(self.follow());
         let Some(start) = self.start_message(generation) else {
             return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
         };
@@ -190,20 +210,20 @@ impl Driver {
         // It runs, though its target may keep it waiting: who waits for running jobs waits for it.
         self.publish_state();
         self.handle.set_attempted();
-        self.publish_staged(generation, &mut following).await;
+        self.publish_staged(generation, &publishing).await;
         // A worker starts with everything that is committed.
         self.shared.published_all(self.handle.id);
         info!(job = %self.label(), generation = generation.0, "job started");
         self.publish_state();
         self.handle.set_attempted();
-        self.run_epochs(generation, following).await
+        self.run_epochs(generation, &publishing).await
     }
 
     /// Epoch after epoch. While one is on its way into the log, the tasks process the next.
-    async fn run_epochs<'a>(
-        &'a self,
+    async fn run_epochs<'a, 'g: 'a>(
+        &'g self,
         generation: Generation,
-        mut following: Option<FollowGuard<'a>>,
+        publishing: &'a Publishing<'g>,
     ) -> Result<(), ExitReason> {
         let mut in_flight = InFlight::new();
         let mut last_cut: Option<Instant> = None;
@@ -214,14 +234,14 @@ impl Driver {
             if self.is_paused() {
                 in_flight.drain().await?;
                 self.mark_published(generation).await?;
-                self.await_resumed(&mut following).await;
+                self.await_resumed(publishing).await;
                 continue;
             }
             let woken = self.handle.notify.notified();
             match step {
                 Step::Cut(epoch) if in_flight.has_room() => {
                     last_cut = Some(self.shared.env.now());
-                    self.cut(generation, epoch, &mut in_flight, &mut following).await?;
+                    self.cut(generation, epoch, &mut in_flight, publishing).await?;
                 }
                 Step::WaitFor(pause) => {
                     let _ = in_flight.during(tokio::time::timeout(pause, woken)).await?;
@@ -236,7 +256,9 @@ impl Driver {
                 Step::Wait => self.await_change().await?,
                 Step::Cut(_) | Step::AwaitInputs | Step::StartBackfill => woken.await,
             }
-            self.publish_state();
+            if !publishing.is_stalled() {
+                self.publish_state();
+            }
         }
     }
 
@@ -323,14 +345,14 @@ impl Driver {
         }
     }
 
-    /// Ends an epoch, and has it logged and concluded. A derived job's next epoch begins meanwhile, except where the
-    /// commit leaves something to publish: nothing is logged before the target has it.
-    async fn cut<'a>(
-        &'a self,
+    /// Ends an epoch, and has it logged, concluded and, of a sink, published. A derived job's next epoch begins
+    /// meanwhile; that of a sink is logged when its target has the one before.
+    async fn cut<'a, 'g: 'a>(
+        &'g self,
         generation: Generation,
         epoch: Epoch,
         in_flight: &mut InFlight<'a, ExitReason>,
-        following: &mut Option<FollowGuard<'a>>,
+        publishing: &'a Publishing<'g>,
     ) -> Result<(), ExitReason> {
         let id = self.handle.id;
         let begun = self.shared.env.now();
@@ -353,19 +375,23 @@ impl Driver {
             self.compute.conclude_epoch(id, generation, CommitOutcome::Committed(from)).await;
             return Ok(());
         }
-        let publishes = commit.publish.is_some();
-        if root || publishes {
+        if root {
             in_flight.drain().await?;
             self.commit(generation, commit, begun, &mut Turn::default()).await?;
-            if publishes {
-                self.publish_staged(generation, following).await;
-            }
             self.shared.published(id);
             return Ok(());
         }
         in_flight.push(Position::of_commit(&commit), |mut turn| {
             Box::pin(async move {
+                let publishes = commit.publish.is_some();
+                if self.is_sink() {
+                    // Nothing is logged before the target has what was committed before.
+                    turn.begin().await;
+                }
                 self.commit(generation, commit, begun, &mut turn).await?;
+                if publishes {
+                    self.publish_staged(generation, publishing).await;
+                }
                 self.shared.published(id);
                 turn.end();
                 self.handle.notify.notify_one();
@@ -422,11 +448,7 @@ impl Driver {
 
     /// What is committed and the target may not have: of the last commit, or left by the last process or
     /// generation. What is held is published with what comes after it.
-    async fn publish_staged<'a>(
-        &'a self,
-        generation: Generation,
-        following: &mut Option<FollowGuard<'a>>,
-    ) {
+    async fn publish_staged<'g>(&'g self, generation: Generation, publishing: &Publishing<'g>) {
         let staged = {
             let state = self.shared.state.read();
             state.jobs.get(&self.handle.id).map_or_else(Vec::new, |j| j.version.publish.clone())
@@ -436,27 +458,28 @@ impl Driver {
             let held = handle.held;
             together.push(handle);
             if !held {
-                self.publish(generation, std::mem::take(&mut together), following).await;
+                self.publish(generation, std::mem::take(&mut together), publishing).await;
             }
         }
     }
 
     /// Brings committed changes to the sink's target as one, however long that takes: nothing else of this
-    /// job goes on meanwhile, and no other job notices.
-    async fn publish<'a>(
-        &'a self,
+    /// job is logged meanwhile, and no other job notices.
+    async fn publish<'g>(
+        &'g self,
         generation: Generation,
         handles: Vec<PublishHandle>,
-        following: &mut Option<FollowGuard<'a>>,
+        publishing: &Publishing<'g>,
     ) {
         let Some(sequence) = handles.last().map(|h| h.sequence) else { return };
         let mut failures = 0;
         loop {
-            self.await_resumed(following).await;
+            self.await_resumed(publishing).await;
             crash::point("sink-before-publish");
             let published = self.compute.publish(self.handle.id, generation, handles.clone()).await;
             let Err(error) = published else { break };
             failures += 1;
+            publishing.stalled.store(true, Ordering::Relaxed);
             let pause = backoff(failures, &*self.shared.env);
             let pause_ms = pause.as_millis() as u64;
             warn!(job = %self.label(), %error, pause_ms, "sink stalled");
@@ -468,7 +491,7 @@ impl Driver {
         }
         crash::point("sink-after-publish");
         self.handle.set_published(sequence);
-        if failures > 0 {
+        if publishing.stalled.swap(false, Ordering::Relaxed) {
             self.publish_state();
         }
     }
@@ -480,16 +503,21 @@ impl Driver {
 
     /// Until the sink is resumed, if it is paused. An ALTER wakes the driver. Meanwhile its inputs need not
     /// hurry for it.
-    async fn await_resumed<'a>(&'a self, following: &mut Option<FollowGuard<'a>>) {
+    async fn await_resumed<'g>(&'g self, publishing: &Publishing<'g>) {
         if !self.is_paused() {
             return;
         }
-        drop(following.take());
-        while self.is_paused() {
+        drop(publishing.following.lock().take());
+        loop {
+            // Asked for before looking: an ALTER in between wakes it. The driver itself may wait for its own signal.
+            let altered = self.handle.retry.notified();
+            if !self.is_paused() {
+                break;
+            }
             self.set_state(JobState::Paused);
-            self.handle.notify.notified().await;
+            altered.await;
         }
-        *following = self.follow();
+        *publishing.following.lock() = self.follow();
         self.publish_state();
     }
 
@@ -528,6 +556,11 @@ impl Driver {
             millrace_common::settings::parse_duration(r.option("commit_interval")?).ok()
         });
         asked.unwrap_or_default()
+    }
+
+    fn is_sink(&self) -> bool {
+        let state = self.shared.state.read();
+        state.relations.get(&self.handle.id).is_some_and(|r| r.kind == RelationKind::Sink as i32)
     }
 
     /// A sink that is to have its changes as soon as they are there.

@@ -53,6 +53,69 @@ async fn the_next_epoch_is_processed_while_the_last_is_logged() {
     assert_eq!(c.read(&[t, v, w]).await, [60, 60, 120]);
 }
 
+/// The sink `s` of the table `t`.
+async fn with_sink() -> (Cluster, RelationId, RelationId) {
+    let (c, t) = Cluster::with_table().await;
+    let sink = c.created(relation("s", RelationKind::Sink, &[t])).await;
+    (c, t, sink)
+}
+
+/// While a sink's target takes a change, the next is processed; the fake target sees to it that it is not logged.
+#[tokio::test(start_paused = true)]
+async fn a_sink_processes_the_next_epoch_while_its_target_takes_the_last() {
+    let (c, t, s) = with_sink().await;
+    let publish_takes = Duration::from_secs(1);
+    c.fake.behave(s, Behaviour { publish_takes, ..Behaviour::default() });
+    for _ in 0..20 {
+        c.insert(t).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(c.fake.most_staged(s), 2);
+    let published = c.fake.published_by(s);
+    assert_eq!(published, (1..=published.len() as u64).collect::<Vec<_>>());
+    assert_eq!(c.fake.value_at(s, c.meta.head()), 20);
+    let status = c.meta.job_status(s).unwrap();
+    assert_eq!((status.published, status.staged), (published.len() as u64, 0));
+}
+
+/// A sink whose target refuses is shown as stalled whatever else happens to it, waits while it is paused, and then
+/// publishes everything in order.
+#[tokio::test(start_paused = true)]
+async fn a_stalled_sink_says_so_pauses_and_goes_on() {
+    let (c, t, s) = with_sink().await;
+    let refuses = Some("no".to_owned());
+    c.fake.behave(s, Behaviour { fail_publish: refuses.clone(), ..Behaviour::default() });
+    for _ in 0..10 {
+        c.insert(t).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let state = c.meta.job_status(s).unwrap().state;
+        assert!(
+            matches!(&state, JobState::Stalled { reason, .. } if reason.starts_with("no")),
+            "{state:?}"
+        );
+    }
+    c.meta.alter_relation(s, vec![], Some(true)).await.unwrap();
+    c.fake.behave(s, Behaviour::default());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Paused);
+    assert!(c.fake.published_by(s).is_empty());
+    c.insert(t).await;
+    c.meta.alter_relation(s, vec![], Some(false)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Running);
+    let published = c.fake.published_by(s);
+    assert_eq!(published, (1..=published.len() as u64).collect::<Vec<_>>());
+    assert_eq!(c.fake.value_at(s, c.meta.head()), 11);
+    // A failure takes nothing back and repeats nothing.
+    let generation = c.meta.job_status(s).unwrap().generation;
+    c.meta.report_failure(s, generation, SqlError::internal("out of luck"));
+    c.insert(t).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let after = c.fake.published_by(s);
+    assert_eq!(after, (1..=published.len() as u64 + 1).collect::<Vec<_>>());
+}
+
 /// A view that commits nothing, because what it reads has not changed, still goes on: what reads it must hear of it.
 #[tokio::test(start_paused = true)]
 async fn who_reads_an_unchanged_view_behind_an_unchanged_view_wakes() {

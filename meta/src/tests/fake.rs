@@ -11,7 +11,7 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::{
     CommitOutcome, CompactionTask, CompactorService, ComputeService, Cut, MetaService, StartJob,
 };
-use millrace_rpc::version::{BackfillState, JobCommit, SliceRef, VersionEdit};
+use millrace_rpc::version::{BackfillState, JobCommit, PublishHandle, SliceRef, VersionEdit};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -34,6 +34,9 @@ pub struct Behaviour {
     pub backfill_steps: u64,
     /// Of a table: what each commit with rows adds to the store.
     pub commit_bytes: u64,
+    /// Of a sink: how long its target takes for a change, and why it takes none.
+    pub publish_takes: Duration,
+    pub fail_publish: Option<String>,
 }
 
 /// Bytes of changes that a job takes in at once.
@@ -45,6 +48,8 @@ struct FakeJob {
     /// Of its last commit.
     number: u64,
     is_table: bool,
+    /// Of a sink: of its last staged change.
+    sequence: Option<u64>,
     inputs: Vec<RelationId>,
     backfill: Option<BackfillState>,
     waiting: Vec<oneshot::Sender<Epoch>>,
@@ -62,6 +67,10 @@ struct World {
     stopped: HashSet<(JobId, Generation)>,
     /// How many epochs of each were cut and not concluded at a time, at the most.
     most_in_flight: HashMap<JobId, usize>,
+    /// What targets of sinks have taken, in order.
+    published: Vec<(JobId, u64)>,
+    /// How many changes of a sink were staged and not taken by its target at a time, at the most.
+    most_staged: HashMap<JobId, u64>,
 }
 
 #[derive(Default)]
@@ -81,6 +90,15 @@ impl Fake {
 
     pub fn most_in_flight(&self, job: JobId) -> usize {
         self.world.lock().most_in_flight.get(&job).copied().unwrap_or(0)
+    }
+
+    /// Sequences that a sink's target has taken, in order.
+    pub fn published_by(&self, job: JobId) -> Vec<u64> {
+        self.world.lock().published.iter().filter(|(j, _)| *j == job).map(|(_, s)| *s).collect()
+    }
+
+    pub fn most_staged(&self, job: JobId) -> u64 {
+        self.world.lock().most_staged.get(&job).copied().unwrap_or(0)
     }
 
     pub fn is_stopped(&self, job: JobId) -> bool {
@@ -125,6 +143,10 @@ impl ComputeService for Fake {
             generation: start.generation,
             number: start.version.commits,
             is_table: start.relation.kind() == RelationKind::Table,
+            sequence: (start.relation.kind() == RelationKind::Sink).then(|| {
+                let last = start.version.publish.last();
+                last.map_or(start.version.published, |h| h.sequence)
+            }),
             inputs: start.inputs.iter().map(|r| RelationId(r.id)).collect(),
             backfill: start.version.backfill,
             waiting: Vec::new(),
@@ -151,7 +173,7 @@ impl ComputeService for Fake {
         }
         let mut world = self.world.lock();
         world.cuts.push((id, generation, cut.epoch));
-        let World { jobs, content, most_in_flight, .. } = &mut *world;
+        let World { jobs, content, most_in_flight, published, most_staged, .. } = &mut *world;
         let job = jobs.get_mut(&id).ok_or_else(|| SqlError::internal("not started"))?;
         if job.generation != generation {
             return Err(SqlError::internal("another generation runs"));
@@ -192,6 +214,14 @@ impl ComputeService for Fake {
         let passing = job.inputs.iter().filter(|_| !behaviour.filters_all);
         let value = passing.map(|i| value_at(content, *i, cut.epoch)).sum();
         commit.changed = value != value_at(content, id, Epoch::MAX);
+        if let Some(sequence) = job.sequence.as_mut().filter(|_| commit.changed) {
+            *sequence += 1;
+            let taken = published.iter().rev().find(|(j, _)| *j == id).map_or(0, |(_, s)| *s);
+            let most = most_staged.entry(id).or_default();
+            *most = (*most).max(*sequence - taken);
+            commit.publish =
+                Some(PublishHandle { sequence: *sequence, ..PublishHandle::default() });
+        }
         job.sealed.push_back((Vec::new(), value));
         job.number += 1;
         Ok(commit)
@@ -207,6 +237,26 @@ impl ComputeService for Fake {
         for ack in acks {
             let _ = ack.send(epoch);
         }
+    }
+
+    async fn publish(
+        &self,
+        id: JobId,
+        _: Generation,
+        handles: Vec<PublishHandle>,
+    ) -> Result<(), SqlError> {
+        let behaviour = self.world.lock().behaviours.get(&id).cloned().unwrap_or_default();
+        let last = handles.last().map_or(0, |h| h.sequence);
+        tokio::time::sleep(behaviour.publish_takes).await;
+        let meta = self.meta.lock().upgrade();
+        let logged = meta.and_then(|m| m.job_status(id)).map(|s| s.version.publish.clone());
+        let after = logged.into_iter().flatten().filter(|h| h.sequence > last).count();
+        assert_eq!(after, 0, "logged before the target had {last}");
+        if let Some(reason) = behaviour.fail_publish {
+            return Err(SqlError::internal(reason));
+        }
+        self.world.lock().published.extend(handles.iter().map(|h| (id, h.sequence)));
+        Ok(())
     }
 
     async fn stop_job(&self, id: JobId, generation: Generation) {
