@@ -232,14 +232,13 @@ impl Task {
     /// A chunk of a leaf; a large one goes in parts.
     fn input(&mut self, node: usize, chunk: DeltaChunk) -> Result<(), ExecError> {
         let rows = chunk.num_rows();
-        if rows <= self.chunk_rows * 2 {
+        if rows <= self.chunk_rows + self.chunk_rows / 2 {
             return self.emit(node, chunk);
         }
         let part = rows.div_ceil(rows.div_ceil(self.chunk_rows));
-        let parts = (0..rows).step_by(part).map(|at| chunk.slice(at, part.min(rows - at)));
         // In front: the chunk itself may have been one of several.
-        for (i, part) in parts.enumerate() {
-            self.nodes[node].queue.insert(i, part);
+        for at in (0..rows).step_by(part).rev() {
+            self.nodes[node].queue.push_front(chunk.slice(at, part.min(rows - at)));
         }
         Ok(())
     }
