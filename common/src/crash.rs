@@ -35,6 +35,12 @@ pub const POINTS: &[&str] = &[
     "compaction-before-commit",
     "compaction-after-commit",
     "compaction-after-apply",
+    // A job that is detached, or rebuilt: logged; the difference made.
+    "detach-before-log",
+    "detach-after-log",
+    "rebuild-before-log",
+    "rebuild-after-log",
+    "rebuild-before-swap",
     // A flush of memory runs: written, logged, applied.
     "flush-before-commit",
     "flush-after-commit",

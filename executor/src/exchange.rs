@@ -35,6 +35,8 @@ pub struct Barrier {
     pub backfill: bool,
     /// Inputs of a later stage wait with their first scan.
     pub stage: u32,
+    /// Of a rebuild whose scans are done: the relation changes by the difference now.
+    pub swap: bool,
 }
 
 impl Barrier {
@@ -304,8 +306,13 @@ mod tests {
             dispatcher.flush().await.unwrap();
         }
         dispatcher.push(ints(1_000..3_000)).unwrap();
-        let barrier =
-            Arc::new(Barrier { prev: Epoch(0), epoch: Epoch(1), backfill: false, stage: 0 });
+        let barrier = Arc::new(Barrier {
+            prev: Epoch(0),
+            epoch: Epoch(1),
+            backfill: false,
+            stage: 0,
+            swap: false,
+        });
         dispatcher.barrier(&barrier, &Arc::default()).await.unwrap();
         let mut seen = Vec::new();
         for (task, receiver) in receivers.iter_mut().enumerate() {

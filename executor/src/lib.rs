@@ -23,6 +23,7 @@ pub mod operator;
 pub mod operators;
 pub mod options;
 pub mod publish;
+pub mod rebuild;
 mod sequence;
 mod spilled_delta;
 pub mod state;

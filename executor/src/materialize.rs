@@ -13,7 +13,7 @@ use std::sync::Arc;
 use arrow::array::{Array, BinaryArray, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use millrace_common::delta::take_rows;
-use millrace_common::{DeltaChunk, VNODE_COUNT, Vnode};
+use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState, VNODE_COUNT, Vnode};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{MemRun, TableWriter};
 
@@ -21,9 +21,11 @@ use crate::blackhole::{Digest, digest};
 use crate::changelog_cache::HubChunk;
 use crate::consolidate::{Net, net_across, net_by_key, weights};
 use crate::error::ExecError;
+use crate::exchange::Barrier;
 use crate::layout::RowLayout;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::publish::SinkRoot;
+use crate::rebuild::{Difference, Rebuild};
 use crate::sequence::{ArrivalSequence, first_arrival};
 use crate::spilled_delta::{Part, SpilledDelta};
 
@@ -70,9 +72,13 @@ impl Root {
     }
 
     /// Ends the epoch.
-    pub async fn barrier(&mut self, sealed: &mut Vec<MemRun>) -> Result<RootReport, ExecError> {
+    pub async fn barrier(
+        &mut self,
+        barrier: &Barrier,
+        sealed: &mut Vec<MemRun>,
+    ) -> Result<RootReport, ExecError> {
         match self {
-            Root::Materialize(m) => m.barrier(sealed).await,
+            Root::Materialize(m) => m.barrier(barrier, sealed).await,
             Root::Blackhole(sum) => {
                 let sum = std::mem::take(sum);
                 Ok(RootReport {
@@ -113,6 +119,8 @@ pub struct Materialize {
     written_bytes: usize,
     row_count: i64,
     changed: bool,
+    /// Until a rebuild is done: `writer` is of the table in which its result is collected.
+    rebuild: Option<Rebuild>,
     /// Append.
     arrivals: ArrivalSequence,
     budget: usize,
@@ -130,6 +138,7 @@ impl Materialize {
         counters: &std::collections::BTreeMap<String, u64>,
         budget: usize,
         governor: &Arc<MemoryGovernor>,
+        rebuild: Option<Rebuild>,
     ) -> Materialize {
         let arrivals = ArrivalSequence::new(0, vnodes.start, first_arrival(counters));
         let budget = budget * usize::from(vnodes.end - vnodes.start) / VNODE_COUNT;
@@ -143,6 +152,7 @@ impl Materialize {
             written_bytes: 0,
             row_count: 0,
             changed: false,
+            rebuild,
             arrivals,
             budget,
             limit: budget,
@@ -330,7 +340,48 @@ impl Materialize {
         }
     }
 
-    async fn barrier(&mut self, sealed: &mut Vec<MemRun>) -> Result<RootReport, ExecError> {
+    /// Changes the relation's rows by the difference to what was collected.
+    async fn swap(&mut self, rebuild: Rebuild, epoch: Epoch) -> Result<(), ExecError> {
+        if !self.pending.is_empty() || self.large.is_some() || self.writer.memory_size() > 0 {
+            return Err(ExecError::internal("rows came after the last scan of a rebuild"));
+        }
+        (self.row_count, self.changed, self.written) = (0, false, None);
+        let storage = self.layout.storage;
+        let (vnodes, budget) = (self.vnodes.clone(), self.budget);
+        let collected = self.writer.desc().id;
+        let difference = Difference { rebuild: &rebuild, collected, epoch, vnodes, budget };
+        let delta = difference.compute(storage).await?;
+        self.writer = rebuild.rows;
+        let mut parts = delta.read()?;
+        while let Some(Part { chunk, keys, vnodes }) = parts.next().await? {
+            self.changed |= !chunk.is_empty();
+            match storage {
+                RowStorage::Keyed => self.write_net(&chunk, &keys, &vnodes)?,
+                RowStorage::Multiset => {
+                    self.row_count +=
+                        (0..chunk.num_rows()).map(|row| chunk.weight(row)).sum::<i64>();
+                    self.writer.write(keys, chunk.weights, chunk.batch);
+                }
+                RowStorage::Append if (0..chunk.num_rows()).any(|row| chunk.weight(row) < 0) => {
+                    return Err(lost_rows().into());
+                }
+                RowStorage::Append => self.append(chunk)?,
+            }
+            self.writer.store().wait_for_spills().await;
+        }
+        Ok(())
+    }
+
+    async fn barrier(
+        &mut self,
+        barrier: &Barrier,
+        sealed: &mut Vec<MemRun>,
+    ) -> Result<RootReport, ExecError> {
+        if barrier.swap
+            && let Some(rebuild) = self.rebuild.take()
+        {
+            self.swap(rebuild, barrier.epoch).await?;
+        }
         match self.layout.storage {
             RowStorage::Append => {}
             RowStorage::Multiset => self.write_multiset()?,
@@ -343,6 +394,10 @@ impl Materialize {
         };
         self.written_bytes = 0;
         self.limit = self.budget;
+        if self.rebuild.is_some() {
+            // What is collected is not content yet.
+            (self.row_count, self.changed) = (0, false);
+        }
         Ok(RootReport {
             row_count: std::mem::take(&mut self.row_count),
             changed: std::mem::take(&mut self.changed),
@@ -352,6 +407,14 @@ impl Materialize {
             staged: Vec::new(),
         })
     }
+}
+
+fn lost_rows() -> SqlError {
+    SqlError::new(
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "the inputs no longer have all rows from which this append-only relation was computed",
+    )
+    .with_hint("Drop it and create it anew.")
 }
 
 /// Chunks in their order, small ones put together.

@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use millrace_common::Vnode;
-
-const PREFIX: &str = "append.";
+use millrace_rpc::version::ARRIVALS;
 
 /// The next arrival number in a table, of the rows that one task writes.
 #[derive(Debug)]
@@ -21,7 +20,7 @@ pub struct ArrivalSequence {
 impl ArrivalSequence {
     /// `table`: its number in the job. `first_vnode`: the first of the task's. `start`: see [`first_arrival`].
     pub fn new(table: usize, first_vnode: Vnode, start: u64) -> ArrivalSequence {
-        ArrivalSequence { counter: format!("{PREFIX}{table}.{first_vnode}"), next: start }
+        ArrivalSequence { counter: format!("{ARRIVALS}{table}.{first_vnode}"), next: start }
     }
 
     /// The numbers of the next `rows` rows.
@@ -40,7 +39,7 @@ impl ArrivalSequence {
 /// Where an instance of a job begins to number rows: beyond all that was committed, by any task under any
 /// parallelism.
 pub fn first_arrival(counters: &BTreeMap<String, u64>) -> u64 {
-    let committed = counters.iter().filter(|(name, _)| name.starts_with(PREFIX));
+    let committed = counters.iter().filter(|(name, _)| name.starts_with(ARRIVALS));
     committed.map(|(_, next)| *next).max().unwrap_or(0)
 }
 

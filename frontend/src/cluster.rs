@@ -278,6 +278,20 @@ pub trait Cluster: Send + Sync + 'static {
         let _ = (id, options, paused);
         Err(SqlError::unsupported("ALTER"))
     }
+    /// Has a view, index or sink computed anew. Durable when it returns.
+    async fn rebuild(&self, id: RelationId) -> Result<(), SqlError> {
+        let _ = id;
+        Err(SqlError::unsupported("REBUILD"))
+    }
+    /// Returns when that is done, or has failed.
+    async fn wait_rebuilt(
+        &self,
+        id: RelationId,
+        cancel: CancellationToken,
+    ) -> Result<(), SqlError> {
+        let _ = (id, cancel);
+        Err(SqlError::unsupported("REBUILD"))
+    }
     /// How far a source, or a table's connector, is.
     fn source_report(&self, id: RelationId) -> Option<SourceRow> {
         let _ = id;

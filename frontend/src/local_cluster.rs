@@ -205,6 +205,18 @@ impl Cluster for Direct {
         self.meta.alter_relation(id, options, paused).await
     }
 
+    async fn rebuild(&self, id: RelationId) -> Result<(), SqlError> {
+        self.meta.rebuild(id).await
+    }
+
+    async fn wait_rebuilt(
+        &self,
+        id: RelationId,
+        cancel: CancellationToken,
+    ) -> Result<(), SqlError> {
+        self.meta.wait_rebuilt(id, &cancel).await
+    }
+
     fn source_report(&self, id: RelationId) -> Option<SourceRow> {
         let report = self.meta.source_report(id)?;
         let feed = self.worker.feed_error(id);

@@ -47,6 +47,12 @@ impl MetaState {
         Backlog { quiet, late, bytes: self.volume_between(inputs, own, upto, limit) }
     }
 
+    /// Bytes of change of these relations after an epoch. `None`: not known that far back. Nothing of a source is kept.
+    pub fn changed_bytes(&self, ids: &[RelationId], after: Epoch) -> Option<u64> {
+        let limit = StepLimit { bytes: u64::MAX, source_row_bytes: 0 };
+        self.volume_between(ids, after, self.epoch, &limit)
+    }
+
     /// Bytes of change of these relations in `(from, to]`. `None`: not known that far back.
     fn volume_between(
         &self,

@@ -146,6 +146,10 @@ fn combined(state: &MetaState, inputs: &[RelationId]) -> Vec<RelationId> {
 fn known_until(state: &MetaState, dependencies: &Dependencies, id: RelationId) -> Epoch {
     let Some(job) = state.jobs.get(&id) else { return Epoch::MAX };
     let Some(anchor) = job.timeline.anchor() else { return Epoch::MAX };
+    // Its content does not follow its inputs any more, or not yet.
+    if job.version.detached.is_some() || job.version.is_rebuilding() {
+        return anchor;
+    }
     let stable = |input: &RelationId| match state.segment_at(*input, anchor) {
         Some((_, true)) => dependencies.known_until(*input).max(anchor),
         Some((segment, false)) => segment.hi.max(anchor),

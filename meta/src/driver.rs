@@ -51,6 +51,8 @@ enum ExitReason {
     Failed(SqlError),
     /// The log is closed: another leader.
     Closed(SqlError),
+    /// The log has begun another generation: the job was detached or rebuilt.
+    Superseded,
 }
 
 impl From<SqlError> for ExitReason {
@@ -114,21 +116,27 @@ impl Driver {
             let Some(generation) = self.shared.generation(self.handle.id) else { return };
             let commits = self.handle.counters().commits;
             let ended = AssertUnwindSafe(self.run_generation(generation)).catch_unwind().await;
-            let error =
-                match ended.unwrap_or_else(|panic| ExitReason::Failed(panicked(panic.as_ref()))) {
-                    ExitReason::Failed(error) => error,
-                    ExitReason::Closed(error) => {
-                        let reason = error.to_string();
-                        self.set_state(JobState::Failed {
-                            code: error.state,
-                            reason,
-                            retry_at_ms: u64::MAX,
-                        });
-                        return;
-                    }
-                };
-            // Nobody waits for this generation's part of a transaction.
-            self.shared.groups.abort(self.handle.id, generation);
+            let ended = ended.unwrap_or_else(|panic| ExitReason::Failed(panicked(panic.as_ref())));
+            if self.shared.generation(self.handle.id) != Some(generation)
+                && !matches!(ended, ExitReason::Closed(_))
+            {
+                failures = 0;
+                self.end_generation(generation).await;
+                continue;
+            }
+            let error = match ended {
+                ExitReason::Failed(error) => error,
+                ExitReason::Superseded => continue,
+                ExitReason::Closed(error) => {
+                    let reason = error.to_string();
+                    self.set_state(JobState::Failed {
+                        code: error.state,
+                        reason,
+                        retry_at_ms: u64::MAX,
+                    });
+                    return;
+                }
+            };
             failures = if self.handle.counters().commits > commits { 1 } else { failures + 1 };
             let pause = backoff(failures, &*self.shared.env);
             let pause_ms = pause.as_millis() as u64;
@@ -139,17 +147,28 @@ impl Driver {
                 reason: error.to_string(),
                 retry_at_ms,
             });
-            self.handle.set_cutting(None);
             self.handle.set_attempted();
-            self.handle.set_sealed(None);
-            let stop = self.compute.stop_job(self.handle.id, generation);
             let pause = tokio::time::timeout(pause, self.handle.retry.notified());
-            let _ = tokio::join!(tokio::time::timeout(STOP_LIMIT, stop), pause);
+            let _ = tokio::join!(self.end_generation(generation), pause);
+            // It may have been detached or rebuilt meanwhile.
+            if self.shared.generation(self.handle.id) != Some(generation) {
+                continue;
+            }
             if self.raise_generation().await.is_err() {
                 return;
             }
             self.handle.restarted();
         }
+    }
+
+    /// Stops the tasks of a generation, as far as they let themselves be stopped.
+    async fn end_generation(&self, generation: Generation) {
+        // Nobody waits for this generation's part of a transaction.
+        self.shared.groups.abort(self.handle.id, generation);
+        self.handle.set_cutting(None);
+        self.handle.set_sealed(None);
+        let stop = self.compute.stop_job(self.handle.id, generation);
+        let _ = tokio::time::timeout(STOP_LIMIT, stop).await;
     }
 
     fn label(&self) -> String {
@@ -193,20 +212,13 @@ impl Driver {
 
     async fn serve(&self, generation: Generation) -> Result<(), ExitReason> {
         self.handle.set_generation(generation);
+        if self.shared.state.read().is_detached(self.handle.id) {
+            return self.stay_detached(generation).await;
+        }
         self.await_snapshot_epoch(generation).await?;
         let publishing = Publishing::new(self.follow());
-        let Some(start) = self.start_message(generation) else {
-            return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
-        };
         self.set_state(JobState::Starting);
-        let horizon = self.shared.state.read().jobs.get(&self.handle.id).map(|j| j.horizon);
-        self.compute.start_job(start).await?;
-        // Compactions have dropped versions below: nobody may read there.
-        self.compute.set_horizon(self.handle.id, horizon.unwrap_or_default()).await;
-        // The worker has opened the job anew: it is told again what has risen since.
-        self.shared.committed.lock().insert(self.handle.id);
-        self.handle.set_started(generation);
-        self.shared.compaction.look_at([self.handle.id]);
+        self.open(generation).await?;
         // It runs, though its target may keep it waiting: who waits for running jobs waits for it.
         self.publish_state();
         self.handle.set_attempted();
@@ -217,6 +229,38 @@ impl Driver {
         self.publish_state();
         self.handle.set_attempted();
         self.run_epochs(generation, &publishing).await
+    }
+
+    /// Has the worker open what the job had computed, for those who read it, and waits until the job is rebuilt.
+    async fn stay_detached(&self, generation: Generation) -> Result<(), ExitReason> {
+        self.publish_state();
+        self.handle.set_attempted();
+        self.open(generation).await?;
+        self.shared.published_all(self.handle.id);
+        info!(job = %self.label(), generation = generation.0, "job is detached");
+        loop {
+            let woken = self.handle.notify.notified();
+            if self.shared.generation(self.handle.id) != Some(generation) {
+                return Err(ExitReason::Superseded);
+            }
+            woken.await;
+        }
+    }
+
+    /// Starts the tasks, if the job has any, from what is committed.
+    async fn open(&self, generation: Generation) -> Result<(), ExitReason> {
+        let Some(start) = self.start_message(generation) else {
+            return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
+        };
+        let horizon = self.shared.state.read().jobs.get(&self.handle.id).map(|j| j.horizon);
+        self.compute.start_job(start).await?;
+        // Compactions have dropped versions below: nobody may read there.
+        self.compute.set_horizon(self.handle.id, horizon.unwrap_or_default()).await;
+        // The worker has opened the job anew: it is told again what has risen since.
+        self.shared.committed.lock().insert(self.handle.id);
+        self.handle.set_started(generation);
+        self.shared.compaction.look_at([self.handle.id]);
+        Ok(())
     }
 
     /// Epoch after epoch. While one is on its way into the log, the tasks process the next.
@@ -375,11 +419,14 @@ impl Driver {
             self.compute.conclude_epoch(id, generation, CommitOutcome::Committed(from)).await;
             return Ok(());
         }
-        if root {
+        let ends_rebuild = commit.backfill.is_none() && self.is_rebuilding();
+        if root || ends_rebuild {
             in_flight.drain().await?;
             self.commit(generation, commit, begun, &mut Turn::default()).await?;
+            self.publish_staged(generation, publishing).await;
             self.shared.published(id);
-            return Ok(());
+            // The content has other state tables behind it now.
+            return if ends_rebuild { Err(ExitReason::Superseded) } else { Ok(()) };
         }
         in_flight.push(Position::of_commit(&commit), |mut turn| {
             Box::pin(async move {
@@ -501,6 +548,11 @@ impl Driver {
         self.shared.state.read().is_paused_sink(self.handle.id)
     }
 
+    fn is_rebuilding(&self) -> bool {
+        let state = self.shared.state.read();
+        state.jobs.get(&self.handle.id).is_some_and(|job| job.version.is_rebuilding())
+    }
+
     /// Until the sink is resumed, if it is paused. An ALTER wakes the driver. Meanwhile its inputs need not
     /// hurry for it.
     async fn await_resumed<'g>(&'g self, publishing: &Publishing<'g>) {
@@ -592,6 +644,11 @@ impl Driver {
         let next = {
             let state = self.shared.state.read();
             let Some(job) = state.jobs.get(&self.handle.id) else { return };
+            if let Some(detached) = &job.version.detached {
+                let reason = detached.reason.clone();
+                drop(state);
+                return self.set_state(JobState::Detached { reason });
+            }
             match &job.version.backfill {
                 _ if state.is_paused_sink(self.handle.id) => JobState::Paused,
                 None => JobState::Running,
@@ -600,6 +657,9 @@ impl Driver {
                     JobState::WaitingForInputs {
                         inputs: job.inputs.iter().filter(unready).copied().collect(),
                     }
+                }
+                Some(b) if job.version.is_rebuilding() => {
+                    JobState::Rebuilding { rows_read: b.rows_read, rows_total: b.rows_total }
                 }
                 Some(b) => JobState::Creating { rows_read: b.rows_read, rows_total: b.rows_total },
             }

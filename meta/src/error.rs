@@ -93,6 +93,8 @@ pub enum VoidReason {
     DependentsExist(String),
     #[error("cannot replace view \"{0}\" because \"{1}\" was computed from it")]
     ViewIsRead(String, String),
+    #[error("cannot rebuild \"{0}\" because \"{1}\", which it reads, is detached")]
+    InputDetached(String, String),
     #[error("the inputs of the job have no common version yet")]
     InputsNotReady,
     #[error("another table of the same transaction has failed")]
@@ -116,7 +118,9 @@ impl From<VoidReason> for SqlError {
                 SqlState::DEPENDENT_OBJECTS_STILL_EXIST
             }
             VoidReason::OldTerm => SqlState::ADMIN_SHUTDOWN,
-            VoidReason::InputsNotReady => SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+            VoidReason::InputsNotReady | VoidReason::InputDetached(..) => {
+                SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE
+            }
             _ => SqlState::INTERNAL_ERROR,
         };
         let hint = match &reason {
@@ -126,6 +130,7 @@ impl From<VoidReason> for SqlError {
             VoidReason::ViewIsRead(_, _) => Some(
                 "Drop what was computed from it first, or give the new definition another name.",
             ),
+            VoidReason::InputDetached(..) => Some("Rebuild that one first."),
             VoidReason::NotAView(_) => Some("Drop it first, or choose another name."),
             _ => None,
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
 
-use crate::read::shutting_down;
+use crate::read::{given_up, shutting_down};
 use crate::shared::Shared;
 use crate::state::MetaState;
 
@@ -74,6 +74,10 @@ pub async fn follow(
                     return Ok(Follow::Unchanged(upto));
                 }
                 _ => {}
+            }
+            let mut behind = state.closure(&[id]).into_iter();
+            if let Some(error) = behind.find_map(|id| given_up(shared, &state, id)) {
+                return Err(error);
             }
         }
         let silence = async {

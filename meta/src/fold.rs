@@ -5,6 +5,7 @@
 //! older term moves only the position in the log.
 
 mod catalog;
+mod detach;
 mod job;
 
 pub(crate) use catalog::add_dependants;
@@ -90,6 +91,8 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
         Entry::AlterRelation(e) => catalog::alter_relation(state, e),
         Entry::SetUser(e) => set_user(state, e),
         Entry::Published(e) => job::published(state, e),
+        Entry::Detach(e) => detach::detach(state, e),
+        Entry::Rebuild(e) => detach::rebuild(state, e),
     }
 }
 

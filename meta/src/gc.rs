@@ -16,6 +16,7 @@ use millrace_rpc::log::{DeleteObjects, Entry};
 use object_store::path::Path;
 use tracing::{info, warn};
 
+use crate::detach;
 use crate::error::MetaError;
 use crate::fold::position;
 use crate::log::LogStore;
@@ -64,6 +65,10 @@ impl Collector {
         loop {
             self.shared.appended.notified().await;
             tokio::time::sleep(self.options.period).await;
+            // First: what is detached holds no horizon.
+            if let Err(error) = detach::enforce(&self.shared).await {
+                warn!(%error, "late jobs were not detached this time");
+            }
             self.move_horizons(&mut moving).await;
             if let Err(error) = self.collect().await {
                 warn!(%error, "garbage was not collected this time");
@@ -161,8 +166,8 @@ pub fn before(now_ms: u64, age: Duration) -> Epoch {
     Epoch::from_millis(now_ms.saturating_sub(age.as_millis() as u64))
 }
 
-/// The epoch below which no version of the job is needed: `limit`, or less where a reader of the relation
-/// stands further back or a subscription keeps its changes for longer. `written`: the epoch after which a
+/// The epoch below which no version of the job is needed: `limit`, or less where the content itself is older, a reader of
+/// the relation stands further back or a subscription keeps its changes for longer. `written`: the epoch after which a
 /// job has committed no more than so many bytes.
 pub fn horizon(
     state: &MetaState,
@@ -172,6 +177,11 @@ pub fn horizon(
     written: &dyn Fn(JobId, u64) -> Epoch,
 ) -> Epoch {
     let mut horizon = limit;
+    let Some(job) = state.jobs.get(&id) else { return horizon };
+    // A derived relation is read as of epochs through which it is known, which do not go on by themselves.
+    if let Some(anchor) = job.timeline.anchor().filter(|_| !job.inputs.is_empty()) {
+        horizon = horizon.min(anchor);
+    }
     for reader in state.dependencies.readers(id).filter_map(|r| state.jobs.get(&r)) {
         // A reader whose snapshot is not fixed needs none: `MAX`.
         horizon = horizon.min(position(reader));
@@ -183,7 +193,9 @@ pub fn horizon(
         let by_bytes = bytes.map_or(Epoch::ZERO, |b| written(id, b));
         horizon = horizon.min(before(now_ms, retention).max(by_bytes));
     }
-    horizon
+    // There are no versions in between: who has seen the content before a rebuild goes on from there.
+    let (from, at) = (Epoch(job.version.swapped_from), Epoch(job.version.swapped_at));
+    if horizon > from && horizon < at { from } else { horizon }
 }
 
 /// For how long a subscription keeps the changes of its relation.

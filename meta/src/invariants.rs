@@ -33,7 +33,13 @@ pub fn check(state: &MetaState) -> Result<(), String> {
         if tables.end > state.next_table_id || tables.is_empty() {
             return Err(format!("state tables {tables:?} of {id} were never handed out"));
         }
-        if let Some(run) = job.version.runs.iter().find(|r| !tables.contains(&r.table_id)) {
+        let version = &job.version;
+        let rebuilt = version.rebuilt_tables..version.rebuilt_tables + relation.table_count;
+        let ours = |table: &u32| match version.rebuilt_tables {
+            0 => tables.contains(table),
+            _ => *table == tables.start || rebuilt.contains(table),
+        };
+        if let Some(run) = version.runs.iter().find(|r| !ours(&r.table_id)) {
             return Err(format!("run {} of {id} is of table {}", run.run_id, run.table_id));
         }
         if !is_derived(relation) && (!job.inputs.is_empty() || job.version.backfill.is_some()) {
@@ -43,7 +49,8 @@ pub fn check(state: &MetaState) -> Result<(), String> {
             return Err(format!("job {id} is ahead of the log"));
         }
         job.timeline.check().map_err(|e| format!("timeline of {id}: {e}"))?;
-        if job.version.backfill.is_some() && job.timeline.anchor().is_some() {
+        if version.backfill.is_some() && job.timeline.anchor().is_some() && !version.is_rebuilding()
+        {
             return Err(format!("job {id} is readable before its backfill is done"));
         }
     }

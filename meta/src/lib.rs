@@ -22,6 +22,7 @@ mod commit_volume;
 mod compact;
 mod compaction_queue;
 pub mod dependencies;
+mod detach;
 mod driver;
 mod epoch_waiters;
 pub mod error;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use millrace_common::access::AccessClass;
 use millrace_common::task::spawn;
-use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError, SqlState, crash};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
-    RaiseGenerations, SetSetting, SetUser, SplitMarkAt, UserChange,
+    RaiseGenerations, Rebuild, SetSetting, SetUser, SplitMarkAt, UserChange,
 };
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
 use millrace_rpc::version::{ColumnWatermark, JobVersion, SliceRef, StatementId, VersionEdit};
@@ -417,6 +417,26 @@ impl Meta {
             job.retry.notify_waiters();
         }
         Ok(())
+    }
+
+    /// Has a derived relation's job compute its result anew, from a snapshot of its inputs: a view or index keeps its
+    /// content meanwhile and then changes by the difference; a sink begins with another snapshot. Durable when it
+    /// returns.
+    pub async fn rebuild(&self, id: RelationId) -> Result<(), SqlError> {
+        crash::point("rebuild-before-log");
+        self.apply(Entry::Rebuild(Rebuild { job: id.0 })).await?;
+        crash::point("rebuild-after-log");
+        Ok(())
+    }
+
+    /// Returns when a rebuild is done, or with the error that its job failed with: then it goes on all the same. 57014
+    /// when `cancel` fires.
+    pub async fn wait_rebuilt(
+        &self,
+        id: RelationId,
+        cancel: &CancellationToken,
+    ) -> Result<(), SqlError> {
+        read::wait_rebuilt(&self.shared, id, cancel).await
     }
 
     /// The tables that a relation's rows follow from; a table's is itself.

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
+use millrace_rpc::catalog::RelationKind;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -199,6 +200,9 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
     let behind = |id: &&RelationId| state.readable_frontier(**id).is_none_or(|f| f < goal.target);
     for id in goal.path.iter().filter(behind) {
         let name = name_of(state, *id);
+        if let Some(error) = given_up(shared, state, *id) {
+            return Some(error);
+        }
         match shared.job(*id).map(|h| h.state()) {
             Some(JobState::Failed { code, reason, .. }) => {
                 let message = format!("relation \"{name}\" is not up to date: its job has failed");
@@ -221,26 +225,66 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
     None
 }
 
+/// Why no fresh content of the relation will come, or not soon: it is detached or being rebuilt.
+pub(crate) fn given_up(shared: &Shared, state: &MetaState, id: RelationId) -> Option<SqlError> {
+    let job = state.jobs.get(&id)?;
+    let relation = state.relations.get(&id)?;
+    if let Some(detached) = &job.version.detached {
+        let kind = match relation.kind() {
+            RelationKind::Sink => "SINK",
+            RelationKind::Index => "INDEX",
+            _ => "MATERIALIZED VIEW",
+        };
+        let (name, rebuild) = (&relation.name, format!("ALTER {kind} {} REBUILD", relation.name));
+        let hint = match job.timeline.anchor() {
+            Some(_) => format!(
+                "{rebuild} brings it up to date. SET read_freshness = 'any' reads its last consistent content."
+            ),
+            None => format!("{rebuild} fills it."),
+        };
+        let message = format!("relation \"{name}\" is detached");
+        return Some(not_ready(message).with_detail(detached.reason.clone()).with_hint(hint));
+    }
+    if !job.version.is_rebuilding() {
+        return None;
+    }
+    let name = &relation.name;
+    Some(
+        not_ready(format!("relation \"{name}\" is not up to date: it is being rebuilt"))
+            .with_detail(progress(shared, id))
+            .with_hint(
+                "Watch it in SHOW JOBS. SET read_freshness = 'any' reads its last consistent content.",
+            ),
+    )
+}
+
 fn is_filling(state: &MetaState, id: RelationId) -> bool {
     state.jobs.get(&id).is_some_and(|j| j.version.backfill.is_some())
 }
 
 fn being_created(shared: &Shared, name: &str, id: RelationId) -> SqlError {
-    let progress = shared.job(id).map(|h| h.state()).map_or_else(String::new, |s| match s {
-        JobState::Creating { rows_read, rows_total: 0 } => {
+    not_ready(format!("relation \"{name}\" is still being created"))
+        .with_detail(progress(shared, id))
+        .with_hint("Wait for it with WAIT, or watch it in SHOW JOBS.")
+}
+
+/// How far a first scan is, in a sentence.
+fn progress(shared: &Shared, id: RelationId) -> String {
+    shared.job(id).map(|h| h.state()).map_or_else(String::new, |s| match s {
+        JobState::Creating { rows_read, rows_total: 0 }
+        | JobState::Rebuilding { rows_read, rows_total: 0 } => {
             format!("{rows_read} rows have been read so far.")
         }
-        JobState::Creating { rows_read, rows_total } => {
+        JobState::Creating { rows_read, rows_total }
+        | JobState::Rebuilding { rows_read, rows_total } => {
             format!("{rows_read} of about {rows_total} rows have been read.")
         }
         JobState::WaitingForInputs { .. } => {
             "It waits for an input that is being created.".to_owned()
         }
+        JobState::Failed { reason, .. } => format!("Its job has failed: {reason}"),
         _ => "Its job is starting.".to_owned(),
-    });
-    not_ready(format!("relation \"{name}\" is still being created"))
-        .with_detail(progress)
-        .with_hint("Wait for it with WAIT, or watch it in SHOW JOBS.")
+    })
 }
 
 /// Names the first laggard in dependency order: it holds the others back.
@@ -291,6 +335,9 @@ pub async fn wait_created(
             let state = shared.state.read();
             let Some(relation) = state.relations.get(&id) else { return Err(undefined(id)) };
             let Some(job) = state.jobs.get(&id) else { return Ok(()) };
+            if let Some(error) = given_up(shared, &state, id) {
+                return Err(error);
+            }
             match shared.job(id).map(|h| h.state()) {
                 Some(
                     JobState::Failed { code, reason, .. } | JobState::Stalled { code, reason, .. },
@@ -330,6 +377,48 @@ pub async fn wait_created(
 /// What ends every wait when the server stops.
 pub fn shutting_down() -> SqlError {
     SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down")
+}
+
+/// See `Meta::wait_rebuilt`.
+pub async fn wait_rebuilt(
+    shared: &Shared,
+    id: RelationId,
+    cancel: &CancellationToken,
+) -> Result<(), SqlError> {
+    let mut changes = shared.changes.watch([id]);
+    loop {
+        changes.mark_seen();
+        {
+            let state = shared.state.read();
+            let Some(job) = state.jobs.get(&id) else { return Err(undefined(id)) };
+            if job.version.detached.is_some() {
+                return Err(given_up(shared, &state, id).unwrap_or_else(|| undefined(id)));
+            }
+            let filled = job.version.backfill.is_none() && state.readable_frontier(id).is_some();
+            if filled || state.is_paused_sink(id) {
+                return Ok(());
+            }
+            if let Some(
+                JobState::Failed { code, reason, .. } | JobState::Stalled { code, reason, .. },
+            ) = shared.job(id).map(|h| h.state())
+            {
+                let message = format!("rebuilding \"{}\" failed: {reason}", name_of(&state, id));
+                return Err(failed(code, message).with_hint("It is tried again. See SHOW JOBS."));
+            }
+        }
+        // In a fixed order, so that a seed repeats a run. Changes may follow each other without end; the others end it.
+        tokio::select! {
+            biased;
+            () = shared.shutdown.cancelled() => return Err(shutting_down()),
+            () = cancel.cancelled() => {
+                return Err(SqlError::new(
+                    SqlState::QUERY_CANCELED,
+                    "canceling statement due to user request",
+                ));
+            }
+            () = changes.changed() => {}
+        }
+    }
 }
 
 fn not_ready(message: String) -> SqlError {

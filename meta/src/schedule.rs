@@ -13,7 +13,7 @@ use millrace_rpc::version::{BackfillState, JobCommit, JobVersion};
 
 use crate::backlog::{Backlog, StepLimit};
 use crate::exactness::{LONGEST_STEP, coarsest_grid_point};
-use crate::state::{MetaState, is_derived};
+use crate::state::{JobRecord, MetaState, is_derived};
 
 /// What others want of a job now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,15 +85,16 @@ pub fn next_step(
     pace: &Pace,
 ) -> Step {
     let Some(job) = state.jobs.get(&id) else { return Step::Wait };
+    if job.version.detached.is_some() {
+        return Step::Wait;
+    }
     let position = cut.unwrap_or_else(|| Position::of_version(&job.version));
     if !state.relations.get(&id).is_some_and(|r| is_derived(r)) {
         return if wants.cut { Step::Cut(Epoch::ZERO) } else { Step::Wait };
     }
     if let Some(snapshot) = position.backfill {
         return match snapshot {
-            Epoch::ZERO if state.readable_common(&job.inputs, Epoch::MAX).is_some() => {
-                Step::StartBackfill
-            }
+            Epoch::ZERO if can_begin(state, job) => Step::StartBackfill,
             Epoch::ZERO => Step::AwaitInputs,
             epoch if is_readable(state, &job.inputs, epoch) => Step::Cut(epoch),
             _ => Step::Wait,
@@ -133,6 +134,13 @@ pub fn next_step(
     }
     let goal = choose(state, id, newest, &backlog, pace.interval);
     Step::Cut(within_step(state, id, own, goal, &backlog, pace))
+}
+
+/// Whether the inputs have a snapshot for the job: of a rebuild, one after the content that it replaces.
+fn can_begin(state: &MetaState, job: &JobRecord) -> bool {
+    let common = state.readable_common(&job.inputs, Epoch::MAX);
+    common.is_some_and(|epoch| epoch.0 > job.version.content_epoch)
+        && state.detached_behind(&job.inputs).is_none()
 }
 
 /// The epoch to cut at by time and the grid alone, in `(quiet, newest]`.
@@ -206,7 +214,6 @@ mod tests {
     use millrace_rpc::version::JobVersion;
 
     use super::*;
-    use crate::state::JobRecord;
     use crate::timeline::Timeline;
 
     fn add(

@@ -14,31 +14,39 @@ pub struct Settings {
     pub snapshot_retention: Duration,
     pub log_retention: Duration,
     pub object_retention: Duration,
+    /// How long changes are kept for a job that has not taken them.
+    pub changelog_retention: Duration,
+    /// How many bytes of them; 0: any number.
+    pub changelog_retention_bytes: u64,
+    /// Whether detached views and indexes are rebuilt without being asked.
+    pub rebuild_detached: bool,
 }
 
 impl Settings {
     /// Defaults, overridden by `base` (command line), overridden by `logged` (SQL). A stored value
     /// that no longer parses counts as not set.
     pub fn resolve(base: &BTreeMap<String, String>, logged: &BTreeMap<String, String>) -> Settings {
-        let get = |name: &str| {
+        let text = |name: &str| {
             let given = [logged, base].into_iter().filter_map(|m| m.get(name));
             let default = settings::find(name).map_or("0", |s| s.default);
-            given
-                .map(String::as_str)
-                .chain([default])
-                .find_map(|v| parse(name, v).ok())
-                .unwrap_or_default()
+            let mut values = given.map(String::as_str).chain([default]);
+            values.find_map(|v| find(name).ok()?.check(v).ok()).unwrap_or_default()
         };
+        let number = |name: &str| text(name).parse::<u64>().unwrap_or_default();
+        let get = |name: &str| Duration::from_millis(number(name));
         Settings {
             barrier_interval: get("barrier_interval"),
             read_wait_timeout: get("read_wait_timeout"),
             snapshot_retention: get("snapshot_retention"),
             log_retention: get("log_retention"),
             object_retention: get("object_retention"),
+            changelog_retention: get("changelog_retention"),
+            changelog_retention_bytes: number("changelog_retention_bytes"),
+            rebuild_detached: text("detached_views") == "rebuild",
         }
     }
 
-    /// The value of a setting in milliseconds, as it is stored; `None`: not a setting of the cluster.
+    /// The value of a setting as it is stored, times in milliseconds; `None`: not a setting of the cluster.
     pub fn stored(&self, name: &str) -> Option<String> {
         let value = match name {
             "barrier_interval" => self.barrier_interval,
@@ -46,6 +54,11 @@ impl Settings {
             "snapshot_retention" => self.snapshot_retention,
             "log_retention" => self.log_retention,
             "object_retention" => self.object_retention,
+            "changelog_retention" => self.changelog_retention,
+            "changelog_retention_bytes" => return Some(self.changelog_retention_bytes.to_string()),
+            "detached_views" => {
+                return Some(if self.rebuild_detached { "rebuild" } else { "keep" }.to_owned());
+            }
             _ => return None,
         };
         Some(value.as_millis().to_string())

@@ -13,6 +13,7 @@ use millrace_rpc::services::{CompactorService, ComputeService};
 use millrace_rpc::version::JobCommit;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::backlog::StepLimit;
@@ -47,6 +48,8 @@ struct SourceHandle {
 pub struct Shared {
     me: Weak<Shared>,
     pub env: EnvHandle,
+    /// When this process began to lead.
+    pub opened: Instant,
     pub state: Arc<RwLock<MetaState>>,
     pub parallelism: usize,
     /// See `MetaOptions`.
@@ -83,6 +86,7 @@ impl Shared {
     ) -> Arc<Shared> {
         Arc::new_cyclic(|me| Shared {
             me: me.clone(),
+            opened: env.now(),
             env,
             state: Arc::default(),
             parallelism: parallelism.max(1),
@@ -347,6 +351,8 @@ struct Touched {
     changed: BTreeSet<RelationId>,
     /// Jobs whose runs or tail are others.
     edited: BTreeSet<JobId>,
+    /// Jobs that were detached or rebuilt.
+    superseded: BTreeSet<JobId>,
 }
 
 impl Touched {
@@ -362,6 +368,8 @@ impl Touched {
                 Entry::StartBackfill(b) => drop(touched.changed.insert(RelationId(b.job))),
                 Entry::AlterRelation(a) => drop(touched.changed.insert(RelationId(a.id))),
                 Entry::CreateRelation(_) => touched.changed.extend(verdict.relation),
+                Entry::Detach(d) => touched.supersede(RelationId(d.job)),
+                Entry::Rebuild(r) => touched.supersede(RelationId(r.job)),
                 _ => {}
             }
         }
@@ -373,6 +381,11 @@ impl Touched {
         if commit.edit.is_some() {
             self.edited.insert(RelationId(commit.job));
         }
+    }
+
+    fn supersede(&mut self, job: JobId) {
+        self.superseded.insert(job);
+        self.changed.insert(job);
     }
 
     fn all(&self) -> impl Iterator<Item = RelationId> {
@@ -399,6 +412,7 @@ impl Shared {
             self.sync_tasks(&differ);
         }
         let touched = Touched::of(record, verdicts);
+        touched.superseded.iter().for_each(|id| self.end_generation(*id));
         self.wake_after(&touched);
         if catalog_changed {
             let catalog = self.catalog();
@@ -407,6 +421,13 @@ impl Shared {
         self.compaction.look_at(touched.edited.iter().copied());
         self.committed.lock().extend(touched.committed);
         self.appended.notify_one();
+    }
+
+    /// The log has begun another generation of the job: its driver ends the one before, whatever that is at.
+    fn end_generation(&self, id: JobId) {
+        let (Some(handle), Some(now)) = (self.job(id), self.generation(id)) else { return };
+        let before = Generation(now.0.saturating_sub(1));
+        handle.report_failure(before, SqlError::internal("another generation has begun"));
     }
 
     pub fn head(&self) -> Epoch {

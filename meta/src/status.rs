@@ -21,7 +21,16 @@ pub enum JobState {
         rows_read: u64,
         rows_total: u64,
     },
+    /// The same, to compute anew what the relation has already.
+    Rebuilding {
+        rows_read: u64,
+        rows_total: u64,
+    },
     Running,
+    /// It no longer follows its inputs, until it is rebuilt.
+    Detached {
+        reason: String,
+    },
     /// A sink that waits to be resumed.
     Paused,
     /// A sink whose target does not take what is committed; tried again at `retry_at_ms`. Its tasks are
@@ -46,7 +55,9 @@ impl JobState {
             JobState::Starting => "starting",
             JobState::WaitingForInputs { .. } => "waiting",
             JobState::Creating { .. } => "creating",
+            JobState::Rebuilding { .. } => "rebuilding",
             JobState::Running => "running",
+            JobState::Detached { .. } => "detached",
             JobState::Paused => "paused",
             JobState::Stalled { .. } => "stalled",
             JobState::Failed { .. } => "failed",
@@ -56,7 +67,10 @@ impl JobState {
     /// `Some(0..=100)` while creating, when the total is known.
     pub fn progress_percent(&self) -> Option<u8> {
         match self {
-            JobState::Creating { rows_read, rows_total } if *rows_total > 0 => {
+            JobState::Creating { rows_read, rows_total }
+            | JobState::Rebuilding { rows_read, rows_total }
+                if *rows_total > 0 =>
+            {
                 Some((u128::from(*rows_read) * 100 / u128::from(*rows_total)).min(100) as u8)
             }
             _ => None,

@@ -292,6 +292,7 @@ pub enum AlterAction {
     SetOptions(Vec<(String, String)>),
     /// PAUSE and RESUME of what comes from a connector.
     Pause(bool),
+    Rebuild,
 }
 
 #[derive(Clone, Debug)]

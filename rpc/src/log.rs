@@ -37,7 +37,10 @@ pub struct LogRecord {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LogEntry {
-    #[prost(oneof = "Entry", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 20, 30, 40, 50")]
+    #[prost(
+        oneof = "Entry",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50"
+    )]
     pub entry: Option<Entry>,
 }
 
@@ -68,6 +71,10 @@ pub enum Entry {
     StartBackfill(StartBackfill),
     #[prost(message, tag = "12")]
     Transaction(Transaction),
+    #[prost(message, tag = "13")]
+    Detach(Detach),
+    #[prost(message, tag = "14")]
+    Rebuild(Rebuild),
     #[prost(message, tag = "20")]
     SetUser(SetUser),
     #[prost(message, tag = "30")]
@@ -299,6 +306,28 @@ pub struct StartBackfill {
     pub job: u32,
     #[prost(uint64, tag = "2")]
     pub generation: u64,
+}
+
+/// The job has left its inputs' changes unread for too long: they are kept for it no longer, and it ends until it is
+/// rebuilt. What it had computed stays readable.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Detach {
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
+    /// Void if another one runs by now.
+    #[prost(uint64, tag = "2")]
+    pub generation: u64,
+    /// For people.
+    #[prost(string, tag = "3")]
+    pub reason: String,
+}
+
+/// The job computes its result anew, from a snapshot of its inputs. A view or index keeps its content meanwhile and
+/// changes, when it is done, by the difference; a sink begins with another snapshot.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Rebuild {
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
 }
 
 /// Moves the head, so that epochs follow the clock where some relation's content does.

@@ -8,6 +8,9 @@ pub fn retention_counter(table: u32) -> String {
     format!("{RETAIN}{table}")
 }
 
+/// Names of counters that number the rows of append-only tables begin with this.
+pub const ARRIVALS: &str = "append.";
+
 /// A run: an immutable sorted file of one state table, as a byte range of a segment object.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RunMeta {
@@ -95,6 +98,20 @@ pub struct BackfillState {
     /// Rows all snapshots hold together, for progress. 0: not known.
     #[prost(uint64, tag = "4")]
     pub rows_total: u64,
+    /// Of a rebuild: everything is scanned, and the next commit brings the difference to the content before.
+    #[prost(bool, tag = "5")]
+    pub swap: bool,
+}
+
+/// A job that no longer follows its inputs, and why.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Detached {
+    /// Of the record since which it is detached.
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    /// For people.
+    #[prost(string, tag = "2")]
+    pub reason: String,
 }
 
 /// The committed state of a job.
@@ -135,6 +152,38 @@ pub struct JobVersion {
     /// Of a sink: the target has every handle up to this sequence.
     #[prost(uint64, tag = "21")]
     pub published: u64,
+    /// It does not follow its inputs.
+    #[prost(message, optional, tag = "40")]
+    pub detached: Option<Detached>,
+    /// First of the state tables that the last rebuild was given; 0: never rebuilt. The rows that the relation is read
+    /// from stay in the relation's first table.
+    #[prost(uint32, tag = "41")]
+    pub rebuilt_tables: u32,
+    /// While a view or index is being rebuilt: the epoch of the content that it has meanwhile. 0: it is not.
+    #[prost(uint64, tag = "42")]
+    pub content_epoch: u64,
+    /// The content's last epoch before the last rebuild took effect, and the epoch of that: in between there is none.
+    #[prost(uint64, tag = "43")]
+    pub swapped_from: u64,
+    #[prost(uint64, tag = "44")]
+    pub swapped_at: u64,
+}
+
+impl JobVersion {
+    /// Whether its backfill computes the content of a view or index anew, beside what it has.
+    pub fn is_rebuilding(&self) -> bool {
+        self.content_epoch > 0
+    }
+
+    /// The state table that a table of the job's graph is, by its position, given the relation's first. Position 0 is
+    /// where the job writes its result: in a rebuild a table beside the relation's rows.
+    pub fn state_table(&self, first: u32, position: u32) -> u32 {
+        match self.rebuilt_tables {
+            0 => first + position,
+            _ if position == 0 && !self.is_rebuilding() => first,
+            rebuilt => rebuilt + position,
+        }
+    }
 }
 
 /// No later change of the relation has a smaller value in the column.

@@ -3,6 +3,7 @@
 //! an object to compaction, and a store without space.
 
 mod backlog;
+mod detach;
 mod life;
 
 use std::collections::BTreeSet;

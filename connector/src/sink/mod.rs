@@ -33,6 +33,7 @@ const COMMON: &[&str] = &[
     "force_append_only",
     "snapshot",
     "commit_interval",
+    "changelog_retention",
     "format",
     "encode",
     SINK_ID,
@@ -151,8 +152,10 @@ fn known_with(
 pub fn check_common(relation: &Relation) -> Result<(), SqlError> {
     flag(relation, "force_append_only", false)?;
     flag(relation, "snapshot", true)?;
-    if let Some(interval) = relation.option("commit_interval") {
-        millrace_common::settings::parse_duration(interval)?;
+    for name in ["commit_interval", "changelog_retention"] {
+        if let Some(duration) = relation.option(name) {
+            millrace_common::settings::parse_duration(duration)?;
+        }
     }
     Ok(())
 }

@@ -477,7 +477,13 @@ mod tests {
     /// An epoch's rows; every wait is dropped and taken up again.
     async fn epoch(reader: &mut SourceReader, prev: u64, epoch: u64, backfill: bool) -> Vec<i64> {
         reader
-            .begin(&Barrier { prev: Epoch(prev), epoch: Epoch(epoch), backfill, stage: 0 })
+            .begin(&Barrier {
+                prev: Epoch(prev),
+                epoch: Epoch(epoch),
+                backfill,
+                stage: 0,
+                swap: false,
+            })
             .unwrap();
         let mut rows = Vec::new();
         loop {
@@ -506,8 +512,14 @@ mod tests {
         assert_eq!(epoch(&mut even, 2, 5, false).await, rows(&[0, 2], 20, 50));
         assert_eq!(epoch(&mut odd, 2, 5, false).await, rows(&[1], 20, 50));
         assert!(
-            odd.begin(&Barrier { prev: Epoch(3), epoch: Epoch(6), backfill: false, stage: 0 })
-                .is_err()
+            odd.begin(&Barrier {
+                prev: Epoch(3),
+                epoch: Epoch(6),
+                backfill: false,
+                stage: 0,
+                swap: false
+            })
+            .is_err()
         );
     }
 

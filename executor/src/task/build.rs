@@ -41,6 +41,7 @@ use crate::operator::{OperatorContext, Output};
 use crate::operators;
 use crate::options::ExecOptions;
 use crate::publish::SinkRoot;
+use crate::rebuild::Rebuild;
 use crate::sequence::first_arrival;
 use crate::state::stamps::event_time_column;
 use crate::stats::{OperatorMetrics, Progress};
@@ -369,7 +370,15 @@ impl Builder<'_> {
     fn materialize(&self, place: &Place) -> Result<Root, ExecError> {
         let b = &self.blueprint;
         let layout = Arc::new(RowLayout::of_output(&b.graph.output)?);
-        let writer = b.job_store.writer(TableId(b.relation.first_table_id))?;
+        let first = b.relation.first_table_id;
+        let writer = b.job_store.writer(TableId(b.version.state_table(first, 0)))?;
+        let rebuild = match b.version.is_rebuilding() {
+            true => {
+                let rows = b.job_store.writer(TableId(first))?;
+                Some(Rebuild::new(rows, Epoch(b.version.content_epoch), &b.graph.output)?)
+            }
+            false => None,
+        };
         Ok(Root::Materialize(Box::new(Materialize::new(
             layout,
             writer,
@@ -377,6 +386,7 @@ impl Builder<'_> {
             &b.version.counters,
             b.options.delta_bytes,
             &b.governor,
+            rebuild,
         ))))
     }
 
@@ -397,7 +407,7 @@ impl Builder<'_> {
     ) -> Result<Box<dyn crate::operator::Operator>, ExecError> {
         let b = &self.blueprint;
         let writers = |local: usize| {
-            let id = TableId(b.relation.first_table_id + local as u32);
+            let id = TableId(b.version.state_table(b.relation.first_table_id, local as u32));
             Ok(b.job_store.writer(id)?)
         };
         let ctx = OperatorContext {

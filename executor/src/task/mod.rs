@@ -404,7 +404,7 @@ impl Task {
                     op.memory_size()
                 }
                 Kind::Root(root) => {
-                    report.root = Some(root.barrier(&mut report.runs).await?);
+                    report.root = Some(root.barrier(barrier, &mut report.runs).await?);
                     root.memory_size()
                 }
             };

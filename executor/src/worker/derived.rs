@@ -15,7 +15,7 @@ use millrace_rpc::version::{
 };
 use millrace_storage::{JobStore, MemRun, Persisted};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::blackhole::Digest;
 use crate::changelog_cache::{ChangelogCache, HubChunk};
@@ -47,11 +47,25 @@ struct InFlight {
     epoch: Epoch,
 }
 
+impl InFlight {
+    /// What it holds; what it is stays known.
+    fn take(&mut self) -> InFlight {
+        InFlight {
+            persisted: self.persisted.take(),
+            delta: self.delta.take(),
+            bounds: std::mem::take(&mut self.bounds),
+            ..*self
+        }
+    }
+}
+
 /// What only one cut at a time touches.
 struct Control {
     reports: mpsc::UnboundedReceiver<TaskReport>,
     last: Epoch,
     backfill: Option<BackfillState>,
+    /// The backfill computes anew what the relation has.
+    rebuilding: bool,
     digest: Option<Digest>,
     /// The relation's, by column.
     watermarks: BTreeMap<u32, i64>,
@@ -71,6 +85,8 @@ pub struct Derived {
     /// Asynchronous: held while the tasks process an epoch.
     control: tokio::sync::Mutex<Control>,
     in_flight: Mutex<VecDeque<InFlight>>,
+    /// Told when the outcome of an epoch has taken effect.
+    concluded: Notify,
     /// As committed.
     digest: Mutex<Option<Digest>>,
     cleaning: Cleaning,
@@ -134,6 +150,7 @@ impl Derived {
             reports,
             last: Epoch(version.epoch),
             backfill: version.backfill.clone(),
+            rebuilding: version.is_rebuilding(),
             digest,
             watermarks: version.watermarks.iter().map(|w| (w.column, w.value)).collect(),
             number: version.commits,
@@ -148,6 +165,7 @@ impl Derived {
             tasks,
             control: tokio::sync::Mutex::new(control),
             in_flight: Mutex::default(),
+            concluded: Notify::new(),
             digest: Mutex::new(digest),
             cleaning,
             publisher,
@@ -206,6 +224,10 @@ impl Derived {
         let mut control = self.control.lock().await;
         let barrier = control.barrier(epoch, &self.stages)?;
         let barrier = Arc::new(barrier);
+        if barrier.swap {
+            self.await_concluded().await;
+            crash::point("rebuild-before-swap");
+        }
         for cut in &self.cuts {
             cut.send(Arc::clone(&barrier)).map_err(|_| ExecError::Stopped)?;
         }
@@ -248,6 +270,17 @@ impl Derived {
         Ok(commit)
     }
 
+    /// Waits until all epochs before are visible.
+    async fn await_concluded(&self) {
+        loop {
+            let concluded = self.concluded.notified();
+            if self.in_flight.lock().is_empty() {
+                return;
+            }
+            concluded.await;
+        }
+    }
+
     fn seal(
         &self,
         control: &mut Control,
@@ -261,7 +294,9 @@ impl Derived {
             all.counters.insert(DIGEST_HASH.to_string(), total.hash);
         }
         let total = self.progress.to_scan.get();
-        let after = control.backfill.take().and_then(|b| advance(b, barrier, total, &mut all));
+        let rebuilding = control.rebuilding;
+        let backfill = control.backfill.take();
+        let after = backfill.and_then(|b| advance(b, barrier, total, rebuilding, &mut all));
         let bounds = self.bounds(&all);
         for (table, bound) in &bounds {
             all.counters.insert(retention_counter(table.0), *bound as u64);
@@ -315,7 +350,14 @@ impl Derived {
 
     /// The oldest epoch in flight is committed: visible from now on.
     pub fn committed(&self, epoch: Epoch) {
-        let Some(own) = self.in_flight.lock().pop_front() else { return };
+        self.publish_oldest(epoch);
+        // Only now: who waits reads what it wrote.
+        self.in_flight.lock().pop_front();
+        self.concluded.notify_waiters();
+    }
+
+    fn publish_oldest(&self, epoch: Epoch) {
+        let Some(own) = self.in_flight.lock().front_mut().map(InFlight::take) else { return };
         let Some(persisted) = own.persisted else {
             tracing::error!(job = self.label, %epoch, "committed before it was durable");
             return;
@@ -347,7 +389,8 @@ impl Control {
             }
             backfill => {
                 let stage = backfill.as_ref().map_or(u32::MAX, |b| stage(b, stages));
-                Ok(Barrier { prev: self.last, epoch, backfill: backfill.is_some(), stage })
+                let swap = backfill.as_ref().is_some_and(|b| b.swap);
+                Ok(Barrier { prev: self.last, epoch, backfill: backfill.is_some(), stage, swap })
             }
         }
     }
@@ -364,9 +407,11 @@ fn advance(
     before: BackfillState,
     barrier: &Barrier,
     rows_total: u64,
+    rebuilding: bool,
     all: &mut Collected,
 ) -> Option<BackfillState> {
-    if all.positions.iter().all(|p| p.done) {
+    let scanned = all.positions.iter().all(|p| p.done);
+    if scanned && (!rebuilding || barrier.swap) {
         return None;
     }
     let mut positions = std::mem::take(&mut all.positions);
@@ -376,6 +421,8 @@ fn advance(
         positions,
         rows_read: before.rows_read + all.scanned,
         rows_total,
+        // Once all that the scans brought is visible.
+        swap: scanned,
     })
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
 use millrace_graph::codec::decode_graph;
-use millrace_graph::{JobGraph, Operator};
+use millrace_graph::{JobGraph, Operator, StateTable};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::services::StartJob;
 use millrace_rpc::version::{JobVersion, retention_counter};
@@ -29,20 +29,8 @@ use crate::task::build::{Blueprint, build};
 pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
     let kind = RelationKind::try_from(start.relation.kind).unwrap_or(RelationKind::Unspecified);
     match kind {
-        RelationKind::Source => {
-            let meta = shared.meta()?;
-            let errors = Arc::new(ErrorSink::default());
-            let progress = Arc::new(Progress::new(shared.store.env().clone()));
-            Ok(Job::new(
-                &start.relation,
-                start.generation,
-                None,
-                Kind::Nothing,
-                meta,
-                JobMetrics { operators: Vec::new(), progress },
-                errors,
-            ))
-        }
+        RelationKind::Source => without_tasks(shared, &start, None),
+        _ if start.version.detached.is_some() => open_detached(shared, start, kind).await,
         RelationKind::Table => start_table(shared, start).await,
         RelationKind::MaterializedView | RelationKind::Index | RelationKind::Sink => {
             start_derived(shared, start).await
@@ -51,6 +39,33 @@ pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, Ex
             Err(ExecError::internal("a relation without rows has no job"))
         }
     }
+}
+
+/// A job that is there for others to read.
+fn without_tasks(
+    shared: &Shared,
+    start: &StartJob,
+    store: Option<Arc<JobStore>>,
+) -> Result<Arc<Job>, ExecError> {
+    let meta = shared.meta()?;
+    let progress = Arc::new(Progress::new(shared.store.env().clone()));
+    let metrics = JobMetrics { operators: Vec::new(), progress };
+    let (relation, errors) = (&start.relation, Arc::new(ErrorSink::default()));
+    Ok(Job::new(relation, start.generation, store, Kind::Nothing, meta, metrics, errors))
+}
+
+/// What the job had computed stays readable.
+async fn open_detached(
+    shared: &Shared,
+    start: StartJob,
+    kind: RelationKind,
+) -> Result<Arc<Job>, ExecError> {
+    shared.changelogs.close(RelationId(start.relation.id));
+    let store = match kind {
+        RelationKind::Sink => None,
+        _ => Some(open(shared, &start, vec![rows_table(&start.relation)?]).await?),
+    };
+    without_tasks(shared, &start, store)
 }
 
 /// The state of a table, or of a job whose graph cannot be loaded: its rows.
@@ -71,9 +86,9 @@ fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
     })
 }
 
-fn tables(relation: &Relation, graph: &JobGraph) -> Vec<TableDesc> {
-    let ids = relation.first_table_id..;
-    let describe = |(id, table): (u32, &millrace_graph::StateTable)| TableDesc {
+fn tables(relation: &Relation, version: &JobVersion, graph: &JobGraph) -> Vec<TableDesc> {
+    let first = relation.first_table_id;
+    let describe = |(id, table): (u32, &StateTable)| TableDesc {
         retention: table.retention.as_ref().map(|r| r.by),
         id: TableId(id),
         name: table.name.clone(),
@@ -82,7 +97,19 @@ fn tables(relation: &Relation, graph: &JobGraph) -> Vec<TableDesc> {
         class: table.class,
         relation: table.relation,
     };
-    ids.zip(&graph.tables).map(describe).collect()
+    // In a rebuild what is computed is collected beside the rows.
+    let rows = graph.tables.first().filter(|_| version.is_rebuilding()).map(|rows| (first, rows));
+    rows.into_iter().chain(state_tables(relation, version, graph)).map(describe).collect()
+}
+
+/// The tables of a job's graph, with their ids.
+fn state_tables<'a>(
+    relation: &'a Relation,
+    version: &'a JobVersion,
+    graph: &'a JobGraph,
+) -> impl Iterator<Item = (u32, &'a StateTable)> {
+    let ids = (0..).map(|position| version.state_table(relation.first_table_id, position));
+    ids.zip(&graph.tables)
 }
 
 async fn open(
@@ -151,14 +178,11 @@ async fn start_derived(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>
 }
 
 fn cleaning(start: &StartJob, graph: &JobGraph) -> Cleaning {
-    let ids = start.relation.first_table_id..;
+    let tables = state_tables(&start.relation, &start.version, graph);
     let sources = start.inputs.iter().filter(|r| r.kind() == RelationKind::Source);
     Cleaning {
         output: graph.output.marks.clone(),
-        tables: ids
-            .zip(&graph.tables)
-            .filter_map(|(id, t)| Some((TableId(id), t.retention.clone()?)))
-            .collect(),
+        tables: tables.filter_map(|(id, t)| Some((TableId(id), t.retention.clone()?))).collect(),
         sources: sources.map(|r| RelationId(r.id)).collect(),
     }
 }
@@ -204,7 +228,7 @@ pub async fn start_graph(
 ) -> Result<Arc<Job>, ExecError> {
     let meta = shared.meta()?;
     let id = RelationId(start.relation.id);
-    let store = open(shared, &start, tables(&start.relation, graph)).await?;
+    let store = open(shared, &start, tables(&start.relation, &start.version, graph)).await?;
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let progress = Arc::new(Progress::new(shared.store.env().clone()));
     progress.scanned.add(start.version.backfill.as_ref().map_or(0, |b| b.rows_read));

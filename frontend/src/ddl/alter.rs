@@ -2,8 +2,10 @@
 
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::ast::{AlterAction, ObjectKind};
+use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{Ident, ObjectName};
 
+use super::DETACHED;
 use super::drop::noun;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
@@ -35,10 +37,21 @@ pub async fn alter(
             let message = format!("\"{}\" is not a {}", relation.name, kind.noun());
             return Err(SqlError::new(SqlState::WRONG_OBJECT_TYPE, message));
         }
-        if let (ObjectKind::Sink, AlterAction::Pause(paused)) = (kind, action) {
-            let id = RelationId(relation.id);
-            session.cluster().alter_relation(id, Vec::new(), Some(*paused)).await?;
-            return Ok(tag);
+        let id = RelationId(relation.id);
+        match (kind, action) {
+            (ObjectKind::Sink, AlterAction::Pause(paused)) => {
+                check_resumable(session, &relation, *paused)?;
+                session.cluster().alter_relation(id, Vec::new(), Some(*paused)).await?;
+                return Ok(tag);
+            }
+            (
+                ObjectKind::MaterializedView | ObjectKind::Index | ObjectKind::Sink,
+                AlterAction::Rebuild,
+            ) => {
+                rebuild(session, kind, &relation).await?;
+                return Ok(tag);
+            }
+            _ => {}
         }
     }
     match action {
@@ -46,6 +59,48 @@ pub async fn alter(
         action => return Err(refused(&tag, kind, action)),
     }
     Ok(tag)
+}
+
+/// Without the changes that it has missed a sink cannot go on from where it is.
+fn check_resumable(session: &Session, sink: &Relation, paused: bool) -> Result<(), SqlError> {
+    let jobs = session.cluster().jobs();
+    let job = jobs.iter().find(|j| j.relation == sink.id && j.state == DETACHED);
+    let Some(job) = job.filter(|_| !paused) else { return Ok(()) };
+    let message = format!("sink \"{}\" is detached and cannot go on from where it is", sink.name);
+    let error = SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+        .with_hint(format!("ALTER SINK {} REBUILD begins anew with a snapshot.", sink.name));
+    Err(match &job.reason {
+        Some(reason) => error.with_detail(reason.clone()),
+        None => error,
+    })
+}
+
+/// Computes the relation anew and, unless DDL is in the background, waits until that is done. The rebuild goes on
+/// whatever becomes of the statement.
+async fn rebuild(
+    session: &mut Session,
+    kind: ObjectKind,
+    relation: &Relation,
+) -> Result<(), SqlError> {
+    let id = RelationId(relation.id);
+    session.cluster().rebuild(id).await?;
+    if kind == ObjectKind::Sink {
+        let what = match relation
+            .option("snapshot")
+            .is_some_and(|v| matches!(v, "false" | "off" | "0"))
+        {
+            true => {
+                "its target gets the changes from now on; it does not get those that the sink has missed"
+            }
+            false => "its target gets all rows again; rows that were deleted meanwhile stay there",
+        };
+        let message = format!("sink \"{}\" begins anew: {what}", relation.name);
+        session.notice("NOTICE", SqlState::SUCCESS, message);
+    }
+    if session.settings.bool("background_ddl") {
+        return Ok(());
+    }
+    session.cluster().wait_rebuilt(id, session.cancel.clone()).await
 }
 
 fn check_schema(session: &Session, name: &ObjectName) -> Result<(), SqlError> {
@@ -90,6 +145,9 @@ fn refused(tag: &str, kind: ObjectKind, action: &AlterAction) -> SqlError {
         }
         AlterAction::Pause(true) => ("PAUSE", PAUSABLE),
         AlterAction::Pause(false) => ("RESUME", PAUSABLE),
+        AlterAction::Rebuild => {
+            ("REBUILD", "Materialized views, indexes and sinks can be rebuilt.")
+        }
         AlterAction::OwnerTo(_) => ("OWNER TO", ""),
     };
     SqlError::unsupported(format!("{tag} … {what}")).with_hint(hint)

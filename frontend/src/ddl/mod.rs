@@ -32,6 +32,10 @@ use crate::session::{Outcome, Session, Step};
 
 /// The state of a sink that waits to be resumed.
 pub const PAUSED: &str = "paused";
+/// The state of a job that no longer follows its inputs.
+pub const DETACHED: &str = "detached";
+/// The state of a job that computes anew what it has.
+pub const REBUILDING: &str = "rebuilding";
 
 /// Runs a statement of ours.
 pub async fn execute(
@@ -117,7 +121,7 @@ fn creating(session: &Session, state: impl Fn(&str) -> bool) -> Vec<u32> {
         .cluster()
         .jobs()
         .into_iter()
-        .filter(|j| j.progress.is_some() && state(&j.state))
+        .filter(|j| j.progress.is_some() && j.state != REBUILDING && state(&j.state))
         .map(|j| j.relation)
         .collect()
 }
@@ -126,6 +130,10 @@ async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
     // Nobody waits for one that was told to wait itself.
     for id in creating(session, |state| state != PAUSED) {
         wait_created(session, RelationId(id), session.cancel.clone()).await?;
+    }
+    let cluster = session.cluster();
+    for job in cluster.jobs().iter().filter(|job| job.state == REBUILDING) {
+        cluster.wait_rebuilt(RelationId(job.relation), session.cancel.clone()).await?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use millrace_rpc::catalog::{Column, Relation, RelationKind};
 use sqlparser::ast::{Ident, ObjectName};
 
 use super::drop::noun;
-use super::{PAUSED, sink};
+use super::{DETACHED, PAUSED, sink};
 use crate::cluster::{CatalogSnapshot, Cluster, JobRow};
 use crate::display::{duration, millis};
 use crate::query::SessionCatalog;
@@ -204,7 +204,7 @@ pub fn told_jobs(cluster: &dyn Cluster, catalog: &CatalogSnapshot) -> Vec<JobRow
 
 /// A paused sink is that from the ALTER on, though its job may take a moment to notice. A failure is told first.
 fn tell_paused(job: &mut JobRow, name: &str) {
-    if job.state != "failed" {
+    if job.state != "failed" && job.state != DETACHED {
         job.state = PAUSED.to_owned();
         job.progress = None;
         job.reason = Some(format!("sink {name} is paused"));
@@ -268,6 +268,9 @@ pub fn waits_for(job: &JobRow, all: &[JobRow], catalog: &CatalogSnapshot) -> Opt
             .iter()
             .find(unready)
             .map(|j| format!("input {} ({})", name(j.relation), j.state));
+    }
+    if job.state == DETACHED {
+        return Some("REBUILD".to_owned());
     }
     let lag = job.lag_ms.filter(|lag| *lag >= BEHIND_MS)?;
     if job.state == PAUSED {

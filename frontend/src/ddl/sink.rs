@@ -168,7 +168,14 @@ fn options(def: &CreateSink) -> Result<Vec<OptionEntry>, SqlError> {
 }
 
 fn only_table_options(relation: &Relation) -> Result<(), SqlError> {
-    let known = ["type", "force_append_only", "snapshot", "commit_interval", SINK_ID];
+    let known = [
+        "type",
+        "force_append_only",
+        "snapshot",
+        "commit_interval",
+        "changelog_retention",
+        SINK_ID,
+    ];
     match relation.options.iter().find(|o| !known.contains(&o.name.as_str())) {
         None => Ok(()),
         Some(o) => Err(SqlError::new(
@@ -176,7 +183,7 @@ fn only_table_options(relation: &Relation) -> Result<(), SqlError> {
             format!("unknown option \"{}\"", o.name),
         )
         .with_hint(
-            "Options of a sink into a table: type, force_append_only, snapshot, commit_interval.",
+            "Options of a sink into a table: type, force_append_only, snapshot, commit_interval, changelog_retention.",
         )),
     }
 }

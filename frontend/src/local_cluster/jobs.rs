@@ -19,9 +19,9 @@ impl Direct {
         let stats = self.worker.stats(s.relation);
         let stalled = stalled(&s, stats.as_ref());
         let reason = match &s.state {
-            JobState::Failed { reason, .. } | JobState::Stalled { reason, .. } => {
-                Some(reason.clone())
-            }
+            JobState::Failed { reason, .. }
+            | JobState::Stalled { reason, .. }
+            | JobState::Detached { reason } => Some(reason.clone()),
             JobState::WaitingForInputs { inputs } => {
                 let catalog = self.meta.catalog();
                 let name = |id| catalog.relation(id).map(|r| format!("\"{}\"", r.name));
@@ -114,7 +114,7 @@ fn scan(s: &JobStatus, stats: Option<&JobStats>) -> (u64, u64) {
 /// Of a creation. It is over when the last row is not only read.
 fn progress(s: &JobStatus, scanned: u64, to_scan: u64) -> Option<String> {
     match &s.state {
-        JobState::Running | JobState::Paused => return None,
+        JobState::Running | JobState::Paused | JobState::Detached { .. } => return None,
         JobState::Stalled { .. } | JobState::Failed { .. } if s.frontier.is_some() => return None,
         _ => {}
     }

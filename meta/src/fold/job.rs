@@ -7,6 +7,7 @@ use millrace_common::{Epoch, RelationId};
 use millrace_rpc::log::{EditVersion, Published, RaiseGenerations, StartBackfill, Transaction};
 use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, PublishHandle, VersionEdit};
 
+use super::detach::drop_runs;
 use super::{Applied, Verdict, applied};
 use crate::commit_volume::bytes_of;
 use crate::error::VoidReason;
@@ -17,8 +18,12 @@ use crate::timeline::Timeline;
 /// Watermarks of a job over time that are kept at least.
 const WATERMARKS_KEPT: usize = 1_024;
 
-/// The epoch of its inputs that a job stands at.
+/// The epoch of its inputs that a job stands at; `MAX`: it needs no change of theirs, because it has no snapshot yet or
+/// is detached.
 pub fn position(job: &JobRecord) -> Epoch {
+    if job.version.detached.is_some() {
+        return Epoch::MAX;
+    }
     match &job.version.backfill {
         Some(b) if b.snapshot_epoch > 0 => Epoch(b.snapshot_epoch),
         Some(_) => Epoch::MAX,
@@ -83,6 +88,8 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
     let anchor = job.timeline.anchor();
     let was_exact_until = anchor.map(|anchor| match root {
         true => epoch.prev(),
+        // Between the content before and the rebuilt one nothing is known.
+        false if job.version.is_rebuilding() => anchor,
         false => {
             let due = state.due(id).map_or(Epoch::MAX, Epoch::prev);
             stable_inputs(state, &job.inputs, anchor).min(due).min(epoch.prev())
@@ -93,7 +100,11 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
     let Some(job) = state.jobs.get_mut(&id) else {
         return Err(VoidReason::UnknownRelation(entry.job));
     };
-    let finished = absorb(Arc::make_mut(&mut job.version), entry, epoch, &mut state.objects, head);
+    let version = Arc::make_mut(&mut job.version);
+    let finished = absorb(version, entry, epoch, &mut state.objects, head);
+    if finished && version.is_rebuilding() {
+        end_rebuild(version, epoch, &mut state.objects, head);
+    }
     if finished {
         let bytes = bytes_of(entry);
         match was_exact_until {
@@ -250,6 +261,16 @@ fn absorb(
     version.backfill.is_none()
 }
 
+/// The commit has brought the difference between the content before and the rebuilt one. The table in which that was
+/// collected has served; so has the generation that wrote it.
+fn end_rebuild(version: &mut JobVersion, epoch: Epoch, objects: &mut Objects, head: Epoch) {
+    version.swapped_from = std::mem::take(&mut version.content_epoch);
+    version.swapped_at = epoch.0;
+    version.generation += 1;
+    let collected = version.rebuilt_tables;
+    drop_runs(version, objects, head, |table| table == collected);
+}
+
 /// The target has everything up to `sequence`: what was staged for it is garbage.
 fn forget_published(version: &mut JobVersion, sequence: u64, objects: &mut Objects, head: Epoch) {
     if sequence <= version.published {
@@ -280,7 +301,8 @@ pub fn published(state: &mut MetaState, entry: &Published) -> Verdict {
 /// A commit that brings no positions, or only finished ones, ends the backfill.
 fn backfill_after(before: &BackfillState, after: Option<&BackfillState>) -> Option<BackfillState> {
     let after = after?;
-    let done = !after.positions.is_empty() && after.positions.iter().all(|p| p.done);
+    let scanned = !after.positions.is_empty() && after.positions.iter().all(|p| p.done);
+    let done = scanned && !after.swap;
     (!done).then(|| BackfillState { snapshot_epoch: before.snapshot_epoch, ..after.clone() })
 }
 
@@ -374,10 +396,14 @@ pub fn start_backfill(state: &mut MetaState, entry: &StartBackfill) -> Verdict {
 /// is before this record's, so whatever else the record commits does not matter.
 pub fn fix_snapshot_epoch(state: &mut MetaState, id: RelationId) -> bool {
     let Some(job) = state.jobs.get(&id) else { return false };
-    if job.version.backfill.as_ref().is_none_or(|b| b.snapshot_epoch != 0) {
+    let waits = job.version.backfill.as_ref().is_some_and(|b| b.snapshot_epoch == 0);
+    if !waits || job.version.detached.is_some() {
         return false;
     }
     let Some(epoch) = state.exact_common(&job.inputs, state.epoch.prev()) else { return false };
+    if epoch.0 <= job.version.content_epoch || state.detached_behind(&job.inputs).is_some() {
+        return false;
+    }
     let starts_with_changes = state.relations.get(&id).is_some_and(|r| skips_snapshot(r));
     let Some(job) = state.jobs.get_mut(&id) else { return false };
     let version = Arc::make_mut(&mut job.version);

@@ -243,6 +243,8 @@ impl SqlParser<'_> {
             AlterAction::Pause(true)
         } else if self.take_words(&["RESUME"]) {
             AlterAction::Pause(false)
+        } else if kind != ObjectKind::Table && self.take_words(&["REBUILD"]) {
+            AlterAction::Rebuild
         } else if kind == ObjectKind::Table {
             while self.inner.get_current_index() > start {
                 self.inner.prev_token();
@@ -250,7 +252,9 @@ impl SqlParser<'_> {
             return Ok(None);
         } else {
             let next = self.inner.peek_token_ref();
-            return self.inner.expected_ref("RENAME TO, SET, PAUSE, RESUME or OWNER TO", next);
+            return self
+                .inner
+                .expected_ref("RENAME TO, SET, PAUSE, RESUME, REBUILD or OWNER TO", next);
         };
         Ok(Some(Statement::AlterRelation { kind, name, if_exists, action }))
     }
