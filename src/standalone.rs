@@ -24,7 +24,7 @@ use millrace_frontend::console::runs::Runs;
 use millrace_frontend::local_cluster::Direct;
 use millrace_frontend::server::Shared;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
-use millrace_meta::{GcOptions, Meta, MetaOptions};
+use millrace_meta::{GcOptions, Meta, MetaOptions, RewriteOptions};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions, ReadLimits};
@@ -159,6 +159,7 @@ impl Standalone {
             frontend: Arc::clone(&shared),
             worker: Arc::clone(&worker),
             store: Arc::clone(&store),
+            meta: Arc::clone(&meta),
             requests: requests.clone(),
             memory_limit: config.memory_limit,
             started: Instant::now(),
@@ -474,8 +475,14 @@ fn meta_options(
         snapshots.max_records = snapshots.max_records.min(records.saturating_mul(8));
     }
     let mut gc = defaults.gc;
+    // What is copied is in memory meanwhile.
+    let mut rewrite = RewriteOptions {
+        bytes: (config.memory_limit as u64 / 64).clamp(4 << 20, 64 << 20),
+        ..defaults.rewrite
+    };
     if let Some(period) = config.tuning.gc_interval {
         gc = GcOptions { period };
+        rewrite.period = period * 6;
         let retention = (period * 6).max(std::time::Duration::from_millis(100));
         settings.insert("object_retention".to_string(), ms(retention));
     }
@@ -495,6 +502,7 @@ fn meta_options(
         })),
         snapshots,
         gc,
+        rewrite,
         env: overrides.env.clone(),
         ..defaults
     }

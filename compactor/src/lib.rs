@@ -11,10 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_common::{SqlError, TableId};
-use millrace_rpc::services::{CompactionTask, CompactorService};
+use millrace_common::collections::HashMap;
+use millrace_common::{JobId, SqlError, TableId};
+use millrace_rpc::log::MoveParts;
+use millrace_rpc::services::{CompactionTask, CompactorService, LivePart, PartKind};
 use millrace_rpc::version::VersionEdit;
-use millrace_storage::{StateStore, StorageError, TableDesc, compaction};
+use millrace_storage::{StateStore, StorageError, TableDesc, compaction, segment_copy};
 use tokio::sync::Semaphore;
 
 /// Compactions at the same time: enough to keep the store busy without starving queries of cores.
@@ -33,6 +35,8 @@ pub enum CompactorError {
     UnknownTable { task: u64, table: TableId },
     #[error("the inputs of compaction task {task} have not come to the open job")]
     InputsMissing { task: u64 },
+    #[error("runs that are to be moved have not come to the open job {job}")]
+    PartsMissing { job: JobId },
     #[error("the compactor is shutting down")]
     ShuttingDown,
     #[error(transparent)]
@@ -102,6 +106,25 @@ impl Compactor {
         }
     }
 
+    async fn copy(&self, parts: Vec<LivePart>) -> Result<MoveParts, CompactorError> {
+        let mut runs: HashMap<JobId, Vec<u64>> = HashMap::default();
+        for part in &parts {
+            if let PartKind::Run { run_id, .. } = part.kind {
+                runs.entry(part.job).or_default().push(run_id);
+            }
+        }
+        // As for a compaction: a job that took in runs after it was told that they have moved would go on reading them,
+        // and keep them, where they were. One that is not open will read the log.
+        for (job, runs) in runs {
+            let there = self.store.wait_for_runs(job, &runs);
+            if tokio::time::timeout(INPUTS_WAIT, there).await.is_err() {
+                return Err(CompactorError::PartsMissing { job });
+            }
+        }
+        let _slot = self.slots.acquire().await.map_err(|_| CompactorError::ShuttingDown)?;
+        Ok(segment_copy::copy_parts(&self.store, parts).await?)
+    }
+
     /// The one table that all inputs belong to.
     fn table(&self, task: &CompactionTask) -> Result<Arc<TableDesc>, CompactorError> {
         let first = task.inputs.first().ok_or(CompactorError::NoInputs { task: task.task_id })?;
@@ -118,6 +141,10 @@ impl Compactor {
 impl CompactorService for Compactor {
     async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
         Ok(self.run(task).await?)
+    }
+
+    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+        Ok(self.copy(parts).await?)
     }
 }
 

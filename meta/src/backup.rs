@@ -15,7 +15,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 
 use crate::log::LogStore;
-use crate::objects::names_of;
+use crate::objects::references_of;
 use crate::state::MetaState;
 
 /// Objects copied at the same time; each is held in memory.
@@ -94,7 +94,8 @@ async fn copy_objects(
     let mut names: Vec<String> = state
         .jobs
         .values()
-        .flat_map(|job| names_of(&job.version))
+        .flat_map(|job| references_of(&job.version))
+        .map(|(name, _)| name)
         .filter(|name| !name.is_empty() && !copied.contains_key(*name))
         .map(str::to_owned)
         .collect();

@@ -55,6 +55,11 @@ impl Scheduler {
         }
     }
 
+    /// The runs that are being rewritten.
+    pub fn busy(&self) -> Arc<Mutex<HashSet<u64>>> {
+        Arc::clone(&self.busy)
+    }
+
     /// Until the server stops. Sleeps until runs have changed.
     pub async fn run(mut self) {
         let Some(services) = self.shared.services.get().cloned() else { return };

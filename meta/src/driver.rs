@@ -423,7 +423,9 @@ impl Driver {
         if root || ends_rebuild {
             in_flight.drain().await?;
             self.commit(generation, commit, begun, &mut Turn::default()).await?;
-            self.publish_staged(generation, publishing).await;
+            if ends_rebuild {
+                self.publish_staged(generation, publishing).await;
+            }
             self.shared.published(id);
             // The content has other state tables behind it now.
             return if ends_rebuild { Err(ExitReason::Superseded) } else { Ok(()) };
@@ -523,7 +525,8 @@ impl Driver {
         loop {
             self.await_resumed(publishing).await;
             crash::point("sink-before-publish");
-            let published = self.compute.publish(self.handle.id, generation, handles.clone()).await;
+            let handles = self.as_logged(&handles);
+            let published = self.compute.publish(self.handle.id, generation, handles).await;
             let Err(error) = published else { break };
             failures += 1;
             publishing.stalled.store(true, Ordering::Relaxed);
@@ -541,6 +544,16 @@ impl Driver {
         if publishing.stalled.swap(false, Ordering::Relaxed) {
             self.publish_state();
         }
+    }
+
+    /// The handles as the log has them now: what they staged may lie in another object than before.
+    fn as_logged(&self, handles: &[PublishHandle]) -> Vec<PublishHandle> {
+        let state = self.shared.state.read();
+        let logged = state.jobs.get(&self.handle.id).map_or(&[][..], |j| &j.version.publish);
+        let newest = |h: &PublishHandle| {
+            logged.iter().find(|l| l.sequence == h.sequence).unwrap_or(h).clone()
+        };
+        handles.iter().map(newest).collect()
     }
 
     /// A sink that was told to wait: it reads no further, and what it has staged stays where it is.

@@ -7,6 +7,7 @@
 mod catalog;
 mod detach;
 mod job;
+mod moved;
 
 pub(crate) use catalog::add_dependants;
 pub(crate) use job::position;
@@ -93,6 +94,7 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
         Entry::Published(e) => job::published(state, e),
         Entry::Detach(e) => detach::detach(state, e),
         Entry::Rebuild(e) => detach::rebuild(state, e),
+        Entry::MoveParts(e) => moved::move_parts(state, e),
     }
 }
 

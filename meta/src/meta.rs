@@ -27,6 +27,7 @@ use crate::fold::Verdict;
 use crate::gc::{Collector, GcOptions};
 use crate::log::{LogStore, LogWriter, Retention, SnapshotPolicy, WriterOptions, encode_snapshot};
 use crate::read;
+use crate::segments::{RewriteOptions, RewriteStats, SegmentRewriter};
 use crate::settings::{self, Settings};
 use crate::shared::{Follower, Services, Shared};
 use crate::source::SourceState;
@@ -52,6 +53,8 @@ pub struct MetaOptions {
     /// Whether a local reader still holds an object that the log has given up.
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     pub gc: GcOptions,
+    /// When segments with little live data are rewritten.
+    pub rewrite: RewriteOptions,
     /// Told which tail slices all jobs will replay, as soon as the log is read: they can be fetched while
     /// the lead is taken.
     pub recovering: Option<Box<dyn FnOnce(Vec<SliceRef>) + Send>>,
@@ -70,6 +73,7 @@ impl MetaOptions {
             table_class: Arc::new(|_, _| AccessClass::PointUpdate),
             pinned: Arc::new(|_| false),
             gc: GcOptions::default(),
+            rewrite: RewriteOptions::default(),
             recovering: None,
         }
     }
@@ -124,6 +128,7 @@ pub struct Meta {
     table_class: TableClass,
     pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     gc: GcOptions,
+    rewrite: RewriteOptions,
 }
 
 impl Meta {
@@ -164,8 +169,9 @@ impl Meta {
         // No worker runs yet; each begins with everything committed.
         shared.forget_unpublished();
         shared.refresh();
-        let (table_class, pinned, gc) = (options.table_class, options.pinned, options.gc);
-        Ok(Arc::new(Meta { shared, store, term, table_class, pinned, gc }))
+        let (table_class, pinned) = (options.table_class, options.pinned);
+        let (gc, rewrite) = (options.gc, options.rewrite);
+        Ok(Arc::new(Meta { shared, store, term, table_class, pinned, gc, rewrite }))
     }
 
     /// Names this process's objects: `data/<incarnation>/…`. It is the leader's term.
@@ -192,7 +198,14 @@ impl Meta {
             options: self.gc,
         };
         let scheduler = Scheduler::new(Arc::clone(&self.shared), Arc::clone(&self.table_class));
+        let rewriter = SegmentRewriter {
+            shared: Arc::clone(&self.shared),
+            store: self.store.clone(),
+            busy: scheduler.busy(),
+            options: self.rewrite,
+        };
         let shutdown = &self.shared.shutdown;
+        spawn("rewrite segments", shutdown.clone().run_until_cancelled_owned(rewriter.run()));
         spawn("collect garbage", shutdown.clone().run_until_cancelled_owned(collector.run()));
         spawn("plan compactions", shutdown.clone().run_until_cancelled_owned(scheduler.run()));
         let ids: Vec<JobId> = self.shared.state.read().jobs.keys().copied().collect();
@@ -524,6 +537,16 @@ impl Meta {
     #[cfg(test)]
     pub(crate) fn state_for_tests(&self) -> MetaState {
         self.shared.state.read().clone()
+    }
+
+    /// Bytes of the store's objects that versions name.
+    pub fn live_bytes(&self) -> u64 {
+        self.shared.state.read().objects.all_live_bytes()
+    }
+
+    /// What segments with little live data have been rewritten.
+    pub fn rewrite_stats(&self) -> RewriteStats {
+        self.shared.rewrites.read()
     }
 
     /// Bytes of a snapshot of the log, if one were taken now.

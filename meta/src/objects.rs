@@ -15,9 +15,18 @@ use millrace_rpc::version::JobVersion;
 /// Prefix of all data objects.
 pub const DATA_PREFIX: &str = "data";
 
+/// What versions name of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct References {
+    count: u32,
+    bytes: u64,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
-    refs: HashMap<String, u32>,
+    refs: HashMap<String, References>,
+    /// Of all references.
+    bytes: u64,
     garbage: BTreeMap<String, Epoch>,
     deleted: BTreeMap<(u64, u64), u64>,
 }
@@ -30,11 +39,12 @@ impl Objects {
     ) -> Objects {
         let mut objects = Objects {
             refs: HashMap::default(),
+            bytes: 0,
             garbage: garbage.iter().map(|(n, e)| (n.clone(), Epoch(*e))).collect(),
             deleted: deleted.iter().map(|r| ((r.incarnation, r.from), r.to)).collect(),
         };
-        for name in versions.flat_map(names_of) {
-            objects.add(name);
+        for (name, bytes) in versions.flat_map(references_of) {
+            objects.add(name, bytes);
         }
         objects
     }
@@ -43,30 +53,55 @@ impl Objects {
     pub fn without_references(&self) -> Objects {
         Objects {
             refs: HashMap::default(),
+            bytes: 0,
             garbage: self.garbage.clone(),
             deleted: self.deleted.clone(),
         }
     }
 
-    pub fn add(&mut self, name: &str) {
+    /// One reference more, to so many bytes of the object.
+    pub fn add(&mut self, name: &str, bytes: u64) {
         if name.is_empty() {
             return;
         }
         self.garbage.remove(name);
+        self.bytes += bytes;
         match self.refs.get_mut(name) {
-            Some(count) => *count += 1,
-            None => drop(self.refs.insert(name.to_owned(), 1)),
+            Some(known) => {
+                known.count += 1;
+                known.bytes += bytes;
+            }
+            None => drop(self.refs.insert(name.to_owned(), References { count: 1, bytes })),
         }
     }
 
-    /// One reference less; with the last one the object is garbage since `epoch`.
-    pub fn remove(&mut self, name: &str, epoch: Epoch) {
-        let Some(count) = self.refs.get_mut(name) else { return };
-        *count -= 1;
-        if *count == 0 {
+    /// One reference less, to so many bytes; with the last one the object is garbage since `epoch`.
+    pub fn remove(&mut self, name: &str, bytes: u64, epoch: Epoch) {
+        let Some(known) = self.refs.get_mut(name) else { return };
+        known.count -= 1;
+        known.bytes = known.bytes.saturating_sub(bytes);
+        self.bytes = self.bytes.saturating_sub(bytes);
+        if known.count == 0 {
             self.refs.remove(name);
             self.garbage.insert(name.to_owned(), epoch);
         }
+    }
+
+    /// An object that was written for nothing is garbage since `epoch`.
+    pub fn discard(&mut self, name: &str, epoch: Epoch) {
+        if !self.is_referenced(name) {
+            self.garbage.entry(name.to_owned()).or_insert(epoch);
+        }
+    }
+
+    /// Bytes of the object that versions name; 0: none do.
+    pub fn live_bytes(&self, name: &str) -> u64 {
+        self.refs.get(name).map_or(0, |known| known.bytes)
+    }
+
+    /// Bytes that versions name, of all objects.
+    pub fn all_live_bytes(&self) -> u64 {
+        self.bytes
     }
 
     pub fn is_referenced(&self, name: &str) -> bool {
@@ -136,14 +171,19 @@ impl Objects {
 
     /// The counts are those of `versions`, and nothing is both alive and garbage or deleted.
     pub fn check<'a>(&self, versions: impl Iterator<Item = &'a JobVersion>) -> Result<(), String> {
-        let mut counts: HashMap<&str, u32> = HashMap::default();
-        for name in versions.flat_map(names_of).filter(|n| !n.is_empty()) {
-            *counts.entry(name).or_default() += 1;
+        let mut counts: HashMap<&str, References> = HashMap::default();
+        for (name, bytes) in versions.flat_map(references_of).filter(|(n, _)| !n.is_empty()) {
+            let known = counts.entry(name).or_default();
+            known.count += 1;
+            known.bytes += bytes;
         }
         if counts.len() != self.refs.len()
-            || counts.iter().any(|(name, count)| self.refs.get(*name) != Some(count))
+            || counts.iter().any(|(name, known)| self.refs.get(*name) != Some(known))
         {
             return Err("reference counts differ from the versions".to_owned());
+        }
+        if counts.values().map(|known| known.bytes).sum::<u64>() != self.bytes {
+            return Err("the bytes of all references differ from the versions".to_owned());
         }
         match self.refs.keys().find(|n| self.garbage.contains_key(*n) || self.is_deleted(n)) {
             Some(name) => Err(format!("\"{name}\" is in use and yet garbage or deleted")),
@@ -152,11 +192,11 @@ impl Objects {
     }
 }
 
-/// The objects a version names, empty names (inline slices) included.
-pub fn names_of(version: &JobVersion) -> impl Iterator<Item = &str> {
-    let runs = version.runs.iter().map(|r| r.object.as_str());
+/// The objects a version names, and how many bytes of them each time; empty names (inline slices) included.
+pub fn references_of(version: &JobVersion) -> impl Iterator<Item = (&str, u64)> {
+    let runs = version.runs.iter().map(|r| (r.object.as_str(), r.length));
     let staged = version.publish.iter().flat_map(|p| &p.parts);
-    runs.chain(version.tail.iter().chain(staged).map(|s| s.object.as_str()))
+    runs.chain(version.tail.iter().chain(staged).map(|s| (s.object.as_str(), s.length)))
 }
 
 /// Incarnation and counter of `data/<incarnation>/<counter>.<extension>`.
@@ -192,14 +232,16 @@ mod tests {
     #[test]
     fn the_last_reference_makes_garbage_and_a_new_one_takes_it_back() {
         let mut objects = Objects::default();
-        objects.add(&name(1));
-        objects.add(&name(1));
-        objects.remove(&name(1), Epoch(5));
+        objects.add(&name(1), 10);
+        objects.add(&name(1), 5);
+        objects.remove(&name(1), 10, Epoch(5));
         assert!(objects.garbage_before(Epoch::MAX).is_empty());
-        objects.remove(&name(1), Epoch(6));
+        assert_eq!((objects.live_bytes(&name(1)), objects.all_live_bytes()), (5, 5));
+        objects.remove(&name(1), 5, Epoch(6));
+        assert_eq!((objects.live_bytes(&name(1)), objects.all_live_bytes()), (0, 0));
         assert_eq!(objects.garbage_before(Epoch(6)), Vec::<String>::new());
         assert_eq!(objects.garbage_before(Epoch(7)), [name(1)]);
-        objects.add(&name(1));
+        objects.add(&name(1), 1);
         assert!(objects.garbage_before(Epoch::MAX).is_empty());
     }
 }

@@ -27,6 +27,7 @@ use crate::groups::Groups;
 use crate::job::JobHandle;
 use crate::log::{LogWriter, Observer};
 use crate::relation_changes::RelationChanges;
+use crate::segments::RewriteCounters;
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
 use crate::state::MetaState;
@@ -74,6 +75,8 @@ pub struct Shared {
     pub committed: Mutex<BTreeSet<JobId>>,
     /// Jobs whose runs may need compaction.
     pub compaction: CompactionQueue,
+    /// What segments with little live data were rewritten.
+    pub rewrites: RewriteCounters,
     /// Stops everything.
     pub shutdown: CancellationToken,
 }
@@ -105,6 +108,7 @@ impl Shared {
             appended: Notify::new(),
             committed: Mutex::default(),
             compaction: CompactionQueue::default(),
+            rewrites: RewriteCounters::default(),
             shutdown: CancellationToken::new(),
         })
     }

@@ -39,7 +39,7 @@ pub struct LogRecord {
 pub struct LogEntry {
     #[prost(
         oneof = "Entry",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50, 60"
     )]
     pub entry: Option<Entry>,
 }
@@ -83,6 +83,8 @@ pub enum Entry {
     AlterRelation(AlterRelation),
     #[prost(message, tag = "50")]
     Tick(Tick),
+    #[prost(message, tag = "60")]
+    MoveParts(MoveParts),
 }
 
 /// What [`SetUser`] does to the user of that name.
@@ -333,6 +335,36 @@ pub struct Rebuild {
 /// Moves the head, so that epochs follow the clock where some relation's content does.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct Tick {}
+
+/// Runs, slices and staged changes lie in another object from now on, byte for byte: the objects that they lay in held
+/// little else that is alive.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MoveParts {
+    /// Where they lie now.
+    #[prost(string, tag = "1")]
+    pub object: String,
+    /// Parts that nothing names any more have no effect.
+    #[prost(message, repeated, tag = "2")]
+    pub parts: Vec<MovedPart>,
+}
+
+/// A byte range of an object, and where its copy begins in another one.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct MovedPart {
+    /// The job whose version names it.
+    #[prost(uint32, tag = "1")]
+    pub job: u32,
+    /// Where it lay.
+    #[prost(string, tag = "2")]
+    pub from_object: String,
+    #[prost(uint64, tag = "3")]
+    pub from_offset: u64,
+    #[prost(uint64, tag = "4")]
+    pub length: u64,
+    /// Where it begins in the new object.
+    #[prost(uint64, tag = "5")]
+    pub offset: u64,
+}
 
 /// A sink's target has everything up to this sequence.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]

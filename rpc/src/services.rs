@@ -8,7 +8,7 @@ use prost::bytes::Bytes;
 use tokio::sync::watch;
 
 use crate::catalog::Relation;
-use crate::log::{SourceFile, SourceSplit, SplitMarkAt};
+use crate::log::{MoveParts, SourceFile, SourceSplit, SplitMarkAt};
 use crate::version::{ColumnWatermark, JobCommit, JobVersion, PublishHandle, RunMeta, VersionEdit};
 
 /// Everything a worker needs to run a job from its committed version.
@@ -88,6 +88,11 @@ pub trait ComputeService: Send + Sync {
     /// A committed flush or compaction: swap runs.
     async fn apply_edit(&self, job: JobId, edit: VersionEdit);
 
+    /// Parts of segments lie in another object, in the log already: new reads go there.
+    async fn move_parts(&self, moved: MoveParts) {
+        drop(moved);
+    }
+
     /// No read will ever need versions below this epoch of the relation.
     async fn set_horizon(&self, job: JobId, horizon: Epoch);
 }
@@ -106,10 +111,40 @@ pub struct CompactionTask {
     pub bottom: bool,
 }
 
+/// What a part of an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartKind {
+    /// A run. `meta_length`: as in its [`RunMeta`].
+    Run {
+        run_id: u64,
+        meta_length: u64,
+    },
+    Slice,
+    /// A staged change of a sink.
+    Staged,
+}
+
+/// A byte range of an object that a job's version names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LivePart {
+    pub job: JobId,
+    pub object: String,
+    pub offset: u64,
+    pub length: u64,
+    pub kind: PartKind,
+}
+
 /// Served by a compactor, called by meta.
 #[async_trait]
 pub trait CompactorService: Send + Sync {
     async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError>;
+
+    /// Copies parts of objects into a new one, which is durable when this returns. Each is checked on the way: damaged
+    /// bytes are an error.
+    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+        drop(parts);
+        Err(SqlError::internal("this compactor copies nothing"))
+    }
 }
 
 /// What a source consists of. Only ever grows.

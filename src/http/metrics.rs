@@ -93,6 +93,7 @@ fn store(out: &mut Exposition, sources: &Sources) {
         let help = "Requests to the object store that failed for good.";
         out.single("millrace_store_errors_total", "counter", help, s.errors);
     }
+    segments(out, sources);
     let c = sources.store.cache().stats();
     let name = "millrace_block_cache_reads_total";
     out.family(name, "counter", "Blocks read, by where they were found.");
@@ -106,6 +107,19 @@ fn store(out: &mut Exposition, sources: &Sources) {
     let help = "Dependent rounds of block reads.";
     out.single("millrace_block_cache_rounds_total", "counter", help, c.rounds);
     reads(out, &sources.store.cache().read_stats());
+}
+
+/// What the store holds that is alive, and segments that held little else.
+fn segments(out: &mut Exposition, sources: &Sources) {
+    let help = "Bytes of the object store's data that the newest versions name.";
+    out.single("millrace_store_live_bytes", "gauge", help, sources.meta.live_bytes());
+    let rewritten = sources.meta.rewrite_stats();
+    let help = "Segments with little live data that were rewritten.";
+    out.single("millrace_segments_rewritten_total", "counter", help, rewritten.segments);
+    let name = "millrace_segment_rewrite_bytes_total";
+    out.family(name, "counter", "Bytes of rewritten segments, and of what was copied of them.");
+    out.sample(name, &[("kind", "copied")], rewritten.copied_bytes);
+    out.sample(name, &[("kind", "freed")], rewritten.freed_bytes);
 }
 
 /// Reads of the store: what waits, what is under way, and how the store answers.

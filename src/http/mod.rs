@@ -30,6 +30,7 @@ use millrace_executor::worker::Worker;
 use millrace_frontend::console::logins::Logins;
 use millrace_frontend::console::runs::Runs;
 use millrace_frontend::server::Shared;
+use millrace_meta::Meta;
 use millrace_storage::StateStore;
 use millrace_storage::object::Metered;
 use serde_json::json;
@@ -50,6 +51,7 @@ pub struct Sources {
     pub frontend: Arc<Shared>,
     pub worker: Arc<Worker>,
     pub store: Arc<StateStore>,
+    pub meta: Arc<Meta>,
     pub requests: Option<Arc<Metered>>,
     /// Bytes.
     pub memory_limit: usize,

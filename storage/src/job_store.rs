@@ -17,7 +17,8 @@ use futures::{StreamExt, TryStreamExt};
 use millrace_common::collections::HashMap;
 use millrace_common::fault_injection::is_planted;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, JobId, TableId, Vnode};
-use millrace_rpc::version::{JobVersion, SliceRef, VersionEdit};
+use millrace_rpc::log::MovedPart;
+use millrace_rpc::version::{JobVersion, RunMeta, SliceRef, VersionEdit};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -399,6 +400,23 @@ impl JobStore {
         // Who still reads them reads past the cache.
         for run in replaced {
             self.shared.cache.forget_run(&run);
+        }
+    }
+
+    /// Runs lie in another object from now on; by their ids, what is cached of them stays. Who holds a version goes on
+    /// reading where they were.
+    pub fn move_parts(&self, object: &str, parts: &[MovedPart]) {
+        let places: HashMap<(&str, u64, u64), u64> = parts
+            .iter()
+            .filter(|p| p.job == self.job.0)
+            .map(|p| ((p.from_object.as_str(), p.from_offset, p.length), p.offset))
+            .collect();
+        let current = self.version();
+        let mut disk = current.tables().flat_map(|t| &t.disk);
+        let moves =
+            |run: &RunMeta| places.get(&(run.object.as_str(), run.offset, run.length)).copied();
+        if disk.any(|run| moves(run.meta()).is_some()) {
+            self.update(|version| version.move_runs(object, moves));
         }
     }
 

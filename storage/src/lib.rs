@@ -36,6 +36,7 @@ pub mod recovery_reads;
 pub mod run;
 mod run_writer;
 pub mod segment;
+pub mod segment_copy;
 #[allow(
     clippy::disallowed_methods,
     reason = "it stands for a store outside, and its delays follow the clock of sleeps"

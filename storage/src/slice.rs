@@ -114,6 +114,13 @@ pub(crate) fn decode(
     Ok(runs.into_iter().map(run).collect())
 }
 
+/// Whether these are the bytes of one slice, undamaged.
+pub(crate) fn is_whole(bytes: &[u8]) -> bool {
+    bytes.len() >= HEADER_BYTES
+        && bytes[4..8] == MAGIC.to_le_bytes()
+        && crc32fast::hash(&bytes[4..]).to_le_bytes() == bytes[..4]
+}
+
 fn add_part(runs: &mut Vec<(TableId, Vec<Entries>)>, table: TableId, entries: Entries) {
     if entries.is_empty() {
         return;

@@ -205,6 +205,18 @@ impl Version {
         }
     }
 
+    /// Runs for which `moves` gives an offset lie there in `object`: the same bytes.
+    pub fn move_runs(&mut self, object: &str, moves: impl Fn(&RunMeta) -> Option<u64>) {
+        let pins = Arc::clone(&self.pins);
+        for table in self.tables_mut() {
+            for run in &mut table.disk {
+                let Some(offset) = moves(run.meta()) else { continue };
+                let meta = RunMeta { object: object.to_owned(), offset, ..run.meta().clone() };
+                *run = Arc::new(RunReader::pinned(meta, Arc::clone(&table.codec), &pins));
+            }
+        }
+    }
+
     /// Memory runs published from now on are never merged with those already there.
     pub fn seal_groups(&mut self) {
         self.tables_mut().for_each(|t| t.group += 1);

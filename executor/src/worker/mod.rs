@@ -15,11 +15,12 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
-use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_rpc::log::MoveParts;
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
 use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 use millrace_storage::StateStore;
@@ -268,6 +269,13 @@ impl ComputeService for Worker {
     async fn apply_edit(&self, job: JobId, edit: VersionEdit) {
         if let Some(store) = self.shared.store.job(job) {
             store.apply_edit(&edit);
+        }
+    }
+
+    async fn move_parts(&self, moved: MoveParts) {
+        let jobs: BTreeSet<u32> = moved.parts.iter().map(|p| p.job).collect();
+        for store in jobs.into_iter().filter_map(|job| self.shared.store.job(RelationId(job))) {
+            store.move_parts(&moved.object, &moved.parts);
         }
     }
 

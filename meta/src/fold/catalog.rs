@@ -10,7 +10,7 @@ use millrace_rpc::version::{BackfillState, JobVersion};
 
 use super::{Applied, Verdict, applied};
 use crate::error::VoidReason;
-use crate::objects::names_of;
+use crate::objects::references_of;
 use crate::state::{DEFAULT_SCHEMA, JobRecord, MetaState, SourceRecord, has_job, is_derived};
 use crate::timeline::Timeline;
 
@@ -188,8 +188,8 @@ fn remove(state: &mut MetaState, ids: &BTreeSet<RelationId>) {
         state.sources.remove(id);
         state.unpublished.remove(id);
         if let Some(job) = state.jobs.remove(id) {
-            for name in names_of(&job.version) {
-                state.objects.remove(name, state.epoch);
+            for (name, bytes) in references_of(&job.version) {
+                state.objects.remove(name, bytes, state.epoch);
             }
         }
     }

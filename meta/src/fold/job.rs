@@ -232,7 +232,7 @@ fn absorb(
         if slice.epoch == 0 {
             slice.epoch = epoch.0;
         }
-        objects.add(&slice.object);
+        objects.add(&slice.object, slice.length);
         version.tail.push(slice);
     }
     if let Some(edit) = &entry.edit {
@@ -240,7 +240,7 @@ fn absorb(
     }
     forget_published(version, entry.published, objects, head);
     if let Some(handle) = &entry.publish {
-        handle.parts.iter().for_each(|part| objects.add(&part.object));
+        handle.parts.iter().for_each(|part| objects.add(&part.object, part.length));
         version.publish.push(PublishHandle { epoch: epoch.0, ..handle.clone() });
     }
     version.epoch = epoch.0;
@@ -280,7 +280,7 @@ fn forget_published(version: &mut JobVersion, sequence: u64, objects: &mut Objec
     version.publish.retain(|handle| {
         let done = handle.sequence <= sequence;
         if done {
-            handle.parts.iter().for_each(|part| objects.remove(&part.object, head));
+            handle.parts.iter().for_each(|part| objects.remove(&part.object, part.length, head));
         }
         !done
     });
@@ -320,13 +320,13 @@ fn absorb_edit(
             run.min_epoch = epoch.0;
             run.max_epoch = epoch.0;
         }
-        objects.add(&run.object);
+        objects.add(&run.object, run.length);
         version.runs.push(run);
     }
     version.runs.retain(|run| {
         let gone = edit.remove_runs.contains(&run.run_id);
         if gone {
-            objects.remove(&run.object, head);
+            objects.remove(&run.object, run.length, head);
         }
         !gone
     });
@@ -334,7 +334,7 @@ fn absorb_edit(
         version.tail.retain(|slice| {
             let gone = slice.sequence <= edit.flushed_sequence;
             if gone {
-                objects.remove(&slice.object, head);
+                objects.remove(&slice.object, slice.length, head);
             }
             !gone
         });

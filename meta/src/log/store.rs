@@ -245,6 +245,29 @@ impl LogStore {
         results.iter().filter(failed).count()
     }
 
+    /// Name and size of at most `limit` objects below `prefix`, those after `after` in the order of names.
+    pub async fn list_sizes_after(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, u64)>, MetaError> {
+        let prefix = Path::from(prefix);
+        let listed = match after {
+            Some(name) => self.store.list_with_offset(Some(&prefix), &Path::from(name)),
+            None => self.store.list(Some(&prefix)),
+        };
+        let mut listed = listed.map_ok(|m: ObjectMeta| (m.location.to_string(), m.size));
+        let mut page: Vec<(String, u64)> = listed.by_ref().take(limit).try_collect().await?;
+        // A directory is listed in no order.
+        if !page.is_sorted() {
+            page.extend(listed.try_collect::<Vec<_>>().await?);
+            page.sort_unstable();
+            page.truncate(limit);
+        }
+        Ok(page)
+    }
+
     /// Every object below `prefix`, by name.
     pub async fn list_names(&self, prefix: &str) -> Result<Vec<String>, MetaError> {
         let prefix = Path::from(prefix);

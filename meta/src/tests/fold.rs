@@ -1,11 +1,13 @@
 //! The fold is a pure function that validates every entry on its own.
 
+use std::sync::Arc;
+
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{
     CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, LogEntry, LogRecord,
-    RaiseGenerations, SetSetting, Snapshot, SourceAdvance, SplitOffset, StartBackfill,
-    decode_frame, encode_frame,
+    MoveParts, MovedPart, RaiseGenerations, SetSetting, Snapshot, SourceAdvance, SplitOffset,
+    StartBackfill, decode_frame, encode_frame,
 };
 use millrace_rpc::version::{JobCommit, PublishHandle, RunMeta, SliceRef, VersionEdit};
 use proptest::prelude::*;
@@ -54,6 +56,10 @@ enum Op {
     Delete {
         object: u8,
     },
+    Move {
+        which: u8,
+        to: u8,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -67,6 +73,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (any::<u8>(), 0u8..3).prop_map(|(which, by)| Op::Advance { which, by }),
         1 => any::<u8>().prop_map(|value| Op::Setting { value }),
         1 => any::<u8>().prop_map(|object| Op::Delete { object }),
+        2 => (any::<u8>(), any::<u8>()).prop_map(|(which, to)| Op::Move { which, to }),
     ]
 }
 
@@ -128,6 +135,7 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
             value: (value % 3 > 0).then(|| value.to_string()),
         }),
         Op::Delete { object: n } => Entry::DeleteObjects(DeleteObjects { names: vec![object(*n)] }),
+        Op::Move { which, to } => Entry::MoveParts(moved(state, job(*which), *to)),
     }
 }
 
@@ -162,6 +170,7 @@ fn commit(
         changed,
         slices: vec![SliceRef {
             object: object(n),
+            length: 10 + u64::from(n),
             sequence: version.tail.last().map_or(1, |s| s.sequence + 1),
             ..SliceRef::default()
         }],
@@ -197,6 +206,24 @@ fn edit(state: &MetaState, id: RelationId, n: u8) -> EditVersion {
         flushed_sequence: job.version.tail.last().map_or(0, |s| s.sequence),
     };
     EditVersion { job: id.0, generation: 0, edit, horizon: 0 }
+}
+
+/// All that a job's version names moves into one object, and something that it does not name.
+fn moved(state: &MetaState, id: RelationId, to: u8) -> MoveParts {
+    let nothing = MovedPart { from_object: object(to), ..MovedPart::default() };
+    let version = state.jobs.get(&id).map(|job| Arc::clone(&job.version)).unwrap_or_default();
+    let runs = version.runs.iter().map(|r| (&r.object, r.offset, r.length));
+    let staged = version.publish.iter().flat_map(|h| &h.parts);
+    let slices = version.tail.iter().chain(staged).map(|s| (&s.object, s.offset, s.length));
+    let part = |(at, (object, offset, length)): (usize, (&String, u64, u64))| MovedPart {
+        job: id.0,
+        from_object: object.clone(),
+        from_offset: offset,
+        length,
+        offset: at as u64 * 1_000,
+    };
+    let parts = runs.chain(slices).enumerate().map(part).chain([nothing]).collect();
+    MoveParts { object: object(to), parts }
 }
 
 fn record(state: &MetaState, entries: Vec<Entry>) -> LogRecord {
@@ -365,6 +392,53 @@ fn table_and_view() -> (MetaState, RelationId, RelationId) {
     let done = commit(&state, v, 0, true, 1, true);
     assert!(step(&mut state, vec![Entry::Commit(done)])[0].is_ok());
     (state, t, v)
+}
+
+/// Three slices in one object; two move, of which one has gone by then.
+#[test]
+fn parts_that_move_keep_their_place_in_the_version() {
+    let (mut state, t, _) = table_and_view();
+    for n in 1..=3u64 {
+        let slice = SliceRef {
+            object: object(1),
+            offset: n * 100,
+            length: 100,
+            sequence: n,
+            ..SliceRef::default()
+        };
+        let entry = JobCommit { slices: vec![slice], ..commit(&state, t, 0, true, 1, true) };
+        assert!(step(&mut state, vec![Entry::Commit(entry)])[0].is_ok());
+    }
+    let part = |from_offset, offset| MovedPart {
+        job: t.0,
+        from_object: object(1),
+        from_offset,
+        length: 100,
+        offset,
+    };
+    let moves =
+        MoveParts { object: object(9), parts: vec![part(100, 0), part(200, 100), part(300, 200)] };
+    let flushed = VersionEdit { flushed_sequence: 1, ..VersionEdit::default() };
+    let flush = EditVersion { job: t.0, edit: flushed, ..EditVersion::default() };
+    assert!(step(&mut state, vec![Entry::EditVersion(flush)])[0].is_ok());
+    let before = Arc::clone(&state.jobs[&t].version);
+    assert!(step(&mut state, vec![Entry::MoveParts(moves.clone())])[0].is_ok());
+    let tail = &state.jobs[&t].version.tail;
+    let places: Vec<_> =
+        tail.iter().map(|s| (s.sequence, s.object.as_str(), s.offset, s.length)).collect();
+    assert_eq!(places, [(2, "data/1/9.seg", 100, 100), (3, "data/1/9.seg", 200, 100)]);
+    let epochs = |slices: &[SliceRef]| slices.iter().map(|s| s.epoch).collect::<Vec<_>>();
+    assert_eq!(epochs(tail), epochs(&before.tail));
+    assert_eq!(state.objects.live_bytes(&object(9)), 200);
+    assert_eq!(state.jobs[&t].version.epoch, before.epoch);
+    // A copy that comes too late is garbage at once; into a deleted object nothing moves.
+    let late = MoveParts { object: object(8), ..moves.clone() };
+    assert!(step(&mut state, vec![Entry::MoveParts(late)])[0].is_ok());
+    assert!(state.objects.is_garbage(&object(8)));
+    let delete = DeleteObjects { names: vec![object(8)] };
+    assert!(step(&mut state, vec![Entry::DeleteObjects(delete)])[0].is_ok());
+    let again = MoveParts { object: object(8), ..moves };
+    assert_eq!(step(&mut state, vec![Entry::MoveParts(again)])[0], Err(VoidReason::DeletedObject));
 }
 
 #[test]

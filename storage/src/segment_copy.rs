@@ -1,0 +1,90 @@
+//! Copies of what is alive in segments that hold little else (docs/design.md §9): runs, slices and staged changes, byte
+//! for byte, packed into a new segment. References are exchanged by the log.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use millrace_common::{Epoch, crash};
+use millrace_rpc::log::{MoveParts, MovedPart};
+use millrace_rpc::services::{LivePart, PartKind};
+
+use crate::cache::{Piece, Priority, plan};
+use crate::error::{Result, StorageError};
+use crate::run::RunIndex;
+use crate::segment::SegmentWriter;
+use crate::slice;
+use crate::state_store::StateStore;
+
+/// Copies the parts into one new segment, durable when this returns, and says where they lie in it. All of them are in
+/// memory until then: the caller bounds their bytes.
+pub async fn copy_parts(store: &StateStore, mut parts: Vec<LivePart>) -> Result<MoveParts> {
+    let shared = Arc::clone(store.shared());
+    let closed = |_| StorageError::internal("the state store is closed");
+    let _turn = shared.compacting.acquire().await.map_err(closed)?;
+    parts.sort_by(|a, b| (&a.object, a.offset).cmp(&(&b.object, b.offset)));
+    let mut objects: BTreeMap<&str, Vec<Piece>> = BTreeMap::new();
+    for (tag, part) in parts.iter().enumerate() {
+        let range = part.offset..part.offset + part.length;
+        objects.entry(&part.object).or_default().push(Piece { range, tag });
+    }
+    let mut copies: Vec<Bytes> = vec![Bytes::new(); parts.len()];
+    let cache = &shared.options.cache;
+    for (object, pieces) in objects {
+        // One after the other: nobody waits for them, and the store has better to do.
+        for read in plan(pieces, cache.join_gap, cache.max_read_bytes) {
+            let bytes = shared
+                .cache
+                .read_uncached(object, read.range.clone(), Priority::Compaction)
+                .await?;
+            for piece in &read.pieces {
+                let part = bytes.slice(read.within(piece));
+                check(&parts[piece.tag], &part)?;
+                // A joined read may hold much that is not wanted.
+                copies[piece.tag] = Bytes::copy_from_slice(&part);
+            }
+        }
+    }
+    let mut segment = SegmentWriter::new(shared.namer.next_segment());
+    let object = segment.name().to_owned();
+    let moved = parts.into_iter().zip(copies).map(|(part, bytes)| MovedPart {
+        job: part.job.0,
+        from_object: part.object,
+        from_offset: part.offset,
+        length: part.length,
+        offset: segment.add(bytes),
+    });
+    let parts = moved.collect();
+    crash::point("rewrite-before-put");
+    segment.finish(&shared.options.store).await?;
+    crash::point("rewrite-after-put");
+    Ok(MoveParts { object, parts })
+}
+
+/// What is damaged must not take the place of what may be whole: the read may be at fault. The format of staged changes
+/// is known to sinks alone.
+fn check(part: &LivePart, bytes: &Bytes) -> Result<()> {
+    let damaged = match part.kind {
+        PartKind::Run { meta_length, .. } => check_run(bytes, meta_length).err(),
+        PartKind::Slice => (!slice::is_whole(bytes)).then_some("checksum mismatch"),
+        PartKind::Staged => None,
+    };
+    match damaged {
+        Some(reason) => Err(StorageError::corrupt(&part.object, part.offset, reason)),
+        None => Ok(()),
+    }
+}
+
+fn check_run(bytes: &Bytes, meta_length: u64) -> std::result::Result<(), &'static str> {
+    let meta_at = bytes.len().checked_sub(meta_length as usize).ok_or("shorter than its index")?;
+    let index = RunIndex::parse(&bytes.slice(meta_at..), Epoch::ZERO)?;
+    for block in 0..index.blocks() {
+        let range = index.block_range(block);
+        let stored = bytes.get(range.start as usize..range.end as usize);
+        let checked = stored.and_then(|b| b.get(4..)).map(crc32fast::hash);
+        if checked != Some(index.block_crc(block)) {
+            return Err("checksum mismatch");
+        }
+    }
+    Ok(())
+}
