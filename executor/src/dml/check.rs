@@ -94,10 +94,31 @@ impl Keyed {
 
     /// Who gets each key, where the first row that wants it does and others give way: the rows found at
     /// [`Keyed::distinct`] have theirs.
-    pub fn claims(self, found: &Found) -> KeyReservations {
+    pub fn claims(&self, found: &Found) -> KeyReservations {
         let mut taken = vec![false; self.firsts.len()];
         found.input.values().iter().for_each(|key| taken[*key as usize] = true);
-        KeyReservations { group: self.group, taken }
+        KeyReservations { group: self.group.clone(), taken }
+    }
+
+    /// Only these rows, which ascend, and where each distinct key is among theirs.
+    pub fn take(&self, rows: &UInt32Array) -> Result<(Keyed, Vec<Option<u32>>), ExecError> {
+        let mut moved: Vec<Option<u32>> = vec![None; self.firsts.len()];
+        let (mut firsts, mut group) = (Vec::new(), Vec::with_capacity(rows.len()));
+        for (at, row) in rows.values().iter().enumerate() {
+            let number = moved[self.group[*row as usize] as usize].get_or_insert_with(|| {
+                firsts.push(at as u32);
+                firsts.len() as u32 - 1
+            });
+            group.push(*number);
+        }
+        let keyed = Keyed {
+            delta: self.delta.take(rows)?,
+            vnodes: rows.values().iter().map(|row| self.vnodes[*row as usize]).collect(),
+            keys: take_binary(&self.keys, rows)?,
+            firsts,
+            group,
+        };
+        Ok((keyed, moved))
     }
 
     /// Checks against the rows found at [`Keyed::distinct`] and says what to write.

@@ -2,9 +2,9 @@
 //! statements that are not told by the rows they write alone. One epoch, one log record, all or nothing
 //! (docs/design.md §4, "Statements").
 //!
-//! It takes the turns of all its tables, those that it has only read too, in the order of their ids, so that
-//! two never wait for each other in a circle; checks what it has read, and every part; and enters all of them in one
-//! synchronous step, in which no epoch ends. From then on the open epochs of its tables are tied: whichever is sealed
+//! It looks up the keys of its parts; takes the turns of all its tables, those that it has only read too, in the order
+//! of their ids, so that two never wait for each other in a circle; brings what it has found up to date; checks what it
+//! has read, and every part; and enters all of them in one synchronous step, in which no epoch ends. From then on the open epochs of its tables are tied: whichever is sealed
 //! first, all are, as a group, and meta commits a group's epochs by one entry of the log or not at
 //! all. A table that was only read is tied too: what enters it later is not seen before this is. A failed check leaves
 //! nothing anywhere.
@@ -13,13 +13,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::Array;
+use futures::future::try_join_all;
 use millrace_common::{Epoch, JobId};
 use millrace_rpc::version::StatementId;
 use tokio::sync::oneshot;
 
 use super::check::Writes;
 use super::reads::{TableLocks, TableRead};
-use super::sequencer::{OnTime, Sequencer, StatementOutcome};
+use super::sequencer::{FREE_LOOKUPS, KeyRows, OnTime, Sequencer, StatementOutcome};
 use super::{DmlError, DmlOutcome, DmlStatement, EntryFlag, unknown_outcome};
 
 /// One table's part.
@@ -37,6 +38,13 @@ pub(crate) struct Premises {
 
 type Tables = BTreeMap<JobId, Arc<Sequencer>>;
 
+/// A part with the rows at its keys.
+struct KeyedPart {
+    table: Arc<Sequencer>,
+    statement: DmlStatement,
+    rows: KeyRows,
+}
+
 /// A part that has passed.
 struct Checked {
     table: Arc<Sequencer>,
@@ -52,16 +60,15 @@ pub(crate) async fn commit(
     premises: Premises,
 ) -> Result<DmlOutcome, DmlError> {
     let Premises { reads, locks } = premises;
-    let mut parts: BTreeMap<JobId, Part> = parts.into_iter().map(|p| (p.table.job, p)).collect();
+    let parts: BTreeMap<JobId, Part> = parts.into_iter().map(|p| (p.table.job, p)).collect();
     let mut tables: Tables = parts.values().map(|p| (p.table.job, Arc::clone(&p.table))).collect();
     tables.extend(reads.iter().map(|read| (read.table.job, Arc::clone(&read.table))));
-    let turns = match locks {
-        Some(locks) => locks.with(&tables)?,
-        None => TableLocks::take(tables.clone()).await,
-    };
-    for part in parts.values() {
-        part.table.wait_for_room().await?;
+    let mut keyed: Vec<KeyedPart> = Vec::with_capacity(parts.len());
+    for Part { table, statement } in parts.into_values() {
+        let rows = table.key_rows(&statement)?;
+        keyed.push(KeyedPart { table, statement, rows });
     }
+    let turns = turns_with(&mut keyed, locks, &tables).await?;
     if let Some(stale) = reads.iter().find(|read| !read.holds()) {
         // It is read again when what has changed is committed: before, it would read the same.
         let settled = stale.table.state.lock().settled();
@@ -71,20 +78,19 @@ pub(crate) async fn commit(
             _ => Err(DmlError::Conflict),
         };
     }
-    let (mut checked, mut late) = (Vec::with_capacity(parts.len()), 0);
-    for part in parts.values_mut() {
-        let on_time = part.table.drop_late(&mut part.statement).await?;
+    let (mut checked, mut late) = (Vec::with_capacity(keyed.len()), 0);
+    for KeyedPart { table, statement, mut rows } in keyed {
+        let on_time = table.drop_late(statement.kind, &mut rows)?;
         late += on_time.late;
-        match part.table.check_until_ended(&part.statement).await? {
+        match rows.check(&table, statement.kind) {
             Ok(writes) => {
-                let (table, entered) = (Arc::clone(&part.table), part.statement.entered.clone());
-                checked.push(Checked { table, entered, writes, on_time });
+                checked.push(Checked { table, entered: statement.entered, writes, on_time });
             }
             Err(error) => {
                 // It may have failed by a row that is not committed yet.
-                let settled = part.table.state.lock().settled();
+                let settled = table.state.lock().settled();
                 drop(turns);
-                return match outcome(&part.table, settled).await {
+                return match outcome(&table, settled).await {
                     StatementOutcome::Committed(_) => Err(error),
                     fate => Err(refusal(fate)),
                 };
@@ -96,6 +102,49 @@ pub(crate) async fn commit(
     drop(turns);
     let epoch = committed(waiting).await?;
     Ok(DmlOutcome { epoch, rows_affected, kept: None, late })
+}
+
+/// The turns of all tables, with the rows at the parts' keys as they are in them. They are looked up before, unless some
+/// of the turns are held already.
+async fn turns_with(
+    parts: &mut [KeyedPart],
+    locks: Option<TableLocks>,
+    tables: &Tables,
+) -> Result<TableLocks, DmlError> {
+    if let Some(locks) = locks {
+        let turns = locks.with(tables)?;
+        wait_for_room(parts).await?;
+        look_up(parts).await?;
+        return Ok(turns);
+    }
+    for _ in 0..FREE_LOOKUPS {
+        look_up(parts).await?;
+        let turns = TableLocks::take(tables.clone()).await;
+        wait_for_room(parts).await?;
+        let mut all = true;
+        for part in parts.iter_mut() {
+            all &= part.table.bring_up_to_date(&mut part.rows)?;
+        }
+        if all {
+            return Ok(turns);
+        }
+    }
+    let turns = TableLocks::take(tables.clone()).await;
+    wait_for_room(parts).await?;
+    look_up(parts).await?;
+    Ok(turns)
+}
+
+async fn wait_for_room(parts: &[KeyedPart]) -> Result<(), DmlError> {
+    for part in parts {
+        part.table.wait_for_room().await?;
+    }
+    Ok(())
+}
+
+async fn look_up(parts: &mut [KeyedPart]) -> Result<(), DmlError> {
+    let lookups = parts.iter_mut().map(|part| part.table.look_up(&mut part.rows));
+    try_join_all(lookups).await.map(drop)
 }
 
 type Waiting = Vec<(Arc<Sequencer>, oneshot::Receiver<StatementOutcome>)>;

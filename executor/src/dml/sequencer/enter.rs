@@ -1,16 +1,16 @@
-//! How statements enter the open epoch: looked up, checked and written in their turn.
+//! How statements enter the open epoch: checked and written in their turn.
 
 use std::collections::BTreeMap;
 
 use arrow::array::{Array, UInt32Array};
 use millrace_rpc::version::StatementId;
-use millrace_storage::Found;
 use tokio::sync::oneshot;
 
+use super::lookup::KeyRows;
 use super::state::State;
 use super::{OnTime, Sequencer, Settled, StatementOutcome};
 use crate::changelog_cache::HubChunk;
-use crate::dml::check::{KeyReservations, Keyed, Writes};
+use crate::dml::check::Writes;
 use crate::dml::{
     DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict, unknown_outcome,
 };
@@ -22,12 +22,12 @@ type Entered = Result<(u64, Option<UInt32Array>), DmlError>;
 
 impl Sequencer {
     /// Checks a statement, adds it to the open epoch and waits until that is committed.
-    pub async fn apply(&self, mut statement: DmlStatement) -> Result<DmlOutcome, DmlError> {
+    pub async fn apply(&self, statement: DmlStatement) -> Result<DmlOutcome, DmlError> {
+        let mut rows = self.key_rows(&statement)?;
         let (entered, fate, on_time) = {
-            let _turn = self.turn.lock().await;
-            self.wait_for_room().await?;
-            let on_time = self.drop_late(&mut statement).await?;
-            let checked = self.check_until_ended(&statement).await?;
+            let _turn = self.turn_with(&mut rows).await?;
+            let on_time = self.drop_late(statement.kind, &mut rows)?;
+            let checked = rows.check(self, statement.kind);
             let (entered, fate) = self.enter(&statement, checked, &on_time)?;
             (entered, fate, on_time)
         };
@@ -50,70 +50,51 @@ impl Sequencer {
         }
     }
 
-    /// The outcome of a check. `Err`: the table has ended; that interrupts a lookup that hangs, and
-    /// nothing has been written.
-    pub(in crate::dml) async fn check_until_ended(
-        &self,
-        statement: &DmlStatement,
-    ) -> Result<Result<Writes, DmlError>, DmlError> {
-        tokio::select! {
-            biased;
-            checked = self.check(statement) => Ok(checked),
-            () = self.ended.cancelled() => Err(DmlError::Conflict),
-        }
-    }
-
     /// Takes late rows out of a statement, in the order of its rows. A row that gives way to another of its key is no
-    /// row of the table, so it moves no watermark.
-    pub(in crate::dml) async fn drop_late(
+    /// row of the table, so it moves no watermark. In the turn, with the rows at its keys.
+    pub(in crate::dml) fn drop_late(
         &self,
-        statement: &mut DmlStatement,
+        kind: DmlKind,
+        rows: &mut KeyRows,
     ) -> Result<OnTime, DmlError> {
         let Some((_, expr)) = &self.watermark else { return Ok(OnTime::default()) };
         let failed = |e: ExecError| DmlError::Sql(e.into_sql());
-        let mut claims = self.claims(statement).await?;
+        let mut claims = self.gives_way(kind, rows).then(|| rows.claims());
         let enters = |row| claims.as_mut().is_none_or(|claims| claims.claim(row));
         let mut running = self.state.lock().watermark.running;
-        let rows = statement.delta.num_rows();
-        let batch = &statement.delta.batch;
+        let batch = &rows.keyed().delta.batch;
         let (stays, late) = expr.advance_by(batch, &mut running, enters).map_err(failed)?;
         let Some(mask) = stays else { return Ok(OnTime { running, ..OnTime::default() }) };
-        let kept: Vec<u32> = (0..rows as u32).filter(|i| mask.value(*i as usize)).collect();
+        let kept = 0..rows.num_rows() as u32;
+        let kept: Vec<u32> = kept.filter(|i| mask.value(*i as usize)).collect();
         let kept = UInt32Array::from(kept);
-        statement.delta = statement.delta.take(&kept).map_err(|e| failed(e.into()))?;
+        rows.keep(&kept).map_err(failed)?;
         Ok(OnTime { running, late, kept: Some(kept) })
     }
 
-    /// Which keys are taken, for a statement whose rows give way to others of their keys.
-    async fn claims(&self, statement: &DmlStatement) -> Result<Option<KeyReservations>, DmlError> {
-        let gives_way = match statement.kind {
+    /// Whether the rows of a statement give way to others of their keys.
+    fn gives_way(&self, kind: DmlKind, rows: &KeyRows) -> bool {
+        let gives_way = match kind {
             DmlKind::Insert { on_conflict } => on_conflict == InsertConflict::Nothing,
             DmlKind::Feed { on_conflict } => on_conflict != InsertConflict::Overwrite,
             _ => false,
         };
-        let delta = &statement.delta;
-        if !gives_way || !self.primary_key || delta.weights.is_some() || delta.is_empty() {
-            return Ok(None);
-        }
-        let failed = |e: ExecError| DmlError::Sql(e.into_sql());
-        let keyed = Keyed::new(&self.layout, delta.clone()).map_err(failed)?;
-        let found = self.rows_at(keyed.distinct().map_err(failed)?).await?;
-        Ok(Some(keyed.claims(&found)))
+        gives_way && self.primary_key && rows.keyed().delta.weights.is_none()
     }
 
     /// Adds rows of the table's connector to the open epoch, and `fed`, which is committed with them. What
     /// comes back completes when the epoch is concluded.
     pub async fn feed(
         &self,
-        mut rows: DmlStatement,
+        statement: DmlStatement,
         fed: BTreeMap<String, u64>,
     ) -> Result<oneshot::Receiver<()>, DmlError> {
-        let _turn = self.turn.lock().await;
-        self.wait_for_room().await?;
-        let on_time = self.drop_late(&mut rows).await?;
-        let checked = match rows.delta.is_empty() {
-            true => None,
-            false => Some(self.check_until_ended(&rows).await??),
+        let mut rows = self.key_rows(&statement)?;
+        let _turn = self.turn_with(&mut rows).await?;
+        let on_time = self.drop_late(statement.kind, &mut rows)?;
+        let checked = match rows.num_rows() {
+            0 => None,
+            _ => Some(rows.check(self, statement.kind)?),
         };
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state.lock();
@@ -122,7 +103,7 @@ impl Sequencer {
         }
         state.note(&on_time);
         state.open.fed.extend(fed);
-        state.open.ids.push(rows.id);
+        state.open.ids.push(statement.id);
         state.open.concluded.push(sender);
         if let Some(writes) = checked.filter(|w| !w.keys.is_empty()) {
             self.write(&mut state, writes);
@@ -130,23 +111,6 @@ impl Sequencer {
         drop(state);
         self.meta.request_cut(self.job);
         Ok(receiver)
-    }
-
-    /// Looks the statement's keys up and checks it. Nothing has changed when it is dropped.
-    async fn check(&self, statement: &DmlStatement) -> Result<Writes, DmlError> {
-        let failed = |e: ExecError| DmlError::Sql(e.into_sql());
-        let keyed = Keyed::new(&self.layout, statement.delta.clone()).map_err(failed)?;
-        // A fresh row id cannot exist.
-        let fresh = !self.primary_key
-            && statement.kind == DmlKind::Insert { on_conflict: InsertConflict::Error };
-        let found = if fresh {
-            Found::empty(&self.layout.schema)
-        } else {
-            let keys = keyed.distinct().map_err(failed)?;
-            let lookup = self.state.lock().writer.multi_get(keys);
-            lookup.wait().await.map_err(|e| failed(e.into()))?
-        };
-        keyed.check(&self.layout, &self.primary_key_object, statement.kind, &found)
     }
 
     /// Puts what passed into the open epoch. In any case says what to wait for: `Ok`: nothing.
@@ -198,6 +162,7 @@ impl Sequencer {
     }
 
     fn write(&self, state: &mut State, writes: Writes) {
+        self.recent.lock().note(&writes.keys);
         state.writer.write(writes.keys, writes.weights, writes.rows);
         let open = &mut state.open;
         open.row_count += writes.row_count;

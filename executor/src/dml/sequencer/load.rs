@@ -31,11 +31,7 @@ impl Sequencer {
     /// The rows that are at these keys now, by position among the keys.
     pub(in crate::dml) async fn rows_at(&self, keys: BinaryArray) -> Result<Found, DmlError> {
         let lookup = self.state.lock().writer.multi_get(keys);
-        tokio::select! {
-            biased;
-            found = lookup.wait() => found.map_err(|e| DmlError::Sql(e.into())),
-            () = self.ended.cancelled() => Err(DmlError::Conflict),
-        }
+        self.until_ended(lookup).await
     }
 
     /// The error of a row whose key another row has; `of`: which of the statement's rows it is, if that is known.
@@ -116,6 +112,7 @@ impl Sequencer {
                 return Err(DmlError::Conflict);
             }
             let (sender, receiver) = oneshot::channel();
+            self.recent.lock().note_all();
             let open = &mut state.open;
             open.waiters.push(sender);
             open.ids.push(id);

@@ -2,8 +2,9 @@
 //! before them, and are acknowledged when their epoch is committed (docs/design.md §4).
 //!
 //! It owns the only writer of the table's rows. A lookup through that writer sees committed rows, the
-//! epochs being committed and the open one, so a check needs no overlay of its own. One statement at
-//! a time holds the turn, from its lookup until its rows are in the open epoch; that last step is
+//! epochs being committed and the open one, so a check needs no overlay of its own. Statements look
+//! their keys up side by side, before they take the turn ([`lookup`]); one at a time holds it, from
+//! the check of what has been written since until its rows are in the open epoch. That last step is
 //! synchronous, so a statement whose session goes away is in wholly or not at all. While an epoch is
 //! being committed further statements go into the next.
 //!
@@ -12,6 +13,8 @@
 
 mod enter;
 mod load;
+mod lookup;
+mod recent;
 mod seal;
 mod state;
 
@@ -35,6 +38,8 @@ use crate::input::generated::PROCTIME;
 use crate::input::watermark::{SplitWatermark, WatermarkExpr};
 use crate::layout::RowLayout;
 use crate::memory::MemoryGovernor;
+pub(super) use lookup::{FREE_LOOKUPS, KeyRows};
+use recent::RecentWrites;
 pub use seal::SealedEpoch;
 pub(super) use state::{OnTime, Settled, StatementOutcome};
 use state::{State, Statements};
@@ -77,6 +82,8 @@ pub struct Sequencer {
     /// Held by one statement at a time; fair.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
     pub(super) state: Mutex<State>,
+    /// Locked within `state`, or alone.
+    recent: Arc<Mutex<RecentWrites>>,
     /// Fired by `stop`.
     ended: CancellationToken,
     next_row_id: AtomicI64,
@@ -144,6 +151,7 @@ impl Sequencer {
                 marks: sink_marks(&version.counters),
                 marked: false,
             }),
+            recent: Arc::default(),
             ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(i64::try_from(next).unwrap_or(i64::MAX)),
         })
