@@ -88,7 +88,7 @@ fn begin_anew(state: &mut MetaState, id: RelationId, change: impl FnOnce(&mut Jo
             version.backfill = Some(BackfillState::default());
             drop_runs(version, &mut state.objects, head, |_| true);
             for slice in std::mem::take(&mut version.tail) {
-                state.objects.remove(&slice.object, head);
+                state.objects.remove(&slice.object, slice.length, head);
             }
         }
     }
@@ -113,7 +113,7 @@ pub fn drop_runs(
     version.runs.retain(|run| {
         let gone = gone(run.table_id);
         if gone {
-            objects.remove(&run.object, head);
+            objects.remove(&run.object, run.length, head);
         }
         !gone
     });
