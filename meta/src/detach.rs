@@ -25,26 +25,34 @@ const GRACE: Duration = Duration::from_secs(600);
 /// Detaches the jobs that are too late and, if the settings say so, rebuilds the detached ones.
 pub async fn enforce(shared: &Shared) -> Result<(), MetaError> {
     let settings = shared.settings();
-    let mut entries = Vec::new();
-    entries.extend(late(shared, &settings).into_iter().map(Entry::Detach));
-    if settings.rebuild_detached {
-        entries.extend(to_rebuild(&shared.state.read()).into_iter().map(Entry::Rebuild));
-    }
-    let Ok(log) = shared.log() else { return Err(MetaError::Closed) };
-    for entry in entries {
-        if let Entry::Detach(detach) = &entry {
-            let job = shared.label(RelationId(detach.job));
-            warn!(job, reason = detach.reason, "a job is detached");
+    // One after the other, inputs first: what a job reads may be why it is late.
+    while let Some(detach) = late(shared, &settings) {
+        let job = shared.label(RelationId(detach.job));
+        warn!(job, reason = detach.reason, "a job is detached");
+        if !append(shared, Entry::Detach(detach)).await? {
+            break;
         }
-        crash::point("detach-before-log");
-        // Void: the job is in another generation by now, or gone. It is looked at again.
-        drop(log.append(entry).await?);
-        crash::point("detach-after-log");
+    }
+    if settings.rebuild_detached {
+        let detached = to_rebuild(&shared.state.read());
+        for rebuild in detached {
+            append(shared, Entry::Rebuild(rebuild)).await?;
+        }
     }
     Ok(())
 }
 
-fn late(shared: &Shared, settings: &Settings) -> Vec<Detach> {
+/// False: void, because the job is in another generation by now, or gone. It is looked at again.
+async fn append(shared: &Shared, entry: Entry) -> Result<bool, MetaError> {
+    let Ok(log) = shared.log() else { return Err(MetaError::Closed) };
+    crash::point("detach-before-log");
+    let verdict = log.append(entry).await?;
+    crash::point("detach-after-log");
+    Ok(verdict.is_ok())
+}
+
+/// The first job that is too late.
+fn late(shared: &Shared, settings: &Settings) -> Option<Detach> {
     let state = shared.state.read();
     let (now_ms, up) = (shared.env.now_ms(), shared.env.elapsed(shared.opened));
     let is_late = |id: &RelationId| {
@@ -62,7 +70,7 @@ fn late(shared: &Shared, settings: &Settings) -> Vec<Detach> {
         let reason = format!("{held}: {cause}");
         Some(Detach { job: id.0, generation: job.version.generation, reason })
     };
-    state.jobs.keys().filter_map(is_late).collect()
+    state.jobs.keys().find_map(is_late)
 }
 
 /// What is kept for the job, where that is too much.

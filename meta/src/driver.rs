@@ -4,23 +4,22 @@
 //! waits for a job: a job that hangs or fails delays nobody. A cancelled driver (DROP) stops at its next
 //! await, whatever it awaits.
 
+mod sink;
+
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt;
 use millrace_common::{Env, Epoch, Generation, SqlError, SqlState, crash};
-use millrace_rpc::catalog::RelationKind;
-use millrace_rpc::log::{Entry, Published, RaiseGenerations, StartBackfill, Tick};
+use millrace_rpc::log::{Entry, RaiseGenerations, StartBackfill, Tick};
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, StartJob};
-use millrace_rpc::version::{JobCommit, PublishHandle};
-use parking_lot::Mutex;
+use millrace_rpc::version::JobCommit;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use self::sink::Publishing;
 use crate::commit_volume::bytes_of;
-use crate::epoch_waiters::FollowGuard;
 use crate::error::{MetaError, VoidReason};
 use crate::in_flight::{InFlight, Turn};
 use crate::job::{JobHandle, Sealed};
@@ -66,24 +65,6 @@ fn panicked(panic: &(dyn std::any::Any + Send)) -> SqlError {
     let text = panic.downcast_ref::<&str>().map(|t| (*t).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
     SqlError::internal(format!("the job's driver panicked: {text}"))
-}
-
-/// Of a sink: what its driver and the publication that is under way share.
-struct Publishing<'g> {
-    /// Has the jobs on the way to an eager sink end their epochs for it.
-    following: Mutex<Option<FollowGuard<'g>>>,
-    /// The target did not take what it was given last.
-    stalled: AtomicBool,
-}
-
-impl<'g> Publishing<'g> {
-    fn new(following: Option<FollowGuard<'g>>) -> Publishing<'g> {
-        Publishing { following: Mutex::new(following), stalled: AtomicBool::new(false) }
-    }
-
-    fn is_stalled(&self) -> bool {
-        self.stalled.load(Ordering::Relaxed)
-    }
 }
 
 pub struct Driver {
@@ -495,145 +476,9 @@ impl Driver {
         }
     }
 
-    /// What is committed and the target may not have: of the last commit, or left by the last process or
-    /// generation. What is held is published with what comes after it.
-    async fn publish_staged<'g>(&'g self, generation: Generation, publishing: &Publishing<'g>) {
-        let staged = {
-            let state = self.shared.state.read();
-            state.jobs.get(&self.handle.id).map_or_else(Vec::new, |j| j.version.publish.clone())
-        };
-        let mut together = Vec::new();
-        for handle in staged.into_iter().filter(|h| h.sequence > self.handle.published()) {
-            let held = handle.held;
-            together.push(handle);
-            if !held {
-                self.publish(generation, std::mem::take(&mut together), publishing).await;
-            }
-        }
-    }
-
-    /// Brings committed changes to the sink's target as one, however long that takes: nothing else of this
-    /// job is logged meanwhile, and no other job notices.
-    async fn publish<'g>(
-        &'g self,
-        generation: Generation,
-        handles: Vec<PublishHandle>,
-        publishing: &Publishing<'g>,
-    ) {
-        let Some(sequence) = handles.last().map(|h| h.sequence) else { return };
-        let mut failures = 0;
-        loop {
-            self.await_resumed(publishing).await;
-            crash::point("sink-before-publish");
-            let handles = self.as_logged(&handles);
-            let published = self.compute.publish(self.handle.id, generation, handles).await;
-            let Err(error) = published else { break };
-            failures += 1;
-            publishing.stalled.store(true, Ordering::Relaxed);
-            let pause = backoff(failures, &*self.shared.env);
-            let pause_ms = pause.as_millis() as u64;
-            warn!(job = %self.label(), %error, pause_ms, "sink stalled");
-            let retry_at_ms = self.shared.env.now_ms() + pause.as_millis() as u64;
-            let reason = with_particulars(&error);
-            self.set_state(JobState::Stalled { code: error.state, reason, retry_at_ms });
-            // Who alters the sink does not wait for the next attempt.
-            let _ = tokio::time::timeout(pause, self.handle.retry.notified()).await;
-        }
-        crash::point("sink-after-publish");
-        self.handle.set_published(sequence);
-        if publishing.stalled.swap(false, Ordering::Relaxed) {
-            self.publish_state();
-        }
-    }
-
-    /// The handles as the log has them now: what they staged may lie in another object than before.
-    fn as_logged(&self, handles: &[PublishHandle]) -> Vec<PublishHandle> {
-        let state = self.shared.state.read();
-        let logged = state.jobs.get(&self.handle.id).map_or(&[][..], |j| &j.version.publish);
-        let newest = |h: &PublishHandle| {
-            logged.iter().find(|l| l.sequence == h.sequence).unwrap_or(h).clone()
-        };
-        handles.iter().map(newest).collect()
-    }
-
-    /// A sink that was told to wait: it reads no further, and what it has staged stays where it is.
-    fn is_paused(&self) -> bool {
-        self.shared.state.read().is_paused_sink(self.handle.id)
-    }
-
     fn is_rebuilding(&self) -> bool {
         let state = self.shared.state.read();
         state.jobs.get(&self.handle.id).is_some_and(|job| job.version.is_rebuilding())
-    }
-
-    /// Until the sink is resumed, if it is paused. An ALTER wakes the driver. Meanwhile its inputs need not
-    /// hurry for it.
-    async fn await_resumed<'g>(&'g self, publishing: &Publishing<'g>) {
-        if !self.is_paused() {
-            return;
-        }
-        drop(publishing.following.lock().take());
-        loop {
-            // Asked for before looking: an ALTER in between wakes it. The driver itself may wait for its own signal.
-            let altered = self.handle.retry.notified();
-            if !self.is_paused() {
-                break;
-            }
-            self.set_state(JobState::Paused);
-            altered.await;
-        }
-        *publishing.following.lock() = self.follow();
-        self.publish_state();
-    }
-
-    /// Of a sink that is to have its changes as soon as they are there: has the jobs on the way to it end their epochs
-    /// whenever there is something in them.
-    fn follow(&self) -> Option<FollowGuard<'_>> {
-        self.is_eager_sink().then(|| self.shared.waits.follow(self.shared.path_to(self.handle.id)))
-    }
-
-    /// The last sequence that the target has and the log does not know of.
-    fn unmarked(&self) -> Option<u64> {
-        let published = self.handle.published();
-        let state = self.shared.state.read();
-        let logged = state.jobs.get(&self.handle.id)?.version.published;
-        (published > logged).then_some(published)
-    }
-
-    async fn mark_published(&self, generation: Generation) -> Result<(), ExitReason> {
-        let Some(sequence) = self.unmarked() else { return Ok(()) };
-        let entry = Published { job: self.handle.id.0, generation: generation.0, sequence };
-        let log = self.shared.log().map_err(ExitReason::Closed)?;
-        crash::point("sink-before-mark");
-        match log.append(Entry::Published(entry)).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(void)) => Err(ExitReason::Failed(void.into())),
-            // The next one will do.
-            Err(MetaError::Full(_)) => Ok(()),
-            Err(closed) => Err(ExitReason::Closed(closed.into())),
-        }
-    }
-
-    /// The least time between two commits that a sink asks for.
-    fn interval(&self) -> Duration {
-        let state = self.shared.state.read();
-        let asked = state.relations.get(&self.handle.id).and_then(|r| {
-            millrace_common::settings::parse_duration(r.option("commit_interval")?).ok()
-        });
-        asked.unwrap_or_default()
-    }
-
-    fn is_sink(&self) -> bool {
-        let state = self.shared.state.read();
-        state.relations.get(&self.handle.id).is_some_and(|r| r.kind == RelationKind::Sink as i32)
-    }
-
-    /// A sink that is to have its changes as soon as they are there.
-    fn is_eager_sink(&self) -> bool {
-        let state = self.shared.state.read();
-        state.relations.get(&self.handle.id).is_some_and(|r| {
-            r.kind == RelationKind::Sink as i32 && r.option("commit_interval").is_none()
-        })
     }
 
     fn committed_epoch(&self) -> Epoch {
@@ -666,7 +511,10 @@ impl Driver {
                 _ if state.is_paused_sink(self.handle.id) => JobState::Paused,
                 None => JobState::Running,
                 Some(b) if b.snapshot_epoch == 0 => {
-                    let unready = |i: &&_| state.readable_frontier(**i).is_none();
+                    let unready = |i: &&_| {
+                        state.readable_frontier(**i).is_none()
+                            || state.detached_behind(&[**i]).is_some()
+                    };
                     JobState::WaitingForInputs {
                         inputs: job.inputs.iter().filter(unready).copied().collect(),
                     }
@@ -679,16 +527,6 @@ impl Driver {
         };
         self.set_state(next);
     }
-}
-
-/// The reason why a target refuses, with which row it is and what can be done, as far as that is known.
-fn with_particulars(error: &SqlError) -> String {
-    let more = [error.detail.as_deref(), error.hint.as_deref()].into_iter().flatten();
-    let more: Vec<&str> = more.collect();
-    if more.is_empty() {
-        return error.message.clone();
-    }
-    format!("{}: {}", error.message, more.join(" "))
 }
 
 /// Doubles with every failure in a row; half of it is jitter, so that many jobs do not retry together.

@@ -258,6 +258,14 @@ pub(crate) fn given_up(shared: &Shared, state: &MetaState, id: RelationId) -> Op
     )
 }
 
+/// Why a first scan or rebuild does not begin: something that the job reads is detached.
+fn waits_in_vain(shared: &Shared, state: &MetaState, id: RelationId) -> Option<SqlError> {
+    let job = state.jobs.get(&id)?;
+    let waits = job.version.backfill.as_ref().is_some_and(|b| b.snapshot_epoch == 0);
+    let input = state.detached_behind(&job.inputs).filter(|_| waits)?;
+    given_up(shared, state, input)
+}
+
 fn is_filling(state: &MetaState, id: RelationId) -> bool {
     state.jobs.get(&id).is_some_and(|j| j.version.backfill.is_some())
 }
@@ -335,7 +343,8 @@ pub async fn wait_created(
             let state = shared.state.read();
             let Some(relation) = state.relations.get(&id) else { return Err(undefined(id)) };
             let Some(job) = state.jobs.get(&id) else { return Ok(()) };
-            if let Some(error) = given_up(shared, &state, id) {
+            let given_up = given_up(shared, &state, id);
+            if let Some(error) = given_up.or_else(|| waits_in_vain(shared, &state, id)) {
                 return Err(error);
             }
             match shared.job(id).map(|h| h.state()) {
@@ -393,6 +402,9 @@ pub async fn wait_rebuilt(
             let Some(job) = state.jobs.get(&id) else { return Err(undefined(id)) };
             if job.version.detached.is_some() {
                 return Err(given_up(shared, &state, id).unwrap_or_else(|| undefined(id)));
+            }
+            if let Some(error) = waits_in_vain(shared, &state, id) {
+                return Err(error);
             }
             let filled = job.version.backfill.is_none() && state.readable_frontier(id).is_some();
             if filled || state.is_paused_sink(id) {

@@ -599,6 +599,18 @@ mod tests {
         assert_eq!(decode_frame::<LogRecord>(&bytes, sum).unwrap(), record);
     }
 
+    /// As above.
+    #[test]
+    fn golden_entries_of_detached_and_rebuilt_jobs() {
+        use prost::Message;
+        let entries = [
+            Entry::Detach(Detach { job: 7, generation: 3, reason: "r".into() }),
+            Entry::Rebuild(Rebuild { job: 7 }),
+        ];
+        let bytes = entries.map(|entry| hex(&LogEntry { entry: Some(entry) }.encode_to_vec()));
+        assert_eq!(bytes, ["6a0708071003".to_owned() + "1a0172", "72020807".to_owned()]);
+    }
+
     #[test]
     fn golden_log_snapshot() {
         let snapshot = Snapshot {

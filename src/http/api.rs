@@ -85,7 +85,7 @@ fn health_of(
 ) -> Option<&'static str> {
     let state = job.map_or("", |j| j.state.as_str());
     let feed = source.map_or("", |s| s.state);
-    if state == "failed" || feed == "failing" {
+    if matches!(state, "failed" | "detached") || feed == "failing" {
         return Some("bad");
     }
     // The reason of a running job is that of an input.

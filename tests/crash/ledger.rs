@@ -54,7 +54,10 @@ const SCHEMA: &str = "
     CREATE SINK copy INTO copied FROM ledger WITH (commit_interval = '300ms');
     CREATE TABLE seldom (n bigint) APPEND ONLY;
     CREATE TABLE seldom_copied (n bigint);
-    CREATE SINK seldom_copy INTO seldom_copied FROM seldom";
+    CREATE SINK seldom_copy INTO seldom_copied FROM seldom;
+    CREATE TABLE left_copied (id int PRIMARY KEY, x bigint);
+    CREATE SINK left_behind INTO left_copied FROM counter WITH (changelog_retention = '1s');
+    ALTER SINK left_behind PAUSE";
 
 impl Ledger {
     pub async fn create(server: &Server) -> Result<Ledger, String> {
@@ -99,7 +102,8 @@ impl Ledger {
                 }
             }
         };
-        tokio::join!(counters, batches, movers, create_and_drop(server, until));
+        let (fleeting, rebuilt) = (create_and_drop(server, until), rebuild(server, until));
+        tokio::join!(counters, batches, movers, fleeting, rebuilt);
         self.increments += increments.into_inner();
         self.unknown_increments += unknown_increments.into_inner();
         self.moved += moved.into_inner();
@@ -297,6 +301,24 @@ async fn create_and_drop(server: &Server, until: Instant) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Views that are computed anew again and again, one that the other reads among them, and a sink that is paused until it
+/// is detached.
+async fn rebuild(server: &Server, until: Instant) {
+    let Ok(client) = server.connect().await else { return };
+    if client.batch_execute("ALTER SINK left_behind REBUILD").await.is_err() {
+        return;
+    }
+    while Instant::now() < until {
+        for view in ["per_batch", "sizes"] {
+            let sql = format!("ALTER MATERIALIZED VIEW {view} REBUILD");
+            if client.batch_execute(&sql).await.is_err() {
+                return;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 

@@ -121,6 +121,17 @@ impl Pauses {
     }
 }
 
+/// Rebuilds a view now and then; a node that dies soon afterwards may be in the middle of it.
+async fn rebuild(client: &Client, rng: &mut Rng, views: usize) -> Result<(), String> {
+    if !rng.chance(25) {
+        return Ok(());
+    }
+    let background = if rng.chance(50) { "on" } else { "off" };
+    let view = rng.below(views);
+    execute(client, &format!("SET background_ddl = {background}")).await?;
+    execute(client, &format!("ALTER MATERIALIZED VIEW v{view} REBUILD")).await
+}
+
 async fn alter(client: &Client, sink: usize, pause: bool) -> Result<(), String> {
     let change = if pause { "PAUSE" } else { "RESUME" };
     execute(client, &format!("ALTER SINK k{sink} {change}")).await
@@ -203,9 +214,12 @@ impl Case {
             outside.create_sink(&client, i).await?;
         }
         let mut pauses = Pauses::new(self.seed, self.sinks);
+        // Drawn apart: what a seed writes stays the same.
+        let mut rebuilds = Rng::new(self.seed ^ 0x4eb1d);
         for (step, action) in self.history.iter().enumerate() {
             pauses.some(&client).await?;
             if step == self.history.len() / 2 {
+                execute(&client, "SET background_ddl = off").await?;
                 for i in early..self.queries.len() {
                     self.create(&client, i).await?;
                 }
@@ -216,12 +230,14 @@ impl Case {
                 }
                 action => self.write(&node, &client, action).await?,
             }
+            let known = if step >= self.history.len() / 2 { self.queries.len() } else { early };
+            rebuild(&client, &mut rebuilds, known).await?;
             if self.mode.restarts_after(step, &mut rng, 25) {
                 node.add_reads(&mut reads);
                 node = node.crash_and_restart().await?;
                 client = node.connect().await?;
             }
-            let known = if step >= self.history.len() / 2 { self.queries.len() } else { early };
+            execute(&client, "WAIT").await?;
             let all = step + 1 == self.history.len();
             for i in 0..known {
                 if all || rng.chance(40) {

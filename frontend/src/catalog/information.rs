@@ -269,7 +269,10 @@ fn state_tables(t: &SystemTables) -> Option<RecordBatch> {
     let jobs = t.shared.cluster.jobs();
     for r in t.catalog().relations() {
         let job = jobs.iter().find(|j| j.relation == r.id);
-        for id in r.first_table_id..r.first_table_id + r.table_count {
+        // What a rebuild has given the job is known while that is open.
+        let open: Vec<u32> = job.iter().flat_map(|j| &j.tables).map(|t| t.id).collect();
+        let of_relation = r.first_table_id..r.first_table_id + r.table_count;
+        for id in if open.is_empty() { of_relation.collect() } else { open } {
             let bound = job.and_then(|j| j.cleaned.iter().find(|(t, _)| *t == id));
             let held = job.and_then(|j| j.tables.iter().find(|t| t.id == id));
             row!(rows; table_id: id, relation_id: r.id, schema_name: &r.schema,

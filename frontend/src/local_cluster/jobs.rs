@@ -26,7 +26,10 @@ impl Direct {
                 let catalog = self.meta.catalog();
                 let name = |id| catalog.relation(id).map(|r| format!("\"{}\"", r.name));
                 let names: Vec<String> = inputs.iter().filter_map(|id| name(*id)).collect();
-                Some(format!("{} being created", is_or_are(&names)))
+                // What is being created has no frontier.
+                let readable = inputs.iter().any(|id| self.meta.frontier(*id).is_some());
+                let what = if readable { "detached, or reading what is" } else { "being created" };
+                Some(format!("{} {what}", is_or_are(&names)))
             }
             _ => self.retried_reads(s.relation).or_else(|| {
                 let s = stalled?.as_secs();

@@ -93,7 +93,6 @@ fn begin_anew(state: &mut MetaState, id: RelationId, change: impl FnOnce(&mut Jo
         }
     }
     change(version);
-    state.unpublished.remove(&id);
     state.content_moved(id);
 }
 
