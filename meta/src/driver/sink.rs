@@ -3,8 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use millrace_common::SqlError;
-use millrace_common::{Generation, crash};
+use millrace_common::{Generation, SqlError, crash};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Entry, Published};
 use millrace_rpc::version::PublishHandle;

@@ -76,7 +76,8 @@ fn begin_anew(state: &mut MetaState, id: RelationId, change: impl FnOnce(&mut Jo
                 job.timeline.advance(until.prev(), until, None);
             }
             version.epoch = until.0;
-            version.content_epoch = until.0;
+            // Versions below the horizon may be gone; the content is the same there.
+            version.content_epoch = until.max(job.horizon.min(head.prev())).0;
             drop_runs(version, &mut state.objects, head, |table| table != rows);
         }
         // A first scan that did not come to its end, or a sink, which has no rows.
