@@ -63,7 +63,7 @@ impl Collector {
         let mut moving: BTreeMap<JobId, Epoch> =
             self.shared.state.read().jobs.keys().map(|id| (*id, Epoch::ZERO)).collect();
         loop {
-            self.shared.appended.notified().await;
+            self.news().await;
             tokio::time::sleep(self.options.period).await;
             // First: what is detached holds no horizon.
             if let Err(error) = detach::enforce(&self.shared).await {
@@ -73,6 +73,21 @@ impl Collector {
             if let Err(error) = self.collect().await {
                 warn!(%error, "garbage was not collected this time");
             }
+        }
+    }
+
+    /// Until a record was appended, or garbage is old enough that was not when it was last looked at.
+    async fn news(&self) {
+        let appended = self.shared.appended.notified();
+        if !self.shared.state.read().objects.has_garbage() {
+            return appended.await;
+        }
+        let retention = self.shared.settings().object_retention;
+        // In a fixed order, so that a seed repeats a run. Either comes once.
+        tokio::select! {
+            biased;
+            () = appended => {}
+            () = tokio::time::sleep(retention) => {}
         }
     }
 

@@ -112,6 +112,10 @@ impl Objects {
         self.garbage.contains_key(name)
     }
 
+    pub fn has_garbage(&self) -> bool {
+        !self.garbage.is_empty()
+    }
+
     /// Objects that have been garbage since before `epoch`.
     pub fn garbage_before(&self, epoch: Epoch) -> Vec<String> {
         self.garbage.iter().filter(|(_, since)| **since < epoch).map(|(n, _)| n.clone()).collect()

@@ -81,8 +81,10 @@ fn check_run(bytes: &Bytes, meta_length: u64) -> std::result::Result<(), &'stati
     for block in 0..index.blocks() {
         let range = index.block_range(block);
         let stored = bytes.get(range.start as usize..range.end as usize);
-        let checked = stored.and_then(|b| b.get(4..)).map(crc32fast::hash);
-        if checked != Some(index.block_crc(block)) {
+        let (named, rest) =
+            stored.and_then(|b| b.split_at_checked(4)).ok_or("a block is cut off")?;
+        let crc = index.block_crc(block);
+        if named != crc.to_le_bytes() || crc32fast::hash(rest) != crc {
             return Err("checksum mismatch");
         }
     }

@@ -5,6 +5,7 @@
 mod backlog;
 mod detach;
 mod life;
+mod segments;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

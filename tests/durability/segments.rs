@@ -1,0 +1,110 @@
+//! Segments that many jobs share, of which all but one have gone on: what is left moves, and the bucket holds little
+//! more than what is alive.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millrace::Tuning;
+use millrace_storage::sim::{Profile, SimStore};
+use object_store::ObjectStore;
+use object_store::memory::InMemory;
+
+use super::{Node, PATIENCE, object_bytes, one, run};
+
+const BUSY: usize = 5;
+const FLUSH_COMMITS: usize = 4;
+const QUIET_COMMITS: usize = 3;
+const ROUNDS: usize = 12;
+
+const TUNING: Tuning = Tuning {
+    inline_bytes: Some(64),
+    flush_commits: Some(FLUSH_COMMITS),
+    gc_interval: Some(Duration::from_millis(50)),
+    ..Tuning::DEFAULT
+};
+
+/// Rows of text that does not compress.
+fn insert(table: &str, round: usize, rows: usize) -> String {
+    let first = round * rows;
+    let last = first + rows - 1;
+    format!(
+        "INSERT INTO {table} SELECT x, md5(x::text) FROM generate_series({first}, {last}) AS s(x)"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_live_slice_does_not_keep_what_has_died_around_it() {
+    let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    // While a put is under way, the commits that come share the next one.
+    let slow = SimStore::new(Arc::clone(&memory), Profile::S3_EXPRESS, 1);
+    let store: Arc<dyn ObjectStore> = Arc::new(slow.clone());
+    let node = Node::start_at(&store, TUNING, Duration::from_millis(1)).await;
+    let client = node.connect().await;
+    run(&client, "CREATE TABLE quiet (k int PRIMARY KEY, v varchar)").await;
+    let mut writers = Vec::new();
+    for t in 0..BUSY {
+        run(&client, &format!("CREATE TABLE busy{t} (k int PRIMARY KEY, v varchar)")).await;
+        writers.push(node.connect().await);
+    }
+    for round in 0..ROUNDS {
+        let inserts = writers.iter().enumerate().map(|(t, writer)| {
+            let table = format!("busy{t}");
+            async move {
+                run(writer, &format!("DELETE FROM {table} WHERE k >= 0")).await;
+                run(writer, &insert(&table, round, 1_000)).await;
+            }
+        });
+        let quiet = async {
+            if round < QUIET_COMMITS {
+                run(&client, &insert("quiet", round, 20)).await;
+            }
+        };
+        tokio::join!(futures::future::join_all(inserts), quiet);
+    }
+    let meta = &node.server().meta;
+    let quiet = meta.catalog().by_name("public", "quiet").expect("it exists").id;
+    let slices = || {
+        let version = meta.version(millrace_common::RelationId(quiet)).expect("it has a version");
+        version.tail.iter().map(|s| (s.sequence, s.epoch)).collect::<Vec<_>>()
+    };
+    assert_eq!(slices().len(), QUIET_COMMITS, "its slices are alive");
+    let before = slices();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (all, live) = (object_bytes(&memory).await, meta.live_bytes());
+        let rewritten = meta.rewrite_stats();
+        if all <= 2 * live && rewritten.segments > 0 {
+            println!("{all} bytes in the bucket, {live} alive, {rewritten:?}");
+            assert!(rewritten.copied_bytes * 10 < rewritten.freed_bytes * 3);
+            break;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{all} bytes in the bucket, {live} alive: {rewritten:?}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(slices(), before, "they are the same commits in the same order");
+
+    // When what is garbage by now has been deleted, nobody looks any more: it is the silence that is waited for.
+    let mut seen = (meta.rewrite_stats(), slow.stats().requests());
+    loop {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        let now = (meta.rewrite_stats(), slow.stats().requests());
+        if now == seen {
+            break;
+        }
+        assert!(Instant::now() < deadline, "an idle server makes requests: {seen:?}, {now:?}");
+        seen = now;
+    }
+    drop((client, writers, node));
+
+    let node = Node::start(&memory, TUNING).await;
+    let client = node.connect().await;
+    let count = "SELECT count(*) FROM quiet WHERE v = md5(k::text)";
+    assert_eq!(one(&client, count).await, (QUIET_COMMITS * 20).to_string());
+    for t in 0..BUSY {
+        let count = format!("SELECT count(*) FROM busy{t} WHERE v = md5(k::text)");
+        assert_eq!(one(&client, &count).await, "1000");
+    }
+}
