@@ -29,6 +29,7 @@ use millrace_rpc::log::UserChange;
 use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions, ReadLimits};
 use millrace_storage::object::{MeterOptions, Metered, Reserve, local_directory, open_with};
+use millrace_storage::read_counts::TableReads;
 use millrace_storage::recovery_reads::TailPrefetch;
 use millrace_storage::{StateStore, StorageError, StoreOptions, TailLimits};
 use object_store::ObjectStore;
@@ -96,6 +97,8 @@ pub struct Overrides {
     pub spill_bytes: Option<usize>,
     /// Decoded blocks that one lookup holds.
     pub lookup_bytes: Option<usize>,
+    /// Runs of a state table that may hold one key, beyond which the job's commits are delayed.
+    pub overlap_limit: Option<usize>,
     /// The clocks and random numbers of all roles.
     pub env: EnvHandle,
 }
@@ -467,6 +470,7 @@ fn meta_options(
     let mut settings =
         BTreeMap::from([("barrier_interval".to_string(), ms(config.barrier_interval))]);
     let (classes, readers) = (Arc::clone(late_store), Arc::clone(late_store));
+    let counts = Arc::clone(late_store);
     let (tail, object_store) = (Arc::clone(tail), Arc::clone(&store));
     let defaults = MetaOptions::new(store);
     let mut snapshots = defaults.snapshots;
@@ -495,6 +499,10 @@ fn meta_options(
         table_class: Arc::new(move |job: JobId, table: u32| {
             let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));
             table.map_or(AccessClass::PointUpdate, |t| t.class)
+        }),
+        table_reads: Arc::new(move |job: JobId, table: u32| {
+            let job = counts.get().and_then(|s| s.job(job));
+            job.map_or(TableReads::MANY, |j| j.reads_since_merge(TableId(table)))
         }),
         pinned: Arc::new(move |object| readers.get().is_some_and(|s| s.holds_object(object))),
         recovering: Some(Box::new(move |slices| {
@@ -574,6 +582,7 @@ fn store_options(
             bytes: config.tuning.tail_bytes.unwrap_or((limit / 16).clamp(4 << 20, 64 << 20)) as u64,
             age: config.tuning.flush_age.unwrap_or(defaults.tail.age),
         },
+        overlap_limit: overrides.overlap_limit.unwrap_or(defaults.overlap_limit),
         env: overrides.env.clone(),
         inline_bytes: config.tuning.inline_bytes.unwrap_or(defaults.inline_bytes),
         block_bytes: overrides.block_bytes,

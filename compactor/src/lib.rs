@@ -157,8 +157,10 @@ mod tests {
     use millrace_common::{Epoch, JobId, RelationId};
     use millrace_rpc::catalog::Relation;
     use millrace_rpc::version::{JobVersion, RunMeta};
-    use millrace_storage::{JobStore, Persisted, RowStorage, ScanOptions, StoreOptions};
+    use millrace_storage::{JobStore, Persisted, RowStorage, ScanOptions, Snapshot, StoreOptions};
     use object_store::memory::InMemory;
+    use object_store::path::Path;
+    use object_store::{ObjectStore, ObjectStoreExt};
 
     use super::*;
 
@@ -284,5 +286,197 @@ mod tests {
         let runs = flushed(&job, 1, &["aaa"]).await;
         store.close_job(JOB);
         assert!(compactor.compact(task(runs)).await.is_err());
+    }
+
+    /// Where a job's runs lie, as the log has it.
+    fn parts_of(runs: &[RunMeta]) -> Vec<LivePart> {
+        let part = |r: &RunMeta| LivePart {
+            job: JOB,
+            object: r.object.clone(),
+            offset: r.offset,
+            length: r.length,
+            kind: PartKind::Run { run_id: r.run_id, meta_length: r.meta_length },
+        };
+        runs.iter().map(part).collect()
+    }
+
+    async fn rows(snapshot: &Snapshot) -> usize {
+        let scan = snapshot.scan(TABLE, ScanOptions::default());
+        let batches: Vec<_> = scan.try_collect().await.unwrap();
+        batches.iter().map(|b| b.values.num_rows()).sum()
+    }
+
+    #[tokio::test]
+    async fn runs_that_move_are_read_where_they_are_and_were() {
+        let objects: Arc<InMemory> = Arc::default();
+        let options = StoreOptions::new(Arc::clone(&objects) as Arc<dyn ObjectStore>, 1);
+        let (store, job) = open_with(options, RowStorage::Keyed).await;
+        let mut runs = flushed(&job, 1, &["aaa", "bbb"]).await;
+        runs.extend(flushed(&job, 2, &["bbb", "ccc"]).await);
+        let before = job.snapshot(Epoch(2)).unwrap();
+        let moved = Compactor::new(Arc::clone(&store)).copy_parts(parts_of(&runs)).await.unwrap();
+        assert_eq!(moved.parts.len(), 2);
+        job.move_parts(&moved.object, &moved.parts);
+
+        for run in &job.snapshot(Epoch(2)).unwrap().runs(TABLE) {
+            assert_eq!(run.object, moved.object);
+        }
+        let old = runs[0].object.clone();
+        assert!(store.holds_object(&old), "a reader is there");
+        assert_eq!(rows(&before).await, 3);
+        drop(before);
+        for object in [&runs[0].object, &runs[1].object] {
+            assert!(!store.holds_object(object));
+            objects.delete(&Path::from(object.as_str())).await.unwrap();
+        }
+        let reopened = StateStore::open(StoreOptions::new(objects, 2)).await.unwrap();
+        let version = JobVersion {
+            epoch: 2,
+            runs: job.snapshot(Epoch(2)).unwrap().runs(TABLE),
+            ..JobVersion::default()
+        };
+        let tables = vec![job.table(TABLE).unwrap().as_ref().clone()];
+        let job = reopened.open_job(JOB, tables, &version).await.unwrap();
+        assert_eq!(rows(&job.snapshot(Epoch(2)).unwrap()).await, 3);
+    }
+
+    #[tokio::test]
+    async fn damaged_bytes_are_not_copied() {
+        let objects: Arc<InMemory> = Arc::default();
+        let options = StoreOptions::new(Arc::clone(&objects) as Arc<dyn ObjectStore>, 1);
+        let (store, job) = open_with(options, RowStorage::Keyed).await;
+        let runs = flushed(&job, 1, &["aaa", "bbb"]).await;
+        let path = Path::from(runs[0].object.as_str());
+        let whole = objects.get(&path).await.unwrap().bytes().await.unwrap();
+        let compactor = Compactor::new(store);
+        for at in [5, whole.len() / 2, whole.len() - 5] {
+            let mut damaged = whole.to_vec();
+            damaged[at] ^= 1;
+            objects.put(&path, damaged.into()).await.unwrap();
+            assert!(compactor.copy_parts(parts_of(&runs)).await.is_err(), "byte {at}");
+        }
+        objects.put(&path, whole.into()).await.unwrap();
+        assert!(compactor.copy_parts(parts_of(&runs)).await.is_ok());
+    }
+
+    async fn found(job: &Arc<JobStore>, key: &str) -> usize {
+        let keys = BinaryArray::from_iter_values([key]);
+        job.snapshot(Epoch::MAX).unwrap().multi_get(TABLE, keys).await.unwrap().len()
+    }
+
+    #[tokio::test]
+    async fn blocks_that_were_hot_are_in_memory_before_the_new_runs_are_used() {
+        let options = StoreOptions {
+            // A few keys a block.
+            block_bytes: Some(64),
+            ..StoreOptions::new(Arc::new(InMemory::new()), 1)
+        };
+        let (store, job) = open_with(options, RowStorage::Keyed).await;
+        let keys: Vec<String> = (0..1_000).map(|i| format!("{i:06}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let mut inputs = flushed(&job, 1, &keys).await;
+        inputs.extend(flushed(&job, 2, &keys[..500]).await);
+        let cache = store.cache();
+        cache.clear_memory();
+        for hot in ["000100", "000700"] {
+            assert_eq!(found(&job, hot).await, 1);
+        }
+        let held = cache.stats().memory_bytes;
+        let task = CompactionTask { horizon: Epoch::MAX, ..task(inputs) };
+        let edit = Compactor::new(Arc::clone(&store)).compact(task).await.unwrap();
+        let after = cache.stats().memory_bytes;
+        assert!(
+            after > held && after <= held * 4,
+            "{held} and {after} bytes: not only what was hot"
+        );
+        job.apply_edit(&edit);
+        let misses = cache.stats().misses;
+        for hot in ["000100", "000700"] {
+            assert_eq!(found(&job, hot).await, 1);
+        }
+        assert_eq!(cache.stats().misses, misses, "they are in memory");
+        assert_eq!(found(&job, "000400").await, 1);
+        assert!(cache.stats().misses > misses, "others are not");
+    }
+
+    /// Flushes of ten keys each over a thousand, with what a scheduler does in between; bytes that compactions have
+    /// written, and how many of them there were.
+    async fn churn(lookups: usize) -> (u64, usize, usize) {
+        let (store, job) = open().await;
+        let compactor = Compactor::new(Arc::clone(&store));
+        let keys: Vec<String> = (0..20_000).map(|i| format!("{i:09}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let mut runs = flushed(&job, 1, &keys).await;
+        let (mut written, mut merges) = (0, 0);
+        for epoch in 2..40u64 {
+            let ends: Vec<&str> = keys.iter().step_by(2_500).copied().collect();
+            runs.extend(flushed(&job, epoch, &ends).await);
+            for n in 0..lookups {
+                assert_eq!(found(&job, keys[n * 100]).await, 1);
+            }
+            let reads = |table| job.reads_since_merge(TableId(table));
+            let class = |_| AccessClass::PointUpdate;
+            while let Some(picked) =
+                compaction::pick(&runs, &[], class, reads, |_| false, |_| false)
+            {
+                let task = CompactionTask {
+                    target_level: picked.target_level,
+                    bottom: picked.bottom,
+                    horizon: Epoch::MAX,
+                    ..task(picked.inputs)
+                };
+                let edit = compactor.compact(task).await.unwrap();
+                job.apply_edit(&edit);
+                runs.retain(|r| !edit.remove_runs.contains(&r.run_id));
+                runs.extend(edit.add_runs.clone());
+                written += edit.add_runs.iter().map(|r| r.length).sum::<u64>();
+                merges += usize::from(picked.target_level > 0);
+            }
+        }
+        (written, merges, runs.len())
+    }
+
+    #[tokio::test]
+    async fn a_table_that_nobody_looks_up_is_not_rewritten() {
+        let (unread, unread_merges, unread_runs) = churn(0).await;
+        let (read, read_merges, _) = churn(100).await;
+        println!("unread: {unread} bytes, {unread_merges} merges; read: {read}, {read_merges}");
+        assert!(unread * 2 <= read, "{unread} bytes against {read}");
+        assert!(unread_merges < read_merges);
+        assert!(unread_runs <= 32, "{unread_runs} runs");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_writer_that_compaction_does_not_keep_up_with_is_slowed_and_not_stopped() {
+        let options = StoreOptions {
+            direct_run_bytes: 0,
+            overlap_limit: 3,
+            ..StoreOptions::new(Arc::new(InMemory::new()), 1)
+        };
+        let (store, job) = open_with(options, RowStorage::Keyed).await;
+        let mut inputs = Vec::new();
+        for epoch in 1..=200u64 {
+            let began = tokio::time::Instant::now();
+            let persisted = persisted(&job, &["aaa", "bbb"]).await;
+            let waited = began.elapsed();
+            assert!(waited <= Duration::from_secs(1), "commit {epoch} waited {waited:?}");
+            assert_eq!(waited > Duration::ZERO, epoch > 4, "commit {epoch}");
+            inputs.extend(logged(&persisted, epoch));
+            job.publish(Epoch(epoch), persisted);
+        }
+        assert_eq!(store.delayed_commits().commits, 196);
+        let overlap = job.delayed_by().unwrap();
+        assert_eq!((overlap.table, overlap.runs), (TABLE, 200));
+
+        // What waits goes on when runs have been merged.
+        let began = tokio::time::Instant::now();
+        let mut waiting = Box::pin(persisted(&job, &["aaa"]));
+        let early = tokio::time::timeout(Duration::from_millis(500), &mut waiting).await;
+        assert!(early.is_err(), "it waits for a second");
+        let edit = Compactor::new(store).compact(task(inputs)).await.unwrap();
+        job.apply_edit(&edit);
+        waiting.await;
+        assert!(began.elapsed() < Duration::from_secs(1));
+        assert_eq!(job.delayed_by(), None);
     }
 }

@@ -18,6 +18,7 @@ use millrace_rpc::log::{EditVersion, Entry};
 use millrace_rpc::services::CompactionTask;
 use millrace_rpc::version::retention_counter;
 use millrace_storage::compaction::{Pick, pick};
+use millrace_storage::read_counts::TableReads;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
@@ -34,9 +35,13 @@ const RETRY: Duration = Duration::from_secs(10);
 /// How a state table is used: decides between levels and tiers.
 pub type TableClass = Arc<dyn Fn(JobId, u32) -> AccessClass + Send + Sync>;
 
+/// How often a state table's runs have been read since they were merged.
+pub type ReadsOfTable = Arc<dyn Fn(JobId, u32) -> TableReads + Send + Sync>;
+
 pub struct Scheduler {
     shared: Arc<Shared>,
     class: TableClass,
+    reads: ReadsOfTable,
     busy: Arc<Mutex<HashSet<u64>>>,
     slots: Arc<Semaphore>,
     next_task: u64,
@@ -44,10 +49,11 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(shared: Arc<Shared>, class: TableClass) -> Scheduler {
+    pub fn new(shared: Arc<Shared>, class: TableClass, reads: ReadsOfTable) -> Scheduler {
         Scheduler {
             shared,
             class,
+            reads,
             busy: Arc::default(),
             slots: Arc::new(Semaphore::new(PARALLEL)),
             next_task: 1,
@@ -60,7 +66,7 @@ impl Scheduler {
         Arc::clone(&self.busy)
     }
 
-    /// Until the server stops. Sleeps until runs have changed.
+    /// Until the server stops. Sleeps until runs have changed, or are read more often.
     pub async fn run(mut self) {
         let Some(services) = self.shared.services.get().cloned() else { return };
         loop {
@@ -110,10 +116,11 @@ impl Scheduler {
             return None;
         }
         let class = |table| (self.class)(job, table);
+        let reads = |table| (self.reads)(job, table);
         let cleaned = |table| version.counters.contains_key(&retention_counter(table));
         let busy = self.busy.lock();
         let is_busy = |run| busy.contains(&run);
-        Some((pick(&version.runs, &version.tail, class, cleaned, is_busy)?, generation))
+        Some((pick(&version.runs, &version.tail, class, reads, cleaned, is_busy)?, generation))
     }
 
     /// The most urgent compaction of all jobs; its runs are busy from now on.

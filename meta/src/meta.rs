@@ -14,13 +14,14 @@ use millrace_rpc::log::{
 };
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
 use millrace_rpc::version::{ColumnWatermark, JobVersion, SliceRef, StatementId, VersionEdit};
+use millrace_storage::read_counts::TableReads;
 use object_store::ObjectStore;
 use prost::bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
-use crate::compact::{Scheduler, TableClass};
+use crate::compact::{ReadsOfTable, Scheduler, TableClass};
 use crate::error::VoidReason;
 use crate::feed::{self, Follow};
 use crate::fold::Verdict;
@@ -50,6 +51,9 @@ pub struct MetaOptions {
     pub snapshots: SnapshotPolicy,
     /// How a state table is used. Standalone asks the state store; the default treats all alike.
     pub table_class: TableClass,
+    /// How often the runs of a state table have been read since they were merged. Standalone asks the state store; by
+    /// default all are read often.
+    pub table_reads: ReadsOfTable,
     /// Whether a local reader still holds an object that the log has given up.
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     pub gc: GcOptions,
@@ -71,6 +75,7 @@ impl MetaOptions {
             settings: BTreeMap::new(),
             snapshots: SnapshotPolicy::default(),
             table_class: Arc::new(|_, _| AccessClass::PointUpdate),
+            table_reads: Arc::new(|_, _| TableReads::MANY),
             pinned: Arc::new(|_| false),
             gc: GcOptions::default(),
             rewrite: RewriteOptions::default(),
@@ -126,6 +131,7 @@ pub struct Meta {
     store: LogStore,
     term: u64,
     table_class: TableClass,
+    table_reads: ReadsOfTable,
     pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     gc: GcOptions,
     rewrite: RewriteOptions,
@@ -170,8 +176,9 @@ impl Meta {
         shared.forget_unpublished();
         shared.refresh();
         let (table_class, pinned) = (options.table_class, options.pinned);
+        let table_reads = options.table_reads;
         let (gc, rewrite) = (options.gc, options.rewrite);
-        Ok(Arc::new(Meta { shared, store, term, table_class, pinned, gc, rewrite }))
+        Ok(Arc::new(Meta { shared, store, term, table_class, table_reads, pinned, gc, rewrite }))
     }
 
     /// Names this process's objects: `data/<incarnation>/…`. It is the leader's term.
@@ -197,7 +204,11 @@ impl Meta {
             pinned: Arc::clone(&self.pinned),
             options: self.gc,
         };
-        let scheduler = Scheduler::new(Arc::clone(&self.shared), Arc::clone(&self.table_class));
+        let scheduler = Scheduler::new(
+            Arc::clone(&self.shared),
+            Arc::clone(&self.table_class),
+            Arc::clone(&self.table_reads),
+        );
         let rewriter = SegmentRewriter {
             shared: Arc::clone(&self.shared),
             store: self.store.clone(),
@@ -589,6 +600,10 @@ impl MetaService for Meta {
         if let Some(handle) = self.shared.job(job) {
             handle.request_cut();
         }
+    }
+
+    fn request_compaction(&self, job: JobId) {
+        self.shared.compaction.look_at([job]);
     }
 
     async fn commit_edit(

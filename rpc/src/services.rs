@@ -173,6 +173,11 @@ pub trait MetaService: Send + Sync {
     /// A waiter wants the job's open epoch to end now (a statement waits for its acknowledgement).
     fn request_cut(&self, job: JobId);
 
+    /// State tables of the job are read so often that merging their runs may have become of use.
+    fn request_compaction(&self, job: JobId) {
+        let _ = job;
+    }
+
     /// Commits a flush that a worker made; `false`: void (another generation).
     async fn commit_edit(
         &self,

@@ -113,6 +113,12 @@ fn store(out: &mut Exposition, sources: &Sources) {
 fn segments(out: &mut Exposition, sources: &Sources) {
     let help = "Bytes of the object store's data that the newest versions name.";
     out.single("millrace_store_live_bytes", "gauge", help, sources.meta.live_bytes());
+    let delays = sources.store.delayed_commits();
+    let help = "Commits that were delayed because compaction was behind.";
+    out.single("millrace_commits_delayed_total", "counter", help, delays.commits);
+    let help = "How long commits were delayed because compaction was behind.";
+    let waited = delays.waited.as_secs_f64();
+    out.single("millrace_commit_delay_seconds_total", "counter", help, waited);
     let rewritten = sources.meta.rewrite_stats();
     let help = "Segments with little live data that were rewritten.";
     out.single("millrace_segments_rewritten_total", "counter", help, rewritten.segments);

@@ -9,6 +9,9 @@
 //! disjoint runs are no reason to do anything, unless they are many and small: jobs that commit little are flushed by
 //! the number of their commits, and every run is part of the log.
 //!
+//! And it decides for who reads: a table whose runs nobody has read since they were merged is rewritten only for the
+//! sake of space and of the number of its runs, until a burst of lookups comes.
+//!
 //! Order is sacred: of entries with equal key and epoch the larger sequence wins, and a run's
 //! sequence is that of its newest commit. So inputs are always the oldest runs of a level, by
 //! sequence, and outputs take the newest sequence of the inputs. Nor may a commit that is still in the
@@ -24,7 +27,9 @@ use crate::block::BlockCodec;
 use crate::cache::Priority;
 use crate::disk;
 use crate::error::{Result, StorageError};
+use crate::hot_keys::HotKeys;
 use crate::merge::{Merger, Mode};
+use crate::read_counts::TableReads;
 use crate::run::RunReader;
 use crate::run_writer::{Admit, Place, RunWriter, on_blocking_thread};
 use crate::state_store::StateStore;
@@ -35,6 +40,11 @@ use crate::ttl_filter::Retain;
 const L0_OVERLAP: usize = 4;
 /// As many of them may, while they are small against what a merge would rewrite below.
 const L0_OVERLAP_LIMIT: usize = 12;
+/// A key that is read from the disk tier or the store reads about so much of each run that may hold it. When reads have
+/// cost as much as a merge, it is worth its price.
+const COLD_READ_BYTES: u64 = 16 << 10;
+/// Level 0 runs of a table that nobody reads that may hold one key, at most: what a first burst of lookups meets.
+const UNREAD_OVERLAP: usize = 40;
 /// Level 0 runs that one task takes at most: bounds its memory (one open block a run) and duration.
 const MAX_INPUT_RUNS: usize = 32;
 /// How much larger each level is than the one above.
@@ -68,12 +78,13 @@ pub struct Pick {
 }
 
 /// The most useful rewriting of a job's runs, if any is worth it. `tail`: the job's slices that no
-/// flush has retired yet. `class` tells a table's class, `cleaned` whether entries leave it by a bound on their
-/// time. Tables with a run in `busy` are left alone.
+/// flush has retired yet. `class` tells a table's class, `reads` how often its runs have been read since they were
+/// merged, `cleaned` whether entries leave it by a bound on their time. Tables with a run in `busy` are left alone.
 pub fn pick(
     runs: &[RunMeta],
     tail: &[SliceRef],
     class: impl Fn(u32) -> AccessClass,
+    reads: impl Fn(u32) -> TableReads,
     cleaned: impl Fn(u32) -> bool,
     busy: impl Fn(u64) -> bool,
 ) -> Option<Pick> {
@@ -87,18 +98,26 @@ pub fn pick(
         if of_table.iter().any(|r| busy(r.run_id)) {
             return None;
         }
-        let picked = pick_of_table(id, &of_table, class(id));
+        let picked = pick_of_table(id, &of_table, class(id), reads(id));
+        // Joining runs would leave in them what expires later.
+        let picked = picked.filter(|p| p.target_level > 0 || !cleaned(id));
         picked.or_else(|| if cleaned(id) { pick_sweep(id, &of_table) } else { None })
     });
     candidates.max_by_key(|pick| pick.score)
 }
 
-fn pick_of_table(id: u32, runs: &[&RunMeta], class: AccessClass) -> Option<Pick> {
+fn pick_of_table(
+    id: u32,
+    runs: &[&RunMeta],
+    class: AccessClass,
+    reads: TableReads,
+) -> Option<Pick> {
     match class {
         AccessClass::Append => pick_tier(id, runs),
-        _ => {
-            pick_level0(id, runs).or_else(|| pick_level(id, runs)).or_else(|| pick_small(id, runs))
-        }
+        _ if reads.are_many() => pick_level0(id, runs, reads)
+            .or_else(|| pick_level(id, runs))
+            .or_else(|| pick_small(id, runs)),
+        _ => pick_unread(id, runs),
     }
 }
 
@@ -132,7 +151,7 @@ fn at_level<'a>(runs: &[&'a RunMeta], level: u32) -> Vec<&'a RunMeta> {
 }
 
 /// The oldest runs of level 0 with all of level 1 that they touch.
-fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
+fn pick_level0(id: u32, runs: &[&RunMeta], reads: TableReads) -> Option<Pick> {
     let level0 = at_level(runs, 0);
     let depth = overlap(level0.iter().copied());
     if depth < L0_OVERLAP {
@@ -141,8 +160,10 @@ fn pick_level0(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     let mut inputs: Vec<&RunMeta> = level0.into_iter().take(MAX_INPUT_RUNS).collect();
     let below = at_level(runs, 1).into_iter().filter(|r| inputs.iter().any(|i| overlaps(i, r)));
     let below: Vec<&RunMeta> = below.collect();
-    let bytes = |runs: &[&RunMeta]| runs.iter().map(|r| r.length).sum::<u64>();
-    if depth < L0_OVERLAP_LIMIT && bytes(&inputs) * 2 < bytes(&below) {
+    // What reads of these runs have cost since the last merge.
+    let read = reads.cold.saturating_mul(depth as u64 * COLD_READ_BYTES);
+    let is_small = bytes(&inputs) * 2 < bytes(&below) && read < bytes(&inputs) + bytes(&below);
+    if depth < L0_OVERLAP_LIMIT && is_small {
         return None;
     }
     inputs.extend(below);
@@ -164,7 +185,6 @@ fn pick_small(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     let last = joined.map(|r| &r.max_key).max()?;
     let between = |r: &&&RunMeta| r.min_key <= *last && *first <= r.max_key;
     let below: Vec<&RunMeta> = level1.iter().filter(between).copied().collect();
-    let bytes = |runs: &[&RunMeta]| runs.iter().map(|r| r.length).sum::<u64>();
     if many < 2 * MANY_SMALL_RUNS && bytes(&below) > bytes(&inputs) * SMALL_RUNS_REWRITE {
         return None;
     }
@@ -180,7 +200,6 @@ fn pick_sweep(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
     if inputs.len() < SWEEP_RUNS {
         return None;
     }
-    let bytes = |runs: &[&RunMeta]| runs.iter().map(|r| r.length).sum::<u64>();
     let level1 = at_level(runs, 1);
     let all = bytes(&level1) <= bytes(&inputs) * 4;
     let touched = |r: &&RunMeta| all || inputs.iter().any(|i| overlaps(i, r));
@@ -216,16 +235,63 @@ fn pick_level(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
 
 /// Neighbours, by sequence, of one size.
 fn pick_tier(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
-    let mut sorted: Vec<&RunMeta> =
-        runs.iter().copied().filter(|r| r.length < TIER_DONE_BYTES).collect();
-    sorted.sort_by_key(|r| (r.sequence, r.run_id));
-    let size = |r: &RunMeta| r.length.max(1 << 16).ilog(LEVEL_RATIO);
-    let groups = sorted.chunk_by(|a, b| size(a) == size(b)).filter(|g| g.len() >= TIER_FAN_IN);
-    let group = groups.max_by_key(|g| g.len())?;
-    let inputs: Vec<&RunMeta> = group.iter().copied().take(MAX_INPUT_RUNS).collect();
+    let inputs = joinable(runs)?;
     let level = inputs.iter().map(|r| r.level).max()?.clamp(1, MAX_LEVEL);
-    let score = group.len() as u64 * 1000 / TIER_FAN_IN as u64;
+    let score = sequences(&inputs) as u64 * 1000 / TIER_FAN_IN as u64;
     Some(task(id, runs, inputs, level, score))
+}
+
+/// Level 0 of a table that nobody reads: nothing below is rewritten for the sake of reads. Runs that flushes have left
+/// are joined with each other, so that there are few of them; they are merged into level 1 when they hold half as much
+/// as lies below, because then much of both may be dead, or when too many of them hold one key.
+fn pick_unread(id: u32, runs: &[&RunMeta]) -> Option<Pick> {
+    let level0 = at_level(runs, 0);
+    let depth = overlap(level0.iter().copied());
+    let below: u64 = runs.iter().filter(|r| r.level > 0).map(|r| r.length).sum();
+    let large = depth >= L0_OVERLAP && bytes(&level0) * 2 >= below;
+    // Less urgent than what makes reads cheaper.
+    let score = depth as u64 * 1000 / UNREAD_OVERLAP as u64;
+    if large || depth >= UNREAD_OVERLAP {
+        let mut inputs: Vec<&RunMeta> = level0.into_iter().take(MAX_INPUT_RUNS).collect();
+        let touched = |r: &&RunMeta| inputs.iter().any(|i| overlaps(i, r));
+        let below: Vec<&RunMeta> = at_level(runs, 1).into_iter().filter(touched).collect();
+        inputs.extend(below);
+        return Some(task(id, runs, inputs, 1, score));
+    }
+    let join = || {
+        let inputs = joinable(&level0)?;
+        Some(task(id, runs, inputs, 0, score.clamp(1, 999)))
+    };
+    pick_level(id, runs).or_else(join)
+}
+
+/// Runs that follow each other, by sequence, and are of one size; or the oldest, where there are many of changing sizes.
+/// Runs of one sequence were cut from one merge: they count as one, and stay together, because what is older than one
+/// of them must not get the rank of another.
+fn joinable<'a>(runs: &[&'a RunMeta]) -> Option<Vec<&'a RunMeta>> {
+    let mut sorted = runs.to_vec();
+    sorted.sort_by_key(|r| (r.sequence, r.run_id));
+    let whole: Vec<(&[&RunMeta], u64)> = sorted
+        .chunk_by(|a, b| a.sequence == b.sequence)
+        .map(|of_one| (of_one, bytes(of_one)))
+        .collect();
+    // What is large divides what may be joined.
+    let parts = whole.split(|(_, bytes)| *bytes >= TIER_DONE_BYTES);
+    let class = |bytes: u64| bytes.max(1 << 16).ilog(LEVEL_RATIO);
+    let groups = parts.clone().flat_map(|part| part.chunk_by(|a, b| class(a.1) == class(b.1)));
+    let group = groups
+        .filter(|g| g.len() >= TIER_FAN_IN)
+        .max_by_key(|g| g.len())
+        .or_else(|| parts.filter(|p| p.len() >= MAX_INPUT_RUNS).max_by_key(|p| p.len()))?;
+    Some(group.iter().take(MAX_INPUT_RUNS).flat_map(|(runs, _)| runs.iter().copied()).collect())
+}
+
+fn sequences(runs: &[&RunMeta]) -> usize {
+    runs.chunk_by(|a, b| a.sequence == b.sequence).count()
+}
+
+fn bytes(runs: &[&RunMeta]) -> u64 {
+    runs.iter().map(|r| r.length).sum()
 }
 
 fn task(id: u32, runs: &[&RunMeta], inputs: Vec<&RunMeta>, target_level: u32, score: u64) -> Pick {
@@ -257,16 +323,18 @@ pub async fn compact(
     let horizon = if desc.relation { horizon } else { Epoch::MAX };
     let mode = Mode::Compact { horizon, bottom };
     let everything = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
-    let readers = inputs
+    let readers: Vec<Arc<RunReader>> = inputs
         .iter()
-        .map(|m| Arc::new(RunReader::pinned(m.clone(), Arc::clone(&codec), &shared.pins)));
+        .map(|m| Arc::new(RunReader::pinned(m.clone(), Arc::clone(&codec), &shared.pins)))
+        .collect();
+    let hot = HotKeys::of(&shared.cache, readers.iter());
     let sources = disk::scan_all(&shared, readers, mode, &everything, None, Priority::Compaction);
     let schema = Arc::clone(codec.value_schema());
     let retain = desc.retention.zip(bound).map(|(by, bound)| Retain { by, bound });
     let merger = Merger::new(desc.storage, mode, schema, 8192, sources).retaining(retain);
     let sequence = inputs.iter().map(|r| r.sequence).max().unwrap_or(0);
     let place = Place { level: target_level, sequence };
-    let mut sink = RunWriter::new(Arc::clone(&shared), Admit::Disk);
+    let mut sink = RunWriter::new(Arc::clone(&shared), Admit::Disk).keeping_hot(hot);
     let desc = desc.clone();
     let (add_runs, _) = on_blocking_thread(async move {
         sink.write(&desc, &codec, place, merger).await?;

@@ -1,4 +1,7 @@
+use std::collections::BTreeSet;
+
 use super::*;
+use crate::read_counts::READ_BURST;
 
 fn run(run_id: u64, level: u32, sequence: u64, keys: (&str, &str), length: u64) -> RunMeta {
     RunMeta {
@@ -18,7 +21,7 @@ fn ids(pick: &Pick) -> Vec<u64> {
 }
 
 fn levelled(runs: &[RunMeta]) -> Option<Pick> {
-    pick(runs, &[], |_| AccessClass::PointUpdate, |_| false, |_| false)
+    pick(runs, &[], |_| AccessClass::PointUpdate, |_| TableReads::MANY, |_| false, |_| false)
 }
 
 #[test]
@@ -71,12 +74,26 @@ fn overlapping_runs_go_to_level_one_with_what_they_touch() {
     runs.push(run(7, 2, 1, ("f", "g"), 100));
     assert!(!levelled(&runs).unwrap().bottom, "level 2 may hold older entries");
     assert_eq!(
-        pick(&runs, &[], |_| AccessClass::PointUpdate, |_| false, |id| id == 3),
+        pick(
+            &runs,
+            &[],
+            |_| AccessClass::PointUpdate,
+            |_| TableReads::MANY,
+            |_| false,
+            |id| id == 3
+        ),
         None,
         "an input is busy"
     );
     let slice = SliceRef { sequence: 12, ..SliceRef::default() };
-    let held_back = pick(&runs, &[slice], |_| AccessClass::PointUpdate, |_| false, |_| false);
+    let held_back = pick(
+        &runs,
+        &[slice],
+        |_| AccessClass::PointUpdate,
+        |_| TableReads::MANY,
+        |_| false,
+        |_| false,
+    );
     assert_eq!(held_back, None, "a slice of the tail lies between the inputs");
 }
 
@@ -111,9 +128,9 @@ fn append_runs_are_joined_by_size_and_left_alone_when_large() {
     let class = |_| AccessClass::Append;
     let mut runs: Vec<_> = (1..=8).map(|i| run(i, 0, i, ("a", "z"), 1 << 20)).collect();
     runs.push(run(9, 1, 0, ("a", "z"), TIER_DONE_BYTES));
-    let task = pick(&runs, &[], class, |_| false, |_| false).unwrap();
+    let task = pick(&runs, &[], class, |_| TableReads::MANY, |_| false, |_| false).unwrap();
     assert_eq!(ids(&task), (1..=8).collect::<Vec<_>>());
-    assert_eq!(pick(&runs[2..], &[], class, |_| false, |_| false), None);
+    assert_eq!(pick(&runs[2..], &[], class, |_| TableReads::MANY, |_| false, |_| false), None);
 }
 
 #[test]
@@ -123,10 +140,120 @@ fn disjoint_runs_of_a_cleaned_table_are_merged_for_what_has_left() {
     let mut runs: Vec<_> = names.iter().enumerate().map(level0).collect();
     runs.push(run(20, 1, 3, ("x", "z"), 300));
     let class = |_| AccessClass::PointUpdate;
-    let task = pick(&runs, &[], class, |_| true, |_| false).unwrap();
+    let task = pick(&runs, &[], class, |_| TableReads::MANY, |_| true, |_| false).unwrap();
     assert_eq!(task.inputs.len(), 9, "a small level 1 goes along");
     assert!(task.bottom);
     runs[8].length = 1 << 20;
-    assert_eq!(pick(&runs, &[], class, |_| true, |_| false).unwrap().inputs.len(), 8);
-    assert_eq!(pick(&runs[1..], &[], class, |_| true, |_| false), None, "too few");
+    assert_eq!(
+        pick(&runs, &[], class, |_| TableReads::MANY, |_| true, |_| false).unwrap().inputs.len(),
+        8
+    );
+    assert_eq!(
+        pick(&runs[1..], &[], class, |_| TableReads::MANY, |_| true, |_| false),
+        None,
+        "too few"
+    );
+}
+
+fn with_reads(runs: &[RunMeta], keys: u64, cold: u64) -> Option<Pick> {
+    let reads = |_| TableReads { keys, cold };
+    pick(runs, &[], |_| AccessClass::PointUpdate, reads, |_| false, |_| false)
+}
+
+/// Six small runs over a large level 1.
+fn updated() -> Vec<RunMeta> {
+    let mut runs: Vec<_> = (1..=6).map(|i| run(i, 0, 10 + i, ("c", "f"), 100 << 10)).collect();
+    runs.push(run(99, 1, 3, ("a", "k"), 10 << 20));
+    runs
+}
+
+#[test]
+fn what_nobody_reads_is_not_rewritten_until_a_burst_comes() {
+    let mut runs = updated();
+    runs.extend((7..=12).map(|i| run(i, 0, 10 + i, ("c", "f"), 100 << 10)));
+    let joined = with_reads(&runs, READ_BURST - 1, 0).unwrap();
+    assert_eq!((joined.target_level, joined.inputs.len()), (0, 12), "level 1 stays as it is");
+    assert!(!joined.bottom);
+    let merged = with_reads(&runs, READ_BURST, 0).unwrap();
+    assert_eq!((merged.target_level, merged.inputs.len()), (1, 13));
+    assert!(merged.score > joined.score);
+}
+
+#[test]
+fn reads_that_cost_as_much_as_a_merge_bring_it_about() {
+    let all: u64 = updated().iter().map(|r| r.length).sum();
+    let enough = all.div_ceil(6 * COLD_READ_BYTES);
+    assert_eq!(with_reads(&updated(), READ_BURST, enough - 1), None);
+    assert_eq!(with_reads(&updated(), enough, enough).unwrap().target_level, 1);
+    assert_eq!(with_reads(&updated(), u64::MAX, 0), None, "memory has answered them");
+}
+
+#[test]
+fn what_nobody_reads_is_merged_for_its_space_and_for_who_may_come() {
+    let mut runs = updated();
+    runs[6].length = bytes(&runs[..6].iter().collect::<Vec<_>>()) * 2 + 1;
+    assert_eq!(with_reads(&runs, 0, 0), None, "six runs are few");
+    runs[6].length -= 1;
+    assert_eq!(with_reads(&runs, 0, 0).unwrap().target_level, 1, "half of it may be dead");
+    // Large runs are not joined with each other.
+    let deep = |n: u64| {
+        let mut runs: Vec<_> =
+            (1..=n).map(|i| run(i, 0, 10 + i, ("c", "f"), TIER_DONE_BYTES)).collect();
+        runs.push(run(99, MAX_LEVEL, 3, ("a", "k"), 1 << 40));
+        with_reads(&runs, 0, 0).map(|task| task.target_level)
+    };
+    assert_eq!(deep(UNREAD_OVERLAP as u64 - 1), None);
+    assert_eq!(deep(UNREAD_OVERLAP as u64), Some(1));
+}
+
+/// Does what is picked, as if nothing were dead, with runs of at most `cut` bytes. Returns the bytes that were written.
+fn settle(
+    runs: &mut Vec<RunMeta>,
+    next_id: &mut u64,
+    cut: u64,
+    pick: impl Fn(&[RunMeta]) -> Option<Pick>,
+) -> u64 {
+    let mut written = 0;
+    let mut steps = 0;
+    while let Some(task) = pick(runs) {
+        steps += 1;
+        assert!(steps < 100, "it is rewritten for ever: {task:?}");
+        runs.retain(|r| task.inputs.iter().all(|i| i.run_id != r.run_id));
+        let all: u64 = task.inputs.iter().map(|r| r.length).sum();
+        let sequence = task.inputs.iter().map(|r| r.sequence).max().unwrap();
+        for part in 0..all.div_ceil(cut) {
+            *next_id += 1;
+            let keys = (format!("{part:06}"), format!("{part:06}x"));
+            let length = cut.min(all - part * cut);
+            runs.push(run(*next_id, task.target_level, sequence, (&keys.0, &keys.1), length));
+        }
+        written += all;
+    }
+    written
+}
+
+/// Runs of a memory limit that allows small ones only: what one merge has written is one run to the next.
+#[test]
+fn joined_runs_are_not_joined_with_each_other_again() {
+    let class = |_| AccessClass::Append;
+    let append =
+        |runs: &[RunMeta]| pick(runs, &[], class, |_| TableReads::MANY, |_| false, |_| false);
+    let unread = |runs: &[RunMeta]| with_reads(runs, 0, 0);
+    let picks: [&dyn Fn(&[RunMeta]) -> Option<Pick>; 2] = [&append, &unread];
+    // Below the unread table lies much.
+    let below = vec![run(0, MAX_LEVEL, 0, ("000000", "999999"), 1 << 40)];
+    for (pick, mut runs) in picks.into_iter().zip([vec![], below]) {
+        let (mut next_id, mut written) = (1, 0);
+        for flush in 1..=200u64 {
+            next_id += 1;
+            // Sizes change, so that neighbours are not always of one class.
+            let length = if flush % 2 == 0 { 5 << 20 } else { 500 << 10 };
+            runs.push(run(next_id, 0, flush, ("000000", "999999"), length));
+            written += settle(&mut runs, &mut next_id, 4 << 20, pick);
+            let sequences: BTreeSet<u64> = runs.iter().map(|r| r.sequence).collect();
+            assert!(sequences.len() <= 3 * MAX_INPUT_RUNS, "{} at flush {flush}", sequences.len());
+        }
+        let flushed = 100 * ((5 << 20) + (500 << 10));
+        assert!(written <= 8 * flushed, "{written} bytes were written for {flushed}");
+    }
 }

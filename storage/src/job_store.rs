@@ -5,6 +5,7 @@
 //! else; `publish` makes them visible and does no I/O. All changes build a new [`Version`] and swap it
 //! under one short lock; readers load it and go on without.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
 use crate::memrun::{MemRun, SealId};
+use crate::read_counts::{ReadCounts, TableReads};
 use crate::run_writer::Built;
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
@@ -33,8 +35,9 @@ use crate::table::TableDesc;
 use crate::tail_limits::{JobTail, TailSize};
 use crate::ttl_filter::Retain;
 use crate::version::{Version, check_rewrite};
+use crate::write_delay::Overlap;
 use crate::writer::{SealedRuns, TableWriter};
-use crate::{changes, flush, memory_compaction, slice};
+use crate::{changes, flush, memory_compaction, slice, write_delay};
 
 /// Tail slices read at the same time when a job is opened.
 const OPEN_READS: usize = 64;
@@ -105,6 +108,8 @@ pub struct JobStore {
     pub(crate) spilled: Notify,
     /// When a part of a large delta was last encoded or uploaded.
     uploaded: Mutex<Option<Instant>>,
+    /// The most runs of one of its tables that may hold one key.
+    overlap: AtomicUsize,
     /// Whether the job is among those to be looked at (`Shared::touched`).
     touched: AtomicBool,
 }
@@ -163,6 +168,7 @@ impl JobStore {
         let sequence = version.sequence;
         let (mut held, now) = (JobTail::default(), shared.options.env.now());
         tail.iter().for_each(|s| held.add(s.sequence, s.length, now));
+        let overlap = write_delay::deepest(&version).map_or(0, |o| o.runs);
         Ok(Arc::new(JobStore {
             job,
             label: OnceLock::new(),
@@ -179,6 +185,7 @@ impl JobStore {
             spilling: AtomicUsize::new(0),
             spilled: Notify::new(),
             uploaded: Mutex::default(),
+            overlap: AtomicUsize::new(overlap),
             touched: AtomicBool::new(false),
         }))
     }
@@ -257,8 +264,22 @@ impl JobStore {
         self.next_sequence.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Makes a delta durable. Commits are ordered as `persist` is called, not as it returns.
+    /// Makes a delta durable. Commits are ordered as `persist` is called, not as it returns. One with rows waits while
+    /// compaction is behind the job.
     pub fn persist(self: &Arc<Self>, runs: Vec<MemRun>) -> BoxFuture<'static, Result<Persisted>> {
+        let has_rows = runs.iter().any(|r| r.num_rows() > 0);
+        let persisting = self.persist_now(runs);
+        if !has_rows || self.overlap() <= self.shared.options.overlap_limit {
+            return persisting;
+        }
+        let store = Arc::clone(self);
+        Box::pin(async move {
+            write_delay::wait(&store).await;
+            persisting.await
+        })
+    }
+
+    fn persist_now(self: &Arc<Self>, runs: Vec<MemRun>) -> BoxFuture<'static, Result<Persisted>> {
         let runs = runs.into_iter().filter(|r| r.num_rows() > 0);
         let (early, runs): (Vec<MemRun>, Vec<MemRun>) = runs.partition(|r| r.spill.is_some());
         let store = Arc::clone(self);
@@ -337,6 +358,7 @@ impl JobStore {
         let mut tail = self.tail.lock();
         persisted.slices.iter().for_each(|s| tail.add(s.sequence, s.length, now));
         drop(tail);
+        let adds_runs = persisted.edit.is_some();
         self.update(|version| {
             version.epoch = version.epoch.max(epoch);
             version.sequence = version.sequence.max(persisted.sequence);
@@ -350,6 +372,9 @@ impl JobStore {
                 version.commit_seals(&persisted.seals);
             }
         });
+        if adds_runs {
+            self.note_overlap();
+        }
         self.forget_published();
         flush::admit(self, epoch, persisted.built);
         memory_compaction::compact_memory(self);
@@ -396,11 +421,49 @@ impl JobStore {
             }
             replaced
         });
+        self.note_overlap();
         self.tail.lock().retire(edit.flushed_sequence);
+        let merged: BTreeSet<u32> = replaced.iter().map(|run| run.meta().table_id).collect();
+        let version = self.version();
+        for table in merged.into_iter().filter_map(|id| version.table(TableId(id)).ok()) {
+            table.reads.merged();
+        }
         // Who still reads them reads past the cache.
         for run in replaced {
             self.shared.cache.forget_run(&run);
         }
+    }
+
+    /// The most runs of one of its tables that may hold one key.
+    pub(crate) fn overlap(&self) -> usize {
+        self.overlap.load(Ordering::Relaxed)
+    }
+
+    fn note_overlap(&self) {
+        let runs = write_delay::deepest(&self.version()).map_or(0, |o| o.runs);
+        self.overlap.store(runs, Ordering::Relaxed);
+        // Commits may wait for it.
+        self.shared.changed.notify_waiters();
+    }
+
+    /// The state table for which commits of this job are delayed at present.
+    pub fn delayed_by(&self) -> Option<Overlap> {
+        if self.overlap() <= self.shared.options.overlap_limit {
+            return None;
+        }
+        write_delay::deepest(&self.version())
+    }
+
+    /// Notes that so many keys were looked up in a table's runs; `cold`: some had to be read.
+    pub(crate) fn note_reads(&self, reads: &ReadCounts, keys: u64, cold: bool) {
+        if reads.note(keys, cold) {
+            self.shared.read_bursts.lock().insert(self.job);
+        }
+    }
+
+    /// The reads of a table's runs since they were last merged.
+    pub fn reads_since_merge(&self, table: TableId) -> TableReads {
+        self.version().table(table).map_or(TableReads::MANY, |t| t.reads.since_merge())
     }
 
     /// Runs lie in another object from now on; by their ids, what is cached of them stays. Who holds a version goes on

@@ -12,6 +12,7 @@ use millrace_rpc::version::RunMeta;
 use crate::block::{BlockCodec, Entries};
 use crate::cache::BlockCache;
 use crate::error::Result;
+use crate::hot_keys::HotKeys;
 use crate::job_store::JobStore;
 use crate::merge::Merger;
 use crate::run::{FinishedRun, RunBuilder, RunIndex, RunKind, RunOptions, RunReader};
@@ -38,7 +39,7 @@ pub(crate) enum Admit {
     Later,
     /// Nothing: who reads them first fetches them.
     Never,
-    /// Index and disk tier.
+    /// Index and disk tier, and blocks with hot keys decoded in memory.
     Disk,
     /// Blocks stay decoded: what was just written is about to be read.
     Memory,
@@ -57,7 +58,14 @@ impl Built {
     /// Into the cache; `meta` has its epochs now.
     pub fn admit(&self, cache: &BlockCache, memory: bool) -> Result<()> {
         let reader = RunReader::new(self.meta.clone(), Arc::clone(&self.codec));
-        cache.admit_run(&reader, Arc::clone(&self.index), &self.bytes, memory)
+        cache.admit_run(&reader, Arc::clone(&self.index), &self.bytes, |_, _| memory)
+    }
+
+    /// As `admit`; blocks with hot keys go into memory.
+    fn admit_hot(&self, cache: &BlockCache, hot: &mut HotKeys) -> Result<()> {
+        let reader = RunReader::new(self.meta.clone(), Arc::clone(&self.codec));
+        let (index, bytes) = (Arc::clone(&self.index), &self.bytes);
+        cache.admit_run(&reader, index, bytes, |index, block| hot.admit(index, block))
     }
 }
 
@@ -72,6 +80,7 @@ struct Unwritten {
 pub(crate) struct RunWriter {
     shared: Arc<Shared>,
     admit: Admit,
+    hot: HotKeys,
     /// The job whose delta this is, to be told that it goes on.
     job: Option<Arc<JobStore>>,
     waiting: Vec<Unwritten>,
@@ -85,6 +94,7 @@ impl RunWriter {
         RunWriter {
             shared,
             admit,
+            hot: HotKeys::default(),
             job: None,
             waiting: Vec::new(),
             waiting_bytes: 0,
@@ -96,6 +106,12 @@ impl RunWriter {
     /// Tells the job of what has been written.
     pub fn telling(mut self, job: &Arc<JobStore>) -> RunWriter {
         self.job = Some(Arc::clone(job));
+        self
+    }
+
+    /// Blocks with these keys are in memory before the new runs are used.
+    pub fn keeping_hot(mut self, hot: HotKeys) -> RunWriter {
+        self.hot = hot;
         self
     }
 
@@ -181,7 +197,10 @@ impl RunWriter {
         match self.admit {
             Admit::Later => self.keep(built),
             Admit::Never => {}
-            Admit::Disk => built.iter().try_for_each(|b| b.admit(&self.shared.cache, false))?,
+            Admit::Disk => {
+                let hot = &mut self.hot;
+                built.iter().try_for_each(|b| b.admit_hot(&self.shared.cache, hot))?;
+            }
             Admit::Memory => built.iter().try_for_each(|b| b.admit(&self.shared.cache, true))?,
         }
         Ok(())

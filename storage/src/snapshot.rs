@@ -9,6 +9,7 @@ use arrow::datatypes::SchemaRef;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use millrace_common::{Epoch, TableId, Vnode};
+use millrace_rpc::version::RunMeta;
 
 use crate::block::Entries;
 use crate::cache::Priority;
@@ -18,6 +19,7 @@ use crate::error::Result;
 use crate::job_store::JobStore;
 use crate::memrun::MemRun;
 use crate::merge::{Merger, Mode, Source, rank};
+use crate::read_counts::SCAN_KEYS;
 use crate::version::{TableVersion, Version};
 use crate::writer::{LookupRequest, ask, memory_sources};
 
@@ -70,6 +72,14 @@ impl Snapshot {
 
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// The runs that a table consists of, beside what is in memory.
+    pub fn runs(&self, table: TableId) -> Vec<RunMeta> {
+        self.version.table(table).map_or_else(
+            |_| Vec::new(),
+            |table| table.disk.iter().map(|run| run.meta().clone()).collect(),
+        )
     }
 
     /// The rows of a table, in key order.
@@ -160,6 +170,9 @@ pub(crate) fn table_sources(
         let meta = run.meta();
         mode.wants(Epoch(meta.min_epoch), Epoch(meta.max_epoch))
     });
+    if matches!(mode, Mode::AsOf(_)) && !table.disk.is_empty() {
+        store.note_reads(&table.reads, SCAN_KEYS, false);
+    }
     sources.extend(disk::scan_all(
         &store.shared,
         wanted.cloned(),

@@ -23,9 +23,13 @@ use crate::segment::ObjectNamer;
 use crate::table::TableDesc;
 use crate::tail::Tail;
 use crate::tail_limits::TailLimits;
+use crate::write_delay::{DelayCounters, DelayStats};
 
 /// Where runs are made smaller than this, memory is scarce: one is written at a time.
 const LARGE_RUN_BYTES: usize = 16 << 20;
+
+/// Above what compaction lets come to be where it is not behind.
+const OVERLAP_LIMIT: usize = 64;
 
 /// How the store works.
 #[derive(Clone, Debug)]
@@ -42,6 +46,8 @@ pub struct StoreOptions {
     pub direct_run_bytes: usize,
     /// How much may be committed and not flushed.
     pub tail: TailLimits,
+    /// Runs of a state table that may hold one key, beyond which the job's commits are delayed.
+    pub overlap_limit: usize,
     /// A slice up to this rides in the log record.
     pub inline_bytes: usize,
     /// Blocks of this many bytes instead of the class's; tests make them tiny.
@@ -68,6 +74,7 @@ impl StoreOptions {
             spill_bytes: 256 << 20,
             direct_run_bytes: 8 << 20,
             tail: TailLimits::default(),
+            overlap_limit: OVERLAP_LIMIT,
             inline_bytes: 16 << 10,
             block_bytes: None,
             run_bytes: 64 << 20,
@@ -98,6 +105,10 @@ pub(crate) struct Shared {
     pub changed: Notify,
     /// Jobs whose memory or need for a flush may have changed since [`StateStore::take_touched`].
     pub touched: Mutex<HashSet<JobId>>,
+    /// Jobs with a table whose runs are read so often that merging them may have become of use.
+    pub read_bursts: Mutex<HashSet<JobId>>,
+    /// What commits have waited for compaction.
+    pub delays: DelayCounters,
     prefixes: RwLock<HashMap<TableId, Arc<PrefixLengths>>>,
 }
 
@@ -148,6 +159,8 @@ impl StateStore {
             compacting: Semaphore::new(writers),
             changed: Notify::new(),
             touched: Mutex::default(),
+            read_bursts: Mutex::default(),
+            delays: DelayCounters::default(),
             prefixes: RwLock::default(),
         });
         Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::default()) }))
@@ -221,6 +234,19 @@ impl StateStore {
             store.begin_look();
         }
         touched
+    }
+
+    /// Jobs with a table whose runs have been read often since they were merged, since the last call.
+    pub fn take_read_bursts(&self) -> Vec<JobId> {
+        let mut bursts: Vec<JobId> =
+            std::mem::take(&mut *self.shared.read_bursts.lock()).into_iter().collect();
+        bursts.sort_unstable();
+        bursts
+    }
+
+    /// Commits that were delayed because compaction was behind.
+    pub fn delayed_commits(&self) -> DelayStats {
+        self.shared.delays.read()
     }
 
     /// How much may be committed and not flushed.

@@ -17,6 +17,7 @@ use crate::block::BlockCodec;
 use crate::error::StorageError;
 use crate::memrun::{MemRun, SealId};
 use crate::pins::ObjectPins;
+use crate::read_counts::ReadCounts;
 use crate::run::RunReader;
 use crate::table::TableDesc;
 use crate::ttl_filter::Retain;
@@ -32,6 +33,8 @@ pub(crate) struct TableVersion {
     /// Committed, oldest first.
     pub mem: Vec<MemRun>,
     pub disk: Vec<Arc<RunReader>>,
+    /// How often these are read.
+    pub reads: Arc<ReadCounts>,
     /// The newest committed seal of each writer.
     committed: Vec<SealId>,
     /// Of memory runs published from now on.
@@ -48,6 +51,7 @@ impl TableVersion {
             codec,
             mem: Vec::new(),
             disk: Vec::new(),
+            reads: Arc::default(),
             committed: Vec::new(),
             group: 0,
             retain: None,

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use arrow::array::{BinaryArray, Int64Array, RecordBatch};
+use arrow::array::{Array, BinaryArray, Int64Array, RecordBatch};
 use millrace_common::Epoch;
 use parking_lot::Mutex;
 
@@ -301,14 +301,20 @@ fn ask_all(
     as_of: Epoch,
     question: LookupRequest,
 ) -> Lookup {
+    let keys = question.strings().len() as u64;
+    let reads = (!table.disk.is_empty() && keys > 0).then(|| Arc::clone(&table.reads));
     let lookups = Lookups {
         storage: table.desc.storage,
         schema: Arc::clone(&table.desc.value_schema),
         as_of,
         sources: memory,
     };
-    match disk::ask(&store.shared, &table, early, question, lookups) {
+    let lookup = match disk::ask(&store.shared, &table, early, question, lookups) {
         Ok(lookup) => lookup,
-        Err(e) => Lookup::failed(e),
+        Err(e) => return Lookup::failed(e),
+    };
+    if let Some(reads) = reads {
+        store.note_reads(&reads, keys, matches!(lookup, Lookup::Pending(_)));
     }
+    lookup
 }

@@ -4,6 +4,7 @@
 
 mod backlog;
 mod detach;
+mod delays;
 mod life;
 mod segments;
 

@@ -123,6 +123,11 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
         }
     }
     flush_tails(shared, &accounts.tails);
+    if let Some(meta) = shared.meta.get() {
+        for job in shared.store.take_read_bursts() {
+            meta.request_compaction(job);
+        }
+    }
 }
 
 fn observe_memory(shared: &Shared) {

@@ -10,6 +10,7 @@ use millrace_meta::{JobState, JobStatus};
 use millrace_rpc::version::{JobVersion, RETAIN};
 use millrace_storage::TableStats;
 use millrace_storage::cache::Retrying;
+use millrace_storage::write_delay::Overlap;
 
 use super::Direct;
 use crate::cluster::{JobRow, TableRow};
@@ -31,10 +32,14 @@ impl Direct {
                 let what = if readable { "detached, or reading what is" } else { "being created" };
                 Some(format!("{} {what}", is_or_are(&names)))
             }
-            _ => self.retried_reads(s.relation).or_else(|| {
-                let s = stalled?.as_secs();
-                Some(format!("nothing of it has moved for {s} s; the object store may not answer"))
-            }),
+            _ => {
+                self.retried_reads(s.relation).or_else(|| self.delayed(s.relation)).or_else(|| {
+                    let s = stalled?.as_secs();
+                    Some(format!(
+                        "nothing of it has moved for {s} s; the object store may not answer"
+                    ))
+                })
+            }
         };
         // A table goes on without its connector.
         let feed = self.worker.feed_error(s.relation);
@@ -69,6 +74,14 @@ impl Direct {
             published: s.published,
             staged: s.staged,
         }
+    }
+
+    /// What a job shows while its commits wait for compaction.
+    fn delayed(&self, job: JobId) -> Option<String> {
+        let Overlap { name, runs, .. } = self.store.job(job)?.delayed_by()?;
+        Some(format!(
+            "its commits are delayed because compaction is behind: {runs} runs of state table \"{name}\" may hold one key"
+        ))
     }
 
     /// What a job shows while reads of its state fail and are tried again.

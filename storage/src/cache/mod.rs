@@ -329,13 +329,13 @@ impl BlockCache {
     }
 
     /// Takes in a run that was just built, so that its first readers find it: the index in memory, the
-    /// blocks on disk, and with `memory` decoded in memory too.
+    /// blocks on disk, and those of which `in_memory` says so decoded in memory too.
     pub fn admit_run(
         &self,
         run: &RunReader,
         index: Arc<RunIndex>,
         bytes: &Bytes,
-        memory: bool,
+        mut in_memory: impl FnMut(&RunIndex, u32) -> bool,
     ) -> Result<()> {
         let index = match run.needs_epochs(&index) {
             true => {
@@ -348,7 +348,7 @@ impl BlockCache {
             let range = index.block_range(block);
             let encoded = bytes.slice(range.start as usize..range.end as usize);
             let key = BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
-            if memory {
+            if in_memory(&index, block) {
                 self.memory.insert(key, Arc::new(run.decode_block(&index, block, &encoded)?));
             }
             if let Some(disk) = self.disk.get() {
@@ -358,6 +358,12 @@ impl BlockCache {
         }
         self.indexes.insert(run.meta().run_id, index);
         Ok(())
+    }
+
+    /// The blocks of a run that are decoded in memory; asking does not make them look used.
+    pub(crate) fn blocks_in_memory(&self, run: &RunReader, index: &RunIndex) -> Vec<u32> {
+        let key = |block| BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
+        (0..index.blocks()).filter(|block| self.memory.contains(&key(*block))).collect()
     }
 
     /// Forgets a run that a compaction has replaced.

@@ -294,7 +294,7 @@ async fn a_run_just_built_needs_no_reading() {
     let index =
         runs[0].parse_index(&bytes.slice((meta.length - meta.meta_length) as usize..)).unwrap();
     let gets = sim.stats().gets;
-    cache.admit_run(&runs[0], Arc::new(index), &bytes, true).unwrap();
+    cache.admit_run(&runs[0], Arc::new(index), &bytes, |_, _| true).unwrap();
     let index = cache.indexes(&runs, Priority::Demand).await.unwrap().remove(0);
     cache.fetch(all(&runs[0], &index), ReadOptions::DEMAND).await.unwrap();
     assert_eq!(sim.stats().gets, gets);
