@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use millrace_storage::cache::AdmissionPolicy;
 use serde::Deserialize;
 
 /// Flags of `millrace standalone`; each can also be given by environment or in the config file.
@@ -124,6 +125,16 @@ pub struct Options {
     /// Whether a read that takes longer than usual is requested a second time, on or off [default: on]
     #[arg(long, env = "MILLRACE_HEDGE_READS", value_name = "on|off", help_heading = "Tuning")]
     pub hedge_reads: Option<String>,
+
+    /// What goes to the disk cache: all that is read, or by history new data and what is read from the store again within
+    /// a minute [default: all]
+    #[arg(
+        long,
+        env = "MILLRACE_DISK_CACHE_ADMISSION",
+        value_name = "all|history",
+        help_heading = "Tuning"
+    )]
+    pub disk_cache_admission: Option<String>,
 
     /// Log records after which a snapshot of the log may be written [default: 256]
     #[arg(long, env = "MILLRACE_SNAPSHOT_RECORDS", value_name = "N", help_heading = "Tuning")]
@@ -281,6 +292,7 @@ pub struct Tuning {
     pub min_reads: Option<usize>,
     pub max_reads: Option<usize>,
     pub hedge_reads: Option<bool>,
+    pub disk_cache_admission: Option<AdmissionPolicy>,
     pub snapshot_records: Option<u64>,
     pub gc_interval: Option<Duration>,
 }
@@ -298,6 +310,7 @@ impl Tuning {
         min_reads: None,
         max_reads: None,
         hedge_reads: None,
+        disk_cache_admission: None,
         snapshot_records: None,
         gc_interval: None,
     };
@@ -395,6 +408,7 @@ impl Options {
             min_reads: self.min_reads.or(file.min_reads),
             max_reads: self.max_reads.or(file.max_reads),
             hedge_reads: self.hedge_reads.or(file.hedge_reads),
+            disk_cache_admission: self.disk_cache_admission.or(file.disk_cache_admission),
             snapshot_records: self.snapshot_records.or(file.snapshot_records),
             gc_interval: self.gc_interval.or(file.gc_interval),
             config: self.config,
@@ -461,6 +475,13 @@ impl Options {
                     let (name, value) = ("--hedge-reads", other.to_owned());
                     return Err(ConfigError::Invalid { name, value, expected: "on or off" });
                 }
+            },
+            disk_cache_admission: match self.disk_cache_admission.as_deref() {
+                None => None,
+                Some(given) => Some(AdmissionPolicy::parse(given).ok_or_else(|| {
+                    let (name, value) = ("--disk-cache-admission", given.to_owned());
+                    ConfigError::Invalid { name, value, expected: "all or history" }
+                })?),
             },
             snapshot_records: self.snapshot_records,
             gc_interval: time("--gc-interval", &self.gc_interval)?,

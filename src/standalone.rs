@@ -555,8 +555,10 @@ fn store_options(
     incarnation: u64,
 ) -> StoreOptions {
     let limit = config.memory_limit;
-    let disk = (config.disk_cache > 0)
-        .then(|| DiskCacheOptions::new(config.data_dir.join("cache"), config.disk_cache));
+    let disk = (config.disk_cache > 0).then(|| DiskCacheOptions {
+        admission: config.tuning.disk_cache_admission.unwrap_or_default(),
+        ..DiskCacheOptions::new(config.data_dir.join("cache"), config.disk_cache)
+    });
     let defaults = StoreOptions::new(store, incarnation);
     StoreOptions {
         cache: CacheOptions {

@@ -104,6 +104,11 @@ fn store(out: &mut Exposition, sources: &Sources) {
     out.family(name, "gauge", "Memory of the block cache.");
     out.sample(name, &[("kind", "blocks")], c.memory_bytes);
     out.sample(name, &[("kind", "indexes")], c.index_bytes);
+    let name = "millrace_disk_cache_blocks_total";
+    out.family(name, "counter", "Blocks offered to the disk cache, by what became of them.");
+    out.sample(name, &[("result", "admitted")], c.disk.admitted);
+    out.sample(name, &[("result", "refused")], c.disk.refused);
+    out.sample(name, &[("result", "dropped")], c.disk.dropped);
     let help = "Dependent rounds of block reads.";
     out.single("millrace_block_cache_rounds_total", "counter", help, c.rounds);
     reads(out, &sources.store.cache().read_stats());
@@ -152,6 +157,9 @@ fn reads(out: &mut Exposition, stats: &ReadStats) {
     out.single("millrace_store_read_timeouts_total", "counter", help, stats.timeouts);
     let help = "Reads sent again after a failure.";
     out.single("millrace_store_read_retries_total", "counter", help, stats.retries);
+    let help =
+        "Queued reads that became more urgent, because somebody more urgent waits for them too.";
+    out.single("millrace_store_reads_raised_total", "counter", help, stats.raised);
     let name = "millrace_store_hedged_reads_total";
     out.family(name, "counter", "Second requests for slow reads, and those that answered first.");
     out.sample(name, &[("result", "sent")], stats.hedges_sent);

@@ -21,12 +21,13 @@ impl HotKeys {
         let mut hot = HotKeys::default();
         let mut ranges = Vec::new();
         for run in runs {
-            let Some(index) = cache.try_index(run) else { continue };
-            for block in cache.blocks_in_memory(run, &index) {
-                let range = index.block_range(block);
-                // The new blocks begin and end elsewhere: about two take the place of one.
-                hot.room += 2 * (range.end - range.start);
-                ranges.push((index.first_key(block).to_vec(), index.last_key(block).to_vec()));
+            for (index, blocks) in cache.blocks_in_memory(run) {
+                for block in blocks {
+                    let range = index.block_range(block);
+                    // The new blocks begin and end elsewhere: about two take the place of one.
+                    hot.room += 2 * (range.end - range.start);
+                    ranges.push((index.first_key(block).to_vec(), index.last_key(block).to_vec()));
+                }
             }
         }
         hot.ranges = joined(ranges);

@@ -4,9 +4,13 @@
 //! rows. A large answer comes in parts, each for some of the strings that were asked, one after the
 //! other as its reader asks for it; so a reader that works part by part never holds all of it.
 
+use std::sync::Arc;
+
 use futures::StreamExt;
 use futures::stream::BoxStream;
+use parking_lot::Mutex;
 
+use crate::cache::Priority;
 use crate::entry::Found;
 use crate::error::{Result, StorageError};
 
@@ -27,9 +31,20 @@ impl Part {
     }
 }
 
+/// The class of the reads that a lookup has still to begin.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReadClass(Arc<Mutex<Priority>>);
+
+impl ReadClass {
+    pub fn get(&self) -> Priority {
+        *self.0.lock()
+    }
+}
+
 /// An answer on its way. Holds everything it needs.
 pub struct Reading {
     parts: BoxStream<'static, Result<Part>>,
+    class: ReadClass,
 }
 
 impl std::fmt::Debug for Reading {
@@ -41,7 +56,12 @@ impl std::fmt::Debug for Reading {
 impl Reading {
     /// At least one part, the last one marked.
     pub fn new(parts: BoxStream<'static, Result<Part>>) -> Reading {
-        Reading { parts }
+        Reading::of_class(parts, ReadClass::default())
+    }
+
+    /// Parts that are read in a class.
+    pub(crate) fn of_class(parts: BoxStream<'static, Result<Part>>, class: ReadClass) -> Reading {
+        Reading { parts, class }
     }
 
     /// The next part; none after the last.
@@ -72,7 +92,7 @@ impl Reading {
             let Part { asked, found, is_last } = part?;
             Ok(Part { asked, found: change(found)?, is_last })
         });
-        Reading::new(parts.boxed())
+        Reading::of_class(parts.boxed(), self.class)
     }
 }
 
@@ -87,6 +107,14 @@ pub enum Lookup {
 }
 
 impl Lookup {
+    /// Reads of the store that begin from now on are of this class. Without it they are demand.
+    pub fn of_class(self, class: Priority) -> Lookup {
+        if let Lookup::Pending(reading) = &self {
+            *reading.class.0.lock() = class;
+        }
+        self
+    }
+
     /// The whole answer, however long it takes.
     pub async fn wait(self) -> Result<Found> {
         match self {

@@ -126,8 +126,11 @@ impl RunWriter {
         // Opens all sources; disk runs among them say which prefixes their filters know.
         let mut next = merger.next().await?;
         let prefixes = self.shared.prefixes(desc.id).lengths();
-        let options =
+        let mut options =
             run_options(desc, self.shared.options.block_bytes).with_prefix_lengths(prefixes);
+        if let Some(bytes) = self.shared.options.partition_bytes {
+            options.partition_bytes = bytes;
+        }
         let new_builder = || RunBuilder::new(Arc::clone(codec), options.clone());
         let target = self.shared.options.run_bytes;
         let mut builder = new_builder();

@@ -170,7 +170,7 @@ impl Staging {
             ALL,
             &range,
             None,
-            Priority::Scan,
+            Priority::Flush,
         );
         let schema = Arc::clone(table.schema());
         let merger = Merger::new(self.repeated.storage(), ALL, schema, CHECK_ROWS, sources);

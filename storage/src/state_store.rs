@@ -52,6 +52,8 @@ pub struct StoreOptions {
     pub inline_bytes: usize,
     /// Blocks of this many bytes instead of the class's; tests make them tiny.
     pub block_bytes: Option<usize>,
+    /// Partitions of indexes of this many bytes instead of the usual; tests make them tiny.
+    pub partition_bytes: Option<usize>,
     /// Compaction output aims at this.
     pub run_bytes: usize,
     /// Blocks that one lookup holds, decoded; one that needs more reads them in several rounds.
@@ -77,6 +79,7 @@ impl StoreOptions {
             overlap_limit: OVERLAP_LIMIT,
             inline_bytes: 16 << 10,
             block_bytes: None,
+            partition_bytes: None,
             run_bytes: 64 << 20,
             lookup_bytes: 256 << 20,
             scan_bytes: 256 << 20,

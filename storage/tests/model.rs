@@ -104,6 +104,7 @@ fn options(store: Arc<dyn ObjectStore>, incarnation: u64) -> StoreOptions {
             ..CacheOptions::default()
         },
         block_bytes: Some(160),
+        partition_bytes: Some(150),
         run_bytes: 700,
         scan_bytes: 4000,
         lookup_bytes: 1500,

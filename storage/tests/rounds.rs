@@ -15,6 +15,7 @@ use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, JobId, RelationId};
 use millrace_rpc::version::{JobVersion, SliceRef};
+use millrace_storage::cache::Priority;
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{JobStore, Lookup, ScanOptions, StateStore, StoreOptions, TableWriter};
 
@@ -101,6 +102,89 @@ async fn a_cold_read_of_thousands_of_keys_costs_two_rounds() {
     let again = writer.multi_get(asked);
     assert!(matches!(again, Lookup::Ready(_)), "all blocks are in memory now");
     assert_eq!(sim.stats().gets, cost.gets);
+}
+
+/// Index and filter of a large run are read by partition: how much one key reads does not grow with the run, and what
+/// is kept of indexes stays within its budget.
+#[tokio::test]
+async fn a_key_of_a_large_run_costs_the_top_index_a_partition_and_a_block() {
+    const PARTITION: u64 = 8 << 10;
+    const BUDGET: u64 = 48 << 10;
+    const KEYS: u64 = 60_000;
+    let sim = sim();
+    let open = async |incarnation| {
+        let mut options = StoreOptions::new(Arc::clone(&sim) as _, incarnation);
+        options.partition_bytes = Some(PARTITION as usize);
+        options.cache.index_bytes = BUDGET as usize;
+        StateStore::open(options).await.unwrap()
+    };
+    let job = open_job(&*open(1).await, 20000, &JobVersion::default()).await;
+    let mut writer = job.writer(TABLE).unwrap();
+    commit(&job, &mut writer, 1, (0, KEYS)).await;
+    let edit = job.flush().await.unwrap();
+    let version = JobVersion { runs: edit.add_runs, ..JobVersion::default() };
+    let [run] = &version.runs[..] else { panic!("one run: {:?}", version.runs) };
+    // An eighth of the keys' filter is more than the top index, which is all that opens the run.
+    assert!(run.meta_length < KEYS * 12 / 8 / 8, "{} bytes open the run", run.meta_length);
+
+    let cold = open(2).await;
+    let job = open_job(&cold, 20000, &version).await;
+    let writer = job.writer(TABLE).unwrap();
+    let get = async |key: u64| {
+        let before = sim.stats();
+        let found = writer.multi_get(keys(key, key + 1)).wait().await.unwrap();
+        assert_eq!(found.len(), usize::from(key < KEYS));
+        let cost = sim.stats();
+        (cost.gets - before.gets, cost.rounds - before.rounds, cost.bytes_read - before.bytes_read)
+    };
+    let (gets, rounds, bytes) = get(777).await;
+    let block = 16 << 10;
+    assert_eq!((gets, rounds), (3, 3), "the top index, a partition, a block");
+    assert!(bytes <= run.meta_length + PARTITION * 3 / 2 + block, "{bytes}");
+    assert_eq!(get(777).await.0, 0, "all of it is kept");
+    // Another vnode lies in another partition; the top index is there.
+    let (gets, rounds, bytes) = get(800).await;
+    assert_eq!((gets, rounds), (2, 2));
+    assert!(bytes <= PARTITION * 3 / 2 + block, "{bytes}");
+    for key in (0..KEYS).step_by(7_001) {
+        get(key).await;
+        let kept = cold.cache().stats().index_bytes;
+        assert!(kept <= BUDGET, "{kept} bytes of indexes");
+    }
+
+    // Many keys cost no more rounds than one.
+    let job = open_job(&*open(3).await, 20000, &version).await;
+    let before = sim.stats().rounds;
+    let found = job.writer(TABLE).unwrap().multi_get(keys(0, 5_000)).wait().await.unwrap();
+    assert_eq!((found.len(), sim.stats().rounds - before), (5_000, 3));
+}
+
+#[tokio::test]
+async fn a_lookup_reads_in_the_class_that_it_is_given() {
+    let sim = sim();
+    let store = open(&sim, 1).await;
+    let job = open_job(&store, 20000, &JobVersion::default()).await;
+    commit(&job, &mut job.writer(TABLE).unwrap(), 1, (0, 20_000)).await;
+    let edit = job.flush().await.unwrap();
+    let version = JobVersion { runs: edit.add_runs, ..JobVersion::default() };
+    for class in [Priority::Demand, Priority::Barrier, Priority::Prefetch] {
+        let cold = open(&sim, 2 + class as u64).await;
+        let job = open_job(&cold, 20000, &version).await;
+        let lookup = job.writer(TABLE).unwrap().multi_get(keys(5, 6)).of_class(class);
+        let wait = tokio::spawn(lookup.wait());
+        // Its index, then its block, each under way for a while.
+        let mut seen = [0; Priority::ALL.len()];
+        while !wait.is_finished() {
+            let stats = cold.cache().read_stats();
+            for (most, class) in seen.iter_mut().zip(stats.classes) {
+                *most = class.in_flight.max(*most);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let only = Priority::ALL.map(|c| usize::from(c == class));
+        assert_eq!(seen, only, "{class:?}");
+        assert_eq!(wait.await.unwrap().unwrap().len(), 1);
+    }
 }
 
 #[tokio::test]

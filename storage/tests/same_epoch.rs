@@ -82,6 +82,7 @@ fn options(store: &Arc<SimStore>, incarnation: u64, sizes: Sizes) -> StoreOption
             ..CacheOptions::default()
         },
         block_bytes: Some(100),
+        partition_bytes: Some(150),
         run_bytes: 500,
         scan_bytes: 3_000,
         lookup_bytes: sizes.lookup,

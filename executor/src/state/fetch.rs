@@ -5,6 +5,7 @@ use std::task::Poll;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, Stream};
+use millrace_storage::cache::Priority;
 use millrace_storage::{Found, Lookup, Part, Reading};
 
 use super::arena::batch_bytes;
@@ -116,5 +117,5 @@ fn next_part<T: Divide + Send + 'static>(request: T, mut reading: Reading) -> Re
 
 /// A lookup, waited for. At barriers only.
 pub async fn wait(lookup: Lookup) -> Result<Found, ExecError> {
-    Ok(lookup.wait().await?)
+    Ok(lookup.of_class(Priority::Barrier).wait().await?)
 }

@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,8 +16,8 @@ use object_store::{GetOptions, GetRange, GetResult};
 use tokio::time::{sleep, timeout};
 
 use super::scheduler::queues::{Owner, Slot};
-use super::scheduler::{Permit, RetryMark};
-use super::{BlockCache, Counters, Priority};
+use super::scheduler::{Permit, RetryMark, Urgency};
+use super::{BlockCache, Counters};
 use crate::error::{Result, StorageError, TimedOut};
 use crate::object::{Failure, OneAttempt};
 
@@ -51,14 +52,13 @@ impl Default for AttemptOptions {
 pub(super) struct RangeRead<'a> {
     pub path: &'a Path,
     pub range: Range<u64>,
-    pub priority: Priority,
+    pub urgency: Arc<Urgency>,
     pub owner: Owner,
 }
 
 impl RangeRead<'_> {
-    fn slot(&self) -> Slot {
-        let bytes = self.range.end - self.range.start;
-        Slot { priority: self.priority, owner: self.owner, bytes }
+    fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
     }
 }
 
@@ -74,7 +74,7 @@ impl BlockCache {
         let mut mark: Option<RetryMark> = None;
         let (mut attempt, mut unknown) = (1, 0);
         loop {
-            let permit = self.scheduler.acquire(read.slot()).await?;
+            let permit = self.scheduler.acquire(&read.urgency, read.owner, read.bytes()).await?;
             if !is_wanted() {
                 permit.unused();
                 return Ok(None);
@@ -109,7 +109,7 @@ impl BlockCache {
     fn checked(&self, read: &RangeRead<'_>, bytes: Bytes) -> Result<Bytes> {
         Counters::add(&self.counters.gets, 1);
         Counters::add(&self.counters.bytes, bytes.len());
-        let wanted = read.range.end - read.range.start;
+        let wanted = read.bytes();
         if bytes.len() as u64 != wanted {
             let reason = format!("{} of {wanted} bytes were there", bytes.len());
             return Err(StorageError::corrupt(read.path.as_ref(), read.range.start, reason));
@@ -120,7 +120,7 @@ impl BlockCache {
     /// One request within its time-out, or two if the first is slow.
     async fn attempt(&self, read: &RangeRead<'_>, permit: Permit, again: bool) -> Answer {
         let options = &self.options.attempts;
-        let slot = read.slot();
+        let slot = permit.slot();
         let extra = Duration::from_secs(slot.bytes / options.bytes_per_second.max(1));
         let limit = options.timeout + extra;
         let began = self.options.env.now();

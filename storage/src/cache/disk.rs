@@ -7,6 +7,7 @@
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use foyer::{
@@ -15,10 +16,11 @@ use foyer::{
 };
 
 use mixtrics::metrics::BoxedRegistry;
-use mixtrics::registry::noop::NoopMetricsRegistry;
 use mixtrics::registry::prometheus_0_14::PrometheusMetricsRegistry;
+use tokio::time::Instant;
 
 use super::BlockKey;
+use super::admission::{AdmissionPolicy, DiskAdmission};
 use crate::error::{Result, StorageError};
 
 /// Decoded entries never come near this.
@@ -41,8 +43,8 @@ pub struct DiskCacheOptions {
     pub buffer_bytes: usize,
     /// Memory of the staging part.
     pub memory_bytes: usize,
-    /// Where the tier's own counters go, dropped writes (`buffer_overflow`) among them.
-    pub metrics: Option<prometheus::Registry>,
+    /// Which blocks go to disk.
+    pub admission: AdmissionPolicy,
 }
 
 impl DiskCacheOptions {
@@ -52,7 +54,7 @@ impl DiskCacheOptions {
             capacity_bytes,
             buffer_bytes: 128 << 20,
             memory_bytes: 4 << 20,
-            metrics: None,
+            admission: AdmissionPolicy::default(),
         }
     }
 }
@@ -106,9 +108,23 @@ impl Code for BlockKey {
     }
 }
 
-#[derive(Clone)]
+/// Blocks that were offered to the disk tier since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    pub admitted: u64,
+    /// By the policy.
+    pub refused: u64,
+    /// Of those admitted: more came than the disk takes.
+    pub dropped: u64,
+}
+
 pub(super) struct DiskTier {
     cache: HybridCache<BlockKey, EncodedBlock>,
+    admission: Box<dyn DiskAdmission>,
+    admitted: AtomicU64,
+    refused: AtomicU64,
+    /// Of the library.
+    counters: prometheus::Registry,
 }
 
 impl DiskTier {
@@ -125,10 +141,8 @@ impl DiskTier {
             .with_flushers(2)
             .with_reclaimers(2)
             .with_buffer_pool_size(options.buffer_bytes);
-        let metrics: BoxedRegistry = match &options.metrics {
-            Some(registry) => Box::new(PrometheusMetricsRegistry::new(registry.clone())),
-            None => Box::new(NoopMetricsRegistry),
-        };
+        let counters = prometheus::Registry::new();
+        let metrics: BoxedRegistry = Box::new(PrometheusMetricsRegistry::new(counters.clone()));
         let cache = HybridCacheBuilder::new()
             .with_name("millrace-blocks")
             .with_metrics_registry(metrics)
@@ -142,7 +156,51 @@ impl DiskTier {
             .build()
             .await
             .map_err(failed)?;
-        Ok(DiskTier { cache })
+        Ok(DiskTier {
+            cache,
+            admission: options.admission.build(),
+            admitted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            counters,
+        })
+    }
+
+    /// Takes in a block that was read from the store, or does not.
+    pub fn offer_read(&self, key: BlockKey, bytes: &Bytes, now: Instant) {
+        self.offer(key, bytes, self.admission.admits_read(&key, now));
+    }
+
+    /// Takes in a block of a run that was just built, or does not.
+    pub fn offer_built(&self, key: BlockKey, bytes: &Bytes) {
+        self.offer(key, bytes, self.admission.admits_built());
+    }
+
+    fn offer(&self, key: BlockKey, bytes: &Bytes, is_admitted: bool) {
+        let counter = if is_admitted { &self.admitted } else { &self.refused };
+        counter.fetch_add(1, Ordering::Relaxed);
+        if is_admitted {
+            // The cache must not keep alive what the block was a part of.
+            self.insert(key, Bytes::copy_from_slice(bytes));
+        }
+    }
+
+    pub fn stats(&self) -> DiskStats {
+        DiskStats {
+            admitted: self.admitted.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            dropped: self.dropped(),
+        }
+    }
+
+    /// Blocks that were admitted and dropped, because more came than the disk takes.
+    fn dropped(&self) -> u64 {
+        let families = self.counters.gather();
+        let operations = families.iter().filter(|f| f.name() == "foyer_storage_inner_op_total");
+        let overflows = operations.flat_map(|f| f.get_metric()).filter(|metric| {
+            let mut labels = metric.get_label().iter();
+            labels.any(|l| l.name() == "op" && l.value().ends_with("_overflow"))
+        });
+        overflows.map(|metric| metric.get_counter().get_value() as u64).sum()
     }
 
     /// Whether a read is worth trying.

@@ -1,4 +1,5 @@
-//! Reads under way, shared: whoever asks for what another is already reading waits for that.
+//! Reads under way, shared: whoever asks for what another is already reading waits for that, and the read becomes as
+//! urgent as the most urgent who waits for it.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -9,31 +10,44 @@ use millrace_common::collections::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::Priority;
+use super::scheduler::Urgency;
 use crate::error::{Result, StorageError};
 
 type Pending<V> = Shared<oneshot::Receiver<Result<V>>>;
 
+/// One read under way.
+struct Flight<V: Clone> {
+    pending: Pending<V>,
+    /// Of the most urgent who waits.
+    priority: Priority,
+    /// Of the request that reads it, once that is planned.
+    urgency: Option<Arc<Urgency>>,
+}
+
+type UnderWay<K, V> = Arc<Mutex<HashMap<K, Flight<V>>>>;
+
 pub(super) struct Flights<K: Hash + Eq + Clone, V: Clone> {
-    under_way: Arc<Mutex<HashMap<K, Pending<V>>>>,
+    under_way: UnderWay<K, V>,
 }
 
 /// An answer to wait for.
-pub(super) struct Wait<V: Clone>(Pending<V>);
+pub(crate) struct Wait<V: Clone>(Pending<V>);
 
 /// The duty to answer. Dropping it unanswered fails the waiters, never hangs them.
 pub(super) struct Promise<K: Hash + Eq + Clone, V: Clone> {
     key: K,
     /// `None`: answered, or given up because nobody waits.
     answer: Option<oneshot::Sender<Result<V>>>,
-    under_way: Arc<Mutex<HashMap<K, Pending<V>>>>,
+    under_way: UnderWay<K, V>,
 }
 
 /// What a caller of [`Flights::join`] got.
 pub(super) enum Joined<K: Hash + Eq + Clone, V: Clone> {
     /// It is here by now.
     Here(V),
-    /// Somebody reads it.
-    Follow(Wait<V>),
+    /// Somebody reads it. The request is less urgent than the caller, who must raise it.
+    Follow(Wait<V>, Option<Arc<Urgency>>),
     /// The caller must read it.
     Lead(Promise<K, V>, Wait<V>),
 }
@@ -45,17 +59,26 @@ impl<K: Hash + Eq + Clone, V: Clone> Flights<K, V> {
 
     /// Joins a read under way or starts one. `look` looks once more whether the value has arrived in
     /// the meantime: an answer enters the cache before its flight ends.
-    pub fn join(&self, key: &K, look: impl FnOnce() -> Option<V>) -> Joined<K, V> {
+    pub fn join(
+        &self,
+        key: &K,
+        priority: Priority,
+        look: impl FnOnce() -> Option<V>,
+    ) -> Joined<K, V> {
         let mut flights = self.under_way.lock();
-        if let Some(pending) = flights.get(key) {
-            return Joined::Follow(Wait(pending.clone()));
+        if let Some(flight) = flights.get_mut(key) {
+            let raises = priority < flight.priority;
+            flight.priority = flight.priority.min(priority);
+            let urgency = flight.urgency.clone().filter(|_| raises);
+            return Joined::Follow(Wait(flight.pending.clone()), urgency);
         }
         if let Some(value) = look() {
             return Joined::Here(value);
         }
         let (answer, pending) = oneshot::channel();
         let pending = pending.shared();
-        flights.insert(key.clone(), pending.clone());
+        let flight = Flight { pending: pending.clone(), priority, urgency: None };
+        flights.insert(key.clone(), flight);
         let promise = Promise {
             key: key.clone(),
             answer: Some(answer),
@@ -75,6 +98,14 @@ impl<V: Clone> Wait<V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> Promise<K, V> {
+    /// Whoever joins from now on may raise the request; how urgent it is already.
+    pub fn attach(&self, urgency: &Arc<Urgency>) -> Option<Priority> {
+        let mut flights = self.under_way.lock();
+        let flight = flights.get_mut(&self.key)?;
+        flight.urgency = Some(Arc::clone(urgency));
+        Some(flight.priority)
+    }
+
     pub fn answer(mut self, result: Result<V>) {
         if let Some(answer) = self.answer.take() {
             self.under_way.lock().remove(&self.key);
@@ -90,7 +121,7 @@ impl<K: Hash + Eq + Clone, V: Clone> Promise<K, V> {
             return false;
         }
         // One is the map's own.
-        if flights.get(&self.key).is_some_and(|f| f.strong_count().unwrap_or(0) > 1) {
+        if flights.get(&self.key).is_some_and(|f| f.pending.strong_count().unwrap_or(0) > 1) {
             return true;
         }
         flights.remove(&self.key);
@@ -114,32 +145,32 @@ mod tests {
     #[tokio::test]
     async fn one_reads_and_all_get_it() {
         let flights: Flights<u32, u32> = Flights::new();
-        let Joined::Lead(promise, first) = flights.join(&1, || None) else {
+        let Joined::Lead(promise, first) = flights.join(&1, Priority::Demand, || None) else {
             panic!("nobody else reads")
         };
-        let Joined::Follow(second) = flights.join(&1, || None) else {
+        let Joined::Follow(second, None) = flights.join(&1, Priority::Demand, || None) else {
             panic!("a read is under way")
         };
         promise.answer(Ok(7));
         assert_eq!(first.get().await.unwrap(), 7);
         assert_eq!(second.get().await.unwrap(), 7);
-        assert!(matches!(flights.join(&1, || Some(8)), Joined::Here(8)));
+        assert!(matches!(flights.join(&1, Priority::Demand, || Some(8)), Joined::Here(8)));
     }
 
     #[tokio::test]
     async fn a_read_that_nobody_waits_for_is_given_up() {
         let flights: Flights<u32, u32> = Flights::new();
-        let Joined::Lead(mut promise, first) = flights.join(&1, || None) else {
+        let Joined::Lead(mut promise, first) = flights.join(&1, Priority::Demand, || None) else {
             panic!("nobody else reads")
         };
-        let Joined::Follow(second) = flights.join(&1, || None) else {
+        let Joined::Follow(second, None) = flights.join(&1, Priority::Demand, || None) else {
             panic!("a read is under way")
         };
         drop(first);
         assert!(promise.is_wanted());
         drop(second);
         assert!(!promise.is_wanted());
-        let Joined::Lead(again, third) = flights.join(&1, || None) else {
+        let Joined::Lead(again, third) = flights.join(&1, Priority::Demand, || None) else {
             panic!("the first read was given up")
         };
         promise.answer(Ok(6));
@@ -150,11 +181,11 @@ mod tests {
     #[tokio::test]
     async fn an_abandoned_read_fails_its_waiters() {
         let flights: Flights<u32, u32> = Flights::new();
-        let Joined::Lead(promise, wait) = flights.join(&1, || None) else {
+        let Joined::Lead(promise, wait) = flights.join(&1, Priority::Demand, || None) else {
             panic!("nobody else reads")
         };
         drop(promise);
         assert!(wait.get().await.is_err());
-        assert!(matches!(flights.join(&1, || None), Joined::Lead(..)));
+        assert!(matches!(flights.join(&1, Priority::Demand, || None), Joined::Lead(..)));
     }
 }

@@ -1,7 +1,7 @@
 //! The block cache: the only way blocks are read (docs/design.md §7, §9).
 //!
 //! - Two tiers: decoded blocks in memory, encoded blocks on local disk. Indexes and filters have a
-//!   budget of their own, because every read needs them.
+//!   budget of their own, because every read needs them; those of a large run are read and kept by partition.
 //! - A fetch takes any number of blocks of any number of runs and makes one dependent round of it:
 //!   misses are joined to reads already under way, the rest become as few ranged reads an object as
 //!   the planner can make, all in parallel.
@@ -14,6 +14,7 @@
 //!
 //! Reads run as tasks of their own: a caller that goes away does not cut off those who joined it.
 
+mod admission;
 mod attempts;
 mod disk;
 mod flights;
@@ -27,7 +28,6 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use foyer::{Cache, CacheBuilder, LruConfig, S3FifoConfig};
-use futures::future::try_join_all;
 use millrace_common::collections::HashMap;
 use millrace_common::task::spawn_on;
 use millrace_common::{EnvHandle, JobId, TableId};
@@ -40,19 +40,21 @@ use crate::block::Block;
 use crate::error::{Result, StorageError};
 use crate::run::{RunIndex, RunReader};
 
+pub use admission::AdmissionPolicy;
 pub use attempts::AttemptOptions;
-pub use disk::DiskCacheOptions;
+pub use disk::{DiskCacheOptions, DiskStats};
 pub use plan::{Piece, PlannedRead, plan};
+pub(crate) use read::Answer;
 pub use scheduler::limiter::ReadLimits;
 pub use scheduler::{ClassStats, ReadStats, Retrying};
 pub use stats::CacheStats;
 
 use attempts::RangeRead;
 use disk::DiskTier;
-use flights::{Flights, Joined, Wait};
-use read::{IndexLead, Lead};
-use scheduler::ReadScheduler;
+use flights::Flights;
+use read::Opening;
 use scheduler::queues::Owner;
+use scheduler::{ReadScheduler, Urgency};
 use stats::Counters;
 
 /// Bookkeeping bytes a cached block costs beside its content.
@@ -108,7 +110,7 @@ impl Default for CacheOptions {
     }
 }
 
-/// Names a block's content. The checksum is part of the name: see [`disk`].
+/// Names the content of a block, or of a part of an index. The checksum is part of the name: see [`disk`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BlockKey {
     run: u64,
@@ -116,12 +118,35 @@ pub(crate) struct BlockKey {
     crc: u32,
 }
 
-/// Who is waiting for a read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Numbers of partitions have it, those of blocks do not come near it.
+const PARTITION: u32 = 1 << 31;
+/// Stands for what opens a run, of which no checksum is known before it is read: it is kept in memory only.
+const OPENING: u32 = u32::MAX;
+
+fn block_key(run: &RunReader, index: &RunIndex, block: u32) -> BlockKey {
+    BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) }
+}
+
+fn partition_key(run: &RunReader, top: &RunIndex, partition: u32) -> BlockKey {
+    BlockKey { block: partition | PARTITION, ..block_key(run, top, partition) }
+}
+
+fn opening_key(run: &RunReader) -> BlockKey {
+    BlockKey { run: run.meta().run_id, block: OPENING, crc: 0 }
+}
+
+/// Who is waiting for a read. The smallest is the most urgent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Priority {
     /// A row, a statement.
     #[default]
     Demand,
+    /// An operator that must have all of an epoch's rows done before the epoch ends.
+    Barrier,
+    /// Rows that were written to the store before their commit, and are read again to be committed.
+    Flush,
+    /// Nobody yet: what is expected to be asked for.
+    Prefetch,
     /// A scan.
     Scan,
     /// Runs that are rewritten.
@@ -130,12 +155,22 @@ pub enum Priority {
 
 impl Priority {
     /// Highest first.
-    pub const ALL: [Priority; 3] = [Priority::Demand, Priority::Scan, Priority::Compaction];
+    pub const ALL: [Priority; 6] = [
+        Priority::Demand,
+        Priority::Barrier,
+        Priority::Flush,
+        Priority::Prefetch,
+        Priority::Scan,
+        Priority::Compaction,
+    ];
 
     /// In one word.
     pub fn name(self) -> &'static str {
         match self {
             Priority::Demand => "demand",
+            Priority::Barrier => "barrier",
+            Priority::Flush => "flush",
+            Priority::Prefetch => "prefetch",
             Priority::Scan => "scan",
             Priority::Compaction => "compaction",
         }
@@ -150,10 +185,16 @@ pub struct ReadOptions {
 }
 
 impl ReadOptions {
-    pub const DEMAND: ReadOptions = ReadOptions { priority: Priority::Demand, fill_cache: true };
+    pub const DEMAND: ReadOptions = ReadOptions::keeping(Priority::Demand);
+    pub const PREFETCH: ReadOptions = ReadOptions::keeping(Priority::Prefetch);
     pub const SCAN: ReadOptions = ReadOptions { priority: Priority::Scan, fill_cache: false };
     pub const COMPACTION: ReadOptions =
         ReadOptions { priority: Priority::Compaction, fill_cache: false };
+
+    /// Of this class, and what was read is kept.
+    pub const fn keeping(priority: Priority) -> ReadOptions {
+        ReadOptions { priority, fill_cache: true }
+    }
 }
 
 /// A block to fetch.
@@ -164,24 +205,22 @@ pub struct BlockRequest {
     pub block: u32,
 }
 
-impl BlockRequest {
-    fn key(&self) -> BlockKey {
-        BlockKey {
-            run: self.run.meta().run_id,
-            block: self.block,
-            crc: self.index.block_crc(self.block),
-        }
-    }
+/// A partition of a large run's index to fetch.
+#[derive(Clone, Debug)]
+pub struct PartitionRequest {
+    pub run: Arc<RunReader>,
+    pub top: Arc<RunIndex>,
+    pub partition: u32,
 }
 
 pub struct BlockCache {
     store: Arc<dyn ObjectStore>,
     options: CacheOptions,
     memory: Cache<BlockKey, Arc<Block>>,
-    indexes: Cache<u64, Arc<RunIndex>>,
+    indexes: Cache<BlockKey, Arc<RunIndex>>,
     disk: OnceLock<DiskTier>,
     block_flights: Flights<BlockKey, Arc<Block>>,
-    index_flights: Flights<u64, Arc<RunIndex>>,
+    index_flights: Flights<BlockKey, Arc<RunIndex>>,
     scheduler: Arc<ReadScheduler>,
     /// The jobs that keep state tables.
     owners: RwLock<HashMap<TableId, JobId>>,
@@ -202,7 +241,7 @@ impl BlockCache {
             .with_name("millrace-indexes")
             .with_shards((options.index_bytes / MIN_SHARD_BYTES).clamp(1, 8))
             .with_eviction_config(LruConfig::default())
-            .with_weighter(|_: &u64, index: &Arc<RunIndex>| index.memory_size())
+            .with_weighter(|_: &BlockKey, index: &Arc<RunIndex>| index.memory_size())
             .build();
         let cache = Arc::new(BlockCache {
             store,
@@ -249,47 +288,67 @@ impl BlockCache {
         self.disk.get().is_some()
     }
 
-    /// The run's index, if it is in memory.
+    /// What opens the run, its index or its top index, if it is in memory.
     pub fn try_index(&self, run: &RunReader) -> Option<Arc<RunIndex>> {
-        let entry = self.indexes.get(&run.meta().run_id)?;
+        self.try_index_part(&opening_key(run))
+    }
+
+    /// A partition of the run's index, if it is in memory.
+    pub fn try_partition(
+        &self,
+        run: &RunReader,
+        top: &RunIndex,
+        partition: u32,
+    ) -> Option<Arc<RunIndex>> {
+        self.try_index_part(&partition_key(run, top, partition))
+    }
+
+    fn try_index_part(&self, key: &BlockKey) -> Option<Arc<RunIndex>> {
+        let entry = self.indexes.get(key)?;
         Counters::add(&self.counters.index_hits, 1);
         Some(Arc::clone(entry.value()))
     }
 
-    /// The indexes of runs, in order, with at most one round of reads.
+    /// What opens the runs, in order, with at most one round of reads.
     pub async fn indexes(
         self: &Arc<Self>,
         runs: &[Arc<RunReader>],
         priority: Priority,
     ) -> Result<Vec<Arc<RunIndex>>> {
-        let mut waits = Vec::with_capacity(runs.len());
-        let mut leads: Vec<IndexLead> = Vec::new();
-        for run in runs {
-            let id = run.meta().run_id;
-            if let Some(index) = self.try_index(run) {
-                waits.push(Answer::Here(index));
-                continue;
-            }
-            let look = || self.indexes.get(&id).map(|e| Arc::clone(e.value()));
-            match self.index_flights.join(&id, look) {
-                Joined::Here(index) => waits.push(Answer::Here(index)),
-                Joined::Follow(wait) => waits.push(Answer::Wait(wait)),
-                Joined::Lead(promise, wait) => {
-                    leads.push(IndexLead { run: Arc::clone(run), promise });
-                    waits.push(Answer::Wait(wait));
-                }
-            }
-        }
-        Counters::add(&self.counters.index_misses, leads.len());
-        self.start_index_reads(leads, priority);
-        try_join_all(waits.into_iter().map(Answer::get)).await
+        Answer::all(self.begin_open(runs.to_vec(), ReadOptions::keeping(priority))).await
+    }
+
+    /// Partitions of indexes, in order, with at most one round of reads.
+    pub async fn partitions(
+        self: &Arc<Self>,
+        requests: Vec<PartitionRequest>,
+        options: ReadOptions,
+    ) -> Result<Vec<Arc<RunIndex>>> {
+        Answer::all(self.begin_partitions(requests, options)).await
+    }
+
+    /// Begins to read what opens these runs.
+    pub(crate) fn begin_open(
+        self: &Arc<Self>,
+        runs: Vec<Arc<RunReader>>,
+        options: ReadOptions,
+    ) -> Vec<Answer<Arc<RunIndex>>> {
+        self.begin(runs.into_iter().map(Opening).collect(), options)
+    }
+
+    /// Begins to read partitions of indexes.
+    pub(crate) fn begin_partitions(
+        self: &Arc<Self>,
+        requests: Vec<PartitionRequest>,
+        options: ReadOptions,
+    ) -> Vec<Answer<Arc<RunIndex>>> {
+        self.begin(requests, options)
     }
 
     /// The block, if it is decoded in memory. Takes no future and does no I/O.
     #[inline]
     pub fn try_get(&self, run: &RunReader, index: &RunIndex, block: u32) -> Option<Arc<Block>> {
-        let key = BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
-        let entry = self.memory.get(&key)?;
+        let entry = self.memory.get(&block_key(run, index, block))?;
         Counters::add(&self.counters.hits, 1);
         Some(Arc::clone(entry.value()))
     }
@@ -300,32 +359,17 @@ impl BlockCache {
         requests: Vec<BlockRequest>,
         options: ReadOptions,
     ) -> Result<Vec<Arc<Block>>> {
-        let mut answers = Vec::with_capacity(requests.len());
-        let mut leads: Vec<Lead> = Vec::new();
-        let mut joined = 0;
-        for request in requests {
-            if let Some(block) = self.try_get(&request.run, &request.index, request.block) {
-                answers.push(Answer::Here(block));
-                continue;
-            }
-            let key = request.key();
-            let look = || self.memory.get(&key).map(|e| Arc::clone(e.value()));
-            match self.block_flights.join(&key, look) {
-                Joined::Here(block) => answers.push(Answer::Here(block)),
-                Joined::Follow(wait) => {
-                    joined += 1;
-                    answers.push(Answer::Wait(wait));
-                }
-                Joined::Lead(promise, wait) => {
-                    leads.push(Lead { request, key, promise });
-                    answers.push(Answer::Wait(wait));
-                }
-            }
-        }
-        Counters::add(&self.counters.misses, leads.len());
-        Counters::add(&self.counters.joined, joined);
-        self.start_block_reads(leads, options);
-        try_join_all(answers.into_iter().map(Answer::get)).await
+        Answer::all(self.begin_fetch(requests, options)).await
+    }
+
+    /// Begins to read the blocks, as one round. The reads go on without the caller as long as one of their answers is
+    /// kept; what the answers say does not depend on the order in which they are waited for.
+    pub(crate) fn begin_fetch(
+        self: &Arc<Self>,
+        requests: Vec<BlockRequest>,
+        options: ReadOptions,
+    ) -> Vec<Answer<Arc<Block>>> {
+        self.begin(requests, options)
     }
 
     /// Takes in a run that was just built, so that its first readers find it: the index in memory, the
@@ -337,45 +381,89 @@ impl BlockCache {
         bytes: &Bytes,
         mut in_memory: impl FnMut(&RunIndex, u32) -> bool,
     ) -> Result<()> {
-        let index = match run.needs_epochs(&index) {
-            true => {
-                let meta_at = bytes.len() - run.meta().meta_length as usize;
-                Arc::new(run.parse_index(&Bytes::copy_from_slice(&bytes[meta_at..]))?)
-            }
-            false => index,
-        };
-        for block in 0..index.blocks() {
+        self.admit_index(run, &index, bytes)?;
+        for block in index.block_numbers() {
             let range = index.block_range(block);
             let encoded = bytes.slice(range.start as usize..range.end as usize);
-            let key = BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
+            let key = block_key(run, &index, block);
             if in_memory(&index, block) {
                 self.memory.insert(key, Arc::new(run.decode_block(&index, block, &encoded)?));
             }
             if let Some(disk) = self.disk.get() {
-                // The cache must not keep the whole run alive for one block.
-                disk.insert(key, Bytes::copy_from_slice(&encoded));
+                disk.offer_built(key, &encoded);
             }
         }
-        self.indexes.insert(run.meta().run_id, index);
         Ok(())
     }
 
-    /// The blocks of a run that are decoded in memory; asking does not make them look used.
-    pub(crate) fn blocks_in_memory(&self, run: &RunReader, index: &RunIndex) -> Vec<u32> {
-        let key = |block| BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
-        (0..index.blocks()).filter(|block| self.memory.contains(&key(*block))).collect()
+    /// The parts of the run's index that are in memory, with the numbers of their blocks that are decoded in memory. Asking
+    /// does not make them look used.
+    pub(crate) fn blocks_in_memory(&self, run: &RunReader) -> Vec<(Arc<RunIndex>, Vec<u32>)> {
+        let get = |key: BlockKey| self.indexes.get(&key).map(|entry| Arc::clone(entry.value()));
+        let Some(opened) = get(opening_key(run)) else { return Vec::new() };
+        let parts: Vec<Arc<RunIndex>> = match opened.is_top() {
+            false => vec![opened],
+            true => {
+                let partitions = opened.block_numbers();
+                partitions.filter_map(|p| get(partition_key(run, &opened, p))).collect()
+            }
+        };
+        let resident = |index: Arc<RunIndex>| {
+            let in_memory = |block: &u32| self.memory.contains(&block_key(run, &index, *block));
+            let blocks = index.block_numbers().filter(in_memory).collect();
+            (index, blocks)
+        };
+        parts.into_iter().map(resident).collect()
     }
 
-    /// Forgets a run that a compaction has replaced.
+    /// Takes in the index of a run that was just built: as its readers read it, with epochs.
+    fn admit_index(&self, run: &RunReader, built: &Arc<RunIndex>, bytes: &Bytes) -> Result<()> {
+        if !run.has_partitions(bytes) && !run.needs_epochs(built) {
+            self.indexes.insert(opening_key(run), Arc::clone(built));
+            return Ok(());
+        }
+        let meta_at = bytes.len() - run.meta().meta_length as usize;
+        let opened = run.parse_index(&Bytes::copy_from_slice(&bytes[meta_at..]))?;
+        let offset = run.meta().offset;
+        for partition in opened.block_numbers().filter(|_| opened.is_top()) {
+            let range = run.partition_range(&opened, partition);
+            let range = (range.start - offset) as usize..(range.end - offset) as usize;
+            let own = Bytes::copy_from_slice(&bytes[range]);
+            let key = partition_key(run, &opened, partition);
+            let index = run.parse_partition(&opened, partition, &own)?;
+            if let Some(disk) = self.disk.get() {
+                disk.offer_built(key, &own);
+            }
+            self.indexes.insert(key, Arc::new(index));
+        }
+        self.indexes.insert(opening_key(run), Arc::new(opened));
+        Ok(())
+    }
+
+    /// Forgets a run that a compaction has replaced, as far as its index is in memory.
     pub fn forget_run(&self, run: &RunReader) {
-        if let Some(entry) = self.indexes.remove(&run.meta().run_id) {
-            let index = entry.value();
-            for block in 0..index.blocks() {
-                let key = BlockKey { run: run.meta().run_id, block, crc: index.block_crc(block) };
-                self.memory.remove(&key);
-                if let Some(disk) = self.disk.get() {
-                    disk.remove(&key);
-                }
+        let Some(entry) = self.indexes.remove(&opening_key(run)) else { return };
+        let opened = entry.value();
+        if !opened.is_top() {
+            return self.forget_blocks(run, opened);
+        }
+        for partition in opened.block_numbers() {
+            let key = partition_key(run, opened, partition);
+            if let Some(entry) = self.indexes.remove(&key) {
+                self.forget_blocks(run, entry.value());
+            }
+            if let Some(disk) = self.disk.get() {
+                disk.remove(&key);
+            }
+        }
+    }
+
+    fn forget_blocks(&self, run: &RunReader, index: &RunIndex) {
+        for block in index.block_numbers() {
+            let key = block_key(run, index, block);
+            self.memory.remove(&key);
+            if let Some(disk) = self.disk.get() {
+                disk.remove(&key);
             }
         }
     }
@@ -406,7 +494,8 @@ impl BlockCache {
         range: Range<u64>,
         priority: Priority,
     ) -> Result<Bytes> {
-        let read = RangeRead { path: &Path::from(object), range, priority, owner: 0 };
+        let path = &Path::from(object);
+        let read = RangeRead { path, range, urgency: Urgency::new(priority), owner: 0 };
         let bytes = self.read_range(&read, || true).await?;
         bytes.ok_or_else(|| StorageError::internal("a read that was wanted was given up"))
     }
@@ -425,6 +514,7 @@ impl BlockCache {
         let mut stats = self.counters.snapshot();
         stats.memory_bytes = self.memory.usage() as u64;
         stats.index_bytes = self.indexes.usage() as u64;
+        stats.disk = self.disk.get().map(DiskTier::stats).unwrap_or_default();
         stats
     }
 
@@ -450,20 +540,6 @@ impl BlockCache {
         match self.disk.get() {
             Some(disk) => disk.close().await,
             None => Ok(()),
-        }
-    }
-}
-
-enum Answer<V: Clone> {
-    Here(V),
-    Wait(Wait<V>),
-}
-
-impl<V: Clone> Answer<V> {
-    async fn get(self) -> Result<V> {
-        match self {
-            Answer::Here(value) => Ok(value),
-            Answer::Wait(wait) => wait.get().await,
         }
     }
 }

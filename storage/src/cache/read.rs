@@ -1,53 +1,239 @@
-//! The reading half of the cache: from leads (reads we must make) to answers.
+//! The reading half of the cache: from requests to answers, over memory, disk tier and store.
+//!
+//! Blocks, partitions of indexes, and what opens a run are read in the same way: each is a [`Unit`].
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use foyer::Cache;
+use futures::future::try_join_all;
 use futures::stream::{FuturesUnordered, StreamExt};
 use millrace_common::task;
 use object_store::path::Path;
 
 use super::attempts::RangeRead;
-use super::flights::Promise;
-use super::scheduler::queues::Owner;
+use super::flights::{Flights, Joined, Promise, Wait};
+use super::scheduler::Urgency;
+use super::stats::Counters;
 use super::{
-    BlockCache, BlockKey, BlockRequest, Counters, Piece, PlannedRead, Priority, ReadOptions, plan,
+    BlockCache, BlockKey, BlockRequest, PartitionRequest, Piece, PlannedRead, ReadOptions,
+    block_key, opening_key, partition_key, plan,
 };
 use crate::block::Block;
 use crate::error::Result;
 use crate::run::{RunIndex, RunReader};
 
-/// A block that this caller must read.
-pub(super) struct Lead {
-    pub request: BlockRequest,
-    pub key: BlockKey,
-    pub promise: Promise<BlockKey, Arc<Block>>,
+/// What is read and kept as a whole.
+pub(super) trait Unit: Send + Sync + 'static {
+    type Value: Send + Sync + 'static;
+
+    fn run(&self) -> &Arc<RunReader>;
+
+    fn key(&self) -> BlockKey;
+
+    /// Where it lies in the run's object.
+    fn range(&self) -> Range<u64>;
+
+    /// Checks and decodes it. What it is made of must not keep other bytes alive.
+    fn decode(&self, bytes: &Bytes) -> Result<Self::Value>;
+
+    /// Where decoded ones are kept.
+    fn memory(cache: &BlockCache) -> &Cache<BlockKey, Arc<Self::Value>>;
+
+    fn flights(cache: &BlockCache) -> &Flights<BlockKey, Arc<Self::Value>>;
+
+    /// Counts what memory has, what is read, and what others read already.
+    fn count(counters: &Counters, hits: usize, misses: usize, joined: usize);
+
+    /// Whether the disk tier may have it.
+    const ON_DISK: bool;
 }
 
-/// An index that this caller must read.
-pub(super) struct IndexLead {
-    pub run: Arc<RunReader>,
-    pub promise: Promise<u64, Arc<RunIndex>>,
+impl Unit for BlockRequest {
+    type Value = Block;
+    const ON_DISK: bool = true;
+
+    fn run(&self) -> &Arc<RunReader> {
+        &self.run
+    }
+
+    fn key(&self) -> BlockKey {
+        block_key(&self.run, &self.index, self.block)
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.run.block_range(&self.index, self.block)
+    }
+
+    fn decode(&self, bytes: &Bytes) -> Result<Block> {
+        self.run.decode_block(&self.index, self.block, bytes)
+    }
+
+    fn memory(cache: &BlockCache) -> &Cache<BlockKey, Arc<Block>> {
+        &cache.memory
+    }
+
+    fn flights(cache: &BlockCache) -> &Flights<BlockKey, Arc<Block>> {
+        &cache.block_flights
+    }
+
+    fn count(counters: &Counters, hits: usize, misses: usize, joined: usize) {
+        Counters::add(&counters.hits, hits);
+        Counters::add(&counters.misses, misses);
+        Counters::add(&counters.joined, joined);
+    }
+}
+
+impl Unit for PartitionRequest {
+    type Value = RunIndex;
+    const ON_DISK: bool = true;
+
+    fn run(&self) -> &Arc<RunReader> {
+        &self.run
+    }
+
+    fn key(&self) -> BlockKey {
+        partition_key(&self.run, &self.top, self.partition)
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.run.partition_range(&self.top, self.partition)
+    }
+
+    fn decode(&self, bytes: &Bytes) -> Result<RunIndex> {
+        self.run.parse_partition(&self.top, self.partition, &Bytes::copy_from_slice(bytes))
+    }
+
+    fn memory(cache: &BlockCache) -> &Cache<BlockKey, Arc<RunIndex>> {
+        &cache.indexes
+    }
+
+    fn flights(cache: &BlockCache) -> &Flights<BlockKey, Arc<RunIndex>> {
+        &cache.index_flights
+    }
+
+    fn count(counters: &Counters, hits: usize, misses: usize, _: usize) {
+        Counters::add(&counters.index_hits, hits);
+        Counters::add(&counters.index_misses, misses);
+    }
+}
+
+/// What opens a run: its index with its filter, or its top index.
+pub(super) struct Opening(pub Arc<RunReader>);
+
+impl Unit for Opening {
+    type Value = RunIndex;
+    const ON_DISK: bool = false;
+
+    fn run(&self) -> &Arc<RunReader> {
+        &self.0
+    }
+
+    fn key(&self) -> BlockKey {
+        opening_key(&self.0)
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.0.meta_range()
+    }
+
+    fn decode(&self, bytes: &Bytes) -> Result<RunIndex> {
+        self.0.parse_index(&Bytes::copy_from_slice(bytes))
+    }
+
+    fn memory(cache: &BlockCache) -> &Cache<BlockKey, Arc<RunIndex>> {
+        &cache.indexes
+    }
+
+    fn flights(cache: &BlockCache) -> &Flights<BlockKey, Arc<RunIndex>> {
+        &cache.index_flights
+    }
+
+    fn count(counters: &Counters, hits: usize, misses: usize, joined: usize) {
+        PartitionRequest::count(counters, hits, misses, joined);
+    }
+}
+
+/// What was asked of the cache.
+pub(crate) enum Answer<V: Clone> {
+    Here(V),
+    Wait(Wait<V>),
+}
+
+impl<V: Clone> Answer<V> {
+    pub async fn get(self) -> Result<V> {
+        match self {
+            Answer::Here(value) => Ok(value),
+            Answer::Wait(wait) => wait.get().await,
+        }
+    }
+
+    /// All answers, in order.
+    pub async fn all(answers: Vec<Answer<V>>) -> Result<Vec<V>> {
+        try_join_all(answers.into_iter().map(Answer::get)).await
+    }
+}
+
+/// A unit that this caller must read.
+struct Lead<U: Unit> {
+    unit: U,
+    key: BlockKey,
+    promise: Promise<BlockKey, Arc<U::Value>>,
 }
 
 impl BlockCache {
-    pub(super) fn start_block_reads(self: &Arc<Self>, leads: Vec<Lead>, options: ReadOptions) {
+    /// Answers from memory, joins reads under way, and begins the others as one round.
+    pub(super) fn begin<U: Unit>(
+        self: &Arc<Self>,
+        units: Vec<U>,
+        options: ReadOptions,
+    ) -> Vec<Answer<Arc<U::Value>>> {
+        let look = |key: &BlockKey| U::memory(self).get(key).map(|e| Arc::clone(e.value()));
+        let mut answers = Vec::with_capacity(units.len());
+        let mut leads: Vec<Lead<U>> = Vec::new();
+        let mut joined = 0;
+        for unit in units {
+            let key = unit.key();
+            if let Some(value) = look(&key) {
+                answers.push(Answer::Here(value));
+                continue;
+            }
+            answers.push(match U::flights(self).join(&key, options.priority, || look(&key)) {
+                Joined::Here(value) => Answer::Here(value),
+                Joined::Follow(wait, less_urgent) => {
+                    joined += 1;
+                    if let Some(urgency) = less_urgent {
+                        self.scheduler.raise(&urgency, options.priority);
+                    }
+                    Answer::Wait(wait)
+                }
+                Joined::Lead(promise, wait) => {
+                    leads.push(Lead { unit, key, promise });
+                    Answer::Wait(wait)
+                }
+            });
+        }
+        let hits = answers.len() - leads.len() - joined;
+        U::count(&self.counters, hits, leads.len(), joined);
+        self.start_reads(leads, options);
+        answers
+    }
+
+    fn start_reads<U: Unit>(self: &Arc<Self>, leads: Vec<Lead<U>>, options: ReadOptions) {
         if leads.is_empty() {
             return;
         }
-        let (on_disk, remote): (Vec<Lead>, Vec<Lead>) = match self.disk.get() {
-            Some(disk) => leads.into_iter().partition(|l| disk.may_contain(&l.key)),
-            None => (Vec::new(), leads),
+        let (on_disk, remote): (Vec<Lead<U>>, Vec<Lead<U>>) = match self.disk.get() {
+            Some(disk) if U::ON_DISK => leads.into_iter().partition(|l| disk.may_contain(&l.key)),
+            _ => (Vec::new(), leads),
         };
-        if !remote.is_empty() {
-            Counters::add(&self.counters.rounds, 1);
-            self.read_blocks_remotely(remote, options);
-        }
+        self.read_remotely(remote, options);
         if !on_disk.is_empty() {
             let cache = Arc::clone(self);
-            self.spawn(async move { cache.read_blocks_from_disk(on_disk, options).await });
+            self.spawn(async move { cache.read_from_disk(on_disk, options).await });
         }
     }
 
@@ -59,30 +245,26 @@ impl BlockCache {
     }
 
     /// Answers what the disk tier has; the rest goes to the store.
-    async fn read_blocks_from_disk(self: Arc<Self>, leads: Vec<Lead>, options: ReadOptions) {
+    async fn read_from_disk<U: Unit>(self: Arc<Self>, leads: Vec<Lead<U>>, options: ReadOptions) {
         let mut reads: FuturesUnordered<_> =
-            leads.into_iter().map(|lead| self.read_block_from_disk(lead)).collect();
+            leads.into_iter().map(|lead| self.read_one_from_disk(lead)).collect();
         let mut missing = Vec::new();
-        while let Some((lead, block)) = reads.next().await {
-            match block {
-                Some(block) => {
+        while let Some((lead, value)) = reads.next().await {
+            match value {
+                Some(value) => {
                     Counters::add(&self.counters.disk_hits, 1);
-                    self.answer(lead, Ok(block), options);
+                    self.answer(lead, Ok(value), options);
                 }
                 None => missing.push(lead),
             }
         }
-        if !missing.is_empty() {
-            Counters::add(&self.counters.rounds, 1);
-            self.read_blocks_remotely(missing, options);
-        }
+        self.read_remotely(missing, options);
     }
 
-    async fn read_block_from_disk(&self, lead: Lead) -> (Lead, Option<Arc<Block>>) {
+    async fn read_one_from_disk<U: Unit>(&self, lead: Lead<U>) -> (Lead<U>, Option<Arc<U::Value>>) {
         let Some(disk) = self.disk.get() else { return (lead, None) };
         let Some(bytes) = disk.get(&lead.key).await else { return (lead, None) };
-        let BlockRequest { run, index, block } = &lead.request;
-        match run.decode_block(index, *block, &bytes) {
+        match lead.unit.decode(&bytes) {
             Ok(decoded) => (lead, Some(Arc::new(decoded))),
             Err(e) => {
                 tracing::warn!(error = %e, "a damaged entry of the disk cache is read from the store instead");
@@ -94,87 +276,60 @@ impl BlockCache {
     }
 
     /// Plans ranged reads and starts them, each a task of its own (they decode in parallel).
-    fn read_blocks_remotely(self: &Arc<Self>, leads: Vec<Lead>, options: ReadOptions) {
-        let ranges = leads.iter().map(|l| {
-            let BlockRequest { run, index, block } = &l.request;
-            (run.path(), run.block_range(index, *block))
-        });
-        let owner = leads.first().map_or(0, |l| self.owner_of(&l.request.run));
+    fn read_remotely<U: Unit>(self: &Arc<Self>, leads: Vec<Lead<U>>, options: ReadOptions) {
+        let Some(first) = leads.first() else { return };
+        Counters::add(&self.counters.rounds, 1);
+        let owner = self.owner_of(first.unit.run());
+        let ranges = leads.iter().map(|l| (l.unit.run().path(), l.unit.range()));
         for (path, read, mut members) in self.plan_reads(ranges).assign(leads) {
+            let urgency = Urgency::new(options.priority);
+            for joined in members.iter().filter_map(|l| l.promise.attach(&urgency)) {
+                self.scheduler.raise(&urgency, joined);
+            }
             let cache = Arc::clone(self);
             self.spawn(async move {
+                let range = RangeRead { path: &path, range: read.range.clone(), urgency, owner };
                 let wanted = || wanted(members.iter_mut().map(|l| &mut l.promise));
-                let bytes = cache.read(&path, &read, options.priority, owner, wanted).await;
+                let bytes = cache.read_range(&range, wanted).await;
                 let Some(bytes) = bytes.transpose() else { return };
                 for (piece, lead) in read.pieces.iter().zip(members) {
-                    let block = match &bytes {
-                        Ok(bytes) => {
-                            cache.take_block(&lead, &bytes.slice(read.within(piece)), options)
-                        }
+                    let value = match &bytes {
+                        Ok(bytes) => cache.take(&lead, &bytes.slice(read.within(piece)), options),
                         Err(e) => Err(e.clone()),
                     };
-                    cache.answer(lead, block, options);
+                    cache.answer(lead, value, options);
                 }
             });
         }
     }
 
-    /// Decodes a block read from the store and passes its bytes to the disk tier.
-    fn take_block(&self, lead: &Lead, bytes: &Bytes, options: ReadOptions) -> Result<Arc<Block>> {
-        let BlockRequest { run, index, block } = &lead.request;
-        let decoded = run.decode_block(index, *block, bytes)?;
+    /// Decodes what was read from the store and passes its bytes to the disk tier.
+    fn take<U: Unit>(
+        &self,
+        lead: &Lead<U>,
+        bytes: &Bytes,
+        options: ReadOptions,
+    ) -> Result<Arc<U::Value>> {
+        let decoded = lead.unit.decode(bytes)?;
         if options.fill_cache
+            && U::ON_DISK
             && let Some(disk) = self.disk.get()
         {
-            disk.insert(lead.key, Bytes::copy_from_slice(bytes));
+            disk.offer_read(lead.key, bytes, self.options.env.now());
         }
         Ok(Arc::new(decoded))
     }
 
-    fn answer(&self, lead: Lead, block: Result<Arc<Block>>, options: ReadOptions) {
+    fn answer<U: Unit>(&self, lead: Lead<U>, value: Result<Arc<U::Value>>, options: ReadOptions) {
         if options.fill_cache
-            && let Ok(block) = &block
+            && let Ok(value) = &value
         {
-            self.memory.insert(lead.key, Arc::clone(block));
+            U::memory(self).insert(lead.key, Arc::clone(value));
         }
-        lead.promise.answer(block);
+        lead.promise.answer(value);
     }
 
-    pub(super) fn start_index_reads(self: &Arc<Self>, leads: Vec<IndexLead>, priority: Priority) {
-        if leads.is_empty() {
-            return;
-        }
-        Counters::add(&self.counters.rounds, 1);
-        let ranges = leads.iter().map(|l| (l.run.path(), l.run.meta_range()));
-        let owner = leads.first().map_or(0, |l| self.owner_of(&l.run));
-        for (path, read, mut members) in self.plan_reads(ranges).assign(leads) {
-            let cache = Arc::clone(self);
-            self.spawn(async move {
-                let wanted = || wanted(members.iter_mut().map(|l| &mut l.promise));
-                let bytes = cache.read(&path, &read, priority, owner, wanted).await;
-                let Some(bytes) = bytes.transpose() else { return };
-                for (piece, lead) in read.pieces.iter().zip(members) {
-                    let index = match &bytes {
-                        // Copied: filter and keys are windows that outlive the read.
-                        Ok(bytes) => lead
-                            .run
-                            .parse_index(&Bytes::copy_from_slice(&bytes[read.within(piece)])),
-                        Err(e) => Err(e.clone()),
-                    };
-                    let index = index.map(Arc::new);
-                    if let Ok(index) = &index {
-                        cache.indexes.insert(lead.run.meta().run_id, Arc::clone(index));
-                    }
-                    lead.promise.answer(index);
-                }
-            });
-        }
-    }
-
-    fn plan_reads<'a>(
-        &self,
-        ranges: impl Iterator<Item = (&'a Path, std::ops::Range<u64>)>,
-    ) -> ReadPlan {
+    fn plan_reads<'a>(&self, ranges: impl Iterator<Item = (&'a Path, Range<u64>)>) -> ReadPlan {
         let mut objects: BTreeMap<&Path, Vec<Piece>> = BTreeMap::new();
         for (tag, (path, range)) in ranges.enumerate() {
             objects.entry(path).or_default().push(Piece { range, tag });
@@ -185,19 +340,6 @@ impl BlockCache {
                 .map(|read| (path.clone(), read))
         });
         ReadPlan { reads: reads.collect() }
-    }
-
-    /// One ranged read, when the scheduler lets it start; `None`: nobody waits for it any longer.
-    async fn read(
-        &self,
-        path: &Path,
-        read: &PlannedRead,
-        priority: Priority,
-        owner: Owner,
-        is_wanted: impl FnMut() -> bool,
-    ) -> Result<Option<Bytes>> {
-        let range = RangeRead { path, range: read.range.clone(), priority, owner };
-        self.read_range(&range, is_wanted).await
     }
 }
 

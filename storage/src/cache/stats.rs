@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::disk::DiskStats;
+
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub hits: AtomicU64,
@@ -38,6 +40,7 @@ impl Counters {
             rounds: get(&self.rounds),
             memory_bytes: 0,
             index_bytes: 0,
+            disk: DiskStats::default(),
         }
     }
 }
@@ -65,4 +68,6 @@ pub struct CacheStats {
     pub rounds: u64,
     pub memory_bytes: u64,
     pub index_bytes: u64,
+    /// What was offered to the disk tier.
+    pub disk: DiskStats,
 }

@@ -214,8 +214,17 @@ async fn memory_stays_within_its_budget() {
 }
 
 async fn with_disk(sim: &SimStore, directory: &std::path::Path) -> Arc<BlockCache> {
+    with_policy(sim, directory, AdmissionPolicy::All).await
+}
+
+async fn with_policy(
+    sim: &SimStore,
+    directory: &std::path::Path,
+    admission: AdmissionPolicy,
+) -> Arc<BlockCache> {
     let mut disk = DiskCacheOptions::new(directory.to_path_buf(), 64 << 20);
     disk.buffer_bytes = 16 << 20;
+    disk.admission = admission;
     let cache = open(sim, CacheOptions { disk: Some(disk), ..CacheOptions::default() });
     for _ in 0..12_000 {
         if cache.has_disk() {
@@ -224,6 +233,25 @@ async fn with_disk(sim: &SimStore, directory: &std::path::Path) -> Arc<BlockCach
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("the disk tier did not open");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn by_history_only_what_is_read_again_goes_to_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let sim = SimStore::in_memory(Profile::INSTANT, 1);
+    let runs = runs(&sim, 1).await;
+    let cache = with_policy(&sim, directory.path(), AdmissionPolicy::History).await;
+    let index = cache.indexes(&runs, Priority::Demand).await.unwrap().remove(0);
+    let wanted = all(&runs[0], &index);
+    let count = wanted.len() as u64;
+    cache.fetch(wanted.clone(), ReadOptions::DEMAND).await.unwrap();
+    let first = DiskStats { refused: count, ..DiskStats::default() };
+    assert_eq!(cache.stats().disk, first);
+    cache.clear_memory();
+    cache.fetch(wanted[..3].to_vec(), ReadOptions::DEMAND).await.unwrap();
+    assert_eq!(cache.stats().disk, DiskStats { admitted: 3, ..first });
+    cache.close().await.unwrap();
+    assert_eq!(cache.stats().disk_hits, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -271,10 +299,10 @@ async fn a_damaged_disk_entry_falls_back_to_the_store() {
     let index = cache.indexes(&runs, Priority::Demand).await.unwrap().remove(0);
     let wanted = request(&runs[0], &index, 2);
     if let Some(disk) = cache.disk.get() {
-        disk.insert(wanted.key(), Bytes::from_static(b"not a block"));
+        disk.insert(read::Unit::key(&wanted), Bytes::from_static(b"not a block"));
     }
     for _ in 0..12_000 {
-        if cache.disk.get().is_some_and(|d| d.may_contain(&wanted.key())) {
+        if cache.disk.get().is_some_and(|d| d.may_contain(&read::Unit::key(&wanted))) {
             break;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -368,4 +396,87 @@ async fn under_faults_and_eviction_blocks_are_right_or_an_error() {
             );
         }
     }
+}
+
+/// A row that needs what a scan has queued does not wait for the scan's turn.
+#[tokio::test(start_paused = true)]
+async fn a_demand_read_takes_a_queued_scan_read_out_of_its_class() {
+    for behind in [ReadOptions::SCAN, ReadOptions::PREFETCH, ReadOptions::COMPACTION] {
+        let sim = SimStore::in_memory(Profile::S3, 1);
+        let runs = runs(&sim, 1).await;
+        let one_by_one = CacheOptions { join_gap: 0, max_read_bytes: 1, ..CacheOptions::default() };
+        let options = CacheOptions { reads: ReadLimits::fixed(4), scan_reads: 1, ..one_by_one };
+        let cache = open(&sim, options);
+        let index = cache.indexes(&runs, Priority::Demand).await.unwrap().remove(0);
+        sim.hang_reads(None);
+        let wanted = all(&runs[0], &index);
+        let last = wanted[wanted.len() - 1].clone();
+        let behind_it = cache.begin_fetch(wanted, behind);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let of = |priority: Priority| cache.read_stats().classes[priority as usize];
+        assert!(of(behind.priority).queued > 4, "{behind:?}: {:?}", cache.read_stats());
+        let demand = cache.begin_fetch(vec![last], ReadOptions::DEMAND);
+        assert_eq!(cache.read_stats().raised, 1, "{behind:?}");
+        assert_eq!(of(Priority::Demand).in_flight, 1, "it starts at once");
+        sim.release_reads();
+        assert_eq!(Answer::all(demand).await.unwrap().len(), 1);
+        let rest = Answer::all(behind_it).await.unwrap();
+        assert_eq!(rest.len(), index.blocks() as usize);
+    }
+}
+
+/// A run whose index is stored in partitions.
+async fn partitioned(sim: &SimStore) -> (Arc<RunReader>, Bytes, Arc<RunIndex>) {
+    let schema = Schema::new(vec![Field::new("v", DataType::Int64, true)]);
+    let codec = Arc::new(BlockCodec::new(&schema));
+    let options = RunOptions {
+        block_bytes: 2_048,
+        partition_bytes: 1_024,
+        ..RunOptions::new(RunKind::Point)
+    };
+    let mut builder = RunBuilder::new(Arc::clone(&codec), options);
+    let keys = BinaryArray::from_iter_values((0..20_000u32).map(|i| i.to_be_bytes()));
+    let numbers = Int64Array::from_iter_values(0..20_000);
+    let values =
+        RecordBatch::try_new(codec.value_schema().clone(), vec![Arc::new(numbers)]).unwrap();
+    let all = Entries { keys, epochs: Epochs::Uniform(Epoch(5)), weights: None, values };
+    builder.push(&all).unwrap();
+    let mut run = builder.finish().unwrap();
+    (run.meta.run_id, run.meta.object) = (1, "data/1/1.seg".to_string());
+    let payload = run.bytes.clone();
+    sim.put(&Path::from("data/1/1.seg"), payload.into()).await.unwrap();
+    (Arc::new(RunReader::new(run.meta, codec)), run.bytes, run.index)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitions_of_an_index_are_kept_on_disk_and_forgotten_with_their_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let sim = SimStore::in_memory(Profile::INSTANT, 1);
+    let (run, bytes, index) = partitioned(&sim).await;
+    let cache = with_disk(&sim, directory.path()).await;
+    cache.admit_run(&run, index, &bytes, false).unwrap();
+    let top = cache.try_index(&run).unwrap();
+    assert!(top.is_top() && top.blocks() > 8);
+    assert!(top.block_numbers().all(|p| cache.try_partition(&run, &top, p).is_some()));
+    assert_eq!(sim.stats().gets, 0, "what was written is not read");
+    cache.close().await.unwrap();
+    drop(cache);
+
+    let cache = with_disk(&sim, directory.path()).await;
+    let top = cache.indexes(&[Arc::clone(&run)], Priority::Demand).await.unwrap().remove(0);
+    let request =
+        |partition| PartitionRequest { run: Arc::clone(&run), top: Arc::clone(&top), partition };
+    let wanted = top.block_numbers().map(request).collect();
+    let parts = cache.partitions(wanted, ReadOptions::DEMAND).await.unwrap();
+    assert_eq!(sim.stats().gets, 1, "the top index");
+    let blocks = parts
+        .iter()
+        .flat_map(|part| part.block_numbers().map(|b| super::tests::request(&run, part, b)));
+    let blocks = cache.fetch(blocks.collect(), ReadOptions::DEMAND).await.unwrap();
+    assert_eq!(blocks.iter().map(|b| b.entries.len()).sum::<usize>(), 20_000);
+    assert_eq!(sim.stats().gets, 1, "{:?}", cache.stats());
+    cache.forget_run(&run);
+    assert_eq!((cache.stats().index_bytes, cache.stats().memory_bytes), (0, 0));
+    assert!(cache.try_index(&run).is_none());
+    cache.close().await.unwrap();
 }

@@ -17,10 +17,10 @@ use millrace_common::collections::{HashMap, HashSet};
 use super::DECODED;
 use super::plan::{Place, Plan, SortedKeys, Target, to_ask};
 use crate::block::Block;
-use crate::cache::{BlockRequest, Piece, Priority, ReadOptions, plan};
+use crate::cache::{Answer, BlockRequest, PartitionRequest, Piece, ReadOptions, plan};
 use crate::error::{Result, StorageError};
 use crate::lookup::{Lookups, Recency};
-use crate::reading::{Lookup, Part, Reading};
+use crate::reading::{Lookup, Part, ReadClass, Reading};
 use crate::run::RunIndex;
 use crate::state_store::Shared;
 use crate::writer::LookupRequest;
@@ -77,6 +77,8 @@ pub(super) struct Answering {
     strings: Vec<Progress>,
     /// The newest entry of a string decides: see [`super::plan`].
     newest_first: bool,
+    /// Of the reads that begin from now on.
+    class: ReadClass,
     /// Strings that ask next, in order.
     queue: VecDeque<u32>,
     blocks: HashMap<Place, Held>,
@@ -100,11 +102,11 @@ impl Answering {
         question: LookupRequest,
         asked: SortedKeys,
         lookups: Lookups,
-        targets: Vec<Target>,
+        targets: Vec<(Target, Option<Arc<RunIndex>>)>,
         found: Vec<Option<Recency>>,
         newest_first: bool,
     ) -> Answering {
-        let indexes: Vec<_> = targets.iter().map(|t| shared.cache.try_index(&t.run)).collect();
+        let (targets, indexes): (Vec<Target>, Vec<_>) = targets.into_iter().unzip();
         let count = asked.len();
         let plan = Plan::new(&targets, &indexes, count, lookups.as_of);
         let progress = |found| Progress { found, ..Progress::default() };
@@ -119,6 +121,7 @@ impl Answering {
             plan,
             strings: found.into_iter().map(progress).collect(),
             newest_first,
+            class: ReadClass::default(),
             queue: (0..count as u32).collect(),
             blocks: HashMap::default(),
             held_bytes: 0,
@@ -144,17 +147,15 @@ impl Answering {
             self.add_sources(places);
             return Ok(Lookup::Ready(self.question.answer(&self.lookups)?));
         }
-        self.load_indexes();
-        if self.loading.is_none() {
-            self.choose();
-        }
+        self.prepare();
+        let class = self.class.clone();
         let parts = futures::stream::try_unfold(Some(self), |answering| async move {
             let Some(mut answering) = answering else { return Ok(None) };
             let part = answering.next().await?;
             let rest = (!part.is_last).then_some(answering);
             Ok(Some((part, rest)))
         });
-        Ok(Lookup::Pending(Reading::new(parts.boxed())))
+        Ok(Lookup::Pending(Reading::of_class(parts.boxed(), class)))
     }
 
     async fn next(&mut self) -> Result<Part> {
@@ -168,11 +169,13 @@ impl Answering {
                 let part = if self.done.is_empty() { None } else { Some(self.part()?) };
                 if let Some(loaded) = loaded {
                     self.loading = None;
-                    self.take_indexes(loaded?);
+                    self.take_indexes(loaded?)?;
                 }
                 if let Some(part) = part {
                     return Ok(part);
                 }
+                // Of large runs the top indexes come first, and partitions are missing then.
+                continue;
             }
             self.ask()?;
             // Also has new reads begin.
@@ -189,6 +192,14 @@ impl Answering {
                 Some(arrived) => self.arrived(arrived?),
                 None => return Err(StorageError::internal("a lookup waits for nothing")),
             }
+        }
+    }
+
+    /// Begins to read what comes before blocks.
+    fn prepare(&mut self) {
+        self.load_indexes();
+        if self.loading.is_none() {
+            self.choose();
         }
     }
 
@@ -210,20 +221,47 @@ impl Answering {
         if missing.is_empty() {
             return;
         }
-        let targets: Vec<usize> = missing.into_iter().map(|t| t as usize).collect();
-        let runs: Vec<_> = targets.iter().map(|&t| Arc::clone(&self.targets[t].run)).collect();
-        let cache = Arc::clone(&self.shared.cache);
+        let mut opening = Vec::new();
+        let mut partitions = Vec::new();
+        for &t in &missing {
+            let target = &self.targets[t as usize];
+            let run = Arc::clone(&target.run);
+            match &target.partition {
+                None => opening.push((t as usize, run)),
+                Some((top, partition)) => {
+                    let (top, partition) = (Arc::clone(top), *partition);
+                    partitions.push((t as usize, PartitionRequest { run, top, partition }));
+                }
+            }
+        }
+        let (opened, opening): (Vec<usize>, Vec<_>) = opening.into_iter().unzip();
+        let (parts, partitions): (Vec<usize>, Vec<_>) = partitions.into_iter().unzip();
+        let (cache, class) = (Arc::clone(&self.shared.cache), self.class.clone());
         let load = async move {
-            let indexes = cache.indexes(&runs, Priority::Demand).await?;
-            Ok(targets.into_iter().zip(indexes).collect())
+            let options = ReadOptions::keeping(class.get());
+            let mut answers = cache.begin_open(opening, options);
+            answers.extend(cache.begin_partitions(partitions, options));
+            let indexes = Answer::all(answers).await?;
+            Ok(opened.into_iter().chain(parts).zip(indexes).collect())
         };
         self.loading = Some(load.boxed());
     }
 
     /// Plans anew with indexes that have come. All strings that are in no part are in the queue.
-    fn take_indexes(&mut self, indexes: Indexes) {
+    fn take_indexes(&mut self, indexes: Indexes) -> Result<()> {
         for (target, index) in indexes {
             self.indexes[target] = Some(index);
+        }
+        let targets = std::mem::take(&mut self.targets).into_iter();
+        for (target, index) in targets.zip(std::mem::take(&mut self.indexes)) {
+            let parts = match target.partition {
+                None => target.resolve(index, &self.shared.cache, self.lookups.as_of)?,
+                Some(_) => vec![(target, index)],
+            };
+            for (target, index) in parts {
+                self.targets.push(target);
+                self.indexes.push(index);
+            }
         }
         self.plan = Plan::new(&self.targets, &self.indexes, self.strings.len(), self.lookups.as_of);
         for &string in &self.queue {
@@ -232,7 +270,8 @@ impl Answering {
             (progress.from, progress.asked) = (0, 0);
         }
         self.release_all();
-        self.choose();
+        self.prepare();
+        Ok(())
     }
 
     /// Whether to ask the newest first at all.
@@ -404,13 +443,12 @@ impl Answering {
         }
         places.sort_unstable();
         let requests: Vec<BlockRequest> = places.iter().filter_map(|&p| self.request(p)).collect();
-        // All at once, so that the cache plans them as one round. The reads go on without this future: those below
-        // join them.
-        let cache = Arc::clone(&self.shared.cache);
-        let all = requests.clone();
-        let begin = async move { cache.fetch(all, ReadOptions::DEMAND).await };
-        let _ = begin.boxed().now_or_never();
-        for group in self.together(&requests) {
+        let groups = self.together(&requests);
+        // All at once, so that the cache plans them as one round.
+        let options = ReadOptions::keeping(self.class.get());
+        let begun = self.shared.cache.begin_fetch(requests, options);
+        let mut answers: Vec<Option<Answer<Arc<Block>>>> = begun.into_iter().map(Some).collect();
+        for group in groups {
             let read = self.next_read;
             self.next_read += 1;
             for &i in &group {
@@ -418,11 +456,10 @@ impl Answering {
                     held.block = Err(read);
                 }
             }
-            let of_group: Vec<BlockRequest> = group.iter().map(|&i| requests[i].clone()).collect();
+            let of_group: Vec<_> = group.iter().filter_map(|&i| answers[i].take()).collect();
             let of_places: Vec<Place> = group.iter().map(|&i| places[i]).collect();
-            let cache = Arc::clone(&self.shared.cache);
             self.reads.push(Box::pin(async move {
-                let blocks = cache.fetch(of_group, ReadOptions::DEMAND).await?;
+                let blocks = Answer::all(of_group).await?;
                 Ok(Arrived { read, blocks: of_places.into_iter().zip(blocks).collect() })
             }));
         }
@@ -505,9 +542,10 @@ impl Answering {
 
     /// Adds blocks, in order, to the sources of answers.
     fn add_sources(&mut self, places: Vec<Place>) {
-        for of_target in places.chunk_by(|a, b| a.0 == b.0) {
-            let blocks = of_target.iter().filter_map(|p| self.blocks.get(p)?.block.as_ref().ok());
-            let source = self.targets[of_target[0].0 as usize].sorted(blocks);
+        let target = |place: &Place| &self.targets[place.0 as usize];
+        for of_run in places.chunk_by(|a, b| target(a).shares_run(target(b))) {
+            let blocks = of_run.iter().filter_map(|p| self.blocks.get(p)?.block.as_ref().ok());
+            let source = target(&of_run[0]).sorted(blocks);
             self.lookups.sources.push(source);
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A lookup asks key ranges first (in memory, from the version), then indexes and filters, then blocks.
 //! If all of these are in memory it is answered at once. Else it reads all indexes that are missing in one
-//! round, and blocks in as few as the storage of the table allows:
+//! round (of large runs the top indexes, and the partitions that may answer in another), and blocks in as few as the
+//! storage of the table allows:
 //!
 //! - Where weights add up (`Multiset`), and for prefixes and ranges, every run counts: one round of blocks.
 //! - Of whole keys of other tables the newest entry decides. Each key asks the newest block that may hold it
@@ -73,9 +74,13 @@ pub(crate) fn ask(
     };
     let mut targets = Vec::new();
     for (run, early) in visible {
-        if let Some(target) = Target::of(run, early, &asked.sorted, &question) {
-            targets.extend(target.not_older_than(&found, as_of)?);
-        }
+        let target = Target::of(run, early, &asked.sorted, &question);
+        let Some(target) = target.map(|t| t.not_older_than(&found, as_of)).transpose()?.flatten()
+        else {
+            continue;
+        };
+        let opened = shared.cache.try_index(run);
+        targets.extend(target.resolve(opened, &shared.cache, as_of)?);
     }
     if let Some(blocks) = in_memory(shared, &targets, as_of) {
         lookups.sources.extend(blocks);
@@ -94,22 +99,31 @@ pub(crate) fn ask(
 }
 
 /// All blocks that matter, if all are decoded in memory and not so many that the answer should come in parts.
-fn in_memory(shared: &Shared, targets: &[Target], as_of: Epoch) -> Option<Vec<Sorted>> {
+fn in_memory(
+    shared: &Shared,
+    targets: &[(Target, Option<Arc<RunIndex>>)],
+    as_of: Epoch,
+) -> Option<Vec<Sorted>> {
     let cache = &shared.cache;
+    if targets.iter().any(|(_, index)| index.is_none()) {
+        return None;
+    }
     let mut bytes = 0;
-    let indexes: Option<Vec<Arc<RunIndex>>> =
-        targets.iter().map(|t| cache.try_index(&t.run)).collect();
-    let one = |(target, index): (&Target, Arc<RunIndex>)| {
-        let blocks: Option<Vec<Arc<Block>>> = target
-            .blocks(&index, as_of)
-            .into_iter()
-            .map(|b| {
-                let block = cache.try_get(&target.run, &index, b)?;
+    let mut sources = Vec::new();
+    for of_run in targets.chunk_by(|a, b| a.0.shares_run(&b.0)) {
+        let mut blocks: Vec<Arc<Block>> = Vec::new();
+        for (target, index) in of_run {
+            let index = index.as_ref()?;
+            for block in target.blocks(index, as_of) {
+                let block = cache.try_get(&target.run, index, block)?;
                 bytes += block.memory;
-                (bytes <= shared.options.lookup_bytes).then_some(block)
-            })
-            .collect();
-        Some(target.sorted(blocks?.iter()))
-    };
-    targets.iter().zip(indexes?).map(one).collect()
+                if bytes > shared.options.lookup_bytes {
+                    return None;
+                }
+                blocks.push(block);
+            }
+        }
+        sources.push(of_run[0].0.sorted(blocks.iter()));
+    }
+    Some(sources)
 }

@@ -14,6 +14,7 @@ use millrace_common::Epoch;
 
 use super::rank_of;
 use crate::block::Block;
+use crate::cache::BlockCache;
 use crate::error::Result;
 use crate::lookup::{Recency, Sorted, sorted_order};
 use crate::run::{RunIndex, RunReader};
@@ -85,9 +86,11 @@ enum KeyKind {
     Ranges(BinaryArray),
 }
 
-/// The part of a question that a run may answer.
+/// The part of a question that a run, or a partition of one, may answer.
 pub(super) struct Target {
     pub run: Arc<RunReader>,
+    /// The run's top index and one of its partitions; `None`: the run is not open, or has none.
+    pub partition: Option<(Arc<RunIndex>, u32)>,
     /// Its rank among what one writer holds, where no version names the run.
     early: Option<u64>,
     /// Positions of `strings` among the sorted strings.
@@ -122,6 +125,7 @@ impl Target {
         };
         (start < end).then(|| Target {
             run: Arc::clone(run),
+            partition: None,
             early,
             positions: (start as u32..end as u32).collect(),
             strings: sorted.slice(start, end - start),
@@ -131,16 +135,65 @@ impl Target {
 
     /// Without the strings of which something newer than all of the run was found already; `None`: these are all.
     pub fn not_older_than(self, found: &[Option<Recency>], as_of: Epoch) -> Result<Option<Target>> {
-        let newest = self.recency(Epoch(self.run.meta().max_epoch).min(as_of));
+        let newest = self.recency(self.epochs().1.min(as_of));
         let stays = |&i: &u32| found[self.positions[i as usize] as usize] <= Some(newest);
         let stay: Vec<u32> = (0..self.positions.len() as u32).filter(stays).collect();
         if stay.is_empty() || stay.len() == self.positions.len() {
             return Ok((!stay.is_empty()).then_some(self));
         }
-        // Only whole keys have something found: other questions keep all.
-        let strings = pick(&self.strings, &stay)?;
-        let positions = stay.iter().map(|&i| self.positions[i as usize]).collect();
-        Ok(Some(Target { positions, strings, ..self }))
+        self.part(&stay, self.partition.clone()).map(Some)
+    }
+
+    /// With some of the strings only, which ascend.
+    fn part(&self, at: &[u32], partition: Option<(Arc<RunIndex>, u32)>) -> Result<Target> {
+        let asks = match &self.asks {
+            KeyKind::Ranges(ends) => KeyKind::Ranges(pick(ends, at)?),
+            other => other.clone(),
+        };
+        Ok(Target {
+            run: Arc::clone(&self.run),
+            partition,
+            early: self.early,
+            positions: at.iter().map(|&i| self.positions[i as usize]).collect(),
+            strings: pick(&self.strings, at)?,
+            asks,
+        })
+    }
+
+    /// The target with its index, or its parts with theirs where `opened` is a top index; `None`: not in memory.
+    pub fn resolve(
+        self,
+        opened: Option<Arc<RunIndex>>,
+        cache: &BlockCache,
+        as_of: Epoch,
+    ) -> Result<Vec<(Target, Option<Arc<RunIndex>>)>> {
+        let Some(top) = opened.as_ref().filter(|index| index.is_top()) else {
+            return Ok(vec![(self, opened)]);
+        };
+        let located = self.located(top, as_of).map(|(string, at)| (at, string as u32));
+        let mut located: Vec<(u32, u32)> = located.collect();
+        located.sort_unstable();
+        let parts = located.chunk_by(|a, b| a.0 == b.0).map(|of_partition| {
+            let partition = of_partition[0].0;
+            let at: Vec<u32> = of_partition.iter().map(|l| l.1).collect();
+            let index = cache.try_partition(&self.run, top, partition);
+            Ok((self.part(&at, Some((Arc::clone(top), partition)))?, index))
+        });
+        parts.collect()
+    }
+
+    /// Smallest and largest epoch of its entries.
+    fn epochs(&self) -> (Epoch, Epoch) {
+        let meta = self.run.meta();
+        match &self.partition {
+            Some((top, partition)) => top.block_epochs(*partition),
+            None => (Epoch(meta.min_epoch), Epoch(meta.max_epoch)),
+        }
+    }
+
+    /// Whether both are of one run.
+    pub fn shares_run(&self, other: &Target) -> bool {
+        Arc::ptr_eq(&self.run, &other.run)
     }
 
     /// No version names the run.
@@ -198,10 +251,10 @@ impl Target {
         as_of: Epoch,
         out: &mut Vec<Candidate>,
     ) {
-        let (meta, positions) = (self.run.meta(), &self.positions);
+        let positions = &self.positions;
         let Some(index) = index else {
-            let oldest = self.recency(Epoch(meta.min_epoch));
-            let newest = self.recency(Epoch(meta.max_epoch).min(as_of));
+            let (oldest, newest) = self.epochs();
+            let (oldest, newest) = (self.recency(oldest), self.recency(newest.min(as_of)));
             out.extend(positions.iter().map(|&string| Candidate {
                 string,
                 target,
@@ -242,7 +295,7 @@ pub(super) type Place = (u32, u32);
 pub(super) struct Candidate {
     pub string: u32,
     pub target: u32,
-    /// `None`: the run's index is not in memory.
+    /// `None`: the index is not in memory.
     pub block: Option<u32>,
     /// Of entries in the block, as far as the lookup sees them.
     pub oldest: Recency,

@@ -11,10 +11,10 @@ use millrace_common::TableId;
 
 use super::{DECODED, rank_of};
 use crate::block::Entries;
-use crate::cache::{BlockCache, BlockRequest, Priority, ReadOptions};
+use crate::cache::{BlockCache, BlockRequest, PartitionRequest, Priority, ReadOptions};
 use crate::error::{Result, StorageError};
 use crate::merge::{Input, Mode, Source};
-use crate::run::{PrefixLengths, RunReader};
+use crate::run::{PrefixLengths, RunIndex, RunReader};
 use crate::snapshot::{KeyRange, cut_range};
 use crate::state_store::Shared;
 
@@ -24,6 +24,9 @@ const SCAN_WINDOW_BYTES: u64 = 1 << 20;
 const MIN_WINDOW_BYTES: u64 = 64 << 10;
 /// Steps that a scan reads ahead.
 const SCAN_AHEAD: usize = 2;
+/// Partitions of an index that a scan reads at once, and how many times that it reads ahead.
+const PARTITIONS_A_STEP: usize = 16;
+const INDEX_AHEAD: usize = 2;
 /// Scans of runs up to this size may leave their blocks in the cache.
 const SMALL_RUN_BYTES: u64 = 4 << 20;
 
@@ -132,6 +135,12 @@ fn overlaps(run: &RunReader, range: &KeyRange) -> bool {
         }
 }
 
+/// What has the indexes of some of a run's blocks.
+enum IndexStep {
+    Whole(Arc<RunIndex>),
+    Partitions(Vec<PartitionRequest>),
+}
+
 struct Scan {
     cache: Arc<BlockCache>,
     prefixes: Arc<PrefixLengths>,
@@ -151,11 +160,17 @@ impl Scan {
     fn into_stream(self) -> BoxStream<'static, Result<Entries>> {
         let ahead = self.ahead;
         let scan = Arc::new(self);
-        let opening = Arc::clone(&scan);
-        let windows = futures::stream::once(async move { opening.windows().await });
-        let windows =
-            windows.map_ok(|w| futures::stream::iter(w.into_iter().map(Ok::<_, StorageError>)));
-        let blocks = windows.try_flatten().map(move |window| {
+        let (opening, locating) = (Arc::clone(&scan), Arc::clone(&scan));
+        let each = |all| futures::stream::iter(Vec::into_iter(all).map(Ok::<_, StorageError>));
+        let steps = futures::stream::once(async move { opening.open().await });
+        let steps = steps.map_ok(each).try_flatten();
+        let indexes = steps.map(move |step| {
+            let scan = Arc::clone(&locating);
+            async move { scan.windows(step?).await }
+        });
+        let each = |all| futures::stream::iter(Vec::into_iter(all).map(Ok::<_, StorageError>));
+        let windows = indexes.buffered(INDEX_AHEAD).map_ok(each).try_flatten();
+        let blocks = windows.map(move |window| {
             let scan = Arc::clone(&scan);
             async move { scan.read(window?).await }
         });
@@ -163,27 +178,54 @@ impl Scan {
         batches.map_ok(|b| futures::stream::iter(b.into_iter().map(Ok))).try_flatten().boxed()
     }
 
-    /// The blocks to read, in groups.
-    async fn windows(&self) -> Result<Vec<Vec<BlockRequest>>> {
+    /// What has the indexes of the blocks to read.
+    async fn open(&self) -> Result<Vec<IndexStep>> {
         let runs = [Arc::clone(&self.run)];
-        let Some(index) = self.cache.indexes(&runs, self.options.priority).await?.pop() else {
+        let Some(opened) = self.cache.indexes(&runs, self.options.priority).await?.pop() else {
             return Ok(Vec::new());
         };
         if matches!(self.mode, Mode::Compact { .. }) {
             // What filters of the inputs can answer, the output's shall answer too.
-            index.prefix_lengths().iter().for_each(|&l| self.prefixes.note_length(l.into()));
+            opened.prefix_lengths().iter().for_each(|&l| self.prefixes.note_length(l.into()));
         }
+        if !opened.is_top() {
+            return Ok(vec![IndexStep::Whole(opened)]);
+        }
+        let partitions: Vec<u32> = self.located(&opened).collect();
+        let request = |&partition: &u32| PartitionRequest {
+            run: Arc::clone(&self.run),
+            top: Arc::clone(&opened),
+            partition,
+        };
+        let steps = partitions.chunks(PARTITIONS_A_STEP);
+        Ok(steps.map(|s| IndexStep::Partitions(s.iter().map(request).collect())).collect())
+    }
+
+    /// The blocks, or partitions, that the scan wants.
+    fn located<'a>(&self, index: &'a RunIndex) -> impl Iterator<Item = u32> + use<'a> {
+        let mode = self.mode;
         let bound = |b: &Bound<Vec<u8>>| b.clone();
         let (lower, upper) = (bound(&self.range.0), bound(&self.range.1));
         let located = index
             .locate_range(lower.as_ref().map(Vec::as_slice), upper.as_ref().map(Vec::as_slice));
+        located.filter(move |&block| {
+            let (min, max) = index.block_epochs(block);
+            mode.wants(min, max)
+        })
+    }
+
+    /// The blocks to read, in groups.
+    async fn windows(&self, step: IndexStep) -> Result<Vec<Vec<BlockRequest>>> {
+        let indexes = match step {
+            IndexStep::Whole(index) => vec![index],
+            IndexStep::Partitions(requests) => {
+                self.cache.partitions(requests, self.options).await?
+            }
+        };
         let mut windows: Vec<Vec<BlockRequest>> = Vec::new();
         let mut bytes = self.window;
-        for block in located {
-            let (min, max) = index.block_epochs(block);
-            if !self.mode.wants(min, max) {
-                continue;
-            }
+        let blocks = indexes.iter().flat_map(|i| self.located(i).map(move |block| (i, block)));
+        for (index, block) in blocks {
             if bytes >= self.window {
                 windows.push(Vec::new());
                 bytes = 0;
@@ -191,7 +233,7 @@ impl Scan {
             let at = index.block_range(block);
             bytes += at.end - at.start;
             let request =
-                BlockRequest { run: Arc::clone(&self.run), index: Arc::clone(&index), block };
+                BlockRequest { run: Arc::clone(&self.run), index: Arc::clone(index), block };
             if let Some(window) = windows.last_mut() {
                 window.push(request);
             }

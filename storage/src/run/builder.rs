@@ -1,5 +1,6 @@
 //! Builds a run from entries in key order.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt64Array};
@@ -11,8 +12,15 @@ use millrace_rpc::version::RunMeta;
 use crate::block::{BlockCodec, BlockEncoder, Entries, Epochs};
 use crate::error::{Result, StorageError};
 use crate::filter;
-use crate::run::index::IndexBuilder;
-use crate::run::{FLAG_FILTER, FOOTER_BYTES, MAGIC, RunIndex, RunKind, VERSION};
+use crate::run::index::PartitionStart;
+use crate::run::index_builder::{IndexBuilder, MetaPart};
+use crate::run::{FLAG_FILTER, FLAG_TOP, RunIndex, RunKind, VERSION, VERSION_TOP};
+
+/// Of the index and filter of a partition: enough that a request is not wasted on it, little enough that a read of one
+/// key takes little memory.
+const PARTITION_BYTES: usize = 64 << 10;
+/// Index and filter of up to so many partitions' bytes are one unit: it costs one request, and no top index.
+const WHOLE_PARTITIONS: usize = 4;
 
 #[derive(Clone, Debug)]
 pub struct RunOptions {
@@ -23,6 +31,8 @@ pub struct RunOptions {
     /// Filter on prefixes of these lengths too.
     pub prefix_lengths: Vec<u16>,
     pub compress: bool,
+    /// Bytes that a partition of index and filter aims at; less than four times as much is not cut.
+    pub partition_bytes: usize,
 }
 
 impl RunOptions {
@@ -33,6 +43,7 @@ impl RunOptions {
             filter: kind == RunKind::Point,
             prefix_lengths: Vec::new(),
             compress: true,
+            partition_bytes: PARTITION_BYTES,
         }
     }
 
@@ -55,6 +66,7 @@ impl RunOptions {
 pub struct FinishedRun {
     pub bytes: Bytes,
     pub meta: RunMeta,
+    /// Of all blocks; where it is stored in partitions, without the filter.
     pub index: Arc<RunIndex>,
 }
 
@@ -64,7 +76,11 @@ pub struct RunBuilder {
     encoder: BlockEncoder,
     out: Vec<u8>,
     index: IndexBuilder,
+    /// Of all keys and prefixes, for the filter, and how many there are up to the end of each block.
     hashes: Vec<u64>,
+    hash_ends: Vec<usize>,
+    /// The key that was hashed last.
+    hashed: Option<Vec<u8>>,
     pending: Vec<Entries>,
     pending_bytes: usize,
     last_key: Vec<u8>,
@@ -83,6 +99,8 @@ impl RunBuilder {
             out: Vec::new(),
             index: IndexBuilder::default(),
             hashes: Vec::new(),
+            hash_ends: Vec::new(),
+            hashed: None,
             pending: Vec::new(),
             pending_bytes: 0,
             last_key: Vec::new(),
@@ -119,7 +137,6 @@ impl RunBuilder {
         if let Some(w) = &entries.weights {
             self.tombstones += w.values().iter().filter(|&&w| w <= 0).count() as u64;
         }
-        self.add_hashes(&entries.keys);
         self.pending_bytes += slice_bytes(entries)?;
         self.pending.push(entries.clone());
         if self.pending_bytes >= self.options.block_bytes * 2 {
@@ -133,25 +150,22 @@ impl RunBuilder {
             return;
         }
         // Equal neighbours (versions of a key, rows of one join key) are hashed once.
-        let mut last: Option<&[u8]> = None;
+        let hashed = self.hashed.take();
+        let mut last: Option<&[u8]> = hashed.as_deref();
         let lengths = &self.options.prefix_lengths;
         for key in keys.iter().flatten() {
             if last == Some(key) {
                 continue;
             }
             self.hashes.push(filter::filter_hash(key));
-            for &length in lengths {
-                let prefix = match key.get(..usize::from(length)) {
-                    Some(prefix) if prefix.len() < key.len() => prefix,
-                    // The key is its own prefix, or too short to have one.
-                    _ => continue,
-                };
+            for prefix in prefixes_of(key, lengths) {
                 if !last.is_some_and(|l| l.len() > prefix.len() && l.starts_with(prefix)) {
                     self.hashes.push(filter::filter_hash(prefix));
                 }
             }
             last = Some(key);
         }
+        self.hashed = last.map(<[u8]>::to_vec);
     }
 
     /// Cuts pending entries into blocks; all of them, or leaving less than one block.
@@ -202,6 +216,8 @@ impl RunBuilder {
         }
         let (length, crc) = self.codec.encode(entries, &mut self.encoder, &mut self.out)?;
         self.index.add(entries, length, crc);
+        self.add_hashes(&entries.keys);
+        self.hash_ends.push(self.hashes.len());
         Ok(())
     }
 
@@ -209,35 +225,20 @@ impl RunBuilder {
     pub fn finish(mut self) -> Result<FinishedRun> {
         self.cut_blocks(true)?;
         let data_len = self.out.len();
-        let mut flags = 0;
-        if self.options.filter {
-            flags |= FLAG_FILTER;
-            self.out.extend_from_slice(&filter::build(&self.hashes));
-        }
-        let filter_len = self.out.len() - data_len;
-        self.index.write(&self.options.prefix_lengths, &mut self.out);
-        let index_len = self.out.len() - data_len - filter_len;
-
-        let mut footer = [0u8; FOOTER_BYTES];
-        footer[4..8].copy_from_slice(&MAGIC.to_le_bytes());
-        footer[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        footer[10..12].copy_from_slice(&flags.to_le_bytes());
-        footer[12..16].copy_from_slice(&(filter_len as u32).to_le_bytes());
-        footer[16..20].copy_from_slice(&(index_len as u32).to_le_bytes());
-        footer[20..24].copy_from_slice(&(self.index.len() as u32).to_le_bytes());
-        footer[24..32].copy_from_slice(&self.rows.to_le_bytes());
-        footer[32..40].copy_from_slice(&(data_len as u64).to_le_bytes());
-        let mut crc = crc32fast::Hasher::new();
-        crc.update(&self.out[data_len..]);
-        crc.update(&footer[4..]);
-        footer[0..4].copy_from_slice(&crc.finalize().to_le_bytes());
-        self.out.extend_from_slice(&footer);
-
-        let bytes = Bytes::from(self.out);
-        let (min_epoch, max_epoch) = self.index.epoch_bounds();
+        let partitions = self.partitions();
+        let meta_at = match partitions.len() {
+            0 => {
+                self.write_partition(0..self.index.len());
+                data_len
+            }
+            _ => self.write_partitions(&partitions),
+        };
+        let bytes = Bytes::from(std::mem::take(&mut self.out));
+        let blocks = 0..self.index.len();
+        let (min_epoch, max_epoch) = self.index.epoch_bounds(blocks.clone());
         let meta = RunMeta {
             length: bytes.len() as u64,
-            meta_length: (bytes.len() - data_len) as u64,
+            meta_length: (bytes.len() - meta_at) as u64,
             rows: self.rows,
             min_key: self.min_key.unwrap_or_default().into(),
             max_key: self.last_key.into(),
@@ -247,12 +248,105 @@ impl RunBuilder {
             ..RunMeta::default()
         };
         // A copy: the index outlives the blocks, and windows of the whole would keep them in memory.
-        let own = Bytes::copy_from_slice(&bytes[data_len..]);
+        let own = match partitions.len() {
+            0 => Bytes::copy_from_slice(&bytes[data_len..]),
+            _ => {
+                let mut all = Vec::new();
+                let part = MetaPart { version: VERSION, ..MetaPart::default() };
+                self.index.write_meta_part(blocks, part, &mut all);
+                Bytes::from(all)
+            }
+        };
         let index = RunIndex::parse(&own, Epoch::ZERO).map_err(|e| {
             StorageError::internal(format!("a run just built cannot be opened: {e}"))
         })?;
         Ok(FinishedRun { bytes, meta, index: Arc::new(index) })
     }
+
+    /// Hashes up to a block.
+    fn hashes_before(&self, block: usize) -> usize {
+        block.checked_sub(1).map_or(0, |last| self.hash_ends[last])
+    }
+
+    /// The blocks of each partition; none: all are one unit.
+    fn partitions(&self) -> Vec<Range<usize>> {
+        let hashes = |block| self.hash_ends[block] - self.hashes_before(block);
+        let bytes =
+            |block| self.index.stored_bytes(block) + hashes(block) * filter::BITS_PER_KEY / 8;
+        let blocks = self.index.len();
+        let total: usize = (0..blocks).map(bytes).sum();
+        let aim = self.options.partition_bytes.max(1);
+        if total <= aim * WHOLE_PARTITIONS {
+            return Vec::new();
+        }
+        let even = total.div_ceil(total.div_ceil(aim));
+        let (mut partitions, mut start, mut sum) = (Vec::new(), 0, 0);
+        for block in 0..blocks {
+            sum += bytes(block);
+            if sum >= even || block + 1 == blocks {
+                partitions.push(start..block + 1);
+                (start, sum) = (block + 1, 0);
+            }
+        }
+        partitions
+    }
+
+    /// Writes filter, index and footer of some of the blocks.
+    fn write_partition(&mut self, blocks: Range<usize>) {
+        let mut part = MetaPart {
+            version: VERSION,
+            prefix_lengths: &self.options.prefix_lengths,
+            ..MetaPart::default()
+        };
+        let mut built = Vec::new();
+        if self.options.filter {
+            part.flags |= FLAG_FILTER;
+            let of_blocks = self.hashes_before(blocks.start)..self.hashes_before(blocks.end);
+            let mut hashes = self.hashes[of_blocks].to_vec();
+            if blocks.start > 0 && !blocks.is_empty() {
+                // What the first key shares with the one before was not hashed again.
+                let key = self.index.first_key(blocks.start);
+                let prefixes = prefixes_of(key, &self.options.prefix_lengths);
+                hashes.extend(std::iter::once(key).chain(prefixes).map(filter::filter_hash));
+            }
+            built = filter::build(&hashes);
+        }
+        part.filter = &built;
+        self.index.write_meta_part(blocks, part, &mut self.out);
+    }
+
+    /// Writes all partitions and the top index; where that begins.
+    fn write_partitions(&mut self, partitions: &[Range<usize>]) -> usize {
+        let mut top = IndexBuilder::default();
+        let mut starts = Vec::with_capacity(partitions.len());
+        let mut offset = 0;
+        for blocks in partitions {
+            let at = self.out.len();
+            self.write_partition(blocks.clone());
+            let bytes = &self.out[at..];
+            let rows = self.index.rows_of(blocks.clone()) as u32;
+            let keys = [self.index.first_key(blocks.start), self.index.last_key(blocks.end - 1)];
+            let epochs = self.index.epoch_bounds(blocks.clone());
+            top.add_entry(bytes.len() as u32, rows, crc32fast::hash(bytes), epochs, keys);
+            starts.push(PartitionStart { block: blocks.start as u32, offset });
+            offset += self.index.length_of(blocks.clone());
+        }
+        let part = MetaPart {
+            prefix_lengths: &self.options.prefix_lengths,
+            partitions: &starts,
+            version: VERSION_TOP,
+            flags: FLAG_TOP,
+            ..MetaPart::default()
+        };
+        let top_at = self.out.len();
+        top.write_meta_part(0..starts.len(), part, &mut self.out);
+        top_at
+    }
+}
+
+/// The prefixes of a key of these lengths; a key is not its own prefix.
+fn prefixes_of<'a>(key: &'a [u8], lengths: &'a [u16]) -> impl Iterator<Item = &'a [u8]> {
+    lengths.iter().filter_map(|&l| key.get(..usize::from(l))).filter(|p| p.len() < key.len())
 }
 
 /// Bytes of the rows themselves, not of the buffers they are windows of.

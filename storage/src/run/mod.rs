@@ -1,21 +1,26 @@
 //! Runs: immutable sorted files of one state table (docs/design.md §2, §9), as byte ranges of segments.
 //!
 //! ```text
-//! block*  filter  index  footer(40)          the last three are the meta part: one read opens a run
+//! block*  meta part                          the meta part is read at once and opens the run
+//! block*  meta part*  top                    of a large run: one meta part for some of its blocks each (a
+//!                                            partition), which the top index finds; the top opens the run
+//! meta part, top:  filter  index  footer(40)
 //!
 //! index:  per block, column by column: length u32 · rows u32 · crc u32 · min epoch u64 · max epoch u64,
-//!         then 2n+1 key offsets u32, then first and last key of each block, then the lengths (u16) of
-//!         prefixes that are in the filter
-//! footer:  0 u32 crc32 of the meta part without this field   16 u32 index bytes
-//!          4 u32 magic 0x4E55524D ("MRUN")                   20 u32 blocks
-//!          8 u16 version (1)  10 u16 flags: 2 there is a     24 u64 rows
-//!            filter                                          32 u64 bytes of all blocks
+//!         then 2n+1 key offsets u32, then first and last key of each block, then, of a top, per partition:
+//!         first block u32 · its offset in the run u64, then the lengths (u16) of prefixes that are in
+//!         the filter; the blocks of a top are its partitions
+//! footer:  0 u32 crc32 of the part without this field   16 u32 index bytes
+//!          4 u32 magic 0x4E55524D ("MRUN")              20 u32 blocks
+//!          8 u16 version: 1, of a top 2                 24 u64 rows
+//!         10 u16 flags: 2 there is a filter, 4 a top    32 u64 bytes of all blocks
 //!         12 u32 filter bytes
 //! ```
 //!
 //! All integers are little-endian. Blocks lie back to back from the run's start, so their offsets are
-//! sums of lengths. The checksum of every block is in the index too: a block that was read from the
-//! wrong place, or from a cache of another store, is as corrupt as a damaged one.
+//! sums of lengths; partitions lie back to back before the top. The checksum of every block is in the index
+//! too, and that of every partition in the top: what was read from the wrong place, or from a cache of
+//! another store, is as corrupt as a damaged one.
 //!
 //! The filter holds the hashes of all keys and, so that lookups by prefix can ask it too, of their
 //! prefixes of a few lengths. Which lengths are asked for is learned from the lookups themselves (see
@@ -24,6 +29,7 @@
 
 mod builder;
 mod index;
+mod index_builder;
 mod prefixes;
 mod reader;
 
@@ -35,7 +41,12 @@ pub use reader::RunReader;
 pub(crate) const FOOTER_BYTES: usize = 40;
 pub(crate) const MAGIC: u32 = 0x4e55_524d;
 pub(crate) const VERSION: u16 = 1;
+/// Of a top index.
+pub(crate) const VERSION_TOP: u16 = 2;
 pub(crate) const FLAG_FILTER: u16 = 2;
+pub(crate) const FLAG_TOP: u16 = 4;
+/// Bytes that a top index has of a partition more than of a block.
+pub(crate) const START_BYTES: usize = 4 + 8;
 /// Bytes of a block's fixed fields in the index.
 pub(crate) const INDEX_FIXED: usize = 4 + 4 + 4 + 8 + 8;
 

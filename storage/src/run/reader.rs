@@ -11,7 +11,8 @@ use object_store::path::Path;
 use crate::block::{Block, BlockCodec};
 use crate::error::{Result, StorageError};
 use crate::pins::{ObjectPins, Pin};
-use crate::run::RunIndex;
+use crate::run::index::u16_at;
+use crate::run::{FLAG_TOP, FOOTER_BYTES, RunIndex};
 
 /// Holds no data and does no I/O: the [`crate::cache::BlockCache`] reads with its help.
 #[derive(Clone, Debug)]
@@ -59,10 +60,10 @@ impl RunReader {
     /// Whether an index was made before the epoch of its rows was known.
     pub(crate) fn needs_epochs(&self, index: &RunIndex) -> bool {
         self.assigned() != Epoch::ZERO
-            && (0..index.blocks()).any(|b| index.block_epochs(b).0 == Epoch::ZERO)
+            && index.block_numbers().any(|b| index.block_epochs(b).0 == Epoch::ZERO)
     }
 
-    /// Where index, filter and footer lie in the object.
+    /// Where the part lies in the object that opens the run: index, filter and footer, or the top index.
     pub fn meta_range(&self) -> Range<u64> {
         let end = self.meta.offset + self.meta.length;
         end.saturating_sub(self.meta.meta_length)..end
@@ -87,6 +88,36 @@ impl RunReader {
             return Err(StorageError::corrupt(&self.meta.object, at, "another run lies here"));
         }
         Ok(index)
+    }
+
+    /// Whether the index of a run that was just built is stored in partitions.
+    pub(crate) fn has_partitions(&self, run: &Bytes) -> bool {
+        run.len() >= FOOTER_BYTES && u16_at(&run[run.len() - FOOTER_BYTES..], 10) & FLAG_TOP != 0
+    }
+
+    /// Where a partition of the index lies in the object.
+    pub fn partition_range(&self, top: &RunIndex, partition: u32) -> Range<u64> {
+        let start = self.meta_range().start.saturating_sub(top.block_bytes());
+        let range = top.block_range(partition);
+        start + range.start..start + range.end
+    }
+
+    /// Checks and opens one partition of the index.
+    pub fn parse_partition(
+        &self,
+        top: &RunIndex,
+        partition: u32,
+        bytes: &Bytes,
+    ) -> Result<RunIndex> {
+        let at = self.partition_range(top, partition).start;
+        let corrupt = |reason| StorageError::corrupt(&self.meta.object, at, reason);
+        let Some(start) = top.partition_start(partition) else {
+            return Err(corrupt("a partition that the index does not have"));
+        };
+        if crc32fast::hash(bytes) != top.block_crc(partition) {
+            return Err(corrupt("checksum mismatch in a partition of the index"));
+        }
+        RunIndex::parse_partition(bytes, start, self.assigned()).map_err(corrupt)
     }
 
     /// Checks and decodes one block.

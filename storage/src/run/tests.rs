@@ -146,17 +146,37 @@ fn small_blocks(bytes: usize) -> RunOptions {
     RunOptions { block_bytes: bytes, ..RunOptions::new(RunKind::Point) }
 }
 
+fn slice(run: &FinishedRun, range: std::ops::Range<u64>) -> Bytes {
+    run.bytes.slice(range.start as usize..range.end as usize)
+}
+
+/// The indexes that have blocks, as readers open them.
+fn open(run: &FinishedRun, reader: &RunReader) -> Vec<RunIndex> {
+    let opened = reader.parse_index(&slice(run, reader.meta_range())).unwrap();
+    if !opened.is_top() {
+        return vec![opened];
+    }
+    let partition = |p| {
+        let bytes = slice(run, reader.partition_range(&opened, p));
+        reader.parse_partition(&opened, p, &bytes).unwrap()
+    };
+    opened.block_numbers().map(partition).collect()
+}
+
 fn read_all(run: &FinishedRun, reader: &RunReader) -> Vec<Entries> {
-    let range = reader.meta_range();
-    let index =
-        reader.parse_index(&run.bytes.slice(range.start as usize..range.end as usize)).unwrap();
-    (0..index.blocks())
-        .map(|b| {
-            let range = reader.block_range(&index, b);
-            let bytes = &run.bytes[range.start as usize..range.end as usize];
-            reader.decode_block(&index, b, bytes).unwrap().entries
+    let indexes = open(run, reader);
+    let blocks = indexes.iter().flat_map(|index| index.block_numbers().map(move |b| (index, b)));
+    blocks
+        .map(|(index, b)| {
+            let bytes = slice(run, reader.block_range(index, b));
+            reader.decode_block(index, b, &bytes).unwrap().entries
         })
         .collect()
+}
+
+/// In so many partitions as a few blocks need.
+fn in_partitions(options: RunOptions) -> RunOptions {
+    RunOptions { partition_bytes: 200, ..options }
 }
 
 proptest! {
@@ -177,13 +197,14 @@ proptest! {
     }
 
     #[test]
-    fn a_run_comes_back(rows in arb_rows(300), cuts in prop::collection::vec(0usize..300, 0..6), block in 64usize..20_000) {
+    fn a_run_comes_back(rows in arb_rows(300), cuts in prop::collection::vec(0usize..300, 0..6), block in 64usize..20_000, partition in 1usize..2_000) {
         let all = entries(&rows, None, false);
         let mut cuts: Vec<usize> = cuts.into_iter().map(|c| c.min(rows.len())).collect();
         cuts.extend([0, rows.len()]);
         cuts.sort_unstable();
         let parts: Vec<Entries> = cuts.windows(2).map(|w| all.slice(w[0], w[1] - w[0])).collect();
-        let (run, reader) = build(&parts, small_blocks(block));
+        let options = RunOptions { partition_bytes: partition, ..small_blocks(block) };
+        let (run, reader) = build(&parts, options);
         let got = super::builder::concat(read_all(&run, &reader)).unwrap().unwrap();
         assert_same(&got, &all);
         prop_assert_eq!(&run.meta.min_key[..], &rows[0].0[..]);
@@ -194,9 +215,12 @@ proptest! {
     }
 
     #[test]
-    fn located_blocks_hold_all_that_matches(rows in arb_rows(200), asked in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3), 1..20), sorted: bool) {
+    fn located_blocks_hold_all_that_matches(rows in arb_rows(200), asked in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3), 1..20), sorted: bool, partition in 1usize..2_000) {
         let all = entries(&rows, Some(1), true);
-        let (run, reader) = build(&[all], small_blocks(300).with_prefix_lengths(vec![1, 2]));
+        let options = small_blocks(300).with_prefix_lengths(vec![1, 2]);
+        let (run, reader) = build(&[all], RunOptions { partition_bytes: partition, ..options });
+        let indexes = open(&run, &reader);
+        let opened = reader.parse_index(&slice(&run, reader.meta_range())).unwrap();
         let blocks = read_all(&run, &reader);
         let mut asked = asked;
         asked.extend(rows.iter().step_by(5).map(|r| r.0.clone()));
@@ -206,7 +230,7 @@ proptest! {
         let holds = |b: &Entries, f: &dyn Fn(&[u8]) -> bool| b.keys.iter().flatten().any(f);
 
         let keys = BinaryArray::from_iter_values(&asked);
-        let found = run.index.locate_keys(&keys, None);
+        let found: Vec<_> = indexes.iter().flat_map(|i| i.locate_keys(&keys, None)).collect();
         for (i, key) in asked.iter().enumerate() {
             for (b, block) in blocks.iter().enumerate() {
                 if holds(block, &|k| k == &key[..]) {
@@ -214,7 +238,20 @@ proptest! {
                 }
             }
         }
-        let found = run.index.locate_prefixes(&keys);
+        let found: Vec<_> = indexes.iter().flat_map(|i| i.locate_prefixes(&keys)).collect();
+        if opened.is_top() {
+            // The top index leads to every partition that has an answer.
+            let (keys, prefixes) = (opened.locate_keys(&keys, None), opened.locate_prefixes(&keys));
+            for (p, index) in indexes.iter().enumerate() {
+                let with = |found: &[(u32, u32)], string| found.contains(&(string, p as u32));
+                for (string, key) in asked.iter().enumerate() {
+                    let one = BinaryArray::from_vec(vec![key]);
+                    let string = string as u32;
+                    prop_assert!(index.locate_keys(&one, None).is_empty() || with(&keys, string));
+                    prop_assert!(index.locate_prefixes(&one).is_empty() || with(&prefixes, string));
+                }
+            }
+        }
         for (i, prefix) in asked.iter().enumerate() {
             for (b, block) in blocks.iter().enumerate() {
                 if holds(block, &|k| k.starts_with(prefix)) {
@@ -223,7 +260,9 @@ proptest! {
             }
         }
         for pair in asked.windows(2) {
-            let range = run.index.locate_range(Bound::Excluded(&pair[0]), Bound::Included(&pair[1]));
+            let bounds = (Bound::Excluded(&pair[0][..]), Bound::Included(&pair[1][..]));
+            let range: Vec<u32> =
+                indexes.iter().flat_map(|i| i.locate_range(bounds.0, bounds.1)).collect();
             for (b, block) in blocks.iter().enumerate() {
                 if holds(block, &|k| k > &pair[0][..] && k <= &pair[1][..]) {
                     prop_assert!(range.contains(&(b as u32)));
@@ -260,15 +299,27 @@ fn numbered(n: usize) -> Vec<Row> {
 
 #[test]
 fn every_damaged_byte_is_noticed_and_named() {
-    let (run, reader) = build(&[entries(&numbered(40), Some(5), true)], small_blocks(2_000));
+    for options in [small_blocks(2_000), in_partitions(small_blocks(1_000))] {
+        damage_every_byte(options);
+    }
+}
+
+fn damage_every_byte(options: RunOptions) {
+    let (run, reader) = build(&[entries(&numbered(40), Some(5), true)], options);
     assert!(run.index.blocks() > 1);
     let meta = reader.meta_range();
+    let opened = reader.parse_index(&slice(&run, meta.clone())).unwrap();
+    let partitions = opened.block_numbers().filter(|_| opened.is_top());
+    let partitions: Vec<_> = partitions.map(|p| (p, reader.partition_range(&opened, p))).collect();
     for at in 0..run.bytes.len() {
         let mut damaged = run.bytes.to_vec();
         damaged[at] ^= 0x10;
         let damaged = Bytes::from(damaged);
         let error = if (at as u64) >= meta.start {
             reader.parse_index(&damaged.slice(meta.start as usize..)).map(|_| ()).unwrap_err()
+        } else if let Some((p, range)) = partitions.iter().find(|p| p.1.contains(&(at as u64))) {
+            let bytes = damaged.slice(range.start as usize..range.end as usize);
+            reader.parse_partition(&opened, *p, &bytes).map(|_| ()).unwrap_err()
         } else {
             let mut errors = (0..run.index.blocks()).filter_map(|b| {
                 let r = reader.block_range(&run.index, b);
@@ -359,6 +410,59 @@ fn columns_are_not_needed() {
     assert_eq!(rows, 2);
 }
 
+/// So many rows of one number.
+fn build_numbers(rows: u32, mut options: RunOptions) -> (FinishedRun, RunReader) {
+    options.compress = false;
+    let codec =
+        Arc::new(BlockCodec::new(&Schema::new(vec![Field::new("v", DataType::Int64, true)])));
+    let numbers: ArrayRef = Arc::new(Int64Array::from_iter_values(0..i64::from(rows)));
+    let values = RecordBatch::try_new(codec.value_schema().clone(), vec![numbers]).unwrap();
+    let keys = BinaryArray::from_iter_values((0..rows).map(|i| i.to_be_bytes()));
+    let mut builder = RunBuilder::new(Arc::clone(&codec), options);
+    builder
+        .push(&Entries { keys, epochs: Epochs::Uniform(Epoch(9)), weights: None, values })
+        .unwrap();
+    let mut run = builder.finish().unwrap();
+    run.meta.object = "o".to_string();
+    let reader = RunReader::new(run.meta.clone(), codec);
+    (run, reader)
+}
+
+/// A large run costs a top index, one partition and one block for a key, none of which grows with the run.
+#[test]
+fn the_index_of_a_large_run_has_two_levels() {
+    let one_level = build_numbers(20_000, small_blocks(1_000)).0;
+    let options = RunOptions { partition_bytes: 4 << 10, ..small_blocks(1_000) };
+    let (run, reader) = build_numbers(20_000, options);
+    let whole = one_level.meta.meta_length;
+    assert!(whole > 40 << 10, "{whole}");
+    let opened = reader.parse_index(&slice(&run, reader.meta_range())).unwrap();
+    assert!(opened.is_top() && !opened.has_filter());
+    assert_eq!((opened.rows(), run.meta.rows), (20_000, 20_000));
+    assert!(run.meta.meta_length < whole / 10, "{}", run.meta.meta_length);
+    let lengths: Vec<u64> = opened
+        .block_numbers()
+        .map(|p| {
+            let range = reader.partition_range(&opened, p);
+            range.end - range.start
+        })
+        .collect();
+    assert!(
+        lengths.len() > 8 && lengths.iter().all(|l| (2 << 10..6 << 10).contains(l)),
+        "{lengths:?}"
+    );
+    // The partitions' blocks are the run's, in order, and their memory is what they say.
+    let indexes = open(&run, &reader);
+    let numbers: Vec<u32> = indexes.iter().flat_map(RunIndex::block_numbers).collect();
+    assert!(numbers.into_iter().eq(run.index.block_numbers()));
+    for index in &indexes {
+        for block in index.block_numbers() {
+            assert_eq!(index.block_range(block), run.index.block_range(block));
+            assert_eq!(index.block_crc(block), run.index.block_crc(block));
+        }
+    }
+}
+
 /// The format on disk. A failure here means that old data would not be readable: give the new format
 /// a new version and keep reading the old one.
 #[test]
@@ -384,6 +488,40 @@ fn the_bytes_of_a_run_are_pinned() {
     let pinned = include_str!("testdata/run_v1.hex").trim_end();
     let hex: String = run.bytes.iter().map(|b| format!("{b:02x}")).collect();
     assert_eq!(hex, pinned);
+}
+
+/// The same for the top index of a run whose index has two levels, field by field: six partitions of one block each,
+/// with keys of four bytes.
+#[test]
+fn the_bytes_of_a_run_with_partitions_are_pinned() {
+    const INDEX: usize = 6 * 28 + 13 * 4 + 12 * 4 + 6 * 12 + 2;
+    let options = RunOptions { partition_bytes: 60, ..small_blocks(100) };
+    let (run, reader) = build_numbers(40, options.with_prefix_lengths(vec![3]));
+    let top = slice(&run, reader.meta_range());
+    assert_eq!(top.len(), INDEX + 40);
+    let u32_at = |at: usize| u32::from_le_bytes(top[at..at + 4].try_into().unwrap());
+    let u64_at = |at: usize| u64::from_le_bytes(top[at..at + 8].try_into().unwrap());
+    let opened = reader.parse_index(&top).unwrap();
+    let mut partition_bytes = 0;
+    for p in 0..6 {
+        let part = slice(&run, reader.partition_range(&opened, p as u32));
+        partition_bytes += part.len();
+        assert_eq!(part[part.len() - 36..][..8], *b"MRUN\x01\0\x02\0");
+        assert_eq!(u32_at(p * 4), part.len() as u32);
+        assert_eq!(u32_at(24 + p * 4), [7, 7, 7, 7, 7, 5][p]);
+        assert_eq!(u32_at(48 + p * 4), crc32fast::hash(&part));
+        assert_eq!((u64_at(72 + p * 8), u64_at(120 + p * 8)), (9, 9));
+        assert_eq!((u32_at(168 + p * 8), u32_at(172 + p * 8)), (p as u32 * 8, p as u32 * 8 + 4));
+        assert_eq!(top[220 + p * 8..][..4], (p as u32 * 7).to_be_bytes());
+        assert_eq!(top[224 + p * 8..][..4], (p as u32 * 7 + 6).min(39).to_be_bytes());
+        let start = run.index.block_range(p as u32).start;
+        assert_eq!((u32_at(268 + p * 12), u64_at(272 + p * 12)), (p as u32, start));
+    }
+    assert_eq!((u32_at(216), top[340..342].to_vec()), (48, vec![3, 0]));
+    let footer = &top[INDEX..];
+    assert_eq!(footer[4..12], *b"MRUN\x02\0\x04\0");
+    assert_eq!((u32_at(INDEX + 12), u32_at(INDEX + 16), u32_at(INDEX + 20)), (0, INDEX as u32, 6));
+    assert_eq!((u64_at(INDEX + 24), u64_at(INDEX + 32)), (40, partition_bytes as u64));
 }
 
 /// Version 1 stays readable, whatever we write today.

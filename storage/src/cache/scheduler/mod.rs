@@ -24,7 +24,7 @@ use crate::error::{Result, StorageError};
 use crate::object::Failure;
 use hedging::Hedging;
 use limiter::{Limiter, Start};
-use queues::{Bounds, Owner, Queues, Slot};
+use queues::{Bounds, Owner, Place, Queues, Slot};
 
 /// Timers that are this close are one.
 const TIMER_TICK: Duration = Duration::from_millis(1);
@@ -54,6 +54,7 @@ struct Counters {
     slow_downs: AtomicU64,
     timeouts: AtomicU64,
     retries: AtomicU64,
+    raised: AtomicU64,
     hedges_sent: AtomicU64,
     hedges_won: AtomicU64,
 }
@@ -80,6 +81,8 @@ pub struct ReadStats {
     pub timeouts: u64,
     /// Requests that were sent again after a failure.
     pub retries: u64,
+    /// Reads that changed to a higher class while they waited, because somebody of that class joined them.
+    pub raised: u64,
     /// Second requests for slow reads, and how many of them answered first.
     pub hedges_sent: u64,
     pub hedges_won: u64,
@@ -98,6 +101,30 @@ pub(super) struct ReadScheduler {
     hedge: bool,
 }
 
+/// How urgent a read is: as urgent as the most urgent who waits for it.
+#[derive(Debug)]
+pub(super) struct Urgency {
+    /// Locked after the scheduler's state, where both are.
+    state: Mutex<UrgencyState>,
+}
+
+#[derive(Debug)]
+struct UrgencyState {
+    priority: Priority,
+    /// Where the read has been queued last; it may have left the queue.
+    place: Option<(Slot, Place)>,
+}
+
+impl Urgency {
+    pub fn new(priority: Priority) -> Arc<Urgency> {
+        Arc::new(Urgency { state: Mutex::new(UrgencyState { priority, place: None }) })
+    }
+
+    pub fn priority(&self) -> Priority {
+        self.state.lock().priority
+    }
+}
+
 /// The right to have one read in flight.
 #[derive(Debug)]
 pub(super) struct Permit {
@@ -106,6 +133,10 @@ pub(super) struct Permit {
 }
 
 impl Permit {
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
     /// Nobody waits for the read any longer: the store is not asked.
     pub fn unused(self) {
         if let Some(scheduler) = &self.scheduler {
@@ -144,11 +175,41 @@ impl ReadScheduler {
     }
 
     /// Waits for the read's turn.
-    pub async fn acquire(self: &Arc<Self>, slot: Slot) -> Result<Permit> {
+    pub async fn acquire(
+        self: &Arc<Self>,
+        urgency: &Urgency,
+        owner: Owner,
+        bytes: u64,
+    ) -> Result<Permit> {
         let (granted, permit) = oneshot::channel();
-        self.state.lock().queues.push(slot, granted);
+        {
+            let mut state = self.state.lock();
+            let mut urgency = urgency.state.lock();
+            let slot = Slot { priority: urgency.priority, owner, bytes };
+            urgency.place = Some((slot, state.queues.push(slot, granted)));
+        }
         self.start_reads();
         permit.await.map_err(|_| StorageError::internal("the read scheduler is gone"))
+    }
+
+    /// Somebody waits for the read who is more urgent than it: if it is queued, it changes its class.
+    pub fn raise(self: &Arc<Self>, urgency: &Urgency, priority: Priority) {
+        if urgency.priority() <= priority {
+            return;
+        }
+        {
+            let mut state = self.state.lock();
+            let mut urgency = urgency.state.lock();
+            urgency.priority = urgency.priority.min(priority);
+            let Some((from, place)) = urgency.place else { return };
+            let slot = Slot { priority: urgency.priority, ..from };
+            urgency.place = state.queues.raise(from, place, slot.priority).map(|p| (slot, p));
+            if urgency.place.is_none() {
+                return;
+            }
+        }
+        self.counters.raised.fetch_add(1, Ordering::Relaxed);
+        self.start_reads();
     }
 
     /// A second request for a read that has one in flight; `None`: it would be one too many.
@@ -283,6 +344,7 @@ impl ReadScheduler {
             slow_downs: get(&self.counters.slow_downs),
             timeouts: get(&self.counters.timeouts),
             retries: get(&self.counters.retries),
+            raised: get(&self.counters.raised),
             hedges_sent: get(&self.counters.hedges_sent),
             hedges_won: get(&self.counters.hedges_won),
             retrying: state.retrying.values().map(|r| r.reads).sum(),
@@ -326,28 +388,28 @@ mod tests {
         ReadScheduler::new(&options)
     }
 
-    fn demand(owner: Owner) -> Slot {
-        Slot { priority: Priority::Demand, owner, bytes: 1 }
+    async fn demand(scheduler: &Arc<ReadScheduler>, owner: Owner) -> Permit {
+        scheduler.acquire(&Urgency::new(Priority::Demand), owner, 1).await.unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_job_with_many_reads_does_not_delay_another() {
         let scheduler = scheduler(8);
-        let mut cold: Vec<_> = (0..2_000).map(|_| Box::pin(scheduler.acquire(demand(1)))).collect();
+        let mut cold: Vec<_> = (0..2_000).map(|_| Box::pin(demand(&scheduler, 1))).collect();
         let mut permits = Vec::new();
         for read in &mut cold {
             if let std::task::Poll::Ready(permit) = poll!(read.as_mut()) {
-                permits.push(permit.unwrap());
+                permits.push(permit);
             }
         }
         assert_eq!(permits.len(), 7, "one slot is kept for others");
-        let permit = scheduler.acquire(demand(2)).await.unwrap();
+        let permit = demand(&scheduler, 2).await;
         assert_eq!(scheduler.stats().classes[0], ClassStats { queued: 1_993, in_flight: 8 });
         drop(permit);
         drop(cold);
         drop(permits);
         // Reads whose readers went away take no slots.
-        scheduler.acquire(demand(3)).await.unwrap();
+        demand(&scheduler, 3).await;
         assert_eq!(scheduler.stats().classes[0], ClassStats { queued: 0, in_flight: 0 });
     }
 
@@ -357,7 +419,7 @@ mod tests {
         scheduler.failed(Failure::SlowDown);
         let before = scheduler.env.now();
         for _ in 0..20 {
-            scheduler.acquire(demand(1)).await.unwrap();
+            demand(&scheduler, 1).await;
         }
         let took = scheduler.env.elapsed(before).as_secs_f64();
         // 8 in flight at 30 ms, of which seven tenths are left: 187 a second.
@@ -376,5 +438,39 @@ mod tests {
         assert_eq!(scheduler.retrying(7), None);
         let stats = scheduler.stats();
         assert_eq!((stats.retrying, stats.retries, stats.last_error), (0, 2, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_waits_is_raised_by_who_joins_it() {
+        let scheduler = scheduler(2);
+        let first = demand(&scheduler, 1).await;
+        // A class always has its share.
+        let held = scheduler.acquire(&Urgency::new(Priority::Prefetch), 2, 1).await.unwrap();
+        let urgencies: Vec<_> = (0..3).map(|_| Urgency::new(Priority::Prefetch)).collect();
+        let mut reads: Vec<_> =
+            urgencies.iter().map(|u| Box::pin(scheduler.acquire(u, 3, 1))).collect();
+        let mut later = Box::pin(demand(&scheduler, 4));
+        for read in &mut reads {
+            assert!(poll!(read.as_mut()).is_pending());
+        }
+        scheduler.raise(&urgencies[1], Priority::Compaction);
+        assert_eq!(urgencies[1].priority(), Priority::Prefetch, "nothing makes a read less urgent");
+        scheduler.raise(&urgencies[1], Priority::Demand);
+        assert!(poll!(later.as_mut()).is_pending());
+        drop(first);
+        let raised = match poll!(reads[1].as_mut()) {
+            std::task::Poll::Ready(permit) => permit.unwrap(),
+            std::task::Poll::Pending => panic!("it was the first of its new class"),
+        };
+        assert_eq!(raised.slot().priority, Priority::Demand);
+        assert!(poll!(reads[0].as_mut()).is_pending());
+        assert_eq!(scheduler.stats().raised, 1);
+        // Once it is under way there is nothing to change.
+        scheduler.raise(&urgencies[1], Priority::Demand);
+        let stats = scheduler.stats();
+        let of = |p: Priority| stats.classes[p as usize];
+        assert_eq!(of(Priority::Prefetch), ClassStats { queued: 2, in_flight: 1 });
+        assert_eq!(of(Priority::Demand), ClassStats { queued: 1, in_flight: 1 });
+        drop((held, raised));
     }
 }

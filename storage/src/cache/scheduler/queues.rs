@@ -32,11 +32,15 @@ pub(super) struct Bounds {
     pub scans: usize,
 }
 
+/// Tells reads that wait apart.
+pub(in crate::cache) type Place = u64;
+
 #[derive(Debug)]
 struct Class<T> {
     /// Owners with reads that wait, in the order of their turns.
     turns: VecDeque<Owner>,
-    waiting: HashMap<Owner, VecDeque<(Slot, T)>>,
+    /// In each queue the places ascend.
+    waiting: HashMap<Owner, VecDeque<(Place, Slot, T)>>,
     /// Reads in flight by owner.
     held: HashMap<Owner, usize>,
     queued: usize,
@@ -63,6 +67,8 @@ pub(super) struct Queues<T> {
     bytes: u64,
     /// Starts whose rate was limited.
     paced: u64,
+    /// Of the read that is queued next.
+    next_place: Place,
 }
 
 /// Of starts whose rate is limited every so many looks at the shares of lower classes first: slots in flight say
@@ -81,17 +87,41 @@ enum Turn<T> {
 impl<T> Queues<T> {
     pub fn new(bounds: Bounds) -> Queues<T> {
         let bounds = Bounds { scans: bounds.scans.max(1), ..bounds };
-        Queues { classes: Default::default(), bounds, in_flight: 0, bytes: 0, paced: 0 }
+        Queues {
+            classes: Default::default(),
+            bounds,
+            in_flight: 0,
+            bytes: 0,
+            paced: 0,
+            next_place: 0,
+        }
     }
 
-    pub fn push(&mut self, slot: Slot, read: T) {
+    pub fn push(&mut self, slot: Slot, read: T) -> Place {
+        let place = self.next_place;
+        self.next_place += 1;
         let class = &mut self.classes[slot.priority as usize];
         class.queued += 1;
         let queue = class.waiting.entry(slot.owner).or_default();
         if queue.is_empty() {
             class.turns.push_back(slot.owner);
         }
-        queue.push_back((slot, read));
+        queue.push_back((place, slot, read));
+        place
+    }
+
+    /// Moves a read that waits to the end of another class; its place there. `None`: it waits no longer.
+    pub fn raise(&mut self, from: Slot, place: Place, to: Priority) -> Option<Place> {
+        let class = &mut self.classes[from.priority as usize];
+        let queue = class.waiting.get_mut(&from.owner)?;
+        let at = queue.binary_search_by_key(&place, |(place, ..)| *place).ok()?;
+        let (_, slot, read) = queue.remove(at)?;
+        class.queued -= 1;
+        if queue.is_empty() {
+            class.waiting.remove(&from.owner);
+            class.turns.retain(|owner| *owner != from.owner);
+        }
+        Some(self.push(Slot { priority: to, ..slot }, read))
     }
 
     /// The read that a free slot goes to, which is in flight from now on. `is_paced`: the rate of starts is limited.
@@ -101,11 +131,12 @@ impl<T> Queues<T> {
         }
         self.paced += u64::from(is_paced);
         let has_shares = !is_paced || self.paced.is_multiple_of(SHARE_OF_PACED);
-        let shares = Priority::ALL.into_iter().rev().filter(|_| has_shares);
-        let shares = shares.map(|p| (p, self.share(p, limit), true));
-        let rest = Priority::ALL.into_iter().map(|p| (p, self.most(p, limit), false));
-        let order: Vec<(Priority, usize, bool)> = shares.chain(rest).collect();
-        for (priority, most, is_share) in order {
+        let shares = Priority::ALL.into_iter().rev().filter(|_| has_shares).map(|p| (p, true));
+        for (priority, is_share) in shares.chain(Priority::ALL.map(|p| (p, false))) {
+            let most = match is_share {
+                true => self.share(priority, limit),
+                false => self.most(priority, limit),
+            };
             match self.turn(priority, most, limit) {
                 Turn::Read(slot, read) => {
                     self.start(slot);
@@ -165,15 +196,19 @@ impl<T> Queues<T> {
     fn share(&self, priority: Priority, limit: usize) -> usize {
         match priority {
             Priority::Demand => 0,
+            Priority::Barrier => (limit / 8).max(1),
+            Priority::Flush => (limit / 16).max(1),
             Priority::Scan => (limit / 32).clamp(1, self.bounds.scans),
-            Priority::Compaction => 1,
+            Priority::Prefetch | Priority::Compaction => 1,
         }
     }
 
     /// Slots that a class may have at all.
     fn most(&self, priority: Priority, limit: usize) -> usize {
         match priority {
-            Priority::Demand => limit,
+            Priority::Demand | Priority::Barrier => limit,
+            Priority::Flush => (limit / 4).max(1),
+            Priority::Prefetch => (limit / 2).max(1),
             Priority::Scan => (limit * 3 / 8).clamp(1, self.bounds.scans),
             Priority::Compaction => (limit / 8).clamp(1, self.bounds.scans),
         }
@@ -193,10 +228,10 @@ impl<T> Queues<T> {
             }
             let Some(queue) = class.waiting.get_mut(&owner) else { return Turn::None };
             let fits = |slot: &Slot| slot.bytes <= free || class.in_flight == 0;
-            if !queue.front().is_some_and(|(slot, _)| fits(slot)) {
+            if !queue.front().is_some_and(|(_, slot, _)| fits(slot)) {
                 return Turn::Memory;
             }
-            let Some((slot, read)) = queue.pop_front() else { return Turn::None };
+            let Some((_, slot, read)) = queue.pop_front() else { return Turn::None };
             class.queued -= 1;
             class.turns.pop_front();
             match queue.is_empty() {
@@ -227,7 +262,9 @@ mod tests {
     fn filled(reads: &[(Priority, Owner, usize)]) -> Queues<usize> {
         let mut queues = Queues::new(BOUNDS);
         for &(priority, owner, count) in reads {
-            (0..count).for_each(|n| queues.push(slot(priority, owner), n));
+            for n in 0..count {
+                queues.push(slot(priority, owner), n);
+            }
         }
         queues
     }
@@ -275,7 +312,9 @@ mod tests {
         let taken = fill(&mut queues, 64);
         let of = |p| taken.iter().filter(|s| s.priority == p).count();
         assert_eq!((of(Priority::Scan), of(Priority::Compaction)), (24, 8));
-        (0..100).for_each(|n| queues.push(slot(Priority::Demand, 3), n));
+        for n in 0..100 {
+            queues.push(slot(Priority::Demand, 3), n);
+        }
         assert_eq!(fill(&mut queues, 64).len(), 32, "the rest is for demand");
     }
 
@@ -326,5 +365,41 @@ mod tests {
         queues.finish(large);
         assert_eq!(queues.take(64, false).unwrap().0.bytes, 10);
         assert_eq!((queues.in_flight(), queues.queued()), (1, 0));
+    }
+
+    #[test]
+    fn a_read_that_is_raised_leaves_its_queue_and_waits_in_the_other() {
+        let mut queues = Queues::new(BOUNDS);
+        let prefetch = slot(Priority::Prefetch, 1);
+        let places: Vec<Place> = (0..3).map(|n| queues.push(prefetch, n)).collect();
+        let demand = queues.push(slot(Priority::Demand, 1), 9);
+        let raised = queues.raise(prefetch, places[1], Priority::Demand).unwrap();
+        assert!(raised > demand);
+        assert_eq!(queues.raise(prefetch, places[1], Priority::Demand), None, "it is not there");
+        assert_eq!(
+            (queues.counts(Priority::Demand), queues.counts(Priority::Prefetch)),
+            ((2, 0), (2, 0))
+        );
+        let barrier = queues.raise(slot(Priority::Demand, 1), raised, Priority::Barrier);
+        let again = slot(Priority::Barrier, 1);
+        assert!(queues.raise(again, barrier.unwrap(), Priority::Demand).is_some());
+        let order: Vec<i32> =
+            std::iter::from_fn(|| queues.take(64, false).map(|(_, n)| n)).collect();
+        // The share of prefetches comes first.
+        assert_eq!(order, [0, 9, 1, 2]);
+        assert_eq!(queues.queued(), 0);
+    }
+
+    #[test]
+    fn classes_come_in_their_order() {
+        let all = Priority::ALL.map(|p| (p, 1, 100));
+        let mut queues = filled(&all);
+        let taken = fill(&mut queues, 256);
+        let of = |p| taken.iter().filter(|s| s.priority == p).count();
+        // All have their shares; demand has most of the rest.
+        assert_eq!(Priority::ALL.map(of), [100, 100, 16 + 30, 1, 8, 1]);
+        let first: Vec<Priority> =
+            taken.iter().map(|s| s.priority).skip(1 + 8 + 1 + 16 + 32).collect();
+        assert!(first.is_sorted(), "{first:?}");
     }
 }
