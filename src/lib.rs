@@ -9,7 +9,9 @@ pub mod demo;
 mod descriptors;
 pub mod health;
 pub mod http;
+mod listen;
 mod machine;
+pub mod runtimes;
 pub mod standalone;
 
 pub use config::{Access, Config, ConfigError, Http, Options, Password, Tuning};

@@ -142,7 +142,7 @@ async fn show_demo(
     seconds: Option<u64>,
 ) -> Result<(), String> {
     let server =
-        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+        Standalone::start(config, Overrides::threads_apart()).await.map_err(|e| e.to_string())?;
     let until = async {
         match seconds {
             Some(seconds) => tokio::time::sleep(std::time::Duration::from_secs(seconds)).await,
@@ -184,29 +184,13 @@ fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// How long a thread for flushes, compactions and file access waits for more work.
-const IDLE_THREAD: std::time::Duration = std::time::Duration::from_secs(1);
-
-/// Threads for flushes, compactions and file access, at most. Each keeps pages of its own for every size
-/// that it has ever asked for. Few are enough: only a flush and a compaction wait on one for another.
-fn blocking_threads(limit: usize) -> usize {
-    (limit / (32 << 20)).clamp(8, 512)
-}
-
 fn run<F: Future<Output = Result<(), String>>>(
     options: Options,
     serve: impl FnOnce(millrace::Config) -> F,
 ) -> Result<(), String> {
     let config = options.resolve().map_err(|e| e.to_string())?;
     allocator::tune(config.memory_limit);
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .thread_stack_size(millrace_frontend::STACK_BYTES)
-        .enable_all()
-        .thread_name("millrace")
-        // Each keeps some memory of its own.
-        .thread_keep_alive(IDLE_THREAD)
-        .max_blocking_threads(blocking_threads(config.memory_limit))
-        .on_thread_stop(millrace_common::heap::report)
+    let runtime = millrace::runtimes::builder("millrace", config.memory_limit)
         .build()
         .map_err(|e| format!("cannot start threads: {e}"))?;
     let result = runtime.block_on(serve(config));
@@ -219,7 +203,7 @@ fn run<F: Future<Output = Result<(), String>>>(
 async fn serve(config: millrace::Config) -> Result<(), String> {
     let store = config.object_store.clone();
     let server =
-        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+        Standalone::start(config, Overrides::threads_apart()).await.map_err(|e| e.to_string())?;
     say(&format!("Millrace is ready; data in {store}"));
     greet(&server);
     tokio::select! {

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use millrace_common::access::AccessClass;
 use millrace_common::collections;
+use millrace_common::threads::lower_priority;
 use millrace_common::{EnvHandle, JobId, SqlError, SqlState, TableId};
 use millrace_compactor::Compactor;
-use millrace_connector::paths::{self, PathLimit};
 use millrace_executor::options::ExecOptions;
 use millrace_executor::worker::{Worker, WorkerOptions};
-use millrace_frontend::auth::{OwnSecret, Tls, verifier_of};
+use millrace_frontend::auth::{OwnSecret, verifier_of};
 use millrace_frontend::console::logins::Logins;
 use millrace_frontend::console::runs::Runs;
 use millrace_frontend::local_cluster::Direct;
@@ -33,13 +33,15 @@ use millrace_storage::read_counts::TableReads;
 use millrace_storage::recovery_reads::TailPrefetch;
 use millrace_storage::{StateStore, StorageError, StoreOptions, TailLimits};
 use object_store::ObjectStore;
-use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Access, Config, Http};
+use crate::config::{Access, Config};
 use crate::descriptors::{self, Shares};
 use crate::http;
+use crate::listen::{bind, bind_http, is_local, limit_paths, load_tls};
+use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
 
 /// The user that is always there.
 const ROOT: &str = "root";
@@ -74,6 +76,8 @@ pub enum StartError {
     Tls { reason: String },
     #[error("cannot use --allow-path {}: {source}; name directories that exist", path.display())]
     AllowPath { path: PathBuf, source: std::io::Error },
+    #[error("cannot start threads: {0}")]
+    Threads(std::io::Error),
     #[error("cannot start the frontend: {0}")]
     Frontend(#[from] FrontendError),
 }
@@ -101,6 +105,14 @@ pub struct Overrides {
     pub overlap_limit: Option<usize>,
     /// The clocks and random numbers of all roles.
     pub env: EnvHandle,
+    pub threads: Threads,
+}
+
+impl Overrides {
+    /// As a server process runs: its roles on threads of their own.
+    pub fn threads_apart() -> Overrides {
+        Overrides { threads: Threads::Apart, ..Overrides::default() }
+    }
 }
 
 /// A running process. Dropping it stops it without ceremony, as a crash would.
@@ -118,6 +130,7 @@ pub struct Standalone {
     serving: JoinHandle<Result<(), FrontendError>>,
     http_serving: Option<JoinHandle<()>>,
     shutdown: CancellationToken,
+    runtimes: Option<Runtimes>,
     _lock: Option<File>,
 }
 
@@ -137,11 +150,20 @@ impl Standalone {
         let trusting = !config.access.require_password && is_local(&[Some(address), http]);
         limit_paths(&config.access, trusting)?;
         let (object_store, requests) = open_store(&config, &overrides)?;
-        let (meta, store) = open_state(&config, &overrides, object_store).await?;
+        let apart = overrides.threads == Threads::Apart;
+        let runtimes = apart.then(|| Runtimes::start(config.memory_limit)).transpose()?;
+        let background = runtimes.as_ref().and_then(Runtimes::background);
+        let (meta, store) = open_state(&config, &overrides, object_store, &background).await?;
 
-        let worker = Worker::new(worker_options(&config, &overrides, &store));
+        let worker = Worker::new(WorkerOptions {
+            runtime: runtimes.as_ref().and_then(Runtimes::tasks),
+            ..worker_options(&config, &overrides, &store)
+        });
         worker.set_meta(Arc::clone(&meta) as Arc<dyn MetaService>);
-        let compactor = Arc::new(Compactor::new(Arc::clone(&store)));
+        let compactor = Arc::new(BackgroundCompactor {
+            compactor: Arc::new(Compactor::new(Arc::clone(&store))),
+            runtime: background,
+        });
         meta.start(Arc::clone(&worker) as Arc<dyn ComputeService>, compactor).await?;
         set_root_password(&config.access, &meta).await?;
         let own_secret = own_secret(&meta, trusting).await;
@@ -152,6 +174,7 @@ impl Standalone {
             incarnation: meta.incarnation(),
             tls,
             own_secret,
+            start_query_thread: if apart { lower_priority } else { || {} },
             ..frontend_config(&config, shares)
         };
         let frontend = Frontend::new(cluster, settings)?;
@@ -188,6 +211,7 @@ impl Standalone {
             serving,
             http_serving,
             shutdown,
+            runtimes,
             _lock: lock,
         })
     }
@@ -211,6 +235,9 @@ impl Standalone {
         self.meta.shutdown().await;
         if let Err(e) = self.store.close().await {
             tracing::warn!(error = %e, "the cache was not closed cleanly");
+        }
+        if let Some(runtimes) = self.runtimes.take() {
+            runtimes.leave();
         }
     }
 }
@@ -249,23 +276,12 @@ fn share_descriptors(config: &Config) -> Shares {
     shares
 }
 
-async fn bind(listen: &str) -> Result<(TcpListener, SocketAddr), StartError> {
-    let failed = |source| StartError::Listen { address: listen.to_owned(), source };
-    let listener = TcpListener::bind(listen).await.map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
-    Ok((listener, address))
-}
-
-/// Whether only this machine can connect.
-fn is_local(addresses: &[Option<SocketAddr>]) -> bool {
-    addresses.iter().flatten().all(|a| a.ip().to_canonical().is_loopback())
-}
-
 /// Reads the log, takes the lead and opens the state store.
 async fn open_state(
     config: &Config,
     overrides: &Overrides,
     object_store: Arc<dyn ObjectStore>,
+    background: &Option<Handle>,
 ) -> Result<(Arc<Meta>, Arc<StateStore>), StartError> {
     let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
     let tail: Arc<OnceLock<Arc<TailPrefetch>>> = Arc::default();
@@ -275,6 +291,7 @@ async fn open_state(
     .await?;
     let options = StoreOptions {
         prefetch: tail.get().cloned(),
+        background: background.clone(),
         ..store_options(config, overrides, object_store, meta.incarnation())
     };
     let store = StateStore::open(options).await?;
@@ -349,42 +366,6 @@ fn tell_start(config: &Config, meta: &Meta, began: Instant) {
         recovery_ms = began.elapsed().as_millis() as u64,
         "started"
     );
-}
-
-fn load_tls(access: &Access) -> Result<Option<Tls>, StartError> {
-    let Some((cert, key)) = &access.tls else { return Ok(None) };
-    let read = |path: &PathBuf| {
-        std::fs::read(path)
-            .map_err(|e| StartError::Tls { reason: format!("cannot read {}: {e}", path.display()) })
-    };
-    let tls = Tls::from_pem(&read(cert)?, &read(key)?);
-    tls.map(Some).map_err(|e| StartError::Tls { reason: e.to_string() })
-}
-
-/// Before any job starts: whom the server takes for its owner may name every file, others only what the operator has
-/// named.
-fn limit_paths(access: &Access, trusting: bool) -> Result<(), StartError> {
-    let given = &access.allow_paths;
-    if trusting && given.is_empty() {
-        paths::set_limit(None);
-        return Ok(());
-    }
-    let limit =
-        PathLimit::new(given).map_err(|(path, source)| StartError::AllowPath { path, source })?;
-    paths::set_limit(Some(limit));
-    Ok(())
-}
-
-async fn bind_http(http: &Http) -> Result<Option<TcpListener>, StartError> {
-    let Some(address) = http.address() else { return Ok(None) };
-    match (TcpListener::bind(address).await, http) {
-        (Ok(listener), _) => Ok(Some(listener)),
-        (Err(e), Http::IfFree(_)) => {
-            tracing::warn!(address, error = %e, "no web console and metrics; --http gives another address");
-            Ok(None)
-        }
-        (Err(source), _) => Err(StartError::ListenHttp { address: address.to_owned(), source }),
-    }
 }
 
 /// Takes the data directory for this process; the kernel releases it when the process ends.

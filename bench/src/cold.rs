@@ -176,7 +176,7 @@ async fn start(
         object_store: Some(Arc::new(store.clone())),
         exec,
         flush_bytes: Some(FLUSH_BYTES),
-        ..Overrides::default()
+        ..Overrides::threads_apart()
     };
     let server = Standalone::start(config, overrides).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;

@@ -68,7 +68,7 @@ async fn chain(args: &Args, views: u32) -> Result<Vec<Freshness>, String> {
         ..Config::embedded(temporary.path())
     };
     let server =
-        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+        Standalone::start(config, Overrides::threads_apart()).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;
     execute(&client, "CREATE TABLE v0 (id BIGINT PRIMARY KEY, x BIGINT)").await?;
     for v in 1..=views {

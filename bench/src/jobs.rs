@@ -116,7 +116,7 @@ async fn measure(args: &Args, views: u32, together: bool) -> Result<Cost, String
     let temporary = temporary(None)?;
     let config = Config { memory_limit: 2 << 30, ..Config::embedded(temporary.path()) };
     let server =
-        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+        Standalone::start(config, Overrides::threads_apart()).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;
     let cost = drive(args, views, together, &server, &client).await;
     drop(client);

@@ -99,7 +99,7 @@ pub async fn run(args: &Args) -> Result<(), String> {
     let overrides = || Overrides {
         object_store: (args.profile == Store::S3)
             .then(|| Arc::new(SimStore::new(Arc::clone(&memory), Profile::S3, 1)) as _),
-        ..Overrides::default()
+        ..Overrides::threads_apart()
     };
     let server = Standalone::start(config.clone(), overrides()).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;

@@ -164,7 +164,7 @@ async fn measure(args: &Args, name: &str, sql: &str) -> Result<NexmarkResult, St
         ..Config::embedded(temporary.path())
     };
     let overrides =
-        Overrides { exec: Some(exec_options(args, memory_limit)), ..Overrides::default() };
+        Overrides { exec: Some(exec_options(args, memory_limit)), ..Overrides::threads_apart() };
     let server = Standalone::start(config, overrides).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;
     let result = drive(args, name, sql, &server, &client).await;

@@ -111,7 +111,7 @@ async fn measure(args: &Args, rows: u64) -> Result<Size, String> {
     let temporary = temporary(args.dir.as_deref())?;
     let config = Config { memory_limit: 4 << 30, ..Config::embedded(temporary.path()) };
     let server =
-        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+        Standalone::start(config, Overrides::threads_apart()).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;
     let cost = drive(args, rows, &server, &client).await;
     drop(client);

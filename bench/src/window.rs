@@ -49,7 +49,7 @@ async fn measure(args: &Args, rows: u64) -> Result<Cost, String> {
     let folder = temporary(None)?;
     let config = Config { memory_limit: 4 << 30, ..Config::embedded(folder.path()) };
     let server =
-        Standalone::start(config, Overrides::default()).await.map_err(|e| e.to_string())?;
+        Standalone::start(config, Overrides::threads_apart()).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;
     let cost = drive(args, rows, &client).await;
     drop(client);

@@ -12,6 +12,7 @@ pub mod env;
 pub mod epoch;
 pub mod error;
 pub mod exact_sum;
+pub mod fair_shares;
 pub mod fault_injection;
 pub mod hash;
 pub mod heap;
@@ -23,6 +24,7 @@ pub mod random_tests;
 pub mod settings;
 pub mod shared_map;
 pub mod task;
+pub mod threads;
 pub mod types;
 pub mod zone;
 

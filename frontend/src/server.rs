@@ -29,8 +29,10 @@ pub struct FrontendConfig {
     pub max_pending: usize,
     /// How long a client may take to say and prove who it is.
     pub authentication_timeout: Duration,
-    /// Threads of the query runtime.
-    pub query_threads: usize,
+    /// Cores that queries use.
+    pub query_cores: usize,
+    /// Called on each thread that runs queries.
+    pub start_query_thread: fn(),
     /// Memory that batch queries may use together.
     pub query_memory: usize,
     /// Names this frontend's statements; unique among incarnations.
@@ -51,7 +53,8 @@ impl Default for FrontendConfig {
             max_connections: 1000,
             max_pending: 200,
             authentication_timeout: Duration::from_secs(60),
-            query_threads: std::thread::available_parallelism().map_or(2, usize::from),
+            query_cores: std::thread::available_parallelism().map_or(2, usize::from),
+            start_query_thread: || {},
             query_memory: 1 << 30,
             incarnation: 0,
             tls: None,
@@ -279,7 +282,8 @@ impl Frontend {
         cluster: Arc<dyn Cluster>,
         config: FrontendConfig,
     ) -> Result<Frontend, FrontendError> {
-        let engine = QueryEngine::new(config.query_threads, config.query_memory)?;
+        let engine =
+            QueryEngine::new(config.query_cores, config.query_memory, config.start_query_thread)?;
         Ok(Frontend {
             shared: Arc::new(Shared {
                 cluster,

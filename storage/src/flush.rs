@@ -16,7 +16,7 @@ use crate::error::{Result, StorageError};
 use crate::job_store::{JobStore, Persisted};
 use crate::memrun::{MemRun, RUN_BATCH_ROWS};
 use crate::merge::{Merger, Mode, Source};
-use crate::run_writer::{Admit, Built, Place, RunWriter, on_blocking_thread};
+use crate::run_writer::{Admit, Built, Place, RunWriter, in_background};
 use crate::version::{TableVersion, Version};
 
 /// Writes one commit's delta as level-0 runs whose epoch is not known yet.
@@ -29,7 +29,7 @@ pub(crate) async fn persist_as_runs(
     let version = store.version();
     let _turn = turn(store).await?;
     let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Later).telling(store);
-    let (add_runs, built) = on_blocking_thread(async move {
+    let (add_runs, built) = in_background(&store.shared, async move {
         let mut tables: BTreeMap<TableId, Vec<MemRun>> = BTreeMap::new();
         for run in runs {
             tables.entry(run.table()).or_default().push(run);
@@ -64,9 +64,9 @@ pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) 
             }
         }
     };
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(spawn_blocking_on(&runtime, "cache new runs", work)),
-        Err(_) => work(),
+    match store.shared.background() {
+        Some(runtime) => drop(spawn_blocking_on(&runtime, "cache new runs", work)),
+        None => work(),
     }
 }
 
@@ -76,7 +76,7 @@ pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<Ve
     let flushed_sequence = version.sequence;
     let _turn = turn(store).await?;
     let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Memory);
-    let (add_runs, _) = on_blocking_thread(async move {
+    let (add_runs, _) = in_background(&store.shared, async move {
         for table in version.tables() {
             flush_table(&mut sink, table, version.horizon).await?;
         }

@@ -28,7 +28,7 @@ use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
 use crate::memrun::{MemRun, SealId};
 use crate::read_counts::{ReadCounts, TableReads};
-use crate::run_writer::Built;
+use crate::run_writer::{Built, in_background};
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
 use crate::table::TableDesc;
@@ -43,6 +43,9 @@ use crate::{changes, flush, memory_compaction, slice, write_delay};
 const OPEN_READS: usize = 64;
 /// Level-0 runs of one table that memory runs keep from being compacted, at most.
 const HELD_BACK_RUNS: usize = 8;
+
+/// A commit up to this size is encoded where it is made: in less than a millisecond.
+const INLINE_ENCODE_BYTES: usize = 256 << 10;
 
 /// A durable delta that is not visible yet.
 #[derive(Debug, Default)]
@@ -295,7 +298,7 @@ impl JobStore {
             return Box::pin(async move { flush::persist_as_runs(&store, runs, sequence).await });
         }
         Box::pin(async move {
-            let encoded = slice::encode(&runs, &store.codecs)?;
+            let (encoded, runs) = encode(&store, runs, bytes).await?;
             let slice = store.shared.tail.put(encoded, sequence).await?;
             Ok(Persisted { slices: vec![slice], runs, sequence, ..Persisted::default() })
         })
@@ -594,6 +597,20 @@ fn debug_check(job: JobId, current: &Version, next: &Version) {
     if let Err(broken) = next.check_invariants().and_then(|()| current.check_next(next)) {
         debug_assert!(false, "version of job {job}: {broken}");
     }
+}
+
+/// The slice of a commit, and its runs again.
+async fn encode(
+    store: &Arc<JobStore>,
+    runs: Vec<MemRun>,
+    bytes: usize,
+) -> Result<(Bytes, Vec<MemRun>)> {
+    if bytes <= INLINE_ENCODE_BYTES {
+        return Ok((slice::encode(&runs, &store.codecs)?, runs));
+    }
+    let codecs = Arc::clone(store);
+    let encode = async move { Ok((slice::encode(&runs, &codecs.codecs)?, runs)) };
+    in_background(&store.shared, encode).await
 }
 
 async fn read_slice(

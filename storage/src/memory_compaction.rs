@@ -20,8 +20,8 @@ use crate::version::{TableVersion, Version};
 
 /// Neighbouring runs that are merged at once, at least.
 const FAN_IN: usize = 4;
-/// Merges up to this many rows happen at once.
-const INLINE_ROWS: usize = 1 << 14;
+/// Merges up to this many rows happen at once: in about a millisecond.
+const INLINE_ROWS: usize = 1 << 12;
 
 /// Brings the number of memory runs down, now or in the background.
 pub(crate) fn compact_memory(store: &Arc<JobStore>) {
@@ -43,14 +43,14 @@ fn merge_in_background(
     version: Arc<Version>,
     inputs: Vec<MemRun>,
 ) {
-    let store = Arc::clone(store);
+    let (store, background) = (Arc::clone(store), store.shared.background());
     let work = move || {
         merge_and_swap(&store, &table, &version, &inputs);
         store.merging.store(false, Ordering::Release);
     };
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => drop(spawn_blocking_on(&runtime, "merge memory runs", work)),
-        Err(_) => work(),
+    match background {
+        Some(runtime) => drop(spawn_blocking_on(&runtime, "merge memory runs", work)),
+        None => work(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use millrace_common::access::AccessClass;
-use millrace_common::task::spawn_blocking;
+use millrace_common::task::spawn_blocking_on;
 use millrace_common::{TableId, crash};
 use millrace_rpc::version::RunMeta;
 
@@ -266,11 +266,27 @@ fn run_options(desc: &TableDesc, block_bytes: Option<usize>) -> RunOptions {
     options
 }
 
-/// Runs a future that computes much on a blocking thread; its I/O stays on the runtime.
+/// Runs a future that computes much on a blocking thread of the caller's runtime; its I/O stays on the runtime.
 pub(crate) async fn on_blocking_thread<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
-    let runtime = tokio::runtime::Handle::current();
-    let done = spawn_blocking("write runs", move || runtime.block_on(work)).await;
+    on_blocking_thread_of(tokio::runtime::Handle::current(), work).await
+}
+
+/// Like [`on_blocking_thread`], on the runtime for what computes much.
+pub(crate) async fn in_background<T: Send + 'static>(
+    shared: &Shared,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let runtime = shared.background().unwrap_or_else(tokio::runtime::Handle::current);
+    on_blocking_thread_of(runtime, work).await
+}
+
+async fn on_blocking_thread_of<T: Send + 'static>(
+    runtime: tokio::runtime::Handle,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let threads = runtime.clone();
+    let done = spawn_blocking_on(&threads, "write runs", move || runtime.block_on(work)).await;
     done.map_err(|e| crate::StorageError::internal(format!("a storage task failed: {e}")))?
 }

@@ -11,6 +11,7 @@ use millrace_common::{EnvHandle, JobId, TableId};
 use millrace_rpc::version::JobVersion;
 use object_store::ObjectStore;
 use parking_lot::{Mutex, RwLock};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 
 use crate::cache::{BlockCache, CacheOptions, Priority};
@@ -62,6 +63,9 @@ pub struct StoreOptions {
     pub scan_bytes: usize,
     /// Tail slices that are being read already.
     pub prefetch: Option<Arc<TailPrefetch>>,
+    /// Where what computes much runs: encoding of large commits, merges, filling the cache. `None`: the caller's
+    /// runtime.
+    pub background: Option<Handle>,
     /// Clocks and random numbers, of the store and of the worker that is given it.
     pub env: EnvHandle,
 }
@@ -84,6 +88,7 @@ impl StoreOptions {
             lookup_bytes: 256 << 20,
             scan_bytes: 256 << 20,
             prefetch: None,
+            background: None,
             env: EnvHandle::default(),
         }
     }
@@ -122,6 +127,11 @@ impl Shared {
             return Arc::clone(known);
         }
         Arc::clone(self.prefixes.write().entry(table).or_default())
+    }
+
+    /// The runtime for what computes much; `None`: there is none, and the caller does it.
+    pub fn background(&self) -> Option<Handle> {
+        self.options.background.clone().or_else(|| Handle::try_current().ok())
     }
 
     /// A byte range of an object.

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::FutureExt;
+use millrace_common::fair_shares::Share;
 use millrace_common::task::spawn_on;
 use millrace_common::{Generation, JobId, RelationId, SqlError};
 use millrace_rpc::catalog::Relation;
@@ -93,16 +94,23 @@ impl Job {
         })
     }
 
-    /// Runs the job's tasks.
-    pub fn spawn(self: &Arc<Self>, tasks: Vec<Task>, runtime: &tokio::runtime::Handle) {
+    /// Runs the job's tasks, in its share of the cores.
+    pub fn spawn(
+        self: &Arc<Self>,
+        tasks: Vec<Task>,
+        runtime: &tokio::runtime::Handle,
+        share: &Arc<Share>,
+    ) {
         let mut handles = self.handles.lock();
         for task in tasks {
             // Weak: the tasks must not keep the job, nor its channels, alive.
             let job = Arc::downgrade(self);
             let stop = self.stop.clone();
             let progress = Arc::clone(&self.metrics.progress);
+            let share = Arc::clone(share);
             handles.push(spawn_on(runtime, "run a task", async move {
                 let run = progress.watch(AssertUnwindSafe(task.run()).catch_unwind());
+                let run = share.run(run);
                 let ended = tokio::select! {
                     biased;
                     () = stop.cancelled() => return,

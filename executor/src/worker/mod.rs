@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
+use millrace_common::fair_shares::{FairShares, threads_for};
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::log::MoveParts;
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
@@ -47,11 +48,19 @@ pub struct WorkerOptions {
     pub memory_limit: usize,
     /// Where tasks run; `None`: the runtime the worker is made on.
     pub runtime: Option<Handle>,
+    /// Tasks that are polled at a time: as many as `runtime` has threads for them.
+    pub task_permits: usize,
 }
 
 impl WorkerOptions {
     pub fn new(store: Arc<StateStore>) -> WorkerOptions {
-        WorkerOptions { store, exec: ExecOptions::default(), memory_limit: 1 << 30, runtime: None }
+        WorkerOptions {
+            store,
+            exec: ExecOptions::default(),
+            memory_limit: 1 << 30,
+            runtime: None,
+            task_permits: threads_for(std::thread::available_parallelism().map_or(2, usize::from)),
+        }
     }
 }
 
@@ -63,6 +72,8 @@ struct Shared {
     changelogs: Arc<ChangelogCache>,
     ties: Arc<TransactionGroups>,
     runtime: Handle,
+    /// Each job has one share of the cores for its tasks.
+    shares: Arc<FairShares>,
     meta: OnceLock<Arc<dyn MetaService>>,
     jobs: RwLock<BTreeMap<JobId, Arc<Job>>>,
     /// Stopped jobs whose state is still open, and since when.
@@ -89,6 +100,7 @@ impl Worker {
         let governor = MemoryGovernor::new(options.memory_limit);
         let changelogs =
             Arc::new(ChangelogCache::new(options.exec.changelog_bytes, Arc::clone(&governor)));
+        let shares = FairShares::new(options.task_permits, options.store.env().clone());
         let shared = Arc::new(Shared {
             store: options.store,
             options: Arc::new(options.exec),
@@ -96,6 +108,7 @@ impl Worker {
             changelogs,
             ties: Arc::default(),
             runtime,
+            shares,
             meta: OnceLock::new(),
             jobs: RwLock::default(),
             stopped: RwLock::default(),

@@ -272,6 +272,6 @@ pub async fn start_graph(
     let kind = Kind::Derived(Box::new(derived));
     let metrics = JobMetrics { operators: built.metrics, progress };
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
-    job.spawn(built.tasks, &shared.runtime);
+    job.spawn(built.tasks, &shared.runtime, &shared.shares.holder());
     Ok(job)
 }

@@ -17,7 +17,8 @@ use datafusion::physical_plan::joins::HashJoinExec;
 use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionConfig;
 use futures::StreamExt;
-use millrace_common::SqlError;
+use millrace_common::fair_shares::{FairShares, threads_for};
+use millrace_common::{EnvHandle, SqlError};
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_planner::optimizer::{
     batch_options, config_options, optimize_for_batch, optimize_like_view,
@@ -47,6 +48,8 @@ const CHANNEL_BATCHES: usize = 2;
 pub struct QueryEngine {
     runtime: Option<tokio::runtime::Runtime>,
     handle: tokio::runtime::Handle,
+    /// Each query has one share of the runtime's threads.
+    shares: Arc<FairShares>,
     environment: Arc<RuntimeEnv>,
     memory_bytes: usize,
     state: SessionState,
@@ -75,9 +78,16 @@ impl Drop for QueryEngine {
 }
 
 impl QueryEngine {
-    pub fn new(threads: usize, memory_bytes: usize) -> Result<QueryEngine, FrontendError> {
+    /// An engine whose queries run on this many cores. `start_thread` is called on each of its threads.
+    pub fn new(
+        cores: usize,
+        memory_bytes: usize,
+        start_thread: fn(),
+    ) -> Result<QueryEngine, FrontendError> {
+        let threads = threads_for(cores);
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(threads.max(1))
+            .worker_threads(threads)
+            .on_thread_start(start_thread)
             .thread_name("millrace-query")
             .thread_stack_size(crate::STACK_BYTES)
             .enable_all()
@@ -114,7 +124,7 @@ impl QueryEngine {
                 .map_err(|e| FrontendError::Sql(sql_error_from_datafusion(e)))?;
             Ok::<_, FrontendError>(state)
         };
-        let partitions = threads.max(1);
+        let partitions = cores.max(1);
         let hashing = with_merges(batch_options(), memory_bytes);
         let state = build(hashing, partitions, ExpressionErrors::Raised)?;
         let null_options = with_merges(config_options(), memory_bytes);
@@ -126,6 +136,7 @@ impl QueryEngine {
         Ok(QueryEngine {
             runtime: Some(runtime),
             handle,
+            shares: FairShares::new(threads, EnvHandle::default()),
             environment,
             memory_bytes,
             state,
@@ -218,7 +229,7 @@ impl QueryEngine {
         held: &Arc<Held>,
     ) -> BatchStream {
         let (sender, receiver) = mpsc::channel(CHANNEL_BATCHES);
-        let execution = Execution::new(self.memory_bytes);
+        let execution = Execution::new(self.memory_bytes, Some(self.shares.holder()));
         let running = Arc::clone(&execution);
         let context = context(&self.state, &running);
         let work = async move {
@@ -401,9 +412,9 @@ mod tests {
 
     use super::*;
 
-    /// An engine of one thread, with tables of which each pair of rows takes a while.
+    /// An engine of one core, with tables of which each pair of rows takes a while.
     fn engine() -> (QueryEngine, SessionContext) {
-        let engine = QueryEngine::new(1, 256 << 20).unwrap();
+        let engine = QueryEngine::new(1, 256 << 20, || {}).unwrap();
         let tables = SessionContext::new_with_state(engine.state.clone());
         let schema = Schema::new(vec![Field::new("x", DataType::Int64, true)]);
         let rows = Int64Array::from_iter_values(0..200_000);

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use datafusion::common::runtime::{JoinSetTracer, set_join_set_tracer};
 use datafusion::error::{DataFusionError, Result};
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either};
+use millrace_common::fair_shares::Share;
 use millrace_common::{SqlError, SqlState, heap};
 use millrace_functions::error::QUERY_MEMORY;
 use millrace_functions::error::sql_error_from_datafusion;
@@ -32,6 +33,8 @@ pub struct Execution {
     held: AtomicIsize,
     /// What queries may have together; 0: not bounded.
     memory: usize,
+    /// Of the threads for queries: all its tasks together have one.
+    share: Option<Arc<Share>>,
 }
 
 thread_local! {
@@ -54,8 +57,10 @@ fn here<T>(look: impl FnOnce(&mut Option<Here>) -> T) -> T {
 }
 
 impl Execution {
-    pub fn new(memory: usize) -> Arc<Execution> {
-        Arc::new(Execution { memory, ..Execution::default() })
+    /// `memory`: what queries may have together. `share`: the statement's, of the threads for queries; `None`: its tasks
+    /// run when they wake up.
+    pub fn new(memory: usize, share: Option<Arc<Share>>) -> Arc<Execution> {
+        Arc::new(Execution { memory, share, ..Execution::default() })
     }
 
     pub fn end(&self) {
@@ -149,14 +154,20 @@ impl Drop for Part {
     }
 }
 
-/// A task of a statement.
+/// A task of a statement, which runs in the statement's turns.
 pub fn task<T>(
     execution: Arc<Execution>,
     work: impl Future<Output = T>,
 ) -> impl Future<Output = T> {
+    let share = execution.share.clone();
     // On the heap, so that dropping the future drops the work.
     let mut work = Box::pin(work);
-    std::future::poll_fn(move |context| execution.during(|| work.as_mut().poll(context)))
+    let work =
+        std::future::poll_fn(move |context| execution.during(|| work.as_mut().poll(context)));
+    match share {
+        Some(share) => Either::Left(share.run(work)),
+        None => Either::Right(work),
+    }
 }
 
 /// What DataFusion starts on behalf of a statement belongs to it.
@@ -201,7 +212,7 @@ mod tests {
     fn a_long_part_looks_after_other_tasks_once_in_a_while() {
         let hour = Duration::from_secs(3600);
         assert!(!has_held_thread(Duration::ZERO).unwrap(), "nothing runs here");
-        let execution = Execution::new(1 << 20);
+        let execution = Execution::new(1 << 20, None);
         execution.during(|| {
             assert!(!has_held_thread(hour).unwrap());
             std::thread::sleep(Duration::from_millis(30));
@@ -214,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_statement_that_has_ended_is_told_wherever_it_runs() {
-        let execution = Execution::new(1 << 20);
+        let execution = Execution::new(1 << 20, None);
         let asked = || millrace_functions::interrupt::check().map_err(|e| e.state);
         execution.during(|| {
             assert_eq!(asked(), Ok(()));

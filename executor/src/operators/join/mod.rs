@@ -34,6 +34,8 @@ use millrace_common::fault_injection::is_planted;
 use millrace_storage::MemRun;
 
 use self::emitter::{Emitter, OutputColumns};
+#[cfg(test)]
+pub(super) use self::pairing::STEP_CHUNKS;
 use self::pairing::{JoinSpec, PairingCore};
 use self::policy::{MatchStatus, NullKeys, Policy};
 use super::{BuildContext, Built, Env, Tables};

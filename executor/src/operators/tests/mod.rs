@@ -9,6 +9,7 @@ mod keyed;
 mod lookup;
 mod on_arrival;
 mod stateful;
+mod steps;
 mod values;
 
 use millrace_common::random_tests;

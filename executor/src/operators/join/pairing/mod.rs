@@ -48,8 +48,9 @@ use crate::state::gate::Ready;
 use crate::state::keys::KeyReader;
 use crate::state::{Fetches, KeyedState, Slot};
 
-/// Full chunks one step emits before the rest is put aside.
-const STEP_CHUNKS: usize = 8;
+/// Full chunks of pairs that one step tests before the rest is put aside: about as many as a time slice allows, with
+/// what the operators above do with them.
+pub(in crate::operators) const STEP_CHUNKS: usize = 2;
 
 /// What a join is built from; left and right in this order.
 pub struct JoinSpec<'a> {
@@ -195,16 +196,16 @@ impl PairingCore {
     /// Continues what was put aside, then takes in what waits, one chunk after the other: a row must
     /// not enter its side while another's pairs are half made.
     fn drain(&mut self, emitter: &Emitter, out: &mut Output) -> Result<(), ExecError> {
-        let limit = out.rows() + STEP_CHUNKS * self.env.options.chunk_rows.max(1);
+        let mut left = STEP_CHUNKS * self.env.options.chunk_rows.max(1);
         loop {
             if let Some(mut work) = self.work.take()
-                && !self.pair(&mut work, limit, emitter, out)?
+                && !self.pair(&mut work, &mut left, emitter, out)?
             {
                 self.work = Some(work);
                 return Ok(());
             }
             // What is asked of the stored rows must not change meanwhile.
-            if !self.stored_reads.is_empty() {
+            if !self.stored_reads.is_empty() || left == 0 && !self.inbox.is_empty() {
                 return Ok(());
             }
             match self.inbox.pop_front() {

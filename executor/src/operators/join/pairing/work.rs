@@ -52,11 +52,12 @@ impl Work {
 }
 
 impl PairingCore {
-    /// Pairs the rows of one chunk; `false` when it stopped at the limit.
+    /// Pairs the rows of one chunk; `false` when it stopped since no pairs were left to the step. Those that do not match
+    /// count too: a condition may let hardly any through.
     pub(super) fn pair(
         &mut self,
         work: &mut Work,
-        limit: usize,
+        left: &mut usize,
         emitter: &Emitter,
         out: &mut Output,
     ) -> Result<bool, ExecError> {
@@ -92,8 +93,9 @@ impl PairingCore {
                 work.cursor = node.next;
             }
             if self.pairs.len() >= chunk_rows {
+                *left = left.saturating_sub(self.pairs.len());
                 self.emit_pairs(work, emitter, out)?;
-                if out.rows() >= limit && work.cursor != END {
+                if *left == 0 {
                     return Ok(false);
                 }
             }
@@ -102,6 +104,7 @@ impl PairingCore {
                 work.started = false;
             }
         }
+        *left = left.saturating_sub(self.pairs.len());
         self.emit_pairs(work, emitter, out)?;
         if rules.counts_while_paired[work.port] {
             let rows = work.unmatched()?;
