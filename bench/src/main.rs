@@ -5,6 +5,7 @@
 
 mod cold;
 mod freshness;
+mod isolation;
 mod jobs;
 mod life;
 mod micro;
@@ -60,6 +61,8 @@ enum Command {
     Cold(cold::Args),
     /// From a row sent until it can be read, is streamed, and is in a sink, behind chains of views
     Freshness(freshness::Args),
+    /// A one-row change and a fresh read of a small view, alone and beside the work of other jobs and queries
+    Isolation(isolation::Args),
     /// Commits, CREATE, DROP and idling with many views
     Jobs(jobs::Args),
 }
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Jobs(args) => runtime.block_on(jobs::run(&args)),
         Command::Cold(args) => runtime.block_on(cold::run(&args)),
         Command::Freshness(args) => runtime.block_on(freshness::run(&args)),
+        Command::Isolation(args) => runtime.block_on(isolation::run(&args)),
         Command::Life(args) => runtime.block_on(life::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
         Command::Window(args) => runtime.block_on(window::run(&args)),
