@@ -337,6 +337,7 @@ impl Driver {
     fn step(&self, since_cut: Duration, cut: Option<Position>) -> Step {
         let mut wants = self.shared.waits.wants(self.handle.id);
         wants.cut = self.handle.is_cut_requested();
+        wants.input_is_full = self.shared.reads_full_source(self.handle.id);
         let interval = self.shared.settings().barrier_interval.max(self.interval());
         let pace = Pace { interval, step: self.shared.step_limit() };
         next_step(&self.shared.state.read(), self.handle.id, cut, &wants, since_cut, &pace)

@@ -65,7 +65,8 @@ impl Waits {
         let pick = |f: fn(&Counts) -> usize| {
             epochs.iter().filter(|(_, c)| f(c) > 0).map(|(e, _)| *e).collect()
         };
-        Wants { cut: false, followed, aligned: pick(|c| c.aligned), reach: pick(|c| c.reach) }
+        let (aligned, reach) = (pick(|c| c.aligned), pick(|c| c.reach));
+        Wants { followed, aligned, reach, ..Wants::default() }
     }
 }
 

@@ -1,6 +1,7 @@
 //! When a job cuts, and where: a pure decision over the state (docs/design.md §4, barriers).
 //!
-//! A waiter cuts at once; otherwise data nobody waits for is cut `barrier_interval` after the last cut.
+//! A waiter cuts at once, and so does a full epoch of a source; otherwise data nobody waits for is cut `barrier_interval`
+//! after the last cut.
 //! Waiters that need several views at one epoch name that epoch, and the views cut exactly there.
 //! A late job, and one whose readers combine several views, cuts on the grid. A job that has more before it than one
 //! step may take in goes forward in several, each of them committed, however it is waited for.
@@ -26,6 +27,8 @@ pub struct Wants {
     pub aligned: Vec<Epoch>,
     /// Epochs that the relation must reach; any later one does.
     pub reach: Vec<Epoch>,
+    /// A source that it reads has fixed as much as it works off in an epoch.
+    pub input_is_full: bool,
 }
 
 /// Where a job's last cut was: of the newest commit in flight, or of its version.
@@ -128,7 +131,9 @@ pub fn next_step(
     let targets = wants.reach.iter().chain(&wants.aligned);
     let asked = wants.cut || wants.followed || targets.into_iter().any(|t| unmet(&t));
     // Who is behind does not wait between steps.
-    let behind = over || backlog.late >= LONGEST_STEP.max(pace.interval);
+    let behind = over
+        || backlog.late >= LONGEST_STEP.max(pace.interval)
+        || wants.input_is_full && may_hurry(state, id);
     if !asked && !behind && since_cut < pace.interval {
         return Step::WaitFor(pace.interval - since_cut);
     }
@@ -141,6 +146,14 @@ fn can_begin(state: &MetaState, job: &JobRecord) -> bool {
     let common = state.readable_common(&job.inputs, Epoch::MAX);
     common.is_some_and(|epoch| epoch.0 > job.version.content_epoch)
         && state.detached_behind(&job.inputs).is_none()
+}
+
+/// Whether a job cuts when its source has filled an epoch: the source waits for its readers, so they would stand idle
+/// for the rest of the interval. Sinks keep the interval that they were given, and views that others combine meet
+/// on the grid.
+fn may_hurry(state: &MetaState, id: RelationId) -> bool {
+    let is_sink = state.relations.get(&id).is_some_and(|r| r.kind() == RelationKind::Sink);
+    !is_sink && !state.dependencies.feeds_combination(id)
 }
 
 /// The epoch to cut at by time and the grid alone, in `(quiet, newest]`.
@@ -263,6 +276,23 @@ mod tests {
         add(&mut behind, 2, RelationKind::MaterializedView, &[1], &[(9, 10)]);
         add(&mut behind, 3, RelationKind::Sink, &[2], &[(9, 10)]);
         assert_eq!(step(&behind, &wants), Step::Wait);
+    }
+
+    /// A source goes no further than its readers, so with full epochs they would stand idle until the interval is over.
+    #[test]
+    fn a_full_epoch_of_a_source_is_cut_at_once() {
+        let mut state = MetaState { epoch: Epoch(20), ..MetaState::default() };
+        add(&mut state, 1, RelationKind::Table, &[], &[(9, 10), (19, 20)]);
+        add(&mut state, 2, RelationKind::MaterializedView, &[1], &[(9, 10)]);
+        add(&mut state, 3, RelationKind::Sink, &[1], &[(9, 10)]);
+        let pace = Pace { interval: Duration::from_secs(1), step: StepLimit::NONE };
+        let step = |id, full| {
+            let wants = Wants { input_is_full: full, ..Wants::default() };
+            next_step(&state, RelationId(id), None, &wants, Duration::ZERO, &pace)
+        };
+        assert_eq!(step(2, true), Step::Cut(Epoch(20)));
+        assert_eq!(step(2, false), Step::WaitFor(pace.interval));
+        assert_eq!(step(3, true), Step::WaitFor(pace.interval), "a sink keeps its interval");
     }
 
     /// Its table changes every second. What a sink has missed by more than its interval comes in steps of about the

@@ -147,6 +147,13 @@ impl Shared {
         sources.get(&id).map(|s| s.status.lock().clone()).unwrap_or_default()
     }
 
+    /// Whether some source that a job reads has fixed a full epoch ([`SourceStatus::is_full`]).
+    pub fn reads_full_source(&self, job: JobId) -> bool {
+        let inputs = self.state.read().inputs(job).to_vec();
+        let sources = self.sources.read();
+        inputs.iter().filter_map(|id| sources.get(id)).any(|s| s.status.lock().is_full)
+    }
+
     /// The generation in the log; `None`: dropped.
     pub fn generation(&self, id: JobId) -> Option<Generation> {
         self.state.read().jobs.get(&id).map(|j| Generation(j.version.generation))

@@ -3,7 +3,8 @@
 //! Offsets become content only by a record in the log, so every reader sees the same rows at the same
 //! epoch; so do the splits and files that discovery finds. Their pace follows the fastest reader: at most
 //! [`OUTSTANDING`] epochs lie ahead of what it has sealed, and each holds about half a second of its
-//! work. A source with a rate of its own is followed by the wall clock. Slower readers fall behind
+//! work; epochs of that size are cut at once, without the barrier interval (`schedule`). A source with a rate of its own
+//! is followed by the wall clock. Slower readers fall behind
 //! without holding anybody back. A table fed by a connector is its source's only reader.
 //!
 //! A source that cannot be asked what there is says so in its status and is asked again, ever more
@@ -52,6 +53,9 @@ pub struct SourceStatus {
     pub reason: Option<String>,
     /// How far each split could go, as far as is known.
     pub available: Vec<(u32, u64)>,
+    /// What it fixed last is as much as its readers work off in an epoch, or all there will ever be: they need not
+    /// wait for more.
+    pub is_full: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -309,6 +313,9 @@ impl Coordinator {
         }
         session.last_advance = Some(self.shared.env.now());
         session.rate.take(next.taken);
+        // Before the record: it wakes the readers, who look at it.
+        let more = session.polled.as_ref().map(|(_, polled)| polled.more);
+        self.status.lock().is_full = is_full(next.taken, wanted, more);
         let entry = SourceAdvance { source: self.id.0, offsets, splits, files, marks };
         self.advance(entry).await
     }
@@ -530,6 +537,11 @@ struct Next {
     taken: u64,
 }
 
+/// Whether an advance is worth a commit of its own.
+fn is_full(taken: u64, wanted: u64, more: Option<More>) -> bool {
+    taken > 0 && (taken >= wanted || more == Some(More::Never))
+}
+
 /// Every split moves by its share of `amount`, as far as it has rows; what one cannot use goes to the
 /// others.
 fn next_offsets(polled: &Polled, known: &Known, amount: u64) -> Next {
@@ -606,6 +618,16 @@ mod tests {
         let known = Known { parts, ..Known::default() };
         let one = Polled { available: vec![(3, 90)], ..Polled::default() };
         assert_eq!(next_offsets(&one, &known, 5).offsets, [of(3, 75)]);
+    }
+
+    #[test]
+    fn an_epoch_is_full_where_waiting_would_not_add_to_it() {
+        let after = Some(More::After(Duration::from_secs(1)));
+        assert!(is_full(100, 100, after));
+        assert!(!is_full(99, 100, after));
+        assert!(!is_full(99, 100, Some(More::WithTime)));
+        assert!(is_full(99, 100, Some(More::Never)), "the end");
+        assert!(!is_full(0, 100, Some(More::Never)), "only files and marks");
     }
 
     #[test]
