@@ -334,6 +334,16 @@ pub trait Cluster: Send + Sync + 'static {
         epoch: Epoch,
         request: ScanRequest,
     ) -> Result<BatchStream, SqlError>;
+    /// The rows of `scan` in several parts that can be read beside each other: one after the other they are the rows of
+    /// `scan`, in its order. One part where the relation is small or little of it is wanted.
+    async fn scan_parts(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        request: ScanRequest,
+    ) -> Result<Vec<BatchStream>, SqlError> {
+        Ok(vec![self.scan(relation, epoch, request).await?])
+    }
     /// Rows of a keyed relation by storage key: positions in `keys`, ascending, and all columns.
     async fn multi_get(
         &self,

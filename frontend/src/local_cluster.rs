@@ -29,7 +29,7 @@ use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::StatementId;
-use millrace_storage::{JobStore, ScanOptions, Snapshot, StateStore};
+use millrace_storage::{JobStore, ScanBatch, ScanOptions, Snapshot, StateStore, StorageError};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -37,6 +37,7 @@ use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
     JobRow, ScanRequest, SourceRow, SplitRow,
 };
+use crate::query::scan_parts;
 
 /// Rows of a source made at a time.
 const SOURCE_BATCH: usize = 8192;
@@ -333,9 +334,31 @@ impl Cluster for Direct {
                 .flatten_unordered(RANGES_AT_ONCE)
                 .boxed(),
         };
-        Ok(batches
-            .map(|b| b.map_err(SqlError::from).and_then(|b| repeat(b.values, &b.weights)))
-            .boxed())
+        Ok(counted(batches))
+    }
+
+    async fn scan_parts(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        request: ScanRequest,
+    ) -> Result<Vec<BatchStream>, SqlError> {
+        let whole = request.keys.is_none() && request.ranges.is_none() && request.limit.is_none();
+        if relation.kind == RelationKind::Source as i32 || !whole {
+            return Ok(vec![self.scan(relation, epoch, request).await?]);
+        }
+        let snapshot = self.snapshot(relation, epoch)?;
+        let table = TableId(relation.first_table_id);
+        let (rows, bytes) = snapshot.size(table).map_err(SqlError::from)?;
+        let part = |vnodes| {
+            let (snapshot, projection) = (snapshot.clone(), Some(request.columns.clone()));
+            let options =
+                ScanOptions { projection, vnodes: Some(vnodes), ..ScanOptions::default() };
+            // Its runs are opened when it is its turn.
+            let opened = async move { counted(snapshot.scan(table, options)) };
+            futures::stream::once(opened).flatten().boxed()
+        };
+        Ok(scan_parts::parts(rows, bytes).into_iter().map(part).collect())
     }
 
     async fn multi_get(
@@ -443,6 +466,11 @@ fn step(follow: Follow) -> FollowStep {
         Follow::Change(epoch) => FollowStep::Change(epoch),
         Follow::Unchanged(epoch) => FollowStep::Unchanged(epoch),
     }
+}
+
+/// Rows as often as their multiplicity says.
+fn counted(batches: BoxStream<'static, Result<ScanBatch, StorageError>>) -> BatchStream {
+    batches.map(|b| b.map_err(SqlError::from).and_then(|b| repeat(b.values, &b.weights))).boxed()
 }
 
 /// A row of multiplicity n as n rows.

@@ -82,6 +82,14 @@ impl Snapshot {
         )
     }
 
+    /// About how many entries a table has and the bytes that hold them, older versions included.
+    pub fn size(&self, table: TableId) -> Result<(u64, u64)> {
+        let table = self.version.table(table)?;
+        let memory = table.mem.iter().map(|run| (run.num_rows() as u64, run.memory_size() as u64));
+        let disk = table.disk.iter().map(|run| (run.meta().rows, run.meta().length));
+        Ok(memory.chain(disk).fold((0, 0), |sum, run| (sum.0 + run.0, sum.1 + run.1)))
+    }
+
     /// The rows of a table, in key order.
     pub fn scan(
         &self,

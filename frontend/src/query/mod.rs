@@ -24,6 +24,7 @@ mod ordered_limits;
 pub mod overlay;
 pub mod planning;
 pub mod pool;
+pub mod scan_parts;
 pub mod snapshot_table;
 mod wide_rows;
 mod wrapped_expr;

@@ -28,6 +28,7 @@ use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use super::engine::ExpressionErrors;
 use super::index::{self, IndexRead};
 use super::overlay::Overlay;
+use super::scan_parts;
 use crate::cluster::{Cluster, ScanRequest};
 use crate::session::reads::{NotedReads, note_scan};
 
@@ -291,17 +292,19 @@ impl PartitionStream for SnapshotScan {
         &self.schema
     }
 
-    fn execute(&self, _ctx: Arc<TaskContext>) -> SendableRecordBatchStream {
+    fn execute(&self, context: Arc<TaskContext>) -> SendableRecordBatchStream {
         let (cluster, relation) = (self.cluster.clone(), self.relation.clone());
         let (request, epoch) = (self.request.clone(), self.epoch.get().copied());
         let schema = self.schema.clone();
         let overlay = self.overlay.clone();
+        let ahead = context.session_config().target_partitions();
         let open = async move {
             let epoch = epoch
                 .ok_or_else(|| SqlError::internal("a scan ran before its epoch was chosen"))
                 .map_err(external)?;
             let keys = request.keys.clone();
-            let mut batches = cluster.scan(&relation, epoch, request).await.map_err(external)?;
+            let parts = cluster.scan_parts(&relation, epoch, request).await.map_err(external)?;
+            let mut batches = scan_parts::in_order(parts, ahead);
             if let Some(overlay) = overlay {
                 let own = overlay.rows(keys.as_ref()).map_err(external)?;
                 let rest = batches.map(move |b| overlay.unwritten(&relation, &b?));
