@@ -15,6 +15,7 @@ mod serializable;
 mod slow_store;
 mod stress;
 mod telling;
+mod threads;
 
 #[path = "../crash/ledger.rs"]
 mod ledger;
