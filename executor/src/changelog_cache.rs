@@ -1,10 +1,11 @@
 //! Recent deltas of the relations made on this worker: a bounded ring a relation (docs/design.md §4).
 //!
-//! Only a cache. The ring of a relation holds every change after `covered_from`, and answers for a
+//! Only a cache, with one budget for all rings: beyond it the largest drops its oldest change. Where no job
+//! subscribes, next to nothing is kept. The ring of a relation holds every change after `covered_from`, and answers for a
 //! span of epochs exactly or not at all; what it has dropped is read from the relation's state table.
 //! Chunks carry their rows' vnodes, computed once by the writer, so that readers only compare.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -83,68 +84,162 @@ struct Ring {
     covered_from: Epoch,
     deltas: VecDeque<Arc<EpochDelta>>,
     bytes: usize,
-    account: Reservation,
 }
 
 impl Ring {
+    /// Bytes that the oldest change took.
     fn drop_oldest(&mut self) {
         if let Some(oldest) = self.deltas.pop_front() {
             self.covered_from = oldest.epoch;
             self.bytes -= oldest.chunks.iter().map(HubChunk::memory_size).sum::<usize>();
-            self.account.set(self.bytes);
         }
+    }
+
+    fn clear(&mut self, covered_from: Epoch) {
+        self.deltas.clear();
+        self.bytes = 0;
+        self.covered_from = covered_from;
+    }
+}
+
+#[derive(Debug)]
+struct Rings {
+    of: HashMap<RelationId, Ring>,
+    /// Those that hold something, by size.
+    by_size: BTreeSet<(usize, RelationId)>,
+    /// Subscriptions of each relation that has any.
+    readers: HashMap<RelationId, usize>,
+    /// Of all rings.
+    account: Reservation,
+}
+
+impl Rings {
+    /// Makes a change to a ring and keeps the accounts.
+    fn change(&mut self, relation: RelationId, change: impl FnOnce(&mut Ring)) {
+        let Some(ring) = self.of.get_mut(&relation) else { return };
+        let before = ring.bytes;
+        change(ring);
+        let after = ring.bytes;
+        if before != after {
+            self.by_size.remove(&(before, relation));
+            if after > 0 {
+                self.by_size.insert((after, relation));
+            }
+            self.account.set((self.account.bytes() + after).saturating_sub(before));
+        }
+    }
+
+    fn remove(&mut self, relation: RelationId) {
+        self.change(relation, |ring| ring.clear(ring.covered_from));
+        self.of.remove(&relation);
     }
 }
 
 /// The rings of all relations of the worker.
 #[derive(Debug)]
 pub struct ChangelogCache {
-    rings: Mutex<HashMap<RelationId, Ring>>,
+    rings: Mutex<Rings>,
     budget: usize,
     governor: Arc<MemoryGovernor>,
+}
+
+/// A ring that no job subscribes to holds so much of the budget: statements compare with the latest changes.
+const UNREAD_PART: usize = 512;
+/// All rings together hold so many times what one may.
+const ALL_RINGS: usize = 2;
+
+/// Keeps a relation's changes in memory for a reader of them, until it is dropped.
+#[derive(Debug)]
+pub struct RingReader {
+    changelogs: Arc<ChangelogCache>,
+    relation: RelationId,
+}
+
+impl Drop for RingReader {
+    fn drop(&mut self) {
+        let mut rings = self.changelogs.rings.lock();
+        let is_last = rings.readers.get_mut(&self.relation).is_none_or(|readers| {
+            *readers -= 1;
+            *readers == 0
+        });
+        if is_last {
+            rings.readers.remove(&self.relation);
+            let most = self.changelogs.budget / UNREAD_PART;
+            rings.change(self.relation, |ring| {
+                while ring.bytes > most {
+                    ring.drop_oldest();
+                }
+            });
+        }
+    }
 }
 
 impl ChangelogCache {
     /// `budget`: bytes one relation's ring may hold.
     pub fn new(budget: usize, governor: Arc<MemoryGovernor>) -> ChangelogCache {
-        ChangelogCache { rings: Mutex::default(), budget, governor }
+        let rings = Rings {
+            of: HashMap::default(),
+            by_size: BTreeSet::new(),
+            readers: HashMap::default(),
+            account: governor.account(MemoryClass::Changelog),
+        };
+        ChangelogCache { rings: Mutex::new(rings), budget, governor }
     }
 
     /// An empty ring that will hold every change after `from`.
     pub fn open(&self, relation: RelationId, from: Epoch) {
-        let account = self.governor.account(MemoryClass::Changelog);
-        let ring = Ring { covered_from: from, deltas: VecDeque::new(), bytes: 0, account };
-        self.rings.lock().insert(relation, ring);
+        let ring = Ring { covered_from: from, deltas: VecDeque::new(), bytes: 0 };
+        let mut rings = self.rings.lock();
+        rings.remove(relation);
+        rings.of.insert(relation, ring);
     }
 
     pub fn close(&self, relation: RelationId) {
-        self.rings.lock().remove(&relation);
+        self.rings.lock().remove(relation);
+    }
+
+    /// A job reads the relation's changes from now on.
+    pub fn subscribe(self: &Arc<Self>, relation: RelationId) -> RingReader {
+        *self.rings.lock().readers.entry(relation).or_default() += 1;
+        RingReader { changelogs: Arc::clone(self), relation }
+    }
+
+    /// Bytes of one change that would be kept now.
+    pub fn most_kept(&self, relation: RelationId) -> usize {
+        self.most(&self.rings.lock(), relation)
+    }
+
+    fn most(&self, rings: &Rings, relation: RelationId) -> usize {
+        match rings.readers.contains_key(&relation) {
+            true => self.budget,
+            false => self.budget / UNREAD_PART,
+        }
     }
 
     /// The relation changed at `epoch`. `None`: the change is too large to be kept, or was not.
     pub fn put(&self, relation: RelationId, epoch: Epoch, chunks: Option<Vec<HubChunk>>) {
-        let mut rings = self.rings.lock();
-        let Some(ring) = rings.get_mut(&relation) else { return };
         // Only a watermark has moved: an epoch without an entry has no changes either.
         if chunks.as_ref().is_some_and(Vec::is_empty) {
             return;
         }
         let bytes = chunks.iter().flatten().map(HubChunk::memory_size).sum::<usize>();
-        let Some(chunks) = chunks.filter(|_| bytes <= self.budget) else {
-            ring.deltas.clear();
-            ring.bytes = 0;
-            ring.account.set(0);
-            ring.covered_from = epoch;
-            return;
-        };
-        while ring.bytes + bytes > self.budget && !ring.deltas.is_empty() {
-            ring.drop_oldest();
-        }
-        ring.bytes += bytes;
-        ring.account.set(ring.bytes);
-        ring.deltas.push_back(Arc::new(EpochDelta { epoch, chunks }));
-        if self.governor.is_tight() && ring.deltas.len() > 1 {
-            ring.drop_oldest();
+        let mut rings = self.rings.lock();
+        let most = self.most(&rings, relation);
+        let is_tight = self.governor.is_tight();
+        rings.change(relation, |ring| {
+            let Some(chunks) = chunks.filter(|_| bytes <= most) else { return ring.clear(epoch) };
+            while ring.bytes + bytes > most && !ring.deltas.is_empty() {
+                ring.drop_oldest();
+            }
+            ring.bytes += bytes;
+            ring.deltas.push_back(Arc::new(EpochDelta { epoch, chunks }));
+            if is_tight && ring.deltas.len() > 1 {
+                ring.drop_oldest();
+            }
+        });
+        while rings.account.bytes() > self.budget.saturating_mul(ALL_RINGS) {
+            let Some(&(_, largest)) = rings.by_size.last() else { break };
+            rings.change(largest, Ring::drop_oldest);
         }
     }
 
@@ -156,7 +251,7 @@ impl ChangelogCache {
         to: Epoch,
     ) -> Option<Vec<Arc<EpochDelta>>> {
         let rings = self.rings.lock();
-        let ring = rings.get(&relation)?;
+        let ring = rings.of.get(&relation)?;
         if from < ring.covered_from {
             return None;
         }
@@ -183,7 +278,8 @@ mod tests {
 
     #[test]
     fn answers_a_span_exactly_or_not_at_all() {
-        let changelogs = ChangelogCache::new(10_000, MemoryGovernor::new(1 << 30));
+        let changelogs = Arc::new(ChangelogCache::new(10_000, MemoryGovernor::new(1 << 30)));
+        let _reader = changelogs.subscribe(R);
         assert!(changelogs.get(R, Epoch(0), Epoch(9)).is_none());
         changelogs.open(R, Epoch(10));
         assert!(changelogs.get(R, Epoch(9), Epoch(20)).is_none());
@@ -204,6 +300,34 @@ mod tests {
         changelogs.put(R, Epoch(20), Some(vec![chunk(90_000, |_| 0)]));
         assert!(changelogs.get(R, Epoch(18), Epoch(20)).is_none());
         assert!(epochs(20, 30).is_empty());
+    }
+
+    #[test]
+    fn a_ring_is_kept_for_readers_and_the_largest_gives_way() {
+        let changelogs = Arc::new(ChangelogCache::new(10_000, MemoryGovernor::new(1 << 30)));
+        let relations = [1, 2, 3].map(RelationId);
+        relations.iter().for_each(|&r| changelogs.open(r, Epoch(1)));
+        let put = |r: RelationId, epoch, rows| {
+            changelogs.put(r, Epoch(epoch), Some(vec![chunk(rows, |_| 0)]));
+        };
+        let has = |r: RelationId, from, to| changelogs.get(r, Epoch(from), Epoch(to)).is_some();
+        put(relations[0], 2, 100);
+        assert!(!has(relations[0], 1, 2), "nobody subscribes");
+        let mut readers = Vec::from(relations.map(|r| changelogs.subscribe(r)));
+        for (relation, rows) in relations.into_iter().zip([400, 900, 900]) {
+            put(relation, 3, rows / 2);
+            put(relation, 4, rows / 2);
+        }
+        // Of some 4, 9 and 9 KB only 20 fit: one of the largest has dropped its oldest change.
+        assert!(has(relations[0], 2, 4));
+        let kept = relations[1..].iter().filter(|&&r| has(r, 2, 4)).count();
+        assert_eq!(kept, 1);
+        assert!(relations.iter().all(|&r| has(r, 3, 4)));
+        readers.truncate(1);
+        assert!(has(relations[0], 2, 4) && !has(relations[1], 3, 4) && !has(relations[2], 3, 4));
+        drop(readers);
+        let held = changelogs.governor.used_by(MemoryClass::Changelog);
+        assert!(held <= 3 * 10_000 / UNREAD_PART, "{held} bytes are held for nobody");
     }
 
     #[test]

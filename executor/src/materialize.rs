@@ -13,12 +13,12 @@ use std::sync::Arc;
 use arrow::array::{Array, BinaryArray, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use millrace_common::delta::take_rows;
-use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState, VNODE_COUNT, Vnode};
+use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError, SqlState, VNODE_COUNT, Vnode};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{MemRun, TableWriter};
 
 use crate::blackhole::{Digest, digest};
-use crate::changelog_cache::HubChunk;
+use crate::changelog_cache::{ChangelogCache, HubChunk};
 use crate::consolidate::{Net, net_across, net_by_key, weights};
 use crate::error::ExecError;
 use crate::exchange::Barrier;
@@ -106,6 +106,19 @@ impl Root {
 /// readers share the rows among them.
 const ROWS_PER_TURN: u64 = 1024;
 
+/// The changelog cache of a relation, which says how much of an epoch's change it would keep.
+pub struct KeptChange {
+    pub changelogs: Arc<ChangelogCache>,
+    pub relation: RelationId,
+}
+
+impl KeptChange {
+    /// `budget`: what a task may keep of an epoch's change.
+    fn most(&self, budget: usize) -> usize {
+        budget.min(self.changelogs.most_kept(self.relation))
+    }
+}
+
 pub struct Materialize {
     layout: Arc<RowLayout>,
     writer: TableWriter,
@@ -116,7 +129,9 @@ pub struct Materialize {
     large: Option<SpilledDelta>,
     /// Written already, for the changelog cache; `None`: too large.
     written: Option<Vec<HubChunk>>,
-    written_bytes: usize,
+    /// Of `written`.
+    written_bytes: Reservation,
+    kept: KeptChange,
     row_count: i64,
     changed: bool,
     /// Until a rebuild is done: `writer` is of the table in which its result is collected.
@@ -137,6 +152,7 @@ impl Materialize {
         vnodes: Range<Vnode>,
         counters: &std::collections::BTreeMap<String, u64>,
         budget: usize,
+        kept: KeptChange,
         governor: &Arc<MemoryGovernor>,
         rebuild: Option<Rebuild>,
     ) -> Materialize {
@@ -149,7 +165,8 @@ impl Materialize {
             pending: Vec::new(),
             large: None,
             written: Some(Vec::new()),
-            written_bytes: 0,
+            written_bytes: governor.account(MemoryClass::Changelog),
+            kept,
             row_count: 0,
             changed: false,
             rebuild,
@@ -201,9 +218,10 @@ impl Materialize {
         let (Some(kept), Some(new)) = (&mut self.written, HubChunk::new(chunk, vnodes)) else {
             return;
         };
-        self.written_bytes += new.memory_size();
-        if self.written_bytes > self.budget {
+        self.written_bytes.grow(new.memory_size());
+        if self.written_bytes.bytes() > self.kept.most(self.budget) {
             self.written = None;
+            self.written_bytes.set(0);
             return;
         }
         kept.push(new);
@@ -392,7 +410,7 @@ impl Materialize {
             RowStorage::Append => vec![self.arrivals.counter()],
             _ => Vec::new(),
         };
-        self.written_bytes = 0;
+        self.written_bytes.set(0);
         self.limit = self.budget;
         if self.rebuild.is_some() {
             // What is collected is not content yet.

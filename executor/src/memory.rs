@@ -1,9 +1,14 @@
 //! The memory governor: one account of the worker's memory, by class (docs/design.md §6).
 //!
 //! A reservation is a number, not an allocation: holders report what they hold. Nothing is refused
-//! outright; holders of what can be shed ask [`MemoryGovernor::share`] for what they may keep, and
-//! those that can wait ask [`MemoryGovernor::is_tight`] before they take in more. So a worker over its
-//! limit first shrinks caches and then slows down. Counters only: no lock.
+//! outright; caches ask [`Cache::share`] for what they may keep, and those that can wait ask
+//! [`MemoryGovernor::is_tight`] before they take in more. So a worker over its limit first shrinks caches
+//! and then slows down. Counters only: the list of caches is behind a lock that only their making and
+//! [`MemoryGovernor::rebalance`] take.
+//!
+//! A cache may take a part of what is free, whatever the others hold. When nothing is free all shrink; who
+//! was not used for a while goes first, and of the others the largest. An idle cache does not ask, so its
+//! task is woken to let go.
 //!
 //! Not everything is reported: decoding, encoding, queries and rows between two holders are not. So
 //! what is in use is taken from the allocator, which counts every byte
@@ -11,11 +16,17 @@
 //! holds beyond that (memory freed and kept, mapped files, stacks) is observed a few times a second and
 //! taken off what the heap may use.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use millrace_common::heap;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+mod caches;
+
+pub use self::caches::Cache;
+use self::caches::{CacheState, targets};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -34,33 +45,47 @@ pub enum MemoryClass {
     Statement = 5,
     /// Decoded blocks, indexes and filters that can be read again.
     Blocks = 6,
+    /// Changes of an open epoch, and state that they keep in memory, until the barrier.
+    Held = 7,
 }
 
 /// Names of the classes, in order, for metrics.
-pub const MEMORY_CLASSES: [&str; 7] =
-    ["cache", "memtable", "parked", "channel", "changelog", "statement", "blocks"];
+pub const MEMORY_CLASSES: [&str; 8] =
+    ["cache", "memtable", "parked", "channel", "changelog", "statement", "blocks", "held"];
 
 #[derive(Debug)]
 pub struct MemoryGovernor {
     limit: usize,
     used: [AtomicI64; MEMORY_CLASSES.len()],
-    /// State caches that exist; they share what is left evenly.
-    caches: AtomicUsize,
+    /// State caches that exist.
+    caches: Mutex<Vec<Weak<CacheState>>>,
+    /// Rounds of [`MemoryGovernor::rebalance`]: by them caches tell how long they have been idle.
+    round: AtomicU64,
     /// What the heap may use, so that the process stays within its limit and a margin.
     heap: AtomicUsize,
     /// The allocator's count, or in its absence what was resident when last observed; 0: unknown.
     resident: AtomicUsize,
+    /// The most in use that was observed.
+    peak: AtomicUsize,
     released: Notify,
 }
+
+/// What all operators together may hold until their barriers before those with much of it settle it: this part
+/// of the limit.
+const HELD_PART: usize = 8;
+/// What is a large part of that.
+const LARGE_PART: usize = 16;
 
 impl MemoryGovernor {
     pub fn new(limit: usize) -> Arc<MemoryGovernor> {
         Arc::new(MemoryGovernor {
             limit,
             used: Default::default(),
-            caches: AtomicUsize::new(0),
+            caches: Mutex::default(),
+            round: AtomicU64::new(0),
             heap: AtomicUsize::new(limit / 10 * 9),
             resident: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
             released: Notify::new(),
         })
     }
@@ -85,10 +110,14 @@ impl MemoryGovernor {
 
     /// An account of `class` that gives back what it holds when dropped.
     pub fn account(self: &Arc<Self>, class: MemoryClass) -> Reservation {
-        if class == MemoryClass::Cache {
-            self.caches.fetch_add(1, Ordering::Relaxed);
-        }
         Reservation { governor: Arc::clone(self), class, bytes: 0 }
+    }
+
+    /// A state cache. `wake` is told when it is to ask for its share though nobody uses it.
+    pub fn cache(self: &Arc<Self>, wake: &Arc<Notify>) -> Cache {
+        let (cache, state) = Cache::new(self, wake);
+        self.caches.lock().push(state);
+        cache
     }
 
     /// Whether holders that can wait should: what cannot be shed fills three quarters.
@@ -96,9 +125,17 @@ impl MemoryGovernor {
         self.pinned() > self.heap_limit() / 4 * 3
     }
 
+    /// Whether so many bytes that one operator holds until its barrier are a large part of too much that all
+    /// hold.
+    pub fn is_large_part_held(&self, bytes: usize) -> bool {
+        let most = self.limit / HELD_PART;
+        self.used_by(MemoryClass::Held) > most && bytes > most / LARGE_PART
+    }
+
     /// Takes note of what the process holds in all (`resident`) and of what the allocator has given out,
     /// where it counts.
     pub fn observe(&self, resident: usize, live: Option<usize>) {
+        self.peak.fetch_max(live.unwrap_or(resident), Ordering::Relaxed);
         let Some(live) = live else {
             // The margin is for what the allocator keeps.
             self.resident.store(resident.saturating_sub(self.limit / 4), Ordering::Relaxed);
@@ -107,7 +144,7 @@ impl MemoryGovernor {
         self.resident.store(0, Ordering::Relaxed);
         let beyond = resident.saturating_sub(live);
         let most = self.limit / 10 * 9;
-        let heap = (self.limit / 20 * 27).saturating_sub(beyond).clamp(self.limit / 5 * 2, most);
+        let heap = (self.limit / 20 * 25).saturating_sub(beyond).clamp(self.limit / 5 * 2, most);
         self.heap.store(heap, Ordering::Relaxed);
     }
 
@@ -125,6 +162,11 @@ impl MemoryGovernor {
         observed.max(self.used())
     }
 
+    /// The most bytes in use that were observed.
+    pub fn peak(&self) -> usize {
+        self.peak.load(Ordering::Relaxed)
+    }
+
     /// What cannot be shed at once.
     fn pinned(&self) -> usize {
         let shed = self.used_by(MemoryClass::Cache) + self.used_by(MemoryClass::Blocks);
@@ -136,18 +178,29 @@ impl MemoryGovernor {
         self.heap_limit().saturating_sub(self.pinned())
     }
 
-    /// What one cache may hold now, at most `wanted`: an even share of what others leave, never
-    /// less than a small floor.
-    pub fn share(&self, wanted: usize) -> usize {
-        const FLOOR: usize = 256 << 10;
-        let caches = self.caches.load(Ordering::Relaxed).max(1);
-        let left = self.room().saturating_sub(self.used_by(MemoryClass::Blocks));
-        (left / caches).clamp(FLOOR.min(wanted), wanted)
+    /// What is left for state caches.
+    fn cache_room(&self) -> usize {
+        self.room().saturating_sub(self.used_by(MemoryClass::Blocks))
     }
 
     /// What the cache of decoded blocks may hold now, at most `wanted`: half of what caches may.
     pub fn block_share(&self, wanted: usize) -> usize {
         (self.room() / 2).clamp(wanted / 8, wanted)
+    }
+
+    /// Says how much each state cache may keep, where all together hold too much: see the module. Called
+    /// several times a second.
+    pub fn rebalance(&self) {
+        let round = self.round.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut caches = self.caches.lock();
+        caches.retain(|cache| cache.strong_count() > 0);
+        let live: Vec<Arc<CacheState>> = caches.iter().filter_map(Weak::upgrade).collect();
+        drop(caches);
+        let held: Vec<(usize, bool)> =
+            live.iter().map(|cache| (cache.bytes(), cache.is_idle(round))).collect();
+        for (cache, target) in live.iter().zip(targets(&held, self.cache_room())) {
+            cache.set_target(target);
+        }
     }
 
     /// Waits until memory is not tight, at most `at_most`: back-pressure must slow a producer down,
@@ -200,9 +253,6 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.set(0);
-        if self.class == MemoryClass::Cache {
-            self.governor.caches.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 
@@ -220,15 +270,14 @@ mod tests {
     #[test]
     fn what_the_process_holds_beyond_its_heap_is_taken_off_what_the_heap_may_use() {
         let governor = MemoryGovernor::new(100 << 20);
-        let _cache = governor.account(MemoryClass::Cache);
         governor.observe(60 << 20, Some(50 << 20));
-        assert_eq!(governor.share(usize::MAX) >> 20, 90);
-        // Of 135 MB in all, 75 are not heap.
+        assert_eq!(governor.cache_room() >> 20, 90);
+        // Of 125 MB in all, 75 are not heap.
         governor.observe(95 << 20, Some(20 << 20));
-        assert_eq!(governor.share(usize::MAX) >> 20, 60);
+        assert_eq!(governor.cache_room() >> 20, 50);
         // However much that is, the heap keeps a part.
         governor.observe(300 << 20, Some(20 << 20));
-        assert_eq!(governor.share(usize::MAX) >> 20, 40);
+        assert_eq!(governor.cache_room() >> 20, 40);
     }
 
     #[test]
@@ -247,18 +296,30 @@ mod tests {
     }
 
     #[test]
-    fn dropped_accounts_give_back_and_caches_share_what_is_left() {
+    fn dropped_accounts_give_back_what_they_hold() {
         let governor = MemoryGovernor::new(100 << 20);
         let mut memtable = governor.account(MemoryClass::Memtable);
-        let _a = governor.account(MemoryClass::Cache);
-        let _b = governor.account(MemoryClass::Cache);
         memtable.grow(50 << 20);
         assert_eq!(governor.used_by(MemoryClass::Memtable), 50 << 20);
-        assert_eq!(governor.share(usize::MAX) >> 20, 20);
+        assert_eq!(governor.cache_room() >> 20, 40);
         assert!(!governor.is_tight());
         memtable.set(80 << 20);
         assert!(governor.is_tight());
         drop(memtable);
         assert_eq!(governor.used(), 0);
+    }
+
+    /// One operator with much settles while all hold too much; one with little does not.
+    #[test]
+    fn who_holds_a_large_part_of_too_much_is_told() {
+        let governor = MemoryGovernor::new(128 << 20);
+        let mut large = governor.account(MemoryClass::Held);
+        let mut small = governor.account(MemoryClass::Held);
+        large.set(15 << 20);
+        small.set(1 << 19);
+        assert!(!governor.is_large_part_held(large.bytes()));
+        large.set(17 << 20);
+        assert!(governor.is_large_part_held(large.bytes()));
+        assert!(!governor.is_large_part_held(small.bytes()));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! A task drives a tree of [`Operator`]s: it pushes whole chunks into ports, hands what they emit to
 //! their parents, gives those that wait for state a turn with [`Operator::progress`], and at a barrier
-//! drains each node, in topological order, before [`Operator::barrier`] and [`Operator::seal`].
+//! drains each node, in topological order, before [`Operator::barrier`] and [`Operator::seal`]. A node that
+//! holds too much until the barrier is drained before it too, for [`Operator::settle`].
 //! An operator knows nothing of channels, epochs' numbers or other tasks; the runtime knows nothing
 //! of keys. Rows of different keys may run in any order inside an epoch.
 
@@ -14,6 +15,7 @@ use futures::future::BoxFuture;
 use millrace_common::access::RetentionBy;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, JobId, Vnode};
 use millrace_storage::{MemRun, TableWriter};
+use tokio::sync::Notify;
 
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
@@ -99,6 +101,25 @@ pub trait Operator: Send {
         None
     }
 
+    /// It holds more until the barrier than its part of the memory: [`Operator::settle`] is due.
+    fn is_over(&self) -> bool {
+        false
+    }
+
+    /// In the middle of an epoch, emits and writes what it would hold until the barrier; what cannot be told
+    /// before all of the epoch is in stays. Called while [`Operator::is_over`] and not
+    /// [`Operator::is_pending`]. Not cancelled, except by the end of the job.
+    fn settle<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        let _ = out;
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Nobody uses it, and memory is short: lets go of state beyond what its caches may keep.
+    fn shed(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        let _ = out;
+        Ok(())
+    }
+
     /// The epoch ends: called after every input's barrier and after `progress` until
     /// `!is_pending()`. Grouped operators emit old → new; dirty state goes into the table writers.
     /// May read state, in batches. When it returns the node has nothing parked. Not cancelled,
@@ -145,6 +166,8 @@ pub struct OperatorContext<'a> {
     /// This operator's counters; shared by its parallel instances.
     pub metrics: Arc<OperatorMetrics>,
     pub governor: Arc<MemoryGovernor>,
+    /// Tells the task that its caches are to let go of what they may not keep: see [`Operator::shed`].
+    pub shed: Arc<Notify>,
     pub clock: EnvHandle,
     /// The last epoch that the job's state has all of.
     pub restored: Epoch,

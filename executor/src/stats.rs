@@ -46,6 +46,8 @@ pub struct OperatorMetrics {
     pub parked_rows: Counter,
     /// Batched reads of state that had to wait.
     pub fetch_rounds: Counter,
+    /// How often it settled before the barrier what it would have held. Kept by the runtime.
+    pub settled_early: Counter,
 }
 
 impl OperatorMetrics {
@@ -70,6 +72,7 @@ impl OperatorMetrics {
             cache_misses: self.cache_misses.get(),
             parked_rows: self.parked_rows.get(),
             fetch_rounds: self.fetch_rounds.get(),
+            settled_early: self.settled_early.get(),
         }
     }
 }
@@ -91,6 +94,8 @@ pub struct OperatorStats {
     pub parked_rows: u64,
     /// Dependent rounds of reads that went below its caches.
     pub fetch_rounds: u64,
+    /// How often it settled before the barrier what it would have held until then.
+    pub settled_early: u64,
 }
 
 /// How far a job's tasks are, while they are at an epoch. Shared by all of them.

@@ -2,6 +2,7 @@
 
 use std::fmt::{Display, Write};
 
+use millrace_executor::memory::MEMORY_CLASSES;
 use millrace_storage::cache::{Priority, ReadStats};
 
 use super::Sources;
@@ -63,6 +64,15 @@ fn process(out: &mut Exposition, sources: &Sources) {
     out.single("millrace_memory_limit_bytes", "gauge", "The memory limit.", limit);
     let used = sources.worker.governor().used();
     out.single("millrace_memory_used_bytes", "gauge", "Memory the governor accounts for.", used);
+    out.family("millrace_memory_bytes", "gauge", "Memory the governor accounts for, by class.");
+    for (class, bytes) in MEMORY_CLASSES.iter().zip(sources.worker.governor().by_class()) {
+        out.sample("millrace_memory_bytes", &[("class", class)], bytes);
+    }
+    let help = "Memory in use as the allocator counts it, or as far as it is accounted for.";
+    let in_use = sources.worker.governor().in_use();
+    out.single("millrace_memory_in_use_bytes", "gauge", help, in_use);
+    let help = "The most memory in use so far, observed several times a second.";
+    out.single("millrace_memory_peak_bytes", "gauge", help, sources.worker.governor().peak());
     let help = "Resident memory of the process.";
     out.single("millrace_memory_resident_bytes", "gauge", help, resident());
     let help = "Memory of running batch queries.";
@@ -225,7 +235,7 @@ fn jobs(out: &mut Exposition, sources: &Sources) {
 
 fn operators(out: &mut Exposition, names: &[String], jobs: &[millrace_frontend::cluster::JobRow]) {
     type Number = fn(&millrace_executor::stats::OperatorStats) -> u64;
-    let families: [(&str, &str, &str, Number); 7] = [
+    let families: [(&str, &str, &str, Number); 8] = [
         ("millrace_operator_rows_in_total", "counter", "Rows into an operator.", |o| o.rows_in),
         ("millrace_operator_rows_out_total", "counter", "Rows out of an operator.", |o| o.rows_out),
         ("millrace_operator_cache_bytes", "gauge", "State an operator holds in memory.", |o| {
@@ -238,6 +248,12 @@ fn operators(out: &mut Exposition, names: &[String], jobs: &[millrace_frontend::
             o.cache_misses
         }),
         ("millrace_operator_parked_rows", "gauge", "Rows that wait for state.", |o| o.parked_rows),
+        (
+            "millrace_operator_settled_early_total",
+            "counter",
+            "Times that changes were settled before the barrier.",
+            |o| o.settled_early,
+        ),
         (
             "millrace_operator_fetch_rounds_total",
             "counter",

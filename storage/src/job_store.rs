@@ -566,6 +566,11 @@ impl JobStore {
         self.version().mem_bytes() + self.sealed_bytes() + self.open_bytes.load(Ordering::Relaxed)
     }
 
+    /// Heap bytes of memory runs: what a flush takes out of memory.
+    pub fn committed_bytes(&self) -> usize {
+        self.version().mem_bytes()
+    }
+
     pub fn stats(&self) -> JobStats {
         let version = self.version();
         let tables = version

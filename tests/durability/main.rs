@@ -3,8 +3,8 @@
 //! an object to compaction, and a store without space.
 
 mod backlog;
-mod detach;
 mod delays;
+mod detach;
 mod life;
 mod segments;
 

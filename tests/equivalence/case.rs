@@ -142,6 +142,8 @@ pub struct Report {
     pub tags: Vec<&'static str>,
     /// Keys whose state was read from below the caches, by operator.
     pub reads: Reads,
+    /// How often operators settled changes before a barrier.
+    pub settled: Reads,
 }
 
 impl Case {
@@ -198,7 +200,7 @@ impl Case {
         let mut node = Node::start(NodeOptions::for_mode(self.mode, self.seed)).await?;
         let mut client = node.connect().await?;
         let mut outside = Outside::new()?;
-        let mut reads = Reads::default();
+        let (mut reads, mut settled) = (Reads::default(), Reads::default());
         for (i, table) in self.tables.iter().enumerate() {
             match i == 0 && self.source {
                 true => outside.create_source(&client, table).await?,
@@ -233,7 +235,7 @@ impl Case {
             let known = if step >= self.history.len() / 2 { self.queries.len() } else { early };
             rebuild(&client, &mut rebuilds, known).await?;
             if self.mode.restarts_after(step, &mut rng, 25) {
-                node.add_reads(&mut reads);
+                node.add_reads(&mut reads, &mut settled);
                 node = node.crash_and_restart().await?;
                 client = node.connect().await?;
             }
@@ -263,10 +265,10 @@ impl Case {
         if self.mode != Mode::Concurrent {
             self.judge(&client).await?;
         }
-        node.add_reads(&mut reads);
+        node.add_reads(&mut reads, &mut settled);
         node.stop().await;
         let tags = self.queries.iter().flat_map(|q| q.tags.clone()).collect();
-        Ok(Report { views: self.queries.len(), tags, reads })
+        Ok(Report { views: self.queries.len(), tags, reads, settled })
     }
 
     fn enters_source(&self, statement: &str) -> bool {

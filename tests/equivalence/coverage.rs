@@ -7,7 +7,7 @@ use millrace_rpc::catalog::RowStorage;
 
 use crate::case::{Mode, Report};
 
-/// Keys whose state was read from below the caches, by operator.
+/// Keys whose state was read from below the caches, or changes that were settled early, by operator.
 pub type Reads = BTreeMap<&'static str, u64>;
 
 /// Operators with state that histories of changes can meet. Others have tests of their own in this folder; no query
@@ -114,7 +114,17 @@ pub struct Coverage {
     /// Views by tag.
     views: BTreeMap<(&'static str, &'static str), u64>,
     reads: BTreeMap<(&'static str, &'static str), u64>,
+    settled: BTreeMap<(&'static str, &'static str), u64>,
 }
+
+/// Operators that settle large changes before the barrier.
+const SETTLING: &[&str] = &[
+    "aggregate, distinct values",
+    "aggregate, ordered values",
+    "top-n",
+    "top-n of rows",
+    "window",
+];
 
 impl Coverage {
     pub fn add(&mut self, mode: Mode, report: &Report) {
@@ -124,6 +134,15 @@ impl Coverage {
         for (&operator, reads) in &report.reads {
             *self.reads.entry((operator, mode.name())).or_default() += reads;
         }
+        for (&operator, times) in &report.settled {
+            *self.settled.entry((operator, mode.name())).or_default() += times;
+        }
+    }
+
+    /// Operators that settled no change before a barrier, in any mode.
+    pub fn never_settled(&self) -> Vec<&'static str> {
+        let settled = |name| self.settled.iter().any(|((label, _), &n)| *label == name && n > 0);
+        SETTLING.iter().copied().filter(|name| !settled(*name)).collect()
     }
 
     /// Kinds of views that ran in no case with restarts, and operators that read no state back there.
@@ -141,6 +160,7 @@ impl Coverage {
     pub fn print(&self) {
         print("views of each kind", &self.views);
         print("keys read from below the caches", &self.reads);
+        print("changes settled early", &self.settled);
     }
 }
 

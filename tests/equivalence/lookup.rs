@@ -145,7 +145,7 @@ async fn run(mode: Mode, seed: u64) -> Result<(), String> {
             }
         }
         if mode.restarts_after(step, &mut rng, 15) {
-            node.add_reads(&mut reads);
+            node.add_reads(&mut reads, &mut Reads::default());
             node = node.crash_and_restart().await?;
             client = node.connect().await?;
         }

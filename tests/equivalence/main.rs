@@ -134,6 +134,8 @@ fn views_equal_their_queries() {
     if all {
         let missed = outcome.coverage.missed();
         assert!(missed.is_empty(), "no restart met these: {missed:?}");
+        let unsettled = outcome.coverage.never_settled();
+        assert!(unsettled.is_empty(), "these settled nothing early: {unsettled:?}");
     }
 }
 

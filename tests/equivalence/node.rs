@@ -107,8 +107,9 @@ impl Node {
         millrace_sqllogictest::server::connect(self.port).await.map_err(|e| e.to_string())
     }
 
-    /// Adds what the operators of all jobs have read from below their caches since the node began.
-    pub fn add_reads(&self, reads: &mut Reads) {
+    /// Adds what the operators of all jobs have read from below their caches since the node began, and how often
+    /// they settled changes before the barrier.
+    pub fn add_reads(&self, reads: &mut Reads, settled: &mut Reads) {
         let Some(server) = &self.server else { return };
         let cluster = &server.shared.cluster;
         let catalog = cluster.catalog();
@@ -120,6 +121,7 @@ impl Node {
                 let node = fragment.and_then(|f| f.nodes.get(operator.node));
                 for label in node.map(|n| coverage::labels(&n.op)).unwrap_or_default() {
                     *reads.entry(label).or_default() += operator.cache_misses;
+                    *settled.entry(label).or_default() += operator.settled_early;
                 }
             }
         }

@@ -220,3 +220,75 @@ async fn a_large_message_is_refused_before_it_is_kept() {
     assert_eq!(row.expect("it fits").get::<_, i32>(0), 3 << 20);
     assert_eq!(answer(&node.client, "SELECT count(*) FROM x").await, "3");
 }
+
+/// The rows of `t` and, by view, what it is made of: what holds changes of an epoch until its barrier.
+const ROWS: usize = 25_000;
+const VIEWS: [(&str, &str); 6] = [
+    ("extremes", "SELECT g, min(v) AS lo, max(v) AS hi FROM t GROUP BY g"),
+    ("distincts", "SELECT g, count(DISTINCT v) AS n FROM t GROUP BY g"),
+    ("lists", "SELECT g, string_agg(s, ',' ORDER BY v) AS all_of FROM t GROUP BY g"),
+    (
+        "firsts",
+        "SELECT id, v FROM (SELECT id, v, row_number() OVER (PARTITION BY g ORDER BY v DESC, id) AS r FROM t) x WHERE r <= 2",
+    ),
+    ("moving", "SELECT id, sum(v) OVER (PARTITION BY g ORDER BY id ROWS 3 PRECEDING) AS w FROM t"),
+    ("once", "SELECT DISTINCT g, v FROM t"),
+];
+
+/// The sum of a metric over its labels.
+async fn metric(server: &Server, name: &str) -> u64 {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let port = server.http.expect("an HTTP port");
+    let mut socket = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.expect("it listens");
+    let request =
+        format!("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.expect("it reads");
+    let mut text = String::new();
+    socket.read_to_string(&mut text).await.expect("it answers");
+    let of = |line: &str| {
+        let (labelled, value) = line.rsplit_once(' ')?;
+        let is_it = labelled.split('{').next() == Some(name);
+        is_it.then(|| value.trim().parse::<f64>().ok()).flatten()
+    };
+    text.lines().filter_map(of).sum::<f64>() as u64
+}
+
+/// Statements that change every row of a table under views that hold changes until the barrier: what they hold
+/// is bounded by the memory limit, and they stay exact.
+#[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(
+    not(feature = "jemalloc"),
+    ignore = "the allocator counts with the feature jemalloc only"
+)]
+async fn whole_table_statements_under_many_views_stay_within_the_limit() {
+    const LIMIT: u64 = 64_000_000;
+    let (server, _dir) = started(&["--memory-limit=64MB"]);
+    let client = server.connect().await.expect("the server answers");
+    client
+        .batch_execute(
+            "SET read_wait_timeout = '300s'; CREATE TABLE t (id int PRIMARY KEY, g int, v int, s text)",
+        )
+        .await
+        .expect("a table");
+    for (name, query) in VIEWS {
+        let view = format!("CREATE MATERIALIZED VIEW {name} AS {query}");
+        client.batch_execute(&view).await.expect("a view");
+    }
+    let rows = format!(
+        "INSERT INTO t SELECT i, i % {}, i * 7 % 10007, repeat('x', 40) || i FROM generate_series(1, {ROWS}) i",
+        ROWS / 10
+    );
+    client.batch_execute(&rows).await.expect("rows");
+    client.batch_execute("UPDATE t SET v = v + 1, s = s || 'y'").await.expect("an update");
+    client.batch_execute("UPDATE t SET g = g + 1, v = v % 100").await.expect("an update");
+    for (name, query) in VIEWS {
+        let differ = format!(
+            "SELECT count(*) FROM ((TABLE {name} EXCEPT ALL {query}) UNION ALL ({query} EXCEPT ALL TABLE {name})) d"
+        );
+        assert_eq!(answer(&client, &differ).await, "0", "{name} is not its query");
+    }
+    assert!(metric(&server, "millrace_operator_settled_early_total").await > 0);
+    let peak = metric(&server, "millrace_memory_peak_bytes").await;
+    println!("peak of {} MB in use, {} MB resident", peak >> 20, peak_bytes(&server) >> 20);
+    assert!(peak > 0 && peak * 10 <= LIMIT * 13, "{} MB were in use", peak >> 20);
+}

@@ -21,7 +21,7 @@ use millrace_rpc::version::{BackfillPosition, BackfillState};
 use millrace_storage::{JobStore, ScanBatch, ScanOptions, StateStore, StorageError};
 use tokio::time::Instant;
 
-use crate::changelog_cache::{ChangelogCache, EpochDelta};
+use crate::changelog_cache::{ChangelogCache, EpochDelta, RingReader};
 use crate::consolidate::consolidate_projected;
 use crate::error::ExecError;
 use crate::exchange::Barrier;
@@ -68,6 +68,8 @@ pub struct SubscribeReader {
     /// Of the epoch being read.
     epoch: Epoch,
     scanning: bool,
+    /// Has recent changes kept.
+    _ring: RingReader,
 }
 
 enum State {
@@ -105,7 +107,15 @@ impl SubscribeReader {
             }
         };
         let scan = Scan { spans, stream: None, rows: 0 };
-        SubscribeReader { from, state: State::Idle, scan, epoch: Epoch::ZERO, scanning: false }
+        let ring = from.changelogs.subscribe(from.relation);
+        SubscribeReader {
+            from,
+            state: State::Idle,
+            scan,
+            epoch: Epoch::ZERO,
+            scanning: false,
+            _ring: ring,
+        }
     }
 
     /// The upstream's store; waits for it while the upstream restarts.

@@ -24,6 +24,7 @@ use arrow::array::{ArrayRef, AsArray, Int64Array};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, Vnode};
 use millrace_graph::{Node, Operator as Op};
+use tokio::sync::Notify;
 
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
@@ -40,6 +41,8 @@ pub struct Env {
     pub errors: Arc<ErrorSink>,
     pub metrics: Arc<OperatorMetrics>,
     pub governor: Arc<MemoryGovernor>,
+    /// Tells the task that its caches are to let go.
+    pub shed: Arc<Notify>,
     pub clock: EnvHandle,
     /// Vnodes the task owns.
     pub vnodes: Range<Vnode>,
@@ -58,6 +61,7 @@ pub fn build(node: &Node, input_schemas: &[SchemaRef], ctx: &OperatorContext<'_>
         errors: Arc::clone(&ctx.errors),
         metrics: Arc::clone(&ctx.metrics),
         governor: Arc::clone(&ctx.governor),
+        shed: Arc::clone(&ctx.shed),
         clock: ctx.clock.clone(),
         vnodes: ctx.vnodes.clone(),
         event_time: ctx.event_time.clone(),

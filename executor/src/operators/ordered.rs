@@ -6,6 +6,7 @@
 //! of the whole row.
 
 use std::cmp::Ordering;
+use std::collections::hash_map::Entry;
 
 use arrow::array::{ArrayRef, BinaryBuilder, RecordBatch};
 use arrow::compute::SortOptions;
@@ -48,8 +49,59 @@ pub struct Change {
     pub at: RowRef,
 }
 
-/// The open epoch's changes.
-pub type Changes = HashMap<(Slot, KeyBytes), Change>;
+/// The open epoch's changes of rows, by group and key in order.
+#[derive(Default)]
+pub struct Changes {
+    map: HashMap<(Slot, KeyBytes), Change>,
+    /// Of the keys.
+    key_bytes: usize,
+}
+
+/// A change and its place, as they are listed.
+pub type Listed = ((Slot, KeyBytes), Change);
+
+impl Changes {
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&(Slot, KeyBytes), &Change)> {
+        self.map.iter()
+    }
+
+    /// Adds a change; gives back its row's reference if another is held for it already.
+    pub fn add(&mut self, place: (Slot, KeyBytes), change: Change) -> Option<RowRef> {
+        match self.map.entry(place) {
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().weight += change.weight;
+                Some(change.at)
+            }
+            Entry::Vacant(entry) => {
+                self.key_bytes += entry.key().1.heap_size();
+                entry.insert(change);
+                None
+            }
+        }
+    }
+
+    /// All of them, in order; there are none afterwards.
+    pub fn take(&mut self) -> Vec<Listed> {
+        self.key_bytes = 0;
+        let mut changes: Vec<Listed> = std::mem::take(&mut self.map).into_iter().collect();
+        changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        changes
+    }
+
+    /// Heap bytes, with those of the rows that they refer to.
+    pub fn bytes(&self, arena: &RowArena) -> usize {
+        const ENTRY: usize = size_of::<Listed>() * 8 / 7 + 1;
+        self.map.len() * (ENTRY + arena.row_bytes()) + self.key_bytes
+    }
+}
 
 /// How rows are ordered and told apart.
 pub struct RowOrder {
@@ -103,33 +155,66 @@ impl RowOrder {
         })
     }
 
+    /// Of a row's key in memory, what its storage key ends in.
+    pub fn stored<'a>(&self, key: &'a [u8]) -> &'a [u8] {
+        let suffix = if self.versioned { ROW_HASH } else { 0 };
+        &key[..key.len().saturating_sub(suffix)]
+    }
+
+    /// Changes in order, those of one stored row together: of its versions, which lie side by side.
+    pub fn by_stored<'a>(&self, changes: &'a [Listed]) -> impl Iterator<Item = &'a [Listed]> {
+        changes.chunk_by(|a, b| a.0.0 == b.0.0 && self.stored(&a.0.1) == self.stored(&b.0.1))
+    }
+
+    /// Whether changes of one stored row, made to its versions as they are (`weight` is that of one by its key
+    /// in memory; `others`: how many there are beside the changed ones), leave what may be stored. If not,
+    /// more is to come in the epoch.
+    pub fn is_settled(
+        &self,
+        changes: &[Listed],
+        weight: impl Fn(&[u8]) -> i64,
+        others: usize,
+    ) -> bool {
+        let mut versions = others;
+        for ((_, key), change) in changes {
+            let after = weight(key) + change.weight;
+            if after < 0 || (self.keyed && after > 1) {
+                return false;
+            }
+            versions += usize::from(after > 0);
+        }
+        !self.keyed || versions <= 1
+    }
+
+    /// The storage key of a row of a group.
+    pub fn append_key(
+        &self,
+        out: &mut BinaryBuilder,
+        scratch: &mut Vec<u8>,
+        groups: &KeyTable,
+        (slot, key): (Slot, &[u8]),
+    ) {
+        let parts: [&[u8]; 2] = [groups.key(slot), self.stored(key)];
+        append_storage_key(out, scratch, groups.vnode(slot), &parts);
+    }
+
     /// Writes an epoch's net changes, given in order.
     pub fn write(
         &self,
-        changes: &[((Slot, KeyBytes), Change)],
+        changes: &[Listed],
         groups: &KeyTable,
         arena: &RowArena,
         table: &mut dyn StateTable,
     ) -> Result<(), ExecError> {
-        let suffix = if self.versioned { ROW_HASH } else { 0 };
         let mut keys = BinaryBuilder::with_capacity(changes.len(), changes.len() * 32);
         let (mut rows, mut weights) = (Vec::new(), Vec::new());
         let mut scratch = Vec::with_capacity(64);
-        let stored = |key: &KeyBytes| key.len() - suffix;
-        let mut i = 0;
-        while i < changes.len() {
-            // Versions of one stored row lie side by side; the one that is put wins.
-            let (slot, key) = &changes[i].0;
-            let same = changes[i..].iter().take_while(|((s, k), _)| {
-                s == slot && (suffix > 0 || k == key) && k[..stored(k)] == key[..stored(key)]
-            });
-            let versions = &changes[i..i + same.count()];
-            i += versions.len();
+        for versions in self.by_stored(changes) {
+            // The one that is put wins.
             let put = versions.iter().find(|v| v.1.weight > 0);
             let chosen = put.or_else(|| versions.iter().find(|v| v.1.weight < 0));
-            if let Some((_, change)) = chosen {
-                let parts: [&[u8]; 2] = [groups.key(*slot), &key[..stored(key)]];
-                append_storage_key(&mut keys, &mut scratch, groups.vnode(*slot), &parts);
+            if let Some(((slot, key), change)) = chosen {
+                self.append_key(&mut keys, &mut scratch, groups, (*slot, key));
                 rows.push(change.at);
                 weights.push(if self.keyed { i64::from(put.is_some()) } else { change.weight });
             }

@@ -314,6 +314,16 @@ impl KeyTable {
         dirty
     }
 
+    /// Everything is written but what belongs to slots for which `stays` holds: they stay dirty.
+    pub fn take_dirty_but(&mut self, stays: impl Fn(Slot) -> bool) -> Vec<Slot> {
+        let (kept, written) = self.take_dirty().into_iter().partition(|&slot| stays(slot));
+        for &slot in &kept {
+            self.flags[slot as usize] |= DIRTY;
+        }
+        self.dirty = kept;
+        written
+    }
+
     /// The content of a slot now takes `bytes`.
     #[inline]
     pub fn set_size(&mut self, slot: Slot, bytes: usize) {

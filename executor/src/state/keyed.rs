@@ -133,7 +133,7 @@ impl<E: Entries> KeyedState<E> {
 
     /// The same, where nothing stays in memory from epoch to epoch: without a share of the memory for caches.
     pub fn without_cache(self) -> KeyedState<E> {
-        KeyedState { limits: Limits::without_cache(), ..self }
+        KeyedState { limits: Limits::without_cache(&self.env), ..self }
     }
 
     pub fn reader(&self, port: usize) -> &KeyReader {
@@ -232,6 +232,7 @@ impl<E: Entries> KeyedState<E> {
         }
         self.env.metrics.parked_rows.add(park.len() as u64);
         self.gate.park(port, &chunk, &park, &park_slots);
+        self.limits.set_parked(self.gate.bytes());
         self.debug_check(slots.len());
         if run.is_empty() {
             return Ok(None);
@@ -334,6 +335,7 @@ impl<E: Entries> KeyedState<E> {
         let slots = self.load(answers)?;
         let rows = slots.len();
         let ready = self.gate.take(slots);
+        self.limits.set_parked(self.gate.bytes());
         self.debug_check(rows);
         ready
     }
@@ -410,17 +412,24 @@ impl<E: Entries> KeyedState<E> {
         self.gate.bytes()
     }
 
-    /// Whether entries must leave.
+    /// Whether entries must leave, now that rows have used them.
     pub fn is_over(&mut self) -> bool {
         let held = self.held();
-        let budget = self.limits.cache_budget(&self.env, held);
+        let budget = self.limits.cache_budget(&self.env, held, true);
+        self.limits.is_over(held, budget)
+    }
+
+    /// Whether entries must leave that no rows have used.
+    pub fn is_over_idle(&mut self) -> bool {
+        let held = self.held();
+        let budget = self.limits.cache_budget(&self.env, held, false);
         self.limits.is_over(held, budget)
     }
 
     /// Entries that are not pinned leave, oldest first, until what is held is within the budget.
     pub fn evict(&mut self) -> Result<(), ExecError> {
         let held = self.held();
-        let budget = self.limits.cache_budget(&self.env, held);
+        let budget = self.limits.cache_budget(&self.env, held, false);
         let (bytes, keep) = (self.keys.bytes(), budget - budget / 8);
         let target = match bytes.checked_sub(held) {
             // Entries that cannot leave are not in `held`.

@@ -8,6 +8,7 @@
 //! - [`gate`]: rows waiting for their key's state, first in first out by key;
 //! - [`fetch`]: batched reads under way;
 //! - [`keyed`]: these together, generic over what an entry holds: what operators use;
+//! - `held`: what is held until the barrier, and when that is too much;
 //! - [`arena`]: rows kept column-wise and referred to by (chunk, row);
 //! - [`delayed`]: a table whose reads all complete later, for tests;
 //! - [`table`]: the state table behind it all, as a trait, so that tests choose when reads complete.
@@ -26,6 +27,7 @@ pub mod delayed;
 pub mod eviction_queue;
 pub mod fetch;
 pub mod gate;
+mod held;
 pub mod keyed;
 pub mod keys;
 mod limits;
@@ -37,6 +39,7 @@ pub use cache::{KeyTable, Slot};
 pub use delayed::Delayed;
 pub use fetch::{Divide, Fetches};
 pub use gate::KeyGate;
+pub use held::HeldUntilBarrier;
 pub use keyed::{Entries, KeyedState};
 pub use keys::KeyBytes;
 pub use stamps::Stamps;

@@ -16,7 +16,7 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::JobVersion;
 use millrace_storage::{JobStore, StateStore};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::order::Order;
 use super::{Consumer, Kind, PlanNode, Task, TaskReport};
@@ -35,7 +35,7 @@ use crate::input::watermark::SourceWatermark;
 use crate::input::{CutLeaf, Leaf, Reader};
 use crate::invariants::check_owners;
 use crate::layout::RowLayout;
-use crate::materialize::{Materialize, Root};
+use crate::materialize::{KeptChange, Materialize, Root};
 use crate::memory::MemoryGovernor;
 use crate::operator::{OperatorContext, Output};
 use crate::operators;
@@ -112,6 +112,8 @@ struct Place {
     vnodes: Range<Vnode>,
     /// Tasks of all fragments that scan together: they share a cut's rows.
     first_input: u32,
+    /// Tells the task that its caches are to let go.
+    shed: Arc<Notify>,
 }
 
 pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
@@ -130,7 +132,8 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
         for task in 0..parallelism {
             let vnodes = owned_vnodes(task, parallelism);
             let number = tasks.len();
-            let place = Place { number, fragment: f, task, parallelism, vnodes, first_input };
+            let shed = Arc::default();
+            let place = Place { number, fragment: f, task, parallelism, vnodes, first_input, shed };
             tasks.push(builder.task(fragment, &place, reports.clone())?);
         }
         first_input += fragment.nodes.iter().filter(|n| n.op.role() == Role::Input).count() as u32;
@@ -239,6 +242,7 @@ impl Builder<'_> {
             reports,
             store: Arc::clone(&self.blueprint.job_store),
             governor: Arc::clone(&self.blueprint.governor),
+            shed: Arc::clone(&place.shed),
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             progress: Arc::clone(&self.blueprint.progress),
             turn: 0,
@@ -379,12 +383,15 @@ impl Builder<'_> {
             }
             false => None,
         };
+        let changelogs = Arc::clone(&b.changelogs);
+        let kept = KeptChange { changelogs, relation: RelationId(b.relation.id) };
         Ok(Root::Materialize(Box::new(Materialize::new(
             layout,
             writer,
             place.vnodes.clone(),
             &b.version.counters,
             b.options.delta_bytes,
+            kept,
             &b.governor,
             rebuild,
         ))))
@@ -420,6 +427,7 @@ impl Builder<'_> {
             errors: Arc::clone(&b.errors),
             metrics: Arc::clone(metrics),
             governor: Arc::clone(&b.governor),
+            shed: Arc::clone(&place.shed),
             clock: b.store.env().clone(),
             restored: Epoch(b.version.epoch),
             first_arrival: first_arrival(&b.version.counters),

@@ -21,7 +21,7 @@ use millrace_common::{DeltaChunk, EnvHandle, Epoch};
 use millrace_graph::{DerivedWatermark, Retention};
 use millrace_rpc::version::BackfillPosition;
 use millrace_storage::{JobStore, MemRun};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use crate::error::ExecError;
@@ -101,6 +101,11 @@ impl PlanNode {
         matches!(&self.kind, Kind::Operator(op) if op.is_full() && op.is_pending())
     }
 
+    /// Holds too much until the barrier.
+    fn is_over(&self) -> bool {
+        matches!(&self.kind, Kind::Operator(op) if op.is_over())
+    }
+
     async fn next(&mut self) -> Result<Message, ExecError> {
         if let Some(part) = self.queue.pop_front() {
             return Ok(Message::Chunk(part));
@@ -126,6 +131,8 @@ enum Event {
     Input(usize, Message),
     /// A node has output.
     Progress(usize),
+    /// Caches are to let go, though no rows come.
+    Shed,
 }
 
 pub struct Task {
@@ -138,6 +145,8 @@ pub struct Task {
     /// Of the job.
     store: Arc<JobStore>,
     governor: Arc<MemoryGovernor>,
+    /// The caches of its operators are to let go of what they may not keep.
+    shed: Arc<Notify>,
     chunk_rows: usize,
     progress: Arc<Progress>,
     /// Leaf to be asked first, so that none starves another.
@@ -163,14 +172,64 @@ impl Task {
             }
             match self.next_event().await? {
                 Event::Progress(node) => self.pass_on(node)?,
+                Event::Shed => self.shed()?,
                 Event::Input(node, Message::Barrier(barrier, marks)) => {
                     self.nodes[node].barrier = Some((barrier, marks));
                 }
                 Event::Input(node, Message::Chunk(chunk)) => self.input(node, chunk)?,
             }
             self.flush().await?;
+            self.settle_all().await?;
             self.yield_if_due().await;
         }
+    }
+
+    /// Has the nodes that hold too much until the barrier settle it.
+    async fn settle_all(&mut self) -> Result<(), ExecError> {
+        for node in 0..self.nodes.len() {
+            self.settle(node).await?;
+        }
+        Ok(())
+    }
+
+    /// Has a node settle what it holds until the barrier, if that is too much; then those that got much of it.
+    fn settle(&mut self, node: usize) -> BoxFuture<'_, Result<(), ExecError>> {
+        if !self.nodes[node].is_over() {
+            return Box::pin(std::future::ready(Ok(())));
+        }
+        async move {
+            self.drain(node).await?;
+            let slot = &mut self.nodes[node];
+            let Kind::Operator(op) = &mut slot.kind else { return Ok(()) };
+            op.settle(&mut slot.out).await?;
+            slot.metrics.settled_early.add(1);
+            self.deliver(node).await
+        }
+        .boxed()
+    }
+
+    /// Lets a node go on until nothing in it waits for state.
+    async fn drain(&mut self, node: usize) -> Result<(), ExecError> {
+        while self.is_pending(node) {
+            self.relieve(node).await?;
+            self.progress(node).await?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what a node has put out at once, as fast as the nodes above take it in.
+    async fn deliver(&mut self, node: usize) -> Result<(), ExecError> {
+        for chunk in self.nodes[node].out.take() {
+            self.relieve(node).await?;
+            self.emit(node, chunk)?;
+            self.flush().await?;
+            for i in 0..self.nodes[node].ancestors.len() {
+                let ancestor = self.nodes[node].ancestors[i];
+                self.settle(ancestor).await?;
+            }
+            self.yield_if_due().await;
+        }
+        Ok(())
     }
 
     /// The barrier, once all leaves have it, and the watermarks of all.
@@ -226,7 +285,23 @@ impl Task {
         if pending.is_empty() {
             return Err(ExecError::internal("a task has nothing to wait for"));
         }
-        select_all(pending).await.0
+        tokio::select! {
+            biased;
+            event = select_all(pending) => event.0,
+            () = self.shed.notified() => Ok(Event::Shed),
+        }
+    }
+
+    /// Has the operators let go of what their caches may not keep.
+    fn shed(&mut self) -> Result<(), ExecError> {
+        for node in 0..self.nodes.len() {
+            let slot = &mut self.nodes[node];
+            if let Kind::Operator(op) = &mut slot.kind {
+                op.shed(&mut slot.out)?;
+                self.pass_on(node)?;
+            }
+        }
+        Ok(())
     }
 
     /// A chunk of a leaf; a large one goes in parts.
@@ -348,10 +423,7 @@ impl Task {
         barrier: &Barrier,
         marks: &WatermarkSet,
     ) -> Result<(), ExecError> {
-        while self.is_pending(node) {
-            self.relieve(node).await?;
-            self.progress(node).await?;
-        }
+        self.drain(node).await?;
         let slot = &mut self.nodes[node];
         let Kind::Operator(op) = &mut slot.kind else { return Ok(()) };
         for (port, columns) in slot.inputs.iter().enumerate() {
@@ -366,13 +438,7 @@ impl Task {
         }
         op.time(barrier.epoch);
         op.barrier(&mut slot.out).await?;
-        for chunk in slot.out.take() {
-            self.relieve(node).await?;
-            self.emit(node, chunk)?;
-            self.flush().await?;
-            self.yield_if_due().await;
-        }
-        Ok(())
+        self.deliver(node).await
     }
 
     async fn finish_epoch(

@@ -20,7 +20,9 @@ use crate::memory::{MEMORY_CLASSES, MemoryClass, Reservation, resident_bytes};
 const PERIOD: Duration = Duration::from_millis(100);
 /// How long a stopped job stays readable: longer than meta's longest pause before a restart.
 const CLOSE_AFTER: Duration = Duration::from_secs(60);
-/// Under memory pressure, jobs with this much in memory are flushed early.
+/// Memory runs of all jobs may take this part of the memory limit.
+const MEMORY_RUNS_PART: usize = 8;
+/// Jobs with so much in memory are flushed before their time, under memory pressure with a sixteenth of it.
 const WORTH_FLUSHING: usize = 4 << 20;
 /// After a flush that failed.
 const FLUSH_PAUSE: Duration = Duration::from_secs(1);
@@ -105,28 +107,48 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
     }
     accounts.update(shared);
     observe_memory(shared);
+    shared.governor.rebalance();
     close_stopped(shared);
     for job in touched.iter().filter_map(|(id, _)| shared.job(*id)) {
         if needs_flush(&job) {
             start_flush(shared, job);
         }
     }
-    if shared.governor.is_tight() {
-        // Jobs that have stopped keep their state for a while.
-        let running =
-            accounts.sizes.iter().filter_map(|(id, bytes)| Some((*bytes, shared.job(*id)?)));
-        let worth = |(_, job): &(usize, Arc<Job>)| {
-            job.store.as_ref().is_some_and(|s| s.stats().memrun_bytes > WORTH_FLUSHING)
-        };
-        if let Some((_, job)) = running.filter(worth).max_by_key(|(bytes, job)| (*bytes, job.id)) {
-            start_flush(shared, job);
-        }
-    }
+    flush_largest(shared, accounts);
     flush_tails(shared, &accounts.tails);
     if let Some(meta) = shared.meta.get() {
         for job in shared.store.take_read_bursts() {
             meta.request_compaction(job);
         }
+    }
+}
+
+/// Flushes the jobs with the most in memory until what is left is within the budget of all jobs, or within half
+/// of it where memory is short. What is being flushed counts as gone.
+fn flush_largest(shared: &Arc<Shared>, accounts: &Accounts) {
+    let is_tight = shared.governor.is_tight();
+    let budget = shared.governor.limit() / MEMORY_RUNS_PART;
+    let most = if is_tight { budget / 2 } else { budget };
+    if accounts.in_memory <= most {
+        return;
+    }
+    let worth = if is_tight { WORTH_FLUSHING / 16 } else { WORTH_FLUSHING };
+    // Jobs that have stopped keep their state for a while. What is open cannot be flushed.
+    let committed = |(id, _): (&JobId, &usize)| {
+        let job = shared.job(*id)?;
+        let bytes = job.store.as_ref()?.committed_bytes();
+        (bytes > 0).then_some((bytes, job))
+    };
+    let large = accounts.sizes.iter().filter(|(_, bytes)| **bytes > worth);
+    let mut jobs: Vec<(usize, Arc<Job>)> = large.filter_map(committed).collect();
+    jobs.sort_by_key(|(bytes, job)| (std::cmp::Reverse(*bytes), job.id));
+    let mut left: usize = jobs.iter().map(|(bytes, _)| bytes).sum();
+    for (bytes, job) in jobs {
+        if left <= most || bytes <= worth {
+            return;
+        }
+        left -= bytes;
+        start_flush(shared, job);
     }
 }
 

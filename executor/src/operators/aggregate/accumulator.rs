@@ -397,6 +397,20 @@ impl Accumulator {
         Ok((array, overflows))
     }
 
+    /// Whether slots hold more than [`Accumulator::slot_bytes`].
+    pub fn is_variable(&self) -> bool {
+        matches!(self, Accumulator::Extreme(_) | Accumulator::Collected(_))
+    }
+
+    /// Bytes that a slot holds beside [`Accumulator::slot_bytes`].
+    pub fn heap_bytes(&self, slot: usize) -> usize {
+        match self {
+            Accumulator::Extreme(extreme) => extreme.heap_bytes(slot),
+            Accumulator::Collected(collected) => collected.heap_bytes(slot),
+            _ => 0,
+        }
+    }
+
     /// Bytes a slot takes.
     pub fn slot_bytes(&self) -> usize {
         match self {

@@ -16,6 +16,13 @@ pub struct Best {
 }
 
 impl Best {
+    /// Heap bytes.
+    pub fn bytes(&self) -> usize {
+        const ENTRY: usize = size_of::<(KeyBytes, i64)>();
+        let keys: usize = self.entries.iter().map(|e| e.0.heap_size()).sum();
+        size_of::<Best>() + self.entries.capacity() * ENTRY + keys
+    }
+
     pub fn first(&self) -> Option<KeyBytes> {
         self.entries.first().map(|e| e.0.clone())
     }

@@ -79,6 +79,14 @@ impl Extreme {
         }
     }
 
+    /// Bytes of a slot's value beside its place.
+    pub fn heap_bytes(&self, slot: usize) -> usize {
+        match &self.values {
+            Values::Ints { .. } => 0,
+            Values::Bytes { values, .. } => values[slot].as_ref().map_or(0, KeyBytes::heap_size),
+        }
+    }
+
     /// Takes in rows that are never retracted.
     pub fn update(&mut self, rows: &Rows<'_>, arg: &ArrayRef) -> Result<(), ExecError> {
         if self.retractable {

@@ -29,6 +29,8 @@ pub struct Groups {
     pub accumulators: Vec<Accumulator>,
     pub values: ValueTables,
     slot_bytes: usize,
+    /// Groups hold more than that, each as much as it does.
+    is_variable: bool,
 }
 
 impl Groups {
@@ -45,6 +47,7 @@ impl Groups {
             rows: Vec::new(),
             emitted: Vec::new(),
             written: Vec::new(),
+            is_variable: accumulators.iter().any(Accumulator::is_variable) || !values.is_none(),
             slot_bytes: 9 + accumulators.iter().map(Accumulator::slot_bytes).sum::<usize>(),
             accumulators,
             values,
@@ -108,6 +111,11 @@ impl Groups {
         Ok(columns)
     }
 
+    /// Groups are of different sizes, which change with what they hold.
+    pub fn is_variable(&self) -> bool {
+        self.is_variable
+    }
+
     fn holds_something(&self, slot: Slot) -> bool {
         !self.accumulators.iter().all(|a| a.is_blank(slot as usize))
     }
@@ -157,8 +165,12 @@ impl Entries for Groups {
         self.values.created(slot);
     }
 
-    fn size(&self, _: Slot) -> usize {
-        self.slot_bytes
+    fn size(&self, slot: Slot) -> usize {
+        if !self.is_variable {
+            return self.slot_bytes;
+        }
+        let results: usize = self.accumulators.iter().map(|a| a.heap_bytes(slot as usize)).sum();
+        self.slot_bytes + results + self.values.group_bytes(slot)
     }
 
     fn release(&mut self, slot: Slot) -> bool {

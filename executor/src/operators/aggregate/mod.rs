@@ -13,7 +13,7 @@
 //! Invariants: what has been emitted for a group is a function of the state row last written; a
 //! dirty slot is not evicted; a group exists while its row count is positive (a global aggregate
 //! always). DISTINCT calls and retractable MIN/MAX are read for when rows arrive and get their part at the
-//! barrier ([`value_tables`]), so early emission does not show it yet: it is emitted with the barrier.
+//! barrier, or before it when the epoch's changes are too many ([`value_tables`], [`Operator::settle`]).
 
 mod accumulator;
 mod best_values;
@@ -40,6 +40,8 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::{BoxFuture, Either, select};
 use millrace_common::access::RetentionBy;
+use millrace_common::collections::HashSet;
+use millrace_common::delta::take_rows;
 use millrace_common::fault_injection::is_planted;
 use millrace_common::keys::KeyCodec;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
@@ -56,7 +58,7 @@ use crate::state::cache::Probe;
 use crate::state::gate::Ready;
 use crate::state::keyed::Request;
 use crate::state::keys::KeyReader;
-use crate::state::{KeyedState, Slot};
+use crate::state::{HeldUntilBarrier, KeyedState, Slot};
 
 /// See the module.
 pub struct Aggregate {
@@ -69,6 +71,8 @@ pub struct Aggregate {
     /// Old results of the dirty slots, in their order.
     old: Vec<RecordBatch>,
     old_bytes: usize,
+    /// Changes of values, old results, and groups that they keep in memory.
+    held: HeldUntilBarrier,
     /// A global aggregate has not yet made sure of its one row.
     global_due: bool,
     env: Env,
@@ -98,6 +102,7 @@ impl Aggregate {
             state: KeyedState::new(groups, vec![reader], is_empty, &env),
             old: Vec::new(),
             old_bytes: 0,
+            held: HeldUntilBarrier::new(&env),
             global_due: aggregate.group.is_empty(),
             env,
         }))
@@ -162,15 +167,33 @@ impl Aggregate {
         Ok((columns, overflows))
     }
 
-    /// Emits −old +new of every dirty group and writes its state.
-    fn flush(&mut self, barrier: bool, out: &mut Output) -> Result<(), ExecError> {
-        let dirty = self.state.keys.take_dirty();
+    /// Emits −old +new of every dirty group that does not wait and writes its state.
+    fn flush(
+        &mut self,
+        barrier: bool,
+        waiting: &HashSet<Slot>,
+        out: &mut Output,
+    ) -> Result<(), ExecError> {
+        let places = (!waiting.is_empty()).then(|| {
+            let dirty = self.state.keys.dirty().iter().zip(0u32..);
+            let (kept, done): (Vec<_>, Vec<_>) = dirty.partition(|(s, _)| waiting.contains(s));
+            let rows =
+                |of: Vec<(&Slot, u32)>| UInt32Array::from_iter_values(of.iter().map(|p| p.1));
+            (rows(kept), rows(done))
+        });
+        let dirty = self.state.keys.take_dirty_but(|slot| waiting.contains(&slot));
         if dirty.is_empty() {
             return Ok(());
         }
-        let old = compute::concat_batches(&self.old_schema, &self.old)?;
+        let mut old = compute::concat_batches(&self.old_schema, &self.old)?;
         self.old.clear();
         self.old_bytes = 0;
+        if let Some((kept, done)) = places {
+            let kept = take_rows(&old, &kept)?;
+            self.old_bytes = kept.get_array_memory_size();
+            self.old.push(kept);
+            old = take_rows(&old, &done)?;
+        }
         let (new, overflows) = self.results(&dirty)?;
         if overflows > 0 {
             let e = SqlError::new(
@@ -186,7 +209,11 @@ impl Aggregate {
             .collect();
         let groups = self.group_columns(&dirty)?;
         self.emit(&groups, &old, &new, &existed, &exists, out)?;
-        self.state.entries.write(&self.state.keys, &dirty, groups, &exists, barrier)
+        self.state.entries.write(&self.state.keys, &dirty, groups, &exists, barrier)?;
+        if self.state.entries.is_variable() {
+            dirty.into_iter().for_each(|slot| self.state.resize(slot));
+        }
+        Ok(())
     }
 
     /// The group columns, decoded from the slots' keys.
@@ -248,13 +275,37 @@ impl Aggregate {
             self.flush_early(out)?;
             self.state.evict()?;
         }
-        self.state.entries.values.make_room()
+        self.state.entries.values.make_room()?;
+        let (changes, pinned) = self.held_bytes();
+        self.held.set(changes, pinned);
+        Ok(())
+    }
+
+    /// Bytes of changes that wait for the barrier, and of groups that stay for them. Without values of groups none
+    /// need to: they are flushed early.
+    fn held_bytes(&self) -> (usize, usize) {
+        let values = &self.state.entries.values;
+        let pinned = if values.is_empty() { 0 } else { self.state.pinned() };
+        (values.pending_bytes() + self.old_bytes, pinned)
+    }
+
+    /// What of the epoch's changes can be told already: see [`Operator::settle`].
+    async fn settle_changes(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        self.state.check_settled(self.state.entries.values.is_idle())?;
+        let Groups { values, accumulators, .. } = &mut self.state.entries;
+        let waiting = values.settle(&self.state.keys, accumulators, &self.env.errors).await?;
+        self.flush(false, &waiting, out)?;
+        self.state.unpin();
+        self.make_room(out)?;
+        let (changes, pinned) = self.held_bytes();
+        self.held.settled(changes, pinned);
+        Ok(())
     }
 
     /// A flush between barriers. Groups with unresolved values stay as they are until the barrier.
     fn flush_early(&mut self, out: &mut Output) -> Result<(), ExecError> {
         if self.state.entries.values.is_empty() {
-            self.flush(false, out)?;
+            self.flush(false, &HashSet::default(), out)?;
         }
         Ok(())
     }
@@ -317,6 +368,21 @@ impl Operator for Aggregate {
         self.make_room(out)
     }
 
+    fn is_over(&self) -> bool {
+        self.held.is_over(&self.env)
+    }
+
+    fn settle<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        self.settle_changes(out).boxed()
+    }
+
+    fn shed(&mut self, _: &mut Output) -> Result<(), ExecError> {
+        if self.state.is_over_idle() {
+            self.state.evict()?;
+        }
+        self.state.entries.values.shed()
+    }
+
     fn is_full(&self) -> bool {
         self.state.is_full_beside(!self.state.entries.values.is_idle())
     }
@@ -342,7 +408,8 @@ impl Operator for Aggregate {
             self.ensure_global().await?;
             let Groups { values, accumulators, .. } = &mut self.state.entries;
             values.resolve(&self.state.keys, accumulators, &self.env.errors).await?;
-            self.flush(true, out)?;
+            self.flush(true, &HashSet::default(), out)?;
+            self.held.clear();
             self.state.sweep()?;
             self.state.unpin();
             self.make_room(out)

@@ -33,6 +33,11 @@ impl Collected {
         self.results[slot].is_none()
     }
 
+    /// Bytes of a slot's result beside its place.
+    pub fn heap_bytes(&self, slot: usize) -> usize {
+        self.results[slot].as_ref().map_or(0, |text| text.len())
+    }
+
     pub fn set(&mut self, slot: usize, result: Option<Box<str>>) {
         self.results[slot] = result;
     }

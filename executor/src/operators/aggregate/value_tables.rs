@@ -5,13 +5,17 @@
 //! barrier, so such a read finds what there was when the epoch began, whenever it is answered, and each is
 //! made once an epoch. What then remains (beyond the bounds, or known only when all of the epoch's changes
 //! are) is asked of all tables together at the barrier, in one round.
+//!
+//! An epoch with too many changes is settled in parts, while no read is under way: then the table is what the
+//! rest of the epoch begins with. Only changes that leave no value with a negative count are made before the
+//! barrier, because a read does not show such a count.
 
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::SchemaRef;
 use futures::future::{BoxFuture, select_all};
 use futures::{FutureExt, TryFutureExt};
 use millrace_common::DeltaChunk;
-use millrace_common::collections::HashMap;
+use millrace_common::collections::{HashMap, HashSet};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_graph::AggCall;
 use millrace_storage::{Found, Lookup, MemRun};
@@ -20,7 +24,6 @@ use super::accumulator::{Accumulator, Rows};
 use super::values::{Request, ValueTable};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
-use crate::memory::{MemoryClass, Reservation};
 use crate::operators::Env;
 use crate::state::{Fetches, KeyTable, Slot, StateTable};
 
@@ -50,8 +53,6 @@ pub struct ValueTables {
     reads: Fetches<Asked>,
     /// Of the keys of `reads`.
     bytes: usize,
-    /// The epoch's changes.
-    held: Reservation,
 }
 
 impl ValueTables {
@@ -87,8 +88,12 @@ impl ValueTables {
                 _ => made[at].add_distinct(i),
             }
         }
-        let held = env.governor.account(MemoryClass::Memtable);
-        Ok(ValueTables { tables: made, reads: Fetches::default(), bytes: 0, held })
+        Ok(ValueTables { tables: made, reads: Fetches::default(), bytes: 0 })
+    }
+
+    /// There are no value tables.
+    pub fn is_none(&self) -> bool {
+        self.tables.is_empty()
     }
 
     /// No change of the epoch is waiting for the barrier.
@@ -129,7 +134,6 @@ impl ValueTables {
                 self.submit(t, keys, questions)?;
             }
         }
-        self.account();
         Ok(())
     }
 
@@ -157,14 +161,17 @@ impl ValueTables {
             let questions = table.questions(keys, accumulators)?;
             self.submit(t, keys, questions)?;
         }
-        self.account();
         Ok(())
     }
 
-    fn account(&mut self) {
-        if !self.tables.is_empty() {
-            self.held.set(self.tables.iter().map(ValueTable::pending_bytes).sum());
-        }
+    /// Bytes of the epoch's changes.
+    pub fn pending_bytes(&self) -> usize {
+        self.tables.iter().map(ValueTable::pending_bytes).sum()
+    }
+
+    /// Bytes of what is remembered of a group's values.
+    pub fn group_bytes(&self, slot: Slot) -> usize {
+        self.tables.iter().map(|table| table.best_bytes(slot)).sum()
     }
 
     fn submit(
@@ -217,20 +224,49 @@ impl ValueTables {
         accumulators: &mut [Accumulator],
         errors: &ErrorSink,
     ) -> Result<(), ExecError> {
+        let waiting = vec![HashSet::default(); self.tables.len()];
+        self.apply(keys, accumulators, errors, &waiting).await
+    }
+
+    /// In the middle of an epoch: applies the changes that can be told already. Groups with others stay as they are:
+    /// which ones.
+    pub async fn settle(
+        &mut self,
+        keys: &KeyTable,
+        accumulators: &mut [Accumulator],
+        errors: &ErrorSink,
+    ) -> Result<HashSet<Slot>, ExecError> {
+        let mut waiting = Vec::with_capacity(self.tables.len());
+        let mut groups = HashSet::default();
+        for table in &mut self.tables {
+            let entries = table.waiting(keys).await?;
+            groups.extend(table.groups_of(&entries));
+            waiting.push(entries);
+        }
+        self.apply(keys, accumulators, errors, &waiting).await?;
+        Ok(groups)
+    }
+
+    async fn apply(
+        &mut self,
+        keys: &KeyTable,
+        accumulators: &mut [Accumulator],
+        errors: &ErrorSink,
+        waiting: &[HashSet<Slot>],
+    ) -> Result<(), ExecError> {
         debug_assert!(self.is_idle());
         let mut begun = Vec::with_capacity(self.tables.len());
-        for t in 0..self.tables.len() {
-            let (resolving, questions) = self.tables[t].begin(keys, accumulators)?;
+        for (t, waiting) in waiting.iter().enumerate() {
+            let (resolving, questions) = self.tables[t].begin(keys, accumulators, waiting)?;
             begun.push(resolving);
             self.submit(t, keys, questions)?;
         }
         while !self.is_idle() {
             self.completed(keys).await?;
         }
-        for (table, resolving) in self.tables.iter_mut().zip(begun) {
-            table.finish(resolving, accumulators, errors)?;
+        for ((table, resolving), waiting) in self.tables.iter_mut().zip(begun).zip(waiting) {
+            table.finish(resolving, keys, accumulators, errors, waiting).await?;
         }
-        self.account();
         Ok(())
     }
 
@@ -242,6 +278,11 @@ impl ValueTables {
     /// Keeps the counts in memory within their budget.
     pub fn make_room(&mut self) -> Result<(), ExecError> {
         self.tables.iter_mut().try_for_each(ValueTable::make_room)
+    }
+
+    /// The same where no rows have used them.
+    pub fn shed(&mut self) -> Result<(), ExecError> {
+        self.tables.iter_mut().try_for_each(ValueTable::shed)
     }
 
     pub fn forget(&mut self, slot: Slot) {

@@ -35,7 +35,8 @@ use super::value_tables::Question;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::operators::Env;
-use crate::state::arena::new_batch;
+use crate::state::arena::{batch_bytes, new_batch};
+use crate::state::fetch::wait;
 use crate::state::keys::storage_keys;
 use crate::state::{KeyBytes, KeyTable, KeyedState, Slot, StateTable};
 
@@ -94,7 +95,14 @@ pub struct Resolving {
     results: BTreeMap<Slot, Option<KeyBytes>>,
     /// Groups of extremes that are being read.
     refilled: Vec<Slot>,
+    /// Groups whose values are all to be read, after those that are being read.
+    unread: Vec<Slot>,
 }
+
+/// Groups whose values are read whole at first, before it is known how large they are.
+const FIRST_GROUPS: usize = 256;
+/// Bytes of values that are read whole at once, about.
+const WHOLE_BYTES: usize = 4 << 20;
 
 impl ValueTable {
     /// `distinct`, `extremes`: whether such calls share the table.
@@ -302,15 +310,18 @@ impl ValueTable {
         self.best.remove(&slot);
     }
 
+    /// Of what is remembered of a group's best values.
+    pub fn best_bytes(&self, slot: Slot) -> usize {
+        self.best.get(&slot).map_or(0, Best::bytes)
+    }
+
     /// Of the epoch's changes, roughly.
     pub fn pending_bytes(&self) -> usize {
         dirty_bytes(&self.state.keys)
     }
 
     pub fn memory_size(&self) -> usize {
-        let entry = size_of::<(KeyBytes, i64)>();
-        let best: usize = self.best.values().map(|b| 48 + b.entries.capacity() * entry).sum();
-        self.state.keys.bytes() + best
+        self.state.keys.bytes()
     }
 
     /// Keeps the counts within the budget of caches.
@@ -321,20 +332,37 @@ impl ValueTable {
         Ok(())
     }
 
+    /// The same where no rows have used them.
+    pub fn shed(&mut self) -> Result<(), ExecError> {
+        if self.counts_distinct() && self.state.is_over_idle() {
+            self.state.evict()?;
+        }
+        Ok(())
+    }
+
     /// Begins to apply the epoch's changes: writes them, and asks for what is not known yet. A read sees what was
     /// written before it was asked for: old counts are asked for first, and the rest after the write.
+    ///
+    /// `waiting`: entries whose changes stay, see [`ValueTable::waiting`].
     pub fn begin(
         &mut self,
         keys: &KeyTable,
         accumulators: &[Accumulator],
+        waiting: &HashSet<Slot>,
     ) -> Result<(Resolving, Vec<Question>), ExecError> {
         self.suspects.clear();
         self.unasked.clear();
         let mut changes = self.changes(keys);
+        changes.retain(|change| !waiting.contains(&change.count));
         changes.sort_unstable_by(|a, b| (a.slot, &a.value).cmp(&(b.slot, &b.value)));
         let values = self.decode(changes.iter().map(|c| &*c.value))?;
-        let mut resolving =
-            Resolving { changes, values, results: BTreeMap::new(), refilled: Vec::new() };
+        let mut resolving = Resolving {
+            changes,
+            values,
+            results: BTreeMap::new(),
+            refilled: vec![],
+            unread: vec![],
+        };
         if resolving.changes.is_empty() {
             return Ok((resolving, Vec::new()));
         }
@@ -351,12 +379,43 @@ impl ValueTable {
             questions.extend(self.ask_best(keys, resolving.refilled.clone()));
         }
         if !self.collected.is_empty() {
+            resolving.unread = slots.split_off(FIRST_GROUPS.min(slots.len()));
             let prefixes = prefixes(keys, &slots);
             let bytes = prefixes.value_data().len();
             let lookup = self.state.entries.table.multi_scan(prefixes, None);
             questions.push(Question { request: Request::All(slots), lookup, bytes });
         }
         Ok((resolving, questions))
+    }
+
+    /// In the middle of an epoch: entries whose changes would leave fewer than none of a value. Within an epoch a
+    /// retraction may overtake its row; such a change waits for it.
+    pub async fn waiting(&mut self, keys: &KeyTable) -> Result<HashSet<Slot>, ExecError> {
+        let changes = self.changes(keys);
+        let counts: Vec<i64> = if self.distinct.is_empty() {
+            let asked = changes.iter().map(|c| (keys.vnode(c.slot), self.state.keys.key(c.count)));
+            let asked = storage_keys(asked.collect::<Vec<_>>().into_iter());
+            let found = wait(self.state.entries.table.multi_get(asked)).await?;
+            let mut counts = vec![0; changes.len()];
+            for (i, &input) in found.input.values().iter().enumerate() {
+                counts[input as usize] = found.weights.value(i);
+            }
+            counts
+        } else {
+            let slots: Vec<Slot> = changes.iter().map(|c| c.count).collect();
+            self.ask_counts(&slots)?;
+            while self.is_fetching() {
+                self.counts_arrived().await?;
+            }
+            slots.iter().map(|&slot| self.state.entries.counts[slot as usize]).collect()
+        };
+        let of_changes = changes.into_iter().zip(counts);
+        Ok(of_changes.filter(|(c, n)| n + c.delta < 0).map(|(c, _)| c.count).collect())
+    }
+
+    /// The groups of entries.
+    pub fn groups_of(&self, entries: &HashSet<Slot>) -> impl Iterator<Item = Slot> {
+        entries.iter().map(|&entry| self.state.entries.groups[entry as usize])
     }
 
     /// The epoch's changes.
@@ -373,11 +432,13 @@ impl ValueTable {
     }
 
     /// Feeds DISTINCT calls, sets MIN and MAX, makes collected results: all that was asked for is here.
-    pub fn finish(
+    pub async fn finish(
         &mut self,
         mut resolving: Resolving,
+        keys: &KeyTable,
         accumulators: &mut [Accumulator],
         errors: &ErrorSink,
+        waiting: &HashSet<Slot>,
     ) -> Result<(), ExecError> {
         if !self.distinct.is_empty() {
             self.count_distinct(accumulators, &resolving)?;
@@ -389,18 +450,26 @@ impl ValueTable {
             }
             self.set(accumulators, &resolving.results)?;
         }
-        if let Some((slots, found)) = self.all.take() {
+        let mut unread = &resolving.unread[..];
+        while let Some((slots, found)) = self.all.take() {
+            let bytes = batch_bytes(&found.values) / slots.len().max(1);
             self.collect(accumulators, &slots, &found, errors)?;
+            let (next, rest) = unread.split_at(unread.len().min(WHOLE_BYTES / (bytes + 1) + 1));
+            if !next.is_empty() {
+                let read = self.state.entries.table.multi_scan(prefixes(keys, next), None);
+                self.all = Some((next.to_vec(), wait(read).await?));
+            }
+            unread = rest;
         }
         self.asked.clear();
-        self.settle_changes();
+        self.settle_changes(waiting);
         self.state.unpin();
         self.make_room()
     }
 
     /// The epoch's changes have been applied: what is known of counts stays.
-    fn settle_changes(&mut self) {
-        for slot in self.state.keys.take_dirty() {
+    fn settle_changes(&mut self, waiting: &HashSet<Slot>) {
+        for slot in self.state.keys.take_dirty_but(|slot| waiting.contains(&slot)) {
             self.state.entries.deltas[slot as usize] = 0;
             // Its count was not needed, or it came and went.
             if !self.state.keys.is_resident(slot) {

@@ -33,6 +33,7 @@ use super::retractions::Retractions;
 use super::{HashJoin, policy};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
+use crate::memory::{MemoryClass, Reservation};
 use crate::operator::{Operator, Output};
 use crate::operators::{BuildContext, Built, Env, Tables};
 use crate::options::StateAccess;
@@ -121,7 +122,7 @@ struct Remembering {
     schema: SchemaRef,
     /// Left changes of the epoch.
     pending: Vec<DeltaChunk>,
-    pending_bytes: usize,
+    pending_bytes: Reservation,
     /// What its retracted rows have met.
     retractions: Retractions,
     arrivals: ArrivalSequence,
@@ -171,7 +172,7 @@ impl Remembering {
             output: lookup.output.clone(),
             schema: crate::operators::nullable(&node.schema),
             pending: Vec::new(),
-            pending_bytes: 0,
+            pending_bytes: env.governor.account(MemoryClass::Held),
             retractions: Retractions::default(),
             arrivals,
             env,
@@ -181,7 +182,7 @@ impl Remembering {
     /// The epoch's left changes.
     async fn update_match_status(&mut self, out: &mut Output) -> Result<(), ExecError> {
         let pending = std::mem::take(&mut self.pending);
-        self.pending_bytes = 0;
+        self.pending_bytes.set(0);
         if pending.is_empty() {
             return Ok(());
         }
@@ -400,7 +401,7 @@ impl Operator for Remembering {
         if port == 1 {
             return self.join.push(1, chunk, out);
         }
-        self.pending_bytes += chunk.memory_size();
+        self.pending_bytes.grow(chunk.memory_size());
         let chunk = DeltaChunk { batch: chunk.batch.with_schema(Arc::clone(&self.left))?, ..chunk };
         if chunk.weights.is_some() {
             let gone = (0..chunk.num_rows()).map(|row| Some(chunk.weight(row) < 0));
@@ -409,6 +410,10 @@ impl Operator for Remembering {
         }
         self.pending.push(chunk);
         Ok(())
+    }
+
+    fn shed(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        self.join.shed(out)
     }
 
     fn is_full(&self) -> bool {
@@ -452,7 +457,7 @@ impl Operator for Remembering {
     }
 
     fn memory_size(&self) -> usize {
-        self.join.memory_size() + self.pending_bytes + self.retractions.memory_size()
+        self.join.memory_size() + self.pending_bytes.bytes() + self.retractions.memory_size()
     }
 }
 

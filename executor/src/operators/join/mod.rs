@@ -113,6 +113,10 @@ impl Operator for HashJoin {
         self.core.take_in(port, chunk, &self.emitter, out)
     }
 
+    fn shed(&mut self, _: &mut Output) -> Result<(), ExecError> {
+        self.core.shed()
+    }
+
     fn is_full(&self) -> bool {
         self.core.is_full()
     }

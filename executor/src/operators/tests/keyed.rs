@@ -81,6 +81,7 @@ impl Counter {
             metrics: Arc::clone(&metrics),
             clock: EnvHandle::default(),
             governor: MemoryGovernor::new(1 << 30),
+            shed: Arc::default(),
             vnodes: 0..256,
             restored: millrace_common::Epoch::ZERO,
             first_arrival: 0,

@@ -57,6 +57,7 @@ impl Subject {
             metrics: OperatorMetrics::new(0, 0, "test"),
             clock: EnvHandle::default(),
             governor: MemoryGovernor::new(1 << 30),
+            shed: Arc::default(),
             vnodes: 0..256,
             event_time: self.event_time.clone(),
             restored: millrace_common::Epoch::ZERO,
@@ -143,6 +144,12 @@ pub(super) async fn run_epoch(
         op.push(port, chunk(&rows), &mut out).unwrap();
         if op.is_pending() && rng.random_bool(0.3) {
             op.progress(&mut out).await.unwrap();
+        }
+        if op.is_over() || rng.random_bool(0.05) {
+            while op.is_pending() {
+                op.progress(&mut out).await.unwrap();
+            }
+            op.settle(&mut out).await.unwrap();
         }
         take(&mut out, actual);
     }

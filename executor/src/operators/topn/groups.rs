@@ -1,7 +1,5 @@
 //! The groups of a top-N by slot, the rows they refer to, and what is to be written of them.
 
-use std::collections::hash_map::Entry;
-
 use arrow::array::{BinaryArray, BinaryBuilder};
 use arrow::datatypes::SchemaRef;
 use millrace_common::collections::HashSet;
@@ -10,7 +8,7 @@ use millrace_storage::{Found, Lookup};
 use super::SLACK;
 use super::group::{Group, Window};
 use crate::error::ExecError;
-use crate::operators::ordered::{Change, Changes, Ranked, RowKeys, RowOrder};
+use crate::operators::ordered::{Change, Changes, Listed, Ranked, RowKeys, RowOrder};
 use crate::state::arena::RowRef;
 use crate::state::keys::append_storage_key;
 use crate::state::{Entries, KeyBytes, KeyTable, RowArena, Slot, StateTable};
@@ -122,15 +120,33 @@ impl Groups {
             self.arena.release(at);
             return;
         }
-        match self.pending.entry((slot, key)) {
-            Entry::Occupied(mut entry) => {
-                entry.get_mut().weight += weight;
-                self.arena.release(at);
-            }
-            Entry::Vacant(entry) => {
-                entry.insert(Change { weight, order, at });
+        if let Some(same) = self.pending.add((slot, key), Change { weight, order, at }) {
+            self.arena.release(same);
+        }
+    }
+
+    /// Adds changes that wait for more of the epoch.
+    pub fn hold(&mut self, changes: Vec<Listed>) {
+        for (place, change) in changes {
+            if let Some(same) = self.pending.add(place, change) {
+                self.arena.release(same);
             }
         }
+    }
+
+    /// The epoch's changes in order; none are pending afterwards.
+    pub fn take_pending(&mut self) -> Vec<Listed> {
+        self.pending.take()
+    }
+
+    /// Whether changes of a group are pending.
+    pub fn waiting(&self) -> HashSet<Slot> {
+        self.pending.iter().map(|((slot, _), _)| *slot).collect()
+    }
+
+    /// Bytes of what is pending, with its rows.
+    pub fn pending_bytes(&self) -> usize {
+        self.pending.bytes(&self.arena)
     }
 
     /// Forgets rows that are not needed; of append-only input, for good.
@@ -206,8 +222,16 @@ impl Groups {
         if self.stores_window {
             return self.write_windows(keys);
         }
-        let mut changes: Vec<((Slot, KeyBytes), Change)> = self.pending.drain().collect();
-        changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let changes = self.pending.take();
+        self.write_changes(changes, keys)
+    }
+
+    /// Writes net changes, given in order.
+    pub fn write_changes(
+        &mut self,
+        changes: Vec<Listed>,
+        keys: &KeyTable,
+    ) -> Result<(), ExecError> {
         self.order.write(&changes, keys, &self.arena, self.table.as_mut())?;
         for (_, change) in changes {
             self.arena.release(change.at);
@@ -276,6 +300,20 @@ impl Groups {
     ) -> Result<(), ExecError> {
         self.load_prefixes(slots, found, limit)?;
         slots.iter().for_each(|&slot| self.of[slot as usize].refilling = false);
+        self.apply_pending(slots);
+        for &slot in slots {
+            let is_short = !self.is_sufficient(slot) && self.refill_limit(&[slot]) <= limit;
+            self.of[slot as usize].is_short = is_short;
+            self.trim(slot);
+        }
+        Ok(())
+    }
+
+    /// Makes the pending changes of groups to their rows as stored.
+    pub fn apply_pending(&mut self, slots: &[Slot]) {
+        if self.pending.is_empty() {
+            return;
+        }
         let read: HashSet<Slot> = slots.iter().copied().collect();
         for ((slot, key), change) in self.pending.iter().filter(|(of, _)| read.contains(&of.0)) {
             let group = &mut self.of[*slot as usize];
@@ -295,12 +333,6 @@ impl Groups {
                 Err(_) => {}
             }
         }
-        for &slot in slots {
-            let is_short = !self.is_sufficient(slot) && self.refill_limit(&[slot]) <= limit;
-            self.of[slot as usize].is_short = is_short;
-            self.trim(slot);
-        }
-        Ok(())
     }
 
     /// Whether a group's window can be told from the rows remembered.
@@ -346,7 +378,8 @@ impl Entries for Groups {
     }
 
     fn held(&self, keys: &KeyTable) -> usize {
-        keys.bytes().max(self.arena.bytes()) + self.pending.len() * 64
+        let pending = self.pending.len() * self.arena.row_bytes();
+        keys.bytes().max(self.arena.bytes().saturating_sub(pending))
     }
 
     /// Rewrites the rows in memory densely; only when nothing else refers to them.

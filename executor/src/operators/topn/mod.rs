@@ -10,11 +10,14 @@
 //! Over append-only input a row that has left the window never comes back: only the
 //! window is kept, in memory and in the store, and a row that sorts behind a full window is dropped on arrival.
 //!
+//! An epoch whose changes are too large is settled in parts ([`settle`]): written and shown before the barrier.
+//!
 //! Emission is at the barrier, old window → new window, differences only (with ranks, rows whose rank
 //! changed). Invariant: what was shown at the last barrier is the window of the stored rows.
 
 mod group;
 mod groups;
+mod settle;
 
 use arrow::array::{ArrayRef, Int64Array, UInt32Array};
 use arrow::datatypes::SchemaRef;
@@ -37,7 +40,7 @@ use crate::state::arena::{RowRef, new_batch};
 use crate::state::fetch::wait;
 use crate::state::gate::Ready;
 use crate::state::keys::{KeyReader, storage_keys};
-use crate::state::{Entries, Fetches, KeyBytes, KeyedState, Slot};
+use crate::state::{Entries, Fetches, HeldUntilBarrier, KeyBytes, KeyedState, Slot};
 
 /// Rows remembered beyond twice the window.
 const SLACK: usize = 16;
@@ -50,6 +53,8 @@ pub struct TopNOperator {
     emit_rank: bool,
     schema: SchemaRef,
     group_columns: Vec<usize>,
+    /// Changes, and groups that they keep in memory.
+    held: HeldUntilBarrier,
     env: Env,
 }
 
@@ -84,6 +89,7 @@ impl TopNOperator {
             emit_rank: top.emit_rank,
             schema: super::nullable(&node.schema),
             group_columns: top.group.clone(),
+            held: HeldUntilBarrier::new(&env),
             env,
         }))
     }
@@ -192,6 +198,7 @@ impl TopNOperator {
             let prefixes = storage_keys(short.iter().map(|&s| (keys.vnode(s), keys.key(s))));
             let found = wait(groups.table.multi_scan(prefixes, limit)).await?;
             groups.load_prefixes(&short, &found, limit)?;
+            groups.apply_pending(&short);
             short.iter().for_each(|&slot| self.state.resize(slot));
             // Peers of one rank can be many: the next round reads more.
             limit = limit.map(|l| l.saturating_mul(8));
@@ -201,7 +208,8 @@ impl TopNOperator {
     /// Emits what changed in the windows of all dirty groups.
     fn emit(&mut self, barrier: bool, out: &mut Output) -> Result<(), ExecError> {
         let mut diff = Diff::default();
-        for slot in self.state.keys.take_dirty() {
+        let waiting = self.state.entries.waiting();
+        for slot in self.state.keys.take_dirty_but(|slot| waiting.contains(&slot)) {
             let groups = &mut self.state.entries;
             let group = &mut groups.of[slot as usize];
             if barrier && group.rows.iter().any(|r| r.weight < 0) {
@@ -254,6 +262,11 @@ impl TopNOperator {
         }
         self.state.evict()
     }
+
+    /// Bytes of changes, with their rows.
+    fn change_bytes(&self) -> usize {
+        self.state.entries.pending_bytes()
+    }
 }
 
 impl Operator for TopNOperator {
@@ -265,7 +278,21 @@ impl Operator for TopNOperator {
             self.run(&chunk, &slots)?;
             self.state.recycle(slots);
         }
-        self.make_room(out)
+        self.make_room(out)?;
+        self.held.set(self.change_bytes(), self.state.pinned());
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.held.is_over(&self.env)
+    }
+
+    fn settle<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        self.settle_changes(out).boxed()
+    }
+
+    fn shed(&mut self, _: &mut Output) -> Result<(), ExecError> {
+        if self.state.is_over_idle() { self.state.evict() } else { Ok(()) }
     }
 
     fn is_full(&self) -> bool {
@@ -296,6 +323,7 @@ impl Operator for TopNOperator {
             self.state.entries.write(&self.state.keys)?;
             self.refill().await?;
             self.emit(true, out)?;
+            self.held.clear();
             self.state.sweep()?;
             self.state.compact()?;
             self.state.unpin();
@@ -310,7 +338,7 @@ impl Operator for TopNOperator {
     }
 
     fn memory_size(&self) -> usize {
-        self.state.held() + self.state.parked_bytes()
+        self.state.held() + self.state.entries.pending_bytes() + self.state.parked_bytes()
     }
 }
 

@@ -6,7 +6,7 @@ use millrace_storage::{Found, Lookup};
 
 use super::rows::Rows;
 use crate::error::ExecError;
-use crate::operators::ordered::{Change, Changes, Ranked, RowOrder};
+use crate::operators::ordered::{Changes, Listed, Ranked, RowOrder};
 use crate::state::arena::RowRef;
 use crate::state::{Entries, KeyBytes, KeyTable, RowArena, Slot, StateTable};
 
@@ -27,12 +27,38 @@ impl Groups {
     }
 
     /// Writes net changes, given in order.
-    pub fn write(
-        &mut self,
-        changes: &[((Slot, KeyBytes), Change)],
-        keys: &KeyTable,
-    ) -> Result<(), ExecError> {
+    pub fn write(&mut self, changes: &[Listed], keys: &KeyTable) -> Result<(), ExecError> {
         self.order.write(changes, keys, &self.arena, self.table.as_mut())
+    }
+
+    /// Of changes in the middle of an epoch, those that can be made; the others are noted again.
+    pub fn settled(&mut self, changes: Vec<Listed>) -> Vec<Listed> {
+        let Groups { order, of, pending, .. } = self;
+        let mut is_settled = Vec::with_capacity(changes.len());
+        for versions in order.by_stored(&changes) {
+            let Some(((slot, key), _)) = versions.first() else { continue };
+            let rows = &of[*slot as usize];
+            let stored = order.stored(key);
+            let from = rows.partition_point(|r| order.stored(&r.key) < stored);
+            let now: Vec<(&[u8], i64)> = (rows.after(from))
+                .take_while(|r| order.stored(&r.key) == stored)
+                .map(|r| (&r.key[..], r.weight))
+                .collect();
+            let is_changed = |key: &[u8]| versions.iter().any(|((_, k), _)| k[..] == *key);
+            let others = now.iter().filter(|(key, _)| !is_changed(key)).count();
+            let weight = |key: &[u8]| now.iter().find(|(k, _)| *k == key).map_or(0, |n| n.1);
+            let settled = order.is_settled(versions, weight, others);
+            is_settled.extend(std::iter::repeat_n(settled, versions.len()));
+        }
+        let mut settled = Vec::with_capacity(changes.len());
+        for ((place, change), is) in changes.into_iter().zip(is_settled) {
+            match is {
+                true => settled.push((place, change)),
+                // Alone at its place: no reference is given back.
+                false => drop(pending.add(place, change)),
+            }
+        }
+        settled
     }
 }
 
@@ -80,7 +106,8 @@ impl Entries for Groups {
     }
 
     fn held(&self, keys: &KeyTable) -> usize {
-        keys.bytes().max(self.arena.bytes()) + self.pending.len() * 64
+        let pending = self.pending.len() * self.arena.row_bytes();
+        keys.bytes().max(self.arena.bytes().saturating_sub(pending))
     }
 
     /// Rewrites the rows in memory densely; only when nothing else refers to them.

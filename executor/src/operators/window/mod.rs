@@ -9,6 +9,10 @@
 //! out go the differences. A change costs what it reaches, not what its group holds. Results are never
 //! stored: they are a function of the rows. Invariant: what has been emitted is the function of the
 //! rows as they were at the last barrier.
+//!
+//! An epoch whose changes, or the groups that they keep in memory, are too much is settled in parts: the same
+//! happens before the barrier, for those changes that leave of each row what may be stored. A change that does
+//! not (within an epoch the new row of a key may overtake the old one) waits, and with it its group.
 
 mod affected;
 mod asof_lookup;
@@ -26,6 +30,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
+use millrace_common::collections::HashSet;
 use millrace_common::identity::RowCodec;
 use millrace_functions::window_call::Reach;
 use millrace_storage::MemRun;
@@ -35,13 +40,13 @@ use self::closing::Closing;
 use self::evaluate::{Calls, Results};
 use self::groups::Groups;
 use self::values::Span;
-use super::ordered::{Change, Ranked, RowOrder};
+use super::ordered::{Change, Listed, Ranked, RowOrder};
 use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 use crate::state::arena::{RowRef, new_batch};
 use crate::state::keys::KeyReader;
-use crate::state::{KeyBytes, KeyedState, Slot};
+use crate::state::{HeldUntilBarrier, KeyBytes, KeyedState, Slot};
 
 /// See the module.
 pub struct WindowOperator {
@@ -55,6 +60,8 @@ pub struct WindowOperator {
     env: Env,
     closing: Option<Closing>,
     group_columns: Vec<usize>,
+    /// Changes, and groups that they keep in memory.
+    held: HeldUntilBarrier,
 }
 
 impl WindowOperator {
@@ -81,6 +88,7 @@ impl WindowOperator {
             calls,
             results: results_codec(&window.calls),
             schema: super::nullable(&node.schema),
+            held: HeldUntilBarrier::new(&env),
             env,
             closing,
             group_columns: group.clone(),
@@ -97,26 +105,17 @@ impl WindowOperator {
             self.state.keys.mark_dirty(slot);
             let order = keys.write(row, &mut scratch);
             let at = RowRef { chunk: id, row: row as u32 };
-            let weight = chunk.weight(row);
-            match groups.pending.entry((slot, KeyBytes::new(&scratch))) {
-                std::collections::hash_map::Entry::Occupied(mut entry) => {
-                    entry.get_mut().weight += weight;
-                    groups.arena.release(at);
-                }
-                std::collections::hash_map::Entry::Vacant(entry) => {
-                    entry.insert(Change { weight, order, at });
-                }
+            let change = Change { weight: chunk.weight(row), order, at };
+            if let Some(same) = groups.pending.add((slot, KeyBytes::new(&scratch)), change) {
+                groups.arena.release(same);
             }
         }
         Ok(())
     }
 
-    /// The epoch's changes: written, and what follows from them emitted.
-    fn emit_deltas(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        let groups = &mut self.state.entries;
-        let mut changes: Vec<((Slot, KeyBytes), Change)> = groups.pending.drain().collect();
-        changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        groups.write(&changes, &self.state.keys)?;
+    /// Changes, in order: written, and what follows from them emitted.
+    fn emit_deltas(&mut self, changes: Vec<Listed>, out: &mut Output) -> Result<(), ExecError> {
+        self.state.entries.write(&changes, &self.state.keys)?;
         let mut rest = changes.into_iter().peekable();
         while let Some(slot) = rest.peek().map(|c| c.0.0) {
             let mut group = Vec::new();
@@ -132,8 +131,32 @@ impl WindowOperator {
                 self.state.resize(slot);
             }
         }
-        self.state.keys.take_dirty();
         Ok(())
+    }
+
+    /// What of the epoch's changes can be told already: see [`Operator::settle`].
+    fn settle_changes(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        let changes = self.state.entries.pending.take();
+        let settled = self.state.entries.settled(changes);
+        self.emit_deltas(settled, out)?;
+        let KeyedState { keys, entries: groups, .. } = &mut self.state;
+        let waiting: HashSet<Slot> = groups.pending.iter().map(|((slot, _), _)| *slot).collect();
+        keys.take_dirty_but(|slot| waiting.contains(&slot));
+        // Before the groups may leave.
+        if let Some(closing) = &mut self.closing {
+            closing.write(&self.state.keys, self.state.reader(0))?;
+        }
+        self.state.compact()?;
+        self.state.unpin();
+        self.make_room()?;
+        self.held.settled(self.change_bytes(), self.state.pinned());
+        Ok(())
+    }
+
+    /// Bytes of changes, with their rows.
+    fn change_bytes(&self) -> usize {
+        let groups = &self.state.entries;
+        groups.pending.bytes(&groups.arena)
     }
 
     fn settle_group(
@@ -294,7 +317,25 @@ impl Operator for WindowOperator {
         self.note(&chunk, &slots)?;
         self.state.request(0, &slots, |row| chunk.weight(row))?;
         self.state.recycle(slots);
-        self.make_room()
+        self.make_room()?;
+        self.held.set(self.change_bytes(), self.state.pinned());
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        self.held.is_over(&self.env)
+    }
+
+    fn settle<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        async move {
+            self.state.check_settled(true)?;
+            self.settle_changes(out)
+        }
+        .boxed()
+    }
+
+    fn shed(&mut self, _: &mut Output) -> Result<(), ExecError> {
+        if self.state.is_over_idle() { self.state.evict() } else { Ok(()) }
     }
 
     fn is_full(&self) -> bool {
@@ -327,7 +368,10 @@ impl Operator for WindowOperator {
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             self.state.check_settled(true)?;
-            self.emit_deltas(out)?;
+            let changes = self.state.entries.pending.take();
+            self.emit_deltas(changes, out)?;
+            self.state.keys.take_dirty();
+            self.held.clear();
             self.close().await?;
             self.state.sweep()?;
             self.state.compact()?;
@@ -346,7 +390,8 @@ impl Operator for WindowOperator {
     }
 
     fn memory_size(&self) -> usize {
-        self.state.held()
+        let groups = &self.state.entries;
+        self.state.held() + groups.pending.bytes(&groups.arena)
     }
 }
 

@@ -219,6 +219,10 @@ impl PairingCore {
         }
     }
 
+    pub fn shed(&mut self) -> Result<(), ExecError> {
+        if self.state.is_over_idle() { self.state.evict() } else { Ok(()) }
+    }
+
     fn make_room(&mut self) -> Result<(), ExecError> {
         if self.state.is_over() { self.state.evict() } else { Ok(()) }
     }

@@ -1,0 +1,163 @@
+//! State caches as the governor sees them: what each holds, and what it may keep.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use tokio::sync::Notify;
+
+use super::{MemoryClass, MemoryGovernor, Reservation};
+
+/// What a cache may hold until it is told to keep less.
+const FLOOR: usize = 256 << 10;
+/// What a cache may keep though all hold too much, idle or used.
+const IDLE_FLOOR: usize = 16 << 10;
+const USED_FLOOR: usize = 64 << 10;
+/// A cache that has not asked for its share for so many rounds is idle: some two seconds.
+const IDLE_ROUNDS: u64 = 20;
+/// A cache grows by this part of what is free, so that many that grow at once do not take more than there is.
+const GROWTH_PART: usize = 4;
+/// No bound but what is free.
+const UNBOUNDED: usize = usize::MAX;
+
+/// What a cache and the governor share.
+#[derive(Debug)]
+pub(super) struct CacheState {
+    bytes: AtomicUsize,
+    /// What it may keep.
+    target: AtomicUsize,
+    /// The round in which it last asked.
+    asked: AtomicU64,
+    wake: Arc<Notify>,
+}
+
+impl CacheState {
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn is_idle(&self, round: u64) -> bool {
+        round.saturating_sub(self.asked.load(Ordering::Relaxed)) > IDLE_ROUNDS
+    }
+
+    /// Tells it how much it may keep.
+    pub fn set_target(&self, target: usize) {
+        self.target.store(target, Ordering::Relaxed);
+        if self.bytes() > target {
+            self.wake.notify_one();
+        }
+    }
+}
+
+/// The account of one state cache, which can be shed.
+#[derive(Debug)]
+pub struct Cache {
+    account: Reservation,
+    state: Arc<CacheState>,
+}
+
+impl Cache {
+    pub(super) fn new(
+        governor: &Arc<MemoryGovernor>,
+        wake: &Arc<Notify>,
+    ) -> (Cache, Weak<CacheState>) {
+        let state = Arc::new(CacheState {
+            bytes: AtomicUsize::new(0),
+            target: AtomicUsize::new(UNBOUNDED),
+            asked: AtomicU64::new(governor.round.load(Ordering::Relaxed)),
+            wake: Arc::clone(wake),
+        });
+        let shared = Arc::downgrade(&state);
+        (Cache { account: governor.account(MemoryClass::Cache), state }, shared)
+    }
+
+    /// The cache now holds `bytes` that it could let go.
+    pub fn set(&mut self, bytes: usize) {
+        self.account.set(bytes);
+        self.state.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What the cache may hold now, at most `wanted`. `used`: rows have used it, so that it is not idle.
+    pub fn share(&self, wanted: usize, used: bool) -> usize {
+        let governor = &self.account.governor;
+        if used {
+            self.state.asked.store(governor.round.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        let (room, all) = (governor.cache_room(), governor.used_by(MemoryClass::Cache));
+        let held = self.account.bytes();
+        let most = match room.checked_sub(all) {
+            Some(free) => held.saturating_add(free / GROWTH_PART),
+            // All shrink alike until it is said who shrinks more.
+            None => (held as f64 * (room as f64 / all as f64)) as usize,
+        };
+        most.max(FLOOR).min(self.state.target.load(Ordering::Relaxed)).min(wanted)
+    }
+}
+
+/// What caches that hold so much, idle or not, may keep of `room`.
+pub(super) fn targets(held: &[(usize, bool)], room: usize) -> Vec<usize> {
+    let all: usize = held.iter().map(|(bytes, _)| bytes).sum();
+    if all <= room {
+        return vec![UNBOUNDED; held.len()];
+    }
+    let of = |idle: bool| held.iter().filter(move |h| h.1 == idle).map(|h| h.0);
+    let used: usize = of(false).sum();
+    let idle_level = level(of(true).collect(), room.saturating_sub(used)).max(IDLE_FLOOR);
+    let kept: usize = of(true).map(|bytes| bytes.min(idle_level)).sum();
+    let used_level = level(of(false).collect(), room.saturating_sub(kept)).max(USED_FLOOR);
+    held.iter().map(|(_, idle)| if *idle { idle_level } else { used_level }).collect()
+}
+
+/// The most that each may keep so that all keep no more than `room`: the largest shrink to one size.
+fn level(mut sizes: Vec<usize>, room: usize) -> usize {
+    sizes.sort_unstable();
+    let (mut left, mut count) = (room, sizes.len());
+    for size in sizes {
+        if size > left / count {
+            return left / count;
+        }
+        left -= size;
+        count -= 1;
+    }
+    UNBOUNDED
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: usize = 1 << 20;
+
+    #[test]
+    fn idle_caches_shrink_first_and_of_the_others_the_largest() {
+        let held = [(10 * MB, false), (40 * MB, false), (30 * MB, true)];
+        assert_eq!(targets(&held, 80 * MB), [UNBOUNDED; 3]);
+        assert_eq!(targets(&held, 60 * MB), [UNBOUNDED, UNBOUNDED, 10 * MB]);
+        let tight = targets(&held, 30 * MB);
+        assert_eq!(tight[2], IDLE_FLOOR);
+        assert_eq!((tight[0], tight[1]), (20 * MB - IDLE_FLOOR, 20 * MB - IDLE_FLOOR));
+    }
+
+    /// However many there are, those in use may take what the idle ones have given back.
+    #[test]
+    fn a_cache_takes_of_what_is_free_and_an_idle_one_is_woken_to_give_back() {
+        let governor = MemoryGovernor::new(100 * MB);
+        let wake = Arc::new(Notify::new());
+        let mut idle: Vec<Cache> = (0..100).map(|_| governor.cache(&wake)).collect();
+        let mut used = governor.cache(&Arc::new(Notify::new()));
+        assert_eq!(used.share(64 * MB, true), 90 * MB / GROWTH_PART);
+        idle.iter_mut().for_each(|cache| cache.set(MB));
+        assert_eq!(used.share(64 * MB, true), FLOOR);
+        let is_woken = || futures::FutureExt::now_or_never(wake.notified()).is_some();
+        governor.rebalance();
+        assert!(is_woken());
+        (0..IDLE_ROUNDS).for_each(|_| governor.rebalance());
+        used.set(60 * MB);
+        used.share(64 * MB, true);
+        governor.rebalance();
+        assert!(is_woken());
+        assert!(idle.iter().all(|cache| cache.share(64 * MB, false) < 310 << 10));
+        idle.iter_mut().for_each(|cache| cache.set(IDLE_FLOOR));
+        governor.rebalance();
+        assert!(used.share(64 * MB, true) > 60 * MB);
+    }
+}
