@@ -275,7 +275,7 @@ async fn measure(
 }
 
 /// Until the store has had no request for longer than the garbage collector's period.
-async fn settle(sim: &SimStore) -> Result<(), String> {
+pub async fn settle(sim: &SimStore) -> Result<(), String> {
     const QUIET: Duration = Duration::from_secs(12);
     let begun = Instant::now();
     let (mut last, mut since) = (sim.stats().requests(), Instant::now());

@@ -12,6 +12,7 @@ mod micro;
 mod nexmark;
 mod one_row;
 mod report;
+mod statements;
 mod usage;
 mod window;
 
@@ -59,6 +60,8 @@ enum Command {
     Life(life::Args),
     /// Rows whose state is in no cache, over a simulated store: an aggregate and a join, in both modes of state access
     Cold(cold::Args),
+    /// Keyed statements a second of many sessions on one table whose keys are in no cache, over a simulated store
+    Statements(statements::Args),
     /// From a row sent until it can be read, is streamed, and is in a sink, behind chains of views
     Freshness(freshness::Args),
     /// A one-row change and a fresh read of a small view, alone and beside the work of other jobs and queries
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Isolation(args) => runtime.block_on(isolation::run(&args)),
         Command::Life(args) => runtime.block_on(life::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
+        Command::Statements(args) => runtime.block_on(statements::run(&args)),
         Command::Window(args) => runtime.block_on(window::run(&args)),
     };
     let code = match outcome {

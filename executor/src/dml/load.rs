@@ -294,11 +294,18 @@ impl Load {
         staging: &mut Staging,
         entered: &EntryFlag,
     ) -> Result<DmlOutcome, DmlError> {
+        const NEW_ROWS: LoadKind = LoadKind::Insert { on_conflict: InsertConflict::Error };
+        let checked = match self.kind {
+            NEW_ROWS => self.table.check_before(staging).await?,
+            _ => None,
+        };
         let turns = self.turns().await?;
         let mut rows = (self.rows, self.row_count);
         let runs = match self.kind {
-            LoadKind::Insert { on_conflict: InsertConflict::Error } => {
-                self.table.check_staged(staging).await?;
+            NEW_ROWS => {
+                self.table.check_staged(staging, checked.as_ref()).await?;
+                // Nobody has to remember what this writes.
+                drop(checked);
                 staging.keep()
             }
             LoadKind::Insert { on_conflict } if self.table.has_primary_key() => {

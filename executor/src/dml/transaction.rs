@@ -72,7 +72,7 @@ pub(crate) async fn commit(
     if let Some(stale) = reads.iter().find(|read| !read.holds()) {
         // It is read again when what has changed is committed: before, it would read the same.
         let settled = stale.table.state.lock().settled();
-        drop(turns);
+        drop((keyed, turns));
         return match outcome(&stale.table, settled).await {
             StatementOutcome::Refused(error) => Err(error.into()),
             _ => Err(DmlError::Conflict),

@@ -454,7 +454,7 @@ async fn partitions_of_an_index_are_kept_on_disk_and_forgotten_with_their_run() 
     let sim = SimStore::in_memory(Profile::INSTANT, 1);
     let (run, bytes, index) = partitioned(&sim).await;
     let cache = with_disk(&sim, directory.path()).await;
-    cache.admit_run(&run, index, &bytes, false).unwrap();
+    cache.admit_run(&run, index, &bytes, |_, _| false).unwrap();
     let top = cache.try_index(&run).unwrap();
     assert!(top.is_top() && top.blocks() > 8);
     assert!(top.block_numbers().all(|p| cache.try_partition(&run, &top, p).is_some()));

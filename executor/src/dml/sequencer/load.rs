@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{BinaryArray, RecordBatch};
+use arrow::array::{Array, BinaryArray, RecordBatch};
 use millrace_common::task::spawn;
 use millrace_common::{DeltaChunk, Epoch};
 use millrace_rpc::version::{RunMeta, StatementId};
@@ -11,11 +11,13 @@ use millrace_storage::stage::{Repeated, Staging};
 use millrace_storage::{Found, StorageError};
 use tokio::sync::oneshot;
 
+use super::recent::LookupPlace;
 use super::{Sequencer, StatementOutcome};
 use crate::changelog_cache::{EpochDelta, HubChunk};
 use crate::dml::check::Keyed;
 use crate::dml::{DmlError, EntryFlag, TableLocks, unknown_outcome};
 use crate::error::ExecError;
+use crate::materialize::take_binary;
 
 impl Sequencer {
     /// A chunk with the table's keys.
@@ -49,28 +51,67 @@ impl Sequencer {
         }
     }
 
-    /// Checks the keys of staged rows against each other and the table, a batch at a time.
-    pub(in crate::dml) async fn check_staged(&self, staging: &Staging) -> Result<(), DmlError> {
+    /// Checks the keys of staged rows before the turn, so that others do not wait for it. `None`: one of them is taken,
+    /// perhaps by a row that is not committed; that is for the turn to tell.
+    pub(in crate::dml) async fn check_before(
+        &self,
+        staging: &Staging,
+    ) -> Result<Option<LookupPlace>, DmlError> {
+        let place = LookupPlace::begin(&self.recent);
+        match self.check_staged(staging, None).await {
+            Ok(()) => Ok(Some(place)),
+            Err(DmlError::UniqueViolation { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Checks the keys of staged rows against each other and the table, a batch at a time; against the table only those
+    /// that were written since a check before it.
+    pub(in crate::dml) async fn check_staged(
+        &self,
+        staging: &Staging,
+        checked: Option<&LookupPlace>,
+    ) -> Result<(), DmlError> {
         // Fresh row ids cannot exist.
-        if !self.primary_key {
+        if !self.primary_key || checked.is_some_and(LookupPlace::is_newest) {
             return Ok(());
         }
         let failed = |e: StorageError| DmlError::Sql(e.into());
         let mut merged = staging.merged().map_err(failed)?;
         while let Some(batch) = merged.next().await.map_err(failed)? {
             let twice = batch.weights.as_ref().and_then(|w| w.values().iter().position(|w| *w > 1));
+            let asked = match checked {
+                None => (0..batch.len() as u32).collect(),
+                Some(checked) => checked.written_since(&batch.keys),
+            };
             let taken = match twice {
                 Some(row) => Some(row),
-                None => {
-                    let found = self.rows_at(batch.keys.clone()).await?;
-                    found.input.values().iter().min().map(|row| *row as usize)
-                }
+                None => self.first_taken(&batch.keys, asked).await?,
             };
             if let Some(row) = taken {
                 return Err(self.duplicate(&batch.values, row, None));
             }
         }
         Ok(())
+    }
+
+    /// The first of these keys, by position, that a row has.
+    async fn first_taken(
+        &self,
+        keys: &BinaryArray,
+        asked: Vec<u32>,
+    ) -> Result<Option<usize>, DmlError> {
+        if asked.is_empty() {
+            return Ok(None);
+        }
+        let some = match asked.len() == keys.len() {
+            true => keys.clone(),
+            false => {
+                take_binary(keys, &asked.clone().into()).map_err(|e| DmlError::Sql(e.into_sql()))?
+            }
+        };
+        let found = self.rows_at(some).await?;
+        Ok(found.input.values().iter().min().map(|at| asked[*at as usize] as usize))
     }
 
     /// What has entered and is not committed, after the epoch that is. `None`: some of it is too large to be kept.

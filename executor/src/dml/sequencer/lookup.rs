@@ -6,7 +6,7 @@
 //! what a statement is checked against is the same as if it had been looked up in the turn. Nothing has changed when any
 //! of this is dropped.
 
-use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, UInt32Array};
 use arrow::compute;
 use millrace_common::delta::take_rows;
 use millrace_storage::{Found, Lookup};
@@ -112,7 +112,6 @@ fn replace(old: &Found, which: &[u32], new: Found) -> Result<Found, ExecError> {
     let joined = |a: &dyn Array, b: &dyn Array| -> Result<ArrayRef, ExecError> {
         Ok(compute::concat(&[a, b])?)
     };
-    use arrow::array::AsArray;
     Ok(Found {
         input: inputs.into(),
         keys: joined(&kept.keys, &new.keys)?.as_binary::<i32>().clone(),

@@ -50,8 +50,8 @@ const ROW_ID_COUNTER: &str = "next_row_id";
 /// Counters that say how far a sink's changes are in the table begin with this; the sink's id follows.
 pub const SINK_COUNTER: &str = "sink.";
 
-/// What all sequencers of a worker share: held while an epoch ends and while a transaction enters its
-/// tables, so that no epoch ends with a part of one.
+/// What all sequencers of a worker share: held while epochs that are tied to each other end and while a transaction
+/// enters its tables, so that no epoch ends with a part of one. An epoch that is not tied ends without it.
 #[derive(Debug, Default)]
 pub struct TransactionGroups {
     groups: Mutex<u64>,
@@ -205,7 +205,7 @@ impl Sequencer {
         self.primary_key
     }
 
-    /// Lets no epoch of this worker end; for a transaction that enters several tables.
+    /// Lets no epochs end that are tied to each other; for a transaction that enters several tables.
     pub(super) fn hold_seals(&self) -> parking_lot::MutexGuard<'_, u64> {
         self.ties.groups.lock()
     }

@@ -99,18 +99,23 @@ impl RecentWrites {
 
 /// A lookup's place among the writes of its table. What is written later is kept while this lives.
 #[derive(Debug)]
-pub(super) struct LookupPlace {
+pub(in crate::dml) struct LookupPlace {
     number: u64,
     writes: Arc<Mutex<RecentWrites>>,
 }
 
 impl LookupPlace {
     /// Of a lookup that begins now: nothing may be written meanwhile.
-    pub fn begin(writes: &Arc<Mutex<RecentWrites>>) -> LookupPlace {
+    pub(super) fn begin(writes: &Arc<Mutex<RecentWrites>>) -> LookupPlace {
         let mut recent = writes.lock();
         let number = recent.number;
         *recent.lookups.entry(number).or_default() += 1;
         LookupPlace { number, writes: Arc::clone(writes) }
+    }
+
+    /// Whether nothing was written since.
+    pub fn is_newest(&self) -> bool {
+        self.writes.lock().number == self.number
     }
 
     /// Positions of the keys that were written since, ascending.

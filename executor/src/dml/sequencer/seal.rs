@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState, crash};
 use millrace_rpc::version::{ColumnWatermark, CommitGroup, GroupMember, RunMeta, StatementId};
 use millrace_storage::MemRun;
+use parking_lot::MutexGuard;
 
 use super::state::State;
 use super::{ROW_ID_COUNTER, Sequencer, StatementOutcome};
@@ -31,23 +32,45 @@ impl Sequencer {
     /// The next epoch to commit: the open one is ended, unless another table's seal has ended one
     /// already. It stays in flight until it is concluded.
     pub fn seal(&self) -> Result<SealedEpoch, ExecError> {
-        let mut groups = self.ties.groups.lock();
         let mut state = self.state.lock();
         if let Some(sealed) = state.ahead.pop_front() {
-            let more = !state.ahead.is_empty() || !state.open.ids.is_empty();
-            drop(state);
-            if more {
-                // One request may have stood for both.
-                self.meta.request_cut(self.job);
-            }
-            return Ok(sealed);
+            return Ok(self.sealed_ahead(state, sealed));
         }
+        // A transaction ties the open epochs of all its tables in one step: this one is no other table's business.
         if state.open.ties.is_empty() {
             return self.seal_open(&mut state, None);
         }
+        // Locked before any table's state.
+        drop(state);
+        let mut groups = self.ties.groups.lock();
+        let mut state = self.state.lock();
+        match state.ahead.pop_front() {
+            // Another member was faster.
+            Some(sealed) => Ok(self.sealed_ahead(state, sealed)),
+            None if state.open.ties.is_empty() => self.seal_open(&mut state, None),
+            None => self.seal_group(state, &mut groups),
+        }
+    }
+
+    /// An epoch that another table's seal has ended.
+    fn sealed_ahead(&self, state: MutexGuard<'_, State>, sealed: SealedEpoch) -> SealedEpoch {
+        let more = !state.ahead.is_empty() || !state.open.ids.is_empty();
+        drop(state);
+        if more {
+            // One request may have stood for both.
+            self.meta.request_cut(self.job);
+        }
+        sealed
+    }
+
+    /// Ends the open epoch together with those that it is tied to.
+    fn seal_group(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        groups: &mut u64,
+    ) -> Result<SealedEpoch, ExecError> {
         let mut others = std::mem::take(&mut state.open.ties);
         others.remove(&self.job);
-        let own = state;
         let others = tied(self.job, others)?;
         *groups += 1;
         let member = |job: JobId, generation: Generation| GroupMember {
@@ -57,9 +80,8 @@ impl Sequencer {
         let mut members = vec![member(self.job, self.generation)];
         members.extend(others.iter().map(|o| member(o.job, o.generation)));
         let group = CommitGroup { id: *groups, members };
-        let mut own = own;
-        let sealed = self.seal_open(&mut own, Some(group.clone()))?;
-        drop(own);
+        let sealed = self.seal_open(&mut state, Some(group.clone()))?;
+        drop(state);
         for other in &others {
             let mut state = other.state.lock();
             if state.stopped {

@@ -1,6 +1,7 @@
 //! A worker on an in-memory store, with a meta service that fits in a page: an epoch counter, each
 //! job's version, and cuts on request.
 
+mod lookups;
 mod reads;
 mod tables;
 mod views;
@@ -150,6 +151,7 @@ pub struct Cluster {
     pub worker: Arc<Worker>,
     pub meta: Arc<FakeMeta>,
     pub store: Arc<StateStore>,
+    pub sim: SimStore,
 }
 
 impl Cluster {
@@ -165,9 +167,17 @@ impl Cluster {
     }
 
     pub async fn with(exec: ExecOptions, set: impl FnOnce(&mut StoreOptions)) -> Cluster {
-        let profile = Profile::by_name("instant").unwrap();
-        let sim = Arc::new(SimStore::in_memory(profile, 1));
-        let mut options = StoreOptions::new(sim, 1);
+        Cluster::over(Profile::INSTANT, exec, set).await
+    }
+
+    /// On a store of this kind.
+    pub async fn over(
+        profile: Profile,
+        exec: ExecOptions,
+        set: impl FnOnce(&mut StoreOptions),
+    ) -> Cluster {
+        let sim = SimStore::in_memory(profile, 1);
+        let mut options = StoreOptions::new(Arc::new(sim.clone()), 1);
         set(&mut options);
         let store = StateStore::open(options).await.unwrap();
         let mut options = WorkerOptions::new(Arc::clone(&store));
@@ -176,7 +186,7 @@ impl Cluster {
         let meta = Arc::new(FakeMeta::default());
         meta.worker.set(Arc::downgrade(&worker)).unwrap();
         worker.set_meta(Arc::new(Meta(Arc::clone(&meta))));
-        Cluster { worker, meta, store }
+        Cluster { worker, meta, store, sim }
     }
 
     /// Starts a job, or starts it again from its committed version in the next generation.
