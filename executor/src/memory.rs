@@ -72,7 +72,7 @@ pub struct MemoryGovernor {
 
 /// What all operators together may hold until their barriers before those with much of it settle it: this part
 /// of the limit.
-const HELD_PART: usize = 8;
+const HELD_PART: usize = 5;
 /// What is a large part of that.
 const LARGE_PART: usize = 16;
 
@@ -315,10 +315,10 @@ mod tests {
         let governor = MemoryGovernor::new(128 << 20);
         let mut large = governor.account(MemoryClass::Held);
         let mut small = governor.account(MemoryClass::Held);
-        large.set(15 << 20);
+        large.set(24 << 20);
         small.set(1 << 19);
         assert!(!governor.is_large_part_held(large.bytes()));
-        large.set(17 << 20);
+        large.set(27 << 20);
         assert!(governor.is_large_part_held(large.bytes()));
         assert!(!governor.is_large_part_held(small.bytes()));
     }

@@ -324,7 +324,8 @@ mod tests {
 
     #[test]
     fn a_segment_is_rewritten_when_it_has_stayed_sparse_the_worst_first() {
-        let (mut objects, page) = objects(&[80, 299, 300, 1_000, 10, 90]);
+        let (mut objects, page) = objects(&[80, 299, 300, 1_000, 10, 70]);
+        objects.add(&name(5), 20);
         let mut passes = Passes { began: Some(7), ..Passes::default() };
         passes.take_page(&page, &objects);
         assert_eq!(passes.end(), None, "four wait for their second look");

@@ -13,11 +13,14 @@
 //!   is not read: without remembered values, only the retraction of the current result (or better) counts;
 //! - all values of changed groups, for results that are made of all, at the barrier.
 
+mod settle;
+mod whole;
+
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 
 use arrow::array::{
-    Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array, new_empty_array,
+    Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt32Array, new_empty_array,
 };
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::{self, SortOptions};
@@ -27,6 +30,7 @@ use millrace_common::keys::{KeyCodec, VNODE_BYTES};
 use millrace_graph::AggCall;
 use millrace_storage::Found;
 
+use self::whole::FIRST_GROUPS;
 use super::accumulator::{Accumulator, Rows};
 use super::best_values::{Best, REFILL, improve};
 use super::extreme::value_order;
@@ -35,8 +39,7 @@ use super::value_tables::Question;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::operators::Env;
-use crate::state::arena::{batch_bytes, new_batch};
-use crate::state::fetch::wait;
+use crate::state::arena::new_batch;
 use crate::state::keys::storage_keys;
 use crate::state::{KeyBytes, KeyTable, KeyedState, Slot, StateTable};
 
@@ -98,11 +101,6 @@ pub struct Resolving {
     /// Groups whose values are all to be read, after those that are being read.
     unread: Vec<Slot>,
 }
-
-/// Groups whose values are read whole at first, before it is known how large they are.
-const FIRST_GROUPS: usize = 256;
-/// Bytes of values that are read whole at once, about.
-const WHOLE_BYTES: usize = 4 << 20;
 
 impl ValueTable {
     /// `distinct`, `extremes`: whether such calls share the table.
@@ -388,36 +386,6 @@ impl ValueTable {
         Ok((resolving, questions))
     }
 
-    /// In the middle of an epoch: entries whose changes would leave fewer than none of a value. Within an epoch a
-    /// retraction may overtake its row; such a change waits for it.
-    pub async fn waiting(&mut self, keys: &KeyTable) -> Result<HashSet<Slot>, ExecError> {
-        let changes = self.changes(keys);
-        let counts: Vec<i64> = if self.distinct.is_empty() {
-            let asked = changes.iter().map(|c| (keys.vnode(c.slot), self.state.keys.key(c.count)));
-            let asked = storage_keys(asked.collect::<Vec<_>>().into_iter());
-            let found = wait(self.state.entries.table.multi_get(asked)).await?;
-            let mut counts = vec![0; changes.len()];
-            for (i, &input) in found.input.values().iter().enumerate() {
-                counts[input as usize] = found.weights.value(i);
-            }
-            counts
-        } else {
-            let slots: Vec<Slot> = changes.iter().map(|c| c.count).collect();
-            self.ask_counts(&slots)?;
-            while self.is_fetching() {
-                self.counts_arrived().await?;
-            }
-            slots.iter().map(|&slot| self.state.entries.counts[slot as usize]).collect()
-        };
-        let of_changes = changes.into_iter().zip(counts);
-        Ok(of_changes.filter(|(c, n)| n + c.delta < 0).map(|(c, _)| c.count).collect())
-    }
-
-    /// The groups of entries.
-    pub fn groups_of(&self, entries: &HashSet<Slot>) -> impl Iterator<Item = Slot> {
-        entries.iter().map(|&entry| self.state.entries.groups[entry as usize])
-    }
-
     /// The epoch's changes.
     fn changes(&self, keys: &KeyTable) -> Vec<Change> {
         let ValueCounts { deltas, groups, .. } = &self.state.entries;
@@ -450,17 +418,7 @@ impl ValueTable {
             }
             self.set(accumulators, &resolving.results)?;
         }
-        let mut unread = &resolving.unread[..];
-        while let Some((slots, found)) = self.all.take() {
-            let bytes = batch_bytes(&found.values) / slots.len().max(1);
-            self.collect(accumulators, &slots, &found, errors)?;
-            let (next, rest) = unread.split_at(unread.len().min(WHOLE_BYTES / (bytes + 1) + 1));
-            if !next.is_empty() {
-                let read = self.state.entries.table.multi_scan(prefixes(keys, next), None);
-                self.all = Some((next.to_vec(), wait(read).await?));
-            }
-            unread = rest;
-        }
+        self.collect_all(&resolving.unread, keys, accumulators, errors).await?;
         self.asked.clear();
         self.settle_changes(waiting);
         self.state.unpin();
@@ -476,37 +434,6 @@ impl ValueTable {
                 self.state.remove(slot);
             }
         }
-    }
-
-    /// Makes the results of changed groups anew, from all their values in order. One that cannot be made
-    /// is NULL and counted.
-    fn collect(
-        &self,
-        accumulators: &mut [Accumulator],
-        slots: &[Slot],
-        found: &Found,
-        errors: &ErrorSink,
-    ) -> Result<(), ExecError> {
-        let values = found.values.column(0).as_binary::<i32>();
-        let mut groups: Vec<Vec<usize>> = vec![Vec::new(); slots.len()];
-        for (i, &input) in found.input.values().iter().enumerate() {
-            groups[input as usize].push(i);
-        }
-        for &call in &self.collected {
-            let Accumulator::Collected(collected) = &mut accumulators[call] else {
-                return Err(ExecError::internal("a value table serves another call"));
-            };
-            for (&slot, rows) in slots.iter().zip(&groups) {
-                let entries = rows.iter().map(|&i| (values.value(i), found.weights.value(i)));
-                let result = collected.build(entries);
-                let result = result.unwrap_or_else(|e| {
-                    errors.report("Aggregate", &e, 1);
-                    None
-                });
-                collected.set(slot as usize, result);
-            }
-        }
-        Ok(())
     }
 
     fn decode<'a>(

@@ -34,6 +34,8 @@ pub struct Group {
     pub complete: bool,
     /// What was shown when the epoch began, once the group has been touched.
     pub old: Option<Vec<Shown>>,
+    /// `old` was taken from a prefix that does not hold the whole window.
+    pub old_is_short: bool,
     /// Retractions of this epoch.
     pub retracted: usize,
     /// Its prefix is being read again.

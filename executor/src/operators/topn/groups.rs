@@ -79,6 +79,7 @@ impl Groups {
     pub fn touch(&mut self, slot: Slot) {
         let group = &mut self.of[slot as usize];
         if group.old.is_none() {
+            group.old_is_short = !group.is_sufficient(&self.window);
             let shown = group.shown(&self.window);
             for row in &shown {
                 self.arena.retain(row.at);
@@ -269,6 +270,48 @@ impl Groups {
             self.of[slot as usize].complete = self.append_only || limit.is_none_or(|l| count < l);
         }
         Ok(())
+    }
+
+    /// Whether what a group showed is still to be read.
+    pub fn is_old_short(&self, slot: Slot) -> bool {
+        self.of[slot as usize].old_is_short
+    }
+
+    /// What groups showed, from their rows as stored, which have not changed since; those of which that was not
+    /// all.
+    pub fn load_old(
+        &mut self,
+        slots: Vec<Slot>,
+        found: &Found,
+        limit: Option<usize>,
+    ) -> Result<Vec<Slot>, ExecError> {
+        let mut stored: Vec<Group> = slots.iter().map(|_| Group::default()).collect();
+        let keys = self.order.keys(&found.values)?;
+        let chunk =
+            (!found.is_empty()).then(|| self.arena.insert(found.values.clone(), found.len()));
+        let mut scratch = Vec::with_capacity(64);
+        for (row, &input) in found.input.values().iter().enumerate() {
+            let order = keys.write(row, &mut scratch);
+            let at = RowRef { chunk: chunk.unwrap_or_default(), row: row as u32 };
+            let (key, weight) = (KeyBytes::new(&scratch), found.weights.value(row));
+            stored[input as usize].rows.push(Ranked { key, order, at, weight });
+        }
+        let mut short = Vec::new();
+        for (slot, mut stored) in slots.into_iter().zip(stored) {
+            stored.complete = limit.is_none_or(|limit| stored.rows.len() < limit);
+            if stored.is_sufficient(&self.window) {
+                let shown = stored.shown(&self.window);
+                shown.iter().for_each(|row| self.arena.retain(row.at));
+                let group = &mut self.of[slot as usize];
+                group.old_is_short = false;
+                let before = group.old.replace(shown);
+                before.into_iter().flatten().for_each(|row| self.arena.release(row.at));
+            } else {
+                short.push(slot);
+            }
+            stored.rows.iter().for_each(|row| self.arena.release(row.at));
+        }
+        Ok(short)
     }
 
     /// Whether the prefix of a dirty group is to be read again now: it is too short, is not being read, and need not

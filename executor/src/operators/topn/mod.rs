@@ -320,6 +320,7 @@ impl Operator for TopNOperator {
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             self.state.check_settled(self.refills.is_empty())?;
+            self.read_old().await?;
             self.state.entries.write(&self.state.keys)?;
             self.refill().await?;
             self.emit(true, out)?;

@@ -14,7 +14,8 @@ use crate::error::ExecError;
 use crate::operator::Output;
 use crate::operators::ordered::Listed;
 use crate::state::fetch::wait;
-use crate::state::{KeyBytes, KeyTable, KeyedState};
+use crate::state::keys::storage_keys;
+use crate::state::{KeyBytes, KeyTable, KeyedState, Slot};
 
 /// Rows that are read at once.
 const AT_ONCE: usize = 4_096;
@@ -23,6 +24,7 @@ impl TopNOperator {
     /// What of the epoch's changes can be told already. While nothing is being read.
     pub(super) async fn settle_changes(&mut self, out: &mut Output) -> Result<(), ExecError> {
         self.state.check_settled(self.refills.is_empty())?;
+        self.read_old().await?;
         let KeyedState { keys, entries: groups, .. } = &mut self.state;
         if groups.append_only {
             groups.write(keys)?;
@@ -39,6 +41,24 @@ impl TopNOperator {
             self.state.evict()?;
         }
         self.held.settled(self.change_bytes(), self.state.pinned());
+        Ok(())
+    }
+}
+
+impl TopNOperator {
+    /// What groups showed that came into memory with a prefix shorter than their window, because peers of one rank
+    /// are many. Before their changes are written.
+    pub(super) async fn read_old(&mut self) -> Result<(), ExecError> {
+        let KeyedState { keys, entries: groups, .. } = &mut self.state;
+        let dirty = keys.dirty().iter().copied();
+        let mut short: Vec<Slot> = dirty.filter(|&slot| groups.is_old_short(slot)).collect();
+        let mut limit = groups.prefix_rows();
+        while !short.is_empty() {
+            limit = limit.map(|limit| limit.saturating_mul(8));
+            let prefixes = storage_keys(short.iter().map(|&s| (keys.vnode(s), keys.key(s))));
+            let found = wait(groups.table.multi_scan(prefixes, limit)).await?;
+            short = groups.load_old(short, &found, limit)?;
+        }
         Ok(())
     }
 }
