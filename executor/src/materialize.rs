@@ -154,7 +154,6 @@ impl Materialize {
         budget: usize,
         kept: KeptChange,
         governor: &Arc<MemoryGovernor>,
-        rebuild: Option<Rebuild>,
     ) -> Materialize {
         let arrivals = ArrivalSequence::new(0, vnodes.start, first_arrival(counters));
         let budget = budget * usize::from(vnodes.end - vnodes.start) / VNODE_COUNT;
@@ -169,12 +168,17 @@ impl Materialize {
             kept,
             row_count: 0,
             changed: false,
-            rebuild,
+            rebuild: None,
             arrivals,
             budget,
             limit: budget,
             account: governor.account(MemoryClass::Memtable),
         }
+    }
+
+    /// With a rebuild under way, if there is one.
+    pub fn with_rebuild(self, rebuild: Option<Rebuild>) -> Materialize {
+        Materialize { rebuild, ..self }
     }
 
     fn push(&mut self, chunk: DeltaChunk) -> Result<(), ExecError> {

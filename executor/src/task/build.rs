@@ -385,7 +385,7 @@ impl Builder<'_> {
         };
         let changelogs = Arc::clone(&b.changelogs);
         let kept = KeptChange { changelogs, relation: RelationId(b.relation.id) };
-        Ok(Root::Materialize(Box::new(Materialize::new(
+        let root = Materialize::new(
             layout,
             writer,
             place.vnodes.clone(),
@@ -393,8 +393,8 @@ impl Builder<'_> {
             b.options.delta_bytes,
             kept,
             &b.governor,
-            rebuild,
-        ))))
+        );
+        Ok(Root::Materialize(Box::new(root.with_rebuild(rebuild))))
     }
 
     fn sink(&self) -> Result<Root, ExecError> {
