@@ -16,6 +16,8 @@ use crate::error::ExecError;
 mod invariants;
 
 const END: u32 = u32::MAX;
+/// Places for rows that are kept when none wait any more.
+const KEPT_NODES: usize = 1_024;
 
 #[derive(Clone, Copy)]
 struct Parked {
@@ -138,6 +140,9 @@ impl KeyGate {
             }
         }
         let mut ready = Vec::new();
+        if self.queues.is_empty() && self.nodes.capacity() > KEPT_NODES {
+            (self.nodes, self.free) = (Vec::new(), END);
+        }
         for (port, (rows, slots)) in by_port.into_iter().enumerate() {
             if !rows.is_empty() {
                 ready.push(Ready { port, chunk: self.gather(&rows)?, slots });
