@@ -118,13 +118,8 @@ pub struct Coverage {
 }
 
 /// Operators that settle large changes before the barrier.
-const SETTLING: &[&str] = &[
-    "aggregate, distinct values",
-    "aggregate, ordered values",
-    "top-n",
-    "top-n of rows",
-    "window",
-];
+const SETTLING: &[&str] =
+    &["aggregate, distinct values", "aggregate, ordered values", "top-n", "window"];
 
 impl Coverage {
     pub fn add(&mut self, mode: Mode, report: &Report) {
