@@ -342,21 +342,28 @@ mod tests {
 
     #[tokio::test]
     async fn damaged_bytes_are_not_copied() {
-        let objects: Arc<InMemory> = Arc::default();
-        let options = StoreOptions::new(Arc::clone(&objects) as Arc<dyn ObjectStore>, 1);
-        let (store, job) = open_with(options, RowStorage::Keyed).await;
-        let runs = flushed(&job, 1, &["aaa", "bbb"]).await;
-        let path = Path::from(runs[0].object.as_str());
-        let whole = objects.get(&path).await.unwrap().bytes().await.unwrap();
-        let compactor = Compactor::new(store);
-        for at in [5, whole.len() / 2, whole.len() - 5] {
-            let mut damaged = whole.to_vec();
-            damaged[at] ^= 1;
-            objects.put(&path, damaged.into()).await.unwrap();
-            assert!(compactor.copy_parts(parts_of(&runs)).await.is_err(), "byte {at}");
+        for (block_bytes, partition_bytes) in [(None, None), (Some(64), Some(150))] {
+            let objects: Arc<InMemory> = Arc::default();
+            let store = Arc::clone(&objects) as Arc<dyn ObjectStore>;
+            let options = StoreOptions::new(store, 1);
+            let options = StoreOptions { block_bytes, partition_bytes, ..options };
+            let (store, job) = open_with(options, RowStorage::Keyed).await;
+            let keys: Vec<String> = (0..60).map(|n| format!("{n:03}")).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let runs = flushed(&job, 1, &keys).await;
+            let path = Path::from(runs[0].object.as_str());
+            let whole = objects.get(&path).await.unwrap().bytes().await.unwrap();
+            let compactor = Compactor::new(store);
+            // Blocks, partitions of the index, the index.
+            for at in (5..whole.len() - 4).step_by(whole.len() / 40) {
+                let mut damaged = whole.to_vec();
+                damaged[at] ^= 1;
+                objects.put(&path, damaged.into()).await.unwrap();
+                assert!(compactor.copy_parts(parts_of(&runs)).await.is_err(), "byte {at}");
+            }
+            objects.put(&path, whole.into()).await.unwrap();
+            compactor.copy_parts(parts_of(&runs)).await.unwrap();
         }
-        objects.put(&path, whole.into()).await.unwrap();
-        assert!(compactor.copy_parts(parts_of(&runs)).await.is_ok());
     }
 
     async fn found(job: &Arc<JobStore>, key: &str) -> usize {

@@ -78,7 +78,26 @@ fn check(part: &LivePart, bytes: &Bytes) -> Result<()> {
 fn check_run(bytes: &Bytes, meta_length: u64) -> std::result::Result<(), &'static str> {
     let meta_at = bytes.len().checked_sub(meta_length as usize).ok_or("shorter than its index")?;
     let index = RunIndex::parse(&bytes.slice(meta_at..), Epoch::ZERO)?;
-    for block in 0..index.blocks() {
+    if !index.is_top() {
+        return check_blocks(bytes, &index);
+    }
+    let partitions_at =
+        meta_at.checked_sub(index.block_bytes() as usize).ok_or("shorter than its index")?;
+    for partition in index.block_numbers() {
+        let range = index.block_range(partition);
+        let range = partitions_at + range.start as usize..partitions_at + range.end as usize;
+        let stored = bytes.slice(range);
+        if crc32fast::hash(&stored) != index.block_crc(partition) {
+            return Err("checksum mismatch");
+        }
+        let start = index.partition_start(partition).ok_or("a partition without a beginning")?;
+        check_blocks(bytes, &RunIndex::parse_partition(&stored, start, Epoch::ZERO)?)?;
+    }
+    Ok(())
+}
+
+fn check_blocks(bytes: &Bytes, index: &RunIndex) -> std::result::Result<(), &'static str> {
+    for block in index.block_numbers() {
         let range = index.block_range(block);
         let stored = bytes.get(range.start as usize..range.end as usize);
         let (named, rest) =

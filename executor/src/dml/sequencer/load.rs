@@ -162,6 +162,7 @@ impl Sequencer {
             // Its readers read the runs.
             open.overflow = true;
             open.load = Some(runs);
+            open.is_load = true;
             flag.set();
             receiver
         };

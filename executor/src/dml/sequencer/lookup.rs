@@ -158,6 +158,7 @@ impl Sequencer {
     /// Looks up the keys that were written since they were looked up, or have never been. The table's end interrupts a
     /// lookup that hangs.
     pub(in crate::dml) async fn look_up(&self, rows: &mut KeyRows) -> Result<(), DmlError> {
+        self.check_running()?;
         let Some(Asked { which, lookup, place }) = self.ask(rows).map_err(failed)? else {
             return Ok(());
         };
@@ -167,6 +168,7 @@ impl Sequencer {
 
     /// The same in the turn, as far as memory answers at once: whether all of it is up to date.
     pub(in crate::dml) fn bring_up_to_date(&self, rows: &mut KeyRows) -> Result<bool, DmlError> {
+        self.check_running()?;
         match self.ask(rows).map_err(failed)? {
             None => Ok(true),
             Some(Asked { which, lookup: Lookup::Ready(found), place }) => {
@@ -175,6 +177,11 @@ impl Sequencer {
             }
             Some(Asked { lookup: Lookup::Pending(_), .. }) => Ok(false),
         }
+    }
+
+    /// What a table that has ended still holds in memory may be void.
+    fn check_running(&self) -> Result<(), DmlError> {
+        if self.state.lock().stopped { Err(DmlError::Conflict) } else { Ok(()) }
     }
 
     /// `None`: what was found is still so.

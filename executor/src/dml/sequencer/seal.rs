@@ -147,6 +147,10 @@ impl Sequencer {
         let mut state = self.state.lock();
         state.committed = state.committed.max(epoch);
         let Some((mut statements, _)) = state.in_flight.pop_front() else { return };
+        if statements.is_load {
+            // Its rows are visible only now: a lookup that began since it entered has not seen them.
+            self.recent.lock().note_all();
+        }
         if statements.changed {
             let delta = std::mem::take(&mut statements.delta);
             // Under the lock: who asks what has changed finds it here or there.

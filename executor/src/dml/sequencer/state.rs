@@ -46,6 +46,8 @@ pub(super) struct Statements {
     /// Tables that hold other parts of transactions in this epoch: they end theirs together with it.
     pub(super) ties: BTreeMap<JobId, Weak<Sequencer>>,
     pub(super) load: Option<Vec<RunMeta>>,
+    /// The epoch is a load's, also after its runs were sealed.
+    pub(super) is_load: bool,
     /// How far the table's connector is with these rows.
     pub(super) fed: BTreeMap<String, u64>,
     /// Who feeds it waits for the end of these.

@@ -277,6 +277,46 @@ async fn a_load_is_checked_against_what_enters_between_its_check_and_its_turn() 
     }
 }
 
+/// The rows of a load are visible when it is committed, long after it has entered.
+#[tokio::test(start_paused = true)]
+async fn what_looks_up_while_a_load_is_committed_meets_its_rows() {
+    let exec = ExecOptions { load_bytes: 64, ..ExecOptions::default() };
+    let (c, t) = Cluster::with_table(exec).await;
+    let c = Arc::new(c);
+    let rows: Vec<Row> = (100..120).chain([7]).map(|key| (key, 1, 1)).collect();
+    let load = |number| {
+        let (c, rows) = (Arc::clone(&c), rows.clone());
+        async move {
+            let id = StatementId { frontend: 2, number };
+            let kind = LoadKind::Insert { on_conflict: InsertConflict::Error };
+            let mut load = c.worker.begin_load(t, id, kind).await.unwrap();
+            load.append(delta(&rows)).await.unwrap();
+            assert!(load.has_spilled());
+            tokio::spawn(async move { outcome(load.finish(&EntryFlag::default()).await) })
+        }
+    };
+    let turn = Arc::clone(&c.meta.jobs.lock()[&t].turn);
+    let turn = turn.lock_owned().await;
+    let first = load(1).await;
+    // It has entered, and its epoch is not ended: the cut waits.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let inserts = [INSERT, NOTHING].map(|kind| {
+        let c = Arc::clone(&c);
+        tokio::spawn(async move { outcome(c.dml(t, &[(7, 2, 1)], kind).await) })
+    });
+    let second = load(2).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!first.is_finished() && !second.is_finished());
+    drop(turn);
+    assert_eq!(first.await.unwrap(), Ok((21, None)));
+    let [error, nothing] = inserts;
+    assert_eq!(error.await.unwrap(), Err("Key (id)=(7) already exists. Some(0)".to_owned()));
+    assert_eq!(nothing.await.unwrap(), Ok((0, Some(Vec::new()))));
+    let second = second.await.unwrap().unwrap_err();
+    assert!(second.contains("already exists"), "{second}");
+    assert_eq!(c.rows(t).await.len(), 21);
+}
+
 /// A row that was never committed fails nobody.
 #[tokio::test(start_paused = true)]
 async fn a_duplicate_of_a_row_that_is_void_is_no_duplicate() {

@@ -229,7 +229,7 @@ impl ReadScheduler {
 
     /// How long a read may take before it is asked for a second time; `None`: as long as it takes.
     pub fn hedge_delay(&self, slot: Slot) -> Option<Duration> {
-        let may = self.hedge && slot.priority == Priority::Demand;
+        let may = self.hedge && slot.priority <= Priority::Barrier;
         may.then(|| self.state.lock().hedging.delay(slot.bytes)).flatten()
     }
 

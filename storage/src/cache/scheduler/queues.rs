@@ -131,7 +131,11 @@ impl<T> Queues<T> {
         }
         self.paced += u64::from(is_paced);
         let has_shares = !is_paced || self.paced.is_multiple_of(SHARE_OF_PACED);
-        let shares = Priority::ALL.into_iter().rev().filter(|_| has_shares).map(|p| (p, true));
+        let has_shares = has_shares && self.others() < (limit / 2).max(1);
+        // Where starts are few, another class comes first each time.
+        let first = if is_paced { (self.paced / SHARE_OF_PACED) as usize } else { 0 };
+        let classes = Priority::ALL.into_iter().rev().cycle().skip(first % Priority::ALL.len());
+        let shares = classes.take(Priority::ALL.len()).filter(|_| has_shares).map(|p| (p, true));
         for (priority, is_share) in shares.chain(Priority::ALL.map(|p| (p, false))) {
             let most = match is_share {
                 true => self.share(priority, limit),
@@ -177,9 +181,16 @@ impl<T> Queues<T> {
         self.in_flight
     }
 
-    /// Whether demand reads wait because of the limit.
+    /// Whether reads that somebody waits for wait because of the limit.
     pub fn is_saturated(&self, limit: usize) -> bool {
-        self.counts(Priority::Demand).0 > 0 && self.in_flight >= alone(limit)
+        let waits = |class| self.counts(class).0 > 0;
+        let waiting = waits(Priority::Demand) || waits(Priority::Barrier);
+        waiting && self.in_flight >= alone(limit)
+    }
+
+    /// Reads in flight that are not demand reads.
+    fn others(&self) -> usize {
+        self.in_flight - self.classes[Priority::Demand as usize].in_flight
     }
 
     pub fn queued(&self) -> usize {
