@@ -277,9 +277,16 @@ impl JobStore {
         }
         let store = Arc::clone(self);
         Box::pin(async move {
-            write_delay::wait(&store).await;
+            store.wait_for_compaction().await;
             persisting.await
         })
+    }
+
+    /// Waits as a commit does while compaction is behind the job: for one whose rows are in the store already.
+    pub async fn wait_for_compaction(&self) {
+        if self.overlap() > self.shared.options.overlap_limit {
+            write_delay::wait(self).await;
+        }
     }
 
     fn persist_now(self: &Arc<Self>, runs: Vec<MemRun>) -> BoxFuture<'static, Result<Persisted>> {

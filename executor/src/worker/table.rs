@@ -43,7 +43,10 @@ impl Table {
         fail::fail_point!("executor.sealed");
         crash::point("executor-before-persist");
         let persisted = match &sealed.load {
-            Some(runs) => self.store.link(runs),
+            Some(runs) => {
+                self.store.wait_for_compaction().await;
+                self.store.link(runs)
+            }
             None => self.store.persist(sealed.runs).await?,
         };
         fail::fail_point!("executor.persisted");
