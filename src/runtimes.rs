@@ -18,7 +18,8 @@ use millrace_common::fair_shares::threads_for;
 use millrace_common::task::spawn_on;
 use millrace_common::{SqlError, heap, threads};
 use millrace_compactor::Compactor;
-use millrace_rpc::services::{CompactionTask, CompactorService};
+use millrace_rpc::log::MoveParts;
+use millrace_rpc::services::{CompactionTask, CompactorService, LivePart};
 use millrace_rpc::version::VersionEdit;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio_util::task::AbortOnDropHandle;
@@ -106,6 +107,14 @@ impl CompactorService for BackgroundCompactor {
         let compaction = spawn_on(runtime, "compact", async move { compactor.compact(task).await });
         let ended = AbortOnDropHandle::new(compaction).await;
         ended.map_err(|e| SqlError::internal(format!("a compaction failed: {e}")))?
+    }
+
+    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+        let Some(runtime) = &self.runtime else { return self.compactor.copy_parts(parts).await };
+        let compactor = Arc::clone(&self.compactor);
+        let work = async move { compactor.copy_parts(parts).await };
+        let ended = AbortOnDropHandle::new(spawn_on(runtime, "copy parts", work)).await;
+        ended.map_err(|e| SqlError::internal(format!("copying live data failed: {e}")))?
     }
 }
 

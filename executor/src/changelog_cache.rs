@@ -144,7 +144,7 @@ pub struct ChangelogCache {
 }
 
 /// A ring that no job subscribes to holds so much of the budget: statements compare with the latest changes.
-const UNREAD_PART: usize = 512;
+const UNREAD_PART: usize = 32;
 /// All rings together hold so many times what one may.
 const ALL_RINGS: usize = 2;
 

@@ -337,7 +337,8 @@ impl Driver {
     fn step(&self, since_cut: Duration, cut: Option<Position>) -> Step {
         let mut wants = self.shared.waits.wants(self.handle.id);
         wants.cut = self.handle.is_cut_requested();
-        wants.input_is_full = self.shared.reads_full_source(self.handle.id);
+        let own = cut.as_ref().map_or_else(|| self.committed_epoch(), |at| at.epoch);
+        wants.input_is_full = self.shared.lacks_full_epoch(self.handle.id, own);
         let interval = self.shared.settings().barrier_interval.max(self.interval());
         let pace = Pace { interval, step: self.shared.step_limit() };
         next_step(&self.shared.state.read(), self.handle.id, cut, &wants, since_cut, &pace)

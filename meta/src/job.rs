@@ -91,14 +91,21 @@ impl JobHandle {
     }
 
     pub fn report_failure(&self, generation: Generation, error: SqlError) {
-        self.failure.send_replace(Some((generation, error)));
+        self.failure.send_if_modified(|last| {
+            let is_news = last.as_ref().is_none_or(|(known, _)| *known < generation);
+            if is_news {
+                *last = Some((generation, error));
+            }
+            is_news
+        });
     }
 
-    /// Completes when this generation's tasks have reported a failure.
+    /// Completes when this generation's tasks, or those of a later one, have reported a failure: generations may follow
+    /// each other before anybody looks.
     pub async fn failed(&self, generation: Generation) -> SqlError {
         let mut failure = self.failure.subscribe();
         let reported =
-            failure.wait_for(|f| f.as_ref().is_some_and(|(g, _)| *g == generation)).await;
+            failure.wait_for(|f| f.as_ref().is_some_and(|(g, _)| *g >= generation)).await;
         match reported.as_deref() {
             Ok(Some((_, error))) => error.clone(),
             _ => SqlError::internal("the job's handle is gone"),

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millrace_common::{Epoch, RelationId, SqlError, SqlState};
+use millrace_common::{Epoch, Generation, RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::RelationKind;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -406,13 +406,16 @@ pub async fn wait_rebuilt(
             if let Some(error) = waits_in_vain(shared, &state, id) {
                 return Err(error);
             }
+            // What the generations before failed with is no news.
+            let own = Generation(job.version.generation);
+            let begun = shared.job(id).filter(|handle| handle.generation() == Some(own));
             let filled = job.version.backfill.is_none() && state.readable_frontier(id).is_some();
             if filled || state.is_paused_sink(id) {
                 return Ok(());
             }
             if let Some(
                 JobState::Failed { code, reason, .. } | JobState::Stalled { code, reason, .. },
-            ) = shared.job(id).map(|h| h.state())
+            ) = begun.map(|h| h.state())
             {
                 let message = format!("rebuilding \"{}\" failed: {reason}", name_of(&state, id));
                 return Err(failed(code, message).with_hint("It is tried again. See SHOW JOBS."));

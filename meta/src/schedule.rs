@@ -146,6 +146,7 @@ fn can_begin(state: &MetaState, job: &JobRecord) -> bool {
     let common = state.readable_common(&job.inputs, Epoch::MAX);
     common.is_some_and(|epoch| epoch.0 > job.version.content_epoch)
         && state.detached_behind(&job.inputs).is_none()
+        && !state.is_rebuilding_behind(&job.inputs)
 }
 
 /// Whether a job cuts when its source has filled an epoch: the source waits for its readers, so they would stand idle

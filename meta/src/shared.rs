@@ -147,11 +147,17 @@ impl Shared {
         sources.get(&id).map(|s| s.status.lock().clone()).unwrap_or_default()
     }
 
-    /// Whether some source that a job reads has fixed a full epoch ([`SourceStatus::is_full`]).
-    pub fn reads_full_source(&self, job: JobId) -> bool {
-        let inputs = self.state.read().inputs(job).to_vec();
+    /// Whether some source has fixed a full epoch ([`SourceStatus::is_full`]) that a job, which is at `own`, lacks.
+    pub fn lacks_full_epoch(&self, job: JobId, own: Epoch) -> bool {
+        let state = self.state.read();
+        let has_more = |id: &RelationId| {
+            let newest = state.sources.get(id).and_then(|s| s.history.back());
+            newest.is_some_and(|(epoch, _)| *epoch > own)
+        };
+        let ahead: Vec<RelationId> = state.inputs(job).iter().copied().filter(has_more).collect();
+        drop(state);
         let sources = self.sources.read();
-        inputs.iter().filter_map(|id| sources.get(id)).any(|s| s.status.lock().is_full)
+        ahead.iter().filter_map(|id| sources.get(id)).any(|s| s.status.lock().is_full)
     }
 
     /// The generation in the log; `None`: dropped.
@@ -439,6 +445,8 @@ impl Shared {
         let (Some(handle), Some(now)) = (self.job(id), self.generation(id)) else { return };
         let before = Generation(now.0.saturating_sub(1));
         handle.report_failure(before, SqlError::internal("another generation has begun"));
+        // One that failed does not wait for its next attempt, nor does a sink.
+        handle.retry.notify_waiters();
     }
 
     pub fn head(&self) -> Epoch {

@@ -141,10 +141,7 @@ pub trait CompactorService: Send + Sync {
 
     /// Copies parts of objects into a new one, which is durable when this returns. Each is checked on the way: damaged
     /// bytes are an error.
-    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
-        drop(parts);
-        Err(SqlError::internal("this compactor copies nothing"))
-    }
+    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError>;
 }
 
 /// What a source consists of. Only ever grows.

@@ -8,19 +8,28 @@ pub struct HeldUntilBarrier {
     /// Of changes. What of the cache is pinned has an account there.
     account: Reservation,
     bytes: usize,
-    /// What could not be settled when that was last tried: not tried again below twice as much.
+    /// Of them, of entries.
+    pinned: usize,
+    /// What could not be settled when that was last tried, or the entries that left the cache for it, which may have to
+    /// be read again: not tried again below twice as much.
     kept: usize,
 }
 
 impl HeldUntilBarrier {
     pub fn new(env: &Env) -> HeldUntilBarrier {
-        HeldUntilBarrier { account: env.governor.account(MemoryClass::Held), bytes: 0, kept: 0 }
+        HeldUntilBarrier {
+            account: env.governor.account(MemoryClass::Held),
+            bytes: 0,
+            pinned: 0,
+            kept: 0,
+        }
     }
 
     /// It holds so many bytes of changes now, and so many of entries that should leave its cache.
     pub fn set(&mut self, changes: usize, pinned: usize) {
         self.account.set(changes);
         self.bytes = changes + pinned;
+        self.pinned = pinned;
     }
 
     /// Whether to settle: it holds more than one operator may, or a large part of too much that all hold together.
@@ -32,12 +41,14 @@ impl HeldUntilBarrier {
 
     /// What could be settled is: so much stays until the barrier.
     pub fn settled(&mut self, changes: usize, pinned: usize) {
+        let left = self.pinned;
         self.set(changes, pinned);
-        self.kept = self.bytes;
+        self.kept = self.bytes.max(left);
     }
 
     /// The barrier has passed: nothing is held.
     pub fn clear(&mut self) {
-        self.settled(0, 0);
+        self.set(0, 0);
+        self.kept = 0;
     }
 }

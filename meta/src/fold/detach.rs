@@ -10,7 +10,7 @@ use std::sync::Arc;
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Detach, Rebuild};
-use millrace_rpc::version::{ARRIVALS, BackfillState, Detached, JobVersion};
+use millrace_rpc::version::{ARRIVALS, BackfillState, Detached, JobVersion, PublishHandle};
 
 use super::{Verdict, applied};
 use crate::error::VoidReason;
@@ -88,6 +88,14 @@ fn begin_anew(state: &mut MetaState, id: RelationId, change: impl FnOnce(&mut Jo
             version.content_epoch = 0;
             version.backfill = Some(BackfillState::default());
             drop_runs(version, &mut state.objects, head, |_| true);
+            // Parts of a snapshot that did not come to its end were published to nobody, and never will be.
+            let (held, published) =
+                std::mem::take(&mut version.publish).into_iter().partition(|handle| handle.held);
+            version.publish = published;
+            let held: Vec<PublishHandle> = held;
+            for part in held.iter().flat_map(|handle| &handle.parts) {
+                state.objects.remove(&part.object, part.length, head);
+            }
             for slice in std::mem::take(&mut version.tail) {
                 state.objects.remove(&slice.object, slice.length, head);
             }
@@ -123,6 +131,13 @@ impl MetaState {
     /// Whether the job no longer follows its inputs.
     pub fn is_detached(&self, id: RelationId) -> bool {
         self.jobs.get(&id).is_some_and(|job| job.version.detached.is_some())
+    }
+
+    /// Whether one of these, or what they are derived from, is being rebuilt: its old content is no snapshot to begin at.
+    pub fn is_rebuilding_behind(&self, ids: &[RelationId]) -> bool {
+        let rebuilds =
+            |id: &RelationId| self.jobs.get(id).is_some_and(|j| j.version.is_rebuilding());
+        self.closure(ids).iter().any(rebuilds)
     }
 
     /// A detached relation among these and all they are derived from: the first one, inputs first.

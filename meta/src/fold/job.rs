@@ -401,7 +401,10 @@ pub fn fix_snapshot_epoch(state: &mut MetaState, id: RelationId) -> bool {
         return false;
     }
     let Some(epoch) = state.exact_common(&job.inputs, state.epoch.prev()) else { return false };
-    if epoch.0 <= job.version.content_epoch || state.detached_behind(&job.inputs).is_some() {
+    if epoch.0 <= job.version.content_epoch
+        || state.detached_behind(&job.inputs).is_some()
+        || state.is_rebuilding_behind(&job.inputs)
+    {
         return false;
     }
     let starts_with_changes = state.relations.get(&id).is_some_and(|r| skips_snapshot(r));

@@ -8,8 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
 use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::log::MoveParts;
 use millrace_rpc::services::{
-    CommitOutcome, CompactionTask, CompactorService, ComputeService, Cut, MetaService, StartJob,
+    CommitOutcome, CompactionTask, CompactorService, ComputeService, Cut, LivePart, MetaService,
+    StartJob,
 };
 use millrace_rpc::version::{BackfillState, JobCommit, PublishHandle, SliceRef, VersionEdit};
 use parking_lot::Mutex;
@@ -284,6 +286,10 @@ pub struct NoCompactor;
 #[async_trait]
 impl CompactorService for NoCompactor {
     async fn compact(&self, _: CompactionTask) -> Result<VersionEdit, SqlError> {
+        Err(SqlError::unsupported("compaction"))
+    }
+
+    async fn copy_parts(&self, _: Vec<LivePart>) -> Result<MoveParts, SqlError> {
         Err(SqlError::unsupported("compaction"))
     }
 }
