@@ -41,12 +41,6 @@ pub const POINTS: &[&str] = &[
     "rebuild-before-log",
     "rebuild-after-log",
     "rebuild-before-swap",
-    // What is alive in sparse segments moves to a new one: written, logged, told to the worker.
-    "rewrite-before-put",
-    "rewrite-after-put",
-    "rewrite-before-commit",
-    "rewrite-after-commit",
-    "rewrite-after-apply",
     // A flush of memory runs: written, logged, applied.
     "flush-before-commit",
     "flush-after-commit",

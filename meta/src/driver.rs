@@ -410,6 +410,9 @@ impl Driver {
                 self.publish_staged(generation, publishing).await;
             }
             self.shared.published(id);
+            if ends_rebuild {
+                self.shared.wake_beginners();
+            }
             // The content has other state tables behind it now.
             return if ends_rebuild { Err(ExitReason::Superseded) } else { Ok(()) };
         }

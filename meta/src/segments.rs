@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_common::collections::{HashMap, HashSet};
-use millrace_common::{JobId, SqlError, crash};
+use millrace_common::{JobId, SqlError};
 use millrace_rpc::log::Entry;
 use millrace_rpc::services::{LivePart, PartKind};
 use millrace_rpc::version::{JobVersion, SliceRef};
@@ -206,12 +206,9 @@ impl SegmentRewriter {
         };
         let copied: u64 = parts.iter().map(|p| p.length).sum();
         let moved = services.compactor.copy_parts(parts).await?;
-        crash::point("rewrite-before-commit");
         match self.shared.log()?.append(Entry::MoveParts(moved.clone())).await? {
             Ok(_) => {
-                crash::point("rewrite-after-commit");
                 services.compute.move_parts(moved).await;
-                crash::point("rewrite-after-apply");
             }
             Err(void) => {
                 debug!(%void, "live data of sparse segments could not be moved");

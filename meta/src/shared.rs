@@ -30,7 +30,7 @@ use crate::relation_changes::RelationChanges;
 use crate::segments::RewriteCounters;
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
-use crate::state::MetaState;
+use crate::state::{JobRecord, MetaState};
 
 /// The services a started meta calls.
 #[derive(Clone)]
@@ -163,6 +163,18 @@ impl Shared {
     /// The generation in the log; `None`: dropped.
     pub fn generation(&self, id: JobId) -> Option<Generation> {
         self.state.read().jobs.get(&id).map(|j| Generation(j.version.generation))
+    }
+
+    /// Wakes the drivers of jobs that wait for the snapshot to begin at: what they waited for may be rebuilt.
+    pub fn wake_beginners(&self) {
+        let waits = |job: &JobRecord| {
+            job.version.backfill.as_ref().is_some_and(|backfill| backfill.snapshot_epoch == 0)
+        };
+        let state = self.state.read();
+        let waiting: Vec<JobId> =
+            state.jobs.iter().filter(|(_, job)| waits(job)).map(|(id, _)| *id).collect();
+        drop(state);
+        self.wake(waiting);
     }
 
     /// Wakes the drivers of these jobs.

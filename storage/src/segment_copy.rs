@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use millrace_common::{Epoch, crash};
+use millrace_common::Epoch;
 use millrace_rpc::log::{MoveParts, MovedPart};
 use millrace_rpc::services::{LivePart, PartKind};
 
@@ -55,9 +55,7 @@ pub async fn copy_parts(store: &StateStore, mut parts: Vec<LivePart>) -> Result<
         offset: segment.add(bytes),
     });
     let parts = moved.collect();
-    crash::point("rewrite-before-put");
     segment.finish(&shared.options.store).await?;
-    crash::point("rewrite-after-put");
     Ok(MoveParts { object, parts })
 }
 

@@ -272,7 +272,13 @@ async fn a_detached_sink_waits_for_a_statement() {
     assert_eq!(one(&client, "SELECT count(*) FROM copied").await, "2");
     // It begins anew, with a snapshot: what was deleted meanwhile is not known to it.
     run(&client, "ALTER SINK k REBUILD").await;
-    run(&client, "ALTER SINK k RESUME; FLUSH").await;
+    run(&client, "ALTER SINK k RESUME").await;
+    let deadline = Instant::now() + PATIENCE;
+    while state_of(&client, "k").await != "running" {
+        assert!(Instant::now() < deadline, "the sink is {}", state_of(&client, "k").await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    run(&client, "FLUSH").await;
     assert_eq!(rows(&client, "SELECT k FROM copied").await, [["1"], ["2"], ["3"]]);
     run(&client, "DELETE FROM copied WHERE k = 2; UPDATE t SET v = 7; DELETE FROM t WHERE k = 3")
         .await;

@@ -286,25 +286,25 @@ async fn what_looks_up_while_a_load_is_committed_meets_its_rows() {
     let rows: Vec<Row> = (100..120).chain([7]).map(|key| (key, 1, 1)).collect();
     let load = |number| {
         let (c, rows) = (Arc::clone(&c), rows.clone());
-        async move {
+        tokio::spawn(async move {
             let id = StatementId { frontend: 2, number };
             let kind = LoadKind::Insert { on_conflict: InsertConflict::Error };
             let mut load = c.worker.begin_load(t, id, kind).await.unwrap();
             load.append(delta(&rows)).await.unwrap();
             assert!(load.has_spilled());
-            tokio::spawn(async move { outcome(load.finish(&EntryFlag::default()).await) })
-        }
+            outcome(load.finish(&EntryFlag::default()).await)
+        })
     };
     let turn = Arc::clone(&c.meta.jobs.lock()[&t].turn);
     let turn = turn.lock_owned().await;
-    let first = load(1).await;
+    let first = load(1);
     // It has entered, and its epoch is not ended: the cut waits.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let inserts = [INSERT, NOTHING].map(|kind| {
         let c = Arc::clone(&c);
         tokio::spawn(async move { outcome(c.dml(t, &[(7, 2, 1)], kind).await) })
     });
-    let second = load(2).await;
+    let second = load(2);
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!first.is_finished() && !second.is_finished());
     drop(turn);
