@@ -343,7 +343,9 @@ pub async fn wait_created(
             let state = shared.state.read();
             let Some(relation) = state.relations.get(&id) else { return Err(undefined(id)) };
             let Some(job) = state.jobs.get(&id) else { return Ok(()) };
-            let given_up = given_up(shared, &state, id);
+            // A rebuild is waited for like a first scan.
+            let rebuilds = job.version.is_rebuilding();
+            let given_up = given_up(shared, &state, id).filter(|_| !rebuilds);
             if let Some(error) = given_up.or_else(|| waits_in_vain(shared, &state, id)) {
                 return Err(error);
             }
