@@ -257,7 +257,7 @@ impl LogStore {
             Some(name) => self.store.list_with_offset(Some(&prefix), &Path::from(name)),
             None => self.store.list(Some(&prefix)),
         };
-        let mut listed = listed.map_ok(|m: ObjectMeta| (m.location.to_string(), m.size));
+        let mut listed = listed.map_ok(|m: ObjectMeta| (m.location.to_string(), m.size)).fuse();
         let mut page: Vec<(String, u64)> = listed.by_ref().take(limit).try_collect().await?;
         // A directory is listed in no order.
         if !page.is_sorted() {
