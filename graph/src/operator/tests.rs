@@ -9,13 +9,19 @@ const LISTS: [&str; 2] = ["graph/src/operator/mod.rs", "executor/src/operators/m
 const OWN: [&str; 2] = ["graph/src/operator/", "planner/src/stream/operators/"];
 
 /// Rewrites and checks that look for particular operators, and leave all others as they are.
-const PARTICULAR: [&str; 18] = [
+const PARTICULAR: [&str; 24] = [
     "executor/src/input/generated.rs",
+    "executor/src/lookahead/random_hints.rs",
+    "executor/src/lookahead/wiring.rs",
     "executor/src/task/build.rs",
     "executor/src/task/order.rs",
     "executor/src/worker/start.rs",
     "frontend/src/ddl/sink.rs",
     "graph/src/edges.rs",
+    "graph/src/lookahead.rs",
+    "graph/src/lookahead/steps.rs",
+    "graph/src/lookahead/walk.rs",
+    "planner/src/explain/lookahead.rs",
     "planner/src/explain/mod.rs",
     "planner/src/passes/exchange.rs",
     "planner/src/passes/rank.rs",

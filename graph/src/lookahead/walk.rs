@@ -1,0 +1,359 @@
+//! The ways from an input of an operator up to leaves on which the key can be followed.
+//!
+//! What is wanted of a row are columns of the input, each an expression over the columns of the node that the walk has
+//! come to. A projection is put into the expressions; an operator that turns one row into several with new columns is
+//! kept, and the walk goes on below it with the columns that it reads. Time and filters are left out where they cannot be
+//! followed: a hint may be wrong.
+
+use datafusion::common::tree_node::TreeNodeRecursion;
+use datafusion::logical_expr::Volatility;
+use datafusion::physical_expr::{ScalarFunctionExpr, conjunction, split_conjunction};
+use millrace_functions::expr::{ExprRef, columns_of, placeholder, replace_columns};
+use millrace_functions::tree::Walk;
+
+use super::Access;
+use crate::{BufferMode, JobGraph, Join, JoinKind, Lookup, Node, Operator};
+
+/// Ways that are followed from one port: enough for every query that is written by hand.
+const MAX_WAYS: usize = 16;
+/// Nodes that are visited from one port.
+const MAX_VISITS: usize = 1000;
+/// Parts of one expression: putting projections into each other may double it each time.
+const MAX_PARTS: usize = 200;
+
+/// A way from a port up to a leaf.
+pub struct Way {
+    pub leaf: (usize, usize),
+    /// Over the leaf's columns.
+    pub wanted: Wanted,
+    /// From the leaf to the port.
+    pub crossed: Vec<Crossed>,
+}
+
+/// What is wanted of a node's rows.
+#[derive(Clone, Default)]
+pub struct Wanted {
+    pub columns: Vec<WantedColumn>,
+    /// Predicates over the node's columns that must be true, those nearest to the leaf first.
+    pub filters: Vec<ExprRef>,
+}
+
+/// A column that the node above has, and how it is computed.
+#[derive(Clone)]
+pub struct WantedColumn {
+    pub column: usize,
+    /// `None`: it cannot be computed here.
+    pub expr: Option<ExprRef>,
+    /// The key depends on it.
+    pub required: bool,
+}
+
+/// An operator on the way that is no expression, and what is wanted of its rows.
+#[derive(Clone)]
+pub struct Crossed {
+    pub node: (usize, usize),
+    pub wanted: Wanted,
+}
+
+/// All ways on which an access key can be followed. `from`: the input of the port; `time`: its column with the event time.
+pub fn ways(
+    graph: &JobGraph,
+    from: (usize, usize),
+    access: &Access,
+    time: Option<usize>,
+) -> Vec<Way> {
+    let mut wanted = Wanted::default();
+    access.key.iter().chain(&access.vnode).for_each(|&c| wanted.add(c, true));
+    time.into_iter().for_each(|c| wanted.add(c, false));
+    let mut walk = Walker { graph, found: vec![], visits: 0 };
+    walk.visit(from, wanted, vec![]);
+    walk.found
+}
+
+struct Walker<'a> {
+    graph: &'a JobGraph,
+    found: Vec<Way>,
+    visits: usize,
+}
+
+impl Walker<'_> {
+    /// Goes on at a node whose rows are wanted. `above`: operators crossed so far, the last one first seen.
+    fn visit(&mut self, at: (usize, usize), wanted: Wanted, above: Vec<Crossed>) {
+        self.visits += 1;
+        if self.visits > MAX_VISITS || self.found.len() >= MAX_WAYS {
+            return;
+        }
+        let graph = self.graph;
+        let Some(nodes) = graph.fragments.get(at.0).map(|f| &f.nodes) else { return };
+        let Some(node) = nodes.get(at.1) else { return };
+        let input = |port: usize| node.inputs.get(port).map(|&i| (at.0, i));
+        let (Some(below), Some(width)) = (input(0), width(nodes, node, 0)) else {
+            return self.enter(at, node, wanted, above);
+        };
+        match &node.op {
+            Operator::Filter(filter) => {
+                self.visit(below, wanted.with_filter(&filter.predicate), above)
+            }
+            Operator::Project(project) => {
+                let expr = |c: usize| project.exprs.get(c).filter(|e| is_immutable(e)).cloned();
+                self.through(below, &wanted, above, expr);
+            }
+            Operator::Union(_) => {
+                for &input in &node.inputs {
+                    self.visit((at.0, input), wanted.clone(), above.clone());
+                }
+            }
+            // How often a row comes does not matter.
+            Operator::Repeat(_) => self.visit(below, wanted, above),
+            Operator::Hop(_) | Operator::Expand(_) | Operator::Unnest(_) => {
+                self.cross(at, node, below, wanted, above);
+            }
+            Operator::Aggregate(a) => {
+                self.through(below, &wanted, above, |c| a.group.get(c).map(|&g| placeholder(g)));
+            }
+            // The input's columns, and behind them what is computed of several rows or of the clock.
+            Operator::TopN(_) | Operator::Window(_) | Operator::Stamp(_) => {
+                self.through(below, &wanted, above, |c| (c < width).then(|| placeholder(c)));
+            }
+            // Its rows pass at once; others wait for an instant.
+            Operator::Buffer(b) if b.mode == BufferMode::UpperBound => {
+                self.visit(below, wanted, above);
+            }
+            Operator::Join(join) => self.join(at, node, join, &wanted, &above),
+            // The right side emits nothing.
+            Operator::Lookup(lookup) => {
+                self.through(below, &wanted, above, |c| lookup_column(lookup, nodes, node, c));
+            }
+            _ => {}
+        }
+    }
+
+    /// Goes on at a node without an input: a leaf, or an exchange.
+    fn enter(&mut self, at: (usize, usize), node: &Node, wanted: Wanted, above: Vec<Crossed>) {
+        match &node.op {
+            Operator::Exchange(exchange) => {
+                let from = self.graph.fragments.get(exchange.fragment);
+                if let Some(edge) = from.and_then(|f| f.outputs.get(exchange.output)) {
+                    self.visit((exchange.fragment, edge.from), wanted, above);
+                }
+            }
+            Operator::Subscribe(_) | Operator::Source(_) => {
+                let crossed = above.into_iter().rev().collect();
+                self.found.push(Way { leaf: at, wanted, crossed });
+            }
+            _ => {}
+        }
+    }
+
+    /// Goes on below an operator each of whose columns is an expression over its input.
+    fn through(
+        &mut self,
+        below: (usize, usize),
+        wanted: &Wanted,
+        above: Vec<Crossed>,
+        expr: impl Fn(usize) -> Option<ExprRef>,
+    ) {
+        if let Some(wanted) = wanted.over(&expr) {
+            self.visit(below, wanted, above);
+        }
+    }
+
+    /// Goes on on each side of a join that the key can be computed from.
+    fn join(
+        &mut self,
+        at: (usize, usize),
+        node: &Node,
+        join: &Join,
+        wanted: &Wanted,
+        above: &[Crossed],
+    ) {
+        let nodes = &self.graph.fragments[at.0].nodes;
+        for side in 0..2 {
+            let Some(&below) = node.inputs.get(side) else { continue };
+            let column = |c: usize| join_column(join, nodes, node, side, c).map(placeholder);
+            self.through((at.0, below), wanted, above.to_vec(), column);
+        }
+    }
+
+    /// Goes on below an operator that makes several rows of one, with columns of its own.
+    fn cross(
+        &mut self,
+        at: (usize, usize),
+        node: &Node,
+        below: (usize, usize),
+        wanted: Wanted,
+        mut above: Vec<Crossed>,
+    ) {
+        let Some(width) = width(&self.graph.fragments[at.0].nodes, node, 0) else { return };
+        let own = |c: usize| match &node.op {
+            Operator::Unnest(unnest) => unnest.lists.contains(&c),
+            _ => c >= width,
+        };
+        let (wanted, lower) = wanted.without_filters_of(own);
+        let read = wanted.read();
+        let required = |&(c, required): &(usize, bool)| required && own(c);
+        if wanted.filters.is_empty() && !read.iter().any(required) {
+            let filters = lower;
+            let below_it = |c: usize| (!own(c)).then(|| placeholder(c));
+            return self.through(below, &Wanted { filters, ..wanted }, above, below_it);
+        }
+        let mut next = Wanted { columns: vec![], filters: lower };
+        for (c, required) in read {
+            for c in sources(&node.op, width, c) {
+                next.add(c, required);
+            }
+        }
+        above.push(Crossed { node: at, wanted });
+        self.visit(below, next, above);
+    }
+}
+
+/// The input columns that a column of such an operator is made of.
+fn sources(op: &Operator, width: usize, c: usize) -> Vec<usize> {
+    match op {
+        Operator::Hop(hop) if c >= width => vec![hop.time_column],
+        Operator::Expand(expand) if c >= width => {
+            expand.columns.get(c - width).copied().into_iter().collect()
+        }
+        // They are read side by side.
+        Operator::Unnest(unnest) if unnest.lists.contains(&c) => unnest.lists.clone(),
+        _ => vec![c],
+    }
+}
+
+/// The column of one side of a join that a column of its output is, or is equal to.
+fn join_column(join: &Join, nodes: &[Node], node: &Node, side: usize, c: usize) -> Option<usize> {
+    use JoinKind as Kind;
+    let at = *join.output.get(c)?;
+    let left = width(nodes, node, 0)?;
+    let (from, column) = match join.kind {
+        Kind::LeftSemi | Kind::LeftAnti => (0, at),
+        Kind::LeftMark if at < left => (0, at),
+        Kind::LeftMark => return None,
+        Kind::RightSemi | Kind::RightAnti => (1, at),
+        Kind::Inner | Kind::LeftOuter | Kind::RightOuter | Kind::FullOuter if at < left => (0, at),
+        Kind::Inner | Kind::LeftOuter | Kind::RightOuter | Kind::FullOuter => (1, at - left),
+    };
+    if from == side {
+        return Some(column);
+    }
+    // A null-aware join compares by rules of its own.
+    let mut pairs = join.pairs().filter(|_| !join.null_aware);
+    let (l, r) = pairs.find(|&(l, r)| if from == 0 { l == column } else { r == column })?;
+    same_type(nodes, node, l, r).then_some(if side == 0 { l } else { r })
+}
+
+/// The left column that a column of a lookup's output is, or is equal to.
+fn lookup_column(lookup: &Lookup, nodes: &[Node], node: &Node, c: usize) -> Option<ExprRef> {
+    let at = *lookup.output.get(c)?;
+    let left = width(nodes, node, 0)?;
+    if at < left {
+        return Some(placeholder(at));
+    }
+    let mut pairs = lookup.left_keys.iter().zip(&lookup.right.keys);
+    let (&l, &r) = pairs.find(|(_, r)| **r == at - left)?;
+    same_type(nodes, node, l, r).then(|| placeholder(l))
+}
+
+/// Whether a left and a right column are encoded alike.
+fn same_type(nodes: &[Node], node: &Node, left: usize, right: usize) -> bool {
+    let field = |port: usize, c: usize| {
+        let input = nodes.get(*node.inputs.get(port)?)?;
+        input.schema.fields().get(c).map(|f| f.data_type())
+    };
+    field(0, left).is_some_and(|l| Some(l) == field(1, right))
+}
+
+/// How many columns an input has.
+fn width(nodes: &[Node], node: &Node, port: usize) -> Option<usize> {
+    Some(nodes.get(*node.inputs.get(port)?)?.schema.fields().len())
+}
+
+/// Whether an expression gives the same for the same row, whenever it is evaluated.
+fn is_immutable(e: &ExprRef) -> bool {
+    let other = |e: &ExprRef| {
+        e.downcast_ref::<ScalarFunctionExpr>()
+            .is_some_and(|f| f.fun().signature().volatility != Volatility::Immutable)
+    };
+    !e.any(|e| Ok(other(e))).unwrap_or(true)
+}
+
+fn parts(e: &ExprRef) -> usize {
+    let mut count = 0;
+    let counted = e.walk(|_| {
+        count += 1;
+        let enough = count > MAX_PARTS;
+        Ok(if enough { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    });
+    if counted.is_ok() { count } else { usize::MAX }
+}
+
+impl Wanted {
+    /// A column of the node as it is.
+    fn add(&mut self, column: usize, required: bool) {
+        match self.columns.iter_mut().find(|w| w.column == column) {
+            Some(known) => known.required |= required,
+            None => {
+                self.columns.push(WantedColumn {
+                    column,
+                    expr: Some(placeholder(column)),
+                    required,
+                });
+            }
+        }
+    }
+
+    fn with_filter(mut self, predicate: &ExprRef) -> Wanted {
+        let deterministic = split_conjunction(predicate).into_iter().filter(|e| is_immutable(e));
+        let kept: Vec<ExprRef> = deterministic.cloned().collect();
+        if !kept.is_empty() {
+            self.filters.insert(0, conjunction(kept));
+        }
+        self
+    }
+
+    /// The same over the columns below; `None` where the key is lost.
+    fn over(&self, expr: &dyn Fn(usize) -> Option<ExprRef>) -> Option<Wanted> {
+        let put = |e: &ExprRef| {
+            let e = replace_columns(e, expr).ok()?;
+            (parts(&e) <= MAX_PARTS).then_some(e)
+        };
+        let mut columns = Vec::with_capacity(self.columns.len());
+        for wanted in &self.columns {
+            let expr = wanted.expr.as_ref().and_then(put);
+            if wanted.required && expr.is_none() {
+                return None;
+            }
+            columns.push(WantedColumn { expr, ..wanted.clone() });
+        }
+        let filter = |e: &ExprRef| {
+            let kept: Vec<ExprRef> = split_conjunction(e).into_iter().filter_map(put).collect();
+            (!kept.is_empty()).then(|| conjunction(kept))
+        };
+        Some(Wanted { columns, filters: self.filters.iter().filter_map(filter).collect() })
+    }
+
+    /// The same without the filters that do not read such columns, and those.
+    fn without_filters_of(self, own: impl Fn(usize) -> bool) -> (Wanted, Vec<ExprRef>) {
+        let (filters, lower): (Vec<_>, Vec<_>) =
+            self.filters.into_iter().partition(|f| columns_of(f).into_iter().any(&own));
+        (Wanted { columns: self.columns, filters }, lower)
+    }
+
+    pub fn reads(&self, column: usize) -> bool {
+        self.read().iter().any(|r| r.0 == column)
+    }
+
+    /// The columns that are read, each once, and whether the key depends on them.
+    fn read(&self) -> Vec<(usize, bool)> {
+        let mut read = Wanted::default();
+        for wanted in &self.columns {
+            let columns = wanted.expr.iter().flat_map(columns_of);
+            columns.for_each(|c| read.add(c, wanted.required));
+        }
+        for filter in &self.filters {
+            columns_of(filter).into_iter().for_each(|c| read.add(c, false));
+        }
+        read.columns.iter().map(|w| (w.column, w.required)).collect()
+    }
+}
