@@ -16,6 +16,7 @@ use millrace_common::{DeltaChunk, Epoch, RelationId, Vnode};
 use parking_lot::Mutex;
 
 use crate::error::ExecError;
+use crate::lookahead::uncommitted::Uncommitted;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 
 /// Rows of a relation's change with their vnodes.
@@ -141,6 +142,7 @@ pub struct ChangelogCache {
     rings: Mutex<Rings>,
     budget: usize,
     governor: Arc<MemoryGovernor>,
+    uncommitted: Arc<Uncommitted>,
 }
 
 /// A ring that no job subscribes to holds so much of the budget: statements compare with the latest changes.
@@ -183,7 +185,12 @@ impl ChangelogCache {
             readers: HashMap::default(),
             account: governor.account(MemoryClass::Changelog),
         };
-        ChangelogCache { rings: Mutex::new(rings), budget, governor }
+        ChangelogCache { rings: Mutex::new(rings), budget, governor, uncommitted: Arc::default() }
+    }
+
+    /// Changes that are not committed yet, for those that look ahead. No reader sees them.
+    pub fn uncommitted(&self) -> &Arc<Uncommitted> {
+        &self.uncommitted
     }
 
     /// An empty ring that will hold every change after `from`.

@@ -22,6 +22,19 @@ pub enum Eviction {
     Clock,
 }
 
+/// Where a job's rows are looked at ahead of time, for the keys that its operators will need (§8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LookaheadMode {
+    /// Rows of tables when a statement brings them, others when their epoch is sealed.
+    #[default]
+    Auto,
+    Off,
+    /// When a statement brings them.
+    Entry,
+    /// When their epoch is sealed.
+    Root,
+}
+
 #[derive(Clone, Debug)]
 pub struct ExecOptions {
     /// Rows one operator may park before its task stops pulling input.
@@ -34,7 +47,10 @@ pub struct ExecOptions {
     /// For tests: state caches start out knowing nothing, and every read of state completes later and
     /// out of order.
     pub delay_reads: bool,
+    /// For tests: operators announce keys of recent rows to themselves, at random.
+    pub random_hints: bool,
     pub eviction: Eviction,
+    pub lookahead: LookaheadMode,
     /// Old values a Grouped operator remembers in an epoch before it emits what it has.
     pub group_change_bytes: usize,
     /// Rows of a chunk an operator emits at most; it also ends an exploding step.
@@ -65,7 +81,9 @@ impl Default for ExecOptions {
             cache_bytes: 64 << 20,
             state_access: StateAccess::default(),
             delay_reads: false,
+            random_hints: false,
             eviction: Eviction::default(),
+            lookahead: LookaheadMode::default(),
             group_change_bytes: 32 << 20,
             chunk_rows: 8_192,
             coalesce_rows: 2_048,
@@ -77,5 +95,34 @@ impl Default for ExecOptions {
             statement_bytes: 256 << 20,
             load_bytes: 16 << 20,
         }
+    }
+}
+
+/// Options of relations that say how their jobs run; also settings of the sessions that create them.
+pub const JOB_OPTIONS: [&str; 3] = ["lookahead", "state_access", "state_cache_policy"];
+
+impl ExecOptions {
+    /// For the job of a relation with these options: what they do not tell stays as it is.
+    pub fn for_job<'a>(&self, option: impl Fn(&str) -> Option<&'a str>) -> ExecOptions {
+        let [lookahead, access, policy] = JOB_OPTIONS.map(option);
+        let lookahead = match lookahead {
+            Some("auto") => LookaheadMode::Auto,
+            Some("off") => LookaheadMode::Off,
+            Some("entry") => LookaheadMode::Entry,
+            Some("root") => LookaheadMode::Root,
+            _ => self.lookahead,
+        };
+        let state_access = match access {
+            Some("async") => StateAccess::Asynchronous,
+            Some("sync") => StateAccess::Synchronous,
+            _ => self.state_access,
+        };
+        let eviction = match policy {
+            Some("timestamp") => Eviction::Timestamp,
+            Some("lru") => Eviction::Lru,
+            Some("clock") => Eviction::Clock,
+            _ => self.eviction,
+        };
+        ExecOptions { lookahead, state_access, eviction, ..self.clone() }
     }
 }

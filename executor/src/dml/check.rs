@@ -13,6 +13,7 @@ use super::{DmlError, DmlKind, InsertConflict};
 use crate::consolidate::{group_keys, net_by_key};
 use crate::error::ExecError;
 use crate::layout::RowLayout;
+use crate::lookahead::uncommitted::Announced;
 use crate::materialize::take_binary;
 
 /// A statement with its keys, before it is checked.
@@ -54,6 +55,8 @@ pub struct Writes {
     pub row_count: i64,
     pub rows_affected: u64,
     pub kept: Option<UInt32Array>,
+    /// Its rows were announced when it was received.
+    pub announced: Option<Announced>,
 }
 
 impl Keyed {
@@ -219,6 +222,7 @@ impl Checker<'_> {
             (delta, both)
         };
         Ok(Writes {
+            announced: None,
             keys,
             weights: None,
             rows,
@@ -281,6 +285,7 @@ impl Checker<'_> {
         let delta =
             DeltaChunk::concat(&self.layout.schema, &[retracted, DeltaChunk::inserts(inserted)])?;
         Ok(Writes {
+            announced: None,
             keys: take_binary(&s.keys, &indices)?,
             weights: crate::consolidate::weights(&weights),
             rows,
@@ -338,6 +343,7 @@ impl Checker<'_> {
         let written = UInt32Array::from(rows);
         let build = || -> Result<Writes, ExecError> {
             Ok(Writes {
+                announced: None,
                 keys: take_binary(&s.keys, &written)?,
                 weights: crate::consolidate::weights(&weights),
                 rows: take_rows(&s.delta.batch, &written)?,
@@ -375,6 +381,7 @@ impl Checker<'_> {
         let mut vnodes = self.layout.vnodes(&gone.batch)?;
         vnodes.extend(new.values().iter().map(|&r| s.vnodes[r as usize]));
         Ok(Writes {
+            announced: None,
             keys: take_binary(&s.keys, &written)?,
             weights: crate::consolidate::weights(&weights),
             rows: take_rows(&s.delta.batch, &written)?,

@@ -35,6 +35,8 @@ use crate::input::watermark::SourceWatermark;
 use crate::input::{CutLeaf, Leaf, Reader};
 use crate::invariants::check_owners;
 use crate::layout::RowLayout;
+use crate::lookahead::walker::Walker;
+use crate::lookahead::wiring::Wiring;
 use crate::materialize::{KeptChange, Materialize, Root};
 use crate::memory::MemoryGovernor;
 use crate::operator::{OperatorContext, Output};
@@ -73,6 +75,7 @@ pub struct Built {
     pub cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
     pub reports: mpsc::UnboundedReceiver<TaskReport>,
     pub metrics: Vec<Arc<OperatorMetrics>>,
+    pub walkers: Vec<Walker>,
     /// Of the job's inputs, by number: see [`Barrier::stage`].
     pub stages: Vec<u32>,
 }
@@ -99,6 +102,7 @@ struct Builder<'a> {
     cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
     metrics: HashMap<(usize, usize), Arc<OperatorMetrics>>,
     order: Order,
+    wiring: Wiring,
 }
 
 /// One task's place.
@@ -123,7 +127,11 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     let (reports, receiver) = mpsc::unbounded_channel();
     let order = Order::of(graph)?;
     let (cuts, metrics) = (Vec::new(), HashMap::default());
-    let mut builder = Builder { blueprint, channels, cuts, metrics, order };
+    let of_fragments: Vec<usize> =
+        graph.fragments.iter().map(|f| parallelism(f, blueprint.parallelism)).collect();
+    let mode = blueprint.options.lookahead;
+    let wiring = Wiring::new(graph, blueprint.inputs, mode, &of_fragments);
+    let mut builder = Builder { blueprint, channels, cuts, metrics, order, wiring };
     let mut tasks = Vec::new();
     let mut first_input = 0;
     for (f, fragment) in graph.fragments.iter().enumerate() {
@@ -138,14 +146,40 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
         }
         first_input += fragment.nodes.iter().filter(|n| n.op.role() == Role::Input).count() as u32;
     }
+    let walkers = walkers(builder.wiring, &builder.blueprint, &builder.metrics);
     let mut metrics: Vec<_> = builder.metrics.into_values().collect();
     metrics.sort_by_key(|m| (m.fragment, m.node));
     let stages = builder.order.stages;
-    Ok(Built { tasks, cuts: builder.cuts, reports: receiver, metrics, stages })
+    Ok(Built { tasks, cuts: builder.cuts, reports: receiver, metrics, walkers, stages })
 }
 
 fn parallelism(fragment: &Fragment, of_job: usize) -> usize {
     if fragment.singleton { 1 } else { of_job.max(1) }
+}
+
+/// What looks ahead of the job's rows. Its expressions that fail are not the job's: the rows come again.
+fn walkers(
+    wiring: Wiring,
+    b: &Blueprint<'_>,
+    metrics: &HashMap<(usize, usize), Arc<OperatorMetrics>>,
+) -> Vec<Walker> {
+    let ctx = OperatorContext {
+        job: b.job,
+        task: 0,
+        vnodes: owned_vnodes(0, 1),
+        event_time: Vec::new(),
+        writers: &|_| Err(ExecError::internal("a step of a lookahead has no state")),
+        options: Arc::clone(&b.options),
+        errors: Arc::default(),
+        metrics: Arc::default(),
+        lookahead: Arc::default(),
+        governor: Arc::clone(&b.governor),
+        shed: Arc::default(),
+        clock: b.store.env().clone(),
+        restored: Epoch(b.version.epoch),
+        first_arrival: 0,
+    };
+    wiring.walkers(b.graph, metrics, b.changelogs.uncommitted(), &ctx)
 }
 
 fn connect(blueprint: &Blueprint<'_>) -> Result<Channels, ExecError> {
@@ -243,6 +277,7 @@ impl Builder<'_> {
             store: Arc::clone(&self.blueprint.job_store),
             governor: Arc::clone(&self.blueprint.governor),
             shed: Arc::clone(&place.shed),
+            hints: self.wiring.hints(place.fragment, place.task),
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             progress: Arc::clone(&self.blueprint.progress),
             turn: 0,
@@ -426,6 +461,10 @@ impl Builder<'_> {
             options: Arc::clone(&b.options),
             errors: Arc::clone(&b.errors),
             metrics: Arc::clone(metrics),
+            lookahead: self
+                .wiring
+                .operator((metrics.fragment, metrics.node), place.task)
+                .unwrap_or_default(),
             governor: Arc::clone(&b.governor),
             shed: Arc::clone(&place.shed),
             clock: b.store.env().clone(),

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, TableId, crash};
+use millrace_graph::lookahead::Place;
 use millrace_graph::{DerivedWatermark, Retention};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::version::{
@@ -23,6 +24,7 @@ use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::exchange::Barrier;
 use crate::invariants::{check_in_flight, check_reports};
+use crate::lookahead::uncommitted::Announced;
 use crate::publish::{ChangeOf, Publisher};
 use crate::stats::Progress;
 use crate::task::TaskReport;
@@ -45,6 +47,8 @@ struct InFlight {
     digest: Option<Digest>,
     number: u64,
     epoch: Epoch,
+    /// To those that look ahead.
+    announced: Option<Announced>,
 }
 
 impl InFlight {
@@ -54,6 +58,7 @@ impl InFlight {
             persisted: self.persisted.take(),
             delta: self.delta.take(),
             bounds: std::mem::take(&mut self.bounds),
+            announced: self.announced.take(),
             ..*self
         }
     }
@@ -237,6 +242,7 @@ impl Derived {
         }
         self.debug_check_reports(&all, epoch);
         self.progress.note_step();
+        self.progress.epochs.note_sealed(epoch);
         fail::fail_point!("executor.sealed");
         crash::point("executor-before-persist");
         let runs = std::mem::take(&mut all.runs);
@@ -315,6 +321,7 @@ impl Derived {
         };
         self.note_marks(control, &mut all, &mut commit);
         control.number += 1;
+        let announced = self.announce(barrier, &commit, all.delta.as_deref());
         self.in_flight.lock().push_back(InFlight {
             persisted: None,
             delta: all.delta,
@@ -325,11 +332,30 @@ impl Derived {
             digest: control.digest,
             number: control.number,
             epoch: barrier.epoch,
+            announced,
         });
         control.backfill = after;
         control.last = barrier.epoch;
         self.debug_check_in_flight(control);
         (commit, control.number)
+    }
+
+    /// Tells those that look ahead of an epoch's change, unless it is too large to be told.
+    fn announce(
+        &self,
+        barrier: &Barrier,
+        commit: &JobCommit,
+        delta: Option<&[HubChunk]>,
+    ) -> Option<Announced> {
+        let delta = delta.filter(|d| !d.is_empty() && commit.changed && !barrier.backfill)?;
+        let rows = || delta.iter().map(|chunk| chunk.rows().clone()).collect();
+        let uncommitted = self.changelogs.uncommitted();
+        uncommitted.announce(self.job, Place::Root, Some(barrier.epoch), rows)
+    }
+
+    /// The job has ended: what is in flight may never be committed.
+    pub fn withdraw_announced(&self) {
+        self.in_flight.lock().iter_mut().for_each(|own| own.announced = None);
     }
 
     fn debug_check_reports(&self, all: &Collected, epoch: Epoch) {
@@ -372,6 +398,9 @@ impl Derived {
             self.changelogs.open(self.job, epoch);
         } else if !own.backfill && own.changed {
             self.changelogs.put(self.job, epoch, own.delta);
+        }
+        if let Some(announced) = own.announced {
+            announced.committed(epoch);
         }
     }
 }

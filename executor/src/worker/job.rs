@@ -26,6 +26,7 @@ use super::feed::{Feed, FeedState};
 use super::table::Table;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::lookahead::walker::Walker;
 use crate::stats::{BarrierLog, Counter, JobMetrics, JobStats};
 use crate::task::Task;
 
@@ -128,6 +129,31 @@ impl Job {
         }
     }
 
+    /// Runs the job's walkers until it ends, in its share of the cores. Without them it does the same.
+    pub fn spawn_walkers(
+        &self,
+        walkers: Vec<Walker>,
+        runtime: &tokio::runtime::Handle,
+        share: &Arc<Share>,
+    ) {
+        let mut handles = self.handles.lock();
+        for walker in walkers {
+            let (label, stop) = (self.label.clone(), self.stop.clone());
+            let run = share.run(AssertUnwindSafe(walker.run()).catch_unwind());
+            handles.push(spawn_on(runtime, "walk", async move {
+                let ended = tokio::select! {
+                    biased;
+                    () = stop.cancelled() => return,
+                    ended = run => ended,
+                };
+                if let Err(panic) = ended {
+                    let panic = panic_text(panic.as_ref());
+                    tracing::error!(job = label, panic, "a walker panicked");
+                }
+            }));
+        }
+    }
+
     /// Runs a table's connector until the job ends.
     pub fn spawn_feed(self: &Arc<Self>, feed: Feed, runtime: &tokio::runtime::Handle) {
         let (job, stop) = (Arc::downgrade(self), self.stop.clone());
@@ -165,8 +191,10 @@ impl Job {
 
     fn end(&self, reason: Option<&SqlError>) {
         self.stop.cancel();
-        if let Kind::Table(table) = &self.kind {
-            table.sequencer.stop(reason);
+        match &self.kind {
+            Kind::Table(table) => table.sequencer.stop(reason),
+            Kind::Derived(derived) => derived.withdraw_announced(),
+            Kind::Nothing => {}
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
+use millrace_connector::sink::create_target;
 use millrace_graph::codec::decode_graph;
 use millrace_graph::{JobGraph, Operator, StateTable};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
@@ -22,6 +23,7 @@ use crate::dml::sequencer::{Common, Limits};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::layout::RowLayout;
+use crate::options::JOB_OPTIONS;
 use crate::publish::{Publisher, Target};
 use crate::stats::{JobMetrics, Progress};
 use crate::task::build::{Blueprint, build};
@@ -207,11 +209,18 @@ fn publisher(
     }
     let layout = RowLayout::of_output(&graph.output)?;
     let target = match start.relation.target {
-        0 => Target::Outside(millrace_connector::sink::create_target(&start.relation)?),
+        0 => Target::Outside(create_target(&without_job_options(&start.relation))?),
         table => Target::Table(TableTarget::new(Arc::downgrade(shared), table, &start.relation)),
     };
     let whole = tells_intermediate(graph);
     Ok(Some(Publisher::new(&start.relation, &start.version, &layout, target, whole)?))
+}
+
+/// As its target knows it: how its job runs is nothing to it.
+fn without_job_options(relation: &Relation) -> Relation {
+    let mut relation = relation.clone();
+    relation.options.retain(|o| !JOB_OPTIONS.contains(&o.name.as_str()));
+    relation
 }
 
 /// Whether a part of the inputs' snapshot has rows that the whole does not have.
@@ -245,7 +254,7 @@ pub async fn start_graph(
         changelogs: Arc::clone(&shared.changelogs),
         meta: Arc::clone(&meta),
         governor: Arc::clone(&shared.governor),
-        options: Arc::clone(&shared.options),
+        options: Arc::new(shared.options.for_job(|name| start.relation.option(name))),
         errors: Arc::clone(&errors),
         progress: Arc::clone(&progress),
     })?;
@@ -272,6 +281,8 @@ pub async fn start_graph(
     let kind = Kind::Derived(Box::new(derived));
     let metrics = JobMetrics { operators: built.metrics, progress };
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
-    job.spawn(built.tasks, &shared.runtime, &shared.shares.holder());
+    let share = shared.shares.holder();
+    job.spawn(built.tasks, &shared.runtime, &share);
+    job.spawn_walkers(built.walkers, &shared.runtime, &share);
     Ok(job)
 }

@@ -9,6 +9,7 @@
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, UInt32Array};
 use arrow::compute;
 use millrace_common::delta::take_rows;
+use millrace_graph::lookahead::Place;
 use millrace_storage::{Found, Lookup};
 use tokio::sync::MutexGuard;
 
@@ -17,6 +18,7 @@ use super::recent::LookupPlace;
 use crate::dml::check::{KeyReservations, Keyed, Writes};
 use crate::dml::{DmlError, DmlKind, DmlStatement, InsertConflict};
 use crate::error::ExecError;
+use crate::lookahead::uncommitted::Announced;
 use crate::materialize::take_binary;
 
 /// How often the keys of a statement are looked up outside its turn. They are read once more only if others have written
@@ -33,6 +35,8 @@ pub(in crate::dml) struct KeyRows {
     place: Option<LookupPlace>,
     /// Nothing can be at its keys.
     fresh: bool,
+    /// To those that look ahead.
+    announced: Option<Announced>,
 }
 
 /// A lookup of some of a statement's keys.
@@ -87,7 +91,9 @@ impl KeyRows {
 
     /// Checks the statement against what was found.
     pub fn check(self, table: &Sequencer, kind: DmlKind) -> Result<Writes, DmlError> {
-        self.keyed.check(&table.layout, &table.primary_key_object, kind, &self.found)
+        let key = &table.primary_key_object;
+        let writes = self.keyed.check(&table.layout, key, kind, &self.found)?;
+        Ok(Writes { announced: self.announced, ..writes })
     }
 }
 
@@ -125,7 +131,7 @@ fn failed(e: ExecError) -> DmlError {
 }
 
 impl Sequencer {
-    /// A statement's rows with their keys, which are not looked up yet.
+    /// A statement's rows with their keys, which are not looked up yet. Those that look ahead are told of them.
     pub(in crate::dml) fn key_rows(&self, statement: &DmlStatement) -> Result<KeyRows, DmlError> {
         let keyed = Keyed::new(&self.layout, statement.delta.clone()).map_err(failed)?;
         // A fresh row id cannot exist.
@@ -133,7 +139,9 @@ impl Sequencer {
             && statement.kind == DmlKind::Insert { on_conflict: InsertConflict::Error };
         let distinct = keyed.distinct().map_err(failed)?;
         let found = Found::empty(&self.layout.schema);
-        Ok(KeyRows { keyed, distinct, found, place: None, fresh })
+        let rows = || vec![keyed.delta.batch.clone()];
+        let announced = self.changelogs.uncommitted().announce(self.job, Place::Entry, None, rows);
+        Ok(KeyRows { keyed, distinct, found, place: None, fresh, announced })
     }
 
     /// Takes the turn with the rows at a statement's keys as they are in it.

@@ -1,0 +1,207 @@
+//! From rows that nobody can read yet to hints: the steps of a lookahead, and the tasks that own its keys.
+//!
+//! A key is hashed before it is encoded: of state that is in memory only hashes are computed and nothing is sent. Two
+//! keys of one hash in a chunk are one hint; the other is then read when its rows come.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, Int64Array, RecordBatch, UInt32Array};
+use arrow::datatypes::SchemaRef;
+use millrace_common::collections::HashMap;
+use millrace_common::delta::take_rows;
+use millrace_common::hash::{hash_columns, vnodes};
+use millrace_common::keys::columns_at;
+use millrace_common::{DeltaChunk, VNODE_COUNT, Vnode};
+use millrace_graph::lookahead::Lookahead;
+use tokio::sync::mpsc;
+
+use super::operator::OperatorLookahead;
+use super::presence::Presence;
+use super::{Due, Hint};
+use crate::error::ExecError;
+use crate::exchange::owner;
+use crate::operator::{Operator, OperatorContext, Output};
+use crate::operators::{self, times_of};
+use crate::state::keys::KeyReader;
+use crate::stats::OperatorMetrics;
+
+/// Keys of one hint at most.
+const HINT_KEYS: usize = 256;
+
+/// The instance of an operator in one task, where hints for it go.
+#[derive(Clone)]
+pub struct TaskEnd {
+    pub hints: mpsc::Sender<Hint>,
+    pub operator: Arc<OperatorLookahead>,
+}
+
+/// One lookahead of a job that runs.
+pub struct Route {
+    node: usize,
+    port: usize,
+    steps: Vec<Box<dyn Operator>>,
+    /// Of the last step's rows: the key's columns, then those of the vnode that are not among them.
+    needed: Vec<usize>,
+    /// Positions among `needed`.
+    key: Vec<usize>,
+    vnode: Vec<usize>,
+    time: Option<usize>,
+    reader: KeyReader,
+    /// By number of the task in its fragment.
+    tasks: Vec<TaskEnd>,
+    metrics: Arc<OperatorMetrics>,
+}
+
+/// Rows whose keys are sent to one task, and the latest time of each key.
+#[derive(Default)]
+struct Picked {
+    rows: Vec<u32>,
+    times: Vec<i64>,
+}
+
+impl Route {
+    /// `leaf`: what the leaf's rows look like.
+    pub fn new(
+        lookahead: &Lookahead,
+        leaf: &SchemaRef,
+        tasks: Vec<TaskEnd>,
+        metrics: Arc<OperatorMetrics>,
+        ctx: &OperatorContext<'_>,
+    ) -> Result<Route, ExecError> {
+        let mut input = Arc::clone(leaf);
+        let mut steps = Vec::with_capacity(lookahead.steps.len());
+        for step in &lookahead.steps {
+            steps.push(operators::build(step, &[input], ctx)?);
+            input = Arc::clone(&step.schema);
+        }
+        let mut needed = lookahead.key.clone();
+        needed.extend(lookahead.vnode.iter().filter(|c| !lookahead.key.contains(c)));
+        let at = |c: &usize| needed.iter().position(|n| n == c).unwrap_or_default();
+        let key: Vec<usize> = (0..lookahead.key.len()).collect();
+        // Equal lists stay equal: the hash of the key is then that of the vnode.
+        let vnode: Vec<usize> = lookahead.vnode.iter().map(at).collect();
+        let reader = KeyReader::new(&lookahead.schema.project(&needed)?, &key, &vnode)?;
+        let (node, port, time) = (lookahead.node, lookahead.port, lookahead.time);
+        Ok(Route { node, port, steps, needed, key, vnode, time, reader, tasks, metrics })
+    }
+
+    /// Hints are wanted, by some task.
+    pub fn is_active(&self) -> bool {
+        self.tasks.iter().any(|t| t.operator.is_active())
+    }
+
+    /// Keys that the walker has not looked at.
+    pub fn note_dropped(&self, keys: u64) {
+        self.metrics.lookahead.dropped.add(keys);
+    }
+
+    /// Hints for rows of the leaf.
+    pub async fn look(&mut self, rows: RecordBatch, due: &Due) -> Result<(), ExecError> {
+        let mut chunks = vec![DeltaChunk::inserts(rows)];
+        for step in &mut self.steps {
+            let mut out = Output::default();
+            for chunk in chunks {
+                step.push(0, chunk, &mut out)?;
+                while step.is_pending() {
+                    step.progress(&mut out).await?;
+                }
+            }
+            chunks = out.take();
+        }
+        for chunk in chunks {
+            self.hint(&chunk.batch, due)?;
+        }
+        Ok(())
+    }
+
+    /// Hints for rows of the last step.
+    fn hint(&self, rows: &RecordBatch, due: &Due) -> Result<(), ExecError> {
+        let times = self.time.map(|at| times_of(rows.column(at))).transpose()?;
+        let rows = rows.project(&self.needed)?;
+        for (task, picked) in self.tasks.iter().zip(self.pick(&rows, times.as_ref())?) {
+            self.send(task, &rows, &picked, due)?;
+        }
+        Ok(())
+    }
+
+    /// One row of each key that may need a hint, by task.
+    fn pick(
+        &self,
+        rows: &RecordBatch,
+        times: Option<&Int64Array>,
+    ) -> Result<Vec<Picked>, ExecError> {
+        let hashes = hash_columns(&columns_at(rows, &self.key), rows.num_rows())?;
+        let vnodes = self.vnodes(rows, &hashes)?;
+        let presence: Vec<Option<Arc<Presence>>> =
+            self.tasks.iter().map(|t| t.operator.presence()).collect();
+        let mut all: Vec<Picked> = self.tasks.iter().map(|_| Picked::default()).collect();
+        // What has become of each key: its place among the rows of its task, or nothing.
+        let mut seen: HashMap<u64, Option<(usize, usize)>> = HashMap::default();
+        let mut resident = 0;
+        for (row, &hash) in hashes.iter().enumerate() {
+            let time = times.filter(|t| t.is_valid(row)).map_or(i64::MIN, |t| t.value(row));
+            if let Some(place) = seen.get(&hash) {
+                if let Some(known) = place.and_then(|(task, at)| all[task].times.get_mut(at)) {
+                    *known = time.max(*known);
+                }
+                continue;
+            }
+            let task = self.task_of(vnodes.get(row).copied().unwrap_or(0));
+            let mut place = None;
+            match &presence[task] {
+                None => {}
+                Some(presence) if presence.may_be_resident(hash) => resident += 1,
+                Some(_) => {
+                    let picked = &mut all[task];
+                    place = Some((task, picked.rows.len()));
+                    picked.rows.push(row as u32);
+                    picked.times.extend(times.map(|_| time));
+                }
+            }
+            seen.insert(hash, place);
+        }
+        self.metrics.lookahead.resident.add(resident);
+        Ok(all)
+    }
+
+    fn vnodes(&self, rows: &RecordBatch, hashes: &[u64]) -> Result<Vec<Vnode>, ExecError> {
+        if self.vnode.is_empty() {
+            return Ok(Vec::new());
+        }
+        if self.vnode == self.key {
+            return Ok(vnodes(hashes));
+        }
+        Ok(vnodes(&hash_columns(&columns_at(rows, &self.vnode), rows.num_rows())?))
+    }
+
+    fn task_of(&self, vnode: Vnode) -> usize {
+        debug_assert!(usize::from(vnode) < VNODE_COUNT);
+        owner(vnode, self.tasks.len())
+    }
+
+    /// Sends a task as many of its keys as it has room for.
+    fn send(
+        &self,
+        task: &TaskEnd,
+        rows: &RecordBatch,
+        picked: &Picked,
+        due: &Due,
+    ) -> Result<(), ExecError> {
+        for (i, part) in picked.rows.chunks(HINT_KEYS).enumerate() {
+            let Ok(place) = task.hints.try_reserve() else {
+                self.note_dropped((picked.rows.len() - i * HINT_KEYS) as u64);
+                break;
+            };
+            let own = take_rows(rows, &UInt32Array::from(part.to_vec()))?;
+            let times = picked.times.iter().skip(i * HINT_KEYS).take(part.len());
+            place.send(Hint {
+                node: self.node,
+                port: self.port,
+                keys: self.reader.read(&own)?,
+                times: times.copied().collect(),
+                due: due.clone(),
+            });
+        }
+        Ok(())
+    }
+}

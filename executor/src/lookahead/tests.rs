@@ -1,0 +1,289 @@
+//! From announced rows to the tasks that own their keys.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch};
+use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
+use datafusion::logical_expr::Operator as Compare;
+use datafusion::physical_expr::expressions::{BinaryExpr, Column, Literal};
+use datafusion::scalar::ScalarValue;
+use millrace_common::collections::{HashMap, HashSet};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId};
+use millrace_functions::expr::ExprRef;
+use millrace_graph::lookahead::{Lookahead, Place};
+use millrace_graph::{Filter, Node, Operator as Op, Project};
+use tokio::sync::{Notify, mpsc};
+
+use super::operator::{Activation, EpochReads, OperatorLookahead};
+use super::route::{Route, TaskEnd};
+use super::uncommitted::Uncommitted;
+use super::walker::Walker;
+use super::{Due, Hint};
+use crate::error::ExecError;
+use crate::exchange::{Barrier, Dispatcher, Message, local_channel};
+use crate::memory::MemoryGovernor;
+use crate::operator::OperatorContext;
+use crate::options::ExecOptions;
+use crate::stats::OperatorMetrics;
+
+const R: RelationId = RelationId(7);
+
+fn schema() -> SchemaRef {
+    let field = |name: &str| Field::new(name, DataType::Int64, true);
+    Arc::new(Schema::new(["key", "time", "other"].map(field).to_vec()))
+}
+
+/// (key, time, other)
+fn rows(rows: &[(i64, i64, i64)]) -> RecordBatch {
+    let column = |of: fn(&(i64, i64, i64)) -> i64| -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values(rows.iter().map(of)))
+    };
+    let columns = vec![column(|r| r.0), column(|r| r.1), column(|r| r.2)];
+    RecordBatch::try_new(schema(), columns).unwrap()
+}
+
+fn step(op: Op) -> Node {
+    Node { op, inputs: vec![0], schema: schema(), append_only: false, marks: vec![] }
+}
+
+/// Rows whose last column is not negative, with the columns in the order (other, time, key).
+fn steps() -> Vec<Node> {
+    let column = |at: usize| -> ExprRef { Arc::new(Column::new(schema().field(at).name(), at)) };
+    let zero = Arc::new(Literal::new(ScalarValue::Int64(Some(0))));
+    let predicate = Arc::new(BinaryExpr::new(column(2), Compare::GtEq, zero));
+    let exprs = vec![column(2), column(1), column(0)];
+    vec![step(Op::Filter(Filter { predicate })), step(Op::Project(Project { exprs }))]
+}
+
+/// The key of the leaf's rows, without steps.
+fn by_key() -> Lookahead {
+    Lookahead {
+        fragment: 1,
+        node: 2,
+        port: 1,
+        leaf: (0, 0),
+        relation: R,
+        steps: vec![],
+        schema: schema(),
+        key: vec![0],
+        vnode: vec![0],
+        time: Some(1),
+        places: vec![Place::Entry, Place::Root],
+        depth: 1,
+    }
+}
+
+/// A route, and the tasks behind it.
+struct Tasks {
+    changed: Arc<Notify>,
+    operators: Vec<Arc<OperatorLookahead>>,
+    activations: Vec<Activation>,
+    hints: Vec<mpsc::Receiver<Hint>>,
+    metrics: Arc<OperatorMetrics>,
+}
+
+impl Tasks {
+    fn new(lookahead: &Lookahead, tasks: usize, room: usize) -> (Tasks, Route) {
+        let governor = MemoryGovernor::new(1 << 30);
+        let changed = Arc::default();
+        let operators: Vec<_> = (0..tasks).map(|_| OperatorLookahead::new(&changed)).collect();
+        let activations = operators.iter().map(|o| Activation::new(o, &governor)).collect();
+        let (senders, hints): (Vec<_>, Vec<_>) = (0..tasks).map(|_| mpsc::channel(room)).unzip();
+        let ends = senders.into_iter().zip(&operators);
+        let ends = ends.map(|(hints, o)| TaskEnd { hints, operator: Arc::clone(o) }).collect();
+        let metrics = OperatorMetrics::new(1, 2, "Join");
+        let ctx = OperatorContext {
+            job: R,
+            task: 0,
+            vnodes: 0..256,
+            event_time: vec![],
+            writers: &|_| Err(ExecError::internal("no state")),
+            options: Arc::new(ExecOptions::default()),
+            errors: Arc::default(),
+            metrics: Arc::default(),
+            lookahead: Arc::default(),
+            governor,
+            shed: Arc::default(),
+            clock: EnvHandle::default(),
+            restored: Epoch::ZERO,
+            first_arrival: 0,
+        };
+        let route = Route::new(lookahead, &schema(), ends, Arc::clone(&metrics), &ctx).unwrap();
+        (Tasks { changed, operators, activations, hints, metrics }, route)
+    }
+
+    /// Rows of every task have waited for reads.
+    fn miss(&mut self) {
+        for activation in &mut self.activations {
+            activation.epoch(EpochReads { missed: 1, ..EpochReads::default() });
+        }
+    }
+
+    /// Nothing is read for so long that hints are no longer wanted.
+    fn rest(&mut self) {
+        for activation in &mut self.activations {
+            while activation.is_active() {
+                activation.epoch(EpochReads::default());
+            }
+        }
+    }
+
+    /// Keys that the tasks were told, with their times.
+    fn told(&mut self) -> Vec<HashMap<i64, Option<i64>>> {
+        let of_task = |hints: &mut mpsc::Receiver<Hint>| {
+            let mut told = HashMap::default();
+            while let Ok(hint) = hints.try_recv() {
+                assert_eq!((hint.node, hint.port), (2, 1));
+                let keys = hint.keys.columns[0].as_primitive::<Int64Type>();
+                assert!(keys.len() <= 256 && hint.keys.hashes.len() == keys.len());
+                for (at, key) in keys.values().iter().enumerate() {
+                    let known = told.insert(*key, hint.times.get(at).copied());
+                    assert!(known.is_none(), "key {key} twice");
+                }
+            }
+            told
+        };
+        self.hints.iter_mut().map(of_task).collect()
+    }
+}
+
+/// Which keys reach which task, by an exchange over a column.
+async fn dispatched(rows: RecordBatch, column: usize, tasks: usize) -> Vec<HashSet<i64>> {
+    let governor = MemoryGovernor::new(1 << 30);
+    let (senders, mut receivers): (Vec<_>, Vec<_>) =
+        (0..tasks).map(|_| local_channel(1 << 24, &governor)).unzip();
+    let mut dispatcher = Dispatcher::new(vec![column], senders, &ExecOptions::default());
+    dispatcher.push(DeltaChunk::inserts(rows)).unwrap();
+    let end = Barrier { prev: Epoch(0), epoch: Epoch(1), backfill: false, stage: 0, swap: false };
+    dispatcher.barrier(&Arc::new(end), &Arc::default()).await.unwrap();
+    let mut all = Vec::new();
+    for receiver in &mut receivers {
+        let mut keys = HashSet::default();
+        while let Some(Message::Chunk(chunk)) =
+            std::future::poll_fn(|cx| receiver.poll_recv(cx)).await
+        {
+            let column = chunk.batch.column(column).as_primitive::<Int64Type>();
+            keys.extend(column.values().iter().copied());
+        }
+        all.push(keys);
+    }
+    all
+}
+
+#[tokio::test]
+async fn a_hint_and_the_rows_of_its_key_meet_in_the_same_task() {
+    let all: Vec<_> = (0..3_000).map(|i| (i * 7 % 4_001, i, i - 100)).collect();
+    for tasks in [1, 2, 7] {
+        let (mut ends, mut route) = Tasks::new(&by_key(), tasks, 1_000);
+        ends.miss();
+        route.look(rows(&all), &Due::default()).await.unwrap();
+        let told = ends.told();
+        let expected = dispatched(rows(&all), 0, tasks).await;
+        for (task, (told, expected)) in told.iter().zip(&expected).enumerate() {
+            let told: HashSet<i64> = told.keys().copied().collect();
+            assert!(told == *expected, "task {task} of {tasks}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn steps_choose_rows_and_compute_keys() {
+    let lookahead = Lookahead { steps: steps(), key: vec![2], vnode: vec![2], ..by_key() };
+    let all: Vec<_> = (0..100).map(|i| (1_000 + i, i, i - 50)).collect();
+    for tasks in [1, 2, 7] {
+        let (mut ends, mut route) = Tasks::new(&lookahead, tasks, 1_000);
+        ends.miss();
+        route.look(rows(&all), &Due::default()).await.unwrap();
+        let mut keys: Vec<i64> = ends.told().into_iter().flat_map(|t| t.into_keys()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, (1_050..1_100).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test]
+async fn a_key_goes_where_the_hash_of_its_vnode_columns_sends_it() {
+    // Key (key, other), of which only `other` decides the task.
+    let lookahead = Lookahead { key: vec![0, 2], vnode: vec![2], ..by_key() };
+    let all: Vec<_> = (0..2_000).map(|i| (i, 0, i % 97)).collect();
+    let (mut ends, mut route) = Tasks::new(&lookahead, 7, 1_000);
+    ends.miss();
+    route.look(rows(&all), &Due::default()).await.unwrap();
+    let expected = dispatched(rows(&all), 2, 7).await;
+    let mut keys = 0;
+    for (told, others) in ends.told().iter().zip(&expected) {
+        keys += told.len();
+        assert!(told.keys().all(|key| others.contains(&(key % 97))));
+    }
+    assert_eq!(keys, all.len());
+}
+
+#[tokio::test]
+async fn a_key_is_told_once_with_its_latest_time_and_not_if_it_is_in_memory() {
+    let (mut ends, mut route) = Tasks::new(&by_key(), 1, 1_000);
+    ends.miss();
+    let presence = ends.operators[0].presence().unwrap();
+    let hash = {
+        let key: ArrayRef = Arc::new(Int64Array::from(vec![5]));
+        millrace_common::hash::hash_columns(&[key], 1).unwrap()[0]
+    };
+    presence.set(hash);
+    let all = [(1, 10, 0), (5, 50, 0), (2, 20, 0), (1, 30, 0), (5, 60, 0), (1, 20, 0)];
+    route.look(rows(&all), &Due::default()).await.unwrap();
+    let told = ends.told().remove(0);
+    assert_eq!(told, HashMap::from_iter([(1, Some(30)), (2, Some(20))]));
+    assert!(presence.is_due(hash), "it is renewed");
+    assert_eq!(ends.metrics.lookahead.resident.get(), 1);
+}
+
+#[tokio::test]
+async fn a_task_without_room_is_told_no_more() {
+    let (mut ends, mut route) = Tasks::new(&by_key(), 1, 2);
+    ends.miss();
+    let all: Vec<_> = (0..1_000).map(|i| (i, i, 0)).collect();
+    route.look(rows(&all), &Due::default()).await.unwrap();
+    assert_eq!(ends.told()[0].len(), 512);
+    assert_eq!(ends.metrics.lookahead.dropped.get(), 488);
+    // One that has ended is no error.
+    ends.hints.clear();
+    route.look(rows(&all), &Due::default()).await.unwrap();
+}
+
+/// Lets everything that is spawned go as far as it can: the tests' runtime has one thread.
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_walker_follows_only_while_hints_are_wanted() {
+    let (mut ends, route) = Tasks::new(&by_key(), 2, 100);
+    let uncommitted = Arc::new(Uncommitted::default());
+    let places = vec![Place::Root];
+    let walker = Walker::new(R, places, vec![0, 1, 2], vec![route], &uncommitted, &ends.changed);
+    let walker = tokio::spawn(walker.run());
+    let announce = |key: i64| {
+        let both = || vec![rows(&[(key, 0, 0)]), rows(&[(key + 1, 0, 0)])];
+        uncommitted.announce(R, Place::Root, None, both)
+    };
+    settle().await;
+    assert_eq!(uncommitted.following(), 0, "nobody has missed anything");
+    assert!(announce(1).is_none());
+    ends.miss();
+    settle().await;
+    assert_eq!(uncommitted.following(), 1);
+    let announced = announce(10);
+    settle().await;
+    let told: HashSet<i64> = ends.told().into_iter().flat_map(HashMap::into_keys).collect();
+    assert_eq!(told, HashSet::from_iter([10, 11]));
+    drop(announced);
+    ends.rest();
+    settle().await;
+    assert_eq!(uncommitted.following(), 0, "nothing is missed any more");
+    ends.miss();
+    settle().await;
+    assert!(announce(20).is_some());
+    walker.abort();
+    assert!(walker.await.unwrap_err().is_cancelled());
+    assert_eq!(uncommitted.following(), 0, "it has ended with its job");
+}

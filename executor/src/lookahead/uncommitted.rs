@@ -1,0 +1,239 @@
+//! Rows of relations that are on their way into the log, as walkers see them: the open and sealed sections of the
+//! changelog cache (docs/design.md §8).
+//!
+//! Nothing is kept here. Who has the rows, an open statement or a sealed epoch, announces them to those that follow the
+//! relation, and keeps an [`Announced`], which says when they are committed or that they never will be. So a void epoch
+//! clears its section by being dropped. A follower that is behind misses announcements.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use arrow::array::RecordBatch;
+use millrace_common::collections::HashMap;
+use millrace_common::{Epoch, RelationId};
+use millrace_graph::lookahead::Place;
+use parking_lot::RwLock;
+use tokio::sync::mpsc;
+
+use super::Due;
+
+/// Announcements that wait for a follower at most, and rows in them.
+const QUEUE: usize = 256;
+const QUEUE_ROWS: usize = 256 * 1024;
+
+/// Rows that no reader can see yet: of all the relation's columns, whatever their weights are.
+#[derive(Clone, Debug)]
+pub struct Announcement {
+    pub place: Place,
+    pub rows: Vec<RecordBatch>,
+    pub due: Due,
+}
+
+impl Announcement {
+    pub fn num_rows(&self) -> usize {
+        self.rows.iter().map(RecordBatch::num_rows).sum()
+    }
+}
+
+/// Kept with rows that were announced. Dropped: they are never committed.
+#[derive(Debug, Default)]
+pub struct Announced(Vec<Due>);
+
+impl Announced {
+    fn one(due: Due) -> Announced {
+        Announced(vec![due])
+    }
+
+    /// These rows are committed with those.
+    pub fn join(&mut self, mut other: Announced) {
+        self.0.append(&mut other.0);
+    }
+
+    pub fn committed(mut self, epoch: Epoch) {
+        self.0.drain(..).for_each(|due| due.resolve(epoch.0));
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|due| due.resolve(NEVER));
+    }
+}
+
+/// See [`Due::resolve`].
+const NEVER: u64 = 1;
+
+/// Who follows which relation.
+#[derive(Debug, Default)]
+pub struct Uncommitted {
+    /// Followers of all relations: mostly there are none.
+    following: AtomicUsize,
+    followers: RwLock<HashMap<RelationId, Vec<Arc<Follower>>>>,
+    next: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Follower {
+    id: u64,
+    places: Vec<Place>,
+    queue: mpsc::Sender<Announcement>,
+    /// Rows in the queue.
+    waiting: Arc<AtomicUsize>,
+    /// Rows that it has missed.
+    missed: Arc<AtomicU64>,
+}
+
+impl Follower {
+    fn tell(&self, announcement: &Announcement) {
+        let rows = announcement.num_rows();
+        let waiting = self.waiting.fetch_add(rows, Ordering::Relaxed);
+        // One that is larger than the whole queue goes alone.
+        let fits = waiting == 0 || waiting + rows <= QUEUE_ROWS;
+        if !fits || self.queue.try_send(announcement.clone()).is_err() {
+            self.waiting.fetch_sub(rows, Ordering::Relaxed);
+            self.missed.fetch_add(rows as u64, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What is announced of a relation, until this is dropped.
+#[derive(Debug)]
+pub struct Following {
+    of: Arc<Uncommitted>,
+    relation: RelationId,
+    id: u64,
+    queue: mpsc::Receiver<Announcement>,
+    waiting: Arc<AtomicUsize>,
+    missed: Arc<AtomicU64>,
+}
+
+impl Following {
+    /// The next announcement; cancel-safe.
+    pub async fn next(&mut self) -> Option<Announcement> {
+        let announcement = self.queue.recv().await?;
+        self.waiting.fetch_sub(announcement.num_rows(), Ordering::Relaxed);
+        Some(announcement)
+    }
+
+    /// Rows that were announced while too much was waiting, since the last call.
+    pub fn take_missed(&self) -> u64 {
+        self.missed.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let mut followers = self.of.followers.write();
+        let Some(own) = followers.get_mut(&self.relation) else { return };
+        own.retain(|f| f.id != self.id);
+        if own.is_empty() {
+            followers.remove(&self.relation);
+        }
+        self.of.following.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Uncommitted {
+    /// From now on, what is announced of a relation at one of these places.
+    pub fn follow(self: &Arc<Self>, relation: RelationId, places: Vec<Place>) -> Following {
+        let (sender, queue) = mpsc::channel(QUEUE);
+        let (waiting, missed) = (Arc::<AtomicUsize>::default(), Arc::<AtomicU64>::default());
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (of_waiting, of_missed) = (Arc::clone(&waiting), Arc::clone(&missed));
+        let follower =
+            Follower { id, places, queue: sender, waiting: of_waiting, missed: of_missed };
+        self.followers.write().entry(relation).or_default().push(Arc::new(follower));
+        self.following.fetch_add(1, Ordering::Relaxed);
+        Following { of: Arc::clone(self), relation, id, queue, waiting, missed }
+    }
+
+    /// Tells the followers of a relation of rows at a place. `None`: there are none. `epoch`: where it is known.
+    pub fn announce(
+        &self,
+        relation: RelationId,
+        place: Place,
+        epoch: Option<Epoch>,
+        rows: impl FnOnce() -> Vec<RecordBatch>,
+    ) -> Option<Announced> {
+        if self.following.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let followers = self.followers.read();
+        let mut told = followers.get(&relation)?.iter().filter(|f| f.places.contains(&place));
+        let first = told.next()?;
+        let due = epoch.map_or_else(Due::default, |e| Due::at(e.0));
+        let announcement = Announcement { place, rows: rows(), due };
+        first.tell(&announcement);
+        told.for_each(|f| f.tell(&announcement));
+        Some(Announced::one(announcement.due))
+    }
+
+    /// How many follow some relation.
+    pub fn following(&self) -> usize {
+        self.following.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{ArrayRef, Int64Array};
+
+    use super::*;
+
+    const R: RelationId = RelationId(7);
+
+    fn rows(count: usize) -> Vec<RecordBatch> {
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..count as i64));
+        vec![RecordBatch::try_from_iter([("a", column)]).unwrap()]
+    }
+
+    fn never() -> Vec<RecordBatch> {
+        unreachable!("nobody follows")
+    }
+
+    #[tokio::test]
+    async fn rows_are_announced_to_those_that_follow_their_relation_and_place() {
+        let uncommitted = Arc::new(Uncommitted::default());
+        assert!(uncommitted.announce(R, Place::Root, None, never).is_none());
+        let mut following = uncommitted.follow(R, vec![Place::Root]);
+        assert!(uncommitted.announce(RelationId(8), Place::Root, None, never).is_none());
+        assert!(uncommitted.announce(R, Place::Entry, None, never).is_none());
+        let announced = uncommitted.announce(R, Place::Root, None, || rows(3)).unwrap();
+        let got = following.next().await.unwrap();
+        assert_eq!((got.place, got.num_rows()), (Place::Root, 3));
+        assert!(!got.due.has_passed(u64::MAX), "not committed");
+        announced.committed(Epoch(20));
+        assert!(got.due.has_passed(20) && !got.due.has_passed(19));
+        drop(following);
+        assert_eq!(uncommitted.following(), 0);
+        assert!(uncommitted.announce(R, Place::Root, None, never).is_none());
+    }
+
+    #[tokio::test]
+    async fn rows_of_a_void_epoch_are_never_due() {
+        let uncommitted = Arc::new(Uncommitted::default());
+        let mut following = uncommitted.follow(R, vec![Place::Root, Place::Entry]);
+        let mut all = Announced::default();
+        for epoch in [None, Some(Epoch(30))] {
+            all.join(uncommitted.announce(R, Place::Entry, epoch, || rows(1)).unwrap());
+        }
+        let dues = [following.next().await.unwrap().due, following.next().await.unwrap().due];
+        assert!(dues[1].has_passed(30) && !dues[1].has_passed(29), "the epoch was known");
+        drop(all);
+        assert!(dues.iter().all(|due| due.has_passed(2)), "nothing waits for them");
+    }
+
+    #[tokio::test]
+    async fn a_follower_that_is_behind_misses_rows_and_holds_few() {
+        let uncommitted = Arc::new(Uncommitted::default());
+        let mut following = uncommitted.follow(R, vec![Place::Root]);
+        let announce = |count| uncommitted.announce(R, Place::Root, None, || rows(count)).unwrap();
+        // One alone may be of any size.
+        announce(QUEUE_ROWS * 2);
+        announce(1);
+        assert_eq!(following.take_missed(), 1);
+        assert_eq!(following.next().await.unwrap().num_rows(), QUEUE_ROWS * 2);
+        (0..QUEUE + 5).for_each(|_| drop(announce(1)));
+        assert_eq!((following.take_missed(), following.take_missed()), (5, 0));
+    }
+}
