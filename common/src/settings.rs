@@ -253,6 +253,12 @@ pub static SETTINGS: &[Setting] = &[
         "none",
         "Accepted; has no effect.",
     ),
+    s(
+        "lookahead",
+        Kind::Enum(&["auto", "off", "entry", "root"]),
+        "auto",
+        "Where rows are looked at ahead of time by views, indexes and sinks created in this session, so that state can be read before they come: `entry`: when a statement brings them into a table. `root`: when their epoch is sealed. `auto`: the first for tables, the second for views.",
+    ),
     s("maintenance_work_mem", Kind::Memory, "64MB", "Accepted; has no effect."),
     s("max_connections", Kind::ReadOnly, "1000", "Most connections at a time."),
     s("max_identifier_length", Kind::ReadOnly, "63", "Longest identifier."),
@@ -328,6 +334,18 @@ pub static SETTINGS: &[Setting] = &[
         Kind::Enum(&["on"]),
         "on",
         "Backslashes in strings are ordinary.",
+    ),
+    s(
+        "state_access",
+        Kind::Enum(&["async", "sync"]),
+        "async",
+        "How views, indexes and sinks created in this session read state. `sync`: a chunk waits for its reads; for comparisons.",
+    ),
+    s(
+        "state_cache_policy",
+        Kind::Enum(&["timestamp", "lru", "clock"]),
+        "timestamp",
+        "What state caches of views, indexes and sinks created in this session evict first; `lru` and `clock` are for comparisons.",
     ),
     s("statement_timeout", ANY_MS, "0", "Ends a statement that runs longer; 0 turns it off."),
     s(

@@ -17,10 +17,11 @@ pub mod view;
 
 use std::sync::Arc;
 
-use millrace_common::{RelationId, SqlError, SqlState};
+use millrace_common::{RelationId, SqlError, SqlState, settings};
+use millrace_executor::options::JOB_OPTIONS;
 use millrace_planner::Statement;
 use millrace_planner::ast::{AlterAction, ObjectKind};
-use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use sqlparser::ast::ObjectName;
 use tokio_util::sync::CancellationToken;
 
@@ -203,10 +204,11 @@ pub fn new_name(
 /// Creates a relation and waits until it can be read. A wait that is cut off, however, drops it.
 pub async fn create_and_wait(
     session: &mut Session,
-    relation: Relation,
+    mut relation: Relation,
     table_count: u32,
     or_replace: bool,
 ) -> Result<(), SqlError> {
+    relation.options.extend(job_options(session)?);
     let background = session.settings.bool("background_ddl");
     let cluster = session.cluster().clone();
     let id = cluster.create_relation(relation, table_count, or_replace).await?;
@@ -217,6 +219,18 @@ pub async fn create_and_wait(
     wait_created(session, id, CancellationToken::new()).await?;
     undo.keep();
     Ok(())
+}
+
+/// How the session's settings have the job run, where they say anything.
+fn job_options(session: &Session) -> Result<Vec<OptionEntry>, SqlError> {
+    let mut options = Vec::new();
+    for name in JOB_OPTIONS {
+        let value = session.settings.get(name)?;
+        if value != settings::find(name)?.default {
+            options.push(OptionEntry { name: name.to_owned(), value: value.to_owned() });
+        }
+    }
+    Ok(options)
 }
 
 /// Drops a relation whose creation did not come to its end: Ctrl-C, time-out, a lost client.

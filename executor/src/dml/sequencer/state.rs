@@ -13,6 +13,7 @@ use super::{SealedEpoch, Sequencer};
 use crate::changelog_cache::HubChunk;
 use crate::dml::{DmlError, SinkMark};
 use crate::input::watermark::SplitWatermark;
+use crate::lookahead::uncommitted::Announced;
 use crate::memory::Reservation;
 
 /// What became of an epoch.
@@ -52,6 +53,8 @@ pub(super) struct Statements {
     pub(super) fed: BTreeMap<String, u64>,
     /// Who feeds it waits for the end of these.
     pub(super) concluded: Vec<oneshot::Sender<()>>,
+    /// To those that look ahead.
+    pub(super) announced: Announced,
 }
 
 impl Statements {
