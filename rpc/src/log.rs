@@ -611,6 +611,28 @@ mod tests {
         assert_eq!(bytes, ["6a0708071003".to_owned() + "1a0172", "72020807".to_owned()]);
     }
 
+    /// As above.
+    #[test]
+    fn golden_entry_of_moved_parts() {
+        use prost::Message;
+        let part =
+            MovedPart { job: 7, from_object: "a".into(), from_offset: 300, length: 5, offset: 6 };
+        let moved = Entry::MoveParts(MoveParts { object: "b".into(), parts: vec![part] });
+        let body = concat!(
+            "e20311", "0a0162", // the new object
+            "120c",   // one part
+            "0807",   // of job 7,
+            "120161", // which lay in object a
+            "18ac02", // from 300 on,
+            "2005",   // 5 bytes long,
+            "2806",   // and begins at 6 now
+        );
+        let bytes = LogEntry { entry: Some(moved.clone()) }.encode_to_vec();
+        assert_eq!(hex(&bytes), body);
+        let read = LogEntry::decode(&bytes[..]).unwrap();
+        assert_eq!(read.entry, Some(moved));
+    }
+
     #[test]
     fn golden_log_snapshot() {
         let snapshot = Snapshot {

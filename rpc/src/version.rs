@@ -338,3 +338,46 @@ pub struct StatementId {
     #[prost(uint64, tag = "2")]
     pub number: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+
+    use super::*;
+
+    /// A failure here means that versions in logs and snapshots would not be readable. The bytes are written by hand from
+    /// the protobuf encoding.
+    #[test]
+    fn golden_version_of_a_detached_and_rebuilt_job() {
+        let version = JobVersion {
+            epoch: 300,
+            generation: 2,
+            backfill: Some(BackfillState {
+                snapshot_epoch: 9,
+                swap: true,
+                ..BackfillState::default()
+            }),
+            detached: Some(Detached { epoch: 8, reason: "r".into() }),
+            rebuilt_tables: 7,
+            content_epoch: 6,
+            swapped_from: 5,
+            swapped_at: 4,
+            ..JobVersion::default()
+        };
+        let body = concat!(
+            "08ac02",       // epoch
+            "1002",         // generation
+            "2a0408092801", // a backfill at 9, of a rebuild
+            "c20205",
+            "0808120172", // detached at 8, because r
+            "c80207",     // its rebuilt tables,
+            "d00206",     // its content meanwhile,
+            "d80205",
+            "e00204", // and the last swap, from 5 to 4
+        );
+        let bytes = version.encode_to_vec();
+        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(hex, body);
+        assert_eq!(JobVersion::decode(&bytes[..]).unwrap(), version);
+    }
+}
