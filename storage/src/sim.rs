@@ -38,6 +38,8 @@ const Z99: f64 = 2.326_347_9;
 pub struct Profile {
     pub p50: Duration,
     pub p99: Duration,
+    /// Of puts, where they take another time than the other requests: median and 99th percentile.
+    pub puts: Option<(Duration, Duration)>,
     /// Of the store, all requests together. 0: unlimited.
     pub bytes_per_second: u64,
     /// 0: unlimited.
@@ -58,6 +60,7 @@ impl Profile {
         Profile {
             p50: Duration::from_micros(p50_us),
             p99: Duration::from_micros(p99_us),
+            puts: None,
             bytes_per_second: megabytes << 20,
             requests_per_second: 0,
             put_dollars,
@@ -71,6 +74,12 @@ impl Profile {
     pub const DFS: Profile = Profile::new(1_500, 6_000, 1_000, 0.0, 0.0);
     pub const S3_EXPRESS: Profile = Profile::new(5_000, 15_000, 1_000, 1.13, 0.03);
     pub const S3: Profile = Profile::new(30_000, 150_000, 800, 5.0, 0.4);
+
+    /// Median and 99th percentile of a kind of request.
+    fn times(&self, kind: RequestKind) -> (Duration, Duration) {
+        let puts = self.puts.filter(|_| kind == RequestKind::Put);
+        puts.unwrap_or((self.p50, self.p99))
+    }
 
     /// By the name that benchmarks and settings use.
     pub fn by_name(name: &str) -> Option<Profile> {
@@ -90,7 +99,7 @@ impl Profile {
 pub struct Faults {
     /// Refused, nothing done.
     pub error: f64,
-    /// Done, but the answer is an error.
+    /// Done, but the answer is an error; a list breaks off in the middle.
     pub lost_answer: f64,
     /// Never answered: the caller's time-out decides.
     pub hang: f64,
@@ -252,7 +261,7 @@ impl SimStore {
             let mut state = self.state.lock();
             state.count(kind, bytes, &self.profile);
             let fate = state.fate(kind);
-            let until = state.schedule(bytes, &self.profile);
+            let until = state.schedule(kind, bytes, &self.profile);
             (fate, until, state.depth + 1)
         };
         if let Some(until) = until {
@@ -293,6 +302,28 @@ impl SimStore {
             return damaged.into();
         }
         bytes
+    }
+
+    /// The answer to a list, which `list` asks for.
+    fn listed(
+        &self,
+        list: impl FnOnce() -> BoxStream<'static, Result<ObjectMeta>> + Send + 'static,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        let store = self.clone();
+        let answer = async move {
+            let begun = store.begin(RequestKind::List, 0).await;
+            if let Some(error) = begun.fate.refusal() {
+                return stream::iter([Err(error)]).boxed();
+            }
+            if !matches!(begun.fate, Fate::AnswerLost) {
+                return list();
+            }
+            let mut all: Vec<_> = list().collect().await;
+            all.truncate(all.len() / 2);
+            all.push(Err(refused()));
+            stream::iter(all).boxed()
+        };
+        stream::once(answer).flatten().boxed()
     }
 
     async fn tear(&self, location: &Path, payload: &PutPayload, opts: PutOptions) {
@@ -378,9 +409,9 @@ impl State {
     }
 
     /// When the request ends; `None`: at once.
-    fn schedule(&mut self, bytes: u64, profile: &Profile) -> Option<Instant> {
+    fn schedule(&mut self, kind: RequestKind, bytes: u64, profile: &Profile) -> Option<Instant> {
         let now = Instant::now();
-        let mut end = now + self.latency(profile);
+        let mut end = now + self.latency(profile.times(kind));
         if profile.requests_per_second > 0 {
             let every = Duration::from_secs(1)
                 / profile.requests_per_second.min(u64::from(u32::MAX)) as u32;
@@ -404,16 +435,16 @@ impl State {
         Some(free)
     }
 
-    fn latency(&mut self, profile: &Profile) -> Duration {
-        if profile.p50.is_zero() {
+    fn latency(&mut self, (p50, p99): (Duration, Duration)) -> Duration {
+        if p50.is_zero() {
             return Duration::ZERO;
         }
         // Box-Muller: one normal variate of two uniform ones.
         let (u, v): (f64, f64) = (self.random.random(), self.random.random());
         let normal = (-2.0 * (1.0 - u).ln()).sqrt() * (std::f64::consts::TAU * v).cos();
-        let sigma = (profile.p99.as_secs_f64() / profile.p50.as_secs_f64()).ln() / Z99;
+        let sigma = (p99.as_secs_f64() / p50.as_secs_f64()).ln() / Z99;
         // Six sigma: the tail is bounded, so that no test waits for an hour.
-        profile.p50.mul_f64((sigma * normal.clamp(-6.0, 6.0)).exp())
+        p50.mul_f64((sigma * normal.clamp(-6.0, 6.0)).exp())
     }
 }
 
@@ -537,7 +568,10 @@ impl ObjectStore for SimStore {
                         return Err(error);
                     }
                     store.inner.delete(&location).await?;
-                    Ok(location)
+                    match begun.fate {
+                        Fate::AnswerLost => Err(refused()),
+                        _ => Ok(location),
+                    }
                 }
             })
             .buffered(16)
@@ -545,13 +579,8 @@ impl ObjectStore for SimStore {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let (store, prefix) = (self.clone(), prefix.cloned());
-        stream::once(async move {
-            let _begun = store.begin(RequestKind::List, 0).await;
-            store.inner.list(prefix.as_ref())
-        })
-        .flatten()
-        .boxed()
+        let (inner, prefix) = (Arc::clone(&self.inner), prefix.cloned());
+        self.listed(move || inner.list(prefix.as_ref()))
     }
 
     fn list_with_offset(
@@ -559,13 +588,8 @@ impl ObjectStore for SimStore {
         prefix: Option<&Path>,
         offset: &Path,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
-        let (store, prefix, offset) = (self.clone(), prefix.cloned(), offset.clone());
-        stream::once(async move {
-            let _begun = store.begin(RequestKind::List, 0).await;
-            store.inner.list_with_offset(prefix.as_ref(), &offset)
-        })
-        .flatten()
-        .boxed()
+        let (inner, prefix, offset) = (Arc::clone(&self.inner), prefix.cloned(), offset.clone());
+        self.listed(move || inner.list_with_offset(prefix.as_ref(), &offset))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {

@@ -45,7 +45,7 @@ pub use attempts::AttemptOptions;
 pub use disk::{DiskCacheOptions, DiskStats};
 pub use plan::{Piece, PlannedRead, plan};
 pub(crate) use read::Answer;
-pub use scheduler::limiter::ReadLimits;
+pub use crate::object::limiter::ReadLimits;
 pub use scheduler::{ClassStats, ReadStats, Retrying};
 pub use stats::CacheStats;
 

@@ -1,9 +1,11 @@
 //! Counts, bounds and repeats requests.
 //!
 //! Every request has a time-out that grows with its payload; a read's includes its body. Requests that
-//! can be repeated without harm are, with jittered exponential back-off, up to a bound (writes longer, while the store
-//! throttles or cannot be reached); then the error says what happened. **A create is never repeated**: a lost answer to one that succeeded would come
-//! back as "already exists". It ends as [`UnknownOutcome`] and the caller reads the object to find out.
+//! can be repeated without harm are, with jittered exponential back-off, up to a bound (puts and deletes longer, while the
+//! store throttles or cannot be reached, lists while it throttles); then the error says what happened. **A create is
+//! never repeated**: a lost answer to one that succeeded would come back as "already exists". It ends as
+//! [`UnknownOutcome`] and the caller reads the object to find out. All but reads wait for their turn where the store has
+//! asked for fewer requests ([`super::pace`]).
 
 use std::fmt;
 use std::future::Future;
@@ -18,12 +20,14 @@ use millrace_common::EnvHandle;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetRange, GetResult, GetResultPayload, ListResult,
-    MultipartUpload, ObjectMeta, ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload,
-    PutResult, Result,
+    MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions,
+    PutOptions, PutPayload, PutResult, Result,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Failure;
+use super::listing::Listing;
+use super::pace::{Again, Pace, PaceStats, RequestClass};
 use crate::error::{TimedOut, UnknownOutcome, find, is_disk_full};
 
 const STORE: &str = "object store";
@@ -46,8 +50,9 @@ pub struct MeterOptions {
     /// Wait before the second attempt; doubles from there.
     pub backoff: Duration,
     pub max_backoff: Duration,
-    /// For how long a write of a unique name is repeated at least, where the store asks for fewer requests, does not
-    /// answer, or cannot be reached: its failure would restart jobs, and these ask even more of the store.
+    /// For how long a write of a unique name or a delete is repeated at least, where the store asks for fewer requests,
+    /// does not answer, or cannot be reached, and a list where it asks for fewer: a failed write would restart jobs, and
+    /// these ask even more of the store.
     pub write_patience: Duration,
     /// Where the random part of a wait comes from.
     pub env: EnvHandle,
@@ -111,20 +116,28 @@ impl RequestStats {
     }
 }
 
-#[derive(Debug)]
+/// Clones are one: they share counts and limits.
+#[derive(Clone, Debug)]
 pub struct Metered {
-    inner: Arc<dyn ObjectStore>,
-    options: MeterOptions,
+    pub(super) inner: Arc<dyn ObjectStore>,
+    pub(super) options: MeterOptions,
     counters: Arc<Counters>,
+    pub(super) pace: Arc<Pace>,
 }
 
 impl Metered {
     pub fn wrap(inner: Arc<dyn ObjectStore>, options: MeterOptions) -> Arc<Metered> {
-        Arc::new(Metered { inner, options, counters: Arc::default() })
+        let pace = Pace::new(options.env.clone());
+        Arc::new(Metered { inner, options, counters: Arc::default(), pace })
     }
 
     pub fn stats(&self) -> RequestStats {
         self.counters.snapshot()
+    }
+
+    /// How requests other than reads are held back at this moment.
+    pub fn pace_stats(&self) -> PaceStats {
+        self.pace.stats()
     }
 
     fn limit(&self, bytes: u64) -> Duration {
@@ -132,48 +145,54 @@ impl Metered {
             + Duration::from_secs(bytes / self.options.bytes_per_second.max(1))
     }
 
-    /// One attempt within its time-out.
-    async fn attempt<T>(
+    /// One attempt within its time-out, which does not count the wait for its turn.
+    async fn attempt<T, F>(
         &self,
+        kind: &Kind,
         limit: Duration,
-        request: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        match timeout(limit, request).await {
+        request: impl FnOnce() -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        if let Some(class) = kind.class {
+            self.pace.turn(class).await;
+        }
+        let began = self.options.env.now();
+        let result = match timeout(limit, request()).await {
             Ok(result) => result,
-            Err(_) => {
-                add(&self.counters.timeouts, 1);
-                Err(timed_out(limit))
+            Err(_) => Err(self.timed_out(limit)),
+        };
+        if kind.class.is_some() {
+            match &result {
+                Err(error) if !is_answer(error) => self.pace.failed(Failure::of(error)),
+                _ => self.pace.answered(self.options.env.elapsed(began), kind.bytes),
             }
         }
+        result
+    }
+
+    pub(super) fn timed_out(&self, after: Duration) -> Error {
+        add(&self.counters.timeouts, 1);
+        Error::Generic { store: STORE, source: Box::new(TimedOut { after }) }
     }
 
     /// Attempts until one succeeds, fails for good, or there were enough for long enough.
     async fn repeat<T, F>(
         &self,
+        kind: Kind,
         limit: Duration,
-        patience: Duration,
         mut request: impl FnMut() -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
-        let began = self.options.env.now();
-        let mut attempt = 1;
+        let mut attempts = Attempts::new(self, kind.class);
         loop {
-            let error = match self.attempt(limit, request()).await {
+            match self.attempt(&kind, limit, &mut request).await {
                 Ok(value) => return Ok(value),
-                Err(e) => e,
-            };
-            let is_patient =
-                Failure::of(&error).passes() && self.options.env.elapsed(began) < patience;
-            if attempt >= self.options.attempts && !is_patient || !may_pass(&error) {
-                self.count_failure(&error);
-                return Err(error);
+                Err(error) => attempts.failed(error).await?,
             }
-            tracing::debug!(%error, attempt, "object store request failed, trying again");
-            sleep(self.backoff(attempt)).await;
-            add(&self.counters.retries, 1);
-            attempt += 1;
         }
     }
 
@@ -183,10 +202,14 @@ impl Metered {
         full.min(self.options.max_backoff).mul_f64(0.5 + self.options.env.random_fraction() / 2.0)
     }
 
-    fn count_failure(&self, error: &Error) {
+    pub(super) fn count_failure(&self, error: &Error) {
         if !is_answer(error) {
             add(&self.counters.errors, 1);
         }
+    }
+
+    pub(super) fn count_list(&self) {
+        add(&self.counters.lists, 1);
     }
 
     /// One read with its body.
@@ -211,7 +234,9 @@ impl Metered {
         opts: PutOptions,
         limit: Duration,
     ) -> Result<PutResult> {
-        let error = match self.attempt(limit, self.inner.put_opts(location, payload, opts)).await {
+        let kind = Kind::of(RequestClass::Append, payload.content_length() as u64);
+        let put = || self.inner.put_opts(location, payload, opts);
+        let error = match self.attempt(&kind, limit, put).await {
             Ok(result) => return Ok(result),
             Err(e) => e,
         };
@@ -230,8 +255,59 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Ordering::Relaxed);
 }
 
-fn timed_out(after: Duration) -> Error {
-    Error::Generic { store: STORE, source: Box::new(TimedOut { after }) }
+/// What is known of a request before it is sent.
+struct Kind {
+    /// `None`: a read, which does not wait here.
+    class: Option<RequestClass>,
+    /// Of its payload.
+    bytes: u64,
+}
+
+impl Kind {
+    const READ: Kind = Kind { class: None, bytes: 0 };
+
+    fn of(class: RequestClass, bytes: u64) -> Kind {
+        Kind { class: Some(class), bytes }
+    }
+}
+
+/// Attempts of one request.
+pub(super) struct Attempts<'a> {
+    store: &'a Metered,
+    class: Option<RequestClass>,
+    began: Instant,
+    failed: u32,
+    again: Option<Again>,
+}
+
+impl<'a> Attempts<'a> {
+    pub fn new(store: &'a Metered, class: Option<RequestClass>) -> Attempts<'a> {
+        Attempts { store, class, began: store.options.env.now(), failed: 0, again: None }
+    }
+
+    /// After a failed attempt: returns when the next one is due, or the error if there is none.
+    pub async fn failed(&mut self, error: Error) -> Result<()> {
+        let (store, options) = (self.store, &self.store.options);
+        self.failed += 1;
+        let is_patient = options.env.elapsed(self.began) < options.write_patience
+            && match (self.class, Failure::of(&error)) {
+                // A start would wait for long before it says that there is no store.
+                (Some(RequestClass::List), failure) => failure == Failure::SlowDown,
+                (Some(_), failure) => failure.passes(),
+                (None, _) => false,
+            };
+        if self.failed >= options.attempts && !is_patient || !may_pass(&error) {
+            store.count_failure(&error);
+            return Err(error);
+        }
+        if self.again.is_none() {
+            self.again = self.class.map(|class| store.pace.again(class));
+        }
+        tracing::debug!(%error, self.failed, "object store request failed, trying again");
+        sleep(store.backoff(self.failed)).await;
+        add(&store.counters.retries, 1);
+        Ok(())
+    }
 }
 
 /// A definite answer of the store about the object.
@@ -267,7 +343,7 @@ impl ObjectStore for Metered {
         let bytes = payload.content_length() as u64;
         let limit = self.limit(bytes);
         let result = if opts.mode == PutMode::Overwrite {
-            self.repeat(limit, self.options.write_patience, || {
+            self.repeat(Kind::of(RequestClass::Put, bytes), limit, || {
                 add(&self.counters.puts, 1);
                 self.inner.put_opts(location, payload.clone(), opts.clone())
             })
@@ -301,22 +377,34 @@ impl ObjectStore for Metered {
             add(&self.counters.retries, u64::from(attempt.again));
             return self.get_once(location, &options).await;
         }
-        self.repeat(self.limit(expected), Duration::ZERO, || self.get_once(location, &options))
-            .await
+        self.repeat(Kind::READ, self.limit(expected), || self.get_once(location, &options)).await
     }
 
     fn delete_stream(
         &self,
         locations: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        let counters = Arc::clone(&self.counters);
-        let counted = locations.inspect(move |_| add(&counters.deletes, 1));
-        bounded(self.inner.delete_stream(counted.boxed()), self.options.request_timeout)
+        /// Deleted at a time.
+        const PARALLEL: usize = 8;
+        let store = self.clone();
+        let delete = move |location: Result<Path>| {
+            let store = store.clone();
+            async move {
+                let location = location?;
+                let kind = Kind::of(RequestClass::Delete, 0);
+                let request = || {
+                    add(&store.counters.deletes, 1);
+                    store.inner.delete(&location)
+                };
+                store.repeat(kind, store.options.request_timeout, request).await?;
+                Ok(location)
+            }
+        };
+        locations.map(delete).buffered(PARALLEL).boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        add(&self.counters.lists, 1);
-        bounded(self.inner.list(prefix), self.options.request_timeout)
+        Listing::new(self, prefix, None).into_stream()
     }
 
     fn list_with_offset(
@@ -324,12 +412,11 @@ impl ObjectStore for Metered {
         prefix: Option<&Path>,
         offset: &Path,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
-        add(&self.counters.lists, 1);
-        bounded(self.inner.list_with_offset(prefix, offset), self.options.request_timeout)
+        Listing::new(self, prefix, Some(offset)).into_stream()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.repeat(self.options.request_timeout, Duration::ZERO, || {
+        self.repeat(Kind::of(RequestClass::List, 0), self.options.request_timeout, || {
             add(&self.counters.lists, 1);
             self.inner.list_with_delimiter(prefix)
         })
@@ -338,22 +425,8 @@ impl ObjectStore for Metered {
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         add(&self.counters.puts, 1);
-        self.attempt(self.limit(64 << 20), self.inner.copy_opts(from, to, options)).await
+        let kind = Kind::of(RequestClass::Put, 0);
+        let copy = || self.inner.copy_opts(from, to, options);
+        self.attempt(&kind, self.limit(64 << 20), copy).await
     }
-}
-
-/// A stream whose every item must come within `limit`; it ends with the first that does not.
-fn bounded<T: Send + 'static>(
-    stream: BoxStream<'static, Result<T>>,
-    limit: Duration,
-) -> BoxStream<'static, Result<T>> {
-    stream::unfold(Some(stream), move |state| async move {
-        let mut stream = state?;
-        match timeout(limit, stream.next()).await {
-            Ok(Some(item)) => Some((item, Some(stream))),
-            Ok(None) => None,
-            Err(_) => Some((Err(timed_out(limit)), None)),
-        }
-    })
-    .boxed()
 }

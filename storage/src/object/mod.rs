@@ -1,12 +1,15 @@
 //! Object stores: opening one by URL, and proving that it can keep our promises (docs/design.md §10).
 //!
-//! Whatever the kind, the same wrapper ([`Metered`]) counts requests, bounds each by a time-out and
-//! repeats those that may be repeated. Local directories go through [`DurableLocal`], because
+//! Whatever the kind, the same wrapper ([`Metered`]) counts requests, bounds each by a time-out, holds those back that a
+//! throttling store would refuse, and repeats those that may be repeated. Local directories go through [`DurableLocal`], because
 //! `object_store`'s own does not sync to disk.
 
 mod failure;
+pub(crate) mod limiter;
+mod listing;
 mod local;
 mod metered;
+mod pace;
 mod reserve;
 
 use std::path::PathBuf;
@@ -25,6 +28,7 @@ use crate::error::{Result, StorageError};
 pub use failure::Failure;
 pub use local::DurableLocal;
 pub use metered::{MeterOptions, Metered, OneAttempt, RequestStats};
+pub use pace::{Held, PaceStats, RequestClass};
 pub use reserve::Reserve;
 
 /// Opens the store at a path, `file:///path`, `s3://bucket/prefix` or (tests) `memory:`.

@@ -7,7 +7,7 @@ use millrace_common::{EnvHandle, SqlError, SqlState};
 use object_store::GetOptions;
 
 use super::*;
-use crate::sim::{Faults, Profile, SimStore};
+use crate::sim::{Faults, Profile, RequestKind, SimStore};
 
 fn path(name: &str) -> Path {
     Path::from(name)
@@ -72,6 +72,76 @@ impl ObjectStore for Careless {
         options: object_store::CopyOptions,
     ) -> object_store::Result<()> {
         self.0.copy_opts(from, to, options).await
+    }
+}
+
+/// Lists what it is told to.
+struct Scripted {
+    inner: SimStore,
+    items: Box<dyn Fn() -> Vec<object_store::Result<object_store::ObjectMeta>> + Send + Sync>,
+}
+
+impl std::fmt::Debug for Scripted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("scripted store")
+    }
+}
+
+impl std::fmt::Display for Scripted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("scripted store")
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Scripted {
+    async fn put_opts(
+        &self,
+        at: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> object_store::Result<object_store::PutResult> {
+        self.inner.put_opts(at, payload, options).await
+    }
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        options: object_store::PutMultipartOptions,
+    ) -> object_store::Result<Box<dyn object_store::MultipartUpload>> {
+        self.inner.put_multipart_opts(at, options).await
+    }
+    async fn get_opts(
+        &self,
+        at: &Path,
+        options: GetOptions,
+    ) -> object_store::Result<object_store::GetResult> {
+        self.inner.get_opts(at, options).await
+    }
+    fn delete_stream(
+        &self,
+        at: futures::stream::BoxStream<'static, object_store::Result<Path>>,
+    ) -> futures::stream::BoxStream<'static, object_store::Result<Path>> {
+        self.inner.delete_stream(at)
+    }
+    fn list(
+        &self,
+        _: Option<&Path>,
+    ) -> futures::stream::BoxStream<'static, object_store::Result<object_store::ObjectMeta>> {
+        futures::stream::iter((self.items)()).boxed()
+    }
+    async fn list_with_delimiter(
+        &self,
+        prefix: Option<&Path>,
+    ) -> object_store::Result<object_store::ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+    async fn copy_opts(
+        &self,
+        from: &Path,
+        to: &Path,
+        options: object_store::CopyOptions,
+    ) -> object_store::Result<()> {
+        self.inner.copy_opts(from, to, options).await
     }
 }
 
@@ -261,4 +331,115 @@ async fn a_store_that_hangs_is_a_timeout_not_a_wait() {
     assert!(matches!(error, StorageError::OutcomeUnknown { .. }), "{error}");
     let listed = store.list(None).next().await.unwrap();
     assert!(listed.is_err());
+}
+
+/// What a store may do to a request that the same request repeated outlives.
+fn passing() -> [Faults; 5] {
+    let none = Faults::default();
+    [
+        Faults { slow_down: 0.4, ..none },
+        Faults { reset: 0.4, ..none },
+        Faults { hang: 0.3, ..none },
+        Faults { lost_answer: 0.4, ..none },
+        Faults { slow_down_above: 20, ..none },
+    ]
+}
+
+/// Many attempts: chance is to decide nothing.
+fn stubborn(sim: &SimStore) -> Arc<Metered> {
+    let options = MeterOptions { attempts: 30, ..MeterOptions::default() };
+    Metered::wrap(Arc::new(sim.clone()), options)
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_and_deletes_outlive_every_fault_that_passes() {
+    for (n, faults) in passing().into_iter().enumerate() {
+        let sim = SimStore::in_memory(Profile::S3, n as u64 + 1);
+        let all: Vec<String> = (0..60).map(|i| format!("data/1/{i:02}.seg")).collect();
+        for name in &all {
+            sim.put(&path(name), "x".into()).await.unwrap();
+        }
+        let store = stubborn(&sim);
+        sim.set_faults(Faults { only: Some(RequestKind::List), ..faults });
+        for _ in 0..30 {
+            assert_eq!(names(&*store).await, all, "{faults:?}: each of them once");
+        }
+        let behind = path("data/1/29.seg");
+        let listed: Vec<_> = store.list_with_offset(Some(&path("data")), &behind).collect().await;
+        assert_eq!(listed.len(), 30, "{faults:?}");
+        assert!(listed.iter().all(|o| o.as_ref().is_ok_and(|o| o.location > behind)));
+        let lists = store.stats().retries;
+        assert!(lists > 0, "{faults:?}");
+
+        sim.set_faults(Faults { only: Some(RequestKind::Delete), ..faults });
+        let deletes = all.iter().map(|name| {
+            let (store, name) = (Arc::clone(&store), path(name));
+            async move { store.delete(&name).await }
+        });
+        for deleted in futures::future::join_all(deletes).await {
+            deleted.unwrap();
+        }
+        assert!(names(&sim).await.is_empty(), "{faults:?}");
+        let stats = store.stats();
+        // Those that would exceed the rate wait, so that none need be refused.
+        assert!(stats.retries > lists || faults.slow_down_above > 0, "{faults:?}: {stats:?}");
+        assert_eq!(stats.errors, 0, "{faults:?}");
+        assert_eq!(store.pace_stats().classes, [Held::default(); 4], "nothing waits any more");
+        let slow = faults.slow_down > 0.0 || faults.slow_down_above > 0;
+        assert_eq!(store.pace_stats().slow_downs > 0, slow, "{faults:?}");
+    }
+}
+
+/// A directory is listed in no order: what is missing cannot be told by a name.
+#[tokio::test(start_paused = true)]
+async fn a_list_without_order_that_breaks_off_is_an_error() {
+    let error = || object_store::Error::Generic { store: "test", source: "broken".into() };
+    let object = |name: &str| object_store::ObjectMeta {
+        location: path(name),
+        last_modified: Default::default(),
+        size: 1,
+        e_tag: None,
+        version: None,
+    };
+    let items = move || vec![Ok(object("b")), Ok(object("a")), Err(error())];
+    let sim = SimStore::in_memory(Profile::INSTANT, 1);
+    let scripted = Scripted { inner: sim, items: Box::new(items) };
+    let store = Metered::wrap(Arc::new(scripted), MeterOptions::default());
+    let listed: Vec<_> = store.list(None).collect().await;
+    assert_eq!(listed.iter().map(|o| o.is_ok()).collect::<Vec<_>>(), [true, true, false]);
+    assert_eq!(store.stats().lists, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_throttling_store_is_not_flooded_and_appends_do_not_wait_behind_the_rest() {
+    let sim = SimStore::in_memory(Profile::S3, 1);
+    let store = wrapped(&sim);
+    sim.set_faults(Faults { slow_down_above: 100, ..Faults::default() });
+    let put = |i: usize| {
+        let store = Arc::clone(&store);
+        async move { store.put(&path(&format!("data/1/{i}.seg")), "x".into()).await }
+    };
+    let flood = |range: std::ops::Range<usize>| futures::future::join_all(range.map(put));
+    // Finds out the rate.
+    flood(0..600).await.into_iter().for_each(|r| drop(r.unwrap()));
+    let (asked, refused) = (sim.stats().puts, store.pace_stats().slow_downs);
+    let appends = async {
+        let mut slowest = Duration::ZERO;
+        for n in 0..20 {
+            let began = tokio::time::Instant::now();
+            let _ = create(&*store, &format!("meta/log/{n}"), "x".into()).await;
+            slowest = slowest.max(began.elapsed());
+        }
+        slowest
+    };
+    let (written, slowest) = tokio::join!(flood(600..1_600), appends);
+    written.into_iter().for_each(|r| drop(r.unwrap()));
+    let (asked, refused) = (sim.stats().puts - asked, store.pace_stats().slow_downs - refused);
+    assert!(refused * 3 < asked, "{refused} of {asked} were refused");
+    // A thousand puts take ten seconds and more.
+    assert!(slowest < Duration::from_secs(1), "an append took {slowest:?}");
+    sim.set_faults(Faults::default());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    put(0).await.unwrap();
+    assert_eq!(store.pace_stats().rate, None, "it has recovered");
 }

@@ -32,6 +32,18 @@ async fn latencies_follow_the_profile_and_the_seed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn puts_have_times_of_their_own_where_they_are_given() {
+    let second = Duration::from_secs(1);
+    let profile = Profile { puts: Some((second, second)), ..Profile::INSTANT };
+    let store = SimStore::in_memory(profile, 1);
+    let start = Instant::now();
+    store.put(&path("a"), "x".into()).await.unwrap();
+    assert_eq!(start.elapsed(), second);
+    store.get(&path("a")).await.unwrap();
+    assert_eq!(start.elapsed(), second, "a get takes none");
+}
+
+#[tokio::test(start_paused = true)]
 async fn parallel_requests_are_one_round_and_chains_are_many() {
     let store = SimStore::in_memory(Profile::S3, 1);
     for i in 0..8 {

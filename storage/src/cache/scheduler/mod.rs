@@ -1,11 +1,10 @@
 //! When reads of the store start: all reads of the process pass here.
 //!
-//! [`queues`] decides whose turn it is, [`limiter`] how many may be in flight and start in a second, [`hedging`]
+//! [`queues`] decides whose turn it is, [`limiter`](crate::object::limiter) how many may be in flight and start in a second, [`hedging`]
 //! when a slow read is asked for a second time. This module connects them with tasks: a read waits for a
 //! [`Permit`], reports with it how the request ended, and returns it by dropping it.
 
 pub(super) mod hedging;
-pub(super) mod limiter;
 pub(super) mod queues;
 
 use std::sync::Arc;
@@ -22,8 +21,8 @@ use tokio::time::{Instant, sleep_until};
 use super::{CacheOptions, Priority};
 use crate::error::{Result, StorageError};
 use crate::object::Failure;
+use crate::object::limiter::{Limiter, Start};
 use hedging::Hedging;
-use limiter::{Limiter, Start};
 use queues::{Bounds, Owner, Place, Queues, Slot};
 
 /// Timers that are this close are one.

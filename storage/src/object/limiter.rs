@@ -1,4 +1,5 @@
-//! How many reads may be in flight, and how many may start in a second: found out by trying.
+//! How many requests may be in flight, and how many may start in a second: found out by trying. There is one limiter for
+//! reads (`cache/scheduler`) and one for all others (`object/pace.rs`); reads are named here, which use all of it.
 //!
 //! The number of reads grows by a constant for each round of answers (additive increase) while it is the limit that
 //! holds reads back and answers do not get slower. A store that asks for fewer requests halves it, a time-out takes a
@@ -42,7 +43,7 @@ impl Default for ReadLimits {
 
 /// Whether another read may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Start {
+pub(crate) enum Start {
     Now,
     /// Because of the rate.
     At(Instant),
@@ -51,7 +52,7 @@ pub(super) enum Start {
 }
 
 #[derive(Debug)]
-pub(super) struct Limiter {
+pub(crate) struct Limiter {
     bounds: ReadLimits,
     limit: f64,
     rate: Option<Rate>,
