@@ -183,6 +183,7 @@ fn operator(
         errors: Arc::new(ErrorSink::default()),
         metrics: OperatorMetrics::new(0, 0, "micro"),
         governor: MemoryGovernor::new(8 << 30),
+        lookahead: Arc::default(),
         shed: Arc::default(),
         clock: job.env().clone(),
         restored: millrace_common::Epoch::ZERO,

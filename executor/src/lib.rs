@@ -17,6 +17,7 @@ pub mod exchange;
 pub mod input;
 mod invariants;
 pub mod layout;
+pub mod lookahead;
 pub mod materialize;
 pub mod memory;
 pub mod operator;

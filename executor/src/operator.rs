@@ -19,6 +19,8 @@ use tokio::sync::Notify;
 
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::lookahead::Hint;
+use crate::lookahead::operator::OperatorLookahead;
 use crate::memory::MemoryGovernor;
 use crate::options::ExecOptions;
 use crate::stats::OperatorMetrics;
@@ -71,9 +73,21 @@ pub trait Operator: Send {
         false
     }
 
+    /// Keys that rows will need at an input: their state may be read ahead. Changes no result, and nothing that
+    /// [`Operator::is_pending`] counts. Never called while memory is tight.
+    fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
+        let _ = (port, hint);
+        Ok(())
+    }
+
+    /// Reads are under way for which no row waits. Barriers do not wait for them either.
+    fn is_prefetching(&self) -> bool {
+        false
+    }
+
     /// Completes when some fetch finished and its rows have run (output in `out`). Cancel-safe:
     /// dropped before completion it loses nothing, and the next call goes on. Called only while
-    /// [`Operator::is_pending`].
+    /// [`Operator::is_pending`] or [`Operator::is_prefetching`].
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         let _ = out;
         Box::pin(std::future::ready(Ok(())))
@@ -165,6 +179,8 @@ pub struct OperatorContext<'a> {
     pub errors: Arc<ErrorSink>,
     /// This operator's counters; shared by its parallel instances.
     pub metrics: Arc<OperatorMetrics>,
+    /// What it shares with the walkers; of this instance.
+    pub lookahead: Arc<OperatorLookahead>,
     pub governor: Arc<MemoryGovernor>,
     /// Tells the task that its caches are to let go of what they may not keep: see [`Operator::shed`].
     pub shed: Arc<Notify>,

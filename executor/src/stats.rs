@@ -1,13 +1,17 @@
 //! Counters of a running job, for EXPLAIN ANALYZE, SHOW JOBS and metrics. Relaxed atomics, updated
 //! once a chunk, never once a row.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use millrace_common::EnvHandle;
+use millrace_common::{EnvHandle, Epoch};
+use millrace_graph::lookahead::Place;
 use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use crate::lookahead::operator::OperatorLookahead;
 
 /// A number that any task may add to.
 #[derive(Debug, Default)]
@@ -48,6 +52,84 @@ pub struct OperatorMetrics {
     pub fetch_rounds: Counter,
     /// How often it settled before the barrier what it would have held. Kept by the runtime.
     pub settled_early: Counter,
+    pub lookahead: LookaheadMetrics,
+}
+
+/// What became of the keys that were announced to an operator.
+#[derive(Debug, Default)]
+pub struct LookaheadMetrics {
+    /// Keys of hints that it has taken in.
+    pub hinted: Counter,
+    /// In memory already: not hinted, or hinted and nothing to read.
+    pub resident: Counter,
+    /// Read ahead.
+    pub prefetched: Counter,
+    /// Read ahead, and used by rows that came after the answer.
+    pub in_time: Counter,
+    /// Rows came while they were being read.
+    pub late: Counter,
+    /// Read ahead, and nothing was there.
+    pub absent: Counter,
+    /// Read ahead, and their epoch brought no row.
+    pub unused: Counter,
+    /// Not read: beyond a limit, or no longer needed.
+    pub dropped: Counter,
+    /// Answers, by key, that came too late or were overtaken by a write.
+    pub stale: Counter,
+    /// Keys of rows that had to wait for the store without a hint.
+    pub missed: Counter,
+    /// Set once if walkers announce keys to it.
+    pub walked: OnceLock<Walked>,
+}
+
+/// Where an operator's keys are announced, and what its instances share with the walkers.
+#[derive(Debug)]
+pub struct Walked {
+    pub places: Vec<Place>,
+    pub tasks: Vec<Arc<OperatorLookahead>>,
+}
+
+impl LookaheadMetrics {
+    pub fn read(&self) -> LookaheadStats {
+        let walked = self.walked.get();
+        let at = |place| walked.is_some_and(|w| w.places.contains(&place));
+        let active = walked.map_or(0, |w| w.tasks.iter().filter(|t| t.is_active()).count());
+        LookaheadStats {
+            at_entry: at(Place::Entry),
+            at_root: at(Place::Root),
+            active,
+            hinted: self.hinted.get(),
+            resident: self.resident.get(),
+            prefetched: self.prefetched.get(),
+            in_time: self.in_time.get(),
+            late: self.late.get(),
+            absent: self.absent.get(),
+            unused: self.unused.get(),
+            dropped: self.dropped.get(),
+            stale: self.stale.get(),
+            missed: self.missed.get(),
+        }
+    }
+}
+
+/// What [`LookaheadMetrics`] read at some moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LookaheadStats {
+    /// Its keys are announced when rows enter a table, or when their epoch is sealed.
+    pub at_entry: bool,
+    pub at_root: bool,
+    /// Tasks in which it wants hints now.
+    pub active: usize,
+    pub hinted: u64,
+    pub resident: u64,
+    pub prefetched: u64,
+    pub in_time: u64,
+    pub late: u64,
+    pub absent: u64,
+    pub unused: u64,
+    pub dropped: u64,
+    pub stale: u64,
+    pub missed: u64,
 }
 
 impl OperatorMetrics {
@@ -73,6 +155,7 @@ impl OperatorMetrics {
             parked_rows: self.parked_rows.get(),
             fetch_rounds: self.fetch_rounds.get(),
             settled_early: self.settled_early.get(),
+            lookahead: self.lookahead.read(),
         }
     }
 }
@@ -96,6 +179,8 @@ pub struct OperatorStats {
     pub fetch_rounds: u64,
     /// How often it settled before the barrier what it would have held until then.
     pub settled_early: u64,
+    /// What became of the keys that were announced to it.
+    pub lookahead: LookaheadStats,
 }
 
 /// How far a job's tasks are, while they are at an epoch. Shared by all of them.
@@ -104,6 +189,7 @@ pub struct Progress {
     /// Rows that the first scans have read, and have to read in all as far as that is known.
     pub scanned: Counter,
     pub to_scan: Counter,
+    pub epochs: EpochLog,
     clock: EnvHandle,
     began: Instant,
     /// When rows last moved: milliseconds from `began`.
@@ -117,6 +203,7 @@ impl Progress {
         Progress {
             scanned: Counter::default(),
             to_scan: Counter::default(),
+            epochs: EpochLog::new(clock.clone()),
             began: clock.now(),
             clock,
             moved: AtomicU64::new(0),
@@ -148,6 +235,56 @@ impl Progress {
             self.computing.fetch_sub(1, Ordering::Relaxed);
             polled
         })
+    }
+}
+
+/// When an epoch of a job reached its stages.
+#[derive(Clone, Copy, Debug)]
+pub struct EpochTimes {
+    pub epoch: Epoch,
+    /// All tasks have processed it; `None` for a table, whose statements are processed as they come.
+    pub sealed: Option<Instant>,
+    /// It can be read.
+    pub committed: Option<Instant>,
+}
+
+/// The newest epochs of a job, oldest first.
+#[derive(Debug)]
+pub struct EpochLog {
+    clock: EnvHandle,
+    newest: Mutex<VecDeque<EpochTimes>>,
+}
+
+impl EpochLog {
+    const KEPT: usize = 256;
+
+    fn new(clock: EnvHandle) -> EpochLog {
+        EpochLog { clock, newest: Mutex::default() }
+    }
+
+    pub fn note_sealed(&self, epoch: Epoch) {
+        let sealed = Some(self.clock.now());
+        self.push(&mut self.newest.lock(), EpochTimes { epoch, sealed, committed: None });
+    }
+
+    pub fn note_committed(&self, epoch: Epoch) {
+        let committed = Some(self.clock.now());
+        let mut newest = self.newest.lock();
+        match newest.iter_mut().rev().find(|e| e.epoch == epoch) {
+            Some(known) => known.committed = committed,
+            None => self.push(&mut newest, EpochTimes { epoch, sealed: None, committed }),
+        }
+    }
+
+    fn push(&self, newest: &mut VecDeque<EpochTimes>, times: EpochTimes) {
+        if newest.len() == Self::KEPT {
+            newest.pop_front();
+        }
+        newest.push_back(times);
+    }
+
+    pub fn read(&self) -> Vec<EpochTimes> {
+        self.newest.lock().iter().copied().collect()
     }
 }
 
@@ -198,6 +335,22 @@ pub struct JobStats {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_times_of_the_newest_epochs_are_kept() {
+        let log = EpochLog::new(EnvHandle::default());
+        for epoch in 1..=EpochLog::KEPT as u64 + 2 {
+            log.note_sealed(Epoch(epoch));
+        }
+        log.note_committed(Epoch(1));
+        log.note_committed(Epoch(4));
+        let read = log.read();
+        assert_eq!(read.len(), EpochLog::KEPT);
+        let at = |epoch: u64| read.iter().find(|e| e.epoch == Epoch(epoch));
+        assert!(at(3).is_none(), "the oldest make place");
+        assert!(at(4).is_some_and(|e| e.sealed <= e.committed && e.committed.is_some()));
+        assert!(at(5).is_some_and(|e| e.committed.is_none()));
+    }
 
     #[tokio::test]
     async fn a_task_that_computes_is_not_idle() {

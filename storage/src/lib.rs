@@ -61,7 +61,7 @@ pub use entry::Found;
 pub use error::StorageError;
 pub use job_store::{JobStats, JobStore, Persisted, TableStats};
 pub use memrun::MemRun;
-pub use reading::{Lookup, Part, Reading};
+pub use reading::{Lookup, Part, ReadClass, Reading};
 pub use snapshot::{KeyRange, ScanBatch, ScanOptions, Snapshot};
 pub use state_store::{StateStore, StoreOptions};
 pub use table::{RowStorage, TableDesc};

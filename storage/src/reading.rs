@@ -33,7 +33,7 @@ impl Part {
 
 /// The class of the reads that a lookup has still to begin.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ReadClass(Arc<Mutex<Priority>>);
+pub struct ReadClass(Arc<Mutex<Priority>>);
 
 impl ReadClass {
     pub fn get(&self) -> Priority {
@@ -62,6 +62,11 @@ impl Reading {
     /// Parts that are read in a class.
     pub(crate) fn of_class(parts: BoxStream<'static, Result<Part>>, class: ReadClass) -> Reading {
         Reading { parts, class }
+    }
+
+    /// The class of what has still to be read.
+    pub fn class(&self) -> ReadClass {
+        self.class.clone()
     }
 
     /// The next part; none after the last.

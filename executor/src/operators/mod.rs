@@ -28,6 +28,8 @@ use tokio::sync::Notify;
 
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::lookahead::operator::OperatorLookahead;
+use crate::lookahead::random_hints::RandomHints;
 use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, OperatorContext, Output};
 use crate::options::ExecOptions;
@@ -40,6 +42,8 @@ pub struct Env {
     pub options: Arc<ExecOptions>,
     pub errors: Arc<ErrorSink>,
     pub metrics: Arc<OperatorMetrics>,
+    /// What it shares with the walkers.
+    pub lookahead: Arc<OperatorLookahead>,
     pub governor: Arc<MemoryGovernor>,
     /// Tells the task that its caches are to let go.
     pub shed: Arc<Notify>,
@@ -60,6 +64,7 @@ pub fn build(node: &Node, input_schemas: &[SchemaRef], ctx: &OperatorContext<'_>
         options: Arc::clone(&ctx.options),
         errors: Arc::clone(&ctx.errors),
         metrics: Arc::clone(&ctx.metrics),
+        lookahead: Arc::clone(&ctx.lookahead),
         governor: Arc::clone(&ctx.governor),
         shed: Arc::clone(&ctx.shed),
         clock: ctx.clock.clone(),
@@ -69,10 +74,14 @@ pub fn build(node: &Node, input_schemas: &[SchemaRef], ctx: &OperatorContext<'_>
         first_arrival: ctx.first_arrival,
     };
     let delayed = ctx.options.delay_reads;
-    build_with(node, input_schemas, env, &mut |local| {
+    let operator = build_with(node, input_schemas, env, &mut |local| {
         let writer = ctx.writer(local)?;
         Ok(if delayed { Box::new(Delayed::new(writer)) } else { Box::new(writer) })
-    })
+    })?;
+    if ctx.options.random_hints {
+        return RandomHints::around(operator, node, input_schemas, &ctx.clock);
+    }
+    Ok(operator)
 }
 
 /// What an operator is built from.

@@ -13,10 +13,13 @@
 //! An entry's place in the [`EvictionQueue`] may be before its stamp: renewing an entry is one store to the
 //! stamp, and its place is corrected when it comes to the front, so hits cost nothing.
 //!
-//! A slot may be evicted when it is resident and not pinned (no parked rows, nothing unwritten).
+//! A slot may be evicted when it is not pinned (no parked rows, nothing unwritten, no read under way). One that is not
+//! resident holds nothing: it was read ahead, and the answer was dropped.
 //! Operators write what is dirty before they ask for victims. "Absent" is an ordinary resident entry
 //! with nothing in it. While `complete`, every key that exists is here, so a new key is known to be
 //! absent without a read; evicting an entry that holds something ends that.
+
+use std::sync::Arc;
 
 use hashbrown::HashTable;
 use millrace_common::Vnode;
@@ -24,9 +27,12 @@ use millrace_common::Vnode;
 use super::eviction_queue::EvictionQueue;
 use super::keys::{ChunkKeys, KeyBytes};
 use super::stamps::ChunkStamps;
+use crate::lookahead::presence::Presence;
 use crate::options::Eviction;
 
 mod invariants;
+#[cfg(test)]
+mod tests;
 
 /// Index of an entry; reused after eviction.
 pub type Slot = u32;
@@ -42,6 +48,10 @@ const REFERENCED: u8 = 8;
 const LIVE: u8 = 16;
 /// Is in the queue, at its place in `places`; maybe since before the slot was used again.
 const QUEUED: u8 = 32;
+/// It is being read ahead of rows: not to be evicted.
+const PREFETCHING: u8 = 64;
+/// A hint has said that rows of it will come, and they have not: to be evicted last.
+const DUE: u8 = 128;
 
 /// Bytes an entry costs beside its key and content.
 const ENTRY_BYTES: usize = 88;
@@ -69,6 +79,8 @@ pub struct KeyTable {
     bytes: usize,
     complete: bool,
     dirty: Vec<Slot>,
+    /// Where walkers see what is resident, while they want to.
+    presence: Option<Arc<Presence>>,
 }
 
 /// What a probe found about a chunk.
@@ -99,7 +111,17 @@ impl KeyTable {
             bytes: 0,
             complete,
             dirty: Vec::new(),
+            presence: None,
         }
+    }
+
+    /// Notes there from now on which keys become resident and which leave.
+    pub fn set_presence(&mut self, presence: Option<Arc<Presence>>) {
+        self.presence = presence;
+    }
+
+    pub fn presence(&self) -> Option<&Arc<Presence>> {
+        self.presence.as_ref()
     }
 
     /// One past the largest slot: how long the operator's columns must be.
@@ -131,6 +153,10 @@ impl KeyTable {
         self.vnodes[slot as usize]
     }
 
+    pub fn hash(&self, slot: Slot) -> u64 {
+        self.hashes[slot as usize]
+    }
+
     /// When the slot was last used.
     pub fn stamp(&self, slot: Slot) -> u64 {
         self.stamps[slot as usize]
@@ -144,6 +170,29 @@ impl KeyTable {
     #[inline]
     pub fn is_fetching(&self, slot: Slot) -> bool {
         self.flags[slot as usize] & FETCHING != 0
+    }
+
+    #[inline]
+    pub fn is_prefetching(&self, slot: Slot) -> bool {
+        self.flags[slot as usize] & PREFETCHING != 0
+    }
+
+    pub fn set_prefetching(&mut self, slot: Slot, is: bool) {
+        self.set(slot, PREFETCHING, is);
+    }
+
+    #[inline]
+    pub fn is_due(&self, slot: Slot) -> bool {
+        self.flags[slot as usize] & DUE != 0
+    }
+
+    pub fn set_due(&mut self, slot: Slot, is: bool) {
+        self.set(slot, DUE, is);
+    }
+
+    fn set(&mut self, slot: Slot, flag: u8, is: bool) {
+        let flags = &mut self.flags[slot as usize];
+        *flags = if is { *flags | flag } else { *flags & !flag };
     }
 
     /// All live slots.
@@ -164,6 +213,15 @@ impl KeyTable {
             Eviction::Timestamp => self.probe_at(keys, rows, |row| stamps.time(row), out),
             Eviction::Lru => self.probe_at(keys, rows, |row| stamps.arrival(row), out),
             Eviction::Clock => self.probe_at(keys, rows, |_| 0, out),
+        }
+    }
+
+    /// What a row stamps its entry with.
+    pub fn stamp_of(&self, stamps: &ChunkStamps, row: usize) -> u64 {
+        match self.policy {
+            Eviction::Timestamp => stamps.time(row),
+            Eviction::Lru => stamps.arrival(row),
+            Eviction::Clock => 0,
         }
     }
 
@@ -188,6 +246,12 @@ impl KeyTable {
             Some(rows) => rows.iter().for_each(|&row| one(self, row as usize)),
         }
         if all & RESIDENT != 0 { Probe::AllResident } else { Probe::Mixed }
+    }
+
+    /// The slot of a key that is known.
+    pub fn find(&self, hash: u64, key: &[u8]) -> Option<Slot> {
+        let is_it = |&s: &Slot| self.hashes[s as usize] == hash && &*self.keys[s as usize] == key;
+        self.table.find(hash, is_it).copied()
     }
 
     /// The slot of a key, made if new (then neither resident nor being fetched). `stamp`: 0 renews
@@ -278,6 +342,9 @@ impl KeyTable {
     pub fn set_resident(&mut self, slot: Slot) {
         let flags = &mut self.flags[slot as usize];
         *flags = (*flags | RESIDENT) & !FETCHING;
+        if let Some(presence) = &self.presence {
+            presence.set(self.hashes[slot as usize]);
+        }
     }
 
     pub fn set_fetching(&mut self, slot: Slot) {
@@ -338,11 +405,11 @@ impl KeyTable {
         self.set_size(slot, now);
     }
 
-    /// Removes entries in the policy's order until at most `target` bytes are left or nothing can go.
-    /// `release` frees the operator's content and says whether there was any.
+    /// Removes entries in the policy's order, those that are due last, until at most `target` bytes are left or nothing
+    /// can go. `release` frees the operator's content and says whether there was any.
     pub fn evict(&mut self, target: usize, mut release: impl FnMut(Slot) -> bool) -> usize {
         let mut evicted = 0;
-        let mut pinned = Vec::new();
+        let (mut pinned, mut due) = (Vec::new(), Vec::new());
         // Every entry may be seen twice: once where it was, once where it belongs.
         let mut left = self.queue.len() * 2;
         while self.bytes > target && left > 0 {
@@ -359,20 +426,38 @@ impl KeyTable {
             }
             if self.renews(slot, place) {
                 self.enqueue(slot);
-            } else if flags & RESIDENT == 0 || flags & (FETCHING | DIRTY) != 0 {
+            } else if flags & (FETCHING | DIRTY | PREFETCHING) != 0 {
                 pinned.push(slot);
+            } else if flags & DUE != 0 || self.is_seen_coming(slot) {
+                due.push(slot);
             } else {
-                if release(slot) {
-                    self.complete = false;
-                }
-                self.remove(slot);
+                self.evict_one(slot, &mut release);
                 evicted += 1;
             }
         }
-        for slot in pinned {
+        // Of those that are due the most distant ones first.
+        while self.bytes > target
+            && let Some(slot) = due.pop()
+        {
+            self.evict_one(slot, &mut release);
+            evicted += 1;
+        }
+        for slot in pinned.into_iter().chain(due) {
             self.enqueue(slot);
         }
         evicted
+    }
+
+    fn evict_one(&mut self, slot: Slot, release: &mut impl FnMut(Slot) -> bool) {
+        if release(slot) {
+            self.complete = false;
+        }
+        self.remove(slot);
+    }
+
+    /// Whether a walker has seen rows of an entry coming.
+    fn is_seen_coming(&self, slot: Slot) -> bool {
+        self.presence.as_ref().is_some_and(|p| p.is_due(self.hashes[slot as usize]))
     }
 
     /// Whether an entry that came to the front of the queue at `place` belongs further back, as its stamp
@@ -392,176 +477,13 @@ impl KeyTable {
         if let Ok(entry) = self.table.find_entry(self.hashes[s], |&o| o == slot) {
             entry.remove();
         }
+        if let Some(presence) = &self.presence {
+            presence.clear(self.hashes[s]);
+        }
         self.bytes -= ENTRY_BYTES + self.keys[s].heap_size() + self.sizes[s] as usize;
         self.keys[s] = KeyBytes::new(&[]);
         self.flags[s] &= QUEUED;
         self.sizes[s] = 0;
         self.free.push(slot);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use arrow::array::{Int64Array, RecordBatch, TimestampMicrosecondArray};
-    use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
-    use millrace_common::DeltaChunk;
-    use millrace_common::collections::HashMap;
-
-    use super::*;
-    use crate::state::Stamps;
-    use crate::state::keys::KeyReader;
-
-    const POLICIES: [Eviction; 3] = [Eviction::Timestamp, Eviction::Lru, Eviction::Clock];
-    const HOUR_US: i64 = 3_600_000_000;
-
-    /// A cache of numbers whose rows bring their event time at port 0 and none at port 1.
-    struct Numbers {
-        reader: KeyReader,
-        stamps: Stamps,
-        table: KeyTable,
-        names: HashMap<Slot, i64>,
-    }
-
-    impl Numbers {
-        fn new(policy: Eviction) -> Numbers {
-            let schema = Numbers::chunk(&[]).batch.schema();
-            Numbers {
-                reader: KeyReader::new(&schema, &[0], &[]).unwrap(),
-                stamps: Stamps::new(&[Some(1), None]),
-                table: KeyTable::new(policy, false),
-                names: HashMap::default(),
-            }
-        }
-
-        /// Rows of (key, time).
-        fn chunk(rows: &[(i64, i64)]) -> DeltaChunk {
-            let schema = Schema::new(vec![
-                Field::new("key", DataType::Int64, false),
-                Field::new("at", DataType::Timestamp(TimeUnit::Microsecond, None), false),
-            ]);
-            let keys = Int64Array::from_iter_values(rows.iter().map(|r| r.0));
-            let times = TimestampMicrosecondArray::from_iter_values(rows.iter().map(|r| r.1));
-            let columns: Vec<arrow::array::ArrayRef> = vec![Arc::new(keys), Arc::new(times)];
-            DeltaChunk::inserts(RecordBatch::try_new(Arc::new(schema), columns).unwrap())
-        }
-
-        fn come(&mut self, port: usize, rows: &[(i64, i64)]) {
-            let chunk = Numbers::chunk(rows);
-            let keys = self.reader.read(&chunk.batch).unwrap();
-            let stamps = self.stamps.of(port, &chunk);
-            let mut slots = Vec::new();
-            self.table.probe(&keys, None, &stamps, &mut slots);
-            for (&slot, row) in slots.iter().zip(rows) {
-                self.table.set_resident(slot);
-                self.names.insert(slot, row.0);
-            }
-        }
-
-        /// Evicts one entry.
-        fn victim(&mut self) -> Option<i64> {
-            let mut gone = None;
-            self.table.evict(self.table.bytes().saturating_sub(1), |slot| {
-                gone = Some(self.names[&slot]);
-                true
-            });
-            gone
-        }
-
-        fn victims(&mut self) -> Vec<i64> {
-            std::iter::from_fn(|| self.victim()).collect()
-        }
-    }
-
-    #[test]
-    fn each_policy_evicts_another_entry() {
-        let victims = POLICIES.map(|policy| {
-            let mut cache = Numbers::new(policy);
-            cache.come(0, &[(1, 3 * HOUR_US), (2, HOUR_US), (3, 2 * HOUR_US)]);
-            cache.come(0, &[(3, 2 * HOUR_US), (2, HOUR_US), (1, 3 * HOUR_US)]);
-            cache.victims()
-        });
-        // The earliest; the one not used for longest; the next around the ring, all having been used.
-        assert_eq!(victims, [vec![2, 3, 1], vec![3, 2, 1], vec![1, 2, 3]]);
-    }
-
-    #[test]
-    fn clock_spares_what_was_used_since_the_hand_passed() {
-        let mut cache = Numbers::new(Eviction::Clock);
-        cache.come(0, &[(1, 0), (2, 0), (3, 0), (4, 0)]);
-        // All are new: the hand goes once around.
-        assert_eq!(cache.victim(), Some(1));
-        cache.come(0, &[(2, 0), (4, 0)]);
-        assert_eq!(cache.victim(), Some(3));
-        // 2 has had its second chance, 4 and 5 still have theirs.
-        cache.come(0, &[(5, 0)]);
-        assert_eq!(cache.victims(), [2, 4, 5]);
-    }
-
-    #[test]
-    fn a_stamp_never_goes_back() {
-        let mut cache = Numbers::new(Eviction::Timestamp);
-        cache.come(0, &[(1, 10 * HOUR_US), (2, 20 * HOUR_US)]);
-        // A late row of 2, and a row of another input, which happens now: at hour 20.
-        cache.come(0, &[(2, HOUR_US), (3, 15 * HOUR_US)]);
-        cache.come(1, &[(1, 0)]);
-        assert_eq!(cache.victims(), [3, 2, 1]);
-    }
-
-    #[test]
-    fn times_far_apart_keep_their_order() {
-        let mut cache = Numbers::new(Eviction::Timestamp);
-        let day = 24 * HOUR_US;
-        cache.come(
-            0,
-            &[(1, 400 * day), (2, 2), (3, 400 * day + 1), (4, -3 * day), (5, 1), (6, 9_000 * day)],
-        );
-        assert_eq!(cache.victim(), Some(4));
-        // Before everything else, after an eviction.
-        cache.come(0, &[(7, -9 * day)]);
-        assert_eq!(cache.victims(), [7, 5, 2, 1, 3, 6]);
-    }
-
-    #[test]
-    fn a_slot_used_again_has_the_age_of_its_new_key() {
-        for (again, expected) in [(HOUR_US, [3, 2]), (9 * HOUR_US, [2, 3])] {
-            let mut cache = Numbers::new(Eviction::Timestamp);
-            cache.come(0, &[(1, 5 * HOUR_US), (2, 7 * HOUR_US)]);
-            let slot = *cache.names.iter().find(|(_, name)| **name == 1).unwrap().0;
-            cache.table.remove(slot);
-            cache.come(0, &[(3, again)]);
-            assert_eq!(cache.names[&slot], 3);
-            assert_eq!(cache.victims(), expected);
-        }
-    }
-
-    #[test]
-    fn slots_used_again_leave_a_bounded_queue() {
-        for policy in POLICIES {
-            let mut cache = Numbers::new(policy);
-            cache.come(0, &[(-1, HOUR_US)]);
-            for key in 0..10_000 {
-                // Ever earlier: each lies before what is left of the slot's last key.
-                cache.come(0, &[(key, -key)]);
-                let slot = *cache.names.iter().find(|(_, name)| **name == key).unwrap().0;
-                cache.table.remove(slot);
-                assert!(cache.table.queue.len() <= OUTDATED + 2 * cache.table.capacity());
-            }
-            assert_eq!(cache.victims(), [-1], "{policy:?}");
-        }
-    }
-
-    #[test]
-    fn what_is_dirty_or_being_fetched_stays_in_its_place() {
-        for policy in POLICIES {
-            let mut cache = Numbers::new(policy);
-            cache.come(0, &[(1, HOUR_US), (2, 2 * HOUR_US), (3, 3 * HOUR_US)]);
-            let slot = *cache.names.iter().find(|(_, name)| **name == 1).unwrap().0;
-            cache.table.mark_dirty(slot);
-            assert_eq!(cache.victims(), [2, 3], "{policy:?}");
-            cache.table.take_dirty();
-            assert_eq!(cache.victims(), [1], "{policy:?}");
-        }
     }
 }

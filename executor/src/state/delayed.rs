@@ -95,7 +95,7 @@ fn parts_of(found: &Found, mut groups: Vec<Vec<u32>>) -> Result<Vec<Part>, Arrow
 }
 
 /// What was found of the strings at these positions, in this order.
-fn of_strings(found: &Found, asked: &[u32]) -> Result<Found, ArrowError> {
+pub(super) fn of_strings(found: &Found, asked: &[u32]) -> Result<Found, ArrowError> {
     let inputs = found.input.values();
     let (mut input, mut rows) = (Vec::new(), Vec::new());
     for (i, position) in asked.iter().enumerate() {

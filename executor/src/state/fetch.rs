@@ -1,7 +1,7 @@
 //! Batched reads under way.
 
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, Stream};
@@ -9,6 +9,7 @@ use millrace_storage::cache::Priority;
 use millrace_storage::{Found, Lookup, Part, Reading};
 
 use super::arena::batch_bytes;
+use super::prefetch::{AheadAnswer, Prefetches};
 use crate::error::ExecError;
 
 type Read<T> = BoxFuture<'static, Result<Arrived<T>, ExecError>>;
@@ -84,25 +85,67 @@ impl<T: Send + 'static> Fetches<T> {
     /// Waits for one read, then takes those that have completed with it: their rows run as one batch.
     /// Cancel-safe; empty when nothing is under way.
     pub async fn completed(&mut self) -> Result<Vec<(T, Found)>, ExecError> {
+        futures::future::poll_fn(|cx| self.poll_completed(cx)).await
+    }
+
+    fn poll_completed(&mut self, cx: &mut Context<'_>) -> Poll<Result<Vec<(T, Found)>, ExecError>> {
         let mut done = Vec::new();
         let mut bytes = 0;
-        futures::future::poll_fn(|cx| {
-            while bytes < ROUND_BYTES {
-                match Pin::new(&mut self.reads).poll_next(cx) {
-                    Poll::Ready(Some(Ok(Arrived { request, found, then }))) => {
-                        bytes += batch_bytes(&found.values);
-                        done.push((request, found));
-                        self.reads.extend(then);
-                    }
-                    Poll::Ready(Some(Err(e))) => return Poll::Ready(Err(e)),
-                    Poll::Pending if done.is_empty() => return Poll::Pending,
-                    Poll::Pending | Poll::Ready(None) => break,
+        while bytes < ROUND_BYTES {
+            match Pin::new(&mut self.reads).poll_next(cx) {
+                Poll::Ready(Some(Ok(Arrived { request, found, then }))) => {
+                    bytes += batch_bytes(&found.values);
+                    done.push((request, found));
+                    self.reads.extend(then);
                 }
+                Poll::Ready(Some(Err(e))) => return Poll::Ready(Err(e)),
+                Poll::Pending if done.is_empty() => return Poll::Pending,
+                Poll::Pending | Poll::Ready(None) => break,
             }
-            Poll::Ready(Ok(()))
+        }
+        Poll::Ready(Ok(done))
+    }
+}
+
+/// Reads of keyed state: those that rows wait for, and those made ahead of rows.
+pub struct Reads<T> {
+    pub demand: Fetches<T>,
+    pub ahead: Prefetches,
+}
+
+impl<T: Send + 'static> Default for Reads<T> {
+    fn default() -> Reads<T> {
+        Reads { demand: Fetches::default(), ahead: Prefetches::default() }
+    }
+}
+
+/// What has come of both.
+pub struct Answers<T> {
+    pub demand: Vec<(T, Found)>,
+    pub ahead: Vec<AheadAnswer>,
+}
+
+impl<T: Send + 'static> Reads<T> {
+    /// Nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.demand.is_empty() && self.ahead.is_idle()
+    }
+
+    /// [`Fetches::completed`] of both.
+    pub async fn completed(&mut self) -> Result<Answers<T>, ExecError> {
+        futures::future::poll_fn(|cx| {
+            let ahead = self.ahead.poll_answers(cx);
+            let idle = self.demand.is_empty() && !self.ahead.is_idle();
+            match self.demand.poll_completed(cx) {
+                Poll::Ready(Ok(demand)) if !idle || !ahead.is_empty() => {
+                    Poll::Ready(Ok(Answers { demand, ahead }))
+                }
+                Poll::Ready(Err(e)) => Poll::Ready(Err(e)),
+                _ if ahead.is_empty() => Poll::Pending,
+                _ => Poll::Ready(Ok(Answers { demand: Vec::new(), ahead })),
+            }
         })
-        .await?;
-        Ok(done)
+        .await
     }
 }
 

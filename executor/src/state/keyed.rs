@@ -3,27 +3,33 @@
 //!
 //! A chunk's keys are probed in one pass. Rows whose state is in memory run; the others are parked, and
 //! what they miss is asked for in one batched read. When an answer comes its entries are loaded and the rows
-//! that waited for them run as one batch. Where every key that exists is in memory nothing is asked for.
+//! that waited for them run as one batch. Where every key that exists is in memory nothing is asked for. What hints
+//! announce is read ahead of rows ([`hints`]).
 //!
 //! Invariants: a row is parked only while its key is being fetched; a key is fetched once at a time; entries
-//! that are being fetched, or are dirty, stay.
+//! that are being fetched or read ahead, or are dirty, stay.
 
 use arrow::array::{Array, BinaryArray, UInt32Array};
 use millrace_common::{DeltaChunk, Vnode};
 use millrace_storage::{Found, Lookup};
 
 use super::cache::Probe;
+use super::due::DueMarks;
 use super::gate::Ready;
 use super::keys::{ChunkKeys, KeyReader, storage_keys};
 use super::limits::Limits;
-use super::{Divide, Fetches, KeyGate, KeyTable, Slot, Stamps};
+use super::{Answers, Divide, KeyGate, KeyTable, Reads, Slot, Stamps};
 use crate::error::ExecError;
+use crate::lookahead::operator::{Activation, EpochReads};
 use crate::operators::{Env, times_of};
 
+mod hints;
 mod invariants;
 
+pub use hints::MAX_ROWS;
+
 /// State tables that one entry is read from at most.
-const TABLES: usize = 2;
+pub const TABLES: usize = 2;
 
 /// Which of its state tables an entry must still be read from.
 pub type Missing = [bool; TABLES];
@@ -44,6 +50,19 @@ pub trait Entries {
 
     /// Reads a table's state of keys, given as storage keys.
     fn read(&self, table: usize, keys: BinaryArray) -> Lookup;
+
+    /// [`Entries::read`] ahead of rows. Of an entry with this many rows in the table the rest need not be read: it is
+    /// not kept.
+    fn read_ahead(&self, table: usize, keys: BinaryArray, rows: usize) -> Lookup {
+        let _ = rows;
+        self.read(table, keys)
+    }
+
+    /// What was read ahead without the rows that the table's retention has dropped since.
+    fn within_bound(&self, table: usize, found: Found) -> Result<Found, ExecError> {
+        let _ = table;
+        Ok(found)
+    }
 
     /// Takes in what was read from a table for entries; one of which nothing was found has nothing there.
     fn load(&mut self, table: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError>;
@@ -95,9 +114,13 @@ pub struct KeyedState<E> {
     /// Of the keys of each port.
     readers: Vec<KeyReader>,
     gate: KeyGate,
-    fetches: Fetches<Request>,
-    /// Reads under way for each slot.
+    reads: Reads<Request>,
+    /// Reads under way for each slot that rows wait for.
     outstanding: Vec<u8>,
+    /// Entries that rows are expected for.
+    due: DueMarks,
+    activation: Activation,
+    epoch_reads: EpochReads,
     stamps: Stamps,
     limits: Limits,
     /// Of a key column: keys below are never asked for again.
@@ -119,8 +142,11 @@ impl<E: Entries> KeyedState<E> {
             entries,
             readers,
             gate: KeyGate::new(),
-            fetches: Fetches::default(),
+            reads: Reads::default(),
             outstanding: Vec::new(),
+            due: DueMarks::default(),
+            activation: Activation::new(&env.lookahead, &env.governor),
+            epoch_reads: EpochReads::default(),
             stamps: Stamps::new(&env.event_time),
             limits: Limits::new(env),
             closed: None,
@@ -152,6 +178,9 @@ impl<E: Entries> KeyedState<E> {
         slots.reserve(chunk.num_rows());
         let probe = self.keys.probe(&keys, None, &stamps, &mut slots);
         self.grow();
+        if !self.due.is_empty() {
+            self.touch(&slots);
+        }
         Ok((slots, probe))
     }
 
@@ -256,6 +285,9 @@ impl<E: Entries> KeyedState<E> {
             }
             let is_resident = self.keys.is_resident(slot);
             let tables = self.entries.missing(slot, is_resident, port, weight(row));
+            if self.keys.is_prefetching(slot) {
+                self.overtake(slot, tables);
+            }
             if !is_resident && self.keys.is_complete() {
                 self.entries.absent(slot);
                 self.set_resident(slot);
@@ -283,9 +315,14 @@ impl<E: Entries> KeyedState<E> {
             self.env.metrics.cache_misses.add(slots.len() as u64);
             let keys = storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
             let lookup = self.entries.read(table, keys);
-            match self.fetches.submit_divided(Request { table, slots }, lookup)? {
+            let asked = slots.len() as u64;
+            match self.reads.demand.submit_divided(Request { table, slots }, lookup)? {
                 Some(answer) => answered.push(answer),
-                None => self.env.metrics.fetch_rounds.add(1),
+                None => {
+                    self.env.metrics.fetch_rounds.add(1);
+                    self.env.metrics.lookahead.missed.add(asked);
+                    self.epoch_reads.missed += asked;
+                }
             }
         }
         if !answered.is_empty() {
@@ -326,13 +363,13 @@ impl<E: Entries> KeyedState<E> {
 
     /// Waits for answers; the rows they free. Cancel-safe; empty when nothing is under way.
     pub async fn completed(&mut self) -> Result<Vec<Ready>, ExecError> {
-        let answers = self.fetches.completed().await?;
+        let answers = self.reads.completed().await?;
         self.take_in(answers)
     }
 
     /// Takes in answers; the rows they free.
-    pub fn take_in(&mut self, answers: Vec<(Request, Found)>) -> Result<Vec<Ready>, ExecError> {
-        let slots = self.load(answers)?;
+    pub fn take_in(&mut self, answers: Answers<Request>) -> Result<Vec<Ready>, ExecError> {
+        let slots = self.load_all(answers)?;
         let rows = slots.len();
         let ready = self.gate.take(slots);
         self.limits.set_parked(self.gate.bytes());
@@ -340,49 +377,39 @@ impl<E: Entries> KeyedState<E> {
         ready
     }
 
+    /// Takes in answers; the entries that rows have waited for and that have all that was asked for.
+    fn load_all(&mut self, answers: Answers<Request>) -> Result<Vec<Slot>, ExecError> {
+        self.load_ahead(answers.ahead)?;
+        self.load(answers.demand)
+    }
+
     /// The reads under way, the entries and their keys, for an operator that waits for other reads too.
-    pub fn parts(&mut self) -> (&mut Fetches<Request>, &mut E, &KeyTable) {
-        (&mut self.fetches, &mut self.entries, &self.keys)
+    pub fn parts(&mut self) -> (&mut Reads<Request>, &mut E, &KeyTable) {
+        (&mut self.reads, &mut self.entries, &self.keys)
     }
 
     /// [`KeyedState::completed`] where nothing is parked: the entries that are here now.
     pub async fn arrived(&mut self) -> Result<Vec<Slot>, ExecError> {
-        let answers = self.fetches.completed().await?;
-        self.load(answers)
+        let answers = self.reads.completed().await?;
+        self.load_all(answers)
     }
 
-    /// Rows of these keys will come to a port: makes their entries and asks for what rows that add need of
-    /// them, as a row does, but parks nothing. `event_time` (microseconds) is when they are needed; an
-    /// entry's time is never set back. A hint changes no result.
-    pub fn hint(
-        &mut self,
-        port: usize,
-        keys: &ChunkKeys,
-        event_time: i64,
-    ) -> Result<(), ExecError> {
-        let mut slots = Vec::with_capacity(keys.hashes.len());
-        let stamps = self.stamps.at(keys.hashes.len(), event_time);
-        self.keys.probe(keys, None, &stamps, &mut slots);
-        self.grow();
-        self.request(port, &slots, |_| 1)
-    }
-
-    /// Reads are under way.
+    /// Reads are under way that rows wait for.
     pub fn is_fetching(&self) -> bool {
-        !self.fetches.is_empty()
+        !self.reads.demand.is_empty()
     }
 
     /// How many.
     pub fn reads(&self) -> usize {
-        self.fetches.len()
+        self.reads.demand.len()
     }
 
-    /// Nothing is parked and no read is under way, as at a barrier.
+    /// Nothing is parked and no read is under way that rows wait for, as at a barrier.
     pub fn is_settled(&self) -> bool {
-        self.gate.is_empty() && self.fetches.is_empty()
+        self.gate.is_empty() && !self.is_fetching()
     }
 
-    /// Invariant at a barrier: nothing is parked or being read, here or (`others`) in the operator's other reads.
+    /// Invariant at a barrier: nothing is parked or being read for rows, here or (`others`) in the operator's other reads.
     /// Rows that were still parked would be lost.
     pub fn check_settled(&mut self, others: bool) -> Result<(), ExecError> {
         self.debug_check(0);
@@ -399,7 +426,7 @@ impl<E: Entries> KeyedState<E> {
 
     /// [`KeyedState::is_full`] of an operator that may have other reads under way.
     pub fn is_full_beside(&self, others: bool) -> bool {
-        self.limits.is_full(&self.env, &self.gate, self.fetches.is_empty() && !others)
+        self.limits.is_full(&self.env, &self.gate, !self.is_fetching() && !others)
     }
 
     /// Bytes held for all entries.
@@ -437,8 +464,14 @@ impl<E: Entries> KeyedState<E> {
             // Bytes by key do not count waste: the target is scaled by what is really held.
             None => (bytes as f64 * keep as f64 / held as f64) as usize,
         };
-        let entries = &mut self.entries;
-        let evicted = self.keys.evict(target, |slot| entries.release(slot));
+        let KeyedState { entries, due, epoch_reads, env, .. } = self;
+        let evicted = self.keys.evict(target, |slot| {
+            if due.take(slot).is_some_and(|mark| mark.is_read) {
+                epoch_reads.unused += 1;
+                env.metrics.lookahead.unused.add(1);
+            }
+            entries.release(slot)
+        });
         self.debug_check(evicted * 16);
         self.entries.compact(&self.keys)?;
         let held = self.held();
@@ -479,8 +512,12 @@ impl<E: Entries> KeyedState<E> {
     }
 
     fn closed_keys(&self, at: usize, bound: i64) -> Result<Vec<Slot>, ExecError> {
-        let known = |&s: &Slot| self.keys.is_resident(s) && !self.keys.is_fetching(s);
-        let mut slots: Vec<Slot> = self.keys.slots().filter(known).collect();
+        let known = |&s: &Slot| !self.keys.is_fetching(s);
+        self.below(self.keys.slots().filter(known).collect(), at, bound)
+    }
+
+    /// Those whose key's column `at` is below the bound.
+    fn below(&self, mut slots: Vec<Slot>, at: usize, bound: i64) -> Result<Vec<Slot>, ExecError> {
         if slots.is_empty() {
             return Ok(slots);
         }
@@ -497,6 +534,10 @@ impl<E: Entries> KeyedState<E> {
 
     /// An entry leaves, whatever it holds; what is stored of it is not asked for again.
     pub fn remove(&mut self, slot: Slot) {
+        if self.keys.is_prefetching(slot) {
+            self.overtake(slot, Missing::default());
+        }
+        self.due.take(slot);
         self.entries.release(slot);
         self.keys.remove(slot);
     }

@@ -7,6 +7,8 @@
 //! - [`eviction_queue`]: entries in the order in which they are evicted;
 //! - [`gate`]: rows waiting for their key's state, first in first out by key;
 //! - [`fetch`]: batched reads under way;
+//! - [`prefetch`]: those made ahead of rows;
+//! - `due`: entries that rows are expected for;
 //! - [`keyed`]: these together, generic over what an entry holds: what operators use;
 //! - `held`: what is held until the barrier, and when that is too much;
 //! - [`arena`]: rows kept column-wise and referred to by (chunk, row);
@@ -18,12 +20,13 @@
 //! missing keys join one batched read; when it completes, all rows it frees run as one batch.
 //!
 //! Invariants (checked in tests): a slot with parked rows is `FETCHING`; a `FETCHING` slot belongs to
-//! exactly one read under way; at a barrier nothing is parked and nothing is under way; admitted rows
+//! exactly one read under way for rows; at a barrier nothing is parked and nothing is under way; admitted rows
 //! = run rows + parked rows.
 
 pub mod arena;
 pub mod cache;
 pub mod delayed;
+mod due;
 pub mod eviction_queue;
 pub mod fetch;
 pub mod gate;
@@ -31,16 +34,19 @@ mod held;
 pub mod keyed;
 pub mod keys;
 mod limits;
+pub mod prefetch;
 pub mod stamps;
 pub mod table;
 
 pub use arena::RowArena;
 pub use cache::{KeyTable, Slot};
 pub use delayed::Delayed;
-pub use fetch::{Divide, Fetches};
+pub use fetch::{Answers, Divide, Fetches, Reads};
 pub use gate::KeyGate;
 pub use held::HeldUntilBarrier;
 pub use keyed::{Entries, KeyedState};
 pub use keys::KeyBytes;
+#[cfg(test)]
+pub use limits::NOTHING_CACHED;
 pub use stamps::Stamps;
 pub use table::StateTable;

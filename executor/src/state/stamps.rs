@@ -62,10 +62,10 @@ impl Stamps {
         ChunkStamps { times, ..self.untimed(chunk.num_rows()) }
     }
 
-    /// Of keys that are needed at a time to come (microseconds), or at one that has passed.
-    pub fn at(&mut self, rows: usize, event_time: i64) -> ChunkStamps {
-        let now = stamp_at(self.furthest.map_or(event_time, |f| f.max(event_time)));
-        ChunkStamps { now: Some(now), ..self.untimed(rows) }
+    /// Of keys that are needed at times to come (microseconds), or at some that have passed; without times: now.
+    pub fn at(&mut self, keys: usize, times: &[i64]) -> ChunkStamps {
+        let times = (!times.is_empty()).then(|| TimestampMicrosecondArray::from(times.to_vec()));
+        ChunkStamps { times, ..self.untimed(keys) }
     }
 
     /// Of keys that no input row brings.
@@ -87,7 +87,7 @@ impl ChunkStamps {
     #[inline]
     pub fn time(&self, row: usize) -> u64 {
         match &self.times {
-            Some(times) if times.is_valid(row) => stamp_at(times.value(row)),
+            Some(times) if row < times.len() && times.is_valid(row) => stamp_at(times.value(row)),
             _ => self.now.unwrap_or_else(|| self.arrival(row)),
         }
     }

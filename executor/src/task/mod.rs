@@ -5,7 +5,7 @@
 //! moves. A leaf that has delivered the barrier rests until all have. Then every node, in order, is
 //! drained, gets the barrier, and its last output is passed on, so that when the root's turn comes
 //! the epoch's rows have all reached it. The barrier goes downstream, and what the epoch wrote is
-//! sealed and reported.
+//! sealed and reported. Hints are taken in between, also while there is no input; what they cause is never waited for.
 //!
 //! Every wait may be cut off by the end of the job; none holds a lock.
 
@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use crate::error::ExecError;
 use crate::exchange::{Barrier, Dispatcher, Message};
 use crate::input::Leaf;
+use crate::lookahead::Hint;
 use crate::materialize::{Root, RootReport};
 use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, Output};
@@ -35,6 +36,8 @@ use crate::watermark::WatermarkSet;
 
 /// Longest stretch of work without giving other tasks a turn.
 const TIME_SLICE: Duration = Duration::from_millis(2);
+/// Hints taken in a row while there is other work.
+const HINTS_AT_ONCE: usize = 8;
 /// Longest wait of a leaf for memory.
 const MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
@@ -133,6 +136,7 @@ enum Event {
     Progress(usize),
     /// Caches are to let go, though no rows come.
     Shed,
+    Hint(Hint),
 }
 
 pub struct Task {
@@ -147,6 +151,8 @@ pub struct Task {
     governor: Arc<MemoryGovernor>,
     /// The caches of its operators are to let go of what they may not keep.
     shed: Arc<Notify>,
+    /// Keys whose state its operators will need.
+    hints: mpsc::Receiver<Hint>,
     chunk_rows: usize,
     progress: Arc<Progress>,
     /// Leaf to be asked first, so that none starves another.
@@ -170,8 +176,10 @@ impl Task {
             if let Some(aligned) = self.aligned()? {
                 return Ok(aligned);
             }
+            self.take_hints()?;
             match self.next_event().await? {
                 Event::Progress(node) => self.pass_on(node)?,
+                Event::Hint(hint) => self.hint(&hint)?,
                 Event::Shed => self.shed()?,
                 Event::Input(node, Message::Barrier(barrier, marks)) => {
                     self.nodes[node].barrier = Some((barrier, marks));
@@ -182,6 +190,29 @@ impl Task {
             self.settle_all().await?;
             self.yield_if_due().await;
         }
+    }
+
+    /// Takes hints that have come, though there is other work: a key is read ahead only if its hint does not wait.
+    fn take_hints(&mut self) -> Result<(), ExecError> {
+        for _ in 0..HINTS_AT_ONCE {
+            let Ok(hint) = self.hints.try_recv() else { return Ok(()) };
+            self.hint(&hint)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a hint to its operator, unless memory is tight.
+    fn hint(&mut self, hint: &Hint) -> Result<(), ExecError> {
+        let Some(PlanNode { kind: Kind::Operator(op), metrics, .. }) =
+            self.nodes.get_mut(hint.node)
+        else {
+            return Err(ExecError::internal("a hint for a node that is no operator"));
+        };
+        if self.governor.is_tight() {
+            metrics.lookahead.dropped.add(hint.keys.hashes.len() as u64);
+            return Ok(());
+        }
+        op.hint(hint.port, hint)
     }
 
     /// Has the nodes that hold too much until the barrier settle it.
@@ -257,6 +288,7 @@ impl Task {
         let full: Vec<bool> = self.nodes.iter().map(PlanNode::is_full).collect();
         let open: Vec<bool> = self.nodes.iter().map(|s| s.barrier.is_none()).collect();
         let mut pending: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
+        let mut ahead: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let tight = self.governor.is_tight();
         for (i, slot) in self.nodes.iter_mut().enumerate() {
@@ -268,10 +300,11 @@ impl Task {
                     inputs.push(async move { Ok(Event::Input(i, slot.next().await?)) }.boxed());
                 }
             } else if let Kind::Operator(op) = &mut slot.kind
-                && op.is_pending()
+                && (op.is_pending() || op.is_prefetching())
             {
+                let of_kind = if op.is_pending() { &mut pending } else { &mut ahead };
                 let progress = op.progress(&mut slot.out);
-                pending.push(async move { progress.await.map(|()| Event::Progress(i)) }.boxed());
+                of_kind.push(async move { progress.await.map(|()| Event::Progress(i)) }.boxed());
             }
         }
         if !inputs.is_empty() {
@@ -281,6 +314,7 @@ impl Task {
                 self.governor.wait_for_room(MEMORY_PAUSE).await;
             }
         }
+        pending.append(&mut ahead);
         pending.append(&mut inputs);
         if pending.is_empty() {
             return Err(ExecError::internal("a task has nothing to wait for"));
@@ -288,6 +322,8 @@ impl Task {
         tokio::select! {
             biased;
             event = select_all(pending) => event.0,
+            // Without walkers there is nothing to wait for.
+            Some(hint) = self.hints.recv() => Ok(Event::Hint(hint)),
             () = self.shed.notified() => Ok(Event::Shed),
         }
     }

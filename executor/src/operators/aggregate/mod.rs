@@ -44,21 +44,22 @@ use millrace_common::collections::HashSet;
 use millrace_common::delta::take_rows;
 use millrace_common::fault_injection::is_planted;
 use millrace_common::keys::KeyCodec;
-use millrace_common::{DeltaChunk, SqlError, SqlState};
-use millrace_storage::{Found, MemRun};
+use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState};
+use millrace_storage::MemRun;
 
 use self::accumulator::{Accumulator, Rows};
 use self::groups::Groups;
 use self::value_tables::ValueTables;
 use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
+use crate::lookahead::Hint;
 use crate::operator::{Operator, Output};
 use crate::state::arena::new_batch;
 use crate::state::cache::Probe;
 use crate::state::gate::Ready;
 use crate::state::keyed::Request;
 use crate::state::keys::KeyReader;
-use crate::state::{HeldUntilBarrier, KeyedState, Slot};
+use crate::state::{Answers, HeldUntilBarrier, KeyedState, Slot};
 
 /// See the module.
 pub struct Aggregate {
@@ -311,12 +312,12 @@ impl Aggregate {
     }
 
     /// Waits for a read, of groups or of their values: groups that have come, or nothing more to do.
-    async fn next_answer(&mut self) -> Result<Option<Vec<(Request, Found)>>, ExecError> {
+    async fn next_answer(&mut self) -> Result<Option<Answers<Request>>, ExecError> {
         let (groups, Groups { values, .. }, keys) = self.state.parts();
         if values.is_idle() {
             return Ok(Some(groups.completed().await?));
         }
-        if groups.is_empty() {
+        if groups.is_idle() {
             values.completed(keys).await?;
             return Ok(None);
         }
@@ -391,6 +392,14 @@ impl Operator for Aggregate {
         self.state.is_fetching() || !self.state.entries.values.is_idle()
     }
 
+    fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
+        self.state.hint(port, hint)
+    }
+
+    fn is_prefetching(&self) -> bool {
+        self.state.is_prefetching()
+    }
+
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         self.complete_fetches(out).boxed()
     }
@@ -400,6 +409,10 @@ impl Operator for Aggregate {
         if let RetentionBy::Value(at) = by {
             self.state.close(at, bound);
         }
+    }
+
+    fn time(&mut self, epoch: Epoch) {
+        self.state.pass(epoch);
     }
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {

@@ -23,7 +23,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::delta::take_rows;
 use millrace_common::identity::RowCodec;
-use millrace_common::{DeltaChunk, Vnode};
+use millrace_common::{DeltaChunk, Epoch, Vnode};
 use millrace_graph::{JoinSide, SideState};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup, MemRun};
@@ -33,6 +33,7 @@ use super::retractions::Retractions;
 use super::{HashJoin, policy};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
+use crate::lookahead::Hint;
 use crate::memory::{MemoryClass, Reservation};
 use crate::operator::{Operator, Output};
 use crate::operators::{BuildContext, Built, Env, Tables};
@@ -425,16 +426,28 @@ impl Operator for Remembering {
         self.join.is_pending() || self.retractions.is_reading()
     }
 
+    fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
+        self.join.hint(port, hint)
+    }
+
+    fn is_prefetching(&self) -> bool {
+        self.join.is_prefetching()
+    }
+
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             tokio::select! {
                 biased;
                 done = self.retractions.completed(), if self.retractions.is_reading() => done,
-                done = self.join.progress(out), if self.join.is_pending() => done,
+                done = self.join.progress(out), if self.join.is_pending() || self.join.is_prefetching() => done,
                 else => Ok(()),
             }
         }
         .boxed()
+    }
+
+    fn time(&mut self, epoch: Epoch) {
+        self.join.time(epoch);
     }
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {

@@ -28,9 +28,9 @@ use std::collections::BTreeMap;
 use arrow::array::BooleanArray;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
 use millrace_common::fault_injection::is_planted;
+use millrace_common::{DeltaChunk, Epoch};
 use millrace_storage::MemRun;
 
 use self::emitter::{Emitter, OutputColumns};
@@ -40,6 +40,7 @@ use self::pairing::{JoinSpec, PairingCore};
 use self::policy::{MatchStatus, NullKeys, Policy};
 use super::{BuildContext, Built, Env, Tables};
 use crate::error::ExecError;
+use crate::lookahead::Hint;
 use crate::operator::{Operator, Output};
 
 /// See the module.
@@ -125,12 +126,24 @@ impl Operator for HashJoin {
         self.core.is_pending()
     }
 
+    fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
+        self.core.hint(port, hint)
+    }
+
+    fn is_prefetching(&self) -> bool {
+        self.core.is_prefetching()
+    }
+
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         self.core.advance(&self.emitter, out).boxed()
     }
 
     fn retain(&mut self, table: usize, by: RetentionBy, bound: i64) {
         self.core.retain(table, by, bound);
+    }
+
+    fn time(&mut self, epoch: Epoch) {
+        self.core.pass(epoch);
     }
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {

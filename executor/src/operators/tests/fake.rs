@@ -11,10 +11,12 @@ use arrow::array::{Array, BinaryArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use futures::{StreamExt, stream};
 use millrace_rpc::catalog::RowStorage;
-use millrace_storage::{Found, Lookup, MemRun, Part, Reading};
+use millrace_storage::cache::Priority;
+use millrace_storage::{Found, Lookup, MemRun, Part, ReadClass, Reading};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use tokio::sync::oneshot;
 
 use crate::error::ExecError;
 use crate::state::StateTable;
@@ -32,6 +34,8 @@ pub struct FakeTable {
     delays: Arc<Mutex<Option<StdRng>>>,
     /// Reads complete when this has moved on.
     turn: Option<Arc<AtomicUsize>>,
+    /// Reads complete when the test says so.
+    held: Option<Arc<Mutex<Vec<HeldRead>>>>,
     pub rounds: Arc<Mutex<usize>>,
     /// Rows in all answers.
     pub rows_read: Arc<Mutex<usize>>,
@@ -46,6 +50,7 @@ impl FakeTable {
             entries: Arc::default(),
             delays: Arc::new(Mutex::new(delay.map(StdRng::seed_from_u64))),
             turn: None,
+            held: None,
             rounds: Arc::default(),
             rows_read: Arc::default(),
         }
@@ -54,6 +59,49 @@ impl FakeTable {
     /// Reads complete in the turn after the one in which they were asked for.
     pub fn in_turns(schema: SchemaRef, storage: RowStorage, turn: Arc<AtomicUsize>) -> FakeTable {
         FakeTable { turn: Some(turn), ..FakeTable::new(schema, storage, None) }
+    }
+
+    /// Reads complete by [`FakeTable::answer_one`] and [`FakeTable::fail_one`].
+    pub fn held(schema: SchemaRef, storage: RowStorage) -> FakeTable {
+        FakeTable { held: Some(Arc::default()), ..FakeTable::new(schema, storage, None) }
+    }
+
+    /// Nothing is stored, and nothing is read.
+    pub fn clear(&self) {
+        self.entries.lock().clear();
+        self.held.iter().for_each(|held| held.lock().clear());
+    }
+
+    /// The same table, whose reads are answered at once.
+    pub fn answered(&self) -> FakeTable {
+        FakeTable { held: None, ..self.clone() }
+    }
+
+    /// Lets one read complete, of those of a class the first or the last; whether there was one.
+    pub fn answer_one(&self, ahead: bool, is_last: bool) -> bool {
+        self.take_held(ahead, is_last).is_some_and(|read| read.done.send(None).is_ok())
+    }
+
+    /// Lets the first read ahead of rows fail.
+    pub fn fail_one(&self) -> bool {
+        let failed = Some(millrace_storage::StorageError::internal("a read that fails"));
+        self.take_held(true, false).is_some_and(|read| read.done.send(failed).is_ok())
+    }
+
+    fn take_held(&self, ahead: bool, is_last: bool) -> Option<HeldRead> {
+        let mut held = self.held.as_ref()?.lock();
+        // Of reads that were given up nobody waits.
+        held.retain(|read| !read.done.is_closed());
+        let of_class = |read: &HeldRead| (read.class.get() == Priority::Prefetch) == ahead;
+        let at =
+            if is_last { held.iter().rposition(of_class) } else { held.iter().position(of_class) };
+        at.map(|at| held.remove(at))
+    }
+
+    /// Reads that have not completed.
+    pub fn waiting(&self) -> usize {
+        let held = self.held.as_ref().map(|held| held.lock());
+        held.map_or(0, |held| held.iter().filter(|read| !read.done.is_closed()).count())
     }
 
     pub fn len(&self) -> usize {
@@ -90,6 +138,20 @@ impl FakeTable {
             });
             return Lookup::Pending(Reading::new(stream::once(next).boxed()));
         }
+        if let Some(held) = &self.held {
+            let part = Part::whole(answer, asked);
+            let (done, wait) = oneshot::channel();
+            let next = Box::pin(async move {
+                match wait.await {
+                    Ok(None) => Ok(part),
+                    Ok(Some(e)) => Err(e),
+                    Err(_) => std::future::pending().await,
+                }
+            });
+            let reading = Reading::new(stream::once(next).boxed());
+            held.lock().push(HeldRead { class: reading.class(), done });
+            return Lookup::Pending(reading);
+        }
         match &mut *self.delays.lock() {
             None => Lookup::Ready(answer),
             Some(rng) => {
@@ -104,6 +166,12 @@ impl FakeTable {
             }
         }
     }
+}
+
+/// A read that waits for the test. Its class is set after it was asked for.
+struct HeldRead {
+    class: ReadClass,
+    done: oneshot::Sender<Option<millrace_storage::StorageError>>,
 }
 
 struct Delayed {
@@ -211,6 +279,9 @@ impl StateTable for FakeTable {
 
     /// Delayed tables never claim to be empty, so that their reads are exercised.
     fn is_empty(&self) -> bool {
-        self.turn.is_none() && self.delays.lock().is_none() && self.entries.lock().is_empty()
+        self.turn.is_none()
+            && self.held.is_none()
+            && self.delays.lock().is_none()
+            && self.entries.lock().is_empty()
     }
 }

@@ -1,4 +1,4 @@
-//! Keyed state: rows wait for their keys only, in order; hints read ahead and change nothing.
+//! Keyed state: rows wait for their keys only, in order; hints change no result.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,16 +6,19 @@ use std::sync::Arc;
 use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use futures::executor::block_on;
-use millrace_common::{DeltaChunk, EnvHandle};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup};
 use rand::Rng;
 
 use super::fake::FakeTable;
 use super::history::{Row, chunk, schema};
+use super::model::PLANTED;
 use super::seeded;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::lookahead::operator::OperatorLookahead;
+use crate::lookahead::{Due, Hint};
 use crate::memory::MemoryGovernor;
 use crate::operators::Env;
 use crate::options::{Eviction, ExecOptions};
@@ -28,7 +31,7 @@ use crate::stats::OperatorMetrics;
 const ENTRY: usize = 64;
 
 /// How many rows each key has had.
-struct Counts {
+pub(super) struct Counts {
     table: FakeTable,
     of: Vec<i64>,
 }
@@ -65,35 +68,38 @@ impl Entries for Counts {
 }
 
 /// Counts the rows of keys, as an operator would.
-struct Counter {
-    state: KeyedState<Counts>,
-    metrics: Arc<OperatorMetrics>,
+pub(super) struct Counter {
+    pub state: KeyedState<Counts>,
+    pub metrics: Arc<OperatorMetrics>,
+    pub lookahead: Arc<OperatorLookahead>,
     /// Ids of the rows that have run.
-    ran: Vec<i64>,
+    pub ran: Vec<i64>,
 }
 
 impl Counter {
-    fn new(table: &FakeTable, options: ExecOptions) -> Counter {
+    pub fn new(table: &FakeTable, options: ExecOptions) -> Counter {
         let metrics = OperatorMetrics::new(0, 0, "test");
+        let lookahead = OperatorLookahead::new(&Arc::default());
         let env = Env {
             options: Arc::new(options),
             errors: Arc::new(ErrorSink::default()),
             metrics: Arc::clone(&metrics),
             clock: EnvHandle::default(),
             governor: MemoryGovernor::new(1 << 30),
+            lookahead: Arc::clone(&lookahead),
             shed: Arc::default(),
             vnodes: 0..256,
-            restored: millrace_common::Epoch::ZERO,
+            restored: Epoch::ZERO,
             first_arrival: 0,
             event_time: Vec::new(),
         };
         let entries = Counts { table: table.clone(), of: Vec::new() };
         let reader = KeyReader::new(&schema(), &[0], &[]).unwrap();
         let state = KeyedState::new(entries, vec![reader], table.is_empty(), &env);
-        Counter { state, metrics, ran: Vec::new() }
+        Counter { state, metrics, lookahead, ran: Vec::new() }
     }
 
-    fn run(&mut self, Ready { chunk, slots, .. }: Ready) {
+    pub fn run(&mut self, Ready { chunk, slots, .. }: Ready) {
         let ids = chunk.batch.column(3).as_primitive::<Int64Type>();
         for (row, &slot) in slots.iter().enumerate() {
             self.state.keys.mark_dirty(slot);
@@ -102,31 +108,41 @@ impl Counter {
         }
     }
 
-    fn push(&mut self, chunk: DeltaChunk) {
+    pub fn push(&mut self, chunk: DeltaChunk) {
         if let Some(ready) = self.state.admit(0, chunk).unwrap() {
             self.run(ready);
         }
     }
 
-    fn progress(&mut self) {
+    pub fn progress(&mut self) {
         let ready = block_on(self.state.completed()).unwrap();
         ready.into_iter().for_each(|ready| self.run(ready));
     }
 
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         while self.state.is_fetching() {
             self.progress();
         }
         assert!(self.state.is_settled());
     }
 
-    fn hint(&mut self, keys: &[i64], event_time: i64) {
-        let chunk = rows(keys.iter().map(|&key| (key, 0)));
-        let keys = self.state.reader(0).read(&chunk.batch).unwrap();
-        self.state.hint(0, &keys, event_time).unwrap();
+    pub fn hint(&mut self, keys: &[i64], event_time: i64) {
+        self.announce(keys, vec![event_time; keys.len()], &Due::default());
     }
 
-    fn write(&mut self) {
+    /// Of rows without an event time.
+    pub fn hint_due(&mut self, keys: &[i64], due: &Due) {
+        self.announce(keys, Vec::new(), due);
+    }
+
+    fn announce(&mut self, keys: &[i64], times: Vec<i64>, due: &Due) {
+        let chunk = rows(keys.iter().map(|&key| (key, 0)));
+        let keys = self.state.reader(0).read(&chunk.batch).unwrap();
+        let hint = Hint { node: 0, port: 0, keys, times, due: due.clone() };
+        self.state.hint(0, &hint).unwrap();
+    }
+
+    pub fn write(&mut self) {
         let dirty = self.state.keys.take_dirty();
         let of_slot = |&s: &Slot| (self.state.keys.vnode(s), self.state.keys.key(s));
         let keys = storage_keys(dirty.iter().map(of_slot));
@@ -135,37 +151,37 @@ impl Counter {
         self.state.entries.table.write(keys, None, values).unwrap();
     }
 
-    fn make_room(&mut self) {
+    pub fn make_room(&mut self) {
         if self.state.is_over() {
             self.write();
             self.state.evict().unwrap();
         }
     }
 
-    fn is_resident(&mut self, key: i64) -> bool {
+    pub fn is_resident(&mut self, key: i64) -> bool {
         let chunk = rows([(key, 0)].into_iter());
         let (slots, _) = self.state.probe(0, &chunk).unwrap();
         self.state.keys.is_resident(slots[0])
     }
 }
 
-fn counts_batch(counts: Vec<i64>) -> RecordBatch {
+pub(super) fn counts_batch(counts: Vec<i64>) -> RecordBatch {
     let schema = Schema::new(vec![Field::new("n", DataType::Int64, true)]);
     RecordBatch::try_new(Arc::new(schema), vec![Arc::new(Int64Array::from(counts))]).unwrap()
 }
 
 /// Rows of (key, id).
-fn rows(of: impl Iterator<Item = (i64, i64)>) -> DeltaChunk {
+pub(super) fn rows(of: impl Iterator<Item = (i64, i64)>) -> DeltaChunk {
     let row = |(key, id)| -> (Row, i64) { ((Some(key), None, None, id), 1) };
     chunk(&of.map(row).collect::<Vec<_>>())
 }
 
-fn table(delay: Option<u64>) -> FakeTable {
+pub(super) fn table(delay: Option<u64>) -> FakeTable {
     FakeTable::new(counts_batch(Vec::new()).schema(), RowStorage::Keyed, delay)
 }
 
 /// What is stored for keys `0..keys`.
-fn stored(table: &FakeTable, keys: i64) -> BTreeMap<i64, i64> {
+pub(super) fn stored(table: &FakeTable, keys: i64) -> BTreeMap<i64, i64> {
     let reader = KeyReader::new(&schema(), &[0], &[]).unwrap();
     let read = reader.read(&rows((0..keys).map(|key| (key, 0))).batch).unwrap();
     let asked = storage_keys((0..keys as usize).map(|row| (read.vnode(row), read.key(row))));
@@ -206,52 +222,8 @@ fn nothing_is_read_while_every_key_is_in_memory() {
 }
 
 #[test]
-fn a_hint_reads_ahead_and_parks_nothing() {
-    let table = table(Some(1));
-    let mut counter = Counter::new(&table, ExecOptions::default());
-    counter.hint(&[1, 2, 1], 1);
-    assert!(counter.state.is_fetching() && counter.ran.is_empty());
-    counter.settle();
-    counter.push(rows([(1, 0), (2, 1), (1, 2)].into_iter()));
-    assert_eq!(counter.ran, [0, 1, 2], "what was hinted is in memory");
-    counter.hint(&[1, 2], 2);
-    assert!(!counter.state.is_fetching(), "what is in memory is not read");
-    assert_eq!((*table.rounds.lock(), counter.metrics.parked_rows.get()), (1, 0));
-}
-
-#[test]
-fn a_row_that_meets_a_hinted_read_waits_for_its_answer() {
-    for seed in 0..20 {
-        let table = table(Some(seed));
-        let mut counter = Counter::new(&table, ExecOptions::default());
-        counter.hint(&[1, 2], 1);
-        counter.push(rows([(1, 0), (2, 1)].into_iter()));
-        assert!(counter.ran.is_empty());
-        counter.hint(&[1, 2], 1);
-        counter.settle();
-        counter.ran.sort_unstable();
-        assert_eq!(counter.ran, [0, 1]);
-        assert_eq!(*table.rounds.lock(), 1, "one read serves the hint and the rows");
-    }
-}
-
-#[test]
-fn a_hinted_key_leaves_after_those_needed_before_it() {
-    let options = ExecOptions { cache_bytes: 4_000, ..ExecOptions::default() };
-    let mut counter = Counter::new(&table(Some(1)), options);
-    for key in 0..200 {
-        counter.push(rows([(key, key)].into_iter()));
-        if key == 5 {
-            counter.hint(&[1], 10_000);
-        }
-        counter.settle();
-        counter.make_room();
-    }
-    assert!(counter.is_resident(1) && !counter.is_resident(2));
-}
-
-#[test]
 fn hints_that_are_early_late_doubled_or_wrong_change_no_result() {
+    let _unplanted = PLANTED.read();
     for (seed, ref mut rng) in seeded(200, 2000) {
         let table = table(rng.random_bool(0.8).then_some(seed));
         let options = ExecOptions {
@@ -261,7 +233,7 @@ fn hints_that_are_early_late_doubled_or_wrong_change_no_result() {
         };
         let mut expected: BTreeMap<i64, i64> = BTreeMap::new();
         let mut counter = Counter::new(&table, options);
-        for _ in 0..rng.random_range(1..5) {
+        for epoch in 2..rng.random_range(3..7) {
             for _ in 0..rng.random_range(1..15) {
                 if rng.random_bool(0.6) {
                     let keys: Vec<i64> = (0..6).map(|_| rng.random_range(0..40)).collect();
@@ -270,12 +242,14 @@ fn hints_that_are_early_late_doubled_or_wrong_change_no_result() {
                 let keys: Vec<i64> = (0..5).map(|_| rng.random_range(0..30)).collect();
                 keys.iter().for_each(|key| *expected.entry(*key).or_default() += 1);
                 counter.push(rows(keys.into_iter().map(|key| (key, 0))));
-                if counter.state.is_fetching() && rng.random_bool(0.4) {
+                let is_reading = counter.state.is_fetching() || counter.state.is_prefetching();
+                if is_reading && rng.random_bool(0.4) {
                     counter.progress();
                 }
                 counter.make_room();
             }
             counter.settle();
+            counter.state.pass(Epoch(epoch));
             counter.write();
             counter.state.unpin();
             counter.make_room();

@@ -4,12 +4,15 @@
 
 mod eviction;
 mod fake;
+mod hints;
 mod history;
 mod keyed;
 mod lookup;
+mod model;
 mod on_arrival;
 mod stateful;
 mod steps;
+mod subject;
 mod values;
 
 use millrace_common::random_tests;

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::compute::SortOptions;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
-use millrace_common::EnvHandle;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_functions::window_call::RankFunction;
 use millrace_graph::state::accumulator_schema;
@@ -21,68 +20,11 @@ use rand::rngs::StdRng;
 
 use super::fake::FakeTable;
 use super::history::{History, Kind, Row, ZSet, accumulate, add, chunk, schema, text};
+use super::model::PLANTED;
 use super::seeded;
-use crate::error_sink::ErrorSink;
-use crate::memory::MemoryGovernor;
+pub(super) use super::subject::{Subject, random_options};
 use crate::operator::{Operator, Output};
-use crate::operators::{Env, build_with};
-use crate::options::{Eviction, ExecOptions, StateAccess};
-use crate::sequence::first_arrival;
-use crate::stats::OperatorMetrics;
-
-/// A node with its inputs and tables; it can be built again over the same tables.
-pub(super) struct Subject {
-    pub node: Node,
-    pub inputs: Vec<SchemaRef>,
-    pub tables: Vec<FakeTable>,
-    pub options: ExecOptions,
-    /// By input port.
-    pub event_time: Vec<Option<usize>>,
-}
-
-impl Subject {
-    pub fn build(&self) -> Box<dyn Operator> {
-        self.restart(None)
-    }
-
-    /// An instance that goes on after what another has committed.
-    pub fn restart(&self, before: Option<&dyn Operator>) -> Box<dyn Operator> {
-        let mut counters = BTreeMap::new();
-        if let Some(before) = before {
-            before.counters(&mut counters);
-        }
-        let env = Env {
-            options: Arc::new(self.options.clone()),
-            errors: Arc::new(ErrorSink::default()),
-            metrics: OperatorMetrics::new(0, 0, "test"),
-            clock: EnvHandle::default(),
-            governor: MemoryGovernor::new(1 << 30),
-            shed: Arc::default(),
-            vnodes: 0..256,
-            event_time: self.event_time.clone(),
-            restored: millrace_common::Epoch::ZERO,
-            first_arrival: first_arrival(&counters),
-        };
-        build_with(&self.node, &self.inputs, env, &mut |t| Ok(Box::new(self.tables[t].clone())))
-            .unwrap()
-    }
-}
-
-pub(super) fn random_options(rng: &mut StdRng) -> ExecOptions {
-    ExecOptions {
-        parked_rows: rng.random_range(1..20),
-        cache_bytes: if rng.random_bool(0.5) { rng.random_range(1..3_000) } else { 1 << 20 },
-        group_change_bytes: if rng.random_bool(0.3) { 1 } else { 1 << 20 },
-        chunk_rows: rng.random_range(1..10),
-        state_access: if rng.random_bool(0.3) {
-            StateAccess::Synchronous
-        } else {
-            StateAccess::Asynchronous
-        },
-        eviction: [Eviction::Timestamp, Eviction::Lru, Eviction::Clock][rng.random_range(0..3)],
-        ..ExecOptions::default()
-    }
-}
+use crate::options::ExecOptions;
 
 fn take(out: &mut Output, into: &mut ZSet<Vec<String>>) {
     for chunk in out.take() {
@@ -98,6 +40,7 @@ fn check(
     histories: &mut [History],
     expected: impl Fn(&[History]) -> ZSet<Vec<String>>,
 ) {
+    let _unplanted = PLANTED.read();
     let mut actual = ZSet::new();
     let mut op = subject.build();
     for epoch in 0..rng.random_range(1..8) {

@@ -399,6 +399,10 @@ impl Entries for Groups {
         self.table.multi_scan(keys, self.fetch_limit())
     }
 
+    fn read_ahead(&self, _: usize, keys: BinaryArray, rows: usize) -> Lookup {
+        self.table.multi_scan(keys, Some(self.fetch_limit().map_or(rows, |limit| limit.min(rows))))
+    }
+
     fn load(&mut self, _: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
         self.load_prefixes(slots, found, self.fetch_limit())
     }

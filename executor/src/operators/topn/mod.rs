@@ -23,10 +23,10 @@ use arrow::array::{ArrayRef, Int64Array, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
 use millrace_common::delta::take_rows;
 use millrace_common::fault_injection::is_planted;
+use millrace_common::{DeltaChunk, Epoch};
 use millrace_storage::{Found, MemRun};
 
 use self::group::{Shown, Window};
@@ -34,6 +34,7 @@ use self::groups::Groups;
 use super::ordered::{Ranked, RowOrder};
 use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
+use crate::lookahead::Hint;
 use crate::operator::{Operator, Output};
 use crate::options::StateAccess;
 use crate::state::arena::{RowRef, new_batch};
@@ -171,7 +172,7 @@ impl TopNOperator {
     async fn complete_fetches(&mut self, out: &mut Output) -> Result<(), ExecError> {
         tokio::select! {
             biased;
-            ready = self.state.completed(), if self.state.is_fetching() => {
+            ready = self.state.completed(), if self.state.is_fetching() || self.state.is_prefetching() => {
                 for Ready { chunk, slots, .. } in ready? {
                     self.run(&chunk, &slots)?;
                 }
@@ -304,6 +305,14 @@ impl Operator for TopNOperator {
         self.state.is_fetching() || !self.refills.is_empty()
     }
 
+    fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
+        self.state.hint(port, hint)
+    }
+
+    fn is_prefetching(&self) -> bool {
+        self.state.is_prefetching()
+    }
+
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         self.complete_fetches(out).boxed()
     }
@@ -315,6 +324,10 @@ impl Operator for TopNOperator {
         {
             self.state.close(at, bound);
         }
+    }
+
+    fn time(&mut self, epoch: Epoch) {
+        self.state.pass(epoch);
     }
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {

@@ -71,6 +71,10 @@ impl Entries for Groups {
         self.table.multi_scan(keys, None)
     }
 
+    fn read_ahead(&self, _: usize, keys: BinaryArray, rows: usize) -> Lookup {
+        self.table.multi_scan(keys, Some(rows))
+    }
+
     fn load(&mut self, _: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
         let mut read: Vec<Vec<Ranked>> = slots.iter().map(|_| Vec::new()).collect();
         if !found.is_empty() {

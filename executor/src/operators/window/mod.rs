@@ -28,10 +28,10 @@ use arrow::compute::interleave;
 use arrow::datatypes::{Field, Schema, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
 use millrace_common::collections::HashSet;
 use millrace_common::identity::RowCodec;
+use millrace_common::{DeltaChunk, Epoch};
 use millrace_functions::window_call::Reach;
 use millrace_storage::MemRun;
 
@@ -43,6 +43,7 @@ use self::values::Span;
 use super::ordered::{Change, Listed, Ranked, RowOrder};
 use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
+use crate::lookahead::Hint;
 use crate::operator::{Operator, Output};
 use crate::state::arena::{RowRef, new_batch};
 use crate::state::keys::KeyReader;
@@ -346,6 +347,14 @@ impl Operator for WindowOperator {
         self.state.is_fetching()
     }
 
+    fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
+        self.state.hint(port, hint)
+    }
+
+    fn is_prefetching(&self) -> bool {
+        self.state.is_prefetching()
+    }
+
     fn progress<'a>(&'a mut self, _: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move { self.state.arrived().await.map(drop) }.boxed()
     }
@@ -363,6 +372,10 @@ impl Operator for WindowOperator {
         if let Some(closing) = &mut self.closing {
             closing.raise(columns);
         }
+    }
+
+    fn time(&mut self, epoch: Epoch) {
+        self.state.pass(epoch);
     }
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {

@@ -2,7 +2,9 @@
 
 use millrace_common::collections::HashSet;
 
-use super::{DIRTY, ENTRY_BYTES, FETCHING, KeyTable, LIVE, QUEUED, RESIDENT, Slot};
+use super::{
+    DIRTY, DUE, ENTRY_BYTES, FETCHING, KeyTable, LIVE, PREFETCHING, QUEUED, RESIDENT, Slot,
+};
 
 impl KeyTable {
     /// The first broken invariant, in words: every slot is live or free; bytes are the sum of the live entries'; an
@@ -13,7 +15,7 @@ impl KeyTable {
         let mut dirty = 0;
         for (s, flags) in self.flags.iter().enumerate() {
             if flags & LIVE == 0 {
-                if flags & (RESIDENT | FETCHING | DIRTY) != 0 {
+                if flags & (RESIDENT | FETCHING | DIRTY | PREFETCHING | DUE) != 0 {
                     return Err(format!("slot {s} is free, with flags {flags:#b}"));
                 }
                 continue;

@@ -1,6 +1,6 @@
 //! What holds of keyed state between two calls (see the module above).
 
-use super::{Entries, KeyedState};
+use super::{Entries, KeyedState, Missing};
 
 /// A check looks at every entry. It is due when this many times as many rows have come since the last.
 const ROWS_PER_ENTRY: usize = 4;
@@ -9,7 +9,8 @@ const MIN_ROWS: usize = 256;
 
 impl<E: Entries> KeyedState<E> {
     /// The first broken invariant, in words: the cache's and the gate's own; a row is parked only while its key is being
-    /// fetched; and an entry is being fetched exactly while answers for it are outstanding.
+    /// fetched; an entry is being fetched exactly while answers for it are outstanding, and read ahead while it waits for that; and
+    /// it is due while it has a mark.
     pub fn check_invariants(&self) -> Result<(), String> {
         self.keys.check_invariants()?;
         self.gate.check_invariants()?;
@@ -21,8 +22,15 @@ impl<E: Entries> KeyedState<E> {
             if self.keys.is_fetching(slot) != (outstanding > 0) {
                 return Err(format!("slot {slot} waits for {outstanding} answers"));
             }
-            if outstanding > 0 && self.fetches.is_empty() {
+            if outstanding > 0 && !self.is_fetching() {
                 return Err(format!("slot {slot} waits for an answer, and no read is under way"));
+            }
+            let is_ahead = self.reads.ahead.of(slot) != Missing::default();
+            if self.keys.is_prefetching(slot) != is_ahead {
+                return Err(format!("slot {slot} is read ahead: {is_ahead}"));
+            }
+            if self.keys.is_due(slot) != self.due.has(slot) {
+                return Err(format!("slot {slot} is due: {}", self.due.has(slot)));
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ pub struct Cleaning {
     tables: [usize; 2],
     keys: [Vec<usize>; 2],
     /// Column and bound of a side.
-    bounds: [Option<(usize, i64)>; 2],
+    pub bounds: [Option<(usize, i64)>; 2],
     /// Rows that were left on each side.
     left: [usize; 2],
 }

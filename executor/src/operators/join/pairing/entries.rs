@@ -1,13 +1,17 @@
 //! What a join keeps for its keys: for each side a list of rows, and what has been emitted of them.
 
-use arrow::array::BinaryArray;
+use arrow::array::{Array, AsArray, BinaryArray, UInt32Array};
+use arrow::compute::take;
+use arrow::datatypes::{Int64Type, UInt32Type};
 use millrace_common::DeltaChunk;
+use millrace_common::delta::take_rows;
 use millrace_storage::{Found, Lookup};
 
 use super::super::policy::Rules;
 use super::pairs::Condition;
 use super::side::{END, List, Side};
 use crate::error::ExecError;
+use crate::operators::times_of;
 use crate::state::arena::RowRef;
 use crate::state::keyed::Missing;
 use crate::state::{Entries, KeyTable, Slot};
@@ -30,6 +34,8 @@ pub struct JoinEntries {
     pub left_width: usize,
     pub chunk_rows: usize,
     pub of: Vec<Entry>,
+    /// Column and bound of a side: rows below are never met again.
+    pub bounds: [Option<(usize, i64)>; 2],
 }
 
 impl Entries for JoinEntries {
@@ -54,6 +60,27 @@ impl Entries for JoinEntries {
 
     fn read(&self, side: usize, keys: BinaryArray) -> Lookup {
         self.sides[side].read(keys)
+    }
+
+    fn read_ahead(&self, side: usize, keys: BinaryArray, rows: usize) -> Lookup {
+        self.sides[side].read_rows(keys, Some(rows))
+    }
+
+    fn within_bound(&self, side: usize, found: Found) -> Result<Found, ExecError> {
+        let Some((column, bound)) = self.bounds[side] else { return Ok(found) };
+        let times = times_of(found.values.column(column))?;
+        let is_kept = |row: usize| times.is_null(row) || times.value(row) >= bound;
+        let kept: Vec<u32> = (0..found.len()).filter(|&r| is_kept(r)).map(|r| r as u32).collect();
+        if kept.len() == found.len() {
+            return Ok(found);
+        }
+        let kept = UInt32Array::from(kept);
+        Ok(Found {
+            input: take(&found.input, &kept, None)?.as_primitive::<UInt32Type>().clone(),
+            keys: take(&found.keys, &kept, None)?.as_binary::<i32>().clone(),
+            weights: take(&found.weights, &kept, None)?.as_primitive::<Int64Type>().clone(),
+            values: take_rows(&found.values, &kept)?,
+        })
     }
 
     fn load(&mut self, at: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError> {

@@ -26,8 +26,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::{Schema, SchemaRef};
-use millrace_common::DeltaChunk;
 use millrace_common::access::RetentionBy;
+use millrace_common::{DeltaChunk, Epoch};
 use millrace_functions::expr::ExprRef;
 use millrace_graph::JoinSide;
 use millrace_storage::MemRun;
@@ -42,6 +42,7 @@ use super::Tables;
 use super::emitter::Emitter;
 use super::policy::{Policy, Rules};
 use crate::error::ExecError;
+use crate::lookahead::Hint;
 use crate::operator::Output;
 use crate::operators::Env;
 use crate::state::gate::Ready;
@@ -127,6 +128,7 @@ impl PairingCore {
             left_width,
             chunk_rows: env.options.chunk_rows.max(1),
             of: Vec::new(),
+            bounds: [None, None],
         };
         Ok(PairingCore {
             state: KeyedState::new(entries, readers, is_empty, &env),
@@ -220,7 +222,8 @@ impl PairingCore {
     }
 
     pub fn shed(&mut self) -> Result<(), ExecError> {
-        if self.state.is_over_idle() { self.state.evict() } else { Ok(()) }
+        // Rows that wait have their slots already.
+        if !self.is_busy() && self.state.is_over_idle() { self.state.evict() } else { Ok(()) }
     }
 
     fn make_room(&mut self) -> Result<(), ExecError> {
@@ -249,9 +252,25 @@ impl PairingCore {
         self.drain(emitter, out)
     }
 
+    /// See [`crate::operator::Operator::hint`].
+    pub fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
+        self.state.hint(port, hint)
+    }
+
+    /// See [`crate::operator::Operator::is_prefetching`].
+    pub fn is_prefetching(&self) -> bool {
+        self.state.is_prefetching()
+    }
+
+    /// The epoch that ends.
+    pub fn pass(&mut self, epoch: Epoch) {
+        self.state.pass(epoch);
+    }
+
     /// Raises the bound below which rows of a table are dropped.
     pub fn retain(&mut self, table: usize, by: RetentionBy, bound: i64) {
         self.cleaning.raise(table, by, bound);
+        self.state.entries.bounds = self.cleaning.bounds;
     }
 
     /// The barrier: emits what rows contribute by themselves as it is now, and writes what was held back.

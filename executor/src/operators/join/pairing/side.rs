@@ -158,7 +158,12 @@ impl Side {
 
     /// Reads the rows of join keys.
     pub fn read(&self, keys: BinaryArray) -> Lookup {
-        if self.point { self.table.multi_get(keys) } else { self.table.multi_scan(keys, None) }
+        self.read_rows(keys, None)
+    }
+
+    /// The same, at most so many of each.
+    pub fn read_rows(&self, keys: BinaryArray, rows: Option<usize>) -> Lookup {
+        if self.point { self.table.multi_get(keys) } else { self.table.multi_scan(keys, rows) }
     }
 
     pub fn row_bytes(&self) -> usize {

@@ -1,0 +1,419 @@
+//! Hints: what they announce is read ahead, is kept until its rows have come, and never changes a result.
+
+use std::time::Duration;
+
+use futures::FutureExt;
+use millrace_common::Epoch;
+use millrace_common::access::RetentionBy;
+use millrace_graph::JoinKind;
+use millrace_rpc::catalog::RowStorage;
+
+use super::fake::FakeTable;
+use super::history::{chunk, schema};
+use super::keyed::{Counter, counts_batch, rows, stored};
+use super::model::{PLANTED, join};
+use super::stateful::Subject;
+use crate::lookahead::{Due, Hint};
+use crate::operator::{Operator, Output};
+use crate::options::ExecOptions;
+use crate::state::NOTHING_CACHED;
+use crate::state::keyed::MAX_ROWS;
+use crate::state::keys::KeyReader;
+use crate::stats::LookaheadStats;
+
+/// A table whose reads complete when the test says so; keys `0..keys` have had as many rows as they say.
+fn held(keys: i64) -> FakeTable {
+    let table = FakeTable::held(counts_batch(Vec::new()).schema(), RowStorage::Keyed);
+    let mut counter = Counter::new(&table, ExecOptions::default());
+    counter.push(rows((0..keys).flat_map(|key| (0..key).map(move |id| (key, id)))));
+    while table.answer_one(false, false) {
+        counter.progress();
+    }
+    counter.write();
+    *table.rounds.lock() = 0;
+    table
+}
+
+fn counter(table: &FakeTable) -> Counter {
+    Counter::new(table, ExecOptions::default())
+}
+
+impl Counter {
+    fn counted(&self) -> LookaheadStats {
+        self.metrics.lookahead.read()
+    }
+
+    /// Takes in a read ahead of rows.
+    fn answer(&mut self, table: &FakeTable) {
+        assert!(table.answer_one(true, false), "nothing is read ahead");
+        self.progress();
+    }
+
+    /// Takes in a read that rows wait for.
+    fn answer_demand(&mut self, table: &FakeTable) {
+        assert!(table.answer_one(false, false), "nothing is waited for");
+        self.progress();
+    }
+
+    fn finish(&mut self, table: &FakeTable) {
+        while self.state.is_fetching() {
+            self.answer_demand(table);
+        }
+        assert!(self.state.is_settled());
+        self.state.check_invariants().unwrap();
+        self.write();
+    }
+
+    fn next_epoch(&mut self, epoch: u64) {
+        self.state.check_settled(true).unwrap();
+        self.state.pass(Epoch(epoch));
+        self.state.check_invariants().unwrap();
+    }
+}
+
+fn one(key: i64) -> millrace_common::DeltaChunk {
+    rows([(key, 100 + key)].into_iter())
+}
+
+#[test]
+fn what_was_hinted_is_in_memory_when_its_row_comes() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    counter.hint(&[1, 2, 1], 1);
+    assert!(counter.state.is_prefetching() && !counter.state.is_fetching());
+    assert!(counter.state.is_settled() && !counter.state.is_full());
+    counter.answer(&table);
+    assert!(!counter.state.is_prefetching());
+    counter.push(rows([(1, 0), (2, 1), (1, 2)].into_iter()));
+    assert_eq!(counter.ran, [0, 1, 2]);
+    counter.hint(&[1, 2, 9], 2);
+    counter.answer(&table);
+    counter.push(one(9));
+    counter.finish(&table);
+    assert_eq!(*table.rounds.lock(), 2);
+    assert_eq!(counter.metrics.parked_rows.get(), 0);
+    let expected = LookaheadStats {
+        hinted: 6,
+        resident: 2,
+        prefetched: 3,
+        in_time: 3,
+        absent: 1,
+        ..LookaheadStats::default()
+    };
+    assert_eq!(counter.counted(), expected);
+    assert_eq!(stored_now(&table), [(1, 3), (2, 3), (3, 3), (4, 4), (9, 1)]);
+}
+
+/// What is stored, by a reader of its own.
+fn stored_now(table: &FakeTable) -> Vec<(i64, i64)> {
+    stored(&table.answered(), 20).into_iter().collect()
+}
+
+#[test]
+fn a_row_that_meets_a_read_ahead_waits_and_runs() {
+    let _unplanted = PLANTED.read();
+    for first in [true, false] {
+        let table = held(5);
+        let mut counter = counter(&table);
+        counter.hint(&[1, 2], 1);
+        counter.push(one(1));
+        assert!(counter.ran.is_empty() && counter.state.is_fetching());
+        counter.hint(&[1], 1);
+        // Whichever answer is the first: the row runs with its own, and the other one changes nothing of it.
+        if first {
+            counter.answer(&table);
+            assert!(counter.ran.is_empty());
+        }
+        counter.answer_demand(&table);
+        assert_eq!(counter.ran, [101]);
+        if !first {
+            counter.answer(&table);
+        }
+        counter.push(one(2));
+        assert_eq!(counter.ran, [101, 102]);
+        counter.finish(&table);
+        let LookaheadStats { in_time, late, stale, missed, .. } = counter.counted();
+        assert_eq!((in_time, late, stale, missed), (1, 1, 1, 1));
+        assert_eq!(stored_now(&table)[..2], [(1, 2), (2, 3)]);
+    }
+}
+
+#[test]
+fn a_thousand_hints_of_a_key_make_one_read() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    for n in 0..1_000 {
+        counter.hint(&[3, 3], n);
+    }
+    assert_eq!((*table.rounds.lock(), table.waiting()), (1, 1));
+    counter.answer(&table);
+    (0..1_000).for_each(|n| counter.hint(&[3], n));
+    assert_eq!((*table.rounds.lock(), counter.counted().prefetched), (1, 1));
+}
+
+#[test]
+fn barriers_do_not_wait_for_what_is_read_ahead() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    counter.hint(&[1, 2], 1);
+    for epoch in 2..5 {
+        counter.next_epoch(epoch);
+    }
+    counter.answer(&table);
+    counter.push(one(1));
+    assert_eq!(counter.ran, [101], "the read has gone on");
+    counter.finish(&table);
+    assert_eq!(stored_now(&table)[0], (1, 2));
+}
+
+#[test]
+fn a_key_whose_rows_do_not_come_is_unused_after_its_epoch() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    let due = Due::default();
+    counter.hint_due(&[1, 2], &due);
+    counter.hint_due(&[3], &Due::at(7));
+    counter.answer(&table);
+    counter.answer(&table);
+    counter.push(one(2));
+    counter.write();
+    for epoch in 2..7 {
+        counter.next_epoch(epoch);
+    }
+    assert_eq!(counter.counted().unused, 0, "not known, or still to come");
+    due.resolve(6);
+    counter.next_epoch(7);
+    assert_eq!((counter.counted().in_time, counter.counted().unused), (1, 2));
+    counter.push(one(1));
+    assert_eq!(counter.counted().in_time, 1, "nobody expected it any more");
+}
+
+#[test]
+fn entries_that_rows_are_expected_for_leave_last() {
+    let _unplanted = PLANTED.read();
+    let table = held(0);
+    let options = ExecOptions { cache_bytes: 4_000, ..ExecOptions::default() };
+    let mut counter = Counter::new(&table, options);
+    counter.push(one(5));
+    counter.answer_demand(&table);
+    counter.hint_due(&[5], &Due::at(1_000));
+    counter.hint_due(&[1], &Due::at(1_000));
+    counter.hint_due(&[2], &Due::at(2));
+    counter.answer(&table);
+    counter.answer(&table);
+    counter.next_epoch(2);
+    for key in 10..200 {
+        counter.push(one(key));
+        counter.answer_demand(&table);
+        counter.make_room();
+    }
+    assert!(counter.is_resident(1) && counter.is_resident(5) && !counter.is_resident(2));
+    // Its row has come: it goes like the others.
+    for key in 200..400 {
+        counter.push(one(key));
+        counter.answer_demand(&table);
+        counter.make_room();
+    }
+    assert!(!counter.is_resident(1) && !counter.is_resident(5));
+}
+
+#[test]
+fn what_is_due_holds_half_of_the_cache() {
+    let _unplanted = PLANTED.read();
+    let table = held(0);
+    let options = ExecOptions { cache_bytes: 10_000, ..ExecOptions::default() };
+    let mut counter = Counter::new(&table, options);
+    for key in 0..200 {
+        counter.hint(&[key], 1);
+    }
+    while table.answer_one(true, false) {
+        counter.progress();
+    }
+    let LookaheadStats { prefetched, dropped, .. } = counter.counted();
+    assert!((20..60).contains(&prefetched) && prefetched + dropped == 200, "{prefetched}");
+    assert!(counter.state.held() <= 10_000);
+    // The marks of those that came too early for their rows go, and there is room again.
+    (0..300).for_each(|epoch| counter.next_epoch(2 + epoch));
+    counter.hint(&[1_000], 1);
+    assert_eq!(counter.counted().prefetched, prefetched + 1);
+}
+
+#[test]
+fn a_read_ahead_that_fails_is_forgotten() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    counter.hint(&[1, 2], 1);
+    counter.push(one(2));
+    assert!(table.fail_one());
+    counter.progress();
+    assert!(!counter.state.is_prefetching() && counter.state.is_fetching());
+    counter.push(one(1));
+    assert!(counter.ran.is_empty(), "nothing is known of the key");
+    counter.finish(&table);
+    assert_eq!(stored_now(&table)[..2], [(1, 2), (2, 3)]);
+    assert_eq!(counter.counted().dropped, 1);
+}
+
+/// An entry that was given up leaves with others; the slot's next key never gets the old one's answer.
+#[test]
+fn an_answer_reaches_no_other_key() {
+    let _unplanted = PLANTED.read();
+    let table = held(9);
+    let mut counter = counter(&table);
+    counter.hint(&[1], 1);
+    counter.push(one(1));
+    counter.answer_demand(&table);
+    counter.write();
+    NOTHING_CACHED.set(true);
+    counter.make_room();
+    NOTHING_CACHED.set(false);
+    assert_eq!(counter.state.keys.len(), 0);
+    counter.push(one(2));
+    counter.answer(&table);
+    assert_eq!(counter.ran, [101], "the answer was another key's");
+    counter.finish(&table);
+    assert_eq!(stored_now(&table)[..2], [(1, 2), (2, 3)]);
+}
+
+#[test]
+fn keys_closed_while_they_are_read_are_dropped() {
+    let _unplanted = PLANTED.read();
+    let table = held(9);
+    let mut counter = counter(&table);
+    counter.hint(&[3, 6], 1);
+    counter.state.close(0, 5);
+    counter.state.sweep().unwrap();
+    counter.hint(&[4, 7], 1);
+    counter.answer(&table);
+    counter.answer(&table);
+    assert!(!counter.state.is_prefetching());
+    let resident = [3, 4, 6, 7].map(|key| counter.is_resident(key));
+    assert_eq!(resident, [false, false, true, true]);
+    counter.state.check_invariants().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_ahead_is_given_up_after_a_while() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    counter.hint(&[1], 1);
+    counter.push(one(2));
+    tokio::time::advance(Duration::from_millis(1_900)).await;
+    counter.next_epoch_unsettled(2);
+    assert_eq!(table.waiting(), 2);
+    tokio::time::advance(Duration::from_millis(200)).await;
+    counter.next_epoch_unsettled(3);
+    assert!(table.answer_one(false, false));
+    counter.progress();
+    assert_eq!(table.waiting(), 0, "the read ahead holds nothing any more");
+    assert!(!counter.state.is_prefetching());
+    counter.push(one(1));
+    counter.finish(&table);
+    assert_eq!(stored_now(&table)[..2], [(1, 2), (2, 3)]);
+}
+
+impl Counter {
+    fn next_epoch_unsettled(&mut self, epoch: u64) {
+        self.state.pass(Epoch(epoch));
+    }
+}
+
+/// Walkers learn that hints are wanted, and of which keys.
+#[test]
+fn waiting_rows_switch_hints_on_and_what_is_resident_is_told() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    let shared = counter.lookahead.clone();
+    counter.next_epoch(2);
+    assert!(!shared.is_active());
+    counter.push(one(1));
+    counter.finish(&table);
+    counter.next_epoch(3);
+    let presence = shared.presence().unwrap();
+    assert!(shared.is_active());
+    let mut hash = |key: i64| counter.state.reader(0).read(&one(key).batch).unwrap().hashes[0];
+    let [one, two] = [1, 2].map(&mut hash);
+    assert!(!presence.may_be_resident(one), "it has come before there was the table");
+    counter.hint(&[1, 2], 1);
+    assert!(presence.may_be_resident(one) && !presence.may_be_resident(two));
+    counter.answer(&table);
+    assert!(presence.may_be_resident(two));
+    let slot = counter.state.keys.slots().find(|&s| counter.state.keys.hash(s) == two).unwrap();
+    counter.state.remove(slot);
+    assert!(!presence.may_be_resident(two));
+    for epoch in 4..100 {
+        counter.next_epoch(epoch);
+    }
+    assert!(!shared.is_active(), "nothing has been read for long");
+}
+
+/// Rows `ids` of the key on the left, stored; then an operator that knows of none, to which the key is announced for
+/// rows on the right.
+fn announced(subject: &Subject, ids: std::ops::Range<i64>) -> Box<dyn Operator> {
+    let row = |id| ((Some(1), Some(id), None, id), 1);
+    let mut op = subject.build();
+    let rows = chunk(&ids.map(row).collect::<Vec<_>>());
+    op.push(0, rows, &mut Output::default()).unwrap();
+    while op.is_pending() {
+        go_on(subject, op.as_mut(), false);
+    }
+    op.barrier(&mut Output::default()).now_or_never().unwrap().unwrap();
+    let mut op = subject.restart(Some(op.as_ref()));
+    let keys = KeyReader::new(&schema(), &[0], &[0]).unwrap();
+    let keys = keys.read(&chunk(&[row(0)]).batch).unwrap();
+    op.hint(1, &Hint { node: 0, port: 1, keys, times: Vec::new(), due: Due::default() }).unwrap();
+    *subject.tables[0].rounds.lock() = 0;
+    op
+}
+
+/// A read completes; the rows that come of it.
+fn go_on(subject: &Subject, op: &mut dyn Operator, ahead: bool) -> usize {
+    let mut out = Output::default();
+    assert!(subject.tables.iter().any(|table| table.answer_one(ahead, false)));
+    op.progress(&mut out).now_or_never().unwrap().unwrap();
+    out.rows()
+}
+
+#[test]
+fn a_key_with_many_rows_is_not_kept_by_a_hint() {
+    let _unplanted = PLANTED.read();
+    for (rows, rounds) in [(MAX_ROWS, 1), (MAX_ROWS - 1, 0)] {
+        let subject = join(JoinKind::Inner, RowStorage::Append).subject;
+        let mut op = announced(&subject, 0..rows as i64);
+        go_on(&subject, op.as_mut(), true);
+        let mut out = Output::default();
+        op.push(1, chunk(&[((Some(1), None, None, 0), 1)]), &mut out).unwrap();
+        let mut pairs = out.rows();
+        assert_eq!(*subject.tables[0].rounds.lock(), rounds, "{rows} rows");
+        while op.is_pending() {
+            pairs += match subject.tables[0].waiting() {
+                0 => {
+                    let mut out = Output::default();
+                    op.progress(&mut out).now_or_never().unwrap().unwrap();
+                    out.rows()
+                }
+                _ => go_on(&subject, op.as_mut(), false),
+            };
+        }
+        assert_eq!(pairs, rows);
+    }
+}
+
+#[test]
+fn rows_below_a_bound_that_has_risen_are_not_taken_in() {
+    let _unplanted = PLANTED.read();
+    let subject = join(JoinKind::Inner, RowStorage::Append).subject;
+    let mut op = announced(&subject, 0..10);
+    op.retain(0, RetentionBy::Value(3), 7);
+    go_on(&subject, op.as_mut(), true);
+    let mut out = Output::default();
+    op.push(1, chunk(&[((Some(1), None, None, 0), 1)]), &mut out).unwrap();
+    assert_eq!((out.rows(), op.is_pending()), (3, false));
+}

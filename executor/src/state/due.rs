@@ -1,0 +1,132 @@
+//! Which entries of a cache rows are expected for, and by when (docs/design.md §8).
+//!
+//! A hint marks entries as *due* at the epoch that brings its rows. The mark is taken away by the first row, or when
+//! the operator has passed the barrier of that epoch. The keys of a hint share their due epoch, so a barrier looks at
+//! hints and not at keys.
+
+use std::collections::VecDeque;
+
+use millrace_common::collections::HashMap;
+
+use super::Slot;
+use crate::lookahead::Due;
+
+/// Barriers after which a mark goes whose epoch was never told.
+const MAX_BARRIERS: u64 = 256;
+
+/// Of one entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DueMark {
+    hint: u64,
+    /// The entry was read ahead; else it was in memory when the hint came.
+    pub is_read: bool,
+}
+
+struct DueHint {
+    number: u64,
+    due: Due,
+    slots: Vec<Slot>,
+    /// Barriers before it.
+    barrier: u64,
+}
+
+/// See the module. Of one operator.
+#[derive(Default)]
+pub struct DueMarks {
+    of: HashMap<Slot, DueMark>,
+    hints: VecDeque<DueHint>,
+    number: u64,
+    barriers: u64,
+}
+
+impl DueMarks {
+    pub fn len(&self) -> usize {
+        self.of.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+
+    /// Entries that a hint has marked.
+    pub fn mark(&mut self, due: &Due, slots: Vec<(Slot, bool)>) {
+        if slots.is_empty() {
+            return;
+        }
+        self.number += 1;
+        for &(slot, is_read) in &slots {
+            let mark = self.of.entry(slot).or_insert(DueMark { hint: self.number, is_read });
+            *mark = DueMark { hint: self.number, is_read: mark.is_read || is_read };
+        }
+        self.hints.push_back(DueHint {
+            number: self.number,
+            due: due.clone(),
+            slots: slots.into_iter().map(|(slot, _)| slot).collect(),
+            barrier: self.barriers,
+        });
+    }
+
+    pub fn has(&self, slot: Slot) -> bool {
+        self.of.contains_key(&slot)
+    }
+
+    /// A row has come for an entry, or it leaves: its mark.
+    pub fn take(&mut self, slot: Slot) -> Option<DueMark> {
+        self.of.remove(&slot)
+    }
+
+    /// The barrier of an epoch: the entries whose rows have not come, and are not to be expected any more.
+    pub fn pass(&mut self, epoch: u64) -> Vec<(Slot, DueMark)> {
+        self.barriers += 1;
+        let (of, barriers) = (&mut self.of, self.barriers);
+        let mut passed = Vec::new();
+        self.hints.retain(|hint| {
+            if !hint.due.has_passed(epoch) && barriers - hint.barrier < MAX_BARRIERS {
+                return true;
+            }
+            for slot in &hint.slots {
+                if of.get(slot).is_some_and(|mark| mark.hint == hint.number) {
+                    passed.extend(of.remove(slot).map(|mark| (*slot, mark)));
+                }
+            }
+            false
+        });
+        passed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(passed: Vec<(Slot, DueMark)>) -> Vec<(Slot, bool)> {
+        passed.into_iter().map(|(slot, mark)| (slot, mark.is_read)).collect()
+    }
+
+    #[test]
+    fn marks_go_with_the_barrier_of_the_latest_epoch() {
+        let mut marks = DueMarks::default();
+        marks.mark(&Due::at(10), vec![(1, true), (2, true), (3, false)]);
+        marks.mark(&Due::at(20), vec![(2, false)]);
+        assert_eq!(marks.len(), 3);
+        assert!(marks.take(3).is_some_and(|mark| !mark.is_read) && marks.take(3).is_none());
+        assert_eq!(slots(marks.pass(9)), []);
+        assert_eq!(slots(marks.pass(15)), [(1, true)]);
+        assert_eq!(slots(marks.pass(20)), [(2, true)], "that it was read ahead is not forgotten");
+        assert!(marks.is_empty() && marks.hints.is_empty());
+    }
+
+    #[test]
+    fn an_epoch_that_is_never_told_holds_no_mark_for_ever() {
+        let mut marks = DueMarks::default();
+        let (told, due) = (Due::default(), Due::default());
+        marks.mark(&told, vec![(1, true)]);
+        marks.mark(&due, vec![(2, true)]);
+        assert_eq!(slots(marks.pass(1)), []);
+        // The rows will never be committed.
+        told.resolve(1);
+        assert_eq!(slots(marks.pass(2)), [(1, true)]);
+        let passed = (3..300).flat_map(|epoch| slots(marks.pass(epoch)));
+        assert_eq!(passed.collect::<Vec<_>>(), [(2, true)]);
+    }
+}
