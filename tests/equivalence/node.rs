@@ -46,6 +46,7 @@ impl NodeOptions {
                 changelog_bytes: if mode == Mode::TinyCaches { 300 } else { 1 << 20 },
                 chunk_rows: 16,
                 delay_reads: mode != Mode::Crash,
+                random_hints: matches!(mode, Mode::TinyCaches | Mode::SlowStore | Mode::Crash),
                 state_access: if mode == Mode::Synchronous {
                     StateAccess::Synchronous
                 } else {
