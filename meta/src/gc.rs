@@ -56,24 +56,38 @@ impl Collector {
     pub async fn run(self) {
         // Recovery has the store to itself.
         tokio::time::sleep(self.options.period).await;
-        if let Err(error) = self.sweep().await {
-            warn!(%error, "objects of earlier incarnations were not swept; the next start tries again");
-        }
+        let mut undeleted = Vec::new();
+        let mut swept = self.try_sweep(&mut undeleted).await;
         // Jobs with versions above their horizon: at first perhaps all.
         let mut moving: BTreeMap<JobId, Epoch> =
             self.shared.state.read().jobs.keys().map(|id| (*id, Epoch::ZERO)).collect();
         loop {
-            self.news().await;
+            if swept && undeleted.is_empty() {
+                self.news().await;
+            }
             tokio::time::sleep(self.options.period).await;
+            if !swept {
+                swept = self.try_sweep(&mut undeleted).await;
+            }
             // First: what is detached holds no horizon.
             if let Err(error) = detach::enforce(&self.shared).await {
                 warn!(%error, "late jobs were not detached this time");
             }
             self.move_horizons(&mut moving).await;
-            if let Err(error) = self.collect().await {
+            undeleted = self.store.delete(undeleted).await;
+            if let Err(error) = self.collect(&mut undeleted).await {
                 warn!(%error, "garbage was not collected this time");
             }
         }
+    }
+
+    /// Whether it has come to its end.
+    async fn try_sweep(&self, undeleted: &mut Vec<Path>) -> bool {
+        let swept = self.sweep(undeleted).await;
+        let tell = |error: &MetaError| {
+            warn!(%error, "objects of earlier incarnations were not swept this time");
+        };
+        swept.inspect_err(tell).is_ok()
     }
 
     /// Until a record was appended, or garbage is old enough that was not when it was last looked at.
@@ -93,25 +107,27 @@ impl Collector {
 
     /// Deletes what lost its last reference longer ago than `object_retention`: requests may be on their way to it,
     /// and copies of a version be under way. Readers that hold it are asked apart (`MetaOptions::pinned`).
-    async fn collect(&self) -> Result<(), MetaError> {
+    async fn collect(&self, undeleted: &mut Vec<Path>) -> Result<(), MetaError> {
         let limit = before(self.shared.env.now_ms(), self.shared.settings().object_retention);
         let mut garbage = self.shared.state.read().objects.garbage_before(limit);
         garbage.retain(|name| !(self.pinned)(name));
-        self.delete(garbage).await
+        self.delete(garbage, undeleted).await
     }
 
     /// Deletes what earlier incarnations wrote and no version names. They are fenced by our term: nothing
     /// of theirs can be committed any more.
-    async fn sweep(&self) -> Result<(), MetaError> {
-        let names = self.store.list_names(DATA_PREFIX).await?;
+    async fn sweep(&self, undeleted: &mut Vec<Path>) -> Result<(), MetaError> {
+        let listed = self.store.list_sizes(DATA_PREFIX).await?;
         let orphans: Vec<String> = {
             let state = self.shared.state.read();
+            let alive = listed.iter().filter(|(name, _)| state.objects.is_referenced(name));
+            self.shared.listed_sizes.set(alive.cloned());
             let is_orphan = |name: &String| {
                 parse(name).is_some_and(|(incarnation, _)| incarnation < self.incarnation)
                     && !state.objects.is_referenced(name)
                     && !state.objects.is_garbage(name)
             };
-            names.into_iter().filter(is_orphan).collect()
+            listed.into_iter().map(|(name, _)| name).filter(is_orphan).collect()
         };
         if !orphans.is_empty() {
             info!(
@@ -119,10 +135,11 @@ impl Collector {
                 "deleting objects that earlier incarnations left uncommitted"
             );
         }
-        self.delete(orphans).await
+        self.delete(orphans, undeleted).await
     }
 
-    async fn delete(&self, names: Vec<String>) -> Result<(), MetaError> {
+    /// `undeleted`: takes in those whose deletion is logged and has failed.
+    async fn delete(&self, names: Vec<String>, undeleted: &mut Vec<Path>) -> Result<(), MetaError> {
         let Ok(log) = self.shared.log() else { return Err(MetaError::Closed) };
         for batch in names.chunks(BATCH) {
             let entry = Entry::DeleteObjects(DeleteObjects { names: batch.to_vec() });
@@ -136,8 +153,9 @@ impl Collector {
             let failed =
                 self.store.delete(batch.iter().map(|n| Path::from(n.as_str())).collect()).await;
             crash::point("gc-after-delete");
-            if failed > 0 {
-                warn!(failed, "objects could not be deleted; the next start tries again");
+            if !failed.is_empty() {
+                warn!(failed = failed.len(), "objects could not be deleted this time");
+                undeleted.extend(failed);
             }
         }
         Ok(())

@@ -41,6 +41,7 @@ pub mod meta;
 pub mod objects;
 mod read;
 mod relation_changes;
+pub mod report;
 pub mod schedule;
 pub mod segments;
 pub mod settings;

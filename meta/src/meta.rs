@@ -1,6 +1,6 @@
 //! The handle everybody holds: opening, DDL, reads, and the service workers call.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,14 +26,12 @@ use crate::error::VoidReason;
 use crate::feed::{self, Follow};
 use crate::fold::Verdict;
 use crate::gc::{Collector, GcOptions};
-use crate::log::{LogStore, LogWriter, Retention, SnapshotPolicy, WriterOptions, encode_snapshot};
+use crate::log::{LogStore, LogWriter, Retention, SnapshotPolicy, WriterOptions};
 use crate::read;
-use crate::segments::{RewriteOptions, RewriteStats, SegmentRewriter};
+use crate::segments::{RewriteOptions, SegmentRewriter};
 use crate::settings::{self, Settings};
 use crate::shared::{Follower, Services, Shared};
-use crate::source::SourceState;
-use crate::state::{MetaState, feed_counter};
-use crate::status::{JobState, JobStatus, STALL_AFTER, ahead_of_clock};
+use crate::state::MetaState;
 
 /// How to open the log.
 pub struct MetaOptions {
@@ -93,29 +91,6 @@ pub struct CreateOptions {
     pub if_not_exists: bool,
 }
 
-/// A source and how far it is.
-#[derive(Clone, Debug)]
-pub struct SourceReport {
-    pub state: SourceState,
-    pub reason: Option<String>,
-    pub splits: Vec<SplitReport>,
-    /// Files found.
-    pub files: usize,
-}
-
-#[derive(Clone, Debug)]
-pub struct SplitReport {
-    pub split: u32,
-    pub name: String,
-    pub start: u64,
-    /// Where its content ends.
-    pub offset: u64,
-    /// Of a table's connector: what the table has committed.
-    pub taken: Option<u64>,
-    /// How far it could go; `None`: not known, or no limit.
-    pub available: Option<u64>,
-}
-
 /// How long a CREATE TABLE waits for the table's tasks; the table exists whatever comes of it.
 const TABLE_START_LIMIT: Duration = Duration::from_secs(10);
 /// How long a DDL statement waits for its record.
@@ -127,7 +102,7 @@ const AUTHENTICATION_SECRET: &str = "#authentication_secret";
 
 /// Leads one object store, until dropped or deposed.
 pub struct Meta {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     store: LogStore,
     term: u64,
     table_class: TableClass,
@@ -211,7 +186,6 @@ impl Meta {
         );
         let rewriter = SegmentRewriter {
             shared: Arc::clone(&self.shared),
-            store: self.store.clone(),
             busy: scheduler.busy(),
             options: self.rewrite,
         };
@@ -390,43 +364,6 @@ impl Meta {
         read::flush(&self.shared).await
     }
 
-    pub fn job_statuses(&self) -> Vec<JobStatus> {
-        let ids: Vec<RelationId> = self.shared.state.read().jobs.keys().copied().collect();
-        ids.into_iter().filter_map(|id| self.job_status(id)).collect()
-    }
-
-    pub fn job_status(&self, id: RelationId) -> Option<JobStatus> {
-        let handle = self.shared.job(id);
-        let state = self.shared.state.read();
-        let job = state.jobs.get(&id)?;
-        let frontier = state.readable_frontier(id);
-        let newest = state.newest_root_change(&state.closure(&[id]));
-        let known = frontier.unwrap_or(newest);
-        let lag_ms = match newest > known {
-            true => read::oldest_missing(&self.shared, &state, id)
-                .unwrap_or_else(|| newest.millis().saturating_sub(known.millis())),
-            false => 0,
-        };
-        Some(JobStatus {
-            relation: id,
-            state: handle.as_ref().map_or(JobState::Starting, |h| h.state()),
-            generation: Generation(job.version.generation),
-            epoch: Epoch(job.version.epoch),
-            frontier,
-            lag_ms,
-            row_count: job.version.row_count,
-            version: Arc::clone(&job.version),
-            stalled: handle
-                .as_ref()
-                .and_then(|h| h.cutting_for(&*self.shared.env))
-                .filter(|d| *d > STALL_AFTER),
-            published: job.version.published.max(handle.as_ref().map_or(0, |h| h.published())),
-            staged: staged(&job.version, handle.as_ref().map_or(0, |h| h.published())),
-            counters: handle.map(|h| h.counters()).unwrap_or_default(),
-            ahead: ahead_of_clock(state.epoch, self.shared.env.now_ms()),
-        })
-    }
-
     /// Replaces options of a relation, or pauses and resumes a source or sink. Durable when it returns.
     pub async fn alter_relation(
         &self,
@@ -477,39 +414,6 @@ impl Meta {
         self.shared.state.read().inputs(job).to_vec()
     }
 
-    /// A source, or the connector of a table; `None`: there is none of this id.
-    pub fn source_report(&self, id: RelationId) -> Option<SourceReport> {
-        let status = self.shared.source_status(id);
-        let state = self.shared.state.read();
-        let source = state.sources.get(&id)?;
-        let job = state.jobs.get(&id);
-        let splits: BTreeSet<u32> = source
-            .newest()
-            .iter()
-            .map(|o| o.split)
-            .chain(status.available.iter().map(|(s, _)| *s))
-            .chain(source.parts.splits.iter().map(|s| s.split))
-            .collect();
-        let splits = splits.into_iter().map(|split| {
-            let start = source.parts.start(split);
-            let fixed = source.newest().iter().find(|o| o.split == split);
-            let available = status.available.iter().find(|(s, _)| *s == split);
-            SplitReport {
-                split,
-                name: source.parts.name(split).to_owned(),
-                start,
-                offset: fixed.map_or(start, |o| o.offset),
-                taken: job.map(|j| {
-                    j.version.counters.get(&feed_counter(split)).copied().unwrap_or(start)
-                }),
-                available: available.map(|(_, end)| *end).filter(|end| *end < u64::MAX),
-            }
-        });
-        let splits = splits.collect();
-        let files = source.parts.files.len();
-        Some(SourceReport { state: status.state, reason: status.reason, splits, files })
-    }
-
     /// The newest epoch at which the relation is exact; `None`: none yet, or no such relation.
     pub fn frontier(&self, id: RelationId) -> Option<Epoch> {
         self.shared.state.read().readable_frontier(id)
@@ -550,22 +454,6 @@ impl Meta {
         self.shared.state.read().clone()
     }
 
-    /// Bytes of the store's objects that versions name.
-    pub fn live_bytes(&self) -> u64 {
-        self.shared.state.read().objects.all_live_bytes()
-    }
-
-    /// What segments with little live data have been rewritten.
-    pub fn rewrite_stats(&self) -> RewriteStats {
-        self.shared.rewrites.read()
-    }
-
-    /// Bytes of a snapshot of the log, if one were taken now.
-    pub fn snapshot_bytes(&self) -> usize {
-        let state = self.shared.state.read().for_snapshot();
-        encode_snapshot(&state).len()
-    }
-
     /// Completes when another server has taken over this store: nothing is acknowledged any more.
     pub async fn deposed(&self) -> SqlError {
         match self.shared.log() {
@@ -581,11 +469,6 @@ fn ephemeral_relations(state: &MetaState) -> Vec<u32> {
         state.relations.iter().filter(|(_, r)| r.ephemeral != 0).map(|(id, _)| *id).collect();
     crate::fold::add_dependants(state, &mut ids);
     ids.into_iter().map(|id| id.0).collect()
-}
-
-/// Handles that a sink's target does not have; it is known to have those up to `published`.
-fn staged(version: &JobVersion, published: u64) -> usize {
-    version.publish.iter().filter(|h| h.sequence > published).count()
 }
 
 impl Drop for Meta {

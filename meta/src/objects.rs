@@ -16,10 +16,32 @@ use millrace_rpc::version::JobVersion;
 pub const DATA_PREFIX: &str = "data";
 
 /// What versions name of an object.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default)]
 struct References {
     count: u32,
     bytes: u64,
+    /// All bytes of the object that any version has named since the log was opened: nearly its size, if it was written
+    /// since.
+    named: u64,
+}
+
+/// Snapshots do not hold what was named earlier, so it is not compared.
+impl PartialEq for References {
+    fn eq(&self, other: &References) -> bool {
+        (self.count, self.bytes) == (other.count, other.bytes)
+    }
+}
+
+impl Eq for References {}
+
+/// An object that versions name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alive<'a> {
+    pub name: &'a str,
+    /// Bytes of it that versions name.
+    pub live: u64,
+    /// Bytes of it that versions have named since the log was opened; it is no smaller.
+    pub named: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,8 +92,12 @@ impl Objects {
             Some(known) => {
                 known.count += 1;
                 known.bytes += bytes;
+                known.named += bytes;
             }
-            None => drop(self.refs.insert(name.to_owned(), References { count: 1, bytes })),
+            None => {
+                let first = References { count: 1, bytes, named: bytes };
+                self.refs.insert(name.to_owned(), first);
+            }
         }
     }
 
@@ -102,6 +128,11 @@ impl Objects {
     /// Bytes that versions name, of all objects.
     pub fn all_live_bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// All that versions name, in no order.
+    pub fn alive(&self) -> impl Iterator<Item = Alive<'_>> {
+        self.refs.iter().map(|(name, known)| Alive { name, live: known.bytes, named: known.named })
     }
 
     pub fn is_referenced(&self, name: &str) -> bool {

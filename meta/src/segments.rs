@@ -6,7 +6,9 @@
 //!
 //! What is copied is less than 3/7 of what has died since it was last written, so that no data is rewritten for ever. A
 //! segment counts only if nothing of it has died since it was last looked at: most of those that die at all die quickly.
-//! The store's list says how large segments are; a round reads one page of it and copies a bounded number of bytes.
+//! The log says how large the segments are that were written since it was opened, and the list that the collector makes
+//! at each start says it of the older ones: so looking for sparse segments asks nothing of the store. A round copies a
+//! bounded number of bytes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -22,14 +24,11 @@ use millrace_rpc::version::{JobVersion, SliceRef};
 use parking_lot::Mutex;
 use tracing::{debug, warn};
 
-use crate::log::LogStore;
-use crate::objects::{DATA_PREFIX, Objects};
+use crate::objects::{Alive, Objects};
 use crate::shared::Shared;
 
 /// Percent of a segment that must be alive, or it is rewritten.
 const LIVE_PERCENT: u64 = 30;
-/// Objects of one round's page of the list.
-const PAGE: usize = 1_000;
 
 /// When segments are rewritten, and how much of them at a time.
 #[derive(Clone, Copy, Debug)]
@@ -85,45 +84,50 @@ struct Sparse {
     live: u64,
 }
 
-/// One pass over the list of segments after another.
+/// How large the objects of earlier incarnations are, as the store has listed them.
 #[derive(Debug, Default)]
-struct Passes {
-    /// The last record before the pass began; `None`: none is under way.
-    began: Option<u64>,
-    /// Where the pass has come to in the list.
-    after: Option<String>,
-    /// Live bytes of the sparse segments of this pass, and of the one before.
+pub struct ListedSizes(Mutex<HashMap<String, u64>>);
+
+impl ListedSizes {
+    pub fn set(&self, sizes: impl Iterator<Item = (String, u64)>) {
+        *self.0.lock() = sizes.collect();
+    }
+
+    /// Those that nothing names any more are forgotten.
+    fn keep_alive(&self, objects: &Objects) {
+        self.0.lock().retain(|name, _| objects.is_referenced(name));
+    }
+
+    fn size(&self, object: Alive<'_>) -> u64 {
+        self.0.lock().get(object.name).copied().unwrap_or(0).max(object.named)
+    }
+}
+
+/// One look at all segments after another.
+#[derive(Debug, Default)]
+struct Looks {
+    /// Live bytes of the sparse segments at the last look.
     seen: HashMap<String, u64>,
-    seen_before: HashMap<String, u64>,
     /// Those that are to be rewritten, the one with most dead bytes last.
     waiting: Vec<Sparse>,
 }
 
-impl Passes {
-    /// Takes in a page of the list: name and size of each object.
-    fn take_page(&mut self, page: &[(String, u64)], objects: &Objects) {
-        for (name, size) in page {
-            let live = objects.live_bytes(name);
-            if !is_sparse(live, *size) {
+impl Looks {
+    /// Whether another look would see the same: no segment waits for its second look.
+    fn look(&mut self, objects: &Objects, listed: &ListedSizes) -> bool {
+        let before = std::mem::take(&mut self.seen);
+        for object in objects.alive() {
+            let (live, size) = (object.live, listed.size(object));
+            if !is_sparse(live, size) {
                 continue;
             }
-            self.seen.insert(name.clone(), live);
-            if self.seen_before.get(name) == Some(&live) {
-                self.waiting.push(Sparse { name: name.clone(), size: *size, live });
+            if before.get(object.name) == Some(&live) {
+                self.waiting.push(Sparse { name: object.name.to_owned(), size, live });
             }
+            self.seen.insert(object.name.to_owned(), live);
         }
         self.waiting.sort_by_key(|s| (s.size - s.live, Reverse(s.name.clone())));
-        self.after = page.last().map(|(name, _)| name.clone());
-    }
-
-    /// The list is at its end. Returns the last record before the pass began, if another pass would see the same: no
-    /// segment waits for its second look.
-    fn end(&mut self) -> Option<u64> {
-        let began = self.began.take();
-        self.after = None;
-        let settled = self.seen.iter().all(|(name, live)| self.seen_before.get(name) == Some(live));
-        self.seen_before = std::mem::take(&mut self.seen);
-        began.filter(|_| settled)
+        self.seen.iter().all(|(name, live)| before.get(name) == Some(live))
     }
 
     /// The next segments to rewrite together.
@@ -148,41 +152,36 @@ fn is_sparse(live: u64, size: u64) -> bool {
 
 pub struct SegmentRewriter {
     pub shared: Arc<Shared>,
-    pub store: LogStore,
     /// Runs that are being rewritten: a run is either compacted or moved.
     pub busy: Arc<Mutex<HashSet<u64>>>,
     pub options: RewriteOptions,
 }
 
 impl SegmentRewriter {
-    /// Until the server stops. An idle server makes no request: a pass begins only after a record was appended.
+    /// Until the server stops. Nothing is looked at while no record was appended.
     pub async fn run(self) {
-        let mut passes = Passes::default();
-        // The last record before a pass that would not be different today.
+        let mut looks = Looks::default();
+        // The last record before a look that would not be different today.
         let mut settled = None;
         loop {
             tokio::time::sleep(self.options.period).await;
-            if let Err(error) = self.round(&mut passes, &mut settled).await {
+            if let Err(error) = self.round(&mut looks, &mut settled).await {
                 warn!(%error, "segments with little live data were not rewritten this time");
             }
         }
     }
 
-    async fn round(&self, passes: &mut Passes, settled: &mut Option<u64>) -> Result<(), SqlError> {
-        let newest = self.shared.state.read().number;
-        if passes.waiting.is_empty() {
-            if passes.began.is_none() && *settled == Some(newest) {
+    async fn round(&self, looks: &mut Looks, settled: &mut Option<u64>) -> Result<(), SqlError> {
+        if looks.waiting.is_empty() {
+            let state = self.shared.state.read();
+            if *settled == Some(state.number) {
                 return Ok(());
             }
-            passes.began.get_or_insert(newest);
-            let page =
-                self.store.list_sizes_after(DATA_PREFIX, passes.after.as_deref(), PAGE).await?;
-            passes.take_page(&page, &self.shared.state.read().objects);
-            if page.len() < PAGE {
-                *settled = passes.end();
-            }
+            self.shared.listed_sizes.keep_alive(&state.objects);
+            let is_settled = looks.look(&state.objects, &self.shared.listed_sizes);
+            *settled = is_settled.then_some(state.number);
         }
-        let mut batch = passes.take_batch(self.options);
+        let mut batch = looks.take_batch(self.options);
         batch.retain(|s| {
             let live = self.shared.state.read().objects.live_bytes(&s.name);
             is_sparse(live, s.size)
@@ -301,12 +300,14 @@ mod tests {
     }
 
     /// Objects of 1,000 bytes of which so many are alive.
-    fn objects(live: &[u64]) -> (Objects, Vec<(String, u64)>) {
+    fn objects(live: &[u64]) -> Objects {
         let mut objects = Objects::default();
         for (n, live) in (0..).zip(live) {
             objects.add(&name(n), *live);
+            objects.add(&name(n), 1_000 - live);
+            objects.remove(&name(n), 1_000 - live, Epoch(8));
         }
-        (objects, (0..live.len() as u64).map(|n| (name(n), 1_000)).collect())
+        objects
     }
 
     fn names(batch: &[Sparse]) -> Vec<String> {
@@ -321,27 +322,38 @@ mod tests {
 
     #[test]
     fn a_segment_is_rewritten_when_it_has_stayed_sparse_the_worst_first() {
-        let (mut objects, page) = objects(&[80, 299, 300, 1_000, 10, 70]);
-        objects.add(&name(5), 20);
-        let mut passes = Passes { began: Some(7), ..Passes::default() };
-        passes.take_page(&page, &objects);
-        assert_eq!(passes.end(), None, "four wait for their second look");
-        assert!(passes.take_batch(OPTIONS).is_empty());
+        let mut objects = objects(&[80, 299, 300, 1_000, 10, 90]);
+        let (mut looks, listed) = (Looks::default(), ListedSizes::default());
+        assert!(!looks.look(&objects, &listed), "four wait for their second look");
+        assert!(looks.take_batch(OPTIONS).is_empty());
         // It is still dying.
+        objects.add(&name(5), 5);
         objects.remove(&name(5), 20, Epoch(9));
-        passes.began = Some(7);
-        passes.take_page(&page, &objects);
-        assert_eq!(passes.end(), None);
-        assert_eq!(names(&passes.take_batch(OPTIONS)), [name(4), name(0)], "100 bytes fit");
-        assert_eq!(names(&passes.take_batch(OPTIONS)), [name(1)], "one goes alone");
-        assert!(passes.take_batch(OPTIONS).is_empty());
+        assert!(!looks.look(&objects, &listed));
+        assert_eq!(names(&looks.take_batch(OPTIONS)), [name(4), name(0)], "100 bytes fit");
+        assert_eq!(names(&looks.take_batch(OPTIONS)), [name(1)], "one goes alone");
+        assert!(looks.take_batch(OPTIONS).is_empty());
+        assert!(looks.look(&objects, &listed));
+        assert_eq!(looks.waiting.len(), 4, "those that are sparse still, and the late one");
     }
 
     #[test]
     fn nothing_is_looked_at_again_where_nothing_changes() {
-        let (objects, page) = objects(&[1_000, 400]);
-        let mut passes = Passes { began: Some(7), ..Passes::default() };
-        passes.take_page(&page, &objects);
-        assert_eq!(passes.end(), Some(7));
+        let objects = objects(&[1_000, 400]);
+        assert!(Looks::default().look(&objects, &ListedSizes::default()));
+    }
+
+    #[test]
+    fn the_list_tells_the_size_of_what_was_written_earlier() {
+        let mut objects = Objects::default();
+        (0..3).for_each(|n| objects.add(&name(n), 100));
+        let listed = ListedSizes::default();
+        listed.set([(name(0), 1_000), (name(1), 100), (name(7), 1_000)].into_iter());
+        listed.keep_alive(&objects);
+        assert_eq!(listed.0.lock().len(), 2, "what is gone is forgotten");
+        let mut looks = Looks::default();
+        assert!(!looks.look(&objects, &listed));
+        assert!(looks.look(&objects, &listed));
+        assert_eq!(names(&looks.take_batch(OPTIONS)), [name(0)]);
     }
 }

@@ -27,7 +27,7 @@ use crate::groups::Groups;
 use crate::job::JobHandle;
 use crate::log::{LogWriter, Observer};
 use crate::relation_changes::RelationChanges;
-use crate::segments::RewriteCounters;
+use crate::segments::{ListedSizes, RewriteCounters};
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
 use crate::state::{JobRecord, MetaState};
@@ -77,6 +77,8 @@ pub struct Shared {
     pub compaction: CompactionQueue,
     /// What segments with little live data were rewritten.
     pub rewrites: RewriteCounters,
+    /// Sizes of objects that earlier incarnations wrote.
+    pub listed_sizes: ListedSizes,
     /// Stops everything.
     pub shutdown: CancellationToken,
 }
@@ -109,6 +111,7 @@ impl Shared {
             committed: Mutex::default(),
             compaction: CompactionQueue::default(),
             rewrites: RewriteCounters::default(),
+            listed_sizes: ListedSizes::default(),
             shutdown: CancellationToken::new(),
         })
     }

@@ -4,6 +4,7 @@ use std::fmt::{Display, Write};
 
 use millrace_executor::memory::MEMORY_CLASSES;
 use millrace_storage::cache::{Priority, ReadStats};
+use millrace_storage::object::{PaceStats, RequestClass};
 
 use super::Sources;
 
@@ -102,7 +103,14 @@ fn store(out: &mut Exposition, sources: &Sources) {
         out.single("millrace_store_retries_total", "counter", help, s.retries);
         let help = "Requests to the object store that failed for good.";
         out.single("millrace_store_errors_total", "counter", help, s.errors);
+        held_back(out, &requests.pace_stats());
     }
+    let appends = sources.meta.append_stats();
+    let help =
+        "For how long the append to the log has been under way that commits wait for; 0: none is.";
+    out.single("millrace_log_append_seconds", "gauge", help, appends.waiting.as_secs_f64());
+    let help = "Appends to the log that were tried again.";
+    out.single("millrace_log_append_retries_total", "counter", help, appends.retries);
     segments(out, sources);
     let c = sources.store.cache().stats();
     let name = "millrace_block_cache_reads_total";
@@ -119,9 +127,39 @@ fn store(out: &mut Exposition, sources: &Sources) {
     out.sample(name, &[("result", "admitted")], c.disk.admitted);
     out.sample(name, &[("result", "refused")], c.disk.refused);
     out.sample(name, &[("result", "dropped")], c.disk.dropped);
+    let help =
+        "Blocks of the disk cache that were written once more, because they were read when old.";
+    out.single("millrace_disk_cache_blocks_kept_total", "counter", help, c.disk.kept);
     let help = "Dependent rounds of block reads.";
     out.single("millrace_block_cache_rounds_total", "counter", help, c.rounds);
     reads(out, &sources.store.cache().read_stats());
+}
+
+/// Requests other than reads that wait because the store asks for fewer, or that are being tried again.
+fn held_back(out: &mut Exposition, stats: &PaceStats) {
+    let classes = || RequestClass::ALL.iter().zip(&stats.classes);
+    let name = "millrace_store_requests_waiting";
+    out.family(
+        name,
+        "gauge",
+        "Requests other than reads that wait, because the store asked for fewer.",
+    );
+    for (class, held) in classes() {
+        out.sample(name, &[("class", class.name())], held.waiting);
+    }
+    let name = "millrace_store_requests_retrying";
+    out.family(
+        name,
+        "gauge",
+        "Requests other than reads that have failed and are being tried again.",
+    );
+    for (class, held) in classes() {
+        out.sample(name, &[("class", class.name())], held.retrying);
+    }
+    let help = "Requests other than reads that may start in a second at present; 0: any number.";
+    out.single("millrace_store_requests_rate_limit", "gauge", help, stats.rate.unwrap_or(0.0));
+    let help = "Answers to requests other than reads that ask for fewer (429, 503).";
+    out.single("millrace_store_request_slow_downs_total", "counter", help, stats.slow_downs);
 }
 
 /// What the store holds that is alive, and segments that held little else.

@@ -23,6 +23,15 @@ use crate::state::MetaState;
 /// For how long a proof counts, on a clock that also runs while the machine is suspended.
 pub const LEADER_LEASE: Duration = Duration::from_secs(2);
 
+/// How the store takes appends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AppendStats {
+    /// For how long the append under way has been; zero: none is.
+    pub waiting: Duration,
+    /// Attempts beyond the first.
+    pub retries: u64,
+}
+
 /// Asks the writer whether it still leads, where the next record alone does not tell.
 pub type Check = oneshot::Sender<Result<(), MetaError>>;
 
@@ -39,6 +48,10 @@ pub struct Lead {
     pub retention: Retention,
     /// When the latest proof began, in nanoseconds since boot.
     proven: AtomicU64,
+    /// When the append under way began, in nanoseconds since boot; 0: none is.
+    appending: AtomicU64,
+    /// Attempts to append beyond the first.
+    retries: AtomicU64,
     probing: Mutex<()>,
     checks: mpsc::Sender<Check>,
 }
@@ -60,13 +73,53 @@ impl Lead {
         retention: Retention,
     ) -> (Arc<Lead>, mpsc::Receiver<Check>) {
         let (checks, asked) = mpsc::channel(1);
-        let (proven, probing) = Default::default();
-        (Arc::new(Lead { store, state, env, nonce, retention, proven, probing, checks }), asked)
+        let lead = Lead {
+            store,
+            state,
+            env,
+            nonce,
+            retention,
+            proven: AtomicU64::default(),
+            appending: AtomicU64::default(),
+            retries: AtomicU64::default(),
+            probing: Mutex::default(),
+            checks,
+        };
+        (Arc::new(lead), asked)
     }
 
     /// Something that began then has shown us at the head.
     pub fn proven(&self, began: Duration) {
         self.proven.fetch_max(began.as_nanos() as u64, Ordering::AcqRel);
+    }
+
+    /// An append begins: it is under way until the answer is dropped.
+    pub fn appending(&self) -> impl Drop + '_ {
+        struct Appending<'a>(&'a AtomicU64);
+        impl Drop for Appending<'_> {
+            fn drop(&mut self) {
+                self.0.store(0, Ordering::Relaxed);
+            }
+        }
+        let now = self.env.since_boot().as_nanos() as u64;
+        self.appending.store(now.max(1), Ordering::Relaxed);
+        Appending(&self.appending)
+    }
+
+    /// The append under way is tried again.
+    pub fn count_retry(&self) {
+        self.retries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn append_stats(&self) -> AppendStats {
+        let began = match self.appending.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(Duration::from_nanos(nanos)),
+        };
+        AppendStats {
+            waiting: began.map_or(Duration::ZERO, |b| self.env.since_boot().saturating_sub(b)),
+            retries: self.retries.load(Ordering::Relaxed),
+        }
     }
 
     /// Since the latest proof began.

@@ -138,7 +138,7 @@ async fn expire(
 /// Returns how many could not be deleted.
 async fn delete(store: &LogStore, paths: Vec<Path>) -> usize {
     let count = paths.len();
-    let failed = store.delete(paths).await;
+    let failed = store.delete(paths).await.len();
     if failed > 0 {
         warn!(count, failed, "covered objects of the log could not be deleted and stay");
     }
@@ -245,7 +245,7 @@ mod tests {
     async fn what_a_crash_has_left_of_a_deletion_is_deleted_later() {
         let store = filled(2_000, &[1_990, 2_000]).await;
         let gone = (1..=400).chain([403, 405]).map(LogStore::record_path).collect();
-        assert_eq!(store.delete(gone).await, 0);
+        assert!(store.delete(gone).await.is_empty());
         let retained = Retained { records: MINUTE, snapshots: MINUTE };
         expire(&store, 2_000, retained, None, in_an_hour()).await.unwrap();
         assert_eq!(left(&store).await.0, (1_991..=2_000).collect::<Vec<_>>());

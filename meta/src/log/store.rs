@@ -25,6 +25,8 @@ const OPEN_PARALLEL: usize = 512;
 const OPEN_AHEAD: u64 = 256;
 /// Objects deleted at a time.
 pub const DELETE_PARALLEL: usize = 8;
+/// Between attempts to write a snapshot, times their number.
+const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
 /// A request that takes longer is given up and its outcome looked up.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -224,55 +226,40 @@ impl LogStore {
 
     /// As `put_snapshot`, of what [`encode_snapshot`] has made of the state after record `number`.
     pub async fn put_encoded_snapshot(&self, number: u64, bytes: Bytes) -> Result<u64, MetaError> {
+        /// What is unknown of an attempt does not matter to the next one: the bytes are the same.
+        const ATTEMPTS: u32 = 5;
         let size = bytes.len() as u64;
         let path = LogStore::snapshot_path(number);
-        match self.store.put_opts(&path, bytes.into(), PutMode::Create.into()).await {
-            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => Ok(size),
-            Err(e) => Err(e.into()),
+        let mut attempt = 1;
+        loop {
+            let put = self.store.put_opts(&path, bytes.clone().into(), PutMode::Create.into());
+            match put.await {
+                Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => return Ok(size),
+                Err(object_store::Error::Generic { .. }) if attempt < ATTEMPTS => {}
+                Err(e) => return Err(e.into()),
+            }
+            tokio::time::sleep(SNAPSHOT_PAUSE * attempt).await;
+            attempt += 1;
         }
     }
 
-    /// Deletes objects, about in this order; those already gone count as deleted. Returns how many failed.
-    pub async fn delete(&self, paths: Vec<Path>) -> usize {
-        let results = stream::iter(paths)
-            .map(|path| async move { self.store.delete(&path).await })
-            .buffered(DELETE_PARALLEL)
-            .collect::<Vec<_>>()
-            .await;
-        let failed = |r: &&object_store::Result<()>| {
-            !matches!(r, Ok(()) | Err(object_store::Error::NotFound { .. }))
+    /// Deletes objects, about in this order; those already gone count as deleted. Returns those that it could not delete.
+    pub async fn delete(&self, paths: Vec<Path>) -> Vec<Path> {
+        let delete = |path: Path| async move {
+            match self.store.delete(&path).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => None,
+                Err(_) => Some(path),
+            }
         };
-        results.iter().filter(failed).count()
+        let failed = stream::iter(paths).map(delete).buffered(DELETE_PARALLEL);
+        failed.filter_map(|path| async move { path }).collect().await
     }
 
-    /// Name and size of at most `limit` objects below `prefix`, those after `after` in the order of names.
-    pub async fn list_sizes_after(
-        &self,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<(String, u64)>, MetaError> {
-        let prefix = Path::from(prefix);
-        let listed = match after {
-            Some(name) => self.store.list_with_offset(Some(&prefix), &Path::from(name)),
-            None => self.store.list(Some(&prefix)),
-        };
-        let mut listed = listed.map_ok(|m: ObjectMeta| (m.location.to_string(), m.size)).fuse();
-        let mut page: Vec<(String, u64)> = listed.by_ref().take(limit).try_collect().await?;
-        // A directory is listed in no order.
-        if !page.is_sorted() {
-            page.extend(listed.try_collect::<Vec<_>>().await?);
-            page.sort_unstable();
-            page.truncate(limit);
-        }
-        Ok(page)
-    }
-
-    /// Every object below `prefix`, by name.
-    pub async fn list_names(&self, prefix: &str) -> Result<Vec<String>, MetaError> {
+    /// Name and size of every object below `prefix`.
+    pub async fn list_sizes(&self, prefix: &str) -> Result<Vec<(String, u64)>, MetaError> {
         let prefix = Path::from(prefix);
         let all: Vec<ObjectMeta> = self.store.list(Some(&prefix)).try_collect().await?;
-        Ok(all.into_iter().map(|m| m.location.to_string()).collect())
+        Ok(all.into_iter().map(|m| (m.location.to_string(), m.size)).collect())
     }
 }
 

@@ -19,7 +19,7 @@ use prost::bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, warn};
 
-use super::lead::{Check, Lead, Retention};
+use super::lead::{AppendStats, Check, Lead, Retention};
 use super::snapshot::{self, Retained, SnapshotPolicy, Taken};
 use super::store::{Created, LogStore, Opened, crc, fold_next};
 use crate::error::{MetaError, VoidReason};
@@ -117,6 +117,11 @@ impl LogWriter {
     /// As `append`, with a void entry as an error.
     pub async fn apply(&self, entry: Entry) -> Result<Applied, millrace_common::SqlError> {
         Ok(self.append(entry).await??)
+    }
+
+    /// How the store takes appends.
+    pub fn append_stats(&self) -> AppendStats {
+        self.lead.append_stats()
     }
 
     fn why_closed(&self) -> MetaError {
@@ -320,6 +325,8 @@ impl Writer {
         number: u64,
         bytes: &Bytes,
     ) -> Result<Option<LogRecord>, MetaError> {
+        let lead = Arc::clone(&self.lead);
+        let _under_way = lead.appending();
         let mut pause = RETRY_MIN;
         let mut in_doubt = false;
         loop {
@@ -341,6 +348,7 @@ impl Writer {
                 Err(reason) => warn!(number, %reason, "record cannot be read back, trying again"),
             }
             in_doubt = true;
+            lead.count_retry();
             let jitter = self.options.env.random() % (pause.as_millis() as u64).max(1);
             tokio::time::sleep(pause + Duration::from_millis(jitter)).await;
             pause = (pause * 2).min(RETRY_MAX);

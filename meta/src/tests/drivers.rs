@@ -8,6 +8,7 @@ use millrace_rpc::services::MetaService;
 
 use super::fake::{Behaviour, Cluster, STEP_BYTES};
 use super::{relation, view};
+use crate::gc::GcOptions;
 use crate::status::JobState;
 
 #[tokio::test(start_paused = true)]
@@ -31,8 +32,8 @@ async fn data_nobody_waits_for_is_cut_once_an_interval() {
     assert!((6..=12).contains(&cuts), "{cuts} cuts in two seconds");
 }
 
-/// With a log that takes a second a record, a view's tasks process an epoch while those before are logged; a table's do
-/// not. Every epoch that is read is exact.
+/// With a log that takes a second a record, tasks process an epoch while those before are logged. No two commits of a
+/// table share a record, and with it an epoch. Every epoch that is read is exact.
 #[tokio::test(start_paused = true)]
 async fn the_next_epoch_is_processed_while_the_last_is_logged() {
     let (c, t, v) = Cluster::with_view().await;
@@ -48,9 +49,43 @@ async fn the_next_epoch_is_processed_while_the_last_is_logged() {
         }
     });
     futures::future::join_all(inserts).await;
-    assert_eq!(c.fake.most_in_flight(t), 1);
+    assert_eq!(c.fake.most_in_flight(t), 2);
     assert_eq!(c.fake.most_in_flight(v), 2);
+    let committed = c.fake.committed_at(t);
+    assert!(committed.is_sorted_by(|a, b| a < b), "{committed:?}");
     assert_eq!(c.read(&[t, v, w]).await, [60, 60, 120]);
+}
+
+/// Of the epochs of a table that are on their way when it fails, a prefix is in the log, and no insert is acknowledged
+/// that is not.
+#[tokio::test(start_paused = true)]
+async fn a_table_that_fails_with_two_epochs_on_their_way_loses_nothing_acknowledged() {
+    let (c, t) = Cluster::with_table().await;
+    c.store.set_put_takes(Duration::from_millis(700));
+    let mut acknowledged = 0;
+    for round in 0..6 {
+        let inserts = (0..8).map(|n| {
+            let fake = &c.fake;
+            async move {
+                tokio::time::sleep(Duration::from_millis(300) * n).await;
+                fake.insert(t).await.is_ok()
+            }
+        });
+        let fails = async {
+            tokio::time::sleep(Duration::from_millis(900 + 130 * round)).await;
+            let generation = c.meta.job_status(t).unwrap().generation;
+            c.meta.report_failure(t, generation, SqlError::internal("out of luck"));
+        };
+        let (inserted, ()) = tokio::join!(futures::future::join_all(inserts), fails);
+        acknowledged += inserted.into_iter().filter(|ok| *ok).count() as i64;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        c.insert(t).await;
+        acknowledged += 1;
+    }
+    assert_eq!(c.fake.most_in_flight(t), 2);
+    let rows = c.meta.job_status(t).unwrap().version.row_count;
+    assert!(rows >= acknowledged && acknowledged > 6, "{rows} rows, {acknowledged} acknowledged");
+    assert_eq!(c.meta.job_status(t).unwrap().state, JobState::Running);
 }
 
 /// The sink `s` of the table `t`.
@@ -177,8 +212,8 @@ async fn idle_makes_no_requests_and_no_cuts() {
     let (c, t, v) = Cluster::with_view().await;
     c.insert(t).await;
     assert_eq!(c.read(&[t, v]).await, [1, 1]);
-    // Segments are listed once more, to find the sparse ones.
-    tokio::time::sleep(Duration::from_secs(3_600)).await;
+    // After the start, objects of earlier processes are looked for once.
+    tokio::time::sleep(GcOptions::default().period + Duration::from_secs(1)).await;
     let (requests, cuts) = (c.store.requests(), c.fake.cuts_of(v).len());
     tokio::time::sleep(Duration::from_secs(24 * 3_600)).await;
     assert_eq!(c.store.requests(), requests);

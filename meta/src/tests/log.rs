@@ -132,7 +132,8 @@ async fn a_leader_that_slept_for_long_is_not_misled_by_an_empty_next_number() {
     let state = second.state.read().clone();
     log_store.put_snapshot(&state).await.unwrap();
     let records = log_store.list_records_after(0).await.unwrap();
-    assert_eq!(log_store.delete(records.into_iter().map(|(_, m)| m.location).collect()).await, 0);
+    let records = records.into_iter().map(|(_, m)| m.location);
+    assert!(log_store.delete(records.collect()).await.is_empty());
     tokio::time::advance(Duration::from_secs(86_400)).await;
     assert!(matches!(proof(&first).await, Err(MetaError::Deposed { .. })));
     // Its successor is not: the snapshot is of its own head.
@@ -242,7 +243,7 @@ async fn a_long_log_without_a_snapshot_is_read_whole_and_a_hole_in_it_is_noticed
     assert_eq!((found.number, found.settings["s"].as_str()), (601, "599"));
     let log_store = LogStore::new(Arc::clone(&store) as _);
     for hole in [450, 30] {
-        assert_eq!(log_store.delete(vec![LogStore::record_path(hole)]).await, 0);
+        assert!(log_store.delete(vec![LogStore::record_path(hole)]).await.is_empty());
         let error = log_store.open().await.unwrap_err();
         assert!(matches!(error, MetaError::Gap { number } if number == hole), "{error}");
     }

@@ -4,6 +4,7 @@ mod backlog;
 mod detach;
 mod drivers;
 mod fake;
+mod faults;
 mod fold;
 mod isolation;
 mod log;

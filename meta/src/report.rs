@@ -1,0 +1,136 @@
+//! What is told of jobs, sources and the log: SHOW JOBS, SHOW SOURCES, metrics.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use millrace_common::{Epoch, Generation, RelationId};
+use millrace_rpc::version::JobVersion;
+
+use crate::log::{AppendStats, encode_snapshot};
+use crate::meta::Meta;
+use crate::read;
+use crate::segments::RewriteStats;
+use crate::source::SourceState;
+use crate::state::feed_counter;
+use crate::status::{JobState, JobStatus, STALL_AFTER, ahead_of_clock};
+
+/// A source and how far it is.
+#[derive(Clone, Debug)]
+pub struct SourceReport {
+    pub state: SourceState,
+    pub reason: Option<String>,
+    pub splits: Vec<SplitReport>,
+    /// Files found.
+    pub files: usize,
+}
+
+#[derive(Clone, Debug)]
+pub struct SplitReport {
+    pub split: u32,
+    pub name: String,
+    pub start: u64,
+    /// Where its content ends.
+    pub offset: u64,
+    /// Of a table's connector: what the table has committed.
+    pub taken: Option<u64>,
+    /// How far it could go; `None`: not known, or no limit.
+    pub available: Option<u64>,
+}
+
+impl Meta {
+    pub fn job_statuses(&self) -> Vec<JobStatus> {
+        let ids: Vec<RelationId> = self.shared.state.read().jobs.keys().copied().collect();
+        ids.into_iter().filter_map(|id| self.job_status(id)).collect()
+    }
+
+    pub fn job_status(&self, id: RelationId) -> Option<JobStatus> {
+        let handle = self.shared.job(id);
+        let state = self.shared.state.read();
+        let job = state.jobs.get(&id)?;
+        let frontier = state.readable_frontier(id);
+        let newest = state.newest_root_change(&state.closure(&[id]));
+        let known = frontier.unwrap_or(newest);
+        let lag_ms = match newest > known {
+            true => read::oldest_missing(&self.shared, &state, id)
+                .unwrap_or_else(|| newest.millis().saturating_sub(known.millis())),
+            false => 0,
+        };
+        Some(JobStatus {
+            relation: id,
+            state: handle.as_ref().map_or(JobState::Starting, |h| h.state()),
+            generation: Generation(job.version.generation),
+            epoch: Epoch(job.version.epoch),
+            frontier,
+            lag_ms,
+            row_count: job.version.row_count,
+            version: Arc::clone(&job.version),
+            stalled: handle
+                .as_ref()
+                .and_then(|h| h.cutting_for(&*self.shared.env))
+                .filter(|d| *d > STALL_AFTER),
+            published: job.version.published.max(handle.as_ref().map_or(0, |h| h.published())),
+            staged: staged(&job.version, handle.as_ref().map_or(0, |h| h.published())),
+            counters: handle.map(|h| h.counters()).unwrap_or_default(),
+            ahead: ahead_of_clock(state.epoch, self.shared.env.now_ms()),
+        })
+    }
+
+    /// A source, or the connector of a table; `None`: there is none of this id.
+    pub fn source_report(&self, id: RelationId) -> Option<SourceReport> {
+        let status = self.shared.source_status(id);
+        let state = self.shared.state.read();
+        let source = state.sources.get(&id)?;
+        let job = state.jobs.get(&id);
+        let splits: BTreeSet<u32> = source
+            .newest()
+            .iter()
+            .map(|o| o.split)
+            .chain(status.available.iter().map(|(s, _)| *s))
+            .chain(source.parts.splits.iter().map(|s| s.split))
+            .collect();
+        let splits = splits.into_iter().map(|split| {
+            let start = source.parts.start(split);
+            let fixed = source.newest().iter().find(|o| o.split == split);
+            let available = status.available.iter().find(|(s, _)| *s == split);
+            SplitReport {
+                split,
+                name: source.parts.name(split).to_owned(),
+                start,
+                offset: fixed.map_or(start, |o| o.offset),
+                taken: job.map(|j| {
+                    j.version.counters.get(&feed_counter(split)).copied().unwrap_or(start)
+                }),
+                available: available.map(|(_, end)| *end).filter(|end| *end < u64::MAX),
+            }
+        });
+        let splits = splits.collect();
+        let files = source.parts.files.len();
+        Some(SourceReport { state: status.state, reason: status.reason, splits, files })
+    }
+
+    /// Bytes of the store's objects that versions name.
+    pub fn live_bytes(&self) -> u64 {
+        self.shared.state.read().objects.all_live_bytes()
+    }
+
+    /// What segments with little live data have been rewritten.
+    pub fn rewrite_stats(&self) -> RewriteStats {
+        self.shared.rewrites.read()
+    }
+
+    /// How the store takes appends to the log.
+    pub fn append_stats(&self) -> AppendStats {
+        self.shared.log().map(|log| log.append_stats()).unwrap_or_default()
+    }
+
+    /// Bytes of a snapshot of the log, if one were taken now.
+    pub fn snapshot_bytes(&self) -> usize {
+        let state = self.shared.state.read().for_snapshot();
+        encode_snapshot(&state).len()
+    }
+}
+
+/// Handles that a sink's target does not have; it is known to have those up to `published`.
+fn staged(version: &JobVersion, published: u64) -> usize {
+    version.publish.iter().filter(|h| h.sequence > published).count()
+}

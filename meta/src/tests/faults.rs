@@ -1,0 +1,109 @@
+//! Promises of the log on a store that misbehaves: nothing is lost or doubled, no leader gives up, and what waits is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_common::EnvHandle;
+use millrace_rpc::log::{Entry, SetSetting};
+use millrace_storage::object::{MeterOptions, Metered};
+use millrace_storage::sim::{Faults, Profile, SimStore};
+use object_store::ObjectStore;
+use parking_lot::RwLock;
+
+use super::TestEnv;
+use crate::fold::Verdict;
+use crate::log::{LogStore, LogWriter, Observer, SnapshotPolicy, WriterOptions};
+use crate::state::MetaState;
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn folded(&self, _: &millrace_rpc::log::LogRecord, _: &[Verdict]) {}
+}
+
+async fn lead(store: &Arc<Metered>, seed: u64) -> LogWriter {
+    let log_store = LogStore::new(Arc::clone(store) as Arc<dyn ObjectStore>);
+    let opened = log_store.open().await.unwrap();
+    let state = Arc::new(RwLock::new(MetaState::default()));
+    let options = WriterOptions {
+        env: EnvHandle::new(TestEnv::new(seed)),
+        // Snapshots, lists and deletes of what they cover beside the appends.
+        policy: SnapshotPolicy { min_records: 8, size_divisor: 1_000, max_records: 8 },
+        log_retention: Arc::new(|| Duration::from_secs(86_400)),
+        object_retention: Arc::new(|| Duration::from_secs(600)),
+        observer: Arc::new(Nobody),
+    };
+    LogWriter::lead(log_store, opened, state, vec![], options).await.unwrap().0
+}
+
+fn set(i: usize) -> Entry {
+    Entry::SetSetting(SetSetting { name: format!("s{i:03}"), value: Some("1".to_owned()) })
+}
+
+fn faults() -> [Faults; 6] {
+    let none = Faults::default();
+    [
+        Faults { slow_down: 0.4, ..none },
+        Faults { reset: 0.4, ..none },
+        Faults { hang: 0.3, ..none },
+        Faults { lost_answer: 0.4, ..none },
+        Faults { slow_down_above: 20, ..none },
+        Faults { slow_down: 0.1, reset: 0.1, hang: 0.1, lost_answer: 0.1, ..none },
+    ]
+}
+
+/// As a server wraps its store.
+fn wrapped(sim: &SimStore) -> Arc<Metered> {
+    Metered::wrap(Arc::new(sim.clone()), MeterOptions::default())
+}
+
+#[tokio::test(start_paused = true)]
+async fn appends_outlive_every_fault_that_passes() {
+    const APPENDS: usize = 60;
+    for (n, faults) in faults().into_iter().enumerate() {
+        let sim = SimStore::in_memory(Profile::S3, n as u64 + 1);
+        let store = wrapped(&sim);
+        let leader = lead(&store, n as u64 + 1).await;
+        sim.set_faults(faults);
+        for i in 0..APPENDS {
+            assert!(leader.append(set(i)).await.unwrap().is_ok(), "{faults:?}");
+        }
+        sim.set_faults(Faults::default());
+        let stats = leader.append_stats();
+        assert!(stats.retries > 0 || store.pace_stats().slow_downs > 0, "{faults:?}: {stats:?}");
+        assert_eq!(stats.waiting, Duration::ZERO, "none is under way");
+        let found = LogStore::new(Arc::clone(&store) as Arc<dyn ObjectStore>).open().await.unwrap();
+        assert_eq!(found.state.settings.len(), APPENDS, "{faults:?}");
+        assert_eq!(found.state.number, 1 + APPENDS as u64, "{faults:?}: none is there twice");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_append_waits_out_an_hour_and_says_so() {
+    for outage in [
+        Faults { slow_down: 1.0, ..Faults::default() },
+        Faults { reset: 1.0, ..Faults::default() },
+        Faults { hang: 1.0, ..Faults::default() },
+    ] {
+        let sim = SimStore::in_memory(Profile::S3, 1);
+        let store = wrapped(&sim);
+        let leader = lead(&store, 1).await;
+        sim.set_faults(outage);
+        let hour = Duration::from_secs(3_600);
+        let well_again = async {
+            tokio::time::sleep(hour).await;
+            let stats = leader.append_stats();
+            assert!(stats.waiting + Duration::from_secs(1) > hour, "{outage:?}: {stats:?}");
+            assert!(stats.retries > 10, "{outage:?}: {stats:?}");
+            let requests = sim.stats().requests();
+            assert!(requests < 10_000, "{outage:?}: it has backed off, after {requests} requests");
+            sim.set_faults(Faults::default());
+        };
+        let (appended, ()) = tokio::join!(leader.append(set(0)), well_again);
+        assert!(appended.unwrap().is_ok());
+        let began = tokio::time::Instant::now();
+        assert!(leader.append(set(1)).await.unwrap().is_ok());
+        assert!(began.elapsed() < Duration::from_secs(2), "{outage:?}: it has recovered");
+        assert_eq!(leader.append_stats().waiting, Duration::ZERO);
+    }
+}
