@@ -81,10 +81,7 @@ async fn one(client: &Client, sql: &str) -> String {
 const STEADY: Profile = Profile {
     p50: Duration::from_millis(150),
     p99: Duration::from_millis(150),
-    bytes_per_second: 0,
-    requests_per_second: 0,
-    put_dollars: 0.0,
-    get_dollars: 0.0,
+    ..Profile::INSTANT
 };
 
 /// How long what the server does by itself may take.

@@ -38,7 +38,7 @@ use crate::dml::sequencer::TransactionGroups;
 use crate::error_sink::ErrorKind;
 use crate::memory::MemoryGovernor;
 use crate::options::ExecOptions;
-use crate::stats::JobStats;
+use crate::stats::{EpochTimes, JobStats};
 
 /// What a worker is made of.
 pub struct WorkerOptions {
@@ -135,6 +135,11 @@ impl Worker {
     /// Counters of a running job.
     pub fn stats(&self, job: JobId) -> Option<JobStats> {
         self.shared.job(job).map(|j| j.stats())
+    }
+
+    /// When the newest epochs of a job were sealed and committed.
+    pub fn epoch_times(&self, job: JobId) -> Option<Vec<EpochTimes>> {
+        self.shared.job(job).map(|j| j.metrics.progress.epochs.read())
     }
 
     /// Versions of a job's rows below this epoch are gone.
@@ -241,6 +246,9 @@ impl ComputeService for Worker {
 
     async fn conclude_epoch(&self, job: JobId, generation: Generation, outcome: CommitOutcome) {
         let Some(job) = self.shared.job_of(job, generation) else { return };
+        if let CommitOutcome::Committed(epoch) = outcome {
+            job.metrics.progress.epochs.note_committed(epoch);
+        }
         match (outcome, &job.kind) {
             (CommitOutcome::Committed(epoch), Kind::Table(table)) => table.committed(epoch),
             (CommitOutcome::Committed(epoch), Kind::Derived(derived)) => derived.committed(epoch),
