@@ -19,9 +19,9 @@ fn nexmark(query: &str) -> String {
     std::fs::read_to_string(&file).expect("the query's text")
 }
 
-/// The named queries of `shapes.sql`.
-fn shapes() -> Vec<(String, String)> {
-    let text = std::fs::read_to_string(tests_dir().join("shapes.sql")).expect("shapes.sql");
+/// The named queries of a file.
+fn named_queries(file: &str) -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(tests_dir().join(file)).expect("the queries");
     let mut shapes = Vec::new();
     let mut lines = text.lines();
     while let (Some(name), Some(sql)) = (lines.next(), lines.next()) {
@@ -32,7 +32,7 @@ fn shapes() -> Vec<(String, String)> {
 
 fn all_graphs() -> Vec<(String, JobGraph)> {
     let queries = NEXMARK.iter().map(|q| ((*q).to_owned(), nexmark(q)));
-    let planned = queries.chain(shapes()).map(|(name, sql)| {
+    let planned = queries.chain(named_queries("shapes.sql")).map(|(name, sql)| {
         let graph = plan(&sql).unwrap_or_else(|e| panic!("{name}: {e}"));
         (name, graph)
     });
@@ -54,15 +54,26 @@ fn nexmark_plans_are_pinned() {
 
 #[test]
 fn shapes_are_pinned() {
+    pin("shapes");
+}
+
+/// Queries whose lookahead is told by the last lines of their plans.
+#[test]
+fn lookaheads_are_pinned() {
+    pin("lookahead");
+}
+
+/// The plans of a file's queries.
+fn pin(file: &str) {
     let mut text = String::new();
-    for (name, sql) in shapes() {
+    for (name, sql) in named_queries(&format!("{file}.sql")) {
         let plan = match plan(&sql) {
             Ok(graph) => explain(&graph),
             Err(e) => format!("error: {e:?}\n"),
         };
         text.push_str(&format!("-- {name}\n{sql}\n\n{plan}\n"));
     }
-    compare("snapshots/shapes.txt", &text).unwrap();
+    compare(&format!("snapshots/{file}.txt"), &text).unwrap();
 }
 
 #[test]

@@ -13,8 +13,8 @@ use millrace_frontend::ddl::show::{told_jobs, waits_for};
 use millrace_frontend::secrets::shown_definition;
 use millrace_graph::codec::decode_graph;
 use millrace_graph::{Exchange, Operator, Role, Source, Subscribe};
-use millrace_planner::explain::explain_graph;
-use millrace_rpc::catalog::Relation;
+use millrace_planner::explain::{Relations, explain_graph};
+use millrace_rpc::catalog::{Relation, RelationKind};
 use serde_json::{Value, json};
 
 use super::login::User;
@@ -209,5 +209,8 @@ pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
                               "last": node.op.role() == Role::Root}));
         }
     }
-    Json(json!({"id": id, "nodes": nodes, "plan": explain_graph(&graph, &name)})).into_response()
+    let table = RelationKind::Table as i32;
+    let is_table = |id: RelationId| catalog.by_id(id.0).is_some_and(|r| r.kind == table);
+    let plan = explain_graph(&graph, &Relations { name: &name, is_table: &is_table });
+    Json(json!({"id": id, "nodes": nodes, "plan": plan})).into_response()
 }

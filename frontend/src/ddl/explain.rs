@@ -9,13 +9,14 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{RelationId, SqlError, SqlState};
-use millrace_executor::stats::OperatorStats;
+use millrace_executor::stats::{LookaheadStats, OperatorStats};
 use millrace_functions::tree::Walk;
+use millrace_graph::JobGraph;
 use millrace_graph::codec::decode_graph;
 use millrace_planner::Statement;
 use millrace_planner::ast::{Explain, ExplainTarget};
 use millrace_planner::bind::names::without_marks;
-use millrace_planner::explain::{explain_graph, explain_stream};
+use millrace_planner::explain::{Relations, explain_graph, explain_stream};
 use millrace_planner::stream::Watch;
 use millrace_planner::stream::plan::Stream;
 use millrace_rpc::catalog::RelationKind;
@@ -44,7 +45,7 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
                 ));
             }
             let graph = decode_graph(&relation.graph)?;
-            let lines = explain_graph(&graph, &|id| relation_name(&catalog, id));
+            let lines = graph_lines(&graph, &catalog);
             Shown { job: job_lines(session, relation.id).await, ..Shown::of(lines) }
         }
         ExplainTarget::Statement(Statement::CreateView(def)) if def.materialized => {
@@ -58,7 +59,7 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
                 }
                 false => view::plan(&view_catalog, &bound, def)?,
             };
-            let graph = explain_graph(&graph, &|id| relation_name(&catalog, id));
+            let graph = graph_lines(&graph, &catalog);
             Shown::of(if form.passes { after.then(graph) } else { graph })
         }
         _ if form.passes => {
@@ -67,7 +68,7 @@ pub async fn explain(session: &mut Session, explain: &Explain) -> Result<RowSet,
         }
         ExplainTarget::Statement(Statement::CreateSink(def)) => {
             let planned = sink::plan(session, &session.catalog_view(), def)?;
-            Shown::of(explain_graph(&planned.graph, &|id| relation_name(&catalog, id)))
+            Shown::of(graph_lines(&planned.graph, &catalog))
         }
         ExplainTarget::Statement(Statement::Sql(sql)) => {
             explain_sql(session, sql, explain.analyze, form).await?
@@ -106,8 +107,12 @@ impl Passes {
     }
 }
 
-fn relation_name(catalog: &CatalogSnapshot, id: RelationId) -> Option<String> {
-    catalog.by_id(id.0).map(|r| r.name.clone())
+/// What a job runs.
+fn graph_lines(graph: &JobGraph, catalog: &CatalogSnapshot) -> Vec<String> {
+    let name = |id: RelationId| catalog.by_id(id.0).map(|r| r.name.clone());
+    let table = RelationKind::Table as i32;
+    let is_table = |id: RelationId| catalog.by_id(id.0).is_some_and(|r| r.kind == table);
+    explain_graph(graph, &Relations { name: &name, is_table: &is_table })
 }
 
 /// How long EXPLAIN ANALYZE watches a job to tell its rates.
@@ -160,6 +165,7 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
                 display::count(o.fetch_rounds)
             );
         }
+        line += &lookahead(&o.lookahead);
         if o.parked_rows > 0 {
             line += &format!(", {} rows parked", display::count(o.parked_rows));
         }
@@ -176,6 +182,21 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// What became of keys that were announced to an operator, if any were.
+fn lookahead(of: &LookaheadStats) -> String {
+    if of.hinted + of.dropped == 0 {
+        return String::new();
+    }
+    format!(
+        "; {} keys hinted, {} read ahead: {} in time, {} late, {} unused",
+        display::count(of.hinted),
+        display::count(of.prefetched),
+        display::count(of.in_time),
+        display::count(of.late),
+        display::count(of.unused)
+    )
 }
 
 async fn explain_sql(

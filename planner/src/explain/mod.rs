@@ -1,10 +1,11 @@
 //! A job graph as text, the same way for every operator: one line each, inputs indented below, then
-//! one line a state table.
+//! one line a state table, then one line a lookahead.
 //!
 //! Columns are shown by name; a name that its input has twice is followed by `#position`. The text
 //! is pinned by the planner's snapshot tests.
 
 mod expr;
+mod lookahead;
 mod stream;
 pub(crate) mod text;
 
@@ -25,18 +26,24 @@ use crate::stream::operators::{LineContext, OperatorLine};
 pub use expr::expr_text;
 pub use stream::explain_stream;
 
-/// One line an operator, inputs indented below; then the state tables. `names` gives the name of a
-/// relation.
-pub fn explain_graph(
-    graph: &JobGraph,
-    names: &dyn Fn(RelationId) -> Option<String>,
-) -> Vec<String> {
+/// What is shown of the relations that a job reads.
+#[derive(Clone, Copy)]
+pub struct Relations<'a> {
+    pub name: &'a dyn Fn(RelationId) -> Option<String>,
+    /// Statements change it: its rows can be seen as they enter.
+    pub is_table: &'a dyn Fn(RelationId) -> bool,
+}
+
+/// One line an operator, inputs indented below; then the state tables; then the lookaheads.
+pub fn explain_graph(graph: &JobGraph, relations: &Relations<'_>) -> Vec<String> {
     let keys = vec![String::new(); graph.tables.len()];
+    let names = relations.name;
     let mut out = Explain { graph, names, lines: vec![], keys, shown: HashSet::new() };
     if let Some((root, fragment)) = graph.fragments.iter().enumerate().next_back() {
         out.node(root, fragment.nodes.len().saturating_sub(1), 0);
     }
     out.tables();
+    out.lines.extend(lookahead::lines(graph, relations));
     out.lines.iter().map(|line| without_marks(line)).collect()
 }
 

@@ -10,6 +10,7 @@ use datafusion::datasource::empty::EmptyTable;
 use datafusion::logical_expr::TableSource;
 use millrace_common::{RelationId, SqlError, SqlType};
 use millrace_graph::JobGraph;
+use millrace_planner::explain::{Relations, explain_graph};
 use millrace_planner::stream::{JobOptions, Watch, plan_watched};
 use millrace_planner::{Binder, CatalogView, SessionInfo, Statement, parse};
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
@@ -80,7 +81,23 @@ impl TestCatalog {
             &["_row_id"],
             true,
         );
+        catalog.add_for_lookahead();
         catalog
+    }
+
+    /// Advertising events and their campaigns, a star of tables, and a view.
+    fn add_for_lookahead(&mut self) {
+        let event = "ad_id bigint, user_id bigint, kind text, at timestamp, _row_id bigint!";
+        self.add("ad_event", RelationKind::Source, event, &["_row_id"], true);
+        let table = RelationKind::Table;
+        self.add("campaign", table, "ad_id bigint!, campaign_id bigint", &["ad_id"], false);
+        let fact = "id bigint!, a bigint, b bigint, c bigint, d bigint";
+        self.add("fact", table, fact, &["id"], false);
+        for name in ["dim_a", "dim_b", "dim_c", "dim_d"] {
+            self.add(name, table, "id bigint!, next bigint, label text", &["id"], false);
+        }
+        let view = RelationKind::MaterializedView;
+        self.add("revenue", view, "item_id bigint!, total numeric", &["item_id"], false);
     }
 
     fn add(&mut self, name: &str, kind: RelationKind, text: &str, key: &[&str], append_only: bool) {
@@ -106,6 +123,11 @@ impl TestCatalog {
 
     pub fn name_of(&self, id: RelationId) -> Option<String> {
         self.relations.values().find(|r| r.id == id.0).map(|r| r.name.clone())
+    }
+
+    fn is_table(&self, id: RelationId) -> bool {
+        let table = RelationKind::Table as i32;
+        self.relations.values().any(|r| r.id == id.0 && r.kind == table)
     }
 }
 
@@ -149,7 +171,9 @@ pub fn plan_seen(sql: &str, watch: Watch<'_>) -> Result<JobGraph, SqlError> {
 
 pub fn explain(graph: &JobGraph) -> String {
     let catalog = TestCatalog::new();
-    let lines = millrace_planner::explain::explain_graph(graph, &|id| catalog.name_of(id));
+    let relations =
+        Relations { name: &|id| catalog.name_of(id), is_table: &|id| catalog.is_table(id) };
+    let lines = explain_graph(graph, &relations);
     lines.join("\n") + "\n"
 }
 
