@@ -163,6 +163,9 @@ impl Sequencer {
 
     fn write(&self, state: &mut State, writes: Writes) {
         self.recent.lock().note(&writes.keys);
+        if let Some(announced) = writes.announced {
+            state.open.announced.join(announced);
+        }
         state.writer.write(writes.keys, writes.weights, writes.rows);
         let open = &mut state.open;
         open.row_count += writes.row_count;

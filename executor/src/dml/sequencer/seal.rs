@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState, crash};
+use millrace_graph::lookahead::Place;
 use millrace_rpc::version::{ColumnWatermark, CommitGroup, GroupMember, RunMeta, StatementId};
 use millrace_storage::MemRun;
 use parking_lot::MutexGuard;
 
-use super::state::State;
+use super::state::{State, Statements};
 use super::{ROW_ID_COUNTER, Sequencer, StatementOutcome};
 use crate::changelog_cache::HubChunk;
 use crate::error::ExecError;
@@ -126,8 +127,21 @@ impl Sequencer {
             load: statements.load.take(),
             group,
         };
+        self.announce_sealed(&mut statements);
         state.in_flight.push_back((statements, false));
         Ok(sealed)
+    }
+
+    /// Tells those that look ahead of an epoch's change, unless it is too large to be told.
+    fn announce_sealed(&self, statements: &mut Statements) {
+        if !statements.changed || statements.overflow {
+            return;
+        }
+        let rows = || statements.delta.iter().map(|chunk| chunk.rows().clone()).collect();
+        let uncommitted = self.changelogs.uncommitted();
+        if let Some(announced) = uncommitted.announce(self.job, Place::Root, None, rows) {
+            statements.announced.join(announced);
+        }
     }
 
     /// From now on the oldest sealed epoch that was not handed over may be in the log.
@@ -156,6 +170,7 @@ impl Sequencer {
             // Under the lock: who asks what has changed finds it here or there.
             before_acknowledging((!statements.overflow).then_some(delta));
         }
+        std::mem::take(&mut statements.announced).committed(epoch);
         drop(state);
         crash::point("dml-before-acknowledge");
         statements.conclude(StatementOutcome::Committed(epoch));

@@ -1,6 +1,7 @@
 //! A worker on an in-memory store, with a meta service that fits in a page: an epoch counter, each
 //! job's version, and cuts on request.
 
+mod lookahead;
 mod lookups;
 mod reads;
 mod tables;
