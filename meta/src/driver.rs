@@ -372,8 +372,8 @@ impl Driver {
         }
     }
 
-    /// Ends an epoch, and has it logged, concluded and, of a sink, published. A derived job's next epoch begins
-    /// meanwhile; that of a sink is logged when its target has the one before.
+    /// Ends an epoch, and has it logged, concluded and, of a sink, published. The next epoch begins meanwhile; that of a
+    /// table is logged when the one before is concluded, that of a sink when its target has the one before.
     async fn cut<'a, 'g: 'a>(
         &'g self,
         generation: Generation,
@@ -398,30 +398,35 @@ impl Driver {
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took }));
         self.shared.notify_sources_of(id);
         let root = epoch == Epoch::ZERO;
-        if root && commit.is_empty() {
-            self.compute.conclude_epoch(id, generation, CommitOutcome::Committed(from)).await;
-            return Ok(());
-        }
         let ends_rebuild = commit.backfill.is_none() && self.is_rebuilding();
-        if root || ends_rebuild {
+        if ends_rebuild {
             in_flight.drain().await?;
             self.commit(generation, commit, begun, &mut Turn::default()).await?;
-            if ends_rebuild {
-                self.publish_staged(generation, publishing).await;
-            }
+            self.publish_staged(generation, publishing).await;
             self.shared.published(id);
-            if ends_rebuild {
-                self.shared.wake_beginners();
-            }
+            self.shared.wake_beginners();
             // The content has other state tables behind it now.
-            return if ends_rebuild { Err(ExitReason::Superseded) } else { Ok(()) };
+            return Err(ExitReason::Superseded);
         }
-        in_flight.push(Position::of_commit(&commit), |mut turn| {
+        let position = match root {
+            true => Position { epoch: from, ..Position::of_commit(&commit) },
+            false => Position::of_commit(&commit),
+        };
+        in_flight.push(position, |mut turn| {
             Box::pin(async move {
                 let publishes = commit.publish.is_some();
-                if self.is_sink() {
-                    // Nothing is logged before the target has what was committed before.
+                if root || self.is_sink() {
+                    // Of a root: two commits in one record would share its epoch. Of a sink: nothing is logged before
+                    // the target has what was committed before.
                     turn.begin().await;
+                }
+                if root && commit.is_empty() {
+                    // What was last sealed has no entry in the log.
+                    let outcome = CommitOutcome::Committed(self.committed_epoch());
+                    self.compute.conclude_epoch(id, generation, outcome).await;
+                    turn.end();
+                    self.handle.notify.notify_one();
+                    return Ok(());
                 }
                 self.commit(generation, commit, begun, &mut turn).await?;
                 if publishes {

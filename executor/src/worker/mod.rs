@@ -233,6 +233,9 @@ impl ComputeService for Worker {
         cut: Cut,
     ) -> Result<JobCommit, SqlError> {
         let job = self.shared.job_of(job, generation).ok_or_else(|| not_running(job))?;
+        if let Kind::Table(table) = &job.kind {
+            job.guard(table.await_batch()).await?;
+        }
         let began = self.shared.store.env().now();
         let commit = match &job.kind {
             Kind::Nothing => Err(SqlError::internal("a source has nothing to cut")),

@@ -37,7 +37,13 @@ impl Table {
         Table { job, generation, sequencer, store, changelogs, number, in_flight }
     }
 
-    /// Ends the epoch and makes its rows durable.
+    /// Waits until it is time to end the epoch: see [`Sequencer::await_batch`].
+    pub async fn await_batch(&self) -> Result<(), ExecError> {
+        self.sequencer.await_batch().await;
+        Ok(())
+    }
+
+    /// Ends the epoch and makes its rows durable, while the one before may still be on its way into the log.
     pub async fn cut(&self) -> Result<JobCommit, ExecError> {
         let sealed = self.sequencer.seal()?;
         fail::fail_point!("executor.sealed");

@@ -111,6 +111,12 @@ impl Fake {
         value_at(&self.world.lock().content, id, epoch)
     }
 
+    /// At which epochs a relation's commits took effect, in order.
+    pub fn committed_at(&self, id: RelationId) -> Vec<Epoch> {
+        let world = self.world.lock();
+        world.content.get(&id).into_iter().flatten().map(|(epoch, _)| *epoch).collect()
+    }
+
     /// Inserts a row; returns when it is acknowledged.
     pub async fn insert(&self, table: JobId) -> Result<Epoch, SqlError> {
         let (done, acknowledged) = oneshot::channel();
@@ -191,7 +197,11 @@ impl ComputeService for Fake {
         };
         if job.is_table {
             let acks = std::mem::take(&mut job.waiting);
-            let value = value_at(content, id, Epoch::MAX) + acks.len() as i64;
+            let before = match job.sealed.back() {
+                Some((_, sealed)) => *sealed,
+                None => value_at(content, id, Epoch::MAX),
+            };
+            let value = before + acks.len() as i64;
             commit.changed = !acks.is_empty();
             commit.row_count_delta = acks.len() as i64;
             if commit.changed && behaviour.commit_bytes > 0 {

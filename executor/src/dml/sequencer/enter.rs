@@ -181,6 +181,7 @@ impl Sequencer {
         let account =
             open.account.get_or_insert_with(|| self.governor.account(MemoryClass::Statement));
         account.set(open.delta_bytes);
+        self.batch.grown(open.delta_bytes);
     }
 
     /// Waits while the open epoch is full.

@@ -6,11 +6,12 @@
 //! their keys up side by side, before they take the turn ([`lookup`]); one at a time holds it, from
 //! the check of what has been written since until its rows are in the open epoch. That last step is
 //! synchronous, so a statement whose session goes away is in wholly or not at all. While an epoch is
-//! being committed further statements go into the next.
+//! being committed further statements go into the next, which may be on its way too ([`batch`]).
 //!
 //! A failed check answers only when what it was checked against is committed: nobody is told of a row
 //! that later turns out never to have been.
 
+mod batch;
 mod enter;
 mod load;
 mod lookup;
@@ -38,6 +39,7 @@ use crate::input::generated::PROCTIME;
 use crate::input::watermark::{SplitWatermark, WatermarkExpr};
 use crate::layout::RowLayout;
 use crate::memory::MemoryGovernor;
+use batch::BatchSignals;
 pub(super) use lookup::{FREE_LOOKUPS, KeyRows};
 use recent::RecentWrites;
 pub use seal::SealedEpoch;
@@ -84,6 +86,7 @@ pub struct Sequencer {
     pub(super) state: Mutex<State>,
     /// Locked within `state`, or alone.
     recent: Arc<Mutex<RecentWrites>>,
+    batch: BatchSignals,
     /// Fired by `stop`.
     ended: CancellationToken,
     next_row_id: AtomicI64,
@@ -152,6 +155,7 @@ impl Sequencer {
                 marked: false,
             }),
             recent: Arc::default(),
+            batch: BatchSignals::default(),
             ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(i64::try_from(next).unwrap_or(i64::MAX)),
         })

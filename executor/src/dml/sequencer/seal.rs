@@ -172,6 +172,7 @@ impl Sequencer {
         }
         std::mem::take(&mut statements.announced).committed(epoch);
         drop(state);
+        self.batch.concluded();
         crash::point("dml-before-acknowledge");
         statements.conclude(StatementOutcome::Committed(epoch));
     }
@@ -194,6 +195,7 @@ impl Sequencer {
             state.ahead.clear();
             (std::mem::take(&mut state.open), std::mem::take(&mut state.in_flight))
         };
+        self.batch.concluded();
         self.ended.cancel();
         for (statements, handed_over) in in_flight {
             statements.conclude(if handed_over {

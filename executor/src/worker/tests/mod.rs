@@ -3,6 +3,7 @@
 
 mod lookahead;
 mod lookups;
+mod pipeline;
 mod reads;
 mod tables;
 mod views;
