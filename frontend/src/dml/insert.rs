@@ -21,7 +21,9 @@ use sqlparser::ast::{
 use super::attempts::Attempts;
 use super::conflict::{Conflict, conflict_of, resolve_conflicts};
 use super::insert_select::{HELD_BYTES, Into, is_values, streamed};
-use super::rewrite::{self, Literal, cell_literal, is_default, literal, type_unknown};
+use super::rewrite::{
+    self, Literal, cast_literal, cell_literal, is_default, literal, type_unknown,
+};
 use super::{Done, apply, check_table, returning, rows};
 use crate::ddl::generated;
 use crate::dml::assign::{assign, check_fields};
@@ -390,7 +392,8 @@ fn read_into(
     }
 }
 
-/// VALUES of literals only, read by the types' input functions; `None`: something else is in them.
+/// VALUES of literals and parameters' values only, read by the types' input functions; `None`: something else is in them,
+/// or a cast that fails, which says so as a cast does.
 fn literal_rows(
     table: &Relation,
     values: &sqlparser::ast::Values,
@@ -401,14 +404,21 @@ fn literal_rows(
     let mut builders: Vec<ColumnBuilder> =
         types.iter().map(|t| ColumnBuilder::new(*t, values.rows.len())).collect();
     let mut literals = Vec::with_capacity(width);
+    let value = |e, to| match literal(e, to) {
+        Some(literal) => Some((literal, false)),
+        None => cast_literal(e, to).map(|literal| (literal, true)),
+    };
     for row in &values.rows {
         literals.clear();
-        literals.extend(row.iter().zip(&types).map_while(|(e, to)| literal(e, *to)));
+        literals.extend(row.iter().zip(&types).map_while(|(e, to)| value(e, *to)));
         if row.len() != width || literals.len() != width {
             return Ok(None);
         }
-        for ((builder, literal), to) in builders.iter_mut().zip(&literals).zip(&types) {
-            read_into(builder, literal, *to)?;
+        for ((builder, (literal, is_cast)), to) in builders.iter_mut().zip(&literals).zip(&types) {
+            match read_into(builder, literal, *to) {
+                Err(_) if *is_cast => return Ok(None),
+                read => read?,
+            }
         }
     }
     Ok(Some((builders.iter_mut().map(ColumnBuilder::finish).collect(), values.rows.len())))

@@ -1,12 +1,15 @@
 //! AST building blocks for statements that are evaluated as queries.
 
 use std::borrow::Cow;
+use std::sync::OnceLock;
 
+use millrace_common::collections::HashMap;
 use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_planner::parser::folded::Cell;
+use parking_lot::Mutex;
 use sqlparser::ast::{
-    Expr, Ident, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr, TableAlias,
-    TableFactor, TableWithJoins, UnaryOperator, Value,
+    CastKind, Expr, Ident, ObjectName, ObjectNamePart, Query, Select, SelectItem, SetExpr,
+    TableAlias, TableFactor, TableWithJoins, UnaryOperator, Value,
 };
 use sqlparser::dialect::PostgreSqlDialect;
 use sqlparser::parser::Parser;
@@ -31,7 +34,8 @@ pub fn parse_query(sql: &str) -> Result<Query, SqlError> {
 
 /// `SELECT 1`, to be filled in.
 pub fn empty_query() -> Result<Query, SqlError> {
-    parse_query("SELECT 1")
+    static EMPTY: OnceLock<Result<Query, SqlError>> = OnceLock::new();
+    EMPTY.get_or_init(|| parse_query("SELECT 1")).clone()
 }
 
 pub fn select_of(query: &mut Query) -> Result<&mut Select, SqlError> {
@@ -96,10 +100,31 @@ pub fn quote_ident(name: &str) -> String {
 
 /// `'text'::type`, for a parameter or a literal of unknown type.
 pub fn typed_literal(text: Option<&str>, type_name: &str) -> Result<Expr, SqlError> {
-    match text {
-        Some(text) => parse_expr(&format!("CAST({} AS {type_name})", quote_literal(text))),
-        None => parse_expr(&format!("CAST(NULL AS {type_name})")),
+    let mut cast = null_of(type_name)?;
+    if let (Some(text), Expr::Cast { expr, .. }) = (text, &mut cast)
+        && let Expr::Value(v) = expr.as_mut()
+    {
+        v.value = Value::SingleQuotedString(text.to_owned());
     }
+    Ok(cast)
+}
+
+/// Types whose casts are kept. There are fewer, digits and lengths aside.
+const KEPT_CASTS: usize = 256;
+
+/// `CAST(NULL AS type)`, parsed once for each type: statements with parameters have one for every value.
+fn null_of(type_name: &str) -> Result<Expr, SqlError> {
+    static CASTS: OnceLock<Mutex<HashMap<String, Expr>>> = OnceLock::new();
+    let casts = CASTS.get_or_init(Mutex::default);
+    if let Some(known) = casts.lock().get(type_name) {
+        return Ok(known.clone());
+    }
+    let cast = parse_expr(&format!("CAST(NULL AS {type_name})"))?;
+    let mut casts = casts.lock();
+    if casts.len() < KEPT_CASTS {
+        casts.insert(type_name.to_owned(), cast.clone());
+    }
+    Ok(cast)
 }
 
 /// An expression out of its place.
@@ -183,6 +208,26 @@ pub fn literal(expr: &Expr, to: SqlType) -> Option<Literal<'_>> {
     }
 }
 
+/// The literal that a cast to a type is of, which is what a parameter's value has become: the cast reads its text as the
+/// type does. Of an instant the text must say its zone.
+pub fn cast_literal(expr: &Expr, to: SqlType) -> Option<Literal<'_>> {
+    let Expr::Cast { kind: CastKind::Cast, expr, data_type, array: false, format: None } = expr
+    else {
+        return None;
+    };
+    let Expr::Value(v) = expr.as_ref() else { return None };
+    let literal = match &v.value {
+        Value::Null => Literal::Null,
+        Value::SingleQuotedString(text) if to == SqlType::Timestamptz && !text.ends_with("+00") => {
+            return None;
+        }
+        Value::SingleQuotedString(text) => Literal::Text(Cow::Borrowed(text)),
+        _ => return None,
+    };
+    let plain = !matches!(to, SqlType::Array(_) | SqlType::Interval);
+    (plain && data_type.to_string().eq_ignore_ascii_case(&base_name(to))).then_some(literal)
+}
+
 /// [`literal`] for a value of a row that is kept as text.
 pub fn cell_literal(cell: Cell<'_>, to: SqlType) -> Option<Literal<'_>> {
     match cell {
@@ -230,5 +275,53 @@ pub fn is_literal(expr: &Expr) -> bool {
         ),
         Expr::UnaryOp { op: UnaryOperator::Minus, expr } => number(expr).is_some(),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_typed_literal_is_what_its_text_would_be_parsed_to() {
+        for text in ["5", "", "it's", "a\\b", "\"x\"", "ä\n$1"] {
+            for name in ["bigint", "text", "timestamp with time zone", "numeric(10,2)", "integer[]"]
+            {
+                let parsed =
+                    parse_expr(&format!("CAST({} AS {name})", quote_literal(text))).unwrap();
+                // Twice: parsed, and kept.
+                for _ in 0..2 {
+                    assert_eq!(typed_literal(Some(text), name).unwrap(), parsed);
+                }
+            }
+        }
+        assert_eq!(typed_literal(None, "date").unwrap(), parse_expr("CAST(NULL AS date)").unwrap());
+        assert!(typed_literal(None, "no type (").is_err());
+    }
+
+    #[test]
+    fn only_casts_to_the_columns_own_type_are_literals() {
+        let text = |cast: &str, to| {
+            let cast = parse_expr(cast).unwrap();
+            cast_literal(&cast, to).map(|literal| literal.text().map(str::to_owned))
+        };
+        let some = |text: &str| Some(Some(text.to_owned()));
+        assert_eq!(text("CAST('5' AS bigint)", SqlType::BigInt), some("5"));
+        assert_eq!(text("CAST(NULL AS bigint)", SqlType::BigInt), Some(None));
+        assert_eq!(text("CAST('a' AS text)", SqlType::Varchar(Some(3))), some("a"));
+        assert_eq!(text("CAST('1.5' AS double precision)", SqlType::Double), some("1.5"));
+        let instant = "CAST('2024-01-01 00:00:00+00' AS timestamp with time zone)";
+        assert_eq!(text(instant, SqlType::Timestamptz), some("2024-01-01 00:00:00+00"));
+        for (cast, to) in [
+            ("CAST('5' AS integer)", SqlType::BigInt),
+            ("CAST('1.005' AS numeric)", SqlType::Numeric(Some((10, 2)))),
+            ("CAST('abcd' AS varchar(3))", SqlType::Varchar(Some(3))),
+            ("CAST('2024-01-01 00:00' AS timestamp with time zone)", SqlType::Timestamptz),
+            ("CAST(5 AS bigint)", SqlType::BigInt),
+            ("CAST('5' || '6' AS bigint)", SqlType::BigInt),
+            ("TRY_CAST('5' AS bigint)", SqlType::BigInt),
+        ] {
+            assert_eq!(text(cast, to), None, "{cast}");
+        }
     }
 }
