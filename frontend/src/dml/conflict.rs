@@ -1,6 +1,6 @@
 //! INSERT … ON CONFLICT: what becomes of rows whose keys exist.
 
-use arrow::array::{BooleanArray, RecordBatch, UInt32Array};
+use arrow::array::{ArrayRef, BooleanArray, RecordBatch, UInt32Array};
 use arrow::compute::cast;
 use arrow::datatypes::DataType;
 use millrace_common::{DeltaChunk, SqlError, SqlState};
@@ -20,6 +20,9 @@ use crate::ddl::generated;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
 use crate::session::{Session, params};
+
+/// The name of the row that is not inserted.
+const EXCLUDED: &str = "excluded";
 
 /// What to do with a row whose key exists.
 pub enum Conflict<'a> {
@@ -170,16 +173,19 @@ pub async fn upsert(
     let inserted = rows::filter(&new, &BooleanArray::from(fresh))?;
     let schema = new.schema();
     let old = rows::batch(&schema, old.columns().to_vec(), old.num_rows())?;
+    let columns = columns_set(table, alias, update)?;
     let (old, updated) = if old.num_rows() == 0 {
         // What is wrong with the list is told also where nothing comes of it.
-        if !sets_columns(table, alias, update)? {
+        if columns.is_none() {
             check_update(session, table, alias, update, &[])?;
         }
         (old.clone(), old)
     } else {
         let excluded = rows::take(&new, &partners)?;
-        let (which, old, updated) =
-            set_over_conflicts(session, table, alias, old, excluded, update).await?;
+        let (which, old, updated) = match columns {
+            Some(columns) => set_columns(session, table, old, &excluded, &columns).await?,
+            None => set_over_conflicts(session, table, alias, old, excluded, update).await?,
+        };
         repeats.check(which.values().iter().map(|pair| partners.value(*pair as usize)))?;
         (old, updated)
     };
@@ -230,7 +236,7 @@ fn set_query(
         positions.push(position);
     }
     // The queries within the list read the table, also where they call it as it is called here.
-    select.from = vec![rewrite::aliased(&met.0, alias), rewrite::aliased(&met.1, "excluded")];
+    select.from = vec![rewrite::aliased(&met.0, alias), rewrite::aliased(&met.1, EXCLUDED)];
     let join = format!("{}.{n} = excluded.{n}", rewrite::quote_ident(alias), n = rows::ROW_NUMBER);
     let join = rewrite::parse_expr(&join)?;
     select.selection = Some(match &update.selection {
@@ -247,31 +253,77 @@ fn set_query(
     Ok(SetQuery { view, query, positions })
 }
 
-/// Whether the list sets columns to columns, which is checked here: it need not be bound.
-fn sets_columns(table: &Relation, alias: &str, update: &DoUpdate) -> Result<bool, SqlError> {
-    if update.selection.is_some() {
-        return Ok(false);
+/// A column that is set to a column of either row.
+struct ColumnSet {
+    to: usize,
+    from: usize,
+    of_excluded: bool,
+}
+
+/// What a list sets that sets columns to columns, which is checked here: it need not be bound. `None`: it does more.
+fn columns_set(
+    table: &Relation,
+    alias: &str,
+    update: &DoUpdate,
+) -> Result<Option<Vec<ColumnSet>>, SqlError> {
+    if update.selection.is_some() || alias == EXCLUDED {
+        return Ok(None);
     }
-    let mut positions = Vec::new();
+    let mut set: Vec<ColumnSet> = Vec::new();
     for assignment in &update.assignments {
-        let Expr::CompoundIdentifier(parts) = &assignment.value else { return Ok(false) };
-        let [of, name] = parts.as_slice() else { return Ok(false) };
+        let Expr::CompoundIdentifier(parts) = &assignment.value else { return Ok(None) };
+        let [of, name] = parts.as_slice() else { return Ok(None) };
         let (of, name) = (fold(of), fold(name));
-        let Some(from) = table.columns.iter().find(|c| c.name == name && !c.hidden) else {
-            return Ok(false);
+        let Some(from) = table.columns.iter().position(|c| c.name == name && !c.hidden) else {
+            return Ok(None);
         };
-        let position = assignment_position(table, &assignment.target)?;
-        if positions.contains(&position) {
-            return Err(set_twice(table, position));
+        let to = assignment_position(table, &assignment.target)?;
+        if set.iter().any(|s| s.to == to) {
+            return Err(set_twice(table, to));
         }
-        let to = &table.columns[position];
-        if (of != "excluded" && of != alias) || to.generated_sql.is_some() {
-            return Ok(false);
+        let column = &table.columns[to];
+        if (of != EXCLUDED && of != alias) || column.generated_sql.is_some() {
+            return Ok(None);
         }
-        check(from.sql_type()?, &to.name, to.sql_type()?)?;
-        positions.push(position);
+        check(table.columns[from].sql_type()?, &column.name, column.sql_type()?)?;
+        set.push(ColumnSet { to, from, of_excluded: of == EXCLUDED });
     }
-    Ok(true)
+    Ok(Some(set))
+}
+
+/// What a list of [`columns_set`] makes of pairs of existing and excluded rows: all of them update.
+async fn set_columns(
+    session: &Session,
+    table: &Relation,
+    old: RecordBatch,
+    excluded: &RecordBatch,
+    set: &[ColumnSet],
+) -> Result<(UInt32Array, RecordBatch, RecordBatch), SqlError> {
+    let values = set.iter().map(|s| {
+        let of = if s.of_excluded { excluded } else { &old };
+        (s.to, of.column(s.from).clone())
+    });
+    let updated = updated(session, table, &old, values.collect()).await?;
+    Ok((UInt32Array::from_iter_values(0..old.num_rows() as u32), old, updated))
+}
+
+/// Rows with other values in some columns, and what follows from them.
+async fn updated(
+    session: &Session,
+    table: &Relation,
+    old: &RecordBatch,
+    values: Vec<(usize, ArrayRef)>,
+) -> Result<RecordBatch, SqlError> {
+    let mut columns = old.columns().to_vec();
+    for (position, value) in values {
+        let column = &table.columns[position];
+        columns[position] = assign(&value, &column.name, column.sql_type()?)?;
+    }
+    rows::round_seconds(table, &mut columns)?;
+    generated::fill(session, table, &mut columns, old.num_rows()).await?;
+    rows::round_seconds(table, &mut columns)?;
+    rows::check_not_null(table, &columns)?;
+    rows::batch(&old.schema(), columns, old.num_rows())
 }
 
 /// Binds `SET … WHERE …` without rows; the types of its parameters. Without parameters the types of its values must
@@ -316,15 +368,8 @@ async fn set_over_conflicts(
     let which: &UInt32Array = arrow::array::AsArray::as_primitive(&which);
     let which = which.clone();
     let old = rows::take(&old, &which)?;
-    let mut columns = old.columns().to_vec();
-    for (i, position) in positions.iter().enumerate() {
-        let column = &table.columns[*position];
-        columns[*position] = assign(result.column(i + 1), &column.name, column.sql_type()?)?;
-    }
-    rows::round_seconds(table, &mut columns)?;
-    generated::fill(session, table, &mut columns, old.num_rows()).await?;
-    rows::round_seconds(table, &mut columns)?;
-    rows::check_not_null(table, &columns)?;
-    let updated = rows::batch(&old.schema(), columns, old.num_rows())?;
+    let values = positions.iter().enumerate();
+    let values = values.map(|(i, position)| (*position, result.column(i + 1).clone())).collect();
+    let updated = updated(session, table, &old, values).await?;
     Ok((which, old, updated))
 }

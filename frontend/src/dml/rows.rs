@@ -108,6 +108,9 @@ pub fn storage_keys(
 
 /// Positions of the first row of each key, ascending.
 pub fn first_of_each_key(table: &Relation, rows: &RecordBatch) -> Result<UInt32Array, SqlError> {
+    if rows.num_rows() <= 1 {
+        return Ok(UInt32Array::from_iter_values(0..rows.num_rows() as u32));
+    }
     let first = first_with_key(table, rows)?.into_iter().zip(0..);
     Ok(first.filter(|(first, row): &(u32, u32)| first == row).map(|(_, row)| row).collect())
 }
