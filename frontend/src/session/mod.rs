@@ -11,6 +11,7 @@ pub mod live;
 pub mod outcome;
 pub mod params;
 pub mod prepare;
+mod quick;
 pub mod reads;
 pub mod scope;
 pub mod scroll;
@@ -244,13 +245,26 @@ impl Session {
         written: &Query,
         params: &[Option<DataType>],
     ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
-        let query = crate::catalog::rewrite::for_clients(written, self)?;
-        let plan = || busy(|| Binder::new(view, self.info(false)).query(&query, params));
-        let bound = self.plan_memory().binding(plan)?;
-        self.note_relations(&bound.relations);
-        let mut fields =
-            fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
+        let (bound, mut fields) = self.bind_untold(view, written, params)?;
         tell(&mut fields, self.outputs(view, written).as_deref());
+        Ok((bound, fields))
+    }
+
+    /// The same for a query whose rows no client sees: its columns have their types only.
+    fn bind_untold(
+        &self,
+        view: &SessionCatalog,
+        written: &Query,
+        params: &[Option<DataType>],
+    ) -> Result<(BoundQuery, Vec<Field>), SqlError> {
+        let query = crate::catalog::rewrite::for_clients(written, self)?;
+        let plan = || Binder::new(view, self.info(false)).query(&query, params);
+        let bound = match quick::is_quick_to_bind(view, &query) {
+            true => self.plan_memory().binding(plan)?,
+            false => self.plan_memory().binding(|| busy(plan))?,
+        };
+        self.note_relations(&bound.relations);
+        let fields = fields_of(&bound.names, &bound.types, Some(bound.plan.schema().as_arrow()));
         Ok((bound, fields))
     }
 
@@ -350,13 +364,14 @@ impl Session {
         Ok(RowSet::select(fields, stream))
     }
 
-    /// Rows of a query that a statement is made of, as they come.
+    /// Rows of a query that a statement is made of, as they come. No client sees them: of the columns only the types
+    /// are known.
     pub async fn stream(
         &self,
         view: &SessionCatalog,
         query: &Query,
     ) -> Result<(Vec<Field>, BatchStream), SqlError> {
-        let (bound, fields) = self.bind(view, query, &[])?;
+        let (bound, fields) = self.bind_untold(view, query, &[])?;
         self.fix_epoch(view, &bound).await?;
         Ok((fields, self.engine().run(bound.plan, &self.plan_memory()).await?))
     }
@@ -367,7 +382,9 @@ impl Session {
         view: &SessionCatalog,
         query: &Query,
     ) -> Result<(Vec<Field>, Vec<RecordBatch>), SqlError> {
-        let (fields, mut stream) = self.stream(view, query).await?;
+        let (bound, fields) = self.bind(view, query, &[])?;
+        self.fix_epoch(view, &bound).await?;
+        let mut stream = self.engine().run(bound.plan, &self.plan_memory()).await?;
         let mut batches = Vec::new();
         while let Some(batch) = stream.next().await {
             batches.push(batch?);

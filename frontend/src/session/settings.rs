@@ -35,6 +35,10 @@ impl DerefMut for Settings {
 impl Settings {
     /// The value of a setting of either kind.
     pub fn get(&self, name: &str) -> Result<&str, SqlError> {
+        // Statements ask all the time, and hardly any session has others.
+        if self.custom.is_empty() {
+            return self.known.get(name);
+        }
         match self.custom.get(&name.to_lowercase()) {
             Some(value) => Ok(value),
             None => self.known.get(name),
