@@ -87,7 +87,8 @@ impl Prefetches {
         self.waiting.keys().copied()
     }
 
-    pub fn len(&self) -> usize {
+    /// How many.
+    pub fn count(&self) -> usize {
         self.waiting.len()
     }
 

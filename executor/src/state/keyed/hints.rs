@@ -123,7 +123,7 @@ impl<E: Entries> KeyedState<E> {
         let budget = self.limits.cache_budget(&self.env, held, false);
         let entry = (self.keys.bytes() / self.keys.len().max(1)).max(MIN_ENTRY);
         let due = (budget / 2 / entry).saturating_sub(self.due.len());
-        due.min(MAX_KEYS.saturating_sub(self.reads.ahead.len()))
+        due.min(MAX_KEYS.saturating_sub(self.reads.ahead.count()))
     }
 
     /// Keys that are closed are not read.
