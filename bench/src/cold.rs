@@ -209,7 +209,7 @@ async fn load(memory: &Arc<dyn ObjectStore>, keys: u64) -> Result<Vec<u64>, Stri
 }
 
 /// Bytes of a view's runs in the store.
-fn state_bytes(server: &Standalone, view: &str) -> Result<u64, String> {
+pub fn state_bytes(server: &Standalone, view: &str) -> Result<u64, String> {
     let relation = server.meta.catalog().by_name("public", view).map(|r| RelationId(r.id));
     let relation = relation.ok_or("the view is not in the catalog")?;
     let status = server.meta.job_status(relation).ok_or("the job is gone")?;
@@ -236,6 +236,8 @@ async fn measure(
         ..ExecOptions::default()
     };
     let (server, client) = start(temporary.path(), sim, Some(exec)).await?;
+    // Where rows wait for each other, a statement's take minutes.
+    execute(&client, "SET read_wait_timeout = '1h'").await?;
     execute(&client, subject.read).await?;
     settle(sim).await?;
     server.store.cache().set_memory_bytes(cache / 2).map_err(|e| e.to_string())?;
@@ -276,14 +278,18 @@ async fn measure(
 
 /// Until the store has had no request for longer than the garbage collector's period.
 pub async fn settle(sim: &SimStore) -> Result<(), String> {
-    const QUIET: Duration = Duration::from_secs(12);
+    settle_for(sim, Duration::from_secs(12)).await
+}
+
+/// Until the store has had no request for so long.
+pub async fn settle_for(sim: &SimStore, quiet: Duration) -> Result<(), String> {
     let begun = Instant::now();
     let (mut last, mut since) = (sim.stats().requests(), Instant::now());
-    while since.elapsed() < QUIET {
+    while since.elapsed() < quiet {
         if begun.elapsed() > SETTLE_LIMIT {
             return Err("the server does not come to rest".to_owned());
         }
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
         let now = sim.stats().requests();
         if now != last {
             (last, since) = (now, Instant::now());

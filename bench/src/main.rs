@@ -11,6 +11,7 @@ mod life;
 mod micro;
 mod nexmark;
 mod one_row;
+mod prefetch;
 mod report;
 mod statements;
 mod usage;
@@ -62,6 +63,8 @@ enum Command {
     Cold(cold::Args),
     /// Keyed statements a second of many sessions on one table whose keys are in no cache, over a simulated store
     Statements(statements::Args),
+    /// Rows at a fixed rate whose state is in no cache: how long until they are visible, with and without lookahead
+    Prefetch(prefetch::Args),
     /// From a row sent until it can be read, is streamed, and is in a sink, behind chains of views
     Freshness(freshness::Args),
     /// A one-row change and a fresh read of a small view, alone and beside the work of other jobs and queries
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Command::Isolation(args) => runtime.block_on(isolation::run(&args)),
         Command::Life(args) => runtime.block_on(life::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
+        Command::Prefetch(args) => runtime.block_on(prefetch::run(&args)),
         Command::Statements(args) => runtime.block_on(statements::run(&args)),
         Command::Window(args) => runtime.block_on(window::run(&args)),
     };

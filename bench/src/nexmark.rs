@@ -314,7 +314,7 @@ async fn wait_for_end(args: &Args, server: &Standalone, view: RelationId) -> Res
 }
 
 /// The same digest a blackhole computes, over the stored rows.
-async fn digest_of_view(server: &Standalone, view: RelationId) -> Result<Digest, String> {
+pub async fn digest_of_view(server: &Standalone, view: RelationId) -> Result<Digest, String> {
     let catalog = server.meta.catalog();
     let relation = catalog.relation(view).ok_or("the view is gone")?;
     let epoch = server.meta.frontier(view).ok_or("the view has no frontier")?;

@@ -1,0 +1,201 @@
+//! The queries: tables whose state is large, views over them, and the rows that arrive.
+//!
+//! Every column of an arriving row follows from its number `x` alone, and keys come in no order, so that each mode gets
+//! the same rows and must have the same result.
+
+/// Factors between a row's number and its keys: primes, one for each key.
+const FACTORS: [u64; 5] = [2_654_435_761, 40_503_001, 1_299_709, 15_485_863, 179_424_673];
+
+pub struct Query {
+    pub name: &'static str,
+    /// Tables that rows are looked up in.
+    pub dimensions: usize,
+    /// State caches whose keys are cold.
+    pub caches: usize,
+    /// Views, each reading the one before, the first reading `events`: names and queries. The last is the result.
+    pub views: &'static [(&'static str, &'static str)],
+    /// Arriving rows a key has before anything is measured.
+    pub history: u64,
+}
+
+/// The join of `events` with so many dimensions, each by a key of the row.
+macro_rules! star {
+    ($columns:literal, $($join:literal),*) => {
+        concat!("SELECT e.id, e.v", $columns, " FROM events e", $(" JOIN ", $join),*)
+    };
+}
+
+pub const QUERIES: &[Query] = &[
+    Query {
+        name: "join1",
+        dimensions: 1,
+        caches: 1,
+        views: &[("out", star!(", d0.a AS a0", "d0 ON e.k0 = d0.k"))],
+        history: 0,
+    },
+    Query {
+        name: "join3",
+        dimensions: 3,
+        caches: 3,
+        views: &[(
+            "out",
+            star!(
+                ", d0.a AS a0, d1.a AS a1, d2.a AS a2",
+                "d0 ON e.k0 = d0.k",
+                "d1 ON e.k1 = d1.k",
+                "d2 ON e.k2 = d2.k"
+            ),
+        )],
+        history: 0,
+    },
+    Query {
+        name: "join5",
+        dimensions: 5,
+        caches: 5,
+        views: &[(
+            "out",
+            star!(
+                ", d0.a AS a0, d1.a AS a1, d2.a AS a2, d3.a AS a3, d4.a AS a4",
+                "d0 ON e.k0 = d0.k",
+                "d1 ON e.k1 = d1.k",
+                "d2 ON e.k2 = d2.k",
+                "d3 ON e.k3 = d3.k",
+                "d4 ON e.k4 = d4.k"
+            ),
+        )],
+        history: 0,
+    },
+    Query {
+        name: "chain5",
+        dimensions: 5,
+        caches: 5,
+        views: &[(
+            "out",
+            star!(
+                ", d0.a AS a0, d4.a AS a4",
+                "d0 ON e.k0 = d0.k",
+                "d1 ON d0.next = d1.k",
+                "d2 ON d1.next = d2.k",
+                "d3 ON d2.next = d3.k",
+                "d4 ON d3.next = d4.k"
+            ),
+        )],
+        history: 0,
+    },
+    Query {
+        name: "q13",
+        dimensions: 1,
+        caches: 1,
+        views: &[(
+            "out",
+            "SELECT e.id, e.v, d0.a FROM events e JOIN d0 FOR SYSTEM_TIME AS OF PROCTIME() ON e.k0 = d0.k",
+        )],
+        history: 0,
+    },
+    Query {
+        name: "q18",
+        dimensions: 0,
+        caches: 1,
+        views: &[(
+            "out",
+            "SELECT id, k0, v, at, pad FROM (SELECT *, row_number() OVER (PARTITION BY k0 ORDER BY at DESC) AS r \
+             FROM events) AS ranked WHERE r <= 1",
+        )],
+        history: 1,
+    },
+    Query {
+        name: "q19",
+        dimensions: 0,
+        caches: 1,
+        views: &[(
+            "out",
+            "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY k0 ORDER BY v DESC) AS r FROM events) AS ranked \
+             WHERE r <= 10",
+        )],
+        history: 3,
+    },
+    Query {
+        name: "q20",
+        dimensions: 1,
+        caches: 1,
+        views: &[(
+            "out",
+            "SELECT e.id, e.v, e.at, d0.a, d0.b FROM events e JOIN d0 ON e.k0 = d0.k WHERE d0.next % 2 = 0",
+        )],
+        history: 0,
+    },
+    Query {
+        name: "ads",
+        dimensions: 1,
+        caches: 1,
+        views: &[(
+            "out",
+            "SELECT d0.next % 100 AS campaign, e.window_start, count(*) AS n \
+             FROM TUMBLE(events, at, INTERVAL '10 seconds') e JOIN d0 ON e.k0 = d0.k \
+             WHERE e.v % 3 = 0 GROUP BY d0.next % 100, e.window_start",
+        )],
+        history: 0,
+    },
+    Query {
+        name: "views",
+        dimensions: 1,
+        caches: 2,
+        views: &[
+            ("accepted", "SELECT id, k0, v + 1 AS v FROM events WHERE v >= 0"),
+            ("named", "SELECT e.id, e.k0, e.v, d0.a FROM accepted e JOIN d0 ON e.k0 = d0.k"),
+            ("out", "SELECT k0, count(*) AS n, sum(v) AS v, max(a) AS a FROM named GROUP BY k0"),
+        ],
+        history: 1,
+    },
+];
+
+impl Query {
+    pub fn by_name(name: &str) -> Option<&'static Query> {
+        QUERIES.iter().find(|q| q.name == name)
+    }
+
+    pub fn tables(&self) -> Vec<String> {
+        let events = "CREATE TABLE events (id BIGINT, k0 BIGINT, k1 BIGINT, k2 BIGINT, k3 BIGINT, k4 BIGINT, \
+                      v BIGINT, at TIMESTAMP, pad VARCHAR) APPEND ONLY";
+        let dimension = |d| {
+            format!("CREATE TABLE d{d} (k BIGINT PRIMARY KEY, next BIGINT, a VARCHAR, b VARCHAR)")
+        };
+        std::iter::once(events.to_owned()).chain((0..self.dimensions).map(dimension)).collect()
+    }
+
+    pub fn create_views(&self) -> impl Iterator<Item = String> {
+        self.views.iter().map(|(n, sql)| format!("CREATE MATERIALIZED VIEW {n} AS {sql}"))
+    }
+
+    /// The name of the last view.
+    pub fn result(&self) -> &'static str {
+        self.views.last().map_or("events", |(name, _)| name)
+    }
+
+    /// Rows `first` to `last` of a dimension.
+    pub fn load(d: usize, keys: u64, first: u64, last: u64) -> String {
+        // Text that compresses to half, as hexadecimal digits do.
+        format!(
+            "INSERT INTO d{d} SELECT x, x::bigint * {} % {keys}, md5(x::text), md5((x + {d})::text) || md5((x + 1)::text) \
+             FROM generate_series({first}, {last}) AS s(x)",
+            FACTORS[d % FACTORS.len()],
+        )
+    }
+
+    /// Arriving rows of the numbers from `first` to `last`, which may be parameters.
+    pub fn insert(keys: u64, first: &str, last: &str) -> String {
+        let key = |d: usize| format!("x * {} % {keys}", FACTORS[d]);
+        // Prices of no order, each once.
+        let price = "x * 48271 % 2147483647";
+        let time = "TIMESTAMP '2026-01-01 00:00:00' + x * INTERVAL '1 millisecond'";
+        format!(
+            "INSERT INTO events SELECT x, {}, {}, {}, {}, {}, {price}, {time}, md5(x::text) \
+             FROM generate_series({first}, {last}) AS s(x)",
+            key(0),
+            key(1),
+            key(2),
+            key(3),
+            key(4)
+        )
+    }
+}
