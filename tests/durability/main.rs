@@ -6,6 +6,7 @@ mod backlog;
 mod delays;
 mod detach;
 mod life;
+mod lookups;
 mod segments;
 
 use std::collections::BTreeSet;
