@@ -29,6 +29,8 @@ use millrace_functions::window_fn::AS_OF_PROCTIME;
 
 use crate::group_keys::GroupKeys;
 
+pub mod short;
+
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 
 /// The options both batch and views are planned with.
@@ -322,24 +324,39 @@ fn optimize(
     rules: Vec<Rule>,
     options: ConfigOptions,
 ) -> Result<LogicalPlan, SqlError> {
-    interrupt::check()?;
     let chooses = rules.iter().any(|r| r.name() == "replace_distinct_aggregate")
         && has_distinct_on(&plan).map_err(sql_error_from_datafusion)?;
-    let rules: Vec<Rule> =
-        rules.into_iter().map(|rule| Arc::new(Interruptible(rule)) as Rule).collect();
+    let optimizer = Optimizer::with_rules(interruptible(rules));
+    let plan = run_rules(plan, &optimizer, &Arc::new(options))?;
+    match chooses {
+        true => {
+            let plan = plan.rewrite_up_with_subqueries(with_new_types).data();
+            plan.map_err(sql_error_from_datafusion)
+        }
+        false => Ok(plan),
+    }
+}
+
+fn interruptible(rules: impl IntoIterator<Item = Rule>) -> Vec<Rule> {
+    rules.into_iter().map(|rule| Arc::new(Interruptible(rule)) as Rule).collect()
+}
+
+/// A plan as the analyser and these rules leave it.
+fn run_rules(
+    plan: LogicalPlan,
+    optimizer: &Optimizer,
+    options: &Arc<ConfigOptions>,
+) -> Result<LogicalPlan, SqlError> {
+    interrupt::check()?;
     let run = || {
-        let plan = Analyzer::new().execute_and_check(plan, &options, |_, _| {})?;
+        let plan = Analyzer::new().execute_and_check(plan, options, |_, _| {})?;
         interrupt::check().map_err(external)?;
         // Without a start time `now()` is not folded to a constant.
         let config = Context(
-            OptimizerContext::new_with_config_options(Arc::new(options.clone()))
+            OptimizerContext::new_with_config_options(Arc::clone(options))
                 .without_query_execution_start_time(),
         );
-        let plan = Optimizer::with_rules(rules).optimize(plan, &config, |_, _| {})?;
-        match chooses {
-            true => plan.rewrite_up_with_subqueries(with_new_types).data(),
-            false => Ok(plan),
-        }
+        optimizer.optimize(plan, &config, |_, _| {})
     };
     run().map_err(sql_error_from_datafusion)
 }
