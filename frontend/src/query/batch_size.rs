@@ -78,7 +78,8 @@ pub fn narrower(
     with_rows(plan, context, (rows / FEWER).max(1)).map(Some)
 }
 
-fn is_too_large(e: &DataFusionError) -> bool {
+/// Whether an error says that a batch was too large.
+pub fn is_too_large(e: &DataFusionError) -> bool {
     match e.find_root() {
         DataFusionError::External(e) => size_limits::is_too_large(e.as_ref()),
         _ => false,

@@ -40,6 +40,7 @@ use futures::{Stream, StreamExt};
 use crate::query::conditions::merge_join;
 use crate::query::execution::{Execution, has_held_thread};
 use crate::query::node_rule::{Changed, NodeRule};
+use crate::query::short_plans::bare_context;
 use crate::query::wrapped_expr::{Around, wrapped};
 use crate::session::busy;
 
@@ -52,9 +53,8 @@ const YIELD_TIME: Duration = Duration::from_millis(1);
 
 /// What a plan runs in that ends with a statement.
 pub fn context(state: &SessionState, execution: &Arc<Execution>) -> Arc<TaskContext> {
-    let context = TaskContext::from(state);
-    let config = context.session_config().clone().with_extension(Arc::clone(execution));
-    Arc::new(context.with_session_config(config))
+    let config = state.config().clone().with_extension(Arc::clone(execution));
+    Arc::new(bare_context(state, config))
 }
 
 /// What a condition does before it is computed.

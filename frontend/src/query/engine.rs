@@ -38,6 +38,7 @@ use crate::query::null_errors::NULL_ON_ERROR;
 use crate::query::ordered_limits::ORDERED_LIMITS;
 use crate::query::planning::Held;
 use crate::query::pool::{SharedPool, first_of_merge};
+use crate::query::short_plans::{Begun, ShortPlans};
 use crate::query::wide_rows::{self, Outcome, too_wide};
 use crate::query::written_order::WRITTEN_ORDER;
 use crate::session::busy;
@@ -53,6 +54,7 @@ pub struct QueryEngine {
     environment: Arc<RuntimeEnv>,
     memory_bytes: usize,
     state: SessionState,
+    short: ShortPlans,
     /// For queries whose failing expressions are NULL.
     null_state: SessionState,
     /// For queries whose joins do not fit into memory: both sides are sorted, which can go to disk.
@@ -139,10 +141,16 @@ impl QueryEngine {
             shares: FairShares::new(threads, EnvHandle::default()),
             environment,
             memory_bytes,
+            short: ShortPlans::new(&state),
             state,
             null_state,
             sorting_state: Arc::new(sorting),
         })
+    }
+
+    #[cfg(test)]
+    pub fn usual_state(&self) -> &SessionState {
+        &self.state
     }
 
     /// Bytes that running queries have reserved.
@@ -201,7 +209,10 @@ impl QueryEngine {
     /// Starts a plan; its batches come through the stream, which aborts the plan when dropped.
     /// `held` counts the memory of planning it.
     pub async fn run(&self, plan: LogicalPlan, held: &Arc<Held>) -> Result<BatchStream, SqlError> {
-        held.planning(self.started(plan, held)).await
+        match held.planning(self.short.answer(plan)).await? {
+            Begun::Answered(rows) => Ok(rows),
+            Begun::Other(plan) => held.planning(self.started(plan, held)).await,
+        }
     }
 
     async fn started(&self, plan: LogicalPlan, held: &Arc<Held>) -> Result<BatchStream, SqlError> {

@@ -25,6 +25,7 @@ pub mod overlay;
 pub mod planning;
 pub mod pool;
 pub mod scan_parts;
+pub mod short_plans;
 pub mod snapshot_table;
 mod wide_rows;
 mod wrapped_expr;

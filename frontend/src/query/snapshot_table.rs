@@ -115,6 +115,11 @@ impl SnapshotTable {
         Some(format!("index={}", read.index.name))
     }
 
+    /// Whether a scan with these filters is a read at one key.
+    pub fn reads_one_key(&self, filters: &[Expr]) -> bool {
+        self.point(filters).is_some()
+    }
+
     fn columns(&self, projection: Option<&Vec<usize>>) -> Vec<usize> {
         projection.cloned().unwrap_or_else(|| (0..self.schema.fields().len()).collect())
     }
