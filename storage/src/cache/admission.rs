@@ -1,7 +1,7 @@
 //! Which blocks go to the disk tier.
 //!
-//! The disk tier evicts in the order of writing, so what is written and not read again costs disk writes and pushes out
-//! what would have been read. A policy looks at what was read from the store lately.
+//! What is written and not read again costs disk writes and shortens the time in which what is written has to be read to
+//! stay ([`super::disk`]). A policy looks at what was read from the store lately.
 
 use std::fmt::Debug;
 use std::time::Duration;

@@ -1,6 +1,11 @@
 //! The disk tier: encoded blocks in a foyer cache on a local directory, written when they are read or
 //! built, found again after a restart.
 //!
+//! What is evicted: foyer gives up the oldest of the large areas that it writes, whatever lies in them. A block that is
+//! read from the older half of them is written once more, so that what is in use stays: in effect the least recently used
+//! go. (foyer can also keep blocks when it gives up their area, but after a restart it does not find what was written
+//! behind such a block.)
+//!
 //! Its own memory part is only a staging area; decoded blocks live in the memory tier above. Keys hold
 //! the block's checksum, so what another store left in the directory never matches. Opening recovers
 //! the directory's index in the background: until then there is no disk tier.
@@ -11,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use foyer::{
-    BlockEngineConfig, Code, DeviceBuilder, FsDeviceBuilder, HybridCache, HybridCacheBuilder,
-    HybridCachePolicy, RecoverMode,
+    Age, BlockEngineConfig, Code, DeviceBuilder, FifoPicker, FsDeviceBuilder, HybridCache,
+    HybridCacheBuilder, HybridCachePolicy, InvalidRatioPicker, RecoverMode,
 };
 
 use mixtrics::metrics::BoxedRegistry;
@@ -27,6 +32,10 @@ use crate::error::{Result, StorageError};
 const MAX_BLOCK_BYTES: usize = 256 << 20;
 /// The unit in which foyer evicts.
 const DEVICE_BLOCK_BYTES: usize = 16 << 20;
+/// Of the areas, the oldest: a block that is read there is written once more.
+const OLD_SHARE: f64 = 0.5;
+/// An area of which so much is out of date is evicted first.
+const MOSTLY_INVALID: f64 = 0.8;
 
 impl DiskCacheOptions {
     /// Files that the cache keeps open.
@@ -116,6 +125,8 @@ pub struct DiskStats {
     pub refused: u64,
     /// Of those admitted: more came than the disk takes.
     pub dropped: u64,
+    /// Written once more, because they were read when they were about to be evicted.
+    pub kept: u64,
 }
 
 pub(super) struct DiskTier {
@@ -123,6 +134,7 @@ pub(super) struct DiskTier {
     admission: Box<dyn DiskAdmission>,
     admitted: AtomicU64,
     refused: AtomicU64,
+    kept: AtomicU64,
     /// Of the library.
     counters: prometheus::Registry,
 }
@@ -140,6 +152,10 @@ impl DiskTier {
             .with_block_size(DEVICE_BLOCK_BYTES)
             .with_flushers(2)
             .with_reclaimers(2)
+            .with_eviction_pickers(vec![
+                Box::new(InvalidRatioPicker::new(MOSTLY_INVALID)),
+                Box::new(FifoPicker::new(OLD_SHARE)),
+            ])
             .with_buffer_pool_size(options.buffer_bytes);
         let counters = prometheus::Registry::new();
         let metrics: BoxedRegistry = Box::new(PrometheusMetricsRegistry::new(counters.clone()));
@@ -161,6 +177,7 @@ impl DiskTier {
             admission: options.admission.build(),
             admitted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            kept: AtomicU64::new(0),
             counters,
         })
     }
@@ -189,6 +206,7 @@ impl DiskTier {
             admitted: self.admitted.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
             dropped: self.dropped(),
+            kept: self.kept.load(Ordering::Relaxed),
         }
     }
 
@@ -211,7 +229,15 @@ impl DiskTier {
     /// The block's bytes; errors of the cache count as absence.
     pub async fn get(&self, key: &BlockKey) -> Option<Bytes> {
         match self.cache.get(key).await {
-            Ok(entry) => entry.map(|e| e.value().0.clone()),
+            Ok(Some(entry)) => {
+                let bytes = entry.value().0.clone();
+                if entry.properties().age() == Age::Old {
+                    self.kept.fetch_add(1, Ordering::Relaxed);
+                    self.insert(*key, bytes.clone());
+                }
+                Some(bytes)
+            }
+            Ok(None) => None,
             Err(e) => {
                 tracing::warn!(error = %e, "reading the disk cache failed");
                 None
@@ -229,5 +255,61 @@ impl DiskTier {
 
     pub async fn close(&self) -> Result<()> {
         self.cache.close().await.map_err(|e| StorageError::Cache(format!("closing failed: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK_BYTES: usize = 256 << 10;
+
+    fn key(block: u32) -> BlockKey {
+        BlockKey { run: 1, block, crc: 7 }
+    }
+
+    async fn insert(tier: &DiskTier, blocks: std::ops::Range<u32>) {
+        for block in blocks {
+            tier.insert(key(block), vec![block as u8; BLOCK_BYTES].into());
+        }
+        // More at once than the tier takes is dropped.
+        tier.cache.storage().wait().await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_is_read_outlives_much_that_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut options = DiskCacheOptions::new(directory.path().to_path_buf(), 128 << 20);
+        options.memory_bytes = 1;
+        let tier = DiskTier::open(&options).await.unwrap();
+        let hot = 0..16;
+        insert(&tier, hot.clone()).await;
+        // Three times as much as the tier holds.
+        let mut missed = 0;
+        for round in 1..96 {
+            for block in hot.clone() {
+                if tier.get(&key(block)).await.is_none() {
+                    missed += 1;
+                    insert(&tier, block..block + 1).await;
+                }
+            }
+            insert(&tier, round * 16..(round + 1) * 16).await;
+        }
+        // If reading did nothing, each would be missed twice and more.
+        assert!(missed < 16, "{missed} misses, {:?}", tier.stats());
+        assert!(tier.stats().kept >= 16, "{:?}", tier.stats());
+        tier.close().await.unwrap();
+        // Only what is on disk.
+        let tier = DiskTier::open(&options).await.unwrap();
+        let mut found = 0;
+        for block in hot {
+            if let Some(bytes) = tier.get(&key(block)).await {
+                assert!(bytes.len() == BLOCK_BYTES && bytes.iter().all(|b| *b == block as u8));
+                found += 1;
+            }
+        }
+        assert!(found >= 12, "{found} of 16");
+        let left = (16..64).filter(|block| tier.may_contain(&key(*block))).count();
+        assert_eq!(left, 0, "what was not read is gone");
     }
 }
