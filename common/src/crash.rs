@@ -31,6 +31,10 @@ pub const POINTS: &[&str] = &[
     "gc-before-log",
     "gc-after-log",
     "gc-after-delete",
+    // Live data of sparse segments: copied, logged, told to the worker.
+    "segments-before-log",
+    "segments-after-log",
+    "segments-after-move",
     // A compaction: written, logged, told to the worker.
     "compaction-before-commit",
     "compaction-after-commit",

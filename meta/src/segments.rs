@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_common::collections::{HashMap, HashSet};
-use millrace_common::{JobId, SqlError};
+use millrace_common::{JobId, SqlError, crash};
 use millrace_rpc::log::Entry;
 use millrace_rpc::services::{LivePart, PartKind};
 use millrace_rpc::version::{JobVersion, SliceRef};
@@ -205,9 +205,12 @@ impl SegmentRewriter {
         };
         let copied: u64 = parts.iter().map(|p| p.length).sum();
         let moved = services.compactor.copy_parts(parts).await?;
+        crash::point("segments-before-log");
         match self.shared.log()?.append(Entry::MoveParts(moved.clone())).await? {
             Ok(_) => {
+                crash::point("segments-after-log");
                 services.compute.move_parts(moved).await;
+                crash::point("segments-after-move");
             }
             Err(void) => {
                 debug!(%void, "live data of sparse segments could not be moved");

@@ -3,6 +3,7 @@
 
 mod ledger;
 mod sources;
+mod sparse;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -105,7 +106,10 @@ async fn killed_at_every_crash_point() {
     // A start passes the points of taking the lead once, and one job is detached.
     let once = |point: &str| point.ends_with("-lead") || point.starts_with("detach-");
     let passes = |point: &str| if once(point) { vec![1] } else { vec![1, 7] };
-    let cases = POINTS.iter().flat_map(|p| passes(p).into_iter().map(move |pass| (*p, pass)));
+    // Those take a workload of their own.
+    let points: Vec<&str> = POINTS.iter().copied().filter(|p| !sparse::is_of_segments(p)).collect();
+    let cases =
+        points.clone().into_iter().flat_map(|p| passes(p).into_iter().map(move |pass| (p, pass)));
     let results: Vec<(&str, bool)> = futures::stream::iter(cases)
         .map(|(point, pass)| {
             let base = Arc::clone(&base);
@@ -118,11 +122,11 @@ async fn killed_at_every_crash_point() {
         .collect()
         .await;
     let reached: BTreeSet<&str> = results.iter().filter(|(_, hit)| *hit).map(|(p, _)| *p).collect();
-    let never: Vec<_> = POINTS.iter().filter(|p| !reached.contains(**p)).collect();
+    let never: Vec<_> = points.iter().filter(|p| !reached.contains(**p)).collect();
     println!(
         "{} of {} crash points reached, {} crashes",
         reached.len(),
-        POINTS.len(),
+        points.len(),
         results.len()
     );
     assert!(never.is_empty(), "crash points that no run reached: {never:?}");
