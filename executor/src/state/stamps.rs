@@ -9,7 +9,7 @@ use arrow::array::{Array, AsArray, TimestampMicrosecondArray};
 use arrow::compute;
 use arrow::datatypes::TimestampMicrosecondType;
 use millrace_common::DeltaChunk;
-use millrace_graph::DerivedWatermark;
+pub use millrace_graph::event_time_column;
 
 /// Makes the stamps of one operator's rows.
 pub struct Stamps {
@@ -28,13 +28,6 @@ pub struct ChunkStamps {
     times: Option<TimestampMicrosecondArray>,
     /// Of rows without an event time; `None`: their arrival.
     now: Option<u64>,
-}
-
-/// The column that tells the event time of an input's rows: of those with a watermark the one with the
-/// fewest steps from its origin (the time itself before the window it falls into), the first of them.
-pub fn event_time_column(marks: &[DerivedWatermark]) -> Option<usize> {
-    let steps = |m: &DerivedWatermark| m.terms.iter().map(|t| t.steps.len()).sum::<usize>();
-    marks.iter().min_by_key(|m| (steps(m), m.column)).map(|m| m.column)
 }
 
 /// An instant as a stamp: in the same order.
@@ -100,7 +93,7 @@ mod tests {
     use arrow::array::{Int64Array, RecordBatch};
     use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
     use millrace_common::RelationId;
-    use millrace_graph::{MarkStep, WatermarkTerm};
+    use millrace_graph::{DerivedWatermark, MarkStep, WatermarkTerm};
 
     use super::*;
 
