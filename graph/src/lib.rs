@@ -133,8 +133,8 @@ impl DerivedWatermark {
     }
 }
 
-/// The column that tells the event time of rows: of those with a watermark the one with the fewest steps from its origin
-/// (the time itself before the window it falls into), the first of them.
+/// The column that tells the event time of rows: of those with a watermark the one with the fewest steps from its
+/// origin (the time itself before the window it falls into), the first of them.
 pub fn event_time_column(marks: &[DerivedWatermark]) -> Option<usize> {
     let steps = |m: &DerivedWatermark| m.terms.iter().map(|t| t.steps.len()).sum::<usize>();
     marks.iter().min_by_key(|m| (steps(m), m.column)).map(|m| m.column)

@@ -2,8 +2,8 @@
 //!
 //! Derived from a job graph by [`lookaheads`], and never stored: a graph that an older version has stored has the same.
 //!
-//! [`walk`] goes upstream from each input that reads keyed state, with what the operator wants of its rows as expressions
-//! over the columns of the node that it has come to; [`steps`] makes the nodes of them once a leaf is reached.
+//! [`walk`] goes upstream from each input that reads keyed state, with what the operator wants of its rows as
+//! expressions over the columns of the node that it has come to; [`steps`] makes the nodes of them once a leaf is reached.
 
 mod steps;
 #[cfg(test)]
@@ -99,8 +99,8 @@ struct Access {
     vnode: Vec<usize>,
 }
 
-/// The ports of an operator whose rows read keyed state as they arrive. State with a single key has none: it is in memory
-/// after the first row.
+/// The ports of an operator whose rows read keyed state as they arrive. State with a single key has none: it is in
+/// memory after the first row.
 fn accesses(graph: &JobGraph, op: &Operator) -> Vec<Access> {
     let access = |port, key: &[usize], vnode: &[usize]| Access {
         port,

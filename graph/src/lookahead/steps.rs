@@ -13,8 +13,8 @@ use super::walk::{Crossed, Wanted, Way};
 use super::{Access, Lookahead, Place};
 use crate::{Expand, Filter, Hop, JobGraph, Node, Operator, Project, Unnest};
 
-/// The lookahead of an operator's port by a way; `None` where the key is the same for all rows. `time`: the column of the
-/// port's input with the event time.
+/// The lookahead of an operator's port by a way; `None` where the key is the same for all rows. `time`: the column of
+/// the port's input with the event time.
 pub fn lookahead(
     graph: &JobGraph,
     (fragment, index): (usize, usize),

@@ -242,8 +242,8 @@ fn checked(graph: &JobGraph) -> Vec<Lookahead> {
     all
 }
 
-/// Every expression is over the columns of the step before, and of the type that the schema says; the key's columns have
-/// the types of the operator's.
+/// Every expression is over the columns of the step before, and of the type that the schema says; the key's columns
+/// have the types of the operator's.
 fn check(graph: &JobGraph, l: &Lookahead) {
     let leaf = &graph.fragments[l.leaf.0].nodes[l.leaf.1];
     let mut schema = Arc::clone(&leaf.schema);

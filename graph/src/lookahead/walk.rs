@@ -2,8 +2,8 @@
 //!
 //! What is wanted of a row are columns of the input, each an expression over the columns of the node that the walk has
 //! come to. A projection is put into the expressions; an operator that turns one row into several with new columns is
-//! kept, and the walk goes on below it with the columns that it reads. Time and filters are left out where they cannot be
-//! followed: a hint may be wrong.
+//! kept, and the walk goes on below it with the columns that it reads. Time and filters are left out where they cannot
+//! be followed: a hint may be wrong.
 
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::logical_expr::Volatility;
@@ -55,7 +55,8 @@ pub struct Crossed {
     pub wanted: Wanted,
 }
 
-/// All ways on which an access key can be followed. `from`: the input of the port; `time`: its column with the event time.
+/// All ways on which an access key can be followed. `from`: the input of the port; `time`: its column with the event
+/// time.
 pub fn ways(
     graph: &JobGraph,
     from: (usize, usize),
