@@ -153,6 +153,11 @@ impl std::fmt::Debug for StateStore {
 }
 
 impl StateStore {
+    /// Bytes of a commit that its log record holds itself.
+    pub fn inline_bytes(&self) -> usize {
+        self.shared.options.inline_bytes
+    }
+
     /// Does no I/O on the object store.
     pub async fn open(options: StoreOptions) -> Result<Arc<StateStore>> {
         let namer = Arc::new(ObjectNamer::new(options.incarnation));

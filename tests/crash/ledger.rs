@@ -14,6 +14,9 @@ const BATCH: i64 = 5;
 /// Rows of one large COPY: more than a load keeps in memory.
 const BULK: i64 = 800;
 const COUNTER_SESSIONS: usize = 3;
+/// Sessions that fill a table whose epochs overlap, because each needs an upload of its own, and rows of a statement.
+const WIDE_SESSIONS: usize = 4;
+const WIDE: i64 = 64;
 /// Accounts of each of the two tables that transactions move money between, and what they hold at first.
 const ACCOUNTS: i64 = 4;
 const BALANCE: i64 = 1000;
@@ -32,6 +35,8 @@ pub struct Ledger {
     /// Money moved from one table to the other, acknowledged and perhaps.
     moved: i64,
     unknown_moved: i64,
+    /// Of each session that writes wide batches, the number of the last that was acknowledged.
+    wide: [i64; WIDE_SESSIONS],
 }
 
 const SCHEMA: &str = "
@@ -40,6 +45,8 @@ const SCHEMA: &str = "
     INSERT INTO counter VALUES (1, 0), (2, 0);
     CREATE TABLE bulk (id bigint PRIMARY KEY, part bigint, pad text);
     CREATE MATERIALIZED VIEW parts AS SELECT part, count(*) AS n, max(id) AS newest FROM bulk GROUP BY part;
+    CREATE TABLE wide (session int, batch bigint, x int, pad text, PRIMARY KEY (session, batch, x));
+    CREATE MATERIALIZED VIEW wide_batches AS SELECT session, batch, count(*) AS n FROM wide GROUP BY session, batch;
     CREATE TABLE cash (id int PRIMARY KEY, n bigint);
     CREATE TABLE bank (id int PRIMARY KEY, n bigint);
     INSERT INTO cash SELECT g, 1000 FROM generate_series(1, 4) AS t(g);
@@ -76,6 +83,7 @@ impl Ledger {
             unknown_increments: 0,
             moved: 0,
             unknown_moved: 0,
+            wide: [0; WIDE_SESSIONS],
         })
     }
 
@@ -90,6 +98,7 @@ impl Ledger {
         let (moved, unknown_moved) = (AtomicI64::new(0), AtomicI64::new(0));
         let movers = [1, 2].map(|first| move_money(server, until, first, &moved, &unknown_moved));
         let movers = futures::future::join_all(movers);
+        let wide = self.wide;
         let batches = async {
             let Ok(client) = server.connect().await else { return };
             // Its sink is idle afterwards, and says in the log that it is done.
@@ -103,7 +112,10 @@ impl Ledger {
             }
         };
         let (fleeting, rebuilt) = (create_and_drop(server, until), rebuild(server, until));
-        tokio::join!(counters, batches, movers, fleeting, rebuilt);
+        let wide = (0..).zip(wide).map(|(session, last)| write_wide(server, until, session, last));
+        let wide = futures::future::join_all(wide);
+        let (.., wide) = tokio::join!(counters, batches, movers, fleeting, rebuilt, wide);
+        self.wide.copy_from_slice(&wide);
         self.increments += increments.into_inner();
         self.unknown_increments += unknown_increments.into_inner();
         self.moved += moved.into_inner();
@@ -187,10 +199,11 @@ impl Ledger {
         self.unknown_increments = 0;
         self.verify_bulks(&client).await?;
         self.verify_money(&client).await?;
-        // The seventh comes and goes.
+        self.verify_wide(&client).await?;
+        // The eighth comes and goes.
         let views = suite::check_views(&client).await?;
-        if !(6..=7).contains(&views) {
-            return Err(format!("{views} of 6 views are there"));
+        if !(7..=8).contains(&views) {
+            return Err(format!("{views} of 7 views are there"));
         }
         // It goes on from there.
         if !self.batch(&client).await {
@@ -209,8 +222,8 @@ impl Ledger {
             }
         }
         let views = suite::check_views(&client).await?;
-        if views < 6 {
-            return Err(format!("{views} of 6 views are there after a statement"));
+        if views < 7 {
+            return Err(format!("{views} of 7 views are there after a statement"));
         }
         Ok(())
     }
@@ -231,6 +244,27 @@ impl Ledger {
                 n if n == BULK => self.bulks.push(part),
                 n => return Err(format!("COPY {part} is torn: {n} of {BULK} rows")),
             }
+        }
+        Ok(())
+    }
+
+    /// Each session's batches are there one after the other, whole, up to the last that was acknowledged or the one
+    /// behind it.
+    async fn verify_wide(&mut self, client: &Client) -> Result<(), String> {
+        let sql = "SELECT session, count(*), max(batch), min(n), max(n) FROM wide_batches GROUP BY session";
+        let found = suite::rows(client, sql).await?;
+        for (session, last) in self.wide.iter_mut().enumerate() {
+            let row = found.iter().find(|r| r[0] == session.to_string());
+            let number = |i: usize| row.map_or(Ok(0), |r| r[i].parse::<i64>());
+            let numbers = [1, 2, 3, 4].map(number);
+            let [Ok(batches), Ok(newest), Ok(least), Ok(most)] = numbers else {
+                return Err(format!("{row:?}"));
+            };
+            let whole = batches == 0 || least == WIDE && most == WIDE;
+            if !whole || batches != newest || !(*last..=*last + 1).contains(&newest) {
+                return Err(format!("session {session} was acknowledged {last} batches: {row:?}"));
+            }
+            *last = newest;
         }
         Ok(())
     }
@@ -262,6 +296,22 @@ async fn insert(client: &Client, batch: i64) -> bool {
     let rows: Vec<String> =
         (0..BATCH).map(|i| format!("({}, {batch}, {})", batch * 100 + i, i % 3)).collect();
     client.batch_execute(&format!("INSERT INTO ledger VALUES {}", rows.join(", "))).await.is_ok()
+}
+
+/// Batches behind `last`, each whole or not at all; the last that was acknowledged.
+async fn write_wide(server: &Server, until: Instant, session: i32, last: i64) -> i64 {
+    let mut last = last;
+    let Ok(client) = server.connect().await else { return last };
+    while Instant::now() < until {
+        let batch = last + 1;
+        let rows = format!("SELECT {session}, {batch}, x, repeat('x', 40)");
+        let insert = format!("INSERT INTO wide {rows} FROM generate_series(1, {WIDE}) AS s(x)");
+        if client.batch_execute(&insert).await.is_err() {
+            return last;
+        }
+        last = batch;
+    }
+    last
 }
 
 async fn copy(client: &Client, batch: i64) -> bool {

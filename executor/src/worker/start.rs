@@ -19,7 +19,7 @@ use super::into_table::TableTarget;
 use super::job::{Job, Kind};
 use super::table::Table;
 use crate::dml::Sequencer;
-use crate::dml::sequencer::{Common, Limits};
+use crate::dml::sequencer::{Common, EARLY_SEAL_INLINES, Limits};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::layout::RowLayout;
@@ -134,6 +134,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     let limits = Limits {
         statement_bytes: shared.options.statement_bytes,
         delta_bytes: shared.options.delta_bytes,
+        early_seal_bytes: EARLY_SEAL_INLINES * shared.store.inline_bytes(),
     };
     let common = Common {
         meta: Arc::clone(&meta),

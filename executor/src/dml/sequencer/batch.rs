@@ -9,20 +9,25 @@ use tokio::sync::Notify;
 use super::Sequencer;
 use super::state::State;
 
-/// Bytes of change in memory from which an epoch's upload is worth beginning early: well above what a record holds
-/// itself, so the number of uploads is bounded by the bytes written.
-const EARLY_SEAL_BYTES: usize = 256 << 10;
+/// An epoch is large if its change takes so many times in memory what a record holds itself: the number of uploads is
+/// bounded by the bytes written.
+pub const EARLY_SEAL_INLINES: usize = 16;
 
 /// Tells when an epoch has grown large or one has been concluded.
-#[derive(Default)]
 pub(super) struct BatchSignals {
+    large: usize,
     changed: Notify,
 }
 
 impl BatchSignals {
+    /// `large`: bytes of change in memory.
+    pub(super) fn new(large: usize) -> BatchSignals {
+        BatchSignals { large, changed: Notify::new() }
+    }
+
     /// The open epoch holds so many bytes of change.
     pub(super) fn grown(&self, bytes: usize) {
-        if bytes >= EARLY_SEAL_BYTES {
+        if bytes >= self.large {
             self.changed.notify_one();
         }
     }
@@ -50,6 +55,6 @@ impl Sequencer {
         state.stopped
             || state.in_flight.is_empty()
             || has_sealed
-            || state.open.delta_bytes >= EARLY_SEAL_BYTES
+            || state.open.delta_bytes >= self.batch.large
     }
 }

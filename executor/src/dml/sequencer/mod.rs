@@ -40,6 +40,7 @@ use crate::input::watermark::{SplitWatermark, WatermarkExpr};
 use crate::layout::RowLayout;
 use crate::memory::MemoryGovernor;
 use batch::BatchSignals;
+pub use batch::EARLY_SEAL_INLINES;
 pub(super) use lookup::{FREE_LOOKUPS, KeyRows};
 use recent::RecentWrites;
 pub use seal::SealedEpoch;
@@ -105,6 +106,8 @@ pub struct Common {
 pub struct Limits {
     pub statement_bytes: usize,
     pub delta_bytes: usize,
+    /// Of change in memory, from which an epoch's upload begins while the epoch before is being logged.
+    pub early_seal_bytes: usize,
 }
 
 impl Sequencer {
@@ -155,7 +158,7 @@ impl Sequencer {
                 marked: false,
             }),
             recent: Arc::default(),
-            batch: BatchSignals::default(),
+            batch: BatchSignals::new(limits.early_seal_bytes),
             ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(i64::try_from(next).unwrap_or(i64::MAX)),
         })
