@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace::{Config, Overrides, Standalone, StartError};
+use millrace::{Config, Overrides, Standalone, StartError, Tuning};
 use millrace_common::EnvHandle;
 use millrace_sqllogictest::{server, suite};
 use object_store::ObjectStore;
@@ -23,18 +23,26 @@ pub struct NodeOptions {
     /// Committed memory of a job beyond which it goes into runs.
     pub flush_bytes: usize,
     pub block_bytes: Option<usize>,
+    pub tuning: Tuning,
     /// Instead of the machine's clock.
     pub env: EnvHandle,
 }
 
 impl NodeOptions {
     pub fn new(store: Arc<dyn ObjectStore>) -> NodeOptions {
-        NodeOptions { store, flush_bytes: 16 << 20, block_bytes: None, env: EnvHandle::default() }
+        NodeOptions {
+            store,
+            flush_bytes: 16 << 20,
+            block_bytes: None,
+            tuning: Tuning::DEFAULT,
+            env: EnvHandle::default(),
+        }
     }
 }
 
-fn config() -> Config {
+fn config(tuning: Tuning) -> Config {
     Config {
+        tuning,
         barrier_interval: Duration::from_millis(20),
         ..Config::embedded(&std::env::temp_dir())
     }
@@ -55,8 +63,10 @@ impl Node {
             env: options.env.clone(),
             ..Overrides::default()
         };
-        let started =
-            runtime.spawn(Standalone::start(config(), overrides)).await.expect("no panic");
+        let started = runtime
+            .spawn(Standalone::start(config(options.tuning), overrides))
+            .await
+            .expect("no panic");
         match started {
             Ok(server) => {
                 let port = server.address.port();
@@ -82,6 +92,11 @@ impl Node {
         if let Some(server) = &self.server {
             server.store.cache().clear_memory();
         }
+    }
+
+    /// Appends to the log that were tried again.
+    pub fn append_retries(&self) -> u64 {
+        self.server.as_ref().map_or(0, |server| server.meta.append_stats().retries)
     }
 
     /// A new connection that runs these statements one by one.
