@@ -5,6 +5,7 @@ mod arguments;
 mod bad_input;
 mod isolation;
 mod large;
+mod lookahead;
 mod memory;
 mod node;
 mod pipeline;
