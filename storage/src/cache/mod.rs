@@ -40,12 +40,12 @@ use crate::block::Block;
 use crate::error::{Result, StorageError};
 use crate::run::{RunIndex, RunReader};
 
+pub use crate::object::limiter::ReadLimits;
 pub use admission::AdmissionPolicy;
 pub use attempts::AttemptOptions;
 pub use disk::{DiskCacheOptions, DiskStats};
 pub use plan::{Piece, PlannedRead, plan};
 pub(crate) use read::Answer;
-pub use crate::object::limiter::ReadLimits;
 pub use scheduler::{ClassStats, ReadStats, Retrying};
 pub use stats::CacheStats;
 
