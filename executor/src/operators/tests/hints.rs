@@ -297,25 +297,29 @@ fn keys_closed_while_they_are_read_are_dropped() {
     counter.state.check_invariants().unwrap();
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_read_ahead_is_given_up_after_a_while() {
+#[test]
+fn a_read_ahead_is_given_up_after_a_while() {
     let _unplanted = PLANTED.read();
-    let table = held(5);
-    let mut counter = counter(&table);
-    counter.hint(&[1], 1);
-    counter.push(one(2));
-    tokio::time::advance(Duration::from_millis(1_900)).await;
-    counter.next_epoch_unsettled(2);
-    assert_eq!(table.waiting(), 2);
-    tokio::time::advance(Duration::from_millis(200)).await;
-    counter.next_epoch_unsettled(3);
-    assert!(table.answer_one(false, false));
-    counter.progress();
-    assert_eq!(table.waiting(), 0, "the read ahead holds nothing any more");
-    assert!(!counter.state.is_prefetching());
-    counter.push(one(1));
-    counter.finish(&table);
-    assert_eq!(stored_now(&table)[..2], [(1, 2), (2, 3)]);
+    let mut paused = tokio::runtime::Builder::new_current_thread();
+    let paused = paused.enable_time().start_paused(true).build().unwrap();
+    paused.block_on(async {
+        let table = held(5);
+        let mut counter = counter(&table);
+        counter.hint(&[1], 1);
+        counter.push(one(2));
+        tokio::time::advance(Duration::from_millis(1_900)).await;
+        counter.next_epoch_unsettled(2);
+        assert_eq!(table.waiting(), 2);
+        tokio::time::advance(Duration::from_millis(200)).await;
+        counter.next_epoch_unsettled(3);
+        assert!(table.answer_one(false, false));
+        counter.progress();
+        assert_eq!(table.waiting(), 0, "the read ahead holds nothing any more");
+        assert!(!counter.state.is_prefetching());
+        counter.push(one(1));
+        counter.finish(&table);
+        assert_eq!(stored_now(&table)[..2], [(1, 2), (2, 3)]);
+    });
 }
 
 impl Counter {

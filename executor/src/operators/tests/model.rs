@@ -351,7 +351,7 @@ fn aggregate() -> Model {
             }
             let lines = groups.into_iter();
             lines
-                .map(|(k, (n, sum))| (vec![k, n, sum].iter().map(i64::to_string).collect(), 1))
+                .map(|(k, (n, sum))| ([k, n, sum].iter().map(i64::to_string).collect(), 1))
                 .collect()
         },
     }
