@@ -270,13 +270,32 @@ impl<E: Entries> KeyedState<E> {
         Ok(Some(Ready { port, chunk, slots: run_slots }))
     }
 
-    /// Asks for what rows with these slots miss, all of it in one round. `weight` is a row's.
+    /// Asks for what rows with these slots miss. `weight` is a row's. Afterwards each has all that it needs, or its
+    /// entry is being fetched.
     pub fn request(
         &mut self,
         port: usize,
         slots: &[Slot],
         weight: impl Fn(usize) -> i64,
     ) -> Result<(), ExecError> {
+        let (known, mut any_answered) = self.request_once(port, slots, &weight)?;
+        self.env.metrics.cache_hits.add(known);
+        // The first row of a key has asked for itself only: where it was answered at once, others may need more. (Rows
+        // that are parked ask again when they are freed.) What is read ahead and was not asked for is overtaken now.
+        while E::IS_PARTIAL && any_answered {
+            (_, any_answered) = self.request_once(port, slots, &weight)?;
+        }
+        Ok(())
+    }
+
+    /// Asks in one round, for each key what its first row misses; how many rows miss nothing, and whether anything was
+    /// answered at once.
+    fn request_once(
+        &mut self,
+        port: usize,
+        slots: &[Slot],
+        weight: &impl Fn(usize) -> i64,
+    ) -> Result<(u64, bool), ExecError> {
         let mut missing: [Vec<Slot>; TABLES] = Default::default();
         let mut known = 0;
         for (row, &slot) in slots.iter().enumerate() {
@@ -305,11 +324,11 @@ impl<E: Entries> KeyedState<E> {
                 self.keys.set_fetching(slot);
             }
         }
-        self.env.metrics.cache_hits.add(known);
-        self.fetch(missing)
+        Ok((known, self.fetch(missing)?))
     }
 
-    fn fetch(&mut self, missing: [Vec<Slot>; TABLES]) -> Result<(), ExecError> {
+    /// Whether anything was answered at once, and is loaded.
+    fn fetch(&mut self, missing: [Vec<Slot>; TABLES]) -> Result<bool, ExecError> {
         let mut answered = Vec::new();
         for (table, slots) in missing.into_iter().enumerate().filter(|(_, m)| !m.is_empty()) {
             self.env.metrics.cache_misses.add(slots.len() as u64);
@@ -325,10 +344,11 @@ impl<E: Entries> KeyedState<E> {
                 }
             }
         }
-        if !answered.is_empty() {
+        let any_answered = !answered.is_empty();
+        if any_answered {
             self.load(answered)?;
         }
-        Ok(())
+        Ok(any_answered)
     }
 
     /// Takes in answers; the entries that have all that was asked for.

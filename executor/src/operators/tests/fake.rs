@@ -23,6 +23,9 @@ use crate::state::StateTable;
 use crate::state::arena::gather_batch;
 use crate::state::delayed::cut_at;
 
+/// How many reads are answered at once where only some are delayed.
+const AT_ONCE: f64 = 0.2;
+
 type Entries = BTreeMap<Vec<u8>, (i64, RecordBatch)>;
 
 /// What all readers and writers of one table share; survives the operator.
@@ -32,6 +35,8 @@ pub struct FakeTable {
     storage: RowStorage,
     entries: Arc<Mutex<Entries>>,
     delays: Arc<Mutex<Option<StdRng>>>,
+    /// Of the reads that may be delayed some are not.
+    finds_some: bool,
     /// Reads complete when this has moved on.
     turn: Option<Arc<AtomicUsize>>,
     /// Reads complete when the test says so.
@@ -49,11 +54,17 @@ impl FakeTable {
             storage,
             entries: Arc::default(),
             delays: Arc::new(Mutex::new(delay.map(StdRng::seed_from_u64))),
+            finds_some: false,
             turn: None,
             held: None,
             rounds: Arc::default(),
             rows_read: Arc::default(),
         }
+    }
+
+    /// The same table, which finds in memory what some of the reads ask for that would be delayed.
+    pub fn finding_some(self) -> FakeTable {
+        FakeTable { finds_some: true, ..self }
     }
 
     /// Reads complete in the turn after the one in which they were asked for.
@@ -155,6 +166,9 @@ impl FakeTable {
         match &mut *self.delays.lock() {
             None => Lookup::Ready(answer),
             Some(rng) => {
+                if self.finds_some && rng.random_bool(AT_ONCE) {
+                    return Lookup::Ready(answer);
+                }
                 let cut = rng.random_range(0..asked.max(1));
                 let parts = match cut {
                     0 => vec![Part::whole(answer, asked)],

@@ -10,6 +10,7 @@ mod keyed;
 mod lookup;
 mod model;
 mod on_arrival;
+mod one_side;
 mod stateful;
 mod steps;
 mod subject;

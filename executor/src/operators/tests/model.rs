@@ -278,7 +278,8 @@ pub(super) fn join(kind: JoinKind, storage: RowStorage) -> Model {
     }
 }
 
-fn pairs([left, right]: &[ZSet<Row>; 2], outer: bool) -> ZSet<Vec<String>> {
+/// Their inner or left outer join by the key.
+pub(super) fn pairs([left, right]: &[ZSet<Row>; 2], outer: bool) -> ZSet<Vec<String>> {
     let print = |row: Row| {
         let mut printed = ZSet::new();
         accumulate(&mut printed, &chunk(&[(row, 1)]));

@@ -353,6 +353,7 @@ fn joins_equal_a_naive_evaluation() {
             _ => one.fields().iter().chain(one.fields()).map(|f| f.as_ref().clone()).collect(),
         };
         let delay = delay(rng);
+        let table = |t: usize| FakeTable::new(schema(), storage(kinds[t]), delay).finding_some();
         let subject = Subject {
             node: Node {
                 op: Op::Join(Join {
@@ -370,7 +371,7 @@ fn joins_equal_a_naive_evaluation() {
                 marks: vec![],
             },
             inputs: vec![schema(), schema()],
-            tables: (0..2).map(|t| FakeTable::new(schema(), storage(kinds[t]), delay)).collect(),
+            tables: (0..2).map(table).collect(),
             options: random_options(rng),
             event_time: vec![],
         };

@@ -84,13 +84,15 @@ impl millrace_common::env::Env for Random {
     }
 }
 
+/// They have random numbers of their own: another option does not change a seed's rows.
 pub(super) fn random_options(rng: &mut StdRng) -> ExecOptions {
+    let rng = &mut StdRng::seed_from_u64(rng.random());
     ExecOptions {
         parked_rows: rng.random_range(1..20),
         cache_bytes: if rng.random_bool(0.5) { rng.random_range(1..3_000) } else { 1 << 20 },
         group_change_bytes: if rng.random_bool(0.3) { 1 } else { 1 << 20 },
         chunk_rows: rng.random_range(1..10),
-        random_hints: rng.clone().random_bool(0.5),
+        random_hints: rng.random_bool(0.5),
         state_access: if rng.random_bool(0.3) {
             StateAccess::Synchronous
         } else {

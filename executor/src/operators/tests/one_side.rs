@@ -1,0 +1,104 @@
+//! Inner joins whose keys are in memory by one side only: a row that adds is written without its own side, and reads
+//! the other one. The store may answer a read at once, so that the rows that asked run in the same call.
+
+use futures::executor::block_on;
+use millrace_graph::JoinKind;
+use millrace_rpc::catalog::RowStorage;
+
+use super::fake::FakeTable;
+use super::history::{Row, ZSet, accumulate, add, chunk, schema};
+use super::model::{PLANTED, join, pairs};
+use super::stateful::Subject;
+use crate::lookahead::{Due, Hint};
+use crate::operator::{Operator, Output};
+use crate::state::keys::KeyReader;
+
+/// A join under way, and what it is of.
+struct Run {
+    subject: Subject,
+    op: Box<dyn Operator>,
+    rows: [ZSet<Row>; 2],
+    actual: ZSet<Vec<String>>,
+}
+
+impl Run {
+    /// One row is stored on each side, and nothing is in memory.
+    fn new(tables: [FakeTable; 2]) -> Run {
+        let mut subject = join(JoinKind::Inner, RowStorage::Multiset).subject;
+        subject.tables = tables.iter().map(FakeTable::answered).collect();
+        let op = subject.build();
+        let mut run = Run { subject, op, rows: Default::default(), actual: ZSet::new() };
+        run.push(0, &[(row(1), 1)]);
+        run.push(1, &[(row(1), 1)]);
+        run.barrier();
+        run.subject.tables = tables.to_vec();
+        run.op = run.subject.restart(Some(run.op.as_ref()));
+        run
+    }
+
+    fn push(&mut self, port: usize, rows: &[(Row, i64)]) {
+        rows.iter().for_each(|(row, weight)| add(&mut self.rows[port], *row, *weight));
+        let mut out = Output::default();
+        self.op.push(port, chunk(rows), &mut out).unwrap();
+        self.take(out);
+    }
+
+    fn progress(&mut self) {
+        let mut out = Output::default();
+        block_on(self.op.progress(&mut out)).unwrap();
+        self.take(out);
+    }
+
+    fn barrier(&mut self) {
+        assert!(!self.op.is_pending());
+        let mut out = Output::default();
+        block_on(self.op.barrier(&mut out)).unwrap();
+        self.op.seal(&mut Vec::new()).unwrap();
+        self.take(out);
+        assert_eq!(self.actual, pairs(&self.rows, false));
+    }
+
+    fn take(&mut self, mut out: Output) {
+        out.take().iter().for_each(|chunk| accumulate(&mut self.actual, chunk));
+    }
+}
+
+/// A row of the one key.
+fn row(id: i64) -> Row {
+    (Some(1), Some(id), None, id)
+}
+
+fn at_once() -> FakeTable {
+    FakeTable::new(schema(), RowStorage::Multiset, None)
+}
+
+/// The retraction overtakes its row and needs its own side, which the row before it did not: the store hides what is
+/// negative, so that only memory knows of it.
+#[test]
+fn each_row_of_a_key_gets_the_sides_that_it_needs() {
+    let mut run = Run::new([at_once(), at_once()]);
+    run.push(0, &[(row(2), 1), (row(3), -1)]);
+    run.push(1, &[(row(2), 1)]);
+    run.push(0, &[(row(3), 1)]);
+    run.barrier();
+}
+
+/// What is read ahead does not have the row that is written meanwhile.
+#[test]
+fn a_row_that_is_answered_at_once_makes_its_own_sides_prefetch_stale() {
+    let _unplanted = PLANTED.read();
+    let left = FakeTable::held(schema(), RowStorage::Multiset);
+    let mut run = Run::new([left.clone(), at_once()]);
+    let keys = KeyReader::new(&schema(), &[0], &[0]).unwrap();
+    let keys = keys.read(&chunk(&[(row(0), 1)]).batch).unwrap();
+    let hint = Hint { node: 0, port: 1, keys, times: Vec::new(), due: Due::at(9) };
+    run.op.hint(1, &hint).unwrap();
+    run.push(0, &[(row(2), 1)]);
+    assert!(left.answer_one(true, false), "nothing is read ahead");
+    run.progress();
+    run.push(1, &[(row(2), 1)]);
+    while left.answer_one(false, false) {
+        run.progress();
+    }
+    run.barrier();
+}
