@@ -114,15 +114,18 @@ fn cause(shared: &Shared, state: &MetaState, id: RelationId) -> String {
             state.relations.get(&input).map_or_else(|| input.to_string(), |r| r.name.clone());
         return format!("it reads \"{name}\", which is detached");
     }
-    match shared.job(id).map(|handle| handle.state()) {
-        Some(JobState::Failed { reason, .. }) => format!("its job failed ({reason})"),
+    let handle = shared.job(id);
+    match handle.as_ref().map(|handle| handle.state()) {
         Some(JobState::Stalled { reason, .. }) => {
             format!("its target did not take its changes ({reason})")
         }
         Some(JobState::Paused) => "it was paused".to_owned(),
         Some(JobState::Creating { .. }) => "its first scan took too long".to_owned(),
         Some(JobState::Rebuilding { .. }) => "its rebuild took too long".to_owned(),
-        _ => "it was too slow".to_owned(),
+        _ => match handle.and_then(|handle| handle.unrecovered()) {
+            Some(reason) => format!("its job failed ({reason})"),
+            None => "it was too slow".to_owned(),
+        },
     }
 }
 

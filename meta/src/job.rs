@@ -33,6 +33,8 @@ pub struct JobHandle {
     cut_requested: Mutex<bool>,
     failure: watch::Sender<Option<(Generation, SqlError)>>,
     state: Mutex<JobState>,
+    /// Why it last failed, until it commits again.
+    unrecovered: Mutex<Option<String>>,
     /// Whether the first start has succeeded or failed.
     attempted: watch::Sender<bool>,
     sealed: Mutex<Option<Sealed>>,
@@ -62,6 +64,7 @@ impl JobHandle {
             cut_requested: Mutex::new(false),
             failure: watch::Sender::new(None),
             state: Mutex::new(JobState::Starting),
+            unrecovered: Mutex::default(),
             attempted: watch::Sender::new(false),
             sealed: Mutex::new(None),
             cutting: Mutex::new(None),
@@ -118,10 +121,18 @@ impl JobHandle {
 
     /// Returns whether it is another state than before.
     pub fn set_state(&self, state: JobState) -> bool {
+        if let JobState::Failed { reason, .. } = &state {
+            *self.unrecovered.lock() = Some(reason.clone());
+        }
         let mut current = self.state.lock();
         let changed = *current != state;
         *current = state;
         changed
+    }
+
+    /// Why it last failed, if it has committed nothing since: a job that is being started again is no better for that.
+    pub fn unrecovered(&self) -> Option<String> {
+        self.unrecovered.lock().clone()
     }
 
     pub fn set_attempted(&self) {
@@ -198,6 +209,7 @@ impl JobHandle {
 
     pub fn committed(&self, latency: Duration) {
         self.commits.fetch_add(1, Ordering::Relaxed);
+        *self.unrecovered.lock() = None;
         self.latencies.record(latency);
     }
 
