@@ -6,12 +6,13 @@ use std::sync::Arc;
 use millrace_common::{Epoch, Generation, RelationId};
 use millrace_rpc::version::JobVersion;
 
+use crate::job::JobHandle;
 use crate::log::{AppendStats, encode_snapshot};
 use crate::meta::Meta;
 use crate::read;
 use crate::segments::RewriteStats;
 use crate::source::SourceState;
-use crate::state::feed_counter;
+use crate::state::{JobRecord, feed_counter};
 use crate::status::{JobState, JobStatus, STALL_AFTER, ahead_of_clock};
 
 /// A source and how far it is.
@@ -57,7 +58,7 @@ impl Meta {
         };
         Some(JobStatus {
             relation: id,
-            state: handle.as_ref().map_or(JobState::Starting, |h| h.state()),
+            state: state_of(handle.as_deref(), job),
             generation: Generation(job.version.generation),
             epoch: Epoch(job.version.epoch),
             frontier,
@@ -133,4 +134,20 @@ impl Meta {
 /// Handles that a sink's target does not have; it is known to have those up to `published`.
 fn staged(version: &JobVersion, published: u64) -> usize {
     version.publish.iter().filter(|h| h.sequence > published).count()
+}
+
+/// What a job does, as its driver says. One that was just told to compute its relation anew does so before its driver
+/// says it: whoever waits for rebuilds waits for it.
+fn state_of(handle: Option<&JobHandle>, job: &JobRecord) -> JobState {
+    let state = handle.map_or(JobState::Starting, |h| h.state());
+    let own = Generation(job.version.generation);
+    let is_old = handle.is_some_and(|h| h.generation().is_some_and(|known| known < own));
+    let says_nothing = matches!(state, JobState::Starting | JobState::Running);
+    let Some(backfill) = &job.version.backfill else { return state };
+    let (rows_read, rows_total) = (backfill.rows_read, backfill.rows_total);
+    match job.version.is_rebuilding() {
+        true if is_old || says_nothing => JobState::Rebuilding { rows_read, rows_total },
+        false if is_old => JobState::Creating { rows_read, rows_total },
+        _ => state,
+    }
 }

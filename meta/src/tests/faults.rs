@@ -70,7 +70,10 @@ async fn appends_outlive_every_fault_that_passes() {
         }
         sim.set_faults(Faults::default());
         let stats = leader.append_stats();
-        assert!(stats.retries > 0 || store.pace_stats().slow_downs > 0, "{faults:?}: {stats:?}");
+        // A record whose answer was lost is found when it is read back: nothing need be sent again.
+        let is_found = faults.lost_answer > 0.0;
+        let repeated = stats.retries > 0 || store.pace_stats().slow_downs > 0;
+        assert!(is_found || repeated, "{faults:?}: {stats:?}");
         assert_eq!(stats.waiting, Duration::ZERO, "none is under way");
         let found = LogStore::new(Arc::clone(&store) as Arc<dyn ObjectStore>).open().await.unwrap();
         assert_eq!(found.state.settings.len(), APPENDS, "{faults:?}");
