@@ -89,11 +89,13 @@ for what in "${skipped[@]:-}"; do
   [ -z "$what" ] || echo "note: $what is not here; the tests that need it are skipped"
 done
 
-# Runs a test binary so that each test reports how long it took; rustc's test harness has no stable flag for it.
+# Runs a test binary so that each test reports how long it took; rustc's test harness has no stable flag for it. A
+# binary that takes several times as long as the slowest does is stopped: a test that hangs is a failure, and its name is
+# the last one that was started.
 cat >"$scratch/timed" <<'EOF'
 #!/usr/bin/env bash
 case "$1" in */deps/*) grep -q -e --report-time <("$1" --help 2>/dev/null) || exec "$@" ;; *) exec "$@" ;; esac
-RUSTC_BOOTSTRAP=1 exec "$@" -Z unstable-options --report-time
+RUSTC_BOOTSTRAP=1 exec timeout --kill-after=10 1500 "$@" -Z unstable-options --report-time
 EOF
 chmod +x "$scratch/timed"
 host="$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')"
