@@ -6,26 +6,40 @@
 //! go. (foyer can also keep blocks when it gives up their area, but after a restart it does not find what was written
 //! behind such a block.)
 //!
-//! Its own memory part is only a staging area; decoded blocks live in the memory tier above. Keys hold
-//! the block's checksum, so what another store left in the directory never matches. Opening recovers
-//! the directory's index in the background: until then there is no disk tier.
+//! foyer's memory part is not used: decoded blocks live in the memory tier above. Keys hold the block's checksum, so
+//! what another store left in the directory never matches. Opening recovers the directory's index in the background:
+//! until then there is no disk tier.
+//!
+//! Nothing waits for the disk without bound: an insertion never waits, and a read or a close that takes too long leaves
+//! the tier absent until it has ended.
+
+mod areas;
+mod overdue;
+mod runtime;
+#[cfg(test)]
+mod tests;
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use foyer::{
     Age, BlockEngineConfig, Code, DeviceBuilder, FifoPicker, FsDeviceBuilder, HybridCache,
-    HybridCacheBuilder, HybridCachePolicy, InvalidRatioPicker, RecoverMode,
+    HybridCacheBuilder, HybridCachePolicy, InvalidRatioPicker, Load, RecoverMode, Spawner,
 };
-
 use mixtrics::metrics::BoxedRegistry;
 use mixtrics::registry::prometheus_0_14::PrometheusMetricsRegistry;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+
+use millrace_common::task::spawn_blocking_on;
 
 use super::BlockKey;
 use super::admission::{AdmissionPolicy, DiskAdmission};
+use overdue::Overdue;
+use runtime::DiskRuntime;
+
 use crate::error::{Result, StorageError};
 
 /// Decoded entries never come near this.
@@ -36,13 +50,10 @@ const DEVICE_BLOCK_BYTES: usize = 16 << 20;
 const OLD_SHARE: f64 = 0.5;
 /// An area of which so much is out of date is evicted first.
 const MOSTLY_INVALID: f64 = 0.8;
-
-impl DiskCacheOptions {
-    /// Files that the cache keeps open.
-    pub fn files(&self) -> usize {
-        (self.capacity_bytes / DEVICE_BLOCK_BYTES).max(4)
-    }
-}
+/// A read that takes longer is answered by the store.
+const READ_BOUND: Duration = Duration::from_secs(5);
+/// What has not been written by then is not found after a restart.
+const CLOSE_BOUND: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug)]
 pub struct DiskCacheOptions {
@@ -50,8 +61,6 @@ pub struct DiskCacheOptions {
     pub capacity_bytes: usize,
     /// Memory for blocks on their way to disk; more than that is dropped (counted by foyer).
     pub buffer_bytes: usize,
-    /// Memory of the staging part.
-    pub memory_bytes: usize,
     /// Which blocks go to disk.
     pub admission: AdmissionPolicy,
 }
@@ -62,9 +71,13 @@ impl DiskCacheOptions {
             directory,
             capacity_bytes,
             buffer_bytes: 128 << 20,
-            memory_bytes: 4 << 20,
             admission: AdmissionPolicy::default(),
         }
+    }
+
+    /// Files that the cache keeps open.
+    pub fn files(&self) -> usize {
+        (self.capacity_bytes / DEVICE_BLOCK_BYTES).max(4)
     }
 }
 
@@ -123,7 +136,7 @@ pub struct DiskStats {
     pub admitted: u64,
     /// By the policy.
     pub refused: u64,
-    /// Of those admitted: more came than the disk takes.
+    /// Of those admitted: more came than the disk takes, or it did not answer.
     pub dropped: u64,
     /// Written once more, because they were read when they were about to be evicted.
     pub kept: u64,
@@ -131,53 +144,62 @@ pub struct DiskStats {
 
 pub(super) struct DiskTier {
     cache: HybridCache<BlockKey, EncodedBlock>,
+    directory: PathBuf,
+    runtime: DiskRuntime,
+    overdue: Overdue,
+    bounds: Bounds,
     admission: Box<dyn DiskAdmission>,
     admitted: AtomicU64,
     refused: AtomicU64,
     kept: AtomicU64,
+    /// Blocks that came while something was overdue.
+    left_out: AtomicU64,
     /// Of the library.
     counters: prometheus::Registry,
 }
 
+/// After how long an operation counts as overdue.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    read: Duration,
+    close: Duration,
+}
+
 impl DiskTier {
     pub async fn open(options: &DiskCacheOptions) -> Result<DiskTier> {
-        let failed = |e: foyer::Error| {
-            StorageError::Cache(format!("cannot open {}: {e}", options.directory.display()))
-        };
-        let device = FsDeviceBuilder::new(&options.directory)
-            .with_capacity(options.capacity_bytes.max(4 * DEVICE_BLOCK_BYTES))
-            .build()
-            .map_err(failed)?;
-        let engine = BlockEngineConfig::new(device)
-            .with_block_size(DEVICE_BLOCK_BYTES)
-            .with_flushers(2)
-            .with_reclaimers(2)
-            .with_eviction_pickers(vec![
-                Box::new(InvalidRatioPicker::new(MOSTLY_INVALID)),
-                Box::new(FifoPicker::new(OLD_SHARE)),
-            ])
-            .with_buffer_pool_size(options.buffer_bytes);
+        DiskTier::open_within(options, Bounds { read: READ_BOUND, close: CLOSE_BOUND }).await
+    }
+
+    async fn open_within(options: &DiskCacheOptions, bounds: Bounds) -> Result<DiskTier> {
+        let directory = options.directory.clone();
+        let failed = |e: std::io::Error| open_failed(&options.directory, e);
+        let runtime = DiskRuntime::start().map_err(failed)?;
+        let (at, count) = (directory.clone(), options.files());
+        let freeing = spawn_blocking_on(runtime.handle(), "look for a free area", move || {
+            areas::free_one(&at, count)
+        });
+        if freeing.await.map_err(std::io::Error::other).flatten().map_err(failed)? {
+            tracing::info!(
+                directory = %directory.display(),
+                "no area of the disk cache was free; the oldest has been made so"
+            );
+        }
         let counters = prometheus::Registry::new();
-        let metrics: BoxedRegistry = Box::new(PrometheusMetricsRegistry::new(counters.clone()));
-        let cache = HybridCacheBuilder::new()
-            .with_name("millrace-blocks")
-            .with_metrics_registry(metrics)
-            .with_policy(HybridCachePolicy::WriteOnInsertion)
-            .memory(options.memory_bytes.max(1))
-            .with_shards(4)
-            .with_weighter(|_: &BlockKey, v: &EncodedBlock| 64 + v.0.len())
-            .storage()
-            .with_engine_config(engine)
-            .with_recover_mode(RecoverMode::Quiet)
-            .build()
+        let spawner = Spawner::from(runtime.handle().clone());
+        let cache = open_cache(options, spawner, &counters)
             .await
-            .map_err(failed)?;
+            .map_err(|e| open_failed(&options.directory, e))?;
         Ok(DiskTier {
             cache,
+            overdue: Overdue::new(directory.clone(), runtime.handle().clone()),
+            directory,
+            runtime,
+            bounds,
             admission: options.admission.build(),
             admitted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             kept: AtomicU64::new(0),
+            left_out: AtomicU64::new(0),
             counters,
         })
     }
@@ -205,13 +227,13 @@ impl DiskTier {
         DiskStats {
             admitted: self.admitted.load(Ordering::Relaxed),
             refused: self.refused.load(Ordering::Relaxed),
-            dropped: self.dropped(),
+            dropped: self.overflowed() + self.left_out.load(Ordering::Relaxed),
             kept: self.kept.load(Ordering::Relaxed),
         }
     }
 
     /// Blocks that were admitted and dropped, because more came than the disk takes.
-    fn dropped(&self) -> u64 {
+    fn overflowed(&self) -> u64 {
         let families = self.counters.gather();
         let operations = families.iter().filter(|f| f.name() == "foyer_storage_inner_op_total");
         let overflows = operations.flat_map(|f| f.get_metric()).filter(|metric| {
@@ -223,21 +245,28 @@ impl DiskTier {
 
     /// Whether a read is worth trying.
     pub fn may_contain(&self, key: &BlockKey) -> bool {
-        self.cache.contains(key)
+        !self.overdue.any() && self.cache.storage().may_contains(key)
     }
 
-    /// The block's bytes; errors of the cache count as absence.
+    /// The block's bytes. An error of the cache counts as absence, and so does an answer that takes too long.
     pub async fn get(&self, key: &BlockKey) -> Option<Bytes> {
-        match self.cache.get(key).await {
-            Ok(Some(entry)) => {
-                let bytes = entry.value().0.clone();
-                if entry.properties().age() == Age::Old {
+        if self.overdue.any() {
+            return None;
+        }
+        // Not through the memory part, which starts a task for each read while it holds a lock.
+        let (cache, wanted) = (self.cache.clone(), *key);
+        let load = async move { cache.storage().load(&wanted).await };
+        let loaded = self.overdue.within(self.bounds.read, "reading a block", load).await?;
+        match loaded {
+            Ok(Load::Entry { value: EncodedBlock(bytes), populated, .. }) => {
+                if populated.age == Age::Old {
                     self.kept.fetch_add(1, Ordering::Relaxed);
                     self.insert(*key, bytes.clone());
                 }
                 Some(bytes)
             }
-            Ok(None) => None,
+            Ok(Load::Piece { piece, .. }) => Some(piece.value().0.clone()),
+            Ok(Load::Throttled | Load::Miss) => None,
             Err(e) => {
                 tracing::warn!(error = %e, "reading the disk cache failed");
                 None
@@ -245,7 +274,12 @@ impl DiskTier {
         }
     }
 
+    /// Never waits: what the disk does not take is dropped.
     pub fn insert(&self, key: BlockKey, bytes: Bytes) {
+        if self.overdue.any() {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
         self.cache.storage_writer(key).insert(EncodedBlock(bytes));
     }
 
@@ -253,63 +287,69 @@ impl DiskTier {
         self.cache.remove(key);
     }
 
+    /// Waits until what was inserted is on disk.
+    ///
+    /// # Errors
+    ///
+    /// If that takes too long, too: the rest is not found after a restart then.
     pub async fn close(&self) -> Result<()> {
-        self.cache.close().await.map_err(|e| StorageError::Cache(format!("closing failed: {e}")))
+        let cache = self.cache.clone();
+        let close = async move { cache.close().await };
+        let bound = self.bounds.close;
+        let directory = self.directory.display();
+        match self.overdue.within(bound, "closing the disk cache", close).await {
+            Some(closed) => {
+                closed.map_err(|e| StorageError::Cache(format!("closing {directory} failed: {e}")))
+            }
+            None => Err(StorageError::Cache(format!("closing {directory} takes over {bound:?}"))),
+        }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const BLOCK_BYTES: usize = 256 << 10;
-
-    fn key(block: u32) -> BlockKey {
-        BlockKey { run: 1, block, crc: 7 }
+impl Drop for DiskTier {
+    fn drop(&mut self) {
+        let (cache, bound) = (self.cache.clone(), self.bounds.close);
+        self.runtime.end_after(async move {
+            // Who wants to know how it ends has called `close`.
+            let _ = timeout(bound, cache.close()).await;
+        });
     }
+}
 
-    async fn insert(tier: &DiskTier, blocks: std::ops::Range<u32>) {
-        for block in blocks {
-            tier.insert(key(block), vec![block as u8; BLOCK_BYTES].into());
-        }
-        // More at once than the tier takes is dropped.
-        tier.cache.storage().wait().await;
-    }
+/// foyer's cache on the directory.
+async fn open_cache(
+    options: &DiskCacheOptions,
+    spawner: Spawner,
+    counters: &prometheus::Registry,
+) -> foyer::Result<HybridCache<BlockKey, EncodedBlock>> {
+    let device = FsDeviceBuilder::new(&options.directory)
+        .with_capacity(options.files() * DEVICE_BLOCK_BYTES)
+        .build()?;
+    let engine = BlockEngineConfig::new(device)
+        .with_block_size(DEVICE_BLOCK_BYTES)
+        .with_flushers(2)
+        .with_reclaimers(2)
+        .with_eviction_pickers(vec![
+            Box::new(InvalidRatioPicker::new(MOSTLY_INVALID)),
+            Box::new(FifoPicker::new(OLD_SHARE)),
+        ])
+        .with_buffer_pool_size(options.buffer_bytes);
+    let metrics: BoxedRegistry = Box::new(PrometheusMetricsRegistry::new(counters.clone()));
+    HybridCacheBuilder::new()
+        .with_name("millrace-blocks")
+        .with_metrics_registry(metrics)
+        .with_policy(HybridCachePolicy::WriteOnInsertion)
+        .memory(1)
+        .with_shards(4)
+        .with_weighter(|_: &BlockKey, v: &EncodedBlock| 64 + v.0.len())
+        .storage()
+        .with_spawner(spawner)
+        .with_engine_config(engine)
+        .with_recover_mode(RecoverMode::Quiet)
+        .build()
+        .await
+}
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn what_is_read_outlives_much_that_is_not() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut options = DiskCacheOptions::new(directory.path().to_path_buf(), 128 << 20);
-        options.memory_bytes = 1;
-        let tier = DiskTier::open(&options).await.unwrap();
-        let hot = 0..16;
-        insert(&tier, hot.clone()).await;
-        // Three times as much as the tier holds.
-        let mut missed = 0;
-        for round in 1..96 {
-            for block in hot.clone() {
-                if tier.get(&key(block)).await.is_none() {
-                    missed += 1;
-                    insert(&tier, block..block + 1).await;
-                }
-            }
-            insert(&tier, round * 16..(round + 1) * 16).await;
-        }
-        // If reading did nothing, each would be missed twice and more.
-        assert!(missed < 16, "{missed} misses, {:?}", tier.stats());
-        assert!(tier.stats().kept >= 16, "{:?}", tier.stats());
-        tier.close().await.unwrap();
-        // Only what is on disk.
-        let tier = DiskTier::open(&options).await.unwrap();
-        let mut found = 0;
-        for block in hot {
-            if let Some(bytes) = tier.get(&key(block)).await {
-                assert!(bytes.len() == BLOCK_BYTES && bytes.iter().all(|b| *b == block as u8));
-                found += 1;
-            }
-        }
-        assert!(found >= 12, "{found} of 16");
-        let left = (16..64).filter(|block| tier.may_contain(&key(*block))).count();
-        assert_eq!(left, 0, "what was not read is gone");
-    }
+fn open_failed(directory: &Path, error: impl std::fmt::Display) -> StorageError {
+    StorageError::Cache(format!("cannot open {}: {error}", directory.display()))
 }
