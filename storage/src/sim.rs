@@ -169,6 +169,7 @@ enum Fate {
 }
 
 struct State {
+    profile: Profile,
     random: StdRng,
     stats: SimStats,
     faults: Faults,
@@ -193,7 +194,6 @@ enum Hang {
 #[derive(Clone)]
 pub struct SimStore {
     inner: Arc<dyn ObjectStore>,
-    profile: Profile,
     state: Arc<Mutex<State>>,
     hang: Arc<watch::Sender<Hang>>,
 }
@@ -201,6 +201,7 @@ pub struct SimStore {
 impl SimStore {
     pub fn new(inner: Arc<dyn ObjectStore>, profile: Profile, seed: u64) -> SimStore {
         let state = State {
+            profile,
             random: StdRng::seed_from_u64(seed),
             stats: SimStats::default(),
             faults: Faults::default(),
@@ -211,7 +212,6 @@ impl SimStore {
         };
         SimStore {
             inner,
-            profile,
             state: Arc::new(Mutex::new(state)),
             hang: Arc::new(watch::Sender::new(Hang::None)),
         }
@@ -220,6 +220,11 @@ impl SimStore {
     /// Over memory.
     pub fn in_memory(profile: Profile, seed: u64) -> SimStore {
         SimStore::new(Arc::new(object_store::memory::InMemory::new()), profile, seed)
+    }
+
+    /// Requests that begin from now on meet another kind of store.
+    pub fn set_profile(&self, profile: Profile) {
+        self.state.lock().profile = profile;
     }
 
     pub fn set_faults(&self, faults: Faults) {
@@ -259,9 +264,10 @@ impl SimStore {
     async fn begin(&self, kind: RequestKind, bytes: u64) -> Begun {
         let (fate, until, depth) = {
             let mut state = self.state.lock();
-            state.count(kind, bytes, &self.profile);
+            let profile = state.profile;
+            state.count(kind, bytes, &profile);
             let fate = state.fate(kind);
-            let until = state.schedule(kind, bytes, &self.profile);
+            let until = state.schedule(kind, bytes, &profile);
             (fate, until, state.depth + 1)
         };
         if let Some(until) = until {
@@ -473,7 +479,7 @@ impl fmt::Debug for SimStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SimStore")
             .field("inner", &self.inner)
-            .field("profile", &self.profile)
+            .field("profile", &self.state.lock().profile)
             .finish()
     }
 }
@@ -543,7 +549,8 @@ impl ObjectStore for SimStore {
         let until = {
             let mut state = self.state.lock();
             state.stats.bytes_read += bytes.len() as u64;
-            state.transfer(bytes.len() as u64, &self.profile)
+            let profile = state.profile;
+            state.transfer(bytes.len() as u64, &profile)
         };
         if let Some(until) = until {
             sleep_until(until).await;

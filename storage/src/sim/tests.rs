@@ -44,6 +44,22 @@ async fn puts_have_times_of_their_own_where_they_are_given() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn requests_that_begin_later_meet_another_profile() {
+    let slow = Duration::from_secs(5);
+    let profile = Profile { p50: slow, p99: slow, ..Profile::INSTANT };
+    let store = SimStore::in_memory(profile, 1);
+    let start = Instant::now();
+    let other = store.clone();
+    let under_way = tokio::spawn(async move { other.put(&path("a"), "x".into()).await });
+    sleep(Duration::from_secs(1)).await;
+    store.set_profile(Profile::INSTANT);
+    store.put(&path("b"), "x".into()).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(1));
+    under_way.await.unwrap().unwrap();
+    assert_eq!(start.elapsed(), slow, "what was under way stays as slow");
+}
+
+#[tokio::test(start_paused = true)]
 async fn parallel_requests_are_one_round_and_chains_are_many() {
     let store = SimStore::in_memory(Profile::S3, 1);
     for i in 0..8 {
