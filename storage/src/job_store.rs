@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
 use crate::memrun::{MemRun, SealId};
+use crate::put_waits::{PutKind, PutWait, PutWaits, Waiting};
 use crate::read_counts::{ReadCounts, TableReads};
 use crate::run_writer::{Built, in_background};
 use crate::snapshot::Snapshot;
@@ -111,6 +112,8 @@ pub struct JobStore {
     pub(crate) spilled: Notify,
     /// When a part of a large delta was last encoded or uploaded.
     uploaded: Mutex<Option<Instant>>,
+    /// What its epochs wait for.
+    puts: PutWaits,
     /// The most runs of one of its tables that may hold one key.
     overlap: AtomicUsize,
     /// Whether the job is among those to be looked at (`Shared::touched`).
@@ -146,6 +149,16 @@ impl JobStore {
     /// How long ago the last part of a large delta was encoded or uploaded.
     pub fn since_upload(&self) -> Option<Duration> {
         self.uploaded.lock().map(|at| self.env().elapsed(at))
+    }
+
+    /// The job waits for a put until the answer is dropped.
+    pub(crate) fn wait_for_put(&self, kind: PutKind) -> Waiting {
+        self.puts.begin(kind, self.env())
+    }
+
+    /// The puts that epochs of the job wait for: of commits, of what is spilled, of what a sink stages.
+    pub fn put_waits(&self) -> Vec<PutWait> {
+        self.puts.read(self.env())
     }
 
     /// Opens the committed version: fetches and decodes all tail slices, in one round.
@@ -188,6 +201,7 @@ impl JobStore {
             spilling: AtomicUsize::new(0),
             spilled: Notify::new(),
             uploaded: Mutex::default(),
+            puts: PutWaits::default(),
             overlap: AtomicUsize::new(overlap),
             touched: AtomicBool::new(false),
         }))
@@ -306,7 +320,8 @@ impl JobStore {
         }
         Box::pin(async move {
             let (encoded, runs) = encode(&store, runs, bytes).await?;
-            let slice = store.shared.tail.put(encoded, sequence).await?;
+            let waiting = store.wait_for_put(PutKind::Tail);
+            let slice = store.shared.tail.put(encoded, sequence, &waiting).await?;
             Ok(Persisted { slices: vec![slice], runs, sequence, ..Persisted::default() })
         })
     }
@@ -351,7 +366,7 @@ impl JobStore {
     /// Makes bytes durable that are no state: what a commit hands on. Small ones ride in the log record,
     /// others share the tail's objects. The reference belongs into the job's commit.
     pub async fn stage(&self, bytes: Bytes) -> Result<SliceRef> {
-        self.shared.tail.put(bytes, 0).await
+        self.shared.tail.put(bytes, 0, &self.wait_for_put(PutKind::Tail)).await
     }
 
     /// What `stage` was given.

@@ -32,6 +32,7 @@ mod memtable;
 pub mod merge;
 pub mod object;
 mod pins;
+pub mod put_waits;
 pub mod read_counts;
 mod reading;
 pub mod recovery_reads;

@@ -15,6 +15,8 @@ use crate::error::Result;
 use crate::hot_keys::HotKeys;
 use crate::job_store::JobStore;
 use crate::merge::Merger;
+use crate::object::PutWatch;
+use crate::put_waits::PutKind;
 use crate::run::{FinishedRun, RunBuilder, RunIndex, RunKind, RunOptions, RunReader};
 use crate::segment::SegmentWriter;
 use crate::state_store::Shared;
@@ -81,7 +83,7 @@ pub(crate) struct RunWriter {
     shared: Arc<Shared>,
     admit: Admit,
     hot: HotKeys,
-    /// The job whose delta this is, to be told that it goes on.
+    /// The job that waits for what is written, to be told how it goes on.
     job: Option<Arc<JobStore>>,
     waiting: Vec<Unwritten>,
     waiting_bytes: u64,
@@ -190,8 +192,14 @@ impl RunWriter {
             built.push(Built { meta, index, bytes, codec });
         }
         self.waiting_bytes = 0;
+        let watch = PutWatch::default();
+        let waiting = self.job.as_ref().map(|job| job.wait_for_put(PutKind::Runs));
+        if let Some(waiting) = &waiting {
+            waiting.wait.begun(segment.name(), &watch);
+        }
         crash::point("storage-before-run-put");
-        segment.finish(&self.shared.options.store).await?;
+        segment.finish_watched(&self.shared.options.store, &watch).await?;
+        drop(waiting);
         if let Some(job) = &self.job {
             job.note_upload();
         }

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStore, PutMode, PutPayload};
 
 use crate::error::{Result, StorageError};
+use crate::object::PutWatch;
 
 /// Folder of all segments, below the store's prefix.
 pub const DATA_PREFIX: &str = "data";
@@ -94,9 +95,18 @@ impl SegmentWriter {
 
     /// One put; the object is durable when this returns. Returns its length.
     pub async fn finish(self, store: &Arc<dyn ObjectStore>) -> Result<u64> {
+        self.finish_watched(store, &PutWatch::default()).await
+    }
+
+    /// As [`SegmentWriter::finish`]; `watch` is told how the put goes on.
+    pub async fn finish_watched(
+        self,
+        store: &Arc<dyn ObjectStore>,
+        watch: &PutWatch,
+    ) -> Result<u64> {
         let payload = PutPayload::from_iter(self.parts);
         store
-            .put(&Path::from(self.name.as_str()), payload)
+            .put_opts(&Path::from(self.name.as_str()), payload, watch.options(PutMode::Overwrite))
             .await
             .map_err(|e| StorageError::from_store("write", self.name, e))?;
         Ok(self.length)
@@ -105,6 +115,7 @@ impl SegmentWriter {
 
 #[cfg(test)]
 mod tests {
+    use object_store::ObjectStoreExt;
     use object_store::memory::InMemory;
 
     use super::*;

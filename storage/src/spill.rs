@@ -144,7 +144,7 @@ async fn write(store: &Arc<JobStore>, run: MemRun) -> Result<Arc<[Arc<RunReader>
     let storage = table.desc.storage;
     let batches = Arc::clone(&run.batches);
     drop(run);
-    let runs = write_unnamed(&store.shared, &table, storage, 0, move || Ok(batches)).await?;
+    let runs = write_unnamed(store, &table, storage, 0, move || Ok(batches)).await?;
     let pins = &store.shared.pins;
     let reader = |meta| Arc::new(RunReader::pinned(meta, Arc::clone(&codec), pins));
     Ok(runs.into_iter().map(reader).collect())
@@ -153,13 +153,13 @@ async fn write(store: &Arc<JobStore>, run: MemRun) -> Result<Arc<[Arc<RunReader>
 /// Writes sorted batches, which `batches` makes, as runs that no version names. The work is done on a
 /// blocking thread.
 pub(crate) async fn write_unnamed(
-    shared: &Arc<Shared>,
+    store: &Arc<JobStore>,
     table: &Arc<TableVersion>,
     storage: RowStorage,
     sequence: u64,
     batches: impl FnOnce() -> Result<Arc<[Entries]>> + Send + 'static,
 ) -> Result<Vec<RunMeta>> {
-    let mut sink = RunWriter::new(Arc::clone(shared), Admit::Never);
+    let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Never).telling(store);
     let table = Arc::clone(table);
     let (runs, _) = on_blocking_thread(async move {
         let sorted = batches()?;

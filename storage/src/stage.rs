@@ -150,7 +150,7 @@ impl Staging {
         };
         let mut full = std::mem::replace(&mut self.open, empty);
         let sorted = move || Ok(full.seal()?);
-        let runs = write_unnamed(&self.shared, &table, storage, sequence, sorted).await?;
+        let runs = write_unnamed(&self.store, &table, storage, sequence, sorted).await?;
         self.runs.extend(runs);
         Ok(())
     }

@@ -161,7 +161,12 @@ impl StateStore {
     /// Does no I/O on the object store.
     pub async fn open(options: StoreOptions) -> Result<Arc<StateStore>> {
         let namer = Arc::new(ObjectNamer::new(options.incarnation));
-        let tail = Tail::new(Arc::clone(&options.store), Arc::clone(&namer), options.inline_bytes);
+        let tail = Tail::new(
+            Arc::clone(&options.store),
+            Arc::clone(&namer),
+            &options.env,
+            options.inline_bytes,
+        );
         let cache = CacheOptions { env: options.env.clone(), ..options.cache.clone() };
         let cache = BlockCache::open(Arc::clone(&options.store), cache);
         let writers = if options.run_bytes < LARGE_RUN_BYTES { 1 } else { 2 };
@@ -270,6 +275,11 @@ impl StateStore {
     /// How much may be committed and not flushed.
     pub fn tail_limits(&self) -> TailLimits {
         self.shared.options.tail
+    }
+
+    /// Bytes of commits that wait for a put of the tail or are being written.
+    pub fn unwritten_tail_bytes(&self) -> usize {
+        self.shared.tail.held_bytes()
     }
 
     /// Whether some reader (an open version, scan or compaction) may still read an object.

@@ -11,11 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::{BinaryArray, Int64Array, RecordBatch};
+use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::version::{JobVersion, SliceRef};
-use millrace_storage::{JobStore, StateStore, StoreOptions, TableWriter, TailLimits};
+use millrace_storage::sim::{Profile, SimStore};
+use millrace_storage::{JobStore, ScanOptions, StateStore, StoreOptions, TableWriter, TailLimits};
 use object_store::memory::InMemory;
+use parking_lot::Mutex;
 
 use numbers::{TABLE, desc, schema};
 
@@ -32,6 +35,25 @@ async fn open_job(store: &StateStore, version: &JobVersion) -> Arc<JobStore> {
     store.open_job(RelationId(20_000), tables, version).await.unwrap()
 }
 
+/// Writes one entry of the one key.
+fn write(writer: &mut TableWriter, n: i64, weight: i64) {
+    let key = BinaryArray::from_iter_values([[0u8, 0, 7]]);
+    let n = Int64Array::from_iter_values([n]);
+    let values = RecordBatch::try_new(schema(), vec![Arc::new(n)]).unwrap();
+    writer.write(key, Some(Int64Array::from_iter_values([weight])), values);
+}
+
+/// The numbers in the table.
+async fn content(job: &Arc<JobStore>) -> Vec<i64> {
+    let scan = job.snapshot(Epoch::MAX).unwrap().scan(TABLE, ScanOptions::default());
+    let batches: Vec<_> = scan.try_collect().await.unwrap();
+    let numbers = batches.iter().flat_map(|batch| {
+        let column = batch.values.column(0).as_any().downcast_ref::<Int64Array>().unwrap();
+        column.values().to_vec()
+    });
+    numbers.collect()
+}
+
 /// Commits one entry of one key and takes it into the version, as the log would.
 async fn commit(
     job: &Arc<JobStore>,
@@ -39,10 +61,7 @@ async fn commit(
     committed: &mut JobVersion,
     weight: i64,
 ) {
-    let key = BinaryArray::from_iter_values([[0u8, 0, 7]]);
-    let n = Int64Array::from_iter_values([committed.epoch as i64]);
-    let values = RecordBatch::try_new(schema(), vec![Arc::new(n)]).unwrap();
-    writer.write(key, Some(Int64Array::from_iter_values([weight])), values);
+    write(writer, committed.epoch as i64, weight);
     let persisted = job.persist(writer.seal().unwrap()).await.unwrap();
     committed.epoch += 1;
     let epoch = committed.epoch;
@@ -110,4 +129,49 @@ async fn slices_that_have_cancelled_out_are_retired_without_a_run() {
     assert_eq!((committed.tail.len(), job.tail_size().slices), (0, 0));
     assert!(!job.needs_flush());
     assert_eq!(job.flush().await.unwrap(), Default::default(), "there is nothing more to flush");
+}
+
+/// Their puts end in any order; what counts is the order of the commits.
+#[tokio::test(start_paused = true)]
+async fn commits_whose_slices_become_durable_in_another_order_are_read_in_theirs() {
+    const COMMITS: usize = 40;
+    let memory = Arc::new(InMemory::new());
+    let profile = Profile {
+        p50: Duration::from_millis(20),
+        p99: Duration::from_millis(500),
+        ..Profile::INSTANT
+    };
+    let sim = SimStore::new(Arc::clone(&memory) as _, profile, 3);
+    let options = StoreOptions { inline_bytes: 0, ..StoreOptions::new(Arc::new(sim), 1) };
+    let store = StateStore::open(options).await.unwrap();
+    let mut committed = JobVersion::default();
+    let job = open_job(&store, &committed).await;
+    let mut writer = job.writer(TABLE).unwrap();
+    let ended = Arc::new(Mutex::new(Vec::new()));
+    let mut persisting = Vec::new();
+    for n in 0..COMMITS {
+        write(&mut writer, n as i64, 1);
+        let (persist, ended) = (job.persist(writer.seal().unwrap()), Arc::clone(&ended));
+        persisting.push(tokio::spawn(async move {
+            let persisted = persist.await.unwrap();
+            ended.lock().push(n);
+            persisted
+        }));
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    let mut sequences = Vec::new();
+    for (n, persisted) in persisting.into_iter().enumerate() {
+        let persisted = persisted.await.unwrap();
+        let epoch = n as u64 + 1;
+        sequences.extend(persisted.slices.iter().map(|s| s.sequence));
+        committed.tail.extend(persisted.slices.iter().map(|s| SliceRef { epoch, ..s.clone() }));
+        committed.epoch = epoch;
+        job.publish(Epoch(epoch), persisted);
+        assert_eq!(content(&job).await, [n as i64]);
+    }
+    assert!(!ended.lock().is_sorted(), "another order than that of the commits");
+    assert!(sequences.len() == COMMITS && sequences.is_sorted());
+    let reopened = open(&memory, 2).await;
+    let reopened = open_job(&reopened, &committed).await;
+    assert_eq!(content(&reopened).await, [COMMITS as i64 - 1]);
 }

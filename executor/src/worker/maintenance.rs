@@ -85,7 +85,8 @@ impl Accounts {
     fn update(&mut self, shared: &Shared) {
         let cache = shared.store.cache();
         let held = cache.stats();
-        self.memtables.set(self.in_memory);
+        // What is committed is held a second time, encoded, until it is written.
+        self.memtables.set(self.in_memory + shared.store.unwritten_tail_bytes());
         self.blocks.set((held.memory_bytes + held.index_bytes) as usize);
         let share = shared.governor.block_share(self.most_blocks);
         // Small corrections are not worth an eviction round.

@@ -28,6 +28,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Failure;
 use super::listing::Listing;
 use super::pace::{Again, Pace, PaceStats, RequestClass};
+use super::watch::PutWatch;
 use crate::error::{TimedOut, UnknownOutcome, find, is_disk_full};
 
 const STORE: &str = "object store";
@@ -156,6 +157,7 @@ impl Metered {
         F: Future<Output = Result<T>>,
     {
         if let Some(class) = kind.class {
+            let _held = kind.watch.as_ref().map(PutWatch::hold);
             self.pace.turn(class).await;
         }
         let began = self.options.env.now();
@@ -187,7 +189,8 @@ impl Metered {
     where
         F: Future<Output = Result<T>>,
     {
-        let mut attempts = Attempts::new(self, kind.class);
+        let mut attempts =
+            Attempts { watch: kind.watch.clone(), ..Attempts::new(self, kind.class) };
         loop {
             match self.attempt(&kind, limit, &mut request).await {
                 Ok(value) => return Ok(value),
@@ -234,7 +237,7 @@ impl Metered {
         opts: PutOptions,
         limit: Duration,
     ) -> Result<PutResult> {
-        let kind = Kind::of(RequestClass::Append, payload.content_length() as u64);
+        let kind = Kind::of(RequestClass::Append, payload.content_length() as u64).watched(&opts);
         let put = || self.inner.put_opts(location, payload, opts);
         let error = match self.attempt(&kind, limit, put).await {
             Ok(result) => return Ok(result),
@@ -261,13 +264,19 @@ struct Kind {
     class: Option<RequestClass>,
     /// Of its payload.
     bytes: u64,
+    /// Of a put: to be told how it goes on.
+    watch: Option<PutWatch>,
 }
 
 impl Kind {
-    const READ: Kind = Kind { class: None, bytes: 0 };
+    const READ: Kind = Kind { class: None, bytes: 0, watch: None };
 
     fn of(class: RequestClass, bytes: u64) -> Kind {
-        Kind { class: Some(class), bytes }
+        Kind { class: Some(class), bytes, watch: None }
+    }
+
+    fn watched(self, options: &PutOptions) -> Kind {
+        Kind { watch: PutWatch::of(options), ..self }
     }
 }
 
@@ -278,11 +287,13 @@ pub(super) struct Attempts<'a> {
     began: Instant,
     failed: u32,
     again: Option<Again>,
+    watch: Option<PutWatch>,
 }
 
 impl<'a> Attempts<'a> {
     pub fn new(store: &'a Metered, class: Option<RequestClass>) -> Attempts<'a> {
-        Attempts { store, class, began: store.options.env.now(), failed: 0, again: None }
+        let began = store.options.env.now();
+        Attempts { store, class, began, failed: 0, again: None, watch: None }
     }
 
     /// After a failed attempt: returns when the next one is due, or the error if there is none.
@@ -300,6 +311,7 @@ impl<'a> Attempts<'a> {
             store.count_failure(&error);
             return Err(error);
         }
+        PutWatch::note_failed(self.watch.as_ref(), &error);
         if self.again.is_none() {
             self.again = self.class.map(|class| store.pace.again(class));
         }
@@ -343,7 +355,7 @@ impl ObjectStore for Metered {
         let bytes = payload.content_length() as u64;
         let limit = self.limit(bytes);
         let result = if opts.mode == PutMode::Overwrite {
-            self.repeat(Kind::of(RequestClass::Put, bytes), limit, || {
+            self.repeat(Kind::of(RequestClass::Put, bytes).watched(&opts), limit, || {
                 add(&self.counters.puts, 1);
                 self.inner.put_opts(location, payload.clone(), opts.clone())
             })

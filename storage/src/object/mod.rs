@@ -11,6 +11,7 @@ mod local;
 mod metered;
 mod pace;
 mod reserve;
+mod watch;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,6 +31,11 @@ pub use local::DurableLocal;
 pub use metered::{MeterOptions, Metered, OneAttempt, RequestStats};
 pub use pace::{Held, PaceStats, RequestClass};
 pub use reserve::Reserve;
+pub use watch::{PutProgress, PutWatch};
+
+/// Dollars for a million GET requests: the list price of S3 Standard in its first regions. Also for stores that bill
+/// none, so that the number of requests has one price.
+pub const GET_DOLLARS_PER_MILLION: f64 = 0.40;
 
 /// Opens the store at a path, `file:///path`, `s3://bucket/prefix` or (tests) `memory:`.
 ///

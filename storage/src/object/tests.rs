@@ -443,3 +443,40 @@ async fn a_throttling_store_is_not_flooded_and_appends_do_not_wait_behind_the_re
     put(0).await.unwrap();
     assert_eq!(store.pace_stats().rate, None, "it has recovered");
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_watches_a_put_knows_that_it_fails_or_is_held_back() {
+    let sim = SimStore::in_memory(Profile::INSTANT, 1);
+    let store = wrapped(&sim);
+    let put = |watch: &PutWatch| {
+        let (store, watch) = (Arc::clone(&store), watch.clone());
+        let options = watch.options(PutMode::Overwrite);
+        tokio::spawn(async move { store.put_opts(&path("a"), "x".into(), options).await })
+    };
+    let second = Duration::from_secs(1);
+    sim.set_faults(Faults { reset: 1.0, ..Faults::default() });
+    let failing = PutWatch::default();
+    assert_eq!(failing.progress(), PutProgress::default());
+    let done = put(&failing);
+    tokio::time::sleep(second).await;
+    let told = failing.progress();
+    assert!(told.failures > 1 && told.error.unwrap().contains("reset"), "{:?}", failing.progress());
+    assert!(!told.held);
+    sim.set_faults(Faults::default());
+    done.await.unwrap().unwrap();
+
+    // The store complains until hardly any request may start.
+    sim.set_faults(Faults { slow_down: 1.0, ..Faults::default() });
+    let throttled = put(&PutWatch::default());
+    tokio::time::sleep(second * 60).await;
+    let watches: Vec<PutWatch> = std::iter::repeat_with(PutWatch::default).take(50).collect();
+    let waiting: Vec<_> = watches.iter().map(&put).collect();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let held = |watches: &[PutWatch]| watches.iter().filter(|w| w.progress().held).count();
+    assert!(held(&watches) > 40, "{} are held back", held(&watches));
+    sim.set_faults(Faults::default());
+    for done in waiting.into_iter().chain([throttled]) {
+        done.await.unwrap().unwrap();
+    }
+    assert_eq!(held(&watches), 0);
+}
