@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use millrace::{Config, Overrides, Standalone};
 use millrace_common::RelationId;
 use millrace_executor::options::{ExecOptions, StateAccess};
+use millrace_storage::object::GET_DOLLARS_PER_MILLION;
 use millrace_storage::sim::{Profile, SimStats, SimStore};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
@@ -22,9 +23,6 @@ use tokio_postgres::Client;
 use crate::nexmark::{connect, execute, temporary};
 use crate::usage::Mark;
 
-/// Dollars for a million GET requests: the list price of S3 Standard. Also for profiles of stores that bill none, so
-/// that the number of requests has one price.
-const GET_DOLLARS_PER_MILLION: f64 = 0.40;
 /// How much larger the state is than the caches, at least.
 const STATE_TO_CACHE: u64 = 8;
 /// Rows of a statement of the load, and of one that is measured.

@@ -5,12 +5,14 @@
 //! other as its reader asks for it; so a reader that works part by part never holds all of it.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
-use crate::cache::Priority;
+use crate::cache::{Priority, ReadOptions};
 use crate::entry::Found;
 use crate::error::{Result, StorageError};
 
@@ -31,13 +33,42 @@ impl Part {
     }
 }
 
-/// The class of the reads that a lookup has still to begin.
-#[derive(Clone, Debug, Default)]
-pub struct ReadClass(Arc<Mutex<Priority>>);
+/// How the reads are made that a lookup has still to begin.
+#[derive(Clone, Debug)]
+pub struct ReadClass {
+    options: Arc<Mutex<ReadOptions>>,
+    /// Told when the class rises.
+    raised: Arc<Notify>,
+}
+
+impl Default for ReadClass {
+    fn default() -> ReadClass {
+        let options = ReadOptions::keeping(Priority::default());
+        ReadClass { options: Arc::new(Mutex::new(options)), raised: Arc::default() }
+    }
+}
 
 impl ReadClass {
-    pub fn get(&self) -> Priority {
-        *self.0.lock()
+    pub fn get(&self) -> ReadOptions {
+        self.options.lock().clone()
+    }
+
+    /// The lookup has become more urgent: also of the blocks that it is reading already. It must be polled again, which
+    /// this causes.
+    pub fn raise(&self, to: Priority) {
+        {
+            let mut options = self.options.lock();
+            if options.priority <= to {
+                return;
+            }
+            options.priority = to;
+        }
+        self.raised.notify_one();
+    }
+
+    /// Waits until it is raised, unless it was since the last call.
+    pub(crate) async fn raised(&self) {
+        self.raised.notified().await;
     }
 }
 
@@ -115,9 +146,22 @@ impl Lookup {
     /// Reads of the store that begin from now on are of this class. Without it they are demand.
     pub fn of_class(self, class: Priority) -> Lookup {
         if let Lookup::Pending(reading) = &self {
-            *reading.class.0.lock() = class;
+            reading.class.options.lock().priority = class;
         }
         self
+    }
+
+    /// Adds the requests to the store that it makes from now on to a count.
+    pub fn counted(self, requests: &Arc<AtomicU64>) -> Lookup {
+        if let Lookup::Pending(reading) = &self {
+            reading.class.options.lock().requests = Some(Arc::clone(requests));
+        }
+        self
+    }
+
+    /// It needs the store or the local disk.
+    pub fn is_pending(&self) -> bool {
+        matches!(self, Lookup::Pending(_))
     }
 
     /// The whole answer, however long it takes.

@@ -62,7 +62,7 @@ async fn every_kind_of_read_outlives_every_fault_that_passes() {
             sim.set_faults(faults);
             let indexes = cache.indexes(&runs, options.priority).await.unwrap();
             for (run, index) in runs.iter().zip(&indexes) {
-                right_blocks(&cache, run, index, options).await;
+                right_blocks(&cache, run, index, options.clone()).await;
             }
             let stats = cache.read_stats();
             assert!(stats.retries > 0, "{faults:?}: {stats:?}");

@@ -24,6 +24,7 @@ mod scheduler;
 mod stats;
 
 use std::ops::Range;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -177,23 +178,28 @@ impl Priority {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ReadOptions {
     pub priority: Priority,
     /// Keep what was read.
     pub fill_cache: bool,
+    /// Counts the requests to the store that are made for the reader: not those that others have made already.
+    pub requests: Option<Arc<AtomicU64>>,
 }
 
 impl ReadOptions {
     pub const DEMAND: ReadOptions = ReadOptions::keeping(Priority::Demand);
     pub const PREFETCH: ReadOptions = ReadOptions::keeping(Priority::Prefetch);
-    pub const SCAN: ReadOptions = ReadOptions { priority: Priority::Scan, fill_cache: false };
-    pub const COMPACTION: ReadOptions =
-        ReadOptions { priority: Priority::Compaction, fill_cache: false };
+    pub const SCAN: ReadOptions = ReadOptions::of(Priority::Scan, false);
+    pub const COMPACTION: ReadOptions = ReadOptions::of(Priority::Compaction, false);
+
+    pub const fn of(priority: Priority, fill_cache: bool) -> ReadOptions {
+        ReadOptions { priority, fill_cache, requests: None }
+    }
 
     /// Of this class, and what was read is kept.
     pub const fn keeping(priority: Priority) -> ReadOptions {
-        ReadOptions { priority, fill_cache: true }
+        ReadOptions::of(priority, true)
     }
 }
 

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use foyer::Cache;
@@ -230,7 +231,7 @@ impl BlockCache {
             Some(disk) if U::ON_DISK => leads.into_iter().partition(|l| disk.may_contain(&l.key)),
             _ => (Vec::new(), leads),
         };
-        self.read_remotely(remote, options);
+        self.read_remotely(remote, options.clone());
         if !on_disk.is_empty() {
             let cache = Arc::clone(self);
             self.spawn(async move { cache.read_from_disk(on_disk, options).await });
@@ -253,7 +254,7 @@ impl BlockCache {
             match value {
                 Some(value) => {
                     Counters::add(&self.counters.disk_hits, 1);
-                    self.answer(lead, Ok(value), options);
+                    self.answer(lead, Ok(value), options.fill_cache);
                 }
                 None => missing.push(lead),
             }
@@ -281,7 +282,12 @@ impl BlockCache {
         Counters::add(&self.counters.rounds, 1);
         let owner = self.owner_of(first.unit.run());
         let ranges = leads.iter().map(|l| (l.unit.run().path(), l.unit.range()));
-        for (path, read, mut members) in self.plan_reads(ranges).assign(leads) {
+        let planned = self.plan_reads(ranges).assign(leads);
+        if let Some(requests) = &options.requests {
+            requests.fetch_add(planned.len() as u64, Ordering::Relaxed);
+        }
+        let keep = options.fill_cache;
+        for (path, read, mut members) in planned {
             let urgency = Urgency::new(options.priority);
             for joined in members.iter().filter_map(|l| l.promise.attach(&urgency)) {
                 self.scheduler.raise(&urgency, joined);
@@ -294,10 +300,10 @@ impl BlockCache {
                 let Some(bytes) = bytes.transpose() else { return };
                 for (piece, lead) in read.pieces.iter().zip(members) {
                     let value = match &bytes {
-                        Ok(bytes) => cache.take(&lead, &bytes.slice(read.within(piece)), options),
+                        Ok(bytes) => cache.take(&lead, &bytes.slice(read.within(piece)), keep),
                         Err(e) => Err(e.clone()),
                     };
-                    cache.answer(lead, value, options);
+                    cache.answer(lead, value, keep);
                 }
             });
         }
@@ -308,10 +314,10 @@ impl BlockCache {
         &self,
         lead: &Lead<U>,
         bytes: &Bytes,
-        options: ReadOptions,
+        keep: bool,
     ) -> Result<Arc<U::Value>> {
         let decoded = lead.unit.decode(bytes)?;
-        if options.fill_cache
+        if keep
             && U::ON_DISK
             && let Some(disk) = self.disk.get()
         {
@@ -320,8 +326,8 @@ impl BlockCache {
         Ok(Arc::new(decoded))
     }
 
-    fn answer<U: Unit>(&self, lead: Lead<U>, value: Result<Arc<U::Value>>, options: ReadOptions) {
-        if options.fill_cache
+    fn answer<U: Unit>(&self, lead: Lead<U>, value: Result<Arc<U::Value>>, keep: bool) {
+        if keep
             && let Ok(value) = &value
         {
             U::memory(self).insert(lead.key, Arc::clone(value));

@@ -1,6 +1,7 @@
 //! Promises of the cache: few requests, one round, nothing damaged, nothing polluted.
 
 use std::ops::Bound;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arrow::array::{BinaryArray, Int64Array, RecordBatch};
@@ -398,6 +399,27 @@ async fn under_faults_and_eviction_blocks_are_right_or_an_error() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn requests_count_for_the_reader_for_whom_they_are_made() {
+    let sim = SimStore::in_memory(Profile::S3, 1);
+    let runs = runs(&sim, 1).await;
+    let cache = open(&sim, CacheOptions { join_gap: 0, max_read_bytes: 1, ..Default::default() });
+    let index = cache.indexes(&runs, Priority::Demand).await.unwrap().remove(0);
+    let before = sim.stats().gets;
+    let [first, second, third] = [(); 3].map(|()| Arc::<AtomicU64>::default());
+    let fetch = |requests: &Arc<AtomicU64>| {
+        let requests = Some(Arc::clone(requests));
+        cache.begin_fetch(all(&runs[0], &index), ReadOptions { requests, ..ReadOptions::DEMAND })
+    };
+    let (reading, joined) = (fetch(&first), fetch(&second));
+    Answer::all(reading).await.unwrap();
+    Answer::all(joined).await.unwrap();
+    Answer::all(fetch(&third)).await.unwrap();
+    let counts = [first, second, third].map(|count| count.load(Ordering::Relaxed));
+    assert_eq!(counts, [sim.stats().gets - before, 0, 0]);
+    assert!(counts[0] > 1);
+}
+
 /// A row that needs what a scan has queued does not wait for the scan's turn.
 #[tokio::test(start_paused = true)]
 async fn a_demand_read_takes_a_queued_scan_read_out_of_its_class() {
@@ -411,7 +433,7 @@ async fn a_demand_read_takes_a_queued_scan_read_out_of_its_class() {
         sim.hang_reads(None);
         let wanted = all(&runs[0], &index);
         let last = wanted[wanted.len() - 1].clone();
-        let behind_it = cache.begin_fetch(wanted, behind);
+        let behind_it = cache.begin_fetch(wanted, behind.clone());
         tokio::time::sleep(Duration::from_millis(10)).await;
         let of = |priority: Priority| cache.read_stats().classes[priority as usize];
         assert!(of(behind.priority).queued > 4, "{behind:?}: {:?}", cache.read_stats());

@@ -17,7 +17,7 @@ use millrace_common::collections::{HashMap, HashSet};
 use super::DECODED;
 use super::plan::{Place, Plan, SortedKeys, Target, to_ask};
 use crate::block::Block;
-use crate::cache::{Answer, BlockRequest, PartitionRequest, Piece, ReadOptions, plan};
+use crate::cache::{Answer, BlockRequest, PartitionRequest, Piece, plan};
 use crate::error::{Result, StorageError};
 use crate::lookup::{Lookups, Recency};
 use crate::reading::{Lookup, Part, ReadClass, Reading};
@@ -238,8 +238,8 @@ impl Answering {
         let (parts, partitions): (Vec<usize>, Vec<_>) = partitions.into_iter().unzip();
         let (cache, class) = (Arc::clone(&self.shared.cache), self.class.clone());
         let load = async move {
-            let options = ReadOptions::keeping(class.get());
-            let mut answers = cache.begin_open(opening, options);
+            let options = class.get();
+            let mut answers = cache.begin_open(opening, options.clone());
             answers.extend(cache.begin_partitions(partitions, options));
             let indexes = Answer::all(answers).await?;
             Ok(opened.into_iter().chain(parts).zip(indexes).collect())
@@ -445,7 +445,7 @@ impl Answering {
         let requests: Vec<BlockRequest> = places.iter().filter_map(|&p| self.request(p)).collect();
         let groups = self.together(&requests);
         // All at once, so that the cache plans them as one round.
-        let options = ReadOptions::keeping(self.class.get());
+        let options = self.class.get();
         let begun = self.shared.cache.begin_fetch(requests, options);
         let mut answers: Vec<Option<Answer<Arc<Block>>>> = begun.into_iter().map(Some).collect();
         for group in groups {

@@ -58,7 +58,7 @@ pub(crate) fn scan_all(
     let source = |run: Arc<RunReader>| {
         let fill_cache =
             !matches!(mode, Mode::Compact { .. }) && run.meta().length <= SMALL_RUN_BYTES;
-        let options = ReadOptions { priority, fill_cache };
+        let options = ReadOptions::of(priority, fill_cache);
         let rank = rank_of(run.meta());
         let scan = Scan {
             cache: Arc::clone(&shared.cache),
@@ -219,7 +219,7 @@ impl Scan {
         let indexes = match step {
             IndexStep::Whole(index) => vec![index],
             IndexStep::Partitions(requests) => {
-                self.cache.partitions(requests, self.options).await?
+                self.cache.partitions(requests, self.options.clone()).await?
             }
         };
         let mut windows: Vec<Vec<BlockRequest>> = Vec::new();
@@ -242,7 +242,7 @@ impl Scan {
     }
 
     async fn read(&self, window: Vec<BlockRequest>) -> Result<Vec<Entries>> {
-        let blocks = self.cache.fetch(window, self.options).await?;
+        let blocks = self.cache.fetch(window, self.options.clone()).await?;
         let cut = blocks.iter().map(|block| {
             let entries = cut_range(&block.entries, &self.range);
             match &self.projection {
