@@ -50,6 +50,8 @@ const DEVICE_BLOCK_BYTES: usize = 16 << 20;
 const OLD_SHARE: f64 = 0.5;
 /// An area of which so much is out of date is evicted first.
 const MOSTLY_INVALID: f64 = 0.8;
+/// A tier of the same directory that is still being closed may take the area that was free.
+const OPEN_ATTEMPTS: usize = 4;
 /// A read that takes longer is answered by the store.
 const READ_BOUND: Duration = Duration::from_secs(5);
 /// What has not been written by then is not found after a restart.
@@ -171,6 +173,17 @@ impl DiskTier {
     }
 
     async fn open_within(options: &DiskCacheOptions, bounds: Bounds) -> Result<DiskTier> {
+        for _ in 0..OPEN_ATTEMPTS {
+            let tier = DiskTier::try_open(options, bounds).await?;
+            if tier.areas("clean") > 0 {
+                return Ok(tier);
+            }
+        }
+        Err(open_failed(&options.directory, "none of its areas stays free"))
+    }
+
+    /// A tier that can only be written if one of its areas is free.
+    async fn try_open(options: &DiskCacheOptions, bounds: Bounds) -> Result<DiskTier> {
         let directory = options.directory.clone();
         let failed = |e: std::io::Error| open_failed(&options.directory, e);
         let runtime = DiskRuntime::start().map_err(failed)?;
@@ -241,6 +254,16 @@ impl DiskTier {
             labels.any(|l| l.name() == "op" && l.value().ends_with("_overflow"))
         });
         overflows.map(|metric| metric.get_counter().get_value() as u64).sum()
+    }
+
+    /// Areas of the state.
+    fn areas(&self, state: &str) -> u64 {
+        let families = self.counters.gather();
+        let states = families.iter().filter(|f| f.name() == "foyer_storage_block_engine_block");
+        let of_state = states.flat_map(|f| f.get_metric()).filter(|metric| {
+            metric.get_label().iter().any(|l| l.name() == "type" && l.value() == state)
+        });
+        of_state.map(|metric| metric.get_gauge().get_value() as u64).sum()
     }
 
     /// Whether a read is worth trying.

@@ -2,6 +2,8 @@ use std::fs::File;
 use std::future::Future;
 use std::sync::mpsc;
 
+use tokio::runtime::{Builder, Handle, Runtime};
+
 use super::*;
 
 const BLOCK_BYTES: usize = 256 << 10;
@@ -81,38 +83,97 @@ async fn what_is_read_outlives_much_that_is_not() {
     assert_eq!(left, 0, "what was not read is gone");
 }
 
-/// The runtime on which the tier is used may end at any time, without waiting for the tier.
-#[test]
-fn a_runtime_ends_while_areas_are_given_up() {
+/// Keeps what would block a thread of the runtime from its turn until the result is dropped.
+fn stall(runtime: &Handle, threads: usize) -> Vec<mpsc::Sender<()>> {
+    let hold = |_| {
+        let (release, released) = mpsc::channel();
+        spawn_blocking_on(runtime, "stall", move || released.recv().is_err());
+        release
+    };
+    (0..threads).map(hold).collect()
+}
+
+/// A full directory of four areas, closed.
+async fn full() -> (tempfile::TempDir, DiskCacheOptions) {
     let directory = tempfile::tempdir().unwrap();
     let options = options(&directory, 64 << 20);
+    let tier = open(&options).await;
+    for round in 0..24 {
+        insert(&tier, round * 16..(round + 1) * 16).await;
+    }
+    close(&tier).await;
+    (directory, options)
+}
+
+async fn until(what: &str, is: impl Fn() -> bool) {
+    let wait = async {
+        while !is() {
+            tokio::task::yield_now().await;
+        }
+    };
+    within(what, wait).await;
+}
+
+fn runtime() -> Runtime {
+    let mut builder = Builder::new_multi_thread();
+    builder.worker_threads(2).max_blocking_threads(1).enable_time().build().unwrap()
+}
+
+/// Bounds what cannot be awaited. What hangs is left behind.
+fn in_thread(what: &str, act: impl FnOnce() + Send + 'static) {
     let (ended, wait) = mpsc::channel();
-    for round in 0..20u32 {
-        let (ended, options) = (ended.clone(), options.clone());
-        let life = move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_time()
-                .build()
-                .unwrap();
+    let act = move || {
+        act();
+        let _ = ended.send(());
+    };
+    #[expect(clippy::disallowed_methods, reason = "a task would hang the end of its runtime")]
+    std::thread::spawn(act);
+    if let Err(e) = wait.recv_timeout(PATIENCE) {
+        panic!("waited {PATIENCE:?} for {what}: {e}");
+    }
+}
+
+/// The runtime on which the tier is used may end at any time, without waiting for the tier.
+#[test]
+fn a_runtime_ends_while_an_area_is_given_up() {
+    for tier_first in [true, false] {
+        in_thread("a runtime to end", move || {
+            let runtime = runtime();
+            let (_directory, options) = runtime.block_on(full());
             let tier = runtime.block_on(open(&options));
-            runtime.block_on(insert(&tier, round * 128..round * 128 + 64));
-            for block in round * 128 + 64..round * 128 + 128 {
-                tier.insert(key(block), bytes(block));
-            }
-            if round % 2 == 0 {
+            let stalled = stall(runtime.handle(), 1);
+            let disk_stalled = stall(tier.runtime.handle(), runtime::CONCURRENT_IO);
+            (0..16).for_each(|block| tier.insert(key(block), bytes(block)));
+            let given_up = || tier.areas("reclaiming") > 0;
+            runtime.block_on(until("an area to be given up", given_up));
+            drop(stalled);
+            if tier_first {
                 drop(tier);
                 drop(runtime);
             } else {
                 drop(runtime);
                 drop(tier);
             }
-            ended.send(()).unwrap();
-        };
-        #[expect(clippy::disallowed_methods, reason = "it would hang with the test")]
-        std::thread::spawn(life);
-        let result = wait.recv_timeout(PATIENCE);
-        result.unwrap_or_else(|_| panic!("waited {PATIENCE:?} for a runtime to end"));
+            drop(disk_stalled);
+        });
+    }
+}
+
+/// A server that is started again within its process does not wait for the end of its cache.
+#[test]
+fn a_directory_is_opened_while_its_last_tier_is_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = options(&directory, 64 << 20);
+    for round in 0..20u32 {
+        let options = options.clone();
+        in_thread("a tier to be opened and written", move || {
+            let runtime = runtime();
+            let tier = runtime.block_on(open(&options));
+            runtime.block_on(insert(&tier, round * 128..round * 128 + 64));
+            for block in round * 128 + 64..round * 128 + 128 {
+                tier.insert(key(block), bytes(block));
+            }
+        });
     }
 }
 
@@ -129,14 +190,7 @@ fn use_every_area(options: &DiskCacheOptions) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_without_a_free_area_is_written_again() {
-    let directory = tempfile::tempdir().unwrap();
-    let options = options(&directory, 64 << 20);
-    let tier = open(&options).await;
-    for round in 0..24 {
-        insert(&tier, round * 16..(round + 1) * 16).await;
-    }
-    close(&tier).await;
-    drop(tier);
+    let (_directory, options) = full().await;
     use_every_area(&options);
 
     let tier = open(&options).await;
@@ -165,17 +219,6 @@ async fn only_a_directory_without_a_free_area_loses_one() {
     assert!(!free_one(), "a directory that has got one");
 }
 
-/// Keeps all reads and writes of the tier from their turn until it is dropped.
-fn stall(tier: &DiskTier) -> Vec<mpsc::Sender<()>> {
-    let hold = |_| {
-        let (release, released) = mpsc::channel();
-        let wait = move || released.recv().is_err();
-        spawn_blocking_on(tier.runtime.handle(), "stall the disk", wait);
-        release
-    };
-    (0..runtime::CONCURRENT_IO).map(hold).collect()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_does_not_answer_counts_as_absent_until_it_does() {
     let directory = tempfile::tempdir().unwrap();
@@ -183,7 +226,7 @@ async fn a_disk_that_does_not_answer_counts_as_absent_until_it_does() {
     insert(&tier, 0..4).await;
     tier.bounds = Bounds { read: Duration::from_millis(10), close: Duration::from_millis(10) };
 
-    let stalled = stall(&tier);
+    let stalled = stall(tier.runtime.handle(), runtime::CONCURRENT_IO);
     tier.insert(key(4), bytes(4));
     assert!(tier.may_contain(&key(0)), "nothing has been noticed yet");
     assert_eq!(get(&tier, 0).await, None);
@@ -195,12 +238,7 @@ async fn a_disk_that_does_not_answer_counts_as_absent_until_it_does() {
     assert!(error.to_string().contains(&directory.path().display().to_string()), "{error}");
 
     drop(stalled);
-    let answers = async {
-        while tier.overdue.any() {
-            tokio::task::yield_now().await;
-        }
-    };
-    within("the disk to answer again", answers).await;
+    until("the disk to answer again", || !tier.overdue.any()).await;
     tier.bounds.read = PATIENCE;
     assert_eq!(get(&tier, 0).await, Some(bytes(0)));
     assert_eq!(get(&tier, 4).await, Some(bytes(4)), "what was under way has been written");
