@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use millrace_common::shared_map::SharedMap;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{DmlKind, EntryFlag, Load, LoadKind, ReadSet, TableLocks};
+use millrace_executor::dml::{Announced, DmlKind, EntryFlag, Load, LoadKind, ReadSet, TableLocks};
 use millrace_executor::stats::OperatorStats;
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::catalog_diff::differences;
@@ -128,6 +128,8 @@ pub type BatchStream = BoxStream<'static, Result<RecordBatch, SqlError>>;
 #[derive(Debug)]
 pub enum DmlResult {
     Applied {
+        /// Visible from this epoch on.
+        epoch: Epoch,
         rows: u64,
         /// Rows older than the table's watermark: left out.
         late: u64,
@@ -378,6 +380,9 @@ pub trait Cluster: Send + Sync + 'static {
         kind: DmlKind,
         entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError>;
+    /// Tells those that look ahead of rows of a table that are staged and may be committed: what comes back is told when
+    /// they are, or dropped. `None`: nobody wants to know.
+    fn announce_staged(&self, table: RelationId, rows: &RecordBatch) -> Option<Announced>;
     /// A statement whose rows come in pieces; nothing is visible before it is finished.
     async fn begin_load(
         &self,

@@ -16,9 +16,9 @@ use millrace_common::{
     DeltaChunk, Epoch, RelationId, SqlError, SqlState, TableId, VNODE_COUNT, Vnode,
 };
 use millrace_connector::{ReadFrom, SplitReader};
-use millrace_executor::dml::DmlKind;
 use millrace_executor::dml::{
-    DmlError, DmlOutcome, DmlStatement, EntryFlag, Load, LoadKind, ReadSet, TableLocks,
+    Announced, DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, Load, LoadKind, ReadSet,
+    TableLocks,
 };
 use millrace_executor::error_sink::ErrorSink;
 use millrace_executor::input::watermark::{SourceWatermark, SplitWatermark};
@@ -409,8 +409,12 @@ impl Cluster for Direct {
         entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError> {
         let entered = entered.clone();
-        let statement = DmlStatement { id, delta, kind, mark: None, entered };
+        let statement = DmlStatement { id, delta, kind, mark: None, entered, announced: None };
         result_of(self.worker.apply_dml(table, statement).await)
+    }
+
+    fn announce_staged(&self, table: RelationId, rows: &RecordBatch) -> Option<Announced> {
+        self.worker.announce_staged(table, rows)
     }
 
     async fn begin_load(
@@ -455,7 +459,9 @@ impl Cluster for Direct {
 
 fn result_of(outcome: Result<DmlOutcome, DmlError>) -> Result<DmlResult, SqlError> {
     match outcome {
-        Ok(outcome) => Ok(DmlResult::Applied { rows: outcome.rows_affected, late: outcome.late }),
+        Ok(DmlOutcome { epoch, rows_affected: rows, late, .. }) => {
+            Ok(DmlResult::Applied { epoch, rows, late })
+        }
         Err(DmlError::Conflict) => Ok(DmlResult::Conflict),
         Err(e) => Err(e.into()),
     }

@@ -17,8 +17,8 @@ use super::check::Keyed;
 use super::reads::{ReadRows, TableRead};
 use super::transaction::{self, Part, Premises};
 use super::{
-    DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict, ReadSet, Sequencer,
-    TableLocks, resolve,
+    Announced, DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict, ReadSet,
+    Sequencer, TableLocks, resolve,
 };
 use crate::error::ExecError;
 use crate::memory::{MemoryClass, Reservation};
@@ -95,6 +95,21 @@ pub struct Load {
     limits: LoadLimits,
     /// What its rows were computed from.
     read: ReadSet,
+    announced: AnnouncedRows,
+}
+
+/// Rows that were announced while they were staged.
+struct AnnouncedRows {
+    with: Announced,
+    bytes: usize,
+    /// None of its rows is missing.
+    are_all: bool,
+}
+
+impl Default for AnnouncedRows {
+    fn default() -> AnnouncedRows {
+        AnnouncedRows { with: Announced::default(), bytes: 0, are_all: true }
+    }
 }
 
 impl Load {
@@ -122,6 +137,7 @@ impl Load {
             account,
             limits,
             read: ReadSet::default(),
+            announced: AnnouncedRows::default(),
         })
     }
 
@@ -148,6 +164,7 @@ impl Load {
             return Ok(());
         }
         self.rows += chunk.num_rows() as u64;
+        self.announce(&chunk);
         if self.staging.is_some() {
             return self.stage(chunk).await;
         }
@@ -168,6 +185,18 @@ impl Load {
             self.stage(chunk).await?;
         }
         Ok(())
+    }
+
+    /// Tells those that look ahead of rows. Of a large load only the first ones: it commits all at once, and caches would
+    /// not keep more until then.
+    fn announce(&mut self, chunk: &DeltaChunk) {
+        let announced = &mut self.announced;
+        announced.bytes += chunk.memory_size();
+        let fits = announced.bytes <= self.limits.spill_bytes;
+        match fits.then(|| self.table.announce(&chunk.batch)).flatten() {
+            Some(more) => announced.with.join(more),
+            None => announced.are_all = false,
+        }
     }
 
     /// Which rows are late is decided in memory.
@@ -235,8 +264,21 @@ impl Load {
 
     /// Checks and commits all rows as one statement. `entered` is set when they have entered the table.
     pub async fn finish(mut self, entered: &EntryFlag) -> Result<DmlOutcome, DmlError> {
+        let announced = std::mem::take(&mut self.announced);
+        let with = announced.with.clone();
+        let outcome = self.commit(entered, announced.are_all.then_some(announced.with)).await?;
+        with.committed(outcome.epoch);
+        Ok(outcome)
+    }
+
+    /// `announced`: of all its rows.
+    async fn commit(
+        mut self,
+        entered: &EntryFlag,
+        announced: Option<Announced>,
+    ) -> Result<DmlOutcome, DmlError> {
         let Some(mut staging) = self.staging.take() else {
-            return self.finish_in_memory(entered).await;
+            return self.finish_in_memory(entered, announced).await;
         };
         staging.spill().await.map_err(|e| failed(e.into()))?;
         if let Some(removed) = &mut self.removed {
@@ -257,7 +299,11 @@ impl Load {
         Err(DmlError::Conflict)
     }
 
-    async fn finish_in_memory(mut self, entered: &EntryFlag) -> Result<DmlOutcome, DmlError> {
+    async fn finish_in_memory(
+        mut self,
+        entered: &EntryFlag,
+        announced: Option<Announced>,
+    ) -> Result<DmlOutcome, DmlError> {
         let LoadKind::Insert { on_conflict } = self.kind else {
             return Err(SqlError::internal("a small load that replaces rows").into());
         };
@@ -272,6 +318,7 @@ impl Load {
             kind: DmlKind::Insert { on_conflict },
             mark: None,
             entered: entered.clone(),
+            announced: announced.clone(),
         };
         if !self.read.is_empty() {
             let statement = statement(delta);

@@ -23,6 +23,8 @@ pub use resolve::second_time;
 pub use sequencer::Sequencer;
 pub use staged::StagedTable;
 
+pub use crate::lookahead::uncommitted::Announced;
+
 /// Tells who waits for a statement that its rows have entered an open epoch: from then on it may be committed, whoever
 /// still waits for it. Clones are one flag. Invariant: once set it stays set.
 #[derive(Clone, Debug, Default)]
@@ -86,6 +88,8 @@ pub struct DmlStatement {
     pub mark: Option<SinkMark>,
     /// Set when its rows enter. Nobody waits for that of a connector or a sink.
     pub entered: EntryFlag,
+    /// All its rows were announced while they were staged: they are not announced again.
+    pub announced: Option<Announced>,
 }
 
 /// A statement that is committed.

@@ -6,7 +6,7 @@
 //! clears its section by being dropped. A follower that is behind misses announcements.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use arrow::array::RecordBatch;
 use millrace_common::collections::HashMap;
@@ -35,13 +35,21 @@ impl Announcement {
     }
 }
 
-/// Kept with rows that were announced. Dropped: they are never committed.
-#[derive(Debug, Default)]
-pub struct Announced(Vec<Due>);
+/// Kept with rows that were announced: rows have one, and clones of it are the same. The last clone is dropped, and none
+/// has told an epoch: they are never committed.
+#[derive(Clone, Debug, Default)]
+pub struct Announced(Vec<Arc<Announcing>>);
+
+/// Of one announcement.
+#[derive(Debug)]
+struct Announcing {
+    due: Due,
+    is_committed: AtomicBool,
+}
 
 impl Announced {
     fn one(due: Due) -> Announced {
-        Announced(vec![due])
+        Announced(vec![Arc::new(Announcing { due, is_committed: AtomicBool::new(false) })])
     }
 
     /// These rows are committed with those.
@@ -49,14 +57,19 @@ impl Announced {
         self.0.append(&mut other.0);
     }
 
-    pub fn committed(mut self, epoch: Epoch) {
-        self.0.drain(..).for_each(|due| due.resolve(epoch.0));
+    pub fn committed(self, epoch: Epoch) {
+        for announcing in self.0 {
+            announcing.is_committed.store(true, Ordering::Relaxed);
+            announcing.due.resolve(epoch.0);
+        }
     }
 }
 
-impl Drop for Announced {
+impl Drop for Announcing {
     fn drop(&mut self) {
-        self.0.iter().for_each(|due| due.resolve(NEVER));
+        if !self.is_committed.load(Ordering::Relaxed) {
+            self.due.resolve(NEVER);
+        }
     }
 }
 
@@ -124,7 +137,9 @@ impl Following {
 impl Drop for Following {
     fn drop(&mut self) {
         let mut followers = self.of.followers.write();
-        let Some(own) = followers.get_mut(&self.relation) else { return };
+        let Some(own) = followers.get_mut(&self.relation) else {
+            return;
+        };
         own.retain(|f| f.id != self.id);
         if own.is_empty() {
             followers.remove(&self.relation);
@@ -219,8 +234,22 @@ mod tests {
         }
         let dues = [following.next().await.unwrap().due, following.next().await.unwrap().due];
         assert!(dues[1].has_passed(30) && !dues[1].has_passed(29), "the epoch was known");
+        let same = all.clone();
         drop(all);
+        assert!(dues[1].has_passed(30) && !dues[1].has_passed(29), "another clone may tell");
+        drop(same);
         assert!(dues.iter().all(|due| due.has_passed(2)), "nothing waits for them");
+    }
+
+    #[tokio::test]
+    async fn one_clone_tells_when_rows_are_committed() {
+        let uncommitted = Arc::new(Uncommitted::default());
+        let mut following = uncommitted.follow(R, vec![Place::Entry]);
+        let announced = uncommitted.announce(R, Place::Entry, None, || rows(1)).unwrap();
+        announced.clone().committed(Epoch(30));
+        drop(announced);
+        let due = following.next().await.unwrap().due;
+        assert!(due.has_passed(30) && !due.has_passed(29));
     }
 
     #[tokio::test]

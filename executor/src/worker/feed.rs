@@ -275,7 +275,7 @@ impl Feed {
         // Nobody asks for the fate of these rows by name.
         let id = StatementId::default();
         let entered = EntryFlag::default();
-        let statement = DmlStatement { id, delta, kind, mark: None, entered };
+        let statement = DmlStatement { id, delta, kind, mark: None, entered, announced: None };
         match self.sequencer.feed(statement, fed.clone()).await {
             Ok(concluded) => {
                 self.in_flight.push_back(concluded);

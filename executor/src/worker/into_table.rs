@@ -60,6 +60,7 @@ impl TableTarget {
                 kind: DmlKind::Replicate,
                 mark: Some(SinkMark { counter: self.mark.clone(), sequence }),
                 entered: EntryFlag::default(),
+                announced: None,
             };
             match table.apply(statement).await {
                 Ok(_) => return Ok(()),

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::array::RecordBatch;
 use millrace_common::{DeltaChunk, JobId, SqlError, SqlState};
+use millrace_graph::lookahead::Place;
 use millrace_rpc::version::StatementId;
 
 use super::{Shared, Worker};
@@ -14,8 +16,8 @@ use crate::dml::load::LoadLimits;
 use crate::dml::reads::TableRead;
 use crate::dml::transaction::{self, Part, Premises};
 use crate::dml::{
-    DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, Load, LoadKind, Read, ReadSet,
-    Sequencer, TableLocks,
+    Announced, DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, Load, LoadKind, Read,
+    ReadSet, Sequencer, TableLocks,
 };
 use crate::memory::MemoryGovernor;
 use crate::worker::job::Kind;
@@ -46,7 +48,7 @@ impl Worker {
         for (job, delta, kind) in parts {
             let table = self.shared.table(job).await?;
             let entered = entered.clone();
-            let statement = DmlStatement { id, delta, kind, mark: None, entered };
+            let statement = DmlStatement { id, delta, kind, mark: None, entered, announced: None };
             found.push(Part { table, statement });
         }
         let premises = self.shared.premises(read).await?;
@@ -74,6 +76,12 @@ impl Worker {
         let limits =
             LoadLimits { spill_bytes: options.load_bytes, memory_bytes: options.statement_bytes };
         Load::begin(TableSource(Arc::clone(&self.shared)), job, id, kind, limits).await
+    }
+
+    /// Tells those that look ahead of rows of a table that are staged and may be committed. `None`: nobody wants to know.
+    pub fn announce_staged(&self, job: JobId, rows: &RecordBatch) -> Option<Announced> {
+        let uncommitted = self.shared.changelogs.uncommitted();
+        uncommitted.announce(job, Place::Entry, None, || vec![rows.clone()])
     }
 
     /// The first of `n` consecutive hidden row ids that no row of the table has or will get.

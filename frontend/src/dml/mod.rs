@@ -110,7 +110,7 @@ pub async fn apply(
         cluster.apply_transaction(id, changes, read, entered).await?
     };
     Ok(match result {
-        DmlResult::Applied { rows, late } => {
+        DmlResult::Applied { rows, late, .. } => {
             session.note_late(late);
             // Late rows are not among those that a statement counts itself.
             Some(if late > 0 { rows } else { evaluated.rows.unwrap_or(rows) })

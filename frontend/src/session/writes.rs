@@ -9,8 +9,7 @@ use std::sync::Arc;
 use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
 use arrow::compute;
 use millrace_common::{DeltaChunk, RelationId, SqlError, SqlState};
-use millrace_executor::dml::{DmlError, StagedTable};
-use millrace_executor::dml::{DmlKind, InsertConflict};
+use millrace_executor::dml::{Announced, DmlError, DmlKind, InsertConflict, StagedTable};
 use millrace_rpc::catalog::Relation;
 use millrace_storage::Found;
 
@@ -26,6 +25,27 @@ pub struct StagedWrites {
     /// Some statement said what to do with keys that exist: one that has come to exist since is a
     /// conflict to be tried again, not a duplicate.
     lenient: bool,
+    announced: Vec<AnnouncedStep>,
+    /// Rows of them, and of those that were taken back.
+    announced_rows: usize,
+}
+
+/// Rows of a transaction that are announced to those that look ahead.
+const ANNOUNCED_ROWS: usize = 1_000;
+
+/// A statement whose rows were announced.
+#[derive(Clone)]
+struct AnnouncedStep {
+    table: u32,
+    /// Statements of the table with it.
+    mark: usize,
+    announced: Announced,
+}
+
+/// What a block commits.
+struct NetChanges {
+    changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
+    announced: Vec<AnnouncedStep>,
 }
 
 /// A position to go back to.
@@ -61,12 +81,20 @@ impl StagedWrites {
         for (id, table) in &mut self.tables {
             Arc::make_mut(table).rewind(to.of(*id));
         }
+        self.announced.retain(|step| step.mark <= to.of(step.table));
+    }
+
+    /// As many of a statement's rows as may still be announced.
+    fn to_announce(&mut self, rows: &RecordBatch) -> Option<RecordBatch> {
+        let count = rows.num_rows().min(ANNOUNCED_ROWS.saturating_sub(self.announced_rows));
+        self.announced_rows += count;
+        (count > 0).then(|| rows.slice(0, count))
     }
 
     /// The net changes, and nothing is staged any more.
-    fn take(&mut self) -> Result<Vec<(RelationId, DeltaChunk, DmlKind)>, SqlError> {
+    fn take(&mut self) -> Result<NetChanges, SqlError> {
         let kind = if self.lenient { DmlKind::Upsert } else { DmlKind::Change };
-        let tables = std::mem::take(self).tables;
+        let StagedWrites { tables, announced, .. } = std::mem::take(self);
         let mut changes = Vec::with_capacity(tables.len());
         for (id, table) in tables {
             let net = table.net()?;
@@ -74,7 +102,7 @@ impl StagedWrites {
                 changes.push((RelationId(id), net, kind));
             }
         }
-        Ok(changes)
+        Ok(NetChanges { changes, announced })
     }
 
     pub fn clear(&mut self) {
@@ -121,7 +149,16 @@ impl Session {
             return Err(SqlError::internal("the block's writes are gone"));
         };
         match Arc::make_mut(staged).stage(pending, &found) {
-            Ok(rows) => Ok(Some(rows)),
+            Ok(rows) => {
+                let mark = staged.mark();
+                if let Some(announcing) = writes.to_announce(&evaluated.delta.batch)
+                    && let Some(announced) =
+                        self.cluster().announce_staged(RelationId(table.id), &announcing)
+                {
+                    writes.announced.push(AnnouncedStep { table: table.id, mark, announced });
+                }
+                Ok(Some(rows))
+            }
             Err(DmlError::Conflict) => Ok(None),
             Err(e) => Err(e.into()),
         }
@@ -167,7 +204,7 @@ impl Session {
     /// Commits what is staged, as one: every table at one epoch. Whatever comes of it, nothing is staged
     /// afterwards.
     pub async fn commit_writes(&self) -> Result<(), SqlError> {
-        let mut changes = self.writes.lock().take()?;
+        let NetChanges { mut changes, announced } = self.writes.lock().take()?;
         let written = changes.iter().map(|(table, delta, kind)| {
             let new_keys = *kind == DmlKind::Upsert;
             Written { table: table.0, delta, new_keys }
@@ -186,7 +223,8 @@ impl Session {
             _ => self.cluster().apply_transaction(id, changes, read, entered).await?,
         };
         match result {
-            DmlResult::Applied { late, .. } => {
+            DmlResult::Applied { epoch, late, .. } => {
+                announced.into_iter().for_each(|step| step.announced.committed(epoch));
                 self.note_late(late);
                 Ok(())
             }

@@ -6,7 +6,7 @@
 //! what a statement is checked against is the same as if it had been looked up in the turn. Nothing has changed when any
 //! of this is dropped.
 
-use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute;
 use millrace_common::delta::take_rows;
 use millrace_graph::lookahead::Place;
@@ -139,9 +139,15 @@ impl Sequencer {
             && statement.kind == DmlKind::Insert { on_conflict: InsertConflict::Error };
         let distinct = keyed.distinct().map_err(failed)?;
         let found = Found::empty(&self.layout.schema);
-        let rows = || vec![keyed.delta.batch.clone()];
-        let announced = self.changelogs.uncommitted().announce(self.job, Place::Entry, None, rows);
+        let announced = statement.announced.clone();
+        let announced = announced.or_else(|| self.announce(&keyed.delta.batch));
         Ok(KeyRows { keyed, distinct, found, place: None, fresh, announced })
+    }
+
+    /// Tells those that look ahead of rows that have been received. `None`: there are none.
+    pub(in crate::dml) fn announce(&self, rows: &RecordBatch) -> Option<Announced> {
+        let uncommitted = self.changelogs.uncommitted();
+        uncommitted.announce(self.job, Place::Entry, None, || vec![rows.clone()])
     }
 
     /// Takes the turn with the rows at a statement's keys as they are in it.

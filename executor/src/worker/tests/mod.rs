@@ -5,6 +5,7 @@ mod lookahead;
 mod lookups;
 mod pipeline;
 mod reads;
+mod staged;
 mod tables;
 mod views;
 
@@ -293,8 +294,8 @@ impl Cluster {
         };
         let id = StatementId { frontend: 1, number };
         let entered = EntryFlag::default();
-        let statement =
-            DmlStatement { id, delta: delta(rows), kind, mark: None, entered: entered.clone() };
+        let (delta, of) = (delta(rows), entered.clone());
+        let statement = DmlStatement { id, delta, kind, mark: None, entered: of, announced: None };
         let result = self.worker.apply_dml(table, statement).await;
         assert!(entered.is_set() || !result.as_ref().is_ok_and(|done| done.rows_affected > 0));
         result
