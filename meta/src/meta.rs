@@ -513,6 +513,21 @@ impl MetaService for Meta {
         record.offsets_at(epoch).iter().map(|o| (o.split, o.offset)).collect()
     }
 
+    fn source_ahead(&self, source: RelationId, split: u32, offset: u64) -> Option<u64> {
+        let state = self.shared.state.read();
+        let fixed = state.sources.get(&source)?.next_end(split, offset);
+        drop(state);
+        fixed.or_else(|| self.shared.next_planned(source, split, offset))
+    }
+
+    fn is_behind(&self, job: JobId) -> bool {
+        let state = self.shared.state.read();
+        let Some(committed) = state.jobs.get(&job).map(|j| Epoch(j.version.epoch)) else {
+            return false;
+        };
+        state.inputs(job).iter().any(|input| state.last_change(*input) > committed)
+    }
+
     fn source_marks(&self, source: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {
         let state = self.shared.state.read();
         let marks = state.sources.get(&source).map(|s| s.marks.as_slice()).unwrap_or_default();

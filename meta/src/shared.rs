@@ -150,6 +150,14 @@ impl Shared {
         sources.get(&id).map(|s| s.status.lock().clone()).unwrap_or_default()
     }
 
+    /// Where a split's content will end, beyond this offset, when the record on its way has been logged.
+    pub fn next_planned(&self, id: RelationId, split: u32, offset: u64) -> Option<u64> {
+        let sources = self.sources.read();
+        let status = sources.get(&id)?.status.lock();
+        let planned = status.planned.iter().find(|o| o.split == split)?.offset;
+        (planned > offset).then_some(planned)
+    }
+
     /// Whether some source has fixed a full epoch ([`SourceStatus::is_full`]) that a job, which is at `own`, lacks.
     pub fn lacks_full_epoch(&self, job: JobId, own: Epoch) -> bool {
         let state = self.state.read();

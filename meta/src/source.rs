@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use millrace_common::{Epoch, RelationId, SqlError};
 use millrace_connector::{ConnectorError, Known, More, Polled, Source, options};
-use millrace_rpc::catalog::Relation;
+use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{Entry, SourceAdvance, SplitMark, SplitOffset};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -53,6 +53,8 @@ pub struct SourceStatus {
     pub reason: Option<String>,
     /// How far each split could go, as far as is known.
     pub available: Vec<(u32, u64)>,
+    /// Where splits end by the record that was last on its way into the log; for those that read ahead.
+    pub planned: Vec<SplitOffset>,
     /// What it fixed last is as much as its readers work off in an epoch, or all there will ever be: they need not
     /// wait for more.
     pub is_full: bool,
@@ -316,8 +318,20 @@ impl Coordinator {
         // Before the record: it wakes the readers, who look at it.
         let more = session.polled.as_ref().map(|(_, polled)| polled.more);
         self.status.lock().is_full = is_full(next.taken, wanted, more);
+        // Readers learn of files only from the record.
+        if splits.is_empty() && files.is_empty() {
+            self.plan(&session.relation, &offsets);
+        }
         let entry = SourceAdvance { source: self.id.0, offsets, splits, files, marks };
         self.advance(entry).await
+    }
+
+    /// Lets readers of a source read ahead what the next record is to fix.
+    fn plan(&self, relation: &Relation, offsets: &[SplitOffset]) {
+        if relation.kind() == RelationKind::Source && !offsets.is_empty() {
+            self.status.lock().planned = offsets.to_vec();
+            self.shared.changes.touch(self.id);
+        }
     }
 
     /// What of an advance may be logged, and the marks of splits that go with it.
@@ -648,6 +662,11 @@ mod tests {
         state
             .sources
             .insert(id, crate::state::SourceRecord { history, timeline, parts, marks: Vec::new() });
+        let next = |offset| state.sources[&id].next_end(0, offset);
+        assert_eq!(
+            [0, 99, 100, 299, 300].map(next),
+            [Some(100), Some(100), Some(200), Some(300), None]
+        );
         let sealed = |from, to| Some(Sealed { from: Epoch(from), to: Epoch(to), took: EPOCH_WORK });
         assert_eq!(demand(&state, id, &[]), Demand::Nobody);
         assert_eq!(demand(&state, id, &[(Epoch(10), None)]), Demand::Enough);

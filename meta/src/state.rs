@@ -75,6 +75,14 @@ impl SourceRecord {
         }
     }
 
+    /// The first offset of a split, beyond this one, at which an epoch ends.
+    pub fn next_end(&self, split: u32, offset: u64) -> Option<u64> {
+        let end =
+            |offsets: &[SplitOffset]| offsets.iter().find(|o| o.split == split).map(|o| o.offset);
+        let passed = |(_, offsets): &(Epoch, Vec<SplitOffset>)| end(offsets) <= Some(offset);
+        end(&self.history.get(self.history.partition_point(passed))?.1)
+    }
+
     /// Whether a split is idle, by the newest mark.
     pub fn is_idle(&self, split: u32) -> bool {
         self.marks.iter().rev().find(|m| m.mark.split == split).is_some_and(|m| m.mark.idle)

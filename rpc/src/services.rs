@@ -190,6 +190,20 @@ pub trait MetaService: Send + Sync {
     /// The newest fixed at or before `epoch`.
     fn source_offsets(&self, source: RelationId, epoch: Epoch) -> Vec<(u32, u64)>;
 
+    /// Where content of a split that begins at `offset` ends next: by a record of the log, or by one that is on its way
+    /// there. `None`: nothing is known beyond. For reading ahead only: what is on its way may end up elsewhere, or not
+    /// at all.
+    fn source_ahead(&self, source: RelationId, split: u32, offset: u64) -> Option<u64> {
+        let _ = (source, split, offset);
+        None
+    }
+
+    /// Whether inputs of a job have changes that it has not committed.
+    fn is_behind(&self, job: JobId) -> bool {
+        let _ = job;
+        false
+    }
+
     /// What is logged, through `epoch`, of splits that became idle or active, oldest first.
     fn source_marks(&self, source: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {
         let _ = (source, epoch);
