@@ -149,6 +149,8 @@ pub struct JobRow {
     pub scanned: u64,
     pub to_scan: u64,
     pub reason: Option<String>,
+    /// It is to compute anew what its relation has, whatever the state that it is in meanwhile.
+    pub rebuilding: bool,
     pub epoch: u64,
     /// `None` while it is being created, and where it is not known.
     pub lag_ms: Option<u64>,

@@ -105,6 +105,14 @@ pub struct JobStatus {
     pub ahead: Option<Duration>,
 }
 
+impl JobStatus {
+    /// Whether it is to compute anew what its relation has, and has not come to the end of that: by the log, whatever
+    /// its driver is about. It may wait for its inputs, start, or have failed.
+    pub fn is_being_rebuilt(&self) -> bool {
+        self.version.is_rebuilding() && self.version.detached.is_none()
+    }
+}
+
 /// How far epochs may be ahead of the clock by themselves: many within a millisecond are, a little.
 const CLOCK_SLACK: Duration = Duration::from_secs(2);
 

@@ -26,6 +26,7 @@ use sqlparser::ast::ObjectName;
 use tokio_util::sync::CancellationToken;
 
 use self::progress::wait_created;
+use crate::cluster::JobRow;
 use crate::dml;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
@@ -35,8 +36,6 @@ use crate::session::{Outcome, Session, Step};
 pub const PAUSED: &str = "paused";
 /// The state of a job that no longer follows its inputs.
 pub const DETACHED: &str = "detached";
-/// The state of a job that computes anew what it has.
-pub const REBUILDING: &str = "rebuilding";
 
 /// Runs a statement of ours.
 pub async fn execute(
@@ -117,33 +116,34 @@ async fn create_schema(
 }
 
 /// Jobs that are being created: of these states.
-fn creating(session: &Session, state: impl Fn(&str) -> bool) -> Vec<u32> {
-    session
-        .cluster()
-        .jobs()
-        .into_iter()
-        .filter(|j| j.progress.is_some() && j.state != REBUILDING && state(&j.state))
-        .map(|j| j.relation)
-        .collect()
+fn creating(jobs: &[JobRow], state: impl Fn(&str) -> bool) -> Vec<RelationId> {
+    let creating = |j: &&JobRow| j.progress.is_some() && !j.rebuilding && state(&j.state);
+    jobs.iter().filter(creating).map(|j| RelationId(j.relation)).collect()
+}
+
+/// Jobs that compute anew what they have. What they are about at this moment does not matter: one that waits for an
+/// input or is started again is no nearer to its end.
+fn rebuilding(jobs: &[JobRow]) -> Vec<RelationId> {
+    jobs.iter().filter(|j| j.rebuilding).map(|j| RelationId(j.relation)).collect()
 }
 
 async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
-    // Nobody waits for one that was told to wait itself.
-    for id in creating(session, |state| state != PAUSED) {
-        wait_created(session, RelationId(id), session.cancel.clone()).await?;
-    }
     let cluster = session.cluster();
-    for job in cluster.jobs().iter().filter(|job| job.state == REBUILDING) {
-        cluster.wait_rebuilt(RelationId(job.relation), session.cancel.clone()).await?;
+    // Nobody waits for one that was told to wait itself.
+    for id in creating(&cluster.jobs(), |state| state != PAUSED) {
+        wait_created(session, id, session.cancel.clone()).await?;
+    }
+    for id in rebuilding(&cluster.jobs()) {
+        cluster.wait_rebuilt(id, session.cancel.clone()).await?;
     }
     Ok(())
 }
 
 /// Cancelling a job under creation removes its relation.
 async fn cancel_jobs(session: &Session, ids: &[u32]) -> Result<String, SqlError> {
-    let creating = creating(session, |_| true);
+    let creating = creating(&session.cluster().jobs(), |_| true);
     for id in ids {
-        if !creating.contains(id) {
+        if !creating.contains(&RelationId(*id)) {
             return Err(SqlError::new(
                 SqlState::UNDEFINED_OBJECT,
                 format!("job {id} is not being created"),
@@ -269,6 +269,32 @@ impl Drop for Undo {
                 }
             });
             self.step.undo(task);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rebuild_is_waited_for_whatever_its_job_is_about() {
+        // What a rebuild goes through, and how it may be held up: with progress and, once it has failed, without.
+        let states = ["rebuilding", "waiting", "starting", "stalled", "failed", "running"];
+        for (state, progress) in states.iter().flat_map(|s| [(s, None), (s, Some("0%".to_owned()))])
+        {
+            let state = (*state).to_owned();
+            let row = |relation, rebuilding| JobRow {
+                relation,
+                rebuilding,
+                state: state.clone(),
+                progress: progress.clone(),
+                ..JobRow::default()
+            };
+            let jobs = [row(1, true), row(2, false)];
+            assert_eq!(rebuilding(&jobs), [RelationId(1)], "{state}");
+            let created = if progress.is_some() { vec![RelationId(2)] } else { vec![] };
+            assert_eq!(creating(&jobs, |_| true), created, "{state}");
         }
     }
 }

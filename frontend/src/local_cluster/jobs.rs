@@ -59,6 +59,7 @@ impl Direct {
             scanned,
             to_scan,
             reason,
+            rebuilding: s.is_being_rebuilt(),
             epoch: s.epoch.0,
             lag_ms: s.frontier.is_some().then_some(s.lag_ms),
             late_rows: late_rows(&s.version),

@@ -10,6 +10,7 @@ mod isolation;
 mod log;
 mod many_jobs;
 mod reads;
+mod rebuild;
 mod store;
 
 use std::sync::atomic::{AtomicU64, Ordering};
